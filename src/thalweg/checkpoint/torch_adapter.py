@@ -98,16 +98,15 @@ class TorchOptimizerAdapter:
     def _locked(self) -> AbstractContextManager[Any]:
         if not self._is_fused:
             return nullcontext()
-        status = self.optimizer._cache
-        if status.holds_averages or status.has_applied_grads:
-            moment = (
-                "inside of swapped()" if status.holds_averages else "between backward() and step()"
-            )
+        cache = self.optimizer._cache
+        if cache.holds_averages or cache.has_applied_grads:
+            in_block = cache.holds_averages
+            moment = "inside of swapped()" if in_block else "between backward() and step()"
             raise FailedPreconditionError(
                 f"{type(self.optimizer).__name__} is {moment}: a training is saved and restored"
                 " between two steps. Save or restore it afterwards; until then, module= alone."
             )
-        return status._lock
+        return cache._lock
 
     def _arguments(self) -> dict[str, Any]:
         """Return the options of the groups except numbers, the rule, and the step options."""

@@ -95,10 +95,8 @@ def _plan_rules(optimizer: Any, absent: dict[int, Tensor]) -> Sequence[RepeatedS
         )
         with no_grad():
             pairs, copies = hooks.aim(share.pairs)
-        if (
-            not plan(hooks, part.plans, pairs, transforms, copies)
-            or not part.publishes_numbers_only
-        ):
+        is_planned = plan(hooks, part.plans, pairs, transforms, copies)
+        if not is_planned or not part.publishes_numbers_only:
             return ()
         run(part.publishing())
         hooks.settle()

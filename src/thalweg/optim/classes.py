@@ -77,17 +77,15 @@ class SGD(FusedTorchOptimizer, torch.optim.SGD):
     def _check_memories(self) -> None:
         super()._check_memories()
         for group in self.param_groups:
-            updated_params = [param for param in group["params"] if param.grad is not None]
-            for param, title in zip(
-                updated_params, parameter_names(self.param_groups, updated_params), strict=True
-            ):
+            params = [param for param in group["params"] if param.grad is not None]
+            titles = parameter_names(self.param_groups, params)
+            for param, title in zip(params, titles, strict=True):
                 entries = self.state.get(param) or {}
                 momentum = entries.get("momentum_buffer")
                 if group["momentum"] == 0 or not isinstance(momentum, Tensor):
                     continue
-                if (
-                    momentum.is_sparse and not param.grad.is_sparse
-                ):  # torch fails in the midst of it
+                # Torch's step fails here after it has written to other parameters.
+                if momentum.is_sparse and not param.grad.is_sparse:
                     raise InvalidArgumentError(
                         f"The gradient of '{title}' is dense, and its momentum sparse, to which"
                         " torch adds none. Have all of its gradients dense, or all sparse."

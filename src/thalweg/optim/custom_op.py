@@ -195,24 +195,14 @@ def _in_place_of(pairs: Sequence[tuple[Tensor, Tensor]]) -> ContextSetting:
 
     A graph may give copies, and write them back, or not, in its own time.
     """
-    distinct_pairs = [
-        (optimizer_tensor.detach(), graph_tensor)
-        for optimizer_tensor, graph_tensor in pairs
-        if optimizer_tensor.data_ptr() != graph_tensor.data_ptr()
-    ]
-    backups = [optimizer_tensor.clone() for optimizer_tensor, _ in distinct_pairs]
+    copies = [(var.detach(), copy) for var, copy in pairs if var.data_ptr() != copy.data_ptr()]
+    backups = [target.clone() for target, _ in copies]
     restore_calls = [
         call
-        for (optimizer_tensor, graph_tensor), backup in zip(distinct_pairs, backups, strict=True)
-        for call in (
-            partial(graph_tensor.copy_, optimizer_tensor),
-            partial(optimizer_tensor.copy_, backup),
-        )
+        for (target, copy), backup in zip(copies, backups, strict=True)
+        for call in (partial(copy.copy_, target), partial(target.copy_, backup))
     ]
-    enter_calls = [
-        partial(optimizer_tensor.copy_, graph_tensor)
-        for optimizer_tensor, graph_tensor in distinct_pairs
-    ]
+    enter_calls = [partial(target.copy_, copy) for target, copy in copies]
     return ContextSetting(lambda: ([unwatched(enter_calls)], [unwatched(restore_calls)]))
 
 

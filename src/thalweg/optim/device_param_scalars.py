@@ -80,6 +80,5 @@ class ForeignThere(DeviceColumn):
         numbers = values.to(self.dtype)
         numbers = numbers if apply_flag is None else torch.where(apply_flag, numbers, self.common)
         copy: Any = torch._foreach_copy_  # pyright: ignore
-        return partial(
-            copy, self._foreign_views, list(numbers.expand(len(self._foreign_views)).unbind())
-        )
+        numbers = numbers.expand(len(self._foreign_views))
+        return partial(copy, self._foreign_views, list(numbers.unbind()))

@@ -35,19 +35,14 @@ def drop_option_state(
         state_dict: The state, of the right form.
     """
     param_states = dict(parameter_states(state_dict))
-    option_names = {
-        name
-        for entries in param_states.values()
-        for name in entries
-        if name in ENTRY_KEYWORDS or name == SUM
-    }
+    option_names = {name for entries in param_states.values() for name in entries}
+    option_names &= {*ENTRY_KEYWORDS, SUM}
     dropped_names, lacking, stale = set[str](), set[str](), set[str]()
     if option_names - {SUM}:
         kept_names = {*optimizer._around.begins}
         for group in optimizer.param_groups:
-            kept_names |= {
-                slot.name for rule in optimizer._rules_around(group) for slot in rule.slots
-            }
+            rules = optimizer._rules_around(group)
+            kept_names |= {slot.name for rule in rules for slot in rule.slots}
         lacking = option_names - kept_names - {SUM}
         stale = option_names & {*optimizer._around.begins}
     groups = state_dict["param_groups"]
@@ -68,9 +63,8 @@ def drop_option_state(
             if optimizer._around.kinds.masters:
                 dropped_names.discard(CORRECTION)
         if removed_names or old:
-            states[key] = {
-                name: value for name, value in entries.items() if name not in removed_names | old
-            }
+            removed_names |= old
+            states[key] = {k: x for k, x in entries.items() if k not in removed_names}
             if not states[key]:
                 del states[key]
     messages = [_SUMS] if SUM in dropped_names else []

@@ -22,12 +22,7 @@ from thalweg._base.showing import Describing, show_value
 from thalweg._base.tracing import untraced, without_dynamo
 from thalweg._core.atomic_section import Call, run
 from thalweg._core.commit import LEFT, TAKEN, add_note, raise_first, says_taken
-from thalweg._core.flat_buffers import (
-    AddedParams,
-    check_reductions,
-    find_marked,
-    is_reducing,
-)
+from thalweg._core.flat_buffers import AddedParams, check_reductions, find_marked, is_reducing
 from thalweg._core.gradient_transforms import NOTHING
 from thalweg._core.options.accumulation import (
     Accumulation,
@@ -85,9 +80,7 @@ _NOT_IN_GRAPHS = (
     " accumulate=, in_backward= or differentiable=, or if tensors are sparse, not on the CPU, or of"
     " a class of their own"
 )
-_APPLIED_IN_BACKWARD = (
-    "Gradients were applied in the backward pass: the next call of step counts them."
-)
+_WAS_APPLIED = "Gradients were applied in the backward pass: the next call of step counts them."
 _FOLDED = "The gradients were added to their sums: those of the next call of step follow."
 _SWAPPED_STEP = "A step inside of swapped() would move averages instead of parameters."
 _WAITING = "The sums of gradients stay: the next call of step takes them."
@@ -153,9 +146,8 @@ class StepCache:
         self.sums: dict[int, Tensor] | None = None  # of gradients, which a step is to take
         self.heard: dict[int, Any] = {}  # handles of hooks, by `id` of parameters
         self.places: dict[int, int] = {}  # indices of groups, likewise
-        self.single_param_states: dict[
-            int, dict[Rule, ParamState]
-        ] = {}  # parts of one parameter each, likewise
+        # Parts of a single parameter each, likewise.
+        self.single_param_states: dict[int, dict[Rule, ParamState]] = {}
         self.has_applied_grads = False  # whether gradients were applied since the last step
         self.progress: Sequence[str] = ()  # what the step under way has done, in a sentence
         self.is_folded = False  # whether it has added its gradients to their sums
@@ -260,9 +252,7 @@ class FusedOptimizer(GradScalerMixin):
         self._cache.blocks.gather(self.state, self._single)  # what torch's constructor makes
         if options.kinds.device is not None:
             for entries in self.state.values():  # that torch's constructor makes
-                entries |= {
-                    name: tensor.to(options.kinds.device) for name, tensor in entries.items()
-                }
+                entries |= {key: x.to(options.kinds.device) for key, x in entries.items()}
         if options.of(Unscaling).fused_unscale:
             self._step_supports_amp_scaling = True
         with self._dropping_hooks():
@@ -423,11 +413,9 @@ class FusedOptimizer(GradScalerMixin):
         try:
             yield
         except BaseException:
-            added_params = [
-                param for group in self.param_groups[count:] for param in group["params"]
-            ]
+            groups = self.param_groups[count:]
             del self.param_groups[count:]
-            for param in added_params:
+            for param in [param for group in groups for param in group["params"]]:
                 if not any(param is known_param for known_param in known_params):
                     self.state.pop(param, None)
             for key in cache.heard.keys() - heard:
@@ -754,9 +742,8 @@ class FusedOptimizer(GradScalerMixin):
             return False
         transforms = NOTHING
         if unscaling is not None or self._around.clips:
-            transforms = gradient_transforms(
-                self._around, unscaling, len(params), report, self._is_torchs
-            )
+            arguments = unscaling, len(params), report, self._is_torchs
+            transforms = gradient_transforms(self._around, *arguments)
         pairs = list(zip(gradients, params, strict=True))
         if self._around.clips and any(map(is_sparse, gradients)):
             pairs = hooks.seen(pairs)
@@ -905,7 +892,7 @@ class FusedOptimizer(GradScalerMixin):
         if cache.progress:
             add_note(error, cache.progress)
         elif cache.has_applied_grads:
-            add_note(error, [_APPLIED_IN_BACKWARD])
+            add_note(error, [_WAS_APPLIED])
         elif not says_taken(error):
             add_note(error, ())
             if cache.sums is not None:
@@ -918,11 +905,8 @@ class FusedOptimizer(GradScalerMixin):
         it.
         """
         cache = self._cache
-        updates: dict[str, Any] = {
-            "report": report,
-            "last_apply_flag": cache.apply_flag,
-            "has_applied_grads": False,
-        }
+        updates: dict[str, Any] = {"report": report, "has_applied_grads": False}
+        updates["last_apply_flag"] = cache.apply_flag
         calls: list[Call] = []
         if cache.apply_flag is None:
             updates["count"] = cache.count + 1

@@ -105,11 +105,7 @@ class FusedTorchOptimizer(FusedOptimizer):
             publish(cls, cls._accepted)
         unread_names = ("params", *STEP_FLAGS, *cls._unread)
         cls._option_names = [name for name in signature.parameters if name not in unread_names]
-        cls._flags = [
-            n
-            for n, parameter in signature.parameters.items()
-            if isinstance(parameter.default, bool)
-        ]
+        cls._flags = [n for n, arg in signature.parameters.items() if isinstance(arg.default, bool)]
 
     @classmethod
     def _signature(cls) -> inspect.Signature:
@@ -127,9 +123,8 @@ class FusedTorchOptimizer(FusedOptimizer):
             super().__init__(*args, **keywords)
         except LookupError as error:  # of a number that torch takes an item of
             arguments = self._accepted.bind(self, *args, **keywords).arguments
-            unfit = [
-                n for n in PAIRS if n in arguments and not are_numbers(arguments[n], self._betas)
-            ]
+            pairs = [name for name in PAIRS if name in arguments]
+            unfit = [name for name in pairs if not are_numbers(arguments[name], self._betas)]
             if isinstance(error, ThalwegError) or not unfit:
                 raise
             value = show_value(arguments[unfit[0]])
@@ -154,13 +149,11 @@ class FusedTorchOptimizer(FusedOptimizer):
                             from thalweg._core.quantized_slots import make_slots
                         (entries[slot.name],) = make_slots(slot, [param], [start])
                         continue
-                    if (
-                        tensor is None
-                        or tensor.is_complex()
-                        or tensor.dtype == kinds.of(slot, param)
-                    ):
+                    if tensor is None or tensor.is_complex():
                         continue
-                    entries[slot.name] = torch.full_like(tensor, start, dtype=kinds.of(slot, param))
+                    dtype = kinds.of(slot, param)
+                    if tensor.dtype != dtype:
+                        entries[slot.name] = torch.full_like(tensor, start, dtype=dtype)
 
     def _complete(self) -> None:
         group, place = self.param_groups[-1], len(self.param_groups) - 1
@@ -181,10 +174,9 @@ class FusedTorchOptimizer(FusedOptimizer):
             if kind._unwrapped and any(isinstance(x, Wrapper) for x in self._around.wrapping):
                 title = f"{kind.__name__} with {self._around.named()}"
                 raise InvalidArgumentError(f"{title}: {kind._unwrapped}.")
-            for name in (
-                keyword for keyword in kind._unsupported_options if keyword in self._around.on
-            ):
-                raise InvalidArgumentError(f"{kind.__name__} {kind._unsupported_options[name]}.")
+            for name, reason in kind._unsupported_options.items():
+                if name in self._around.on:
+                    raise InvalidArgumentError(f"{kind.__name__} {reason}.")
             for rule in self._rules_of(group):
                 self._around.check_rule(rule, kind.__name__)
         self._check_kept(group)
@@ -290,23 +282,21 @@ class FusedTorchOptimizer(FusedOptimizer):
             return self._step_of_torch()
         with no_grad():
             update_pairs = [substep.hooks.aim(substep.share.pairs) for substep in steps]
-        report, last_substep = GradientReport(), steps[-1]  # with which the others are written
-        last_substep.hooks.ending = (
-            self._ending(report) if single_param is None else self._ending_alone(single_param)
-        )
+        # The last sub-step commits the writes of all others.
+        report, final = GradientReport(), steps[-1]
+        ending = self._ending(report) if single_param is None else self._ending_alone(single_param)
+        final.hooks.ending = ending
         make_transforms = partial(
             gradient_transforms, self._around, self._unscaling(), report=report, is_torchs=True
         )
         if len(steps) > 1 and self._around.base_transforms.global_clipnorm is not None:
-            hooks_and_pairs = [
-                (substep.hooks, pairs)
-                for substep, (pairs, _) in zip(steps, update_pairs, strict=True)
-            ]
-            if not self._cache.norm.try_rebind(hooks_and_pairs) and not self._all_fit(steps):
+            pairs = [pairs for pairs, _ in update_pairs]
+            all_pairs = list(zip([substep.hooks for substep in steps], pairs, strict=True))
+            if not self._cache.norm.try_rebind(all_pairs) and not self._all_fit(steps):
                 return self._step_of_torch()
             transforms = make_transforms(sum(len(substep.share.pairs) for substep in steps))
             with no_grad():
-                factor = self._cache.norm.clip_factor(hooks_and_pairs, transforms, report)
+                factor = self._cache.norm.clip_factor(all_pairs, transforms, report)
             make_transforms = partial(make_transforms, factor=factor)
         outcome = self._write(steps, update_pairs, make_transforms)
         if outcome is None:
@@ -317,13 +307,10 @@ class FusedTorchOptimizer(FusedOptimizer):
         raise_first(errors)
         if single_param is None:
             if len(steps) == 1:
-                self._keep_rebind_target(last_substep.part, last_substep.share.places)
+                self._keep_rebind_target(final.part, final.share.places)
             if was_rebound:
                 self._cache.note_repeated(
-                    *(
-                        RepeatedSubStep(substep.part, substep.hooks, substep.share.places)
-                        for substep in steps
-                    )
+                    *(RepeatedSubStep(part, hooks, share.places) for share, part, hooks in steps)
                 )
             else:
                 trainable = sum(param.requires_grad for param in self._params())
@@ -334,10 +321,8 @@ class FusedTorchOptimizer(FusedOptimizer):
     def _sub_step(self, rule: Rule, share: _Share, parts: dict[Rule, ParamState]) -> _SubStep:
         """Return the part of a step for one rule, whose state is made if there is none."""
         if rule not in parts:
-            rules = self._rules()
-            for stale_rule in [
-                former_rule for former_rule in parts if former_rule not in rules
-            ]:  # options have chosen others
+            # Options may have chosen other rules since the last step.
+            for stale_rule in parts.keys() - self._rules():
                 del parts[stale_rule]
             kinds, blocks = self._around.kinds, self._cache.blocks
             kind = self._kind_of(self.param_groups[share.places[0]])
@@ -353,9 +338,9 @@ class FusedTorchOptimizer(FusedOptimizer):
     def _are_ours(self, steps: Sequence[_SubStep]) -> bool:
         """Return whether everything is computed here, and nothing by torch."""
         new_substeps = [substep for substep in steps if not substep.hooks.repeats]
-        return not new_substeps or (
-            self._all_fit(new_substeps) and not self._counts_in_common(steps)
-        )
+        if not new_substeps:
+            return True
+        return self._all_fit(new_substeps) and not self._counts_in_common(steps)
 
     def _all_fit(self, steps: Sequence[_SubStep]) -> bool:
         return all(self._fits(substep.share) for substep in steps)
@@ -377,11 +362,8 @@ class FusedTorchOptimizer(FusedOptimizer):
         was_rebound = True
         try:
             for substep, (pairs, copies) in zip(steps, update_pairs, strict=True):
-                hooks, plans, transforms = (
-                    substep.hooks,
-                    substep.part.plans,
-                    make_transforms(len(pairs)),
-                )
+                hooks, plans = substep.hooks, substep.part.plans
+                transforms = make_transforms(len(pairs))
                 if batch is not None:
                     hooks.gathered, hooks.begun = batch, batch.begun
                 outcome = None
@@ -448,18 +430,12 @@ class FusedTorchOptimizer(FusedOptimizer):
                 return True
         betas = group.get("betas")
         scalars = [group["lr"], betas, *(betas if isinstance(betas, tuple | list) else ())]
-        has_foreach_tensors = bool(group.get("foreach")) and any(
-            isinstance(x, Tensor) for x in scalars
-        )
-        return bool(group.get("differentiable")) or (
-            has_foreach_tensors and not group.get("capturable")
-        )
+        has_tensors = bool(group.get("foreach")) and any(isinstance(x, Tensor) for x in scalars)
+        return bool(group.get("differentiable")) or (has_tensors and not group.get("capturable"))
 
     def _counts_there(self) -> bool:
-        has_python_counts = any(
-            self._kind_of(group)._has_python_scalars for group in self.param_groups
-        )
-        if has_python_counts or self._around.kinds.device:
+        kinds = map(self._kind_of, self.param_groups)
+        if self._around.kinds.device or any(kind._has_python_scalars for kind in kinds):
             return False
         if self._around.of(Unscaling).fused_unscale or self._asks("capturable"):
             return True
@@ -636,9 +612,8 @@ class FusedTorchOptimizer(FusedOptimizer):
     def _strange_options(self, group: Mapping[str, object]) -> dict[str, str]:
         reasons, rule = super()._strange_options(group), group.get("rule")
         class_names = {ancestor.__name__ for ancestor in type(self).__mro__}
-        if isinstance(rule, Rule) or (
-            isinstance(rule, str) and rule in KINDS and rule not in class_names
-        ):
+        is_other_class = isinstance(rule, str) and rule in KINDS and rule not in class_names
+        if isinstance(rule, Rule) or is_other_class:
             reasons["rule"] = "and groups with rules of their own are for Mixed"
         return reasons
 
@@ -656,12 +631,7 @@ class FusedTorchOptimizer(FusedOptimizer):
         return unfit
 
     def _unfit_state(
-        self,
-        group: Group,
-        entries: object,
-        param: Tensor,
-        title: object,
-        allows_missing: bool = False,
+        self, group: Group, entries: object, param: Tensor, title: object, may_lack: bool = False
     ) -> list[str]:
         """Return why no step could be taken with the state of a parameter of a group.
 
@@ -670,22 +640,19 @@ class FusedTorchOptimizer(FusedOptimizer):
             entries: The state.
             param: The parameter.
             title: What it is called.
-            allows_missing: Whether slots may be missing, which the next step makes.
+            may_lack: Whether slots may be missing, which the next step makes.
         """
         specs = {SUM: sum_of(param)}
         if isinstance(entries, Mapping) and entries.keys() <= {SUM}:  # there was none
             return state_mismatches(entries, specs, title)
         kind, rule = self._kind_of(group), self._own_rule(group, param)
         slots = rule.slots
-        optional_names = [*kind._optional, *self._around.keys(param)]
-        element_names = [*(s.name for s in slots if not (s.scalar or s.is_shaped)), *optional_names]
+        optional = [*kind._optional, *self._around.keys(param)]
+        names = [*(s.name for s in slots if not (s.scalar or s.is_shaped)), *optional]
         if self._keeps_step(kind):
             specs[STEP] = StateEntrySpec(is_optional=not kind._counts)
         specs |= {slot.name: StateEntrySpec(dtypes=REAL_DTYPES) for slot in rule.numbers}
-        specs |= {
-            n: StateEntrySpec(param, (), n in kind._rowwise, n in optional_names)
-            for n in element_names
-        }
+        specs |= {n: StateEntrySpec(param, (), n in kind._rowwise, n in optional) for n in names}
         wrapped_rule = self._around.rule(rule)
         # Those that a wrapper adds are made where they are missing.
         for slot in (*wrapped_rule.measured_slots, *wrapped_rule.common_slots):
@@ -702,14 +669,12 @@ class FusedTorchOptimizer(FusedOptimizer):
                     from thalweg._core.quantized_slots import codec_of, likeness_of
                 codec = codec_of(slot, param)
                 if codec is not None:
-                    template, spec = (
-                        likeness_of(codec, param),
-                        specs.get(slot.name, StateEntrySpec()),
-                    )
+                    template = likeness_of(codec, param)
+                    spec = specs.get(slot.name, StateEntrySpec())
                     specs[slot.name] = spec._replace(like=template, dtypes=(template.dtype,))
-        if MASTER in optional_names:
+        if MASTER in optional:
             specs[MASTER] = StateEntrySpec(param, (torch.float32,), is_optional=True)
-        if allows_missing:
+        if may_lack:
             slot_names = {slot.name for slot in slots if slot not in rule.numbers}
             specs |= {n: specs[n]._replace(is_optional=True) for n in slot_names & specs.keys()}
         return state_mismatches(entries, specs, title)
@@ -761,10 +726,8 @@ class FusedTorchOptimizer(FusedOptimizer):
     def _step_of_torch(self) -> None:
         self._check_flat_buffers(self.param_groups)
         # Not all of torch's classes know of a scale, and none that does not unscale says so.
-        has_scaled_grads = (
-            self._around.of(Unscaling).fused_unscale and self._unscaling() is not None
-        )
-        if self._around or has_scaled_grads:
+        is_scaling = self._around.of(Unscaling).fused_unscale and self._unscaling() is not None
+        if self._around or is_scaling:
             if self._around.kinds.device:
                 raise NotImplementedError(
                     f"state_device='cpu' of {type(self).__name__} takes steps on real tensors,"

@@ -81,9 +81,8 @@ class CommonNorm:
         for hooks, grads_and_vars in shares:
             pairs = hooks.convert_pairs(grads_and_vars)
             sharing = hooks.sharing
-            hooks.check_pairs(
-                pairs if sharing is None else sharing.local_parts(pairs), transforms.narrow
-            )
+            local_pairs = pairs if sharing is None else sharing.local_parts(pairs)
+            hooks.check_pairs(local_pairs, transforms.narrow)
             gradients += [grad for grad, _ in pairs]
             variables += [var for _, var in pairs]
         request = _asked(shares, gradients, variables)

@@ -51,15 +51,14 @@ class GradScalerMixin:
         options = self._around
         if not isinstance(found_inf, Tensor) or is_host([found_inf]) or not self._counts_there():
             return None
-        params_by_group = [
-            [p for p in group["params"] if p.grad is not None] for group in self.param_groups
-        ]
-        params = list(chain.from_iterable(params_by_group))
+        groups = self.param_groups
+        param_lists = [[p for p in group["params"] if p.grad is not None] for group in groups]
+        params = list(chain.from_iterable(param_lists))
         if options.accumulate > 1 or options.in_backward or found_inf.device != device_of(params):
             return None
         if any(variable_constraint(param) is not None for param in params):
             return None
-        has_state = all(map(self._have_state, self.param_groups, params_by_group))
+        has_state = all(map(self._have_state, self.param_groups, param_lists))
         return found_inf.detach().reshape(()) == 0 if has_state else None
 
     def _have_state(self, group: Group, params: Sequence[Tensor]) -> bool:
@@ -107,13 +106,12 @@ def said_once(step: Callable[..., object]) -> Callable[..., Any]:
     @wraps(step)
     def taken(optimizer: Any, closure: Callable[[], object] | None = None) -> Any:
         cache = optimizer._cache
-        cache.progress, cache.is_folded, former_total = (), False, cache.total
+        cache.progress, cache.is_folded, total = (), False, cache.total
         try:
             return step(optimizer, closure)
         except BaseException as error:
-            if (
-                cache.total != former_total and not cache.progress
-            ):  # in one call, and interrupted after it
+            # The step was replayed in one call, and interrupted after the call.
+            if cache.total != total and not cache.progress:
                 cache.progress = (f"{TAKEN}.",)
             forget_scale(optimizer)
             optimizer._say(error)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import inspect
+from collections import Counter
 from collections.abc import Callable, Container, Iterator, Mapping
 from copy import copy
 from functools import cache
+from itertools import chain
 from operator import is_
 from typing import Any
 
@@ -70,9 +72,7 @@ class Options:
         return not self._lists or self._are_lists_alike()
 
     def _are_lists_alike(self) -> bool:
-        return all(
-            len(pair) == len(former) and all(map(is_, pair, former)) for pair, former in self._lists
-        )
+        return all(len(x) == len(former) and all(map(is_, x, former)) for x, former in self._lists)
 
     @property
     def moves(self) -> bool:
@@ -83,10 +83,9 @@ class Options:
     def moving_rate(self) -> Tensor | None:
         """The rate, if that is a plain tensor and nothing else is."""
         rate = self._hypers.get("learning_rate")
-        is_scalar_tensor = type(rate) is Tensor and not (
-            rate.dim() or rate.is_neg() or not rate.data_ptr()
-        )
-        return rate if is_scalar_tensor and self._moving == ["learning_rate"] else None
+        if type(rate) is not Tensor or rate.dim() or rate.is_neg() or not rate.data_ptr():
+            return None
+        return rate if self._moving == ["learning_rate"] else None
 
     def hold_beside_rate(self, group: Group) -> bool:
         """Return True if a group still has these options, whatever its `lr`."""
@@ -135,10 +134,8 @@ class Options:
         hyperparameters.
         """
         hypers = self._hypers
-        return {
-            name: overrides[name] if name in overrides else hypers[name]
-            for name in self._prepare_names
-        }
+        names = self._prepare_names
+        return {name: overrides[name] if name in overrides else hypers[name] for name in names}
 
     def numbers(self, keeps_tensor: Callable[[Any], bool]) -> dict[str, Any]:
         """Hyperparameters, as formulas are given them.
@@ -148,10 +145,8 @@ class Options:
         """
         if self._moving:
             moving = {name: self._hypers[name] for name in self._moving}
-            moving_numbers = {
-                name: x if keeps_tensor(x) else number(x) for name, x in moving.items()
-            }
-            return {**self._numbers, **moving_numbers}
+            moving = {name: x if keeps_tensor(x) else number(x) for name, x in moving.items()}
+            return {**self._numbers, **moving}
         return self._numbers
 
 
@@ -255,12 +250,8 @@ def _number_entries(group: Mapping[str, Any], hypers: Container[str]) -> dict[st
         items = value if key in PAIRS and type(value) is tuple else (value,)
         if all(name in hypers for name in names) and set(map(type, items)) <= FLOAT_CLASSES:
             entries[key] = names
-    names = [name for entry_names in entries.values() for name in entry_names]
-    return {
-        key: entry_names
-        for key, entry_names in entries.items()
-        if all(names.count(n) == 1 for n in entry_names)
-    }
+    counts = Counter(chain.from_iterable(entries.values()))
+    return {key: names for key, names in entries.items() if all(counts[n] == 1 for n in names)}
 
 
 def named(
@@ -291,9 +282,8 @@ def named(
                 hypers.update(zip(names, value, strict=True))
             except (TypeError, ValueError):
                 expected = "a pair of numbers" if len(names) == 2 else "three numbers"
-                raise InvalidTypeError(
-                    f"{key} must be {expected}, not {show_value(value)}."
-                ) from None
+                problem = f"{key} must be {expected}, not {show_value(value)}."
+                raise InvalidTypeError(problem) from None
         else:
             hypers[_NAMES.get(key, key)] = value
     return hypers

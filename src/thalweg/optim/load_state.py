@@ -89,10 +89,9 @@ def as_torch(
     """
     problems: list[str] = []
     kinds, lacking = optimizer._around.kinds, list[str]()
-    if state_mismatch.sizes(state_dict["param_groups"]) == state_mismatch.sizes(
-        optimizer.param_groups
-    ):
-        for group, key, param, title in _members(optimizer, state_dict["param_groups"], problems):
+    saved_groups = state_dict["param_groups"]
+    if state_mismatch.sizes(saved_groups) == state_mismatch.sizes(optimizer.param_groups):
+        for group, key, param, title in _members(optimizer, saved_groups, problems):
             entries = state_dict["state"].get(key, {})
             problems += optimizer._unfit_state(group, entries, param, title)
             if not problems and not state_mismatch.is_before_steps(entries):
@@ -141,11 +140,8 @@ def taken_apart(optimizer: Any, state_dict: dict[str, Any]) -> tuple[dict[str, A
     of it; see `left_behind.leave_behind`.
     """
     names = {name for _, entries in parameter_states(state_dict) for name in entries}
-    if not (
-        SUM in names
-        or names & ENTRY_KEYWORDS.keys()
-        or any(COUNT in x for x in state_dict["param_groups"])
-    ):
+    has_count = any(COUNT in group for group in state_dict["param_groups"])
+    if not (has_count or SUM in names or names & ENTRY_KEYWORDS.keys()):
         return state_dict, []
     with importing:
         from thalweg.optim.dropped_state import drop_option_state
@@ -252,20 +248,19 @@ def _give_back_dtypes(
     for key, (group, param) in dict(zip(keys, members, strict=True)).items():
         numbers = {slot.name for slot in twin._own_rule(group, param).scalar_slots}
         for name, value in state_dict["state"].get(key, {}).items():
-            loaded_tensor = twin.state[param].get(name)
-            are_tensors = isinstance(loaded_tensor, Tensor) and isinstance(value, Tensor)
+            loaded = twin.state[param].get(name)
+            are_tensors = isinstance(loaded, Tensor) and isinstance(value, Tensor)
             if (keeps_as_torch and name != SUM) or not are_tensors:
                 continue
             home = kinds.home_of(name, param)
-            needs_move = kinds.device is not None and loaded_tensor.device != home
-            must_replace = (
-                needs_move or loaded_tensor.shape != value.shape
-            )  # what torch was not given, say
+            needs_move = kinds.device is not None and loaded.device != home
+            # Torch was given an empty tensor in place of a slot on another device.
+            must_replace = needs_move or loaded.shape != value.shape
             is_torchs = name in numbers and not kinds.has_master(param)
-            if is_torchs and loaded_tensor.shape == value.shape:
-                twin.state[param][name] = loaded_tensor.to(home)
-            elif must_replace or (_is_kept(value) and loaded_tensor.dtype != value.dtype):
-                dtype = value.dtype if _is_kept(value) else loaded_tensor.dtype
+            if is_torchs and loaded.shape == value.shape:
+                twin.state[param][name] = loaded.to(home)
+            elif must_replace or (_is_kept(value) and loaded.dtype != value.dtype):
+                dtype = value.dtype if _is_kept(value) else loaded.dtype
                 twin.state[param][name] = value.detach().to(home, dtype, copy=True)
 
 
@@ -286,13 +281,11 @@ def _give_back_numbers(twin: Any, state_dict: Mapping[str, Any]) -> None:
         if getattr(twin._kind_of(group)._torch, "_has_step", True):
             continue
         for slot in twin._own_rule(group, param).scalar_slots:
-            value, loaded_tensor = saved_entries.get(slot.name), entries.get(slot.name)
-            if (
-                isinstance(value, Tensor)
-                and isinstance(loaded_tensor, Tensor)
-                and value.dtype != loaded_tensor.dtype
-            ):
-                entries[slot.name] = value.detach().to(loaded_tensor.device, copy=True)
+            value, loaded = saved_entries.get(slot.name), entries.get(slot.name)
+            if not isinstance(value, Tensor) or not isinstance(loaded, Tensor):
+                continue
+            if value.dtype != loaded.dtype:
+                entries[slot.name] = value.detach().to(loaded.device, copy=True)
 
 
 def fit_slots(optimizer: Any, group: Group, param: Tensor, entries: dict[str, Any]) -> None:
@@ -327,10 +320,9 @@ def _as_number(tensor: Tensor) -> Tensor:
 
 def _resolved(entries: Mapping[str, object]) -> Iterator[tuple[str, Tensor]]:
     """Tensors of a state of which torch only notes how they were made: negated, of a parameter."""
-    for name, tensor in entries.items():
-        if isinstance(tensor, Tensor) and (
-            tensor.is_neg() or tensor.is_conj() or not tensor.is_leaf
-        ):
+    tensors = [(name, x) for name, x in entries.items() if isinstance(x, Tensor)]
+    for name, tensor in tensors:
+        if tensor.is_neg() or tensor.is_conj() or not tensor.is_leaf:
             yield name, tensor.detach().resolve_neg().resolve_conj()
 
 
@@ -360,16 +352,14 @@ def in_place(optimizer: Any, state_dict: dict[str, Any]) -> Plan:
     problems: list[str] = []
     pairs: list[tuple[Item, Any]] = []
     calls: list[Call] = []
-    names, optional_keys = optimizer._state_names(), optimizer._around.begins
-    saved_by_param: dict[Tensor, Any] = {}
+    names, optional = optimizer._state_names(), optimizer._around.begins
+    saved_states: dict[Tensor, Any] = {}
     for place, (group, saved_group) in enumerate(zip(groups, saved_groups, strict=True)):
         problems += optimizer._unfit_options(saved_group, place)
         for param, key, title in state_mismatch.matched(group, saved_group, problems):
             entries, saved_entries = optimizer.state[param], state_dict["state"].get(key, {})
-            calls += setting(
-                entries, saved_entries, title, problems, pairs, param, names, optional_keys
-            )
-            saved_by_param[param] = saved_entries
+            calls += setting(entries, saved_entries, title, problems, pairs, param, names, optional)
+            saved_states[param] = saved_entries
         retained = {key: group[key] for key in ("params", "param_names") if key in group}
         calls.append(partial(group.update, {**saved_group, **retained}))
     if problems:
@@ -381,33 +371,29 @@ def in_place(optimizer: Any, state_dict: dict[str, Any]) -> Plan:
     calls.append(partial(optimizer.state.update, users))
     states = states_of(optimizer.state)
     # Of parameters that are in no group any more.
-    calls += [
-        partial(optimizer.state.pop, param) for param, _ in states if param not in saved_by_param
-    ]
-    missing_entries = _lacking(states, saved_by_param, optional_keys)
-    calls += [partial(entries.pop, name) for name, entries in missing_entries]
-    removed_ids = {id(entries[name]) for name, entries in missing_entries}
+    ungrouped = [param for param, _ in states if param not in saved_states]
+    calls += [partial(optimizer.state.pop, param) for param in ungrouped]
+    missing = _lacking(states, saved_states, optional)
+    calls += [partial(entries.pop, name) for name, entries in missing]
+    removed_ids = {id(entries[name]) for name, entries in missing}
     calls += optimizer._cache.operands.reading(optimizer, removed_ids)
-    is_new = all(
-        state_mismatch.is_before_steps(entries) for _, entries in parameter_states(state_dict)
-    )
-    return Loading(pairs, calls, class_name), [] if is_new else [
-        name for name, _ in missing_entries
-    ]
+    param_states = parameter_states(state_dict)
+    is_new = all(state_mismatch.is_before_steps(entries) for _, entries in param_states)
+    return Loading(pairs, calls, class_name), [] if is_new else [name for name, _ in missing]
 
 
 def _lacking(
     states: Iterable[tuple[Tensor, dict[str, object]]],
-    saved_by_param: Mapping[Tensor, Mapping[str, object]],
-    optional_keys: Collection[str],
+    saved_states: Mapping[Tensor, Mapping[str, object]],
+    optional: Collection[str],
 ) -> list[tuple[str, dict[str, object]]]:
     """The entries that begin at the parameter and of which nothing was given, with their states."""
     return [
         (name, entries)
         for param, entries in states
-        if param in saved_by_param
-        for name in optional_keys
-        if name in entries and saved_by_param[param].get(name) is None
+        if param in saved_states
+        for name in optional
+        if name in entries and saved_states[param].get(name) is None
     ]
 
 
@@ -419,7 +405,7 @@ def setting(
     pairs: list[tuple[Item, Any]],
     param: Tensor,
     names: Collection[str] | None = None,
-    optional_keys: Collection[str] = (),
+    optional: Collection[str] = (),
 ) -> list[Call]:
     """Return calls that set the state of one parameter, and append pairs and differences.
 
@@ -435,14 +421,13 @@ def setting(
         param: The parameter.
         names: Optional. The keys of the optimizer's own entries; all others in `entries` belong to
             the user, and are replaced if the state has them.
-        optional_keys: The keys that may be missing: their entries begin at the parameter.
+        optional: The keys that may be missing: their entries begin at the parameter.
     """
-    specs = _entry_specs(entries, saved_entries, param, names, optional_keys)
-    new_problems = state_mismatch.state_mismatches(
-        saved_entries, specs, title, () if names is None else entries
-    )
-    problems += new_problems
-    if new_problems:
+    specs = _entry_specs(entries, saved_entries, param, names, optional)
+    allowed = () if names is None else entries
+    mismatches = state_mismatch.state_mismatches(saved_entries, specs, title, allowed)
+    problems += mismatches
+    if mismatches:
         return []
     calls: list[Call] = [partial(entries.pop, SUM, None)] if saved_entries.get(SUM) is None else []
     for name, value in saved_entries.items():
@@ -463,22 +448,18 @@ def _entry_specs(
     saved_entries: Any,
     param: Tensor,
     names: Collection[str] | None,
-    optional_keys: Collection[str],
+    optional: Collection[str],
 ) -> dict[str, StateEntrySpec]:
     """Return the requirements of the entries that `setting` accepts, by their keys."""
-    widens = (
-        MASTER in entries and isinstance(saved_entries, Mapping) and MASTER not in saved_entries
-    )
+    has_master = not isinstance(saved_entries, Mapping) or MASTER in saved_entries
+    widens = MASTER in entries and not has_master
     specs = {
-        name: StateEntrySpec(value, _dtypes(value, widens), is_optional=name in optional_keys)
+        name: StateEntrySpec(value, _dtypes(value, widens), is_optional=name in optional)
         for name, value in entries.items()
         if names is None or name in names
     }
-    specs |= {
-        name: StateEntrySpec(param, is_optional=True)
-        for name in optional_keys
-        if name not in entries
-    }
+    absent = [name for name in optional if name not in entries]
+    specs |= {name: StateEntrySpec(param, is_optional=True) for name in absent}
     return {**specs, SUM: sum_of(param)}
 
 

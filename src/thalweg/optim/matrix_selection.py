@@ -62,9 +62,7 @@ def hidden_matrices(
             names.append(name)
         elif param.dim() < 2 or id(param) in ends or _has(kinds, EMBEDDINGS + _NORMS):
             continue
-        elif all(
-            isinstance(owner, _MATRICES) and getattr(owner, "groups", 1) == 1 for owner in kinds
-        ):
+        elif all(isinstance(x, _MATRICES) and getattr(x, "groups", 1) == 1 for x in kinds):
             names.append(name)
         else:
             unclassified.append((name, param))

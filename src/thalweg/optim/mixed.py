@@ -138,8 +138,8 @@ class Mixed(Means, FusedTorchOptimizer, MixedArguments):
             reasons["differentiable"] = "which torch's own classes alone take"
         rule = group.get("rule")
         if isinstance(rule, str) and (rule in KINDS or rule in self._named):
-            foreign_options = _of_others(self._kind_of({"rule": rule})).intersection(group)
-            reasons |= dict.fromkeys(sorted(foreign_options), f"which is no option of {rule}")
+            unknown = _of_others(self._kind_of({"rule": rule})).intersection(group)
+            reasons |= dict.fromkeys(sorted(unknown), f"which is no option of {rule}")
         return reasons
 
 
@@ -183,21 +183,16 @@ def _completed(group: Group, place: int, own_rules: Mapping[str, Rule]) -> Group
     rule = group["rule"]
     kind = kind_of(own_rules.get(rule, rule) if isinstance(rule, str) else rule)
     title = kind.__name__
-    foreign_options = sorted(_of_others(kind).intersection(group))
-    if foreign_options:
-        raise InvalidArgumentError(
-            f"{foreign_options[0]!r} of group {place} is no option of {title}."
-        )
-    option_names = {*kind._accepted.parameters, *kind._fixed} - {"self"}
+    unknown = sorted(_of_others(kind).intersection(group))
+    if unknown:
+        raise InvalidArgumentError(f"{unknown[0]!r} of group {place} is no option of {title}.")
+    accepted = {*kind._accepted.parameters, *kind._fixed} - {"self"}
     for name in group:
-        is_misnamed = name not in option_names and (
-            title_of(name) in option_names or did_you_mean(name, option_names)
-        )
-        if is_misnamed and name not in _UNCHECKED_KEYS:
-            suggestion = did_you_mean(name, option_names) or f"Did you mean {title_of(name)!r}?"
-            raise InvalidArgumentError(
-                f"{name!r} of group {place} is no option of {title}. {suggestion}"
-            )
+        if name in accepted or name in _FREE_KEYS:
+            continue
+        if title_of(name) in accepted or did_you_mean(name, accepted):
+            hint = did_you_mean(name, accepted) or f"Did you mean {title_of(name)!r}?"
+            raise InvalidArgumentError(f"{name!r} of group {place} is no option of {title}. {hint}")
     for name, value in kind._fixed.items():
         if group.get(name, value) != value:
             raise InvalidArgumentError(
@@ -205,14 +200,11 @@ def _completed(group: Group, place: int, own_rules: Mapping[str, Rule]) -> Group
                 f" {show_value(value)}."
             )
     # Options are compared with those of the constructor; the stand-in need not fit them.
-    constructor_names = [
-        name
-        for name in kind._accepted.parameters
-        if name in group and name not in _CONSTRUCTOR_NAMES
-    ]
+    names = group.keys() - _IGNORED
+    init_names = [name for name in kind._accepted.parameters if name in names]
     template = torch.zeros(1, 1, dtype=torch.float32, device="cpu")
     template = template.expand(_fewest_rows(kind, group), 1)
-    checked = kind([template], **{name: group[name] for name in constructor_names}).param_groups[0]
+    checked = kind([template], **{name: group[name] for name in init_names}).param_groups[0]
     del checked["params"]
     return {**checked, **group, "rule": kind.__name__}
 
@@ -225,15 +217,9 @@ def _fewest_rows(kind: Any, group: Group) -> int:
     return heads if type(heads) is int and heads > 0 else 1  # the class refuses any other
 
 
-_CONSTRUCTOR_NAMES = {"self", "params", *KEYWORDS}
-_UNCHECKED_KEYS = (
-    "rule",
-    "param_names",
-    "initial_lr",
-    "max_lr",
-    "min_lr",
-    "swa_lr",
-)  # of schedules, too
+_IGNORED = {"self", "params", *KEYWORDS}
+# Entries that are not options; schedules write some of them.
+_FREE_KEYS = ("rule", "param_names", "initial_lr", "max_lr", "min_lr", "swa_lr")
 
 
 def _of_others(kind: Any) -> set[str]:

@@ -78,24 +78,18 @@ def groups(
         raise InvalidArgumentError("no_decay needs decay, which all other parameters get.")
     frozen_ids = _selected(params, frozen, "frozen")
     no_decay_ids = _selected(params, no_decay, "no_decay")
-    scaled_ids = [
-        (_selected(params, [selector], "lr_scale"), factor) for selector, factor in scales.items()
-    ]
-    named_params = [
-        (name, param) for name, param in params.named_params if id(param) not in frozen_ids
-    ]
+    scaled_ids = [(_selected(params, [x], "lr_scale"), factor) for x, factor in scales.items()]
+    named_params = [pair for pair in params.named_params if id(pair[1]) not in frozen_ids]
     places = [0] * len(named_params) if of_rules is None else of_rules.choose(params, frozen_ids)
     groups_by_key: dict[tuple[Any, ...], Group] = {}
     for (name, param), place in zip(named_params, places, strict=True):
-        key = id(param)
         options: Group = {} if of_rules is None else dict(of_rules.options[place])
         if of_rules is None or of_rules.takes(place, "weight_decay"):
-            _set_decay(options, decay, key in no_decay_ids)
-        factors = tuple(factor for members, factor in scaled_ids if key in members)
+            _set_decay(options, decay, id(param) in no_decay_ids)
+        factors = tuple(factor for members, factor in scaled_ids if id(param) in members)
         scale = _set_rate(options, lr, factors)
-        group = groups_by_key.setdefault(
-            (place, options.get("weight_decay"), scale), {"params": [], **options}
-        )
+        key = (place, options.get("weight_decay"), scale)
+        group = groups_by_key.setdefault(key, {"params": [], **options})
         group["params"].append((name, param))
     param_groups = list(groups_by_key.values())
     return param_groups if of_rules is None else of_rules.titled(param_groups)

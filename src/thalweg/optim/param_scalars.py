@@ -214,9 +214,7 @@ class ForeignColumn:
             numbers = list(map(Tensor.item, self._views))
         else:
             numbers = torch.stack(self._views).tolist()
-        self.values = [
-            scalar(number) for scalar, number in zip(self._scalars, numbers, strict=True)
-        ]
+        self.values = [kind(x) for kind, x in zip(self._scalars, numbers, strict=True)]
         self.common = self.values[0] if len({*numbers}) == 1 and self.kinds is None else None
 
     def writing(self, values: Sequence[object]) -> list[Call]:
@@ -230,10 +228,7 @@ class ForeignColumn:
             kinds = [float if view.is_floating_point() else int for view in self._views]
             updates = zip(self._pointers, self._views, kinds, increments, strict=True)
             # One that several parameters have is counted once.
-            calls = {
-                pointer: partial(view.add_, kind(increment))
-                for pointer, view, kind, increment in updates
-            }
+            calls = {address: partial(view.add_, kind(x)) for address, view, kind, x in updates}
             return [*calls.values()]
         pairs = zip(self._views, numbers, strict=True)
         return [partial(view.fill_, _stored(value, view.dtype)) for view, value in pairs]
@@ -298,9 +293,7 @@ class Blocks:
 
     def views(self, block: Tensor) -> list[Tensor]:
         """Return the numbers of a new block, as tensors of a state."""
-        self._blocks = {
-            key: block_ref for key, block_ref in self._blocks.items() if block_ref() is not None
-        }
+        self._blocks = {key: weak for key, weak in self._blocks.items() if weak() is not None}
         self._blocks[id(block)] = ref(block)
         return [block[index] for index in range(len(block))]
 
@@ -310,20 +303,16 @@ class Blocks:
 
     def of(self, numbers: Sequence[object], device: torch.device) -> Tensor | None:
         """Return the block of a device in which all numbers lie, if there is one."""
-        blocks = [
-            self._block_of(number) if isinstance(number, Tensor) else None for number in numbers
-        ]
+        blocks = [self._block_of(x) if isinstance(x, Tensor) else None for x in numbers]
         first = blocks[0] if blocks else None
-        is_same_block = (
-            first is not None and first.device == device and all(b is first for b in blocks)
-        )
-        return first if is_same_block else None
+        is_shared = first is not None and first.device == device and all(b is first for b in blocks)
+        return first if is_shared else None
 
     def _block_of(self, number: Tensor) -> Tensor | None:
         block: Tensor | None = number._base
-        block_ref = self._blocks.get(id(block))
+        weak = self._blocks.get(id(block))
         # Its storage is another one after `number.data = other` or `number.set_(other)`.
-        if block is None or block_ref is None or block_ref() is not block or number.dim():
+        if block is None or weak is None or weak() is not block or number.dim():
             return None
         if _is_shared(block):  # and what other processes write has no version here
             return None

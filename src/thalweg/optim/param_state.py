@@ -131,27 +131,25 @@ class ParamState:
 
     def stands(self, state: Mapping[Tensor, Entries], params: Sequence[Tensor]) -> bool:
         """Return True if the state of these parameters is the one that the step before left."""
-        settled_values = self._settled_values
+        last_values = self._settled_values
         return (
-            settled_values is not None
+            last_values is not None
             and len(params) == len(self._params)
             and all(map(is_, params, self._params))
             and len(state) == len(self._states)
             and all(map(is_, state.values(), self._states))
-            and self._have(settled_values)
+            and self._have(last_values)
             and all(column.stands() for column in self.columns)
             and self._stand_ins.are_in_place()
         )
 
-    def _have(self, settled_values: Sequence[object]) -> bool:
+    def _have(self, last_values: Sequence[object]) -> bool:
         """Return whether this is what the states hold, beside sums of gradients."""
         owners: Sequence[Entries] = self._owners
         if self._kinds.sums:
             owners = [{k: entry for k, entry in entries.items() if k != SUM} for entries in owners]
         values = chain.from_iterable(map(dict.values, owners))
-        return sum(map(len, owners)) == len(settled_values) and all(
-            map(is_, values, settled_values)
-        )
+        return sum(map(len, owners)) == len(last_values) and all(map(is_, values, last_values))
 
     def make(
         self,
@@ -211,9 +209,8 @@ class ParamState:
         real_params = [param for param in lacking if slot.scalar or not param.is_complex()]
         dtypes = [self._kinds.of(slot, param) for param in real_params]
         device = self._kinds.device
-        new_tensors = iter(
-            laid_out(list(map(local, real_params)), dtypes, start, slot.scalar, device)
-        )
+        templates = list(map(local, real_params))
+        new_tensors = iter(laid_out(templates, dtypes, start, slot.scalar, device))
         for param in lacking:
             param_start = starts.get(id(param), {}).get(name, start)
             if param.is_complex() and not slot.scalar:
@@ -339,10 +336,8 @@ class ParamState:
         """Numbers as views of a new block, which become those of the state."""
         dtypes = [number.dtype for number in numbers if isinstance(number, Tensor)]
         dtype = dtypes[0] if dtypes else dtype or scalar_dtype()
-        python_numbers = [
-            number.item() if isinstance(number, Tensor) else number for number in numbers
-        ]
-        block = torch.tensor(python_numbers, dtype=dtype, device=self.homes[1])
+        values = [number.item() if isinstance(number, Tensor) else number for number in numbers]
+        block = torch.tensor(values, dtype=dtype, device=self.homes[1])
         views = self._blocks.views(block)
         for param, view in zip(self._params, views, strict=True):
             self._fresh[id(param)][name] = view
@@ -368,21 +363,20 @@ class ParamState:
         if any(param.is_complex() and self._kinds.is_away(param) for param in params):
             raise NotImplementedError(f"{option} is not defined for complex parameters.")
         stand_ins = self._stand_ins
-        if not is_unchanged:
-            self._settled_values = (
-                None  # this step may fail, and others stand for the parameters by then
-            )
-        targets = (
-            stand_ins.refresh_targets() if is_unchanged else stand_ins.stand_for(params, state)
-        )
+        if is_unchanged:
+            targets = stand_ins.refresh_targets()
+        else:
+            # This step may fail after others stand for the parameters.
+            self._settled_values = None
+            targets = stand_ins.stand_for(params, state)
         self._target_of = {id(p): target for p, target in zip(params, targets, strict=True)}
         return targets
 
     def hold(self, groups: Sequence[Group]) -> bool:
         """Return True if all groups have the options that they had when they were read."""
-        options_by_group = self._options
-        return len(groups) == len(options_by_group) and all(
-            place in options_by_group and options_by_group[place].hold(group)
+        known_options = self._options
+        return len(groups) == len(known_options) and all(
+            place in known_options and known_options[place].hold(group)
             for place, group in enumerate(groups)
         )
 
@@ -437,9 +431,8 @@ class ParamState:
     def settle(self, state: Mapping[Tensor, Entries]) -> None:
         """The step was written: this is the state from which the next one starts."""
         self._stand_ins.settle()
-        if (
-            self._settled_values is not None and not self._has_python_scalars
-        ):  # numbers of Python's are others by now
+        # Python numbers were replaced in the state.
+        if self._settled_values is not None and not self._has_python_scalars:
             return
         self._fresh = {}
         self.lacked = {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Sequence
 from typing import Any, cast
 
 from torch import Tensor
@@ -61,11 +61,7 @@ def full_precision(optimizer: FusedOptimizer, *, masters: bool = False) -> dict[
 
 
 def _widened(
-    entries: Mapping[str, Any],
-    param: Tensor,
-    storage: Storage,
-    slots: Container[str],
-    masters: bool,
+    entries: dict[str, Any], param: Tensor, storage: Storage, slots: Container[str], masters: bool
 ) -> dict[str, Any]:
     """The state of a parameter in float32."""
     widened: dict[str, Any] = {}

@@ -217,12 +217,9 @@ def fit_storage(
             rule = optimizer._rule_of(group)
             kinds = optimizer._around.kinds
             slots = _converted(rule, entries, param, saved_storages[place], title, problems, kinds)
-            weight_entries = _rest_converted(
-                entries, param, values.get(param, param), saved_storages[place], storage, kinds
-            )
-            states[key] = (
-                {k: x for k, x in entries.items() if k not in _RESTS} | slots | weight_entries
-            )
+            upper = values.get(param, param)
+            slots |= _rest_converted(entries, param, upper, saved_storages[place], storage, kinds)
+            states[key] = {k: x for k, x in entries.items() if k not in _RESTS} | slots
     if problems:
         raise mismatch(problems, type(optimizer).__name__)
     if unrecorded:
@@ -244,9 +241,8 @@ def _told(group: Mapping[str, Any], place: int) -> Storage:
         return {}
     title, codecs_text = f"'{STORAGE}' of group {place}", f"known: {', '.join(CODECS)}"
     if not isinstance(storage, Mapping):
-        raise mismatch(
-            [f"{title} is {state_mismatch.told(storage)}, which names no codecs; {codecs_text}"]
-        )
+        problem = f"{title} is {state_mismatch.told(storage)}, which names no codecs"
+        raise mismatch([f"{problem}; {codecs_text}"])
     for name, codec in cast("Mapping[Any, Any]", storage).items():
         if not isinstance(codec, str) or codec not in CODECS:
             problem = f"{title} names {show_value(codec)} for '{name}', which is not a codec"
@@ -256,13 +252,10 @@ def _told(group: Mapping[str, Any], place: int) -> Storage:
 
 def _refused(place: int, saved_storage: Storage, storage: Storage) -> str:
     names = [name for name in {**saved_storage, **storage} if name != CORRECTION]
-    pairs = [
-        (name, saved_storage.get(name, _UNCODED_DTYPE), storage.get(name, _UNCODED_DTYPE))
-        for name in names
-    ]
-    differences = [
-        f"'{n}' is in {saved_codec}, here in {x}" for n, saved_codec, x in pairs if saved_codec != x
-    ]
+    saved_codecs = [saved_storage.get(name, _UNCODED_DTYPE) for name in names]
+    codecs = [storage.get(name, _UNCODED_DTYPE) for name in names]
+    pairs = zip(names, saved_codecs, codecs, strict=True)
+    differences = [f"'{name}' is in {x}, here in {y}" for name, x, y in pairs if x != y]
     problems = [f"{', '.join(differences)}; convert=True encodes them again"] if differences else []
     if CORRECTION in storage and CORRECTION not in saved_storage:
         problems.append(

@@ -75,9 +75,8 @@ class ReplayedStep:
         self.may_lack = bool(absent)  # gradients
         self._has_sums = optimizer._around.accumulate > 1  # of gradients, in place of gradients
         self._gradients: ReplayedTransforms | None = None  # if something happens to them
-        self._scaled_transforms: tuple[float | None, GradientTransforms] | None = (
-            None  # with what unscales them
-        )
+        # The transforms of the last step, with the factor that unscaled its gradients.
+        self._scaled_transforms: tuple[float | None, GradientTransforms] | None = None
         self._idle_options: list[tuple[int, Options]] = []  # of groups that have no gradient
         self._reports: list[tuple[int, GradientReport]] = []  # by the number of their step
         self._in_call: ScalarsInCall | None = None  # what makes the scalars, if that is the call
@@ -151,10 +150,8 @@ class ReplayedStep:
         if in_call is not None:
             in_call.give_members_rows(launches)
         else:
-            for share, share_launches in zip(self.shares, launches.of, strict=True):
-                share.set_launches(
-                    share_launches, optimizer._products if not optimizer._is_torchs else ()
-                )
+            for share, kernels in zip(self.shares, launches.of, strict=True):
+                share.set_launches(kernels, optimizer._products if not optimizer._is_torchs else ())
         if transforms.stages:
             self._gradients = ReplayedTransforms(plans, launches, transforms)
 
@@ -194,9 +191,8 @@ class ReplayedStep:
             self._gradients.leave_out_absent(guards.gradient_switches)
         self.snapshot = guards
         self._has_guards = guards.is_guarded
-        self._is_single_call = (
-            in_call is not None and self._gradients is None and not self._has_sums
-        )
+        has_gradients = self._has_sums or self._gradients is not None
+        self._is_single_call = in_call is not None and not has_gradients
         self._has_threads = launches.may_have_threads
 
     def _find_writers(self) -> dict[int, list[int]]:
@@ -244,9 +240,7 @@ class ReplayedStep:
         """Have the look compare all that the careful one does."""
         if not all(type(param) in PARAM_CLASSES for param in idle_params):
             return False
-        if not all(
-            type(container) is list for container in (self.groups, *map(_params_of, self.groups))
-        ):
+        if not all(type(x) is list for x in (self.groups, *map(_params_of, self.groups))):
             return False
         guards.hold_list(self.groups)
         for place, group in enumerate(self.groups):
@@ -256,9 +250,9 @@ class ReplayedStep:
         guards.hold_dict(self.state)
         if not (self._has_sums or all(param.grad is None for param in idle_params)):
             return False
-        return all(share.hold(guards) for share in self.shares) and hold_tensors(
-            guards, idle_params
-        )
+        if not all(share.hold(guards) for share in self.shares):
+            return False
+        return hold_tensors(guards, idle_params)
 
     @property
     def taken(self) -> int:
@@ -269,11 +263,9 @@ class ReplayedStep:
     def seen(self) -> GradientReport:
         """Report of the gradients of the last step."""
         step_count = self.taken
-        if (
-            self._gradients is not None
-            and (norm_and_factor := self._gradients.last_norm(step_count)) is not None
-        ):
-            return GradientReport(*norm_and_factor)
+        stats = None if self._gradients is None else self._gradients.last_norm(step_count)
+        if stats is not None:
+            return GradientReport(*stats)
         return next((report for k, report in self._reports if k == step_count), GradientReport())
 
     def take(self, optimizer: Any, has_sums: bool = False, unrecorded: bool = False) -> bool:
@@ -303,13 +295,13 @@ class ReplayedStep:
             add_note(error, [f"{TAKEN}."] if self.snapshot.taken != former_count else ())
             raise
 
-    def _take(self, optimizer: Any, attributes: dict[str, Any], cache: Any, flags: int) -> bool:
+    def _take(self, optimizer: Any, fields: dict[str, Any], cache: Any, flags: int) -> bool:
         if (
             type(optimizer) is not self._class
             or cache.replay is not self  # another thread took a careful step
-            or attributes.get("param_groups") is not self.groups
+            or fields.get("param_groups") is not self.groups
             or len(self.groups) != self._group_count
-            or attributes.get("state") is not self.state
+            or fields.get("state") is not self.state
             or not (self._has_guards or not (is_traced() or (flags and is_recorded())))
             or (thread.strategies and replicas() > 1)
             or cache.holds_averages
@@ -317,11 +309,7 @@ class ReplayedStep:
             or not (choices() is self._choices or current(self.selection) == self.selection)
         ):
             return False
-        if (
-            self._is_single_call
-            and "found_inf" not in attributes
-            and "grad_scale" not in attributes
-        ):
+        if self._is_single_call and "found_inf" not in fields and "grad_scale" not in fields:
             if self._has_threads:
                 self.launches.set_threads(self.snapshot)
             status = self.snapshot.take(
@@ -331,7 +319,7 @@ class ReplayedStep:
                 if status not in _STEADY:
                     cache.forget_replay()
                 return False
-            attributes["_opt_called"] = True
+            fields["_opt_called"] = True
             return True
         pairs, end_calls = None, ()
         if self._has_sums:
@@ -347,7 +335,7 @@ class ReplayedStep:
             return False
         for column, values in column_updates:
             column.wrote(values)
-        attributes["_opt_called"] = True
+        fields["_opt_called"] = True
         return True
 
     def _take_by(
@@ -366,9 +354,8 @@ class ReplayedStep:
             column_updates = self._prepare(optimizer, step_count, pairs, beyond_range)
             if column_updates is None:
                 return None
-            for k, (value, current) in enumerate(
-                chain.from_iterable(map(_with_present, column_updates))
-            ):
+            numbers = chain.from_iterable(map(_with_present, column_updates))
+            for k, (value, current) in enumerate(numbers):
                 snapshot.set_number(k, value, current)
         except ERRORS:  # the careful way says it
             return None
@@ -387,29 +374,24 @@ class ReplayedStep:
         self, optimizer: Any, step_count: int, pairs: list[Any] | None, beyond_range: bool
     ) -> list[ColumnUpdate] | None:
         """Set the scalars of the step; the numbers that follow, or None if it is another one."""
-        groups, attributes = self.groups, vars(optimizer)
+        groups, fields = self.groups, vars(optimizer)
         if self._in_call is None:
             for place, options in self._idle_options:
                 if not hold(options, groups[place]):
                     return None
         of_gradients: Scalars | None = None
-        if self._gradients is not None or "found_inf" in attributes or "grad_scale" in attributes:
+        if self._gradients is not None or "found_inf" in fields or "grad_scale" in fields:
             transforms = self._transforms(optimizer)
             if transforms is None or (self._gradients is None and transforms.stages):
                 return None
             if self._gradients is not None:
-                if self._gradients.measure(
-                    transforms, self.snapshot, step_count, pairs, beyond_range
-                ):
+                arguments = self.snapshot, step_count, pairs, beyond_range
+                if self._gradients.measure(transforms, *arguments):
                     return None
                 report = None
                 if self._gradients.part == replay_kernel.UPDATE:
                     report = GradientReport()
-                    former_reports = [
-                        numbered_report
-                        for numbered_report in self._reports
-                        if numbered_report[0] == step_count
-                    ]
+                    former_reports = [pair for pair in self._reports if pair[0] == step_count]
                     self._reports = [*former_reports, (step_count + 1, report)]
                 of_gradients, _ = self._gradients.scalars(report)
         if self._in_call is not None:
@@ -434,9 +416,8 @@ class ReplayedStep:
         """Return the transforms of gradients; None if a scaler skips the step or a device
         decides.
         """
-        if (
-            optimizer._cache.apply_flag is not None
-        ):  # whoever asked what it is would wait for the device
+        # Reading the flag would wait for the device.
+        if optimizer._cache.apply_flag is not None:
             return None
         found_inf = vars(optimizer).get("found_inf")
         if found_inf is not None and number(found_inf):
@@ -444,10 +425,8 @@ class ReplayedStep:
         unscaling = optimizer._unscaling()
         if self._scaled_transforms is None or self._scaled_transforms[0] != unscaling:
             arguments = optimizer._around, unscaling, len(self._owners), GradientReport()
-            self._scaled_transforms = (
-                unscaling,
-                gradient_transforms(*arguments, optimizer._is_torchs),
-            )
+            transforms = gradient_transforms(*arguments, optimizer._is_torchs)
+            self._scaled_transforms = unscaling, transforms
         return self._scaled_transforms[1]
 
 

@@ -133,20 +133,14 @@ class TorchScalars(GroupScalars):
 
     def _traced(self, dtype: Dtype, names: Sequence[str]) -> Program:
         input_dtypes: dict[str, Dtype] = {STEP: np.float64}
-        samples = {name: self._arguments[name] for name in names}
+        samples = {STEP: self._arguments.get(STEP, 0) + 1}
+        samples |= {name: self._arguments[name] for name in names}
         rate = self._rate
         if rate is not None:
             input_dtypes[RATE] = _DTYPES[rate.dtype]
             samples[RATE] = float(rate.item())
-        step = self._arguments.get(STEP, 0) + 1
-        return Program(
-            np.float64,
-            input_dtypes,
-            names,
-            self._make,
-            stored=dtype,
-            samples={STEP: step, **samples},
-        )
+        arguments = np.float64, input_dtypes, names, self._make
+        return Program(*arguments, stored=dtype, samples=samples)
 
     def _make(self, symbols: Mapping[str, Any], number: Any) -> dict[str, Any]:
         """Make scalars of symbols for the step count and for hyperparameters."""

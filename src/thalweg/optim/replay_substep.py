@@ -137,9 +137,9 @@ class ReplayedSubStep:
     def find_alike(self) -> None:
         """Find out which parameters are alike."""
         self._reads = [column.reads for column in self.columns]
-        differing_values = [column.values for column in self.columns if column.common is None]
-        if differing_values:
-            self.keys = list(zip(self.places, *differing_values, strict=True))
+        varying = [column.values for column in self.columns if column.common is None]
+        if varying:
+            self.keys = list(zip(self.places, *varying, strict=True))
         kind: Any = TorchScalars if self.is_torchs else TensorFlowScalars
         for first, key in enumerate(self.keys):
             if key not in self._scalars:
@@ -148,11 +148,7 @@ class ReplayedSubStep:
         has_single_key = not self._other_keys
         self._shared_flags = [
             column._places is None
-            and (
-                has_single_key
-                or not self.is_torchs
-                or (column.name == STEP and not differing_values)
-            )
+            and (has_single_key or not self.is_torchs or (column.name == STEP and not varying))
             for column in self.columns
         ]
 
@@ -212,45 +208,32 @@ class ReplayedSubStep:
         for group_scalars in self._unlaunched:  # they are read, and may be refused
             group_scalars.numbers(self.columns, np.float32)
         if self.is_torchs:  # else each dtype has its own
-            self.hooks._scalars_by_key = {
-                key: x.made(self.columns) for key, x in self._scalars.items()
-            }
+            scalars = {key: x.made(self.columns) for key, x in self._scalars.items()}
+            self.hooks._scalars_by_key = scalars
         else:
             self.hooks._scalars_by_key = {}
         for k, launch in enumerate(self._launches):
             launch_scalars = self._scalars_of(k, launch, of_gradients is not None)
             if of_gradients is not None:
-                gradient_scalars = of_gradients[launch.dtype]
-                launch_scalars = {
-                    key: {**rule_scalars, **gradient_scalars}
-                    for key, rule_scalars in launch_scalars.items()
-                }
+                gradients = of_gradients[launch.dtype]
+                launch_scalars = {key: {**x, **gradients} for key, x in launch_scalars.items()}
             if launch_scalars:
                 launch.set_scalars(launch_scalars)
         return self._following()
 
-    def _scalars_of(
-        self, launch_index: int, launch: Launch, has_gradient_scalars: bool
-    ) -> Mapping[Any, Any]:
+    def _scalars_of(self, index: int, launch: Launch, has_extra: bool) -> Mapping[Any, Any]:
         """The scalars of each key, which the hooks have, too, for the numbers that follow."""
         scalars_by_key, dtype, columns = self.hooks._scalars_by_key, launch.dtype, self.columns
         if self.is_torchs:
             return scalars_by_key
         if self._in_call:
-            scalar_sources = [
-                (key, self._scalars[key], rule_scalars)
-                for key, rule_scalars in self._in_call[launch_index]
-            ]
-            launch_scalars = {
-                key: rule_scalars.made(*group_scalars.numbers(columns, dtype))
-                for key, group_scalars, rule_scalars in scalar_sources
-            }
-            if not has_gradient_scalars and not any(launch_scalars.values()):
+            sources = [(key, self._scalars[key], maker) for key, maker in self._in_call[index]]
+            inputs = [(key, source.numbers(columns, dtype), x) for key, source, x in sources]
+            launch_scalars = {key: maker.made(*numbers) for key, numbers, maker in inputs}
+            if not has_extra and not any(launch_scalars.values()):
                 return {}  # the call makes all
             return {key: scalars or launch.unset for key, scalars in launch_scalars.items()}
-        dtype_scalars = {
-            key: group_scalars.made(columns, dtype) for key, group_scalars in self._scalars.items()
-        }
+        dtype_scalars = {key: source.made(columns, dtype) for key, source in self._scalars.items()}
         scalars_by_key.update({(dtype, key): scalars for key, scalars in dtype_scalars.items()})
         return dtype_scalars
 

@@ -43,8 +43,6 @@ def fit_rounding(optimizer: Any, state_dict: dict[str, Any], convert: bool) -> d
     ]
     if problems and not convert:
         raise mismatch(problems, type(optimizer).__name__)
-    groups = [
-        {k: x for k, x in group.items() if k not in settings}
-        for group in state_dict["param_groups"]
-    ]
+    groups = state_dict["param_groups"]
+    groups = [{k: x for k, x in group.items() if k not in settings} for group in groups]
     return {**state_dict, "param_groups": groups}

@@ -89,11 +89,8 @@ def _is_cut_in_order(param: Any) -> bool:
 
     # By their very types: others cut rows in another order than ranks have.
     kinds = {type(placement) for placement in param.placements}
-    cuts = {
-        placement.dim % max(param.dim(), 1)
-        for placement in param.placements
-        if type(placement) is Shard
-    }
+    shards = [placement for placement in param.placements if type(placement) is Shard]
+    cuts = {shard.dim % max(param.dim(), 1) for shard in shards}
     return kinds <= {Replicate, Shard} and cuts <= {0} and param.is_contiguous()
 
 

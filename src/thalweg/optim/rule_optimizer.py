@@ -39,12 +39,7 @@ from thalweg.optim.param_scalars import STEP
 from thalweg.optim.param_state import Entries, ParamState, ScalarSpec, check_number
 from thalweg.optim.signatures import publish, with_options
 from thalweg.optim.step_adapter import RepeatedSubStep
-from thalweg.optim.step_options import (
-    KEYWORDS,
-    GradientReport,
-    check_hypers,
-    gradient_transforms,
-)
+from thalweg.optim.step_options import KEYWORDS, GradientReport, check_hypers, gradient_transforms
 from thalweg.optim.tensorflow_hooks import TensorFlowStepAdapter
 
 # What users of torch.optim give groups, and what no rule may ignore.
@@ -99,9 +94,8 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
     _nonzero: ClassVar[tuple[str, ...]] = ()  # options of which 0 is another rule
     _fixed: ClassVar[dict[str, object]] = {}  # hyperparameters that groups may lack
     _flags: ClassVar[list[str]] = []
-    _constructor_options: ClassVar[set[str]] = {
-        "initial"
-    }  # what the constructor decides, if it is no option
+    # Arguments of the constructor that groups may not have.
+    _constructor_options: ClassVar[set[str]] = {"initial"}
 
     rule: Rule
     _capturable: bool = False
@@ -109,15 +103,9 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
 
     def __init_subclass__(cls) -> None:
         if cls.__module__.startswith("thalweg."):
-            parameters = inspect.signature(cls.__init__).parameters.values()
-            positional_names = [
-                parameter.name
-                for parameter in parameters
-                if parameter.kind is parameter.POSITIONAL_OR_KEYWORD
-            ]
-            cls._constructor_options = cls._constructor_options | {*positional_names[1:]} - {
-                "params"
-            }
+            args = inspect.signature(cls.__init__).parameters.values()
+            names = [arg.name for arg in args if arg.kind is arg.POSITIONAL_OR_KEYWORD]
+            cls._constructor_options = cls._constructor_options | {*names[1:]} - {"params"}
             _publish_arguments(cls)
 
     def __init__(
@@ -139,8 +127,8 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
         arguments = named(hypers if lr is None else {"lr": lr, **hypers}, hyper_names=hyper_values)
         for name in arguments:
             if name not in hyper_values:
-                suggestion = did_you_mean(title_of(name), map(title_of, hyper_values))
-                raise TypeError(f"{self._title} takes no {title_of(name)!r}. {suggestion}".rstrip())
+                hint = did_you_mean(title_of(name), map(title_of, hyper_values))
+                raise TypeError(f"{self._title} takes no {title_of(name)!r}. {hint}".rstrip())
         hyper_values |= arguments
         check_rule(rule, {**hyper_values, **self._extra})
         if capturable and options.get("state_device"):
@@ -202,13 +190,11 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
     def _starts(self, params: list[Tensor], places: list[int]) -> dict[int, Entries]:
         """Return the initial states of parameters: numbers of an optimizer go on."""
         self._tell_of_zeros(params, places)
-        former_entries = next(
-            (entries for param in params if (entries := self.state.get(param))), {}
-        )
+        former = next((entries for param in params if (entries := self.state.get(param))), {})
         going: dict[str, object] = {}
         for name in self._numbers():
-            if name in former_entries:
-                value = former_entries[name]
+            if name in former:
+                value = former[name]
                 check_number(value, f"'{name}' of the optimizer's state")
                 going[name] = value.item() if isinstance(value, Tensor) else value
         factors = [hypers_of(group, self.rule) for group in self.param_groups]
@@ -223,17 +209,13 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
 
     def _take_step(self, parts: dict[Rule, ParamState], single_param: Tensor | None = None) -> None:
         part, params, places = self._whole()
-        gradients = self._gradients(params) if single_param is None else [single_param.grad]
-        updated_params = params if single_param is None else [single_param]
-        pairs = [
-            (grad, param)
-            for grad, param in zip(gradients, updated_params, strict=True)
-            if grad is not None
-        ]
+        grads = self._gradients(params) if single_param is None else [single_param.grad]
+        updated = params if single_param is None else [single_param]
+        pairs = [pair for pair in zip(grads, updated, strict=True) if pair[0] is not None]
         if not pairs:
             return
         if single_param is None:
-            members = [index for index, grad in enumerate(gradients) if grad is not None]
+            members = [index for index, grad in enumerate(grads) if grad is not None]
             hooks, plans = TensorFlowStepAdapter(self, part, params, places, members), part.plans
         else:
             members = [next(k for k, param in enumerate(params) if param is single_param)]
@@ -243,13 +225,11 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
                 hooks = TensorFlowStepAdapter(self, part, params, places, members)
             plans = part.plans.alone(single_param)
         report = GradientReport()
-        transforms = gradient_transforms(
-            self._around, self._unscaling(), len(pairs), report, self._is_torchs
-        )
+        arguments = self._unscaling(), len(pairs), report, self._is_torchs
+        transforms = gradient_transforms(self._around, *arguments)
         ends_step = single_param is None
-        hooks.ending = (
-            self._ending(report) if single_param is None else self._ending_alone(single_param)
-        )
+        ending = self._ending(report) if single_param is None else self._ending_alone(single_param)
+        hooks.ending = ending
         with no_grad():
             pairs, copies = hooks.aim(pairs)
         outcome = try_rebind(hooks, plans, pairs, transforms, copies, is_last=ends_step)
@@ -374,13 +354,9 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
 def _publish_arguments(cls: type[RuleOptimizer]) -> None:
     """Have a constructor say all that it takes, options among it."""
     signature = inspect.signature(cls.__init__, eval_str=True)
-    parameters = [
-        parameter
-        for parameter in signature.parameters.values()
-        if parameter.name not in ("self", "around")
-    ]
+    args = [arg for arg in signature.parameters.values() if arg.name not in ("self", "around")]
     extra_parameters = [] if "capturable" in signature.parameters else [_CAPTURABLE]
-    publish(cls, with_options(signature.replace(parameters=parameters), *extra_parameters))
+    publish(cls, with_options(signature.replace(parameters=args), *extra_parameters))
 
 
 _CAPTURABLE = inspect.signature(RuleOptimizer.__init__, eval_str=True).parameters["capturable"]

@@ -43,9 +43,8 @@ class RulesBySelector:
         self.options: list[Group] = []
         self._kinds: list[Any] = []
         for title, rule in zip(self._titles, rules.values(), strict=True):
-            options: Group = (
-                dict(cast("Mapping[str, Any]", rule)) if isinstance(rule, Mapping) else {}
-            )
+            is_dict = isinstance(rule, Mapping)
+            options: Group = dict(cast("Mapping[str, Any]", rule)) if is_dict else {}
             if isinstance(rule, Mapping) and "rule" not in options:
                 raise InvalidArgumentError(f"The options of {title} have no 'rule' among them.")
             own_rule = options.pop("rule") if isinstance(rule, Mapping) else rule
@@ -54,8 +53,8 @@ class RulesBySelector:
             for name in options:
                 if name not in option_names:
                     problem = f"{name!r} of {title} is no option of {kind.__name__}."
-                    suggestion = did_you_mean(name, option_names)
-                    raise InvalidArgumentError(f"{problem} {suggestion}".rstrip())
+                    hint = did_you_mean(name, option_names)
+                    raise InvalidArgumentError(f"{problem} {hint}".rstrip())
             self._kinds.append(kind)
             rule = own_rule if isinstance(own_rule, Rule) else kind.__name__
             self.options.append({"rule": rule, **options})
@@ -105,10 +104,8 @@ class RulesBySelector:
         """Refuse `...` that is left nothing where a number took vectors with the matrices."""
         if ... not in self._selectors or self._selectors.index(...) in indices:
             return
-        selected_params = [
-            (name, param) for name, param in params.named_params if id(param) not in excluded_ids
-        ]
-        for (name, param), place in zip(selected_params, indices, strict=True):
+        members = [pair for pair in params.named_params if id(pair[1]) not in excluded_ids]
+        for (name, param), place in zip(members, indices, strict=True):
             largest = self._selectors[place]
             if isinstance(largest, int) and param.dim() < largest:
                 raise InvalidArgumentError(
@@ -151,10 +148,8 @@ class RulesBySelector:
                 stack_message(repr(name), param.shape, f"{rule}, the rule of {title},")
             )
         selector = self._selectors[place]
-        is_selected_by_name = selector in params.names[id(param)] or isinstance(selector, tuple)
-        if not is_selected_by_name and any(
-            isinstance(x, EMBEDDINGS) for x in params.owners[id(param)]
-        ):
+        names_param = selector in params.names[id(param)] or isinstance(selector, tuple)
+        if not names_param and any(isinstance(x, EMBEDDINGS) for x in params.owners[id(param)]):
             raise InvalidArgumentError(
                 f"{name!r} is an embedding, or tied to one, whose rows are looked up, and {rule},"
                 f" the rule of {title}, is for matrices that multiply: add a selector for it, such"
@@ -172,9 +167,9 @@ class RulesBySelector:
         for selector, title in zip(self._selectors, self._titles, strict=True):
             for name in cast("tuple[str, ...]", selector) if isinstance(selector, tuple) else ():
                 if name not in names:
-                    suggestion = did_you_mean(name, names)
+                    hint = did_you_mean(name, names)
                     raise InvalidArgumentError(
-                        f"{name!r} of {title} is the name of no parameter. {suggestion}".rstrip()
+                        f"{name!r} of {title} is the name of no parameter. {hint}".rstrip()
                     )
 
     def titled(self, groups: list[Group]) -> ParamGroups:
@@ -197,9 +192,7 @@ class ParamGroups(list[Group]):
 
 
 def _row(group: Group) -> tuple[str, ...]:
-    named_params = [
-        entry if isinstance(entry, tuple) else ("unnamed", entry) for entry in group["params"]
-    ]
+    named_params = [x if isinstance(x, tuple) else ("unnamed", x) for x in group["params"]]
     options = [f"{name}={group[name]}" for name in group if name not in ("params", "rule")]
     elements = sum(param.numel() for _, param in named_params)
     examples = ", ".join(name for name, _ in named_params[:2]) + ", ..." * (len(named_params) > 2)

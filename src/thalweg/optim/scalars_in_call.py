@@ -113,9 +113,7 @@ class ScalarsInCall:
                 programs = [self._program(launch, k, scalars) for k in range(len(launch.places))]
                 for row, position in enumerate(launch.members):
                     index = launch.places.index(self.keys[position])
-                    other_spans = [
-                        span_table[position] for span_table in spans if position in span_table
-                    ]
+                    other_spans = [table[position] for table in spans if position in table]
                     members[position] = members[position]._replace(
                         program=programs[index],
                         row_cell=launch.row_cell(row),

@@ -80,8 +80,6 @@ class ModuleParams:
         if selected:
             return
         parts = {part for name in self.all_names for part in name.split(".")}
-        suggestion = did_you_mean(selector, parts) if isinstance(selector, str) else ""
+        hint = did_you_mean(selector, parts) if isinstance(selector, str) else ""
         title = "`...`" if selector is ... else repr(selector)
-        raise InvalidArgumentError(
-            f"{argument} {title} selects no parameter. {suggestion}".rstrip()
-        )
+        raise InvalidArgumentError(f"{argument} {title} selects no parameter. {hint}".rstrip())

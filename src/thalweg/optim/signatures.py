@@ -29,11 +29,9 @@ _ENTRY = re.compile(r" {4}\*{0,2}(\w[\w, ]*): ")
 @cache
 def option_parameters() -> tuple[Parameter, ...]:
     """Return the keywords of options, with their types."""
-    keyword_only = Parameter.KEYWORD_ONLY
+    mode = Parameter.KEYWORD_ONLY
     return tuple(
-        Parameter(
-            field.name, keyword_only, default=field.default, annotation=_type_of(field.type, kind)
-        )
+        Parameter(field.name, mode, default=field.default, annotation=_type_of(field.type, kind))
         for kind in OPTIONS
         for field in kind.keywords()
     )
@@ -84,23 +82,11 @@ def with_options(signature: Signature, *extra_parameters: Parameter) -> Signatur
         signature: What is taken otherwise; keywords of options come before its `**keywords`.
         *beside: What comes before those of options.
     """
-    parameters = [
-        parameter
-        for parameter in signature.parameters.values()
-        if parameter.kind is not parameter.VAR_KEYWORD
-    ]
-    var_keywords = [
-        parameter
-        for parameter in signature.parameters.values()
-        if parameter.kind is parameter.VAR_KEYWORD
-    ]
-    parameters = [
-        _of_params(parameter) if parameter.name == "params" else parameter
-        for parameter in parameters
-    ]
-    leading, trailing = (
-        map(_one_of, part) for part in ([SELF, *parameters, *extra_parameters], var_keywords)
-    )
+    args = [arg for arg in signature.parameters.values() if arg.kind is not arg.VAR_KEYWORD]
+    var_keywords = [arg for arg in signature.parameters.values() if arg.kind is arg.VAR_KEYWORD]
+    args = [_of_params(arg) if arg.name == "params" else arg for arg in args]
+    leading = map(_one_of, [SELF, *args, *extra_parameters])
+    trailing = map(_one_of, var_keywords)
     return signature.replace(parameters=[*leading, *option_parameters(), *trailing])
 
 
@@ -145,13 +131,9 @@ def publish(cls: Any, accepted: Signature) -> None:
         accepted: What it takes, with `self`.
     """
     if "__init__" not in vars(cls):
-        inherited = cls.__init__
+        init = cls.__init__
         cls.__init__ = FunctionType(
-            inherited.__code__,
-            inherited.__globals__,
-            "__init__",
-            inherited.__defaults__,
-            inherited.__closure__,
+            init.__code__, init.__globals__, "__init__", init.__defaults__, init.__closure__
         )
         cls.__init__.__qualname__ = f"{cls.__qualname__}.__init__"
         cls.__init__.__module__ = cls.__module__

@@ -65,9 +65,8 @@ def check_form(state_dict: Mapping[str, object], title: str) -> None:
     Raises:
         CheckpointMismatchError: Says what is missing, or is something else.
     """
-    problems = [
-        f"{name!r} is missing" for name in ("state", "param_groups") if name not in state_dict
-    ]
+    missing = [name for name in ("state", "param_groups") if name not in state_dict]
+    problems = [f"{name!r} is missing" for name in missing]
     if not problems and not isinstance(state_dict["state"], Mapping):
         problems.append(f"'state' is {told(state_dict['state'])}, no dict")
     if not problems and not isinstance(state_dict["param_groups"], list | tuple):
@@ -120,9 +119,7 @@ def keys_in(state_dict: Mapping[str, Any]) -> set[Any]:
 def parameter_states(state_dict: Mapping[str, Any]) -> list[tuple[Any, Mapping[str, Any]]]:
     """Return the states of parameters that are in a state, with their keys."""
     states, keys = state_dict["state"], keys_in(state_dict)
-    return [
-        (key, states[key]) for key in states if key in keys and isinstance(states[key], Mapping)
-    ]
+    return [(k, x) for k, x in states.items() if k in keys and isinstance(x, Mapping)]
 
 
 def matched(
@@ -212,16 +209,14 @@ def of_strange(group: Group, reasons: Mapping[str, str], place: int) -> list[str
         reasons: The reasons, by the name of the option.
         place: The index of the group.
     """
-    return [
-        f"'{n}' of group {place} is {told(group[n])}, {reason}" for n, reason in reasons.items()
-    ]
+    return [f"'{n}' of group {place} is {told(group[n])}, {text}" for n, text in reasons.items()]
 
 
 def state_mismatches(
     entries: object,
     specs: Mapping[str, StateEntrySpec],
     title: object,
-    allowed_keys: Container[object] | None = None,
+    allowed: Container[object] | None = None,
 ) -> list[str]:
     """Return descriptions of the entries of a parameter's state with which a step cannot be taken.
 
@@ -229,7 +224,7 @@ def state_mismatches(
         entries: The state.
         specs: The requirements of its entries, by their keys.
         title: The name of the parameter.
-        allowed_keys: The other keys that the state may have; any if None.
+        allowed: The other keys that the state may have; any if None.
     """
     if not isinstance(entries, Mapping):
         return [f"the state of '{title}' is {told(entries)}, no dict"]
@@ -238,10 +233,8 @@ def state_mismatches(
         for name, spec in specs.items()
         if name in entries or not spec.is_optional
     ]
-    checked_names = (
-        n for n in entries if n in specs or (allowed_keys is not None and n not in allowed_keys)
-    )
-    return differences(named_specs, {f"{title}/{name}": entries[name] for name in checked_names})
+    checked = (n for n in entries if n in specs or (allowed is not None and n not in allowed))
+    return differences(named_specs, {f"{title}/{name}": entries[name] for name in checked})
 
 
 def sum_of(param: Tensor) -> StateEntrySpec:
@@ -260,15 +253,10 @@ def _why_unlike(entry: object, spec: StateEntrySpec, title: str) -> str | None:
     """Return why a value cannot be what is wanted, or None."""
     template = spec.like
     if template is None:
-        has_other_dtype = (
-            spec.dtypes and isinstance(entry, Tensor) and entry.dtype not in spec.dtypes
-        )
         if is_number(entry):
-            return (
-                f"{title} is {told(entry)}, not a floating-point number"
-                if has_other_dtype
-                else None
-            )
+            if not spec.dtypes or not isinstance(entry, Tensor) or entry.dtype in spec.dtypes:
+                return None
+            return f"{title} is {told(entry)}, not a floating-point number"
         if isinstance(entry, Tensor) and entry.numel() != 1:
             return f"{title} is of shape {tuple(entry.shape)}, not ()"
         return f"{title} is {told(entry)}, no number"
@@ -286,10 +274,9 @@ def _why_unlike(entry: object, spec: StateEntrySpec, title: str) -> str | None:
 
 def _why_rows_unfit(tensor: Tensor, title: str) -> str | None:
     parts = {"values": tensor._values(), "indices": tensor._indices()}
+    flaws = {name: flaw(part) for name, part in parts.items()}
     problems = [
-        f"the {name} of {title} are {problem}"
-        for name, part in parts.items()
-        if (problem := flaw(part))
+        f"the {name} of {title} are {problem}" for name, problem in flaws.items() if problem
     ]
     if not problems:
         try:

@@ -99,10 +99,8 @@ class ParamGroupAdapter(StepAdapter):
         targets = self._part.targets(self._optimizer.state, self._params, self.repeats)
         if targets is self._params:
             return pairs, None
-        targets_by_id = {
-            id(param): target for param, target in zip(self._params, targets, strict=True)
-        }
-        target_pairs = [(grad, targets_by_id[id(param)]) for grad, param in pairs]
+        target_of = {id(param): target for param, target in zip(self._params, targets, strict=True)}
+        target_pairs = [(grad, target_of[id(param)]) for grad, param in pairs]
         self._real = {
             id(target): param
             for (_, target), (_, param) in zip(target_pairs, pairs, strict=True)
@@ -208,17 +206,15 @@ class ParamGroupAdapter(StepAdapter):
         part, places = self._part, self._places
         for column in part.columns:
             column.read()
-        differing_values = [
+        varying = [
             column.values
             for column in part.columns
             if column.is_on_device is False and column.common is None
         ]
-        differing_values += [flags for flags in part.lacked.values() if not all(flags)]
-        differing_values += [
-            kinds for column in part.columns if (kinds := getattr(column, "kinds", None))
-        ]
-        if differing_values:
-            self._keys = list(zip(places, *differing_values, strict=True))
+        varying += [flags for flags in part.lacked.values() if not all(flags)]
+        varying += [kinds for column in part.columns if (kinds := getattr(column, "kinds", None))]
+        if varying:
+            self._keys = list(zip(places, *varying, strict=True))
         elif places and places[0] != places[-1]:
             self._keys = list(places)
 
@@ -237,12 +233,8 @@ class ParamGroupAdapter(StepAdapter):
             if len(keys) == 1:
                 values = [self._next(column, keys[0])]
             else:
-                numbers_by_key = {key: self._next(column, key) for key in dict.fromkeys(keys)}
-                values = (
-                    [numbers_by_key[key] for key in keys]
-                    if len(numbers_by_key) > 1
-                    else [numbers_by_key[keys[0]]]
-                )
+                by_key = {key: self._next(column, key) for key in dict.fromkeys(keys)}
+                values = [by_key[key] for key in keys] if len(by_key) > 1 else [by_key[keys[0]]]
             calls += column.writing(values)
             self._pending_numbers.append((column, values))
         return calls
@@ -325,10 +317,10 @@ class TorchStepAdapter(ParamGroupAdapter):
                     scalars[name] = number(scalar)
         except (ArithmeticError, TypeError) as error:  # such as a root that is complex
             group = optimizer.param_groups[place]
-            numbers_text, reason = optimizer._show_numbers(group), _describe_betas(group) or error
+            text, reason = optimizer._show_numbers(group), _describe_betas(group) or error
             problem = f"{reason} in step {numbers.get('t', 1)}"
             raise InvalidArgumentError(
-                f"Group {place} takes no step with {numbers_text}: {problem}."
+                f"Group {place} takes no step with {text}: {problem}."
             ) from error
         return {**options.numbers(self._stays), **numbers, **scalars}
 

@@ -36,14 +36,10 @@ def listen(optimizer: Any) -> None:
 def _applying(optimizer: ref[Any]) -> Callable[[Tensor], None]:
     # A parameter outlives its optimizer.
     def apply(param: Tensor) -> None:
-        live_optimizer = optimizer()
+        updater = optimizer()
         # A second hook of one parameter, after an interruption, finds no gradient.
-        if (
-            live_optimizer is not None
-            and param.grad is not None
-            and place_of(live_optimizer, param) is not None
-        ):
-            live_optimizer._apply_alone(param)
+        if updater is not None and param.grad is not None and place_of(updater, param) is not None:
+            updater._apply_alone(param)
 
     return apply
 

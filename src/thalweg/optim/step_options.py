@@ -132,9 +132,7 @@ class StepOptions:
         active = [option for option in self._option_of.values() if option.on]
         for option in active:
             option.check_beside(self)
-        self.on: dict[str, Any] = {
-            name: setting for option in active for name, setting in option.on.items()
-        }
+        self.on: dict[str, Any] = {name: x for option in active for name, x in option.on.items()}
         self.wrapping = tuple(option for option in active if type(option).rule is not Option.rule)
         self.clips = self.of(Clipping) in active
         self.accumulate = self.of(Accumulation).accumulate
@@ -226,18 +224,14 @@ class StepOptions:
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __repr__(self) -> str:
-        return (
-            f"StepOptions({', '.join(f'{name}={setting!r}' for name, setting in self.on.items())})"
-        )
+        return f"StepOptions({', '.join(f'{name}={x!r}' for name, x in self.on.items())})"
 
     # Pickles hold keywords: those of an earlier version all of them.
     def __getstate__(self) -> dict[str, Any]:
         return {**_DEFAULTS, **self.on}
 
     def __setstate__(self, state: dict[str, object]) -> None:
-        StepOptions.__init__(
-            self, **{name: setting for name, setting in state.items() if name in KEYWORDS}
-        )
+        StepOptions.__init__(self, **{name: x for name, x in state.items() if name in KEYWORDS})
 
 
 _FIELDS = [field for kind in OPTIONS for field in kind.keywords()]

@@ -92,9 +92,8 @@ def _refuse() -> None:
 
 
 def _swaps(optimizer: Any, average_of: AverageOf) -> list[_Swap]:
-    averages = [
-        (param, average_of(param, entries)) for param, entries in states_of(optimizer.state)
-    ]
+    states = states_of(optimizer.state)
+    averages = [(param, average_of(param, entries)) for param, entries in states]
     averaged_params = [(param, average) for param, average in averages if average is not None]
     titles = parameter_names(optimizer.param_groups, [param for param, _ in averaged_params])
     swaps: list[_Swap] = []

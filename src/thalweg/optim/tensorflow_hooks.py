@@ -70,10 +70,8 @@ class TensorFlowStepAdapter(ParamGroupAdapter):
             return scalars
         members = self._members
         return {
-            name: pick_members(scalar, members)
-            if isinstance(scalar, Tensor) and scalar.dim()
-            else scalar
-            for name, scalar in scalars.items()
+            name: pick_members(x, members) if isinstance(x, Tensor) and x.dim() else x
+            for name, x in scalars.items()
         }
 
     def _of_all(self, dtype: Dtype, group: Hashable) -> dict[str, Any]:
@@ -128,11 +126,9 @@ class TensorFlowStepAdapter(ParamGroupAdapter):
             factor = self._given(place)[self._optimizer._products[column.name]]
             if isinstance(number, Tensor):
                 kind = np.float64 if number.dtype == torch.float64 else np.float32
-                is_on_device = self._stays(factor)
-                scalar_factor = (
-                    factor.to(number.dtype) if is_on_device else float(as_hyper(factor, kind))
-                )
-                return without_denormals(number * scalar_factor)
+                if self._stays(factor):
+                    return without_denormals(number * factor.to(number.dtype))
+                return without_denormals(number * float(as_hyper(factor, kind)))
             kind = type(number)
             return product(number, as_hyper(factor, kind)).item()
         scalar = self._of_all(compute_dtype(column.dtype), key)[column.name]

@@ -27,15 +27,11 @@ _OF_TORCH = "The step was torch's own, which may have written a part of it."
 
 def check_memories(optimizer: Any) -> None:
     """See `FusedTorchOptimizer._check_memories`."""
-    params = [
-        param for param in optimizer._params() if param.grad is not None and not param.is_meta
-    ]
-    tensors_by_param = [_tensors(param, param.grad, *(optimizer.state.get(param) or {}).values())
+    params = [p for p in optimizer._params() if p.grad is not None and not p.is_meta]
+    tensor_lists = [_tensors(param, param.grad, *(optimizer.state.get(param) or {}).values())
             for param in params]  # fmt: skip
-    if all_have_memory(
-        [tensor for tensors in tensors_by_param for tensor in tensors if not tensor.is_sparse]
-    ):
-        are_sparse = [any(tensor.is_sparse for tensor in tensors) for tensors in tensors_by_param]
+    if all_have_memory([x for tensors in tensor_lists for x in tensors if not x.is_sparse]):
+        are_sparse = [any(tensor.is_sparse for tensor in tensors) for tensors in tensor_lists]
         params = list(compress(params, are_sparse))
     for param, name in zip(params, parameter_names(optimizer.param_groups, params), strict=True):
         _check_memory(param, optimizer.state.get(param) or {}, name, bool(optimizer._dense))
@@ -130,17 +126,16 @@ def _kinds(optimizer: Any, members: Sequence[tuple[Group, Tensor]]) -> Hashable:
         tensors = [entry for entry in entries.values() if isinstance(entry, Tensor) and entry.dim()]
         if not all(map(has_plain_dispatch, (param, cast("Tensor", param.grad), *tensors))):
             return None
-        has_plain_options = _are_plain(optimizer, group)
+        is_plain_group = _are_plain(optimizer, group)
         # It differentiates no step that writes to a leaf, and captures none on the CPU.
-        is_ordinary = is_ordinary and has_plain_options and not group.get("differentiable")
+        is_ordinary = is_ordinary and is_plain_group and not group.get("differentiable")
         is_ordinary = is_ordinary and not (group.get("capturable") and param.device.type == "cpu")
         is_ordinary = is_ordinary and _kind(param.grad) == kind and bool(param.numel())
         is_ordinary = is_ordinary and (not entries or _is_usual(optimizer, group, param, entries))
         options = [(name, _kind(option)) for name, option in group.items() if name != "params"]
         # Whether torch takes a number that is out of range depends on the step: no two are alike.
-        kinds.append(
-            (kind, param.is_leaf, *entry_kinds, *entries, *options, has_plain_options or object())
-        )
+        marker = is_plain_group or object()
+        kinds.append((kind, param.is_leaf, *entry_kinds, *entries, *options, marker))
     return None if is_ordinary else tuple(kinds)
 
 

@@ -27,12 +27,8 @@ class OwnArguments(Arguments):
     __signature__: Signature
 
     def __init__(self, params: Any, **options: Any) -> None:
-        parameters = self._torch.__signature__.parameters.values()
-        defaults = {
-            parameter.name: parameter.default
-            for parameter in parameters
-            if parameter.name != "params"
-        } | options
+        args = self._torch.__signature__.parameters.values()
+        defaults = {arg.name: arg.default for arg in args if arg.name != "params"} | options
         hypers_of(defaults, self._declared_rule)
         torch.optim.Optimizer.__init__(self, params, defaults)
 
@@ -71,10 +67,8 @@ def class_of(rule: Rule) -> type[OwnRule]:
     options = as_options(hypers)
     check_hypers(rule, options)
     parameters = [Parameter(name, kind, default=value) for name, value in options.items()]
-    namespace = {
-        "_declared_rule": rule,
-        "__signature__": Signature([Parameter("params", kind), *parameters]),
-    }
+    accepted = Signature([Parameter("params", kind), *parameters])
+    namespace = {"_declared_rule": rule, "__signature__": accepted}
     body = {
         "_torch": type(rule.name, (OwnArguments,), namespace),
         "_declared_rule": rule,
@@ -88,27 +82,22 @@ def class_of(rule: Rule) -> type[OwnRule]:
 def _prepared(rule: Rule) -> Rule:
     """A rule whose `prepare` makes all that depends on the step: its powers, too."""
     users = rule.prepare
-    user_arguments = () if users is None else tuple(signature(users).parameters)
+    user_args = () if users is None else tuple(signature(users).parameters)
     numbers = (*rule.hypers, *rule.numbers, *rule.common_slots)
     available = {*(number.name for number in numbers), "t"}
-    argument_names = [name for name in user_arguments if name in available]
+    names = [name for name in user_args if name in available]
     if rule.powers:
-        argument_names += [*rule.powers.values(), "t"]
+        names += [*rule.powers.values(), "t"]
 
     def prepare(**arguments: Any) -> dict[str, Any]:
         powers = {name: arguments[hyper] ** arguments["t"] for name, hyper in rule.powers.items()}
-        all_arguments = {**arguments, **powers}
-        user_scalars = (
-            {}
-            if users is None
-            else users(
-                **{name: all_arguments[name] for name in user_arguments if name in all_arguments}
-            )
-        )
-        return {**powers, **user_scalars}
+        values = {**arguments, **powers}
+        if users is None:
+            return powers
+        return {**powers, **users(**{name: values[name] for name in user_args if name in values})}
 
     wrapped: Any = prepare if users is None else update_wrapper(prepare, users)
     wrapped.__signature__ = Signature(
-        [Parameter(name, Parameter.KEYWORD_ONLY) for name in dict.fromkeys(argument_names)]
+        [Parameter(name, Parameter.KEYWORD_ONLY) for name in dict.fromkeys(names)]
     )
     return replace(rule, prepare=wrapped, powers={})

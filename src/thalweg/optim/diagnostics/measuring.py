@@ -76,9 +76,8 @@ class Diagnosing(TableRecorder):
         """Return the parameters of the next tables."""
         groups = self._optimizer.param_groups
         params = [param for group in groups for param in group["params"]]
-        if self._param_ids != (
-            param_ids := [id(param) for param in params]
-        ):  # else names are the same
+        param_ids = [id(param) for param in params]
+        if self._param_ids != param_ids:  # else names are the same
             titles = [
                 f"parameter {index}" if name is None else name
                 for index, name in enumerate(names_in(groups, params))

@@ -61,11 +61,8 @@ class MARS(ModernOptimizer):
     ) -> None: ...
 
     def _completed(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        return (
-            {**arguments, "betas_1d": arguments["betas"]}
-            if arguments["betas_1d"] is None
-            else arguments
-        )
+        pair = arguments["betas_1d"]
+        return {**arguments, "betas_1d": arguments["betas"] if pair is None else pair}
 
     @classmethod
     def _choose_rule(cls, group: Group) -> Rule:
@@ -75,9 +72,8 @@ class MARS(ModernOptimizer):
     def _unfit_choices(cls, group: Mapping[str, Any]) -> list[str]:
         mars_type = group.get("mars_type")
         if not isinstance(mars_type, str) or mars_type not in _TYPES:
-            return [
-                f"mars_type must be {' or '.join(map(repr, _TYPES))}, not {show_value(mars_type)}"
-            ]
+            names = " or ".join(map(repr, _TYPES))
+            return [f"mars_type must be {names}, not {show_value(mars_type)}"]
         if group.get("caution"):
             return [
                 "caution=True is not offered: what it measures follows from a norm of the same step"
