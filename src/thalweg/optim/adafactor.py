@@ -67,7 +67,7 @@ class Adafactor(FusedTorchOptimizer, torch.optim.Adafactor):
 
 
 def _read_eps(eps: Any) -> tuple[float | None, float]:
-    """The two numbers of the option.
+    """Return the least root of a mean square, or None, and the least parameter length.
 
     Raises:
         InvalidTypeError: It is something else.

@@ -14,7 +14,7 @@ from thalweg.optim.rule_names import HOMES, KINDS
 
 
 def kind_of(rule: object) -> Any:
-    """Return the class of this package that a rule is called by, in a group.
+    """Return the class of this package for the rule of a group.
 
     Args:
         rule: The class, its name, or a rule of the user's own, for which a class is made.

@@ -56,7 +56,7 @@ class Operands:
         self._rebind_target: object = None
 
     def read(self, optimizer: Any) -> None:
-        """Look at the optimizer anew."""
+        """Read the parameters and slots of the optimizer again."""
         self.parameters, self.slots = _found(optimizer)
         self.is_stale = False
 
@@ -80,7 +80,7 @@ class Operands:
         return [partial(vars(self).update, updates)]
 
     def check(self, optimizer: Any) -> None:
-        """A step was taken: is what was read still all there is?"""
+        """Mark the operands stale if the step replaced one of them."""
         steady = optimizer._cache.rebind_target
         if steady is None or steady is not self._rebind_target:
             self._rebind_target = steady

@@ -1,4 +1,4 @@
-"""Numbers of parameters that a device keeps, and alone knows; see `columns`."""
+"""Per-parameter numbers that only a device holds; see `param_scalars`."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class ForeignThere(DeviceColumn):
         self._foreign_views = flat_views
 
     def read(self) -> None:
-        """Look at the numbers, on the device."""
+        """Stack the present numbers, on the device."""
         self.common = torch.stack([view.to(self.dtype) for view in self._foreign_views])
 
     def counting(self, apply_flag: Tensor | None) -> Call:

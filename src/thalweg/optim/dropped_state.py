@@ -24,7 +24,7 @@ _SUMS = (
 def drop_option_state(
     optimizer: Any, state_dict: dict[str, Any]
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return a state as an optimizer takes it, and what is to be said of what is left behind.
+    """Return a state without the entries of options that are off, and warnings about these.
 
     What no step moves would still be there, as it was, when a later state is loaded with the
     option. Of 16 bits is what has been with an optimizer that does not know it: torch's own make

@@ -1,4 +1,4 @@
-"""Parameters that torch has shared out itself, such as those of `fully_shard`.
+"""DTensor parameters, such as those of `fully_shard`.
 
 Their state is shared out as they are, and each rank updates what lies in its memory.
 """

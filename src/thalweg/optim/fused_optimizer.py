@@ -1,4 +1,4 @@
-"""`FusedOptimizer`: an optimizer of torch's kind whose step is one pass over memory."""
+"""`FusedOptimizer`: base class of torch-style optimizers with one pass over memory."""
 
 from __future__ import annotations
 
@@ -134,38 +134,36 @@ class StepCache:
         self.added_params = AddedParams()
         self.is_constructed = False  # True after the constructor
         self.parts: dict[Rule, ParamState] = {}
-        self.last_step: LastStep | None = None  # but for what `seen` tells
+        self.last_step: LastStep | None = None  # without the norm and factor in `report`
         self.report = GradientReport()
-        self.count = 0  # of steps taken, but for those of
-        self.counter: Tensor | None = None  # which a device decided
-        self.apply_flag: Tensor | None = None  # whether one that begins is, if a device has decided
-        self.last_apply_flag: Tensor | None = None  # the same of the last one
-        self.holds_averages = False
+        self.count = 0  # steps counted on the host
+        self.counter: Tensor | None = None  # further steps, counted on a device
+        # True if the present step, or the last one, is applied; None if the host decides.
+        self.apply_flag: Tensor | None = None
+        self.last_apply_flag: Tensor | None = None
+        self.holds_averages = False  # True in a block of `swapped()`
         # The step that a thread is in, unless it is taken in one call; see `reentrance`.
         self.stepping: ref[Stepping] | None = None
-        self.sums: dict[int, Tensor] | None = None  # of gradients, which a step is to take
-        self.heard: dict[int, Any] = {}  # handles of hooks, by `id` of parameters
-        self.places: dict[int, int] = {}  # indices of groups, likewise
-        # Parts of a single parameter each, likewise.
+        self.sums: dict[int, Tensor] | None = None  # accumulated gradients, by `id` of parameters
+        # Handles of hooks, indices of groups and states of single parameters, by the same key.
+        self.heard: dict[int, Any] = {}
+        self.places: dict[int, int] = {}
         self.single_param_states: dict[int, dict[Rule, ParamState]] = {}
-        self.has_applied_grads = False  # whether gradients were applied since the last step
-        self.progress: Sequence[str] = ()  # what the step under way has done, in a sentence
-        self.is_folded = False  # whether it has added its gradients to their sums
+        self.has_applied_grads = False  # True if a backward pass applied gradients since the step
+        self.progress: Sequence[str] = ()  # notes about the present step, for its errors
+        self.is_folded = False  # True if the present step added its gradients to the sums
         self.flat: FlatGradients | None = None
-        self.kinds_of_torch: Any = None  # of the last step that torch took, where they were unusual
-        # What may be repeated: a step over all parameters, with the places of their groups.
+        self.kinds_of_torch: Any = None  # unusual kinds of tensors in the last step of torch
+        # The part that updated all groups in the last step, with the group of each parameter.
         self.rebind_target: tuple[ParamState, list[int]] | None = None
-        self.replay: ReplayedStep | None = None  # the same in one call
-        self.due_substeps: Sequence[RepeatedSubStep] = ()  # of which it may be made
+        self.replay: ReplayedStep | None = None
+        self.due_substeps: Sequence[RepeatedSubStep] = ()  # the next replay is planned from these
         self.changes = SetChanges()
-        self.diagnosing: Diagnosing | None = None  # what records some steps
-        self.watch: StepWatch | None = None  # of the one under way
-        self.team: MatrixProcessGroup | None = (
-            None  # ranks that share the step under way, if these send messages
-        )
-        self.known_team: MatrixProcessGroup | None = (
-            None  # the same of the last such step, which plans keep
-        )
+        self.diagnosing: Diagnosing | None = None
+        self.watch: StepWatch | None = None  # set in a measured step
+        # Ranks that exchange messages in the present step, and in the last such step.
+        self.team: MatrixProcessGroup | None = None
+        self.known_team: MatrixProcessGroup | None = None
 
     @property
     def total(self) -> int:
@@ -194,7 +192,7 @@ class StepCache:
         return len(plans) == len(current_plans) and all(map(is_, plans, current_plans))
 
     def note_repeated(self, *shares: RepeatedSubStep) -> None:
-        """A step was repeated: the next one may be taken in one call."""
+        """Record a repeated step: the next one may be taken in one call."""
         if self.watch is not None and self._is_replayed(shares):
             return  # this one was not taken in one call because it is measured; the next may be
         self.forget_replay()
@@ -212,24 +210,24 @@ class StepCache:
 
 
 class FusedOptimizer(GradScalerMixin):
-    """Base class that takes the steps of a subclass of `torch.optim.Optimizer`, which does the
-    rest.
+    """Base class that takes the steps of a subclass of `torch.optim.Optimizer`.
 
     Args:
         *args: The arguments of that class.
-        **keywords: Its keyword arguments, and the options around an update; see `StepOptions`.
+        **keywords: Its keyword arguments, and options; see `StepOptions`.
     """
 
     state: Any
     param_groups: list[Group]
     defaults: dict[str, Any]
-    _betas: int = 2  # how many there are in a group
+    _betas: int = 2  # number of betas in a group
     _around: StepOptions = NO_OPTIONS
     _cache: StepCache
-    _single: Collection[str] = (STEP,)  # the numbers that the state of a parameter has
-    _flags: ClassVar[list[str]]  # options of groups that are looked at as true or false
-    _zero_warning: ClassVar[tuple[str, ...]] = ()  # a slot, and what is said of zeros that get it
-    _is_torchs = True  # whether the numbers are torch's, or TensorFlow's
+    _single: Collection[str] = (STEP,)  # keys of per-parameter numbers
+    _flags: ClassVar[list[str]]  # options of groups that are read as true or false
+    # A slot, and the warning about parameters of zeros that get the slot.
+    _zero_warning: ClassVar[tuple[str, ...]] = ()
+    _is_torchs = True  # True for torch's arithmetic, False for TensorFlow's
     __signature__ = OfConstructor()
 
     # Not made by `__init__`: torch restores what it copies and loads without it.
@@ -295,7 +293,7 @@ class FusedOptimizer(GradScalerMixin):
         """Make what a group that was added needs before its first step."""
 
     def _rule_of(self, group: Group) -> Rule:
-        """The rule of a group, with what is done beside it."""
+        """Return the rule of a group with its wrapping options."""
         raise NotImplementedError
 
     def _encodes(self) -> bool:
@@ -308,8 +306,7 @@ class FusedOptimizer(GradScalerMixin):
         return bool((self._around.wrapping or defines_rule) and self._rule_of(group).codecs)
 
     def _check_kept(self, group: Group) -> None:
-        """Refuse parameters of a group whose slots cannot be kept in 8 bits, or for which no random
-        bits are drawn, where they are to be."""
+        """Raise if parameters of a group do not support 8-bit slots or random bits of options."""
         if self._around.of(Rounding).round is not None:
             with importing:
                 from thalweg.optim.rounding_streams import check_group
@@ -320,7 +317,7 @@ class FusedOptimizer(GradScalerMixin):
             check_params(self, group)
 
     def _check_effect(self, rules: Mapping[str, Rule]) -> None:
-        """Refuse to keep slots in 8 bits where none of these rules has one."""
+        """Raise if `state_storage` encodes slots, and none of these rules has any."""
         storage = self._around.of(StateCodec).state_storage
         if not isinstance(storage, str):  # off, or said slot by slot
             return
@@ -406,7 +403,7 @@ class FusedOptimizer(GradScalerMixin):
 
     @contextmanager
     def _added_whole(self) -> Generator[None]:
-        """Take groups of parameters out again that are added in the block, if it fails."""
+        """Return a context manager that removes groups added in the block if it fails."""
         cache, count, known_params = self._cache, len(self.param_groups), list(self.state)
         heard, flat = list(cache.heard), cache.flat
         former_grads = [] if flat is None else [(param, param.grad) for param in flat.params]
@@ -428,7 +425,7 @@ class FusedOptimizer(GradScalerMixin):
             raise
 
     def _check_options(self, group: Group, place: int, complete: bool = True) -> None:
-        """Refuse a group whose options a step would not follow.
+        """Raise if a group has options that a step would ignore, or lacks one.
 
         Args:
             group: The group.
@@ -484,7 +481,7 @@ class FusedOptimizer(GradScalerMixin):
         return []
 
     def _strange_options(self, group: Mapping[str, Any]) -> dict[str, str]:
-        """Options of a group that a step would not follow, and why."""
+        """Return the reasons why options of a group are not allowed, by their name."""
         return {
             name: f"but {show_value(self._around.value(name))} in the constructor, which decides it"
             " for all groups"
@@ -496,7 +493,7 @@ class FusedOptimizer(GradScalerMixin):
         return type(self)
 
     def _wanted_options(self, group: Group) -> Sequence[str]:
-        """The options that a step reads of a group."""
+        """Return the options of a group that a step reads."""
         raise NotImplementedError
 
     def __repr__(self) -> str:
@@ -509,7 +506,7 @@ class FusedOptimizer(GradScalerMixin):
         return "".join([text.removesuffix(")"), "\nAll Parameter Groups\n", *lines, ")"])
 
     def _begin(self, is_copy: bool = False) -> None:
-        """Do for the parameters what options ask for before their first step."""
+        """Prepare new parameters as options need it before their first step."""
         self._cache.operands.read_again(self)
         self._cache.added_params.add(self._params() if is_copy else self.param_groups[-1]["params"])
         self._listen()
@@ -521,7 +518,7 @@ class FusedOptimizer(GradScalerMixin):
             diagnose(self, diagnostics, is_copy)
 
     def _listen(self) -> None:
-        """Have parameters updated as soon as their gradients are complete, if that is asked for."""
+        """Register hooks that update parameters in the backward pass, if `in_backward` is on."""
         if self._around.in_backward:
             with importing:
                 from thalweg.optim.step_in_backward import listen
@@ -586,9 +583,8 @@ class FusedOptimizer(GradScalerMixin):
             FailedPreconditionError: The call is in a strategy of several replicas, or in a block of
                 `swapped()`.
         """
-        has_own_step = (
-            type(self).step is FusedOptimizer.step
-        )  # else torch has wrapped the other one
+        # Torch has wrapped the step of a subclass with its hooks.
+        has_own_step = type(self).step is FusedOptimizer.step
         if is_dynamo_compiling() or (has_own_step and has_hooks(self)):
             return self._told_step(closure)
         # As `_eager_step`, a call of which would be a twentieth of such a step.
@@ -618,6 +614,7 @@ class FusedOptimizer(GradScalerMixin):
     @partial(untraced, reason=_NOT_IN_GRAPHS)
     @said_once
     def _step(self, closure: Callable[[], object] | None = None) -> Any:
+        """Take a step: replay the one before in one call if possible, else run all checks."""
         self._opt_called = True
         self._check_alone()
         loss = None
@@ -680,11 +677,11 @@ class FusedOptimizer(GradScalerMixin):
         cast("FlatGradients", self._cache.flat).clear()
 
     def _params(self) -> list[Tensor]:
-        """The parameters of all groups."""
+        """Return the parameters of all groups."""
         return [param for group in self.param_groups for param in group["params"]]
 
     def _flatten(self) -> None:
-        """Have the gradients of all parameters that are not frozen lie in a few buffers."""
+        """Move the gradients of all trainable parameters into a few buffers."""
         with importing:
             from thalweg.optim.flat_gradients import FlatGradients
         self._cache.flat = FlatGradients(self._params())
@@ -693,7 +690,7 @@ class FusedOptimizer(GradScalerMixin):
     def _hooks_for(
         self, part: ParamState, params: list[Tensor], places: list[int]
     ) -> ParamGroupAdapter:
-        """The hooks of a step over all parameters."""
+        """Return the adapter of a step over all parameters."""
         raise NotImplementedError
 
     def _try_replay(self, has_sums: bool = False) -> bool:
@@ -756,7 +753,7 @@ class FusedOptimizer(GradScalerMixin):
         return True
 
     def _rules(self) -> set[Rule]:
-        """The rules of all groups."""
+        """Return the rules of all groups."""
         raise NotImplementedError
 
     def _is_of(self, part: ParamState, gradients: Sequence[object]) -> bool:
@@ -764,7 +761,7 @@ class FusedOptimizer(GradScalerMixin):
         return True
 
     def _keep_rebind_target(self, part: ParamState, places: Sequence[int]) -> None:
-        """A step was taken of these places of groups, which may be repeated."""
+        """Keep the part that updated all groups for `_try_rebind`; drop an earlier one."""
         cache, options = self._cache, self._around
         count = sum(len(group["params"]) for group in self.param_groups)
         cache.rebind_target = None
@@ -870,7 +867,7 @@ class FusedOptimizer(GradScalerMixin):
         return partial(vars(self._cache).update, {"last_step": report, "is_folded": True})
 
     def _gradients(self, params: Sequence[Tensor]) -> list[Tensor | None]:
-        """The gradients of parameters; None for none."""
+        """Return the gradients or accumulated sums of parameters, None where there is none."""
         sums = self._cache.sums
         if sums is None:
             return [param.grad for param in params]
@@ -881,13 +878,13 @@ class FusedOptimizer(GradScalerMixin):
         return [grad if grad is None else self._narrowed(grad, param) for grad, param in pairs]
 
     def _narrowed(self, grad: Tensor, param: Tensor) -> Tensor:
-        """A sum of gradients in the parameter's dtype."""
+        """Return a sum of gradients in the parameter's dtype."""
         if self._around.clips and grad.is_sparse and grad.dtype != param.dtype:
             grad = summed(grad, grad.dtype, *titles_of([param]))  # before they are rounded
         return grad.to(param.dtype)
 
     def _say(self, error: BaseException) -> None:
-        """Say of a step that fails what has become of it, and what stays."""
+        """Add a note to an error of a step: what was done, and what stays in the state."""
         cache = self._cache
         if cache.progress:
             add_note(error, cache.progress)

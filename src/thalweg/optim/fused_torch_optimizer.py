@@ -1,4 +1,4 @@
-"""`FusedTorchOptimizer`: what stands before a class of `torch.optim` and takes its steps."""
+"""`FusedTorchOptimizer`: base class that replaces the steps of a `torch.optim` class."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class _Share(NamedTuple):
 
 
 class _SubStep(NamedTuple):
-    """A share, what is kept of its parameters, and what the step has to know of them."""
+    """Update of one rule in a step: its share, state and adapter."""
 
     share: _Share
     part: ParamState
@@ -71,31 +71,30 @@ class _SubStep(NamedTuple):
 class FusedTorchOptimizer(FusedOptimizer):
     """Base class that replaces `step` of a class of `torch.optim`.
 
-    All other methods are those of that class. Its own `step` runs where the engines do not compute:
-    parameters on a device without an engine, `differentiable=True`, subclasses of tensors with
-    their own dispatch.
+    Torch's step runs for all that the engines do not support: parameters on other devices,
+    `differentiable=True`, subclasses of tensors with their own dispatch.
     """
 
-    _torch: ClassVar[Any]  # the class
-    _sparse: ClassVar[str] = ""  # why it takes no sparse gradients; "" if it does
-    _dense: ClassVar[str] = ""  # why it takes no dense ones
-    _counts: ClassVar[bool] = True  # whether each parameter has a step number
-    _has_python_scalars: ClassVar[bool] = False  # whether that is a number of Python's
-    _fixed: ClassVar[dict[str, object]] = {}  # hyperparameters that groups may lack
-    _as_tensors: ClassVar[tuple[str, ...]] = ()  # numbers that torch makes tensors of first
-    # Of scalar slots; None is torch's choice, which depends on the default dtype.
+    _torch: ClassVar[Any]  # the class of `torch.optim`
+    _sparse: ClassVar[str] = ""  # error for sparse gradients; "" if they are supported
+    _dense: ClassVar[str] = ""  # error for dense gradients, likewise
+    _counts: ClassVar[bool] = True  # True if each parameter has a step count
+    _has_python_scalars: ClassVar[bool] = False  # True if the step count is a Python number
+    _fixed: ClassVar[dict[str, object]] = {}  # values of hyperparameters that groups may lack
+    _as_tensors: ClassVar[tuple[str, ...]] = ()  # numbers that torch computes in tensors
+    # The dtype of scalar slots; None if torch's default dtype decides.
     _number_dtype: ClassVar[torch.dtype | None] = None
-    _optional: ClassVar[tuple[str, ...]] = ()  # slots that torch makes beside others
-    _rowwise: ClassVar[tuple[str, ...]] = ()  # those that its step makes of sparse gradients
-    _of_matrices: ClassVar[bool] = False  # whether it takes matrices alone
-    _rule_by_shape: ClassVar[Callable[[Group, Tensor], Rule] | None] = None  # where shapes decide
-    _unwrapped: ClassVar[str] = ""  # why nothing lies around its steps
-    _unsupported_options: ClassVar[Mapping[str, str]] = {}  # options that it cannot have, and why
-    _common: ClassVar[tuple[str, ...]] = ()  # options in which its groups agree
-    _unread: ClassVar[tuple[str, ...]] = ()  # options that its step has no need of
-    _accepted: ClassVar[inspect.Signature]  # what `FusedTorchOptimizer.__init__` takes for it
-    _option_names: ClassVar[list[str]]  # those that it reads
-    _flags: ClassVar[list[str]]  # those that are true or false
+    _optional: ClassVar[tuple[str, ...]] = ()  # slots that options of a group add
+    _rowwise: ClassVar[tuple[str, ...]] = ()  # slots that torch makes of sparse gradients
+    _of_matrices: ClassVar[bool] = False  # True if all parameters must be matrices
+    _rule_by_shape: ClassVar[Callable[[Group, Tensor], Rule] | None] = None  # in place of one rule
+    _unwrapped: ClassVar[str] = ""  # error for options that wrap the rule; "" if supported
+    _unsupported_options: ClassVar[Mapping[str, str]] = {}  # errors by option
+    _common: ClassVar[tuple[str, ...]] = ()  # options that must be equal in all groups
+    _unread: ClassVar[tuple[str, ...]] = ()  # options that no step reads
+    _accepted: ClassVar[inspect.Signature]  # signature of the constructor, with options
+    _option_names: ClassVar[list[str]]  # options that a step reads
+    _flags: ClassVar[list[str]]  # options that are true or false
 
     def __init_subclass__(cls) -> None:
         # What a constructor takes is read by people and by frameworks.
@@ -135,7 +134,7 @@ class FusedTorchOptimizer(FusedOptimizer):
             self._keep_as_options_say()
 
     def _keep_as_options_say(self) -> None:
-        """Have slots that torch's constructor makes be of the dtype of all others."""
+        """Convert slots that torch's constructor made to the storage that options define."""
         kinds = self._around.kinds
         for group in self.param_groups:
             starts = self._starts_of(group)
@@ -220,11 +219,11 @@ class FusedTorchOptimizer(FusedOptimizer):
 
     @staticmethod
     def _choose_rule(group: Group) -> Rule:
-        """The rule that updates a group."""
+        """Return the rule that updates a group."""
         raise NotImplementedError
 
     def _own_rule(self, group: Group, param: Tensor) -> Rule:
-        """The rule that updates a parameter of a group."""
+        """Return the rule that updates a parameter of a group."""
         choose = self._kind_of(group)._rule_by_shape
         return self._choose_rule(group) if choose is None else choose(group, param)
 
@@ -236,7 +235,7 @@ class FusedTorchOptimizer(FusedOptimizer):
         return self._around.rule(self._choose_rule(group))
 
     def _rules_of(self, group: Group) -> set[Rule]:
-        """The rules that update parameters of a group."""
+        """Return the rules that update parameters of a group."""
         if self._kind_of(group)._rule_by_shape is None or not group["params"]:
             return {self._choose_rule(group)}
         return {self._own_rule(group, param) for param in group["params"]}
@@ -246,7 +245,7 @@ class FusedTorchOptimizer(FusedOptimizer):
         return set(map(self._around.rule, self._rules_of(group)))
 
     def _kind_of(self, group: Group) -> type[FusedTorchOptimizer]:
-        """The class whose options and state a group has."""
+        """Return the class that defines the options and state of a group."""
         return type(self)
 
     def _starts_of(self, group: Group) -> Entries:
@@ -278,6 +277,7 @@ class FusedTorchOptimizer(FusedOptimizer):
         return self._take_sub_steps(steps, single_param)
 
     def _take_sub_steps(self, steps: Sequence[_SubStep], single_param: Tensor | None) -> None:
+        """Take the sub-steps of all rules at once, or leave the step to torch."""
         if not self._are_ours(steps):
             return self._step_of_torch()
         with no_grad():
@@ -319,7 +319,7 @@ class FusedTorchOptimizer(FusedOptimizer):
         return None
 
     def _sub_step(self, rule: Rule, share: _Share, parts: dict[Rule, ParamState]) -> _SubStep:
-        """Return the part of a step for one rule, whose state is made if there is none."""
+        """Return the sub-step of a rule; create its state in `parts` if there is none."""
         if rule not in parts:
             # Options may have chosen other rules since the last step.
             for stale_rule in parts.keys() - self._rules():
@@ -336,7 +336,7 @@ class FusedTorchOptimizer(FusedOptimizer):
         )
 
     def _are_ours(self, steps: Sequence[_SubStep]) -> bool:
-        """Return whether everything is computed here, and nothing by torch."""
+        """Return whether the engines support the whole step."""
         new_substeps = [substep for substep in steps if not substep.hooks.repeats]
         if not new_substeps:
             return True
@@ -351,7 +351,7 @@ class FusedTorchOptimizer(FusedOptimizer):
         update_pairs: Sequence[UpdatePairs],
         make_transforms: Callable[[int], GradientTransforms],
     ) -> tuple[list[BaseException], bool] | None:
-        """Take all of a step, several in one section.
+        """Execute the sub-steps; several of them commit together.
 
         Returns:
             What was raised after the writes, and whether the step is the one before with other
@@ -416,14 +416,14 @@ class FusedTorchOptimizer(FusedOptimizer):
         )
 
     def _may_repeat(self, part: ParamState, gradients: Sequence[object]) -> bool:
-        """Return whether a plan that was made for such gradients says that they are taken here.
+        """Return whether a plan for such gradients may be rebound: all dense, or options unchanged.
 
         Options of groups decide on those with rows; all else that `_fits` looks at plans look at.
         """
         return not any(map(is_sparse, gradients)) or part.hold(self.param_groups)
 
     def _is_torchs_group(self, group: Group) -> bool:
-        """Return whether a group's options ask for what torch's own step alone does, or refuses."""
+        """Return whether the options of a group need torch's own step."""
         if group.get("capturable"):
             params = self._params()
             if self._around.kinds.device or device_of(params) is None:
@@ -465,7 +465,7 @@ class FusedTorchOptimizer(FusedOptimizer):
         )
 
     def _fits(self, share: _Share) -> bool:
-        """Return whether a share is computed here.
+        """Return whether the engines support a share.
 
         Raises:
             RuntimeError: The class takes no such gradients.
@@ -491,7 +491,7 @@ class FusedTorchOptimizer(FusedOptimizer):
         return engines_support(share.pairs, self.state, names, wide, is_offloaded, coded)
 
     def _counts_in_common(self, steps: Sequence[_SubStep]) -> bool:
-        """Return whether parameters have a number in one tensor, which torch counts in turn.
+        """Return whether two parameters share a state tensor of one number.
 
         Raises:
             NotImplementedError: They have, and options ask for what torch does not do.
@@ -509,9 +509,7 @@ class FusedTorchOptimizer(FusedOptimizer):
         return shared_scalar is not None
 
     def _has_kind(self, group: Group, param: Tensor) -> bool:
-        """Return whether slots have their parameter's dtype: torch alone knows what becomes of
-        others.
-        """
+        """Return whether the slots of a parameter have its dtype."""
         entries = self.state.get(param, {})
         slots = [slot for slot in self._own_rule(group, param).slots if slot.shape is None]
         names = [slot.name for slot in slots if not slot.scalar and slot.name in entries]
@@ -519,12 +517,12 @@ class FusedTorchOptimizer(FusedOptimizer):
 
     @staticmethod
     def _computes(param: Tensor) -> bool:
-        """Return whether a parameter that engines compute is computed by the class's rules."""
+        """Return whether the class's rules support a parameter that engines support."""
         return True
 
     @staticmethod
     def _takes_rows(group: Group) -> bool:
-        """Return whether sparse gradients of a group are computed here."""
+        """Return whether the engines support sparse gradients of a group."""
         return True
 
     def _shares(self, absent: Mapping[int, Tensor] = NO_GRADIENTS) -> dict[Rule, _Share]:
@@ -551,7 +549,7 @@ class FusedTorchOptimizer(FusedOptimizer):
     def _by_rule(
         self, group: Group, pairs: list[tuple[Tensor, Tensor]]
     ) -> Iterable[tuple[Rule, list[tuple[Tensor, Tensor]]]]:
-        """The pairs of a group that each rule updates."""
+        """Return pairs of a rule and those gradients and parameters of a group that it updates."""
         if self._kind_of(group)._rule_by_shape is None:
             return [(self._choose_rule(group), pairs)] if pairs else []
         pairs_by_rule: dict[Rule, list[tuple[Tensor, Tensor]]] = {}
@@ -568,7 +566,7 @@ class FusedTorchOptimizer(FusedOptimizer):
         return {rule: _Share([(cast("Tensor", param.grad), param)], [place])}
 
     def _numbers(self, rule: Rule, kind: type[FusedTorchOptimizer]) -> dict[str, ScalarSpec]:
-        """The numbers that each parameter has of its own, in groups of a class."""
+        """Return the per-parameter numbers of a rule, by key of the state."""
         specs = {
             slot.name: ScalarSpec(
                 slot.initial,
@@ -724,6 +722,7 @@ class FusedTorchOptimizer(FusedOptimizer):
         return ", ".join(f"{name}={show_value(group.get(name))}" for name in names)
 
     def _step_of_torch(self) -> None:
+        """Take the step with torch's own code; raise if options forbid it."""
         self._check_flat_buffers(self.param_groups)
         # Not all of torch's classes know of a scale, and none that does not unscale says so.
         is_scaling = self._around.of(Unscaling).fused_unscale and self._unscaling() is not None
@@ -763,7 +762,7 @@ class FusedTorchOptimizer(FusedOptimizer):
         run(self._ending(GradientReport()))
 
     def _check_memories(self) -> None:
-        """Refuse what torch's step would read or write beyond its memory, which ends the process.
+        """Raise if torch's step would access memory outside of a tensor's storage.
 
         Raises:
             LayoutError: Names it.

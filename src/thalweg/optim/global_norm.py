@@ -1,4 +1,4 @@
-"""The norm that the gradients of several rules have in common."""
+"""Global gradient norm over several rules."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Share = tuple[
 
 
 class CommonNorm:
-    """Measures all gradients of a step before the first rule's sweep, by a plan of its own."""
+    """Norm of all gradients of a step, measured before the first rule's update."""
 
     def __init__(self) -> None:
         self._gate = Dispatcher()
@@ -96,7 +96,7 @@ class CommonNorm:
 
 
 def _asked(shares: Sequence[Share], gradients: Sequence[object], variables: Any) -> StepRequest:
-    """A step that is measured only; its rule has no slots."""
+    """Return a request that only measures gradients; its rule has no slots."""
     slots, titles = [()] * len(variables), [""] * len(variables)
     arguments = gradients, slots, titles, shares[0][0].selection
     return StepRequest(rules.TORCH_SGD, (), variables, *arguments)

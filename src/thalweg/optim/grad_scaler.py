@@ -31,13 +31,13 @@ class GradScalerMixin:
     _cache: Any
 
     def _homes_of(self, params: Sequence[Tensor]) -> Homes:
-        """The device that alone knows the numbers of parameters, and where the host keeps them."""
+        """Return the device that alone holds the numbers, or None, and the device of the host."""
         if is_host(params) or not self._counts_there():
             return _ON_THE_HOST
         return device_of(params), CPU
 
     def _counts_there(self) -> bool:
-        """Return whether a GPU alone knows the numbers of its parameters."""
+        """Return whether per-parameter numbers are on the GPU only."""
         return self._around.of(Unscaling).fused_unscale
 
     def _found_finite(self) -> Tensor | None:
@@ -66,7 +66,7 @@ class GradScalerMixin:
         raise NotImplementedError
 
     def _skip_overflowed_step(self) -> bool:
-        """Leave the step out if `torch.amp.GradScaler` says that a gradient is not finite."""
+        """Record a skipped step and return True if `torch.amp.GradScaler` found an overflow."""
         found_inf = vars(self).get("found_inf")
         if found_inf is None or not number(found_inf):  # 0 where there were no gradients to look at
             return False
@@ -90,14 +90,13 @@ class GradScalerMixin:
 
 
 def forget_scale(optimizer: object) -> None:
-    """Forget what a scaler said of a step, which failed."""
+    """Remove the attributes that a scaler set for a failed step."""
     for name in ("grad_scale", "found_inf"):
         vars(optimizer).pop(name, None)
 
 
 def said_once(step: Callable[..., object]) -> Callable[..., Any]:
-    """Return a step that says what has become of it, and forgets what a scaler said of it, if it
-    fails.
+    """Return a step that notes its progress on errors and then forgets the scaler's attributes.
 
     `torch.amp.GradScaler` takes that back after a step that succeeds alone, and multiplies a scale
     that it finds by its own.

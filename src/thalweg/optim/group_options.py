@@ -1,4 +1,4 @@
-"""Groups of parameters: their options as hyperparameters of rules."""
+"""Options of parameter groups as hyperparameters of rules."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Options:
 
     @property
     def moving_rate(self) -> Tensor | None:
-        """The rate, if that is a plain tensor and nothing else is."""
+        """The learning rate if it is a plain tensor of shape () and no other option is a tensor."""
         rate = self._hypers.get("learning_rate")
         if type(rate) is not Tensor or rate.dim() or rate.is_neg() or not rate.data_ptr():
             return None
@@ -116,7 +116,7 @@ class Options:
         return options
 
     def check_memory(self) -> None:
-        """Refuse a hyperparameter that is a tensor whose storage was cut.
+        """Raise if a hyperparameter is a tensor whose storage was cut.
 
         Raises:
             LayoutError: Names it.
@@ -126,7 +126,7 @@ class Options:
                 check_number(value, title_of(name))
 
     def given(self) -> dict[str, Any]:
-        """Hyperparameters by name."""
+        """Return a copy of the hyperparameters by name."""
         return dict(self._hypers)
 
     def given_to_prepare(self, overrides: Mapping[str, object]) -> dict[str, Any]:
@@ -138,7 +138,7 @@ class Options:
         return {name: overrides[name] if name in overrides else hypers[name] for name in names}
 
     def numbers(self, keeps_tensor: Callable[[Any], bool]) -> dict[str, Any]:
-        """Hyperparameters, as formulas are given them.
+        """Return the hyperparameters as arguments of formulas.
 
         Args:
             keeps_tensor: Whether one that is a tensor stays one.
@@ -151,7 +151,7 @@ class Options:
 
 
 def as_options(hypers: Mapping[str, object]) -> Group:
-    """Hyperparameters under the names that groups have for them."""
+    """Return hyperparameters under the names that groups use."""
     pairs: Group = {}
     remaining = dict(hypers)
     for key in PAIRS:
@@ -162,7 +162,7 @@ def as_options(hypers: Mapping[str, object]) -> Group:
 
 
 def hypers_of(group: Group, rule: Rule) -> dict[str, Any]:
-    """Return a rule's hyperparameters out of a group.
+    """Return the hyperparameters of a rule from a group.
 
     Raises:
         InvalidTypeError: One is no number; names it.
@@ -257,7 +257,7 @@ def _number_entries(group: Mapping[str, Any], hypers: Container[str]) -> dict[st
 def named(
     group: Mapping[str, Any], rule: Rule | None = None, hyper_names: Container[str] = ()
 ) -> dict[str, Any]:
-    """Options of a group under the names that rules have for them.
+    """Return the options of a group under the names that rules use.
 
     Args:
         group: The group.

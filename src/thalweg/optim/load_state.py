@@ -1,4 +1,4 @@
-"""Setting the state of an optimizer: all of it, or nothing."""
+"""Loading of optimizer states: all of a state, or nothing."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def load(
     plan: Callable[[Any, dict[str, Any]], Plan],
     convert: bool = False,
 ) -> None:
-    """Set a state in one section, and call torch's hooks before and after it.
+    """Load a state atomically, and call torch's hooks before and after.
 
     Args:
         optimizer: A `FusedOptimizer`.
@@ -125,7 +125,7 @@ def as_torch(
 
 
 def _after_hooks(optimizer: Any, state_dict: object) -> dict[str, object]:
-    """A state as the hooks before a load leave it, which get a shallow copy."""
+    """Return the state after torch's pre-hooks, which get a shallow copy."""
     if not isinstance(state_dict, Mapping):
         raise InvalidTypeError(f"state_dict must be a dict, not a {type(state_dict).__name__}.")
     loaded_state = dict(cast("Mapping[str, Any]", state_dict))
@@ -136,9 +136,7 @@ def _after_hooks(optimizer: Any, state_dict: object) -> dict[str, object]:
 
 
 def taken_apart(optimizer: Any, state_dict: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Return a state without what only options keep that an optimizer lacks, and what is to be said
-    of it; see `left_behind.leave_behind`.
-    """
+    """Return a state without the entries of options that are off, and warnings about these."""
     names = {name for _, entries in parameter_states(state_dict) for name in entries}
     has_count = any(COUNT in group for group in state_dict["param_groups"])
     if not (has_count or SUM in names or names & ENTRY_KEYWORDS.keys()):
@@ -171,7 +169,7 @@ def fitted(
 
 
 def warn_of(optimizer: object, lacking: Collection[str], notes: Collection[str]) -> None:
-    """Say what begins anew, of which a state has nothing, and what is left behind of it."""
+    """Warn of entries that a loaded state lacks, and of those that were dropped."""
     title = _title(optimizer)
     messages = [state_mismatch.lacking_message(title, lacking)] if lacking else []
     for note in (*messages, *(f"{title}: {note}" for note in notes)):
@@ -185,7 +183,7 @@ def _title(optimizer: Any) -> str:
 
 
 def _twin(optimizer: Any) -> Any:
-    """An optimizer that has all that this one has, without hooks, and keeps nothing of its own."""
+    """Return an optimizer with the same attributes, but without hooks, options and cache."""
     cls: Any = type(optimizer)
     twin = cls.__new__(cls)
     attributes = {**vars(optimizer), "_cache": twin._cache, "_around": cls._around}
@@ -235,7 +233,7 @@ def _members(
 def _give_back_dtypes(
     twin: Any, state_dict: Mapping[str, Any], kinds: Any, keeps_as_torch: bool
 ) -> None:
-    """Have tensors of a state be what they were before torch made them the parameter's dtype.
+    """Restore the dtypes and devices that tensors of a state had before torch cast them.
 
     The numbers that a rule of torch keeps beside `step` stay as torch has made them, where there is
     no master, which torch knows nothing of.
@@ -265,15 +263,12 @@ def _give_back_dtypes(
 
 
 def _is_kept(tensor: Tensor) -> bool:
-    """Return whether a tensor of a state has its dtype for a reason: numbers, and bytes of
-    codecs.
-    """
+    """Return whether a tensor keeps its dtype: numbers, and bytes of codecs."""
     return tensor.is_floating_point() or tensor.dtype == torch.uint8
 
 
 def _give_back_numbers(twin: Any, state_dict: Mapping[str, Any]) -> None:
-    """Have numbers of rules that torch lacks be as exact as they were: torch rounds them to the
-    parameter's dtype."""
+    """Restore the dtypes of a rule's numbers if torch lacks the rule and cast them."""
     keys = [key for group in state_dict["param_groups"] for key in group["params"]]
     members = [(group, param) for group in twin.param_groups for param in group["params"]]
     for key, (group, param) in zip(keys, members, strict=True):
@@ -289,7 +284,7 @@ def _give_back_numbers(twin: Any, state_dict: Mapping[str, Any]) -> None:
 
 
 def fit_slots(optimizer: Any, group: Group, param: Tensor, entries: dict[str, Any]) -> None:
-    """Convert what steps make in one way alone: numbers to shape (), shaped slots to their dtype.
+    """Convert numbers of a state to shape (), and shaped slots to their dtype.
 
     Args:
         optimizer: A `FusedTorchOptimizer`.
@@ -319,7 +314,7 @@ def _as_number(tensor: Tensor) -> Tensor:
 
 
 def _resolved(entries: Mapping[str, object]) -> Iterator[tuple[str, Tensor]]:
-    """Tensors of a state of which torch only notes how they were made: negated, of a parameter."""
+    """Yield entries that are negated, conjugated or part of a graph, as plain tensors."""
     tensors = [(name, x) for name, x in entries.items() if isinstance(x, Tensor)]
     for name, tensor in tensors:
         if tensor.is_neg() or tensor.is_conj() or not tensor.is_leaf:
@@ -327,7 +322,7 @@ def _resolved(entries: Mapping[str, object]) -> Iterator[tuple[str, Tensor]]:
 
 
 def _without_slots(state_dict: Mapping[str, Any]) -> dict[str, Any]:
-    """A state of which torch sends nothing that is large to a parameter's device."""
+    """Return a state with empty tensors in place of all that have dimensions."""
     states = {
         key: {
             name: entry.new_empty((0, 0)) if isinstance(entry, Tensor) and entry.dim() else entry
@@ -387,7 +382,7 @@ def _lacking(
     saved_states: Mapping[Tensor, Mapping[str, object]],
     optional: Collection[str],
 ) -> list[tuple[str, dict[str, object]]]:
-    """The entries that begin at the parameter and of which nothing was given, with their states."""
+    """Return names and states of the entries that start at the parameter and were not loaded."""
     return [
         (name, entries)
         for param, entries in states

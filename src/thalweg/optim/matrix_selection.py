@@ -96,7 +96,7 @@ def _has(owners: Iterable[nn.Module], kinds: tuple[type[nn.Module], ...]) -> boo
 
 
 def _called(patterns: Iterable[str] | str, params: ModuleParams, argument: str) -> set[int]:
-    """The `id` of the parameters that are called so."""
+    """Return the `id` of each parameter that a pattern selects."""
     selected_ids: set[int] = set()
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
         ids = {id(param) for _, param in params.named_params if params.called(pattern, param)}
@@ -106,7 +106,7 @@ def _called(patterns: Iterable[str] | str, params: ModuleParams, argument: str) 
 
 
 def _asked(module: nn.Module, name: str) -> set[int] | None:
-    """The `id` of the parameters of a layer that a model names; None if it names none."""
+    """Return the `id` of the parameters of a layer that a model's getter returns, or None."""
     getter: Any = getattr(module, name, None)
     try:
         layer = getter() if callable(getter) else None
@@ -118,14 +118,14 @@ def _asked(module: nn.Module, name: str) -> set[int] | None:
 
 
 def _of_input(module: nn.Module) -> set[int]:
-    """The `id` of what the model looks up its input in."""
+    """Return the `id` of the input embeddings' parameters."""
     return _asked(module, "get_input_embeddings") or set()
 
 
 def _of_output(
     module: nn.Module, params: ModuleParams, output: Iterable[str] | str | None
 ) -> set[int]:
-    """The `id` of the output layer's parameters."""
+    """Return the `id` of the output layer's parameters."""
     if output is not None:
         return _called(output, params, "output")
     output_ids = _asked(module, "get_output_embeddings")

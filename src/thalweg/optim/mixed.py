@@ -144,7 +144,7 @@ class Mixed(Means, FusedTorchOptimizer, MixedArguments):
 
 
 def _kind_named(group: Group, rules_by_name: Mapping[str, Rule]) -> Any:
-    """The class of a group that was added, whose rule is a name.
+    """Return the class for the rule's name in a group.
 
     Args:
         group: The group.
@@ -157,7 +157,7 @@ def _kind_named(group: Group, rules_by_name: Mapping[str, Rule]) -> Any:
 
 
 def _with_rule(rules_by_name: Mapping[str, Rule], rule: Rule, place: int) -> Mapping[str, Rule]:
-    """Rules of the user's own by name, with one more.
+    """Return the user's rules by name with one more.
 
     Raises:
         InvalidArgumentError: Another one has its name.
@@ -175,7 +175,7 @@ def _with_rule(rules_by_name: Mapping[str, Rule], rule: Rule, place: int) -> Map
 
 
 def _completed(group: Group, place: int, own_rules: Mapping[str, Rule]) -> Group:
-    """A group with all the options of its rule, which are checked."""
+    """Return a group with all options of its rule, which are checked."""
     if "rule" not in group:
         raise NotFoundError(
             f"Group {place} has no 'rule': the name of a class of thalweg.optim, such as 'AdamW'."
@@ -210,7 +210,7 @@ def _completed(group: Group, place: int, own_rules: Mapping[str, Rule]) -> Group
 
 
 def _fewest_rows(kind: Any, group: Group) -> int:
-    """The rows of the smallest matrix that a group can have, which stages cut into blocks."""
+    """Return the least number of rows of a group's matrices: the number of blocks."""
     if user_rule := getattr(kind, "_prepared_rule", None):  # a rule of the user's own
         return lcm(*user_rule.heads)
     heads = group.get("heads")
@@ -223,7 +223,7 @@ _FREE_KEYS = ("rule", "param_names", "initial_lr", "max_lr", "min_lr", "swa_lr")
 
 
 def _of_others(kind: Any) -> set[str]:
-    """The options of all classes that one does not have."""
+    """Return the options of all classes that a class does not have."""
     return _options_of_all().difference(kind._accepted.parameters, kind._fixed)
 
 

@@ -30,7 +30,7 @@ def groups(
     lr_scale: Mapping[Selector, float] | None = None,
     frozen: Iterable[Selector] | Selector = (),
 ) -> list[Group]:
-    """Groups of a module's parameters, with their names, for an optimizer of torch's kind.
+    """Return groups of a module's parameters, with their names, for a torch-style optimizer.
 
     A parameter is selected by a part of its name between dots or a pattern over all of it ("bias",
     "encoder.*"), by the class of the module that owns it (`torch.nn.LayerNorm`), or by the largest
@@ -96,7 +96,7 @@ def groups(
 
 
 def _selected(params: ModuleParams, selectors: object, argument: str) -> set[int]:
-    """The `id` of what any of these selects; each is to select something."""
+    """Return the `id` of each parameter that a selector selects; raise if one selects nothing."""
     selected_ids: set[int] = set()
     for selector in _listed(selectors):
         ids = {id(p) for _, p in params.named_params if params.selects(selector, p, argument)}
@@ -113,7 +113,7 @@ def _set_decay(group: Group, decay: float | None, has_no_decay: bool) -> None:
 
 
 def _set_rate(group: Group, lr: float | None, factors: tuple[float, ...]) -> object:
-    """Set the rate of a parameter's group; what tells the group from others is returned."""
+    """Set the learning rate of a group; return what distinguishes it from other groups."""
     if lr is not None:
         group.setdefault("lr", lr)
     rate = group.get("lr")

@@ -32,7 +32,7 @@ _HIGHEST = 3.4028234663852886e38  # of float32
 
 
 def _stored(value: object, dtype: torch.dtype) -> Any:
-    """A number that a tensor can be filled with: one beyond its type is infinite, as casts have it.
+    """Return a number as a tensor's dtype stores it: infinite beyond the range of float32.
 
     Torch refuses it, and would do so in the midst of a step.
     """
@@ -43,7 +43,7 @@ def _stored(value: object, dtype: torch.dtype) -> Any:
 
 
 def _check_count(name: str, value: object, dtype: torch.dtype) -> None:
-    """Refuse a count beyond its type, before anything is written.
+    """Raise if a count exceeds its dtype.
 
     Raises:
         InvalidArgumentError: Names it.
@@ -208,7 +208,7 @@ class ForeignColumn:
         return _hold(self) and list(map(Tensor.data_ptr, self._foreign_views)) == self._pointers
 
     def read(self) -> None:
-        """Look at the numbers."""
+        """Read the numbers."""
         devices = {view.device for view in self._views}
         if len(devices) > 1 or any(view.dtype != self.dtype for view in self._views):
             numbers = list(map(Tensor.item, self._views))
@@ -261,7 +261,7 @@ class PlainColumn:
         return True
 
     def read(self) -> None:
-        """Look at the numbers."""
+        """Read the numbers."""
         numbers = [entries.get(self.name, 0) for entries in self._owners]
         self._know([number.item() if isinstance(number, Tensor) else number for number in numbers])
 
@@ -320,7 +320,7 @@ class Blocks:
         return block if shares_storage and number.dtype == block.dtype else None
 
     def gather(self, state: Mapping[Any, Any], names: Iterable[str]) -> None:
-        """Bring numbers that torch has made for an optimizer, one tensor each, into blocks."""
+        """Move numbers that torch made as one tensor each into blocks."""
         for name in names:
             owners_by_kind: dict[Any, list[dict[str, Any]]] = {}
             for param, entries in state.items():
@@ -343,12 +343,12 @@ def scalar_dtype() -> torch.dtype:
 
 
 def _hold(column: Column | ForeignColumn) -> bool:
-    """Return whether nobody has cut the memory of the numbers."""
+    """Return whether the storages of the numbers have kept their size."""
     return list(map(torch.UntypedStorage.nbytes, column._memory)) == column._sizes
 
 
 def _is_plain(tensor: Tensor) -> bool:
-    """Return whether a number is a tensor that nobody else reads or writes."""
+    """Return whether a number is a tensor that no other code or process shares."""
     is_number = type(tensor) is Tensor and not tensor.dim() and not tensor.requires_grad
     is_private = tensor.layout == torch.strided and not tensor.is_meta and not _is_shared(tensor)
     return is_number and is_private

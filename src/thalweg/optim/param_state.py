@@ -1,4 +1,4 @@
-"""The parameters that one rule updates, and what is kept of them from one step to the next."""
+"""State of the parameters that one rule updates, from one step to the next."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ AnyColumn: TypeAlias = "Column | ForeignColumn | DeviceColumn | PlainColumn"
 
 
 class ScalarSpec(NamedTuple):
-    """A number that each parameter has of its own.
+    """Per-parameter number of a state.
 
     Attributes:
         start: What it is before the first step.
@@ -60,7 +60,7 @@ class ScalarSpec(NamedTuple):
 
 
 def check_number(scalar: object, title: str) -> None:
-    """Refuse what a state may not have for a number.
+    """Raise if a tensor is not a number of a state.
 
     Raises:
         InvalidArgumentError: A tensor has not one element.
@@ -191,6 +191,7 @@ class ParamState:
                 self._fresh[id(param)][MASTER] = target
 
     def _make_slots(self, slot: Slot, starts: Mapping[int, Entries]) -> None:
+        """Create the slots that parameters lack, apart from the optimizer's state."""
         name, start = slot.name, slot.initial
         missing_flags = [entries.get(name) is None for entries in self._owners]
         if any(missing_flags):
@@ -244,6 +245,7 @@ class ParamState:
         return resumed(target, param) if has_copy else target
 
     def _column(self, name: str, kind: ScalarSpec, starts: Mapping[int, Entries]) -> AnyColumn:
+        """Return the column of one number, in new blocks or existing tensors."""
         numbers = self._numbers_called(name, kind, starts)
         if self._has_python_scalars:
             for param, number in zip(self._params, numbers, strict=True):
@@ -300,7 +302,7 @@ class ParamState:
     def _column_apart(
         self, name: str, numbers: Sequence[object], dtype: torch.dtype | None, device: torch.device
     ) -> AnyColumn:
-        """Numbers as the tensors that others put into the state, which stay where they are."""
+        """Return a column over state tensors of other code, which stay in place."""
         views: list[Tensor] = []
         for param, number in zip(self._params, numbers, strict=True):
             if not isinstance(number, Tensor):
@@ -316,7 +318,7 @@ class ParamState:
     def _column_there(
         self, name: str, numbers: Sequence[object], dtype: torch.dtype | None, device: torch.device
     ) -> DeviceColumn:
-        """Numbers as views of a new block on a device."""
+        """Return a column whose numbers are views of a new block on a device."""
         dtypes = [number.dtype for number in numbers if isinstance(number, Tensor)]
         if dtypes:
             dtype = reduce(torch.promote_types, dtypes)
@@ -333,7 +335,7 @@ class ParamState:
     def _in_a_block(
         self, name: str, numbers: Sequence[object], dtype: torch.dtype | None
     ) -> tuple[list[Tensor], Tensor]:
-        """Numbers as views of a new block, which become those of the state."""
+        """Copy numbers into a new block; return their views and the block."""
         dtypes = [number.dtype for number in numbers if isinstance(number, Tensor)]
         dtype = dtypes[0] if dtypes else dtype or scalar_dtype()
         values = [number.item() if isinstance(number, Tensor) else number for number in numbers]
@@ -429,7 +431,7 @@ class ParamState:
         ]
 
     def settle(self, state: Mapping[Tensor, Entries]) -> None:
-        """The step was written: this is the state from which the next one starts."""
+        """Record the written state, from which the next step starts."""
         self._stand_ins.settle()
         # Python numbers were replaced in the state.
         if self._settled_values is not None and not self._has_python_scalars:

@@ -1,4 +1,4 @@
-"""States of optimizers in float32, for those that keep nothing otherwise."""
+"""Optimizer states in float32."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def full_precision(optimizer: FusedOptimizer, *, masters: bool = False) -> dict[
 def _widened(
     entries: dict[str, Any], param: Tensor, storage: Storage, slots: Container[str], masters: bool
 ) -> dict[str, Any]:
-    """The state of a parameter in float32."""
+    """Return the state of a parameter with float32 in place of codecs and 16 bits."""
     widened: dict[str, Any] = {}
     for name, value in entries.items():
         if name == SHAPE:

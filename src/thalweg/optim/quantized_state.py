@@ -1,4 +1,4 @@
-"""States of optimizers whose slots are kept in 8 bits: what is told of them, and other forms."""
+"""States of optimizers with 8-bit slots: saved form, checks and conversion."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def storage_of(rule: Rule) -> Storage:
 
 
 def check_params(optimizer: Any, group: Group) -> None:
-    """Refuse parameters of a group whose slots no codec can hold.
+    """Raise if no codec can hold the slots of a group's parameters.
 
     Raises:
         InvalidTypeError: One is complex or of float64.
@@ -75,7 +75,7 @@ def check_params(optimizer: Any, group: Group) -> None:
 
 
 def check_effect(storage: str, rules: Mapping[str, Rule]) -> None:
-    """Refuse rules of which none has a slot that is encoded.
+    """Raise if no rule has a slot that can be encoded.
 
     Args:
         storage: As constructors are given it.
@@ -228,7 +228,7 @@ def fit_storage(
 
 
 def _members_of(optimizer: Any, group: Group, saved_group: Group) -> list[tuple[Tensor, Any, Any]]:
-    """Parameters, keys of their states and titles, as the optimizer matches them."""
+    """Return parameters, keys of their states and titles, as the optimizer matches them."""
     if hasattr(optimizer, "rule"):
         return state_mismatch.matched(group, saved_group, [])
     return state_mismatch.members_of(group, saved_group)
@@ -251,6 +251,7 @@ def _told(group: Mapping[str, Any], place: int) -> Storage:
 
 
 def _refused(place: int, saved_storage: Storage, storage: Storage) -> str:
+    """Return the description of codecs that differ between a saved group and its rule."""
     names = [name for name in {**saved_storage, **storage} if name != CORRECTION]
     saved_codecs = [saved_storage.get(name, _UNCODED_DTYPE) for name in names]
     codecs = [storage.get(name, _UNCODED_DTYPE) for name in names]
@@ -279,7 +280,7 @@ def _converted(
     problems: list[str],
     kinds: StateStorage,
 ) -> dict[str, Tensor]:
-    """The slots of a parameter in the codecs of a rule; what is wrong with them is added."""
+    """Return the slots of a parameter in the codecs of a rule; append problems."""
     slots: dict[str, Tensor] = {}
     for slot in rule.element_slots:
         value = entries.get(slot.name)

@@ -1,4 +1,4 @@
-"""A step of an optimizer of torch's kind in one call; see `_core/replay.py`."""
+"""Replay of a torch-style step in one native call; see `_core/replay.py`."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _STEADY = (replay_kernel.NOTHING, replay_kernel.TRACED)
 
 
 class ReplayedStep:
-    """A step that may be taken again.
+    """Step that is replayed in one call while nothing it depends on changes.
 
     Args:
         optimizer: The optimizer, which has just repeated a step.
@@ -72,8 +72,8 @@ class ReplayedStep:
         self._choices = choices() if current(self.selection) == self.selection else None
         self._owners = [owner for share in self.shares for owner in share.owners]
         self._absent = absent  # until the step is planned
-        self.may_lack = bool(absent)  # gradients
-        self._has_sums = optimizer._around.accumulate > 1  # of gradients, in place of gradients
+        self.may_lack = bool(absent)  # True if parameters may lack gradients
+        self._has_sums = optimizer._around.accumulate > 1  # True if steps use accumulated gradients
         self._gradients: ReplayedTransforms | None = None  # if something happens to them
         # The transforms of the last step, with the factor that unscaled its gradients.
         self._scaled_transforms: tuple[float | None, GradientTransforms] | None = None
@@ -98,6 +98,7 @@ class ReplayedStep:
             return None
 
     def _plan(self, optimizer: Any) -> bool:
+        """Prepare the native call; return False if the step cannot be replayed."""
         transforms, shares, options = self._transforms(optimizer), self.shares, optimizer._around
         if transforms is None or options.in_backward or options.kinds.device is not None:
             return False
@@ -229,7 +230,7 @@ class ReplayedStep:
         return [indices.get(id(param)) for param in owners] == [*places]
 
     def _find_idle_params(self) -> list[Tensor]:
-        """Parameters that take no part in the step: they have no gradient."""
+        """Return the parameters without a gradient in the step."""
         owner_ids = set(map(id, self._owners))
         all_params = (param for group in self.groups for param in group["params"])
         return [param for param in all_params if id(param) not in owner_ids]
@@ -237,7 +238,7 @@ class ReplayedStep:
     def _hold(
         self, guards: GuardTable, places: Sequence[int], idle_params: Sequence[Tensor]
     ) -> bool:
-        """Have the look compare all that the careful one does."""
+        """Add everything that a careful step checks to the guards; return False if impossible."""
         if not all(type(param) in PARAM_CLASSES for param in idle_params):
             return False
         if not all(type(x) is list for x in (self.groups, *map(_params_of, self.groups))):
@@ -296,6 +297,7 @@ class ReplayedStep:
             raise
 
     def _take(self, optimizer: Any, fields: dict[str, Any], cache: Any, flags: int) -> bool:
+        """Run the native call unless a guard fails; return whether the step was taken."""
         if (
             type(optimizer) is not self._class
             or cache.replay is not self  # another thread took a careful step

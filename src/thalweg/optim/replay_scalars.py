@@ -1,4 +1,4 @@
-"""The scalars of a step of torch's kind that is taken again: what of them stays is kept."""
+"""Scalars of a replayed torch-style step."""
 
 from __future__ import annotations
 
@@ -175,6 +175,7 @@ class TorchScalars(GroupScalars):
         return scalars
 
     def _made(self, columns: Sequence[Column]) -> dict[str, Any]:
+        """Return the scalars of the next step from the present columns."""
         prepare_arguments, arguments = self._prepare_arguments, self._arguments
         for column in columns:
             name, value = column.name, column.of(self._first)

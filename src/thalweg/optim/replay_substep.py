@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from thalweg._core.replay_transforms import Scalars
 
 PARAM_CLASSES = (Tensor, torch.nn.Parameter)
-ColumnUpdate = tuple[Column, list[Any]]  # what its numbers become: one for all, or one for each
+ColumnUpdate = tuple[Column, list[Any]]  # its next numbers: one for all, or one for each
 
 
 class ReplayedSubStep:
@@ -54,7 +54,7 @@ class ReplayedSubStep:
         self.is_torchs = type(self.hooks) is TorchStepAdapter  # else the numbers are TensorFlow's
         self.keys: Sequence[Hashable] = self.places
         self._other_keys: list[Hashable] = []  # keys but for the first
-        self._shared_flags: list[bool] = []  # for each column whether all have one number, in a row
+        self._shared_flags: list[bool] = []  # for each column, True if one number serves all
         self._reads: list[int] = []  # of each column, when its numbers were looked at last
         self._launches: Sequence[Launch] = ()
         self._scalars: dict[Hashable, Any] = {}  # by key
@@ -108,7 +108,7 @@ class ReplayedSubStep:
         )
 
     def hold(self, guards: GuardTable) -> bool:
-        """Have the look compare all that a careful step does; return False if it cannot."""
+        """Add all that a careful step checks to the guards; return False if impossible."""
         params = self.part._params
         if not all(type(param) in PARAM_CLASSES for param in params):
             return False
@@ -173,7 +173,7 @@ class ReplayedSubStep:
             ]
 
     def read(self) -> bool:
-        """Look at the numbers of parameters; whether those that were alike still are."""
+        """Read the columns again; return whether equal keys still have equal numbers."""
         for k, column in enumerate(self.columns):
             if not column.is_known:  # what no version tells of, the call itself sees
                 column.read()
@@ -222,7 +222,7 @@ class ReplayedSubStep:
         return self._following()
 
     def _scalars_of(self, index: int, launch: Launch, has_extra: bool) -> Mapping[Any, Any]:
-        """The scalars of each key, which the hooks have, too, for the numbers that follow."""
+        """Return the scalars of a launch by key; empty if the call makes all of them."""
         scalars_by_key, dtype, columns = self.hooks._scalars_by_key, launch.dtype, self.columns
         if self.is_torchs:
             return scalars_by_key
@@ -255,7 +255,7 @@ class ReplayedSubStep:
 
 
 def _owners_of(plan: Any) -> list[Tensor]:
-    """The parameters that have the gradients of a step: what it updates, or what follows that."""
+    """Return the parameters that have the gradients of a step: its variables, or their copies."""
     request = plan.request
     copies = request.copies or [None] * len(request.variables)
     pairs = zip(request.variables, copies, strict=True)

@@ -18,7 +18,7 @@ HOMES = ("cpu", "cuda", "meta")  # kinds of devices on which bits are drawn
 
 
 def places_of(optimizer: Any, rule: Rule, params: Sequence[Tensor]) -> list[tuple[int, int]]:
-    """For each parameter of a step its number among all of an optimizer, and where it begins.
+    """Return the index of each parameter in the optimizer, and the offset of its elements here.
 
     Raises:
         InvalidArgumentError, InvalidTypeError, NotImplementedError: As `check_params`.
@@ -30,7 +30,7 @@ def places_of(optimizer: Any, rule: Rule, params: Sequence[Tensor]) -> list[tupl
 
 
 def check_group(optimizer: Any, group: Group) -> None:
-    """Refuse parameters of a group that was added for which no random bits are drawn.
+    """Raise if no random bits are defined for parameters of a new group.
 
     Raises:
         InvalidArgumentError, InvalidTypeError, NotImplementedError: As `check_params`.
@@ -39,7 +39,7 @@ def check_group(optimizer: Any, group: Group) -> None:
 
 
 def check_params(optimizer: Any, rule: Rule, params: Sequence[Tensor]) -> None:
-    """Refuse parameters of a rule for which no random bits are drawn.
+    """Raise if no random bits are defined for parameters of a rule.
 
     Raises:
         InvalidArgumentError: One is neither on the CPU nor on a GPU.
@@ -95,7 +95,7 @@ def _is_cut_in_order(param: Any) -> bool:
 
 
 def _first_of(param: Any) -> int:
-    """The position of a parameter's first element here in the whole one."""
+    """Return the offset of a DTensor's first local element in the global tensor."""
     if not (is_on_mesh(param) and param.dim() and param.numel()):
         return 0
     first, rows = 0, param.shape[0]

@@ -1,4 +1,4 @@
-"""`RuleOptimizer`: any rule as an optimizer of torch's kind."""
+"""`RuleOptimizer`: any rule as a torch-style optimizer."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
         return parts[rule], params, places
 
     def _numbers(self) -> dict[str, ScalarSpec]:
-        """The numbers that each parameter has of its own."""
+        """Return the per-parameter numbers of the rule, by key of the state."""
         rule, first = self.rule, self.param_groups[0]["params"][0]
         specs = {STEP: ScalarSpec(0, torch.int64)}
         specs |= {name: ScalarSpec(1.0, torch.float32) for name in self._products}
@@ -208,6 +208,7 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
         }
 
     def _take_step(self, parts: dict[Rule, ParamState], single_param: Tensor | None = None) -> None:
+        """Take a step over all parameters with a gradient, or over a single one."""
         part, params, places = self._whole()
         grads = self._gradients(params) if single_param is None else [single_param.grad]
         updated = params if single_param is None else [single_param]
@@ -352,7 +353,7 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
 
 
 def _publish_arguments(cls: type[RuleOptimizer]) -> None:
-    """Have a constructor say all that it takes, options among it."""
+    """Publish the arguments of a constructor, options among them."""
     signature = inspect.signature(cls.__init__, eval_str=True)
     args = [arg for arg in signature.parameters.values() if arg.name not in ("self", "around")]
     extra_parameters = [] if "capturable" in signature.parameters else [_CAPTURABLE]

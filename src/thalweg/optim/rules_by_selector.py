@@ -101,7 +101,7 @@ class RulesBySelector:
     def _check_rest(
         self, indices: Sequence[int], params: ModuleParams, excluded_ids: Container[int]
     ) -> None:
-        """Refuse `...` that is left nothing where a number took vectors with the matrices."""
+        """Raise if `...` selects nothing because a number also took vectors."""
         if ... not in self._selectors or self._selectors.index(...) in indices:
             return
         members = [pair for pair in params.named_params if id(pair[1]) not in excluded_ids]
@@ -115,7 +115,7 @@ class RulesBySelector:
                 )
 
     def _first(self, by_turn: Mapping[int, list[int]], name: str, param: Tensor) -> int:
-        """The place of the one selector that comes first."""
+        """Return the index of the one selector with the lowest priority."""
         if not by_turn:
             raise InvalidArgumentError(
                 f"No rule is for {name!r} of shape {tuple(param.shape)}: add a selector, such as"
@@ -173,7 +173,7 @@ class RulesBySelector:
                     )
 
     def titled(self, groups: list[Group]) -> ParamGroups:
-        """Groups that print as a table."""
+        """Return groups that print as a table."""
         return ParamGroups(groups)
 
 
@@ -192,6 +192,7 @@ class ParamGroups(list[Group]):
 
 
 def _row(group: Group) -> tuple[str, ...]:
+    """Return the cells of a group in the table."""
     named_params = [x if isinstance(x, tuple) else ("unnamed", x) for x in group["params"]]
     options = [f"{name}={group[name]}" for name in group if name not in ("params", "rule")]
     elements = sum(param.numel() for _, param in named_params)
@@ -225,7 +226,7 @@ def _selects(selector: object, param: Tensor, params: ModuleParams) -> bool:
 
 
 def _turn(selector: Any, names: Sequence[str]) -> int:
-    """When a selector that selects a parameter of these names is asked: the lowest first."""
+    """Return the priority of a selector for a parameter with these names; the lowest selects."""
     if isinstance(selector, str):
         return -4 if selector in names else -3
     if isinstance(selector, tuple):

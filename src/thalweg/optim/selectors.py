@@ -72,7 +72,7 @@ class ModuleParams:
         )
 
     def check_selects(self, selected: Collection[object], selector: object, argument: str) -> None:
-        """Refuse a selector that selects nothing.
+        """Raise if a selector selects nothing.
 
         Raises:
             InvalidArgumentError: It does not; says what it may have meant.

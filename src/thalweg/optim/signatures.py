@@ -38,7 +38,7 @@ def option_parameters() -> tuple[Parameter, ...]:
 
 
 def _type_of(annotation: Any, kind: type) -> Any:
-    """The type that a field of an option has; `get_type_hints` looks at all others, too."""
+    """Return the type of an option's field."""
     if isinstance(annotation, str):
         # The names of the module that defines the class, whose `__module__` is the public one.
         init: Any = kind.__init__
@@ -91,7 +91,7 @@ def with_options(signature: Signature, *extra_parameters: Parameter) -> Signatur
 
 
 def _one_of(parameter: Parameter) -> Parameter:
-    """One for all classes that have the same; 0 and 0.0, which are equal, are two."""
+    """Return the equal parameter that exists already, or this one; 0 and 0.0 differ."""
     equal_parameters = _parameters.setdefault(type(parameter.default), {})
     return equal_parameters.setdefault(parameter, parameter)
 
@@ -107,7 +107,7 @@ def _of_params(parameter: Parameter) -> Parameter:
 
 
 def document(cls: type, parameters: Mapping[str, Parameter]) -> str:
-    """Return a docstring that says what each parameter of a constructor is for, but for `self`.
+    """Return a docstring that describes each parameter of a constructor except `self`.
 
     What the docstring of the class says of one comes first, then what options say of theirs, then
     what an argument of that name is in most classes.
@@ -123,7 +123,7 @@ def document(cls: type, parameters: Mapping[str, Parameter]) -> str:
 
 
 def publish(cls: Any, accepted: Signature) -> None:
-    """Have the constructor of a class of this package say what it takes.
+    """Set the signature and docstring of a class's constructor.
 
     Args:
         cls: The class. If it has no constructor of its own, it gets that of its parent, which says

@@ -1,4 +1,4 @@
-"""Slots that the user has replaced by what no step can read."""
+"""Checks of slots that other code has replaced."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from thalweg.optim.state_mismatch import kind_of, told
 
 
 def check_slots(optimizer: Any, rule: Rule, indexed_params: Iterable[tuple[Tensor, int]]) -> None:
-    """Refuse slots that are no tensors, or are numbers where bytes of a codec are kept.
+    """Raise if a slot is not a tensor, or is not in the storage of its codec.
 
     Args:
         optimizer: The optimizer.
@@ -40,6 +40,7 @@ def check_slots(optimizer: Any, rule: Rule, indexed_params: Iterable[tuple[Tenso
 
 
 def _why_unfit(slot_tensor: object, slot: Slot, param: Tensor) -> str:
+    """Return the reason why a value is not the slot of a parameter; "" if it is."""
     if not isinstance(slot_tensor, Tensor):
         return f"{told(slot_tensor)}; expected: a tensor, as the optimizer made it"
     if slot.storage is None:

@@ -1,4 +1,4 @@
-"""Memory of slots that are loaded: a step writes each of them once, so each has its own."""
+"""Separation of loaded slots that share memory."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class StateEntrySpec(NamedTuple):
 
 
 def check_form(state_dict: Mapping[str, object], title: str) -> None:
-    """Refuse what is no state of an optimizer of torch's kind.
+    """Raise unless a dict has the form of a torch-style state.
 
     Raises:
         CheckpointMismatchError: Says what is missing, or is something else.
@@ -104,7 +104,7 @@ def _is_key(key: object) -> bool:
 
 
 def members_of(group: Group, saved_group: Mapping[str, Any]) -> list[tuple[Tensor, Any, Any]]:
-    """Parameters with the keys of their saved states, by their order, and what they are called."""
+    """Return parameters, keys of their saved states and titles, matched by order."""
     name_lists = (group.get("param_names"), saved_group.get("param_names"))
     titles = [names for names in name_lists if names and len(names) == len(saved_group["params"])]
     keys = saved_group["params"]
@@ -125,7 +125,7 @@ def parameter_states(state_dict: Mapping[str, Any]) -> list[tuple[Any, Mapping[s
 def matched(
     group: dict[str, Any], saved_group: dict[str, Any], problems: list[str]
 ) -> list[tuple[Tensor, Any, Any]]:
-    """Parameters with the keys of their saved states: by name where both have names."""
+    """Return parameters, keys of their saved states and titles, matched by name if possible."""
     names, saved_names = group.get("param_names"), saved_group.get("param_names")
     if not names or not saved_names or len(saved_names) != len(saved_group["params"]):
         return members_of(group, saved_group)
@@ -138,7 +138,7 @@ def matched(
 def unmatched(
     names: Sequence[object], saved_names: Sequence[object], suffix: str = ""
 ) -> list[str]:
-    """Names of parameters that one side alone has."""
+    """Return descriptions of names that only one side has."""
     problems = [f"{name!r}{suffix} is missing" for name in names if name not in saved_names]
     unexpected = (name for name in saved_names if name not in names)
     return problems + [f"{name!r}{suffix} belongs to nothing here" for name in unexpected]
@@ -273,6 +273,7 @@ def _why_unlike(entry: object, spec: StateEntrySpec, title: str) -> str | None:
 
 
 def _why_rows_unfit(tensor: Tensor, title: str) -> str | None:
+    """Return why a sparse tensor cannot be read, or None."""
     parts = {"values": tensor._values(), "indices": tensor._indices()}
     flaws = {name: flaw(part) for name, part in parts.items()}
     problems = [

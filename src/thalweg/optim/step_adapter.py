@@ -79,7 +79,7 @@ class ParamGroupAdapter(StepAdapter):
             self.sharing = sharing_of(part.locals, optimizer._cache.team)
 
     def aim(self, pairs: list[tuple[Any, Tensor]]) -> UpdatePairs:
-        """Pairs with what a step updates in place of parameters, and what follows that.
+        """Return gradients with their update targets, and the parameters that follow these.
 
         Clipping sees rows that are added up.
 
@@ -92,10 +92,11 @@ class ParamGroupAdapter(StepAdapter):
         return self.seen(target_pairs), copies
 
     def seen(self, pairs: list[tuple[Any, Tensor]]) -> list[tuple[Any, Tensor]]:
-        """Pairs with gradients as options are to see them."""
+        """Return pairs with sparse gradients summed up if they are clipped."""
         return all_summed(pairs, self.names_of) if self._optimizer._around.clips else pairs
 
     def _aimed(self, pairs: list[tuple[object, Tensor]]) -> UpdatePairs:
+        """Return gradients with their update targets, and the parameters that follow these."""
         targets = self._part.targets(self._optimizer.state, self._params, self.repeats)
         if targets is self._params:
             return pairs, None
@@ -247,11 +248,11 @@ class ParamGroupAdapter(StepAdapter):
         return column.moving(expand_to_variables(keys, values, column.common.device), self.taken)
 
     def _next(self, column: AnyColumn, key: Hashable) -> Any:
-        """A number of parameters that have it in common, after the step."""
+        """Return a number after the step, for parameters that have it in common."""
         raise NotImplementedError
 
     def _apart(self, key: Any) -> tuple[int, dict[str, Any]]:
-        """The group of parameters that have a key in common, and their numbers."""
+        """Return the group index and the numbers of parameters with a common key."""
         part = self._part
         place, *differing_numbers = key if isinstance(key, tuple) else (key,)
         place = self._places[0] if place is None else place
@@ -275,12 +276,12 @@ class ParamGroupAdapter(StepAdapter):
         return self.there is not None and isinstance(value, Tensor) and value.device == self.there
 
     def detach(self) -> None:
-        """Let go of the optimizer and of copies, for a plan that outlives the step."""
+        """Release the optimizer and copies, for a plan that outlives the step."""
         self.watch = self.gathered = None
         self._optimizer = proxy(self._optimizer)
 
     def settle(self) -> None:
-        """The step was written."""
+        """Record the written numbers and state."""
         for column, values in self._pending_numbers:
             column.wrote(values)
         self._part.settle(self._optimizer.state)
@@ -302,6 +303,7 @@ class TorchStepAdapter(ParamGroupAdapter):
         return self._scalars_by_key[group]
 
     def _prepared(self, key: Hashable) -> dict[str, Any]:
+        """Return the scalars of a key: hyperparameters, numbers and those of `prepare`."""
         rule, optimizer = self._part.rule, self._optimizer
         place, numbers = self._apart(key)
         options = self._part.options(place, optimizer)

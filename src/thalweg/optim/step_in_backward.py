@@ -1,4 +1,4 @@
-"""Gradients that are applied and freed as they arrive, in the course of the backward pass."""
+"""Gradients that are applied and freed in the backward pass."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from thalweg.errors import InvalidArgumentError
 
 
 def listen(optimizer: Any) -> None:
-    """Have each parameter of an optimizer updated as soon as its gradient is complete.
+    """Register hooks that update each parameter as soon as its gradient is complete.
 
     One that is frozen has none; it is listened to from the step after which it is no longer.
     """

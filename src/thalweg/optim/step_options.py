@@ -184,7 +184,7 @@ class StepOptions:
         return rule
 
     def check_rule(self, rule: Rule, title: str) -> None:
-        """Refuse a rule that cannot have what is done beside it.
+        """Raise if a rule does not support the wrapping options.
 
         Args:
             rule: The rule.
@@ -209,7 +209,7 @@ class StepOptions:
         return self.on.get(name, _DEFAULTS[name])
 
     def others(self, group: Mapping[str, object]) -> list[str]:
-        """Options in a group that are not as here, where they are for all groups together."""
+        """Return options of a group that differ from those of the constructor."""
         return [n for n in KEYWORDS if n in group and not _equal(group[n], self.value(n))]
 
     def __eq__(self, other: object) -> bool:
@@ -258,13 +258,13 @@ NO_OPTIONS = StepOptions()
 
 
 def apart(keywords: dict[str, object]) -> StepOptions:
-    """Take what is meant for the surroundings out of keywords."""
+    """Remove options from keywords and return them."""
     options = {name: keywords.pop(name) for name in KEYWORDS if name in keywords}
     return StepOptions(**options) if options else NO_OPTIONS
 
 
 def check_hypers(rule: Rule, titles: Iterable[str]) -> None:
-    """Refuse a rule of whose hyperparameters one is called as what all groups or optimizers have.
+    """Raise if a hyperparameter has the name of an option of all groups or optimizers.
 
     Args:
         rule: The rule.

@@ -1,4 +1,4 @@
-"""Parameters that are their averages in a `with` block."""
+"""Exchange of parameters and their averages in a `with` block."""
 
 from __future__ import annotations
 
@@ -57,6 +57,7 @@ def swapped(optimizer: object, average_of: AverageOf = _ema_of) -> ContextSettin
 
 
 def _prepared(optimizer: Any, average_of: AverageOf) -> tuple[list[Call], list[Call]]:
+    """Return calls that exchange parameters and averages, and those that undo this."""
     cache = optimizer._cache
     with cache._lock, writable():
         if cache.holds_averages:
@@ -92,6 +93,7 @@ def _refuse() -> None:
 
 
 def _swaps(optimizer: Any, average_of: AverageOf) -> list[_Swap]:
+    """Return the parameters that have averages, with both memories checked."""
     states = states_of(optimizer.state)
     averages = [(param, average_of(param, entries)) for param, entries in states]
     averaged_params = [(param, average) for param, average in averages if average is not None]
@@ -111,7 +113,7 @@ def _swaps(optimizer: Any, average_of: AverageOf) -> list[_Swap]:
 
 
 def _end(swaps: list[_Swap]) -> None:
-    """Have parameters that were given other memory in the block have their values there."""
+    """Write values back to parameters that got other memory in the block."""
     errors: list[BaseException] = []
     with writable():
         for title, param, memory, _, buffer in swaps:

@@ -1,4 +1,4 @@
-"""A rate that is a tensor, in NumPy's numbers: a steady step asks torch for its value alone."""
+"""Learning rate in a tensor: NumPy arithmetic that rounds as torch does."""
 
 from __future__ import annotations
 

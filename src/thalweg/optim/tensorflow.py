@@ -354,7 +354,7 @@ class ProximalGradientDescent(RuleOptimizer):
 
 
 def _from(name: str, value: object) -> float:
-    """A number from 0 on."""
+    """Return a number, checked to be at least 0."""
     number = as_number(name, value)
     if number < 0.0:
         raise ValueError(f"{name} must not be negative: {number}")

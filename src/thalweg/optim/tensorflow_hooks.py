@@ -1,4 +1,4 @@
-"""A step with TensorFlow's numbers over parameters in torch's groups."""
+"""Steps with TensorFlow's numbers over parameters in groups."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class TensorFlowStepAdapter(ParamGroupAdapter):
         return derived(rule, values, dtype, step + 1)
 
     def hypers(self, dtype: Dtype, place: int) -> dict[str, Any]:
-        """Hyperparameters of a group, as scalars of a compute dtype.
+        """Return the hyperparameters of a group as scalars of a compute dtype.
 
         Raises:
             InvalidArgumentError: One is NaN; names it.

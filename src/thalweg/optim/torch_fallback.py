@@ -1,4 +1,4 @@
-"""Steps that are left to torch, all of it or nothing where torch may refuse them."""
+"""Steps that torch takes, all of a step or nothing."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def _tensors(*values: object) -> list[Tensor]:
 
 @contextmanager
 def whole(optimizer: Any) -> Generator[None]:
-    """Have torch take a step in a `with` block, all of it or nothing.
+    """Return a context manager in which torch takes all of a step, or nothing.
 
     Torch updates one parameter after the other, and refuses a gradient when it comes to it. So what
     a step changes is copied before, and put back. Nothing is copied where torch does not refuse,
@@ -140,7 +140,7 @@ def _kinds(optimizer: Any, members: Sequence[tuple[Group, Tensor]]) -> Hashable:
 
 
 def _is_usual(optimizer: Any, group: Group, param: Tensor, entries: Mapping[str, object]) -> bool:
-    """Return whether a state is such as torch's steps make it: slots are like their parameter.
+    """Return whether a state is as torch's steps make it: slots are like their parameter.
 
     Only names tell slots from numbers, as both have the shape () where a parameter has it.
     """
@@ -207,7 +207,7 @@ def _putting_back(optimizer: Any, param: Tensor) -> list[Call]:
 
 
 def _each_once(tensor: Tensor) -> Tensor:
-    """The elements of a tensor, those of expanded dimensions once: nothing copies to them else."""
+    """Return the elements of a tensor, those of expanded dimensions once, as copies need it."""
     if tensor.layout != torch.strided:
         return tensor  # a detached one would be given other elements alone
     return tensor.detach()[tuple(slice(None if step else 1) for step in tensor.stride())]

@@ -1,4 +1,4 @@
-"""Rules of the user's own in groups of `Mixed`: what stands for a class of this package."""
+"""Classes for user-defined rules in groups of `Mixed`."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def class_of(rule: Rule) -> type[OwnRule]:
 
 
 def _prepared(rule: Rule) -> Rule:
-    """A rule whose `prepare` makes all that depends on the step: its powers, too."""
+    """Return a rule whose `prepare` also computes its powers."""
     users = rule.prepare
     user_args = () if users is None else tuple(signature(users).parameters)
     numbers = (*rule.hypers, *rule.numbers, *rule.common_slots)

@@ -1,4 +1,4 @@
-"""Parameters that are 0 before their first step, of which a rule then does less."""
+"""Warnings of parameters that are 0 before their first step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from thalweg.errors import NumericsWarning, warn
 
 
 def warn_zero_params(optimizer: Any, pairs: Iterable[tuple[Tensor, Sequence[str]]]) -> None:
-    """Warn of those that are, once for each.
+    """Warn once of each new parameter that is 0.
 
     Args:
         optimizer: A `FusedOptimizer`.

@@ -1,4 +1,4 @@
-"""Diagnostics of optimizers of torch's kind."""
+"""Diagnostics of torch-style optimizers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def diagnose(optimizer: Any, option: int | Diagnostics, is_copy: bool) -> None:
-    """Have steps of an optimizer measured; called again when it has other parameters.
+    """Attach diagnostics to an optimizer, unless it has some.
 
     One that is made from the state of another shares the options, and has no sink of the other.
 
@@ -54,7 +54,7 @@ class Diagnosing(TableRecorder):
         super().__init__(optimizer, config)
 
     def count_anew(self) -> None:
-        """Go on from the steps of a state that was loaded, as far as the host knows them."""
+        """Continue from the step count of a loaded state, as far as the host has it."""
         self._param_ids = []  # a state has names, too
         if step_count := _steps_in(self._optimizer):
             self._start = step_count - self._optimizer._cache.total - self._device_steps

@@ -49,7 +49,7 @@ class OfMatrices:
 
     @classmethod
     def _choose_rule(cls, group: Group) -> Rule:
-        """The rule of a group.
+        """Return the rule of a group.
 
         Raises:
             ValueError: An option is not what it can be.

@@ -35,7 +35,7 @@ class DeclaredArguments(Arguments):
         super().__init__(**self._completed(bound.arguments))
 
     def _completed(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Arguments, each of which has a value."""
+        """Return the arguments of the constructor with defaults that depend on others."""
         return arguments
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -48,7 +48,7 @@ class DeclaredArguments(Arguments):
 
 
 class ModernOptimizer(FusedTorchOptimizer, DeclaredArguments):
-    """A class of torch's kind for one rule, which says its rule and `_arguments`."""
+    """Base class of optimizers with one rule; subclasses define `_rule` and `_arguments`."""
 
     _torch = DeclaredArguments
     _number_dtype = torch.float32
