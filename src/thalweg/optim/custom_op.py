@@ -66,11 +66,9 @@ class Operands:
             self.read(optimizer)
 
     def reading(self, optimizer: object, excluded_ids: Container[int] = ()) -> list[Call]:
-        """Return calls of C functions that replace the operands, or none if they were never read.
+        """Return calls that replace the operands by those of an optimizer, none if never read.
 
-        Args:
-            optimizer: The optimizer, or an object that has its future state.
-            excluded_ids: The `id` of slots that it will not have.
+        Slots whose `id` is in `excluded_ids` are left out.
         """
         if not self.parameters:
             return []

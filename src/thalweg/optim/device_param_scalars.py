@@ -39,20 +39,11 @@ class DeviceColumn:
         """Do nothing: readers get the tensor on the device."""
 
     def counting(self, apply_flag: Tensor | None) -> Call:
-        """Return a call of a C function that adds 1 to each number.
-
-        Args:
-            apply_flag: Optional. A tensor, added in place of 1: true if the step is applied.
-        """
+        """Return a call that adds 1 to each number, or `apply_flag` converted to its dtype."""
         return partial(self.common.add_, 1 if apply_flag is None else apply_flag.to(self.dtype))
 
     def moving(self, values: Tensor, apply_flag: Tensor | None) -> Call:
-        """Return a call that writes one number for each parameter if the step is applied.
-
-        Args:
-            values: The numbers, in the order of the parameters.
-            apply_flag: Optional. A tensor, true if the step is applied; else the numbers stay.
-        """
+        """Return a call that writes one number per parameter if `apply_flag` is None or true."""
         numbers = values.to(self.dtype)
         numbers = numbers if apply_flag is None else torch.where(apply_flag, numbers, self.common)
         return partial(self.common.copy_, numbers)

@@ -103,12 +103,7 @@ class SetChanges:
         self._changes, self._patience = 0, 2
 
     def note_planned(self, gradients: int, trainable: int) -> None:
-        """Count a step that was planned anew.
-
-        Args:
-            gradients: How many gradients it had.
-            trainable: How many parameters may have one.
-        """
+        """Count a newly planned step by its numbers of gradients and of trainable parameters."""
         has_absent = gradients < trainable
         self._changes += has_absent or self._lacked
         self._lacked = has_absent

@@ -528,8 +528,7 @@ class FusedTorchOptimizer(FusedOptimizer):
     def _shares(self, absent: Mapping[int, Tensor] = NO_GRADIENTS) -> dict[Rule, _Share]:
         """Return for each rule the gradients and parameters that it updates.
 
-        Args:
-            absent: Stand-ins for gradients that are not there, by `id` of their parameters.
+        Parameters without a gradient take the one that `absent` has for their `id`.
         """
         shares: dict[Rule, _Share] = {}
         for place, group in enumerate(self.param_groups):
@@ -633,12 +632,7 @@ class FusedTorchOptimizer(FusedOptimizer):
     ) -> list[str]:
         """Return why no step could be taken with the state of a parameter of a group.
 
-        Args:
-            group: The group.
-            entries: The state.
-            param: The parameter.
-            title: What it is called.
-            may_lack: Whether slots may be missing, which the next step makes.
+        With `may_lack`, slots that the next step creates may be missing.
         """
         specs = {SUM: sum_of(param)}
         if isinstance(entries, Mapping) and entries.keys() <= {SUM}:  # there was none
@@ -687,14 +681,8 @@ class FusedTorchOptimizer(FusedOptimizer):
     ) -> list[str]:
         """Return why no step can be made of a group's options and a parameter's numbers.
 
-        Functions of users are not called.
-
-        Args:
-            group: The group.
-            entries: The state of the parameter, in which `_unfit_state` finds nothing.
-            param: The parameter.
-            title: What it is called.
-            checked_keys: The groups and numbers that were checked before; these are added.
+        Functions of users are not called. Combinations in `checked_keys` were checked before; new
+        ones are added.
         """
         rule = self._rule_around(group, param)
         numbers = {STEP: 0.0, **{slot.name: slot.initial for slot in rule.scalar_slots}}

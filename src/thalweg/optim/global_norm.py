@@ -34,9 +34,6 @@ class CommonNorm:
         """Return True if the step's gradients fit the measurement of the step before.
 
         If so, that measurement is bound to them and `clip_factor` uses it; otherwise it is dropped.
-
-        Args:
-            shares: The shares of the step.
         """
         pairs = [pair for _, grads_and_vars in shares for pair in grads_and_vars]
         request = _asked(shares, [grad for grad, _ in pairs], [var for _, var in pairs])

@@ -138,10 +138,8 @@ class Options:
         return {name: overrides[name] if name in overrides else hypers[name] for name in names}
 
     def numbers(self, keeps_tensor: Callable[[Any], bool]) -> dict[str, Any]:
-        """Return the hyperparameters as arguments of formulas.
-
-        Args:
-            keeps_tensor: Whether one that is a tensor stays one.
+        """Return the hyperparameters as arguments of formulas; tensors that `keeps_tensor` accepts
+        stay.
         """
         if self._moving:
             moving = {name: self._hypers[name] for name in self._moving}
@@ -238,12 +236,7 @@ def _arguments_of(prepare: Callable[..., object] | None) -> tuple[str, ...]:
 
 
 def _number_entries(group: Mapping[str, Any], hypers: Container[str]) -> dict[str, tuple[str, ...]]:
-    """Return the keys of entries that are floats, and the hyperparameters that each has.
-
-    Args:
-        group: The group.
-        hypers: The names of the rule's hyperparameters.
-    """
+    """Return the keys of a group's float entries, with the names of their hyperparameters."""
     entries: dict[str, tuple[str, ...]] = {}
     for key, value in group.items():
         names = members_of(key, hypers) if key in PAIRS else (_NAMES.get(key, key),)

@@ -235,11 +235,8 @@ def _give_back_dtypes(
 ) -> None:
     """Restore the dtypes and devices that tensors of a state had before torch cast them.
 
-    The numbers that a rule of torch keeps beside `step` stay as torch has made them, where there is
-    no master, which torch knows nothing of.
-
-    Args:
-        keeps_as_torch: Whether sums alone are other than torch has them.
+    Scalar slots stay as torch has cast them, unless there is a master. With `keeps_as_torch`, only
+    sums of gradients are restored.
     """
     keys = [key for group in state_dict["param_groups"] for key in group["params"]]
     members = [(group, param) for group in twin.param_groups for param in group["params"]]
@@ -284,14 +281,7 @@ def _give_back_numbers(twin: Any, state_dict: Mapping[str, Any]) -> None:
 
 
 def fit_slots(optimizer: Any, group: Group, param: Tensor, entries: dict[str, Any]) -> None:
-    """Convert numbers of a state to shape (), and shaped slots to their dtype.
-
-    Args:
-        optimizer: A `FusedTorchOptimizer`.
-        group: The group of the parameter.
-        param: The parameter.
-        entries: Its state, which is changed.
-    """
+    """Convert numbers of a state to shape (), and shaped slots to their dtype, in place."""
     rule, kinds = optimizer._own_rule(group, param), optimizer._around.kinds
     for name in (STEP, *(slot.name for slot in rule.numbers)):
         value = entries.get(name)

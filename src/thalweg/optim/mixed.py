@@ -144,12 +144,7 @@ class Mixed(Means, FusedTorchOptimizer, MixedArguments):
 
 
 def _kind_named(group: Group, rules_by_name: Mapping[str, Rule]) -> Any:
-    """Return the class for the rule's name in a group.
-
-    Args:
-        group: The group.
-        rules_by_name: Rules of the user's own, by name.
-    """
+    """Return the class for the rule's name in a group, of this package or `rules_by_name`."""
     rule = group.get("rule")
     if not isinstance(rule, str):
         raise InvalidTypeError(f"The rule of a group must be a name here, not {shown(rule)}.")

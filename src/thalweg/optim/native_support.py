@@ -96,9 +96,7 @@ def _is_ours(tensor: Tensor, anywhere: bool) -> bool:
 
 
 def has_plain_dispatch(tensor: Tensor) -> bool:
-    """Return True if a tensor's class has torch's dispatch; other classes may keep elements
-    elsewhere.
-    """
+    """Return True if a tensor's class has torch's dispatch, which defines where elements are."""
     return type(tensor).__torch_dispatch__ is Tensor.__torch_dispatch__  # pyright: ignore
 
 
@@ -108,9 +106,7 @@ def _is_of_rows(grad: Tensor, anywhere: bool) -> bool:
 
 
 def device_of(params: Sequence[Tensor]) -> torch.device | None:
-    """Return the GPU on which an engine updates these parameters; None if they are not all
-    there.
-    """
+    """Return the GPU whose engine updates all of these parameters, or None."""
     if is_host(params):
         return None
     device = params[0].device
@@ -126,7 +122,5 @@ def is_host(params: Sequence[Tensor]) -> bool:
 
 
 def _has_engine(device: torch.device) -> bool:
-    """Return whether an engine here computes what lies on a device, and is not ruled out by
-    name.
-    """
+    """Return whether the selected engine supports a device."""
     return device.type == "cpu" or takes_device(device, current().name)

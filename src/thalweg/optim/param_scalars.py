@@ -138,17 +138,11 @@ class Column:
 
     @property
     def is_known(self) -> bool:
-        """True if no other code has written to the block since its numbers were last read or
-        written.
-        """
+        """True if no other code has written to the block since its numbers were read or written."""
         return self._version == self._block._version
 
     def writing(self, values: Sequence[object]) -> list[Call]:
-        """Return calls of C functions that write one number per parameter, or one number for all of
-        them, to the state.
-
-        Args:
-            values: One number, or as many as there are parameters.
+        """Return calls of C functions that write one number per parameter, or one for all.
 
         Raises:
             InvalidArgumentError: A count is beyond its type.
@@ -270,9 +264,7 @@ class PlainColumn:
         self.common = values[0] if values.count(values[0]) == len(values) else None
 
     def writing(self, values: Sequence[Any]) -> list[Call]:
-        """Return calls of C functions that write one number per parameter, or one number for all of
-        them, to the state.
-        """
+        """Return calls of C functions that write one number per parameter, or one for all."""
         numbers = [*values] * len(self._owners) if len(values) == 1 else values
         return [
             partial(tensor.fill_, value)

@@ -158,7 +158,7 @@ def _without_shape(
 
 
 def _unrecorded_message(titles: Sequence[object]) -> str:
-    """Return the warning about encoded slots of an older state, of which shapes are not known."""
+    """Return the warning about encoded slots of an older state without shapes."""
     names = ", ".join(f"'{title}'" for title in titles[:3])
     names += f" and {len(titles) - 3} more" if len(titles) > 3 else ""
     return (

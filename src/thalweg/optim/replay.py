@@ -343,13 +343,10 @@ class ReplayedStep:
     def _take_by(
         self, optimizer: Any, call_args: tuple[int, Any, Any, int], beyond_range: bool = False
     ) -> list[ColumnUpdate] | None:
-        """Take the step; the numbers that followed, or None if it was not taken.
+        """Take the step and return the numbers that follow, or None if it was not taken.
 
-        Args:
-            optimizer: The optimizer.
-            call_args: How many steps were taken, pairs, what is done with this one, and flags of
-                `GuardTable.take`.
-            beyond_range: Whether the step was found to be `replay_kernel.BEYOND`.
+        `call_args` are the step count, pairs, final calls and flags for `GuardTable.take`.
+        `beyond_range` is True for a step that has returned `replay_kernel.BEYOND`.
         """
         snapshot, (step_count, pairs, end_calls, flags) = self.snapshot, call_args
         try:

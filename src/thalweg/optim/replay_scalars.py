@@ -105,16 +105,12 @@ class TorchScalars(GroupScalars):
         return self._find_inputs()
 
     def program_for(self, dtype: Dtype) -> Program:
-        """Return the program that makes the scalars of a kernel, natively.
+        """Return the program that natively computes the scalars of a kernel with a compute dtype.
 
-        Args:
-            dtype: The compute dtype of the kernel.
-
-        Returns:
-            A program whose first register is the step count; further ones are hyperparameters.
+        Its first register is the step count; further ones are hyperparameters.
 
         Raises:
-            TypeError, ValueError, ArithmeticError: Native code cannot make them.
+            TypeError, ValueError, ArithmeticError: Native code cannot compute them.
         """
         return self._traced(dtype, self._inputs)
 
@@ -243,12 +239,7 @@ class TensorFlowScalars(GroupScalars):
 
 
 def _as_symbol(value: Any, number: Any) -> Any:
-    """Return a scalar as a symbol of the program.
-
-    Args:
-        value: A symbol, a rate that stands for one, or a number.
-        number: Makes a symbol of a number.
-    """
+    """Return a symbol, the symbol in a `TensorRate`, or the one that `number` makes of a number."""
     value = value.value if type(value) is TensorRate else value
     return value if isinstance(value, Symbol) else number(float(value))
 

@@ -71,10 +71,8 @@ class ReplayedSubStep:
         return self.is_torchs or (column._places is None and column.common is not None)
 
     def is_repeatable(self, stages: Stages) -> bool:
-        """Return True if the step consists of the update of a rule alone.
-
-        Args:
-            stages: The transforms of gradients.
+        """Return True if the step consists of the update of a rule and transforms of gradients
+        alone.
         """
         params = self.part._params
         param_ids = set(map(id, params))
@@ -153,12 +151,7 @@ class ReplayedSubStep:
         ]
 
     def set_launches(self, launches: Sequence[Launch], products: Collection[str]) -> None:
-        """Have it give scalars to its kernels.
-
-        Args:
-            launches: The kernels.
-            products: Numbers that are counted without scalars.
-        """
+        """Set the kernels that get scalars; numbers in `products` are updated without scalars."""
         self._launches = launches
         if self.is_torchs:
             return
@@ -192,15 +185,10 @@ class ReplayedSubStep:
     def prepare(
         self, groups: Sequence[Any], of_gradients: Scalars | None
     ) -> list[ColumnUpdate] | None:
-        """Give the kernels the scalars of the step.
-
-        Args:
-            groups: Those of the optimizer.
-            of_gradients: Optional. Those of what happens to gradients.
+        """Give the kernels the scalars of the step, and those of the transforms of gradients.
 
         Returns:
-            What the numbers of parameters become; None if groups differ in one, or have other
-            options than rates, which are read.
+            The next numbers of parameters; None if options of a group other than the rate changed.
         """
         for group_scalars in self._scalars.values():
             if not group_scalars.hold(groups[group_scalars.place]):

@@ -18,11 +18,6 @@ from thalweg.optim.state_mismatch import kind_of, told
 def check_slots(optimizer: Any, rule: Rule, indexed_params: Iterable[tuple[Tensor, int]]) -> None:
     """Raise if a slot is not a tensor, or is not in the storage of its codec.
 
-    Args:
-        optimizer: The optimizer.
-        rule: The rule, with what is done around it.
-        indexed_params: Parameters that it updates, each with the place of its group.
-
     Raises:
         InvalidTypeError: Names the slot and its parameter.
     """

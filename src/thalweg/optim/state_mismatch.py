@@ -202,13 +202,7 @@ def _of_flag(option: object, title: str) -> list[str]:
 
 
 def of_strange(group: Group, reasons: Mapping[str, str], place: int) -> list[str]:
-    """Return descriptions of options that a group may not have, each with the reason.
-
-    Args:
-        group: The group.
-        reasons: The reasons, by the name of the option.
-        place: The index of the group.
-    """
+    """Return descriptions of options that a group may not have, with the reason for each."""
     return [f"'{n}' of group {place} is {told(group[n])}, {text}" for n, text in reasons.items()]
 
 
@@ -298,12 +292,7 @@ def is_before_steps(entries: Mapping[str, object]) -> bool:
 
 
 def lacking_message(title: str, names: Iterable[str]) -> str:
-    """Return the message about entries of options that a loaded state lacks.
-
-    Args:
-        title: The optimizer and the options.
-        names: The names of the missing entries.
-    """
+    """Return the warning about entries that a loaded state lacks; `title` names the optimizer."""
     lacking = list(dict.fromkeys(names))
     names_text = " and ".join(map(repr, lacking))
     begin = "begins" if len(lacking) == 1 else "begin"

@@ -34,10 +34,7 @@ class TensorRate:
 
     @staticmethod
     def of(tensor: Tensor) -> TensorRate:
-        """Return the rate that a tensor holds now.
-
-        Args:
-            tensor: A tensor of one number.
+        """Return the rate that a tensor of one number holds now.
 
         Raises:
             TypeError: The tensor is not on the CPU, or its dtype is not supported.

@@ -40,13 +40,8 @@ def check_memories(optimizer: Any) -> None:
 def _check_memory(param: Tensor, state: dict[str, Any], name: str, coalesces: bool) -> None:
     """Raise if torch's step would write beyond the memory of a parameter or its state.
 
-    Slots in the midst of their storage are copied where torch would add rows elsewhere.
-
-    Args:
-        param: The parameter.
-        state: Its state.
-        name: What it is called.
-        coalesces: Whether torch coalesces the gradient, of which one element may be left then.
+    Slots in the midst of their storage are replaced by copies where torch would add rows elsewhere.
+    If torch `coalesces` a gradient, a single element may be left of it.
     """
     gradient = param.grad
     named_tensors: dict[str, Any] = {"": param, "The gradient of ": gradient}

@@ -17,11 +17,8 @@ from thalweg.optim.rule_names import KINDS
 def standing_for(
     name: str, public: Sequence[str]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return `__getattr__` and `__dir__` for a module that stands for one of torch's.
-
-    Args:
-        name: Its name, whose last part is that of torch's.
-        public: Its public names.
+    """Return `__getattr__` and `__dir__` of a module that stands for the one of torch with its last
+    name.
     """
     module_name = name.rpartition(".")[2]
 
