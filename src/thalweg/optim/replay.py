@@ -16,6 +16,7 @@ from thalweg._core.gradient_transforms import GradientTransforms
 from thalweg._core.plan_cache import CachedPlan
 from thalweg._core.replay import (
     ERRORS,
+    GuardedStep,
     GuardTable,
     Launches,
     Member,
@@ -170,7 +171,7 @@ class ReplayedStep:
             writers = self._find_writers()
         measures, clipping = ((), 0) if self._gradients is None else self._gradients.for_look()
         numbers = [] if in_call else [number for share in shares for number in share.numbers()]
-        guards.finish(
+        step = GuardedStep(
             [
                 *zip(self._owners, gradients, launches.cells, strict=True),
                 *((param, None, 0) for param in idle_params if not self._has_sums),
@@ -188,6 +189,7 @@ class ReplayedStep:
             may_lack=self.may_lack,
             written_by=writers,
         )
+        guards.finish(step)
         if self.may_lack and self._gradients is not None:
             self._gradients.leave_out_absent(guards.gradient_switches)
         self.snapshot = guards
