@@ -62,9 +62,8 @@ def drop_option_state(
             removed_names.remove(CORRECTION)
             if optimizer._around.kinds.masters:
                 dropped_names.discard(CORRECTION)
-        if removed_names or old:
-            removed_names |= old
-            states[key] = {k: x for k, x in entries.items() if k not in removed_names}
+        if names := removed_names | old:
+            states[key] = {k: x for k, x in entries.items() if k not in names}
             if not states[key]:
                 del states[key]
     messages = [_SUMS] if SUM in dropped_names else []

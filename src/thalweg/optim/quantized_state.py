@@ -130,7 +130,7 @@ def _without_shape(
     storage: Storage,
     problems: list[str],
     unrecorded: list[object],
-) -> dict[str, Any]:
+) -> Mapping[str, Any]:
     """Return the state of a parameter without the shape that it was saved with, which is checked.
 
     Args:
@@ -141,7 +141,6 @@ def _without_shape(
         problems: A difference is appended.
         unrecorded: The title is appended if encoded slots come without a shape.
     """
-    other_entries = {name: value for name, value in entries.items() if name != SHAPE}
     shape = entries.get(SHAPE)
     if shape is None:
         if _records_in(entries, storage) is not None:
@@ -154,7 +153,7 @@ def _without_shape(
         problems.append(
             f"the encoded slots of '{title}' are of shape {saved_shape}, here {tuple(param.shape)}"
         )
-    return other_entries
+    return {k: x for k, x in entries.items() if k != SHAPE} if SHAPE in entries else entries
 
 
 def _unrecorded_message(titles: Sequence[object]) -> str:
@@ -197,16 +196,14 @@ def fit_storage(
     problems, states, unrecorded = list[str](), dict(state_dict["state"]), list[object]()
     for place, (group, saved_group) in enumerate(zip(groups, stripped_groups, strict=True)):
         storage = storage_of(optimizer._rule_of(group))
-        for param, key, title in _members_of(optimizer, group, saved_group):
+        members = _members_of(optimizer, group, saved_group)
+        for param, key, title in members:
             if isinstance(entries := states.get(key), Mapping):
-                entries = cast("Mapping[str, Any]", entries)
-                other_entries = _without_shape(
-                    entries, param, title, saved_storages[place], problems, unrecorded
-                )
-                states[key] = other_entries if SHAPE in entries else entries
+                arguments = param, title, saved_storages[place], problems, unrecorded
+                states[key] = _without_shape(cast("Mapping[str, Any]", entries), *arguments)
         if storage == saved_storages[place]:
             continue
-        for param, key, title in _members_of(optimizer, group, saved_group):
+        for param, key, title in members:
             entries = states.get(key)
             if not isinstance(entries, Mapping):
                 continue
@@ -214,8 +211,7 @@ def fit_storage(
             if entries and coded_names and not convert:
                 problems.append(_refused(place, saved_storages[place], storage))
                 break
-            rule = optimizer._rule_of(group)
-            kinds = optimizer._around.kinds
+            rule, kinds = optimizer._rule_of(group), optimizer._around.kinds
             slots = _converted(rule, entries, param, saved_storages[place], title, problems, kinds)
             upper = values.get(param, param)
             slots |= _rest_converted(entries, param, upper, saved_storages[place], storage, kinds)
