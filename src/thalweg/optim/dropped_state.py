@@ -22,7 +22,7 @@ _SUMS = (
 
 
 def drop_option_state(
-    optimizer: Any, state_dict: dict[str, Any]
+    optimizer: Any, saved_state: dict[str, Any]
 ) -> tuple[dict[str, Any], list[str]]:
     """Return a state without the entries of options that are off, and warnings about these.
 
@@ -32,9 +32,9 @@ def drop_option_state(
 
     Args:
         optimizer: The optimizer.
-        state_dict: The state, of the right form.
+        saved_state: The state, of the right form.
     """
-    param_states = dict(parameter_states(state_dict))
+    param_states = dict(parameter_states(saved_state))
     option_names = {name for entries in param_states.values() for name in entries}
     option_names &= {*ENTRY_KEYWORDS, SUM}
     dropped_names, lacking, stale = set[str](), set[str](), set[str]()
@@ -45,11 +45,11 @@ def drop_option_state(
             kept_names |= {slot.name for rule in rules for slot in rule.slots}
         lacking = option_names - kept_names - {SUM}
         stale = option_names & {*optimizer._around.begins}
-    groups = state_dict["param_groups"]
+    groups = saved_state["param_groups"]
     if not optimizer._around.kinds.sums:
         lacking |= option_names & {SUM}
         groups = [{n: x for n, x in group.items() if n != COUNT} for group in groups]
-    states, narrow = dict(state_dict["state"]), set[str]()
+    states, narrow = dict(saved_state["state"]), set[str]()
     has_codes = any(CORRECTION in (_storage(group) or ()) for group in groups)
     for key, entries in param_states.items():
         removed_names = lacking.intersection(entries)
@@ -69,7 +69,7 @@ def drop_option_state(
     messages = [_SUMS] if SUM in dropped_names else []
     messages += [_left(name) for name in ENTRY_KEYWORDS if name in dropped_names]
     messages += [_narrow(name) for name in ENTRY_KEYWORDS if name in narrow]
-    return {**state_dict, "state": states, "param_groups": groups}, messages
+    return {**saved_state, "state": states, "param_groups": groups}, messages
 
 
 def _left(name: str) -> str:
@@ -91,8 +91,8 @@ def _narrow(name: str) -> str:
     )
 
 
-def _is_narrow(entry: object) -> bool:
-    return isinstance(entry, Tensor) and entry.dtype in REDUCED
+def _is_narrow(candidate: object) -> bool:
+    return isinstance(candidate, Tensor) and candidate.dtype in REDUCED
 
 
 def _storage(group: Mapping[str, Any]) -> Any:

@@ -892,12 +892,12 @@ class FusedOptimizer(GradScalerMixin):
             elif cache.is_folded:
                 error.add_note(_FOLDED)
 
-    def _ending(self, report: GradientReport) -> list[Call]:
+    def _ending(self, grad_report: GradientReport) -> list[Call]:
         """Return calls that record, with a step, that it was taken or that a device has decided on
         it.
         """
         cache = self._cache
-        updates: dict[str, Any] = {"report": report, "has_applied_grads": False}
+        updates: dict[str, Any] = {"report": grad_report, "has_applied_grads": False}
         updates["last_apply_flag"] = cache.apply_flag
         calls: list[Call] = []
         if cache.apply_flag is None:

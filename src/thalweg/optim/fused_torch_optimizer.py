@@ -287,7 +287,7 @@ class FusedTorchOptimizer(FusedOptimizer):
         ending = self._ending(report) if single_param is None else self._ending_alone(single_param)
         final.hooks.ending = ending
         make_transforms = partial(
-            gradient_transforms, self._around, self._unscaling(), report=report, is_torchs=True
+            gradient_transforms, self._around, self._unscaling(), grad_report=report, is_torchs=True
         )
         if len(steps) > 1 and self._around.base_transforms.global_clipnorm is not None:
             pairs = [pairs for pairs, _ in update_pairs]

@@ -42,14 +42,14 @@ class CommonNorm:
         return self._ready is not None
 
     def clip_factor(
-        self, shares: Sequence[Share], transforms: GradientTransforms, report: GradientReport
+        self, shares: Sequence[Share], transforms: GradientTransforms, grad_report: GradientReport
     ) -> Factor:
         """Return the factor that clips all gradients of a step by their common norm.
 
         Args:
             shares: The shares that `try_rebind` was given.
             transforms: The transforms of all gradients.
-            report: Receives the measured norm and factor.
+            grad_report: Receives the measured norm and factor.
 
         Raises:
             Exception: Any error of a step that cannot be taken as a whole.
@@ -63,7 +63,7 @@ class CommonNorm:
             measures = sharing.measure_whole(measures, _asked(shares, (), variables))
         try:
             stats = known_of(transforms, measures, variables)
-            report(stats)
+            grad_report(stats)
             return stats.clip_factor
         finally:
             if self._ready is not None:

@@ -70,7 +70,7 @@ def load(
 
 
 def as_torch(
-    optimizer: Any, state_dict: dict[str, Any], load: Callable[[Any, dict[str, Any]], None]
+    optimizer: Any, saved_state: dict[str, Any], load: Callable[[Any, dict[str, Any]], None]
 ) -> Plan:
     """Return the plan that loads a state as torch's own loader does.
 
@@ -80,7 +80,7 @@ def as_torch(
 
     Args:
         optimizer: A `FusedTorchOptimizer`.
-        state_dict: The state.
+        saved_state: The state.
         load: Torch's `load_state_dict`, of the class.
 
     Raises:
@@ -89,10 +89,10 @@ def as_torch(
     """
     problems: list[str] = []
     kinds, lacking = optimizer._around.kinds, list[str]()
-    saved_groups = state_dict["param_groups"]
+    saved_groups = saved_state["param_groups"]
     if state_mismatch.sizes(saved_groups) == state_mismatch.sizes(optimizer.param_groups):
         for group, key, param, title in _members(optimizer, saved_groups, problems):
-            entries = state_dict["state"].get(key, {})
+            entries = saved_state["state"].get(key, {})
             problems += optimizer._unfit_state(group, entries, param, title)
             if not problems and not state_mismatch.is_before_steps(entries):
                 lacking += [n for n in optimizer._around.keys(param) if entries.get(n) is None]
@@ -101,19 +101,19 @@ def as_torch(
     twin = _twin(optimizer)
     try:
         with host_allocations():
-            load(twin, state_dict if kinds.device is None else _without_slots(state_dict))
+            load(twin, saved_state if kinds.device is None else _without_slots(saved_state))
     except (ValueError, TypeError, RuntimeError, MemoryError):
         raise
     except Exception as error:  # of a class of the user's, or of a state's own objects
         reason = f"{type(error).__name__} while it was loaded: {error}"
         raise mismatch([reason], _title(optimizer)) from error
     if not optimizer._around.is_lossless:
-        _give_back_dtypes(twin, state_dict, kinds, optimizer._around.keeps_as_torch)
+        _give_back_dtypes(twin, saved_state, kinds, optimizer._around.keeps_as_torch)
         for group in twin.param_groups:
             for param in group["params"]:
                 slots = optimizer._own_rule(group, param).slots
                 kinds.widen_slots(twin.state.get(param, {}), slots, param)
-    _give_back_numbers(twin, state_dict)
+    _give_back_numbers(twin, saved_state)
     for group in twin.param_groups:
         for param in group["params"]:
             fit_slots(twin, group, param, twin.state.get(param, {}))
@@ -135,37 +135,37 @@ def _after_hooks(optimizer: Any, state_dict: object) -> dict[str, object]:
     return loaded_state
 
 
-def taken_apart(optimizer: Any, state_dict: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+def taken_apart(optimizer: Any, saved_state: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Return a state without the entries of options that are off, and warnings about these."""
-    names = {name for _, entries in parameter_states(state_dict) for name in entries}
-    has_count = any(COUNT in group for group in state_dict["param_groups"])
+    names = {name for _, entries in parameter_states(saved_state) for name in entries}
+    has_count = any(COUNT in group for group in saved_state["param_groups"])
     if not (has_count or SUM in names or names & ENTRY_KEYWORDS.keys()):
-        return state_dict, []
+        return saved_state, []
     with importing:
         from thalweg.optim.dropped_state import drop_option_state
-    return drop_option_state(optimizer, state_dict)
+    return drop_option_state(optimizer, saved_state)
 
 
 def fitted(
     optimizer: Any,
-    state_dict: dict[str, Any],
+    saved_state: dict[str, Any],
     notes: list[str],
     convert: bool = False,
     values: Mapping[Tensor, Tensor] | None = None,
 ) -> dict[str, Any]:
     """Return a state with slots and random bits as an optimizer keeps them, and append warnings to
     notes; see `encoding.fit_storage` and `drawn_states.fit_rounding`."""
-    groups = state_dict["param_groups"]
+    groups = saved_state["param_groups"]
     if any("round" in group or "seed" in group for group in groups):
         with importing:
             from thalweg.optim.rounding_state import fit_rounding
-        state_dict = fit_rounding(optimizer, state_dict, convert)
-        groups = state_dict["param_groups"]
+        saved_state = fit_rounding(optimizer, saved_state, convert)
+        groups = saved_state["param_groups"]
     if optimizer._encodes() or any(group.get("state_storage") is not None for group in groups):
         with importing:
             from thalweg.optim.quantized_state import fit_storage
-        return fit_storage(optimizer, state_dict, notes, convert, values or {})
-    return state_dict
+        return fit_storage(optimizer, saved_state, notes, convert, values or {})
+    return saved_state
 
 
 def warn_of(optimizer: object, lacking: Collection[str], notes: Collection[str]) -> None:
@@ -231,18 +231,18 @@ def _members(
 
 
 def _give_back_dtypes(
-    twin: Any, state_dict: Mapping[str, Any], kinds: Any, keeps_as_torch: bool
+    twin: Any, saved_state: Mapping[str, Any], kinds: Any, keeps_as_torch: bool
 ) -> None:
     """Restore the dtypes and devices that tensors of a state had before torch cast them.
 
     Scalar slots stay as torch has cast them, unless there is a master. With `keeps_as_torch`, only
     sums of gradients are restored.
     """
-    keys = [key for group in state_dict["param_groups"] for key in group["params"]]
+    keys = [key for group in saved_state["param_groups"] for key in group["params"]]
     members = [(group, param) for group in twin.param_groups for param in group["params"]]
     for key, (group, param) in dict(zip(keys, members, strict=True)).items():
         numbers = {slot.name for slot in twin._own_rule(group, param).scalar_slots}
-        for name, value in state_dict["state"].get(key, {}).items():
+        for name, value in saved_state["state"].get(key, {}).items():
             loaded = twin.state[param].get(name)
             are_tensors = isinstance(loaded, Tensor) and isinstance(value, Tensor)
             if (keeps_as_torch and name != SUM) or not are_tensors:
@@ -264,12 +264,12 @@ def _is_kept(tensor: Tensor) -> bool:
     return tensor.is_floating_point() or tensor.dtype == torch.uint8
 
 
-def _give_back_numbers(twin: Any, state_dict: Mapping[str, Any]) -> None:
+def _give_back_numbers(twin: Any, saved_state: Mapping[str, Any]) -> None:
     """Restore the dtypes of a rule's numbers if torch lacks the rule and cast them."""
-    keys = [key for group in state_dict["param_groups"] for key in group["params"]]
+    keys = [key for group in saved_state["param_groups"] for key in group["params"]]
     members = [(group, param) for group in twin.param_groups for param in group["params"]]
     for key, (group, param) in zip(keys, members, strict=True):
-        entries, saved_entries = twin.state.get(param, {}), state_dict["state"].get(key, {})
+        entries, saved_entries = twin.state.get(param, {}), saved_state["state"].get(key, {})
         if getattr(twin._kind_of(group)._torch, "_has_step", True):
             continue
         for slot in twin._own_rule(group, param).scalar_slots:
@@ -311,26 +311,26 @@ def _resolved(entries: Mapping[str, object]) -> Iterator[tuple[str, Tensor]]:
             yield name, tensor.detach().resolve_neg().resolve_conj()
 
 
-def _without_slots(state_dict: Mapping[str, Any]) -> dict[str, Any]:
+def _without_slots(saved_state: Mapping[str, Any]) -> dict[str, Any]:
     """Return a state with empty tensors in place of all that have dimensions."""
     states = {
         key: {
             name: entry.new_empty((0, 0)) if isinstance(entry, Tensor) and entry.dim() else entry
             for name, entry in entries.items()
         }
-        for key, entries in parameter_states(state_dict)
+        for key, entries in parameter_states(saved_state)
     }
-    return {**state_dict, "state": {**state_dict["state"], **states}}
+    return {**saved_state, "state": {**saved_state["state"], **states}}
 
 
-def in_place(optimizer: Any, state_dict: dict[str, Any]) -> Plan:
+def in_place(optimizer: Any, saved_state: dict[str, Any]) -> Plan:
     """Return the plan that writes a state to the tensors of a `RuleOptimizer`.
 
     Raises:
         CheckpointMismatchError: A step cannot be taken with the state.
     """
     class_name = type(optimizer).__name__
-    groups, saved_groups = optimizer.param_groups, deepcopy(state_dict["param_groups"])
+    groups, saved_groups = optimizer.param_groups, deepcopy(saved_state["param_groups"])
     sizes, saved_sizes = state_mismatch.sizes(groups), state_mismatch.sizes(saved_groups)
     if sizes != saved_sizes:
         raise mismatch([f"groups have {saved_sizes} parameters, those here {sizes}"], class_name)
@@ -342,7 +342,7 @@ def in_place(optimizer: Any, state_dict: dict[str, Any]) -> Plan:
     for place, (group, saved_group) in enumerate(zip(groups, saved_groups, strict=True)):
         problems += optimizer._unfit_options(saved_group, place)
         for param, key, title in state_mismatch.matched(group, saved_group, problems):
-            entries, saved_entries = optimizer.state[param], state_dict["state"].get(key, {})
+            entries, saved_entries = optimizer.state[param], saved_state["state"].get(key, {})
             calls += setting(entries, saved_entries, title, problems, pairs, param, names, optional)
             saved_states[param] = saved_entries
         retained = {key: group[key] for key in ("params", "param_names") if key in group}
@@ -351,8 +351,8 @@ def in_place(optimizer: Any, state_dict: dict[str, Any]) -> Plan:
         raise mismatch(problems, class_name)
     for saved_group in saved_groups:
         hypers_of(saved_group, optimizer.rule)
-    keys = keys_in(state_dict)
-    users = {key: entry for key, entry in state_dict["state"].items() if key not in keys}
+    keys = keys_in(saved_state)
+    users = {key: entry for key, entry in saved_state["state"].items() if key not in keys}
     calls.append(partial(optimizer.state.update, users))
     states = states_of(optimizer.state)
     # Of parameters that are in no group any more.
@@ -362,7 +362,7 @@ def in_place(optimizer: Any, state_dict: dict[str, Any]) -> Plan:
     calls += [partial(entries.pop, name) for name, entries in missing]
     removed_ids = {id(entries[name]) for name, entries in missing}
     calls += optimizer._cache.operands.reading(optimizer, removed_ids)
-    param_states = parameter_states(state_dict)
+    param_states = parameter_states(saved_state)
     is_new = all(state_mismatch.is_before_steps(entries) for _, entries in param_states)
     return Loading(pairs, calls, class_name), [] if is_new else [name for name, _ in missing]
 

@@ -169,7 +169,7 @@ def _unrecorded_message(titles: Sequence[object]) -> str:
 
 def fit_storage(
     optimizer: Any,
-    state_dict: dict[str, Any],
+    saved_state: dict[str, Any],
     notes: list[str],
     convert: bool,
     values: Mapping[Tensor, Tensor],
@@ -178,7 +178,7 @@ def fit_storage(
 
     Args:
         optimizer: The optimizer.
-        state_dict: The state, of the right form.
+        saved_state: The state, of the right form.
         notes: A warning is appended if the state does not have shapes.
         convert: Whether slots in another storage are converted; otherwise they raise.
         values: New values of those parameters that are loaded with the state.
@@ -187,13 +187,13 @@ def fit_storage(
         CheckpointMismatchError: The storage or the shape of slots differs, or slots contradict the
             storage that their group names.
     """
-    groups, saved_groups = optimizer.param_groups, state_dict["param_groups"]
+    groups, saved_groups = optimizer.param_groups, saved_state["param_groups"]
     saved_storages = [_told(group, place) for place, group in enumerate(saved_groups)]
     stripped_groups = [{k: x for k, x in group.items() if k != STORAGE} for group in saved_groups]
-    state_dict = {**state_dict, "param_groups": stripped_groups}
+    saved_state = {**saved_state, "param_groups": stripped_groups}
     if state_mismatch.sizes(groups) != state_mismatch.sizes(saved_groups):  # which others refuse
-        return state_dict
-    problems, states, unrecorded = list[str](), dict(state_dict["state"]), list[object]()
+        return saved_state
+    problems, states, unrecorded = list[str](), dict(saved_state["state"]), list[object]()
     for place, (group, saved_group) in enumerate(zip(groups, stripped_groups, strict=True)):
         storage = storage_of(optimizer._rule_of(group))
         members = _members_of(optimizer, group, saved_group)
@@ -220,7 +220,7 @@ def fit_storage(
         raise mismatch(problems, type(optimizer).__name__)
     if unrecorded:
         notes.append(_unrecorded_message(unrecorded))
-    return {**state_dict, "state": states}
+    return {**saved_state, "state": states}
 
 
 def _members_of(optimizer: Any, group: Group, saved_group: Group) -> list[tuple[Tensor, Any, Any]]:

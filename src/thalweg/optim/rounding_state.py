@@ -21,12 +21,12 @@ def record_rounding(optimizer: Any, groups: Sequence[Group]) -> None:
             group.update({name: getattr(rounding, name) for name in NAMES})
 
 
-def fit_rounding(optimizer: Any, state_dict: dict[str, Any], convert: bool) -> dict[str, Any]:
+def fit_rounding(optimizer: Any, saved_state: dict[str, Any], convert: bool) -> dict[str, Any]:
     """Return a state without rounding options in its groups.
 
     Args:
         optimizer: The optimizer.
-        state_dict: The state, of the right form. A state without rounding options continues with
+        saved_state: The state, of the right form. A state without rounding options continues with
             the optimizer's random bits.
         convert: Whether a state with other rounding options does so, too.
 
@@ -37,12 +37,12 @@ def fit_rounding(optimizer: Any, state_dict: dict[str, Any], convert: bool) -> d
     problems = [
         f"'{name}' of group {place} is {show_value(group[name])}, here {settings[name]!r};"
         " convert=True goes on with what is here"
-        for place, group in enumerate(state_dict["param_groups"])
+        for place, group in enumerate(saved_state["param_groups"])
         for name in optimizer._around.others(group)
         if name in settings
     ]
     if problems and not convert:
         raise mismatch(problems, type(optimizer).__name__)
-    groups = state_dict["param_groups"]
+    groups = saved_state["param_groups"]
     groups = [{k: x for k, x in group.items() if k not in settings} for group in groups]
-    return {**state_dict, "param_groups": groups}
+    return {**saved_state, "param_groups": groups}

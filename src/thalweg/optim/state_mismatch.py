@@ -59,20 +59,20 @@ class StateEntrySpec(NamedTuple):
         return problem
 
 
-def check_form(state_dict: Mapping[str, object], title: str) -> None:
+def check_form(saved_state: Mapping[str, object], title: str) -> None:
     """Raise unless a dict has the form of a torch-style state.
 
     Raises:
         CheckpointMismatchError: Says what is missing, or is something else.
     """
-    missing = [name for name in ("state", "param_groups") if name not in state_dict]
+    missing = [name for name in ("state", "param_groups") if name not in saved_state]
     problems = [f"{name!r} is missing" for name in missing]
-    if not problems and not isinstance(state_dict["state"], Mapping):
-        problems.append(f"'state' is {told(state_dict['state'])}, no dict")
-    if not problems and not isinstance(state_dict["param_groups"], list | tuple):
-        problems.append(f"'param_groups' is {told(state_dict['param_groups'])}, no list")
+    if not problems and not isinstance(saved_state["state"], Mapping):
+        problems.append(f"'state' is {told(saved_state['state'])}, no dict")
+    if not problems and not isinstance(saved_state["param_groups"], list | tuple):
+        problems.append(f"'param_groups' is {told(saved_state['param_groups'])}, no list")
     if not problems:
-        for place, group in enumerate(cast("list[Any]", state_dict["param_groups"])):
+        for place, group in enumerate(cast("list[Any]", saved_state["param_groups"])):
             problems += _of_group(group, place)
     if problems:
         raise mismatch(problems, title)
@@ -111,14 +111,14 @@ def members_of(group: Group, saved_group: Mapping[str, Any]) -> list[tuple[Tenso
     return list(zip(group["params"], keys, (*titles, keys)[0], strict=True))
 
 
-def keys_in(state_dict: Mapping[str, Any]) -> set[Any]:
+def keys_in(saved_state: Mapping[str, Any]) -> set[Any]:
     """Return the keys of parameters in a state dict; other entries belong to the user."""
-    return {key for group in state_dict["param_groups"] for key in group["params"]}
+    return {key for group in saved_state["param_groups"] for key in group["params"]}
 
 
-def parameter_states(state_dict: Mapping[str, Any]) -> list[tuple[Any, Mapping[str, Any]]]:
+def parameter_states(saved_state: Mapping[str, Any]) -> list[tuple[Any, Mapping[str, Any]]]:
     """Return the states of parameters that are in a state, with their keys."""
-    states, keys = state_dict["state"], keys_in(state_dict)
+    states, keys = saved_state["state"], keys_in(saved_state)
     return [(k, x) for k, x in states.items() if k in keys and isinstance(x, Mapping)]
 
 
@@ -243,26 +243,30 @@ def _alike(dtype: torch.dtype) -> Collection[torch.dtype]:
     return REAL_DTYPES if dtype.is_floating_point else (dtype,)
 
 
-def _why_unlike(entry: object, spec: StateEntrySpec, title: str) -> str | None:
+def _why_unlike(candidate: object, spec: StateEntrySpec, title: str) -> str | None:
     """Return why a value cannot be what is wanted, or None."""
     template = spec.like
     if template is None:
-        if is_number(entry):
-            if not spec.dtypes or not isinstance(entry, Tensor) or entry.dtype in spec.dtypes:
+        if is_number(candidate):
+            if (
+                not spec.dtypes
+                or not isinstance(candidate, Tensor)
+                or candidate.dtype in spec.dtypes
+            ):
                 return None
-            return f"{title} is {told(entry)}, not a floating-point number"
-        if isinstance(entry, Tensor) and entry.numel() != 1:
-            return f"{title} is of shape {tuple(entry.shape)}, not ()"
-        return f"{title} is {told(entry)}, no number"
-    if not isinstance(entry, Tensor):
-        return f"{title} is {told(entry)} and no tensor"
+            return f"{title} is {told(candidate)}, not a floating-point number"
+        if isinstance(candidate, Tensor) and candidate.numel() != 1:
+            return f"{title} is of shape {tuple(candidate.shape)}, not ()"
+        return f"{title} is {told(candidate)}, no number"
+    if not isinstance(candidate, Tensor):
+        return f"{title} is {told(candidate)} and no tensor"
     dtypes = spec.dtypes or _alike(template.dtype)
-    if entry.shape != template.shape or entry.dtype not in dtypes:
+    if candidate.shape != template.shape or candidate.dtype not in dtypes:
         dtype_text = dtype_name(next(iter(dtypes)) if len(dtypes) == 1 else template.dtype)
-        return f"{title} is {kind_of(entry)}, here {dtype_text} {tuple(template.shape)}"
-    if spec.has_rows and entry.layout == torch.sparse_coo and not entry.is_meta:
-        return _why_rows_unfit(entry, title)
-    problem = None if is_on_mesh(entry) else flaw(entry)
+        return f"{title} is {kind_of(candidate)}, here {dtype_text} {tuple(template.shape)}"
+    if spec.has_rows and candidate.layout == torch.sparse_coo and not candidate.is_meta:
+        return _why_rows_unfit(candidate, title)
+    problem = None if is_on_mesh(candidate) else flaw(candidate)
     return problem and f"{title} is {problem}"
 
 

@@ -295,7 +295,7 @@ def gradient_transforms(
     options: StepOptions,
     unscaling: float | Tensor | None,
     count: int,
-    report: GradientReport,
+    grad_report: GradientReport,
     is_torchs: bool,
     factor: Factor | None = None,
 ) -> GradientTransforms:
@@ -305,7 +305,7 @@ def gradient_transforms(
         options: The options.
         unscaling: The first factor of gradients, or None; a tensor stays one.
         count: The number of gradients.
-        report: Receives the norm and factor where gradients are measured.
+        grad_report: Receives the norm and factor where gradients are measured.
         is_torchs: Whether a common norm clips with torch's factor, not with TensorFlow's.
         factor: The factor that clips by a common norm, if it is known; see `CommonNorm`.
     """
@@ -323,5 +323,5 @@ def gradient_transforms(
         whole_is_nan=not is_torchs,
         epsilon=EPSILON if is_torchs else None,
         clip_factor=factor,
-        watch=report if by_norm and factor is None else None,
+        watch=grad_report if by_norm and factor is None else None,
     )
