@@ -94,7 +94,7 @@ class TorchLoop(Loop):
         self.optimizer.step()
 
     def taken(self) -> int:
-        own = getattr(self.optimizer, "_own", None)
+        own = getattr(self.optimizer, "_cache", None)
         return getattr(getattr(own, "replay", None), "taken", 0)
 
 

@@ -98,7 +98,7 @@ class OfTorch:
 
     def taken(self) -> int:
         """How many steps were taken in one call."""
-        return getattr(self.optimizer._own.replay, "taken", 0)
+        return getattr(self.optimizer._cache.replay, "taken", 0)
 
 
 class OfKeras:

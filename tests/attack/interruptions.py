@@ -155,7 +155,7 @@ def state_of(opt: Any) -> list[Tensor]:
     for param in params:
         own = dict(opt.state.get(param, {}))
         if isinstance(opt, optim.RuleOptimizer):  # `step` counts what was applied in backward
-            own["step"] = own["step"] + opt._own.applied
+            own["step"] = own["step"] + opt._cache.has_applied_grads
         total = own.pop("gradient_sum", torch.zeros_like(param, dtype=torch.float32))
         if opt._around.kinds.sums and param.grad is not None:
             total = total + param.grad
@@ -164,8 +164,8 @@ def state_of(opt: Any) -> list[Tensor]:
     last = opt.last_step
     told = [
         opt.param_groups[0].get("folded", 0) + waits,
-        0 if last is None else last.count + opt._own.applied,
-        opt._own.is_swapped,
+        0 if last is None else last.count + opt._cache.has_applied_grads,
+        opt._cache.holds_averages,
     ]
     return [*found, torch.tensor(told)]
 
@@ -204,7 +204,7 @@ def in_backward(make: Callable[[Any], Any]) -> Callable[[], Training]:
             opt.step()
 
         def end() -> None:
-            if opt._own.applied:
+            if opt._cache.has_applied_grads:
                 opt.step()
 
         return Training(step, lambda: state_of(opt), ready, end)
@@ -224,7 +224,7 @@ def swapping() -> Training:
     def step(_: int) -> None:
         with opt.swapped():
             inside = [torch.equal(param, opt.state[param]["ema"]) for param in own]
-            if not (opt._own.is_swapped and all(inside)):
+            if not (opt._cache.holds_averages and all(inside)):
                 raise AssertionError("the averages are not there")
 
     return Training(step, lambda: state_of(opt))
@@ -282,7 +282,7 @@ def adding(make: Callable[[Any], Any]) -> Callable[[], Training]:
 
         def state() -> list[Tensor]:
             own = opt.param_groups
-            told = [len(own), len(opt.state), len(opt._own.heard), *map(len, own)]
+            told = [len(own), len(opt.state), len(opt._cache.heard), *map(len, own)]
             lie = [param.grad is None or param.grad._base is not None for param in new]
             return [*state_of(opt), torch.tensor(told), torch.tensor(lie)]
 

@@ -226,7 +226,7 @@ class OptimTraining(Training):
         self._engine = "reference" if self.is_twin else engine
 
     def forget(self) -> None:
-        own = self.opt._own
+        own = self.opt._cache
         own.rebind_target = None
         own.forget_replay()
         own.parts.clear()

@@ -179,7 +179,7 @@ def of_torchs_kind(**options: Any) -> Any:
         each.grad = torch.ones(3)
     groups = [{"params": own[:1], "lr": 0.1}, {"params": own[1:], "lr": 0.2}]
     optimizer = tensorflow.Adam(groups, **options)
-    found: Any = optimizer._own
+    found: Any = optimizer._cache
     return optimizer.step, lambda: found.replay.taken
 
 

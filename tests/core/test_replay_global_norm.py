@@ -98,7 +98,7 @@ def compare(
     for step in range(STEPS):
         before(opt, own, step)
         before(twin, others, step)
-        twin._own.forget_replay()
+        twin._cache.forget_replay()
         opt.step()
         twin.step()
         assert told(opt) == told(twin), step
@@ -216,7 +216,7 @@ def test_unusual_numbers_are_those_of_the_careful_step(
         is_beyond = change in (_nan, _infinite, _huge) or kind == "float64"
         assert parts[2:4] == (beyond if is_beyond else [(replay_kernel.CLIPPED, 0)] * 2)
     if kind == "float32":  # else squares may leave float64, and the careful step measures others
-        assert opt._own.replay.taken == STEPS - 2
+        assert opt._cache.replay.taken == STEPS - 2
 
 
 def test_a_scale_of_infinity_is_that_of_the_careful_step() -> None:
@@ -239,7 +239,7 @@ def test_a_step_that_a_scaler_leaves_out_is_told() -> None:
         opt.step()
         assert opt.last_step.taken is (step != 4)
         assert (opt.last_step.grad_norm is None) is (step == 4)
-    assert opt._own.replay.taken
+    assert opt._cache.replay.taken
 
 
 def test_what_a_step_said_stays_until_the_next_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,7 +248,7 @@ def test_what_a_step_said_stays_until_the_next_is_taken(monkeypatch: pytest.Monk
     for step in range(STEPS):
         give(own, step)
         opt.step()
-    quick = opt._own.replay
+    quick = opt._cache.replay
     give(own, STEPS)
 
     def failing(*given: Any) -> int:
@@ -257,7 +257,7 @@ def test_what_a_step_said_stays_until_the_next_is_taken(monkeypatch: pytest.Monk
     monkeypatch.setattr(GuardTable, "take", failing)
     with pytest.raises(KeyboardInterrupt):
         opt.step()
-    assert opt._own.replay is None
+    assert opt._cache.replay is None
     assert opt.last_step.count == STEPS == quick.taken + 2
     give(own, STEPS - 1)
     norm = torch.nn.utils.get_total_norm([each.grad for each in own if each.grad is not None])

@@ -125,8 +125,8 @@ def written_since() -> list[Any]:
 def flat() -> list[Any]:
     own = Parts(lambda p: optim.SGD(p, 0.1, gradients="flat"))
     own.made.zero_grad()
-    assert own.made._own.flat is not None
-    cut(own.made._own.flat.views[0])
+    assert own.made._cache.flat is not None
+    cut(own.made._cache.flat.views[0])
     return [own.made.zero_grad, own.q]
 
 

@@ -348,7 +348,7 @@ def test_the_operation_says_what_it_writes() -> None:
     for _ in range(2):
         _loss(module).backward()
         torch.compile(optimizer.step, fullgraph=True, backend="eager")()
-    operands = optimizer._own.operands
+    operands = optimizer._cache.operands
     gradients = [param.grad for param in operands.parameters]
     with torch.no_grad():
         given = (operands.handle, operands.parameters, operands.slots, gradients)

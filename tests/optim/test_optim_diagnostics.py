@@ -388,7 +388,7 @@ def test_a_table_that_cannot_be_made_loses_no_numbers_of_the_next_step() -> None
 
     params = params_of(shapes=((3,),))
     made = run(params, optim.SGD(params, lr=0.1, diagnostics=1), 1)
-    finished, own = list[int](), made._own.diagnosing
+    finished, own = list[int](), made._cache.diagnosing
     finish, own._pending = own._finish, (fail, None)
     own._finish = lambda watch, step, taken: finished.append(step) or finish(watch, step, taken)
     with pytest.warns(NumericsWarning, match="MemoryError"):
@@ -472,16 +472,16 @@ def test_lines_go_up_where_a_device_measures(monkeypatch: pytest.MonkeyPatch) ->
 def test_steps_between_are_one_native_call() -> None:
     params = params_of(shapes=((3,),))
     made = run(params, optim.AdamW(params, diagnostics=10), 9)
-    assert made._own.replay is not None
-    assert made._own.replay.taken == 7
+    assert made._cache.replay is not None
+    assert made._cache.replay.taken == 7
     assert made.diagnostics is None
     run(params, made, 1)
     assert made.diagnostics.step == 10
     assert made.last_step.count == 10
-    quick = made._own.replay
+    quick = made._cache.replay
     for _ in range(5):  # which a measured step leaves as it is
         run(params, made, 10)
-    assert made._own.replay is quick
+    assert made._cache.replay is quick
     assert quick.taken == 7 + 45
     plain = optim.AdamW(other := params_of(shapes=((3,),)))
     for steps in (9, 1, *[10] * 5):

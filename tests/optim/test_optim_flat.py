@@ -60,7 +60,7 @@ def test_a_steady_step_is_not_planned(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_gradients_stay_where_they_are_and_are_cleared_at_once() -> None:
     made, module, *_ = both("AdamW")
     gradients = [param.grad for param in module.parameters()]
-    assert len(made._own.flat._buffers) == 1
+    assert len(made._cache.flat._buffers) == 1
     trained(made, module, 3)
     assert all(p.grad is grad for p, grad in zip(module.parameters(), gradients, strict=True))
     assert all((grad == 0).all() for grad in gradients)
@@ -108,9 +108,9 @@ def test_new_groups_and_copies_are_flat() -> None:
     further = torch.nn.Parameter(torch.ones(3))
     made.add_param_group({"params": [further]})
     assert further.grad is not None
-    assert made._own.flat.lie()
+    assert made._cache.flat.lie()
     copied_module, copied = copy.deepcopy((module, made))
-    assert isinstance(copied._own.flat, FlatGradients)
+    assert isinstance(copied._cache.flat, FlatGradients)
     assert_same(trained(copied, copied_module, 2, 2), trained(made, module, 2, 2))
 
 

@@ -94,7 +94,7 @@ def test_any_number_of_groups_is_one_launch(monkeypatch: pytest.MonkeyPatch) -> 
         give(params, step)
         ours.step()
     assert len(launched) == 2
-    assert len(ours._own.replay.launches.all) == 1  # the third step's
+    assert len(ours._cache.replay.launches.all) == 1  # the third step's
     for step in range(3):
         give(alone, step)
         for other in others:

@@ -116,7 +116,7 @@ def test_blocks_of_averages_are_not_nested() -> None:
         with pytest.raises(FailedPreconditionError, match="averages already"), made.swapped():
             pass
         assert torch.equal(param, made.state[param]["ema"])
-    assert (param[0].item(), made._own.is_swapped) == (-2.0, False)
+    assert (param[0].item(), made._cache.holds_averages) == (-2.0, False)
     with ExitStack() as stack:
         stack.enter_context(made.swapped())
         assert torch.equal(param, made.state[param]["ema"])

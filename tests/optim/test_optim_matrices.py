@@ -374,7 +374,7 @@ def test_rules_that_no_group_has_any_more_are_let_go() -> None:
         made.param_groups[0]["ns_steps"] = count
         params[0].grad = torch.randn(4, 4)
         made.step()
-    assert len(made._own.parts) == 1
+    assert len(made._cache.parts) == 1
 
 
 class Weights(torch.nn.Module):

@@ -146,7 +146,7 @@ def test_every_option_has_them(
                 each.found_inf, each.grad_scale = torch.zeros(()), torch.tensor(4.0 + step // 4)
         give(own, step, without)
         give(others, step, without)
-        twin._own.forget_replay()
+        twin._cache.forget_replay()
         opt.step()
         twin.step()
     assert taken(opt) == 4
@@ -161,7 +161,7 @@ def test_a_rate_that_is_a_tensor_is_read_at_each_step() -> None:
     for step in range(6):
         give(own, step)
         give(others, step)
-        twin._own.forget_replay()
+        twin._cache.forget_replay()
         opt.step()
         twin.step()
         for rate in rates:
@@ -231,7 +231,7 @@ def test_numbers_that_differ_between_groups_are_written_to_each(changes: dict[st
             if step == 4:
                 opt.param_groups[1].update(changes)
             if is_twin:
-                opt._own.forget_replay()
+                opt._cache.forget_replay()
             opt.step()
         for (what, one), (_, other) in zip(*(everything(*side) for side in sides), strict=True):
             assert same(one, other), what
@@ -310,11 +310,11 @@ def test_a_step_that_another_thread_has_forgotten_is_not_taken() -> None:
     for step in range(4):
         give(own, step)
         opt.step()
-    quick: Any = opt._own.replay
+    quick: Any = opt._cache.replay
     own[0].grad = None
     opt.step()
     give(own, 5)
-    assert opt._own.replay is not quick
+    assert opt._cache.replay is not quick
     assert not quick.take(opt)
     opt.step()
     assert opt.last_step.count == 6
@@ -417,7 +417,7 @@ def test_a_refusal_says_that_nothing_has_changed() -> None:
     for step in range(4):
         give(own, step)
         opt.step()
-    opt._own._lock = Mark(opt._own._lock, opt._own)
+    opt._cache._lock = Mark(opt._cache._lock, opt._cache)
     with pytest.raises(FailedPreconditionError) as caught:
         opt.step()
     assert caught.value.__notes__ == [

@@ -64,7 +64,7 @@ def test_every_option_has_them(around: dict[str, Any], calls: int, dtype: torch.
                 opt.found_inf, opt.grad_scale = torch.zeros(()), torch.tensor(4.0 + step // 4)
             give(own, step, {4})
             if is_twin:
-                opt._own.forget_replay()
+                opt._cache.forget_replay()
             opt.step()
     assert taken(sides[0][0]) == 4
     for (what, one), (_, other) in zip(*(everything(*each) for each in sides), strict=True):
@@ -82,7 +82,7 @@ def test_dtypes_of_rules_may_differ() -> None:
         for is_twin, (opt, own) in enumerate(sides):
             give(own, step)
             if is_twin:
-                opt._own.forget_replay()
+                opt._cache.forget_replay()
             opt.step()
     assert taken(sides[0][0]) == 4
     for (what, one), (_, other) in zip(*(everything(*each) for each in sides), strict=True):
@@ -121,7 +121,7 @@ def test_the_rule_of_a_group_is_looked_at(kind: int, place: int, change: dict[st
             if step == 5:
                 opt.param_groups[place].update(change)
             if is_twin:
-                opt._own.forget_replay()
+                opt._cache.forget_replay()
             opt.step()
     assert all(map(torch.equal, own, others))
 

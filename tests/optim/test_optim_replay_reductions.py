@@ -95,7 +95,7 @@ def compare(
                 opt.found_inf, opt.grad_scale = torch.zeros(()), torch.tensor(4.0 + step // 4)
             before(each, step)
             if is_twin:
-                opt._own.forget_replay()
+                opt._cache.forget_replay()
             opt.step()
         for (what, one), (_, other) in zip(*(everything(*each) for each in sides), strict=True):
             assert same(one, other), (what, step)
@@ -208,7 +208,7 @@ def test_numbers_of_a_rule_for_each_variable_are_those_that_the_state_has(
             if step == 4:
                 change(own, opt)
             if is_twin:
-                opt._own.forget_replay()
+                opt._cache.forget_replay()
             opt.step()
         for (what, one), (_, other) in zip(*(everything(*each) for each in sides), strict=True):
             assert same(one, other), (what, step)

@@ -51,7 +51,7 @@ def compare(sides: list[Side], steps: range, without: Any, around: dict[str, Any
                 opt.found_inf, opt.grad_scale = torch.zeros(()), torch.tensor(4.0)
             give(own, step, without(step))
             if is_twin:
-                opt._own.forget_replay()
+                opt._cache.forget_replay()
             opt.step()
         for (what, one), (_, other) in zip(*(everything(*each) for each in sides), strict=True):
             assert same(one, other), (what, step)

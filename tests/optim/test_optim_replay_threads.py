@@ -146,7 +146,7 @@ def test_threads_may_become_others(threads: Callable[[int], None]) -> None:
             threads(counts[step % len(counts)])
             give(own, step, {COUNT - 1} if step == 3 else set())
             opt.step()
-            if (quick := opt._own.replay) is not None and quick.taken:
+            if (quick := opt._cache.replay) is not None and quick.taken:
                 block = quick.snapshot.block
                 count = torch.get_num_threads()
                 assert (block[replay_kernel.TEAM] != 0) == (count > 1)
@@ -168,8 +168,8 @@ def test_a_team_looks_where_it_updates(
         give(own, step)
         opt.step()
     assert taken(opt) > 1
-    assert opt._own.replay is not None
-    assert (opt._own.replay.snapshot.block[replay_kernel.TEAM] != 0) == comes
+    assert opt._cache.replay is not None
+    assert (opt._cache.replay.snapshot.block[replay_kernel.TEAM] != 0) == comes
 
 
 def test_a_look_by_one_warns_of_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,10 +78,10 @@ def steps(made: Any, count: int, first: int = 0, is_careful: bool = False) -> An
     for step in range(first, first + count):
         give(params(made), step)
         if is_careful:
-            made._own.forget_replay()
-            made._own.rebind_target = None
-            for part in (*made._own.parts.values(),):
-                part.kept.last = None
+            made._cache.forget_replay()
+            made._cache.rebind_target = None
+            for part in (*made._cache.parts.values(),):
+                part.plans.last = None
         made.step()
     return made
 
@@ -203,7 +203,7 @@ def test_options_beside(home: str, options: dict[str, Any]) -> None:
                 else:
                     give(params(made), step)
                 if is_careful:
-                    made._own.forget_replay()
+                    made._cache.forget_replay()
                 made.step()
                 if "gradients" in options:
                     made.zero_grad()

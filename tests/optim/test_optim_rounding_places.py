@@ -134,10 +134,10 @@ def step(made: Any, params: list[Parameter], number: int) -> None:
 
 
 def forget_plans(made: Any) -> None:
-    made._own.forget_replay()
-    made._own.rebind_target = None
-    made._own.parts.clear()
-    made._own.alone.clear()
+    made._cache.forget_replay()
+    made._cache.rebind_target = None
+    made._cache.parts.clear()
+    made._cache.single_param_states.clear()
 
 
 def values_of(made: Any, params: list[Parameter]) -> list[torch.Tensor]:

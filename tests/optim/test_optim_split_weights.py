@@ -44,9 +44,9 @@ def trained(own: Own, steps: int = 5, seed: int = 2, each: Callable[[Any], Any] 
 
 def forget(optimizer: Any) -> None:
     """Have the next step planned anew."""
-    optimizer._own.forget_replay()
-    optimizer._own.rebind_target = None
-    optimizer._own.parts.clear()
+    optimizer._cache.forget_replay()
+    optimizer._cache.rebind_target = None
+    optimizer._cache.parts.clear()
 
 
 def adam(sizes: Any = (4097, 10), **options: Any) -> Own:
@@ -112,7 +112,7 @@ def test_steps_in_one_call_are_those_of_the_reference(
         with engine(name):
             optimizer = cls(params, lr=1e-3, weights="split", round=round_, **own)
             made.append(trained((params, optimizer), 4, each=each))
-    assert made[0][1]._own.replay is not None
+    assert made[0][1]._cache.replay is not None
     assert_equal(made[0], made[1])
     assert_equal(made[0], made[2])
 

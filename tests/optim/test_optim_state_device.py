@@ -192,8 +192,8 @@ def test_runs(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(far.OffloadLink, "send_rows", sending)
     pair = Pair(device, MAKERS["Adam"], [(20,)] * 7, clip_grad_norm=0.1).steps(2)
     pair.check()
-    part = next(iter(pair.far._own.parts.values()))
-    assert len(part.kept.gate._dense) == 4
+    part = next(iter(pair.far._cache.parts.values()))
+    assert len(part.plans.gate._dense) == 4
     assert len(sent) == 2 * 7
 
 
@@ -519,7 +519,7 @@ def test_parameters_of_the_cpu_are_as_without_it() -> None:
             each.step()
     for of in (params, slots):
         assert_same(*([each.detach() for each in of(one)] for one in made))
-    assert made[1]._own.rebind_target is not None
+    assert made[1]._cache.rebind_target is not None
 
 
 def test_complex_parameters_of_the_cpu_are_as_without_it() -> None:

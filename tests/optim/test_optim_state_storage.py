@@ -51,9 +51,9 @@ def adam(storage: Any = "8bit", sizes: Any = (LEAST + 1, 10), **options: Any) ->
 
 def forget(optimizer: Any) -> None:
     """Have the next step planned anew."""
-    optimizer._own.forget_replay()
-    optimizer._own.rebind_target = None
-    optimizer._own.parts.clear()
+    optimizer._cache.forget_replay()
+    optimizer._cache.rebind_target = None
+    optimizer._cache.parts.clear()
 
 
 def tensors_of(own: Own) -> list[torch.Tensor]:
@@ -104,7 +104,7 @@ def test_steps_in_one_call_are_those_of_the_reference(
             made.append(
                 trained((params, cls(params, lr=0.01, state_storage="8bit", **own)), 4, each=each)
             )
-    assert made[0][1]._own.replay is not None
+    assert made[0][1]._cache.replay is not None
     assert_equal(made[0], made[1])
     assert_equal(made[0], made[2])
 

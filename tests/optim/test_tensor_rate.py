@@ -133,13 +133,13 @@ def test_steps_have_the_bits_of_careful_ones(
         is_replayed = step > 1
         opt.step()
         is_replayed = False
-        twin._own.forget_replay()
+        twin._cache.forget_replay()
         twin.step()
         assert torch.equal(own, other), step
         for one, another in zip(opt.state[own].values(), twin.state[other].values(), strict=True):
             assert torch.equal(one, another), step
         rate.mul_(0.77)
-    assert opt._own.replay.taken == STEPS - 2
+    assert opt._cache.replay.taken == STEPS - 2
     assert any(asked) is (dtype == torch.bfloat16 or name in BY_TORCH)
 
 
@@ -155,6 +155,6 @@ def test_a_rate_may_become_of_another_kind() -> None:
         if step == 6:
             rate.fill_(0.0)
         opt.step()
-        twin._own.forget_replay()
+        twin._cache.forget_replay()
         twin.step()
         assert torch.equal(own, other)

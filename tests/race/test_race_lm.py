@@ -108,7 +108,7 @@ def test_a_schedule_free_class_is_evaluated_as_its_means(monkeypatch: pytest.Mon
     @contextmanager
     def told(self: Any) -> Iterator[None]:
         with evaluated(self):
-            inside.append(f"{self.made_of.__name__} {self._made[0]._own.is_swapped}")
+            inside.append(f"{self.made_of.__name__} {self._made[0]._cache.holds_averages}")
             yield
             inside.append("out")
 

@@ -54,7 +54,7 @@ def norm_of(own: list[Parameter]) -> float:
 
 
 def taken(opt: Any) -> int:
-    return 0 if opt._own.replay is None else opt._own.replay.taken
+    return 0 if opt._cache.replay is None else opt._cache.replay.taken
 
 
 # What happens between two steps
@@ -263,8 +263,8 @@ def everything(opt: Any, own: list[Parameter]) -> list[tuple[str, Any]]:
 
 def look_carefully(opt: Any) -> None:
     """Have the next step of an optimizer look at everything, as one without plans."""
-    opt._own.forget_replay()
-    opt._own.changes.is_due = False
+    opt._cache.forget_replay()
+    opt._cache.changes.needs_plan = False
 
 
 def random_set(count: int, dice: random.Random) -> set[int]:

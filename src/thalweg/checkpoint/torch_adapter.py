@@ -28,7 +28,7 @@ from thalweg.formula import Slot
 from thalweg.optim import RuleOptimizer
 from thalweg.optim.class_lookup import class_named, is_named
 from thalweg.optim.fused_optimizer import FusedOptimizer
-from thalweg.optim.group_options import HOW, hypers_of
+from thalweg.optim.group_options import STEP_FLAGS, hypers_of
 from thalweg.optim.load_state import fit_slots, fitted, setting, taken_apart, warn_of
 from thalweg.optim.state_mismatch import is_before_steps, is_number, unmatched
 
@@ -98,14 +98,15 @@ class TorchOptimizerAdapter:
     def _locked(self) -> AbstractContextManager[Any]:
         if not self._is_fused:
             return nullcontext()
-        status = self.optimizer._own
-        if status.is_swapped or status.applied:
-            moment = "inside of swapped()" if status.is_swapped else "between backward() and step()"
+        cache = self.optimizer._cache
+        if cache.holds_averages or cache.has_applied_grads:
+            in_block = cache.holds_averages
+            moment = "inside of swapped()" if in_block else "between backward() and step()"
             raise FailedPreconditionError(
                 f"{type(self.optimizer).__name__} is {moment}: a training is saved and restored"
                 " between two steps. Save or restore it afterwards; until then, module= alone."
             )
-        return status._lock
+        return cache._lock
 
     def _arguments(self) -> dict[str, Any]:
         """Return the options of the groups except numbers, the rule, and the step options."""
@@ -113,7 +114,7 @@ class TorchOptimizerAdapter:
         arguments: dict[str, Any] = {"the number of groups": len(groups)}
         for index, group in enumerate(groups):
             for name, option in group.items():
-                if name not in ("params", "param_names", *HOW) and not _is_number(option):
+                if name not in ("params", "param_names", *STEP_FLAGS) and not _is_number(option):
                     arguments[f"{name} of group {index}"] = option
         if self._has_rule:
             arguments |= {"rule": self.optimizer.rule, "initial": self.optimizer._initial}
@@ -302,7 +303,7 @@ class TorchOptimizerAdapter:
         retained = {*saved_group, *self.optimizer.defaults}
         merged = {k: x for k, x in group.items() if k in retained or not _is_number(x)}
         for key, option in saved_group.items():
-            is_flag = key in HOW or isinstance(group.get(key), bool)
+            is_flag = key in STEP_FLAGS or isinstance(group.get(key), bool)
             is_unset = option is None and _is_number(group.get(key)) and not is_flag
             if key != "params" and (
                 key not in group or is_unset or (_is_number(option) and not is_flag)

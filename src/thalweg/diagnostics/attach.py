@@ -103,7 +103,7 @@ def to(optimizer: Any, *sinks: SinkLike) -> Diagnostics:
         InvalidTypeError: A sink is invalid.
     """
     if isinstance(optimizer, torch.optim.Optimizer):
-        recorder, missing = getattr(getattr(optimizer, "_own", None), "diagnosing", None), _MAKE
+        recorder, missing = getattr(getattr(optimizer, "_cache", None), "diagnosing", None), _MAKE
     else:
         recorder, missing = _find_optimizer(optimizer)._recorder, "diagnostics.attach(optimizer)"
     if recorder is None:

@@ -52,28 +52,11 @@ if TYPE_CHECKING:
         NAdamW,
         StableAdamW,
     )
-    from thalweg.optim.modern.adaptive import (
-        ADOPT,
-        LAMB,
-        SM3,
-        AdamH,
-        Adan,
-        AdEMAMix,
-        LaProp,
-    )
+    from thalweg.optim.modern.adaptive import ADOPT, LAMB, SM3, AdamH, Adan, AdEMAMix, LaProp
     from thalweg.optim.modern.mars import MARS
-    from thalweg.optim.modern.matrix_rules import (
-        KLSOAP,
-        SOAP,
-        Muon,
-        MuonH,
-        NorMuon,
-    )
+    from thalweg.optim.modern.matrix_rules import KLSOAP, SOAP, Muon, MuonH, NorMuon
     from thalweg.optim.modern.prodigy import Prodigy
-    from thalweg.optim.modern.schedule_free import (
-        ScheduleFreeAdamW,
-        ScheduleFreeSGD,
-    )
+    from thalweg.optim.modern.schedule_free import ScheduleFreeAdamW, ScheduleFreeSGD
     from thalweg.optim.precision_conversion import full_precision
     from thalweg.optim.rule_optimizer import RuleOptimizer
 

@@ -24,7 +24,7 @@ from thalweg.optim.step_options import GradientReport, gradient_transforms
 if TYPE_CHECKING:
     from thalweg.optim.replay import ReplayedStep
 
-_KNOWN = (Tensor, torch.nn.Parameter)
+_PARAM_CLASSES = (Tensor, torch.nn.Parameter)
 
 
 def plan_with_absent(optimizer: Any, kind: type[ReplayedStep]) -> ReplayedStep | None:
@@ -39,10 +39,10 @@ def plan_with_absent(optimizer: Any, kind: type[ReplayedStep]) -> ReplayedStep |
         return None
     try:
         with writable():
-            repeated = _plan_rules(optimizer, absent)
+            substeps = _plan_rules(optimizer, absent)
     except ERRORS:  # which a careful step reports, if it comes to that
         return None
-    return kind.of(optimizer, repeated, absent) if repeated else None
+    return kind.of(optimizer, substeps, absent) if substeps else None
 
 
 def _make_stand_ins(optimizer: Any) -> dict[int, Tensor]:
@@ -63,7 +63,7 @@ def _make_stand_ins(optimizer: Any) -> dict[int, Tensor]:
                     lacking.append(param)
     if not may_hold_lock(len(params), sum(map(Tensor.numel, params)), may_lack=True):
         return {}
-    if not all(type(param) in _KNOWN and param.is_cpu for param in params):
+    if not all(type(param) in _PARAM_CLASSES and param.is_cpu for param in params):
         return {}
     return {
         id(param): torch.empty_like(param, dtype=param.dtype, device=param.device)
@@ -78,15 +78,15 @@ def _plan_rules(optimizer: Any, absent: dict[int, Tensor]) -> Sequence[RepeatedS
         The plan of each rule; empty if one of them has to make state first.
     """
     shares = optimizer._shares(absent)
-    parts = optimizer._own.parts
+    parts = optimizer._cache.parts
     steps = [optimizer._sub_step(rule, share, parts) for rule, share in shares.items()]
     if not all(has_step_counts_alone(part) for _, part, _ in steps):
         return ()
     if not optimizer._are_ours(steps):
         return ()
-    repeated: list[RepeatedSubStep] = []
+    substeps: list[RepeatedSubStep] = []
     for share, part, hooks in steps:
-        how = gradient_transforms(
+        transforms = gradient_transforms(
             optimizer._around,
             optimizer._unscaling(),
             len(share.pairs),
@@ -95,10 +95,11 @@ def _plan_rules(optimizer: Any, absent: dict[int, Tensor]) -> Sequence[RepeatedS
         )
         with no_grad():
             pairs, copies = hooks.aim(share.pairs)
-        if not plan(hooks, part.kept, pairs, how, copies) or not part.publishes_numbers_only:
+        is_planned = plan(hooks, part.plans, pairs, transforms, copies)
+        if not is_planned or not part.publishes_numbers_only:
             return ()
         run(part.publishing())
         hooks.settle()
         hooks.detach()
-        repeated.append(RepeatedSubStep(part, hooks, share.places))
-    return repeated
+        substeps.append(RepeatedSubStep(part, hooks, share.places))
+    return substeps

@@ -36,7 +36,7 @@ class Adafactor(FusedTorchOptimizer, torch.optim.Adafactor):
     _torch = torch.optim.Adafactor
     _sparse = "Adafactor does not support sparse gradients"
     _unread = ("eps",)
-    _never = {
+    _unsupported_options = {
         "state_storage": "has no slots that state_storage may encode: of matrices it keeps a number"
         " for each row and column, and what it keeps of others it measures"
     }
@@ -47,10 +47,10 @@ class Adafactor(FusedTorchOptimizer, torch.optim.Adafactor):
 
     @staticmethod
     def _rule_by_shape(group: Group, param: Tensor) -> Rule:
-        least, of_variable = _read_eps(group["eps"])
-        if least is None:
-            least = torch.finfo(param.dtype).eps
-        return adafactor(least, of_variable, kind_of(param.shape))
+        root_floor, of_variable = _read_eps(group["eps"])
+        if root_floor is None:
+            root_floor = torch.finfo(param.dtype).eps
+        return adafactor(root_floor, of_variable, kind_of(param.shape))
 
     @classmethod
     def _unfit_choices(cls, group: Mapping[str, Any]) -> list[str]:
@@ -62,20 +62,20 @@ class Adafactor(FusedTorchOptimizer, torch.optim.Adafactor):
 
     @staticmethod
     def _computes(param: Tensor) -> bool:
-        is_plain = param.device.type in ("cpu", "cuda") and not is_on_mesh(param)
-        return is_plain and param.dtype in (torch.float32, torch.float64, torch.bfloat16)
+        has_engine = param.device.type in ("cpu", "cuda") and not is_on_mesh(param)
+        return has_engine and param.dtype in (torch.float32, torch.float64, torch.bfloat16)
 
 
-def _read_eps(given: Any) -> tuple[float | None, float]:
-    """The two numbers of the option.
+def _read_eps(eps: Any) -> tuple[float | None, float]:
+    """Return the least root of a mean square, or None, and the least parameter length.
 
     Raises:
         InvalidTypeError: It is something else.
     """
     try:
-        least, of_variable = given
-        return None if least is None else float(least), float(of_variable)
+        root_floor, of_variable = eps
+        return None if root_floor is None else float(root_floor), float(of_variable)
     except (TypeError, ValueError, RuntimeError) as error:
         raise InvalidTypeError(
-            f"eps must be two numbers, or None and a number, not {show_value(given)}."
+            f"eps must be two numbers, or None and a number, not {show_value(eps)}."
         ) from error

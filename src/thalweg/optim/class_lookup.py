@@ -14,7 +14,7 @@ from thalweg.optim.rule_names import HOMES, KINDS
 
 
 def kind_of(rule: object) -> Any:
-    """Return the class of this package that a rule is called by, in a group.
+    """Return the class of this package for the rule of a group.
 
     Args:
         rule: The class, its name, or a rule of the user's own, for which a class is made.
@@ -37,9 +37,9 @@ def kind_of(rule: object) -> Any:
             )
         return rule
     if rule not in KINDS:
-        near = did_you_mean(rule, KINDS) or f"Known are {', '.join(KINDS)}."
+        hint = did_you_mean(rule, KINDS) or f"Known are {', '.join(KINDS)}."
         raise InvalidArgumentError(
-            f"rule is {show_value(rule)}, which is not a class of thalweg.optim. {near}"
+            f"rule is {show_value(rule)}, which is not a class of thalweg.optim. {hint}"
         )
     return class_named(rule)
 

@@ -77,21 +77,23 @@ class SGD(FusedTorchOptimizer, torch.optim.SGD):
     def _check_memories(self) -> None:
         super()._check_memories()
         for group in self.param_groups:
-            given = [param for param in group["params"] if param.grad is not None]
-            for param, title in zip(given, parameter_names(self.param_groups, given), strict=True):
-                own = self.state.get(param) or {}
-                kept = own.get("momentum_buffer")
-                if group["momentum"] == 0 or not isinstance(kept, Tensor):
+            params = [param for param in group["params"] if param.grad is not None]
+            titles = parameter_names(self.param_groups, params)
+            for param, title in zip(params, titles, strict=True):
+                entries = self.state.get(param) or {}
+                momentum = entries.get("momentum_buffer")
+                if group["momentum"] == 0 or not isinstance(momentum, Tensor):
                     continue
-                if kept.is_sparse and not param.grad.is_sparse:  # torch fails in the midst of it
+                # Torch's step fails here after it has written to other parameters.
+                if momentum.is_sparse and not param.grad.is_sparse:
                     raise InvalidArgumentError(
                         f"The gradient of '{title}' is dense, and its momentum sparse, to which"
                         " torch adds none. Have all of its gradients dense, or all sparse."
                     )
                 # Ours lies in a block, which is beside its place for what torch adds.
-                is_beside = not kept.is_sparse and kept.storage_offset()
-                if is_beside and param.grad.is_sparse and is_misplaced(param.grad):
-                    own["momentum_buffer"] = kept.clone()
+                has_offset = not momentum.is_sparse and momentum.storage_offset()
+                if has_offset and param.grad.is_sparse and is_misplaced(param.grad):
+                    entries["momentum_buffer"] = momentum.clone()
 
 
 class RMSprop(FusedTorchOptimizer, torch.optim.RMSprop):
@@ -225,10 +227,10 @@ class SparseAdam(FusedTorchOptimizer, torch.optim.SparseAdam):
 
     _torch = torch.optim.SparseAdam
     _dense = "SparseAdam does not support dense gradients, please consider Adam instead"
-    _plain = True
+    _has_python_scalars = True
     _single = ()
     _unread = ("maximize",)
-    _never = {
+    _unsupported_options = {
         "state_storage": "cannot have state_storage: its gradients are sparse, and slots in 8 bits"
         " are updated block by block",
         "round": "cannot have round: its gradients are sparse, and random bits are drawn for dense"

@@ -56,7 +56,7 @@ class Operands:
         self._rebind_target: object = None
 
     def read(self, optimizer: Any) -> None:
-        """Look at the optimizer anew."""
+        """Read the parameters and slots of the optimizer again."""
         self.parameters, self.slots = _found(optimizer)
         self.is_stale = False
 
@@ -65,28 +65,26 @@ class Operands:
         if self.parameters:
             self.read(optimizer)
 
-    def reading(self, optimizer: object, but: Container[int] = ()) -> list[Call]:
-        """Return calls of C functions that replace the operands, or none if they were never read.
+    def reading(self, optimizer: object, excluded_ids: Container[int] = ()) -> list[Call]:
+        """Return calls that replace the operands by those of an optimizer, none if never read.
 
-        Args:
-            optimizer: The optimizer, or an object that has its future state.
-            but: The `id` of slots that it will not have.
+        Slots whose `id` is in `excluded_ids` are left out.
         """
         if not self.parameters:
             return []
         params, slots = _found(optimizer)
-        slots = [slot for slot in slots if id(slot) not in but]
-        found = {"parameters": params, "slots": slots, "is_stale": False}
-        return [partial(vars(self).update, found)]
+        slots = [slot for slot in slots if id(slot) not in excluded_ids]
+        updates = {"parameters": params, "slots": slots, "is_stale": False}
+        return [partial(vars(self).update, updates)]
 
     def check(self, optimizer: Any) -> None:
-        """A step was taken: is what was read still all there is?"""
-        steady = optimizer._own.rebind_target
+        """Mark the operands stale if the step replaced one of them."""
+        steady = optimizer._cache.rebind_target
         if steady is None or steady is not self._rebind_target:
             self._rebind_target = steady
-            found = zip(_found(optimizer), (self.parameters, self.slots), strict=True)
+            operand_pairs = zip(_found(optimizer), (self.parameters, self.slots), strict=True)
             self.is_stale = not all(
-                len(new) == len(old) and all(map(is_, new, old)) for new, old in found
+                len(new) == len(old) and all(map(is_, new, old)) for new, old in operand_pairs
             )
 
 
@@ -108,12 +106,12 @@ def can_be_taken(handle: str) -> bool:
     Dynamo calls this while it traces, and treats the result as a constant.
     """
     optimizer = _optimizers[handle]
-    operands, around = optimizer._own.operands, optimizer._around
+    operands, options = optimizer._cache.operands, optimizer._around
     operands.read(optimizer)
     gradients = [param.grad for param in operands.parameters if param.grad is not None]
     return (
-        not around.kinds.sums
-        and not around.in_backward
+        not options.kinds.sums
+        and not options.in_backward
         and not any(group.get("differentiable") for group in optimizer.param_groups)
         and all(map(_is_plain, [*operands.parameters, *operands.slots, *gradients]))
     )
@@ -167,10 +165,10 @@ def _step(
 ) -> None:
     """Take a step of an optimizer with gradients, one or none for each of its parameters."""
     taker = _optimizers[optimizer]
-    operands = taker._own.operands
+    operands = taker._cache.operands
     params = operands.parameters
-    written = [p for p, grad in zip(params, gradients, strict=True) if grad is not None]
-    pairs = zip([*written, *operands.slots], [*parameters, *slots], strict=True)
+    updated_params = [p for p, grad in zip(params, gradients, strict=True) if grad is not None]
+    pairs = zip([*updated_params, *operands.slots], [*parameters, *slots], strict=True)
     with _views_counted(), no_grad(), _in_place_of(list(pairs)), _having(params, gradients):
         taker._step()
         operands.check(taker)
@@ -195,24 +193,24 @@ def _in_place_of(pairs: Sequence[tuple[Tensor, Tensor]]) -> ContextSetting:
 
     A graph may give copies, and write them back, or not, in its own time.
     """
-    moved = [(own.detach(), given) for own, given in pairs if own.data_ptr() != given.data_ptr()]
-    kept = [own.clone() for own, _ in moved]
-    back = [
+    copies = [(var.detach(), copy) for var, copy in pairs if var.data_ptr() != copy.data_ptr()]
+    backups = [target.clone() for target, _ in copies]
+    restore_calls = [
         call
-        for (own, given), before in zip(moved, kept, strict=True)
-        for call in (partial(given.copy_, own), partial(own.copy_, before))
+        for (target, copy), backup in zip(copies, backups, strict=True)
+        for call in (partial(copy.copy_, target), partial(target.copy_, backup))
     ]
-    into = [partial(own.copy_, given) for own, given in moved]
-    return ContextSetting(lambda: ([unwatched(into)], [unwatched(back)]))
+    enter_calls = [partial(target.copy_, copy) for target, copy in copies]
+    return ContextSetting(lambda: ([unwatched(enter_calls)], [unwatched(restore_calls)]))
 
 
 def _having(params: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> ContextSetting:
     """Have parameters have these gradients."""
-    before = [param.grad for param in params]
-    if all(map(is_, before, gradients)):
+    former_grads = [param.grad for param in params]
+    if all(map(is_, former_grads, gradients)):
         return ContextSetting(lambda: ([], []))
-    into, back = _setting(params, gradients), _setting(params, before)
-    return ContextSetting(lambda: ([unwatched(into)], [unwatched(back)]))
+    enter_calls, restore_calls = _setting(params, gradients), _setting(params, former_grads)
+    return ContextSetting(lambda: ([unwatched(enter_calls)], [unwatched(restore_calls)]))
 
 
 def _setting(

@@ -1,4 +1,4 @@
-"""Numbers of parameters that a device keeps, and alone knows; see `columns`."""
+"""Per-parameter numbers that only a device holds; see `param_scalars`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class DeviceColumn:
         common: The numbers, one for each parameter.
     """
 
-    is_there: ClassVar[Literal[True]] = True
+    is_on_device: ClassVar[Literal[True]] = True
 
     def __init__(self, name: str, views: Sequence[Tensor], block: Tensor) -> None:
         self.name, self.dtype, self.common = name, block.dtype, block
@@ -38,48 +38,38 @@ class DeviceColumn:
     def read(self) -> None:
         """Do nothing: readers get the tensor on the device."""
 
-    def counting(self, taken: Tensor | None) -> Call:
-        """Return a call of a C function that adds 1 to each number, or adds `taken` converted to
-        the numbers' dtype.
+    def counting(self, apply_flag: Tensor | None) -> Call:
+        """Return a call that adds 1 to each number, or `apply_flag` converted to its dtype."""
+        return partial(self.common.add_, 1 if apply_flag is None else apply_flag.to(self.dtype))
 
-        Args:
-            taken: Optional. A tensor that is true where the step is applied.
-        """
-        return partial(self.common.add_, 1 if taken is None else taken.to(self.dtype))
-
-    def moving(self, values: Tensor, taken: Tensor | None) -> Call:
-        """Return a call that writes one number for each parameter, where the step is applied.
-
-        Args:
-            values: The numbers, in the order of the parameters.
-            taken: Optional. A tensor that is true where the step is applied; elsewhere the numbers
-                stay.
-        """
-        made = values.to(self.dtype)
-        made = made if taken is None else torch.where(taken, made, self.common)
-        return partial(self.common.copy_, made)
+    def moving(self, values: Tensor, apply_flag: Tensor | None) -> Call:
+        """Return a call that writes one number per parameter if `apply_flag` is None or true."""
+        numbers = values.to(self.dtype)
+        numbers = numbers if apply_flag is None else torch.where(apply_flag, numbers, self.common)
+        return partial(self.common.copy_, numbers)
 
 
 class ForeignThere(DeviceColumn):
     """Per-parameter numbers on a device, in state tensors of other code."""
 
     def __init__(self, name: str, views: Sequence[Tensor]) -> None:
-        own = [view.detach().reshape(()) for view in views]
-        dtype = reduce(torch.promote_types, [view.dtype for view in own])
-        super().__init__(name, views, torch.stack([view.to(dtype) for view in own]))
-        self._own = own
+        flat_views = [view.detach().reshape(()) for view in views]
+        dtype = reduce(torch.promote_types, [view.dtype for view in flat_views])
+        super().__init__(name, views, torch.stack([view.to(dtype) for view in flat_views]))
+        self._foreign_views = flat_views
 
     def read(self) -> None:
-        """Look at the numbers, on the device."""
-        self.common = torch.stack([view.to(self.dtype) for view in self._own])
+        """Stack the present numbers, on the device."""
+        self.common = torch.stack([view.to(self.dtype) for view in self._foreign_views])
 
-    def counting(self, taken: Tensor | None) -> Call:
+    def counting(self, apply_flag: Tensor | None) -> Call:
         add: Any = torch._foreach_add_  # pyright: ignore
-        own = [*dict(zip(self._pointers, self._own, strict=True)).values()]
-        return partial(add, own, 1 if taken is None else taken.to(self.dtype))
+        unique_views = [*dict(zip(self._pointers, self._foreign_views, strict=True)).values()]
+        return partial(add, unique_views, 1 if apply_flag is None else apply_flag.to(self.dtype))
 
-    def moving(self, values: Tensor, taken: Tensor | None) -> Call:
-        made = values.to(self.dtype)
-        made = made if taken is None else torch.where(taken, made, self.common)
+    def moving(self, values: Tensor, apply_flag: Tensor | None) -> Call:
+        numbers = values.to(self.dtype)
+        numbers = numbers if apply_flag is None else torch.where(apply_flag, numbers, self.common)
         copy: Any = torch._foreach_copy_  # pyright: ignore
-        return partial(copy, self._own, list(made.expand(len(self._own)).unbind()))
+        numbers = numbers.expand(len(self._foreign_views))
+        return partial(copy, self._foreign_views, list(numbers.unbind()))

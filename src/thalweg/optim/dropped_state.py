@@ -11,7 +11,7 @@ from thalweg._core.options.accumulation import COUNT, SUM
 from thalweg._core.options.split_weights import SplitWeights
 from thalweg._core.options.update_targets import MASTER
 from thalweg.optim.state_mismatch import parameter_states
-from thalweg.optim.step_options import KEPT
+from thalweg.optim.step_options import ENTRY_KEYWORDS
 from thalweg.variable import REDUCED
 
 (CORRECTION,) = SplitWeights.keeps_beside
@@ -21,8 +21,10 @@ _SUMS = (
 )
 
 
-def drop_option_state(optimizer: Any, given: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Return a state as an optimizer takes it, and what is to be said of what is left behind.
+def drop_option_state(
+    optimizer: Any, saved_state: dict[str, Any]
+) -> tuple[dict[str, Any], list[str]]:
+    """Return a state without the entries of options that are off, and warnings about these.
 
     What no step moves would still be there, as it was, when a later state is loaded with the
     option. Of 16 bits is what has been with an optimizer that does not know it: torch's own make
@@ -30,42 +32,44 @@ def drop_option_state(optimizer: Any, given: dict[str, Any]) -> tuple[dict[str, 
 
     Args:
         optimizer: The optimizer.
-        given: The state, of the right form.
+        saved_state: The state, of the right form.
     """
-    own = dict(parameter_states(given))
-    found = {name for each in own.values() for name in each if name in KEPT or name == SUM}
-    left, lacking, stale = set[str](), set[str](), set[str]()
-    if found - {SUM}:
-        kept = {*optimizer._around.begins}
+    param_states = dict(parameter_states(saved_state))
+    option_names = {name for entries in param_states.values() for name in entries}
+    option_names &= {*ENTRY_KEYWORDS, SUM}
+    dropped_names, lacking, stale = set[str](), set[str](), set[str]()
+    if option_names - {SUM}:
+        kept_names = {*optimizer._around.begins}
         for group in optimizer.param_groups:
-            kept |= {slot.name for rule in optimizer._rules_around(group) for slot in rule.slots}
-        lacking = found - kept - {SUM}
-        stale = found & {*optimizer._around.begins}
-    groups = given["param_groups"]
+            rules = optimizer._rules_around(group)
+            kept_names |= {slot.name for rule in rules for slot in rule.slots}
+        lacking = option_names - kept_names - {SUM}
+        stale = option_names & {*optimizer._around.begins}
+    groups = saved_state["param_groups"]
     if not optimizer._around.kinds.sums:
-        lacking |= found & {SUM}
+        lacking |= option_names & {SUM}
         groups = [{n: x for n, x in group.items() if n != COUNT} for group in groups]
-    states, narrow = dict(given["state"]), set[str]()
+    states, narrow = dict(saved_state["state"]), set[str]()
     has_codes = any(CORRECTION in (_storage(group) or ()) for group in groups)
-    for key, each in own.items():
-        gone = lacking.intersection(each)
-        if optimizer._around.kinds.is_split and CORRECTION not in each:
-            gone.discard(MASTER)  # of which corrections are made
-        old = {name for name in stale.intersection(each) if _is_narrow(each[name])}
-        left |= gone
+    for key, entries in param_states.items():
+        removed_names = lacking.intersection(entries)
+        if optimizer._around.kinds.is_split and CORRECTION not in entries:
+            removed_names.discard(MASTER)  # of which corrections are made
+        old = {name for name in stale.intersection(entries) if _is_narrow(entries[name])}
+        dropped_names |= removed_names
         narrow |= old
-        if CORRECTION in gone and has_codes:  # which is refused, or converted
-            gone.remove(CORRECTION)
+        if CORRECTION in removed_names and has_codes:  # which is refused, or converted
+            removed_names.remove(CORRECTION)
             if optimizer._around.kinds.masters:
-                left.discard(CORRECTION)
-        if gone or old:
-            states[key] = {name: value for name, value in each.items() if name not in gone | old}
+                dropped_names.discard(CORRECTION)
+        if names := removed_names | old:
+            states[key] = {k: x for k, x in entries.items() if k not in names}
             if not states[key]:
                 del states[key]
-    said = [_SUMS] if SUM in left else []
-    said += [_left(name) for name in KEPT if name in left]
-    said += [_narrow(name) for name in KEPT if name in narrow]
-    return {**given, "state": states, "param_groups": groups}, said
+    messages = [_SUMS] if SUM in dropped_names else []
+    messages += [_left(name) for name in ENTRY_KEYWORDS if name in dropped_names]
+    messages += [_narrow(name) for name in ENTRY_KEYWORDS if name in narrow]
+    return {**saved_state, "state": states, "param_groups": groups}, messages
 
 
 def _left(name: str) -> str:
@@ -76,21 +80,21 @@ def _left(name: str) -> str:
         )
     return (
         f"the state that was loaded has {name!r}, which is left behind: no step takes it without"
-        f" {KEPT[name]}=."
+        f" {ENTRY_KEYWORDS[name]}=."
     )
 
 
 def _narrow(name: str) -> str:
     return (
         f"{name!r} of the state that was loaded is of 16 bits, as an optimizer without"
-        f" {KEPT[name]}= has it, and is left behind."
+        f" {ENTRY_KEYWORDS[name]}= has it, and is left behind."
     )
 
 
-def _is_narrow(value: object) -> bool:
-    return isinstance(value, Tensor) and value.dtype in REDUCED
+def _is_narrow(candidate: object) -> bool:
+    return isinstance(candidate, Tensor) and candidate.dtype in REDUCED
 
 
 def _storage(group: Mapping[str, Any]) -> Any:
-    told = group.get("state_storage")
-    return told if isinstance(told, Mapping) else None
+    storage = group.get("state_storage")
+    return storage if isinstance(storage, Mapping) else None

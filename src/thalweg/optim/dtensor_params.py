@@ -1,4 +1,4 @@
-"""Parameters that torch has shared out itself, such as those of `fully_shard`.
+"""DTensor parameters, such as those of `fully_shard`.
 
 Their state is shared out as they are, and each rank updates what lies in its memory.
 """
@@ -46,7 +46,7 @@ def guard_ranks(optimizer: Any) -> Iterator[None]:
     """Take a step in the block on all ranks or on none, if ranks send messages in it.
 
     Args:
-        optimizer: A `FusedOptimizer`. Its `_own.team` is set in the block.
+        optimizer: A `FusedOptimizer`. Its `_cache.team` is set in the block.
     """
     team = None
     if is_imported() and any_on_mesh(optimizer._params()):
@@ -56,12 +56,12 @@ def guard_ranks(optimizer: Any) -> Iterator[None]:
     if team is None:
         yield
         return
-    optimizer._own.team = team
+    optimizer._cache.team = team
     try:
         with team.report_errors():
             yield
     finally:
-        optimizer._own.team = None
+        optimizer._cache.team = None
         team.end()
 
 
@@ -84,11 +84,11 @@ def placed(
     return dtensor_step.place_on_mesh(pairs, team)
 
 
-def entry_of(name: str, own: Tensor) -> Entry:
+def entry_of(name: str, tensor: Tensor) -> Entry:
     """Return a tensor that a state sets; of a DTensor this rank's part, given the whole or a
     DTensor.
     """
-    parts = locals_of([own])
+    parts = locals_of([tensor])
     if parts is None:
-        return Entry(name, own)
-    return Part(name, parts.part(own), var=own, parts=parts)
+        return Entry(name, tensor)
+    return Part(name, parts.part(tensor), var=tensor, parts=parts)

@@ -30,10 +30,10 @@ class FlatGradients:
 
     def __init__(self, params: Sequence[Tensor]) -> None:
         check_whole(params, "gradients='flat'")
-        self._all = list(params)
+        self._all_params = list(params)
         self._flags = [param.requires_grad for param in params]
-        self.params = list(compress(self._all, self._flags))
-        self._left = [param for param in params if not param.requires_grad]
+        self.params = list(compress(self._all_params, self._flags))
+        self._frozen_params = [param for param in params if not param.requires_grad]
         self.views = laid_out(self.params, [param.dtype for param in self.params], 0.0)
         bases = {view.untyped_storage().data_ptr(): view._base for view in self.views}
         self._buffers = [base for base in bases.values() if base is not None]
@@ -42,11 +42,11 @@ class FlatGradients:
                 if param.grad is not None:
                     check_parts(param.grad, f"The gradient of '{name_of(param)}'")
                     view.copy_(param.grad)
-        self._attached = [
+        self._attach_calls = [
             partial(setattr, param, "grad", view)
             for param, view in zip(self.params, self.views, strict=True)
         ]
-        run(self._attached)
+        run(self._attach_calls)
 
     def lie(self) -> bool:
         """Return True if the gradients of all parameters are the views of the buffers."""
@@ -54,7 +54,7 @@ class FlatGradients:
 
     def stands(self) -> bool:
         """Return True if the frozen parameters are those that were frozen at construction."""
-        return [param.requires_grad for param in self._all] == self._flags
+        return [param.requires_grad for param in self._all_params] == self._flags
 
     def clear(self) -> None:
         """Set all gradients to 0; those that others gave a parameter are replaced.
@@ -65,6 +65,7 @@ class FlatGradients:
         if not all_have_memory(self._buffers):
             for param, view in zip(self.params, self.views, strict=True):
                 check_memory(view, f"The gradient of '{name_of(param)}'")
-        forgotten = [partial(setattr, p, "grad", None) for p in self._left if p.grad is not None]
-        attached = [] if self.lie() else self._attached
-        run([*(each.zero_ for each in self._buffers), *attached, *forgotten])
+        frozen = [param for param in self._frozen_params if param.grad is not None]
+        forgotten = [partial(setattr, param, "grad", None) for param in frozen]
+        attach_calls = [] if self.lie() else self._attach_calls
+        run([*(buffer.zero_ for buffer in self._buffers), *attach_calls, *forgotten])

@@ -1,4 +1,4 @@
-"""`FusedOptimizer`: an optimizer of torch's kind whose step is one pass over memory."""
+"""`FusedOptimizer`: base class of torch-style optimizers with one pass over memory."""
 
 from __future__ import annotations
 
@@ -22,12 +22,7 @@ from thalweg._base.showing import Describing, show_value
 from thalweg._base.tracing import untraced, without_dynamo
 from thalweg._core.atomic_section import Call, run
 from thalweg._core.commit import LEFT, TAKEN, add_note, raise_first, says_taken
-from thalweg._core.flat_buffers import (
-    AddedParams,
-    check_reductions,
-    find_marked,
-    is_reducing,
-)
+from thalweg._core.flat_buffers import AddedParams, check_reductions, find_marked, is_reducing
 from thalweg._core.gradient_transforms import NOTHING
 from thalweg._core.options.accumulation import (
     Accumulation,
@@ -63,7 +58,7 @@ from thalweg.optim.step_adapter import ParamGroupAdapter, RepeatedSubStep
 from thalweg.optim.step_options import (
     FOUND_INF,
     KEYWORDS,
-    NONE,
+    NO_OPTIONS,
     GradientReport,
     LastStep,
     StepOptions,
@@ -85,7 +80,7 @@ _NOT_IN_GRAPHS = (
     " accumulate=, in_backward= or differentiable=, or if tensors are sparse, not on the CPU, or of"
     " a class of their own"
 )
-_APPLIED = "Gradients were applied in the backward pass: the next call of step counts them."
+_WAS_APPLIED = "Gradients were applied in the backward pass: the next call of step counts them."
 _FOLDED = "The gradients were added to their sums: those of the next call of step follow."
 _SWAPPED_STEP = "A step inside of swapped() would move averages instead of parameters."
 _WAITING = "The sums of gradients stay: the next call of step takes them."
@@ -95,30 +90,25 @@ class SetChanges:
     """Counter of steps with other gradients than before: decides when to plan for absent ones.
 
     Attributes:
-        is_due: Whether the next step is to be planned so.
+        needs_plan: Whether the next step is to be planned so.
     """
 
     # Most changes between two plans that did not pay off.
     _longest_wait: ClassVar[int] = 1024
 
     def __init__(self) -> None:
-        self.is_due = False
+        self.needs_plan = False
         # Whether the step before lacked gradients.
         self._lacked = False
         self._changes, self._patience = 0, 2
 
     def note_planned(self, gradients: int, trainable: int) -> None:
-        """Count a step that was planned anew.
-
-        Args:
-            gradients: How many gradients it had.
-            trainable: How many parameters may have one.
-        """
-        lacks = gradients < trainable
-        self._changes += lacks or self._lacked
-        self._lacked = lacks
+        """Count a newly planned step by its numbers of gradients and of trainable parameters."""
+        has_absent = gradients < trainable
+        self._changes += has_absent or self._lacked
+        self._lacked = has_absent
         if self._changes >= self._patience:
-            self.is_due = True
+            self.needs_plan = True
             self._changes, self._patience = 0, min(2 * self._patience, self._longest_wait)
 
     def note_end(self, steps: int) -> None:
@@ -136,76 +126,75 @@ class StepCache:
         self._lock = Guard(self)
         self.operands = Operands(optimizer)
         self.blocks = Blocks()
-        self.added = AddedParams()
-        self.is_built = False  # True after the constructor
+        self.added_params = AddedParams()
+        self.is_constructed = False  # True after the constructor
         self.parts: dict[Rule, ParamState] = {}
-        self.last: LastStep | None = None  # but for what `seen` tells
-        self.seen = GradientReport()
-        self.count = 0  # of steps taken, but for those of
-        self.counter: Tensor | None = None  # which a device decided
-        self.taken: Tensor | None = None  # whether one that begins is, if a device has decided
-        self.decided: Tensor | None = None  # the same of the last one
-        self.is_swapped = False
+        self.last_step: LastStep | None = None  # without the norm and factor in `report`
+        self.report = GradientReport()
+        self.count = 0  # steps counted on the host
+        self.counter: Tensor | None = None  # further steps, counted on a device
+        # True if the present step, or the last one, is applied; None if the host decides.
+        self.apply_flag: Tensor | None = None
+        self.last_apply_flag: Tensor | None = None
+        self.holds_averages = False  # True in a block of `swapped()`
         # The step that a thread is in, unless it is taken in one call; see `reentrance`.
         self.stepping: ref[Stepping] | None = None
-        self.sums: dict[int, Tensor] | None = None  # of gradients, which a step is to take
-        self.heard: dict[int, Any] = {}  # handles of hooks, by `id` of parameters
-        self.places: dict[int, int] = {}  # indices of groups, likewise
-        self.alone: dict[int, dict[Rule, ParamState]] = {}  # parts of one parameter each, likewise
-        self.applied = False  # whether gradients were applied since the last step
-        self.begun: Sequence[str] = ()  # what the step under way has done, in a sentence
-        self.is_folded = False  # whether it has added its gradients to their sums
+        self.sums: dict[int, Tensor] | None = None  # accumulated gradients, by `id` of parameters
+        # Handles of hooks, indices of groups and states of single parameters, by the same key.
+        self.heard: dict[int, Any] = {}
+        self.places: dict[int, int] = {}
+        self.single_param_states: dict[int, dict[Rule, ParamState]] = {}
+        self.has_applied_grads = False  # True if a backward pass applied gradients since the step
+        self.progress: Sequence[str] = ()  # notes about the present step, for its errors
+        self.is_folded = False  # True if the present step added its gradients to the sums
         self.flat: FlatGradients | None = None
-        self.kinds_of_torch: Any = None  # of the last step that torch took, where they were unusual
-        # What may be repeated: a step over all parameters, with the places of their groups.
+        self.kinds_of_torch: Any = None  # unusual kinds of tensors in the last step of torch
+        # The part that updated all groups in the last step, with the group of each parameter.
         self.rebind_target: tuple[ParamState, list[int]] | None = None
-        self.replay: ReplayedStep | None = None  # the same in one call
-        self.due: Sequence[RepeatedSubStep] = ()  # of which it may be made
+        self.replay: ReplayedStep | None = None
+        self.due_substeps: Sequence[RepeatedSubStep] = ()  # the next replay is planned from these
         self.changes = SetChanges()
-        self.diagnosing: Diagnosing | None = None  # what records some steps
-        self.watch: StepWatch | None = None  # of the one under way
-        self.team: MatrixProcessGroup | None = (
-            None  # ranks that share the step under way, if these send messages
-        )
-        self.known_team: MatrixProcessGroup | None = (
-            None  # the same of the last such step, which plans keep
-        )
+        self.diagnosing: Diagnosing | None = None
+        self.watch: StepWatch | None = None  # set in a measured step
+        # Ranks that exchange messages in the present step, and in the last such step.
+        self.team: MatrixProcessGroup | None = None
+        self.known_team: MatrixProcessGroup | None = None
 
     @property
     def total(self) -> int:
         """Number of steps taken, including those taken in one call."""
-        return self.count + (0 if self.replay is None else self.replay.taken - self.replay.told)
+        return self.count + (0 if self.replay is None else self.replay.taken - self.replay.reported)
 
     def settle(self) -> None:
         """Count the steps that were taken in one call each."""
         with self._lock:
-            if self.replay is not None and self.replay.told < self.replay.taken:
-                self.last, self.decided = LastStep(True, "", self.total), None
-                self.seen, self.applied = self.replay.seen, False
-                self.count, self.replay.told = self.total, self.replay.taken  # last: it is done
+            if self.replay is not None and self.replay.reported < self.replay.taken:
+                self.last_step, self.last_apply_flag = LastStep(True, "", self.total), None
+                self.report, self.has_applied_grads = self.replay.seen, False
+                self.count, self.replay.reported = self.total, self.replay.taken  # last: it is done
 
     def forget_replay(self) -> None:
         """Drop the step that is taken in one call, so that the next step checks everything."""
         self.settle()
         if self.replay is not None:
             self.changes.note_end(self.replay.taken)
-        self.replay, self.due = None, ()
+        self.replay, self.due_substeps = None, ()
 
     def _is_replayed(self, shares: Sequence[RepeatedSubStep]) -> bool:
         """Return whether `replay` repeats exactly the plans that the parts in `shares` ran last."""
-        plans = [] if self.replay is None else [each.planned for each in self.replay.shares]
-        now = [each.part.kept.last for each in shares]
-        return len(plans) == len(now) and all(map(is_, plans, now))
+        plans = [] if self.replay is None else [substep.plan for substep in self.replay.shares]
+        current_plans = [substep.part.plans.last for substep in shares]
+        return len(plans) == len(current_plans) and all(map(is_, plans, current_plans))
 
     def note_repeated(self, *shares: RepeatedSubStep) -> None:
-        """A step was repeated: the next one may be taken in one call."""
+        """Record a repeated step: the next one may be taken in one call."""
         if self.watch is not None and self._is_replayed(shares):
             return  # this one was not taken in one call because it is measured; the next may be
         self.forget_replay()
-        if shares[0].part.kept.count_repeated():
+        if shares[0].part.plans.count_repeated():
             for _, hooks, _ in shares:
                 hooks.detach()
-            self.due = shares
+            self.due_substeps = shares
 
     @lazy
     def norm(self) -> CommonNorm:
@@ -216,59 +205,59 @@ class StepCache:
 
 
 class FusedOptimizer(GradScalerMixin):
-    """Base class that takes the steps of a subclass of `torch.optim.Optimizer`, which does the
-    rest.
+    """Base class that takes the steps of a subclass of `torch.optim.Optimizer`.
 
     Args:
         *args: The arguments of that class.
-        **keywords: Its keyword arguments, and the options around an update; see `StepOptions`.
+        **keywords: Its keyword arguments, and options; see `StepOptions`.
     """
 
     state: Any
     param_groups: list[Group]
     defaults: dict[str, Any]
-    _betas: int = 2  # how many there are in a group
-    _around: StepOptions = NONE
-    _own: StepCache
-    _single: Collection[str] = (STEP,)  # the numbers that the state of a parameter has
-    _flags: ClassVar[list[str]]  # options of groups that are looked at as true or false
-    _without: ClassVar[tuple[str, ...]] = ()  # a slot, and what is said of zeros that get it
-    _is_torchs = True  # whether the numbers are torch's, or TensorFlow's
+    _betas: int = 2  # number of betas in a group
+    _around: StepOptions = NO_OPTIONS
+    _cache: StepCache
+    _single: Collection[str] = (STEP,)  # keys of per-parameter numbers
+    _flags: ClassVar[list[str]]  # options of groups that are read as true or false
+    # A slot, and the warning about parameters of zeros that get the slot.
+    _zero_warning: ClassVar[tuple[str, ...]] = ()
+    _is_torchs = True  # True for torch's arithmetic, False for TensorFlow's
     __signature__ = OfConstructor()
 
     # Not made by `__init__`: torch restores what it copies and loads without it.
     def __new__(cls, *args: Any, **keywords: Any) -> Self:
-        made = super().__new__(cls)
-        made._own = StepCache(made)
-        return made
+        optimizer = super().__new__(cls)
+        optimizer._cache = StepCache(optimizer)
+        return optimizer
 
     def __init__(self, *args: object, **keywords: object) -> None:
         arguments = {f"argument {place}": value for place, value in enumerate(args) if place}
         check_options_held({**arguments, **keywords})
-        around = apart(keywords)
-        if around is not NONE:
-            self._around = around
+        options = apart(keywords)
+        if options is not NO_OPTIONS:
+            self._around = options
         with host_allocations():  # Adagrad's constructor makes `step`
             super().__init__(*args, **keywords)
         # Torch would copy what is in `defaults` to each group, where it would mean nothing; so
         # `add_param_group` takes it out again.
-        self.defaults.update(around.on)
-        self._own.blocks.gather(self.state, self._single)  # what torch's constructor makes
-        if around.kinds.device is not None:
-            for own in self.state.values():  # that torch's constructor makes
-                own |= {name: each.to(around.kinds.device) for name, each in own.items()}
-        if around.of(Unscaling).fused_unscale:
+        self.defaults.update(options.on)
+        self._cache.blocks.gather(self.state, self._single)  # what torch's constructor makes
+        if options.kinds.device is not None:
+            for entries in self.state.values():  # that torch's constructor makes
+                entries |= {key: x.to(options.kinds.device) for key, x in entries.items()}
+        if options.of(Unscaling).fused_unscale:
             self._step_supports_amp_scaling = True
         with self._dropping_hooks():
             self._check_flat_buffers(self.param_groups)
-        self._own.is_built = True
+        self._cache.is_constructed = True
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         with set_aside(state.get("state", {})), host_allocations():
             super().__setstate__(state)  # pyright: ignore
-        self._own.blocks.gather(self.state, self._single)
+        self._cache.blocks.gather(self.state, self._single)
         self._begin(is_copy=True)
-        self._own.is_built = True
+        self._cache.is_constructed = True
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group of parameters, as `torch.optim.Optimizer.add_param_group` does, or change
@@ -281,9 +270,9 @@ class FusedOptimizer(GradScalerMixin):
             TypeError, ValueError: The argument is not a group, or an option is not a number or is
             one for all groups; nothing was added.
         """
-        check_no_step(self._own, type(self).__name__, "add_param_group")
-        given = cast("object", param_group)
-        if isinstance(given, dict):  # else torch refuses it
+        check_no_step(self._cache, type(self).__name__, "add_param_group")
+        candidate = cast("object", param_group)
+        if isinstance(candidate, dict):  # else torch refuses it
             check_options_held(param_group)
             self._check_options(param_group, len(self.param_groups), complete=False)
         with self._added_whole():
@@ -291,7 +280,7 @@ class FusedOptimizer(GradScalerMixin):
             for name in KEYWORDS:
                 self.param_groups[-1].pop(name, None)
             self._complete()
-            if self._own.is_built:  # else the constructor looks at all groups at once
+            if self._cache.is_constructed:  # else the constructor looks at all groups at once
                 self._check_flat_buffers(self.param_groups[-1:])
             self._begin()
 
@@ -299,7 +288,7 @@ class FusedOptimizer(GradScalerMixin):
         """Make what a group that was added needs before its first step."""
 
     def _rule_of(self, group: Group) -> Rule:
-        """The rule of a group, with what is done beside it."""
+        """Return the rule of a group with its wrapping options."""
         raise NotImplementedError
 
     def _encodes(self) -> bool:
@@ -308,12 +297,11 @@ class FusedOptimizer(GradScalerMixin):
 
     def _encodes_group(self, group: Group) -> bool:
         # Rules of the library keep numbers, and with bad options of a group there may be none.
-        has_own = hasattr(self, "rule") or hasattr(self._kind_of(group), "_taken")
-        return bool((self._around.wrapping or has_own) and self._rule_of(group).codecs)
+        defines_rule = hasattr(self, "rule") or hasattr(self._kind_of(group), "_prepared_rule")
+        return bool((self._around.wrapping or defines_rule) and self._rule_of(group).codecs)
 
     def _check_kept(self, group: Group) -> None:
-        """Refuse parameters of a group whose slots cannot be kept in 8 bits, or for which no random
-        bits are drawn, where they are to be."""
+        """Raise if parameters of a group do not support 8-bit slots or random bits of options."""
         if self._around.of(Rounding).round is not None:
             with importing:
                 from thalweg.optim.rounding_streams import check_group
@@ -324,7 +312,7 @@ class FusedOptimizer(GradScalerMixin):
             check_params(self, group)
 
     def _check_effect(self, rules: Mapping[str, Rule]) -> None:
-        """Refuse to keep slots in 8 bits where none of these rules has one."""
+        """Raise if `state_storage` encodes slots, and none of these rules has any."""
         storage = self._around.of(StateCodec).state_storage
         if not isinstance(storage, str):  # off, or said slot by slot
             return
@@ -339,7 +327,7 @@ class FusedOptimizer(GradScalerMixin):
         try:
             yield
         except BaseException:
-            for handle in self._own.heard.values():
+            for handle in self._cache.heard.values():
                 handle.remove()
             raise
 
@@ -378,7 +366,7 @@ class FusedOptimizer(GradScalerMixin):
         Raises:
             InvalidArgumentError: As `check_reductions`.
         """
-        transforms = self._around.beside
+        transforms = self._around.base_transforms
         rules = {
             rule: getattr(self._kind_of(group), "_rule_by_shape", None) is not None
             for group in groups
@@ -389,7 +377,7 @@ class FusedOptimizer(GradScalerMixin):
         ):
             return
         params = self._params()
-        flat = find_marked(params) or self._own.added.find_replacement(params)
+        flat = find_marked(params) or self._cache.added_params.find_replacement(params)
         if flat is not None:
             (title,) = parameter_names(self.param_groups, [flat.param])
             for rule, is_by_shape in rules.items():
@@ -402,37 +390,37 @@ class FusedOptimizer(GradScalerMixin):
     def _tell_of_zeros(self, params: Sequence[Tensor], places: Sequence[int]) -> None:
         """Warn of parameters that are 0 before their first step, if a rule then does less."""
         kinds = map(self._kind_of, self.param_groups)
-        without = [kind._without or self._around.without for kind in kinds]
-        if any(without):
+        zero_notes = [kind._zero_warning or self._around.zero_warning for kind in kinds]
+        if any(zero_notes):
             with importing:
                 from thalweg.optim.zero_params import warn_zero_params
-            warn_zero_params(self, zip(params, map(without.__getitem__, places), strict=True))
+            warn_zero_params(self, zip(params, map(zero_notes.__getitem__, places), strict=True))
 
     @contextmanager
     def _added_whole(self) -> Generator[None]:
-        """Take groups of parameters out again that are added in the block, if it fails."""
-        own, count, known = self._own, len(self.param_groups), list(self.state)
-        heard, flat = list(own.heard), own.flat
-        had = [] if flat is None else [(param, param.grad) for param in flat.params]
+        """Return a context manager that removes groups added in the block if it fails."""
+        cache, count, known_params = self._cache, len(self.param_groups), list(self.state)
+        heard, flat = list(cache.heard), cache.flat
+        former_grads = [] if flat is None else [(param, param.grad) for param in flat.params]
         try:
             yield
         except BaseException:
-            added = [param for group in self.param_groups[count:] for param in group["params"]]
+            groups = self.param_groups[count:]
             del self.param_groups[count:]
-            for param in added:
-                if not any(param is each for each in known):
+            for param in [param for group in groups for param in group["params"]]:
+                if not any(param is known_param for known_param in known_params):
                     self.state.pop(param, None)
-            for key in own.heard.keys() - heard:
-                own.heard.pop(key).remove()
-            own.flat = flat
-            for param, grad in had:
+            for key in cache.heard.keys() - heard:
+                cache.heard.pop(key).remove()
+            cache.flat = flat
+            for param, grad in former_grads:
                 param.grad = grad
-            own.places.clear()
-            own.operands.read_again(self)
+            cache.places.clear()
+            cache.operands.read_again(self)
             raise
 
     def _check_options(self, group: Group, place: int, complete: bool = True) -> None:
-        """Refuse a group whose options a step would not follow.
+        """Raise if a group has options that a step would ignore, or lacks one.
 
         Args:
             group: The group.
@@ -443,9 +431,9 @@ class FusedOptimizer(GradScalerMixin):
             InvalidArgumentError: It has one that is one for all groups; names it.
             NotFoundError: It lacks one.
         """
-        found = of_strange(group, self._strange_options(group), place)
-        if found:
-            raise InvalidArgumentError(f"{found[0]}.")
+        problems = of_strange(group, self._strange_options(group), place)
+        if problems:
+            raise InvalidArgumentError(f"{problems[0]}.")
         lacking = complete and [n for n in self._wanted_options(group) if n not in group]
         if lacking:
             raise NotFoundError(f"{lacking[0]!r} of group {place} is missing.")
@@ -465,7 +453,7 @@ class FusedOptimizer(GradScalerMixin):
             return [f"'{cut[0]}' of group {place} is {told(group[cut[0]])}"]
         kind = self._kind_of(group)
         try:
-            choices = [f"{why} in group {place}" for why in kind._unfit_choices(group)]
+            choices = [f"{reason} in group {place}" for reason in kind._unfit_choices(group)]
         except KeyError as error:
             choices = [f"{error.args[0]!r} of group {place} is missing"]
         return [
@@ -488,7 +476,7 @@ class FusedOptimizer(GradScalerMixin):
         return []
 
     def _strange_options(self, group: Mapping[str, Any]) -> dict[str, str]:
-        """Options of a group that a step would not follow, and why."""
+        """Return the reasons why options of a group are not allowed, by their name."""
         return {
             name: f"but {show_value(self._around.value(name))} in the constructor, which decides it"
             " for all groups"
@@ -500,7 +488,7 @@ class FusedOptimizer(GradScalerMixin):
         return type(self)
 
     def _wanted_options(self, group: Group) -> Sequence[str]:
-        """The options that a step reads of a group."""
+        """Return the options of a group that a step reads."""
         raise NotImplementedError
 
     def __repr__(self) -> str:
@@ -513,19 +501,19 @@ class FusedOptimizer(GradScalerMixin):
         return "".join([text.removesuffix(")"), "\nAll Parameter Groups\n", *lines, ")"])
 
     def _begin(self, is_copy: bool = False) -> None:
-        """Do for the parameters what options ask for before their first step."""
-        self._own.operands.read_again(self)
-        self._own.added.add(self._params() if is_copy else self.param_groups[-1]["params"])
+        """Prepare new parameters as options need it before their first step."""
+        self._cache.operands.read_again(self)
+        self._cache.added_params.add(self._params() if is_copy else self.param_groups[-1]["params"])
         self._listen()
         if self._around.of(Flat).gradients == "flat":
             self._flatten()
-        if (asked := self._around.of(Diagnosed).diagnostics) is not None:
+        if (diagnostics := self._around.of(Diagnosed).diagnostics) is not None:
             with importing:
                 from thalweg.optim.diagnostics.measuring import diagnose
-            diagnose(self, asked, is_copy)
+            diagnose(self, diagnostics, is_copy)
 
     def _listen(self) -> None:
-        """Have parameters updated as soon as their gradients are complete, if that is asked for."""
+        """Register hooks that update parameters in the backward pass, if `in_backward` is on."""
         if self._around.in_backward:
             with importing:
                 from thalweg.optim.step_in_backward import listen
@@ -540,7 +528,7 @@ class FusedOptimizer(GradScalerMixin):
         Raises:
             FailedPreconditionError: The call is in a block of `swapped()`.
         """
-        if self._own.is_swapped:
+        if self._cache.holds_averages:
             raise FailedPreconditionError(message)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -550,8 +538,8 @@ class FusedOptimizer(GradScalerMixin):
         )
         for param in self._params():  # `copy.deepcopy` copies them
             check_held(param)
-        own = {key: vars(self)[key] for key in _KEPT if key in vars(self)}
-        return {**super().__getstate__(), **own}  # pyright: ignore
+        attributes = {key: vars(self)[key] for key in _COPIED_ATTRIBUTES if key in vars(self)}
+        return {**super().__getstate__(), **attributes}  # pyright: ignore
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state and the groups as `torch.optim.Optimizer.state_dict` does.
@@ -566,16 +554,16 @@ class FusedOptimizer(GradScalerMixin):
             f"The state of {type(self).__name__} does not go with averages, which the parameters"
             " are inside of swapped(): save it outside of the block, and inside the model alone."
         )
-        made = without_dynamo(super().state_dict)()  # pyright: ignore
+        state_dict = without_dynamo(super().state_dict)()  # pyright: ignore
         if self._around.of(Rounding).round is not None:
             with importing:
                 from thalweg.optim.rounding_state import record_rounding
-            record_rounding(self, made["param_groups"])
+            record_rounding(self, state_dict["param_groups"])
         if self._encodes():
             with importing:
                 from thalweg.optim.quantized_state import add_storage
-            add_storage(self, made["param_groups"], made["state"])
-        return made
+            add_storage(self, state_dict["param_groups"], state_dict["state"])
+        return state_dict
 
     def step(self, closure: Callable[[], object] | None = None) -> Any:
         """Take a step with the gradients in `grad` of the parameters.
@@ -590,13 +578,12 @@ class FusedOptimizer(GradScalerMixin):
             FailedPreconditionError: The call is in a strategy of several replicas, or in a block of
                 `swapped()`.
         """
-        has_own_step = (
-            type(self).step is FusedOptimizer.step
-        )  # else torch has wrapped the other one
+        # Torch has wrapped the step of a subclass with its hooks.
+        has_own_step = type(self).step is FusedOptimizer.step
         if is_dynamo_compiling() or (has_own_step and has_hooks(self)):
             return self._told_step(closure)
         # As `_eager_step`, a call of which would be a twentieth of such a step.
-        replay = self._own.replay if closure is None else None
+        replay = self._cache.replay if closure is None else None
         if replay is not None and replay.take(self, False, has_own_step):
             return None
         return self._told_step(closure) if has_own_step and is_recorded() else self._step(closure)
@@ -606,12 +593,12 @@ class FusedOptimizer(GradScalerMixin):
     step.hooked = True  # pyright: ignore  # by `_told_step`
 
     def _plain_step(self, closure: Callable[[], object] | None = None) -> object:
-        if is_dynamo_compiling() and closure is None and put_in_graph(self._own.operands):
+        if is_dynamo_compiling() and closure is None and put_in_graph(self._cache.operands):
             return None
         return self._eager_step(closure)
 
     def _eager_step(self, closure: Callable[[], object] | None = None) -> object:
-        replay = self._own.replay if closure is None else None
+        replay = self._cache.replay if closure is None else None
         if replay is not None and replay.take(self):
             return None
         return self._step(closure)
@@ -622,40 +609,41 @@ class FusedOptimizer(GradScalerMixin):
     @partial(untraced, reason=_NOT_IN_GRAPHS)
     @said_once
     def _step(self, closure: Callable[[], object] | None = None) -> Any:
+        """Take a step: replay the one before in one call if possible, else run all checks."""
         self._opt_called = True
         self._check_alone()
         loss = None
         if closure is not None:
             with enable_grad():
                 loss = closure()
-        own = self._own
-        if loss is not None and own.diagnosing is not None:
-            own.diagnosing.note_loss(loss)
-        with own._lock:
-            is_due = closure is not None or bool(own.due) or own.changes.is_due
-            if is_due and self._around.accumulate == 1 and self._try_replay():
+        cache = self._cache
+        if loss is not None and cache.diagnosing is not None:
+            cache.diagnosing.note_loss(loss)
+        with cache._lock:
+            may_replay = closure is not None or bool(cache.due_substeps) or cache.changes.needs_plan
+            if may_replay and self._around.accumulate == 1 and self._try_replay():
                 return loss
-            own.settle()
-            with one_step_at_a_time(own, type(self).__name__), guard_ranks(self):
+            cache.settle()
+            with one_step_at_a_time(cache, type(self).__name__), guard_ranks(self):
                 self._step_carefully()
         return loss
 
     def _step_carefully(self) -> None:
         """Take a step that is not the one before in one call; the lock is held."""
-        own = self._own
+        cache = self._cache
         self._check_not_swapped(_SWAPPED_STEP)
         self._listen()
-        own.taken = self._found_finite()
-        if own.taken is None and self._skip_overflowed_step():
+        cache.apply_flag = self._found_finite()
+        if cache.apply_flag is None and self._skip_overflowed_step():
             return
         if self._accumulate_gradients():
-            told = nullcontext() if own.diagnosing is None else own.diagnosing.around(self)
-            with told:
-                is_replayed = own.sums is not None and self._try_replay(has_sums=True)
+            recording = nullcontext() if cache.diagnosing is None else cache.diagnosing.around(self)
+            with recording:
+                is_replayed = cache.sums is not None and self._try_replay(has_sums=True)
                 if not (is_replayed or self._try_rebind()):
                     self._check_options_held()
-                    self._take_step(own.parts)
-                if own.applied:
+                    self._take_step(cache.parts)
+                if cache.has_applied_grads:
                     self._end_step()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -666,9 +654,9 @@ class FusedOptimizer(GradScalerMixin):
         Args:
             set_to_none: Whether gradients become None.
         """
-        flat = self._own.flat
+        flat = self._cache.flat
         if flat is None and set_to_none and is_dynamo_compiling():
-            forget_gradients(self._own.operands)
+            forget_gradients(self._cache.operands)
         elif flat is None:
             for param in () if set_to_none else self._params():
                 if param.grad is not None:
@@ -681,37 +669,37 @@ class FusedOptimizer(GradScalerMixin):
     def _clear(self, flat: FlatGradients) -> None:
         if not flat.stands():
             self._flatten()
-        cast("FlatGradients", self._own.flat).clear()
+        cast("FlatGradients", self._cache.flat).clear()
 
     def _params(self) -> list[Tensor]:
-        """The parameters of all groups."""
+        """Return the parameters of all groups."""
         return [param for group in self.param_groups for param in group["params"]]
 
     def _flatten(self) -> None:
-        """Have the gradients of all parameters that are not frozen lie in a few buffers."""
+        """Move the gradients of all trainable parameters into a few buffers."""
         with importing:
             from thalweg.optim.flat_gradients import FlatGradients
-        self._own.flat = FlatGradients(self._params())
-        self._own.rebind_target = None
+        self._cache.flat = FlatGradients(self._params())
+        self._cache.rebind_target = None
 
     def _hooks_for(
         self, part: ParamState, params: list[Tensor], places: list[int]
     ) -> ParamGroupAdapter:
-        """The hooks of a step over all parameters."""
+        """Return the adapter of a step over all parameters."""
         raise NotImplementedError
 
     def _try_replay(self, has_sums: bool = False) -> bool:
         """Take the step before again in one call, as soon as it is planned; False if it cannot."""
-        own = self._own
-        if own.due or own.changes.is_due:
-            due, own.due = own.due, ()
+        cache = self._cache
+        if cache.due_substeps or cache.changes.needs_plan:
+            substeps, cache.due_substeps = cache.due_substeps, ()
             with importing:
                 from thalweg.optim.replay import ReplayedStep
-            kind = ReplayedStep if own.diagnosing is None else own.diagnosing.step_between()
-            made = self._plan_with_absent(kind) if own.changes.is_due else None
-            own.changes.is_due = False
-            own.replay = kind.of(self, due) if made is None and due else made
-        return own.replay is not None and own.replay.take(self, has_sums)
+            kind = ReplayedStep if cache.diagnosing is None else cache.diagnosing.step_between()
+            replay = self._plan_with_absent(kind) if cache.changes.needs_plan else None
+            cache.changes.needs_plan = False
+            cache.replay = kind.of(self, substeps) if replay is None and substeps else replay
+        return cache.replay is not None and cache.replay.take(self, has_sums)
 
     def _is_torchs_group(self, group: Group) -> bool:
         """Return whether options of a group leave the step to torch."""
@@ -723,16 +711,16 @@ class FusedOptimizer(GradScalerMixin):
 
     def _try_rebind(self) -> bool:
         """Take the step before again, with other gradients or changed rates; False if it cannot."""
-        own = self._own
-        if own.rebind_target is None:
+        cache = self._cache
+        if cache.rebind_target is None:
             return False
-        part, places = own.rebind_target
+        part, places = cache.rebind_target
         groups = self.param_groups
         if len(groups) == 1:
             params: list[Tensor] = groups[0]["params"]
         else:
             params = [param for group in groups for param in group["params"]]
-            if places != [place for place, each in enumerate(groups) for _ in each["params"]]:
+            if places != [place for place, group in enumerate(groups) for _ in group["params"]]:
                 return False
         if len(params) != len(places):
             return False
@@ -740,26 +728,27 @@ class FusedOptimizer(GradScalerMixin):
         if any(map(is_, gradients, itertools.repeat(None))) or not self._is_of(part, gradients):
             return False
         hooks = self._hooks_for(part, params, places)
-        seen, unscaling = GradientReport(), self._unscaling()
-        hooks.ending = self._ending(seen)
+        report, unscaling = GradientReport(), self._unscaling()
+        hooks.ending = self._ending(report)
         if not hooks.repeats:
             return False
-        how = NOTHING
+        transforms = NOTHING
         if unscaling is not None or self._around.clips:
-            how = gradient_transforms(self._around, unscaling, len(params), seen, self._is_torchs)
+            arguments = unscaling, len(params), report, self._is_torchs
+            transforms = gradient_transforms(self._around, *arguments)
         pairs = list(zip(gradients, params, strict=True))
         if self._around.clips and any(map(is_sparse, gradients)):
             pairs = hooks.seen(pairs)
-        outcome = try_rebind(hooks, part.kept, pairs, how)
+        outcome = try_rebind(hooks, part.plans, pairs, transforms)
         if outcome is None:
             return False
         hooks.settle()
         raise_first(outcome.errors)
-        own.note_repeated(RepeatedSubStep(part, hooks, places))
+        cache.note_repeated(RepeatedSubStep(part, hooks, places))
         return True
 
     def _rules(self) -> set[Rule]:
-        """The rules of all groups."""
+        """Return the rules of all groups."""
         raise NotImplementedError
 
     def _is_of(self, part: ParamState, gradients: Sequence[object]) -> bool:
@@ -767,13 +756,13 @@ class FusedOptimizer(GradScalerMixin):
         return True
 
     def _keep_rebind_target(self, part: ParamState, places: Sequence[int]) -> None:
-        """A step was taken of these places of groups, which may be repeated."""
-        own, around = self._own, self._around
+        """Keep the part that updated all groups for `_try_rebind`; drop an earlier one."""
+        cache, options = self._cache, self._around
         count = sum(len(group["params"]) for group in self.param_groups)
-        own.rebind_target = None
-        is_plain = not around.kinds.sums and not around.kinds.masters and part.locals is None
-        if len(places) == count and is_plain:
-            own.rebind_target = (part, list(places))
+        cache.rebind_target = None
+        is_rebindable = not options.kinds.sums and not options.kinds.masters and part.locals is None
+        if len(places) == count and is_rebindable:
+            cache.rebind_target = (part, list(places))
 
     def _check_alone(self) -> None:
         count = replicas()
@@ -788,13 +777,13 @@ class FusedOptimizer(GradScalerMixin):
 
     def _apply_alone(self, param: Tensor) -> None:
         """Update a parameter in the course of the backward pass."""
-        own = self._own
-        own.begun = ()
+        cache = self._cache
+        cache.progress = ()
         try:
             self._check_alone()
-            with own._lock, one_step_at_a_time(own, type(self).__name__):
+            with cache._lock, one_step_at_a_time(cache, type(self).__name__):
                 self._check_not_swapped(_SWAPPED_STEP)
-                self._take_step(own.alone.setdefault(id(param), {}), param)
+                self._take_step(cache.single_param_states.setdefault(id(param), {}), param)
         except BaseException as error:
             self._say(error)
             raise
@@ -806,19 +795,19 @@ class FusedOptimizer(GradScalerMixin):
     @property
     def last_step(self) -> LastStep | None:
         """Report of the last step as a `LastStep`; None before the first step."""
-        own = self._own
-        own.settle()
-        if own.last is None or not own.last.taken:
-            return own.last
-        last = own.last
-        if own.counter is not None:
-            last = last._replace(count=own.count + int(own.counter.item()))
-        if own.decided is not None and not own.decided.item():
-            return last._replace(taken=False, reason=FOUND_INF)
-        if own.seen.grad_norm is None:
-            return last
-        norm, factor = float(own.seen.grad_norm), float(own.seen.clip_factor)
-        return last._replace(grad_norm=norm, clip_factor=factor)
+        cache = self._cache
+        cache.settle()
+        if cache.last_step is None or not cache.last_step.taken:
+            return cache.last_step
+        report = cache.last_step
+        if cache.counter is not None:
+            report = report._replace(count=cache.count + int(cache.counter.item()))
+        if cache.last_apply_flag is not None and not cache.last_apply_flag.item():
+            return report._replace(taken=False, reason=FOUND_INF)
+        if cache.report.grad_norm is None:
+            return report
+        norm, factor = float(cache.report.grad_norm), float(cache.report.clip_factor)
+        return report._replace(grad_norm=norm, clip_factor=factor)
 
     @property
     def diagnostics(self) -> Table | None:
@@ -826,7 +815,7 @@ class FusedOptimizer(GradScalerMixin):
 
         A device that has measured it is waited for here.
         """
-        diagnosing = self._own.diagnosing
+        diagnosing = self._cache.diagnosing
         return None if diagnosing is None else diagnosing.table()
 
     def swapped(self) -> AbstractContextManager[None]:
@@ -846,10 +835,10 @@ class FusedOptimizer(GradScalerMixin):
 
     def _accumulate_gradients(self) -> bool:
         """Add gradients to their sums, where passes are summed up; True if a step is due."""
-        own, wanted = self._own, self._around.accumulate
-        if wanted == 1:
+        cache, passes = self._cache, self._around.accumulate
+        if passes == 1:
             return True
-        own.sums = None  # those of a step that was not taken are in the state still
+        cache.sums = None  # those of a step that was not taken are in the state still
         with no_grad():
             count = add_to_sums(
                 self.param_groups,
@@ -859,86 +848,87 @@ class FusedOptimizer(GradScalerMixin):
                 or self._around.kinds.masters,
                 report_count=self._waiting,
             )
-        if count < wanted:
+        if count < passes:
             return False
-        own.sums = sums_of(self.state)
-        if not own.sums:
+        cache.sums = sums_of(self.state)
+        if not cache.sums:
             run(clearing_sums(self.param_groups, self.state))
-        return bool(own.sums)
+        return bool(cache.sums)
 
     def _waiting(self, count: int) -> Call:
         """Return a call that records the number of gradients in the sums."""
         reason = f"{count} of {self._around.accumulate} gradients are summed up"
-        last = LastStep(False, reason, self._own.count)
-        return partial(vars(self._own).update, {"last": last, "is_folded": True})
+        report = LastStep(False, reason, self._cache.count)
+        return partial(vars(self._cache).update, {"last_step": report, "is_folded": True})
 
     def _gradients(self, params: Sequence[Tensor]) -> list[Tensor | None]:
-        """The gradients of parameters; None for none."""
-        sums = self._own.sums
+        """Return the gradients or accumulated sums of parameters, None where there is none."""
+        sums = self._cache.sums
         if sums is None:
             return [param.grad for param in params]
-        found = [sums.get(id(param)) for param in params]
+        gradients = [sums.get(id(param)) for param in params]
         if self._around.kinds.masters:
-            return found
-        pairs = zip(found, params, strict=True)
+            return gradients
+        pairs = zip(gradients, params, strict=True)
         return [grad if grad is None else self._narrowed(grad, param) for grad, param in pairs]
 
     def _narrowed(self, grad: Tensor, param: Tensor) -> Tensor:
-        """A sum of gradients in the parameter's dtype."""
+        """Return a sum of gradients in the parameter's dtype."""
         if self._around.clips and grad.is_sparse and grad.dtype != param.dtype:
             grad = summed(grad, grad.dtype, *titles_of([param]))  # before they are rounded
         return grad.to(param.dtype)
 
     def _say(self, error: BaseException) -> None:
-        """Say of a step that fails what has become of it, and what stays."""
-        own = self._own
-        if own.begun:
-            add_note(error, own.begun)
-        elif own.applied:
-            add_note(error, [_APPLIED])
+        """Add a note to an error of a step: what was done, and what stays in the state."""
+        cache = self._cache
+        if cache.progress:
+            add_note(error, cache.progress)
+        elif cache.has_applied_grads:
+            add_note(error, [_WAS_APPLIED])
         elif not says_taken(error):
             add_note(error, ())
-            if own.sums is not None:
+            if cache.sums is not None:
                 error.add_note(_WAITING)
-            elif own.is_folded:
+            elif cache.is_folded:
                 error.add_note(_FOLDED)
 
-    def _ending(self, seen: GradientReport) -> list[Call]:
+    def _ending(self, grad_report: GradientReport) -> list[Call]:
         """Return calls that record, with a step, that it was taken or that a device has decided on
         it.
         """
-        own = self._own
-        told: dict[str, Any] = {"seen": seen, "decided": own.taken, "applied": False}
+        cache = self._cache
+        updates: dict[str, Any] = {"report": grad_report, "has_applied_grads": False}
+        updates["last_apply_flag"] = cache.apply_flag
         calls: list[Call] = []
-        if own.taken is None:
-            told["count"] = own.count + 1
-        elif own.counter is None:
-            told["counter"] = own.taken.long()
+        if cache.apply_flag is None:
+            updates["count"] = cache.count + 1
+        elif cache.counter is None:
+            updates["counter"] = cache.apply_flag.long()
         else:
-            told["counter"] = counter = own.counter.to(own.taken.device)
-            calls.append(partial(counter.add_, own.taken))
-        told["last"] = LastStep(True, "", told.get("count", own.count))
-        told["begun"] = (f"{TAKEN}." if own.taken is None else LEFT,)
-        if own.sums is not None:
+            updates["counter"] = counter = cache.counter.to(cache.apply_flag.device)
+            calls.append(partial(counter.add_, cache.apply_flag))
+        updates["last_step"] = LastStep(True, "", updates.get("count", cache.count))
+        updates["progress"] = (f"{TAKEN}." if cache.apply_flag is None else LEFT,)
+        if cache.sums is not None:
             calls += self._clearing_sums()
         if self._around.in_backward:  # of parameters that nobody listened to yet
-            given = [param for param in self._params() if param.grad is not None]
-            calls += [partial(setattr, param, "grad", None) for param in given]
-        return [*calls, partial(vars(own).update, told)]
+            params_with_grad = [param for param in self._params() if param.grad is not None]
+            calls += [partial(setattr, param, "grad", None) for param in params_with_grad]
+        return [*calls, partial(vars(cache).update, updates)]
 
     def _clearing_sums(self) -> list[Call]:
         """Return calls that clear the sums, with a step that uses them."""
-        begins = clearing_sums(self.param_groups, self.state)
-        return [*begins, partial(vars(self._own).update, {"sums": None})]
+        calls = clearing_sums(self.param_groups, self.state)
+        return [*calls, partial(vars(self._cache).update, {"sums": None})]
 
     def _ending_alone(self, param: Tensor) -> list[Call]:
         """Return calls that end the step of one parameter in the course of the backward pass."""
-        applied = partial(vars(self._own).__setitem__, "applied", True)
-        return [applied, partial(setattr, param, "grad", None)]
+        mark_applied = partial(vars(self._cache).__setitem__, "has_applied_grads", True)
+        return [mark_applied, partial(setattr, param, "grad", None)]
 
-    def _take_step(self, parts: dict[Rule, ParamState], only: Tensor | None = None) -> None:
+    def _take_step(self, parts: dict[Rule, ParamState], single_param: Tensor | None = None) -> None:
         """Take a step with what is kept of the parameters, or with one of them alone."""
         raise NotImplementedError
 
 
-_KEPT = ("_around", "_step_supports_amp_scaling")
+_COPIED_ATTRIBUTES = ("_around", "_step_supports_amp_scaling")

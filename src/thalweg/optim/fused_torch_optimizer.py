@@ -1,4 +1,4 @@
-"""`FusedTorchOptimizer`: what stands before a class of `torch.optim` and takes its steps."""
+"""`FusedTorchOptimizer`: base class that replaces the steps of a `torch.optim` class."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from thalweg.errors import InvalidArgumentError, InvalidTypeError, ThalwegError
 from thalweg.formula import Rule
 from thalweg.optim.fused_optimizer import FusedOptimizer
 from thalweg.optim.grad_scaler import Homes
-from thalweg.optim.group_options import HOW, PAIRS, Options, check_options_held, number
+from thalweg.optim.group_options import PAIRS, STEP_FLAGS, Options, check_options_held, number
 from thalweg.optim.load_state import as_torch, load
 from thalweg.optim.native_support import device_of, engines_support, find_shared_scalar, is_host
 from thalweg.optim.param_scalars import CPU, STEP
-from thalweg.optim.param_state import Own, ParamState, ScalarSpec
+from thalweg.optim.param_state import Entries, ParamState, ScalarSpec
 from thalweg.optim.rule_names import KINDS
 from thalweg.optim.signatures import publish, with_options
 from thalweg.optim.state_mismatch import (
@@ -44,7 +44,7 @@ from thalweg.optim.state_mismatch import (
     state_mismatches,
     sum_of,
 )
-from thalweg.optim.step_adapter import Aimed, RepeatedSubStep, TorchStepAdapter
+from thalweg.optim.step_adapter import RepeatedSubStep, TorchStepAdapter, UpdatePairs
 from thalweg.optim.step_options import KEYWORDS, GradientReport, gradient_transforms
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class _Share(NamedTuple):
 
 
 class _SubStep(NamedTuple):
-    """A share, what is kept of its parameters, and what the step has to know of them."""
+    """Update of one rule in a step: its share, state and adapter."""
 
     share: _Share
     part: ParamState
@@ -71,41 +71,40 @@ class _SubStep(NamedTuple):
 class FusedTorchOptimizer(FusedOptimizer):
     """Base class that replaces `step` of a class of `torch.optim`.
 
-    All other methods are those of that class. Its own `step` runs where the engines do not compute:
-    parameters on a device without an engine, `differentiable=True`, subclasses of tensors with
-    their own dispatch.
+    Torch's step runs for all that the engines do not support: parameters on other devices,
+    `differentiable=True`, subclasses of tensors with their own dispatch.
     """
 
-    _torch: ClassVar[Any]  # the class
-    _sparse: ClassVar[str] = ""  # why it takes no sparse gradients; "" if it does
-    _dense: ClassVar[str] = ""  # why it takes no dense ones
-    _counts: ClassVar[bool] = True  # whether each parameter has a step number
-    _plain: ClassVar[bool] = False  # whether that is a number of Python's
-    _fixed: ClassVar[dict[str, object]] = {}  # hyperparameters that groups may lack
-    _as_tensors: ClassVar[tuple[str, ...]] = ()  # numbers that torch makes tensors of first
-    # Of scalar slots; None is torch's choice, which depends on the default dtype.
+    _torch: ClassVar[Any]  # the class of `torch.optim`
+    _sparse: ClassVar[str] = ""  # error for sparse gradients; "" if they are supported
+    _dense: ClassVar[str] = ""  # error for dense gradients, likewise
+    _counts: ClassVar[bool] = True  # True if each parameter has a step count
+    _has_python_scalars: ClassVar[bool] = False  # True if the step count is a Python number
+    _fixed: ClassVar[dict[str, object]] = {}  # values of hyperparameters that groups may lack
+    _as_tensors: ClassVar[tuple[str, ...]] = ()  # numbers that torch computes in tensors
+    # The dtype of scalar slots; None if torch's default dtype decides.
     _number_dtype: ClassVar[torch.dtype | None] = None
-    _optional: ClassVar[tuple[str, ...]] = ()  # slots that torch makes beside others
-    _rowwise: ClassVar[tuple[str, ...]] = ()  # those that its step makes of sparse gradients
-    _of_matrices: ClassVar[bool] = False  # whether it takes matrices alone
-    _rule_by_shape: ClassVar[Callable[[Group, Tensor], Rule] | None] = None  # where shapes decide
-    _unwrapped: ClassVar[str] = ""  # why nothing lies around its steps
-    _never: ClassVar[Mapping[str, str]] = {}  # options that it cannot have, and why
-    _common: ClassVar[tuple[str, ...]] = ()  # options in which its groups agree
-    _unread: ClassVar[tuple[str, ...]] = ()  # options that its step has no need of
-    _accepted: ClassVar[inspect.Signature]  # what `FusedTorchOptimizer.__init__` takes for it
-    _wanted: ClassVar[list[str]]  # those that it reads
-    _flags: ClassVar[list[str]]  # those that are true or false
+    _optional: ClassVar[tuple[str, ...]] = ()  # slots that options of a group add
+    _rowwise: ClassVar[tuple[str, ...]] = ()  # slots that torch makes of sparse gradients
+    _of_matrices: ClassVar[bool] = False  # True if all parameters must be matrices
+    _rule_by_shape: ClassVar[Callable[[Group, Tensor], Rule] | None] = None  # in place of one rule
+    _unwrapped: ClassVar[str] = ""  # error for options that wrap the rule; "" if supported
+    _unsupported_options: ClassVar[Mapping[str, str]] = {}  # errors by option
+    _common: ClassVar[tuple[str, ...]] = ()  # options that must be equal in all groups
+    _unread: ClassVar[tuple[str, ...]] = ()  # options that no step reads
+    _accepted: ClassVar[inspect.Signature]  # signature of the constructor, with options
+    _option_names: ClassVar[list[str]]  # options that a step reads
+    _flags: ClassVar[list[str]]  # options that are true or false
 
     def __init_subclass__(cls) -> None:
         # What a constructor takes is read by people and by frameworks.
-        own = cls._signature()
-        cls._accepted = with_options(own)
+        signature = cls._signature()
+        cls._accepted = with_options(signature)
         if cls.__module__.startswith("thalweg."):
             publish(cls, cls._accepted)
-        apart = ("params", *HOW, *cls._unread)
-        cls._wanted = [name for name in own.parameters if name not in apart]
-        cls._flags = [n for n, each in own.parameters.items() if isinstance(each.default, bool)]
+        unread_names = ("params", *STEP_FLAGS, *cls._unread)
+        cls._option_names = [name for name in signature.parameters if name not in unread_names]
+        cls._flags = [n for n, arg in signature.parameters.items() if isinstance(arg.default, bool)]
 
     @classmethod
     def _signature(cls) -> inspect.Signature:
@@ -116,17 +115,18 @@ class FusedTorchOptimizer(FusedOptimizer):
         try:
             self._accepted.bind(self, *args, **keywords)
         except TypeError:  # which Python tells before anybody looks at a value
-            rest = {name: keywords[name] for name in keywords if name not in KEYWORDS}
-            self._torch.__init__(self, *args, **rest)
+            torch_keywords = {name: keywords[name] for name in keywords if name not in KEYWORDS}
+            self._torch.__init__(self, *args, **torch_keywords)
             raise
         try:
             super().__init__(*args, **keywords)
         except LookupError as error:  # of a number that torch takes an item of
-            given = self._accepted.bind(self, *args, **keywords).arguments
-            unfit = [n for n in PAIRS if n in given and not are_numbers(given[n], self._betas)]
+            arguments = self._accepted.bind(self, *args, **keywords).arguments
+            pairs = [name for name in PAIRS if name in arguments]
+            unfit = [name for name in pairs if not are_numbers(arguments[name], self._betas)]
             if isinstance(error, ThalwegError) or not unfit:
                 raise
-            value = show_value(given[unfit[0]])
+            value = show_value(arguments[unfit[0]])
             raise InvalidTypeError(f"{unfit[0]} must be a pair of numbers, not {value}.") from error
         groups = [(self._kind_of(group).__name__, group) for group in self.param_groups]
         self._check_effect({title: self._choose_rule(group) for title, group in groups})
@@ -134,29 +134,31 @@ class FusedTorchOptimizer(FusedOptimizer):
             self._keep_as_options_say()
 
     def _keep_as_options_say(self) -> None:
-        """Have slots that torch's constructor makes be of the dtype of all others."""
+        """Convert slots that torch's constructor made to the storage that options define."""
         kinds = self._around.kinds
         for group in self.param_groups:
             starts = self._starts_of(group)
             for param in group["params"]:
-                own = self.state.get(param, {})
+                entries = self.state.get(param, {})
                 for slot in self._rule_around(group, param).element_slots:
-                    made = own.get(slot.name)
+                    tensor = entries.get(slot.name)
                     start = starts.get(slot.name, slot.initial)  # which its dtype may have rounded
-                    if made is not None and slot.storage is not None:
+                    if tensor is not None and slot.storage is not None:
                         with importing:
                             from thalweg._core.quantized_slots import make_slots
-                        (own[slot.name],) = make_slots(slot, [param], [start])
+                        (entries[slot.name],) = make_slots(slot, [param], [start])
                         continue
-                    if made is None or made.is_complex() or made.dtype == kinds.of(slot, param):
+                    if tensor is None or tensor.is_complex():
                         continue
-                    own[slot.name] = torch.full_like(made, start, dtype=kinds.of(slot, param))
+                    dtype = kinds.of(slot, param)
+                    if tensor.dtype != dtype:
+                        entries[slot.name] = torch.full_like(tensor, start, dtype=dtype)
 
     def _complete(self) -> None:
         group, place = self.param_groups[-1], len(self.param_groups) - 1
         kind = self._kind_of(group)
-        if found := kind._unfit_choices(group):
-            raise InvalidArgumentError(f"{found[0]} in group {place}.")
+        if problems := kind._unfit_choices(group):
+            raise InvalidArgumentError(f"{problems[0]} in group {place}.")
         if kind._common:
             self._check_common(kind, group, place)
         if kind._of_matrices:
@@ -171,8 +173,9 @@ class FusedTorchOptimizer(FusedOptimizer):
             if kind._unwrapped and any(isinstance(x, Wrapper) for x in self._around.wrapping):
                 title = f"{kind.__name__} with {self._around.named()}"
                 raise InvalidArgumentError(f"{title}: {kind._unwrapped}.")
-            for name in (each for each in kind._never if each in self._around.on):
-                raise InvalidArgumentError(f"{kind.__name__} {kind._never[name]}.")
+            for name, reason in kind._unsupported_options.items():
+                if name in self._around.on:
+                    raise InvalidArgumentError(f"{kind.__name__} {reason}.")
             for rule in self._rules_of(group):
                 self._around.check_rule(rule, kind.__name__)
         self._check_kept(group)
@@ -185,42 +188,42 @@ class FusedTorchOptimizer(FusedOptimizer):
 
     def _check_common(self, kind: type[FusedTorchOptimizer], group: Group, place: int) -> None:
         """Raise if a group differs from others of its class in an option they have in common."""
-        for index, other in enumerate(self.param_groups):
-            if self._kind_of(other) is not kind:
+        for index, other_group in enumerate(self.param_groups):
+            if self._kind_of(other_group) is not kind:
                 continue
             if kind._common:
-                check_options_held(other)
-            if found := kind._uncommon(group, place, other, index):
-                raise InvalidArgumentError(f"{found}.")
+                check_options_held(other_group)
+            if problem := kind._uncommon(group, place, other_group, index):
+                raise InvalidArgumentError(f"{problem}.")
 
     @classmethod
-    def _uncommon(cls, group: Group, place: int, other: Group, index: int) -> str:
+    def _uncommon(cls, group: Group, place: int, other_group: Group, index: int) -> str:
         """Return how two groups differ in an option that groups of the class have in common."""
-        for name in (each for each in cls._common if other.get(each) != group.get(each)):
+        for name in (name for name in cls._common if other_group.get(name) != group.get(name)):
             return (
                 f"{name} of group {place} is {show_value(group.get(name))}, and of group {index}"
-                f" {show_value(other.get(name))}: groups of {cls.__name__} have it in common"
+                f" {show_value(other_group.get(name))}: groups of {cls.__name__} have it in common"
             )
         return ""
 
     def _unfit_groups(self, groups: Sequence[Group]) -> list[str]:
         """Return how groups differ in options that those of their class have in common."""
         firsts: dict[type[FusedTorchOptimizer], int] = {}
-        found = [
+        problems = [
             kind._uncommon(group, place, groups[first], first)
             for place, group in enumerate(groups)
             if (kind := self._kind_of(group))._common
             and (first := firsts.setdefault(kind, place)) != place
         ]
-        return [each for each in found if each]
+        return [problem for problem in problems if problem]
 
     @staticmethod
     def _choose_rule(group: Group) -> Rule:
-        """The rule that updates a group."""
+        """Return the rule that updates a group."""
         raise NotImplementedError
 
     def _own_rule(self, group: Group, param: Tensor) -> Rule:
-        """The rule that updates a parameter of a group."""
+        """Return the rule that updates a parameter of a group."""
         choose = self._kind_of(group)._rule_by_shape
         return self._choose_rule(group) if choose is None else choose(group, param)
 
@@ -232,7 +235,7 @@ class FusedTorchOptimizer(FusedOptimizer):
         return self._around.rule(self._choose_rule(group))
 
     def _rules_of(self, group: Group) -> set[Rule]:
-        """The rules that update parameters of a group."""
+        """Return the rules that update parameters of a group."""
         if self._kind_of(group)._rule_by_shape is None or not group["params"]:
             return {self._choose_rule(group)}
         return {self._own_rule(group, param) for param in group["params"]}
@@ -242,19 +245,19 @@ class FusedTorchOptimizer(FusedOptimizer):
         return set(map(self._around.rule, self._rules_of(group)))
 
     def _kind_of(self, group: Group) -> type[FusedTorchOptimizer]:
-        """The class whose options and state a group has."""
+        """Return the class that defines the options and state of a group."""
         return type(self)
 
-    def _starts_of(self, group: Group) -> Own:
+    def _starts_of(self, group: Group) -> Entries:
         """Return the initial state of a group's parameters, where the rule cannot define it."""
         return {}
 
     @staticmethod
-    def _starts_beside(param: Tensor) -> Own:
+    def _starts_beside(param: Tensor) -> Entries:
         """Return the initial state of a single parameter, where it depends on its shape."""
         return {}
 
-    def _starts(self, params: Sequence[Tensor], places: Sequence[int]) -> dict[int, Own]:
+    def _starts(self, params: Sequence[Tensor], places: Sequence[int]) -> dict[int, Entries]:
         """Return the initial states by `id` of parameters, each with the place of its group."""
         self._tell_of_zeros(params, places)
         starts = list(map(self._starts_of, self.param_groups))
@@ -264,63 +267,67 @@ class FusedTorchOptimizer(FusedOptimizer):
             for param, place in zip(params, places, strict=True)
         }
 
-    def _take_step(self, parts: dict[Rule, ParamState], only: Tensor | None = None) -> None:
+    def _take_step(self, parts: dict[Rule, ParamState], single_param: Tensor | None = None) -> None:
         if any(map(self._is_torchs_group, self.param_groups)):
             return self._step_of_torch()
-        shares = self._shares() if only is None else self._share_of(only)
+        shares = self._shares() if single_param is None else self._share_of(single_param)
         if not shares:
             return None
         steps = [self._sub_step(rule, share, parts) for rule, share in shares.items()]
-        return self._take_sub_steps(steps, only)
+        return self._take_sub_steps(steps, single_param)
 
-    def _take_sub_steps(self, steps: Sequence[_SubStep], only: Tensor | None) -> None:
+    def _take_sub_steps(self, steps: Sequence[_SubStep], single_param: Tensor | None) -> None:
+        """Take the sub-steps of all rules at once, or leave the step to torch."""
         if not self._are_ours(steps):
             return self._step_of_torch()
         with no_grad():
-            aimed = [each.hooks.aim(each.share.pairs) for each in steps]
-        seen, last = GradientReport(), steps[-1]  # with which the others are written
-        last.hooks.ending = self._ending(seen) if only is None else self._ending_alone(only)
-        transforms = partial(
-            gradient_transforms, self._around, self._unscaling(), seen=seen, is_torchs=True
+            update_pairs = [substep.hooks.aim(substep.share.pairs) for substep in steps]
+        # The last sub-step commits the writes of all others.
+        report, final = GradientReport(), steps[-1]
+        ending = self._ending(report) if single_param is None else self._ending_alone(single_param)
+        final.hooks.ending = ending
+        make_transforms = partial(
+            gradient_transforms, self._around, self._unscaling(), grad_report=report, is_torchs=True
         )
-        if len(steps) > 1 and self._around.beside.global_clipnorm is not None:
-            all_of_it = [(own.hooks, pairs) for own, (pairs, _) in zip(steps, aimed, strict=True)]
-            if not self._own.norm.try_rebind(all_of_it) and not self._all_fit(steps):
+        if len(steps) > 1 and self._around.base_transforms.global_clipnorm is not None:
+            pairs = [pairs for pairs, _ in update_pairs]
+            all_pairs = list(zip([substep.hooks for substep in steps], pairs, strict=True))
+            if not self._cache.norm.try_rebind(all_pairs) and not self._all_fit(steps):
                 return self._step_of_torch()
-            how = transforms(sum(len(each.share.pairs) for each in steps))
+            transforms = make_transforms(sum(len(substep.share.pairs) for substep in steps))
             with no_grad():
-                factor = self._own.norm.clip_factor(all_of_it, how, seen)
-            transforms = partial(transforms, factor=factor)
-        written = self._write(steps, aimed, transforms)
-        if written is None:
+                factor = self._cache.norm.clip_factor(all_pairs, transforms, report)
+            make_transforms = partial(make_transforms, factor=factor)
+        outcome = self._write(steps, update_pairs, make_transforms)
+        if outcome is None:
             return self._step_of_torch()
-        errors, are_repeated = written
-        for each in steps:
-            each.hooks.settle()
+        errors, was_rebound = outcome
+        for substep in steps:
+            substep.hooks.settle()
         raise_first(errors)
-        if only is None:
+        if single_param is None:
             if len(steps) == 1:
-                self._keep_rebind_target(last.part, last.share.places)
-            if are_repeated:
-                self._own.note_repeated(
-                    *(RepeatedSubStep(each.part, each.hooks, each.share.places) for each in steps)
+                self._keep_rebind_target(final.part, final.share.places)
+            if was_rebound:
+                self._cache.note_repeated(
+                    *(RepeatedSubStep(part, hooks, share.places) for share, part, hooks in steps)
                 )
             else:
                 trainable = sum(param.requires_grad for param in self._params())
-                gradients = sum(len(each.share.pairs) for each in steps)
-                self._own.changes.note_planned(gradients, trainable)
+                gradients = sum(len(substep.share.pairs) for substep in steps)
+                self._cache.changes.note_planned(gradients, trainable)
         return None
 
     def _sub_step(self, rule: Rule, share: _Share, parts: dict[Rule, ParamState]) -> _SubStep:
-        """Return the part of a step for one rule, whose state is made if there is none."""
+        """Return the sub-step of a rule; create its state in `parts` if there is none."""
         if rule not in parts:
-            own = self._rules()
-            for gone in [each for each in parts if each not in own]:  # options have chosen others
-                del parts[gone]
-            kinds, blocks = self._around.kinds, self._own.blocks
-            own = self._kind_of(self.param_groups[share.places[0]])
-            numbers = self._numbers(rule, own)
-            parts[rule] = ParamState(rule, numbers, own._plain, kinds, blocks)
+            # Options may have chosen other rules since the last step.
+            for stale_rule in parts.keys() - self._rules():
+                del parts[stale_rule]
+            kinds, blocks = self._around.kinds, self._cache.blocks
+            kind = self._kind_of(self.param_groups[share.places[0]])
+            numbers = self._numbers(rule, kind)
+            parts[rule] = ParamState(rule, numbers, kind._has_python_scalars, kinds, blocks)
         part = parts[rule]
         return _SubStep(
             share,
@@ -329,57 +336,60 @@ class FusedTorchOptimizer(FusedOptimizer):
         )
 
     def _are_ours(self, steps: Sequence[_SubStep]) -> bool:
-        """Return whether everything is computed here, and nothing by torch."""
-        anew = [each for each in steps if not each.hooks.repeats]
-        return not anew or (self._all_fit(anew) and not self._counts_in_common(steps))
+        """Return whether the engines support the whole step."""
+        new_substeps = [substep for substep in steps if not substep.hooks.repeats]
+        if not new_substeps:
+            return True
+        return self._all_fit(new_substeps) and not self._counts_in_common(steps)
 
     def _all_fit(self, steps: Sequence[_SubStep]) -> bool:
-        return all(self._fits(each.share) for each in steps)
+        return all(self._fits(substep.share) for substep in steps)
 
     def _write(
         self,
         steps: Sequence[_SubStep],
-        aimed: Sequence[Aimed],
-        transforms: Callable[[int], GradientTransforms],
+        update_pairs: Sequence[UpdatePairs],
+        make_transforms: Callable[[int], GradientTransforms],
     ) -> tuple[list[BaseException], bool] | None:
-        """Take all of a step, several in one section.
+        """Execute the sub-steps; several of them commit together.
 
         Returns:
             What was raised after the writes, and whether the step is the one before with other
             gradients; None if the step is torch's after all, and nothing was written.
         """
-        gathered = WriteBatch() if len(steps) > 1 else None
+        batch = WriteBatch() if len(steps) > 1 else None
         errors: list[BaseException] = []
-        are_repeated = True
+        was_rebound = True
         try:
-            for own, (pairs, copies) in zip(steps, aimed, strict=True):
-                hooks, kept, how = own.hooks, own.part.kept, transforms(len(pairs))
-                if gathered is not None:
-                    hooks.gathered, hooks.begun = gathered, gathered.begun
+            for substep, (pairs, copies) in zip(steps, update_pairs, strict=True):
+                hooks, plans = substep.hooks, substep.part.plans
+                transforms = make_transforms(len(pairs))
+                if batch is not None:
+                    hooks.gathered, hooks.begun = batch, batch.begun
                 outcome = None
-                if self._may_repeat(own.part, [grad for grad, _ in pairs]):
-                    outcome = try_rebind(hooks, kept, pairs, how, copies)
+                if self._may_repeat(substep.part, [grad for grad, _ in pairs]):
+                    outcome = try_rebind(hooks, plans, pairs, transforms, copies)
                 if outcome is None:
-                    are_repeated = False
+                    was_rebound = False
                     # A step that is not the one before is looked at as a first one is.
-                    if hooks.repeats and not self._fits(own.share):
+                    if hooks.repeats and not self._fits(substep.share):
                         return None
-                    outcome = run_step(hooks, kept, pairs, how, copies, may_rebind=False)
+                    outcome = run_step(hooks, plans, pairs, transforms, copies, may_rebind=False)
                 errors += outcome.errors
-            if gathered is not None:
-                shared = (each.hooks.sharing for each in steps)
+            if batch is not None:
+                shared = (substep.hooks.sharing for substep in steps)
                 if (sharing := next(filter(None, shared), None)) is not None:
                     sharing.begin_writing()
                 with writable():
-                    errors += gathered.write_all()
-            return errors, are_repeated
+                    errors += batch.write_all()
+            return errors, was_rebound
         finally:
-            if gathered is not None:
-                gathered.release_gradients()
+            if batch is not None:
+                batch.release_gradients()
 
     def _plan_with_absent(self, kind: type[ReplayedStep]) -> ReplayedStep | None:
-        around = self._around
-        if around.accumulate > 1 or around.in_backward or around.kinds.device is not None:
+        options = self._around
+        if options.accumulate > 1 or options.in_backward or options.kinds.device is not None:
             return None
         if any(map(self._is_torchs_group, self.param_groups)):
             return None
@@ -406,26 +416,26 @@ class FusedTorchOptimizer(FusedOptimizer):
         )
 
     def _may_repeat(self, part: ParamState, gradients: Sequence[object]) -> bool:
-        """Return whether a plan that was made for such gradients says that they are taken here.
+        """Return whether a plan for such gradients may be rebound: all dense, or options unchanged.
 
         Options of groups decide on those with rows; all else that `_fits` looks at plans look at.
         """
         return not any(map(is_sparse, gradients)) or part.hold(self.param_groups)
 
     def _is_torchs_group(self, group: Group) -> bool:
-        """Return whether a group's options ask for what torch's own step alone does, or refuses."""
+        """Return whether the options of a group need torch's own step."""
         if group.get("capturable"):
             params = self._params()
             if self._around.kinds.device or device_of(params) is None:
                 return True
         betas = group.get("betas")
-        given = [group["lr"], betas, *(betas if isinstance(betas, tuple | list) else ())]
-        is_refused = bool(group.get("foreach")) and any(isinstance(x, Tensor) for x in given)
-        return bool(group.get("differentiable")) or (is_refused and not group.get("capturable"))
+        scalars = [group["lr"], betas, *(betas if isinstance(betas, tuple | list) else ())]
+        has_tensors = bool(group.get("foreach")) and any(isinstance(x, Tensor) for x in scalars)
+        return bool(group.get("differentiable")) or (has_tensors and not group.get("capturable"))
 
     def _counts_there(self) -> bool:
-        is_plain = any(self._kind_of(group)._plain for group in self.param_groups)
-        if is_plain or self._around.kinds.device:
+        kinds = map(self._kind_of, self.param_groups)
+        if self._around.kinds.device or any(kind._has_python_scalars for kind in kinds):
             return False
         if self._around.of(Unscaling).fused_unscale or self._asks("capturable"):
             return True
@@ -435,11 +445,11 @@ class FusedTorchOptimizer(FusedOptimizer):
         return any(group.get(option) for group in self.param_groups)
 
     def _homes_of(self, params: Sequence[Tensor]) -> Homes:
-        found = super()._homes_of(params)
-        is_there = not (is_host(params) or self._around.kinds.device)
-        if found[0] is None and is_there and self._asks("fused"):
+        homes = super()._homes_of(params)
+        is_on_device = not (is_host(params) or self._around.kinds.device)
+        if homes[0] is None and is_on_device and self._asks("fused"):
             return None, device_of(params) or CPU
-        return found
+        return homes
 
     def _have_state(self, group: Group, params: Sequence[Tensor]) -> bool:
         if not params:
@@ -455,12 +465,12 @@ class FusedTorchOptimizer(FusedOptimizer):
         )
 
     def _fits(self, share: _Share) -> bool:
-        """Return whether a share is computed here.
+        """Return whether the engines support a share.
 
         Raises:
             RuntimeError: The class takes no such gradients.
         """
-        around = self._around
+        options = self._around
         for (grad, param), place in zip(*share, strict=True):
             group, has_rows = self.param_groups[place], grad.layout != torch.strided
             kind = self._kind_of(group)
@@ -470,84 +480,81 @@ class FusedTorchOptimizer(FusedOptimizer):
                 return False
             if not kind._computes(param):
                 return False
-            if around.keeps_as_torch and not self._has_kind(group, param):
+            if options.keeps_as_torch and not self._has_kind(group, param):
                 return False
-        wide = around.kinds.masters and self._own.sums is not None
-        away = around.kinds.device is not None
+        wide = options.kinds.masters and self._cache.sums is not None
+        is_offloaded = options.kinds.device is not None
         (_, first), place = share.pairs[0], share.places[0]
-        rule = around.rule(self._own_rule(self.param_groups[place], first))
+        rule = options.rule(self._own_rule(self.param_groups[place], first))
         names = {STEP, MASTER, *(slot.name for slot in rule.slots)}
         coded = {slot.name for slot in rule.element_slots if slot.storage}
-        return engines_support(share.pairs, self.state, names, wide, away, coded)
+        return engines_support(share.pairs, self.state, names, wide, is_offloaded, coded)
 
     def _counts_in_common(self, steps: Sequence[_SubStep]) -> bool:
-        """Return whether parameters have a number in one tensor, which torch counts in turn.
+        """Return whether two parameters share a state tensor of one number.
 
         Raises:
             NotImplementedError: They have, and options ask for what torch does not do.
         """
-        scalars = {slot.name for each in steps for slot in each.part.rule.scalar_slots}
-        params = [param for each in steps for _, param in each.share.pairs]
-        found = find_shared_scalar(params, self.state, {STEP, *scalars})
-        if found is not None and self._around:
-            one, other = parameter_names(self.param_groups, found[1])
+        scalars = {slot.name for substep in steps for slot in substep.part.rule.scalar_slots}
+        params = [param for substep in steps for _, param in substep.share.pairs]
+        shared_scalar = find_shared_scalar(params, self.state, {STEP, *scalars})
+        if shared_scalar is not None and self._around:
+            first_name, second_name = parameter_names(self.param_groups, shared_scalar[1])
             raise NotImplementedError(
-                f"{found[0]!r} of '{one}' and of '{other}' is one tensor, which"
-                f" {type(self).__name__} with {self._around.named()} would count for both at once:"
-                " give each one of its own."
+                f"{shared_scalar[0]!r} of '{first_name}' and of '{second_name}' is one tensor,"
+                f" which {type(self).__name__} with {self._around.named()} would count for both at"
+                " once: give each one of its own."
             )
-        return found is not None
+        return shared_scalar is not None
 
     def _has_kind(self, group: Group, param: Tensor) -> bool:
-        """Return whether slots have their parameter's dtype: torch alone knows what becomes of
-        others.
-        """
-        own = self.state.get(param, {})
+        """Return whether the slots of a parameter have its dtype."""
+        entries = self.state.get(param, {})
         slots = [slot for slot in self._own_rule(group, param).slots if slot.shape is None]
-        names = [slot.name for slot in slots if not slot.scalar and slot.name in own]
-        return all(getattr(own[name], "dtype", None) == param.dtype for name in names)
+        names = [slot.name for slot in slots if not slot.scalar and slot.name in entries]
+        return all(getattr(entries[name], "dtype", None) == param.dtype for name in names)
 
     @staticmethod
     def _computes(param: Tensor) -> bool:
-        """Return whether a parameter that engines compute is computed by the class's rules."""
+        """Return whether the class's rules support a parameter that engines support."""
         return True
 
     @staticmethod
     def _takes_rows(group: Group) -> bool:
-        """Return whether sparse gradients of a group are computed here."""
+        """Return whether the engines support sparse gradients of a group."""
         return True
 
     def _shares(self, absent: Mapping[int, Tensor] = NO_GRADIENTS) -> dict[Rule, _Share]:
         """Return for each rule the gradients and parameters that it updates.
 
-        Args:
-            absent: Stand-ins for gradients that are not there, by `id` of their parameters.
+        Parameters without a gradient take the one that `absent` has for their `id`.
         """
-        found: dict[Rule, _Share] = {}
+        shares: dict[Rule, _Share] = {}
         for place, group in enumerate(self.param_groups):
             params = group["params"]
-            given = zip(self._gradients(params), params, strict=True)
+            candidates = zip(self._gradients(params), params, strict=True)
             pairs = [
-                (each, param)
-                for grad, param in given
-                if (each := absent.get(id(param)) if grad is None else grad) is not None
+                (present_grad, param)
+                for grad, param in candidates
+                if (present_grad := absent.get(id(param)) if grad is None else grad) is not None
             ]
-            for rule, own in self._by_rule(group, pairs):
-                share = found.setdefault(self._around.rule(rule), _Share([], []))
-                share.pairs.extend(own)
-                share.places.extend([place] * len(own))
-        return found
+            for rule, rule_pairs in self._by_rule(group, pairs):
+                share = shares.setdefault(self._around.rule(rule), _Share([], []))
+                share.pairs.extend(rule_pairs)
+                share.places.extend([place] * len(rule_pairs))
+        return shares
 
     def _by_rule(
         self, group: Group, pairs: list[tuple[Tensor, Tensor]]
     ) -> Iterable[tuple[Rule, list[tuple[Tensor, Tensor]]]]:
-        """The pairs of a group that each rule updates."""
+        """Return pairs of a rule and those gradients and parameters of a group that it updates."""
         if self._kind_of(group)._rule_by_shape is None:
             return [(self._choose_rule(group), pairs)] if pairs else []
-        found: dict[Rule, list[tuple[Tensor, Tensor]]] = {}
+        pairs_by_rule: dict[Rule, list[tuple[Tensor, Tensor]]] = {}
         for pair in pairs:
-            found.setdefault(self._own_rule(group, pair[1]), []).append(pair)
-        return found.items()
+            pairs_by_rule.setdefault(self._own_rule(group, pair[1]), []).append(pair)
+        return pairs_by_rule.items()
 
     def _share_of(self, param: Tensor) -> dict[Rule, _Share]:
         """Return the share of one parameter, by its rule."""
@@ -558,18 +565,18 @@ class FusedTorchOptimizer(FusedOptimizer):
         return {rule: _Share([(cast("Tensor", param.grad), param)], [place])}
 
     def _numbers(self, rule: Rule, kind: type[FusedTorchOptimizer]) -> dict[str, ScalarSpec]:
-        """The numbers that each parameter has of its own, in groups of a class."""
-        own = {
+        """Return the per-parameter numbers of a rule, by key of the state."""
+        specs = {
             slot.name: ScalarSpec(
                 slot.initial,
                 slot.dtype or kind._number_dtype,
-                is_rounded=slot.name in kind._as_tensors,
+                rounds_as_tensor=slot.name in kind._as_tensors,
             )
             for slot in rule.numbers
         }
-        start = 0 if kind._plain else 0.0
+        start = 0 if kind._has_python_scalars else 0.0
         step = {STEP: ScalarSpec(start, may_lack=not kind._counts)}
-        return {**step, **own} if self._keeps_step(kind) else own
+        return {**step, **specs} if self._keeps_step(kind) else specs
 
     def _keeps_step(self, kind: type[FusedTorchOptimizer]) -> bool:
         """Return whether parameters have a step number, for the class of their group or for an
@@ -593,21 +600,22 @@ class FusedTorchOptimizer(FusedOptimizer):
             CheckpointMismatchError: A step cannot be taken with the state, such as with one of
                 another class. Lists up to ten differences; nothing was loaded.
         """
-        with self._own._lock:
-            check_no_step(self._own, type(self).__name__, "load_state_dict")
-            theirs: Any = super(FusedTorchOptimizer, type(self))
-            own = without_dynamo(theirs.load_state_dict)
-            load(self, state_dict, partial(as_torch, load=own), convert)
+        with self._cache._lock:
+            check_no_step(self._cache, type(self).__name__, "load_state_dict")
+            torch_class: Any = super(FusedTorchOptimizer, type(self))
+            torch_load = without_dynamo(torch_class.load_state_dict)
+            load(self, state_dict, partial(as_torch, load=torch_load), convert)
 
     def _strange_options(self, group: Mapping[str, object]) -> dict[str, str]:
-        found, rule = super()._strange_options(group), group.get("rule")
-        own = {each.__name__ for each in type(self).__mro__}
-        if isinstance(rule, Rule) or (isinstance(rule, str) and rule in KINDS and rule not in own):
-            found["rule"] = "and groups with rules of their own are for Mixed"
-        return found
+        reasons, rule = super()._strange_options(group), group.get("rule")
+        class_names = {ancestor.__name__ for ancestor in type(self).__mro__}
+        is_other_class = isinstance(rule, str) and rule in KINDS and rule not in class_names
+        if isinstance(rule, Rule) or is_other_class:
+            reasons["rule"] = "and groups with rules of their own are for Mixed"
+        return reasons
 
     def _wanted_options(self, group: Group) -> Sequence[str]:
-        return self._kind_of(group)._wanted
+        return self._kind_of(group)._option_names
 
     def _unfit_options(self, group: Group, place: int) -> list[str]:
         unfit = super()._unfit_options(group, place)
@@ -620,81 +628,76 @@ class FusedTorchOptimizer(FusedOptimizer):
         return unfit
 
     def _unfit_state(
-        self, group: Group, own: object, param: Tensor, title: object, makes: bool = False
+        self, group: Group, entries: object, param: Tensor, title: object, may_lack: bool = False
     ) -> list[str]:
         """Return why no step could be taken with the state of a parameter of a group.
 
-        Args:
-            group: The group.
-            own: The state.
-            param: The parameter.
-            title: What it is called.
-            makes: Whether slots may be missing, which the next step makes.
+        With `may_lack`, slots that the next step creates may be missing.
         """
-        wanted = {SUM: sum_of(param)}
-        if isinstance(own, Mapping) and own.keys() <= {SUM}:  # there was none
-            return state_mismatches(own, wanted, title)
+        specs = {SUM: sum_of(param)}
+        if isinstance(entries, Mapping) and entries.keys() <= {SUM}:  # there was none
+            return state_mismatches(entries, specs, title)
         kind, rule = self._kind_of(group), self._own_rule(group, param)
         slots = rule.slots
-        beside = [*kind._optional, *self._around.keys(param)]
-        others = [*(s.name for s in slots if not (s.scalar or s.is_shaped)), *beside]
+        optional = [*kind._optional, *self._around.keys(param)]
+        names = [*(s.name for s in slots if not (s.scalar or s.is_shaped)), *optional]
         if self._keeps_step(kind):
-            wanted[STEP] = StateEntrySpec(is_optional=not kind._counts)
-        wanted |= {slot.name: StateEntrySpec(dtypes=REAL_DTYPES) for slot in rule.numbers}
-        wanted |= {n: StateEntrySpec(param, (), n in kind._rowwise, n in beside) for n in others}
-        around = self._around.rule(rule)
+            specs[STEP] = StateEntrySpec(is_optional=not kind._counts)
+        specs |= {slot.name: StateEntrySpec(dtypes=REAL_DTYPES) for slot in rule.numbers}
+        specs |= {n: StateEntrySpec(param, (), n in kind._rowwise, n in optional) for n in names}
+        wrapped_rule = self._around.rule(rule)
         # Those that a wrapper adds are made where they are missing.
-        for slot in (*around.measured_slots, *around.common_slots):
+        for slot in (*wrapped_rule.measured_slots, *wrapped_rule.common_slots):
             number = torch.empty((), dtype=torch.float32, device="cpu")
-            wanted[slot.name] = StateEntrySpec(number, is_optional=slot not in slots)
+            specs[slot.name] = StateEntrySpec(number, is_optional=slot not in slots)
         for slot in slots:
             if slot.is_shaped:
                 with importing:
                     from thalweg._engines.matrix_shapes import shaped_like
-                wanted[slot.name] = StateEntrySpec(shaped_like(param, slot))
-        for slot in around.element_slots:
+                specs[slot.name] = StateEntrySpec(shaped_like(param, slot))
+        for slot in wrapped_rule.element_slots:
             if slot.storage is not None:
                 with importing:
                     from thalweg._core.quantized_slots import codec_of, likeness_of
                 codec = codec_of(slot, param)
                 if codec is not None:
-                    like, found = likeness_of(codec, param), wanted.get(slot.name, StateEntrySpec())
-                    wanted[slot.name] = found._replace(like=like, dtypes=(like.dtype,))
-        if MASTER in beside:
-            wanted[MASTER] = StateEntrySpec(param, (torch.float32,), is_optional=True)
-        if makes:
-            made = {slot.name for slot in slots if slot not in rule.numbers}
-            wanted |= {n: wanted[n]._replace(is_optional=True) for n in made & wanted.keys()}
-        return state_mismatches(own, wanted, title)
+                    template = likeness_of(codec, param)
+                    spec = specs.get(slot.name, StateEntrySpec())
+                    specs[slot.name] = spec._replace(like=template, dtypes=(template.dtype,))
+        if MASTER in optional:
+            specs[MASTER] = StateEntrySpec(param, (torch.float32,), is_optional=True)
+        if may_lack:
+            slot_names = {slot.name for slot in slots if slot not in rule.numbers}
+            specs |= {n: specs[n]._replace(is_optional=True) for n in slot_names & specs.keys()}
+        return state_mismatches(entries, specs, title)
 
     def _unfit_numbers(
-        self, group: Group, own: Mapping[str, Any], param: Tensor, title: object, seen: set[object]
+        self,
+        group: Group,
+        entries: Mapping[str, Any],
+        param: Tensor,
+        title: object,
+        checked_keys: set[object],
     ) -> list[str]:
         """Return why no step can be made of a group's options and a parameter's numbers.
 
-        Functions of users are not called.
-
-        Args:
-            group: The group.
-            own: The state of the parameter, in which `_unfit_state` finds nothing.
-            param: The parameter.
-            title: What it is called.
-            seen: The groups and numbers that were checked before; these are added.
+        Functions of users are not called. Combinations in `checked_keys` were checked before; new
+        ones are added.
         """
         rule = self._rule_around(group, param)
         numbers = {STEP: 0.0, **{slot.name: slot.initial for slot in rule.scalar_slots}}
-        numbers |= {name: float(own[name]) for name in numbers if own.get(name) is not None}
+        numbers |= {name: float(entries[name]) for name in numbers if entries.get(name) is not None}
         key = (id(group), rule, *numbers.values())
-        if rule.prepare is None or rule.calls_users or key in seen:
+        if rule.prepare is None or rule.calls_users or key in checked_keys:
             return []
-        seen.add(key)
+        checked_keys.add(key)
         try:
             options = Options(group, rule, self._kind_of(group)._fixed)
             # A root that is real in one step may be complex in the next.
             for _ in range(2):
                 numbers[STEP] = numbers["t"] = numbers[STEP] + 1
-                for made in rule.prepare(**options.given_to_prepare(numbers)).values():
-                    number(made)
+                for scalar in rule.prepare(**options.given_to_prepare(numbers)).values():
+                    number(scalar)
         except (ArithmeticError, TypeError, ThalwegError) as error:
             shown_numbers = self._show_numbers(group)
             return [f"'{title}' takes no step {numbers[STEP]:g} with {shown_numbers}: {error}"]
@@ -707,10 +710,11 @@ class FusedTorchOptimizer(FusedOptimizer):
         return ", ".join(f"{name}={show_value(group.get(name))}" for name in names)
 
     def _step_of_torch(self) -> None:
+        """Take the step with torch's own code; raise if options forbid it."""
         self._check_flat_buffers(self.param_groups)
         # Not all of torch's classes know of a scale, and none that does not unscale says so.
-        is_scaled = self._around.of(Unscaling).fused_unscale and self._unscaling() is not None
-        if self._around or is_scaled:
+        is_scaling = self._around.of(Unscaling).fused_unscale and self._unscaling() is not None
+        if self._around or is_scaling:
             if self._around.kinds.device:
                 raise NotImplementedError(
                     f"state_device='cpu' of {type(self).__name__} takes steps on real tensors,"
@@ -734,8 +738,8 @@ class FusedTorchOptimizer(FusedOptimizer):
         if not getattr(self._torch, "_has_step", True):
             self._torch.step(self)  # refuses, before anything is written
         self._check_memories()
-        if self._own.team is not None:
-            self._own.team.agree()
+        if self._cache.team is not None:
+            self._cache.team.agree()
         step = self._torch.step
         # The hooks around a step of torch are around this one already.
         step = step.__wrapped__ if getattr(step, "hooked", False) else step
@@ -746,7 +750,7 @@ class FusedTorchOptimizer(FusedOptimizer):
         run(self._ending(GradientReport()))
 
     def _check_memories(self) -> None:
-        """Refuse what torch's step would read or write beyond its memory, which ends the process.
+        """Raise if torch's step would access memory outside of a tensor's storage.
 
         Raises:
             LayoutError: Names it.

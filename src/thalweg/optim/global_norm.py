@@ -1,4 +1,4 @@
-"""The norm that the gradients of several rules have in common."""
+"""Global gradient norm over several rules."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Share = tuple[
 
 
 class CommonNorm:
-    """Measures all gradients of a step before the first rule's sweep, by a plan of its own."""
+    """Norm of all gradients of a step, measured before the first rule's update."""
 
     def __init__(self) -> None:
         self._gate = Dispatcher()
@@ -34,76 +34,74 @@ class CommonNorm:
         """Return True if the step's gradients fit the measurement of the step before.
 
         If so, that measurement is bound to them and `clip_factor` uses it; otherwise it is dropped.
-
-        Args:
-            shares: The shares of the step.
         """
-        pairs = [pair for _, given in shares for pair in given]
-        asked = _asked(shares, [grad for grad, _ in pairs], [var for _, var in pairs])
-        if self._ready is not None and not self._ready.try_rebind(_own(shares, asked)):
+        pairs = [pair for _, grads_and_vars in shares for pair in grads_and_vars]
+        request = _asked(shares, [grad for grad, _ in pairs], [var for _, var in pairs])
+        if self._ready is not None and not self._ready.try_rebind(_norm_request(shares, request)):
             self._ready = None
         return self._ready is not None
 
     def clip_factor(
-        self, shares: Sequence[Share], how: GradientTransforms, seen: GradientReport
+        self, shares: Sequence[Share], transforms: GradientTransforms, grad_report: GradientReport
     ) -> Factor:
         """Return the factor that clips all gradients of a step by their common norm.
 
         Args:
             shares: The shares that `try_rebind` was given.
-            how: The transforms of all gradients.
-            seen: Receives the measured norm and factor.
+            transforms: The transforms of all gradients.
+            grad_report: Receives the measured norm and factor.
 
         Raises:
             Exception: Any error of a step that cannot be taken as a whole.
         """
-        variables = [var for _, given in shares for _, var in given]
+        variables = [var for _, grads_and_vars in shares for _, var in grads_and_vars]
         measures: Any = self._ready
         if measures is None:
-            measures, variables = self._measure_anew(shares, how)
+            measures, variables = self._measure_anew(shares, transforms)
         sharing = _sharing(shares)
         if sharing is not None:
             measures = sharing.measure_whole(measures, _asked(shares, (), variables))
         try:
-            known = known_of(how, measures, variables)
-            seen(known)
-            return known.clip_factor
+            stats = known_of(transforms, measures, variables)
+            grad_report(stats)
+            return stats.clip_factor
         finally:
             if self._ready is not None:
                 self._ready.release_gradients()
 
     def _measure_anew(
-        self, shares: Sequence[Share], how: GradientTransforms
+        self, shares: Sequence[Share], transforms: GradientTransforms
     ) -> tuple[Measures, list[Tensor]]:
         """Return new measures of gradients that were not checked before, and their variables."""
         gradients: list[Any] = []
         variables: list[Tensor] = []
-        for hooks, given in shares:
-            pairs = hooks.convert_pairs(given)
+        for hooks, grads_and_vars in shares:
+            pairs = hooks.convert_pairs(grads_and_vars)
             sharing = hooks.sharing
-            hooks.check_pairs(pairs if sharing is None else sharing.local_parts(pairs), how.narrow)
+            local_pairs = pairs if sharing is None else sharing.local_parts(pairs)
+            hooks.check_pairs(local_pairs, transforms.narrow)
             gradients += [grad for grad, _ in pairs]
             variables += [var for _, var in pairs]
-        asked = _asked(shares, gradients, variables)
+        request = _asked(shares, gradients, variables)
         pairs = zip(gradients, variables, strict=True)
         if any(layout.is_far(values_of(grad), var.device) for grad, var in pairs):
-            flush = asked.selection.denormals == "flush"
+            flush = request.selection.denormals == "flush"
             values = list(map(values_of, gradients))
             return _engines.Tensors(values, variables, flush), variables
-        self._ready = self._gate.plan_step(_own(shares, asked))
+        self._ready = self._gate.plan_step(_norm_request(shares, request))
         return self._ready, variables
 
 
 def _asked(shares: Sequence[Share], gradients: Sequence[object], variables: Any) -> StepRequest:
-    """A step that is measured only; its rule has no slots."""
+    """Return a request that only measures gradients; its rule has no slots."""
     slots, titles = [()] * len(variables), [""] * len(variables)
-    beside = gradients, slots, titles, shares[0][0].selection
-    return StepRequest(rules.TORCH_SGD, (), variables, *beside)
+    arguments = gradients, slots, titles, shares[0][0].selection
+    return StepRequest(rules.TORCH_SGD, (), variables, *arguments)
 
 
-def _own(shares: Sequence[Share], asked: StepRequest) -> StepRequest:
+def _norm_request(shares: Sequence[Share], request: StepRequest) -> StepRequest:
     sharing = _sharing(shares)
-    return asked if sharing is None else sharing.share_out(asked)
+    return request if sharing is None else sharing.share_out(request)
 
 
 def _sharing(shares: Sequence[Share]) -> Any:

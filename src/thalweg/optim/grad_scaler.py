@@ -28,16 +28,16 @@ class GradScalerMixin:
 
     param_groups: list[Group]
     _around: StepOptions
-    _own: Any
+    _cache: Any
 
     def _homes_of(self, params: Sequence[Tensor]) -> Homes:
-        """The device that alone knows the numbers of parameters, and where the host keeps them."""
+        """Return the device that alone holds the numbers, or None, and the device of the host."""
         if is_host(params) or not self._counts_there():
             return _ON_THE_HOST
         return device_of(params), CPU
 
     def _counts_there(self) -> bool:
-        """Return whether a GPU alone knows the numbers of its parameters."""
+        """Return whether per-parameter numbers are on the GPU only."""
         return self._around.of(Unscaling).fused_unscale
 
     def _found_finite(self) -> Tensor | None:
@@ -47,32 +47,33 @@ class GradScalerMixin:
         None leaves it to the host: where nothing is to be decided, and where a step makes state,
         has constraints, or adds up gradients.
         """
-        found = vars(self).get("found_inf")
-        around = self._around
-        if not isinstance(found, Tensor) or is_host([found]) or not self._counts_there():
+        found_inf = vars(self).get("found_inf")
+        options = self._around
+        if not isinstance(found_inf, Tensor) or is_host([found_inf]) or not self._counts_there():
             return None
-        given = [[p for p in group["params"] if p.grad is not None] for group in self.param_groups]
-        params = list(chain.from_iterable(given))
-        if around.accumulate > 1 or around.in_backward or found.device != device_of(params):
+        groups = self.param_groups
+        param_lists = [[p for p in group["params"] if p.grad is not None] for group in groups]
+        params = list(chain.from_iterable(param_lists))
+        if options.accumulate > 1 or options.in_backward or found_inf.device != device_of(params):
             return None
         if any(variable_constraint(param) is not None for param in params):
             return None
-        has_state = all(map(self._have_state, self.param_groups, given))
-        return found.detach().reshape(()) == 0 if has_state else None
+        has_state = all(map(self._have_state, self.param_groups, param_lists))
+        return found_inf.detach().reshape(()) == 0 if has_state else None
 
     def _have_state(self, group: Group, params: Sequence[Tensor]) -> bool:
         """Return whether parameters of a group have all their state."""
         raise NotImplementedError
 
     def _skip_overflowed_step(self) -> bool:
-        """Leave the step out if `torch.amp.GradScaler` says that a gradient is not finite."""
-        found = vars(self).get("found_inf")
-        if found is None or not number(found):  # 0 where there were no gradients to look at
+        """Record a skipped step and return True if `torch.amp.GradScaler` found an overflow."""
+        found_inf = vars(self).get("found_inf")
+        if found_inf is None or not number(found_inf):  # 0 where there were no gradients to look at
             return False
-        count = self._own.count
-        if (counter := self._own.counter) is not None:
+        count = self._cache.count
+        if (counter := self._cache.counter) is not None:
             count += int(counter.item())
-        self._own.last = LastStep(False, FOUND_INF, count)
+        self._cache.last_step = LastStep(False, FOUND_INF, count)
         return True
 
     def _unscaling(self) -> float | Tensor | None:
@@ -81,22 +82,21 @@ class GradScalerMixin:
         A tensor where a device decides on the step.
         """
         scale = vars(self).get("grad_scale")
-        if scale is None or self._own.sums is not None:  # the sums are unscaled
+        if scale is None or self._cache.sums is not None:  # the sums are unscaled
             return None
-        if self._own.taken is not None:
+        if self._cache.apply_flag is not None:
             return scale.detach().reshape(()).double().reciprocal().float()
         return 1 / number(scale)
 
 
 def forget_scale(optimizer: object) -> None:
-    """Forget what a scaler said of a step, which failed."""
+    """Remove the attributes that a scaler set for a failed step."""
     for name in ("grad_scale", "found_inf"):
         vars(optimizer).pop(name, None)
 
 
 def said_once(step: Callable[..., object]) -> Callable[..., Any]:
-    """Return a step that says what has become of it, and forgets what a scaler said of it, if it
-    fails.
+    """Return a step that notes its progress on errors and then forgets the scaler's attributes.
 
     `torch.amp.GradScaler` takes that back after a step that succeeds alone, and multiplies a scale
     that it finds by its own.
@@ -104,13 +104,14 @@ def said_once(step: Callable[..., object]) -> Callable[..., Any]:
 
     @wraps(step)
     def taken(optimizer: Any, closure: Callable[[], object] | None = None) -> Any:
-        own = optimizer._own
-        own.begun, own.is_folded, before = (), False, own.total
+        cache = optimizer._cache
+        cache.progress, cache.is_folded, total = (), False, cache.total
         try:
             return step(optimizer, closure)
         except BaseException as error:
-            if own.total != before and not own.begun:  # in one call, and interrupted after it
-                own.begun = (f"{TAKEN}.",)
+            # The step was replayed in one call, and interrupted after the call.
+            if cache.total != total and not cache.progress:
+                cache.progress = (f"{TAKEN}.",)
             forget_scale(optimizer)
             optimizer._say(error)
             raise

@@ -1,11 +1,13 @@
-"""Groups of parameters: their options as hyperparameters of rules."""
+"""Options of parameter groups as hyperparameters of rules."""
 
 from __future__ import annotations
 
 import inspect
+from collections import Counter
 from collections.abc import Callable, Container, Iterator, Mapping
 from copy import copy
 from functools import cache
+from itertools import chain
 from operator import is_
 from typing import Any
 
@@ -19,7 +21,7 @@ from thalweg.errors import InvalidTypeError
 from thalweg.formula import Rule
 from thalweg.variable import check_held, check_number
 
-HOW = ("foreach", "fused", "capturable", "differentiable")  # how a step is taken, not which
+STEP_FLAGS = ("foreach", "fused", "capturable", "differentiable")  # how a step is taken, not which
 
 _NAMES = {"lr": "learning_rate", "eps": "epsilon"}
 PAIRS = {
@@ -49,28 +51,28 @@ class Options:
     """
 
     def __init__(self, group: Group, rule: Rule, fixed: Mapping[str, object]) -> None:
-        self._names, self._seen = list(group), list(group.values())
-        pairs = [own for key, own in group.items() if key in PAIRS and isinstance(own, list)]
+        self._names, self._snapshot = list(group), list(group.values())
+        pairs = [pair for key, pair in group.items() if key in PAIRS and isinstance(pair, list)]
         self.lists = pairs
-        self._lists = [(own, [*own]) for own in pairs]  # of which an item may be replaced
-        known = {**fixed, **named(group, rule)}
-        self._hypers = {each.name: known.get(each.name, each.default) for each in rule.hypers}
+        self._lists = [(pair, [*pair]) for pair in pairs]  # of which an item may be replaced
+        options = {**fixed, **named(group, rule)}
+        self._hypers = {hyper.name: options.get(hyper.name, hyper.default) for hyper in rule.hypers}
         # These keep their place when a schedule writes to them.
         kinds = (Tensor, np.ndarray)
-        self._moving = [name for name, each in self._hypers.items() if isinstance(each, kinds)]
-        self._numbers = {name: _checked(name, each) for name, each in self._hypers.items()}
-        self._wanted = _arguments_of(rule.prepare)
+        self._moving = [name for name, hyper in self._hypers.items() if isinstance(hyper, kinds)]
+        self._numbers = {name: _checked(name, hyper) for name, hyper in self._hypers.items()}
+        self._prepare_names = _arguments_of(rule.prepare)
         self.entries = _number_entries(group, self._hypers)
 
     def hold(self, group: Group) -> bool:
         """Return True if a group still has these options."""
-        seen = self._seen
-        if len(group) != len(seen) or not all(map(is_, group.values(), seen)):
+        snapshot = self._snapshot
+        if len(group) != len(snapshot) or not all(map(is_, group.values(), snapshot)):
             return False
         return not self._lists or self._are_lists_alike()
 
     def _are_lists_alike(self) -> bool:
-        return all(len(own) == len(was) and all(map(is_, own, was)) for own, was in self._lists)
+        return all(len(x) == len(former) and all(map(is_, x, former)) for x, former in self._lists)
 
     @property
     def moves(self) -> bool:
@@ -79,19 +81,20 @@ class Options:
 
     @property
     def moving_rate(self) -> Tensor | None:
-        """The rate, if that is a plain tensor and nothing else is."""
+        """The learning rate if it is a plain tensor of shape () and no other option is a tensor."""
         rate = self._hypers.get("learning_rate")
-        is_plain = type(rate) is Tensor and not (rate.dim() or rate.is_neg() or not rate.data_ptr())
-        return rate if is_plain and self._moving == ["learning_rate"] else None
+        if type(rate) is not Tensor or rate.dim() or rate.is_neg() or not rate.data_ptr():
+            return None
+        return rate if self._moving == ["learning_rate"] else None
 
     def hold_beside_rate(self, group: Group) -> bool:
         """Return True if a group still has these options, whatever its `lr`."""
-        names, seen = self._names, self._seen
+        names, snapshot = self._names, self._snapshot
         return (
             list(group) == names
             and all(
-                now is was or name == "lr"
-                for name, now, was in zip(names, group.values(), seen, strict=True)
+                option is former or name == "lr"
+                for name, option, former in zip(names, group.values(), snapshot, strict=True)
             )
             and self._are_lists_alike()
         )
@@ -107,13 +110,13 @@ class Options:
         if "lr" not in self.entries or not self.hold_beside_rate(group):
             return None
         options = copy(self)
-        options._seen = list(group.values())
+        options._snapshot = list(group.values())
         options._hypers = {**self._hypers, "learning_rate": rate}
         options._numbers = {**self._numbers, "learning_rate": float(rate)}
         return options
 
     def check_memory(self) -> None:
-        """Refuse a hyperparameter that is a tensor whose storage was cut.
+        """Raise if a hyperparameter is a tensor whose storage was cut.
 
         Raises:
             LayoutError: Names it.
@@ -123,58 +126,57 @@ class Options:
                 check_number(value, title_of(name))
 
     def given(self) -> dict[str, Any]:
-        """Hyperparameters by name."""
+        """Return a copy of the hyperparameters by name."""
         return dict(self._hypers)
 
-    def given_to_prepare(self, beside: Mapping[str, object]) -> dict[str, Any]:
-        """Return the arguments of the rule's `prepare` by name: those in `beside`, else
+    def given_to_prepare(self, overrides: Mapping[str, object]) -> dict[str, Any]:
+        """Return the arguments of the rule's `prepare` by name: those in `overrides`, else
         hyperparameters.
         """
         hypers = self._hypers
-        return {name: beside[name] if name in beside else hypers[name] for name in self._wanted}
+        names = self._prepare_names
+        return {name: overrides[name] if name in overrides else hypers[name] for name in names}
 
-    def numbers(self, stays: Callable[[Any], bool]) -> dict[str, Any]:
-        """Hyperparameters, as formulas are given them.
-
-        Args:
-            stays: Whether one that is a tensor stays one.
+    def numbers(self, keeps_tensor: Callable[[Any], bool]) -> dict[str, Any]:
+        """Return the hyperparameters as arguments of formulas; tensors that `keeps_tensor` accepts
+        stay.
         """
         if self._moving:
             moving = {name: self._hypers[name] for name in self._moving}
-            own = {name: x if stays(x) else number(x) for name, x in moving.items()}
-            return {**self._numbers, **own}
+            moving = {name: x if keeps_tensor(x) else number(x) for name, x in moving.items()}
+            return {**self._numbers, **moving}
         return self._numbers
 
 
 def as_options(hypers: Mapping[str, object]) -> Group:
-    """Hyperparameters under the names that groups have for them."""
-    found: Group = {}
-    left = dict(hypers)
+    """Return hyperparameters under the names that groups use."""
+    pairs: Group = {}
+    remaining = dict(hypers)
     for key in PAIRS:
-        names = members_of(key, left)
-        if all(name in left for name in names):
-            found[key] = tuple(left.pop(name) for name in names)
-    return {**{title_of(name): value for name, value in left.items()}, **found}
+        names = members_of(key, remaining)
+        if all(name in remaining for name in names):
+            pairs[key] = tuple(remaining.pop(name) for name in names)
+    return {**{title_of(name): value for name, value in remaining.items()}, **pairs}
 
 
 def hypers_of(group: Group, rule: Rule) -> dict[str, Any]:
-    """Return a rule's hyperparameters out of a group.
+    """Return the hyperparameters of a rule from a group.
 
     Raises:
         InvalidTypeError: One is no number; names it.
         InvalidArgumentError: One is NaN, or a tensor with a shape.
     """
-    known = named(group, rule)
-    found = {hyper.name: known.get(hyper.name, hyper.default) for hyper in rule.hypers}
-    for name, value in found.items():
+    options = named(group, rule)
+    hypers = {hyper.name: options.get(hyper.name, hyper.default) for hyper in rule.hypers}
+    for name, value in hypers.items():
         check_scalar(title_of(name), value, "number or a tensor of shape ()")
-    return found
+    return hypers
 
 
 def members_of(key: str, hypers: Container[str]) -> tuple[str, ...]:
     """Return the hyperparameters that stand in a group as one option, of a rule that has these."""
-    own = PAIRS[key]
-    return (*own, LAST_BETA) if key == "betas" and LAST_BETA in hypers else own
+    names = PAIRS[key]
+    return (*names, LAST_BETA) if key == "betas" and LAST_BETA in hypers else names
 
 
 def number(value: Any) -> float:
@@ -214,7 +216,7 @@ def check_options_held(options: Mapping[str, object]) -> None:
 
 def title_of(name: str) -> str:
     """Return the name that groups use for a hyperparameter, such as `lr` for `learning_rate`."""
-    return next((key for key, other in _NAMES.items() if other == name), name)
+    return next((key for key, hyper_name in _NAMES.items() if hyper_name == name), name)
 
 
 def _checked(name: str, value: object) -> float:
@@ -234,51 +236,47 @@ def _arguments_of(prepare: Callable[..., object] | None) -> tuple[str, ...]:
 
 
 def _number_entries(group: Mapping[str, Any], hypers: Container[str]) -> dict[str, tuple[str, ...]]:
-    """Return the keys of entries that are floats, and the hyperparameters that each has.
-
-    Args:
-        group: The group.
-        hypers: The names of the rule's hyperparameters.
-    """
-    found: dict[str, tuple[str, ...]] = {}
+    """Return the keys of a group's float entries, with the names of their hyperparameters."""
+    entries: dict[str, tuple[str, ...]] = {}
     for key, value in group.items():
         names = members_of(key, hypers) if key in PAIRS else (_NAMES.get(key, key),)
         items = value if key in PAIRS and type(value) is tuple else (value,)
         if all(name in hypers for name in names) and set(map(type, items)) <= FLOAT_CLASSES:
-            found[key] = names
-    names = [name for own in found.values() for name in own]
-    return {key: own for key, own in found.items() if all(names.count(n) == 1 for n in own)}
+            entries[key] = names
+    counts = Counter(chain.from_iterable(entries.values()))
+    return {key: names for key, names in entries.items() if all(counts[n] == 1 for n in names)}
 
 
 def named(
-    group: Mapping[str, Any], rule: Rule | None = None, known: Container[str] = ()
+    group: Mapping[str, Any], rule: Rule | None = None, hyper_names: Container[str] = ()
 ) -> dict[str, Any]:
-    """Options of a group under the names that rules have for them.
+    """Return the options of a group under the names that rules use.
 
     Args:
         group: The group.
         rule: Optional. What it does not read is the user's, whatever it is: `learning_rate` beside
             `lr`, or a pair.
-        known: Without a rule, the names of the hyperparameters there are.
+        hyper_names: Without a rule, the names of the hyperparameters there are.
 
     Raises:
         InvalidTypeError: What is to be a pair is none; names it.
     """
-    found: dict[str, Any] = {}
+    hypers: dict[str, Any] = {}
     read = group
     if rule is not None:
-        known = [hyper.name for hyper in rule.hypers]
-        read = as_options(dict.fromkeys(known))
+        hyper_names = [hyper.name for hyper in rule.hypers]
+        read = as_options(dict.fromkeys(hyper_names))
     for key, value in group.items():  # in their order: where two stand for one, the later counts
         if key not in read:
             continue
         if key in PAIRS:
-            names = members_of(key, known)
+            names = members_of(key, hyper_names)
             try:
-                found.update(zip(names, value, strict=True))
+                hypers.update(zip(names, value, strict=True))
             except (TypeError, ValueError):
-                what = "a pair of numbers" if len(names) == 2 else "three numbers"
-                raise InvalidTypeError(f"{key} must be {what}, not {show_value(value)}.") from None
+                expected = "a pair of numbers" if len(names) == 2 else "three numbers"
+                problem = f"{key} must be {expected}, not {show_value(value)}."
+                raise InvalidTypeError(problem) from None
         else:
-            found[_NAMES.get(key, key)] = value
-    return found
+            hypers[_NAMES.get(key, key)] = value
+    return hypers

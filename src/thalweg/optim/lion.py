@@ -65,10 +65,10 @@ class PlainLion(torch.optim.Optimizer):
     def _update(self, param: Tensor, grad: Tensor, group: Group) -> None:
         if grad.is_sparse:
             raise RuntimeError(_SPARSE)
-        own, (beta1, beta2) = self.state[param], group["betas"]
-        if "exp_avg" not in own:
-            own["exp_avg"] = torch.zeros_like(param, memory_format=torch.preserve_format)
-        mean = own["exp_avg"]
+        entries, (beta1, beta2) = self.state[param], group["betas"]
+        if "exp_avg" not in entries:
+            entries["exp_avg"] = torch.zeros_like(param, memory_format=torch.preserve_format)
+        mean = entries["exp_avg"]
         param.mul_(1 - group["lr"] * group["weight_decay"])
         step = (mean * beta1 + grad * (1 - beta1)).sign_()
         param.add_(step * -group["lr"])

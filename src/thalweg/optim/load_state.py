@@ -1,4 +1,4 @@
-"""Setting the state of an optimizer: all of it, or nothing."""
+"""Loading of optimizer states: all of a state, or nothing."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from thalweg.optim.group_options import hypers_of
 from thalweg.optim.param_scalars import STEP, scalar_dtype
 from thalweg.optim.slot_memory import separate_slots
 from thalweg.optim.state_mismatch import StateEntrySpec, keys_in, parameter_states, sum_of
-from thalweg.optim.step_options import KEPT
+from thalweg.optim.step_options import ENTRY_KEYWORDS
 from thalweg.variable import REDUCED
 
 _HOOKS = ("_optimizer_load_state_dict_pre_hooks", "_optimizer_load_state_dict_post_hooks")
@@ -40,7 +40,7 @@ def load(
     plan: Callable[[Any, dict[str, Any]], Plan],
     convert: bool = False,
 ) -> None:
-    """Set a state in one section, and call torch's hooks before and after it.
+    """Load a state atomically, and call torch's hooks before and after.
 
     Args:
         optimizer: A `FusedOptimizer`.
@@ -56,21 +56,21 @@ def load(
         f"A state was loaded into {type(optimizer).__name__} inside of swapped(), which gives the"
         " parameters their former values when it ends. Load the state outside of the block."
     )
-    given = _after_hooks(optimizer, state_dict)
-    state_mismatch.check_form(given, type(optimizer).__name__)
-    given, left = taken_apart(optimizer, given)
-    given = fitted(optimizer, given, left, convert)
-    loading, lacking = plan(optimizer, given)
-    warn_of(optimizer, lacking, left)
+    loaded_state = _after_hooks(optimizer, state_dict)
+    state_mismatch.check_form(loaded_state, type(optimizer).__name__)
+    loaded_state, notes = taken_apart(optimizer, loaded_state)
+    loaded_state = fitted(optimizer, loaded_state, notes, convert)
+    loading, lacking = plan(optimizer, loaded_state)
+    warn_of(optimizer, lacking, notes)
     restore(loading)
-    if optimizer._own.diagnosing is not None:
-        optimizer._own.diagnosing.count_anew()
+    if optimizer._cache.diagnosing is not None:
+        optimizer._cache.diagnosing.count_anew()
     for hook in optimizer._optimizer_load_state_dict_post_hooks.values():
         hook(optimizer)
 
 
 def as_torch(
-    optimizer: Any, given: dict[str, Any], load: Callable[[Any, dict[str, Any]], None]
+    optimizer: Any, saved_state: dict[str, Any], load: Callable[[Any, dict[str, Any]], None]
 ) -> Plan:
     """Return the plan that loads a state as torch's own loader does.
 
@@ -80,324 +80,317 @@ def as_torch(
 
     Args:
         optimizer: A `FusedTorchOptimizer`.
-        given: The state.
+        saved_state: The state.
         load: Torch's `load_state_dict`, of the class.
 
     Raises:
         CheckpointMismatchError: A step cannot be taken with the state.
         ValueError: Torch's own, where groups have other numbers of parameters.
     """
-    found: list[str] = []
+    problems: list[str] = []
     kinds, lacking = optimizer._around.kinds, list[str]()
-    if state_mismatch.sizes(given["param_groups"]) == state_mismatch.sizes(optimizer.param_groups):
-        for group, key, param, title in _members(optimizer, given["param_groups"], found):
-            own = given["state"].get(key, {})
-            found += optimizer._unfit_state(group, own, param, title)
-            if not found and not state_mismatch.is_before_steps(own):
-                lacking += [n for n in optimizer._around.keys(param) if own.get(n) is None]
-    if found:
-        raise mismatch(found, _title(optimizer))
+    saved_groups = saved_state["param_groups"]
+    if state_mismatch.sizes(saved_groups) == state_mismatch.sizes(optimizer.param_groups):
+        for group, key, param, title in _members(optimizer, saved_groups, problems):
+            entries = saved_state["state"].get(key, {})
+            problems += optimizer._unfit_state(group, entries, param, title)
+            if not problems and not state_mismatch.is_before_steps(entries):
+                lacking += [n for n in optimizer._around.keys(param) if entries.get(n) is None]
+    if problems:
+        raise mismatch(problems, _title(optimizer))
     twin = _twin(optimizer)
     try:
         with host_allocations():
-            load(twin, given if kinds.device is None else _without_slots(given))
+            load(twin, saved_state if kinds.device is None else _without_slots(saved_state))
     except (ValueError, TypeError, RuntimeError, MemoryError):
         raise
     except Exception as error:  # of a class of the user's, or of a state's own objects
-        what = f"{type(error).__name__} while it was loaded: {error}"
-        raise mismatch([what], _title(optimizer)) from error
+        reason = f"{type(error).__name__} while it was loaded: {error}"
+        raise mismatch([reason], _title(optimizer)) from error
     if not optimizer._around.is_lossless:
-        _give_back_dtypes(twin, given, kinds, optimizer._around.keeps_as_torch)
+        _give_back_dtypes(twin, saved_state, kinds, optimizer._around.keeps_as_torch)
         for group in twin.param_groups:
             for param in group["params"]:
                 slots = optimizer._own_rule(group, param).slots
                 kinds.widen_slots(twin.state.get(param, {}), slots, param)
-    _give_back_numbers(twin, given)
+    _give_back_numbers(twin, saved_state)
     for group in twin.param_groups:
         for param in group["params"]:
             fit_slots(twin, group, param, twin.state.get(param, {}))
-    for _, own in states_of(twin.state):
-        own.update(dict(_resolved(own)))
+    for _, entries in states_of(twin.state):
+        entries.update(dict(_resolved(entries)))
     separate_slots(twin)
-    twin._own.blocks.gather(twin.state, twin._single)
+    twin._cache.blocks.gather(twin.state, twin._single)
     return Loading(then=_handing_over(twin, optimizer)), lacking
 
 
 def _after_hooks(optimizer: Any, state_dict: object) -> dict[str, object]:
-    """A state as the hooks before a load leave it, which get a shallow copy."""
+    """Return the state after torch's pre-hooks, which get a shallow copy."""
     if not isinstance(state_dict, Mapping):
         raise InvalidTypeError(f"state_dict must be a dict, not a {type(state_dict).__name__}.")
-    given = dict(cast("Mapping[str, Any]", state_dict))
+    loaded_state = dict(cast("Mapping[str, Any]", state_dict))
     for hook in optimizer._optimizer_load_state_dict_pre_hooks.values():
-        changed = hook(optimizer, given)
-        given = given if changed is None else changed
-    return given
+        replacement = hook(optimizer, loaded_state)
+        loaded_state = loaded_state if replacement is None else replacement
+    return loaded_state
 
 
-def taken_apart(optimizer: Any, given: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Return a state without what only options keep that an optimizer lacks, and what is to be said
-    of it; see `left_behind.leave_behind`.
-    """
-    names = {name for _, own in parameter_states(given) for name in own}
-    if not (SUM in names or names & KEPT.keys() or any(COUNT in x for x in given["param_groups"])):
-        return given, []
+def taken_apart(optimizer: Any, saved_state: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Return a state without the entries of options that are off, and warnings about these."""
+    names = {name for _, entries in parameter_states(saved_state) for name in entries}
+    has_count = any(COUNT in group for group in saved_state["param_groups"])
+    if not (has_count or SUM in names or names & ENTRY_KEYWORDS.keys()):
+        return saved_state, []
     with importing:
         from thalweg.optim.dropped_state import drop_option_state
-    return drop_option_state(optimizer, given)
+    return drop_option_state(optimizer, saved_state)
 
 
 def fitted(
     optimizer: Any,
-    given: dict[str, Any],
+    saved_state: dict[str, Any],
     notes: list[str],
     convert: bool = False,
     values: Mapping[Tensor, Tensor] | None = None,
 ) -> dict[str, Any]:
     """Return a state with slots and random bits as an optimizer keeps them, and append warnings to
     notes; see `encoding.fit_storage` and `drawn_states.fit_rounding`."""
-    groups = given["param_groups"]
+    groups = saved_state["param_groups"]
     if any("round" in group or "seed" in group for group in groups):
         with importing:
             from thalweg.optim.rounding_state import fit_rounding
-        given = fit_rounding(optimizer, given, convert)
-        groups = given["param_groups"]
+        saved_state = fit_rounding(optimizer, saved_state, convert)
+        groups = saved_state["param_groups"]
     if optimizer._encodes() or any(group.get("state_storage") is not None for group in groups):
         with importing:
             from thalweg.optim.quantized_state import fit_storage
-        return fit_storage(optimizer, given, notes, convert, values or {})
-    return given
+        return fit_storage(optimizer, saved_state, notes, convert, values or {})
+    return saved_state
 
 
-def warn_of(optimizer: object, lacking: Collection[str], left: Collection[str]) -> None:
-    """Say what begins anew, of which a state has nothing, and what is left behind of it."""
+def warn_of(optimizer: object, lacking: Collection[str], notes: Collection[str]) -> None:
+    """Warn of entries that a loaded state lacks, and of those that were dropped."""
     title = _title(optimizer)
-    said = [state_mismatch.lacking_message(title, lacking)] if lacking else []
-    for each in (*said, *(f"{title}: {each}" for each in left)):
-        warn(each, CheckpointWarning)
+    messages = [state_mismatch.lacking_message(title, lacking)] if lacking else []
+    for note in (*messages, *(f"{title}: {note}" for note in notes)):
+        warn(note, CheckpointWarning)
 
 
 def _title(optimizer: Any) -> str:
-    """A class with its options."""
+    """Return the name of an optimizer's class, with its options."""
     options = optimizer._around.named()
     return type(optimizer).__name__ + (f" with {options}" if options else "")
 
 
 def _twin(optimizer: Any) -> Any:
-    """An optimizer that has all that this one has, without hooks, and keeps nothing of its own."""
+    """Return an optimizer with the same attributes, but without hooks, options and cache."""
     cls: Any = type(optimizer)
-    made = cls.__new__(cls)
-    own = {**vars(optimizer), "_own": made._own, "_around": cls._around}
-    own |= {name: OrderedDict() for name in _HOOKS}
-    made._own.blocks = optimizer._own.blocks
-    vars(made).update(own, defaults=dict(optimizer.defaults))
-    return made
+    twin = cls.__new__(cls)
+    attributes = {**vars(optimizer), "_cache": twin._cache, "_around": cls._around}
+    attributes |= {name: OrderedDict() for name in _HOOKS}
+    twin._cache.blocks = optimizer._cache.blocks
+    vars(twin).update(attributes, defaults=dict(optimizer.defaults))
+    return twin
 
 
 def _handing_over(twin: Any, optimizer: Any) -> list[Call]:
     """Return calls of C functions that move everything loaded into a twin to the optimizer."""
-    # `_own` has the lock that is held, and what was listened to: its plans are made anew by
+    # `_cache` has the lock that is held, and what was listened to: its plans are made anew by
     # whoever finds another state.
-    apart = ("_own", "_around", "defaults", *_HOOKS)
-    made = {name: value for name, value in vars(twin).items() if name not in apart}
+    excluded = ("_cache", "_around", "defaults", *_HOOKS)
+    attributes = {name: value for name, value in vars(twin).items() if name not in excluded}
     twin._around = optimizer._around
     return [
         partial(optimizer.defaults.update, twin.defaults),
-        partial(vars(optimizer).update, made),
-        *optimizer._own.operands.reading(twin),
+        partial(vars(optimizer).update, attributes),
+        *optimizer._cache.operands.reading(twin),
     ]
 
 
 def _members(
-    optimizer: Any, saved: list[Any], found: list[str]
+    optimizer: Any, saved_groups: list[Any], problems: list[str]
 ) -> Iterator[tuple[Group, Any, Tensor, Any]]:
-    """Each parameter with its group as torch completes it, or as it is here where a step could not
-    be taken, the key of its saved state, and what it is called; differences are added to `found`.
+    """Yield the group, saved key, parameter and title of each parameter, matched by order.
 
-    Parameters are found by their order, as torch does.
+    The group is completed as torch completes it, or is the optimizer's own if its options fail
+    its checks. Differences are appended to `problems`.
     """
     probe = _twin(optimizer)
     groups = [
-        {**other, "params": group["params"]}
-        for group, other in zip(optimizer.param_groups, saved, strict=True)
+        {**saved_group, "params": group["params"]}
+        for group, saved_group in zip(optimizer.param_groups, saved_groups, strict=True)
     ]
     optimizer._torch.__setstate__(probe, {"state": {}, "param_groups": groups})
-    for place, (group, other) in enumerate(zip(groups, saved, strict=True)):
+    for place, (group, saved_group) in enumerate(zip(groups, saved_groups, strict=True)):
         faults = optimizer._unfit_options(group, place)
-        found += faults
-        for param, key, title in state_mismatch.members_of(group, other):
+        problems += faults
+        for param, key, title in state_mismatch.members_of(group, saved_group):
             yield optimizer.param_groups[place] if faults else group, key, param, title
-    if not found:  # else a group may have no class
-        found += optimizer._unfit_groups(groups)
+    if not problems:  # else a group may have no class
+        problems += optimizer._unfit_groups(groups)
 
 
 def _give_back_dtypes(
-    twin: Any, given: Mapping[str, Any], kinds: Any, keeps_as_torch: bool
+    twin: Any, saved_state: Mapping[str, Any], kinds: Any, keeps_as_torch: bool
 ) -> None:
-    """Have tensors of a state be what they were before torch made them the parameter's dtype.
+    """Restore the dtypes and devices that tensors of a state had before torch cast them.
 
-    The numbers that a rule of torch keeps beside `step` stay as torch has made them, where there is
-    no master, which torch knows nothing of.
-
-    Args:
-        keeps_as_torch: Whether sums alone are other than torch has them.
+    Scalar slots stay as torch has cast them, unless there is a master. With `keeps_as_torch`, only
+    sums of gradients are restored.
     """
-    keys = [key for group in given["param_groups"] for key in group["params"]]
+    keys = [key for group in saved_state["param_groups"] for key in group["params"]]
     members = [(group, param) for group in twin.param_groups for param in group["params"]]
     for key, (group, param) in dict(zip(keys, members, strict=True)).items():
         numbers = {slot.name for slot in twin._own_rule(group, param).scalar_slots}
-        for name, value in given["state"].get(key, {}).items():
-            own = twin.state[param].get(name)
-            both = isinstance(own, Tensor) and isinstance(value, Tensor)
-            if (keeps_as_torch and name != SUM) or not both:
+        for name, value in saved_state["state"].get(key, {}).items():
+            loaded = twin.state[param].get(name)
+            are_tensors = isinstance(loaded, Tensor) and isinstance(value, Tensor)
+            if (keeps_as_torch and name != SUM) or not are_tensors:
                 continue
             home = kinds.home_of(name, param)
-            is_moved = kinds.device is not None and own.device != home
-            is_other = is_moved or own.shape != value.shape  # what torch was not given, say
+            needs_move = kinds.device is not None and loaded.device != home
+            # Torch was given an empty tensor in place of a slot on another device.
+            must_replace = needs_move or loaded.shape != value.shape
             is_torchs = name in numbers and not kinds.has_master(param)
-            if is_torchs and own.shape == value.shape:
-                twin.state[param][name] = own.to(home)
-            elif is_other or (_is_kept(value) and own.dtype != value.dtype):
-                dtype = value.dtype if _is_kept(value) else own.dtype
+            if is_torchs and loaded.shape == value.shape:
+                twin.state[param][name] = loaded.to(home)
+            elif must_replace or (_is_kept(value) and loaded.dtype != value.dtype):
+                dtype = value.dtype if _is_kept(value) else loaded.dtype
                 twin.state[param][name] = value.detach().to(home, dtype, copy=True)
 
 
-def _is_kept(value: Tensor) -> bool:
-    """Return whether a tensor of a state has its dtype for a reason: numbers, and bytes of
-    codecs.
-    """
-    return value.is_floating_point() or value.dtype == torch.uint8
+def _is_kept(tensor: Tensor) -> bool:
+    """Return whether a tensor keeps its dtype: numbers, and bytes of codecs."""
+    return tensor.is_floating_point() or tensor.dtype == torch.uint8
 
 
-def _give_back_numbers(twin: Any, given: Mapping[str, Any]) -> None:
-    """Have numbers of rules that torch lacks be as exact as they were: torch rounds them to the
-    parameter's dtype."""
-    keys = [key for group in given["param_groups"] for key in group["params"]]
+def _give_back_numbers(twin: Any, saved_state: Mapping[str, Any]) -> None:
+    """Restore the dtypes of a rule's numbers if torch lacks the rule and cast them."""
+    keys = [key for group in saved_state["param_groups"] for key in group["params"]]
     members = [(group, param) for group in twin.param_groups for param in group["params"]]
     for key, (group, param) in zip(keys, members, strict=True):
-        own, saved = twin.state.get(param, {}), given["state"].get(key, {})
+        entries, saved_entries = twin.state.get(param, {}), saved_state["state"].get(key, {})
         if getattr(twin._kind_of(group)._torch, "_has_step", True):
             continue
         for slot in twin._own_rule(group, param).scalar_slots:
-            value, now = saved.get(slot.name), own.get(slot.name)
-            if isinstance(value, Tensor) and isinstance(now, Tensor) and value.dtype != now.dtype:
-                own[slot.name] = value.detach().to(now.device, copy=True)
+            value, loaded = saved_entries.get(slot.name), entries.get(slot.name)
+            if not isinstance(value, Tensor) or not isinstance(loaded, Tensor):
+                continue
+            if value.dtype != loaded.dtype:
+                entries[slot.name] = value.detach().to(loaded.device, copy=True)
 
 
-def fit_slots(optimizer: Any, group: Group, param: Tensor, own: dict[str, Any]) -> None:
-    """Convert what steps make in one way alone: numbers to shape (), shaped slots to their dtype.
-
-    Args:
-        optimizer: A `FusedTorchOptimizer`.
-        group: The group of the parameter.
-        param: The parameter.
-        own: Its state, which is changed.
-    """
+def fit_slots(optimizer: Any, group: Group, param: Tensor, entries: dict[str, Any]) -> None:
+    """Convert numbers of a state to shape (), and shaped slots to their dtype, in place."""
     rule, kinds = optimizer._own_rule(group, param), optimizer._around.kinds
     for name in (STEP, *(slot.name for slot in rule.numbers)):
-        value = own.get(name)
+        value = entries.get(name)
         if isinstance(value, Tensor):
-            own[name] = _as_number(value)
-        elif value is not None and not optimizer._kind_of(group)._plain:
-            own[name] = torch.tensor(float(value), dtype=scalar_dtype(), device="cpu")
+            entries[name] = _as_number(value)
+        elif value is not None and not optimizer._kind_of(group)._has_python_scalars:
+            entries[name] = torch.tensor(float(value), dtype=scalar_dtype(), device="cpu")
     for slot in rule.shaped_slots:
-        value = own.get(slot.name)
+        value = entries.get(slot.name)
         if isinstance(value, Tensor) and value.is_floating_point():
-            own[slot.name] = value.to(kinds.of(slot, param))
+            entries[slot.name] = value.to(kinds.of(slot, param))
 
 
-def _as_number(value: Tensor) -> Tensor:
+def _as_number(tensor: Tensor) -> Tensor:
     """Return a tensor of one number with shape () and a dtype that counts far enough."""
-    value = value.reshape(()) if value.dim() else value
-    if value.dtype.is_floating_point:
-        return value if value.dtype in state_mismatch.REAL_DTYPES else value.to(scalar_dtype())
-    return value.long()
+    tensor = tensor.reshape(()) if tensor.dim() else tensor
+    if tensor.dtype.is_floating_point:
+        return tensor if tensor.dtype in state_mismatch.REAL_DTYPES else tensor.to(scalar_dtype())
+    return tensor.long()
 
 
-def _resolved(own: Mapping[str, object]) -> Iterator[tuple[str, Tensor]]:
-    """Tensors of a state of which torch only notes how they were made: negated, of a parameter."""
-    for name, each in own.items():
-        if isinstance(each, Tensor) and (each.is_neg() or each.is_conj() or not each.is_leaf):
-            yield name, each.detach().resolve_neg().resolve_conj()
+def _resolved(entries: Mapping[str, object]) -> Iterator[tuple[str, Tensor]]:
+    """Yield entries that are negated, conjugated or part of a graph, as plain tensors."""
+    tensors = [(name, x) for name, x in entries.items() if isinstance(x, Tensor)]
+    for name, tensor in tensors:
+        if tensor.is_neg() or tensor.is_conj() or not tensor.is_leaf:
+            yield name, tensor.detach().resolve_neg().resolve_conj()
 
 
-def _without_slots(given: Mapping[str, Any]) -> dict[str, Any]:
-    """A state of which torch sends nothing that is large to a parameter's device."""
+def _without_slots(saved_state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a state with empty tensors in place of all that have dimensions."""
     states = {
         key: {
-            name: each.new_empty((0, 0)) if isinstance(each, Tensor) and each.dim() else each
-            for name, each in own.items()
+            name: entry.new_empty((0, 0)) if isinstance(entry, Tensor) and entry.dim() else entry
+            for name, entry in entries.items()
         }
-        for key, own in parameter_states(given)
+        for key, entries in parameter_states(saved_state)
     }
-    return {**given, "state": {**given["state"], **states}}
+    return {**saved_state, "state": {**saved_state["state"], **states}}
 
 
-def in_place(optimizer: Any, given: dict[str, Any]) -> Plan:
+def in_place(optimizer: Any, saved_state: dict[str, Any]) -> Plan:
     """Return the plan that writes a state to the tensors of a `RuleOptimizer`.
 
     Raises:
         CheckpointMismatchError: A step cannot be taken with the state.
     """
-    what = type(optimizer).__name__
-    groups, saved = optimizer.param_groups, deepcopy(given["param_groups"])
-    ours, theirs = state_mismatch.sizes(groups), state_mismatch.sizes(saved)
-    if ours != theirs:
-        raise mismatch([f"groups have {theirs} parameters, those here {ours}"], what)
-    found: list[str] = []
+    class_name = type(optimizer).__name__
+    groups, saved_groups = optimizer.param_groups, deepcopy(saved_state["param_groups"])
+    sizes, saved_sizes = state_mismatch.sizes(groups), state_mismatch.sizes(saved_groups)
+    if sizes != saved_sizes:
+        raise mismatch([f"groups have {saved_sizes} parameters, those here {sizes}"], class_name)
+    problems: list[str] = []
     pairs: list[tuple[Item, Any]] = []
     calls: list[Call] = []
-    names, begins = optimizer._state_names(), optimizer._around.begins
-    given_of: dict[Tensor, Any] = {}
-    for place, (group, other) in enumerate(zip(groups, saved, strict=True)):
-        found += optimizer._unfit_options(other, place)
-        for param, key, title in state_mismatch.matched(group, other, found):
-            own, theirs = optimizer.state[param], given["state"].get(key, {})
-            calls += setting(own, theirs, title, found, pairs, param, names, begins)
-            given_of[param] = theirs
-        kept = {key: group[key] for key in ("params", "param_names") if key in group}
-        calls.append(partial(group.update, {**other, **kept}))
-    if found:
-        raise mismatch(found, what)
-    for other in saved:
-        hypers_of(other, optimizer.rule)
-    keys = keys_in(given)
-    users = {key: each for key, each in given["state"].items() if key not in keys}
+    names, optional = optimizer._state_names(), optimizer._around.begins
+    saved_states: dict[Tensor, Any] = {}
+    for place, (group, saved_group) in enumerate(zip(groups, saved_groups, strict=True)):
+        problems += optimizer._unfit_options(saved_group, place)
+        for param, key, title in state_mismatch.matched(group, saved_group, problems):
+            entries, saved_entries = optimizer.state[param], saved_state["state"].get(key, {})
+            calls += setting(entries, saved_entries, title, problems, pairs, param, names, optional)
+            saved_states[param] = saved_entries
+        retained = {key: group[key] for key in ("params", "param_names") if key in group}
+        calls.append(partial(group.update, {**saved_group, **retained}))
+    if problems:
+        raise mismatch(problems, class_name)
+    for saved_group in saved_groups:
+        hypers_of(saved_group, optimizer.rule)
+    keys = keys_in(saved_state)
+    users = {key: entry for key, entry in saved_state["state"].items() if key not in keys}
     calls.append(partial(optimizer.state.update, users))
     states = states_of(optimizer.state)
     # Of parameters that are in no group any more.
-    calls += [partial(optimizer.state.pop, param) for param, _ in states if param not in given_of]
-    lacks = _lacking(states, given_of, begins)
-    calls += [partial(own.pop, name) for name, own in lacks]
-    gone = {id(own[name]) for name, own in lacks}
-    calls += optimizer._own.operands.reading(optimizer, gone)
-    is_new = all(state_mismatch.is_before_steps(own) for _, own in parameter_states(given))
-    return Loading(pairs, calls, what), [] if is_new else [name for name, _ in lacks]
+    ungrouped = [param for param, _ in states if param not in saved_states]
+    calls += [partial(optimizer.state.pop, param) for param in ungrouped]
+    missing = _lacking(states, saved_states, optional)
+    calls += [partial(entries.pop, name) for name, entries in missing]
+    removed_ids = {id(entries[name]) for name, entries in missing}
+    calls += optimizer._cache.operands.reading(optimizer, removed_ids)
+    param_states = parameter_states(saved_state)
+    is_new = all(state_mismatch.is_before_steps(entries) for _, entries in param_states)
+    return Loading(pairs, calls, class_name), [] if is_new else [name for name, _ in missing]
 
 
 def _lacking(
     states: Iterable[tuple[Tensor, dict[str, object]]],
-    given_of: Mapping[Tensor, Mapping[str, object]],
-    begins: Collection[str],
+    saved_states: Mapping[Tensor, Mapping[str, object]],
+    optional: Collection[str],
 ) -> list[tuple[str, dict[str, object]]]:
-    """The entries that begin at the parameter and of which nothing was given, with their states."""
+    """Return names and states of the entries that start at the parameter and were not loaded."""
     return [
-        (name, own)
-        for param, own in states
-        if param in given_of
-        for name in begins
-        if name in own and given_of[param].get(name) is None
+        (name, entries)
+        for param, entries in states
+        if param in saved_states
+        for name in optional
+        if name in entries and saved_states[param].get(name) is None
     ]
 
 
 def setting(
-    own: dict[str, Any],
-    given: Mapping[str, Any],
+    entries: dict[str, Any],
+    saved_entries: Mapping[str, Any],
     title: Any,
-    found: list[str],
+    problems: list[str],
     pairs: list[tuple[Item, Any]],
     param: Tensor,
     names: Collection[str] | None = None,
-    begins: Collection[str] = (),
+    optional: Collection[str] = (),
 ) -> list[Call]:
     """Return calls that set the state of one parameter, and append pairs and differences.
 
@@ -405,57 +398,60 @@ def setting(
     them.
 
     Args:
-        own: The state of the parameter, which the calls change.
-        given: The state to load.
+        entries: The state of the parameter, which the calls change.
+        saved_entries: The state to load.
         title: The name of the parameter.
-        found: Differences are appended here; if there are any, no calls are returned.
+        problems: Differences are appended here; if there are any, no calls are returned.
         pairs: Tensors that are written in place, with their new values, are appended here.
         param: The parameter.
-        names: Optional. The keys of the optimizer's own entries; all others in `own` belong to the
-            user, and are replaced if the state has them.
-        begins: The keys that may be missing: their entries begin at the parameter.
+        names: Optional. The keys of the optimizer's own entries; all others in `entries` belong to
+            the user, and are replaced if the state has them.
+        optional: The keys that may be missing: their entries begin at the parameter.
     """
-    wanted = _wanted(own, given, param, names, begins)
-    problems = state_mismatch.state_mismatches(given, wanted, title, () if names is None else own)
-    found += problems
-    if problems:
+    specs = _entry_specs(entries, saved_entries, param, names, optional)
+    allowed = () if names is None else entries
+    mismatches = state_mismatch.state_mismatches(saved_entries, specs, title, allowed)
+    problems += mismatches
+    if mismatches:
         return []
-    calls: list[Call] = [partial(own.pop, SUM, None)] if given.get(SUM) is None else []
-    for name, value in given.items():
-        if name not in wanted:
-            calls.append(partial(own.__setitem__, name, deepcopy(value)))
+    calls: list[Call] = [partial(entries.pop, SUM, None)] if saved_entries.get(SUM) is None else []
+    for name, value in saved_entries.items():
+        if name not in specs:
+            calls.append(partial(entries.__setitem__, name, deepcopy(value)))
         elif name == SUM and value is not None:
-            made = value.detach().to(param.device, copy=True)
-            calls.append(partial(own.__setitem__, name, made))
-        elif value is not None and name not in own:
-            calls.append(partial(own.__setitem__, name, value.detach().clone()))
+            grad_sum = value.detach().to(param.device, copy=True)
+            calls.append(partial(entries.__setitem__, name, grad_sum))
+        elif value is not None and name not in entries:
+            calls.append(partial(entries.__setitem__, name, value.detach().clone()))
         elif value is not None:
-            pairs.append((entry_of(f"{title}/{name}", own[name]), value))
+            pairs.append((entry_of(f"{title}/{name}", entries[name]), value))
     return calls
 
 
-def _wanted(
-    own: Mapping[str, Any],
-    given: Any,
+def _entry_specs(
+    entries: Mapping[str, Any],
+    saved_entries: Any,
     param: Tensor,
     names: Collection[str] | None,
-    begins: Collection[str],
+    optional: Collection[str],
 ) -> dict[str, StateEntrySpec]:
     """Return the requirements of the entries that `setting` accepts, by their keys."""
-    widens = MASTER in own and isinstance(given, Mapping) and MASTER not in given
-    wanted = {
-        name: StateEntrySpec(value, _dtypes(value, widens), is_optional=name in begins)
-        for name, value in own.items()
+    has_master = not isinstance(saved_entries, Mapping) or MASTER in saved_entries
+    widens = MASTER in entries and not has_master
+    specs = {
+        name: StateEntrySpec(value, _dtypes(value, widens), is_optional=name in optional)
+        for name, value in entries.items()
         if names is None or name in names
     }
-    wanted |= {name: StateEntrySpec(param, is_optional=True) for name in begins if name not in own}
-    return {**wanted, SUM: sum_of(param)}
+    absent = [name for name in optional if name not in entries]
+    specs |= {name: StateEntrySpec(param, is_optional=True) for name in absent}
+    return {**specs, SUM: sum_of(param)}
 
 
-def _dtypes(own: Tensor, widens: bool) -> list[torch.dtype]:
+def _dtypes(tensor: Tensor, widens: bool) -> list[torch.dtype]:
     """Return the dtypes from which a state is converted to that of a tensor."""
     # Earlier releases kept numbers beside masters in 16 bits, and some others in float32.
-    is_number = not own.dim()
-    is_wider = own.dtype == torch.float32 and (widens or is_number)
-    narrower = (torch.float32,) if own.dtype == torch.float64 and is_number else ()
-    return [own.dtype, *(REDUCED if is_wider else narrower)]
+    is_number = not tensor.dim()
+    is_wider = tensor.dtype == torch.float32 and (widens or is_number)
+    narrower = (torch.float32,) if tensor.dtype == torch.float64 and is_number else ()
+    return [tensor.dtype, *(REDUCED if is_wider else narrower)]

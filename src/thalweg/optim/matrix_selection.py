@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from thalweg._base.locks import importing
 from thalweg.errors import InvalidArgumentError
-from thalweg.optim.selectors import LOOKED_UP, ModuleParams
+from thalweg.optim.selectors import EMBEDDINGS, ModuleParams
 
 _MATRICES = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
@@ -50,38 +50,38 @@ def hidden_matrices(
         >>> hidden_matrices(model, output="2.*")
         ('1.weight',)
     """
-    params, found = ModuleParams(module), list[str]()
-    strange: list[tuple[str, Tensor]] = []
-    allowed, left = _called(allow, params, "allow"), _called(leave, params, "leave")
+    params, names = ModuleParams(module), list[str]()
+    unclassified: list[tuple[str, Tensor]] = []
+    allowed, excluded_ids = _called(allow, params, "allow"), _called(leave, params, "leave")
     ends = _of_output(module, params, output) | _of_input(module)
-    for name, param in params.named:
+    for name, param in params.named_params:
         kinds = params.owners[id(param)]
-        if id(param) in left:
+        if id(param) in excluded_ids:
             continue
         if id(param) in allowed:
-            found.append(name)
-        elif param.dim() < 2 or id(param) in ends or _has(kinds, LOOKED_UP + _NORMS):
+            names.append(name)
+        elif param.dim() < 2 or id(param) in ends or _has(kinds, EMBEDDINGS + _NORMS):
             continue
-        elif all(isinstance(each, _MATRICES) and getattr(each, "groups", 1) == 1 for each in kinds):
-            found.append(name)
+        elif all(isinstance(x, _MATRICES) and getattr(x, "groups", 1) == 1 for x in kinds):
+            names.append(name)
         else:
-            strange.append((name, param))
-    if strange:
-        raise _not_known(strange, params)
-    return tuple(found)
+            unclassified.append((name, param))
+    if unclassified:
+        raise _not_known(unclassified, params)
+    return tuple(names)
 
 
-def _not_known(strange: Sequence[tuple[str, Tensor]], params: ModuleParams) -> Exception:
+def _not_known(unclassified: Sequence[tuple[str, Tensor]], params: ModuleParams) -> Exception:
     """Return the error for parameters that may not be matrices of layers."""
-    name, param = strange[0]
-    owner = " and ".join(sorted({type(each).__name__ for each in params.owners[id(param)]}))
-    more = f" and {len(strange) - 1} more" if len(strange) > 1 else ""
+    name, param = unclassified[0]
+    owner = " and ".join(sorted({type(module).__name__ for module in params.owners[id(param)]}))
+    suffix = f" and {len(unclassified) - 1} more" if len(unclassified) > 1 else ""
     message = (
-        f"{name!r} of shape {tuple(param.shape)}, of a {owner}{more}, may not be a matrix of a"
+        f"{name!r} of shape {tuple(param.shape)}, of a {owner}{suffix}, may not be a matrix of a"
         " layer: name it in allow= to have it among the hidden matrices, or in leave= to have it"
         " left out."
     )
-    if stack := next((name for name, param in strange if param.dim() == 3), None):
+    if stack := next((name for name, param in unclassified if param.dim() == 3), None):
         with importing:
             from thalweg._engines.matrix_shapes import STACK_CHOICES
         message += (
@@ -92,24 +92,24 @@ def _not_known(strange: Sequence[tuple[str, Tensor]], params: ModuleParams) -> E
 
 
 def _has(owners: Iterable[nn.Module], kinds: tuple[type[nn.Module], ...]) -> bool:
-    return any(isinstance(each, kinds) for each in owners)
+    return any(isinstance(owner, kinds) for owner in owners)
 
 
-def _called(patterns: Iterable[str] | str, params: ModuleParams, what: str) -> set[int]:
-    """The `id` of the parameters that are called so."""
-    found: set[int] = set()
-    for each in [patterns] if isinstance(patterns, str) else patterns:
-        own = {id(param) for _, param in params.named if params.called(each, param)}
-        params.check_selects(own, each, what)
-        found |= own
-    return found
+def _called(patterns: Iterable[str] | str, params: ModuleParams, argument: str) -> set[int]:
+    """Return the `id` of each parameter that a pattern selects."""
+    selected_ids: set[int] = set()
+    for pattern in [patterns] if isinstance(patterns, str) else patterns:
+        ids = {id(param) for _, param in params.named_params if params.called(pattern, param)}
+        params.check_selects(ids, pattern, argument)
+        selected_ids |= ids
+    return selected_ids
 
 
 def _asked(module: nn.Module, name: str) -> set[int] | None:
-    """The `id` of the parameters of a layer that a model names; None if it names none."""
-    asked: Any = getattr(module, name, None)
+    """Return the `id` of the parameters of a layer that a model's getter returns, or None."""
+    getter: Any = getattr(module, name, None)
     try:
-        layer = asked() if callable(asked) else None
+        layer = getter() if callable(getter) else None
     except NotImplementedError:  # as of a base class
         return None
     if isinstance(layer, nn.Parameter):
@@ -118,21 +118,21 @@ def _asked(module: nn.Module, name: str) -> set[int] | None:
 
 
 def _of_input(module: nn.Module) -> set[int]:
-    """The `id` of what the model looks up its input in."""
+    """Return the `id` of the input embeddings' parameters."""
     return _asked(module, "get_input_embeddings") or set()
 
 
 def _of_output(
     module: nn.Module, params: ModuleParams, output: Iterable[str] | str | None
 ) -> set[int]:
-    """The `id` of the output layer's parameters."""
+    """Return the `id` of the output layer's parameters."""
     if output is not None:
         return _called(output, params, "output")
-    found = _asked(module, "get_output_embeddings")
-    if found is None:
+    output_ids = _asked(module, "get_output_embeddings")
+    if output_ids is None:
         raise InvalidArgumentError(
             f"{type(module).__name__} has no get_output_embeddings() that names a layer: name the"
             " parameters of its output layer, such as output='head.*', or say output=() if it has"
             " none."
         )
-    return found
+    return output_ids

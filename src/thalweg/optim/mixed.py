@@ -19,7 +19,7 @@ from thalweg.optim.fused_torch_optimizer import FusedTorchOptimizer
 from thalweg.optim.group_options import title_of
 from thalweg.optim.modern.arguments import Arguments
 from thalweg.optim.modern.schedule_free import Means
-from thalweg.optim.param_state import Own
+from thalweg.optim.param_state import Entries
 from thalweg.optim.rule_names import KINDS
 from thalweg.optim.step_options import KEYWORDS
 
@@ -35,8 +35,8 @@ class MixedArguments(Arguments):
         for group in self.param_groups:
             if group.get("rule") in KINDS:  # what an older release of torch had not is as it was
                 kind: Any = class_named(group["rule"])
-                own = {"state": {}, "param_groups": [group], "defaults": {}}
-                kind._torch.__setstate__(kind.__new__(kind), own)
+                group_state = {"state": {}, "param_groups": [group], "defaults": {}}
+                kind._torch.__setstate__(kind.__new__(kind), group_state)
 
 
 MixedArguments.__init__.__qualname__ = "Mixed.__init__"  # by which Python's errors call it
@@ -84,18 +84,18 @@ class Mixed(Means, FusedTorchOptimizer, MixedArguments):
         Raises:
             NotFoundError, TypeError, ValueError: As the class.
         """
-        given: object = param_group
-        before = self._named
+        candidate: object = param_group
+        former_rules = self._named
         try:
-            if isinstance(given, dict):  # else torch refuses it
+            if isinstance(candidate, dict):  # else torch refuses it
                 place = len(self.param_groups)
                 if isinstance(rule := param_group.get("rule"), Rule):
-                    self._named = _with_rule(before, rule, place)
+                    self._named = _with_rule(former_rules, rule, place)
                     param_group = {**param_group, "rule": rule.name}
                 param_group = _completed(param_group, place, self._named)
             super().add_param_group(param_group)
         except BaseException:
-            self._named = before
+            self._named = former_rules
             raise
 
     def _kind_of(self, group: Group) -> type[FusedTorchOptimizer]:
@@ -111,7 +111,7 @@ class Mixed(Means, FusedTorchOptimizer, MixedArguments):
                 " when the group is added."
             ) from error
 
-    def _starts_of(self, group: Group) -> Own:
+    def _starts_of(self, group: Group) -> Entries:
         return self._kind_of(group)._starts_of(self, group)
 
     @property
@@ -126,56 +126,51 @@ class Mixed(Means, FusedTorchOptimizer, MixedArguments):
         return {**super().__getstate__(), "_named": self._named}
 
     def _unfit_options(self, group: Group, place: int) -> list[str]:
-        rule, own = group.get("rule"), self.param_groups[place]["rule"]
-        if rule != own:
-            return [f"the rule of group {place} is {shown(rule)}, here {own!r}"]
+        rule, current_rule = group.get("rule"), self.param_groups[place]["rule"]
+        if rule != current_rule:
+            return [f"the rule of group {place} is {shown(rule)}, here {current_rule!r}"]
         return super()._unfit_options(group, place)
 
     def _strange_options(self, group: Mapping[str, Any]) -> dict[str, str]:
-        found = super()._strange_options(group)
-        found.pop("rule", None)
+        reasons = super()._strange_options(group)
+        reasons.pop("rule", None)
         if group.get("differentiable"):
-            found["differentiable"] = "which torch's own classes alone take"
+            reasons["differentiable"] = "which torch's own classes alone take"
         rule = group.get("rule")
         if isinstance(rule, str) and (rule in KINDS or rule in self._named):
-            strange = _of_others(self._kind_of({"rule": rule})).intersection(group)
-            found |= dict.fromkeys(sorted(strange), f"which is no option of {rule}")
-        return found
+            unknown = _of_others(self._kind_of({"rule": rule})).intersection(group)
+            reasons |= dict.fromkeys(sorted(unknown), f"which is no option of {rule}")
+        return reasons
 
 
-def _kind_named(group: Group, own: Mapping[str, Rule]) -> Any:
-    """The class of a group that was added, whose rule is a name.
-
-    Args:
-        group: The group.
-        own: Rules of the user's own, by name.
-    """
+def _kind_named(group: Group, rules_by_name: Mapping[str, Rule]) -> Any:
+    """Return the class for the rule's name in a group, of this package or `rules_by_name`."""
     rule = group.get("rule")
     if not isinstance(rule, str):
         raise InvalidTypeError(f"The rule of a group must be a name here, not {shown(rule)}.")
-    return kind_of(own.get(rule, rule))
+    return kind_of(rules_by_name.get(rule, rule))
 
 
-def _with_rule(known: Mapping[str, Rule], rule: Rule, place: int) -> Mapping[str, Rule]:
-    """Rules of the user's own by name, with one more.
+def _with_rule(rules_by_name: Mapping[str, Rule], rule: Rule, place: int) -> Mapping[str, Rule]:
+    """Return the user's rules by name with one more.
 
     Raises:
         InvalidArgumentError: Another one has its name.
     """
     kind_of(rule)  # which could take a step
-    other = f"a class of thalweg.optim is {rule.name!r}, too" if rule.name in KINDS else ""
-    if known.get(rule.name, rule) is not rule:
-        other = "another rule of this optimizer has that name"
-    if other:
+    conflict = f"a class of thalweg.optim is {rule.name!r}, too" if rule.name in KINDS else ""
+    if rules_by_name.get(rule.name, rule) is not rule:
+        conflict = "another rule of this optimizer has that name"
+    if conflict:
         raise InvalidArgumentError(
-            f"The rule of group {place} is named {rule.name!r}, and {other}, by which groups and"
+            f"The rule of group {place} is named {rule.name!r}, and {conflict}, by which groups and"
             " states tell rules apart: name it otherwise."
         )
-    return {**known, rule.name: rule}
+    return {**rules_by_name, rule.name: rule}
 
 
 def _completed(group: Group, place: int, own_rules: Mapping[str, Rule]) -> Group:
-    """A group with all the options of its rule, which are checked."""
+    """Return a group with all options of its rule, which are checked."""
     if "rule" not in group:
         raise NotFoundError(
             f"Group {place} has no 'rule': the name of a class of thalweg.optim, such as 'AdamW'."
@@ -183,15 +178,16 @@ def _completed(group: Group, place: int, own_rules: Mapping[str, Rule]) -> Group
     rule = group["rule"]
     kind = kind_of(own_rules.get(rule, rule) if isinstance(rule, str) else rule)
     title = kind.__name__
-    strange = sorted(_of_others(kind).intersection(group))
-    if strange:
-        raise InvalidArgumentError(f"{strange[0]!r} of group {place} is no option of {title}.")
-    known = {*kind._accepted.parameters, *kind._fixed} - {"self"}
+    unknown = sorted(_of_others(kind).intersection(group))
+    if unknown:
+        raise InvalidArgumentError(f"{unknown[0]!r} of group {place} is no option of {title}.")
+    accepted = {*kind._accepted.parameters, *kind._fixed} - {"self"}
     for name in group:
-        is_meant = name not in known and (title_of(name) in known or did_you_mean(name, known))
-        if is_meant and name not in _BESIDE:
-            near = did_you_mean(name, known) or f"Did you mean {title_of(name)!r}?"
-            raise InvalidArgumentError(f"{name!r} of group {place} is no option of {title}. {near}")
+        if name in accepted or name in _FREE_KEYS:
+            continue
+        if title_of(name) in accepted or did_you_mean(name, accepted):
+            hint = did_you_mean(name, accepted) or f"Did you mean {title_of(name)!r}?"
+            raise InvalidArgumentError(f"{name!r} of group {place} is no option of {title}. {hint}")
     for name, value in kind._fixed.items():
         if group.get(name, value) != value:
             raise InvalidArgumentError(
@@ -199,31 +195,33 @@ def _completed(group: Group, place: int, own_rules: Mapping[str, Rule]) -> Group
                 f" {show_value(value)}."
             )
     # Options are compared with those of the constructor; the stand-in need not fit them.
-    own = [name for name in kind._accepted.parameters if name in group and name not in _GIVEN]
-    like = torch.zeros(1, 1, dtype=torch.float32, device="cpu")
-    like = like.expand(_fewest_rows(kind, group), 1)
-    checked = kind([like], **{name: group[name] for name in own}).param_groups[0]
+    names = group.keys() - _IGNORED
+    init_names = [name for name in kind._accepted.parameters if name in names]
+    template = torch.zeros(1, 1, dtype=torch.float32, device="cpu")
+    template = template.expand(_fewest_rows(kind, group), 1)
+    checked = kind([template], **{name: group[name] for name in init_names}).param_groups[0]
     del checked["params"]
     return {**checked, **group, "rule": kind.__name__}
 
 
 def _fewest_rows(kind: Any, group: Group) -> int:
-    """The rows of the smallest matrix that a group can have, which stages cut into blocks."""
-    if own := getattr(kind, "_taken", None):  # a rule of the user's own
-        return lcm(*own.heads)
+    """Return the least number of rows of a group's matrices: the number of blocks."""
+    if user_rule := getattr(kind, "_prepared_rule", None):  # a rule of the user's own
+        return lcm(*user_rule.heads)
     heads = group.get("heads")
     return heads if type(heads) is int and heads > 0 else 1  # the class refuses any other
 
 
-_GIVEN = {"self", "params", *KEYWORDS}
-_BESIDE = ("rule", "param_names", "initial_lr", "max_lr", "min_lr", "swa_lr")  # of schedules, too
+_IGNORED = {"self", "params", *KEYWORDS}
+# Entries that are not options; schedules write some of them.
+_FREE_KEYS = ("rule", "param_names", "initial_lr", "max_lr", "min_lr", "swa_lr")
 
 
 def _of_others(kind: Any) -> set[str]:
-    """The options of all classes that one does not have."""
+    """Return the options of all classes that a class does not have."""
     return _options_of_all().difference(kind._accepted.parameters, kind._fixed)
 
 
 @cache
 def _options_of_all() -> set[str]:
-    return {name for each in KINDS for name in class_named(each)._wanted}
+    return {name for kind_name in KINDS for name in class_named(kind_name)._option_names}

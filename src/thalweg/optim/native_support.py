@@ -15,7 +15,7 @@ from thalweg._engines.cuda.availability import takes_device
 from thalweg.formula import STORED
 from thalweg.variable import REDUCED
 
-_COMPUTED = (*STORED, torch.complex64, torch.complex128)
+_SUPPORTED_DTYPES = (*STORED, torch.complex64, torch.complex128)
 
 
 def engines_support(
@@ -36,8 +36,8 @@ def engines_support(
         anywhere: Whether tensors may be on a device without an engine.
         coded: The names of slots that may be bytes of a codec.
     """
-    once = {id(param) for _, param in pairs}
-    return len(once) == len(pairs) and all(
+    param_ids = {id(param) for _, param in pairs}
+    return len(param_ids) == len(pairs) and all(
         _fits(*pair, state, names, wide, anywhere, coded) for pair in pairs
     )
 
@@ -51,17 +51,17 @@ def _fits(
     anywhere: bool,
     coded: Container[str],
 ) -> bool:
-    own = state.get(param, {}).items()
-    kept = [
+    entries = state.get(param, {}).items()
+    slots = [
         value
-        for name, value in own
+        for name, value in entries
         if name in names
         and isinstance(value, Tensor)
         and not (value.dtype == torch.uint8 and name in coded)
     ]
     is_sum = wide and param.dtype in REDUCED and grad.dtype == torch.float32
     return (
-        all(_is_ours(local(each), anywhere) for each in (param, *kept))
+        all(_is_ours(local(tensor), anywhere) for tensor in (param, *slots))
         and (grad.dtype == param.dtype or is_sum)
         and is_on_mesh(grad) == is_on_mesh(param)
         and not (is_on_mesh(param) and param.is_complex())
@@ -76,11 +76,11 @@ def find_shared_scalar(
 
     Torch's loop raises it for one after the other, and a step here for all at once.
     """
-    seen: dict[int, Tensor] = {}
+    first_owner: dict[int, Tensor] = {}
     for param in params:
         for name, value in state.get(param, {}).items():
             if name in names and isinstance(value, Tensor):
-                first = seen.setdefault(value.data_ptr() or id(value), param)
+                first = first_owner.setdefault(value.data_ptr() or id(value), param)
                 if first is not param:
                     return name, [first, param]
     return None
@@ -90,34 +90,30 @@ def _is_ours(tensor: Tensor, anywhere: bool) -> bool:
     return (
         (anywhere or _has_engine(tensor.device))
         and tensor.layout == torch.strided
-        and (tensor.dtype in _COMPUTED or not tensor.dim())
+        and (tensor.dtype in _SUPPORTED_DTYPES or not tensor.dim())
         and has_plain_dispatch(tensor)
     )
 
 
 def has_plain_dispatch(tensor: Tensor) -> bool:
-    """Return True if a tensor's class has torch's dispatch; other classes may keep elements
-    elsewhere.
-    """
+    """Return True if a tensor's class has torch's dispatch, which defines where elements are."""
     return type(tensor).__torch_dispatch__ is Tensor.__torch_dispatch__  # pyright: ignore
 
 
 def _is_of_rows(grad: Tensor, anywhere: bool) -> bool:
-    is_here = (anywhere or _has_engine(grad.device)) and not grad.is_complex()
-    return is_here and grad.layout == torch.sparse_coo and grad.sparse_dim() == 1
+    has_engine = (anywhere or _has_engine(grad.device)) and not grad.is_complex()
+    return has_engine and grad.layout == torch.sparse_coo and grad.sparse_dim() == 1
 
 
 def device_of(params: Sequence[Tensor]) -> torch.device | None:
-    """Return the GPU on which an engine updates these parameters; None if they are not all
-    there.
-    """
+    """Return the GPU whose engine updates all of these parameters, or None."""
     if is_host(params):
         return None
     device = params[0].device
     if not takes_device(device, current().name):
         return None
-    is_one = all(param.device == device for param in params)
-    return device if is_one and not any_on_mesh(params) else None
+    is_single_device = all(param.device == device for param in params)
+    return device if is_single_device and not any_on_mesh(params) else None
 
 
 def is_host(params: Sequence[Tensor]) -> bool:
@@ -126,7 +122,5 @@ def is_host(params: Sequence[Tensor]) -> bool:
 
 
 def _has_engine(device: torch.device) -> bool:
-    """Return whether an engine here computes what lies on a device, and is not ruled out by
-    name.
-    """
+    """Return whether the selected engine supports a device."""
     return device.type == "cpu" or takes_device(device, current().name)

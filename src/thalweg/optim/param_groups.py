@@ -30,7 +30,7 @@ def groups(
     lr_scale: Mapping[Selector, float] | None = None,
     frozen: Iterable[Selector] | Selector = (),
 ) -> list[Group]:
-    """Groups of a module's parameters, with their names, for an optimizer of torch's kind.
+    """Return groups of a module's parameters, with their names, for a torch-style optimizer.
 
     A parameter is selected by a part of its name between dots or a pattern over all of it ("bias",
     "encoder.*"), by the class of the module that owns it (`torch.nn.LayerNorm`), or by the largest
@@ -76,44 +76,44 @@ def groups(
         raise InvalidArgumentError("lr_scale needs lr, which it is multiplied with.")
     if decay is None and _listed(no_decay) and not of_rules:
         raise InvalidArgumentError("no_decay needs decay, which all other parameters get.")
-    left_out = _selected(params, frozen, "frozen")
-    plain = _selected(params, no_decay, "no_decay")
-    scaled = [(_selected(params, [each], "lr_scale"), factor) for each, factor in scales.items()]
-    named = [(name, param) for name, param in params.named if id(param) not in left_out]
-    places = [0] * len(named) if of_rules is None else of_rules.choose(params, left_out)
-    made: dict[tuple[Any, ...], Group] = {}
-    for (name, param), place in zip(named, places, strict=True):
-        key = id(param)
-        own: Group = {} if of_rules is None else dict(of_rules.options[place])
+    frozen_ids = _selected(params, frozen, "frozen")
+    no_decay_ids = _selected(params, no_decay, "no_decay")
+    scaled_ids = [(_selected(params, [x], "lr_scale"), factor) for x, factor in scales.items()]
+    named_params = [pair for pair in params.named_params if id(pair[1]) not in frozen_ids]
+    places = [0] * len(named_params) if of_rules is None else of_rules.choose(params, frozen_ids)
+    groups_by_key: dict[tuple[Any, ...], Group] = {}
+    for (name, param), place in zip(named_params, places, strict=True):
+        options: Group = {} if of_rules is None else dict(of_rules.options[place])
         if of_rules is None or of_rules.takes(place, "weight_decay"):
-            _set_decay(own, decay, key in plain)
-        factors = tuple(factor for members, factor in scaled if key in members)
-        scale = _set_rate(own, lr, factors)
-        group = made.setdefault((place, own.get("weight_decay"), scale), {"params": [], **own})
+            _set_decay(options, decay, id(param) in no_decay_ids)
+        factors = tuple(factor for members, factor in scaled_ids if id(param) in members)
+        scale = _set_rate(options, lr, factors)
+        key = (place, options.get("weight_decay"), scale)
+        group = groups_by_key.setdefault(key, {"params": [], **options})
         group["params"].append((name, param))
-    found = list(made.values())
-    return found if of_rules is None else of_rules.titled(found)
+    param_groups = list(groups_by_key.values())
+    return param_groups if of_rules is None else of_rules.titled(param_groups)
 
 
-def _selected(params: ModuleParams, selectors: object, what: str) -> set[int]:
-    """The `id` of what any of these selects; each is to select something."""
-    found: set[int] = set()
+def _selected(params: ModuleParams, selectors: object, argument: str) -> set[int]:
+    """Return the `id` of each parameter that a selector selects; raise if one selects nothing."""
+    selected_ids: set[int] = set()
     for selector in _listed(selectors):
-        own = {id(p) for _, p in params.named if params.selects(selector, p, what)}
-        params.check_selects(own, selector, what)
-        found |= own
-    return found
+        ids = {id(p) for _, p in params.named_params if params.selects(selector, p, argument)}
+        params.check_selects(ids, selector, argument)
+        selected_ids |= ids
+    return selected_ids
 
 
-def _set_decay(group: Group, decay: float | None, is_plain: bool) -> None:
-    if is_plain:
+def _set_decay(group: Group, decay: float | None, has_no_decay: bool) -> None:
+    if has_no_decay:
         group["weight_decay"] = 0.0
     elif decay is not None:
         group.setdefault("weight_decay", decay)
 
 
 def _set_rate(group: Group, lr: float | None, factors: tuple[float, ...]) -> object:
-    """Set the rate of a parameter's group; what tells the group from others is returned."""
+    """Set the learning rate of a group; return what distinguishes it from other groups."""
     if lr is not None:
         group.setdefault("lr", lr)
     rate = group.get("lr")
@@ -124,5 +124,5 @@ def _set_rate(group: Group, lr: float | None, factors: tuple[float, ...]) -> obj
 
 
 def _listed(selectors: object) -> list[object]:
-    is_one = isinstance(selectors, str | type | int)
-    return [selectors] if is_one else list(cast("Iterable[Any]", selectors))
+    is_single = isinstance(selectors, str | type | int)
+    return [selectors] if is_single else list(cast("Iterable[Any]", selectors))

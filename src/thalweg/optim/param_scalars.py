@@ -32,7 +32,7 @@ _HIGHEST = 3.4028234663852886e38  # of float32
 
 
 def _stored(value: object, dtype: torch.dtype) -> Any:
-    """A number that a tensor can be filled with: one beyond its type is infinite, as casts have it.
+    """Return a number as a tensor's dtype stores it: infinite beyond the range of float32.
 
     Torch refuses it, and would do so in the midst of a step.
     """
@@ -43,7 +43,7 @@ def _stored(value: object, dtype: torch.dtype) -> Any:
 
 
 def _check_count(name: str, value: object, dtype: torch.dtype) -> None:
-    """Refuse a count beyond its type, before anything is written.
+    """Raise if a count exceeds its dtype.
 
     Raises:
         InvalidArgumentError: Names it.
@@ -71,7 +71,7 @@ class Column:
         reads: How often the numbers were read again after writes by other code.
     """
 
-    is_there: ClassVar[Literal[False]] = False  # those of a device are in `columns_there`
+    is_on_device: ClassVar[Literal[False]] = False  # those of a device are in `columns_there`
 
     def __init__(self, name: str, views: Sequence[Tensor], block: Tensor) -> None:
         self.name = name
@@ -81,7 +81,7 @@ class Column:
         self._block = block
         self._pointers = list(map(Tensor.data_ptr, views))
         self._memory = [block.untyped_storage()]
-        self._is_here = block.is_cpu
+        self._is_on_host = block.is_cpu
         first, size = block.data_ptr(), block.element_size()
         self._sizes = [self._memory[0].nbytes()]
         places = [(pointer - first) // size for pointer in self._pointers]
@@ -111,14 +111,14 @@ class Column:
         collectives change no version. A block on a device is read only if its version changed,
         because a read waits for the device.
         """
-        if self.is_known and not self._is_here:
+        if self.is_known and not self._is_on_host:
             return
-        own = self._block if self._places is None else self._block[self._places]
-        found = own.tolist()
-        if not self.is_known or found != self.values:
+        elements = self._block if self._places is None else self._block[self._places]
+        numbers = elements.tolist()
+        if not self.is_known or numbers != self.values:
             self.reads += 1
             # A step's number is Python's, as torch has it; others keep the type of their state.
-            self._know(list(map(self._scalar, found)))
+            self._know(list(map(self._scalar, numbers)))
             self._version = self._block._version
 
     def _know(self, values: list[Any]) -> None:
@@ -138,17 +138,11 @@ class Column:
 
     @property
     def is_known(self) -> bool:
-        """True if no other code has written to the block since its numbers were last read or
-        written.
-        """
+        """True if no other code has written to the block since its numbers were read or written."""
         return self._version == self._block._version
 
     def writing(self, values: Sequence[object]) -> list[Call]:
-        """Return calls of C functions that write one number per parameter, or one number for all of
-        them, to the state.
-
-        Args:
-            values: One number, or as many as there are parameters.
+        """Return calls of C functions that write one number per parameter, or one for all.
 
         Raises:
             InvalidArgumentError: A count is beyond its type.
@@ -158,12 +152,12 @@ class Column:
         if len(values) == 1 and self._places is None:
             return [partial(self._block.fill_, _stored(values[0], self._block.dtype))]
         dtype = self._block.dtype
-        own = [_stored(value, dtype) for value in values]
-        made = torch.tensor(own, dtype=dtype, device=self._block.device)
-        made = made.expand(len(self._views))
+        stored_numbers = [_stored(value, dtype) for value in values]
+        tensor = torch.tensor(stored_numbers, dtype=dtype, device=self._block.device)
+        tensor = tensor.expand(len(self._views))
         if self._places is None:
-            return [partial(self._block.copy_, made)]
-        return [partial(self._block.index_copy_, 0, self._places, made)]
+            return [partial(self._block.copy_, tensor)]
+        return [partial(self._block.index_copy_, 0, self._places, tensor)]
 
     def wrote(self, values: Sequence[object]) -> None:
         """Record that `values` were written, rounded as the dtype of the state rounds them."""
@@ -187,7 +181,7 @@ class ForeignColumn:
             then.
     """
 
-    is_there: ClassVar[Literal[False]] = False  # those of a device are in `columns_there`
+    is_on_device: ClassVar[Literal[False]] = False  # those of a device are in `columns_there`
 
     def __init__(self, name: str, views: Sequence[Tensor]) -> None:
         self.name = name
@@ -196,7 +190,7 @@ class ForeignColumn:
         self._pointers = list(map(Tensor.data_ptr, views))
         self._memory = list(map(Tensor.untyped_storage, views))
         self._sizes = list(map(torch.UntypedStorage.nbytes, self._memory))
-        self._own = views
+        self._foreign_views = views
         dtypes = [view.dtype for view in views]
         self.kinds = dtypes if name != STEP and len({*dtypes}) > 1 else None
         plainly = [_plainly] * len(views)
@@ -205,32 +199,32 @@ class ForeignColumn:
 
     def stands(self) -> bool:
         """Return True if the state's tensors have the addresses that they had at construction."""
-        return _hold(self) and list(map(Tensor.data_ptr, self._own)) == self._pointers
+        return _hold(self) and list(map(Tensor.data_ptr, self._foreign_views)) == self._pointers
 
     def read(self) -> None:
-        """Look at the numbers."""
+        """Read the numbers."""
         devices = {view.device for view in self._views}
         if len(devices) > 1 or any(view.dtype != self.dtype for view in self._views):
-            found = list(map(Tensor.item, self._views))
+            numbers = list(map(Tensor.item, self._views))
         else:
-            found = torch.stack(self._views).tolist()
-        self.values = [scalar(each) for scalar, each in zip(self._scalars, found, strict=True)]
-        self.common = self.values[0] if len({*found}) == 1 and self.kinds is None else None
+            numbers = torch.stack(self._views).tolist()
+        self.values = [kind(x) for kind, x in zip(self._scalars, numbers, strict=True)]
+        self.common = self.values[0] if len({*numbers}) == 1 and self.kinds is None else None
 
     def writing(self, values: Sequence[object]) -> list[Call]:
         """Return calls of C functions that write one number per parameter, or one for all; a step
         count is added to, as torch counts.
         """
-        made = [*values] * len(self._views) if len(values) == 1 else values
+        numbers = [*values] * len(self._views) if len(values) == 1 else values
         if self.name == STEP:  # as torch counts, which others may do meanwhile
-            further = map(operator.sub, made, self.values)
+            increments = map(operator.sub, numbers, self.values)
             # Torch adds no float to an integer.
             kinds = [float if view.is_floating_point() else int for view in self._views]
-            each = zip(self._pointers, self._views, kinds, further, strict=True)
+            updates = zip(self._pointers, self._views, kinds, increments, strict=True)
             # One that several parameters have is counted once.
-            calls = {at: partial(view.add_, kind(by)) for at, view, kind, by in each}
+            calls = {address: partial(view.add_, kind(x)) for address, view, kind, x in updates}
             return [*calls.values()]
-        pairs = zip(self._views, made, strict=True)
+        pairs = zip(self._views, numbers, strict=True)
         return [partial(view.fill_, _stored(value, view.dtype)) for view, value in pairs]
 
     def wrote(self, values: Sequence[object]) -> None:
@@ -246,7 +240,7 @@ class PlainColumn:
         values: The numbers of the parameters before their first step.
     """
 
-    is_there: ClassVar[Literal[False]] = False  # those of a device are in `columns_there`
+    is_on_device: ClassVar[Literal[False]] = False  # those of a device are in `columns_there`
 
     def __init__(
         self, name: str, owners: Sequence[dict[str, object]], values: Sequence[object]
@@ -254,31 +248,29 @@ class PlainColumn:
         self.name = name
         self.dtype = torch.int64
         self._owners = owners
-        self._know([each.item() if isinstance(each, Tensor) else each for each in values])
+        self._know([number.item() if isinstance(number, Tensor) else number for number in values])
 
     def stands(self) -> bool:
         """Return True: Python numbers have no address that could change."""
         return True
 
     def read(self) -> None:
-        """Look at the numbers."""
-        found = [own.get(self.name, 0) for own in self._owners]
-        self._know([each.item() if isinstance(each, Tensor) else each for each in found])
+        """Read the numbers."""
+        numbers = [entries.get(self.name, 0) for entries in self._owners]
+        self._know([number.item() if isinstance(number, Tensor) else number for number in numbers])
 
     def _know(self, values: Sequence[Any]) -> None:
         self.values = values = [*values]
         self.common = values[0] if values.count(values[0]) == len(values) else None
 
     def writing(self, values: Sequence[Any]) -> list[Call]:
-        """Return calls of C functions that write one number per parameter, or one number for all of
-        them, to the state.
-        """
-        made = [*values] * len(self._owners) if len(values) == 1 else values
+        """Return calls of C functions that write one number per parameter, or one for all."""
+        numbers = [*values] * len(self._owners) if len(values) == 1 else values
         return [
-            partial(kept.fill_, value)
-            if isinstance(kept := own.get(self.name), Tensor)
-            else partial(own.__setitem__, self.name, value)
-            for own, value in zip(self._owners, made, strict=True)
+            partial(tensor.fill_, value)
+            if isinstance(tensor := entries.get(self.name), Tensor)
+            else partial(entries.__setitem__, self.name, value)
+            for entries, value in zip(self._owners, numbers, strict=True)
         ]
 
     def wrote(self, values: Sequence[object]) -> None:
@@ -289,12 +281,12 @@ class Blocks:
     """The blocks that an optimizer made, whose numbers it may bring to others; no others."""
 
     def __init__(self) -> None:
-        self._known: dict[int, ref[Tensor]] = {}
+        self._blocks: dict[int, ref[Tensor]] = {}
 
     def views(self, block: Tensor) -> list[Tensor]:
         """Return the numbers of a new block, as tensors of a state."""
-        self._known = {key: each for key, each in self._known.items() if each() is not None}
-        self._known[id(block)] = ref(block)
+        self._blocks = {key: weak for key, weak in self._blocks.items() if weak() is not None}
+        self._blocks[id(block)] = ref(block)
         return [block[index] for index in range(len(block))]
 
     def have(self, number: Tensor) -> bool:
@@ -303,34 +295,34 @@ class Blocks:
 
     def of(self, numbers: Sequence[object], device: torch.device) -> Tensor | None:
         """Return the block of a device in which all numbers lie, if there is one."""
-        blocks = [self._block_of(each) if isinstance(each, Tensor) else None for each in numbers]
+        blocks = [self._block_of(x) if isinstance(x, Tensor) else None for x in numbers]
         first = blocks[0] if blocks else None
-        is_one = first is not None and first.device == device and all(b is first for b in blocks)
-        return first if is_one else None
+        is_shared = first is not None and first.device == device and all(b is first for b in blocks)
+        return first if is_shared else None
 
     def _block_of(self, number: Tensor) -> Tensor | None:
         block: Tensor | None = number._base
-        known = self._known.get(id(block))
+        weak = self._blocks.get(id(block))
         # Its storage is another one after `number.data = other` or `number.set_(other)`.
-        if block is None or known is None or known() is not block or number.dim():
+        if block is None or weak is None or weak() is not block or number.dim():
             return None
         if _is_shared(block):  # and what other processes write has no version here
             return None
-        is_there = number.untyped_storage()._cdata == block.untyped_storage()._cdata
-        return block if is_there and number.dtype == block.dtype else None
+        shares_storage = number.untyped_storage()._cdata == block.untyped_storage()._cdata
+        return block if shares_storage and number.dtype == block.dtype else None
 
     def gather(self, state: Mapping[Any, Any], names: Iterable[str]) -> None:
-        """Bring numbers that torch has made for an optimizer, one tensor each, into blocks."""
+        """Move numbers that torch made as one tensor each into blocks."""
         for name in names:
-            found: dict[Any, list[dict[str, Any]]] = {}
-            for param, own in state.items():
-                is_own = isinstance(param, Tensor) and isinstance(own, dict)
-                value = own.get(name) if is_own else None
+            owners_by_kind: dict[Any, list[dict[str, Any]]] = {}
+            for param, entries in state.items():
+                has_entries = isinstance(param, Tensor) and isinstance(entries, dict)
+                value = entries.get(name) if has_entries else None
                 if isinstance(value, Tensor) and _is_plain(value) and not self.have(value):
-                    found.setdefault((value.dtype, value.device), []).append(own)
-            for owners in found.values():
+                    owners_by_kind.setdefault((value.dtype, value.device), []).append(entries)
+            for owners in owners_by_kind.values():
                 with writable():
-                    block = torch.stack([own[name].detach() for own in owners])
+                    block = torch.stack([entries[name].detach() for entries in owners])
                     views = self.views(block)
                 run([partial(o.__setitem__, name, v) for o, v in zip(owners, views, strict=True)])
 
@@ -343,15 +335,15 @@ def scalar_dtype() -> torch.dtype:
 
 
 def _hold(column: Column | ForeignColumn) -> bool:
-    """Return whether nobody has cut the memory of the numbers."""
+    """Return whether the storages of the numbers have kept their size."""
     return list(map(torch.UntypedStorage.nbytes, column._memory)) == column._sizes
 
 
-def _is_plain(value: Tensor) -> bool:
-    """Return whether a number is a tensor that nobody else reads or writes."""
-    is_number = type(value) is Tensor and not value.dim() and not value.requires_grad
-    is_here = value.layout == torch.strided and not value.is_meta and not _is_shared(value)
-    return is_number and is_here
+def _is_plain(tensor: Tensor) -> bool:
+    """Return whether a number is a tensor that no other code or process shares."""
+    is_number = type(tensor) is Tensor and not tensor.dim() and not tensor.requires_grad
+    is_private = tensor.layout == torch.strided and not tensor.is_meta and not _is_shared(tensor)
+    return is_number and is_private
 
 
 def _is_shared(tensor: Tensor) -> bool:

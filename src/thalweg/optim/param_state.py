@@ -1,4 +1,4 @@
-"""The parameters that one rule updates, and what is kept of them from one step to the next."""
+"""State of the parameters that one rule updates, from one step to the next."""
 
 from __future__ import annotations
 
@@ -39,41 +39,41 @@ from thalweg.variable import name_of
 if TYPE_CHECKING:
     from thalweg.optim.device_param_scalars import DeviceColumn
 
-Own = dict[str, Any]  # the state of one parameter
+Entries = dict[str, Any]  # the state of one parameter
 AnyColumn: TypeAlias = "Column | ForeignColumn | DeviceColumn | PlainColumn"
 
 
 class ScalarSpec(NamedTuple):
-    """A number that each parameter has of its own.
+    """Per-parameter number of a state.
 
     Attributes:
         start: What it is before the first step.
         dtype: That of its tensors; torch's own for such numbers if None.
         may_lack: Whether a state that has all else may be without it: an option asks for it.
-        is_rounded: Whether torch makes a tensor of it before it counts.
+        rounds_as_tensor: Whether torch makes a tensor of it before it counts.
     """
 
     start: float
     dtype: torch.dtype | None = None
     may_lack: bool = False
-    is_rounded: bool = False
+    rounds_as_tensor: bool = False
 
 
-def check_number(value: object, what: str) -> None:
-    """Refuse what a state may not have for a number.
+def check_number(scalar: object, title: str) -> None:
+    """Raise if a tensor is not a number of a state.
 
     Raises:
         InvalidArgumentError: A tensor has not one element.
         InvalidTypeError: It is one of bools.
         LayoutError: It has no memory.
     """
-    if not isinstance(value, Tensor):
+    if not isinstance(scalar, Tensor):
         return
-    check_memory(value, what)
-    if value.numel() != 1:
-        raise InvalidArgumentError(f"{what} has shape {tuple(value.shape)}, and is no number.")
-    if value.dtype == torch.bool:
-        raise InvalidTypeError(f"{what} is a bool, no number.")
+    check_memory(scalar, title)
+    if scalar.numel() != 1:
+        raise InvalidArgumentError(f"{title} has shape {tuple(scalar.shape)}, and is no number.")
+    if scalar.dtype == torch.bool:
+        raise InvalidTypeError(f"{title} is a bool, no number.")
 
 
 class ParamState:
@@ -90,7 +90,7 @@ class ParamState:
         blocks: The blocks of numbers that the optimizer made.
 
     Attributes:
-        kept: The core's plans.
+        plans: The core's plans.
         numbers: As given.
         columns: The numbers that each parameter has of its own.
         homes: The device that alone knows them, None for the host; that which they are on where
@@ -104,7 +104,7 @@ class ParamState:
         self,
         rule: Rule,
         numbers: Mapping[str, ScalarSpec],
-        plain: bool = False,
+        has_python_scalars: bool = False,
         kinds: StateStorage = PLAIN,
         blocks: Blocks | None = None,
     ) -> None:
@@ -113,49 +113,49 @@ class ParamState:
         self._kinds = kinds
         self._stand_ins = UpdateTargets(kinds)
         self._target_of: dict[int, Tensor] = {}
-        self.kept = PlanCache()
+        self.plans = PlanCache()
         self.columns: list[AnyColumn] = []
         self.homes: tuple[torch.device | None, torch.device] = (None, CPU)
         self.lacked: dict[str, list[bool]] = {}
         self.locals: Any = None
         self.numbers = numbers
-        self._plain = plain
+        self._has_python_scalars = has_python_scalars
         self._options: dict[int, Options] = {}
         self._blocks = Blocks() if blocks is None else blocks
-        self._fresh: dict[int, Own] = {}  # by `id` of a parameter, until it is written
+        self._fresh: dict[int, Entries] = {}  # by `id` of a parameter, until it is written
         self._params: list[Tensor] = []
-        self._owners: list[Own] = []
-        self._owner_of: dict[int, Own] = {}
-        self._states: list[Own] = []
-        self._known: list[object] | None = None
+        self._owners: list[Entries] = []
+        self._owner_of: dict[int, Entries] = {}
+        self._states: list[Entries] = []
+        self._settled_values: list[object] | None = None
 
-    def stands(self, state: Mapping[Tensor, Own], params: Sequence[Tensor]) -> bool:
+    def stands(self, state: Mapping[Tensor, Entries], params: Sequence[Tensor]) -> bool:
         """Return True if the state of these parameters is the one that the step before left."""
-        known = self._known
+        last_values = self._settled_values
         return (
-            known is not None
+            last_values is not None
             and len(params) == len(self._params)
             and all(map(is_, params, self._params))
             and len(state) == len(self._states)
             and all(map(is_, state.values(), self._states))
-            and self._have(known)
+            and self._have(last_values)
             and all(column.stands() for column in self.columns)
             and self._stand_ins.are_in_place()
         )
 
-    def _have(self, known: Sequence[object]) -> bool:
+    def _have(self, last_values: Sequence[object]) -> bool:
         """Return whether this is what the states hold, beside sums of gradients."""
-        owners: Sequence[Own] = self._owners
+        owners: Sequence[Entries] = self._owners
         if self._kinds.sums:
-            owners = [{k: each for k, each in own.items() if k != SUM} for own in owners]
+            owners = [{k: entry for k, entry in entries.items() if k != SUM} for entries in owners]
         values = chain.from_iterable(map(dict.values, owners))
-        return sum(map(len, owners)) == len(known) and all(map(is_, values, known))
+        return sum(map(len, owners)) == len(last_values) and all(map(is_, values, last_values))
 
     def make(
         self,
-        state: Mapping[Tensor, Own],
+        state: Mapping[Tensor, Entries],
         params: Sequence[Tensor],
-        starts: Mapping[int, Own],
+        starts: Mapping[int, Entries],
         homes: tuple[torch.device | None, torch.device],
     ) -> None:
         """Make what the state of parameters lacks, apart from it.
@@ -167,7 +167,7 @@ class ParamState:
                 what the rule says.
             homes: As those of the class.
         """
-        self._known = None
+        self._settled_values = None
         self.homes = homes
         remembers = bool(self.numbers or self.rule.slots)
         if self.locals is None:
@@ -176,11 +176,11 @@ class ParamState:
         self._owners = [
             state[param] if remembers or self._kinds.has_master(param) else {} for param in params
         ]
-        for param, own in zip(params, self._owners, strict=True):
-            own |= self._kinds.brought_home(own, param)
-        self._owner_of = {id(p): own for p, own in zip(params, self._owners, strict=True)}
+        for param, entries in zip(params, self._owners, strict=True):
+            entries |= self._kinds.brought_home(entries, param)
+        self._owner_of = {id(p): entries for p, entries in zip(params, self._owners, strict=True)}
         self._fresh = {id(param): {} for param in params}
-        self.columns = [self._column(name, each, starts) for name, each in self.numbers.items()]
+        self.columns = [self._column(name, spec, starts) for name, spec in self.numbers.items()]
         self.lacked = {}
         for slot in self.rule.slots:
             if slot.name not in self.numbers:
@@ -190,12 +190,13 @@ class ParamState:
             if target is not param and self._kinds.has_master(param):
                 self._fresh[id(param)][MASTER] = target
 
-    def _make_slots(self, slot: Slot, starts: Mapping[int, Own]) -> None:
+    def _make_slots(self, slot: Slot, starts: Mapping[int, Entries]) -> None:
+        """Create the slots that parameters lack, apart from the optimizer's state."""
         name, start = slot.name, slot.initial
-        lacks = [own.get(name) is None for own in self._owners]
-        if any(lacks):
-            self.lacked[name] = lacks
-        lacking = list(compress(self._params, lacks))
+        missing_flags = [entries.get(name) is None for entries in self._owners]
+        if any(missing_flags):
+            self.lacked[name] = missing_flags
+        lacking = list(compress(self._params, missing_flags))
         if slot.storage is not None:
             self._make_encoded(slot, lacking, starts)
             return
@@ -204,34 +205,34 @@ class ParamState:
                 from thalweg._engines.matrix_shapes import shape_beside
             for param in lacking:
                 shape, dtype = shape_beside(slot, param.shape), self._kinds.of(slot, param)
-                made = filled_beside(shape, start, param, dtype)
-                self._fresh[id(param)][name] = made
+                self._fresh[id(param)][name] = filled_beside(shape, start, param, dtype)
             return
-        plain = [param for param in lacking if slot.scalar or not param.is_complex()]
-        dtypes = [self._kinds.of(slot, param) for param in plain]
+        real_params = [param for param in lacking if slot.scalar or not param.is_complex()]
+        dtypes = [self._kinds.of(slot, param) for param in real_params]
         device = self._kinds.device
-        made = iter(laid_out(list(map(local, plain)), dtypes, start, slot.scalar, device))
+        templates = list(map(local, real_params))
+        new_tensors = iter(laid_out(templates, dtypes, start, slot.scalar, device))
         for param in lacking:
-            own = starts.get(id(param), {}).get(name, start)
+            param_start = starts.get(id(param), {}).get(name, start)
             if param.is_complex() and not slot.scalar:
                 tensor = torch.zeros_like(param, memory_format=torch.preserve_format)
-                as_real(tensor).fill_(own)
+                as_real(tensor).fill_(param_start)
             else:
-                tensor = next(made)
-                if own != start:
-                    tensor.fill_(own)
+                tensor = next(new_tensors)
+                if param_start != start:
+                    tensor.fill_(param_start)
             if name in self._kinds.beginning:
                 tensor.copy_(local(self._beginning(param)).detach())
             self._fresh[id(param)][name] = tensor if slot.scalar else beside(tensor, param)
 
     def _make_encoded(
-        self, slot: Slot, lacking: Sequence[Tensor], starts: Mapping[int, Own]
+        self, slot: Slot, lacking: Sequence[Tensor], starts: Mapping[int, Entries]
     ) -> None:
         with importing:
             from thalweg._core.quantized_slots import make_slots
-        begun = [starts.get(id(param), {}).get(slot.name, slot.initial) for param in lacking]
-        for param, made in zip(lacking, make_slots(slot, lacking, begun), strict=True):
-            self._fresh[id(param)][slot.name] = made
+        initials = [starts.get(id(param), {}).get(slot.name, slot.initial) for param in lacking]
+        for param, tensor in zip(lacking, make_slots(slot, lacking, initials), strict=True):
+            self._fresh[id(param)][slot.name] = tensor
 
     def _beginning(self, param: Tensor) -> Tensor:
         """Return the tensor that slots named in `StateStorage.beginning` are copied from.
@@ -243,37 +244,40 @@ class ParamState:
         has_copy = kinds.has_master(param) and not kinds.is_away(param)
         return resumed(target, param) if has_copy else target
 
-    def _column(self, name: str, kind: ScalarSpec, starts: Mapping[int, Own]) -> AnyColumn:
-        found = self._numbers_called(name, kind, starts)
-        if self._plain:
-            for param, number in zip(self._params, found, strict=True):
+    def _column(self, name: str, kind: ScalarSpec, starts: Mapping[int, Entries]) -> AnyColumn:
+        """Return the column of one number, in new blocks or existing tensors."""
+        numbers = self._numbers_called(name, kind, starts)
+        if self._has_python_scalars:
+            for param, number in zip(self._params, numbers, strict=True):
                 self._fresh[id(param)][name] = number
-            return PlainColumn(name, self._owners, found)
-        there, home = self.homes
-        tensors = [each for each in found if isinstance(each, Tensor)]
+            return PlainColumn(name, self._owners, numbers)
+        scalar_device, home = self.homes
+        tensors = [tensor for tensor in numbers if isinstance(tensor, Tensor)]
         if kind.dtype == torch.float64 and any(x.dtype != kind.dtype for x in tensors):
             # Earlier releases kept such numbers in float32.
-            wide = [x.to(kind.dtype) if isinstance(x, Tensor) else x for x in found]
-            if there is not None:
-                return self._column_there(name, wide, kind.dtype, there)
+            wide = [x.to(kind.dtype) if isinstance(x, Tensor) else x for x in numbers]
+            if scalar_device is not None:
+                return self._column_there(name, wide, kind.dtype, scalar_device)
             return Column(name, *self._in_a_block(name, wide, kind.dtype))
         # Such as those of a state of which torch made each its parameter's dtype.
-        kinds = {each.dtype for each in tensors}
-        if tensors and len(tensors) < len(found):
+        kinds = {tensor.dtype for tensor in tensors}
+        if tensors and len(tensors) < len(numbers):
             kinds.add(kind.dtype or scalar_dtype())
         are_mixed = len(kinds) > 1
         foreign = tensors if are_mixed else [x for x in tensors if not self._blocks.have(x)]
-        device = there or home
-        if foreign and all(x.device == there or there is None for x in foreign):
-            return self._column_apart(name, found, kind.dtype, device)
-        if there is not None:
-            return self._column_there(name, found, kind.dtype, there)
-        block = self._blocks.of(found, home)
+        device = scalar_device or home
+        if foreign and all(x.device == scalar_device or scalar_device is None for x in foreign):
+            return self._column_apart(name, numbers, kind.dtype, device)
+        if scalar_device is not None:
+            return self._column_there(name, numbers, kind.dtype, scalar_device)
+        block = self._blocks.of(numbers, home)
         if block is None:
-            found, block = self._in_a_block(name, found, kind.dtype)
-        return Column(name, found, block)
+            numbers, block = self._in_a_block(name, numbers, kind.dtype)
+        return Column(name, numbers, block)
 
-    def _numbers_called(self, name: str, kind: ScalarSpec, starts: Mapping[int, Own]) -> list[Any]:
+    def _numbers_called(
+        self, name: str, kind: ScalarSpec, starts: Mapping[int, Entries]
+    ) -> list[Any]:
         """Return the value of one number for each parameter: of its state, or else of its start.
 
         Args:
@@ -285,26 +289,26 @@ class ParamState:
             NotFoundError: A state has other entries, but not this number, and may not lack it.
             InvalidArgumentError, InvalidTypeError, LayoutError: See `check_number`.
         """
-        found: list[Any] = []
-        for param, own in zip(self._params, self._owners, strict=True):
-            if name not in own and own.keys() - {SUM} and not kind.may_lack:
+        numbers: list[Any] = []
+        for param, entries in zip(self._params, self._owners, strict=True):
+            if name not in entries and entries.keys() - {SUM} and not kind.may_lack:
                 raise NotFoundError(f"'{name}' of '{name_of(param)}' is missing in the state.")
             start = starts.get(id(param), {}).get(name, kind.start)
-            found.append(own.get(name, start))
-        for param, each in zip(self._params, found, strict=True):
-            check_number(each, f"'{name}' of '{name_of(param)}'")
-        return found
+            numbers.append(entries.get(name, start))
+        for param, number in zip(self._params, numbers, strict=True):
+            check_number(number, f"'{name}' of '{name_of(param)}'")
+        return numbers
 
     def _column_apart(
-        self, name: str, found: Sequence[object], dtype: torch.dtype | None, device: torch.device
+        self, name: str, numbers: Sequence[object], dtype: torch.dtype | None, device: torch.device
     ) -> AnyColumn:
-        """Numbers as the tensors that others put into the state, which stay where they are."""
+        """Return a column over state tensors of other code, which stay in place."""
         views: list[Tensor] = []
-        for param, each in zip(self._params, found, strict=True):
-            if not isinstance(each, Tensor):
-                each = torch.tensor(each, dtype=dtype or scalar_dtype(), device=device)
-                self._fresh[id(param)][name] = each
-            views.append(each)
+        for param, number in zip(self._params, numbers, strict=True):
+            if not isinstance(number, Tensor):
+                number = torch.tensor(number, dtype=dtype or scalar_dtype(), device=device)
+                self._fresh[id(param)][name] = number
+            views.append(number)
         if self.homes[0] is None:
             return ForeignColumn(name, views)
         with importing:
@@ -312,15 +316,15 @@ class ParamState:
         return ForeignThere(name, views)
 
     def _column_there(
-        self, name: str, found: Sequence[object], dtype: torch.dtype | None, there: torch.device
+        self, name: str, numbers: Sequence[object], dtype: torch.dtype | None, device: torch.device
     ) -> DeviceColumn:
-        """Numbers as views of a new block on a device."""
-        dtypes = [each.dtype for each in found if isinstance(each, Tensor)]
+        """Return a column whose numbers are views of a new block on a device."""
+        dtypes = [number.dtype for number in numbers if isinstance(number, Tensor)]
         if dtypes:
             dtype = reduce(torch.promote_types, dtypes)
-            block = torch.stack([torch.as_tensor(x, dtype=dtype, device=there) for x in found])
+            block = torch.stack([torch.as_tensor(x, dtype=dtype, device=device) for x in numbers])
         else:
-            block = torch.tensor(found, dtype=dtype or scalar_dtype(), device=there)
+            block = torch.tensor(numbers, dtype=dtype or scalar_dtype(), device=device)
         views = list(self._blocks.views(block))
         for param, view in zip(self._params, views, strict=True):
             self._fresh[id(param)][name] = view
@@ -329,27 +333,27 @@ class ParamState:
         return DeviceColumn(name, views, block)
 
     def _in_a_block(
-        self, name: str, found: Sequence[object], dtype: torch.dtype | None
+        self, name: str, numbers: Sequence[object], dtype: torch.dtype | None
     ) -> tuple[list[Tensor], Tensor]:
-        """Numbers as views of a new block, which become those of the state."""
-        dtypes = [each.dtype for each in found if isinstance(each, Tensor)]
+        """Copy numbers into a new block; return their views and the block."""
+        dtypes = [number.dtype for number in numbers if isinstance(number, Tensor)]
         dtype = dtypes[0] if dtypes else dtype or scalar_dtype()
-        numbers = [each.item() if isinstance(each, Tensor) else each for each in found]
-        block = torch.tensor(numbers, dtype=dtype, device=self.homes[1])
+        values = [number.item() if isinstance(number, Tensor) else number for number in numbers]
+        block = torch.tensor(values, dtype=dtype, device=self.homes[1])
         views = self._blocks.views(block)
         for param, view in zip(self._params, views, strict=True):
             self._fresh[id(param)][name] = view
         return views, block
 
     def targets(
-        self, state: Mapping[Tensor, Own], params: Sequence[Tensor], stands: bool
+        self, state: Mapping[Tensor, Entries], params: Sequence[Tensor], is_unchanged: bool
     ) -> Sequence[Tensor]:
         """Return the tensors that a step updates: the parameters, or their stand-ins.
 
         Args:
             state: The state of the optimizer.
             params: The parameters.
-            stands: Whether the parameters and their state are those that the step before left.
+            is_unchanged: Whether parameters and state are those that the step before left.
 
         Raises:
             NotImplementedError: A complex parameter would need a master or an offloaded state.
@@ -361,43 +365,47 @@ class ParamState:
         if any(param.is_complex() and self._kinds.is_away(param) for param in params):
             raise NotImplementedError(f"{option} is not defined for complex parameters.")
         stand_ins = self._stand_ins
-        if not stands:
-            self._known = None  # this step may fail, and others stand for the parameters by then
-        targets = stand_ins.refresh_targets() if stands else stand_ins.stand_for(params, state)
+        if is_unchanged:
+            targets = stand_ins.refresh_targets()
+        else:
+            # This step may fail after others stand for the parameters.
+            self._settled_values = None
+            targets = stand_ins.stand_for(params, state)
         self._target_of = {id(p): target for p, target in zip(params, targets, strict=True)}
         return targets
 
     def hold(self, groups: Sequence[Group]) -> bool:
         """Return True if all groups have the options that they had when they were read."""
-        known = self._options
-        return len(groups) == len(known) and all(
-            place in known and known[place].hold(group) for place, group in enumerate(groups)
+        known_options = self._options
+        return len(groups) == len(known_options) and all(
+            place in known_options and known_options[place].hold(group)
+            for place, group in enumerate(groups)
         )
 
     def options(self, place: int, optimizer: Any) -> Options:
         """Return the options of the group of an optimizer at this place."""
-        known, group = self._options.get(place), optimizer.param_groups[place]
-        if known is None or not known.hold(group):
-            known = self._options[place] = self._read_options(known, place, optimizer)
-        known.check_memory()
-        return known
+        options, group = self._options.get(place), optimizer.param_groups[place]
+        if options is None or not options.hold(group):
+            options = self._options[place] = self._read_options(options, place, optimizer)
+        options.check_memory()
+        return options
 
-    def _read_options(self, known: Options | None, place: int, optimizer: Any) -> Options:
+    def _read_options(self, known_options: Options | None, place: int, optimizer: Any) -> Options:
         """Return the options of a group that differ from those that are known."""
         group = optimizer.param_groups[place]
-        if known is not None and (made := known.with_rate(group)) is not None:
-            return made
-        if known is None or not known.hold_beside_rate(group):
+        if known_options is not None and (options := known_options.with_rate(group)) is not None:
+            return options
+        if known_options is None or not known_options.hold_beside_rate(group):
             optimizer._check_options(group, place)
         return Options(group, self.rule, optimizer._kind_of(group)._fixed)
 
     def slots_of(self, param: Tensor) -> list[Tensor]:
         """Return the slots of a parameter of the step, those of the rule's scalars among them."""
-        own = {**self._owner_of[id(param)], **self._fresh[id(param)]}
-        found = [own[slot.name] for slot in self.rule.slots]
-        return found if self.locals is None else list(map(self.locals.part, found))
+        entries = {**self._owner_of[id(param)], **self._fresh[id(param)]}
+        slots = [entries[slot.name] for slot in self.rule.slots]
+        return slots if self.locals is None else list(map(self.locals.part, slots))
 
-    def made_of(self, param: Tensor) -> Own:
+    def made_of(self, param: Tensor) -> Entries:
         """Return new entries of a parameter that are not in its state yet."""
         return self._fresh.get(id(param), {})
 
@@ -407,8 +415,8 @@ class ParamState:
         return all(
             value is self._owner_of[param].get(name)
             or (name in self.numbers and isinstance(self._owner_of[param].get(name), Tensor))
-            for param, made in self._fresh.items()
-            for name, value in made.items()
+            for param, entries in self._fresh.items()
+            for name, value in entries.items()
         )
 
     def publishing(self) -> list[Call]:
@@ -417,17 +425,18 @@ class ParamState:
             return []
         owned = zip(self._params, self._owners, strict=True)
         return [
-            partial(own.update, made)
-            for param, own in owned
-            if (made := self._fresh.get(id(param)))
+            partial(entries.update, new_entries)
+            for param, entries in owned
+            if (new_entries := self._fresh.get(id(param)))
         ]
 
-    def settle(self, state: Mapping[Tensor, Own]) -> None:
-        """The step was written: this is the state from which the next one starts."""
+    def settle(self, state: Mapping[Tensor, Entries]) -> None:
+        """Record the written state, from which the next step starts."""
         self._stand_ins.settle()
-        if self._known is not None and not self._plain:  # numbers of Python's are others by now
+        # Python numbers were replaced in the state.
+        if self._settled_values is not None and not self._has_python_scalars:
             return
         self._fresh = {}
         self.lacked = {}
         self._states = list(state.values())
-        self._known = list(chain.from_iterable(map(dict.values, self._owners)))
+        self._settled_values = list(chain.from_iterable(map(dict.values, self._owners)))

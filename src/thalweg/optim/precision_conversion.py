@@ -1,8 +1,8 @@
-"""States of optimizers in float32, for those that keep nothing otherwise."""
+"""Optimizer states in float32."""
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Sequence
 from typing import Any, cast
 
 from torch import Tensor
@@ -38,43 +38,43 @@ def full_precision(optimizer: FusedOptimizer, *, masters: bool = False) -> dict[
         InvalidTypeError: It is none of `thalweg.optim`.
         LayoutError: A slot has no memory.
     """
-    given: object = optimizer
-    if not isinstance(given, FusedOptimizer):
-        kind = f"{type(given).__module__}.{type(given).__name__}".removeprefix("builtins.")
+    candidate: object = optimizer
+    if not isinstance(candidate, FusedOptimizer):
+        kind = f"{type(candidate).__module__}.{type(candidate).__name__}".removeprefix("builtins.")
         raise InvalidTypeError(
             "optimizer must be one of thalweg.optim, beside whose parameters its state is read, not"
             f" a {kind}."
         )
-    ours = cast("Any", optimizer)
-    made = optimizer.state_dict()
-    states: dict[Any, Any] = dict(made["state"])
+    fused = cast("Any", optimizer)
+    state_dict = optimizer.state_dict()
+    states: dict[Any, Any] = dict(state_dict["state"])
     groups: Sequence[Group] = optimizer.param_groups
-    for group, told in zip(groups, made["param_groups"], strict=True):
-        theirs = told.pop(STORAGE, {})
+    for group, saved_group in zip(groups, state_dict["param_groups"], strict=True):
+        storage = saved_group.pop(STORAGE, {})
         for name in ROUNDING:
-            told.pop(name, None)
-        slots = {slot.name for rule in ours._rules_around(group) for slot in rule.slots}
-        for param, key, _ in state_mismatch.members_of(group, told):
+            saved_group.pop(name, None)
+        slots = {slot.name for rule in fused._rules_around(group) for slot in rule.slots}
+        for param, key, _ in state_mismatch.members_of(group, saved_group):
             if key in states:
-                states[key] = _widened(states[key], param, theirs, slots, masters)
-    return {**made, "state": states}
+                states[key] = _widened(states[key], param, storage, slots, masters)
+    return {**state_dict, "state": states}
 
 
 def _widened(
-    own: Mapping[str, Any], param: Tensor, theirs: Storage, slots: Container[str], masters: bool
+    entries: dict[str, Any], param: Tensor, storage: Storage, slots: Container[str], masters: bool
 ) -> dict[str, Any]:
-    """The state of a parameter in float32."""
-    made: dict[str, Any] = {}
-    for name, value in own.items():
+    """Return the state of a parameter with float32 in place of codecs and 16 bits."""
+    widened: dict[str, Any] = {}
+    for name, value in entries.items():
         if name == SHAPE:
             continue
         is_tensor = isinstance(value, Tensor)
-        if name in theirs:
-            value = decoded(value, param, theirs[name])
+        if name in storage:
+            value = decoded(value, param, storage[name])
         elif name in slots and is_tensor and value.dtype in REDUCED:
             value = value.float()
-        made[name] = value
-    weight = made.pop(CORRECTION, None) if CORRECTION in theirs else None
+        widened[name] = value
+    weight = widened.pop(CORRECTION, None) if CORRECTION in storage else None
     if masters and param.dtype in REDUCED:
-        made.setdefault(MASTER, param.detach().float() if weight is None else weight)
-    return made
+        widened.setdefault(MASTER, param.detach().float() if weight is None else weight)
+    return widened

@@ -1,4 +1,4 @@
-"""States of optimizers whose slots are kept in 8 bits: what is told of them, and other forms."""
+"""States of optimizers with 8-bit slots: saved form, checks and conversion."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ STORAGE = "state_storage"  # what groups of a state call the codecs of their slo
 # bytes, which fits every parameter of as many elements. A tensor, because
 # `torch.distributed.checkpoint` takes nothing else but numbers.
 SHAPE = "encoded_shape"
-_COMPUTED = [each for each in TRAINED if each != torch.float64]
-_PLAIN = "float32"
+_SUPPORTED_DTYPES = [dtype for dtype in TRAINED if dtype != torch.float64]
+_UNCODED_DTYPE = "float32"
 
 Storage = dict[str, str]  # codecs by the names of slots
 
@@ -40,7 +40,7 @@ def storage_of(rule: Rule) -> Storage:
 
 
 def check_params(optimizer: Any, group: Group) -> None:
-    """Refuse parameters of a group whose slots no codec can hold.
+    """Raise if no codec can hold the slots of a group's parameters.
 
     Raises:
         InvalidTypeError: One is complex or of float64.
@@ -52,30 +52,30 @@ def check_params(optimizer: Any, group: Group) -> None:
         return
     params = group["params"]
     titles = parameter_names(optimizer.param_groups, params)
-    said = " and ".join(f"'{name}' in {codec}" for name, codec in storage.items())
+    slots_text = " and ".join(f"'{name}' in {codec}" for name, codec in storage.items())
     options = ["state_storage"] if storage.keys() - {CORRECTION} else []
-    given = " and ".join(options + ["weights='split'"] * (CORRECTION in storage))
+    options_text = " and ".join(options + ["weights='split'"] * (CORRECTION in storage))
     for param, title in zip(params, titles, strict=True):
-        if param.dtype not in _COMPUTED:
-            accepted = ", ".join(map(dtype_name, _COMPUTED))
+        if param.dtype not in _SUPPORTED_DTYPES:
+            accepted = ", ".join(map(dtype_name, _SUPPORTED_DTYPES))
             raise InvalidTypeError(
-                f"'{title}' is {dtype_name(param.dtype)}, and its state would keep {said}, which is"
-                f" for parameters of {accepted}."
+                f"'{title}' is {dtype_name(param.dtype)}, and its state would keep {slots_text},"
+                f" which is for parameters of {accepted}."
             )
         if any_on_mesh([param]):
             raise NotImplementedError(
-                f"'{title}' is a DTensor, and its state would keep {said}: {given} is not"
-                " defined for parameters that are DTensors."
+                f"'{title}' is a DTensor, and its state would keep {slots_text}: {options_text} is"
+                " not defined for parameters that are DTensors."
             )
         if param.device.type not in (*HOMES, "meta"):
             raise InvalidArgumentError(
-                f"'{title}' is on {param.device}, and its state would keep {said}, which is updated"
-                f" on the CPU and on GPUs of CUDA: run there, or without {given}."
+                f"'{title}' is on {param.device}, and its state would keep {slots_text}, which is"
+                f" updated on the CPU and on GPUs of CUDA: run there, or without {options_text}."
             )
 
 
 def check_effect(storage: str, rules: Mapping[str, Rule]) -> None:
-    """Refuse rules of which none has a slot that is encoded.
+    """Raise if no rule has a slot that can be encoded.
 
     Args:
         storage: As constructors are given it.
@@ -87,12 +87,12 @@ def check_effect(storage: str, rules: Mapping[str, Rule]) -> None:
     if any(store_slots(rule, storage).codecs for rule in rules.values()):
         return
     names = dict.fromkeys(slot.name for rule in rules.values() for slot in rule.element_slots)
-    why = "with these options there is none with a number for each element"
+    reason = "with these options there is none with a number for each element"
     if names:
-        why = f"8 bits are too few for {', '.join(names)}; a dict names codecs nevertheless"
+        reason = f"8 bits are too few for {', '.join(names)}; a dict names codecs nevertheless"
     raise InvalidArgumentError(
         f"{' and '.join(rules)} {'has' if len(rules) == 1 else 'have'} no slots that"
-        f" state_storage={storage!r} may encode: {why}."
+        f" state_storage={storage!r} may encode: {reason}."
     )
 
 
@@ -105,60 +105,59 @@ def add_storage(optimizer: Any, groups: Sequence[Group], states: dict[Any, Any])
         states: The states of parameters by the keys in groups. Those with encoded slots are
             replaced by copies that have the shape as well.
     """
-    for group, saved in zip(optimizer.param_groups, groups, strict=True):
+    for group, saved_group in zip(optimizer.param_groups, groups, strict=True):
         storage = storage_of(optimizer._rule_of(group))
         if not storage:
             continue
-        saved[STORAGE] = storage
-        for param, key in zip(group["params"], saved["params"], strict=True):
-            own = states.get(key, {})
-            if (records := _records_in(own, storage)) is not None:
+        saved_group[STORAGE] = storage
+        for param, key in zip(group["params"], saved_group["params"], strict=True):
+            entries = states.get(key, {})
+            if (records := _records_in(entries, storage)) is not None:
                 shape = torch.tensor(param.shape, dtype=torch.int64, device=records.device)
-                states[key] = {**own, SHAPE: shape}
+                states[key] = {**entries, SHAPE: shape}
 
 
-def _records_in(own: Mapping[str, object], storage: Storage) -> Tensor | None:
+def _records_in(entries: Mapping[str, object], storage: Storage) -> Tensor | None:
     """Return the first encoded slot in the state of a parameter, or None."""
-    slots = map(own.get, storage)
+    slots = map(entries.get, storage)
     return next((x for x in slots if isinstance(x, Tensor) and x.dtype == torch.uint8), None)
 
 
 def _without_shape(
-    own: Mapping[str, Any],
+    entries: Mapping[str, Any],
     param: Tensor,
     title: object,
     storage: Storage,
-    found: list[str],
+    problems: list[str],
     unrecorded: list[object],
-) -> dict[str, Any]:
+) -> Mapping[str, Any]:
     """Return the state of a parameter without the shape that it was saved with, which is checked.
 
     Args:
-        own: The state.
+        entries: The state.
         param: The parameter.
         title: What the parameter is called.
         storage: The codecs that the group of the state names.
-        found: A difference is appended.
+        problems: A difference is appended.
         unrecorded: The title is appended if encoded slots come without a shape.
     """
-    rest = {name: value for name, value in own.items() if name != SHAPE}
-    shape = own.get(SHAPE)
+    shape = entries.get(SHAPE)
     if shape is None:
-        if _records_in(own, storage) is not None:
+        if _records_in(entries, storage) is not None:
             unrecorded.append(title)
     elif not isinstance(shape, Tensor) or shape.dtype != torch.int64 or shape.dim() != 1:
-        found.append(f"'{title}/{SHAPE}' is {state_mismatch.told(shape)}, not a row of int64")
+        problems.append(f"'{title}/{SHAPE}' is {state_mismatch.told(shape)}, not a row of int64")
     elif problem := flaw(shape):
-        found.append(f"'{title}/{SHAPE}' is {problem}")
-    elif (saved := tuple(shape.tolist())) != tuple(param.shape):
-        found.append(
-            f"the encoded slots of '{title}' are of shape {saved}, here {tuple(param.shape)}"
+        problems.append(f"'{title}/{SHAPE}' is {problem}")
+    elif (saved_shape := tuple(shape.tolist())) != tuple(param.shape):
+        problems.append(
+            f"the encoded slots of '{title}' are of shape {saved_shape}, here {tuple(param.shape)}"
         )
-    return rest
+    return {k: x for k, x in entries.items() if k != SHAPE} if SHAPE in entries else entries
 
 
 def _unrecorded_message(titles: Sequence[object]) -> str:
-    """Return the warning about encoded slots of an older state, of which shapes are not known."""
+    """Return the warning about encoded slots of an older state without shapes."""
     names = ", ".join(f"'{title}'" for title in titles[:3])
     names += f" and {len(titles) - 3} more" if len(titles) > 3 else ""
     return (
@@ -170,7 +169,7 @@ def _unrecorded_message(titles: Sequence[object]) -> str:
 
 def fit_storage(
     optimizer: Any,
-    given: dict[str, Any],
+    saved_state: dict[str, Any],
     notes: list[str],
     convert: bool,
     values: Mapping[Tensor, Tensor],
@@ -179,7 +178,7 @@ def fit_storage(
 
     Args:
         optimizer: The optimizer.
-        given: The state, of the right form.
+        saved_state: The state, of the right form.
         notes: A warning is appended if the state does not have shapes.
         convert: Whether slots in another storage are converted; otherwise they raise.
         values: New values of those parameters that are loaded with the state.
@@ -188,130 +187,133 @@ def fit_storage(
         CheckpointMismatchError: The storage or the shape of slots differs, or slots contradict the
             storage that their group names.
     """
-    groups, saved = optimizer.param_groups, given["param_groups"]
-    theirs = [_told(group, place) for place, group in enumerate(saved)]
-    plain = [{k: x for k, x in group.items() if k != STORAGE} for group in saved]
-    given = {**given, "param_groups": plain}
-    if state_mismatch.sizes(groups) != state_mismatch.sizes(saved):  # which others refuse
-        return given
-    found, states, unrecorded = list[str](), dict(given["state"]), list[object]()
-    for place, (group, other) in enumerate(zip(groups, plain, strict=True)):
-        ours = storage_of(optimizer._rule_of(group))
-        for param, key, title in _members_of(optimizer, group, other):
-            if isinstance(own := states.get(key), Mapping):
-                own = cast("Mapping[str, Any]", own)
-                rest = _without_shape(own, param, title, theirs[place], found, unrecorded)
-                states[key] = rest if SHAPE in own else own
-        if ours == theirs[place]:
+    groups, saved_groups = optimizer.param_groups, saved_state["param_groups"]
+    saved_storages = [_told(group, place) for place, group in enumerate(saved_groups)]
+    stripped_groups = [{k: x for k, x in group.items() if k != STORAGE} for group in saved_groups]
+    saved_state = {**saved_state, "param_groups": stripped_groups}
+    if state_mismatch.sizes(groups) != state_mismatch.sizes(saved_groups):  # which others refuse
+        return saved_state
+    problems, states, unrecorded = list[str](), dict(saved_state["state"]), list[object]()
+    for place, (group, saved_group) in enumerate(zip(groups, stripped_groups, strict=True)):
+        storage = storage_of(optimizer._rule_of(group))
+        members = _members_of(optimizer, group, saved_group)
+        for param, key, title in members:
+            if isinstance(entries := states.get(key), Mapping):
+                arguments = param, title, saved_storages[place], problems, unrecorded
+                states[key] = _without_shape(cast("Mapping[str, Any]", entries), *arguments)
+        if storage == saved_storages[place]:
             continue
-        for param, key, title in _members_of(optimizer, group, other):
-            own = states.get(key)
-            if not isinstance(own, Mapping):
+        for param, key, title in members:
+            entries = states.get(key)
+            if not isinstance(entries, Mapping):
                 continue
-            named = {*ours, *theirs[place]} & {*own, CORRECTION}
-            if own and named and not convert:
-                found.append(_refused(place, theirs[place], ours))
+            coded_names = {*storage, *saved_storages[place]} & {*entries, CORRECTION}
+            if entries and coded_names and not convert:
+                problems.append(_refused(place, saved_storages[place], storage))
                 break
-            rule = optimizer._rule_of(group)
-            kinds = optimizer._around.kinds
-            made = _converted(rule, own, param, theirs[place], title, found, kinds)
-            rest = _rest_converted(own, param, values.get(param, param), theirs[place], ours, kinds)
-            states[key] = {k: x for k, x in own.items() if k not in _RESTS} | made | rest
-    if found:
-        raise mismatch(found, type(optimizer).__name__)
+            rule, kinds = optimizer._rule_of(group), optimizer._around.kinds
+            slots = _converted(rule, entries, param, saved_storages[place], title, problems, kinds)
+            upper = values.get(param, param)
+            slots |= _rest_converted(entries, param, upper, saved_storages[place], storage, kinds)
+            states[key] = {k: x for k, x in entries.items() if k not in _RESTS} | slots
+    if problems:
+        raise mismatch(problems, type(optimizer).__name__)
     if unrecorded:
         notes.append(_unrecorded_message(unrecorded))
-    return {**given, "state": states}
+    return {**saved_state, "state": states}
 
 
-def _members_of(optimizer: Any, group: Group, saved: Group) -> list[tuple[Tensor, Any, Any]]:
-    """Parameters, keys of their states and titles, as the optimizer matches them."""
+def _members_of(optimizer: Any, group: Group, saved_group: Group) -> list[tuple[Tensor, Any, Any]]:
+    """Return parameters, keys of their states and titles, as the optimizer matches them."""
     if hasattr(optimizer, "rule"):
-        return state_mismatch.matched(group, saved, [])
-    return state_mismatch.members_of(group, saved)
+        return state_mismatch.matched(group, saved_group, [])
+    return state_mismatch.members_of(group, saved_group)
 
 
 def _told(group: Mapping[str, Any], place: int) -> Storage:
     """Return the codecs that a group of a state names."""
-    told = group.get(STORAGE)
-    if told is None:
+    storage = group.get(STORAGE)
+    if storage is None:
         return {}
-    what, known = f"'{STORAGE}' of group {place}", f"known: {', '.join(CODECS)}"
-    if not isinstance(told, Mapping):
-        raise mismatch([f"{what} is {state_mismatch.told(told)}, which names no codecs; {known}"])
-    for name, codec in cast("Mapping[Any, Any]", told).items():
+    title, codecs_text = f"'{STORAGE}' of group {place}", f"known: {', '.join(CODECS)}"
+    if not isinstance(storage, Mapping):
+        problem = f"{title} is {state_mismatch.told(storage)}, which names no codecs"
+        raise mismatch([f"{problem}; {codecs_text}"])
+    for name, codec in cast("Mapping[Any, Any]", storage).items():
         if not isinstance(codec, str) or codec not in CODECS:
-            raise mismatch(
-                [f"{what} names {show_value(codec)} for '{name}', which is not a codec; {known}"]
-            )
-    return dict(cast("Storage", told))
+            problem = f"{title} names {show_value(codec)} for '{name}', which is not a codec"
+            raise mismatch([f"{problem}; {codecs_text}"])
+    return dict(cast("Storage", storage))
 
 
-def _refused(place: int, theirs: Storage, ours: Storage) -> str:
-    names = [name for name in {**theirs, **ours} if name != CORRECTION]
-    pairs = [(name, theirs.get(name, _PLAIN), ours.get(name, _PLAIN)) for name in names]
-    said = [f"'{n}' is in {one}, here in {x}" for n, one, x in pairs if one != x]
-    found = [f"{', '.join(said)}; convert=True encodes them again"] if said else []
-    if CORRECTION in ours and CORRECTION not in theirs:
-        found.append(
+def _refused(place: int, saved_storage: Storage, storage: Storage) -> str:
+    """Return the description of codecs that differ between a saved group and its rule."""
+    names = [name for name in {**saved_storage, **storage} if name != CORRECTION]
+    saved_codecs = [saved_storage.get(name, _UNCODED_DTYPE) for name in names]
+    codecs = [storage.get(name, _UNCODED_DTYPE) for name in names]
+    pairs = zip(names, saved_codecs, codecs, strict=True)
+    differences = [f"'{name}' is in {x}, here in {y}" for name, x, y in pairs if x != y]
+    problems = [f"{', '.join(differences)}; convert=True encodes them again"] if differences else []
+    if CORRECTION in storage and CORRECTION not in saved_storage:
+        problems.append(
             f"the state has no corrections, '{CORRECTION}' here; convert=True makes them of its"
             " masters, or has them begin at 0"
         )
-    if CORRECTION in theirs and CORRECTION not in ours:
-        found.append(
+    if CORRECTION in saved_storage and CORRECTION not in storage:
+        problems.append(
             f"the state has corrections of weights, '{CORRECTION}', here there are none;"
             " convert=True makes masters of them where there are some, or leaves them behind"
         )
-    return f"'{STORAGE}' of group {place}: {'; '.join(found)}"
+    return f"'{STORAGE}' of group {place}: {'; '.join(problems)}"
 
 
 def _converted(
     rule: Rule,
-    own: Mapping[str, object],
+    entries: Mapping[str, object],
     param: Tensor,
-    theirs: Storage,
+    saved_storage: Storage,
     title: object,
-    found: list[str],
+    problems: list[str],
     kinds: StateStorage,
 ) -> dict[str, Tensor]:
-    """The slots of a parameter in the codecs of a rule; what is wrong with them is added."""
-    made: dict[str, Tensor] = {}
+    """Return the slots of a parameter in the codecs of a rule; append problems."""
+    slots: dict[str, Tensor] = {}
     for slot in rule.element_slots:
-        value = own.get(slot.name)
+        value = entries.get(slot.name)
         if not isinstance(value, Tensor) or slot.name == CORRECTION:
             continue
-        if not (slot.storage or slot.name in theirs):  # which is wider beside a correction
-            is_wider = kinds.is_split != (CORRECTION in theirs) and value.is_floating_point()
-            made |= {slot.name: value.to(kinds.of(slot, param))} if is_wider else {}
+        if not (slot.storage or slot.name in saved_storage):  # which is wider beside a correction
+            is_wider = kinds.is_split != (CORRECTION in saved_storage) and value.is_floating_point()
+            slots |= {slot.name: value.to(kinds.of(slot, param))} if is_wider else {}
             continue
-        if problem := _why_unfit(value, param, theirs.get(slot.name)):
-            found.append(f"'{title}/{slot.name}' {problem}")
+        if problem := _why_unfit(value, param, saved_storage.get(slot.name)):
+            problems.append(f"'{title}/{slot.name}' {problem}")
             continue
-        numbers = decoded(value, param, theirs.get(slot.name))
+        numbers = decoded(value, param, saved_storage.get(slot.name))
         codec = codec_of(slot, param)
         if codec is not None:
-            made[slot.name] = encode_tensor(codec, numbers)
+            slots[slot.name] = encode_tensor(codec, numbers)
         else:  # small ones are of float32 beside others in codecs
-            made[slot.name] = numbers if slot.storage else numbers.to(kinds.of(slot, param))
-    return made
+            slots[slot.name] = numbers if slot.storage else numbers.to(kinds.of(slot, param))
+    return slots
 
 
 def _rest_converted(
-    own: Mapping[str, object],
+    entries: Mapping[str, object],
     param: Tensor,
     upper: Tensor,
-    theirs: Storage,
-    ours: Storage,
+    saved_storage: Storage,
+    storage: Storage,
     kinds: StateStorage,
 ) -> dict[str, object]:
     """Return the state entries of a weight beside the parameter, as an optimizer keeps them.
 
     Entries that do not fit stay unchanged; the loader raises for them.
     """
-    rests = {name: own[name] for name in _RESTS if name in own}
-    if (CORRECTION in theirs) == (CORRECTION in ours) or not own:
+    rests = {name: entries[name] for name in _RESTS if name in entries}
+    if (CORRECTION in saved_storage) == (CORRECTION in storage) or not entries:
         return rests
-    if CORRECTION in ours:
+    if CORRECTION in storage:
         master = rests.get(MASTER)
         if not isinstance(master, Tensor) or master.shape != param.shape:
             return {CORRECTION: torch.zeros(param.numel(), dtype=torch.uint8, device=param.device)}
@@ -320,25 +322,25 @@ def _rest_converted(
     value = rests.get(CORRECTION)
     if not kinds.has_master(param) or not isinstance(value, Tensor):
         return {}
-    if _why_unfit(value, param, theirs[CORRECTION]):
+    if _why_unfit(value, param, saved_storage[CORRECTION]):
         return rests
-    return {MASTER: decoded(value, upper, theirs[CORRECTION])}
+    return {MASTER: decoded(value, upper, saved_storage[CORRECTION])}
 
 
-def _why_unfit(value: Tensor, param: Tensor, codec: str | None) -> str:
+def _why_unfit(slot_tensor: Tensor, param: Tensor, codec: str | None) -> str:
     """Return the reason why a value is not a slot of a parameter in a codec, or as numbers."""
-    wanted = tuple(param.shape)
-    if codec is not None and value.dtype == torch.uint8:
-        wanted = (CODECS[codec].bytes_of(param.numel()),)
-    elif not value.is_floating_point():
-        return f"is {state_mismatch.kind_of(value)}, no numbers"
-    if tuple(value.shape) != wanted:
-        return f"is {state_mismatch.kind_of(value)}, not of shape {wanted}"
-    return flaw(value) or ""
+    expected_shape = tuple(param.shape)
+    if codec is not None and slot_tensor.dtype == torch.uint8:
+        expected_shape = (CODECS[codec].bytes_of(param.numel()),)
+    elif not slot_tensor.is_floating_point():
+        return f"is {state_mismatch.kind_of(slot_tensor)}, no numbers"
+    if tuple(slot_tensor.shape) != expected_shape:
+        return f"is {state_mismatch.kind_of(slot_tensor)}, not of shape {expected_shape}"
+    return flaw(slot_tensor) or ""
 
 
-def decoded(value: Tensor, param: Tensor, codec: str | None) -> Tensor:
+def decoded(slot_tensor: Tensor, param: Tensor, codec: str | None) -> Tensor:
     """Return the numbers of a slot that fits."""
-    if codec is None or value.dtype != torch.uint8:
-        return value.detach().float()
-    return decode_tensor(CODECS[codec], value, param)
+    if codec is None or slot_tensor.dtype != torch.uint8:
+        return slot_tensor.detach().float()
+    return decode_tensor(CODECS[codec], slot_tensor, param)

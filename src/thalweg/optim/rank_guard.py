@@ -23,12 +23,12 @@ def team_of(optimizer: Any) -> MatrixProcessGroup | None:
     params = list(filter(is_on_mesh, optimizer._params()))
     if not params:
         return None
-    around, matrix = optimizer._around, None
+    options, matrix = optimizer._around, None
     # Gradients that were cut otherwise once may be so again, where this rank lacks one, too.
     sends = (
-        optimizer._own.known_team is not None
-        or around.clips
-        or around.of(Diagnosed).diagnostics is not None
+        optimizer._cache.known_team is not None
+        or options.clips
+        or options.of(Diagnosed).diagnostics is not None
     )
     sends = sends or current().check_numerics or are_misplaced((p.grad, p) for p in params)
     for group in optimizer.param_groups:
@@ -39,7 +39,7 @@ def team_of(optimizer: Any) -> MatrixProcessGroup | None:
             matrix = dtensors[0]
     if not (sends or matrix is not None):
         return None
-    cache = optimizer._own
+    cache = optimizer._cache
     if cache.known_team is None:
         cache.known_team = MatrixProcessGroup(params, partial(_describe_step, optimizer), matrix)
     else:
@@ -97,7 +97,7 @@ def _words(value: object) -> str:
 _TENSOR = "a tensor"
 
 
-def _words_of_state(own: dict[str, Any]) -> str:
+def _words_of_state(entries: dict[str, Any]) -> str:
     """Return the names of a parameter's state, with the value of its numbers of the host."""
-    words = {name: _words(own[name]) for name in sorted(own, key=str)}
+    words = {name: _words(entries[name]) for name in sorted(entries, key=str)}
     return " ".join(n if word == _TENSOR else f"{n}={word}" for n, word in words.items()) or "none"

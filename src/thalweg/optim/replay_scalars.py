@@ -1,4 +1,4 @@
-"""The scalars of a step of torch's kind that is taken again: what of them stays is kept."""
+"""Scalars of a replayed torch-style step."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ class GroupScalars:
         self._read_options()
         # Numbers beside those of the rule, such as that of the step by which codes are rounded, or
         # that others may write to.
-        has_more = bool(hooks._optimizer._around.wrapping or self._rule.codecs)
-        self._is_made_anew = has_more or self._moves()
+        has_extra_numbers = bool(hooks._optimizer._around.wrapping or self._rule.codecs)
+        self._needs_full_prepare = has_extra_numbers or self._moves()
 
     def hold(self, group: Group) -> bool:
         """Return True if a group has the options that it had; another rate is read and accepted,
         too.
         """
-        known = self.options
-        if known.hold(group):
+        options = self.options
+        if options.hold(group):
             return True
-        if not hold(known, group):
+        if not hold(options, group):
             return False
         self._read_options()
         return True
@@ -69,10 +69,10 @@ class TorchScalars(GroupScalars):
     def _read_options(self) -> None:
         super()._read_options()
         hooks, options = self._hooks, self.options
-        _, self._beside = hooks._apart(self._key())
+        _, self._state_numbers = hooks._apart(self._key())
         self._hypers = options.numbers(hooks._stays)
-        self._known = {**self._hypers, **self._beside}
-        self._given = options.given_to_prepare({**self._beside, "t": 1})
+        self._arguments = {**self._hypers, **self._state_numbers}
+        self._prepare_arguments = options.given_to_prepare({**self._state_numbers, "t": 1})
         self._rate = options.moving_rate
 
     def _moves(self) -> bool:
@@ -80,7 +80,7 @@ class TorchScalars(GroupScalars):
 
     def made(self, columns: Sequence[Column]) -> dict[str, Any]:
         """Return the scalars of the step that follows."""
-        if self._is_made_anew:
+        if self._needs_full_prepare:
             return self._hooks._prepared(self._key())
         if self._rate is None:
             return self._made(columns)
@@ -105,16 +105,12 @@ class TorchScalars(GroupScalars):
         return self._find_inputs()
 
     def program_for(self, dtype: Dtype) -> Program:
-        """Return the program that makes the scalars of a kernel, natively.
+        """Return the program that natively computes the scalars of a kernel with a compute dtype.
 
-        Args:
-            dtype: The compute dtype of the kernel.
-
-        Returns:
-            A program whose first register is the step count; further ones are hyperparameters.
+        Its first register is the step count; further ones are hyperparameters.
 
         Raises:
-            TypeError, ValueError, ArithmeticError: Native code cannot make them.
+            TypeError, ValueError, ArithmeticError: Native code cannot compute them.
         """
         return self._traced(dtype, self._inputs)
 
@@ -132,68 +128,68 @@ class TorchScalars(GroupScalars):
         return entries
 
     def _traced(self, dtype: Dtype, names: Sequence[str]) -> Program:
-        apart: dict[str, Dtype] = {STEP: np.float64}
-        samples = {name: self._known[name] for name in names}
+        input_dtypes: dict[str, Dtype] = {STEP: np.float64}
+        samples = {STEP: self._arguments.get(STEP, 0) + 1}
+        samples |= {name: self._arguments[name] for name in names}
         rate = self._rate
         if rate is not None:
-            apart[RATE] = _DTYPES[rate.dtype]
+            input_dtypes[RATE] = _DTYPES[rate.dtype]
             samples[RATE] = float(rate.item())
-        step = self._known.get(STEP, 0) + 1
-        return Program(
-            np.float64, apart, names, self._make, stored=dtype, samples={STEP: step, **samples}
-        )
+        arguments = np.float64, input_dtypes, names, self._make
+        return Program(*arguments, stored=dtype, samples=samples)
 
     def _make(self, symbols: Mapping[str, Any], number: Any) -> dict[str, Any]:
         """Make scalars of symbols for the step count and for hyperparameters."""
         step, read = symbols[STEP], {**symbols}
         if self._rate is not None:
             read[RATE] = TensorRate(read[RATE])
-        numbers = {**self._beside, "t": step, STEP: step}
-        before = step - 1.0 if STEP in self._beside else 1
+        numbers = {**self._state_numbers, "t": step, STEP: step}
+        former_step = step - 1.0 if STEP in self._state_numbers else 1
         for option in self._hooks._optimizer._around.wrapping:
-            numbers |= option.scalars((), before)
-        if self._rule.codecs and STEP in self._beside:
-            numbers |= step_scalar(before)
-        known = {**self.options.given(), **read, **numbers}
-        given = {name: known[name] for name in self._given}
-        made = {**self._hypers, **read, **numbers}
+            numbers |= option.scalars((), former_step)
+        if self._rule.codecs and STEP in self._state_numbers:
+            numbers |= step_scalar(former_step)
+        arguments = {**self.options.given(), **read, **numbers}
+        prepare_arguments = {name: arguments[name] for name in self._prepare_arguments}
+        scalars = {**self._hypers, **read, **numbers}
         if self._rule.prepare is not None:
-            made |= self._rule.prepare(**given)
-        return {name: _as_symbol(each, number) for name, each in made.items()}
+            scalars |= self._rule.prepare(**prepare_arguments)
+        return {name: _as_symbol(scalar, number) for name, scalar in scalars.items()}
 
     def _key(self) -> Hashable:
         """Return the present key of these parameters in careful steps."""
         columns = self._hooks._part.columns
-        own = [column.of(self._first) for column in columns if column.common is None]
-        return (self.place, *own) if own else self.place
+        differing_numbers = [column.of(self._first) for column in columns if column.common is None]
+        return (self.place, *differing_numbers) if differing_numbers else self.place
 
     def _made_by(self, tensor: Tensor, columns: Sequence[Column]) -> dict[str, Any]:
         """Return the scalars for a rate that is a tensor, as torch computes with it."""
         check_number(tensor)
-        rate = self._given["learning_rate"] = TensorRate.of(tensor)
-        made = self._made(columns)
-        made["learning_rate"] = rate.value
-        return made
+        rate = self._prepare_arguments["learning_rate"] = TensorRate.of(tensor)
+        scalars = self._made(columns)
+        scalars["learning_rate"] = rate.value
+        return scalars
 
     def _made(self, columns: Sequence[Column]) -> dict[str, Any]:
-        given, known = self._given, self._known
+        """Return the scalars of the next step from the present columns."""
+        prepare_arguments, arguments = self._prepare_arguments, self._arguments
         for column in columns:
             name, value = column.name, column.of(self._first)
             if name == STEP:
-                known["t"] = value = value + 1
-                if "t" in given:
-                    given["t"] = value
-            known[name] = value
-            if name in given:
-                given[name] = value
-        made = self._rule.prepare(**given)
+                arguments["t"] = value = value + 1
+                if "t" in prepare_arguments:
+                    prepare_arguments["t"] = value
+            arguments[name] = value
+            if name in prepare_arguments:
+                prepare_arguments[name] = value
+        scalars = self._rule.prepare(**prepare_arguments)
         if self._rate is not None:
-            made = {
-                name: each.value if type(each) is TensorRate else each
-                for name, each in made.items()
+            scalars = {
+                name: scalar.value if type(scalar) is TensorRate else scalar
+                for name, scalar in scalars.items()
             }
-        known.update(made)
-        return known
+        arguments.update(scalars)
+        return arguments
 
 
 class TensorFlowScalars(GroupScalars):
@@ -201,17 +197,17 @@ class TensorFlowScalars(GroupScalars):
 
     def __init__(self, hooks: Any, place: int, first: int) -> None:
         self._hypers: dict[Dtype, dict[str, Any]] = {}
-        self._given: dict[str, Any] = {}
+        self._group_hypers: dict[str, Any] = {}
         super().__init__(hooks, place, first)
 
     def _read_options(self) -> None:
         super()._read_options()
-        before, self._given = self._given, self.options.given()
-        if {n for n, x in self._given.items() if x is not before.get(n)} - {RATE}:
+        former_hypers, self._group_hypers = self._group_hypers, self.options.given()
+        if {n for n, x in self._group_hypers.items() if x is not former_hypers.get(n)} - {RATE}:
             self._hypers = {}
-        for dtype, own in self._hypers.items():
-            rate = self._hooks.hyper(dtype, self.place, RATE, self._given[RATE])
-            self._hypers[dtype] = {**own, RATE: rate}
+        for dtype, dtype_hypers in self._hypers.items():
+            rate = self._hooks.hyper(dtype, self.place, RATE, self._group_hypers[RATE])
+            self._hypers[dtype] = {**dtype_hypers, RATE: rate}
 
     def numbers(self, columns: Sequence[Column], dtype: Dtype) -> tuple[dict[str, Any], int | None]:
         """Return the arguments of `RuleScalars.made` for the next step.
@@ -223,11 +219,11 @@ class TensorFlowScalars(GroupScalars):
         Returns:
             The scalars by name, and the number of the step, or None if the scalars are final.
         """
-        if self._is_made_anew:
+        if self._needs_full_prepare:
             return self._hooks.scalars_of(dtype, self.place), None
         if dtype not in self._hypers:
-            own = self._hooks.hypers(dtype, self.place)
-            self._hypers[dtype] = {**own, "is_first": dtype(0)}
+            dtype_hypers = self._hooks.hypers(dtype, self.place)
+            self._hypers[dtype] = {**dtype_hypers, "is_first": dtype(0)}
         values, step = self._hypers[dtype], 0
         for column in columns:
             if column.name == STEP:
@@ -243,23 +239,18 @@ class TensorFlowScalars(GroupScalars):
 
 
 def _as_symbol(value: Any, number: Any) -> Any:
-    """Return a scalar as a symbol of the program.
-
-    Args:
-        value: A symbol, a rate that stands for one, or a number.
-        number: Makes a symbol of a number.
-    """
+    """Return a symbol, the symbol in a `TensorRate`, or the one that `number` makes of a number."""
     value = value.value if type(value) is TensorRate else value
     return value if isinstance(value, Symbol) else number(float(value))
 
 
-def hold(known: Options | None, group: Group) -> bool:
+def hold(options: Options | None, group: Group) -> bool:
     """Return True if a group has the options that it had, or differs in the number of its rate
     alone.
     """
-    if known is None or known.hold(group):
-        return known is not None
+    if options is None or options.hold(group):
+        return options is not None
     rate: Any = group.get("lr")
     # A careful step raises an error for other rates.
-    is_usual = type(rate) in (float, int) and -MOST_READ < rate < MOST_READ
-    return is_usual and not known.moves and known.hold_beside_rate(group)
+    is_ordinary_rate = type(rate) in (float, int) and -MOST_READ < rate < MOST_READ
+    return is_ordinary_rate and not options.moves and options.hold_beside_rate(group)

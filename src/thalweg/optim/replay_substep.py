@@ -29,8 +29,8 @@ from thalweg.optim.step_adapter import RepeatedSubStep, TorchStepAdapter
 if TYPE_CHECKING:
     from thalweg._core.replay_transforms import Scalars
 
-PLAIN = (Tensor, torch.nn.Parameter)
-Following = tuple[Column, list[Any]]  # what its numbers become: one for all, or one for each
+PARAM_CLASSES = (Tensor, torch.nn.Parameter)
+ColumnUpdate = tuple[Column, list[Any]]  # its next numbers: one for all, or one for each
 
 
 class ReplayedSubStep:
@@ -46,15 +46,15 @@ class ReplayedSubStep:
         is_torchs: Whether the numbers are computed as in torch, not as in TensorFlow.
     """
 
-    def __init__(self, repeated: RepeatedSubStep) -> None:
-        self.part, self.hooks, self.places = repeated
-        self.planned: Any = self.part.kept.last
+    def __init__(self, substep: RepeatedSubStep) -> None:
+        self.part, self.hooks, self.places = substep
+        self.plan: Any = self.part.plans.last
         self.columns: Any = self.part.columns
-        self.owners = [] if self.planned is None else _owners_of(self.planned)
+        self.owners = [] if self.plan is None else _owners_of(self.plan)
         self.is_torchs = type(self.hooks) is TorchStepAdapter  # else the numbers are TensorFlow's
         self.keys: Sequence[Hashable] = self.places
-        self._others: list[Hashable] = []  # keys but for the first
-        self._are_one: list[bool] = []  # for each column whether all have one number, in a row
+        self._other_keys: list[Hashable] = []  # keys but for the first
+        self._shared_flags: list[bool] = []  # for each column, True if one number serves all
         self._reads: list[int] = []  # of each column, when its numbers were looked at last
         self._launches: Sequence[Launch] = ()
         self._scalars: dict[Hashable, Any] = {}  # by key
@@ -71,17 +71,15 @@ class ReplayedSubStep:
         return self.is_torchs or (column._places is None and column.common is not None)
 
     def is_repeatable(self, stages: Stages) -> bool:
-        """Return True if the step consists of the update of a rule alone.
-
-        Args:
-            stages: The transforms of gradients.
+        """Return True if the step consists of the update of a rule and transforms of gradients
+        alone.
         """
         params = self.part._params
-        own = set(map(id, params))
+        param_ids = set(map(id, params))
         return (
-            is_repeatable(self.planned, self.hooks, stages)
+            is_repeatable(self.plan, self.hooks, stages)
             and is_ours(type(self.hooks))
-            and all(id(owner) in own for owner in self.owners)
+            and all(id(owner) in param_ids for owner in self.owners)
             and all(map(self._is_usual, self.columns))
             and all(getattr(param, "constraint", None) is None for param in params)
         )
@@ -92,7 +90,7 @@ class ReplayedSubStep:
         Options of groups may have changed since, if they still choose the rule. Parameters may have
         moved within their groups, on which the random bits of stochastic rounding depend.
         """
-        part, groups, request = self.part, optimizer.param_groups, self.planned.request
+        part, groups, request = self.part, optimizer.param_groups, self.plan.request
         return (
             part.stands(optimizer.state, part._params)
             and all(
@@ -104,32 +102,32 @@ class ReplayedSubStep:
                 for place in {*self.places}
             )
             and list(self.hooks.places_of(request.variables)) == list(request.places)
-            and stands(self.planned, gradients)
+            and stands(self.plan, gradients)
         )
 
-    def hold(self, found: GuardTable) -> bool:
-        """Have the look compare all that a careful step does; return False if it cannot."""
+    def hold(self, guards: GuardTable) -> bool:
+        """Add all that a careful step checks to the guards; return False if impossible."""
         params = self.part._params
-        if not all(type(each) in PLAIN for each in params):
+        if not all(type(param) in PARAM_CLASSES for param in params):
             return False
         tensors: list[Tensor] = [*params]
-        for own in self.part._owners:
-            found.hold_dict(own, SUM)  # which is looked at as a gradient
-            tensors += [x for key, x in own.items() if key != SUM and isinstance(x, Tensor)]
+        for entries in self.part._owners:
+            guards.hold_dict(entries, SUM)  # which is looked at as a gradient
+            tensors += [x for key, x in entries.items() if key != SUM and isinstance(x, Tensor)]
         # A parameter may be given a constraint, which is among its attributes.
-        if not all(map(found.hold_attributes, params)):
+        if not all(map(guards.hold_attributes, params)):
             return False
-        return hold_tensors(found, [*tensors, *self.written()])
+        return hold_tensors(guards, [*tensors, *self.written()])
 
     def written(self) -> list[Tensor]:
         """Return one tensor for each version counter that the update raises."""
-        return [*written_of(self.planned), *(column._views[0] for column in self.columns)]
+        return [*written_of(self.plan), *(column._views[0] for column in self.columns)]
 
     def numbers(self) -> Iterator[tuple[int, int, int]]:
         """Yield the address, count and kind of each run of per-parameter numbers."""
-        for column, is_one in zip(self.columns, self._are_one, strict=True):
+        for column, is_shared in zip(self.columns, self._shared_flags, strict=True):
             kind = KINDS[column.dtype]
-            if is_one:
+            if is_shared:
                 yield column._block.data_ptr(), len(column._views), kind
             else:
                 yield from ((pointer, 1, kind) for pointer in column._pointers)
@@ -137,43 +135,38 @@ class ReplayedSubStep:
     def find_alike(self) -> None:
         """Find out which parameters are alike."""
         self._reads = [column.reads for column in self.columns]
-        differing = [column.values for column in self.columns if column.common is None]
-        if differing:
-            self.keys = list(zip(self.places, *differing, strict=True))
+        varying = [column.values for column in self.columns if column.common is None]
+        if varying:
+            self.keys = list(zip(self.places, *varying, strict=True))
         kind: Any = TorchScalars if self.is_torchs else TensorFlowScalars
         for first, key in enumerate(self.keys):
             if key not in self._scalars:
                 self._scalars[key] = kind(self.hooks, self.places[first], first)
-        self._others = [*self._scalars][1:]
-        are_alike = not self._others
-        self._are_one = [
+        self._other_keys = [*self._scalars][1:]
+        has_single_key = not self._other_keys
+        self._shared_flags = [
             column._places is None
-            and (are_alike or not self.is_torchs or (column.name == STEP and not differing))
+            and (has_single_key or not self.is_torchs or (column.name == STEP and not varying))
             for column in self.columns
         ]
 
     def set_launches(self, launches: Sequence[Launch], products: Collection[str]) -> None:
-        """Have it give scalars to its kernels.
-
-        Args:
-            launches: The kernels.
-            products: Numbers that are counted without scalars.
-        """
+        """Set the kernels that get scalars; numbers in `products` are updated without scalars."""
         self._launches = launches
         if self.is_torchs:
             return
-        launched = {key for each in launches for key in each.places}
+        launched = {key for launch in launches for key in launch.places}
         unlaunched = self._scalars.keys() - launched
         self._unlaunched = [self._scalars[key] for key in unlaunched]
         if all(column.name in {STEP, *products} for column in self.columns):
             rule = self.hooks.step_rule()
             self._in_call = [
-                [(key, RuleScalars(rule, each, at)) for at, key in enumerate(each.places)]
-                for each in launches
+                [(key, RuleScalars(rule, launch, index)) for index, key in enumerate(launch.places)]
+                for launch in launches
             ]
 
     def read(self) -> bool:
-        """Look at the numbers of parameters; whether those that were alike still are."""
+        """Read the columns again; return whether equal keys still have equal numbers."""
         for k, column in enumerate(self.columns):
             if not column.is_known:  # what no version tells of, the call itself sees
                 column.read()
@@ -186,75 +179,72 @@ class ReplayedSubStep:
     def _are_alike(self, values: Sequence[Any]) -> bool:
         if not self.is_torchs:
             return False
-        found = dict(zip(self.keys, values, strict=True))
-        return [found[key] for key in self.keys] == values
+        values_by_key = dict(zip(self.keys, values, strict=True))
+        return [values_by_key[key] for key in self.keys] == values
 
     def prepare(
         self, groups: Sequence[Any], of_gradients: Scalars | None
-    ) -> list[Following] | None:
-        """Give the kernels the scalars of the step.
-
-        Args:
-            groups: Those of the optimizer.
-            of_gradients: Optional. Those of what happens to gradients.
+    ) -> list[ColumnUpdate] | None:
+        """Give the kernels the scalars of the step, and those of the transforms of gradients.
 
         Returns:
-            What the numbers of parameters become; None if groups differ in one, or have other
-            options than rates, which are read.
+            The next numbers of parameters; None if options of a group other than the rate changed.
         """
-        for each in self._scalars.values():
-            if not each.hold(groups[each.place]):
+        for group_scalars in self._scalars.values():
+            if not group_scalars.hold(groups[group_scalars.place]):
                 return None
-        for each in self._unlaunched:  # they are read, and may be refused
-            each.numbers(self.columns, np.float32)
+        for group_scalars in self._unlaunched:  # they are read, and may be refused
+            group_scalars.numbers(self.columns, np.float32)
         if self.is_torchs:  # else each dtype has its own
-            self.hooks._made = {key: x.made(self.columns) for key, x in self._scalars.items()}
+            scalars = {key: x.made(self.columns) for key, x in self._scalars.items()}
+            self.hooks._scalars_by_key = scalars
         else:
-            self.hooks._made = {}
+            self.hooks._scalars_by_key = {}
         for k, launch in enumerate(self._launches):
-            found = self._scalars_of(k, launch, of_gradients is not None)
+            launch_scalars = self._scalars_of(k, launch, of_gradients is not None)
             if of_gradients is not None:
-                beside = of_gradients[launch.dtype]
-                found = {key: {**own, **beside} for key, own in found.items()}
-            if found:
-                launch.set_scalars(found)
+                gradients = of_gradients[launch.dtype]
+                launch_scalars = {key: {**x, **gradients} for key, x in launch_scalars.items()}
+            if launch_scalars:
+                launch.set_scalars(launch_scalars)
         return self._following()
 
-    def _scalars_of(self, k: int, launch: Launch, have_more: bool) -> Mapping[Any, Any]:
-        """The scalars of each key, which the hooks have, too, for the numbers that follow."""
-        made, dtype, columns = self.hooks._made, launch.dtype, self.columns
+    def _scalars_of(self, index: int, launch: Launch, has_extra: bool) -> Mapping[Any, Any]:
+        """Return the scalars of a launch by key; empty if the call makes all of them."""
+        scalars_by_key, dtype, columns = self.hooks._scalars_by_key, launch.dtype, self.columns
         if self.is_torchs:
-            return made
+            return scalars_by_key
         if self._in_call:
-            given = [(key, self._scalars[key], each) for key, each in self._in_call[k]]
-            found = {key: each.made(*own.numbers(columns, dtype)) for key, own, each in given}
-            if not have_more and not any(found.values()):
+            sources = [(key, self._scalars[key], maker) for key, maker in self._in_call[index]]
+            inputs = [(key, source.numbers(columns, dtype), x) for key, source, x in sources]
+            launch_scalars = {key: maker.made(*numbers) for key, numbers, maker in inputs}
+            if not has_extra and not any(launch_scalars.values()):
                 return {}  # the call makes all
-            return {key: each or launch.unset for key, each in found.items()}
-        own = {key: each.made(columns, dtype) for key, each in self._scalars.items()}
-        made.update({(dtype, key): found for key, found in own.items()})
-        return own
+            return {key: scalars or launch.unset for key, scalars in launch_scalars.items()}
+        dtype_scalars = {key: source.made(columns, dtype) for key, source in self._scalars.items()}
+        scalars_by_key.update({(dtype, key): scalars for key, scalars in dtype_scalars.items()})
+        return dtype_scalars
 
-    def _following(self) -> list[Following] | None:
+    def _following(self) -> list[ColumnUpdate] | None:
         """Return the next numbers of parameters; None if one is no longer shared by all."""
-        found: list[Following] = []
-        following = self.hooks._next
-        for column, is_one in zip(self.columns, self._are_one, strict=True):
-            if not is_one:
-                own = {key: following(column, key) for key in self._scalars}
-                found.append((column, [own[key] for key in self.keys]))
+        updates: list[ColumnUpdate] = []
+        next_number = self.hooks._next
+        for column, is_shared in zip(self.columns, self._shared_flags, strict=True):
+            if not is_shared:
+                numbers_by_key = {key: next_number(column, key) for key in self._scalars}
+                updates.append((column, [numbers_by_key[key] for key in self.keys]))
                 continue
-            value = following(column, self.keys[0])
-            for key in self._others:
-                if following(column, key) != value:
+            value = next_number(column, self.keys[0])
+            for key in self._other_keys:
+                if next_number(column, key) != value:
                     return None
-            found.append((column, [value]))
-        return found
+            updates.append((column, [value]))
+        return updates
 
 
-def _owners_of(planned: Any) -> list[Tensor]:
-    """The parameters that have the gradients of a step: what it updates, or what follows that."""
-    request = planned.request
+def _owners_of(plan: Any) -> list[Tensor]:
+    """Return the parameters that have the gradients of a step: its variables, or their copies."""
+    request = plan.request
     copies = request.copies or [None] * len(request.variables)
     pairs = zip(request.variables, copies, strict=True)
     return [var if copy is None else copy for var, copy in pairs]

@@ -10,38 +10,39 @@ from thalweg._core.options.stochastic_rounding import Rounding
 from thalweg._core.param_groups import Group
 from thalweg._core.state import mismatch
 
-NAMES = tuple(each.name for each in Rounding.keywords())
+NAMES = tuple(field.name for field in Rounding.keywords())
 
 
 def record_rounding(optimizer: Any, groups: Sequence[Group]) -> None:
-    """Have the groups of a state of an optimizer say how numbers are rounded, and the seed."""
-    own = optimizer._around.of(Rounding)
-    if own.round is not None:
-        for told in groups:
-            told.update({name: getattr(own, name) for name in NAMES})
+    """Add the rounding option and its seed to the groups of an optimizer's state."""
+    rounding = optimizer._around.of(Rounding)
+    if rounding.round is not None:
+        for group in groups:
+            group.update({name: getattr(rounding, name) for name in NAMES})
 
 
-def fit_rounding(optimizer: Any, given: dict[str, Any], convert: bool) -> dict[str, Any]:
-    """Return a state whose groups say nothing of that.
+def fit_rounding(optimizer: Any, saved_state: dict[str, Any], convert: bool) -> dict[str, Any]:
+    """Return a state without rounding options in its groups.
 
     Args:
         optimizer: The optimizer.
-        given: The state, of the right form. One that tells nothing is of a training that goes on
-            with the optimizer's random bits.
-        convert: Whether one goes on with those also where it tells of others, or is refused.
+        saved_state: The state, of the right form. A state without rounding options continues with
+            the optimizer's random bits.
+        convert: Whether a state with other rounding options does so, too.
 
     Raises:
-        CheckpointMismatchError: It is refused; names both values.
+        CheckpointMismatchError: The options differ and `convert` is False; names both values.
     """
-    own = {name: getattr(optimizer._around.of(Rounding), name) for name in NAMES}
-    found = [
-        f"'{name}' of group {place} is {show_value(group[name])}, here {own[name]!r};"
+    settings = {name: getattr(optimizer._around.of(Rounding), name) for name in NAMES}
+    problems = [
+        f"'{name}' of group {place} is {show_value(group[name])}, here {settings[name]!r};"
         " convert=True goes on with what is here"
-        for place, group in enumerate(given["param_groups"])
+        for place, group in enumerate(saved_state["param_groups"])
         for name in optimizer._around.others(group)
-        if name in own
+        if name in settings
     ]
-    if found and not convert:
-        raise mismatch(found, type(optimizer).__name__)
-    groups = [{k: x for k, x in each.items() if k not in own} for each in given["param_groups"]]
-    return {**given, "param_groups": groups}
+    if problems and not convert:
+        raise mismatch(problems, type(optimizer).__name__)
+    groups = saved_state["param_groups"]
+    groups = [{k: x for k, x in group.items() if k not in settings} for group in groups]
+    return {**saved_state, "param_groups": groups}

@@ -18,19 +18,19 @@ HOMES = ("cpu", "cuda", "meta")  # kinds of devices on which bits are drawn
 
 
 def places_of(optimizer: Any, rule: Rule, params: Sequence[Tensor]) -> list[tuple[int, int]]:
-    """For each parameter of a step its number among all of an optimizer, and where it begins.
+    """Return the index of each parameter in the optimizer, and the offset of its elements here.
 
     Raises:
         InvalidArgumentError, InvalidTypeError, NotImplementedError: As `check_params`.
     """
     check_params(optimizer, rule, params)
-    every = (param for group in optimizer.param_groups for param in group["params"])
-    numbers = {id(param): number for number, param in enumerate(every)}
+    all_params = (param for group in optimizer.param_groups for param in group["params"])
+    numbers = {id(param): number for number, param in enumerate(all_params)}
     return [(numbers[id(param)], _first_of(param)) for param in params]
 
 
 def check_group(optimizer: Any, group: Group) -> None:
-    """Refuse parameters of a group that was added for which no random bits are drawn.
+    """Raise if no random bits are defined for parameters of a new group.
 
     Raises:
         InvalidArgumentError, InvalidTypeError, NotImplementedError: As `check_params`.
@@ -39,7 +39,7 @@ def check_group(optimizer: Any, group: Group) -> None:
 
 
 def check_params(optimizer: Any, rule: Rule, params: Sequence[Tensor]) -> None:
-    """Refuse parameters of a rule for which no random bits are drawn.
+    """Raise if no random bits are defined for parameters of a rule.
 
     Raises:
         InvalidArgumentError: One is neither on the CPU nor on a GPU.
@@ -88,18 +88,19 @@ def _is_cut_in_order(param: Any) -> bool:
     from torch.distributed.tensor import Replicate, Shard
 
     # By their very types: others cut rows in another order than ranks have.
-    kinds = {type(each) for each in param.placements}
-    cuts = {each.dim % max(param.dim(), 1) for each in param.placements if type(each) is Shard}
+    kinds = {type(placement) for placement in param.placements}
+    shards = [placement for placement in param.placements if type(placement) is Shard]
+    cuts = {shard.dim % max(param.dim(), 1) for shard in shards}
     return kinds <= {Replicate, Shard} and cuts <= {0} and param.is_contiguous()
 
 
 def _first_of(param: Any) -> int:
-    """The position of a parameter's first element here in the whole one."""
+    """Return the offset of a DTensor's first local element in the global tensor."""
     if not (is_on_mesh(param) and param.dim() and param.numel()):
         return 0
     first, rows = 0, param.shape[0]
-    for dim, each in enumerate(param.placements):
-        if each.is_shard():
+    for dim, placement in enumerate(param.placements):
+        if placement.is_shard():
             share = -(-rows // param.device_mesh.size(dim))  # as `torch.chunk` cuts
             begin = min(param.device_mesh.get_local_rank(dim) * share, rows)
             first, rows = first + begin, min(share, rows - begin)

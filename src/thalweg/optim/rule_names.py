@@ -1,4 +1,4 @@
-"""The names of the classes of this package, by which groups of parameters say what updates them."""
+"""Names of the classes of this package, which are the `rule` of groups."""
 
 from __future__ import annotations
 

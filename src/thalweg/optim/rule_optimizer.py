@@ -1,4 +1,4 @@
-"""`RuleOptimizer`: any rule as an optimizer of torch's kind."""
+"""`RuleOptimizer`: any rule as a torch-style optimizer."""
 
 from __future__ import annotations
 
@@ -36,19 +36,14 @@ from thalweg.optim.group_options import (
 )
 from thalweg.optim.load_state import in_place, load
 from thalweg.optim.param_scalars import STEP
-from thalweg.optim.param_state import Own, ParamState, ScalarSpec, check_number
+from thalweg.optim.param_state import Entries, ParamState, ScalarSpec, check_number
 from thalweg.optim.signatures import publish, with_options
 from thalweg.optim.step_adapter import RepeatedSubStep
-from thalweg.optim.step_options import (
-    KEYWORDS,
-    GradientReport,
-    check_hypers,
-    gradient_transforms,
-)
+from thalweg.optim.step_options import KEYWORDS, GradientReport, check_hypers, gradient_transforms
 from thalweg.optim.tensorflow_hooks import TensorFlowStepAdapter
 
 # What users of torch.optim give groups, and what no rule may ignore.
-_OF_OTHERS = (
+_TORCH_OPTIONS = (
     "weight_decay", "momentum", "dampening", "nesterov", "centered", "amsgrad", "maximize", "betas",
     "eps",
 )  # fmt: skip
@@ -99,7 +94,8 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
     _nonzero: ClassVar[tuple[str, ...]] = ()  # options of which 0 is another rule
     _fixed: ClassVar[dict[str, object]] = {}  # hyperparameters that groups may lack
     _flags: ClassVar[list[str]] = []
-    _decided: ClassVar[set[str]] = {"initial"}  # what the constructor decides, if it is no option
+    # Arguments of the constructor that groups may not have.
+    _constructor_options: ClassVar[set[str]] = {"initial"}
 
     rule: Rule
     _capturable: bool = False
@@ -107,9 +103,9 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
 
     def __init_subclass__(cls) -> None:
         if cls.__module__.startswith("thalweg."):
-            own = inspect.signature(cls.__init__).parameters.values()
-            plain = [each.name for each in own if each.kind is each.POSITIONAL_OR_KEYWORD]
-            cls._decided = cls._decided | {*plain[1:]} - {"params"}
+            args = inspect.signature(cls.__init__).parameters.values()
+            names = [arg.name for arg in args if arg.kind is arg.POSITIONAL_OR_KEYWORD]
+            cls._constructor_options = cls._constructor_options | {*names[1:]} - {"params"}
             _publish_arguments(cls)
 
     def __init__(
@@ -122,26 +118,26 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
         capturable: bool = False,
         **hypers: object,
     ) -> None:
-        own = defaults_of(rule)
-        check_hypers(rule, as_options(own))
+        hyper_values = defaults_of(rule)
+        check_hypers(rule, as_options(hyper_values))
         self.rule = rule
         if not isinstance(capturable, bool):
             raise TypeError(f"capturable must be a bool, not {show_value(capturable)}.")
-        around = {key: hypers.pop(key) for key in KEYWORDS if key in hypers}
-        given = named(hypers if lr is None else {"lr": lr, **hypers}, known=own)
-        for name in given:
-            if name not in own:
-                near = did_you_mean(title_of(name), map(title_of, own))
-                raise TypeError(f"{self._title} takes no {title_of(name)!r}. {near}".rstrip())
-        own |= given
-        check_rule(rule, {**own, **self._extra})
-        if capturable and around.get("state_device"):
+        options = {key: hypers.pop(key) for key in KEYWORDS if key in hypers}
+        arguments = named(hypers if lr is None else {"lr": lr, **hypers}, hyper_names=hyper_values)
+        for name in arguments:
+            if name not in hyper_values:
+                hint = did_you_mean(title_of(name), map(title_of, hyper_values))
+                raise TypeError(f"{self._title} takes no {title_of(name)!r}. {hint}".rstrip())
+        hyper_values |= arguments
+        check_rule(rule, {**hyper_values, **self._extra})
+        if capturable and options.get("state_device"):
             raise InvalidArgumentError(
                 "capturable=True needs the state on the GPU: leave out state_device='cpu'."
             )
         self._initial = dict(initial or {})
         self._capturable = capturable
-        super().__init__(params, {**as_options(own), "rule": rule.name}, **around)
+        super().__init__(params, {**as_options(hyper_values), "rule": rule.name}, **options)
         self._check_effect({self._title: rule})
 
     @property
@@ -162,7 +158,7 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
 
     def _make(self) -> None:
         """Make the state that parameters lack."""
-        with self._own._lock, writable():
+        with self._cache._lock, writable():
             part, params, places = self._whole()
             part.targets(self.state, params, False)
             part.make(self.state, params, self._starts(params, places), self._homes_of(params))
@@ -171,83 +167,84 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
 
     def _whole(self) -> tuple[ParamState, list[Tensor], list[int]]:
         """Return the state of all parameters, the parameters, and the indices of their groups."""
-        parts, rule = self._own.parts, self._around.rule(self.rule)
+        parts, rule = self._cache.parts, self._around.rule(self.rule)
         if rule not in parts:
-            kinds, blocks = self._around.kinds, self._own.blocks
+            kinds, blocks = self._around.kinds, self._cache.blocks
             parts[rule] = ParamState(rule, self._numbers(), kinds=kinds, blocks=blocks)
         params = self._params()
         places = [place for place, group in enumerate(self.param_groups) for _ in group["params"]]
         return parts[rule], params, places
 
     def _numbers(self) -> dict[str, ScalarSpec]:
-        """The numbers that each parameter has of its own."""
+        """Return the per-parameter numbers of the rule, by key of the state."""
         rule, first = self.rule, self.param_groups[0]["params"][0]
-        found = {STEP: ScalarSpec(0, torch.int64)}
-        found |= {name: ScalarSpec(1.0, torch.float32) for name in self._products}
+        specs = {STEP: ScalarSpec(0, torch.int64)}
+        specs |= {name: ScalarSpec(1.0, torch.float32) for name in self._products}
         kind = self._around.kinds.updated_dtype(first)
-        found |= {name: ScalarSpec(start, kind) for name, start in self._extra.items()}
-        return found | {
+        specs |= {name: ScalarSpec(start, kind) for name, start in self._extra.items()}
+        return specs | {
             slot.name: ScalarSpec(slot.initial, slot.dtype or torch.float32)
             for slot in rule.numbers
         }
 
-    def _starts(self, params: list[Tensor], places: list[int]) -> dict[int, Own]:
+    def _starts(self, params: list[Tensor], places: list[int]) -> dict[int, Entries]:
         """Return the initial states of parameters: numbers of an optimizer go on."""
         self._tell_of_zeros(params, places)
-        known = next((own for param in params if (own := self.state.get(param))), {})
+        former = next((entries for param in params if (entries := self.state.get(param))), {})
         going: dict[str, object] = {}
         for name in self._numbers():
-            if name in known:
-                value = known[name]
+            if name in former:
+                value = former[name]
                 check_number(value, f"'{name}' of the optimizer's state")
                 going[name] = value.item() if isinstance(value, Tensor) else value
         factors = [hypers_of(group, self.rule) for group in self.param_groups]
         products = [
-            {name: number(each[hyper]) for name, hyper in self._products.items()}
-            for each in factors
+            {name: number(hyper_values[hyper]) for name, hyper in self._products.items()}
+            for hyper_values in factors
         ]
         return {
             id(param): {**self._initial, **products[place], **going}
             for param, place in zip(params, places, strict=True)
         }
 
-    def _take_step(self, parts: dict[Rule, ParamState], only: Tensor | None = None) -> None:
+    def _take_step(self, parts: dict[Rule, ParamState], single_param: Tensor | None = None) -> None:
+        """Take a step over all parameters with a gradient, or over a single one."""
         part, params, places = self._whole()
-        found = self._gradients(params) if only is None else [only.grad]
-        own = params if only is None else [only]
-        pairs = [(grad, param) for grad, param in zip(found, own, strict=True) if grad is not None]
+        grads = self._gradients(params) if single_param is None else [single_param.grad]
+        updated = params if single_param is None else [single_param]
+        pairs = [pair for pair in zip(grads, updated, strict=True) if pair[0] is not None]
         if not pairs:
             return
-        if only is None:
-            members = [index for index, grad in enumerate(found) if grad is not None]
-            hooks, kept = TensorFlowStepAdapter(self, part, params, places, members), part.kept
+        if single_param is None:
+            members = [index for index, grad in enumerate(grads) if grad is not None]
+            hooks, plans = TensorFlowStepAdapter(self, part, params, places, members), part.plans
         else:
-            members = [next(k for k, other in enumerate(params) if other is only)]
+            members = [next(k for k, param in enumerate(params) if param is single_param)]
             hooks = TensorFlowStepAdapter(self, part, params, places, members)
             if not hooks.repeats:  # what a step makes is published by its last update alone
                 self._make()
                 hooks = TensorFlowStepAdapter(self, part, params, places, members)
-            kept = part.kept.alone(only)
-        seen = GradientReport()
-        how = gradient_transforms(
-            self._around, self._unscaling(), len(pairs), seen, self._is_torchs
-        )
-        is_last = only is None
-        hooks.ending = self._ending(seen) if only is None else self._ending_alone(only)
+            plans = part.plans.alone(single_param)
+        report = GradientReport()
+        arguments = self._unscaling(), len(pairs), report, self._is_torchs
+        transforms = gradient_transforms(self._around, *arguments)
+        ends_step = single_param is None
+        ending = self._ending(report) if single_param is None else self._ending_alone(single_param)
+        hooks.ending = ending
         with no_grad():
             pairs, copies = hooks.aim(pairs)
-        outcome = try_rebind(hooks, kept, pairs, how, copies, is_last=is_last)
-        is_repeated = outcome is not None
+        outcome = try_rebind(hooks, plans, pairs, transforms, copies, is_last=ends_step)
+        was_rebound = outcome is not None
         outcome = outcome or run_step(
-            hooks, kept, pairs, how, copies, is_last=is_last, may_rebind=False
+            hooks, plans, pairs, transforms, copies, is_last=ends_step, may_rebind=False
         )
         hooks.settle()
         raise_first(outcome.errors)
-        if is_last:
+        if ends_step:
             self._keep_rebind_target(part, places if len(members) == len(params) else [])
-            if is_repeated:
+            if was_rebound:
                 own_places = [places[member] for member in members]
-                self._own.note_repeated(RepeatedSubStep(part, hooks, own_places))
+                self._cache.note_repeated(RepeatedSubStep(part, hooks, own_places))
 
     def _hooks_for(
         self, part: ParamState, params: list[Tensor], places: list[int]
@@ -273,8 +270,8 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
 
     def _state_names(self) -> set[str]:
         """Return the keys that the state of a parameter may have."""
-        kept = {slot.name for slot in self._around.rule(self.rule).slots} | {*self._numbers(), SUM}
-        return kept | {MASTER} if self._around.kinds.masters else kept
+        names = {slot.name for slot in self._around.rule(self.rule).slots} | {*self._numbers(), SUM}
+        return names | {MASTER} if self._around.kinds.masters else names
 
     def _unfit_options(self, group: Group, place: int) -> list[str]:
         """Return the reasons why a step cannot be taken with the options of a group."""
@@ -301,24 +298,24 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
         return [*as_options({hyper.name: None for hyper in self.rule.hypers}), "rule"]
 
     def _strange_options(self, group: Mapping[str, object]) -> dict[str, str]:
-        found, kind = super()._strange_options(group), type(self).__name__
-        own = self._wanted_options(cast("Group", group))
-        for name in self._decided:
-            if name in group and name not in own:
-                found[name] = f"but the constructor of {kind} decides it for all groups"
-        for name in self._hypers & group.keys() - set(own):
+        reasons, kind = super()._strange_options(group), type(self).__name__
+        option_names = self._wanted_options(cast("Group", group))
+        for name in self._constructor_options:
+            if name in group and name not in option_names:
+                reasons[name] = f"but the constructor of {kind} decides it for all groups"
+        for name in self._hypers & group.keys() - set(option_names):
             pairs = (key for key in PAIRS if name in members_of(key, self._hypers))
             title = next(pairs, title_of(name))
-            found[name] = f"which groups of {kind} call {title!r}"
-        for name in _OF_OTHERS:
-            if name not in (*own, *found) and group.get(name):
-                found[name] = f"which is no option of {kind}"
+            reasons[name] = f"which groups of {kind} call {title!r}"
+        for name in _TORCH_OPTIONS:
+            if name not in (*option_names, *reasons) and group.get(name):
+                reasons[name] = f"which is no option of {kind}"
         for name in self._nonzero:
-            if name in own and name in group and not group[name]:
-                found[name] = f"but the constructor of {kind} was given one for all groups"
+            if name in option_names and name in group and not group[name]:
+                reasons[name] = f"but the constructor of {kind} was given one for all groups"
         if group.get("rule", self.rule.name) != self.rule.name:
-            found["rule"] = f"but {self.rule.name!r} for all groups"
-        return found
+            reasons["rule"] = f"but {self.rule.name!r} for all groups"
+        return reasons
 
     def _end_step(self) -> None:
         part, params, places = self._whole()
@@ -346,21 +343,21 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
             CheckpointMismatchError: Something is missing, does not belong here, or has another
                 shape, dtype or rule. Lists up to ten differences; nothing was loaded.
         """
-        with self._own._lock:
-            check_no_step(self._own, type(self).__name__, "load_state_dict")
+        with self._cache._lock:
+            check_no_step(self._cache, type(self).__name__, "load_state_dict")
             load(self, state_dict, in_place, convert)
 
     def __getstate__(self) -> dict[str, Any]:
-        own = {name: getattr(self, name) for name in ("rule", "_initial", "_capturable")}
-        return {**super().__getstate__(), **own}
+        attributes = {name: getattr(self, name) for name in ("rule", "_initial", "_capturable")}
+        return {**super().__getstate__(), **attributes}
 
 
 def _publish_arguments(cls: type[RuleOptimizer]) -> None:
-    """Have a constructor say all that it takes, options among it."""
-    own = inspect.signature(cls.__init__, eval_str=True)
-    named = [each for each in own.parameters.values() if each.name not in ("self", "around")]
-    beside = [] if "capturable" in own.parameters else [_CAPTURABLE]
-    publish(cls, with_options(own.replace(parameters=named), *beside))
+    """Publish the arguments of a constructor, options among them."""
+    signature = inspect.signature(cls.__init__, eval_str=True)
+    args = [arg for arg in signature.parameters.values() if arg.name not in ("self", "around")]
+    extra_parameters = [] if "capturable" in signature.parameters else [_CAPTURABLE]
+    publish(cls, with_options(signature.replace(parameters=args), *extra_parameters))
 
 
 _CAPTURABLE = inspect.signature(RuleOptimizer.__init__, eval_str=True).parameters["capturable"]

@@ -17,7 +17,7 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
     _nonzero: ClassVar[tuple[str, ...]]
     _fixed: ClassVar[dict[str, object]]
     _flags: ClassVar[list[str]]
-    _decided: ClassVar[set[str]]
+    _constructor_options: ClassVar[set[str]]
     rule: Rule
     _capturable: bool
     def __init__(

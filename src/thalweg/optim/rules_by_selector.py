@@ -13,9 +13,9 @@ from thalweg._core.param_groups import Group
 from thalweg.errors import InvalidArgumentError, InvalidTypeError, did_you_mean
 from thalweg.formula import Rule
 from thalweg.optim.class_lookup import kind_of
-from thalweg.optim.selectors import LOOKED_UP, ModuleParams
+from thalweg.optim.selectors import EMBEDDINGS, ModuleParams
 
-_REST = 10**6  # comes last
+_LAST_TURN = 10**6  # comes last
 
 
 class RulesBySelector:
@@ -39,25 +39,25 @@ class RulesBySelector:
                 f" {show_value(rules)}."
             )
         self._selectors = list(rules)
-        self._titles = [_title(each) for each in self._selectors]
+        self._titles = [_title(selector) for selector in self._selectors]
         self.options: list[Group] = []
         self._kinds: list[Any] = []
         for title, rule in zip(self._titles, rules.values(), strict=True):
-            own: Group = dict(cast("Mapping[str, Any]", rule)) if isinstance(rule, Mapping) else {}
-            if isinstance(rule, Mapping) and "rule" not in own:
+            is_dict = isinstance(rule, Mapping)
+            options: Group = dict(cast("Mapping[str, Any]", rule)) if is_dict else {}
+            if isinstance(rule, Mapping) and "rule" not in options:
                 raise InvalidArgumentError(f"The options of {title} have no 'rule' among them.")
-            own_rule = own.pop("rule") if isinstance(rule, Mapping) else rule
+            own_rule = options.pop("rule") if isinstance(rule, Mapping) else rule
             kind = kind_of(own_rule)
-            known = {*kind._accepted.parameters, *kind._fixed} - {"self"}
-            for name in own:
-                if name not in known:
-                    near = did_you_mean(name, known)
-                    raise InvalidArgumentError(
-                        f"{name!r} of {title} is no option of {kind.__name__}. {near}".rstrip()
-                    )
+            option_names = {*kind._accepted.parameters, *kind._fixed} - {"self"}
+            for name in options:
+                if name not in option_names:
+                    problem = f"{name!r} of {title} is no option of {kind.__name__}."
+                    hint = did_you_mean(name, option_names)
+                    raise InvalidArgumentError(f"{problem} {hint}".rstrip())
             self._kinds.append(kind)
             rule = own_rule if isinstance(own_rule, Rule) else kind.__name__
-            self.options.append({"rule": rule, **own})
+            self.options.append({"rule": rule, **options})
 
     def takes(self, place: int, name: str) -> bool:
         """Return True if the rule of the selector at an index has an option of this name."""
@@ -65,14 +65,14 @@ class RulesBySelector:
 
     def all_have(self, name: str) -> bool:
         """Return True if each selector sets an option itself."""
-        return all(name in own for own in self.options)
+        return all(name in options for options in self.options)
 
-    def choose(self, params: ModuleParams, left_out: Container[int]) -> list[int]:
+    def choose(self, params: ModuleParams, excluded_ids: Container[int]) -> list[int]:
         """Return the place of the selector of each parameter that is not left out.
 
         Args:
             params: The parameters.
-            left_out: Those that no rule is for, by their `id`.
+            excluded_ids: Those that no rule is for, by their `id`.
 
         Raises:
             InvalidArgumentError: None selects it, or two that come equally early; a rule of
@@ -80,32 +80,32 @@ class RulesBySelector:
                 selects nothing.
         """
         self._check_tuples(params.all_names)
-        found: list[int] = []
-        seen: set[int] = set()
-        for name, param in params.named:
+        indices: list[int] = []
+        used_indices: set[int] = set()
+        for name, param in params.named_params:
             by_turn: dict[int, list[int]] = {}
-            for place, each in enumerate(self._selectors):
-                if _selects(each, param, params):
-                    by_turn.setdefault(_turn(each, params.names[id(param)]), []).append(place)
-                    seen.add(place)
-            if id(param) not in left_out:
+            for place, selector in enumerate(self._selectors):
+                if _selects(selector, param, params):
+                    by_turn.setdefault(_turn(selector, params.names[id(param)]), []).append(place)
+                    used_indices.add(place)
+            if id(param) not in excluded_ids:
                 place = self._first(by_turn, name, param)
                 if self._kinds[place]._of_matrices:
                     self._check_matrix(place, name, param, params)
-                found.append(place)
-        for place, each in enumerate(self._selectors):
-            params.check_selects([place] if place in seen else [], each, "rules:")
-        self._check_rest(found, params, left_out)
-        return found
+                indices.append(place)
+        for place, selector in enumerate(self._selectors):
+            params.check_selects([place] if place in used_indices else [], selector, "rules:")
+        self._check_rest(indices, params, excluded_ids)
+        return indices
 
     def _check_rest(
-        self, found: Sequence[int], params: ModuleParams, left_out: Container[int]
+        self, indices: Sequence[int], params: ModuleParams, excluded_ids: Container[int]
     ) -> None:
-        """Refuse `...` that is left nothing where a number took vectors with the matrices."""
-        if ... not in self._selectors or self._selectors.index(...) in found:
+        """Raise if `...` selects nothing because a number also took vectors."""
+        if ... not in self._selectors or self._selectors.index(...) in indices:
             return
-        given = [(name, param) for name, param in params.named if id(param) not in left_out]
-        for (name, param), place in zip(given, found, strict=True):
+        members = [pair for pair in params.named_params if id(pair[1]) not in excluded_ids]
+        for (name, param), place in zip(members, indices, strict=True):
             largest = self._selectors[place]
             if isinstance(largest, int) and param.dim() < largest:
                 raise InvalidArgumentError(
@@ -115,7 +115,7 @@ class RulesBySelector:
                 )
 
     def _first(self, by_turn: Mapping[int, list[int]], name: str, param: Tensor) -> int:
-        """The place of the one selector that comes first."""
+        """Return the index of the one selector with the lowest priority."""
         if not by_turn:
             raise InvalidArgumentError(
                 f"No rule is for {name!r} of shape {tuple(param.shape)}: add a selector, such as"
@@ -123,10 +123,10 @@ class RulesBySelector:
             )
         first = by_turn[min(by_turn)]
         if len(first) > 1:
-            one, other = (self._titles[place] for place in first[:2])
+            titles = " and that of ".join(self._titles[place] for place in first[:2])
             raise InvalidArgumentError(
-                f"Two rules are for {name!r} of shape {tuple(param.shape)}, that of {one} and that"
-                f" of {other}: add {name!r} as a selector, or have one of them not select it."
+                f"Two rules are for {name!r} of shape {tuple(param.shape)}, that of {titles}: add"
+                f" {name!r} as a selector, or have one of them not select it."
             )
         return first[0]
 
@@ -148,8 +148,8 @@ class RulesBySelector:
                 stack_message(repr(name), param.shape, f"{rule}, the rule of {title},")
             )
         selector = self._selectors[place]
-        is_named = selector in params.names[id(param)] or isinstance(selector, tuple)
-        if not is_named and any(isinstance(x, LOOKED_UP) for x in params.owners[id(param)]):
+        names_param = selector in params.names[id(param)] or isinstance(selector, tuple)
+        if not names_param and any(isinstance(x, EMBEDDINGS) for x in params.owners[id(param)]):
             raise InvalidArgumentError(
                 f"{name!r} is an embedding, or tied to one, whose rows are looked up, and {rule},"
                 f" the rule of {title}, is for matrices that multiply: add a selector for it, such"
@@ -159,7 +159,7 @@ class RulesBySelector:
     def _needs_layout(self, place: int) -> bool:
         """True if the rule of a selector does not define the blocks of stacks of matrices."""
         kind, options = self._kinds[place], self.options[place]
-        if rule := getattr(kind, "_taken", None):
+        if rule := getattr(kind, "_prepared_rule", None):
             return rule.needs_layout
         return "heads" in kind._accepted.parameters and options.get("heads") is None
 
@@ -167,13 +167,13 @@ class RulesBySelector:
         for selector, title in zip(self._selectors, self._titles, strict=True):
             for name in cast("tuple[str, ...]", selector) if isinstance(selector, tuple) else ():
                 if name not in names:
-                    near = did_you_mean(name, names)
+                    hint = did_you_mean(name, names)
                     raise InvalidArgumentError(
-                        f"{name!r} of {title} is the name of no parameter. {near}".rstrip()
+                        f"{name!r} of {title} is the name of no parameter. {hint}".rstrip()
                     )
 
     def titled(self, groups: list[Group]) -> ParamGroups:
-        """Groups that print as a table."""
+        """Return groups that print as a table."""
         return ParamGroups(groups)
 
 
@@ -192,17 +192,18 @@ class ParamGroups(list[Group]):
 
 
 def _row(group: Group) -> tuple[str, ...]:
-    given = [each if isinstance(each, tuple) else ("unnamed", each) for each in group["params"]]
-    own = [f"{name}={group[name]}" for name in group if name not in ("params", "rule")]
-    elements = sum(param.numel() for _, param in given)
-    such = ", ".join(name for name, _ in given[:2]) + ", ..." * (len(given) > 2)
+    """Return the cells of a group in the table."""
+    named_params = [x if isinstance(x, tuple) else ("unnamed", x) for x in group["params"]]
+    options = [f"{name}={group[name]}" for name in group if name not in ("params", "rule")]
+    elements = sum(param.numel() for _, param in named_params)
+    examples = ", ".join(name for name, _ in named_params[:2]) + ", ..." * (len(named_params) > 2)
     rule = group.get("rule", "")
     return (
         rule.name if isinstance(rule, Rule) else str(rule),
-        " ".join(own) or "defaults",
-        str(len(given)),
+        " ".join(options) or "defaults",
+        str(len(named_params)),
         f"{elements:,}",
-        such,
+        examples,
     )
 
 
@@ -225,11 +226,11 @@ def _selects(selector: object, param: Tensor, params: ModuleParams) -> bool:
 
 
 def _turn(selector: Any, names: Sequence[str]) -> int:
-    """When a selector that selects a parameter of these names is asked: the lowest first."""
+    """Return the priority of a selector for a parameter with these names; the lowest selects."""
     if isinstance(selector, str):
         return -4 if selector in names else -3
     if isinstance(selector, tuple):
         return -2
     if isinstance(selector, type):
         return -1
-    return _REST if selector is ... else selector
+    return _LAST_TURN if selector is ... else selector

@@ -111,20 +111,20 @@ class ScalarsInCall:
             members += _step_counts_of(share)
             for launch in kernels:
                 programs = [self._program(launch, k, scalars) for k in range(len(launch.places))]
-                for at, position in enumerate(launch.members):
+                for row, position in enumerate(launch.members):
                     index = launch.places.index(self.keys[position])
-                    other_spans = [each[position] for each in spans if position in each]
+                    other_spans = [table[position] for table in spans if position in table]
                     members[position] = members[position]._replace(
                         program=programs[index],
-                        row_cell=launch.row_cell(at),
+                        row_cell=launch.row_cell(row),
                         row_size=launch.row_size,
-                        spans=(launch.span(at), *other_spans),
+                        spans=(launch.span(row), *other_spans),
                     )
         return members
 
-    def _program(self, launch: Launch, at: int, scalars: Mapping[int, TorchScalars]) -> int:
+    def _program(self, launch: Launch, index: int, scalars: Mapping[int, TorchScalars]) -> int:
         """Place the program of a launch for one group; return the address of its record."""
-        place: Any = launch.places[at]
+        place: Any = launch.places[index]
         program = scalars[place].program_for(launch.dtype)
         self._programs.append(program)
         addresses = self._addresses[place]
@@ -133,7 +133,7 @@ class ScalarsInCall:
             for register, name in enumerate(program.inputs)
             if name != STEP
         ]
-        return launch.place_program(at, program, inputs)
+        return launch.place_program(index, program, inputs)
 
 
 def _step_counts_of(share: ReplayedSubStep) -> list[Member]:
@@ -154,5 +154,5 @@ def _check_share(share: ReplayedSubStep) -> None:
 def has_step_counts_alone(part: ParamState) -> bool:
     """Return whether scalars of a rule depend on options and step counts, and on nothing else."""
     rule = part.rule
-    is_measured = rule.per_variable is not None or rule.per_optimizer is not None or rule.levels
-    return part.numbers.keys() <= {STEP} and not is_measured
+    has_reductions = rule.per_variable is not None or rule.per_optimizer is not None or rule.levels
+    return part.numbers.keys() <= {STEP} and not has_reductions

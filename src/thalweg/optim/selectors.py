@@ -11,7 +11,7 @@ from torch.nn import Embedding, EmbeddingBag, Module
 from thalweg._base.showing import show_value
 from thalweg.errors import InvalidArgumentError, InvalidTypeError, did_you_mean
 
-LOOKED_UP = (Embedding, EmbeddingBag)  # whose weights are rows, and multiply nothing
+EMBEDDINGS = (Embedding, EmbeddingBag)  # whose weights are rows, and multiply nothing
 
 
 class ModuleParams:
@@ -21,13 +21,13 @@ class ModuleParams:
         module: The module.
 
     Attributes:
-        named: Those parameters with their names; one that is tied has its first.
+        named_params: Those parameters with their names; one that is tied has its first.
         names: All names of each parameter, by its `id`.
         owners: The modules that own it, likewise.
     """
 
     def __init__(self, module: Module) -> None:
-        self.named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+        self.named_params = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
         self.names: dict[int, list[str]] = {}
         for name, param in module.named_parameters(remove_duplicate=False):
             self.names.setdefault(id(param), []).append(name)
@@ -36,7 +36,7 @@ class ModuleParams:
             for param in owner.parameters(recurse=False):
                 self.owners.setdefault(id(param), []).append(owner)
         self.all_names = [name for names in self.names.values() for name in names]
-        self._known = set(self.all_names)
+        self._name_set = set(self.all_names)
 
     def called(self, selector: str, param: Tensor) -> bool:
         """Return True if a name of a parameter equals a selector, has it as a component, or matches
@@ -47,15 +47,15 @@ class ModuleParams:
         names = self.names[id(param)]
         if selector in names or any(selector in name.split(".") for name in names):
             return True
-        return selector not in self._known and any(fnmatchcase(each, selector) for each in names)
+        return selector not in self._name_set and any(fnmatchcase(name, selector) for name in names)
 
-    def selects(self, selector: object, param: Tensor, what: str) -> bool:
+    def selects(self, selector: object, param: Tensor, argument: str) -> bool:
         """Return True if a selector selects a parameter.
 
         Args:
             selector: A name or a pattern, a class of modules, or a largest number of dimensions.
             param: The parameter.
-            what: The name of the argument, for the error.
+            argument: The name of the argument, for the error.
 
         Raises:
             InvalidTypeError: The selector is of another type.
@@ -67,19 +67,19 @@ class ModuleParams:
         if isinstance(selector, int) and not isinstance(selector, bool):
             return param.dim() <= selector
         raise InvalidTypeError(
-            f"{what} must hold names, classes of modules or numbers of dimensions, not"
+            f"{argument} must hold names, classes of modules or numbers of dimensions, not"
             f" {show_value(selector)}."
         )
 
-    def check_selects(self, found: Collection[object], selector: object, what: str) -> None:
-        """Refuse a selector that selects nothing.
+    def check_selects(self, selected: Collection[object], selector: object, argument: str) -> None:
+        """Raise if a selector selects nothing.
 
         Raises:
             InvalidArgumentError: It does not; says what it may have meant.
         """
-        if found:
+        if selected:
             return
         parts = {part for name in self.all_names for part in name.split(".")}
-        near = did_you_mean(selector, parts) if isinstance(selector, str) else ""
+        hint = did_you_mean(selector, parts) if isinstance(selector, str) else ""
         title = "`...`" if selector is ... else repr(selector)
-        raise InvalidArgumentError(f"{what} {title} selects no parameter. {near}".rstrip())
+        raise InvalidArgumentError(f"{argument} {title} selects no parameter. {hint}".rstrip())

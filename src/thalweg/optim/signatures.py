@@ -29,16 +29,16 @@ _ENTRY = re.compile(r" {4}\*{0,2}(\w[\w, ]*): ")
 @cache
 def option_parameters() -> tuple[Parameter, ...]:
     """Return the keywords of options, with their types."""
-    how = Parameter.KEYWORD_ONLY
+    mode = Parameter.KEYWORD_ONLY
     return tuple(
-        Parameter(each.name, how, default=each.default, annotation=_type_of(each.type, kind))
+        Parameter(field.name, mode, default=field.default, annotation=_type_of(field.type, kind))
         for kind in OPTIONS
-        for each in kind.keywords()
+        for field in kind.keywords()
     )
 
 
 def _type_of(annotation: Any, kind: type) -> Any:
-    """The type that a field of an option has; `get_type_hints` looks at all others, too."""
+    """Return the type of an option's field."""
     if isinstance(annotation, str):
         # The names of the module that defines the class, whose `__module__` is the public one.
         init: Any = kind.__init__
@@ -48,10 +48,10 @@ def _type_of(annotation: Any, kind: type) -> Any:
 
 @cache
 def _option_notes() -> Notes:
-    found: Notes = {}
+    notes: Notes = {}
     for kind in OPTIONS:
-        found |= notes_in(kind.__doc__, "Attributes:")
-    return found
+        notes |= notes_in(kind.__doc__, "Attributes:")
+    return notes
 
 
 @cache
@@ -61,7 +61,7 @@ def _argument_notes() -> Notes:
 
 def notes_in(doc: str | None, title: str) -> Notes:
     """Return the descriptions in a section of a docstring, by name, with their line breaks."""
-    found: Notes = {}
+    notes: Notes = {}
     lines = inspect.cleandoc(doc or "").splitlines()
     names: list[str] = []
     for line in lines[lines.index(title) + 1 :] if title in lines else []:
@@ -69,30 +69,31 @@ def notes_in(doc: str | None, title: str) -> Notes:
             break
         if entry := _ENTRY.match(line):
             names = entry[1].split(", ")
-            found |= dict.fromkeys(names, line[entry.end() :])
+            notes |= dict.fromkeys(names, line[entry.end() :])
         elif line:
-            found |= {name: f"{found[name]}\n{line}" for name in names}
-    return found
+            notes |= {name: f"{notes[name]}\n{line}" for name in names}
+    return notes
 
 
-def with_options(own: Signature, *beside: Parameter) -> Signature:
+def with_options(signature: Signature, *extra_parameters: Parameter) -> Signature:
     """Return the signature of a constructor with options: with `self`, and all keywords of options.
 
     Args:
-        own: What is taken otherwise; keywords of options come before its `**keywords`.
+        signature: What is taken otherwise; keywords of options come before its `**keywords`.
         *beside: What comes before those of options.
     """
-    plain = [each for each in own.parameters.values() if each.kind is not each.VAR_KEYWORD]
-    rest = [each for each in own.parameters.values() if each.kind is each.VAR_KEYWORD]
-    plain = [_of_params(each) if each.name == "params" else each for each in plain]
-    before, after = (map(_one_of, part) for part in ([SELF, *plain, *beside], rest))
-    return own.replace(parameters=[*before, *option_parameters(), *after])
+    args = [arg for arg in signature.parameters.values() if arg.kind is not arg.VAR_KEYWORD]
+    var_keywords = [arg for arg in signature.parameters.values() if arg.kind is arg.VAR_KEYWORD]
+    args = [_of_params(arg) if arg.name == "params" else arg for arg in args]
+    leading = map(_one_of, [SELF, *args, *extra_parameters])
+    trailing = map(_one_of, var_keywords)
+    return signature.replace(parameters=[*leading, *option_parameters(), *trailing])
 
 
 def _one_of(parameter: Parameter) -> Parameter:
-    """One for all classes that have the same; 0 and 0.0, which are equal, are two."""
-    alike = _parameters.setdefault(type(parameter.default), {})
-    return alike.setdefault(parameter, parameter)
+    """Return the equal parameter that exists already, or this one; 0 and 0.0 differ."""
+    equal_parameters = _parameters.setdefault(type(parameter.default), {})
+    return equal_parameters.setdefault(parameter, parameter)
 
 
 # An import that leaves few objects behind is not the one in which Python looks through all of
@@ -106,23 +107,23 @@ def _of_params(parameter: Parameter) -> Parameter:
 
 
 def document(cls: type, parameters: Mapping[str, Parameter]) -> str:
-    """Return a docstring that says what each parameter of a constructor is for, but for `self`.
+    """Return a docstring that describes each parameter of a constructor except `self`.
 
     What the docstring of the class says of one comes first, then what options say of theirs, then
     what an argument of that name is in most classes.
     """
-    known: list[Notes] = [notes_in(cls.__doc__, "Args:"), _option_notes(), _argument_notes()]
+    sources: list[Notes] = [notes_in(cls.__doc__, "Args:"), _option_notes(), _argument_notes()]
     lines = [f"Make one; see `{cls.__name__}`.", "", "Args:"]
-    for name, each in [*parameters.items()][1:]:
-        note = next((own[name] for own in known if name in own), None)
+    for name, parameter in [*parameters.items()][1:]:
+        note = next((notes[name] for notes in sources if name in notes), None)
         if note is not None:
-            title = f"**{name}" if each.kind is each.VAR_KEYWORD else name
+            title = f"**{name}" if parameter.kind is parameter.VAR_KEYWORD else name
             lines.append(f"    {title}: {note}")
     return "\n".join(lines)
 
 
 def publish(cls: Any, accepted: Signature) -> None:
-    """Have the constructor of a class of this package say what it takes.
+    """Set the signature and docstring of a class's constructor.
 
     Args:
         cls: The class. If it has no constructor of its own, it gets that of its parent, which says
@@ -130,9 +131,9 @@ def publish(cls: Any, accepted: Signature) -> None:
         accepted: What it takes, with `self`.
     """
     if "__init__" not in vars(cls):
-        its = cls.__init__
+        init = cls.__init__
         cls.__init__ = FunctionType(
-            its.__code__, its.__globals__, "__init__", its.__defaults__, its.__closure__
+            init.__code__, init.__globals__, "__init__", init.__defaults__, init.__closure__
         )
         cls.__init__.__qualname__ = f"{cls.__qualname__}.__init__"
         cls.__init__.__module__ = cls.__module__
@@ -149,5 +150,5 @@ class OfConstructor:
     def __get__(self, instance: object, owner: Any) -> Signature:
         if instance is not None:
             raise AttributeError("__signature__")
-        own = inspect.signature(owner.__init__)
-        return own.replace(parameters=[*own.parameters.values()][1:])
+        signature = inspect.signature(owner.__init__)
+        return signature.replace(parameters=[*signature.parameters.values()][1:])

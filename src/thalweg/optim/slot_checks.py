@@ -1,4 +1,4 @@
-"""Slots that the user has replaced by what no step can read."""
+"""Checks of slots that other code has replaced."""
 
 from __future__ import annotations
 
@@ -15,43 +15,38 @@ from thalweg.formula import Rule, Slot
 from thalweg.optim.state_mismatch import kind_of, told
 
 
-def check_slots(optimizer: Any, rule: Rule, given: Iterable[tuple[Tensor, int]]) -> None:
-    """Refuse slots that are no tensors, or are numbers where bytes of a codec are kept.
-
-    Args:
-        optimizer: The optimizer.
-        rule: The rule, with what is done around it.
-        given: Parameters that it updates, each with the place of its group.
+def check_slots(optimizer: Any, rule: Rule, indexed_params: Iterable[tuple[Tensor, int]]) -> None:
+    """Raise if a slot is not a tensor, or is not in the storage of its codec.
 
     Raises:
         InvalidTypeError: Names the slot and its parameter.
     """
     slots = [slot for slot in rule.slots if not slot.scalar]
-    for param, place in given:
-        own = optimizer.state.get(param) or {}
+    for param, place in indexed_params:
+        entries = optimizer.state.get(param) or {}
         for slot in slots:
-            if slot.name in own and (problem := _why_unfit(own[slot.name], slot, param)):
+            if slot.name in entries and (problem := _why_unfit(entries[slot.name], slot, param)):
                 kind = optimizer._kind_of(optimizer.param_groups[place])
                 lacking = (*getattr(kind, "_optional", ()), *optimizer._around.begins)
-                if own[slot.name] is None and slot.name in lacking:
+                if entries[slot.name] is None and slot.name in lacking:
                     continue
                 (title,) = parameter_names(optimizer.param_groups, [param])
                 raise InvalidTypeError(f"Slot '{slot.name}' of '{title}' is {problem}.")
 
 
-def _why_unfit(value: object, slot: Slot, param: Tensor) -> str:
-    if not isinstance(value, Tensor):
-        return f"{told(value)}; expected: a tensor, as the optimizer made it"
+def _why_unfit(slot_tensor: object, slot: Slot, param: Tensor) -> str:
+    """Return the reason why a value is not the slot of a parameter; "" if it is."""
+    if not isinstance(slot_tensor, Tensor):
+        return f"{told(slot_tensor)}; expected: a tensor, as the optimizer made it"
     if slot.storage is None:
         return ""
     with importing:
         from thalweg._core.quantized_slots import LEAST, codec_of
     codec = codec_of(slot, param)
-    if (value.dtype == torch.uint8) == (codec is not None):
+    if (slot_tensor.dtype == torch.uint8) == (codec is not None):
         return ""
-    kept = f"in numbers, as the parameter has fewer than {LEAST:,} elements"
+    expected = f"in numbers, as the parameter has fewer than {LEAST:,} elements"
     if codec is not None:
-        kept = f"in {codec.name}, as uint8 ({codec.bytes_of(param.numel())},)"
-    return (
-        f"{kind_of(value)}, and is kept {kept}: load_state_dict(..., convert=True) converts a state"
-    )
+        expected = f"in {codec.name}, as uint8 ({codec.bytes_of(param.numel())},)"
+    advice = "load_state_dict(..., convert=True) converts a state"
+    return f"{kind_of(slot_tensor)}, and is kept {expected}: {advice}"

@@ -1,4 +1,4 @@
-"""Memory of slots that are loaded: a step writes each of them once, so each has its own."""
+"""Separation of loaded slots that share memory."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def separate_slots(optimizer: Any) -> None:
         for param in group["params"]:
             if _has_memory(param):
                 spans.append((str(param.device), *byte_span(param), None, ""))
-            rule, own = optimizer._rule_around(group, param), optimizer.state.get(param, {})
+            rule, entries = optimizer._rule_around(group, param), optimizer.state.get(param, {})
             names = {slot.name for slot in rule.slots if slot not in rule.numbers}
-            for name in own.keys() & {MASTER, SUM, *names}:
-                value = own[name]
+            for name in entries.keys() & {MASTER, SUM, *names}:
+                value = entries[name]
                 if isinstance(value, Tensor) and _has_memory(value):
-                    own[name] = value = value.detach().clone() if may_overlap(value) else value
-                    spans.append((str(value.device), *byte_span(value), own, name))
+                    entries[name] = value = value.detach().clone() if may_overlap(value) else value
+                    spans.append((str(value.device), *byte_span(value), entries, name))
     _copy_overlapping(sorted(spans, key=lambda span: span[:3]))
 
 
@@ -48,9 +48,9 @@ def _copy_overlapping(spans: list[Span]) -> None:
             run.append(span)
             reach = max(reach, span[2])
             continue
-        for _, _, _, own, name in run if len(run) > 1 else ():
-            if own is not None:
-                own[name] = own[name].detach().clone()
+        for _, _, _, entries, name in run if len(run) > 1 else ():
+            if entries is not None:
+                entries[name] = entries[name].detach().clone()
         run, reach = [span], span[2]
 
 

@@ -17,7 +17,7 @@ from thalweg._core.sparse_gradients import check_inside
 from thalweg._core.state import differences, flaw, mismatch, shown
 from thalweg._core.state.entries import is_cut
 from thalweg.errors import InvalidArgumentError
-from thalweg.optim.group_options import HOW, PAIRS
+from thalweg.optim.group_options import PAIRS, STEP_FLAGS
 from thalweg.optim.param_scalars import STEP
 from thalweg.variable import dtype_name
 
@@ -52,29 +52,30 @@ class StateEntrySpec(NamedTuple):
         """
         if given is None and self.is_optional and not self.is_count:
             return None
-        what, count = f"'{self.name}'", cast("Any", given)
-        problem = _why_unlike(given, self, what)
+        title, count = f"'{self.name}'", cast("Any", given)
+        problem = _why_unlike(given, self, title)
         if problem is None and self.is_count and not 0 <= (count := float(count)) < _MOST_STEPS:
-            problem = f"{what} is {count}, and steps count from 0"
+            problem = f"{title} is {count}, and steps count from 0"
         return problem
 
 
-def check_form(given: Mapping[str, object], what: str) -> None:
-    """Refuse what is no state of an optimizer of torch's kind.
+def check_form(saved_state: Mapping[str, object], title: str) -> None:
+    """Raise unless a dict has the form of a torch-style state.
 
     Raises:
         CheckpointMismatchError: Says what is missing, or is something else.
     """
-    found = [f"{name!r} is missing" for name in ("state", "param_groups") if name not in given]
-    if not found and not isinstance(given["state"], Mapping):
-        found.append(f"'state' is {told(given['state'])}, no dict")
-    if not found and not isinstance(given["param_groups"], list | tuple):
-        found.append(f"'param_groups' is {told(given['param_groups'])}, no list")
-    if not found:
-        for place, group in enumerate(cast("list[Any]", given["param_groups"])):
-            found += _of_group(group, place)
-    if found:
-        raise mismatch(found, what)
+    missing = [name for name in ("state", "param_groups") if name not in saved_state]
+    problems = [f"{name!r} is missing" for name in missing]
+    if not problems and not isinstance(saved_state["state"], Mapping):
+        problems.append(f"'state' is {told(saved_state['state'])}, no dict")
+    if not problems and not isinstance(saved_state["param_groups"], list | tuple):
+        problems.append(f"'param_groups' is {told(saved_state['param_groups'])}, no list")
+    if not problems:
+        for place, group in enumerate(cast("list[Any]", saved_state["param_groups"])):
+            problems += _of_group(group, place)
+    if problems:
+        raise mismatch(problems, title)
 
 
 def _of_group(group: object, place: int) -> list[str]:
@@ -82,63 +83,65 @@ def _of_group(group: object, place: int) -> list[str]:
     if not isinstance(group, Mapping):
         return [f"group {place} is {told(group)}, no dict"]
     for name in ("params", "param_names"):
-        own = group.get(name)
-        what = f"'{name}' of group {place}"
-        if not isinstance(own, list | tuple):
+        names = group.get(name)
+        title = f"'{name}' of group {place}"
+        if not isinstance(names, list | tuple):
             if name in group or name == "params":
-                return [f"{what} is {told(own)}, no list"]
+                return [f"{title} is {told(names)}, no list"]
             continue
-        own = cast("list[Any]", own)
-        if strange := [each for each in own if not _is_key(each)]:
-            return [f"{what} has {told(strange[0])}, which names no parameter"]
+        names = cast("list[Any]", names)
+        if invalid_keys := [key for key in names if not _is_key(key)]:
+            return [f"{title} has {told(invalid_keys[0])}, which names no parameter"]
     return []
 
 
-def _is_key(value: object) -> bool:
+def _is_key(key: object) -> bool:
     try:
-        hash(value)
+        hash(key)
     except TypeError:
         return False
     return True
 
 
-def members_of(group: Group, saved: Mapping[str, Any]) -> list[tuple[Tensor, Any, Any]]:
-    """Parameters with the keys of their saved states, by their order, and what they are called."""
-    named = (group.get("param_names"), saved.get("param_names"))
-    titles = [names for names in named if names and len(names) == len(saved["params"])]
-    keys = saved["params"]
+def members_of(group: Group, saved_group: Mapping[str, Any]) -> list[tuple[Tensor, Any, Any]]:
+    """Return parameters, keys of their saved states and titles, matched by order."""
+    name_lists = (group.get("param_names"), saved_group.get("param_names"))
+    titles = [names for names in name_lists if names and len(names) == len(saved_group["params"])]
+    keys = saved_group["params"]
     return list(zip(group["params"], keys, (*titles, keys)[0], strict=True))
 
 
-def keys_in(given: Mapping[str, Any]) -> set[Any]:
+def keys_in(saved_state: Mapping[str, Any]) -> set[Any]:
     """Return the keys of parameters in a state dict; other entries belong to the user."""
-    return {key for group in given["param_groups"] for key in group["params"]}
+    return {key for group in saved_state["param_groups"] for key in group["params"]}
 
 
-def parameter_states(given: Mapping[str, Any]) -> list[tuple[Any, Mapping[str, Any]]]:
+def parameter_states(saved_state: Mapping[str, Any]) -> list[tuple[Any, Mapping[str, Any]]]:
     """Return the states of parameters that are in a state, with their keys."""
-    own, keys = given["state"], keys_in(given)
-    return [(key, own[key]) for key in own if key in keys and isinstance(own[key], Mapping)]
+    states, keys = saved_state["state"], keys_in(saved_state)
+    return [(k, x) for k, x in states.items() if k in keys and isinstance(x, Mapping)]
 
 
 def matched(
-    group: dict[str, Any], saved: dict[str, Any], found: list[str]
+    group: dict[str, Any], saved_group: dict[str, Any], problems: list[str]
 ) -> list[tuple[Tensor, Any, Any]]:
-    """Parameters with the keys of their saved states: by name where both have names."""
-    own, theirs = group.get("param_names"), saved.get("param_names")
-    if not own or not theirs or len(theirs) != len(saved["params"]):
-        return members_of(group, saved)
-    keys = dict(zip(theirs, saved["params"], strict=True))
-    found += unmatched(own, theirs)
-    pairs = zip(group["params"], own, strict=True)
+    """Return parameters, keys of their saved states and titles, matched by name if possible."""
+    names, saved_names = group.get("param_names"), saved_group.get("param_names")
+    if not names or not saved_names or len(saved_names) != len(saved_group["params"]):
+        return members_of(group, saved_group)
+    keys = dict(zip(saved_names, saved_group["params"], strict=True))
+    problems += unmatched(names, saved_names)
+    pairs = zip(group["params"], names, strict=True)
     return [(param, keys[name], name) for param, name in pairs if name in keys]
 
 
-def unmatched(names: Sequence[object], given: Sequence[object], where: str = "") -> list[str]:
-    """Names of parameters that one side alone has."""
-    found = [f"{name!r}{where} is missing" for name in names if name not in given]
-    strange = (name for name in given if name not in names)
-    return found + [f"{name!r}{where} belongs to nothing here" for name in strange]
+def unmatched(
+    names: Sequence[object], saved_names: Sequence[object], suffix: str = ""
+) -> list[str]:
+    """Return descriptions of names that only one side has."""
+    problems = [f"{name!r}{suffix} is missing" for name in names if name not in saved_names]
+    unexpected = (name for name in saved_names if name not in names)
+    return problems + [f"{name!r}{suffix} belongs to nothing here" for name in unexpected]
 
 
 def sizes(groups: Iterable[Mapping[str, Any]]) -> list[int]:
@@ -147,91 +150,85 @@ def sizes(groups: Iterable[Mapping[str, Any]]) -> list[int]:
 
 
 def of_options(
-    group: Group, wanted: Iterable[str], flags: Iterable[str], place: int, betas: int = 2
+    group: Group, option_names: Iterable[str], flags: Iterable[str], place: int, betas: int = 2
 ) -> list[str]:
     """Return descriptions of the options of a group with which a step cannot be taken.
 
     Args:
         group: The group.
-        wanted: The options that a step reads.
+        option_names: The options that a step reads.
         flags: The options that are read as true or false.
         place: The index of the group.
         betas: The number of betas that the rule has.
     """
-    found: list[str] = []
-    for name in wanted:
-        what = f"'{name}' of group {place}"
+    problems: list[str] = []
+    for name in option_names:
+        title = f"'{name}' of group {place}"
         if name not in group:
-            found.append(f"{what} is missing")
+            problems.append(f"{title} is missing")
         elif name in flags or name == "rule":  # which is compared apart
             continue
         elif name in PAIRS:
             count = betas if name == "betas" else 2
             if not are_numbers(group[name], count):
                 kind = "no pair of numbers" if count == 2 else "not three numbers"
-                found.append(f"{what} is {told(group[name])}, {kind}")
+                problems.append(f"{title} is {told(group[name])}, {kind}")
         elif not is_number(group[name]):
-            found.append(f"{what} is {told(group[name])}, no number")
-    for name in dict.fromkeys((*flags, *HOW)):
-        if name in group and (group[name] is not None or name not in HOW):
-            found += _of_flag(group[name], f"'{name}' of group {place}")
+            problems.append(f"{title} is {told(group[name])}, no number")
+    for name in dict.fromkeys((*flags, *STEP_FLAGS)):
+        if name in group and (group[name] is not None or name not in STEP_FLAGS):
+            problems += _of_flag(group[name], f"'{name}' of group {place}")
     names, count = group.get("param_names"), len(group["params"])
     if names is not None and len(names) != count:
-        found.append(
+        problems.append(
             f"'param_names' of group {place} has {len(names)} names for {count} parameters"
         )
     if COUNT in group and not is_count(count := group[COUNT]):
-        found.append(f"'{COUNT}' of group {place} is {told(count)}, no number of gradients")
-    return found
+        problems.append(f"'{COUNT}' of group {place} is {told(count)}, no number of gradients")
+    return problems
 
 
-def is_flag(value: object) -> bool:
+def is_flag(option: object) -> bool:
     """Return whether a value is true or false, or a number."""
-    if isinstance(value, Tensor) and value.dtype == torch.bool:
-        return value.numel() == 1 and flaw(value) is None
-    return isinstance(value, np.bool_) or is_number(value)
+    if isinstance(option, Tensor) and option.dtype == torch.bool:
+        return option.numel() == 1 and flaw(option) is None
+    return isinstance(option, np.bool_) or is_number(option)
 
 
-def _of_flag(value: object, what: str) -> list[str]:
-    if is_flag(value) or (isinstance(value, np.ndarray) and is_flag(value[()])):
+def _of_flag(option: object, title: str) -> list[str]:
+    if is_flag(option) or (isinstance(option, np.ndarray) and is_flag(option[()])):
         return []
-    return [f"{what} is {told(value)}, neither true nor false"]
+    return [f"{title} is {told(option)}, neither true nor false"]
 
 
-def of_strange(group: Group, strange: Mapping[str, str], place: int) -> list[str]:
-    """Return descriptions of options that a group may not have, each with the reason.
-
-    Args:
-        group: The group.
-        strange: The reasons, by the name of the option.
-        place: The index of the group.
-    """
-    return [f"'{n}' of group {place} is {told(group[n])}, {why}" for n, why in strange.items()]
+def of_strange(group: Group, reasons: Mapping[str, str], place: int) -> list[str]:
+    """Return descriptions of options that a group may not have, with the reason for each."""
+    return [f"'{n}' of group {place} is {told(group[n])}, {text}" for n, text in reasons.items()]
 
 
 def state_mismatches(
-    own: object,
-    wanted: Mapping[str, StateEntrySpec],
+    entries: object,
+    specs: Mapping[str, StateEntrySpec],
     title: object,
-    others: Container[object] | None = None,
+    allowed: Container[object] | None = None,
 ) -> list[str]:
     """Return descriptions of the entries of a parameter's state with which a step cannot be taken.
 
     Args:
-        own: The state.
-        wanted: The requirements of its entries, by their keys.
+        entries: The state.
+        specs: The requirements of its entries, by their keys.
         title: The name of the parameter.
-        others: The other keys that the state may have; any if None.
+        allowed: The other keys that the state may have; any if None.
     """
-    if not isinstance(own, Mapping):
-        return [f"the state of '{title}' is {told(own)}, no dict"]
-    entries = [
-        want._replace(name=f"{title}/{name}", is_count=name == STEP)
-        for name, want in wanted.items()
-        if name in own or not want.is_optional
+    if not isinstance(entries, Mapping):
+        return [f"the state of '{title}' is {told(entries)}, no dict"]
+    named_specs = [
+        spec._replace(name=f"{title}/{name}", is_count=name == STEP)
+        for name, spec in specs.items()
+        if name in entries or not spec.is_optional
     ]
-    asked = (n for n in own if n in wanted or (others is not None and n not in others))
-    return differences(entries, {f"{title}/{name}": own[name] for name in asked})
+    checked = (n for n in entries if n in specs or (allowed is not None and n not in allowed))
+    return differences(named_specs, {f"{title}/{name}": entries[name] for name in checked})
 
 
 def sum_of(param: Tensor) -> StateEntrySpec:
@@ -246,64 +243,66 @@ def _alike(dtype: torch.dtype) -> Collection[torch.dtype]:
     return REAL_DTYPES if dtype.is_floating_point else (dtype,)
 
 
-def _why_unlike(value: object, want: StateEntrySpec, what: str) -> str | None:
+def _why_unlike(candidate: object, spec: StateEntrySpec, title: str) -> str | None:
     """Return why a value cannot be what is wanted, or None."""
-    like = want.like
-    if like is None:
-        is_other = want.dtypes and isinstance(value, Tensor) and value.dtype not in want.dtypes
-        if is_number(value):
-            return f"{what} is {told(value)}, not a floating-point number" if is_other else None
-        if isinstance(value, Tensor) and value.numel() != 1:
-            return f"{what} is of shape {tuple(value.shape)}, not ()"
-        return f"{what} is {told(value)}, no number"
-    if not isinstance(value, Tensor):
-        return f"{what} is {told(value)} and no tensor"
-    dtypes = want.dtypes or _alike(like.dtype)
-    if value.shape != like.shape or value.dtype not in dtypes:
-        own = dtype_name(next(iter(dtypes)) if len(dtypes) == 1 else like.dtype)
-        return f"{what} is {kind_of(value)}, here {own} {tuple(like.shape)}"
-    if want.has_rows and value.layout == torch.sparse_coo and not value.is_meta:
-        return _why_rows_unfit(value, what)
-    problem = None if is_on_mesh(value) else flaw(value)
-    return problem and f"{what} is {problem}"
+    template = spec.like
+    if template is None:
+        if is_number(candidate):
+            if (
+                not spec.dtypes
+                or not isinstance(candidate, Tensor)
+                or candidate.dtype in spec.dtypes
+            ):
+                return None
+            return f"{title} is {told(candidate)}, not a floating-point number"
+        if isinstance(candidate, Tensor) and candidate.numel() != 1:
+            return f"{title} is of shape {tuple(candidate.shape)}, not ()"
+        return f"{title} is {told(candidate)}, no number"
+    if not isinstance(candidate, Tensor):
+        return f"{title} is {told(candidate)} and no tensor"
+    dtypes = spec.dtypes or _alike(template.dtype)
+    if candidate.shape != template.shape or candidate.dtype not in dtypes:
+        dtype_text = dtype_name(next(iter(dtypes)) if len(dtypes) == 1 else template.dtype)
+        return f"{title} is {kind_of(candidate)}, here {dtype_text} {tuple(template.shape)}"
+    if spec.has_rows and candidate.layout == torch.sparse_coo and not candidate.is_meta:
+        return _why_rows_unfit(candidate, title)
+    problem = None if is_on_mesh(candidate) else flaw(candidate)
+    return problem and f"{title} is {problem}"
 
 
-def _why_rows_unfit(value: Tensor, what: str) -> str | None:
-    parts = {"values": value._values(), "indices": value._indices()}
-    found = [
-        f"the {name} of {what} are {why}" for name, each in parts.items() if (why := flaw(each))
+def _why_rows_unfit(tensor: Tensor, title: str) -> str | None:
+    """Return why a sparse tensor cannot be read, or None."""
+    parts = {"values": tensor._values(), "indices": tensor._indices()}
+    flaws = {name: flaw(part) for name, part in parts.items()}
+    problems = [
+        f"the {name} of {title} are {problem}" for name, problem in flaws.items() if problem
     ]
-    if not found:
+    if not problems:
         try:
-            check_inside(value, what)
+            check_inside(tensor, title)
         except InvalidArgumentError as error:
-            found.append(str(error).rstrip("."))
-    return "; ".join(found) or None
+            problems.append(str(error).rstrip("."))
+    return "; ".join(problems) or None
 
 
-def is_before_steps(own: Mapping[str, object]) -> bool:
+def is_before_steps(entries: Mapping[str, object]) -> bool:
     """Return True if a parameter with this state had no step yet, and so has no entry that steps
     make.
     """
-    if own.keys() <= {SUM}:
+    if entries.keys() <= {SUM}:
         return True
-    step = own.get(STEP)
+    step = entries.get(STEP)
     return step is not None and is_number(step) and not step
 
 
 def lacking_message(title: str, names: Iterable[str]) -> str:
-    """Return the message about entries of options that a loaded state lacks.
-
-    Args:
-        title: The optimizer and the options.
-        names: The names of the missing entries.
-    """
+    """Return the warning about entries that a loaded state lacks; `title` names the optimizer."""
     lacking = list(dict.fromkeys(names))
-    kept = " and ".join(map(repr, lacking))
+    names_text = " and ".join(map(repr, lacking))
     begin = "begins" if len(lacking) == 1 else "begin"
     return (
-        f"{title}: the state that was loaded has no {kept}, which {begin} at the parameters, in the"
-        " next step."
+        f"{title}: the state that was loaded has no {names_text}, which {begin} at the parameters,"
+        " in the next step."
     )
 
 
@@ -315,9 +314,9 @@ def kind_of(tensor: Tensor) -> str:
 def is_number(value: object) -> bool:
     """Return True if a value is a real number, or a tensor or an array of one that is in memory."""
     if isinstance(value, Tensor):
-        is_none = value.is_complex() or value.dtype == torch.bool
-        is_there = is_on_mesh(value) or flaw(value) is None
-        return is_there and not is_none and value.numel() == 1
+        is_not_real = value.is_complex() or value.dtype == torch.bool
+        is_in_memory = is_on_mesh(value) or flaw(value) is None
+        return is_in_memory and not is_not_real and value.numel() == 1
     if isinstance(value, np.ndarray) and not value.ndim:
         value = value.item()
     if not isinstance(value, Real):

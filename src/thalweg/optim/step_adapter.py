@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from thalweg.optim.device_param_scalars import DeviceColumn
 
 # Gradients and what they update, and for each of these what is set to it, if there is any.
-Aimed = tuple[list[tuple[Any, Tensor]], list[Tensor | None] | None]
+UpdatePairs = tuple[list[tuple[Any, Tensor]], list[Tensor | None] | None]
 
 _KEEP = Selection(denormals="keep")  # as torch does
 
@@ -66,9 +66,9 @@ class ParamGroupAdapter(StepAdapter):
         self._params = params
         self._places = places
         self._keys: list[Hashable] | None = None
-        self._written: list[tuple[Any, list[Any]]] = []
+        self._pending_numbers: list[tuple[Any, list[Any]]] = []
         self._real: dict[int, Tensor] = {}
-        self.taken, self.watch = optimizer._own.taken, optimizer._own.watch
+        self.taken, self.watch = optimizer._cache.apply_flag, optimizer._cache.watch
         self._homes = homes = optimizer._homes_of(params)
         self.there = homes[0]
         self.repeats = part.homes == homes and part.stands(optimizer.state, params)
@@ -76,37 +76,38 @@ class ParamGroupAdapter(StepAdapter):
             check_slots(optimizer, part.rule, zip(params, places, strict=True))
             part.locals = locals_of(params)  # anew: it holds slots that may have been replaced
         if part.locals is not None:
-            self.sharing = sharing_of(part.locals, optimizer._own.team)
+            self.sharing = sharing_of(part.locals, optimizer._cache.team)
 
-    def aim(self, pairs: list[tuple[Any, Tensor]]) -> Aimed:
-        """Pairs with what a step updates in place of parameters, and what follows that.
+    def aim(self, pairs: list[tuple[Any, Tensor]]) -> UpdatePairs:
+        """Return gradients with their update targets, and the parameters that follow these.
 
         Clipping sees rows that are added up.
 
         Raises:
             LayoutError: A sparse gradient is to be clipped, and has no memory for its elements.
         """
-        given, copies = self._aimed(
-            pairs if self.sharing is None else placed(pairs, self._optimizer._own.team)
+        target_pairs, copies = self._aimed(
+            pairs if self.sharing is None else placed(pairs, self._optimizer._cache.team)
         )
-        return self.seen(given), copies
+        return self.seen(target_pairs), copies
 
     def seen(self, pairs: list[tuple[Any, Tensor]]) -> list[tuple[Any, Tensor]]:
-        """Pairs with gradients as options are to see them."""
+        """Return pairs with sparse gradients summed up if they are clipped."""
         return all_summed(pairs, self.names_of) if self._optimizer._around.clips else pairs
 
-    def _aimed(self, pairs: list[tuple[object, Tensor]]) -> Aimed:
+    def _aimed(self, pairs: list[tuple[object, Tensor]]) -> UpdatePairs:
+        """Return gradients with their update targets, and the parameters that follow these."""
         targets = self._part.targets(self._optimizer.state, self._params, self.repeats)
         if targets is self._params:
             return pairs, None
-        own = {id(param): target for param, target in zip(self._params, targets, strict=True)}
-        given = [(grad, own[id(param)]) for grad, param in pairs]
+        target_of = {id(param): target for param, target in zip(self._params, targets, strict=True)}
+        target_pairs = [(grad, target_of[id(param)]) for grad, param in pairs]
         self._real = {
             id(target): param
-            for (_, target), (_, param) in zip(given, pairs, strict=True)
+            for (_, target), (_, param) in zip(target_pairs, pairs, strict=True)
             if target is not param
         }
-        return given, [self._real.get(id(target)) for _, target in given]
+        return target_pairs, [self._real.get(id(target)) for _, target in target_pairs]
 
     def step_rule(self) -> Any:
         return self._part.rule
@@ -178,20 +179,20 @@ class ParamGroupAdapter(StepAdapter):
 
     def find_common_slots(self) -> list[Sequence[Tensor]]:
         optimizer, part = self._optimizer, self._part
-        taken = [
+        states = [
             optimizer.state.get(param)
             for group in optimizer.param_groups
             if part.rule in optimizer._rules_around(group)
             for param in group["params"]
         ]
         names = [slot.name for slot in part.rule.common_slots]
-        found: list[Sequence[Tensor]] = []
-        for own in (*filter(None, taken), *map(part.made_of, self._params)):
+        common_slots: list[Sequence[Tensor]] = []
+        for entries in (*filter(None, states), *map(part.made_of, self._params)):
             try:
-                found.append([own[name] for name in names])
+                common_slots.append([entries[name] for name in names])
             except KeyError:  # they are not made yet, or made by this step
                 continue
-        return found
+        return common_slots
 
     def places_of(self, variables: Sequence[Tensor]) -> Sequence[tuple[int, int]]:
         optimizer = self._optimizer
@@ -206,15 +207,15 @@ class ParamGroupAdapter(StepAdapter):
         part, places = self._part, self._places
         for column in part.columns:
             column.read()
-        differing = [
+        varying = [
             column.values
             for column in part.columns
-            if column.is_there is False and column.common is None
+            if column.is_on_device is False and column.common is None
         ]
-        differing += [flags for flags in part.lacked.values() if not all(flags)]
-        differing += [kinds for each in part.columns if (kinds := getattr(each, "kinds", None))]
-        if differing:
-            self._keys = list(zip(places, *differing, strict=True))
+        varying += [flags for flags in part.lacked.values() if not all(flags)]
+        varying += [kinds for column in part.columns if (kinds := getattr(column, "kinds", None))]
+        if varying:
+            self._keys = list(zip(places, *varying, strict=True))
         elif places and places[0] != places[-1]:
             self._keys = list(places)
 
@@ -227,16 +228,16 @@ class ParamGroupAdapter(StepAdapter):
         calls = self._part.publishing()
         keys = [None] if self._keys is None else self._keys
         for column in self._part.columns:
-            if column.is_there is True:
+            if column.is_on_device is True:
                 calls.append(self._counting_there(column))
                 continue
             if len(keys) == 1:
                 values = [self._next(column, keys[0])]
             else:
-                found = {key: self._next(column, key) for key in dict.fromkeys(keys)}
-                values = [found[key] for key in keys] if len(found) > 1 else [found[keys[0]]]
+                by_key = {key: self._next(column, key) for key in dict.fromkeys(keys)}
+                values = [by_key[key] for key in keys] if len(by_key) > 1 else [by_key[keys[0]]]
             calls += column.writing(values)
-            self._written.append((column, values))
+            self._pending_numbers.append((column, values))
         return calls
 
     def _counting_there(self, column: DeviceColumn) -> Call:
@@ -247,21 +248,21 @@ class ParamGroupAdapter(StepAdapter):
         return column.moving(expand_to_variables(keys, values, column.common.device), self.taken)
 
     def _next(self, column: AnyColumn, key: Hashable) -> Any:
-        """A number of parameters that have it in common, after the step."""
+        """Return a number after the step, for parameters that have it in common."""
         raise NotImplementedError
 
     def _apart(self, key: Any) -> tuple[int, dict[str, Any]]:
-        """The group of parameters that have a key in common, and their numbers."""
+        """Return the group index and the numbers of parameters with a common key."""
         part = self._part
-        place, *differing = key if isinstance(key, tuple) else (key,)
+        place, *differing_numbers = key if isinstance(key, tuple) else (key,)
         place = self._places[0] if place is None else place
-        own = iter(differing)
+        remaining_numbers = iter(differing_numbers)
         numbers = {
-            column.name: next(own) if column.common is None else column.common
+            column.name: next(remaining_numbers) if column.common is None else column.common
             for column in part.columns
         }
         lacked = part.lacked and {
-            name for name, flags in part.lacked.items() if all(flags) or next(own)
+            name for name, flags in part.lacked.items() if all(flags) or next(remaining_numbers)
         }
         numbers["is_first"] = bool(lacked) and part.first in lacked
         for option in self._optimizer._around.wrapping:
@@ -275,13 +276,13 @@ class ParamGroupAdapter(StepAdapter):
         return self.there is not None and isinstance(value, Tensor) and value.device == self.there
 
     def detach(self) -> None:
-        """Let go of the optimizer and of copies, for a plan that outlives the step."""
+        """Release the optimizer and copies, for a plan that outlives the step."""
         self.watch = self.gathered = None
         self._optimizer = proxy(self._optimizer)
 
     def settle(self) -> None:
-        """The step was written."""
-        for column, values in self._written:
+        """Record the written numbers and state."""
+        for column, values in self._pending_numbers:
             column.wrote(values)
         self._part.settle(self._optimizer.state)
 
@@ -294,14 +295,15 @@ class TorchStepAdapter(ParamGroupAdapter):
     ) -> None:
         super().__init__(optimizer, part, params, places)
         self.selection = current(_KEEP)
-        self._made: dict[Hashable, dict[str, object]] = {}
+        self._scalars_by_key: dict[Hashable, dict[str, object]] = {}
 
     def scalars_of(self, dtype: Dtype, group: Hashable) -> dict[str, Any]:
-        if group not in self._made:
-            self._made[group] = self._prepared(group)
-        return self._made[group]
+        if group not in self._scalars_by_key:
+            self._scalars_by_key[group] = self._prepared(group)
+        return self._scalars_by_key[group]
 
     def _prepared(self, key: Hashable) -> dict[str, Any]:
+        """Return the scalars of a key: hyperparameters, numbers and those of `prepare`."""
         rule, optimizer = self._part.rule, self._optimizer
         place, numbers = self._apart(key)
         options = self._part.options(place, optimizer)
@@ -311,21 +313,22 @@ class TorchStepAdapter(ParamGroupAdapter):
             numbers["t"] = numbers[STEP] = step + 1
         numbers |= self.in_common
         try:
-            made = rule.prepare(**options.given_to_prepare(numbers))  # pyright: ignore
-            for name, each in made.items():
-                if type(each) is not float and not self._stays(each):
-                    made[name] = number(each)
+            scalars = rule.prepare(**options.given_to_prepare(numbers))  # pyright: ignore
+            for name, scalar in scalars.items():
+                if type(scalar) is not float and not self._stays(scalar):
+                    scalars[name] = number(scalar)
         except (ArithmeticError, TypeError) as error:  # such as a root that is complex
             group = optimizer.param_groups[place]
-            shown, reason = optimizer._show_numbers(group), _describe_betas(group) or error
+            text, reason = optimizer._show_numbers(group), _describe_betas(group) or error
+            problem = f"{reason} in step {numbers.get('t', 1)}"
             raise InvalidArgumentError(
-                f"Group {place} takes no step with {shown}: {reason} in step {numbers.get('t', 1)}."
+                f"Group {place} takes no step with {text}: {problem}."
             ) from error
-        return {**options.numbers(self._stays), **numbers, **made}
+        return {**options.numbers(self._stays), **numbers, **scalars}
 
     def _next(self, column: AnyColumn, key: Hashable) -> Any:
-        value = self._made[key][column.name]
-        if self._part.numbers[column.name].is_rounded and not isinstance(value, Tensor):
+        value = self._scalars_by_key[key][column.name]
+        if self._part.numbers[column.name].rounds_as_tensor and not isinstance(value, Tensor):
             # As in torch's code, the default dtype decides how it is rounded.
             return torch.tensor(value, dtype=torch.get_default_dtype(), device="cpu").item()
         return value

@@ -1,4 +1,4 @@
-"""Gradients that are applied and freed as they arrive, in the course of the backward pass."""
+"""Gradients that are applied and freed in the backward pass."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from thalweg.errors import InvalidArgumentError
 
 
 def listen(optimizer: Any) -> None:
-    """Have each parameter of an optimizer updated as soon as its gradient is complete.
+    """Register hooks that update each parameter as soon as its gradient is complete.
 
     One that is frozen has none; it is listened to from the step after which it is no longer.
     """
-    heard = optimizer._own.heard
-    optimizer._own.places.clear()  # groups may have changed
+    heard = optimizer._cache.heard
+    optimizer._cache.places.clear()  # groups may have changed
     for group in optimizer.param_groups:
         for rule in optimizer._rules_around(group):
             if rule.per_optimizer is not None:
@@ -36,18 +36,18 @@ def listen(optimizer: Any) -> None:
 def _applying(optimizer: ref[Any]) -> Callable[[Tensor], None]:
     # A parameter outlives its optimizer.
     def apply(param: Tensor) -> None:
-        own = optimizer()
+        updater = optimizer()
         # A second hook of one parameter, after an interruption, finds no gradient.
-        if own is not None and param.grad is not None and place_of(own, param) is not None:
-            own._apply_alone(param)
+        if updater is not None and param.grad is not None and place_of(updater, param) is not None:
+            updater._apply_alone(param)
 
     return apply
 
 
 def place_of(optimizer: Any, param: Tensor) -> int | None:
     """Return the index of a parameter's group; None if it is in none any more."""
-    places = optimizer._own.places
+    places = optimizer._cache.places
     if not places:
         for index, group in enumerate(optimizer.param_groups):
-            places |= {id(each): index for each in group["params"]}
+            places |= {id(param): index for param in group["params"]}
     return places.get(id(param))

@@ -73,9 +73,9 @@ OPTIONS: tuple[type[Option], ...] = (
     # diagnostics
     Diagnosed,
 )
-KEYWORDS = tuple(each.name for kind in OPTIONS for each in kind.keywords())
+KEYWORDS = tuple(field.name for kind in OPTIONS for field in kind.keywords())
 # What options keep in the state of a parameter, with the first of their keywords.
-KEPT = {
+ENTRY_KEYWORDS = {
     name: kind.keywords()[0].name for kind in OPTIONS for name in (*kind.begins, *kind.keeps_beside)
 }
 Kind = TypeVar("Kind", bound=Option)
@@ -115,53 +115,53 @@ class StepOptions:
         counts: Whether an option asks for the number of a step.
         keeps_as_torch: Whether the state is what torch would keep, where it would.
         kinds: What the state of parameters is kept in.
-        without: As that of a `Wrapper`, if there is one.
-        beside: What happens to gradients where nothing is known of a step.
+        zero_warning: As `without` of a `Wrapper`, if there is one.
+        base_transforms: What happens to gradients where nothing is known of a step.
 
     Raises:
         TypeError, ValueError: One is not what it can be, or cannot be beside another.
     """
 
     def __init__(self, **keywords: object) -> None:
-        self._of: dict[type[Option], Option] = {}
+        self._option_of: dict[type[Option], Option] = {}
         for kind in OPTIONS:
-            names = [each.name for each in kind.keywords() if each.name in keywords]
-            self._of[kind] = kind(**{name: keywords.pop(name) for name in names})
+            names = [field.name for field in kind.keywords() if field.name in keywords]
+            self._option_of[kind] = kind(**{name: keywords.pop(name) for name in names})
         if keywords:
             raise TypeError(f"{next(iter(keywords))!r} is no option of an optimizer.")
-        on = [each for each in self._of.values() if each.on]
-        for each in on:
-            each.check_beside(self)
-        self.on: dict[str, Any] = {name: own for each in on for name, own in each.on.items()}
-        self.wrapping = tuple(each for each in on if type(each).rule is not Option.rule)
-        self.clips = self.of(Clipping) in on
+        active = [option for option in self._option_of.values() if option.on]
+        for option in active:
+            option.check_beside(self)
+        self.on: dict[str, Any] = {name: x for option in active for name, x in option.on.items()}
+        self.wrapping = tuple(option for option in active if type(option).rule is not Option.rule)
+        self.clips = self.of(Clipping) in active
         self.accumulate = self.of(Accumulation).accumulate
         self.in_backward = self.of(InBackward).in_backward
-        self.counts = any(each.counts for each in on)
-        self.keeps_as_torch = not any(each.changes_state for each in on)
-        self.beside = GradientTransforms(
-            **{n: x for each in on for n, x in each.gradient_transforms().items()}
+        self.counts = any(option.counts for option in active)
+        self.keeps_as_torch = not any(option.changes_state for option in active)
+        self.base_transforms = GradientTransforms(
+            **{n: x for option in active for n, x in option.gradient_transforms().items()}
         )
-        self.without = self.of(Sphere).without if self.of(Sphere) in on else ()
-        self._begin = [each for each in on if each.begins]
-        self._are_ours = any(each.is_ours for each in on)
+        self.zero_warning = self.of(Sphere).without if self.of(Sphere) in active else ()
+        self._begin = [option for option in active if option.begins]
+        self._needs_engine = any(option.is_ours for option in active)
         device = self.of(Offload).state_device
         self.kinds = StateStorage(
             self.of(Masters).masters,
             self.of(StateDtype).state_dtype,
             None if device is None else torch.device(device),
             self.of(Accumulation).accumulate > 1,
-            frozenset(name for each in self.wrapping for name in each.begins),
+            frozenset(name for option in self.wrapping for name in option.begins),
             self.of(SplitWeights).weights is not None,
         )
 
     def of(self, kind: type[Kind]) -> Kind:
         """Return the option of a kind; one that is off, if it was not asked for."""
-        return cast("Kind", self._of[kind])
+        return cast("Kind", self._option_of[kind])
 
     def __bool__(self) -> bool:
         """Return whether anything happens that a step of torch's would not do."""
-        return self._are_ours
+        return self._needs_engine
 
     @property
     def is_lossless(self) -> bool:
@@ -171,20 +171,20 @@ class StepOptions:
     @property
     def begins(self) -> list[str]:
         """Keys of the entries that begin at the parameters if a state lacks them."""
-        return [name for each in self._begin for name in each.begins]
+        return [name for option in self._begin for name in option.begins]
 
     def keys(self, param: Tensor) -> list[str]:
         """Return the keys of a parameter's state that torch's own state lacks."""
-        return [name for each in self._begin if each.keeps(param) for name in each.begins]
+        return [name for option in self._begin if option.keeps(param) for name in option.begins]
 
     def rule(self, rule: Rule) -> Rule:
         """Return a rule with all that is done beside it."""
-        for each in self.wrapping:
-            rule = each.rule(rule)
+        for option in self.wrapping:
+            rule = option.rule(rule)
         return rule
 
     def check_rule(self, rule: Rule, title: str) -> None:
-        """Refuse a rule that cannot have what is done beside it.
+        """Raise if a rule does not support the wrapping options.
 
         Args:
             rule: The rule.
@@ -193,12 +193,12 @@ class StepOptions:
         Raises:
             RuleError, InvalidArgumentError: Says why.
         """
-        for each in self.wrapping:
-            named = replace(rule, name=title)  # which messages tell
-            made = each.rule(named)
-            if made is not named:
-                title += f"{',' if ' with ' in title else ' with'} {', '.join(each.on)}"
-            rule = made
+        for option in self.wrapping:
+            titled_rule = replace(rule, name=title)  # which messages tell
+            wrapped_rule = option.rule(titled_rule)
+            if wrapped_rule is not titled_rule:
+                title += f"{',' if ' with ' in title else ' with'} {', '.join(option.on)}"
+            rule = wrapped_rule
 
     def named(self) -> str:
         """Return the names of the options that are on, for messages."""
@@ -209,7 +209,7 @@ class StepOptions:
         return self.on.get(name, _DEFAULTS[name])
 
     def others(self, group: Mapping[str, object]) -> list[str]:
-        """Options in a group that are not as here, where they are for all groups together."""
+        """Return options of a group that differ from those of the constructor."""
         return [n for n in KEYWORDS if n in group and not _equal(group[n], self.value(n))]
 
     def __eq__(self, other: object) -> bool:
@@ -224,47 +224,47 @@ class StepOptions:
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __repr__(self) -> str:
-        return f"StepOptions({', '.join(f'{name}={own!r}' for name, own in self.on.items())})"
+        return f"StepOptions({', '.join(f'{name}={x!r}' for name, x in self.on.items())})"
 
     # Pickles hold keywords: those of an earlier version all of them.
     def __getstate__(self) -> dict[str, Any]:
         return {**_DEFAULTS, **self.on}
 
     def __setstate__(self, state: dict[str, object]) -> None:
-        StepOptions.__init__(self, **{name: own for name, own in state.items() if name in KEYWORDS})
+        StepOptions.__init__(self, **{name: x for name, x in state.items() if name in KEYWORDS})
 
 
-_FIELDS = [each for kind in OPTIONS for each in kind.keywords()]
-_DEFAULTS = {each.name: each.default for each in _FIELDS}
+_FIELDS = [field for kind in OPTIONS for field in kind.keywords()]
+_DEFAULTS = {field.name: field.default for field in _FIELDS}
 StepOptions.__signature__ = Signature(  # pyright: ignore
     [
-        Parameter(each.name, Parameter.KEYWORD_ONLY, default=each.default, annotation=each.type)
-        for each in _FIELDS
+        Parameter(field.name, Parameter.KEYWORD_ONLY, default=field.default, annotation=field.type)
+        for field in _FIELDS
     ]
 )
 
 
-def _equal(one: object, other: object) -> bool:
+def _equal(left: object, right: object) -> bool:
     try:
-        for value in (one, other):
+        for value in (left, right):
             if isinstance(value, Tensor):
                 check_held(value)
-        return bool(one == other)
+        return bool(left == right)
     except (RuntimeError, TypeError, ValueError):  # a tensor of several elements, or a cut one
         return False
 
 
-NONE = StepOptions()
+NO_OPTIONS = StepOptions()
 
 
 def apart(keywords: dict[str, object]) -> StepOptions:
-    """Take what is meant for the surroundings out of keywords."""
-    own = {name: keywords.pop(name) for name in KEYWORDS if name in keywords}
-    return StepOptions(**own) if own else NONE
+    """Remove options from keywords and return them."""
+    options = {name: keywords.pop(name) for name in KEYWORDS if name in keywords}
+    return StepOptions(**options) if options else NO_OPTIONS
 
 
 def check_hypers(rule: Rule, titles: Iterable[str]) -> None:
-    """Refuse a rule of whose hyperparameters one is called as what all groups or optimizers have.
+    """Raise if a hyperparameter has the name of an option of all groups or optimizers.
 
     Args:
         rule: The rule.
@@ -273,10 +273,10 @@ def check_hypers(rule: Rule, titles: Iterable[str]) -> None:
     Raises:
         RuleError: Names the first.
     """
-    taken = sorted({"params", "param_names", "rule", *KEYWORDS}.intersection(titles))
-    if taken:
+    reserved = sorted({"params", "param_names", "rule", *KEYWORDS}.intersection(titles))
+    if reserved:
         raise RuleError(
-            f"Rule {rule.name!r} has a hyperparameter named {taken[0]!r}, which means something"
+            f"Rule {rule.name!r} has a hyperparameter named {reserved[0]!r}, which means something"
             " else in groups: name it otherwise."
         )
 
@@ -287,41 +287,41 @@ class GradientReport:
     def __init__(self, grad_norm: Any = None, clip_factor: Any = None) -> None:
         self.grad_norm, self.clip_factor = grad_norm, clip_factor
 
-    def __call__(self, known: GradientStats) -> None:
-        self.grad_norm, self.clip_factor = known.global_norm, known.clip_scale
+    def __call__(self, stats: GradientStats) -> None:
+        self.grad_norm, self.clip_factor = stats.global_norm, stats.clip_scale
 
 
 def gradient_transforms(
-    around: StepOptions,
+    options: StepOptions,
     unscaling: float | Tensor | None,
     count: int,
-    seen: GradientReport,
+    grad_report: GradientReport,
     is_torchs: bool,
     factor: Factor | None = None,
 ) -> GradientTransforms:
     """Return the transforms of the gradients of a step.
 
     Args:
-        around: The options.
+        options: The options.
         unscaling: The first factor of gradients, or None; a tensor stays one.
         count: The number of gradients.
-        seen: Receives the norm and factor where gradients are measured.
+        grad_report: Receives the norm and factor where gradients are measured.
         is_torchs: Whether a common norm clips with torch's factor, not with TensorFlow's.
         factor: The factor that clips by a common norm, if it is known; see `CommonNorm`.
     """
-    if not around.clips and unscaling is None:
-        return around.beside
-    each: Any = None
+    if not options.clips and unscaling is None:
+        return options.base_transforms
+    unscale_factors: Any = None
     if isinstance(unscaling, Tensor):
-        each = unscaling.expand(count)
+        unscale_factors = unscaling.expand(count)
     elif unscaling is not None:
-        each = np.full(count, unscaling, np.float32)
-    by_norm = around.beside.global_clipnorm is not None
+        unscale_factors = np.full(count, unscaling, np.float32)
+    by_norm = options.base_transforms.global_clipnorm is not None
     return replace(
-        around.beside,
-        unscaling=each,
+        options.base_transforms,
+        unscaling=unscale_factors,
         nan_if_not_finite=not is_torchs,
         epsilon=EPSILON if is_torchs else None,
         clip_factor=factor,
-        watch=seen if by_norm and factor is None else None,
+        watch=grad_report if by_norm and factor is None else None,
     )

@@ -1,4 +1,4 @@
-"""Parameters that are their averages in a `with` block."""
+"""Exchange of parameters and their averages in a `with` block."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ class _Swap(NamedTuple):
     Attributes:
         title: Its name.
         param: The parameter.
-        plain: Its memory, where the block began.
+        memory: Its memory, where the block began.
         average: Its average.
-        kept: Has the parameter's value in the block.
+        buffer: Holds the parameter's value in the block.
     """
 
     title: str
     param: Tensor
-    plain: Tensor
+    memory: Tensor
     average: Tensor
-    kept: Tensor
+    buffer: Tensor
 
 
 AverageOf = Callable[[Tensor, Mapping[str, Any]], Tensor | None]
 
 
-def _ema_of(param: Tensor, own: Mapping[str, Any]) -> Tensor | None:
-    return own.get(EMA)
+def _ema_of(param: Tensor, entries: Mapping[str, Any]) -> Tensor | None:
+    return entries.get(EMA)
 
 
 def swapped(optimizer: object, average_of: AverageOf = _ema_of) -> ContextSetting:
@@ -57,29 +57,33 @@ def swapped(optimizer: object, average_of: AverageOf = _ema_of) -> ContextSettin
 
 
 def _prepared(optimizer: Any, average_of: AverageOf) -> tuple[list[Call], list[Call]]:
-    own = optimizer._own
-    with own._lock, writable():
-        if own.is_swapped:
+    """Return calls that exchange parameters and averages, and those that undo this."""
+    cache = optimizer._cache
+    with cache._lock, writable():
+        if cache.holds_averages:
             _refuse()
         swaps = _swaps(optimizer, average_of)
-    back = [unless_resized(partial(each.plain.copy_, each.kept)) for each in swaps]
+    restore_calls = [unless_resized(partial(swap.memory.copy_, swap.buffer)) for swap in swaps]
     # Empty until the block is open: one that is refused closes nothing.
     closing: list[Call] = []
-    into = [
-        partial(setattr, own, "is_swapped", True),
+    enter_calls = [
+        partial(setattr, cache, "holds_averages", True),
         partial(
             closing.extend,
-            [unwatched([*back, partial(setattr, own, "is_swapped", False)]), partial(_end, swaps)],
+            [
+                unwatched([*restore_calls, partial(setattr, cache, "holds_averages", False)]),
+                partial(_end, swaps),
+            ],
         ),
-        *(partial(each.kept.copy_, each.plain) for each in swaps),
-        *(partial(each.plain.copy_, each.average) for each in swaps),
+        *(partial(swap.buffer.copy_, swap.memory) for swap in swaps),
+        *(partial(swap.memory.copy_, swap.average) for swap in swaps),
     ]
     # The lock was free for a moment: another thread may have begun a block of its own.
-    is_free = map(not_, map(getattr, (own,), ("is_swapped",)))
-    is_refused = map(not_, (closing,))
-    lock = own._lock
-    return [lock.acquire, when(is_free, unwatched(into)), lock.release,
-            when(is_refused, _refuse)], closing  # fmt: skip
+    is_free = map(not_, map(getattr, (cache,), ("holds_averages",)))
+    is_nested = map(not_, (closing,))
+    lock = cache._lock
+    return [lock.acquire, when(is_free, unwatched(enter_calls)), lock.release,
+            when(is_nested, _refuse)], closing  # fmt: skip
 
 
 def _refuse() -> None:
@@ -89,33 +93,35 @@ def _refuse() -> None:
 
 
 def _swaps(optimizer: Any, average_of: AverageOf) -> list[_Swap]:
-    found = [(param, average_of(param, own)) for param, own in states_of(optimizer.state)]
-    given = [(param, average) for param, average in found if average is not None]
-    titles = parameter_names(optimizer.param_groups, [param for param, _ in given])
+    """Return the parameters that have averages, with both memories checked."""
+    states = states_of(optimizer.state)
+    averages = [(param, average_of(param, entries)) for param, entries in states]
+    averaged_params = [(param, average) for param, average in averages if average is not None]
+    titles = parameter_names(optimizer.param_groups, [param for param, _ in averaged_params])
     swaps: list[_Swap] = []
-    for (param, mean), title in zip(given, titles, strict=True):
-        plain, average = local(param).detach(), local(mean).detach()
-        check_memory(plain, f"'{title}'")
+    for (param, mean), title in zip(averaged_params, titles, strict=True):
+        memory, average = local(param).detach(), local(mean).detach()
+        check_memory(memory, f"'{title}'")
         check_memory(average, f"The average of '{title}'")
-        if average.shape != plain.shape:
+        if average.shape != memory.shape:
             raise InvalidArgumentError(
                 f"The average of '{title}' has shape {tuple(average.shape)} but the parameter has"
-                f" shape {tuple(plain.shape)}."
+                f" shape {tuple(memory.shape)}."
             )
-        swaps.append(_Swap(title, param, plain, average, torch.empty_like(plain)))
+        swaps.append(_Swap(title, param, memory, average, torch.empty_like(memory)))
     return swaps
 
 
 def _end(swaps: list[_Swap]) -> None:
-    """Have parameters that were given other memory in the block have their values there."""
+    """Write values back to parameters that got other memory in the block."""
     errors: list[BaseException] = []
     with writable():
-        for title, param, plain, _, kept in swaps:
-            now = local(param).detach()
+        for title, param, memory, _, buffer in swaps:
+            current = local(param).detach()
             try:
-                check_memory(now, f"'{title}'")
-                if now.data_ptr() != plain.data_ptr() or now.shape != plain.shape:
-                    now.copy_(kept)
+                check_memory(current, f"'{title}'")
+                if current.data_ptr() != memory.data_ptr() or current.shape != memory.shape:
+                    current.copy_(buffer)
             except (ValueError, RuntimeError) as error:
                 error.add_note(f"'{title}' does not have its value again, which it had before"
                                " swapped().")  # fmt: skip

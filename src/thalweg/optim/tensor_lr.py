@@ -1,4 +1,4 @@
-"""A rate that is a tensor, in NumPy's numbers: a steady step asks torch for its value alone."""
+"""Learning rate in a tensor: NumPy arithmetic that rounds as torch does."""
 
 from __future__ import annotations
 
@@ -34,10 +34,7 @@ class TensorRate:
 
     @staticmethod
     def of(tensor: Tensor) -> TensorRate:
-        """Return the rate that a tensor holds now.
-
-        Args:
-            tensor: A tensor of one number.
+        """Return the rate that a tensor of one number holds now.
 
         Raises:
             TypeError: The tensor is not on the CPU, or its dtype is not supported.

@@ -313,8 +313,8 @@ class Ftrl(RuleOptimizer):
         if power > 0.0:
             raise ValueError(f"learning_rate_power {power:f} needs to be negative or zero")
         initial = {"accumulator": _from("initial_accumulator_value", initial_accumulator_value)}
-        own = {"l1": l1, "l2": l2, "l2_shrinkage": l2_shrinkage}
-        hypers = {name: _from(name, value) for name, value in own.items()} | {"beta": beta}
+        penalties = {"l1": l1, "l2": l2, "l2_shrinkage": l2_shrinkage}
+        hypers = {name: _from(name, value) for name, value in penalties.items()} | {"beta": beta}
         if power == -0.5:
             super().__init__(params, rules.FTRL, lr, initial=initial, **hypers, **around)
         else:
@@ -354,7 +354,7 @@ class ProximalGradientDescent(RuleOptimizer):
 
 
 def _from(name: str, value: object) -> float:
-    """A number from 0 on."""
+    """Return a number, checked to be at least 0."""
     number = as_number(name, value)
     if number < 0.0:
         raise ValueError(f"{name} must not be negative: {number}")

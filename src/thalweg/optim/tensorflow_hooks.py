@@ -1,4 +1,4 @@
-"""A step with TensorFlow's numbers over parameters in torch's groups."""
+"""Steps with TensorFlow's numbers over parameters in groups."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ class TensorFlowStepAdapter(ParamGroupAdapter):
     ) -> None:
         super().__init__(optimizer, part, params, places)
         self._members = members
-        self._made: dict[tuple[Dtype, Hashable], dict[str, object]] = {}
+        self._scalars_by_key: dict[tuple[Dtype, Hashable], dict[str, object]] = {}
 
     def check_pairs(self, pairs: Sequence[Pair], narrow: bool) -> None:
-        own = [(grad, self._real.get(id(var), var)) for grad, var in pairs]
-        unreal = [(grad, var) for grad, var in own if var.is_complex()]
+        param_pairs = [(grad, self._real.get(id(var), var)) for grad, var in pairs]
+        unreal = [(grad, var) for grad, var in param_pairs if var.is_complex()]
         if unreal and not self._part.rule.linear:
             with importing:
                 from thalweg._core.complex_variables import not_defined
@@ -65,41 +65,41 @@ class TensorFlowStepAdapter(ParamGroupAdapter):
         return None if keys is None else [keys[member] for member in self._members]
 
     def scalars_of(self, dtype: Dtype, group: Hashable) -> dict[str, Any]:
-        made = self._of_all(dtype, group)
+        scalars = self._of_all(dtype, group)
         if self.there is None or len(self._members) == len(self._params):
-            return made
-        own = self._members
+            return scalars
+        members = self._members
         return {
-            name: pick_members(each, own) if isinstance(each, Tensor) and each.dim() else each
-            for name, each in made.items()
+            name: pick_members(x, members) if isinstance(x, Tensor) and x.dim() else x
+            for name, x in scalars.items()
         }
 
     def _of_all(self, dtype: Dtype, group: Hashable) -> dict[str, Any]:
         """Return the scalars of all parameters, also of those that have no gradient."""
-        if (dtype, group) not in self._made:
-            self._made[dtype, group] = self._prepared(dtype, group)
-        return self._made[dtype, group]
+        if (dtype, group) not in self._scalars_by_key:
+            self._scalars_by_key[dtype, group] = self._prepared(dtype, group)
+        return self._scalars_by_key[dtype, group]
 
     def _prepared(self, dtype: Dtype, key: Hashable) -> dict[str, Any]:
         rule = self._part.rule
         place, numbers = self._apart(key)
         values = self.hypers(dtype, place)
         step = numbers.pop(STEP)
-        for name, each in numbers.items():
-            values[name] = each.to(TORCH[dtype]) if isinstance(each, Tensor) else dtype(each)
-        values |= {name: dtype(each) for name, each in self.in_common.items()}
+        for name, number in numbers.items():
+            values[name] = number.to(TORCH[dtype]) if isinstance(number, Tensor) else dtype(number)
+        values |= {name: dtype(number) for name, number in self.in_common.items()}
         if self.there is not None:
             return device_derived_scalars(rule, values, dtype, step + 1, self.there)
         return derived(rule, values, dtype, step + 1)
 
     def hypers(self, dtype: Dtype, place: int) -> dict[str, Any]:
-        """Hyperparameters of a group, as scalars of a compute dtype.
+        """Return the hyperparameters of a group as scalars of a compute dtype.
 
         Raises:
             InvalidArgumentError: One is NaN; names it.
         """
-        given = self._given(place)
-        return {name: self.hyper(dtype, place, name, value) for name, value in given.items()}
+        hypers = self._given(place)
+        return {name: self.hyper(dtype, place, name, value) for name, value in hypers.items()}
 
     def hyper(self, dtype: Dtype, place: int, name: str, value: Any) -> Any:
         """Return a hyperparameter of a group as a scalar of a compute dtype.
@@ -119,17 +119,17 @@ class TensorFlowStepAdapter(ParamGroupAdapter):
 
     def _next(self, column: AnyColumn, key: Hashable) -> Any:
         place, numbers = self._apart(key)
-        now = numbers[column.name]
+        number = numbers[column.name]
         if column.name == STEP:
-            return now + 1
+            return number + 1
         if column.name in self._optimizer._products:
             factor = self._given(place)[self._optimizer._products[column.name]]
-            if isinstance(now, Tensor):
-                kind = np.float64 if now.dtype == torch.float64 else np.float32
-                stays = self._stays(factor)
-                own = factor.to(now.dtype) if stays else float(as_hyper(factor, kind))
-                return without_denormals(now * own)
-            kind = type(now)
-            return product(now, as_hyper(factor, kind)).item()
-        found = self._of_all(compute_dtype(column.dtype), key)[column.name]
-        return found if self._stays(found) else found.item()
+            if isinstance(number, Tensor):
+                kind = np.float64 if number.dtype == torch.float64 else np.float32
+                if self._stays(factor):
+                    return without_denormals(number * factor.to(number.dtype))
+                return without_denormals(number * float(as_hyper(factor, kind)))
+            kind = type(number)
+            return product(number, as_hyper(factor, kind)).item()
+        scalar = self._of_all(compute_dtype(column.dtype), key)[column.name]
+        return scalar if self._stays(scalar) else scalar.item()

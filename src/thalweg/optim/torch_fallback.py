@@ -1,4 +1,4 @@
-"""Steps that are left to torch, all of it or nothing where torch may refuse them."""
+"""Steps that torch takes, all of a step or nothing."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from thalweg.errors import LayoutError
 from thalweg.optim.native_support import has_plain_dispatch
 from thalweg.optim.param_scalars import STEP
 
-_MOST = torch.finfo(torch.float32).max
+_FLOAT32_MAX = torch.finfo(torch.float32).max
 _OF_TORCH = "The step was torch's own, which may have written a part of it."
 
 
 def check_memories(optimizer: Any) -> None:
     """See `FusedTorchOptimizer._check_memories`."""
-    params = [each for each in optimizer._params() if each.grad is not None and not each.is_meta]
-    held = [_tensors(param, param.grad, *(optimizer.state.get(param) or {}).values())
+    params = [p for p in optimizer._params() if p.grad is not None and not p.is_meta]
+    tensor_lists = [_tensors(param, param.grad, *(optimizer.state.get(param) or {}).values())
             for param in params]  # fmt: skip
-    if all_have_memory([each for own in held for each in own if not each.is_sparse]):
-        are_sparse = [any(each.is_sparse for each in own) for own in held]
+    if all_have_memory([x for tensors in tensor_lists for x in tensors if not x.is_sparse]):
+        are_sparse = [any(tensor.is_sparse for tensor in tensors) for tensors in tensor_lists]
         params = list(compress(params, are_sparse))
     for param, name in zip(params, parameter_names(optimizer.param_groups, params), strict=True):
         _check_memory(param, optimizer.state.get(param) or {}, name, bool(optimizer._dense))
@@ -40,32 +40,27 @@ def check_memories(optimizer: Any) -> None:
 def _check_memory(param: Tensor, state: dict[str, Any], name: str, coalesces: bool) -> None:
     """Raise if torch's step would write beyond the memory of a parameter or its state.
 
-    Slots in the midst of their storage are copied where torch would add rows elsewhere.
-
-    Args:
-        param: The parameter.
-        state: Its state.
-        name: What it is called.
-        coalesces: Whether torch coalesces the gradient, of which one element may be left then.
+    Slots in the midst of their storage are replaced by copies where torch would add rows elsewhere.
+    If torch `coalesces` a gradient, a single element may be left of it.
     """
     gradient = param.grad
-    held: dict[str, Any] = {"": param, "The gradient of ": gradient}
-    held |= {f"'{key}' of ": each for key, each in state.items()}
-    for what, each in held.items():
+    named_tensors: dict[str, Any] = {"": param, "The gradient of ": gradient}
+    named_tensors |= {f"'{key}' of ": entry for key, entry in state.items()}
+    for prefix, tensor in named_tensors.items():
         # A class with a dispatch of its own keeps its elements elsewhere.
-        if isinstance(each, Tensor) and has_plain_dispatch(each):
-            check_parts(each.detach(), f"{what}'{name}'")
-            if each.is_sparse:
-                check_inside(each, f"{what}'{name}'")
-    rows = [each for each in _tensors(*held.values()) if each.is_sparse]
+        if isinstance(tensor, Tensor) and has_plain_dispatch(tensor):
+            check_parts(tensor.detach(), f"{prefix}'{name}'")
+            if tensor.is_sparse:
+                check_inside(tensor, f"{prefix}'{name}'")
+    rows = [tensor for tensor in _tensors(*named_tensors.values()) if tensor.is_sparse]
     has_sparse = gradient is not None and gradient.is_sparse
-    is_beside = all(map(is_misplaced, rows))
+    writes_elsewhere = all(map(is_misplaced, rows))
     if gradient is not None and has_sparse and coalesces and not gradient.dense_dim():
-        is_beside = True
+        writes_elsewhere = True
         for key, value in state.items():
             if isinstance(value, Tensor) and not value.is_sparse and value.storage_offset():
                 state[key] = value.clone()
-    if has_sparse and param.storage_offset() and is_beside:
+    if has_sparse and param.storage_offset() and writes_elsewhere:
         raise LayoutError(
             f"'{name}' does not begin where its storage does: torch would add its sparse"
             " gradient elsewhere. Give the optimizer a tensor that is no view."
@@ -73,12 +68,12 @@ def _check_memory(param: Tensor, state: dict[str, Any], name: str, coalesces: bo
 
 
 def _tensors(*values: object) -> list[Tensor]:
-    return [each for each in values if isinstance(each, Tensor)]
+    return [candidate for candidate in values if isinstance(candidate, Tensor)]
 
 
 @contextmanager
 def whole(optimizer: Any) -> Generator[None]:
-    """Have torch take a step in a `with` block, all of it or nothing.
+    """Return a context manager in which torch takes all of a step, or nothing.
 
     Torch updates one parameter after the other, and refuses a gradient when it comes to it. So what
     a step changes is copied before, and put back. Nothing is copied where torch does not refuse,
@@ -87,7 +82,7 @@ def whole(optimizer: Any) -> Generator[None]:
     their own are left to their class.
 
     Args:
-        optimizer: A `FusedTorchOptimizer`. What it says of a step that failed is set in `begun`.
+        optimizer: A `FusedTorchOptimizer`. What it says of a step that failed is set in `progress`.
     """
     members = [
         (group, param)
@@ -95,65 +90,66 @@ def whole(optimizer: Any) -> Generator[None]:
         for param in group["params"]
         if param.grad is not None
     ]
-    own, kinds = optimizer._own, _kinds(optimizer, members)
-    if kinds is None or kinds == own.kinds_of_torch:
-        own.begun = (_OF_TORCH,)
+    cache, kinds = optimizer._cache, _kinds(optimizer, members)
+    if kinds is None or kinds == cache.kinds_of_torch:
+        cache.progress = (_OF_TORCH,)
         yield
         return
     with writable():
         new = [param for _, param in members if param not in optimizer.state]
-        back = [call for _, param in members for call in _putting_back(optimizer, param)]
-        back += [partial(optimizer.state.pop, param, None) for param in new]
+        restore_calls = [call for _, param in members for call in _putting_back(optimizer, param)]
+        restore_calls += [partial(optimizer.state.pop, param, None) for param in new]
     try:
         yield
-        own.begun = (_OF_TORCH,)
+        cache.progress = (_OF_TORCH,)
     except BaseException:
-        own.begun = (_OF_TORCH,)
+        cache.progress = (_OF_TORCH,)
         with writable():
-            run(back)
-        own.begun = ()
+            run(restore_calls)
+        cache.progress = ()
         raise
-    own.kinds_of_torch = kinds
+    cache.kinds_of_torch = kinds
 
 
 def _kinds(optimizer: Any, members: Sequence[tuple[Group, Tensor]]) -> Hashable:
     """Return what torch decides by whether it takes a step; None where it certainly does."""
-    found: list[Any] = []
-    is_usual = True
+    kinds: list[Any] = []
+    is_ordinary = True
     for group, param in members:
-        own = optimizer.state.get(param) or {}
-        kind, *others = [_kind(each) for each in (param, param.grad, *own.values())]
-        tensors = [each for each in own.values() if isinstance(each, Tensor) and each.dim()]
+        entries = optimizer.state.get(param) or {}
+        kind, *entry_kinds = [_kind(entry) for entry in (param, param.grad, *entries.values())]
+        tensors = [entry for entry in entries.values() if isinstance(entry, Tensor) and entry.dim()]
         if not all(map(has_plain_dispatch, (param, cast("Tensor", param.grad), *tensors))):
             return None
-        are_plain = _are_plain(optimizer, group)
+        is_plain_group = _are_plain(optimizer, group)
         # It differentiates no step that writes to a leaf, and captures none on the CPU.
-        is_usual = is_usual and are_plain and not group.get("differentiable")
-        is_usual = is_usual and not (group.get("capturable") and param.device.type == "cpu")
-        is_usual = is_usual and _kind(param.grad) == kind and bool(param.numel())
-        is_usual = is_usual and (not own or _is_usual(optimizer, group, param, own))
-        options = [(name, _kind(each)) for name, each in group.items() if name != "params"]
+        is_ordinary = is_ordinary and is_plain_group and not group.get("differentiable")
+        is_ordinary = is_ordinary and not (group.get("capturable") and param.device.type == "cpu")
+        is_ordinary = is_ordinary and _kind(param.grad) == kind and bool(param.numel())
+        is_ordinary = is_ordinary and (not entries or _is_usual(optimizer, group, param, entries))
+        options = [(name, _kind(option)) for name, option in group.items() if name != "params"]
         # Whether torch takes a number that is out of range depends on the step: no two are alike.
-        found.append((kind, param.is_leaf, *others, *own, *options, are_plain or object()))
-    return None if is_usual else tuple(found)
+        marker = is_plain_group or object()
+        kinds.append((kind, param.is_leaf, *entry_kinds, *entries, *options, marker))
+    return None if is_ordinary else tuple(kinds)
 
 
-def _is_usual(optimizer: Any, group: Group, param: Tensor, own: Mapping[str, object]) -> bool:
-    """Return whether a state is such as torch's steps make it: slots are like their parameter.
+def _is_usual(optimizer: Any, group: Group, param: Tensor, entries: Mapping[str, object]) -> bool:
+    """Return whether a state is as torch's steps make it: slots are like their parameter.
 
     Only names tell slots from numbers, as both have the shape () where a parameter has it.
     """
     rule, kind = optimizer._own_rule(group, param), _kind(param)
-    numbers = {slot.name for slot in rule.scalar_slots} | {STEP} & {*own}
+    numbers = {slot.name for slot in rule.scalar_slots} | {STEP} & {*entries}
     shaped = {slot.name for slot in rule.shaped_slots}
     slots = {slot.name for slot in rule.element_slots}
-    lacking = {name for name in optimizer._optional if own.get(name) is None}
-    wanted = numbers | shaped | slots | {STEP} if optimizer._counts else numbers | shaped | slots
+    lacking = {name for name in optimizer._optional if entries.get(name) is None}
+    required = numbers | shaped | slots | {STEP} if optimizer._counts else numbers | shaped | slots
     return (
-        own.keys() >= wanted - lacking
-        and all(_is_ordinary(own[name]) for name in numbers)
-        and all(_has_dtype_of(own[name], param) for name in shaped)
-        and all(_kind(own[name]) == kind for name in slots - lacking)
+        entries.keys() >= required - lacking
+        and all(_is_ordinary(entries[name]) for name in numbers)
+        and all(_has_dtype_of(entries[name], param) for name in shaped)
+        and all(_kind(entries[name]) == kind for name in slots - lacking)
     )
 
 
@@ -183,30 +179,30 @@ def _are_plain(optimizer: Any, group: Group) -> bool:
     """Return whether all options that a step reads are there, and ordinary numbers."""
     return all(
         name in group and _is_plain(group[name], is_share=name.startswith("betas"))
-        for name in optimizer._wanted
+        for name in optimizer._option_names
     )
 
 
 def _is_plain(option: object, is_share: bool = False) -> bool:
     """Return whether an option is a number that torch calculates with, or numbers, or None."""
     if isinstance(option, tuple | list):
-        return all(_is_plain(each, is_share) for each in cast("Sequence[Any]", option))
+        return all(_is_plain(number, is_share) for number in cast("Sequence[Any]", option))
     if option is None or not isinstance(option, int | float):
         return option is None
-    return -1 < option < 1 if is_share else abs(option) <= _MOST or abs(option) == math.inf
+    return -1 < option < 1 if is_share else abs(option) <= _FLOAT32_MAX or abs(option) == math.inf
 
 
 def _putting_back(optimizer: Any, param: Tensor) -> list[Call]:
     """Return calls of C functions that restore the present values of a parameter and its state."""
-    own: dict[str, Any] = optimizer.state.get(param) or {}
-    tensors = [param, *(each for each in own.values() if isinstance(each, Tensor))]
-    plain = [_each_once(tensor) for tensor in tensors]
-    calls: list[Call] = [partial(each.copy_, each.clone()) for each in plain]
-    return [own.clear, partial(own.update, dict(own)), *calls]
+    entries: dict[str, Any] = optimizer.state.get(param) or {}
+    tensors = [param, *(entry for entry in entries.values() if isinstance(entry, Tensor))]
+    unexpanded = [_each_once(tensor) for tensor in tensors]
+    calls: list[Call] = [partial(tensor.copy_, tensor.clone()) for tensor in unexpanded]
+    return [entries.clear, partial(entries.update, dict(entries)), *calls]
 
 
 def _each_once(tensor: Tensor) -> Tensor:
-    """The elements of a tensor, those of expanded dimensions once: nothing copies to them else."""
+    """Return the elements of a tensor, those of expanded dimensions once, as copies need it."""
     if tensor.layout != torch.strided:
         return tensor  # a detached one would be given other elements alone
     return tensor.detach()[tuple(slice(None if step else 1) for step in tensor.stride())]

@@ -17,20 +17,17 @@ from thalweg.optim.rule_names import KINDS
 def standing_for(
     name: str, public: Sequence[str]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """`__getattr__` and `__dir__` of a module that stands for one of torch's.
-
-    Args:
-        name: Its name, whose last part is that of torch's.
-        public: Its public names.
+    """Return `__getattr__` and `__dir__` of a module that stands for the one of torch with its last
+    name.
     """
-    own = name.rpartition(".")[2]
+    module_name = name.rpartition(".")[2]
 
-    def get(asked: str) -> Any:
-        if asked in KINDS:  # which torch's module may have imported
-            return class_named(asked)
+    def get(attribute: str) -> Any:
+        if attribute in KINDS:  # which torch's module may have imported
+            return class_named(attribute)
         try:
-            return getattr(import_module(f"torch.optim.{own}"), asked)
+            return getattr(import_module(f"torch.optim.{module_name}"), attribute)
         except (AttributeError, ModuleNotFoundError):
-            raise AttributeError(f"module {name!r} has no attribute {asked!r}") from None
+            raise AttributeError(f"module {name!r} has no attribute {attribute!r}") from None
 
     return get, lambda: sorted(public)

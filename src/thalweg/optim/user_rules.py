@@ -1,4 +1,4 @@
-"""Rules of the user's own in groups of `Mixed`: what stands for a class of this package."""
+"""Classes for user-defined rules in groups of `Mixed`."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from thalweg.optim.step_options import check_hypers
 class OwnArguments(Arguments):
     """Base class of constructors with parameters and the hyperparameters of a user's rule."""
 
-    _given: ClassVar[Rule]
+    _declared_rule: ClassVar[Rule]
     _torch: ClassVar[Any]
     __signature__: Signature
 
     def __init__(self, params: Any, **options: Any) -> None:
-        own = self._torch.__signature__.parameters.values()
-        defaults = {each.name: each.default for each in own if each.name != "params"} | options
-        hypers_of(defaults, self._given)
+        args = self._torch.__signature__.parameters.values()
+        defaults = {arg.name: arg.default for arg in args if arg.name != "params"} | options
+        hypers_of(defaults, self._declared_rule)
         torch.optim.Optimizer.__init__(self, params, defaults)
 
 
@@ -41,8 +41,8 @@ class OwnRule(FusedTorchOptimizer, OwnArguments):
 
     _torch = OwnArguments
     _number_dtype = torch.float32
-    _given: ClassVar[Rule]
-    _taken: ClassVar[Rule]
+    _declared_rule: ClassVar[Rule]
+    _prepared_rule: ClassVar[Rule]
 
     @classmethod
     def _signature(cls) -> Signature:
@@ -50,7 +50,7 @@ class OwnRule(FusedTorchOptimizer, OwnArguments):
 
     @classmethod
     def _choose_rule(cls, group: Group) -> Rule:
-        return cls._taken
+        return cls._prepared_rule
 
 
 @cache
@@ -61,41 +61,43 @@ def class_of(rule: Rule) -> type[OwnRule]:
         RuleError: The rule could not take a step, or a hyperparameter is called as what all groups
             have.
     """
-    own = defaults_of(rule)
-    check_rule(rule, own)
-    how = Parameter.POSITIONAL_OR_KEYWORD
-    options = as_options(own)
+    hypers = defaults_of(rule)
+    check_rule(rule, hypers)
+    kind = Parameter.POSITIONAL_OR_KEYWORD
+    options = as_options(hypers)
     check_hypers(rule, options)
-    parameters = [Parameter(name, how, default=value) for name, value in options.items()]
-    beneath = {"_given": rule, "__signature__": Signature([Parameter("params", how), *parameters])}
+    parameters = [Parameter(name, kind, default=value) for name, value in options.items()]
+    accepted = Signature([Parameter("params", kind), *parameters])
+    namespace = {"_declared_rule": rule, "__signature__": accepted}
     body = {
-        "_torch": type(rule.name, (OwnArguments,), beneath),
-        "_given": rule,
-        "_taken": _prepared(rule),
+        "_torch": type(rule.name, (OwnArguments,), namespace),
+        "_declared_rule": rule,
+        "_prepared_rule": _prepared(rule),
         "_of_matrices": bool(rule.passes),
-        "_betas": len(members_of("betas", own)),
+        "_betas": len(members_of("betas", hypers)),
     }
     return type(rule.name, (OwnRule,), body)
 
 
 def _prepared(rule: Rule) -> Rule:
-    """A rule whose `prepare` makes all that depends on the step: its powers, too."""
+    """Return a rule whose `prepare` also computes its powers."""
     users = rule.prepare
-    wanted = () if users is None else tuple(signature(users).parameters)
+    user_args = () if users is None else tuple(signature(users).parameters)
     numbers = (*rule.hypers, *rule.numbers, *rule.common_slots)
-    known = {*(each.name for each in numbers), "t"}
-    asked = [name for name in wanted if name in known]
+    available = {*(number.name for number in numbers), "t"}
+    names = [name for name in user_args if name in available]
     if rule.powers:
-        asked += [*rule.powers.values(), "t"]
+        names += [*rule.powers.values(), "t"]
 
-    def prepare(**given: Any) -> dict[str, Any]:
-        powers = {name: given[hyper] ** given["t"] for name, hyper in rule.powers.items()}
-        own = {**given, **powers}
-        made = {} if users is None else users(**{name: own[name] for name in wanted if name in own})
-        return {**powers, **made}
+    def prepare(**arguments: Any) -> dict[str, Any]:
+        powers = {name: arguments[hyper] ** arguments["t"] for name, hyper in rule.powers.items()}
+        values = {**arguments, **powers}
+        if users is None:
+            return powers
+        return {**powers, **users(**{name: values[name] for name in user_args if name in values})}
 
-    taken: Any = prepare if users is None else update_wrapper(prepare, users)
-    taken.__signature__ = Signature(
-        [Parameter(name, Parameter.KEYWORD_ONLY) for name in dict.fromkeys(asked)]
+    wrapped: Any = prepare if users is None else update_wrapper(prepare, users)
+    wrapped.__signature__ = Signature(
+        [Parameter(name, Parameter.KEYWORD_ONLY) for name in dict.fromkeys(names)]
     )
-    return replace(rule, prepare=taken, powers={})
+    return replace(rule, prepare=wrapped, powers={})

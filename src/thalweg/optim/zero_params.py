@@ -1,4 +1,4 @@
-"""Parameters that are 0 before their first step, of which a rule then does less."""
+"""Warnings of parameters that are 0 before their first step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from thalweg.errors import NumericsWarning, warn
 
 
 def warn_zero_params(optimizer: Any, pairs: Iterable[tuple[Tensor, Sequence[str]]]) -> None:
-    """Warn of those that are, once for each.
+    """Warn once of each new parameter that is 0.
 
     Args:
         optimizer: A `FusedOptimizer`.
@@ -21,12 +21,12 @@ def warn_zero_params(optimizer: Any, pairs: Iterable[tuple[Tensor, Sequence[str]
             latter may be empty.
     """
     new = [
-        (param, without[1])
-        for param, without in pairs
-        if without and without[0] not in optimizer.state.get(param, {}) and param.numel()
+        (param, note[1])
+        for param, note in pairs
+        if note and note[0] not in optimizer.state.get(param, {}) and param.numel()
     ]
-    if optimizer._own.team is not None and any(is_on_mesh(param) for param, _ in new):
-        optimizer._own.team.meet()
+    if optimizer._cache.team is not None and any(is_on_mesh(param) for param, _ in new):
+        optimizer._cache.team.meet()
     for param, effect in new:
         if not whole(param.any()):
             warn(

@@ -1,4 +1,4 @@
-"""A step in one call, unless it is to be measured."""
+"""Replay of steps that are not measured."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from thalweg.optim.replay import ReplayedStep
 
 
 class StepBetween(ReplayedStep):
-    """A step that is taken again in one call, unless it is to be measured."""
+    """Replayed step that leaves measured steps to the slow path."""
 
     def take(self, optimizer: Any, has_sums: bool = False, unrecorded: bool = False) -> bool:
         """See `ReplayedStep`."""
-        is_measured_now = optimizer._own.diagnosing.is_due()
-        return not is_measured_now and super().take(optimizer, has_sums, unrecorded)
+        is_measured_step = optimizer._cache.diagnosing.is_due()
+        return not is_measured_step and super().take(optimizer, has_sums, unrecorded)

@@ -1,4 +1,4 @@
-"""Diagnostics of optimizers of torch's kind."""
+"""Diagnostics of torch-style optimizers."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ if TYPE_CHECKING:
     from thalweg.optim.replay import ReplayedStep
 
 
-def diagnose(optimizer: Any, given: int | Diagnostics, is_copy: bool) -> None:
-    """Have steps of an optimizer measured; called again when it has other parameters.
+def diagnose(optimizer: Any, option: int | Diagnostics, is_copy: bool) -> None:
+    """Attach diagnostics to an optimizer, unless it has some.
 
     One that is made from the state of another shares the options, and has no sink of the other.
 
     Raises:
-        FailedPreconditionError: `given` is another optimizer's.
+        FailedPreconditionError: `option` is another optimizer's.
     """
-    own = optimizer._own
-    if own.diagnosing is None:
-        if is_copy and isinstance(given, Diagnostics):
-            given = Diagnostics(given.every)
-        own.diagnosing = Diagnosing(optimizer, given)
+    cache = optimizer._cache
+    if cache.diagnosing is None:
+        if is_copy and isinstance(option, Diagnostics):
+            option = Diagnostics(option.every)
+        cache.diagnosing = Diagnosing(optimizer, option)
 
 
 class Diagnosing(TableRecorder):
@@ -45,47 +45,48 @@ class Diagnosing(TableRecorder):
         given: The option.
     """
 
-    def __init__(self, optimizer: Any, given: int | Diagnostics) -> None:
-        self._start = self._decided = 0  # steps of before, and those that a device decided on
-        self._known: Parameters | None = None
-        self._named: list[int] = []
+    def __init__(self, optimizer: Any, option: int | Diagnostics) -> None:
+        self._start = self._device_steps = 0  # steps of before, and those that a device decided on
+        self._table_parameters: Parameters | None = None
+        self._param_ids: list[int] = []
         self._names: list[str] = []
-        asked = given if isinstance(given, Diagnostics) else Diagnostics(given)
-        super().__init__(optimizer, asked)
+        config = option if isinstance(option, Diagnostics) else Diagnostics(option)
+        super().__init__(optimizer, config)
 
     def count_anew(self) -> None:
-        """Go on from the steps of a state that was loaded, as far as the host knows them."""
-        self._named = []  # a state has names, too
-        if found := _steps_in(self._optimizer):
-            self._start = found - self._optimizer._own.total - self._decided
+        """Continue from the step count of a loaded state, as far as the host has it."""
+        self._param_ids = []  # a state has names, too
+        if step_count := _steps_in(self._optimizer):
+            self._start = step_count - self._optimizer._cache.total - self._device_steps
 
     def next_step(self) -> int:
         """Return the number of the step to come."""
-        own = self._optimizer._own
-        if own.total + self._decided == 0:
+        cache = self._optimizer._cache
+        if cache.total + self._device_steps == 0:
             self._start = _steps_in(self._optimizer)
-        return self._start + own.total + self._decided + 1
+        return self._start + cache.total + self._device_steps + 1
 
     def known_parameters(self) -> Parameters:
         """Return the parameters of the last table, or of the first one to come; a loss alone needs
         no others.
         """
-        return self._known or self._parameters()
+        return self._table_parameters or self._parameters()
 
     def _parameters(self) -> Parameters:
         """Return the parameters of the next tables."""
         groups = self._optimizer.param_groups
         params = [param for group in groups for param in group["params"]]
-        if self._named != (named := [id(param) for param in params]):  # else names are the same
+        param_ids = [id(param) for param in params]
+        if self._param_ids != param_ids:  # else names are the same
             titles = [
-                f"parameter {at}" if name is None else name
-                for at, name in enumerate(names_in(groups, params))
+                f"parameter {index}" if name is None else name
+                for index, name in enumerate(names_in(groups, params))
             ]
-            self._named, self._names = named, make_distinct(titles)
+            self._param_ids, self._names = param_ids, make_distinct(titles)
         places = [place for place, group in enumerate(groups) for _ in group["params"]]
         sizes = [param.numel() for param in params]
-        self._known = Parameters(self.config.every, self._names, sizes, places)
-        return self._known
+        self._table_parameters = Parameters(self.config.every, self._names, sizes, places)
+        return self._table_parameters
 
     def note_loss(self, loss: object) -> None:
         """Send the sinks what a closure returned, if it is a number."""
@@ -106,16 +107,16 @@ class Diagnosing(TableRecorder):
             raise FailedPreconditionError(
                 "No replay of a captured CUDA graph measures its step: leave out diagnostics=."
             )
-        own, step = optimizer._own, self.next_step()
-        is_due, before = step % self.config.every == 0, own.total
-        own.watch = watch = StepWatch() if is_due else None
+        cache, step = optimizer._cache, self.next_step()
+        is_measured_step, former_total = step % self.config.every == 0, cache.total
+        cache.watch = watch = StepWatch() if is_measured_step else None
         try:
             yield
         finally:
-            own.watch = None
-        self._decided += own.total == before and own.taken is not None
+            cache.watch = None
+        self._device_steps += cache.total == former_total and cache.apply_flag is not None
         if watch is not None and watch.is_begun:
-            self.record(watch, step, own.taken)
+            self.record(watch, step, cache.apply_flag)
 
     def _rows(self, watch: StepWatch) -> tuple[Parameters, Mapping[int, int]]:
         groups = self._optimizer.param_groups
@@ -125,7 +126,7 @@ class Diagnosing(TableRecorder):
 
 def _steps_in(optimizer: Any) -> int:
     """Return the number of steps that a state has seen, as far as the host has it."""
-    states = [own for _, own in states_of(optimizer.state)]
-    found = [own[STEP] for own in states if STEP in own]
-    here = [x for x in found if not isinstance(x, Tensor) or x.device.type == "cpu"]
-    return max((int(each) for each in here), default=0)
+    states = [entries for _, entries in states_of(optimizer.state)]
+    step_counts = [entries[STEP] for entries in states if STEP in entries]
+    host_counts = [x for x in step_counts if not isinstance(x, Tensor) or x.device.type == "cpu"]
+    return max((int(count) for count in host_counts), default=0)

@@ -157,7 +157,7 @@ class AdamH(ModernOptimizer):
     """
 
     _rule = "ADAMH"
-    _without = ("radius", "is 0 and has no sphere, so AdamH takes Adam's steps with it.")
+    _zero_warning = ("radius", "is 0 and has no sphere, so AdamH takes Adam's steps with it.")
 
     def _arguments(
         self, params: Any, lr: Rate = 1e-3, betas: Betas = (0.9, 0.999), eps: float = 1e-8
@@ -180,7 +180,7 @@ class SM3(ModernOptimizer):
 
     _rule = "SM3"
     _counts = False
-    _never = {
+    _unsupported_options = {
         "state_storage": "has no slots that state_storage may encode: its sums are of rows and"
         " columns, or grow and grow, and its momentum is updated beside them"
     }

@@ -38,7 +38,7 @@ class Arguments(torch.optim.Optimizer):
             if name in PAIRS and not isinstance(value, tuple | list):  # of an array, say
                 defaults[name] = tuple(numbers)
             is_share = name in ("betas", "betas_1d", "momentum", "beta2", "beta3", "shampoo_beta")
-            if not all(each >= 0 and (each < 1 or not is_share) for each in numbers):
+            if not all(number >= 0 and (number < 1 or not is_share) for number in numbers):
                 raise ValueError(f"Invalid {name} value: {value}")
         super().__init__(params, defaults)
 
@@ -51,9 +51,9 @@ class Arguments(torch.optim.Optimizer):
         if name in PAIRS:
             count = getattr(self, "_betas", 2) if name == "betas" else 2
             if not are_numbers(value, count):
-                what = "a pair of numbers" if count == 2 else "three numbers"
+                expected = "a pair of numbers" if count == 2 else "three numbers"
                 raise InvalidTypeError(
-                    f"Invalid {name} value: {show_value(value)}; expected: {what}."
+                    f"Invalid {name} value: {show_value(value)}; expected: {expected}."
                 )
             return value.tolist() if hasattr(value, "tolist") else value
         if not is_flag(value):

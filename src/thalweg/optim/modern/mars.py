@@ -12,7 +12,7 @@ from thalweg._core.param_groups import Group
 from thalweg.formula import Rule
 from thalweg.optim.modern.arguments import Betas, Rate
 from thalweg.optim.modern.optimizer import ModernOptimizer
-from thalweg.optim.param_state import Own
+from thalweg.optim.param_state import Entries
 from thalweg.rules import modern as rules
 
 _TYPES = {"adamw": "MARS", "lion": "MARS_LION"}
@@ -60,8 +60,9 @@ class MARS(ModernOptimizer):
         caution: bool = False,
     ) -> None: ...
 
-    def _completed(self, given: dict[str, Any]) -> dict[str, Any]:
-        return {**given, "betas_1d": given["betas"]} if given["betas_1d"] is None else given
+    def _completed(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        pair = arguments["betas_1d"]
+        return {**arguments, "betas_1d": arguments["betas"] if pair is None else pair}
 
     @classmethod
     def _choose_rule(cls, group: Group) -> Rule:
@@ -69,9 +70,10 @@ class MARS(ModernOptimizer):
 
     @classmethod
     def _unfit_choices(cls, group: Mapping[str, Any]) -> list[str]:
-        given = group.get("mars_type")
-        if not isinstance(given, str) or given not in _TYPES:
-            return [f"mars_type must be {' or '.join(map(repr, _TYPES))}, not {show_value(given)}"]
+        mars_type = group.get("mars_type")
+        if not isinstance(mars_type, str) or mars_type not in _TYPES:
+            names = " or ".join(map(repr, _TYPES))
+            return [f"mars_type must be {names}, not {show_value(mars_type)}"]
         if group.get("caution"):
             return [
                 "caution=True is not offered: what it measures follows from a norm of the same step"
@@ -79,5 +81,5 @@ class MARS(ModernOptimizer):
         return []
 
     @staticmethod
-    def _starts_beside(param: Tensor) -> Own:
+    def _starts_beside(param: Tensor) -> Entries:
         return {"is_vector": float(param.dim() < 2)}

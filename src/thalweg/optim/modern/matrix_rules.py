@@ -21,7 +21,7 @@ from thalweg.rules.modern.normuon import normuon
 from thalweg.rules.modern.soap import soap
 
 Coefficients = str | tuple[float, float, float] | tuple[tuple[float, float, float], ...]
-_MOST = 3.4028234663852886e38  # of float32
+_FLOAT32_MAX = 3.4028234663852886e38  # of float32
 ORIGINAL = (3.4445, -4.7750, 2.0315)
 
 # The options of a group that choose a rule, with the names of the rules' functions.
@@ -41,23 +41,23 @@ class OfMatrices:
 
     _of_matrices = True
     _counts = False
-    _added = ("heads", "ns_dtype")  # what the state of torch's own class lacks
+    _added_options = ("heads", "ns_dtype")  # what the state of torch's own class lacks
     _choices: ClassVar[dict[str, str]] = _MUONS
     _unread = tuple(_MUONS)
-    _made: Callable[..., Rule]
+    _make_rule: Callable[..., Rule]
     _accepted: ClassVar[Signature]
 
     @classmethod
     def _choose_rule(cls, group: Group) -> Rule:
-        """The rule of a group.
+        """Return the rule of a group.
 
         Raises:
             ValueError: An option is not what it can be.
         """
         names = [name for name in cls._choices if name in cls._accepted.parameters]
-        given = {cls._choices[name]: _read(name, group[name]) for name in names}
+        rule_options = {cls._choices[name]: _read(name, group[name]) for name in names}
         try:
-            return cls._made(**given)
+            return cls._make_rule(**rule_options)
         except TypeError as error:  # of a dict, say, which is no key
             options = ", ".join(f"{name}={shown(group[name])}" for name in names)
             raise ValueError(f"No rule has {options}.") from error
@@ -71,19 +71,19 @@ class OfMatrices:
         return []
 
 
-def _read(name: str, value: Any) -> Any:
+def _read(name: str, option: Any) -> Any:
     """Return an option as a rule's function takes it: of Python's numbers, in tuples."""
-    if isinstance(value, np.generic | np.ndarray | Tensor):
-        value = value.tolist()
+    if isinstance(option, np.generic | np.ndarray | Tensor):
+        option = option.tolist()
     if name == "nesterov":
-        return bool(value)
+        return bool(option)
     if name == "eps":
-        if not abs(value) <= _MOST:
-            raise ValueError(f"eps must be a number of float32, not {shown(value)}.")
-        return float(value)
-    if isinstance(value, list | tuple):  # of a file, say
-        return tuple(_read("", each) for each in value)
-    return str(value) if isinstance(value, str) else value
+        if not abs(option) <= _FLOAT32_MAX:
+            raise ValueError(f"eps must be a number of float32, not {shown(option)}.")
+        return float(option)
+    if isinstance(option, list | tuple):  # of a file, say
+        return tuple(_read("", element) for element in option)
+    return str(option) if isinstance(option, str) else option
 
 
 class Muon(OfMatrices, ModernOptimizer):
@@ -101,7 +101,7 @@ class Muon(OfMatrices, ModernOptimizer):
     """
 
     _rule = "MUON"
-    _made = staticmethod(muon)
+    _make_rule = staticmethod(muon)
 
     def _arguments(
         self,
@@ -132,7 +132,7 @@ class NorMuon(OfMatrices, ModernOptimizer):
     """
 
     _rule = "NORMUON"
-    _made = staticmethod(normuon)
+    _make_rule = staticmethod(normuon)
 
     def _arguments(
         self,
@@ -160,8 +160,8 @@ class MuonH(OfMatrices, ModernOptimizer):
     """
 
     _rule = "MUONH"
-    _without = ("radius", "is 0 and has no sphere, so MuonH takes Muon's steps with it.")
-    _made = staticmethod(muonh)
+    _zero_warning = ("radius", "is 0 and has no sphere, so MuonH takes Muon's steps with it.")
+    _make_rule = staticmethod(muonh)
 
     def _arguments(
         self,
@@ -189,10 +189,10 @@ class SOAP(OfMatrices, ModernOptimizer):
 
     _rule = "SOAP"
     _counts = True
-    _added = ("heads",)
+    _added_options = ("heads",)
     _choices = _SOAPS
     _unread = tuple(_SOAPS)
-    _made = staticmethod(soap)
+    _make_rule = staticmethod(soap)
 
     def _arguments(
         self,
@@ -219,10 +219,10 @@ class KLSOAP(OfMatrices, ModernOptimizer):
 
     _rule = "KLSOAP"
     _counts = True
-    _added = ("heads",)
+    _added_options = ("heads",)
     _choices = _SOAPS
     _unread = tuple(_SOAPS)
-    _made = staticmethod(partial(soap, whitens=True))
+    _make_rule = staticmethod(partial(soap, whitens=True))
 
     def _arguments(
         self,

@@ -13,7 +13,7 @@ from thalweg.optim.modern.optimizer import ModernOptimizer
 
 class OfMatrices:
     _choices: ClassVar[dict[str, str]]
-    _made: Callable[..., Rule]
+    _make_rule: Callable[..., Rule]
     _accepted: ClassVar[Signature]
 
 class Muon(OfMatrices, ModernOptimizer):

@@ -18,7 +18,7 @@ class DeclaredArguments(Arguments):
     """Arguments of a constructor, as the signature of `_arguments` has them."""
 
     _title: ClassVar[str]  # the class of this package that declares them
-    _added: ClassVar[tuple[str, ...]] = ()  # options that a state may lack
+    _added_options: ClassVar[tuple[str, ...]] = ()  # options that a state may lack
 
     def _arguments(self, params: object) -> None:
         """Have what constructors take, and nothing to do."""
@@ -30,25 +30,25 @@ class DeclaredArguments(Arguments):
         except TypeError as error:  # in which Python calls what the user wrote by another name
             title = f"{self._title}.__init__"
             raise TypeError(str(error).replace(declared.__qualname__, title, 1)) from None
-        given = inspect.signature(declared).bind(*args, **keywords)
-        given.apply_defaults()
-        super().__init__(**self._completed(given.arguments))
+        bound = inspect.signature(declared).bind(*args, **keywords)
+        bound.apply_defaults()
+        super().__init__(**self._completed(bound.arguments))
 
-    def _completed(self, given: dict[str, Any]) -> dict[str, Any]:
-        """Arguments, each of which has a value."""
-        return given
+    def _completed(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Return the arguments of the constructor with defaults that depend on others."""
+        return arguments
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        own: Any = self
-        for name in self._added:
-            default = own.defaults.get(name, own._accepted.parameters[name].default)
-            for group in own.param_groups:
+        optimizer: Any = self
+        for name in self._added_options:
+            default = optimizer.defaults.get(name, optimizer._accepted.parameters[name].default)
+            for group in optimizer.param_groups:
                 group.setdefault(name, default)
 
 
 class ModernOptimizer(FusedTorchOptimizer, DeclaredArguments):
-    """A class of torch's kind for one rule, which says its rule and `_arguments`."""
+    """Base class of optimizers with one rule; subclasses define `_rule` and `_arguments`."""
 
     _torch = DeclaredArguments
     _number_dtype = torch.float32
@@ -62,9 +62,9 @@ class ModernOptimizer(FusedTorchOptimizer, DeclaredArguments):
 
     @classmethod
     def _signature(cls) -> inspect.Signature:
-        own = inspect.signature(cls._arguments, eval_str=True)
-        _, *parameters = own.parameters.values()  # without `self`
-        return own.replace(parameters=parameters)
+        signature = inspect.signature(cls._arguments, eval_str=True)
+        _, *parameters = signature.parameters.values()  # without `self`
+        return signature.replace(parameters=parameters)
 
     @classmethod
     def _choose_rule(cls, group: Group) -> Rule:

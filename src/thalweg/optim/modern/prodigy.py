@@ -62,10 +62,10 @@ class Prodigy(ModernOptimizer):
         slice_p: int = 1,
     ) -> None: ...
 
-    def _completed(self, given: dict[str, Any]) -> dict[str, Any]:
-        if given["beta3"] is not None:
-            return given
-        return {**given, "beta3": math.sqrt(given["betas"][1])}
+    def _completed(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        if arguments["beta3"] is not None:
+            return arguments
+        return {**arguments, "beta3": math.sqrt(arguments["betas"][1])}
 
     @classmethod
     def _unfit_choices(cls, group: Mapping[str, Any]) -> list[str]:

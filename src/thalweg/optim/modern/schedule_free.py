@@ -24,7 +24,7 @@ class Means:
     """Methods of the schedule-free classes, whose means x can be swapped with the parameters."""
 
     param_groups: list[Group]
-    _own: Any
+    _cache: Any
     _has_means: bool = True
 
     def swapped(self) -> AbstractContextManager[None]:
@@ -45,16 +45,16 @@ class Means:
             for param in group["params"]
         }
 
-        def mean_of(param: Tensor, own: Any) -> Tensor | None:
-            if "z" not in own:
-                return own.get(EMA)
+        def mean_of(param: Tensor, entries: Any) -> Tensor | None:
+            if "z" not in entries:
+                return entries.get(EMA)
             share = shares.get(id(param), 0.0)
             if not share:
                 raise InvalidArgumentError(
                     "Where betas[0] or momentum is 0, parameters have lost the mean to evaluate."
                 )
-            var = own.get(MASTER, param).detach()
-            return torch.lerp(var, own["z"].to(var.device, var.dtype), 1 - 1 / share).to(
+            var = entries.get(MASTER, param).detach()
+            return torch.lerp(var, entries["z"].to(var.device, var.dtype), 1 - 1 / share).to(
                 param.dtype
             )
 

@@ -13,7 +13,7 @@ from thalweg.optim.modern.optimizer import ModernOptimizer
 
 class Means:
     param_groups: list[Group]
-    _own: Any
+    _cache: Any
     _has_means: bool
     def swapped(self) -> AbstractContextManager[None]: ...
 
