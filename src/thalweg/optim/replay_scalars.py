@@ -136,7 +136,7 @@ class TorchScalars(GroupScalars):
             input_dtypes[RATE] = _DTYPES[rate.dtype]
             samples[RATE] = float(rate.item())
         arguments = np.float64, input_dtypes, names, self._make
-        return Program(*arguments, stored=dtype, samples=samples)
+        return Program(*arguments, storage_dtype=dtype, samples=samples)
 
     def _make(self, symbols: Mapping[str, Any], number: Any) -> dict[str, Any]:
         """Make scalars of symbols for the step count and for hyperparameters."""
