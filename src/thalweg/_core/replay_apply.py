@@ -19,20 +19,20 @@ from thalweg._core.replay_pairs import MOST_COMING, ComingStep, ReplayedPairs
 from thalweg._engines import current
 from thalweg._engines.engine_selection import choices
 
-FAILED = -1  # to make the numbers of a step
+FAILED = -1  # the scalars of a step could not be computed
 
 
 class ReplayedApply(ABC):
-    """A step of `apply_gradients` that may be taken again.
+    """Replay of the last step of `apply_gradients`, while nothing that it depends on has changed.
 
     Args:
         optimizer: The optimizer.
-        planned: Its last step.
-        found: How that was found.
-        holds_attributes: Whether guards compare the attributes of the optimizer, too.
+        planned: The plan of its last step.
+        found: The snapshot of the pairs of gradients and variables in that step.
+        holds_attributes: Whether guards compare the attributes of the optimizer.
     """
 
-    # Whether users' functions are called in it.
+    # Whether the step calls functions of the user.
     calls = False
 
     def __init__(
@@ -44,39 +44,41 @@ class ReplayedApply(ABC):
         self._class: type[Any] = type(optimizer)
         self._names: tuple[str, ...] = tuple(optimizer.__dict__)
         self._holds_attributes = holds_attributes
-        self._attributes = id(optimizer.__dict__)  # no more than that: they hold the plans
+        # Only the id: the attributes refer to the plans, and a reference would be a cycle.
+        self._attributes = id(optimizer.__dict__)
         self._count, self._has_guards = found.snapshot.count, found.snapshot.is_guarded
-        # Whether the numbers of steps to come are known and may be set for the call.
+        # Whether the scalars of coming steps may be computed ahead.
         self._is_foreseen = False
-        # Those steps whose numbers were computed last: the first of them, and the one after them.
+        # Steps with computed scalars: the first one, and the one after the last.
         self._computed_span = (0, 0)
-        self._generation = 0  # of what these numbers follow from
+        # Changes with the hyperparameters from which the scalars are computed.
+        self._generation = 0
 
     @property
     def taken(self) -> int:
-        """Number of steps that it has taken."""
+        """Number of steps that the replay has taken."""
         return self._count.value
 
-    def take(self, optimizer: Any, kept: PlanCache, given: Any) -> bool:
-        """Take it, if everything is as it was.
+    def take(self, optimizer: Any, cache: PlanCache, arguments: Any) -> bool:
+        """Take the step if all guards hold; else change no tensors, and return False.
 
-        Returns:
-            Whether it was taken; if not, nothing has changed.
+        `cache` has the plans of the optimizer, `arguments` what the front end's `_take` expects.
         """
-        before = self._count.value
+        count_before = self._count.value
         try:
-            return self._is_of(optimizer, kept) and self._take(optimizer, kept, given)
+            return self._fits(optimizer, cache) and self._take(optimizer, cache, arguments)
         except BaseException as error:
-            if self._count.value != before:
+            if self._count.value != count_before:
                 add_taken(error)
-            else:  # what is kept may be half of one step, half of another
-                kept.replay = None
+            else:
+                # The scalars may be in part those of another step.
+                cache.replay = None
             raise
 
-    def _is_of(self, optimizer: Any, kept: PlanCache) -> bool:
-        """Return whether it is the last step of an optimizer that is as it was."""
+    def _fits(self, optimizer: Any, cache: PlanCache) -> bool:
+        """Return whether this was the last step of the optimizer, which has not changed since."""
         return (
-            kept.last is self._planned
+            cache.last is self._planned
             and type(optimizer) is self._class
             and (
                 (
@@ -92,52 +94,45 @@ class ReplayedApply(ABC):
 
     @abstractmethod
     def _coming_steps(self, optimizer: Any, first: int) -> Iterator[ComingStep]:
-        """Yield the numbers of the steps to come, if these are known ahead.
+        """Yield the scalars of coming steps that can be computed ahead, after `first` steps."""
+
+    def _take_coming(self, optimizer: Any, pairs: list[Any], transforms: GradientTransforms) -> int:
+        """Take a step with scalars computed ahead; return 0, FAILED, or the code of a guard.
+
+        Between steps of a training, other data evict the code of a formula from the processor's
+        caches. So the formula runs for several steps at once: first for one, then, while steps
+        follow each other, for twice as many each time.
 
         Args:
             optimizer: The optimizer.
-            first: How many steps were taken before the first of them.
-        """
-
-    def _take_coming(self, optimizer: Any, given: list[Any], how: GradientTransforms) -> int:
-        """Take a step whose numbers are known ahead: 0; else what is not as it was.
-
-        Between the steps of a training the processor's caches hold other things, and a formula
-        takes several times as long as when it runs again and again. So it runs for several steps:
-        first for one, then, as long as they come one after the other, for twice as many each time.
-
-        Args:
-            optimizer, given: As those of `take`.
-            how: What happens to the gradients.
+            pairs: The pairs of gradient and variable.
+            transforms: The transforms of the gradients.
         """
         count_before = self._count.value
         try:
-            mismatch = self._found.take_coming(given, how)
+            mismatch = self._found.take_coming(pairs, transforms)
             is_new = mismatch == replay_kernel.NOT_TABLED
             if is_new and self._compute_coming(optimizer, count_before):
-                mismatch = self._found.take_coming(given, how)
+                mismatch = self._found.take_coming(pairs, transforms)
             return mismatch
         except ERRORS:
-            if self._count.value != count_before:  # a signal's function raised it after the step
+            # A signal handler raised the error after the step.
+            if self._count.value != count_before:
                 raise
-            # A planned step raises the error.
+            # The planned step that follows raises the error again.
             return FAILED
 
     def _compute_coming(self, optimizer: Any, count_before: int) -> bool:
-        """Compute the numbers of steps to come; return False if not even one was set.
-
-        Args:
-            optimizer: The optimizer.
-            count_before: How many steps were taken before the first of them.
-        """
+        """Store the scalars of steps after `count_before` steps; return False if none."""
         generation, (first, end) = self._generation, self._computed_span
         limit = max(1, min(2 * (end - first), MOST_COMING)) if count_before == end else 1
         steps: list[ComingStep] = []
-        # Errors and warnings are those of the step itself, when it comes.
+        # Errors and warnings are left to the step itself, which computes its scalars again.
         with suppress(*ERRORS), np.errstate(over="raise", invalid="raise", divide="raise"):
             for step in islice(self._coming_steps(optimizer, count_before), limit):
                 steps.append(step)
-        if generation != self._generation:  # a signal's function took a step that read anew
+        # A signal handler took a step that read the hyperparameters again.
+        if generation != self._generation:
             return False
         if not self._found.set_coming(count_before, steps):
             self._is_foreseen = self._is_foreseen and not steps
@@ -149,34 +144,30 @@ class ReplayedApply(ABC):
         return True
 
     def _forget_coming(self) -> None:
-        """Have the numbers of coming steps computed anew, also those that are being computed."""
+        """Discard the scalars of coming steps, also those that are being computed."""
         self._generation += 1
         self._computed_span = (0, 0)
         self._found.set_coming(0, ())
 
     def _has_equal_attributes(self, optimizer: Any) -> bool:
-        """Return whether those attributes that decide on a step are as they were."""
+        """Return whether the attributes on which a step depends have their old values."""
         return False
 
-    def _drop(self, optimizer: Any, kept: PlanCache, mismatch: int) -> None:
-        """Forget the step, which is not as it was; the next one may be planned anew.
-
-        Args:
-            optimizer, kept: As those of `take`.
-            mismatch: What is not as it was.
-        """
-        if mismatch == replay_kernel.TRACED:  # and the next step may be as this one was
+    def _drop(self, optimizer: Any, cache: PlanCache, mismatch: int) -> None:
+        """Remove this replay from the cache after the guard with the code `mismatch` differed."""
+        # Tracing may end before the next step, which then can be replayed.
+        if mismatch == replay_kernel.TRACED:
             return
-        kept.replay = None
+        cache.replay = None
         if mismatch == replay_kernel.OTHER_DICT and self._has_equal_attributes(optimizer):
-            kept.has_constant_attributes = False
+            cache.has_constant_attributes = False
 
     @abstractmethod
-    def _take(self, optimizer: Any, kept: PlanCache, given: Any) -> bool:
-        """See `take`."""
+    def _take(self, optimizer: Any, cache: PlanCache, arguments: Any) -> bool:
+        """Take the step of the front end; see `take`."""
 
 
 def has_own_methods(optimizer: object) -> bool:
-    """Whether something that an object has of its own hides a method of its class."""
-    own = type(optimizer)
-    return any(callable(getattr(own, name, None)) for name in vars(optimizer))
+    """Return whether an attribute of the instance hides a method of its class."""
+    optimizer_class = type(optimizer)
+    return any(callable(getattr(optimizer_class, name, None)) for name in vars(optimizer))

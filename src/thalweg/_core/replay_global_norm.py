@@ -1,4 +1,4 @@
-"""The factor that clips gradients by their common norm, made in the call that takes the step."""
+"""Clip factor of the global norm, computed in the native call of a replayed step."""
 
 from __future__ import annotations
 
@@ -18,50 +18,52 @@ if TYPE_CHECKING:
 
 
 class ReplayedGlobalNorm:
-    """What `look_norm` reads and writes.
+    """Memory that `look_norm` reads and writes.
 
     Args:
-        launches: The kernels that are given the factor.
-        sweeps: What measures the gradients of each.
-        count: How many gradients there are.
+        launches: The kernels that use the factor.
+        sweeps: The reductions over the gradients of each kernel.
+        count: The number of gradients.
     """
 
     def __init__(self, launches: Sequence[Launch], sweeps: Sequence[Sweep], count: int) -> None:
         self._words = words = np.zeros(replay_global_norm.BLOCK, np.int64)
         self._numbers = words.view(np.float64)
         self._squares = np.zeros(count, np.float64)
-        members = [np.array(each.members, np.int64) for each in launches]
-        beside = zip(sweeps, members, strict=True)
-        own = [(*each.record(), places.ctypes.data) for each, places in beside]
-        rows = [row for each in launches for row in each.columns("clip_scale")]
-        records = [np.array(each, np.int64) for each in (own, rows)]
-        self._held = members, sweeps, records
+        members = [np.array(launch.members, np.int64) for launch in launches]
+        sweeps_and_members = zip(sweeps, members, strict=True)
+        sweep_rows = [(*sweep.record(), places.ctypes.data) for sweep, places in sweeps_and_members]
+        rows = [row for launch in launches for row in launch.columns("clip_scale")]
+        records = [np.array(record, np.int64) for record in (sweep_rows, rows)]
+        # The addresses in `words` stay valid while these references exist.
+        self._references = members, sweeps, records
         words[replay_global_norm.TAKEN], words[replay_global_norm.COUNT] = -1, count
         words[replay_global_norm.SQUARES] = self._squares.ctypes.data
-        for place, each in zip(
+        for place, record in zip(
             (replay_global_norm.SWEEPS, replay_global_norm.ROWS), records, strict=True
         ):
-            words[place], words[place + 1] = len(each), each.ctypes.data
+            words[place], words[place + 1] = len(record), record.ctypes.data
         words[replay_global_norm.ROUTINE] = norm_routine()
         self.address = words.ctypes.data
 
-    def set(self, how: GradientTransforms, usual: Usual) -> None:
-        """Have it make the factor of gradients to which this happens."""
+    def set(self, transforms: GradientTransforms, usual_range: Usual) -> None:
+        """Set the transforms of gradients, and the range in which the plain formula is exact."""
         words, numbers = self._words, self._numbers
-        words[replay_global_norm.IS_NARROW] = usual.dtype is np.float32
-        words[replay_global_norm.IS_TORCHS] = how.epsilon is not None
-        words[replay_global_norm.UNSCALES] = how.unscaling is not None
-        numbers[replay_global_norm.LIMIT] = how.global_clipnorm
-        numbers[replay_global_norm.EPSILON] = how.epsilon or 0.0
-        numbers[replay_global_norm.LOWEST] = usual.lowest
-        numbers[replay_global_norm.HIGHEST] = usual.highest
-        numbers[replay_global_norm.FURTHEST] = usual.furthest
+        words[replay_global_norm.IS_NARROW] = usual_range.dtype is np.float32
+        words[replay_global_norm.IS_TORCHS] = transforms.epsilon is not None
+        words[replay_global_norm.UNSCALES] = transforms.unscaling is not None
+        numbers[replay_global_norm.LIMIT] = transforms.global_clipnorm
+        numbers[replay_global_norm.EPSILON] = transforms.epsilon or 0.0
+        numbers[replay_global_norm.LOWEST] = usual_range.lowest
+        numbers[replay_global_norm.HIGHEST] = usual_range.highest
+        numbers[replay_global_norm.FURTHEST] = usual_range.furthest
         numbers[replay_global_norm.UNSCALING] = 1.0
-        if how.unscaling is not None and how.clipvalue is None:  # else it was before the measure
-            numbers[replay_global_norm.UNSCALING] = how.unscaling[0]
+        # With `clipvalue` the reduction has unscaled the gradients before.
+        if transforms.unscaling is not None and transforms.clipvalue is None:
+            numbers[replay_global_norm.UNSCALING] = transforms.unscaling[0]
 
     def set_switches(self, address: int, stride: int) -> None:
-        """Have the norm leave out gradients that are not there.
+        """Make the norm skip gradients that are missing.
 
         Args:
             address: Address of the flag of the first gradient; 0 if all are present.
@@ -72,10 +74,10 @@ class ReplayedGlobalNorm:
             stride,
         )
 
-    def last_norm(self, taken: int) -> tuple[float, float] | None:
+    def last_norm(self, step_count: int) -> tuple[float, float] | None:
         """Return norm and clip factor of a step, or None if the last call was another step."""
         words = self._words.copy()
-        if words[replay_global_norm.TAKEN] != taken:
+        if words[replay_global_norm.TAKEN] != step_count:
             return None
         norm, factor = words.view(np.float64)[[replay_global_norm.NORM, replay_global_norm.FACTOR]]
         return float(norm), float(factor)

@@ -1,4 +1,4 @@
-"""What a rule measures in a step that is taken in one call, and makes of it for each variable."""
+"""Reductions of a rule over each variable, and scalars computed from them, in replayed steps."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ _DTYPES = {np.float32: torch.float32, np.float64: torch.float64}
 
 
 class ReplayedReductions:
-    """The same, of the variables of a kernel; each has a row of scalars of its own.
+    """Reductions and their scalars for the variables of one kernel, each with a row of scalars.
 
     Args:
         rule: The rule.
         launch: The kernel, a `Launch`.
-        stages: What happens to gradients before.
-        slots: For each variable its slots of shape (), in the rule's order.
+        stages: The transforms of gradients before the reductions.
+        slots: The slots of shape () of each variable, in the rule's order.
 
     Attributes:
-        names: Of the scalars that measures depend on.
+        names: The names of the scalars that the reductions use.
 
     Raises:
-        TypeError: What the rule makes of its measures is no arithmetic of `program.py`, or a slot
-            is not of the compute dtype.
+        TypeError: Native code cannot compute the scalars of the rule, a slot is not of the compute
+            dtype, or two variables share a slot.
     """
 
     def __init__(
@@ -52,18 +52,19 @@ class ReplayedReductions:
         self._places = places
         self._rows = np.zeros((count, len(self.names)), np.float64)
         letter = "f" if launch.dtype is np.float32 else "d"
-        self._measured = Struct(f"={len(self.names)}{letter}")  # rounded as updates see them
+        # Updates read scalars in the compute dtype, so reductions use the rounded values.
+        self._scalar_layout = Struct(f"={len(self.names)}{letter}")
         first = _program_of(rule, launch.dtype)
         self._programs = [first.again() for _ in launch.places]
-        self._given = Struct(f"={len(first.names)}{letter}")
+        self._input_layout = Struct(f"={len(first.names)}{letter}")
         self._records: Int64 = np.zeros((count, scalar_program.PROGRAM // 8), np.int64)
-        for own, record in zip(self._programs, self._records, strict=True):
-            own.place(record, launch.names, 0, 1)
-        every = [each for own in slots for each in own]
-        if {each.dtype for each in every} - {_DTYPES[launch.dtype]}:
+        for program, record in zip(self._programs, self._records, strict=True):
+            program.place(record, launch.names, 0, 1)
+        flat_slots = [slot for var_slots in slots for slot in var_slots]
+        if {slot.dtype for slot in flat_slots} - {_DTYPES[launch.dtype]}:
             raise TypeError("A slot has another dtype than the arithmetic.")
-        places_of_slots = [each.data_ptr() for each in every]
-        if len({*places_of_slots}) < len(every):
+        places_of_slots = [slot.data_ptr() for slot in flat_slots]
+        if len({*places_of_slots}) < len(flat_slots):
             raise TypeError("Two variables have a slot in common.")
         self._slot_places = np.array(places_of_slots, np.int64)
         self._results = first.registers_of([slot.name for slot in rule.measured_slots])
@@ -84,43 +85,46 @@ class ReplayedReductions:
         ]
 
     def column(self, name: str) -> tuple[int, int, int]:
-        """Where a scalar of the measures is, of float64; as `Launch.columns`."""
+        """Return address, row count and byte stride of a float64 scalar, as `Launch.columns`."""
         rows = self.sweep.rows
         return rows.ctypes.data + 8 * self.names.index(name), len(rows), rows.strides[0]
 
     def launched(self) -> tuple[int, int, int, int]:
-        """As `Launch.record`."""
+        """Return the record of the launch, as `Launch.record`."""
         return self.sweep.kernel.address, self.sweep.address, 0, 1
 
     def threads(self) -> tuple[int, int]:
-        """As those of `Launch`."""
+        """Return the address of the parallel routine, or 0, and the number of threads."""
         count = self.sweep.threads()
         return parallel_address() if count > 1 else 0, count
 
     def set_scalars(self, scalars: Sequence[Mapping[str, Any]]) -> None:
-        """Set what measures, and what is made of them, depend on.
+        """Set the scalars that the reductions and the programs use.
 
         Args:
-            scalars: Of each place.
+            scalars: The scalars by name, for each place of the launch.
         """
-        for k, (made, own) in enumerate(zip(scalars, self._programs, strict=True)):
-            self._rows[k] = _rounded(self._measured, [made[name] for name in self.names])
-            own.give(_rounded(self._given, [made[name] for name in own.names]))
+        for index, (values, program) in enumerate(zip(scalars, self._programs, strict=True)):
+            self._rows[index] = _rounded(self._scalar_layout, [values[name] for name in self.names])
+            program.give(_rounded(self._input_layout, [values[name] for name in program.names]))
         np.take(self._rows, self._places, 0, self.sweep.rows, "clip")
 
 
-def _rounded(kind: Struct, values: Sequence[Any]) -> tuple[Any, ...]:
-    return kind.unpack(kind.pack(*values))
+def _rounded(layout: Struct, values: Sequence[Any]) -> tuple[Any, ...]:
+    return layout.unpack(layout.pack(*values))
 
 
 def _program_of(rule: Rule, dtype: Dtype) -> Program:
-    """What a rule makes of its measures and then its scalar slots, which come first."""
-    own: dict[str, Dtype] = dict.fromkeys(rule.measures, np.float64)
-    own |= {slot.name: dtype for slot in rule.measured_slots}
+    """Return the program of `rule.per_variable`; its first inputs are measures and scalar slots."""
+    single_inputs: dict[str, Dtype] = dict.fromkeys(rule.measures, np.float64)
+    single_inputs |= {slot.name: dtype for slot in rule.measured_slots}
     function: Any = rule.per_variable
-    bound = getattr(function, "keywords", ())  # of a `functools.partial`
-    wanted = [name for name in inspect.signature(function).parameters if name not in bound]
-    known = [name for name in wanted if name not in own]
+    bound_names = getattr(function, "keywords", ())  # of a `functools.partial`
+    names = [name for name in inspect.signature(function).parameters if name not in bound_names]
+    scalar_names = [name for name in names if name not in single_inputs]
     return Program(
-        dtype, own, known, lambda given, _: function(**{name: given[name] for name in wanted})
+        dtype,
+        single_inputs,
+        scalar_names,
+        lambda inputs, _: function(**{n: inputs[n] for n in names}),
     )

@@ -195,7 +195,7 @@ class KerasReplay(ReplayedApply):
             mismatch = self._retry_after_reading(optimizer, pairs, self._compare)
             if not mismatch:
                 self._call_functions(optimizer)
-                if not self._is_of(optimizer, cache) or optimizer._choose_rule() is not self._rule:
+                if not self._fits(optimizer, cache) or optimizer._choose_rule() is not self._rule:
                     return False
                 mismatch = self._retry_after_reading(optimizer, pairs, self._take_as_known)
         else:
