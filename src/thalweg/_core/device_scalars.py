@@ -1,7 +1,7 @@
-"""Scalars that a device alone knows: of steps that it counts, and of rates that lie there.
+"""Scalars on a device: of steps that the device counts, and of rates that are tensors there.
 
-They are tensors of shape (), or have one number for each variable of the step. Nobody waits for the
-device.
+They are tensors of shape (), or have one number for each variable of the step. The functions do not
+synchronize with the device.
 """
 
 from __future__ import annotations
@@ -25,61 +25,65 @@ def device_columns(
     scalars_of: ScalarsOf,
     dtypes: Sequence[Dtype],
     variables: Sequence[Tensor],
-    there: torch.device,
+    device: torch.device,
 ) -> Columns:
-    """As `columns_of`, where some scalars are tensors of a device."""
-    own = [compute_dtype(var.dtype) for var in variables]
-    keys = list(zip(own, [None] * len(own) if groups is None else groups, strict=True))
-    found = {key: scalars_of(*key) for key in dict.fromkeys(keys)}
+    """Return the columns of `columns_of`; scalars that are tensors become one vector each."""
+    var_dtypes = [compute_dtype(var.dtype) for var in variables]
+    keys = list(zip(var_dtypes, [None] * len(variables) if groups is None else groups, strict=True))
+    table = {key: scalars_of(*key) for key in dict.fromkeys(keys)}
     names = dict.fromkeys(
-        name for made in found.values() for name, value in made.items() if isinstance(value, Tensor)
+        name for row in table.values() for name, value in row.items() if isinstance(value, Tensor)
     )
-    known = {
-        key: {name: value for name, value in made.items() if name not in names}
-        for key, made in found.items()
+    host_scalars = {
+        key: {name: value for name, value in row.items() if name not in names}
+        for key, row in table.items()
     }
-    columns = columns_of(groups, lambda dtype, key: known[dtype, key], dtypes, variables)
-    moving = {
-        name: expand_to_variables(keys, {key: made[name] for key, made in found.items()}, there)
+    columns = columns_of(groups, lambda dtype, key: host_scalars[dtype, key], dtypes, variables)
+    device_vectors = {
+        name: expand_to_variables(keys, {key: row[name] for key, row in table.items()}, device)
         for name in names
     }
-    return columns._replace(separate={**columns.separate, **moving})
+    return columns._replace(separate={**columns.separate, **device_vectors})
 
 
 def expand_to_variables(
-    keys: Sequence[Hashable], values: Mapping[Any, Any], there: torch.device
+    keys: Sequence[Hashable], values: Mapping[Any, Any], device: torch.device
 ) -> Tensor:
-    """One number for each variable, of those of its key: a number or a tensor."""
+    """Return a tensor on a device with one number for each variable, by the variable's key.
+
+    `values` has for each key a number, a scalar tensor, or a tensor with a number per variable.
+    """
     parts: list[Tensor] = []
     for key, run in groupby(range(len(keys)), key=keys.__getitem__):
         places, value = list(run), values[key]
         if not isinstance(value, Tensor):
-            value = torch.full((), float(value), dtype=torch.float64, device=there)
+            value = torch.full((), float(value), dtype=torch.float64, device=device)
         first, count = places[0], len(places)
         parts.append(value.narrow(0, first, count) if value.dim() else value.expand(count))
     return parts[0] if len(parts) == 1 else torch.cat([part.double() for part in parts])
 
 
 def device_derived_scalars(
-    rule: Rule, values: dict[str, object], dtype: Dtype, step: Tensor, there: torch.device
+    rule: Rule, values: dict[str, object], dtype: Dtype, step: Tensor, device: torch.device
 ) -> dict[str, Any]:
-    """As `derived`, where the number of the step, and other numbers, are tensors of a device.
+    """Return the scalars of `derived` for a step number that is a tensor of a device.
 
-    Powers are computed in float64 and rounded once. `prepare` is given tensors where one of its
-    arguments is one.
+    Powers are computed in float64 and rounded once. `prepare` gets tensors only, if one of its
+    arguments is a tensor.
     """
-    kind = TORCH[dtype]
-    known = {**values, "t": step.to(kind)}
+    torch_dtype = TORCH[dtype]
+    scalars = {**values, "t": step.to(torch_dtype)}
     for power, hyper in rule.powers.items():
-        if power not in known:
-            base = number(known[hyper], there)
-            found = torch.pow(base.double(), step.double()).to(kind)
-            known[power] = without_denormals(found)
+        if power not in scalars:
+            base = number(scalars[hyper], device)
+            power_value = torch.pow(base.double(), step.double()).to(torch_dtype)
+            scalars[power] = without_denormals(power_value)
     if rule.prepare is None:
-        return known
-    given = bind_arguments(rule, "prepare", known)
-    if any(isinstance(each, Tensor) for each in given.values()):
-        known |= {name: number(each, there) for name, each in given.items()}
-    made = apply_prepare(rule, known)
-    # What the host knows, it goes on knowing.
-    return {**made, **{name: each for name, each in values.items() if made[name] is known[name]}}
+        return scalars
+    arguments = bind_arguments(rule, "prepare", scalars)
+    if any(isinstance(scalar, Tensor) for scalar in arguments.values()):
+        scalars |= {name: number(scalar, device) for name, scalar in arguments.items()}
+    derived_scalars = apply_prepare(rule, scalars)
+    # Scalars that `prepare` returns unchanged stay numbers of the host.
+    host_values = {name: x for name, x in values.items() if derived_scalars[name] is scalars[name]}
+    return {**derived_scalars, **host_values}

@@ -90,19 +90,19 @@ class GradientStats:
 
     @property
     def _is_float64(self) -> bool:
-        """Whether squares may overflow float64."""
+        """True if squares may overflow float64."""
         return self._norm_dtype is np.float64
 
     @property
     def _needs_extra_sums(self) -> bool:
-        """Whether the global norm must be exact though squares may overflow float64."""
+        """True if the global norm must be exact although squares may overflow float64."""
         transforms = self._transforms
         is_open = transforms.global_clipnorm is not None and transforms.clip_factor is None
         return is_open and not transforms.overflow and self._is_float64
 
     @property
     def _roots_overflow(self) -> bool:
-        """Whether `_root_norms` may overflow float64 while clipped gradients do not."""
+        """True if `_root_norms` may overflow float64 while clipped gradients do not."""
         transforms = self._transforms
         if transforms.overflow or transforms.global_clipnorm is None or not self._is_float64:
             return False
@@ -116,7 +116,7 @@ class GradientStats:
 
     @property
     def _does_overflow(self) -> bool:
-        """Whether the global sum of squares overflows like float32."""
+        """True if the global sum of squares overflows like float32."""
         transforms = self._transforms
         return transforms.overflow and (transforms.casts or self._norm_dtype is np.float32)
 
@@ -290,7 +290,7 @@ class GradientStats:
 
     @lazy
     def _has_one_factor(self) -> bool:
-        """Whether `clip_parts` are host numbers, equal for all variables."""
+        """True if `clip_parts` are host numbers, equal for all variables."""
         scale, _ = self.clip_parts
         return not isinstance(scale, Tensor) and getattr(scale, "ndim", 0) == 0
 
@@ -461,6 +461,8 @@ def materialised(
     processed_pairs: list[Pair] = []
     for index, (grad, var) in enumerate(pairs):
         scalars = columns.scalars_of(index, compute_dtype(var.dtype))
-        processed = _engines.transform(transforms.stages, values[index], scalars, flush, var.dtype)
-        processed_pairs.append((with_values(grad, processed), var))
+        processed_grad = _engines.transform(
+            transforms.stages, values[index], scalars, flush, var.dtype
+        )
+        processed_pairs.append((with_values(grad, processed_grad), var))
     return processed_pairs, stats.decision()

@@ -23,65 +23,67 @@ if TYPE_CHECKING:
 Groups = Sequence[Hashable] | None
 ScalarsOf = Callable[[Dtype, Hashable], dict[str, Any]]
 
-_GIVEN = SCALARS | {"t"}  # scalars that a step adds to the rule's
+_RESERVED = SCALARS | {"t"}  # scalars that a step adds to the rule's
 
 
 def derived(rule: Rule, values: dict[str, object], dtype: Dtype, step: int) -> dict[str, Any]:
-    """All that a rule's formulas may ask for.
+    """Return the scalars that a rule's formulas may use; adds powers and "t" to `values`.
 
     Args:
         rule: The rule.
-        values: Its hyperparameters as scalars of `dtype`; powers that are given are kept.
+        values: Its hyperparameters as scalars of `dtype`; powers among them are not computed.
         dtype: The compute dtype.
         step: The number of this step, from 1.
 
     Raises:
-        RuleError: The rule's `prepare` asks for what there is not, or makes what it must not.
+        RuleError: The rule's `prepare` has an unknown argument, or returns a name or a value that
+            is not allowed.
     """
     t = dtype(step)
     for power, hyper in rule.powers.items():
         if power not in values:
             values[power] = formula.power(values[hyper], t)
     values.setdefault("t", t)
-    found = apply_prepare(rule, values)
-    if not SCALARS.isdisjoint(found):
-        raise _taken(rule, "makes scalars", SCALARS & found.keys())
-    for name, value in found.items():
+    scalars = apply_prepare(rule, values)
+    if not SCALARS.isdisjoint(scalars):
+        raise _reserved_error(rule, "makes scalars", SCALARS & scalars.keys())
+    for name, value in scalars.items():
         if type(value) is not dtype:
-            found[name] = _converted(rule, name, value, dtype)
-    return found
+            scalars[name] = _converted(rule, name, value, dtype)
+    return scalars
 
 
 def defaults_of(rule: object) -> dict[str, Any]:
-    """The hyperparameters of a rule, for a constructor that is handed one.
+    """Return the defaults of the hyperparameters of a rule, by name.
 
     Raises:
-        TypeError: It is no rule.
-        RuleError: One name would stand for two of its scalars; names them.
+        TypeError: `rule` is not a rule.
+        RuleError: Two scalars of the rule have the same name; the message contains the names.
     """
     if not isinstance(rule, Rule):
         raise TypeError(f"rule must be a thalweg.Rule, not {show_value(rule)}.{hint(rule)}")
-    given = [*(hyper.name for hyper in rule.hypers), *rule.powers]
-    if not _GIVEN.isdisjoint(given):
-        raise _taken(rule, "has hyperparameters or powers", _GIVEN.intersection(given))
-    twice = sorted({name for name in given if given.count(name) > 1})
-    if twice:
+    names = [*(hyper.name for hyper in rule.hypers), *rule.powers]
+    if not _RESERVED.isdisjoint(names):
+        raise _reserved_error(rule, "has hyperparameters or powers", _RESERVED.intersection(names))
+    duplicates = sorted({name for name in names if names.count(name) > 1})
+    if duplicates:
         raise RuleError(
-            f"Rule {rule.name!r} has a hyperparameter and a power named {', '.join(twice)}."
+            f"Rule {rule.name!r} has a hyperparameter and a power named {', '.join(duplicates)}."
             " Rename one."
         )
     return {hyper.name: hyper.default for hyper in rule.hypers}
 
 
-def _taken(rule: Rule, what: str, names: Any) -> RuleError:
+def _reserved_error(rule: Rule, action: str, names: Any) -> RuleError:
+    """Return the error that a rule uses names which every step defines."""
     return RuleError(
-        f"Rule {rule.name!r} {what} named {', '.join(sorted(names))}, which every step gives its"
+        f"Rule {rule.name!r} {action} named {', '.join(sorted(names))}, which every step gives its"
         " own meaning. Rename them."
     )
 
 
 def _converted(rule: Rule, name: str, value: object, dtype: Dtype) -> object:
-    """What `prepare` made of the scalar `name`, in the compute dtype."""
+    """Return a scalar that `prepare` computed in the compute dtype; NaN if invalid as a number."""
     try:
         with np.errstate(over="ignore"):
             return dtype(as_number(name, value))
@@ -97,32 +99,32 @@ def _converted(rule: Rule, name: str, value: object, dtype: Dtype) -> object:
 def columns_of(
     groups: Groups, scalars_of: ScalarsOf, dtypes: Sequence[Dtype], variables: Sequence[Tensor]
 ) -> Columns:
-    """The scalars of a rule: those that all variables share, and those that differ by group.
+    """Return the scalars of a rule, shared by all variables or separate where groups differ.
 
     Args:
-        groups: For each variable its group; None if there is one.
-        scalars_of: Gives the scalars of a group in a compute dtype; asked once for each.
+        groups: The group of each variable; None for a single group.
+        scalars_of: Returns the scalars of a group in a compute dtype; called once for each.
         dtypes: The compute dtypes of the step.
         variables: The variables.
     """
     if groups is None:
         return Columns({dtype: scalars_of(dtype, None) for dtype in dtypes}, {})
-    own = [(compute_dtype(var.dtype), group) for var, group in zip(variables, groups, strict=True)]
-    found = {key: scalars_of(*key) for key in dict.fromkeys(own)}
+    keys = [(compute_dtype(var.dtype), group) for var, group in zip(variables, groups, strict=True)]
+    table = {key: scalars_of(*key) for key in dict.fromkeys(keys)}
     shared: dict[Dtype, dict[str, object]] = {}
-    for (dtype, _), values in found.items():
+    for (dtype, _), values in table.items():
         shared.setdefault(dtype, values)
-    differing = {
+    unequal = {
         name: None
-        for (dtype, _), values in found.items()
+        for (dtype, _), values in table.items()
         for name, value in values.items()
         if value != shared[dtype][name]
     }
-    separate = {name: np.array([found[key][name] for key in own], np.float64) for name in differing}
+    separate = {name: np.array([table[key][name] for key in keys], np.float64) for name in unequal}
     return Columns(shared, separate)
 
 
-def processed(columns: Columns, known: GradientStats, dtypes: Sequence[Dtype]) -> Columns:
-    """The same with the scalars of the stages."""
-    shared = {dtype: {**columns.shared[dtype], **known.shared(dtype)} for dtype in dtypes}
-    return columns._replace(shared=shared, separate={**columns.separate, **known.separate})
+def processed(columns: Columns, stats: GradientStats, dtypes: Sequence[Dtype]) -> Columns:
+    """Return columns with the scalars of the transforms of gradients added."""
+    shared = {dtype: {**columns.shared[dtype], **stats.shared(dtype)} for dtype in dtypes}
+    return columns._replace(shared=shared, separate={**columns.separate, **stats.separate})

@@ -1,6 +1,6 @@
-"""One number for each variable: an array on the host, or a tensor where measures stay on a device.
+"""Vectors with one number for each variable: arrays of the host, or tensors of a device.
 
-Nobody waits for the device. `there` is the device, None for the host.
+The functions do not synchronize with the device. A `device` of None is the host.
 """
 
 from __future__ import annotations
@@ -18,120 +18,123 @@ from thalweg._engines.protocol import Dtype
 from thalweg._engines.protocol import pick_members as pick_members
 
 Device = torch.device | None
-_INTERPRETS = is_interpreted()  # then tensors of the CPU are those of a GPU
+# Triton's interpreter runs GPU kernels on tensors of the CPU.
+_INTERPRETS = is_interpreted()
 TORCH: dict[Any, torch.dtype] = {np.float32: torch.float32, np.float64: torch.float64}
 
 
 def functions_of(vector: object) -> Any:
-    """The namespace of a vector: that of torch or of NumPy."""
+    """Return the module with the functions of a vector: torch or NumPy."""
     return torch if isinstance(vector, Tensor) else np
 
 
 def place_of(vector: object) -> Device:
-    """Where a vector is."""
+    """Return the device of a vector; None for an array."""
     return vector.device if isinstance(vector, Tensor) else None
 
 
 def is_host(tensor: Tensor) -> bool:
-    """Whether a tensor is certainly not on a GPU."""
+    """Return whether a tensor is on the CPU, and GPU kernels are not interpreted there."""
     return tensor.is_cpu and not _INTERPRETS
 
 
 def send_to(values: object, device: torch.device) -> Tensor:
-    """An array on a device."""
-    there = torch.from_numpy(values)  # pyright: ignore[reportUnknownMemberType]
-    there = there.pin_memory() if device.type == "cuda" else there
-    return there.to(device, non_blocking=True)
+    """Return an array as a tensor of a device, copied asynchronously."""
+    tensor = torch.from_numpy(values)  # pyright: ignore[reportUnknownMemberType]
+    tensor = tensor.pin_memory() if device.type == "cuda" else tensor
+    return tensor.to(device, non_blocking=True)
 
 
 def place_like(values: object, vector: object) -> Any:
-    """An array where a vector is."""
-    there = place_of(vector)
+    """Return values as an array or a tensor on the device of a vector."""
+    device = place_of(vector)
     if isinstance(values, Tensor):
-        return values.cpu().numpy() if there is None else values
-    return values if there is None else send_to(values, there)
+        return values.cpu().numpy() if device is None else values
+    return values if device is None else send_to(values, device)
 
 
 def at_least(vector: Any, limit: Any) -> Any:
-    """The larger one of each number and a limit; NaN stays NaN."""
+    """Return the maximum of each number and a limit; NaN stays NaN."""
     if not isinstance(vector, Tensor):
         return np.maximum(vector, limit)
     return torch.maximum(vector, torch.full_like(vector, limit))
 
 
 def at_most(vector: Any, limit: Any) -> Any:
-    """The smaller one of each number and a limit; NaN stays NaN."""
+    """Return the minimum of each number and a limit; NaN stays NaN."""
     if not isinstance(vector, Tensor):
         return np.minimum(vector, limit)
     return torch.minimum(vector, torch.full_like(vector, limit))
 
 
-def for_each(vector: Any, one: Any) -> Any:
-    """One number as many times as a vector has numbers."""
-    return one.expand(len(vector)) if isinstance(one, Tensor) else np.full(len(vector), one)
+def for_each(vector: Any, scalar: Any) -> Any:
+    """Return a number repeated to the length of a vector."""
+    return (
+        scalar.expand(len(vector)) if isinstance(scalar, Tensor) else np.full(len(vector), scalar)
+    )
 
 
-def round_to(vector: Any, dtype: Dtype, there: Device) -> Any:
-    """The same in a compute dtype."""
-    if there is None:
+def round_to(vector: Any, dtype: Dtype, device: Device) -> Any:
+    """Return a vector on a device, rounded to a compute dtype."""
+    if device is None:
         vector = vector.cpu().numpy() if isinstance(vector, Tensor) else vector
         return vector.astype(dtype)
-    return (vector if isinstance(vector, Tensor) else send_to(vector, there)).to(TORCH[dtype])
+    return (vector if isinstance(vector, Tensor) else send_to(vector, device)).to(TORCH[dtype])
 
 
-def join_numbers(numbers: Sequence[Any], there: Device) -> Any:
-    """A vector of numbers, in float64."""
-    if there is None:
+def join_numbers(numbers: Sequence[Any], device: Device) -> Any:
+    """Return numbers as a float64 vector."""
+    if device is None:
         return np.array(numbers, np.float64)
     return torch.stack(list(numbers)).double()
 
 
 def split_numbers(vector: Any) -> Sequence[Any]:
-    """The numbers of a vector."""
+    """Return the numbers of a vector: tensors of shape (), or Python numbers."""
     return vector.unbind() if isinstance(vector, Tensor) else vector.tolist()
 
 
-def number(value: object, there: Device) -> Any:
-    """A scalar of the host where the vectors are; a vector as it is."""
-    if there is None or not isinstance(value, np.floating):
+def number(value: object, device: Device) -> Any:
+    """Return a NumPy scalar as a tensor of a device; other values unchanged."""
+    if device is None or not isinstance(value, np.floating):
         return value
     dtype = TORCH[type(value)]  # pyright: ignore[reportUnknownArgumentType]
-    return torch.full((), float(value), dtype=dtype, device=there)  # pyright: ignore[reportUnknownArgumentType]
+    return torch.full((), float(value), dtype=dtype, device=device)  # pyright: ignore[reportUnknownArgumentType]
 
 
-def spread_over(value: object, dtype: Dtype, count: int, there: Device) -> Any:
-    """A number or vector as a vector of so many, in a compute dtype."""
-    if there is None:
+def spread_over(value: object, dtype: Dtype, count: int, device: Device) -> Any:
+    """Return a number or vector, broadcast to length `count`, in a compute dtype."""
+    if device is None:
         return np.broadcast_to(np.asarray(value, dtype), (count,))
-    return torch.as_tensor(value, dtype=TORCH[dtype], device=there).expand(count)
+    return torch.as_tensor(value, dtype=TORCH[dtype], device=device).expand(count)
 
 
 def log(value: Any) -> Any:
-    """The natural logarithm of a float32; of a device's computed in float64 and rounded once."""
+    """Return the natural logarithm of a float32; a tensor is computed in float64, rounded once."""
     if not isinstance(value, Tensor):
         return scalars.log(value)
     return value.double().log().to(value.dtype)
 
 
 def power(base: float, exponent: Any) -> Any:
-    """A number to the power of a float32, 0 below the normal numbers; computed as `log` is."""
+    """Return a number to the power of a float32, 0 for denormal results; rounded like `log`."""
     if not isinstance(exponent, Tensor):
         return scalars.power(type(exponent)(base), exponent)
     return without_denormals(torch.pow(base, exponent.double()).to(exponent.dtype))
 
 
 def without_denormals(values: Tensor) -> Tensor:
-    """Numbers, with 0 for those below the normal ones."""
+    """Return numbers with 0 in place of denormals."""
     return torch.where(values.abs() < torch.finfo(values.dtype).tiny, 0, values)
 
 
 def as_slot(value: object, slot: Tensor) -> Tensor:
-    """A number as a tensor of a slot's dtype, where it can be copied to it."""
+    """Return a number as a tensor with the dtype of a slot, ready to copy into the slot."""
     if isinstance(value, Tensor):
         return value.to(slot.dtype)
     return torch.tensor(value, dtype=slot.dtype, device=slot.device)
 
 
 def rounded(values: Mapping[str, object], dtype: Dtype) -> dict[str, Any]:
-    """Scalars with Python's numbers among them, which kernels would round, in the compute dtype."""
-    return {n: dtype(each) if isinstance(each, float | int) else each for n, each in values.items()}
+    """Return scalars by name, with Python numbers rounded to the compute dtype."""
+    return {n: dtype(x) if isinstance(x, float | int) else x for n, x in values.items()}
