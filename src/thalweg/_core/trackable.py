@@ -1,10 +1,10 @@
-"""How a saved value reaches an object that does not exist yet.
+"""Deferred restoration of checkpoint values into objects that do not exist yet.
 
 A checkpoint of objects is a graph: an object has children by name, some of which are variables, and
-an optimizer has slots beside variables. A value that is restored before its object exists waits: a
-child's with its parent, by name, and a slot's with the optimizer, by variable and name. Whatever
-makes the object asks for it. The methods are those of TensorFlow's `Trackable`, for subclasses that
-override or call them.
+an optimizer has slots of variables. A value that is restored before its object exists waits: a
+child's in its parent, by name, and a slot's in the optimizer, by variable and name. The code that
+creates the object looks the value up. Subclasses may override or call the methods, which
+are those of TensorFlow's `Trackable`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from thalweg.variable import to_tensor
 
 
 class Position(Protocol):
-    """A place in a checkpoint that waits for its object.
+    """Position in a checkpoint that waits for its object.
 
     Attributes:
         restore_uid: The number of the restore; a later one has a higher number.
@@ -43,18 +43,18 @@ class Position(Protocol):
     def graph(self) -> Any: ...
 
     def is_simple_variable(self) -> bool:
-        """Whether it is a value and nothing else."""
+        """Return whether the position holds a single value and no children."""
         ...
 
     def value(self) -> Tensor:
-        """The value; not to be written to."""
+        """Return the value, which must not be modified."""
         ...
 
     def restore(self, trackable: object) -> None:
-        """Give an object what the checkpoint has for it; CheckpointMismatchError if it differs."""
+        """Restore an object; CheckpointMismatchError if its shape or dtype differs."""
 
     def release(self) -> None:
-        """Wait no longer: another value was chosen."""
+        """Stop waiting, because another value was chosen."""
 
 
 class TrackableReference(NamedTuple):
@@ -65,10 +65,10 @@ class TrackableReference(NamedTuple):
 
 
 class Trackable:
-    """What has children by name that checkpoints save.
+    """Object with named children, which checkpoints save.
 
     Attributes:
-        PER_GRAPH: Whether each graph, and eager mode, has children of its own under the same names.
+        PER_GRAPH: Whether each graph, and eager mode, has separate children under the same names.
     """
 
     PER_GRAPH: ClassVar[bool] = False
@@ -77,17 +77,17 @@ class Trackable:
     _deferred_dependencies: dict[str, list[Position]]
 
     def _maybe_initialize_trackable(self) -> None:
-        """Make what the other methods need, if it is not there."""
-        own = vars(self)
-        own.setdefault("_tracked", {})
-        own.setdefault("_deferred_dependencies", {})
+        """Create the attributes that the other methods need, if they are missing."""
+        attributes = vars(self)
+        attributes.setdefault("_tracked", {})
+        attributes.setdefault("_deferred_dependencies", {})
 
     def _checkpointed(self) -> object:
-        """The object whose state is saved in place of this one's."""
+        """Return the object whose state is saved in place of this object's state."""
         return self
 
     def _track_trackable(self, trackable: object, name: str, overwrite: bool = False) -> Any:
-        """Make an object a child; it takes what was restored for a child of this name.
+        """Add an object as a child, and give it the value that waits for this name.
 
         Args:
             trackable: A variable, module, optimizer, or another object that has children.
@@ -101,13 +101,13 @@ class Trackable:
             InvalidArgumentError: There is another child of this name.
         """
         self._maybe_initialize_trackable()
-        known = self._lookup_dependency(name)
-        if known is not None and known is not trackable and not overwrite:
+        tracked = self._lookup_dependency(name)
+        if tracked is not None and tracked is not trackable and not overwrite:
             raise InvalidArgumentError(
                 f"{type(self).__name__} tracks another object as {name!r} already. Give this one"
                 " another name, or overwrite=True."
             )
-        if known is not trackable:
+        if tracked is not trackable:
             self._handle_deferred_dependencies(name=name, trackable=trackable)
         self._tracked[name] = trackable
         return trackable
@@ -115,10 +115,10 @@ class Trackable:
     def _trackable_children(
         self, save_type: str = "checkpoint", **kwargs: object
     ) -> dict[str, object]:
-        """The children by name, those of the graph that is being built.
+        """Return the children by name, of the default graph with `PER_GRAPH`.
 
         Args:
-            save_type: What they are asked for; accepted for compatibility, as are others.
+            save_type: Ignored; accepted for compatibility with TensorFlow.
             **kwargs: Ignored.
         """
         self._maybe_initialize_trackable()
@@ -127,88 +127,90 @@ class Trackable:
     @property
     def _checkpoint_dependencies(self) -> list[TrackableReference]:
         """The children, as pairs of name and object."""
-        return [TrackableReference(*each) for each in self._trackable_children().items()]
+        return [TrackableReference(*child) for child in self._trackable_children().items()]
 
     def _lookup_dependency(self, name: str) -> object:
-        """The child of this name, or None if there is none (yet)."""
+        """Return the child of this name, or None."""
         self._maybe_initialize_trackable()
         return self._tracked.get(name)
 
     def _preload_simple_restoration(self, name: str) -> Tensor | None:
-        """The value that was restored for a child that does not exist yet, or None.
+        """Return the latest value that waits for a child of this name, or None.
 
-        A variable that is made in eager mode then begins with it.
+        The value is the initial value of a variable that is created in eager mode.
         """
-        found = [each for each in self._awaited(name, None) if each.is_simple_variable()]
-        return max(found, key=_uid_of).value() if found else None
+        positions = [pos for pos in self._awaited(name, None) if pos.is_simple_variable()]
+        return max(positions, key=_uid_of).value() if positions else None
 
     def _handle_deferred_dependencies(self, name: str, trackable: object) -> None:
-        """Give a new child what was restored for it.
+        """Restore a new child from the latest position that waits for its name.
 
         Raises:
-            CheckpointMismatchError: It has another shape or dtype. The value waits on.
+            CheckpointMismatchError: The child has another shape or dtype. The value keeps waiting.
         """
-        found = self._awaited(name, getattr(trackable, "graph", None))
-        if not found:
+        positions = self._awaited(name, getattr(trackable, "graph", None))
+        if not positions:
             return
-        max(found, key=_uid_of).restore(trackable)
-        left = [each for each in self._deferred_dependencies[name] if each not in found]
-        self._deferred_dependencies = {**self._deferred_dependencies, name: left}
-        if not left:
+        max(positions, key=_uid_of).restore(trackable)
+        waiting = [pos for pos in self._deferred_dependencies[name] if pos not in positions]
+        self._deferred_dependencies = {**self._deferred_dependencies, name: waiting}
+        if not waiting:
             del self._deferred_dependencies[name]
 
     def _await_dependency(self, name: str, position: Position) -> None:
-        """Let a place wait for the child of this name."""
-        before = self._deferred_dependencies.get(name, [])
-        # Not in place: a twin that is given up must leave the original as it was.
-        self._deferred_dependencies = {**self._deferred_dependencies, name: [*before, position]}
+        """Add a position that waits for the child of this name."""
+        positions = self._deferred_dependencies.get(name, [])
+        # A discarded twin of this object shares the dict and lists, so they are replaced.
+        self._deferred_dependencies = {**self._deferred_dependencies, name: [*positions, position]}
 
     def _awaited(self, name: str, graph: object) -> list[Position]:
-        """What waits for a child of this name that is made in `graph`, or in eager mode."""
+        """Return the positions that wait for a child in `graph`; None is eager mode."""
         self._maybe_initialize_trackable()
-        found = self._deferred_dependencies.get(name, [])
-        return [each for each in found if each.graph is graph or not self.PER_GRAPH]
+        positions = self._deferred_dependencies.get(name, [])
+        return [pos for pos in positions if pos.graph is graph or not self.PER_GRAPH]
 
     def _begun(self, name: str, initial_value: object) -> Any:
-        """What a child that is made in eager mode begins with: what was restored, or this.
+        """Return the initial value of a new eager child: the restored value, if there is one.
 
         Raises:
-            CheckpointMismatchError: What was restored has another shape or dtype.
+            CheckpointMismatchError: The restored value has another shape or dtype.
         """
         restored: Any = self._preload_simple_restoration(name=name)
         if restored is None:
             return initial_value
-        if isinstance(restored, Tensor):  # a subclass's own may be anything
+        # An override of a subclass may return anything.
+        if isinstance(restored, Tensor):
             problem = Entry(name, to_tensor(initial_value)).difference(restored)
             if problem is not None:
                 raise mismatch([problem], "A value that was restored does not fit")
         return restored
 
     def _release(self, name: str) -> None:
-        """Let go of what waits for the child of this name."""
-        for each in self._deferred_dependencies.get(name, ()):
-            each.release()
-        own = self._deferred_dependencies.items()
-        self._deferred_dependencies = {key: each for key, each in own if key != name}
+        """Release the positions that wait for the child of this name."""
+        for position in self._deferred_dependencies.get(name, ()):
+            position.release()
+        items = self._deferred_dependencies.items()
+        self._deferred_dependencies = {key: pos for key, pos in items if key != name}
 
     def _forget_awaited(self) -> None:
-        """Let go of everything that waits."""
+        """Discard all waiting positions."""
         self._deferred_dependencies = {}
 
 
 class TrackableSlots(Trackable):
-    """What keeps slots beside variables: an optimizer.
+    """Object with slots of variables: an optimizer.
 
-    Slots do not come to be by a restore, in eager mode either: those that an optimizer makes
-    together lie in one block, and their shapes and dtypes are its rule's. So they wait until the
-    first step that needs them, or until somebody asks for slots.
+    A restore does not create slots, not even in eager mode: slots that are created together share a
+    block, and the rule defines their shapes and dtypes. So values wait until the first step that
+    needs the slots, or until slots are read.
     """
 
     _NOT_COPIED: ClassVar[tuple[str, ...]] = ("_lock", "_plans")
     _lock: Guard
     _plans: PlanCaches
     _slots: SlotStore
-    _waiting: SlotStore  # of places in checkpoints
+    # The positions that wait for slots.
+    _waiting: SlotStore
 
     def __new__(cls, *args: object, **kwargs: object) -> Self:
         self = super().__new__(cls)
@@ -216,7 +218,7 @@ class TrackableSlots(Trackable):
         return self
 
     def _set_up(self) -> None:
-        """Make what is not copied."""
+        """Create the attributes that are not copied."""
         # The lock orders steps and reads of the state by several threads.
         vars(self).update(_lock=Guard(self, type(self)._forget_step), _plans=PlanCaches())
 
@@ -224,13 +226,14 @@ class TrackableSlots(Trackable):
         return self._lock
 
     def _forget_step(self) -> None:
-        """Drop what only the step of a thread needed that is no more."""
+        """Discard the state of a step whose thread has ended."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {key: value for key, value in vars(self).items() if key not in self._NOT_COPIED}
 
     def __setstate__(self, state: dict[str, object]) -> None:
-        self._set_up()  # the oldest protocols of pickle call no `__new__`
+        # The oldest protocols of pickle do not call `__new__`.
+        self._set_up()
         vars(self).update(state)
         self._maybe_initialize_trackable()
 
@@ -243,31 +246,31 @@ class TrackableSlots(Trackable):
 
     @property
     def _deferred_slot_restorations(self) -> dict[str, dict[object, list[Position]]]:
-        """What waits for slots: by the slot's name, and by its variable's `_var_key`; a copy."""
-        found: dict[str, dict[Any, list[Position]]] = {}
+        """Waiting positions by slot name and by the variable's `_var_key`; a copy."""
+        positions: dict[str, dict[Any, list[Position]]] = {}
         for var, name, position in self._waiting.triples():
-            found.setdefault(name, {})[self._slots.key(var)] = [cast(Position, position)]
-        return found
+            positions.setdefault(name, {})[self._slots.key(var)] = [cast(Position, position)]
+        return positions
 
     def _create_or_restore_slot_variable(
         self, slot_variable_position: Position, slot_name: str, variable: Tensor
     ) -> object:
-        """The slot that a value is restored to; None if it waits until the slot is made.
+        """Return an existing slot, or let the position wait and return None.
 
-        Called by a restore for each slot that the checkpoint has.
+        A restore calls this for each slot in the checkpoint.
 
         Args:
-            slot_variable_position: The place in the checkpoint.
+            slot_variable_position: The position in the checkpoint.
             slot_name: The slot's name, as "m".
             variable: The slot's variable.
         """
-        found = self._slots.get(variable, slot_name)
-        if found is None:
+        slot = self._slots.get(variable, slot_name)
+        if slot is None:
             self._await_slot(slot_variable_position, slot_name, variable)
-        return found
+        return slot
 
     def _restore_slot_variable(self, slot_name: str, variable: Any, slot_variable: object) -> None:
-        """Give a new slot what was restored for it; called for each slot that is made.
+        """Restore a new slot from its waiting position; called for each new slot.
 
         Args:
             slot_name: The slot's name, as "m".
@@ -275,7 +278,7 @@ class TrackableSlots(Trackable):
             slot_variable: The slot.
 
         Raises:
-            CheckpointMismatchError: It has another shape or dtype. The value waits on.
+            CheckpointMismatchError: The slot has another shape or dtype. The value keeps waiting.
         """
         position: Any = self._waiting.get(variable, slot_name)
         if position is not None:
@@ -283,52 +286,52 @@ class TrackableSlots(Trackable):
             self._waiting.forget(variable, slot_name)
 
     def _await_slot(self, position: Position, slot_name: str, variable: object) -> None:
-        """Let a place wait for a slot, instead of what an earlier restore left to wait for it."""
+        """Set the position that waits for a slot; it replaces one of an earlier restore."""
         self._waiting.put(variable, slot_name, position)
 
     def _take_slots(
         self, slot_name: str, variables: Sequence[object], slots: Sequence[object]
     ) -> None:
-        """Take slots that have just been made: all that are made come by here.
+        """Restore new slots from their waiting positions; all new slots pass through here.
 
-        If one of them is refused, it and those after it are forgotten.
+        If a slot raises an error, it and the slots after it are removed.
         """
-        taken = 0
+        restored_count = 0
         try:
             for var, slot in zip(variables, slots, strict=True):
                 self._restore_slot_variable(
                     slot_name=slot_name, variable=handle_of(var), slot_variable=slot
                 )
                 self._keep_slot(slot)
-                taken += 1
+                restored_count += 1
         except BaseException:
-            for var in variables[taken:]:
+            for var in variables[restored_count:]:
                 self._slots.forget(var, slot_name)
             raise
 
     def _take_store(self, store: SlotStore, taken: dict[int, object]) -> None:
-        """Have other slots.
+        """Replace the slots.
 
         Args:
-            store: Those.
-            taken: Those that take the place of others, by the `id` of these.
+            store: The new slots.
+            taken: The new slots by the `id` of the slots that they replace.
         """
         self._slots = store
 
     def _keep_slot(self, slot: object) -> None:
-        """A slot was made and has its value."""
+        """Handle a new slot with its value; a hook for subclasses."""
 
     def _settle(self, var: Any = None, slot_name: str | None = None) -> None:
-        """Make the slots that values wait for, for somebody who asks for slots.
+        """Create the slots that values wait for, before slots are read.
 
         Args:
-            var, slot_name: Optional. The only slot that is asked for.
+            var, slot_name: Optional. The only slot to create.
         """
         if current_session() is not None or not executing_eagerly():
             return
         if slot_name is not None and self._waiting.get(var, slot_name) is None:
             return
-        owners: list[object] = [each for each in self._waiting.owners() if not is_symbolic(each)]
+        owners: list[object] = [var for var in self._waiting.owners() if not is_symbolic(var)]
         if owners and not vars(self).get("_settling"):
             with self._locked():
                 vars(self)["_settling"] = True
@@ -338,11 +341,11 @@ class TrackableSlots(Trackable):
                     del vars(self)["_settling"]
 
     def _make_awaited(self, variables: list[object]) -> None:
-        """Make all slots of these variables."""
+        """Create all slots of these variables."""
         self._create_slots(variables)
 
     def _make_whole(self) -> None:
-        """Make what was restored for eager mode and waits, so that it can be saved."""
+        """Create the objects that eager values wait for, so that a save includes them."""
         self._settle()
 
     def _forget_awaited(self) -> None:

@@ -90,29 +90,29 @@ def _later_name(group: Sequence[_Write], index: int) -> str:
     """Return the name of the first later entry that overlaps the one at the index."""
     start, end = byte_span(group[index][0])
     for tensor, entry, _ in group[index + 1 :]:
-        first, last = byte_span(tensor)
-        if first < end and start < last:
+        first, last_byte_end = byte_span(tensor)
+        if first < end and start < last_byte_end:
             return entry.name
     return group[-1][1].name
 
 
-def _are_same_view(one: Tensor, other: Tensor) -> bool:
+def _are_same_view(tensor1: Tensor, tensor2: Tensor) -> bool:
     """Return whether both tensors have the same address, dtype and layout."""
 
     def key(tensor: Tensor) -> Any:
         bits = tensor.dtype, tensor.is_conj(), tensor.is_neg()
         return tensor.data_ptr(), tensor.shape, tensor.stride(), bits
 
-    return key(one) == key(other)
+    return key(tensor1) == key(tensor2)
 
 
-def alike(one: Tensor, other: Tensor) -> bool:
+def alike(tensor1: Tensor, tensor2: Tensor) -> bool:
     """Return whether two tensors have the same dtype, device, and bits."""
-    if one.dtype != other.dtype or one.device != other.device:
+    if tensor1.dtype != tensor2.dtype or tensor1.device != tensor2.device:
         return False
-    return torch.equal(_bits(one), _bits(other))
+    return torch.equal(_bits(tensor1), _bits(tensor2))
 
 
 def _bits(tensor: Tensor) -> Tensor:
-    resolved = plain(tensor).resolve_conj().resolve_neg().contiguous()
-    return resolved.view(-1).view(torch.uint8)
+    contiguous = plain(tensor).resolve_conj().resolve_neg().contiguous()
+    return contiguous.view(-1).view(torch.uint8)

@@ -22,7 +22,7 @@ Call = Callable[[], Any]
 
 _uncopied: ContextVar[bool] = ContextVar("uncopied", default=False)
 # Types whose `repr` has no side effects.
-_SHOWN = (int, float, complex, str, bool, type(None))
+_PRINTABLE = (int, float, complex, str, bool, type(None))
 
 
 def uncopied() -> ContextSetting:
@@ -32,14 +32,14 @@ def uncopied() -> ContextSetting:
     )
 
 
-def taken(tensor: Tensor, what: str = "") -> Tensor:
+def taken(tensor: Tensor, title: str = "") -> Tensor:
     """Return a detached copy of the tensor for a state; in `uncopied`, an alias of the tensor.
 
     Raises:
         LayoutError: The storage of the tensor to copy was freed or truncated.
     """
     if not _uncopied.get():
-        check_held(tensor, what)
+        check_held(tensor, title)
     return tensor.detach() if _uncopied.get() else tensor.detach().clone()
 
 
@@ -78,18 +78,18 @@ class Entry:
         check_memory(self.own, f"'{name_of(self.own)}'")
         return taken(self.own)
 
-    def difference(self, given: Any) -> str | None:
+    def difference(self, candidate: Any) -> str | None:
         """Return the reason why the tensor cannot be set to a value, or None; change nothing."""
-        problem = flaw(given)
+        problem = flaw(candidate)
         if problem is not None:
             return f"{self.name!r} is {problem}"
-        if given.shape != self.shape or given.dtype not in (self.own.dtype, *self.dtypes):
-            return f"{self.name!r} is {_kind(given)}, not {_kind(self.own, self.shape)}"
+        if candidate.shape != self.shape or candidate.dtype not in (self.own.dtype, *self.dtypes):
+            return f"{self.name!r} is {_kind(candidate)}, not {_kind(self.own, self.shape)}"
         if not is_writable(self.own):
             return f"{self.name!r} has no memory of its own here"
         if self.lowest is None:
             return None
-        number, highest = int(kept(given).item()), torch.iinfo(self.own.dtype).max
+        number, highest = int(kept(candidate).item()), torch.iinfo(self.own.dtype).max
         if self.lowest <= number <= highest:
             return None
         return f"{self.name!r} is {number}, not between {self.lowest} and {highest}"
@@ -172,11 +172,11 @@ class Number:
     def read(self) -> int | float:
         return self.value
 
-    def difference(self, given: object) -> str | None:
+    def difference(self, candidate: object) -> str | None:
         try:
-            self.setting(given)
+            self.setting(candidate)
         except (InvalidTypeError, InvalidArgumentError):
-            return f"{self.name!r} is {shown(given)}, no number that fits"
+            return f"{self.name!r} is {shown(candidate)}, no number that fits"
         return None
 
     def calls(self, new_value: object, is_ours: bool = False) -> list[Call]:
@@ -191,7 +191,7 @@ class Compared(Protocol):
 
     @property
     def name(self) -> str: ...
-    def difference(self, given: object) -> str | None: ...
+    def difference(self, candidate: object) -> str | None: ...
 
 
 def room_for(source: Any) -> Tensor:
@@ -218,11 +218,11 @@ def flaw(candidate: object) -> str | None:
     return None
 
 
-def readable(tensor: Tensor, what: str) -> Tensor:
+def readable(tensor: Tensor, title: str) -> Tensor:
     """Return the tensor, or a plain copy of a tensor of a subclass.
 
     Raises:
-        InvalidTypeError: `flaw` rejects the tensor, or reading it fails; `what` begins the message.
+        InvalidTypeError: `flaw` rejects the tensor, or reading fails; `title` begins the message.
     """
     try:
         problem = flaw(tensor)
@@ -230,7 +230,7 @@ def readable(tensor: Tensor, what: str) -> Tensor:
             return tensor if type(tensor) is Tensor else kept(tensor)
     except Exception as error:
         problem = f"a tensor that cannot be read: {error}"
-    raise InvalidTypeError(f"{what} is {problem}.")
+    raise InvalidTypeError(f"{title} is {problem}.")
 
 
 def kept(
@@ -244,7 +244,7 @@ def kept(
 
 def shown(value: Any) -> str:
     """Return a short text of the value for messages; for unknown types, only the type's name."""
-    if type(value) not in _SHOWN:
+    if type(value) not in _PRINTABLE:
         return f"a {type(value).__name__}"
     try:
         text = repr(value)
@@ -285,8 +285,8 @@ def _is_whole(tensor: Tensor) -> bool:
     if tensor.layout != torch.strided or not tensor.numel():
         return True
     ends = ((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
-    needed = (tensor.storage_offset() + sum(ends) + 1) * tensor.element_size()
-    return not has_storage(tensor) or tensor.untyped_storage().nbytes() >= needed
+    required_bytes = (tensor.storage_offset() + sum(ends) + 1) * tensor.element_size()
+    return not has_storage(tensor) or tensor.untyped_storage().nbytes() >= required_bytes
 
 
 def is_writable(tensor: Tensor) -> bool:
@@ -297,9 +297,9 @@ def is_writable(tensor: Tensor) -> bool:
         for size, step in zip(plain_tensor.shape, plain_tensor.stride(), strict=True)
     )
     # A subclass with `__torch_dispatch__` has no storage, and its `copy_` runs Python code.
-    is_plain = type(plain_tensor) is Tensor
+    is_exact = type(plain_tensor) is Tensor
     is_backed = (
-        is_plain
+        is_exact
         and not plain_tensor.is_meta
         and not tensor.is_inference()
         and _is_whole(plain_tensor)

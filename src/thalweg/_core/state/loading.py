@@ -35,11 +35,11 @@ Given = tuple[Sequence[Item], Mapping[str, Any], bool]
 NO_MEMORY = (MemoryError, torch.OutOfMemoryError)
 
 
-def check_eager(what: str, variables: Iterable[object] = (), is_eager: object = True) -> None:
+def check_eager(title: str, variables: Iterable[object] = (), is_eager: object = True) -> None:
     """Raise FailedPreconditionError unless the state is eager and no variable is symbolic."""
     if not is_eager or any(map(is_symbolic, variables)):
         raise FailedPreconditionError(
-            f"{what} is variables of a graph, whose values a session has: save and restore them by"
+            f"{title} is variables of a graph, whose values a session has: save and restore them by"
             " thalweg.v1.train.Saver."
         )
 
@@ -80,13 +80,13 @@ def differences(
 
 
 def mismatch(
-    messages: Sequence[str], what: str = "", outcome: str = "Nothing was loaded."
+    messages: Sequence[str], title: str = "", outcome: str = "Nothing was loaded."
 ) -> CheckpointMismatchError:
     """Return an error that lists differences.
 
     Args:
         messages: The differences.
-        what: Description of the state, or "".
+        title: Description of the state, or "".
         outcome: Last sentence of the message.
     """
     if any(message.startswith(("'Variable/", "'Variable#")) for message in messages[:LISTED]):
@@ -94,7 +94,8 @@ def mismatch(
             "Variables without a name are matched by their order; thalweg.named_variables(module)"
             f" names them. {outcome}"
         )
-    return CheckpointMismatchError(f"{what}{': ' * bool(what)}{listed(messages, '; ')}. {outcome}")
+    start = f"{title}: " if title else ""
+    return CheckpointMismatchError(f"{start}{listed(messages, '; ')}. {outcome}")
 
 
 @dataclass(frozen=True)
@@ -170,33 +171,33 @@ def _check_aliases(loadings: Sequence[Loading]) -> None:
 
 
 def fitting(
-    entries: Sequence[Item], state: Mapping[str, object], what: str, then: Iterable[Call] = ()
+    entries: Sequence[Item], state: Mapping[str, object], title: str, calls: Iterable[Call] = ()
 ) -> Loading:
     """Return the loading of a state that must have all entries and no others.
 
     Args:
         entries: Entries of the optimizer.
         state: Values by name.
-        what, then: Attributes of the `Loading`.
+        title, calls: `what` and `then` of the `Loading`.
 
     Raises:
         CheckpointMismatchError: The state has differences; the message lists up to ten.
     """
-    return _fitting([(entries, state, True)], what, then)
+    return _fitting([(entries, state, True)], title, calls)
 
 
-def _fitting(parts: Sequence[Given], what: str, then: Iterable[Call]) -> Loading:
+def _fitting(parts: Sequence[Given], title: str, calls: Iterable[Call]) -> Loading:
     """Return one loading of all parts, or raise CheckpointMismatchError for differences."""
     messages = [message for part in parts for message in differences(*part)]
     if messages:
-        raise mismatch(messages, what)
+        raise mismatch(messages, title)
     pairs = [
         (entry, state[entry.name])
         for entries, state, _ in parts
         for entry in entries
         if entry.name in state
     ]
-    return Loading(pairs, list(then), what)
+    return Loading(pairs, list(calls), title)
 
 
 class StateDict(Copied):
@@ -234,8 +235,8 @@ class StateDict(Copied):
         """Create missing slots on a twin, and return the loading that copies its attributes."""
         twin = staged(self)
         twin._forget_awaited()
-        what, parts = twin._state_parts(given, variables, names)
-        return _fitting(parts, what, published(self, twin))
+        title, parts = twin._state_parts(given, variables, names)
+        return _fitting(parts, title, published(self, twin))
 
     def _forget_awaited(self) -> None:
         """Discard values that wait for the creation of their slots."""
@@ -243,7 +244,7 @@ class StateDict(Copied):
     def _state_parts(
         self, given: object, variables: object, names: Names
     ) -> tuple[str, list[Given]]:
-        """Create the slots of the state; return its description and its parts."""
+        """Create the slots of the state; return its title and its parts."""
         raise NotImplementedError
 
     def _loaded(self) -> None:

@@ -18,7 +18,7 @@ from thalweg._core.slots import SlotStore
 from thalweg._core.state.entries import Call
 
 _T = TypeVar("_T")
-_OPENED = (list, dict, set, Hyperparameters)
+_CONTAINERS = (list, dict, set, Hyperparameters)
 
 
 class Staged:
@@ -36,10 +36,10 @@ def _staged(holder: _T, twins: dict[int, object]) -> _T:
     attributes: dict[str, Any] = {}
     for name, value in vars(holder).items():
         if isinstance(value, Staged):
-            is_staged = id(value) in twins
-            attributes[name] = twins[id(value)] if is_staged else _staged(value, twins)
+            has_twin = id(value) in twins
+            attributes[name] = twins[id(value)] if has_twin else _staged(value, twins)
         else:
-            is_container = type(value) in _OPENED or isinstance(value, SlotStore)
+            is_container = type(value) in _CONTAINERS or isinstance(value, SlotStore)
             attributes[name] = copy.copy(value) if is_container else value
     vars(twin).update(attributes)
     return twin
@@ -131,5 +131,5 @@ class Copied(Staged):
         # stay the same, for the pickle may contain them elsewhere, too.
         with self._locked():
             memo = {id(value): value for value in self._foreign()}
-            copied = copy.deepcopy(self, memo)
-        return object.__reduce_ex__(copied, protocol)
+            clone = copy.deepcopy(self, memo)
+        return object.__reduce_ex__(clone, protocol)

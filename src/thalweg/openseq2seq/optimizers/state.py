@@ -30,11 +30,11 @@ class Master(Entry):
 
     var: Any = None
 
-    def difference(self, given: object) -> str | None:
+    def difference(self, candidate: object) -> str | None:
         if self.var.shape != self.own.shape:
             kind = f"{dtype_name(self.var.dtype)} of shape {tuple(self.var.shape)}"
             return f"{self.name!r} has shape {tuple(self.own.shape)}, its variable is {kind} by now"
-        return super().difference(given)
+        return super().difference(candidate)
 
     def _set(self, value: Tensor) -> list[object]:
         return [*super()._set(value), *copy_writes([self.var], [value])]
