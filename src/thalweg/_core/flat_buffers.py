@@ -106,22 +106,22 @@ def check_reductions(
     """
     name = "" if rule is None else f"rule {rule.name!r}"
     if rule is not None and rule.reduces_variables:
-        needs = f"{name} reduces over each parameter, and needs whole ones"
+        reason = f"{name} reduces over each parameter, and needs whole ones"
     elif is_by_shape:
-        needs = f"{name} depends on the shape of each parameter"
+        reason = f"{name} depends on the shape of each parameter"
     elif transforms.reduces_variables:
-        needs = "clipping or scaling by the norm of each parameter needs whole parameters"
+        reason = "clipping or scaling by the norm of each parameter needs whole parameters"
     elif not flat.is_part:
         return
     elif transforms.global_clipnorm is not None:
-        needs = "clipping by the common norm needs the gradients of all ranks"
+        reason = "clipping by the common norm needs the gradients of all ranks"
     elif rule is not None and rule.per_optimizer is not None:
-        needs = f"{name} adds up over all parameters of the model"
+        reason = f"{name} adds up over all parameters of the model"
     else:
         return
     raise InvalidArgumentError(
         f"'{title}' is a flat buffer of {flat.origin}, which holds several parameters or parts of"
-        f" them: {needs}. Use a rule that updates each element by itself, such as AdamW or Lion,"
+        f" them: {reason}. Use a rule that updates each element by itself, such as AdamW or Lion,"
         " without trust ratios and other options over whole parameters, and clip norms with that"
         " library; or shard with torch's fully_shard, which keeps parameters whole."
     )

@@ -13,43 +13,45 @@ from thalweg.indexed_slices import IndexedSlices
 
 
 class MemoryGuard:
-    """Where the tensors of a step lie, and how large their storages are.
+    """Addresses and storage sizes of the tensors of a step.
 
     Args:
         asked: The step.
-        others: What else it writes to.
+        others: Further lists of tensors for each variable that the step writes to.
     """
 
-    def __init__(self, asked: StepRequest, *others: Sequence[Sequence[Tensor]]) -> None:
-        self._named = [
-            *zip(asked.variables, asked.titles, strict=True),
-            *_name_each(asked.slots, asked.titles, "a slot of "),
-            *(named for own in others for named in _name_each(own, asked.titles, "a slot of ")),
-            *_name_each(map(_tensors_of, asked.gradients), asked.titles, "the gradient of "),
-            *_name_each(map(_pair_copy, asked.copies or ()), asked.titles, "the copy of "),
+    def __init__(self, request: StepRequest, *others: Sequence[Sequence[Tensor]]) -> None:
+        self._tensors = [
+            *zip(request.variables, request.titles, strict=True),
+            *_add_titles(request.slots, request.titles, "a slot of "),
+            *(pair for ts in others for pair in _add_titles(ts, request.titles, "a slot of ")),
+            *_add_titles(map(_tensors_of, request.gradients), request.titles, "the gradient of "),
+            *_add_titles(map(_pair_copy, request.copies or ()), request.titles, "the copy of "),
         ]
-        self._places = self._now()
+        self._old_locations = self._locations()
 
-    def _now(self) -> list[tuple[int, int]]:
-        return [(each.data_ptr(), each.untyped_storage().nbytes()) for each, _ in self._named]
+    def _locations(self) -> list[tuple[int, int]]:
+        return [(t.data_ptr(), t.untyped_storage().nbytes()) for t, _ in self._tensors]
 
     def check_in_place(self) -> None:
-        """Refuse to go on if one of them lies elsewhere now.
+        """Raise if the memory of a tensor has changed.
 
         Raises:
-            LayoutError: Names the first.
+            LayoutError: The message contains the first such tensor.
         """
-        for (_, title), was, now in zip(self._named, self._places, self._now(), strict=True):
-            if now != was:
+        locations = zip(self._tensors, self._old_locations, self._locations(), strict=True)
+        for (_, title), old, new in locations:
+            if new != old:
                 raise LayoutError(
                     f"The memory of {title} was replaced or cut by a function that the step called."
                     " A function that a step calls may change values in place, and nothing else."
                 )
 
 
-def _name_each(several: Any, titles: Sequence[str], prefix: str) -> Iterator[tuple[Tensor, str]]:
-    for own, title in zip(several, titles, strict=False):
-        yield from ((each, f"{prefix}{title}") for each in own)
+def _add_titles(lists: Any, titles: Sequence[str], prefix: str) -> Iterator[tuple[Tensor, str]]:
+    """Yield each tensor with `prefix` and the title of its list."""
+    for tensors, title in zip(lists, titles, strict=False):
+        yield from ((tensor, f"{prefix}{title}") for tensor in tensors)
 
 
 def _pair_copy(copy: Tensor | None) -> list[Tensor]:

@@ -1,4 +1,4 @@
-"""Parameters in groups, as optimizers of torch's kind have them."""
+"""Parameter groups of torch-style optimizers."""
 
 from __future__ import annotations
 
@@ -10,34 +10,35 @@ from torch import Tensor
 from thalweg.variable import UNNAMED, name_of, titles_of
 
 Group = dict[str, Any]
-Params = Iterable[Tensor] | Iterable[tuple[str, Tensor]] | Iterable[Group]  # as torch takes them
+# The argument `params` of torch.optim.Optimizer.
+Params = Iterable[Tensor] | Iterable[tuple[str, Tensor]] | Iterable[Group]
 
 
 def parameter_names(groups: Sequence[Group], params: Sequence[Tensor]) -> list[str]:
-    """The names of parameters for messages: those that groups give them, their own, or places."""
+    """Return names of parameters for messages: those of `names_in`, else places in groups."""
     names = names_in(groups, params)
     if None not in names:
         return [name for name in names if name is not None]
-    places = {
-        id(param): f"parameter {at} of group {place}"
-        for place, group in enumerate(groups)
-        for at, param in enumerate(group["params"])
+    descriptions = {
+        id(param): f"parameter {index} of group {group_index}"
+        for group_index, group in enumerate(groups)
+        for index, param in enumerate(group["params"])
     }
-    named = zip(params, names, titles_of(params), strict=True)
-    return [name or places.get(id(param), title) for param, name, title in named]
+    names_and_titles = zip(params, names, titles_of(params), strict=True)
+    return [name or descriptions.get(id(param), title) for param, name, title in names_and_titles]
 
 
 def names_in(groups: Sequence[Group], params: Sequence[Tensor]) -> list[str | None]:
-    """The names of parameters that groups give them, else their own; None for those without."""
-    given = {
+    """Return the name of each parameter from its group, else of its variable; None without one."""
+    group_names = {
         id(param): name
         for group in groups
-        for param, name in zip(group["params"], group.get("param_names", ()))
+        for param, name in zip(group["params"], group.get("own_names", ()))
     }
-    own = (None if name_of(param) == UNNAMED else name_of(param) for param in params)
-    return [given.get(id(param), name) for param, name in zip(params, own, strict=True)]
+    own_names = (None if name_of(param) == UNNAMED else name_of(param) for param in params)
+    return [group_names.get(id(p), name) for p, name in zip(params, own_names, strict=True)]
 
 
 def states_of(state: Mapping[object, object]) -> list[tuple[Tensor, dict[str, Any]]]:
-    """The states of parameters; what else is in the state of an optimizer is the user's."""
-    return [(k, own) for k, own in state.items() if isinstance(k, Tensor) and isinstance(own, dict)]
+    """Return parameters and their states; other entries of a state belong to the user."""
+    return [(p, s) for p, s in state.items() if isinstance(p, Tensor) and isinstance(s, dict)]

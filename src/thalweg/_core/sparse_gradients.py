@@ -44,54 +44,53 @@ def all_summed(
 
 
 def rows_of(grad: Tensor, title: str) -> IndexedSlices:
-    """A sparse gradient as slices.
+    """Return a sparse gradient as slices.
 
     Raises:
-        LayoutError: Its indices have no memory that holds them.
+        LayoutError: The storage of its indices was freed or truncated.
     """
     check_memory(grad._indices(), f"The indices of the gradient of '{title}'")
     return IndexedSlices.from_sparse(grad)
 
 
-def check_inside(tensor: Tensor, what: str) -> None:
-    """Refuse indices of a sparse tensor at which torch would read and write beyond its shape.
+def check_inside(tensor: Tensor, description: str) -> None:
+    """Raise for indices of a sparse tensor beyond its shape, which torch does not check.
 
     Args:
         tensor: The tensor.
-        what: What it is, as a message begins.
+        description: What it is, as a message begins.
 
     Raises:
-        InvalidArgumentError: Names the first.
+        InvalidArgumentError: An index is out of range; the message contains the first.
     """
     sparse_shape = tensor.shape[: tensor.sparse_dim()]
     sizes = torch.tensor(sparse_shape, dtype=torch.int64, device=tensor.device)[:, None]
     indices = tensor._indices()
-    beyond = ((indices < 0) | (indices >= sizes)).any(0).nonzero()
-    if len(beyond):
-        at = int(beyond[0])
+    invalid_places = ((indices < 0) | (indices >= sizes)).any(0).nonzero()
+    if len(invalid_places):
+        index = int(invalid_places[0])
         raise InvalidArgumentError(
-            f"{what} has shape {tuple(tensor.shape)}, and indices[{at}] ="
-            f" {cast('list[int]', indices[:, at].tolist())} is not in it."
+            f"{description} has shape {tuple(tensor.shape)}, and indices[{index}] ="
+            f" {cast('list[int]', indices[:, index].tolist())} is not in it."
         )
 
 
 def is_misplaced(tensor: Tensor) -> bool:
-    """Whether torch adds a sparse tensor elsewhere than asked, where that does not begin with its
-    storage: it adds single elements, if they are coalesced, at twice the offset.
-    """
+    """Return whether torch adds a sparse tensor to a view at twice the view's storage offset."""
     return not tensor.dense_dim() and (tensor.is_coalesced() or tensor._nnz() < 2)
 
 
 def summed(grad: Tensor, dtype: torch.dtype, title: str) -> Tensor:
-    """A sparse gradient that names each row once, and rows ascend; itself if it does so.
+    """Return a sparse gradient with unique ascending rows; `grad` itself if it has them.
 
     Args:
-        grad: The gradient. One that no rule takes is left as it is.
-        dtype: That of the sums of 16-bit rows, if it is float32; they are rounded once else.
+        grad: The gradient; returned unchanged if no rule supports it or a row is out of range.
+        dtype: The dtype of the variable. Sums of 16-bit rows stay float32 if it is float32, else
+            they are rounded once.
         title: The variable's name for messages.
 
     Raises:
-        LayoutError: It has no memory that holds its elements.
+        LayoutError: The storage of the gradient was freed or truncated.
     """
     if grad.sparse_dim() != 1 or grad.is_complex():
         return grad
@@ -101,17 +100,20 @@ def summed(grad: Tensor, dtype: torch.dtype, title: str) -> Tensor:
     if bool((indices[1:] > indices[:-1]).all()):
         return grad
     # On the CPU, where torch adds one row after the other; a sum begins with its first row.
-    named, places = cast("tuple[Tensor, Tensor]", indices.cpu().unique(return_inverse=True))
-    if named[0] < 0 or named[-1] >= len(grad):
-        return grad  # whoever refuses it says which entry
-    own = values.cpu()
-    own = own.float() if own.dtype in REDUCED else own
-    sums = torch.full((len(named), *own.shape[1:]), -0.0, dtype=own.dtype, device="cpu")
-    sums.index_add_(0, places, own)
+    row_indices, places = cast("tuple[Tensor, Tensor]", indices.cpu().unique(return_inverse=True))
+    if row_indices[0] < 0 or row_indices[-1] >= len(grad):
+        # A later check raises, with the entry.
+        return grad
+    host_values = values.cpu()
+    host_values = host_values.float() if host_values.dtype in REDUCED else host_values
+    sums = torch.full(
+        (len(row_indices), *host_values.shape[1:]), -0.0, dtype=host_values.dtype, device="cpu"
+    )
+    sums.index_add_(0, places, host_values)
     if dtype != torch.float32:
         sums = sums.to(values.dtype)
     return torch.sparse_coo_tensor(
-        named[None].to(grad.device),
+        row_indices[None].to(grad.device),
         sums.to(grad.device),
         grad.shape,
         dtype=sums.dtype,
