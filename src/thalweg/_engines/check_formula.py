@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from thalweg._engines.formula_arguments import check_given
-from thalweg._engines.formula_parser import Transcript, count_of, place_of
+from thalweg._engines.formula_graph import FormulaGraph
+from thalweg._engines.formula_parser import count_of, place_of
 from thalweg.errors import RuleError
 from thalweg.formula import Rule
 
 
 def check_taken(
-    formula: Any, transcript: Transcript, taken: list[str], results: int, returned: str
+    formula: Any, transcript: FormulaGraph, taken: list[str], results: int, returned: str
 ) -> None:
     """Refuse a formula beside passes that takes or returns another number of values."""
     wanted = 2 + len(taken)
@@ -26,7 +27,7 @@ def check_taken(
 
 
 def check_numbers(
-    rule: Rule, formula: Any, transcript: Transcript, known: Mapping[str, Any]
+    rule: Rule, formula: Any, transcript: FormulaGraph, known: Mapping[str, Any]
 ) -> None:
     """Refuse a formula that asks for a scalar that nobody gives, or that is no number."""
     check_given(place_of(formula), transcript.scalars, known, rule)
@@ -41,7 +42,7 @@ def check_numbers(
 
 
 def check_sides(
-    slots: list[str], formula: Any, transcript: Transcript, first: int, known: Mapping[str, Any]
+    slots: list[str], formula: Any, transcript: FormulaGraph, first: int, known: Mapping[str, Any]
 ) -> None:
     """Refuse a scalar before the `*` and a slot after it."""
     if len(transcript.positional) > first + len(slots):
@@ -59,7 +60,7 @@ def check_sides(
         )
 
 
-def check_order(slots: list[str], formula: Any, transcript: Transcript, grad: bool) -> None:
+def check_order(slots: list[str], formula: Any, transcript: FormulaGraph, grad: bool) -> None:
     """Refuse parameters that have the name of what comes in another place."""
     own = {"var", "grad"} - set(slots)
     wanted = ["var", *["grad"] * grad, *slots]
@@ -72,7 +73,7 @@ def check_order(slots: list[str], formula: Any, transcript: Transcript, grad: bo
             )
 
 
-def _signature_of(formula: Any, transcript: Transcript, early: list[str], late: list[str]) -> str:
+def _signature_of(formula: Any, transcript: FormulaGraph, early: list[str], late: list[str]) -> str:
     before = [name for name in transcript.positional if name not in early] + late
     after = early + [name for name in transcript.scalars if name not in late]
     return f"`def {formula.__name__}({', '.join([*before, *(['*'] if after else []), *after])})`"

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from thalweg._engines.codegen import NONE, name_scalars, name_vectors
-from thalweg._engines.formula_parser import Transcript, count_of, place_of, transcribe
+from thalweg._engines.formula_graph import FormulaGraph
+from thalweg._engines.formula_parser import count_of, place_of, transcribe
 from thalweg.errors import RuleError
 from thalweg.formula import Formula, is_like_update
 
@@ -54,7 +55,7 @@ class Sweep:
         self.arguments = [*(f"p{stream}" for stream in self.read), *beside]
 
 
-def _check_measure(formula: Formula, measure: Transcript, streams: int) -> None:
+def _check_measure(formula: Formula, measure: FormulaGraph, streams: int) -> None:
     if len(measure.results) == 1 and len(measure.positional) <= streams:
         return
     raise RuleError(

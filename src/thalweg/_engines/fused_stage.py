@@ -21,7 +21,7 @@ from thalweg._engines.formula_parser import (
     bind_formula,
     count_of,
     place_of,
-    transcribe_once,
+    read_source,
 )
 from thalweg._engines.layout import compute_dtype
 from thalweg._engines.numpy_functions import NUMPY, square
@@ -133,7 +133,7 @@ class _Reader(ast.NodeTransformer):
 
     def __init__(self, rule: Rule, stage: FusedStage) -> None:
         self._stage = stage
-        own = transcribe_once(stage.function, of_lines=True)
+        own = read_source(stage.function, of_lines=True)
         if own.positional:
             raise self._refuse(f"takes {own.positional[0]} by position: write it after *")
         self._names: dict[str, tuple[str, str]] = {}  # of the formula: the statement's, and of what

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import types
 from collections.abc import Mapping
 from numbers import Real
 from typing import Any, cast
@@ -17,9 +18,9 @@ from thalweg._engines.check_formula import check_numbers, check_order, check_sid
 from thalweg._engines.formula_arguments import check_given
 from thalweg._engines.formula_parser import (
     LOCAL_PREFIX,
-    Transcript,
     check_counts,
     place_of,
+    read_source,
     transcribe,
 )
 from thalweg.errors import RuleError
@@ -168,17 +169,18 @@ def _check_formula(rule: Rule, part: str, formula: Any, known: Mapping[str, Any]
     else:
         check_counts(formula, transcript, grad, len(slots))
     check_order(taken, formula, transcript, grad)
-    _check_results(slots, formula, transcript)
+    if isinstance(formula, types.FunctionType):
+        _check_results(slots, formula)
     check_numbers(rule, formula, transcript, known)
 
 
-def _check_results(slots: list[str], formula: Any, transcript: Transcript) -> None:
+def _check_results(slots: list[str], formula: Any) -> None:
     """Refuse results of which some have changed places: `return var, v, m` for slots m and v.
 
     A slot alone may get what another one was before, as where an old value is kept.
     """
     wanted = ["var", *slots]
-    given = [_bare_name(result) for result in transcript.results]
+    given = [_bare_name(result) for result in read_source(formula).results]
     comes_from = {
         name: other
         for name, other in zip(wanted, given, strict=True)

@@ -18,12 +18,14 @@ from thalweg._engines.codegen import NONE, FormulaWriter, Kernel, Update, indent
 from thalweg._engines.cpu.codegen import STORAGE, Element, first_of, write_kernel
 from thalweg._engines.cpu.codegen_random_bits import begin_draws, draw_for, rounded
 from thalweg._engines.cpu.work_table import STEP
+from thalweg._engines.formula_graph import in_order
 from thalweg._engines.formula_parser import FUNCTION_PREFIX, transcribe
 from thalweg._engines.random_bits import NARROW, SCALARS
 from thalweg.formula import Formula
 
 _NUMBERS = "float32"  # what codecs hold, and all that is computed beside them
 _PARTS = ("decode", "prepare", "encode")  # the formulas of a codec
+_LONGEST = 16  # operations of a formula that is decoded in the update's own loop
 
 _CHUNK = """
 for begin in range(0, length, {step}):
@@ -208,7 +210,7 @@ def _each_element(element: Element) -> list[str]:
 
 def _is_whole(codec: Codec) -> bool:
     """Whether blocks are decoded in the update's own loop, which has no room for long formulas."""
-    return codec.block == STEP and not transcribe(codec.decode).helpers
+    return codec.block == STEP and len(in_order(transcribe(codec.decode).results)) <= _LONGEST
 
 
 def _name_of(part: str, codec: Codec) -> str:
@@ -217,12 +219,12 @@ def _name_of(part: str, codec: Codec) -> str:
 
 def _define_codecs(codecs: set[Codec]) -> str:
     """The functions of codecs."""
-    found: dict[str, str] = {}
-    for codec in sorted(codecs, key=lambda each: each.name):
-        for part in _PARTS:
-            formula = transcribe(getattr(codec, part))
-            found |= FormulaWriter().define_function(f"{part}_{codec.name}", formula)
-    return "\n\n".join(found.values()) + "\n"
+    texts = [
+        FormulaWriter().define_function(f"{part}_{codec.name}", transcribe(getattr(codec, part)))
+        for codec in sorted(codecs, key=lambda codec: codec.name)
+        for part in _PARTS
+    ]
+    return "\n\n".join(texts) + "\n"
 
 
 def _each_block(template: str, coded: Coded) -> list[str]:

@@ -17,7 +17,7 @@ from thalweg._base.fused_stage import FusedStage
 from thalweg._base.rule_passes import Measure
 from thalweg._engines.codegen import Kernel, Update, indent_by
 from thalweg._engines.cpu.codegen import HEADER, STORAGE, Element, name_kernel
-from thalweg._engines.cpu.codegen_measure import STAGE_LITERAL, Elements, of_update
+from thalweg._engines.cpu.codegen_measure import STAGE_LITERAL, Elements
 from thalweg._engines.cpu.codegen_stage import StageWriter, Values
 from thalweg._engines.cpu.codegen_transpose import (
     LANES,
@@ -26,7 +26,7 @@ from thalweg._engines.cpu.codegen_transpose import (
     reduce_values,
     take_apart,
 )
-from thalweg._engines.formula_parser import FUNCTION_PREFIX, LITERAL, LOCAL_PREFIX, transcribe
+from thalweg._engines.formula_parser import LITERAL, LOCAL_PREFIX, transcribe
 from thalweg._engines.fused_stage import SIZES, read_stage
 from thalweg.formula import Formula, Rule, is_like_update
 
@@ -101,7 +101,6 @@ class _Measured(Elements):
     ) -> None:
         super().__init__(formulas, stages, storage, len(storage), False, kinds)
         self._name = f"measured{number}"
-        self._own = f"{FUNCTION_PREFIX}group{number}_measure"
         self.scalar = {name: scalars[name] for name in self.scalar}
         streams = [f"p{stream}" for stream in self.read]
         self.arguments = [*streams, *self.scalar.values(), *self.see_vectors().values()]
@@ -113,8 +112,7 @@ class _Measured(Elements):
         """The functions of the group."""
         body = indent_by(self.measure_element(), 1)
         parameters = ", ".join(["i", *self.arguments])
-        texts = [*self.define_functions(compute), f"def {self._name}({parameters}):\n{body}"]
-        return [text.replace(f"{FUNCTION_PREFIX}measure", self._own) for text in texts]
+        return [*self.define_functions(compute), f"def {self._name}({parameters}):\n{body}"]
 
     def call(self, seen: Mapping[str, str]) -> str:
         """Its values of element i, which sees this of its row and column."""
@@ -399,6 +397,11 @@ class Short:
             own = map(of_update, element.update_element(self._of_element(seen, row, column)))
             lines += [f"i = lane + {k * LANES}", *own]
         self._do(lines, flush=True)
+
+
+def of_update(text: str) -> str:
+    """Return a text of a formula in the type of the update."""
+    return re.sub(rf"\b{LITERAL}\b", STAGE_LITERAL, text)
 
 
 def _grouped(passes: Sequence[Measure | FusedStage]) -> list[FusedStage | list[Measure]]:

@@ -8,7 +8,6 @@ import re
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from thalweg._engines.codegen import FormulaWriter
 from thalweg._engines.formula_parser import FUNCTION_PREFIX, HELPER_PREFIX
 from thalweg._engines.fused_stage import LineFormula, Statement
 
@@ -32,7 +31,7 @@ class Values(NamedTuple):
         return self.name + place
 
 
-class StageWriter(FormulaWriter):
+class StageWriter:
     """Writes a stage, whose names and helpers are its own.
 
     Args:
@@ -56,8 +55,8 @@ class StageWriter(FormulaWriter):
         self._literal, self._in_type = literal, in_type
 
     def text_of(self, node: ast.AST) -> str:
-        text = super().text_of(node)
-        return self._in_type(_HELPER.sub(self._prefix, text))
+        """Return a part of the stage as text."""
+        return self._in_type(_HELPER.sub(self._prefix, ast.unparse(node)))
 
     def define_helpers(self) -> list[str]:
         """The functions that it calls."""
