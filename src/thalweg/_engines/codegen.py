@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from thalweg._engines.formula_graph import INFIX, FormulaGraph, Node, in_order
+from thalweg._engines.formula_graph import INFIX, FormulaGraph, Node
 from thalweg._engines.formula_parser import (
     FUNCTION_PREFIX,
     LITERAL,
@@ -76,10 +76,10 @@ def read_vectors(names: Mapping[str, str]) -> dict[str, str]:
 
 
 class FormulaWriter:
-    """Writes formulas as text, in the language of an engine.
+    """Writer of formulas in the language of an engine.
 
     Args:
-        literal: The function that makes a number of the type of the arithmetic.
+        literal: Name of the function that makes a number of the type of the arithmetic.
     """
 
     decorator = ""
@@ -88,12 +88,12 @@ class FormulaWriter:
         self.literal = literal
 
     def write_number(self, value: float) -> str:
-        """Return a number in the type of the arithmetic."""
+        """Return the text of a number in the type of the arithmetic."""
         text = "1e999 - 1e999" if math.isnan(value) else repr(value).replace("inf", "1e999")
         return f"{self.literal}({text})"
 
     def write_operation(self, op: str, args: list[str]) -> str:
-        """Return an operation on values that have names."""
+        """Return the text of an operation on named values."""
         if op in INFIX:
             return f"{args[0]} {op} {args[1]}"
         return f"-{args[0]}" if op == "neg" else f"{FUNCTION_PREFIX}{op}({', '.join(args)})"
@@ -101,28 +101,28 @@ class FormulaWriter:
     def write_formula(
         self, formula: FormulaGraph, name: str = "node"
     ) -> tuple[list[str], list[str]]:
-        """Return assignments that compute a formula of local names, and its results.
+        """Return assignments that compute a formula, and the names of its results.
 
         Args:
-            formula: The formula.
+            formula: The formula, whose values have names that begin with `LOCAL_PREFIX`.
             name: The beginning of the names of intermediate values.
         """
         texts, lines = dict[Node, str](), list[str]()
-        for node in in_order(formula.results):
+        for node in formula.nodes:
             if node.op in ("stream", "scalar"):
                 texts[node] = f"{LOCAL_PREFIX}{node.args[0]}"
             elif node.op == "const":
                 texts[node] = self.write_number(node.args[0])
             else:
-                args = [texts[each] for each in node.inputs]
+                args = [texts[arg] for arg in node.inputs]
                 texts[node] = f"{name}{len(lines)}"
                 lines.append(f"{texts[node]} = {self.write_operation(node.op, args)}")
         return lines, [texts[result] for result in formula.results]
 
     def define_function(self, name: str, formula: FormulaGraph) -> str:
-        """Return a formula of one result as a function of that name."""
-        every = (*range(len(formula.positional)), *formula.scalars)
-        parameters = ", ".join(f"{LOCAL_PREFIX}{each}" for each in every)
+        """Return the definition of a function that computes a formula of one result."""
+        names = (*range(len(formula.positional)), *formula.scalars)
+        parameters = ", ".join(f"{LOCAL_PREFIX}{name}" for name in names)
         lines, (result,) = self.write_formula(formula)
         body = indent_by([*lines, f"return {result}"], 1)
         return f"{self.decorator}def {FUNCTION_PREFIX}{name}({parameters}):\n{body}"
@@ -192,7 +192,7 @@ class Update:
 
     def define_functions(self, writer: FormulaWriter) -> dict[str, str]:
         """The functions that an element's lines call."""
-        return {name: writer.define_function(name, each) for name, each in self._named}
+        return {name: writer.define_function(name, formula) for name, formula in self._named}
 
     def name_of(self, stream: int) -> str:
         """What a stream's number is called within the formula."""

@@ -1,4 +1,4 @@
-"""Composition of two formulas, and evaluation of what is composed on arrays and tensors."""
+"""Composition of two formulas, and evaluation of composed formulas on arrays and tensors."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from thalweg._engines.formula_graph import (
 from thalweg._engines.parsed_formula import place_of
 from thalweg.errors import RuleError
 
-_python: Any = operator  # its functions have no types
+_python: Any = operator  # without the types of its functions
 _ON_VALUES: dict[str, Callable[..., Any]] = {
     "+": _python.add, "-": _python.sub, "*": _python.mul, "/": _python.truediv,
     "<": _python.lt, "<=": _python.le, ">": _python.gt, ">=": _python.ge,
     "==": _python.eq, "!=": _python.ne, "&": _python.and_, "|": _python.or_, "neg": _python.neg,
 }  # fmt: skip
-_AROUND = ("var", "grad", "base", "step")  # what a formula around a step takes
+_AROUND = ("var", "grad", "base", "step")  # parameters of a formula around a step
 
 
 def compose(formula: ComposedFormula, first: FormulaGraph, second: FormulaGraph) -> FormulaGraph:
@@ -33,10 +33,10 @@ def compose(formula: ComposedFormula, first: FormulaGraph, second: FormulaGraph)
 
     Args:
         formula: A `ChainedFormula` or a `WrappedStepFormula`.
-        first, second: The graphs of its two.
+        first, second: The graphs of the two formulas.
 
     Raises:
-        RuleError: The second does not fit around the step of the first; names it.
+        RuleError: The second formula cannot wrap the step of the first.
     """
     if isinstance(formula, WrappedStepFormula):
         return _wrap(formula, first, second)
@@ -44,62 +44,64 @@ def compose(formula: ComposedFormula, first: FormulaGraph, second: FormulaGraph)
 
 
 def _chain(first: FormulaGraph, then: FormulaGraph) -> FormulaGraph:
-    """Return one formula and then another, as `ChainedFormula` describes it."""
-    more = stream_nodes(len(then.positional) - 1, len(first.positional))
-    made = then.apply((first.results[0], *more))
-    if more and len(made) == 1:
-        made.insert(0, first.results[0])
+    """Return the graph of a `ChainedFormula`."""
+    var = first.results[0]
+    values = stream_nodes(len(then.positional) - 1, len(first.positional))
+    results = then.apply((var, *values))
+    if values and len(results) == 1:
+        results.insert(0, var)
     return FormulaGraph(
         (*first.positional, *then.positional[1:]),
         tuple(dict.fromkeys((*first.scalars, *then.scalars))),
-        tuple(lower_moves((made[0], *first.results[1:], *made[1:]))),
+        tuple(lower_moves((results[0], *first.results[1:], *results[1:]))),
     )
 
 
-def _wrap(formula: WrappedStepFormula, own: FormulaGraph, how: FormulaGraph) -> FormulaGraph:
-    """Return one formula around the step of another, as `WrappedStepFormula` describes it."""
-    if how.positional != _AROUND or len(how.steps) != 1:
+def _wrap(formula: WrappedStepFormula, inner: FormulaGraph, outer: FormulaGraph) -> FormulaGraph:
+    """Return the graph of a `WrappedStepFormula`."""
+    if outer.positional != _AROUND or len(outer.steps) != 1:
         raise RuleError(
             f"{place_of(formula.how)} lies around a step: it takes {', '.join(_AROUND)} and"
             " scalars, and returns one value."
         )
     var, grad = stream_nodes(2)
-    move = next((node for node in in_order(own.steps) if node.op == "moved"), None)
-    base, step = (var, own.results[0] - var) if move is None else move.args
+    move = next((node for node in in_order(inner.steps) if node.op == "moved"), None)
+    base, step = (var, inner.results[0] - var) if move is None else move.args
     if formula.decays and base.is_stream(0):
         raise RuleError(
             f"{place_of(formula.formula)} has no decay beside its step, as that which returns"
             " `moved(var * share, step)`."
         )
-    (made,) = how.apply((var, grad, base, step))
-    scalars = tuple(dict.fromkeys((*own.scalars, *how.scalars)))
+    (wrapped,) = outer.apply((var, grad, base, step))
+    scalars = tuple(dict.fromkeys((*inner.scalars, *outer.scalars)))
     if isinstance(formula, StepMeasure):
-        read = {node.args[0] for node in in_order([made]) if node.op == "scalar"}
+        read = {node.args[0] for node in in_order([wrapped]) if node.op == "scalar"}
         scalars = tuple(name for name in scalars if name in read)
-        return FormulaGraph(own.positional, scalars, (made,))
-    steps = (made, *own.steps[1:])
+        return FormulaGraph(inner.positional, scalars, (wrapped,))
+    steps = (wrapped, *inner.steps[1:])
     if move is not None:
-        steps = tuple(rewrite(own.steps, lambda node: made if node is move else None))
-    return FormulaGraph(own.positional, scalars, steps)
+        steps = tuple(rewrite(inner.steps, lambda node: wrapped if node is move else None))
+    return FormulaGraph(inner.positional, scalars, steps)
 
 
-def evaluate(
-    graph: FormulaGraph,
-    namespace: Mapping[str, Any],
-    literal: Any,
-    *values: Any,
-    **scalars: Any,
-) -> tuple[Any, ...]:
-    """Return the results of a graph; intermediate values are dropped after their last use."""
-    nodes, known = in_order(graph.results), dict[Node, Any]()
-    last = {each: node for node in nodes for each in (node, *node.inputs)}
-    last |= dict.fromkeys(graph.results)
-    given = {"stream": values.__getitem__, "scalar": scalars.__getitem__, "const": literal}
-    functions = {**namespace, **_ON_VALUES, **given}
-    for node in nodes:
-        args = [known[each] if isinstance(each, Node) else each for each in node.args]
-        known[node] = functions[node.op](*args)
-        for each in {*node.inputs}:
-            if last[each] is node:
-                del known[each]
-    return tuple(known[result] for result in graph.results)
+def bind_graph(graph: FormulaGraph, namespace: Mapping[str, Any], literal: Any) -> Any:
+    """Return a graph as a function over an engine's functions and number type.
+
+    The function drops each intermediate value after its last use.
+    """
+    last_use = {arg: node for node in graph.nodes for arg in (node, *node.inputs)}
+    last_use |= dict.fromkeys(graph.results)
+    unused = {node: {arg for arg in node.inputs if last_use[arg] is node} for node in graph.nodes}
+    functions = {**namespace, **_ON_VALUES, "const": literal}
+
+    def evaluate(*values: Any, **scalars: Any) -> tuple[Any, ...]:
+        inputs = {"stream": values.__getitem__, "scalar": scalars.__getitem__}
+        numbers = dict[Node, Any]()
+        for node in graph.nodes:
+            args = [numbers[arg] if isinstance(arg, Node) else arg for arg in node.args]
+            numbers[node] = (inputs.get(node.op) or functions[node.op])(*args)
+            for arg in unused[node]:
+                del numbers[arg]
+        return tuple(numbers[result] for result in graph.results)
+
+    return evaluate

@@ -9,7 +9,8 @@ from weakref import WeakValueDictionary
 
 from thalweg._base.lazy import lazy
 
-ROUNDED = ("+", "-", "*", "/")  # results of arithmetic, as opposed to values that were chosen
+# Arithmetic, whose results are rounded and flushed, as opposed to a choice among values.
+ROUNDED = ("+", "-", "*", "/")
 INFIX = (*ROUNDED, "<", "<=", ">", ">=", "==", "!=", "&", "|")
 
 
@@ -46,15 +47,15 @@ class Node:
         return self
 
     def __bool__(self) -> bool:
-        raise TypeError("a node is a number that is not known yet")
+        raise TypeError("A node has no truth value: its number is known only when a kernel runs.")
 
     @property
     def inputs(self) -> list[Node]:
-        """The nodes among its arguments."""
-        return [each for each in self.args if isinstance(each, Node)]
+        """Nodes among the arguments."""
+        return [arg for arg in self.args if isinstance(arg, Node)]
 
     def is_stream(self, position: int) -> bool:
-        """Return whether it is the value that a formula takes at a position."""
+        """Return whether the node is the value that a formula takes at a position."""
         return self.op == "stream" and self.args[0] == position
 
 
@@ -63,7 +64,7 @@ _nodes: WeakValueDictionary[tuple[Any, ...], Node] = WeakValueDictionary()
 
 def make_node(op: str, *args: Any) -> Node:
     """Return the node of an operation."""
-    key = op, *(id(each) if isinstance(each, Node) else repr(each) for each in args)
+    key = op, *(id(arg) if isinstance(arg, Node) else repr(arg) for arg in args)
     return _nodes.setdefault(key, Node(op, args))
 
 
@@ -78,36 +79,37 @@ def stream_nodes(count: int, first: int = 0) -> list[Node]:
 
 
 def in_order(roots: Iterable[Node]) -> list[Node]:
-    """Return all nodes that roots depend on, roots included, each after its arguments."""
-    found: dict[Node, None] = {}
+    """Return roots and all nodes that they depend on, arguments before their operations."""
+    ordered: dict[Node, None] = {}
     stack = [*roots][::-1]
     while stack:
-        missing = [each for each in stack[-1].inputs if each not in found]
+        missing = [node for node in stack[-1].inputs if node not in ordered]
         if missing:
             stack += missing[::-1]
         else:
-            found[stack.pop()] = None
-    return list(found)
+            ordered[stack.pop()] = None
+    return list(ordered)
 
 
 def rewrite(roots: Iterable[Node], replace: Callable[[Node], Node | None]) -> list[Node]:
-    """Return roots in which nodes are replaced.
+    """Return roots in which nodes are replaced. Nodes that depend on none of these stay the same.
 
     Args:
-        roots: The nodes; they stay as they are.
-        replace: Returns the node that replaces one whose arguments are replaced already, or None.
+        roots: The nodes.
+        replace: Returns the replacement of a node, whose arguments are replaced already, or None.
     """
-    roots, made = list(roots), dict[Node, Node]()
+    roots, rewritten = list(roots), dict[Node, Node]()
     for node in in_order(roots):
-        args = [made[each] if isinstance(each, Node) else each for each in node.args]
-        new = make_node(node.op, *args)
-        other = replace(new)
-        made[node] = new if other is None else other
-    return [made[root] for root in roots]
+        args = [rewritten[arg] if isinstance(arg, Node) else arg for arg in node.args]
+        is_same = all(arg is old for arg, old in zip(args, node.args, strict=True))
+        candidate = node if is_same else make_node(node.op, *args)
+        replacement = replace(candidate)
+        rewritten[node] = candidate if replacement is None else replacement
+    return [rewritten[root] for root in roots]
 
 
 def lower_moves(roots: Iterable[Node]) -> list[Node]:
-    """Return roots in which "moved" nodes are the sums or differences that they stand for."""
+    """Return roots with sums or differences in place of "moved" nodes."""
 
     def lower(node: Node) -> Node | None:
         if node.op != "moved":
@@ -120,12 +122,12 @@ def lower_moves(roots: Iterable[Node]) -> list[Node]:
 
 @dataclass(frozen=True, eq=False)
 class FormulaGraph:
-    """A formula that passed the checks.
+    """Checked formula.
 
     Attributes:
         positional: Names of `var`, `grad` and the slots; those of a composed formula may repeat.
-        scalars: Names of the scalars that it takes.
-        steps: Its results, in which a "moved" node marks the step of the variable.
+        scalars: Names of the scalars.
+        steps: The results. A "moved" node among their operations marks the step of the variable.
     """
 
     positional: tuple[str, ...]
@@ -134,25 +136,29 @@ class FormulaGraph:
 
     @lazy
     def results(self) -> list[Node]:
-        """Its results in plain operations."""
+        """Results in plain operations."""
         return lower_moves(self.steps)
 
     @lazy
+    def nodes(self) -> list[Node]:
+        """All nodes of the results, arguments before their operations."""
+        return in_order(self.results)
+
+    @lazy
     def streams(self) -> list[int]:
-        """The positions of the values that its results depend on."""
-        nodes = in_order(self.results)
-        return sorted(int(node.args[0]) for node in nodes if node.op == "stream")
+        """Positions of the values that the results depend on."""
+        return sorted(int(node.args[0]) for node in self.nodes if node.op == "stream")
 
     def passes_through(self, result: int, parameter: int) -> bool:
-        """Return whether a result is nothing but the value taken at that position."""
+        """Return whether a result is the unchanged value of a positional parameter."""
         return self.results[result].is_stream(parameter)
 
     def is_rounded(self, result: int) -> bool:
-        """Return whether arithmetic, which flushes denormals, computes a result."""
+        """Return whether the last operation of a result is arithmetic, which flushes denormals."""
         return self.results[result].op in ROUNDED
 
     def apply(self, values: Sequence[Node]) -> list[Node]:
-        """Return what it makes of these values, steps marked."""
+        """Return `steps` as computed from other nodes in place of the positional values."""
 
         def replace(node: Node) -> Node | None:
             return values[int(node.args[0])] if node.op == "stream" else None

@@ -38,7 +38,7 @@ from thalweg._engines.parsed_formula import FUNCTION_PREFIX as FUNCTION_PREFIX
 from thalweg._engines.parsed_formula import HELPER_PREFIX as HELPER_PREFIX
 from thalweg._engines.parsed_formula import LITERAL as LITERAL
 from thalweg._engines.parsed_formula import LOCAL_PREFIX as LOCAL_PREFIX
-from thalweg._engines.parsed_formula import Transcript as Transcript
+from thalweg._engines.parsed_formula import FormulaSource as FormulaSource
 from thalweg._engines.parsed_formula import count_of as count_of
 from thalweg._engines.parsed_formula import place_of as place_of
 from thalweg.errors import RuleError
@@ -66,29 +66,31 @@ _FUTURE: int = functools.reduce(
 )
 
 
-def _move_back(base: Node, step: Node) -> Node:
+def _make_move_back(base: Node, step: Node) -> Node:
     return make_node("moved", base, -step)
 
 
-_NODES: dict[str, Callable[..., Node]] = {
+# Functions that build nodes of a graph.
+_NODE_MAKERS: dict[str, Callable[..., Node]] = {
     **{name: functools.partial(make_node, name) for name in (*_EVERY, "square", "moved")},
-    "moved_back": _move_back,
+    "moved_back": _make_move_back,
 }
-_python: Any = operator  # its functions have no types
+_python: Any = operator  # without the types of its functions
+# Steps of the variable where a formula computes numbers.
 _MOVES: dict[str, Callable[..., Any]] = {"moved": _python.add, "moved_back": _python.sub}
 
 
 class Composed:
-    """What engines run as a formula, and what builds its graph itself.
+    """Formula of an engine that builds its own graph.
 
     Attributes:
-        is_pass: Whether it writes nothing that others see.
+        is_pass: Whether its results are visible only to later passes.
     """
 
     is_pass = False
 
     def compose(self) -> FormulaGraph:
-        """Return the formula."""
+        """Return the graph of the formula."""
         raise NotImplementedError
 
 
@@ -352,9 +354,9 @@ class _Writer(ast.NodeTransformer):
         name = "moved"
         if isinstance(step, ast.UnaryOp) and isinstance(step.op, ast.USub):
             name, step = "moved_back", step.operand
-        written = self.write_call(node, name, [self.as_number(base), self.as_number(step)])
-        self.moves.append(written)
-        return written
+        call = self.write_call(node, name, [self.as_number(base), self.as_number(step)])
+        self.moves.append(call)
+        return call
 
     def place_of_move(self, node: ast.FunctionDef, values: Sequence[ast.expr]) -> int | None:
         """Which of these values is the step, if it is said what is."""
@@ -567,16 +569,28 @@ class _Helpers:
         return ast.fix_missing_locations(ast.copy_location(made, node))
 
 
-def read_source(function: Any, of_lines: bool = False) -> Transcript:
+# By the function, and whether it is the formula of a `FusedStage`.
+_sources: weakref.WeakKeyDictionary[Any, dict[bool, FormulaSource]] = weakref.WeakKeyDictionary()
+
+
+def read_source(function: Any, of_lines: bool = False) -> FormulaSource:
     """Return the checked source of a formula.
 
     Args:
         function: The formula.
-        of_lines: Whether it is that of a `FusedStage`.
+        of_lines: Whether the formula is that of a `FusedStage`.
 
     Raises:
-        RuleError: The formula holds anything but straight arithmetic; names it and its line.
+        RuleError: The formula contains anything but straight arithmetic; names it and its line.
     """
+    sources = _sources.get(function, {}) if isinstance(function, types.FunctionType) else {}
+    if of_lines not in sources:
+        sources[of_lines] = _parse_source(function, of_lines)
+        _sources[function] = sources
+    return sources[of_lines]
+
+
+def _parse_source(function: Any, of_lines: bool) -> FormulaSource:
     node = _parse_definition(function)
     helpers = _Helpers()
     writer = _Writer(function, helpers, of_lines)
@@ -587,7 +601,7 @@ def read_source(function: Any, of_lines: bool = False) -> Transcript:
     results = tuple(writer.as_number(element) for element in elements)
     move = writer.place_of_move(node, [*(each.value for each in body), *results[:1]])
     writer.check_moved(node, body, results[0], move)
-    return Transcript(
+    return FormulaSource(
         positional=tuple(arg.arg for arg in [*node.args.posonlyargs, *node.args.args]),
         scalars=tuple(arg.arg for arg in node.args.kwonlyargs),
         body=tuple(body),
@@ -604,10 +618,10 @@ def transcribe(function: Any) -> FormulaGraph:
     """Return the graph of a formula.
 
     Raises:
-        RuleError: The formula holds anything but straight arithmetic; names it and its line.
+        RuleError: The formula contains anything but straight arithmetic; names it and its line.
     """
-    known = isinstance(function, types.FunctionType | ComposedFormula | Composed)
-    graph = _graphs.get(function) if known else None
+    is_formula = isinstance(function, types.FunctionType | ComposedFormula | Composed)
+    graph = _graphs.get(function) if is_formula else None
     if graph is None:
         if isinstance(function, ComposedFormula):
             with importing:
@@ -622,26 +636,31 @@ def transcribe(function: Any) -> FormulaGraph:
 
 
 def _trace(function: Any) -> FormulaGraph:
-    """Run the checked source of a formula on nodes."""
+    """Return the graph that a formula builds when it runs on nodes."""
     source = read_source(function)
     values = stream_nodes(len(source.positional))
     scalars = {name: make_node("scalar", name) for name in source.scalars}
-    steps = bind_formula(function, _NODES, make_const)(*values, **scalars)
+    steps = bind_formula(function, _NODE_MAKERS, make_const)(*values, **scalars)
     return FormulaGraph(source.positional, source.scalars, steps)
 
 
 def bind_formula(
     formula: Any, namespace: Mapping[str, Any], literal: Any, of_lines: bool = False
 ) -> Any:
-    """Return the formula, or that of a fused stage, over an engine's functions and type.
+    """Return a formula as a function over an engine's functions and number type.
 
-    The lines of a function keep their file and numbers, so that a debugger steps through the user's
-    own source.
+    A function keeps its file and line numbers, so that a debugger steps through its source.
+
+    Args:
+        formula: The formula.
+        namespace: The engine's functions by name.
+        literal: Makes a number of the type.
+        of_lines: Whether the formula is that of a `FusedStage`.
     """
     if isinstance(formula, ComposedFormula | Composed):
         with importing:
-            from thalweg._engines.formula_composition import evaluate
-        return functools.partial(evaluate, transcribe(formula), namespace, literal)
+            from thalweg._engines.formula_composition import bind_graph
+        return bind_graph(transcribe(formula), namespace, literal)
     source = read_source(formula, of_lines)
     names = (*source.positional, *source.scalars)
     parameters = [ast.arg(LOCAL_PREFIX + name) for name in names]
@@ -652,10 +671,11 @@ def bind_formula(
         decorator_list=[],
     )
     module = ast.fix_missing_locations(ast.Module([*source.helpers, definition], []))
-    known = {FUNCTION_PREFIX + name: value for name, value in {**_MOVES, **namespace}.items()}
-    known[LITERAL] = literal
-    exec(compile(module, source.filename, "exec"), known)
-    function = known["formula"]
+    functions = {**_MOVES, **namespace}
+    outer = {FUNCTION_PREFIX + name: function for name, function in functions.items()}
+    outer[LITERAL] = literal
+    exec(compile(module, source.filename, "exec"), outer)
+    function = outer["formula"]
 
     def bound(*values: Any, **scalars: Any) -> Any:
         return function(*values, **{LOCAL_PREFIX + name: scalars[name] for name in scalars})

@@ -1,4 +1,4 @@
-"""Source of a formula that was read and checked."""
+"""Checked source of a formula."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ LOCAL_PREFIX = "r_"  # the names of a formula, apart from those of the kernel ar
 
 
 @dataclass(frozen=True)
-class Transcript:
-    """A formula that passed the checks.
+class FormulaSource:
+    """Formula that passed the checks, as syntax trees.
 
     Attributes:
         positional: `var`, `grad` and the slots, as the formula calls them.

@@ -47,19 +47,18 @@ class JointPassFormula(Composed):
         raise RuleError(f"{self.__qualname__} is run by engines alone.")
 
     def compose(self) -> FormulaGraph:
-        """Return the formula, with slots for all values."""
-        own, before = transcribe(self.formula), 2 + self.known
+        """Return the graph over the values of all passes and all slots."""
+        graph, first_slot = transcribe(self.formula), 2 + self.known
         inputs = stream_nodes(2 + self.total + self.slots)
-        taken = len(own.positional) - before
-        made = own.apply([*inputs[:before], *inputs[2 + self.total :][:taken]])
+        slots = len(graph.positional) - first_slot
+        values = graph.apply([*inputs[:first_slot], *inputs[2 + self.total :][:slots]])
         results = [inputs[0], *inputs[2:]]
         if self.makes:
-            results[1 + self.known : 1 + self.known + self.makes] = made
+            results[1 + self.known : 1 + self.known + self.makes] = values
         else:
-            results[0] = made[0]
-            results[1 + self.total : 1 + self.total + taken] = made[1:]
-        names = tuple(f"value{position}" for position in range(len(inputs)))
-        return FormulaGraph(names, own.scalars, tuple(results))
+            results[0] = values[0]
+            results[1 + self.total : 1 + self.total + slots] = values[1:]
+        return FormulaGraph(_name_values(len(inputs)), graph.scalars, tuple(results))
 
 
 class VisiblePassFormula(Composed):
@@ -80,13 +79,15 @@ class VisiblePassFormula(Composed):
         raise RuleError(f"{self.__qualname__} is run by engines alone.")
 
     def compose(self) -> FormulaGraph:
-        """Return the formula, with slots for all values."""
-        own, before = transcribe(self.formula), 2 + self.known
-        count = len(own.positional) + self.total - self.known
-        inputs = stream_nodes(count)
-        made = own.apply([*inputs[:before], *inputs[2 + self.total :]])
-        names = tuple(f"value{position}" for position in range(count))
-        return FormulaGraph(names, own.scalars, tuple(made))
+        """Return the graph over the values of all passes."""
+        graph, first_slot = transcribe(self.formula), 2 + self.known
+        inputs = stream_nodes(len(graph.positional) + self.total - self.known)
+        results = graph.apply([*inputs[:first_slot], *inputs[2 + self.total :]])
+        return FormulaGraph(_name_values(len(inputs)), graph.scalars, tuple(results))
+
+
+def _name_values(count: int) -> tuple[str, ...]:
+    return tuple(f"value{position}" for position in range(count))
 
 
 @cache
@@ -133,7 +134,7 @@ def count_read_streams(rule: Rule) -> int:
 
 
 def _read_by(measures: tuple[Measure, ...]) -> set[int]:
-    return {stream for each in measures for stream in transcribe(each.function).streams}
+    return {stream for measure in measures for stream in transcribe(measure.function).streams}
 
 
 @cache

@@ -28,11 +28,13 @@ class Split(Composed):
         raise RuleError(f"{self.__qualname__} is run by engines alone.")
 
     def compose(self) -> FormulaGraph:
-        """Return the formula of the slot's number, which both results are then."""
-        own = transcribe(self.formula)
-        (correction,) = stream_nodes(1, len(own.positional))
-        whole, *slots = own.apply([correction, *stream_nodes(len(own.positional) - 1, 1)])
-        return FormulaGraph((*own.positional, CORRECTION), own.scalars, (whole, *slots, whole))
+        """Return the graph that updates the correction; the variable is its first result, too."""
+        graph = transcribe(self.formula)
+        count = len(graph.positional)
+        (correction,) = stream_nodes(1, count)
+        whole, *slots = graph.apply([correction, *stream_nodes(count - 1, 1)])
+        names = (*graph.positional, CORRECTION)
+        return FormulaGraph(names, graph.scalars, (whole, *slots, whole))
 
 
 @cache

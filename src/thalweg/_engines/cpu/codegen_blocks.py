@@ -18,14 +18,13 @@ from thalweg._engines.codegen import NONE, FormulaWriter, Kernel, Update, indent
 from thalweg._engines.cpu.codegen import STORAGE, Element, first_of, write_kernel
 from thalweg._engines.cpu.codegen_random_bits import begin_draws, draw_for, rounded
 from thalweg._engines.cpu.work_table import STEP
-from thalweg._engines.formula_graph import in_order
 from thalweg._engines.formula_parser import FUNCTION_PREFIX, transcribe
 from thalweg._engines.random_bits import NARROW, SCALARS
 from thalweg.formula import Formula
 
 _NUMBERS = "float32"  # what codecs hold, and all that is computed beside them
 _PARTS = ("decode", "prepare", "encode")  # the formulas of a codec
-_LONGEST = 16  # operations of a formula that is decoded in the update's own loop
+_LONGEST = 16  # nodes of a formula that decodes in the update's own loop
 
 _CHUNK = """
 for begin in range(0, length, {step}):
@@ -209,8 +208,8 @@ def _each_element(element: Element) -> list[str]:
 
 
 def _is_whole(codec: Codec) -> bool:
-    """Whether blocks are decoded in the update's own loop, which has no room for long formulas."""
-    return codec.block == STEP and len(in_order(transcribe(codec.decode).results)) <= _LONGEST
+    """Return whether the update's own loop decodes blocks, by a formula that is short enough."""
+    return codec.block == STEP and len(transcribe(codec.decode).nodes) <= _LONGEST
 
 
 def _name_of(part: str, codec: Codec) -> str:

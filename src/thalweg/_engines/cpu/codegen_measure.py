@@ -180,21 +180,18 @@ class Elements(Sweep):
         return [*lines, f"return {self._list_names('v')}"]
 
     def _write_measure(self, measure: FormulaGraph, index: int) -> list[str]:
-        # Not as a function of its own: each costs as much time to compile as all the rest.
+        # Measures are not functions: each costs as much time to compile as all else together.
         is_narrow = self.are_like_update[index]
-        letter, scalar, vector = "w", "{}", "float64({})"
-        if is_narrow:
-            letter, scalar = "n", f"{STAGE_LITERAL}({{}})"
-            vector = scalar
-        values = {f"{k}": f"{letter}{k}" for k in measure.streams}
-        values |= {name: scalar.format(self.scalar[name]) for name in measure.scalars
-                   if name not in self.vectors}  # fmt: skip
-        values |= {name: vector.format(x) for name, x in self.see_vectors().items()
-                   if name in measure.scalars}  # fmt: skip
-        lines = [f"{LOCAL_PREFIX}{name} = {value}" for name, value in values.items()]
+        letter, kind = ("n", STAGE_LITERAL) if is_narrow else ("w", "float64")
+        inputs = [(f"{stream}", f"{letter}{stream}") for stream in measure.streams]
+        vectors = self.see_vectors()
+        for name in measure.scalars:
+            value = vectors.get(name) or self.scalar[name]
+            inputs.append((name, f"{kind}({value})" if is_narrow or name in vectors else value))
+        lines = [f"{LOCAL_PREFIX}{name} = {value}" for name, value in inputs]
         writer = FormulaWriter(STAGE_LITERAL if is_narrow else LITERAL)
-        body, (result,) = writer.write_formula(measure, f"node{index}_")
-        return [*lines, *body, f"v{index} = float64({result})"]
+        operations, (result,) = writer.write_formula(measure, f"node{index}_")
+        return [*lines, *operations, f"v{index} = float64({result})"]
 
     def define_functions(self, compute: str) -> list[str]:
         """The functions that `measure_element` calls."""
@@ -225,10 +222,10 @@ class Elements(Sweep):
 
 
 def _counts(measure: FormulaGraph) -> bool:
-    """Return whether a measure adds up ones, `where(.., 1.0, 1.0)`, which in any order is exact."""
+    """Return whether a measure adds up ones, `where(.., 1.0, 1.0)`: any order of these is exact."""
     (result,) = measure.results
     values = result.inputs[1:] if result.op == "where" else []
-    return bool(values) and all(each.op == "const" and each.args == (1.0,) for each in values)
+    return bool(values) and all(node.op == "const" and node.args == (1.0,) for node in values)
 
 
 def generate_measure(
