@@ -70,9 +70,10 @@ def _make_move_back(base: Node, step: Node) -> Node:
     return make_node("moved", base, -step)
 
 
+_OTHERS = ("square", "moved", "mean_over_rows", "mean_over_columns")
 # Functions that build nodes of a graph.
 _NODE_MAKERS: dict[str, Callable[..., Node]] = {
-    **{name: functools.partial(make_node, name) for name in (*_EVERY, "square", "moved")},
+    **{name: functools.partial(make_node, name) for name in (*_EVERY, *_OTHERS)},
     "moved_back": _make_move_back,
 }
 _python: Any = operator  # without the types of its functions
@@ -630,17 +631,17 @@ def transcribe(function: Any) -> FormulaGraph:
         elif isinstance(function, Composed):
             graph = function.compose()
         else:
-            graph = _trace(function)
+            graph = trace(function)
         _graphs[function] = graph
     return graph
 
 
-def _trace(function: Any) -> FormulaGraph:
-    """Return the graph that a formula builds when it runs on nodes."""
-    source = read_source(function)
+def trace(function: Any, of_lines: bool = False) -> FormulaGraph:
+    """Return the graph that a function, or that of a `FusedStage`, builds when it runs on nodes."""
+    source = read_source(function, of_lines)
     values = stream_nodes(len(source.positional))
     scalars = {name: make_node("scalar", name) for name in source.scalars}
-    steps = bind_formula(function, _NODE_MAKERS, make_const)(*values, **scalars)
+    steps = bind_formula(function, _NODE_MAKERS, make_const, of_lines)(*values, **scalars)
     return FormulaGraph(source.positional, source.scalars, steps)
 
 

@@ -26,7 +26,7 @@ from thalweg._engines.cpu.codegen_transpose import (
     reduce_values,
     take_apart,
 )
-from thalweg._engines.formula_parser import LITERAL, LOCAL_PREFIX, transcribe
+from thalweg._engines.formula_parser import LITERAL, transcribe
 from thalweg._engines.fused_stage import SIZES, read_stage
 from thalweg.formula import Formula, Rule, is_like_update
 
@@ -360,18 +360,13 @@ class Short:
     def _run_stage(self, stage: FusedStage) -> None:
         """Run a fused stage."""
         formula, title = read_stage(self._rule, stage), f"stage{self._passes.index(stage)}"
-        is_narrow = is_like_update(stage.function)
-        literal, in_type = (STAGE_LITERAL, of_update) if is_narrow else (LITERAL, str)
-        writer = StageWriter(title, formula, literal, in_type, self._counts)
-        self._definitions += writer.define_helpers()
-        letter = "t" if is_narrow else "s"
-        known = {name: Values(f"{letter}{place}", "") for name, place in self._place.items()}
+        letter, literal = ("t", STAGE_LITERAL) if is_like_update(stage.function) else ("s", LITERAL)
+        inputs = {name: Values(f"{letter}{place}", "") for name, place in self._place.items()}
         for name, count in zip(SIZES, self._sides, strict=False):
-            known[name] = Values(str(count), "")
-        given = {LOCAL_PREFIX + name: each for name, each in known.items()}
-        for name, (placeholder, _) in formula.given.items():
-            given[placeholder] = self._made.get(name, self._seen[name])
-        lines, results = writer.write(given)
+            inputs[name] = Values(str(count), "")
+        inputs |= {**self._seen, **self._made}
+        writer = StageWriter(title, literal, self._counts)
+        lines, results = writer.write_stage(formula, inputs)
         kinds = {slot.name: self._lines[k] for k, slot in enumerate(self._rule.shaped_slots)}
         for name, made in zip(stage.makes, results, strict=True):
             if name not in kinds:
