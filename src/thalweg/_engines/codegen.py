@@ -92,23 +92,27 @@ class FormulaWriter:
         text = "1e999 - 1e999" if math.isnan(value) else repr(value).replace("inf", "1e999")
         return f"{self.literal}({text})"
 
-    def write_operation(self, op: str, args: list[str]) -> str:
+    def write_operation(self, operation: str, operands: list[str]) -> str:
         """Return the text of an operation on named values."""
-        if op in INFIX:
-            return f"{args[0]} {op} {args[1]}"
-        return f"-{args[0]}" if op == "neg" else f"{FUNCTION_PREFIX}{op}({', '.join(args)})"
+        if operation in INFIX:
+            return f"{operands[0]} {operation} {operands[1]}"
+        return (
+            f"-{operands[0]}"
+            if operation == "neg"
+            else f"{FUNCTION_PREFIX}{operation}({', '.join(operands)})"
+        )
 
     def write_formula(
-        self, formula: FormulaGraph, name: str = "node"
+        self, formula_graph: FormulaGraph, name: str = "node"
     ) -> tuple[list[str], list[str]]:
         """Return assignments that compute a formula, and the names of its results.
 
         Args:
-            formula: The formula, whose values have names that begin with `LOCAL_PREFIX`.
+            formula_graph: The formula, whose values have names that begin with `LOCAL_PREFIX`.
             name: The beginning of the names of intermediate values.
         """
         texts, lines = dict[Node, str](), list[str]()
-        for node in formula.nodes:
+        for node in formula_graph.nodes:
             if node.op in ("stream", "scalar"):
                 texts[node] = f"{LOCAL_PREFIX}{node.args[0]}"
             elif node.op == "const":
@@ -117,13 +121,13 @@ class FormulaWriter:
                 args = [texts[arg] for arg in node.inputs]
                 texts[node] = f"{name}{len(lines)}"
                 lines.append(f"{texts[node]} = {self.write_operation(node.op, args)}")
-        return lines, [texts[result] for result in formula.results]
+        return lines, [texts[result] for result in formula_graph.results]
 
-    def define_function(self, name: str, formula: FormulaGraph) -> str:
+    def define_function(self, name: str, formula_graph: FormulaGraph) -> str:
         """Return the definition of a function that computes a formula of one result."""
-        names = (*range(len(formula.positional)), *formula.scalars)
+        names = (*range(len(formula_graph.positional)), *formula_graph.scalars)
         parameters = ", ".join(f"{LOCAL_PREFIX}{name}" for name in names)
-        lines, (result,) = self.write_formula(formula)
+        lines, (result,) = self.write_formula(formula_graph)
         body = indent_by([*lines, f"return {result}"], 1)
         return f"{self.decorator}def {FUNCTION_PREFIX}{name}({parameters}):\n{body}"
 

@@ -84,24 +84,26 @@ def _wrap(formula: WrappedStepFormula, inner: FormulaGraph, outer: FormulaGraph)
     return FormulaGraph(inner.positional, scalars, steps)
 
 
-def bind_graph(graph: FormulaGraph, namespace: Mapping[str, Any], literal: Any) -> Any:
+def bind_graph(formula_graph: FormulaGraph, namespace: Mapping[str, Any], literal: Any) -> Any:
     """Return a graph as a function over an engine's functions and number type.
 
     The function drops each intermediate value after its last use.
     """
-    last_use = {arg: node for node in graph.nodes for arg in (node, *node.inputs)}
-    last_use |= dict.fromkeys(graph.results)
-    unused = {node: {arg for arg in node.inputs if last_use[arg] is node} for node in graph.nodes}
+    last_use = {arg: node for node in formula_graph.nodes for arg in (node, *node.inputs)}
+    last_use |= dict.fromkeys(formula_graph.results)
+    unused = {
+        node: {arg for arg in node.inputs if last_use[arg] is node} for node in formula_graph.nodes
+    }
     functions = {**namespace, **_ON_VALUES, "const": literal}
 
     def evaluate(*values: Any, **scalars: Any) -> tuple[Any, ...]:
         inputs = {"stream": values.__getitem__, "scalar": scalars.__getitem__}
         numbers = dict[Node, Any]()
-        for node in graph.nodes:
+        for node in formula_graph.nodes:
             args = [numbers[arg] if isinstance(arg, Node) else arg for arg in node.args]
             numbers[node] = (inputs.get(node.op) or functions[node.op])(*args)
             for arg in unused[node]:
                 del numbers[arg]
-        return tuple(numbers[result] for result in graph.results)
+        return tuple(numbers[result] for result in formula_graph.results)
 
     return evaluate

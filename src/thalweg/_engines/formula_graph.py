@@ -14,8 +14,8 @@ ROUNDED = ("+", "-", "*", "/")
 INFIX = (*ROUNDED, "<", "<=", ">", ">=", "==", "!=", "&", "|")
 
 
-def _binary(op: str) -> Callable[[Node, Node], Node]:
-    return lambda left, right: make_node(op, left, right)
+def _binary(operation: str) -> Callable[[Node, Node], Node]:
+    return lambda left, right: make_node(operation, left, right)
 
 
 class Node:
@@ -31,8 +31,8 @@ class Node:
 
     __slots__ = ("__weakref__", "args", "op")
 
-    def __init__(self, op: str, args: tuple[Any, ...]) -> None:
-        self.op, self.args = op, args
+    def __init__(self, operation: str, args: tuple[Any, ...]) -> None:
+        self.op, self.args = operation, args
 
     __hash__ = object.__hash__
     __add__, __sub__, __mul__, __truediv__ = map(_binary, ROUNDED)
@@ -62,10 +62,10 @@ class Node:
 _nodes: WeakValueDictionary[tuple[Any, ...], Node] = WeakValueDictionary()
 
 
-def make_node(op: str, *args: Any) -> Node:
+def make_node(operation: str, *args: Any) -> Node:
     """Return the node of an operation."""
-    key = op, *(id(arg) if isinstance(arg, Node) else repr(arg) for arg in args)
-    return _nodes.setdefault(key, Node(op, args))
+    key = operation, *(id(arg) if isinstance(arg, Node) else repr(arg) for arg in args)
+    return _nodes.setdefault(key, Node(operation, args))
 
 
 def make_const(value: float) -> Node:

@@ -684,12 +684,12 @@ def bind_formula(
     return bound
 
 
-def check_counts(function: Any, graph: FormulaGraph, grad: bool, slots: int) -> None:
+def check_counts(function: Any, formula_graph: FormulaGraph, grad: bool, slots: int) -> None:
     """Raise unless a formula takes and returns as many values as its rule has.
 
     Args:
         function: The formula, `(var, *slots)`, or `(var, grad, *slots)` if `grad`.
-        graph: Its graph.
+        formula_graph: Its graph.
         grad: Whether it takes a gradient.
         slots: How many slots the rule has.
 
@@ -697,11 +697,11 @@ def check_counts(function: Any, graph: FormulaGraph, grad: bool, slots: int) -> 
         RuleError: Names the formula, its place and both numbers.
     """
     wanted = 1 + grad + slots
-    if (len(graph.positional), len(graph.steps)) == (wanted, 1 + slots):
+    if (len(formula_graph.positional), len(formula_graph.steps)) == (wanted, 1 + slots):
         return
     raise RuleError(
-        f"{place_of(function)} takes {count_of(len(graph.positional), 'value')} and returns"
-        f" {len(graph.steps)}; with {count_of(slots, 'slot')} it must take {wanted}"
+        f"{place_of(function)} takes {count_of(len(formula_graph.positional), 'value')} and returns"
+        f" {len(formula_graph.steps)}; with {count_of(slots, 'slot')} it must take {wanted}"
         f" ({'var, grad, *slots' if grad else 'var, *slots'}) and return {1 + slots}"
         " (var, *slots)."
     )

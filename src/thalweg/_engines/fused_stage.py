@@ -93,11 +93,11 @@ def read_stage(rule: Rule, stage: FusedStage) -> LineFormula:
     return LineFormula(graph, kinds, scalars)
 
 
-def _check_parameters(rule: Rule, graph: FormulaGraph) -> None:
+def _check_parameters(rule: Rule, formula_graph: FormulaGraph) -> None:
     """Raise unless all parameters are scalars, or numbers of rows or columns."""
-    if graph.positional:
-        raise RuleError(f"takes {graph.positional[0]} by position: write it after *")
-    for name in graph.scalars:
+    if formula_graph.positional:
+        raise RuleError(f"takes {formula_graph.positional[0]} by position: write it after *")
+    for name in formula_graph.scalars:
         if name in rule.vectors:
             continue
         if name in rule.seen or name in rule.made:
@@ -108,8 +108,8 @@ def _check_parameters(rule: Rule, graph: FormulaGraph) -> None:
             raise RuleError(f"asks for {name}, which is a size, and a scalar of the rule")
 
 
-def _kind_of(rule: Rule, node: Node, kinds: list[str]) -> str:
-    """Return the kind of a node whose arguments have these kinds; see `LineFormula`."""
+def _kind_of(rule: Rule, node: Node, arg_kinds: list[str]) -> str:
+    """Return the kind of a node whose arguments have these arg_kinds; see `LineFormula`."""
     if node.op == "scalar":
         return rule.vectors.get(node.args[0], "")
     if node.op in ("exp", "log", "power"):
@@ -121,17 +121,17 @@ def _kind_of(rule: Rule, node: Node, kinds: list[str]) -> str:
             " compute it of scalars, or a Stage of rows and columns"
         )
     if node.op in MEANS:
-        if kinds != [MEANS[node.op]]:
+        if arg_kinds != [MEANS[node.op]]:
             raise RuleError(
-                f"gives {node.op} {_WHAT[kinds[0]]}, where it must be {_WHAT[MEANS[node.op]]}"
+                f"gives {node.op} {_WHAT[arg_kinds[0]]}, where it must be {_WHAT[MEANS[node.op]]}"
             )
         return "matrix"
-    if {"row", "column"} <= {*kinds}:
+    if {"row", "column"} <= {*arg_kinds}:
         raise RuleError(
             f"mixes rows and columns in `{_show(node)}`, which makes a number of each element:"
             " write that in `update` or in a measure, or take a mean of either first"
         )
-    return next((kind for kind in ("row", "column", "matrix") if kind in kinds), "")
+    return next((kind for kind in ("row", "column", "matrix") if kind in arg_kinds), "")
 
 
 def _show(node: Node, is_argument: bool = False) -> str:
@@ -146,22 +146,23 @@ def _show(node: Node, is_argument: bool = False) -> str:
 
 
 def _check_made(
-    rule: Rule, stage: FusedStage, graph: FormulaGraph, kinds: Mapping[Node, str]
+    rule: Rule, stage: FusedStage, formula_graph: FormulaGraph, node_kinds: Mapping[Node, str]
 ) -> None:
     """Raise unless the results are the values that the stage makes."""
-    if len(graph.results) != len(stage.makes):
-        count, names = count_of(len(graph.results), "value"), ", ".join(stage.makes)
+    if len(formula_graph.results) != len(stage.makes):
+        count, names = count_of(len(formula_graph.results), "value"), ", ".join(stage.makes)
         raise RuleError(f"returns {count}, and makes {names}")
-    for name, result in zip(stage.makes, graph.results, strict=True):
+    for name, result in zip(stage.makes, formula_graph.results, strict=True):
         wanted = rule.vectors.get(name)
         if wanted is None:
             raise RuleError(
                 f"makes {name}, which is neither made by a Measure of rows or columns nor a"
                 ' slot per="row" or per="column"; it changes these alone'
             )
-        if name not in graph.scalars:
+        if name not in formula_graph.scalars:
             raise RuleError(f"makes {name}, which it must take, too: {name} after *")
-        if kinds[result] != wanted:
+        if node_kinds[result] != wanted:
             raise RuleError(
-                f"returns for {name} {_WHAT[kinds[result]]}, where it must return {_WHAT[wanted]}"
+                f"returns for {name} {_WHAT[node_kinds[result]]}, where it must return"
+                f" {_WHAT[wanted]}"
             )

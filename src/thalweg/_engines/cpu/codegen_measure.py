@@ -179,18 +179,18 @@ class Elements(Sweep):
             lines += self._write_measure(measure, index)
         return [*lines, f"return {self._list_names('v')}"]
 
-    def _write_measure(self, measure: FormulaGraph, index: int) -> list[str]:
+    def _write_measure(self, formula_graph: FormulaGraph, index: int) -> list[str]:
         # Measures are not functions: each costs as much time to compile as all else together.
         is_narrow = self.are_like_update[index]
         letter, kind = ("n", STAGE_LITERAL) if is_narrow else ("w", "float64")
-        inputs = [(f"{stream}", f"{letter}{stream}") for stream in measure.streams]
+        inputs = [(f"{stream}", f"{letter}{stream}") for stream in formula_graph.streams]
         vectors = self.see_vectors()
-        for name in measure.scalars:
+        for name in formula_graph.scalars:
             value = vectors.get(name) or self.scalar[name]
             inputs.append((name, f"{kind}({value})" if is_narrow or name in vectors else value))
         lines = [f"{LOCAL_PREFIX}{name} = {value}" for name, value in inputs]
         writer = FormulaWriter(STAGE_LITERAL if is_narrow else LITERAL)
-        operations, (result,) = writer.write_formula(measure, f"node{index}_")
+        operations, (result,) = writer.write_formula(formula_graph, f"node{index}_")
         return [*lines, *operations, f"v{index} = float64({result})"]
 
     def define_functions(self, compute: str) -> list[str]:
@@ -221,9 +221,9 @@ class Elements(Sweep):
         return ", ".join(self.per_measure(name + "{0}"))
 
 
-def _counts(measure: FormulaGraph) -> bool:
+def _counts(formula_graph: FormulaGraph) -> bool:
     """Return whether a measure adds up ones, `where(.., 1.0, 1.0)`: any order of these is exact."""
-    (result,) = measure.results
+    (result,) = formula_graph.results
     values = result.inputs[1:] if result.op == "where" else []
     return bool(values) and all(node.op == "const" and node.args == (1.0,) for node in values)
 

@@ -62,16 +62,18 @@ class StageWriter(FormulaWriter):
                     lines.append(f"{target.at(line)} = {self._write_line(node, values, line)}")
         return lines, [values[result] for result in formula.graph.results]
 
-    def _write_line(self, node: Node, values: Mapping[Node, Values], line: int) -> str:
+    def _write_line(self, node: Node, node_values: Mapping[Node, Values], index: int) -> str:
         """Return the text of an operation for a row or column."""
         if node.op in MEANS:
             (arg,) = node.inputs
             count = self._counts[MEANS[node.op]]
-            return self._write_mean([self._read(arg, values, line) for line in range(count)])
-        return self.write_operation(node.op, [self._read(arg, values, line) for arg in node.inputs])
+            return self._write_mean([self._read(arg, node_values, place) for place in range(count)])
+        return self.write_operation(
+            node.op, [self._read(arg, node_values, index) for arg in node.inputs]
+        )
 
-    def _read(self, node: Node, values: Mapping[Node, Values], line: int) -> str:
-        text = values[node].at(line)
+    def _read(self, node: Node, node_values: Mapping[Node, Values], index: int) -> str:
+        text = node_values[node].at(index)
         return f"{self.literal}({text})" if node.op == "scalar" else text
 
     def _write_mean(self, terms: list[str]) -> str:

@@ -152,9 +152,13 @@ class Writer(FormulaWriter):
         text = repr(float(number)) if np.isfinite(number) else f"float('{float(number)}')"
         return f"{self.literal}({text})"
 
-    def write_operation(self, op: str, args: list[str]) -> str:
-        text = f"divide({', '.join(args)})" if op == "/" else super().write_operation(op, args)
-        return f"flush({text})" if self._within and op in _SHRINKING else text
+    def write_operation(self, operation: str, operands: list[str]) -> str:
+        text = (
+            f"divide({', '.join(operands)})"
+            if operation == "/"
+            else super().write_operation(operation, operands)
+        )
+        return f"flush({text})" if self._within and operation in _SHRINKING else text
 
     def flush_value(self, value: str) -> str:
         """A number that was read, or computed by no operation of a formula."""

@@ -139,14 +139,14 @@ class Program:
     def _writer_of(self, index: int) -> Writer:
         return self._single if self.sweep.are_like_update[index] else self._double
 
-    def _write_measure(self, measure: FormulaGraph, index: int) -> list[str]:
+    def _write_measure(self, formula_graph: FormulaGraph, index: int) -> list[str]:
         writer = self._writer_of(index)
         cast = f".to(tl.{writer.compute})" if self.sweep.are_like_update[index] else ""
-        lines, (result,) = writer.write_formula(measure, f"node{index}_")
+        lines, (result,) = writer.write_formula(formula_graph, f"node{index}_")
         scalar = {**self.sweep.scalar, **self.sweep.vectors}
         return [
-            *(f"{LOCAL_PREFIX}{k} = e{k}{cast}" for k in measure.streams),
-            *(f"{LOCAL_PREFIX}{name} = {scalar[name]}{cast}" for name in measure.scalars),
+            *(f"{LOCAL_PREFIX}{k} = e{k}{cast}" for k in formula_graph.streams),
+            *(f"{LOCAL_PREFIX}{name} = {scalar[name]}{cast}" for name in formula_graph.scalars),
             *lines,
             f"m{index} = {result}.to(tl.float64)",
             # Where elements are missing +0 is added; a formula of zeros need not be zero.
