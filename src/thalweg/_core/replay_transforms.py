@@ -139,7 +139,7 @@ class ReplayedTransforms:
             self._norm.set_switches(*switches)
 
     def for_look(self) -> tuple[list[tuple[int, int, int, int]], int]:
-        """The last of what `GuardTable.finish` is given."""
+        """Return `measures` and `clipping` of `GuardedStep`."""
         measures = [(each.kernel.address, each.address, 0, 1) for *_, each in self._sweeps]
         return measures, 0 if self._norm is None else self._norm.address
 
