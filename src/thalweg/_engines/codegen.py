@@ -96,11 +96,9 @@ class FormulaWriter:
         """Return the text of an operation on named values."""
         if operation in INFIX:
             return f"{operands[0]} {operation} {operands[1]}"
-        return (
-            f"-{operands[0]}"
-            if operation == "neg"
-            else f"{FUNCTION_PREFIX}{operation}({', '.join(operands)})"
-        )
+        if operation == "neg":
+            return f"-{operands[0]}"
+        return f"{FUNCTION_PREFIX}{operation}({', '.join(operands)})"
 
     def write_formula(
         self, formula_graph: FormulaGraph, name: str = "node"
@@ -118,15 +116,15 @@ class FormulaWriter:
             elif node.op == "const":
                 texts[node] = self.write_number(node.args[0])
             else:
-                args = [texts[arg] for arg in node.inputs]
+                operands = [texts[arg] for arg in node.inputs]
                 texts[node] = f"{name}{len(lines)}"
-                lines.append(f"{texts[node]} = {self.write_operation(node.op, args)}")
+                lines.append(f"{texts[node]} = {self.write_operation(node.op, operands)}")
         return lines, [texts[result] for result in formula_graph.results]
 
     def define_function(self, name: str, formula_graph: FormulaGraph) -> str:
         """Return the definition of a function that computes a formula of one result."""
         names = (*range(len(formula_graph.positional)), *formula_graph.scalars)
-        parameters = ", ".join(f"{LOCAL_PREFIX}{name}" for name in names)
+        parameters = ", ".join(f"{LOCAL_PREFIX}{parameter}" for parameter in names)
         lines, (result,) = self.write_formula(formula_graph)
         body = indent_by([*lines, f"return {result}"], 1)
         return f"{self.decorator}def {FUNCTION_PREFIX}{name}({parameters}):\n{body}"

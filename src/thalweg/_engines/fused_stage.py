@@ -109,7 +109,7 @@ def _check_parameters(rule: Rule, formula_graph: FormulaGraph) -> None:
 
 
 def _kind_of(rule: Rule, node: Node, arg_kinds: list[str]) -> str:
-    """Return the kind of a node whose arguments have these arg_kinds; see `LineFormula`."""
+    """Return the kind of a node whose arguments have these kinds; see `LineFormula`."""
     if node.op == "scalar":
         return rule.vectors.get(node.args[0], "")
     if node.op in ("exp", "log", "power"):
@@ -135,10 +135,10 @@ def _kind_of(rule: Rule, node: Node, arg_kinds: list[str]) -> str:
 
 
 def _show(node: Node, is_argument: bool = False) -> str:
-    """Return a node as source text."""
+    """Return the source text of a node, in parentheses if it is an argument of an operator."""
     if node.op in ("scalar", "const"):
         return str(node.args[0])
-    args = [_show(arg, node.op in INFIX) for arg in node.inputs]
+    args = [_show(arg, node.op in (*INFIX, "neg")) for arg in node.inputs]
     if node.op in INFIX:
         text = f"{args[0]} {node.op} {args[1]}"
         return f"({text})" if is_argument else text
