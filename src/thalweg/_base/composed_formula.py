@@ -41,7 +41,7 @@ class ChainedFormula(ComposedFormula):
 
     Args:
         first: A formula of a rule.
-        then: A formula without helper functions. `(var, *, scalars) -> var` changes the variable;
+        then: A formula. `(var, *, scalars) -> var` changes the variable;
             `(var, value, *, scalars) -> value` makes the value of one further slot, the last, and
             `-> (var, value)` changes both.
     """

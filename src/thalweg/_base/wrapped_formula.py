@@ -13,8 +13,8 @@ class WrappedStepFormula(ComposedFormula):
     Args:
         formula: `(var, grad, *slots, *, scalars) -> (var, *slots)`. Its step is what it says is
             `moved`; without that the variable is the base, and all that becomes of it the step.
-        how: A formula without helper functions, `(var, grad, base, step, *, scalars) -> var`, of
-            the variable and the gradient, and of what the formula would add up.
+        how: A formula `(var, grad, base, step, *, scalars) -> var` of the variable and the
+            gradient, and of what the formula would add up.
         decays: Whether the base must be another than the variable.
     """
 

@@ -48,14 +48,14 @@ def seconds_of(results: Results, key: Key) -> float:
     return timed.seconds if results.by_clock else timed.cpu
 
 
-def place_all(results: Results, measure: Callable[[Results, Key], float]) -> list[RankedRun]:
+def place_all(results: Results, measure_run: Callable[[Results, Key], float]) -> list[RankedRun]:
     """Rank all contestants by one measure, the best first.
 
     Of each problem the median over studies counts. Open ranks are found from the scores of single
     studies, in pairs: all contestants have the same weights and batches there.
     """
     plan = results.plan
-    studies = [_costs_of(results, study, measure) for study in range(plan.studies)]
+    studies = [_costs_of(results, study, measure_run) for study in range(plan.studies)]
     medians = {
         problem: {
             name: statistics.median(costs[problem][name] for costs in studies)
@@ -80,12 +80,12 @@ def _tie_of(costs: Costs, name: str) -> list[float]:
     return sorted(each[name] for each in costs.values())
 
 
-def _costs_of(results: Results, study: int, measure: Callable[[Results, Key], float]) -> Costs:
+def _costs_of(results: Results, study: int, measure_run: Callable[[Results, Key], float]) -> Costs:
     """Of the fastest trials of a study."""
     plan = results.plan
     return {
         problem: {
-            name: measure(results, key)
+            name: measure_run(results, key)
             if (key := results.fastest(problem, name, study)) is not None
             else math.inf
             for name in plan.spaces
