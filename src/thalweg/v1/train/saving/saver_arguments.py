@@ -13,7 +13,7 @@ from thalweg.errors import InvalidTypeError
 
 
 def as_session(sess: object) -> Session:
-    """`sess`, if it is a session.
+    """Return `sess` if it is a session.
 
     Raises:
         InvalidTypeError: It is none.
