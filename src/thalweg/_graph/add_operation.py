@@ -80,9 +80,9 @@ def add(
     if len(arguments) == 1 and isinstance(arguments[0], SymbolicTensor):
         op.argument = arguments[0]
     op.written = () if kind == "pure" else written_by(arguments)
-    op.outputs = tuple(make(op, i, out.dtype, out.shape) for i, out in enumerate(outputs))
-    if outputs and all(out.flows is not None for out in outputs):
-        op.flows = tuple(out.flows or () for out in outputs)
+    op.outputs = tuple(make(op, i, output.dtype, output.shape) for i, output in enumerate(outputs))
+    if outputs and all(output.flows is not None for output in outputs):
+        op.flows = tuple(output.flows or () for output in outputs)
     return op
 
 
@@ -90,11 +90,11 @@ def _check_needed(
     graph: Nodes, inputs: Sequence[SymbolicTensor], controls: Sequence[Operation]
 ) -> None:
     """Refuse what is not to be had where the operation is, or not any more."""
-    for needed in (*(tensor.op for tensor in inputs), *controls):
-        if needed.block is not None and (
-            graph.block is None or not graph.block.can_use(needed.block)
+    for operation in (*(tensor.op for tensor in inputs), *controls):
+        if operation.block is not None and (
+            graph.block is None or not graph.block.can_use(operation.block)
         ):
-            raise InvalidArgumentError(f"'{needed.name}' {ONLY_INSIDE}")
+            raise InvalidArgumentError(f"'{operation.name}' {ONLY_INSIDE}")
     stale = {} if graph.unit is None else graph.unit.stale
     for tensor in inputs if stale else ():
         if tensor in stale:

@@ -17,7 +17,7 @@ from thalweg.errors import FailedPreconditionError
 
 
 class _GraphState:
-    """What all threads share."""
+    """Global graph, shared by all threads."""
 
     def __init__(self) -> None:
         self.graph = Graph()
@@ -110,8 +110,8 @@ def control_dependencies(
     Nothing waits inside of a node that runs, such as an optimizer's hook, nor for tensors of eager
     mode: those are computed.
     """
-    computed = control_inputs and all(isinstance(x, torch.Tensor | None) for x in control_inputs)
-    if thread.frames or (computed and executing_eagerly()):
+    is_eager = control_inputs and all(isinstance(x, torch.Tensor | None) for x in control_inputs)
+    if thread.frames or (is_eager and executing_eagerly()):
         return contextlib.nullcontext()
     return get_default_graph().control_dependencies(control_inputs)
 

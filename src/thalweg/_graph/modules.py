@@ -107,6 +107,6 @@ def _row_gradients(
     for path, layer in module.named_modules(remove_duplicate=False):
         kinds = (torch.nn.Embedding, torch.nn.EmbeddingBag)
         owner = sparse if isinstance(layer, kinds) and layer.sparse else dense
-        own = layer.named_parameters(recurse=False, remove_duplicate=False)
-        owner.update(weights[f"{path}.{name}" if path else name] for name, _ in own)
+        parameters = layer.named_parameters(recurse=False, remove_duplicate=False)
+        owner.update(weights[f"{path}.{name}" if path else name] for name, _ in parameters)
     return sparse - dense

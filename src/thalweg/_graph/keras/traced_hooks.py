@@ -72,7 +72,7 @@ def add_step(optimizer: Any, given: Sequence[tuple[Any, Any]], name: str, aggreg
 
 
 def _transform_pairs(optimizer: Any, pairs: list[Any], aggregates: bool) -> list[Any]:
-    """What an optimizer's hooks make of the gradients, checked."""
+    """Return the gradients after the optimizer's hooks, checked."""
     before = ("_transform_unaggregated_gradients", "_aggregate_gradients") if aggregates else ()
     known = {id(var) for var in optimizer._slots.owners()}
     for hook in (*before, "_transform_gradients"):
@@ -89,7 +89,7 @@ def _transform_pairs(optimizer: Any, pairs: list[Any], aggregates: bool) -> list
 
 
 def _call_hook(optimizer: Any, grad: Any, var: GraphVariable, state: Any) -> Any:
-    """What the hook for one pair returns."""
+    """Return the result of the hook for one pair."""
     with enter_update():
         if isinstance(grad, IndexedSlices):
             hook, rows = optimizer._resource_apply_sparse_duplicate_indices, grad
