@@ -131,9 +131,7 @@ class NoisyLinearCosineDecay(FormulaSchedule):
 
     def formula(self, step: Step) -> Scalar:
         numbers = (self.num_periods, self.alpha, self.beta)
-        rate, *inputs = as_scalars(self.initial_learning_rate, step, self.decay_steps, *numbers)
+        rate, *args = as_scalars(self.initial_learning_rate, step, self.decay_steps, *numbers)
         _, *spread = as_scalars(rate, self.initial_variance, self.variance_decay)
         draw = type(rate)(self._generator.standard_normal())
-        return formulas.linear_cosine(
-            rate, *inputs, noise=formulas.noise(draw, *inputs[:2], *spread)
-        )
+        return formulas.linear_cosine(rate, *args, noise=formulas.noise(draw, *args[:2], *spread))
