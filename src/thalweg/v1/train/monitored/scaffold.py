@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from thalweg._base.showing import show_value
 from thalweg._graph import (
     GraphKeys,
     get_default_graph,
@@ -14,7 +15,7 @@ from thalweg._graph import (
     local_variables_initializer,
     report_uninitialized_variables,
 )
-from thalweg.errors import FailedPreconditionError
+from thalweg.errors import FailedPreconditionError, InvalidTypeError
 from thalweg.v1.summary import merge_all
 from thalweg.v1.train.monitored.checkpoint_saver_hook import the_saver
 from thalweg.v1.train.saving.saver import Saver
@@ -61,7 +62,12 @@ class Scaffold:
         copy_from_scaffold: Scaffold | None = None,
         local_init_feed_dict: object = None,
     ) -> None:
-        source_scaffold = copy_from_scaffold
+        source = copy_from_scaffold
+        if not isinstance(source, Scaffold | None):
+            raise InvalidTypeError(
+                f"copy_from_scaffold is not a Scaffold instance: {show_value(source)}. Pass a"
+                " Scaffold or None."
+            )
         self.init_fn: Callable[[object], object] | None = None
         if init_fn is not None:
             self.init_fn = lambda session: init_fn(self, session)
@@ -74,8 +80,8 @@ class Scaffold:
         self.saver = saver
         self.local_init_feed_dict = local_init_feed_dict
         for name, attribute in list(vars(self).items()):
-            if attribute is None and source_scaffold is not None:
-                setattr(self, name, getattr(source_scaffold, name))
+            if attribute is None and source is not None:
+                setattr(self, name, getattr(source, name))
 
     def finalize(self) -> Scaffold:
         """Make what is missing in the default graph, and finalize that.
