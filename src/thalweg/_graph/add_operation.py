@@ -89,7 +89,7 @@ def add(
 def _check_needed(
     graph: Nodes, inputs: Sequence[SymbolicTensor], controls: Sequence[Operation]
 ) -> None:
-    """Refuse what is not to be had where the operation is, or not any more."""
+    """Raise for inputs that the block of a new operation cannot use, or that are stale."""
     for operation in (*(tensor.op for tensor in inputs), *controls):
         if operation.block is not None and (
             graph.block is None or not graph.block.can_use(operation.block)
@@ -105,7 +105,7 @@ def _check_needed(
 
 
 def _full_name(graph: Nodes, name: str, absolute: bool) -> str:
-    """The name of a new operation; that of a scope, "outer/inner/", is the whole name, as there."""
+    """Return the unique name of a new operation; a name that ends with "/" is the whole name."""
     exact = name[:-1]
     if not name.endswith("/"):
         return graph.unique_name(name, absolute=absolute)
@@ -116,7 +116,7 @@ def _full_name(graph: Nodes, name: str, absolute: bool) -> str:
 
 
 def _user_frame() -> str:
-    """The line of user code that led here."""
+    """Return the line of user code that led here."""
     frame = sys._getframe(2)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_LIBRARY):
         frame = frame.f_back

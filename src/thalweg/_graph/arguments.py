@@ -47,7 +47,7 @@ class DenseGradient:
 
 
 def densify(leaf: object) -> Any:
-    """`leaf`, as functions of torch's need it: never rows alone."""
+    """Return a leaf for functions of torch: a dense gradient in place of slices."""
     return DenseGradient(leaf) if isinstance(leaf, SymbolicTensor) and leaf.may_be_sparse else leaf
 
 
@@ -107,12 +107,12 @@ def argument_filler(arguments: Sequence[object]) -> Filler:
 
 
 def no_arguments(frame: object) -> Sequence[Any]:
-    """Fills in nothing."""
+    """Return no arguments."""
     return ()
 
 
 def _moving(items: Iterable[tuple[object, object]]) -> list[tuple[Any, Filler]]:
-    """The places of what is not the same in each run, and what fills it in."""
+    """Return the places of symbolic items, each with the function that fills it in."""
     fillers = [(place, _filler(item)) for place, item in items]
     return [(place, fill) for place, fill in fillers if fill is not None]
 

@@ -127,5 +127,5 @@ def case(
 
 
 def _unpack_single(nest: object) -> object:
-    """The one element of a list or tuple; anything else as it is."""
+    """Return the only element of a list or tuple; anything else as it is."""
     return nest[0] if isinstance(nest, list | tuple) and len(nest) == 1 else nest

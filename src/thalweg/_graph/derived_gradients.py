@@ -20,7 +20,7 @@ def made_of_gradients(
     dtypes: Sequence[Any],
     dense: bool = False,
 ) -> list[Any]:
-    """Gradients that a function makes of gradients when a session runs.
+    """Return gradients that a function computes from gradients when a session runs.
 
     Args:
         function: Gets the values of the gradients that are not None, of their variables, and of

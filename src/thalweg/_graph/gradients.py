@@ -149,7 +149,7 @@ class GradientsOfRun:
         retain_graph: bool,
         create_graph: bool,
     ) -> list[Gradient]:
-        """The gradient of each x; zeros or None where this run does not connect it."""
+        """Return the gradient of each x; zeros or None where this run does not connect it."""
         starts = [(y, w) for y, w in zip(ys, weights, strict=True) if y.requires_grad]
         ends, places = [], []
         for place, x in enumerate(xs):
@@ -182,7 +182,7 @@ class GradientsOfRun:
 
 
 def as_differentiable(value: object) -> Any:
-    """`value` as a node of torch's graph that no other value shares."""
+    """Return `value` as a new node of autograd's graph, which no other value shares."""
     if not isinstance(value, torch.Tensor) or not (value.is_floating_point() or value.is_complex()):
         return value
     return value[...] if value.requires_grad else value.detach().requires_grad_()

@@ -36,7 +36,7 @@ def to_spans(index: object) -> Any:
 
 
 def item(source: Any, index: Any) -> Any:
-    """`whole[index]`, with slices in place of spans."""
+    """Return `source[index]`, with slices in place of spans."""
     if isinstance(index, Span):
         return source[index.as_slice()]
     if isinstance(index, tuple):

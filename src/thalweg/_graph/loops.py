@@ -119,7 +119,7 @@ def _add_loop(
 
 
 def _as_invariants(shapes: Any) -> list[Any]:
-    """The shapes in a nest, which are sequences themselves."""
+    """Return the shapes in a nest, which are sequences themselves."""
     is_shape = isinstance(shapes, Shape) or all(isinstance(x, int | None) for x in shapes)
     return [Shape(shapes)] if is_shape else [shape for x in shapes for shape in _as_invariants(x)]
 
@@ -288,7 +288,7 @@ def _fold_rows(step: Step, elems: object, start: object, stacks: bool, backwards
 
 
 def _split_rows(elems: object) -> list[object]:
-    """The rows of tensors, each in the structure of the tensors."""
+    """Return the rows of tensors, each in the structure of the tensors."""
     columns = (column.unbind() for column in leaves_of(elems))
     return [packed(elems, iter(row)) for row in zip(*columns, strict=True)]
 
@@ -301,7 +301,7 @@ def _stack_nests(nests: Sequence[object]) -> object:
 
 
 def _as_step(body: Subgraph, part: Step) -> Step:
-    """A part of a run as a function of nests."""
+    """Return a part of a run as a function of nests."""
     return lambda *nests: packed(body.nest, iter(part(*leaves_of(nests))))
 
 

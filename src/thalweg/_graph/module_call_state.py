@@ -40,7 +40,7 @@ class Calls(Lock):
         self._pending_calls.pop()
 
     def _put_back(self) -> None:
-        """In a forked child: put back the tensors of modules that another thread was calling."""
+        """Put back, in a forked child, the tensors of modules that another thread was calling."""
         if not self.is_abandoned():
             return
         while self._pending_calls:

@@ -101,7 +101,7 @@ def _scope_path(name: str) -> str:
 def _row_gradients(
     module: torch.nn.Module, weights: Mapping[str, GraphVariable]
 ) -> set[GraphVariable]:
-    """The weights of sparse embeddings that no other layer shares."""
+    """Return the weights of sparse embeddings that no other layer shares."""
     sparse: set[GraphVariable] = set()
     dense: set[GraphVariable] = set()
     for path, layer in module.named_modules(remove_duplicate=False):

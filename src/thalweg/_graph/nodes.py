@@ -103,7 +103,7 @@ class Operation:
 
 
 def session_for(session: object, purpose: str, argument: str = "session") -> Any:
-    """`session`, or the default one; InvalidArgumentError if there is none."""
+    """Return `session` or the default one; raise InvalidArgumentError if there is none."""
     active = session or get_default_session()
     if active is None:
         raise InvalidArgumentError(
@@ -328,7 +328,7 @@ class Nodes(Scopes, Collections, ABC):
         return self  # as its tensors and operations are their own copies
 
     def finalize(self) -> None:
-        """Refuse new operations from now on."""
+        """Make `add` raise for new operations from now on."""
         self._finalized = True
 
     def _unsafe_unfinalize(self) -> None:

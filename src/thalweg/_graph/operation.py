@@ -76,5 +76,5 @@ def operation(
 
 
 def _read_variable(leaf: object) -> object:
-    """Variables are read before the updates of a run, not when one of those takes its inputs."""
+    """Return a read of a variable, which runs before the updates; other leaves as they are."""
     return leaf.read_value() if isinstance(leaf, GraphVariable) else leaf

@@ -42,7 +42,7 @@ class OperatorRecorder(Protocol):
 
 
 def _binary_operators(function: Callable[[Any, Any], object]) -> tuple[Any, Any]:
-    """An operator and its reflection."""
+    """Return the methods of an operator and of its reflection."""
 
     def forward(self: Operators, operand: object) -> Any:
         return self.graph.call(function, (self, self.operand(operand)))
@@ -54,7 +54,7 @@ def _binary_operators(function: Callable[[Any, Any], object]) -> tuple[Any, Any]
 
 
 def truediv(x: Any, y: Any) -> Any:
-    """`x / y`, where torch would multiply a number `x` by the reciprocal."""
+    """Return `x / y`, where torch would multiply a number `x` by the reciprocal."""
     if isinstance(x, int | float) and (y.is_floating_point() or y.is_complex()):
         x = torch.tensor(x, dtype=y.dtype, device=y.device)
     return torch.true_divide(x, y)
@@ -191,7 +191,7 @@ class Operators(Symbolic):
 
 
 def _record_write(title: str, args: Sequence[object], kwargs: Mapping[str, object]) -> object:
-    """A call of torch's that writes in place, as nodes, if there are such; InvalidTypeError."""
+    """Record an in-place function of torch as nodes; raise InvalidTypeError if impossible."""
     target = args[0] if args else None
     name = title.removeprefix("_foreach")
     if isinstance(target, Operators) and target._writes(title):

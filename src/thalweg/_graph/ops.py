@@ -117,7 +117,7 @@ def constant(
 
 
 def _filled_up(tensor: torch.Tensor, room: int, shape: Sequence[int]) -> torch.Tensor:
-    """The elements in a row, the last of which is repeated; zeros where there is none."""
+    """Return the elements in one dimension, filled up with the last one, or with zeros."""
     count = tensor.numel()
     message = f"{count} values do not fit shape {tuple(shape)}, which holds {room}."
     if executing_eagerly():

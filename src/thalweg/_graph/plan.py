@@ -178,7 +178,7 @@ def _plan_block(
     first: Sequence[Step] = (),
     final: Sequence[Step] = (),
 ) -> RunPlan:
-    """The plan of a run, or of one of its subgraphs, to which `parameters` are given."""
+    """Return the plan of a run, or of a subgraph that receives `parameters`."""
     operations = _sort_operations(_find_needed(fetches, fed), fed)
     steps = [
         *first,
@@ -201,7 +201,7 @@ def _plan_block(
 
 
 def _as_units(steps: Sequence[Step], fed: Fed) -> list[Step]:
-    """The steps, and around the updates of each unit what puts them back if one fails.
+    """Return the steps, with steps around each unit that undo its updates if one fails.
 
     From the first that reads for it on, a unit runs under one lock.
     """
@@ -253,7 +253,7 @@ def _end_unit(frame: Any, unit: Unit) -> None:
 
 
 def _overwrites_gradient_inputs(steps: Iterable[Step], fed: Fed) -> bool:
-    """See `RunPlan`."""
+    """Return whether an update overwrites the input of a later gradient; see `RunPlan`."""
     variables: set[SymbolicTensor] = set()
     for step in steps:
         inner_ops = _ops_in(step.operation, fed)
@@ -267,7 +267,7 @@ def _overwrites_gradient_inputs(steps: Iterable[Step], fed: Fed) -> bool:
 
 
 def _ops_in(op: Operation, fed: Fed) -> list[Operation]:
-    """An operation, and those that its subgraphs have run."""
+    """Return an operation and all operations of its subgraphs."""
     operations = [op]
     for subgraph in op.subgraphs:
         for inner in _find_needed(subgraph.results, fed):
@@ -295,7 +295,7 @@ def _find_needed(
 
 
 def _all_operations(fetches: Sequence[Operation | SymbolicTensor], fed: Fed) -> Iterator[Operation]:
-    """All operations of a run in order, those of subgraphs before the one that has them run."""
+    """Yield all operations of a run in order, those of subgraphs before their operation."""
     for op in _sort_operations(_find_needed(fetches, fed), fed):
         for subgraph in op.subgraphs:
             yield from _all_operations(subgraph.results, fed)
@@ -385,7 +385,7 @@ def _place_results(
     fed: Fed,
     sources: set[SymbolicTensor],
 ) -> None:
-    """Say of each output how long it is needed and what for."""
+    """Set the uses of each output, and drop outputs without any, in place."""
     barriers = list(accumulate(int(step.lock != SHARED) for step in steps))
     last_use = {x: i for i, step in enumerate(steps) for x in step.operation.inputs}
     uses: dict[SymbolicTensor, Result] = {}
@@ -410,7 +410,7 @@ def _place_results(
 
 
 def _split_by_lock(steps: Sequence[Step]) -> list[tuple[str | None, list[Step]]]:
-    """The steps by the lock they run under.
+    """Return successive steps in groups that run under one lock.
 
     Where a gradient cannot follow its forward pass under one shared lock, all up to the gradient
     runs under one exclusive lock, so that no other thread writes to what autograd has saved.

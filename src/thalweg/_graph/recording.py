@@ -72,7 +72,7 @@ def record(
 def _looked_up(
     function: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]
 ) -> frozenset[SymbolicTensor]:
-    """The table of torch's embedding, if its gradient is to be sparse."""
+    """Return the table of torch's embedding if its gradient is to be sparse, in a set."""
     if function is not torch.nn.functional.embedding or not kwargs.get("sparse"):
         return frozenset()
     table = args[1] if len(args) > 1 else kwargs["weight"]

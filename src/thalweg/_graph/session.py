@@ -65,7 +65,7 @@ class Session:
         on_fork(self, Session._forget_after_fork)
 
     def _forget_after_fork(self) -> None:
-        """In a forked child: what another thread was writing at the fork is no value any more."""
+        """Forget, in a forked child, all values if another thread was writing some at the fork."""
         lost_writer = self._lock.renew(self._held_lock())
         if lost_writer:
             excuse(lost_writer)  # optimizers in its run: all that they wrote is forgotten

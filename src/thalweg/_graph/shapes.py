@@ -100,7 +100,7 @@ def _with_small(
     arguments: Sequence[object],
     inputs: Sequence[SymbolicTensor],
 ) -> object:
-    """The outputs, after a trial with small inputs."""
+    """Return the outputs, after a trial with small inputs."""
     try:
         small = _run_trial(function, arguments, inputs, _SMALL)
     except Exception:  # not every function takes so little
@@ -148,7 +148,7 @@ def _without_size(output: Output, size: int) -> Output:
 
 
 def _forget_unequal_sizes(merged: object, small: object) -> object:
-    """The outputs, without the sizes that a trial with small inputs does not have."""
+    """Return the outputs, without the sizes that differ in a trial with small inputs."""
     large, leaves = list(leaves_of(merged)), list(leaves_of(small))
     if len(large) != len(leaves):
         return merged
@@ -210,7 +210,7 @@ def _describe_misfit(
 
 
 def _describe_inputs(arguments: Sequence[object]) -> str:
-    """The tensors among the arguments and their shapes, for a message."""
+    """Return the tensors among the arguments and their shapes, for a message."""
     leaves = [x.symbol if isinstance(x, Reference) else x for x in leaves_of(arguments)]
     tensors = [x for x in leaves if isinstance(x, SymbolicTensor | torch.Tensor)]
     names = [f"'{x.name}'" if isinstance(x, SymbolicTensor) else "a constant" for x in tensors]

@@ -152,7 +152,7 @@ def in_common(shapes: Sequence[Any]) -> tuple[int | None, ...] | None:
 
 
 def wrap_outputs(nest: object, outputs: Iterable[SymbolicTensor]) -> Any:
-    """Outputs in the structure of results, and slices where these are."""
+    """Return outputs in the structure of results, as slices where the results are."""
     kinds = leaves_of(nest)
     return packed(nest, (_sparse_like(kind, x) for kind, x in zip(kinds, outputs, strict=True)))
 
@@ -166,7 +166,7 @@ def _sparse_like(result: Any, output: SymbolicTensor) -> SymbolicSlices | Symbol
 
 
 def check_alike(first: object, second: object, title: str) -> None:
-    """Refuse nests of different structures; InvalidTypeError."""
+    """Raise InvalidTypeError for nests of different structures."""
     shapes = [repr(mapped(lambda _: "*", nest)).replace("'*'", "*") for nest in (first, second)]
     if shapes[0] != shapes[1]:
         raise InvalidTypeError(f"{title} must have the same structure, not {' and '.join(shapes)}.")

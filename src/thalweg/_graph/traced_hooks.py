@@ -98,7 +98,7 @@ def _message_of(error: BaseException) -> str:
 
 
 def _line_of(error: BaseException) -> str:
-    """The last line of the user's own code that led to an error."""
+    """Return the last line of the user's own code that led to an error."""
     frames = traceback.extract_tb(error.__traceback__)
     user_frames = [frame for frame in frames if not frame.filename.startswith(_LIBRARIES)]
     frame = (user_frames or frames)[-1]

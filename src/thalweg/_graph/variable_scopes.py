@@ -218,7 +218,7 @@ def variable_scope(
 
 
 def _nest_getters(custom: Getter | None, outer: Getter | None) -> Getter | None:
-    """One getter around another one."""
+    """Return a getter that calls `custom` around `outer`; one of them may be None."""
     if custom is None or outer is None:
         return custom or outer
     return lambda getter, *args, **kwargs: custom(partial(outer, getter), *args, **kwargs)

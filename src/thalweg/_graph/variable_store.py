@@ -111,7 +111,7 @@ class Leaves:
         return [*calls, self._call_to_set(leaves)]
 
     def _call_to_set(self, leaves: dict[GraphVariable, SessionVariable]) -> Call:
-        """The call, in C alone, that sets all leaves."""
+        """Return the call, in C alone, that sets all leaves."""
         attributes = {"found": leaves, "memory": _addresses_of(leaves.values())}
         return partial(vars(self).update, attributes)
 

@@ -326,7 +326,7 @@ def scatter_node(
 
 
 def check_updates(pairs: Iterable[tuple[Any, Any]]) -> None:
-    """Refuse pairs of gradient and variable of which no operation can be made.
+    """Raise for pairs of gradient and variable that no operation can apply.
 
     Raises:
         NotImplementedError: It is no variable.
@@ -347,7 +347,7 @@ def check_updates(pairs: Iterable[tuple[Any, Any]]) -> None:
 
 
 def _check_known(grad: object, var: GraphVariable) -> None:
-    """Refuse what a run would refuse, where that is known before it."""
+    """Raise for a known dtype or shape of a gradient that does not fit its variable."""
     dtype, shape = getattr(grad, "dtype", None), getattr(grad, "shape", UNKNOWN)
     if isinstance(dtype, torch.dtype) and var.dtype not in (None, dtype):
         raise InvalidTypeError(

@@ -57,7 +57,7 @@ def config_value(symbol: object) -> Any:
 
 
 def _session_of(x: Any, purpose: str) -> Session:
-    """The session that has the value of a graph's variable.
+    """Return the session that has the value of a graph's variable.
 
     Raises:
         FailedPreconditionError: None is known.

@@ -48,7 +48,7 @@ class NamedOptimizer(FusedOptimizer, Generic[P]):
 
 
 def _over(wrapped: Callable[P, optimizers.Optimizer]) -> type[NamedOptimizer[P]]:
-    """A class whose constructor takes what the class `wrapped` takes, and Keras' keywords."""
+    """Return a class whose constructor takes the arguments of `wrapped` and Keras' keywords."""
     arguments = inspect.signature(wrapped)
     names = _KEYWORDS | arguments.parameters.keys()
 

@@ -115,7 +115,7 @@ class _OfKeras(keras.optimizers.Optimizer):
 
 @cache
 def _lent(base: type[Optimizer]) -> Any:
-    """The class of optimizers of the class `base` that are in a model."""
+    """Return the class of optimizers of the class `base` that are in a model."""
     lent = {name for name in dir(_OfKeras) if not name.startswith("__")}
     lent = {name: _from_lender(name) for name in lent if not hasattr(Lent, name)}
     lent = {name: attr for name, attr in lent.items() if not hasattr(base, name)}
