@@ -84,7 +84,7 @@ CHOSEN = (
         "`torch.optim.AdamW(fused=True)` with a constant rate",
     ),
     (
-        "processor time if a different set of parameters lacks a gradient at each step,"
+        "processor time if some parameters have no gradient, and each step leaves out others,"
         " `optim.AdamW`, 100 tensors of 64 elements: one parameter in turn · alternating halves ·"
         " a random half",
         "{changing_rotating_100} · {changing_halves_100} · {changing_random_100}",

@@ -154,7 +154,7 @@ def test_a_step_in_sweeps_is_the_plain_step_of_processed_gradients(
     ours.engine = theirs.engine = engine
     seen: list[GradientStats] = []
     how = GradientTransforms(
-        unscaling=swept.unscaling, global_clipnorm=5.0, whole_is_nan=False, overflow=False,
+        unscaling=swept.unscaling, global_clipnorm=5.0, nan_if_not_finite=False, overflow=False,
         trust=trust if trusts else None, watch=seen.append, narrow=True,
     )  # fmt: skip
     for _ in range(3):
@@ -332,7 +332,7 @@ def test_a_norm_overflows_where_the_squares_of_unscaled_gradients_do(
     var, found = Variable(torch.zeros(4)), []
     how = GradientTransforms(
         unscaling=np.array([unscaling], np.float32), global_clipnorm=1.0, overflow=overflow,
-        whole_is_nan=False, watch=found.append,
+        nan_if_not_finite=False, watch=found.append,
     )  # fmt: skip
     train.GradientDescentOptimizer(1.0)._take([(torch.full((4,), 1e20), var)], None, "step", how)
     np.testing.assert_allclose(found[0].global_norm, norm, rtol=1e-6)

@@ -15,9 +15,9 @@ from thalweg import _engines
 from thalweg._base.lazy import lazy
 from thalweg._core import norms, vectors
 from thalweg._core.clip_factor import (
-    FURTHER,
     HIGHEST,
     LOWEST,
+    SCALED_SQUARES,
     Factor,
     Norm,
     exact_norm,
@@ -135,7 +135,7 @@ class GradientStats:
             if transforms.unscaling is not None:
                 separate = {**separate, "unscaling": transforms.unscaling}
             # Reading whether squares overflow float64 would synchronize with the device.
-            extra = FURTHER if self._needs_extra_sums else ()
+            extra = SCALED_SQUARES if self._needs_extra_sums else ()
             sum_args = transforms.first, Columns(shared, separate)
             sums = None
             if self._on_device:
@@ -241,12 +241,14 @@ class GradientStats:
         if transforms.clip_factor is not None:
             return transforms.clip_factor
         if not transforms.overflow:
-            return factor_of(self._norm, limit, dtype, transforms.epsilon, transforms.whole_is_nan)
+            return factor_of(
+                self._norm, limit, dtype, transforms.epsilon, transforms.nan_if_not_finite
+            )
         with np.errstate(all="ignore"):
             device = vectors.place_of(self.global_norm)
             norm = vectors.round_to(self.global_norm, dtype, device)
             bound = vectors.number(dtype(limit), device)
-        return Factor(norms.clip_factor(norm, bound, transforms.whole_is_nan))
+        return Factor(norms.clip_factor(norm, bound, transforms.nan_if_not_finite))
 
     @property
     def clip_scale(self) -> Any:

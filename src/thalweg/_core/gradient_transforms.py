@@ -60,7 +60,7 @@ class Measures(Protocol):
 
     def max_abs(self) -> Float64: ...
 
-    def max_abs_on_device(self, wanted: Tensor) -> Tensor | None: ...
+    def max_abs_on_device(self, is_checked: Tensor) -> Tensor | None: ...
 
 
 class Decision(NamedTuple):
@@ -89,7 +89,7 @@ class GradientTransforms:
             gradients, or has some among others'; see `norms_of`. Without it the common norm has
             no ends; see `common_factor`.
         casts: Whether it is infinite of float64 gradients, too.
-        whole_is_nan: Whether an infinite common norm makes NaN of everything.
+        nan_if_not_finite: Whether an infinite common norm makes NaN of everything.
         epsilon: Added to the common norm by the factor of torch; without it that is TensorFlow's.
         clip_factor: What gradients are multiplied by, where it is known: the norm is common with
             gradients elsewhere.
@@ -115,7 +115,7 @@ class GradientTransforms:
     global_clipnorm: float | None = None
     overflow: bool = True
     casts: bool = False
-    whole_is_nan: bool = True
+    nan_if_not_finite: bool = True
     epsilon: float | None = None
     clip_factor: Factor | None = None
     trust: Callable[[Any, Any], Any] | None = None

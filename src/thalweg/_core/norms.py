@@ -54,7 +54,7 @@ def _tree_of(count: int, there: Device, is_launched: bool) -> Tree | cuda.Launch
     return cuda.LaunchedTree(counts, there) if there and is_launched else Tree(counts, there)
 
 
-def clip_factor(norm: Any, limit: Any, whole_is_nan: bool) -> Any:
+def clip_factor(norm: Any, limit: Any, nan_if_not_finite: bool) -> Any:
     """What gradients are multiplied by so that their common norm is at most a limit.
 
         limit min(1 / norm, 1 / limit)
@@ -65,9 +65,9 @@ def clip_factor(norm: Any, limit: Any, whole_is_nan: bool) -> Any:
     Args:
         norm: The norm, of the dtype of the result.
         limit: The limit, likewise.
-        whole_is_nan: Whether a norm that is not finite gives NaN, as in tf.clip_by_global_norm.
+        nan_if_not_finite: Return NaN for a norm that is not finite, as tf.clip_by_global_norm does.
     """
     of = functions_of(norm)
     with np.errstate(all="ignore"):
         factor = limit * of.minimum(1 / norm, 1 / limit)
-        return of.where(of.isfinite(norm), factor, np.nan) if whole_is_nan else factor
+        return of.where(of.isfinite(norm), factor, np.nan) if nan_if_not_finite else factor

@@ -23,84 +23,90 @@ from thalweg.variable import Moves, StateVariable, Variable, over, tensor_of
 
 
 class Parts(Protocol):
-    """Which part of each variable this process keeps slots of; others keep those of the rest.
+    """Shards of variables for which this process keeps slots; other processes keep the others.
 
     Attributes:
-        checkpoint: The last file that all of them were saved to, or restored from; None for none.
-        ranks: Those that have the other parts, of which the first writes files; None where their
-            variables tell.
+        checkpoint: The last file to which all slots were saved, or from which they were restored;
+            None if there is none.
+        ranks: The processes with the other shards, of which the first writes files; None if the
+            variables themselves know their processes.
     """
 
     checkpoint: str | None
     ranks: Any
 
     def part(self, var: Tensor) -> Tensor:
-        """The elements of a variable: a view of it."""
+        """Return this process's shard of a variable, a view."""
         ...
 
     def cut(self, value: Tensor, var: Tensor) -> Tensor:
-        """The same elements of a tensor of the variable's shape."""
+        """Return the elements of the shard of `var` from a full tensor of its shape."""
         ...
 
     def whole(self, own: Tensor, var: Tensor) -> Tensor:
-        """The tensor of which each process has its part; all of them call this."""
+        """Gather the full tensor from the shards of all processes; all of them call this."""
         ...
 
     def collecting(self) -> AbstractContextManager[None]:
-        """A block in which `whole` may give it to that process alone which writes a file."""
+        """Return a block in which `whole` may gather on the process that writes a file only."""
         ...
 
 
 class SlotStore:
     """All slots of one optimizer.
 
-    In graph mode a variable's slots are variables of its graph; while a session runs, they are
-    given as that session's tensors, for its tensor of the variable as for the variable itself.
+    In graph mode the slots of a variable are variables of its graph. While a session runs, lookups
+    return that session's tensors, both for the variable and for the session's tensor of it.
 
-    Slots made together lie in one block of memory per dtype: small variables then cost no page
-    each, and a step checks and marks one block instead of every slot. They share torch's version
-    counter with it: to autograd, writing to one slot is writing to all of its block, so that
-    `backward` through a slot that was saved for it is refused after any of them has changed.
+    Slots that are created together share one block of memory per dtype. Small variables then need
+    no page each, and a step checks one block instead of every slot. The slots of a block share a
+    version counter: after a write to one of them, autograd rejects a `backward` through any slot
+    of the block that it had saved.
 
     Attributes:
-        parts: What this process keeps of slots that are made by `make`, but for those of shape ();
-            None for all of it.
+        parts: The shards of slots that `make` creates, except slots of shape (); None if this
+            process keeps full slots.
     """
 
     def __init__(self) -> None:
         self._slots: dict[int, dict[str, Variable]] = {}
-        # A slot belongs to a tensor, not to an address: keeping it alive keeps its id its own.
+        # Keys are ids of tensors. A reference to the tensor keeps its id from being reused.
         self._owners: dict[int, Tensor] = {}
         self._names: list[str] = []
         self._moves = Moves()
         self.parts: Parts | None = None
-        self._in_parts: set[str] = set()  # the kinds of slot that are in parts
+        self._in_parts: set[str] = set()  # the names of sharded slots
         self._checkpoint: str | None = None
-        self._copied: tuple[list[tuple[Tensor, str, Variable]], dict[int, object]] | None = None
+        self._pending_copies: (
+            tuple[list[tuple[Tensor, str, Variable]], dict[int, object]] | None
+        ) = None
 
     def _settled(self) -> dict[int, dict[str, Variable]]:
-        """The slots. A copied optimizer goes on with the same variables, unless they were copied
-        with it: before it or after it, which is known only when all has been copied.
+        """Return the slots by id of variable and by name.
+
+        A deepcopy refers to the original variables, or to copies of them if the same call of
+        deepcopy copied them. Only when deepcopy has ended is it known which: then, at the first
+        lookup, the slots are assigned to their variables.
         """
-        if self._copied is not None:
-            (slots, memo), self._copied = self._copied, None
+        if self._pending_copies is not None:
+            (slots, memo), self._pending_copies = self._pending_copies, None
             for var, name, slot in slots:
                 self.put(memo.get(id(var), var), name, slot)
         return self._slots
 
     def get(self, var: Tensor, name: str) -> Variable | None:
-        """The slot, or None; `var` may be a variable of Keras 3."""
+        """Return a slot, or None; `var` may be a variable of Keras 3."""
         return resolve(self._settled().get(id(handle_of(tensor_of(var))), {}).get(name))
 
     def of(self, var: Tensor, names: Sequence[str]) -> list[Variable]:
-        """The slots of a variable in the order of `names`; KeyError if one is missing."""
-        own = self._settled().get(id(handle_of(var)), {})
-        return [resolve(own[name]) for name in names]
+        """Return the slots of a variable in the order of `names`; KeyError if one is missing."""
+        slots = self._settled().get(id(handle_of(var)), {})
+        return [resolve(slots[name]) for name in names]
 
     def all_of(self, var: Tensor) -> dict[str, Variable]:
-        """All slots of a variable, by name."""
-        own = self._settled().get(id(handle_of(var)), {})
-        return {name: resolve(slot) for name, slot in own.items()}
+        """Return all slots of a variable, by name."""
+        slots = self._settled().get(id(handle_of(var)), {})
+        return {name: resolve(slot) for name, slot in slots.items()}
 
     def handed_out(self, slots: Iterable[object]) -> None:
         """Note that a caller holds these slots and may modify them; replays guard them then."""
@@ -109,23 +115,23 @@ class SlotStore:
                 slot.moves.handed.add(id(slot))
 
     def names(self) -> list[str]:
-        """Names of all kinds of slot, in order of creation."""
+        """Return the names of slots, in the order of their first creation."""
         self._settled()
         return list(self._names)
 
     def triples(self) -> Iterator[tuple[Tensor, str, Variable]]:
-        """Every (variable, slot name, slot), variable by variable."""
-        for key, own in self._settled().items():
-            for name, slot in own.items():
+        """Yield (variable, slot name, slot) for each slot, variable by variable."""
+        for key, slots in self._settled().items():
+            for name, slot in slots.items():
                 yield self._owners[key], name, slot
 
     def owners(self) -> list[Tensor]:
-        """The variables that have slots, in order of their first."""
+        """Return the variables that have slots, in the order of their first slots."""
         self._settled()
         return list(self._owners.values())
 
     def put(self, var: Any, name: str, slot: Any) -> Any:
-        """Remember a slot."""
+        """Store a slot under its variable and name; return the slot."""
         self._settled()
         var = handle_of(var)
         self._owners.setdefault(id(var), var)
@@ -139,14 +145,14 @@ class SlotStore:
         return id(handle_of(var))
 
     def forget(self, var: object, name: str) -> None:
-        """Let go of a slot, if there is one."""
+        """Remove a slot, if it exists."""
         key = id(handle_of(var))
-        own = self._settled().get(key, {})
-        if own.pop(name, None) is None:
+        slots = self._settled().get(key, {})
+        if slots.pop(name, None) is None:
             return
-        if not own:
+        if not slots:
             del self._slots[key], self._owners[key]
-        if not any(name in each for each in self._slots.values()):
+        if not any(name in slots_by_name for slots_by_name in self._slots.values()):
             self._names.remove(name)
 
     def make(
@@ -157,69 +163,69 @@ class SlotStore:
         titles: Sequence[str],
         kind: Slot | None = None,
     ) -> list[Variable]:
-        """New slots of the variables' shapes, dtypes, devices and strides, filled with `initial`.
+        """Create and return slots with the shapes, dtypes, devices and strides of variables.
 
         Args:
-            variables: Variables without this slot, each once.
-            name: The kind of slot.
-            initial: A number.
+            variables: Distinct variables without this slot.
+            name: The name of the slot.
+            initial: The number that fills the slots.
             titles: The full names of the new slots, as `Variable.name`.
-            kind: Optional. Gives another dtype, or the shape ().
+            kind: Optional. The rule's slot, which may define another dtype or shape.
         """
-        made: list[Variable] = []
+        slots: list[Variable] = []
         if kind is not None and kind.is_shaped:
             return self._make_shaped(variables, kind, titles)
         is_scalar = kind is not None and kind.scalar
-        likes: Sequence[Tensor] = variables
+        templates: Sequence[Tensor] = variables
         if self.parts is not None and not is_scalar:
-            likes = [self.parts.part(var) for var in variables]
+            templates = [self.parts.part(var) for var in variables]
             self._in_parts.add(name)
-        here = [not isinstance(var, SymbolicVariable) for var in variables]
-        dtypes = [dtype_of(kind, var) for var in compress(variables, here)]
-        tensors = iter(laid_out(list(compress(likes, here)), dtypes, initial, is_scalar))
+        has_tensor = [not isinstance(var, SymbolicVariable) for var in variables]
+        dtypes = [dtype_of(kind, var) for var in compress(variables, has_tensor)]
+        tensors = iter(laid_out(list(compress(templates, has_tensor)), dtypes, initial, is_scalar))
         for index, var in enumerate(variables):
             if isinstance(var, SymbolicVariable):
                 dtype = dtype_of(kind, var)
                 if is_scalar:
-                    filled = partial(torch.tensor, initial, dtype=dtype, device="cpu")
+                    initializer = partial(torch.tensor, initial, dtype=dtype, device="cpu")
                 else:
-                    filled = _fill_slot(var, initial, dtype)
-                slot = var.beside(filled, titles[index], dtype, () if is_scalar else None)
+                    initializer = _fill_slot(var, initial, dtype)
+                slot = var.beside(initializer, titles[index], dtype, () if is_scalar else None)
             else:
                 slot = over(next(tensors), titles[index], self._moves)
-            made.append(self.put(var, name, slot))
-        return made
+            slots.append(self.put(var, name, slot))
+        return slots
 
     def _make_shaped(
         self, variables: Sequence[Tensor], kind: Slot, titles: Sequence[str]
     ) -> list[Variable]:
-        """The same of a slot with a shape of its own.
+        """Create and return slots with a shape that the rule defines.
 
         Raises:
-            InvalidArgumentError: A variable is of a graph, and has no shape yet.
+            InvalidArgumentError: A variable belongs to a graph, and has no shape yet.
         """
         with importing:
             from thalweg._engines.matrix_shapes import shaped_like
-        made: list[Variable] = []
+        slots: list[Variable] = []
         for var, title in zip(variables, titles, strict=True):
             if isinstance(var, SymbolicVariable):
                 raise InvalidArgumentError(f"'{title}' is for steps outside of graphs.")
-            like = shaped_like(var, kind)
+            template = shaped_like(var, kind)
             tensor = torch.full(
-                like.shape, kind.initial, dtype=dtype_of(kind, var), device=var.device
+                template.shape, kind.initial, dtype=dtype_of(kind, var), device=var.device
             )
-            made.append(self.put(var, kind.name, over(tensor, title, self._moves)))
-        return made
+            slots.append(self.put(var, kind.name, over(tensor, title, self._moves)))
+        return slots
 
     def parts_of(self, name: str) -> Parts | None:
-        """What this process keeps of the slots of a kind; None for all."""
+        """Return the shards of the slots of a name; None if this process keeps full slots."""
         return self.parts if name in self._in_parts else None
 
     def whole(self, var: Tensor, name: str) -> Tensor:
-        """The value of a slot, all of it; all processes that keep parts of it call this.
+        """Return the full value of a slot; all processes with shards of it call this.
 
         Raises:
-            LayoutError: There is no memory that holds it.
+            LayoutError: The slot's storage was cut.
         """
         slot, parts = self.of(var, [name])[0], self.parts_of(name)
         if parts is not None:
@@ -228,7 +234,7 @@ class SlotStore:
         return slot
 
     def saved(self, path: str) -> None:
-        """Note that all slots are in a file."""
+        """Record the file to which all slots were saved."""
         self._checkpoint = path
         if self.parts is not None:
             self.parts.checkpoint = path
@@ -236,81 +242,84 @@ class SlotStore:
     def remake(
         self, variables: Sequence[Tensor], kinds: Sequence[Slot], parts: Parts, cut: Call
     ) -> dict[int, Variable]:
-        """Make slots again, in other parts, with the values they have.
+        """Replace slots by slots of other shards, with the same values.
 
         Args:
-            variables: The variables whose slots are made again.
-            kinds: The kinds of slot, none of them of shape ().
-            parts: What this process keeps of them from now on.
-            cut: Called when all values have been taken: `parts` may change now.
+            variables: The variables whose slots are replaced.
+            kinds: The rule's slots; none has the shape ().
+            parts: The new shards.
+            cut: Called after all values were gathered and before `parts` is used.
 
         Returns:
-            The new slots by the `id` of those whose place they take.
+            The new slots by the `id` of the slots that they replace.
         """
         names = [kind.name for kind in kinds]
         owners = [var for var in variables if set(names) <= self.all_of(var).keys()]
-        before = {name: [self.of(var, [name])[0] for var in owners] for name in names}
+        old_slots = {name: [self.of(var, [name])[0] for var in owners] for name in names}
         values = {name: [self.whole(var, name) for var in owners] for name in names}
         cut()
-        self.parts, taken = parts, dict[int, Variable]()
+        self.parts, replacements = parts, dict[int, Variable]()
         parts.checkpoint = parts.checkpoint or self._checkpoint
         for kind in kinds:
-            slots = before[kind.name]
+            slots = old_slots[kind.name]
             titles = [slot.name for slot in slots]
-            made = self.make(owners, kind.name, kind.initial, titles, kind)
-            for var, slot, own, value in zip(owners, slots, made, values[kind.name], strict=True):
-                own.detach().copy_(parts.cut(value, var))
-                taken[id(slot)] = own
-        return taken
+            new_slots = self.make(owners, kind.name, kind.initial, titles, kind)
+            for var, slot, new_slot, value in zip(
+                owners, slots, new_slots, values[kind.name], strict=True
+            ):
+                new_slot.detach().copy_(parts.cut(value, var))
+                replacements[id(slot)] = new_slot
+        return replacements
 
     def __copy__(self) -> SlotStore:
-        """The same slots in a store of its own."""
+        """Return a new store with the same slots."""
         copied = type(self)()
         copied.parts, copied._in_parts = self.parts, set(self._in_parts)
         copied._checkpoint = self._checkpoint
-        copied._slots = {key: dict(own) for key, own in self._settled().items()}
+        copied._slots = {key: dict(slots) for key, slots in self._settled().items()}
         copied._owners, copied._names = dict(self._owners), list(self._names)
         return copied
 
     def __getstate__(self) -> list[tuple[Tensor, dict[str, Variable]]]:
         self.check_whole()
-        return [(self._owners[key], own) for key, own in self._settled().items()]
+        return [(self._owners[key], slots) for key, slots in self._settled().items()]
 
     def __setstate__(self, state: list[tuple[Tensor, dict[str, Variable]]]) -> None:
         self.__init__()
-        for var, own in state:
-            for name, slot in own.items():
+        for var, slots in state:
+            for name, slot in slots.items():
                 self.put(var, name, slot)
 
     def __deepcopy__(self, memo: dict[int, object]) -> SlotStore:
         self.check_whole()
         copied = type(self)()
-        own = [slot for *_, slot in self.triples()]
-        # What waits for a slot, and what stands for one in a graph, has no memory.
-        check_memories([slot for slot in own if _is_here(slot)])
+        all_slots = [slot for *_, slot in self.triples()]
+        # Deferred slots and symbols of a graph have no memory.
+        check_memories([slot for slot in all_slots if _is_here(slot)])
         slots = [(var, name, copy.deepcopy(slot, memo)) for var, name, slot in self.triples()]
-        copied._copied = slots, memo
+        copied._pending_copies = slots, memo
         return copied
 
-    def check_whole(self, what: str = "copied or pickled") -> None:
-        """Refuse what cannot be done with parts of slots.
+    def check_whole(self, operation: str = "copied or pickled") -> None:
+        """Raise FailedPreconditionError if this process keeps shards of slots.
 
-        Raises:
-            FailedPreconditionError: This process has parts of them.
+        Args:
+            operation: The operation that needs full slots, for the message.
         """
         if self.parts is not None:
             raise FailedPreconditionError(
-                f"An optimizer whose slots are shared out over processes cannot be {what}. Use its"
-                " state_dict(), or thalweg.checkpoint.save, in all of them."
+                f"An optimizer whose slots are shared out over processes cannot be {operation}. Use"
+                " its state_dict(), or thalweg.checkpoint.save, in all of them."
             )
 
 
 def _is_here(slot: object) -> bool:
+    """Return whether a slot is a tensor with memory."""
     return isinstance(slot, Tensor) and not isinstance(slot, SymbolicVariable)
 
 
 def dtype_of(kind: Slot | None, var: Tensor) -> torch.dtype:
-    """The dtype of a variable's slot of this kind."""
+    """Return the dtype of the slot of a variable; `kind` is the rule's slot, or None."""
     if kind is not None and kind.dtype is not None:
         return kind.dtype
     if kind is None or not kind.scalar:
@@ -320,4 +329,5 @@ def dtype_of(kind: Slot | None, var: Tensor) -> torch.dtype:
 
 
 def _fill_slot(var: SymbolicVariable, value: float, dtype: torch.dtype) -> Callable[[], Tensor]:
+    """Return a function that creates the initial slot of a graph's variable."""
     return lambda: torch.full_like(resolve(var), value, dtype=dtype, requires_grad=False)

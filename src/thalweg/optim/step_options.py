@@ -320,7 +320,7 @@ def gradient_transforms(
     return replace(
         around.beside,
         unscaling=each,
-        whole_is_nan=not is_torchs,
+        nan_if_not_finite=not is_torchs,
         epsilon=EPSILON if is_torchs else None,
         clip_factor=factor,
         watch=seen if by_norm and factor is None else None,

@@ -267,7 +267,7 @@ class _ShardedMeasures:
             magnitudes[indices] = bits.cpu().numpy().view(np.float64)
         return magnitudes
 
-    def max_abs_on_device(self, wanted: Tensor) -> None:
+    def max_abs_on_device(self, is_checked: Tensor) -> None:
         """See `StepPlan`."""
 
 

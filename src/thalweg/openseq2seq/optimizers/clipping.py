@@ -143,7 +143,7 @@ def _clip_gradients_by_norm(
 
     def clip(gradients: Any, variables: Any, limit: Any) -> list[Gradient]:
         how = GradientTransforms(
-            global_clipnorm=float(limit), overflow=as_shipped, casts=True, whole_is_nan=False
+            global_clipnorm=float(limit), overflow=as_shipped, casts=True, nan_if_not_finite=False
         )
         return processed(gradients, variables, how)
 

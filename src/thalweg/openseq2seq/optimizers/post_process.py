@@ -115,7 +115,7 @@ class PostProcessing(NamedTuple):
             global_clipnorm=None if clip is None else float(clip),
             overflow=self.as_shipped,
             casts=True,
-            whole_is_nan=False,
+            nan_if_not_finite=False,
             trust=None if self.larc is None else partial(self._trust, self.larc, pairs, rate),
             watch=None if journal is None else partial(self._note, journal, pairs, rate, unscaling),
             narrow=True,
