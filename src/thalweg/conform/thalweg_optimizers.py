@@ -43,7 +43,7 @@ def find_rule(name: str) -> Candidate:
         raise ConformError(str(error)) from error
     named = registry.named(known)
     if known.startswith((registry.OPTIM, registry.TORCH)):
-        return Candidate(partial(named.cls.made_of, **named.options), known)
+        return Candidate(partial(named.cls.factory, **named.options), known)
     own = inspect.signature(named.cls.__init__).parameters
     defaults = {key: named.options.get(key, each.default) for key, each in own.items()
                 if key not in _LEFT_OUT and each.kind is not each.VAR_KEYWORD}  # fmt: skip
