@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 # The most lines of a face in either column, which tests/test_layers.py holds, and what is aimed at.
-BOUNDS = {"optim": 21_000, "optim.tensorflow": 22_050, "keras": 20_800, "checkpoint": 26_500}
+BOUNDS = {"optim": 21_250, "optim.tensorflow": 22_250, "keras": 21_000, "checkpoint": 26_500}
 
 _MODEL = """
 import io, torch

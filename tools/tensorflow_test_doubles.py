@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
+import time
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
+from tensorboard.backend.event_processing import event_file_loader
+
 import thalweg.tf.compat.v1 as tf
+from thalweg._formats import retention
 from thalweg.tf import private_modules
 from thalweg.v1.summary import writer
 from thalweg.v1.train.monitored import (
@@ -14,6 +20,7 @@ from thalweg.v1.train.monitored import (
     checkpoint_saver_hook,
     step_counter_hook,
 )
+from thalweg.v1.train.saving import checkpoint_manager, saver
 
 TRAIN: Any = tf.train
 
@@ -54,8 +61,32 @@ class HookedSession(TRAIN.MonitoredSession):
 class TestedLogger:
     """Logger of hooks that calls the functions of `tf_logging`, which tests replace."""
 
+    def log(self, name: str, message: object, *args: object) -> None:
+        """Call a function of `tf_logging` with a whole message."""
+        module = importlib.import_module("tensorflow.python.platform.tf_logging")
+        getattr(module, name)(str(message) % args if args else message)
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return functools.partial(self.log, name)
+
+
+class StepLogger(TestedLogger):
+    """Logger of `StepCounterHook`, which counts its warnings itself."""
+
+    def warning(self, message: str, *args: object) -> None:
+        """Call `tf_logging.log_first_n`."""
+        module = importlib.import_module("tensorflow.python.platform.tf_logging")
+        module.log_first_n(module.WARN, message % args, 1)
+
+
+class TestedTime:
+    """Module `time` of private modules that save checkpoints, where tests replace it."""
+
     def __getattr__(self, name: str) -> Any:
-        return getattr(importlib.import_module("tensorflow.python.platform.tf_logging"), name)
+        names = ("checkpoint_management", "saver")
+        modules = [importlib.import_module(f"tensorflow.python.training.{each}") for each in names]
+        replaced = (module.time for module in modules if module.time is not time)
+        return getattr(next(replaced, time), name)
 
 
 class FakeSummaryWriter:
@@ -149,10 +180,31 @@ class BaseSaverBuilder:
     SaveableObject = ResourceVariableSaveable = object
 
 
+def latest_summaries(base_dir: str) -> list[Any]:
+    """Return the events with summaries in the newest file of a folder."""
+    newest = max(Path(base_dir).glob("events.*"))
+    events = event_file_loader.LegacyEventFileLoader(str(newest)).Load()
+    return [event for event in events if event.HasField("summary")]
+
+
+def write_string_to_file(filename: str, file_content: str) -> None:
+    """Write a text file."""
+    Path(filename).write_text(file_content)
+
+
 def add_doubles() -> None:
-    """Add the classes to stand-ins for private modules of TensorFlow, and replace loggers."""
-    for module in (basic_session_run_hooks, checkpoint_saver_hook, step_counter_hook):
-        vars(module)["_LOG"] = TestedLogger()
-    sessions = {"_HookedSession": HookedSession, "_WrappedSession": WrappedSession}
-    private_modules._OWN["training.monitored_session"] = {**sessions}
-    private_modules._OWN["training.saver"] = {"BaseSaverBuilder": BaseSaverBuilder}
+    """Add the stand-ins to private modules of TensorFlow, and replace loggers and clocks."""
+    hooks = (basic_session_run_hooks, checkpoint_manager, checkpoint_saver_hook, step_counter_hook)
+    for module in hooks:
+        vars(module)["_LOG"] = StepLogger() if module is step_counter_hook else TestedLogger()
+    for module in (checkpoint_manager, retention, saver):
+        vars(module)["time"] = TestedTime()
+    private_modules._OWN |= {
+        "lib.io.file_io": {"write_string_to_file": write_string_to_file},
+        "training.checkpoint_management": {"time": time},
+        "training.monitored_session": {
+            "_HookedSession": HookedSession,
+            "_WrappedSession": WrappedSession,
+        },
+        "training.saver": {"BaseSaverBuilder": BaseSaverBuilder, "time": time},
+    }

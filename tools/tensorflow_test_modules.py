@@ -26,11 +26,13 @@ from tensorflow_test_doubles import (
     FakeSummaryWriter,
     add_doubles,
     create_identity_with_grad_check_fn,
+    latest_summaries,
 )
 
 import thalweg.tf as tf
 from thalweg import _graph
 from thalweg._base.execution_context import eagerly, executing_eagerly
+from thalweg._formats.bundle import CheckpointState
 from thalweg.tf import private_modules
 
 
@@ -87,6 +89,15 @@ def make_decorator(wrap: Callable[[Any], Any]) -> Callable[..., Any]:
     return decorate
 
 
+def evaluate(self: Any, tensors: object) -> Any:
+    """Return the values of tensors of the default graph, which the default session may lack."""
+    session = _graph.get_default_session()
+    if session is None or session.graph is _graph.get_default_graph():
+        return type(self).evaluate(self, tensors)
+    with self.cached_session() as session:
+        return session.run(tensors)
+
+
 def combine(**options: Any) -> list[dict[str, Any]]:
     """Return all combinations of the values of `options`."""
     values = [value if isinstance(value, list) else [value] for value in options.values()]
@@ -109,7 +120,9 @@ def generate(cases: list[dict[str, Any]]) -> Callable[[Any], Any]:
             options = {name: options[name] for name in options if takes_all or name in accepted}
             contexts = {"graph": _graph.Graph().as_default(), "eager": eagerly()}
             plain = contextlib.nullcontext()
+            # In a graph, Keras has a session of its own.
             with contexts.get(mode, plain), self.session() if mode == "graph" else plain:
+                self.evaluate = functools.partial(evaluate, self)
                 test(self, *args, **options)
 
         named = [{"testcase_name": f"_{index}", **case} for index, case in enumerate(cases)]
@@ -189,6 +202,7 @@ TEST_UTIL: dict[str, object] = {
     "TensorFlowTestCase": tf.test.TestCase,
     "device": lambda *args, **options: contextlib.nullcontext(),
     "use_gpu": lambda *args, **options: contextlib.nullcontext(),
+    "IsBuiltWithNvcc": return_false,
     "is_gpu_available": return_false,
     "get_small_sequential_mlp": get_small_sequential_mlp,
     "get_test_data": get_test_data,
@@ -208,8 +222,10 @@ MODULES: dict[str, dict[str, Any]] = {
     "tensorflow.contrib.testing.python.framework.fake_summary_writer": {
         "FakeSummaryWriter": FakeSummaryWriter,
     },
+    "tensorflow.contrib.testing.python.framework.util_test": {"latest_summaries": latest_summaries},
     "tensorflow.python.distribute.combinations": COMBINATIONS,
     "tensorflow.python.framework.test_combinations": COMBINATIONS,
+    "tensorflow.python.training.checkpoint_state_pb2": {"CheckpointState": CheckpointState},
     "tensorflow.python.training.tracking.tracking": {"AutoTrackable": tf.train.Checkpoint},
     "tensorflow.python.framework.test_util": TEST_UTIL,
     "tensorflow.python.keras.combinations": COMBINATIONS,
@@ -241,7 +257,11 @@ PLACES = [
 FIRST_PLACES = {
     "*keras*.loss_scale_optimizer": "keras.mixed_precision",
     "*.learning_rate_schedule": "keras.optimizers.schedules",
+    "tensorflow.python.util.compat": "compat",
     "tf_keras": "keras",
+    "tf_keras.backend": "keras.backend",
+    "tf_keras.callbacks": "keras.callbacks",
+    "tf_keras.losses": "keras.losses",
     "tf_keras.optimizers.legacy*": "keras.optimizers.legacy",
     "tf_keras.optimizers.schedules*": "keras.optimizers.schedules",
 }
@@ -259,7 +279,11 @@ class PrivateModule(ModuleType):
             if fnmatch(name, pattern):
                 self.places.append(private_modules._attribute_at(place))
         if name.endswith(("legacy.optimizer_v2", "optimizer_v2.optimizer_v2")):
-            self.OptimizerV2 = tf.keras.optimizers.Optimizer
+            self.places.append(
+                private_modules.module("tensorflow.python.keras.optimizer_v2.optimizer_v2")
+            )
+        if name == "tf_keras.optimizers.legacy.adam":  # the same numbers, without a fused kernel
+            self.NonFusedAdam = tf.keras.optimizers.legacy.Adam
         self.places += [private_modules._attribute_at(place) for place in PLACES] + [tf]
 
     def __getattr__(self, name: str) -> Any:
@@ -286,6 +310,8 @@ class Finder(MetaPathFinder, Loader):
         is_python = fullname.startswith("tensorflow.python")
         is_keras = fullname.startswith("tensorflow.python.keras") or fullname == "tensorflow.python"
         is_here = fullname in MODULES or fullname.startswith(packages)
+        if not fullname.rpartition(".")[2].islower():  # a class that the module lacks
+            return None
         if is_here or is_keras or (is_python and not private_modules.has(fullname)):
             return ModuleSpec(fullname, self, is_package=True)
         return None

@@ -116,8 +116,9 @@ def run_file(path: Path, version: int, roots: list[Path], report: str) -> None:
         if is_case and value.__module__ == module.__name__:
             tests = unittest.defaultTestLoader.loadTestsFromTestCase(value)
             # An inherited method, which opens a session, has the name of a test.
-            suite = (test for test in tests if not test.id().endswith(".test_session"))
-            unittest.TestSuite(suite).run(recorder)
+            suite: Any = tests
+            chosen = [test for test in suite if not test.id().endswith(".test_session")]
+            unittest.TestSuite(chosen).run(recorder)
 
 
 def run_and_exit(*args: Any) -> None:
@@ -169,7 +170,7 @@ def show(name: str, outcomes: Outcomes) -> collections.Counter[str]:
 
 def main() -> None:
     """Print the counts of each file and of all, and the failing tests."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("checkouts", nargs="+", type=Path)
     parser.add_argument("--only", nargs="*", default=[""], help="parts or patterns of names")
     parser.add_argument("--report", type=Path, help="a file for all outcomes and tracebacks")

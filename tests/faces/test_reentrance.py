@@ -10,12 +10,15 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from attack.interruptions import TRAININGS, Training
-from interruptions import outcome
-from thalweg import Variable, optim
+from interruptions import interrupt, outcome
+from thalweg import Variable, distribute, optim
+from thalweg._core import reentrance
 from thalweg.errors import FailedPreconditionError
 from thalweg.keras.optimizers import Adam
+from thalweg.v1 import train as v1
 
 ALL = 10**9  # more lines than a step has
 NAMES = (
@@ -97,6 +100,69 @@ def test_a_step_at_any_line_counts_or_raises(name: str, steps: int) -> None:
     # A step may have fewer lines than the one that was counted, which also freed earlier objects.
     assert {*ends[:-3]} <= {"counted", "raised"}
     assert {*ends[-3:]} <= {"counted", "raised", "not reached"}
+
+
+def minimizing(step: Callable[[Callable[[], Tensor], Variable], Any]) -> Training:
+    """Return steps that minimize a loss of one variable."""
+    variable = Variable(torch.ones(3))
+
+    def loss() -> Tensor:
+        return (variable * variable).sum()
+
+    return Training(lambda _: step(loss, variable), lambda: [variable])
+
+
+def applied_in_backward() -> Training:
+    """Return steps of `thalweg.v1` that apply each gradient as soon as it is known."""
+    optimizer = v1.AdamOptimizer(0.1)
+    return minimizing(
+        lambda loss, variable: optimizer.minimize(
+            loss, var_list=[variable], gate_gradients=optimizer.GATE_NONE
+        )
+    )
+
+
+def in_strategy() -> Training:
+    """Return steps of Keras in a strategy."""
+    optimizer, strategy = Adam(0.1), distribute.Strategy()
+    return minimizing(
+        lambda loss, variable: strategy.run(lambda: optimizer.minimize(loss, [variable]))
+    )
+
+
+LEFT: dict[str, Callable[[], Training]] = {
+    **{name: TRAININGS[name] for name in (*QUICK, "v1 diagnostics", "session")},
+    "optim in backward": TRAININGS["optim in backward"],
+    "v1 in backward": applied_in_backward,
+    "keras in a strategy": in_strategy,
+}
+
+
+@pytest.mark.parametrize("name", LEFT)
+def test_a_step_whose_end_is_skipped_does_not_block_the_next(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Interrupt a step just before its block ends, as a debugger can, and keep the traceback."""
+    ours, twin = LEFT[name](), LEFT[name]()
+    for training in (ours, twin):
+        training.ready(0)
+    sections = reentrance._sections
+
+    def interrupted_sections(*arguments: Any) -> Any:
+        opening, closing = sections(*arguments)
+        return opening, [interrupt, *closing]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(reentrance, "_sections", interrupted_sections)
+        with pytest.raises(KeyboardInterrupt) as interrupted:
+            ours.step(0)
+    assert interrupted.traceback
+    ours.end()
+    twin.step(0)
+    for number in range(1, 5):
+        ours.take(number)
+        twin.take(number)
+        assert ours.bits() == twin.bits()
 
 
 def trained(steps: int, **options: Any) -> tuple[Any, Any]:

@@ -26,18 +26,18 @@ def parsed(folder: Path, text: str | bytes) -> CheckpointState | None:
 def test_a_sample_of_tensorflow_is_read() -> None:
     home = GOLDENS / "ckpt_v1" / "adam"
     path = str(home / "model.ckpt-5")
-    assert read_state(home) == CheckpointState(path, (path,))
+    assert read_state(home) == CheckpointState(path, [path])
     assert read_state(home, "other") is None
     assert read_state(home / "none") is None
 
 
 def test_it_is_written_as_tensorflow_writes_it(tmp_path: Path) -> None:
     path = str(tmp_path / "model.ckpt-5")
-    write_state(tmp_path, CheckpointState(path, (path,)))
+    write_state(tmp_path, CheckpointState(path, [path]))
     sample = GOLDENS / "ckpt_v1" / "adam" / "checkpoint"
     assert (tmp_path / "checkpoint").read_bytes() == sample.read_bytes()
     paths = [str(tmp_path / name) for name in ("sub/a-1", 'b"\n\té')]
-    state = CheckpointState(paths[1], tuple(paths), (1700000000.25, 1.0), 1e22)
+    state = CheckpointState(paths[1], paths, [1700000000.25, 1.0], 1e22)
     write_state(tmp_path, state, "other")
     assert (tmp_path / "other").read_text() == (
         'model_checkpoint_path: "b\\"\\n\\t\\303\\251"\n'
@@ -58,8 +58,8 @@ TIMES = st.floats(allow_nan=False, allow_infinity=False)
 @ALIKE
 @given(st.lists(PATHS.filter(lambda path: path not in (".", "..")), max_size=3), st.lists(TIMES))
 def test_it_comes_back(tmp_path: Path, names: list[str], times: list[float]) -> None:
-    paths = tuple(str(tmp_path / name) for name in names)
-    state = CheckpointState(paths[-1] if paths else "", paths, tuple(times))
+    paths = [str(tmp_path / name) for name in names]
+    state = CheckpointState(paths[-1] if paths else "", paths, times)
     write_state(tmp_path, state)
     assert read_state(tmp_path) == state
 
@@ -175,9 +175,9 @@ def test_a_relative_folder_is_as_good(tmp_path: Path, monkeypatch: pytest.Monkey
     for folder in ("", ".", "run"):
         Path(folder or ".").mkdir(exist_ok=True)
         path = os.path.join(folder, "model.ckpt-5")
-        write_state(folder, CheckpointState(path, (path,)))
+        write_state(folder, CheckpointState(path, [path]))
         assert Path(folder, "checkpoint").read_text().startswith(LAST)
-        assert read_state(folder) == CheckpointState(path, (path,))
+        assert read_state(folder) == CheckpointState(path, [path])
     absolute = str(tmp_path / "run" / "model.ckpt-5")
     write_state("run", CheckpointState(absolute))
     assert Path("run/checkpoint").read_text() == LAST  # so that the folder can be moved

@@ -106,9 +106,9 @@ def test_what_is_initialized() -> None:
     a, b = tf.Variable(1.0, name="a"), tf.Variable(1.0, name="b")
     session = tf.Session()
     report, known = tf.report_uninitialized_variables(), tf.is_variable_initialized(a)
-    assert session.run(report).tolist() == ["a", "b"]
+    assert session.run(report).tolist() == [b"a", b"b"]
     session.run(a.initializer)
-    assert session.run(report).tolist() == ["b"]
+    assert session.run(report).tolist() == [b"b"]
     assert session.run(known)
     session.run(tf.variables_initializer([b]))
     assert session.run(report).tolist() == []

@@ -12,12 +12,15 @@ import torch
 from torch import Tensor
 
 from failing_callable import NOT_TAKEN, Fuse, errors
-from interruptions import interrupted_at
+from interruptions import interrupted_at, interrupted_in_contextlib
 from openseq2seq_small import stepping
 from openseq2seq_steps import Training, differing, each_way, way
 from thalweg import Variable, _graph
 from thalweg.openseq2seq.optimizers import optimize_loss
-from thalweg.openseq2seq.optimizers.mp_wrapper import mp_regularizer_wrapper
+from thalweg.openseq2seq.optimizers.mp_wrapper import (
+    MixedPrecisionOptimizerWrapper,
+    mp_regularizer_wrapper,
+)
 from thalweg.v1 import train
 
 __all__ = ["way"]
@@ -441,3 +444,29 @@ def test_after_a_failure_the_scaler_is_as_before_and_plain_steps_work() -> None:
     kept: Tensor = w.detach().clone()
     inner.apply_gradients([(torch.zeros(3), w)])  # without unscaling and copies
     assert torch.equal(w.detach(), kept - 0.5 * inner.get_slot(w, "momentum"))
+
+
+@pytest.mark.slow
+def test_an_interrupted_run_with_an_override_leaves_no_step_under_way() -> None:
+    """Keep the tracebacks of interruptions, as a notebook does."""
+    with _graph.Graph().as_default(), _graph.Session() as session:
+        variable = _graph.Variable(torch.ones(3).half(), name="w")
+        optimizer = train.MomentumOptimizer(0.1, 0.5)
+        wrapper = MixedPrecisionOptimizerWrapper(optimizer)
+        operation = wrapper.minimize((variable.float() ** 2).sum())
+        session.run(_graph.global_variables_initializer())
+        calls: list[object] = []
+        apply_gradients = optimizer.apply_gradients
+
+        def override(pairs: Any, *arguments: Any) -> Any:
+            calls.append(optimizer._under_way)
+            return apply_gradients(pairs, *arguments)
+
+        # One that replaces the method before the graph is built is called at the build.
+        optimizer.apply_gradients = override
+        kept: list[KeyboardInterrupt] = []
+        while interruption := interrupted_in_contextlib(len(kept), lambda: session.run(operation)):
+            kept.append(interruption)
+            assert optimizer._under_way is None, len(kept)
+    assert kept
+    assert None not in calls

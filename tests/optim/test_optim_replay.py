@@ -628,7 +628,7 @@ def test_the_look_says_what_is_not_as_it_was() -> None:
         assert found.tensor(param) is not None
     cells = torch.zeros(3, dtype=torch.int64).numpy()
     gradients = [(param, param.grad, cells[k : k + 1].ctypes.data) for k, param in enumerate(own)]
-    found.finish(gradients, [], [], own, cells[:0])
+    found.finish(guard_table.GuardedStep(gradients, [], [], own, cells[:0]))
     versions = [param._version for param in own]
     assert found.take() == 0
     assert cells.tolist() == [param.grad.data_ptr() for param in own if param.grad is not None]

@@ -37,7 +37,8 @@ def _snapshot_of(own: list[Parameter]) -> tuple[guard_table.GuardTable, Any]:
     cells = torch.zeros(len(own), dtype=torch.int64).numpy()
     gradients = [(each, each.grad, cells[k : k + 1].ctypes.data) for k, each in enumerate(own)]
     bounds = sorted(edge for each in own for edge in (each.data_ptr(), each.data_ptr() + 24))
-    found.finish(gradients, [], [], own, torch.tensor(bounds).numpy())
+    step = guard_table.GuardedStep(gradients, [], [], own, torch.tensor(bounds).numpy())
+    found.finish(step)
     return found, cells
 
 

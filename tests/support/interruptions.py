@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 from collections.abc import Callable
@@ -104,3 +105,35 @@ def outcome(
     if error is not None and not isinstance(error, KeyboardInterrupt):
         raise error
     return error, left
+
+
+def interrupted_in_contextlib(number: int, work: Callable[[], Any]) -> KeyboardInterrupt | None:
+    """Do work, and interrupt `contextlib` where it begins to end a block, or to record its end.
+
+    Args:
+        number: How many such calls come before it. Signals arrive at the first instruction of each.
+        work: The work.
+
+    Returns:
+        The interruption; None if there were fewer calls.
+    """
+    left = number
+
+    def trace(frame: Any, event: str, argument: Any) -> None:
+        nonlocal left
+        code = frame.f_code
+        is_end = code.co_name in ("__exit__", "_push_cm_exit")
+        if event == "call" and is_end and code.co_filename == contextlib.__file__:
+            left -= 1
+            if left == -1:
+                raise KeyboardInterrupt
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        work()
+    except KeyboardInterrupt as interruption:
+        return interruption
+    finally:
+        sys.settrace(before)
+    return None

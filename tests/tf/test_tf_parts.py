@@ -546,11 +546,11 @@ def test_settings_are_accepted() -> None:
     options = v1.RunOptions(trace_level=v1.RunOptions.FULL_TRACE)
     with tf.Graph().as_default(), v1.Session(config=config) as session:
         for name in ("/cpu:0", "/gpu:1", "/device:GPU:0", "cpu", "/job:worker/task:0/cpu:0", None):
-            with v1.device(name):
+            with v1.device(name), v1.get_default_graph().device(name):
                 x = tf.constant(1.0)
         assert session.run(x, options=options, run_metadata=v1.RunMetadata()) == 1.0
     with (
-        pytest.raises(ValueError, match="'/nothing' is no name of a device"),
+        pytest.raises(ValueError, match="'/nothing' is not the name of a device"),
         v1.device("/nothing"),
     ):
         pass

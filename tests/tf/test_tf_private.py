@@ -33,7 +33,7 @@ ASKED = {
     "lib.core._pywrap_bfloat16": "TF_bfloat16_type",
     "ops.partitioned_variables": "fixed_size_partitioner min_max_variable_partitioner"
     " variable_axis_size_partitioner",
-    "pywrap_tensorflow": "TF_bfloat16_type",
+    "pywrap_tensorflow": "NewCheckpointReader TF_bfloat16_type",
     "ops.ref_variable": "RefVariable",
     "ops.resource_variable_ops": "BaseResourceVariable ResourceVariable assign_add_variable_op"
     " is_resource_variable resource_scatter_add"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -203,8 +204,24 @@ def test_files_are_removed(tmp_path: Path) -> None:
         "m-1", "m-1.other", "m-1.index.bak", "m-[1].other", "m-[1].index.bak",
         *(f"m-1?.{end}" for end in ends),
     }  # fmt: skip
+    (tmp_path / "m-1.safetensors").write_bytes(b"")
     train.remove_checkpoint(tmp_path / "m-1", checkpoint_format_version=1)
     assert {path.name for path in tmp_path.iterdir()} == left - {"m-1"}
+
+
+def test_a_clock_that_was_set_back_deletes_no_checkpoint(tmp_path: Path, logged: Logged) -> None:
+    objects = train.Checkpoint()
+    first = train.CheckpointManager(objects, tmp_path, max_to_keep=1).save()
+    path = tmp_path / "checkpoint"
+    text = path.read_text()
+    path.write_text(re.sub("last_preserved_timestamp: .*", "last_preserved_timestamp: 1e11", text))
+    manager = train.CheckpointManager(objects, tmp_path, max_to_keep=1)
+    assert "behind the last preserved checkpoint timestamp" in logged.messages[0]
+    assert (manager.latest_checkpoint, manager.checkpoints) == (first, [])
+    second = manager.save()
+    assert manager.checkpoints == [second]
+    assert train.checkpoint_exists(first)
+    assert train.get_checkpoint_state(tmp_path).last_preserved_timestamp < 1e11
 
 
 # --- What is in a checkpoint ----------------------------------------------------------------------
@@ -217,7 +234,7 @@ def test_a_checkpoint_of_tensorflow_is_described() -> None:
     assert (shapes["global_step"], dtypes["global_step"]) == ([], torch.int64)
     assert reader.has_tensor("beta1_power")
     assert not reader.has_tensor("gamma")
-    assert b"layer2/bias/Adam_1 (F32) [3]" in reader.debug_string().split(b"\n")
+    assert b"layer2/bias/Adam_1 (DT_FLOAT) [3]" in reader.debug_string().split(b"\n")
     with np.load(ADAM / "values.npz") as recorded:
         for name in shapes:
             found = reader.get_tensor(name)

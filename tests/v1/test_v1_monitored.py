@@ -240,6 +240,7 @@ def test_step_functions_choose_their_runs(graph: tf.Graph) -> None:
                 session.run_step_fn(wrong)
         assert session.raw_session().run(w) == 0
         assert session.run_step_fn(lambda step_context: 5) == 5
+    assert session.raw_session() is None
 
 
 def test_a_failure_of_a_thread_is_raised(graph: tf.Graph) -> None:
@@ -318,6 +319,11 @@ def test_a_function_is_called_after_the_initializers(graph: tf.Graph) -> None:
         with train.SingularMonitoredSession(scaffold=scaffold) as session:
             assert session.run(w) == 5
     assert calls == [(given, 2), (given, 2)]
+
+
+def test_only_a_scaffold_can_be_copied() -> None:
+    with pytest.raises(TypeError, match="copy_from_scaffold is not a Scaffold instance: 1"):
+        train.Scaffold(copy_from_scaffold=1)
 
 
 def test_what_a_scaffold_is_given_is_run(graph: tf.Graph) -> None:

@@ -582,6 +582,38 @@ def test_paths_that_are_refused(graph: tf.Graph, tmp_path: Path) -> None:
     assert files(tmp_path) == ["old.ckpt"]
 
 
+def test_a_sharded_checkpoint_may_have_the_name_of_the_list(
+    graph: tf.Graph, tmp_path: Path
+) -> None:
+    w = tf.Variable(1.0, name="w")
+    saver, session = train.Saver(sharded=True), initialized()
+    saver.save(session, tmp_path / "checkpoint")
+    w.load(2.0, session)
+    saver.restore(session, train.latest_checkpoint(tmp_path))
+    assert session.run(w) == 1.0
+    with pytest.raises(ValueError, match="collides with"):
+        saver.save(session, tmp_path / "x", latest_filename="x.safetensors")
+
+
+def test_eager_variables_are_saved_without_a_session(tmp_path: Path) -> None:
+    w, v = thalweg.Variable([1.0, 2.0], name="w"), thalweg.Variable(3, name="v")
+    for saver in (train.Saver([w, v]), train.Saver({"w": w, "v": v})):
+        w.assign([1.0, 2.0])
+        v.assign(3)
+        prefix = saver.save(None, tmp_path / "m", 5)
+        assert prefix == str(tmp_path / "m-5")
+        assert sorted(name for name, _ in train.list_variables(prefix)) == ["v", "w"]
+        w.assign([0.0, 0.0])
+        v.assign(0)
+        saver.restore(None, prefix)
+        assert (w.tolist(), v.item()) == ([1.0, 2.0], 3)
+        v.assign(0)
+    longer = thalweg.Variable([0.0, 0.0, 0.0], name="w")
+    with pytest.raises(CheckpointMismatchError, match="Nothing was loaded"):
+        train.Saver([longer, v]).restore(None, prefix)
+    assert (longer.tolist(), v.item()) == ([0.0, 0.0, 0.0], 0)
+
+
 def test_what_is_no_session_is_refused(graph: tf.Graph, tmp_path: Path) -> None:
     tf.Variable(1.0, name="a")
     saver, session = train.Saver(), initialized()

@@ -1,4 +1,4 @@
-"""Numbers that all variables of an optimizer have in common, and sums over all of them."""
+"""Scalars that all variables of an optimizer share, computed from sums over all variables."""
 
 from __future__ import annotations
 
@@ -24,71 +24,75 @@ if TYPE_CHECKING:
 
 
 def read_shared_scalars(rule: Rule, slots: Sequence[Sequence[Tensor]]) -> dict[str, float]:
-    """The numbers per optimizer: what the first variable has, or what they begin with.
+    """Return the shared scalars by name: those of the first variable, or their initial values.
 
     Raises:
-        LayoutError: The storage of one was cut.
+        LayoutError: The storage of a slot was cut.
     """
     if not slots:
         return {slot.name: float(slot.initial) for slot in rule.common_slots}
-    if not all_have_memory([slot for own in slots for slot in own]):
-        for own in slots:  # all of them are written
-            for kind, slot in zip(rule.common_slots, own, strict=True):
-                check_memory(slot, f"'{kind.name}' of rule {rule.name!r}")
+    if not all_have_memory([slot for var_slots in slots for slot in var_slots]):
+        # The step writes the slots of all variables.
+        for var_slots in slots:
+            for slot_spec, slot in zip(rule.common_slots, var_slots, strict=True):
+                check_memory(slot, f"'{slot_spec.name}' of rule {rule.name!r}")
     pairs = zip(rule.common_slots, slots[0], strict=True)
-    return {kind.name: float(slot.item()) for kind, slot in pairs}
+    return {slot_spec.name: float(slot.item()) for slot_spec, slot in pairs}
 
 
 def per_optimizer(
-    asked: StepRequest,
+    request: StepRequest,
     columns: Columns,
-    known: GradientStats,
-    before: Mapping[str, float],
+    stats: GradientStats,
+    shared_scalars: Mapping[str, float],
     slots: Sequence[Sequence[Tensor]],
 ) -> tuple[Columns, list[Call]]:
-    """The scalars of a step with what a rule makes of sums over all of its variables.
+    """Call `per_optimizer` of a rule; add its results to the scalars of a step.
 
-    A variable that comes twice counts once.
+    If a variable is listed twice, only its first gradient counts.
 
     Args:
-        asked: The step.
-        columns: The scalars of rule and stages.
-        known: Answers what is measured, on the host.
-        before: The numbers per optimizer.
-        slots: Those of each variable of the optimizer that has them.
+        request: The step.
+        columns: The scalars of the rule and the stages.
+        stats: Computes the measures, on the host.
+        shared_scalars: The values of shared slots, by name.
+        slots: The shared slots of each variable of the optimizer.
 
     Returns:
-        The columns, and what writes the slots per optimizer, as functions in C.
+        The scalars with the results, and the calls that write the shared slots.
 
     Raises:
-        RuleError: What the rule makes is no number.
+        RuleError: The rule returns different numbers for different variables.
     """
-    rule = asked.rule
-    given = dict(_scalars_of(columns))
-    first = in_rounds(asked.variables)[0]
+    rule = request.rule
+    arguments = dict(_scalars_of(columns))
+    first_round = in_rounds(request.variables)[0]
     for name, formula in rule.measures.items():
-        sums = vectors.place_like(known.measure(formula, columns), None)
-        given[name] = np.float64(sum_in_order(sums[first]))
-    given |= {name: np.float64(each) for name, each in before.items()}
-    given = bind_arguments(rule, "per_optimizer", given)
+        sums = vectors.place_like(stats.measure(formula, columns), None)
+        arguments[name] = np.float64(sum_in_order(sums[first_round]))
+    arguments |= {name: np.float64(scalar) for name, scalar in shared_scalars.items()}
+    arguments = bind_arguments(rule, "per_optimizer", arguments)
     with np.errstate(all="ignore"):
-        made = rule.per_optimizer(**given)  # pyright: ignore[reportOptionalCall]
-    found = {name: _number(rule, name, each) for name, each in made.items()}
+        outputs = rule.per_optimizer(**arguments)  # pyright: ignore[reportOptionalCall]
+    new_scalars = {name: _number(rule, name, scalar) for name, scalar in outputs.items()}
     names = {slot.name for slot in rule.common_slots}
-    beside = {name: each for name, each in found.items() if name not in names}
-    shared = {dtype: {**own, **beside} for dtype, own in columns.shared.items()}
-    return columns._replace(shared=shared), _writes_of(rule, slots, found, columns.taken)
+    other_scalars = {name: scalar for name, scalar in new_scalars.items() if name not in names}
+    shared = {
+        dtype: {**dtype_scalars, **other_scalars} for dtype, dtype_scalars in columns.shared.items()
+    }
+    return columns._replace(shared=shared), _writes_of(rule, slots, new_scalars, columns.taken)
 
 
 def _scalars_of(columns: Columns) -> Iterator[tuple[str, Any]]:
-    """The scalars of a step in float64, arrays where variables differ."""
-    for name, each in next(iter(columns.shared.values())).items():
-        yield name, np.float64(each.item() if isinstance(each, Tensor) else each)
-    for name, each in columns.separate.items():
-        yield name, vectors.place_like(each, None).astype(np.float64)
+    """Yield the name and the float64 value of each scalar; an array if variables differ."""
+    for name, scalar in next(iter(columns.shared.values())).items():
+        yield name, np.float64(scalar.item() if isinstance(scalar, Tensor) else scalar)
+    for name, scalar in columns.separate.items():
+        yield name, vectors.place_like(scalar, None).astype(np.float64)
 
 
 def _number(rule: Rule, name: str, value: Any) -> float:
+    """Return a result of `per_optimizer` as a float; raise RuleError if variables differ."""
     if not np.ndim(value):
         return float(value)
     if np.all(value == value[0]):
@@ -102,24 +106,24 @@ def _number(rule: Rule, name: str, value: Any) -> float:
 def _writes_of(
     rule: Rule,
     slots: Sequence[Sequence[Tensor]],
-    found: Mapping[str, float],
+    new_scalars: Mapping[str, float],
     taken: Tensor | None,
 ) -> list[Call]:
-    """What writes numbers to the slots of all variables, if the step is taken."""
-    written: list[Tensor] = []
-    moved: list[Tensor] = []
-    for k, kind in enumerate(rule.common_slots):
-        if kind.name in found:
-            known: dict[Any, Tensor] = {}
-            for own in slots:
-                slot = own[k]
+    """Return the calls that write new scalars to the slots of all variables, unless skipped."""
+    targets: list[Tensor] = []
+    new_values: list[Tensor] = []
+    for index, slot_spec in enumerate(rule.common_slots):
+        if slot_spec.name in new_scalars:
+            values: dict[Any, Tensor] = {}
+            for var_slots in slots:
+                slot = var_slots[index]
                 key = slot.dtype, slot.device
-                if key not in known:
-                    known[key] = vectors.as_slot(found[kind.name], slot)
-                written.append(slot)
-                moved.append(known[key])
+                if key not in values:
+                    values[key] = vectors.as_slot(new_scalars[slot_spec.name], slot)
+                targets.append(slot)
+                new_values.append(values[key])
     if taken is not None:
-        pairs = zip(moved, written, strict=True)
-        moved = [torch.where(taken, new, old) for new, old in pairs]
+        pairs = zip(new_values, targets, strict=True)
+        new_values = [torch.where(taken, new, old) for new, old in pairs]
     copy = torch._foreach_copy_  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
-    return [partial(copy, written, moved)] if written else []
+    return [partial(copy, targets, new_values)] if targets else []

@@ -96,6 +96,8 @@ class PlanCaches:
     def one_step(self, name: str) -> ContextSetting:
         """Return the block of a planned step; the block raises if it begins inside another step.
 
+        Call it in the `with` statement itself, as `one_step_at_a_time`.
+
         Args:
             name: The name of the optimizer.
         """

@@ -35,6 +35,9 @@ class Stepping:
 def one_step_at_a_time(owner: Any, title: str, caches: Iterable[Any] = ()) -> ContextSetting:
     """Return the block in which a thread takes a step; the lock of the optimizer is held.
 
+    Call it in the `with` statement itself. A variable would keep the block, and so the `Stepping`,
+    as long as the traceback of an interruption keeps its frame.
+
     Args:
         owner: Its attribute `stepping` is set to a weak reference to a `Stepping`.
         title: The name of the optimizer.

@@ -26,6 +26,7 @@ from thalweg._engines.cpu import kernel_group as engine
 from thalweg._engines.cpu import replay_kernel as replay_kernel
 from thalweg._engines.cpu import scalar_program
 from thalweg._engines.cpu.guard_table import KINDS as KINDS
+from thalweg._engines.cpu.guard_table import GuardedStep as GuardedStep
 from thalweg._engines.cpu.guard_table import GuardTable as GuardTable
 from thalweg._engines.cpu.guard_table import Member as Member
 from thalweg._engines.cpu.guard_table import snapshot as snapshot

@@ -11,7 +11,7 @@ from thalweg._core.gradient_stats import Usual
 from thalweg._core.gradient_transforms import GradientTransforms
 from thalweg._core.replay import Launch
 from thalweg._engines.cpu import replay_global_norm
-from thalweg._engines.cpu.guard_table import norm_routine
+from thalweg._engines.cpu.replay_routines import norm_routine
 
 if TYPE_CHECKING:
     from thalweg._engines.cpu.reductions import Sweep

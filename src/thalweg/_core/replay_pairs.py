@@ -18,6 +18,7 @@ from thalweg._core.plan_cache import CachedPlan
 from thalweg._core.replay import (
     ERRORS,
     KINDS,
+    GuardedStep,
     GuardTable,
     Launches,
     are_small,
@@ -166,16 +167,18 @@ class ReplayedPairs:
         cells = self._launches.cells
         measures, clipping = ((), 0) if self._gradients is None else self._gradients.for_look()
         guards.finish(
-            [(var, grad, cell) for (grad, var), cell in zip(pairs, cells, strict=True)],
-            self._launches.records(),
-            [(counter.data_ptr(), 1, KINDS[counter.dtype]) for counter in self._counters],
-            written,
-            bounds_of(self.planned),
-            numbers,
-            measures,
-            clipping,
-            self._launches.programs,
-            *self._launches.rule_measures(),
+            GuardedStep(
+                [(var, grad, cell) for (grad, var), cell in zip(pairs, cells, strict=True)],
+                self._launches.records(),
+                [(counter.data_ptr(), 1, KINDS[counter.dtype]) for counter in self._counters],
+                written,
+                bounds_of(self.planned),
+                numbers,
+                measures,
+                clipping,
+                self._launches.programs,
+                *self._launches.rule_measures(),
+            )
         )
         self._drop_dicts(attributes)
         return True

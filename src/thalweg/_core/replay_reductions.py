@@ -14,8 +14,8 @@ from torch import Tensor
 from thalweg._core.scalar_tracing import Program
 from thalweg._engines.array_types import Int64
 from thalweg._engines.cpu import scalar_program
-from thalweg._engines.cpu.guard_table import measures_routine
 from thalweg._engines.cpu.openmp import parallel_address
+from thalweg._engines.cpu.replay_routines import measures_routine
 
 if TYPE_CHECKING:
     from thalweg._engines.protocol import Dtype, Stages

@@ -1,4 +1,4 @@
-"""What happens to the gradients of a step that is taken in one call: the scalars of its stages."""
+"""Transforms of the gradients of a replayed step: norms, and the scalars of their stages."""
 
 from __future__ import annotations
 
@@ -27,110 +27,127 @@ Scalars = Mapping[Dtype, Mapping[str, Any]]
 
 
 class _RepeatedStats(GradientStats):
-    """What is known of gradients that are measured again and again."""
+    """Statistics of gradients, reset at each replay."""
 
     def forget(self) -> None:
-        """Forget what was measured: other gradients follow, of the same variables."""
+        """Drop the results for the last gradients; keep what depends on the variables only."""
         self._sums = {}
-        for name in _MEASURED & vars(self).keys():
+        for name in _GRADIENT_FIELDS & vars(self).keys():
             del vars(self)[name]
 
 
-_OF_VARIABLES = {"_narrow", "_norm_dtype"}
-_LAZY = {name for name, each in vars(GradientStats).items() if isinstance(each, lazy)}
-_MEASURED = _LAZY - _OF_VARIABLES
-_NO_FACTOR = {"clip_scale": 1.0, "clip_unit": 1.0}  # until the call that takes the step makes it
+_VARIABLE_FIELDS = {"_narrow", "_norm_dtype"}
+_LAZY = {name for name, member in vars(GradientStats).items() if isinstance(member, lazy)}
+_GRADIENT_FIELDS = _LAZY - _VARIABLE_FIELDS
+# Placeholders: the native call computes the clip factor.
+_NO_FACTOR = {"clip_scale": 1.0, "clip_unit": 1.0}
 
 
 class NotMeasured(RuntimeError):
     """Raised if a needed statistic was not computed; a planned step computes it."""
 
 
-def is_clipped_in_call(how: GradientTransforms) -> bool:
-    """Return whether the call that takes a step makes all that depends on its gradients."""
-    if how.clipnorm is not None or how.trust is not None:
+def is_clipped_in_call(transforms: GradientTransforms) -> bool:
+    """Return whether the native call computes all scalars that depend on gradients."""
+    if transforms.clipnorm is not None or transforms.trust is not None:
         return False
-    return not how.measured or _is_norm_alone(how)
+    return not transforms.measured or _is_norm_alone(transforms)
 
 
-def _is_norm_alone(how: GradientTransforms) -> bool:
-    """Return whether the common norm is all that is measured of gradients."""
-    return how.measured == (gradient_squares,) and how.global_clipnorm is not None
+def _is_norm_alone(transforms: GradientTransforms) -> bool:
+    """Return whether the global norm is the only measure of gradients."""
+    return transforms.measured == (gradient_squares,) and transforms.global_clipnorm is not None
 
 
 class ReplayedTransforms:
-    """The gradients of a step, and what was measured of them.
+    """Transforms of gradients in a replayed step.
 
     Args:
-        plans: The step: its plans, one after the other.
-        launches: Its kernels.
+        plans: The plans of the step's rules.
+        launches: The kernels of the step.
         how: What happened to its gradients.
 
     Attributes:
-        part: The part of a step that is left, after `measure`.
+        part: The part of a step to replay after `measure`, a constant of `replay_kernel`.
+
+    Raises:
+        NotMeasured: The transforms cannot be replayed.
     """
 
     def __init__(
-        self, plans: Sequence[CachedPlan], launches: Launches, how: GradientTransforms
+        self, plans: Sequence[CachedPlan], launches: Launches, transforms: GradientTransforms
     ) -> None:
-        asked = {"clip_divisor": how.clipnorm, "trust_factor": how.trust}
-        self._separate = {name for name, each in asked.items() if each is not None}
-        apart = launches.all if self._separate else ()
-        if any(each.measures is not None for each in apart):
+        arguments = {"clip_divisor": transforms.clipnorm, "trust_factor": transforms.trust}
+        self._separate = {name for name, argument in arguments.items() if argument is not None}
+        separate_launches = launches.all if self._separate else ()
+        if any(launch.measures is not None for launch in separate_launches):
             raise NotMeasured
-        self._rows = [_SeparateRows(each, self._separate) for each in apart]
-        self._variables = [var for each in plans for var in each.request.variables]
-        self._dtypes = {dtype for each in plans for dtype in plan_of(each).dtypes}
-        self._asked = how.measured, how.first
+        self._rows = [_SeparateRows(launch, self._separate) for launch in separate_launches]
+        self._variables = [var for plan in plans for var in plan.request.variables]
+        self._dtypes = {dtype for plan in plans for dtype in plan_of(plan).dtypes}
+        self._formulas_and_stages = transforms.measured, transforms.first
         self._sweeps: list[tuple[list[int], Dtype, Sweep]] = []
-        self._norm: ReplayedGlobalNorm | None = None  # where that is all that is measured
+        # Set if the global norm is the only measure.
+        self._norm: ReplayedGlobalNorm | None = None
         self.part = replay_kernel.WHOLE
-        if how.measured:
-            if not all(plan_of(each).measures_in_place for each in plans):
+        if transforms.measured:
+            if not all(plan_of(plan).measures_in_place for plan in plans):
                 raise NotMeasured
             self._sweeps = [
-                (each.members, each.dtype, each.group.sweep(*self._asked, each.base))
-                for each in launches.all
+                (
+                    launch.members,
+                    launch.dtype,
+                    launch.group.sweep(*self._formulas_and_stages, launch.base),
+                )
+                for launch in launches.all
             ]
-            sweeps = [each for *_, each in self._sweeps]
-            self._large = [(k, each) for k, each in enumerate(sweeps) if not each.is_serial]
-            if not self._separate and _is_norm_alone(how):
+            sweeps = [sweep for *_, sweep in self._sweeps]
+            self._large = [
+                (index, sweep) for index, sweep in enumerate(sweeps) if not sweep.is_serial
+            ]
+            if not self._separate and _is_norm_alone(transforms):
                 self._norm = ReplayedGlobalNorm(launches.all, sweeps, len(self._variables))
-        self._set(how)
+        self._set(transforms)
 
-    def _set(self, how: GradientTransforms) -> None:
-        if how.clip_factor is not None or (how.unscaling is not None and len({*how.unscaling}) > 1):
+    def _set(self, transforms: GradientTransforms) -> None:
+        if transforms.clip_factor is not None or (
+            transforms.unscaling is not None and len({*transforms.unscaling}) > 1
+        ):
             raise NotMeasured
         columns = Columns({dtype: {} for dtype in self._dtypes}, {})
-        known = _RepeatedStats(how, self, self._variables, columns, (), False)
+        stats = _RepeatedStats(transforms, self, self._variables, columns, (), False)
         for _, dtype, sweep in self._sweeps:
             if sweep.kernel.scalars:
-                _set_rows(sweep.kernel, sweep.rows, how, dtype)
-        beside: dict[str, Any] = {}
+                _set_rows(sweep.kernel, sweep.rows, transforms, dtype)
+        shared: dict[str, Any] = {}
         if self._norm is not None:
-            self._norm.set(how, known.usual)
-            beside = _NO_FACTOR
-        if how.unscaling is not None:
-            beside = {"unscaling": how.unscaling[0], **beside}
-        # What is known before gradients are.
-        self._shared = {dtype: {**beside, **how.shared(dtype)} for dtype in self._dtypes}
-        self._of = how, known
+            self._norm.set(transforms, stats.usual)
+            shared = _NO_FACTOR
+        if transforms.unscaling is not None:
+            shared = {"unscaling": transforms.unscaling[0], **shared}
+        # Scalars that do not depend on gradients.
+        self._shared = {dtype: {**shared, **transforms.shared(dtype)} for dtype in self._dtypes}
+        self._transforms, self._stats = transforms, stats
 
     def last_norm(self, taken: int) -> tuple[float, float] | None:
         """Return the global norm and clip factor of a replayed step, or None if not computed."""
         return None if self._norm is None else self._norm.last_norm(taken)
 
     def spans(self) -> dict[int, tuple[int, int, int]]:
-        """Give sweeps chunks whose lengths may change; return those of each variable by index."""
-        found: dict[int, tuple[int, int, int]] = {}
+        """Have each sweep read a copy of its work table, whose lengths a step may set to 0.
+
+        Returns:
+            The span of each variable's chunks (see `Member`), by the index of the variable.
+        """
+        spans: dict[int, tuple[int, int, int]] = {}
         for members, _, sweep in self._sweeps:
             chunks = sweep.copy_chunks()
-            for at, member in enumerate(members):
-                found[member] = span_of(chunks, sweep.chunks, at)
-        return found
+            for position, member in enumerate(members):
+                spans[member] = span_of(chunks, sweep.chunks, position)
+        return spans
 
     def leave_out_absent(self, switches: tuple[int, int]) -> None:
-        """Have the common norm leave out gradients that are not there.
+        """Have the global norm leave out missing gradients.
 
         Args:
             switches: As `GuardTable.gradient_switches`.
@@ -139,108 +156,108 @@ class ReplayedTransforms:
             self._norm.set_switches(*switches)
 
     def for_look(self) -> tuple[list[tuple[int, int, int, int]], int]:
-        """The last of what `GuardTable.finish` is given."""
-        measures = [(each.kernel.address, each.address, 0, 1) for *_, each in self._sweeps]
+        """Return `measures` and `clipping` of `GuardedStep`."""
+        measures = [(sweep.kernel.address, sweep.address, 0, 1) for *_, sweep in self._sweeps]
         return measures, 0 if self._norm is None else self._norm.address
 
     def measure(
         self,
-        how: GradientTransforms,
-        found: GuardTable,
-        begun: int,
+        transforms: GradientTransforms,
+        guards: GuardTable,
+        taken: int,
         pairs: list[Any] | None = None,
         is_beyond: bool = False,
     ) -> int:
-        """Measure what the scalars of the stages are made of, if all is as it was.
+        """Compute the norms that scalars of the stages depend on, if all guards hold.
 
         Args:
-            how: What happens to gradients.
-            found: The step.
-            begun, pairs: As `taken` and `pairs` of `GuardTable.take`.
-            is_beyond: Whether the step was found to be `replay_kernel.BEYOND`.
+            transforms: The transforms of this step.
+            guards: The guard table of the step.
+            taken, pairs: As `taken` and `pairs` of `GuardTable.take`.
+            is_beyond: The native call has returned `replay_kernel.BEYOND` for this step.
 
         Returns:
-            0; else what is not as it was.
+            0, or a constant of `replay_kernel` for the first difference.
         """
-        if how is not self._of[0]:
-            if how.stages != self._of[0].stages:
+        if transforms is not self._transforms:
+            if transforms.stages != self._transforms.stages:
                 return replay_kernel.OTHER_STEP
-            self._set(how)
-        if not how.measured:
+            self._set(transforms)
+        if not transforms.measured:
             return 0
-        for place, sweep in self._large:
+        for index, sweep in self._large:
             count = sweep.threads()
-            found.measures[place, 2:] = parallel_address() if count > 1 else 0, count
+            guards.measures[index, 2:] = parallel_address() if count > 1 else 0, count
         if self._norm is None or is_beyond:
             self.part = replay_kernel.UPDATE
-            return found.take(pairs, begun, replay_kernel.MEASURE)
+            return guards.take(pairs, taken, replay_kernel.MEASURE)
         self.part = replay_kernel.CLIPPED
         return 0
 
     def scalars(
-        self, seen: Callable[[GradientStats], None] | None = None
+        self, report: Callable[[GradientStats], None] | None = None
     ) -> tuple[Scalars, Mapping[str, Any]]:
-        """The scalars of the stages: those of each dtype, and those of each variable.
+        """Return the scalars of the stages: those of each dtype, and those of each variable.
 
         Args:
-            seen: Optional function that receives the statistics of the gradients.
+            report: Optional function that receives the statistics of the gradients.
 
         Raises:
-            NotMeasured: Something is beyond usual numbers.
+            NotMeasured: A norm is too large or too small for the replay.
         """
         if self.part != replay_kernel.UPDATE:
             return self._shared, {}
-        _, known = self._of
-        known.forget()
-        separate = dict(known.separate)
+        stats = self._stats
+        stats.forget()
+        separate = dict(stats.separate)
         separate.pop("unscaling", None)
         if not separate.keys() <= self._separate:
             raise NotMeasured
-        if seen is not None:
-            seen(known)
+        if report is not None:
+            report(stats)
         return {
-            dtype: {**own, **known.shared(dtype)} for dtype, own in self._shared.items()
+            dtype: {**shared, **stats.shared(dtype)} for dtype, shared in self._shared.items()
         }, separate
 
     def set_separate(self, separate: Mapping[str, Any]) -> None:
-        """Set the scalars of each variable, after those that all have in common."""
-        for each in self._rows:
-            each.set(separate)
+        """Set the scalars that differ between variables; call it after the shared ones are set."""
+        for rows in self._rows:
+            rows.set(separate)
 
-    # What `GradientTransforms.known` asks.
+    # Interface of `StepPlan` for `GradientStats`.
 
     def compute_sums(
         self, formulas: Formulas, stages: Stages, columns: Columns
     ) -> Sequence[Float64]:
-        """See `Ready`; of what was measured."""
-        if (formulas, stages) != self._asked:
+        """Return the sums that `measure` has computed; see `StepPlan`."""
+        if (formulas, stages) != self._formulas_and_stages:
             raise NotMeasured
         if len(self._sweeps) == 1 and len(self._sweeps[0][0]) == len(self._variables):
             return list(self._sweeps[0][2].sums().T)
-        made = np.zeros((len(self._variables), len(formulas)), np.float64)
+        sums = np.zeros((len(self._variables), len(formulas)), np.float64)
         for members, _, sweep in self._sweeps:
-            made[members] = sweep.sums()
-        return list(made.T)
+            sums[members] = sweep.sums()
+        return list(sums.T)
 
     def sums_on_device(
         self, formulas: Formulas, stages: Stages, columns: Columns
     ) -> Sequence[Tensor] | None:
-        """See `Ready`: the host is where they are."""
+        """Return None: sums are on the host."""
 
     def max_abs(self) -> Float64:
-        """See `Ready`; nobody asks."""
+        """Raise `NotMeasured`; replayed steps do not check numerics."""
         raise NotMeasured
 
-    def max_abs_on_device(self, wanted: Tensor) -> Tensor | None:
-        """See `Ready`: the host is where they are."""
+    def max_abs_on_device(self, is_checked: Tensor) -> Tensor | None:
+        """Return None: sums are on the host."""
 
 
 class _SeparateRows:
-    """A row of scalars for each variable that a kernel updates.
+    """Rows of scalars of a kernel, one for each variable.
 
     Args:
         launch: The kernel.
-        names: Of the scalars that differ.
+        names: The names of the scalars that differ between variables.
     """
 
     def __init__(self, launch: Launch, names: Collection[str]) -> None:
@@ -254,7 +271,10 @@ class _SeparateRows:
             self._rows[:, column] = separate[name][self._members]
 
 
-def _set_rows(kernel: Compiled, rows: Float64, how: GradientTransforms, dtype: Dtype) -> None:
-    shared = how.shared(dtype)
-    unscaling = how.unscaling
+def _set_rows(
+    kernel: Compiled, rows: Float64, transforms: GradientTransforms, dtype: Dtype
+) -> None:
+    """Write the scalars of the stages to the first row of a measuring kernel."""
+    shared = transforms.shared(dtype)
+    unscaling = transforms.unscaling
     rows[0] = [unscaling[0] if name == "unscaling" else shared[name] for name in kernel.scalars]

@@ -43,12 +43,13 @@ from thalweg._core.step_scalars import columns_of, processed
 from thalweg._core.validation import check_memories, check_numerics, sparse_and_constrained
 from thalweg._core.vectors import is_host
 from thalweg._engines import check_scalars
-from thalweg._engines.protocol import Copies, StepPlan, StepRequest, WriteRound
+from thalweg._engines.protocol import Columns, Copies, StepPlan, StepRequest, WriteRound
 from thalweg.errors import FailedPreconditionError
 from thalweg.formula import Rule
 from thalweg.indexed_slices import IndexedSlices, values_of
 
 if TYPE_CHECKING:
+    from thalweg._core.gradient_stats import GradientStats
     from thalweg._engines.staged_step import StagedStep
 
 
@@ -311,62 +312,17 @@ def _execute_step(
         is_new: Check the scalars; a rebound plan has done so before.
     """
     request, plan, scalar_slots, _, shaped_slots = cached_plan
-    rule = request.rule
     guard = None
-    if rule.calls_users:
+    if request.rule.calls_users:
         guard = MemoryGuard(_local_request(adapter, request), scalar_slots, shaped_slots)
-    measures = plan if adapter.sharing is None else adapter.sharing.measure_whole(plan, request)
     try:
-        if is_checked:
-            check_numerics(measures.max_abs(), request.titles)
-        groups = adapter.group_variables(request.variables, request.gradients)
-        column_args = groups, adapter.scalars_of, plan.dtypes, request.variables
-        if adapter.there is None:
-            columns = columns_of(*column_args)
-        else:
-            columns = device_columns(*column_args, adapter.there)._replace(taken=adapter.taken)
-        decision, state_writes, stats = Decision(True, []), list[Call](), None
-        reductions = tuple(rule.measures.values())
-        if transforms or reductions or rule.levels or rule.per_optimizer is not None:
-            # User functions receive NumPy arrays, so reductions must be on the host.
-            on_host = rule.calls_users or rule.per_optimizer is not None
-            if transforms.decide is not None:
-                on_host = on_host or not (is_last and _can_decide_on_device(adapter, request, plan))
-            formulas = () if rule.passes else reductions
-            with importing:
-                from thalweg._core.gradient_stats import known_of
-            stats = known_of(transforms, measures, request.variables, columns, formulas, on_host)
-            columns = processed(columns, stats, plan.dtypes)
-            decision = stats.decision()
-            if isinstance(decision.taken, Tensor):
-                adapter.taken = decision.taken
-                columns = columns._replace(taken=decision.taken)
-            elif not decision.taken:
-                return _skip_step(adapter, decision)
-        if rule.passes:
-            state_writes += cast("StagedStep", plan).run_passes(columns, shaped_slots)
-        if stats is not None and rule.passes:
-            # Passes change the tensors that these reductions read.
-            stats.want(reductions)
-        if stats is not None and rule.per_optimizer is not None:
-            with importing:
-                from thalweg._core.optimizer_reductions import per_optimizer
-            if not adapter.sees_all:
-                raise FailedPreconditionError(
-                    f"Rule {rule.name!r} adds up over all variables of a step, and cannot update"
-                    " them one by one."
-                )
-            shared_scalars = adapter.in_common, adapter.common_slots
-            columns, reduction_writes = per_optimizer(request, columns, stats, *shared_scalars)
-            state_writes += reduction_writes
-        if stats is not None and rule.all_levels:
-            with importing:
-                from thalweg._core.variable_reductions import per_variable
-            columns, reduction_writes = per_variable(request, scalar_slots, columns, stats)
-            state_writes += reduction_writes
+        columns, decision, stats = _reduce(adapter, request, plan, transforms, is_last, is_checked)
+        if not isinstance(decision.taken, Tensor) and not decision.taken:
+            return _skip_step(adapter, decision)
+        columns, state_writes = _run_passes(adapter, cached_plan, columns, stats)
         if is_new:
             for values in columns.shared.values():
-                check_scalars(rule, {**values, **columns.separate})
+                check_scalars(request.rule, {**values, **columns.separate})
         counters = [*state_writes, *decision.calls, *adapter.ending]
         callbacks: list[PostUpdateCall] = []
         if is_last:
@@ -385,6 +341,86 @@ def _execute_step(
             plan.release_gradients()
         else:
             adapter.gathered.hold(plan)
+
+
+def _reduce(
+    adapter: StepAdapter,
+    request: StepRequest,
+    plan: StepPlan,
+    transforms: GradientTransforms,
+    is_last: bool,
+    is_checked: bool,
+) -> tuple[Columns, Decision, GradientStats | None]:
+    """Compute reductions of the gradients; decide whether to take the step.
+
+    Returns:
+        The scalars, the decision, and the reductions; None if the step has none.
+    """
+    measures = plan if adapter.sharing is None else adapter.sharing.measure_whole(plan, request)
+    if is_checked:
+        check_numerics(measures.max_abs(), request.titles)
+    groups = adapter.group_variables(request.variables, request.gradients)
+    column_args = groups, adapter.scalars_of, plan.dtypes, request.variables
+    if adapter.there is None:
+        columns = columns_of(*column_args)
+    else:
+        columns = device_columns(*column_args, adapter.there)._replace(taken=adapter.taken)
+    rule = request.rule
+    if not (transforms or rule.measures or rule.levels or rule.per_optimizer is not None):
+        return columns, Decision(True, []), None
+    # User functions receive NumPy arrays, so reductions must be on the host.
+    on_host = rule.calls_users or rule.per_optimizer is not None
+    if transforms.decide is not None:
+        on_host = on_host or not (is_last and _can_decide_on_device(adapter, request, plan))
+    formulas = () if rule.passes else tuple(rule.measures.values())
+    with importing:
+        from thalweg._core.gradient_stats import known_of
+    stats = known_of(transforms, measures, request.variables, columns, formulas, on_host)
+    columns = processed(columns, stats, plan.dtypes)
+    decision = stats.decision()
+    if isinstance(decision.taken, Tensor):
+        adapter.taken = decision.taken
+        columns = columns._replace(taken=decision.taken)
+    return columns, decision, stats
+
+
+def _run_passes(
+    adapter: StepAdapter, cached_plan: CachedPlan, columns: Columns, stats: GradientStats | None
+) -> tuple[Columns, list[Call]]:
+    """Run pre-update passes and the rule's functions of reductions.
+
+    Returns:
+        The scalars with the results of these functions, and the calls that write state.
+
+    Raises:
+        FailedPreconditionError: The rule adds up over all variables, which this step lacks.
+    """
+    request, plan, scalar_slots, _, shaped_slots = cached_plan
+    rule, state_writes = request.rule, list[Call]()
+    if rule.passes:
+        state_writes += cast("StagedStep", plan).run_passes(columns, shaped_slots)
+    if stats is None:
+        return columns, state_writes
+    if rule.passes:
+        # Passes change the tensors that these reductions read.
+        stats.want(tuple(rule.measures.values()))
+    if rule.per_optimizer is not None:
+        with importing:
+            from thalweg._core.optimizer_reductions import per_optimizer
+        if not adapter.sees_all:
+            raise FailedPreconditionError(
+                f"Rule {rule.name!r} adds up over all variables of a step, and cannot update"
+                " them one by one."
+            )
+        shared_scalars = adapter.in_common, adapter.common_slots
+        columns, writes = per_optimizer(request, columns, stats, *shared_scalars)
+        state_writes += writes
+    if rule.all_levels:
+        with importing:
+            from thalweg._core.variable_reductions import per_variable
+        columns, writes = per_variable(request, scalar_slots, columns, stats)
+        state_writes += writes
+    return columns, state_writes
 
 
 def _can_decide_on_device(adapter: StepAdapter, request: StepRequest, plan: StepPlan) -> bool:

@@ -1,4 +1,4 @@
-"""What a rule makes of its measures: numbers of each variable, level by level."""
+"""Scalars that a rule computes for each variable from its measures, level by level."""
 
 from __future__ import annotations
 
@@ -26,96 +26,111 @@ if TYPE_CHECKING:
 
 
 def per_variable(
-    asked: StepRequest,
+    request: StepRequest,
     scalar_slots: Sequence[Sequence[Tensor]],
     columns: Columns,
-    known: GradientStats,
+    stats: GradientStats,
 ) -> tuple[Columns, list[Call]]:
-    """The same with what a rule makes of its measures, level by level.
+    """Call `per_variable` of each level of a rule; add its results to the scalars of a step.
 
-    A variable that comes twice is measured once; its scalar slots move twice.
+    A variable that is listed twice is measured once, and its scalar slots are updated twice.
 
     Args:
-        asked: The step.
+        request: The step.
         scalar_slots: For each variable its slots of shape (), in the rule's order.
-        columns: The scalars of rule and stages.
-        known: Answers what is measured.
+        columns: The scalars of the rule and the stages.
+        stats: Computes the measures.
 
     Returns:
-        The columns, and what writes the scalar slots, as functions in C.
+        The scalars with the results, and the calls that write the scalar slots.
     """
-    rule = asked.rule
-    slots = {id(slot): slot.detach() for own in scalar_slots for slot in own}
-    now: dict[int, Any] = {}
-    for number, level in enumerate(rule.all_levels):
-        if number or rule.per_variable is None:  # those of the first are known to be wanted
-            known.want(tuple(level.measures.values()), columns)
-        measures = {name: known.measure(each, columns) for name, each in level.measures.items()}
-        there = next((each.device for each in measures.values() if isinstance(each, Tensor)), None)
-        if not now:
-            if there is None:
-                _check_numbers(asked, scalar_slots)
-            # The scalar slots as they are in the course of the step.
-            now = {key: slot.item() if there is None else slot for key, slot in slots.items()}
-        columns = _leveled(level, asked, scalar_slots, columns, measures, now, there)
-    return columns, _writes_of(slots, now, columns.taken) if slots else []
+    rule = request.rule
+    slots = {id(slot): slot.detach() for var_slots in scalar_slots for slot in var_slots}
+    slot_values: dict[int, Any] = {}
+    for index, level in enumerate(rule.all_levels):
+        # The measures of the first level have been requested already.
+        if index or rule.per_variable is None:
+            stats.want(tuple(level.measures.values()), columns)
+        measures = {
+            name: stats.measure(formula, columns) for name, formula in level.measures.items()
+        }
+        device = next((sums.device for sums in measures.values() if isinstance(sums, Tensor)), None)
+        if not slot_values:
+            if device is None:
+                _check_numbers(request, scalar_slots)
+            # Later levels read the values that earlier ones have returned.
+            slot_values = {
+                key: slot.item() if device is None else slot for key, slot in slots.items()
+            }
+        columns = _leveled(level, request, scalar_slots, columns, measures, slot_values, device)
+    return columns, _writes_of(slots, slot_values, columns.taken) if slots else []
 
 
 def _leveled(
     level: Level,
-    asked: StepRequest,
+    request: StepRequest,
     scalar_slots: Sequence[Sequence[Tensor]],
     columns: Columns,
     measures: Mapping[str, Any],
-    now: dict[int, Any],
-    there: Device,
+    slot_values: dict[int, Any],
+    device: Device,
 ) -> Columns:
-    """The columns with what a level makes; `now` becomes what it makes of slots."""
-    rule, variables = asked.rule, asked.variables
+    """Call `per_variable` of a level; return the scalars with its results.
+
+    Args:
+        level: The level.
+        request, scalar_slots, columns: As of `per_variable`.
+        measures: The measures of the level, for each variable.
+        slot_values: The values of scalar slots, by the `id` of the slot. They are updated in place.
+        device: The device on which the scalars are computed; None for the host.
+    """
+    rule, variables = request.rule, request.variables
     names = [slot.name for slot in rule.measured_slots]
-    found: dict[str, list[Any]] = {}
+    scalars: dict[str, list[Any]] = {}
     dtypes = [compute_dtype(var.dtype) for var in variables]
     for members in _in_turn(variables, dtypes):
         dtype = dtypes[members[0]]
-        given = _scalars_of_members(columns, measures, members, dtype, there)
-        for place, name in enumerate(names):
-            own = [now[id(scalar_slots[i][place])] for i in members]
-            given[name] = vectors.round_to(vectors.join_numbers(own, there), dtype, there)
-        given = bind_arguments(rule, "per_variable", given, level.per_variable)
-        given = {name: vectors.number(each, there) for name, each in given.items()}
+        arguments = _scalars_of_members(columns, measures, members, dtype, device)
+        for position, name in enumerate(names):
+            numbers = [slot_values[id(scalar_slots[member][position])] for member in members]
+            arguments[name] = vectors.round_to(vectors.join_numbers(numbers, device), dtype, device)
+        arguments = bind_arguments(rule, "per_variable", arguments, level.per_variable)
+        arguments = {name: vectors.number(value, device) for name, value in arguments.items()}
         with np.errstate(all="ignore"):
-            made = level.per_variable(**given)  # pyright: ignore[reportOptionalCall]
-        for name, value in made.items():
-            values = vectors.split_numbers(_over(rule, name, value, dtype, len(members), there))
+            outputs = level.per_variable(**arguments)  # pyright: ignore[reportOptionalCall]
+        for name, value in outputs.items():
+            values = vectors.split_numbers(_over(rule, name, value, dtype, len(members), device))
             if name in names:
-                place = names.index(name)
-                keys = (id(scalar_slots[i][place]) for i in members)
-                now |= zip(keys, values, strict=True)
+                position = names.index(name)
+                keys = (id(scalar_slots[member][position]) for member in members)
+                slot_values |= zip(keys, values, strict=True)
             else:
-                of_all = found.setdefault(name, [values[0]] * len(variables))
-                for i, each in zip(members, values, strict=True):
-                    of_all[i] = each
+                var_values = scalars.setdefault(name, [values[0]] * len(variables))
+                for member, number in zip(members, values, strict=True):
+                    var_values[member] = number
     separate = {**columns.separate}
-    separate |= {name: vectors.join_numbers(each, there) for name, each in found.items()}
+    separate |= {name: vectors.join_numbers(numbers, device) for name, numbers in scalars.items()}
     return columns._replace(separate=separate)
 
 
-def _check_numbers(asked: StepRequest, scalar_slots: Sequence[Sequence[Tensor]]) -> None:
+def _check_numbers(request: StepRequest, scalar_slots: Sequence[Sequence[Tensor]]) -> None:
     """Raise if storages of scalar slots were cut, or are memory that may only be read.
 
     Raises:
         LayoutError: Names the first.
     """
-    slots = [slot for own in scalar_slots for slot in own]
-    kinds = [kind.name for kind in asked.rule.measured_slots]
+    slots = [slot for var_slots in scalar_slots for slot in var_slots]
+    slot_names = [kind.name for kind in request.rule.measured_slots]
 
     def name_of(index: int) -> str:
-        return f"{kinds[index % len(kinds)]} of {asked.titles[index // len(kinds)]}"
+        return (
+            f"{slot_names[index % len(slot_names)]} of {request.titles[index // len(slot_names)]}"
+        )
 
     if not all_have_memory(slots):
         for index, slot in enumerate(slots):
-            title = asked.titles[index // len(kinds)]
-            check_memory(slot, f"'{kinds[index % len(kinds)]}' of '{title}'")
+            title = request.titles[index // len(slot_names)]
+            check_memory(slot, f"'{slot_names[index % len(slot_names)]}' of '{title}'")
     check_numbers_writable(slots, name_of)
 
 
@@ -124,36 +139,45 @@ def _scalars_of_members(
     measures: Mapping[str, object],
     members: list[int],
     dtype: Dtype,
-    there: Device,
+    device: Device,
 ) -> dict[str, object]:
-    """The scalars of a rule and its measures, for some variables of one dtype."""
-    given = vectors.rounded(columns.shared[dtype], dtype)
-    for name, each in columns.separate.items():
-        given[name] = vectors.round_to(vectors.pick_members(each, members), dtype, there)
-    return given | {name: vectors.pick_members(each, members) for name, each in measures.items()}
+    """Return the scalars and measures of some variables of one dtype, by name."""
+    scalars = vectors.rounded(columns.shared[dtype], dtype)
+    for name, values in columns.separate.items():
+        scalars[name] = vectors.round_to(vectors.pick_members(values, members), dtype, device)
+    return scalars | {
+        name: vectors.pick_members(values, members) for name, values in measures.items()
+    }
 
 
-def _writes_of(slots: Mapping[int, Tensor], now: Mapping[int, object], taken: Any) -> list[Call]:
-    """What writes numbers to scalar slots, both by `id` of the slot, if the step is taken."""
-    moved = [vectors.as_slot(now[key], slot) for key, slot in slots.items()]
+def _writes_of(
+    slots: Mapping[int, Tensor], slot_values: Mapping[int, object], taken: Any
+) -> list[Call]:
+    """Return the calls that write new values to scalar slots, unless the step is skipped.
+
+    Args:
+        slots, slot_values: The slots and their new values, both by the `id` of the slot.
+        taken: A bool tensor, or None if the step is certainly taken.
+    """
+    new_values = [vectors.as_slot(slot_values[key], slot) for key, slot in slots.items()]
     if taken is not None:
-        pairs = zip(moved, slots.values(), strict=True)
-        moved = [torch.where(taken, each, slot) for each, slot in pairs]
+        pairs = zip(new_values, slots.values(), strict=True)
+        new_values = [torch.where(taken, new_value, slot) for new_value, slot in pairs]
     copy = torch._foreach_copy_  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
-    return [partial(copy, list(slots.values()), moved)]
+    return [partial(copy, list(slots.values()), new_values)]
 
 
 def _in_turn(variables: Sequence[Tensor], dtypes: Sequence[Dtype]) -> Iterator[list[int]]:
-    """Positions of variables that are computed alike, each variable once, the first ones first."""
-    for own in in_rounds(variables):
-        for dtype in dict.fromkeys(dtypes[index] for index in own):
-            yield [index for index in own if dtypes[index] == dtype]
+    """Yield the indices of variables of one dtype; a repeated variable comes in later lists."""
+    for round_members in in_rounds(variables):
+        for dtype in dict.fromkeys(dtypes[index] for index in round_members):
+            yield [index for index in round_members if dtypes[index] == dtype]
 
 
-def _over(rule: Rule, name: str, value: object, dtype: Dtype, count: int, there: Device) -> object:
-    """What `per_variable` made of a name, a vector over the variables."""
+def _over(rule: Rule, name: str, value: object, dtype: Dtype, count: int, device: Device) -> object:
+    """Return a result of `per_variable` as a vector over `count` variables; raise RuleError."""
     try:
-        return vectors.spread_over(value, dtype, count, there)
+        return vectors.spread_over(value, dtype, count, device)
     except (RuntimeError, TypeError, ValueError):
         raise RuleError(
             f"per_variable of rule {rule.name!r} made {name} of {value!r}; expected a number, or an"

@@ -34,7 +34,7 @@ class Part(Protocol):
     @property
     def written(self) -> Sequence[Tensor]: ...
 
-    def try_rebind(self, asked: StepRequest, bounds: Int64) -> bool:
+    def try_rebind(self, request: StepRequest, bounds: Int64) -> bool:
         """As `Ready.try_rebind`; no gradient may lie in memory with these bounds."""
         ...
 
@@ -71,21 +71,21 @@ class CompositeStep:
         parts: Those of all rounds.
     """
 
-    def __init__(self, asked: StepRequest, rounds: Sequence[Parts]) -> None:
-        self._count = len(asked.variables)
+    def __init__(self, request: StepRequest, rounds: Sequence[Parts]) -> None:
+        self._count = len(request.variables)
         self._rounds = rounds
         self.parts = [part for parts in rounds for part in parts]
         self.is_single = len(rounds) == 1
         self.dtypes: tuple[Dtype, ...] = tuple(
-            dict.fromkeys(layout.compute_dtype(var.dtype) for var in asked.variables)
+            dict.fromkeys(layout.compute_dtype(var.dtype) for var in request.variables)
         )
         self._bounds = layout.runs_of([each for _, part in self.parts for each in part.written])
 
-    def try_rebind(self, asked: StepRequest) -> bool:
+    def try_rebind(self, request: StepRequest) -> bool:
         """See `Ready`."""
-        if not self.is_single or len(asked.variables) != self._count:
+        if not self.is_single or len(request.variables) != self._count:
             return False
-        if all(part.try_rebind(share_of(asked, own), self._bounds) for own, part in self.parts):
+        if all(part.try_rebind(share_of(request, own), self._bounds) for own, part in self.parts):
             return True
         self.release_gradients()
         return False
@@ -132,7 +132,7 @@ class CompositeStep:
             found[own] = part.max_abs()
         return found
 
-    def max_abs_on_device(self, wanted: Tensor) -> None:
+    def max_abs_on_device(self, is_checked: Tensor) -> None:
         """See `Ready`."""
 
     def make_rounds(self, columns: Columns) -> Iterator[WriteRound]:
@@ -150,21 +150,21 @@ class CompositeStep:
             part.release_gradients()
 
 
-def share_of(asked: StepRequest, members: Sequence[int]) -> StepRequest:
+def share_of(request: StepRequest, members: Sequence[int]) -> StepRequest:
     """The share of some of the variables in a step."""
 
     def pick_members(each: Sequence[object]) -> list[Any]:
         return [each[index] for index in members]
 
-    return asked._replace(
-        variables=pick_members(asked.variables),
-        gradients=pick_members(asked.gradients),
-        slots=pick_members(asked.slots) if asked.slots else (),
-        titles=pick_members(asked.titles) if asked.titles else (),
-        copies=None if asked.copies is None else pick_members(asked.copies),
-        vectors=pick_members(asked.vectors) if asked.vectors else (),
-        places=pick_members(asked.places) if asked.places else (),
-        short=pick_members(asked.short) if asked.short else (),
+    return request._replace(
+        variables=pick_members(request.variables),
+        gradients=pick_members(request.gradients),
+        slots=pick_members(request.slots) if request.slots else (),
+        titles=pick_members(request.titles) if request.titles else (),
+        copies=None if request.copies is None else pick_members(request.copies),
+        vectors=pick_members(request.vectors) if request.vectors else (),
+        places=pick_members(request.places) if request.places else (),
+        short=pick_members(request.short) if request.short else (),
     )
 
 
@@ -175,13 +175,13 @@ class Staying:
         asked: The step.
     """
 
-    def __init__(self, asked: StepRequest) -> None:
-        self.asked = asked
+    def __init__(self, request: StepRequest) -> None:
+        self.asked = request
         self.runs: dict[int, int] = {}
 
-    def take_share(self, asked: StepRequest, own: Sequence[int]) -> StepRequest:
+    def take_share(self, request: StepRequest, own: Sequence[int]) -> StepRequest:
         """The share of some variables in the step."""
-        return share_of(asked, own)
+        return share_of(request, own)
 
     def wrap_part(self, own: Sequence[int], part: Part) -> Part:
         """The part."""

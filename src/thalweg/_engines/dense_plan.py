@@ -91,11 +91,11 @@ class Group(Protocol):
         """Largest magnitude of each member's gradient."""
         ...
 
-    def max_abs_on_device(self, wanted: Tensor) -> Tensor | None:
-        """As `max_abs`, on the members' device, 0 where not wanted; None on the host.
+    def max_abs_on_device(self, is_checked: Tensor) -> Tensor | None:
+        """Return `max_abs` on the members' device; None if that is the host.
 
         Args:
-            wanted: Whether they are wanted, a bool of shape () there.
+            is_checked: A bool tensor of shape () on the device. If it is False, the results are 0.
         """
         ...
 
@@ -121,17 +121,17 @@ class DensePlan:
     is_single = True
 
     def __init__(
-        self, asked: StepRequest, group: Callable[[StepRequest, list[int]], Group]
+        self, request: StepRequest, group: Callable[[StepRequest, list[int]], Group]
     ) -> None:
-        self.rule = asked.rule
-        self.stages = asked.stages
-        self._selection = asked.selection
-        self._from_copies = asked.from_copies
-        self._vectors, self._places = list(asked.vectors), list(asked.places)
-        self.variables = variables = list(asked.variables)
-        self.slots = slots = [list(each) for each in asked.slots]
-        self.copies = list(asked.copies or [None] * len(variables))
-        self._grad_dtypes = gradients = [grad.dtype for grad in asked.gradients]
+        self.rule = request.rule
+        self.stages = request.stages
+        self._selection = request.selection
+        self._from_copies = request.from_copies
+        self._vectors, self._places = list(request.vectors), list(request.places)
+        self.variables = variables = list(request.variables)
+        self.slots = slots = [list(each) for each in request.slots]
+        self.copies = list(request.copies or [None] * len(variables))
+        self._grad_dtypes = gradients = [grad.dtype for grad in request.gradients]
         self._devices = list(map(Tensor.get_device, variables))
         signatures: dict[Any, list[int]] = {}
         for index, var in enumerate(variables):
@@ -140,9 +140,9 @@ class DensePlan:
                 key = (gradients[index], None if copy is None else copy.dtype, var.dtype)
                 key += (self._devices[index],)
                 key += tuple(slot.dtype for slot in slots[index])
-                key += tuple(asked.short[index : index + 1])
+                key += tuple(request.short[index : index + 1])
                 signatures.setdefault(key, []).append(index)
-        self.groups = [group(asked, members) for members in signatures.values()]
+        self.groups = [group(request, members) for members in signatures.values()]
         self.dtypes = tuple(dict.fromkeys(layout.compute_dtype(var.dtype) for var in variables))
         # Slots of one block share storage and version counter: one tensor stands for them all. It
         # is one with elements, if there are any, for torch tells no address of others.
@@ -166,11 +166,11 @@ class DensePlan:
         self._strides = list(map(Tensor.stride, variables))
         self._dtypes = [each.dtype for each in variables]
         self._contiguous = all(map(Tensor.is_contiguous, variables))
-        self._make_group, self._request = group, asked._replace(gradients=())
+        self._make_group, self._request = group, request._replace(gradients=())
         self.bounds = layout.runs_of([*variables, *apart, *copied])
         self._checked = MetadataGuard()  # variables and copies
         self._checked_gradients = MetadataGuard()
-        update: Any = asked.rule.update
+        update: Any = request.rule.update
         marked = [] if isinstance(update, Composed) and update.is_pass else self.written
         self.mark_written = partial(torch._C._increment_version, marked)  # pyright: ignore[reportPrivateUsage]
         self._held: Sequence[Any] = ()  # the gradients that the tables point at
@@ -180,48 +180,48 @@ class DensePlan:
         sizes = zip(variables, self._grad_dtypes, strict=True)
         self._bytes = [var.numel() * dtype.itemsize for var, dtype in sizes]
         self.is_aimed = False
-        self.point_at(asked.gradients)
+        self.point_at(request.gradients)
 
-    def try_rebind(self, asked: StepRequest, bounds: Int64 | None = None) -> bool:
+    def try_rebind(self, request: StepRequest, bounds: Int64 | None = None) -> bool:
         """See `Ready`.
 
         Args:
-            asked: The step.
+            request: The step.
             bounds: Of the memory that the step writes, if that is more than the plan does.
         """
         if (
-            asked.rule is not self.rule
-            or asked.stages != self.stages
-            or asked.selection != self._selection
-            or ((asked.places or self._places) and list(asked.places) != self._places)
-            or not self._copied_to(asked)
+            request.rule is not self.rule
+            or request.stages != self.stages
+            or request.selection != self._selection
+            or ((request.places or self._places) and list(request.places) != self._places)
+            or not self._copied_to(request)
         ):
             return False
         # Else torch looks for an override whenever a `Variable` is asked for something.
         with DisableTorchFunctionSubclass():
-            return self._stands(asked.variables) and self._aim(asked.gradients, bounds)
+            return self._stands(request.variables) and self._aim(request.gradients, bounds)
 
-    def serves(self, asked: StepRequest) -> bool:
+    def serves(self, request: StepRequest) -> bool:
         """Whether a plan made for this step would be this one."""
         return (
-            asked.rule is self.rule
-            and asked.stages == self.stages
-            and asked.selection == self._selection
-            and list(asked.places) == self._places
-            and self._copied_to(asked)
-            and [grad.dtype for grad in asked.gradients] == self._grad_dtypes
-            and self._stands(asked.variables)
-            and all(all(map(is_, a, b)) for a, b in zip(asked.slots, self.slots, strict=True))
-            and len(asked.vectors) == len(self._vectors)
-            and all(map(is_, asked.vectors, self._vectors))
+            request.rule is self.rule
+            and request.stages == self.stages
+            and request.selection == self._selection
+            and list(request.places) == self._places
+            and self._copied_to(request)
+            and [grad.dtype for grad in request.gradients] == self._grad_dtypes
+            and self._stands(request.variables)
+            and all(all(map(is_, a, b)) for a, b in zip(request.slots, self.slots, strict=True))
+            and len(request.vectors) == len(self._vectors)
+            and all(map(is_, request.vectors, self._vectors))
         )
 
-    def _copied_to(self, asked: StepRequest) -> bool:
+    def _copied_to(self, request: StepRequest) -> bool:
         """Whether the step's copies are the plan's; None stands for no copies at all."""
-        copies = asked.copies
+        copies = request.copies
         if copies is None:
             return not self._copied
-        if asked.from_copies != self._from_copies:
+        if request.from_copies != self._from_copies:
             return False
         return len(copies) == len(self.copies) and all(map(is_, copies, self.copies))
 
@@ -399,9 +399,9 @@ class DensePlan:
             result[group.members] = group.max_abs()
         return result
 
-    def max_abs_on_device(self, wanted: Tensor) -> Tensor | None:
+    def max_abs_on_device(self, is_checked: Tensor) -> Tensor | None:
         """See `Ready`."""
-        return self._there(self.groups, lambda group: group.max_abs_on_device(wanted))
+        return self._there(self.groups, lambda group: group.max_abs_on_device(is_checked))
 
     def make_calls(self, columns: Columns) -> list[Call]:
         """What updates everything, as functions in C."""

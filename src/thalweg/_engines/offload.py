@@ -91,16 +91,16 @@ class OffloadTransfers:
         runs: The run of a variable with a dense gradient, by its position in the step.
     """
 
-    def __init__(self, asked: StepRequest, known: dict[int, OffloadLink]) -> None:
-        self.asked = asked
+    def __init__(self, request: StepRequest, known: dict[int, OffloadLink]) -> None:
+        self.asked = request
         self._far: dict[int, OffloadLink] = {}
         self.runs: dict[int, int] = {}
         self._rows: dict[int, Tensor] = {}  # those that change, where others do not
         self._events: dict[int, list[Any]] = {}  # by run
-        if asked.copies is None:
+        if request.copies is None:
             return
-        copies, gradients, size = list(asked.copies), list(asked.gradients), 0
-        for index, (var, copy) in enumerate(zip(asked.variables, copies, strict=True)):
+        copies, gradients, size = list(request.copies), list(request.gradients), 0
+        for index, (var, copy) in enumerate(zip(request.variables, copies, strict=True)):
             if copy is None or not layout.is_far(copy, var.device):
                 continue
             far = known.get(id(var))
@@ -111,10 +111,10 @@ class OffloadTransfers:
                 self.runs[index] = size // RUN
                 size += var.nbytes
         self._fetch_gradients(gradients)
-        if asked.rule.update_untouched is None:
+        if request.rule.update_untouched is None:
             sparse = {index: gradients[index] for index in self._far if index not in self.runs}
             self._rows = {index: grad.indices.unique() for index, grad in sparse.items()}
-        self.asked = asked._replace(gradients=gradients, copies=copies)
+        self.asked = request._replace(gradients=gradients, copies=copies)
 
     def _fetch_gradients(self, gradients: list[Any]) -> None:
         streams: dict[torch.device, Any] = {}
@@ -129,9 +129,9 @@ class OffloadTransfers:
                 events = [stream.record_event() for stream in streams.values()]
                 self._events[self.runs[index]] = events
 
-    def take_share(self, asked: StepRequest, own: Sequence[int]) -> StepRequest:
+    def take_share(self, request: StepRequest, own: Sequence[int]) -> StepRequest:
         """The share of some variables in the step; of copies elsewhere nothing is read."""
-        found = share_of(asked, own)
+        found = share_of(request, own)
         return found._replace(from_copies=False) if own[0] in self._far else found
 
     def wrap_part(self, own: Sequence[int], part: Part) -> Part:
@@ -170,7 +170,7 @@ class OffloadedPart:
         """See `Part`."""
         return [*self._inner.written, *self._copies]
 
-    def try_rebind(self, asked: StepRequest, bounds: Int64) -> bool:
+    def try_rebind(self, request: StepRequest, bounds: Int64) -> bool:
         """See `Part`: each step is looked at anew."""
         return False
 

@@ -31,30 +31,31 @@ Scalars = Mapping[str, Any]
 
 
 class StepRequest(NamedTuple):
-    """One step of a rule over any variables.
+    """A step of one rule over variables.
 
     Attributes:
         rule: The rule.
-        stages: What is applied to each gradient first, inside the update.
-        variables: What is updated. A variable may come twice: it is updated twice.
-        gradients: One for each, of its shape, or of its rows' shape.
-        slots: For each variable its slots of its own shape, in the rule's order.
-        titles: The variables' names for messages.
-        selection: Engine and denormals.
-        copies: For each variable a tensor of its shape that is set to it, or None; None stands for
-            no copies at all. It is of a 16-bit type, or on another device, where a dense gradient
-            may be, too. Where a sparse gradient leaves rows alone, the copy's rows are left alone.
-        from_copies: Whether what others wrote to copies of 16 bits counts: where such a copy is not
-            its variable, rounded, the step begins at the copy. Copies on other devices follow only.
-        matrices: What makes the matrices of a rule with passes, where `variables` are parts of
-            them; None where they are whole.
-        vectors: For each variable, by name, what formulas are given of its rows, of the variable's
-            shape with 1 in place of the last dimension, and of its columns, with 1 in place of the
-            last but one; contiguous, in the type of the arithmetic, and elsewhere than all else.
-        places: Where numbers of 16 bits are rounded by random bits, for each variable its number,
-            and the position of its first element in the whole of which it is a part; see `draws`.
-        short: For each variable whether an engine runs passes within its own sweeps, over matrices
-            side by side; it is given no vectors then.
+        stages: Formulas that transform each gradient before the rule, in the same kernel.
+        variables: The variables to update. A variable that is listed twice is updated twice.
+        gradients: The gradient of each variable, dense or sparse.
+        slots: For each variable its slots of the variable's shape, in the rule's order.
+        titles: The names of the variables for messages.
+        selection: The engine, and the handling of denormals.
+        copies: For each variable a tensor of its shape that receives its new value, or None; or
+            None for no copies at all. A copy is of a 16-bit dtype, or on another device; a dense
+            gradient may be on that device, too. Rows without a gradient are not copied.
+        from_copies: If a 16-bit copy differs from its rounded variable, because other code has
+            written to the copy, the step begins at the copy. Copies on other devices are only
+            written.
+        matrices: Returns the full matrices for a rule with passes, if `variables` are shards.
+        vectors: For each variable the vectors that formulas read, by name. Vectors of rows have the
+            variable's shape with 1 in place of the last dimension; those of columns, in place of
+            the last but one. They are contiguous, have the compute dtype, and overlap with no other
+            tensor of the step.
+        places: For stochastic rounding: for each variable the number of its random stream, and the
+            index of its first element in the unsharded variable; see `draws`.
+        short: For each variable whether an engine runs the passes inside its own sweeps, over small
+            matrices side by side. Such a variable has no vectors.
     """
 
     rule: Rule
@@ -76,10 +77,10 @@ class Columns(NamedTuple):
     """The scalars of a step.
 
     Attributes:
-        shared: For each compute dtype what all its variables have, by name.
-        separate: What differs by variable: arrays over the step's variables, by name; tensors of
-            their device where that is known there alone.
-        taken: Whether the step is taken, a bool of shape () on that device; None if it is.
+        shared: For each compute dtype the scalars of all its variables, by name.
+        separate: Scalars that differ between variables, by name: arrays over the variables of the
+            step, or tensors, if only a device knows them.
+        taken: A bool tensor of shape () on that device: the step is taken; None if it certainly is.
     """
 
     shared: Mapping[Dtype, Scalars]
@@ -87,36 +88,37 @@ class Columns(NamedTuple):
     taken: Tensor | None = None
 
     def of_members(self, members: Sequence[int]) -> Columns:
-        """Those of some of the variables."""
+        """Return the scalars of some of the variables."""
         if not self.separate:
             return self
-        separate = {name: pick_members(each, members) for name, each in self.separate.items()}
+        separate = {name: pick_members(vector, members) for name, vector in self.separate.items()}
         return self._replace(separate=separate)
 
     def scalars_of(self, index: int, dtype: Dtype) -> Scalars:
-        """Those of one variable, which is computed in `dtype`; numbers."""
+        """Return the scalars of one variable with the compute dtype `dtype`, by name."""
         shared = self.shared[dtype]
         if not self.separate:
             return shared
-        own = {name: dtype(float(each[index])) for name, each in self.separate.items()}
-        return {**shared, **own}
+        separate = {name: dtype(float(vector[index])) for name, vector in self.separate.items()}
+        return {**shared, **separate}
 
 
 def pick_members(vector: Any, members: Sequence[int]) -> Any:
-    """Those of some of the variables, of an array or a tensor over all of them."""
+    """Return the elements of some variables, from an array or a tensor over all variables."""
     if not isinstance(vector, Tensor):
         return vector[members]
     if len(members) == len(vector):
         return vector
-    return torch.stack([vector[index] for index in members])  # a list as an index would be sent
+    # A list as an index would be copied to the device.
+    return torch.stack([vector[index] for index in members])
 
 
 class WriteRound(NamedTuple):
-    """A part of a step in which no variable comes twice.
+    """Part of a step in which each variable occurs at most once.
 
     Attributes:
-        members: Positions of its variables in the step.
-        calls: What writes it: functions in C.
+        members: The indices of its variables in the step.
+        calls: C functions without arguments that write the new values.
     """
 
     members: Sequence[int]
@@ -124,7 +126,7 @@ class WriteRound(NamedTuple):
 
 
 def in_rounds(variables: Sequence[Tensor]) -> list[list[int]]:
-    """Positions of the first, the second ... appearances of variables."""
+    """Return the indices of first occurrences of variables, of second occurrences, and so on."""
     rounds: list[list[int]] = []
     seen: dict[int, int] = {}
     for index, var in enumerate(variables):
@@ -136,18 +138,18 @@ def in_rounds(variables: Sequence[Tensor]) -> list[list[int]]:
 
 
 def formula_of_rows(rule: Rule, var: Tensor) -> Formula:
-    """What a rule does to the rows of a variable that a sparse gradient names."""
+    """Return the formula that a rule applies to the rows of a sparse gradient."""
     if rule.update_single is not None and var.shape[1:].numel() == 1:
         return rule.update_single
     return rule.update_sparse or rule.update
 
 
 class StepPlan(Protocol):
-    """A step that can be taken.
+    """Plan of a step, bound to gradients.
 
     Attributes:
-        dtypes: The types it computes in, that of the first variable first.
-        is_single: Whether it is a single round, whose calls cannot be interrupted.
+        dtypes: The compute dtypes of its variables, that of the first variable first.
+        is_single: The step has one round, whose calls cannot be interrupted.
     """
 
     @property
@@ -156,21 +158,21 @@ class StepPlan(Protocol):
     @property
     def is_single(self) -> bool: ...
 
-    def try_rebind(self, asked: StepRequest) -> bool:
-        """Whether this is the step asked for, but for its gradients; if so it is ready for them.
+    def try_rebind(self, request: StepRequest) -> bool:
+        """Bind the plan to the gradients of a request; return False if anything else differs.
 
-        Slots and titles are not looked at: they are those of the step before.
+        Slots and titles are not compared: the caller passes those of the last request.
         """
         ...
 
     def compute_sums(
         self, formulas: Formulas, stages: Stages, columns: Columns
     ) -> Sequence[Float64]:
-        """For each formula its sum over the elements of each variable, in float64.
+        """Return for each formula its sums over the elements of each variable.
 
         Args:
-            formulas: Functions of (variable, gradient, *slots), in float64.
-            stages: What is applied to the gradient first, in the type of the update.
+            formulas: Functions of (variable, gradient, *slots), computed in float64.
+            stages: Formulas that transform the gradient first, in the compute dtype.
             columns: The scalars of the stages.
         """
         ...
@@ -178,48 +180,53 @@ class StepPlan(Protocol):
     def sums_on_device(
         self, formulas: Formulas, stages: Stages, columns: Columns
     ) -> Sequence[Tensor] | None:
-        """As `compute_sums`, on the device of all variables; None on the host, or on several.
+        """Return the results of `compute_sums` as tensors, without waiting for the device.
 
-        Nobody waits for the device.
+        Returns:
+            The sums, or None if the variables are on the host or on several devices.
         """
         ...
 
     def compute_leaves(self, formulas: Formulas, stages: Stages, columns: Columns) -> list[Float64]:
-        """What `compute_sums` adds up, see `measuring`: each variable's (leaves, formulas) float64.
+        """Return the partial sums that `compute_sums` adds up, of shape (leaves, formulas).
 
-        A variable with a sparse gradient has none.
+        Returns:
+            An array for each variable; without leaves for a sparse gradient.
         """
         ...
 
     def compute_lines(
         self, measures: tuple[Measure, ...], stages: Stages, columns: Columns
     ) -> list[list[Tensor]]:
-        """Of each variable its measures, in one sweep; see `lines.reduce_lines` for their shapes.
+        """Return the measures of each variable; compute all of them in one sweep.
 
         Args:
-            measures: Of rows, columns or the variable.
-            stages: What is applied to the gradient first, in the type of the update.
-            columns: The scalars of stages and measures.
+            measures: Measures of rows, of columns or of the variable.
+            stages: Formulas that transform the gradient first, in the compute dtype.
+            columns: The scalars of the stages and the measures.
+
+        Returns:
+            For each variable the tensors of its measures; see `reduce_lines` for their shapes.
         """
         ...
 
     def max_abs(self) -> Float64:
-        """The largest magnitude of each gradient as it came, NaN if it holds one; float64."""
+        """Return the largest magnitude of each gradient before stages; NaN if it contains NaN."""
         ...
 
-    def max_abs_on_device(self, wanted: Tensor) -> Tensor | None:
-        """As `max_abs`, of shape (n,) on the device of all variables; see `sums_on_device`.
+    def max_abs_on_device(self, is_checked: Tensor) -> Tensor | None:
+        """Return `max_abs` as a tensor of shape (n,) on the device of all variables, or None.
 
         Args:
-            wanted: Whether they are wanted, a bool of shape () there; else they are 0, and no
-                gradient is read.
+            is_checked: A bool tensor of shape () on the device. If it is False, the results are 0,
+                and no gradient is read.
         """
         ...
 
     def make_rounds(self, columns: Columns) -> Iterator[WriteRound]:
-        """The writes. A round is asked for when the one before has been written."""
+        """Yield the rounds of the step; the caller runs a round before it takes the next one."""
         ...
 
     def release_gradients(self) -> None:
-        """Forget the gradients."""
+        """Drop the references to gradients."""
         ...

@@ -222,22 +222,22 @@ class ReferencePart:
         asked: The step, of one variable.
     """
 
-    def __init__(self, asked: StepRequest) -> None:
-        (var,), (slots,), (grad,) = asked.variables, asked.slots, asked.gradients
-        self._rule, self._stages = asked.rule, asked.stages
+    def __init__(self, request: StepRequest) -> None:
+        (var,), (slots,), (grad,) = request.variables, request.slots, request.gradients
+        self._rule, self._stages = request.rule, request.stages
         self._tensors = [var, *slots]
-        self._copy = asked.copies[0] if asked.copies else None
-        self._from_copy = self._copy is not None and asked.from_copies
+        self._copy = request.copies[0] if request.copies else None
+        self._from_copy = self._copy is not None and request.from_copies
         self._grad: Gradient | None = grad
-        self._vectors = dict(asked.vectors[0]) if asked.vectors else {}
+        self._vectors = dict(request.vectors[0]) if request.vectors else {}
         self._dtype = compute_dtype(var.dtype)
-        self._flush = asked.selection.denormals == "flush"
-        self._place = asked.places[0] if asked.places else None
+        self._flush = request.selection.denormals == "flush"
+        self._place = request.places[0] if request.places else None
         self._codecs: Sequence[Codec | None] = [None] * len(self._tensors)
-        if asked.rule.codecs:
+        if request.rule.codecs:
             with importing:
                 from thalweg._engines.codecs.checks import codecs_of
-            self._codecs = [None, *codecs_of(asked.rule.codecs, slots)]
+            self._codecs = [None, *codecs_of(request.rule.codecs, slots)]
 
     @property
     def written(self) -> list[Tensor]:
@@ -294,7 +294,7 @@ class ReferencePart:
         var = self._tensors[0]
         return var if self._copy is None or not self._from_copy else resumed(var, self._copy)
 
-    def try_rebind(self, asked: StepRequest, bounds: Int64) -> bool:
+    def try_rebind(self, request: StepRequest, bounds: Int64) -> bool:
         """See `Part`: each step is looked at anew."""
         return False
 

@@ -117,28 +117,28 @@ class Matrices(Protocol):
 class WholeMatrices:
     """Those of variables that lie here as a whole, but of `short` ones; see `Matrices`."""
 
-    def __init__(self, asked: StepRequest) -> None:
-        self._rule = rule = asked.rule
+    def __init__(self, request: StepRequest) -> None:
+        self._rule = rule = request.rule
         kinds = enumerate(rule.shaped_slots)
         self._of_lines = [(place, each) for place, each in kinds if each.per]
-        every = alike(rule, asked.variables)
-        if asked.short:
-            every = [[k for k in own if not asked.short[k]] for own in every]
+        every = alike(rule, request.variables)
+        if request.short:
+            every = [[k for k in own if not request.short[k]] for own in every]
             every = list(filter(None, every))
-        self._batches = [Batch(rule, asked.variables, own) for own in every]
-        self.made: list[dict[str, Tensor]] = [{} for _ in asked.variables]
+        self._batches = [Batch(rule, request.variables, own) for own in every]
+        self.made: list[dict[str, Tensor]] = [{} for _ in request.variables]
         self.slot_shapes = [
             [tuple(shaped_like(var, slot).shape) for slot in rule.shaped_slots]
-            for var in asked.variables
+            for var in request.variables
         ]
         for batch in self._batches:
             for name, several in batch.made.items():
                 for index, tensor in zip(batch.members, several, strict=True):
                     self.made[index][name] = tensor
-        self.vectors: list[dict[str, Tensor]] = [{} for _ in asked.variables]
+        self.vectors: list[dict[str, Tensor]] = [{} for _ in request.variables]
         for batch in self._batches:
             for row, index in enumerate(batch.members):
-                shape = asked.variables[index].shape
+                shape = request.variables[index].shape
                 for name, own in batch.vectors.items():
                     beside = Slot(name, per=cast("Any", rule.vectors[name]))
                     self.vectors[index][name] = own[row].view(shape_beside(beside, shape))
@@ -146,7 +146,7 @@ class WholeMatrices:
         # Where an engine of a GPU computes, numbers of variables stay there: their places.
         self._places: Tensor | None = None
         homes = list({batch.device for batch in self._batches})
-        if len(homes) == 1 and takes_device(homes[0], asked.selection.name):
+        if len(homes) == 1 and takes_device(homes[0], request.selection.name):
             members = [member for batch in self._batches if all(batch.shape)
                        for member in batch.members]  # fmt: skip
             self._places = torch.tensor(members, dtype=torch.int64, device=homes[0])
@@ -232,11 +232,11 @@ def _numbers_in(rule: Rule) -> list[str]:
     passes = [each for each in rule.passes if isinstance(each, Measure | Pass)]
     formulas = [rule.update, *rule.measures.values(), *(each.function for each in passes)]
     formulas += [formula for level in rule.levels for formula in level.measures.values()]
-    asked = {name for formula in formulas for name in transcribe(formula).scalars}
+    request = {name for formula in formulas for name in transcribe(formula).scalars}
     return [
         each.makes
         for each in passes
-        if isinstance(each, Measure) and each.over == "variable" and each.makes in asked
+        if isinstance(each, Measure) and each.over == "variable" and each.makes in request
     ]
 
 
@@ -290,29 +290,29 @@ class StagedStep:
 
     is_single = True
 
-    def __init__(self, asked: StepRequest, plans: Sequence[Plan]) -> None:
-        self._rule = rule = asked.rule
-        self._variables, self._titles = list(asked.variables), asked.titles
-        self._stages = asked.stages
+    def __init__(self, request: StepRequest, plans: Sequence[Plan]) -> None:
+        self._rule = rule = request.rule
+        self._variables, self._titles = list(request.variables), request.titles
+        self._stages = request.stages
         self._seen: list[Any] | None = None
         for each in rule.passes:
             if isinstance(each, FusedStage):
                 read_stage(rule, each)  # it may be refused, whatever computes it
-        self._matrices: Matrices = (asked.matrices or WholeMatrices)(asked)
-        self._are_short = bool(asked.short) and all(asked.short)
+        self._matrices: Matrices = (request.matrices or WholeMatrices)(request)
+        self._are_short = bool(request.short) and all(request.short)
         made = self._matrices.made
         self._numbers: dict[str, Any] | None = None  # once it is known after the last pass
         self._vectors = self._matrices.vectors if rule.is_of_lines else ()
         self._slots = [
             [*(own[name] for name in rule.made), *beside]
-            for own, beside in zip(made, asked.slots or [()] * len(made), strict=True)
+            for own, beside in zip(made, request.slots or [()] * len(made), strict=True)
         ]
         self._updates = updates_of(rule)
         *passes, last = zip(plans, self._updates, strict=False)
-        self._passes = [plan(self._asked_of(asked, each)) for plan, each in passes]
-        self._last = last[0](self._asked_of(asked, last[1]))
+        self._passes = [plan(self._asked_of(request, each)) for plan, each in passes]
+        self._last = last[0](self._asked_of(request, last[1]))
         self._mark_slots: Call = tuple  # of short matrices, once they are known
-        groups = _groups_of(self._last) if asked.short else []
+        groups = _groups_of(self._last) if request.short else []
         self._short = [(own, group) for own, group in groups if hasattr(group, "run_passes")]
         self._readers = [group for _, group in groups]
         self._bounds = layout.runs_of(())  # of their slots
@@ -325,19 +325,19 @@ class StagedStep:
         """See `StepPlan`."""
         return self._last.dtypes
 
-    def _asked_of(self, asked: StepRequest, update: Rule) -> StepRequest:
+    def _asked_of(self, request: StepRequest, update: Rule) -> StepRequest:
         """What is asked of the engines for a pass, or for the update."""
-        asked = asked._replace(rule=update, slots=self._slots, vectors=self._vectors)
+        request = request._replace(rule=update, slots=self._slots, vectors=self._vectors)
         # A pass writes no copies, and reads them where they count.
         is_last = update is self._updates[-1]
-        return asked if is_last or asked.from_copies else asked._replace(copies=None)
+        return request if is_last or request.from_copies else request._replace(copies=None)
 
-    def try_rebind(self, asked: StepRequest) -> bool:
+    def try_rebind(self, request: StepRequest) -> bool:
         """See `StepPlan`."""
-        if asked.rule is not self._rule or asked.stages != self._stages:
+        if request.rule is not self._rule or request.stages != self._stages:
             return False
         parts = zip((*self._passes, self._last), self._updates, strict=True)
-        return all(part.try_rebind(self._asked_of(asked, each)) for part, each in parts)
+        return all(part.try_rebind(self._asked_of(request, each)) for part, each in parts)
 
     def run_passes(self, columns: Columns, slots: Sequence[Sequence[Tensor]]) -> list[Call]:
         """Make what the update is given; nothing that is kept is written.
@@ -510,9 +510,9 @@ class StagedStep:
         """See `StepPlan`."""
         return self._last.max_abs()
 
-    def max_abs_on_device(self, wanted: Tensor) -> Tensor | None:
+    def max_abs_on_device(self, is_checked: Tensor) -> Tensor | None:
         """See `StepPlan`."""
-        return self._last.max_abs_on_device(wanted)
+        return self._last.max_abs_on_device(is_checked)
 
     def make_rounds(self, columns: Columns) -> Iterator[WriteRound]:
         """See `StepPlan`."""

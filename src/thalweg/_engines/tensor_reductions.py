@@ -57,5 +57,5 @@ class Tensors:
         """See `Ready`."""
         return reductions.max_abs(self._gradients)
 
-    def max_abs_on_device(self, wanted: Tensor) -> None:
+    def max_abs_on_device(self, is_checked: Tensor) -> None:
         """See `Ready`."""

@@ -134,7 +134,7 @@ def report_uninitialized_variables(
     name: str | None = "report_uninitialized_variables",
 ) -> SymbolicTensor:
     """Return the names of the variables that the session has not initialized, as an array of
-    strings.
+    bytes.
 
     By default of the global and local variables there are so far.
     """
@@ -142,7 +142,7 @@ def report_uninitialized_variables(
     asked = [*global_variables(), *local_variables()] if var_list is None else list(var_list)
 
     def uninitialized_names() -> object:
-        return np.array([x.op.name for x in asked if not _is_known(x)], dtype=object)
+        return np.array([x.op.name.encode() for x in asked if not _is_known(x)], dtype=object)
 
     return add(
         get_default_graph(), name, uninitialized_names, outputs=[Output(None, (None,), ())]

@@ -10,6 +10,7 @@ from thalweg._base.execution_context import resolve, thread
 from thalweg._base.exports import exported_from
 from thalweg._base.tensor_patching import lend_for_good
 from thalweg._core.nest import mapped
+from thalweg._graph.device_names import device
 from thalweg._graph.inplace_ops import write
 from thalweg._graph.interception import intercept_modules
 from thalweg._graph.nodes import Nodes, SymbolicTensor
@@ -30,6 +31,7 @@ class Graph(Nodes):
         np.float32(5.0)
     """
 
+    device = staticmethod(device)
     _is_loss_scaled_by_optimizer = False  # TensorFlow's name; set by `tf.train`'s optimizers
 
     @contextlib.contextmanager

@@ -16,6 +16,7 @@ from thalweg._core.gradient_transforms import GradientTransforms
 from thalweg._core.plan_cache import CachedPlan
 from thalweg._core.replay import (
     ERRORS,
+    GuardedStep,
     GuardTable,
     Launches,
     Member,
@@ -168,7 +169,7 @@ class ReplayedStep:
             writers = self._find_writers()
         measures, clipping = ((), 0) if self._gradients is None else self._gradients.for_look()
         numbers = [] if in_call else [number for each in shares for number in each.numbers()]
-        found.finish(
+        step = GuardedStep(
             [
                 *zip(self._owners, gradients, launches.cells, strict=True),
                 *((param, None, 0) for param in without if not self._has_sums),
@@ -186,6 +187,7 @@ class ReplayedStep:
             may_lack=self.may_lack,
             written_by=writers,
         )
+        found.finish(step)
         if self.may_lack and self._gradients is not None:
             self._gradients.leave_out_absent(found.gradient_switches)
         self.snapshot = found

@@ -67,6 +67,7 @@ _PLACES: dict[str, tuple[str, ...]] = {
     "keras.regularizers": ("keras.regularizers",),
     "keras.utils.np_utils": ("keras.utils",),
     "lib.io.file_io": ("gfile", "io.gfile"),
+    "pywrap_tensorflow": _TRAIN,
     "platform.app": ("compat.v1.app",),
     "platform.flags": ("compat.v1.flags",),
     "platform.gfile": ("compat.v1.gfile",),

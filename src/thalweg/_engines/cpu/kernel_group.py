@@ -198,7 +198,7 @@ class Group:
         """Largest magnitude of each member's gradient."""
         return self._measure_peaks(self.table, self._gradient, 1)
 
-    def max_abs_on_device(self, wanted: Tensor) -> None:
+    def max_abs_on_device(self, is_checked: Tensor) -> None:
         """See `thalweg._engines.dense_plan.Group`: the host is where they are."""
 
     def make_calls(self, columns: Columns) -> list[Call]:

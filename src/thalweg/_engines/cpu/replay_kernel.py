@@ -1,15 +1,14 @@
-"""The look at a step like the one before, and its writes: one call, in which nothing else runs.
+"""Native replay of a step: check guards, then run kernels and writes, all in one call.
 
-The functions here are compiled (`compiler.py`) and called with the lock of Python held, so nothing
-comes between what is looked at and what is written. A block says where everything lies:
-`snapshot.py` makes it after a step that was looked at carefully. Whatever is not as it says returns
-a number, and nothing was written.
+The functions here are compiled (`compiler.py`). The caller holds the interpreter lock, so nothing
+runs between checks and writes. `guard_table.py` fills the *block*, an array of words, after a step
+that was planned or rebound. If anything differs from the block, the call writes nothing and returns
+a constant of the section "Differences".
 
-What is read is alive. The block's owner holds the lists, dictionaries, tensors and types that it
-names. All else is read from those as they are now, and is followed only as far as it is what an
-object holds at this moment: its TensorImpl, from that the storage, the version counter and what
-autograd keeps, from that the gradient. No address is followed that was only remembered; prefetches
-ask for such addresses, and no more.
+All memory that is read is alive. The owner of the block holds the lists, dictionaries, tensors and
+types whose addresses are in the block. Other addresses are read from those objects in the same
+call: from a tensor its TensorImpl, from that its storage, version counter and autograd metadata,
+from that the gradient. No other remembered address is dereferenced; some are only prefetched.
 """
 
 # Code for `compiler`, which finds its types itself.
@@ -21,21 +20,22 @@ from thalweg._engines.cpu.scalar_program import FLOAT32 as FLOAT32
 from thalweg._engines.cpu.scalar_program import FLOAT64 as FLOAT64
 from thalweg._engines.cpu.scalar_program import INT64 as INT64
 
-# What a block has at which word. Records are arrays: their number, and where the first one lies.
-TAKEN = 0  # how many steps were
+# Words of a block. An array of records has two words: its length, and the address of the first
+# record.
+TAKEN = 0  # the number of replayed steps
 LISTS = 2
 DICTS = 4
 TENSORS = 6
 GRADIENTS = 8
 LAUNCHES = 10
 COLUMNS = 12
-WRITTEN = 14  # numbers of tensors
-BOUNDS = 16  # begins and ends of what is written, ascending
+WRITTEN = 14  # tensors whose version counters are incremented
+BOUNDS = 16  # begin and end addresses of written memory, in ascending order
 PY_LIST_SIZE = 18
 PY_LIST_GET_ITEM = 19
 PY_DICT_SIZE = 20
 PY_DICT_NEXT = 21
-# Offsets, as `probe.Layout` has them in this order.
+# Offsets, in the order of `torch_layout_probe.Layout`.
 IN_OBJECT = 22
 IN_IMPL_STORAGE = 23
 IN_IMPL_AUTOGRAD = 24
@@ -52,69 +52,76 @@ IN_STORAGE_CONTEXT = 34
 IN_STORAGE_BYTES = 35
 IN_AUTOGRAD_GRADIENT = 36
 IN_COUNTER = 37
-PAIRS = 38  # a list of gradients and variables, or 0: gradients are those that parameters have
-WATCHED = 39  # numbers that nobody else may have written
+PAIRS = 38  # a list of gradients and variables, or 0 for the gradients of the parameters
+WATCHED = 39  # numbers that only steps may write
 CLASS_OF_LISTS = 41
 CLASS_OF_TUPLES = 42
 CLASS_OF_GRADIENTS = 43
 PY_TUPLE_SIZE = 44
 PY_TUPLE_GET_ITEM = 45
-MEASURES = 46  # launches, like those above
-HAS_MEASURED = 48  # whether gradients are to lie where they were measured
-CLIPPING = 49  # the block of `look_norm`
-PROGRAMS = 50  # what makes scalars of kernels: see `program.py`
-RULE_MEASURES = 52  # launches that measure what a rule asks for,
-RULE_MEASURED = 54  # and the blocks of `look_measures`
-TEAM = 56  # what calls the look at parts on several threads; 0 if one looks at all
-TEAM_ROUTINE = 57  # the address of that look
+MEASURES = 46  # launches that compute the norms of gradients
+HAS_MEASURED = 48  # 1 if gradients must have the addresses that were measured
+CLIPPING = 49  # the block of `replay_global_norm`
+PROGRAMS = 50  # programs that compute scalars of kernels: see `scalar_program.py`
+RULE_MEASURES = 52  # launches that compute the measures of rules
+RULE_MEASURED = 54  # blocks of `replay_reductions`
+TEAM = 56  # the function that calls a function on several threads; 0 for one thread
+TEAM_ROUTINE = 57  # the address of the compiled `check_parts`
 TEAM_SIZE = 58
-PARTED = 59  # how many gradients are among the parts: all, or none
-TICKET = 60  # which part is the next one
-DIFFERS = 61  # out: whether anything was found
+PARTED = 59  # the number of gradients that the threads check: all, or none
+TICKET = 60  # the index of the next part
+DIFFERS = 61  # out: 1 if a thread found a difference
 OPTIONS = 62  # entries of dictionaries whose numbers are read at every step
 CLASS_OF_FLOATS = 64
 CLASS_OF_NUMPY_FLOATS = 65
-IN_FLOAT = 66  # where an object of these classes has its number
-MEMBERS = 67  # variables whose scalars are made for their step count; else `PROGRAMS` make all
-NO_GRADIENT = 69  # the TensorImpl that stands for none
+IN_FLOAT = 66  # the offset of the number in an object of these classes
+MEMBERS = 67  # variables with scalars for their own step count; if none, `PROGRAMS` run once
+NO_GRADIENT = 69  # the TensorImpl of an undefined tensor
 PY_LONG_AS_LONG = 70
 PY_LONG_FROM_LONG = 71
 NONE_OBJECT = 72  # the address of None
-STEP_TABLE = 73  # the address of the numbers of coming steps, or 0
-STEP_TABLE_SPANS = 74  # where the first numbers of a row go; its last are those of the columns
+STEP_TABLE = 73  # the address of the table of coming steps, or 0
+STEP_TABLE_SPANS = 74  # registers that receive a row; its last numbers are for the columns
 STEP_TABLE_ROW = 76  # bytes of a row
-GUARDS = 77  # functions of torch whose results are 0 in ordinary steps; the first is profilers'
-READS = 79  # numbers of tensors that go into programs with those of the table
+GUARDS = 77  # functions of torch that return 0 in ordinary steps; the first is the profiler's
+READS = 79  # scalars that are read from tensors, beside those of the table
 BLOCK = 81
 
-AHEAD = 8  # tensors
-PART = 64  # records that a thread looks at before it asks for more
-MANY = 512  # tensors, from which on threads of kernels look, too: each waits for memory
+AHEAD = 8  # tensors between a prefetch and its use
+PART = 64  # records in a part
+MANY = 512  # from this number of tensors on, the threads of kernels check guards, too
 
 # Bytes of a record.
-MEASURED = 96  # begins with what is called
-LIST = 24  # the list, how many items, where they are listed
+MEASURED = 96  # its first word is the address of the function
+LIST = 24  # the list, the number of items, the address of their table
 # The dictionary, the number of entries, their table, and the address of the owner's pointer to the
 # dictionary; 0 for dictionaries without an owner.
 DICT = 32
 TENSOR = 192
 GRADIENT = 128
-LAUNCH = 32  # the kernel, its argument; what calls it on several threads, how many
-COLUMN = 48  # where numbers lie, how many, their kind, what they become; what they are, if known
-WATCH = 24  # where a number lies, how many bytes it has, what they are
-OPTION = 24  # numbers in a tuple, or 0 for a number; where the numbers go, and their signs
+# The kernel, its argument, the function that calls it on several threads or 0, their number.
+LAUNCH = 32
+# The address of numbers, how many, their format, the number that the step writes, the number before
+# the step, and whether that is known.
+COLUMN = 48
+WATCH = 24  # the address of a number, its size in bytes, its bits
+# The length of a tuple, or 0 for a single number; the addresses of the numbers and of their signs.
+OPTION = 24
 MEMBER = 40
-WRITE = 24  # the index of a tensor; how many members write it, 0 if each step does, and where
-# their positions are
-GUARD = 24  # the function, the bits of its result that count, whether that is their address
-TABLE_HEAD = 16  # bytes before the first row: how many steps were taken before it, number of rows
-READ = (
-    32  # where a number lies, its kind; the register it goes to, whether it is rounded to float32
-)
-SPAN = 16  # registers of a program: where the first one lies, how many
+# The index of a tensor, the number of members that write it (0 if each step does), and the address
+# of their indices.
+WRITE = 24
+# The function, a mask for its result, and whether the result is an address of the bits.
+GUARD = 24
+# Bytes before the first row: the number of steps before the first row, and the number of rows.
+TABLE_HEAD = 16
+# The address of a number, its format, the register that receives it, whether it is rounded to
+# float32.
+READ = 32
+SPAN = 16  # registers of a program: the address of the first one, and their number
 CHUNK = 32  # a row of a work table, of which the last word is the number of elements
 
-# Words of the block of `look_norm`.
+# Words of the block of `replay_global_norm`.
 CLIPPING_ROUTINE = 0
 CLIPPING_IS_USUAL = 1
 CLIPPING_TAKEN = 2
@@ -128,25 +135,26 @@ DATA = 4
 BYTES = 5
 DELETER = 6
 CONTEXT = 7
-SHAPE = 8  # how many dimensions, five sizes, five strides
+SHAPE = 8  # the number of dimensions, five sizes, five strides
 OFFSET = 19
 COUNT = 20
 FLAGS = 21
 KEYS = 22
-COUNTER = 23  # out: where writes are counted
+COUNTER = 23  # out: the address of the version counter
 
-# Words of a gradient's record; FLAGS and KEYS are there, too.
+# Words of a gradient's record.
 OWNER = 0  # the record of its parameter
 IS_THERE = 1
 NEEDED = 2  # bytes
-PLACE = 3  # where it lay when it was last found to lie apart from what is written
-CELL = 4  # where a kernel looks for its address
+PLACE = 3  # an address that is known not to overlap with written memory
+CELL = 4  # the cell from which a kernel reads the gradient's address
 ITEM = 5  # bytes of an element
 GRADIENT_FLAGS = 6
 GRADIENT_KEYS = 7
-IS_ON = 8  # whether the chunks of the variable have their elements, or none
-FOUND = 9  # the TensorImpl that is the gradient now
-SPANS = 10  # two times: the lengths of its chunks in a table, those they have if on, how many
+IS_ON = 8  # 0 if the chunks of the variable have length 0
+FOUND = 9  # the TensorImpl of the present gradient
+# Twice: the address of the lengths of its chunks, of a copy of all lengths, and their number.
+SPANS = 10
 
 # Values of IS_THERE.
 ABSENT = 0  # the parameter has no gradient
@@ -154,26 +162,26 @@ PRESENT = 1
 MAY_BE_ABSENT = 2  # a parameter without a gradient is left out of the step
 
 # Words of a member's record.
-STEP_COUNT = 0  # the address of the number of its steps, or 0 if it has none
+STEP_COUNT = 0  # the address of the step count, or 0
 STEP_KIND = 1
-MEMBER_PROGRAM = 2  # the record of the program that makes its scalars
-ROW_CELL = 3  # where its kernel reads which row of scalars it has
+MEMBER_PROGRAM = 2  # the record of the program that computes its scalars
+ROW_CELL = 3  # the cell from which a kernel reads the index of the row of scalars
 ROW_SIZE = 4  # bytes
 
-MOST = 1e30  # magnitude of an option; a step that is planned anew reports others
+MOST = 1e30  # the largest magnitude of an option; a planned step reports larger ones
 
-ANY_STEP = -1  # in place of the number of steps that were taken when this one was begun
+ANY_STEP = -1  # in place of the number of replayed steps when this step began
 
 # Parts of a step.
 WHOLE = 0
-MEASURE = 1  # gradients are measured, nothing is written
-UPDATE = 2  # of gradients that were measured
-CLIPPED = 3  # a whole one: gradients are measured, clipped by their common norm, and taken
+MEASURE = 1  # compute the norms of gradients; write nothing
+UPDATE = 2  # update with the gradients that were measured
+CLIPPED = 3  # the complete step: measure gradients, clip by their global norm, update
 # Flags that are added to a part.
-TABLED = 8  # the numbers are in the table of coming steps; not with MEASURE
-UNRECORDED = 16  # no step is taken while a profiler records operations
+TABLED = 8  # read scalars from the table of coming steps; not with MEASURE
+UNRECORDED = 16  # do not replay while a profiler records operations
 
-# What is not as it was.
+# Differences.
 OTHER_LIST = 1
 OTHER_DICT = 2
 OTHER_TENSOR = 3
@@ -184,20 +192,21 @@ SHARED_GRADIENT = 7
 OTHER_PAIRS = 8
 WRITTEN_BY_OTHERS = 9
 OTHER_STEP = 10
-BEYOND = 11  # a norm that `look_norm` leaves to others; its sums were written
+BEYOND = 11  # `replay_global_norm` cannot handle the norm; its sums were written
 # All gradients are absent, so there is nothing to do.
 NOTHING = 12
 NOT_TABLED = 13  # the table has no row for the step
 TRACED = 14  # a guard's result is not 0
-DENORMAL = 15  # a number of `READS`, which may have to be flushed
+DENORMAL = 15  # a number of `READS` is denormal, and may have to be flushed
 
 
 def word(address):
+    """Return the 64-bit word at an address."""
     return int64_pointer(address)[0]
 
 
 def lists_differ(block):
-    """Whether a list has other items."""
+    """Return 1 if a list has other items than recorded; else 0."""
     for k in range(block[LISTS]):
         record = int64_pointer(block[LISTS + 1] + LIST * k)
         own, count, items = record[0], record[1], int64_pointer(record[2])
@@ -210,19 +219,19 @@ def lists_differ(block):
 
 
 def number_differs(block, value, number, sign):
-    """Read a float object into a number.
+    """Store the value of a float object in a number; return 0.
 
-    Returns 1 for other classes, for numbers of unusual size and for another sign: a momentum of 0,
-    for example, chooses another rule.
+    Return 1 for other classes, for magnitudes above MOST and for another sign. For example, a
+    momentum of 0 selects another rule.
     """
-    kind = word(value + 8)
-    if kind != block[CLASS_OF_FLOATS]:
-        if kind != block[CLASS_OF_NUMPY_FLOATS]:
+    cls = word(value + 8)
+    if cls != block[CLASS_OF_FLOATS]:
+        if cls != block[CLASS_OF_NUMPY_FLOATS]:
             return 1
-    found = float64_pointer(value + block[IN_FLOAT])[0]
-    number[0] = found
-    positive = found > 0.0 and found < MOST
-    negative = found < 0.0 and found > -MOST
+    new = float64_pointer(value + block[IN_FLOAT])[0]
+    number[0] = new
+    positive = new > 0.0 and new < MOST
+    negative = new < 0.0 and new > -MOST
     if sign > 0:
         if positive:
             return 0
@@ -231,13 +240,13 @@ def number_differs(block, value, number, sign):
         if negative:
             return 0
         return 1
-    if found == 0.0:
+    if new == 0.0:
         return 0
     return 1
 
 
 def option_differs(block, value, option):
-    """Read the numbers of an entry; return 1 where it is of another class or length."""
+    """Store the numbers of an option; return 1 if its class or length differs, else 0."""
     numbers, signs = option[1], int64_pointer(option[2])
     if option[0] == 0:
         return number_differs(block, value, float64_pointer(numbers), signs[0])
@@ -255,7 +264,7 @@ def option_differs(block, value, option):
 def dicts_differ(block):
     """Return 1 if a dictionary was replaced, or has other keys, values or another order; else 0.
 
-    The value of an entry is an address; 0, for any value; or -1 - k, for option k, which is read.
+    The recorded value of an entry is an address, 0 for any value, or -1 - k for option k.
     """
     place, key, value = cell(), cell(), cell()
     for k in range(block[DICTS]):
@@ -274,33 +283,33 @@ def dicts_differ(block):
                 return 1
             if key[0] != items[2 * i]:
                 return 1
-            wanted = items[2 * i + 1]
-            if wanted > 0:
-                if value[0] != wanted:
+            expected = items[2 * i + 1]
+            if expected > 0:
+                if value[0] != expected:
                     return 1
-            if wanted < 0:
-                option = int64_pointer(block[OPTIONS + 1] + OPTION * (-1 - wanted))
+            if expected < 0:
+                option = int64_pointer(block[OPTIONS + 1] + OPTION * (-1 - expected))
                 if option_differs(block, value[0], option):
                     return 1
     return 0
 
 
 def shape_differs(impl, record, dims):
-    """Whether a TensorImpl has other sizes or strides than a record."""
-    found = int64_pointer(impl + dims)
+    """Return 1 if a TensorImpl has other sizes or strides than a record; else 0."""
+    sizes = int64_pointer(impl + dims)
     count = record[SHAPE]
-    if found[0] != count:
+    if sizes[0] != count:
         return 1
     for axis in range(1, count + 1):
-        if found[axis] != record[SHAPE + axis]:
+        if sizes[axis] != record[SHAPE + axis]:
             return 1
-        if found[5 + axis] != record[SHAPE + 5 + axis]:
+        if sizes[5 + axis] != record[SHAPE + 5 + axis]:
             return 1
     return 0
 
 
 def tensor_differs(block, record):
-    """What is other than it was in a tensor that the block's owner holds, or 0."""
+    """Return a constant for the first difference of a tensor from its record, or 0."""
     own = record[OBJECT]
     if word(own + 8) != record[CLASS]:
         return OTHER_TENSOR
@@ -336,7 +345,7 @@ def tensor_differs(block, record):
 
 
 def is_apart(block, address, needed):
-    """Whether memory lies apart from all that is written."""
+    """Return 1 if memory does not overlap with written memory; else 0."""
     bounds, edges = int64_pointer(block[BOUNDS + 1]), block[BOUNDS]
     low, high = 0, edges
     while low < high:
@@ -353,7 +362,7 @@ def is_apart(block, address, needed):
 
 
 def gradient_of(block, record):
-    """The TensorImpl that a parameter has as its gradient, or 0."""
+    """Return the TensorImpl of a parameter's gradient, or 0."""
     autograd = word(word(record[OBJECT] + block[IN_OBJECT]) + block[IN_IMPL_AUTOGRAD])
     if autograd == 0:
         return 0
@@ -361,7 +370,7 @@ def gradient_of(block, record):
 
 
 def gradient_in_pair(block, record, number):
-    """The TensorImpl of the gradient in a pair, if that is one with the variable, else 0."""
+    """Return the TensorImpl of the gradient in a pair; 0 if the pair has another variable."""
     pair = call(block[PY_LIST_GET_ITEM], block[PAIRS], number)
     if word(pair + 8) != block[CLASS_OF_TUPLES]:
         return 0
@@ -376,7 +385,7 @@ def gradient_in_pair(block, record, number):
 
 
 def switch(gradient, on):
-    """Give the chunks of a variable their elements, or none: kernels then leave it alone."""
+    """Restore the lengths of a variable's chunks, or set them to 0, so that kernels skip it."""
     if gradient[IS_ON] != on:
         for span in range(2):
             lengths, full = gradient[SPANS + 3 * span], gradient[SPANS + 3 * span + 1]
@@ -387,48 +396,52 @@ def switch(gradient, on):
 
 
 def find_gradient(block, gradient, number):
-    """Find the TensorImpl that is the gradient of a parameter that was looked at, or 0."""
+    """Store the TensorImpl of a gradient, or 0, in its record; prefetch it."""
     record = int64_pointer(gradient[OWNER])
-    found = 0
+    grad = 0
     if block[PAIRS] == 0:
-        found = gradient_of(block, record)
+        grad = gradient_of(block, record)
     else:
-        found = gradient_in_pair(block, record, number)
-    gradient[FOUND] = found
-    prefetch_to_read(found)
-    prefetch_to_read(found + 64)
-    prefetch_to_read(found + 128)
+        grad = gradient_in_pair(block, record, number)
+    gradient[FOUND] = grad
+    prefetch_to_read(grad)
+    prefetch_to_read(grad + 64)
+    prefetch_to_read(grad + 128)
     return 0
 
 
 def gradient_differs(block, gradient):
-    """What is other than it was in the gradient that `find_gradient` found, or 0."""
+    """Return a constant for the first difference of a gradient from its record, or 0.
+
+    `find_gradient` has stored the gradient. Switch off a variable whose gradient may be absent.
+    """
     record = int64_pointer(gradient[OWNER])
-    found, storage = gradient[FOUND], 0
+    grad, storage = gradient[FOUND], 0
     if gradient[IS_THERE] == MAY_BE_ABSENT:
         is_absent = 0
-        if found == 0 or found == block[NO_GRADIENT]:
+        if grad == 0 or grad == block[NO_GRADIENT]:
             is_absent = 1
         switch(gradient, 1 - is_absent)
         if is_absent:
             return 0
-    if found != 0:
-        if word(found + block[IN_IMPL_KEYS]) != gradient[GRADIENT_KEYS]:
+    if grad != 0:
+        if word(grad + block[IN_IMPL_KEYS]) != gradient[GRADIENT_KEYS]:
             return OTHER_GRADIENT
-        storage = word(found + block[IN_IMPL_STORAGE])
+        storage = word(grad + block[IN_IMPL_STORAGE])
     if gradient[IS_THERE] == ABSENT:
         if storage != 0:
             return OTHER_GRADIENT
         return 0
     if storage == 0:
         return OTHER_GRADIENT
-    if word(found + block[IN_IMPL_FLAGS]) & block[FLAGS_MASK] != gradient[GRADIENT_FLAGS]:
+    if word(grad + block[IN_IMPL_FLAGS]) & block[FLAGS_MASK] != gradient[GRADIENT_FLAGS]:
         return OTHER_GRADIENT
-    if shape_differs(found, record, block[IN_IMPL_DIMS]):
+    if shape_differs(grad, record, block[IN_IMPL_DIMS]):
         return OTHER_GRADIENT
-    begin = word(found + block[IN_IMPL_OFFSET]) * gradient[ITEM]
+    begin = word(grad + block[IN_IMPL_OFFSET]) * gradient[ITEM]
     data = word(storage + block[IN_STORAGE_DATA])
-    if data == 0 and gradient[NEEDED] != 0:  # one without elements has no memory
+    # An empty gradient has no memory.
+    if data == 0 and gradient[NEEDED] != 0:
         return OTHER_GRADIENT
     if begin + gradient[NEEDED] > word(storage + block[IN_STORAGE_BYTES]):
         return OTHER_GRADIENT
@@ -444,14 +457,17 @@ def gradient_differs(block, gradient):
 
 
 def bits_of(watch):
-    """What a number that is watched is now."""
+    """Return the bits of a watched number."""
     if watch[1] == 8:
         return word(watch[0])
     return int64(uint32_pointer(watch[0])[0])
 
 
 def column_differs(column, words):
-    """Whether others have written to numbers, which versions need not tell."""
+    """Return 1 if a column has another number than a step wrote last; else 0.
+
+    Version counters do not detect all writes.
+    """
     if words[5] == 0:
         return 0
     if words[2] == INT64:
@@ -475,15 +491,20 @@ def gradient_record(block, number):
 
 
 def first_that_differs(block, which, begin, end):
-    """What is not as it was in the first of these tensors or gradients in which anything is."""
+    """Return a constant for the first difference among tensors or gradients, or 0.
+
+    Args:
+        which: TENSORS or GRADIENTS.
+        begin, end: The range of their indices.
+    """
     if which == GRADIENTS:
         for k in range(begin, end + AHEAD):
             if k < end:
                 find_gradient(block, gradient_record(block, k), k)
             if k >= begin + AHEAD:
-                found = gradient_differs(block, gradient_record(block, k - AHEAD))
-                if found != 0:
-                    return found
+                difference = gradient_differs(block, gradient_record(block, k - AHEAD))
+                if difference != 0:
+                    return difference
         return 0
     last = block[TENSORS + 1] + TENSOR * (block[TENSORS] - 1)
     for k in range(begin, end):
@@ -492,16 +513,17 @@ def first_that_differs(block, which, begin, end):
         prefetch_to_read(ahead[IMPL] + 64)
         prefetch_to_read(ahead[IMPL] + 128)
         prefetch_to_read(ahead[STORAGE])
-        found = tensor_differs(block, record)
-        if found != 0:
-            return found
+        difference = tensor_differs(block, record)
+        if difference != 0:
+            return difference
     return 0
 
 
-def look_at_parts(block):
-    """Look at one part after the other; several threads do it at once, and call nothing of Python.
+def check_parts(block):
+    """Check parts of tensors and gradients until none is left; several threads run this at once.
 
-    The thread that called them waits here, with the lock of Python.
+    The threads call no function of Python. The calling thread waits, and holds the interpreter
+    lock.
     """
     ticket = int64_pointer(address_of(block) + 8 * TICKET)
     tensors, gradients = block[TENSORS], block[PARTED]
@@ -517,16 +539,17 @@ def look_at_parts(block):
 
 
 def team_differs(block):
-    """Whether anything is not as it was among tensors and, if they are parted, gradients."""
+    """Check tensors and gradients on several threads; return 1 if anything differs, else 0."""
     block[TICKET], block[DIFFERS], block[PARTED] = 0, 0, block[GRADIENTS]
-    if block[PAIRS] != 0:  # which Python's functions read
+    # Pairs are read by functions of Python, so one thread checks their gradients.
+    if block[PAIRS] != 0:
         block[PARTED] = 0
     call(block[TEAM], block[TEAM_ROUTINE], address_of(block), block[TEAM_SIZE], 0)
     return block[DIFFERS]
 
 
-def look(block):
-    """What is not as it was; 0 if everything is."""
+def check_guards(block):
+    """Return a constant for the first difference from the block; 0 if nothing differs."""
     if lists_differ(block):
         return OTHER_LIST
     if dicts_differ(block):
@@ -536,13 +559,14 @@ def look(block):
             return OTHER_PAIRS
         if call(block[PY_LIST_SIZE], block[PAIRS]) != block[GRADIENTS]:
             return OTHER_PAIRS
-    tensors, gradients = block[TENSORS], block[GRADIENTS]  # that are left to this thread
+    tensors, gradients = block[TENSORS], block[GRADIENTS]
     if block[TEAM] != 0:
-        if team_differs(block) == 0:  # else the first is told, whoever found one
+        # After a difference, this thread checks everything again, to return the first difference.
+        if team_differs(block) == 0:
             tensors, gradients = 0, block[GRADIENTS] - block[PARTED]
-    found = first_that_differs(block, TENSORS, 0, tensors)
-    if found != 0:
-        return found
+    difference = first_that_differs(block, TENSORS, 0, tensors)
+    if difference != 0:
+        return difference
     for k in range(block[WATCHED]):
         watch = int64_pointer(block[WATCHED + 1] + WATCH * k)
         if bits_of(watch) != watch[2]:
@@ -555,7 +579,7 @@ def look(block):
 
 
 def launch_all(block, which):
-    """Call kernels, one after the other."""
+    """Call the kernels of a table of launches, one after the other."""
     for k in range(block[which]):
         launch = int64_pointer(block[which + 1] + LAUNCH * k)
         ticket = int64_pointer(launch[1])
@@ -568,17 +592,17 @@ def launch_all(block, which):
 
 
 def next_step(member):
-    """Return the number of the step that a member takes."""
+    """Return the step count of a member after this step."""
     if member[STEP_COUNT] == 0:
         return 1.0
     return load_number(member[STEP_COUNT], member[STEP_KIND]) + 1.0
 
 
 def set_scalars_of_member(member):
-    """Give a member the row of scalars that its program makes for its step count.
+    """Assign to a member the row of scalars for its step count; compute the row if necessary.
 
-    Members with one program and one step count share a row. Returns 1 where a scalar would be an
-    error in Python, else 0.
+    Members with the same program and step count share a row. Return 1 if computing a scalar would
+    raise an error in Python, else 0.
     """
     program = int64_pointer(member[MEMBER_PROGRAM])
     last_step = float64_pointer(address_of(program) + 8 * LAST_STEP)
@@ -601,9 +625,9 @@ def set_scalars_of_member(member):
 
 
 def set_scalars_of_members(block):
-    """Make the scalars of all members that have a gradient.
+    """Compute the scalars of all members that have a gradient.
 
-    Returns NOTHING if there is none, BEYOND where a scalar would be an error, else 0.
+    Return NOTHING if no member has one, BEYOND if a scalar would raise an error, else 0.
     """
     for k in range(block[PROGRAMS]):
         program = int64_pointer(block[PROGRAMS + 1] + PROGRAM * k)
@@ -616,7 +640,8 @@ def set_scalars_of_members(block):
         if gradient_record(block, k)[IS_ON]:
             count = count + 1
             member = int64_pointer(block[MEMBERS + 1] + MEMBER * k)
-            if member[MEMBER_PROGRAM] != 0:  # one without elements has no kernel
+            # An empty variable has no kernel.
+            if member[MEMBER_PROGRAM] != 0:
                 if set_scalars_of_member(member):
                     return BEYOND
     if count == 0:
@@ -651,7 +676,7 @@ def is_written(block, written):
 
 
 def write(block):
-    """Take the step: kernels, numbers that each parameter has, counters of writes, the count."""
+    """Run kernels, write step counts and columns, and increment version counters."""
     launch_all(block, RULE_MEASURES)
     for k in range(block[RULE_MEASURED]):
         measured = block[RULE_MEASURED + 1] + MEASURED * k
@@ -673,7 +698,8 @@ def write(block):
             wide = float64_pointer(column[0])
             for i in range(column[1]):
                 wide[i] = number
-    for k in range(min(block[COLUMNS], block[WATCHED])):  # the first to be watched are those
+    # The first watched numbers are those of the columns.
+    for k in range(min(block[COLUMNS], block[WATCHED])):
         watch = int64_pointer(block[WATCHED + 1] + WATCH * k)
         watch[2] = bits_of(watch)
     for k in range(block[WRITTEN]):
@@ -686,14 +712,14 @@ def write(block):
 
 def is_on(guard):
     """Return whether the result of a guard is not 0."""
-    found = call(guard[0])
+    bits = call(guard[0])
     if guard[2]:
-        found = word(found)
-    return (found & guard[1]) != 0
+        bits = word(bits)
+    return (bits & guard[1]) != 0
 
 
 def is_traced(block, first):
-    """Return whether one of the guards is on, from the first that counts."""
+    """Return whether one of the guard functions is on, beginning with the function `first`."""
     for k in range(first, block[GUARDS]):
         if is_on(int64_pointer(block[GUARDS + 1] + GUARD * k)):
             return 1
@@ -701,7 +727,7 @@ def is_traced(block, first):
 
 
 def is_tabled(block):
-    """Return whether the table of coming steps has a row for the next one."""
+    """Return whether the table of coming steps has a row for the next step."""
     if block[STEP_TABLE] == 0:
         return 0
     table = int64_pointer(block[STEP_TABLE])
@@ -710,7 +736,7 @@ def is_tabled(block):
 
 
 def load_step(block):
-    """Set the numbers of the next step, as the table has them."""
+    """Copy the scalars of the next step from the table to registers and columns."""
     row = block[TAKEN] - word(block[STEP_TABLE])
     place = block[STEP_TABLE] + TABLE_HEAD + block[STEP_TABLE_ROW] * row
     for k in range(block[STEP_TABLE_SPANS]):
@@ -727,7 +753,7 @@ def load_step(block):
 
 
 def read_numbers(block):
-    """Read the numbers of tensors into registers; return 1 where one is denormal, else 0."""
+    """Read scalars from tensors into registers; return 1 if one is denormal, else 0."""
     for k in range(block[READS]):
         read = int64_pointer(block[READS + 1] + READ * k)
         number = load_number(read[0], read[1])
@@ -740,32 +766,42 @@ def read_numbers(block):
     return 0
 
 
-def step(block, pairs, taken, asked):
-    """Look; if everything is as it was, and no other step came between, write, or measure."""
-    part, first_guard = asked & 7, 1
-    if asked & UNRECORDED:
+def step(block, pairs, taken, request):
+    """Check all guards, then replay the step or a part of it.
+
+    Args:
+        block: The block.
+        pairs: The list of gradients and variables, or 0.
+        taken: The number of replayed steps when this step began, or ANY_STEP.
+        request: A part of a step, and flags.
+
+    Returns:
+        0, or a constant for the first difference; nothing was written then, except sums of a norm.
+    """
+    part, first_guard = request & 7, 1
+    if request & UNRECORDED:
         first_guard = 0
     if is_traced(block, first_guard):
         return TRACED
     if taken != ANY_STEP and block[TAKEN] != taken:
         return OTHER_STEP
-    if asked & TABLED and is_tabled(block) == 0:
+    if request & TABLED and is_tabled(block) == 0:
         return NOT_TABLED
     block[PAIRS] = pairs
     block[HAS_MEASURED] = 0
     if part == UPDATE:
         block[HAS_MEASURED] = 1
-    found = look(block)
-    if found != 0:
-        return found
-    if asked & TABLED:
+    difference = check_guards(block)
+    if difference != 0:
+        return difference
+    if request & TABLED:
         load_step(block)
         if read_numbers(block):
             return DENORMAL
     if block[MEMBERS] != 0 and part != MEASURE:
-        found = set_scalars_of_members(block)
-        if found != 0:
-            return found
+        difference = set_scalars_of_members(block)
+        if difference != 0:
+            return difference
     if part == MEASURE or part == CLIPPED:  # noqa: SIM109
         launch_all(block, MEASURES)
     if part == CLIPPED:

@@ -48,17 +48,17 @@ class RowsPlan(ABC):
         written: What it writes.
     """
 
-    def __init__(self, asked: StepRequest) -> None:
-        (var,), (slots,), (grad,) = asked.variables, asked.slots, asked.gradients
-        self.rule = asked.rule
-        self.stages = asked.stages
+    def __init__(self, request: StepRequest) -> None:
+        (var,), (slots,), (grad,) = request.variables, request.slots, request.gradients
+        self.rule = request.rule
+        self.stages = request.stages
         self.var = var
         self.slots = list(slots)
-        self._copy = copy = asked.copies[0] if asked.copies else None
-        self._from_copies = asked.from_copies
-        self._from_copy = copy is not None and asked.from_copies
-        self._selection = asked.selection
-        self._flush = asked.selection.denormals == "flush"
+        self._copy = copy = request.copies[0] if request.copies else None
+        self._from_copies = request.from_copies
+        self._from_copy = copy is not None and request.from_copies
+        self._selection = request.selection
+        self._flush = request.selection.denormals == "flush"
         self.compute = layout.compute_dtype(var.dtype)
         self._kind = grad.dtype
         self.written = [var, *slots] if copy is None else [var, *slots, copy]
@@ -88,33 +88,33 @@ class RowsPlan(ABC):
         except RuntimeError:
             return False
 
-    def _is_of(self, asked: StepRequest) -> bool:
+    def _is_of(self, request: StepRequest) -> bool:
         if (
-            asked.rule is not self.rule
-            or asked.stages != self.stages
-            or asked.variables[0] is not self.var
-            or asked.selection != self._selection
-            or (asked.copies[0] if asked.copies else None) is not self._copy
-            or asked.from_copies != self._from_copies
+            request.rule is not self.rule
+            or request.stages != self.stages
+            or request.variables[0] is not self.var
+            or request.selection != self._selection
+            or (request.copies[0] if request.copies else None) is not self._copy
+            or request.from_copies != self._from_copies
         ):
             return False
         # Else torch looks for an override whenever a `Variable` is asked for something.
         with DisableTorchFunctionSubclass():
             return self._stands()
 
-    def serves(self, asked: StepRequest) -> bool:
+    def serves(self, request: StepRequest) -> bool:
         """Whether a plan made for this step would be this one."""
-        (slots,) = asked.slots
+        (slots,) = request.slots
         return (
-            asked.gradients[0].dtype == self._kind
+            request.gradients[0].dtype == self._kind
             and len(slots) == len(self.slots)
             and all(map(is_, slots, self.slots))
-            and self._is_of(asked)
+            and self._is_of(request)
         )
 
-    def try_rebind(self, asked: StepRequest, bounds: Int64) -> bool:
+    def try_rebind(self, request: StepRequest, bounds: Int64) -> bool:
         """See `Part`. Nothing is written; False leaves the reasons to the careful path."""
-        return self._is_of(asked) and self._aim(asked.gradients[0], bounds)
+        return self._is_of(request) and self._aim(request.gradients[0], bounds)
 
     def _aim(self, grad: Any, bounds: Int64) -> bool:
         try:

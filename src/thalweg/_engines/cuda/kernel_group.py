@@ -223,9 +223,9 @@ class Group:
         """See `thalweg._engines.dense_plan.Group`."""
         return self._measure_peaks(self._there).cpu().numpy()
 
-    def max_abs_on_device(self, wanted: Tensor) -> Tensor:
+    def max_abs_on_device(self, is_checked: Tensor) -> Tensor:
         """See `thalweg._engines.dense_plan.Group`."""
-        return self._measure_peaks(self._there * wanted)
+        return self._measure_peaks(self._there * is_checked)
 
     def _measure_peaks(self, sizes: Tensor) -> Tensor:
         kind = self._names[1]

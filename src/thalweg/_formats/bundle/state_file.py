@@ -6,7 +6,7 @@ It is a CheckpointState of tensorflow/python/training/checkpoint_state.proto, as
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from thalweg._formats import atomic_write
@@ -40,8 +40,8 @@ class CheckpointState:
     """
 
     model_checkpoint_path: str
-    all_model_checkpoint_paths: tuple[str, ...] = ()
-    all_model_checkpoint_timestamps: tuple[float, ...] = ()
+    all_model_checkpoint_paths: list[str] = field(default_factory=list[str])
+    all_model_checkpoint_timestamps: list[float] = field(default_factory=list[float])
     last_preserved_timestamp: float | None = None
 
 
@@ -117,9 +117,7 @@ def _parse_state(text: str) -> CheckpointState:
     latest, all_paths, times, preserved = fields.values()
     if len(latest) > 1 or len(preserved) > 1:
         raise CorruptFileError("it names more than one checkpoint as the last one")
-    return CheckpointState(
-        "".join(latest), tuple(all_paths), tuple(times), preserved[0] if preserved else None
-    )
+    return CheckpointState("".join(latest), all_paths, times, preserved[0] if preserved else None)
 
 
 def _with_absolute_paths(directory: str, state: CheckpointState) -> CheckpointState:
@@ -130,7 +128,7 @@ def _with_absolute_paths(directory: str, state: CheckpointState) -> CheckpointSt
     )
     for path in (latest, *all_paths):
         _relative_to(directory, path)
-    return replace(state, model_checkpoint_path=latest, all_model_checkpoint_paths=tuple(all_paths))
+    return replace(state, model_checkpoint_path=latest, all_model_checkpoint_paths=all_paths)
 
 
 def _relative_to(directory: str, path: str) -> str:

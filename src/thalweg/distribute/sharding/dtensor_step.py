@@ -265,7 +265,7 @@ class _Measured:
             found[places] = bits.cpu().numpy().view(np.float64)
         return found
 
-    def max_abs_on_device(self, wanted: Tensor) -> None:
+    def max_abs_on_device(self, is_checked: Tensor) -> None:
         """See `StepPlan`."""
 
 

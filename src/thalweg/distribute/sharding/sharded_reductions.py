@@ -90,5 +90,5 @@ class ShardedReductions:
         self._shards.ranks.take_maximum(found)
         return found.cpu().numpy().view(np.float64)
 
-    def max_abs_on_device(self, wanted: torch.Tensor) -> None:
+    def max_abs_on_device(self, is_checked: torch.Tensor) -> None:
         """See `StepPlan`."""

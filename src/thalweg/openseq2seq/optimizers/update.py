@@ -105,10 +105,8 @@ def update(
             return optimizer._take(pairs, global_step, name, how, copies, captured)
         made = iter([grad for grad, _ in pairs])
         gradients = [None if grad is None else next(made) for grad in backward.gradients]
-        with contextlib.ExitStack() as stack:
-            if captured is not None:
-                hooks = optimizer._make_hooks(global_step, name, captured[0])
-                stack.enter_context(optimizer._while_taking(hooks))
+        hooks = optimizer._make_hooks(global_step, name, captured and captured[0])
+        with contextlib.nullcontext() if captured is None else optimizer._while_taking(hooks):
             return _by_override(optimizer, backward.done(gradients), decision.calls, global_step)
 
 

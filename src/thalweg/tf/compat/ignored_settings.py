@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import re
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
-from thalweg.errors import InvalidArgumentError
+from thalweg._graph.device_names import device
 
 __all__ = [
     "AggregationMethod",
@@ -20,30 +17,6 @@ __all__ = [
     "RunOptions",
     "device",
 ]
-
-_DEVICE = re.compile(
-    r"(/job:[a-z][a-z0-9_]*)?(/replica:\d+)?(/task:\d+)?((/device:[a-z_]+:|/(cpu|gpu|tpu):?)(\d+|\*)?)?",
-    re.IGNORECASE,
-)
-
-
-@contextlib.contextmanager
-def device(device_name_or_function: object) -> Iterator[None]:
-    """Return a context manager that changes nothing: operations run where their tensors are.
-
-    Move a module or variable with torch's `.to("cuda")`.
-
-    Args:
-        device_name_or_function: A name such as "/cpu:0" or "/job:worker/task:0/gpu:1", a function,
-            or None.
-
-    Raises:
-        InvalidArgumentError: It is a text that is no name of a device.
-    """
-    name = device_name_or_function
-    if isinstance(name, str) and not _DEVICE.fullmatch(f"/{name.lstrip('/')}" if name else ""):
-        raise InvalidArgumentError(f"{name!r} is no name of a device; expected one like '/gpu:0'.")
-    yield
 
 
 class _Settings(SimpleNamespace):

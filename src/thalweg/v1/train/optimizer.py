@@ -462,8 +462,10 @@ class Optimizer(State, V1StateDict, SlotOptimizer, Configurable, Argument):
             values = getattr(replay, "read", None) if values is None else values
             if values is None and self._under_way is not None:
                 values = self._under_way.values
-            one_step = self._plans.one_step(self._name)
-            with one_step, self._while_taking(self._make_hooks(global_step, name, values)) as hooks:
+            with (
+                self._plans.one_step(self._name),
+                self._while_taking(self._make_hooks(global_step, name, values)) as hooks,
+            ):
                 is_shared = thread.strategies or self._slots.parts is not None or is_imported()
                 if sharing is None and is_shared:
                     given, sharing = distribute.share_summed_step(
@@ -530,8 +532,12 @@ class Optimizer(State, V1StateDict, SlotOptimizer, Configurable, Argument):
         value, variables = forward(loss, var_list)
         errors: list[BaseException] = []
         made = self._make_hooks(global_step, name or self._name, None)
-        locked, one_step = self._locked(), self._plans.one_step(self._name)
-        with self._turn_lock(), locked, one_step, self._while_taking(made) as hooks:
+        with (
+            self._turn_lock(),
+            self._locked(),
+            self._plans.one_step(self._name),
+            self._while_taking(made) as hooks,
+        ):
             kept = self._plans.now()
 
             def apply_one(grad: Gradient, var: Tensor) -> None:

@@ -277,9 +277,9 @@ class SingularMonitoredSession(MonitoredSession):
         )
         super().__init__(creator, hooks, stop_grace_period_secs)
 
-    def raw_session(self) -> Session:
-        """Return the session itself, whose runs call no hooks."""
-        return self._require_session()
+    def raw_session(self) -> Session | None:
+        """Return the session itself, whose runs call no hooks; None if it is closed."""
+        return self._session
 
 
 def _check_apart(feeds: dict[Any, Any], others: Any, message: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from thalweg._base.showing import show_value
 from thalweg._graph import (
     GraphKeys,
     get_default_graph,
@@ -14,7 +15,7 @@ from thalweg._graph import (
     local_variables_initializer,
     report_uninitialized_variables,
 )
-from thalweg.errors import FailedPreconditionError
+from thalweg.errors import FailedPreconditionError, InvalidTypeError
 from thalweg.v1.summary import merge_all
 from thalweg.v1.train.monitored.checkpoint_saver_hook import the_saver
 from thalweg.v1.train.saving.saver import Saver
@@ -62,6 +63,11 @@ class Scaffold:
         local_init_feed_dict: object = None,
     ) -> None:
         other = copy_from_scaffold
+        if not isinstance(other, Scaffold | None):
+            raise InvalidTypeError(
+                f"copy_from_scaffold is not a Scaffold instance: {show_value(other)}. Pass a"
+                " Scaffold or None."
+            )
         self.init_fn: Callable[[object], object] | None = None
         if init_fn is not None:
             self.init_fn = lambda session: init_fn(self, session)

@@ -29,6 +29,7 @@ from thalweg.v1.train.saving.objects.members import (
     describe_members,
     graphs_of,
     held_by,
+    hold_steps,
     is_variable,
     members_of,
     optimizers_in,
@@ -248,9 +249,9 @@ class Checkpoint(Trackable):
     def _snapshot(self, session: object = None) -> tuple[ObjectGraph, dict[str, Tensor]]:
         """What is saved now: what the objects are, and copies of values by the names of tensors."""
         graph = self._graph_meant(session)
-        with contextlib.ExitStack() as locks:
-            for keeper in optimizers_in(self._members_in(graph)):
-                locks.enter_context(keeper._locked())
+        keepers = optimizers_in(self._members_in(graph))
+        with hold_steps(keepers):
+            for keeper in keepers:
                 with _as_default_graph(graph):
                     keeper._make_whole()
             members = self._members_in(graph)

@@ -57,9 +57,7 @@ def generate_checkpoint_state_proto(
     if not os.path.isabs(folder):
         model_checkpoint_path = _relative_to(model_checkpoint_path, folder)
         paths = [_relative_to(path, folder) for path in paths]
-    return CheckpointState(
-        model_checkpoint_path, tuple(paths), tuple(times), last_preserved_timestamp
-    )
+    return CheckpointState(model_checkpoint_path, paths, times, last_preserved_timestamp)
 
 
 def update_checkpoint_state(
@@ -103,7 +101,7 @@ def update_checkpoint_state(
             f"Save path '{model_checkpoint_path}' conflicts with path used for checkpoint state. "
             " Please use a different save path."
         )
-    state = replace(state, model_checkpoint_path=newest, all_model_checkpoint_paths=tuple(every))
+    state = replace(state, model_checkpoint_path=newest, all_model_checkpoint_paths=every)
     write_state(folder, state, name)
 
 
@@ -216,24 +214,26 @@ def get_checkpoint_mtimes(checkpoint_prefixes: Iterable[Path]) -> list[float]:
 def remove_checkpoint(
     checkpoint_prefix: Path, checkpoint_format_version: int = 2, meta_graph_suffix: str = "meta"
 ) -> None:
-    """Delete the files of a checkpoint, of ours or of TensorFlow's; none need be there.
+    """Delete the existing files of a checkpoint, in this library's format or in TensorFlow's.
 
     Args:
         checkpoint_prefix: The prefix.
-        checkpoint_format_version: 1 for TensorFlow's format before 0.12, one file that is called
-            as the prefix.
+        checkpoint_format_version: 1 for TensorFlow's format before 0.12, one file whose name is
+            the prefix.
         meta_graph_suffix: What the file with TensorFlow's graph has after the prefix.
 
     Raises:
         OSError: A file cannot be deleted.
     """
     prefix = os.fspath(checkpoint_prefix)
-    paths = [f"{re.sub(r'-[0-9?]+-of-[0-9]+$', '', prefix)}.{meta_graph_suffix}"]
+    meta_graph = f"{re.sub(r'-[0-9?]+-of-[0-9]+$', '', prefix)}.{meta_graph_suffix}"
+    # This library's format is the same for all format versions.
+    paths = [meta_graph, prefix + SUFFIX]
     if checkpoint_format_version == 1:
         paths.append(prefix)
     else:
         # The index first: without it no checkpoint is there, and data are but files.
-        paths += [prefix + SUFFIX, prefix + INDEX]
+        paths.append(prefix + INDEX)
         paths += glob.glob(f"{glob.escape(prefix)}.data-?????-of-?????")
     for path in paths:
         with _if_there():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Callable
@@ -18,6 +19,8 @@ from thalweg.v1.train.saving.checkpoint_management import (
     remove_checkpoint,
     update_checkpoint_state,
 )
+
+_LOG = logging.getLogger(__name__)
 
 
 class CheckpointManager:
@@ -78,6 +81,15 @@ class CheckpointManager:
         state, now = get_checkpoint_state(self._directory) or CheckpointState(""), time.time()
         paths, times = state.all_model_checkpoint_paths, state.all_model_checkpoint_timestamps
         mark, hours = state.last_preserved_timestamp, keep_checkpoint_every_n_hours
+        if mark is not None and mark > now:
+            # Nobody knows which of the checkpoints were to be retained, so all of them are.
+            _LOG.warning(
+                "The clock is %g s behind the last preserved checkpoint timestamp in %s. The"
+                " checkpoints there are not deleted.",
+                mark - now,
+                self._directory,
+            )
+            mark, paths = now, []
         self._latest = state.model_checkpoint_path or None
         self._keeper = Keeper(
             max_to_keep,

@@ -21,6 +21,8 @@ from thalweg.errors import (
 )
 from thalweg.v1.train.saving.objects import files
 
+# TensorFlow's names of dtypes that have other names in torch.
+_TITLES = {"float16": "half", "float32": "float", "float64": "double"}
 INDEX = ".index"  # of the file of TensorFlow's by which a checkpoint of its is known
 
 
@@ -90,10 +92,12 @@ class CheckpointReader:
             return stored.tensor()
 
     def debug_string(self) -> bytes:
-        """Return a line for each tensor: its name, dtype and shape."""
-        lines = [
-            f"{name} ({dtype}) {list(shape)}" for name, (dtype, shape) in self._entries.items()
-        ]
+        """Return a line for each tensor, such as "layer/kernel (DT_FLOAT) [2,3]"."""
+        lines = list[str]()
+        for name, dtype in self.get_variable_to_dtype_map().items():
+            title = dtype if isinstance(dtype, str) else str(dtype).removeprefix("torch.")
+            sizes = ",".join(map(str, self._entries[name][1]))
+            lines.append(f"{name} (DT_{_TITLES.get(title, title).upper()}) [{sizes}]")
         return "\n".join(lines).encode()
 
     def tensors(self, names: Collection[str]) -> dict[str, Tensor]:

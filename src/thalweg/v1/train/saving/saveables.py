@@ -13,6 +13,7 @@ from thalweg._base.showing import show_value
 from thalweg._graph import GraphKeys, GraphVariable, get_default_graph, graph_variable_of
 from thalweg._graph.partitioned import PartitionedVariable
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
+from thalweg.variable import Variable
 
 
 def all_saveable() -> list[Any]:
@@ -67,6 +68,15 @@ def as_variable(item: object) -> GraphVariable | None:
     known = get_default_graph().stand_ins.get(id(item))
     found = graph_variable_of(item) if known is None else known[1]
     return found if isinstance(found, GraphVariable) else None
+
+
+def are_eager(var_list: object) -> bool:
+    """Return whether a list or dict has eager variables alone, without any in the default graph."""
+    members = list(var_list.values()) if isinstance(var_list, Mapping) else var_list
+    known = get_default_graph().stand_ins
+    return isinstance(members, list | tuple | set | frozenset) and all(
+        isinstance(each, Variable) and id(each) not in known for each in members
+    )
 
 
 def _parts_of(item: object) -> list[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import time
@@ -25,7 +26,7 @@ from thalweg.v1.train.saving.checkpoint_management import (
 )
 from thalweg.v1.train.saving.checkpoint_reader import SUFFIX, CheckpointReader
 from thalweg.v1.train.saving.restoring import fitting_values
-from thalweg.v1.train.saving.saver_arguments import as_session, values_of
+from thalweg.v1.train.saving.saver_arguments import EagerValues, as_session, values_of
 
 _LOG = logging.getLogger(__name__)
 _KIND = "tf.train.Saver"
@@ -50,7 +51,8 @@ class Saver:
             By default all variables in GLOBAL_VARIABLES and SAVEABLE_OBJECTS of the default graph.
         reshape: Whether restored values take the shape of their variable where the number of
             elements is the same.
-        sharded: Ignored: a checkpoint is one file.
+        sharded: Whether a checkpoint may have the name of the state file, as with TensorFlow's
+            shards. A checkpoint is one file in any case.
         max_to_keep: How many of the newest checkpoints are kept; 0 or None for all.
         keep_checkpoint_every_n_hours: Of the others one is kept for each so many hours.
         name: Ignored.
@@ -119,10 +121,11 @@ class Saver:
         if saver_def is not None or builder is not None:
             _refuse_protos("saver_def and builder")
         self._var_list = var_list
-        self._reshape = reshape
+        self._reshape, self._sharded = reshape, sharded
         self._allow_empty = allow_empty
         self._pad_step_number = pad_step_number
         self._variables: dict[str, GraphVariable] | None = None
+        self._eager: EagerValues | None = None
         self._span = keep_checkpoint_every_n_hours * 3600
         self._keeper = Keeper(max_to_keep or None, self._span, 0.0, spare=_next_mark)
         self._lock = Lock()
@@ -145,7 +148,10 @@ class Saver:
                     " variables to save"
                 )
             var_list = saveables.all_saveable()
-        found = saveables.by_name(var_list)
+        if executing_eagerly() and saveables.are_eager(var_list):
+            self._eager = EagerValues()
+        with contextlib.nullcontext() if self._eager is None else self._eager.graph.as_default():
+            found = saveables.by_name(var_list)
         if not found and not self._allow_empty:
             raise InvalidArgumentError("No variables to save")
         self._keeper.mark = time.time() + self._span
@@ -171,7 +177,7 @@ class Saver:
 
         Args:
             sess: The session. Neither it nor the graph is looked for anywhere else, so that any
-                thread may call this.
+                thread may call this. None for eager variables.
             save_path: What the names of the files begin with.
             global_step: Optional. A number, or a variable or tensor that has it in the session; is
                 added to the name. A variable's is of the same moment.
@@ -197,7 +203,7 @@ class Saver:
         latest = STATE if latest_filename is None else latest_filename
         if os.path.dirname(latest):
             raise InvalidArgumentError("'latest_filename' must not contain path components")
-        path, session = os.fspath(save_path), as_session(sess)
+        path, session = os.fspath(save_path), as_session(sess, self._eager)
         folder = os.path.dirname(path)
         if not os.path.isdir(folder or os.curdir):
             raise InvalidArgumentError(f"Parent directory of {path} doesn't exist, can't save.")
@@ -206,7 +212,8 @@ class Saver:
         values, step = values_of(session, list(variables.values()), global_step)
         prefix = path if step is None else f"{path}-{self._format_step(step)}"
         prefix = prefix.removesuffix(SUFFIX)
-        if os.path.basename(prefix) in (latest, latest.removesuffix(SUFFIX)):
+        base = os.path.basename(prefix)
+        if base + SUFFIX == latest or (base == latest and not self._sharded):
             raise InvalidArgumentError(
                 f"'latest_filename' collides with 'save_path': '{latest}' and '{prefix}'"
             )
@@ -226,7 +233,7 @@ class Saver:
         keeper = self._keeper.after_saving(prefix) if self._keeper.most else self._keeper
         old = list(keeper.too_old(1))
         beside = [path for path in keeper.paths if _folder_of(path) == _folder_of(prefix)]
-        write_state(folder, CheckpointState(prefix, tuple(beside or [prefix])), latest)
+        write_state(folder, CheckpointState(prefix, beside or [prefix]), latest)
         self._keeper = keeper
         for each in old:
             try:
@@ -242,7 +249,7 @@ class Saver:
         by the names that its variables had in their graph.
 
         Args:
-            sess: The session.
+            sess: The session. None for eager variables.
             save_path: What `save` returned, or what `latest_checkpoint` returns.
 
         Raises:
@@ -255,7 +262,7 @@ class Saver:
 
         No variable has changed then.
         """
-        variables, session = self._require_built("restore"), as_session(sess)
+        variables, session = self._require_built("restore"), as_session(sess, self._eager)
         if not variables:
             return
         if save_path is None:

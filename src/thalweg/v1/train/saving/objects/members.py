@@ -5,12 +5,18 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import compress
+from operator import methodcaller
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
+from thalweg._base.context_managers import ContextSetting, Sections
+from thalweg._base.locks import Guard
 from thalweg._base.showing import show_value
+from thalweg._core.atomic_section import drain
 from thalweg._core.trackable import Trackable, TrackableSlots
 from thalweg._formats.bundle import Node, ObjectGraph, SavedAttribute, SlotVariable
 from thalweg._graph import GraphVariable, handle_of, is_symbolic
@@ -181,6 +187,22 @@ def optimizers_in(members: Iterable[ObjectMember]) -> list[TrackableSlots]:
     """Return the optimizers among members, in the order in which their locks are taken."""
     found = [each.held for each in members if isinstance(each.held, TrackableSlots)]
     return sorted(found, key=id)
+
+
+def hold_steps(optimizers: Iterable[TrackableSlots]) -> ContextSetting:
+    """Return the block that holds back the steps of optimizers, whose locks are taken in order.
+
+    `contextlib.ExitStack` is written in Python: an interruption there leaves locks taken.
+    """
+    return ContextSetting(partial(_hold, [optimizer._locked() for optimizer in optimizers]))
+
+
+def _hold(locks: list[Guard]) -> Sections:
+    # Only what is in this list is given back, if the wait for one of the locks is interrupted.
+    held: list[Guard] = []
+    taken = map(methodcaller("__enter__"), locks)
+    given_back = map(methodcaller("__exit__", None, None, None), held)
+    return [partial(held.extend, compress(locks, taken))], [partial(drain, given_back)]
 
 
 def graphs_of(members: Iterable[ObjectMember]) -> list[Any]:

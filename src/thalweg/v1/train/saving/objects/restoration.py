@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 from torch import Tensor
 
+from thalweg._base.context_managers import ContextSetting
 from thalweg._base.locks import Lock
 from thalweg._core.trackable import TrackableSlots
-from thalweg.v1.train.saving.objects.members import held_by, is_variable, members_of, optimizers_in
+from thalweg.v1.train.saving.objects.members import (
+    held_by,
+    hold_steps,
+    is_variable,
+    members_of,
+    optimizers_in,
+)
 from thalweg.v1.train.saving.objects.values import ObjectValues
 from thalweg.v1.train.saving.objects.walk import Walk
 
@@ -45,17 +50,14 @@ class Restoration(ObjectValues):
             finally:
                 self._walk = None
 
-    @contextlib.contextmanager
-    def _hold_steps(self, owner: object) -> Iterator[None]:
-        """Hold back the steps of all optimizers whose state may change."""
-        with contextlib.ExitStack() as stack:
-            # A new variable is being made by an optimizer, which holds its lock if it needs to.
-            if not is_variable(held_by(owner, self.graph)):
-                found = optimizers_in(members_of(owner, self.graph))
-                found += [x for x in self.objects.values() if isinstance(x, TrackableSlots)]
-                for each in sorted({id(x): x for x in found}.items()):
-                    stack.enter_context(each[1]._locked())
-            yield
+    def _hold_steps(self, owner: object) -> ContextSetting:
+        """Return the block that holds back the steps of all optimizers whose state may change."""
+        # A new variable is being made by an optimizer, which holds its lock if it needs to.
+        if is_variable(held_by(owner, self.graph)):
+            return hold_steps([])
+        found = optimizers_in(members_of(owner, self.graph))
+        found += [x for x in self.objects.values() if isinstance(x, TrackableSlots)]
+        return hold_steps(sorted(found, key=id))
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy of an optimizer waits on its own, and speaks for none of the objects here.
