@@ -42,7 +42,7 @@ def find_rule(name: str) -> Candidate:
         raise ConformError(str(error)) from error
     entry = registry.named(full_name)
     if full_name.startswith((registry.OPTIM, registry.TORCH)):
-        return Candidate(partial(entry.cls.made_of, **entry.options), full_name)
+        return Candidate(partial(entry.cls.factory, **entry.options), full_name)
     parameters = inspect.signature(entry.cls.__init__).parameters
     defaults = {key: entry.options.get(key, parameter.default)
                 for key, parameter in parameters.items()
