@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 # The most lines of a face in either column, which tests/test_layers.py holds, and what is aimed at.
-BOUNDS = {"optim": 21_250, "optim.tensorflow": 22_300, "keras": 21_050, "checkpoint": 26_550}
+BOUNDS = {"optim": 21_300, "optim.tensorflow": 22_300, "keras": 21_200, "checkpoint": 26_550}
 
 _MODEL = """
 import io, torch
