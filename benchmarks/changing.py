@@ -36,36 +36,36 @@ SETS = {10: 0.30, 100: 0.30}
 
 
 class Loop:
-    """A training whose steps are timed, without what comes between them.
+    """Training loop whose optimizer steps alone are timed.
 
     Args:
-        count: How many parameters it has.
+        count: The number of parameters.
     """
 
     def __init__(self, count: int) -> None:
         self.params = [Parameter(torch.randn(SIZE)) for _ in range(count)]
 
     def prepare(self) -> None:
-        """Do what comes between two steps."""
+        """Set new gradients, and advance the schedule."""
         raise NotImplementedError
 
     def step(self) -> None:
         raise NotImplementedError
 
     def taken(self) -> int:
-        """Return how many steps were taken in one call."""
+        """Return the number of steps that were one native call."""
         return 0
 
 
 class TorchLoop(Loop):
-    """A training by an optimizer with torch's interface.
+    """Training loop of an optimizer with torch's interface.
 
     Args:
-        count: As that of `Loop`.
-        make: Makes the optimizer of parameters.
-        schedule: Makes a scheduler of an optimizer, if there is one.
-        choose: Returns the parameters that have a gradient, given their number and that of the
-            step.
+        count: The number of parameters.
+        make: Builds the optimizer from parameters.
+        schedule: Optional. Builds a scheduler from an optimizer.
+        choose: Optional. Returns the indices of parameters with a gradient, from the number of
+            parameters and that of the step.
     """
 
     def __init__(
@@ -86,25 +86,27 @@ class TorchLoop(Loop):
         if self._scheduler is not None and self._number > 1:
             self._scheduler.step()
         count = len(self.params)
-        chosen = set(range(count)) if self._choose is None else self._choose(count, self._number)
-        for place, param in enumerate(self.params):
-            param.grad = torch.randn(SIZE) if place in chosen else None
+        with_gradient = (
+            set(range(count)) if self._choose is None else self._choose(count, self._number)
+        )
+        for index, param in enumerate(self.params):
+            param.grad = torch.randn(SIZE) if index in with_gradient else None
 
     def step(self) -> None:
         self.optimizer.step()
 
     def taken(self) -> int:
-        own = getattr(self.optimizer, "_cache", None)
-        return getattr(getattr(own, "replay", None), "taken", 0)
+        step_cache = getattr(self.optimizer, "_cache", None)
+        return getattr(getattr(step_cache, "replay", None), "taken", 0)
 
 
 class PairsLoop(Loop):
-    """A training by an optimizer that is given pairs of gradients and variables.
+    """Training loop of an optimizer with `apply_gradients`.
 
     Args:
-        count: As that of `Loop`.
-        make: Makes the optimizer, given the variable that counts steps.
-        counts: Whether steps raise that variable.
+        count: The number of parameters.
+        make: Builds the optimizer from the variable that counts steps.
+        counts: Whether steps increment that variable.
     """
 
     def __init__(self, count: int, make: Callable[[Variable], Any], counts: bool = False) -> None:
@@ -168,10 +170,10 @@ def _v1(count: int) -> Loop:
 
 
 class Case(NamedTuple):
-    """A loop here and the loop in torch that it is compared with, made for a number of tensors."""
+    """Loops to compare, built for a number of tensors, and targets by that number."""
 
-    own: Callable[[int], Loop]
-    other: Callable[[int], Loop]
+    make_own: Callable[[int], Loop]
+    make_torch: Callable[[int], Loop]
     targets: dict[int, float]
 
 
@@ -179,21 +181,23 @@ def _pair(
     targets: dict[int, float],
     schedule: Callable[[Any], Any] | None = None,
     choose: Callable[[int, int], set[int]] | None = None,
-    own: Callable[[list[Parameter]], Any] = _own_adamw,
-    other: Callable[[list[Parameter]], Any] = _torch_adamw,
+    make_own: Callable[[list[Parameter]], Any] = _own_adamw,
+    make_torch: Callable[[list[Parameter]], Any] = _torch_adamw,
 ) -> Case:
     def loop_of(make: Callable[[list[Parameter]], Any]) -> Callable[[int], Loop]:
         return lambda count: TorchLoop(count, make, schedule, choose)
 
-    return Case(loop_of(own), loop_of(other), targets)
+    return Case(loop_of(make_own), loop_of(make_torch), targets)
 
 
-# A constant rate stands beside schedules that torch has no fused step for.
-_CONSTANT = _pair(RATES).other
+# Torch's loop with a constant rate is the baseline of schedules without a fused step in torch.
+_CONSTANT = _pair(RATES).make_torch
 CASES = {
     "lambda": _pair(RATES, _lambda),
     "one_cycle": _pair(RATES, _one_cycle),
-    "one_cycle_sgd": _pair(RATES, _one_cycle, own=_sgd(optim), other=_sgd(torch.optim, fused=True)),
+    "one_cycle_sgd": _pair(
+        RATES, _one_cycle, make_own=_sgd(optim), make_torch=_sgd(torch.optim, fused=True)
+    ),
     "keras": Case(_keras, _CONSTANT, RATES),
     "v1": Case(_v1, _CONSTANT, RATES),
     "rotating": _pair(SETS, choose=_all_but_one),
@@ -207,26 +211,26 @@ class Row(NamedTuple):
 
     Attributes:
         name: The case.
-        count: How many tensors it has.
-        own, other: The median here, and in torch.
-        once: The share of the steps that were taken in one call.
-        target: The most that `own` may be of `other`.
+        count: The number of tensors.
+        own_time, torch_time: The median of thalweg and of torch.
+        replayed: The share of the steps that were one native call.
+        target: The maximum of `own_time / torch_time`.
     """
 
     name: str
     count: int
-    own: float
-    other: float
-    once: float
+    own_time: float
+    torch_time: float
+    replayed: float
     target: float
 
     @property
     def ratio(self) -> float:
-        return self.own / self.other
+        return self.own_time / self.torch_time
 
 
 def _passes() -> Callable[[], None]:
-    """Return a forward and a backward pass of a small model, which comes before each step."""
+    """Return a function that runs a forward and backward pass of a small model."""
     layers = torch.nn.Linear(SIZE, SIZE), torch.nn.ReLU(), torch.nn.Linear(SIZE, 1)
     model, inputs = torch.nn.Sequential(*layers), torch.randn(16, SIZE)
 
@@ -245,12 +249,12 @@ def rows(rounds: int) -> Iterator[Row]:
     for count in RATES:
         for name, case in CASES.items():
             if count in case.targets:
-                own, other = case.own(count), case.other(count)
-                _medians((own, other), passes, WARM_UP)
-                replayed_before = own.taken()
-                medians = _medians((own, other), passes, rounds)
-                once = (own.taken() - replayed_before) / rounds
-                yield Row(name, count, *medians, once, case.targets[count])
+                own_loop, torch_loop = case.make_own(count), case.make_torch(count)
+                _medians((own_loop, torch_loop), passes, WARM_UP)
+                replayed_before = own_loop.taken()
+                medians = _medians((own_loop, torch_loop), passes, rounds)
+                replayed_share = (own_loop.taken() - replayed_before) / rounds
+                yield Row(name, count, *medians, replayed_share, case.targets[count])
 
 
 def _medians(
@@ -259,27 +263,27 @@ def _medians(
     """Return the median microseconds of a step of each loop, which take turns."""
     times: tuple[list[int], list[int]] = ([], [])
     for _ in range(rounds):
-        for own, loop in zip(times, loops, strict=True):
+        for loop_times, loop in zip(times, loops, strict=True):
             loop.prepare()
             passes()
             begin = time.thread_time_ns()
             loop.step()
-            own.append(time.thread_time_ns() - begin)
+            loop_times.append(time.thread_time_ns() - begin)
     return statistics.median(times[0]) / 1e3, statistics.median(times[1]) / 1e3
 
 
 def figures(rounds: int = 300) -> list[Figure]:
-    """Processor time of one thread in units of torch's in the same loop."""
-    found: list[Figure] = []
-    with watched(found):
-        found += map(_figure, rows(rounds))
-    return found
+    """Measure processor time of one thread in units of torch's in the same loop."""
+    figures_: list[Figure] = []
+    with watched(figures_):
+        figures_ += map(_figure, rows(rounds))
+    return figures_
 
 
 def _figure(row: Row) -> Figure:
     note = (
-        f"{row.own:.3g} us of the processor, torch fused {row.other:.3g}; {row.once:.0%} in one"
-        " call"
+        f"{row.own_time:.3g} us of the processor, torch fused {row.torch_time:.3g};"
+        f" {row.replayed:.0%} in one call"
     )
     return Figure(f"changing_{row.name}_{row.count}", row.ratio, row.target, note=note)
 
@@ -291,8 +295,8 @@ def main() -> None:
     print("          case tensors  thalweg us  torch us  ratio   once  target")
     for row in rows(arguments.rounds):
         print(
-            f"{row.name:>14} {row.count:7} {row.own:11.1f} {row.other:9.1f} {row.ratio:6.2f}"
-            f" {row.once:6.0%} <= {row.target:.2f}",
+            f"{row.name:>14} {row.count:7} {row.own_time:11.1f} {row.torch_time:9.1f}"
+            f" {row.ratio:6.2f} {row.replayed:6.0%} <= {row.target:.2f}",
             flush=True,
         )
 

@@ -9,18 +9,18 @@ from thalweg._cli.bench.timing import Contender, measure
 
 
 def adam() -> list[Figure]:
-    """Adam through the public call, in units of torch.optim.Adam(fused=True) in the same rounds."""
+    """Measure Adam through the public call, in units of torch's fused Adam in the same rounds."""
     entry = registry.entry("Adam")
     figures = []
     for name, target in (("gpt2", 0.97), ("resnet50", 0.90), ("small2000", 0.15)):
-        made = workload.make_tensors(shapes.load(name))
-        (fused,) = peers.make_contenders(entry, made, ("torch-fused",))
+        problem = workload.make_tensors(shapes.load(name))
+        (fused,) = peers.make_contenders(entry, problem, ("torch-fused",))
         timings = measure(
             [
-                Contender("thalweg", workload.thalweg_step(entry, made)),
+                Contender("thalweg", workload.thalweg_step(entry, problem)),
                 fused,
                 Contender(
-                    "roofline", roofline.roofline(entry.slots, made.variables, made.gradients)
+                    "roofline", roofline.roofline(entry.slots, problem.variables, problem.gradients)
                 ),
             ],
             rounds=11, block=0.2,
@@ -30,15 +30,15 @@ def adam() -> list[Figure]:
 
 
 def rules() -> list[Figure]:
-    """Every rule on resnet50: the share of the bandwidth that one add over its streams reaches."""
-    made = workload.make_tensors(shapes.resnet50())
+    """Measure every rule on resnet50: the share of the bandwidth of one add over its streams."""
+    problem = workload.make_tensors(shapes.resnet50())
     figures = []
     for name, entry in registry.ENTRIES.items():
         timings = measure(
             [
-                Contender("thalweg", workload.thalweg_step(entry, made)),
+                Contender("thalweg", workload.thalweg_step(entry, problem)),
                 Contender(
-                    "roofline", roofline.roofline(entry.slots, made.variables, made.gradients)
+                    "roofline", roofline.roofline(entry.slots, problem.variables, problem.gradients)
                 ),
             ],
             rounds=9, block=0.1,
@@ -48,13 +48,13 @@ def rules() -> list[Figure]:
 
 
 def clipping() -> list[Figure]:
-    """Adam with global_clipnorm on resnet50, in units of plain Adam."""
-    entry, made = registry.entry("Adam"), workload.make_tensors(shapes.resnet50())
-    clipped = workload.thalweg_step(entry, made, {"global_clipnorm": 1.0})
+    """Measure Adam with global_clipnorm on resnet50, in units of plain Adam."""
+    entry, problem = registry.entry("Adam"), workload.make_tensors(shapes.resnet50())
+    clipped = workload.thalweg_step(entry, problem, {"global_clipnorm": 1.0})
     timings = measure(
         [
             Contender("clipped", clipped),
-            Contender("plain", workload.thalweg_step(entry, made)),
+            Contender("plain", workload.thalweg_step(entry, problem)),
         ],
         rounds=9, block=0.1,
     )  # fmt: skip

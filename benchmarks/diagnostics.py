@@ -1,4 +1,4 @@
-"""What a measured step costs, on ResNet-50's shapes and over many small tensors.
+"""Cost of diagnostics per step, on ResNet-50's shapes and over many small tensors.
 
     PYTHONPATH=src python benchmarks/diagnostics.py
 
@@ -32,11 +32,11 @@ RULES: list[tuple[str, dict[str, Any]]] = [
     ("AdamW", {"masters": True}),
     ("AdamW", {"clip_grad_norm": 1.0}),
 ]
-KEPT = ("gradient", "update", "weight", "momentum")
+VALUES = ("gradient", "update", "weight", "momentum")
 # Lines of the kernel by what they are for, as they begin: those of an element, and of a block.
 PARTS = {
     "sums": ("kept_", "sum_", "lanes_"),
-    "largest magnitudes": (*(f"{name}_peak =" for name in KEPT), "most =", "least ="),
+    "largest magnitudes": (*(f"{name}_peak =" for name in VALUES), "most =", "least ="),
     "counts": ("unchanged =", "agreement ="),
 }
 SMALL = ShapeSet("small", ((1000,),) * 160, (torch.float32,) * 160)
@@ -44,11 +44,11 @@ SMALL = ShapeSet("small", ((1000,),) * 160, (torch.float32,) * 160)
 
 def params_of(dtype: torch.dtype, shapes: ShapeSet) -> list[torch.nn.Parameter]:
     problem = make_tensors(shapes)
-    made: list[torch.nn.Parameter] = []
+    params: list[torch.nn.Parameter] = []
     for var, grad in zip(problem.variables, problem.gradients, strict=True):
-        made.append(torch.nn.Parameter(var.detach().to(dtype)))
-        made[-1].grad = grad.to(dtype)
-    return made
+        params.append(torch.nn.Parameter(var.detach().to(dtype)))
+        params[-1].grad = grad.to(dtype)
+    return params
 
 
 def timed(step: Callable[[], object]) -> float:
@@ -57,30 +57,30 @@ def timed(step: Callable[[], object]) -> float:
     return time.perf_counter() - begin
 
 
-def compare(title: str, name: str, own: dict[str, Any], rounds: int, shapes: ShapeSet) -> None:
+def compare(title: str, name: str, options: dict[str, Any], rounds: int, shapes: ShapeSet) -> None:
     """Print the median ratio of a measured step, and the median milliseconds of both."""
-    dtype = torch.bfloat16 if own.get("masters") else torch.float32
-    made = [
-        getattr(optim, name)(params_of(dtype, shapes), lr=1e-4, diagnostics=every, **own)
-        for every in (1, None)
+    dtype = torch.bfloat16 if options.get("masters") else torch.float32
+    optimizers = [
+        getattr(optim, name)(params_of(dtype, shapes), lr=1e-4, diagnostics=interval, **options)
+        for interval in (1, None)
     ]
-    for each in made:
+    for optimizer in optimizers:
         for _ in range(4):
-            each.step()
-    pairs = [tuple(timed(each.step) for each in made) for _ in range(rounds)]
-    ratio = statistics.median(measured / plain for measured, plain in pairs)
-    measured, plain = (1e3 * statistics.median(each) for each in zip(*pairs, strict=True))
-    print(f"{title:30} {ratio:5.2f}   {measured:6.2f} ms, {plain:6.2f} ms", flush=True)
+            optimizer.step()
+    pairs = [tuple(timed(optimizer.step) for optimizer in optimizers) for _ in range(rounds)]
+    ratio = statistics.median(diagnosed / plain for diagnosed, plain in pairs)
+    diagnosed, plain = (1e3 * statistics.median(times) for times in zip(*pairs, strict=True))
+    print(f"{title:30} {ratio:5.2f}   {diagnosed:6.2f} ms, {plain:6.2f} ms", flush=True)
 
 
 @contextmanager
 def without(part: str) -> Generator[None]:
-    """Have kernels leave out what a part is for: what they measure is wrong then."""
+    """Patch kernels to omit the lines of a part, which makes their results wrong."""
 
-    def cut(own: Callable[..., list[str]]) -> Callable[..., list[str]]:
-        def lines(*given: Any) -> list[str]:
-            found = [each for each in own(*given) if not each.startswith(PARTS[part])]
-            return found or ["pass"]
+    def cut(make_lines: Callable[..., list[str]]) -> Callable[..., list[str]]:
+        def lines(*args: Any) -> list[str]:
+            lines_ = [line for line in make_lines(*args) if not line.startswith(PARTS[part])]
+            return lines_ or ["pass"]
 
         return lines
 
@@ -94,9 +94,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=30)
     rounds = parser.parse_args().rounds
-    for name, own in RULES:
-        title = f"{name} {', '.join(f'{k}={v}' for k, v in own.items())}"
-        compare(title, name, own, rounds, resnet50())
+    for name, options in RULES:
+        title = f"{name} {', '.join(f'{k}={v}' for k, v in options.items())}"
+        compare(title, name, options, rounds, resnet50())
     compare("AdamW, 160 of 1,000", "AdamW", {}, rounds, SMALL)
     for part in PARTS:
         updates.diagnosed_kernel.cache_clear()

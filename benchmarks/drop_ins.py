@@ -27,12 +27,12 @@ FUSED = ("Adam", "AdamW", "SGD", "Adagrad")
 
 
 class Kind(NamedTuple):
-    """A class with what it should reach.
+    """Targets of a class.
 
     Attributes:
-        slots: How many slots a parameter has.
-        target: Most of the time of torch's best form that a step may take.
-        slow: The same of its for-loop and foreach forms.
+        slots: The number of slots of a parameter.
+        target: Maximum step time in units of torch's best form.
+        slow: Maximum step time in units of torch's for-loop and foreach forms.
         options: Arguments of the constructor.
     """
 
@@ -59,22 +59,23 @@ WARM_UP = 6  # steps; RAdam's formula is another up to the fifth
 
 
 def classes() -> list[Figure]:
-    """Every dense class on resnet50: beside torch's best form, beside the form that people had
-    before there were fused ones, and as a share of the bandwidth of one addition.
+    """Measure dense classes on resnet50: beside torch's best form, beside its form before fused
+    ones, and as a share of the bandwidth of one addition.
     """
     figures: list[Figure] = []
     for name, kind in KINDS.items():
-        made = workload.make_tensors(shapes.resnet50())
-        own = _step(getattr(optim, name), made.variables, kind.options)
-        forms = [each for each in FORMS if each != "torch fused" or name in FUSED]
+        problem = workload.make_tensors(shapes.resnet50())
+        step = _step(getattr(optim, name), problem.variables, kind.options)
+        forms = [form_name for form_name in FORMS if form_name != "torch fused" or name in FUSED]
         peers = [
             Contender(
-                form, _step(getattr(torch.optim, name), made.variables, kind.options, FORMS[form])
+                form,
+                _step(getattr(torch.optim, name), problem.variables, kind.options, FORMS[form]),
             )
             for form in forms
         ]
-        add = roofline.roofline(kind.slots, made.variables, made.gradients)
-        contenders = [Contender("thalweg", own), *peers, Contender("roofline", add)]
+        add = roofline.roofline(kind.slots, problem.variables, problem.gradients)
+        contenders = [Contender("thalweg", step), *peers, Contender("roofline", add)]
         timings = measure(contenders, rounds=7, block=0.1)
         best = min(forms, key=timings.median)
         figures.append(compared(f"optim_{name}", timings, "thalweg", best, kind.target))
@@ -87,13 +88,15 @@ def classes() -> list[Figure]:
 
 
 def compiled() -> list[Figure]:
-    """Every dense class on resnet50 beside torch's under `torch.compile`, some minutes for each."""
+    """Measure dense classes on resnet50 beside torch's under `torch.compile`, for minutes each."""
     figures: list[Figure] = []
     for name, kind in KINDS.items():
-        made = workload.make_tensors(shapes.resnet50())
-        own = _step(getattr(optim, name), made.variables, kind.options)
-        theirs = _step(getattr(torch.optim, name), made.variables, kind.options, wrap=torch.compile)
-        contenders = [Contender("thalweg", own), Contender("torch compiled", theirs)]
+        problem = workload.make_tensors(shapes.resnet50())
+        own_step = _step(getattr(optim, name), problem.variables, kind.options)
+        torch_step = _step(
+            getattr(torch.optim, name), problem.variables, kind.options, wrap=torch.compile
+        )
+        contenders = [Contender("thalweg", own_step), Contender("torch compiled", torch_step)]
         timings = measure(contenders, rounds=7, block=0.1)
         figure = f"optim_compiled_{name}"
         figures.append(compared(figure, timings, "thalweg", "torch compiled", kind.target))
@@ -101,7 +104,7 @@ def compiled() -> list[Figure]:
 
 
 def small() -> list[Figure]:
-    """Adam over few and many small tensors, in units of torch's fused Adam."""
+    """Measure Adam over few and many small tensors, in units of torch's fused Adam."""
     figures: list[Figure] = []
     cases = ((1, 0.25, {}), (10, 0.25, {}), (100, 0.15, {}), (2000, 0.12, {}))
     for count, target, options in (*cases, (2000, 0.08, {"gradients": "flat"})):
@@ -112,33 +115,34 @@ def small() -> list[Figure]:
 
 
 def training() -> list[Figure]:
-    """The step alone, timed between forward-backward passes of a small model."""
-    ours, theirs = model(), model()
-    own = _step(optim.Adam, list(ours.parameters()), {})
-    fused = _step(torch.optim.Adam, list(theirs.parameters()), FORMS["torch fused"])
+    """Measure the step alone, between forward-backward passes of a small model."""
+    own_model, torch_model = model(), model()
+    step = _step(optim.Adam, list(own_model.parameters()), {})
+    fused = _step(torch.optim.Adam, list(torch_model.parameters()), FORMS["torch fused"])
     contenders = [
-        Contender("thalweg", own, backward(ours)),
-        Contender("torch fused", fused, backward(theirs)),
+        Contender("thalweg", step, backward(own_model)),
+        Contender("torch fused", fused, backward(torch_model)),
     ]
     timings = measure(contenders, rounds=15, block=0.3)
     return [compared("optim_training_loop", timings, "thalweg", "torch fused", 0.8)]
 
 
 def recipes() -> list[Figure]:
-    """Unscaling, clipping and AdamW by torch's own recipe; Adam with an average of the weights."""
-    scaled = _parameters_of(shapes.resnet50()), _parameters_of(shapes.resnet50())
+    """Measure unscaling, clipping and AdamW by torch's recipe, and Adam with averaged weights."""
+    scaled_params = _parameters_of(shapes.resnet50()), _parameters_of(shapes.resnet50())
     steps = [
-        _scaled(optim.AdamW(scaled[0], RATE, clip_grad_norm=CLIP, fused_unscale=True), []),
-        _scaled(torch.optim.AdamW(scaled[1], RATE, fused=True), scaled[1]),
+        _scaled(optim.AdamW(scaled_params[0], RATE, clip_grad_norm=CLIP, fused_unscale=True), []),
+        _scaled(torch.optim.AdamW(scaled_params[1], RATE, fused=True), scaled_params[1]),
     ]
     contenders = [Contender("thalweg", steps[0]), Contender("torch", steps[1])]
     timings = measure(contenders, rounds=9, block=0.2)
-    found = [compared("optim_scaler_clip_adamw", timings, "thalweg", "torch", 0.55)]
+    figures = [compared("optim_scaler_clip_adamw", timings, "thalweg", "torch", 0.55)]
 
     sets = [_parameters_of(shapes.resnet50()) for _ in range(3)]
     module = torch.nn.ParameterList(sets[2])
-    for parameter, given in zip(module.parameters(), sets[2], strict=True):
-        parameter.grad = given.grad  # a list makes parameters of its own
+    for parameter, source in zip(module.parameters(), sets[2], strict=True):
+        # `ParameterList` has new parameters.
+        parameter.grad = source.grad
     average = AveragedModel(module, multi_avg_fn=get_ema_multi_avg_fn(AVERAGE))
     fused = _step(torch.optim.Adam, list(module.parameters()), FORMS["torch fused"])
 
@@ -153,18 +157,18 @@ def recipes() -> list[Figure]:
         Contender("torch", averaged),
     ]
     timings = measure(contenders, rounds=9, block=0.2)
-    found.append(compared("optim_ema", timings, "averaged", "torch", 0.75))
-    found.append(compared("optim_ema_cost", timings, "averaged", "plain", 1.35))
-    return found
+    figures.append(compared("optim_ema", timings, "averaged", "torch", 0.75))
+    figures.append(compared("optim_ema_cost", timings, "averaged", "plain", 1.35))
+    return figures
 
 
 def masters() -> list[Figure]:
-    """Adam on bfloat16 parameters with float32 masters: what it costs to look in the update for
-    what others wrote to the parameters, in units of the same step that only writes them.
+    """Measure Adam on bfloat16 parameters with float32 masters, which detects foreign writes to the
+    parameters, in units of a step that only writes them.
     """
     contenders = []
     for name, is_read in (("read", True), ("only written", False)):
-        narrow = [each.detach().to(torch.bfloat16) for each in _parameters_of(shapes.resnet50())]
+        narrow = [param.detach().to(torch.bfloat16) for param in _parameters_of(shapes.resnet50())]
         for parameter in narrow:
             parameter.grad = torch.randn_like(parameter)
         choose = partial(setattr, ParamGroupAdapter, "from_copies", is_read)
@@ -177,7 +181,7 @@ def masters() -> list[Figure]:
 
 
 def groups() -> list[Figure]:
-    """AdamW over resnet50 in 100 groups, in units of one."""
+    """Measure AdamW over resnet50 in 100 groups, in units of one group."""
     sets = [_parameters_of(shapes.resnet50()) for _ in range(2)]
     parts = [{"params": sets[0][k::GROUPS], "lr": RATE * (1 + k)} for k in range(GROUPS)]
     contenders = [
@@ -189,7 +193,7 @@ def groups() -> list[Figure]:
 
 
 def all_of_them() -> list[Figure]:
-    """Every figure of `thalweg.optim`."""
+    """Measure all figures of `thalweg.optim`."""
     return [*classes(), *small(), *training(), *recipes(), *groups()]
 
 
@@ -199,9 +203,9 @@ def _step(
     *options: Mapping[str, Any],
     wrap: Callable[[Callable[[], object]], Callable[[], object]] | None = None,
 ) -> Callable[[], object]:
-    """A step of an optimizer that has taken some."""
-    given = {name: value for each in options for name, value in each.items()}
-    step = cls(parameters, lr=RATE, **given).step
+    """Return the step of an optimizer after some warm-up steps."""
+    arguments = {name: value for mapping in options for name, value in mapping.items()}
+    step = cls(parameters, lr=RATE, **arguments).step
     step = step if wrap is None else wrap(step)
     for _ in range(WARM_UP):
         step()
@@ -209,7 +213,7 @@ def _step(
 
 
 def _scaled(optimizer: Any, clipped: Sequence[Tensor]) -> Callable[[], object]:
-    """One step by torch's recipe: unscale, clip where the optimizer does not, step, update."""
+    """Return a step by torch's recipe: unscale, clip `clipped`, step, update the scale."""
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=10**9)
     scaler.scale(torch.zeros(()))  # makes its scale
 
@@ -224,20 +228,22 @@ def _scaled(optimizer: Any, clipped: Sequence[Tensor]) -> Callable[[], object]:
 
 
 def _beside_fused(
-    own: Sequence[Tensor], others: Sequence[Tensor], options: Mapping[str, Any]
+    params: Sequence[Tensor], torch_params: Sequence[Tensor], options: Mapping[str, Any]
 ) -> Timings:
-    mine = _step(optim.Adam, own, options)
+    own_step = _step(optim.Adam, params, options)
     if options:  # flat gradients begin as zeros
-        for parameter, other in zip(own, others, strict=True):
-            parameter.grad.copy_(other.grad)  # pyright: ignore[reportOptionalMemberAccess]
-    theirs = _step(torch.optim.Adam, others, FORMS["torch fused"])
-    return measure([Contender("thalweg", mine), Contender("torch fused", theirs)], rounds=11)
+        for parameter, source in zip(params, torch_params, strict=True):
+            parameter.grad.copy_(source.grad)  # pyright: ignore[reportOptionalMemberAccess]
+    torch_step = _step(torch.optim.Adam, torch_params, FORMS["torch fused"])
+    return measure(
+        [Contender("thalweg", own_step), Contender("torch fused", torch_step)], rounds=11
+    )
 
 
 def _parameters(count: int, size: int) -> list[Tensor]:
     return _parameters_of(shapes.ShapeSet("small", ((size,),) * count, (torch.float32,) * count))
 
 
-def _parameters_of(chosen: shapes.ShapeSet) -> list[Tensor]:
-    """Parameters with gradients of normal size."""
-    return workload.make_tensors(chosen).variables
+def _parameters_of(shape_set: shapes.ShapeSet) -> list[Tensor]:
+    """Return parameters with gradients."""
+    return workload.make_tensors(shape_set).variables

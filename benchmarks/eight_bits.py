@@ -20,48 +20,61 @@ TARGETS = {"eight_bits": 0.9, "eight_bits_small": 0.30}  # of the time of torch'
 
 
 def eight_bits() -> list[Figure]:
-    """Each storage on ResNet-50, and on 2,000 tensors of 5,000."""
+    """Measure each storage on ResNet-50, and on 2,000 tensors of 5,000 elements."""
     figures: list[Figure] = []
-    for chosen, prefix in ((shapes.resnet50(), "eight_bits"), (SMALL, "eight_bits_small")):
+    for shape_set, prefix in ((shapes.resnet50(), "eight_bits"), (SMALL, "eight_bits_small")):
         for storage in STORAGES:
-            made = workload.make_tensors(chosen).variables
-            own = optim.AdamW(made, lr=RATE, weight_decay=DECAY, state_storage=storage)
-            theirs = torch.optim.AdamW(made, lr=RATE, weight_decay=DECAY, fused=True)
-            contenders = [Contender("thalweg", _warm(own)), Contender("torch", _warm(theirs))]
+            params = workload.make_tensors(shape_set).variables
+            optimizer = optim.AdamW(params, lr=RATE, weight_decay=DECAY, state_storage=storage)
+            torch_optimizer = torch.optim.AdamW(params, lr=RATE, weight_decay=DECAY, fused=True)
+            contenders = [
+                Contender("thalweg", _warm(optimizer)),
+                Contender("torch", _warm(torch_optimizer)),
+            ]
             timings = measure(contenders, rounds=9, block=0.1)
             name, target = f"{prefix}_{storage}", TARGETS[prefix]
             figures.append(compared(name, timings, "thalweg", "torch", target))
             figures.append(
-                Figure(f"{name}_bytes", _bytes(own, made), unit="B", note="of slots, per element")
+                Figure(
+                    f"{name}_bytes",
+                    _bytes(optimizer, params),
+                    unit="B",
+                    note="of slots, per element",
+                )
             )
     return figures
 
 
 def split_weights() -> list[Figure]:
-    """Weights in three bytes and states in 8 bits, gradients of bfloat16, on the same."""
+    """Measure split weights of three bytes with 8-bit states and bfloat16 gradients."""
     figures: list[Figure] = []
-    for chosen, name, target in (
+    for shape_set, name, target in (
         (shapes.resnet50(), "split_weights", 1.3), (SMALL, "split_weights_small", 0.30),
     ):  # fmt: skip
-        wide, narrow = (workload.make_tensors(chosen).variables for _ in range(2))
-        narrow = [_as_bfloat(each) for each in narrow]
-        own = optim.AdamW(
+        wide, narrow = (workload.make_tensors(shape_set).variables for _ in range(2))
+        narrow = [_as_bfloat(param) for param in narrow]
+        optimizer = optim.AdamW(
             narrow, lr=RATE, weight_decay=DECAY, weights="split", state_storage="8bit"
         )
-        theirs = torch.optim.AdamW(wide, lr=RATE, weight_decay=DECAY, fused=True)
-        contenders = [Contender("thalweg", _warm(own)), Contender("torch", _warm(theirs))]
+        torch_optimizer = torch.optim.AdamW(wide, lr=RATE, weight_decay=DECAY, fused=True)
+        contenders = [
+            Contender("thalweg", _warm(optimizer)),
+            Contender("torch", _warm(torch_optimizer)),
+        ]
         timings = measure(contenders, rounds=9, block=0.1)
         figures.append(compared(name, timings, "thalweg", "torch", target))
-        held = _bytes(own, narrow)
-        figures.append(Figure(f"{name}_bytes", held, unit="B", note="of states, per element"))
+        state_bytes = _bytes(optimizer, narrow)
+        figures.append(
+            Figure(f"{name}_bytes", state_bytes, unit="B", note="of states, per element")
+        )
     return figures
 
 
 def _as_bfloat(tensor: Tensor) -> Tensor:
-    made = tensor.detach().to(torch.bfloat16).requires_grad_()
+    converted_tensor = tensor.detach().to(torch.bfloat16).requires_grad_()
     if tensor.grad is not None:
-        made.grad = tensor.grad.to(torch.bfloat16)
-    return made
+        converted_tensor.grad = tensor.grad.to(torch.bfloat16)
+    return converted_tensor
 
 
 def _warm(optimizer: Any) -> Any:
@@ -71,6 +84,6 @@ def _warm(optimizer: Any) -> Any:
 
 
 def _bytes(optimizer: Any, parameters: list[Tensor]) -> float:
-    """How many the slots of a parameter's element have."""
-    slots = [x for own in optimizer.state.values() for x in own.values() if x.dim()]
-    return sum(slot.nbytes for slot in slots) / sum(each.numel() for each in parameters)
+    """Return the bytes of slots per parameter element."""
+    slots = [x for state in optimizer.state.values() for x in state.values() if x.dim()]
+    return sum(slot.nbytes for slot in slots) / sum(param.numel() for param in parameters)

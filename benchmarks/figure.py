@@ -1,4 +1,4 @@
-"""A figure with its target, and how figures are shown."""
+"""Figures with targets, and their display."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from rich.table import Table
 
-from thalweg._cli.bench.timing import OTHERS, Timings, busy_elsewhere
+from thalweg._cli.bench.timing import MAX_CORES_OF_OTHERS, Timings, busy_elsewhere
 
 Sense = Literal["<=", ">="]
 _COLORS = {"yes": "green", "no": "red", "?": "yellow"}
@@ -19,18 +19,18 @@ _COLORS = {"yes": "green", "no": "red", "?": "yellow"}
 
 @dataclass(frozen=True)
 class Figure:
-    """One measured number.
+    """Measured number.
 
     Attributes:
-        name: A short name, the same from run to run.
-        value: What was measured.
-        target: What it should be; None where there is no target.
+        name: A short name, constant over runs.
+        value: The number.
+        target: The bound that the number should meet, or None.
         sense: Whether the value should be at most or at least the target.
         unit: "x" for a ratio.
-        note: What it was measured from, where that is not `times`.
-        disturbance: How many cores other processes used while it was measured.
+        note: The source of the number, if not `times`.
+        disturbance: The number of cores that other processes used meanwhile.
         times: Milliseconds of a step, by contender, all in the same rounds.
-        runs: In how many processes it was measured; the value is their median.
+        runs: The number of processes that measured the number; the value is their median.
     """
 
     name: str
@@ -45,79 +45,85 @@ class Figure:
 
     @property
     def met(self) -> Literal["yes", "no", "?", ""]:
-        """Whether the value is on the right side of its target; "?" if too much else ran.
-
-        Empty where there is no target.
-        """
+        """Return whether the value meets the target; "?" if disturbed, "" without a target."""
         if self.target is None:
             return ""
-        if self.disturbance > OTHERS:
+        if self.disturbance > MAX_CORES_OF_OTHERS:
             return "?"
         right = self.value <= self.target if self.sense == "<=" else self.value >= self.target
         return "yes" if right else "no"
 
     @property
     def measured(self) -> str:
-        """The value with its unit."""
+        """Return the value with its unit."""
         return f"{self.value:.3g} {self.unit}"
 
     @property
     def wanted(self) -> str:
-        """The target with its sense, or nothing."""
+        """Return the target with its sense, or ""."""
         return "" if self.target is None else f"{self.sense} {self.target:.3g}"
 
     @property
     def origin(self) -> str:
-        """What the value was measured from."""
-        times = ", ".join(f"{name} {each:.3g} ms" for name, each in self.times.items())
+        """Return the note or the times, and the number of runs."""
+        times = ", ".join(
+            f"{name} {milliseconds:.3g} ms" for name, milliseconds in self.times.items()
+        )
         runs = f"median of {self.runs} runs" if self.runs > 1 else ""
         return "; ".join(part for part in (self.note or times, runs) if part)
 
     def as_json(self) -> dict[str, Any]:
-        """A dictionary of plain values."""
+        """Return a dictionary of JSON values."""
         return asdict(self)
 
 
 def compared(
-    name: str, timings: Timings, one: str, other: str, target: float | None, sense: Sense = "<="
+    name: str,
+    timings: Timings,
+    contender_name: str,
+    unit_name: str,
+    target: float | None,
+    sense: Sense = "<=",
 ) -> Figure:
-    """How long a step of `one` takes in units of the `other`'s, in the same rounds."""
+    """Return the figure of a contender's step time in units of another's, in the same rounds."""
     return Figure(
         name,
-        timings.ratio(one, other),
+        timings.ratio(contender_name, unit_name),
         target,
         sense,
         disturbance=timings.disturbance,
-        times={each: 1e3 * timings.median(each) for each in timings.seconds},
+        times={contender: 1e3 * timings.median(contender) for contender in timings.seconds},
     )
 
 
 @contextmanager
 def watched(figures: list[Figure]) -> Iterator[None]:
-    """Note in the figures added meanwhile what other processes did."""
-    before, began, busy = len(figures), perf_counter(), busy_elsewhere()
+    """Set the disturbance of figures that are added inside the block."""
+    first_new, began, busy = len(figures), perf_counter(), busy_elsewhere()
     yield
-    others = max(busy_elsewhere() - busy, 0) / (perf_counter() - began)
-    figures[before:] = [replace(each, disturbance=others) for each in figures[before:]]
+    cores = max(busy_elsewhere() - busy, 0) / (perf_counter() - began)
+    figures[first_new:] = [replace(figure, disturbance=cores) for figure in figures[first_new:]]
 
 
 def table(figures: Sequence[Figure]) -> Table:
-    """The figures, one a line."""
-    made = Table()
+    """Return a table with a row per figure."""
+    table_ = Table()
     for heading in ("figure", "measured", "target", "met", "noise", "from"):
-        made.add_column(heading, justify="right" if heading == "measured" else "left")
-    for each in figures:
-        noise = f"[red]{each.disturbance:.1f}[/]" if each.disturbance > OTHERS else ""
-        met = f"[{_COLORS[each.met]}]{each.met}[/]" if each.met else ""
-        made.add_row(each.name, each.measured, each.wanted, met, noise, each.origin)
-    return made
+        table_.add_column(heading, justify="right" if heading == "measured" else "left")
+    for figure in figures:
+        noise = (
+            f"[red]{figure.disturbance:.1f}[/]" if figure.disturbance > MAX_CORES_OF_OTHERS else ""
+        )
+        met_cell = f"[{_COLORS[figure.met]}]{figure.met}[/]" if figure.met else ""
+        table_.add_row(figure.name, figure.measured, figure.wanted, met_cell, noise, figure.origin)
+    return table_
 
 
 def middle(runs: Sequence[Sequence[Figure]]) -> list[Figure]:
-    """The figures with the median values, from several processes that measured the same ones."""
-    result = []
-    for same in zip(*runs, strict=True):  # of no runs, no figures
-        wanted = median(figure.value for figure in same)
-        nearest = min(same, key=lambda figure: abs(figure.value - wanted))
-        result.append(replace(nearest, runs=len(same)))
-    return result
+    """Return the run nearest to the median for each figure of several processes."""
+    medians = []
+    for runs_of_figure in zip(*runs, strict=True):  # of no runs, no figures
+        median_value = median(figure.value for figure in runs_of_figure)
+        nearest = min(runs_of_figure, key=lambda figure: abs(figure.value - median_value))
+        medians.append(replace(nearest, runs=len(runs_of_figure)))
+    return medians

@@ -1,4 +1,4 @@
-"""Measure every figure the project promises and compare it with its target.
+"""Measure all figures of the project and compare them with their targets.
 
     python benchmarks/figures.py [--only GROUP ...] [--repeat N] [--write | --json]
 
@@ -79,40 +79,40 @@ GROUPS: dict[str, Callable[[], list[Figure]]] = {
 
 
 def _apart(group: str) -> list[Figure] | None:
-    """The figures of a group, measured in another process; None if it failed."""
+    """Measure a group in another process; return its figures, or None if it failed."""
     command = [sys.executable, __file__, "--here", "--only", group]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
-    if done.returncode:
+    process = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+    if process.returncode:
         return None
-    return record.of_json(json.loads(done.stdout)).groups[group]
+    return record.of_json(json.loads(process.stdout)).groups[group]
 
 
 def _measured(groups: list[str], repeat: int, log: Console) -> tuple[Record, list[str]]:
-    """The figures, and the groups of which a process failed."""
-    made, failed = Record(record.machine(), {}), []
+    """Measure groups; return the figures, and the groups of which a process failed."""
+    measurements, failed = Record(record.machine(), {}), []
     for group in groups:
         log.print(f"measuring {group} ...", style="dim")
         runs = [_apart(group) for _ in range(repeat)]
         complete = [run for run in runs if run is not None]
         if len(complete) < len(runs):
             failed.append(group)
-        made.groups[group] = middle(complete)
-    return made, failed
+        measurements.groups[group] = middle(complete)
+    return measurements, failed
 
 
-def _print(made: Record) -> None:
-    console, figures = Console(), list(made.figures.values())
+def _print(measurements: Record) -> None:
+    console, figures = Console(), list(measurements.figures.values())
     console.print(table(figures))
-    console.print(f"{made.place}.")
-    judged = [figure for figure in figures if figure.met]
-    met = sum(figure.met == "yes" for figure in judged)
-    console.print(f"{met} of {len(judged)} figures meet their target.")
-    if unknown := sum(figure.met == "?" for figure in judged):
+    console.print(f"{measurements.place}.")
+    with_target = [figure for figure in figures if figure.met]
+    met_count = sum(figure.met == "yes" for figure in with_target)
+    console.print(f"{met_count} of {len(with_target)} figures meet their target.")
+    if unknown := sum(figure.met == "?" for figure in with_target):
         console.print(f"{unknown} are not to be trusted: other processes were running.")
 
 
 def main() -> int:
-    """Returns 0 if every figure meets its target, 1 if not, 2 if one could not be measured."""
+    """Return 0 if all figures meet their targets, 1 if not, 2 if one could not be measured."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", nargs="+", choices=list(GROUPS), default=list(GROUPS))
     parser.add_argument("--repeat", type=int, default=1, help="processes; the median counts")
@@ -121,20 +121,22 @@ def main() -> int:
     parser.add_argument("--here", action="store_true", help="measure in this process, print JSON")
     options = parser.parse_args()
     if options.here:
-        found = {group: GROUPS[group]() for group in options.only}
-        print(json.dumps(Record(record.machine(), found).as_json()))
+        groups = {group: GROUPS[group]() for group in options.only}
+        print(json.dumps(Record(record.machine(), groups).as_json()))
         return 0
     log = Console(stderr=True)
-    made, failed = _measured(options.only, options.repeat, log)
-    figures = list(made.figures.values())
+    measurements, failed = _measured(options.only, options.repeat, log)
+    figures = list(measurements.figures.values())
     if options.json:
-        print(json.dumps({**made.as_json(), "failed": failed}, indent=2))
+        print(json.dumps({**measurements.as_json(), "failed": failed}, indent=2))
     else:
-        _print(made)
+        _print(measurements)
     if options.write:
-        whole = record.combine(record.load(), made, GROUPS, is_complete=not failed)
-        whole.save()
-        tables.write(whole)
+        combined_record = record.combine(
+            record.load(), measurements, GROUPS, is_complete=not failed
+        )
+        combined_record.save()
+        tables.write(combined_record)
     if failed:
         log.print(f"Could not be measured: {', '.join(failed)}.", style="red")
         return 2

@@ -17,14 +17,15 @@ from thalweg import v1
 from thalweg._cli.bench.timing import Contender, measure
 
 BATCH, PIXELS, CLASSES = 64, 64, 10
-LABELLINGS = 16  # that contradict each other: a model that knew them all by heart has no gradients
+# Contradictory labels, because a model that has learned its labels has no gradients.
+LABELLINGS = 16
 TARGET = 1.5
 
 Step = Callable[[], None]
 
 
 def sessions() -> list[Figure]:
-    """The model of `examples/tf1_digits.py`, and one of 40 layers, where host time counts most.
+    """Measure the model of `examples/tf1_digits.py`, and one of 40 layers, which is host-bound.
 
     Both sides use one thread: matrices of 64 by 64 are too small to share, and how long a second
     thread takes to wake up depends on what came before it, not on who calls.
@@ -37,22 +38,22 @@ def sessions() -> list[Figure]:
         torch.set_num_threads(threads)
 
 
-def _compared(name: str, hidden: int) -> Figure:
+def _compared(name: str, hidden_layers: int) -> Figure:
     rows = np.random.default_rng(0)
     images = rows.random((BATCH, PIXELS), np.float32)
     labels = rows.integers(0, CLASSES, (LABELLINGS, BATCH))
     contenders = [
-        Contender("Session.run", _in_session(_model(hidden), images, labels)),
-        Contender("eager", _eagerly(_model(hidden), images, labels)),
+        Contender("Session.run", _in_session(_model(hidden_layers), images, labels)),
+        Contender("eager", _eagerly(_model(hidden_layers), images, labels)),
     ]
     timings = measure(contenders, rounds=15, block=0.2)
     return compared(f"session_{name}", timings, "Session.run", "eager", TARGET)
 
 
-def _model(hidden: int) -> nn.Sequential:
+def _model(hidden_layers: int) -> nn.Sequential:
     torch.manual_seed(0)
     layers: list[nn.Module] = []
-    for _ in range(hidden):
+    for _ in range(hidden_layers):
         layers += [nn.Linear(PIXELS, PIXELS), nn.ReLU()]
     return nn.Sequential(*layers, nn.Linear(PIXELS, CLASSES))
 

@@ -1,4 +1,4 @@
-"""What a step costs besides its memory: host time, Python calls, allocations, compilation."""
+"""Costs of a step besides memory: host time, Python calls, allocations, compilation."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ SOURCE = str(Path(thalweg.__file__).parent)
 
 
 def host() -> list[Figure]:
-    """Host time by the number of tensors, and the Python that a step walks through."""
+    """Measure host time by the number of tensors, and the Python calls of a step."""
     return [*cost(), *calls()]
 
 
 def cost() -> list[Figure]:
-    """Microseconds of a steady Adam step over tensors of one element, by their number.
+    """Measure microseconds of a steady Adam step over tensors of one element, by their number.
 
     Warm: the step again and again. Cold: 64 MiB are written between steps, as the passes of a
     training do, so that a step finds neither its data nor its instructions in a cache.
@@ -55,8 +55,8 @@ def cost() -> list[Figure]:
     figures = []
     for name in ("keras", "optimize_loss"):
         steps = {count: STEPS[name](workload.make_tensors(_tiny(count))) for count in COUNTS}
-        for state, before in (("warm", None), ("cold", _toucher())):
-            contenders = [Contender(str(count), step, before) for count, step in steps.items()]
+        for state, prepare in (("warm", None), ("cold", _toucher())):
+            contenders = [Contender(str(count), step, prepare) for count, step in steps.items()]
             timings = measure(contenders, rounds=11, block=0.05)
             figures += _costs(f"{name}_{state}", timings)
     return figures
@@ -65,12 +65,12 @@ def cost() -> list[Figure]:
 def _costs(name: str, timings: Timings) -> list[Figure]:
     times = [1e6 * timings.median(str(count)) for count in COUNTS]
     slope, start = np.polyfit(COUNTS, times, 1)
-    fixed, each = LIMITS[name]
+    fixed, per_tensor = LIMITS[name]
     return [
         Figure(
             f"host_{name}_{count}",
             time,
-            fixed + each * count,
+            fixed + per_tensor * count,
             unit="us",
             note=f"fit: {start:.0f} us + {slope:.2f} us per tensor",
             disturbance=timings.disturbance,
@@ -80,16 +80,16 @@ def _costs(name: str, timings: Timings) -> list[Figure]:
 
 
 def _toucher() -> Callable[[], None]:
-    other = torch.zeros(TOUCHED // torch.float32.itemsize)
+    scratch = torch.zeros(TOUCHED // torch.float32.itemsize)
 
     def touch() -> None:
-        other.add_(1.0)
+        scratch.add_(1.0)
 
     return touch
 
 
 def calls() -> list[Figure]:
-    """Python functions that a steady Adam step calls, and the source files of thalweg they are in.
+    """Count the Python functions that a steady Adam step calls, and thalweg's files among them.
 
     Resumed generators count as calls; functions in C do not.
     """
@@ -98,56 +98,56 @@ def calls() -> list[Figure]:
         step = make(workload.make_tensors(_tiny(WALKED)))
         for _ in range(4):
             step()
-        entered = _entered(step)
-        files = {file for file in entered if file.startswith(SOURCE)}
-        own = sum(file in files for file in entered)
+        called_files = _entered(step)
+        files = {file for file in called_files if file.startswith(SOURCE)}
+        own_calls = sum(file in files for file in called_files)
         note, (most_files, most_calls) = f"{WALKED} tensors", WALKS[name]
-        every = f"{note}; {len(entered)} with torch's"
+        calls_note = f"{note}; {len(called_files)} with torch's"
         figures += [
-            Figure(f"calls_{name}", own, most_calls, unit="calls", note=every),
+            Figure(f"calls_{name}", own_calls, most_calls, unit="calls", note=calls_note),
             Figure(f"rooms_{name}", len(files), most_files, unit="files", note=note),
         ]
     return figures
 
 
 def _entered(step: Step) -> list[str]:
-    """The file of each Python function called by a step, the step itself left out."""
-    found: list[str] = []
+    """Return the file of each Python function that a step calls, except the step itself."""
+    files: list[str] = []
 
     def note(frame: FrameType, event: str, _: object) -> None:
         if event == "call" and frame.f_code.co_filename != __file__:
-            found.append(frame.f_code.co_filename)
+            files.append(frame.f_code.co_filename)
 
     sys.setprofile(note)
     try:
         step()
     finally:
         sys.setprofile(None)
-    return found
+    return files
 
 
-def _applying(optimizer: Any, made: workload.Workload) -> Step:
-    pairs = list(zip(made.gradients, made.variables, strict=True))
+def _applying(optimizer: Any, problem: workload.Workload) -> Step:
+    pairs = list(zip(problem.gradients, problem.variables, strict=True))
     return lambda: optimizer.apply_gradients(pairs)
 
 
-def _optimizing(made: workload.Workload) -> Step:
+def _optimizing(problem: workload.Workload) -> Step:
     step: Any = optimize_loss(
-        lambda: torch.zeros(()), "Adam", {}, lambda step: 1e-4, var_list=made.variables
+        lambda: torch.zeros(()), "Adam", {}, lambda step: 1e-4, var_list=problem.variables
     )
-    return lambda: step.apply_gradients(made.gradients)
+    return lambda: step.apply_gradients(problem.gradients)
 
 
-def _stepping(made: workload.Workload) -> Step:
-    for var, grad in zip(made.variables, made.gradients, strict=True):
+def _stepping(problem: workload.Workload) -> Step:
+    for var, grad in zip(problem.variables, problem.gradients, strict=True):
         var.grad = grad
-    return optim.Adam(made.variables, 1e-4).step
+    return optim.Adam(problem.variables, 1e-4).step
 
 
 STEPS: dict[str, Callable[[workload.Workload], Step]] = {
     "optim": _stepping,
-    "keras": lambda made: _applying(Adam(1e-4), made),
-    "v1": lambda made: _applying(train.AdamOptimizer(1e-4), made),
+    "keras": lambda problem: _applying(Adam(1e-4), problem),
+    "v1": lambda problem: _applying(train.AdamOptimizer(1e-4), problem),
     "optimize_loss": _optimizing,
 }
 
@@ -157,46 +157,46 @@ def _tiny(count: int) -> shapes.ShapeSet:
 
 
 def allocation() -> list[Figure]:
-    """Bytes that a steady Adam step holds at most beyond those between steps."""
+    """Measure the peak bytes that a steady Adam step allocates temporarily."""
     entry, figures = registry.entry("Adam"), []
-    for chosen in (shapes.resnet50(), shapes.gpt2()):
-        step = workload.thalweg_step(entry, workload.make_tensors(chosen))
+    for shape_set in (shapes.resnet50(), shapes.gpt2()):
+        step = workload.thalweg_step(entry, workload.make_tensors(shape_set))
         for _ in range(5):
             step()
-        held = memory.extra_bytes(step)
+        peak_bytes = memory.extra_bytes(step)
         figures.append(
-            Figure(f"allocation_{chosen.name}", held / 1024, ROOM / 1024, unit="KiB",
+            Figure(f"allocation_{shape_set.name}", peak_bytes / 1024, ROOM / 1024, unit="KiB",
                    note="Python, NumPy and torch together, at most at once")
         )  # fmt: skip
     return [*figures, _sparse_scratch()]
 
 
 def _sparse_scratch() -> Figure:
-    """What steps over equally large sparse gradients add to what is held between them."""
+    """Measure the growth of memory over steps with sparse gradients of constant size."""
     from sparse import OPTIMIZERS, SMALL, gradients_of, step_of, table_of
 
     step = step_of(OPTIMIZERS["adagrad"](), table_of(SMALL), gradients_of(SMALL))
     for _ in range(16):
         step()
-    grown = memory.measure_growth(step, 16)
-    return Figure("sparse_scratch_growth", grown / 1024, ROOM / 1024, unit="KiB", note="16 steps")
+    growth = memory.measure_growth(step, 16)
+    return Figure("sparse_scratch_growth", growth / 1024, ROOM / 1024, unit="KiB", note="16 steps")
 
 
 def recompiling() -> list[Figure]:
-    """Kernels made by changing the learning rate, or putting a schedule in its place."""
-    made = workload.make_tensors(_tiny(3))
+    """Count the kernels that a changed learning rate, or a schedule, compiles."""
+    problem = workload.make_tensors(_tiny(3))
     optimizer = Adam(1e-3)
 
     def step() -> None:
-        optimizer.apply_gradients(zip(made.gradients, made.variables))
+        optimizer.apply_gradients(zip(problem.gradients, problem.variables))
 
     step()
-    before = _kernels()
+    kernels_before = _kernels()
     for rate in (0.1, 1e-5, torch.tensor(0.01), schedules.ExponentialDecay(0.1, 2, 0.5)):
         optimizer.learning_rate = rate
         step()
         step()
-    return [Figure("kernels_for_new_rates", _kernels() - before, 0, unit="kernels")]
+    return [Figure("kernels_for_new_rates", _kernels() - kernels_before, 0, unit="kernels")]
 
 
 def _kernels() -> int:

@@ -19,7 +19,7 @@ UNITS, STEPS = 1000, 1500
 
 
 def model() -> nn.Sequential:
-    """Six layers of 512 units: 1.6 M parameters."""
+    """Build a model of six layers of 512 units: 1.6 M parameters."""
     torch.manual_seed(0)
     layers: list[nn.Module] = []
     for _ in range(LAYERS - 1):
@@ -28,11 +28,11 @@ def model() -> nn.Sequential:
 
 
 def backward(module: nn.Module) -> Callable[[], None]:
-    """Gradients that keep their size: inputs and targets are new at every step.
+    """Return a function that computes gradients with new random inputs and targets.
 
-    Where a model can learn its batch, gradients vanish within a few hundred steps, the moments
-    become denormal, and what is timed is how the processor deals with those. Units that have died
-    do the same, which is why the model has none that can: `dead_units` is about them.
+    If a model could learn its batch, gradients would vanish within a few hundred steps, and times
+    would be those of denormal moments. Dead units have the same effect, so the model has none;
+    `dead_units` measures them.
     """
     generator = torch.Generator().manual_seed(1)
 
@@ -45,18 +45,18 @@ def backward(module: nn.Module) -> Callable[[], None]:
 
 
 def training() -> list[Figure]:
-    """The step alone, timed between forward-backward passes of a small model."""
-    ours, theirs = model(), model()
-    optimizer, variables = Adam(1e-4), list(ours.parameters())
-    fused = torch.optim.Adam(theirs.parameters(), lr=1e-4, fused=True)
+    """Measure the step alone, between forward-backward passes of a small model."""
+    own_model, torch_model = model(), model()
+    optimizer, variables = Adam(1e-4), list(own_model.parameters())
+    fused = torch.optim.Adam(torch_model.parameters(), lr=1e-4, fused=True)
 
     def step() -> None:
         optimizer.apply_gradients([(var.grad, var) for var in variables])
 
     timings = measure(
         [
-            Contender("thalweg", step, backward(ours)),
-            Contender("torch fused", fused.step, backward(theirs)),
+            Contender("thalweg", step, backward(own_model)),
+            Contender("torch fused", fused.step, backward(torch_model)),
         ],
         rounds=15, block=0.3,
     )  # fmt: skip
@@ -64,7 +64,7 @@ def training() -> list[Figure]:
 
 
 def dead_units() -> list[Figure]:
-    """How much slower a step is after half the gradients have been exactly 0 for 1,500 steps."""
+    """Measure the slowdown of a step after 1,500 steps with half of the gradients exactly 0."""
     torch.manual_seed(0)
     values = [torch.randn(UNITS, UNITS).mul_(0.02).requires_grad_() for _ in range(2)]
     grads = [torch.randn(UNITS, UNITS).mul_(1e-3) for _ in range(2)]
@@ -72,21 +72,22 @@ def dead_units() -> list[Figure]:
     fused = torch.optim.Adam([values[1]], lr=1e-4, fused=True)
     values[1].grad = grads[1]
 
-    ours = Contender("thalweg", lambda: optimizer.apply_gradients([(grads[0], values[0])]))
-    theirs = Contender("torch fused", fused.step)
-    for contender in (ours, theirs):
+    own_step = Contender("thalweg", lambda: optimizer.apply_gradients([(grads[0], values[0])]))
+    torch_step = Contender("torch fused", fused.step)
+    for contender in (own_step, torch_step):
         time_steps(contender, 3)
     _kill(grads)
-    blocks: dict[str, list[float]] = {ours.name: [], theirs.name: []}
+    blocks: dict[str, list[float]] = {own_step.name: [], torch_step.name: []}
     with no_collection():
         began, busy = perf_counter(), busy_elsewhere()
         for _ in range(STEPS // 100):
-            for contender in (ours, theirs):
+            for contender in (own_step, torch_step):
                 blocks[contender.name].append(median(time_steps(contender, 100)))
-        others = (busy_elsewhere() - busy) / (perf_counter() - began)
-    slower = {name: each[-1] / each[0] for name, each in blocks.items()}
-    note = f"1 M elements, {1e3 * blocks[ours.name][-1]:.3g} ms; torch {slower[theirs.name]:.3g} x"
-    return [Figure("dead_units", slower[ours.name], 1.15, note=note, disturbance=others)]
+        cores = (busy_elsewhere() - busy) / (perf_counter() - began)
+    slowdown = {name: medians[-1] / medians[0] for name, medians in blocks.items()}
+    own_time, torch_slowdown = 1e3 * blocks[own_step.name][-1], slowdown[torch_step.name]
+    note = f"1 M elements, {own_time:.3g} ms; torch {torch_slowdown:.3g} x"
+    return [Figure("dead_units", slowdown[own_step.name], 1.15, note=note, disturbance=cores)]
 
 
 def _kill(grads: list[Tensor]) -> None:

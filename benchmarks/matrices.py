@@ -24,11 +24,11 @@ LARGE = 512  # from which on the products are what torch's step takes
 
 
 def matrices() -> list[Figure]:
-    """Muon on matrices of several sizes, on one thread."""
+    """Measure Muon on matrices of several sizes, on one thread."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return [figure for name, own in SHAPES.items() for figure in _figures(name, own)]
+        return [figure for name, sizes in SHAPES.items() for figure in _figures(name, sizes)]
     finally:
         torch.set_num_threads(threads)
 
@@ -50,28 +50,28 @@ def _figures(name: str, sizes: Sequence[tuple[int, int]]) -> list[Figure]:
 
 
 def has_units() -> bool:
-    """Whether the processor multiplies bfloat16 itself."""
+    """Return whether the processor has bfloat16 matrix or dot-product instructions."""
     return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
 
 
 def _parameters(sizes: Sequence[tuple[int, int]]) -> list[Tensor]:
     torch.manual_seed(0)
-    found = [torch.randn(size).requires_grad_() for size in sizes]
-    for each in found:
-        each.grad = torch.randn(each.shape) * 1e-3
-    return found
+    params = [torch.randn(size).requires_grad_() for size in sizes]
+    for param in params:
+        param.grad = torch.randn(param.shape) * 1e-3
+    return params
 
 
 def _products(sizes: Sequence[tuple[int, int]], dtype: torch.dtype) -> Callable[[], None]:
-    """The products of a step alone, of a batch of matrices."""
+    """Return a function that computes only the matrix products of a step."""
     rows, columns = sorted(sizes[0])
-    made = (torch.randn(len(sizes), rows, columns) / columns).to(dtype)
+    batch = (torch.randn(len(sizes), rows, columns) / columns).to(dtype)
     steps = triples("original", 5)
 
     def multiply() -> None:
         for first, second, third in steps:
-            square = made @ made.mT
+            square = batch @ batch.mT
             mixed = torch.baddbmm(square, square, square, beta=second, alpha=third)
-            torch.baddbmm(made, mixed, made, beta=first)
+            torch.baddbmm(batch, mixed, batch, beta=first)
 
     return multiply

@@ -1,4 +1,4 @@
-"""Modern rules beside `torch.optim.AdamW(fused=True)`: what each costs where AdamW costs 1."""
+"""Modern rules in units of `torch.optim.AdamW(fused=True)`."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ SMALL = shapes.ShapeSet("small", ((1000,),) * 2000, (torch.float32,) * 2000)
 
 
 class Kind(NamedTuple):
-    """A class with what it should reach.
+    """Target of a class.
 
     Attributes:
-        target: Most of the time of torch's fused AdamW that a step over ResNet-50 may take.
+        target: Maximum step time over ResNet-50 in units of torch's fused AdamW.
         options: Arguments of the constructor.
     """
 
@@ -43,14 +43,14 @@ SMALL_TARGET = 0.25
 
 
 def modern() -> list[Figure]:
-    """Each on ResNet-50, and on 2,000 tensors of 1,000."""
+    """Measure each class on ResNet-50, and on 2,000 tensors of 1,000 elements."""
     figures: list[Figure] = []
-    for chosen, prefix in ((shapes.resnet50(), "modern"), (SMALL, "modern_small")):
+    for shape_set, prefix in ((shapes.resnet50(), "modern"), (SMALL, "modern_small")):
         for name, kind in KINDS.items():
-            made = workload.make_tensors(chosen).variables
+            params = workload.make_tensors(shape_set).variables
             contenders = [
-                Contender("thalweg", _step(getattr(optim, name), made, kind.options)),
-                Contender("torch", _step(torch.optim.AdamW, made, {"fused": True})),
+                Contender("thalweg", _step(getattr(optim, name), params, kind.options)),
+                Contender("torch", _step(torch.optim.AdamW, params, {"fused": True})),
             ]
             timings = measure(contenders, rounds=9, block=0.1)
             target = kind.target if prefix == "modern" else SMALL_TARGET
@@ -59,17 +59,19 @@ def modern() -> list[Figure]:
 
 
 def rows() -> list[Figure]:
-    """Adafactor of ResNet-50, and of kernels of 3 x 3 alone, whose rows have three elements."""
+    """Measure Adafactor on ResNet-50, and on 3 x 3 kernels, whose rows have three elements."""
     figures: list[Figure] = []
     kernels = shapes.ShapeSet("kernels", ((512, 512, 3, 3),), (torch.float32,))
-    for chosen in (shapes.resnet50(), kernels):
-        made = workload.make_tensors(chosen).variables
+    for shape_set in (shapes.resnet50(), kernels):
+        params = workload.make_tensors(shape_set).variables
         contenders = [
-            Contender("thalweg", _step(optim.Adafactor, made, {})),
-            Contender("torch", _step(torch.optim.AdamW, made, {"fused": True})),
+            Contender("thalweg", _step(optim.Adafactor, params, {})),
+            Contender("torch", _step(torch.optim.AdamW, params, {"fused": True})),
         ]
         timings = measure(contenders, rounds=9, block=0.1)
-        figures.append(compared(f"rows_Adafactor_{chosen.name}", timings, "thalweg", "torch", 1.0))
+        figures.append(
+            compared(f"rows_Adafactor_{shape_set.name}", timings, "thalweg", "torch", 1.0)
+        )
     return figures
 
 

@@ -21,7 +21,7 @@ Work = Callable[[], object]
 
 
 def save_plainly(path: Path, tensors: dict[str, Tensor]) -> None:
-    """What a save does, without checksums and without a rename."""
+    """Save with safetensors and fsync, without checksums and without a rename."""
     save_file(tensors, path)
     file = os.open(path, os.O_RDONLY)
     os.fsync(file)
@@ -29,39 +29,40 @@ def save_plainly(path: Path, tensors: dict[str, Tensor]) -> None:
 
 
 def load_plainly(path: Path) -> None:
-    """Read, and look at what was read once, as a checksum needs."""
-    for each in load_file(path).values():
-        crc32c(each.numpy().data)
+    """Load with safetensors, and compute a checksum of the tensors."""
+    for tensor in load_file(path).values():
+        crc32c(tensor.numpy().data)
 
 
-def throughput(name: str, own: Work, plain: Work, target: float, size: int) -> Figure:
-    """Bytes per second in units of safetensors'."""
-    found, others = rounds(lambda: _seconds(own), lambda: _seconds(plain))
-    one, other = median(each for each, _ in found), median(each for _, each in found)
+def throughput(name: str, own_work: Work, peer_work: Work, target: float, size: int) -> Figure:
+    """Return the figure of bytes per second in units of safetensors'."""
+    times, cores = rounds(lambda: _seconds(own_work), lambda: _seconds(peer_work))
+    own_median, peer_median = median(each for each, _ in times), median(each for _, each in times)
     return Figure(
         name,
-        median(plain / own for own, plain in found),
+        median(peer_work / own_work for own_work, peer_work in times),
         target,
         ">=",
-        note=f"thalweg {size / 1e9 / one:.2f} GB/s, safetensors {size / 1e9 / other:.2f} GB/s",
-        disturbance=others,
+        note=f"thalweg {size / 1e9 / own_median:.2f} GB/s, safetensors"
+        f" {size / 1e9 / peer_median:.2f} GB/s",
+        disturbance=cores,
     )
 
 
 def rounds(
-    own: Callable[[], float], other: Callable[[], float]
+    own_seconds: Callable[[], float], peer_seconds: Callable[[], float]
 ) -> tuple[list[tuple[float, float]], float]:
-    """Seconds of both, interleaved, and how many cores other processes used at most."""
-    found: list[tuple[float, float]] = []
-    before = _others()
+    """Return interleaved pairs of seconds, and the most cores that other processes used."""
+    pairs: list[tuple[float, float]] = []
+    cores_before = _others()
     with no_collection():
         for number in range(ROUNDS + 1):
             seconds: dict[Callable[[], float], float] = {}
-            for each in (own, other) if number % 2 else (other, own):
+            for run in (own_seconds, peer_seconds) if number % 2 else (peer_seconds, own_seconds):
                 os.sync()  # what was written before is not this one's
-                seconds[each] = each()
-            found.append((seconds[own], seconds[other]))
-    return found[1:], max(before, _others())
+                seconds[run] = run()
+            pairs.append((seconds[own_seconds], seconds[peer_seconds]))
+    return pairs[1:], max(cores_before, _others())
 
 
 def _seconds(work: Work) -> float:
@@ -71,9 +72,9 @@ def _seconds(work: Work) -> float:
 
 
 def _others() -> float:
-    """How many cores others use while this process waits.
+    """Return the cores that other processes use while this process sleeps.
 
-    Not while it works: what the system does for it in the background would count as others'.
+    While this process works, the system's background work for it would count as that of others.
     """
     os.sync()
     began, busy = time.perf_counter(), busy_elsewhere()

@@ -18,10 +18,10 @@ from matplotlib.figure import Figure as Picture
 from record import Record
 
 FILE = Path(__file__).parents[1] / "docs" / "figures.svg"
-OURS, LIMIT = "thalweg", "roofline"
+OWN_KEY, LIMIT = "thalweg", "roofline"
 
 # The figure, what its step does, and the peer.
-DRAWN = (
+ROWS = (
     ("adam_gpt2", "Adam\nGPT-2 (124 M)", "torch.optim.Adam(fused=True)"),
     ("adam_resnet50", "Adam\nResNet-50", "torch.optim.Adam(fused=True)"),
     ("adam_small2000", "Adam\n2,000 tensors of 1,000", "torch.optim.Adam(fused=True)"),
@@ -61,48 +61,48 @@ STYLE: dict[Any, Any] = {
 
 
 def relative(figure: Figure) -> float:
-    """The step time in units of the peer's."""
+    """Return the step time in units of the peer's."""
     return figure.value if figure.sense == "<=" else 1 / figure.value
 
 
-def picture(made: Record) -> Picture:
-    """Pairs of bars: the step here, and the peer's in the same rounds, which is 1."""
-    drawn = Picture(figsize=(8.5, 0.58 * len(DRAWN) + 0.9), layout="constrained")
-    axes = drawn.add_subplot(facecolor="none")
-    for place, (name, _, peer) in enumerate(DRAWN):
-        _pair(axes, place, made.figures[name], peer)
-    axes.set_yticks(range(len(DRAWN)), [title for _, title, _ in DRAWN])
+def picture(measurements: Record) -> Picture:
+    """Return a picture with pairs of bars: thalweg's step, and the peer's, which is 1."""
+    canvas = Picture(figsize=(8.5, 0.58 * len(ROWS) + 0.9), layout="constrained")
+    axes = canvas.add_subplot(facecolor="none")
+    for index, (name, _, peer) in enumerate(ROWS):
+        _pair(axes, index, measurements.figures[name], peer)
+    axes.set_yticks(range(len(ROWS)), [title for _, title, _ in ROWS])
     axes.tick_params(axis="y", length=0)
-    axes.set_ylim(len(DRAWN) - 0.4, -0.6)
+    axes.set_ylim(len(ROWS) - 0.4, -0.6)
     axes.set_xlim(0, 1.8)  # room for the names of the peers
     axes.set_xticks([0, 0.25, 0.5, 0.75, 1])
-    axes.set_xlabel(f"step time in units of the peer's, less is better; {made.place}")
+    axes.set_xlabel(f"step time in units of the peer's, less is better; {measurements.place}")
     axes.spines[["top", "right", "left"]].set_visible(False)
-    drawn.legend(loc="outside upper left", ncols=3, frameon=False)
-    return drawn
+    canvas.legend(loc="outside upper left", ncols=3, frameon=False)
+    return canvas
 
 
-def _pair(axes: Any, place: int, figure: Figure, peer: str) -> None:
-    (other,) = figure.times.keys() - {OURS, LIMIT}
-    own, theirs, ratio = figure.times[OURS], figure.times[other], relative(figure)
-    above, below = place - 0.19, place + 0.19
-    first = place == 0  # which names the colors
-    axes.barh(above, ratio, 0.34, color=BLUE, label="Thalweg" if first else None)
-    axes.barh(below, 1, 0.34, color=GRAY, label="the peer" if first else None)
+def _pair(axes: Any, row: int, figure: Figure, peer: str) -> None:
+    (peer_key,) = figure.times.keys() - {OWN_KEY, LIMIT}
+    own_time, peer_time, ratio = figure.times[OWN_KEY], figure.times[peer_key], relative(figure)
+    upper, lower = row - 0.19, row + 0.19
+    first = row == 0  # which names the colors
+    axes.barh(upper, ratio, 0.34, color=BLUE, label="Thalweg" if first else None)
+    axes.barh(lower, 1, 0.34, color=GRAY, label="the peer" if first else None)
     if LIMIT in figure.times:
-        limit = ratio * figure.times[LIMIT] / own
+        limit = ratio * figure.times[LIMIT] / own_time
         label = "one addition over the same memory" if first else None
-        axes.plot([limit] * 2, [place - 0.38, place], color=RED, linewidth=1.5, label=label)
-    axes.text(ratio + 0.01, above, f"{ratio:.2f}   {own:.3g} ms", va="center", color=BLUE)
-    axes.text(1.01, below, f"{peer}   {theirs:.3g} ms", va="center")
+        axes.plot([limit] * 2, [row - 0.38, row], color=RED, linewidth=1.5, label=label)
+    axes.text(ratio + 0.01, upper, f"{ratio:.2f}   {own_time:.3g} ms", va="center", color=BLUE)
+    axes.text(1.01, lower, f"{peer}   {peer_time:.3g} ms", va="center")
 
 
 def main() -> None:
     """Write the file."""
     with mpl.rc_context(STYLE):
-        drawn = picture(record.load())
-        FigureCanvasSVG(drawn)
-        drawn.savefig(FILE, transparent=True, metadata={"Date": None})
+        canvas = picture(record.load())
+        FigureCanvasSVG(canvas)
+        canvas.savefig(FILE, transparent=True, metadata={"Date": None})
 
 
 if __name__ == "__main__":

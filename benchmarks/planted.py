@@ -1,4 +1,4 @@
-"""Faults planted in small trainings: which of them `Spikes` of the diagnostics names, and when.
+"""Faults planted in small trainings, to measure which faults `Spikes` reports, and when.
 
     PYTHONPATH=src python benchmarks/planted.py            the table of docs/report.md
     PYTHONPATH=src python benchmarks/planted.py --quick    one seed
@@ -32,14 +32,14 @@ from thalweg._cli.race.problems.problem import Examples
 from thalweg.optim.diagnostics import COLUMNS, Diagnostics, JsonLines, Spikes, Table, Warned
 
 TUNED_ON, SEEDS = range(5), range(100, 105)
-STEPS, AT, RATE = 300, 150, 3e-3
+STEPS, FAULT_STEP, RATE = 300, 150, 3e-3
 BATCH, CONTEXT = 8, 32
-WITHIN = 100  # steps, of a fault that leaves the loss in its band
+MAX_DELAY = 100  # steps, of a fault that leaves the loss in its band
 BAND = 0.5  # nats that the loss is above that of the same step without the fault
 
 
 class Training:
-    """A small training, and what a fault can get at."""
+    """Small training with attributes that faults change."""
 
     def __init__(self, seed: int, kind: str = "adamw", sinks: Sequence[JsonLines] = ()) -> None:
         torch.manual_seed(seed)
@@ -55,22 +55,25 @@ class Training:
         self.groups: dict[str, dict[str, float]] = {}  # what a parameter's group has of its own
 
     def begin(self) -> None:
-        """Make the optimizer."""
+        """Build the optimizer and its diagnostics."""
         rate = {"sgd": 0.1, "small batches": 1e-3}.get(self.kind, RATE)
-        named = dict(self.model.named_parameters())
-        apart = sorted({WIDE, *self.groups})
-        groups = [{"params": [each for each in named.items() if each[0] not in apart]}]
-        groups += [{"params": [(name, named[name])], **self.groups.get(name, {})} for name in apart]
-        self.told = told = Diagnostics(every=1, sinks=[self._keep_table, *self.sinks])
+        params_by_name = dict(self.model.named_parameters())
+        separate = sorted({WIDE, *self.groups})
+        groups = [{"params": [pair for pair in params_by_name.items() if pair[0] not in separate]}]
+        groups += [
+            {"params": [(name, params_by_name[name])], **self.groups.get(name, {})}
+            for name in separate
+        ]
+        self.diagnostics = diagnostics = Diagnostics(every=1, sinks=[self._keep_table, *self.sinks])
         if self.kind == "sgd":
-            self.optimizer: Any = optim.SGD(groups, rate, momentum=0.9, diagnostics=told)
+            self.optimizer: Any = optim.SGD(groups, rate, momentum=0.9, diagnostics=diagnostics)
         else:
-            self.optimizer = optim.AdamW(groups, rate, weight_decay=0.01, diagnostics=told)
+            self.optimizer = optim.AdamW(groups, rate, weight_decay=0.01, diagnostics=diagnostics)
         self.rates = [group["lr"] for group in self.optimizer.param_groups]
-        self.group = 1 + apart.index(WIDE)
+        self.group = 1 + separate.index(WIDE)
 
     def take_step(self) -> tuple[float, Table]:
-        """One step: the loss, and the table of it."""
+        """Take a step; return the loss and the table of diagnostics."""
         rows = self.order[self.step]
         self.step += 1
         inputs = self.examples.inputs[rows, :CONTEXT]
@@ -82,7 +85,7 @@ class Training:
         (loss if self.term is None else loss + self.term()).backward()
         for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
             group["lr"] = rate * self._factor()
-        self.told.log_loss(loss)
+        self.diagnostics.log_loss(loss)
         self.optimizer.step()
         return loss.item(), self._table
 
@@ -90,7 +93,7 @@ class Training:
         self._table = table
 
     def _factor(self) -> float:
-        """What the schedule makes of rates."""
+        """Return the schedule's factor of the learning rate."""
         if self.kind != "cosine":
             return 1.0
         return min(1.0, self.step / 30) * (0.55 + 0.45 * math.cos(math.pi * self.step / STEPS))
@@ -105,20 +108,20 @@ def _examples() -> Examples:
 
 
 class Plant(NamedTuple):
-    """A fault.
+    """Fault of a training.
 
     Attributes:
-        name: What it is.
-        named: Which names of layers are right; "batch" stands for most layers at once.
-        at: The step that it is in first.
-        prepare: Called before the optimizer is made.
-        do: Called before each step from `at` on.
+        name: The description.
+        title_pattern: Pattern of the right layers in reports; "batch" means most layers at once.
+        first_step: The first step with the fault.
+        prepare: Called before the optimizer is built.
+        do: Called before each step from `first_step` on.
         is_silent: Whether the loss stays in its band for long.
     """
 
     name: str
-    named: str
-    at: int
+    title_pattern: str
+    first_step: int
     prepare: Callable[[Training], None]
     do: Callable[[Training], None]
     is_silent: bool = False
@@ -137,7 +140,7 @@ def _raise_rate(training: Training) -> None:
 
 
 def _explode(training: Training) -> None:
-    """The larger a logit, the more it is pushed on, as by a term of the loss with a wrong sign."""
+    """Add a term with the wrong sign to the loss, which increases large logits further."""
     layer = training.model.layers[0]
 
     def push() -> Tensor:
@@ -148,7 +151,7 @@ def _explode(training: Training) -> None:
 
 
 def _lose_moments(training: Training) -> None:
-    if training.step == AT - 1:
+    if training.step == FAULT_STEP - 1:
         training.begin()
 
 
@@ -162,7 +165,7 @@ def _enlarge(training: Training) -> None:
 
 
 def _kill(training: Training) -> None:
-    if training.step == AT - 1:
+    if training.step == FAULT_STEP - 1:
         with torch.no_grad():
             _named(training, WIDE.replace("weight", "bias")).fill_(-100.0)
 
@@ -191,86 +194,90 @@ def _grow(training: Training) -> None:
 
 WIDE = "layers.1.wide.weight"
 PLANTS = (
-    Plant("a layer's rate x 30", WIDE, AT, _nothing, _raise_rate),
+    Plant("a layer's rate x 30", WIDE, FAULT_STEP, _nothing, _raise_rate),
     Plant("an attention logit explodes",
-          r"layers\.0\.(queries|keys)\.weight", AT, _nothing, _explode),
-    Plant("a resume without moments", ".*", AT, _nothing, _lose_moments),
+          r"layers\.0\.(queries|keys)\.weight", FAULT_STEP, _nothing, _explode),
+    Plant("a resume without moments", ".*", FAULT_STEP, _nothing, _lose_moments),
     Plant("one token hits one row of the embedding",
-          r"characters\.weight|batch", AT, _nothing, _one_token),
+          r"characters\.weight|batch", FAULT_STEP, _nothing, _one_token),
     Plant("a layer's first weights x 100", r"scores\.weight", 1, _enlarge, _nothing),
     Plant("a dead layer",
-          r"layers\.1\.(wide\.(weight|bias)|narrow\.weight)", AT, _nothing, _kill, True),
+          r"layers\.1\.(wide\.(weight|bias)|narrow\.weight)", FAULT_STEP, _nothing, _kill, True),
     Plant("bfloat16 weights that lose updates",
           r"layers\.1\.narrow\..*", 1, _narrow, _nothing, True),
     Plant("a frozen layer", WIDE, 1, _freeze, _nothing, True),
     Plant("a group with a rate of 0", WIDE, 1, _stop_group, _nothing, True),
-    Plant("weights that grow without bound", WIDE, AT, _nothing, _grow, True),
+    Plant("weights that grow without bound", WIDE, FAULT_STEP, _nothing, _grow, True),
 )  # fmt: skip
 CLEAN = ("adamw", "sgd", "cosine", "small batches")
 
 
 class Run(NamedTuple):
-    """A training that was run: its losses, and warnings with the step at which each was told."""
+    """Result of a training: the losses, and warnings with their steps."""
 
     losses: list[float]
-    warned: list[tuple[int, Warned]]
+    warnings: list[tuple[int, Warned]]
 
 
 def run(
     seed: int, kind: str = "adamw", plant: Plant | None = None, sinks: Sequence[JsonLines] = ()
 ) -> Run:
-    """A training with a fault, or without one."""
+    """Run a training with a fault, or without one."""
     training, spikes = Training(seed, kind, sinks), Spikes()
     if plant:
         plant.prepare(training)
     training.begin()
-    found = Run([], [])
+    result_ = Run([], [])
     while training.step < STEPS:
-        if plant and training.step >= plant.at - 1:
+        if plant and training.step >= plant.first_step - 1:
             plant.do(training)
         loss, table = training.take_step()
-        found.losses.append(loss)
+        result_.losses.append(loss)
         rows = {key: np.where(table.measured[key], table.records[key], -math.inf)
                 for key in COLUMNS}  # fmt: skip
         own = table.parameters
         # Not by the table's number of the step, which begins anew with a new optimizer.
-        warned = spikes.feed(rows, own.names, training.step, loss, own.sizes)
-        found.warned.extend((training.step, each) for each in warned)
-    return found
+        warnings = spikes.feed(rows, own.names, training.step, loss, own.sizes)
+        result_.warnings.extend((training.step, warning) for warning in warnings)
+    return result_
 
 
 def left_band(run: Run, clean: Run) -> int | None:
-    """The first step whose loss is above that of the training without the fault by `BAND`."""
+    """Return the first step whose loss exceeds that of the clean training by `BAND`, or None."""
     pairs = enumerate(zip(run.losses, clean.losses, strict=True), 1)
-    return next((step for step, (loss, usual) in pairs if not loss <= usual + BAND), None)
+    return next((step for step, (loss, clean_loss) in pairs if not loss <= clean_loss + BAND), None)
 
 
-class Found(NamedTuple):
-    """What became of a fault.
+class Verdict(NamedTuple):
+    """Verdict on the reports of a fault.
 
     Attributes:
-        told: The step at which its layer was named; None if it was not.
-        is_first: Whether no other layer was named before it.
-        left: The step at which the loss left its band; None if it stayed.
-        in_time: Whether it was named in time.
+        report_step: The step at which the right layer was reported, or None.
+        is_first: Whether no other layer was reported before.
+        exit_step: The step at which the loss left its band, or None.
+        in_time: Whether the report was in time.
     """
 
-    told: int | None
+    report_step: int | None
     is_first: bool
-    left: int | None
+    exit_step: int | None
     in_time: bool
 
 
-def judge(plant: Plant, run: Run, clean: Run) -> Found:
-    """Whether a fault was found."""
-    seen = [(told, each) for told, each in run.warned if told >= plant.at and each.kind != "loss"]
-    right = [told for told, each in seen if re.fullmatch(plant.named, each.title)]
-    left = left_band(run, clean)
+def judge(plant: Plant, run: Run, clean: Run) -> Verdict:
+    """Return the verdict on the reports of a fault."""
+    reports = [
+        (step, warning)
+        for step, warning in run.warnings
+        if step >= plant.first_step and warning.kind != "loss"
+    ]
+    right = [step for step, warning in reports if re.fullmatch(plant.title_pattern, warning.title)]
+    exit_step = left_band(run, clean)
     if not right:
-        return Found(None, False, left, False)
-    limit = plant.at + WITHIN if plant.is_silent or left is None else left
-    is_first = re.fullmatch(plant.named, seen[0][1].title) is not None
-    return Found(right[0], is_first, left, right[0] <= limit)
+        return Verdict(None, False, exit_step, False)
+    limit = plant.first_step + MAX_DELAY if plant.is_silent or exit_step is None else exit_step
+    is_first = re.fullmatch(plant.title_pattern, reports[0][1].title) is not None
+    return Verdict(right[0], is_first, exit_step, right[0] <= limit)
 
 
 def main() -> None:
@@ -279,42 +286,45 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="one seed, and four clean trainings")
     parser.add_argument("--tuned-on", action="store_true", help="the seeds of the thresholds")
     parser.add_argument("--write", metavar="FILE", help="write one, to be drawn, and no table")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     torch.set_num_threads(1)
-    if given.write:
-        run(SEEDS[0], plant=PLANTS[0], sinks=[JsonLines(given.write)])
+    if arguments.write:
+        run(SEEDS[0], plant=PLANTS[0], sinks=[JsonLines(arguments.write)])
         return
-    seeds = list(TUNED_ON if given.tuned_on else SEEDS)[: 1 if given.replay else None]
+    seeds = list(TUNED_ON if arguments.tuned_on else SEEDS)[: 1 if arguments.quick else None]
     clean = {(kind, seed): run(seed, kind) for kind in CLEAN for seed in seeds}
     print(
         "| fault | named in time | named first | reported after, steps | loss left its band after |"
     )
     print("|---|---|---|---|---|")
-    found_all = 0
+    detected_count = 0
     for plant in PLANTS:
-        found = [judge(plant, run(seed, plant=plant), clean["adamw", seed]) for seed in seeds]
-        in_time = sum(each.in_time for each in found)
-        found_all += in_time == len(seeds)
-        first = sum(each.is_first for each in found)
-        told = _span([each.told for each in found], plant.at)
-        left = _span([each.left for each in found], plant.at)
+        verdicts = [judge(plant, run(seed, plant=plant), clean["adamw", seed]) for seed in seeds]
+        in_time = sum(verdict.in_time for verdict in verdicts)
+        detected_count += in_time == len(seeds)
+        first_count = sum(verdict.is_first for verdict in verdicts)
+        delays = _span([verdict.report_step for verdict in verdicts], plant.first_step)
+        exits = _span([verdict.exit_step for verdict in verdicts], plant.first_step)
         print(
-            f"| {plant.name} | {in_time} of {len(seeds)} | {first} | {told} | {left} |", flush=True
+            f"| {plant.name} | {in_time} of {len(seeds)} | {first_count} | {delays} | {exits} |",
+            flush=True,
         )
-    alarms = {key: each.warned for key, each in clean.items() if each.warned}
-    print(f"\nFound with all seeds: {found_all} of {len(PLANTS)} faults.", end=" ")
+    alarms = {
+        key: training_run.warnings for key, training_run in clean.items() if training_run.warnings
+    }
+    print(f"\nFound with all seeds: {detected_count} of {len(PLANTS)} faults.", end=" ")
     print(f"False alarms: {len(alarms)} of {len(clean)} clean trainings; seeds {seeds}.")
-    for (kind, seed), warned in alarms.items():
-        print(f"  {kind}, seed {seed}: {'; '.join(str(each) for _, each in warned)}")
+    for (kind, seed), warnings in alarms.items():
+        print(f"  {kind}, seed {seed}: {'; '.join(str(warning) for _, warning in warnings)}")
 
 
-def _span(steps: list[int | None], since: int) -> str:
-    """`0`, `0 to 3`; "-" where there is none."""
-    known = [each - since for each in steps if each is not None]
-    if not known:
+def _span(steps: list[int | None], start: int) -> str:
+    """Format delays as `0` or `0 to 3`, and "-" without any."""
+    delays = [step - start for step in steps if step is not None]
+    if not delays:
         return "-"
-    span = f"{min(known)}" if min(known) == max(known) else f"{min(known)} to {max(known)}"
-    return span if len(known) == len(steps) else f"{span} ({len(known)} of {len(steps)})"
+    span = f"{min(delays)}" if min(delays) == max(delays) else f"{min(delays)} to {max(delays)}"
+    return span if len(delays) == len(steps) else f"{span} ({len(delays)} of {len(steps)})"
 
 
 if __name__ == "__main__":

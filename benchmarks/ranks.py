@@ -32,15 +32,16 @@ from thalweg.distribute import Strategy
 from thalweg.keras.optimizers import Adam
 
 WIDTHS = {"4 kB": 16, "1 MB": 256, "10 MB": 800, "40 MB": 1600}  # of four layers
-JUDGED = "10 MB", "40 MB"
+TARGET_PAYLOADS = "10 MB", "40 MB"
 LAYERS, BATCH = 4, 16
 ROUNDS, STEPS = 15, 4
 RATE = 1e-4
 
-ORDERED = "thalweg ordered"
+ORDERED_NAME = "thalweg ordered"
 
 Step = Callable[[], Any]
-Made = tuple[Step, Callable[[], int]]  # a step, and the bytes of the slots that a rank has after it
+# A step, and a function that returns the bytes of the slots of this rank.
+StepAndBytes = tuple[Step, Callable[[], int]]
 
 
 def _model(width: int) -> nn.Sequential:
@@ -52,20 +53,20 @@ def _model(width: int) -> nn.Sequential:
 
 
 def _inputs(width: int) -> Callable[[], Sequence[torch.Tensor]]:
-    """New batches at every step, so that gradients keep their size."""
+    """Return a function that returns a new batch, so that gradients do not vanish."""
     generator = torch.Generator().manual_seed(1 + distributed.get_rank())
     return lambda: torch.randn(2, BATCH, width, generator=generator)
 
 
-def _ours(width: int, **options: Any) -> Made:
+def _ours(width: int, **options: Any) -> StepAndBytes:
     model, optimizer, strategy = _model(width), Adam(RATE), Strategy(**options)
     variables, batch, ranks = list(model.parameters()), _inputs(width), strategy.ranks.size
 
     def step() -> None:
-        given, wanted = batch()
+        inputs, targets = batch()
 
         def loss() -> torch.Tensor:
-            return mse_loss(model(given), wanted) / ranks
+            return mse_loss(model(inputs), targets) / ranks
 
         strategy.run(optimizer.minimize, (loss, variables))
 
@@ -73,25 +74,26 @@ def _ours(width: int, **options: Any) -> Made:
 
 
 def _bytes(tensors: Iterable[torch.Tensor]) -> int:
-    """The memory that tensors lie in."""
+    """Return the bytes of the storages of tensors."""
     storages = [tensor.untyped_storage() for tensor in tensors]
-    return sum({each.data_ptr(): each.nbytes() for each in storages}.values())
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
-def _theirs(width: int, make: Callable[[Any], torch.optim.Optimizer]) -> Made:
+def _theirs(width: int, make: Callable[[Any], torch.optim.Optimizer]) -> StepAndBytes:
     model, batch = DistributedDataParallel(_model(width)), _inputs(width)
     optimizer = make(model.parameters())
 
     def step() -> None:
-        given, wanted = batch()
+        inputs, targets = batch()
         optimizer.zero_grad()
-        mse_loss(model(given), wanted).backward()
+        mse_loss(model(inputs), targets).backward()
         optimizer.step()
 
     def slots() -> int:
-        own = optimizer.optim if isinstance(optimizer, ZeroRedundancyOptimizer) else optimizer
-        kept = [each for state in own.state.values() for each in state.values()]
-        return _bytes(each for each in kept if each.dim())  # step numbers are none
+        inner = optimizer.optim if isinstance(optimizer, ZeroRedundancyOptimizer) else optimizer
+        entries = [entry for state in inner.state.values() for entry in state.values()]
+        # Step numbers are not slots.
+        return _bytes(entry for entry in entries if entry.dim())
 
     return step, slots
 
@@ -104,20 +106,20 @@ def _zero(parameters: Any) -> torch.optim.Optimizer:
     return ZeroRedundancyOptimizer(parameters, torch.optim.Adam, lr=RATE, fused=True)
 
 
-CONTENDERS: dict[str, Callable[[int], Made]] = {
+CONTENDERS: dict[str, Callable[[int], StepAndBytes]] = {
     "thalweg": _ours,
     "DDP": lambda width: _theirs(width, _fused),
     "thalweg sharded": lambda width: _ours(width, shard_slots=True),
     "ZeRO": lambda width: _theirs(width, _zero),
-    ORDERED: lambda width: _ours(width, reduction="ordered"),
+    ORDERED_NAME: lambda width: _ours(width, reduction="ordered"),
 }
 
 
-UNITS = {"thalweg": "DDP", "thalweg sharded": "ZeRO", ORDERED: "thalweg"}
+UNITS = {"thalweg": "DDP", "thalweg sharded": "ZeRO", ORDERED_NAME: "thalweg"}
 
 
 def _timed(step: Step) -> float:
-    """Seconds of a step, from when all ranks begin."""
+    """Return the seconds of a step, between barriers of all ranks."""
     distributed.barrier()
     begin = perf_counter()
     for _ in range(STEPS):
@@ -127,17 +129,18 @@ def _timed(step: Step) -> float:
 
 
 def _measured(file: str) -> None:
-    """What one rank does; rank 0 writes the seconds of each round, by payload and contender."""
+    """Measure on one rank; rank 0 writes a file with the seconds by payload and contender."""
     torch.set_num_threads(1)
     ranks = Strategy().ranks
-    found: dict[str, Any] = {}
+    report: dict[str, Any] = {}
     for payload, width in WIDTHS.items():
-        able = not ranks.size & (ranks.size - 1)  # to add in order
-        made = {k: make(width) for k, make in CONTENDERS.items() if able or k != ORDERED}
-        steps = {name: step for name, (step, _) in made.items()}
+        # Ordered sums require a power of 2.
+        able = not ranks.size & (ranks.size - 1)
+        contenders = {k: make(width) for k, make in CONTENDERS.items() if able or k != ORDERED_NAME}
+        steps = {name: step for name, (step, _) in contenders.items()}
         for step in steps.values():
             _timed(step)
-        slots = {name: count() for name, (_, count) in made.items()}
+        slots = {name: count() for name, (_, count) in contenders.items()}
         times: dict[str, list[float]] = {name: [] for name in steps}
         with no_collection():
             began, busy = perf_counter(), busy_elsewhere()
@@ -145,14 +148,14 @@ def _measured(file: str) -> None:
                 order = list(steps) if number % 2 == 0 else list(reversed(steps))
                 for name in order:
                     times[name].append(_timed(steps[name]))
-            others = (busy_elsewhere() - busy) / (perf_counter() - began) - (ranks.size - 1)
-        found[payload] = {"times": times, "slots": slots, "others": max(others, 0.0)}
+            cores = (busy_elsewhere() - busy) / (perf_counter() - began) - (ranks.size - 1)
+        report[payload] = {"times": times, "slots": slots, "others": max(cores, 0.0)}
     if ranks.rank == 0:
-        Path(file).write_text(json.dumps(found))
+        Path(file).write_text(json.dumps(report))
 
 
 def measured(count: int) -> dict[str, Any]:
-    """Seconds of each round by payload and contender, on so many ranks."""
+    """Return the seconds of each round by payload and contender, on `count` ranks."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "found.json"
         launch_ranks(count, _measured, str(file))
@@ -160,9 +163,9 @@ def measured(count: int) -> dict[str, Any]:
 
 
 def ranks() -> list[Figure]:
-    """Steps on two ranks in units of torch's."""
-    all_found = measured(2)
-    slots = all_found[JUDGED[0]]["slots"]
+    """Measure steps on two ranks in units of torch's."""
+    report = measured(2)
+    slots = report[TARGET_PAYLOADS[0]]["slots"]
     figures = [
         Figure(
             "ranks_2_slots", slots["thalweg sharded"] / slots["ZeRO"], 1.01,
@@ -170,38 +173,40 @@ def ranks() -> list[Figure]:
         )
     ]  # fmt: skip
     pairs = (("ranks_2", "thalweg", "DDP"), ("ranks_2_sharded", "thalweg sharded", "ZeRO"))
-    for payload in JUDGED:
-        found = all_found[payload]
-        times = {name: 1e3 * median(each) for name, each in found["times"].items()}
+    for payload in TARGET_PAYLOADS:
+        payload_report = report[payload]
+        times = {name: 1e3 * median(seconds) for name, seconds in payload_report["times"].items()}
         figures += [
             Figure(
-                f"{name}_{payload.replace(' ', '')}", _ratio(found["times"], one, other), 1.0,
-                disturbance=found["others"], times={each: times[each] for each in (one, other)},
+                f"{name}_{payload.replace(' ', '')}",
+                _ratio(payload_report["times"], own_name, peer_name), 1.0,
+                disturbance=payload_report["others"],
+                times={contender: times[contender] for contender in (own_name, peer_name)},
             )
-            for name, one, other in pairs
+            for name, own_name, peer_name in pairs
         ]  # fmt: skip
     return figures
 
 
-def _ratio(times: dict[str, list[float]], one: str, other: str) -> float:
-    return median(a / b for a, b in zip(times[one], times[other], strict=True))
+def _ratio(times: dict[str, list[float]], name: str, unit_name: str) -> float:
+    return median(a / b for a, b in zip(times[name], times[unit_name], strict=True))
 
 
-def _print(all_found: dict[int, dict[str, Any]]) -> None:
+def _print(reports: dict[int, dict[str, Any]]) -> None:
     table = Table(title="milliseconds of a step; in units of torch's, ordered: of thalweg's")
     for heading in ("ranks", "gradients", *CONTENDERS, "MB of slots on rank 0", "noise"):
         table.add_column(heading, justify="right")
-    for count, found in all_found.items():
-        for payload, one in found.items():
-            times = one["times"]
-            cells = {name: f"{1e3 * median(each):.1f}" for name, each in times.items()}
+    for count, report in reports.items():
+        for payload, payload_report in report.items():
+            times = payload_report["times"]
+            cells = {name: f"{1e3 * median(seconds):.1f}" for name, seconds in times.items()}
             for name, unit in UNITS.items():
                 if name in times:
                     cells[name] += f" ({_ratio(times, name, unit):.2f})"
             row = [cells.get(name, "-") for name in CONTENDERS]
-            slots = one["slots"]
-            row.append(" ".join(f"{each / 1e6:.2f}" for each in slots.values()))
-            table.add_row(str(count), payload, *row, f"{one['others']:.1f}")
+            slots = payload_report["slots"]
+            row.append(" ".join(f"{size / 1e6:.2f}" for size in slots.values()))
+            table.add_row(str(count), payload, *row, f"{payload_report['others']:.1f}")
     Console(width=110).print(table)
 
 

@@ -1,4 +1,4 @@
-"""The figures that were measured last, in `figures.json`."""
+"""Record of the latest figures, in `figures.json`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FILE = Path(__file__).with_name("figures.json")
 
 @dataclass
 class Record:
-    """Figures by group, and where they were measured.
+    """Figures by group, with the machines that measured them.
 
     Attributes:
         machine: The processor, its cores, and torch's version.
@@ -37,7 +37,7 @@ class Record:
 
     @property
     def figures(self) -> dict[str, Figure]:
-        """All figures by name."""
+        """Return all figures by name."""
         return {figure.name: figure for group in self.groups.values() for figure in group}
 
     @property
@@ -46,10 +46,10 @@ class Record:
         by_place: dict[str, list[str]] = {}
         for group, machine in self.elsewhere.items():
             by_place.setdefault(describe(machine), []).append(f"`{group}`")
-        others = [
+        sentences = [
             f" Rows marked {', '.join(groups)}: {place}." for place, groups in by_place.items()
         ]
-        return f"Measured on {describe(self.machine)}.{''.join(others)}"
+        return f"Measured on {describe(self.machine)}.{''.join(sentences)}"
 
     def machine_of(self, group: str) -> dict[str, Any]:
         """Return the machine on which a group was measured."""
@@ -57,7 +57,9 @@ class Record:
 
     def as_json(self) -> dict[str, Any]:
         """Return a dictionary of plain values."""
-        groups = {name: [each.as_json() for each in group] for name, group in self.groups.items()}
+        groups = {
+            name: [figure.as_json() for figure in group] for name, group in self.groups.items()
+        }
         return {
             "machine": self.machine,
             "is_one_run": self.is_one_run,
@@ -75,32 +77,32 @@ def describe(machine: dict[str, Any]) -> str:
     return "{processor}, {cores} cores, torch {torch}".format_map(machine)
 
 
-def combine(stands: Record, made: Record, order: Iterable[str], is_complete: bool) -> Record:
-    """Return a record with the groups of `made`, and those of `stands` that it lacks.
+def combine(saved_record: Record, run: Record, order: Iterable[str], is_complete: bool) -> Record:
+    """Return a record with the groups of `run`, and those of `saved_record` that it lacks.
 
     Args:
-        stands: The figures until now.
-        made: The figures of one run on one machine.
+        saved_record: The figures until now.
+        run: The figures of one run on one machine.
         order: The names of all groups.
         is_complete: Whether each group of that run was measured.
     """
-    groups = {**stands.groups, **made.groups}
-    machines = {name: stands.machine_of(name) for name in stands.groups}
-    machines |= dict.fromkeys(made.groups, made.machine)
+    groups = {**saved_record.groups, **run.groups}
+    machines = {name: saved_record.machine_of(name) for name in saved_record.groups}
+    machines |= dict.fromkeys(run.groups, run.machine)
     counts = Counter(describe(machines[name]) for name in groups)
     (most_common, _), *_ = counts.most_common(1)
-    main = next(each for each in machines.values() if describe(each) == most_common)
+    main = next(machine_ for machine_ in machines.values() if describe(machine_) == most_common)
     names = [name for name in order if groups.get(name)]
     return Record(
         main,
         {name: groups[name] for name in names},
-        is_one_run=is_complete and made.groups.keys() >= {*names},
+        is_one_run=is_complete and run.groups.keys() >= {*names},
         elsewhere={name: machines[name] for name in names if machines[name] != main},
     )
 
 
 def machine() -> dict[str, Any]:
-    """What figures depend on."""
+    """Return the processor, cores and torch version of this machine."""
     name = (
         f"{processor_name()} ({machine_code.processor()})"  # which may not say of which generation
     )
@@ -108,12 +110,14 @@ def machine() -> dict[str, Any]:
 
 
 def of_json(values: dict[str, Any]) -> Record:
-    """What `as_json` described."""
-    groups = {name: [Figure(**each) for each in group] for name, group in values["groups"].items()}
+    """Return the record of JSON values from `Record.as_json`."""
+    groups = {
+        name: [Figure(**fields) for fields in group] for name, group in values["groups"].items()
+    }
     is_one_run, elsewhere = values.get("is_one_run", False), values.get("elsewhere", {})
     return Record(values["machine"], groups, is_one_run, elsewhere)
 
 
 def load(path: Path = FILE) -> Record:
-    """The figures that were written last."""
+    """Load the record of a file."""
     return of_json(json.loads(path.read_text()))

@@ -13,31 +13,35 @@ from thalweg._cli.bench import shapes, workload
 from thalweg._cli.bench.timing import Contender, measure
 
 RATE, DECAY = 1e-4, 0.01
-ADDED = 0.3  # what random bits may add, of the time of torch's step
+# Maximum additional time of random bits, in units of torch's step.
+MAX_DIFFERENCE = 0.3
 NEAREST, STOCHASTIC = "nearest", "stochastic"
 
 
 def rounding() -> list[Figure]:
-    """Both on ResNet-50, in units of `torch.optim.AdamW(fused=True)` on float32."""
+    """Measure both roundings on ResNet-50, in units of torch's fused AdamW on float32."""
     wide = workload.make_tensors(shapes.resnet50()).variables
-    made = [each.detach().to(torch.bfloat16).requires_grad_() for each in wide]
-    for each, other in zip(made, wide, strict=True):
-        each.grad = None if other.grad is None else other.grad.to(torch.bfloat16)
+    bfloat_params = [param.detach().to(torch.bfloat16).requires_grad_() for param in wide]
+    for param, source in zip(bfloat_params, wide, strict=True):
+        param.grad = None if source.grad is None else source.grad.to(torch.bfloat16)
     makers = {
-        NEAREST: optim.AdamW(made, lr=RATE, weight_decay=DECAY),
-        STOCHASTIC: optim.AdamW(made, lr=RATE, weight_decay=DECAY, round="stochastic"),
+        NEAREST: optim.AdamW(bfloat_params, lr=RATE, weight_decay=DECAY),
+        STOCHASTIC: optim.AdamW(bfloat_params, lr=RATE, weight_decay=DECAY, round="stochastic"),
         "torch": torch.optim.AdamW(wide, lr=RATE, weight_decay=DECAY, fused=True),
     }
     for optimizer in makers.values():
         for _ in range(WARM_UP):
             optimizer.step()
     timings = measure(
-        [Contender(name, each.step) for name, each in makers.items()], rounds=9, block=0.1
+        [Contender(name, optimizer.step) for name, optimizer in makers.items()], rounds=9, block=0.1
     )
-    both = [
+    figures = [
         compared(f"rounding_{name}", timings, name, "torch", None) for name in (NEAREST, STOCHASTIC)
     ]
-    nearest, drawn = (each.value for each in both)
+    nearest, stochastic = (figure.value for figure in figures)
     note = "stochastic less nearest, in steps of torch"
-    added = Figure("rounding_added", drawn - nearest, ADDED, note=note)
-    return [*both, replace(added, disturbance=max(each.disturbance for each in both))]
+    difference = Figure("rounding_added", stochastic - nearest, MAX_DIFFERENCE, note=note)
+    return [
+        *figures,
+        replace(difference, disturbance=max(figure.disturbance for figure in figures)),
+    ]

@@ -1,4 +1,4 @@
-"""Files of a gigabyte: written and forced to the disk, read and verified, and what that holds."""
+"""Time and memory of saving and loading files of a gigabyte, with fsync and checksums."""
 
 from __future__ import annotations
 
@@ -19,20 +19,25 @@ ROOM = 16.0  # MiB
 
 
 def files() -> list[Figure]:
-    """The state of Adam on GPT-2 small, against safetensors without checksums."""
+    """Measure files with the state of Adam on GPT-2 small, in units of safetensors'."""
     state = _state()
-    size = sum(each.nbytes for each in state.values())
+    size = sum(tensor.nbytes for tensor in state.values())
     with tempfile.TemporaryDirectory() as folder:
-        plain, own = Path(folder) / "plain", Path(folder) / "own"
+        peer_path, own_path = Path(folder) / "plain", Path(folder) / "own"
         pairs: list[tuple[str, Work, Work, float]] = [
-            ("save_gigabyte", lambda: _save(own, state), lambda: save_plainly(plain, state), 0.8),
-            ("load_gigabyte", lambda: _load(own), lambda: load_plainly(plain), 0.5),
+            (
+                "save_gigabyte",
+                lambda: _save(own_path, state),
+                lambda: save_plainly(peer_path, state),
+                0.8,
+            ),
+            ("load_gigabyte", lambda: _load(own_path), lambda: load_plainly(peer_path), 0.5),
         ]
-        figures = [throughput(*each, size) for each in pairs]
-        held = memory.python_peak(lambda: _save(own, state))
-        figures.append(_held("save_memory", held))
-        held = memory.python_peak(lambda: _load(own)) - size
-        figures.append(_held("load_memory", held))
+        figures = [throughput(*pair, size) for pair in pairs]
+        peak_bytes = memory.python_peak(lambda: _save(own_path, state))
+        figures.append(_held("save_memory", peak_bytes))
+        peak_bytes = memory.python_peak(lambda: _load(own_path)) - size
+        figures.append(_held("load_memory", peak_bytes))
     return figures
 
 
@@ -46,11 +51,11 @@ def _state() -> dict[str, Tensor]:
 
 
 def _save(path: Path, state: Mapping[str, Tensor]) -> None:
-    container.write(path, {name: of_tensor(each) for name, each in state.items()}, {})
+    container.write(path, {name: of_tensor(tensor) for name, tensor in state.items()}, {})
 
 
 def _load(path: Path) -> dict[str, Tensor]:
-    return {name: each.tensor() for name, each in container.read(path).tensors.items()}
+    return {name: stored.tensor() for name, stored in container.read(path).tensors.items()}
 
 
 def _held(name: str, size: int) -> Figure:

@@ -1,4 +1,4 @@
-"""What a step of N ranks sends and holds, on paper, from what this machine was measured at.
+"""Estimated traffic and memory of a step on N ranks, with measurements of this machine.
 
     python benchmarks/scaling.py
 
@@ -32,11 +32,11 @@ REPEATS = 20
 
 @dataclass(frozen=True)
 class Step:
-    """A step of Adam over `parameters` on `ranks`, each number for one rank.
+    """Estimates for a step of Adam, per rank.
 
     Attributes:
-        parameters: How many there are.
-        ranks: How many ranks.
+        parameters: The number of parameters.
+        ranks: The number of ranks.
         width: Bytes of a parameter and of its gradient.
         masters: Bytes of its float32 master.
     """
@@ -48,31 +48,31 @@ class Step:
 
     @property
     def sent(self) -> float:
-        """Bytes that a ring sends: a reduce-scatter and an all-gather of the gradients.
+        """Return the bytes that a ring sends: a reduce-scatter and an all-gather of gradients.
 
-        Sharded, the gather is of the variables, which are as many bytes.
+        With shards, the gather is of the variables, which have as many bytes.
         """
         return 2 * (self.ranks - 1) / self.ranks * self.width * self.parameters
 
     @property
     def seconds(self) -> float:
-        """What sending takes at least on the network above: buckets follow one another closely."""
+        """Return the minimum seconds of sending on the network above, without gaps."""
         return self.sent / LINK + 2 * (self.ranks - 1) * HOP
 
     @property
     def whole(self) -> float:
-        """Bytes of variables, gradients, buckets, masters and slots."""
+        """Return the bytes of variables, gradients, buckets, masters and slots."""
         return (3 * self.width + self.masters + SLOTS) * self.parameters
 
     @property
     def sharded(self) -> float:
-        """As `whole`, with masters and slots of this rank's shard alone."""
-        own = (self.masters + SLOTS) * (self.parameters / self.ranks + LEAF)
-        return 3 * self.width * self.parameters + own
+        """Return the bytes as in `whole`, with masters and slots of this rank's shard only."""
+        shard_bytes = (self.masters + SLOTS) * (self.parameters / self.ranks + LEAF)
+        return 3 * self.width * self.parameters + shard_bytes
 
     @property
     def partials(self) -> float:
-        """Bytes of one norm's partial sums, a float64 for each leaf of every rank."""
+        """Return the bytes of one norm's partial sums, a float64 per leaf and rank."""
         return 8 * -(-self.parameters // LEAF)
 
 
@@ -96,7 +96,7 @@ def _table(width: int, masters: int) -> list[str]:
     for parameters in PARAMETERS:
         for ranks in RANKS:
             step = Step(parameters, ranks, width, masters)
-            cells = [_size(each) for each in (step.whole, step.sharded, step.partials)]
+            cells = [_size(size) for size in (step.whole, step.sharded, step.partials)]
             power = len(str(parameters)) - 1
             lines.append(
                 f"| 10^{power} | {ranks:,} | {_size(step.sent)} | {_time(step.seconds)} |"
@@ -108,7 +108,7 @@ def _table(width: int, masters: int) -> list[str]:
 def _measured(file: str) -> None:
     torch.set_num_threads(1)
     ranks = Strategy().ranks
-    found: dict[str, float] = {}
+    seconds_by_name: dict[str, float] = {}
     for name, count in (("small", 1), ("bucket", SIZE // WIDE)):
         tensor, times = torch.zeros(count), list[float]()
         for _ in range(REPEATS):
@@ -116,23 +116,23 @@ def _measured(file: str) -> None:
             begin = perf_counter()
             ranks.add(tensor)
             times.append(perf_counter() - begin)
-        found[name] = median(times)
+        seconds_by_name[name] = median(times)
     if ranks.rank == 0:
-        Path(file).write_text(json.dumps(found))
+        Path(file).write_text(json.dumps(seconds_by_name))
 
 
 def main() -> None:
-    """Print what was measured, and the tables."""
+    """Print the measurements and the tables."""
     print("| ranks here | sum of 4 bytes | sum of a bucket (25 MiB) | bytes a second |")
     print("|---|---|---|---|")
     for count in (2, 4):
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "found.json"
             launch_ranks(count, _measured, str(file))
-            found = json.loads(file.read_text())
-        rate = 2 * (count - 1) / count * SIZE / found["bucket"]
+            seconds = json.loads(file.read_text())
+        rate = 2 * (count - 1) / count * SIZE / seconds["bucket"]
         print(
-            f"| {count} | {1e3 * found['small']:.3g} ms | {1e3 * found['bucket']:.3g} ms |"
+            f"| {count} | {1e3 * seconds['small']:.3g} ms | {1e3 * seconds['bucket']:.3g} ms |"
             f" {_size(rate)} |"
         )
     print("\nfloat32:\n", *_table(WIDE, 0), sep="\n")

@@ -37,22 +37,25 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--seeds", type=int, default=5, help="(5)")
     parser.add_argument("--steps", type=int, default=lm.STEPS, help=f"({lm.STEPS})")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     print(f"{'seed':6}" + "".join(f"{name:>16}" for name in WAYS))
     losses: dict[str, list[float]] = {name: [] for name in WAYS}
-    for seed in range(given.seeds):
-        for name, own in zip(WAYS, _trained(seed, given.steps), strict=True):
-            losses[name].append(own)
-        print(f"{seed:<6}" + "".join(f"{each[-1]:16.4f}" for each in losses.values()), flush=True)
-    means = {name: statistics.mean(each) for name, each in losses.items()}
-    spreads = {name: statistics.pstdev(each) for name, each in losses.items()}
-    print(f"{'mean':6}" + "".join(f"{each:16.4f}" for each in means.values()))
-    print(f"{'spread':6}" + "".join(f"{each:16.4f}" for each in spreads.values()))
+    for seed in range(arguments.seeds):
+        for name, loss in zip(WAYS, _trained(seed, arguments.steps), strict=True):
+            losses[name].append(loss)
+        print(
+            f"{seed:<6}" + "".join(f"{seed_losses[-1]:16.4f}" for seed_losses in losses.values()),
+            flush=True,
+        )
+    means = {name: statistics.mean(seed_losses) for name, seed_losses in losses.items()}
+    spreads = {name: statistics.pstdev(seed_losses) for name, seed_losses in losses.items()}
+    print(f"{'mean':6}" + "".join(f"{mean:16.4f}" for mean in means.values()))
+    print(f"{'spread':6}" + "".join(f"{spread:16.4f}" for spread in spreads.values()))
     return int(abs(means["7 bytes"] - means["float32"]) > spreads["float32"])
 
 
 def _trained(seed: int, steps: int) -> list[float]:
-    """The losses that the ways end at."""
+    """Return the final test loss of each way."""
     problem = lm.load(seed)
     torch.manual_seed(seed)
     start = problem.make_model()
@@ -64,14 +67,14 @@ def _train(problem: Any, model: nn.Module, order: Any, options: dict[str, Any] |
     if options is None:
         params = [*model.parameters()]
     else:
-        params = [nn.Parameter(each.detach().to(torch.bfloat16)) for each in model.parameters()]
+        params = [nn.Parameter(param_.detach().to(torch.bfloat16)) for param_ in model.parameters()]
     optimizer = optim.AdamW(params, lr=RATE, **(options or {}))
     for rows in order:
         _show(model, params)
         problem.loss(model, rows).backward()
-        for param, own in zip(params, model.parameters(), strict=True):
-            if param is not own and own.grad is not None:
-                param.grad = own.grad.to(param.dtype)
+        for param, model_param in zip(params, model.parameters(), strict=True):
+            if param is not model_param and model_param.grad is not None:
+                param.grad = model_param.grad.to(param.dtype)
         optimizer.step()
         model.zero_grad()
     _show(model, params)
@@ -79,11 +82,11 @@ def _train(problem: Any, model: nn.Module, order: Any, options: dict[str, Any] |
 
 
 def _show(model: nn.Module, params: list[nn.Parameter]) -> None:
-    """Have the model compute with the parameters, in float32."""
+    """Copy the parameters into the model, in float32."""
     with torch.no_grad():
-        for own, param in zip(model.parameters(), params, strict=True):
-            if own is not param:
-                own.copy_(param)
+        for model_param, param in zip(model.parameters(), params, strict=True):
+            if model_param is not param:
+                model_param.copy_(param)
 
 
 if __name__ == "__main__":

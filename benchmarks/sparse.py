@@ -1,4 +1,4 @@
-"""Sparse gradients: the cost of a step follows the rows it touches, not those of the table."""
+"""Steps with sparse gradients, whose cost should depend on touched rows only."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from thalweg._cli.bench.timing import Contender, measure
 from thalweg.keras.optimizers import SGD, Adagrad, Adamax
 from thalweg.v1.contrib.opt import LazyAdamOptimizer
 
-WIDTH, NAMED, REPEATED = 64, 8192, 2048
+WIDTH, ENTRIES, REPEATS = 64, 8192, 2048
 LARGE, SMALL = 1_000_000, 100_000
 BATCHES = 8  # different batches, so that the touched rows are not simply left in the cache
 
@@ -27,18 +27,18 @@ OPTIMIZERS: dict[str, Callable[[], Any]] = {
 
 
 def gradients_of(rows: int) -> list[Tensor]:
-    """As from `nn.Embedding(sparse=True)`: 8,192 entries, not coalesced, 2,048 of them repeats."""
+    """Return sparse gradients of 8,192 entries, not coalesced, of which 2,048 are repeats."""
     generator = torch.Generator().manual_seed(0)
-    made = []
+    gradients = []
     for _ in range(BATCHES):
-        distinct = torch.randperm(rows, generator=generator)[: NAMED - REPEATED]
-        repeats = distinct[torch.randint(len(distinct), (REPEATED,), generator=generator)]
-        indices = torch.cat([distinct, repeats])[torch.randperm(NAMED, generator=generator)]
-        values = torch.randn(NAMED, WIDTH, generator=generator)
-        made.append(
+        distinct = torch.randperm(rows, generator=generator)[: ENTRIES - REPEATS]
+        repeats = distinct[torch.randint(len(distinct), (REPEATS,), generator=generator)]
+        indices = torch.cat([distinct, repeats])[torch.randperm(ENTRIES, generator=generator)]
+        values = torch.randn(ENTRIES, WIDTH, generator=generator)
+        gradients.append(
             torch.sparse_coo_tensor(indices[None], values, (rows, WIDTH), check_invariants=False)
         )
-    return made
+    return gradients
 
 
 def table_of(rows: int) -> Tensor:
@@ -51,7 +51,7 @@ def step_of(optimizer: Any, table: Tensor, gradients: list[Tensor]) -> Callable[
 
 
 def rows() -> list[Figure]:
-    """A step at 1,000,000 rows in units of one at 100,000."""
+    """Measure a step at 1,000,000 rows in units of a step at 100,000."""
     figures = []
     for name, make in OPTIMIZERS.items():
         contenders = [
@@ -59,35 +59,39 @@ def rows() -> list[Figure]:
             for title, count in (("1,000,000 rows", LARGE), ("100,000 rows", SMALL))
         ]
         timings = measure(contenders, rounds=11, block=0.1)
-        large, small = (each.name for each in contenders)
+        large, small = (contender.name for contender in contenders)
         figures.append(compared(f"sparse_rows_{name}", timings, large, small, 1.2))
     return figures
 
 
 def against_torch() -> list[Figure]:
-    """How many times faster a step is than torch's on the same sparse gradients."""
+    """Measure the speed of a step in units of torch's on the same sparse gradients."""
     adagrad, adam = table_of(LARGE), table_of(LARGE)
-    theirs = torch.optim.Adagrad([adagrad], lr=1e-3, initial_accumulator_value=0.1)
+    torch_adagrad = torch.optim.Adagrad([adagrad], lr=1e-3, initial_accumulator_value=0.1)
     lazy = torch.optim.SparseAdam([adam], lr=1e-3)
     return [
-        _against("sparse_adagrad_vs_torch", 4.0, Adagrad(1e-3), theirs, adagrad),
+        _against("sparse_adagrad_vs_torch", 4.0, Adagrad(1e-3), torch_adagrad, adagrad),
         _against("sparse_lazy_adam_vs_torch", 7.0, LazyAdamOptimizer(1e-3), lazy, adam),
     ]
 
 
 def _against(
-    title: str, target: float, ours: Any, theirs: torch.optim.Optimizer, table: Tensor
+    title: str,
+    target: float,
+    own_optimizer: Any,
+    torch_optimizer: torch.optim.Optimizer,
+    table: Tensor,
 ) -> Figure:
     gradients = gradients_of(LARGE)
     supply = cycle(gradients)
 
     def torch_step() -> None:
         table.grad = next(supply)
-        theirs.step()
+        torch_optimizer.step()
 
     timings = measure(
         [
-            Contender("thalweg", step_of(ours, table_of(LARGE), gradients)),
+            Contender("thalweg", step_of(own_optimizer, table_of(LARGE), gradients)),
             Contender("torch", torch_step),
         ],
         rounds=11, block=0.1,

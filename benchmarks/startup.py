@@ -1,6 +1,6 @@
-"""The first seconds: importing, and the first step of each rule, compiled or from the disk.
+"""Startup time: imports, and the first step of each rule, compiled or from the disk.
 
-Processor time, with wall time beside it; what was compiled of Python is there already.
+Processor time, with wall time in the note; Python's bytecode is already compiled.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ sum(param.square().sum() for param in params).backward()
 step = optim.AdamW(params).step
 """
 THIRD = "step()\nstep()\n"  # the step after these compiles the look, or reads it
-COLD, KEPT = 0.12, 0.06
+COLD, FROM_DISK = 0.12, 0.06
 
 
 class Cost(NamedTuple):
-    """Seconds."""
+    """Seconds of a run."""
 
     processor: float
     wall: float
@@ -61,10 +61,10 @@ class Cost(NamedTuple):
 def _run(program: str, folder: str) -> Cost:
     environment = {**os.environ, "THALWEG_CACHE_DIR": folder}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)  # an installed package has its bytecode
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
     )
-    return Cost(*map(float, done.stdout.split()[-2:]))
+    return Cost(*map(float, process.stdout.split()[-2:]))
 
 
 def _figure(name: str, costs: list[Cost], target: float | None, note: str) -> Figure:
@@ -74,38 +74,38 @@ def _figure(name: str, costs: list[Cost], target: float | None, note: str) -> Fi
 
 
 def importing(runs: int = 11) -> list[Figure]:
-    """Seconds of the processor that an import adds to `import torch`, in interleaved processes."""
+    """Measure processor seconds of imports beyond `import torch`, in interleaved processes."""
     figures: list[Figure] = []
-    found: dict[str, list[Cost]] = {name: [] for name in STATEMENTS}
+    costs: dict[str, list[Cost]] = {name: [] for name in STATEMENTS}
     with watched(figures), tempfile.TemporaryDirectory() as folder:
         for number in range(runs + 1):
             for name, (statement, _) in STATEMENTS.items():
                 cost = _run(IMPORT.format(statement=statement), folder)
                 if number:  # the first compiles Python
-                    found[name].append(cost)
+                    costs[name].append(cost)
         for name, (_, target) in STATEMENTS.items():
-            figures.append(_figure(name, found[name], target, "beyond import torch"))
+            figures.append(_figure(name, costs[name], target, "beyond import torch"))
     return figures
 
 
 def first_steps(runs: int = 3) -> list[Figure]:
-    """Seconds of the first step: with nothing compiled, and from the disk."""
-    made = {rule: RULE.format(rule=rule) for rule in registry.ENTRIES}
-    made = {"optim_AdamW": OPTIM, "optim_AdamW_third": OPTIM + THIRD, **made}
+    """Measure seconds of the first step: with nothing compiled, and from the disk."""
+    programs = {rule: RULE.format(rule=rule) for rule in registry.ENTRIES}
+    programs = {"optim_AdamW": OPTIM, "optim_AdamW_third": OPTIM + THIRD, **programs}
     figures: list[Figure] = []
-    for name, make in made.items():
+    for name, make in programs.items():
         with watched(figures):
             figures += _first_steps(name, FIRST.format(make=make), runs)
     return figures
 
 
 def _first_steps(name: str, program: str, runs: int) -> list[Figure]:
-    cold, kept = list[Cost](), list[Cost]()
+    cold, from_disk = list[Cost](), list[Cost]()
     for _ in range(runs):
         with tempfile.TemporaryDirectory() as folder:
             cold.append(_run(program, folder))
-            kept.append(_run(program, folder))
+            from_disk.append(_run(program, folder))
     return [
         _figure(f"cold_{name}", cold, COLD, "compiling"),
-        _figure(f"disk_{name}", kept, KEPT, "from the disk"),
+        _figure(f"disk_{name}", from_disk, FROM_DISK, "from the disk"),
     ]

@@ -1,7 +1,7 @@
-"""What a steady step of Adam costs here beside `torch.optim.Adam(fused=True)`.
+"""Cost of a steady step of Adam in units of `torch.optim.Adam(fused=True)`.
 
-Steps of several rules (`Mixed`, SGD with and without momentum) stand beside torch's optimizers that
-it takes for them, and a rule that torch lacks (LAMB) beside AdamW.
+Steps of several rules (`Mixed`, SGD with and without momentum) are compared with equivalent torch
+optimizers, and a rule that torch lacks (LAMB) with AdamW.
 
     python benchmarks/steady.py [--face keras] [--repeats N]
 
@@ -48,38 +48,38 @@ class Cost(NamedTuple):
 
 
 class Row(NamedTuple):
-    """What was measured of a step.
+    """Measurement of a step.
 
     Attributes:
-        name: Its tensors.
-        mode: What comes before it.
-        own, other: What it costs here, and in torch.
-        once: The share of the steps that were taken in one call.
-        target: The most that `own` may be of `other`, if anything was promised.
+        name: The tensors.
+        mode: The state of caches and gradients before the step.
+        own_cost, torch_cost: The costs of thalweg and of torch.
+        replayed: The share of the steps that were one native call.
+        target: The maximum ratio of processor times, or None.
     """
 
     name: str
     mode: str
-    own: Cost
-    other: Cost
-    once: float
+    own_cost: Cost
+    torch_cost: Cost
+    replayed: float
     target: float | None
 
     @property
     def ratio(self) -> float:
-        return self.own.processor / self.other.processor
+        return self.own_cost.processor / self.torch_cost.processor
 
     @property
     def wall(self) -> float:
-        return self.own.wall / self.other.wall
+        return self.own_cost.wall / self.torch_cost.wall
 
 
 class OfTorch:
-    """An optimizer over parameters.
+    """Loop of an optimizer with torch's interface.
 
     Args:
-        params: The parameters; those that have no gradient get one.
-        make: Makes it.
+        params: The parameters.
+        make: Builds the optimizer from parameters.
     """
 
     def __init__(self, params: list[Parameter], make: Callable[[list[Parameter]], Any]) -> None:
@@ -97,12 +97,12 @@ class OfTorch:
         self.optimizer.step()
 
     def taken(self) -> int:
-        """How many steps were taken in one call."""
+        """Return the number of steps that were one native call."""
         return getattr(self.optimizer._cache.replay, "taken", 0)
 
 
 class OfKeras:
-    """The same through `apply_gradients`."""
+    """Loop of thalweg's Keras Adam through `apply_gradients`."""
 
     def __init__(self, variables: Sequence[Tensor]) -> None:
         self.variables = variables
@@ -122,16 +122,16 @@ class OfKeras:
 
 
 class Several(OfTorch):
-    """One optimizer of torch for each half of the parameters."""
+    """Loop of two torch optimizers, one per half of the parameters."""
 
     def __init__(self, params: list[Parameter], *make: Callable[[list[Parameter]], Any]) -> None:
         half = len(params) // 2
         super().__init__(params[:half], make[0])
-        self.params, self._other = params, make[1](params[half:])
+        self.params, self._second_optimizer = params, make[1](params[half:])
 
     def step(self) -> None:
         self.optimizer.step()
-        self._other.step()
+        self._second_optimizer.step()
 
 
 def _of_torch(params: list[Parameter]) -> OfTorch:
@@ -144,10 +144,10 @@ def _here(face: str, values: Sequence[Tensor]) -> Any:
     return OfTorch([Parameter(value) for value in values], optim.Adam)
 
 
-def cost(own: Any) -> Cost:
-    """Of a step, in this thread."""
+def cost(loop: Any) -> Cost:
+    """Return the cost of a step in this thread."""
     wall, begin = time.perf_counter_ns(), time.thread_time_ns()
-    own.step()
+    loop.step()
     return Cost((time.thread_time_ns() - begin) / 1e3, (time.perf_counter_ns() - wall) / 1e3)
 
 
@@ -156,50 +156,54 @@ def lowest(costs: Sequence[Cost]) -> Cost:
 
 
 def compared(
-    own: Any, other: Any, rounds: int, before: Callable[[Any], object]
+    own_loop: Any, torch_loop: Any, rounds: int, prepare: Callable[[Any], object]
 ) -> tuple[Cost, Cost, float]:
-    """What a step costs here and there after `before` of each, and how many were one call."""
-    found: dict[Any, list[Cost]] = {own: [], other: []}
-    taken = own.taken()
+    """Return both costs after `prepare` of each loop, and the share of replayed steps."""
+    costs_by_loop: dict[Any, list[Cost]] = {own_loop: [], torch_loop: []}
+    replayed_before = own_loop.taken()
     for _ in range(rounds):
-        for each, costs in found.items():
-            before(each)
-            costs.append(cost(each))
-    return lowest(found[own]), lowest(found[other]), (own.taken() - taken) / rounds
+        for loop, costs in costs_by_loop.items():
+            prepare(loop)
+            costs.append(cost(loop))
+    return (
+        lowest(costs_by_loop[own_loop]),
+        lowest(costs_by_loop[torch_loop]),
+        (own_loop.taken() - replayed_before) / rounds,
+    )
 
 
 def small(face: str, repeats: int) -> Iterator[Row]:
-    """Steps over tensors of few elements."""
-    between = torch.zeros(COLD)
+    """Yield rows of steps over tensors of few elements."""
+    scratch = torch.zeros(COLD)
     ways: dict[str, Callable[[Any], object]] = {
-        "warm": lambda own: None,
+        "warm": lambda loop: None,
         "new": _with_new,
-        "cold": lambda own: between.add_(1),
+        "cold": lambda own: scratch.add_(1),
     }
     for count, size in SIZES:
-        own = _here(face, [torch.randn(size) for _ in range(count)])
-        other = _of_torch([Parameter(torch.randn(size)) for _ in range(count)])
-        for each in (own, other):
-            each.give([torch.randn(size) for _ in range(count)])
-        for each in (own, other) * 4:
-            each.step()
+        own_loop = _here(face, [torch.randn(size) for _ in range(count)])
+        torch_loop = _of_torch([Parameter(torch.randn(size)) for _ in range(count)])
+        for loop in (own_loop, torch_loop):
+            loop.give([torch.randn(size) for _ in range(count)])
+        for loop in (own_loop, torch_loop) * 4:
+            loop.step()
         rounds = max(10, repeats if count < 2000 else repeats // 8)
-        often, rarely = TARGETS[face][count]
+        target, cold_target = TARGETS[face][count]
         for mode in MODES:
-            costs = compared(own, other, rounds, ways[mode])
-            yield Row(f"{count} of {size}", mode, *costs, rarely if mode == "cold" else often)
+            costs = compared(own_loop, torch_loop, rounds, ways[mode])
+            yield Row(f"{count} of {size}", mode, *costs, cold_target if mode == "cold" else target)
 
 
 def _mixed(params: list[Parameter]) -> Any:
-    one, other = _halves(params, {"rule": "AdamW"}, {"rule": "SGD", "momentum": 0.9})
-    return optim.Mixed([one, other])
+    first_half, second_half = _halves(params, {"rule": "AdamW"}, {"rule": "SGD", "momentum": 0.9})
+    return optim.Mixed([first_half, second_half])
 
 
 def _halves(params: list[Parameter], *options: dict[str, Any]) -> list[dict[str, Any]]:
     half = len(params) // 2
     return [
-        {"params": own, **each}
-        for own, each in zip((params[:half], params[half:]), options, strict=True)
+        {"params": half_params, **group_options}
+        for half_params, group_options in zip((params[:half], params[half:]), options, strict=True)
     ]
 
 
@@ -227,46 +231,46 @@ RULES: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
 
 
 def of_rules(repeats: int) -> Iterator[Row]:
-    """Steps of several rules, and of those that measure, with new gradients at each."""
+    """Yield rows of mixed rules and of LAMB, with new gradients at each step."""
     for name, makers in RULES.items():
         for count, size in ((2, 64), (10, 64), (100, 64)):
-            own, other = (
+            own_loop, torch_loop = (
                 make([Parameter(torch.randn(size)) for _ in range(count)]) for make in makers
             )
-            for each in (own, other):
-                each.give([torch.randn(size) for _ in range(count)])
-            for each in (own, other) * 4:
-                each.step()
-            costs = compared(own, other, repeats, _with_new)
+            for loop in (own_loop, torch_loop):
+                loop.give([torch.randn(size) for _ in range(count)])
+            for loop in (own_loop, torch_loop) * 4:
+                loop.step()
+            costs = compared(own_loop, torch_loop, repeats, _with_new)
             yield Row(f"{name}, {count} of {size}", "new", *costs, None)
 
 
-def _with_new(own: Any) -> None:
-    own.give([torch.empty_like(grad).copy_(grad) for grad in own.gradients()])
+def _with_new(loop: Any) -> None:
+    loop.give([torch.empty_like(grad).copy_(grad) for grad in loop.gradients()])
 
 
 def training(face: str, repeats: int) -> Row:
-    """The step of a training of 1.6 M parameters, between its passes."""
-    ours, theirs = model(), model()
-    other = _of_torch(list(theirs.parameters()))
-    params: Any = list(ours.parameters())
-    own: Any = OfKeras(params) if face == "keras" else OfTorch(params, optim.Adam)
-    passes = {own: backward(ours), other: backward(theirs)}
+    """Return the row of a training of 1.6 M parameters, with its passes between steps."""
+    own_model, torch_model = model(), model()
+    torch_loop = _of_torch(list(torch_model.parameters()))
+    params: Any = list(own_model.parameters())
+    own_loop: Any = OfKeras(params) if face == "keras" else OfTorch(params, optim.Adam)
+    passes = {own_loop: backward(own_model), torch_loop: backward(torch_model)}
 
-    def before(each: Any) -> None:
-        passes[each]()
-        if isinstance(each, OfKeras):
-            each.give([var.grad for var in params])
+    def before(loop: Any) -> None:
+        passes[loop]()
+        if isinstance(loop, OfKeras):
+            loop.give([var.grad for var in params])
 
-    for each in (own, other) * 4:
-        before(each)
-        each.step()
-    costs = compared(own, other, max(10, repeats // 4), before)
+    for loop in (own_loop, torch_loop) * 4:
+        before(loop)
+        loop.step()
+    costs = compared(own_loop, torch_loop, max(10, repeats // 4), before)
     return Row("1.6 M", LOOP, *costs, LOOPS[face])
 
 
 def rows(face: str, repeats: int) -> Iterator[Row]:
-    """All of a face, on one thread."""
+    """Yield all rows of an API, on one thread."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     yield from small(face, repeats)
@@ -276,19 +280,21 @@ def rows(face: str, repeats: int) -> Iterator[Row]:
 
 
 def figures(repeats: int = 200) -> list[Figure]:
-    """Processor time of one thread in units of torch's; the note has the ratio of wall time."""
-    found: list[Figure] = []
+    """Measure processor time of one thread in units of torch's; notes have the wall time."""
+    figures_: list[Figure] = []
     for face in TARGETS:
-        with watched(found):
-            found += [_figure(face, row) for row in rows(face, repeats) if row.target is not None]
-    return found
+        with watched(figures_):
+            figures_ += [
+                _figure(face, row) for row in rows(face, repeats) if row.target is not None
+            ]
+    return figures_
 
 
 def _figure(face: str, row: Row) -> Figure:
-    own, other = row.own, row.other
+    own_cost, torch_cost = row.own_cost, row.torch_cost
     note = (
-        f"{own.processor:.3g} us of the processor, torch fused {other.processor:.3g};"
-        f" wall {row.wall:.3g} x; {row.once:.0%} in one call"
+        f"{own_cost.processor:.3g} us of the processor, torch fused {torch_cost.processor:.3g};"
+        f" wall {row.wall:.3g} x; {row.replayed:.0%} in one call"
     )
     name = f"steady_{face}_{row.mode}"
     if row.mode != LOOP:
@@ -300,16 +306,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="A steady step beside torch's fused Adam.")
     parser.add_argument("--face", choices=TARGETS, default="optim")
     parser.add_argument("--repeats", type=int, default=200)
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     print(
         f"{'tensors':>18} {'mode':>5} {'thalweg us':>11} {'torch us':>9} {'ratio':>6}"
         f" {'wall':>6}   once  target"
     )
-    for row in rows(asked.face, asked.repeats):
+    for row in rows(arguments.face, arguments.repeats):
         target = "" if row.target is None else f"<= {row.target:.2f}"
         print(
-            f"{row.name:>18} {row.mode:>5} {row.own.processor:11.1f} {row.other.processor:9.1f}"
-            f" {row.ratio:6.2f} {row.wall:6.2f} {row.once:6.0%} {target:>8}",
+            f"{row.name:>18} {row.mode:>5} {row.own_cost.processor:11.1f}"
+            f" {row.torch_cost.processor:9.1f} {row.ratio:6.2f} {row.wall:6.2f}"
+            f" {row.replayed:6.0%} {target:>8}",
             flush=True,
         )
 

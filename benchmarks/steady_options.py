@@ -1,4 +1,4 @@
-"""What options add to a steady step of AdamW.
+"""Cost of options in a steady step of AdamW.
 
     python benchmarks/steady_options.py [--tensors N ...] [--repeats N]
 
@@ -45,17 +45,17 @@ OPTIONS: dict[str, Make] = {
 
 
 class Scaled(OfTorch):
-    """A step that a scaler leaves the unscaling to."""
+    """Loop whose optimizer unscales gradients for a scaler."""
 
-    found, scale = torch.zeros(()), torch.tensor(1024.0)
+    found_inf, scale = torch.zeros(()), torch.tensor(1024.0)
 
     def step(self) -> None:
-        self.optimizer.found_inf, self.optimizer.grad_scale = self.found, self.scale
+        self.optimizer.found_inf, self.optimizer.grad_scale = self.found_inf, self.scale
         self.optimizer.step()
 
 
 class Recipe(OfTorch):
-    """A step of a training with mixed precision, with a scaler of its own."""
+    """Loop of mixed-precision training with a gradient scaler."""
 
     def __init__(self, params: list[Parameter], make: Make) -> None:
         super().__init__(params, make)
@@ -72,69 +72,80 @@ class Recipe(OfTorch):
 
 
 class Row(NamedTuple):
-    """What an option costs: microseconds here and of what it is compared with."""
+    """Cost of an option in microseconds, with that of the baseline."""
 
     name: str
     count: int
-    own: float
-    other: float
-    once: float
+    own_time: float
+    baseline_time: float
+    replayed: float
     target: float
 
 
 def _made(kind: type[OfTorch], make: Make, count: int, dtype: torch.dtype) -> OfTorch:
-    made = kind([Parameter(torch.randn(SIZE).to(dtype)) for _ in range(count)], make)
-    made.give([torch.randn(SIZE).to(dtype) for _ in range(count)])
+    loop = kind([Parameter(torch.randn(SIZE).to(dtype)) for _ in range(count)], make)
+    loop.give([torch.randn(SIZE).to(dtype) for _ in range(count)])
     for _ in range(4):
-        made.step()
-    return made
+        loop.step()
+    return loop
 
 
 def rows(count: int, repeats: int) -> Iterator[Row]:
-    """All options, over so many tensors."""
+    """Yield rows of all options over `count` tensors."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     for name, make in OPTIONS.items():
         dtype = torch.bfloat16 if name == "masters" else torch.float32
-        own = _made(Scaled if name == "scaler" else OfTorch, make, count, dtype)
-        plain = _made(OfTorch, optim.AdamW, count, dtype)
-        yield _row(name, count, own, plain, repeats, TARGET)
-    own = _made(Recipe, lambda p: optim.AdamW(p, fused_unscale=True, clip_grad_norm=0.5), count,
-                torch.float32)  # fmt: skip
-    theirs = _made(Recipe, lambda p: torch.optim.AdamW(p, fused=True), count, torch.float32)
-    yield _row("recipe", count, own, theirs, repeats, RECIPE)
+        own_loop = _made(Scaled if name == "scaler" else OfTorch, make, count, dtype)
+        plain_loop = _made(OfTorch, optim.AdamW, count, dtype)
+        yield _row(name, count, own_loop, plain_loop, repeats, TARGET)
+    own_loop = _made(
+        Recipe,
+        lambda p: optim.AdamW(p, fused_unscale=True, clip_grad_norm=0.5),
+        count,
+        torch.float32,
+    )
+    torch_loop = _made(Recipe, lambda p: torch.optim.AdamW(p, fused=True), count, torch.float32)
+    yield _row("recipe", count, own_loop, torch_loop, repeats, RECIPE)
 
 
-def _row(name: str, count: int, own: OfTorch, other: OfTorch, repeats: int, target: float) -> Row:
-    ours, theirs, once = compared(own, other, repeats, lambda each: None)
-    return Row(name, count, ours.processor, theirs.processor, once, target)
+def _row(
+    name: str, count: int, loop: OfTorch, baseline: OfTorch, repeats: int, target: float
+) -> Row:
+    own_cost, baseline_cost, replayed = compared(loop, baseline, repeats, lambda loop: None)
+    return Row(name, count, own_cost.processor, baseline_cost.processor, replayed, target)
 
 
 def figures(repeats: int = 200) -> list[Figure]:
-    """Processor time of one thread, in units of the plain step's, or of torch's recipe."""
-    found: list[Figure] = []
+    """Measure processor time of one thread in units of the plain step or of torch's recipe."""
+    figures_: list[Figure] = []
     for count in COUNTS:
-        with watched(found):
-            found += [_figure(row) for row in rows(count, repeats)]
-    return found
+        with watched(figures_):
+            figures_ += [_figure(row) for row in rows(count, repeats)]
+    return figures_
 
 
 def _figure(row: Row) -> Figure:
-    note = f"{row.own:.3g} us of the processor, {row.other:.3g} without; {row.once:.0%} in one call"
-    return Figure(f"steady_{row.name}_{row.count}", row.own / row.other, row.target, note=note)
+    note = (
+        f"{row.own_time:.3g} us of the processor, {row.baseline_time:.3g} without;"
+        f" {row.replayed:.0%} in one call"
+    )
+    return Figure(
+        f"steady_{row.name}_{row.count}", row.own_time / row.baseline_time, row.target, note=note
+    )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="What options add to a steady step of AdamW.")
     parser.add_argument("--tensors", type=int, nargs="+", default=COUNTS)
     parser.add_argument("--repeats", type=int, default=200)
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     print(f"{'option':>12} {'tensors':>8} {'us':>8} {'beside':>8} {'ratio':>6}   once  target")
-    for count in asked.tensors:
-        for row in rows(count, asked.repeats):
+    for count in arguments.tensors:
+        for row in rows(count, arguments.repeats):
             print(
-                f"{row.name:>12} {count:>8} {row.own:8.1f} {row.other:8.1f}"
-                f" {row.own / row.other:6.2f} {row.once:6.0%} <= {row.target:.2f}",
+                f"{row.name:>12} {count:>8} {row.own_time:8.1f} {row.baseline_time:8.1f}"
+                f" {row.own_time / row.baseline_time:6.2f} {row.replayed:6.0%} <= {row.target:.2f}",
                 flush=True,
             )
 

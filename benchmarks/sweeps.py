@@ -21,7 +21,7 @@ NAMES = ("resnet50", "gpt2")
 
 
 def adamw() -> list[Figure]:
-    """Unscale, check, clip by the global norm and AdamW, in units of torch's fused AdamW with
+    """Measure unscaling, checks, clipping by the global norm and AdamW, in units of torch's with
     `GradScaler.unscale_` and `clip_grad_norm_`.
     """
     figures = []
@@ -33,7 +33,7 @@ def adamw() -> list[Figure]:
 
 
 def larc() -> list[Figure]:
-    """Unscale, check, LARC and momentum, in units of the same arithmetic in torch's foreach."""
+    """Measure unscaling, checks, LARC and momentum, in units of torch's foreach arithmetic."""
     figures = []
     for name in NAMES:
         step = _swept("Momentum", {"momentum": MOMENTUM}, name, larc_params={"larc_eta": ETA})
@@ -43,13 +43,13 @@ def larc() -> list[Figure]:
 
 
 def masters() -> list[Figure]:
-    """bfloat16 variables with float32 masters, Adam: the share of the bandwidth that one add over
-    gradient, master, slots and copy reaches.
+    """Measure Adam on bfloat16 variables with float32 masters, as a share of the bandwidth of one
+    add over gradient, master, slots and copy.
     """
     figures = []
     for name in NAMES:
-        made = workload.make_tensors(shapes.load(name))
-        variables, gradients = _halved(made.variables), _halved(made.gradients)
+        problem = workload.make_tensors(shapes.load(name))
+        variables, gradients = _halved(problem.variables), _halved(problem.gradients)
         step = _step("Adam", {}, variables, loss_scaling=SCALE)
         apply = _with_gradients(step, gradients)
         apply()
@@ -62,7 +62,7 @@ def masters() -> list[Figure]:
 
 
 def room() -> list[Figure]:
-    """Bytes that a steady step of each kind holds at most beyond those between steps."""
+    """Measure the peak bytes that a steady step of each kind allocates temporarily."""
     steps = {
         "adamw": _swept("AdamW", {"weight_decay": DECAY}, "resnet50", clip_gradients=CLIP),
         "larc": _swept(
@@ -74,9 +74,9 @@ def room() -> list[Figure]:
     for name, step in steps.items():
         for _ in range(5):
             step()
-        held = memory.extra_bytes(step)
+        peak_bytes = memory.extra_bytes(step)
         figures.append(
-            Figure(f"swept_room_{name}", held / 1024, ROOM / 1024, unit="KiB",
+            Figure(f"swept_room_{name}", peak_bytes / 1024, ROOM / 1024, unit="KiB",
                    note="resnet50; Python, NumPy and torch together, at most at once")
         )  # fmt: skip
     return figures
@@ -85,7 +85,7 @@ def room() -> list[Figure]:
 def _step(
     optimizer: str, params: dict[str, Any], variables: Sequence[Tensor], **options: Any
 ) -> Any:
-    """A training step whose gradients are given to it."""
+    """Return a training step that is called with gradients."""
     return optimize_loss(
         lambda: torch.zeros(()),
         optimizer,
@@ -108,50 +108,50 @@ def _swept(
     dtype: torch.dtype = torch.float32,
     **options: Any,
 ) -> Step:
-    made = workload.make_tensors(shapes.load(name))
-    variables, gradients = made.variables, made.gradients
+    problem = workload.make_tensors(shapes.load(name))
+    variables, gradients = problem.variables, problem.gradients
     if dtype != torch.float32:
         variables, gradients = _halved(variables), _halved(gradients)
     return _with_gradients(_step(optimizer, params, variables, **options), gradients)
 
 
 def _halved(tensors: Sequence[Tensor]) -> list[Tensor]:
-    return [each.detach().to(torch.bfloat16) for each in tensors]
+    return [tensor.detach().to(torch.bfloat16) for tensor in tensors]
 
 
-def _scaled_again(made: workload.Workload) -> Step:
-    """Put the gradients back, which torch unscales in place."""
-    kept = [grad.clone() for grad in made.gradients]
+def _scaled_again(problem: workload.Workload) -> Step:
+    """Return a function that restores the gradients, which torch unscales in place."""
+    scaled = [grad.clone() for grad in problem.gradients]
 
     def again() -> None:
-        for grad, value in zip(made.gradients, kept, strict=True):
-            grad.copy_(value)
+        for grad, scaled_grad in zip(problem.gradients, scaled, strict=True):
+            grad.copy_(scaled_grad)
 
     return again
 
 
 def _torch_adamw(name: str) -> Contender:
-    made = workload.make_tensors(shapes.load(name))
-    optimizer = torch.optim.AdamW(made.variables, lr=RATE, weight_decay=DECAY, fused=True)
+    problem = workload.make_tensors(shapes.load(name))
+    optimizer = torch.optim.AdamW(problem.variables, lr=RATE, weight_decay=DECAY, fused=True)
     scaler = torch.amp.GradScaler("cpu", init_scale=SCALE, growth_interval=1 << 30)
     scaler.scale(torch.zeros(()))
 
     def step() -> None:
         scaler.unscale_(optimizer)
-        torch.nn.utils.clip_grad_norm_(made.variables, CLIP, foreach=True)
+        torch.nn.utils.clip_grad_norm_(problem.variables, CLIP, foreach=True)
         scaler.step(optimizer)
         scaler.update()
 
-    return Contender("torch", step, before=_scaled_again(made))
+    return Contender("torch", step, prepare=_scaled_again(problem))
 
 
 def _torch_larc(name: str) -> Contender:
-    made = workload.make_tensors(shapes.load(name))
-    variables = [var.detach() for var in made.variables]
+    problem = workload.make_tensors(shapes.load(name))
+    variables = [var.detach() for var in problem.variables]
     velocities = [torch.zeros_like(var) for var in variables]
 
     def step() -> None:
-        gradients = torch._foreach_mul(made.gradients, 1 / SCALE)
+        gradients = torch._foreach_mul(problem.gradients, 1 / SCALE)
         lengths, sizes = torch._foreach_norm(gradients), torch._foreach_norm(variables)
         if not torch.stack(lengths).isfinite().all():
             return

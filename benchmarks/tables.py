@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[1]
 BEGIN, END = "<!-- figures -->\n", "<!-- end of figures -->\n"
 
 # What was measured, its figures, and the baseline that they are relative to.
-CHOSEN = (
+README_ROWS = (
     (
         "step time of Adam: GPT-2 (124 M) · ResNet-50 · 2,000 tensors of 1,000 elements",
         "{adam_gpt2} · {adam_resnet50} · {adam_small2000}",
@@ -100,56 +100,56 @@ CHOSEN = (
 
 
 def shown(figure: Figure) -> str:
-    """The value alone; with a question mark if it was measured beside other work."""
+    """Format the value, with a question mark if other processes disturbed its measurement."""
     return f"{figure.value:.3g}" + "?" * (figure.met == "?")
 
 
-def few(made: Record) -> str:
-    """Return the README's table: the figures that decide whether the library is worth a try.
+def few(measurements: Record) -> str:
+    """Return the README's table of the main figures.
 
-    Rows with a figure that was measured beside other processes are left out.
+    Rows with a disturbed figure are omitted.
     """
-    values = {name: shown(figure) for name, figure in made.figures.items()}
-    values["keras"] = _lowest(made.groups["rules"], "roofline_")
-    values["tensorflow1"] = _lowest(made.groups["v1-rules"], "v1_roofline_")
+    values = {name: shown(figure) for name, figure in measurements.figures.items()}
+    values["keras"] = _lowest(measurements.groups["rules"], "roofline_")
+    values["tensorflow1"] = _lowest(measurements.groups["v1-rules"], "v1_roofline_")
     lines = ["| measured | ratio | baseline |", "|---|---|---|"]
-    left_out = 0
-    for what, text, peer in CHOSEN:
+    omitted = 0
+    for title, text, peer in README_ROWS:
         names = {name for _, name, _, _ in Formatter().parse(text) if name}
         if not values.keys() >= names:
             continue
         if any("?" in values[name] for name in names):
-            left_out += 1
+            omitted += 1
             continue
-        lines.append(f"| {what}{_mark(made, text)} | {text.format_map(values)} | {peer} |")
-    run = " of one run" * made.is_one_run
-    note = " Rows that were measured beside other processes are left out." if left_out else ""
-    return "\n".join([*lines, "", f"Medians{run}. {made.place}{note}"])
+        lines.append(f"| {title}{_mark(measurements, text)} | {text.format_map(values)} | {peer} |")
+    run = " of one run" * measurements.is_one_run
+    note = " Rows that were measured beside other processes are left out." if omitted else ""
+    return "\n".join([*lines, "", f"Medians{run}. {measurements.place}{note}"])
 
 
-def all_of(made: Record) -> str:
-    """The table of benchmarks/README.md: every figure, with its target and what is behind it."""
+def all_of(measurements: Record) -> str:
+    """Return the table of benchmarks/README.md: all figures with targets and sources."""
     lines = ["| figure | measured | target | met | from |", "|---|---|---|---|---|"]
-    for each in made.figures.values():
-        cells = (each.name, each.measured, each.wanted, each.met, each.origin)
+    for figure in measurements.figures.values():
+        cells = (figure.name, figure.measured, figure.wanted, figure.met, figure.origin)
         lines.append(f"| {' | '.join(cells)} |")
-    text = f"{made.place}{_doubts(made.figures.values())}"
+    text = f"{measurements.place}{_doubts(measurements.figures.values())}"
     return "\n".join([text, "", *lines])
 
 
-def _mark(made: Record, text: str) -> str:
+def _mark(measurements: Record, text: str) -> str:
     """Return the groups of a text's figures that were measured on another machine, in brackets."""
     elsewhere = [
         f" (`{group}`)"
-        for group in made.elsewhere
-        if any(f"{{{figure.name}}}" in text for figure in made.groups[group])
+        for group in measurements.elsewhere
+        if any(f"{{{figure.name}}}" in text for figure in measurements.groups[group])
     ]
     return "".join(elsewhere)
 
 
 def _lowest(figures: Iterable[Figure], prefix: str) -> str:
-    least = min(figures, key=lambda figure: figure.value)
-    return f"{shown(least)} ({least.name.removeprefix(prefix)})"
+    lowest = min(figures, key=lambda figure: figure.value)
+    return f"{shown(lowest)} ({lowest.name.removeprefix(prefix)})"
 
 
 def _doubts(figures: Iterable[Figure]) -> str:
@@ -157,29 +157,32 @@ def _doubts(figures: Iterable[Figure]) -> str:
     return " `?`: other processes were running, so the figure says little." if doubtful else ""
 
 
-def tables(made: Record) -> Mapping[Path, str]:
-    """Where each table stands, and its text."""
-    return {ROOT / "README.md": few(made), ROOT / "benchmarks" / "README.md": all_of(made)}
+def tables(measurements: Record) -> Mapping[Path, str]:
+    """Return the text of the tables by file."""
+    return {
+        ROOT / "README.md": few(measurements),
+        ROOT / "benchmarks" / "README.md": all_of(measurements),
+    }
 
 
 def between(path: Path) -> tuple[str, str, str]:
-    """A file's text before, between and after the two markers.
+    """Return a file's text before, between and after the two markers.
 
     Raises:
-        ValueError: If a marker is missing.
+        ValueError: A marker is missing.
     """
-    before, begin, rest = path.read_text().partition(BEGIN)
-    inside, end, after = rest.partition(END)
+    head, begin, body_and_tail = path.read_text().partition(BEGIN)
+    body, end, tail = body_and_tail.partition(END)
     if not begin or not end:
         raise ValueError(f"{path} has no {BEGIN.strip()} ... {END.strip()} to write between.")
-    return before + begin, inside, end + after
+    return head + begin, body, end + tail
 
 
-def write(made: Record) -> None:
-    """Put the tables between their markers."""
-    for path, text in tables(made).items():
-        before, _, after = between(path)
-        path.write_text(f"{before}{text}\n{after}")
+def write(measurements: Record) -> None:
+    """Write the tables between their markers."""
+    for path, text in tables(measurements).items():
+        head, _, tail = between(path)
+        path.write_text(f"{head}{text}\n{tail}")
 
 
 if __name__ == "__main__":

@@ -11,28 +11,28 @@ from thalweg._cli.bench.timing import Contender, measure
 from thalweg.v1 import train
 
 # Its time is that of pow; that of norms over other streams; that of AdamV1, whose formula it is.
-LEFT_OUT = {"FtrlPowerV1", "LARS", "NesterovLARS", "NovoGrad", "LazyAdam"}
+UNMEASURED_RULES = {"FtrlPowerV1", "LARS", "NesterovLARS", "NovoGrad", "LazyAdam"}
 ENTRIES = {
     "GradientDescent": registry.entry("v1:GradientDescentOptimizer"),
-    **{name: entry for name, entry in registry.V1.items() if name not in LEFT_OUT},
+    **{name: entry for name, entry in registry.V1.items() if name not in UNMEASURED_RULES},
 }
 LAYERS, WIDTH, BATCH = 12, 1024, 1
 LEAST_SHARE, MOST_VARIABLES = 0.88, 1.1
 
 
 def rules() -> list[Figure]:
-    """Every rule on resnet50: the share of the bandwidth that one add over its streams reaches.
+    """Measure every rule on resnet50: the share of the bandwidth of one add over its streams.
 
-    What is timed is `apply_gradients` of `thalweg.v1.train` and `thalweg.v1.contrib.opt`.
+    The timed call is `apply_gradients` of `thalweg.v1.train` and `thalweg.v1.contrib.opt`.
     """
-    made = workload.make_tensors(shapes.resnet50())
+    problem = workload.make_tensors(shapes.resnet50())
     figures = []
     for name, entry in ENTRIES.items():
         timings = measure(
             [
-                Contender("thalweg", workload.thalweg_step(entry, made)),
+                Contender("thalweg", workload.thalweg_step(entry, problem)),
                 Contender(
-                    "roofline", roofline.roofline(entry.slots, made.variables, made.gradients)
+                    "roofline", roofline.roofline(entry.slots, problem.variables, problem.gradients)
                 ),
             ],
             rounds=9, block=0.1,
@@ -44,20 +44,23 @@ def rules() -> list[Figure]:
 
 
 def gating() -> list[Figure]:
-    """The most memory that `minimize` of a 12-layer MLP takes, in units of its largest variable.
+    """Measure the peak memory of `minimize` on a 12-layer MLP in units of its largest variable.
 
     Counted is what torch's CPU allocator holds at most during a step beyond what it held before
     it, by the profiler's record of each allocation: gradients, and what little the forward pass
     keeps of a batch of one row. Slots exist by then.
     """
     gates = {"GATE_NONE": train.Optimizer.GATE_NONE, "GATE_GRAPH": train.Optimizer.GATE_GRAPH}
-    held = {name: _most_held(gate) for name, gate in gates.items()}
+    peak_bytes = {name: _most_held(gate) for name, gate in gates.items()}
     largest = WIDTH * WIDTH * torch.float32.itemsize
     note = ", ".join(
-        f"{name} {count / 2**20:.4g} MiB = {count / largest:.3g} x" for name, count in held.items()
+        f"{name} {count / 2**20:.4g} MiB = {count / largest:.3g} x"
+        for name, count in peak_bytes.items()
     )
     note += f"; {LAYERS} layers, the largest variable {largest / 2**20:.3g} MiB"
-    return [Figure("gate_none_memory", held["GATE_NONE"] / largest, MOST_VARIABLES, note=note)]
+    return [
+        Figure("gate_none_memory", peak_bytes["GATE_NONE"] / largest, MOST_VARIABLES, note=note)
+    ]
 
 
 def _most_held(gate: int) -> int:

@@ -1,4 +1,4 @@
-"""A whole training in a file: saved, restored, and saved beside the training; and their memory.
+"""Time and memory of saving, asynchronous saving and restoring a training.
 
     python benchmarks/trainings.py [--megabytes 256] [--optimizer adam]
 
@@ -34,102 +34,113 @@ OPTIMIZERS: dict[str, tuple[Callable[[], Any], int]] = {  # with how many slots
     "adam": (lambda: Adam(0.001), 2),
     "momentum": (lambda: SGD(0.001, momentum=0.9), 1),
 }
-_EACH = 1 << 20  # elements of a tensor
+_ELEMENTS = 1 << 20  # elements of a tensor
 _MEMORY = ("save", "restore")
 
 
 class _Training:
-    """A model with an optimizer that has taken a step, and files of both kinds."""
+    """Model and optimizer after a step, with the files of thalweg and of the peer."""
 
     def __init__(self, folder: Path, megabytes: int, optimizer: str) -> None:
         make, slots = OPTIMIZERS[optimizer]
-        count = max(1, round(megabytes * 1e6 / (4 * _EACH * (1 + slots))))
-        self.module = torch.nn.ParameterList(torch.randn(_EACH) for _ in range(count))
+        count = max(1, round(megabytes * 1e6 / (4 * _ELEMENTS * (1 + slots))))
+        self.module = torch.nn.ParameterList(torch.randn(_ELEMENTS) for _ in range(count))
         self.optimizer = make()
-        for each in thalweg.named_variables(self.module):  # gradients need not all be there at once
-            self.optimizer.apply_gradients([(torch.ones_like(each), each)])
-        self.own, self.plain = folder / "own", folder / "plain"
-        self.bytes = sum(each.nbytes for each in self.tensors().values())
+        for var in thalweg.named_variables(self.module):  # gradients need not all be there at once
+            self.optimizer.apply_gradients([(torch.ones_like(var), var)])
+        self.own_path, self.peer_path = folder / "own", folder / "plain"
+        self.bytes = sum(tensor.nbytes for tensor in self.tensors().values())
 
     def tensors(self) -> dict[str, Tensor]:
-        """The same bytes, not copied, as safetensors takes them."""
+        """Return the tensors of the training for safetensors, without copies."""
         owners = self.optimizer._slots.owners()
-        found = {f"{i}": each.detach() for i, each in enumerate(owners)}
+        tensors_by_name = {f"{i}": owner.detach() for i, owner in enumerate(owners)}
         for i, var in enumerate(owners):
             slots = self.optimizer._slots.all_of(var)
             # Slots lie in one block; safetensors refuses tensors of one storage.
-            found |= {f"{i}/{name}": _alone(slot.detach()) for name, slot in slots.items()}
-        return found
+            tensors_by_name |= {
+                f"{i}/{name}": _alone(slot.detach()) for name, slot in slots.items()
+            }
+        return tensors_by_name
 
     def save(self) -> None:
-        checkpoint.save(self.own, optimizer=self.optimizer, module=self.module)
+        checkpoint.save(self.own_path, optimizer=self.optimizer, module=self.module)
 
     def restore(self) -> None:
-        checkpoint.restore(self.own, optimizer=self.optimizer, module=self.module)
+        checkpoint.restore(self.own_path, optimizer=self.optimizer, module=self.module)
 
     def pause(self) -> float:
-        """Seconds for which `save_async` holds the training up."""
+        """Return the seconds for which `save_async` blocks the training."""
         start = time.perf_counter()
-        saving = checkpoint.save_async(self.own, optimizer=self.optimizer, module=self.module)
+        saving = checkpoint.save_async(self.own_path, optimizer=self.optimizer, module=self.module)
         seconds = time.perf_counter() - start
         saving.wait()
         return seconds
 
     def copy(self) -> float:
-        """Seconds that a copy of the state takes."""
+        """Return the seconds of a copy of the state."""
         start = time.perf_counter()
-        copies = [each.clone() for each in self.tensors().values()]
+        copies = [tensor.clone() for tensor in self.tensors().values()]
         seconds = time.perf_counter() - start
         del copies
         return seconds
 
 
 def _alone(tensor: Tensor) -> Tensor:
-    """The tensor over a storage of its own, without a copy."""
+    """Return the tensor over a separate storage object, without a copy."""
     return torch.from_dlpack(tensor.numpy())
 
 
 def trainings(megabytes: int = MEGABYTES, optimizer: str = "adam") -> list[Figure]:
-    """All figures of one size."""
+    """Measure all figures of one size."""
     with tempfile.TemporaryDirectory() as folder:
-        made = _Training(Path(folder), megabytes, optimizer)
-        tensors = made.tensors()
+        training = _Training(Path(folder), megabytes, optimizer)
+        tensors = training.tensors()
         pairs: list[tuple[str, Work, Work, float]] = [
-            ("training_save", made.save, lambda: save_plainly(made.plain, tensors), 0.8),
-            ("training_restore", made.restore, lambda: load_plainly(made.plain), 0.5),
+            (
+                "training_save",
+                training.save,
+                lambda: save_plainly(training.peer_path, tensors),
+                0.8,
+            ),
+            ("training_restore", training.restore, lambda: load_plainly(training.peer_path), 0.5),
         ]
-        figures = [throughput(*each, made.bytes) for each in pairs]
-        figures.append(_pause(made))
-    return figures + [_held(which, megabytes, optimizer) for which in _MEMORY]
+        figures = [throughput(*pair, training.bytes) for pair in pairs]
+        figures.append(_pause(training))
+    return figures + [_held(call, megabytes, optimizer) for call in _MEMORY]
 
 
-def _pause(made: _Training) -> Figure:
-    found, others = rounds(made.pause, made.copy)
-    own, copy = median(each for each, _ in found), median(each for _, each in found)
+def _pause(training: _Training) -> Figure:
+    pairs, cores = rounds(training.pause, training.copy)
+    pause_median, copy_median = (
+        median(pause for pause, _ in pairs),
+        median(copied_ for _, copied_ in pairs),
+    )
     return Figure(
         "training_pause",
-        median(pause / copied for pause, copied in found),
+        median(pause / copied for pause, copied in pairs),
         1.0,
-        note=f"`save_async` returns after {1e3 * own:.0f} ms, a copy takes {1e3 * copy:.0f} ms",
-        disturbance=others,
+        note=f"`save_async` returns after {1e3 * pause_median:.0f} ms, a copy takes"
+        f" {1e3 * copy_median:.0f} ms",
+        disturbance=cores,
     )
 
 
-def _held(which: str, megabytes: int, optimizer: str) -> Figure:
-    """What a call takes beside the training at most, in a process of its own."""
+def _held(call: str, megabytes: int, optimizer: str) -> Figure:
+    """Measure the peak memory of a call beyond the training, in a separate process."""
     command = [sys.executable, __file__, "--megabytes", str(megabytes), "--optimizer", optimizer]
-    done = subprocess.run([*command, "--held", which], stdout=subprocess.PIPE, check=True)
+    process = subprocess.run([*command, "--held", call], stdout=subprocess.PIPE, check=True)
     note = f"at most at once, beside {megabytes} MB of parameters and slots"
-    return Figure(f"training_{which}_memory", int(done.stdout) / 2**20, 16, unit="MiB", note=note)
+    return Figure(f"training_{call}_memory", int(process.stdout) / 2**20, 16, unit="MiB", note=note)
 
 
 def _peak(work: Work) -> int:
-    """Bytes by which the process's own memory grows at most during some work (Linux)."""
-    before, sizes, stop = _own_memory(), [0], threading.Event()
+    """Return the peak growth in bytes of the process's private memory during a call (Linux)."""
+    base_memory, sizes, stop = _own_memory(), [0], threading.Event()
 
     def look() -> None:
         while not stop.wait(0.0005):
-            sizes.append(_own_memory() - before)
+            sizes.append(_own_memory() - base_memory)
 
     watch = threading.Thread(target=look)
     watch.start()
@@ -140,7 +151,7 @@ def _peak(work: Work) -> int:
 
 
 def _own_memory() -> int:
-    """Bytes that are no file's."""
+    """Return the bytes of anonymous memory."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon")) * 1024
 
@@ -157,10 +168,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         small = _Training(Path(folder), 1, options.optimizer)
         small.save(), small.restore()  # what is compiled and imported is none of it
-        made = _Training(Path(folder), options.megabytes, options.optimizer)
+        training = _Training(Path(folder), options.megabytes, options.optimizer)
         if options.held == "restore":
-            made.save()
-        print(_peak(getattr(made, options.held)))
+            training.save()
+        print(_peak(getattr(training, options.held)))
 
 
 if __name__ == "__main__":

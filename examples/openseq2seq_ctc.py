@@ -69,7 +69,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 
 class Trained(NamedTuple):
-    """What a training led to.
+    """Result of a training.
 
     Attributes:
         error_rate: Label error rate on the test lines: edits over labels.
@@ -139,29 +139,31 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Trained]:
     parser.add_argument("--half", choices=["float16", "bfloat16"], default="float16")
     parser.add_argument("--seed", type=int, default=BASE_PARAMS["random_seed"])
     parser.add_argument("--logdir", help="folder for TensorBoard events")
-    given = parser.parse_args(arguments)
-    config = {**CONFIGS[given.config], "random_seed": given.seed}
-    if given.epochs is not None:
-        config = {**config, "num_epochs": given.epochs}
+    options = parser.parse_args(arguments)
+    config = {**CONFIGS[options.config], "random_seed": options.seed}
+    if options.epochs is not None:
+        config = {**config, "num_epochs": options.epochs}
     torch.set_num_threads(1)  # as fast as many for a model this small
-    problem = digit_lines.load(given.seed, train_lines=given.lines)
+    problem = digit_lines.load(options.seed, train_lines=options.lines)
     steps = config["num_epochs"] * (len(problem.train.targets) // config["batch_size_per_gpu"])
     policy = config["lr_policy_params"]
     if policy.get("warmup_steps", 0) >= steps:  # a training this short has no time for it
         config = {**config, "lr_policy_params": {**policy, "warmup_steps": steps // 4}}
-    found: dict[str, Trained] = {}
+    results: dict[str, Trained] = {}
     for dtype in ("mixed", torch.float32):
         name = dtype if isinstance(dtype, str) else "float32"
-        with summaries(given.logdir, f"{given.config}-{name}") as writer:
-            result = train({**config, "dtype": dtype}, problem, getattr(torch, given.half), writer)
-        found[name] = result
+        with summaries(options.logdir, f"{options.config}-{name}") as writer:
+            result = train(
+                {**config, "dtype": dtype}, problem, getattr(torch, options.half), writer
+            )
+        results[name] = result
         scale = "" if dtype != "mixed" else f", loss scale {result.loss_scale:g}"
         print(
-            f"{given.config}, {name}: label error rate {result.error_rate:.2%}, loss"
+            f"{options.config}, {name}: label error rate {result.error_rate:.2%}, loss"
             f" {result.losses[-1]:.4f}, {result.skipped} of {len(result.losses)} runs skipped"
             f"{scale}, {result.seconds:.0f} s"
         )
-    return found
+    return results
 
 
 if __name__ == "__main__":

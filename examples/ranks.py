@@ -12,11 +12,11 @@ model = torch.nn.Sequential(torch.nn.Linear(16, 64), torch.nn.ReLU(), torch.nn.L
 strategy.broadcast(model)
 optimizer = Adam(0.01)
 inputs, target = torch.randn(256, 16), torch.randn(16)
-mine = inputs[rank::count]  # this rank's part of the batch
+own_inputs = inputs[rank::count]  # this rank's part of the batch
 
 
 def loss() -> torch.Tensor:
-    error = model(mine).squeeze(1) - mine @ target
+    error = model(own_inputs).squeeze(1) - own_inputs @ target
     return error.square().sum() / len(inputs)  # sums of all ranks are the mean over the batch
 
 

@@ -58,9 +58,9 @@ def main():
             if step % 50 == 0:
                 print(f"step {step}: loss {value:.3f}")
         images = bars(256, random)
-        found = float(sess.run(error, {x: images}))
-    print(f"mean squared error {found:.4f}; of the mean image {images.var(0).mean():.4f}")
-    return found / float(images.var(0).mean())
+        mean_error = float(sess.run(error, {x: images}))
+    print(f"mean squared error {mean_error:.4f}; of the mean image {images.var(0).mean():.4f}")
+    return mean_error / float(images.var(0).mean())
 
 
 if __name__ == "__main__":

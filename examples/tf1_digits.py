@@ -46,9 +46,9 @@ def main() -> float:
         for step in range(STEPS):
             rows = batches.choice(train, BATCH)
             feed = {x: images[rows], y: labels[rows]}
-            _, value, at = session.run([train_op, loss, rate], feed_dict=feed)
+            _, value, current_rate = session.run([train_op, loss, rate], feed_dict=feed)
             if step % 100 == 0:
-                print(f"step {step}: loss {value:.3f}, learning rate {at:.5f}")
+                print(f"step {step}: loss {value:.3f}, learning rate {current_rate:.5f}")
         score = session.run(accuracy, feed_dict={x: images[test], y: labels[test]})
         steps = session.run(global_step)
     print(f"{steps} steps, accuracy on the test images {score:.3f}")

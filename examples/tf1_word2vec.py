@@ -59,15 +59,15 @@ def main():
     with tf.Session() as sess:
         sess.run(tf.global_variables_initializer())
         for step in range(STEPS):
-            some, beside = batch(words, random)
-            _, value = sess.run([optimizer, loss], feed_dict={inputs: some, labels: beside})
+            centers, contexts = batch(words, random)
+            _, value = sess.run([optimizer, loss], feed_dict={inputs: centers, labels: contexts})
             if step % 200 == 0:
                 print(f"step {step}: loss {value:.3f}")
-        found = sess.run(similarity)
-    np.fill_diagonal(found, -1)
-    same = found.argmax(1) // WORDS == np.arange(size) // WORDS
-    print(f"the nearest word is of the same topic for {same.mean():.0%}")
-    return same.mean()
+        similarities = sess.run(similarity)
+    np.fill_diagonal(similarities, -1)
+    is_same_topic = similarities.argmax(1) // WORDS == np.arange(size) // WORDS
+    print(f"the nearest word is of the same topic for {is_same_topic.mean():.0%}")
+    return is_same_topic.mean()
 
 
 if __name__ == "__main__":

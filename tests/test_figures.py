@@ -103,8 +103,8 @@ def test_picture_has_each_figure_beside_its_peer(load: Any) -> None:
     picture, stands = load("picture"), load("record").load()
     (axes,) = picture.picture(stands).axes
     lengths = [bar.get_width() for bar in axes.patches]
-    assert lengths[1::2] == [1.0] * len(picture.DRAWN)
-    named = dict(zip([name for name, _, _ in picture.DRAWN], lengths[::2], strict=True))
+    assert lengths[1::2] == [1.0] * len(picture.ROWS)
+    named = dict(zip([name for name, _, _ in picture.ROWS], lengths[::2], strict=True))
     assert named["adam_gpt2"] == stands.figures["adam_gpt2"].value
     assert named["sparse_adagrad_vs_torch"] == 1 / stands.figures["sparse_adagrad_vs_torch"].value
 

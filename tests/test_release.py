@@ -205,4 +205,4 @@ def test_a_release_fails_while_a_placeholder_is_used(
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="lists the files of the repository")
 def test_commands_replace_every_placeholder_of_the_repository() -> None:
     files = {each.partition(":")[0] for each in found("placeholders", ROOT)}
-    assert {Path(name).suffix for name in files} <= TOOL["MOVED"]
+    assert {Path(name).suffix for name in files} <= TOOL["SUFFIXES"]

@@ -47,10 +47,10 @@ def read_subjects(commits: str) -> list[str]:
         SystemExit: git does not know the range.
     """
     command = ["git", "-C", str(ROOT), "log", "--no-merges", "--format=%s", commits]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        sys.exit(f"git log {commits}: {done.stderr.strip()}")
-    return done.stdout.splitlines()
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    if process.returncode:
+        sys.exit(f"git log {commits}: {process.stderr.strip()}")
+    return process.stdout.splitlines()
 
 
 def default_range() -> str:

@@ -23,14 +23,14 @@ FACTORIES = {
     "triu_indices", "zeros",
 }  # fmt: skip
 # What is always on the CPU, and keywords that are still needed.
-OTHERS = {"frombuffer": ("dtype",), "from_file": ("dtype",), "Generator": ("device",)}
+SPECIAL_FACTORIES = {"frombuffer": ("dtype",), "from_file": ("dtype",), "Generator": ("device",)}
 # Constructors of a type, which take neither keyword.
 LEGACY = {
     "BFloat16Tensor", "BoolTensor", "ByteTensor", "CharTensor", "DoubleTensor", "FloatTensor",
     "HalfTensor", "IntTensor", "LongTensor", "ShortTensor",
 }  # fmt: skip
 KEYWORDS = ("device", "dtype")
-_WANTED = dict.fromkeys(FACTORIES, KEYWORDS) | OTHERS
+_REQUIRED = dict.fromkeys(FACTORIES, KEYWORDS) | SPECIAL_FACTORIES
 
 
 def find_incomplete(source: str) -> Iterator[tuple[int, str]]:
@@ -43,16 +43,16 @@ def find_incomplete(source: str) -> Iterator[tuple[int, str]]:
             modules |= {name.asname for name in node.names if name.name == "torch" and name.asname}
         elif isinstance(node, ast.ImportFrom) and node.module == "torch":
             imported |= {name.asname or name.name: name.name for name in node.names}
-    called: set[int] = set()
+    called_ids: set[int] = set()
     # A call comes before the nodes inside of it.
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
             function = _called_function(node)
             name = _torch_name(function, modules, imported)
-            called.add(id(function))
+            called_ids.add(id(function))
             if missing := _missing_keywords(name, node):
                 yield node.lineno, f"torch.{name} without {' and '.join(missing)}"
-        elif isinstance(node, ast.Attribute | ast.Name) and id(node) not in called:
+        elif isinstance(node, ast.Attribute | ast.Name) and id(node) not in called_ids:
             name = _torch_name(node, modules, imported)
             if name in FACTORIES:
                 yield node.lineno, f"torch.{name} passed on, to be called without keywords"
@@ -77,7 +77,7 @@ def _missing_keywords(name: str, call: ast.Call) -> list[str]:
     if name in LEGACY or (name == "Tensor" and call.args):
         return ["a dtype: call torch.tensor or torch.empty"]
     keywords = {keyword.arg for keyword in call.keywords}
-    return [f"{keyword}=" for keyword in _WANTED.get(name, ()) if keyword not in keywords]
+    return [f"{keyword}=" for keyword in _REQUIRED.get(name, ()) if keyword not in keywords]
 
 
 def main(folder: Path = SOURCE) -> int:

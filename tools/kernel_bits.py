@@ -37,12 +37,12 @@ class _Nothing(type):
     def __getattr__(cls, name: str) -> Any:
         if name.startswith("__") and name != "__get__":  # operators there are
             return getattr(np.ndarray, name)
-        made = _Nothing(name, (), {})
-        setattr(cls, name, made)
-        return made
+        attribute = _Nothing(name, (), {})
+        setattr(cls, name, attribute)
+        return attribute
 
-    def __call__(cls, *given: Any, **_: Any) -> Any:
-        return given[0] if len(given) == 1 and callable(given[0]) else object.__new__(cls)
+    def __call__(cls, *args: Any, **_: Any) -> Any:
+        return args[0] if len(args) == 1 and callable(args[0]) else object.__new__(cls)
 
 
 class _InsteadOfTorch(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -57,9 +57,9 @@ class _InsteadOfTorch(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         def attribute(name: str) -> Any:
             if name.startswith("__"):
                 raise AttributeError(name)
-            found = _Nothing(name, (), {})
-            setattr(module, name, found)
-            return found
+            stand_in = _Nothing(name, (), {})
+            setattr(module, name, stand_in)
+            return stand_in
 
         module.__getattr__ = attribute
         module.__version__ = "0"
@@ -81,22 +81,22 @@ def draw_numbers(seed: int, dtype: str, positive: bool) -> Any:
     if dtype == "bfloat16":
         return (value.astype(np.float32).view(np.uint32) >> np.uint32(16)).astype(np.uint16)
     with np.errstate(over="ignore", under="ignore"):
-        stored = value.astype(dtype)
-    return stored.view(np.uint16) if dtype == "float16" else stored
+        narrowed = value.astype(dtype)
+    return narrowed.view(np.uint16) if dtype == "float16" else narrowed
 
 
 def hash_of(arrays: list[Any], dtype: str) -> str:
-    """Of their bits; all NaN are one."""
+    """Return a hash of the bits of arrays, in which all NaN are equal."""
     bits = hashlib.blake2b(digest_size=8)
-    for each in arrays:
-        own = each.copy()
-        if own.dtype == np.uint16:
+    for array in arrays:
+        bits_of_array = array.copy()
+        if bits_of_array.dtype == np.uint16:
             exponent = {"float16": 0x7C00, "bfloat16": 0x7F80}[dtype]
-            own[(own & 0x7FFF) > exponent] = 0x7FFF
+            bits_of_array[(bits_of_array & 0x7FFF) > exponent] = 0x7FFF
         else:
-            own[np.isnan(own)] = np.nan
-            own = own.view(f"u{own.itemsize}")
-        bits.update(own.tobytes())
+            bits_of_array[np.isnan(bits_of_array)] = np.nan
+            bits_of_array = bits_of_array.view(f"u{bits_of_array.itemsize}")
+        bits.update(bits_of_array.tobytes())
     return bits.hexdigest()
 
 
@@ -122,9 +122,9 @@ def kernel_of(rule: Any, dtype: str) -> tuple[Any, str]:
 
 
 def run_kernel(rule: Any, dtype: str, flush: bool) -> tuple[list[Any], bool | None]:
-    """What a kernel writes, and whether the reference engine's formula gives the same.
+    """Run a kernel; return its outputs, and whether they equal the reference formula's.
 
-    That is asked where denormals are kept and types are wide, which needs no more than NumPy.
+    The second element is None with flushed denormals and for 16-bit types.
     """
     from thalweg._engines.cpu import kernel_cache
     from thalweg._engines.cpu.work_table import cut_slices, dense_chunks, make_table
@@ -132,33 +132,35 @@ def run_kernel(rule: Any, dtype: str, flush: bool) -> tuple[list[Any], bool | No
 
     kernel, compute = kernel_of(rule, dtype)
     streams = [draw_numbers(k, dtype, positive=k > 1) for k in range(2 + len(rule.element_slots))]
-    before = [each.copy() for each in streams]
+    originals = [stream.copy() for stream in streams]
     numbers = {name: 0.9 - 0.017 * k for k, name in enumerate(kernel.scalars)}
     chunks = dense_chunks([SIZE], 1024)
-    base = np.array([[each.ctypes.data for each in streams]], np.int64)
+    base = np.array([[stream.ctypes.data for stream in streams]], np.int64)
     table = make_table(base, chunks, cut_slices(chunks, 1024), np.zeros(1, np.int64))
     scalars = np.array([list(numbers.values())], compute)
     run = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(
         kernel_cache.address_of(kernel.name, kernel.source)
     )
     run(table.fill_argument(scalars, flush))
-    written = [streams[0], *streams[2:]]
+    outputs = [streams[0], *streams[2:]]
     if flush or dtype not in ("float32", "float64"):
-        return written, None
+        return outputs, None
     kind = np.dtype(dtype).type
     with np.errstate(all="ignore"):
         expected = numpy_formula(rule.update, kind)(
-            *before, **{k: kind(v) for k, v in numbers.items()}
+            *originals, **{k: kind(v) for k, v in numbers.items()}
         )
-    own = [np.broadcast_to(each, SIZE).astype(kind) for each in expected]
-    return written, hash_of(written, dtype) == hash_of(own, dtype)
+    expected_outputs = [
+        np.broadcast_to(expected_array, SIZE).astype(kind) for expected_array in expected
+    ]
+    return outputs, hash_of(outputs, dtype) == hash_of(expected_outputs, dtype)
 
 
 def survey() -> dict[str, Any]:
-    """All hashes of this machine."""
+    """Return the hashes of all kernels on this machine."""
     import llvmlite
 
-    found: dict[str, Any] = {
+    report: dict[str, Any] = {
         "machine": platform.machine(), "python": platform.python_version(),
         "numpy": np.__version__, "llvmlite": llvmlite.__version__, "libc": platform.libc_ver()[1],
         "hashes": {}, "unlike the reference": [],
@@ -167,15 +169,15 @@ def survey() -> dict[str, Any]:
         for dtype in TYPES:
             for flush in (True, False):
                 key = f"{name}, {dtype}, denormals {'flushed' if flush else 'kept'}"
-                written, is_like = run_kernel(rule, dtype, flush)
-                found["hashes"][key] = hash_of(written, dtype)
-                if is_like is False:
-                    found["unlike the reference"].append(key)
-    return found
+                outputs, equals_reference = run_kernel(rule, dtype, flush)
+                report["hashes"][key] = hash_of(outputs, dtype)
+                if equals_reference is False:
+                    report["unlike the reference"].append(key)
+    return report
 
 
 def assemble(triple: str) -> int:
-    """Compile all kernels for another machine; returns how many."""
+    """Compile all kernels for another machine; return their number."""
     from llvmlite import binding
 
     from thalweg._engines.cpu import primitives
@@ -192,9 +194,9 @@ def assemble(triple: str) -> int:
     for _, rule in rules():
         for dtype in TYPES:
             kernel, _ = kernel_of(rule, dtype)
-            written = build_module(kernel.name, kernel.source)
-            written.triple, written.data_layout = machine.triple, str(machine.target_data)
-            module = binding.parse_assembly(str(written))
+            llvm_module = build_module(kernel.name, kernel.source)
+            llvm_module.triple, llvm_module.data_layout = machine.triple, str(machine.target_data)
+            module = binding.parse_assembly(str(llvm_module))
             options = binding.create_pipeline_tuning_options(3)
             options.loop_vectorization = True
             builder = binding.create_pass_builder(machine, options)
@@ -204,7 +206,7 @@ def assemble(triple: str) -> int:
 
 
 def main() -> int:
-    """The command; 1 if bits differ."""
+    """Run the command; return 1 if bits differ."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
@@ -212,31 +214,33 @@ def main() -> int:
     parser.add_argument("--against", type=Path, help="compare with hashes that --out has written")
     parser.add_argument("--assembly", metavar="TRIPLE", help="compile for another machine instead")
     parser.add_argument("--without-torch", action="store_true", help="as if it were not installed")
-    chosen = parser.parse_args()
-    if chosen.without_torch or importlib.util.find_spec("torch") is None:
+    arguments = parser.parse_args()
+    if arguments.without_torch or importlib.util.find_spec("torch") is None:
         sys.meta_path.insert(0, _InsteadOfTorch())
-    if chosen.assembly:
-        print(f"{chosen.assembly}: {assemble(chosen.assembly)} kernels compiled, none run")
+    if arguments.assembly:
+        print(f"{arguments.assembly}: {assemble(arguments.assembly)} kernels compiled, none run")
         return 0
-    found = survey()
-    alone = found["unlike the reference"]
-    about = ", ".join(f"{key} {found[key]}" for key in ("python", "numpy", "llvmlite", "libc"))
-    print(f"{found['machine']}, {about}: {len(found['hashes'])} runs of kernels,"
-          f" {len(alone)} unlike the reference here")  # fmt: skip
-    print(*alone, sep="\n", end="\n" if alone else "")
-    if chosen.out is not None:
-        chosen.out.write_text(json.dumps(found, indent=1) + "\n")
-    if chosen.against is None:
-        return bool(alone)
-    other = json.loads(chosen.against.read_text())
-    if other["hashes"].keys() != found["hashes"].keys():
+    report = survey()
+    mismatches = report["unlike the reference"]
+    versions = ", ".join(f"{key} {report[key]}" for key in ("python", "numpy", "llvmlite", "libc"))
+    print(f"{report['machine']}, {versions}: {len(report['hashes'])} runs of kernels,"
+          f" {len(mismatches)} unlike the reference here")  # fmt: skip
+    print(*mismatches, sep="\n", end="\n" if mismatches else "")
+    if arguments.out is not None:
+        arguments.out.write_text(json.dumps(report, indent=1) + "\n")
+    if arguments.against is None:
+        return bool(mismatches)
+    other_report = json.loads(arguments.against.read_text())
+    if other_report["hashes"].keys() != report["hashes"].keys():
         print("The other file is of other rules.")
         return 1
-    differing = [key for key in found["hashes"] if found["hashes"][key] != other["hashes"][key]]
-    print(f"{len(differing)} of {len(found['hashes'])} differ from {other['machine']},"
-          f" Python {other['python']}")  # fmt: skip
-    print(*differing, sep="\n", end="\n" if differing else "")
-    return bool(differing or alone)
+    differences = [
+        key for key in report["hashes"] if report["hashes"][key] != other_report["hashes"][key]
+    ]
+    print(f"{len(differences)} of {len(report['hashes'])} differ from {other_report['machine']},"
+          f" Python {other_report['python']}")  # fmt: skip
+    print(*differences, sep="\n", end="\n" if differences else "")
+    return bool(differences or mismatches)
 
 
 if __name__ == "__main__":

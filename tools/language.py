@@ -76,29 +76,29 @@ def read_file(path: Path, package: Package) -> None:
     tree = ast.parse(path.read_text())
     place = str(path.relative_to(ROOT))
     for node in ast.walk(tree):
-        where = f"{place}:{getattr(node, 'lineno', 1)}"
+        node_place = f"{place}:{getattr(node, 'lineno', 1)}"
         if isinstance(node, Function | ast.ClassDef | ast.Module):
             text = ast.get_docstring(node)
             if text and text.strip():
-                package.docstrings.append((text.strip(), where))
+                package.docstrings.append((text.strip(), node_place))
         if isinstance(node, Function):
             for argument in arguments_of(node):
                 if (node.name, argument.arg) in external_parameters():
                     continue
-                package.bindings.append((argument.arg, where))
+                package.bindings.append((argument.arg, node_place))
                 if argument.annotation is not None:
                     annotation = ast.unparse(argument.annotation).strip("\"'")
-                    package.parameters.append((argument.arg, annotation, where))
+                    package.parameters.append((argument.arg, annotation, node_place))
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            package.bindings.append((node.id, where))
+            package.bindings.append((node.id, node_place))
         elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
-            package.bindings.append((node.attr, where))
+            package.bindings.append((node.attr, node_place))
 
 
 def arguments_of(function: Function) -> Iterator[ast.arg]:
     """Yield the parameters of a function, without self and cls."""
-    own = function.args
-    for argument in (*own.posonlyargs, *own.args, *own.kwonlyargs):
+    arguments = function.args
+    for argument in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs):
         if argument.arg not in ("self", "cls"):
             yield argument
 
@@ -112,10 +112,10 @@ def external_parameters() -> frozenset[tuple[str, str]]:
 def read_parameters(name: str) -> set[tuple[str, str]]:
     """Return pairs of function and parameter of a folder of an installed package."""
     pairs: set[tuple[str, str]] = set()
-    package, *below = name.split("/")
-    found = find_spec(package)
-    for folder in (found and found.submodule_search_locations) or ():
-        for path in Path(folder, *below).rglob("*.py"):
+    package, *folders = name.split("/")
+    spec = find_spec(package)
+    for folder in (spec and spec.submodule_search_locations) or ():
+        for path in Path(folder, *folders).rglob("*.py"):
             tree = ast.parse(path.read_text(errors="replace"))
             for node in ast.walk(tree):
                 if isinstance(node, Function):
@@ -133,8 +133,8 @@ def nameless_words() -> frozenset[str]:
 def is_nameless(name: str) -> bool:
     """Return whether a name of several letters consists of words that name nothing."""
     words = [word.lower() for word in PARTS_OF_NAME.findall(name)]
-    is_plain = len(name) > 1 and not name.startswith("__")
-    return is_plain and bool(words) and all(word in nameless_words() for word in words)
+    is_candidate = len(name) > 1 and not name.startswith("__")
+    return is_candidate and bool(words) and all(word in nameless_words() for word in words)
 
 
 def is_short(name: str) -> bool:
@@ -148,8 +148,14 @@ def ambiguous_names(packages: Iterable[Package]) -> set[str]:
     for package in packages:
         for name, annotation, _ in package.parameters:
             types[name][annotation] += 1
-    often = {name: own for name, own in types.items() if own.total() >= 5}
-    return {name for name, own in often.items() if own.most_common(1)[0][1] < own.total() / 2}
+    frequent = {
+        name: type_counts for name, type_counts in types.items() if type_counts.total() >= 5
+    }
+    return {
+        name
+        for name, type_counts in frequent.items()
+        if type_counts.most_common(1)[0][1] < type_counts.total() / 2
+    }
 
 
 def count_relative(paths: Iterable[Path]) -> float:
@@ -167,9 +173,9 @@ def count_relative(paths: Iterable[Path]) -> float:
 def documents() -> list[Path]:
     """Return the Markdown files of the documentation, without the changelog."""
     paths = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *ROOT.glob("benchmarks/*.md")]
-    written = {"_build", "classes"}
-    own = [path for path in paths if path.name != "CHANGELOG.md"]
-    return sorted(path for path in own if not written & {*path.parts})
+    generated_folders = {"_build", "classes"}
+    candidates = [path for path in paths if path.name != "CHANGELOG.md"]
+    return sorted(path for path in candidates if not generated_folders & {*path.parts})
 
 
 def counted(package: Package, column: str, ambiguous: set[str]) -> tuple[list[str], int]:
@@ -185,8 +191,10 @@ def counted(package: Package, column: str, ambiguous: set[str]) -> tuple[list[st
             texts = [(text.splitlines()[0], place) for text, place in package.docstrings]
             return [f"{t}  {place}" for t, place in texts if CLAUSE.match(t)], len(texts)
         case _:
-            own = package.parameters
-            return [f"{n}: {t}  {place}" for n, t, place in own if n in ambiguous], len(own)
+            parameters = package.parameters
+            return [f"{n}: {t}  {place}" for n, t, place in parameters if n in ambiguous], len(
+                parameters
+            )
 
 
 COLUMNS = ("B1", "short", "B2", "types")
@@ -206,13 +214,13 @@ def measure() -> dict[str, dict[str, float]]:
 
 def find_worse(table: dict[str, dict[str, float]]) -> list[str]:
     """Return one line for each value above the recorded one."""
-    recorded: dict[str, dict[str, float]] = json.loads(RECORD.read_text())
+    saved_values: dict[str, dict[str, float]] = json.loads(RECORD.read_text())
     lines: list[str] = []
     for name, row in table.items():
-        if name not in recorded:
+        if name not in saved_values:
             lines.append(f"{name}: not in {RECORD.name}; add it with --record")
         for column, share in row.items():
-            bound = recorded.get(name, {}).get(column, share)
+            bound = saved_values.get(name, {}).get(column, share)
             if share > bound + TOLERANCE:
                 lines.append(f"{name}: {column} is {share}, recorded {bound}; see --list {column}")
     return lines

@@ -13,11 +13,11 @@ from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-BUILT = Path(__file__).parents[1] / "docs" / "_build"
+BUILD_FOLDER = Path(__file__).parents[1] / "docs" / "_build"
 
 
 class Page(HTMLParser):
-    """What a page links to, and what in it may be linked to."""
+    """Links and anchors of a page."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -35,33 +35,33 @@ class Page(HTMLParser):
 
 
 def links_of(folder: Path) -> tuple[dict[str, set[str]], list[str]]:
-    """Links that leave the pages of a folder, by address, and what is wrong with the others."""
+    """Return external links by address with their pages, and messages about broken links."""
     pages = {path.resolve(): Page(path) for path in sorted(folder.rglob("*.html"))}
-    outside: dict[str, set[str]] = {}
+    external_links: dict[str, set[str]] = {}
     wrong: list[str] = []
     for path, page in pages.items():
         name = str(path.relative_to(folder.resolve()))
         for link in sorted(page.links):
             parts = urlsplit(link)
             if parts.scheme or parts.netloc:
-                outside.setdefault(link, set()).add(name)
+                external_links.setdefault(link, set()).add(name)
                 continue
             target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
             if not target.is_file():
                 wrong.append(f"{name}: {link} leads to no file")
             elif target in pages and unquote(parts.fragment) not in {"", *pages[target].anchors}:
                 wrong.append(f"{name}: {link} leads to no anchor")
-    return outside, wrong
+    return external_links, wrong
 
 
 def main() -> int:
-    """Print both kinds."""
+    """Print external links and broken links; return 1 if a link is broken."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--built", type=Path, default=BUILT)
-    outside, wrong = links_of(parser.parse_args().built)
-    for link, names in sorted(outside.items()):
+    parser.add_argument("--built", type=Path, default=BUILD_FOLDER)
+    external_links, wrong = links_of(parser.parse_args().built)
+    for link, names in sorted(external_links.items()):
         sys.stdout.write(f"{link}\t{', '.join(sorted(names)[:3])}\n")
-    sys.stderr.write("".join(f"{each}\n" for each in wrong))
+    sys.stderr.write("".join(f"{message}\n" for message in wrong))
     return 1 if wrong else 0
 
 

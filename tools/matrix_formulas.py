@@ -25,25 +25,25 @@ POLAR_EXPRESS = (
     (1.8564423485617974, -1.2132449880935525, 0.3568003487825883),
     (1.8749994008682747, -1.2499988017229169, 0.3749994008546422),
 )
-NAMED = {"original": TRIPLE, "quintic": QUINTIC, "polar_express": POLAR_EXPRESS}
+COEFFICIENTS = {"original": TRIPLE, "quintic": QUINTIC, "polar_express": POLAR_EXPRESS}
 
 
-def newton_schulz(matrix: Tensor, named: str, steps: int, eps: float) -> Tensor:
-    """About the orthogonal factor of a matrix; the last triple is repeated."""
-    known = NAMED[named]
+def newton_schulz(matrix: Tensor, coefficients_name: str, steps: int, eps: float) -> Tensor:
+    """Approximate the orthogonal factor of a matrix; the last triple is repeated."""
+    triples_ = COEFFICIENTS[coefficients_name]
     tall = len(matrix) > matrix.shape[1]
     x = matrix.T if tall else matrix
     x = x / x.norm().clamp(min=eps)
     for step in range(steps):
-        a, b, c = known[min(step, len(known) - 1)]
+        a, b, c = triples_[min(step, len(triples_) - 1)]
         gram = x @ x.T
         x = a * x + (b * gram + c * gram @ gram) @ x
     return x.T if tall else x
 
 
-def scale_of(named: str | None, rows: int, columns: int) -> float:
-    """What the rate of an orthogonal step is multiplied by."""
-    if named in (None, "original"):
+def scale_of(adjustment: str | None, rows: int, columns: int) -> float:
+    """Return the factor of the learning rate of an orthogonal step."""
+    if adjustment in (None, "original"):
         return max(1.0, rows / columns) ** 0.5
     return 0.2 * max(rows, columns) ** 0.5
 
@@ -53,21 +53,21 @@ class Formula(torch.optim.Optimizer):
 
     defaults_of_class: dict[str, Any]
 
-    def __init__(self, params: Any, **given: Any) -> None:
-        super().__init__(params, {**self.defaults_of_class, **given})
+    def __init__(self, params: Any, **options: Any) -> None:
+        super().__init__(params, {**self.defaults_of_class, **options})
 
     @torch.no_grad()
     def step(self) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Take a step."""
         for group in self.param_groups:
             for param in group["params"]:
-                own = self.state[param]
-                own["t"] = own.get("t", 0) + 1
-                var = own.setdefault("var", param.double())
-                own["var"] = self.update(var, param.grad.double(), own, **group)
-                param.copy_(own["var"])
+                state_ = self.state[param]
+                state_["t"] = state_.get("t", 0) + 1
+                var = state_.setdefault("var", param.double())
+                state_["var"] = self.update(var, param.grad.double(), state_, **group)
+                param.copy_(state_["var"])
 
-    def update(self, var: Tensor, grad: Tensor, own: Any, **group: Any) -> Tensor:
+    def update(self, var: Tensor, grad: Tensor, state: Any, **group: Any) -> Tensor:
         """The variable after a step."""
         raise NotImplementedError
 
@@ -79,15 +79,15 @@ class Muon(Formula):
                          "ns_coefficients": "original", "eps": 1e-7, "ns_steps": 5,
                          "adjust_lr_fn": None}  # fmt: skip
 
-    def direction(self, grad: Tensor, own: Any, **group: Any) -> Tensor:
+    def direction(self, grad: Tensor, state: Any, **group: Any) -> Tensor:
         """The orthogonal factor of the momentum."""
         momentum = group["momentum"]
-        own["m"] = torch.lerp(own.get("m", torch.zeros_like(grad)), grad, 1 - momentum)
-        mean = torch.lerp(grad, own["m"], momentum) if group["nesterov"] else own["m"]
+        state["m"] = torch.lerp(state.get("m", torch.zeros_like(grad)), grad, 1 - momentum)
+        mean = torch.lerp(grad, state["m"], momentum) if group["nesterov"] else state["m"]
         return newton_schulz(mean, group["ns_coefficients"], group["ns_steps"], group["eps"])
 
-    def update(self, var: Tensor, grad: Tensor, own: Any, **group: Any) -> Tensor:
-        step = self.direction(grad, own, **group)
+    def update(self, var: Tensor, grad: Tensor, state: Any, **group: Any) -> Tensor:
+        step = self.direction(grad, state, **group)
         scale = scale_of(group["adjust_lr_fn"], *var.shape)
         return var * (1 - group["lr"] * group["weight_decay"]) - group["lr"] * scale * step
 
@@ -100,11 +100,11 @@ class NorMuon(Muon):
         "update_scale": "preserve_norm",
     }  # fmt: skip
 
-    def update(self, var: Tensor, grad: Tensor, own: Any, **group: Any) -> Tensor:
-        step = self.direction(grad, own, **group)
+    def update(self, var: Tensor, grad: Tensor, state: Any, **group: Any) -> Tensor:
+        step = self.direction(grad, state, **group)
         rows = (step * step).mean(dim=1, keepdim=True)
-        own["v"] = torch.lerp(own.get("v", torch.zeros_like(rows)), rows, 1 - group["beta2"])
-        normed = step / (own["v"].sqrt() + group["row_eps"])
+        state["v"] = torch.lerp(state.get("v", torch.zeros_like(rows)), rows, 1 - group["beta2"])
+        normed = step / (state["v"].sqrt() + group["row_eps"])
         length, scale = step.norm(), scale_of(group["adjust_lr_fn"], *var.shape)
         if group["update_scale"] == "match_rms":
             length, scale = 0.2 * var.numel() ** 0.5, 1.0
@@ -115,10 +115,10 @@ class NorMuon(Muon):
 class MuonH(Muon):
     """Hyperball, 2026: a step of the radius times the rate along Muon's, and back to the sphere."""
 
-    def update(self, var: Tensor, grad: Tensor, own: Any, **group: Any) -> Tensor:
-        step, radius = self.direction(grad, own, **group), var.norm()
-        moved = var - group["lr"] * step * (radius / step.norm())
-        return moved * (radius / moved.norm())
+    def update(self, var: Tensor, grad: Tensor, state: Any, **group: Any) -> Tensor:
+        step, radius = self.direction(grad, state, **group), var.norm()
+        new_var = var - group["lr"] * step * (radius / step.norm())
+        return new_var * (radius / new_var.norm())
 
 
 def descending(factor: Tensor) -> Tensor:
@@ -135,21 +135,21 @@ def projected(matrix: Tensor, bases: Any) -> Tensor:
 
 def back(matrix: Tensor, bases: Any) -> Tensor:
     """And from there."""
-    return projected(matrix, [each if each is None else each.T for each in bases])
+    return projected(matrix, [basis if basis is None else basis.T for basis in bases])
 
 
 def turned(factors: Any, bases: Any, square: Tensor) -> tuple[Any, Tensor]:
     """Bases after a step of orthogonal iteration, and the mean square in their order."""
-    found: list[Any] = []
+    new_bases: list[Any] = []
     for axis, (factor, basis) in enumerate(zip(factors, bases, strict=True)):
         if basis is None:
-            found.append(None)
+            new_bases.append(None)
             continue
         product = factor @ basis
         order = torch.argsort((basis * product).sum(dim=0), descending=True)
         square = square.index_select(axis, order)
-        found.append(torch.linalg.qr(product[:, order]).Q)
-    return found, square
+        new_bases.append(torch.linalg.qr(product[:, order]).Q)
+    return new_bases, square
 
 
 class SOAP(Formula):
@@ -158,42 +158,42 @@ class SOAP(Formula):
     defaults_of_class = {"lr": 3e-3, "betas": (0.95, 0.95), "weight_decay": 1e-2, "eps": 1e-8,
                          "precondition_frequency": 10, "max_precondition_dim": 10000}  # fmt: skip
 
-    def products(self, grad: Tensor, own: Any, eps: float) -> tuple[Tensor, Tensor]:
-        """What factors are means of."""
+    def products(self, grad: Tensor, state: Any, eps: float) -> tuple[Tensor, Tensor]:
+        """Return the products whose running means are the factors."""
         return grad @ grad.T, grad.T @ grad
 
-    def factors(self, grad: Tensor, own: Any, beta: float, eps: float) -> None:
+    def factors(self, grad: Tensor, state: Any, beta: float, eps: float) -> None:
         """Running means of both products."""
-        found = self.products(grad, own, eps)
-        old = own.get("factors", [torch.zeros_like(each) for each in found])
-        own["factors"] = [torch.lerp(kept, each, 1 - beta)
-                          for kept, each in zip(old, found, strict=True)]  # fmt: skip
+        products = self.products(grad, state, eps)
+        old = state.get("factors", [torch.zeros_like(product) for product in products])
+        state["factors"] = [torch.lerp(old_factor, product, 1 - beta)
+                          for old_factor, product in zip(old, products, strict=True)]  # fmt: skip
 
-    def update(self, var: Tensor, grad: Tensor, own: Any, **group: Any) -> Tensor:
-        (beta1, beta2), t = group["betas"], own["t"] - 1
+    def update(self, var: Tensor, grad: Tensor, state: Any, **group: Any) -> Tensor:
+        (beta1, beta2), t = group["betas"], state["t"] - 1
         limit = group["max_precondition_dim"]
         if t == 0:
-            self.factors(grad, own, beta2, group["eps"])
-            own["bases"] = [descending(each) if len(each) <= limit else None
-                            for each in own["factors"]]  # fmt: skip
-            own["m"], own["v"] = torch.zeros_like(grad), torch.zeros_like(grad)
+            self.factors(grad, state, beta2, group["eps"])
+            state["bases"] = [descending(factor) if len(factor) <= limit else None
+                            for factor in state["factors"]]  # fmt: skip
+            state["m"], state["v"] = torch.zeros_like(grad), torch.zeros_like(grad)
             return var
-        own["m"] = torch.lerp(own["m"], grad, 1 - beta1)
-        own["v"] = torch.lerp(own["v"], projected(grad, own["bases"]).square(), 1 - beta2)
-        ratio = projected(own["m"], own["bases"]) / (own["v"].sqrt() + group["eps"])
+        state["m"] = torch.lerp(state["m"], grad, 1 - beta1)
+        state["v"] = torch.lerp(state["v"], projected(grad, state["bases"]).square(), 1 - beta2)
+        ratio = projected(state["m"], state["bases"]) / (state["v"].sqrt() + group["eps"])
         rate = group["lr"] * (1 - beta2**t) ** 0.5 / (1 - beta1**t)
-        var = var - rate * back(ratio, own["bases"])
+        var = var - rate * back(ratio, state["bases"])
         var = var * (1 - group["lr"] * group["weight_decay"])
-        self.factors(grad, own, beta2, group["eps"])
+        self.factors(grad, state, beta2, group["eps"])
         if t % group["precondition_frequency"] == 0:
-            own["bases"], own["v"] = turned(own["factors"], own["bases"], own["v"])
+            state["bases"], state["v"] = turned(state["factors"], state["bases"], state["v"])
         return var
 
 
-def whitened(grad: Tensor, own: Any, eps: float) -> tuple[Tensor, Tensor]:
+def whitened(grad: Tensor, state: Any, eps: float) -> tuple[Tensor, Tensor]:
     """Products of a gradient, each with the inverse of the other side in between."""
     inverses: list[Tensor] = []
-    for factor, basis in zip(own["factors"], own["bases"], strict=True):
+    for factor, basis in zip(state["factors"], state["bases"], strict=True):
         if basis is None:
             inverses.append(torch.eye(len(factor), dtype=grad.dtype))
             continue
@@ -206,5 +206,7 @@ def whitened(grad: Tensor, own: Any, eps: float) -> tuple[Tensor, Tensor]:
 class KLSOAP(SOAP):
     """Lin et al. 2025, with SOAP's calendar: its first products have nothing to whiten them."""
 
-    def products(self, grad: Tensor, own: Any, eps: float) -> tuple[Tensor, Tensor]:
-        return whitened(grad, own, eps) if "bases" in own else super().products(grad, own, eps)
+    def products(self, grad: Tensor, state: Any, eps: float) -> tuple[Tensor, Tensor]:
+        return (
+            whitened(grad, state, eps) if "bases" in state else super().products(grad, state, eps)
+        )

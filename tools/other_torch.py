@@ -17,7 +17,7 @@ import venv
 from pathlib import Path
 
 HOME = Path(__file__).parents[1]
-NEEDED = (
+PACKAGES = (
     "numpy",
     "llvmlite",
     "safetensors",
@@ -29,18 +29,18 @@ NEEDED = (
 
 
 def outcome_of(version: str, folder: str) -> tuple[bool, str]:
-    """Whether the tests pass with a version of torch, and what they say at the end."""
+    """Run the tests with a version of torch; return whether they pass, and the last line."""
     venv.create(folder, with_pip=True)
     python = Path(folder, "bin", "python")
-    install = [python, "-m", "pip", "install", "-q", f"torch=={version}", *NEEDED]
+    install = [python, "-m", "pip", "install", "-q", f"torch=={version}", *PACKAGES]
     subprocess.run(install, check=True)
     files = sorted(HOME.glob("tests/*/test_*_quick.py"))
     command = [python, "-m", "pytest", "-n", "0", "-p", "no:cacheprovider", *files]
     environment = {**os.environ, "PYTHONPATH": str(HOME / "src")}
-    done = subprocess.run(
+    process = subprocess.run(
         command, cwd=HOME, env=environment, capture_output=True, text=True, check=False
     )
-    return not done.returncode, (done.stdout.strip() or done.stderr).splitlines()[-1]
+    return not process.returncode, (process.stdout.strip() or process.stderr).splitlines()[-1]
 
 
 def main() -> int:
@@ -49,10 +49,10 @@ def main() -> int:
     failed = False
     for version in parser.parse_args().versions:
         with tempfile.TemporaryDirectory() as folder:
-            passed, said = outcome_of(version, folder)
-        sys.stdout.write(f"torch {version}: {'passed' if passed else 'failed'}, {said}\n")
+            has_passed, summary = outcome_of(version, folder)
+        sys.stdout.write(f"torch {version}: {'passed' if has_passed else 'failed'}, {summary}\n")
         sys.stdout.flush()
-        failed = failed or not passed
+        failed = failed or not has_passed
     return int(failed)
 
 

@@ -69,7 +69,7 @@ class Browser:
             return json.load(answer)["value"]
 
     def run(self, script: str) -> Any:
-        """What a function of JavaScript returns in the page."""
+        """Run a JavaScript function body in the page; return its result."""
         return self.post("/execute/sync", {"script": script, "args": []})
 
     def devtools(self, command: str, **params: Any) -> Any:
@@ -87,9 +87,9 @@ class Browser:
         self.post("/url", {"url": address})
 
     def errors(self) -> list[str]:
-        """What the console has said since it was asked last."""
-        said = self.post("/se/log", {"type": "browser"})
-        return [each["message"] for each in said if each["level"] == "SEVERE"]
+        """Return severe console messages since the last call."""
+        entries = self.post("/se/log", {"type": "browser"})
+        return [entry["message"] for entry in entries if entry["level"] == "SEVERE"]
 
     def picture(self, height: int) -> bytes:
         """The page as a PNG, from its top down to that height."""
@@ -100,8 +100,8 @@ class Browser:
             "height": height,
             "scale": 1,
         }
-        made = self.devtools("Page.captureScreenshot", clip=clip, captureBeyondViewport=True)
-        return base64.b64decode(made["data"])
+        screenshot = self.devtools("Page.captureScreenshot", clip=clip, captureBeyondViewport=True)
+        return base64.b64decode(screenshot["data"])
 
 
 def _free_port() -> int:
@@ -132,57 +132,62 @@ def opened() -> Iterator[Browser]:
     with tempfile.TemporaryDirectory() as profile:
         driver = subprocess.Popen(["chromedriver", f"--port={port}"], stdout=subprocess.DEVNULL)
         session = f"http://127.0.0.1:{port}/session"
-        wanted = {
+        capabilities = {
             "goog:chromeOptions": {"args": [*FLAGS, f"--user-data-dir={profile}"]},
             "goog:loggingPrefs": {"browser": "ALL"},
         }
         try:
             for _ in range(100):
                 try:
-                    begun = Browser(session).post("", {"capabilities": {"alwaysMatch": wanted}})
+                    session_info = Browser(session).post(
+                        "", {"capabilities": {"alwaysMatch": capabilities}}
+                    )
                     break
                 except OSError:
                     time.sleep(0.1)
             else:
                 raise SystemExit("chromedriver does not answer.")
-            browser = Browser(f"{session}/{begun['sessionId']}")
+            browser = Browser(f"{session}/{session_info['sessionId']}")
             yield browser
             urllib.request.urlopen(
-                urllib.request.Request(f"{session}/{begun['sessionId']}", method="DELETE")
+                urllib.request.Request(f"{session}/{session_info['sessionId']}", method="DELETE")
             )
         finally:
             driver.terminate()
             driver.wait()
 
 
-def look_at(browser: Browser, address: str, page: str, out: Path | None) -> Iterator[str]:
-    """Take the pictures of a page; yields what is wrong with it."""
+def look_at(browser: Browser, address: str, page: str, folder: Path | None) -> Iterator[str]:
+    """Take the pictures of a page; yield messages about its defects."""
     looks = [(width, False) for width in WIDTHS] + [
         (width, True) for width in WIDTHS if page in DARK
     ]
     for width, dark in looks:
         browser.show(f"{address}{page}.html", width, dark)
-        found, where = browser.run(LOOK), f"{page} at {width}{' in the dark' if dark else ''}"
-        if found["width"] > width or found["wide"]:
-            yield f"{where}: {found['width']} px wide; {found['wide']}"
-        yield from (f"{where}: no picture {each}" for each in found["missing"])
-        yield from (f"{where}: {each}" for each in browser.errors())
-        if out is not None:
+        measurements, place = (
+            browser.run(LOOK),
+            f"{page} at {width}{' in the dark' if dark else ''}",
+        )
+        if measurements["width"] > width or measurements["wide"]:
+            yield f"{place}: {measurements['width']} px wide; {measurements['wide']}"
+        yield from (f"{place}: no picture {source}" for source in measurements["missing"])
+        yield from (f"{place}: {message}" for message in browser.errors())
+        if folder is not None:
             name = f"{page.replace('/', '.')}.{width}{'.dark' if dark else ''}.png"
-            (out / name).write_bytes(browser.picture(min(found["height"], 4000)))
+            (folder / name).write_bytes(browser.picture(min(measurements["height"], 4000)))
 
 
 def search(browser: Browser, address: str) -> Iterator[str]:
-    """Whether the search finds a class by its name."""
+    """Yield a message if the search does not find a class by its name."""
     browser.show(f"{address}search.html?q=AdEMAMix", WIDTHS[1], dark=False)
     for _ in range(100):
-        found = browser.run(
+        addresses = browser.run(
             "return [...document.querySelectorAll('ul.search li a')].map(a => a.href)"
         )
-        if any("AdEMAMix" in each for each in found):
+        if any("AdEMAMix" in found_address for found_address in addresses):
             return
         time.sleep(0.1)
-    yield f"the search for AdEMAMix finds {found}"
+    yield f"the search for AdEMAMix finds {addresses}"
 
 
 def main() -> int:
@@ -191,23 +196,25 @@ def main() -> int:
     parser.add_argument("--built", type=Path, default=ROOT / "docs" / "_build")
     parser.add_argument("--out", type=Path, help="where pictures go; without it none are taken")
     parser.add_argument("--only", default="", help="pages, with commas between")
-    given = parser.parse_args()
+    arguments_ = parser.parse_args()
     pages = [
-        str(path.relative_to(given.built).with_suffix("")) for path in given.built.rglob("*.html")
+        str(path.relative_to(arguments_.built).with_suffix(""))
+        for path in arguments_.built.rglob("*.html")
     ]
-    pages = sorted(given.only.split(",") if given.only else set(pages) - {"search"})
-    if given.out is not None:
-        given.out.mkdir(parents=True, exist_ok=True)
+    pages = sorted(arguments_.only.split(",") if arguments_.only else set(pages) - {"search"})
+    if arguments_.out is not None:
+        arguments_.out.mkdir(parents=True, exist_ok=True)
     troubles = []
     with ExitStack() as stack:
-        address = stack.enter_context(served(given.built))
+        address = stack.enter_context(served(arguments_.built))
         browser = stack.enter_context(opened())
         for page in pages:
-            troubles += look_at(browser, address, page, given.out)
+            troubles += look_at(browser, address, page, arguments_.out)
         troubles += search(browser, address)
     sys.stdout.write(
         "".join(
-            f"{each}\n" for each in [*troubles, f"{len(pages)} pages, {len(troubles)} troubles"]
+            f"{message}\n"
+            for message in [*troubles, f"{len(pages)} pages, {len(troubles)} troubles"]
         )
     )
     return 1 if troubles else 0

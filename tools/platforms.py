@@ -54,15 +54,15 @@ PACKAGES = "python3-torch,python3-numpy,python3-pytest,python3-click,python3-ric
 def oldest_versions() -> dict[str, str]:
     """The lower bounds of pyproject.toml."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    given = [*project["dependencies"], *project["optional-dependencies"]["cli"]]
-    bounds = dict(each.split(">=") for each in given)
+    requirements = [*project["dependencies"], *project["optional-dependencies"]["cli"]]
+    bounds = dict(requirement.split(">=") for requirement in requirements)
     return {name: bounds[name] for name in OLDEST}
 
 
 def constrained(name: str) -> str:
     """A package in the version of constraints.txt."""
-    (found,) = re.findall(rf"^{name}==.+$", (ROOT / "constraints.txt").read_text(), re.M)
-    return found
+    (pin,) = re.findall(rf"^{name}==.+$", (ROOT / "constraints.txt").read_text(), re.M)
+    return pin
 
 
 def run_oldest(folder: Path, tests: list[str]) -> int:
@@ -70,8 +70,8 @@ def run_oldest(folder: Path, tests: list[str]) -> int:
     subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
     python = folder / "bin/python"
     pinned = [f"{name}=={version}" for name, version in oldest_versions().items()]
-    others = [constrained(name) for name in ("torch", *HELPERS, "h5py", "expecttest")]
-    subprocess.run([python, "-m", "pip", "install", "-q", *pinned, *others], check=True)
+    pinned_helpers = [constrained(name) for name in ("torch", *HELPERS, "h5py", "expecttest")]
+    subprocess.run([python, "-m", "pip", "install", "-q", *pinned, *pinned_helpers], check=True)
     print(*pinned, constrained("torch"), flush=True)
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), **_cache_in(folder)}
     return subprocess.run([python, *PYTEST, *tests], cwd=ROOT, env=environment).returncode
@@ -97,22 +97,24 @@ def run_debian(folder: Path, suite: str, emulates: bool, tests: list[str]) -> in
             shutil.copy("/usr/bin/qemu-aarch64-static", root)
     (name,) = (path.name for path in (root / "usr/bin").glob("python3.??"))
     platforms = [f"--platform=manylinux_2_{n}_{machine}" for n in (28, 27, 17)]
-    wanted = [constrained(each) for each in ("llvmlite", "safetensors", *HELPERS, "setuptools")]
+    requirements = [
+        constrained(package) for package in ("llvmlite", "safetensors", *HELPERS, "setuptools")
+    ]
     pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--only-binary=:all:"]
     version = ["--python-version", name.removeprefix("python"), "--upgrade", "--target"]
     subprocess.run(
-        [*pip, *platforms, "--platform=any", *version, root / "extra", *wanted], check=True
+        [*pip, *platforms, "--platform=any", *version, root / "extra", *requirements], check=True
     )
     if not emulates:
         return _run_inside(
-            root, [], f"/usr/bin/{name}", [*PYTEST, *(f"/src/{each}" for each in tests)]
+            root, [], f"/usr/bin/{name}", [*PYTEST, *(f"/src/{test}" for test in tests)]
         )
-    here = root / "tmp/here.json"
-    tool = [sys.executable, ROOT / "tools/kernel_bits.py", "--out", here]
+    report_path = root / "tmp/here.json"
+    tool = [sys.executable, ROOT / "tools/kernel_bits.py", "--out", report_path]
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     subprocess.run(tool, check=True, env=environment)
-    inside = ["/src/tools/kernel_bits.py", "--without-torch", "--against", "/tmp/here.json"]
-    return _run_inside(root, ["/qemu-aarch64-static"], f"/usr/bin/{name}", inside)
+    command_inside = ["/src/tools/kernel_bits.py", "--without-torch", "--against", "/tmp/here.json"]
+    return _run_inside(root, ["/qemu-aarch64-static"], f"/usr/bin/{name}", command_inside)
 
 
 def _run_inside(root: Path, emulator: list[str], python: str, arguments: list[str]) -> int:
@@ -140,14 +142,14 @@ def main() -> int:
     parser.add_argument("--emulate", action="store_true", help="aarch64, in qemu")
     parser.add_argument("--folder", type=Path, default=Path("platforms"), help="where to install")
     parser.add_argument("--tests", nargs="+", default=TESTS, help="instead of the narrow ones")
-    chosen = parser.parse_args()
-    folder = chosen.folder.absolute()
+    arguments = parser.parse_args()
+    folder = arguments.folder.absolute()
     folder.mkdir(parents=True, exist_ok=True)
-    if chosen.what == "oldest":
-        return run_oldest(folder / "oldest", chosen.tests)
+    if arguments.what == "oldest":
+        return run_oldest(folder / "oldest", arguments.tests)
     if platform.machine() != "x86_64":
         parser.error("debian is for a machine of x86-64")
-    return run_debian(folder, chosen.suite, chosen.emulate, chosen.tests)
+    return run_debian(folder, arguments.suite, arguments.emulate, arguments.tests)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What AdamW reaches on the problems of `thalweg race`: the losses of `_cli/race/target/goals.py`.
+"""Losses of AdamW on the problems of `thalweg race`, for `_cli/race/target/goals.py`.
 
 The rate is the best of AdamW's space, the rest of it the baseline of its source; then come as many
 seeds. Printed are the losses after each tenth of the steps, the median over seeds.
@@ -22,8 +22,8 @@ BASELINE = {"weight_decay": 0.1, "beta1": 0.9, "beta2": 0.95}
 def losses_of(problem: str, rate: float, seed: int) -> list[tuple[int, float]]:
     """Steps and losses of one training."""
     point = {"lr": rate, **BASELINE}
-    followed = follow_trial(problem, SPACES["optim:AdamW"], point, seed, threads=1)
-    return [(steps, loss) for steps, loss, _ in followed]
+    measurements = follow_trial(problem, SPACES["optim:AdamW"], point, seed, threads=1)
+    return [(steps, loss) for steps, loss, _ in measurements]
 
 
 def main() -> None:
@@ -31,18 +31,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("problems", nargs="*")
     parser.add_argument("--seeds", type=int, default=9)
-    chosen = parser.parse_args()
+    arguments = parser.parse_args()
     rates = SPACES["optim:AdamW"].choices["lr"]
-    for problem in chosen.problems or GOALS:
-        found = {rate: losses_of(problem, rate, 100)[-1][1] for rate in rates}
-        best = min(found, key=found.get)
-        say(f"{problem}: the last loss by rate {found}")
-        curves = [losses_of(problem, best, seed) for seed in range(100, 100 + chosen.seeds)]
+    for problem in arguments.problems or GOALS:
+        losses_by_rate = {rate: losses_of(problem, rate, 100)[-1][1] for rate in rates}
+        best = min(losses_by_rate, key=losses_by_rate.get)
+        say(f"{problem}: the last loss by rate {losses_by_rate}")
+        curves = [losses_of(problem, best, seed) for seed in range(100, 100 + arguments.seeds)]
         for tenth in range(1, 11):
-            at = len(curves[0]) * tenth // 10 - 1
-            losses = sorted(curve[at][1] for curve in curves)
+            index = len(curves[0]) * tenth // 10 - 1
+            losses = sorted(curve[index][1] for curve in curves)
             low, middle, high = losses[0], statistics.median(losses), losses[-1]
-            say(f"  after {curves[0][at][0]} steps: {middle:.4f}, from {low:.4f} to {high:.4f}")
+            say(f"  after {curves[0][index][0]} steps: {middle:.4f}, from {low:.4f} to {high:.4f}")
 
 
 def say(line: str) -> None:

@@ -160,16 +160,16 @@ CASES: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
 def inputs(case_id: str, names: tuple[str, ...], dtype: str) -> dict[str, np.ndarray]:
     """The initial values and the gradients of a case, by key."""
     random = np.random.default_rng(zlib.crc32(case_id.encode()))
-    found: dict[str, np.ndarray] = {}
+    arrays: dict[str, np.ndarray] = {}
     for name in names:
         shape, rows = VARIABLES[name]
-        found[f"start|{name}"] = random.normal(size=shape).astype(dtype)
+        arrays[f"start|{name}"] = random.normal(size=shape).astype(dtype)
         if rows:
-            found[f"values|{name}"] = random.normal(size=(STEPS, rows, *shape[1:])).astype(dtype)
-            found[f"indices|{name}"] = random.integers(0, shape[0] - 1, (STEPS, rows))
+            arrays[f"values|{name}"] = random.normal(size=(STEPS, rows, *shape[1:])).astype(dtype)
+            arrays[f"indices|{name}"] = random.integers(0, shape[0] - 1, (STEPS, rows))
         else:
-            found[f"grad|{name}"] = random.normal(size=(STEPS, *shape)).astype(dtype)
-    return found
+            arrays[f"grad|{name}"] = random.normal(size=(STEPS, *shape)).astype(dtype)
+    return arrays
 
 
 def addons(folder: Path) -> Any:
@@ -182,23 +182,27 @@ def addons(folder: Path) -> Any:
     return importlib.import_module("tensorflow_addons.optimizers")
 
 
-def optimizer(tf: Any, tfa: Any, name: str, arguments: dict[str, Any], own: dict[str, Any]) -> Any:
+def optimizer(
+    tf: Any, tfa: Any, name: str, arguments: dict[str, Any], variables: dict[str, Any]
+) -> Any:
     """The optimizer of a case."""
 
-    def value(given: Any) -> Any:
-        if not isinstance(given, dict):
-            return given
-        rest = {key: each for key, each in given.items() if key not in ("schedule", "cyclical")}
-        if "schedule" in given:
-            return getattr(tf.keras.optimizers.schedules, given["schedule"])(**rest)
-        return getattr(tfa, given["cyclical"])(**rest)
+    def value(argument: Any) -> Any:
+        if not isinstance(argument, dict):
+            return argument
+        config = {
+            key: entry for key, entry in argument.items() if key not in ("schedule", "cyclical")
+        }
+        if "schedule" in argument:
+            return getattr(tf.keras.optimizers.schedules, argument["schedule"])(**config)
+        return getattr(tfa, argument["cyclical"])(**config)
 
-    def inner(given: tuple[str, dict[str, Any]]) -> Any:
-        return getattr(tf.keras.optimizers.legacy, given[0])(**given[1])
+    def inner(spec: tuple[str, dict[str, Any]]) -> Any:
+        return getattr(tf.keras.optimizers.legacy, spec[0])(**spec[1])
 
     if "parts" in arguments:
         layers = [
-            (inner(each), types.SimpleNamespace(weights=[own[name] for name in names]))
+            (inner(each), types.SimpleNamespace(weights=[variables[name] for name in names]))
             for each, names in arguments["parts"]
         ]
         return getattr(tfa, name)(layers)
@@ -212,22 +216,24 @@ def optimizer(tf: Any, tfa: Any, name: str, arguments: dict[str, Any], own: dict
 
 def record(tf: Any, tfa: Any, case: dict[str, Any]) -> dict[str, np.ndarray]:
     """The arrays of a case, by key."""
-    found = inputs(case["id"], tuple(case["variables"]), case["dtype"])
-    own = {name: tf.Variable(found[f"start|{name}"], name=name) for name in case["variables"]}
-    opt = optimizer(tf, tfa, case["optimizer"], case["arguments"], own)
-    kept: dict[str, list[np.ndarray]] = {}
+    arrays = inputs(case["id"], tuple(case["variables"]), case["dtype"])
+    variables = {
+        name: tf.Variable(arrays[f"start|{name}"], name=name) for name in case["variables"]
+    }
+    opt = optimizer(tf, tfa, case["optimizer"], case["arguments"], variables)
+    recordings: dict[str, list[np.ndarray]] = {}
     for step in range(STEPS):
         pairs = []
-        for name, var in own.items():
-            if f"grad|{name}" in found:
-                grad = tf.constant(found[f"grad|{name}"][step])
+        for name, var in variables.items():
+            if f"grad|{name}" in arrays:
+                grad = tf.constant(arrays[f"grad|{name}"][step])
             else:
-                rows = found[f"values|{name}"][step], found[f"indices|{name}"][step]
+                rows = arrays[f"values|{name}"][step], arrays[f"indices|{name}"][step]
                 grad = tf.IndexedSlices(*map(tf.constant, rows), tf.constant(var.shape.as_list()))
             pairs.append((grad, var))
         opt.apply_gradients(pairs)
-        for name, var in own.items():
-            kept.setdefault(f"var|{name}", []).append(var.numpy())
+        for name, var in variables.items():
+            recordings.setdefault(f"var|{name}", []).append(var.numpy())
             wrapped = [getattr(opt, "_optimizer", None)]
             wrapped += [spec["optimizer"] for spec in getattr(opt, "optimizer_specs", ())]
             for title, each in [("", opt), *(("inner/", each) for each in wrapped if each)]:
@@ -236,25 +242,25 @@ def record(tf: Any, tfa: Any, case: dict[str, Any]) -> dict[str, np.ndarray]:
                         value = each.get_slot(var, slot).numpy()
                     except KeyError:
                         continue
-                    kept.setdefault(f"slot|{name}|{title}{slot}", []).append(value)
-    return {**found, **{key: np.stack(values) for key, values in kept.items()}}
+                    recordings.setdefault(f"slot|{name}|{title}{slot}", []).append(value)
+    return {**arrays, **{key: np.stack(values) for key, values in recordings.items()}}
 
 
 def addons_version(folder: Path) -> str:
     """The version that the source says it is."""
-    found: dict[str, Any] = {}
-    exec((folder / "version.py").read_text(), found)
-    return found["__version__"]
+    namespace: dict[str, Any] = {}
+    exec((folder / "version.py").read_text(), namespace)
+    return namespace["__version__"]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--addons", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
-    given = parser.parse_args()
+    options = parser.parse_args()
     tf = importlib.import_module("tensorflow")
     tf_keras = importlib.import_module("tf_keras")
-    tfa = addons(given.addons)
+    tfa = addons(options.addons)
     cases, arrays = [], {}
     for name, (cls, arguments, variables) in CASES.items():
         for dtype in ("float32", "float64"):
@@ -268,16 +274,16 @@ def main() -> None:
                 "dtype": dtype,
             }
             cases.append(case)
-            own = record(tf, tfa, case)
-            arrays.update({f"{case['id']}|{key}": value for key, value in own.items()})
+            case_arrays = record(tf, tfa, case)
+            arrays.update({f"{case['id']}|{key}": value for key, value in case_arrays.items()})
     versions = {
         "tensorflow": tf.__version__,
         "tf_keras": tf_keras.__version__,
-        "tensorflow_addons": addons_version(given.addons),
+        "tensorflow_addons": addons_version(options.addons),
     }
     text = json.dumps({"versions": versions, "layout": LAYOUT, "cases": cases}, indent=1)
-    (given.out / "addons.json").write_text(text + "\n")
-    np.savez_compressed(given.out / "addons.npz", **arrays)
+    (options.out / "addons.json").write_text(text + "\n")
+    np.savez_compressed(options.out / "addons.npz", **arrays)
 
 
 if __name__ == "__main__":

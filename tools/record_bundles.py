@@ -47,19 +47,22 @@ def values(name: str, shape: tuple[int, ...], dtype: str = "float32") -> Any:
     if dtype.startswith(("int", "uint")):
         info = np.iinfo(dtype)
         return tf.constant(dice.integers(info.min, info.max, shape, dtype, endpoint=True))
-    drawn = dice.normal(size=shape) * 10.0 ** dice.integers(-3, 4, shape)
+    numbers = dice.normal(size=shape) * 10.0 ** dice.integers(-3, 4, shape)
     if dtype.startswith("complex"):
-        return tf.constant((drawn + 1j * dice.normal(size=shape)).astype(dtype))
-    return tf.cast(tf.constant(drawn), getattr(tf, dtype, None) or dtype)
+        return tf.constant((numbers + 1j * dice.normal(size=shape)).astype(dtype))
+    return tf.cast(tf.constant(numbers), getattr(tf, dtype, None) or dtype)
 
 
-def raw(prefix: str, named: dict[str, Any], slices: dict[str, str] | None = None) -> None:
+def raw(prefix: str, tensors_by_name: dict[str, Any], slices: dict[str, str] | None = None) -> None:
     """Save tensors by the operation itself."""
-    names = list(named)
-    where = [(slices or {}).get(name, "") for name in names]
+    names = list(tensors_by_name)
+    shape_specs = [(slices or {}).get(name, "") for name in names]
     names = [name.split("#")[0] for name in names]
     tf.raw_ops.SaveV2(
-        prefix=prefix, tensor_names=names, shape_and_slices=where, tensors=list(named.values())
+        prefix=prefix,
+        tensor_names=names,
+        shape_and_slices=shape_specs,
+        tensors=list(tensors_by_name.values()),
     )
 
 
@@ -82,10 +85,10 @@ def strings(prefix: str) -> str:
 
 
 def boxes(prefix: str) -> str:
-    whole = values("boxes", (4, 6))
+    tensor = values("boxes", (4, 6))
     raw(
         prefix,
-        {"w#0": whole[:1, :], "w#1": whole[1:, :2], "w#2": whole[1:, 2:], "plain": whole},
+        {"w#0": tensor[:1, :], "w#1": tensor[1:, :2], "w#2": tensor[1:, 2:], "plain": tensor},
         {"w#0": "4 6 0,1:-", "w#1": "4 6 1,3:0,2", "w#2": "4 6 1,3:2,4"},
     )
     return "SaveV2 of one tensor in three slices that are cut along both axes"
@@ -102,10 +105,10 @@ def names(prefix: str) -> str:
 
 def many(prefix: str) -> str:
     kinds = ("kernel", "bias", "kernel/Adam", "kernel/Adam_1", "bias/Adam", "bias/Adam_1")
-    found = [f"model/{place}/{kind}" for place in range(500) for kind in kinds]
+    names = [f"model/{place}/{kind}" for place in range(500) for kind in kinds]
     # Where names begin with a number they share nothing, and blocks are full soon.
-    found += [f"{place}/{'attention/' * 18}{kinds[place % 6]}" for place in range(1000, 4000)]
-    raw(prefix, {name: tf.constant(place, tf.int32) for place, name in enumerate(sorted(found))})
+    names += [f"{place}/{'attention/' * 18}{kinds[place % 6]}" for place in range(1000, 4000)]
+    raw(prefix, {name: tf.constant(place, tf.int32) for place, name in enumerate(sorted(names))})
     return "SaveV2 of many scalars, given in the order of their names; each tells its place"
 
 
@@ -114,17 +117,17 @@ def partitioned(prefix: str) -> str:
     with tf.Graph().as_default(), v1.Session() as session:
         rows = v1.fixed_size_partitioner(3)
         columns = v1.fixed_size_partitioner(2, axis=1)
-        made: list[Any] = []
-        for name, shape, dtype, how in (
+        variables: list[Any] = []
+        for name, shape, dtype, partitioner in (
             ("rows", (7, 3), tf.float32, rows),
             ("columns", (4, 5), tf.float32, columns),
             ("half", (4, 4), tf.float16, columns),
             ("plain", (2,), tf.float32, None),
         ):
-            start = v1.random_normal_initializer(seed=len(made))
-            made.append(v1.get_variable(name, shape, dtype, start, partitioner=how))
-        whole = [tf.cast(tf.convert_to_tensor(var), tf.float32) for var in made]
-        loss = tf.add_n([tf.reduce_sum(each * each) for each in whole])
+            start = v1.random_normal_initializer(seed=len(variables))
+            variables.append(v1.get_variable(name, shape, dtype, start, partitioner=partitioner))
+        full_tensors = [tf.cast(tf.convert_to_tensor(var), tf.float32) for var in variables]
+        loss = tf.add_n([tf.reduce_sum(tensor * tensor) for tensor in full_tensors])
         step = v1.train.get_or_create_global_step()
         train = v1.train.AdamOptimizer(0.1).minimize(loss, step)
         session.run(v1.global_variables_initializer())
@@ -179,9 +182,9 @@ def variant(prefix: str) -> str:
 
 def version_1(prefix: str) -> str:
     with tf.Graph().as_default(), v1.Session() as session:
-        made = [
-            v1.get_variable(f"v{place}", initializer=tf.constant(given))
-            for place, given in enumerate((
+        variables = [
+            v1.get_variable(f"v{place}", initializer=tf.constant(initial))
+            for place, initial in enumerate((
                 np.float32([[1.5, -2], [3, 4e-40]]), np.float64([0.1]), np.int32([-1, 2**31 - 1]),
                 np.int64(-(2**40)), np.array([True, False]), np.float16([0.5, 65504]),
                 np.uint8([0, 255]), np.int8([-128]), np.int16([-5]), np.zeros((0, 2), np.float32),
@@ -189,16 +192,16 @@ def version_1(prefix: str) -> str:
             ))
         ]  # fmt: skip
         start, part = v1.random_normal_initializer(seed=1), v1.fixed_size_partitioner(2)
-        made.append(v1.get_variable("part", (5, 2), initializer=start, partitioner=part))
+        variables.append(v1.get_variable("part", (5, 2), initializer=start, partitioner=part))
         session.run(v1.global_variables_initializer())
-        for var in made:
+        for var in variables:
             BY_SESSION[var.name.split(":")[0]] = session.run(tf.convert_to_tensor(var))
         saver = v1.train.Saver(write_version=v1.train.SaverDef.V1)
         saver.save(session, prefix, write_meta_graph=False, write_state=False)
     return "tf.train.Saver(write_version=V1), one file without an index"
 
 
-RECORDED: dict[str, Callable[[str], str]] = {
+RECORDERS: dict[str, Callable[[str], str]] = {
     "dtypes": dtypes,
     "strings": strings,
     "boxes": boxes,
@@ -213,114 +216,130 @@ RECORDED: dict[str, Callable[[str], str]] = {
 
 
 def _port() -> int:
-    with socket.socket() as found:
-        found.bind(("localhost", 0))
-        return found.getsockname()[1]
+    with socket.socket() as server:
+        server.bind(("localhost", 0))
+        return server.getsockname()[1]
 
 
 def kept(value: Any) -> list[Any]:
     """A value as the JSON has it."""
     array = np.asarray(value)
     if array.dtype == object or array.dtype.kind == "S":
-        return ["string", list(array.shape), [each.hex() for each in array.ravel().tolist()]]
+        return ["string", list(array.shape), [text.hex() for text in array.ravel().tolist()]]
     return [array.dtype.name, list(array.shape), array.tobytes().hex()]
 
 
 def read(prefix: str) -> dict[str, list[Any]]:
-    """What TensorFlow reads from a checkpoint, or a session gave; or why it cannot be read."""
+    """Return the values that TensorFlow reads from a checkpoint, those of a session, or errors."""
     reader = tf.train.load_checkpoint(prefix)
-    found: dict[str, list[Any]] = {}
+    values_by_name: dict[str, list[Any]] = {}
     for name in sorted(reader.get_variable_to_shape_map()):
         try:
-            found[name] = kept(reader.get_tensor(name))
+            values_by_name[name] = kept(reader.get_tensor(name))
         except (tf.errors.OpError, ValueError) as error:
-            known = name in BY_SESSION
-            found[name] = kept(BY_SESSION[name]) if known else [f"not read: {type(error).__name__}"]
-    return found
+            is_known = name in BY_SESSION
+            values_by_name[name] = (
+                kept(BY_SESSION[name]) if is_known else [f"not read: {type(error).__name__}"]
+            )
+    return values_by_name
 
 
 def record(out: Path) -> None:
     """Write all checkpoints and their values."""
-    told: dict[str, Any] = {}
-    for name, make in RECORDED.items():
+    report: dict[str, Any] = {}
+    for name, make in RECORDERS.items():
         folder = out / name
         folder.mkdir(parents=True, exist_ok=True)
         prefix = str(folder / "model.ckpt")
         BY_SESSION.clear()
-        how = make(prefix)
-        found = read(prefix)
+        description = make(prefix)
+        values_by_name = read(prefix)
         if name == "many":
             for path in sorted(folder.iterdir()):
                 (folder / f"{path.name}.xz").write_bytes(lzma.compress(path.read_bytes()))
                 path.unlink()
-            lines = [f"{key} {value[2]}\n" for key, value in sorted(found.items())]
+            lines = [f"{key} {value[2]}\n" for key, value in sorted(values_by_name.items())]
             digest = hashlib.sha256("".join(lines).encode()).hexdigest()
-            told[name] = {"how": how, "count": len(lines), "sha256 of 'name hex' in lines": digest}
+            report[name] = {
+                "how": description,
+                "count": len(lines),
+                "sha256 of 'name hex' in lines": digest,
+            }
             continue
-        told[name] = {"how": how, "tensors": found}
-        sys.stdout.write(f"{name}: {len(found)} tensors\n")
-    about = {"tensorflow": tf.__version__, "recorded": told}
-    lines = json.dumps(about).replace('"], "', '"],\n"').replace("}, ", "},\n")
+        report[name] = {"how": description, "tensors": values_by_name}
+        sys.stdout.write(f"{name}: {len(values_by_name)} tensors\n")
+    document = {"tensorflow": tf.__version__, "recorded": report}
+    lines = json.dumps(document).replace('"], "', '"],\n"').replace("}, ", "},\n")
     (out / "values.json").write_text(f"{lines}\n")
 
 
 def restore(home: Path) -> int:
     """Restore what Thalweg wrote; how many tensors differ."""
-    told = {name: json.loads((home / name / "values.json").read_text()) for name in OURS}
+    expected_reports = {
+        name: json.loads((home / name / "values.json").read_text()) for name in RESTORERS
+    }
     wrong = 0
-    for name, make in OURS.items():
+    for name, make in RESTORERS.items():
         prefix = str(home / name / "model.ckpt")
-        for how, found in {"load_checkpoint": read(prefix), **make(prefix)}.items():
-            wanted = {key: value for key, value in told[name]["tensors"].items() if key in found}
-            differing = [key for key, value in wanted.items() if found[key] != value]
-            sys.stdout.write(f"{name}: {how}: {len(wanted)} tensors, {len(differing)} differ\n")
-            wrong += len(differing) + (not wanted)
+        for method, values_by_name in {"load_checkpoint": read(prefix), **make(prefix)}.items():
+            expected = {
+                key: value
+                for key, value in expected_reports[name]["tensors"].items()
+                if key in values_by_name
+            }
+            differences = [key for key, value in expected.items() if values_by_name[key] != value]
+            sys.stdout.write(
+                f"{name}: {method}: {len(expected)} tensors, {len(differences)} differ\n"
+            )
+            wrong += len(differences) + (not expected)
     return wrong
 
 
 def restored_by_saver(prefix: str) -> dict[str, dict[str, list[Any]]]:
-    """What variables of all dtypes have after `Saver.restore`."""
+    """Return the values of variables of all dtypes after `Saver.restore`."""
     with tf.Graph().as_default(), v1.Session() as session:
         reader = tf.train.load_checkpoint(prefix)
         kinds = reader.get_variable_to_dtype_map()
-        made = {
+        variables = {
             name: v1.get_variable(name, shape, kinds[name], v1.zeros_initializer(),
                                   use_resource=True)
             for name, shape in reader.get_variable_to_shape_map().items()
         }  # fmt: skip
-        v1.train.Saver(made).restore(session, prefix)
-        return {"Saver.restore": {name: kept(session.run(var)) for name, var in made.items()}}
+        v1.train.Saver(variables).restore(session, prefix)
+        return {"Saver.restore": {name: kept(session.run(var)) for name, var in variables.items()}}
 
 
 def restored_as_objects(prefix: str) -> dict[str, dict[str, list[Any]]]:
-    """What objects have after `Checkpoint.restore`, into variables, or before there are slots."""
-    found: dict[str, dict[str, list[Any]]] = {}
-    for how in ("before slots are made", "after a step"):
+    """Return the values of objects after `Checkpoint.restore`, before and after slots exist."""
+    values_by_method: dict[str, dict[str, list[Any]]] = {}
+    for method in ("before slots are made", "after a step"):
         model = tf.Module()
         model.w, model.b = tf.Variable(tf.ones((3, 2)), name="w"), tf.Variable([7.0], name="b")
         optimizer, step = v1.train.AdamOptimizer(0.1), tf.Variable(0, dtype=tf.int64, name="step")
         gradients = [(tf.ones_like(model.w), model.w), (tf.ones_like(model.b), model.b)]
-        if how == "after a step":
+        if method == "after a step":
             optimizer.apply_gradients(gradients)
         checkpoint = tf.train.Checkpoint(model=model, optimizer=optimizer, step=step)
         status = checkpoint.restore(prefix)
-        if how == "before slots are made":
+        if method == "before slots are made":
             optimizer._create_slots([model.w, model.b])
         status.assert_consumed()
         value = "/.ATTRIBUTES/VARIABLE_VALUE"
         powers = dict(zip(("beta1_power", "beta2_power"), optimizer._get_beta_accumulators()))
-        made = {"model/w": model.w, "model/b": model.b, "step": step}
-        made["save_counter"] = checkpoint.save_counter
-        made |= {f"optimizer/{name}": power for name, power in powers.items()}
+        tensors = {"model/w": model.w, "model/b": model.b, "step": step}
+        tensors["save_counter"] = checkpoint.save_counter
+        tensors |= {f"optimizer/{name}": power for name, power in powers.items()}
         for name, var in (("w", model.w), ("b", model.b)):
             for slot in ("m", "v"):
                 key = f"model/{name}/.OPTIMIZER_SLOT/optimizer/{slot}"
-                made[key] = optimizer.get_slot(var, slot)
-        found[f"Checkpoint.restore {how}"] = {f"{k}{value}": kept(v) for k, v in made.items()}
-    return found
+                tensors[key] = optimizer.get_slot(var, slot)
+        values_by_method[f"Checkpoint.restore {method}"] = {
+            f"{k}{value}": kept(v) for k, v in tensors.items()
+        }
+    return values_by_method
 
 
-OURS = {"ours": restored_by_saver, "ours_object": restored_as_objects}
+RESTORERS = {"ours": restored_by_saver, "ours_object": restored_as_objects}
 
 
 def main() -> int:
@@ -328,13 +347,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--out", type=Path, help="the folder that is written")
     parser.add_argument("--restore", type=Path, help="the folder of what Thalweg wrote")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     import tensorflow
 
     tf, v1 = tensorflow, tensorflow.compat.v1
-    if given.out:
-        record(given.out)
-    return int(bool(given.restore and restore(given.restore)))
+    if arguments.out:
+        record(arguments.out)
+    return int(bool(arguments.restore and restore(arguments.restore)))
 
 
 if __name__ == "__main__":

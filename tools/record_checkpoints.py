@@ -78,7 +78,7 @@ OVERFLOWS = (2, 6)  # steps in which a gradient of theirs overflows float16
 
 
 def values(prefix: str, case: Case, arrays: Arrays, kind: str) -> None:
-    """What a checkpoint holds, read by TensorFlow."""
+    """Read the values of a checkpoint with TensorFlow."""
     reader = tf.train.load_checkpoint(prefix)
     for name, dtype in reader.get_variable_to_dtype_map().items():
         if dtype != tf.string:
@@ -111,23 +111,28 @@ def record(
     values(prefix, case, arrays, "value")
     for number in range(STEPS, 2 * STEPS):
         step(number)
-    with tempfile.TemporaryDirectory() as other:
-        values(save(other + "/model.ckpt"), case, arrays, "value_after")
-    for name, each in gradients.items():
-        arrays[f"{case['id']}|gradient|{name}"] = each[1 + STEPS :]
+    with tempfile.TemporaryDirectory() as temporary_folder:
+        values(save(temporary_folder + "/model.ckpt"), case, arrays, "value_after")
+    for name, gradient in gradients.items():
+        arrays[f"{case['id']}|gradient|{name}"] = gradient[1 + STEPS :]
 
 
 def saver(name: str, arrays: Arrays, folder: Path) -> Case:
     """A session and its `Saver`."""
-    kind, given, slots = SAVER[name]
-    case = {"id": f"saver/{name}", "kind": "tf.train.Saver", "optimizer": kind, "arguments": given}
+    kind, options, slots = SAVER[name]
+    case = {
+        "id": f"saver/{name}",
+        "kind": "tf.train.Saver",
+        "optimizer": kind,
+        "arguments": options,
+    }
     numbers = drawn(SHAPES, 1)
     with tf.Graph().as_default(), v1.Session() as session:
         step = v1.train.get_or_create_global_step()
         variables = [v1.get_variable(title, initializer=numbers[title][0]) for title in SHAPES]
-        fed = [v1.placeholder(tf.float32, shape) for shape in SHAPES.values()]
-        opt = getattr(v1.train, kind)(**given)
-        train = opt.apply_gradients(zip(fed, variables), global_step=step)
+        placeholders = [v1.placeholder(tf.float32, shape) for shape in SHAPES.values()]
+        opt = getattr(v1.train, kind)(**options)
+        train = opt.apply_gradients(zip(placeholders, variables), global_step=step)
         case["variables"] = list(SHAPES)
         case["slots"] = {
             opt.get_slot(var, slot).op.name: [var.op.name, slot]
@@ -141,7 +146,11 @@ def saver(name: str, arrays: Arrays, folder: Path) -> Case:
             arrays,
             numbers,
             lambda number: session.run(
-                train, {each: numbers[title][1 + number] for each, title in zip(fed, SHAPES)}
+                train,
+                {
+                    placeholder: numbers[title][1 + number]
+                    for placeholder, title in zip(placeholders, SHAPES)
+                },
             ),
             lambda path: keeper.save(
                 session, path, step, write_meta_graph=False, write_state=False
@@ -153,24 +162,24 @@ def saver(name: str, arrays: Arrays, folder: Path) -> Case:
 
 def objects(name: str, arrays: Arrays, folder: Path) -> Case:
     """`tf.train.Checkpoint` of a model and an optimizer, in eager mode."""
-    kind, given = OBJECTS[name]
+    kind, options = OBJECTS[name]
     case = {"id": f"object/{name}", "kind": "tf.train.Checkpoint", "optimizer": kind}
     numbers = drawn(SHAPES, 2)
     layers = [tf_keras.layers.Dense(6, name="layer1"), tf_keras.layers.Dense(3, name="layer2")]
     model = tf_keras.Sequential([tf_keras.layers.Input((4,)), *layers])
-    variables = [each for layer in layers for each in (layer.kernel, layer.bias)]
+    variables = [var_ for layer in layers for var_ in (layer.kernel, layer.bias)]
     for var, title in zip(variables, SHAPES):
         var.assign(numbers[title][0])
     module = v1.train if kind.endswith("Optimizer") else tf_keras.optimizers.legacy
-    opt = getattr(module, kind)(**given)
+    opt = getattr(module, kind)(**options)
     keeper = tf.train.Checkpoint(model=model, optimizer=opt)
 
     def step(number: int) -> None:
-        found = [tf.constant(numbers[title][1 + number]) for title in SHAPES]
-        opt.apply_gradients(zip(found, variables))
+        gradients = [tf.constant(numbers[title][1 + number]) for title in SHAPES]
+        opt.apply_gradients(zip(gradients, variables))
 
     record(case, arrays, numbers, step, keeper.write, folder)
-    case |= {"arguments": given, "variables": list(SHAPES)}
+    case |= {"arguments": options, "variables": list(SHAPES)}
     return case
 
 
@@ -192,23 +201,25 @@ def scaler_variables(algorithm: str, params: dict[str, Any]) -> dict[str, Any]:
 
 def backoff(state: dict[str, Any], overflow: Any, params: dict[str, Any]) -> Any:
     """Half the scale after an overflow, twice after so many steps without one."""
-    i, last, scale = state["iteration"], state["last_overflow_iteration"], state["scale"]
+    i, last_overflow, scale = state["iteration"], state["last_overflow_iteration"], state["scale"]
     highest, window = params["scale_max"], params["step_window"]
 
     def lower() -> Any:
         halved = v1.assign(scale, tf.clip_by_value(scale / 2.0, 1.0, highest))
-        with tf.control_dependencies([halved, v1.assign(last, i)]):
+        with tf.control_dependencies([halved, v1.assign(last_overflow, i)]):
             return tf.identity(scale)
 
     def higher() -> Any:
         return v1.assign(scale, tf.clip_by_value(scale * 2.0, 1.0, highest))
 
-    changed = v1.cond(
+    scale_update = v1.cond(
         overflow,
         lower,
-        lambda: v1.cond(tf.equal((i - last) % window, 0), higher, lambda: tf.identity(scale)),
+        lambda: v1.cond(
+            tf.equal((i - last_overflow) % window, 0), higher, lambda: tf.identity(scale)
+        ),
     )
-    with tf.control_dependencies([changed]):
+    with tf.control_dependencies([scale_update]):
         return v1.assign_add(i, 1)
 
 
@@ -217,8 +228,8 @@ def log_max(state: dict[str, Any], overflow: Any, amax: Any) -> Any:
     beta1, beta2 = 0.99, 0.999
     x = v1.cond(overflow, lambda: tf.constant(2.0**16), lambda: tf.math.log(amax) / np.log(2.0))
 
-    def moved(name: str, beta: float, to: Any) -> Any:
-        return v1.assign(state[name], beta * state[name] + (1 - beta) * to)
+    def moved(name: str, beta: float, target: Any) -> Any:
+        return v1.assign(state[name], beta * state[name] + (1 - beta) * target)
 
     average, slow = moved("x_hat", beta1, x), moved("slow_x_hat", beta2, x)
     squares = moved("xsquared_hat", beta2, x * x)
@@ -233,9 +244,9 @@ def log_max(state: dict[str, Any], overflow: Any, amax: Any) -> Any:
 
 def openseq2seq(name: str, arrays: Arrays, folder: Path) -> Case:
     """Mixed precision as a session of OpenSeq2Seq has it, with its names."""
-    kind, given, algorithm, params = OPENSEQ2SEQ[name]
+    kind, options, algorithm, params = OPENSEQ2SEQ[name]
     case = {"id": f"openseq2seq/{name}", "kind": "tf.train.Saver", "optimizer": kind}
-    case |= {"arguments": {"learning_rate": LEARNING_RATE, **given}}
+    case |= {"arguments": {"learning_rate": LEARNING_RATE, **options}}
     case |= {"scaler": algorithm, "scaler_params": params, "overflows": OVERFLOWS}
     shapes = {
         "ForwardPass/fc/kernel": (4, 3),
@@ -253,8 +264,10 @@ def openseq2seq(name: str, arrays: Arrays, folder: Path) -> Case:
             )
             for title in shapes
         ]
-        fed = [v1.placeholder(tf.float32, shape) for shape in shapes.values()]
-        products = [tf.reduce_sum(c * tf.cast(var, tf.float32)) for c, var in zip(fed, variables)]
+        placeholders = [v1.placeholder(tf.float32, shape) for shape in shapes.values()]
+        products = [
+            tf.reduce_sum(c * tf.cast(var, tf.float32)) for c, var in zip(placeholders, variables)
+        ]
         step = v1.train.get_or_create_global_step()
         with v1.variable_scope("Loss_Optimization"):
             train, roles = mixed(case, tf.add_n(products), variables, step)
@@ -266,7 +279,11 @@ def openseq2seq(name: str, arrays: Arrays, folder: Path) -> Case:
             arrays,
             numbers,
             lambda number: session.run(
-                train, {each: numbers[title][1 + number] for each, title in zip(fed, shapes)}
+                train,
+                {
+                    placeholder: numbers[title][1 + number]
+                    for placeholder, title in zip(placeholders, shapes)
+                },
             ),
             lambda path: keeper.save(
                 session, path, step, write_meta_graph=False, write_state=False
@@ -278,18 +295,18 @@ def openseq2seq(name: str, arrays: Arrays, folder: Path) -> Case:
 
 def mixed(case: Case, loss: Any, variables: list[Any], step: Any) -> tuple[Any, dict[str, Any]]:
     """The step on float32 masters, left out if a gradient is not finite; and who is who."""
-    kind, given = case["optimizer"], dict(case["arguments"])
-    decay, epsilon = given.pop("weight_decay", 0.0), given.get("epsilon")
+    kind, options = case["optimizer"], dict(case["arguments"])
+    decay, epsilon = options.pop("weight_decay", 0.0), options.get("epsilon")
     if kind == "NovoGrad":
-        given = {"learning_rate": LEARNING_RATE, "momentum": given["beta1"]}
+        options = {"learning_rate": LEARNING_RATE, "momentum": options["beta1"]}
     inner = v1.train.AdamOptimizer if kind == "Adam" else v1.train.MomentumOptimizer
-    opt = inner(name=kind, **given)
+    opt = inner(name=kind, **options)
     state = scaler_variables(case["scaler"], case["scaler_params"])
-    roles: dict[str, Any] = {each.op.name: ["scaler", key] for key, each in state.items()}
+    roles: dict[str, Any] = {var_.op.name: ["scaler", key] for key, var_ in state.items()}
     pairs = []
-    found = tf.gradients(loss * state["scale"], variables)
+    scaled_gradients = tf.gradients(loss * state["scale"], variables)
     with v1.variable_scope("FP32-master-copy"):
-        for gradient, var in zip(found, variables):
+        for gradient, var in zip(scaled_gradients, variables):
             master = var
             if var.dtype.base_dtype == tf.float16:
                 master = v1.Variable(
@@ -306,9 +323,9 @@ def mixed(case: Case, loss: Any, variables: list[Any], step: Any) -> tuple[Any, 
         update = log_max(state, overflow, amax)
 
     def apply() -> Any:
-        given = pairs
+        options = pairs
         if kind == "NovoGrad":
-            given = []
+            options = []
             for number, (gradient, master) in enumerate(pairs):
                 average = v1.get_variable(
                     f"nvgrad2_ema{number}", (), tf.float32, v1.zeros_initializer(), trainable=False
@@ -317,8 +334,8 @@ def mixed(case: Case, loss: Any, variables: list[Any], step: Any) -> tuple[Any, 
                 # It is made and saved, and what is computed is never stored in it.
                 square = tf.reduce_sum(tf.square(gradient))
                 gradient = gradient * (1.0 / tf.sqrt(square + epsilon)) + decay * master
-                given.append((gradient, master))
-        applied = opt.apply_gradients(given, global_step=step)
+                options.append((gradient, master))
+        applied = opt.apply_gradients(options, global_step=step)
         with tf.control_dependencies([applied]):
             copies = [
                 v1.assign(var, tf.saturate_cast(master.read_value(), tf.float16))
@@ -346,7 +363,7 @@ def main(out: str) -> None:
     v1.disable_resource_variables()
     cases += [saver(name, arrays, folder) for name in SAVER]
     cases += [openseq2seq(name, arrays, folder) for name in OPENSEQ2SEQ]
-    about = [
+    description = [
         "Checkpoints of TensorFlow 2.21.0 (CPU) after five steps, and what five more steps made.",
         "Keys of cases.npz are '<id>|<what>|<name>'.",
         " value, value_after  what the checkpoint holds, and what one made after ten steps would",
@@ -356,7 +373,7 @@ def main(out: str) -> None:
         "variables they become float16 times the scale. `roles` tells who is who.",
     ]
     (folder / "cases.json").write_text(
-        json.dumps({"about": about, "cases": cases}, indent=1) + "\n"
+        json.dumps({"about": description, "cases": cases}, indent=1) + "\n"
     )
     np.savez_compressed(folder / "cases.npz", **arrays)
 

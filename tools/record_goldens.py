@@ -306,13 +306,13 @@ def cases() -> Iterator[Case]:
 
 def wide_cases() -> Iterator[Case]:
     """Every rule, with three settings on wide variables and with the first on edges."""
-    for rule, (optimizer, own, settings) in WIDE_RULES.items():
+    for rule, (optimizer, base_kwargs, settings) in WIDE_RULES.items():
         kinds = [("wide", 0), ("wide", 1), ("wide", 2), ("edges", 0)]
         for (kind, number), dtype in itertools.product(kinds, ("float32", "float64")):
             yield {
                 "id": f"{rule}/{kind}{number}/f{np.dtype(dtype).itemsize * 8}", "rule": rule,
-                "inputs": kind, "optimizer": optimizer, "kwargs": {**own, **settings[number]},
-                "dtype": dtype,
+                "inputs": kind, "optimizer": optimizer,
+                "kwargs": {**base_kwargs, **settings[number]}, "dtype": dtype,
             }  # fmt: skip
 
 
@@ -329,9 +329,9 @@ def magnitudes(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> 
 def edges(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> np.ndarray:
     """Numbers that are easily got wrong, one in four an ordinary one."""
     tiny, largest = float(np.finfo(dtype).tiny), float(np.finfo(dtype).max)
-    listed = [math.nan, math.inf, -math.inf, 0.0, -0.0, tiny, -tiny, 0.3 * tiny, -0.3 * tiny,
+    special = [math.nan, math.inf, -math.inf, 0.0, -0.0, tiny, -tiny, 0.3 * tiny, -0.3 * tiny,
               1.5 * tiny, largest, -largest]  # fmt: skip
-    pool = np.array([*listed, 1.0, -1.0, 0.5, -3.0], dtype)
+    pool = np.array([*special, 1.0, -1.0, 0.5, -3.0], dtype)
     return pool[np.floor(rng.random(shape) * len(pool)).astype(np.int64)]
 
 
@@ -343,15 +343,15 @@ def uniform(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> np.
 def inputs(case: Case, seed: int, draw: Any = uniform) -> Arrays:
     """Initial values and gradients of a trajectory, in the layout of the recordings."""
     rng = np.random.default_rng(seed)
-    found: Arrays = {}
+    arrays: Arrays = {}
     for name in case["order"]:
         shape, dtype = tuple(case["vars"][name]["shape"]), case["vars"][name]["dtype"]
-        found[f"var|{name}"] = draw(rng, shape, dtype)[None]
+        arrays[f"var|{name}"] = draw(rng, shape, dtype)[None]
         if case["vars"][name]["grad"] == "dense":
-            found[f"grad|{name}"] = _dense_inputs(case, name, rng, draw)
+            arrays[f"grad|{name}"] = _dense_inputs(case, name, rng, draw)
         else:
-            found.update(_sparse_inputs(case, name, rng, draw))
-    return found
+            arrays.update(_sparse_inputs(case, name, rng, draw))
+    return arrays
 
 
 def _dense_inputs(case: Case, name: str, rng: np.random.Generator, draw: Any) -> np.ndarray:
@@ -382,9 +382,9 @@ def minimize_inputs(case: Case, seed: int) -> Arrays:
     rng, dtype = np.random.default_rng(seed), case["dtype"]
     shapes = {"var|w": (3,), "var|emb": (7, 2), "var|u": (2,), "const|A": (5, 3), "const|y": (5,),
               "const|c": (4, 2), "const|grad_loss": (5,)}  # fmt: skip
-    found = {key: uniform(rng, shape, dtype) for key, shape in shapes.items()}
-    found = {key: value[None] if key[:3] == "var" else value for key, value in found.items()}
-    return {**found, "const|ix": np.array([1, 4, 1, 6], np.int16)}
+    arrays = {key: uniform(rng, shape, dtype) for key, shape in shapes.items()}
+    arrays = {key: value[None] if key[:3] == "var" else value for key, value in arrays.items()}
+    return {**arrays, "const|ix": np.array([1, 4, 1, 6], np.int16)}
 
 
 # --- TensorFlow -----------------------------------------------------------------------------------
@@ -404,8 +404,8 @@ def _schedule(cls: str, config: dict[str, Any], wide: bool = False) -> Any:
     for key in ("initial_learning_rate", "values") if wide else ():
         if key in config:
             value = config[key]
-            listed = isinstance(value, list)
-            config[key] = [np.float64(v) for v in value] if listed else np.float64(value)
+            is_list = isinstance(value, list)
+            config[key] = [np.float64(v) for v in value] if is_list else np.float64(value)
     home = keras.optimizers.schedules
     if not hasattr(home, cls):
         from tf_keras.src.optimizers.schedules import learning_rate_schedule as home
@@ -437,7 +437,9 @@ def optimizer(case: Case, clock: dict[str, int]) -> Any:
     if "aggregator" in case:
         kwargs["gradient_aggregator"] = _pairs(*case["aggregator"])
     if "transformers" in case:
-        kwargs["gradient_transformers"] = [_pairs(*each) for each in case["transformers"]]
+        kwargs["gradient_transformers"] = [
+            _pairs(*transformer) for transformer in case["transformers"]
+        ]
     opt = getattr(keras.optimizers.legacy, case["optimizer"])(**kwargs)
     if "iterations0" in case:
         start = np.int64(case["iterations0"])
@@ -445,26 +447,26 @@ def optimizer(case: Case, clock: dict[str, int]) -> Any:
     return opt
 
 
-def _variables(case: Case, given: Arrays) -> dict[str, Any]:
+def _variables(case: Case, arrays: Arrays) -> dict[str, Any]:
     tf, _ = _modules()
-    made = {}
+    variables = {}
     for name in case["order"]:
         bounds = case.get("constraint", {}).get(name)
         clip = None if bounds is None else lambda x, b=bounds: tf.clip_by_value(x, *b)
-        made[name] = tf.Variable(given[f"var|{name}"][0], name=name, constraint=clip)
-    return made
+        variables[name] = tf.Variable(arrays[f"var|{name}"][0], name=name, constraint=clip)
+    return variables
 
 
-def _gradient(case: Case, given: Arrays, name: str, step: int, var: Any) -> Any:
+def _gradient(case: Case, arrays: Arrays, name: str, step: int, var: Any) -> Any:
     tf, _ = _modules()
     if step in case.get("none_steps", {}).get(name, ()):
         return None
-    if f"grad|{name}" in given:
-        return tf.constant(given[f"grad|{name}"][step - 1])
-    split = given[f"gsplit|{name}"]
+    if f"grad|{name}" in arrays:
+        return tf.constant(arrays[f"grad|{name}"][step - 1])
+    split = arrays[f"gsplit|{name}"]
     part = slice(split[step - 1], split[step])
-    indices = given[f"gidx|{name}"][part].astype(np.int32)
-    values = tf.constant(given[f"gval|{name}"][part])
+    indices = arrays[f"gidx|{name}"][part].astype(np.int32)
+    values = tf.constant(arrays[f"gval|{name}"][part])
     return tf.IndexedSlices(values, tf.constant(indices), tf.constant(var.shape))
 
 
@@ -494,11 +496,11 @@ class Log:
 
     def arrays(self) -> Arrays:
         """The rows stacked; NaN where a slot was not yet created."""
-        found = {key: _stacked(rows) for key, rows in self.rows.items()}
-        return {**found, "iterations": found["iterations"].astype(np.int32)}
+        stacked = {key: _stacked(rows) for key, rows in self.rows.items()}
+        return {**stacked, "iterations": stacked["iterations"].astype(np.int32)}
 
     def fields(self) -> Case:
-        """What the JSON says about an optimizer that has run."""
+        """Return the JSON entries about an optimizer after its run."""
         slots = {name: list(self._slots(var)) for name, var in self.variables.items()}
         nonslot = [key.split("|")[1] for key in self.rows if key.startswith("nonslot")]
         config = {key: value.item() if isinstance(value, np.generic) else value
@@ -517,14 +519,14 @@ def _key(var: Any) -> str:
 
 
 def _stacked(rows: list[np.ndarray | None]) -> np.ndarray:
-    known = next(row for row in rows if row is not None)
-    return np.stack([np.full_like(known, np.nan) if row is None else row for row in rows])
+    first_row = next(row for row in rows if row is not None)
+    return np.stack([np.full_like(first_row, np.nan) if row is None else row for row in rows])
 
 
-def record(case: Case, given: Arrays) -> tuple[Case, Arrays]:
+def record(case: Case, arrays: Arrays) -> tuple[Case, Arrays]:
     """Run a trajectory; the case with what TensorFlow reported, and all arrays."""
     clock = {"step": 0}
-    opt, variables = optimizer(case, clock), _variables(case, given)
+    opt, variables = optimizer(case, clock), _variables(case, arrays)
     log = Log(case, opt, variables)
     if "none_steps" not in case:
         clock["step"] = 1
@@ -536,17 +538,17 @@ def record(case: Case, given: Arrays) -> tuple[Case, Arrays]:
             if str(step) in changes:
                 setattr(opt, key, changes[str(step)])
         opt.apply_gradients(
-            [(_gradient(case, given, name, step, var), var) for name, var in variables.items()]
+            [(_gradient(case, arrays, name, step, var), var) for name, var in variables.items()]
         )
         log.take()
-    return {**case, **log.fields()}, {**given, **log.arrays()}
+    return {**case, **log.fields()}, {**arrays, **log.arrays()}
 
 
-def record_minimize(case: Case, given: Arrays) -> tuple[Case, Arrays]:
+def record_minimize(case: Case, arrays: Arrays) -> tuple[Case, Arrays]:
     """Run a 'minimize' case; gradients are recorded dense, NaN for None."""
     tf, _ = _modules()
-    opt, variables = optimizer(case, {}), _variables(case, given)
-    const = {key[6:]: tf.constant(value) for key, value in given.items() if key[:5] == "const"}
+    opt, variables = optimizer(case, {}), _variables(case, arrays)
+    const = {key[6:]: tf.constant(value) for key, value in arrays.items() if key[:5] == "const"}
     indices = tf.cast(const["ix"], tf.int32)
 
     def loss() -> Any:
@@ -566,9 +568,9 @@ def record_minimize(case: Case, given: Arrays) -> tuple[Case, Arrays]:
             rows.append(tf.convert_to_tensor(found[name]).numpy())
         opt.minimize(loss, list(variables.values()), grad_loss=weights)
         log.take()
-    kept = {f"grad|{name}": np.stack(rows) for name, rows in gradients.items()}
+    gradient_arrays = {f"grad|{name}": np.stack(rows) for name, rows in gradients.items()}
     found = {key: value for key, value in log.arrays().items() if not key.startswith("slot|")}
-    return case, {**given, **kept, **found}
+    return case, {**arrays, **gradient_arrays, **found}
 
 
 def record_schedule(case: Case) -> tuple[Case, Arrays]:
@@ -581,12 +583,12 @@ def record_schedule(case: Case) -> tuple[Case, Arrays]:
 
 def run(case: Case, seed: int) -> tuple[Case, Arrays]:
     """Record a case of any kind with inputs drawn from a seed."""
-    own = [seed, *case["id"].encode()]
+    seeds = [seed, *case["id"].encode()]
     if case["kind"] == "schedule":
         return record_schedule(case)
     if case["kind"] == "minimize":
-        return record_minimize(case, minimize_inputs(case, own))  # pyright: ignore
-    return record(case, inputs(case, own))  # pyright: ignore
+        return record_minimize(case, minimize_inputs(case, seeds))  # pyright: ignore
+    return record(case, inputs(case, seeds))  # pyright: ignore
 
 
 # --- Files ----------------------------------------------------------------------------------------
@@ -597,61 +599,61 @@ def _say(text: str) -> None:
 
 
 def _write(
-    path: Path, listed: list[Case], arrays: Arrays, layout: list[str], further: Case
+    path: Path, cases_: list[Case], arrays: Arrays, layout: list[str], extra_head: Case
 ) -> None:
     tf, _ = _modules()
     path.parent.mkdir(parents=True, exist_ok=True)
     np.savez_compressed(path.with_suffix(".npz"), **arrays)
-    head = {"layout": layout, "tensorflow": tf.__version__, **further}
-    lines = ",\n".join(json.dumps(case, sort_keys=True) for case in listed)
+    head = {"layout": layout, "tensorflow": tf.__version__, **extra_head}
+    lines = ",\n".join(json.dumps(case, sort_keys=True) for case in cases_)
     text = json.dumps(head, indent=1)[:-2] + f',\n "cases": [\n{lines}\n ]\n}}\n'
     path.with_suffix(".json").write_text(text)
 
 
 def record_all(out: Path, pattern: str, seed: int) -> None:
     """Record the cases whose id matches, into DIR/keras.json and DIR/keras.npz."""
-    listed: list[Case] = []
+    recorded_cases: list[Case] = []
     arrays: Arrays = {}
     for case in cases():
         if fnmatch.fnmatch(case["id"], pattern):
-            case, found = run(case, seed)
-            listed.append(case)
-            arrays.update({f"{case['id']}|{key}": value for key, value in found.items()})
-    _write(out / "keras", listed, arrays, LAYOUT, {"seed": seed})
-    _say(f"{len(listed)} cases, {len(arrays)} arrays")
+            case, case_arrays = run(case, seed)
+            recorded_cases.append(case)
+            arrays.update({f"{case['id']}|{key}": value for key, value in case_arrays.items()})
+    _write(out / "keras", recorded_cases, arrays, LAYOUT, {"seed": seed})
+    _say(f"{len(recorded_cases)} cases, {len(arrays)} arrays")
 
 
-def _given(case: Case, stored: Any) -> Arrays:
+def _given(case: Case, archive: Any) -> Arrays:
     """The inputs of a recorded case, out of its file."""
-    names = [key for key in stored.files if key.startswith(case["id"] + "|")]
-    found = {key.split("|", 1)[1]: stored[key] for key in names}
+    names = [key for key in archive.files if key.startswith(case["id"] + "|")]
+    arrays = {key.split("|", 1)[1]: archive[key] for key in names}
     inner = ("var|", "grad|", "gval|", "gidx|", "gsplit|", "const|")
-    return {key: value for key, value in found.items() if key.startswith(inner)}
+    return {key: value for key, value in arrays.items() if key.startswith(inner)}
 
 
 def record_again(prefix: Path, pattern: str) -> int:
     """Record an existing file's cases with its own inputs; returns how many differ in any bit."""
-    stored = np.load(prefix.with_suffix(".npz"))
-    listed = json.loads(prefix.with_suffix(".json").read_text())["cases"]
-    listed = [case for case in listed if fnmatch.fnmatch(case["id"], pattern)]
-    differing = 0
-    for case in listed:
-        again = record_minimize if case["kind"] == "minimize" else record
-        _, found = again(case, _given(case, stored))
-        wrong = [key for key, value in found.items() if not _same(value, stored, case, key)]
-        differing += bool(wrong)
+    archive = np.load(prefix.with_suffix(".npz"))
+    case_list = json.loads(prefix.with_suffix(".json").read_text())["cases"]
+    case_list = [case for case in case_list if fnmatch.fnmatch(case["id"], pattern)]
+    difference_count = 0
+    for case in case_list:
+        recorder = record_minimize if case["kind"] == "minimize" else record
+        _, arrays = recorder(case, _given(case, archive))
+        wrong = [key for key, value in arrays.items() if not _same(value, archive, case, key)]
+        difference_count += bool(wrong)
         if wrong:
             _say(" ".join((case["id"], *wrong)))
-    _say(f"{len(listed)} cases recorded again, {differing} differ")
-    return differing
+    _say(f"{len(case_list)} cases recorded again, {difference_count} differ")
+    return difference_count
 
 
-def _same(value: np.ndarray, stored: Any, case: Case, key: str) -> bool:
+def _same(value: np.ndarray, archive: Any, case: Case, key: str) -> bool:
     name = f"{case['id']}|{key}"
-    if name not in stored.files:
+    if name not in archive.files:
         return False
-    before = stored[name]
-    return before.dtype == value.dtype and np.array_equal(before, value, equal_nan=True)
+    old_value = archive[name]
+    return old_value.dtype == value.dtype and np.array_equal(old_value, value, equal_nan=True)
 
 
 # --- Wide recordings ------------------------------------------------------------------------------
@@ -679,10 +681,10 @@ def wide_inputs(kind: str, dtype: str) -> Arrays:
     ordinary = inputs(spec, WIDE_SEED, magnitudes)
     if kind == "wide":
         return ordinary
-    found = inputs(spec, WIDE_SEED, edges)
-    for key in (key for key in found if key.startswith("var|")):
-        found[key] = np.where(np.abs(found[key]) <= 1, found[key], ordinary[key])
-    return found
+    arrays = inputs(spec, WIDE_SEED, edges)
+    for key in (key for key in arrays if key.startswith("var|")):
+        arrays[key] = np.where(np.abs(arrays[key]) <= 1, arrays[key], ordinary[key])
+    return arrays
 
 
 def digest(array: np.ndarray) -> int:
@@ -696,8 +698,8 @@ def digest(array: np.ndarray) -> int:
 
 def inputs_digest(kind: str, dtype: str) -> str:
     """One digest of the inputs of a kind."""
-    found = wide_inputs(kind, dtype)
-    parts = [np.ascontiguousarray(found[key]).tobytes() for key in sorted(found)]
+    arrays = wide_inputs(kind, dtype)
+    parts = [np.ascontiguousarray(arrays[key]).tobytes() for key in sorted(arrays)]
     return hashlib.blake2b(b"".join(parts), digest_size=8).hexdigest()
 
 
@@ -717,23 +719,23 @@ def _condensed(arrays: list[np.ndarray]) -> Arrays:
 
 def record_wide(out: Path, pattern: str) -> None:
     """Record the wide cases, into DIR/wide.json and DIR/wide.npz."""
-    listed: list[Case] = []
+    recorded_cases: list[Case] = []
     arrays: Arrays = {}
     for case in wide_cases():
         if not fnmatch.fnmatch(case["id"], pattern):
             continue
         kind, dtype = case["inputs"], case["dtype"]
-        _, found = record({**case, **wide_spec(kind, dtype)}, wide_inputs(kind, dtype))
-        keys = [key for key in found if key.startswith(("var|", "slot|"))]
-        for what, value in _condensed([found[key] for key in keys]).items():
-            arrays[f"{case['id']}|{what}"] = value
-        listed.append({**case, "keys": keys})
-    drawn = {
+        _, case_arrays = record({**case, **wide_spec(kind, dtype)}, wide_inputs(kind, dtype))
+        keys = [key for key in case_arrays if key.startswith(("var|", "slot|"))]
+        for title, value in _condensed([case_arrays[key] for key in keys]).items():
+            arrays[f"{case['id']}|{title}"] = value
+        recorded_cases.append({**case, "keys": keys})
+    digests = {
         f"{kind}/{dtype}": inputs_digest(kind, dtype)
         for kind, dtype in itertools.product(WIDE_VARIABLES, ("float32", "float64"))
     }
-    _write(out / "wide", listed, arrays, WIDE_LAYOUT, {"inputs": drawn})
-    _say(f"{len(listed)} cases")
+    _write(out / "wide", recorded_cases, arrays, WIDE_LAYOUT, {"inputs": digests})
+    _say(f"{len(recorded_cases)} cases")
 
 
 def main(arguments: list[str]) -> int:
@@ -745,15 +747,15 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the inputs")
     parser.add_argument("--again", type=Path, metavar="PREFIX", help="check PREFIX.json and .npz")
     parser.add_argument("--wide", action="store_true", help="record the wide cases")
-    chosen = parser.parse_args(arguments)
-    if chosen.again:
-        return 1 if record_again(chosen.again, chosen.cases) else 0
-    if chosen.out is None:
+    options = parser.parse_args(arguments)
+    if options.again:
+        return 1 if record_again(options.again, options.cases) else 0
+    if options.out is None:
         parser.error("--out or --again is needed")
-    if chosen.wide:
-        record_wide(chosen.out, chosen.cases)
+    if options.wide:
+        record_wide(options.out, options.cases)
     else:
-        record_all(chosen.out, chosen.cases, chosen.seed)
+        record_all(options.out, options.cases, options.seed)
     return 0
 
 

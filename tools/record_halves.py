@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 STEPS, SHAPE, ROWS = 10, (6, 4), 5
-KEPT = (0, 4, 9)  # steps whose values are kept
+RECORDED_STEPS = (0, 4, 9)  # steps whose values are kept
 DTYPES = ("float16", "bfloat16")
 
 _L1L2 = {"l1_regularization_strength": 0.2, "l2_regularization_strength": 0.05}
@@ -110,11 +110,11 @@ def _recorded() -> dict[str, np.ndarray]:
     import tf_keras  # pyright: ignore[reportMissingImports]
 
     homes: dict[str, Any] = {"v1": tf.compat.v1.train, "keras": tf_keras.optimizers.legacy}
-    found: dict[str, np.ndarray] = {"tensorflow": np.array(tf.__version__)}
+    arrays: dict[str, np.ndarray] = {"tensorflow": np.array(tf.__version__)}
     for name, _, face, cls, kwargs, dtype, sparse in cases():
         start, grads, indices = problem(name)
         var, opt = tf.Variable(tf.cast(start, dtype)), getattr(homes[face], cls)(**kwargs)
-        kept: dict[str, list[np.ndarray]] = {}
+        recordings: dict[str, list[np.ndarray]] = {}
         try:
             for step in range(STEPS):
                 grad: Any = tf.cast(grads[step], dtype)
@@ -122,14 +122,14 @@ def _recorded() -> dict[str, np.ndarray]:
                     rows = tf.constant(indices[step])
                     grad = tf.IndexedSlices(grad[:ROWS], rows, tf.constant(SHAPE))
                 opt.apply_gradients([(grad, var)])
-                if step in KEPT:
-                    kept.setdefault("var", []).append(_bits(var))
+                if step in RECORDED_STEPS:
+                    recordings.setdefault("var", []).append(_bits(var))
                     for slot in opt.get_slot_names():
-                        kept.setdefault(slot, []).append(_bits(opt.get_slot(var, slot)))
+                        recordings.setdefault(slot, []).append(_bits(opt.get_slot(var, slot)))
         except tf.errors.InvalidArgumentError:  # it has no kernel
             continue
-        found |= {f"{name}|{what}": np.stack(values) for what, values in kept.items()}
-    return found
+        arrays |= {f"{name}|{title}": np.stack(values) for title, values in recordings.items()}
+    return arrays
 
 
 if __name__ == "__main__":

@@ -100,12 +100,12 @@ def built(module: Any, model: str) -> Any:
     return module.Sequential(inner)
 
 
-def arguments(module: Any, given: dict[str, Any]) -> dict[str, Any]:
-    made = dict(given)
-    if isinstance(made["learning_rate"], tuple):
-        name, values = made["learning_rate"]
-        made["learning_rate"] = getattr(module.optimizers.schedules, name)(**values)
-    return made
+def arguments(module: Any, options: dict[str, Any]) -> dict[str, Any]:
+    arguments_ = dict(options)
+    if isinstance(arguments_["learning_rate"], tuple):
+        name, values = arguments_["learning_rate"]
+        arguments_["learning_rate"] = getattr(module.optimizers.schedules, name)(**values)
+    return arguments_
 
 
 def gradients(model: Any, optimizer: Any, x: np.ndarray, y: np.ndarray) -> list[tf.Tensor]:
@@ -119,40 +119,53 @@ def gradients(model: Any, optimizer: Any, x: np.ndarray, y: np.ndarray) -> list[
 
 def numbers(value: Any) -> np.ndarray:
     """An array; bfloat16 as the bits, which NumPy has no dtype for."""
-    found = np.asarray(value)
-    return found.view(np.uint16) if found.dtype.name == "bfloat16" else found
+    array = np.asarray(value)
+    return array.view(np.uint16) if array.dtype.name == "bfloat16" else array
 
 
-def record(case: Case, arrays: dict[str, np.ndarray], folder: Path, made: Any, given: Any) -> None:
+def record(
+    case: Case,
+    arrays: dict[str, np.ndarray],
+    folder: Path,
+    model_and_optimizer: Any,
+    model_kind: Any,
+) -> None:
     """Train, save, train on."""
     is_keras_3 = case["keras"] == 3
-    model, optimizer = made
-    x, y = batches(given)
+    model, optimizer = model_and_optimizer
+    x, y = batches(model_kind)
     model.compile(optimizer=optimizer, loss="mse")
     optimizer = model.optimizer
 
     def apply(step: int) -> list[tf.Tensor]:
-        found = gradients(model, optimizer, x[step], y[step])
-        optimizer.apply_gradients(zip(found, model.trainable_variables))
-        return found
+        grads = gradients(model, optimizer, x[step], y[step])
+        optimizer.apply_gradients(zip(grads, model.trainable_variables))
+        return grads
 
     def remembered() -> dict[str, np.ndarray]:
         if is_keras_3:
             return {
-                f"{number}|{each.path}": numbers(each)
-                for number, each in enumerate(optimizer.variables)
+                f"{number}|{variable.path}": numbers(variable)
+                for number, variable in enumerate(optimizer.variables)
             }
         if case["keras"] == 2.15:
-            names = [each.name.removesuffix(":0") for each in optimizer.variables]
+            names = [variable.name.removesuffix(":0") for variable in optimizer.variables]
             return {
-                f"{number}|{name}": numbers(each)
-                for number, (name, each) in enumerate(zip(names, optimizer.variables, strict=True))
+                f"{number}|{name}": numbers(variable)
+                for number, (name, variable) in enumerate(
+                    zip(names, optimizer.variables, strict=True)
+                )
             }
-        return {each.name.removesuffix(":0"): numbers(each) for each in optimizer.weights}
+        return {
+            variable.name.removesuffix(":0"): numbers(variable) for variable in optimizer.weights
+        }
 
     def trained() -> dict[str, np.ndarray]:
         name = "path" if is_keras_3 else "name"
-        return {getattr(each, name).removesuffix(":0"): numbers(each) for each in model.weights}
+        return {
+            getattr(variable, name).removesuffix(":0"): numbers(variable)
+            for variable in model.weights
+        }
 
     for step in range(STEPS):
         apply(step)
@@ -166,13 +179,13 @@ def record(case: Case, arrays: dict[str, np.ndarray], folder: Path, made: Any, g
     }
     for kind, values in (("value", trained()), ("slot", remembered())):
         arrays.update({f"{case['id']}|{kind}|{name}": each for name, each in values.items()})
-    fed = [apply(step) for step in range(STEPS, 2 * STEPS)]
+    gradients_by_step = [apply(step) for step in range(STEPS, 2 * STEPS)]
     names = [
         getattr(each, "path" if is_keras_3 else "name").removesuffix(":0")
         for each in model.trainable_variables
     ]
     for number, name in enumerate(names):
-        stacked = np.stack([numbers(each[number]) for each in fed])
+        stacked = np.stack([numbers(each[number]) for each in gradients_by_step])
         arrays[f"{case['id']}|gradient|{name}"] = stacked
     for kind, values in (("value_after", trained()), ("slot_after", remembered())):
         arrays.update({f"{case['id']}|{kind}|{name}": each for name, each in values.items()})
@@ -183,31 +196,31 @@ def main(out: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     cases: list[Case] = []
     arrays: dict[str, np.ndarray] = {}
-    for name, (kind, given, model, form) in KERAS_3.items():
+    for name, (kind, options, model, form) in KERAS_3.items():
         keras.backend.clear_session()
         case = {"id": f"keras3/{name}", "keras": 3, "file": f"{name}.{form}", "class_name": kind}
-        optimizer = getattr(keras.optimizers, kind)(**arguments(keras, given))
+        optimizer = getattr(keras.optimizers, kind)(**arguments(keras, options))
         if model == "mixed_float16":
             optimizer = keras.optimizers.LossScaleOptimizer(optimizer, initial_scale=1024.0)
         record(case, arrays, folder, (built(keras, model), optimizer), model)
-        case |= {"arguments": given, "model": model}
+        case |= {"arguments": options, "model": model}
         cases.append(case)
-    for name, (kind, given, model) in LEGACY.items():
+    for name, (kind, options, model) in LEGACY.items():
         tf_keras.backend.clear_session()
         case = {"id": f"legacy/{name}", "keras": 2, "file": f"{name}.h5", "class_name": kind}
-        optimizer = getattr(tf_keras.optimizers.legacy, kind)(**arguments(tf_keras, given))
+        optimizer = getattr(tf_keras.optimizers.legacy, kind)(**arguments(tf_keras, options))
         record(case, arrays, folder, (built(tf_keras, model), optimizer), model)
-        case |= {"arguments": given, "model": model}
+        case |= {"arguments": options, "model": model}
         cases.append(case)
-    for name, (kind, given, model) in KERAS_2_15.items():
+    for name, (kind, options, model) in KERAS_2_15.items():
         tf_keras.backend.clear_session()
         case = {"id": f"keras2.15/{name}", "keras": 2.15, "file": f"k215_{name}.h5"}
         case["class_name"] = f"Custom>{kind}"
-        optimizer = getattr(tf_keras.optimizers, kind)(**arguments(tf_keras, given))
+        optimizer = getattr(tf_keras.optimizers, kind)(**arguments(tf_keras, options))
         record(case, arrays, folder, (built(tf_keras, model), optimizer), model)
-        case |= {"arguments": given, "model": model}
+        case |= {"arguments": options, "model": model}
         cases.append(case)
-    about = [
+    description = [
         "Files of keras 3.15.1 and tf_keras 2.21.0 over TensorFlow 2.21.0, CPU, after five steps.",
         "Keys of cases.npz are '<id>|<what>|<name>'.",
         " value, slot              what the model's variables and the optimizer had in the file",
@@ -216,7 +229,7 @@ def main(out: str) -> None:
         "Names of an optimizer since Keras 2.11 are '<number>|<path>'; bfloat16 is kept as bits.",
     ]
     (folder / "cases.json").write_text(
-        json.dumps({"about": about, "cases": cases}, indent=1) + "\n"
+        json.dumps({"about": description, "cases": cases}, indent=1) + "\n"
     )
     np.savez_compressed(folder / "cases.npz", **arrays)
 

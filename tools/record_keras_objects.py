@@ -43,24 +43,24 @@ def main(folder: Path) -> None:
         model = tf_keras.Sequential(layers)
         model.build((None, 2))
         optimizer = make()
-        own = {
-            f"{each.name}/{part}": getattr(each, part)
-            for each in layers
+        variables = {
+            f"{layer.name}/{part}": getattr(layer, part)
+            for layer in layers
             for part in ("kernel", "bias")
         }
-        drawn = {
+        numbers = {
             title: random.normal(size=(11, *var.shape)).astype(np.float32)
-            for title, var in own.items()
+            for title, var in variables.items()
         }
-        for title, var in own.items():
-            var.assign(drawn[title][10])
+        for title, var in variables.items():
+            var.assign(numbers[title][10])
         for number in range(10):
             if number == 5:
                 tf.train.Checkpoint(model=model, optimizer=optimizer).write(str(folder / name))
-            pairs = [(tf.constant(drawn[title][number]), var) for title, var in own.items()]
+            pairs = [(tf.constant(numbers[title][number]), var) for title, var in variables.items()]
             optimizer.apply_gradients(pairs)
-        for title, var in own.items():
-            arrays[f"{name}|gradient|{title}"] = drawn[title][5:10]
+        for title, var in variables.items():
+            arrays[f"{name}|gradient|{title}"] = numbers[title][5:10]
             arrays[f"{name}|after|{title}"] = var.numpy()
     np.savez_compressed(folder / "cases.npz", **arrays)
 

@@ -44,40 +44,42 @@ def made_by(case: MatrixCase, params: Any, decay: float) -> Any:
     return getattr(import_module(package), name)(params, **arguments)
 
 
-def recorded(case: MatrixCase, decay: float, written_out: bool, rounded: bool) -> Any:
+def recorded(case: MatrixCase, decay: float, uses_formula: bool, rounded: bool) -> Any:
     """The parameters that a training of matrices ends with."""
     params = [each.detach().flatten(1).requires_grad_() for each in case.params_of(torch.float32)]
-    if written_out:
-        made = getattr(matrix_formulas, case.formula)(params, **case.arguments(decay, own=True))
+    if uses_formula:
+        optimizer = getattr(matrix_formulas, case.formula)(
+            params, **case.arguments(decay, own=True)
+        )
     else:
-        made = made_by(case, params, decay)
+        optimizer = made_by(case, params, decay)
     if rounded:
-        round_parameters(made, params)
+        round_parameters(optimizer, params)
 
     def gradients(step: int, dtype: torch.dtype) -> Any:
-        return [each.flatten(1) for each in case.gradients_of(step, dtype)]
+        return [grad.flatten(1) for grad in case.gradients_of(step, dtype)]
 
-    found = train(made, params, case.lr, gradients)
-    return np.concatenate([each.numpy().ravel() for each in found])
+    final_params = train(optimizer, params, case.lr, gradients)
+    return np.concatenate([each.numpy().ravel() for each in final_params])
 
 
 def main(path: str) -> None:
-    kept: dict[str, Any] = dict(np.load(path)) if Path(path).exists() else {}
-    there = {name for name in VERSIONS if find_spec(name)} | {"torch"}
-    for name in there & VERSIONS.keys():
+    arrays: dict[str, Any] = dict(np.load(path)) if Path(path).exists() else {}
+    installed = {name for name in VERSIONS if find_spec(name)} | {"torch"}
+    for name in installed & VERSIONS.keys():
         if version(name) != VERSIONS[name]:
             raise SystemExit(f"{name} is {version(name)}, not {VERSIONS[name]}")
-    if "timm" in there:
+    if "timm" in installed:
         without_vision()
     torch._dynamo.config.disable = True  # pyright: ignore[reportAttributeAccessIssue]
     for name, (case, decay) in MATRIX_TABLE.items():
-        if case.package and case.package.split(":")[0].split(".")[0] not in there:
+        if case.package and case.package.split(":")[0].split(".")[0] not in installed:
             continue
         for end, rounded in (("", False), ("-bfloat16", True)):
-            kept[f"{name}-float64{end}"] = recorded(case, decay, True, rounded)
+            arrays[f"{name}-float64{end}"] = recorded(case, decay, True, rounded)
             if case.package:
-                kept[f"{name}{end}"] = recorded(case, decay, False, rounded)
-    np.savez_compressed(path, **kept)
+                arrays[f"{name}{end}"] = recorded(case, decay, False, rounded)
+    np.savez_compressed(path, **arrays)
 
 
 if __name__ == "__main__":

@@ -43,30 +43,30 @@ class Formula(torch.optim.Optimizer):
 
     def __init__(self, params: Any, lr: float, weight_decay: float = 0.0, betas: Any = (0.9, 0.999),
                  eps: float = 1e-8) -> None:  # fmt: skip
-        own = {"lr": lr, "weight_decay": weight_decay, "betas": betas, "eps": eps}
-        super().__init__(params, own)
+        options = {"lr": lr, "weight_decay": weight_decay, "betas": betas, "eps": eps}
+        super().__init__(params, options)
 
     @torch.no_grad()
     def step(self) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Take a step."""
         for group in self.param_groups:
             for param in group["params"]:
-                own = self.state[param]
-                own.setdefault("t", 0)
-                own.setdefault("var", param.double())
-                own["t"] += 1
-                own["var"] = self.update(own["var"], param.grad.double(), own, **group)
-                param.copy_(own["var"])
+                state_ = self.state[param]
+                state_.setdefault("t", 0)
+                state_.setdefault("var", param.double())
+                state_["t"] += 1
+                state_["var"] = self.update(state_["var"], param.grad.double(), state_, **group)
+                param.copy_(state_["var"])
 
-    def adam(self, grad: Tensor, own: Any, betas: Any, eps: float) -> Tensor:
+    def adam(self, grad: Tensor, state: Any, betas: Any, eps: float) -> Tensor:
         """Adam's direction."""
-        t, zero = own["t"], torch.zeros_like(grad)
-        own["m"] = betas[0] * own.get("m", zero) + (1 - betas[0]) * grad
-        own["v"] = betas[1] * own.get("v", zero) + (1 - betas[1]) * grad * grad
-        root = (own["v"] / (1 - betas[1] ** t)).sqrt() + eps
-        return own["m"] / (1 - betas[0] ** t) / root
+        t, zero = state["t"], torch.zeros_like(grad)
+        state["m"] = betas[0] * state.get("m", zero) + (1 - betas[0]) * grad
+        state["v"] = betas[1] * state.get("v", zero) + (1 - betas[1]) * grad * grad
+        root = (state["v"] / (1 - betas[1] ** t)).sqrt() + eps
+        return state["m"] / (1 - betas[0] ** t) / root
 
-    def update(self, var: Tensor, grad: Tensor, own: Any, **group: Any) -> Tensor:
+    def update(self, var: Tensor, grad: Tensor, state: Any, **group: Any) -> Tensor:
         """The variable after a step."""
         raise NotImplementedError
 
@@ -74,16 +74,16 @@ class Formula(torch.optim.Optimizer):
 class AdamWIndependent(Formula):
     """Wortsman et al. 2023."""
 
-    def update(self, var: Tensor, grad: Tensor, own: Any, **group: Any) -> Tensor:
-        step = self.adam(grad, own, group["betas"], group["eps"])
+    def update(self, var: Tensor, grad: Tensor, state: Any, **group: Any) -> Tensor:
+        step = self.adam(grad, state, group["betas"], group["eps"])
         return var - group["weight_decay"] * var - group["lr"] * step
 
 
 class AdamWCautiousDecay(Formula):
     """Chen et al. 2025."""
 
-    def update(self, var: Tensor, grad: Tensor, own: Any, **group: Any) -> Tensor:
-        step = self.adam(grad, own, group["betas"], group["eps"])
+    def update(self, var: Tensor, grad: Tensor, state: Any, **group: Any) -> Tensor:
+        step = self.adam(grad, state, group["betas"], group["eps"])
         mask = (step * var > 0).double()
         return var - group["lr"] * (step + group["weight_decay"] * mask * var)
 
@@ -91,11 +91,11 @@ class AdamWCautiousDecay(Formula):
 class AdamH(Formula):
     """Hyperball, 2026: a step of the radius times the rate, and back to the sphere."""
 
-    def update(self, var: Tensor, grad: Tensor, own: Any, **group: Any) -> Tensor:
-        step = self.adam(grad, own, group["betas"], group["eps"])
-        radius = own.setdefault("radius", var.norm())
-        moved = var - group["lr"] * radius * step / step.norm()
-        return moved * radius / moved.norm()
+    def update(self, var: Tensor, grad: Tensor, state: Any, **group: Any) -> Tensor:
+        step = self.adam(grad, state, group["betas"], group["eps"])
+        radius = state.setdefault("radius", var.norm())
+        new_var = var - group["lr"] * radius * step / step.norm()
+        return new_var * radius / new_var.norm()
 
 
 def class_of(case: Case) -> Any:
@@ -104,61 +104,61 @@ def class_of(case: Case) -> Any:
     return globals()[name] if package == "formula" else getattr(import_module(package), name)
 
 
-def round_parameters(made: Any, params: list[Tensor]) -> None:
+def round_parameters(optimizer: Any, params: list[Tensor]) -> None:
     """Have an optimizer of float32 leave parameters of bfloat16."""
-    step = made.step
+    step = optimizer.step
 
     @torch.no_grad()
     def rounded() -> None:
         step()
         for param in params:
             param.copy_(param.bfloat16())
-            made.state[param].pop("var", None)  # which formulas keep beside it
+            optimizer.state[param].pop("var", None)  # which formulas keep beside it
 
-    made.step = rounded
+    optimizer.step = rounded
 
 
 def without_vision() -> None:
     """Have timm's optimizers without its models, which need torchvision."""
     spec = import_module("importlib.util").find_spec("timm")
-    found: Any = ModuleType("timm")
-    found.__path__ = list(spec.submodule_search_locations)
+    package: Any = ModuleType("timm")
+    package.__path__ = list(spec.submodule_search_locations)
     models: Any = ModuleType("timm.models")
     models.group_parameters = None
-    sys.modules |= {"timm": found, "timm.models": models}
+    sys.modules |= {"timm": package, "timm.models": models}
 
 
 def main(path: str) -> None:
-    for package, wanted in VERSIONS.items():
-        if version(package) != wanted:
-            raise SystemExit(f"{package} is {version(package)}, not {wanted}")
+    for package, expected_version in VERSIONS.items():
+        if version(package) != expected_version:
+            raise SystemExit(f"{package} is {version(package)}, not {expected_version}")
     without_vision()
-    kept: dict[str, Any] = dict(np.load(path)) if Path(path).exists() else {}
+    arrays: dict[str, Any] = dict(np.load(path)) if Path(path).exists() else {}
     for name, (case, decay) in TABLE.items():
-        if name in kept:
+        if name in arrays:
             continue
         params = params_of(torch.float32)
-        made = class_of(case)(params, **case.arguments(decay, own=False))
-        found = train(made, params, case.lr)
-        kept[name] = np.concatenate([each.numpy().ravel() for each in found])
-        if hasattr(made, "eval"):
-            made.eval()
+        optimizer = class_of(case)(params, **case.arguments(decay, own=False))
+        final_params = train(optimizer, params, case.lr)
+        arrays[name] = np.concatenate([each.numpy().ravel() for each in final_params])
+        if hasattr(optimizer, "eval"):
+            optimizer.eval()
             means = [each.detach().numpy().ravel() for each in params]
-            kept[f"{name}-mean"] = np.concatenate(means)
+            arrays[f"{name}-mean"] = np.concatenate(means)
         params = params_of(torch.float32)
-        made = class_of(case)(params, **case.arguments(decay, own=False))
-        round_parameters(made, params)
-        found = train(made, params, case.lr)
-        kept[f"{name}-bfloat16"] = np.concatenate([each.numpy().ravel() for each in found])
+        optimizer = class_of(case)(params, **case.arguments(decay, own=False))
+        round_parameters(optimizer, params)
+        final_params = train(optimizer, params, case.lr)
+        arrays[f"{name}-bfloat16"] = np.concatenate([each.numpy().ravel() for each in final_params])
     name = "Prodigy in groups"
-    if name not in kept:
+    if name not in arrays:
         params = params_of(torch.float32)
-        made = import_module("prodigyopt").Prodigy(groups_of(params), **IN_GROUPS)
-        kept[f"{name}-d"] = np.array(
-            [*train_in_groups(made, params, lambda: made.param_groups[0]["d"])]
+        optimizer = import_module("prodigyopt").Prodigy(groups_of(params), **IN_GROUPS)
+        arrays[f"{name}-d"] = np.array(
+            [*train_in_groups(optimizer, params, lambda: optimizer.param_groups[0]["d"])]
         )
-        kept[name] = np.concatenate([each.detach().numpy().ravel() for each in params])
-    np.savez_compressed(path, **kept)
+        arrays[name] = np.concatenate([each.detach().numpy().ravel() for each in params])
+    np.savez_compressed(path, **arrays)
 
 
 if __name__ == "__main__":

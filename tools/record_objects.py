@@ -32,19 +32,19 @@ PROTOCOLS = (2, 5)
 
 def of_object(kind: Kind) -> dict[str, bytes]:
     """Its pickles, and what it tells when it goes on."""
-    made = kind.make()
-    members = {f"{each}.pickle": pickle.dumps(made, each) for each in PROTOCOLS}
-    return {**members, "told.json": told(kind.tell(made))}
+    instance = kind.make()
+    members = {f"{protocol}.pickle": pickle.dumps(instance, protocol) for protocol in PROTOCOLS}
+    return {**members, "told.json": told(kind.tell(instance))}
 
 
 def of_training(training: Training) -> dict[str, bytes]:
     """Its `state_dict`, as `torch.save` writes it, and what follows."""
-    optimizer, own = training.begun()
+    optimizer, variables_ = training.begun()
     file = io.BytesIO()
-    variables = [each.detach().as_subclass(torch.Tensor) for each in own]
+    variables = [each.detach().as_subclass(torch.Tensor) for each in variables_]
     torch.save({"variables": variables, "state": optimizer.state_dict()}, file)
     members = {"state.pt": file.getvalue()}
-    return {**members, "after.json": told(training.gone_on((optimizer, own)))}
+    return {**members, "after.json": told(training.gone_on((optimizer, variables_)))}
 
 
 def of_files(write: Any, tell: Any) -> dict[str, bytes]:
@@ -52,13 +52,13 @@ def of_files(write: Any, tell: Any) -> dict[str, bytes]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write(folder)
-        found = sorted(path for path in folder.rglob("*") if path.is_file())
-        members = {f"files/{path.relative_to(folder)}": path.read_bytes() for path in found}
+        paths = sorted(path for path in folder.rglob("*") if path.is_file())
+        members = {f"files/{path.relative_to(folder)}": path.read_bytes() for path in paths}
         return {**members, "files.json": told(tell(folder))}
 
 
-def told(what: Any) -> bytes:
-    return json.dumps(numbers(what)).encode()
+def told(object_: Any) -> bytes:
+    return json.dumps(numbers(object_)).encode()
 
 
 def recorded(name: str) -> dict[str, bytes]:
@@ -74,7 +74,7 @@ def recorded(name: str) -> dict[str, bytes]:
 
 
 def archive(path: Path, members: Mapping[str, bytes]) -> None:
-    """The same bytes for the same members."""
+    """Write a reproducible archive of members."""
     with tarfile.open(path, "w:xz", preset=9) as file:
         for name in sorted(members):
             member = tarfile.TarInfo(name)
@@ -84,9 +84,9 @@ def archive(path: Path, members: Mapping[str, bytes]) -> None:
 
 def main(path: Path) -> None:
     members = contents(path) if path.exists() else {}
-    there = {member.partition("/")[0] for member in members}
+    recorded_names = {member.partition("/")[0] for member in members}
     for name in {**OBJECTS, **TRAININGS, **FILES}:
-        if name not in there:
+        if name not in recorded_names:
             members |= recorded(name)
     archive(path, members)
 

@@ -63,7 +63,7 @@ def _recorded() -> dict[str, np.ndarray]:
     import tensorflow as tf  # pyright: ignore[reportMissingImports]
     import tf_keras  # pyright: ignore[reportMissingImports]
 
-    found: dict[str, np.ndarray] = {"tensorflow": np.array(tf.__version__)}
+    arrays: dict[str, np.ndarray] = {"tensorflow": np.array(tf.__version__)}
     for face, table in (("v1", V1), ("keras", KERAS)):
         home: Any = tf.compat.v1.train if face == "v1" else tf_keras.optimizers.legacy
         for name, (cls, arguments, slots) in table.items():
@@ -75,10 +75,10 @@ def _recorded() -> dict[str, np.ndarray]:
                         tf.constant(values), tf.constant(indices), tf.constant(start.shape)
                     )
                     opt.apply_gradients([(slices, var)])
-                found[f"{face}/{name}/{width}/var"] = var.numpy()
+                arrays[f"{face}/{name}/{width}/var"] = var.numpy()
                 for slot in slots:
-                    found[f"{face}/{name}/{width}/{slot}"] = opt.get_slot(var, slot).numpy()
-    return found
+                    arrays[f"{face}/{name}/{width}/{slot}"] = opt.get_slot(var, slot).numpy()
+    return arrays
 
 
 if __name__ == "__main__":

@@ -35,7 +35,9 @@ def main() -> None:
         name: tf1_cases.told(tf1_cases.measured(tf, name, Summary, pixels))
         for name in tf1_cases.CASES
     }
-    lines = [f"{json.dumps(name)}: {json.dumps(told)}" for name, told in cases.items()]
+    lines = [
+        f"{json.dumps(name)}: {json.dumps(description)}" for name, description in cases.items()
+    ]
     body = ",\n".join([f'"tensorflow": {json.dumps(tensorflow.__version__)}', *lines])
     Path(sys.argv[1]).write_text(f"{{\n{body}\n}}\n")
 

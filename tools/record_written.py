@@ -71,53 +71,55 @@ def objects(name: str, folder: Path, gradients: Any) -> dict[str, np.ndarray]:
 
 
 def gone_on(
-    checkpoint: tf.train.Checkpoint, optimizer: Any, own: Any, prefix: str, gradients: Any
+    checkpoint: tf.train.Checkpoint, optimizer: Any, variables: Any, prefix: str, gradients: Any
 ) -> dict[str, np.ndarray]:
-    """What the variables have after five steps; everything in the file must have been taken."""
+    """Restore, take five steps, and return the variables; raise unless the file is consumed."""
     status = checkpoint.restore(prefix)
     for number in range(5, 10):
-        pairs = [(tf.constant(gradients[title][number]), var) for title, var in own.items()]
+        pairs = [(tf.constant(gradients[title][number]), var) for title, var in variables.items()]
         optimizer.apply_gradients(pairs)
         if number == 5:
             status.assert_consumed()
-    return {title: var.numpy() for title, var in own.items()}
+    return {title: var.numpy() for title, var in variables.items()}
 
 
 def savers(name: str, folder: Path, gradients: Any) -> dict[str, np.ndarray]:
     with tf.Graph().as_default(), v1.Session() as session:
-        own: dict[str, Any] = {}
+        variables: dict[str, Any] = {}
         for layer, shape in SHAPES.items():
             for part, form in (("kernel", shape), ("bias", shape[1:])):
-                own[f"{layer}/{part}"] = v1.get_variable(f"{layer}/{part}", form)
+                variables[f"{layer}/{part}"] = v1.get_variable(f"{layer}/{part}", form)
         step = v1.train.get_or_create_global_step()
-        places = {title: v1.placeholder(tf.float32, var.shape) for title, var in own.items()}
-        pairs = [(places[title], var) for title, var in own.items()]
+        places = {title: v1.placeholder(tf.float32, var.shape) for title, var in variables.items()}
+        pairs = [(places[title], var) for title, var in variables.items()]
         train = SAVERS[name]().apply_gradients(pairs, global_step=step)
         v1.train.Saver().restore(session, str(folder / name / "ckpt"))
         for number in range(5, 10):
-            session.run(train, {places[title]: gradients[title][number] for title in own})
-        return {**session.run(own), "global_step": session.run(step)}
+            session.run(train, {places[title]: gradients[title][number] for title in variables})
+        return {**session.run(variables), "global_step": session.run(step)}
 
 
 def sequential(name: str, folder: Path, gradients: Any) -> dict[str, np.ndarray]:
     layers = [tf_keras.layers.Dense(6, name="layer1"), tf_keras.layers.Dense(3, name="layer2")]
     model = tf_keras.Sequential(layers)
     model.build((None, 4))
-    own = {f"{each.name}/{part}": getattr(each, part) for each in layers for part in PARTS}
+    variables = {f"{layer.name}/{part}": getattr(layer, part) for layer in layers for part in PARTS}
     optimizer = tf_keras.optimizers.legacy.Adam()
     checkpoint = tf.train.Checkpoint(model=model, optimizer=optimizer)
-    return gone_on(checkpoint, optimizer, own, str(folder / name / "ckpt"), gradients)
+    return gone_on(checkpoint, optimizer, variables, str(folder / name / "ckpt"), gradients)
 
 
 def main(folder: Path) -> None:
     gradients = np.load(folder / "gradients.npz")
     values: dict[str, np.ndarray] = {}
     for name in OBJECTS:
-        values |= {f"{name}|{key}": each for key, each in objects(name, folder, gradients).items()}
+        values |= {
+            f"{name}|{key}": array for key, array in objects(name, folder, gradients).items()
+        }
     for name in SAVERS:
-        values |= {f"{name}|{key}": each for key, each in savers(name, folder, gradients).items()}
-    own = sequential("sequential", folder, gradients)
-    values |= {f"sequential|{key}": each for key, each in own.items()}
+        values |= {f"{name}|{key}": array for key, array in savers(name, folder, gradients).items()}
+    sequential_arrays = sequential("sequential", folder, gradients)
+    values |= {f"sequential|{key}": array for key, array in sequential_arrays.items()}
     np.savez_compressed(folder / "values.npz", **values)
     sums = {
         str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()

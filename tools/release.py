@@ -36,7 +36,7 @@ IN_WHEEL = (
     "thalweg/optim/lr_scheduler.py",
 )  # fmt: skip
 # Files in which addresses are replaced.
-MOVED = {".cff", ".md", ".toml", ".yaml", ".yml"}
+SUFFIXES = {".cff", ".md", ".toml", ".yaml", ".yml"}
 PLACEHOLDERS = "tools/placeholders.txt"
 Check = Callable[[Path], Iterator[str]]
 
@@ -48,29 +48,29 @@ def project_in(root: Path) -> dict[str, Any]:
 
 def versions(root: Path) -> Iterator[str]:
     """One version, wherever it is said."""
-    wanted = project_in(root)["version"]
+    expected = project_in(root)["version"]
     places = {
         "src/thalweg/version.py": r'^__version__ = "(.*)"$',
         "CITATION.cff": r"^version: (.*)$",
     }
-    for place, pattern in places.items():
-        found = re.findall(pattern, (root / place).read_text(), re.MULTILINE)
-        if found != [wanted]:
-            yield f"{place} has {', '.join(found) or 'no version'}, pyproject.toml {wanted}"
+    for file, pattern in places.items():
+        matches = re.findall(pattern, (root / file).read_text(), re.MULTILINE)
+        if matches != [expected]:
+            yield f"{file} has {', '.join(matches) or 'no version'}, pyproject.toml {expected}"
 
 
 def changelog(root: Path) -> Iterator[str]:
     """The version has a date, and its entries are under known headings."""
     version, text = project_in(root)["version"], (root / "CHANGELOG.md").read_text()
-    found = re.search(rf"^## {re.escape(version)}\b(.*)$", text, re.MULTILINE)
-    if found is None:
+    heading = re.search(rf"^## {re.escape(version)}\b(.*)$", text, re.MULTILINE)
+    if heading is None:
         yield f"CHANGELOG.md has no heading for {version}"
         return
-    if not re.fullmatch(r" \(\d{4}-\d{2}-\d{2}\)", found[1]):
-        yield f"CHANGELOG.md: '## {version}{found[1]}' has no date: '## {version} (YYYY-MM-DD)'"
-    (part, *_) = re.split(r"^## ", text[found.end() :], maxsplit=1, flags=re.MULTILINE)
-    (before, *parts) = re.split(r"^### (.*)$", part, flags=re.MULTILINE)
-    if "\n- " in before or not parts:
+    if not re.fullmatch(r" \(\d{4}-\d{2}-\d{2}\)", heading[1]):
+        yield f"CHANGELOG.md: '## {version}{heading[1]}' has no date: '## {version} (YYYY-MM-DD)'"
+    (part, *_) = re.split(r"^## ", text[heading.end() :], maxsplit=1, flags=re.MULTILINE)
+    (preamble, *parts) = re.split(r"^### (.*)$", part, flags=re.MULTILINE)
+    if "\n- " in preamble or not parts:
         yield f"CHANGELOG.md: entries of {version} are under {', '.join(SECTIONS)}"
     for title in parts[::2]:
         if title not in SECTIONS:
@@ -82,8 +82,8 @@ def links(root: Path) -> Iterator[str]:
     source, text = project_in(root)["urls"]["Source"], (root / "README.md").read_text()
     raw = source.replace("https://github.com/", "https://raw.githubusercontent.com/")
     prose = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
-    found = re.findall(r"\]\(([^)\s]+)\)", prose) + re.findall(r"^\[[^\]]+\]: (\S+)$", prose, re.M)
-    for link in found:
+    links_ = re.findall(r"\]\(([^)\s]+)\)", prose) + re.findall(r"^\[[^\]]+\]: (\S+)$", prose, re.M)
+    for link in links_:
         if not link.startswith("https://"):
             yield f"README.md: the link {link} is not whole"
         for base in (f"{source}/blob/main/", f"{raw}/main/"):
@@ -93,7 +93,7 @@ def links(root: Path) -> Iterator[str]:
 
 
 def templates(root: Path) -> Iterator[str]:
-    """What visitors of a repository look for is there."""
+    """Yield messages about missing community files."""
     for name in TEMPLATES:
         if not (root / name).is_file():
             yield f"{name} is missing"
@@ -101,10 +101,10 @@ def templates(root: Path) -> Iterator[str]:
 
 def placeholders(root: Path) -> Iterator[str]:
     """Yield each line of a file of the repository that has an address of placeholders.txt."""
-    listed = root / PLACEHOLDERS
-    if not listed.is_file():
+    list_path = root / PLACEHOLDERS
+    if not list_path.is_file():
         return
-    lines = [line for line in listed.read_text().splitlines() if line and line[0] != "#"]
+    lines = [line for line in list_path.read_text().splitlines() if line and line[0] != "#"]
     addresses = [line.partition(" ") for line in lines]
     for name in _git(root, "ls-files", "-z").split("\0"):
         path = root / name
@@ -123,9 +123,9 @@ def placeholders(root: Path) -> Iterator[str]:
 
 def tag(root: Path) -> Iterator[str]:
     """The commit has the version's tag, and nothing is uncommitted."""
-    wanted = f"v{project_in(root)['version']}"
-    if wanted not in _git(root, "tag", "--points-at", "HEAD").split():
-        yield f"HEAD has no tag {wanted}"
+    expected_tag = f"v{project_in(root)['version']}"
+    if expected_tag not in _git(root, "tag", "--points-at", "HEAD").split():
+        yield f"HEAD has no tag {expected_tag}"
     if _git(root, "status", "--porcelain"):
         yield "there are changes that are not committed"
 
@@ -134,17 +134,18 @@ def wheel(root: Path) -> Iterator[str]:
     """`dist` has a wheel and a source distribution of the version, and nothing else."""
     project = project_in(root)
     stem = f"{project['name']}-{project['version']}"
-    wanted = {f"{stem}-py3-none-any.whl", f"{stem}.tar.gz"}
-    found = {path.name for path in (root / "dist").glob("*")}
-    if found != wanted:
-        yield f"dist has {', '.join(sorted(found)) or 'nothing'}, not {', '.join(sorted(wanted))}"
+    expected_files = {f"{stem}-py3-none-any.whl", f"{stem}.tar.gz"}
+    files = {path.name for path in (root / "dist").glob("*")}
+    if files != expected_files:
+        expected_text = ", ".join(sorted(expected_files))
+        yield f"dist has {', '.join(sorted(files)) or 'nothing'}, not {expected_text}"
         return
-    with zipfile.ZipFile(root / "dist" / f"{stem}-py3-none-any.whl") as built:
-        names = built.namelist()
-        said = Parser().parsestr(built.read(f"{stem}.dist-info/METADATA").decode())
-    with tarfile.open(root / "dist" / f"{stem}.tar.gz") as packed:
-        sources = packed.getnames()
-    if said["Version"] != project["version"] or said["Summary"] != project["description"]:
+    with zipfile.ZipFile(root / "dist" / f"{stem}-py3-none-any.whl") as wheel_file:
+        names = wheel_file.namelist()
+        metadata = Parser().parsestr(wheel_file.read(f"{stem}.dist-info/METADATA").decode())
+    with tarfile.open(root / "dist" / f"{stem}.tar.gz") as source_archive:
+        sources = source_archive.getnames()
+    if metadata["Version"] != project["version"] or metadata["Summary"] != project["description"]:
         yield "the wheel was built from another pyproject.toml: build it again"
     yield from (f"the wheel has no {name}" for name in IN_WHEEL if name not in names)
     if any(name.startswith("tests/") for name in names):
@@ -158,11 +159,11 @@ def description(root: Path) -> Iterator[str]:
     if importlib.util.find_spec("twine") is None:
         yield "twine is not installed: pip install -e '.[release]'"
         return
-    built = sorted(map(str, (root / "dist").glob("*")))
-    command = [sys.executable, "-m", "twine", "check", "--strict", *built]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        yield f"twine check --strict: {' '.join((done.stdout + done.stderr).split())}"
+    files = sorted(map(str, (root / "dist").glob("*")))
+    command = [sys.executable, "-m", "twine", "check", "--strict", *files]
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    if process.returncode:
+        yield f"twine check --strict: {' '.join((process.stdout + process.stderr).split())}"
 
 
 BEFORE: tuple[Check, ...] = (versions, changelog, links, templates, placeholders)
@@ -170,8 +171,10 @@ BUILT: tuple[Check, ...] = (tag, wheel, description)
 
 
 def _git(root: Path, *arguments: str) -> str:
-    done = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=True)
-    return done.stdout
+    process = subprocess.run(
+        ["git", *arguments], cwd=root, capture_output=True, text=True, check=True
+    )
+    return process.stdout
 
 
 def _pattern_of(address: str) -> re.Pattern[str]:
@@ -203,18 +206,18 @@ def move_documentation(root: Path, address: str) -> list[str]:
 
 def _replace(root: Path, addresses: dict[str, str]) -> list[str]:
     """Replace addresses in all pages and settings, and return the files that were changed."""
-    changed: list[str] = []
+    changed_files: list[str] = []
     for name in _git(root, "ls-files", "-z").split("\0"):
         path = root / name
-        if path.suffix in MOVED and path.is_file():
-            text = moved = path.read_text()
+        if path.suffix in SUFFIXES and path.is_file():
+            text = new_text = path.read_text()
             for old, new in addresses.items():
-                if old in moved:
-                    moved = _pattern_of(old).sub(new, moved)
-            if moved != text:
-                path.write_text(moved)
-                changed.append(name)
-    return changed
+                if old in new_text:
+                    new_text = _pattern_of(old).sub(new, new_text)
+            if new_text != text:
+                path.write_text(new_text)
+                changed_files.append(name)
+    return changed_files
 
 
 def main(root: Path, checks: tuple[Check, ...]) -> bool:
@@ -233,10 +236,10 @@ if __name__ == "__main__":
     parser.add_argument("--built", action="store_true", help="check the tag and dist, too")
     parser.add_argument("--address", help="write this address of the repository everywhere")
     parser.add_argument("--documentation", help="write this address of the pages everywhere")
-    given = parser.parse_args()
-    changed = move(ROOT, given.address) if given.address else []
-    changed += move_documentation(ROOT, given.documentation) if given.documentation else []
-    if given.address or given.documentation:
-        sys.stdout.write("\n".join([*changed, ""]))
-    elif not main(ROOT, BEFORE + BUILT if given.built else BEFORE):
+    arguments = parser.parse_args()
+    paths = move(ROOT, arguments.address) if arguments.address else []
+    paths += move_documentation(ROOT, arguments.documentation) if arguments.documentation else []
+    if arguments.address or arguments.documentation:
+        sys.stdout.write("\n".join([*paths, ""]))
+    elif not main(ROOT, BEFORE + BUILT if arguments.built else BEFORE):
         sys.exit(1)

@@ -36,21 +36,21 @@ _Function = ast.FunctionDef
 
 
 def path_of(module: str) -> Path:
-    """Where the stub of a module is."""
+    """Return the path of a module's stub."""
     return ROOT / f"{module.replace('.', '/')}.pyi"
 
 
 def stub_of(module: str) -> str:
     """The text of a stub."""
     source = path_of(module).with_suffix(".py").read_text()
-    tree, made = ast.parse(source), import_module(f"thalweg.optim.{module}")
-    parts = [_class(node, made) for node in tree.body if isinstance(node, ast.ClassDef)]
-    listed = [node for node in tree.body if isinstance(node, ast.Assign)]
-    names = [node for node in listed if ast.unparse(node.targets[0]) == "__all__"]
-    own = {node.name for node in tree.body if isinstance(node, ast.ClassDef)}
+    tree, module_object = ast.parse(source), import_module(f"thalweg.optim.{module}")
+    parts = [_class(node, module_object) for node in tree.body if isinstance(node, ast.ClassDef)]
+    assignments = [node for node in tree.body if isinstance(node, ast.Assign)]
+    names = [node for node in assignments if ast.unparse(node.targets[0]) == "__all__"]
+    class_names = {node.name for node in tree.body if isinstance(node, ast.ClassDef)}
     head = "# Written by tools/stubs.py from what constructors take.\n\n"
     text = "\n".join(parts)
-    imports = _imports(tree, _names_in(text) - own)
+    imports = _imports(tree, _names_in(text) - class_names)
     text = f"{head}{imports}\n{_list(names[0])}\n{text}" if names else f"{head}{imports}\n{text}"
     return text
 
@@ -65,9 +65,9 @@ def _names_in(text: str) -> set[str]:
 
 
 def _imports(tree: ast.Module, used: set[str]) -> str:
-    """What a stub imports, in the order of isort."""
-    found: dict[str, set[str]] = {}
-    plain: set[str] = set()
+    """Return the imports of a stub, in the order of isort."""
+    names_by_module: dict[str, set[str]] = {}
+    plain_imports: set[str] = set()
     for name in used:
         if name in _IMPORTS:
             line = _IMPORTS[name]
@@ -76,55 +76,68 @@ def _imports(tree: ast.Module, used: set[str]) -> str:
         elif name in ("Callable", "Iterable", "Mapping", "Sequence"):
             line = f"from collections.abc import {name}"
         else:
-            line = next((each for each in map(str, _lines(tree)) if each.endswith(f" {name}")), "")
+            line = next(
+                (
+                    import_line
+                    for import_line in map(str, _lines(tree))
+                    if import_line.endswith(f" {name}")
+                ),
+                "",
+            )
         if line.startswith("import "):
-            plain.add(line)
+            plain_imports.add(line)
         elif line:
-            home, _, what = line.removeprefix("from ").partition(" import ")
-            found.setdefault(home, set()).add(what)
+            module_name, _, imported_name = line.removeprefix("from ").partition(" import ")
+            names_by_module.setdefault(module_name, set()).add(imported_name)
     ranks: dict[int, list[str]] = {}
-    for line in sorted(plain):
+    for line in sorted(plain_imports):
         ranks.setdefault(1, []).append(line)
-    for home in sorted(found):
-        rank = 2 if home.startswith("thalweg") else 1 if home.startswith("torch") else 0
-        ranks.setdefault(rank, []).append(f"from {home} import {', '.join(sorted(found[home]))}")
+    for module_name in sorted(names_by_module):
+        rank = (
+            2 if module_name.startswith("thalweg") else 1 if module_name.startswith("torch") else 0
+        )
+        ranks.setdefault(rank, []).append(
+            f"from {module_name} import {', '.join(sorted(names_by_module[module_name]))}"
+        )
     return "\n\n".join("\n".join(ranks[rank]) for rank in sorted(ranks)) + "\n"
 
 
 def _lines(tree: ast.Module) -> list[str]:
     froms = [node for node in tree.body if isinstance(node, ast.ImportFrom)]
-    return [f"from {node.module} import {each.name}" for node in froms for each in node.names]
+    return [f"from {node.module} import {alias.name}" for node in froms for alias in node.names]
 
 
 def _class(node: ast.ClassDef, module: Any) -> str:
     cls = getattr(module, node.name)
     bases = ", ".join(map(ast.unparse, node.bases))
     body = [
-        f"    {ast.unparse(each.target)}: {ast.unparse(each.annotation)}\n"
-        for each in node.body
-        if isinstance(each, ast.AnnAssign)
+        f"    {ast.unparse(field.target)}: {ast.unparse(field.annotation)}\n"
+        for field in node.body
+        if isinstance(field, ast.AnnAssign)
     ]
     if issubclass(cls, FusedOptimizer):
         body.append(_constructor(cls))
-    shown = [each for each in node.body if isinstance(each, _Function) and _is_shown(each, body)]
-    body += [_method(each) for each in shown]
+    visible_methods = [
+        field_ for field_ in node.body if isinstance(field_, _Function) and _is_shown(field_, body)
+    ]
+    body += [_method(method) for method in visible_methods]
     head = f"class {node.name}({bases})" if bases else f"class {node.name}"
     return f"{head}:\n{''.join(body)}" if body else f"{head}: ...\n"
 
 
 def _is_shown(node: _Function, body: list[str]) -> bool:
-    is_written = node.name == "__init__" and any("def __init__" in each for each in body)
+    is_written = node.name == "__init__" and any("def __init__" in text for text in body)
     is_public = not node.name.startswith("_") or node.name == "__init__"
     return is_public and not is_written
 
 
 def _method(node: _Function) -> str:
-    lines = [f"    @{ast.unparse(each)}\n" for each in node.decorator_list]
+    lines = [f"    @{ast.unparse(decorator)}\n" for decorator in node.decorator_list]
     returns = f" -> {ast.unparse(node.returns)}" if node.returns else ""
     arguments = _arguments(node.args)
     line = f"    def {node.name}({', '.join(arguments)}){returns}: ...\n"
     if len(line) > _WIDTH + 1:
-        inner = "".join(f"        {each},\n" for each in arguments)
+        inner = "".join(f"        {argument},\n" for argument in arguments)
         line = f"    def {node.name}(\n{inner}    ){returns}: ...\n"
     return "".join([*lines, line])
 
@@ -132,23 +145,25 @@ def _method(node: _Function) -> str:
 def _arguments(node: ast.arguments) -> list[str]:
     """Plain arguments of a method, with types and defaults."""
     defaults = [*[None] * (len(node.args) - len(node.defaults)), *node.defaults]
-    made: list[str] = []
-    for each, default in zip(node.args, defaults, strict=True):
+    texts: list[str] = []
+    for argument, default in zip(node.args, defaults, strict=True):
         value = "" if default is None else ast.unparse(default)
-        made.append(ast.unparse(each) + (f" = {value}" if value else ""))
-    return made
+        texts.append(ast.unparse(argument) + (f" = {value}" if value else ""))
+    return texts
 
 
 def _constructor(cls: Any) -> str:
     lines = ["    def __init__(\n", "        self,\n"]
-    before = None
-    for each in inspect.signature(cls).parameters.values():
-        if each.kind is each.KEYWORD_ONLY and before is not each.KEYWORD_ONLY:
+    previous_kind = None
+    for parameter in inspect.signature(cls).parameters.values():
+        if parameter.kind is parameter.KEYWORD_ONLY and previous_kind is not parameter.KEYWORD_ONLY:
             lines.append("        *,\n")
-        before = each.kind
-        stars = "**" if each.kind is each.VAR_KEYWORD else ""
-        default = "" if each.default is each.empty else f" = {_written(each.default)}"
-        line = f"        {stars}{each.name}: {_typed(each.annotation)}{default},\n"
+        previous_kind = parameter.kind
+        stars = "**" if parameter.kind is parameter.VAR_KEYWORD else ""
+        default = (
+            "" if parameter.default is parameter.empty else f" = {_written(parameter.default)}"
+        )
+        line = f"        {stars}{parameter.name}: {_typed(parameter.annotation)}{default},\n"
         if len(line) > _WIDTH + 1:
             line = _AT_UNION.sub("\n        | ", line)
         lines.append(line)
@@ -168,23 +183,23 @@ def _written(default: object) -> str:
 
 
 def _docstring(text: str) -> str:
-    made: list[str] = []
+    lines: list[str] = []
     entry: list[str] = []
     for line in [*text.splitlines(), ""]:
-        is_more = line.startswith(" " * 8)
-        if entry and not is_more:
+        continues = line.startswith(" " * 8)
+        if entry and not continues:
             indent = " " * 12
-            joined = " ".join(entry)
-            made += textwrap.wrap(
-                joined, _WIDTH, initial_indent=indent, subsequent_indent=f"{indent}    ",
+            paragraph = " ".join(entry)
+            lines += textwrap.wrap(
+                paragraph, _WIDTH, initial_indent=indent, subsequent_indent=f"{indent}    ",
                 break_long_words=False, break_on_hyphens=False,
             )  # fmt: skip
             entry = []
-        if is_more or line.startswith(" " * 4):
+        if continues or line.startswith(" " * 4):
             entry.append(line.strip())
         elif line:
-            made += ["", f"        {line}"] if made else [f'        """{line}']
-    return "\n".join([*made, '        """\n'])
+            lines += ["", f"        {line}"] if lines else [f'        """{line}']
+    return "\n".join([*lines, '        """\n'])
 
 
 if __name__ == "__main__":

@@ -140,7 +140,7 @@ def _of_optim() -> Iterator[Page]:
     found: dict[str, list[tuple[Mapping[str, Any], Rule]]] = {}
     for name, each in registry.by_torch().items():
         if name.startswith(registry.OPTIM):
-            found.setdefault(each.cls.made_of.__name__, []).append((each.options, each.cls.rule))
+            found.setdefault(each.cls.factory.__name__, []).append((each.options, each.cls.rule))
     found["AdamW"] += [variant for variant in found["Adam"] if variant[0]]
     for name in sorted(found, key=str.lower):
         yield Page("thalweg.optim", getattr(optim, name), tuple(found[name]))

@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from thalweg.autodiff import GradientTape
     from thalweg.tf.install import install_as_tensorflow
 
-# Imported when they are first asked for: `import thalweg` should cost little beside torch.
+# Imported at first use, so that `import thalweg` costs little beside torch.
 _MODULES = ("autodiff", "checkpoint", "diagnostics", "distribute", "keras", "openseq2seq", "optim",
             "tf", "v1")  # fmt: skip
 _HOMES = {
@@ -148,9 +148,10 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*__all__, "__version__", "tf"])  # which lends names where it is imported
+    # `tf` is not in __all__, because its import adds names to torch's classes.
+    return sorted([*__all__, "__version__", "tf"])
 
 
-# Those whose optimizers files describe, in the order in which they are asked for a name.
+# Packages whose optimizers files describe, in the order of lookup.
 _faces.update({face: partial(__getattr__, face) for face in ("keras", "v1", "openseq2seq")})
 _UPPER_PACKAGES["tf"] = partial(__getattr__, "tf")

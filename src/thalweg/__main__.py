@@ -1,4 +1,4 @@
-"""`thalweg` and `python -m thalweg`: the command, which the extra `cli` brings."""
+"""Entry point of `thalweg` and `python -m thalweg`, for the extra `cli`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from thalweg._cli.race.errors import MissingExtraError, need_modules
 
 
 def main() -> None:
-    """Run the command; without the packages it needs, say so and exit with status 2."""
+    """Run the command; exit with status 2 if packages of the extra are missing."""
     try:
         need_modules("click", "rich", extra="cli")
     except MissingExtraError as error:

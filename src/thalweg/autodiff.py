@@ -50,7 +50,7 @@ Begin = Callable[[Sequence[torch.Tensor]], Callable[[torch.Tensor], None] | None
 
 
 class _Recording(threading.local):
-    """The tapes that record in this thread, the innermost last."""
+    """Recording tapes of a thread, the innermost last, and the callback of `watching`."""
 
     def __init__(self) -> None:
         self.tapes: list[GradientTape] = []
@@ -65,8 +65,8 @@ class GradientTape:
 
     Args:
         persistent: Whether `gradient` may be called more than once.
-        watch_accessed_variables: Whether all trainable variables are sources, or only what
-            `watch` was told of.
+        watch_accessed_variables: Whether all trainable variables are sources, or only tensors
+            given to `watch`.
 
     Example:
         >>> x = torch.tensor(3.0, requires_grad=True)
@@ -80,9 +80,9 @@ class GradientTape:
         self._persistent = persistent
         self._accessed = watch_accessed_variables
         self._used = False
-        # Two tapes may have recorded the same graph, which then must outlive the first gradient.
+        # True if another tape recorded the same graph, which then must outlive the first gradient.
         self._shares_graph = False
-        self._watched: dict[int, tuple[torch.Tensor, GradientEdge]] = {}
+        self._watched_edges: dict[int, tuple[torch.Tensor, GradientEdge]] = {}
         self._made_differentiable: list[torch.Tensor] = []
         self._is_open = False
         self._grad_was_enabled = True
@@ -116,15 +116,15 @@ class GradientTape:
     def watch(self, tensor: object) -> None:
         """Make what is computed from `tensor` differentiable until the `with` block ends.
 
-        A tensor that does not require a gradient is made to for that time; integer tensors are
-        passed over, as they have no gradient.
+        A tensor that does not require a gradient is changed to require one for that time. Integer
+        tensors are ignored, because they have no gradient.
 
         Args:
             tensor: A tensor, or nested lists, tuples or dicts of them.
 
         Raises:
-            InvalidTypeError: Something in it is not a tensor.
-            FailedPreconditionError: The tape does not record.
+            InvalidTypeError: A leaf of `tensor` is not a tensor.
+            FailedPreconditionError: The tape is not recording.
         """
         if self not in _recording.tapes:
             raise FailedPreconditionError("watch() was called on a tape which is not recording.")
@@ -134,18 +134,20 @@ class GradientTape:
             if not leaf.requires_grad:
                 self._made_differentiable.append(leaf)
                 leaf.requires_grad_(True)
-            self._watched[id(leaf)] = (leaf, get_gradient_edge(leaf))
+            self._watched_edges[id(leaf)] = (leaf, get_gradient_edge(leaf))
 
     def watched_variables(self, target: object = None) -> tuple[torch.Tensor, ...]:
-        """Return the variables this tape knows, in the order in which they were created.
+        """Return the variables of this tape, in the order of their creation.
 
-        Torch does not tell what was read, so without a target these are the watched ones alone.
-        With a target, or a nest of them, the trainable variables it was computed from come in.
+        Without a target these are the watched variables only, because torch does not record reads.
+        With a target, or nested ones, the trainable variables below the target are added.
         """
-        found = [x for x, _ in self._watched.values() if isinstance(x, torch.nn.Parameter)]
+        variables = [
+            x for x, _ in self._watched_edges.values() if isinstance(x, torch.nn.Parameter)
+        ]
         if self._accessed and target is not None:
-            found += variables_of(target)
-        return tuple(_by_creation(found))
+            variables += variables_of(target)
+        return tuple(_by_creation(variables))
 
     @untraced
     def gradient(
@@ -192,24 +194,25 @@ class GradientTape:
             weights,
             leaves,
             retain_graph=self._persistent or self._shares_graph,
-            create_graph=bool(_recording.tapes),  # an outer tape records the gradient as well
+            # An outer tape also records the gradient.
+            create_graph=bool(_recording.tapes),
         )
         if zero:
             pairs = zip(gradients, leaves, strict=True)
             gradients = [torch.zeros_like(leaf) if g is None else g for g, leaf in pairs]
         if not self._persistent:
             self._used = True
-            self._watched.clear()
+            self._watched_edges.clear()
         return _pack(sources, iter(gradients))
 
     @contextlib.contextmanager
     def stop_recording(self) -> Iterator[None]:
-        """Leave out of the gradient what runs in this `with` block.
+        """Exclude operations inside this `with` block from the gradient.
 
-        Torch has one record for all tapes: where another tape records too, nothing is left out.
+        Torch has one record for all tapes: while another tape records, nothing is excluded.
 
         Raises:
-            FailedPreconditionError: The tape does not record.
+            FailedPreconditionError: The tape is not recording.
         """
         if self not in _recording.tapes:
             raise FailedPreconditionError("Trying to stop recording a tape which is not recording.")
@@ -221,15 +224,15 @@ class GradientTape:
             _recording.tapes.append(self)
 
     def reset(self) -> None:
-        """Forget what was watched, and allow `gradient` again.
+        """Clear the watched tensors, and allow `gradient` again.
 
-        What torch recorded stays with the tensors, so that gradients of tensors computed earlier
-        remain possible, other than in TensorFlow.
+        Unlike in TensorFlow, gradients of tensors computed earlier remain possible, because torch's
+        record belongs to the tensors.
         """
         for tensor in self._made_differentiable:
             tensor.requires_grad_(False)
         self._made_differentiable.clear()
-        self._watched.clear()
+        self._watched_edges.clear()
         self._used = False
 
     def _stop(self) -> None:
@@ -237,15 +240,15 @@ class GradientTape:
             _recording.tapes.remove(self)
 
     def _edge(self, tensor: torch.Tensor) -> torch.Tensor | GradientEdge | None:
-        """Where in torch's graph `tensor` stands, or None if this tape did not follow it."""
-        if id(tensor) in self._watched:
-            # A plain tensor does not require a gradient any more when its tape has ended.
-            return self._watched[id(tensor)][1]
+        """Return the tensor or its edge in torch's graph; None if this tape did not follow it."""
+        if id(tensor) in self._watched_edges:
+            # A watched tensor may not require a gradient after the tape's end, but its edge stays.
+            return self._watched_edges[id(tensor)][1]
         if not tensor.requires_grad:
             return None
         if not self._accessed:
-            watched = {edge.node for _, edge in self._watched.values()}
-            if watched.isdisjoint(_nodes([tensor])):
+            watched_nodes = {edge.node for _, edge in self._watched_edges.values()}
+            if watched_nodes.isdisjoint(_nodes([tensor])):
                 return None
         return tensor
 
@@ -256,7 +259,7 @@ def gradients_of(
     variables: Iterable[torch.Tensor],
     grad_outputs: object = None,
 ) -> list[Gradient]:
-    """Return the gradient of the sum of `target` by each variable. Frees the graph of the target.
+    """Return the gradient of the sum of `target` by each variable, and free the target's graph.
 
     Args:
         target: A tensor, or several, whose gradients add up.
@@ -268,7 +271,7 @@ def gradients_of(
         None if the target does not require a gradient.
 
     Raises:
-        InvalidTypeError: Something is not a tensor.
+        InvalidTypeError: A target or variable is not a tensor.
         InvalidArgumentError: A weight's shape differs from its target's.
     """
     targets, sources = list(_tensors(target)), list(_tensors(list(variables)))
@@ -282,33 +285,32 @@ def gradients_of(
 
 
 def variables_of(target: object) -> list[torch.Tensor]:
-    """Return the trainable variables that `target`, or a nest of tensors, was computed from.
+    """Return the trainable variables below `target`, a tensor or nested tensors.
 
     Returns:
-        Variables in the order in which they were created, then torch's own leaves in the order in
-        which a walk from the target meets them.
+        Variables in the order of their creation, then torch's other leaves in the order of a
+        depth-first walk from the target.
 
     Raises:
-        InvalidTypeError: Something is not a tensor.
+        InvalidTypeError: A target is not a tensor.
     """
     tensors = [tensor for tensor in _tensors(target) if tensor.requires_grad]
-    found = [leaf for leaf in _leaves_below(tensors) if getattr(leaf, "trainable", True)]
-    return _by_creation(filter(is_variable, found))
+    leaves = [leaf for leaf in _leaves_below(tensors) if getattr(leaf, "trainable", True)]
+    return _by_creation(filter(is_variable, leaves))
 
 
 def _leaves_below(tensors: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
-    """The leaves that a backward pass from these tensors gives a gradient."""
+    """Yield the leaves that get a gradient in a backward pass from these tensors."""
     for node in _nodes(tensors):
         if node.name() == "torch::autograd::AccumulateGrad":
             yield node.variable
 
 
 def has_replicas() -> bool:
-    """Return True if other processes may hold replicas of a module, which torch synchronizes in
-    hooks.
+    """Return True if other processes may have replicas that torch synchronizes in hooks.
 
-    `DistributedDataParallel` averages gradients in hooks of `backward`, which `autograd.grad`
-    passes by. Nothing tells its parameters from others.
+    `DistributedDataParallel` averages gradients in hooks of `backward`, which `autograd.grad` does
+    not call. Its parameters cannot be distinguished from others.
     """
     return (
         distributed.is_available()
@@ -325,37 +327,39 @@ def _differentiate(
     retain_graph: bool = False,
     create_graph: bool = False,
 ) -> list[Gradient]:
-    """The gradients of `outputs` by `inputs`, which are `tensors` or their places."""
+    """Return the gradients of `outputs` by `inputs`, which are `tensors`, their edges, or None."""
     starts = [
-        (out, weight) for out, weight in zip(outputs, weights, strict=True) if out is not None
+        (output, weight)
+        for output, weight in zip(outputs, weights, strict=True)
+        if output is not None
     ]
     ends = [end for end in inputs if end is not None]
     if not starts or not ends:
         return [None] * len(inputs)
     if has_replicas() and not create_graph:
-        wanted = [x for x, end in zip(tensors, inputs, strict=True) if end is not None]
-        if all(isinstance(out, torch.Tensor) for out, _ in starts) and _are_leaves(wanted):
-            found = _by_backward(starts, wanted, retain_graph)
-            return [None if end is None else as_gradient(next(found)) for end in inputs]
-    # torch takes tensors and edges mixed, which its annotations do not say.
+        leaves = [x for x, end in zip(tensors, inputs, strict=True) if end is not None]
+        if all(isinstance(output, torch.Tensor) for output, _ in starts) and _are_leaves(leaves):
+            results = _by_backward(starts, leaves, retain_graph)
+            return [None if end is None else as_gradient(next(results)) for end in inputs]
+    # torch accepts tensors and edges mixed, contrary to its annotations.
     gradients = torch.autograd.grad(  # pyright: ignore[reportCallIssue]
-        [out for out, _ in starts],  # pyright: ignore[reportArgumentType]
+        [output for output, _ in starts],  # pyright: ignore[reportArgumentType]
         ends,  # pyright: ignore[reportArgumentType]
         [weight for _, weight in starts],
         retain_graph=retain_graph or create_graph,
         create_graph=create_graph,
         allow_unused=True,
     )
-    found = iter(gradients)
-    return [None if end is None else as_gradient(next(found)) for end in inputs]
+    results = iter(gradients)
+    return [None if end is None else as_gradient(next(results)) for end in inputs]
 
 
 def watching(begin: Begin) -> ContextSetting:
-    """Be told of gradients as they come, where there are other processes.
+    """Return a context manager that sets a callback for gradients in multi-process training.
 
     Args:
-        begin: Called before the first backward pass of the block, with the leaves that get a
-            gradient. Returns None, or what is called with each leaf when its `grad` is complete.
+        begin: Called before the first backward pass of the block with the leaves that get a
+            gradient. Returns None, or a hook to call with each leaf when its `grad` is complete.
     """
     change = partial(setattr, _recording, "begin")
     return ContextSetting(lambda: ([partial(change, begin)], [partial(change, _recording.begin)]))
@@ -367,32 +371,32 @@ def _are_leaves(tensors: Iterable[torch.Tensor]) -> bool:
 
 def _by_backward(
     starts: Sequence[tuple[Any, torch.Tensor]],
-    wanted: Sequence[torch.Tensor],
+    inputs: Sequence[torch.Tensor],
     retain_graph: bool,
 ) -> Iterator[torch.Tensor | None]:
-    """The gradients of leaves, by a `backward` whose hooks are called; each `grad` is kept."""
-    outputs = [out for out, _ in starts]
-    leaves = {id(leaf): leaf for leaf in [*_leaves_below(outputs), *wanted]}.values()
-    kept = [leaf.grad for leaf in leaves]
+    """Return the gradients of leaves from a `backward` that calls hooks; restore each `grad`."""
+    outputs = [output for output, _ in starts]
+    leaves = {id(leaf): leaf for leaf in [*_leaves_below(outputs), *inputs]}.values()
+    previous_grads = [leaf.grad for leaf in leaves]
     begin, _recording.begin = _recording.begin, None
-    arrived = None if begin is None else begin(wanted)
+    hook = None if begin is None else begin(inputs)
     handles: list[Any] = []
     try:
         for leaf in leaves:
             leaf.grad = None
-        if arrived is not None:
-            handles += [leaf.register_post_accumulate_grad_hook(arrived) for leaf in wanted]
+        if hook is not None:
+            handles += [leaf.register_post_accumulate_grad_hook(hook) for leaf in inputs]
         torch.autograd.backward(outputs, [weight for _, weight in starts], retain_graph)
-        return iter([_own(leaf.grad) for leaf in wanted])
+        return iter([_own(leaf.grad) for leaf in inputs])
     finally:
         for handle in handles:
             handle.remove()
-        for leaf, grad in zip(leaves, kept, strict=True):
+        for leaf, grad in zip(leaves, previous_grads, strict=True):
             leaf.grad = grad
 
 
 def _own(grad: torch.Tensor | None) -> torch.Tensor | None:
-    """A gradient that no later pass writes to, as to a part of a bucket."""
+    """Return a gradient, copied if it is a view of a bucket that later passes overwrite."""
     is_part = grad is not None and grad.layout == torch.strided and grad._is_view()
     return grad.clone() if grad is not None and is_part else grad
 
@@ -400,16 +404,18 @@ def _own(grad: torch.Tensor | None) -> torch.Tensor | None:
 def _weights(
     targets: Sequence[torch.Tensor], structure: object, weights: object
 ) -> list[torch.Tensor]:
-    """The output gradient of each target: as given, or ones."""
+    """Return the output gradient of each target: the given weight, or ones."""
     if weights is None or isinstance(structure, torch.Tensor):
-        given = [weights] * len(targets)
+        weights_by_target = [weights] * len(targets)
     else:
-        given = list(_leaves(weights))
-    if len(given) != len(targets):
+        weights_by_target = list(_leaves(weights))
+    if len(weights_by_target) != len(targets):
         raise InvalidArgumentError(
-            f"{len(given)} output gradients were given for {len(targets)} targets."
+            f"{len(weights_by_target)} output gradients were given for {len(targets)} targets."
         )
-    return [_weight(target, weight) for target, weight in zip(targets, given, strict=True)]
+    return [
+        _weight(target, weight) for target, weight in zip(targets, weights_by_target, strict=True)
+    ]
 
 
 def _weight(target: torch.Tensor, weight: object) -> torch.Tensor:
@@ -434,16 +440,16 @@ def _parse(unconnected: UnconnectedGradients | str) -> UnconnectedGradients:
 
 
 def _nodes(tensors: Iterable[torch.Tensor]) -> Iterator[Any]:
-    """The nodes of torch's graph below `tensors`, each once, in depth-first order."""
+    """Yield the nodes of torch's graph below `tensors` once each, in depth-first order."""
     stack = [get_gradient_edge(tensor).node for tensor in tensors][::-1]
-    seen = set()
+    visited = set()
     while stack:
         node = stack.pop()
-        if node in seen:
+        if node in visited:
             continue
-        seen.add(node)
+        visited.add(node)
         yield node
-        stack += [below for below, _ in reversed(node.next_functions) if below is not None]
+        stack += [child for child, _ in reversed(node.next_functions) if child is not None]
 
 
 def _by_creation(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
@@ -452,10 +458,10 @@ def _by_creation(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def _leaves(structure: object) -> Iterator[object]:
-    """What nested lists, tuples, dicts and iterators contain, in order."""
+    """Yield the leaves of nested lists, tuples, dicts and iterators, in order."""
     if isinstance(structure, (list, tuple, dict, Iterator)):
-        for item in structure.values() if isinstance(structure, dict) else structure:
-            yield from _leaves(item)
+        for element in structure.values() if isinstance(structure, dict) else structure:
+            yield from _leaves(element)
     else:
         yield structure
 
@@ -477,12 +483,12 @@ def _tensors(structure: object) -> Iterator[torch.Tensor]:
 
 
 def _pack(structure: Any, leaves: Iterator[Any]) -> object:
-    """`structure` with its leaves replaced, one after the other."""
+    """Return a copy of `structure` with the next of `leaves` in place of each leaf."""
     if isinstance(tensor_of(structure), torch.Tensor):
         return next(leaves)
     if isinstance(structure, dict):
-        return {key: _pack(item, leaves) for key, item in structure.items()}
-    items = [_pack(item, leaves) for item in structure]
+        return {key: _pack(element, leaves) for key, element in structure.items()}
+    elements = [_pack(element, leaves) for element in structure]
     if hasattr(structure, "_fields"):  # a named tuple
-        return type(structure)(*items)
-    return tuple(items) if isinstance(structure, tuple) else items
+        return type(structure)(*elements)
+    return tuple(elements) if isinstance(structure, tuple) else elements

@@ -1,4 +1,4 @@
-"""The exceptions and warnings of the library; each is also the standard class users catch today."""
+"""Exceptions and warnings of the library, each also of a standard class."""
 
 import difflib
 import os
@@ -7,9 +7,10 @@ import warnings
 from collections.abc import Iterable
 from pathlib import Path
 
-LISTED = 10  # things of a kind that a message names
+# Number of items that a message lists.
+LISTED = 10
 
-_HERE = str(Path(__file__).parent) + os.sep
+_PACKAGE_PREFIX = str(Path(__file__).parent) + os.sep
 
 
 class ThalwegError(Exception):
@@ -22,23 +23,23 @@ class ThalwegError(Exception):
 
 
 class InvalidTypeError(ThalwegError, TypeError, ValueError):
-    """A value has the wrong type or dtype. TensorFlow raises either class, so both catch it."""
+    """Error for a wrong type or dtype, of both classes that TensorFlow raises."""
 
 
 class InvalidArgumentError(ThalwegError, ValueError, IndexError, RuntimeError):
-    """A value of the right type is out of range, of the wrong shape, or on the wrong device."""
+    """Error for a value out of range, of the wrong shape, or on the wrong device."""
 
 
 class LayoutError(ThalwegError, ValueError):
-    """A tensor lies in memory in a way that cannot be updated in place."""
+    """Error for a tensor whose memory layout does not allow updates in place."""
 
 
 class FailedPreconditionError(ThalwegError, RuntimeError):
-    """The call is legal, but not in the present state of the object."""
+    """Error for a call that is invalid in the present state of the object."""
 
 
 class CancelledError(ThalwegError, RuntimeError):
-    """A wait was ended on purpose: the session was closed, or a stop was requested."""
+    """Error of a wait that was cancelled by closing the session or requesting a stop."""
 
 
 class OutOfRangeError(ThalwegError, RuntimeError):
@@ -48,97 +49,96 @@ class OutOfRangeError(ThalwegError, RuntimeError):
 class NotFoundError(ThalwegError, KeyError):
     """Error of a name that does not exist."""
 
-    __str__ = Exception.__str__  # that of KeyError would put the message in quotes
+    # `KeyError.__str__` would put the message in quotes.
+    __str__ = Exception.__str__
 
 
 class MissingFileError(NotFoundError, FileNotFoundError):
-    """A file does not exist."""
+    """Error for a file that does not exist."""
 
 
 class OptionError(ThalwegError, AttributeError, ValueError):
-    """Options exclude one another, or an option that is needed is not there."""
+    """Error for options that exclude one another, or for a missing option."""
 
 
 class RuleError(ThalwegError, ValueError):
-    """An update rule is written in a way that the library cannot compile."""
+    """Error for an invalid update rule."""
 
 
 class CheckpointMismatchError(InvalidArgumentError):
-    """Names, shapes or dtypes of saved state differ from those it is loaded into."""
+    """Error for saved state whose names, shapes or dtypes differ from the target's."""
 
 
 class NotConsumedError(CheckpointMismatchError, AssertionError):
-    """Error of an assertion that a checkpoint was restored as a whole, where it was not."""
+    """Error of a failed assertion that a checkpoint was restored completely."""
 
 
 class CheckpointWriteError(ThalwegError, OSError):
-    """A file could not be written; `errno` says why, and what was there before is intact."""
+    """Error of a failed write, with the cause in `errno`; the old file is intact."""
 
     def __str__(self) -> str:
         return self.strerror or super().__str__()
 
 
 class DataLossError(ThalwegError, OSError):
-    """A file is damaged: it is not what was written."""
+    """Error for a damaged file."""
 
 
 class InvalidConfigError(ThalwegError, ValueError):
-    """A description in a file, such as that of an optimizer, cannot be read or names nothing."""
+    """Error for an invalid description of an object, such as an optimizer's config."""
 
 
 class UnsafeCheckpointError(ThalwegError, ValueError):
-    """A file could execute code, or leads outside of its folder."""
+    """Error for a file that could execute code, or refers outside of its folder."""
 
 
 class UnsupportedCheckpointError(ThalwegError, NotImplementedError):
-    """A file is of a known kind that is not read here."""
+    """Error for a file of a known but unsupported format."""
 
 
 class ReplicaMismatchError(ThalwegError, RuntimeError):
-    """The ranks of a process group disagree about what they are to bring together."""
+    """Error for ranks of a process group with different arguments of a collective operation."""
 
 
 class ReplicaLostError(ThalwegError, RuntimeError):
-    """Error of a rank of a process group that did not answer: it ended, stopped, or raised an
-    error.
-    """
+    """Error for a rank of a process group that ended, stopped, or raised an error."""
 
 
 class CheckpointWarning(UserWarning):
-    """A file among checkpoints, or what is in one, was left alone, or was not there."""
+    """Warning about a file, or contents of a checkpoint, that were ignored or missing."""
 
 
 class PerformanceWarning(UserWarning):
-    """The result is right, but a faster way was not available."""
+    """Warning that a slower code path is used."""
 
 
 class NumericsWarning(UserWarning):
-    """The result may differ from what the same code computed in TensorFlow, or from a rule's."""
+    """Warning that results may differ from TensorFlow's, or from those of a rule."""
 
 
 def warn(message: str, category: type[Warning]) -> None:
-    """Warn at the line of the user's code that led here, however deep in the library."""
+    """Issue a warning with the line of the user's code as its location."""
     level, frame = 1, sys._getframe()
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_HERE):
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE_PREFIX):
         level, frame = level + 1, frame.f_back
     warnings.warn(message, category, stacklevel=level)
 
 
 def listed(texts: Iterable[str], between: str = ", ", most: int = LISTED) -> str:
-    """Return the first few of many, and how many more there are."""
-    every = list(texts)
-    shown, left = between.join(every[:most]), len(every) - most
-    return f"{shown}{between.replace(', ', ' ')}and {left} more" if left > 0 else shown
+    """Join the first `most` texts, and add the number of omitted ones."""
+    all_texts = list(texts)
+    text, omitted = between.join(all_texts[:most]), len(all_texts) - most
+    return f"{text}{between.replace(', ', ' ')}and {omitted} more" if omitted > 0 else text
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return a question that names the nearest of the known names, "" if none is near.
+    """Return a question with the most similar known name, or "" if none is similar.
 
-    Case, "_" and "-" are no difference.
+    Case, "_" and "-" are ignored.
     """
-    names = {_plain(each): each for each in sorted(known, reverse=True)}
-    found = difflib.get_close_matches(_plain(name), names, n=1, cutoff=0.75)
-    return f"Did you mean '{names[found[0]]}'?" if found else ""
+    names = {_plain(known_name): known_name for known_name in sorted(known, reverse=True)}
+    matches = difflib.get_close_matches(_plain(name), names, n=1, cutoff=0.75)
+    return f"Did you mean '{names[matches[0]]}'?" if matches else ""
 
 
 def _plain(name: str) -> str:

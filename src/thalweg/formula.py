@@ -1,8 +1,8 @@
-"""Parts of a rule: slots, hyperparameters, formulas, and the functions that formulas may use.
+"""Rules with slots, hyperparameters and formulas, and the functions that formulas may use.
 
-The functions here work on floats, NumPy arrays and tensors, so that a formula can be called and
-debugged as the plain Python it is; on NumPy scalars, as `prepare` gets them, they give TensorFlow's
-numbers. Engines bind the same names to their own versions.
+The functions work on floats, NumPy arrays and tensors, so that a formula can be called and debugged
+as plain Python. On NumPy scalars, the arguments of `prepare`, they give TensorFlow's numbers.
+Engines bind the same names to their own versions.
 """
 
 from __future__ import annotations
@@ -34,10 +34,12 @@ if TYPE_CHECKING:
 
 Formula = Callable[..., Any]
 
-STORED = (torch.float32, torch.float64, torch.float16, torch.bfloat16)  # what slots may be
+# Allowed dtypes of slots.
+STORED = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 FORMULAS = ("before", "update", "update_sparse", "update_single", "update_untouched")
 _SCALARS = (np.float32, np.float64)
-SHIFT = 600  # by how many powers of two measures move the largest and smallest numbers
+# Powers of two by which measures scale the largest and smallest numbers.
+SHIFT = 600
 _OFFERED = {
     "FusedStage": "fused_stage",
     "mean_over_columns": "fused_stage",
@@ -52,39 +54,39 @@ _OFFERED = {
 _UP, _DOWN = 2.0**SHIFT, 2.0**-SHIFT
 
 
-def _check_named(thing: Slot | Hyper, number: str) -> None:
-    kind, value = type(thing).__name__, getattr(thing, number)
-    if not isinstance(thing.name, str) or not thing.name:
-        raise RuleError(f"The name of a {kind} must be a text, not {thing.name!r}.")
+def _check_named(spec: Slot | Hyper, number: str) -> None:
+    kind, value = type(spec).__name__, getattr(spec, number)
+    if not isinstance(spec.name, str) or not spec.name:
+        raise RuleError(f"The name of a {kind} must be a text, not {spec.name!r}.")
     if not isinstance(value, Real):
         raise RuleError(
-            f"{number} of {kind} {thing.name!r} must be a number, not {show_value(value)}."
+            f"{number} of {kind} {spec.name!r} must be a number, not {show_value(value)}."
         )
 
 
-def _several(rule: str, field_name: str, given: Any, kind: type) -> tuple[Any, ...]:
-    """What is given for a field of a rule as a tuple, if it holds nothing but `kind`."""
-    wanted = f"{field_name} of rule {rule!r} must be a tuple of thalweg.{kind.__name__}"
-    if isinstance(given, kind):
-        raise RuleError(f"{wanted}, not one alone: a comma is missing in ({given!r},).")
-    if not isinstance(given, Iterable) or isinstance(given, str | bytes | Mapping):
-        raise RuleError(f"{wanted}, not {show_value(given)}.")
-    made = tuple(given)
-    for thing in made:
-        if not isinstance(thing, kind):
-            hint = f" Write {kind.__name__}({thing!r}, ...)." if isinstance(thing, str) else ""
-            raise RuleError(f"{wanted}; {thing!r} is a {type(thing).__name__}.{hint}")
-    return made
+def _checked_tuple(rule: str, field_name: str, entries: Any, kind: type) -> tuple[Any, ...]:
+    """Return the entries of a rule's field as a tuple; raise `RuleError` unless all are `kind`."""
+    requirement = f"{field_name} of rule {rule!r} must be a tuple of thalweg.{kind.__name__}"
+    if isinstance(entries, kind):
+        raise RuleError(f"{requirement}, not one alone: a comma is missing in ({entries!r},).")
+    if not isinstance(entries, Iterable) or isinstance(entries, str | bytes | Mapping):
+        raise RuleError(f"{requirement}, not {show_value(entries)}.")
+    converted = tuple(entries)
+    for entry in converted:
+        if not isinstance(entry, kind):
+            hint = f" Write {kind.__name__}({entry!r}, ...)." if isinstance(entry, str) else ""
+            raise RuleError(f"{requirement}; {entry!r} is a {type(entry).__name__}.{hint}")
+    return converted
 
 
 @dataclass(frozen=True)
 class Slot:
-    """A tensor of state per variable, filled with `initial`.
+    """Tensor of state per variable, filled with `initial`.
 
     Attributes:
-        name: Its name.
-        initial: What it is filled with.
-        dtype: Its dtype; the variable's if None, and for a `scalar` the one of the arithmetic.
+        name: The slot's name.
+        initial: The initial value of all elements.
+        dtype: The slot's dtype; the variable's if None, and for a `scalar` that of the arithmetic.
         scalar: Whether it is one number per variable, of shape (), and not one per element. It is
             read and written by `per_variable` of the rule; under `thalweg.optim`, whose steps have
             numbers of their own for each parameter, by `prepare`, too.
@@ -149,7 +151,7 @@ class Slot:
                 f" dtype, not {show_value(self.storage)}."
             )
         if self.dtype not in (None, *STORED):
-            expected = ", ".join(str(each).removeprefix("torch.") for each in STORED)
+            expected = ", ".join(str(dtype).removeprefix("torch.") for dtype in STORED)
             raise RuleError(
                 f"dtype of Slot {self.name!r} must be None or one of {expected}, not"
                 f" {show_value(self.dtype)}."
@@ -157,13 +159,13 @@ class Slot:
 
     @property
     def is_shaped(self) -> bool:
-        """True if the slot's shape is neither that of its variable nor ()."""
+        """Return True if the slot's shape is neither that of its variable nor ()."""
         return self.shape is not None or self.per in ("row", "column")
 
 
 @dataclass(frozen=True)
 class Hyper:
-    """A number the user chooses for a whole step, with its default and one line about it."""
+    """Hyperparameter of a step, with its default and a one-line description."""
 
     name: str
     default: float
@@ -175,7 +177,7 @@ class Hyper:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Rule:
-    """An update rule, written once and run by every engine.
+    """Update rule, written once and run by every engine.
 
     `update(var, grad, *slots, *, scalars...) -> (var, *slots)` is the formula for one element; its
     keyword-only parameters are scalars. It is straight arithmetic: `+ - * / **`, comparisons, `&`
@@ -257,30 +259,30 @@ class Rule:
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
             raise RuleError(f"The name of a rule must be a text, not {self.name!r}.")
-        object.__setattr__(self, "hypers", _several(self.name, "hypers", self.hypers, Hyper))
-        object.__setattr__(self, "slots", _several(self.name, "slots", self.slots, Slot))
+        object.__setattr__(self, "hypers", _checked_tuple(self.name, "hypers", self.hypers, Hyper))
+        object.__setattr__(self, "slots", _checked_tuple(self.name, "slots", self.slots, Slot))
         for part in (*FORMULAS, "prepare", "per_variable", "per_optimizer"):
-            given = getattr(self, part)
-            if not callable(given) and (given is not None or part == "update"):
+            function = getattr(self, part)
+            if not callable(function) and (function is not None or part == "update"):
                 raise RuleError(
-                    f"{part} of rule {self.name!r} must be a function, not {show_value(given)}."
+                    f"{part} of rule {self.name!r} must be a function, not {show_value(function)}."
                 )
         if not isinstance(self.powers, Mapping):
             raise RuleError(
                 f"powers of rule {self.name!r} must be a dict of names, not"
                 f" {show_value(self.powers)}."
             )
-        for kind, things in (("hyperparameter", self.hypers), ("slot", self.slots)):
-            names = [thing.name for thing in things]
+        for kind, specs in (("hyperparameter", self.hypers), ("slot", self.slots)):
+            names = [spec.name for spec in specs]
             twice = [name for name in names if names.count(name) > 1]
             if twice:
                 raise RuleError(f"Rule {self.name!r} has two {kind}s named {twice[0]!r}.")
-        known = {hyper.name for hyper in self.hypers}
+        hyper_names = {hyper.name for hyper in self.hypers}
         for power, hyper in self.powers.items():
-            if hyper not in known:
+            if hyper not in hyper_names:
                 raise RuleError(
                     f"Rule {self.name!r} has the power {power!r} of {hyper!r}, which is none of"
-                    f" its hyperparameters: {', '.join(sorted(known))}."
+                    f" its hyperparameters: {', '.join(sorted(hyper_names))}."
                 )
         if not isinstance(self.measures, Mapping) or not all(map(callable, self.measures.values())):
             raise RuleError(
@@ -313,12 +315,12 @@ class Rule:
 
     @property
     def is_measured(self) -> bool:
-        """Return whether a step takes measures of whole variables."""
+        """Return whether a step computes reductions over variables."""
         return bool(self.measures or self.all_levels or self.per_optimizer is not None)
 
     @lazy
     def all_levels(self) -> tuple[Level, ...]:
-        """Levels of measures, `per_variable` first, with one sweep each."""
+        """Return the levels of reductions, `per_variable` first, with one sweep each."""
         if self.per_variable is None:
             return self.levels
         with importing:
@@ -327,168 +329,181 @@ class Rule:
 
     @lazy
     def made(self) -> tuple[str, ...]:
-        """The names of what the passes make."""
-        return tuple(name for each in self.passes for name in getattr(each, "of_elements", ()))
+        """Return the names of per-element results of the passes."""
+        return tuple(
+            name for rule_pass in self.passes for name in getattr(rule_pass, "of_elements", ())
+        )
 
     @lazy
     def vectors(self) -> Mapping[str, str]:
-        """Names of the vectors that formulas get for each row and column: "row" or "column" by
-        name.
-        """
-        made = {each.makes: each.over for each in self._measures}
-        of_lines = {name: over for name, over in made.items() if over != "variable"}
+        """Return "row" or "column" by the name of each vector that formulas use."""
+        axis_by_name = {measure.makes: measure.over for measure in self._measures}
+        of_lines = {name: axis for name, axis in axis_by_name.items() if axis != "variable"}
         return {**{slot.name: str(slot.per) for slot in self._line_slots}, **of_lines}
 
     @lazy
     def _line_slots(self) -> tuple[Slot, ...]:
-        """The slots of rows and columns."""
+        """Return the slots with one number per row or column."""
         return tuple(slot for slot in self.slots if slot.per in ("row", "column"))
 
     @lazy
     def seen(self) -> tuple[str, ...]:
-        """The names of what formulas are given as scalars are, of rows, columns and variables."""
-        return (*self.vectors, *(each.makes for each in self._measures))
+        """Return the names of reductions and slots of rows, columns and variables in formulas."""
+        return (*self.vectors, *(measure.makes for measure in self._measures))
 
     @lazy
     def _measures(self) -> tuple[Measure, ...]:
-        """Its passes that measure."""
+        """Return the passes that are reductions."""
         passes: tuple[Any, ...] = self.passes
-        return tuple(each for each in passes if hasattr(each, "over"))
+        return tuple(rule_pass for rule_pass in passes if hasattr(rule_pass, "over"))
 
     @lazy
     def is_of_lines(self) -> bool:
-        """True if the rule uses rows and columns of variables' last two dimensions."""
+        """Return True if the rule uses rows or columns of variables' last two dimensions."""
         return bool(self._measures or self._line_slots)
 
     @lazy
     def heads(self) -> tuple[int, ...]:
-        """Into how many blocks of rows its stages cut variables."""
-        return tuple(dict.fromkeys(getattr(each, "block_count", 1) for each in self.passes))
+        """Return the distinct numbers of row blocks into which stages divide variables."""
+        return tuple(
+            dict.fromkeys(getattr(rule_pass, "block_count", 1) for rule_pass in self.passes)
+        )
 
     @lazy
     def needs_layout(self) -> bool:
-        """True if stages see whole matrices and do not define the blocks of stacks of matrices.
+        """Return True if stages use full matrices and do not define blocks of matrix stacks.
 
         Stages of a rule that measures rows and columns see the last two dimensions instead, unless
         they are `of_matrices`.
         """
-        stages: list[Any] = [each for each in self.passes if hasattr(each, "block_count")]
+        stages: list[Any] = [
+            rule_pass for rule_pass in self.passes if hasattr(rule_pass, "block_count")
+        ]
         return any(
             stage.heads is None and (stage.of_matrices or not self.is_of_lines) for stage in stages
         )
 
     @lazy
     def reduces_variables(self) -> bool:
-        """True if an update depends on a reduction over the elements of its variable.
+        """Return True if an update depends on a reduction over its variable's elements.
 
         Sums that `per_optimizer` alone reads are over all variables.
         """
-        if self._line_slots or any(not hasattr(each, "of_elements") for each in self.passes):
+        if self._line_slots or any(
+            not hasattr(rule_pass, "of_elements") for rule_pass in self.passes
+        ):
             return True
         if any(level.measures for level in self.levels):
             return True
-        asked = () if self.per_variable is None else inspect.signature(self.per_variable).parameters
-        return not self.measures.keys().isdisjoint(asked)
+        parameters = (
+            () if self.per_variable is None else inspect.signature(self.per_variable).parameters
+        )
+        return not self.measures.keys().isdisjoint(parameters)
 
     @lazy
     def is_whole(self) -> bool:
-        """True if sparse gradients are made dense: the rule has a sum over all elements."""
-        own = set(self.measures.values()) - {gradient_squares, variable_squares}
-        return self.whole or bool(own)
+        """Return True if sparse gradients are made dense, as for reductions over all elements."""
+        extra_reductions = set(self.measures.values()) - {gradient_squares, variable_squares}
+        return self.whole or bool(extra_reductions)
 
     @lazy
     def calls_users(self) -> bool:
-        """True if a step calls functions of the rule that are not the library's."""
-        given = (self.prepare, self.per_variable, self.per_optimizer)
-        given += tuple(each.per_variable for each in self.levels)
-        given += tuple(each.function for each in self.passes)
-        return not all(map(is_ours, given))
+        """Return True if a step calls user-defined functions of the rule."""
+        functions = (self.prepare, self.per_variable, self.per_optimizer)
+        functions += tuple(level.per_variable for level in self.levels)
+        functions += tuple(rule_pass.function for rule_pass in self.passes)
+        return not all(map(is_ours, functions))
 
     @lazy
     def element_slots(self) -> tuple[Slot, ...]:
-        """The slots of the variable's shape, which formulas take and return."""
+        """Return the slots of the variable's shape, which formulas read and return."""
         return tuple(slot for slot in self.slots if not (slot.scalar or slot.is_shaped))
 
     @lazy
     def codecs(self) -> tuple[str | None, ...]:
-        """Codecs of the slots of the variable's shape; () if none has one."""
-        named = tuple(slot.storage for slot in self.element_slots)
-        return named if any(named) else ()
+        """Return the codecs of the slots of the variable's shape; () if none has one."""
+        codecs = tuple(slot.storage for slot in self.element_slots)
+        return codecs if any(codecs) else ()
 
     @lazy
     def scalar_slots(self) -> tuple[Slot, ...]:
-        """The slots of shape ()."""
+        """Return the slots of shape ()."""
         return tuple(slot for slot in self.slots if slot.scalar)
 
     @lazy
     def numbers(self) -> tuple[Slot, ...]:
-        """Slots that `prepare` reads and returns, where variables have numbers of their own."""
-        own = [slot for slot in self.scalar_slots if slot.per is None]
-        if not own or not self.all_levels:
-            return tuple(own)
+        """Return the scalar slots that `prepare` reads and returns, with per-variable scalars."""
+        slots = [slot for slot in self.scalar_slots if slot.per is None]
+        if not slots or not self.all_levels:
+            return tuple(slots)
         if self.prepare is None:
             return ()
-        made, *several = (
+        prepare_names, *level_names = (
             inspect.signature(function).parameters
-            for function in (self.prepare, *(each.per_variable for each in self.all_levels))
+            for function in (self.prepare, *(level.per_variable for level in self.all_levels))
             if function is not None
         )
-        return tuple(s for s in own if s.name in made and not any(s.name in x for x in several))
+        return tuple(
+            s
+            for s in slots
+            if s.name in prepare_names and not any(s.name in x for x in level_names)
+        )
 
     @lazy
     def measured_slots(self) -> tuple[Slot, ...]:
-        """Slots that `per_variable` reads and returns."""
-        own = (slot for slot in self.scalar_slots if slot.per is None)
-        return tuple(slot for slot in own if slot not in self.numbers)
+        """Return the scalar slots that `per_variable` reads and returns."""
+        slots = (slot for slot in self.scalar_slots if slot.per is None)
+        return tuple(slot for slot in slots if slot not in self.numbers)
 
     @lazy
     def common_slots(self) -> tuple[Slot, ...]:
-        """Slots that all variables share, which `per_optimizer` returns."""
+        """Return the slots that all variables share, which `per_optimizer` returns."""
         return tuple(slot for slot in self.scalar_slots if slot.per is not None)
 
     @lazy
     def shaped_slots(self) -> tuple[Slot, ...]:
-        """The slots with a shape of their own."""
+        """Return the slots whose shape is neither that of the variable nor ()."""
         return tuple(slot for slot in self.slots if slot.is_shaped)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Rule:
-        return self  # as a function is its own copy; plans know a rule by its identity
+        # Plans identify a rule by its `id`, so a copy is the rule itself, as with functions.
+        return self
 
 
 def like_update(formula: Formula) -> Formula:
-    """Have a measure computed in the type of the update, whose numbers it then has.
+    """Mark a measure to be computed in the dtype of the update, and return the measure.
 
-    Else it is computed in float64, where roots and divisions take several times as long. Sums are
-    float64 anyway: `wide(step) * wide(step)` adds up squares that float32 might not hold.
+    Other measures are computed in float64, in which roots and divisions take several times as long.
+    Sums are always float64: `wide(step) * wide(step)` sums squares that may overflow in float32.
     """
     formula.is_like_update = True  # pyright: ignore[reportFunctionMemberAccess]
     return formula
 
 
 def is_like_update(formula: Formula) -> bool:
-    """Return True if a measure is computed in the type of the update."""
+    """Return True if a measure is computed in the dtype of the update."""
     return getattr(formula, "is_like_update", False)
 
 
 def gradient_squares(var: Any, grad: Any) -> Any:
-    """A measure: its root is the norm of the gradient."""
+    """Return squares whose sum is the squared norm of the gradient."""
     return grad * grad
 
 
 def large_gradient_squares(var: Any, grad: Any) -> Any:
-    """A measure: as `gradient_squares` of elements so large that no square leaves float64."""
+    """Return `gradient_squares` scaled down, so that large elements do not overflow."""
     grad = grad * _DOWN
     return grad * grad
 
 
 def small_gradient_squares(var: Any, grad: Any) -> Any:
-    """A measure: as `gradient_squares` of elements so small that no square leaves float64."""
+    """Return `gradient_squares` scaled up, so that small elements do not underflow."""
     grad = grad * _UP
     return grad * grad
 
 
 def variable_squares(var: Any, grad: Any) -> Any:
-    """A measure: its root is the norm of the variable."""
+    """Return squares whose sum is the squared norm of the variable."""
     return var * var
 
 
@@ -502,22 +517,23 @@ def sqrt(x: Any) -> Any:
     For float64 tensors on the CPU, torch's own root may differ in the last place.
     """
     if isinstance(x, torch.Tensor) and x.dtype is torch.float32:
-        return x.double().sqrt().float()  # torch's own is not, on the CPU
+        # Torch's float32 root is not correctly rounded on the CPU.
+        return x.double().sqrt().float()
     return _namespace(x).sqrt(x)
 
 
 def absolute(x: Any) -> Any:
-    """Absolute value."""
+    """Return the absolute value."""
     return _namespace(x).abs(x)
 
 
 def sign(x: Any) -> Any:
-    """-1, 0 or 1; NaN stays NaN."""
+    """Return -1, 0 or 1; NaN for NaN."""
     return where(x > 0, 1.0, where(x < 0, -1.0, x))
 
 
 def where(condition: Any, a: Any, b: Any) -> Any:
-    """`a` where the condition holds, else `b`."""
+    """Return `a` where the condition is true, else `b`."""
     if isinstance(condition, bool | np.bool):
         return a if condition else b
     return _namespace(condition, a, b).where(condition, a, b)
@@ -534,29 +550,29 @@ def minimum(a: Any, b: Any) -> Any:
 
 
 def exp(x: Any) -> Any:
-    """Exponential; engines evaluate float32 in float64 and round once."""
+    """Return the exponential; engines evaluate float32 in float64 and round once."""
     return scalars.exp(x) if type(x) in _SCALARS else _namespace(x).exp(x)
 
 
 def log(x: Any) -> Any:
-    """Natural logarithm; engines evaluate float32 in float64 and round once."""
+    """Return the natural logarithm; engines evaluate float32 in float64 and round once."""
     return scalars.log(x) if type(x) in _SCALARS else _namespace(x).log(x)
 
 
 def power(x: Any, y: Any) -> Any:
-    """`x` to the power of `y`; engines evaluate float32 in float64 and round once."""
+    """Return `x` to the power of `y`; engines evaluate float32 in float64 and round once."""
     return scalars.power(x, y) if type(x) in _SCALARS else x**y
 
 
 def wide(x: Any) -> Any:
-    """`x` in float64, for the few kernels that compute float32 in double precision."""
+    """Return `x` in float64, for the few kernels that compute float32 in double precision."""
     if hasattr(x, "widen"):  # a symbol of `_core/scalar_tracing.py`
         return x.widen()
     return x.double() if isinstance(x, torch.Tensor) else np.asarray(x, np.float64)[()]
 
 
 def narrow(x: Any, like: Any) -> Any:
-    """`x` rounded to the dtype of `like`, which must not be `wide`."""
+    """Return `x` rounded to the dtype of `like`, which must not be from `wide`."""
     if isinstance(like, torch.Tensor):
         return x.to(like.dtype)
     if hasattr(like, "narrow"):  # a symbol of `_core/scalar_tracing.py`
@@ -570,9 +586,9 @@ def number_like(number: float, like: Any) -> Any:
 
 
 def moved(base: Any, step: Any) -> Any:
-    """`base + step`: what is left of a variable, and how it moves.
+    """Return `base + step`, and mark `step` as the movement of a variable.
 
-    A formula says so once, of its first result, and `thalweg.rules.wrappers` finds the step.
+    A formula calls this once, for its first result, so that `thalweg.rules.wrappers` finds it.
     """
     return base + step
 

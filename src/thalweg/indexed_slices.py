@@ -1,4 +1,4 @@
-"""`IndexedSlices`: the gradient of a few rows of a variable."""
+"""`IndexedSlices`, sparse gradients of rows of a variable."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from thalweg.variable import REDUCED, check_held, dtype_name, numpy_array, numpy
 
 
 def assert_in_range(indices: torch.Tensor, rows: int) -> None:
-    """An assertion of their device that indices are in [0, rows); nobody waits for it."""
-    holds = ((indices >= 0) & (indices < rows)).all()
-    torch._assert_async(holds, f"indices of a sparse gradient are not in [0, {rows})")  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
+    """Assert on the device, without synchronization, that indices are in [0, rows)."""
+    in_range = ((indices >= 0) & (indices < rows)).all()
+    torch._assert_async(in_range, f"indices of a sparse gradient are not in [0, {rows})")  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
 
 
 class IndexedSlices:
     """Rows of a dense tensor: row `indices[i]` has the value `values[i]`.
 
-    A row may be named more than once and then has the sum of its values. Rows that are not named
-    are zero. Nothing is copied and `values` and `indices` are never written to.
+    A row with repeated indices has the sum of its values; a row without an index is zero. Tensors
+    are not copied, and `values` and `indices` are never written to.
 
     Args:
-        values: A tensor of shape `(n, *row shape)`; what else `to_tensor` takes is converted.
-        indices: int32 or int64, of shape (n,), on the same device. `check_range` and the methods
-            that make whole tensors look at their range; the constructor does not.
+        values: A tensor of shape `(n, *row shape)`; other types are converted by `to_tensor`.
+        indices: int32 or int64, of shape (n,), on the same device. `check_range` and conversions
+            to dense tensors check their range; the constructor does not.
         dense_shape: Optional. Shape of the dense tensor: `(number of rows, *row shape)`.
 
     Raises:
@@ -91,7 +91,7 @@ class IndexedSlices:
 
     @classmethod
     def from_sparse(cls, tensor: torch.Tensor) -> IndexedSlices:
-        """View torch's sparse gradient, as of `nn.Embedding(sparse=True)`; nothing is copied.
+        """View torch's sparse gradient, as of `nn.Embedding(sparse=True)`, without a copy.
 
         Args:
             tensor: A COO tensor with one sparse dimension, coalesced or not. The order of its
@@ -114,25 +114,24 @@ class IndexedSlices:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of the values."""
+        """Return the dtype of the values."""
         return self.values.dtype
 
     @property
     def device(self) -> torch.device:
-        """The device of values and indices."""
+        """Return the device of values and indices."""
         return self.values.device
 
     @property
     def shape(self) -> torch.Size | None:
-        """The shape of the dense tensor, or None if it was not given."""
+        """Return the shape of the dense tensor, or None if unknown."""
         return self.dense_shape
 
     def check_range(self, rows: int, style: Literal["fused", "scatter"] = "scatter") -> None:
         """Raise InvalidArgumentError unless all indices are in [0, rows).
 
-        Those on a GPU are checked there and nobody waits for it: one that is out of range is a
-        failed assertion of the device, after which CUDA refuses everything, as where torch's own
-        functions find one.
+        Indices on a GPU are checked there without synchronization. An index out of range fails an
+        assertion of the device, after which all CUDA calls fail, as with torch's functions.
 
         Args:
             rows: Number of rows of the variable.
@@ -157,7 +156,7 @@ class IndexedSlices:
         raise InvalidArgumentError(f"indices[{offset}] = {index} is not in [0, {rows})")
 
     def deduplicated(self) -> IndexedSlices:
-        """Name each row once, in order of first appearance, with the sum of its values.
+        """Return slices with unique rows, in order of first appearance, and summed values.
 
         The sum starts at zero and adds in order of appearance, as TensorFlow does, in the dtype
         of the values; float16 and bfloat16 are summed in float32 and rounded once. It is computed
@@ -183,9 +182,9 @@ class IndexedSlices:
             repeats[first] = False
             _add_rows(sums, rank[inverse[repeats]], wide[repeats])
 
-        summed = torch.from_numpy(sums).to(values.dtype).to(self.device)
+        values_by_row = torch.from_numpy(sums).to(values.dtype).to(self.device)
         rows = torch.from_numpy(indices[first]).to(self.device)
-        return IndexedSlices(summed, rows, self.dense_shape)
+        return IndexedSlices(values_by_row, rows, self.dense_shape)
 
     def to_dense(self) -> torch.Tensor:
         """Return a new tensor of the dense shape, in which repeated rows are summed like
@@ -215,18 +214,18 @@ class IndexedSlices:
         self.check_range(self.dense_shape[0])
         return self.dense_shape
 
-    def __add__(self, other: object) -> torch.Tensor:
-        """The sum with a tensor, as a tensor."""
-        return self.to_dense() + _dense(other)
+    def __add__(self, operand: object) -> torch.Tensor:
+        """Return the sum with a tensor as a tensor."""
+        return self.to_dense() + _dense(operand)
 
-    def __radd__(self, other: object) -> torch.Tensor:
-        return _dense(other) + self.to_dense()
+    def __radd__(self, operand: object) -> torch.Tensor:
+        return _dense(operand) + self.to_dense()
 
-    def __sub__(self, other: object) -> torch.Tensor:
-        return self.to_dense() - _dense(other)
+    def __sub__(self, operand: object) -> torch.Tensor:
+        return self.to_dense() - _dense(operand)
 
-    def __rsub__(self, other: object) -> torch.Tensor:
-        return _dense(other) - self.to_dense()
+    def __rsub__(self, operand: object) -> torch.Tensor:
+        return _dense(operand) - self.to_dense()
 
     def __neg__(self) -> IndexedSlices:
         return IndexedSlices(-self.values, self.indices, self.dense_shape)
@@ -241,8 +240,8 @@ class IndexedSlices:
 
     def __repr__(self) -> str:
         shape = None if self.dense_shape is None else tuple(self.dense_shape)
-        for each in (self.values, self.indices):
-            check_held(each, "A part of IndexedSlices")
+        for tensor in (self.values, self.indices):
+            check_held(tensor, "A part of IndexedSlices")
         return f"IndexedSlices(values={self.values}, indices={self.indices}, dense_shape={shape})"
 
 
@@ -331,13 +330,12 @@ def embedding_lookup(params: Any, ids: Any) -> torch.Tensor:
     return flat.reshape(ids.shape + params.shape[1:])
 
 
-_PASSING = ("AliasBackward0", "CloneBackward0")  # what hands sparse gradients on as they are
+# Nodes of torch's graph that pass on sparse gradients unchanged.
+_PASSING = ("AliasBackward0", "CloneBackward0")
 
 
 def _takes_rows(params: torch.Tensor) -> bool:
-    """Return whether a gradient of the tensor may be sparse: it is a variable, or the same as
-    one.
-    """
+    """Return whether the tensor's gradient may be sparse: for a variable, its alias or clone."""
     node = params.grad_fn
     while node is not None and node.name() in _PASSING:
         node = node.next_functions[0][0]
@@ -349,7 +347,7 @@ def _selected(params: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
 
 
 def _refuse_symbol(part: Any, name: str) -> None:
-    """Refuse what belongs to a graph, and say where its function is."""
+    """Raise an error for a tensor of a graph that names the function for graphs."""
     if not isinstance(part, torch.Tensor) and is_symbolic(part):
         raise InvalidTypeError(
             f"thalweg.{name} takes tensors of eager mode, and '{part.name}' belongs to a graph: use"
@@ -372,7 +370,7 @@ def _sparse_tensor(
 
 
 class _RowLookup(torch.autograd.Function):
-    """What torch's embedding does, for rows that are scalars or have several dimensions."""
+    """Embedding lookup for rows that are scalars or have several dimensions."""
 
     @staticmethod
     def forward(ctx: Any, params: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
@@ -394,7 +392,7 @@ def _dense(operand: object) -> Any:
 
 
 def _scalar(factor: Any) -> Any:
-    """A number or a tensor of shape (); those do not change the dtype of the values."""
+    """Return a number or tensor of shape (), which keeps the dtype of values; raise otherwise."""
     if np.ndim(factor.detach() if isinstance(factor, torch.Tensor) else factor) != 0:
         raise InvalidArgumentError("IndexedSlices can be scaled by a scalar only.")
     return factor.item() if isinstance(factor, np.generic) else factor

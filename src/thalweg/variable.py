@@ -1,4 +1,4 @@
-"""`Variable`, and what torch's own leaf tensors need to stand in for one."""
+"""`Variable`, and functions that treat torch's leaf tensors as variables."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ from thalweg.errors import InvalidArgumentError, InvalidTypeError, LayoutError
 
 Constraint = Callable[[torch.Tensor], torch.Tensor]
 
-REDUCED = (torch.float16, torch.bfloat16)  # what is computed in float32
-TRAINED = (torch.float32, torch.float64, *REDUCED)  # the dtypes of variables that rules update
+# Dtypes that are computed in float32.
+REDUCED = (torch.float16, torch.bfloat16)
+# Dtypes of variables that rules update.
+TRAINED = (torch.float32, torch.float64, *REDUCED)
 
 _UNTYPED = (int, float, list, tuple, range)
 
@@ -45,20 +47,14 @@ class VariableAggregation(enum.Enum):
 
 
 def is_trained(trainable: bool | None, synchronization: object = None) -> bool:
-    """Return True if training updates a variable, by default unless each replica has its own
-    value.
-    """
+    """Return `trainable`; its default is False for ON_READ, where replicas' values differ."""
     if trainable is None:
         return synchronization is not VariableSynchronization.ON_READ
     return trainable is not False
 
 
 def check_constraint(constraint: object) -> None:
-    """Refuse what is neither a function nor None.
-
-    Raises:
-        InvalidArgumentError: It is something else.
-    """
+    """Raise `InvalidArgumentError` unless a constraint is a function or None."""
     if constraint is not None and not callable(constraint):
         raise InvalidArgumentError(
             f"constraint must be None or a function, not {show_value(constraint)}."
@@ -66,18 +62,16 @@ def check_constraint(constraint: object) -> None:
 
 
 def as_dtype(dtype: object) -> torch.dtype:
-    """Return the torch dtype that `dtype` names: a torch or NumPy dtype, or a string such as
-    "float32".
-    """
+    """Return the torch dtype of a torch or NumPy dtype, or of a string such as "float32"."""
     name = dtype if isinstance(dtype, str) else getattr(dtype, "__name__", "")
     if not name and not isinstance(dtype, torch.Tensor | list | tuple | dict):  # may be cut
         name = str(dtype)
-    found = dtype if isinstance(dtype, torch.dtype) else getattr(torch, name, None)
-    if not isinstance(found, torch.dtype):
+    torch_dtype = dtype if isinstance(dtype, torch.dtype) else getattr(torch, name, None)
+    if not isinstance(torch_dtype, torch.dtype):
         raise InvalidTypeError(
             f"{show_value(dtype)} is not a dtype; expected one like torch.float32."
         )
-    return found
+    return torch_dtype
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -86,7 +80,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def to_tensor(value: object, dtype: object = None) -> torch.Tensor:
-    """Convert as TensorFlow does. Tensors are passed on as they are, everything else is copied.
+    """Convert to a tensor as TensorFlow does; tensors are returned unchanged, others are copied.
 
     Args:
         value: A tensor, a NumPy array, a number, or nested sequences of numbers. Python floats
@@ -100,45 +94,50 @@ def to_tensor(value: object, dtype: object = None) -> torch.Tensor:
         InvalidArgumentError: A Python int does not fit the dtype.
         LayoutError: A tensor is to be converted whose storage was cut.
     """
-    wanted = None if dtype is None else as_dtype(dtype)
+    target_dtype = None if dtype is None else as_dtype(dtype)
     tensor = value if isinstance(value, torch.Tensor) else _from_numbers(value)
     # np.float64 is a subclass of float, but it is as typed as an array.
     untyped = isinstance(value, _UNTYPED) and not isinstance(value, np.generic)
-    if untyped and wanted is None:
-        wanted = {torch.float64: torch.float32, torch.int64: torch.int32}.get(tensor.dtype)
-    if wanted is None or wanted == tensor.dtype:
+    if untyped and target_dtype is None:
+        target_dtype = {torch.float64: torch.float32, torch.int64: torch.int32}.get(tensor.dtype)
+    if target_dtype is None or target_dtype == tensor.dtype:
         return tensor
-    if not torch.can_cast(tensor.dtype, wanted):
-        kinds = f"{dtype_name(tensor.dtype)} values to {dtype_name(wanted)}"
+    if not torch.can_cast(tensor.dtype, target_dtype):
+        kinds = f"{dtype_name(tensor.dtype)} values to {dtype_name(target_dtype)}"
         raise InvalidTypeError(f"Cannot convert {kinds}.")
     if tensor is value:
         check_held(tensor)
-    result = tensor.to(wanted)
-    is_integral = not (wanted.is_floating_point or wanted.is_complex)
+    result = tensor.to(target_dtype)
+    is_integral = not (target_dtype.is_floating_point or target_dtype.is_complex)
     if untyped and is_integral and not torch.equal(result.to(tensor.dtype), tensor):
-        raise InvalidArgumentError(f"{show_value(value)} does not fit {dtype_name(wanted)}.")
+        raise InvalidArgumentError(f"{show_value(value)} does not fit {dtype_name(target_dtype)}.")
     return result
 
 
 def as_asked(value: object, dtype: object) -> torch.Tensor:
-    """`to_tensor`, where a user asks for the dtype: arrays of floats become integers and bools.
+    """Convert like `to_tensor`, and also arrays of floats to integers and bools.
 
-    As in TensorFlow fractions of arrays are cut off; those of Python's numbers are refused.
+    As in TensorFlow, fractions of arrays are truncated; those of Python numbers raise an error.
 
     Raises:
         InvalidTypeError, InvalidArgumentError: See `to_tensor`; an element of an array does not fit
             the dtype.
     """
-    wanted = None if dtype is None else as_dtype(dtype)
+    target_dtype = None if dtype is None else as_dtype(dtype)
     is_array = isinstance(value, np.ndarray | np.generic) and value.dtype.kind == "f"
-    if not is_array or wanted is None or wanted.is_floating_point or wanted.is_complex:
+    if (
+        not is_array
+        or target_dtype is None
+        or target_dtype.is_floating_point
+        or target_dtype.is_complex
+    ):
         return to_tensor(value, dtype)
-    if wanted == torch.bool:
+    if target_dtype == torch.bool:
         return to_tensor(value != 0)
-    limits, whole = torch.iinfo(wanted), np.trunc(np.asarray(value, np.float64))
-    if not np.all((whole >= limits.min) & (whole < limits.max + 1)):  # nor is NaN
-        raise InvalidArgumentError(f"{show_value(value)} does not fit {dtype_name(wanted)}.")
-    return to_tensor(whole).to(wanted)
+    limits, truncated = torch.iinfo(target_dtype), np.trunc(np.asarray(value, np.float64))
+    if not np.all((truncated >= limits.min) & (truncated < limits.max + 1)):  # nor is NaN
+        raise InvalidArgumentError(f"{show_value(value)} does not fit {dtype_name(target_dtype)}.")
+    return to_tensor(truncated).to(target_dtype)
 
 
 def as_operand(value: object, dtype: object) -> torch.Tensor:
@@ -162,10 +161,10 @@ def operand_like(value: object, tensor: torch.Tensor) -> torch.Tensor:
 def _from_numbers(value: object) -> torch.Tensor:
     try:
         array = np.array(value, order="C")
-        own = getattr(torch, array.dtype.name, None)
-        is_added = array.dtype.isbuiltin == 2  # to NumPy, as by ml_dtypes
-        if is_added and isinstance(own, torch.dtype) and own.is_floating_point:
-            return torch.from_numpy(array.view(f"i{own.itemsize}")).view(own)
+        torch_dtype = getattr(torch, array.dtype.name, None)
+        is_extension = array.dtype.isbuiltin == 2  # to NumPy, as by ml_dtypes
+        if is_extension and isinstance(torch_dtype, torch.dtype) and torch_dtype.is_floating_point:
+            return torch.from_numpy(array.view(f"i{torch_dtype.itemsize}")).view(torch_dtype)
         return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), copy=False))
     except (TypeError, ValueError, RuntimeError) as error:
         text = show_value(value)
@@ -176,25 +175,25 @@ def _full_name(name: str) -> str:
     return name if ":" in name else f"{name}:0"
 
 
-def check_held(tensor: torch.Tensor, what: str = "") -> None:
-    """Refuse a tensor whose storage was cut: to read or write it would end the process.
+def check_held(tensor: torch.Tensor, subject: str = "") -> None:
+    """Raise an error for a tensor whose storage was cut, since access would crash the process.
 
     Args:
-        tensor: Any tensor; one that keeps its elements elsewhere is left to torch.
-        what: What it is, for the message; the variable's name, or a tensor's shape, if empty.
+        tensor: Any tensor; those without strided memory are not checked.
+        subject: Subject of the message; the variable's name, or a tensor's shape, if empty.
 
     Raises:
-        LayoutError: Names it.
+        LayoutError: The storage is smaller than the tensor's elements.
     """
     if torch.compiler.is_dynamo_compiling() or tensor.is_meta or tensor.layout != torch.strided:
         return
     try:
-        is_held = holds_elements(tensor)
+        has_memory = holds_elements(tensor)
     except (RuntimeError, NotImplementedError):  # one of functorch's
         return
-    if not is_held and type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__:  # pyright: ignore
+    if not has_memory and type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__:  # pyright: ignore
         raise LayoutError(
-            f"{what or _named(tensor)} has no memory that holds its {tensor.numel()} elements:"
+            f"{subject or _named(tensor)} has no memory that holds its {tensor.numel()} elements:"
             " its storage was cut."
         )
 
@@ -204,21 +203,21 @@ def _named(tensor: torch.Tensor) -> str:
     return f"A tensor of shape {tuple(tensor.shape)}" if name == ":0" else repr(name)
 
 
-def check_number(tensor: torch.Tensor, what: str = "") -> None:
-    """Check a tensor of shape () as `check_held` does, quickly, as every step needs it."""
+def check_number(tensor: torch.Tensor, subject: str = "") -> None:
+    """Check a tensor of shape () like `check_held`, but fast enough for every step."""
     try:
-        held = tensor.untyped_storage().nbytes()
-        needed = (tensor.storage_offset() + 1) * tensor.itemsize
+        size = tensor.untyped_storage().nbytes()
+        required_size = (tensor.storage_offset() + 1) * tensor.itemsize
     except (RuntimeError, NotImplementedError):  # one of functorch's, or no strided one
         return
-    if held < needed:
-        check_held(tensor, what)
+    if size < required_size:
+        check_held(tensor, subject)
 
 
 class Value(torch.Tensor):
-    """A variable's value, of which NumPy gets a copy even where autograd tracks it.
+    """Value of a variable that NumPy can copy although autograd tracks the value.
 
-    What is computed from it is a plain tensor.
+    Results of operations are plain tensors.
     """
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # pyright: ignore
@@ -232,9 +231,9 @@ class Value(torch.Tensor):
 
 
 def numpy_copy(tensor: torch.Tensor) -> np.ndarray:
-    """Return a copy of a tensor of any device as NumPy's array.
+    """Return a copy of a tensor of any device as a NumPy array.
 
-    By torch: memory that NumPy has shared once counts as another's ever after.
+    Torch makes the copy, because memory once shared with NumPy is marked as foreign for good.
 
     Raises:
         TypeError: NumPy lacks the dtype.
@@ -254,22 +253,20 @@ def numpy_array(tensor: torch.Tensor) -> np.ndarray:
     try:
         return numpy_copy(tensor)
     except TypeError:
-        added = added_type(tensor.dtype)
-        if added is None:
+        extension_dtype = added_type(tensor.dtype)
+        if extension_dtype is None:
             raise
-    return numpy_copy(bits_of(tensor.detach())).view(added)
+    return numpy_copy(bits_of(tensor.detach())).view(extension_dtype)
 
 
 def numpy_value(tensor: torch.Tensor) -> Any:
-    """Return a NumPy copy of a tensor, a NumPy scalar where the shape is (); bfloat16 as
-    float32.
-    """
-    plain = tensor.detach()
-    return numpy_copy(plain.float() if plain.dtype == torch.bfloat16 else plain)[()]
+    """Return a NumPy copy of a tensor, or a NumPy scalar of shape (); bfloat16 as float32."""
+    detached = tensor.detach()
+    return numpy_copy(detached.float() if detached.dtype == torch.bfloat16 else detached)[()]
 
 
 class Variable(torch.nn.Parameter):
-    """A tensor that training updates in place.
+    """Tensor that training updates in place.
 
     It is a leaf of torch's autograd and a parameter for `torch.nn.Module`. What is computed from
     it is a plain `torch.Tensor`. Names are not made unique, as in TensorFlow's eager mode.
@@ -347,12 +344,12 @@ class Variable(torch.nn.Parameter):
 
     @property
     def name(self) -> str:
-        """The name in TensorFlow's form: "w:0"."""
+        """Return the name in TensorFlow's form: "w:0"."""
         return self._name
 
     @property
     def constraint(self) -> Constraint | None:
-        """The function that an optimizer applies to the variable after each update, or None."""
+        """Return the function that an optimizer applies after each update, or None."""
         return self._constraint
 
     @constraint.setter
@@ -368,8 +365,7 @@ class Variable(torch.nn.Parameter):
     ) -> Variable:
         """Replace all elements in place, unseen by autograd, and return the variable.
 
-        A value of another shape, where the variable was made to take it, gives the variable other
-        memory.
+        A value of another allowed shape gives the variable new memory.
 
         Args:
             value: What `to_tensor` accepts, of exactly the variable's shape, or of one that fits
@@ -414,13 +410,15 @@ class Variable(torch.nn.Parameter):
             self.sub_(self._operand(delta))
         return self
 
-    def _operand(self, value: object, takes: Shape | UnknownShape | None = None) -> torch.Tensor:
+    def _operand(
+        self, value: object, assignable_shape: Shape | UnknownShape | None = None
+    ) -> torch.Tensor:
         if isinstance(value, torch.Tensor) and value.dtype != self.dtype:
             kinds = f"it is {dtype_name(self.dtype)} but the value is {dtype_name(value.dtype)}"
             raise InvalidTypeError(f"Cannot assign to '{self.name}': {kinds}. Cast the value.")
         tensor = to_tensor(value, self.dtype)
-        is_taken = takes is not None and takes.accepts(tensor.shape)
-        if tensor.shape != self.shape and not is_taken:
+        is_assignable = assignable_shape is not None and assignable_shape.accepts(tensor.shape)
+        if tensor.shape != self.shape and not is_assignable:
             shapes = f"it has shape {tuple(self.shape)} but the value has {tuple(tensor.shape)}"
             raise InvalidArgumentError(f"Cannot assign to '{self.name}': {shapes}.")
         check_held(self)
@@ -450,13 +448,13 @@ class Variable(torch.nn.Parameter):
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         try:
-            own = numpy_array(self)
+            array = numpy_array(self)
         except TypeError as error:
-            what = f"NumPy has no {dtype_name(self.dtype)}, the dtype of '{self.name}'"
+            problem = f"NumPy has no {dtype_name(self.dtype)}, the dtype of '{self.name}'"
             raise InvalidTypeError(
-                f"{what}. Call .float() on the variable first, or install ml_dtypes."
+                f"{problem}. Call .float() on the variable first, or install ml_dtypes."
             ) from error
-        return np.asarray(own, dtype=dtype)
+        return np.asarray(array, dtype=dtype)
 
     def __float__(self) -> float:
         check_held(self)
@@ -467,8 +465,8 @@ class Variable(torch.nn.Parameter):
         return int(self.item())
 
     def __repr__(self, *, tensor_contents: object = None) -> str:
-        described = f"'{self.name}' shape={tuple(self.shape)} dtype={dtype_name(self.dtype)}"
-        return f"<tf.Variable {described}, numpy={tensor_contents or self._numpy_text()}>"
+        description = f"'{self.name}' shape={tuple(self.shape)} dtype={dtype_name(self.dtype)}"
+        return f"<tf.Variable {description}, numpy={tensor_contents or self._numpy_text()}>"
 
     def _numpy_text(self) -> str:
         try:
@@ -523,23 +521,23 @@ _COMPARISONS = ("lt", "le", "gt", "ge")
 
 
 def _taking_arrays(name: str, reflects: bool = False) -> Callable[[Variable, Any], Any]:
-    """An operator that takes arrays and lists as TensorFlow's do: in the variable's dtype.
+    """Return an operator that also accepts arrays and lists, in the variable's dtype.
 
-    Torch's own hand them to NumPy, which knows no gradients, or refuse them.
+    Torch's operators pass arrays to NumPy, which loses gradients, or raise an error.
     """
-    plain = getattr(torch.Tensor, f"__r{name}__" if reflects else f"__{name}__")
+    torch_operator = getattr(torch.Tensor, f"__r{name}__" if reflects else f"__{name}__")
     forward = getattr(torch.Tensor, f"__{name}__")
 
-    @functools.wraps(plain)
-    def apply(self: Variable, other: object) -> Any:
+    @functools.wraps(torch_operator)
+    def apply(self: Variable, right_operand: object) -> Any:
         if reflects:  # torch's own would multiply by the reciprocal
-            if isinstance(other, int | float) and self.is_floating_point():
-                other = torch.tensor(other, dtype=self.dtype, device=self.device)
-            if isinstance(other, torch.Tensor):
-                return forward(other, self)
-        if not isinstance(other, np.ndarray | np.generic | list):
-            return plain(self, other)
-        operand = operand_like(other, self)
+            if isinstance(right_operand, int | float) and self.is_floating_point():
+                right_operand = torch.tensor(right_operand, dtype=self.dtype, device=self.device)
+            if isinstance(right_operand, torch.Tensor):
+                return forward(right_operand, self)
+        if not isinstance(right_operand, np.ndarray | np.generic | list):
+            return torch_operator(self, right_operand)
+        operand = operand_like(right_operand, self)
         function = divide_tensors if name == "truediv" else forward
         return function(operand, self) if reflects else function(self, operand)
 
@@ -555,7 +553,7 @@ for _name in _OPERATORS:
 def _build(
     cls: type[Variable], data: torch.Tensor, requires_grad: bool, state: dict[str, object]
 ) -> Variable:
-    """A variable over `data` itself, without a copy; a copy or a loaded one is a new variable."""
+    """Return a new variable over `data` itself, without a copy."""
     variable = torch.Tensor._make_subclass(cls, data, requires_grad)
     vars(variable).update(state)
     variable._uid = next(Variable._created)
@@ -566,8 +564,8 @@ class Moves:
     """Counter of memory changes of variables, which a plan that holds addresses reads.
 
     Attributes:
-        count: How often one of the variables was given other memory by an assignment to its `data`.
-        handed: The `id` of those that were handed out to a caller, who may do other things to them.
+        count: The number of assignments to `data` of one of the variables.
+        handed: The `id` of variables that callers have and may change in other ways.
     """
 
     __slots__ = ("count", "handed")
@@ -578,16 +576,16 @@ class Moves:
 
 
 class StateVariable(Variable):
-    """A variable of an optimizer's own, which may share a block of memory with others."""
+    """Variable of an optimizer's state, which may share a block of memory with others."""
 
     @property
     def moves(self) -> Moves:
-        """Its own, unless it was made with one to share; a copy has one of its own."""
+        """Return the counter that this variable shares or, by default, a separate one."""
         return vars(self).setdefault("_moves", Moves())
 
     @property
     def data(self) -> torch.Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """The values, detached from autograd."""
+        """Return the values, detached from autograd."""
         return torch.Tensor.data.__get__(self)  # pyright: ignore[reportAttributeAccessIssue]
 
     @data.setter
@@ -603,9 +601,7 @@ class StateVariable(Variable):
 
 
 def over(data: torch.Tensor, name: str, moves: Moves | None = None) -> Variable:
-    """Return a variable, not trainable, over the memory of `data` itself; `moves` is to be
-    shared.
-    """
+    """Return a variable that is not trainable over the memory of `data`, with a shared counter."""
     state: dict[str, object] = {"_name": _full_name(name), "trainable": False, "_constraint": None}
     if moves is not None:
         state["_moves"] = moves
@@ -613,17 +609,15 @@ def over(data: torch.Tensor, name: str, moves: Moves | None = None) -> Variable:
 
 
 def is_variable(x: object) -> bool:
-    """Return True if `x` can be trained: a `Variable`, a parameter, or a leaf that requires a
-    gradient.
-    """
+    """Return True for a `Variable`, a parameter, or a leaf that requires a gradient."""
     is_leaf = isinstance(x, torch.Tensor) and x.is_leaf and x.requires_grad
     return is_leaf or isinstance(x, torch.nn.Parameter)
 
 
 def is_frozen(x: object) -> bool:
-    """Return True if `requires_grad_(False)` keeps a tensor from being trained where it is named.
+    """Return True if `requires_grad_(False)` excludes a tensor from training even if listed.
 
-    Return False for a `Variable` made with `trainable=False`, which TensorFlow trains then.
+    Return False for a `Variable` with `trainable=False`, which TensorFlow trains if listed.
     """
     if not isinstance(x, torch.Tensor) or x.requires_grad:
         return False
@@ -632,14 +626,15 @@ def is_frozen(x: object) -> bool:
 
 
 def frozen_among(variables: Iterable[Any]) -> str:
-    """Return a sentence that names those that are frozen, with a space before it; "" if none is."""
+    """Return a sentence, with a leading space, that names the frozen variables; "" if none."""
     names = [name_of(var) for var in variables if is_frozen(var)]
     return f" Frozen by requires_grad_(False): {names}." if names else ""
 
 
 def tensor_of(x: object) -> Any:
-    """Return the parameter that a variable of Keras on torch keeps as its `value`, named and
-    constrained as it is; anything else as it is.
+    """Return the parameter of a Keras variable on torch, with its name and constraint set.
+
+    Other objects are returned unchanged.
     """
     if isinstance(x, torch.Tensor):
         return x
@@ -655,9 +650,9 @@ def tensor_of(x: object) -> Any:
 
 
 def name_of(tensor: torch.Tensor, default: str = "Variable") -> str:
-    """Return the name of a variable, or the one that `named_variables` gave; always like "w:0".
+    """Return the name of a variable or, for a tensor, that of `named_variables`, like "w:0".
 
-    Variables of a graph have names of their own.
+    Variables of a graph have separate names.
     """
     if isinstance(tensor, Variable) or not isinstance(tensor, torch.Tensor):
         return tensor.name
@@ -668,7 +663,7 @@ UNNAMED = _full_name("Variable")
 
 
 def titles_of(tensors: Sequence[torch.Tensor]) -> list[str]:
-    """Names for messages; where several have none of their own, their place and shape as well."""
+    """Return names for messages, with index and shape if several tensors are unnamed."""
     names = [name_of(tensor) for tensor in tensors]
     if names.count(UNNAMED) < 2:
         return names
@@ -679,33 +674,33 @@ def titles_of(tensors: Sequence[torch.Tensor]) -> list[str]:
 
 
 def variable_constraint(tensor: torch.Tensor) -> Constraint | None:
-    """Return the constraint of a variable, or the attribute of that name of another tensor, or
-    None.
-    """
+    """Return the attribute `constraint` of a variable or tensor, or None."""
     return getattr(tensor, "constraint", None)
 
 
 def named_variables(
     pairs: torch.nn.Module | Iterable[tuple[str, torch.Tensor]],
 ) -> list[torch.Tensor]:
-    """Return the tensors of `module.named_parameters()`, which from now on answer to these names.
+    """Set the names of a module's parameters, or of tensors in pairs, and return the tensors.
 
-    Takes a module, or pairs of a name and a tensor; a `Variable` keeps the name it has.
+    A `Variable` keeps its name.
 
     Example:
         >>> weight, bias = named_variables(torch.nn.Linear(2, 1))
         >>> name_of(bias)
         'bias:0'
     """
-    named = list(pairs.named_parameters() if isinstance(pairs, torch.nn.Module) else pairs)
-    for pair in named:
+    names_and_tensors = list(
+        pairs.named_parameters() if isinstance(pairs, torch.nn.Module) else pairs
+    )
+    for pair in names_and_tensors:
         if isinstance(pair, torch.Tensor) or not (len(pair) == 2 and isinstance(pair[0], str)):
             raise InvalidTypeError(
                 "named_variables takes a module, or pairs of a name and a tensor as"
                 f" named_parameters() gives them, not {show_value(pair)}."
             )
     tensors = []
-    for name, tensor in named:
+    for name, tensor in names_and_tensors:
         if not isinstance(tensor, Variable):
             # An attribute dies with its tensor; a registry could not even key it by equality.
             tensor._thalweg_name = name  # pyright: ignore[reportAttributeAccessIssue]

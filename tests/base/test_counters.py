@@ -72,10 +72,10 @@ def test_what_was_never_moved_is_asked() -> None:
 
 def test_numbers_of_no_counter_are_kept() -> None:
     gc.collect()
-    before = len(device_counters._sent)
+    before = len(device_counters._transfers)
     move((counter(1.0), 2.0))
     gc.collect()
-    assert len(device_counters._sent) == before
+    assert len(device_counters._transfers) == before
 
 
 def test_memory_that_was_replaced_is_asked() -> None:

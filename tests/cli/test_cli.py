@@ -761,7 +761,7 @@ def test_show_prints_the_defaults_and_sparse_gradients_of_a_class() -> None:
     for name in ("optim:Adan", "torch:Adam", "optim:Adagrad", "optim:SparseAdam", "TorchAdam"):
         title = name if ":" in name else "optim:Adam"
         entry = by_torch()[title]
-        words = sparse_words(entry.rule, getattr(optim, entry.cls.made_of.__name__))
+        words = sparse_words(entry.rule, getattr(optim, entry.cls.factory.__name__))
         assert json.loads(invoke("show", name, "--json").stdout)["sparse"] == words
 
 

@@ -14,6 +14,7 @@ import thalweg
 from rulebook import KEEP, Problem, assert_same, plain_rule, reference, take
 from thalweg import Hyper, Rule, RuleError, Slot, check_rule, sqrt, where
 from thalweg._engines.formula_parser import check_counts, transcribe
+from thalweg.formula import ChainedFormula, WrappedStepFormula
 from thalweg.rules import RULES
 
 RATE = Hyper("learning_rate", 0.1)
@@ -84,6 +85,14 @@ def turned_round(var, grad, a, b, c, *, learning_rate):
 
 def turned_measure(var, grad, v, m):
     return m * m
+
+
+def halved(var):
+    return var * 0.5
+
+
+def stepped(var, grad, base, step):
+    return base + step
 
 
 def remembering(var, grad, m, v, *, learning_rate):
@@ -184,6 +193,14 @@ def test_every_formula_is_checked(part: str) -> None:
         ),
         (rule(turned_variable, "mv"), r"returns m, var, v, in another order"),
         (rule(turned_round, "abc"), r"returns \.\.\., b, c, a, in another order"),
+        (
+            rule(ChainedFormula(turned_results, halved), "mv"),
+            r"turned_results .* returns \.\.\., v, m, in another order",
+        ),
+        (
+            rule(WrappedStepFormula(turned_round, stepped), "abc"),
+            r"turned_round .* returns \.\.\., b, c, a, in another order",
+        ),
         (
             rule(renamed, "mv", update_sparse=turned),
             r"takes var, grad, v, m: v is where m comes",

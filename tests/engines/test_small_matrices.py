@@ -418,6 +418,10 @@ def mixes(*, rows, columns):
     return where(columns > 0, rows, 1.0), columns
 
 
+def mixes_sums(*, rows, columns):
+    return -(rows + 1) * columns, columns
+
+
 def turns(*, rows, columns):
     return columns, rows
 
@@ -473,6 +477,7 @@ def sees(*, rows, length, columns):
 REFUSED = {
     "takes row_count by position": asks_for_one,
     "in `where\\(columns > 0.0, rows, 1.0\\)`, which makes a number of each element": mixes,
+    r"in `-\(rows \+ 1.0\) \* columns`, which makes": mixes_sums,
     "returns for rows a number of each column, where it must return a number of each row": turns,
     "gives mean_over_rows a number of each column, where it must be": averages,
     "returns for rows one number of the matrix, where": keeps_one,

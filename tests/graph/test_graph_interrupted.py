@@ -44,7 +44,7 @@ def test_a_lock_is_given_back(
     """Wherever others are told of it, which Python's own methods do in several steps."""
     w = tf.Variable(1.0)
     up, session = w.assign_add(1.0), initialized()
-    lock, calls = session._lock._changed, itertools.count()
+    lock, calls = session._lock._condition, itertools.count()
     original = lock.notify_all
 
     def interrupted() -> None:

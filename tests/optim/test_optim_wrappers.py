@@ -564,6 +564,11 @@ def test_nan_stays_where_it_is_seen(option: str) -> None:
             {"cautious_decay": True},
             "decoupled weight decay, .* 'SGD' has none: leave",
         ),
+        (
+            "AdamWCoupled",
+            {"cautious_decay": True},
+            "decoupled weight decay, .* 'AdamWCoupled' has none: leave",
+        ),
         ("ScheduleFreeSGD", {"cautious": True}, "ScheduleFreeSGD with cautious: parameters go w"),
         ("AdamH", {"sphere": True}, "Rule 'AdamH' is on a sphere already"),
         ("Prodigy", {"trust_ratio": True}, "Rule 'Prodigy' with a trust ratio: it finds by itself"),

@@ -86,7 +86,7 @@ def test_hidden_matrices_of_each_problem(name: str) -> None:
 def test_adamw_has_all_but_the_hidden_matrices(name: str) -> None:
     race = run(PROBLEMS["lm"](0), line_up([name], {}, "lm"))
     made: Any = race.lanes[0].optimizer
-    groups = [group for each in made._made for group in each.param_groups]
+    groups = [group for each in made._optimizers for group in each.param_groups]
     names = {id(param): title for title, param in race.lanes[0].model.named_parameters()}
     first, rest = (sorted(names[id(param)] for param in group["params"]) for group in groups)
     assert first == sorted(HIDDEN["lm"])
@@ -97,7 +97,7 @@ def test_without_hidden_matrices_all_of_two_dimensions_are_matrices() -> None:
     optimizer = named("optim:Muon").make(0.1)
     matrix, vector = torch.ones(3, 2), torch.ones(3)
     optimizer.apply_gradients([(torch.ones(3, 2), matrix), (torch.ones(3), vector)])
-    first, rest = (group["params"] for group in optimizer._made[0].param_groups)
+    first, rest = (group["params"] for group in optimizer._optimizers[0].param_groups)
     assert ([*map(id, first)], [*map(id, rest)]) == ([id(matrix)], [id(vector)])
 
 
@@ -108,7 +108,7 @@ def test_a_schedule_free_class_is_evaluated_as_its_means(monkeypatch: pytest.Mon
     @contextmanager
     def told(self: Any) -> Iterator[None]:
         with evaluated(self):
-            inside.append(f"{self.made_of.__name__} {self._made[0]._cache.holds_averages}")
+            inside.append(f"{self.factory.__name__} {self._optimizers[0]._cache.holds_averages}")
             yield
             inside.append("out")
 

@@ -216,7 +216,7 @@ def test_a_sweep_begins_at_the_default_rate() -> None:
 
 def test_modes_of_a_schedule_free_optimizer() -> None:
     (lane,) = run(PROBLEMS["digits"](0), line_up(["mine.py:Modes"], {}, "digits"), epochs=1).lanes
-    calls = lane.optimizer._made[0].calls
+    calls = lane.optimizer._optimizers[0].calls
     assert (calls[0], calls[-2:]) == ("train", ["eval", "train"])
     assert calls.count("eval") == len(lane.evaluations)
     assert "step" not in {calls[place + 1] for place, call in enumerate(calls) if call == "eval"}

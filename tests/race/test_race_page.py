@@ -85,7 +85,7 @@ def test_the_page_of_a_race(names: str) -> None:
 def test_the_first_of_several_seeds_is_measured() -> None:
     racing = line_up(["optim:SGD"], {}, "digits")
     found = race_seeds(PROBLEMS["digits"], racing, seeds=[1, 2], epochs=1, measures=True)
-    first, second = (race.lanes[0].measured for race in found.races)
+    first, second = (race.lanes[0].recorder for race in found.races)
     assert first is not None
     assert len(first.history.rows) == len(first.history.losses) == found.race.steps
     assert second is None

@@ -250,9 +250,9 @@ def finished(costs: dict[str, list[list[int | None]]], problems: int = 1) -> Res
     results = Results(plan)
     for key in plan.trial_keys():
         steps = costs[key.contestant][key.study][key.trial]
-        results.ran[key] = Ran(steps, steps or 400, 0.5, 1.0)
+        results.outcomes[key] = Ran(steps, steps or 400, 0.5, 1.0)
         if steps is not None:
-            results.timed[key] = Timed(steps / 10, steps / 10)
+            results.timings[key] = Timed(steps / 10, steps / 10)
     return results
 
 
@@ -291,8 +291,8 @@ def test_times_are_the_processors_where_others_took_the_cores() -> None:
     results = finished({"A": [[30], [20]], "B": [[40], [41]]})
     made = summary.summarize(results)
     assert [each.costs["digits"] for each in made.seconds] == [2.5, 4.05]
-    for key, timed in results.timed.items():
-        results.timed[key] = replace(timed, seconds=100.0)
+    for key, timed in results.timings.items():
+        results.timings[key] = replace(timed, seconds=100.0)
     made = summary.summarize(results)
     assert [each.costs["digits"] for each in made.seconds] == [2.5, 4.05]
     assert (

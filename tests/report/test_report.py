@@ -399,7 +399,7 @@ def test_examples_of_help_run(command: str, run: Path, monkeypatch: pytest.Monke
 
 def test_the_order_of_layers() -> None:
     rows = {"ratio": np.array([1.0, 3.0, math.nan, UNMEASURED, 2.0]), "nonfinite": np.eye(5)[4]}
-    assert rank_layers(rows).places.tolist() == [2, 4, 1, 0, 3]
+    assert rank_layers(rows).indices.tolist() == [2, 4, 1, 0, 3]
 
 
 def test_long_names_are_elided_in_the_middle() -> None:

@@ -78,7 +78,7 @@ def history() -> History:
     found.rows[505]["ratio"][1] = 0.1234
     words = f"2 layers left their band, farthest {HOSTILE}: update beside weight"
     crowd = ("embedding.weight", HOSTILE)
-    found.warned = [Warned("", 505, words, 0.1234, 0.001, "batch", crowd)]
+    found.warnings = [Warned("", 505, words, 0.1234, 0.001, "batch", crowd)]
     return found
 
 

@@ -1,4 +1,4 @@
-"""Dtypes that NumPy lacks, such as bfloat16, as the package ml_dtypes adds them."""
+"""Scalar types of ml_dtypes for dtypes that NumPy lacks, such as bfloat16."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 
 
 def added_type(dtype: torch.dtype) -> type[Any] | None:
-    """Return the scalar type of ml_dtypes for a dtype; None without one, or without ml_dtypes."""
+    """Return the ml_dtypes scalar type of a dtype; None if there is none, or without ml_dtypes."""
     try:
         return getattr(importlib.import_module("ml_dtypes"), str(dtype).removeprefix("torch."))
     except (ImportError, AttributeError):
@@ -19,5 +19,5 @@ def added_type(dtype: torch.dtype) -> type[Any] | None:
 
 
 def bits_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the bits of each element of a tensor of 8, 16 or 32 bits per element, as integers."""
+    """Return the bits of each element, of 8, 16 or 32 bits, as integers."""
     return tensor.resolve_conj().contiguous().view(_BITS[tensor.itemsize])

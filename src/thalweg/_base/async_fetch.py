@@ -1,4 +1,4 @@
-"""Values of a device on their way to the host, for which nobody waits until they are read."""
+"""Asynchronous copies of device tensors to the host."""
 
 from __future__ import annotations
 
@@ -11,22 +11,25 @@ import torch
 from torch import Tensor
 
 
-def brought(given: Sequence[Tensor]) -> tuple[list[npt.NDArray[Any]], Callable[[], None]]:
-    """Arrays that will hold what tensors of any devices hold now, and what waits for that.
+def brought(tensors: Sequence[Tensor]) -> tuple[list[npt.NDArray[Any]], Callable[[], None]]:
+    """Copy tensors to the host asynchronously.
 
     Args:
-        given: Tensors of dtypes that NumPy has.
+        tensors: Tensors of dtypes that NumPy has, on any devices.
+
+    Returns:
+        An array for each tensor, and a function that waits until all arrays are filled.
     """
     arrays: list[npt.NDArray[Any]] = []
-    for tensor in given:
-        own = np.empty(tensor.shape, str(tensor.dtype).removeprefix("torch."))
-        here = torch.from_numpy(own)  # pyright: ignore[reportUnknownMemberType]
+    for tensor in tensors:
+        array = np.empty(tensor.shape, str(tensor.dtype).removeprefix("torch."))
+        buffer = torch.from_numpy(array)  # pyright: ignore[reportUnknownMemberType]
         if tensor.is_cuda:
-            here = here.pin_memory()
-            own = here.numpy()
-        here.copy_(tensor.detach(), non_blocking=True)
-        arrays.append(own)
-    devices = {tensor.device for tensor in given if tensor.is_cuda}
+            buffer = buffer.pin_memory()
+            array = buffer.numpy()
+        buffer.copy_(tensor.detach(), non_blocking=True)
+        arrays.append(array)
+    devices = {tensor.device for tensor in tensors if tensor.is_cuda}
     events = [torch.cuda.current_stream(device).record_event() for device in devices]
 
     def wait() -> None:

@@ -1,4 +1,4 @@
-"""Pairs of formulas that engines run as one."""
+"""Pairs of formulas that engines execute as one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Formula = Callable[..., Any]
 
 
 class ComposedFormula:
-    """Formula of two, which engines alone run.
+    """Pair of formulas; only engines can call it.
 
     Attributes:
         both: The formulas.
@@ -37,13 +37,13 @@ class ComposedFormula:
 
 @exported_from("thalweg.formula")
 class ChainedFormula(ComposedFormula):
-    """A formula and then another, which gets the variable that the first has made.
+    """Formula followed by another one, which receives the variable of the first.
 
     Args:
         first: A formula of a rule.
-        then: A formula without helper functions. `(var, *, scalars) -> var` changes the variable;
-            `(var, value, *, scalars) -> value` makes the value of one further slot, the last, and
-            `-> (var, value)` changes both.
+        then: A formula. `(var, *, scalars) -> var` changes the variable;
+            `(var, value, *, scalars) -> value` computes the value of one further slot, the last,
+            and `-> (var, value)` both.
     """
 
     def __init__(self, first: Formula | ChainedFormula, then: Formula) -> None:

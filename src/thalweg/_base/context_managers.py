@@ -1,8 +1,8 @@
-"""Switches for a `with` block that are switched back under any interruption.
+"""Context managers that restore their setting after any interruption.
 
-`KeyboardInterrupt`, and what `PyThreadState_SetAsyncExc` sends, reach Python code between two of
-its instructions: also the first one of an `__exit__`, or of what follows `finally`. A switch would
-stay then as the block had it, such as torch's recording of gradients: off.
+`KeyboardInterrupt`, and exceptions of `PyThreadState_SetAsyncExc`, are raised between two bytecode
+instructions: also at the first one of `__exit__` or of a `finally` block. A setting, such as
+torch's recording of gradients, would then stay changed.
 """
 
 from __future__ import annotations
@@ -27,61 +27,63 @@ _C: Any = torch._C
 
 
 class _Entering:
-    """Finds `__enter__` of a `ContextSetting`: its section, where Python code has come to its end.
+    """Descriptor that returns the opening section as `__enter__`.
 
-    `with` finds it, and then calls it. A method of Python's would have instructions after the
-    section, where an interruption leaves the block open, but not entered.
+    `with` looks it up, and then calls it. A Python method would have instructions after the
+    section, where an interruption leaves the setting changed, but the block not entered.
     """
 
     def __get__(self, block: ContextSetting | None, owner: object = None) -> object:
         return _entered if block is None else block.opening()
 
 
-def _entered(block: ContextSetting) -> object:  # as `contextlib.ExitStack` calls it
+def _entered(block: ContextSetting) -> object:
+    """Enter a block, for `contextlib.ExitStack`, which looks up `__enter__` on the class."""
     return block.opening()()
 
 
 class ContextSetting(IOBase):
-    """A `with` block that one section opens and another closes, whatever interrupts it.
+    """Context manager and decorator that opens and closes uninterruptibly, in C.
 
-    `IOBase` has its block end with a call of `close`, from C. A method of Python's would have
-    instructions before its section, where an interruption leaves the block, but not closed.
+    A block ends with a call of `IOBase.close`, from C. A Python method would have instructions
+    before its section, where an interruption leaves the block without closing it.
 
     Args:
-        prepare: Called where a block begins. Returns what opens and what closes it, as functions
-            in C that cannot fail; the last one that closes may be any function.
-        given: What `as` gives, if anything.
+        prepare: Called at the start of a block. Returns the opening and closing calls: functions in
+            C that cannot fail, except that the last closing call may be any function.
+        value: Optional. The value that `as` binds.
     """
 
-    def __init__(self, prepare: Callable[[], Sections], given: Any = None) -> None:
+    def __init__(self, prepare: Callable[[], Sections], value: Any = None) -> None:
         self._prepare = prepare
-        self._given = given
+        self._value = value
 
     def opening(self) -> Call:
-        """Return the section that opens the block, made anew for each."""
-        first, last = self._prepare()
-        closes = partial(setattr, self, "close", _section(last))
-        opens = _section([closes, *first])
-        if self._given is None:
+        """Return a new section that opens one block."""
+        opening, closing = self._prepare()
+        closes = partial(setattr, self, "close", _section(closing))
+        opens = _section([closes, *opening])
+        if self._value is None:
             return opens
-        gives = partial(operator.itemgetter(0), (self._given,))
-        is_given = partial(operator.is_, self._given)
-        return partial(next, filter(is_given, map(operator.call, (opens, gives))))
+        get_value = partial(operator.itemgetter(0), (self._value,))
+        is_value = partial(operator.is_, self._value)
+        return partial(next, filter(is_value, map(operator.call, (opens, get_value))))
 
     __enter__: Any = _Entering()
 
     def __call__(self, function: Callable[_P, _T]) -> Callable[_P, _T]:
-        """As a decorator: each call of the function is a block of its own."""
+        """Return a function that executes each call in a block of its own."""
 
         @wraps(function)
         def call(*args: _P.args, **kwargs: _P.kwargs) -> _T:
-            with ContextSetting(self._prepare, self._given):
+            with ContextSetting(self._prepare, self._value):
                 return function(*args, **kwargs)
 
         return call
 
 
 def _section(functions: Sequence[Call]) -> Call:
+    """Return a C function that calls all functions."""
     return partial(deque[Any](maxlen=0).extend, map(operator.call, functions))
 
 
@@ -96,41 +98,39 @@ def enable_grad() -> ContextSetting:
 
 
 def grad_kept() -> ContextSetting:
-    """Return a context manager for a block that may switch the recording of gradients, which is put
-    back.
-    """
+    """Return a context manager that restores the recording of gradients at its end."""
     return ContextSetting(lambda: ([], _recording(True)[1]))
 
 
 def outside_inference() -> ContextSetting:
-    """Leave inference mode as `torch.inference_mode(False)` does, which records gradients."""
+    """Leave inference mode as `torch.inference_mode(False)` does, which enables gradients."""
     return ContextSetting(_outside_inference)
 
 
 def writable() -> ContextSetting:
-    """Disable gradients and leave inference mode: tensors made inside may be written to later."""
+    """Disable gradients and leave inference mode, so that new tensors can be written later."""
     return ContextSetting(_writable)
 
 
 def host_allocations() -> AbstractContextManager[Any]:
-    """Return a block in which torch's code makes tensors on the CPU where it names no device.
+    """Return a context manager in which new tensors are on the CPU by default.
 
-    Torch makes counters of steps so, which would otherwise be on torch's default device.
+    Torch creates step counters on its default device otherwise.
     """
     return nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu")
 
 
-def _recording(is_on: bool) -> Sections:
+def _recording(enabled: bool) -> Sections:
     change = _C._set_grad_enabled
-    return [partial(change, is_on)], [partial(change, torch.is_grad_enabled())]
+    return [partial(change, enabled)], [partial(change, torch.is_grad_enabled())]
 
 
 def _outside_inference() -> Sections:
-    # Nobody else has the guard, whose end puts back all that torch records.
+    # The end of the guard, which only this list holds, restores torch's state.
     guards: list[Any] = []
     return [partial(guards.extend, map(_C._InferenceMode, (False,)))], [guards.clear]
 
 
 def _writable() -> Sections:
-    into, back = _outside_inference()
-    return [*into, partial(_C._set_grad_enabled, False)], back
+    opening, closing = _outside_inference()
+    return [*opening, partial(_C._set_grad_enabled, False)], closing

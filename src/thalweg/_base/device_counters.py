@@ -1,8 +1,8 @@
-"""Counters that a device moves, and that the host reads without waiting for it.
+"""Counters that a device updates and that the host reads without synchronization.
 
-Where a device decides whether a step is taken, it counts the step, too. A counter, a tensor of
-shape (), lies on the device from its first such step on; with each one its value is sent to the
-host, where the next step finds it.
+If a device decides whether a step is applied, it counts the step, too. From the first such step on
+a counter, a tensor of shape (), is on the device; after each step its value is sent to the host,
+where the next step reads it.
 """
 
 from __future__ import annotations
@@ -20,88 +20,94 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from thalweg._base.async_fetch import brought
 from thalweg.variable import check_number
 
-Move = tuple[Tensor, Any]  # a counter, and by what it is multiplied; None for one more
+# A counter and its factor; None adds one instead.
+Move = tuple[Tensor, Any]
 
 
-class _Sent(NamedTuple):
-    """The value of a counter on its way to the host.
+class _Transfer(NamedTuple):
+    """Transfer of a counter's value to the host.
 
     Attributes:
-        version: That of the counter with this value; if it has another one it has moved since.
-        address: Where the counter lies.
-        numbers: Holds the value once it has arrived, in float64: whole numbers up to 2^53.
-        place: Where.
-        arrival: Waits for it.
+        version: The counter's version with this value; another version means a later write.
+        address: The counter's address.
+        numbers: Receives values in float64, which is exact up to 2^53.
+        position: The index of the value in `numbers`.
+        arrival: Waits for the transfer.
     """
 
     version: int
     address: int
     numbers: npt.NDArray[Any]
-    place: int
+    position: int
     arrival: Callable[[], object]
 
 
-_sent: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # of each counter a list of one
+# For each counter a list of its last transfer, so that C code can replace it.
+_transfers: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 
 def number_of(counter: Tensor) -> Any:
-    """Return a tensor of shape () as a number of Python.
+    """Return a tensor of shape () as a Python number.
 
-    What a device has counted is known once the step before has been computed; the device is not
-    waited for otherwise. Of any other tensor it is `item`. Writes that torch does not count, by
-    `counter.data` or a collective of `torch.distributed`, are not seen before the next step.
+    A count of a device is known once the previous step is computed; no other synchronization is
+    needed. Other tensors are read by `item`. Writes that torch does not count, by `counter.data` or
+    a collective of `torch.distributed`, are not seen before the next step.
 
     Raises:
-        LayoutError: Its storage was cut.
+        LayoutError: The tensor has no memory.
     """
-    cell: list[object] | None = _sent.get(counter) if _sent else None
-    sent: _Sent | None = cell[0] if cell else None
-    if sent is None or (sent.version, sent.address) != (counter._version, counter.data_ptr()):
+    cell: list[object] | None = _transfers.get(counter) if _transfers else None
+    transfer: _Transfer | None = cell[0] if cell else None
+    # An inference tensor has no transfer, and reading its version would raise.
+    state = transfer and (counter._version, counter.data_ptr())
+    if transfer is None or (transfer.version, transfer.address) != state:
         check_number(counter)
         return counter.item()
-    sent.arrival()
-    number = float(sent.numbers[sent.place])
+    transfer.arrival()
+    number = float(transfer.numbers[transfer.position])
     return number if counter.is_floating_point() else int(number)
 
 
 def at(device: torch.device, counter: Tensor) -> Tensor:
-    """Return the memory of a counter, which lies on a device from now on."""
+    """Move a counter to a device and return a detached view."""
     if counter.device != device:
         counter.data = counter.data.to(device)
     return counter.detach()
 
 
-def moved(moves: Sequence[Move], taken: Tensor) -> list[Callable[[], Any]]:
-    """Return calls of C functions that count a step on the device that decides whether it is taken.
+def moved(moves: Sequence[Move], flag: Tensor) -> list[Callable[[], Any]]:
+    """Return C calls that update counters if the device applies the step.
 
     Args:
-        moves: Counters, and how they move.
-        taken: A bool of shape ().
+        moves: Counters, each with a factor or None.
+        flag: A bool of shape ().
     """
     if not moves:
         return []
-    own = [at(taken.device, counter) for counter, _ in moves]
-    found = [
-        now + taken if factor is None else torch.where(taken, _product(now, factor), now)
-        for now, (_, factor) in zip(own, moves, strict=True)
+    counters = [at(flag.device, counter) for counter, _ in moves]
+    new_values = [
+        local + flag if factor is None else torch.where(flag, _product(local, factor), local)
+        for local, (_, factor) in zip(counters, moves, strict=True)
     ]
     calls: list[Callable[[], Any]] = []
-    (numbers,), arrival = brought([torch.stack([each.double() for each in found])])
-    for place, (now, value, (counter, factor)) in enumerate(zip(own, found, moves, strict=True)):
+    (numbers,), arrival = brought([torch.stack([count.double() for count in new_values])])
+    triples = zip(counters, new_values, moves, strict=True)
+    for index, (local, count, (counter, factor)) in enumerate(triples):
         # Other threads may count meanwhile.
-        calls.append(partial(now.add_, taken) if factor is None else partial(now.copy_, value))
-        if counter.is_inference():  # it has no version
+        calls.append(partial(local.add_, flag) if factor is None else partial(local.copy_, count))
+        # An inference tensor has no version.
+        if counter.is_inference():
             continue
-        sent = _Sent(counter._version + 1, now.data_ptr(), numbers, place, arrival)
-        cell: list[Any] | None = _sent.get(counter)
+        transfer = _Transfer(counter._version + 1, local.data_ptr(), numbers, index, arrival)
+        cell: list[Any] | None = _transfers.get(counter)
         if cell is None:
-            cell = _sent[counter] = [None]
-        calls.append(partial(operator.setitem, cell, 0, sent))
+            cell = _transfers[counter] = [None]
+        calls.append(partial(operator.setitem, cell, 0, transfer))
     return calls
 
 
 def _product(counter: Tensor, factor: float) -> Tensor:
-    """As `thalweg._base.scalars.product`, in the counter's dtype."""
-    kind = torch.float64 if counter.dtype == torch.float64 else torch.float32
-    found = counter.to(kind) * float(factor)
-    return torch.where(found.abs() < torch.finfo(kind).tiny, 0, found).to(counter.dtype)
+    """Return the product as `thalweg._base.scalars.product` rounds it, in the counter's dtype."""
+    dtype = torch.float64 if counter.dtype == torch.float64 else torch.float32
+    product = counter.to(dtype) * float(factor)
+    return torch.where(product.abs() < torch.finfo(dtype).tiny, 0, product).to(counter.dtype)

@@ -1,8 +1,7 @@
-"""Execution mode: eager, building a graph, or running a node of a session in this thread, and
-strategy.
+"""Execution mode of a thread: eager, graph construction, or a session run; and its strategy.
 
-The core asks here, so that it knows nothing of graphs and sessions; `thalweg._graph` and
-`thalweg.distribute` fill the stacks and derive classes from those here.
+Lower layers use this module without importing `thalweg._graph` and `thalweg.distribute`, which fill
+the stacks and subclass these classes.
 """
 
 from __future__ import annotations
@@ -20,21 +19,19 @@ from thalweg.variable import Variable
 
 
 class Symbolic:
-    """Base class of tensors, variables and slices of a graph, which have values in runs of a
-    session only.
-    """
+    """Base class of graph tensors, variables and slices, which have values in session runs only."""
 
     __slots__ = ()
 
 
 class SymbolicRows(Symbolic):
-    """Some rows of a tensor of a graph: `values` at `indices`."""
+    """Rows of a graph tensor: `values` at `indices`."""
 
     __slots__ = ()
 
 
 class SymbolicVariable(Symbolic):
-    """A variable of a graph, of which each session keeps a value."""
+    """Graph variable, with one value per session."""
 
     __slots__ = ()
 
@@ -45,26 +42,23 @@ class SymbolicVariable(Symbolic):
         dtype: torch.dtype | None = None,
         shape: tuple[int, ...] | None = None,
     ) -> Any:
-        """Return a new variable of the same graph, which is not trained.
+        """Return a new variable of the same graph that is not trained.
 
         Args:
-            initial: Called when a session initializes the variable, and may then use `resolve`.
-            name: The whole name, outside of all name scopes; made unique.
-            dtype, shape: Those of the new variable; those of this one if None.
+            initial: Called when a session initializes the variable; may use `resolve`.
+            name: The full name, outside of all name scopes; made unique.
+            dtype, shape: Those of the new variable; this variable's if None.
         """
         raise NotImplementedError
 
 
 def is_symbolic(x: object) -> bool:
-    """Return True if `x` has a value in runs only: a symbolic tensor, variable or slices."""
+    """Return whether `x` is a symbolic tensor, variable or slices, without a value of its own."""
     return type(x) is not torch.Tensor and isinstance(x, Symbolic)
 
 
 class SessionVariable(Variable):
-    """The value that one session has of a graph variable.
-
-    In sets and dicts it is found where the graph's variable is.
-    """
+    """Value of a graph variable in one session; equal to the graph variable in sets and dicts."""
 
     _handle: SymbolicVariable | None = None
 
@@ -77,22 +71,20 @@ class SessionVariable(Variable):
         return super().__eq__(other)
 
     def _state(self) -> dict[str, object]:
-        # A copy is a variable of nobody's, and a graph cannot be pickled.
+        # A copy does not belong to a graph variable, and a graph cannot be pickled.
         return {key: value for key, value in super()._state().items() if key != "_handle"}
 
 
 def handle_of(leaf: object) -> Any:
-    """Return the graph variable to which a session's leaf belongs; `leaf` itself if there is
-    none.
-    """
+    """Return the graph variable of a session's variable; any other object unchanged."""
     handle = getattr(leaf, "_handle", None) if isinstance(leaf, SessionVariable) else None
     return leaf if handle is None else handle
 
 
 class TensorReference:
-    """A tensor or variable as a key: equal to another of the same one, whatever its elements.
+    """Hashable reference to a tensor or variable, compared by identity.
 
-    What a session has of a graph's variable is, to those who compare, that variable.
+    A session's value of a graph variable equals that variable.
     """
 
     __slots__ = ("_tensor",)
@@ -114,13 +106,15 @@ class TensorReference:
 
 
 class _Thread(threading.local):
-    """One thread's stacks, the innermost last."""
+    """Context stacks of one thread, innermost last."""
 
     def __init__(self) -> None:
         self.graphs: list[Any] = []
         self.sessions: list[object] = []
-        self.frames: list[Any] = []  # runs of sessions
-        self.strategies: list[Any] = []  # what `distribute.context` notes of each
+        # Runs of sessions.
+        self.frames: list[Any] = []
+        # Contexts of `distribute.context`.
+        self.strategies: list[Any] = []
         self.eager_blocks = 0
 
 
@@ -128,14 +122,13 @@ thread = _Thread()
 
 
 class _Process:
-    """What all threads share.
+    """State that all threads share.
 
     Attributes:
         eager: Whether calls compute at once outside of any graph.
-        settled: Whether the mode was asked for, or somebody was told that it is eager.
-        resource_variables: Whether variables of graphs are resource variables unless they are made
-            otherwise.
-        default_graph: Gives the graph that calls add to, or None as long as there are no graphs.
+        settled: Whether the mode was set, or reported as eager to a caller.
+        resource_variables: Whether graph variables are resource variables by default.
+        default_graph: Returns the graph that calls add to, or None as long as there are no graphs.
     """
 
     def __init__(self) -> None:
@@ -149,12 +142,11 @@ process = _Process()
 
 
 def executing_eagerly() -> bool:
-    """Return True if calls compute at once; False where they add nodes to a graph.
+    """Return True if calls compute at once; False if they add nodes to a graph.
 
-    True inside a running node, whose calls run eagerly.
-
-    Outside of any graph the call fixes the mode, as its caller relies on it: a program can begin
-    with graphs without asking for them only before the first such call.
+    True inside a running node, whose calls run eagerly. Outside of any graph the call fixes the
+    mode, as its caller relies on it: a program can switch to graphs only before the first such
+    call.
     """
     if thread.frames or thread.eager_blocks:
         return True
@@ -165,14 +157,14 @@ def executing_eagerly() -> bool:
 
 
 def eagerly() -> ContextSetting:
-    """Have calls in the block compute at once, in this thread, also while a graph is built."""
+    """Return a context manager in which this thread computes at once, even within a graph."""
     return ContextSetting(_eagerly)
 
 
 def _eagerly() -> Sections:
-    outside = thread.eager_blocks
+    depth = thread.eager_blocks
     change = partial(setattr, thread, "eager_blocks")
-    return [partial(change, outside + 1)], [partial(change, outside)]
+    return [partial(change, depth + 1)], [partial(change, depth)]
 
 
 def replicas() -> int:
@@ -191,27 +183,25 @@ def get_default_session() -> Any:
 
 
 def is_deferred(*parts: object) -> bool:
-    """Return True if a call with these arguments belongs in a graph; False inside a running
-    node.
-    """
+    """Return True if a call with these arguments adds to a graph; False inside a running node."""
     if not executing_eagerly():
         return True
     return not thread.frames and any(map(issubclass, set(map(type, parts)), repeat(Symbolic)))
 
 
 def first_graph(parts: Iterable[Any]) -> Any:
-    """Return the graph of the first of these that is symbolic, or the default graph."""
-    found = next(filter(is_symbolic, parts), None)
-    return process.default_graph() if found is None else found.graph
+    """Return the graph of the first symbolic argument, or the default graph."""
+    symbolic = next(filter(is_symbolic, parts), None)
+    return process.default_graph() if symbolic is None else symbolic.graph
 
 
 def graph_of(*parts: object) -> Any:
-    """Return the graph that a call with these arguments belongs in; None if it computes at once."""
+    """Return the graph that a call with these arguments adds to; None if it computes at once."""
     return first_graph(parts) if is_deferred(*parts) else None
 
 
 def resolve(x: object) -> Any:
-    """Inside a running node what `x` stands for in this session; otherwise `x` itself.
+    """Return the session's value of `x` inside a running node; otherwise `x` itself.
 
     A graph variable becomes the session's own leaf tensor, a symbolic tensor its value. A value
     that the run has not computed, or has let go, is computed now, from the run's feeds.
@@ -224,6 +214,7 @@ def resolve(x: object) -> Any:
 
 
 def is_ours(function: object) -> bool:
-    """Return True if a function is the library's, or None, so that no other code runs in it."""
-    function = getattr(function, "func", function)  # of a `functools.partial`
+    """Return True for functions of this library and for None, which run no other code."""
+    # Unwrap a `functools.partial`.
+    function = getattr(function, "func", function)
     return function is None or str(getattr(function, "__module__", "")).startswith("thalweg.")

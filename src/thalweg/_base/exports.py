@@ -1,4 +1,4 @@
-"""The public module of classes and functions that private modules define."""
+"""Public module names of objects that private modules define."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A stage that is a formula, and what such formulas may call beside all others."""
+"""Stages written as formulas, with their mean functions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from thalweg.errors import RuleError
 @exported_from("thalweg.formula")
 @dataclass(frozen=True, eq=False)
 class FusedStage(Stage):
-    """A stage over rows and columns that is a formula, and needs no torch.
+    """Stage over rows and columns that is a formula without torch functions.
 
     On the CPU kernels compute it, with all measures before it, within the sweep, where matrices
     have few rows and columns, such as those of convolutions: they keep as many numbers of rows and
@@ -32,7 +32,7 @@ class FusedStage(Stage):
             per="column", and scalars. `mean_over_rows` and `mean_over_columns` make one number of
             those of a matrix. It has neither `exp`, `log` nor `power`, whose last bits are other
             ones in torch.
-        makes: What each value becomes, of the names that it is given.
+        makes: The names of the values, from those that the function receives.
 
     Raises:
         RuleError: The function cannot be called, or a name is no text.
@@ -51,18 +51,18 @@ class FusedStage(Stage):
             raise RuleError("A FusedStage has neither every=, heads= nor of_matrices=.")
         object.__setattr__(self, "makes", names)
 
-    def call(self, given: Mapping[str, Any]) -> dict[str, Any]:
+    def call(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """See `Stage`."""
-        found = self.function(**given)
-        values = found if isinstance(found, tuple) else (found,)
+        outputs = self.function(**arguments)
+        values = outputs if isinstance(outputs, tuple) else (outputs,)
         return dict(zip(self.makes, cast("tuple[Any, ...]", values), strict=True))
 
 
 @exported_from("thalweg.formula")
 def mean_over_rows(values: Any) -> Any:
-    """Return the mean of what the rows of a matrix have, (..., rows, 1), as (..., 1, 1).
+    """Return the mean over the rows of a matrix, (..., rows, 1), as (..., 1, 1).
 
-    Sums are of pairs of neighbours, and of these; for a `FusedStage`.
+    The sum is pairwise: of neighbours, then of their sums. For use in a `FusedStage`.
     """
     return _mean_over(values, -2)
 
@@ -74,7 +74,7 @@ def mean_over_columns(values: Any) -> Any:
 
 
 def _mean_over(values: Any, dim: int) -> Any:
-    """Of a tensor, or of an array."""
+    """Return the mean over a negative dimension of a tensor or an array, which stays unchanged."""
     dim += values.ndim
     count = values.shape[dim]
     if isinstance(values, Tensor):

@@ -1,7 +1,7 @@
-"""Values made at first access: `lazy` attributes, and names that a package offers.
+"""Lazy attributes, and names that a package imports at first access.
 
 `functools.cached_property` of Python 3.11 holds one lock for all instances of a class while one of
-them computes: threads wait for each other, and a child that was forked meanwhile waits for ever.
+them computes: threads wait for each other, and a child that is forked meanwhile waits for ever.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class lazy(Generic[T]):
     """Attribute like `functools.cached_property`, without a lock: two threads may both compute it.
 
     Args:
-        function: Computes it.
+        function: Computes the value.
     """
 
     def __init__(self, function: Callable[[Any], T]) -> None:
@@ -45,27 +45,27 @@ class lazy(Generic[T]):
 
 
 def offered(owner: str, homes: Mapping[str, str], name: str, package: str | None = None) -> Any:
-    """Return the object that a module offers under a name; for its `__getattr__`.
+    """Import and return a name that a module offers; for the module's `__getattr__`.
 
     Args:
         owner: The name of the module.
-        homes: For each name the module that has it, `module:its` where it has another name there.
-            None of these modules asks for such a name while it is imported: another thread may hold
+        homes: The submodule of each name, as `module:attribute` if the attribute has another name.
+            These submodules must not access such a name at import: another thread may hold
             `importing`, and wait for that module.
-        name: The name. Modules of the package are offered, too.
-        package: Where the modules are; the owner itself by default.
+        name: The name; submodules of the package are offered, too.
+        package: Optional. The package of the submodules; the owner by default.
 
     Raises:
-        AttributeError: The module offers no such name.
+        AttributeError: The module does not offer the name.
     """
     package = package or owner
     if name not in homes:
         if not name.startswith("_") and find_spec(f"{package}.{name}") is not None:
             return import_module(f"{package}.{name}")
         raise AttributeError(f"module {owner!r} has no attribute {name!r}")
-    module, _, its = homes[name].partition(":")
+    module, _, attribute = homes[name].partition(":")
     with importing:
-        value = getattr(import_module(f"{package}.{module}"), its or name)
+        value = getattr(import_module(f"{package}.{module}"), attribute or name)
     setattr(sys.modules[owner], name, value)
     return value
 
@@ -73,20 +73,20 @@ def offered(owner: str, homes: Mapping[str, str], name: str, package: str | None
 def offering(
     owner: str, homes: Mapping[str, str], lists: Mapping[str, Iterable[str]], kind: type[T]
 ) -> tuple[Callable[[str], T], Callable[[], list[str]]]:
-    """`__getattr__` and `__dir__` of a package that offers names, and tuples of what they are.
+    """Return `__getattr__` and `__dir__` of a package that offers names and tuples of them.
 
     Args:
-        owner: The name of the package, whose `__all__` has all of these.
-        homes: As in `offered`.
-        lists: The names of each tuple.
-        kind: What type checkers are told a name is.
+        owner: The name of the package; its `__all__` contains all names.
+        homes: As for `offered`.
+        lists: The names in each tuple.
+        kind: The type of a name for type checkers.
     """
 
     def get(name: str) -> Any:
         if name not in lists:
             return offered(owner, homes, name)
-        found = tuple(offered(owner, homes, each) for each in lists[name])
-        return vars(sys.modules[owner]).setdefault(name, found)
+        names = tuple(offered(owner, homes, entry) for entry in lists[name])
+        return vars(sys.modules[owner]).setdefault(name, names)
 
     def list_names() -> list[str]:
         return sorted(vars(sys.modules[owner])["__all__"])

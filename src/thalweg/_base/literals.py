@@ -1,4 +1,4 @@
-"""Lists, values and names of a command line."""
+"""Parsing of lists, values and names on a command line."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _OPENING, _CLOSING, _QUOTES = "([{", ")]}", "\"'"
 
 
 def names_file(text: str) -> bool:
-    """Return whether a text is the name of a Python file, or an object of one: `file.py:NAME`."""
+    """Return whether a text is `file.py`, or `file.py:NAME` for an object in the file."""
     return _FILE.search(text) is not None
 
 
 def split_at_commas(text: str) -> list[str]:
-    """Return the parts between commas that are outside of brackets and quotes, without blanks."""
+    """Return the stripped parts between commas that are outside of brackets and quotes."""
     parts, depth, quote = [""], 0, ""
     for character in text:
         if quote:
@@ -36,7 +36,7 @@ def split_at_commas(text: str) -> list[str]:
 
 
 def parse_argument(text: str) -> tuple[str, object]:
-    """Return the name and the value of `NAME=VALUE`, a word or a literal of Python.
+    """Return the name and the value of `NAME=VALUE`; the value is a word or a Python literal.
 
     Raises:
         ValueError: The text is not NAME=VALUE, or the value is neither a word nor a literal.

@@ -1,8 +1,8 @@
-"""Locks, and what a fork does to them.
+"""Locks that stay usable in forked processes.
 
-A forked child has one thread, the one that forked. What another thread held at that moment it would
-hold there for ever; so in a child such locks are made anew. What they guard may be half written:
-whoever has a `Guard` is set aside then until it is given a state.
+A forked child has one thread, the one that forked; locks of other threads would stay locked for
+ever. The child therefore renews such locks. The state that they guard may be incomplete: an object
+with a `Guard` is unusable until its state is set.
 """
 
 from __future__ import annotations
@@ -17,19 +17,23 @@ from weakref import WeakKeyDictionary, WeakSet, ref
 from thalweg.errors import FailedPreconditionError
 
 _T = TypeVar("_T")
-_RLock: Any = type(threading.RLock())  # in C, with more methods than are documented
+# The class in C has more methods than are documented.
+_RLock: Any = type(threading.RLock())
 
-_PATIENCE = 30.0  # seconds that a fork waits for an `Awaited` lock at most
+# Seconds that a fork waits for an `Awaited` lock at most.
+_PATIENCE = 30.0
 
 _locks: WeakSet[Lock] = WeakSet()
 _holders: WeakKeyDictionary[Any, Callable[[Any], None]] = WeakKeyDictionary()
-_excused: set[int] = set()  # threads whose half-done work somebody else answers for
+# Threads whose incomplete writes are handled by other code.
+_excused: set[int] = set()
 
 
 class Lock(_RLock):
-    """A lock that its thread may take again, and that no fork leaves locked for ever.
+    """Reentrant lock that a fork does not leave locked.
 
-    It is taken and given back in C, as `threading.RLock` is: no interruption comes between.
+    It is acquired and released in C, as `threading.RLock` is, so that no interruption comes
+    between.
     """
 
     def __init__(self) -> None:
@@ -41,11 +45,10 @@ class Lock(_RLock):
         return self._is_owned()
 
     def is_abandoned(self) -> bool:
-        """Return True, in a newly forked child, if a thread that does not exist here holds the
-        lock.
-        """
+        """Return True in a new child process if a thread of the parent holds the lock."""
         if self._is_owned():
-            return False  # by the thread that forked
+            # The thread that forked holds the lock.
+            return False
         free = self.acquire(blocking=False)
         if free:
             self.release()
@@ -57,24 +60,24 @@ class Lock(_RLock):
 
 
 class Awaited(Lock):
-    """A lock that a fork waits for.
+    """Lock that a fork waits for.
 
-    It guards what no child could take up again: an import under way, the insides of a compiler.
+    It guards work that a child cannot resume: an import, or the internals of a compiler.
     """
 
 
-importing = Awaited()  # held while a step imports what only some steps need
+# Held while a step imports modules that only some steps need.
+importing = Awaited()
 
 
 class Guard(Lock):
-    """The lock of an object that remembers, for each use of what it remembers.
+    """Lock of an object with state, held for each access to the state.
 
-    Where another thread is at that when the process is forked, the child has a `Mark` as the
-    object's `_lock` instead.
+    If another thread holds it during a fork, the object's `_lock` in the child is a `Mark` instead.
 
     Args:
-        owner: The object, which has this as its attribute `_lock`.
-        forget: Called in a child then, with the object: drops what only that thread's step needed.
+        owner: The object, which has this lock as its attribute `_lock`.
+        forget: Optional. Called with the object in such a child, to drop caches of the lost thread.
     """
 
     def __init__(self, owner: Any, forget: Callable[[Any], object] | None = None) -> None:
@@ -83,11 +86,11 @@ class Guard(Lock):
         self._forget = forget
 
     def to_load(self) -> Guard:
-        """Return the object to hold while all guarded values are set, before `loaded` is called."""
+        """Return the lock to hold while all guarded state is set, before `loaded` is called."""
         return self
 
     def loaded(self) -> None:
-        """Record that all guarded values are whole."""
+        """Record that all guarded state is complete."""
 
     def _renew(self) -> None:
         if not self.is_abandoned():
@@ -104,12 +107,7 @@ class Guard(Lock):
 
 
 class Mark(Guard):
-    """Stands for the `Guard` of an object that may be half written, and refuses its use.
-
-    Args:
-        guard: The guard.
-        owner: The object.
-    """
+    """Substitute for the `Guard` of an object with incomplete state; raises when entered."""
 
     def __init__(self, guard: Guard, owner: Any) -> None:
         super().__init__(owner)
@@ -117,7 +115,8 @@ class Mark(Guard):
         self._parent = os.getppid()
 
     def __enter__(self) -> bool:
-        if self._guard._is_owned():  # it is being loaded
+        # This thread is loading new values.
+        if self._guard._is_owned():
             return self._guard.__enter__()
         raise FailedPreconditionError(self._reason())
 
@@ -136,10 +135,11 @@ class Mark(Guard):
         owner = self._owner()
         kind, name = type(owner).__name__, getattr(owner, "_name", None)
         title = f"{kind} '{name}'" if name else kind
-        ways = [way for way in ("load_state_dict", "set_weights") if hasattr(type(owner), way)]
+        loaders = "load_state_dict", "set_weights"
+        methods = [method for method in loaders if hasattr(type(owner), method)]
         remedy = "Make another one."
-        if ways:
-            remedy = f"Set the variables, and load a state by {' or '.join(ways)}."
+        if methods:
+            remedy = f"Set the variables, and load a state by {' or '.join(methods)}."
         return (
             f"Another thread was in a step of {title}, or was reading or loading its state, when"
             f" process {self._parent} forked this one. That thread is not here to end it, so the"
@@ -149,20 +149,20 @@ class Mark(Guard):
 
 
 def on_fork(holder: _T, renew: Callable[[_T], None]) -> None:
-    """Have `renew(holder)` called in each forked child, while the locks are as they were."""
+    """Register a call of `renew(holder)` in each forked child, before locks are renewed."""
     _holders[holder] = renew
 
 
 def excuse(thread: int) -> None:
-    """Record, in `on_fork`, that other code handles the incomplete writes of a thread."""
+    """Record, within `on_fork`, that other code handles the incomplete writes of a thread."""
     _excused.add(thread)
 
 
 class _Forking(threading.local):
-    """What a thread that is forking holds meanwhile."""
+    """Locks that a thread holds during a fork."""
 
     def __init__(self) -> None:
-        self.awaited: list[Lock] = []
+        self.locks: list[Lock] = []
 
 
 _forking = _Forking()
@@ -170,14 +170,14 @@ _forking = _Forking()
 
 def _before() -> None:
     for lock in list(_locks):
-        # Not for ever: the other thread may be waiting for something that this one holds.
+        # The wait is limited: the other thread may wait for a lock of this thread.
         if isinstance(lock, Awaited) and lock.acquire(timeout=_PATIENCE):
-            _forking.awaited.append(lock)
+            _forking.locks.append(lock)
 
 
 def _after() -> None:
-    held, _forking.awaited = _forking.awaited, []
-    for lock in held:
+    locks, _forking.locks = _forking.locks, []
+    for lock in locks:
         lock.release()
 
 

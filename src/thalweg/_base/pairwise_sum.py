@@ -1,4 +1,4 @@
-"""Numbers that are added in pairs of neighbours, and their sums likewise, where they lie."""
+"""Pairwise sums in place: of neighbours, then of their sums."""
 
 from __future__ import annotations
 
@@ -11,38 +11,39 @@ from torch import Tensor
 
 
 def pairs_of(partial: Any, dim: int) -> list[tuple[Any, Any]]:
-    """Neighbours along a dimension, at first, then those of their sums, and so on; views.
+    """Return pairs of views: neighbours along a dimension, then their sums, and so on.
 
     Args:
-        partial: A tensor, or an array.
+        partial: A tensor or an array.
         dim: The dimension.
     """
     pairs: list[tuple[Any, Any]] = []
-    count, step, before = partial.shape[dim], 1, (slice(None),) * dim
+    count, step, leading = partial.shape[dim], 1, (slice(None),) * dim
     while step < count:
-        left, right = slice(0, count - step, 2 * step), slice(step, count, 2 * step)
-        pairs.append((partial[*before, left], partial[*before, right]))
+        lower, upper = slice(0, count - step, 2 * step), slice(step, count, 2 * step)
+        pairs.append((partial[*leading, lower], partial[*leading, upper]))
         step *= 2
     return pairs
 
 
 def join_pairs(pairs: Sequence[tuple[Any, Any]], reduce: str, flush: bool = False) -> None:
-    """Have the first of all hold what all have; the others are lost.
+    """Reduce all elements into the first one; the others are overwritten.
 
     Args:
         pairs: From `pairs_of`.
-        reduce: "sum", or of tensors "largest".
-        flush: Whether denormals are treated as zero, whatever the device and its flags.
+        reduce: "sum", or for tensors "largest".
+        flush: Whether denormals are set to zero, regardless of the device and its flags.
     """
-    for left, right in pairs:
+    for lower, upper in pairs:
         if reduce == "sum":
-            iadd(left, right)  # of either kind, where it lies
+            # In place, for tensors and arrays.
+            iadd(lower, upper)
         else:
-            torch.maximum(left, right, out=left)
+            torch.maximum(lower, upper, out=lower)
         if flush:
-            flush_denormals(left)
+            flush_denormals(lower)
 
 
 def flush_denormals(values: Tensor) -> None:
-    """Have denormals be zero."""
+    """Set denormals to zero."""
     values.masked_fill_(values.abs() < torch.finfo(values.dtype).tiny, 0.0)

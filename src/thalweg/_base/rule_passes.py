@@ -1,4 +1,4 @@
-"""Work of a rule before its update: passes over elements, measures, and stages between them."""
+"""Passes, reductions and matrix stages of a rule before its update."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from thalweg._base.showing import show_value
 from thalweg.errors import RuleError
 
 
-def _check_function(thing: Pass | Measure | Stage) -> None:
-    kind, function = type(thing).__name__, thing.function
+def _check_function(entry: Pass | Measure | Stage) -> None:
+    kind, function = type(entry).__name__, entry.function
     if not callable(function):
         raise RuleError(f"A {kind} needs a function, not {show_value(function)}.")
 
@@ -20,14 +20,14 @@ def _check_function(thing: Pass | Measure | Stage) -> None:
 @exported_from("thalweg.formula")
 @dataclass(frozen=True, eq=False)
 class Pass:
-    """Values that a step computes for each element before the update, and drops when it ends.
+    """Values that a step computes for each element before the update, and drops afterwards.
 
     A pass writes to no state.
 
     Args:
-        function: A formula as `update` is, `(var, grad, *made, *slots, *, scalars...) -> value`, or
-            several values; `made` are the values of the passes before this one.
-        makes: The name of each value. They are in the type of the arithmetic.
+        function: A formula like `update`, `(var, grad, *made, *slots, *, scalars...) -> value`, or
+            several values; `made` are the values of earlier passes.
+        makes: The name of each value; values have the type of the arithmetic.
 
     Raises:
         RuleError: The function cannot be called, or a name is not text.
@@ -45,29 +45,28 @@ class Pass:
 
     @property
     def of_elements(self) -> tuple[str, ...]:
-        """The names of what it makes."""
+        """The names of the values."""
         return self.makes
 
 
 @exported_from("thalweg.formula")
 @dataclass(frozen=True, eq=False)
 class Measure:
-    """A number of each row, column or variable, made of its elements by one sweep.
+    """Reduction over each row, column or variable in one pass over the elements.
 
     Measures that follow one another share their sweep.
 
     Args:
         function: A formula, `(var, grad, *made, *slots, *, scalars...) -> value`, in float64, or
             `like_update`.
-        makes: The name of the number. Stages after it are given it as a float64 tensor; formulas
-            after it, which are given it as a scalar is, in the type of the arithmetic.
-        over: What there is a number of: each "row" or "column" of the last two dimensions of a
+        makes: The name of the result. Later stages receive it as a float64 tensor; later formulas
+            like a scalar, in the type of the arithmetic.
+        over: The elements of one result: each "row" or "column" of the last two dimensions of a
             variable, or the "variable".
-        reduce: Whether the values of its elements are added up, "sum", or it is the "largest" of
-            them, NaN if one is.
+        reduce: "sum", or "largest", which is NaN if an element is NaN.
 
     Raises:
-        RuleError: An argument is not what it can be.
+        RuleError: An argument is invalid.
     """
 
     function: Callable[..., Any]
@@ -79,13 +78,13 @@ class Measure:
         _check_function(self)
         if not isinstance(self.makes, str) or not self.makes:
             raise RuleError(f"makes of a Measure must be a name, not {show_value(self.makes)}.")
-        for name, known in (
+        for name, choices in (
             ("over", ("row", "column", "variable")),
             ("reduce", ("sum", "largest")),
         ):
-            if getattr(self, name) not in known:
+            if getattr(self, name) not in choices:
                 raise RuleError(
-                    f"{name} of Measure {self.makes!r} must be one of {', '.join(known)}, not"
+                    f"{name} of Measure {self.makes!r} must be one of {', '.join(choices)}, not"
                     f" {getattr(self, name)!r}."
                 )
 
@@ -96,8 +95,8 @@ class Level:
     """Measures of variables that depend on the scalars of earlier measures.
 
     Args:
-        measures: As those of a rule.
-        per_variable: As that of a rule.
+        measures: Functions by name, like those of a rule.
+        per_variable: Optional. A function like that of a rule.
 
     Raises:
         RuleError: One is not a function.
@@ -107,8 +106,8 @@ class Level:
     per_variable: Callable[..., Any] | None = None
 
     def __post_init__(self) -> None:
-        every = (*self.measures.values(), self.per_variable)
-        if not all(map(callable, every)):
+        functions = (*self.measures.values(), self.per_variable)
+        if not all(map(callable, functions)):
             raise RuleError(
                 f"A Level needs functions, not {show_value(self.measures)}, {self.per_variable}."
             )
@@ -117,7 +116,7 @@ class Level:
 @exported_from("thalweg.formula")
 @dataclass(frozen=True, eq=False)
 class Stage:
-    """Torch's functions over whole matrices, between two passes of a step.
+    """Torch functions over full matrices, between two passes of a step.
 
     Args:
         function: Called with what it asks for by name: what passes have made, as tensors of shape
@@ -143,7 +142,7 @@ class Stage:
     dimensions needs an explicit `heads`.
 
     Raises:
-        RuleError: The function cannot be called, or `every` or `heads` is no positive integer.
+        RuleError: The function cannot be called, or `every` or `heads` is not a positive integer.
     """
 
     function: Callable[..., Any]
@@ -164,19 +163,15 @@ class Stage:
         """Number of blocks of rows that each variable is cut into."""
         return 1 if self.heads is None else self.heads
 
-    def call(self, given: Mapping[str, Any]) -> Any:
-        """Call the function with those of the given values that it asks for by name."""
-        return self.function(**given)
+    def call(self, arguments: Mapping[str, Any]) -> Any:
+        """Call the function with the arguments by name."""
+        return self.function(**arguments)
 
 
 def check_levels(rule: Any) -> None:
-    """Refuse levels that are none.
-
-    Raises:
-        RuleError: Names the rule.
-    """
+    """Raise RuleError, which names the rule, unless its levels are a tuple of `Level`."""
     levels = rule.levels
-    if not isinstance(levels, tuple) or not all(isinstance(each, Level) for each in levels):
+    if not isinstance(levels, tuple) or not all(isinstance(level, Level) for level in levels):
         raise RuleError(
             f"levels of rule {rule.name!r} must be a tuple of thalweg.formula.Level, not"
             f" {show_value(levels)}."
@@ -184,33 +179,33 @@ def check_levels(rule: Any) -> None:
 
 
 def check_passes(rule: Any) -> None:
-    """Refuse passes that are none, or that do not go with the rest of a rule.
+    """Raise unless the passes are valid and compatible with the rest of the rule.
 
     Raises:
         RuleError: Names the rule, and what is wrong.
     """
     passes, of_rule = rule.passes, f"of rule {rule.name!r}"
-    wanted = f"passes {of_rule} must be a tuple of thalweg.Pass, Measure, Stage and FusedStage"
+    expectation = f"passes {of_rule} must be a tuple of thalweg.Pass, Measure, Stage and FusedStage"
     if not isinstance(passes, tuple):
-        raise RuleError(f"{wanted}, not a {type(passes).__name__}.")
-    for each in passes:
-        if not isinstance(each, Pass | Measure | Stage):
-            raise RuleError(f"{wanted}; {each!r} is none.")
-    measured = [each.makes for each in passes if isinstance(each, Measure)]
-    names = [*rule.made, *measured, *(slot.name for slot in rule.slots)]
-    twice = [name for name in names if names.count(name) > 1]
-    if twice:
-        raise RuleError(f"Two slots or values {of_rule} are named {twice[0]!r}.")
+        raise RuleError(f"{expectation}, not a {type(passes).__name__}.")
+    for entry in passes:
+        if not isinstance(entry, Pass | Measure | Stage):
+            raise RuleError(f"{expectation}; {entry!r} is none.")
+    measure_names = [entry.makes for entry in passes if isinstance(entry, Measure)]
+    names = [*rule.made, *measure_names, *(slot.name for slot in rule.slots)]
+    duplicates = [name for name in names if names.count(name) > 1]
+    if duplicates:
+        raise RuleError(f"Two slots or values {of_rule} are named {duplicates[0]!r}.")
     if rule.update_sparse or rule.update_single:
         raise RuleError(f"There are passes {of_rule}, beside which there are no formulas for rows.")
-    if rule.shaped_slots and not any(isinstance(each, Stage) for each in passes):
+    if rule.shaped_slots and not any(isinstance(entry, Stage) for entry in passes):
         raise RuleError(
             f"The slot {rule.shaped_slots[0].name!r} {of_rule} has a shape of its own, and there is"
             " no Stage that reads it."
         )
-    of_lines = [each for each in passes if isinstance(each, Stage) and not each.of_matrices]
-    has_heads = any(each.block_count > 1 for each in of_lines)
-    is_shaped = of_lines == _stages_of(passes) and any(slot.shape for slot in rule.slots)
+    line_stages = [entry for entry in passes if isinstance(entry, Stage) and not entry.of_matrices]
+    has_heads = any(entry.block_count > 1 for entry in line_stages)
+    is_shaped = line_stages == _stages_of(passes) and any(slot.shape for slot in rule.slots)
     if rule.is_of_lines and (has_heads or is_shaped):
         raise RuleError(
             f"Stages {of_rule} see rows and columns of the last two dimensions: they have neither"
@@ -219,4 +214,4 @@ def check_passes(rule: Any) -> None:
 
 
 def _stages_of(passes: tuple[Any, ...]) -> list[Stage]:
-    return [each for each in passes if isinstance(each, Stage)]
+    return [entry for entry in passes if isinstance(entry, Stage)]

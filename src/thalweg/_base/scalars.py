@@ -29,7 +29,7 @@ _TINY_FLOAT32 = _TINY[np.float32]
 
 
 def scalar_type(value: object) -> ScalarType:
-    """Return the type that TensorFlow computes in when it is handed `value`.
+    """Return the type in which TensorFlow computes with `value`.
 
     float64 for a NumPy scalar, array or tensor of float64; float32 for all else, Python floats
     included.
@@ -42,7 +42,7 @@ def scalar_type(value: object) -> ScalarType:
 
 
 def as_scalar(value: Number, dtype: ScalarType) -> Any:
-    """Convert as `tf.cast(value, dtype)` does: a Python float becomes float32 on the way.
+    """Convert like `tf.cast(value, dtype)`: a Python float is rounded to float32 first.
 
     Values that carry a type (NumPy scalars, tensors with one element) and integers are converted
     directly.
@@ -60,7 +60,7 @@ def as_scalar(value: Number, dtype: ScalarType) -> Any:
 
 
 def as_operand(value: Number, dtype: ScalarType) -> Any:
-    """Convert as TensorFlow converts the other operand of `tensor * value`: in a single rounding.
+    """Convert like TensorFlow converts the other operand of `tensor * value`: with one rounding.
 
     Example:
         >>> as_operand(0.1, np.float64)
@@ -79,16 +79,14 @@ def as_operand(value: Number, dtype: ScalarType) -> Any:
 
 
 def is_floating(value: Any) -> bool:
-    """Return True if `value` is a Python float, or of the dtype float32 or float64 of any
-    library.
-    """
+    """Return True for a Python float, and for float32 or float64 of any library."""
     if hasattr(value, "dtype"):
         return str(value.dtype).removeprefix("torch.") in ("float32", "float64")
     return isinstance(value, float)
 
 
 def _c_function(name: str, arguments: int) -> Callable[..., float] | None:
-    """The C library's float32 function, which TensorFlow's scalar kernels call."""
+    """Return the C library's float32 function, which TensorFlow's scalar kernels call, or None."""
     try:
         kind = ctypes.CFUNCTYPE(ctypes.c_float, *[ctypes.c_float] * arguments)
         return kind((name, ctypes.CDLL(None)))
@@ -103,7 +101,7 @@ POWF, _EXPF, _LOGF, _COSF = (
 
 
 def power(x: Scalar, y: Scalar) -> Any:
-    """`x` to the power of `y`. A result below the normal numbers is 0, as TensorFlow's.
+    """Return `x` to the power of `y`; results below the normal numbers are 0, as in TensorFlow.
 
     Example:
         >>> power(np.float32(0.9), np.float32(2))
@@ -113,57 +111,58 @@ def power(x: Scalar, y: Scalar) -> Any:
     """
     dtype = type(x)
     if dtype is np.float32 and POWF is not None:
-        result = POWF(x, y)  # a float32: nothing is left to round, and nothing to warn of
-        return dtype(0) if abs(result) < _TINY_FLOAT32 else dtype(result)
+        # POWF returns a float32, so no rounding and no overflow warning follow.
+        number = POWF(x, y)
+        return dtype(0) if abs(number) < _TINY_FLOAT32 else dtype(number)
     try:
-        result = math.pow(x, y)
+        number = math.pow(x, y)
     except (OverflowError, ValueError):
-        result = _as_c_does(np.power, x, y)
-    return dtype(0) if abs(result) < _TINY[dtype] else _rounded(result, dtype)
+        number = _as_c_does(np.power, x, y)
+    return dtype(0) if abs(number) < _TINY[dtype] else _rounded(number, dtype)
 
 
 def product(x: Scalar, y: Scalar) -> Any:
-    """`x` times `y`, both of one type. A result below the normal numbers is 0, as TensorFlow's.
+    """Return `x` times `y`, both of one type; results below the normal numbers are 0.
 
     Example:
         >>> product(np.float32(1e-30), np.float32(1e-9))
         np.float32(0.0)
     """
-    result = x * y
-    return type(x)(0) if abs(result) < _TINY.get(type(x), 0.0) else result
+    number = x * y
+    return type(x)(0) if abs(number) < _TINY.get(type(x), 0.0) else number
 
 
 def exp(x: Scalar) -> Any:
-    """Exponential; inf where it overflows."""
+    """Return the exponential; inf on overflow."""
     if type(x) is np.float32 and _EXPF is not None:
         return np.float32(_EXPF(x))
     try:
-        result = math.exp(x)
+        number = math.exp(x)
     except OverflowError:
-        result = math.inf
-    return _rounded(result, type(x))
+        number = math.inf
+    return _rounded(number, type(x))
 
 
 def log(x: Scalar) -> Any:
-    """Natural logarithm; -inf at 0 and NaN below."""
+    """Return the natural logarithm; -inf at 0 and NaN below."""
     if type(x) is np.float32 and _LOGF is not None:
         return np.float32(_LOGF(x))
     try:
-        result = math.log(x)
+        number = math.log(x)
     except ValueError:
-        result = _as_c_does(np.log, x)
-    return _rounded(result, type(x))
+        number = _as_c_does(np.log, x)
+    return _rounded(number, type(x))
 
 
 def cos(x: Scalar) -> Any:
-    """Cosine; NaN at the infinities."""
+    """Return the cosine; NaN at the infinities."""
     if type(x) is np.float32 and _COSF is not None:
         return np.float32(_COSF(x))
     try:
-        result = math.cos(x)
+        number = math.cos(x)
     except ValueError:
-        result = math.nan
-    return _rounded(result, type(x))
+        number = math.nan
+    return _rounded(number, type(x))
 
 
 # TensorFlow's sessions optimize their graphs: they multiply by the reciprocal of a constant instead
@@ -172,7 +171,7 @@ def cos(x: Scalar) -> Any:
 
 
 def reciprocal(constant: Any) -> Any:
-    """1 / constant, in the dtype of the constant, a NumPy scalar or a tensor."""
+    """Return 1 / constant, in the dtype of the constant, a NumPy scalar or a tensor."""
     return 1 / constant
 
 
@@ -195,11 +194,11 @@ def raised(base: Any, exponent: float) -> Any:
 
 
 def _as_c_does(ufunc: Callable[..., Any], *arguments: Scalar) -> float:
-    """Ask NumPy where `math` raises: the answer is an infinity or NaN, so nothing is rounded."""
+    """Return NumPy's infinity or NaN for arguments for which `math` raises."""
     with np.errstate(all="ignore"):
         return float(ufunc(*map(np.float64, arguments)))
 
 
-def _rounded(result: float, dtype: ScalarType) -> object:
+def _rounded(number: float, dtype: ScalarType) -> object:
     with np.errstate(over="ignore"):
-        return dtype(result)
+        return dtype(number)

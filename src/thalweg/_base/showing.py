@@ -1,4 +1,4 @@
-"""Values of users in messages: short, and without reading memory that is not there."""
+"""Formatting of user values in messages, without reads of missing memory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 _MOST_CHARACTERS = 80
-_MOST_ELEMENTS = 1000  # of a tensor whose values are printed; torch shortens from here on
+# Torch abbreviates the values of larger tensors.
+_MOST_ELEMENTS = 1000
 # Most bits of an integer that is printed; Python limits the digits.
 _SHOWN_BITS = 256
 _READERS: set[Any] = {
@@ -19,17 +20,19 @@ _READERS: set[Any] = {
 
 
 def holds_elements(tensor: Tensor) -> bool:
-    """Return whether the storage of a strided tensor reaches to its last element.
+    """Return whether the storage of a strided tensor contains its last element.
 
     Raises:
-        RuntimeError, NotImplementedError: It has no storage, such as a tensor of functorch.
+        RuntimeError, NotImplementedError: The tensor has no storage, such as a tensor of functorch.
     """
     if tensor.is_contiguous():
-        last = tensor.numel() - 1
+        end = tensor.numel() - 1
     else:
-        last = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
-    needed = (tensor.storage_offset() + last + 1) * tensor.element_size()
-    return not tensor.numel() or tensor.untyped_storage().nbytes() >= needed
+        end = sum(
+            (size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True)
+        )
+    num_bytes = (tensor.storage_offset() + end + 1) * tensor.element_size()
+    return not tensor.numel() or tensor.untyped_storage().nbytes() >= num_bytes
 
 
 def show_value(value: object) -> str:
@@ -65,7 +68,8 @@ def _is_readable(tensor: Tensor) -> bool:
     # The elements of a class with a dispatch of its own are elsewhere.
     if type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__:  # pyright: ignore
         return False
-    if tensor.is_meta:  # torch prints what it is, without values
+    # Torch prints a meta tensor without values.
+    if tensor.is_meta:
         return True
     if tensor.layout != torch.strided or tensor.numel() > _MOST_ELEMENTS:
         return False
@@ -76,13 +80,14 @@ def _is_readable(tensor: Tensor) -> bool:
 
 
 def _describe(tensor: Tensor) -> str:
+    """Return the type, shape and dtype of a tensor as text."""
     kind = type(tensor).__name__
     dtype = str(tensor.dtype).removeprefix("torch.")
-    found = f"a {kind} of shape {tuple(tensor.shape)} and type {dtype}"
+    description = f"a {kind} of shape {tuple(tensor.shape)} and type {dtype}"
     try:
         is_cut = (
             tensor.layout == torch.strided and not tensor.is_meta and not holds_elements(tensor)
         )
     except (RuntimeError, NotImplementedError):
-        return found
-    return f"{found} whose storage was cut" if is_cut else found
+        return description
+    return f"{description} whose storage was cut" if is_cut else description

@@ -1,4 +1,4 @@
-"""`Shape`: what is known of a tensor's sizes before a run."""
+"""`Shape`: static shapes of tensors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from thalweg.errors import InvalidArgumentError
 
 
 class Dimension(int):
-    """A size, which TensorFlow 1's code asks for its `value`; `Dimension(None)` is not known."""
+    """Known size, with TensorFlow 1's `value`; `Dimension(None)` is `UNKNOWN_SIZE`."""
 
     __slots__ = ()
 
@@ -25,7 +25,7 @@ class Dimension(int):
 
 
 class UnknownDimension:
-    """A size that only a run knows: its `value` is None, and so is that of what is made of it."""
+    """Size that is known only in a run: its `value` is None, and arithmetic returns itself."""
 
     __slots__ = ()
 
@@ -41,7 +41,7 @@ class UnknownDimension:
 
     __index__ = __int__
 
-    def _unknown(self, other: object) -> UnknownDimension:
+    def _unknown(self, operand: object) -> UnknownDimension:
         return self
 
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _unknown
@@ -55,12 +55,12 @@ UNKNOWN_SIZE = UnknownDimension()
 
 
 def _sizes(shape: Iterable[object]) -> list[Any]:
-    """Sizes with None for those that are not known."""
+    """Return sizes with None for unknown dimensions."""
     return [None if isinstance(size, UnknownDimension) else size for size in shape]
 
 
 class Shape(tuple[int | None, ...]):
-    """A static shape: a tuple of sizes, None where a size is known only in a run.
+    """Static shape: a tuple of sizes, None where a size is known only in a run.
 
     `Shape(None)` is `UNKNOWN`, where not even their number is known.
     """
@@ -79,13 +79,13 @@ class Shape(tuple[int | None, ...]):
         return Shape([*other, *self])
 
     def __getitem__(self, key: Any) -> Any:
-        found = super().__getitem__(key)
+        size = super().__getitem__(key)
         if isinstance(key, slice):
-            return Shape(found)  # pyright: ignore[reportArgumentType]
-        return found if found is None else Dimension(found)  # pyright: ignore[reportArgumentType]
+            return Shape(size)  # pyright: ignore[reportArgumentType]
+        return size if size is None else Dimension(size)  # pyright: ignore[reportArgumentType]
 
-    def __eq__(self, other: object) -> bool:
-        return super().__eq__(tuple(other) if isinstance(other, list) else other)
+    def __eq__(self, operand: object) -> bool:
+        return super().__eq__(tuple(operand) if isinstance(operand, list) else operand)
 
     def __ne__(self, other: object) -> bool:
         return not self == other
@@ -113,7 +113,7 @@ class Shape(tuple[int | None, ...]):
         return None not in self
 
     def num_elements(self) -> int | None:
-        """Return the number of elements of such a tensor, or None where a size is not known."""
+        """Return the number of elements, or None if a size is unknown."""
         sizes = [size for size in _sizes(self) if size is not None]
         return math.prod(sizes) if len(sizes) == len(self) else None
 
@@ -134,7 +134,7 @@ class Shape(tuple[int | None, ...]):
             raise ValueError(f"Shapes {tuple(self)} and {tuple(other)} are incompatible")
 
     def assert_has_rank(self, rank: int) -> None:
-        """Raise ValueError unless it has so many dimensions."""
+        """Raise ValueError unless the shape has this number of dimensions."""
         if len(self) != rank:
             raise ValueError(f"Shape {tuple(self)} must have rank {rank}")
 
@@ -149,25 +149,23 @@ class Shape(tuple[int | None, ...]):
         return Shape(self)
 
     def with_rank_at_least(self, rank: int) -> Shape:
-        """Return the same shape; ValueError if it has fewer dimensions."""
+        """Return the shape; raise ValueError if it has fewer dimensions."""
         if len(self) < rank:
             raise ValueError(f"Shape {tuple(self)} must have rank at least {rank}")
         return Shape(self)
 
     def with_rank_at_most(self, rank: int) -> Shape:
-        """Return the same shape; ValueError if it has more dimensions."""
+        """Return the shape; raise ValueError if it has more dimensions."""
         if len(self) > rank:
             raise ValueError(f"Shape {tuple(self)} must have rank at most {rank}")
         return Shape(self)
 
     def merge_with(self, other: Any) -> Shape:
-        """Return the sizes known from both shapes; raise ValueError where they contradict each
-        other.
-        """
+        """Return the known sizes of both shapes; raise ValueError if they differ."""
         Shape.assert_is_compatible_with(self, other)
-        known = self if other is None or isinstance(other, UnknownShape) else other
-        pairs = zip(_sizes(self), _sizes(known), strict=True)
-        return Shape(b if a is None else a for a, b in pairs)
+        sizes = self if other is None or isinstance(other, UnknownShape) else other
+        pairs = zip(_sizes(self), _sizes(sizes), strict=True)
+        return Shape(other_size if size is None else size for size, other_size in pairs)
 
     def concatenate(self, other: Any) -> Shape:
         """Return the sizes of this shape, then those of the other."""
@@ -175,7 +173,7 @@ class Shape(tuple[int | None, ...]):
 
 
 class DimensionShape(Shape):
-    """Shape that `get_shape` returns: each of its items has a `value`, as TensorFlow 1 has it."""
+    """Shape that `get_shape` returns: items are `Dimension`s, as in TensorFlow 1."""
 
     __slots__ = ()
 
@@ -183,8 +181,8 @@ class DimensionShape(Shape):
         return (Dimension(size) for size in super().__iter__())
 
     def __getitem__(self, key: object) -> Any:
-        found = super().__getitem__(key)
-        return DimensionShape(found) if isinstance(key, slice) else Dimension(found)
+        size = super().__getitem__(key)
+        return DimensionShape(size) if isinstance(key, slice) else Dimension(size)
 
     @property
     def dims(self) -> list[int | None]:
@@ -193,7 +191,7 @@ class DimensionShape(Shape):
 
 
 class UnknownShape:
-    """The shape of a tensor whose number of dimensions only a run knows; `UNKNOWN` is the only one.
+    """Shape with an unknown number of dimensions; `UNKNOWN` is the only instance.
 
     It has no length and no sizes to iterate over; both raise ValueError, as in TensorFlow.
     """
@@ -203,19 +201,19 @@ class UnknownShape:
     ndims = rank = dims = None
 
     def as_list(self) -> list[int | None]:
-        """Raises ValueError: there is nothing to list."""
+        """Raise ValueError: the sizes are unknown."""
         raise ValueError("as_list() is not defined on an unknown TensorShape.")
 
     def is_fully_defined(self) -> bool:
-        """False."""
+        """Return False."""
         return False
 
     def num_elements(self) -> None:
-        """None: it is not known."""
+        """Return None: the number is unknown."""
         return None
 
     def is_compatible_with(self, other: object) -> bool:
-        """True: it may be any shape."""
+        """Return True: the tensor may have any shape."""
         return True
 
     accepts = is_compatible_with
@@ -223,7 +221,7 @@ class UnknownShape:
     assert_is_compatible_with = assert_has_rank = lambda self, other: None
 
     def assert_is_fully_defined(self) -> None:
-        """Raises ValueError."""
+        """Raise ValueError."""
         raise ValueError("Shape <unknown> is not fully defined")
 
     def with_rank(self, rank: int) -> Shape:
@@ -236,8 +234,8 @@ class UnknownShape:
 
     __add__ = __radd__ = with_rank_at_least = with_rank_at_most = concatenate
 
-    def __eq__(self, other: object) -> bool:
-        return other is None or isinstance(other, UnknownShape)
+    def __eq__(self, operand: object) -> bool:
+        return operand is None or isinstance(operand, UnknownShape)
 
     def __hash__(self) -> int:
         return hash(None)

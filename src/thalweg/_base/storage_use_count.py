@@ -1,4 +1,4 @@
-"""Number of tensors in the same memory."""
+"""Number of tensors that share a storage."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ from itertools import count
 import torch
 
 _numbers = count(1 << 32)
-_tell = getattr(torch._C, "_storage_Use_Count", None)  # pyright: ignore[reportPrivateUsage]
+_use_count = getattr(torch._C, "_storage_Use_Count", None)  # pyright: ignore[reportPrivateUsage]
 
 
 def count_holders(storage: torch.UntypedStorage) -> int:
-    """Return the number of tensors in a storage; if torch does not have it, a number never returned
-    before.
+    """Return the number of tensors in a storage, or a new number each time if torch lacks it.
 
-    Torch 2.6 has it in its builds for CUDA alone. Code that compares two counts then assumes that
+    Torch 2.6 counts in its CUDA builds only. Code that compares two counts then assumes that
     another tensor holds the memory, and copies.
     """
-    return next(_numbers) if _tell is None else _tell(storage._cdata)  # pyright: ignore
+    return next(_numbers) if _use_count is None else _use_count(storage._cdata)  # pyright: ignore

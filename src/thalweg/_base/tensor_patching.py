@@ -1,7 +1,7 @@
-"""TensorFlow's names on torch's own classes: lent to a program that wants them, and taken back.
+"""TensorFlow's names on torch's own classes, added and removed at run time.
 
-`thalweg.tf` wants them, and so does a program that builds a graph; any other asks for them by
-`lend_names`. All threads share torch's classes, and so what is lent.
+`thalweg.tf` and graphs add the names; other programs call `lend_names`. All threads share torch's
+classes, and so the names.
 """
 
 from __future__ import annotations
@@ -15,27 +15,28 @@ from typing import Any
 from thalweg._base.locks import Lock
 from thalweg._base.tensorflow_names import NAMES, OVER_TORCHS
 
-_NOTHING = object()
+_MISSING = object()
 # CPython's flag Py_TPFLAGS_HEAPTYPE, of classes that Python code makes.
 _HEAP_TYPE = 1 << 9
 
 
-class _Borrower:
-    """Who wants the names, until it says that it has done with them."""
+class _Patch:
+    """One request for the names, active until it is finished."""
 
-    is_done = False
+    is_finished = False
 
 
-_PROGRAM = _Borrower()
+_PROGRAM_PATCH = _Patch()
 _lock = Lock()
-_borrowers: set[_Borrower] = set()
-_before: dict[tuple[type, str], object] = {}  # what the classes themselves had where a name is lent
+_patches: set[_Patch] = set()
+# The previous attributes of the classes, or `_MISSING`.
+_replaced_values: dict[tuple[type, str], object] = {}
 # Names that replace torch's own as long as any are lent: those of `thalweg.tf`, if it is imported.
 _replacements: list[tuple[type, str, Any]] = []
 
 
 def lend_names() -> ExitStack:
-    """Give torch's classes the names of TensorFlow that they lack.
+    """Add TensorFlow's names that torch's classes lack.
 
     An optimizer written for TensorFlow says `grad.dtype.base_dtype`, `grad.get_shape().as_list()`
     and `var.assign_sub(...)` of whatever its hooks are given, and those are torch's tensors and a
@@ -53,31 +54,30 @@ def lend_names() -> ExitStack:
         ...     print(torch.zeros(2, 3).get_shape().as_list())
         [2, 3]
     """
-    borrower, lent = _Borrower(), ExitStack()
-    lent.callback(_end, borrower)
-    _lend(borrower)
-    return lent
+    patch, stack = _Patch(), ExitStack()
+    stack.callback(_end_patch, patch)
+    _apply_patches(patch)
+    return stack
 
 
 def lend_for_good(replacements: Sequence[tuple[type, str, Any]] = ()) -> None:
-    """Lend the names to the whole program.
+    """Add the names for the whole program.
 
     Args:
-        replacements: Further names (class, name, value), lent even where torch has them.
+        replacements: Further names (class, name, value), which replace torch's attributes.
     """
-    if _PROGRAM not in _borrowers or replacements:
+    if _PROGRAM_PATCH not in _patches or replacements:
         _replacements.extend(replacements)
-        _lend(_PROGRAM)
+        _apply_patches(_PROGRAM_PATCH)
 
 
 def take_back_names() -> ExitStack:
-    """Take the names back from all that wanted them: torch's classes are as they were before.
+    """Remove the names from torch's classes, for all requests.
 
-    What somebody else has put in the place of a name meanwhile stays there.
+    An attribute that other code has set in the meantime stays.
 
     Returns:
-        What lends them again, to those who had them and still want them: in a `with` statement at
-        the end of the block, else by its `close`.
+        A context manager; its end, or `close`, adds the names again for unfinished requests.
 
     Example:
         >>> import torch
@@ -85,64 +85,64 @@ def take_back_names() -> ExitStack:
         ...     print(hasattr(torch.float32, "base_dtype"))
         False
     """
-    returned = ExitStack()
+    stack = ExitStack()
     with _lock:
-        returned.callback(_lend, *_borrowers)
-        _borrowers.clear()
-        _take_back()
-    return returned
+        stack.callback(_apply_patches, *_patches)
+        _patches.clear()
+        _remove_patches()
+    return stack
 
 
 def hint(error: AttributeError) -> list[str]:
-    """Return advice for a missing name of TensorFlow that has not been lent, in a list; else []."""
+    """Return advice about a missing TensorFlow name, in a list; else an empty list."""
     missing = any(isinstance(error.obj, cls) and error.name in names for cls, names in NAMES)
     return [f"thalweg.lend_names() gives torch's classes TensorFlow's '{error.name}'."] * missing
 
 
-def _lend(*borrowers: _Borrower) -> None:
+def _apply_patches(*patches: _Patch) -> None:
     with _lock:
-        _borrowers.update(each for each in borrowers if not each.is_done)
-        if _borrowers:
-            for cls, name, value in _names():
-                own = vars(cls).get(name, _NOTHING)
-                is_over = (cls, name) in OVER_TORCHS or (cls, name, value) in _replacements
-                if own is not value and (is_over or not hasattr(cls, name)):
-                    _before[cls, name] = own
-                    _put(cls, name, value)
+        _patches.update(patch for patch in patches if not patch.is_finished)
+        if _patches:
+            for cls, name, value in _patch_entries():
+                current = vars(cls).get(name, _MISSING)
+                replaces = (cls, name) in OVER_TORCHS or (cls, name, value) in _replacements
+                if current is not value and (replaces or not hasattr(cls, name)):
+                    _replaced_values[cls, name] = current
+                    _set_attribute(cls, name, value)
 
 
-def _end(borrower: _Borrower) -> None:
+def _end_patch(patch: _Patch) -> None:
     with _lock:
-        borrower.is_done = True
-        _borrowers.discard(borrower)
-        if not _borrowers:
-            _take_back()
+        patch.is_finished = True
+        _patches.discard(patch)
+        if not _patches:
+            _remove_patches()
 
 
-def _take_back() -> None:
-    for cls, name, value in _names():
-        if (cls, name) in _before and vars(cls).get(name) is value:
-            _put(cls, name, _before[cls, name])
-        _before.pop((cls, name), None)
+def _remove_patches() -> None:
+    for cls, name, value in _patch_entries():
+        if (cls, name) in _replaced_values and vars(cls).get(name) is value:
+            _set_attribute(cls, name, _replaced_values[cls, name])
+        _replaced_values.pop((cls, name), None)
 
 
-def _names() -> list[tuple[type, str, Any]]:
-    own = [(cls, name, value) for cls, names in NAMES for name, value in names.items()]
-    return [*own, *_replacements]
+def _patch_entries() -> list[tuple[type, str, Any]]:
+    entries = [(cls, name, value) for cls, names in NAMES for name, value in names.items()]
+    return [*entries, *_replacements]
 
 
-def _put(cls: type, name: str, value: object) -> None:
-    """Set an attribute of a class, or delete it, also of a class in C, which takes none.
+def _set_attribute(cls: type, name: str, value: object) -> None:
+    """Set or delete an attribute of a class, also of an immutable class in C.
 
-    CPython lets attributes into the dictionary behind a class in C, and has to be told to forget
-    what it looked up before. Operators of other classes need an assignment, which sets their slot.
+    Attributes of a class in C are written to its dictionary, after which CPython's lookup cache
+    must be invalidated. Operators of other classes need an assignment, which sets their slot.
     """
     if cls.__flags__ & _HEAP_TYPE:
-        delattr(cls, name) if value is _NOTHING else setattr(cls, name, value)
+        delattr(cls, name) if value is _MISSING else setattr(cls, name, value)
         return
-    (own,) = (each for each in gc.get_referents(vars(cls)) if type(each) is dict)
-    if value is _NOTHING:
-        del own[name]
+    (class_dict,) = (referent for referent in gc.get_referents(vars(cls)) if type(referent) is dict)
+    if value is _MISSING:
+        del class_dict[name]
     else:
-        own[name] = value
+        class_dict[name] = value
     ctypes.pythonapi.PyType_Modified(ctypes.py_object(cls))

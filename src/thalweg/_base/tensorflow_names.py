@@ -1,8 +1,8 @@
-"""TensorFlow's attributes of dtypes, shapes, tensors and variables, for torch's own classes.
+"""TensorFlow's attributes of dtypes, shapes, tensors and variables, for torch's classes.
 
-Dtypes and shapes of our own could not stand in: a gradient has torch's either way, `torch.dtype`
-has no subclasses, and `torch.zeros(n, dtype=...)` takes nothing else. So torch's classes are lent
-the names that they lack, see `lending`; `Variable`, which is ours, has them in any case.
+Classes of this library could not replace torch's: gradients have torch's types, `torch.dtype` has
+no subclasses, and `torch.zeros(n, dtype=...)` accepts nothing else. `tensor_patching` adds the
+missing names to torch's classes; `Variable` always has them.
 """
 
 from __future__ import annotations
@@ -31,26 +31,26 @@ def _numpy_type(dtype: torch.dtype) -> type[Any]:
     try:
         return torch.empty(0, dtype=dtype, device="cpu").numpy().dtype.type
     except TypeError:
-        added = added_type(dtype)
-    if added is None:
+        scalar_type = added_type(dtype)
+    if scalar_type is None:
         raise InvalidTypeError(f"NumPy has no {dtype_name(dtype)}.")
-    return added
+    return scalar_type
 
 
 def _limits(dtype: torch.dtype) -> tuple[object, object]:
     if dtype == torch.bool:
         return False, True
     if dtype.is_floating_point:
-        found = torch.finfo(dtype)
-        return (found.min, found.max) if dtype == torch.bfloat16 else _of_numpy(dtype)
+        info = torch.finfo(dtype)
+        return (info.min, info.max) if dtype == torch.bfloat16 else _of_numpy(dtype)
     if dtype.is_complex:
         raise InvalidTypeError(f"Cannot find the limits of {dtype_name(dtype)}.")
     return torch.iinfo(dtype).min, torch.iinfo(dtype).max
 
 
 def _of_numpy(dtype: torch.dtype) -> tuple[object, object]:
-    found = np.finfo(_numpy_type(dtype))
-    return found.min, found.max
+    info = np.finfo(_numpy_type(dtype))
+    return info.min, info.max
 
 
 def _is_integer(dtype: torch.dtype) -> bool:
@@ -64,7 +64,7 @@ def _is_compatible(dtype: torch.dtype, other: object) -> bool:
         return False
 
 
-_OF_DTYPES = {
+_DTYPE_NAMES = {
     "base_dtype": property(lambda dtype: dtype),
     "name": property(dtype_name),
     "real_dtype": property(lambda dtype: dtype.to_real()),
@@ -83,7 +83,7 @@ _OF_DTYPES = {
     "_is_ref_dtype": property(lambda dtype: False),
 }
 
-_OF_SHAPES = {
+_SHAPE_NAMES = {
     name: vars(Shape)[name]
     for name in (
         "ndims",
@@ -111,7 +111,7 @@ def _set_shape(tensor: torch.Tensor, shape: Any) -> None:
         raise InvalidArgumentError(f"A tensor of shape {sizes} cannot have shape {tuple(shape)}.")
 
 
-_OF_TENSORS = {
+_TENSOR_NAMES = {
     "get_shape": lambda tensor: Shape(tensor.shape),
     "set_shape": _set_shape,
     "ref": lambda tensor: TensorReference(tensor),
@@ -143,13 +143,13 @@ def unique_id(var: torch.Tensor) -> str:
 
 
 def _graph_key(var: torch.Tensor) -> str:
-    """That of the graph that would be built, were it not for eager mode."""
+    """Return the key of the default graph, or "" in eager mode."""
     graph = process.default_graph()
     return "" if graph is None else graph._graph_key
 
 
 def _sparse_read(var: torch.Tensor, indices: object, name: str | None = None) -> torch.Tensor:
-    """The rows that `indices` names."""
+    """Return the rows at `indices`."""
     rows = to_tensor(indices)
     check_held(var)
     check_held(rows, f"What indexes '{name_of(var)}'")
@@ -169,14 +169,14 @@ def _scatter(update: str) -> Callable[..., Any]:
 
 
 def _scatter_add(var: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """`torch.Tensor.scatter_add`, or given slices TensorFlow's, which changes the variable."""
+    """Call `torch.Tensor.scatter_add`, or for slices update the variable as TensorFlow does."""
     first = args[0] if args else kwargs.get("sparse_delta")
     if not isinstance(first, IndexedSlices):
         return torch.Tensor.scatter_add(var, *args, **kwargs)
     return _scatter("add")(var, *args, **kwargs)
 
 
-_OF_PARAMETERS = {
+_PARAMETER_NAMES = {
     "name": property(name_of),
     **{
         name: vars(Variable)[name]
@@ -198,14 +198,14 @@ _OF_PARAMETERS = {
 }
 
 NAMES: tuple[tuple[type, dict[str, Any]], ...] = (
-    (torch.dtype, _OF_DTYPES),
-    (torch.Size, _OF_SHAPES),
-    (torch.Tensor, _OF_TENSORS),
-    (torch.nn.Parameter, _OF_PARAMETERS),
+    (torch.dtype, _DTYPE_NAMES),
+    (torch.Size, _SHAPE_NAMES),
+    (torch.Tensor, _TENSOR_NAMES),
+    (torch.nn.Parameter, _PARAMETER_NAMES),
 )
-# Torch has other ones: None for each parameter, and one that returns a new tensor.
+# These replace torch's attributes: `name` is None, and `scatter_add` returns a new tensor.
 OVER_TORCHS = ((torch.nn.Parameter, "name"), (torch.nn.Parameter, "scatter_add"))
 
-for _name, _value in {**_OF_TENSORS, **_OF_PARAMETERS}.items():
+for _name, _value in {**_TENSOR_NAMES, **_PARAMETER_NAMES}.items():
     if _name not in vars(Variable):
         setattr(Variable, _name, _value)

@@ -1,4 +1,4 @@
-"""Tables for a terminal: a narrow one gets fewer columns, and names stay whole."""
+"""Tables that fit a terminal by dropping optional columns."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ _ENOUGH = 10_000
 
 
 def fitted(
-    make: Callable[[list[str]], Table], headings: Sequence[str], dropped: Sequence[str], width: int
+    make: Callable[[list[str]], Table], headings: Sequence[str], optional: Sequence[str], width: int
 ) -> Table:
-    """Return the first table that fits: with all columns, or without some of those in `dropped`.
+    """Return the first table that fits: with all columns, or without some optional ones.
 
     Args:
-        make: Makes the table with these columns.
+        make: Returns a table with the given columns.
         headings: All columns.
-        dropped: Those that may be left out, the first of them first.
-        width: Of the terminal. Where the rest does not fit either, it is returned as it is.
+        optional: Columns that may be dropped, in this order.
+        width: The terminal's width. If no table fits, return the narrowest.
     """
     from rich.console import Console
     from rich.measure import Measurement
 
     console = Console(width=_ENOUGH)
-    made = make(list(headings))
-    for count in range(1, len(dropped) + 1):
-        if Measurement.get(console, console.options, made).maximum <= width:
+    table = make(list(headings))
+    for count in range(1, len(optional) + 1):
+        if Measurement.get(console, console.options, table).maximum <= width:
             break
-        made = make([heading for heading in headings if heading not in dropped[:count]])
-    return made
+        table = make([heading for heading in headings if heading not in optional[:count]])
+    return table

@@ -1,9 +1,9 @@
-"""`untraced`: what `torch.compile` calls as it is, and does not look into.
+"""`untraced`: functions that `torch.compile` calls without tracing.
 
-A step reads and writes memory by its address, which no traced graph could do. So a compiled
-function steps out for it (one graph break), and in it nothing is compiled but what was compiled by
-itself, such as a loss. `torch.compiler.disable` says the same, but imports Dynamo at once, which
-takes longer than all else; the marks here are those that it leaves.
+A step reads and writes memory by address, which a traced graph cannot do. A compiled function
+leaves the graph for it (one graph break), and only code that was compiled separately, such as a
+loss, is compiled in it. `torch.compiler.disable` has the same effect, but imports Dynamo at once,
+which is slow; this module sets the same marks.
 """
 
 from __future__ import annotations
@@ -18,53 +18,56 @@ from torch._compile import _disable_dynamo  # pyright: ignore
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _dynamo: Any = _frames
-_MARK = _disable_dynamo(lambda: None).__code__  # of all functions that torch marks
+# The code of every function that torch excludes from Dynamo.
+_MARK = _disable_dynamo(lambda: None).__code__
 _REASON = "thalweg reads and writes the memory of tensors, which cannot be traced"
 
 
 def untraced(function: _F, reason: str = _REASON) -> _F:
-    """Have `torch.compile` call a function as it is; nothing changes where nobody compiles.
+    """Mark a function so that `torch.compile` calls it untraced; otherwise it behaves as before.
 
     Args:
         function: The function.
-        reason: What a graph is told that would have to leave for it.
+        reason: The reason in messages about the graph break.
     """
-    made: Any = function
+    target: Any = function
     if hasattr(_dynamo, "set_code_exec_strategy"):
         skip = _dynamo._FrameAction.SKIP
         strategy = _dynamo._FrameExecStrategy(skip, skip)
-        _dynamo.set_code_exec_strategy(made.__code__, strategy)
-    else:  # torch before 2.8
-        made = _outside(function)
-    made._torchdynamo_disable = True  # seen by the tracer of the function that calls it
-    made._torchdynamo_disable_msg = reason
-    return cast("_F", made)
+        _dynamo.set_code_exec_strategy(target.__code__, strategy)
+    else:
+        # Torch before 2.8.
+        target = _outside(function)
+    # The tracer of a calling function reads these attributes.
+    target._torchdynamo_disable = True
+    target._torchdynamo_disable_msg = reason
+    return cast("_F", target)
 
 
 def without_dynamo(method: Callable[..., object]) -> Callable[..., Any]:
-    """Return the function below torch's mark against Dynamo, where no compilation runs.
+    """Return the function below torch's mark against Dynamo, unless a compilation runs.
 
     The mark imports Dynamo when it is first called, which takes more than a second: longer than all
     that an optimizer does in a short training.
 
     Args:
-        method: A function of torch's, or a bound method.
+        method: A function of torch, or a bound method.
     """
-    own = getattr(method, "__func__", method)
-    # A wrapper of somebody else's, over torch's mark or without it, is called.
-    if getattr(own, "__code__", None) is not _MARK or "torch._dynamo" in sys.modules:
+    function = getattr(method, "__func__", method)
+    # A third-party wrapper is called unchanged.
+    if getattr(function, "__code__", None) is not _MARK or "torch._dynamo" in sys.modules:
         return method
-    inner: Any = own.__wrapped__
-    return functools.partial(inner, *([method.__self__] if own is not method else []))
+    inner: Any = function.__wrapped__
+    return functools.partial(inner, *([method.__self__] if function is not method else []))
 
 
 def _outside(function: Callable[..., object]) -> Callable[..., Any]:
     @functools.wraps(function)
     def outside(*args: object, **kwargs: object) -> Any:
-        before = _dynamo.set_eval_frame(None)
+        callback = _dynamo.set_eval_frame(None)
         try:
             return function(*args, **kwargs)
         finally:
-            _dynamo.set_eval_frame(before)
+            _dynamo.set_eval_frame(callback)
 
     return outside

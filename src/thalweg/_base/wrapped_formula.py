@@ -1,4 +1,4 @@
-"""A formula around the step of another: what becomes of the variable, or is measured."""
+"""Formulas around the step of another formula."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from thalweg._base.exports import exported_from
 
 @exported_from("thalweg.formula")
 class WrappedStepFormula(ComposedFormula):
-    """A formula of a rule, of whose step another formula makes the variable.
+    """Formula that computes the variable from the step of another formula.
 
     Args:
-        formula: `(var, grad, *slots, *, scalars) -> (var, *slots)`. Its step is what it says is
-            `moved`; without that the variable is the base, and all that becomes of it the step.
-        how: A formula without helper functions, `(var, grad, base, step, *, scalars) -> var`, of
-            the variable and the gradient, and of what the formula would add up.
-        decays: Whether the base must be another than the variable.
+        formula: `(var, grad, *slots, *, scalars) -> (var, *slots)`. Its step is the argument of
+            `moved`; without `moved` the base is the variable, and the step its whole change.
+        how: A formula `(var, grad, base, step, *, scalars) -> var`, where
+            the first formula would return `base + step`.
+        decays: Whether the base must differ from the variable.
     """
 
     def __init__(self, formula: Formula, how: Formula, decays: bool = False) -> None:
@@ -26,9 +26,9 @@ class WrappedStepFormula(ComposedFormula):
 
 @exported_from("thalweg.formula")
 class StepMeasure(WrappedStepFormula):
-    """A measure of a rule's step: of the same values `how` makes the one number that is summed.
+    """Measure of a rule's step: `how` returns the number that is summed.
 
-    It is computed in the type of the update, whose step it sees; see `formula.like_update`.
+    It is computed in the type of the update; see `formula.like_update`.
     """
 
     is_like_update = True

@@ -36,7 +36,7 @@ class Number(NamedTuple):
         argument: The argument of the constructor, such as `betas[0]`; None if there is none.
         default: The default of that argument, `inspect.Parameter.empty` if it is required. Without
             an argument, the value that the class sets, or None if that changes from step to step.
-        doc: What it does in this class.
+        doc: The effect of the hyperparameter in this class.
     """
 
     hyper: Hyper
@@ -62,8 +62,8 @@ def numbers_of(rule: Rule, cls: type[Any]) -> list[Number]:
     notes = notes_in(cls.__doc__, "Args:") if fixed else {}
     numbers: list[Number] = []
     for hyper in rule.hypers:
-        found = keywords.get(hyper.name) or _find_argument(hyper.name, names, signature)
-        argument, default = found or (None, fixed.get(hyper.name))
+        match = keywords.get(hyper.name) or _find_argument(hyper.name, names, signature)
+        argument, default = match or (None, fixed.get(hyper.name))
         doc = " ".join(notes.get(argument or "", hyper.doc).split())
         numbers.append(Number(hyper, argument, default, doc))
     return numbers
@@ -80,18 +80,18 @@ def _find_argument(
         if candidate in parameters:
             return candidate, parameters[candidate].default
     members = {key: members_of(key, names) for key in PAIRS} | {"eps": _EPS_PAIR}
-    for key, own in members.items():
-        if key in parameters and name in own:
-            default, place = parameters[key].default, own.index(name)
-            value = default[place] if isinstance(default, tuple) else default
-            return f"{key}[{place}]", value
+    for key, member_names in members.items():
+        if key in parameters and name in member_names:
+            default, index = parameters[key].default, member_names.index(name)
+            value = default[index] if isinstance(default, tuple) else default
+            return f"{key}[{index}]", value
     return None
 
 
 def sparse_words(
     rule: Rule, cls: type[Any] | None = None, options: Mapping[str, Any] | None = None
 ) -> str:
-    """Return in a few words what a step does with a sparse gradient.
+    """Describe in a few words the effect of a sparse gradient on a step.
 
     Args:
         rule: The rule.
@@ -103,7 +103,9 @@ def sparse_words(
     takes_rows = getattr(cls, "_takes_rows", None)
     if cls is None or takes_rows is None:
         return _words_of(rule) + _exception_of_decay(rule)
-    defaults = {name: each.default for name, each in inspect.signature(cls).parameters.items()}
+    defaults = {
+        name: parameter.default for name, parameter in inspect.signature(cls).parameters.items()
+    }
     group = {**defaults, **(options or {})}
     words = _words_of(rule)
     if not takes_rows(group):
@@ -156,7 +158,7 @@ def _changing_outside(rule: Rule) -> set[str]:
         return set()
     transcript = transcribe(rule.update_untouched)
     names = ["", *(slot.name for slot in rule.slots)]
-    return {name for place, name in enumerate(names) if not transcript.passes_through(place, place)}
+    return {name for index, name in enumerate(names) if not transcript.passes_through(index, index)}
 
 
 def _exception_of_decay(rule: Rule) -> str:
@@ -167,7 +169,7 @@ def _exception_of_decay(rule: Rule) -> str:
         return ""
     if "weight_decay" not in transcribe(rule.update_sparse or rule.update).scalars:
         return "; no weight decay"
-    outside = rule.update_untouched
-    if outside is None or "weight_decay" in transcribe(outside).scalars:
+    untouched = rule.update_untouched
+    if untouched is None or "weight_decay" in transcribe(untouched).scalars:
         return ""
     return "; weight decay in touched rows only"

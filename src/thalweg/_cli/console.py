@@ -10,17 +10,17 @@ if TYPE_CHECKING:
 
 
 def make_console(stderr: bool = False, soft_wrap: bool = False) -> Console:
-    """Return the output of a command, or where it tells errors and progress.
+    """Return a rich console on standard output or, with `stderr`, on standard error.
 
-    With NO_COLOR in the environment it gets no escape codes: neither colors nor bold text, of which
-    rich would drop the colors alone, nor bars, in place of which there are lines.
+    With NO_COLOR in the environment the console writes no escape codes. Rich alone would drop only
+    the colors and keep bold text and progress bars.
     """
     from rich.console import Console
 
-    is_plain = bool(os.environ.get("NO_COLOR"))
+    without_escape_codes = bool(os.environ.get("NO_COLOR"))
     return Console(
         stderr=stderr,
         soft_wrap=soft_wrap,
-        color_system=None if is_plain else "auto",
-        force_terminal=False if is_plain else None,
+        color_system=None if without_escape_codes else "auto",
+        force_terminal=False if without_escape_codes else None,
     )

@@ -1,4 +1,4 @@
-"""A command on several ranks: processes that torch's launcher starts on this machine."""
+"""Start of a command on several ranks of this machine, with torch's launcher."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from thalweg.errors import ReplicaLostError, ReplicaMismatchError, ThalwegError
 
 
 def launch_ranks(count: int, function: Callable[..., None], *args: object) -> None:
-    """Call a function on each of `count` ranks, which `Strategy()` then joins.
+    """Call a function on `count` ranks, whose processes `Strategy()` can join.
 
     Args:
-        count: How many processes.
+        count: The number of processes.
         function: A function at the top of its module.
-        args: What it is given, on each rank; what can be pickled.
+        args: Arguments of the function, the same on each rank; they must be picklable.
 
     Raises:
-        click.ClickException: A rank has failed; says with what.
+        click.ClickException: A rank has failed; the message is that rank's error.
         KeyboardInterrupt: Ctrl-C.
     """
     from torch.distributed.elastic.multiprocessing.api import SignalException
@@ -32,7 +32,7 @@ def launch_ranks(count: int, function: Callable[..., None], *args: object) -> No
         max_restarts=0,
     )  # fmt: skip
     try:
-        told: dict[int, tuple[bool, str] | None] = elastic_launch(config, _call_on_rank)(
+        outcomes: dict[int, tuple[bool, str] | None] = elastic_launch(config, _call_on_rank)(
             function, args
         )
     except SignalException as error:
@@ -42,8 +42,8 @@ def launch_ranks(count: int, function: Callable[..., None], *args: object) -> No
         raise click.ClickException(
             f"rank {rank} of {count} ended with exit code {failure.exitcode}."
         ) from error
-    # That another rank was lost says least of what has happened.
-    failed = sorted(each for each in told.values() if each is not None)
+    # Errors about a lost rank sort last: they follow from another rank's failure.
+    failed = sorted(outcome for outcome in outcomes.values() if outcome is not None)
     if failed:
         raise click.ClickException(failed[0][1])
 
@@ -51,7 +51,7 @@ def launch_ranks(count: int, function: Callable[..., None], *args: object) -> No
 def _call_on_rank(
     function: Callable[..., None], args: tuple[object, ...]
 ) -> tuple[bool, str] | None:
-    """Call it; a failure is whether it is about another rank, and a message."""
+    """Call a function; return None, or whether another rank caused the failure, and a message."""
     try:
         function(*args)
     except (ReplicaLostError, ReplicaMismatchError) as error:

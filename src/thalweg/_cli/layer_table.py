@@ -19,22 +19,24 @@ HEADINGS = {
     "ratio": "update/weight", "gradient_norm": "gradient", "weight_norm": "weight",
     "unchanged": "unchanged", "zero": "zero", "nonfinite": "not finite",
 }  # fmt: skip
-# What a narrow terminal does without, first to last.
-DROPPED = ("zero", "unchanged", "weight_norm", "nonfinite", "gradient_norm")
-ORDERED_BY = {"ratio": "update beside weight", "gradient_norm": "gradient norm"}
-EDGES = 4  # letters beside the cells
-LEAST_NAME = 26  # letters of a name that no number takes away
+# Columns that a narrow terminal omits, in this order.
+OPTIONAL_COLUMNS = ("zero", "unchanged", "weight_norm", "nonfinite", "gradient_norm")
+RANKINGS = {"ratio": "update beside weight", "gradient_norm": "gradient norm"}
+# Width of the table's margins.
+EDGES = 4
+# Letters of a name that stay visible whatever the width of the numbers.
+LEAST_NAME = 26
 
 
 class LayerTable(NamedTuple):
-    """An order of layers.
+    """Layers ranked by severity.
 
     Attributes:
-        places: Of the layers, the worst first.
-        words: What the order is.
+        indices: Indices of the layers, the worst first.
+        words: Description of the order.
     """
 
-    places: np.ndarray
+    indices: np.ndarray
     words: str
 
 
@@ -43,58 +45,61 @@ def rank_layers(rows: Mapping[str, np.ndarray]) -> LayerTable:
 
     The numbers are those of the first column of `ORDERED_BY` that is recorded.
     """
-    key = next((each for each in ORDERED_BY if each in rows), next(iter(rows)))
+    key = next((name for name in RANKINGS if name in rows), next(iter(rows)))
     values = rows[key]
     bad = np.isnan(values) | (values == np.inf)
-    for each in ("gradient_norm", "update_norm", "weight_norm"):
-        if each in rows:
-            bad |= np.isnan(rows[each]) | (rows[each] == np.inf)
+    for name in ("gradient_norm", "update_norm", "weight_norm"):
+        if name in rows:
+            bad |= np.isnan(rows[name]) | (rows[name] == np.inf)
     if "nonfinite" in rows:
         bad |= rows["nonfinite"] > 0
     order = np.lexsort((-np.nan_to_num(values, nan=np.inf), ~bad))
-    words = ORDERED_BY.get(key, key.replace("_", " "))
+    words = RANKINGS.get(key, key.replace("_", " "))
     return LayerTable(order, f"not finite first, then the largest {words}")
 
 
 def make_table(
-    rows: Mapping[str, np.ndarray], names: Sequence[str], worst: LayerTable, most: int, width: int
+    rows: Mapping[str, np.ndarray],
+    names: Sequence[str],
+    worst: LayerTable,
+    max_layers: int,
+    width: int,
 ) -> Table:
-    """Return the first `most` layers, with as many columns as fit into the width of a terminal."""
-    columns = [each for each in HEADINGS if each in rows]
+    """Return a table of the first `max_layers` layers, with as many columns as fit `width`."""
+    columns = [name for name in HEADINGS if name in rows]
     columns += [next(iter(rows))] if not columns else []
-    made = partial(_lay_out, rows, names, worst.places[:most].tolist(), width)
-    return fitted(made, columns, [each for each in DROPPED if each in columns], width)
+    lay_out = partial(_lay_out, rows, names, worst.indices[:max_layers].tolist(), width)
+    return fitted(lay_out, columns, [name for name in OPTIONAL_COLUMNS if name in columns], width)
 
 
 def _lay_out(
-    rows: Mapping[str, np.ndarray], names: Sequence[str], places: list[int], width: int,
+    rows: Mapping[str, np.ndarray], names: Sequence[str], indices: list[int], width: int,
     columns: list[str],
 ) -> Table:  # fmt: skip
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
-    made = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    longest = max((len(names[place]) for place in places), default=0)
-    made.add_column("layer", no_wrap=True, min_width=min(LEAST_NAME, longest))
-    cells = {
-        each: [format_number(float(rows[each][place])) for place in places] for each in columns
-    }
-    widths = (max(map(len, (HEADINGS.get(each, each), *cells[each]))) for each in columns)
-    taken = sum(3 + width for width in widths)
-    room = max(LEAST_NAME, width - taken - EDGES)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    longest = max((len(names[index]) for index in indices), default=0)
+    table.add_column("layer", no_wrap=True, min_width=min(LEAST_NAME, longest))
+    cells = {key: [format_number(float(rows[key][index])) for index in indices] for key in columns}
+    widths = (max(map(len, (HEADINGS.get(key, key), *cells[key]))) for key in columns)
+    total_width = sum(3 + width for width in widths)
+    name_width = max(LEAST_NAME, width - total_width - EDGES)
     shared = find_shared(names)
-    for each in columns:
+    for key in columns:
         # No markup: a file names its columns as it likes.
-        made.add_column(Text(HEADINGS.get(each, each)), justify="right", no_wrap=True)
-    for row, place in enumerate(places):
-        numbers = [cells[each][row] for each in columns]
-        bad = any(each in ("NaN", "inf") for each in numbers)
-        name = names[place]
-        if longest > room:  # what all have in common tells nothing
-            name = elide(name.removeprefix(shared), room)
-        made.add_row(Text(name), *numbers, style="red" if bad else None)
-    return made
+        table.add_column(Text(HEADINGS.get(key, key)), justify="right", no_wrap=True)
+    for row, index in enumerate(indices):
+        numbers = [cells[key][row] for key in columns]
+        bad = any(cell in ("NaN", "inf") for cell in numbers)
+        name = names[index]
+        if longest > name_width:
+            # The prefix of all names distinguishes no layer.
+            name = elide(name.removeprefix(shared), name_width)
+        table.add_row(Text(name), *numbers, style="red" if bad else None)
+    return table
 
 
 def format_number(value: float) -> str:
@@ -106,13 +111,15 @@ def format_number(value: float) -> str:
 
 def find_shared(names: Sequence[str]) -> str:
     """Return the prefix of all names, up to a dot."""
-    found = os.path.commonprefix(list(names))  # noqa: RUF071, which is cut at a dot below
-    return found[: found.rfind(".") + 1] if len(names) > 1 else ""
+    prefix = os.path.commonprefix(list(names))  # noqa: RUF071, which is cut at a dot below
+    return prefix[: prefix.rfind(".") + 1] if len(names) > 1 else ""
 
 
-def elide(name: str, most: int) -> str:
-    """Return a name of at most `most` letters; what is left out is in the middle."""
-    if len(name) <= most:
+def elide(name: str, max_length: int) -> str:
+    """Shorten a name to at most `max_length` letters by an ellipsis in its middle."""
+    if len(name) <= max_length:
         return name
-    tail = (most - 1) // 2
-    return f"{name[: most - 1 - tail]}…{name[-tail:]}" if tail else f"{name[: most - 1]}…"
+    tail = (max_length - 1) // 2
+    return (
+        f"{name[: max_length - 1 - tail]}…{name[-tail:]}" if tail else f"{name[: max_length - 1]}…"
+    )

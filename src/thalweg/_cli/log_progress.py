@@ -1,4 +1,4 @@
-"""Progress in plain lines, for a log."""
+"""Progress of a command as plain lines for a log."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ SHARE = 0.1
 
 
 class ProgressLines:
-    """Lines on stderr: a first one soon, then after each tenth of the work, but not every few
-    seconds, nor hours apart. What takes less than `SOONEST` seconds is done without a line.
+    """Progress lines on stderr, one for each tenth of the work.
+
+    Lines are at least `SOONEST` and at most `LATEST` seconds apart if `tell` is called often.
 
     Args:
-        clock: Tells seconds.
+        clock: Returns the time in seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
@@ -25,23 +26,23 @@ class ProgressLines:
         self._share = 0.0
 
     def tell(self, share: float, text: Callable[[], str]) -> None:
-        """Tell how far it is, if it is time to.
+        """Print a line if one is due.
 
         Args:
-            share: How much of the work is done, from 0 to 1.
-            text: Makes the line.
+            share: Completed share of the work, from 0 to 1.
+            text: Returns the text of the line; called only for a line that is printed.
         """
         now = self._clock()
-        waited, further = now - self._told, share - self._share
+        waited, progress = now - self._told, share - self._share
         is_first = self._told == self._began
-        if waited < SOONEST or not (is_first or further >= SHARE or waited >= LATEST):
+        if waited < SOONEST or not (is_first or progress >= SHARE or waited >= LATEST):
             return
         self._told, self._share = now, share
         click.echo(f"{text()}, {share:.0%}, {_clock_of(now - self._began)}", err=True)
 
 
 def _clock_of(seconds: float) -> str:
-    """`0:42`, `1:02:03`."""
-    minutes, rest = divmod(round(seconds), 60)
+    """Format a duration as `0:42` or `1:02:03`."""
+    minutes, seconds_left = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+    return f"{hours}:{minutes:02}:{seconds_left:02}" if hours else f"{minutes}:{seconds_left:02}"

@@ -1,4 +1,4 @@
-"""`thalweg`: the group of commands, and how all of them fail."""
+"""Command group of `thalweg`, with the error messages and exit statuses of all commands."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Commands(click.Group):
             _show_error(self._with_hint(error, arguments), debug)
             status = USAGE
         except (click.Abort, KeyboardInterrupt) as error:
-            # click raises Abort where Ctrl-C was raised, and of a question that was answered by no.
+            # click raises Abort for Ctrl-C and for a question that was answered by no.
             cause = error.__context__ if isinstance(error, click.Abort) else error
             _show_error("stopped.", False)
             status = INTERRUPTED if isinstance(cause, KeyboardInterrupt) else FAILURE
@@ -69,9 +69,12 @@ class Commands(click.Group):
     def _with_hint(self, error: click.UsageError, arguments: Sequence[str]) -> str:
         if error.ctx is not None:
             command = error.ctx.command_path
-        else:  # an option without its value fails before there is a context
-            named = next((each for each in arguments if each in self.commands), None)
-            command = f"thalweg {named}" if named else "thalweg"
+        else:
+            # An option without a value fails before click has made a context.
+            command_name = next(
+                (argument for argument in arguments if argument in self.commands), None
+            )
+            command = f"thalweg {command_name}" if command_name else "thalweg"
         return f"{error.format_message()} (Help: {command} --help)"
 
 

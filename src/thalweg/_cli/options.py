@@ -9,33 +9,34 @@ import click
 
 from thalweg._base.literals import parse_argument
 
-INTERRUPTED = 130  # the exit status after Ctrl-C, as shells have it
+# Exit status after Ctrl-C, by the convention of shells.
+INTERRUPTED = 130
 
 
 class Stopped(click.ClickException):
-    """Ctrl-C has ended a command that keeps what was done until then."""
+    """Error of a command that Ctrl-C ended and whose results so far are saved."""
 
     exit_code = INTERRUPTED
 
 
 class Whole(click.ParamType):
-    """A whole number of at least `least`."""
+    """Integer from `minimum` to `maximum`; no upper limit if that is None."""
 
     name = "number"
 
-    def __init__(self, least: int, most: int | None = None) -> None:
-        self.least, self.most = least, most
+    def __init__(self, minimum: int, maximum: int | None = None) -> None:
+        self.minimum, self.maximum = minimum, maximum
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Return the number; refuses all else in words."""
+        """Return the number; fail for text that is not a number within the limits."""
         try:
             number = int(value)
         except ValueError:
             number = None
-        if number is None or number < self.least or (self.most or number) < number:
-            limit = "" if self.most is None else f" and no more than {self.most}"
+        if number is None or number < self.minimum or (self.maximum or number) < number:
+            limit = "" if self.maximum is None else f" and no more than {self.maximum}"
             self.fail(
-                f"it must be a whole number, {self.least} or more{limit}; not '{value}'.",
+                f"it must be a whole number, {self.minimum} or more{limit}; not '{value}'.",
                 param, ctx,
             )  # fmt: skip
         return number
@@ -51,14 +52,12 @@ def usable_cores() -> int:
 def clamp_threads(
     context: click.Context, parameter: click.Parameter, threads: int | None
 ) -> int | None:
-    """Return the number of threads, no more than there are cores; says so if more were asked
-    for.
-    """
+    """Return the number of threads, at most the number of cores; print a note if that is less."""
     if threads is None or threads <= usable_cores():
         return threads
-    some = "1 core" if usable_cores() == 1 else f"{usable_cores()} cores"
+    cores = "1 core" if usable_cores() == 1 else f"{usable_cores()} cores"
     click.echo(
-        f"--threads {threads} is more than the {some} here; using {usable_cores()}.", err=True
+        f"--threads {threads} is more than the {cores} here; using {usable_cores()}.", err=True
     )
     return usable_cores()
 
@@ -66,7 +65,7 @@ def clamp_threads(
 def split_values(
     context: click.Context, parameter: click.Parameter, values: tuple[str, ...]
 ) -> dict[str, object]:
-    """Return arguments by name; a value is a literal of Python, or a word."""
+    """Parse NAME=VALUE texts into a dictionary; values are Python literals or plain words."""
     try:
         return dict(map(parse_argument, values))
     except ValueError as error:

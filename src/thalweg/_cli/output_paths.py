@@ -11,11 +11,11 @@ import click
 
 
 def check_writable(folder: Path, files: list[Path], option: str = "--out") -> None:
-    """Refuse a folder that cannot be written to, and files that are folders or devices.
+    """Raise an error unless a command can write files to a folder; create it if the user agrees.
 
     Raises:
-        click.BadParameter: Names it, as the option.
-        click.Abort: The folder is not there, and nobody wants it.
+        click.BadParameter: The folder is not writable, or a file is a folder or a device.
+        click.Abort: The folder does not exist, and the user declined to create it.
     """
     try:
         _ask_for(folder, option)
@@ -28,9 +28,10 @@ def check_writable(folder: Path, files: list[Path], option: str = "--out") -> No
 
 
 def _check_file(file: Path, option: str) -> None:
+    """Raise `click.BadParameter` if an output file is a folder or a device."""
     if file.is_dir():
         raise click.BadParameter(f"'{file}' is a folder.", param_hint=option)
-    # What is written takes the place of what is there: a device would be gone for all.
+    # The output replaces an existing file, which would delete a device for all users.
     if (file.exists() and not file.is_file()) or file.absolute().parent == Path("/dev"):
         raise click.BadParameter(
             f"'{file}' is a device, not a file that can be replaced.", param_hint=option
@@ -38,7 +39,7 @@ def _check_file(file: Path, option: str) -> None:
 
 
 def _ask_for(folder: Path, option: str) -> None:
-    """Make a folder that is not there, if somebody is there to agree."""
+    """Create a missing folder after a question on the terminal; raise an error without one."""
     try:
         folder.stat()
     except FileNotFoundError:

@@ -11,14 +11,14 @@ from thalweg._cli.log_progress import ProgressLines
 
 @contextmanager
 def watch_shares(title: str) -> Iterator[Callable[[float, Callable[[], str]], None]]:
-    """A callback that takes a share from 0 to 1, and what makes words for what is done."""
+    """Yield a callback for a share from 0 to 1 and a function that returns the text to show."""
     console = make_console(stderr=True)
     if not console.is_terminal:
         yield ProgressLines().tell
         return
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-    # Refreshed by the callback: a thread of its own would take time from those that are timed.
+    # The callback refreshes the bar: a refreshing thread would disturb timings.
     with Progress(
         TextColumn("{task.description}", markup=False), BarColumn(),
         TextColumn("{task.percentage:3.0f} %"), TimeElapsedColumn(), console=console,
@@ -33,12 +33,13 @@ def watch_shares(title: str) -> Iterator[Callable[[float, Callable[[], str]], No
 
 @contextmanager
 def show_busy(text: str) -> Iterator[None]:
-    """Show on a terminal that something is under way whose length nobody knows."""
+    """Show a text with a spinner on a terminal during the block; nothing elsewhere."""
     console = make_console(stderr=True)
     if not console.is_terminal:
         yield
         return
     from rich.text import Text
 
-    with console.status(Text(text)):  # no markup: it may be what a user wrote
+    # As `Text`, because a user's text may contain markup.
+    with console.status(Text(text)):
         yield

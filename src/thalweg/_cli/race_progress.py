@@ -20,7 +20,7 @@ INTERVAL = 0.2
 
 @contextmanager
 def watch_race(console: Console, problem: str) -> Iterator[Progress]:
-    """Return a context manager whose callback keeps the display current."""
+    """Yield a callback that updates the display of a race, at most every `INTERVAL` seconds."""
     if not console.is_terminal:
         yield _in_lines(ProgressLines())
         return
@@ -41,23 +41,23 @@ def watch_race(console: Console, problem: str) -> Iterator[Progress]:
         TimeElapsedColumn(), TimeRemainingColumn(), auto_refresh=False,
     )  # fmt: skip
     task = bar.add_task(f"loading {problem}", total=None)
-    last = 0.0
-    # Refreshed between blocks of steps: a thread of its own would take time from someone's step.
+    last_update = 0.0
+    # Refreshed between blocks of steps: a refreshing thread would disturb timed steps.
     with Live(bar, console=console, transient=True, auto_refresh=False) as live:
         live.refresh()
 
         def progress(race: Race, part: Fraction) -> None:
-            nonlocal last
-            if monotonic() - last < INTERVAL:
+            nonlocal last_update
+            if monotonic() - last_update < INTERVAL:
                 return
             bar.update(
                 task, description=_title_of(race, part), total=1.0, completed=part.done(race)
             )
             # With several learning rates each, there are more lanes than lines.
             table = [] if part.searching else [report.table([race], console.width)]
-            shown: object = Group(bar, *table)
-            live.update(shown, refresh=True)
-            last = monotonic()
+            display: object = Group(bar, *table)
+            live.update(display, refresh=True)
+            last_update = monotonic()
 
         yield progress
 

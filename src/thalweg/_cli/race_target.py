@@ -1,4 +1,4 @@
-"""`thalweg race --target`: who reaches a fixed loss first, tuning being a part of the protocol."""
+"""`thalweg race --target`: time to a fixed loss, including the tuning of hyperparameters."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class TargetOptions(NamedTuple):
-    """Options of the command line."""
+    """Options of `thalweg race --target`."""
 
     optimizers: Sequence[str] | None
     problems: Sequence[str]
@@ -39,51 +39,60 @@ class TargetOptions(NamedTuple):
     as_json: bool
 
 
-def race_to_targets(chosen: TargetOptions) -> None:
-    """Run all trials that are still to be run, print two tables, and draw the picture."""
+def race_to_targets(options: TargetOptions) -> None:
+    """Run the remaining trials, print two tables or JSON, and save target.json and target.svg."""
     from thalweg._cli.race.target import picture
     from thalweg._cli.race.target.run_trials import run_all
     from thalweg._cli.race.target.summary import as_json, summarize
 
-    plan = _make_plan(chosen)
-    written = [chosen.out / "target.json", chosen.out / "target.svg"]
-    check_writable(chosen.out, written)
-    results = _begin(plan, written[0], chosen.resume)
+    plan = _make_plan(options)
+    output_paths = [options.out / "target.json", options.out / "target.svg"]
+    check_writable(options.out, output_paths)
+    results = _begin(plan, output_paths[0], options.resume)
     try:
         with watch_shares("first trials") as tell:
-            run_all(results, written[0], chosen.jobs, lambda share, text: tell(share, lambda: text))
+            run_all(
+                results,
+                output_paths[0],
+                options.jobs,
+                lambda share, text: tell(share, lambda: text),
+            )
     except KeyboardInterrupt as error:
-        if not results.ran:
+        if not results.outcomes:
             raise
         raise Stopped(
-            f"stopped; {len(results.ran)} of {len(plan.trial_keys())} trials are kept: the same"
-            " command with --resume goes on."
+            f"stopped; {len(results.outcomes)} of {len(plan.trial_keys())} trials are kept: the"
+            " same command with --resume goes on."
         ) from error
     summary = summarize(results)
-    results.save(written[0], as_json(summary))
-    picture.save(results, summary, written[1])
-    if chosen.as_json:
+    results.save(output_paths[0], as_json(summary))
+    picture.save(results, summary, output_paths[1])
+    if options.as_json:
         click.echo(results.text(as_json(summary)), nl=False)
     else:
-        _print(make_console(), results, summary, written)
+        _print(make_console(), results, summary, output_paths)
 
 
-def _make_plan(chosen: TargetOptions) -> StudyPlan:
+def _make_plan(options: TargetOptions) -> StudyPlan:
     from thalweg._cli.race.errors import RaceError
     from thalweg._cli.race.target.results import StudyPlan
     from thalweg._cli.race.target.search_spaces import DEFAULT, find_spaces
 
     try:
-        spaces = find_spaces(DEFAULT if chosen.optimizers is None else chosen.optimizers)
+        spaces = find_spaces(DEFAULT if options.optimizers is None else options.optimizers)
     except RaceError as error:
         raise click.UsageError(str(error)) from error
     return StudyPlan(
-        chosen.problems, spaces, chosen.trials, chosen.studies, chosen.seed, chosen.threads
+        options.problems, spaces, options.trials, options.studies, options.seed, options.threads
     )
 
 
 def _begin(plan: StudyPlan, path: Path, resumes: bool) -> Results:
-    """What a file has of the plan, or nothing; trials of others are not lost by mistake."""
+    """Return the results to continue: those of the file with --resume, or none.
+
+    Raises:
+        click.UsageError: Without --resume, if the file has unfinished trials.
+    """
     from thalweg._cli.race.target.results import Results, has_unfinished, resume
 
     if resumes:
@@ -96,7 +105,7 @@ def _begin(plan: StudyPlan, path: Path, resumes: bool) -> Results:
     return Results(plan)
 
 
-def _print(console: Console, results: Results, summary: Summary, written: list[Path]) -> None:
+def _print(console: Console, results: Results, summary: Summary, output_paths: list[Path]) -> None:
     from thalweg._cli.race.target.summary import write_notes
 
     plan = results.plan
@@ -106,16 +115,16 @@ def _print(console: Console, results: Results, summary: Summary, written: list[P
     console.print(_table(plan, summary.seconds, _tell_seconds, [], console.width))
     for note in write_notes(results, summary):
         console.print(note, style="dim", highlight=False)
-    saved = "Saved " + ", ".join(map(str, written))
-    console.print(saved, markup=False, highlight=False, soft_wrap=True)
+    saved_line = "Saved " + ", ".join(map(str, output_paths))
+    console.print(saved_line, markup=False, highlight=False, soft_wrap=True)
 
 
 def _table_of_steps(plan: StudyPlan, summary: Summary, width: int) -> Table:
-    further = [
+    extra_cells = [
         {"hits": f"{tuning.hits}/{tuning.studies}", "tuning": f"{tuning.steps:,.0f}"}
-        for tuning in (summary.tuning[each.name] for each in summary.steps)
+        for tuning in (summary.tuning[run.name] for run in summary.steps)
     ]
-    return _table(plan, summary.steps, _tell_steps, further, width)
+    return _table(plan, summary.steps, _tell_steps, extra_cells, width)
 
 
 def _tell_steps(cost: float) -> str:
@@ -127,36 +136,36 @@ def _tell_seconds(cost: float) -> str:
 
 
 def _table(
-    plan: StudyPlan, placed: Sequence[RankedRun], tell: Callable[[float], str],
-    further: Sequence[dict[str, str]], width: int,
+    plan: StudyPlan, ranking: Sequence[RankedRun], tell: Callable[[float], str],
+    extra_cells: Sequence[dict[str, str]], width: int,
 ) -> Table:  # fmt: skip
-    """A ranking, with as many columns as fit into the width of a terminal."""
+    """Return a table of a ranking, with as many columns as fit into `width`."""
     from thalweg._base.terminal_tables import fitted
 
     rows: list[dict[str, str]] = []
-    for number, each in enumerate(placed):
-        ranks = str(each.first) if each.first == each.last else f"{each.first}-{each.last}"
-        costs = {name: tell(cost) for name, cost in each.costs.items()}
-        own = further[number] if further else {}
+    for index, run in enumerate(ranking):
+        ranks = str(run.first) if run.first == run.last else f"{run.first}-{run.last}"
+        costs = {name: tell(cost) for name, cost in run.costs.items()}
+        extra = extra_cells[index] if extra_cells else {}
         rows.append(
-            {"#": ranks, "optimizer": each.name, "score": f"{each.score:.3f}", **costs, **own}
+            {"#": ranks, "optimizer": run.name, "score": f"{run.score:.3f}", **costs, **extra}
         )
     headings = list(rows[0])
-    dropped = ["hits", "tuning", *reversed(plan.problems), "#"]
-    return fitted(partial(_lay_out, rows), headings, [x for x in dropped if x in headings], width)
+    optional = ["hits", "tuning", *reversed(plan.problems), "#"]
+    return fitted(partial(_lay_out, rows), headings, [x for x in optional if x in headings], width)
 
 
 def _lay_out(rows: Sequence[dict[str, str]], headings: list[str]) -> Any:
     from rich import box
     from rich.table import Table
 
-    made = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for heading in headings:
         is_name = heading == "optimizer"
-        made.add_column(
+        table.add_column(
             heading, justify="left" if is_name else "right", style="bold" if is_name else None,
             overflow="fold",
         )  # fmt: skip
     for row in rows:
-        made.add_row(*(row[heading] for heading in headings))
-    return made
+        table.add_row(*(row[heading] for heading in headings))
+    return table

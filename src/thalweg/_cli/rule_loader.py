@@ -1,4 +1,4 @@
-"""A rule of the user's, given to a command as `file.py:NAME`."""
+"""Loader of user-defined rules, named `file.py:NAME` on the command line."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ if TYPE_CHECKING:
 
 
 def load_rule(name: str) -> Rule:
-    """Return the rule that `file.py:NAME` names, checked.
+    """Load the rule `file.py:NAME` and validate it.
 
     Raises:
-        click.UsageError: If there is no such file, or no rule of that name in it.
+        click.UsageError: If the file or the rule in it does not exist.
         RuleError: If the rule could not take a step.
         EntryError: If the file fails while it is imported.
     """
@@ -24,10 +24,10 @@ def load_rule(name: str) -> Rule:
     from thalweg.formula import Rule
 
     try:
-        thing = load(name)
+        rule = load(name)
     except RaceError as error:
         raise click.UsageError(str(error)) from error
-    if not isinstance(thing, Rule):
-        raise click.UsageError(f"'{name}' is a {type(thing).__name__}, not a thalweg.Rule.")
-    check_rule(thing)
-    return thing
+    if not isinstance(rule, Rule):
+        raise click.UsageError(f"'{name}' is a {type(rule).__name__}, not a thalweg.Rule.")
+    check_rule(rule)
+    return rule

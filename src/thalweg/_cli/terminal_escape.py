@@ -1,16 +1,16 @@
-"""Text of files, whose names and contents anybody may have written, for a terminal."""
+"""Escaping of untrusted text, such as file names, for a terminal."""
 
 from __future__ import annotations
 
 
 def escape_text(text: object) -> str:
-    """Text in which what a terminal would obey, or not show, stands as its escape.
+    """Return text with each unprintable or control character replaced by its escape sequence.
 
     Example:
         >>> escape_text("w\\x1b[2J")
         'w\\\\x1b[2J'
     """
     return "".join(
-        each if each.isprintable() else each.encode("unicode_escape").decode("ascii")
-        for each in str(text)
+        character if character.isprintable() else character.encode("unicode_escape").decode("ascii")
+        for character in str(text)
     )

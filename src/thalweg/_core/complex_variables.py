@@ -4,7 +4,6 @@ with complex numbers, as TensorFlow's kernels do, if it has nothing but arithmet
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any, cast
@@ -15,7 +14,8 @@ from torch import Tensor
 from thalweg._base.locks import importing
 from thalweg._core.grads_and_vars import Gradient, Pair, as_real
 from thalweg._core.validation import check_pairs
-from thalweg._engines.formula_parser import FUNCTION_PREFIX, transcribe
+from thalweg._engines.formula_graph import ROUNDED
+from thalweg._engines.formula_parser import transcribe
 from thalweg._engines.layout import check_kind
 from thalweg.errors import InvalidTypeError
 from thalweg.formula import Formula, Rule
@@ -55,7 +55,7 @@ def not_defined(rule: Rule, var: Tensor, title: str) -> InvalidTypeError:
     )
 
 
-_ROOTS = {f"{FUNCTION_PREFIX}{name}" for name in ("sqrt", "square")}
+_ANALYTIC = {*ROUNDED, "neg", "sqrt", "square", "stream", "scalar", "const"}
 
 
 @cache
@@ -69,12 +69,7 @@ def is_analytic(rule: Rule) -> bool:
 
 
 def _has_arithmetic_alone(formula: Formula) -> bool:
-    transcript = transcribe(formula)
-    parts = (*transcript.body, *transcript.results, *transcript.helpers)
-    nodes = [node for part in parts for node in ast.walk(part)]
-    names = {node.id for node in nodes if isinstance(node, ast.Name)}
-    functions = {name for name in names if name.startswith(FUNCTION_PREFIX)}
-    return functions <= _ROOTS and not any(isinstance(node, ast.Compare) for node in nodes)
+    return all(node.op in _ANALYTIC for node in transcribe(formula).nodes)
 
 
 def update_analytic(

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import ast
 import hashlib
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from thalweg._engines.formula_graph import INFIX, FormulaGraph, Node
 from thalweg._engines.formula_parser import (
     FUNCTION_PREFIX,
-    HELPER_PREFIX,
+    LITERAL,
     LOCAL_PREFIX,
-    Transcript,
     check_counts,
     transcribe,
 )
@@ -22,7 +22,7 @@ from thalweg.formula import Formula
 LARGEST = {"float16": 65504.0, "bfloat16": 3.3895313892515355e38}
 
 NONE: Mapping[str, str] = {}
-Stages = list[tuple[str, Transcript]]  # formulas of one result, with the names of their functions
+Stages = list[tuple[str, FormulaGraph]]  # formulas of one result, with the names of their functions
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def indent_by(lines: list[str], depth: int) -> str:
     return "\n".join("    " * depth + line for line in lines)
 
 
-def name_scalars(*formulas: Transcript, vectors: Mapping[str, str] = NONE) -> dict[str, str]:
+def name_scalars(*formulas: FormulaGraph, vectors: Mapping[str, str] = NONE) -> dict[str, str]:
     """The scalars of formulas, each with its name in kernels.
 
     Args:
@@ -63,7 +63,7 @@ def name_scalars(*formulas: Transcript, vectors: Mapping[str, str] = NONE) -> di
     return {name: f"s{index}" for index, name in enumerate(x for x in names if x not in vectors)}
 
 
-def name_vectors(*formulas: Transcript, vectors: Mapping[str, str]) -> dict[str, str]:
+def name_vectors(*formulas: FormulaGraph, vectors: Mapping[str, str]) -> dict[str, str]:
     """Those scalars of formulas that are of rows or columns, with the names of their vectors."""
     names = dict.fromkeys(name for each in formulas for name in each.scalars)
     own = [name for name in names if name in vectors]
@@ -76,36 +76,58 @@ def read_vectors(names: Mapping[str, str]) -> dict[str, str]:
 
 
 class FormulaWriter:
-    """Writes formulas as text, in the language of an engine."""
+    """Writer of formulas in the language of an engine.
+
+    Args:
+        literal: Name of the function that makes a number of the type of the arithmetic.
+    """
 
     decorator = ""
 
-    def text_of(self, node: ast.AST) -> str:
-        """A part of a formula."""
-        return ast.unparse(node)
+    def __init__(self, literal: str = LITERAL) -> None:
+        self.literal = literal
 
-    def assignments_of(self, formula: Transcript) -> list[str]:
-        """The assignments of a formula."""
-        return [line for each in formula.body for line in self.text_of(each).splitlines()]
+    def write_number(self, value: float) -> str:
+        """Return the text of a number in the type of the arithmetic."""
+        text = "1e999 - 1e999" if math.isnan(value) else repr(value).replace("inf", "1e999")
+        return f"{self.literal}({text})"
 
-    def result_of(self, formula: Transcript, index: int) -> str:
-        """A result of it."""
-        return self.text_of(formula.results[index])
+    def write_operation(self, operation: str, operands: list[str]) -> str:
+        """Return the text of an operation on named values."""
+        if operation in INFIX:
+            return f"{operands[0]} {operation} {operands[1]}"
+        if operation == "neg":
+            return f"-{operands[0]}"
+        return f"{FUNCTION_PREFIX}{operation}({', '.join(operands)})"
 
-    def helpers_of(self, formula: Transcript) -> dict[str, str]:
-        """The helpers of it."""
-        return {each.name: self.decorator + self.text_of(each) for each in formula.helpers}
+    def write_formula(
+        self, formula_graph: FormulaGraph, name: str = "node"
+    ) -> tuple[list[str], list[str]]:
+        """Return assignments that compute a formula, and the names of its results.
 
-    def define_function(self, name: str, formula: Transcript) -> dict[str, str]:
-        """A formula of one result as a function of that name, after the helpers that it calls."""
-        # Its helpers are numbered like those of other formulas, so they get the function's name.
-        own, theirs = FUNCTION_PREFIX + HELPER_PREFIX, f"{FUNCTION_PREFIX}{name}_{HELPER_PREFIX}"
-        every = (*formula.positional, *formula.scalars)
-        parameters = ", ".join(LOCAL_PREFIX + each for each in every)
-        body = [*self.assignments_of(formula), f"return {self.result_of(formula, 0)}"]
-        text = f"{self.decorator}def {FUNCTION_PREFIX}{name}({parameters}):\n{indent_by(body, 1)}"
-        found = {**self.helpers_of(formula), name: text}
-        return {key.replace(own, theirs): each.replace(own, theirs) for key, each in found.items()}
+        Args:
+            formula_graph: The formula, whose values have names that begin with `LOCAL_PREFIX`.
+            name: The beginning of the names of intermediate values.
+        """
+        texts, lines = dict[Node, str](), list[str]()
+        for node in formula_graph.nodes:
+            if node.op in ("stream", "scalar"):
+                texts[node] = f"{LOCAL_PREFIX}{node.args[0]}"
+            elif node.op == "const":
+                texts[node] = self.write_number(node.args[0])
+            else:
+                operands = [texts[arg] for arg in node.inputs]
+                texts[node] = f"{name}{len(lines)}"
+                lines.append(f"{texts[node]} = {self.write_operation(node.op, operands)}")
+        return lines, [texts[result] for result in formula_graph.results]
+
+    def define_function(self, name: str, formula_graph: FormulaGraph) -> str:
+        """Return the definition of a function that computes a formula of one result."""
+        names = (*range(len(formula_graph.positional)), *formula_graph.scalars)
+        parameters = ", ".join(f"{LOCAL_PREFIX}{parameter}" for parameter in names)
+        lines, (result,) = self.write_formula(formula_graph)
+        body = indent_by([*lines, f"return {result}"], 1)
+        return f"{self.decorator}def {FUNCTION_PREFIX}{name}({parameters}):\n{body}"
 
 
 class Update:
@@ -172,14 +194,11 @@ class Update:
 
     def define_functions(self, writer: FormulaWriter) -> dict[str, str]:
         """The functions that an element's lines call."""
-        found = writer.helpers_of(self.formula)
-        for name, each in self._named:
-            found |= writer.define_function(name, each)
-        return found
+        return {name: writer.define_function(name, formula) for name, formula in self._named}
 
     def name_of(self, stream: int) -> str:
         """What a stream's number is called within the formula."""
-        return LOCAL_PREFIX + self.formula.positional[stream]
+        return f"{LOCAL_PREFIX}{stream}"
 
     def read_streams(self) -> range:
         """The streams that the formula takes."""
@@ -209,9 +228,8 @@ class Update:
 
     def compute_results(self, writer: FormulaWriter) -> list[str]:
         """Compute the formula."""
-        indices = range(len(self.formula.results))
-        made = [f"out{index} = {writer.result_of(self.formula, index)}" for index in indices]
-        return [*writer.assignments_of(self.formula), *made]
+        lines, results = writer.write_formula(self.formula)
+        return [*lines, *(f"out{index} = {result}" for index, result in enumerate(results))]
 
     def written_results(self) -> Iterator[tuple[int, int]]:
         """The results that are written, each with its stream; the others are what was read."""

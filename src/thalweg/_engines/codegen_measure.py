@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from thalweg._engines.codegen import NONE, name_scalars, name_vectors
-from thalweg._engines.formula_parser import Transcript, count_of, place_of, transcribe
+from thalweg._engines.formula_graph import FormulaGraph
+from thalweg._engines.formula_parser import count_of, place_of, transcribe
 from thalweg.errors import RuleError
 from thalweg.formula import Formula, is_like_update
 
@@ -54,11 +55,11 @@ class Sweep:
         self.arguments = [*(f"p{stream}" for stream in self.read), *beside]
 
 
-def _check_measure(formula: Formula, measure: Transcript, streams: int) -> None:
-    if len(measure.results) == 1 and len(measure.positional) <= streams:
+def _check_measure(formula: Formula, formula_graph: FormulaGraph, streams: int) -> None:
+    if len(formula_graph.results) == 1 and len(formula_graph.positional) <= streams:
         return
     raise RuleError(
-        f"{place_of(formula)} takes {count_of(len(measure.positional), 'value')} and returns"
-        f" {len(measure.results)}; a measure of {count_of(streams, 'tensor')} takes up to"
+        f"{place_of(formula)} takes {count_of(len(formula_graph.positional), 'value')} and returns"
+        f" {len(formula_graph.results)}; a measure of {count_of(streams, 'tensor')} takes up to"
         f" {streams} (var, grad, *slots) and returns 1."
     )

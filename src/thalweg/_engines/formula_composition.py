@@ -1,229 +1,109 @@
-"""Two formulas as one: a formula that follows another, or lies around its step."""
+"""Composition of two formulas, and evaluation of composed formulas on arrays and tensors."""
 
 from __future__ import annotations
 
-import ast
-import copy
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
-from typing import cast
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any
 
-from thalweg._base.composed_formula import ChainedFormula, ComposedFormula
+from thalweg._base.composed_formula import ComposedFormula
 from thalweg._base.wrapped_formula import StepMeasure, WrappedStepFormula
-from thalweg._engines.parsed_formula import LOCAL_PREFIX, Transcript, place_of
+from thalweg._engines.formula_graph import (
+    FormulaGraph,
+    Node,
+    in_order,
+    lower_moves,
+    rewrite,
+    stream_nodes,
+)
+from thalweg._engines.parsed_formula import place_of
 from thalweg.errors import RuleError
 
-_TAKEN = ("var", "grad", "base", "step")
-Body = list[ast.Assign]
+_python: Any = operator  # without the types of its functions
+_ON_VALUES: dict[str, Callable[..., Any]] = {
+    "+": _python.add, "-": _python.sub, "*": _python.mul, "/": _python.truediv,
+    "<": _python.lt, "<=": _python.le, ">": _python.gt, ">=": _python.ge,
+    "==": _python.eq, "!=": _python.ne, "&": _python.and_, "|": _python.or_, "neg": _python.neg,
+}  # fmt: skip
+_AROUND = ("var", "grad", "base", "step")  # parameters of a formula around a step
 
 
-def compose(formula: ComposedFormula, *both: Transcript) -> Transcript:
-    """One formula of two.
+def compose(formula: ComposedFormula, first: FormulaGraph, second: FormulaGraph) -> FormulaGraph:
+    """Return the graph of a composed formula.
 
     Args:
-        formula: A `ChainedFormula` or an `WrappedStepFormula`.
-        both: The transcripts of its two.
+        formula: A `ChainedFormula` or a `WrappedStepFormula`.
+        first, second: The graphs of the two formulas.
 
     Raises:
-        RuleError: One of them is not what it may be; names it.
+        RuleError: The second formula cannot wrap the step of the first.
     """
     if isinstance(formula, WrappedStepFormula):
-        return _compose_around(formula, *both)
-    return _compose_then(cast("ChainedFormula", formula), *both)
+        return _wrap(formula, first, second)
+    return _chain(first, second)
 
 
-class _Renamed(ast.NodeTransformer):
-    """The local names of a formula under names of their own, beside those of another."""
-
-    def __init__(self, kept: Mapping[str, ast.expr], prefix: str) -> None:
-        self._kept = kept
-        self._prefix = prefix
-
-    def visit_Name(self, node: ast.Name) -> ast.AST:
-        if node.id in self._kept:
-            return self._kept[node.id]
-        if node.id.startswith(LOCAL_PREFIX):
-            return ast.Name(self._prefix + node.id.removeprefix(LOCAL_PREFIX), node.ctx)
-        return node
-
-
-class _Replaced(ast.NodeTransformer):
-    """A formula in which some names are others."""
-
-    def __init__(self, names: Mapping[str, str]) -> None:
-        self._names = names
-
-    def visit_Name(self, node: ast.Name) -> ast.AST:
-        return ast.Name(self._names.get(node.id, node.id), node.ctx)
-
-
-def _apart(own: Transcript, given: Iterable[str], prefix: str) -> Transcript:
-    """A formula none of whose slots and local names is what another one is given from outside.
-
-    A scalar that both ask for is one, but what the formula assigns to its name is its own.
-    """
-    taken = [
-        name
-        for name in given
-        if name in own.positional or LOCAL_PREFIX + name in own.assigned_names
-    ]
-    if not taken:
-        return own
-    fresh = {name: f"{prefix.removeprefix(LOCAL_PREFIX)}own_{name}" for name in taken}
-    begin = [
-        _assign(LOCAL_PREFIX + fresh[name], _name(LOCAL_PREFIX + name))
-        for name in taken
-        if name in own.scalars
-    ]
-    replaced = _Replaced({LOCAL_PREFIX + old: LOCAL_PREFIX + new for old, new in fresh.items()})
-    return replace(
-        own,
-        positional=tuple(fresh.get(name, name) for name in own.positional),
-        body=(*begin, *(replaced.visit(copy.deepcopy(each)) for each in own.body)),
-        results=tuple(replaced.visit(copy.deepcopy(each)) for each in own.results),
-        move=None if own.move is None else own.move + len(begin),
+def _chain(first: FormulaGraph, then: FormulaGraph) -> FormulaGraph:
+    """Return the graph of a `ChainedFormula`."""
+    var = first.results[0]
+    values = stream_nodes(len(then.positional) - 1, len(first.positional))
+    results = then.apply((var, *values))
+    if values and len(results) == 1:
+        results.insert(0, var)
+    return FormulaGraph(
+        (*first.positional, *then.positional[1:]),
+        tuple(dict.fromkeys((*first.scalars, *then.scalars))),
+        tuple(lower_moves((results[0], *first.results[1:], *results[1:]))),
     )
 
 
-def _compose_then(formula: ChainedFormula, first: Transcript, then: Transcript) -> Transcript:
-    """One formula and then another, as `ChainedFormula` says."""
-    if then.helpers:
-        raise RuleError(f"{place_of(formula.then)} follows another formula and calls a helper.")
-    prefix = _free_prefix(first, "then")
-    var, *values = (LOCAL_PREFIX + name for name in then.positional)
-    first = _apart(first, (*then.positional[1:], *then.scalars), prefix)
-    made = first.results[0]
-    body = list(first.body)
-    if not isinstance(made, ast.Name):
-        body.append(ast.Assign([ast.Name(f"{prefix}made", ast.Store())], made))
-        made = ast.Name(f"{prefix}made", ast.Load())
-    known: dict[str, ast.expr] = {var: made}
-    for name in (*values, *(LOCAL_PREFIX + name for name in then.scalars)):
-        known[name] = ast.Name(name, ast.Load())
-    renamed = _Renamed(known, prefix)
-    body += [renamed.visit(copy.deepcopy(statement)) for statement in then.body]
-    own = [renamed.visit(copy.deepcopy(result)) for result in then.results]
-    if values and len(own) == 1:
-        own.insert(0, made)
-    results = (own[0], *first.results[1:], *own[1:])
-    scalars = dict.fromkeys((*first.scalars, *then.scalars))
-    return Transcript(
-        positional=(*first.positional, *(name.removeprefix(LOCAL_PREFIX) for name in values)),
-        scalars=tuple(scalars),
-        body=tuple(ast.fix_missing_locations(each) for each in body),
-        results=tuple(ast.fix_missing_locations(each) for each in results),
-        helpers=first.helpers,
-        filename=first.filename,
-    )
-
-
-def _compose_around(around: WrappedStepFormula, own: Transcript, how: Transcript) -> Transcript:
-    """One formula around the step of another, as `WrappedStepFormula` says."""
-    if how.helpers or how.positional != _TAKEN or len(how.results) != 1:
+def _wrap(formula: WrappedStepFormula, inner: FormulaGraph, outer: FormulaGraph) -> FormulaGraph:
+    """Return the graph of a `WrappedStepFormula`."""
+    if outer.positional != _AROUND or len(outer.steps) != 1:
         raise RuleError(
-            f"{place_of(around.how)} lies around a step: it takes {', '.join(_TAKEN)} and scalars,"
-            " returns one value, and calls no helpers."
+            f"{place_of(formula.how)} lies around a step: it takes {', '.join(_AROUND)} and"
+            " scalars, and returns one value."
         )
-    prefix = _free_prefix(own, "around")
-    own, var, grad = _as_given(_apart(own, how.scalars, prefix))
-    before, base, step = _step_of(around, own, var, prefix)
-    given = {"var": var, "grad": grad, "base": base, "step": step}
-    given |= {name: _name(LOCAL_PREFIX + name) for name in how.scalars}
-    known: dict[str, ast.expr] = {}
-    for name, value in given.items():
-        local = LOCAL_PREFIX + name
-        if isinstance(value, ast.Name) and local not in how.assigned_names:
-            known[local] = value
-        else:
-            before.append(_assign(f"{prefix}{name}", value))
-    renamed = _Renamed(known, prefix)
-    first = len(before)
-    before += [renamed.visit(copy.deepcopy(each)) for each in how.body]
-    made = renamed.visit(copy.deepcopy(how.results[0]))
-    scalars = tuple(dict.fromkeys((*own.scalars, *how.scalars)))
-    if isinstance(around, StepMeasure):
-        return _needed(replace(own, scalars=scalars), before, made)
-    rest, results = (), (made, *own.results[1:])
-    if own.move is not None and own.move < len(own.body):
-        # The variable has a name, which what follows may read.
-        named = ast.Assign(list(own.body[own.move].targets), made)
-        rest, results = (named, *own.body[own.move + 1 :]), own.results
-    return replace(
-        own,
-        scalars=scalars,
-        body=tuple(map(ast.fix_missing_locations, (*before, *rest))),
-        results=tuple(map(ast.fix_missing_locations, results)),
-        move=None if how.move is None else first + how.move,
-    )
-
-
-def _as_given(own: Transcript) -> tuple[Transcript, ast.Name, ast.Name]:
-    """Variable and gradient under names that are given to nothing else before the step."""
-    positional, begin = list(own.positional), Body()
-    assigned = _names(own.body[: own.move], ast.Store)
-    for index, name in enumerate(own.positional[:2]):
-        if LOCAL_PREFIX + name in assigned:
-            positional[index] = f"_given_{name}"
-            given = _name(f"{LOCAL_PREFIX}_given_{name}")
-            begin.append(_assign(LOCAL_PREFIX + name, given))
-    move = None if own.move is None else own.move + len(begin)
-    made = replace(own, positional=tuple(positional), body=(*begin, *own.body), move=move)
-    var, grad = (_name(LOCAL_PREFIX + name) for name in positional[:2])
-    return made, var, grad
-
-
-def _step_of(
-    around: WrappedStepFormula, own: Transcript, var: ast.Name, prefix: str
-) -> tuple[Body, ast.expr, ast.expr]:
-    """What comes before the step, its base, and the step."""
-    values = [*(statement.value for statement in own.body), own.results[0]]
-    found = None if own.move is None else values[own.move]
-    base = found.left if isinstance(found, ast.BinOp) else var
-    if around.decays and isinstance(base, ast.Name) and base.id == var.id:
+    var, grad = stream_nodes(2)
+    move = next((node for node in in_order(inner.steps) if node.op == "moved"), None)
+    base, step = (var, inner.results[0] - var) if move is None else move.args
+    if formula.decays and base.is_stream(0):
         raise RuleError(
-            f"{place_of(around.formula)} has no decay beside its step, as that which returns"
+            f"{place_of(formula.formula)} has no decay beside its step, as that which returns"
             " `moved(var * share, step)`."
         )
-    if not isinstance(found, ast.BinOp):
-        made = _name(f"{prefix}made")
-        begin = [*own.body, _assign(made.id, own.results[0])]
-        return begin, base, ast.BinOp(made, ast.Sub(), var)
-    is_back = isinstance(found.op, ast.Sub)
-    step = ast.UnaryOp(ast.USub(), found.right) if is_back else found.right
-    return list(own.body[: own.move]), base, step
+    (wrapped,) = outer.apply((var, grad, base, step))
+    scalars = tuple(dict.fromkeys((*inner.scalars, *outer.scalars)))
+    if isinstance(formula, StepMeasure):
+        read = {node.args[0] for node in in_order([wrapped]) if node.op == "scalar"}
+        scalars = tuple(name for name in scalars if name in read)
+        return FormulaGraph(inner.positional, scalars, (wrapped,))
+    steps = (wrapped, *inner.steps[1:])
+    if move is not None:
+        steps = tuple(rewrite(inner.steps, lambda node: wrapped if node is move else None))
+    return FormulaGraph(inner.positional, scalars, steps)
 
 
-def _needed(own: Transcript, body: Sequence[ast.Assign], result: ast.expr) -> Transcript:
-    """The formula of one result, without what that does not follow from."""
-    wanted, kept = _names([result], ast.Load), Body()
-    for statement in reversed(body):
-        (target,) = _names(statement.targets, ast.Store)
-        if target in wanted:
-            wanted = (wanted - {target}) | _names([statement.value], ast.Load)
-            kept.insert(0, ast.fix_missing_locations(statement))
-    scalars = tuple(name for name in own.scalars if LOCAL_PREFIX + name in wanted)
-    results = (ast.fix_missing_locations(result),)
-    return replace(own, scalars=scalars, body=tuple(kept), results=results, move=None)
+def bind_graph(formula_graph: FormulaGraph, namespace: Mapping[str, Any], literal: Any) -> Any:
+    """Return a graph as a function over an engine's functions and number type.
 
+    The function drops each intermediate value after its last use.
+    """
+    last_use = {arg: node for node in formula_graph.nodes for arg in (node, *node.inputs)}
+    last_use |= dict.fromkeys(formula_graph.results)
+    unused = {
+        node: {arg for arg in node.inputs if last_use[arg] is node} for node in formula_graph.nodes
+    }
+    functions = {**namespace, **_ON_VALUES, "const": literal}
 
-def _free_prefix(own: Transcript, word: str) -> str:
-    """What no name of the formula begins with: the word and a number."""
-    known = _names([*own.body, *own.results], (ast.Load, ast.Store))
-    known |= {LOCAL_PREFIX + name for name in (*own.positional, *own.scalars)}
-    number = 0
-    while any(name.startswith(f"{LOCAL_PREFIX}{word}{number}_") for name in known):
-        number += 1
-    return f"{LOCAL_PREFIX}{word}{number}_"
+    def evaluate(*values: Any, **scalars: Any) -> tuple[Any, ...]:
+        inputs = {"stream": values.__getitem__, "scalar": scalars.__getitem__}
+        numbers = dict[Node, Any]()
+        for node in formula_graph.nodes:
+            args = [numbers[arg] if isinstance(arg, Node) else arg for arg in node.args]
+            numbers[node] = (inputs.get(node.op) or functions[node.op])(*args)
+            for arg in unused[node]:
+                del numbers[arg]
+        return tuple(numbers[result] for result in formula_graph.results)
 
-
-def _names(trees: Iterable[ast.AST], kind: type | tuple[type, ...]) -> set[str]:
-    nodes = (node for tree in trees for node in ast.walk(tree))
-    return {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, kind)}
-
-
-def _name(name: str) -> ast.Name:
-    return ast.Name(name, ast.Load())
-
-
-def _assign(name: str, value: ast.expr) -> ast.Assign:
-    return ast.Assign([ast.Name(name, ast.Store())], value)
+    return evaluate

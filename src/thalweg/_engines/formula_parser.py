@@ -1,8 +1,8 @@
-"""Read a formula's source, check it, and write it again for an engine.
+"""Read a formula's source, check it, and rewrite it so that it runs on any kind of number.
 
-Both engines run what this module writes: every numeric literal is re-typed to the compute dtype (a
-bare `1 - beta1` would be computed in double), the functions of `thalweg.formula` get the engine's
-versions, helper functions come along, and whatever else a formula refers to is refused by name.
+Numeric literals take the type of the arithmetic (a bare `1 - beta1` would be computed in double),
+the functions of `thalweg.formula` become those of a namespace, helper functions are included, and
+anything else that a formula refers to raises an error that names it.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ import ast
 import functools
 import inspect
 import marshal
+import operator
 import os
 import struct
 import textwrap
 import types
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import MAGIC_NUMBER, cache_from_source
 from pathlib import Path
 from typing import Any, cast
@@ -26,11 +27,18 @@ from thalweg import formula
 from thalweg._base.composed_formula import ComposedFormula
 from thalweg._base.locks import importing
 from thalweg._base.showing import show_value
+from thalweg._engines.formula_graph import (
+    FormulaGraph,
+    Node,
+    make_const,
+    make_node,
+    stream_nodes,
+)
 from thalweg._engines.parsed_formula import FUNCTION_PREFIX as FUNCTION_PREFIX
 from thalweg._engines.parsed_formula import HELPER_PREFIX as HELPER_PREFIX
 from thalweg._engines.parsed_formula import LITERAL as LITERAL
 from thalweg._engines.parsed_formula import LOCAL_PREFIX as LOCAL_PREFIX
-from thalweg._engines.parsed_formula import Transcript as Transcript
+from thalweg._engines.parsed_formula import FormulaSource as FormulaSource
 from thalweg._engines.parsed_formula import count_of as count_of
 from thalweg._engines.parsed_formula import place_of as place_of
 from thalweg.errors import RuleError
@@ -58,17 +66,32 @@ _FUTURE: int = functools.reduce(
 )
 
 
+def _make_move_back(base: Node, step: Node) -> Node:
+    return make_node("moved", base, -step)
+
+
+_OTHERS = ("square", "moved", "mean_over_rows", "mean_over_columns")
+# Functions that build nodes of a graph.
+_NODE_MAKERS: dict[str, Callable[..., Node]] = {
+    **{name: functools.partial(make_node, name) for name in (*_EVERY, *_OTHERS)},
+    "moved_back": _make_move_back,
+}
+_python: Any = operator  # without the types of its functions
+# Steps of the variable where a formula computes numbers.
+_MOVES: dict[str, Callable[..., Any]] = {"moved": _python.add, "moved_back": _python.sub}
+
+
 class Composed:
-    """What engines run as a formula, and what says itself how.
+    """Formula of an engine that builds its own graph.
 
     Attributes:
-        is_pass: Whether it writes nothing that others see.
+        is_pass: Whether its results are visible only to later passes.
     """
 
     is_pass = False
 
-    def compose(self) -> Transcript:
-        """The formula."""
+    def compose(self) -> FormulaGraph:
+        """Return the graph of the formula."""
         raise NotImplementedError
 
 
@@ -326,15 +349,15 @@ class _Writer(ast.NodeTransformer):
         return self.write_call(node, name, accepted)
 
     def write_move(self, node: ast.Call) -> ast.expr:
-        """A call of `moved` as a sum, or as a difference if its step is taken back."""
+        """Return a call of `moved`, or of `moved_back` if the step is subtracted."""
         self.check_count(node, 2)
         base, step = node.args
-        operator: ast.operator = ast.Add()
+        name = "moved"
         if isinstance(step, ast.UnaryOp) and isinstance(step.op, ast.USub):
-            operator, step = ast.Sub(), step.operand
-        written = ast.BinOp(self.as_number(base), operator, self.as_number(step))
-        self.moves.append(written)
-        return ast.copy_location(written, node)
+            name, step = "moved_back", step.operand
+        call = self.write_call(node, name, [self.as_number(base), self.as_number(step)])
+        self.moves.append(call)
+        return call
 
     def place_of_move(self, node: ast.FunctionDef, values: Sequence[ast.expr]) -> int | None:
         """Which of these values is the step, if it is said what is."""
@@ -547,8 +570,28 @@ class _Helpers:
         return ast.fix_missing_locations(ast.copy_location(made, node))
 
 
-def transcribe_once(function: Any, of_lines: bool = False) -> Transcript:
-    """As `transcribe`, anew; `of_lines` is for the formulas of a `FusedStage`."""
+# By the function, and whether it is the formula of a `FusedStage`.
+_sources: weakref.WeakKeyDictionary[Any, dict[bool, FormulaSource]] = weakref.WeakKeyDictionary()
+
+
+def read_source(function: Any, of_lines: bool = False) -> FormulaSource:
+    """Return the checked source of a formula.
+
+    Args:
+        function: The formula.
+        of_lines: Whether the formula is that of a `FusedStage`.
+
+    Raises:
+        RuleError: The formula contains anything but straight arithmetic; names it and its line.
+    """
+    sources = _sources.get(function, {}) if isinstance(function, types.FunctionType) else {}
+    if of_lines not in sources:
+        sources[of_lines] = _parse_source(function, of_lines)
+        _sources[function] = sources
+    return sources[of_lines]
+
+
+def _parse_source(function: Any, of_lines: bool) -> FormulaSource:
     node = _parse_definition(function)
     helpers = _Helpers()
     writer = _Writer(function, helpers, of_lines)
@@ -559,23 +602,94 @@ def transcribe_once(function: Any, of_lines: bool = False) -> Transcript:
     results = tuple(writer.as_number(element) for element in elements)
     move = writer.place_of_move(node, [*(each.value for each in body), *results[:1]])
     writer.check_moved(node, body, results[0], move)
-    return Transcript(
+    return FormulaSource(
         positional=tuple(arg.arg for arg in [*node.args.posonlyargs, *node.args.args]),
         scalars=tuple(arg.arg for arg in node.args.kwonlyargs),
         body=tuple(body),
         results=results,
         helpers=tuple(helpers.definitions),
         filename=function.__code__.co_filename,
-        move=move,
     )
 
 
-def check_counts(function: Any, transcript: Transcript, grad: bool, slots: int) -> None:
-    """Refuse a formula that takes or returns another number of values than its rule has.
+_graphs: weakref.WeakKeyDictionary[Any, FormulaGraph] = weakref.WeakKeyDictionary()
+
+
+def transcribe(function: Any) -> FormulaGraph:
+    """Return the graph of a formula.
+
+    Raises:
+        RuleError: The formula contains anything but straight arithmetic; names it and its line.
+    """
+    is_formula = isinstance(function, types.FunctionType | ComposedFormula | Composed)
+    graph = _graphs.get(function) if is_formula else None
+    if graph is None:
+        if isinstance(function, ComposedFormula):
+            with importing:
+                from thalweg._engines.formula_composition import compose
+            graph = compose(function, *map(transcribe, function.both))
+        elif isinstance(function, Composed):
+            graph = function.compose()
+        else:
+            graph = trace(function)
+        _graphs[function] = graph
+    return graph
+
+
+def trace(function: Any, of_lines: bool = False) -> FormulaGraph:
+    """Return the graph that a function, or that of a `FusedStage`, builds when it runs on nodes."""
+    source = read_source(function, of_lines)
+    values = stream_nodes(len(source.positional))
+    scalars = {name: make_node("scalar", name) for name in source.scalars}
+    steps = bind_formula(function, _NODE_MAKERS, make_const, of_lines)(*values, **scalars)
+    return FormulaGraph(source.positional, source.scalars, steps)
+
+
+def bind_formula(
+    formula: Any, namespace: Mapping[str, Any], literal: Any, of_lines: bool = False
+) -> Any:
+    """Return a formula as a function over an engine's functions and number type.
+
+    A function keeps its file and line numbers, so that a debugger steps through its source.
+
+    Args:
+        formula: The formula.
+        namespace: The engine's functions by name.
+        literal: Makes a number of the type.
+        of_lines: Whether the formula is that of a `FusedStage`.
+    """
+    if isinstance(formula, ComposedFormula | Composed):
+        with importing:
+            from thalweg._engines.formula_composition import bind_graph
+        return bind_graph(transcribe(formula), namespace, literal)
+    source = read_source(formula, of_lines)
+    names = (*source.positional, *source.scalars)
+    parameters = [ast.arg(LOCAL_PREFIX + name) for name in names]
+    definition = ast.FunctionDef(
+        name="formula",
+        args=ast.arguments([], parameters, None, [], [], None, []),
+        body=[*source.body, ast.Return(ast.Tuple(list(source.results), ast.Load()))],
+        decorator_list=[],
+    )
+    module = ast.fix_missing_locations(ast.Module([*source.helpers, definition], []))
+    functions = {**_MOVES, **namespace}
+    outer = {FUNCTION_PREFIX + name: function for name, function in functions.items()}
+    outer[LITERAL] = literal
+    exec(compile(module, source.filename, "exec"), outer)
+    function = outer["formula"]
+
+    def bound(*values: Any, **scalars: Any) -> Any:
+        return function(*values, **{LOCAL_PREFIX + name: scalars[name] for name in scalars})
+
+    return bound
+
+
+def check_counts(function: Any, formula_graph: FormulaGraph, grad: bool, slots: int) -> None:
+    """Raise unless a formula takes and returns as many values as its rule has.
 
     Args:
         function: The formula, `(var, *slots)`, or `(var, grad, *slots)` if `grad`.
-        transcript: Its transcript.
+        formula_graph: Its graph.
         grad: Whether it takes a gradient.
         slots: How many slots the rule has.
 
@@ -583,68 +697,11 @@ def check_counts(function: Any, transcript: Transcript, grad: bool, slots: int) 
         RuleError: Names the formula, its place and both numbers.
     """
     wanted = 1 + grad + slots
-    if (len(transcript.positional), len(transcript.results)) == (wanted, 1 + slots):
+    if (len(formula_graph.positional), len(formula_graph.steps)) == (wanted, 1 + slots):
         return
     raise RuleError(
-        f"{place_of(function)} takes {count_of(len(transcript.positional), 'value')} and returns"
-        f" {len(transcript.results)}; with {count_of(slots, 'slot')} it must take {wanted}"
+        f"{place_of(function)} takes {count_of(len(formula_graph.positional), 'value')} and returns"
+        f" {len(formula_graph.steps)}; with {count_of(slots, 'slot')} it must take {wanted}"
         f" ({'var, grad, *slots' if grad else 'var, *slots'}) and return {1 + slots}"
         " (var, *slots)."
     )
-
-
-_transcripts: weakref.WeakKeyDictionary[Any, Transcript] = weakref.WeakKeyDictionary()
-
-
-def transcribe(function: Any) -> Transcript:
-    """The checked transcript of a formula.
-
-    Raises:
-        RuleError: If the formula holds anything but straight arithmetic; names it and its line.
-    """
-    known = isinstance(function, types.FunctionType | ComposedFormula | Composed)
-    transcript = _transcripts.get(function) if known else None
-    if transcript is None:
-        if isinstance(function, ComposedFormula):
-            with importing:
-                from thalweg._engines.formula_composition import compose
-            transcript = compose(function, *map(transcribe, function.both))
-        elif isinstance(function, Composed):
-            transcript = function.compose()
-        else:
-            transcript = transcribe_once(function)
-        _transcripts[function] = transcript
-    return transcript
-
-
-def bind_formula(
-    formula: Any, namespace: Mapping[str, Any], literal: Any, of_lines: bool = False
-) -> Any:
-    """The formula, or that of a fused stage, as a function over an engine's functions and type.
-
-    The lines keep their file and numbers, so that a debugger steps through the user's own source.
-    """
-    transcript = transcribe_once(formula, of_lines=True) if of_lines else transcribe(formula)
-    arguments = ast.arguments(
-        [],
-        [ast.arg(LOCAL_PREFIX + name) for name in transcript.positional],
-        None,
-        [ast.arg(LOCAL_PREFIX + name) for name in transcript.scalars],
-        [None] * len(transcript.scalars),
-        None,
-        [],
-    )
-    result = ast.Return(ast.Tuple(list(transcript.results), ast.Load()))
-    definition = ast.FunctionDef(
-        name="formula", args=arguments, body=[*transcript.body, result], decorator_list=[]
-    )
-    module = ast.fix_missing_locations(ast.Module([*transcript.helpers, definition], []))
-    names = {FUNCTION_PREFIX + name: value for name, value in namespace.items()}
-    names[LITERAL] = literal
-    exec(compile(module, transcript.filename, "exec"), names)
-    function = names["formula"]
-
-    def bound(*values: Any, **scalars: Any) -> Any:
-        return function(*values, **{LOCAL_PREFIX + name: scalars[name] for name in scalars})
-
-    return bound

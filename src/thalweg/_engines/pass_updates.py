@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from typing import Any
 
 from thalweg._base.rule_passes import Measure, Pass
-from thalweg._engines.formula_parser import LOCAL_PREFIX, Composed, Transcript, transcribe
+from thalweg._engines.formula_graph import FormulaGraph, stream_nodes
+from thalweg._engines.formula_parser import Composed, transcribe
 from thalweg.errors import RuleError
 from thalweg.formula import Rule, Slot, is_like_update
 
@@ -46,39 +46,19 @@ class JointPassFormula(Composed):
     def __call__(self, *values: Any, **scalars: Any) -> Any:
         raise RuleError(f"{self.__qualname__} is run by engines alone.")
 
-    def compose(self) -> Transcript:
-        """The formula, with slots for all values."""
-        own = transcribe(self.formula)
-        before = 2 + self.known
-        kept = [f"_kept{index}" for index in range(self.total - self.known)]
-        taken = own.positional[before:]
-        left = [f"_left{index}" for index in range(self.slots - len(taken))]
-        streams = [*own.positional[:before], *kept, *taken, *left]
-        body = list(own.body)
-        # What is left as it was is written nowhere, if the formula gives its name to nothing else.
-        assigned = own.assigned_names
-        positional = list(streams)
-        for place, name in enumerate(streams):
-            if LOCAL_PREFIX + name in assigned:
-                positional[place] = f"_given_{name}"
-                value = ast.Name(f"{LOCAL_PREFIX}_given_{name}", ast.Load())
-                target = ast.Name(LOCAL_PREFIX + name, ast.Store())
-                body.insert(0, ast.Assign([target], value))
-        var, _, *beside = (ast.Name(LOCAL_PREFIX + name, ast.Load()) for name in positional)
-        results: list[ast.expr] = [var, *beside]
+    def compose(self) -> FormulaGraph:
+        """Return the graph over the values of all passes and all slots."""
+        graph, first_slot = transcribe(self.formula), 2 + self.known
+        inputs = stream_nodes(2 + self.total + self.slots)
+        slots = len(graph.positional) - first_slot
+        values = graph.apply([*inputs[:first_slot], *inputs[2 + self.total :][:slots]])
+        results = [inputs[0], *inputs[2:]]
         if self.makes:
-            results[1 + self.known : 1 + self.known + self.makes] = own.results
+            results[1 + self.known : 1 + self.known + self.makes] = values
         else:
-            results[0] = own.results[0]
-            results[1 + self.total :] = own.results[1:]
-        return Transcript(
-            positional=tuple(positional),
-            scalars=own.scalars,
-            body=tuple(ast.fix_missing_locations(each) for each in body),
-            results=tuple(ast.fix_missing_locations(each) for each in results),
-            helpers=own.helpers,
-            filename=own.filename,
-        )
+            results[0] = values[0]
+            results[1 + self.total : 1 + self.total + slots] = values[1:]
+        return FormulaGraph(_name_values(len(inputs)), graph.scalars, tuple(results))
 
 
 class VisiblePassFormula(Composed):
@@ -98,12 +78,16 @@ class VisiblePassFormula(Composed):
     def __call__(self, *values: Any, **scalars: Any) -> Any:
         raise RuleError(f"{self.__qualname__} is run by engines alone.")
 
-    def compose(self) -> Transcript:
-        """The formula, with slots for all values."""
-        own, before = transcribe(self.formula), 2 + self.known
-        kept = [f"_kept{index}" for index in range(self.total - self.known)]
-        positional = (*own.positional[:before], *kept, *own.positional[before:])
-        return replace(own, positional=positional)
+    def compose(self) -> FormulaGraph:
+        """Return the graph over the values of all passes."""
+        graph, first_slot = transcribe(self.formula), 2 + self.known
+        inputs = stream_nodes(len(graph.positional) + self.total - self.known)
+        results = graph.apply([*inputs[:first_slot], *inputs[2 + self.total :]])
+        return FormulaGraph(_name_values(len(inputs)), graph.scalars, tuple(results))
+
+
+def _name_values(count: int) -> tuple[str, ...]:
+    return tuple(f"value{position}" for position in range(count))
 
 
 @cache
@@ -149,15 +133,8 @@ def count_read_streams(rule: Rule) -> int:
     return sum(len(_read_by(several)) for several in sweeps_of(rule).values())
 
 
-def _read_by(measures: tuple[Measure, ...]) -> set[str]:
-    found: set[str] = set()
-    for each in measures:
-        own = transcribe(each.function)
-        nodes = (node for tree in (*own.body, *own.results) for node in ast.walk(tree))
-        names = {node.id for node in nodes if isinstance(node, ast.Name)}
-        # By their places: a formula may call a slot as it likes.
-        found |= {str(k) for k, name in enumerate(own.positional) if LOCAL_PREFIX + name in names}
-    return found
+def _read_by(measures: tuple[Measure, ...]) -> set[int]:
+    return {stream for measure in measures for stream in transcribe(measure.function).streams}
 
 
 @cache

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import types
 from collections.abc import Mapping
 from numbers import Real
 from typing import Any, cast
@@ -11,15 +12,16 @@ from typing import Any, cast
 import numpy as np
 
 from thalweg._base import scalars
+from thalweg._base.composed_formula import ComposedFormula
 from thalweg._base.locks import importing
 from thalweg._base.showing import show_value
 from thalweg._engines.check_formula import check_numbers, check_order, check_sides, check_taken
 from thalweg._engines.formula_arguments import check_given
 from thalweg._engines.formula_parser import (
     LOCAL_PREFIX,
-    Transcript,
     check_counts,
     place_of,
+    read_source,
     transcribe,
 )
 from thalweg.errors import RuleError
@@ -168,20 +170,25 @@ def _check_formula(rule: Rule, part: str, formula: Any, known: Mapping[str, Any]
     else:
         check_counts(formula, transcript, grad, len(slots))
     check_order(taken, formula, transcript, grad)
-    _check_results(slots, formula, transcript)
+    _check_results(slots, formula)
     check_numbers(rule, formula, transcript, known)
 
 
-def _check_results(slots: list[str], formula: Any, transcript: Transcript) -> None:
-    """Refuse results of which some have changed places: `return var, v, m` for slots m and v.
+def _check_results(slots: list[str], formula: Any) -> None:
+    """Raise if results have changed places: `return var, v, m` for slots m and v.
 
-    A slot alone may get what another one was before, as where an old value is kept.
+    A single slot may get the value of another one, as where it keeps the previous value.
     """
+    # The results of a composed formula begin with those of its first formula, in their order.
+    while isinstance(formula, ComposedFormula):
+        formula = formula.both[0]
+    if not isinstance(formula, types.FunctionType):
+        return
     wanted = ["var", *slots]
-    given = [_bare_name(result) for result in transcript.results]
+    given = [_bare_name(result) for result in read_source(formula).results]
     comes_from = {
         name: other
-        for name, other in zip(wanted, given, strict=True)
+        for name, other in zip(wanted, given, strict=False)
         if other in wanted and other != name
     }
     for name in comes_from:

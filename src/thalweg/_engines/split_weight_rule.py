@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import ast
 from dataclasses import replace
 from functools import cache
 from typing import Any
 
 from thalweg._engines.codecs.split8 import CORRECTION, SPLIT8
-from thalweg._engines.formula_parser import LOCAL_PREFIX, Composed, Transcript, transcribe
+from thalweg._engines.formula_graph import FormulaGraph, stream_nodes
+from thalweg._engines.formula_parser import Composed, transcribe
 from thalweg.errors import RuleError
 from thalweg.formula import Rule, Slot
 
@@ -27,40 +27,14 @@ class Split(Composed):
     def __call__(self, *values: Any, **scalars: Any) -> Any:
         raise RuleError(f"{self.__qualname__} is run by engines alone.")
 
-    def compose(self) -> Transcript:
-        """The formula of the slot's number, which both results are then."""
-        own = transcribe(self.formula)
-        locals_ = (name.removeprefix(LOCAL_PREFIX) for name in own.assigned_names)
-        taken = {*own.positional, *own.scalars, *locals_}
-        correction, whole = (_apart_from(taken, name) for name in (CORRECTION, "whole"))
-        body = [
-            _assign(own.positional[0], _name(correction)),
-            *own.body,
-            _assign(whole, own.results[0]),
-        ]
-        return Transcript(
-            positional=(*own.positional, correction),
-            scalars=own.scalars,
-            body=tuple(ast.fix_missing_locations(each) for each in body),
-            results=(_name(whole), *own.results[1:], _name(whole)),
-            helpers=own.helpers,
-            filename=own.filename,
-        )
-
-
-def _apart_from(taken: set[str], name: str) -> str:
-    """A name that is not taken."""
-    while name in taken:
-        name = f"_{name}"
-    return name
-
-
-def _name(name: str) -> ast.Name:
-    return ast.fix_missing_locations(ast.Name(LOCAL_PREFIX + name, ast.Load()))
-
-
-def _assign(name: str, value: ast.expr) -> ast.Assign:
-    return ast.Assign([ast.Name(LOCAL_PREFIX + name, ast.Store())], value)
+    def compose(self) -> FormulaGraph:
+        """Return the graph that updates the correction; the variable is its first result, too."""
+        graph = transcribe(self.formula)
+        count = len(graph.positional)
+        (correction,) = stream_nodes(1, count)
+        whole, *slots = graph.apply([correction, *stream_nodes(count - 1, 1)])
+        names = (*graph.positional, CORRECTION)
+        return FormulaGraph(names, graph.scalars, (whole, *slots, whole))
 
 
 @cache

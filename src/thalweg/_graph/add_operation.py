@@ -80,21 +80,21 @@ def add(
     if len(arguments) == 1 and isinstance(arguments[0], SymbolicTensor):
         op.argument = arguments[0]
     op.written = () if kind == "pure" else written_by(arguments)
-    op.outputs = tuple(make(op, i, out.dtype, out.shape) for i, out in enumerate(outputs))
-    if outputs and all(out.flows is not None for out in outputs):
-        op.flows = tuple(out.flows or () for out in outputs)
+    op.outputs = tuple(make(op, i, output.dtype, output.shape) for i, output in enumerate(outputs))
+    if outputs and all(output.flows is not None for output in outputs):
+        op.flows = tuple(output.flows or () for output in outputs)
     return op
 
 
 def _check_needed(
     graph: Nodes, inputs: Sequence[SymbolicTensor], controls: Sequence[Operation]
 ) -> None:
-    """Refuse what is not to be had where the operation is, or not any more."""
-    for needed in (*(tensor.op for tensor in inputs), *controls):
-        if needed.block is not None and (
-            graph.block is None or not graph.block.can_use(needed.block)
+    """Raise for inputs that the block of a new operation cannot use, or that are stale."""
+    for operation in (*(tensor.op for tensor in inputs), *controls):
+        if operation.block is not None and (
+            graph.block is None or not graph.block.can_use(operation.block)
         ):
-            raise InvalidArgumentError(f"'{needed.name}' {ONLY_INSIDE}")
+            raise InvalidArgumentError(f"'{operation.name}' {ONLY_INSIDE}")
     stale = {} if graph.unit is None else graph.unit.stale
     for tensor in inputs if stale else ():
         if tensor in stale:
@@ -105,7 +105,7 @@ def _check_needed(
 
 
 def _full_name(graph: Nodes, name: str, absolute: bool) -> str:
-    """The name of a new operation; that of a scope, "outer/inner/", is the whole name, as there."""
+    """Return the unique name of a new operation; a name that ends with "/" is the whole name."""
     exact = name[:-1]
     if not name.endswith("/"):
         return graph.unique_name(name, absolute=absolute)
@@ -116,7 +116,7 @@ def _full_name(graph: Nodes, name: str, absolute: bool) -> str:
 
 
 def _user_frame() -> str:
-    """The line of user code that led here."""
+    """Return the line of user code that led here."""
     frame = sys._getframe(2)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_LIBRARY):
         frame = frame.f_back

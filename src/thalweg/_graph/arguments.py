@@ -31,8 +31,8 @@ class Target(Reference):
     """A variable that is about to get a value; None arrives where it has none yet."""
 
     def get(self, frame: Any) -> Any:
-        is_known = frame.session.is_initialized(self.symbol)
-        return super().get(frame) if is_known else None
+        has_value = frame.session.is_initialized(self.symbol)
+        return super().get(frame) if has_value else None
 
 
 class DenseGradient:
@@ -47,7 +47,7 @@ class DenseGradient:
 
 
 def densify(leaf: object) -> Any:
-    """`leaf`, as functions of torch's need it: never rows alone."""
+    """Return a leaf for functions of torch: a dense gradient in place of slices."""
     return DenseGradient(leaf) if isinstance(leaf, SymbolicTensor) and leaf.may_be_sparse else leaf
 
 
@@ -95,37 +95,37 @@ def argument_filler(arguments: Sequence[object]) -> Filler:
         return no_arguments
     if _are_many(arguments, SymbolicTensor):
         return itemgetter(*arguments)
-    given, moving = list(arguments), _moving(enumerate(arguments))
+    template, fillers = list(arguments), _moving(enumerate(arguments))
 
     def fill_arguments(frame: object) -> list[Any]:
-        filled = given.copy()
-        for place, fill in moving:
-            filled[place] = fill(frame)
-        return filled
+        values = template.copy()
+        for place, fill in fillers:
+            values[place] = fill(frame)
+        return values
 
     return fill_arguments
 
 
 def no_arguments(frame: object) -> Sequence[Any]:
-    """Fills in nothing."""
+    """Return no arguments."""
     return ()
 
 
 def _moving(items: Iterable[tuple[object, object]]) -> list[tuple[Any, Filler]]:
-    """The places of what is not the same in each run, and what fills it in."""
+    """Return the places of symbolic items, each with the function that fills it in."""
     fillers = [(place, _filler(item)) for place, item in items]
     return [(place, fill) for place, fill in fillers if fill is not None]
 
 
 def _filler(nest: object) -> Filler | None:
-    """What gives a nest as a frame fills it in; None if nothing of it is."""
+    """Return a function that fills a nest in from a frame; None if nothing in it is symbolic."""
     if isinstance(nest, SymbolicTensor):
         return itemgetter(nest)
     if isinstance(nest, Reference | DenseGradient):
         return nest.get
     if isinstance(nest, dict):
-        named = cast("dict[Any, Any]", nest)
-        return _nest_filler(named, named.items(), copy)
+        mapping = cast("dict[Any, Any]", nest)
+        return _nest_filler(mapping, mapping.items(), copy)
     if not isinstance(nest, list | tuple):
         return None
     items, kind = cast("list[Any]", nest), cast("type[Any]", type(nest))
@@ -138,8 +138,8 @@ def _filler(nest: object) -> Filler | None:
     fill = _nest_filler(items, enumerate(items), list)
     if fill is None or kind is list:
         return fill
-    made = getattr(kind, "_make", kind)
-    return lambda frame: made(fill(frame))
+    build = getattr(kind, "_make", kind)
+    return lambda frame: build(fill(frame))
 
 
 def _are_many(items: Sequence[object], kind: type[object]) -> bool:
@@ -147,24 +147,24 @@ def _are_many(items: Sequence[object], kind: type[object]) -> bool:
 
 
 def _nest_filler(
-    nest: Any, items: Iterable[tuple[Any, Any]], copied: Callable[[Any], Any]
+    nest: Any, items: Iterable[tuple[Any, Any]], copy_nest: Callable[[Any], Any]
 ) -> Filler | None:
-    """That of a list or dictionary; what lists and dictionaries it holds are the function's own."""
-    moving = _moving(items := list(items))
-    if not moving:
+    """Return the filler of a list or dictionary, which copies nested lists and dictionaries."""
+    fillers = _moving(items := list(items))
+    if not fillers:
         return None
-    known = {place for place, _ in moving}
-    moving += [
+    filled_places = {place for place, _ in fillers}
+    fillers += [
         (place, partial(_copied, item))
         for place, item in items
-        if place not in known and isinstance(item, list | tuple | dict)
+        if place not in filled_places and isinstance(item, list | tuple | dict)
     ]
 
     def fill_nest(frame: Any) -> Any:
-        filled = copied(nest)
-        for place, fill in moving:
-            filled[place] = fill(frame)
-        return filled
+        values = copy_nest(nest)
+        for place, fill in fillers:
+            values[place] = fill(frame)
+        return values
 
     return fill_nest
 

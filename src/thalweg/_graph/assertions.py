@@ -36,24 +36,24 @@ def must_hold(
     Returns:
         In graph mode the operation that checks, otherwise None.
     """
-    shown = list(data) or list(tensors)
+    printed = list(data) or list(tensors)
 
-    def check_values(values: Sequence[object], seen: Sequence[object]) -> None:
+    def check_values(values: Sequence[object], objects: Sequence[object]) -> None:
         if not to_tensor(check(*values)).all():
-            listed = " ".join(f"[{excerpt(each, summarize)}]" for each in seen)
-            raise InvalidArgumentError(f"{message} {listed}".strip())
+            texts = " ".join(f"[{excerpt(leaf, summarize)}]" for leaf in objects)
+            raise InvalidArgumentError(f"{message} {texts}".strip())
 
-    if any(isinstance(x, SymbolicTensor) for x in leaves_of([list(tensors), shown])):
-        return operation(check_values, [list(tensors), shown], name, kind="pure")
-    return check_values(tensors, shown)
+    if any(isinstance(x, SymbolicTensor) for x in leaves_of([list(tensors), printed])):
+        return operation(check_values, [list(tensors), printed], name, kind="pure")
+    return check_values(tensors, printed)
 
 
 def excerpt(value: object, summarize: int | None) -> str:
     """Return the first elements of a value."""
     if not isinstance(value, torch.Tensor):
         return str(value)
-    most = 3 if summarize is None else summarize
+    limit = 3 if summarize is None else summarize
     flat = value.detach().reshape(-1)
-    shown = flat if most < 0 else flat[:most]
-    end = "..." if len(shown) < len(flat) else ""
-    return " ".join(str(each) for each in shown.tolist()) + end
+    first = flat if limit < 0 else flat[:limit]
+    end = "..." if len(first) < len(flat) else ""
+    return " ".join(str(element) for element in first.tolist()) + end

@@ -22,19 +22,19 @@ def as_one_update(call: Callable[[], object]) -> Any:
         return after_writes(graph, call())
 
 
-def after_writes(graph: Nodes, made: object) -> Any:
+def after_writes(graph: Nodes, outcome: object) -> Any:
     """Return the result of a unit, or an operation after it and after all in-place writes."""
-    last: Any = () if graph.unit is None else graph.unit.last
-    found = [getattr(each, "op", each) for each in leaves_of(made)]
-    if not last or max((getattr(op, "index", -1) for op in found), default=-1) > last[0].index:
-        return made
-    return group(*(op for op in found if isinstance(op, Operation)))
+    tail: Any = () if graph.unit is None else graph.unit.last_writes
+    nodes = [getattr(leaf, "op", leaf) for leaf in leaves_of(outcome)]
+    if not tail or max((getattr(op, "index", -1) for op in nodes), default=-1) > tail[0].index:
+        return outcome
+    return group(*(op for op in nodes if isinstance(op, Operation)))
 
 
-def updates_since(graph: Nodes, before: int) -> list[Operation]:
-    """Return the updates of the present unit that were made since a graph had `before`
+def updates_since(graph: Nodes, start: int) -> list[Operation]:
+    """Return the updates of the present unit that were made since a graph had `start`
     operations.
     """
-    made = islice(graph.operations.values(), before, None)
+    new_operations = islice(graph.operations.values(), start, None)
     place = graph.unit, graph.block
-    return [op for op in made if op.kind == "update" and (op.unit, op.block) == place]
+    return [op for op in new_operations if op.kind == "update" and (op.unit, op.block) == place]

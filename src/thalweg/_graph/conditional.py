@@ -66,7 +66,7 @@ def cond(
         raise InvalidTypeError("pred must not be a Python bool: use if, or a tensor.")
     graph = get_default_graph()
     with graph.name_scope(name or "cond"):
-        chosen = convert_to_tensor(pred)
+        predicate = convert_to_tensor(pred)
         branches = [trace_block(graph, function) for function in (then, otherwise)]  # pyright: ignore
         check_alike(branches[0].nest, branches[1].nest, "What true_fn and false_fn return")
         columns = zip(*(branch.results for branch in branches), strict=True)
@@ -74,9 +74,9 @@ def cond(
             merged_output(pair, [x for branch in branches for x in flows_of(branch, pair)])
             for pair in columns
         ]
-        found = run_by(_run_branch, branches, [chosen], outputs, "Merge")
-    whole = wrap_outputs(branches[0].nest, found)
-    return whole if strict else _unpack_single(whole)
+        merged = run_by(_run_branch, branches, [predicate], outputs, "Merge")
+    nest = wrap_outputs(branches[0].nest, merged)
+    return nest if strict else _unpack_single(nest)
 
 
 def _run_branch(then: Branch, otherwise: Branch, pred: object) -> Any:
@@ -118,14 +118,14 @@ def case(
             message = "case: none of these conditions holds, and there is no default."
             checks.append(must_hold(lambda *given: any(map(bool, given)), preds, message))
         chain = list(zip(preds, (function for _, function in pairs), strict=True))
-        rest = chain.pop()[1] if default is None else default
+        fallback = chain.pop()[1] if default is None else default
         for pred, function in reversed(chain):
-            rest = partial(cond, pred, function, rest, strict=True)
+            fallback = partial(cond, pred, function, fallback, strict=True)
         with control_dependencies(checks) if in_graph else nullcontext():
-            found = rest()
-    return found if strict or not in_graph else _unpack_single(found)
+            nest = fallback()
+    return nest if strict or not in_graph else _unpack_single(nest)
 
 
 def _unpack_single(nest: object) -> object:
-    """The one element of a list or tuple; anything else as it is."""
+    """Return the only element of a list or tuple; anything else as it is."""
     return nest[0] if isinstance(nest, list | tuple) and len(nest) == 1 else nest

@@ -40,8 +40,8 @@ def group(*inputs: object, name: str | None = None) -> Any:
         InvalidTypeError: An input is neither an operation nor symbolic.
     """
     items = [item for item in leaves_of(inputs) if item is not None]
-    computed = executing_eagerly() and all(isinstance(item, torch.Tensor) for item in items)
-    if computed or current_session() is not None:
+    is_eager = executing_eagerly() and all(isinstance(item, torch.Tensor) for item in items)
+    if is_eager or current_session() is not None:
         return None
     graph = next((x.graph for x in items if hasattr(x, "graph")), None) or get_default_graph()
     controls = [graph.as_operation(item) for item in items]
@@ -139,10 +139,10 @@ def report_uninitialized_variables(
     By default of the global and local variables there are so far.
     """
     name = name or "report_uninitialized_variables"
-    asked = [*global_variables(), *local_variables()] if var_list is None else list(var_list)
+    variables = [*global_variables(), *local_variables()] if var_list is None else list(var_list)
 
     def uninitialized_names() -> object:
-        return np.array([x.op.name.encode() for x in asked if not _is_known(x)], dtype=object)
+        return np.array([x.op.name.encode() for x in variables if not _is_known(x)], dtype=object)
 
     return add(
         get_default_graph(), name, uninitialized_names, outputs=[Output(None, (None,), ())]

@@ -17,7 +17,7 @@ from thalweg.errors import FailedPreconditionError
 
 
 class _GraphState:
-    """What all threads share."""
+    """Global graph, shared by all threads."""
 
     def __init__(self) -> None:
         self.graph = Graph()
@@ -67,7 +67,7 @@ def enable_eager_execution(
 
 
 def begin_graphs() -> None:
-    """`disable_eager_execution`, unless a mode was asked for, or eager mode was relied upon.
+    """Disable eager execution, unless a mode was set or eager mode was used.
 
     The program is one of TensorFlow 1, whose variables are no resource variables by default.
     """
@@ -97,7 +97,7 @@ def has_symbol(item: object) -> bool:
 def name_scope(
     name: str | None = None, default_name: str | None = None, values: object = None
 ) -> Iterator[str]:
-    """`Graph.name_scope` of the default graph; `default_name` stands in for a name of None."""
+    """Enter a name scope of the default graph; `default_name` stands in for a name of None."""
     with get_default_graph().name_scope(default_name if name is None else name) as scope:
         yield scope
 
@@ -105,13 +105,13 @@ def name_scope(
 def control_dependencies(
     control_inputs: Sequence[object] | None,
 ) -> contextlib.AbstractContextManager[None]:
-    """`Graph.control_dependencies` of the default graph.
+    """Return `Graph.control_dependencies` of the default graph.
 
     Nothing waits inside of a node that runs, such as an optimizer's hook, nor for tensors of eager
     mode: those are computed.
     """
-    computed = control_inputs and all(isinstance(x, torch.Tensor | None) for x in control_inputs)
-    if thread.frames or (computed and executing_eagerly()):
+    is_eager = control_inputs and all(isinstance(x, torch.Tensor | None) for x in control_inputs)
+    if thread.frames or (is_eager and executing_eagerly()):
         return contextlib.nullcontext()
     return get_default_graph().control_dependencies(control_inputs)
 

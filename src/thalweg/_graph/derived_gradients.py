@@ -20,7 +20,7 @@ def made_of_gradients(
     dtypes: Sequence[Any],
     dense: bool = False,
 ) -> list[Any]:
-    """Gradients that a function makes of gradients when a session runs.
+    """Return gradients that a function computes from gradients when a session runs.
 
     Args:
         function: Gets the values of the gradients that are not None, of their variables, and of
@@ -36,13 +36,13 @@ def made_of_gradients(
     results: list[Any] = [None] * len(gradients)
     if not present:
         return results
-    given = [[each[index] for index in present] for each in (gradients, variables)]
-    known = [
+    inputs = [[sequence[index] for index in present] for sequence in (gradients, variables)]
+    outputs = [
         Output(dtypes[index], _shape_of_slot(variables[index], gradients[index]), ())
         for index in present
     ]
-    made = operation(function, [*given, *others], name, kind="pure", outputs=known)
-    for index, output in zip(present, made, strict=True):
+    grads = operation(function, [*inputs, *others], name, kind="pure", outputs=outputs)
+    for index, output in zip(present, grads, strict=True):
         is_sparse = isinstance(gradients[index], SymbolicSlices | IndexedSlices) and not dense
         output.may_be_sparse = not dense
         results[index] = SymbolicSlices.of(output) if is_sparse else output

@@ -20,16 +20,16 @@ _COMPUTED = ("pure", "variable")
 
 
 def find_early_operations(
-    needed: set[Operation], predecessors: Callable[[Operation], Sequence[Operation]]
+    operations: set[Operation], predecessors: Callable[[Operation], Sequence[Operation]]
 ) -> set[Operation]:
     """Return assignments that count steps, and the operations that compute their values.
 
     Args:
-        needed: The operations of a run.
+        operations: The operations of a run.
         predecessors: Returns the operations that must have run before one.
     """
     early: set[Operation] = set()
-    for op in needed:
+    for op in operations:
         if op.type == "Assign" and len(op.written) == 1 and _is_counter(op.written[0]):
             inputs = _computed_alone(op, predecessors)
             if op.written[0].op in inputs:
@@ -63,9 +63,9 @@ def _computed_alone(
     stack = [op]
     while stack:
         current = stack.pop()
-        is_plain = current is op or current.kind in _COMPUTED
-        if not is_plain or current.control_inputs or current.unit or current.block:
+        is_pure = current is op or current.kind in _COMPUTED
+        if not is_pure or current.control_inputs or current.unit or current.block:
             return set()
         closure.add(current)
-        stack += [other for other in predecessors(current) if other not in closure]
+        stack += [source for source in predecessors(current) if source not in closure]
     return closure

@@ -63,20 +63,20 @@ def convert_feeds(graph: Nodes, feeds: Mapping[object, object]) -> dict[Symbolic
         InvalidArgumentError: A key is of another graph, or a value has another shape.
         LayoutError: A value is a tensor whose storage was cut.
     """
-    found: dict[SymbolicTensor, Any] = {}
+    values: dict[SymbolicTensor, Any] = {}
     for key, value in feeds.items():
         if isinstance(key, SymbolicTensor) and key.op.graph is graph:
-            fed = _fed_as_is(key, value)
-            if fed is not None:
-                found[key] = fed
+            tensor = _fed_as_is(key, value)
+            if tensor is not None:
+                values[key] = tensor
                 continue
-        key, fed = _convert_feed(graph, key, value)
-        found[key] = fed
-    return found
+        key, tensor = _convert_feed(graph, key, value)
+        values[key] = tensor
+    return values
 
 
 def _fed_as_is(tensor: SymbolicTensor, value: Any) -> torch.Tensor | None:
-    """What a value is fed as that needs no conversion; None if it does, or cannot be fed."""
+    """Return the tensor to feed for a value that needs no conversion, else None."""
     kind, shape = type(value), tensor.shape
     if kind not in (np.ndarray, torch.Tensor):
         return None
@@ -105,16 +105,16 @@ def _convert_feed(graph: Nodes, key: Any, value: Any) -> tuple[SymbolicTensor, o
     if isinstance(value, IndexedSlices):
         return tensor, value
     try:
-        fed = _fed_value(value, tensor.dtype).detach()
+        feed = _fed_value(value, tensor.dtype).detach()
     except InvalidTypeError as error:
-        what = "" if tensor.dtype is None else f", which has dtype {dtype_name(tensor.dtype)}"
-        raise InvalidTypeError(f"Cannot feed Tensor '{tensor.name}'{what}: {error}") from error
-    if not tensor.shape.accepts(fed.shape):
+        reason = "" if tensor.dtype is None else f", which has dtype {dtype_name(tensor.dtype)}"
+        raise InvalidTypeError(f"Cannot feed Tensor '{tensor.name}'{reason}: {error}") from error
+    if not tensor.shape.accepts(feed.shape):
         raise InvalidArgumentError(
-            f"Cannot feed value of shape {tuple(fed.shape)} for Tensor '{tensor.name}', which has "
+            f"Cannot feed value of shape {tuple(feed.shape)} for Tensor '{tensor.name}', which has "
             f"shape {tuple(tensor.shape)}"
         )
-    return tensor, fed
+    return tensor, feed
 
 
 def _fed_value(value: object, dtype: torch.dtype | None) -> torch.Tensor:
@@ -126,11 +126,11 @@ def _fed_value(value: object, dtype: torch.dtype | None) -> torch.Tensor:
     except InvalidTypeError:
         if dtype not in _INTEGERS:
             raise
-        found = to_tensor(value)
-        whole = found.is_floating_point() and (found.isfinite() & (found.trunc() == found)).all()
-        if not whole:
+        array = to_tensor(value)
+        valid = array.is_floating_point() and (array.isfinite() & (array.trunc() == array)).all()
+        if not valid:
             raise
-        return found.to(dtype)
+        return array.to(dtype)
 
 
 def _fed_tensor(graph: Nodes, key: object) -> SymbolicTensor:
@@ -148,5 +148,5 @@ def _fed_tensor(graph: Nodes, key: object) -> SymbolicTensor:
 
 def copy_to_cpu(value: torch.Tensor) -> torch.Tensor:
     """Return a copy of a value as a plain tensor in the CPU's memory."""
-    found = value.detach()
-    return found.clone() if found.device.type == "cpu" else found.cpu()
+    source = value.detach()
+    return source.clone() if source.device.type == "cpu" else source.cpu()

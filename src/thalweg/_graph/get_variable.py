@@ -104,8 +104,8 @@ def get_variable(
         return _get_whole_name(full, **options)
     if dtype is None:  # such functions compare it with others
         is_value = initializer is not None and not callable(initializer)
-        known = getattr(initializer, "dtype", None) if is_value else scope.dtype
-        options["dtype"] = to_tensor(initializer).dtype if known is None else known
+        value_dtype = getattr(initializer, "dtype", None) if is_value else scope.dtype
+        options["dtype"] = to_tensor(initializer).dtype if value_dtype is None else value_dtype
     ignored = {"caching_device": None}
     modes = {"synchronization": synchronization, "aggregation": aggregation}
     if not _takes_argument(custom, "constraint"):
@@ -144,7 +144,7 @@ def create_partitioned_variables(
     if not len(Shape(shape)):
         raise InvalidArgumentError(f"A partitioned variable has an axis, but its shape is {shape}.")
     with variable_scope(name, "PartitionedVariable", reuse=reuse) as scope:
-        whole = _get_whole_name(
+        partitioned = _get_whole_name(
             scope.name,
             shape,
             dtype if initializer is None or callable(initializer) else None,
@@ -157,7 +157,7 @@ def create_partitioned_variables(
             use_resource=scope.use_resource,
             constraint=scope.constraint,
         )
-    return list(whole)
+    return list(partitioned)
 
 
 def _get_whole_name(
@@ -189,8 +189,8 @@ def _get_whole_name(
         "constraint": constraint,
     }
     partitioned = get_default_graph().partitioned_store
-    is_found = partitioner is None and reuse is True and name in partitioned
-    if is_found or (partitioner is not None and (shape is None or len(Shape(shape)))):
+    is_partitioned = partitioner is None and reuse is True and name in partitioned
+    if is_partitioned or (partitioner is not None and (shape is None or len(Shape(shape)))):
         args = (name, partitioner, shape, dtype, initializer, reuse)
         return get_partitioned(_get_whole_name, *args, **options)
     if name in partitioned:
@@ -201,9 +201,9 @@ def _get_whole_name(
     kind = None if dtype is None else as_dtype(dtype)
     if executing_eagerly() and current_session() is None:
         return _create_eager(name, shape, kind, initializer, trainable, constraint)
-    found = get_default_graph().variable_store.get(name)
-    if found is not None:
-        return _check_reuse(found, name, reuse, shape, kind)
+    existing = get_default_graph().variable_store.get(name)
+    if existing is not None:
+        return _check_reuse(existing, name, reuse, shape, kind)
     if reuse is True:
         raise InvalidArgumentError(
             f"Variable {name} does not exist, or was not created with get_variable(). Did you mean "
@@ -221,10 +221,10 @@ def _create_eager(
     constraint: Constraint | None,
 ) -> EagerVariable:
     """Create an eager variable; initializers that take a shape and a dtype receive them."""
-    start, wanted = _initial_value(name, shape, kind, initializer)
+    start, dtype = _initial_value(name, shape, kind, initializer)
     if shape is not None and needs_arguments(start):
-        start = partial(start, shape, wanted)
-    return EagerVariable(start, name, trainable is not False, constraint, wanted)
+        start = partial(start, shape, dtype)
+    return EagerVariable(start, name, trainable is not False, constraint, dtype)
 
 
 def _create_in_graph(
@@ -239,8 +239,8 @@ def _create_in_graph(
 ) -> GraphVariable:
     """Create a variable of the default graph, with its regularization loss."""
     graph = get_default_graph()
-    start, wanted = _initial_value(name, shape, kind, initializer)
-    options.update(dtype=wanted, shape=shape, trainable=trainable is not False, absolute=True)
+    start, dtype = _initial_value(name, shape, kind, initializer)
+    options.update(dtype=dtype, shape=shape, trainable=trainable is not False, absolute=True)
     variable = create_variable(graph, start, name, **options)
     graph.variable_store[name] = variable
     _add_regularization_loss(graph, variable, regularizer)
@@ -250,7 +250,7 @@ def _create_in_graph(
 def _initial_value(
     name: str, shape: Any, kind: torch.dtype | None, initializer: Any
 ) -> tuple[Any, Any]:
-    """What a new variable begins with, and the dtype that is asked for."""
+    """Return a new variable's initial value or initializer, and its requested dtype."""
     is_value = initializer is not None and not callable(initializer)
     if is_value and shape is not None:
         raise InvalidArgumentError("If initializer is a constant, do not specify shape.")
@@ -258,12 +258,12 @@ def _initial_value(
         return initializer, kind
     if shape is not None or initializer is None:
         _check_defined(name, shape)
-    wanted = kind or as_dtype(get_variable_scope().dtype)
+    dtype = kind or as_dtype(get_variable_scope().dtype)
     start = initializer() if isinstance(initializer, type) else initializer
     if start is None:
-        start = GlorotUniform() if wanted.is_floating_point else Zeros()
+        start = GlorotUniform() if dtype.is_floating_point else Zeros()
     if shape is not None:
-        return start, wanted
+        return start, dtype
     if needs_arguments(start):
         raise InvalidArgumentError(
             f"The initializer of '{name}' is not valid: it should be a callable without"
@@ -291,7 +291,7 @@ def _add_regularization_loss(graph: Graph, variable: GraphVariable, regularizer:
 
 
 def _check_reuse(
-    found: GraphVariable,
+    existing: GraphVariable,
     name: str,
     reuse: object,
     shape: Sequence[int] | None,
@@ -300,19 +300,19 @@ def _check_reuse(
     if not reuse:
         raise InvalidArgumentError(
             f"Variable {name} already exists, disallowed. Did you mean to set reuse=True or "
-            f"reuse=AUTO_REUSE in variable_scope()? It was made at {found.op.origin}."
+            f"reuse=AUTO_REUSE in variable_scope()? It was made at {existing.op.origin}."
         )
-    if shape is not None and not found.shape.accepts(tuple(shape)):
+    if shape is not None and not existing.shape.accepts(tuple(shape)):
         raise InvalidArgumentError(
             f"Trying to share variable {name}, but specified shape {tuple(shape)} and found shape "
-            f"{tuple(found.shape)}."
+            f"{tuple(existing.shape)}."
         )
-    if kind is not None and found.dtype is not None and kind != found.dtype:
+    if kind is not None and existing.dtype is not None and kind != existing.dtype:
         raise InvalidTypeError(
             f"Trying to share variable {name}, but specified dtype {dtype_name(kind)} and found "
-            f"dtype {dtype_name(found.dtype)}."
+            f"dtype {dtype_name(existing.dtype)}."
         )
-    return found
+    return existing
 
 
 def _takes_argument(function: Callable[..., object], name: str) -> bool:
@@ -321,4 +321,4 @@ def _takes_argument(function: Callable[..., object], name: str) -> bool:
         parameters = inspect.signature(function).parameters.values()
     except ValueError:
         return True
-    return any(each.name == name or each.kind is each.VAR_KEYWORD for each in parameters)
+    return any(param.name == name or param.kind is param.VAR_KEYWORD for param in parameters)

@@ -67,9 +67,9 @@ def gradients(
     targets, sources, stops = (_as_symbols(nest) for nest in (ys, xs, stop_gradients))
     weights = _as_weights(targets, grad_ys)
     _check_graph(targets, (*targets, *sources, *stops))
-    found = _add_derivatives(targets, weights, sources, stops, zero, name or "gradients")
+    grads = _add_derivatives(targets, weights, sources, stops, zero, name or "gradients")
     absent = (lambda x: torch.zeros_like(x)) if zero else (lambda _: None)
-    return [found[x] if x in found else absent(x) for x in sources]
+    return [grads[x] if x in grads else absent(x) for x in sources]
 
 
 def _add_derivatives(
@@ -115,10 +115,10 @@ def _check_aggregation(method: object) -> None:
 
 
 def _check_graph(targets: Sequence[SymbolicTensor], tensors: Sequence[SymbolicTensor]) -> None:
-    for other in tensors:
-        if targets and other.graph is not targets[0].graph:
+    for tensor in tensors:
+        if targets and tensor.graph is not targets[0].graph:
             raise InvalidArgumentError(
-                f"Tensor '{other.name}' must be from the same graph as '{targets[0].name}'."
+                f"Tensor '{tensor.name}' must be from the same graph as '{targets[0].name}'."
             )
 
 
@@ -133,9 +133,9 @@ class GradientsOfRun:
     __name__ = "gradients"
 
     def __init__(
-        self, watched: Iterable[SymbolicTensor], read: Iterable[SymbolicTensor] = ()
+        self, sources: Iterable[SymbolicTensor], read: Iterable[SymbolicTensor] = ()
     ) -> None:
-        self.watched, self.read = tuple(watched), frozenset(read)
+        self.watched, self.read = tuple(sources), frozenset(read)
 
     def __call__(
         self,
@@ -149,7 +149,7 @@ class GradientsOfRun:
         retain_graph: bool,
         create_graph: bool,
     ) -> list[Gradient]:
-        """The gradient of each x; zeros or None where this run does not connect it."""
+        """Return the gradient of each x; zeros or None where this run does not connect it."""
         starts = [(y, w) for y, w in zip(ys, weights, strict=True) if y.requires_grad]
         ends, places = [], []
         for place, x in enumerate(xs):
@@ -160,7 +160,7 @@ class GradientsOfRun:
         if starts and ends:
             hooks = [_block_gradient(stop) for stop in stops if stop.grad_fn is not None]
             try:
-                found = torch.autograd.grad(
+                grads = torch.autograd.grad(
                     [y for y, _ in starts],
                     ends,
                     [_check_weight(y, w) for y, w in starts],
@@ -171,18 +171,18 @@ class GradientsOfRun:
             finally:
                 for hook in hooks:
                     hook.remove()
-            for place, gradient in zip(places, found, strict=True):
+            for place, gradient in zip(places, grads, strict=True):
                 results[place] = gradient
         for place, gradient in enumerate(results):
             is_dense = gradient is not None and gradient.layout is torch.strided
             if not is_dense or by_rows[place]:
-                own = as_gradient(gradient), xs[place], by_rows[place], zeros[place]
-                results[place] = _finish_gradient(*own)
+                details = as_gradient(gradient), xs[place], by_rows[place], zeros[place]
+                results[place] = _finish_gradient(*details)
         return results
 
 
 def as_differentiable(value: object) -> Any:
-    """`value` as a node of torch's graph that no other value shares."""
+    """Return `value` as a new node of autograd's graph, which no other value shares."""
     if not isinstance(value, torch.Tensor) or not (value.is_floating_point() or value.is_complex()):
         return value
     return value[...] if value.requires_grad else value.detach().requires_grad_()
@@ -212,8 +212,8 @@ def _check_weight(y: torch.Tensor, weight: Any) -> torch.Tensor:
 
 def _finish_gradient(gradient: Gradient, x: torch.Tensor, by_rows: bool, zero: bool) -> Gradient:
     if gradient is None and zero and by_rows:
-        none = torch.zeros(0, dtype=torch.int64, device=x.device)
-        return IndexedSlices(x.new_zeros((0, *x.shape[1:])), none, x.shape)
+        no_rows = torch.zeros(0, dtype=torch.int64, device=x.device)
+        return IndexedSlices(x.new_zeros((0, *x.shape[1:])), no_rows, x.shape)
     if gradient is None:
         return torch.zeros_like(x) if zero else None
     if by_rows and isinstance(gradient, torch.Tensor):
@@ -226,7 +226,7 @@ def _finish_gradient(gradient: Gradient, x: torch.Tensor, by_rows: bool, zero: b
 def _find_uses(
     targets: Sequence[SymbolicTensor], stops: frozenset[SymbolicTensor]
 ) -> dict[SymbolicTensor, list[Operation | None]]:
-    """What a gradient of the targets reaches, and the operations that take it there."""
+    """Return the tensors that a gradient of the targets reaches, with their operations."""
     uses: dict[SymbolicTensor, list[Operation | None]] = {}
     pending: list[tuple[SymbolicTensor, Operation | None]] = [
         (target, None) for target in targets if target.is_differentiable()
@@ -243,15 +243,15 @@ def _find_uses(
 def _below_choices(
     uses: dict[SymbolicTensor, list[Operation | None]],
 ) -> set[SymbolicTensor]:
-    """What a gradient reaches through branches and loops, which a run may leave out."""
+    """Return the tensors that a gradient reaches through branches and loops, if those run."""
     pending = [x for x, users in uses.items() if any(op and op.subgraphs for op in users)]
-    found: set[SymbolicTensor] = set()
+    reachable: set[SymbolicTensor] = set()
     while pending:
         tensor = pending.pop()
-        if tensor not in found:
-            found.add(tensor)
+        if tensor not in reachable:
+            reachable.add(tensor)
             pending += tensor.op.flows_to(tensor)
-    return found
+    return reachable
 
 
 def _is_looked_up(x: SymbolicTensor, users: Sequence[Operation | None]) -> bool:
@@ -278,10 +278,10 @@ def _as_symbol(item: object) -> SymbolicTensor:
 def _as_weights(targets: Sequence[SymbolicTensor], grad_ys: object) -> list[object]:
     if grad_ys is None:
         return [None] * len(targets)
-    given = list(grad_ys) if isinstance(grad_ys, (list, tuple)) else [grad_ys]
-    if len(given) != len(targets):
-        raise InvalidArgumentError(f"{len(given)} grad_ys were given for {len(targets)} ys.")
-    pairs = zip(given, targets, strict=True)
+    weights = list(grad_ys) if isinstance(grad_ys, (list, tuple)) else [grad_ys]
+    if len(weights) != len(targets):
+        raise InvalidArgumentError(f"{len(weights)} grad_ys were given for {len(targets)} ys.")
+    pairs = zip(weights, targets, strict=True)
     return [
         weight
         if weight is None or isinstance(weight, SymbolicTensor)

@@ -38,14 +38,14 @@ class Graph(Nodes):
     def as_default(self) -> Iterator[Graph]:
         """Build this graph in the `with` block, in this thread, also inside of `eagerly`."""
         lend_for_good()
-        outside, thread.eager_blocks = thread.eager_blocks, 0
+        previous_graph, thread.eager_blocks = thread.eager_blocks, 0
         thread.graphs.append(self)
         try:
             with intercept_modules():
                 yield self
         finally:
             thread.graphs.pop()
-            thread.eager_blocks = outside
+            thread.eager_blocks = previous_graph
 
     def get_name_scope(self) -> str:
         """Return the current name scope, without the "/" at its end."""
@@ -64,8 +64,8 @@ class Graph(Nodes):
         Inside of a node that runs, symbols stand for their values, and the function is called.
         """
         if thread.frames:
-            own = mapped(resolve, (tuple(args), dict(kwargs or {})))
-            return function(*own[0], **own[1])
+            parameters = mapped(resolve, (tuple(args), dict(kwargs or {})))
+            return function(*parameters[0], **parameters[1])
         title = name or node_name_from(function.__name__)
         return record(self, function, args, kwargs or {}, title, sparse_flows)
 

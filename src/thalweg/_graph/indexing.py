@@ -19,13 +19,13 @@ class Span(NamedTuple):
         """Return the slice, once its ends are numbers."""
         return slice(*(None if end is None else int(end) for end in self))
 
-    def size(self, whole: int | None) -> int | None:
-        """Return the number of elements that it takes of `whole`, None if that is not known."""
+    def size(self, length: int | None) -> int | None:
+        """Return the number of elements that it takes of `length`, None if that is not known."""
         if self == (None, None, None):
-            return whole
-        if whole is None or any(map(is_symbolic, self)):
+            return length
+        if length is None or any(map(is_symbolic, self)):
             return None
-        return len(range(whole)[self.as_slice()])
+        return len(range(length)[self.as_slice()])
 
 
 def to_spans(index: object) -> Any:
@@ -35,13 +35,13 @@ def to_spans(index: object) -> Any:
     return Span(index.start, index.stop, index.step) if isinstance(index, slice) else index
 
 
-def item(whole: Any, index: Any) -> Any:
-    """`whole[index]`, with slices in place of spans."""
+def item(source: Any, index: Any) -> Any:
+    """Return `source[index]`, with slices in place of spans."""
     if isinstance(index, Span):
-        return whole[index.as_slice()]
+        return source[index.as_slice()]
     if isinstance(index, tuple):
-        return whole[tuple(x.as_slice() if isinstance(x, Span) else x for x in index)]
-    return whole[index]
+        return source[tuple(x.as_slice() if isinstance(x, Span) else x for x in index)]
+    return source[index]
 
 
 def shape_of_item(shape: Any, index: object) -> list[int | None] | None:
@@ -53,20 +53,20 @@ def shape_of_item(shape: Any, index: object) -> list[int | None] | None:
     parts = index if isinstance(index, tuple) and not isinstance(index, Span) else (index,)
     if shape is UNKNOWN or not all(_is_plain(part) for part in parts):
         return None
-    taken = sum(part is not None and part is not ... for part in parts)
-    rest = Span(None, None, None)
+    axis_count = sum(part is not None and part is not ... for part in parts)
+    full_span = Span(None, None, None)
     if not any(part is ... for part in parts):
         parts = (*parts, ...)
-    sizes, found = iter(shape), []
+    sizes, item_shape = iter(shape), []
     for part in parts:
-        for each in [rest] * (len(shape) - taken) if part is ... else [part]:
-            if each is None:
-                found.append(1)
-            elif isinstance(each, Span):
-                found.append(each.size(next(sizes)))
+        for span in [full_span] * (len(shape) - axis_count) if part is ... else [part]:
+            if span is None:
+                item_shape.append(1)
+            elif isinstance(span, Span):
+                item_shape.append(span.size(next(sizes)))
             else:
                 next(sizes)
-    return found
+    return item_shape
 
 
 def _is_plain(part: object) -> bool:

@@ -55,7 +55,7 @@ def numbers_of(seed: int | None) -> Callable[[], torch.Generator | None]:
 
 
 def _random_node(draw: Draw, shape: object, dtype: object, seed: int | None, name: str) -> object:
-    """A node that draws new numbers in each run; with a seed, the same sequence in each session."""
+    """Return a node that draws new numbers in each run; a seed fixes the sequence of a session."""
     generator = numbers_of(seed)
 
     def draw_values(size: Sequence[int], kind: torch.dtype) -> torch.Tensor:

@@ -31,10 +31,10 @@ def write(variable: Any, name: str, args: Sequence[object], kwargs: Mapping[str,
         InvalidArgumentError: Shapes do not fit together.
     """
     graph, unit = variable.graph, variable.graph.unit
-    given = mapped(densify, prepare_nest(graph, (tuple(args), dict(kwargs))))
+    call_args = mapped(densify, prepare_nest(graph, (tuple(args), dict(kwargs))))
     call = partial(_call_method, getattr(torch.Tensor, name))
-    infer_outputs(call, (Reference(variable), *mapped(symbol_in, given)), name)
-    op = add(graph, name.rstrip("_"), call, (Reference(variable), *given), kind="update")
+    infer_outputs(call, (Reference(variable), *mapped(symbol_in, call_args)), name)
+    op = add(graph, name.rstrip("_"), call, (Reference(variable), *call_args), kind="update")
     unit.note_write(variable, op)
 
 

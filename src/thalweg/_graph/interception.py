@@ -28,13 +28,13 @@ from thalweg._graph.nodes import SymbolicTensor
 
 
 class _Interception:
-    """How many graphs are being built, and what stands in for torch's call meanwhile."""
+    """Number of graphs that are being built, and the replacement of torch's call meanwhile."""
 
     def __init__(self) -> None:
         self.lock = Lock()
         self.builders = 0
         self.original: Any = None
-        self.ours: Any = None
+        self.replacement: Any = None
 
 
 _state = _Interception()
@@ -46,8 +46,8 @@ def start_intercepting() -> None:
         _state.builders += 1
         if _state.builders == 1:
             _state.original = torch.nn.Module.__call__
-            _state.ours = _intercepting_call(_state.original)
-            torch.nn.Module.__call__ = _state.ours
+            _state.replacement = _intercepting_call(_state.original)
+            torch.nn.Module.__call__ = _state.replacement
 
 
 def stop_intercepting() -> None:
@@ -56,7 +56,7 @@ def stop_intercepting() -> None:
         _state.builders -= 1
         # Another tracer may have put its own wrapper on top. When that is taken off, ours comes
         # back and stays: it passes on all calls until a graph is built again.
-        if _state.builders == 0 and torch.nn.Module.__call__ is _state.ours:
+        if _state.builders == 0 and torch.nn.Module.__call__ is _state.replacement:
             torch.nn.Module.__call__ = _state.original
 
 

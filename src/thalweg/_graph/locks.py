@@ -28,7 +28,7 @@ class ReadWriteLock:
 
     def __init__(self) -> None:
         self._guard = threading.RLock()  # taken in C, as Condition's own methods are not
-        self._changed = threading.Condition(self._guard)
+        self._condition = threading.Condition(self._guard)
         self._readers = 0
         self._writing = False
         self._writer = 0  # the thread that writes, or wrote last
@@ -51,7 +51,7 @@ class ReadWriteLock:
         self._waiting_readers += 1
         try:
             while self._writing or (self._waiting_writers and not self._admitted):
-                self._changed.wait()
+                self._condition.wait()
             self._readers += 1
             holder.lock = SHARED
             if self._admitted:
@@ -60,19 +60,19 @@ class ReadWriteLock:
             self._waiting_readers -= 1
             if self._admitted > self._waiting_readers:  # the wait failed: it takes no turn
                 self._admitted = self._waiting_readers
-                self._changed.notify_all()
+                self._condition.notify_all()
 
     def _acquire_exclusive(self, holder: Holder) -> None:
         thread = threading.get_ident()
         self._waiting_writers += 1
         try:
             while self._writing or self._readers or self._admitted:
-                self._changed.wait()
+                self._condition.wait()
             self._writing, self._writer = True, thread
             holder.lock = EXCLUSIVE
         finally:
             self._waiting_writers -= 1
-            self._changed.notify_all()  # had the wait failed, readers would wait on
+            self._condition.notify_all()  # had the wait failed, readers would wait on
 
     def release(self, holder: Holder) -> None:
         """Give back what `holder` has; an interruption that comes meanwhile is raised after that.
@@ -80,8 +80,8 @@ class ReadWriteLock:
         One that comes before the first statement leaves it held: call it again.
         """
         interruption: BaseException | None = None
-        told = False
-        while not told:
+        notified = False
+        while not notified:
             try:
                 with self._guard:
                     if holder.lock == SHARED:
@@ -91,24 +91,24 @@ class ReadWriteLock:
                         self._writing = False
                         self._admitted = self._waiting_readers
                         holder.lock = None
-                    self._changed.notify_all()
-                    told = True
+                    self._condition.notify_all()
+                    notified = True
             except BaseException as error:
                 interruption = error
         if interruption is not None:
             raise interruption
 
-    def renew(self, held: str | None) -> int:
+    def renew(self, mode: str | None) -> int:
         """Release, in a forked child, the holds of other threads and forget those who waited.
 
         Args:
-            held: The mode in which the thread that forked holds it; None if it does not.
+            mode: The mode in which the thread that forked holds it; None if it does not.
 
         Returns:
             The thread that held it exclusively, if another did; otherwise 0.
         """
-        lost = self._writer if self._writing and held != EXCLUSIVE else 0
+        lost_writer = self._writer if self._writing and mode != EXCLUSIVE else 0
         self.__init__()
-        self._readers, self._writing = int(held == SHARED), held == EXCLUSIVE
+        self._readers, self._writing = int(mode == SHARED), mode == EXCLUSIVE
         self._writer = threading.get_ident()
-        return lost
+        return lost_writer

@@ -73,14 +73,14 @@ def while_loop(
                 break
             values = _as_list(body(*values), len(loop_vars))
         values = packed(loop_vars, leaves_of(values))
-    alone = in_graph if return_same_structure is None else not return_same_structure
-    return values[0] if alone and len(values) == 1 else values
+    unpacks = in_graph if return_same_structure is None else not return_same_structure
+    return values[0] if unpacks and len(values) == 1 else values
 
 
-def _as_list(found: object, count: int) -> Any:
-    """What `body` returned, which may be the only variable alone."""
-    is_alone = count == 1 and not (isinstance(found, list | tuple) and len(found) == 1)
-    return [found] if is_alone else found
+def _as_list(returned: object, count: int) -> Any:
+    """Return the result of `body` as a list, also if it is the only variable itself."""
+    is_single = count == 1 and not (isinstance(returned, list | tuple) and len(returned) == 1)
+    return [returned] if is_single else returned
 
 
 def _count_to(limit: Any) -> Iterator[int]:
@@ -99,29 +99,29 @@ def _add_loop(
     start = mapped(lambda leaf: identity(convert_to_tensor(leaf)), loop_vars)
     first = list(leaves_of(start))
     declared = [x.shape for x in first] if shapes is None else _as_invariants(shapes)
-    known = [Output(x.dtype, shape) for x, shape in zip(first, declared, strict=True)]
-    proceed = trace_block(graph, lambda *given: cond(*packed(start, iter(given))), known)
+    specs = [Output(x.dtype, shape) for x, shape in zip(first, declared, strict=True)]
+    proceed = trace_block(graph, lambda *given: cond(*packed(start, iter(given))), specs)
     step = trace_block(
-        graph, lambda *given: _as_list(body(*packed(start, iter(given))), len(start)), known
+        graph, lambda *given: _as_list(body(*packed(start, iter(given))), len(start)), specs
     )
     check_alike([*start], [*step.nest], "loop_vars and what body returns")
     flows = _find_flows(first, step) if back_prop else []
     outputs = []
-    for before, after, shape in zip(step.parameters, step.results, declared, strict=True):
-        if not shape.accepts(after.shape):
+    for parameter, new_output, shape in zip(step.parameters, step.results, declared, strict=True):
+        if not shape.accepts(new_output.shape):
             raise InvalidTypeError(
-                f"A loop variable of shape {tuple(shape)} has shape {tuple(after.shape)} after one"
-                " time; shape_invariants says which sizes change."
+                f"A loop variable of shape {tuple(shape)} has shape {tuple(new_output.shape)} after"
+                " one time; shape_invariants says which sizes change."
             )
-        outputs.append(merged_output([before, after], flows))
-    found = run_by(_run_loop, [proceed, step], [first, limit, back_prop], outputs, "Exit")
-    return packed(start, iter(found))
+        outputs.append(merged_output([parameter, new_output], flows))
+    exits = run_by(_run_loop, [proceed, step], [first, limit, back_prop], outputs, "Exit")
+    return packed(start, iter(exits))
 
 
 def _as_invariants(shapes: Any) -> list[Any]:
-    """The shapes in a nest, which are sequences themselves."""
+    """Return the shapes in a nest, which are sequences themselves."""
     is_shape = isinstance(shapes, Shape) or all(isinstance(x, int | None) for x in shapes)
-    return [Shape(shapes)] if is_shape else [each for x in shapes for each in _as_invariants(x)]
+    return [Shape(shapes)] if is_shape else [shape for x in shapes for shape in _as_invariants(x)]
 
 
 def _run_loop(proceed: Step, step: Step, values: Any, limit: object, back_prop: bool) -> Any:
@@ -168,8 +168,8 @@ def map_fn(
         flows = _find_flows(leaves_of(elems), body)
         outputs = [_output_column(x.dtype, x.shape, elems, flows) for x in body.results]
         step = lambda part, given: _map_rows(_as_step(body, part), given)  # noqa: E731
-        found = run_by(step, [body], [elems], outputs, "Map")
-        return packed(body.nest, iter(found))
+        stacked = run_by(step, [body], [elems], outputs, "Map")
+        return packed(body.nest, iter(stacked))
 
 
 def scan(
@@ -234,26 +234,26 @@ def _add_fold(
     elems = mapped(convert_to_tensor, elems)
     start = None if initializer is None else mapped(convert_to_tensor, initializer)
     if executing_eagerly():
-        step = lambda value, row: mapped(convert_to_tensor, fn(value, row))  # noqa: E731
+        step = lambda state, row: mapped(convert_to_tensor, fn(state, row))  # noqa: E731
         return _fold_rows(step, elems, start, stacks, backwards)
     graph = get_default_graph()
     with graph.name_scope(name):
-        value = elems if start is None else mapped(identity, start)
-        first = _row_of(elems) if start is None else [_output_like(x) for x in leaves_of(value)]
+        state = elems if start is None else mapped(identity, start)
+        first = _row_of(elems) if start is None else [_output_like(x) for x in leaves_of(state)]
 
         def apply_once(*given: object) -> object:
             leaves = iter(given)
-            return fn(packed(value, leaves), packed(elems, leaves))
+            return fn(packed(state, leaves), packed(elems, leaves))
 
         body = trace_block(graph, apply_once, [*first, *_row_of(elems)])
-        check_alike(value, body.nest, "initializer and what fn returns")
-        flows = _find_flows([*leaves_of(elems), *leaves_of(value)], body)
+        check_alike(state, body.nest, "initializer and what fn returns")
+        flows = _find_flows([*leaves_of(elems), *leaves_of(state)], body)
         pairs = zip(body.parameters[: len(first)], body.results, strict=True)
         outputs = [merged_output(pair, flows) for pair in pairs]
         if stacks:
             outputs = [_output_column(x.dtype, x.shape, elems, flows) for x in outputs]
-        arguments = [elems, None if start is None else value]
-        found = run_by(
+        arguments = [elems, None if start is None else state]
+        folded = run_by(
             lambda part, rows, begin: _fold_rows(
                 _as_step(body, part), rows, begin, stacks, backwards
             ),
@@ -262,7 +262,7 @@ def _add_fold(
             outputs,
             "Fold",
         )
-        return packed(body.nest, iter(found))
+        return packed(body.nest, iter(folded))
 
 
 def _map_rows(step: Step, elems: object) -> Any:
@@ -273,22 +273,22 @@ def _fold_rows(step: Step, elems: object, start: object, stacks: bool, backwards
     rows = _split_rows(elems)
     if backwards:
         rows.reverse()
-    passed = []
+    values = []
     if start is None:
         if not rows:
             raise InvalidArgumentError("There are no rows, and no initializer.")
         start = rows.pop(0)
-        passed.append(start)
+        values.append(start)
     for row in rows:
         start = step(start, row)
-        passed.append(start)
+        values.append(start)
     if backwards:
-        passed.reverse()
-    return _stack_nests(passed) if stacks else start
+        values.reverse()
+    return _stack_nests(values) if stacks else start
 
 
 def _split_rows(elems: object) -> list[object]:
-    """The rows of tensors, each in the structure of the tensors."""
+    """Return the rows of tensors, each in the structure of the tensors."""
     columns = (column.unbind() for column in leaves_of(elems))
     return [packed(elems, iter(row)) for row in zip(*columns, strict=True)]
 
@@ -301,7 +301,7 @@ def _stack_nests(nests: Sequence[object]) -> object:
 
 
 def _as_step(body: Subgraph, part: Step) -> Step:
-    """A part of a run as a function of nests."""
+    """Return a part of a run as a function of nests."""
     return lambda *nests: packed(body.nest, iter(part(*leaves_of(nests))))
 
 
@@ -310,14 +310,14 @@ def _output_like(tensor: SymbolicTensor) -> Output:
 
 
 def _row_of(elems: object) -> list[Output]:
-    """What is known of one row."""
+    """Return the static description of one row."""
     return [Output(x.dtype, x.shape[1:]) for x in leaves_of(elems)]
 
 
 def _output_column(dtype: Any, shape: Any, elems: Any, flows: Sequence[SymbolicTensor]) -> Output:
-    """What is known of one value for each row."""
+    """Return the static description of one value for each row."""
     counts = [x.shape[0] for x in leaves_of(elems) if x.shape]
     count = next((size for size in counts if size is not None), None)
     # An `Output` has None in place of `UNKNOWN`.
-    known = None if Shape(shape) is UNKNOWN else (count, *shape)
-    return Output(dtype, known, tuple(flows))
+    column_shape = None if Shape(shape) is UNKNOWN else (count, *shape)
+    return Output(dtype, column_shape, tuple(flows))

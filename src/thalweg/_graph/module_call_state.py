@@ -19,14 +19,14 @@ class Calls(Lock):
 
     def __init__(self) -> None:
         super().__init__()
-        self._under_way: list[list[tuple[dict[str, Any], str, Any]]] = []  # the innermost last
+        self._pending_calls: list[list[tuple[dict[str, Any], str, Any]]] = []  # the innermost last
         on_fork(self, Calls._put_back)
 
     def begin_call(self, module: torch.nn.Module, is_outermost: bool) -> None:
         """Remember a module's own tensors; the lock is held by now."""
         if is_outermost:
-            self._under_way.clear()  # of calls that failed
-        self._under_way.append(
+            self._pending_calls.clear()  # of calls that failed
+        self._pending_calls.append(
             [
                 (tensors, name, tensor)
                 for layer in module.modules()
@@ -37,14 +37,14 @@ class Calls(Lock):
 
     def end_call(self) -> None:
         """Forget the innermost call: its module has its own tensors again."""
-        self._under_way.pop()
+        self._pending_calls.pop()
 
     def _put_back(self) -> None:
-        """In a forked child: put back the tensors of modules that another thread was calling."""
+        """Put back, in a forked child, the tensors of modules that another thread was calling."""
         if not self.is_abandoned():
             return
-        while self._under_way:
-            for tensors, name, tensor in self._under_way.pop():
+        while self._pending_calls:
+            for tensors, name, tensor in self._pending_calls.pop():
                 tensors[name] = tensor
 
 

@@ -101,12 +101,12 @@ def _scope_path(name: str) -> str:
 def _row_gradients(
     module: torch.nn.Module, weights: Mapping[str, GraphVariable]
 ) -> set[GraphVariable]:
-    """The weights of sparse embeddings that no other layer shares."""
+    """Return the weights of sparse embeddings that no other layer shares."""
     sparse: set[GraphVariable] = set()
     dense: set[GraphVariable] = set()
     for path, layer in module.named_modules(remove_duplicate=False):
         kinds = (torch.nn.Embedding, torch.nn.EmbeddingBag)
         owner = sparse if isinstance(layer, kinds) and layer.sparse else dense
-        own = layer.named_parameters(recurse=False, remove_duplicate=False)
-        owner.update(weights[f"{path}.{name}" if path else name] for name, _ in own)
+        parameters = layer.named_parameters(recurse=False, remove_duplicate=False)
+        owner.update(weights[f"{path}.{name}" if path else name] for name, _ in parameters)
     return sparse - dense

@@ -29,6 +29,6 @@ class NodeDef:
 def node_def_of(operation: Any) -> NodeDef:
     """Return the description of an operation as it is now."""
     inputs = [tensor.name.removesuffix(":0") for tensor in operation.inputs]
-    inputs += [f"^{other.name}" for other in operation.control_inputs]
+    inputs += [f"^{control.name}" for control in operation.control_inputs]
     attr = {"shared_name": operation.name} if operation.kind == "variable" else {}
     return NodeDef(operation.name, operation.type, inputs, str(operation.device), attr)

@@ -22,7 +22,7 @@ from thalweg.errors import InvalidArgumentError, InvalidTypeError, NotFoundError
 from thalweg.variable import dtype_name
 
 IN_PLACE = ("add_", "sub_", "mul_", "addcmul_", "addcdiv_", "copy_")  # that hooks may call
-_LISTED = ", ".join(IN_PLACE)
+_IN_PLACE_NAMES = ", ".join(IN_PLACE)
 _NEEDS_A_RUN = "has no value until a session runs it"
 _RUN_IT = "Use Session.run(...) or .eval()"
 
@@ -103,14 +103,14 @@ class Operation:
 
 
 def session_for(session: object, purpose: str, argument: str = "session") -> Any:
-    """`session`, or the default one; InvalidArgumentError if there is none."""
-    found = session or get_default_session()
-    if found is None:
+    """Return `session` or the default one; raise InvalidArgumentError if there is none."""
+    active = session or get_default_session()
+    if active is None:
         raise InvalidArgumentError(
             f"Cannot {purpose}: No default session is registered. Use `with session.as_default()` "
             f"or pass {argument}=."
         )
-    return found
+    return active
 
 
 @dataclass(frozen=True, eq=False)
@@ -180,7 +180,7 @@ class SymbolicTensor(Operators):
             return super()._why_not()
         return (
             "These methods can write to variables and slots in a hook, outside of branches:"
-            f" {_LISTED}."
+            f" {_IN_PLACE_NAMES}."
         )
 
     def get_shape(self) -> Shape | UnknownShape:
@@ -238,7 +238,7 @@ class SymbolicTensor(Operators):
         raise InvalidTypeError(f"'{self.name}' {_NEEDS_A_RUN}. {self._way_out()}")
 
     def __array_function__(self, function: object, *_: object) -> Any:
-        """What functions of NumPy's make of it: these two look at no element."""
+        """Return the result of two NumPy functions that read no element; raise for others."""
         if function is np.shape:
             return self.shape
         return self.ndim if function is np.ndim else self._refuse()
@@ -328,7 +328,7 @@ class Nodes(Scopes, Collections, ABC):
         return self  # as its tensors and operations are their own copies
 
     def finalize(self) -> None:
-        """Refuse new operations from now on."""
+        """Make `add` raise for new operations from now on."""
         self._finalized = True
 
     def _unsafe_unfinalize(self) -> None:

@@ -58,23 +58,23 @@ def operation(
     arguments = prepare_nest(graph, tuple(inputs))
     if kind != "pure":
         arguments = mapped(_read_variable, arguments)
-    is_several = isinstance(outputs, (list, tuple))
-    wanted = list(outputs) if is_several else [outputs] if outputs is not None else []
+    is_list = isinstance(outputs, (list, tuple))
+    descriptions = list(outputs) if is_list else [outputs] if outputs is not None else []
     op = add(
         graph,
         name,
         function,
         arguments,
-        outputs=[Output(x.dtype, x.shape, getattr(x, "flows", None)) for x in wanted],
-        picks=tuple(range(len(wanted))) if is_several else None,
+        outputs=[Output(x.dtype, x.shape, getattr(x, "flows", None)) for x in descriptions],
+        picks=tuple(range(len(descriptions))) if is_list else None,
         kind=kind,
         control_inputs=[graph.as_operation(item) for item in control_inputs],
     )
     if outputs is None:
         return op
-    return list(op.outputs) if is_several else op.outputs[0]
+    return list(op.outputs) if is_list else op.outputs[0]
 
 
 def _read_variable(leaf: object) -> object:
-    """Variables are read before the updates of a run, not when one of those takes its inputs."""
+    """Return a read of a variable, which runs before the updates; other leaves as they are."""
     return leaf.read_value() if isinstance(leaf, GraphVariable) else leaf

@@ -21,11 +21,11 @@ from thalweg.errors import InvalidTypeError
 from thalweg.variable import as_operand, divide_tensors
 
 # What torch.Tensor has, but no symbolic tensor: it depends on memory, or on torch's autograd.
-_REFUSED = {"data", "grad", "grad_fn", "requires_grad", "is_leaf", "retain_grad", "register_hook"}
-_REFUSED |= {"storage", "untyped_storage", "data_ptr", "stride", "storage_offset", "is_contiguous"}
-_REFUSED |= {"layout", "is_meta", "is_cuda", "is_cpu"}
+_MISSING = {"data", "grad", "grad_fn", "requires_grad", "is_leaf", "retain_grad", "register_hook"}
+_MISSING |= {"storage", "untyped_storage", "data_ptr", "stride", "storage_offset", "is_contiguous"}
+_MISSING |= {"layout", "is_meta", "is_cuda", "is_cpu"}
 _REFLECTED = {"radd", "rsub", "rmul", "rdiv", "rtruediv", "rpow", "rmatmul", "rfloordiv", "rmod"}
-_INSTEAD = "Use assign, assign_add or assign_sub on a variable."
+_ASSIGN_HINT = "Use assign, assign_add or assign_sub on a variable."
 
 
 class OperatorRecorder(Protocol):
@@ -42,19 +42,19 @@ class OperatorRecorder(Protocol):
 
 
 def _binary_operators(function: Callable[[Any, Any], object]) -> tuple[Any, Any]:
-    """An operator and its reflection."""
+    """Return the methods of an operator and of its reflection."""
 
-    def forward(self: Operators, other: object) -> Any:
-        return self.graph.call(function, (self, self.operand(other)))
+    def forward(self: Operators, operand: object) -> Any:
+        return self.graph.call(function, (self, self.operand(operand)))
 
-    def reflected(self: Operators, other: object) -> Any:
-        return self.graph.call(function, (self.operand(other), self))
+    def reflected(self: Operators, operand: object) -> Any:
+        return self.graph.call(function, (self.operand(operand), self))
 
     return forward, reflected
 
 
 def truediv(x: Any, y: Any) -> Any:
-    """`x / y`, where torch would multiply a number `x` by the reciprocal."""
+    """Return `x / y`, where torch would multiply a number `x` by the reciprocal."""
     if isinstance(x, int | float) and (y.is_floating_point() or y.is_complex()):
         x = torch.tensor(x, dtype=y.dtype, device=y.device)
     return torch.true_divide(x, y)
@@ -117,12 +117,12 @@ class Operators(Symbolic):
 
     def __getitem__(self, index: object) -> Any:
         parts = to_spans(index)
-        found = self.graph.call(item, (self, parts), name="strided_slice")
-        if found.shape is UNKNOWN:
-            known = shape_of_item(self.shape, parts)
-            if known is not None:
-                found.set_shape(known)
-        return found
+        rows = self.graph.call(item, (self, parts), name="strided_slice")
+        if rows.shape is UNKNOWN:
+            shape = shape_of_item(self.shape, parts)
+            if shape is not None:
+                rows.set_shape(shape)
+        return rows
 
     def __getattr__(self, name: str) -> Any:
         """A method that records, or a node for an attribute such as `T`.
@@ -134,20 +134,20 @@ class Operators(Symbolic):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         if name == "data" and self._is_hook():
             return self
-        if name in _REFUSED:
+        if name in _MISSING:
             self._raise_no_attribute(name, "Only a run knows it.")
         if name.endswith("_"):
             if self._writes(name):
                 return partial(self._write, name)
-            self._raise_no_attribute(name, f"{self._why_not()} {_INSTEAD}")
-        found = getattr(torch.Tensor, name, None)
-        if found is None:
+            self._raise_no_attribute(name, f"{self._why_not()} {_ASSIGN_HINT}")
+        attribute = getattr(torch.Tensor, name, None)
+        if attribute is None:
             self._raise_no_attribute(name, "Nor has torch.Tensor.")
-        if not callable(found):
+        if not callable(attribute):
             return self.graph.call(operator.attrgetter(name), (self,), name=name)
 
         def method(*args: object, **kwargs: object) -> Any:
-            return self.graph.call(found, (self, *args), kwargs, name)
+            return self.graph.call(attribute, (self, *args), kwargs, name)
 
         return method
 
@@ -181,7 +181,7 @@ class Operators(Symbolic):
         if is_inplace or title in ("__setitem__", "__set__") or title.rstrip("_") + "_" == title:
             return _record_write(title, args, kwargs)
         if any(isinstance(leaf, Operators) for leaf in leaves_of(kwargs.get("out"))):
-            raise InvalidTypeError(f"{title} with out= writes in place. {_INSTEAD}")
+            raise InvalidTypeError(f"{title} with out= writes in place. {_ASSIGN_HINT}")
         if kwargs.get("inplace"):
             kwargs = {**kwargs, "inplace": False}  # the result is the same
         name = title.strip("_")
@@ -191,17 +191,17 @@ class Operators(Symbolic):
 
 
 def _record_write(title: str, args: Sequence[object], kwargs: Mapping[str, object]) -> object:
-    """A call of torch's that writes in place, as nodes, if there are such; InvalidTypeError."""
+    """Record an in-place function of torch as nodes; raise InvalidTypeError if impossible."""
     target = args[0] if args else None
     name = title.removeprefix("_foreach")
     if isinstance(target, Operators) and target._writes(title):
         return target._write(title, *args[1:], **kwargs)
     if name != title and isinstance(target, list | tuple):
-        each = [one for one in target if isinstance(one, Operators) and one._writes(name[1:])]
-        if len(each) == len(target):
-            for place, one in enumerate(each):
+        nodes = [node for node in target if isinstance(node, Operators) and node._writes(name[1:])]
+        if len(nodes) == len(target):
+            for place, node in enumerate(nodes):
                 parts = [part[place] if isinstance(part, list | tuple) else part for part in args]
-                one._write(name[1:], *parts[1:], **kwargs)
+                node._write(name[1:], *parts[1:], **kwargs)
             return None
-    why = next((x._why_not() for x in leaves_of(target) if isinstance(x, Operators)), "")
-    raise InvalidTypeError(f"{title} writes in place. {why} {_INSTEAD}")
+    reason = next((x._why_not() for x in leaves_of(target) if isinstance(x, Operators)), "")
+    raise InvalidTypeError(f"{title} writes in place. {reason} {_ASSIGN_HINT}")

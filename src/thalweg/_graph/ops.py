@@ -117,15 +117,15 @@ def constant(
 
 
 def _filled_up(tensor: torch.Tensor, room: int, shape: Sequence[int]) -> torch.Tensor:
-    """The elements in a row, the last of which is repeated; zeros where there is none."""
+    """Return the elements in one dimension, filled up with the last one, or with zeros."""
     count = tensor.numel()
-    said = f"{count} values do not fit shape {tuple(shape)}, which holds {room}."
+    message = f"{count} values do not fit shape {tuple(shape)}, which holds {room}."
     if executing_eagerly():
-        raise InvalidTypeError(said)
+        raise InvalidTypeError(message)
     if count > room:
-        raise InvalidArgumentError(f"Too many elements provided: {said}")
-    last = tensor.reshape(-1)[-1:] if count else tensor.new_zeros(1)
-    return torch.cat([tensor.reshape(-1), last.expand(room - count)])
+        raise InvalidArgumentError(f"Too many elements provided: {message}")
+    last_element = tensor.reshape(-1)[-1:] if count else tensor.new_zeros(1)
+    return torch.cat([tensor.reshape(-1), last_element.expand(room - count)])
 
 
 def convert_to_tensor(value: object, dtype: object = None, name: str | None = None) -> Any:

@@ -43,7 +43,7 @@ class PartitionedVariable:
         self._parts, self._partitions = list(variable_list), list(partitions)
         with self._parts[0].graph.name_scope(f"{name}/ConcatPartitions/"):
             parts, axis = list(self._parts), self.partition_axes[0]
-            self._whole = self._parts[0].graph.call(torch.cat, (parts, axis), name="concat")
+            self._joined_tensor = self._parts[0].graph.call(torch.cat, (parts, axis), name="concat")
 
     @property
     def partition_axes(self) -> list[int]:
@@ -52,7 +52,7 @@ class PartitionedVariable:
 
     def as_tensor(self) -> SymbolicTensor:
         """Return the concatenation of the parts."""
-        return self._whole
+        return self._joined_tensor
 
     value = read_value = _as_graph_element = as_tensor
 
@@ -67,8 +67,8 @@ class PartitionedVariable:
         return self._partitions
 
     def _assign(self, method: str, value: Any) -> list[Any]:
-        whole = convert_to_tensor(value, self.dtype)
-        return [getattr(var, method)(var._save_slice_info.cut(whole)) for var in self._parts]
+        tensor = convert_to_tensor(value, self.dtype)
+        return [getattr(var, method)(var._save_slice_info.cut(tensor)) for var in self._parts]
 
     def assign(self, value: object, use_locking: bool = False, name: object = None) -> list[Any]:
         """Return operations that replace the values of the parts."""
@@ -89,7 +89,7 @@ class PartitionedVariable:
         return len(self._parts)
 
     def __getitem__(self, index: Any) -> Any:
-        return self._whole[index]
+        return self._joined_tensor[index]
 
     def __repr__(self) -> str:
         return f"<tf.PartitionedVariable '{self.name}' shape={self.shape} of {len(self)} parts>"
@@ -228,30 +228,30 @@ def _call_partitioner(partitioner: Any, name: str, shape: Any, dtype: Any) -> li
     Raises:
         InvalidArgumentError: The shape is unknown, or the result does not divide it along one axis.
     """
-    known = Shape(shape)
-    if not known.is_fully_defined():
+    sizes = Shape(shape)
+    if not sizes.is_fully_defined():
         raise InvalidArgumentError(
             f"Shape of a new partitioned variable ({name}) must be fully defined, but instead was"
-            f" {known}."
+            f" {sizes}."
         )
-    counts = partitioner(shape=known, dtype=dtype)
+    counts = partitioner(shape=sizes, dtype=dtype)
     if not isinstance(counts, Sequence):
         raise InvalidArgumentError(f"Partitioner must return a sequence, but saw: {counts}")
-    if len(counts) != len(known):
+    if len(counts) != len(sizes):
         raise InvalidArgumentError(
             "Partitioner returned a partition list that does not match the Variable's rank:"
-            f" {counts} vs. {tuple(known)}"
+            f" {counts} vs. {tuple(sizes)}"
         )
     if any(count < 1 for count in counts):
         raise InvalidArgumentError(f"Partitioner returned zero partitions for some axes: {counts}")
-    for count, size in zip(counts, known, strict=True):
+    for count, size in zip(counts, sizes, strict=True):
         if count > max(size, 1):
             raise InvalidArgumentError(
                 f"Partitioner returned {count} parts along an axis of {size} elements of {name}."
             )
     if sum(count > 1 for count in counts) > 1:
         raise InvalidArgumentError(
-            f"Can only slice a variable along one dimension: shape: {tuple(known)}, partitioning:"
+            f"Can only slice a variable along one dimension: shape: {tuple(sizes)}, partitioning:"
             f" {counts}"
         )
     return list(map(operator.index, counts))

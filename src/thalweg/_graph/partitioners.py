@@ -66,8 +66,8 @@ def variable_axis_size_partitioner(
         row = math.prod(size for place, size in enumerate(shape) if place != axis) * dtype.itemsize
         if row:
             indices = max(1, max_shard_bytes // row)
-            most = shape[axis] if max_shards is None else max_shards
-            counts[axis] = min(math.ceil(shape[axis] / indices), most)
+            limit = shape[axis] if max_shards is None else max_shards
+            counts[axis] = min(math.ceil(shape[axis] / indices), limit)
         return counts
 
     return partition
@@ -95,8 +95,8 @@ def min_max_variable_partitioner(
 
     def partition(shape: Sequence[int], dtype: Any) -> list[int]:
         counts = _single_parts(shape, axis)
-        many = max(1, math.prod(shape) * dtype.itemsize // min_slice_size)
-        counts[axis] = min(max_partitions, many, shape[axis])
+        count = max(1, math.prod(shape) * dtype.itemsize // min_slice_size)
+        counts[axis] = min(max_partitions, count, shape[axis])
         return counts
 
     return partition

@@ -36,15 +36,15 @@ class Result:
 
     tensor: SymbolicTensor
     pick: int = 0  # its place among the leaves that the function returns
-    kept: bool = False  # a later step needs it
+    is_live: bool = False  # a later step needs it
     watched: bool = False  # a later step differentiates by it
-    carried: bool = False  # variables may change while it is needed
+    crosses_write: bool = False  # variables may change while it is needed
     fetched: list[int] = field(default_factory=list)  # its places among the fetches
 
     @property
     def is_plain(self) -> bool:
         """True if the output is only stored."""
-        return self.kept and not (self.watched or self.carried or self.fetched)
+        return self.is_live and not (self.watched or self.crosses_write or self.fetched)
 
 
 @dataclass
@@ -60,7 +60,7 @@ class Step:
     results: list[Result] = field(default_factory=list)
     argument: SymbolicTensor | None = None  # the one argument, where that is all of them
     plain: SymbolicTensor | None = None  # the one output, where it is just stored
-    dropped: tuple[SymbolicTensor, ...] = ()  # what no later step needs
+    dead_tensors: tuple[SymbolicTensor, ...] = ()  # what no later step needs
     grad: bool = False  # whether torch's autograd records
 
     @lazy
@@ -107,10 +107,10 @@ class RunPlan:
             failed: The step that failed; None if the run has not begun.
             error: What it raised.
         """
-        is_left = failed is None
-        for step in (each for _, segment in self.segments for each in segment):
-            is_left = is_left or step is failed
-            if is_left and step.operation.abandoned is not None:
+        is_unreached = failed is None
+        for step in (member for _, segment in self.segments for member in segment):
+            is_unreached = is_unreached or step is failed
+            if is_unreached and step.operation.abandoned is not None:
                 if step is not failed:
                     step.operation.abandoned(error)
                 return
@@ -147,19 +147,19 @@ def make_plan(fetches: Sequence[Operation | SymbolicTensor], fed: Fed) -> RunPla
     backward = [
         op for op in _all_operations(fetches, fed) if isinstance(op.function, GradientsOfRun)
     ]
-    watched = {x for op in backward for x in op.function.watched}  # pyright: ignore
+    sources = {x for op in backward for x in op.function.watched}  # pyright: ignore
     reads = [x for x in fetches if isinstance(x, GraphVariable) and x not in fed]
-    before = [
+    first = [
         *(_read_var(variable) for variable in dict.fromkeys(reads) if variable.is_resource),
-        *(_watch_var(x) for x in watched if _needs_watching(x, fed)),
+        *(_watch_var(x) for x in sources if _needs_watching(x, fed)),
     ]
-    after = [_read_var(variable) for variable in dict.fromkeys(reads) if not variable.is_resource]
-    return _plan_block(fetches, fed, fed, _Derivatives(backward, watched), before, after)
+    final = [_read_var(variable) for variable in dict.fromkeys(reads) if not variable.is_resource]
+    return _plan_block(fetches, fed, fed, _Derivatives(backward, sources), first, final)
 
 
 @dataclass
 class _Derivatives:
-    """What a whole run differentiates.
+    """Gradient operations of a whole run, and their sources.
 
     Attributes:
         operations: Those that do, in order.
@@ -173,35 +173,35 @@ class _Derivatives:
 def _plan_block(
     fetches: Sequence[Operation | SymbolicTensor],
     fed: Fed,
-    given: Iterable[SymbolicTensor],
+    parameters: Iterable[SymbolicTensor],
     derivatives: _Derivatives,
-    before: Sequence[Step] = (),
-    after: Sequence[Step] = (),
+    first: Sequence[Step] = (),
+    final: Sequence[Step] = (),
 ) -> RunPlan:
-    """The plan of a run, or of one of its subgraphs, to which `given` are given."""
+    """Return the plan of a run, or of a subgraph that receives `parameters`."""
     operations = _sort_operations(_find_needed(fetches, fed), fed)
     steps = [
-        *before,
+        *first,
         *(_plan_operation(op, derivatives, fed) for op in operations if op.function is not None),
-        *after,
+        *final,
     ]
     _place_results(steps, fetches, fed, derivatives.watched)
     for step in steps:
         runs_others = bool(step.operation.subgraphs)  # which see to it themselves
         step.grad = bool(derivatives.operations) and (step.lock == SHARED or runs_others)
-    last = max((place for place, step in enumerate(steps) if step.differentiates), default=-1)
-    for step in steps[last + 1 :]:  # a unit reads all variables of an optimizer
+    stop = max((place for place, step in enumerate(steps) if step.differentiates), default=-1)
+    for step in steps[stop + 1 :]:  # a unit reads all variables of an optimizer
         step.grad = step.grad and (step.operation.unit is None or step.operation.block is not None)
     steps = _as_units(steps, fed)
-    known = [(i, x) for i, x in enumerate(fetches) if x in fed and isinstance(x, SymbolicTensor)]
-    watched = tuple(x for x in given if x in derivatives.watched)
+    pairs = [(i, x) for i, x in enumerate(fetches) if x in fed and isinstance(x, SymbolicTensor)]
+    sources = tuple(x for x in parameters if x in derivatives.watched)
     return RunPlan(
-        _split_by_lock(steps), known, watched, len(fetches), _overwrites_gradient_inputs(steps, fed)
+        _split_by_lock(steps), pairs, sources, len(fetches), _overwrites_gradient_inputs(steps, fed)
     )
 
 
 def _as_units(steps: Sequence[Step], fed: Fed) -> list[Step]:
-    """The steps, and around the updates of each unit what puts them back if one fails.
+    """Return the steps, with steps around each unit that undo its updates if one fails.
 
     From the first that reads for it on, a unit runs under one lock.
     """
@@ -212,32 +212,32 @@ def _as_units(steps: Sequence[Step], fed: Fed) -> list[Step]:
             unit is not None and unit.block is step.operation.block
         ):  # or what runs that block has it
             members.setdefault(unit, []).append(place)
-    before: dict[int, list[Step]] = {}
-    after: dict[int, list[Step]] = {}
+    heads: dict[int, list[Step]] = {}
+    tails: dict[int, list[Step]] = {}
     waits = list(accumulate(int(step.lock is None) for step in steps))
     for unit, all_places in members.items():
-        own = [place for place in all_places if steps[place].lock is not None]
+        locked_places = [place for place in all_places if steps[place].lock is not None]
         # While it waits for other threads they may write: before that is one update, and after it.
-        for _, undivided in groupby(own, key=waits.__getitem__):
+        for _, undivided in groupby(locked_places, key=waits.__getitem__):
             places = list(undivided)
             updates = [place for place in places if steps[place].lock != SHARED]
             if not updates:
                 continue
             for step in steps[places[0] : places[-1] + 1]:
                 step.lock = EXCLUSIVE
-            inside = chain.from_iterable(_ops_in(steps[place].operation, fed) for place in updates)
-            written = tuple(dict.fromkeys(x for op in inside for x in op.written))
-            begin = partial(_begin_unit, unit=unit, written=written)
+            nested = chain.from_iterable(_ops_in(steps[place].operation, fed) for place in updates)
+            variables = tuple(dict.fromkeys(x for op in nested for x in op.written))
+            begin = partial(_begin_unit, unit=unit, written=variables)
             if places[0] < updates[0]:  # what fails here has written nothing yet, and says so
                 start = partial(_begin_unit, unit=unit, written=())
-                before.setdefault(places[0], []).append(_make_unit_step(steps[places[0]], start))
-            before.setdefault(updates[0], []).append(_make_unit_step(steps[updates[0]], begin))
+                heads.setdefault(places[0], []).append(_make_unit_step(steps[places[0]], start))
+            heads.setdefault(updates[0], []).append(_make_unit_step(steps[updates[0]], begin))
             end = partial(_end_unit, unit=unit)
-            after.setdefault(places[-1], []).append(_make_unit_step(steps[places[-1]], end))
-    found: list[Step] = []
+            tails.setdefault(places[-1], []).append(_make_unit_step(steps[places[-1]], end))
+    ordered_steps: list[Step] = []
     for place, step in enumerate(steps):
-        found += [*before.get(place, ()), step, *after.get(place, ())]
-    return found
+        ordered_steps += [*heads.get(place, ()), step, *tails.get(place, ())]
+    return ordered_steps
 
 
 def _make_unit_step(step: Step, function: Callable[[Any], None]) -> Step:
@@ -253,49 +253,49 @@ def _end_unit(frame: Any, unit: Unit) -> None:
 
 
 def _overwrites_gradient_inputs(steps: Iterable[Step], fed: Fed) -> bool:
-    """See `RunPlan`."""
-    written: set[SymbolicTensor] = set()
+    """Return whether an update overwrites the input of a later gradient; see `RunPlan`."""
+    variables: set[SymbolicTensor] = set()
     for step in steps:
-        inside = _ops_in(step.operation, fed)
+        inner_ops = _ops_in(step.operation, fed)
         if step.operation.subgraphs:  # may be a loop, in which an update comes before, too
-            written.update(x for op in inside for x in op.written)
-        read = (op.function.read for op in inside if isinstance(op.function, GradientsOfRun))
-        if written and any(not written.isdisjoint(each) for each in read):
+            variables.update(x for op in inner_ops for x in op.written)
+        read = (op.function.read for op in inner_ops if isinstance(op.function, GradientsOfRun))
+        if variables and any(not variables.isdisjoint(inputs) for inputs in read):
             return True
-        written.update(step.operation.written)
+        variables.update(step.operation.written)
     return False
 
 
 def _ops_in(op: Operation, fed: Fed) -> list[Operation]:
-    """An operation, and those that its subgraphs have run."""
-    found = [op]
-    for each in op.subgraphs:
-        for inner in _find_needed(each.results, fed):
-            found += _ops_in(inner, fed)
-    return found
+    """Return an operation and all operations of its subgraphs."""
+    operations = [op]
+    for subgraph in op.subgraphs:
+        for inner in _find_needed(subgraph.results, fed):
+            operations += _ops_in(inner, fed)
+    return operations
 
 
 def _find_needed(
-    fetches: Iterable[Operation | SymbolicTensor], fed: Fed, inside: bool = False
+    fetches: Iterable[Operation | SymbolicTensor], fed: Fed, nested: bool = False
 ) -> set[Operation]:
-    """What must run for `fetches`, in their block; with `inside`, in the subgraphs as well."""
+    """Return the operations that `fetches` need in their block, and if `nested` in subgraphs."""
     stack = [x if isinstance(x, Operation) else x.op for x in fetches if x not in fed]
-    needed: set[Operation] = set()
+    operations: set[Operation] = set()
     while stack:
         op = stack.pop()
-        if op in needed:
+        if op in operations:
             continue
         if op.kind == "placeholder" and op.function is not None:
             op.function()  # raises
-        needed.add(op)
-        stack += [other for other in _predecessors_of(op, fed) if inside or other.block is op.block]
-        if inside:
+        operations.add(op)
+        stack += [prior for prior in _predecessors_of(op, fed) if nested or prior.block is op.block]
+        if nested:
             stack += [x.op for subgraph in op.subgraphs for x in subgraph.results]
-    return needed
+    return operations
 
 
 def _all_operations(fetches: Sequence[Operation | SymbolicTensor], fed: Fed) -> Iterator[Operation]:
-    """All operations of a run in order, those of subgraphs before the one that has them run."""
+    """Yield all operations of a run in order, those of subgraphs before their operation."""
     for op in _sort_operations(_find_needed(fetches, fed), fed):
         for subgraph in op.subgraphs:
             yield from _all_operations(subgraph.results, fed)
@@ -303,33 +303,33 @@ def _all_operations(fetches: Sequence[Operation | SymbolicTensor], fed: Fed) -> 
 
 
 def _predecessors_of(op: Operation, fed: Fed) -> list[Operation]:
-    """What must have run when `op` runs."""
+    """Return the operations that must run before `op`."""
     return [*(x.op for x in op.inputs if x not in fed), *op.control_inputs]
 
 
-def _sort_operations(needed: set[Operation], fed: Fed) -> list[Operation]:
-    waits = {op: needed.intersection(_predecessors_of(op, fed)) for op in needed}
-    early = find_early_operations(needed, partial(_predecessors_of, fed=fed))
+def _sort_operations(operations: set[Operation], fed: Fed) -> list[Operation]:
+    waits = {op: operations.intersection(_predecessors_of(op, fed)) for op in operations}
+    early = find_early_operations(operations, partial(_predecessors_of, fed=fed))
 
     def priority(op: Operation) -> int:
         return -1 if op in early else int(op.kind in ("update", "blocking"))
 
-    followers: dict[Operation, list[Operation]] = {op: [] for op in needed}
-    for op, before in waits.items():
-        for other in before:
-            followers[other].append(op)
-    counts = {op: len(before) for op, before in waits.items()}
-    ready = [(priority(op), op.index, op) for op in needed if not counts[op]]
+    followers: dict[Operation, list[Operation]] = {op: [] for op in operations}
+    for op, predecessors in waits.items():
+        for predecessor in predecessors:
+            followers[predecessor].append(op)
+    counts = {op: len(predecessors) for op, predecessors in waits.items()}
+    ready = [(priority(op), op.index, op) for op in operations if not counts[op]]
     heapq.heapify(ready)
-    ordered = []
+    sequence = []
     while ready:
         op = heapq.heappop(ready)[-1]
-        ordered.append(op)
+        sequence.append(op)
         for follower in followers[op]:
             counts[follower] -= 1
             if not counts[follower]:
                 heapq.heappush(ready, (priority(follower), follower.index, follower))
-    return ordered
+    return sequence
 
 
 def _plan_operation(op: Operation, derivatives: _Derivatives, fed: Fed) -> Step:
@@ -337,16 +337,16 @@ def _plan_operation(op: Operation, derivatives: _Derivatives, fed: Fed) -> Step:
     function, backward = op.function, derivatives.operations
     differentiates = isinstance(function, GradientsOfRun)
     if isinstance(function, GradientsOfRun):
-        later = backward[backward.index(op) + 1 :]
-        is_nested = any(op in _find_needed([other], fed, inside=True) for other in later)
-        is_repeated = op.block is not None  # or may be
+        grad_ops = backward[backward.index(op) + 1 :]
+        is_nested = any(op in _find_needed([grad_op], fed, nested=True) for grad_op in grad_ops)
+        may_repeat = op.block is not None  # or may be
         function = partial(
-            function, retain_graph=bool(later) or is_repeated, create_graph=is_nested
+            function, retain_graph=bool(grad_ops) or may_repeat, create_graph=is_nested
         )
     if op.subgraphs and function is not None:
         parts = [
-            SubgraphRun(each, _plan_block(each.results, fed, each.parameters, derivatives))
-            for each in op.subgraphs
+            SubgraphRun(block, _plan_block(block.results, fed, block.parameters, derivatives))
+            for block in op.subgraphs
         ]
         differentiates = any(part.plan.differentiates for part in parts)
         function = partial(function, *parts)
@@ -359,19 +359,19 @@ def _plan_operation(op: Operation, derivatives: _Derivatives, fed: Fed) -> Step:
 
 def _read_var(variable: GraphVariable) -> Step:
     """Fetch a variable."""
-    return _pseudo_step(variable, lambda leaf: leaf, kept=False)
+    return _pseudo_step(variable, lambda leaf: leaf, is_live=False)
 
 
 def _watch_var(variable: GraphVariable) -> Step:
     """Let a run differentiate by a variable that is not trained."""
-    return _pseudo_step(variable, as_differentiable, kept=True)
+    return _pseudo_step(variable, as_differentiable, is_live=True)
 
 
-def _pseudo_step(variable: GraphVariable, function: Callable[..., object], kept: bool) -> Step:
+def _pseudo_step(variable: GraphVariable, function: Callable[..., object], is_live: bool) -> Step:
     def fill_variable(frame: Any) -> Sequence[object]:
         return (frame.session.leaf(variable),)
 
-    results = [Result(variable, kept=kept)]
+    results = [Result(variable, is_live=is_live)]
     return Step(variable.op, function, fill_variable, SHARED, is_whole=True, results=results)
 
 
@@ -383,34 +383,34 @@ def _place_results(
     steps: Sequence[Step],
     fetches: Sequence[Operation | SymbolicTensor],
     fed: Fed,
-    watched: set[SymbolicTensor],
+    sources: set[SymbolicTensor],
 ) -> None:
-    """Say of each output how long it is needed and what for."""
+    """Set the uses of each output, and drop outputs without any, in place."""
     barriers = list(accumulate(int(step.lock != SHARED) for step in steps))
     last_use = {x: i for i, step in enumerate(steps) for x in step.operation.inputs}
-    made: dict[SymbolicTensor, Result] = {}
+    uses: dict[SymbolicTensor, Result] = {}
     for index, step in enumerate(steps):
         for result in step.results:
-            if not (result.kept and result.tensor in made):  # a variable may be watched, too
-                made[result.tensor] = result
-            last = last_use.get(result.tensor)
-            if last is None or isinstance(result.tensor, GraphVariable):
+            if not (result.is_live and result.tensor in uses):  # a variable may be watched
+                uses[result.tensor] = result
+            end = last_use.get(result.tensor)
+            if end is None or isinstance(result.tensor, GraphVariable):
                 continue
-            result.kept = True
-            result.watched = result.tensor in watched
-            result.carried = barriers[last] > barriers[index]
-            steps[last].dropped += (result.tensor,)
+            result.is_live = True
+            result.watched = result.tensor in sources
+            result.crosses_write = barriers[end] > barriers[index]
+            steps[end].dead_tensors += (result.tensor,)
     for place, fetch in enumerate(fetches):
         if isinstance(fetch, SymbolicTensor) and fetch not in fed:
-            made[fetch].fetched.append(place)
+            uses[fetch].fetched.append(place)
     for step in steps:
         if step.is_whole and len(step.results) == 1 and step.results[0].is_plain:
             step.plain = step.results[0].tensor
-        step.results = [x for x in step.results if x.kept or x.fetched]
+        step.results = [x for x in step.results if x.is_live or x.fetched]
 
 
 def _split_by_lock(steps: Sequence[Step]) -> list[tuple[str | None, list[Step]]]:
-    """The steps by the lock they run under.
+    """Return successive steps in groups that run under one lock.
 
     Where a gradient cannot follow its forward pass under one shared lock, all up to the gradient
     runs under one exclusive lock, so that no other thread writes to what autograd has saved.

@@ -46,33 +46,33 @@ def record(
         InvalidTypeError: The result is no tensor and only a run knows it.
     """
     arguments, keywords = prepare_nest(graph, tuple(args)), prepare_nest(graph, dict(kwargs))
-    looked_up = _looked_up(function, arguments, keywords)
+    looked_up_tables = _looked_up(function, arguments, keywords)
     if keywords and inputs_of(keywords, graph):
         call, arguments = functools.partial(_call_with, function), (arguments, keywords)
     else:
         call = functools.partial(function, **keywords) if keywords else function
     arguments = mapped(densify, arguments)
     inputs_of(arguments, graph)  # refuses what is of another graph before it is tried
-    known = infer_outputs(call, mapped(symbol_in, arguments), name)
-    outputs = [leaf for leaf in leaves_of(known) if isinstance(leaf, Output)]
+    nest = infer_outputs(call, mapped(symbol_in, arguments), name)
+    outputs = [leaf for leaf in leaves_of(nest) if isinstance(leaf, Output)]
     if not outputs:
-        return known
-    is_single = isinstance(known, Output)
-    picks = tuple(i for i, leaf in enumerate(leaves_of(known)) if isinstance(leaf, Output))
+        return nest
+    is_single = isinstance(nest, Output)
+    picks = tuple(i for i, leaf in enumerate(leaves_of(nest)) if isinstance(leaf, Output))
     op = add(graph, name, call, arguments, outputs=outputs, picks=None if is_single else picks)
-    op.sparse_flows, op.stateful = sparse_flows | looked_up, stateful
+    op.sparse_flows, op.stateful = sparse_flows | looked_up_tables, stateful
     if graph.unit is not None and not _VIEWS.isdisjoint((name, getattr(function, "__name__", ""))):
         graph.unit.note_views(leaves_of(arguments), op.outputs)
     tensors = iter(op.outputs)
     return packed(
-        known, (next(tensors) if isinstance(leaf, Output) else leaf for leaf in leaves_of(known))
+        nest, (next(tensors) if isinstance(leaf, Output) else leaf for leaf in leaves_of(nest))
     )
 
 
 def _looked_up(
     function: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]
 ) -> frozenset[SymbolicTensor]:
-    """The table of torch's embedding, if its gradient is to be sparse."""
+    """Return the table of torch's embedding if its gradient is to be sparse, in a set."""
     if function is not torch.nn.functional.embedding or not kwargs.get("sparse"):
         return frozenset()
     table = args[1] if len(args) > 1 else kwargs["weight"]

@@ -28,38 +28,38 @@ def all_reduce(
 ) -> list[Any]:
     """See `GraphMode`."""
     present = [place for place, leaf in enumerate(leaves) if leaf is not None]
-    given = [_as_value(leaves[place]) for place in present]
-    made = operation(
+    present_leaves = [_as_value(leaves[place]) for place in present]
+    nodes = operation(
         lambda values: reduce_leaves(strategy, op, values, axis),
-        [given],
+        [present_leaves],
         "all_reduce",
         kind="pure",
-        outputs=[_output_of(leaf, op, axis) for leaf in given],
+        outputs=[_output_of(leaf, op, axis) for leaf in present_leaves],
     )
     ranks = strategy.ranks
-    for output in made[:1]:  # what fails before it in a run is told to the ranks that wait there
+    for output in nodes[:1]:  # if the run fails before, waiting ranks get the error
         output.op.abandoned = partial(raise_on_all, ranks, PendingCollective.VALUES)
-    found: list[Any] = [None] * len(leaves)
-    for place, output in zip(present, made, strict=True):
+    outputs: list[Any] = [None] * len(leaves)
+    for place, output in zip(present, nodes, strict=True):
         is_sparse = isinstance(leaves[place], SymbolicSlices | IndexedSlices)
         output.may_be_sparse = is_sparse
-        found[place] = SymbolicSlices.of(output) if is_sparse else output
-    return found
+        outputs[place] = SymbolicSlices.of(output) if is_sparse else output
+    return outputs
 
 
 def _as_value(leaf: object) -> object:
-    is_one = is_symbolic(leaf) or isinstance(leaf, IndexedSlices)
-    return leaf if is_one else to_tensor(leaf)
+    has_form = is_symbolic(leaf) or isinstance(leaf, IndexedSlices)
+    return leaf if has_form else to_tensor(leaf)
 
 
 def _output_of(leaf: Any, op: ReduceOp, axis: int | None) -> Output:
-    """What is known of a result before a run: only means and sums along an axis change dtypes."""
+    """Return the static description of a result; means and sums along an axis change dtypes."""
     shape = getattr(leaf, "shape", None) if axis is None else None
     if leaf.dtype is None:
         return Output(None, shape, ())
-    like = torch.zeros(1, dtype=leaf.dtype, device="cpu")
-    like = like if axis is None else like.sum(0)
-    return Output((like if op is ReduceOp.SUM else like / 1).dtype, shape, ())
+    template = torch.zeros(1, dtype=leaf.dtype, device="cpu")
+    template = template if axis is None else template.sum(0)
+    return Output((template if op is ReduceOp.SUM else template / 1).dtype, shape, ())
 
 
 class AggregatedGraphVariable(GraphVariable):
@@ -71,18 +71,18 @@ class AggregatedGraphVariable(GraphVariable):
     _aggregation: VariableAggregation
 
     def _operand(self, value: object) -> object:
-        own, strategy = super()._operand(value), in_replicas()
+        operand, strategy = super()._operand(value), in_replicas()
         if strategy is None:
-            return own
-        made = operation(
+            return operand
+        reduced = operation(
             partial(of_all, strategy, self._aggregation),
-            [by_reference(self), densify(own)],
+            [by_reference(self), densify(operand)],
             "all_reduce",
             kind="pure",
             outputs=Output(self.dtype, self.shape, ()),
         )
-        made.op.abandoned = partial(raise_on_all, strategy.ranks, PendingCollective.VALUES)
-        return made
+        reduced.op.abandoned = partial(raise_on_all, strategy.ranks, PendingCollective.VALUES)
+        return reduced
 
 
 def aggregate(variable: GraphVariable, aggregation: VariableAggregation) -> None:

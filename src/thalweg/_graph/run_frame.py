@@ -116,7 +116,7 @@ class Frame(dict[SymbolicTensor, Any]):
                     self[step.plain] = value
                 elif step.results:
                     self._store_results(step, value, results, export)
-                for tensor in step.dropped:
+                for tensor in step.dead_tensors:
                     self.pop(tensor, None)
         except BaseException as error:
             self._forget_read()
@@ -155,15 +155,15 @@ class Frame(dict[SymbolicTensor, Any]):
             is_flat = type(value) is list and _LEAVES.issuperset(map(type, value))
             values = value if is_flat else list(leaves_of(value))
         memory = self.session.values.memory
-        for made in step.results:
-            output = values[made.pick]
-            if made.watched:
+        for output_use in step.results:
+            output = values[output_use.pick]
+            if output_use.watched:
                 output = as_differentiable(output)
-            if made.carried:
-                is_plain = type(output) is torch.Tensor and output.layout is torch.strided
-                if not is_plain or output.untyped_storage().data_ptr() in memory:
+            if output_use.crosses_write:
+                is_dense = type(output) is torch.Tensor and output.layout is torch.strided
+                if not is_dense or output.untyped_storage().data_ptr() in memory:
                     output = self.session.copy_if_shared(output)
-            if made.kept:
-                self[made.tensor] = output
-            for place in made.fetched:
+            if output_use.is_live:
+                self[output_use.tensor] = output
+            for place in output_use.fetched:
                 results[place] = export(output)

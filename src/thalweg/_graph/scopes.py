@@ -12,7 +12,7 @@ from thalweg._graph.unique_names import UniqueNames, check_name
 
 
 class _NameScope(threading.local):
-    """Where one thread is building."""
+    """Position of one thread in the scopes of a graph."""
 
     def __init__(self) -> None:
         self.scope = ""  # ends with "/", unless it is empty
@@ -31,12 +31,12 @@ class Block:
     def __init__(self, outer: Block | None) -> None:
         self.outer = outer
 
-    def can_use(self, other: Block | None) -> bool:
+    def can_use(self, source: Block | None) -> bool:
         """Return True if operations of this block may use results of those of another one."""
         block: Block | None = self
-        while block is not None and block is not other:
+        while block is not None and block is not source:
             block = block.outer
-        return block is other
+        return block is source
 
 
 class Unit:
@@ -44,13 +44,13 @@ class Unit:
 
     Attributes:
         block: The block in which it begins; None outside of all.
-        last: The last operation of it that writes in place; what is made later waits for it.
+        last_writes: The last operation that writes in place; later operations wait for it.
         stale: Views of variables that were written in place since; the function that did.
     """
 
     def __init__(self, block: Block | None) -> None:
         self.block = block
-        self.last: tuple[object, ...] = ()
+        self.last_writes: tuple[object, ...] = ()
         self.stale: dict[object, str] = {}
         self._views: dict[object, object] = {}  # the variables whose memory they look into
 
@@ -62,7 +62,7 @@ class Unit:
 
     def note_write(self, variable: Any, op: Any) -> None:
         """Note that an operation writes to a variable in place."""
-        self.last = (op,)
+        self.last_writes = (op,)
         self.stale |= {view: op.name for view, base in self._views.items() if base is variable}
 
 
@@ -88,7 +88,7 @@ class Scopes:
     def control(self) -> tuple[Any, ...]:
         """The operations that those made now wait for."""
         unit = self._place.unit
-        return self._place.control if unit is None else (*self._place.control, *unit.last)
+        return self._place.control if unit is None else (*self._place.control, *unit.last_writes)
 
     @property
     def block(self) -> Block | None:
@@ -126,7 +126,7 @@ class Scopes:
         A name that ends with "/" is a scope to enter again as it is. None or "" leads out of all
         scopes. The block is given the scope, which ends with "/" unless it is empty.
         """
-        before = self._place.scope
+        outer_scope = self._place.scope
         scope = name or ""
         if scope and not scope.endswith("/"):
             scope = f"{self.unique_name(scope)}/"
@@ -134,7 +134,7 @@ class Scopes:
         try:
             yield scope
         finally:
-            self._place.scope = before
+            self._place.scope = outer_scope
 
     @contextlib.contextmanager
     def control_dependencies(self, control_inputs: Sequence[object] | None) -> Iterator[None]:
@@ -147,12 +147,12 @@ class Scopes:
             InvalidTypeError: An input is neither an operation nor symbolic.
             InvalidArgumentError: It is of another graph.
         """
-        added = [self.as_operation(item) for item in control_inputs or ()]
+        operations = [self.as_operation(item) for item in control_inputs or ()]
         if control_inputs is None:
-            where = self._build_at(None, ())
+            context = self._build_at(None, ())
         else:
-            where = self._build_at(self.block, tuple(dict.fromkeys((*self.control, *added))))
-        with where:
+            context = self._build_at(self.block, tuple(dict.fromkeys((*self.control, *operations))))
+        with context:
             yield
 
     @contextlib.contextmanager
@@ -163,13 +163,13 @@ class Scopes:
         Args:
             is_one: Whether they are; False leads out of all units.
         """
-        before = self._place.unit
-        joins = before is not None and before.block is self.block
-        self._place.unit = (before if joins else Unit(self.block)) if is_one else None
+        outer_unit = self._place.unit
+        joins = outer_unit is not None and outer_unit.block is self.block
+        self._place.unit = (outer_unit if joins else Unit(self.block)) if is_one else None
         try:
             yield
         finally:
-            self._place.unit = before
+            self._place.unit = outer_unit
 
     def build_inside(self, block: Block) -> contextlib.AbstractContextManager[None]:
         """Let operations made in the `with` block be those of `block`.
@@ -180,9 +180,9 @@ class Scopes:
 
     @contextlib.contextmanager
     def _build_at(self, block: Block | None, control: tuple[object, ...]) -> Iterator[None]:
-        before = self._place.block, self._place.control  # without what a unit waits for
+        outer_place = self._place.block, self._place.control  # without what a unit waits for
         self._place.block, self._place.control = block, control
         try:
             yield
         finally:
-            self._place.block, self._place.control = before
+            self._place.block, self._place.control = outer_place

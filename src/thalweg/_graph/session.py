@@ -60,15 +60,15 @@ class Session:
         self._generators: dict[object, torch.Generator] = {}
         self._resources: dict[Any, Any] = {}
         self._opening = Lock()  # no resource is made while the session is closed
-        self._closed = False
+        self._is_closed = False
         self._context: contextlib.ExitStack | None = None
         on_fork(self, Session._forget_after_fork)
 
     def _forget_after_fork(self) -> None:
-        """In a forked child: what another thread was writing at the fork is no value any more."""
-        lost = self._lock.renew(self._held_lock())
-        if lost:
-            excuse(lost)  # optimizers in its run: all that they wrote is forgotten
+        """Forget, in a forked child, all values if another thread was writing some at the fork."""
+        lost_writer = self._lock.renew(self._held_lock())
+        if lost_writer:
+            excuse(lost_writer)  # optimizers in its run: all that they wrote is forgotten
             self.values.clear(
                 ": another thread was in a run of this session that updates variables when process"
                 f" {os.getppid()} forked this one, so no value is left here. Initialize or load the"
@@ -76,7 +76,7 @@ class Session:
             )
 
     def _held_lock(self) -> str | None:
-        """Which lock this thread holds."""
+        """Return the mode in which this thread holds the lock, or None."""
         for frame in reversed(thread.frames):
             if frame.lock is not None and frame.session is self:
                 return frame.lock
@@ -108,16 +108,16 @@ class Session:
             InvalidArgumentError: A placeholder is not fed, or a shape does not fit.
         """
         self._check_open()
-        is_one = isinstance(fetches, Operation | SymbolicTensor)
-        wanted = (fetches,) if is_one else tuple(leaves_of(fetches))
+        is_single = isinstance(fetches, Operation | SymbolicTensor)
+        requests = (fetches,) if is_single else tuple(leaves_of(fetches))
         try:
             feeds = convert_feeds(self.graph, feed_dict) if feed_dict else {}
-            plan = self._plan_for(wanted, frozenset(feeds))
+            plan = self._plan_for(requests, frozenset(feeds))
         except Exception as error:
-            self._tell_abandoned(wanted, error)
+            self._tell_abandoned(requests, error)
             raise
         results = self._execute_plan(plan, feeds)
-        return results[0] if is_one else packed(fetches, iter(results))
+        return results[0] if is_single else packed(fetches, iter(results))
 
     def make_callable(
         self, fetches: object, feed_list: Sequence[object] = ()
@@ -125,25 +125,25 @@ class Session:
         """Return a function that runs `fetches`, given the values of `feed_list` in order."""
         return lambda *values: self.run(fetches, dict(zip(feed_list, values, strict=True)))
 
-    def _tell_abandoned(self, wanted: tuple[object, ...], error: BaseException) -> None:
+    def _tell_abandoned(self, requests: tuple[object, ...], error: BaseException) -> None:
         """Tell of a run that cannot begin those who wait for a part of it."""
         operations = self.graph.get_operations()
         if any(op.abandoned is not None for op in operations):
-            fed = frozenset(x for op in operations if op.kind == "placeholder" for x in op.outputs)
-            fetches = [fetched_element(self.graph, fetch) for fetch in wanted]
-            make_plan(fetches, fed).abandon_waiting(None, error)
+            keys = frozenset(x for op in operations if op.kind == "placeholder" for x in op.outputs)
+            fetches = [fetched_element(self.graph, fetch) for fetch in requests]
+            make_plan(fetches, keys).abandon_waiting(None, error)
 
-    def _plan_for(self, wanted: tuple[object, ...], fed: frozenset[SymbolicTensor]) -> RunPlan:
-        key = (wanted, fed)
+    def _plan_for(self, requests: tuple[object, ...], feeds: frozenset[SymbolicTensor]) -> RunPlan:
+        key = (requests, feeds)
         try:
             return self._plans[key]
         except TypeError:  # of what cannot be a key the symbol can, or it is no fetch
-            elements = tuple(fetched_element(self.graph, fetch) for fetch in wanted)
-            return self._plan_for(elements, fed)
+            elements = tuple(fetched_element(self.graph, fetch) for fetch in requests)
+            return self._plan_for(elements, feeds)
         except KeyError:
-            fetches = [fetched_element(self.graph, fetch) for fetch in wanted]
+            fetches = [fetched_element(self.graph, fetch) for fetch in requests]
         self.plans_made += 1
-        return self._plans.setdefault(key, make_plan(fetches, fed))
+        return self._plans.setdefault(key, make_plan(fetches, feeds))
 
     def _execute_plan(
         self,
@@ -194,12 +194,12 @@ class Session:
         """Return whether a node that runs in this thread started this run, under a lock it
         holds.
         """
-        held = self._held_lock()
-        if held == SHARED and plan.writes:
+        held_mode = self._held_lock()
+        if held_mode == SHARED and plan.writes:
             raise FailedPreconditionError(
                 "An operation that is declared as pure started a run that updates variables."
             )
-        return held is not None
+        return held_mode is not None
 
     def evaluate(self, tensor: SymbolicTensor, frame: Frame) -> Any:
         """Return the value of a tensor that the run of `frame` has not computed, or has
@@ -310,20 +310,20 @@ class Session:
     @property
     def closed(self) -> bool:
         """True if the session cannot run any more."""
-        return self._closed
+        return self._is_closed
 
     def _check_open(self) -> None:
-        if self._closed:
+        if self._is_closed:
             raise FailedPreconditionError("Attempted to use a closed Session.")
 
     def _run_exclusively(self, write: Callable[[], None]) -> None:
         """Call a function while nobody else reads or writes values."""
-        held = self._held_lock()
-        if held == SHARED:
+        held_mode = self._held_lock()
+        if held_mode == SHARED:
             raise FailedPreconditionError(
                 "An operation that is declared as pure gives a variable a value."
             )
-        if held is not None:
+        if held_mode is not None:
             write()
             return
         self._run_locked(EXCLUSIVE, Frame(self, {}), write)
@@ -349,7 +349,7 @@ class Session:
         Operations that wait in other threads end with CancelledError.
         """
         with self._opening:
-            self._closed = True
+            self._is_closed = True
             resources = list(self._resources.values())
             self._resources.clear()
         for resource in resources:

@@ -67,8 +67,8 @@ def known_sizes(shape: object) -> list[int | None] | None:
 
 def known_size(number: object) -> int | None:
     """Return a number if it is known before a run, else None."""
-    found = known_sizes(number)
-    return found[0] if found is not None and len(found) == 1 else None
+    sizes = known_sizes(number)
+    return sizes[0] if sizes is not None and len(sizes) == 1 else None
 
 
 def _trial_sizes(nest: object, trial: _Trial) -> list[int]:
@@ -86,7 +86,7 @@ class _Trial(dict[SymbolicTensor, Any]):
     def __missing__(self, tensor: SymbolicTensor) -> torch.Tensor:
         op = tensor.op
         if op.type == "Shape":
-            found = torch.tensor(
+            tensor_value = torch.tensor(
                 self._trial_shape(op.inputs[0]),
                 dtype=tensor.dtype,
                 device=torch.get_default_device(),
@@ -97,16 +97,16 @@ class _Trial(dict[SymbolicTensor, Any]):
             result = op.function(*op.fill(self))  # pyright: ignore[reportOptionalCall]
             picks = op.picks or (0,)
             leaves = [result] if op.picks is None else list(leaves_of(result))
-            found = leaves[picks[tensor.value_index]]
+            tensor_value = leaves[picks[tensor.value_index]]
         else:
-            found = torch.full(
+            tensor_value = torch.full(
                 self._trial_shape(tensor),
                 self.size,
                 dtype=tensor.dtype,
                 device=torch.get_default_device(),
             )
-        self[tensor] = found
-        return found
+        self[tensor] = tensor_value
+        return tensor_value
 
     def _trial_shape(self, tensor: SymbolicTensor) -> list[int]:
         if tensor.shape is UNKNOWN:

@@ -66,32 +66,33 @@ def describe_misfit(calls: Sequence[TorchCall]) -> str:
     """Return the reason why a call that failed in several trials fails in every run, "" if
     unknown.
     """
-    one = calls[0]
+    first = calls[0]
     ranks = [[len(shape) for shape in call.shapes] for call in calls]
-    if any(call.name != one.name for call in calls) or any(each != ranks[0] for each in ranks):
+    if any(call.name != first.name for call in calls) or any(rank != ranks[0] for rank in ranks):
         return ""
     shapes = [
-        tuple(sizes[0] if len(set(sizes)) == 1 else None for sizes in zip(*same, strict=True))
-        for same in zip(*(call.shapes for call in calls), strict=True)
+        tuple(sizes[0] if len(set(sizes)) == 1 else None for sizes in zip(*group, strict=True))
+        for group in zip(*(call.shapes for call in calls), strict=True)
     ]
-    if one.name in _ELEMENTWISE or one.name in _REFLECTED:
+    if first.name in _ELEMENTWISE or first.name in _REFLECTED:
         return _not_broadcast(shapes)
     if len(shapes) < 2:
         return ""
-    if one.name == "linear":
+    if first.name == "linear":
         return _describe_unequal_sizes(shapes[0], -1, shapes[1], -1)
-    if one.name in ("matmul", "mm", "bmm", "mv"):
+    if first.name in ("matmul", "mm", "bmm", "mv"):
         return _no_product(shapes[0], shapes[1])
-    return _no_product(shapes[1], shapes[0]) if one.name == "rmatmul" else ""
+    return _no_product(shapes[1], shapes[0]) if first.name == "rmatmul" else ""
 
 
 def _not_broadcast(shapes: Sequence[Sizes]) -> str:
     columns = itertools.zip_longest(*(reversed(shape) for shape in shapes), fillvalue=1)
     for place, sizes in enumerate(columns, 1):
-        known = sorted({size for size in sizes if size not in (None, 1)})
-        if len(known) > 1:
-            listed = " and ".join(map(str, shapes))
-            return f"{listed} do not broadcast: {known[0]} is not {known[1]} in dimension -{place}."
+        distinct = sorted({size for size in sizes if size not in (None, 1)})
+        if len(distinct) > 1:
+            text = " and ".join(map(str, shapes))
+            unequal = f"{distinct[0]} is not {distinct[1]}"
+            return f"{text} do not broadcast: {unequal} in dimension -{place}."
     return ""
 
 

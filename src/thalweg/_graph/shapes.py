@@ -66,21 +66,21 @@ def infer_outputs(function: Callable[..., object], arguments: Sequence[object], 
         return unknown
     if any(tensor.shape is UNKNOWN for tensor in inputs):
         return _without_ranks(function, arguments, inputs) or unknown
-    is_known = all(None not in (tensor.shape or ()) for tensor in inputs)
+    has_full_shapes = all(None not in (tensor.shape or ()) for tensor in inputs)
     try:
-        sizes = _SIZES[:1] if is_known else _SIZES
+        sizes = _SIZES[:1] if has_full_shapes else _SIZES
         results = [_run_trial(function, arguments, inputs, size) for size in sizes]
     except Exception as error:
         if _asks_for_data(error):
             return unknown
         if isinstance(error, TypeError):
             raise
-        reason = str(error) if is_known else _describe_misfit(function, arguments, inputs)
+        reason = str(error) if has_full_shapes else _describe_misfit(function, arguments, inputs)
         if not reason:
             return _infer_broadcast(function, arguments, inputs, name) or unknown
         raise InvalidArgumentError(f"{name}: {reason} {_describe_inputs(arguments)}") from error
     merged = _merge_trials(results, name)
-    return merged if is_known else _with_small(merged, function, arguments, inputs)
+    return merged if has_full_shapes else _with_small(merged, function, arguments, inputs)
 
 
 def _without_shape(inputs: Sequence[SymbolicTensor]) -> Output:
@@ -100,7 +100,7 @@ def _with_small(
     arguments: Sequence[object],
     inputs: Sequence[SymbolicTensor],
 ) -> object:
-    """The outputs, after a trial with small inputs."""
+    """Return the outputs, after a trial with small inputs."""
     try:
         small = _run_trial(function, arguments, inputs, _SMALL)
     except Exception:  # not every function takes so little
@@ -114,18 +114,16 @@ def _infer_broadcast(
     inputs: Sequence[SymbolicTensor],
     name: str,
 ) -> object:
-    """What is known where sizes must be those of other inputs, or 1, which broadcasts; None if
-    nothing is.
-    """
+    """Return the outputs if unknown sizes equal those of other inputs, or 1; None if unknown."""
     results, fitting = [], []
     for size in _known_sizes(inputs):
         try:
-            found = _run_trial(function, arguments, inputs, size)
+            trial = _run_trial(function, arguments, inputs, size)
         except Exception:  # this size does not suit the function
             continue
-        if not all(isinstance(leaf, Output) for leaf in leaves_of(found)):
+        if not all(isinstance(leaf, Output) for leaf in leaves_of(trial)):
             return None
-        results.append(found)
+        results.append(trial)
         fitting.append(size)
     if not results:
         return None
@@ -134,14 +132,14 @@ def _infer_broadcast(
         return mapped(lambda leaf: _without_size(leaf, fitting[0]), merged)
     if len({len(list(leaves_of(result))) for result in results}) > 1:
         return None
-    for other in results[1:]:
-        merged = _merge_trials([merged, other], name)
+    for trial_outputs in results[1:]:
+        merged = _merge_trials([merged, trial_outputs], name)
     return merged
 
 
 def _known_sizes(inputs: Sequence[SymbolicTensor]) -> list[int]:
-    known = {size for tensor in inputs for size in tensor.shape or () if size is not None}
-    return sorted(known | {_SMALL})
+    sizes = {size for tensor in inputs for size in tensor.shape or () if size is not None}
+    return sorted(sizes | {_SMALL})
 
 
 def _without_size(output: Output, size: int) -> Output:
@@ -150,22 +148,22 @@ def _without_size(output: Output, size: int) -> Output:
 
 
 def _forget_unequal_sizes(merged: object, small: object) -> object:
-    """The outputs, without the sizes that a trial with small inputs does not have."""
-    ours, theirs = list(leaves_of(merged)), list(leaves_of(small))
-    if len(ours) != len(theirs):
+    """Return the outputs, without the sizes that differ in a trial with small inputs."""
+    large, leaves = list(leaves_of(merged)), list(leaves_of(small))
+    if len(large) != len(leaves):
         return merged
     return packed(
-        merged, (_sizes_in_common(one, other) for one, other in zip(ours, theirs, strict=True))
+        merged, (_sizes_in_common(leaf, trial) for leaf, trial in zip(large, leaves, strict=True))
     )
 
 
-def _sizes_in_common(one: object, other: object) -> object:
-    if not (isinstance(one, Output) and isinstance(other, Output)):
-        return one
-    known, found = one.shape, tuple(other.shape or ())
-    if known is None or len(known) != len(found):
-        return one
-    return Output(one.dtype, _in_common(known, found), one.flows)
+def _sizes_in_common(output: object, trial: object) -> object:
+    if not (isinstance(output, Output) and isinstance(trial, Output)):
+        return output
+    shape, trial_shape = output.shape, tuple(trial.shape or ())
+    if shape is None or len(shape) != len(trial_shape):
+        return output
+    return Output(output.dtype, _in_common(shape, trial_shape), output.flows)
 
 
 def _run_trial(
@@ -186,8 +184,8 @@ def _run_trial(
             return _meta_tensor(leaf.symbol, size, rank).detach()
         return torch.empty_like(leaf, device="meta") if isinstance(leaf, torch.Tensor) else leaf
 
-    watched = contextlib.nullcontext() if watch is None else watch
-    with eagerly(), torch.device("meta"), enable_grad(), watched:
+    watching = contextlib.nullcontext() if watch is None else watch
+    with eagerly(), torch.device("meta"), enable_grad(), watching:
         result = function(*mapped(trial_value, arguments))
     symbols = {id(value): tensor for tensor, value in trials.items()}
     return mapped(lambda leaf: _output_of(leaf, symbols), result)
@@ -196,7 +194,7 @@ def _run_trial(
 def _describe_misfit(
     function: Callable[..., object], arguments: Sequence[object], inputs: Sequence[SymbolicTensor]
 ) -> str:
-    """Why the known shapes do not fit together; "" if they may."""
+    """Return why the known shapes do not fit together; "" if they may."""
     calls = []
     for size in (*_SIZES, _SMALL):
         watch = Failure()
@@ -212,7 +210,7 @@ def _describe_misfit(
 
 
 def _describe_inputs(arguments: Sequence[object]) -> str:
-    """The tensors among the arguments and their shapes, for a message."""
+    """Return the tensors among the arguments and their shapes, for a message."""
     leaves = [x.symbol if isinstance(x, Reference) else x for x in leaves_of(arguments)]
     tensors = [x for x in leaves if isinstance(x, SymbolicTensor | torch.Tensor)]
     names = [f"'{x.name}'" if isinstance(x, SymbolicTensor) else "a constant" for x in tensors]
@@ -222,7 +220,7 @@ def _describe_inputs(arguments: Sequence[object]) -> str:
 
 def _meta_tensor(tensor: SymbolicTensor, size: int, rank: int) -> torch.Tensor:
     shape = (None,) * rank if tensor.shape is UNKNOWN else tensor.shape
-    sizes = [size if known is None else known for known in shape]
+    sizes = [size if static_size is None else static_size for static_size in shape]
     requires_grad = tensor.is_differentiable()
     return torch.empty(sizes, dtype=tensor.dtype, device="meta", requires_grad=requires_grad)
 
@@ -230,8 +228,8 @@ def _meta_tensor(tensor: SymbolicTensor, size: int, rank: int) -> torch.Tensor:
 def _output_of(leaf: object, symbols: dict[int, SymbolicTensor]) -> object:
     if not isinstance(leaf, torch.Tensor):
         return leaf
-    reached = variables_of(leaf) if leaf.requires_grad else []
-    flows = tuple(symbols[id(x)] for x in reached if id(x) in symbols)
+    sources = variables_of(leaf) if leaf.requires_grad else []
+    flows = tuple(symbols[id(x)] for x in sources if id(x) in symbols)
     return Output(leaf.dtype, tuple(leaf.shape), flows)
 
 
@@ -240,22 +238,22 @@ def _merge_trials(results: Sequence[object], name: str) -> object:
     return packed(results[0], (_merge_outputs(pair[0], pair[-1], name) for pair in pairs))
 
 
-def _merge_outputs(one: object, other: object, name: str) -> object:
-    """What two trials with different sizes have in common."""
-    if not isinstance(one, Output):
-        if one is not other and one != other:
-            raise InvalidTypeError(f"{name} gives {one!r} or {other!r}: only a run knows which.")
-        return one
-    if not isinstance(other, Output):
-        return Output(one.dtype, None, one.flows)
-    known, varied = tuple(one.shape or ()), tuple(other.shape or ())
-    if len(known) != len(varied):
-        return Output(one.dtype, None, one.flows)
-    return Output(one.dtype, _in_common(known, varied), one.flows)
+def _merge_outputs(first: object, trial: object, name: str) -> object:
+    """Return the description that two trials with different sizes share."""
+    if not isinstance(first, Output):
+        if first is not trial and first != trial:
+            raise InvalidTypeError(f"{name} gives {first!r} or {trial!r}: only a run knows which.")
+        return first
+    if not isinstance(trial, Output):
+        return Output(first.dtype, None, first.flows)
+    shape, varied = tuple(first.shape or ()), tuple(trial.shape or ())
+    if len(shape) != len(varied):
+        return Output(first.dtype, None, first.flows)
+    return Output(first.dtype, _in_common(shape, varied), first.flows)
 
 
-def _in_common(one: Sequence[int | None], other: Sequence[int | None]) -> tuple[int | None, ...]:
-    return tuple(a if a == b else None for a, b in zip(one, other, strict=True))
+def _in_common(first: Sequence[int | None], second: Sequence[int | None]) -> tuple[int | None, ...]:
+    return tuple(a if a == b else None for a, b in zip(first, second, strict=True))
 
 
 def _without_ranks(
@@ -274,9 +272,9 @@ def _without_ranks(
     if not results or not all(isinstance(leaf, Output) for leaf in leaves_of(results[0])):
         return None
     outputs = [list(leaves_of(result)) for result in results]
-    alike = [found for found in outputs if len(found) == len(outputs[0])]
+    fitting = [leaves for leaves in outputs if len(leaves) == len(outputs[0])]
     merged = []
-    columns: Any = zip(*alike, strict=True)
+    columns: Any = zip(*fitting, strict=True)
     for column in columns:
         is_scalar = len(column) > 2 and all(output.shape == () for output in column)
         merged.append(Output(column[0].dtype, () if is_scalar else None, column[0].flows))

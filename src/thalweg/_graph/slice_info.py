@@ -36,10 +36,10 @@ class SaveSliceInfo:
         sizes = " ".join(map(str, self.full_shape))
         return f"{sizes} " + ":".join(f"{start},{size}" for start, size in pairs)
 
-    def cut(self, whole: Any) -> Any:
-        """Return the elements of `whole`, a tensor, that belong to the part."""
+    def cut(self, tensor: Any) -> Any:
+        """Return the elements of `tensor`, a tensor, that belong to the part."""
         pairs = zip(self.var_offset, self.var_shape, strict=True)
-        return whole[tuple(slice(start, start + size) for start, size in pairs)]
+        return tensor[tuple(slice(start, start + size) for start, size in pairs)]
 
 
 def mark_slice_like(slot: Any, primary: Any) -> None:

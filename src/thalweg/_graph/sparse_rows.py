@@ -24,10 +24,10 @@ def deduplicated(values: Any, indices: Any) -> tuple[Any, Any]:
     if not isinstance(slices, SymbolicSlices):
         return _sum_rows(slices)
     rows = None if values.shape is UNKNOWN else (None, *values.shape[1:])
-    known = [Output(values.dtype, rows, ()), Output(indices.dtype, (None,), ())]
-    return tuple(operation(_sum_rows, [slices], "deduplicate", kind="pure", outputs=known))
+    outputs = [Output(values.dtype, rows, ()), Output(indices.dtype, (None,), ())]
+    return tuple(operation(_sum_rows, [slices], "deduplicate", kind="pure", outputs=outputs))
 
 
 def _sum_rows(slices: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    found = slices.deduplicated()
-    return found.values, found.indices
+    summed = slices.deduplicated()
+    return summed.values, summed.indices

@@ -41,20 +41,20 @@ def trace_block(
     """
     block = Block(graph.block)
     with graph.build_inside(block):
-        given = tuple(
-            add(graph, "Argument", None, outputs=[known], kind="placeholder").outputs[0]
-            for known in parameters
+        arguments = tuple(
+            add(graph, "Argument", None, outputs=[parameter], kind="placeholder").outputs[0]
+            for parameter in parameters
         )
-        found = function(*given)
-        if found is None:
+        returned = function(*arguments)
+        if returned is None:
             raise InvalidTypeError(f"{function!r} must have a return value.")
-        nest = mapped(functools.partial(_block_result, graph), found)
+        nest = mapped(functools.partial(_block_result, graph), returned)
     results = tuple(x.source if isinstance(x, SymbolicSlices) else x for x in leaves_of(nest))
-    return Subgraph(block, given, results, nest)
+    return Subgraph(block, arguments, results, nest)
 
 
 def _block_result(graph: Nodes, leaf: object) -> object:
-    """What a function returns, computed in its block."""
+    """Return a leaf of a function's result, computed in the function's block."""
     if isinstance(leaf, Operation):
         with graph.control_dependencies([leaf]):
             return constant(True)
@@ -81,7 +81,7 @@ def run_by(
         name: The name of the operation.
     """
     graph = subgraphs[0].results[0].graph
-    operations = [op for each in subgraphs for op in operations_of(each)]
+    operations = [op for subgraph in subgraphs for op in operations_of(subgraph)]
     kinds = {op.kind for op in operations}
     op = add(
         graph,
@@ -95,7 +95,7 @@ def run_by(
         captured=[x for op in operations for x in op.inputs if _is_outside(x, op)],
     )
     op.subgraphs = tuple(subgraphs)
-    op.stateful = any(each.stateful for each in operations)
+    op.stateful = any(subgraph.stateful for subgraph in operations)
     return list(op.outputs)
 
 
@@ -106,27 +106,27 @@ def _is_outside(tensor: SymbolicTensor, op: Operation) -> bool:
 
 def operations_of(subgraph: Subgraph) -> list[Operation]:
     """Return the operations of its block that its results need."""
-    found: dict[Operation, None] = {}
+    needed_ops: dict[Operation, None] = {}
     pending = [x.op for x in subgraph.results]
     while pending:
         op = pending.pop()
-        if op not in found and op.block is subgraph.block:
-            found[op] = None
+        if op not in needed_ops and op.block is subgraph.block:
+            needed_ops[op] = None
             pending += [*(x.op for x in op.inputs), *op.control_inputs]
-    return list(found)
+    return list(needed_ops)
 
 
 def flows_of(subgraph: Subgraph, results: Iterable[SymbolicTensor]) -> list[SymbolicTensor]:
     """Return the tensors outside of its block that a gradient of `results` reaches."""
-    found: dict[SymbolicTensor, None] = {}
+    reachable: dict[SymbolicTensor, None] = {}
     pending = list(results)
     while pending:
         tensor = pending.pop()
-        if tensor not in found:
-            found[tensor] = None
+        if tensor not in reachable:
+            reachable[tensor] = None
             if tensor.op.block is subgraph.block:
                 pending += tensor.op.flows_to(tensor)
-    return [x for x in found if x.op.block is not subgraph.block]
+    return [x for x in reachable if x.op.block is not subgraph.block]
 
 
 def merged_output(tensors: Sequence[SymbolicTensor], flows: Iterable[SymbolicTensor]) -> Output:
@@ -137,8 +137,8 @@ def merged_output(tensors: Sequence[SymbolicTensor], flows: Iterable[SymbolicTen
     """
     kinds = dict.fromkeys(x.dtype for x in tensors if x.dtype is not None)
     if len(kinds) > 1:
-        listed = " and ".join(f"'{x.name}' is {x.dtype}" for x in tensors)
-        raise InvalidTypeError(f"All must have the same type, but {listed}.")
+        descriptions = " and ".join(f"'{x.name}' is {x.dtype}" for x in tensors)
+        raise InvalidTypeError(f"All must have the same type, but {descriptions}.")
     shapes = [x.shape for x in tensors]
     return Output(next(iter(kinds), None), in_common(shapes), tuple(dict.fromkeys(flows)))
 
@@ -152,7 +152,7 @@ def in_common(shapes: Sequence[Any]) -> tuple[int | None, ...] | None:
 
 
 def wrap_outputs(nest: object, outputs: Iterable[SymbolicTensor]) -> Any:
-    """Outputs in the structure of results, and slices where these are."""
+    """Return outputs in the structure of results, as slices where the results are."""
     kinds = leaves_of(nest)
     return packed(nest, (_sparse_like(kind, x) for kind, x in zip(kinds, outputs, strict=True)))
 
@@ -165,8 +165,8 @@ def _sparse_like(result: Any, output: SymbolicTensor) -> SymbolicSlices | Symbol
     return output
 
 
-def check_alike(one: object, other: object, what: str) -> None:
-    """Refuse nests of different structures; InvalidTypeError."""
-    shapes = [repr(mapped(lambda _: "*", nest)).replace("'*'", "*") for nest in (one, other)]
+def check_alike(first: object, second: object, title: str) -> None:
+    """Raise InvalidTypeError for nests of different structures."""
+    shapes = [repr(mapped(lambda _: "*", nest)).replace("'*'", "*") for nest in (first, second)]
     if shapes[0] != shapes[1]:
-        raise InvalidTypeError(f"{what} must have the same structure, not {' and '.join(shapes)}.")
+        raise InvalidTypeError(f"{title} must have the same structure, not {' and '.join(shapes)}.")

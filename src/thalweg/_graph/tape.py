@@ -41,7 +41,7 @@ class GradientTape(autodiff.GradientTape):
             return super().gradient(target, sources, output_gradients, unconnected_gradients)
         self._used = not self._persistent
         weights = None if output_gradients is None else list(leaves_of(output_gradients))
-        found = gradients(
+        grads = gradients(
             targets, list(leaves_of(sources)), weights, unconnected_gradients=unconnected_gradients
         )
-        return packed(sources, iter(found))
+        return packed(sources, iter(grads))

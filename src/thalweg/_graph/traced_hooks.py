@@ -50,16 +50,16 @@ def update_of(owner: object, var: GraphVariable, hook: Callable[[], object]) -> 
             updates.
     """
     graph = var.graph
-    before = len(graph.operations)
+    count = len(graph.operations)
     with graph.name_scope(f"update_{var.op.name}"):
         with explain_errors(owner, f"the update of '{var.op.name}'"):
-            made = hook()
-        updates = updates_since(graph, before) if made is None else []
-        made = group(*updates) if updates else made
+            update = hook()
+        updates = updates_since(graph, count) if update is None else []
+        update = group(*updates) if updates else update
         if var.constraint is None:
-            return made
+            return update
         with explain_errors(owner, f"the constraint of '{var.op.name}'"):
-            return apply_constraint(var, made)
+            return apply_constraint(var, update)
 
 
 def apply_constraint(var: GraphVariable, update: object) -> Any:
@@ -98,8 +98,8 @@ def _message_of(error: BaseException) -> str:
 
 
 def _line_of(error: BaseException) -> str:
-    """The last line of the user's own code that led to an error."""
+    """Return the last line of the user's own code that led to an error."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not frame.filename.startswith(_LIBRARIES)]
-    frame = (own or frames)[-1]
+    user_frames = [frame for frame in frames if not frame.filename.startswith(_LIBRARIES)]
+    frame = (user_frames or frames)[-1]
     return f"{frame.filename}:{frame.lineno}"

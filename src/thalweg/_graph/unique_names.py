@@ -17,17 +17,17 @@ class UniqueNames:
         self._uses: dict[str, int] = {}
 
     def make_unique(self, name: str, mark_as_used: bool = True) -> str:
-        """`name`, or with the first free number added."""
+        """Return `name`, with the first free number added if it is used."""
         key = name.lower()
         count = self._uses.get(key, 0)
-        found = name
-        while found.lower() in self._uses:
-            found = f"{name}_{max(count, 1)}"
+        unique_name = name
+        while unique_name.lower() in self._uses:
+            unique_name = f"{name}_{max(count, 1)}"
             count = max(count, 1) + 1
         if mark_as_used:
             self._uses[key] = max(count, 1)
-            self._uses.setdefault(found.lower(), 1)
-        return found
+            self._uses.setdefault(unique_name.lower(), 1)
+        return unique_name
 
     def mark_used(self, name: str) -> None:
         """Mark a name as used."""

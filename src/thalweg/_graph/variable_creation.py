@@ -70,11 +70,11 @@ def Variable(
         is_initializer = shape is not None and callable(value) and needs_arguments(value)
         if is_initializer:
             value = functools.partial(value, shape)
-        made = EagerVariable(value, name, trainable, constraint, dtype)
+        variable = EagerVariable(value, name, trainable, constraint, dtype)
         if shape is not None and not is_initializer:
-            declared_shape(shape, made.shape)
-            made._takes = Shape(shape)
-        return made
+            declared_shape(shape, variable.shape)
+            variable._takes = Shape(shape)
+        return variable
     return create_variable(
         get_default_graph(),
         initial_value,
@@ -112,8 +112,8 @@ def make_variable(
     graph = like.graph if isinstance(like, SymbolicTensor) else get_default_graph()
     deferred = None
     if callable(initial_value):
-        wanted = getattr(like, "dtype", None) if dtype is None else as_dtype(dtype)
-        deferred = Output(wanted, getattr(like, "shape", None))
+        variable_dtype = getattr(like, "dtype", None) if dtype is None else as_dtype(dtype)
+        deferred = Output(variable_dtype, getattr(like, "shape", None))
     return create_variable(
         graph,
         initial_value,

@@ -110,7 +110,7 @@ class VariableScope:
 
 @dataclass
 class _ScopeState:
-    """Where one thread is in one graph.
+    """Variable scope of one thread in one graph.
 
     Attributes:
         scope: The innermost scope.
@@ -188,37 +188,37 @@ def variable_scope(
     outer = place.scope
     if name_or_scope is None and default_name is None:
         raise InvalidTypeError("If default_name is None then name_or_scope is required")
-    is_again = isinstance(name_or_scope, VariableScope)
-    if is_again:
+    is_reentered = isinstance(name_or_scope, VariableScope)
+    if is_reentered:
         scope, title = replace(name_or_scope), name_or_scope.name.rpartition("/")[2]
     else:
         title = name_or_scope or _unused_name(place, default_name or "")
         scope = replace(outer, name=f"{outer.name}/{title}" if outer.name else title)
     scope.reuse = reuse or scope.reuse
-    given = {"initializer": initializer, "regularizer": regularizer, "partitioner": partitioner}
-    given |= {"dtype": dtype, "constraint": constraint, "use_resource": use_resource}
-    scope = replace(scope, **{key: value for key, value in given.items() if value is not None})
+    defaults = {"initializer": initializer, "regularizer": regularizer, "partitioner": partitioner}
+    defaults |= {"dtype": dtype, "constraint": constraint, "use_resource": use_resource}
+    scope = replace(scope, **{key: value for key, value in defaults.items() if value is not None})
     scope.custom_getter = _nest_getters(custom_getter, scope.custom_getter)
     place.opened[scope.name] = place.opened.get(scope.name, 0) + 1
-    before = dict(place.opened)
+    previous_counts = dict(place.opened)
     # The scope around all others, which has no name, opens none.
-    is_named = auxiliary_name_scope and title
-    with graph.name_scope(title) if is_named else contextlib.nullcontext():
-        if not is_again:
+    has_name_scope = auxiliary_name_scope and title
+    with graph.name_scope(title) if has_name_scope else contextlib.nullcontext():
+        if not is_reentered:
             scope.original_name_scope = graph.scope
         place.scope = scope
         try:
             yield scope
         finally:
             place.scope = outer
-            inside = f"{scope.name}/"
-            place.opened = before if is_again else {
-                name: count for name, count in place.opened.items() if not name.startswith(inside)
+            prefix = f"{scope.name}/"
+            place.opened = previous_counts if is_reentered else {
+                name: count for name, count in place.opened.items() if not name.startswith(prefix)
             }  # fmt: skip
 
 
 def _nest_getters(custom: Getter | None, outer: Getter | None) -> Getter | None:
-    """One getter around another one."""
+    """Return a getter that calls `custom` around `outer`; one of them may be None."""
     if custom is None or outer is None:
         return custom or outer
     return lambda getter, *args, **kwargs: custom(partial(outer, getter), *args, **kwargs)

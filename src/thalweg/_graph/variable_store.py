@@ -59,13 +59,13 @@ class Leaves:
 
     def all_of(self, variables: Sequence[GraphVariable]) -> list[SessionVariable]:
         """Return the leaves; see `get`."""
-        known, found = self.found, []
+        leaves_by_variable, leaves = self.found, []
         for variable in variables:
-            leaf = known.get(variable)
+            leaf = leaves_by_variable.get(variable)
             if leaf is None or leaf.untyped_storage().nbytes() < leaf.nbytes:
                 leaf = self.get(variable)
-            found.append(leaf)
-        return found
+            leaves.append(leaf)
+        return leaves
 
     def put(self, variable: GraphVariable, value: object) -> None:
         """Give a variable a value; a leaf of the same shape and dtype is written in place.
@@ -79,12 +79,12 @@ class Leaves:
         if leaf is not None and leaf.shape == tensor.shape and leaf.dtype == tensor.dtype:
             leaf.assign(tensor)
             return
-        made = _make_leaf(variable, tensor)
+        new_leaf = _make_leaf(variable, tensor)
         if leaf is None:  # the address first: one too many costs a copy, one too few an update
-            self.memory |= _addresses_of([made])
-            self.found[variable] = made
+            self.memory |= _addresses_of([new_leaf])
+            self.found[variable] = new_leaf
         else:
-            self._call_to_set({**self.found, variable: made})()
+            self._call_to_set({**self.found, variable: new_leaf})()
 
     def calls_to_load(self, values: Mapping[GraphVariable, torch.Tensor]) -> list[Call]:
         """Return the calls, in C alone, that give variables these values; all that may fail is done
@@ -111,18 +111,18 @@ class Leaves:
         return [*calls, self._call_to_set(leaves)]
 
     def _call_to_set(self, leaves: dict[GraphVariable, SessionVariable]) -> Call:
-        """The call, in C alone, that sets all leaves."""
-        own = {"found": leaves, "memory": _addresses_of(leaves.values())}
-        return partial(vars(self).update, own)
+        """Return the call, in C alone, that sets all leaves."""
+        attributes = {"found": leaves, "memory": _addresses_of(leaves.values())}
+        return partial(vars(self).update, attributes)
 
     def putting_back(self, variables: Sequence[GraphVariable]) -> list[Call]:
         """Return the calls, in C alone, that give variables again what they have now, if
         anything.
         """
-        known = [leaf for leaf in map(self.found.get, variables) if leaf is not None]
+        leaves = [leaf for leaf in map(self.found.get, variables) if leaf is not None]
         with no_grad():
-            values = putting_back(known)
-        if len(known) == len(variables) and all(var.shape is not UNKNOWN for var in variables):
+            values = putting_back(leaves)
+        if len(leaves) == len(variables) and all(var.shape is not UNKNOWN for var in variables):
             return values
         return [*values, self._call_to_set(dict(self.found))]  # an assignment may make a leaf
 
@@ -158,15 +158,15 @@ def _check_fits(variable: GraphVariable, value: object) -> torch.Tensor:
 
 
 def _make_leaf(variable: GraphVariable, value: torch.Tensor) -> SessionVariable:
-    made: Any = SessionVariable(value, variable.name, variable.trainable, variable.constraint)
-    made._handle = variable
-    return made
+    leaf: Any = SessionVariable(value, variable.name, variable.trainable, variable.constraint)
+    leaf._handle = variable
+    return leaf
 
 
 def _is_alike(leaf: torch.Tensor, value: torch.Tensor) -> bool:
     """Return whether `copy_` can write the value."""
-    same = leaf.shape == value.shape and leaf.dtype == value.dtype
-    return same and not leaf.is_inference()
+    has_form = leaf.shape == value.shape and leaf.dtype == value.dtype
+    return has_form and not leaf.is_inference()
 
 
 def _addresses_of(leaves: Iterable[torch.Tensor]) -> set[int]:

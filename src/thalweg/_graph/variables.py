@@ -206,14 +206,14 @@ class GraphVariable(SymbolicTensor, SymbolicVariable):
             value = to_tensor(value, self.dtype)
         elif isinstance(value, GraphVariable):
             value = value.read_value()
-        what = f"Cannot assign to '{self.name}': "
+        message = f"Cannot assign to '{self.name}': "
         if value.dtype not in (self.dtype, None) and self.dtype is not None:
             kinds = f"it is {dtype_name(self.dtype)} but the value is {dtype_name(value.dtype)}"
-            raise InvalidTypeError(f"{what}{kinds}. Cast the value.")
-        own, given = self.shape, value.shape
-        if not own.accepts(given):
-            shapes = f"it has shape {tuple(own)} but the value has {tuple(given)}"
-            raise InvalidArgumentError(f"{what}{shapes}.")
+            raise InvalidTypeError(f"{message}{kinds}. Cast the value.")
+        variable_shape, value_shape = self.shape, value.shape
+        if not variable_shape.accepts(value_shape):
+            shapes = f"it has shape {tuple(variable_shape)} but the value has {tuple(value_shape)}"
+            raise InvalidArgumentError(f"{message}{shapes}.")
         return value
 
     def _writes(self, name: str) -> bool:
@@ -224,7 +224,7 @@ class GraphVariable(SymbolicTensor, SymbolicVariable):
         self.graph.write(self, name, args, kwargs)
         return self
 
-    def _refuse_augmented(self, other: object) -> object:
+    def _refuse_augmented(self, operand: object) -> object:
         # In torch it is an update, in TensorFlow 1 another tensor.
         if not self._is_hook():
             return NotImplemented
@@ -294,11 +294,11 @@ def _assign_value(variable: GraphVariable, leaf: Any, value: Any) -> object:
 
 
 def _count_up_to(name: str, limit: int, leaf: Any) -> torch.Tensor:
-    before = leaf.detach().clone()
-    if before.item() >= limit:
+    previous_count = leaf.detach().clone()
+    if previous_count.item() >= limit:
         raise OutOfRangeError(f"'{name}' reached limit of {limit}")
     leaf.assign_add(1)
-    return before
+    return previous_count
 
 
 def _gather_rows(table: torch.Tensor, indices: object) -> torch.Tensor:
@@ -326,7 +326,7 @@ def scatter_node(
 
 
 def check_updates(pairs: Iterable[tuple[Any, Any]]) -> None:
-    """Refuse pairs of gradient and variable of which no operation can be made.
+    """Raise for pairs of gradient and variable that no operation can apply.
 
     Raises:
         NotImplementedError: It is no variable.
@@ -347,15 +347,15 @@ def check_updates(pairs: Iterable[tuple[Any, Any]]) -> None:
 
 
 def _check_known(grad: object, var: GraphVariable) -> None:
-    """Refuse what a run would refuse, where that is known before it."""
+    """Raise for a known dtype or shape of a gradient that does not fit its variable."""
     dtype, shape = getattr(grad, "dtype", None), getattr(grad, "shape", UNKNOWN)
     if isinstance(dtype, torch.dtype) and var.dtype not in (None, dtype):
         raise InvalidTypeError(
             f"Gradient of '{var.name}' is {dtype_name(dtype)} but the variable is"
             f" {dtype_name(var.dtype)}. Cast the gradient."
         )
-    is_whole = isinstance(grad, SymbolicTensor | torch.Tensor)
-    if is_whole and not var.shape.accepts(shape):
+    is_dense = isinstance(grad, SymbolicTensor | torch.Tensor)
+    if is_dense and not var.shape.accepts(shape):
         raise InvalidArgumentError(
             f"Gradient of '{var.name}' has shape {tuple(shape)} but the variable has shape"
             f" {tuple(var.shape)}."
@@ -397,19 +397,19 @@ def create_variable(
 
     `deferred` describes the value of a callable that is called in the run that initializes.
     """
-    wanted = None if dtype is None else as_dtype(dtype)
+    variable_dtype = None if dtype is None else as_dtype(dtype)
     check_constraint(constraint)
     with graph.as_default(), graph.control_dependencies(None), graph.as_one(False):
         full = graph.unique_name(name, mark_as_used=False, absolute=absolute)
         if callable(initial_value) and deferred is None:
             is_initializer = shape is not None and needs_arguments(initial_value)
             with graph.name_scope(f"{full}/Initializer/"):
-                initial_value = initial_value(*((shape, wanted) if is_initializer else ()))
+                initial_value = initial_value(*((shape, variable_dtype) if is_initializer else ()))
             shape = None if is_initializer else shape
         if deferred is None and not isinstance(initial_value, SymbolicTensor):
-            initial_value = _constant_copy(initial_value, wanted, full)
-        elif deferred is None and wanted not in (None, initial_value.dtype):
-            initial_value = initial_value.to(wanted)
+            initial_value = _constant_copy(initial_value, variable_dtype, full)
+        elif deferred is None and variable_dtype not in (None, initial_value.dtype):
+            initial_value = initial_value.to(variable_dtype)
         op = add(
             graph, full, None, kind="variable", type="VariableV2", outputs=[Output()],
             make=GraphVariable, absolute=True,
@@ -421,8 +421,8 @@ def create_variable(
     static = start.shape if shape is None else declared_shape(shape, start.shape)
     variable.dtype, variable.shape = start.dtype, static if validate_shape else UNKNOWN
     variable.trainable, variable.constraint = bool(trainable), constraint
-    chosen = process.resource_variables if use_resource is None else use_resource
-    variable.is_resource = bool(chosen)
+    is_resource = process.resource_variables if use_resource is None else use_resource
+    variable.is_resource = bool(is_resource)
     keys = [GraphKeys.GLOBAL_VARIABLES] if collections is None else list(collections)
     if trainable and GraphKeys.TRAINABLE_VARIABLES not in keys:
         keys.append(GraphKeys.TRAINABLE_VARIABLES)
@@ -430,20 +430,20 @@ def create_variable(
     return variable
 
 
-def declared_shape(shape: object, known: Any) -> Shape | UnknownShape:
+def declared_shape(shape: object, value_shape: Any) -> Shape | UnknownShape:
     """Return the shape that a variable is to have.
 
     Raises:
         InvalidArgumentError: What is known of its value has another.
     """
-    wanted = Shape(shape)
-    if not wanted.accepts(known):
+    declared = Shape(shape)
+    if not declared.accepts(value_shape):
         raise InvalidArgumentError(
-            f"In this `tf.Variable` creation, the initial value's shape ({tuple(known)}) is not"
-            " compatible with the explicitly supplied `shape` argument"
-            f" ({wanted.as_list()})."
+            f"In this `tf.Variable` creation, the initial value's shape ({tuple(value_shape)}) is"
+            " not compatible with the explicitly supplied `shape` argument"
+            f" ({declared.as_list()})."
         )
-    return wanted
+    return declared
 
 
 def needs_arguments(function: Callable[..., object]) -> bool:
@@ -504,14 +504,14 @@ def variable_of(graph: Nodes, tensor: torch.Tensor, name: str | None = None) -> 
     """
     with graph.lock:
         if id(tensor) not in graph.stand_ins:
-            known = name_of(tensor, "").removesuffix(":0")
+            own_name = name_of(tensor, "").removesuffix(":0")
             variable = create_variable(
                 graph,
                 tensor,
-                known or name or "Variable",
+                own_name or name or "Variable",
                 trainable=isinstance(tensor, torch.nn.Parameter) and tensor.requires_grad,
                 constraint=variable_constraint(tensor),
-                absolute=bool(known or name),
+                absolute=bool(own_name or name),
             )
             graph.stand_ins[id(tensor)] = (tensor, variable)
         return graph.stand_ins[id(tensor)][1]

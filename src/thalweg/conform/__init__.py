@@ -1,4 +1,4 @@
-"""Conform: any optimizer of torch's kind beside one of ours, over the same gradients.
+"""Conformance: comparison of an external torch-style optimizer with one of this library.
 
 `compare` says whether both take the same steps; `thalweg conform` is the command.
 """

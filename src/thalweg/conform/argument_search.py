@@ -28,23 +28,26 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "trust_coefficient": (0.001, 1.0),
     "weight_lr_power": (0.0, 2.0),
 }
+Trial = tuple[str, Candidate, Candidate]
+
 # Set on both sides at once: agreement shows that the optimizers differ in this term.
-BOTH: dict[str, tuple[Any, ...]] = {"weight_decay": (0.0,)}
+SHARED_VALUES: dict[str, tuple[Any, ...]] = {"weight_decay": (0.0,)}
 
 
-def list_trials(theirs: Candidate, ours: Candidate) -> Iterator[tuple[str, Candidate, Candidate]]:
+def list_trials(external: Candidate, native: Candidate) -> Iterator[Trial]:
     """Yield the description of each change, and both candidates with the change applied."""
-    their_values, our_values = theirs.known_values(), ours.known_values()
-    for name, value in _list_changes(their_values, our_values):
-        yield f"theirs {name}={value!r}", theirs.with_arguments(**{name: value}), ours
-    for name, value in _list_changes(our_values, their_values):
-        yield f"ours {name}={value!r}", theirs, ours.with_arguments(**{name: value})
+    external_values, native_values = external.known_values(), native.known_values()
+    for name, value in _list_changes(external_values, native_values):
+        yield f"theirs {name}={value!r}", external.with_arguments(**{name: value}), native
+    for name, value in _list_changes(native_values, external_values):
+        yield f"ours {name}={value!r}", external, native.with_arguments(**{name: value})
 
-    for name, values in BOTH.items():
+    for name, values in SHARED_VALUES.items():
         for value in values:
-            if their_values.get(name, value) != value and our_values.get(name, value) != value:
-                yield (f"both {name}={value!r}", theirs.with_arguments(**{name: value}),
-                       ours.with_arguments(**{name: value}))  # fmt: skip
+            known_values = external_values, native_values
+            if all(arguments.get(name, value) != value for arguments in known_values):
+                yield (f"both {name}={value!r}", external.with_arguments(**{name: value}),
+                       native.with_arguments(**{name: value}))  # fmt: skip
 
 
 def _list_changes(
@@ -59,6 +62,6 @@ def _list_changes(
             trials.insert(0, counterpart[name])
         known_values: list[Any] = [value]
         for trial in trials:
-            if not any(trial is known or trial == known for known in known_values):
+            if not any(trial is distinct or trial == distinct for distinct in known_values):
                 known_values.append(trial)
                 yield name, trial

@@ -1,4 +1,4 @@
-"""A table of many classes beside ours, each driven in a process of its own."""
+"""Table of comparisons of many optimizer classes, each run in its own process."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ Progress = Callable[[float, Callable[[], str]], None]
 
 @dataclass
 class Cell:
-    """A class of a package, or that there is none.
+    """Comparison of one class of a package; empty if the package lacks the class.
 
     Attributes:
-        name: `PACKAGE:CLASS`; empty where the package has no such class.
-        verdict: That of `compare`, "reference", or "not driven".
-        difference: After the last step, as a share of the movement.
-        way: How its constructor is called.
-        step: Where they part, from 1.
-        closed_by: What makes both agree.
-        tried: How many changes were tried.
-        note: Why it is not driven, or what was left out to import it.
-        command: What drives it alone.
-        arguments: Its own, beside those of the row.
-        group: What the group of its parameters has.
+        name: `PACKAGE:CLASS`; empty if the package has no such class.
+        verdict: The verdict of `compare`, "reference", or "not driven".
+        difference: The difference after the last step, as a share of the movement.
+        way: The protocol of the constructor and of steps.
+        step: The first step with a difference, from 1.
+        closed_by: The argument changes after which both agree.
+        tried: The number of argument changes that were tried.
+        note: The reason for "not driven", or a note on the import.
+        command: The command of this comparison.
+        arguments: Arguments of the class beside those of the row.
+        group: Further entries of the parameter group.
     """
 
     name: str
@@ -58,7 +58,7 @@ class Cell:
 
 @dataclass
 class AtlasRow:
-    """An optimizer: ours, the arguments of all, and the classes of its name, one per column."""
+    """Optimizer of this library, common arguments, and the classes of its name, one per column."""
 
     optimizer: str
     rule: str
@@ -68,7 +68,7 @@ class AtlasRow:
 
 @dataclass
 class Column:
-    """A package; its module is empty where each class names its own."""
+    """Package; `module` is empty if each class names its module."""
 
     name: str
     module: str
@@ -80,11 +80,11 @@ class Atlas:
     """Table of the comparisons of all optimizers and packages.
 
     Attributes:
-        columns: Packages.
-        rows: Optimizers.
-        seconds: The time limit of a class.
-        steps: The number of steps of each class.
-        versions: Of thalweg and torch.
+        columns: The packages.
+        rows: The optimizers.
+        seconds: The time limit per class.
+        steps: The number of steps per class.
+        versions: The versions of thalweg and torch.
     """
 
     columns: list[Column]
@@ -101,35 +101,35 @@ class Atlas:
                     yield row, column, cell
 
     def summarize(self) -> str:
-        """Return a summary of the verdicts, in a sentence or two."""
+        """Return a summary of the verdicts, in one or two sentences."""
         verdicts = [cell.verdict for _, _, cell in self.list_cells() if cell.verdict != REFERENCE]
         words = {"bits": "bits", "rounding": "rounding", "parts": "another formula",
                  NOT_DRIVEN: NOT_DRIVEN}  # fmt: skip
-        counts = ", ".join(f"{verdicts.count(each)} {word}" for each, word in words.items())
-        driven = {row.optimizer for row, _, _ in self.list_cells()}
-        parted = [
+        counts = ", ".join(f"{verdicts.count(verdict)} {word}" for verdict, word in words.items())
+        names = {row.optimizer for row, _, _ in self.list_cells()}
+        is_closed = [
             all(cell.closed_by for cell in row.cells if cell.verdict == "parts")
             for row in self.rows
             if any(cell.verdict == "parts" for cell in row.cells)
         ]
         return (
-            f"{len(verdicts)} classes: {counts}. {len(parted)} of {len(driven)} names stand for"
-            f" different optimizers, {sum(parted)} of them up to one argument."
+            f"{len(verdicts)} classes: {counts}. {len(is_closed)} of {len(names)} names stand for"
+            f" different optimizers, {sum(is_closed)} of them up to one argument."
         )
 
 
 def read_list(path: Path | None = None) -> Atlas:
-    """Return the list of packages and classes; the library's own by default.
+    """Return the list of packages and classes of a file; by default `LIST`.
 
     Raises:
-        ConformError: It is not such a list.
+        ConformError: The file is not such a list.
     """
     path = path or LIST
     try:
-        told = json.loads(path.read_text(encoding="utf-8"))
-        columns = [Column(each["name"], each.get("module", "")) for each in told["packages"]]
-        rows = [_read_row(each, columns) for each in told["optimizers"]]
-        return Atlas(columns, rows, float(told["seconds"]))
+        content = json.loads(path.read_text(encoding="utf-8"))
+        columns = [Column(entry["name"], entry.get("module", "")) for entry in content["packages"]]
+        rows = [_read_row(entry, columns) for entry in content["optimizers"]]
+        return Atlas(columns, rows, float(content["seconds"]))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConformError(
             f"'{path}' is no list of classes: {type(error).__name__}: {error}."
@@ -137,12 +137,13 @@ def read_list(path: Path | None = None) -> Atlas:
 
 
 def survey(atlas: Atlas, steps: int, progress: Progress = lambda share, text: None) -> Atlas:
-    """Drive all classes of the list, one after another; fills it in and returns it.
+    """Compare all classes of the list, one after another; return the list, filled in place.
 
     Args:
         atlas: The list.
-        steps: How many steps each takes.
-        progress: Is told the share that is done, and what makes a line of it.
+        steps: The number of steps per class.
+        progress: Called with the share of finished classes and a function that returns a line of
+            text.
     """
     from thalweg.version import __version__
 
@@ -151,8 +152,8 @@ def survey(atlas: Atlas, steps: int, progress: Progress = lambda share, text: No
     for column in atlas.columns:
         column.version = _version_of(column.module.partition(".")[0]) if column.module else None
     all_cells = list(atlas.list_cells())
-    for done, (row, _, cell) in enumerate(all_cells):
-        progress(done / len(all_cells), lambda cell=cell: cell.name)
+    for index, (row, _, cell) in enumerate(all_cells):
+        progress(index / len(all_cells), lambda cell=cell: cell.name)
         if cell.name == row.rule:
             cell.verdict = REFERENCE
             continue
@@ -165,71 +166,75 @@ def survey(atlas: Atlas, steps: int, progress: Progress = lambda share, text: No
     return atlas
 
 
-def _read_row(told: dict[str, Any], columns: list[Column]) -> AtlasRow:
-    classes = dict(told["classes"])
-    cells = [_read_cell(classes.pop(each.name, ""), each) for each in columns]
+def _read_row(entry: dict[str, Any], columns: list[Column]) -> AtlasRow:
+    classes = dict(entry["classes"])
+    cells = [_read_cell(classes.pop(column.name, ""), column) for column in columns]
     if classes:
-        raise ValueError(f"{told['name']} has classes of {', '.join(classes)}, no package")
-    return AtlasRow(told["name"], told["rule"], dict(told.get("set", {})), cells)
+        raise ValueError(f"{entry['name']} has classes of {', '.join(classes)}, no package")
+    return AtlasRow(entry["name"], entry["rule"], dict(entry.get("set", {})), cells)
 
 
-def _read_cell(told: str | dict[str, object], column: Column) -> Cell:
-    own: dict[str, Any] = {"class": told} if isinstance(told, str) else told
-    name = own["class"]
+def _read_cell(entry: str | dict[str, object], column: Column) -> Cell:
+    fields: dict[str, Any] = {"class": entry} if isinstance(entry, str) else entry
+    name = fields["class"]
     name = name if not name or ":" in name else f"{column.module}:{name}"
-    return Cell(name, arguments=own.get("set", {}), group=own.get("group", {}))
+    return Cell(name, arguments=fields.get("set", {}), group=fields.get("group", {}))
 
 
 def _fill_cell(cell: Cell, arguments: list[str], seconds: float) -> None:
+    """Compare a class in a subprocess and write the outcome or the failure to its cell."""
     package = cell.name.partition(":")[0].partition(".")[0]
     if importlib.util.find_spec(package) is None:
         cell.verdict, cell.note = NOT_DRIVEN, f"{package} is not installed"
         return
-    out, error = _run_in_time(
+    output, error = _run_in_time(
         [sys.executable, "-m", "thalweg", "conform", *arguments, "--json"], seconds
     )
     try:
-        told = json.loads(out)
-        found = told["outcome"]
+        report = json.loads(output)
+        outcome = report["outcome"]
     except ValueError:
         cell.verdict, cell.note = NOT_DRIVEN, error
         return
-    cell.verdict, cell.difference, cell.way = found["verdict"], found["difference"], found["way"]
-    cell.closed_by, cell.tried, cell.note = found["closed_by"], len(found["tried"]), told["note"]
-    cell.step = found["parting"] and found["parting"]["step"]
+    for name in ("verdict", "difference", "way", "closed_by"):
+        setattr(cell, name, outcome[name])
+    cell.tried, cell.note = len(outcome["tried"]), report["note"]
+    cell.step = outcome["parting"] and outcome["parting"]["step"]
 
 
 def _run_in_time(command: list[str], seconds: float) -> tuple[str, str]:
-    """What it prints, and the reason where it fails; it and all that it began ends in time."""
-    # Files, not pipes: a process that it has left behind would hold a pipe open.
-    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as error:
-        started = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=out, stderr=error, start_new_session=True
+    """Return the output of a command and its failure reason; kill its process group at the end."""
+    # A descendant process would hold a pipe open, but not a file.
+    with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as error:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=error, start_new_session=True
         )
         try:
-            started.wait(seconds)
+            process.wait(seconds)
         except subprocess.TimeoutExpired:
             return "", f"it took more than {seconds:g} s"
         finally:
-            _kill_group(started)
-        out.seek(0)
+            _kill_group(process)
+        output.seek(0)
         error.seek(0)
-        return out.read(), _find_reason(error.read(), started.returncode)
+        return output.read(), _find_reason(error.read(), process.returncode)
 
 
-def _kill_group(started: subprocess.Popen[bytes]) -> None:
+def _kill_group(process: subprocess.Popen[bytes]) -> None:
     if hasattr(os, "killpg"):
-        with contextlib.suppress(ProcessLookupError, PermissionError):  # nothing is left of it
-            os.killpg(started.pid, signal.SIGKILL)
-    started.kill()
-    started.wait()
+        # The group may have ended already.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+    process.kill()
+    process.wait()
 
 
 def _find_reason(text: str, status: int) -> str:
-    told = [line for line in text.splitlines() if line.startswith("Error: ")]
-    return told[-1].removeprefix("Error: ") if told else f"its process ended with status {status}"
+    """Return the last error message of the output, or a text about the exit status."""
+    lines = [line for line in text.splitlines() if line.startswith("Error: ")]
+    return lines[-1].removeprefix("Error: ") if lines else f"its process ended with status {status}"
 
 
 def _version_of(package: str) -> str | None:
-    found = packages_distributions().get(package)
-    return version(found[0]) if found else None
+    distributions = packages_distributions().get(package)
+    return version(distributions[0]) if distributions else None

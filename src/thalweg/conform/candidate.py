@@ -10,7 +10,7 @@ from typing import Any
 from thalweg.conform.errors import ConformError
 from thalweg.errors import did_you_mean
 
-# What chooses how a step is computed, not what.
+# Arguments that select an implementation, and do not change results.
 MACHINERY = frozenset({
     "capturable", "differentiable", "foreach", "fused", "fused_unscale", "in_backward", "masters",
     "wide_sums",
@@ -19,13 +19,13 @@ MACHINERY = frozenset({
 
 @dataclass(frozen=True)
 class Candidate:
-    """An optimizer class, or a function that makes an optimizer, and its arguments.
+    """Optimizer class, or function that returns an optimizer, with its arguments.
 
     Attributes:
-        make: Is called with parameters and the arguments.
-        name: What messages call it.
-        arguments: Those that are not its defaults.
-        group: What the group has beside the parameters, for one that is made of groups.
+        make: Called with parameters and the arguments.
+        name: The name in messages.
+        arguments: The arguments that differ from the defaults.
+        group: Further entries of the parameter group, for an optimizer that requires groups.
     """
 
     make: Callable[..., Any]
@@ -34,49 +34,43 @@ class Candidate:
     group: Mapping[str, Any] = field(default_factory=dict)
 
     def with_arguments(self, **arguments: object) -> Candidate:
-        """Return a copy of the side with these arguments, too.
+        """Return a copy with further arguments.
 
         Raises:
-            ConformError: It takes no argument of that name.
+            ConformError: The optimizer has no argument of that name.
         """
-        known = self._parameters()
-        takes_any = any(each.kind is each.VAR_KEYWORD for each in known.values())
+        parameters = self._parameters()
+        kinds = {parameter.kind for parameter in parameters.values()}
+        has_kwargs = inspect.Parameter.VAR_KEYWORD in kinds
         for name in arguments:
-            if not takes_any and name not in self.defaults():
-                named = did_you_mean(name, self.defaults())
+            if not has_kwargs and name not in self.defaults():
+                suggestion = did_you_mean(name, self.defaults())
                 raise ConformError(
-                    f"{self.name} has no argument '{name}'. {named or self._list_arguments()}"
+                    f"{self.name} has no argument '{name}'. {suggestion or self._list_arguments()}"
                 )
         return replace(self, arguments={**self.arguments, **arguments})
 
     def check_arguments(self) -> None:
-        """See whether it has all arguments that it cannot be made without.
-
-        Raises:
-            ConformError: One is missing; names it.
-        """
-        missing = [name for name, each in list(self._parameters().items())[1:]
-                   if each.default is each.empty and name not in self.arguments
-                   and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]  # fmt: skip
+        """Raise ConformError, with their names, if required arguments are missing."""
+        variadic = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
+        missing = [name for name, parameter in list(self._parameters().items())[1:]
+                   if parameter.default is parameter.empty and name not in self.arguments
+                   and parameter.kind not in variadic]  # fmt: skip
         if missing:
-            words = "the argument" if len(missing) == 1 else "the arguments"
-            named = ", ".join(f"'{name}'" for name in missing)
-            raise ConformError(f"{self.name} cannot be made without {words} {named}.")
+            noun = "the argument" if len(missing) == 1 else "the arguments"
+            quoted_names = ", ".join(f"'{name}'" for name in missing)
+            raise ConformError(f"{self.name} cannot be made without {noun} {quoted_names}.")
 
     def defaults(self) -> dict[str, Any]:
-        """Return its arguments after the parameters, with their defaults; `Parameter.empty` for
-        none.
-        """
+        """Return the defaults of the arguments after the first; `Parameter.empty` if required."""
         return {
-            name: each.default
-            for name, each in list(self._parameters().items())[1:]
-            if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)
+            name: parameter.default
+            for name, parameter in list(self._parameters().items())[1:]
+            if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
         }
 
     def known_values(self) -> dict[str, Any]:
-        """Return arguments and defaults by name, without defaults that select how a step is
-        computed.
-        """
+        """Return arguments and defaults by name, without defaults in `MACHINERY`."""
         defaults = {
             name: value
             for name, value in self.defaults().items()
@@ -85,14 +79,15 @@ class Candidate:
         return {**defaults, **self.arguments}
 
     def wants_model(self) -> bool:
-        """Return True if the first argument of the constructor is a module, by its name."""
+        """Return True if the name of the constructor's first parameter stands for a module."""
         first = next(iter(self._parameters()), "")
         return first in ("model", "module", "net", "network")
 
     def _parameters(self) -> Mapping[str, inspect.Parameter]:
         try:
             return inspect.signature(self.make).parameters
-        except (TypeError, ValueError):  # written in C
+        except (TypeError, ValueError):
+            # Functions in C have no signature.
             return {}
 
     def _list_arguments(self) -> str:
@@ -100,31 +95,32 @@ class Candidate:
         return f"It takes {', '.join(names)}."
 
 
-def as_side(thing: Any, name: str = "") -> Candidate:
-    """Return a class or function as a `Candidate`; one that is a `Candidate` already as it is."""
-    if isinstance(thing, Candidate):
-        return thing
-    return Candidate(thing, name or getattr(thing, "__name__", repr(thing)))
+def as_side(candidate: Any, name: str = "") -> Candidate:
+    """Return a class or function as a `Candidate`; a `Candidate` unchanged."""
+    if isinstance(candidate, Candidate):
+        return candidate
+    return Candidate(candidate, name or getattr(candidate, "__name__", repr(candidate)))
 
 
-def shared_arguments(theirs: Candidate, ours: Candidate) -> dict[str, Any]:
-    """Return their values of the arguments that ours has, too, of the same kind."""
-    own = ours.defaults()
+def shared_arguments(external: Candidate, native: Candidate) -> dict[str, Any]:
+    """Return external values for arguments of the native optimizer with a similar default."""
+    defaults = native.defaults()
     return {
         name: value
-        for name, value in theirs.known_values().items()
-        if name in own
+        for name, value in external.known_values().items()
+        if name in defaults
         and name not in MACHINERY
-        and name not in ours.arguments
-        and _is_like(value, own[name])
+        and name not in native.arguments
+        and _is_like(value, defaults[name])
     }
 
 
-def _is_like(value: object, other: object) -> bool:
-    if isinstance(value, bool) or isinstance(other, bool):
-        return type(value) is type(other)
-    if isinstance(value, int | float):
-        return not isinstance(other, str | tuple | list)  # None, or a mark that it is required, too
-    if isinstance(value, tuple | list):
-        return isinstance(other, tuple | list) and len(value) == len(other)
+def _is_like(argument: object, default: object) -> bool:
+    if isinstance(argument, bool) or isinstance(default, bool):
+        return type(argument) is type(default)
+    if isinstance(argument, int | float):
+        # The default may also be None, or mark a required argument.
+        return not isinstance(default, str | tuple | list)
+    if isinstance(argument, tuple | list):
+        return isinstance(default, tuple | list) and len(argument) == len(default)
     return False

@@ -1,4 +1,4 @@
-"""Comparison of two optimizers over the same gradients: bits, rounding, or where they part."""
+"""Comparison of two optimizers over the same gradients."""
 
 from __future__ import annotations
 
@@ -16,24 +16,26 @@ from thalweg.conform.inputs import STEPS
 from thalweg.optim.step_options import KEYWORDS
 
 BITS, ROUNDING, PARTS = "bits", "rounding", "parts"
-BOUND = 1e-5  # of the movement
-UNITS = 4  # in the last place: less cannot be told apart, however short the movement
+# The largest rounding difference, as a share of the movement.
+BOUND = 1e-5
+# Units in the last place that always count as rounding, however short the movement.
+UNITS = 4
 
 Steps = list[list[Tensor]]
 
 
 @dataclass(frozen=True)
 class Divergence:
-    """First difference of two optimizers: by a bit, or by more than rounding if that is the
-    verdict.
+    """First difference of two optimizers: by a bit, or by more than rounding for the verdict
+    "parts".
 
     Attributes:
-        step: Number of the step, from 1.
-        parameter: Place of the parameter, from 0.
-        shape: Its shape.
-        element: Index of the element that differs most.
-        theirs: The value of the other optimizer there.
-        ours: The value of this library's optimizer there.
+        step: The number of the step, from 1.
+        parameter: The index of the parameter, from 0.
+        shape: The parameter's shape.
+        element: The index of the element that differs most.
+        theirs: The element's value by the external optimizer.
+        ours: The element's value by this library's optimizer.
     """
 
     step: int
@@ -49,17 +51,16 @@ class Outcome:
     """Result of a comparison.
 
     Attributes:
-        verdict: "bits"; "rounding", where the difference is never more than 1e-5 of the movement;
-            or "parts".
-        difference: After the last step, as a share of the movement: the norms of the parameter
-            where it is largest.
+        verdict: "bits"; "rounding" if the difference is at most 1e-5 of the movement; or "parts".
+        difference: The largest difference of a parameter after the last step, as a share of its
+            movement; both are norms.
         steps: The number of steps taken.
-        way: How the other optimizer is made and driven: "list", "groups" or "model"; "closure".
-        theirs: Its arguments.
+        way: The protocol of the external optimizer: "list", "groups" or "model"; "closure".
+        theirs: The external optimizer's arguments.
         ours: The arguments of this library's optimizer.
-        parting: Where they part; None if they never do.
-        closed_by: The changed arguments, each of which alone makes both agree.
-        tried: All arguments that were tried.
+        parting: The first difference, or None.
+        closed_by: The argument changes, each of which alone makes both agree.
+        tried: All argument changes that were tried.
     """
 
     verdict: str
@@ -79,18 +80,18 @@ class Outcome:
 
 
 def compare(theirs: object, ours: object, *, steps: int = STEPS, search: bool = True) -> Outcome:
-    """Drive two optimizers over the same gradients.
+    """Run two optimizers over the same gradients, and return the outcome.
 
     Args:
         theirs: An optimizer class, or a `Candidate`, which is one with arguments.
-        ours: Likewise; where it has arguments of theirs, and is given no others, it gets their
+        ours: The same for this library's optimizer; unset arguments that `theirs` also has get its
             values.
-        steps: How many to take.
-        search: Whether to try arguments, where they part.
+        steps: The number of steps.
+        search: Whether to try argument changes if the optimizers differ.
 
     Raises:
-        ConformError: One cannot be made or driven, moves no parameter, or takes other steps in
-            an equal run.
+        ConformError: An optimizer cannot be constructed or stepped, moves no parameter, or differs
+            between two equal runs.
 
     Example:
         >>> import torch
@@ -101,120 +102,127 @@ def compare(theirs: object, ours: object, *, steps: int = STEPS, search: bool = 
         >>> found.verdict, found.closed_by
         ('parts', ['ours decoupled_weight_decay=True', 'both weight_decay=0.0'])
     """
-    first, second = as_side(theirs), as_side(ours)
-    second = second.with_arguments(**shared_arguments(first, second))
-    way, ours_way = find_ways(first, second)
-    theirs_steps = _drive_twice(first, way, steps)
-    ours_steps = drive(second, ours_way, steps)
-    verdict, difference, parting = judge(theirs_steps, ours_steps)
-    closing: list[str] = []
-    tried: list[str] = []
-    for name, one, other in list_trials(first, second) if search and verdict == PARTS else ():
+    external, native = as_side(theirs), as_side(ours)
+    native = native.with_arguments(**shared_arguments(external, native))
+    protocol, native_protocol = find_ways(external, native)
+    external_steps = _drive_twice(external, protocol, steps)
+    native_steps = drive(native, native_protocol, steps)
+    verdict, difference, parting = judge(external_steps, native_steps)
+    agreeing: list[str] = []
+    trials: list[str] = []
+    candidates = list_trials(external, native) if search and verdict == PARTS else ()
+    for name, external_trial, native_trial in candidates:
+        trial_steps = external_steps, native_steps
         try:
-            wanted = theirs_steps if one is first else drive(one, way, steps)
-            found, _, _ = judge(
-                wanted, ours_steps if other is second else drive(other, ours_way, steps)
-            )
-        except ConformError:  # it does not take that value
+            if external_trial is not external:
+                trial_steps = drive(external_trial, protocol, steps), native_steps
+            if native_trial is not native:
+                trial_steps = trial_steps[0], drive(native_trial, native_protocol, steps)
+            trial_verdict, _, _ = judge(*trial_steps)
+        except ConformError:
+            # The optimizer does not accept the value.
             continue
-        tried.append(name)
-        if found != PARTS:
-            closing.append(name)
-    own = {name: value for name, value in second.known_values().items()
-           if name not in KEYWORDS or name in second.arguments}  # fmt: skip
-    return Outcome(
-        verdict, difference, steps, str(way), first.known_values(), own, parting, closing, tried
-    )
+        trials.append(name)
+        if trial_verdict != PARTS:
+            agreeing.append(name)
+    native_arguments = {name: value for name, value in native.known_values().items()
+           if name not in KEYWORDS or name in native.arguments}  # fmt: skip
+    arguments = external.known_values(), native_arguments
+    return Outcome(verdict, difference, steps, str(protocol), *arguments, parting, agreeing, trials)
 
 
-def judge(theirs: Steps, ours: Steps) -> tuple[str, float, Divergence | None]:
-    """Return the verdict, the difference after the last step, and where they part."""
-    reach = [_reach_of(theirs, place) for place in range(len(theirs[0]))]
+def judge(external: Steps, native: Steps) -> tuple[str, float, Divergence | None]:
+    """Return the verdict, the difference after the last step, and the first divergence."""
+    movements = [_movement_of(external, index) for index in range(len(external[0]))]
     worst = 0.0
     first: Divergence | None = None
-    for step, (these, those) in enumerate(zip(theirs, ours, strict=True)):
+    for step, (external_params, native_params) in enumerate(zip(external, native, strict=True)):
         worst = 0.0
-        for place, (one, other) in enumerate(zip(these, those, strict=True)):
-            if _has_same_bits(one, other):
+        params = zip(external_params, native_params, strict=True)
+        for index, (param, native_param) in enumerate(params):
+            if _has_same_bits(param, native_param):
                 continue
-            first = first or _find_parting(step, place, one, other)
-            gap = _difference_of(one, other)
-            if not float(gap.norm()) <= _allowed_gap(one, reach[place]):
+            first = first or _find_divergence(step, index, param, native_param)
+            gap = _difference_of(param, native_param)
+            if not float(gap.norm()) <= _allowed_gap(param, movements[index]):
                 return (
                     PARTS,
-                    _last_difference(theirs, ours, reach),
-                    _find_parting(step, place, one, other),
+                    _last_difference(external, native, movements),
+                    _find_divergence(step, index, param, native_param),
                 )
-            worst = max(worst, float(gap.norm()) / (reach[place] or 1.0))
+            worst = max(worst, float(gap.norm()) / (movements[index] or 1.0))
     return (BITS if first is None else ROUNDING), worst, first
 
 
-def _drive_twice(one: Candidate, way: StepProtocol, steps: int) -> Steps:
-    """Its steps, if they are the same twice."""
-    found, again = drive(one, way, steps, seed=0), drive(one, way, steps, seed=1)
-    for step, (these, those) in enumerate(zip(found, again, strict=True)):
-        if not all(map(_has_same_bits, these, those)):
+def _drive_twice(candidate: Candidate, protocol: StepProtocol, steps: int) -> Steps:
+    """Return the parameters after each step; raise unless two runs agree and move a parameter."""
+    snapshots, repeats = (drive(candidate, protocol, steps, seed) for seed in (0, 1))
+    for step, (params, repeated_params) in enumerate(zip(snapshots, repeats, strict=True)):
+        if not all(map(_has_same_bits, params, repeated_params)):
             raise ConformError(
-                f"{one.name} is not deterministic: two equal runs differ in step {step}."
+                f"{candidate.name} is not deterministic: two equal runs differ in step {step}."
             )
-    if not any(_reach_of(found, place) for place in range(len(found[0]))):
-        _check_finite(found, one.name)
-        raise ConformError(f"{one.name} has not moved any parameter in {steps} steps.")
-    return found
+    if not any(_movement_of(snapshots, index) for index in range(len(snapshots[0]))):
+        _check_finite(snapshots, candidate.name)
+        raise ConformError(f"{candidate.name} has not moved any parameter in {steps} steps.")
+    return snapshots
 
 
-def _check_finite(found: Steps, name: str) -> None:
-    """Raise if a parameter is not finite after a step.
+def _check_finite(snapshots: Steps, name: str) -> None:
+    """Raise ConformError if a parameter is not finite after a step.
 
     Raises:
         ConformError: Names the first step, the parameter and an element.
     """
-    for step, params in enumerate(found):
-        for place, param in enumerate(params):
-            wrong = (~param.isfinite()).flatten().nonzero()
-            if len(wrong):
-                value = float(param.flatten()[wrong[0, 0]])
+    for step, params in enumerate(snapshots):
+        for index, param in enumerate(params):
+            bad_indices = (~param.isfinite()).flatten().nonzero()
+            if len(bad_indices):
+                number = float(param.flatten()[bad_indices[0, 0]])
                 raise ConformError(
-                    f"{name} makes parameter {place} of shape {list(param.shape)} {value} in step"
+                    f"{name} makes parameter {index} of shape {list(param.shape)} {number} in step"
                     f" {step}, and moves no parameter to a finite value; there is nothing to"
                     " compare. Give other arguments by --set, such as a smaller lr."
                 )
 
 
-def _last_difference(theirs: Steps, ours: Steps, reach: list[float]) -> float:
+def _last_difference(external: Steps, native: Steps, movements: list[float]) -> float:
     gaps = [
-        float(_difference_of(one, other).norm())
-        for one, other in zip(theirs[-1], ours[-1], strict=True)
+        float(_difference_of(param, native_param).norm())
+        for param, native_param in zip(external[-1], native[-1], strict=True)
     ]
-    return max(gap / (length or 1.0) for gap, length in zip(gaps, reach, strict=True))
+    return max(gap / (movement or 1.0) for gap, movement in zip(gaps, movements, strict=True))
 
 
-def _reach_of(steps: Steps, place: int) -> float:
-    """How far from its start a parameter has been."""
-    start = steps[0][place]
-    finite = [each[place] for each in steps if bool(each[place].isfinite().all())]
-    return max(float((each.double() - start.double()).norm()) for each in finite)
+def _movement_of(snapshots: Steps, index: int) -> float:
+    """Return the largest distance of a parameter from its start, as a norm."""
+    start = snapshots[0][index]
+    finite = [params[index] for params in snapshots if bool(params[index].isfinite().all())]
+    return max(float((params.double() - start.double()).norm()) for params in finite)
 
 
-def _difference_of(one: Tensor, other: Tensor) -> Tensor:
-    """Their difference; infinite where one alone is not finite."""
-    gap = one.double() - other.double()
-    alike = (one == other) | (one.isnan() & other.isnan())
-    return torch.where(alike, 0.0, torch.where(gap.isfinite(), gap, torch.inf)).abs()
+def _difference_of(first: Tensor, second: Tensor) -> Tensor:
+    """Return the absolute difference; infinite where only one tensor is finite."""
+    gap = first.double() - second.double()
+    is_equal = (first == second) | (first.isnan() & second.isnan())
+    return torch.where(is_equal, 0.0, torch.where(gap.isfinite(), gap, torch.inf)).abs()
 
 
-def _allowed_gap(value: Tensor, reach: float) -> float:
-    unit = float(value.abs().nan_to_num().max()) * 2.0**-23
-    return max(BOUND * reach, UNITS * unit)
+def _allowed_gap(param: Tensor, movement: float) -> float:
+    """Return the largest norm of a difference that counts as rounding."""
+    unit = float(param.abs().nan_to_num().max()) * 2.0**-23
+    return max(BOUND * movement, UNITS * unit)
 
 
-def _has_same_bits(one: Tensor, other: Tensor) -> bool:
-    return torch.equal(one.view(torch.int32), other.view(torch.int32))
+def _has_same_bits(first: Tensor, second: Tensor) -> bool:
+    return torch.equal(first.view(torch.int32), second.view(torch.int32))
 
 
-def _find_parting(step: int, place: int, one: Tensor, other: Tensor) -> Divergence:
-    at = int(_difference_of(one, other).argmax())
-    place_in_tensor = torch.tensor(at, dtype=torch.int64, device="cpu")
-    index = tuple(int(each) for each in torch.unravel_index(place_in_tensor, one.shape))
-    values = float(one.flatten()[at]), float(other.flatten()[at])
-    return Divergence(step, place, tuple(one.shape), index, *values)
+def _find_divergence(
+    step: int, param_index: int, param: Tensor, native_param: Tensor
+) -> Divergence:
+    flat_index = int(_difference_of(param, native_param).argmax())
+    position = torch.tensor(flat_index, dtype=torch.int64, device="cpu")
+    coordinates = tuple(map(int, torch.unravel_index(position, param.shape)))
+    values = float(param.flatten()[flat_index]), float(native_param.flatten()[flat_index])
+    return Divergence(step, param_index, tuple(param.shape), coordinates, *values)

@@ -47,10 +47,10 @@ class StepProtocol:
 
 
 def find_ways(*sides: Candidate) -> list[StepProtocol]:
-    """Return a protocol for each side, with the same shapes: all, or else only matrices.
+    """Return a protocol for each side, with common shapes: all, or else matrices only.
 
     Raises:
-        ConformError: An argument is missing, or no protocol works; has the causes.
+        ConformError: An argument is missing, or no protocol works; lists the causes.
     """
     first: ConformError | None = None
     for shapes in (SHAPES, MATRICES):
@@ -81,7 +81,7 @@ def _find_way(side: Candidate, shapes: Shapes) -> StepProtocol:
 
 
 def drive(side: Candidate, protocol: StepProtocol, steps: int, seed: int = 0) -> list[list[Tensor]]:
-    """Return the parameters before the first step and after each.
+    """Return the parameters before the first step and after each step.
 
     Args:
         side: The constructor of the optimizer and its arguments.

@@ -6,4 +6,4 @@ from thalweg.errors import ThalwegError
 
 
 class ConformError(ThalwegError, ValueError):
-    """An optimizer cannot be found, made or driven, or has no steps that could be compared."""
+    """An optimizer cannot be found, constructed or stepped, or its steps cannot be compared."""

@@ -1,4 +1,4 @@
-"""The table of an atlas as one SVG, whose text is text."""
+"""SVG image of an atlas, with selectable text."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ LEGEND = (
     ("bits", "the same bits"), ("rounding", "rounding: within 1e-5 of the movement"),
     ("parts", "another formula; beneath: what closes it"), (NOT_DRIVEN, "not driven"),
 )  # fmt: skip
-LEFT, WIDE, HIGH, HEAD, GAP = 190, 172, 40, 128, 2
-LONGEST = 30  # letters of small type in a cell
+LABEL_WIDTH, CELL_WIDTH, CELL_HEIGHT, HEADER_HEIGHT, GAP = 190, 172, 40, 128, 2
+# Letters of small type in a cell.
+LONGEST = 30
 
 
 def draw(atlas: Atlas, command: str) -> str:
-    """Return the picture, with the command that makes it beneath."""
+    """Return the image as SVG text; `command`, which creates it, is printed at the bottom."""
     notes = [*_draw_notes(atlas)]
-    width = LEFT + WIDE * len(atlas.columns) + 16
-    below = HEAD + HIGH * len(atlas.rows)
-    height = below + 46 + 15 * len(notes)
+    width = LABEL_WIDTH + CELL_WIDTH * len(atlas.columns) + 16
+    bottom = HEADER_HEIGHT + CELL_HEIGHT * len(atlas.rows)
+    height = bottom + 46 + 15 * len(notes)
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}"'
         f' viewBox="0 0 {width} {height}" font-family="Helvetica, Arial, sans-serif">',
@@ -34,11 +35,11 @@ def draw(atlas: Atlas, command: str) -> str:
         *_draw_legend(),
         *_draw_heads(atlas),
     ]  # fmt: skip
-    for place, row in enumerate(atlas.rows):
-        lines += _draw_row(row, HEAD + HIGH * place)
-    for place, note in enumerate(notes):
-        lines.append(_draw_text(12, below + 20 + 15 * place, note, 10, "#555555"))
-    versions = ", ".join(f"{name} {each}" for name, each in atlas.versions.items())
+    for index, row in enumerate(atlas.rows):
+        lines += _draw_row(row, HEADER_HEIGHT + CELL_HEIGHT * index)
+    for index, note in enumerate(notes):
+        lines.append(_draw_text(12, bottom + 20 + 15 * index, note, 10, "#555555"))
+    versions = ", ".join(f"{name} {number}" for name, number in atlas.versions.items())
     lines.append(_draw_text(12, height - 10, f"{command}   ({versions})", 10, "#555555"))
     return "\n".join([*lines, "</svg>", ""])
 
@@ -52,11 +53,11 @@ def _draw_legend() -> Iterator[str]:
 
 
 def _draw_heads(atlas: Atlas) -> Iterator[str]:
-    for place, column in enumerate(atlas.columns):
-        x = LEFT + WIDE * place + WIDE / 2
-        yield _draw_text(x, HEAD - 20, column.name, 12, weight="bold", anchor="middle")
-        told = column.version or ("not installed" if column.module else "packages of their own")
-        yield _draw_text(x, HEAD - 7, told, 10, "#555555", anchor="middle")
+    for index, column in enumerate(atlas.columns):
+        x = LABEL_WIDTH + CELL_WIDTH * index + CELL_WIDTH / 2
+        yield _draw_text(x, HEADER_HEIGHT - 20, column.name, 12, weight="bold", anchor="middle")
+        version = column.version or ("not installed" if column.module else "packages of their own")
+        yield _draw_text(x, HEADER_HEIGHT - 7, version, 10, "#555555", anchor="middle")
 
 
 def _draw_row(row: AtlasRow, y: float) -> Iterator[str]:
@@ -64,20 +65,20 @@ def _draw_row(row: AtlasRow, y: float) -> Iterator[str]:
     yield _draw_text(12, y + 16, row.optimizer, 12, weight="bold")
     yield _draw_text(12, y + 29, _cut_short(row.rule), 9, "#555555") + "</g>"
     if not any(cell.name for cell in row.cells):
-        yield _draw_text(LEFT + 8, y + 23, "none of these packages has it", 10, "#555555")
-    for place, cell in enumerate(row.cells):
+        yield _draw_text(LABEL_WIDTH + 8, y + 23, "none of these packages has it", 10, "#555555")
+    for index, cell in enumerate(row.cells):
         if cell.name:
-            yield from _draw_cell(cell, LEFT + WIDE * place, y)
+            yield from _draw_cell(cell, LABEL_WIDTH + CELL_WIDTH * index, y)
 
 
 def _draw_cell(cell: Cell, x: float, y: float) -> Iterator[str]:
     yield f"<g><title>{escape(_title_of(cell))}</title>"
     yield (
-        f'<rect x="{x}" y="{y}" width="{WIDE - GAP}" height="{HIGH - GAP}" rx="3"'
+        f'<rect x="{x}" y="{y}" width="{CELL_WIDTH - GAP}" height="{CELL_HEIGHT - GAP}" rx="3"'
         f' fill="{COLORS[cell.verdict]}"/>'
     )
     first, second = _words_of(cell)
-    middle = x + (WIDE - GAP) / 2
+    middle = x + (CELL_WIDTH - GAP) / 2
     yield _draw_text(middle, y + 16, first, 12, weight="bold", anchor="middle")
     yield _draw_text(middle, y + 30, _cut_short(second), 9, "#333333", anchor="middle") + "</g>"
 
@@ -103,18 +104,18 @@ def _title_of(cell: Cell) -> str:
     parts = [cell.name, cell.verdict, cell.way]
     if cell.closed_by:
         parts.append(f"closed by: {'; or '.join(cell.closed_by)}")
-    return "\n".join(each for each in (*parts, cell.note, cell.command) if each)
+    return "\n".join(line for line in (*parts, cell.note, cell.command) if line)
 
 
 def _draw_notes(atlas: Atlas) -> Iterator[str]:
-    """What does not fit in cells, each once."""
-    told: dict[str, list[str]] = {}
+    """Yield each note that does not fit into a cell, once, with its classes or packages."""
+    names_by_note: dict[str, list[str]] = {}
     for _, _, cell in atlas.list_cells():
-        if own := _list_values({**cell.arguments, **cell.group}):
-            told.setdefault(f"given {own}", []).append(cell.name)
+        if values := _list_values({**cell.arguments, **cell.group}):
+            names_by_note.setdefault(f"given {values}", []).append(cell.name)
         if len(cell.note) > LONGEST:
-            told.setdefault(cell.note, []).append(cell.name)
-    for note, names in told.items():
+            names_by_note.setdefault(cell.note, []).append(cell.name)
+    for note, names in names_by_note.items():
         packages = sorted({name.partition(":")[0] for name in names})
         yield f"{names[0] if len(names) == 1 else ', '.join(packages)}: {note}"
 

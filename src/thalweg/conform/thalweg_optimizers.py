@@ -1,4 +1,4 @@
-"""Our optimizers by name, as something that is made of parameters and takes steps."""
+"""Optimizers of this library by name, as candidates."""
 
 from __future__ import annotations
 
@@ -17,44 +17,44 @@ from thalweg.conform.errors import ConformError
 from thalweg.errors import NotFoundError
 from thalweg.formula import Rule
 
-_FACES = ("optim", "torch", "v1", "openseq2seq")
+_API_NAMES = ("optim", "torch", "v1", "openseq2seq")
 _NAMES = {"learning_rate": "lr"}
-_LEFT_OUT = ("self", "name", "use_locking", "gradient_aggregator", "gradient_transformers")
+_IGNORED = {"self", "name", "use_locking", "gradient_aggregator", "gradient_transformers"}
 
 
 def find_rule(name: str) -> Candidate:
-    """Return the optimizer that a name stands for: one of `thalweg rules`, or `file.py:NAME` of a
-    rule.
+    """Return the candidate for a name of `thalweg rules`, or for `file.py:NAME` of a rule.
 
     `PACKAGE:CLASS` stands for one of another package, which is imported.
 
     Raises:
-        ConformError: There is none; says which are near it.
+        ConformError: The name is unknown; suggests similar names.
     """
     if names_file(name):
         return _load_rule(name)
     from thalweg._cli import registry
 
-    if ":" in name and name.lower().partition(":")[0] not in _FACES:
+    if ":" in name and name.lower().partition(":")[0] not in _API_NAMES:
         return replace(external_optimizers.load_class(name)[0], name=name)
     try:
-        known = registry.spelled(name)
+        full_name = registry.spelled(name)
     except NotFoundError as error:
         raise ConformError(str(error)) from error
-    named = registry.named(known)
-    if known.startswith((registry.OPTIM, registry.TORCH)):
-        return Candidate(partial(named.cls.made_of, **named.options), known)
-    own = inspect.signature(named.cls.__init__).parameters
-    defaults = {key: named.options.get(key, each.default) for key, each in own.items()
-                if key not in _LEFT_OUT and each.kind is not each.VAR_KEYWORD}  # fmt: skip
-    return Candidate(_adapt(named.make, defaults), known)
+    entry = registry.named(full_name)
+    if full_name.startswith((registry.OPTIM, registry.TORCH)):
+        return Candidate(partial(entry.cls.factory, **entry.options), full_name)
+    parameters = inspect.signature(entry.cls.__init__).parameters
+    defaults = {key: entry.options.get(key, parameter.default)
+                for key, parameter in parameters.items()
+                if key not in _IGNORED and parameter.kind is not parameter.VAR_KEYWORD}  # fmt: skip
+    return Candidate(_adapt(entry.make, defaults), full_name)
 
 
 def find_like(title: str) -> Candidate:
-    """Ours of the name of a class: that of `thalweg.optim`, or else another of the catalogue.
+    """Return the candidate for a class name: of `thalweg.optim`, or else of another API.
 
     Raises:
-        ConformError: There is none.
+        ConformError: The name is unknown.
     """
     try:
         return find_rule(f"optim:{title}")
@@ -86,38 +86,37 @@ def _load_rule(name: str) -> Candidate:
 
 
 def _adapt(make: Callable[..., object], defaults: Mapping[str, object]) -> Callable[..., object]:
-    """An optimizer that is given gradients in pairs, in the form of torch's."""
+    """Return a constructor of a torch-style optimizer around one that applies gradient pairs."""
 
-    def made(params: Iterable[Tensor], *, lr: float, **options: object) -> Any:
+    def make_optimizer(params: Iterable[Tensor], *, lr: float, **options: object) -> Any:
         return PairsOptimizer(make(lr, **options), list(params))
 
-    return _with_signature(made, {_NAMES.get(key, key): each for key, each in defaults.items()})
+    torch_defaults = {_NAMES.get(key, key): default for key, default in defaults.items()}
+    return _with_signature(make_optimizer, torch_defaults)
 
 
 class PairsOptimizer:
-    """Takes steps as an optimizer of torch does.
+    """Torch-style optimizer around an optimizer of Keras or TensorFlow 1.
 
     Args:
-        made: An optimizer of Keras' or of TensorFlow 1's kind.
-        params: Its parameters.
+        optimizer: An optimizer of Keras' or of TensorFlow 1's kind.
+        params: The parameters.
     """
 
-    def __init__(self, made: object, params: list[Tensor]) -> None:
+    def __init__(self, optimizer: object, params: list[Tensor]) -> None:
         from thalweg._cli.registry import applied
 
-        self._apply, self._params = applied(made), params
+        self._apply, self._params = applied(optimizer), params
 
     def step(self) -> None:
-        """Apply the gradients that the parameters have."""
+        """Apply the gradients of the parameters."""
         self._apply([(param.grad, param) for param in self._params])
 
 
 def _with_signature(make: Any, defaults: Mapping[str, Any]) -> Callable[..., object]:
-    kind = inspect.Parameter
-    make.__signature__ = inspect.Signature(
-        [
-            kind("params", kind.POSITIONAL_ONLY),
-            *(kind(key, kind.KEYWORD_ONLY, default=each) for key, each in defaults.items()),
-        ]
-    )
+    """Set a signature of `params` and keyword arguments with defaults, and return the function."""
+    first = inspect.Parameter("params", inspect.Parameter.POSITIONAL_ONLY)
+    keyword_only = inspect.Parameter.KEYWORD_ONLY
+    options = [inspect.Parameter(k, keyword_only, default=d) for k, d in defaults.items()]
+    make.__signature__ = inspect.Signature([first, *options])
     return make

@@ -1,4 +1,4 @@
-"""Training on several ranks of torch.distributed, each with its part of the batch."""
+"""Data-parallel training over the ranks of torch.distributed."""
 
 from __future__ import annotations
 

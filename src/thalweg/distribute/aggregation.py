@@ -1,4 +1,4 @@
-"""The gradients of an optimizer's step, summed over the replicas, now or when a session runs."""
+"""Sums of an optimizer's gradients over the replicas, eager or in graph mode."""
 
 from __future__ import annotations
 
@@ -28,129 +28,127 @@ from thalweg.variable import titles_of
 
 Pairs = list[tuple[Any, Any]]
 
-_of_groups: WeakKeyDictionary[object, Strategy] = WeakKeyDictionary()
+_strategies_by_group: WeakKeyDictionary[object, Strategy] = WeakKeyDictionary()
 
 
-def strategy_of(given: object) -> Strategy:
-    """Return a strategy: itself, or one over a process group.
+def strategy_of(strategy_or_group: object) -> Strategy:
+    """Return the strategy itself, or the cached strategy of a process group.
 
     None stands for the default group, or for this process alone where there is none.
     """
-    if isinstance(given, Strategy):
-        return given
-    if given is None and not has_group():
+    if isinstance(strategy_or_group, Strategy):
+        return strategy_or_group
+    if strategy_or_group is None and not has_group():
         return Strategy.alone()
-    group = default_group() if given is None else given
-    found = _of_groups.get(group)
-    if found is None:
-        found = _of_groups[group] = Strategy(group)
-    return found
+    group = default_group() if strategy_or_group is None else strategy_or_group
+    strategy = _strategies_by_group.get(group)
+    if strategy is None:
+        strategy = _strategies_by_group[group] = Strategy(group)
+    return strategy
 
 
 def current_strategy() -> Strategy:
-    """Return the strategy that this thread is in, or one over the default group."""
+    """Return the strategy of this thread, or one over the default group."""
     return get_strategy() if has_strategy() else strategy_of(None)
 
 
-def sum_gradients(owner: object, strategy: Strategy, given: Pairs, said: StepFingerprint) -> Pairs:
-    """Return the pairs that have a gradient on some rank, with the sums over all ranks.
+def sum_gradients(
+    owner: object, strategy: Strategy, pairs: Pairs, fingerprint: StepFingerprint
+) -> Pairs:
+    """Return the pairs with a gradient on any rank, each gradient summed over all ranks.
 
     Args:
         owner: The optimizer.
         strategy: The strategy, of several replicas.
-        given: Gradients, None among them, and variables; symbolic or not.
-        said: What must be the same on all ranks.
+        pairs: Gradients or None, and variables; concrete or symbolic.
+        fingerprint: Description that must be equal on all ranks.
 
     Raises:
-        ReplicaMismatchError: The ranks differ.
+        ReplicaMismatchError: The ranks differ, or another rank has an invalid gradient or variable.
         ReplicaLostError: A rank did not answer.
-        TypeError, ValueError: A gradient or a variable is none, on its rank; the others raise
-            ReplicaMismatchError.
+        TypeError, ValueError: A gradient or a variable of this rank is invalid.
     """
-    if is_deferred(*chain.from_iterable(given)):
-        return _sum_in_graph(strategy, given, said)
-    variables = [var for _, var in given]
-    found = sum_concrete_gradients(owner, strategy, partial(convert_pairs, given), variables, said)
-    return [(grad, var) for grad, var in found if grad is not None]
+    if is_deferred(*chain.from_iterable(pairs)):
+        return _sum_in_graph(strategy, pairs, fingerprint)
+    variables = [var for _, var in pairs]
+    make_pairs = partial(convert_pairs, pairs)
+    sums = sum_concrete_gradients(owner, strategy, make_pairs, variables, fingerprint)
+    return [(grad, var) for grad, var in sums if grad is not None]
 
 
 def sum_concrete_gradients(
     owner: object,
     strategy: Strategy,
-    given: Callable[[], Pairs],
+    make_pairs: Callable[[], Pairs],
     variables: Sequence[Any],
-    said: StepFingerprint,
+    fingerprint: StepFingerprint,
 ) -> Pairs:
-    """Sum concrete pairs from a function, as `sum_gradients` does; gradients that are None anywhere
-    stay.
-    """
+    """Sum the pairs that `make_pairs` returns; a gradient that is None on all ranks stays None."""
     reducer = strategy.reducer_of(owner)
-    found = reducer.sum_gradients(given, variables, said)
+    sums = reducer.sum_gradients(make_pairs, variables, fingerprint)
     note_sums(owner, reducer)
-    return found
+    return sums
 
 
-def convert_pairs(given: Pairs) -> Pairs:
-    """Return the pairs with gradients as tensors or `IndexedSlices`, of the shapes of their
-    variables.
+def convert_pairs(pairs: Pairs) -> Pairs:
+    """Return the pairs with gradients as tensors or `IndexedSlices` of their variables' shapes.
 
     Raises:
-        TypeError, ValueError: There is something else.
+        TypeError, ValueError: A gradient or variable has another type or shape.
         FailedPreconditionError: A variable is a DTensor.
-        LayoutError: There is no memory that holds a gradient, or a variable.
+        LayoutError: A gradient or a variable has no memory.
     """
-    variables = [var for _, var in given]
+    variables = [var for _, var in pairs]
     check_variables(variables)
-    found: Pairs = []
-    for (grad, var), title in zip(given, titles_of(variables), strict=True):
+    grad_pairs: Pairs = []
+    for (grad, var), name in zip(pairs, titles_of(variables), strict=True):
         if is_on_mesh(var):
             raise FailedPreconditionError(
-                f"'{title}' is a DTensor, whose gradients torch has summed. Take the step outside"
+                f"'{name}' is a DTensor, whose gradients torch has summed. Take the step outside"
                 " of strategies."
             )
         if grad is not None:
-            grad = as_gradient(grad, var, title)
-            check_shape(grad, var, title)
-        found.append((grad, var))
+            grad = as_gradient(grad, var, name)
+            check_shape(grad, var, name)
+        grad_pairs.append((grad, var))
     check_memories(variables)
-    check_readable([grad for grad, _ in found], titles_of(variables))
-    return found
+    check_readable([grad for grad, _ in grad_pairs], titles_of(variables))
+    return grad_pairs
 
 
-def _sum_in_graph(strategy: Strategy, given: Pairs, said: StepFingerprint) -> Pairs:
-    """The sums as nodes of the graph, of the same graph on all ranks."""
-    variables = [var for _, var in given]
-    Agreement(strategy.ranks, values=False).check(variables, StepFingerprint(said.words))
-    pairs = [(grad, var) for grad, var in fill_missing(given, strategy.ranks) if grad is not None]
+def _sum_in_graph(strategy: Strategy, grads_and_vars: Pairs, fingerprint: StepFingerprint) -> Pairs:
+    """Return the sums as graph nodes; all ranks must build the same graph."""
+    variables = [var for _, var in grads_and_vars]
+    Agreement(strategy.ranks, values=False).check(variables, StepFingerprint(fingerprint.words))
+    filled_pairs = fill_missing(grads_and_vars, strategy.ranks)
+    pairs = [(grad, var) for grad, var in filled_pairs if grad is not None]
     sums = all_reduce(strategy, ReduceOp.SUM, [grad for grad, _ in pairs])
     return [(grad, var) for grad, (_, var) in zip(sums, pairs, strict=True)]
 
 
 def report_errors(owner: object, strategy: Strategy | None = None) -> AbstractContextManager[None]:
-    """Return a context manager for a block in which gradients of an optimizer are summed: errors
-    before that are told.
+    """Return a context manager that reports errors before the sum of gradients to other ranks.
 
     Args:
         owner: The optimizer.
         strategy: The strategy; by default that of this thread.
     """
-    found = get_strategy() if strategy is None else strategy
-    is_across = strategy is None and in_cross_replica_context()
-    if found.ranks.is_alone or is_across or not executing_eagerly():
+    active_strategy = get_strategy() if strategy is None else strategy
+    is_cross_replica = strategy is None and in_cross_replica_context()
+    if active_strategy.ranks.is_alone or is_cross_replica or not executing_eagerly():
         return contextlib.nullcontext()
-    return found.reducer_of(owner).report_errors()
+    return active_strategy.reducer_of(owner).report_errors()
 
 
-def fill_missing_gradients(given: Pairs) -> Pairs:
-    """Return the pairs, with zeros for None where another replica has a gradient."""
-    return match_kinds(convert_pairs(given), get_strategy().ranks)
+def fill_missing_gradients(pairs: Pairs) -> Pairs:
+    """Return the pairs with zeros for each None that is a gradient on another replica."""
+    return match_kinds(convert_pairs(pairs), get_strategy().ranks)
 
 
 def guard_backward(owner: object) -> AbstractContextManager[None]:
-    """Return a context manager for a block in which an optimizer computes the gradients that it
-    then applies.
+    """Return a context manager for a backward pass that sends gradients while others are computed.
 
-    What it raises is told to the other replicas, and they are sent as they come.
+    An error in the block is reported to the other replicas.
     """
     strategy = get_strategy()
     if strategy.ranks.is_alone or in_cross_replica_context() or not executing_eagerly():

@@ -1,8 +1,8 @@
-"""Gradients of all ranks, added up.
+"""All-reduce of gradients.
 
 Every rank issues the same collectives in the same order, whatever gradients it has: the ranks first
-tell one another which variables have a gradient, and of which kind. Nothing is written to before
-all of it has arrived.
+exchange which variables have a gradient, and of which kind. No tensor is written before all
+messages have arrived.
 """
 
 from __future__ import annotations
@@ -36,49 +36,48 @@ def fill_missing(pairs: Iterable[Any], ranks: Ranks) -> list[Any]:
     pairs = list(pairs)
     if not pairs or ranks.is_alone:
         return pairs
-    own = [GradientKind.of(grad, var).to_marks() for grad, var in pairs]
-    marks = torch.tensor(own, dtype=torch.uint8, device=ranks.device)
+    local_marks = [GradientKind.of(grad, var).to_marks() for grad, var in pairs]
+    marks = torch.tensor(local_marks, dtype=torch.uint8, device=ranks.device)
     ranks.take_maximum(marks)
     kinds = [GradientKind.from_marks(row) for row in marks.tolist()]
-    for kind, title in zip(kinds, _names_of(pairs), strict=True):
-        kind.check_same(title)
+    for kind, name in zip(kinds, _names_of(pairs), strict=True):
+        kind.check_same(name)
     return [(kind.fill(grad, var), var) for kind, (grad, var) in zip(kinds, pairs, strict=True)]
 
 
 def match_kinds(pairs: Sequence[MaybePair], ranks: Ranks) -> list[MaybePair]:
-    """Return the pairs, of one kind on all ranks: `fill_missing`, after a look at numbers and
-    shapes.
-    """
-    own = [None if value is None else (kind_of(value), _shape_of(value)) for value, _ in pairs]
+    """Return the result of `fill_missing`, after a comparison of counts and shapes."""
+    local_kinds = [None if grad is None else (kind_of(grad), _shape_of(grad)) for grad, _ in pairs]
     if (
-        RankMessage(ranks, PendingCollective.VALUES, [hash_bytes(repr(own).encode())])
+        RankMessage(ranks, PendingCollective.VALUES, [hash_bytes(repr(local_kinds).encode())])
         .receive()
-        .alike[0]
+        .are_equal[0]
     ):
         return list(pairs)
     compare_lines(ranks, [f"the number of values: {len(pairs)}"])
-    whole, titles = fill_missing(pairs, ranks), _names_of(pairs)
-    shapes = ["None" if value is None else str(_shape_of(value)) for value, _ in whole]
-    compare_lines(ranks, [f"the shape of {one}: {shape}" for one, shape in zip(titles, shapes)])
-    return whole
+    filled_pairs, names = fill_missing(pairs, ranks), _names_of(pairs)
+    shapes = ["None" if grad is None else str(_shape_of(grad)) for grad, _ in filled_pairs]
+    compare_lines(ranks, [f"the shape of {name}: {shape}" for name, shape in zip(names, shapes)])
+    return filled_pairs
 
 
-def _shape_of(value: Tensor | IndexedSlices) -> tuple[int, ...]:
-    """That of a value, of slices that of a row."""
-    return tuple(value.values.shape[1:] if isinstance(value, IndexedSlices) else value.shape)
+def _shape_of(grad: Tensor | IndexedSlices) -> tuple[int, ...]:
+    """Return the shape of a tensor, or of one row of slices."""
+    return tuple(grad.values.shape[1:] if isinstance(grad, IndexedSlices) else grad.shape)
 
 
 def _names_of(pairs: Sequence[Any]) -> list[str]:
+    """Return names for error messages: of the variables, or numbered values without any."""
     variables = [var for _, var in pairs]
     if any(var is None for var in variables):
-        return [f"value {place}" for place in range(len(variables))]
-    return [f"the gradient of '{title}'" for title in titles_of(variables)]
+        return [f"value {index}" for index in range(len(variables))]
+    return [f"the gradient of '{name}'" for name in titles_of(variables)]
 
 
 def sum_pairs(
     pairs: Iterable[MaybePair], ranks: Ranks, sending: Sending | None = None
 ) -> list[MaybePair]:
-    """Return the pairs with each gradient summed over the ranks; every rank gives the same
+    """Return the pairs with each gradient summed over the ranks; every rank passes the same
     variables.
 
     None counts as zero where another rank has a gradient, and stays None where none has. Rows of
@@ -89,11 +88,11 @@ def sum_pairs(
         pairs: Gradients, which are not written to, and their variables; or values that belong to
             no variable, and None.
         ranks: The ranks.
-        sending: How.
+        sending: Optional. The settings of the transfer.
 
     Raises:
-        ReplicaMismatchError: The ranks give other shapes, or as many; a gradient is dense on one
-            rank and sparse on another, or its dtypes differ. Every rank raises it.
+        ReplicaMismatchError: The number or the shapes of gradients differ between ranks; a gradient
+            is dense on one rank and sparse on another, or its dtypes differ. Every rank raises it.
         ReplicaLostError: A rank did not answer.
     """
     pairs = list(pairs)
@@ -104,31 +103,31 @@ def sum_pairs(
 
 @no_grad()
 def sum_matched_pairs(
-    pairs: Sequence[MaybePair], sender: Sender, known: Mapping[int, Tensor]
+    pairs: Sequence[MaybePair], sender: Sender, early_sums: Mapping[int, Tensor]
 ) -> list[MaybePair]:
-    """Return the sums of gradients that are of one kind on all ranks.
+    """Return the sums of gradients that have the same kind on all ranks.
 
     Args:
         pairs: As in `sum_pairs`.
-        sender: What sends them; what comes back of dense ones is the sums, or parts of them.
-        known: Sums of dense gradients that are there already, by their numbers.
+        sender: The sender; its dense sums are whole, or parts if it scatters.
+        early_sums: Dense sums that have already arrived, by index.
     """
-    found: list[Any] = [grad for grad, _ in pairs]
+    gradients: list[Any] = [grad for grad, _ in pairs]
     variables = [var for _, var in pairs]
     dense = [
-        (place, grad)
-        for place, grad in enumerate(found)
-        if isinstance(grad, Tensor) and place not in known
+        (index, grad)
+        for index, grad in enumerate(gradients)
+        if isinstance(grad, Tensor) and index not in early_sums
     ]
     buckets = sender.buckets_for(dense, variables) if dense else []
     for bucket in buckets:
-        bucket.put(bucket.places, [found[place] for place in bucket.places])
+        bucket.put(bucket.places, [gradients[index] for index in bucket.places])
         sender.send_bucket(bucket, variables)
-    sparse = [place for place, grad in enumerate(found) if isinstance(grad, IndexedSlices)]
-    rows = gather_rows([found[place] for place in sparse], sender.ranks)
-    for place, slices in zip(sparse, rows, strict=True):
-        found[place] = slices
-    for sums in (known, *(bucket.wait_for_sums() for bucket in buckets)):
-        for place, part in sums.items():
-            found[place] = part
-    return list(zip(found, variables, strict=True))
+    sparse = [index for index, grad in enumerate(gradients) if isinstance(grad, IndexedSlices)]
+    rows = gather_rows([gradients[index] for index in sparse], sender.ranks)
+    for index, slices in zip(sparse, rows, strict=True):
+        gradients[index] = slices
+    for sums in (early_sums, *(bucket.wait_for_sums() for bucket in buckets)):
+        for index, grad_sum in sums.items():
+            gradients[index] = grad_sum
+    return list(zip(gradients, variables, strict=True))

@@ -16,24 +16,24 @@ from thalweg.distribute.sharding.shards import Shards
 
 
 class Sender:
-    """Dense gradients on their way, in buckets that stay from step to step.
+    """Sender of dense gradients, in buckets that are reused from step to step.
 
-    They are made anew when gradients of other shapes come, or when somebody has kept a sum, which
-    lies in them: that remains as it was.
+    New buckets are allocated if the gradients' shapes change, or if a caller still holds a sum,
+    which lies in a bucket's memory and must stay as it is.
 
     Args:
         ranks: The ranks.
-        how: How gradients are sent.
-        compresses: Whether they are sent in 16 bits, if `how` says so.
-        shards: Who has what of the variables, if each rank gets its parts of the sums alone; they
-            are not compressed.
+        sending: The settings of the transfer.
+        compresses: Whether gradients are compressed to 16 bits if `sending` enables it.
+        shards: The assignment of elements to ranks if each rank receives only its part of a sum;
+            these are not compressed.
     """
 
     def __init__(
-        self, ranks: Ranks, how: Sending, compresses: bool = False, shards: Shards | None = None
+        self, ranks: Ranks, sending: Sending, compresses: bool = False, shards: Shards | None = None
     ) -> None:
-        self.ranks, self._how, self._shards = ranks, how, shards
-        dtype = how.compression if compresses else None
+        self.ranks, self._sending, self._shards = ranks, sending, shards
+        dtype = sending.compression if compresses else None
         self._compression = None if dtype is None else Compression(dtype, ranks.size)
         self._buckets: list[Sent] = []
         self._holders: list[int] = []
@@ -45,49 +45,53 @@ class Sender:
         return self._shards is not None
 
     def buckets_for(
-        self, like: Sequence[tuple[int, Tensor]], variables: Sequence[Tensor]
+        self, templates: Sequence[tuple[int, Tensor]], variables: Sequence[Tensor]
     ) -> Sequence[Sent]:
-        """Buckets for tensors, the last one first, as the backward pass computes them.
+        """Return buckets for tensors, the last tensor first, as the backward pass computes them.
 
         Args:
-            like: Numbers, and tensors of the same shapes and dtypes.
-            variables: The variables by these numbers.
+            templates: Index and tensor of each gradient; only shapes, dtypes and devices matter.
+            variables: The variables by index.
         """
+        # A failed step may have left transfers pending.
         for bucket in self._buckets:
-            bucket.wait()  # a step that failed has not
-        like = sorted(like, key=lambda each: -each[0])
-        layout: list[Any] = [(place, each.shape, each.dtype, each.device) for place, each in like]
-        made = Bucket
+            bucket.wait()
+        templates = sorted(templates, key=lambda template: -template[0])
+        layout: list[Any] = [
+            (index, grad.shape, grad.dtype, grad.device) for index, grad in templates
+        ]
+        make_bucket = Bucket
         if self._shards is not None:
-            made = partial(Scatter, self._shards, variables)
-            own = [variables[place] for place, _ in like]  # its buckets keep them alive
-            layout += [(id(var), self._shards.pieces(var)) for var in own]
-        if layout != self._layout or self._holders != [
-            each.count_holders() for each in self._buckets
-        ]:
-            self._layout, self._buckets = None, []  # or they would be there twice for a while
-            self._buckets = plan_buckets(like, self._how.bucket_size, made)
-            self._holders = [each.count_holders() for each in self._buckets]
+            make_bucket = partial(Scatter, self._shards, variables)
+            # The buckets keep these variables alive, so that an id stays unique.
+            bucket_vars = [variables[index] for index, _ in templates]
+            layout += [(id(var), self._shards.pieces(var)) for var in bucket_vars]
+        holders = [bucket.count_holders() for bucket in self._buckets]
+        if layout != self._layout or self._holders != holders:
+            # Free the old buckets before the new ones are allocated.
+            self._layout, self._buckets = None, []
+            self._buckets = plan_buckets(templates, self._sending.bucket_size, make_bucket)
+            self._holders = [bucket.count_holders() for bucket in self._buckets]
             self._layout = layout
         return self._buckets
 
     def send_bucket(self, bucket: Sent, variables: Sequence[Tensor]) -> None:
-        """Begin to add up what all ranks have in a bucket; its numbers are those of variables."""
+        """Begin to sum a bucket over all ranks; its indices are those of `variables`."""
         if self._compression is not None and isinstance(bucket, Bucket):
             self._compression.compress(bucket, variables)
-        bucket.send(self.ranks, self._how.ordered)
+        bucket.send(self.ranks, self._sending.ordered)
 
     def begin_step(self) -> None:
-        """Begin a step; what was sent for another one was in vain."""
+        """Begin a step, and drop the rounding errors of an unfinished one."""
         if self._compression is not None:
             self._compression.begin_step()
 
     def keep_wanted(self, variables: Iterable[Tensor]) -> None:
-        """Say of which variables dense sums were wanted."""
+        """Keep new rounding errors of these variables only."""
         if self._compression is not None:
             self._compression.keep_wanted(variables)
 
     def commit_step(self) -> None:
-        """Say that the sums were applied."""
+        """Commit the rounding errors after the sums were applied."""
         if self._compression is not None:
             self._compression.commit_step()

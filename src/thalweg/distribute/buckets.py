@@ -1,4 +1,4 @@
-"""Tensors that are sent together: one long message is faster than many short ones."""
+"""Buckets of tensors that are sent in one message, which is faster than many short ones."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from thalweg._base.storage_use_count import count_holders
 from thalweg.distribute.process_group import Pending, Ranks
 from thalweg.distribute.tree_reduction import over_ranks
 
-SIZE = 25 * 2**20  # bytes, as in torch's DistributedDataParallel
+# Bytes per bucket, as in torch's DistributedDataParallel.
+SIZE = 25 * 2**20
 
 
 @dataclass
 class Sending:
-    """Settings of the sending of gradients.
+    """Settings of the transfer of gradients.
 
     Attributes:
-        bucket_size: Bytes that are sent together.
+        bucket_size: Bytes per bucket.
         ordered: Whether gradients are added in the order of a tree over the ranks.
         compression: The dtype that optimizers send in place of 32 and 64 bits; None for those.
         micro_batches: The number of micro-batches of all ranks, from the last call of
@@ -35,128 +36,131 @@ class Sending:
     micro_batches: int | None = None
 
     def describe(self) -> list[str]:
-        """Return a line for each setting, and for all else that the bits of ordered sums depend
-        on.
-        """
-        names = [each.name for each in fields(self) if self.ordered or each.name != "micro_batches"]
+        """Return one line per setting, and the number of threads if sums must be reproducible."""
+        names = [
+            field.name for field in fields(self) if self.ordered or field.name != "micro_batches"
+        ]
         lines = [f"{name} of the strategy: {getattr(self, name)}" for name in names]
-        return [*lines, f"threads of torch: {torch.get_num_threads()}"] if self.ordered else lines
+        threads = f"threads of torch: {torch.get_num_threads()}"
+        return [*lines, threads] if self.ordered else lines
 
 
 class Sent(Protocol):
-    """Tensors that are sent together, and come back as sums.
+    """Interface of tensors that are sent together and return as sums.
 
     Attributes:
-        places: Their numbers.
+        places: The indices of the tensors.
     """
 
     places: list[int]
 
     def put(self, places: Sequence[int], tensors: Sequence[Tensor]) -> None:
-        """Copy tensors to where they are sent from."""
+        """Copy tensors into the send buffer."""
         ...
 
-    def clear(self, place: int) -> None:
-        """Send zeros for a tensor."""
+    def clear(self, index: int) -> None:
+        """Set the send buffer of a tensor to zeros."""
         ...
 
     def send(self, ranks: Ranks, ordered: bool) -> None:
-        """Begin to add up what all ranks have in it."""
+        """Begin to sum the buffer over all ranks."""
         ...
 
     def wait(self) -> None:
-        """Wait until nothing of it is under way."""
+        """Wait for pending transfers."""
         ...
 
     def wait_for_sums(self) -> dict[int, Tensor]:
-        """Return the sums by the numbers of the tensors; waits for them."""
+        """Wait for the sums and return them by index."""
         ...
 
     def count_holders(self) -> int:
-        """Return the number of tensors in its memory; it has risen if the caller keeps a sum."""
+        """Return the number of tensors in the buffer, which grows if a caller holds a sum."""
         ...
 
 
-Made = TypeVar("Made")
+BucketT = TypeVar("BucketT")
 
 
 class Bucket:
-    """Memory for copies of some tensors, one after the other, on their way to all ranks.
+    """Contiguous buffer for copies of several tensors.
 
     Args:
-        places: Numbers of the tensors.
-        like: Tensors of their shapes, of one dtype and on one device.
+        places: The indices of the tensors.
+        templates: Tensors of the same shapes, of one dtype and on one device.
     """
 
-    def __init__(self, places: Sequence[int], like: Sequence[Tensor]) -> None:
+    def __init__(self, places: Sequence[int], templates: Sequence[Tensor]) -> None:
         self.places = list(places)
-        plain = [_as_real(each) for each in like]
-        with outside_inference():  # it may be filled again outside of it
-            self._flat = plain[0].new_empty(sum(each.numel() for each in plain))
-        parts = self._flat.split([each.numel() for each in plain])
-        views = [part.view(each.shape) for part, each in zip(parts, plain, strict=True)]
+        reals = [_as_real(template) for template in templates]
+        # A later step outside of inference mode may refill the memory.
+        with outside_inference():
+            self._flat = reals[0].new_empty(sum(template.numel() for template in reals))
+        parts = self._flat.split([template.numel() for template in reals])
+        views = [part.view(template.shape) for part, template in zip(parts, reals, strict=True)]
         self.parts = {
-            place: torch.view_as_complex(view) if each.is_complex() else view
-            for place, view, each in zip(places, views, like, strict=True)
+            index: torch.view_as_complex(view) if template.is_complex() else view
+            for index, view, template in zip(places, views, templates, strict=True)
         }
-        self.dtype = like[0].dtype
-        self._narrow: Tensor | None = None  # what is sent in place of it,
-        self._divisor = 1  # divided by that
-        self._sent: Pending | None = None
+        self.dtype = templates[0].dtype
+        # Sent instead of `_flat`, divided by `_divisor`.
+        self._low_precision: Tensor | None = None
+        self._divisor = 1
+        self._pending: Pending | None = None
 
     def put(self, places: Sequence[int], tensors: Sequence[Tensor]) -> None:
         """See `Sent`."""
-        copy_all([self.parts[place] for place in places], tensors)
+        copy_all([self.parts[index] for index in places], tensors)
 
-    def clear(self, place: int) -> None:
+    def clear(self, index: int) -> None:
         """See `Sent`."""
-        self.parts[place].zero_()
+        self.parts[index].zero_()
 
     def compress(self, dtype: torch.dtype, count: int) -> list[Tensor]:
-        """Send numbers of 16 bits in place of those in it.
+        """Send the tensors in 16 bits and return their rounding errors, 0 where not finite.
 
-        They are divided by the number of ranks, so that their sum is no larger than the largest.
-        What is not finite, or too large, is infinite or NaN in the sum, too.
+        The tensors are divided by the number of ranks, so that their sum does not overflow.
+        Elements that are not finite, or too large, are infinite or NaN in the sum, too.
 
         Args:
             dtype: The dtype of 16 bits.
             count: The number of ranks.
-
-        Returns:
-            For each tensor what that leaves out; 0 where it is not finite.
         """
-        if self._narrow is None:
+        if self._low_precision is None:
             with outside_inference():
-                self._narrow = torch.empty_like(self._flat, dtype=dtype)
+                self._low_precision = torch.empty_like(self._flat, dtype=dtype)
         self._divisor = count
-        left = self._flat / count
-        left.copy_(self._narrow.copy_(left))
-        torch.sub(self._flat, left, alpha=count, out=left).nan_to_num_(0.0, 0.0, 0.0)
+        residuals = self._flat / count
+        residuals.copy_(self._low_precision.copy_(residuals))
+        torch.sub(self._flat, residuals, alpha=count, out=residuals).nan_to_num_(0.0, 0.0, 0.0)
         sizes = [part.numel() for part in self.parts.values()]
         shapes = [part.shape for part in self.parts.values()]
-        return [each.view(shape) for each, shape in zip(left.split(sizes), shapes, strict=True)]
+        return [
+            residual.view(shape)
+            for residual, shape in zip(residuals.split(sizes), shapes, strict=True)
+        ]
 
     def send(self, ranks: Ranks, ordered: bool) -> None:
         """See `Sent`."""
         if ordered:
             self._flat.copy_(over_ranks(self._flat, ranks))
         else:
-            sent = self._flat if self._narrow is None else self._narrow
-            self._sent = ranks.begin_adding(sent)
+            message = self._flat if self._low_precision is None else self._low_precision
+            self._pending = ranks.begin_adding(message)
 
     def wait(self) -> None:
         """See `Sent`."""
-        if self._sent is not None:
-            self._sent.wait()
-            self._sent = None
-            if self._narrow is not None:
-                self._flat.copy_(self._narrow).mul_(self._divisor)
+        if self._pending is not None:
+            self._pending.wait()
+            self._pending = None
+            if self._low_precision is not None:
+                self._flat.copy_(self._low_precision).mul_(self._divisor)
 
     def wait_for_sums(self) -> dict[int, Tensor]:
-        """See `Sent`; they have the shapes of the tensors, and lie in it."""
+        """See `Sent`; the sums have the shapes of the tensors and share the bucket's memory."""
         self.wait()
         # Each time new tensors: `count_holders` sees those that somebody keeps.
-        return {place: part.detach() for place, part in self.parts.items()}
+        return {index: part.detach() for index, part in self.parts.items()}
 
     def count_holders(self) -> int:
         """See `Sent`."""
@@ -164,42 +168,42 @@ class Bucket:
 
 
 def holders_of(tensor: Tensor) -> int:
-    """Return the number of tensors in the memory of a tensor."""
+    """Return the number of tensors that share the memory of a tensor."""
     return count_holders(tensor.untyped_storage())
 
 
 def plan_buckets(
-    like: Sequence[tuple[int, Tensor]],
+    numbered_templates: Sequence[tuple[int, Tensor]],
     size: int,
-    made: Callable[[Sequence[int], Sequence[Tensor]], Made],
-) -> list[Made]:
-    """Buckets for tensors: those of one dtype and device go together, in order.
+    make_bucket: Callable[[Sequence[int], Sequence[Tensor]], BucketT],
+) -> list[BucketT]:
+    """Return buckets for tensors; a bucket holds tensors of one dtype and device, in order.
 
     Args:
-        like: Numbers, and tensors of the same shapes and dtypes on all ranks, so that all plan
-            alike.
-        size: Bytes after which a bucket is full; a larger tensor has one of its own.
-        made: Makes a bucket; see `Bucket`.
+        numbered_templates: Indices and tensors. Shapes and dtypes must be equal on all ranks, so
+            that all ranks plan the same buckets.
+        size: Bytes after which a bucket is full; a larger tensor has a bucket of its own.
+        make_bucket: Returns a bucket for indices and tensors; see `Bucket`.
     """
     full: list[list[tuple[int, Tensor]]] = []
     filling: dict[tuple[torch.dtype, torch.device], tuple[list[tuple[int, Tensor]], int]] = {}
-    for place, each in like:
-        kind, more = (each.dtype, each.device), each.numel() * each.element_size()
-        members, bytes_ = filling.get(kind, ([], 0))
-        if members and bytes_ + more > size:
+    for index, template in numbered_templates:
+        key, nbytes = (template.dtype, template.device), template.numel() * template.element_size()
+        members, filled_bytes = filling.get(key, ([], 0))
+        if members and filled_bytes + nbytes > size:
             full.append(members)
-            members, bytes_ = [], 0
-        filling[kind] = ([*members, (place, each)], bytes_ + more)
+            members, filled_bytes = [], 0
+        filling[key] = ([*members, (index, template)], filled_bytes + nbytes)
     full += [members for members, _ in filling.values()]
-    return [made([place for place, _ in each], [like for _, like in each]) for each in full]
+    return [make_bucket([i for i, _ in members], [like for _, like in members]) for members in full]
 
 
 def copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
-    """Copy tensors to others of their shapes."""
+    """Copy tensors to targets of the same shapes."""
     if targets:
         torch._foreach_copy_(list(targets), list(sources))  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
 
 
 def _as_real(tensor: Tensor) -> Tensor:
-    """A tensor that is sent: torch's collectives know no complex numbers."""
+    """Return a real view of a tensor: torch's collectives do not support complex numbers."""
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor

@@ -1,4 +1,4 @@
-"""Gradients in 16 bits on their way, with error feedback.
+"""Compression of gradients to 16 bits, with error feedback.
 
 After "1-bit stochastic gradient descent and its application to data-parallel distributed training
 of speech DNNs" (Seide et al. 2014): what rounding leaves out of a gradient is added to the next.
@@ -23,49 +23,54 @@ _WIDE = (torch.float32, torch.float64)
 
 
 class Compression:
-    """Rounding errors of the 16-bit gradients of each variable, on this rank.
+    """Rounding errors of the 16-bit gradients of each variable on this rank.
 
     A step that is not taken leaves them unchanged.
 
     Args:
-        dtype: The dtype that is sent.
-        count: The number of ranks; each sends its gradient divided by it.
+        dtype: The 16-bit dtype.
+        count: The number of ranks, by which each gradient is divided.
     """
 
     def __init__(self, dtype: torch.dtype, count: int) -> None:
         self._dtype, self._count = dtype, count
-        self._left = WeakTensorKeyDictionary()
-        self._next: dict[int, tuple[Tensor, Tensor]] = {}  # of a step that may not be taken
+        self._residuals = WeakTensorKeyDictionary()
+        # Residuals of a step that may still fail.
+        self._next_residuals: dict[int, tuple[Tensor, Tensor]] = {}
 
     def begin_step(self) -> None:
-        """Begin a step, or begin it again."""
-        self._next = {}
+        """Begin a step, and drop the rounding errors of an unfinished one."""
+        self._next_residuals = {}
 
     def compress(self, bucket: Bucket, variables: Sequence[Tensor]) -> None:
-        """Send a bucket in 16 bits, with the rounding errors of the last time added.
+        """Add the last rounding errors to a bucket of gradients, and send it in 16 bits.
 
         Args:
-            bucket: It holds gradients.
-            variables: Their variables by the bucket's numbers. One that comes twice, and what has
-                neither 32 nor 64 bits, gets nothing back.
+            bucket: The bucket.
+            variables: The variables by index. A variable that occurs twice, and dtypes other than
+                32 and 64 bits, get no error feedback.
         """
         if bucket.dtype not in _WIDE:
             return
-        own = [variables[place] for place in bucket.places]
-        for part, var in zip(bucket.parts.values(), own, strict=True):
-            left = None if id(var) in self._next else self._left.get(var)
-            if left is not None and (left.shape, left.device) == (part.shape, part.device):
-                part.add_(left)
-        for var, left in zip(own, bucket.compress(self._dtype, self._count), strict=True):
-            self._next.setdefault(id(var), (var, left))
+        bucket_vars = [variables[index] for index in bucket.places]
+        for part, var in zip(bucket.parts.values(), bucket_vars, strict=True):
+            residual = None if id(var) in self._next_residuals else self._residuals.get(var)
+            layout = part.shape, part.device
+            if residual is not None and (residual.shape, residual.device) == layout:
+                part.add_(residual)
+        residuals = bucket.compress(self._dtype, self._count)
+        for var, residual in zip(bucket_vars, residuals, strict=True):
+            self._next_residuals.setdefault(id(var), (var, residual))
 
     def keep_wanted(self, variables: Iterable[Tensor]) -> None:
-        """Say of which variables the sums were wanted."""
-        wanted = set(map(id, variables))
-        self._next = {key: each for key, each in self._next.items() if key in wanted}
+        """Keep new rounding errors of these variables only."""
+        variable_ids = set(map(id, variables))
+        self._next_residuals = {
+            key: residual for key, residual in self._next_residuals.items() if key in variable_ids
+        }
 
     def commit_step(self) -> None:
-        """Say that the sums were applied."""
-        for var, left in self._next.values():
-            self._left[var] = left
-        self._next = {}
+        """Commit the rounding errors after the sums were applied."""
+        for var, residual in self._next_residuals.values():
+            self._residuals[var] = residual
+        self._next_residuals = {}

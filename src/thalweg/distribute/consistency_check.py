@@ -1,4 +1,4 @@
-"""Checks that all ranks are about to do the same."""
+"""Checks that all ranks are about to execute the same step."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from thalweg.distribute.handshake import PendingCollective, RankMessage, compare
 from thalweg.distribute.process_group import Ranks
 from thalweg.variable import dtype_name, titles_of
 
-EVERY = 1000  # steps
+# Steps between complete checks.
+CHECK_INTERVAL = 1000
 
 _VALUES = "the bits of the values"
 _HINTS = [(_VALUES, "Set them alike: strategy.broadcast(variables).")]
@@ -24,12 +25,12 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class StepFingerprint(NamedTuple):
-    """Description of an optimizer that must be equal on all ranks.
+    """Description of an optimizer's step that must be equal on all ranks.
 
     Attributes:
-        words: Returns everything that numbers depend on, one line for each fact.
-        numbers: Returns the part that may change from step to step and is cheap: the number of
-            steps taken, and hyperparameters.
+        words: Returns one line for each fact that affects results.
+        numbers: Returns the number of steps and the hyperparameters, which change from step to
+            step.
     """
 
     words: Callable[[], Sequence[str]]
@@ -40,19 +41,19 @@ class Agreed(NamedTuple):
     """Result of a check of all ranks.
 
     Attributes:
-        is_doubted: Whether a rank is in doubt.
-        is_alike: Whether the gradients of all ranks are of the same kinds.
+        is_doubted: Whether a rank has reported doubt.
+        has_equal_kinds: Whether the gradients have the same kinds on all ranks.
     """
 
     is_doubted: bool
-    is_alike: bool
+    has_equal_kinds: bool
 
 
 class Agreement:
-    """Comparison of ranks before they send gradients: a few bytes each time, everything sometimes.
+    """Comparison of ranks before they send gradients: a few bytes each time, all facts sometimes.
 
-    Everything is the variables in their order with names, shapes, dtypes and values, and the
-    optimizer's description of itself.
+    All facts are the variables in order with names, shapes, dtypes and values, and the lines of the
+    optimizer's fingerprint.
 
     Args:
         ranks: The ranks.
@@ -62,72 +63,72 @@ class Agreement:
     def __init__(self, ranks: Ranks, values: bool = True) -> None:
         self._ranks, self._values = ranks, values
         self._steps = 0
-        self._known: tuple[list[Any], list[Any], int] = [], [], 0
+        self._hashed_variables: tuple[list[Any], list[Any], int] = [], [], 0
 
     def check(
         self,
         variables: Sequence[Any],
-        said: StepFingerprint,
+        fingerprint: StepFingerprint,
         trouble: BaseException | None = None,
         doubt: bool = False,
         kinds: bytes = b"",
-        beside: int = 0,
-        doing: PendingCollective = PendingCollective.STEP,
+        extra_digest: int = 0,
+        collective: PendingCollective = PendingCollective.STEP,
     ) -> Agreed:
-        """Raise on all ranks if they differ, or if one of them has no gradients to send.
+        """Raise on all ranks if they differ, or if one of them failed to compute gradients.
 
         Args:
-            variables: Those of the step.
-            said: What else must be the same.
-            trouble: What kept this rank from having gradients.
-            doubt: Anything that all ranks are to know of one another.
-            kinds: What kinds the gradients are of; they may differ.
-            beside: A number that must be the same on all ranks, too; `said` has words for it.
-            doing: What they are about to do.
+            variables: The variables of the step.
+            fingerprint: Other facts that must be equal.
+            trouble: The error that kept this rank from its gradients, or None.
+            doubt: A flag; the result is True if any rank sets it.
+            kinds: The kinds of the gradients, which may differ.
+            extra_digest: A further number that must be equal; `fingerprint` has lines for it.
+            collective: The action that follows.
 
         Raises:
-            ReplicaMismatchError: Names the first difference, or the rank in trouble.
-            BaseException: `trouble`, on its rank.
+            ReplicaMismatchError: The ranks differ, or another rank failed.
+            BaseException: `trouble`, on this rank.
         """
         digest = 0
         if trouble is None:
             try:
-                digest = self._hash_variables(variables) ^ beside ^ _hash_numbers(*said.numbers())
+                digest = self._hash_variables(variables) ^ extra_digest
+                digest ^= _hash_numbers(*fingerprint.numbers())
             except Exception as error:
                 trouble = error
-        due = self._steps % EVERY == 0
-        same, most = (digest, hash_bytes(kinds)), (due, doubt)
-        heard = RankMessage(self._ranks, doing, same, most, trouble).receive()
-        (is_same, is_alike), (is_due, is_doubted) = heard
-        if not is_same or is_due:
-            self._compare_all(variables, said)
+        is_check_due = self._steps % CHECK_INTERVAL == 0
+        digests, flags = (digest, hash_bytes(kinds)), (is_check_due, doubt)
+        message = RankMessage(self._ranks, collective, digests, flags, trouble).receive()
+        (has_equal_digest, has_equal_kinds), (is_full_check, is_doubted) = message
+        if not has_equal_digest or is_full_check:
+            self._compare_all(variables, fingerprint)
         self._steps += 1
-        return Agreed(bool(is_doubted), is_alike)
+        return Agreed(bool(is_doubted), has_equal_kinds)
 
     def compare_all_next(self) -> None:
-        """Compare everything at the next check."""
+        """Make the next check compare all facts."""
         self._steps = 0
 
     def ask_all(self, variables: Sequence[Tensor], declines: bool) -> Meeting:
-        """Ask whether all ranks have the same variables, and none declines."""
-        same, most = (self._hash_variables(variables),), (declines,)
-        return Meeting(RankMessage(self._ranks, PendingCollective.BACKWARD, same, most))
+        """Begin a vote: do all ranks have the same variables, and does none decline?"""
+        digests, flags = (self._hash_variables(variables),), (declines,)
+        return Meeting(RankMessage(self._ranks, PendingCollective.BACKWARD, digests, flags))
 
     def _hash_variables(self, variables: Sequence[Tensor]) -> int:
-        known, formats, digest = self._known
-        own = [(var.shape, var.dtype) for var in variables]
-        if own != formats or any(
-            one is not other for one, other in zip(known, variables, strict=True)
-        ):
+        last_variables, last_formats, digest = self._hashed_variables
+        formats = [(var.shape, var.dtype) for var in variables]
+        pairs = zip(last_variables, variables, strict=True)
+        if formats != last_formats or any(last is not var for last, var in pairs):
             digest = hash_bytes("\n".join(_describe_variables(variables, False)).encode())
-            self._known = list(variables), own, digest
+            self._hashed_variables = list(variables), formats, digest
         return digest
 
-    def _compare_all(self, variables: Sequence[Tensor], said: StepFingerprint) -> None:
+    def _compare_all(self, variables: Sequence[Tensor], fingerprint: StepFingerprint) -> None:
         trouble: Exception | None = None
         lines: list[str] = []
         try:
-            lines = [*said.words(), *_describe_variables(variables, self._values)]
+            lines = [*fingerprint.words(), *_describe_variables(variables, self._values)]
         except Exception as error:
             trouble = error
         RankMessage(self._ranks, PendingCollective.STEP, trouble=trouble).receive()
@@ -135,49 +136,50 @@ class Agreement:
 
 
 class Meeting:
-    """A question that all ranks are asked while they go on."""
+    """Vote of all ranks that does not block until its result is needed."""
 
     def __init__(self, message: RankMessage) -> None:
         self._message = message
         self._answer: bool | None = None
 
     def reach_agreement(self) -> bool:
-        """Return the answer, the same on all ranks; waits for it."""
+        """Wait for the vote and return whether all agree; the result is equal on all ranks."""
         if self._answer is None:
-            alike, (is_declined, _) = self._message.receive()
-            self._answer = alike[0] and not is_declined
+            are_equal, (is_declined, _) = self._message.receive()
+            self._answer = are_equal[0] and not is_declined
         return self._answer
 
 
 def hash_bytes(text: bytes) -> int:
-    """Return a number of 56 bits, the same on all ranks if the text is."""
+    """Return a hash of 56 bits that does not depend on the process."""
     return int.from_bytes(hashlib.blake2b(text, digest_size=7).digest(), "little")
 
 
 def _hash_numbers(step: int, numbers: Sequence[float]) -> int:
-    with np.errstate(over="ignore"):  # steps compute with float32
-        rounded = np.array(numbers, np.float32)
-    return hash_bytes(struct.pack("q", step) + rounded.tobytes())
+    # Steps compute in float32, where large numbers are infinite.
+    with np.errstate(over="ignore"):
+        float32_numbers = np.array(numbers, np.float32)
+    return hash_bytes(struct.pack("q", step) + float32_numbers.tobytes())
 
 
 def _describe_variables(variables: Sequence[Any], values: bool) -> list[str]:
-    titles = titles_of(variables)
-    found = [f"the number of variables: {len(variables)}"]
-    found += [
-        f"variable {place}: '{title}' {dtype_name(var.dtype)} {_shape_of(var)}{_strides_of(var)}"
-        for place, (title, var) in enumerate(zip(titles, variables, strict=True))
+    names = titles_of(variables)
+    lines = [f"the number of variables: {len(variables)}"]
+    lines += [
+        f"variable {index}: '{name}' {dtype_name(var.dtype)} {_shape_of(var)}{_strides_of(var)}"
+        for index, (name, var) in enumerate(zip(names, variables, strict=True))
     ]
     if values:
-        pairs = zip(titles, variables, strict=True)
-        found += [f"{_VALUES} of '{title}': a sum of {_sum_bits(var):x}" for title, var in pairs]
-    return found
+        pairs = zip(names, variables, strict=True)
+        lines += [f"{_VALUES} of '{name}': a sum of {_sum_bits(var):x}" for name, var in pairs]
+    return lines
 
 
 def _sum_bits(var: Tensor) -> int:
-    """The sum of the bits of all elements as whole numbers, for which no order matters."""
-    plain = var.detach()
-    plain = torch.view_as_real(plain) if plain.is_complex() else plain
-    return int(plain.view(_BITS[plain.element_size()]).sum(dtype=torch.int64)) % 2**64
+    """Return the sum of the bits of all elements as integers, which is independent of order."""
+    real_view = var.detach()
+    real_view = torch.view_as_real(real_view) if real_view.is_complex() else real_view
+    return int(real_view.view(_BITS[real_view.element_size()]).sum(dtype=torch.int64)) % 2**64
 
 
 def _shape_of(var: Tensor) -> Any:
@@ -187,7 +189,7 @@ def _shape_of(var: Tensor) -> Any:
 
 
 def _strides_of(var: object) -> str:
-    """Where elements lie, if not in rows: parts of variables, and sums, go by that."""
+    """Return a text about the strides of a tensor; empty if it is contiguous."""
     if not isinstance(var, Tensor) or var.is_contiguous():
         return ""
     return f" with strides {var.stride()}"

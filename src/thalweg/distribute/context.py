@@ -1,4 +1,4 @@
-"""Strategy of a thread, and its position: in a replica or across all of them."""
+"""Strategy context of a thread: in a replica, or across all replicas."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 
 class Replicas(Protocol):
-    """Interface of a strategy for its parts.
+    """Interface of a strategy for the modules of this package.
 
     Attributes:
         ranks: The ranks.
-        sending: The settings of their sending of gradients.
+        sending: The settings of the transfer of gradients.
         is_default: Whether it is the default, used where the user made no strategy.
     """
 
@@ -49,43 +49,41 @@ class Entered(NamedTuple):
 
 
 def enter_cross_replica(strategy: Replicas) -> ContextSetting:
-    """Be across the replicas of a strategy, which the block is given, until it ends."""
+    """Return a context manager that enters the cross-replica context and yields the strategy."""
     return _enter_scope(Entered(strategy, None), strategy)
 
 
 def enter_replica(replica: Replica) -> ContextSetting:
-    """Be in a replica until the block ends."""
+    """Return a context manager that enters the context of a replica."""
     return _enter_scope(Entered(replica.strategy, replica))
 
 
-def _enter_scope(entered: Entered, given: object = None) -> ContextSetting:
+def _enter_scope(context: Entered, target: object = None) -> ContextSetting:
     def enter_section() -> Sections:
-        return [partial(thread.strategies.append, entered)], [thread.strategies.pop]
+        return [partial(thread.strategies.append, context)], [thread.strategies.pop]
 
-    return ContextSetting(enter_section, given)
+    return ContextSetting(enter_section, target)
 
 
 def innermost_context() -> Entered | None:
-    """Return the context that this thread has entered last, or None."""
+    """Return the innermost context of this thread, or None."""
     return thread.strategies[-1] if thread.strategies else None
 
 
 def enter_update() -> AbstractContextManager[Any]:
-    """Return a context manager for a block in which a hook updates variables: across replicas, if
-    there are several.
-    """
+    """Return a context manager for updates by hooks: cross-replica if there are several."""
     if replicas() == 1:
         return contextlib.nullcontext()
     return enter_cross_replica(thread.strategies[-1].strategy)
 
 
 def has_strategy() -> bool:
-    """Return True if this thread is in the scope of a strategy that the user made."""
-    here = innermost_context()
-    return here is not None and not (here.replica is None and here.strategy.is_default)
+    """Return whether this thread is in the scope of a user's strategy."""
+    context = innermost_context()
+    return context is not None and not (context.replica is None and context.strategy.is_default)
 
 
 def in_cross_replica_context() -> bool:
-    """Return True if this thread is across replicas: in `scope`, in `merge_call`, not in `run`."""
-    here = innermost_context()
-    return here is not None and here.replica is None
+    """Return True in `scope` and in `merge_call`, False in `run`."""
+    context = innermost_context()
+    return context is not None and context.replica is None

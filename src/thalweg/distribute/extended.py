@@ -1,4 +1,4 @@
-"""`Strategy.extended`: the methods of a strategy with which optimizers are written."""
+"""`Strategy.extended`: low-level methods of a strategy for optimizers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from thalweg.variable import check_held
 
 
 class Extended:
-    """Places of variables and their updates, which run once in this process."""
+    """Variable placement and updates; each update runs once per process."""
 
     def __init__(self, strategy: Replicas) -> None:
         self._strategy = strategy
@@ -34,13 +34,13 @@ class Extended:
 
     @property
     def parameter_devices(self) -> tuple[str, ...]:
-        """The devices that variables of this process lie on."""
+        """The devices of the variables of this process."""
         return self.worker_devices
 
     def reduce_to(
         self, reduce_op: object, value: object, destinations: object = None, options: object = None
     ) -> Any:
-        """Return the sum or mean of a value over all replicas; it is on all of them.
+        """Return the sum or mean of a value over all replicas, on each replica.
 
         Args:
             reduce_op: `ReduceOp.SUM` or `MEAN`, "sum" or "mean".
@@ -66,7 +66,8 @@ class Extended:
 
         Args:
             reduce_op: `ReduceOp.SUM` or `MEAN`, "sum" or "mean".
-            value_destination_pairs: Values, as gradients, and what they are for, as variables.
+            value_destination_pairs: Pairs of a value and its destination, such as gradient and
+                variable.
             options: Accepted for compatibility.
         """
         return all_reduce(
@@ -81,17 +82,17 @@ class Extended:
         kwargs: Mapping[str, object] | None = None,
         group: bool = True,
     ) -> Any:
-        """Call a function that updates a variable: once in each process.
+        """Call a function that updates a variable, once in each process.
 
         Args:
-            var: The variable; the function's first argument.
+            var: The variable, passed as the first argument.
             fn: The function.
-            args, kwargs: Its other arguments.
-            group: Whether what it returns is returned as it is, or else as a tuple of one.
+            args, kwargs: Further arguments.
+            group: Whether to return the function's result itself, or a tuple of it.
         """
         with enter_cross_replica(self._strategy):
-            found = fn(var, *args, **(kwargs or {}))
-        return found if group else (found,)
+            output = fn(var, *args, **(kwargs or {}))
+        return output if group else (output,)
 
     def update_non_slot(
         self,
@@ -101,25 +102,21 @@ class Extended:
         kwargs: Mapping[str, object] | None = None,
         group: bool = True,
     ) -> Any:
-        """Call a function that updates what belongs to no variable: once in each process."""
+        """Call a function that updates state without a variable, once in each process."""
         with enter_cross_replica(self._strategy):
-            found = fn(*args, **(kwargs or {}))
-        return found if group else (found,)
+            output = fn(*args, **(kwargs or {}))
+        return output if group else (output,)
 
     def non_slot_devices(self, var_list: Sequence[object]) -> tuple[str, ...]:
-        """Return the device of the first variable of a list, for variables that belong to none of
-        them.
-        """
+        """Return the device of the first variable of a list."""
         return tuple(dict.fromkeys(str(getattr(var, "device", "cpu")) for var in var_list))[:1]
 
     def colocate_vars_with(self, colocate_with_variable: object) -> AbstractContextManager[None]:
-        """Return a context manager for a block in which variables are made beside another one,
-        which they always are.
-        """
+        """Return a context manager without effect: variables are always on this process' device."""
         return contextlib.nullcontext()
 
     def value_container(self, value: object) -> Any:
-        """Return the variable that a value is a copy of: itself."""
+        """Return the variable that holds a value: the value itself."""
         return value
 
     def broadcast(self, variables: torch.nn.Module | Iterable[Tensor]) -> None:
@@ -132,13 +129,13 @@ class Extended:
         else:
             tensors = list(leaves_of(flatten(variables)))
         with report_error(ranks, PendingCollective.STEP):
-            for each in tensors:
-                check_held(each)
+            for tensor in tensors:
+                check_held(tensor)
         Agreement(ranks, values=False).check(tensors, StepFingerprint(list))
         with no_grad():
             copies = [
-                each.detach().clone(memory_format=torch.contiguous_format) for each in tensors
+                tensor.detach().clone(memory_format=torch.contiguous_format) for tensor in tensors
             ]
             ranks.broadcast(copies)
-            for each, copy in zip(tensors, copies, strict=True):
-                each.detach().copy_(copy)
+            for tensor, copy in zip(tensors, copies, strict=True):
+                tensor.detach().copy_(copy)

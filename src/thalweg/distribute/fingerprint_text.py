@@ -1,4 +1,4 @@
-"""Arguments of optimizers in words, the same on all ranks if the arguments are."""
+"""Text of optimizer arguments that is equal on all ranks for equal arguments."""
 
 from __future__ import annotations
 
@@ -11,37 +11,38 @@ from thalweg.formula import Rule
 
 
 def in_words(arguments: Mapping[str, object]) -> list[str]:
-    """Return a line for each argument; numbers as float32, which is what steps compute with.
+    """Return one line per argument; floats are rounded to float32, in which steps compute.
 
     Functions count by their names, and what has a `get_config` by that.
     """
     return [f"{name}: {_describe_value(value)}" for name, value in arguments.items()]
 
 
-def _describe_value(value: object) -> str:
-    if isinstance(value, float | np.floating):
-        return repr(float(np.float32(value)))
-    if value is None or isinstance(value, bool | int | str | np.integer):
-        return str(value)
-    if isinstance(value, Tensor):
+def _describe_value(argument: object) -> str:
+    """Return an argument as text: functions by name, objects with `get_config` by their config."""
+    if isinstance(argument, float | np.floating):
+        return repr(float(np.float32(argument)))
+    if argument is None or isinstance(argument, bool | int | str | np.integer):
+        return str(argument)
+    if isinstance(argument, Tensor):
         return (
-            _describe_value(value.item())
-            if not value.dim()
-            else f"a tensor of {tuple(value.shape)}"
+            _describe_value(argument.item())
+            if not argument.dim()
+            else f"a tensor of {tuple(argument.shape)}"
         )
-    if isinstance(value, Rule):
-        return value.name
-    if isinstance(value, Mapping):
-        return f"{{{', '.join(_describe_pairs(value))}}}"
-    if isinstance(value, frozenset | set):
-        return f"[{', '.join(sorted(map(_describe_value, value)))}]"
-    if isinstance(value, Sequence):
-        return f"[{', '.join(map(_describe_value, value))}]"
-    config = getattr(value, "get_config", None)
-    if config is not None and not isinstance(value, type):
-        return f"{type(value).__name__} {_describe_value(config())}"
-    return getattr(value, "__qualname__", type(value).__qualname__)
+    if isinstance(argument, Rule):
+        return argument.name
+    if isinstance(argument, Mapping):
+        return f"{{{', '.join(_describe_pairs(argument))}}}"
+    if isinstance(argument, frozenset | set):
+        return f"[{', '.join(sorted(map(_describe_value, argument)))}]"
+    if isinstance(argument, Sequence):
+        return f"[{', '.join(map(_describe_value, argument))}]"
+    config = getattr(argument, "get_config", None)
+    if config is not None and not isinstance(argument, type):
+        return f"{type(argument).__name__} {_describe_value(config())}"
+    return getattr(argument, "__qualname__", type(argument).__qualname__)
 
 
-def _describe_pairs(value: Mapping[object, object]) -> Iterator[str]:
-    return (f"{name}: {_describe_value(each)}" for name, each in value.items())
+def _describe_pairs(mapping: Mapping[object, object]) -> Iterator[str]:
+    return (f"{name}: {_describe_value(entry)}" for name, entry in mapping.items())

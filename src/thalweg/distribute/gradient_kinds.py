@@ -1,4 +1,4 @@
-"""Kinds of gradients of each variable over all ranks."""
+"""Gradient kinds (dense or sparse, and dtype) over all ranks."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _ROWS: tuple[type[Any], ...] = (IndexedSlices, SymbolicRows)
 
 
 class GradientKind(NamedTuple):
-    """Kind of a gradient over all ranks; nothing is set where it is None on all.
+    """Kind of a gradient over all ranks; all flags are False if it is None on all ranks.
 
     Attributes:
         dense: Whether it is a tensor on some rank.
-        sparse: Whether it is rows on some rank.
-        wide: Whether the indices of its rows are int64 on some rank.
-        missing: Whether it is None on some rank and has no variable whose zeros could stand for it.
-        dtypes: For each dtype whether it has that one on some rank.
+        sparse: Whether it has rows on some rank.
+        wide: Whether its row indices are int64 on some rank.
+        missing: Whether it is None on some rank and has no variable to make zeros for.
+        dtypes: For each of `_DTYPES` whether some rank has it.
     """
 
     dense: bool = False
@@ -35,14 +35,12 @@ class GradientKind(NamedTuple):
 
     @classmethod
     def of(cls, grad: Any, var: object) -> GradientKind:
-        """Return the kind of a gradient, symbolic or not; `var` is its variable, or None for a
-        value.
-        """
+        """Return the kind of a gradient, symbolic or not; `var` is None for other values."""
         if grad is None:
             return cls(missing=var is None)
         is_sparse = isinstance(grad, _ROWS)
         is_wide = is_sparse and grad.indices.dtype == torch.int64
-        dtypes = tuple(grad.dtype == each for each in _DTYPES)
+        dtypes = tuple(grad.dtype == candidate for candidate in _DTYPES)
         return cls(not is_sparse, is_sparse, is_wide, False, dtypes)
 
     @classmethod
@@ -52,33 +50,31 @@ class GradientKind(NamedTuple):
         return cls(dense, sparse, wide, missing, tuple(dtypes))
 
     def to_marks(self) -> list[int]:
-        """Return the kind as numbers whose maxima over all ranks are the kind over all ranks."""
+        """Return the kind as numbers; their maxima over all ranks are the kind over all ranks."""
         return [self.dense, self.sparse, self.wide, self.missing, *self.dtypes]
 
-    def check_same(self, title: str) -> None:
-        """Refuse what differs between ranks.
-
-        Raises:
-            ReplicaMismatchError: Says what has two kinds, which is `title`.
-        """
-        names = [dtype_name(dtype) for dtype, is_one in zip(_DTYPES, self.dtypes) if is_one]
+    def check_same(self, name: str) -> None:
+        """Raise ReplicaMismatchError, about `name`, if the kind differs between ranks."""
+        names = [dtype_name(dtype) for dtype, flag in zip(_DTYPES, self.dtypes) if flag]
         differ = ["dense", "sparse"] if self.dense and self.sparse else names
         if self.missing:
             differ = ["None", *differ]
         if len(differ) > 1:
-            title = title[0].upper() + title[1:]
+            name = name[0].upper() + name[1:]
             raise ReplicaMismatchError(
-                f"{title} is {differ[0]} on one rank and {differ[1]} on another. All ranks must"
+                f"{name} is {differ[0]} on one rank and {differ[1]} on another. All ranks must"
                 f" give the same kind and dtype{'.' if self.missing else ', or None.'}"
             )
 
     def fill(self, grad: object, var: Any) -> Any:
-        """Return the gradient; zeros or no rows where it is None here and not on another rank."""
+        """Return the gradient; zeros or no rows if it is None on this rank only."""
         if isinstance(grad, IndexedSlices) and self.wide:
             return IndexedSlices(grad.values, grad.indices.long(), grad.dense_shape)
         if grad is not None or not (self.dense or self.sparse):
             return grad
-        dtype = next((each for each, is_it in zip(_DTYPES, self.dtypes) if is_it), var.dtype)
+        dtype = next(
+            (candidate for candidate, flag in zip(_DTYPES, self.dtypes) if flag), var.dtype
+        )
         shape = tuple(var.shape)
         if self.dense:
             return torch.zeros(shape, dtype=dtype, device=var.device)
@@ -91,11 +87,7 @@ class GradientKind(NamedTuple):
 
 
 def check_dtype(dtype: torch.dtype) -> None:
-    """Refuse what ranks do not add up.
-
-    Raises:
-        InvalidTypeError: It is of another dtype.
-    """
+    """Raise InvalidTypeError for a dtype that ranks cannot add."""
     if dtype not in _DTYPES:
         raise InvalidTypeError(
             f"A value is of {dtype_name(dtype)}, but replicas add up"
@@ -104,12 +96,12 @@ def check_dtype(dtype: torch.dtype) -> None:
 
 
 def signature(gradients: Sequence[object]) -> bytes:
-    """Return a byte for the kind of each gradient; equal on two ranks if the kinds are."""
+    """Return one byte per gradient that encodes its kind."""
     return bytes(map(kind_of, gradients))
 
 
 def kind_of(grad: Any) -> int:
-    """Return the kind of a gradient as a number below 256."""
+    """Return the kind of a gradient as a number below 256; 0 for None."""
     if grad is None:
         return 0
     number = _NUMBERS.get(grad.dtype, len(_DTYPES))

@@ -1,4 +1,4 @@
-"""First message of ranks: the same few numbers, whatever they do next."""
+"""First message between ranks: a few numbers of fixed length that precede every collective."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import textwrap
 from collections.abc import Iterator, Sequence
 from enum import IntEnum
+from itertools import zip_longest
 from typing import NamedTuple
 
 import torch
@@ -14,11 +15,12 @@ from torch import distributed
 from thalweg.distribute.process_group import Ranks
 from thalweg.errors import ReplicaLostError, ReplicaMismatchError
 
-_SAME, _MOST = 2, 2  # how many numbers of either kind there are
+# Every message has this many digests and flags, so that all have the same length.
+_NUM_COMPARED, _NUM_MAXIMA = 2, 2
 
 
 class PendingCollective(IntEnum):
-    """Next action of a rank."""
+    """Action that a rank is about to take."""
 
     BACKWARD = 1
     STEP = 2
@@ -29,14 +31,12 @@ class PendingCollective(IntEnum):
 
     @property
     def words(self) -> str:
-        """Description of the action."""
+        """The action as a verb phrase for messages."""
         return _WORDS[self][0]
 
     @property
     def fate(self) -> str:
-        """Description of the state after a rank has raised an error that kept it from the
-        action.
-        """
+        """The time of an error that prevented the action, for messages."""
         return _WORDS[self][1]
 
 
@@ -54,46 +54,46 @@ _WORDS = {
 
 
 class Received(NamedTuple):
-    """Numbers of all ranks.
+    """Numbers of all ranks after a `RankMessage`.
 
     Attributes:
-        alike: For each number that may be equal on all ranks whether it is.
-        most: The largest of each other number.
+        are_equal: For each digest whether it is equal on all ranks.
+        maxima: The maximum of each flag over all ranks.
     """
 
-    alike: Sequence[bool]
-    most: Sequence[int]
+    are_equal: Sequence[bool]
+    maxima: Sequence[int]
 
 
 class RankMessage:
-    """A few numbers that all ranks tell one another while they go on.
+    """Non-blocking exchange of a few numbers between all ranks.
 
-    Those of ranks that do different things are of one length, too, so that all of them find out.
+    The length does not depend on the action, so that ranks that take different actions detect it.
 
     Args:
         ranks: The ranks.
-        doing: What this one is about to do.
-        same: Numbers below 2**63 that are compared.
-        most: Numbers of which the largest is found.
-        trouble: What keeps this rank from doing it.
-        further: The other process groups of a mesh, to which the answer is passed on in turn.
+        collective: The action of this rank.
+        digests: At most two numbers below 2**63 that are compared.
+        flags: At most two numbers of which the maximum is computed.
+        trouble: The error that prevents this rank from taking the action, or None.
+        other_groups: Other process groups of a mesh, to which the result is propagated in turn.
     """
 
     def __init__(
         self,
         ranks: Ranks,
-        doing: PendingCollective,
-        same: Sequence[int] = (),
-        most: Sequence[int] = (),
+        collective: PendingCollective,
+        digests: Sequence[int] = (),
+        flags: Sequence[int] = (),
         trouble: BaseException | None = None,
-        further: Sequence[Ranks] = (),
+        other_groups: Sequence[Ranks] = (),
     ) -> None:
-        self._ranks, self._doing, self._trouble = ranks, doing, trouble
-        self._further = further
-        numbers = [1 if trouble is not None else 0, *most]
-        numbers += [0] * (1 + _MOST - len(numbers))
-        for each in (doing, *same, *[0] * (_SAME - len(same))):
-            numbers += [each, -each]
+        self._ranks, self._collective, self._trouble = ranks, collective, trouble
+        self._other_groups = other_groups
+        numbers = [1 if trouble is not None else 0, *flags]
+        numbers += [0] * (1 + _NUM_MAXIMA - len(numbers))
+        for number in (collective, *digests, *[0] * (_NUM_COMPARED - len(digests))):
+            numbers += [number, -number]
         self._numbers = torch.tensor(numbers, dtype=torch.int64, device=ranks.device)
         self._pending = ranks.begin_maximum(self._numbers)
 
@@ -101,35 +101,31 @@ class RankMessage:
         """Wait for the numbers of the other ranks and return them.
 
         Raises:
-            BaseException: The trouble, on its rank.
-            ReplicaMismatchError: Another rank is in trouble, or does something else.
+            BaseException: `trouble`, on this rank.
+            ReplicaMismatchError: Another rank failed, or takes another action.
             ReplicaLostError: A rank did not answer.
         """
         self._pending.wait()
-        for ranks in self._further:
+        for ranks in self._other_groups:
             ranks.take_maximum(self._numbers)
         troubled, *numbers = self._numbers.tolist()
-        most, pairs = numbers[:_MOST], numbers[_MOST:]
-        does_one, *alike = [high == -low for high, low in zip(pairs[::2], pairs[1::2])]
+        maxima, pairs = numbers[:_NUM_MAXIMA], numbers[_NUM_MAXIMA:]
+        has_equal_action, *are_equal = [high == -low for high, low in zip(pairs[::2], pairs[1::2])]
         if troubled:
             self._raise_trouble()
-        if not does_one:
-            self.compare([f"what it does: it {self._doing.words}"])
-        return Received(alike, most)
+        if not has_equal_action:
+            self.compare([f"what it does: it {self._collective.words}"])
+        return Received(are_equal, maxima)
 
     def compare(self, lines: Sequence[str]) -> None:
-        """Raise `ReplicaMismatchError` on all ranks, which do not have the same lines.
-
-        Args:
-            lines: As for `compare_lines`.
-        """
-        if not self._further:
+        """Raise `ReplicaMismatchError` on all ranks; `lines` differ between some of them."""
+        if not self._other_groups:
             compare_lines(self._ranks, lines)
             return
         text = ""
-        for ranks in (self._ranks, *self._further):
+        for ranks in (self._ranks, *self._other_groups):
             try:
-                compare_lines(ranks, lines, numbers=ranks.global_numbers())
+                compare_lines(ranks, lines, rank_numbers=ranks.global_numbers())
             except ReplicaMismatchError as error:
                 text = text or str(error)
             # Ranks of a group may be alike, and differ from those of another one.
@@ -137,13 +133,14 @@ class RankMessage:
         raise ReplicaMismatchError(text)
 
     def _raise_trouble(self) -> None:
-        """Raise the error of this rank, or one that quotes the error of the troubled rank."""
+        """Raise the error of this rank, or one that quotes the failed rank's error."""
         trouble, text = self._trouble, ""
         if trouble is not None:
-            rank = distributed.get_rank() if self._further else self._ranks.rank
-            said = textwrap.shorten(f"{type(trouble).__name__}: {trouble}", 300, placeholder=" ...")
-            text = f"rank {rank} raised an error {self._doing.fate}: {said.rstrip('.')}."
-        for ranks in (self._ranks, *self._further):
+            rank = distributed.get_rank() if self._other_groups else self._ranks.rank
+            cause = f"{type(trouble).__name__}: {trouble}"
+            cause = textwrap.shorten(cause, 300, placeholder=" ...")
+            text = f"rank {rank} raised an error {self._collective.fate}: {cause.rstrip('.')}."
+        for ranks in (self._ranks, *self._other_groups):
             text = max(ranks.gather_texts(text)).strip()
         if trouble is not None:
             raise trouble
@@ -151,69 +148,65 @@ class RankMessage:
 
 
 @contextlib.contextmanager
-def report_error(ranks: Ranks, doing: PendingCollective) -> Iterator[None]:
-    """Return a context manager for a block that ends before this rank does it: errors are told to
-    the others, which wait.
-    """
+def report_error(ranks: Ranks, collective: PendingCollective) -> Iterator[None]:
+    """Return a context manager that reports an error in the block to the waiting ranks."""
     try:
         yield
     except Exception as error:
-        raise_on_all(ranks, doing, error)
+        raise_on_all(ranks, collective, error)
         raise
 
 
-def raise_on_all(ranks: Ranks, doing: PendingCollective, trouble: BaseException) -> None:
-    """Tell the other ranks what keeps this one from doing something, and raise it.
-
-    They know of errors that all ranks raise together.
-    """
+def raise_on_all(ranks: Ranks, collective: PendingCollective, trouble: BaseException) -> None:
+    """Report an error to the other ranks, unless all ranks have raised it together."""
     if not ranks.is_alone and not isinstance(trouble, ReplicaLostError | ReplicaMismatchError):
-        RankMessage(ranks, doing, trouble=trouble).receive()
+        RankMessage(ranks, collective, trouble=trouble).receive()
 
 
 def compare_lines(
     ranks: Ranks,
     lines: Sequence[str],
     hints: Sequence[tuple[str, str]] = (),
-    numbers: Sequence[int] | None = None,
+    rank_numbers: Sequence[int] | None = None,
 ) -> None:
-    """Raise on all ranks if they say different things.
+    """Raise ReplicaMismatchError on all ranks about the first line that differs between ranks.
 
     Args:
         ranks: The ranks.
-        lines: What this one says: what each thing is called, ": ", and what it is here.
-        hints: What things' names begin with, and what helps if those differ.
-        numbers: Optional. What the ranks are called; their places by default.
-
-    Raises:
-        ReplicaMismatchError: Names the first difference.
+        lines: Facts of this rank: name, ": " and value.
+        hints: Pairs of the beginning of a name and advice if that fact differs.
+        rank_numbers: Optional. The numbers of the ranks in messages; from 0 on by default.
     """
-    numbers = range(ranks.size) if numbers is None else numbers
-    first, *others = (text.split("\n") for text in ranks.gather_texts("\n".join(lines)))
-    for rank, other in enumerate(others, 1):
-        if other != first:
+    rank_numbers = range(ranks.size) if rank_numbers is None else rank_numbers
+    first_lines, *other_texts = (text.split("\n") for text in ranks.gather_texts("\n".join(lines)))
+    for rank, other_lines in enumerate(other_texts, 1):
+        if other_lines != first_lines:
             raise ReplicaMismatchError(
-                _describe_difference(first, other, hints, (numbers[0], numbers[rank]))
+                _describe_difference(
+                    first_lines, other_lines, hints, (rank_numbers[0], rank_numbers[rank])
+                )
             )
 
 
 def _describe_difference(
     first: Sequence[str],
-    other: Sequence[str],
+    second: Sequence[str],
     hints: Sequence[tuple[str, str]],
-    numbers: tuple[int, int],
+    rank_numbers: tuple[int, int],
 ) -> str:
-    """Return, in words, the first line that differs.
+    """Return a message about the first line that differs between two ranks.
 
     Args:
-        first, other: The lines of two ranks.
+        first, second: The lines of the two ranks.
         hints: As for `compare_lines`.
-        numbers: What the two ranks are called.
+        rank_numbers: The numbers of the two ranks.
     """
-    length = max(len(first), len(other))
-    one, two = ([*lines, *[": nothing"] * (length - len(lines))] for lines in (first, other))
-    mine, its = next((a, b) for a, b in zip(one, two, strict=True) if a != b)
-    (where, _, mine), (there, _, its) = mine.partition(": "), its.partition(": ")
-    place = where if where == there else f"{where} and {there}"
-    hint = next((f" {help}" for begin, help in hints if where.startswith(begin)), "")
-    return f"rank {numbers[1]} disagrees with rank {numbers[0]} at {place}: {its} vs {mine}.{hint}"
+    pairs = zip_longest(first, second, fillvalue=": nothing")
+    fact, second_fact = next(pair for pair in pairs if pair[0] != pair[1])
+    (label, _, fact), (second_label, _, second_fact) = (
+        line.partition(": ") for line in (fact, second_fact)
+    )
+    labels = label if label == second_label else f"{label} and {second_label}"
+    hint = next((f" {help}" for begin, help in hints if label.startswith(begin)), "")
+    one, two = rank_numbers
+    return f"rank {two} disagrees with rank {one} at {labels}: {second_fact} vs {fact}.{hint}"

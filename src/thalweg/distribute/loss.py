@@ -1,4 +1,4 @@
-"""Scaling of a mean loss by optimizers, so that the sum over replicas is the mean again."""
+"""Scaling of losses by optimizers, so that the sum over replicas is a mean."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from thalweg.distribute.strategy import get_strategy
 
 
 class _Record(threading.local):
-    """What was said last in this thread."""
+    """Loss reduction of this thread: that of the last loss, and whether losses are scaled."""
 
     def __init__(self) -> None:
-        self.last: ReduceOp | None = None
+        self.reduce_op: ReduceOp | None = None
         self.scales = False
 
 
@@ -22,32 +22,31 @@ _record = _Record()
 
 
 def record_loss_reduction(reduce_op: object) -> None:
-    """Note how the loss that was computed last came of its elements.
+    """Record the reduction over elements that gave the last loss.
 
     Args:
-        reduce_op: `ReduceOp.SUM` or `MEAN`, "sum" or "mean"; None forgets.
+        reduce_op: `ReduceOp.SUM` or `MEAN`, "sum" or "mean"; None deletes the record.
     """
-    _record.last = None if reduce_op is None else ReduceOp.of(reduce_op)
+    _record.reduce_op = None if reduce_op is None else ReduceOp.of(reduce_op)
 
 
 @contextlib.contextmanager
 def scale_loss_for_estimator() -> Iterator[None]:
-    """Return a context manager for a block in which `compute_gradients` of `thalweg.v1` divides
-    losses by the replicas.
+    """Return a context manager in which `thalweg.v1` divides losses by the number of replicas.
 
-    One of which `record_loss_reduction` was told that it is a sum is left as it is.
-    TensorFlow does so for Estimators alone; elsewhere a script divides by the global batch size.
+    A loss that `record_loss_reduction` declares to be a sum is not divided. TensorFlow does this
+    for Estimators only; elsewhere a script divides by the global batch size.
     """
-    before, _record.scales = _record.scales, True
+    previous, _record.scales = _record.scales, True
     try:
         yield
     finally:
-        _record.scales = before
+        _record.scales = previous
 
 
 def loss_factor() -> float | None:
-    """Return the factor of a loss before it is differentiated; None if it is not scaled."""
-    if not _record.scales or _record.last is ReduceOp.SUM:
+    """Return the factor of a loss before differentiation; None if it is not scaled."""
+    if not _record.scales or _record.reduce_op is ReduceOp.SUM:
         return None
     count = get_strategy().num_replicas_in_sync
     return 1.0 / count if count > 1 else None

@@ -1,4 +1,4 @@
-"""Sums and means over replicas of whatever a function returns."""
+"""Sums and means of nested values over replicas."""
 
 from __future__ import annotations
 
@@ -20,40 +20,38 @@ from thalweg.indexed_slices import IndexedSlices, as_gradient, values_of
 from thalweg.variable import check_held, to_tensor
 
 
-def all_reduce(
-    strategy: Replicas, reduce_op: object, value: object, axis: int | None = None
-) -> Any:
-    """Return a nest of sums or means over all replicas, and over a dimension if `axis` is one.
+def all_reduce(strategy: Replicas, reduce_op: object, nest: object, axis: int | None = None) -> Any:
+    """Return a nest of sums or means over all replicas, and over a dimension if `axis` is set.
 
     See `ReplicaContext.all_reduce` and `Strategy.reduce`.
     """
     op = ReduceOp.of(reduce_op)
-    leaves = list(leaves_of(value))
+    leaves = list(leaves_of(nest))
     if is_deferred(*leaves):
-        return packed(value, iter(graph_mode().all_reduce(strategy, op, leaves, axis)))
-    return packed(value, iter(reduce_leaves(strategy, op, leaves, axis)))
+        return packed(nest, iter(graph_mode().all_reduce(strategy, op, leaves, axis)))
+    return packed(nest, iter(reduce_leaves(strategy, op, leaves, axis)))
 
 
 def reduce_leaves(
     strategy: Replicas, op: ReduceOp, leaves: Sequence[object], axis: int | None
 ) -> list[Any]:
-    """Return the sums or means of concrete values, one after the other."""
+    """Return the sums or means of a list of concrete values over all replicas."""
     if axis is None:
         return _reduce_concrete(strategy, op, leaves)
     with report_error(strategy.ranks, PendingCollective.VALUES):
-        tensors = [None if leaf is None else _check_held(to_tensor(leaf)) for leaf in leaves]
-    sums = [None if each is None else each.sum(axis) for each in tensors]
+        tensors = [None if leaf is None else _check_memory(to_tensor(leaf)) for leaf in leaves]
+    sums = [None if tensor is None else tensor.sum(axis) for tensor in tensors]
     if op is ReduceOp.SUM:
         return _reduce_concrete(strategy, op, sums)
     counts = [
         None
-        if each is None
-        else torch.tensor(each.shape[axis], dtype=torch.int64, device=each.device)
-        for each in tensors
+        if tensor is None
+        else torch.tensor(tensor.shape[axis], dtype=torch.int64, device=tensor.device)
+        for tensor in tensors
     ]
-    found = _reduce_concrete(strategy, ReduceOp.SUM, [*sums, *counts])
-    pairs = zip(found[: len(sums)], found[len(sums) :], strict=True)
-    return [None if one is None else one / many for one, many in pairs]
+    totals = _reduce_concrete(strategy, ReduceOp.SUM, [*sums, *counts])
+    pairs = zip(totals[: len(sums)], totals[len(sums) :], strict=True)
+    return [None if total is None else total / count for total, count in pairs]
 
 
 def _reduce_concrete(strategy: Replicas, op: ReduceOp, leaves: Sequence[object]) -> list[Any]:
@@ -62,11 +60,11 @@ def _reduce_concrete(strategy: Replicas, op: ReduceOp, leaves: Sequence[object])
     if strategy.ranks.is_alone and op is ReduceOp.SUM:
         return gradients
     pairs = [(grad, None) for grad in gradients]
-    found = [total for total, _ in sum_pairs(pairs, strategy.ranks, strategy.sending)]
+    totals = [total for total, _ in sum_pairs(pairs, strategy.ranks, strategy.sending)]
     if op is ReduceOp.SUM:
-        return found
+        return totals
     count = strategy.ranks.size
-    return [None if total is None else total / count for total in found]
+    return [None if total is None else total / count for total in totals]
 
 
 def _as_concrete(leaf: object) -> Tensor | IndexedSlices | None:
@@ -76,11 +74,11 @@ def _as_concrete(leaf: object) -> Tensor | IndexedSlices | None:
         return leaf
     check_dtype(leaf.dtype)
     if isinstance(leaf, IndexedSlices):
-        _check_held(leaf.indices)
-    _check_held(values_of(leaf))
+        _check_memory(leaf.indices)
+    _check_memory(values_of(leaf))
     return leaf
 
 
-def _check_held(tensor: Tensor) -> Tensor:
+def _check_memory(tensor: Tensor) -> Tensor:
     check_held(tensor, f"A value of shape {tuple(tensor.shape)}")
     return tensor

@@ -1,4 +1,4 @@
-"""Gradients that are sent while the backward pass still computes others."""
+"""All-reduce of gradients that overlaps with the backward pass."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from thalweg.indexed_slices import Gradient
 
 
 class InFlightAllReduce:
-    """The gradients of one backward pass, bucket by bucket in one order on all ranks.
+    """All-reduce of one backward pass; all ranks send the buckets in the same order.
 
-    The last variables' gradients come first, so their bucket is the first. A gradient that does not
-    come, or comes as rows, counts as zeros.
+    The last variables' gradients are computed first, so their bucket is the first. A gradient that
+    is missing or sparse counts as zeros.
 
     Args:
-        variables: All of the pass.
-        dense: The numbers of those that had a dense gradient before, the same on all ranks.
-        sender: What sends them.
-        meeting: Whether all ranks send; nothing is sent before that is known.
+        variables: All variables of the pass.
+        dense: Indices of the variables with a dense gradient in the last step, equal on all ranks.
+        sender: The sender.
+        meeting: The vote of all ranks; no bucket is sent before it is decided.
     """
 
     def __init__(
@@ -33,70 +33,77 @@ class InFlightAllReduce:
         meeting: Meeting,
     ) -> None:
         self._variables, self._sender, self._meeting = list(variables), sender, meeting
-        like = [(place, variables[place].detach()) for place in dense]
-        self._buckets = sender.buckets_for(like, self._variables)
-        self._homes = {place: bucket for bucket in self._buckets for place in bucket.places}
-        self._numbers = {id(var): place for place, var in enumerate(variables)}
-        self._left = {id(bucket): len(bucket.places) for bucket in self._buckets}
-        self._arrived: dict[int, tuple[Tensor, int]] = {}  # with their versions as they were sent
-        self._sent = 0
+        templates = [(index, variables[index].detach()) for index in dense]
+        self._buckets = sender.buckets_for(templates, self._variables)
+        self._buckets_by_index = {
+            index: bucket for bucket in self._buckets for index in bucket.places
+        }
+        self._indices = {id(var): index for index, var in enumerate(variables)}
+        self._num_missing = {id(bucket): len(bucket.places) for bucket in self._buckets}
+        # Each gradient with its version at the time of sending, to detect later changes.
+        self._sent_grads: dict[int, tuple[Tensor, int]] = {}
+        self._num_sent = 0
 
     def take_gradient(self, var: Tensor) -> None:
-        """Take the gradient of a variable, `var.grad`, which is complete."""
-        place, grad = self._numbers.get(id(var), -1), var.grad
-        home = self._homes.get(place)
-        if home is None or grad is None or not _is_dense(grad, var) or place in self._arrived:
+        """Copy the complete gradient `var.grad` into its bucket, and send buckets that are full."""
+        index, grad = self._indices.get(id(var), -1), var.grad
+        bucket = self._buckets_by_index.get(index)
+        if bucket is None or grad is None or not _is_dense(grad, var) or index in self._sent_grads:
             return
-        home.put([place], [grad])
-        self._arrived[place] = grad, grad._version
-        self._left[id(home)] -= 1
-        while self._sent < len(self._buckets) and not self._left[id(self._buckets[self._sent])]:
+        bucket.put([index], [grad])
+        self._sent_grads[index] = grad, grad._version
+        self._num_missing[id(bucket)] -= 1
+        while (
+            self._num_sent < len(self._buckets)
+            and not self._num_missing[id(self._buckets[self._num_sent])]
+        ):
             if not self._is_agreed():
                 return
             self._send_next()
 
     def finish_sending(self) -> bool:
-        """Send what is left; what did not come is zeros. Returns whether all ranks do."""
+        """Send the remaining buckets, missing gradients as zeros; return whether all ranks do."""
         if not self._is_agreed():
             return False
-        for place, bucket in self._homes.items():
-            if place not in self._arrived:
-                bucket.clear(place)
-        while self._sent < len(self._buckets):
+        for index, bucket in self._buckets_by_index.items():
+            if index not in self._sent_grads:
+                bucket.clear(index)
+        while self._num_sent < len(self._buckets):
             self._send_next()
         return True
 
     def carries(self, variables: Sequence[Tensor], gradients: Sequence[Gradient]) -> bool:
-        """Return True if the gradients under way are these, as far as they are dense and were
-        expected.
-        """
+        """Return whether the sent gradients are the dense ones of these, unchanged."""
         return len(variables) == len(self._variables) and all(
-            var is own and self._has_sent(place, grad)
-            for place, (var, own, grad) in enumerate(
+            var is expected_var and self._has_sent(index, grad)
+            for index, (var, expected_var, grad) in enumerate(
                 zip(variables, self._variables, gradients, strict=True)
             )
         )
 
-    def _has_sent(self, place: int, grad: Gradient) -> bool:
-        if place not in self._homes:
+    def _has_sent(self, index: int, grad: Gradient) -> bool:
+        if index not in self._buckets_by_index:
             return True
-        if place not in self._arrived:
-            return not isinstance(grad, Tensor)  # zeros were sent
-        sent, version = self._arrived[place]
-        return grad is sent and sent._version == version
+        if index not in self._sent_grads:
+            # Zeros were sent in place of a gradient that is not dense.
+            return not isinstance(grad, Tensor)
+        sent_grad, version = self._sent_grads[index]
+        return grad is sent_grad and sent_grad._version == version
 
     def wait_for_sums(self) -> dict[int, Tensor]:
-        """Return the sums by the numbers of their variables; waits for them."""
+        """Wait for the sums and return them by the index of their variable."""
         return {
-            place: sum_ for each in self._buckets for place, sum_ in each.wait_for_sums().items()
+            index: grad_sum
+            for bucket in self._buckets
+            for index, grad_sum in bucket.wait_for_sums().items()
         }
 
     def _is_agreed(self) -> bool:
         return self._meeting.reach_agreement()
 
     def _send_next(self) -> None:
-        self._sender.send_bucket(self._buckets[self._sent], self._variables)
-        self._sent += 1
+        self._sender.send_bucket(self._buckets[self._num_sent], self._variables)
+        self._num_sent += 1
 
 
 def _is_dense(grad: Tensor, var: Tensor) -> bool:

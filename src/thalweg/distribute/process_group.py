@@ -1,4 +1,4 @@
-"""The ranks of a process group, what they send one another, and what it means if one is silent."""
+"""Process group with detection of lost ranks."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ _UNDER_TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 class Ranks:
-    """The ranks of a process group of torch.distributed, or this process alone.
+    """Ranks of a process group of torch.distributed, or this process alone.
 
-    All of them make the same calls in the same order. Once one has failed the others cannot tell
-    what those that are left will send, so every later call fails, too.
+    All ranks must make the same calls in the same order. Once a rank is lost, the remaining
+    messages of the others are unknown, so every later call fails, too.
 
     Args:
-        group: A process group; None takes the default one. Where none is initialised, that of
-            `torchrun` is joined, or this process is alone.
-        timeout: Seconds that a rank may take to answer; None takes the group's own.
+        group: Optional. A process group; the default group if None. Without a default group, join
+            that of `torchrun`, or use this process alone.
+        timeout: Optional. Seconds to wait for other ranks; the group's timeout if None.
 
     Attributes:
-        rank: This process' number in it.
-        size: How many there are.
-        device: Where short messages lie: NCCL sends what is on a GPU alone.
+        rank: The number of this process in the group.
+        size: The number of ranks.
+        device: The device of short messages: NCCL sends GPU memory only.
 
     Raises:
-        InvalidTypeError: `group` is something else.
+        InvalidTypeError: `group` has another type.
     """
 
     def __init__(self, group: Any = None, timeout: float | None = None) -> None:
@@ -47,26 +47,27 @@ class Ranks:
                 f" {type(group).__name__}."
             )
         self._timeout = None if timeout is None else timedelta(seconds=timeout)
-        self._lost: str | None = None
+        self._loss_message: str | None = None
         self._group = group
         if group is None and not has_group():
             _join_torchrun(self._timeout)
-        is_one = group is None and not has_group()
-        self.rank = 0 if is_one else distributed.get_rank(group)
-        self.size = 1 if is_one else distributed.get_world_size(group)
+        is_single = group is None and not has_group()
+        self.rank = 0 if is_single else distributed.get_rank(group)
+        self.size = 1 if is_single else distributed.get_world_size(group)
         self.device = torch.device("cpu")
-        backend = "" if is_one else distributed.get_backend(group)
+        backend = "" if is_single else distributed.get_backend(group)
         self._is_gloo = backend == "gloo"
         if backend == "nccl":
             self.device = torch.device("cuda", torch.cuda.current_device())
 
     @classmethod
     def none(cls) -> Ranks:
-        """Return this process alone, whatever groups there are."""
-        made = cls.__new__(cls)
-        made._group, made._timeout, made._lost, made.rank, made.size = None, None, None, 0, 1
-        made.device, made._is_gloo = torch.device("cpu"), False
-        return made
+        """Return this process alone, even if there are process groups."""
+        ranks = cls.__new__(cls)
+        ranks._group, ranks._timeout, ranks._loss_message = None, None, None
+        ranks.rank, ranks.size = 0, 1
+        ranks.device, ranks._is_gloo = torch.device("cpu"), False
+        return ranks
 
     @property
     def is_alone(self) -> bool:
@@ -74,123 +75,126 @@ class Ranks:
         return self.size == 1
 
     def global_numbers(self) -> list[int]:
-        """Return the numbers that these ranks have in the default group."""
+        """Return the numbers of these ranks in the default group."""
         return distributed.get_process_group_ranks(self._group)
 
     def take_maximum(self, tensor: Tensor) -> None:
-        """Set each element to the largest one of all ranks."""
+        """Set each element to its maximum over all ranks."""
         self._run_collective(distributed.all_reduce, tensor, distributed.ReduceOp.MAX)
 
     def add(self, tensor: Tensor) -> None:
-        """Set each element to the sum over all ranks."""
+        """Set each element to its sum over all ranks."""
         self._run_collective(distributed.all_reduce, tensor, distributed.ReduceOp.SUM)
 
     def begin_adding(self, tensor: Tensor) -> Pending:
-        """Begin to add a tensor over all ranks as `add` does, and return the pending result."""
+        """Begin to add a tensor over all ranks in place, as `add` does."""
         return Pending(self, [self._begin_collective(distributed.all_reduce, tensor)])
 
     def begin_maximum(self, tensor: Tensor) -> Pending:
-        """Begin to take a maximum over all ranks as `take_maximum` does, and return the pending
-        result.
-        """
+        """Begin to set a tensor to the maximum over all ranks, as `take_maximum` does."""
         return Pending(
             self, [self._begin_collective(distributed.all_reduce, tensor, distributed.ReduceOp.MAX)]
         )
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
-        """Return the tensors of all ranks, which have one shape."""
-        found = [torch.empty_like(tensor) for _ in range(self.size)]
-        self._run_collective(distributed.all_gather, found, tensor)
-        return found
+        """Return the tensors of all ranks, which have the same shape."""
+        tensors = [torch.empty_like(tensor) for _ in range(self.size)]
+        self._run_collective(distributed.all_gather, tensors, tensor)
+        return tensors
 
-    def begin_exchanging(self, parts: Sequence[Tensor], found: Sequence[Tensor]) -> Pending:
-        """Begin to send each rank its part, and to set tensors to what they send to this one.
+    def begin_exchanging(self, parts: Sequence[Tensor], outputs: Sequence[Tensor]) -> Pending:
+        """Begin to send each rank its part, and to receive this rank's parts from the others.
 
         Args:
-            parts: One for each rank, of lengths that all ranks have alike; this rank's own stays.
-            found: One for each rank, as long as this rank's part; its own is left alone.
+            parts: One tensor per rank to send; this rank's own is not sent. All ranks have the same
+                lengths.
+            outputs: One tensor per rank to receive into; this rank's own is not written.
         """
-        if not found[self.rank].is_cpu:
-            taken = list(found)
-            taken[self.rank] = torch.empty_like(parts[self.rank])
+        if not outputs[self.rank].is_cpu:
+            destinations = list(outputs)
+            destinations[self.rank] = torch.empty_like(parts[self.rank])
             return Pending(
-                self, [self._begin_collective(distributed.all_to_all, taken, list(parts))]
+                self, [self._begin_collective(distributed.all_to_all, destinations, list(parts))]
             )
-        others = [rank for rank in range(self.size) if rank != self.rank]
-        with self._detect_loss():  # gloo's all_to_all takes half as long again
+        other_ranks = [rank for rank in range(self.size) if rank != self.rank]
+        # Gloo's all_to_all takes 1.5 times as long as single messages.
+        with self._detect_loss():
             works = [
-                distributed.irecv(found[rank], group=self._group, group_src=rank)
-                for rank in others
-                if found[rank].numel()
+                distributed.irecv(outputs[rank], group=self._group, group_src=rank)
+                for rank in other_ranks
+                if outputs[rank].numel()
             ]
             works += [
                 distributed.isend(parts[rank], group=self._group, group_dst=rank)
-                for rank in others
+                for rank in other_ranks
                 if parts[rank].numel()
             ]
         return Pending(self, works)
 
     def begin_sharing(self, tensors: Sequence[Tensor]) -> Pending:
-        """Begin to send this rank's tensor to all, and to set the others to those of their ranks.
+        """Begin to send this rank's tensor to all ranks, and to receive the others in place.
 
         Args:
-            tensors: One for each rank; all ranks give the same shapes.
+            tensors: One for each rank; shapes are equal on all ranks.
         """
-        if self._is_gloo or tensors[self.rank].is_cpu:  # gloo's all_gather takes four times as long
-            several = [
-                self._begin_collective(distributed.broadcast, each, group_src=rank)
-                for rank, each in enumerate(tensors)
-                if each.numel()
+        # Gloo's all_gather takes 4 times as long as broadcasts.
+        if self._is_gloo or tensors[self.rank].is_cpu:
+            works = [
+                self._begin_collective(distributed.broadcast, part, group_src=rank)
+                for rank, part in enumerate(tensors)
+                if part.numel()
             ]
-            return Pending(self, several)
-        own = tensors[self.rank]
-        return Pending(self, [self._begin_collective(distributed.all_gather, list(tensors), own)])
+            return Pending(self, works)
+        local = tensors[self.rank]
+        return Pending(self, [self._begin_collective(distributed.all_gather, list(tensors), local)])
 
     def collect(self, tensors: Sequence[Tensor]) -> None:
-        """Send this rank's tensor to rank 0, which sets its others to those of their ranks.
+        """Send this rank's tensor to rank 0, which receives into its other tensors.
 
         Args:
-            tensors: One for each rank; all ranks give the same shapes.
+            tensors: One for each rank; shapes are equal on all ranks.
         """
         with self._detect_loss():
             works = [
-                distributed.irecv(each, group=self._group, group_src=rank)
+                distributed.irecv(tensor, group=self._group, group_src=rank)
                 if not self.rank
-                else distributed.isend(each, group=self._group, group_dst=0)
-                for rank, each in enumerate(tensors)
-                if each.numel() and (rank == self.rank) != (not self.rank)
+                else distributed.isend(tensor, group=self._group, group_dst=0)
+                for rank, tensor in enumerate(tensors)
+                if tensor.numel() and (rank == self.rank) != (not self.rank)
             ]
         Pending(self, works).wait()
 
     def broadcast(self, tensors: Sequence[Tensor], source: int = 0) -> None:
-        """Set tensors to those of one rank."""
+        """Set tensors to those of the rank `source`."""
         for tensor in tensors:
-            whole = tensor.detach().contiguous()
-            sent = whole.view(-1).view(torch.uint8)  # which all backends know
-            self._run_collective(distributed.broadcast, sent, group_src=source)
-            if whole.data_ptr() != tensor.data_ptr():
+            contiguous = tensor.detach().contiguous()
+            # All backends support bytes.
+            byte_view = contiguous.view(-1).view(torch.uint8)
+            self._run_collective(distributed.broadcast, byte_view, group_src=source)
+            if contiguous.data_ptr() != tensor.data_ptr():
                 with no_grad():
-                    tensor.copy_(whole)
+                    tensor.copy_(contiguous)
 
-    def gather_texts(self, own: str) -> list[str]:
+    def gather_texts(self, text: str) -> list[str]:
         """Return the texts of all ranks."""
-        data = torch.frombuffer(bytearray(own.encode() or b" "), dtype=torch.uint8).to(self.device)
-        size = torch.tensor([len(data)], dtype=torch.int64, device=self.device)
+        buffer = bytearray(text.encode() or b" ")
+        encoded = torch.frombuffer(buffer, dtype=torch.uint8).to(self.device)
+        size = torch.tensor([len(encoded)], dtype=torch.int64, device=self.device)
         sizes = self.all_gather(size)
-        padded = data.new_zeros(int(torch.stack(sizes).max()))
-        padded[: len(data)] = data
+        padded = encoded.new_zeros(int(torch.stack(sizes).max()))
+        padded[: len(encoded)] = encoded
         parts = zip(self.all_gather(padded), sizes, strict=True)
         return [part[: int(size)].cpu().numpy().tobytes().decode() for part, size in parts]
 
     def write_once(self, write: Callable[[], None], path: str) -> None:
-        """Write a file on rank 0; all ranks call this, and go on when it is there.
+        """Call `write` on rank 0; all ranks call this and return when the file is complete.
 
         Args:
-            write: Writes it.
-            path: The file.
+            write: Writes the file.
+            path: The file's path, for messages.
 
         Raises:
-            CheckpointWriteError: Rank 0 cannot write it; what it has raised, on rank 0.
+            CheckpointWriteError: Rank 0 failed; on rank 0 the error of `write` is raised instead.
             ReplicaLostError: A rank did not answer.
         """
         trouble: BaseException | None = None
@@ -199,11 +203,13 @@ class Ranks:
                 write()
             except BaseException as error:
                 trouble = error
-        said = self.gather_texts("" if trouble is None else f"{type(trouble).__name__}: {trouble}")
+        errors = self.gather_texts(
+            "" if trouble is None else f"{type(trouble).__name__}: {trouble}"
+        )
         if trouble is not None:
             raise trouble
-        if said[0].strip():
-            raise CheckpointWriteError(f"Rank 0 has not written {path}. {said[0]}")
+        if errors[0].strip():
+            raise CheckpointWriteError(f"Rank 0 has not written {path}. {errors[0]}")
 
     def _run_collective(self, function: object, *args: object, **kwargs: object) -> None:
         work = self._begin_collective(function, *args, **kwargs)
@@ -211,10 +217,11 @@ class Ranks:
             self._finish_work(work)
 
     def _begin_collective(self, function: Any, *args: Any, **kwargs: Any) -> object:
-        for each in args:
+        """Start a collective and return its work handle; raise ValueError for strided tensors."""
+        for arg in args:
             # Gloo would take as many bytes from where it begins.
-            if isinstance(each, Tensor) and not each.is_contiguous():
-                raise ValueError(f"a tensor of strides {each.stride()} cannot be sent")
+            if isinstance(arg, Tensor) and not arg.is_contiguous():
+                raise ValueError(f"a tensor of strides {arg.stride()} cannot be sent")
         with self._detect_loss():
             return function(*args, group=self._group, async_op=True, **kwargs)
 
@@ -226,58 +233,52 @@ class Ranks:
 
     @contextlib.contextmanager
     def _detect_loss(self) -> Iterator[None]:
-        if self._lost is not None:
-            raise ReplicaLostError(self._lost)
+        """Turn an error of torch.distributed into ReplicaLostError, now and in every later call."""
+        if self._loss_message is not None:
+            raise ReplicaLostError(self._loss_message)
         try:
             yield
         except RuntimeError as error:
-            said = _first_line(error)
-            self._lost = f"{self._describe_silence()}: {said}."
-            raise ReplicaLostError(self._lost) from error
+            cause = _first_line(error)
+            self._loss_message = f"{self._describe_silence()}: {cause}."
+            raise ReplicaLostError(self._loss_message) from error
         except BaseException:
             self.give_up(f"rank {self.rank} was interrupted while it sent messages to the others.")
             raise
 
-    def give_up(self, why: str) -> None:
-        """Make every later call fail: this rank cannot go on with the others.
-
-        Args:
-            why: A sentence.
-        """
-        self._lost = self._lost or why
+    def give_up(self, reason: str) -> None:
+        """Make every later call fail, with a sentence as the reason."""
+        self._loss_message = self._loss_message or reason
 
     def _describe_silence(self) -> str:
-        others = sorted({*range(self.size)} - {self.rank})
-        if len(others) == 1:
-            who = f"rank {others[0]}"
+        """Return a phrase about the ranks that did not answer."""
+        other_ranks = sorted({*range(self.size)} - {self.rank})
+        if len(other_ranks) == 1:
+            silent_ranks = f"rank {other_ranks[0]}"
         else:
-            who = f"one of the ranks {', '.join(map(str, others))}"
+            silent_ranks = f"one of the ranks {', '.join(map(str, other_ranks))}"
         limit = "" if self._timeout is None else f" within {self._timeout.total_seconds():g} s"
-        return f"{who} did not answer rank {self.rank}{limit}"
+        return f"{silent_ranks} did not answer rank {self.rank}{limit}"
 
     def __repr__(self) -> str:
         return f"<rank {self.rank} of {self.size}>"
 
 
 class Pending:
-    """Messages under way."""
+    """Transfers in progress."""
 
     def __init__(self, ranks: Ranks, works: Sequence[object]) -> None:
         self._ranks, self._works = ranks, works
 
     def wait(self) -> None:
-        """Return when they have arrived.
-
-        Raises:
-            ReplicaLostError: They will not.
-        """
+        """Wait for the transfers; raise ReplicaLostError if a rank is lost."""
         with self._ranks._detect_loss():
             for work in self._works:
                 self._ranks._finish_work(work)
 
 
-def _is_group(given: object) -> bool:
-    return distributed.is_available() and isinstance(given, distributed.ProcessGroup)
+def _is_group(group: object) -> bool:
+    return distributed.is_available() and isinstance(group, distributed.ProcessGroup)
 
 
 def has_group() -> bool:
@@ -291,7 +292,7 @@ def default_group() -> Any:
 
 
 def _join_torchrun(timeout: timedelta | None) -> None:
-    """Join the ranks that `torchrun` has started, if it has."""
+    """Join the process group of `torchrun`, if its environment variables are set."""
     if distributed.is_available() and all(name in os.environ for name in _UNDER_TORCHRUN):
         device = os.environ.get("LOCAL_RANK", "0")
         if torch.cuda.is_available():
@@ -302,18 +303,19 @@ def _join_torchrun(timeout: timedelta | None) -> None:
             atexit.register(_leave_group, weakref.ref(default_group()), os.getpid())
 
 
-def _leave_group(joined: weakref.ref[object], process: int) -> None:
-    """End Gloo's threads at exit: one with a tensor in hand would abort the interpreter's end.
+def _leave_group(group_ref: weakref.ref[object], process: int) -> None:
+    """Stop Gloo's threads at exit: a thread that holds a tensor would abort the interpreter.
 
     (https://github.com/pytorch/pytorch/pull/179291)
     """
-    is_own = os.getpid() == process  # a fork has no such threads
-    if is_own and has_group() and default_group() is joined():
+    # A forked process does not have the threads.
+    is_same_process = os.getpid() == process
+    if is_same_process and has_group() and default_group() is group_ref():
         distributed.destroy_process_group()
 
 
 def _rendezvous_options() -> dict[str, Any]:
-    """Where ranks meet, if not where torch has them meet.
+    """Return arguments of `init_process_group` that separate restarts of `torchrun`; else none.
 
     `torchrun` keeps one store over all restarts, with the addresses of ranks that are no more in it
     (https://github.com/pytorch/pytorch/issues/135712). All ranks of one machine know how many
@@ -322,8 +324,8 @@ def _rendezvous_options() -> dict[str, Any]:
     restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT")
     if restarts is None or os.environ.get("GROUP_WORLD_SIZE") != "1":
         return {}
-    met = next(distributed.rendezvous("env://"))  # pyright: ignore[reportPrivateImportUsage]
-    store, rank, size = met
+    rendezvous = next(distributed.rendezvous("env://"))  # pyright: ignore[reportPrivateImportUsage]
+    store, rank, size = rendezvous
     name = f"thalweg/restart_{restarts}"
     store = distributed.PrefixStore(name, store)  # pyright: ignore[reportPrivateImportUsage]
     return {"store": store, "rank": rank, "world_size": size}

@@ -1,4 +1,4 @@
-"""Operations that reduce values of several replicas to one."""
+"""Reductions of values over replicas."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from thalweg.errors import InvalidArgumentError
 
 
 class ReduceOp(enum.Enum):
-    """The sum or the mean over replicas."""
+    """Sum or mean over replicas."""
 
     SUM = "SUM"
     MEAN = "MEAN"
 
     @classmethod
-    def of(cls, given: object) -> ReduceOp:
+    def of(cls, reduce_op: object) -> ReduceOp:
         """Return the operation for a `ReduceOp`, or for "sum" or "mean" in any case.
 
         Raises:
             InvalidArgumentError: The argument is neither.
         """
-        if isinstance(given, ReduceOp):
-            return given
-        if isinstance(given, str) and given.upper() in cls.__members__:
-            return cls[given.upper()]
+        if isinstance(reduce_op, ReduceOp):
+            return reduce_op
+        if isinstance(reduce_op, str) and reduce_op.upper() in cls.__members__:
+            return cls[reduce_op.upper()]
         raise InvalidArgumentError(
             "reduce_op must be ReduceOp.SUM, ReduceOp.MEAN, 'sum' or 'mean', not"
-            f" {show_value(given)}."
+            f" {show_value(reduce_op)}."
         )

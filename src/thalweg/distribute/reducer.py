@@ -1,4 +1,4 @@
-"""Reduction of the gradients of one optimizer, step after step."""
+"""Reduction of one optimizer's gradients from step to step."""
 
 from __future__ import annotations
 
@@ -22,19 +22,17 @@ from thalweg.errors import ReplicaLostError, ReplicaMismatchError
 
 
 class Reducer:
-    """The sums of one optimizer's gradients over all ranks.
+    """Reducer of one optimizer's gradients over all ranks.
 
-    From its second step on, `minimize` sends gradients while the backward pass still computes
-    others: those of the variables that had a dense one in the step before. All ranks must do so or
-    none, so they ask one another while the pass begins.
+    From its second step on, `minimize` sends gradients while the backward pass computes others:
+    those of the variables with a dense gradient in the last step. All ranks must do so or none, so
+    they vote while the pass begins.
 
     Args:
         ranks: The ranks.
-        sending: How.
-        shards: Who has what of the slots, if they are shared out.
-
-    Attributes:
-        shards: The same.
+        sending: The settings of the transfer.
+        shards: Optional. The assignment of elements to ranks if slots are sharded, also an
+            attribute.
     """
 
     def __init__(self, ranks: Ranks, sending: Sending, shards: Shards | None = None) -> None:
@@ -42,49 +40,50 @@ class Reducer:
         self._ranks, self._sending = ranks, sending
         self._sender = self._make_sender(scatters=False)
         self._agreement = Agreement(ranks)
-        self._variables: list[Tensor] = []  # of the step before
-        self._dense: list[int] = []  # the numbers of those that had a dense gradient
+        # The variables of the last step, and the indices of those with a dense gradient.
+        self._variables: list[Tensor] = []
+        self._dense: list[int] = []
         self._underway: InFlightAllReduce | None = None
-        self._declined: Meeting | None = None
-        self._has_begun = False
-        self._is_awaited = False
-        self._is_in_doubt = False  # whether the last step failed here, and may not have elsewhere
+        self._declined_meeting: Meeting | None = None
+        self._has_backward_begun = False
+        self._expects_sums = False
+        # Whether the last step failed on this rank, but perhaps not on others.
+        self._is_in_doubt = False
         self._steps = 0
 
     def sum_gradients(
         self,
-        gradients: Callable[[], Sequence[MaybePair]],
+        make_pairs: Callable[[], Sequence[MaybePair]],
         variables: Sequence[Tensor],
-        said: StepFingerprint,
+        fingerprint: StepFingerprint,
     ) -> list[MaybePair]:
-        """Sum gradients as `reducing.sum_pairs` does, after the ranks have compared their next
-        actions.
+        """Sum gradients as `sum_pairs` does, after the ranks have compared their next actions.
 
         Args:
-            gradients: Returns the pairs; an error that it raises is reported to the other ranks.
-            variables: Those of the pairs, or anything if `gradients` raises.
-            said: The description that must be equal on all ranks.
+            make_pairs: Returns the pairs; its error is reported to the other ranks.
+            variables: The variables of the pairs; ignored if `make_pairs` raises.
+            fingerprint: The description that must be equal on all ranks.
         """
         with self._in_a_step():
-            whole, known = self._reach_agreement(gradients, variables, said)
-            found = sum_matched_pairs(whole, self._sender, known)
-            self._sender.keep_wanted(variables[place] for place in self._dense)
+            all_pairs, early_sums = self._reach_agreement(make_pairs, variables, fingerprint)
+            sums = sum_matched_pairs(all_pairs, self._sender, early_sums)
+            self._sender.keep_wanted(variables[index] for index in self._dense)
         self._steps += 1
         self._is_in_doubt = True
-        return found
+        return sums
 
     def share_step(
         self,
-        gradients: Callable[[], Sequence[MaybePair]],
+        make_pairs: Callable[[], Sequence[MaybePair]],
         variables: Sequence[Tensor],
-        said: StepFingerprint,
+        fingerprint: StepFingerprint,
         scatters: bool,
     ) -> tuple[list[MaybePair], SharedStep]:
-        """Sum gradients as `sum_gradients` does, for a step over slots that are sharded.
+        """Sum gradients as `sum_gradients` does, for a step with sharded slots.
 
         Args:
-            gradients, variables, said: As in `sum_gradients`.
-            scatters: Whether a rank gets its parts of the sums alone.
+            make_pairs, variables, fingerprint: As for `sum_gradients`.
+            scatters: Whether each rank receives only its parts of the sums.
 
         Returns:
             The pairs, dense gradients as they were given if `scatters`, and the step.
@@ -93,23 +92,25 @@ class Reducer:
 
         def check_and_reduce() -> Sequence[MaybePair]:
             shards.check_sizes(variables)
-            return gradients()
+            return make_pairs()
 
         with self._in_a_step():
-            whole, known = self._reach_agreement(check_and_reduce, variables, said, scatters)
-            shards.cut_new([var for grad, var in whole if grad is not None])
-            found = sum_matched_pairs(whole, self._sender, known)
+            all_pairs, early_sums = self._reach_agreement(
+                check_and_reduce, variables, fingerprint, scatters
+            )
+            shards.cut_new([var for grad, var in all_pairs if grad is not None])
+            sums = sum_matched_pairs(all_pairs, self._sender, early_sums)
         self._steps += 1
         self._is_in_doubt = True
         parts: dict[int, Tensor] = {}
         if scatters:
-            for place, (grad, var) in enumerate(found):
+            for index, (grad, var) in enumerate(sums):
                 if isinstance(grad, Tensor):
-                    parts[id(var)], found[place] = grad, whole[place]
-        return found, SharedStep(shards, parts, self._steps, self._sending.bucket_size)
+                    parts[id(var)], sums[index] = grad, all_pairs[index]
+        return sums, SharedStep(shards, parts, self._steps, self._sending.bucket_size)
 
     def step_of_sums(self) -> SharedStep:
-        """Return a step over slots that are shared out, whose gradients are sums already."""
+        """Return a step with sharded slots whose gradients are already sums."""
         self._steps += 1
         return SharedStep(self._shards_here(), {}, self._steps, self._sending.bucket_size)
 
@@ -120,7 +121,7 @@ class Reducer:
 
     @contextlib.contextmanager
     def _in_a_step(self) -> Iterator[None]:
-        """Say in which step a rank was lost, and what that means."""
+        """Add the step and the state of the variables to errors about lost ranks."""
         try:
             yield
         except ReplicaLostError as error:
@@ -134,13 +135,13 @@ class Reducer:
 
     def _reach_agreement(
         self,
-        gradients: Callable[[], Sequence[MaybePair]],
+        make_pairs: Callable[[], Sequence[MaybePair]],
         variables: Sequence[Tensor],
-        said: StepFingerprint,
+        fingerprint: StepFingerprint,
         scatters: bool = False,
     ) -> tuple[list[MaybePair], dict[int, Tensor]]:
-        """The pairs, of one kind on all ranks, and the sums that are there by now."""
-        self._is_awaited = False
+        """Compare the ranks; return pairs of equal kinds, and the sums that have arrived."""
+        self._expects_sums = False
         if self._is_in_doubt:
             self._agreement.compare_all_next()
             self._is_in_doubt = False
@@ -148,77 +149,86 @@ class Reducer:
         pairs: Sequence[MaybePair] = ()
         trouble: Exception | None = None
         try:
-            pairs = gradients()
+            pairs = make_pairs()
         except Exception as error:
             trouble = error
-        own = [] if trouble is not None else variables
-        given = [grad for grad, _ in pairs]
-        is_other = underway is None or not underway.carries(own, given)
-        is_other = is_other or scatters != self._sender.scatters
-        beside, whole_said = self._with_shards(said, scatters)
-        agreed = self._agreement.check(own, whole_said, trouble, is_other, signature(given), beside)
-        if agreed.is_doubted and underway is not None:
-            underway.wait_for_sums()  # somebody has changed the gradients since
+        own_vars = [] if trouble is not None else variables
+        grads = [grad for grad, _ in pairs]
+        is_changed = underway is None or not underway.carries(own_vars, grads)
+        is_changed = is_changed or scatters != self._sender.scatters
+        extra_digest, all_facts = self._with_shards(fingerprint, scatters)
+        agreement = self._agreement.check(
+            own_vars, all_facts, trouble, is_changed, signature(grads), extra_digest
+        )
+        if agreement.is_doubted and underway is not None:
+            # A rank has changed its gradients since they were sent.
+            underway.wait_for_sums()
             underway = None
         if underway is None:
             self._sender.begin_step()
         if scatters != self._sender.scatters:
             self._sender = self._make_sender(scatters)
-        whole = list(pairs) if agreed.is_alike else fill_missing(pairs, self._ranks)
+        all_pairs = list(pairs) if agreement.has_equal_kinds else fill_missing(pairs, self._ranks)
         self._variables = list(variables)
-        self._dense = [place for place, (grad, _) in enumerate(whole) if isinstance(grad, Tensor)]
+        self._dense = [
+            index for index, (grad, _) in enumerate(all_pairs) if isinstance(grad, Tensor)
+        ]
         sums = {} if underway is None else underway.wait_for_sums()
-        return whole, {place: sums[place] for place in self._dense if place in sums}
+        return all_pairs, {index: sums[index] for index in self._dense if index in sums}
 
     def _make_sender(self, scatters: bool) -> Sender:
         parts = self.shards if scatters else None
         return Sender(self._ranks, self._sending, compresses=True, shards=parts)
 
-    def _with_shards(self, said: StepFingerprint, scatters: bool) -> tuple[int, StepFingerprint]:
-        """What must be the same besides `said`: as a number, and with it."""
+    def _with_shards(
+        self, fingerprint: StepFingerprint, scatters: bool
+    ) -> tuple[int, StepFingerprint]:
+        """Return the digest of the shards, and the fingerprint with their lines."""
         if self.shards is None:
-            return 0, said._replace(words=lambda: [*said.words(), *self._sending.describe()])
+            return 0, fingerprint._replace(
+                words=lambda: [*fingerprint.words(), *self._sending.describe()]
+            )
         cut = self.shards.digest
-        own = [f"what slots are where: {cut:x}", f"whether sums are sent in parts: {scatters}"]
-        words = lambda: [*said.words(), *self._sending.describe(), *own]  # noqa: E731
-        return cut ^ scatters, said._replace(words=words)
+        shard_lines = [
+            f"what slots are where: {cut:x}",
+            f"whether sums are sent in parts: {scatters}",
+        ]
+        describe = lambda: [*fingerprint.words(), *self._sending.describe(), *shard_lines]  # noqa: E731
+        return cut ^ scatters, fingerprint._replace(words=describe)
 
     def commit_sums(self, failed: bool) -> None:
-        """Say that the last sums were applied: an error before that leaves all as it was.
+        """Commit the last sums as applied: an error before this call leaves the state unchanged.
 
         Args:
-            failed: Whether an error has come since.
+            failed: Whether an error occurred after the step was applied.
         """
         self._sender.commit_step()
         self._is_in_doubt = failed
 
     @contextlib.contextmanager
     def report_errors(self) -> Iterator[None]:
-        """Return a context manager for a block with a `sum_gradients`, which other ranks wait for:
-        errors before are told.
-        """
-        self._is_awaited = True
+        """Return a context manager that reports errors before `sum_gradients` to other ranks."""
+        self._expects_sums = True
         try:
             yield
         except (ReplicaLostError, ReplicaMismatchError):
             raise
         except Exception as error:
-            if self._is_awaited:
+            if self._expects_sums:
                 with self._in_a_step():
                     raise_on_all(self._ranks, PendingCollective.STEP, error)
             raise
 
     @contextlib.contextmanager
     def guard_backward(self) -> Iterator[None]:
-        """Return a context manager for a block that computes gradients for `sum_gradients`, which
-        the other ranks wait for.
-        """
-        self._underway, self._has_begun = None, False
+        """Return a context manager for the backward pass before `sum_gradients`."""
+        self._underway, self._has_backward_begun = None, False
         self._sender.begin_step()
         with self._in_a_step():
             yield from self._watch_backward()
 
     def _watch_backward(self) -> Iterator[None]:
+        """Send gradients during the block, and report its errors to the other ranks."""
         try:
             with watching(self._begin_backward):
                 yield
@@ -227,36 +237,46 @@ class Reducer:
         except Exception as error:
             self._end_backward()
             raise_on_all(self._ranks, PendingCollective.STEP, error)
-        except BaseException:  # this rank cannot wait for the others
-            if self._has_begun:
+        # An interrupted rank cannot wait for the others.
+        except BaseException:
+            if self._has_backward_begun:
                 self._ranks.give_up(f"rank {self._ranks.rank} was interrupted in a step.")
             raise
         else:
             self._end_backward()
 
     def _end_backward(self) -> None:
-        """End the backward pass; one that has not begun answers the others."""
+        """Finish the transfer of gradients, and vote if no backward pass has done so."""
         self._begin_backward((), declines=True)
-        if self._declined is not None:
-            declined, self._declined = self._declined, None
-            declined.reach_agreement()  # or that others do something else goes unheard
+        if self._declined_meeting is not None:
+            meeting, self._declined_meeting = self._declined_meeting, None
+            # Detects ranks that take another action.
+            meeting.reach_agreement()
         if self._underway is not None and not self._underway.finish_sending():
             self._underway = None
 
     def _begin_backward(
         self, leaves: Sequence[Tensor], *, declines: bool = False
     ) -> Callable[[Tensor], None] | None:
-        """Begin a backward pass; returns what is called with each leaf whose gradient is there."""
-        if self._has_begun:  # one pass alone is sent while it runs
+        """Vote about sending during the backward pass.
+
+        Returns:
+            A callback for each leaf whose gradient is complete, or None.
+        """
+        # Only one backward pass per step sends gradients while it runs.
+        if self._has_backward_begun:
             return None
-        self._has_begun = True
-        known = set(map(id, self._variables))
-        declines = declines or not self._dense or any(id(leaf) not in known for leaf in leaves)
+        self._has_backward_begun = True
+        variable_ids = set(map(id, self._variables))
+        declines = (
+            declines or not self._dense or any(id(leaf) not in variable_ids for leaf in leaves)
+        )
         if self.shards is not None and not self.shards.fits(self._variables):
-            declines = True  # the step will say what is wrong
+            # The step will raise the error.
+            declines = True
         meeting = self._agreement.ask_all(self._variables, declines)
         if declines:
-            self._declined = meeting
+            self._declined_meeting = meeting
             return None
         self._underway = InFlightAllReduce(self._variables, self._dense, self._sender, meeting)
         return self._underway.take_gradient

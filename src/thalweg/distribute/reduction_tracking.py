@@ -1,4 +1,4 @@
-"""Record of the reducer of the gradients that an optimizer is about to apply."""
+"""Registry of the reducer whose sums an optimizer is about to apply."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ _reducers: WeakKeyDictionary[object, Reducer] = WeakKeyDictionary()
 
 
 def note_sums(owner: object, reducer: Reducer) -> None:
-    """Note who has summed the gradients of an optimizer; `commit_sums` may follow."""
+    """Record the reducer of an optimizer's last sums, for `commit_sums`."""
     _reducers[owner] = reducer
 
 
 def commit_sums(owner: object, failed: bool = False) -> None:
-    """Say that an optimizer has applied the sums that it was given last, if there were any.
+    """Commit the last sums of an optimizer as applied, if there are any.
 
     Args:
         owner: The optimizer.
-        failed: Whether something has failed since, such as a constraint, on this rank at least.
+        failed: Whether this rank has failed since, such as in a constraint.
     """
     if _reducers:
         reducer = _reducers.pop(owner, None)

@@ -1,4 +1,4 @@
-"""Context of a replica, with access to the other replicas."""
+"""Context of one replica."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from thalweg.distribute.nested_all_reduce import all_reduce
 
 
 class ReplicaContext:
-    """The side of a strategy on which one replica computes.
+    """Context of the replica that computes in this process.
 
     Attributes:
         strategy: The `Strategy`.
@@ -28,7 +28,7 @@ class ReplicaContext:
 
     @property
     def replica_id_in_sync_group(self) -> int:
-        """This replica's number, from 0 on."""
+        """The number of this replica, from 0 on."""
         return self.strategy.ranks.rank
 
     @property
@@ -37,7 +37,7 @@ class ReplicaContext:
         return (str(torch.get_default_device()),)
 
     def all_reduce(self, reduce_op: object, value: object, options: object = None) -> Any:
-        """Sums or means of what all replicas give, the same for each of them.
+        """Return sums or means over all replicas, equal on each of them.
 
         Args:
             reduce_op: `ReduceOp.SUM` or `MEAN`, "sum" or "mean".
@@ -63,7 +63,7 @@ class ReplicaContext:
         """Call a function across replicas.
 
         Args:
-            merge_fn: Called with the strategy and the arguments, on each rank with its own.
+            merge_fn: Called with the strategy and the arguments of this rank.
             args, kwargs: The arguments.
 
         Returns:

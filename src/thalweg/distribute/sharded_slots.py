@@ -1,4 +1,4 @@
-"""Preparation of a step in which ranks have parts of an optimizer's variables."""
+"""Preparation of a step with sharded slots or DTensors."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ Step = SharedStep | LocalStep
 
 
 def shards_of(owner: Any, strategy: Strategy | None = None) -> Shards | None:
-    """Return the shards of an optimizer's slots, if this library takes a sharded step.
+    """Return the shards of an optimizer's slots, or None if they are not sharded by a strategy.
 
     Args:
         owner: The optimizer.
-        strategy: The strategy of the step; by default the one that this thread is in.
+        strategy: The strategy of the step; by default that of this thread.
 
     Raises:
-        FailedPreconditionError: The slots are sharded, and the step is not taken with those ranks.
+        FailedPreconditionError: The slots are sharded over the ranks of another strategy.
     """
     if strategy is None and has_strategy():
         strategy = get_strategy()
@@ -62,109 +62,114 @@ def shards_of(owner: Any, strategy: Strategy | None = None) -> Shards | None:
 def sum_for_shards(
     owner: object,
     strategy: Strategy,
-    given: Pairs,
-    said: StepFingerprint,
+    grads_and_vars: Pairs,
+    fingerprint: StepFingerprint,
     hooks: StepAdapter,
     scatters: bool = True,
 ) -> tuple[Pairs, SharedStep]:
-    """Return the pairs of a step over slots that are shared out, which they are from now on.
+    """Return the pairs and the step of an optimizer whose slots are sharded; shard its slots first.
 
     Args:
-        owner, strategy, given, said: As in `sum_gradients`; `shards_of` gives shards.
-        hooks: What the optimizer has to say about such a step.
-        scatters: Whether nothing wants to see whole sums: gradients are then those of this rank,
-            and the step knows its parts of the sums.
+        owner, strategy, grads_and_vars, fingerprint: As for `sum_gradients`.
+        hooks: The adapter of the optimizer.
+        scatters: Whether full sums are not needed: gradients are then local, and the step holds
+            this rank's parts of the sums.
 
     Raises:
-        FailedPreconditionError: A graph is being built, or more than a rule updates the variables.
+        FailedPreconditionError: In graph mode, or if variables are not updated by a rule alone.
         ReplicaMismatchError, ReplicaLostError, TypeError, ValueError: As `sum_gradients`.
     """
     reducer = strategy.reducer_of(owner)
-    kinds = _shared_slots(owner, given, hooks)
-    variables = [var for _, var in given]
-    found, step = reducer.share_step(partial(convert_pairs, given), variables, said, scatters)
+    slots = _shared_slots(owner, grads_and_vars, hooks)
+    variables = [var for _, var in grads_and_vars]
+    sums, step = reducer.share_step(
+        partial(convert_pairs, grads_and_vars), variables, fingerprint, scatters
+    )
     note_sums(owner, reducer)
-    pairs = [(grad, var) for grad, var in found if grad is not None]
+    pairs = [(grad, var) for grad, var in sums if grad is not None]
     with step.report_errors():
-        arrange_slots(owner, step.shards, pairs, kinds)
+        arrange_slots(owner, step.shards, pairs, slots)
     return pairs, step
 
 
 def share_summed_step(
     owner: Any,
-    given: Any,
+    grads_and_vars: Any,
     hooks: StepAdapter,
-    how: GradientTransforms = NOTHING,
-    said: StepFingerprint | None = None,
+    transforms: GradientTransforms = NOTHING,
+    fingerprint: StepFingerprint | None = None,
 ) -> tuple[Any, Step | None]:
-    """Return the pairs of a step whose gradients are sums already, and the step if it is shared.
+    """Return the pairs, and the sharded step or None, for gradients that are already sums.
 
     Args:
         owner: The optimizer.
-        given: Gradients and variables.
-        hooks: What the optimizer has to say about the step.
-        how: What happens to the gradients.
-        said: Optional. What all ranks have alike.
+        grads_and_vars: Gradients and variables.
+        hooks: The adapter of the optimizer.
+        transforms: The gradient transforms of the step.
+        fingerprint: Optional. The description that must be equal on all ranks.
 
     Raises:
         FailedPreconditionError: As `shards_of` and `sum_for_shards`.
     """
     shards = shards_of(owner)
     if shards is not None:
-        pairs = as_pairs(given)
-        kinds = _shared_slots(owner, pairs, hooks)
+        pairs = as_pairs(grads_and_vars)
+        slots = _shared_slots(owner, pairs, hooks)
         step = get_strategy().reducer_of(owner).step_of_sums()
         with step.report_errors():
-            found = [(grad, var) for grad, var in convert_pairs(pairs) if grad is not None]
-            shards.cut_new([var for _, var in found])
-            arrange_slots(owner, shards, found, kinds)
+            grad_pairs = [(grad, var) for grad, var in convert_pairs(pairs) if grad is not None]
+            shards.cut_new([var for _, var in grad_pairs])
+            arrange_slots(owner, shards, grad_pairs, slots)
         return pairs, step
     if owner._slots.parts is None:
         if not is_imported():
-            return given, None
-        keep_local_slots(owner._slots, [var for _, var in as_pairs(given)])
+            return grads_and_vars, None
+        keep_local_slots(owner._slots, [var for _, var in as_pairs(grads_and_vars)])
     parts = owner._slots.parts
     if isinstance(parts, LocalShards):
-        pairs = as_pairs(given)
-        team = _team_of(pairs, hooks, how, said)
-        return place_on_mesh(pairs, team), LocalStep(parts, team)
-    return given, None
+        pairs = as_pairs(grads_and_vars)
+        group = _make_matrix_group(pairs, hooks, transforms, fingerprint)
+        return place_on_mesh(pairs, group), LocalStep(parts, group)
+    return grads_and_vars, None
 
 
-def _team_of(
-    pairs: Pairs, hooks: StepAdapter, how: GradientTransforms, said: StepFingerprint | None
+def _make_matrix_group(
+    pairs: Pairs,
+    hooks: StepAdapter,
+    transforms: GradientTransforms,
+    fingerprint: StepFingerprint | None,
 ) -> MatrixProcessGroup | None:
-    """Return the ranks that measure DTensors together in a step; None for none."""
+    """Return the group of ranks that must exchange messages about DTensors, or None."""
     on_mesh = [(grad, var) for grad, var in pairs if is_on_mesh(var)]
     rule = hooks.step_rule()
-    sends = how or hooks.selection.check_numerics or are_misplaced(on_mesh)
+    sends = transforms or hooks.selection.check_numerics or are_misplaced(on_mesh)
     if not on_mesh or not (sends or (rule is not None and rule.is_measured)):
         return None
 
     def describe() -> list[str]:
         variables = [var for _, var in on_mesh]
-        words = [] if said is None else said.words()
+        lines = [] if fingerprint is None else fingerprint.words()
         gradients = [grad for grad, _ in on_mesh]
-        return [*words, *describe_dtensors(variables, titles_of(variables), gradients)]
+        return [*lines, *describe_dtensors(variables, titles_of(variables), gradients)]
 
     return MatrixProcessGroup([var for _, var in on_mesh], describe)
 
 
-def _shared_slots(owner: Any, given: Pairs, hooks: StepAdapter) -> Sequence[Slot]:
-    """The kinds of slot that are shared out: those of the variables' shapes.
+def _shared_slots(owner: Any, pairs: Pairs, hooks: StepAdapter) -> Sequence[Slot]:
+    """Return the slots that are sharded: those with the shapes of their variables.
 
     Raises:
-        FailedPreconditionError: A graph is being built, or more than a rule updates the variables.
-        NotImplementedError: Its steps are measured.
+        FailedPreconditionError: In graph mode, or if variables are not updated by a rule alone.
+        NotImplementedError: The steps are recorded.
     """
     if owner._recorder is not None:
         owner._recorder.refuse_ranks()
-    if is_deferred(*chain.from_iterable(given)) or current_session() is not None:
+    if is_deferred(*chain.from_iterable(pairs)) or current_session() is not None:
         raise FailedPreconditionError(
             "Slots are shared out in eager mode alone: make the strategy without shard_slots."
         )
     rule = hooks.step_rule()
-    if rule is None or hooks.one_by_one(given):
+    if rule is None or hooks.one_by_one(pairs):
         raise FailedPreconditionError(
             f"The slots of {owner._name} cannot be shared out over the ranks: its variables are not"
             " updated by a rule alone. Make the strategy without shard_slots."
@@ -173,5 +178,5 @@ def _shared_slots(owner: Any, given: Pairs, hooks: StepAdapter) -> Sequence[Slot
 
 
 def enter_shared_step(step: Step | None) -> AbstractContextManager[None]:
-    """Return the context manager of the block in which a step is taken."""
+    """Return the context manager for the execution of a step."""
     return contextlib.nullcontext() if step is None else step.report_errors()

@@ -1,4 +1,4 @@
-"""`Strategy`: the same training on several ranks, each with its part of the batch."""
+"""`Strategy`: data-parallel training over several ranks."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ SHORTEST, LONGEST = 0.001, 1_000_000_000
 
 
 class Strategy:
-    """Strategy that trains on each rank of a process group, with gradients summed over all of them.
+    """Strategy for data-parallel training over the ranks of a process group.
 
     Each rank is a replica: a process with its own copy of the variables and its part of the global
     batch. Inside of `run` an optimizer sums the gradients of all ranks before it applies them, so
@@ -51,7 +51,7 @@ class Strategy:
             group; where none is initialised, that of `torchrun` is.
         timeout: Optional. Seconds that a rank may take to answer, from 0.001 to a billion; by
             default the group's own.
-        bucket_size: Bytes of gradients that are sent together.
+        bucket_size: Bytes of gradients per message.
         reduction: "sum" adds in the order that is fastest; "ordered" in one that is the same on any
             number of ranks that is a power of 2, see `gradients`.
         compression: Optional. "float16" or "bfloat16": dense gradients of 32 and 64 bits that an
@@ -64,12 +64,12 @@ class Strategy:
 
     Attributes:
         ranks: The ranks.
-        assignments: What ranks compare before they assign to a variable with an aggregation.
+        assignments: The comparison of ranks before an assignment to an aggregated variable.
 
     Raises:
-        InvalidTypeError: `group` is no process group, or a number is none.
-        InvalidArgumentError: A number is not above 0, `timeout` is no such time, `reduction` or
-            `compression` is none of these, an ordered reduction has another number of ranks, or
+        InvalidTypeError: `group` is not a process group, or a number has another type.
+        InvalidArgumentError: A number is not above 0, `timeout` is out of range, `reduction` or
+            `compression` is unknown, an ordered reduction has another number of ranks, or
             `compression` comes with an ordered reduction or with `shard_slots`.
 
     Reference: https://www.tensorflow.org/api_docs/python/tf/distribute/Strategy
@@ -126,8 +126,10 @@ class Strategy:
             raise InvalidArgumentError(
                 f"An ordered reduction needs 1, 2, 4, 8, ... ranks, not {ranks.size}."
             )
-        narrow = None if compression is None else DTYPES[compression]
-        self._set_up(ranks, Sending(bucket_size, reduction == "ordered", narrow), shard_slots)
+        low_precision = None if compression is None else DTYPES[compression]
+        self._set_up(
+            ranks, Sending(bucket_size, reduction == "ordered", low_precision), shard_slots
+        )
 
     def _set_up(self, ranks: Ranks, sending: Sending, shard_slots: bool = False) -> None:
         self.ranks, self.sending, self.is_default = ranks, sending, False
@@ -137,21 +139,19 @@ class Strategy:
         self._reducers: WeakKeyDictionary[Any, Reducer] = WeakKeyDictionary()
 
     def reducer_of(self, optimizer: object) -> Reducer:
-        """Return the reducer that sends the gradients of an optimizer; it is made at the first
-        call.
-        """
-        found = self._reducers.get(optimizer)
-        if found is None:
+        """Return the reducer of an optimizer's gradients, created at the first call."""
+        reducer = self._reducers.get(optimizer)
+        if reducer is None:
             shards = Shards(self.ranks) if self._shard_slots else None
-            found = self._reducers[optimizer] = Reducer(self.ranks, self.sending, shards)
-        return found
+            reducer = self._reducers[optimizer] = Reducer(self.ranks, self.sending, shards)
+        return reducer
 
     @classmethod
     def alone(cls) -> Strategy:
-        """Return a strategy with one replica, whatever process groups there are."""
-        made = cls.__new__(cls)
-        made._set_up(Ranks.none(), Sending())
-        return made
+        """Return a strategy with one replica, even if there are process groups."""
+        strategy = cls.__new__(cls)
+        strategy._set_up(Ranks.none(), Sending())
+        return strategy
 
     @property
     def num_replicas_in_sync(self) -> int:
@@ -159,8 +159,8 @@ class Strategy:
         return self.ranks.size
 
     def scope(self) -> AbstractContextManager[Strategy]:
-        """Return a context manager for a block in which this is the strategy, across replicas:
-        `apply_gradients` needs `run`.
+        """Return a context manager for this strategy's cross-replica context; `apply_gradients`
+        needs `run`.
 
         Raises:
             RuntimeError: The block is in the scope of another strategy.
@@ -195,15 +195,15 @@ class Strategy:
     experimental_run_v2 = run
 
     def experimental_run(self, fn: Callable[..., object], input_iterator: Any = None) -> Any:
-        """`run`, with what an iterator gives next as the argument of `fn`, if there is one."""
+        """Call `run`, with the next element of an iterator, if any, as the argument of `fn`."""
         if input_iterator is None:
             return self.run(fn)
         is_of_tensorflow = hasattr(input_iterator, "get_next")
-        given = input_iterator.get_next() if is_of_tensorflow else next(input_iterator)
-        return self.run(fn, (given,))
+        batch = input_iterator.get_next() if is_of_tensorflow else next(input_iterator)
+        return self.run(fn, (batch,))
 
     def reduce(self, reduce_op: object, value: object, axis: int | None = None) -> Any:
-        """Sums or means of what `run` returned on all ranks.
+        """Return sums or means over all ranks of what `run` returned.
 
         Args:
             reduce_op: `ReduceOp.SUM` or `MEAN`, "sum" or "mean".
@@ -221,8 +221,8 @@ class Strategy:
             variables: Tensors, or a module, whose parameters and buffers are meant.
 
         Raises:
-            LayoutError: The storage of one was cut; the other ranks raise ReplicaMismatchError.
-            ReplicaMismatchError: The ranks give other variables.
+            LayoutError: A variable has no memory; the other ranks raise ReplicaMismatchError.
+            ReplicaMismatchError: The variables differ between ranks.
             ReplicaLostError: A rank did not answer.
         """
         self.extended.broadcast(variables)
@@ -247,47 +247,46 @@ class Strategy:
             Pairs of a gradient, or None, and its variable.
 
         Raises:
-            InvalidArgumentError: `micro_batches` is no multiple of the number of ranks.
+            InvalidArgumentError: `micro_batches` is not a multiple of the number of ranks.
         """
-        own, rest = divmod(micro_batches, self.ranks.size)
-        if rest or own < 1:
+        local_batches, remainder = divmod(micro_batches, self.ranks.size)
+        if remainder or local_batches < 1:
             raise InvalidArgumentError(
                 f"micro_batches must be a multiple of the {self.ranks.size} ranks, not"
                 f" {show_value(micro_batches)}."
             )
-        chosen = flatten(variables)
-        check_variables(chosen)
+        params = flatten(variables)
+        check_variables(params)
 
         def of_one(number: int) -> list[Gradient]:
             tape = GradientTape()
             with tape:
-                tape.watch(chosen)
-                value = loss(number)
-            return tape.gradient(value, chosen)
+                tape.watch(params)
+                batch_loss = loss(number)
+            return tape.gradient(batch_loss, params)
 
         self.sending.micro_batches = micro_batches
-        first = self.ranks.rank * own
+        first = self.ranks.rank * local_batches
         with report_error(self.ranks, PendingCollective.STEP):
-            sums = over_batches(first, first + own, of_one)
-        return list(zip(sums, chosen, strict=True))
+            sums = over_batches(first, first + local_batches, of_one)
+        return list(zip(sums, params, strict=True))
 
     def group(self, value: object, name: str | None = None) -> Any:
-        """Return an operation that is done when all of `value` are; None in eager mode, where they
-        are.
+        """Return an operation that completes with all of `value`; None in eager mode.
 
         Args:
             value: Operations or symbolic tensors, in a nest.
-            name: Optional. Of the operation.
+            name: Optional. The name of the operation.
         """
         return None if executing_eagerly() else graph_mode().group(value, name=name)
 
     def experimental_local_results(self, value: object) -> tuple[Any, ...]:
-        """Return the values of this process' replicas: there is one."""
+        """Return the values of the replicas of this process, of which there is one."""
         return (value,)
 
     def _check_alone(self) -> None:
-        here = innermost_context()
-        if here is not None and here.strategy is not self:
+        context = innermost_context()
+        if context is not None and context.strategy is not self:
             raise RuntimeError(
                 "Cannot nest scopes of thalweg.distribute.Strategy: this thread is in another one."
             )
@@ -296,7 +295,8 @@ class Strategy:
         return f"<Strategy: {self.ranks!r}>"
 
 
-_DEFAULT = Strategy.alone()  # where nobody made one
+# The strategy outside of any scope.
+_DEFAULT = Strategy.alone()
 _DEFAULT.is_default = True
 
 
@@ -308,23 +308,21 @@ def _check_above_0(name: str, number: object) -> None:
 
 
 def enter_single_replica() -> AbstractContextManager[None]:
-    """Return a context manager for a block in which there is one replica, whatever strategy the
-    call is in.
-    """
+    """Return a context manager with one replica, even within another strategy."""
     return enter_replica(ReplicaContext(_DEFAULT))
 
 
 def get_strategy() -> Strategy:
-    """Return the strategy that this thread is in; one replica outside of any."""
-    here = innermost_context()
-    return _DEFAULT if here is None else cast(Strategy, here.strategy)
+    """Return the strategy of this thread; the default one outside of strategies."""
+    context = innermost_context()
+    return _DEFAULT if context is None else cast(Strategy, context.strategy)
 
 
 def current_replica() -> ReplicaContext:
-    """Return the replica that this thread is, or is about to be."""
-    here = innermost_context()
-    entered = None if here is None else here.replica
-    return cast(ReplicaContext, entered) if entered else ReplicaContext(get_strategy())
+    """Return the context of this thread's replica; across replicas that of its strategy."""
+    context = innermost_context()
+    replica = None if context is None else context.replica
+    return cast(ReplicaContext, replica) if replica else ReplicaContext(get_strategy())
 
 
 def get_replica_context() -> ReplicaContext | None:

@@ -1,9 +1,9 @@
-"""Sums in one order on any number of ranks: a balanced tree over the numbers of micro-batches.
+"""Sums in one order for any number of ranks: a balanced tree over the micro-batches.
 
 A rank sums a subtree, then the ranks' sums are the leaves of the tree's upper part. The vector is
-cut into as many shards as there are ranks; each rank gets all ranks' sums of its shard, adds them
+cut into as many shards as there are ranks; each rank receives its shard from all ranks, adds them
 in the order of the tree, and sends the result to all: as much traffic as a ring's. An addition is
-the same whatever else lies in the vector, so the bits are those of one rank.
+elementwise, so the bits do not depend on the number of ranks.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ Sums = list[Gradient]
 def over_batches(low: int, high: int, gradients: Callable[[int], Sums]) -> Sums:
     """Return the sums over the micro-batches from `low` to `high` - 1, in the order of the tree.
 
-    Args:
-        low, high: Numbers; `high` is above `low`.
-        gradients: Those of one micro-batch, given its number; called once for each, in order.
+    At most as many gradients live at the same time as the tree is deep, plus one.
 
-    No more of them live at the same time than the tree is deep, and one.
+    Args:
+        low, high: Numbers of micro-batches; `high` is above `low`.
+        gradients: Returns the gradients of a micro-batch; called once for each, in order.
     """
     if high - low == 1:
         return gradients(low)
@@ -34,52 +34,46 @@ def over_batches(low: int, high: int, gradients: Callable[[int], Sums]) -> Sums:
     return add_sums(over_batches(low, middle, gradients), over_batches(middle, high, gradients))
 
 
-def add_sums(ones: Sums, others: Sums) -> Sums:
-    """Return the sums of two lists; rows follow one another, and None counts as zeros."""
-    return [_add_pair(one, other) for one, other in zip(ones, others, strict=True)]
+def add_sums(left_sums: Sums, right_sums: Sums) -> Sums:
+    """Return the sums of two lists; sparse rows are concatenated, and None counts as zeros."""
+    return [
+        _add_pair(left_sum, right_sum)
+        for left_sum, right_sum in zip(left_sums, right_sums, strict=True)
+    ]
 
 
-def _add_pair(one: Gradient, other: Gradient) -> Gradient:
-    if one is None or other is None:
-        found = other if one is None else one
-        return found + 0.0 if isinstance(found, Tensor) else found  # -0.0 + 0.0 is 0.0
-    if isinstance(one, IndexedSlices) and isinstance(other, IndexedSlices):
-        values = torch.cat([one.values, other.values])
-        indices = torch.cat([one.indices, other.indices.to(one.indices.dtype)])
-        return IndexedSlices(values, indices, one.dense_shape)
-    return one + other  # pyright: ignore[reportOperatorIssue]
+def _add_pair(left_sum: Gradient, right_sum: Gradient) -> Gradient:
+    if left_sum is None or right_sum is None:
+        grad_sum = right_sum if left_sum is None else left_sum
+        return grad_sum + 0.0 if isinstance(grad_sum, Tensor) else grad_sum  # -0.0 + 0.0 is 0.0
+    if isinstance(left_sum, IndexedSlices) and isinstance(right_sum, IndexedSlices):
+        values = torch.cat([left_sum.values, right_sum.values])
+        indices = torch.cat([left_sum.indices, right_sum.indices.to(left_sum.indices.dtype)])
+        return IndexedSlices(values, indices, left_sum.dense_shape)
+    return left_sum + right_sum  # pyright: ignore[reportOperatorIssue]
 
 
 def over_ranks(flat: Tensor, ranks: Ranks) -> Tensor:
-    """Return the sum of the vectors of all ranks, in the order of the tree; their number is a power
-    of 2.
-
-    Args:
-        flat: A vector.
-        ranks: The ranks.
-    """
+    """Return the sum of the vectors of all ranks in tree order; their number is a power of 2."""
     size = -(-flat.numel() // ranks.size)
-    sent = flat.new_zeros(size * ranks.size)
-    sent[: flat.numel()] = flat
-    shards = sent.view(ranks.size, size).unbind()
-    found = [*flat.new_empty(ranks.size, size).unbind()]
-    found[ranks.rank] = shards[ranks.rank]
-    ranks.begin_exchanging(shards, found).wait()
-    total = in_pairs(found)
+    padded = flat.new_zeros(size * ranks.size)
+    padded[: flat.numel()] = flat
+    shards = padded.view(ranks.size, size).unbind()
+    rank_shards = [*flat.new_empty(ranks.size, size).unbind()]
+    rank_shards[ranks.rank] = shards[ranks.rank]
+    ranks.begin_exchanging(shards, rank_shards).wait()
+    total = in_pairs(rank_shards)
     if total is not shards[ranks.rank]:
         shards[ranks.rank].copy_(total)
     ranks.begin_sharing(shards).wait()
-    return sent[: flat.numel()]
+    return padded[: flat.numel()]
 
 
 def in_pairs(vectors: Sequence[Tensor]) -> Tensor:
-    """Return the sum of some vectors: neighbours are added, then their sums; one without one stays.
-
-    The vectors are written to, and the first of them is the sum.
-    """
-    found = list(vectors)
-    while len(found) > 1:
-        for one, other in zip(found[::2], found[1::2], strict=False):
-            one.add_(other)
-        found = found[::2]
-    return found[0]
+    """Return the sum of vectors in tree order, computed in place in the first one."""
+    partial_sums = list(vectors)
+    while len(partial_sums) > 1:
+        for left_sum, right_sum in zip(partial_sums[::2], partial_sums[1::2], strict=False):
+            left_sum.add_(right_sum)
+        partial_sums = partial_sums[::2]
+    return partial_sums[0]

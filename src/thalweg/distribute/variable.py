@@ -1,4 +1,4 @@
-"""Variables whose assignments are the same on all replicas."""
+"""Variables with aggregated assignments."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _OPS = {VariableAggregation.SUM: "sum", VariableAggregation.MEAN: "mean"}
 
 
 class AggregatedVariable(Variable):
-    """A variable that `assign`, `assign_add` and `assign_sub` set alike on all replicas.
+    """Variable with equal values on all replicas after `assign`, `assign_add` and `assign_sub`.
 
-    In a replica of `Strategy.run` the values of all of them become one; each must make the call.
-    Across replicas, and outside of a strategy, the value is assigned as it is. See
-    `modes.aggregate_assignments`.
+    In a replica of `Strategy.run` the values of all replicas are aggregated; each must make the
+    call. Across replicas, and outside of a strategy, the value is assigned unchanged. See
+    `variable_aggregation.aggregate_assignments`.
     """
 
     _aggregation: VariableAggregation
@@ -37,7 +37,7 @@ class AggregatedVariable(Variable):
 
 
 def in_replicas() -> Strategy | None:
-    """Return the strategy of several replicas of which this thread is one."""
+    """Return this thread's strategy if it is in one of several replicas, else None."""
     strategy = get_strategy()
     return None if strategy.ranks.is_alone or in_cross_replica_context() else strategy
 
@@ -46,27 +46,25 @@ def in_replicas() -> Strategy | None:
 def of_all(
     strategy: Strategy, aggregation: VariableAggregation, variable: Variable, value: object
 ) -> Tensor:
-    """Return the aggregate of the values that all replicas assign to a variable; raise on all if on
-    one.
-    """
-    own, trouble = variable, None
+    """Return the aggregate of the values of all replicas; an error of one is raised on all."""
+    operand, trouble = variable, None
     try:
-        own = Variable._operand(variable, value)
-        is_whole = not (own.is_floating_point() or own.is_complex())
-        if aggregation is VariableAggregation.MEAN and is_whole:
+        operand = Variable._operand(variable, value)
+        is_integral = not (operand.is_floating_point() or operand.is_complex())
+        if aggregation is VariableAggregation.MEAN and is_integral:
             raise InvalidTypeError(
                 f"Cannot assign to '{variable.name}': it is {dtype_name(variable.dtype)}, which"
                 " has no mean over replicas. Use VariableAggregation.SUM."
             )
     except Exception as error:
         trouble = error
-    told = f"what is assigned to: '{variable.name}', {aggregation.name}"
-    said, number = StepFingerprint(lambda: [told]), aggregation.value
+    line = f"what is assigned to: '{variable.name}', {aggregation.name}"
+    fingerprint, number = StepFingerprint(lambda: [line]), aggregation.value
     strategy.assignments.check(
-        [variable], said, trouble, beside=number, doing=PendingCollective.VALUES
+        [variable], fingerprint, trouble, extra_digest=number, collective=PendingCollective.VALUES
     )
     if aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
-        first = own.detach().clone(memory_format=torch.contiguous_format)
+        first = operand.detach().clone(memory_format=torch.contiguous_format)
         strategy.ranks.broadcast([first])
         return first
-    return all_reduce(strategy, _OPS[aggregation], own)
+    return all_reduce(strategy, _OPS[aggregation], operand)

@@ -1,4 +1,4 @@
-"""Modes of variables that are equal on all replicas, and of the aggregation of their values."""
+"""Aggregation modes of variables."""
 
 from __future__ import annotations
 
@@ -11,63 +11,60 @@ from thalweg._base.locks import importing
 from thalweg._core.graph_mode import graph_mode
 from thalweg.variable import VariableAggregation, VariableSynchronization
 
-P = ParamSpec("P")
+Params = ParamSpec("Params")
 Mode = TypeVar("Mode", VariableAggregation, VariableSynchronization)
 
 
 def aggregate_assignments(variable: Any, synchronization: Any, aggregation: Any) -> Any:
-    """Return a variable that was just made, whose assignments in replicas are aggregated from now
-    on.
+    """Return the variable with the modes set; assignments in replicas are aggregated from now on.
 
     Args:
-        variable: Of eager mode or of a graph.
-        synchronization: `ON_READ` has each replica assign its own.
-        aggregation: `SUM` or `MEAN` over the replicas, or `ONLY_FIRST_REPLICA`: that of rank 0.
-            `NONE` or None has each replica assign its own.
+        variable: A new variable, eager or of a graph.
+        synchronization: With `ON_READ`, each replica assigns its local value.
+        aggregation: `SUM` or `MEAN` over the replicas, or `ONLY_FIRST_REPLICA`, the value of rank
+            0. With `NONE` or None, each replica assigns its local value.
 
     Raises:
-        ValueError: One of them is no mode.
+        ValueError: A mode is invalid.
     """
-    how = as_mode(VariableAggregation, aggregation)
-    when = as_mode(VariableSynchronization, synchronization)
-    if when is not VariableSynchronization.AUTO:
-        variable.synchronization = when
-    if how is VariableAggregation.NONE:
+    aggregation_mode = as_mode(VariableAggregation, aggregation)
+    synchronization_mode = as_mode(VariableSynchronization, synchronization)
+    if synchronization_mode is not VariableSynchronization.AUTO:
+        variable.synchronization = synchronization_mode
+    if aggregation_mode is VariableAggregation.NONE:
         return variable
-    variable.aggregation = how
-    if when is not VariableSynchronization.ON_READ:
+    variable.aggregation = aggregation_mode
+    if synchronization_mode is not VariableSynchronization.ON_READ:
         if is_symbolic(variable):
-            graph_mode().aggregate(variable, how)
+            graph_mode().aggregate(variable, aggregation_mode)
         else:
             with importing:
                 from thalweg.distribute.variable import AggregatedVariable
-            variable.__class__, variable._aggregation = AggregatedVariable, how
+            variable.__class__, variable._aggregation = AggregatedVariable, aggregation_mode
     return variable
 
 
-def as_mode(kind: type[Mode], given: object) -> Mode:
+def as_mode(mode_class: type[Mode], mode: object) -> Mode:
     """Return the mode with a number; None is the first mode.
 
     Raises:
         ValueError: There is no such mode.
     """
     try:
-        return kind(0 if given is None else given)
+        return mode_class(0 if mode is None else mode)
     except ValueError:
-        word = kind.__name__.removeprefix("Variable").lower()
-        known = ", ".join(f"{kind.__name__}.{each.name}" for each in kind)
+        word = mode_class.__name__.removeprefix("Variable").lower()
+        mode_names = ", ".join(f"{mode_class.__name__}.{member.name}" for member in mode_class)
         raise ValueError(
-            f"Invalid variable {word} mode: {given!r}. It must be one of {known}."
+            f"Invalid variable {word} mode: {mode!r}. It must be one of {mode_names}."
         ) from None
 
 
-def with_aggregation(make: Callable[P, object]) -> Callable[P, Any]:
-    """Return a function that makes variables, with its `synchronization` and `aggregation`
-    heeded.
-    """
+def with_aggregation(make: Callable[Params, object]) -> Callable[Params, Any]:
+    """Return `make` wrapped to apply its `synchronization` and `aggregation` arguments."""
 
     @functools.wraps(make)
-    def make_aggregated(*args: P.args, **kwargs: P.kwargs) -> object:
+    def make_aggregated(*args: Params.args, **kwargs: Params.kwargs) -> object:
         synchronization = as_mode(VariableSynchronization, kwargs.pop("synchronization", None))
         aggregation = as_mode(VariableAggregation, kwargs.pop("aggregation", None))
         modes = {"synchronization": synchronization, "aggregation": aggregation}

@@ -31,6 +31,6 @@ class LogDiagnostics(Callback):
     ) -> None:
         """Log what is new."""
         for number, optimizer in enumerate(trainer.optimizers):
-            found = self._tables.numbers_of(optimizer, f"{number}/" if number else "")
-            if found:
-                pl_module.log_dict(found, on_step=True, on_epoch=False, batch_size=1)
+            numbers = self._tables.numbers_of(optimizer, f"{number}/" if number else "")
+            if numbers:
+                pl_module.log_dict(numbers, on_step=True, on_epoch=False, batch_size=1)

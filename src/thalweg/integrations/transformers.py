@@ -35,6 +35,6 @@ class LogDiagnostics(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Log what is new."""
         optimizer = kwargs.get("optimizer")
-        found = self._tables.numbers_of(getattr(optimizer, "optimizer", optimizer))
-        if found:
-            self._trainer.log(found)
+        numbers = self._tables.numbers_of(getattr(optimizer, "optimizer", optimizer))
+        if numbers:
+            self._trainer.log(numbers)

@@ -27,7 +27,7 @@ class RatesAhead:
     def __init__(self, rate_at: Callable[[int], Any]) -> None:
         self._rate_at = rate_at
         # One attribute: threads that share a rate replace it as a whole.
-        self._computed: tuple[int, list[Any]] = (0, [])
+        self._cached_rates: tuple[int, list[Any]] = (0, [])
 
     def at(self, step: int) -> Any:
         """Return the learning rate of a step.
@@ -35,7 +35,7 @@ class RatesAhead:
         Raises:
             Whatever `rate_at` raises for this step.
         """
-        first, rates = self._computed
+        first, rates = self._cached_rates
         place = step - first
         if 0 <= place < len(rates):
             return rates[place]
@@ -44,7 +44,7 @@ class RatesAhead:
             rates = [self._rate_at(step)]
             with suppress(*_ERRORS):
                 rates += [self._rate_at(step + place) for place in range(1, count)]
-        self._computed = step, rates
+        self._cached_rates = step, rates
         return rates[0]
 
     def alone(self, step: int) -> Any:

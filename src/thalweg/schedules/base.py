@@ -124,10 +124,10 @@ class FormulaSchedule(LearningRateSchedule):
 
         While a graph is built, or of a tensor of one, it is a tensor of the graph.
         """
-        own = self._own()
-        graph = graph_of(*_leaves([step, own]))
+        fields = self._own()
+        graph = graph_of(*_leaves([step, fields]))
         if graph is not None:
-            return self._recorded(graph, step, own)
+            return self._recorded(graph, step, fields)
         with np.errstate(all="ignore"):
             rate = self.formula(step)
         return torch.tensor(rate, dtype=as_dtype(rate.dtype), device="cpu")
@@ -148,26 +148,26 @@ class FormulaSchedule(LearningRateSchedule):
         """Return a copy with other fields, which draws from the same random numbers if it draws
         any.
         """
-        made = copy.copy(self)
-        vars(made).update(fields)
-        return made
+        duplicate = copy.copy(self)
+        vars(duplicate).update(fields)
+        return duplicate
 
     def _own(self) -> dict[str, object]:
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
-    def _recorded(self, graph: Any, step: Step, own: dict[str, Any]) -> object:
-        """The node that asks this schedule, as it is now, in each run."""
+    def _recorded(self, graph: Any, step: Step, fields: dict[str, Any]) -> object:
+        """Return the node that evaluates this schedule, as it is now, in each run."""
         dtype = as_dtype(self._kind())
 
-        def rate(at: Any, given: dict[str, Any]) -> torch.Tensor:
+        def rate(count: Any, values: dict[str, Any]) -> torch.Tensor:
             if any(
-                isinstance(leaf, torch.Tensor) and leaf.is_meta for leaf in _leaves([at, given])
+                isinstance(leaf, torch.Tensor) and leaf.is_meta for leaf in _leaves([count, values])
             ):
                 return torch.empty((), dtype=dtype, device="meta")  # asked for its shape
-            return self.having(given)(at)
+            return self.having(values)(count)
 
-        name = own.get("name") or type(self).__name__
-        return graph.call(rate, (step, own), name=name)
+        name = fields.get("name") or type(self).__name__
+        return graph.call(rate, (step, fields), name=name)
 
 
 def as_scalars(rate: Number, *numbers: Number) -> list[Any]:
@@ -177,7 +177,7 @@ def as_scalars(rate: Number, *numbers: Number) -> list[Any]:
 
 
 def _leaves(nest: object) -> Iterator[object]:
-    """What nested lists, tuples and dicts hold."""
+    """Return the leaves of nested lists, tuples and dicts."""
     if isinstance(nest, list | tuple | dict):
         for item in nest.values() if isinstance(nest, dict) else nest:
             yield from _leaves(item)

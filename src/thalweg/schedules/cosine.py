@@ -51,12 +51,12 @@ class CosineDecay(FormulaSchedule):
     warmup_steps: Number = 0
 
     def formula(self, step: Step) -> Scalar:
-        rate, at, decay_steps = as_scalars(self.initial_learning_rate, step, self.decay_steps)
+        rate, count, decay_steps = as_scalars(self.initial_learning_rate, step, self.decay_steps)
         warmup = []
         if self.warmup_target is not None:
             _, *warmup = as_scalars(rate, self.warmup_target, self.warmup_steps)
         # Unlike the other numbers, alpha does not pass through float32 on its way to float64.
-        return formulas.cosine(rate, at, decay_steps, self.alpha, warmup)
+        return formulas.cosine(rate, count, decay_steps, self.alpha, warmup)
 
 
 @dataclass(eq=False)

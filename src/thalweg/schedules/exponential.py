@@ -44,5 +44,5 @@ class ExponentialDecay(FormulaSchedule):
     name: str | None = None
 
     def formula(self, step: Step) -> Scalar:
-        own = as_scalars(self.initial_learning_rate, step, self.decay_steps, self.decay_rate)
-        return formulas.exponential(*own, staircase=self.staircase)
+        scalars = as_scalars(self.initial_learning_rate, step, self.decay_steps, self.decay_rate)
+        return formulas.exponential(*scalars, staircase=self.staircase)

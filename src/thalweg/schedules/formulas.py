@@ -174,8 +174,8 @@ def transformer(
     return scale * rate * lower
 
 
-def _share(step: Scalar, span: Scalar | int, of: Any = 1, folded: bool = False) -> Scalar:
-    return step * (of * reciprocal(span)) if folded else of * (step / span)
+def _share(step: Scalar, span: Scalar | int, factor: Any = 1, folded: bool = False) -> Scalar:
+    return step * (factor * reciprocal(span)) if folded else factor * (step / span)
 
 
 def _periods(step: Scalar, span: Scalar | int, staircase: bool, folded: bool = False) -> Scalar:

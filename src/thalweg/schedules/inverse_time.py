@@ -41,5 +41,5 @@ class InverseTimeDecay(FormulaSchedule):
     name: str | None = None
 
     def formula(self, step: Step) -> Scalar:
-        own = as_scalars(self.initial_learning_rate, step, self.decay_steps, self.decay_rate)
-        return formulas.inverse_time(*own, staircase=self.staircase)
+        scalars = as_scalars(self.initial_learning_rate, step, self.decay_steps, self.decay_rate)
+        return formulas.inverse_time(*scalars, staircase=self.staircase)

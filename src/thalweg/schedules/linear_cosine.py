@@ -120,18 +120,18 @@ class NoisyLinearCosineDecay(FormulaSchedule):
         Raises:
             CheckpointMismatchError: It is no such state. Nothing was loaded.
         """
-        made: Any = np.random.PCG64(0)
+        bits: Any = np.random.PCG64(0)
         try:
-            made.state = copy.deepcopy(dict(state_dict))
+            bits.state = copy.deepcopy(dict(state_dict))
         except (TypeError, ValueError, KeyError, OverflowError) as error:
             raise CheckpointMismatchError(
                 f"The state of {type(self).__name__}: {error}. Nothing was loaded."
             ) from error
-        self._generator = np.random.Generator(made)
+        self._generator = np.random.Generator(bits)
 
     def formula(self, step: Step) -> Scalar:
         numbers = (self.num_periods, self.alpha, self.beta)
-        rate, *own = as_scalars(self.initial_learning_rate, step, self.decay_steps, *numbers)
+        rate, *args = as_scalars(self.initial_learning_rate, step, self.decay_steps, *numbers)
         _, *spread = as_scalars(rate, self.initial_variance, self.variance_decay)
         draw = type(rate)(self._generator.standard_normal())
-        return formulas.linear_cosine(rate, *own, noise=formulas.noise(draw, *own[:2], *spread))
+        return formulas.linear_cosine(rate, *args, noise=formulas.noise(draw, *args[:2], *spread))

@@ -63,7 +63,7 @@ class PiecewiseConstantDecay(FormulaSchedule):
                 f"PiecewiseConstantDecay needs a boundary. Received: boundaries={boundaries}. "
                 "Pass the number itself for a constant learning rate."
             )
-        if any(later < earlier for earlier, later in pairwise(boundaries)):
+        if any(second < first for first, second in pairwise(boundaries)):
             raise ValueError(f"Boundaries should be ascending. Received: boundaries={boundaries}.")
 
     def _kind(self) -> ScalarType:
@@ -71,10 +71,10 @@ class PiecewiseConstantDecay(FormulaSchedule):
 
     def formula(self, step: Step) -> Scalar:
         dtype = self._kind()
-        at = _comparable(step)
-        boundaries = [_cast_like(at, boundary) for boundary in self.boundaries]
-        value = formulas.piecewise_constant(at, boundaries, self.values)
-        return as_scalar(value, dtype)
+        count = _comparable(step)
+        boundaries = [_cast_like(count, boundary) for boundary in self.boundaries]
+        rate = formulas.piecewise_constant(count, boundaries, self.values)
+        return as_scalar(rate, dtype)
 
 
 def _comparable(step: Step) -> Any:

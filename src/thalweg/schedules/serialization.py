@@ -67,11 +67,11 @@ def deserialize(
             f"Improper config format: {show_value(config)}. "
             "Expected a dict with the keys 'class_name' and 'config'."
         )
-    known = {**_SCHEDULES, **(custom_objects or {})}
+    classes = {**_SCHEDULES, **(custom_objects or {})}
     for name in (config.get("registered_name"), config["class_name"]):
-        if name in known:
-            return known[name].from_config(dict(config["config"]))
+        if name in classes:
+            return classes[name].from_config(dict(config["config"]))
     raise ValueError(
         f"Unknown learning rate schedule: '{config['class_name']}'. "
-        f"Known are {', '.join(known)}; pass other classes in `custom_objects`."
+        f"Known are {', '.join(classes)}; pass other classes in `custom_objects`."
     )

@@ -12,7 +12,7 @@ from thalweg.errors import did_you_mean
 _TORCH = "call torch for it: torch's functions take symbolic tensors and record themselves"
 _ELSEWHERE = "it has what training code around an optimizer uses; for the rest"
 _LAYER = "use thalweg.tf.layers, or call a torch.nn layer on the symbolic tensor"
-_BUILT_ANEW = (
+_REBUILD_HINT = (
     "a graph holds Python functions, which no file can: build it by the same Python code, and"
     " restore its variables with train.Saver"
 )
@@ -103,8 +103,8 @@ INSTEAD = {
     "train.batch": _READER,
     "train.experimental.enable_mixed_precision_graph_rewrite": _NO_REWRITE,
     "train.experimental.disable_mixed_precision_graph_rewrite": _NO_REWRITE,
-    "train.export_meta_graph": _BUILT_ANEW,
-    "train.import_meta_graph": _BUILT_ANEW,
+    "train.export_meta_graph": _REBUILD_HINT,
+    "train.import_meta_graph": _REBUILD_HINT,
     "train.match_filenames_once": _READER,
     "train.replica_device_setter": "use torch.distributed",
     "train.shuffle_batch": _READER,
@@ -141,34 +141,34 @@ def attribute_of(module: str) -> Callable[[str], Any]:
     def missing(name: str) -> object:
         path = f"{module}.{name}" if module else name
         full = f"thalweg.v1.{module}" if module else "thalweg.v1"
-        there = vars(sys.modules[full]).items()
-        names = [each for each, value in there if not isinstance(value, ModuleType)]
-        known = {**INSTEAD, **_OF_OTHER_FACES}
-        raise not_provided("thalweg.v1", path, known, names, _TORCH)
+        attributes = vars(sys.modules[full]).items()
+        names = [key for key, entry in attributes if not isinstance(entry, ModuleType)]
+        replacements = {**INSTEAD, **_OF_OTHER_FACES}
+        raise not_provided("thalweg.v1", path, replacements, names, _TORCH)
 
     return missing
 
 
 def not_provided(
-    facade: str, path: str, instead: Mapping[str, str], names: Iterable[str], rest: str
+    facade: str, path: str, replacements: Mapping[str, str], names: Iterable[str], default_hint: str
 ) -> AttributeError:
     """Return the error for a name that is not there.
 
     Args:
         facade: The module that people import.
         path: The name below it.
-        instead: What to use for which path.
+        replacements: What to use for which path.
         names: The names that are there, of which a near one is named if nothing else is known.
-        rest: What to do for all the rest.
+        default_hint: What to do for all the rest.
     """
     name = path.rpartition(".")[-1]
     if name.startswith("_"):
         return AttributeError(f"module {facade!r} has no attribute {path!r}", name=name)
-    known = instead.get(path)
-    if known is None:
-        public = [each for each in names if not each.startswith("_")]
-        whole = f"{name}Optimizer"
-        hint = f"Did you mean '{whole}'?" if whole in public else did_you_mean(name, public)
-        known = hint or f"{_ELSEWHERE} {rest}"
-    end = "" if known.endswith("?") else "."
-    return AttributeError(f"{facade} has no '{path}'; {known}{end}", name=name)
+    advice = replacements.get(path)
+    if advice is None:
+        public = [key for key in names if not key.startswith("_")]
+        guess = f"{name}Optimizer"
+        hint = f"Did you mean '{guess}'?" if guess in public else did_you_mean(name, public)
+        advice = hint or f"{_ELSEWHERE} {default_hint}"
+    end = "" if advice.endswith("?") else "."
+    return AttributeError(f"{facade} has no '{path}'; {advice}{end}", name=name)

@@ -9,18 +9,18 @@ from thalweg.errors import InvalidArgumentError, InvalidTypeError
 LONGEST = 1e9  # 31 years; Python's clocks overflow beyond some more
 
 
-def check_seconds(name: str, value: object, *, is_at_least_0: bool = False) -> None:
-    """Refuse what is no number of seconds; infinity is one.
+def check_seconds(name: str, seconds: object, *, non_negative: bool = False) -> None:
+    """Raise unless the argument is a number of seconds; infinity is valid.
 
     Raises:
-        InvalidTypeError: It is no number.
-        InvalidArgumentError: It is NaN, or below 0 where that means nothing.
+        InvalidTypeError: `seconds` is not a number.
+        InvalidArgumentError: `seconds` is NaN, or below 0 although `non_negative` is set.
     """
-    if not is_number(value) or isinstance(value, bool):
-        raise InvalidTypeError(f"{name} must be a number of seconds, not {show_value(value)}.")
-    if value != value or (is_at_least_0 and value < 0):
-        wanted = "0 or more" if is_at_least_0 else "a number"
-        raise InvalidArgumentError(f"{name} must be {wanted}, not {show_value(value)}.")
+    if not is_number(seconds) or isinstance(seconds, bool):
+        raise InvalidTypeError(f"{name} must be a number of seconds, not {show_value(seconds)}.")
+    if seconds != seconds or (non_negative and seconds < 0):
+        expected = "0 or more" if non_negative else "a number"
+        raise InvalidArgumentError(f"{name} must be {expected}, not {show_value(seconds)}.")
 
 
 def wait_seconds(seconds: float) -> float:

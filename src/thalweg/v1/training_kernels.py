@@ -55,7 +55,7 @@ class Kernel:
         choose: Gives the rule for the arguments of a call.
         options: Further arguments with their defaults.
         constants: Scalars of the rule that are no arguments.
-        renamed: Scalars that this kernel alone calls otherwise than the rule does.
+        rule_names: Scalars that this kernel alone calls otherwise than the rule does.
         check: Refuses scalars that the kernel cannot use; gets the arguments, and whether the
             gradient is sparse.
     """
@@ -65,7 +65,7 @@ class Kernel:
     choose: Callable[[Arguments], Rule]
     options: Arguments = field(default_factory=dict)
     constants: dict[str, float] = field(default_factory=dict)
-    renamed: dict[str, str] = field(default_factory=dict)
+    rule_names: dict[str, str] = field(default_factory=dict)
     check: Callable[[Arguments, bool], None] = lambda arguments, sparse: None
 
     def function(self, name: str) -> Callable[..., Any]:
@@ -84,14 +84,14 @@ class Kernel:
 
 def _kernel_function(kernel: Kernel, name: str) -> Callable[..., object]:
     sparse, resource = "sparse" in name, name.startswith("resource_")
-    needed = kernel.names(sparse)
+    required_names = kernel.names(sparse)
     optional = {"use_locking": False, **kernel.options, "name": None}
     kind = Parameter.POSITIONAL_OR_KEYWORD
     signature = Signature(
-        [Parameter(each, kind) for each in needed]
-        + [Parameter(each, kind, default=value) for each, value in optional.items()]
+        [Parameter(argument, kind) for argument in required_names]
+        + [Parameter(argument, kind, default=default) for argument, default in optional.items()]
     )
-    written = ["var", *kernel.slots.split()]
+    updated_names = ["var", *kernel.slots.split()]
 
     def function(*args: object, **kwargs: object) -> Any:
         try:
@@ -101,8 +101,8 @@ def _kernel_function(kernel: Kernel, name: str) -> Callable[..., object]:
         bound.apply_defaults()
         arguments = dict(bound.arguments)
         if is_deferred(*arguments.values()):
-            return _add_operation(kernel, name, arguments, written, sparse, resource)
-        arguments = {each: resolve(value) for each, value in arguments.items()}
+            return _add_operation(kernel, name, arguments, updated_names, sparse, resource)
+        arguments = {key: resolve(operand) for key, operand in arguments.items()}
         with _LOCK if arguments["use_locking"] else contextlib.nullcontext():
             _apply_kernel(kernel, name, arguments, sparse)
         if resource:
@@ -122,13 +122,13 @@ def _describe_kernel(kernel: Kernel, name: str, sparse: bool, resource: bool) ->
     rule = kernel.choose({**dict.fromkeys(kernel.inputs.split()), **arguments})
     rows = "the rows `indices` of `var`, one after the other," if sparse else "`var`"
     slots = kernel.slots.replace(" ", ", ")
-    written = f" and {slots}" if slots else ""
-    given = "None" if resource else "`var` as a tensor"
+    updates = f" and {slots}" if slots else ""
+    output = "None" if resource else "`var` as a tensor"
     return (
         f"Update {rows} by the rule {rule.name}, in place.\n\n"
-        f"`var`{written} are written. Scalars are numbers or 0-d tensors. With symbolic arguments\n"
+        f"`var`{updates} are written. Scalars are numbers or 0-d tensors. With symbolic arguments\n"
         "this makes an operation of the graph.\n\n"
-        f"Returns:\n    {given}; in a graph the {'operation' if resource else 'symbolic tensor'}."
+        f"Returns:\n    {output}; in a graph the {'operation' if resource else 'symbolic tensor'}."
         f"\n\nReference: {rule.source}"
     )
 
@@ -137,18 +137,18 @@ def _add_operation(
     kernel: Kernel,
     name: str,
     arguments: Arguments,
-    written: Sequence[str],
+    updated_names: Sequence[str],
     sparse: bool,
     resource: bool,
 ) -> object:
-    """The kernel as an operation of a graph."""
-    variables = {each: graph_variable_of(arguments[each]) for each in written}
-    for each, variable in variables.items():
+    """Return the kernel as an operation of a graph."""
+    variables = {key: graph_variable_of(arguments[key]) for key in updated_names}
+    for key, variable in variables.items():
         if not isinstance(variable, GraphVariable):
             raise InvalidTypeError(
-                f"{name}(): {each} must be a variable of the graph, not {show_value(variable)}."
+                f"{name}(): {key} must be a variable of the graph, not {show_value(variable)}."
             )
-    inputs = {**arguments, **{each: by_reference(var) for each, var in variables.items()}}
+    inputs = {**arguments, **{key: by_reference(var) for key, var in variables.items()}}
 
     def run_kernel(values: Arguments) -> object:
         with _LOCK if values["use_locking"] else contextlib.nullcontext():
@@ -162,14 +162,14 @@ def _add_operation(
 
 
 def _apply_kernel(kernel: Kernel, name: str, arguments: Arguments, sparse: bool) -> None:
-    var, slots = arguments["var"], [arguments[each] for each in kernel.slots.split()]
+    var, slots = arguments["var"], [arguments[slot_name] for slot_name in kernel.slots.split()]
     _check_tensors(name, var, slots)
     title = name_of(var)
-    given = arguments["delta" if "delta" in arguments else "grad"]
-    grad = as_gradient(given, var, title)
+    grad_argument = arguments["delta" if "delta" in arguments else "grad"]
+    grad = as_gradient(grad_argument, var, title)
     if isinstance(grad, IndexedSlices):
         raise InvalidTypeError(
-            f"{name}() takes the values of a sparse gradient, not {show_value(given)}."
+            f"{name}() takes the values of a sparse gradient, not {show_value(grad_argument)}."
         )
     if sparse:
         grad = IndexedSlices(grad, arguments["indices"])
@@ -193,21 +193,21 @@ def _check_tensors(name: str, var: Tensor, slots: Sequence[object]) -> None:
 
 
 def _scalars_of(kernel: Kernel, name: str, arguments: Arguments) -> Arguments:
-    """The scalars by their names in the rule."""
+    """Return the scalars by their names in the rule; raise for tensors that are not scalars."""
     tensors = {"var", "grad", "delta", "indices", "use_locking", "name", *kernel.slots.split()}
-    names = {**_SCALARS, **kernel.renamed}
-    found: Arguments = dict(kernel.constants)
-    for each, value in arguments.items():
-        if each in tensors or each in kernel.options:
+    names = {**_SCALARS, **kernel.rule_names}
+    scalars: Arguments = dict(kernel.constants)
+    for key, scalar in arguments.items():
+        if key in tensors or key in kernel.options:
             continue
-        if tuple(getattr(value, "shape", ())) != ():
-            shape = tuple(value.shape)
-            raise InvalidArgumentError(f"{name}(): {each} is not a scalar: it has shape {shape}.")
-        found[names.get(each, each)] = value
-    return found
+        if tuple(getattr(scalar, "shape", ())) != ():
+            shape = tuple(scalar.shape)
+            raise InvalidArgumentError(f"{name}(): {key} is not a scalar: it has shape {shape}.")
+        scalars[names.get(key, key)] = scalar
+    return scalars
 
 
 @cache
 def _one_after_the_other(rule: Rule) -> Rule:
-    """The rule as the sparse kernels have it: they add up nothing, and leave other rows alone."""
+    """Return the rule of sparse kernels: repeated rows in turn, other rows unchanged."""
     return replace(rule, duplicates="successive", update_untouched=None)

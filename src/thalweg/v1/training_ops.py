@@ -73,7 +73,7 @@ _UPDATE_SLOTS = {"update_slots": True}
 _LINEAR = {"multiply_linear_by_lr": False}
 
 _GRADIENT_DESCENT = Kernel(
-    "var alpha delta", "", lambda given: SGD, renamed={"alpha": "learning_rate"}
+    "var alpha delta", "", lambda given: SGD, rule_names={"alpha": "learning_rate"}
 )
 _MOMENTUM = Kernel(
     "var accum lr grad momentum",
@@ -146,7 +146,7 @@ _PROXIMAL_GRADIENT_DESCENT = Kernel(
     "var alpha l1 l2 delta",
     "",
     lambda given: PROXIMAL_GRADIENT_DESCENT,
-    renamed={"alpha": "learning_rate"},
+    rule_names={"alpha": "learning_rate"},
 )
 _ADD_SIGN = Kernel("var m lr alpha sign_decay beta grad", "m", lambda given: ADD_SIGN)
 _POWER_SIGN = Kernel("var m lr logbase sign_decay beta grad", "m", lambda given: POWER_SIGN)

@@ -1,1 +1,1 @@
-"""Measuring steps: shapes, peers, this machine's bandwidth, interleaved timing, and tables."""
+"""Measurement of steps: shapes, peers, memory bandwidth, interleaved timing, and tables."""

@@ -17,7 +17,8 @@ from thalweg._cli.registry import variables_of
 
 ANCHOR = "anchor"
 ROOFLINE = "roofline"
-OURS = ("thalweg", "torch")  # whose step is measured
+# Contenders whose optimizers run in this process, so that their states can be counted.
+TIMED_HERE = ("thalweg", "torch")
 
 
 @dataclass(frozen=True)
@@ -59,89 +60,105 @@ class BenchmarkRow:
         return asdict(self)
 
 
-def needed_bytes(shapes: ShapeSet, entry: BenchmarkedRule, wanted: Sequence[str]) -> int:
-    """About the most memory that `compare` takes."""
+def needed_bytes(shapes: ShapeSet, entry: BenchmarkedRule, peer_names: Sequence[str]) -> int:
+    """Estimate the peak memory of `compare` in bytes."""
     slots = entry.slots
-    own = 2 + slots * 2 + 2  # variables, gradients; slots of ours and the roofline; anchor
-    in_torch = sum(name.startswith("torch-") for name in wanted)
-    temporaries = 2 if {"torch-foreach", "torch-forloop"} & set(wanted) else 0
-    others = len(wanted) - in_torch
-    return shapes.bytes * (own + in_torch * slots + temporaries + others * (3 + slots))
+    # Variables and gradients; slots of thalweg's optimizer and of the roofline; anchor.
+    fixed_streams = 2 + slots * 2 + 2
+    in_torch = sum(name.startswith("torch-") for name in peer_names)
+    temporaries = 2 if {"torch-foreach", "torch-forloop"} & set(peer_names) else 0
+    other_peers = len(peer_names) - in_torch
+    return shapes.bytes * (
+        fixed_streams + in_torch * slots + temporaries + other_peers * (3 + slots)
+    )
 
 
 def compare(
     rule: str,
     entry: BenchmarkedRule,
     shapes: ShapeSet,
-    wanted: Sequence[str],
+    peer_names: Sequence[str],
     *,
     rounds: int = 7,
     options: Mapping[str, object] | None = None,
     progress: Callable[[int, int, Timings], object] | None = None,
     doing: Callable[[str], object] = lambda now: None,
 ) -> list[BenchmarkRow]:
-    """Measure a rule on these shapes.
+    """Measure a rule and its peers on a set of shapes; return a row per contender.
 
     Args:
-        rule: Its name, for the rows.
-        entry: What it is.
-        shapes: The variables.
-        wanted: Peers, of `peers.PEERS`.
-        rounds: Interleaved rounds.
-        options: Further arguments of our optimizer.
+        rule: The rule's name, for the rows.
+        entry: The rule.
+        shapes: The shapes of the variables.
+        peer_names: Peers, of `peers.PEERS`.
+        rounds: The number of interleaved rounds.
+        options: Additional arguments of thalweg's optimizer.
         progress: Called after each round, as `timing.measure` does.
-        doing: Called with what comes next, between what is timed.
+        doing: Called with a description of the next activity, between timed blocks.
     """
     doing("making the variables")
-    made, own = workload.make_tensors(shapes), workload.make_optimizer(entry, options)
+    problem, optimizer = workload.make_tensors(shapes), workload.make_optimizer(entry, options)
     contenders = [
-        Contender(entry.label, workload.step_of(own, made)),
-        *peers.make_contenders(entry, made, tuple(wanted)),
-        Contender(ROOFLINE, roofline.roofline(entry.slots, made.variables, made.gradients)),
+        Contender(entry.label, workload.step_of(optimizer, problem)),
+        *peers.make_contenders(entry, problem, tuple(peer_names)),
+        Contender(ROOFLINE, roofline.roofline(entry.slots, problem.variables, problem.gradients)),
     ]
     anchor = "torch-fused"
-    if rule != "Adam" or anchor not in wanted:
+    if rule != "Adam" or anchor not in peer_names:
         anchor = ANCHOR
-        adam = peers.torch_step(registry.entry("Adam"), made, "fused")
+        adam = peers.torch_step(registry.entry("Adam"), problem, "fused")
         if adam is None:
             raise RuntimeError("This torch has no fused Adam to compare with.")
         contenders.append(Contender(ANCHOR, adam))
     timings = measure(contenders, rounds=rounds, progress=progress, doing=doing)
     doing("measuring the memory that a step takes")
-    once = roofline.count_streams(entry.slots)
-    streams = {each.name: once + entry.norms for each in contenders} | {ROOFLINE: once}
-    spreads = {each.name: timings.spread(each.name, anchor) for each in contenders}
+    base_streams = roofline.count_streams(entry.slots)
+    streams = {contender.name: base_streams + entry.norms for contender in contenders} | {
+        ROOFLINE: base_streams
+    }
+    spreads = {contender.name: timings.spread(contender.name, anchor) for contender in contenders}
     return [
         BenchmarkRow(
             rule=rule,
-            contender=each.name,
-            ms=1e3 * timings.median(each.name),
-            ratio=timings.ratio(each.name, anchor),
-            gbps=shapes.bytes * streams[each.name] / timings.median(each.name) / 1e9,
-            of_roofline=timings.ratio(ROOFLINE, each.name) * streams[each.name] / once,
-            extra_bytes=memory.extra_bytes(each.step),
-            state_bytes=_state_bytes(own if each.name in OURS else each.step, shapes),
+            contender=contender.name,
+            ms=1e3 * timings.median(contender.name),
+            ratio=timings.ratio(contender.name, anchor),
+            gbps=shapes.bytes * streams[contender.name] / timings.median(contender.name) / 1e9,
+            of_roofline=timings.ratio(ROOFLINE, contender.name)
+            * streams[contender.name]
+            / base_streams,
+            extra_bytes=memory.extra_bytes(contender.step),
+            state_bytes=_state_bytes(
+                optimizer if contender.name in TIMED_HERE else contender.step, shapes
+            ),
             disturbance=timings.disturbance,
-            verdict=_worse_verdict(timings.verdict, spreads[each.name]),
-            rounds_ms=tuple(1e3 * seconds for seconds in timings.seconds[each.name]),
+            verdict=_worse_verdict(timings.verdict, spreads[contender.name]),
+            rounds_ms=tuple(1e3 * seconds for seconds in timings.seconds[contender.name]),
             quiet_rounds=len(timings.quiet()),
-            spread=spreads[each.name],
+            spread=spreads[contender.name],
         )
-        for each in contenders
-        if each.name != ANCHOR
+        for contender in contenders
+        if contender.name != ANCHOR
     ]
 
 
-def _state_bytes(kept_by: object, shapes: ShapeSet) -> float | None:
-    """Bytes for each parameter that an optimizer keeps, or torch's, whose step it is."""
-    theirs = getattr(kept_by, "__self__", None)
-    if isinstance(theirs, torch.optim.Optimizer):
-        own = [each for state in theirs.state.values() for each in state.values()]
-    elif hasattr(kept_by, "variables"):
-        own = variables_of(kept_by)
+def _state_bytes(owner: object, shapes: ShapeSet) -> float | None:
+    """Return the bytes of state per parameter of an optimizer, or of the torch optimizer whose
+    bound method is given; None of other steps.
+    """
+    torch_optimizer = getattr(owner, "__self__", None)
+    if isinstance(torch_optimizer, torch.optim.Optimizer):
+        state_tensors = [
+            tensor for state in torch_optimizer.state.values() for tensor in state.values()
+        ]
+    elif hasattr(owner, "variables"):
+        state_tensors = variables_of(owner)
     else:
         return None
-    return sum(each.nbytes for each in own if isinstance(each, Tensor)) / shapes.parameters
+    return (
+        sum(tensor.nbytes for tensor in state_tensors if isinstance(tensor, Tensor))
+        / shapes.parameters
+    )
 
 
 def _worse_verdict(verdict: Verdict, spread: float) -> Verdict:

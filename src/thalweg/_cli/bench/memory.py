@@ -13,41 +13,41 @@ Step = Callable[[], object]
 
 
 def python_peak(step: Step) -> int:
-    """Bytes that Python and NumPy held at most during a step, beyond what they held before it."""
+    """Return the peak bytes that Python and NumPy allocate during a step."""
     tracemalloc.start()
     try:
         step()
         tracemalloc.reset_peak()
-        before = tracemalloc.get_traced_memory()[0]
+        base = tracemalloc.get_traced_memory()[0]
         step()
-        return max(tracemalloc.get_traced_memory()[1] - before, 0)
+        return max(tracemalloc.get_traced_memory()[1] - base, 0)
     finally:
         tracemalloc.stop()
 
 
 def torch_peak(step: Step) -> int:
-    """Bytes that torch's CPU allocator held at most during a step, beyond what it held before."""
-    # The profiler would announce itself on standard error.
+    """Return the peak bytes that torch's CPU allocator allocates during a step."""
+    # The profiler writes a start message to standard error at lower log levels.
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         step()
-    results: Any = recorded.profiler.kineto_results  # pyright: ignore
+    results: Any = profiler.profiler.kineto_results  # pyright: ignore
     events = [event for event in results.events() if event.name() == "[memory]"]
-    held = peak = 0
+    allocated = peak = 0
     for event in sorted(events, key=lambda event: event.start_ns()):
-        held += event.nbytes()
-        peak = max(peak, held)
+        allocated += event.nbytes()
+        peak = max(peak, allocated)
     return peak
 
 
 def extra_bytes(step: Step) -> int:
-    """Return the most memory that a steady step needs beyond what lies between steps."""
+    """Return the peak bytes that a step after the first one allocates temporarily."""
     step()
     return python_peak(step) + torch_peak(step)
 
 
 def available_bytes() -> int | None:
-    """Bytes of memory that may be taken without swapping; None where Linux does not tell."""
+    """Return the bytes that can be allocated without swapping; None without /proc/meminfo."""
     try:
         with open("/proc/meminfo") as file:
             lines = dict(line.split(":", 1) for line in file)
@@ -57,13 +57,13 @@ def available_bytes() -> int | None:
 
 
 def measure_growth(step: Step, steps: int) -> int:
-    """Bytes by which steps raise what Python and NumPy hold afterwards."""
+    """Return the bytes by which `steps` steps increase the memory of Python and NumPy."""
     tracemalloc.start()
     try:
         step()
-        before = tracemalloc.get_traced_memory()[0]
+        base = tracemalloc.get_traced_memory()[0]
         for _ in range(steps):
             step()
-        return max(tracemalloc.get_traced_memory()[0] - before, 0)
+        return max(tracemalloc.get_traced_memory()[0] - base, 0)
     finally:
         tracemalloc.stop()

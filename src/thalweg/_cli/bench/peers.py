@@ -43,9 +43,11 @@ def optax_step(entry: BenchmarkedRule, problem: Workload) -> Step | None:
         return None
     jax, optax = importlib.import_module("jax"), importlib.import_module("optax")
     transform = getattr(optax, entry.optax)(RATE, **entry.optax_options)
-    params = [jax.numpy.asarray(each.detach().float().numpy()) for each in problem.variables]
-    grads = [jax.numpy.asarray(each.float().numpy()) for each in problem.gradients]
-    held = (params, transform.init(params))
+    params = [
+        jax.numpy.asarray(variable.detach().float().numpy()) for variable in problem.variables
+    ]
+    grads = [jax.numpy.asarray(gradient.float().numpy()) for gradient in problem.gradients]
+    params_and_state = (params, transform.init(params))
 
     def update(params: object, state: object, grads: object) -> object:
         updates, state = transform.update(grads, state, params)
@@ -54,22 +56,26 @@ def optax_step(entry: BenchmarkedRule, problem: Workload) -> Step | None:
     compiled = jax.jit(update, donate_argnums=(0, 1))
 
     def step() -> None:
-        nonlocal held
-        held = jax.block_until_ready(compiled(*held, grads))
+        nonlocal params_and_state
+        params_and_state = jax.block_until_ready(compiled(*params_and_state, grads))
 
     return step
 
 
 def keras_step(entry: BenchmarkedRule, problem: Workload) -> Step | None:
     """Return a step of Keras 3 on the backend it is configured for."""
-    if entry.named is None or entry.keras is None:
+    if entry.registry_entry is None or entry.keras is None:
         return None
     if "KERAS_BACKEND" not in os.environ and find_spec("tensorflow") is None:
         os.environ["KERAS_BACKEND"] = "torch"
     keras = importlib.import_module("keras")
-    optimizer = getattr(keras.optimizers, entry.keras)(RATE, **entry.named.options)
-    variables = [keras.Variable(each.detach().float().numpy()) for each in problem.variables]
-    grads = [keras.ops.convert_to_tensor(each.float().numpy()) for each in problem.gradients]
+    optimizer = getattr(keras.optimizers, entry.keras)(RATE, **entry.registry_entry.options)
+    variables = [
+        keras.Variable(variable.detach().float().numpy()) for variable in problem.variables
+    ]
+    grads = [
+        keras.ops.convert_to_tensor(gradient.float().numpy()) for gradient in problem.gradients
+    ]
     optimizer.build(variables)
 
     def step() -> None:
@@ -78,7 +84,8 @@ def keras_step(entry: BenchmarkedRule, problem: Workload) -> Step | None:
     if keras.backend.backend() == "tensorflow":
         return importlib.import_module("tensorflow").function(step)
     if keras.backend.backend() == "jax":
-        return None  # needs its stateless calls; optax stands for jax
+        # Keras on jax needs stateless calls; optax represents jax here.
+        return None
     return step
 
 
@@ -89,21 +96,22 @@ def tensorflow_step(entry: BenchmarkedRule, problem: Workload) -> Step | None:
         "Ftrl": "FtrlOptimizer", "RMSprop": "RMSPropOptimizer",
     }  # fmt: skip
     name = names.get(entry.keras or "")
-    options = {} if entry.named is None else entry.named.options
+    options = {} if entry.registry_entry is None else entry.registry_entry.options
     if entry.v1 is not None and hasattr(train, entry.v1):
         name = entry.v1
     elif options:
         return None
-    if name is None or name == "AdagradDAOptimizer":  # it wants a variable of a graph
+    # AdagradDAOptimizer accepts only variables of a graph.
+    if name is None or name == "AdagradDAOptimizer":
         return None
     tf = importlib.import_module("tensorflow")
     optimizer = getattr(tf.compat.v1.train, name)(RATE, **options)
-    variables = [tf.Variable(each.detach().float().numpy()) for each in problem.variables]
-    grads = [tf.constant(each.float().numpy()) for each in problem.gradients]
+    variables = [tf.Variable(variable.detach().float().numpy()) for variable in problem.variables]
+    grads = [tf.constant(gradient.float().numpy()) for gradient in problem.gradients]
     return tf.function(lambda: optimizer.apply_gradients(list(zip(grads, variables))))
 
 
-_OTHERS: dict[str, tuple[str, Callable[[BenchmarkedRule, Workload], Step | None]]] = {
+_LIBRARIES: dict[str, tuple[str, Callable[[BenchmarkedRule, Workload], Step | None]]] = {
     "optax": ("optax", optax_step),
     "keras": ("keras", keras_step),
     "tensorflow": ("tensorflow", tensorflow_step),
@@ -113,18 +121,20 @@ _OTHERS: dict[str, tuple[str, Callable[[BenchmarkedRule, Workload], Step | None]
 def installed_peers() -> tuple[str, ...]:
     """Return the peers that can be imported here, without importing them."""
     return tuple(
-        name for name in PEERS if name not in _OTHERS or find_spec(_OTHERS[name][0]) is not None
+        name
+        for name in PEERS
+        if name not in _LIBRARIES or find_spec(_LIBRARIES[name][0]) is not None
     )
 
 
 def make_contenders(
-    entry: BenchmarkedRule, problem: Workload, wanted: tuple[str, ...]
+    entry: BenchmarkedRule, problem: Workload, peer_names: tuple[str, ...]
 ) -> Iterator[Contender]:
     """Yield contenders for the wanted peers that have the rule."""
-    for name in wanted:
+    for name in peer_names:
         if name.startswith("torch-"):
             step = torch_step(entry, problem, name.removeprefix("torch-"))
         else:
-            step = _OTHERS[name][1](entry, problem)
+            step = _LIBRARIES[name][1](entry, problem)
         if step is not None:
             yield Contender(name, step)

@@ -1,4 +1,4 @@
-"""The rules that can be measured, and what the peers call them."""
+"""Rules that can be measured, with their names in other libraries."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ class BenchmarkedRule:
 
     Attributes:
         rule: The rule.
-        named: The optimizer that runs it; None for a user's rule, which no peer has.
+        registry_entry: The optimizer that runs the rule; None for a user-defined rule.
         torch: Class name in `torch.optim`, None where it has no such rule.
         fused: Whether `torch.optim` has a fused version.
         torch_options: Its arguments beyond the defaults.
         optax: Name of the function in optax, None where it has no such rule.
         optax_options: Its arguments beyond the learning rate.
-        norms: The number of streams that a step reads once more, for measures of them.
+        norms: The number of streams that a step reads once more for norms and other reductions.
     """
 
     rule: Rule
-    named: RegistryEntry | None = None
+    registry_entry: RegistryEntry | None = None
     torch: str | None = None
     fused: bool = False
     torch_options: Mapping[str, Any] = field(default_factory=dict)
@@ -41,25 +41,29 @@ class BenchmarkedRule:
 
     @property
     def label(self) -> str:
-        """Name of the library whose step it is: "torch" or "thalweg"."""
-        of = "" if self.named is None else self.named.of
-        return "torch" if of.startswith(TORCH) else "thalweg"
+        """Return the library that runs the step: "torch" or "thalweg"."""
+        class_name = "" if self.registry_entry is None else self.registry_entry.of
+        return "torch" if class_name.startswith(TORCH) else "thalweg"
 
     @property
     def slots(self) -> int:
-        """Number of slots of a variable that have its shape."""
+        """Return the number of slots that have the variable's shape."""
         return len(self.rule.element_slots)
 
     @property
     def keras(self) -> str | None:
-        """Class name in `thalweg.keras.optimizers` and in Keras itself, if it is one of them."""
-        return None if self.named is None or ":" in self.named.of else self.named.of
+        """Return the class name in Keras and `thalweg.keras.optimizers`; None of other classes."""
+        return (
+            None
+            if self.registry_entry is None or ":" in self.registry_entry.of
+            else self.registry_entry.of
+        )
 
     @property
     def v1(self) -> str | None:
-        """Class name in `thalweg.v1`, if it is one of those."""
-        of = "" if self.named is None else self.named.of
-        return of.removeprefix(PREFIX) if of.startswith(PREFIX) else None
+        """Return the class name in `thalweg.v1`; None of other classes."""
+        class_name = "" if self.registry_entry is None else self.registry_entry.of
+        return class_name.removeprefix(PREFIX) if class_name.startswith(PREFIX) else None
 
 
 # The class in torch.optim, whether it is fused, and optax' function, by class in Keras or by rule.
@@ -74,8 +78,8 @@ _PEERS = {
     "Nadam": ("NAdam", False, "nadam"),
     "AdamW": ("AdamW", True, "adamw"),
 }
-# Rules of Keras that a rule of TensorFlow 1 is like, though not to the last bit; dense.
-_LIKE = {
+# Rules of Keras that approximate a dense step of a rule of TensorFlow 1, though not to the bit.
+_KERAS_RULES = {
     "HeavyBall": "Momentum",
     "NesterovBall": "Nesterov",
     "ProximalGradientDescent": "SGD",
@@ -89,50 +93,53 @@ _LIKE = {
     "NesterovAdam": "Nadam",
     "AdamaxV1": "Adamax",
 }
-# LARS measures variable and gradient before it reads them again, NovoGrad the gradient.
+# LARS computes norms of variable and gradient in a separate pass, NovoGrad that of the gradient.
 _NORMS = {"LARS": 2, "NesterovLARS": 2, "NovoGrad": 1}
 
 
-def _entry_of(named: RegistryEntry) -> BenchmarkedRule:
-    rule = named.rule
-    like = by_rule()[_LIKE.get(rule.name, rule.name)]
-    peers = _PEERS.get(rule.name if rule.name in _PEERS else like.of, (None, False, None))
+def _entry_of(registry_entry: RegistryEntry) -> BenchmarkedRule:
+    rule = registry_entry.rule
+    keras_entry = by_rule()[_KERAS_RULES.get(rule.name, rule.name)]
+    peers = _PEERS.get(rule.name if rule.name in _PEERS else keras_entry.of, (None, False, None))
     torch, fused, optax = peers
-    options = {} if rule.name == "AdamW" else like.options
-    further = {} if optax == "amsgrad" else options
+    options = {} if rule.name == "AdamW" else keras_entry.options
+    optax_options = {} if optax == "amsgrad" else options
     norms = _NORMS.get(rule.name, 0)
-    return BenchmarkedRule(rule, named, torch, fused, options, optax, further, norms)
+    return BenchmarkedRule(rule, registry_entry, torch, fused, options, optax, optax_options, norms)
 
 
 def _of_torch(name: str) -> BenchmarkedRule:
-    """One of torch's kind; its peer is the class of that name."""
-    own = named(name)
-    torch: str = own.cls.made_of.__name__
+    """Return the entry of a class of torch or thalweg.optim, with torch's class as its peer."""
+    registry_entry = named(name)
+    torch: str = registry_entry.cls.factory.__name__
     fused = any(peer == torch and fused for peer, fused, _ in _PEERS.values())
-    norms = count_read_streams(own.rule)
-    theirs = torch if hasattr(optim, torch) else None
-    return BenchmarkedRule(own.rule, own, theirs, fused, own.options, norms=norms)
+    norms = count_read_streams(registry_entry.rule)
+    torch_class = torch if hasattr(optim, torch) else None
+    return BenchmarkedRule(
+        registry_entry.rule, registry_entry, torch_class, fused, registry_entry.options, norms=norms
+    )
 
 
-KNOWN = {name: _entry_of(named) for name, named in by_rule().items()}
+RULE_ENTRIES = {name: _entry_of(named) for name, named in by_rule().items()}
 CLASSES = {name: _entry_of(named) for name, named in by_class().items() if ":" in name}
-# FtrlPower is not among the figures: its time is that of pow, whatever the memory does.
-ENTRIES = {rule.name: KNOWN[rule.name] for rule in KERAS_RULES if rule.name != "FtrlPower"}
-V1 = {name: entry for name, entry in KNOWN.items() if entry.keras is None}
+# FtrlPower is not measured: its time is that of pow, independent of memory.
+ENTRIES = {rule.name: RULE_ENTRIES[rule.name] for rule in KERAS_RULES if rule.name != "FtrlPower"}
+V1 = {name: entry for name, entry in RULE_ENTRIES.items() if entry.keras is None}
 
 
 def entry(name: str) -> BenchmarkedRule:
-    """Return the rule of that name, in any case, or that of an optimizer, as `v1:AdamOptimizer`.
+    """Return the entry of a rule by its name in any case, or of an optimizer such as
+    `v1:AdamOptimizer`.
 
     Raises:
-        NotFoundError: If there is none; lists names near it.
+        NotFoundError: If the name is unknown; the message lists similar names.
     """
-    known = spelled(name)
-    if known.startswith((OPTIM, TORCH)):
-        return _of_torch(known)
-    return KNOWN.get(known) or CLASSES[known]
+    spelling = spelled(name)
+    if spelling.startswith((OPTIM, TORCH)):
+        return _of_torch(spelling)
+    return RULE_ENTRIES.get(spelling) or CLASSES[spelling]
 
 
 def own(rule: Rule) -> BenchmarkedRule:
-    """Return the entry of a rule of the user's."""
+    """Return the entry of a user-defined rule, without peers."""
     return BenchmarkedRule(rule, norms=count_read_streams(rule))

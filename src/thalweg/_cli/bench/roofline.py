@@ -67,7 +67,7 @@ RULES: tuple[Rule, ...] = tuple(
 
 
 def count_streams(slots: int) -> int:
-    """Reads and writes of an update: variable and slots count twice, the gradient once."""
+    """Count reads and writes of an update: two for the variable and each slot, one gradient."""
     return 2 * (1 + slots) + 1
 
 
@@ -80,21 +80,21 @@ def roofline(
     """Return a step that adds over the streams of a rule with `slots` slots.
 
     Args:
-        slots: How many slots the rule has, each of its variable's shape and dtype.
+        slots: The number of slots of the rule, each of its variable's shape and dtype.
         variables: Contiguous CPU tensors; the step adds to them.
-        gradients: One for each.
-        copies: None, or for each a tensor of a 16-bit type that is set to the variable.
+        gradients: One per variable.
+        copies: Empty, or one tensor of a 16-bit type per variable, which is set to the variable.
     """
-    made = [[torch.zeros_like(var.detach()) for _ in range(slots)] for var in variables]
+    slot_tensors = [[torch.zeros_like(var.detach()) for _ in range(slots)] for var in variables]
     names = [""] * len(variables)
-    asked = StepRequest(
-        RULES[slots], (), variables, gradients, made, names, DEFAULT, list(copies) or None
+    request = StepRequest(
+        RULES[slots], (), variables, gradients, slot_tensors, names, DEFAULT, list(copies) or None
     )
-    plan = DensePlan(asked, Group)
+    plan = DensePlan(request, Group)
     columns = Columns({np.float32: {}, np.float64: {}}, {})
 
-    # The table points at the gradients, so the step keeps them.
-    def step(kept: Sequence[Tensor] = tuple(gradients)) -> None:
+    # The plan has pointers to the gradients, so the default argument keeps the gradients alive.
+    def step(kept_gradients: Sequence[Tensor] = tuple(gradients)) -> None:
         run(plan.make_calls(columns))
 
     return step

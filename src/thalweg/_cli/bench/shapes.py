@@ -1,4 +1,4 @@
-"""Sets of tensor shapes to measure: three named ones, or those of a model's own file."""
+"""Sets of tensor shapes to measure: three named sets, or the shapes in a model's file."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class ShapeSet:
     """Shapes and dtypes of the variables of one model.
 
     Attributes:
-        name: What tables and plots call it.
+        name: The name in tables and plots.
         shapes: One per variable.
         dtypes: One per variable.
     """
@@ -37,12 +37,12 @@ class ShapeSet:
 
     @property
     def parameters(self) -> int:
-        """Number of elements of all variables."""
+        """Return the number of elements of all variables."""
         return sum(map(prod, self.shapes))
 
     @property
     def bytes(self) -> int:
-        """The memory of one stream: all variables, or all gradients, or one slot of each."""
+        """Return the bytes of one stream: all variables, all gradients, or one slot of each."""
         return sum(
             prod(shape) * dtype.itemsize
             for shape, dtype in zip(self.shapes, self.dtypes, strict=True)
@@ -50,13 +50,13 @@ class ShapeSet:
 
 
 def of(name: str, shapes: Iterable[Shape], dtype: torch.dtype = torch.float32) -> ShapeSet:
-    """Return a set of one dtype."""
+    """Build a named set whose shapes all have one dtype."""
     shapes = tuple(shapes)
     return ShapeSet(name, shapes, (dtype,) * len(shapes))
 
 
 def gpt2() -> ShapeSet:
-    """GPT-2 small: 148 tensors, 124 M parameters, the embedding tied to the output layer."""
+    """Return the shapes of GPT-2 small: 148 tensors, 124 M parameters, tied embeddings."""
     width, layers, vocabulary, context = 768, 12, 50257, 1024
     norm: list[Shape] = [(width,), (width,)]
     block: list[Shape] = [
@@ -69,7 +69,7 @@ def gpt2() -> ShapeSet:
 
 
 def resnet50() -> ShapeSet:
-    """ResNet-50: 161 tensors, 25.6 M parameters, most of them convolutions."""
+    """Return the shapes of ResNet-50: 161 tensors, 25.6 M parameters, most in convolutions."""
 
     def convolution(inner: int, outer: int, kernel: int) -> list[Shape]:
         return [(outer, inner, kernel, kernel), (outer,), (outer,)]
@@ -88,11 +88,11 @@ def resnet50() -> ShapeSet:
 
 
 def small2000() -> ShapeSet:
-    """2,000 tensors of 1,000 elements: the cost of a tensor, not of its memory."""
+    """Return 2,000 shapes of 1,000 elements, which measure the cost per tensor."""
     return of("small2000", [(1000,)] * 2000)
 
 
-NAMED: dict[str, Callable[[], ShapeSet]] = {
+SETS: dict[str, Callable[[], ShapeSet]] = {
     "gpt2": gpt2,
     "resnet50": resnet50,
     "small2000": small2000,
@@ -100,20 +100,18 @@ NAMED: dict[str, Callable[[], ShapeSet]] = {
 
 
 ACCEPTED = (
-    f"{', '.join(NAMED)}, a state_dict saved with torch.save, or a .safetensors file are accepted"
+    f"{', '.join(SETS)}, a state_dict saved with torch.save, or a .safetensors file are accepted"
 )
 
 
 def load(name: str) -> ShapeSet:
-    """Return a named set, or the shapes in a file: `.safetensors`, or a state_dict saved with
-    torch.save.
+    """Return a named set, or read the shapes of a `.safetensors` file or a saved state_dict.
 
     Raises:
-        ValueError: There is no such set or file, it cannot be read, or it holds no floating
-            tensors.
+        ValueError: The set or file does not exist, cannot be read, or has no floating tensors.
     """
-    if name in NAMED:
-        return NAMED[name]()
+    if name in SETS:
+        return SETS[name]()
     path = Path(name)
     try:
         with open(path, "rb") as file:
@@ -135,28 +133,34 @@ def _read_pairs(path: Path, file: BinaryIO) -> list[tuple[Shape, torch.dtype]]:
     is_safetensors = path.suffix == ".safetensors" or file.read(9)[8:] == b"{"
     try:
         return _read_safetensors(path) if is_safetensors else _state_dict(path)
-    except Exception as error:  # what a damaged pickle can raise has no end
+    # A damaged pickle can raise any exception.
+    except Exception as error:
         if isinstance(error, OSError) and error.errno:
             raise
         raise ValueError(
-            f"'{path}' {_what_is_wrong(error, file, is_safetensors)}; {ACCEPTED}."
+            f"'{path}' {_describe_damage(error, file, is_safetensors)}; {ACCEPTED}."
         ) from None
 
 
-def _what_is_wrong(error: Exception, file: BinaryIO, is_safetensors: bool) -> str:
-    """What is wrong with a file, in words."""
+def _describe_damage(error: Exception, file: BinaryIO, is_safetensors: bool) -> str:
+    """Describe why a file could not be read, as the end of a sentence."""
     classes = re.findall(r"GLOBAL (\S+)", str(error))
     if classes:
         return (
             f"holds objects of {classes[0]}, which are not loaded, as that may run code: save"
             " model.state_dict()"
         )
-    look = format_detection.identify_file(file)
-    if look is not None and look.error is not UnsafeCheckpointError and not is_safetensors:
-        return f"is {look.kind}: {look.hint[0].lower()}{look.hint[1:]}"
+    identified = format_detection.identify_file(file)
+    if (
+        identified is not None
+        and identified.error is not UnsafeCheckpointError
+        and not is_safetensors
+    ):
+        return f"is {identified.kind}: {identified.hint[0].lower()}{identified.hint[1:]}"
     if is_safetensors:
         return f"is no safetensors file, or a damaged one: {str(error).rstrip('.')}"
-    return "is no state_dict, or a damaged one"  # torch's own advice is to run what is in it
+    # Torch's message advises to run the code in the file.
+    return "is no state_dict, or a damaged one"
 
 
 def _read_safetensors(path: Path) -> list[tuple[Shape, torch.dtype]]:
@@ -165,30 +169,30 @@ def _read_safetensors(path: Path) -> list[tuple[Shape, torch.dtype]]:
     with safe_open(path, framework="pt") as file:
         slices = [file.get_slice(key) for key in file.keys()]  # noqa: SIM118
         return [
-            (tuple(each.get_shape()), dtype_of(each.get_dtype()))
-            for each in slices
-            if each.get_dtype() in ITEM_BYTES
+            (tuple(tensor.get_shape()), dtype_of(tensor.get_dtype()))
+            for tensor in slices
+            if tensor.get_dtype() in ITEM_BYTES
         ]
 
 
 def _state_dict(path: Path) -> list[tuple[Shape, torch.dtype]]:
     loaded = torch.load(path, map_location="cpu", weights_only=True)
-    found: dict[tuple[int, Shape], torch.Tensor] = {}
+    tensors: dict[tuple[int, Shape], torch.Tensor] = {}
     for tensor in _tensors_in(loaded):
         # Tied weights are saved under several names and updated once.
-        found.setdefault((tensor.data_ptr(), tuple(tensor.shape)), tensor)
-    return [(shape, tensor.dtype) for (_, shape), tensor in found.items()]
+        tensors.setdefault((tensor.data_ptr(), tuple(tensor.shape)), tensor)
+    return [(shape, tensor.dtype) for (_, shape), tensor in tensors.items()]
 
 
 def _tensors_in(loaded: object) -> list[torch.Tensor]:
     if not isinstance(loaded, Mapping):
         return []
     tensors = [value for value in loaded.values() if isinstance(value, torch.Tensor)]
-    own = [tensor for tensor in tensors if tensor.layout is torch.strided]
-    if own:
-        return own
+    strided = [tensor for tensor in tensors if tensor.layout is torch.strided]
+    if strided:
+        return strided
     # A training checkpoint keeps the weights under one of its names.
     for key in ("state_dict", "model", "model_state_dict", "module"):
-        if found := _tensors_in(loaded.get(key)):
-            return found
+        if nested_tensors := _tensors_in(loaded.get(key)):
+            return nested_tensors
     return []

@@ -1,4 +1,4 @@
-"""Rows of figures as a table, as JSON and as a plot."""
+"""Measured rows as a table, as JSON and as a plot."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ import torch
 from rich.table import Table
 
 from thalweg._base.terminal_tables import fitted
-from thalweg._cli.bench.compare import OURS, ROOFLINE, BenchmarkRow
+from thalweg._cli.bench.compare import ROOFLINE, TIMED_HERE, BenchmarkRow
 from thalweg._cli.bench.shapes import ShapeSet
-from thalweg._cli.bench.timing import BUDGET, OTHERS, SPREAD, Timings, Verdict
+from thalweg._cli.bench.timing import BUDGET, MAX_CORES_OF_OTHERS, SPREAD, Timings, Verdict
 
 _WORST: tuple[Verdict, ...] = ("busy", "unsteady", "quiet")
 
 
 def format_size(count: float) -> str:
-    """Bytes for people: `456 B`, `1.2 MiB`."""
+    """Format a number of bytes as `456 B` or `1.2 MiB`."""
     for unit in ("B", "KiB", "MiB"):
         if count < 1024:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
@@ -48,58 +48,59 @@ HEADINGS: tuple[str, ...] = (
     "extra memory",
     "state bytes",
 )
-# What a narrow terminal does without, first to last; the rest stays.
-DROPPED = ("GB/s", "extra memory", "state bytes", "of roofline", "ms")
+# Columns that a narrow terminal omits, in this order; the others stay.
+OPTIONAL_COLUMNS = ("GB/s", "extra memory", "state bytes", "of roofline", "ms")
 
 
 def table(shapes: ShapeSet, rows: Sequence[BenchmarkRow], width: int) -> Table:
-    """Return the rows as a table, the fastest of each rule first, the roofline last; with as many
-    columns as fit into the width of a terminal.
+    """Return a table of the rows with as many columns as fit into `width`.
+
+    Rows of a rule are ordered by time, with the roofline last.
     """
-    return fitted(partial(_lay_out_table, shapes, rows), HEADINGS, DROPPED, width)
+    return fitted(partial(_lay_out_table, shapes, rows), HEADINGS, OPTIONAL_COLUMNS, width)
 
 
 def _lay_out_table(shapes: ShapeSet, rows: Sequence[BenchmarkRow], headings: list[str]) -> Table:
-    made = Table(
+    table_ = Table(
         title=title_of(shapes),
         caption="ratio: to torch.optim.Adam(fused=True), same rounds; state bytes: per parameter",
     )
     for heading in headings:
         if heading in HEADINGS[:2]:
-            made.add_column(heading, overflow="fold")
+            table_.add_column(heading, overflow="fold")
         else:
-            made.add_column(heading.replace(" ", "\n"), justify="right")
+            table_.add_column(heading.replace(" ", "\n"), justify="right")
     for rule in dict.fromkeys(row.rule for row in rows):
-        own = [row for row in rows if row.rule == rule]
-        for row in sorted(own, key=lambda row: (row.contender == ROOFLINE, row.ms)):
-            style = {**dict.fromkeys(OURS, "bold"), ROOFLINE: "dim"}.get(row.contender)
+        rule_rows = [row for row in rows if row.rule == rule]
+        for row in sorted(rule_rows, key=lambda row: (row.contender == ROOFLINE, row.ms)):
+            style = {**dict.fromkeys(TIMED_HERE, "bold"), ROOFLINE: "dim"}.get(row.contender)
             cells = (
                 row.rule, row.contender, f"{row.ms:.3f}", f"{row.ratio:.2f}", f"{row.gbps:.1f}",
                 f"{row.of_roofline:.0%}", format_size(row.extra_bytes),
                 "" if row.state_bytes is None else f"{row.state_bytes:.2f}",
             )  # fmt: skip
-            told: dict[str, str] = dict(zip(HEADINGS, cells, strict=True))
-            made.add_row(*(told[heading] for heading in headings), style=style)
-        made.add_section()
-    return made
+            cell_of: dict[str, str] = dict(zip(HEADINGS, cells, strict=True))
+            table_.add_row(*(cell_of[heading] for heading in headings), style=style)
+        table_.add_section()
+    return table_
 
 
 def judge_noise(rows: Sequence[BenchmarkRow]) -> dict[str, Any]:
-    """Return the verdict on the figures, "quiet", "busy" or "unsteady", with the numbers behind it.
+    """Return the worst verdict of the rows, "quiet", "busy" or "unsteady", and its evidence.
 
-    The message is for people; it is empty where the verdict is "quiet".
+    The entry "message" is a sentence for the user, empty for the verdict "quiet".
     """
-    others = max((row.disturbance for row in rows), default=0.0)
+    cores_of_others = max((row.disturbance for row in rows), default=0.0)
     verdicts: list[Verdict] = [row.verdict for row in rows] or ["quiet"]
     verdict = min(verdicts, key=_WORST.index)
-    found: dict[str, Any] = {
+    verdicts_and_cores: dict[str, Any] = {
         "verdict": verdict,
         "trusted": verdict == "quiet",
-        "cores_of_others": others,
+        "cores_of_others": cores_of_others,
         "spread": max((row.spread for row in rows), default=0.0),
     }
     return {
-        **found,
+        **verdicts_and_cores,
         "message": _noise_message(verdict, [row for row in rows if row.verdict == verdict]),
     }
 
@@ -111,23 +112,23 @@ def _noise_message(verdict: Verdict, rows: Sequence[BenchmarkRow]) -> str:
     rounds = len(worst.rounds_ms)
     disturbed = f"{rounds - worst.quiet_rounds} of {rounds} rounds were disturbed"
     if verdict == "busy":
-        seen = f"Other processes used {worst.disturbance:.1f} cores, {disturbed}"
+        symptom = f"Other processes used {worst.disturbance:.1f} cores, {disturbed}"
     elif worst.spread > SPREAD:
-        seen = (
+        symptom = (
             f"Times jumped from round to round (the middle half of the ratios of {worst.rule},"
             f" {worst.contender}, spans {worst.spread:.0%} of their median)"
         )
     else:
-        seen = f"Times jumped from round to round, {disturbed}"
-    return f"{seen}: do not trust these ratios, measure again when the machine is quiet."
+        symptom = f"Times jumped from round to round, {disturbed}"
+    return f"{symptom}: do not trust these ratios, measure again when the machine is quiet."
 
 
 def explain_delay(timings: Timings) -> str:
     """Return the reason why a measurement takes longer than its rounds."""
-    others = median(timings.others)
+    cores_of_others = median(timings.cores_of_others)
     reason = (
-        f"Other processes use {others:.1f} cores"
-        if others > OTHERS
+        f"Other processes use {cores_of_others:.1f} cores"
+        if cores_of_others > MAX_CORES_OF_OTHERS
         else "Times jump from round to round"
     )
     return f"{reason}: disturbed rounds are repeated, up to {BUDGET:.0f} s a rule."
@@ -136,7 +137,7 @@ def explain_delay(timings: Timings) -> str:
 def report(
     shapes: ShapeSet, rows: Sequence[BenchmarkRow], options: Mapping[str, object]
 ) -> dict[str, Any]:
-    """Return the rows with what is needed to judge them, as plain values."""
+    """Return the rows with shapes, threads, options and machine as JSON values."""
     return {
         "shapes": {
             "name": shapes.name,
@@ -159,13 +160,13 @@ def report(
 
 
 def processor_name() -> str:
-    """Return the processor's name, as Linux tells it."""
+    """Return the processor's name from /proc/cpuinfo, or that of `platform`."""
     try:
         with open("/proc/cpuinfo") as file:
-            named = [
+            names = [
                 line.split(":", 1)[1].strip() for line in file if line.startswith("model name")
             ]
-        return named[0]
+        return names[0]
     except (OSError, IndexError):
         return platform.processor() or platform.machine()
 
@@ -181,28 +182,28 @@ def plot(path: Path, shapes: ShapeSet, rows: Sequence[BenchmarkRow]) -> None:
 
 
 def figure(shapes: ShapeSet, rows: Sequence[BenchmarkRow]) -> Any:
-    """Step times as bars, a group for each rule, the roofline as a line across."""
+    """Return a matplotlib figure of step times: bars grouped by rule, with rooflines."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     rules = list(dict.fromkeys(row.rule for row in rows))
     names = [name for name in dict.fromkeys(row.contender for row in rows) if name != ROOFLINE]
-    made = Figure(figsize=(max(3.5 + 1.6 * len(rules), 6.4), 4.5), layout="constrained")
-    FigureCanvasAgg(made)
-    axes = made.add_subplot()
+    chart = Figure(figsize=(max(3.5 + 1.6 * len(rules), 6.4), 4.5), layout="constrained")
+    FigureCanvasAgg(chart)
+    axes = chart.add_subplot()
     width = 0.8 / len(names)
-    for place, name in enumerate(names):
-        own = [(rules.index(row.rule), row.ms) for row in rows if row.contender == name]
-        left = [index - 0.4 + width * (place + 0.5) for index, _ in own]
-        axes.bar(left, [ms for _, ms in own], 0.92 * width, label=name)
+    for offset, name in enumerate(names):
+        bars = [(rules.index(row.rule), row.ms) for row in rows if row.contender == name]
+        bar_centers = [index - 0.4 + width * (offset + 0.5) for index, _ in bars]
+        axes.bar(bar_centers, [ms for _, ms in bars], 0.92 * width, label=name)
     limits = [(rules.index(row.rule), row.ms) for row in rows if row.contender == ROOFLINE]
     for index, ms in limits:
         label = "roofline" if index == limits[0][0] else None
         axes.plot([index - 0.42, index + 0.42], [ms, ms], "k--", linewidth=1, label=label)
     axes.set_xticks(range(len(rules)), rules)
     axes.set_ylabel("ms per step, median")
-    said = judge_noise(rows)["message"]
-    lines = [textwrap.fill(text, 70) for text in (title_of(shapes), said) if text]
-    made.suptitle("\n".join(lines), fontsize=10, color="darkred" if said else None)
+    warning = judge_noise(rows)["message"]
+    lines = [textwrap.fill(text, 70) for text in (title_of(shapes), warning) if text]
+    chart.suptitle("\n".join(lines), fontsize=10, color="darkred" if warning else None)
     axes.legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
-    return made
+    return chart

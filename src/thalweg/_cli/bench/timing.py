@@ -1,8 +1,8 @@
 """Interleaved timing: A, B, C, then C, B, A; ratios within a round, medians over the rounds.
 
-Noise of a shared machine comes in spells. What is compared runs within the same spell, and rounds
-in which something else ran are repeated. Where no quiet rounds are found the result says so: two
-threads that wait for each other suffer far more from a busy core than one does.
+Noise of a shared machine comes in spells. Contenders of a round run within the same spell, and
+rounds that other processes disturbed are repeated. Without quiet rounds the verdict is not "quiet":
+two threads that wait for each other suffer far more from a busy core than one thread does.
 """
 
 from __future__ import annotations
@@ -19,12 +19,18 @@ from typing import Literal
 Step = Callable[[], object]
 Verdict = Literal["quiet", "busy", "unsteady"]
 
-WARM_UP = 3  # steps before anything is timed: compilation, first touch of slots, plans
-FEWEST = 3  # rounds that are run whatever the budget
-QUIET = 1.25  # a round with a block this much slower than the contender's better ones is noise
-BUDGET = 60.0  # seconds after which no further round begins
-OTHERS = 0.1  # and so is one in which other processes used this many cores
-SPREAD = 0.25  # ratios whose middle half is wider than this share of their median say little
+# Untimed steps at the start: compilation, first touch of slots, plans.
+WARM_UP = 3
+# Rounds that run regardless of the budget.
+FEWEST = 3
+# A round is disturbed if a block takes this much longer than the contender's fast blocks.
+QUIET = 1.25
+# Seconds after which no further round begins.
+BUDGET = 60.0
+# A round is disturbed if other processes use more cores than this.
+MAX_CORES_OF_OTHERS = 0.1
+# Ratios are unsteady if their middle half is wider than this share of their median.
+SPREAD = 0.25
 
 
 @dataclass(frozen=True)
@@ -34,12 +40,12 @@ class Contender:
     Attributes:
         name: The name in tables.
         step: The timed call.
-        before: Called before each step, not timed: the rest of a training loop.
+        prepare: Called before each step, not timed: the rest of a training loop.
     """
 
     name: str
     step: Step
-    before: Step | None = None
+    prepare: Step | None = None
 
 
 @dataclass
@@ -48,50 +54,50 @@ class Timings:
 
     Attributes:
         seconds: For each contender the seconds of a step, one median for each round.
-        others: For each round, the number of cores that other processes used; 0 if it is not known.
+        cores_of_others: For each round, the cores that other processes used; 0 if unknown.
     """
 
     seconds: dict[str, list[float]] = field(default_factory=dict)
-    others: list[float] = field(default_factory=list)
+    cores_of_others: list[float] = field(default_factory=list)
 
     def quiet(self) -> list[int]:
-        """Return the rounds in which nothing was disturbed."""
+        """Return the indices of undisturbed rounds."""
         limits = {
             name: QUIET * _low_percentile(times) for name, times in self.seconds.items() if times
         }
         return [
             index
-            for index, others in enumerate(self.others)
-            if others <= OTHERS
+            for index, cores_of_others in enumerate(self.cores_of_others)
+            if cores_of_others <= MAX_CORES_OF_OTHERS
             and all(self.seconds[name][index] <= limit for name, limit in limits.items())
         ]
 
     def counted(self) -> list[int]:
-        """Return the rounds that count: the quiet ones, or all if those are too few."""
+        """Return the indices of the rounds that count: the quiet rounds, or all if too few."""
         quiet = self.quiet()
-        return quiet if len(quiet) >= FEWEST else list(range(len(self.others)))
+        return quiet if len(quiet) >= FEWEST else list(range(len(self.cores_of_others)))
 
     @property
     def verdict(self) -> Verdict:
-        """Verdict on the rounds that count.
+        """Return the verdict on the rounds that count.
 
-        "quiet": they can be trusted. "busy": other processes used the cores. "unsteady": times jump
-        though none did; a shared or throttled machine does that.
+        "quiet": the times can be trusted. "busy": other processes used the cores. "unsteady": times
+        jump although no other process ran, as on a shared or throttled machine.
         """
         quiet = len(self.quiet())
-        if quiet >= FEWEST or quiet == len(self.others):
+        if quiet >= FEWEST or quiet == len(self.cores_of_others):
             return "quiet"
-        return "busy" if self.disturbance > OTHERS else "unsteady"
+        return "busy" if self.disturbance > MAX_CORES_OF_OTHERS else "unsteady"
 
     @property
     def disturbance(self) -> float:
-        """Median number of cores that other processes used in the rounds that count."""
-        return median(self.others[index] for index in self.counted())
+        """Return the median of the cores that other processes used in the rounds that count."""
+        return median(self.cores_of_others[index] for index in self.counted())
 
     def spread(self, name: str, anchor: str) -> float:
         """Return the width of the middle half of the ratios that count, as a share of their median.
 
-        Processes that share the memory with a step but not its cores show here, and nowhere else.
+        Only this measure detects processes that share the memory bandwidth but not the cores.
         """
         ratios = self._ratios(name, anchor)
         if len(ratios) < 2:
@@ -100,39 +106,38 @@ class Timings:
         return (high - low) / middle
 
     def median(self, name: str) -> float:
-        """Seconds of a step."""
+        """Return the median seconds of a step in the rounds that count."""
         return median(self.seconds[name][index] for index in self.counted())
 
     def ratio(self, name: str, anchor: str) -> float:
-        """Return the median time of a step of `name` in units of the anchor's, in the same
-        rounds.
-        """
+        """Return the median over the rounds of a contender's step time divided by the anchor's."""
         return median(self._ratios(name, anchor))
 
     def _ratios(self, name: str, anchor: str) -> list[float]:
-        one, other = self.seconds[name], self.seconds[anchor]
-        return [one[index] / other[index] for index in self.counted()]
+        times, anchor_times = self.seconds[name], self.seconds[anchor]
+        return [times[index] / anchor_times[index] for index in self.counted()]
 
 
 def busy_elsewhere() -> float:
-    """Seconds of processor time that all other processes have used; 0 where Linux does not tell."""
+    """Return the processor seconds of all other processes so far; 0 without /proc/stat."""
     try:
         with open("/proc/stat") as file:
-            user, nice, system, _, _, *rest = map(int, file.readline().split()[1:9])
+            user, nice, system, _, _, *other_ticks = map(int, file.readline().split()[1:9])
     except (OSError, ValueError):
         return 0.0
-    used = (user + nice + system + sum(rest)) / os.sysconf("SC_CLK_TCK")
-    return used - sum(os.times()[:4])  # this process and its children
+    used = (user + nice + system + sum(other_ticks)) / os.sysconf("SC_CLK_TCK")
+    # The times of this process and its children are not those of others.
+    return used - sum(os.times()[:4])
 
 
 def _low_percentile(times: Sequence[float]) -> float:
-    """The 20th percentile."""
+    """Return the 20th percentile."""
     return sorted(times)[len(times) // 5]
 
 
 @contextmanager
 def no_collection() -> Iterator[None]:
-    """Keep the garbage collector from running inside the block."""
+    """Disable the garbage collector inside the block, after one collection."""
     enabled = gc.isenabled()
     gc.collect()
     gc.disable()
@@ -144,20 +149,20 @@ def no_collection() -> Iterator[None]:
 
 
 def time_steps(contender: Contender, steps: int) -> list[float]:
-    """Seconds of each of `steps` steps."""
-    step, before = contender.step, contender.before
-    result = []
+    """Return the seconds of each of `steps` steps."""
+    step, prepare = contender.step, contender.prepare
+    seconds = []
     for _ in range(steps):
-        if before is not None:
-            before()
+        if prepare is not None:
+            prepare()
         start = perf_counter()
         step()
-        result.append(perf_counter() - start)
-    return result
+        seconds.append(perf_counter() - start)
+    return seconds
 
 
 def _steps_of_block(contender: Contender, block: float) -> int:
-    """How many steps make a block."""
+    """Return the number of steps that last about `block` seconds, from 2 to 2,000."""
     time_steps(contender, WARM_UP - 1)
     start = perf_counter()
     time_steps(contender, 1)
@@ -175,18 +180,18 @@ def measure(
 ) -> Timings:
     """Time the contenders in interleaved rounds.
 
-    A round gives each contender one block of steps. The first step of a block is not counted: it
-    finds the caches full of another's data. The block counts with the median of its other steps.
-    Disturbed rounds are repeated, up to twice as many again.
+    A round has one block of steps per contender. The first step of a block is not counted, because
+    the caches still contain another contender's data; the median of the others counts. Disturbed
+    rounds are repeated, up to three times as many rounds in all.
 
     Args:
         contenders: What to compare.
-        rounds: How many quiet rounds are wanted.
+        rounds: The number of quiet rounds to reach.
         block: Seconds that a block should last.
         budget: Seconds after which no further round begins, once there are three.
-        progress: Called after each round with the number of quiet rounds, the number wanted, and
-            all that was measured.
-        doing: Called with what comes next, before each block.
+        progress: Called after each round with the number of quiet rounds, the number to reach, and
+            the timings so far.
+        doing: Called with a description of the next block, before that block.
     """
     timings = Timings({contender.name: [] for contender in contenders})
     steps = {}
@@ -195,18 +200,20 @@ def measure(
         steps[contender.name] = _steps_of_block(contender, block)
     order = list(contenders)
     start = perf_counter()
-    for done in range(3 * rounds):
+    for round_index in range(3 * rounds):
         quiet = len(timings.quiet())
         if progress is not None:
             progress(min(quiet, rounds), rounds, timings)
-        if quiet >= rounds or (done >= FEWEST and perf_counter() - start > budget):
+        if quiet >= rounds or (round_index >= FEWEST and perf_counter() - start > budget):
             break
         with no_collection():
             began, busy = perf_counter(), busy_elsewhere()
             for contender in order:
-                doing(f"round {done + 1}, {contender.name}")
+                doing(f"round {round_index + 1}, {contender.name}")
                 times = time_steps(contender, steps[contender.name] + 1)[1:]
                 timings.seconds[contender.name].append(median(times))
-            timings.others.append(max(busy_elsewhere() - busy, 0) / (perf_counter() - began))
+            timings.cores_of_others.append(
+                max(busy_elsewhere() - busy, 0) / (perf_counter() - began)
+            )
         order.reverse()
     return timings

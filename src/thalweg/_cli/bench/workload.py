@@ -1,4 +1,4 @@
-"""The variables and gradients of a measurement, and thalweg's own step over them."""
+"""Variables and gradients of a measurement, and thalweg's step over them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RATE = 1e-4
 
 @dataclass(frozen=True)
 class Workload:
-    """Variables with their gradients, shared by all that are measured."""
+    """Variables with their gradients, shared by all contenders."""
 
     variables: list[Tensor]
     gradients: list[Tensor]
@@ -31,12 +31,12 @@ def _draw(shape: Sequence[int], generator: torch.Generator) -> Tensor:
 
 
 def make_tensors(shapes: ShapeSet, seed: int = 0) -> Workload:
-    """Random variables and gradients of these shapes; the gradients are also in `.grad`."""
+    """Return random variables and gradients of the shapes; also set the variables' `.grad`."""
     generator = torch.Generator(device="cpu").manual_seed(seed)
     variables, gradients = [], []
     for shape, dtype in zip(shapes.shapes, shapes.dtypes, strict=True):
-        value = _draw(shape, generator).mul_(0.02).to(dtype)
-        variables.append(value.requires_grad_())
+        variable = _draw(shape, generator).mul_(0.02).to(dtype)
+        variables.append(variable.requires_grad_())
         gradients.append(_draw(shape, generator).mul_(1e-3).to(dtype))
         variables[-1].grad = gradients[-1]
     return Workload(variables, gradients)
@@ -44,23 +44,23 @@ def make_tensors(shapes: ShapeSet, seed: int = 0) -> Workload:
 
 def make_optimizer(entry: BenchmarkedRule, options: Mapping[str, Any] | None = None) -> Any:
     """Return the rule's optimizer from `thalweg.keras.optimizers` or from `thalweg.v1`."""
-    given: dict[str, Any] = {"learning_rate": RATE, **(options or {})}
-    if entry.named is None:
-        return RuleOptimizer(entry.rule, **given)
-    return entry.named.make(**given)
+    arguments: dict[str, Any] = {"learning_rate": RATE, **(options or {})}
+    if entry.registry_entry is None:
+        return RuleOptimizer(entry.rule, **arguments)
+    return entry.registry_entry.make(**arguments)
 
 
 def try_options(
     entry: BenchmarkedRule, options: Mapping[str, object], dtypes: Iterable[torch.dtype]
 ) -> None:
-    """Take two steps over a few elements; raises what an optimizer with these options raises."""
+    """Take two steps over small tensors, so that invalid options raise their errors."""
     if options.get("in_backward"):
         raise ValueError(
             "in_backward updates in the backward pass, and step(), which is timed, idles."
         )
-    few = tuple((shape, dtype) for dtype in set(dtypes) for shape in ((4, 4), (4,)))
-    made = make_tensors(ShapeSet("few", *zip(*few, strict=True)))
-    step = thalweg_step(entry, made, options)
+    small_tensors = tuple((shape, dtype) for dtype in set(dtypes) for shape in ((4, 4), (4,)))
+    problem = make_tensors(ShapeSet("few", *zip(*small_tensors, strict=True)))
+    step = thalweg_step(entry, problem, options)
     for _ in range(2):
         step()
 
@@ -68,12 +68,12 @@ def try_options(
 def thalweg_step(
     entry: BenchmarkedRule, problem: Workload, options: Mapping[str, object] | None = None
 ) -> Callable[[], object]:
-    """Return a step through the public call, as a training loop makes it."""
+    """Return a function that takes a step of a new thalweg optimizer through its public API."""
     return step_of(make_optimizer(entry, options), problem)
 
 
 def step_of(optimizer: object, problem: Workload) -> Callable[[], object]:
-    """Return a step of an optimizer of ours, likewise."""
+    """Return a function that takes a step of a thalweg optimizer through its public API."""
     apply = applied(optimizer)
     variables, gradients = problem.variables, problem.gradients
     return lambda: apply(zip(gradients, variables))

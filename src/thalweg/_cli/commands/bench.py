@@ -26,15 +26,19 @@ if TYPE_CHECKING:
     from thalweg.formula import Rule
 
 
-def _split_names(value: str, known: tuple[str, ...], what: str) -> list[str]:
-    """The comma-separated names in `value`, as `known` spells them, each once."""
-    spelled = {name.lower(): name for name in known}
+def _split_names(value: str, choices: tuple[str, ...], noun: str) -> list[str]:
+    """Return the comma-separated names in `value`, as `choices` spells them, without duplicates.
+
+    Raises:
+        click.BadParameter: A name is not among the choices, or there is none.
+    """
+    spelled = {name.lower(): name for name in choices}
     names = _split_value(value)
     unknown = [name for name in names if name.lower() not in spelled]
     if unknown or not names:
-        bad = f"no {what} '{unknown[0]}'" if unknown else f"no {what} given"
+        bad = f"no {noun} '{unknown[0]}'" if unknown else f"no {noun} given"
         raise click.BadParameter(
-            f"{bad}; here there are {', '.join(known)}.", param_hint=f"--{what}s"
+            f"{bad}; here there are {', '.join(choices)}.", param_hint=f"--{noun}s"
         )
     return list(dict.fromkeys(spelled[name.lower()] for name in names))
 
@@ -44,24 +48,28 @@ def _split_value(value: str) -> list[str]:
 
 
 def _entries_named(value: str) -> dict[str, BenchmarkedRule]:
-    """The rules in `value` by the names the table gives them."""
+    """Return the rules that `value` lists, by their names in the table.
+
+    Raises:
+        click.BadParameter: A rule is unknown, for matrices, or has too many slots.
+    """
     from thalweg._cli.bench import registry
     from thalweg._cli.bench.roofline import MOST_SLOTS
     from thalweg._cli.registry import spelled
     from thalweg.errors import NotFoundError
 
-    found: dict[str, BenchmarkedRule] = {}
+    entries: dict[str, BenchmarkedRule] = {}
     names = _split_value(value)
     if not names:
         raise click.BadParameter("no rule given.", param_hint="--rules")
     for name in dict.fromkeys(names):
         if not names_file(name):
             try:
-                known = spelled(name)
-                found[known] = registry.entry(known)
+                spelling = spelled(name)
+                entries[spelling] = registry.entry(spelling)
             except NotFoundError as error:
                 raise click.BadParameter(str(error), param_hint="--rules") from None
-            _check_elements(known, found[known].rule)
+            _check_elements(spelling, entries[spelling].rule)
             continue
         rule = rule_loader.load_rule(name)
         _check_elements(name, rule)
@@ -71,13 +79,13 @@ def _entries_named(value: str) -> dict[str, BenchmarkedRule]:
                 f"'{name}' has {count} slots; up to {MOST_SLOTS} can be measured.",
                 param_hint="--rules",
             )
-        taken = rule.name in found or rule.name in registry.KNOWN
-        found[name if taken else rule.name] = registry.own(rule)
-    return found
+        is_ambiguous = rule.name in entries or rule.name in registry.RULE_ENTRIES
+        entries[name if is_ambiguous else rule.name] = registry.own(rule)
+    return entries
 
 
 def _check_elements(name: str, rule: Rule) -> None:
-    """Refuse a rule that has more to do than to read and write memory."""
+    """Raise `click.BadParameter` for a rule whose time is that of matrix products."""
     if rule.passes and not rule.is_of_lines:
         raise click.BadParameter(
             f"'{name}' is for matrices, whose products take most of its time: see"
@@ -162,41 +170,41 @@ def bench(
     from thalweg._cli.bench import table
 
     try:
-        chosen = sets.load(shapes)
+        shape_set = sets.load(shapes)
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="SHAPES") from None
     entries = _entries_named(rules)
-    wanted = (
+    peer_names = (
         others.installed_peers()
         if peers is None
         else _split_names(peers, others.installed_peers(), "peer")
     )
     for name, entry in entries.items() if options else ():
-        _try_options(name, entry, options, chosen)
+        _try_options(name, entry, options, shape_set)
     if plot is not None:
         _check_plot(plot)
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads or before)
+    previous_threads = torch.get_num_threads()
+    torch.set_num_threads(threads or previous_threads)
     try:
-        rows = _measure_all(chosen, entries, tuple(wanted), rounds, options, as_json)
+        rows = _measure_all(shape_set, entries, tuple(peer_names), rounds, options, as_json)
         if as_json:
-            click.echo(json.dumps(table.report(chosen, rows, options), indent=2))
+            click.echo(json.dumps(table.report(shape_set, rows, options), indent=2))
         else:
-            _print_table(partial(table.table, chosen, rows), table.judge_noise(rows)["message"])
+            _print_table(partial(table.table, shape_set, rows), table.judge_noise(rows)["message"])
         if plot is not None:
-            table.plot(plot, chosen, rows)
+            table.plot(plot, shape_set, rows)
             click.echo(f"Saved {plot}", err=True)
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(previous_threads)
 
 
-def _print_table(made: Callable[[int], object], warning: str) -> None:
+def _print_table(table_of_width: Callable[[int], object], warning: str) -> None:
     from rich.text import Text
 
     console = make_console()
     if warning:
         console.print(Text(f"Warning: {warning}", style="bold red"), soft_wrap=True)
-    console.print(made(console.width))
+    console.print(table_of_width(console.width))
 
 
 def _try_options(
@@ -206,14 +214,15 @@ def _try_options(
 
     try:
         try_options(entry, options, shapes.dtypes)
-    except Exception as error:  # of a constructor or a step, which may raise anything
-        given = ", ".join(f"{key}={value!r}" for key, value in options.items())
-        message = f"{name} with {given}: {type(error).__name__}: {error}"
+    # A constructor or a step may raise any exception.
+    except Exception as error:
+        arguments = ", ".join(f"{key}={value!r}" for key, value in options.items())
+        message = f"{name} with {arguments}: {type(error).__name__}: {error}"
         raise click.BadParameter(message, param_hint="--set") from error
 
 
 def _check_plot(path: Path) -> None:
-    # Found out before the measurement, not after it.
+    # Raise before the measurement, not after it.
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -229,7 +238,7 @@ def _check_plot(path: Path) -> None:
 def _progress_bar(console: Console, disable: bool) -> Progress:
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-    # Refreshed between blocks of steps: a thread of its own would take time from someone's step.
+    # Refreshed between blocks of steps: a refreshing thread would disturb timed steps.
     return Progress(
         TextColumn("{task.description}"), BarColumn(bar_width=20), TimeElapsedColumn(),
         TextColumn("{task.fields[now]}", style="dim"), console=console, transient=True,
@@ -240,7 +249,7 @@ def _progress_bar(console: Console, disable: bool) -> Progress:
 def _measure_all(
     shapes: Any,
     entries: dict[str, BenchmarkedRule],
-    wanted: tuple[str, ...],
+    peer_names: tuple[str, ...],
     rounds: int,
     options: dict[str, object],
     quiet: bool,
@@ -248,41 +257,43 @@ def _measure_all(
     from thalweg._cli.bench import compare, memory, table
     from thalweg._cli.bench.table import format_size
 
-    room = memory.available_bytes()
-    needed = max(compare.needed_bytes(shapes, entry, wanted) for entry in entries.values())
-    if room is not None and needed > room:
+    free_bytes = memory.available_bytes()
+    needed_bytes = max(
+        compare.needed_bytes(shapes, entry, peer_names) for entry in entries.values()
+    )
+    if free_bytes is not None and needed_bytes > free_bytes:
         raise click.ClickException(
-            f"{shapes.name} needs about {format_size(needed)} for all peers together;"
-            f" {format_size(room)} are free. Name fewer with --peers, for example"
+            f"{shapes.name} needs about {format_size(needed_bytes)} for all peers together;"
+            f" {format_size(free_bytes)} are free. Name fewer with --peers, for example"
             " --peers torch-fused."
         )
     rows: list[Any] = []
-    told = quiet
-    # On a terminal only, and never among the figures.
+    has_explained = quiet
+    # The bar is for terminals, on stderr, so that the table on stdout stays clean.
     console = make_console(stderr=True)
     lines = None if console.is_terminal else ProgressLines()
     with _progress_bar(console, disable=quiet or lines is not None) as progress:
         for place, (name, entry) in enumerate(entries.items()):
             task = progress.add_task(f"{name} on {shapes.name}", total=rounds, now="")
 
-            def doing(now: str, task: Any = task) -> None:
-                progress.update(task, now=now, refresh=True)
+            def doing(activity: str, task: Any = task) -> None:
+                progress.update(task, now=activity, refresh=True)
 
             def done(
-                count: int, wanted: int, timings: Timings, task: Any = task, name: str = name,
+                count: int, total: int, timings: Timings, task: Any = task, name: str = name,
                 place: int = place,
             ) -> None:  # fmt: skip
-                nonlocal told
-                progress.update(task, completed=count, total=wanted)
+                nonlocal has_explained
+                progress.update(task, completed=count, total=total)
                 if lines is not None:
-                    share = (place + count / wanted) / len(entries)
-                    lines.tell(share, lambda: f"{name}: {count} of {wanted} rounds")
-                if not told and count < wanted <= len(timings.others):
-                    told = True
+                    share = (place + count / total) / len(entries)
+                    lines.tell(share, lambda: f"{name}: {count} of {total} rounds")
+                if not has_explained and count < total <= len(timings.cores_of_others):
+                    has_explained = True
                     console.print(table.explain_delay(timings), highlight=False, soft_wrap=True)
 
             rows += compare.compare(
-                name, entry, shapes, wanted, rounds=rounds, options=options, progress=done,
+                name, entry, shapes, peer_names, rounds=rounds, options=options, progress=done,
                 doing=doing,
             )  # fmt: skip
             progress.remove_task(task)

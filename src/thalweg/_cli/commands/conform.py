@@ -1,4 +1,4 @@
-"""`thalweg conform`: another optimizer beside ours, over the same gradients."""
+"""`thalweg conform`: comparison of another optimizer with thalweg's over the same gradients."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _COLORS = {"bits": "green", "rounding": "yellow", "parts": "red"}
 
 
 class NothingToCompare(click.ClickException):
-    """Neither that both agree nor that they part is known."""
+    """Error of a comparison that could not take place."""
 
     exit_code = FAILED
 
 
 @click.command(short_help="Check whether another optimizer takes the same steps as thalweg's.")
-@click.argument("theirs", required=False, metavar="[PACKAGE:CLASS]")
+@click.argument("class_name", required=False, metavar="[PACKAGE:CLASS]")
 @click.option(
     "--rule",
     metavar="NAME",
@@ -40,11 +40,11 @@ class NothingToCompare(click.ClickException):
     "class]",
 )
 @click.option(
-    "--set", "given", multiple=True, callback=split_values, metavar="NAME=VALUE",
+    "--set", "shared_arguments", multiple=True, callback=split_values, metavar="NAME=VALUE",
     help="An argument of the class, and of thalweg's optimizer if it has one of this name.",
 )  # fmt: skip
 @click.option(
-    "--ours", "own", multiple=True, callback=split_values, metavar="NAME=VALUE",
+    "--ours", "own_arguments", multiple=True, callback=split_values, metavar="NAME=VALUE",
     help="An argument of thalweg's optimizer alone.",
 )  # fmt: skip
 @click.option(
@@ -64,20 +64,20 @@ class NothingToCompare(click.ClickException):
     help="Import and compare all classes of a list, and draw a table of the results: FILE.svg.",
 )
 @click.option(
-    "--list", "listed",
+    "--list", "list_path",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="With --atlas: the list, as JSON. [default: conform/atlas.json of the library]",
 )  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
 def conform(
-    theirs: str | None,
+    class_name: str | None,
     rule: str | None,
-    given: dict[str, object],
-    own: dict[str, object],
+    shared_arguments: dict[str, object],
+    own_arguments: dict[str, object],
     group: dict[str, object],
     steps: int,
     atlas: Path | None,
-    listed: Path | None,
+    list_path: Path | None,
     as_json: bool,
 ) -> None:
     """Check whether PACKAGE:CLASS, any optimizer with torch's interface, takes the same steps as
@@ -103,40 +103,47 @@ def conform(
       thalweg conform mine.py:MyLion --rule optim:Lion --ours "betas=(0.9, 0.99)" --json
       thalweg conform --atlas atlas.svg
     """
-    if (atlas is None) == (theirs is None):
+    if (atlas is None) == (class_name is None):
         raise click.UsageError("give either PACKAGE:CLASS, or --atlas FILE.svg.")
     if atlas is None:
-        if listed is not None:
+        if list_path is not None:
             raise click.UsageError("--list goes with --atlas.")
-        _compare(theirs or "", rule, given, own, group, steps, as_json)
-    if rule or given or own or group:
+        _compare(class_name or "", rule, shared_arguments, own_arguments, group, steps, as_json)
+    if rule or shared_arguments or own_arguments or group:
         raise click.UsageError("--atlas takes rules and arguments from its list.")
-    _draw(atlas, listed, steps, as_json)
+    _draw(atlas, list_path, steps, as_json)
 
 
 def _compare(
-    name: str, rule: str | None, given: dict[str, object], own: dict[str, object],
-    group: dict[str, object], steps: int, as_json: bool,
+    name: str, rule: str | None, shared_arguments: dict[str, object],
+    own_arguments: dict[str, object], group: dict[str, object], steps: int, as_json: bool,
 ) -> NoReturn:  # fmt: skip
     from thalweg.conform import ConformError, compare
     from thalweg.conform.external_optimizers import load_class
     from thalweg.conform.thalweg_optimizers import find_like, find_rule
 
     try:
-        # What packages print is none of our output.
+        # Keep output of the imported package off stdout, which may be JSON.
         with show_busy(f"comparing {escape_text(name)}"), contextlib.redirect_stdout(sys.stderr):
-            theirs, note = load_class(name)
-            ours = find_rule(rule) if rule else find_like(theirs.name)
-            one = replace(theirs.with_arguments(**given), group=group)
-            found = compare(one, ours.with_arguments(**own), steps=steps)
+            external, note = load_class(name)
+            own_optimizer = find_rule(rule) if rule else find_like(external.name)
+            configured = replace(external.with_arguments(**shared_arguments), group=group)
+            outcome = compare(
+                configured, own_optimizer.with_arguments(**own_arguments), steps=steps
+            )
     except ConformError as error:
         _fail(str(error))
     if as_json:
-        told = {"theirs": name, "ours": ours.name, "note": note, "outcome": asdict(found)}
-        click.echo(json.dumps(_as_json(told), indent=2))
+        report = {
+            "theirs": name,
+            "ours": own_optimizer.name,
+            "note": note,
+            "outcome": asdict(outcome),
+        }
+        click.echo(json.dumps(_as_json(report), indent=2))
     else:
-        _print(name, ours.name, found, note)
-    sys.exit(0 if found.agrees else PARTS)
+        _print(name, own_optimizer.name, outcome, note)
+    sys.exit(0 if outcome.agrees else PARTS)
 
 
 def _fail(message: str) -> NoReturn:
@@ -144,12 +151,12 @@ def _fail(message: str) -> NoReturn:
 
 
 def _as_json(value: object) -> object:
-    """What JSON has: no infinity, and the text of what it does not know."""
+    """Convert nested values to JSON: None for NaN and infinity, text for other objects."""
     match value:
         case dict():
-            return {str(key): _as_json(each) for key, each in value.items()}
+            return {str(key): _as_json(element) for key, element in value.items()}
         case list() | tuple():
-            return [_as_json(each) for each in value]
+            return [_as_json(element) for element in value]
         case float() if value - value != 0:
             return None
         case None | bool() | int() | float() | str():
@@ -157,7 +164,7 @@ def _as_json(value: object) -> object:
     return str(value)
 
 
-def _print(name: str, ours: str, found: Outcome, note: str) -> None:
+def _print(name: str, own_name: str, outcome: Outcome, note: str) -> None:
     from rich.text import Text
 
     console = make_console(soft_wrap=True)
@@ -165,46 +172,47 @@ def _print(name: str, ours: str, found: Outcome, note: str) -> None:
     def line(text: str, style: str = "") -> None:
         console.print(Text(escape_text(text), style=style))
 
-    line(f"{name} beside {ours}, {found.steps} steps ({found.way})", "bold")
-    line(_describe_verdict(found), _COLORS[found.verdict])
-    if found.verdict == "parts":
-        line(_describe_closing(found))
-    line(f"theirs: {_list_arguments(found.theirs)}", "dim")
-    line(f"ours:   {_list_arguments(found.ours)}", "dim")
+    line(f"{name} beside {own_name}, {outcome.steps} steps ({outcome.way})", "bold")
+    line(_describe_verdict(outcome), _COLORS[outcome.verdict])
+    if outcome.verdict == "parts":
+        line(_describe_closing(outcome))
+    line(f"theirs: {_list_arguments(outcome.theirs)}", "dim")
+    line(f"ours:   {_list_arguments(outcome.ours)}", "dim")
     if note:
         line(f"{name.partition(':')[0]} was {note}.", "dim")
 
 
-def _describe_verdict(found: Outcome) -> str:
-    after = f"{found.difference:.1e} of the movement after {found.steps} steps"
-    if found.parting is None:
+def _describe_verdict(outcome: Outcome) -> str:
+    difference = f"{outcome.difference:.1e} of the movement after {outcome.steps} steps"
+    if outcome.parting is None:
         return "The same bits after each step."
-    if found.agrees:
-        return f"Rounding: {after}; bits first differ in {_describe_place(found.parting)}."
-    return f"They part in {_describe_place(found.parting)}; {after}."
+    if outcome.agrees:
+        return f"Rounding: {difference}; bits first differ in {_describe_place(outcome.parting)}."
+    return f"They part in {_describe_place(outcome.parting)}; {difference}."
 
 
-def _describe_place(at: Divergence) -> str:
-    element = f", element {list(at.element)}" if at.element else ""
+def _describe_place(divergence: Divergence) -> str:
+    element = f", element {list(divergence.element)}" if divergence.element else ""
     return (
-        f"step {at.step}, parameter {at.parameter} of shape {list(at.shape)}{element}:"
-        f" {at.theirs:.9g} of theirs, {at.ours:.9g} of ours"
+        f"step {divergence.step}, parameter {divergence.parameter} of shape"
+        f" {list(divergence.shape)}{element}: {divergence.theirs:.9g} of theirs,"
+        f" {divergence.ours:.9g} of ours"
     )
 
 
-def _describe_closing(found: Outcome) -> str:
-    if found.closed_by:
-        return f"Closed by: {'; or '.join(found.closed_by)}."
-    if not found.tried:
+def _describe_closing(outcome: Outcome) -> str:
+    if outcome.closed_by:
+        return f"Closed by: {'; or '.join(outcome.closed_by)}."
+    if not outcome.tried:
         return "There is no argument to try."
-    return f"None of the {len(found.tried)} changes tried closes it: {', '.join(found.tried)}."
+    return f"None of the {len(outcome.tried)} changes tried closes it: {', '.join(outcome.tried)}."
 
 
 def _list_arguments(values: dict[str, object]) -> str:
     return ", ".join(f"{name}={value!r}" for name, value in values.items())
 
 
-def _draw(path: Path, listed: Path | None, steps: int, as_json: bool) -> None:
+def _draw(path: Path, list_path: Path | None, steps: int, as_json: bool) -> None:
     from thalweg.conform import ConformError, atlas, svg
 
     if path.suffix.lower() != ".svg":
@@ -212,15 +220,18 @@ def _draw(path: Path, listed: Path | None, steps: int, as_json: bool) -> None:
     if not path.absolute().parent.is_dir():
         raise click.BadParameter(f"'{path.parent}' is not a folder.", param_hint="--atlas")
     try:
-        table = atlas.read_list(listed)
+        table = atlas.read_list(list_path)
         with watch_shares("importing") as progress:
-            found = atlas.survey(table, steps, progress)
+            survey = atlas.survey(table, steps, progress)
     except ConformError as error:
         _fail(str(error))
-    own = [*(["--list", str(listed)] if listed else []), *(["--steps", str(steps)] * (steps != 20))]
-    command = shlex.join(["thalweg", "conform", "--atlas", str(path), *own])
-    path.write_text(svg.draw(found, command), encoding="utf-8")
+    options = [
+        *(["--list", str(list_path)] if list_path else []),
+        *(["--steps", str(steps)] * (steps != 20)),
+    ]
+    command = shlex.join(["thalweg", "conform", "--atlas", str(path), *options])
+    path.write_text(svg.draw(survey, command), encoding="utf-8")
     if as_json:
-        click.echo(json.dumps(asdict(found), indent=2))
+        click.echo(json.dumps(asdict(survey), indent=2))
     else:
-        click.echo(f"{found.summarize()} Saved {path}")
+        click.echo(f"{survey.summarize()} Saved {path}")

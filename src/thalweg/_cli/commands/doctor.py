@@ -1,4 +1,4 @@
-"""`thalweg doctor`: what this machine makes of the library, for a report of a bug."""
+"""`thalweg doctor`: versions, engines and devices of this machine, for bug reports."""
 
 from __future__ import annotations
 
@@ -43,28 +43,28 @@ def doctor(as_json: bool) -> None:
       thalweg doctor --json
     """
     with show_busy("taking a step"):
-        found = _examine_machine()
+        facts = _examine_machine()
     if as_json:
-        click.echo(json.dumps(found, indent=2))
+        click.echo(json.dumps(facts, indent=2))
         return
-    lines = {name: text or "not installed" for name, text in found["versions"].items()}
-    lines["system"] = found["system"]
-    for name, trouble in found["engines"].items():
+    lines = {name: text or "not installed" for name, text in facts["versions"].items()}
+    lines["system"] = facts["system"]
+    for name, trouble in facts["engines"].items():
         lines[f"engine {name}"] = f"no: {trouble}" if trouble else "yes"
-    look = found["native_look"]
-    lines["steps in one call"] = f"no: {look}" if look else "yes"
-    lines["threads of torch"] = f"{found['threads']} ({found['cores']} cores)"
-    lines["threads of a step"] = str(found["threads_of_a_step"]["number"])
-    if why := found["threads_of_a_step"]["trouble"]:
-        lines["threads of a step"] += f": {why}"
-    lines["processor"] = _suits(found["processor"])
-    kernels = found["kernels"]
-    kept = f"not kept: {kernels['trouble']}" if kernels["trouble"] else "private, can be written"
-    lines["kernels"] = f"{kernels['folder']} ({kept}; {kernels['files']} there)"
-    gpus = Counter(f"{gpu['name']}, capability {gpu['capability']}" for gpu in found["gpus"])
+    fast_path_trouble = facts["native_look"]
+    lines["steps in one call"] = f"no: {fast_path_trouble}" if fast_path_trouble else "yes"
+    lines["threads of torch"] = f"{facts['threads']} ({facts['cores']} cores)"
+    lines["threads of a step"] = str(facts["threads_of_a_step"]["number"])
+    if reason := facts["threads_of_a_step"]["trouble"]:
+        lines["threads of a step"] += f": {reason}"
+    lines["processor"] = _describe_processor(facts["processor"])
+    kernels = facts["kernels"]
+    storage = f"not kept: {kernels['trouble']}" if kernels["trouble"] else "private, can be written"
+    lines["kernels"] = f"{kernels['folder']} ({storage}; {kernels['files']} there)"
+    gpus = Counter(f"{gpu['name']}, capability {gpu['capability']}" for gpu in facts["gpus"])
     lines["GPUs"] = "; ".join(f"{count} x {name}" for name, count in gpus.items()) or "none"
-    given = (f"{name}={value}" for name, value in found["environment"].items())
-    lines["environment"] = " ".join(given) or "no variables that matter"
+    settings = (f"{name}={value}" for name, value in facts["environment"].items())
+    lines["environment"] = " ".join(settings) or "no variables that matter"
     width = max(map(len, lines))
     for name, text in lines.items():
         click.echo(f"{name:{width}}  {escape_text(text)}")
@@ -78,9 +78,9 @@ def _examine_machine() -> dict[str, Any]:
     from thalweg._engines.cuda.availability import why_unavailable
     from thalweg.version import __version__
 
-    own = {"thalweg": __version__, "python": platform.python_version()}
+    own_versions = {"thalweg": __version__, "python": platform.python_version()}
     return {
-        "versions": {**own, **{name: _version_of(name) for name in _PACKAGES}},
+        "versions": {**own_versions, **{name: _version_of(name) for name in _PACKAGES}},
         "system": _describe_system(),
         "engines": {"reference": "", "cpu": _try_step(), "cuda": why_unavailable()},
         "native_look": guard_table.trouble(),
@@ -102,7 +102,7 @@ def _describe_system() -> str:
 
 
 def _try_step() -> str:
-    """Why the engine for the CPU cannot take a step here; empty if it does, with the right bits."""
+    """Return why the CPU engine fails at a step on this machine; empty if its bits are right."""
     import torch
 
     from thalweg import engine, optim
@@ -116,22 +116,25 @@ def _try_step() -> str:
         return param.detach()
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of a folder for kernels, which is told below
+        # `_kernels_folder` reports warnings about the folder for kernels.
+        warnings.simplefilter("ignore")
         try:
-            is_like = torch.equal(take_step("cpu"), take_step("reference"))
-        except Exception as error:  # whatever LLVM says
+            has_same_bits = torch.equal(take_step("cpu"), take_step("reference"))
+        # LLVM may raise any exception.
+        except Exception as error:
             return f"{type(error).__name__}: {' '.join(str(error).split())}"
-    return "" if is_like else "a step has other bits than the reference engine's"
+    return "" if has_same_bits else "a step has other bits than the reference engine's"
 
 
 def _threads_of_a_step() -> dict[str, object]:
-    """How many threads a step on the CPU has, and why it is one where torch has several."""
+    """Return the number of threads of a CPU step, and why there is one if torch has several."""
     from thalweg._engines.cpu import openmp
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it is told here
-        is_there = openmp.gomp_parallel() is not None
-    if is_there or openmp.team_size() == 1:
+        # The returned "trouble" says the same as the warning.
+        warnings.simplefilter("ignore")
+        has_gomp = openmp.gomp_parallel() is not None
+    if has_gomp or openmp.team_size() == 1:
         return {"number": openmp.team_size(), "trouble": ""}
     return {"number": 1, "trouble": "the OpenMP library of torch has no GOMP_parallel"}
 
@@ -144,7 +147,7 @@ def _version_of(package: str) -> str | None:
 
 
 def _processor() -> dict[str, object]:
-    """What kernels are made for, and how, or why they cannot be made."""
+    """Return the processor's name with its tuning, or with the error if it is not supported."""
     from thalweg._engines.cpu import machine_code
 
     name = machine_code.processor()
@@ -154,14 +157,14 @@ def _processor() -> dict[str, object]:
         return {"name": name, "trouble": str(error)}
 
 
-def _suits(found: dict[str, object]) -> str:
-    if "trouble" in found:
-        return f"{found['name']}: {found['trouble']}"
-    bytes_ahead = found["prefetch"]
-    ahead = f"prefetches {bytes_ahead:,} bytes ahead" if bytes_ahead else "no prefetches"
+def _describe_processor(processor: dict[str, object]) -> str:
+    if "trouble" in processor:
+        return f"{processor['name']}: {processor['trouble']}"
+    bytes_ahead = processor["prefetch"]
+    prefetching = f"prefetches {bytes_ahead:,} bytes ahead" if bytes_ahead else "no prefetches"
     return (
-        f"{found['name']}: {ahead}, vectors of at most {found['vectors']} bits, one thread below"
-        f" {found['serial']:,} elements (by {found['measured']})"
+        f"{processor['name']}: {prefetching}, vectors of at most {processor['vectors']}"
+        f" bits, one thread below {processor['serial']:,} elements (by {processor['measured']})"
     )
 
 
@@ -173,26 +176,24 @@ def _describe_gpu(number: int) -> dict[str, str]:
 
 
 def _kernels_folder() -> dict[str, object]:
-    """The folder of compiled kernels with their number, and why none can be kept; empty if they
-    can.
-    """
+    """Return the folder of compiled kernels, their number, and why none can be saved, or ""."""
     from thalweg._engines.cpu import kernel_cache, private_directory
 
     folder, trouble = str(kernel_cache.kernels_folder()), ""
     if not private_directory.AVAILABLE:
         trouble = "who may write to a folder cannot be seen on this system"
     else:
-        with warnings.catch_warnings(record=True) as said, ExitStack() as stack:
+        with warnings.catch_warnings(record=True) as caught, ExitStack() as stack:
             warnings.simplefilter("always")
             try:
-                kept = private_directory.open_folder(stack, folder)
+                descriptor = private_directory.open_folder(stack, folder)
                 name = f"doctor.{os.urandom(8).hex()}"
-                private_directory.write_file(kept, name, b"")
-                os.unlink(name, dir_fd=kept)
+                private_directory.write_file(descriptor, name, b"")
+                os.unlink(name, dir_fd=descriptor)
             except OSError as error:
                 trouble = str(error)
-        # A folder beside it is used where this one may be another user's.
-        trouble = trouble or " ".join(str(each.message) for each in said)
+        # A warning means that a fallback folder is in use, as this one may belong to another user.
+        trouble = trouble or " ".join(str(warning.message) for warning in caught)
     try:
         count = sum(name.endswith(".o") for name in os.listdir(folder))
     except OSError:

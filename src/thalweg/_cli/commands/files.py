@@ -1,4 +1,4 @@
-"""`thalweg inspect`, `verify` and `diff`: what is in a checkpoint, of ours or of TensorFlow."""
+"""`thalweg inspect`, `verify`, `diff` and `convert`: checkpoints of thalweg and TensorFlow."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from thalweg.checkpoint.inspection import Listing
 
 Progress = Callable[[int, int], None]
-LARGE = 1 << 28  # bytes from which on progress is shown: a slow disk takes seconds to read them
+# Bytes above which progress is shown: a slow disk takes seconds to read them.
+LARGE = 1 << 28
 DIFFER = 1
 
 
@@ -43,14 +44,14 @@ def inspect_(path: str, tree: bool, as_json: bool) -> None:
     from thalweg.checkpoint.inspection import list_file
 
     with _watch_progress(path) as progress:
-        found = list_file(path, progress)
+        listing = list_file(path, progress)
     if as_json:
-        click.echo(json.dumps(_as_json(found), indent=2))
+        click.echo(json.dumps(_as_json(listing), indent=2))
         return
     console = make_console()
-    for line in _print_summary(found):
+    for line in _print_summary(listing):
         console.print(escape_text(line), markup=False, highlight=False, soft_wrap=True)
-    console.print(_print_tree(found) if tree else _print_table(found))
+    console.print(_print_tree(listing) if tree else _print_table(listing))
 
 
 @click.command(short_help="Verify the checksums of checkpoints.")
@@ -71,40 +72,40 @@ def verify(paths: tuple[str, ...], as_json: bool) -> None:
     from thalweg.checkpoint.inspection import has_checksums, list_verified
     from thalweg.errors import ThalwegError
 
-    told: list[dict[str, object]] = []
+    reports: list[dict[str, object]] = []
     for path in paths:
         try:
             with _watch_progress(path) as progress:
-                found = list_verified(path, progress)
+                listing = list_verified(path, progress)
         except ThalwegError as error:
             if len(paths) == 1 and not as_json:
                 raise
             message = " ".join(str(error).split())
-            told.append({"path": path, "state": "failed", "error": message})
+            reports.append({"path": path, "state": "failed", "error": message})
             if not as_json:
                 click.echo(escape_text(message), err=True)
         else:
             state = "verified" if has_checksums(path) else "readable"
-            size = {"tensors": len(found.tensors), "bytes": found.bytes}
-            told.append({"path": path, "state": state, **size})
-            how = state if state == "verified" else f"{state}; HDF5 holds no checksums"
+            size = {"tensors": len(listing.tensors), "bytes": listing.bytes}
+            reports.append({"path": path, "state": state, **size})
+            description = state if state == "verified" else f"{state}; HDF5 holds no checksums"
             if as_json:
                 continue
             click.echo(
-                f"{escape_text(path)}: {len(found.tensors)} tensors,"
-                f" {_format_size(found.bytes)}, {how}"
+                f"{escape_text(path)}: {len(listing.tensors)} tensors,"
+                f" {_format_size(listing.bytes)}, {description}"
             )
     if as_json:
-        click.echo(json.dumps(told, indent=2))
-    sys.exit(int(any(each["state"] == "failed" for each in told)))
+        click.echo(json.dumps(reports, indent=2))
+    sys.exit(int(any(report["state"] == "failed" for report in reports)))
 
 
 @click.command(short_help="Compare two checkpoints.")
-@click.argument("one", type=click.Path())
-@click.argument("other", type=click.Path())
+@click.argument("first_path", metavar="ONE", type=click.Path())
+@click.argument("second_path", metavar="OTHER", type=click.Path())
 @click.option("--rules", metavar="FILE", help="The mapping rules given to `thalweg convert`.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
-def diff(one: str, other: str, rules: str | None, as_json: bool) -> None:
+def diff(first_path: str, second_path: str, rules: str | None, as_json: bool) -> None:
     """Compare the tensors of ONE and OTHER to the bit; the formats of the files may differ.
 
     A file of thalweg is compared with one of TensorFlow or Keras as `thalweg convert` maps them;
@@ -117,17 +118,22 @@ def diff(one: str, other: str, rules: str | None, as_json: bool) -> None:
     """
     from thalweg.checkpoint.inspection import differences
 
-    with ExitStack() as watched:
-        found = differences(
-            one, other, rules, lambda path: watched.enter_context(_watch_progress(os.fspath(path)))
+    with ExitStack() as stack:
+        lines = differences(
+            first_path,
+            second_path,
+            rules,
+            lambda path: stack.enter_context(_watch_progress(os.fspath(path))),
         )
     if as_json:
-        click.echo(json.dumps({"one": one, "other": other, "differences": found}, indent=2))
-    elif not found:
+        click.echo(
+            json.dumps({"one": first_path, "other": second_path, "differences": lines}, indent=2)
+        )
+    elif not lines:
         click.echo("All tensors are equal, to the bit.")
-    for line in [] if as_json else found:
+    for line in [] if as_json else lines:
         click.echo(escape_text(line))
-    sys.exit(DIFFER if found else 0)
+    sys.exit(DIFFER if lines else 0)
 
 
 @click.command(short_help="Convert a checkpoint of TensorFlow to thalweg, or back.")
@@ -187,28 +193,28 @@ def convert(
     from thalweg.checkpoint.tensorflow import convert as converted
     from thalweg.errors import ThalwegError
 
-    there = [each for each in (out, f"{out}.index") if os.path.lexists(each)]
-    if there and not force:
-        raise click.ClickException(f"{there[0]} is there: give another OUT, or --force.")
+    existing = [file for file in (out, f"{out}.index") if os.path.lexists(file)]
+    if existing and not force:
+        raise click.ClickException(f"{existing[0]} is there: give another OUT, or --force.")
     cls = None if optimizer is None else named(spelled(optimizer, "optimizer")).cls
-    given: dict[str, Any] = dict(map(_parse_number, numbers))
+    arguments: dict[str, Any] = dict(map(_parse_number, numbers))
     try:
         with _watch_progress(path) as progress:
-            left = converted(
-                path, out, rules, to, optimizer=cls, which=which, progress=progress, **given
+            left_out = converted(
+                path, out, rules, to, optimizer=cls, which=which, progress=progress, **arguments
             )
     except ThalwegError as error:
         raise click.ClickException(_with_options(str(error))) from error
-    found = list_file(out)
+    listing = list_file(out)
     if as_json:
-        click.echo(json.dumps({**_as_json(found), "left_out": list(left)}, indent=2))
+        click.echo(json.dumps({**_as_json(listing), "left_out": list(left_out)}, indent=2))
         return
-    click.echo(f"{escape_text(out)}: {len(found.tensors)} tensors, {_format_size(found.bytes)}")
-    click.echo("".join(f"left out: {name!r}\n" for name in left), nl=False)
+    click.echo(f"{escape_text(out)}: {len(listing.tensors)} tensors, {_format_size(listing.bytes)}")
+    click.echo("".join(f"left out: {name!r}\n" for name in left_out), nl=False)
 
 
 def _with_options(message: str) -> str:
-    """An error of the library, with the options of this command in place of arguments."""
+    """Replace arguments of functions in an error message by options of this command."""
 
     def options(match: re.Match[str]) -> str:
         names: list[str] = re.findall(r"(\w+)=", match[1])
@@ -235,7 +241,7 @@ def _parse_number(text: str) -> tuple[str, float | bool]:
 
 @contextmanager
 def _watch_progress(path: str) -> Iterator[Progress | None]:
-    """A callback for large files, which shows a bar on a terminal and tells lines to a log."""
+    """Yield a callback of bytes read and total that shows progress; None for small files."""
     if _bytes_of(path) < LARGE:
         yield None
         return
@@ -256,54 +262,60 @@ def _watch_progress(path: str) -> Iterator[Progress | None]:
         TransferSpeedColumn(),
     )
     with Bar(*columns, console=console, transient=True) as bar:
-        task = bar.add_task(name, total=None)  # all of the path may leave no room
+        # The name alone, because a long path would leave no space for the bar.
+        task = bar.add_task(name, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def _bytes_of(path: str) -> int:
-    """How large the files of a checkpoint are."""
+    """Return the total size of the files of a checkpoint."""
     from thalweg._formats.path_resolution import locate_checkpoint
 
-    place = locate_checkpoint(path).path
-    files = [place, *glob.glob(f"{glob.escape(place)}.data-*")]
-    return sum(os.path.getsize(each) for each in files if os.path.isfile(each))
+    base = locate_checkpoint(path).path
+    files = [base, *glob.glob(f"{glob.escape(base)}.data-*")]
+    return sum(os.path.getsize(file) for file in files if os.path.isfile(file))
 
 
-def _as_json(found: Listing) -> dict[str, object]:
+def _as_json(listing: Listing) -> dict[str, object]:
     tensors = [
-        {"name": each.name, "dtype": each.dtype, "shape": list(each.shape), "bytes": each.bytes}
-        for each in found.tensors
+        {
+            "name": tensor.name,
+            "dtype": tensor.dtype,
+            "shape": list(tensor.shape),
+            "bytes": tensor.bytes,
+        }
+        for tensor in listing.tensors
     ]
     return {
-        "path": found.path,
-        "kind": found.kind,
-        "bytes": found.bytes,
-        "optimizer": found.document.get("optimizer"),
-        "step": found.document.get("step"),
-        "metrics": found.document.get("metrics", {}),
+        "path": listing.path,
+        "kind": listing.kind,
+        "bytes": listing.bytes,
+        "optimizer": listing.document.get("optimizer"),
+        "step": listing.document.get("step"),
+        "metrics": listing.document.get("metrics", {}),
         "tensors": tensors,
     }
 
 
-def _print_summary(found: Listing) -> Iterator[str]:
+def _print_summary(listing: Listing) -> Iterator[str]:
     from thalweg._formats.json_text import as_object
     from thalweg.checkpoint.summary import format_arguments, in_words
 
     kinds = {"thalweg": "thalweg", "tensorflow": "TensorFlow", "keras": "Keras"}
-    count = len(found.tensors)
-    yield f"{found.path}: {kinds[found.kind]}, {count} tensors, {_format_size(found.bytes)}"
-    yield from found.optimizers
-    optimizer = None if found.optimizers else found.document.get("optimizer")
+    count = len(listing.tensors)
+    yield f"{listing.path}: {kinds[listing.kind]}, {count} tensors, {_format_size(listing.bytes)}"
+    yield from listing.optimizers
+    optimizer = None if listing.optimizers else listing.document.get("optimizer")
     if isinstance(optimizer, dict):
         numbers = format_arguments(optimizer.get("arguments"))
         yield f"optimizer: {optimizer.get('class')}" + (f" ({numbers})" if numbers else "")
-    if found.document.get("step") is not None and not found.optimizers:
-        yield f"step: {found.document['step']}"
-    for name, value in as_object(found.document.get("metrics")).items():
+    if listing.document.get("step") is not None and not listing.optimizers:
+        yield f"step: {listing.document['step']}"
+    for name, value in as_object(listing.document.get("metrics")).items():
         yield f"{name}: {in_words(value)}"
 
 
-def _print_table(found: Listing) -> Any:
+def _print_table(listing: Listing) -> Any:
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -313,31 +325,31 @@ def _print_table(found: Listing) -> Any:
     table.add_column("dtype")
     table.add_column("shape")
     table.add_column("size", justify="right")
-    for each in found.tensors:
-        shape = " x ".join(map(str, each.shape)) or "()"
+    for tensor in listing.tensors:
+        shape = " x ".join(map(str, tensor.shape)) or "()"
         table.add_row(
-            Text(escape_text(each.name)),
-            Text(escape_text(each.dtype)),
+            Text(escape_text(tensor.name)),
+            Text(escape_text(tensor.dtype)),
             shape,
-            _format_size(each.bytes),
+            _format_size(tensor.bytes),
         )
     return table
 
 
-def _print_tree(found: Listing) -> object:
+def _print_tree(listing: Listing) -> object:
     from rich.text import Text
     from rich.tree import Tree
 
-    root = Tree(Text(escape_text(found.path)))
+    root = Tree(Text(escape_text(listing.path)))
     branches: dict[tuple[str, ...], Tree] = {(): root}
-    for each in found.tensors:
-        parts = tuple(each.name.split("/"))
+    for tensor in listing.tensors:
+        parts = tuple(tensor.name.split("/"))
         for depth in range(1, len(parts)):
             if parts[:depth] not in branches:
-                above = branches[parts[: depth - 1]]
-                branches[parts[:depth]] = above.add(Text(escape_text(parts[depth - 1])))
-        shape = " x ".join(map(str, each.shape)) or "()"
-        branches[parts[:-1]].add(Text(escape_text(f"{parts[-1]}  {each.dtype} {shape}")))
+                parent = branches[parts[: depth - 1]]
+                branches[parts[:depth]] = parent.add(Text(escape_text(parts[depth - 1])))
+        shape = " x ".join(map(str, tensor.shape)) or "()"
+        branches[parts[:-1]].add(Text(escape_text(f"{parts[-1]}  {tensor.dtype} {shape}")))
     return root
 
 

@@ -1,4 +1,4 @@
-"""`thalweg race`: the same model from the same start, with several optimizers side by side."""
+"""`thalweg race`: training of one model from the same start with several optimizers."""
 
 from __future__ import annotations
 
@@ -24,32 +24,25 @@ if TYPE_CHECKING:
 
 SWEEP = "sweep"
 PROBLEMS = ("digits", "lines", "stdlib", "lm")
-OF_TARGETS = ("trials", "studies", "resume", "jobs")  # options that go with --target alone
-OF_RACES = (
-    "lr",
-    "epochs",
-    "seeds",
-    "nproc",
-    "logdir",
-    "report",
-)  # and those that do not go with it
-BATCHES = {"lm": 16}  # where they are smaller than the most ranks
+# Options that are valid only with --target, and options that are valid only without.
+OF_TARGETS = ("trials", "studies", "resume", "jobs")
+OF_RACES = ("lr", "epochs", "seeds", "nproc", "logdir", "report")
+# Batch sizes below the maximum of --nproc.
+BATCHES = {"lm": 16}
 
 
 class Rates(NamedTuple):
-    """Value of --lr: a rate for all, rates by name, or a sweep in which each contestant tries
-    several.
-    """
+    """Value of --lr: a shared rate, rates by optimizer name, or a sweep over several rates."""
 
     shared: float | None
-    named: dict[str, float]
+    by_name: dict[str, float]
     sweep: bool = False
 
 
 def _parse_rates(context: click.Context, parameter: click.Parameter, value: str | None) -> Rates:
-    """`0.01`, `Adam=0.01,Ftrl=0.5`, or both: the rate of all others, and rates by name; `sweep`."""
+    """Parse --lr: `0.01`, `Adam=0.01,Ftrl=0.5`, a list of both, or `sweep`."""
     shared: float | None = None
-    named: dict[str, float] = {}
+    by_name: dict[str, float] = {}
     parts = split_at_commas(value or "")
     if SWEEP in map(str.lower, parts):
         if len(parts) > 1:
@@ -66,24 +59,24 @@ def _parse_rates(context: click.Context, parameter: click.Parameter, value: str 
                 f"'{part}' is neither a number nor NAME=NUMBER, nor '{SWEEP}'."
             ) from None
         if equals:
-            named[name.strip()] = rate
+            by_name[name.strip()] = rate
         else:
             shared = rate
-    return Rates(shared, named)
+    return Rates(shared, by_name)
 
 
 def _parse_problems(
     context: click.Context, parameter: click.Parameter, value: str | None
 ) -> tuple[str, ...]:
-    """`lm` or `digits,lm`; nothing if none is named."""
-    found = [] if value is None else [each.strip().lower() for each in value.split(",")]
-    for name in found:
+    """Parse --problem, such as `digits,lm`; return an empty tuple without the option."""
+    problems = [] if value is None else [word.strip().lower() for word in value.split(",")]
+    for name in problems:
         if name not in PROBLEMS:
-            listed = ", ".join(map(repr, PROBLEMS))
-            raise click.BadParameter(f"'{name}' is not one of {listed}.")
-        if found.count(name) > 1:
+            choices = ", ".join(map(repr, PROBLEMS))
+            raise click.BadParameter(f"'{name}' is not one of {choices}.")
+        if problems.count(name) > 1:
             raise click.BadParameter(f"'{name}' comes twice.")
-    return tuple(found)
+    return tuple(problems)
 
 
 @click.command(short_help="Train one model with several optimizers, side by side.")
@@ -265,8 +258,8 @@ def race(
             )
         )
         return
-    problem, *others = problems
-    if others:
+    problem, *further_problems = problems
+    if further_problems:
         raise click.UsageError("--problem: one at a time; with --target, several.")
     if nproc > BATCHES.get(problem, nproc):
         raise click.UsageError(
@@ -276,22 +269,24 @@ def race(
         need_modules("tensorboard")
     if seed + seeds > 2**63:
         raise click.UsageError(f"--seeds {seeds} from --seed {seed} on go beyond {2**63 - 1}.")
-    each = range(seed, seed + seeds)
-    chosen = Chosen(optimizers, lr, epochs, each, threads, problem, out, logdir, report, as_json)
-    written = [out / "race.json", out / "race.png"]
-    racing = _choose_contestants(chosen)
-    check_writable(out, written)
+    seed_range = range(seed, seed + seeds)
+    options = Chosen(
+        optimizers, lr, epochs, seed_range, threads, problem, out, logdir, report, as_json
+    )
+    output_paths = [out / "race.json", out / "race.png"]
+    contestants = _choose_contestants(options)
+    check_writable(out, output_paths)
     if report is not None:
-        _check_page(report, written, racing)
-        written.append(report)
+        _check_page(report, output_paths, contestants)
+        output_paths.append(report)
     if nproc > 1:
-        launch_ranks(nproc, _run_race, chosen, written)
+        launch_ranks(nproc, _run_race, options, output_paths)
     else:
-        _run_race(chosen, written)
+        _run_race(options, output_paths)
 
 
 class Chosen(NamedTuple):
-    """Options of the command line."""
+    """Options of `thalweg race` without --target."""
 
     optimizers: str | None
     lr: Rates
@@ -306,16 +301,18 @@ class Chosen(NamedTuple):
 
 
 def _check_options(context: click.Context, target: bool) -> None:
-    """Refuse options that would do nothing."""
-    given = [name for name in (OF_RACES if target else OF_TARGETS)
+    """Raise `click.UsageError` for options that have no effect with, or without, --target."""
+    misplaced = [name for name in (OF_RACES if target else OF_TARGETS)
              if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]  # fmt: skip
-    if given and target:
-        raise click.UsageError(f"--{given[0]} does not go with --target: {_INSTEAD[given[0]]}.")
-    if given:
-        raise click.UsageError(f"--{given[0]} goes with --target.")
+    if misplaced and target:
+        raise click.UsageError(
+            f"--{misplaced[0]} does not go with --target: {_REASONS[misplaced[0]]}."
+        )
+    if misplaced:
+        raise click.UsageError(f"--{misplaced[0]} goes with --target.")
 
 
-_INSTEAD = {
+_REASONS = {
     "lr": "rates are drawn from search spaces",
     "epochs": "the steps are those of the target",
     "seeds": "--studies says how many there are",
@@ -325,86 +322,88 @@ _INSTEAD = {
 }
 
 
-def _choose_contestants(chosen: Chosen) -> list[Contestant]:
+def _choose_contestants(options: Chosen) -> list[Contestant]:
     from thalweg._cli.race.contestants import line_up
     from thalweg._cli.race.errors import RaceError
     from thalweg._cli.race.problems import DEFAULT_OPTIMIZERS
     from thalweg._cli.race.sweep import enter_rates
 
     try:
-        racing = line_up(
-            split_at_commas(chosen.optimizers) if chosen.optimizers is not None
-            else DEFAULT_OPTIMIZERS[chosen.problem],
-            chosen.lr.named, chosen.problem, rate=chosen.lr.shared,
+        contestants = line_up(
+            split_at_commas(options.optimizers) if options.optimizers is not None
+            else DEFAULT_OPTIMIZERS[options.problem],
+            options.lr.by_name, options.problem, rate=options.lr.shared,
         )  # fmt: skip
-        if chosen.lr.sweep:
-            enter_rates(racing)  # a rate that cannot be set is found here
-        return racing
+        if options.lr.sweep:
+            enter_rates(contestants)  # a rate that cannot be set is found here
+        return contestants
     except RaceError as error:
         raise click.UsageError(str(error)) from error
 
 
-def _check_page(page: Path, written: list[Path], racing: list[Contestant]) -> None:
-    """Refuse a page that cannot be written, or that would show no layer of anyone."""
+def _check_page(page: Path, output_paths: list[Path], contestants: list[Contestant]) -> None:
+    """Raise an error if the page is not writable or no contestant can record diagnostics."""
     from thalweg._cli.race.race_diagnostics import is_measurable
 
     check_writable(page.parent, [page], "--report")
-    if os.path.realpath(page) in map(os.path.realpath, written):
+    if os.path.realpath(page) in map(os.path.realpath, output_paths):
         raise click.BadParameter(f"the race writes '{page}' itself.", param_hint="--report")
-    if not any(is_measurable(each.make(each.learning_rate)) for each in racing):
-        names = ", ".join(each.name for each in racing)
+    if not any(
+        is_measurable(contestant.make(contestant.learning_rate)) for contestant in contestants
+    ):
+        names = ", ".join(contestant.name for contestant in contestants)
         raise click.UsageError(
             f"--report shows layers of optimizers of thalweg.optim, and none races: {names}. Name"
             " one, as in --optimizers optim:AdamW,torch:AdamW."
         )
 
 
-def _run_race(chosen: Chosen, written: list[Path]) -> None:
-    """The race on this rank; rank 0 shows it and writes the files."""
+def _run_race(options: Chosen, output_paths: list[Path]) -> None:
+    """Run the race on this rank; rank 0 shows the progress and writes the files."""
     from thalweg._cli.race import events, outcome, plot, report
     from thalweg._cli.race.problems import PROBLEMS
     from thalweg._cli.race_progress import watch_race
     from thalweg.distribute import Strategy
 
-    strategy, contestants = Strategy(), _choose_contestants(chosen)
+    strategy, contestants = Strategy(), _choose_contestants(options)
 
     def ran(progress: outcome.Progress | None) -> outcome.RaceOutcome:
         return outcome.race_seeds(
-            PROBLEMS[chosen.problem], contestants, seeds=chosen.seeds, sweeps=chosen.lr.sweep,
-            epochs=chosen.epochs, threads=chosen.threads, progress=progress, strategy=strategy,
-            measures=chosen.report is not None and strategy.ranks.rank == 0,
+            PROBLEMS[options.problem], contestants, seeds=options.seeds, sweeps=options.lr.sweep,
+            epochs=options.epochs, threads=options.threads, progress=progress, strategy=strategy,
+            measures=options.report is not None and strategy.ranks.rank == 0,
         )  # fmt: skip
 
     if strategy.ranks.rank:
         ran(None)
         return
-    console = make_console(stderr=chosen.as_json)
-    with _events_folder(chosen.logdir, chosen.problem) as events_folder:
-        with watch_race(make_console(stderr=True), chosen.problem) as progress:
+    console = make_console(stderr=options.as_json)
+    with _events_folder(options.logdir, options.problem) as events_folder:
+        with watch_race(make_console(stderr=True), options.problem) as progress:
             result = ran(progress)
-        report.save(result, written[0])
-        plot.save(result, written[1])
-        if chosen.report is not None:
+        report.save(result, output_paths[0])
+        plot.save(result, output_paths[1])
+        if options.report is not None:
             from thalweg._cli.race import html_page
 
-            html_page.save(result, chosen.report)
+            html_page.save(result, options.report)
         if events_folder is not None:
             events.save(result, events_folder)
-            written.append(events_folder)
-    if chosen.as_json:
+            output_paths.append(events_folder)
+    if options.as_json:
         click.echo(report.text(result))
     else:
-        _print_race(console, result, written)
+        _print_race(console, result, output_paths)
     if result.stopped:
-        raise Stopped(_say_where(result))
+        raise Stopped(_describe_stop(result))
 
 
-def _say_where(result: RaceOutcome) -> str:
-    """Where Ctrl-C came, and what is there of the race."""
+def _describe_stop(result: RaceOutcome) -> str:
+    """Describe the point at which Ctrl-C stopped a race, and the results that are saved."""
     race = result.race
     if not race.stopped:
-        kept = f"{len(result.races)} of {result.seeds} seeds"
-        return f"stopped; the races of {kept} are kept."
+        finished = f"{len(result.races)} of {result.seeds} seeds"
+        return f"stopped; the races of {finished} are kept."
     return (
         f"stopped at step {race.step:,} of {race.steps:,}; what was raced until then is kept,"
         " ranked by the latest scores that all have."
@@ -420,13 +419,13 @@ def _events_folder(logdir: Path | None, problem: str) -> Iterator[Path | None]:
 
     with ExitStack() as stack:
         try:
-            made = stack.enter_context(events.folder(logdir, problem))
+            folder = stack.enter_context(events.folder(logdir, problem))
         except OSError as error:
             raise refuse_folder("--logdir", logdir, error) from error
-        yield made
+        yield folder
 
 
-def _print_race(console: Any, result: RaceOutcome, written: list[Path]) -> None:
+def _print_race(console: Any, result: RaceOutcome, output_paths: list[Path]) -> None:
     from thalweg._cli.race import report
 
     race = result.race
@@ -444,5 +443,5 @@ def _print_race(console: Any, result: RaceOutcome, written: list[Path]) -> None:
     console.print(report.table(result.races, console.width))
     for note in report.write_footnotes(result.races):
         console.print(note, style="dim", highlight=False)
-    saved = "Saved " + ", ".join(map(str, written))
-    console.print(saved, markup=False, highlight=False, soft_wrap=True)
+    saved_line = "Saved " + ", ".join(map(str, output_paths))
+    console.print(saved_line, markup=False, highlight=False, soft_wrap=True)

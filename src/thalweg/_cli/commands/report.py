@@ -15,7 +15,8 @@ from thalweg._cli.terminal_escape import escape_text
 if TYPE_CHECKING:
     from thalweg._cli.report.history import History
 
-LARGE = 1 << 25  # bytes from which on progress is shown: they take about two seconds
+# Bytes above which progress is shown: they take about two seconds.
+LARGE = 1 << 25
 
 
 @click.command(short_help="Draw a page of the diagnostics of a training.")
@@ -52,14 +53,14 @@ def report(run: Path, out: Path | None, title: str | None, as_json: bool) -> Non
     with whole(out) as file:
         file.write(page.encode("utf-8", "replace"))  # a path may be any bytes
     if as_json:
-        told = {
+        report = {
             "saved": str(out),
             "step": history.last,
             "layers": len(history.names),
-            "warned": [plain_warned(each) for each in history.warned],
+            "warned": [plain_warned(layer) for layer in history.warnings],
             "damaged": history.damaged,
         }
-        click.echo(json.dumps(told, indent=2))
+        click.echo(json.dumps(report, indent=2))
         return
     if history.damaged:
         click.echo(tell_damaged(history.damaged), err=True)

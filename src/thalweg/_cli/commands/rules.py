@@ -41,7 +41,7 @@ def rules(as_json: bool) -> None:
     from rich import box
     from rich.table import Table
 
-    # A line per rule in 80 columns, for eyes and for grep; the rest is told by `thalweg show`.
+    # A line per rule in 80 columns, also for grep; `thalweg show` prints the details.
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("rule", style="bold", overflow="fold")
     for heading in ("slots", "a sparse gradient updates"):
@@ -92,8 +92,11 @@ def show(name: str, as_json: bool) -> None:
         description = {**_describe_rule(rule, cls), "formula": formula_source(rule)}
         if torchs is not None:
             _, its_class = _find_rule(torchs.name)
-            beside = {**_describe_rule(torchs, its_class), "formula": formula_source(torchs)}
-            description["torch"] = beside
+            torch_description = {
+                **_describe_rule(torchs, its_class),
+                "formula": formula_source(torchs),
+            }
+            description["torch"] = torch_description
         click.echo(json.dumps(description, indent=2))
         return
     _print_rule(make_console(), rule, torchs, cls)
@@ -115,13 +118,15 @@ def sweep_words(rule: Rule) -> str:
     """Return a description of the sweeps of a step over memory, with the purpose of each."""
     from thalweg._engines.pass_updates import sweeps_in_order
 
-    *before, _ = sweeps_in_order(rule)
-    parts = [f"{' and '.join(filter(None, (', '.join(own[:-1]), own[-1])))}" for own in before]
+    *pass_names, _ = sweeps_in_order(rule)
+    parts = [
+        f"{' and '.join(filter(None, (', '.join(names[:-1]), names[-1])))}" for names in pass_names
+    ]
     return f"{len(parts) + 1} a step: {'; '.join([*parts, 'the update'])}"
 
 
 def _slot_words(slot: Slot) -> str:
-    """What a slot begins at, and what is said of it."""
+    """Describe the initial value and the other attributes of a slot."""
     words = [f"starts at {slot.initial:g}"]
     words += ["in a shape of its own"] * bool(slot.shape)
     words += [f"one for each {slot.per}"] * bool(slot.per)
@@ -135,31 +140,45 @@ def _name_of(function: Any) -> str:
     return getattr(getattr(function, "func", function), "__name__", repr(function))
 
 
-def _made_by(each: Any) -> tuple[str, ...]:
-    """The names of what a pass makes, if it says so."""
-    made = getattr(each, "makes", ())
-    return (made,) if isinstance(made, str) else tuple(made)
+def _made_by(pre_pass: Any) -> tuple[str, ...]:
+    """Return the names of the results of a pass; empty if the pass has no `makes`."""
+    names = getattr(pre_pass, "makes", ())
+    return (names,) if isinstance(names, str) else tuple(names)
 
 
 def formula_source(rule: Rule) -> str:
-    """Return the source text of everything that the rule computes, with the functions that this
-    calls; for functions without, a note.
+    """Return the source text of a rule's formulas and of the functions that they call.
+
+    A function without available source is represented by a comment.
     """
     from thalweg.formula import FORMULAS
 
-    named = ((part, getattr(rule, part)) for part in (*_HOSTS, *FORMULAS))
-    parts = [(part, each) for part, own in named for each in _functions_of(own)]
-    before = [getattr(each.function, "func", each.function) for each in rule.passes]
-    all_measures = (rule.measures, *(each.measures for each in rule.levels))
-    sums = [each for own in all_measures for one in own.values() for each in _functions_of(one)]
-    before += [each for each in sums if each not in [function for _, function in parts]]
-    parts[1:1] = [(each.__name__, each) for each in dict.fromkeys(before)]
-    beyond = [getattr(each.per_variable, "func", each.per_variable) for each in rule.levels]
-    parts += [("per_variable", each) for each in beyond]
-    given = [(part, function) for part, function in parts if function is not None]
-    helpers = _helpers_of([function for _, function in given])
+    attributes = ((part, getattr(rule, part)) for part in (*_HOSTS, *FORMULAS))
+    parts = [
+        (part, function) for part, attribute in attributes for function in _functions_of(attribute)
+    ]
+    pass_functions = [
+        getattr(pre_pass.function, "func", pre_pass.function) for pre_pass in rule.passes
+    ]
+    all_measures = (rule.measures, *(level.measures for level in rule.levels))
+    sums = [
+        function
+        for reductions in all_measures
+        for reduction in reductions.values()
+        for function in _functions_of(reduction)
+    ]
+    pass_functions += [
+        function for function in sums if function not in [function for _, function in parts]
+    ]
+    parts[1:1] = [(function.__name__, function) for function in dict.fromkeys(pass_functions)]
+    level_functions = [
+        getattr(level.per_variable, "func", level.per_variable) for level in rule.levels
+    ]
+    parts += [("per_variable", function) for function in level_functions]
+    formulas = [(part, function) for part, function in parts if function is not None]
+    helpers = _helpers_of([function for _, function in formulas])
     texts: list[str] = []
-    for part, function in [*given, *((each.__name__, each) for each in helpers)]:
+    for part, function in [*formulas, *((helper.__name__, helper) for helper in helpers)]:
         try:
             texts.append(textwrap.dedent(inspect.getsource(function)).strip())
         except OSError:
@@ -168,30 +187,38 @@ def formula_source(rule: Rule) -> str:
 
 
 def _functions_of(formula: Any) -> list[Any]:
-    """Those that a formula is made of: one, or what follows it or lies around its step, too."""
-    both = getattr(formula, "both", None)
-    return [formula] if both is None else [each for own in both for each in _functions_of(own)]
+    """Return the functions of a formula: itself, or the two functions of a combined formula."""
+    formulas = getattr(formula, "both", None)
+    return (
+        [formula]
+        if formulas is None
+        else [function for inner in formulas for function in _functions_of(inner)]
+    )
 
 
 def _helpers_of(functions: list[object]) -> list[Any]:
-    """The functions that these call, directly or by way of others, but those of libraries."""
-    found: list[Any] = []
+    """Return the functions that these call, directly or indirectly, except those of libraries."""
+    helpers: list[Any] = []
     pending = list(filter(inspect.isfunction, functions))
     while pending:
-        called = inspect.getclosurevars(pending.pop(0))
-        for each in (*called.nonlocals.values(), *called.globals.values()):
-            if inspect.isfunction(each) and not _is_known(each) and each not in functions + found:
-                found.append(each)
-                pending.append(each)
-    return found
+        variables = inspect.getclosurevars(pending.pop(0))
+        for function in (*variables.nonlocals.values(), *variables.globals.values()):
+            if (
+                inspect.isfunction(function)
+                and not _is_known(function)
+                and function not in functions + helpers
+            ):
+                helpers.append(function)
+                pending.append(function)
+    return helpers
 
 
 def _is_known(function: object) -> bool:
-    """Return whether a formula may take the function for granted."""
-    room, *below = function.__module__.split(".")
-    if room == "thalweg":
-        return below[:1] != ["rules"]
-    return room in sys.stdlib_module_names or room in ("numpy", "torch")
+    """Return whether a function belongs to a library, whose source is not printed."""
+    package, *submodules = function.__module__.split(".")
+    if package == "thalweg":
+        return submodules[:1] != ["rules"]
+    return package in sys.stdlib_module_names or package in ("numpy", "torch")
 
 
 def _defaults_of(rule: Rule, cls: type[Any] | None) -> list[tuple[str, Any, str]]:
@@ -245,38 +272,40 @@ def _find_rule(name: str) -> tuple[Rule, type[Any] | None]:
     from thalweg.errors import NotFoundError
     from thalweg.rules import RULES
 
-    known = {rule.name.lower(): rule for rule in RULES}
-    if name.lower() in known:
-        return known[name.lower()], None
+    rules_by_name = {rule.name.lower(): rule for rule in RULES}
+    if name.lower() in rules_by_name:
+        return rules_by_name[name.lower()], None
     titles = {rule.name.lower(): title for title, rule in registry.torch_rules().items()}
     title = titles.get(name.lower(), name)
     if names_file(title):
         return rule_loader.load_rule(title), None
     try:
         entry = registry.named(registry.spelled(title))
-        made_of = getattr(entry.cls, "made_of", None)  # torch's own classes have the same facts
-        return entry.rule, made_of and getattr(optim, made_of.__name__, None)
+        # Facts of torch's classes are those of thalweg.optim's classes of the same name.
+        original = getattr(entry.cls, "factory", None)
+        return entry.rule, original and getattr(optim, original.__name__, None)
     except NotFoundError as error:
         raise click.UsageError(str(error)) from None
 
 
 def _of_torch(rule: Rule) -> Rule | None:
-    """The rule of torch that has the name of one of TensorFlow."""
+    """Return torch's rule of the same name as a rule of TensorFlow, or None."""
     from thalweg._cli.registry import OPTIM, torch_rules
     from thalweg.rules import RULES
 
-    if rule not in RULES:  # such as one of the user's that has the name of another
+    # A user-defined rule may have the name of a built-in one.
+    if rule not in RULES:
         return None
-    known = {title.lower(): each for title, each in torch_rules().items()}
-    found = known.get((OPTIM + rule.name).lower())
-    return None if found is rule else found
+    torch_rules_by_name = {title.lower(): torch_rule for title, torch_rule in torch_rules().items()}
+    torch_rule_ = torch_rules_by_name.get((OPTIM + rule.name).lower())
+    return None if torch_rule_ is rule else torch_rule_
 
 
 def _print_rule(console: Console, rule: Rule, torchs: Rule | None, cls: type[Any] | None) -> None:
-    """Print a rule: its formula, slots, sweeps, defaults, and what a class does with it.
+    """Print a rule: its formula, slots, sweeps, defaults, and treatment of sparse gradients.
 
     Args:
-        console: Where to print.
+        console: The console to print on.
         rule: The rule.
         torchs: Optional. Torch's rule of the same name, whose formula is printed beside.
         cls: Optional. The class of `thalweg.optim` that runs the rule.
@@ -289,7 +318,9 @@ def _print_rule(console: Console, rule: Rule, torchs: Rule | None, cls: type[Any
     formulas = {"Formula": rule}
     if torchs is not None:
         formulas = {"TensorFlow's formula": rule, "torch.optim's formula": torchs}
-    _print_formulas(console, {title: formula_source(each) for title, each in formulas.items()})
+    _print_formulas(
+        console, {title: formula_source(shown_rule) for title, shown_rule in formulas.items()}
+    )
     for title, lines in _sections_of(rule, cls):
         console.print(Text(f"\n{title}", style="bold"))
         for line in lines:
@@ -316,13 +347,13 @@ def _print_formulas(console: Console, texts: dict[str, str]) -> None:
 
 
 def _sections_of(rule: Rule, cls: type[Any] | None) -> Iterator[tuple[str, list[str]]]:
-    """Yield title and lines of what `thalweg show` prints below the formulas."""
+    """Yield title and lines of each section that `thalweg show` prints below the formulas."""
     slots = [f"{slot.name:<14} {_slot_words(slot)}" for slot in rule.slots]
     yield "Slots", slots or ["none"]
     passes: list[str] = []
-    for each in rule.passes:
-        names = ", ".join(_made_by(each))
-        words = f"{type(each).__name__} of {_name_of(each.function)}"
+    for pre_pass in rule.passes:
+        names = ", ".join(_made_by(pre_pass))
+        words = f"{type(pre_pass).__name__} of {_name_of(pre_pass.function)}"
         passes.append(f"{words}, makes {names}" if names else words)
     if passes:
         yield "Before the update", passes

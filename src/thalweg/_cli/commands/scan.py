@@ -1,4 +1,4 @@
-"""`thalweg scan`: which names of TensorFlow a script uses, and what becomes of them here."""
+"""`thalweg scan`: list of the TensorFlow names in a script and of their state in thalweg.tf."""
 
 from __future__ import annotations
 
@@ -52,23 +52,23 @@ def scan(files: tuple[str, ...], names: bool, markdown: bool, as_json: bool) -> 
     from thalweg._cli.scan.script import ScanError
     from thalweg._cli.scan.script import scan as scanned
 
-    found: list[Scanned] = []
+    scripts: list[Scanned] = []
     failed: list[str] = []
     paths = list(_find_scripts(files))
     with watch_shares("scanning") as progress:
         for number, path in enumerate(paths):
             progress(number / len(paths), lambda path=path: escape_text(path))
             try:
-                found.append(scanned(path))
+                scripts.append(scanned(path))
             except ScanError as error:
                 failed.append(str(error))
     if as_json:
-        click.echo(json.dumps([_as_json(each) for each in found], indent=2))
+        click.echo(json.dumps([_as_json(script) for script in scripts], indent=2))
     else:
-        _print_found(found)
+        _print_found(scripts)
     for message in failed:
         click.echo(f"Error: {escape_text(' '.join(message.split()))}", err=True)
-    lacking = any(each.of("missing") for each in found)
+    lacking = any(script.of("missing") for script in scripts)
     sys.exit(UNREADABLE if failed else MISSING if lacking else 0)
 
 
@@ -81,50 +81,53 @@ def _find_scripts(files: tuple[str, ...]) -> Iterator[str]:
             yield name
 
 
-def _as_json(scanned: Scanned) -> dict[str, object]:
+def _as_json(script: Scanned) -> dict[str, object]:
     return {
-        "path": scanned.path,
-        "tensorflow": scanned.version if scanned.names else None,
-        "names": [asdict(each) for each in scanned.names],
+        "path": script.path,
+        "tensorflow": script.version if script.names else None,
+        "names": [asdict(name) for name in script.names],
     }
 
 
-def _print_found(found: list[Scanned]) -> None:
+def _print_found(scripts: list[Scanned]) -> None:
     from rich.text import Text
 
     console = make_console(soft_wrap=True)
-    for scanned in found:
-        path = escape_text(scanned.path)
-        console.print(Text(f"{path}: {_count_states(scanned)}", style="bold"))
-        for name in scanned.names:
+    for script in scripts:
+        path = escape_text(script.path)
+        console.print(Text(f"{path}: {_count_states(script)}", style="bold"))
+        for name in script.names:
             if name.state != "there":
                 console.print(_format_line(path, name))
-    if len(found) > 1:
-        totals = [sum(len(each.of(state)) for each in found) for state in ("changed", "missing")]
+    if len(scripts) > 1:
+        totals = [
+            sum(len(scanned_script.of(state)) for scanned_script in scripts)
+            for state in ("changed", "missing")
+        ]
         console.print(
-            f"{len(found)} files: {totals[0]} changed, {totals[1]} missing", highlight=False
+            f"{len(scripts)} files: {totals[0]} changed, {totals[1]} missing", highlight=False
         )
 
 
-def _count_states(scanned: Scanned) -> str:
-    if not scanned.names:
+def _count_states(script: Scanned) -> str:
+    if not script.names:
         return "no names of TensorFlow"
-    counts = {state: len(scanned.of(state)) for state in ("there", "changed", "missing")}
-    told = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
-    return f"TensorFlow {scanned.version}, {told}"
+    counts = {state: len(script.of(state)) for state in ("there", "changed", "missing")}
+    summary = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
+    return f"TensorFlow {script.version}, {summary}"
 
 
 def _format_line(path: str, name: Name) -> object:
     from rich.text import Text
 
-    first, *others = name.lines
+    first, *other_lines = name.lines
     line = Text(f"{path}:{first}: {name.name}: ")
     if name.uses:
         line = Text(f"{path}:{first}: {name.name} ({_names_below(name)}): ")
     line.append(name.state, style=_COLORS[name.state])
     line.append(f"; {escape_text(name.words)}")
-    if others:
-        line.append(f" (also {', '.join(map(str, others))})", style="dim")
+    if other_lines:
+        line.append(f" (also {', '.join(map(str, other_lines))})", style="dim")
     return line
 
 
@@ -137,26 +140,29 @@ def _names_below(name: Name) -> str:
 def _print_names(markdown: bool, as_json: bool) -> None:
     from thalweg._cli.scan import table
 
-    found = table.names()
+    names = table.names()
     if as_json:
-        click.echo(json.dumps(found._asdict(), indent=2))
+        click.echo(json.dumps(names._asdict(), indent=2))
         return
     if markdown:
-        click.echo(table.markdown(found))
+        click.echo(table.markdown(names))
         return
     from rich import box
     from rich.table import Table
 
     rows: list[tuple[tuple[str, str], dict[str, str]]] = [
-        (("module", "what is there"), {key: ", ".join(own) for key, own in found.there.items()}),
-        (("there, but", "how it differs"), found.changed),
-        (("not there", "what to do"), found.missing),
+        (
+            ("module", "what is there"),
+            {key: ", ".join(module_names) for key, module_names in names.there.items()},
+        ),
+        (("there, but", "how it differs"), names.changed),
+        (("not there", "what to do"), names.missing),
     ]
     console = make_console()
-    for headings, each in rows:
-        made = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-        made.add_column(headings[0], no_wrap=True, overflow="fold")
-        made.add_column(headings[1], overflow="fold")
-        for key, words in each.items():
-            made.add_row(key, words)
-        console.print(made)
+    for headings, words_by_name in rows:
+        table_ = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+        table_.add_column(headings[0], no_wrap=True, overflow="fold")
+        table_.add_column(headings[1], overflow="fold")
+        for key, words in words_by_name.items():
+            table_.add_row(key, words)
+        console.print(table_)

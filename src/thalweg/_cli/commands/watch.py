@@ -20,8 +20,10 @@ if TYPE_CHECKING:
 
     from thalweg._cli.report.tail import Latest
 
-INTERVAL = 0.5  # seconds between looks at the file
-TOLD = 3  # warnings beneath the table
+# Seconds between polls of the file.
+INTERVAL = 0.5
+# The number of warnings below the table.
+MAX_WARNINGS = 3
 
 
 @click.command(short_help="Show the layers of a training while it runs, worst first.")
@@ -52,44 +54,45 @@ def watch(run: Path, once: bool, layers: int | None, as_json: bool) -> None:
     from thalweg.diagnostics.jsonl_reader import JsonLinesReader
 
     console = make_console()
-    # Where no escape codes are wanted or obeyed, nothing can be drawn over.
-    is_followed = sys.stdout.isatty() and console.is_terminal and not console.is_dumb_terminal
+    # Without escape codes a table cannot be redrawn in place.
+    is_interactive = sys.stdout.isatty() and console.is_terminal and not console.is_dumb_terminal
     with JsonLinesReader(run) as reader:
         latest = Latest(reader)
         if as_json:
             latest.read_all()
             click.echo(json.dumps(_as_json(latest, layers), indent=2))
             return
-        if once or not is_followed:
+        if once or not is_interactive:
             latest.read_all()
             console.print(_lay_out(latest, console, layers or 20))
             return
         latest.read_new()
-        # Refreshed when there is something new: what watches must not take time from a training.
+        # Refreshed only for new lines, to take no processor time from the training.
         with suppress(KeyboardInterrupt), Live(console=console, auto_refresh=False) as live:
             while True:
                 live.update(_lay_out(latest, console, layers), refresh=True)
                 time.sleep(INTERVAL)
                 while not latest.read_new():
                     time.sleep(INTERVAL)
-        sys.exit(INTERRUPTED)  # and nothing is said: Ctrl-C is the way it ends
+        # Ctrl-C is the normal end of this command, so there is no message.
+        sys.exit(INTERRUPTED)
 
 
 def _as_json(latest: Latest, layers: int | None) -> dict[str, Any]:
     from thalweg._cli.layer_table import rank_layers
     from thalweg._cli.report.json_values import json_number, plain_number, plain_warned
 
-    places = rank_layers(latest.rows).places[:layers].tolist() if latest.rows else []
+    places = rank_layers(latest.rows).indices[:layers].tolist() if latest.rows else []
     return {
         "step": latest.step,
-        "measured": latest.measured,
+        "measured": latest.measured_step,
         "loss": None if latest.loss is None else json_number(latest.loss),
         "layers": [
-            {"name": latest.names[place]}
-            | {key: plain_number(float(row[place])) for key, row in latest.rows.items()}
-            for place in places
+            {"name": latest.names[index]}
+            | {key: plain_number(float(row[index])) for key, row in latest.rows.items()}
+            for index in places
         ],
-        "warned": [plain_warned(each) for each in latest.warned],
+        "warned": [plain_warned(warning) for warning in latest.warnings],
         "damaged": latest.damaged,
     }
 
@@ -104,17 +107,17 @@ def _lay_out(latest: Latest, console: Console, layers: int | None) -> Group:
     parts: list[RenderableType] = [Text(escape_text(latest.summarize()), style="bold")]
     notes: list[Text] = []
     if latest.rows:
-        room = max(3, console.height - 10 - TOLD)
+        fitting = max(3, console.height - 10 - MAX_WARNINGS)
         rows = {escape_text(key): row for key, row in latest.rows.items()}
         worst = rank_layers(rows)
-        names = [escape_text(each) for each in latest.names]
-        most = layers or room
-        parts.append(make_table(rows, names, worst, most, console.width))
-        left = len(names) - most
-        more = f"; {left:,} more" if left > 0 else ""
-        notes.append(Text(f"Worst first: {worst.words}{more}.", style="dim"))
-    for each in latest.warned[-TOLD:]:
-        notes.append(Text(escape_text(each), style="yellow"))
+        names = [escape_text(name) for name in latest.names]
+        max_layers = layers or fitting
+        parts.append(make_table(rows, names, worst, max_layers, console.width))
+        hidden = len(names) - max_layers
+        remainder = f"; {hidden:,} more" if hidden > 0 else ""
+        notes.append(Text(f"Worst first: {worst.words}{remainder}.", style="dim"))
+    for warning in latest.warnings[-MAX_WARNINGS:]:
+        notes.append(Text(escape_text(warning), style="yellow"))
     if latest.damaged:
         notes.append(Text(tell_damaged(latest.damaged), style="yellow"))
     return Group(*parts, *notes)

@@ -1,1 +1,1 @@
-"""The race: one model trained from one start by several optimizers, side by side, on real data."""
+"""Race: training of one model from one start with several optimizers, on real data."""

@@ -1,4 +1,4 @@
-"""A contestant of the race."""
+"""Contestant of a race."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ Optimizer = optimizers.Optimizer | train.Optimizer | ApplyGradientsAdapter
 
 @dataclass(frozen=True)
 class Contestant:
-    """An optimizer in the race.
+    """Optimizer that takes part in a race.
 
     Args:
         name: The name in tables.
-        make: Makes the optimizer with a learning rate, or with its own if that is None.
-        learning_rate: The learning rate to make it with.
-        source: The module it comes from, or the text of the entry for an object of the user.
-        arguments: The other arguments that it is made with.
+        make: Builds the optimizer with a learning rate, or with the optimizer's default if None.
+        learning_rate: The learning rate to build the optimizer with.
+        source: The module of the class, or the text of the entry for a user's object.
+        arguments: The other arguments of the constructor.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Contestants by name: optimizers of the library, of a user's file and of other packages."""
+"""Contestants by name: optimizers of the library, of user files and of other packages."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SHORT = {"optim:AdamW8bit": 'optim:AdamW(state_storage="8bit")'}
 def line_up(
     names: Sequence[str], rates: Mapping[str, float], problem: str, rate: float | None = None
 ) -> list[Contestant]:
-    """Return the contestants.
+    """Build the contestants of a race from the entries of the command line.
 
     Args:
         names: Names of optimizers in any case, `v1:` before those of `thalweg.v1`,
@@ -45,20 +45,19 @@ def line_up(
             follow in parentheses.
         rates: Learning rates by name, in any case.
         problem: Name of the problem, which decides the default learning rates.
-        rate: The learning rate of the contestants that neither `rates` names nor their options
-            have.
+        rate: The learning rate of contestants without one in `rates` or in their options.
 
     Raises:
-        RaceError: A name or a rate means nothing, or an optimizer cannot be made with its options.
+        RaceError: A name or a rate is invalid, or an optimizer rejects its options.
         EntryError: A user's file fails.
-        RuleError: A user's rule cannot take a step.
+        RuleError: A user's rule is invalid.
     """
     entries: list[RaceEntry] = []
     contestants: list[Contestant] = []
     for name in names:
         entry = parse_entry(name)
         contestant = _find_optimizer(entry, problem)
-        names_before = [other.name for other in contestants]
+        names_before = [earlier.name for earlier in contestants]
         if contestant.name in names_before and entry.is_own:
             contestant = replace(contestant, name=entry.text)
         if contestant.name in names_before:
@@ -74,7 +73,7 @@ def _set_rates(
     entries: Sequence[RaceEntry], contestants: Sequence[Contestant], rates: Mapping[str, float],
     rate: float | None,
 ) -> list[Contestant]:  # fmt: skip
-    """Return the contestants with the rates of the command line, each made once to check it."""
+    """Return the contestants with the rates of the command line, after one trial construction."""
     by_key = {name.lower(): value for name, value in rates.items()}
     exact = {contestant.name.lower() for contestant in contestants}
     used: set[str] = set()
@@ -102,12 +101,12 @@ def _set_rates(
 
 
 def _check_made(contestant: Contestant) -> None:
-    """Raise before the race where an optimizer cannot be made."""
+    """Raise `RaceError` if the optimizer of a contestant cannot be constructed."""
     try:
         optimizer = contestant.make(contestant.learning_rate)
         if isinstance(optimizer, ApplyGradientsAdapter) and optimizer.rule is not None:
-            # A class in torch's form is called once there is a model.
-            inspect.signature(optimizer.made_of).bind([], **contestant.arguments)
+            # A class with torch's interface is constructed later, with the model's parameters.
+            inspect.signature(optimizer.factory).bind([], **contestant.arguments)
     except (RaceError, EntryError):
         raise
     except Exception as error:
@@ -125,24 +124,26 @@ def _check_rate(rate: float, name: str) -> float:
 def _find_optimizer(entry: RaceEntry, problem: str) -> Contestant:
     if entry.is_own:
         return enter_own(entry, load(entry.name))
-    written = entry.text[len(entry.name) :]
+    options_text = entry.text[len(entry.name) :]
     short = next((name for name in SHORT if name.lower() == entry.name.lower()), None)
     if short is not None:
         long = parse_entry(SHORT[short])
         entry = replace(entry, name=long.name, options={**long.options, **entry.options})
     try:
-        known = registry.spelled(entry.name, "optimizer")
+        spelling = registry.spelled(entry.name, "optimizer")
     except NotFoundError as error:
         raise RaceError(str(error)) from error
-    return _enter_named(entry, known, (short or known) + written, problem)
+    return _enter_named(entry, spelling, (short or spelling) + options_text, problem)
 
 
-def _enter_named(entry: RaceEntry, known: str, title: str, problem: str) -> Contestant:
-    """Return the contestant of an optimizer that the catalogue knows."""
-    named = registry.named(known)
-    learning_rate = default_rate(problem, known, named.of) if entry.rate is None else entry.rate
-    if known in RULES:
-        arguments, rule = ARGUMENTS.get(known, {}), RULES[known]
+def _enter_named(entry: RaceEntry, spelling: str, title: str, problem: str) -> Contestant:
+    """Return the contestant of an optimizer in the registry."""
+    registered = registry.named(spelling)
+    learning_rate = (
+        default_rate(problem, spelling, registered.of) if entry.rate is None else entry.rate
+    )
+    if spelling in RULES:
+        arguments, rule = ARGUMENTS.get(spelling, {}), RULES[spelling]
         if arguments:
             first = arguments["initial_accumulator_value"]
             rule = replace(rule, slots=(replace(rule.slots[0], initial=first), *rule.slots[1:]))
@@ -154,10 +155,10 @@ def _enter_named(entry: RaceEntry, known: str, title: str, problem: str) -> Cont
             {**arguments, **entry.options},
         )
     arguments: dict[str, Any] = {
-        **named.options, **ARGUMENTS.get(named.of, {}), **entry.options
+        **registered.options, **ARGUMENTS.get(registered.of, {}), **entry.options
     }  # fmt: skip
 
     def make(rate: float | None) -> Optimizer:
-        return named.make(learning_rate if rate is None else rate, **arguments)
+        return registered.make(learning_rate if rate is None else rate, **arguments)
 
-    return Contestant(title, make, learning_rate, named.cls.__module__, arguments)
+    return Contestant(title, make, learning_rate, registered.cls.__module__, arguments)

@@ -1,7 +1,7 @@
-"""The learning rates that optimizers race with, unless the user says otherwise."""
+"""Default learning rates of optimizers in a race, per problem."""
 
-# Torch's that have another name here.
-_LIKE = {
+# Classes of torch and thalweg.optim that have the default rate of a similar Keras class.
+_SIMILAR_CLASSES = {
     "adamw": "Adam", "nadam": "Nadam", "radam": "Adam", "sparseadam": "Adam", "asgd": "SGD",
     "rprop": "Adam", "muon": "Adamax", "adafactor": "Adamax", "adamwcoupled": "Adam",
     "adamwdecoupled": "Adam", "adamwindependent": "Adam", "adamwcautiousdecay": "Adam",
@@ -13,21 +13,24 @@ _LIKE = {
 }  # fmt: skip
 
 
-def default_rate(problem: str, name: str, of: str) -> float:
-    """Return the rate of an optimizer.
+def default_rate(problem: str, name: str, class_name: str) -> float:
+    """Return the default learning rate of an optimizer.
 
     Args:
         problem: Name of the problem.
-        name: Its name; those of torch's kind have the rate of the rule of that name.
-        of: The name of its class.
+        name: The optimizer's name, such as `optim:Adam`.
+        class_name: The name of the optimizer's class.
     """
-    rates, own = DEFAULT_LEARNING_RATE[problem], name.rpartition(":")[2]
+    rates, short_name = DEFAULT_LEARNING_RATE[problem], name.rpartition(":")[2]
     if name.startswith(("optim:", "torch:")):
-        return rates.get(f"optim:{own}") or rates[_LIKE.get(own.lower(), own)]
-    return rates[name if name in rates else of]
+        return (
+            rates.get(f"optim:{short_name}")
+            or rates[_SIMILAR_CLASSES.get(short_name.lower(), short_name)]
+        )
+    return rates[name if name in rates else class_name]
 
 
-# Found by trying; none should lose because of its rate alone.
+# Tuned by hand, so that no optimizer loses only because of its rate.
 DEFAULT_LEARNING_RATE: dict[str, dict[str, float]] = {
     "digits": {
         "SGD": 0.2,

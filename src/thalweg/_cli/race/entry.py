@@ -1,6 +1,6 @@
-"""An entry of the race as users write it: a name, `file.py:NAME` or `PACKAGE:NAME`.
+"""Entries of a race on the command line: a name, `file.py:NAME` or `PACKAGE:NAME`.
 
-Options stand in parentheses behind the name: `lion_pytorch:Lion(weight_decay=0.1)`.
+Options follow the name in parentheses: `lion_pytorch:Lion(weight_decay=0.1)`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from thalweg._cli.race.errors import EntryError, RaceError
 from thalweg.errors import did_you_mean
 from thalweg.formula import Rule
 
-# What stands before the colon in names of the library's own optimizers.
+# Prefixes before the colon in names of the library's optimizers.
 FACES = ("optim", "torch", "v1", "openseq2seq")
 # Names of the argument for the learning rate.
 RATES = ("lr", "learning_rate")
@@ -30,7 +30,7 @@ RATES = ("lr", "learning_rate")
 
 @dataclass(frozen=True)
 class RaceEntry:
-    """An entry of the race.
+    """Parsed entry of a race.
 
     Attributes:
         text: The entry as it was written.
@@ -46,23 +46,23 @@ class RaceEntry:
 
     @property
     def title(self) -> str:
-        """The text without the file or the package."""
+        """Return the text without the file or the package."""
         return self.name.rpartition(":")[2] + self.text[len(self.name) :]
 
     @property
     def is_own(self) -> bool:
-        """True for an object of a file or a package, False for a name of the library."""
+        """Return True for an object of a file or package, False for a name of the library."""
         package, colon, _ = self.name.partition(":")
         is_package = bool(colon) and package.lower() not in FACES
         return is_package or names_file(self.name)
 
 
 def parse_entry(text: str) -> RaceEntry:
-    """Return an entry with its options.
+    """Parse an entry and its options.
 
     Raises:
-        RaceError: An option is not NAME=VALUE, comes twice, or is a learning rate that is not a
-            number or a second one.
+        RaceError: An option is not NAME=VALUE or is repeated, or the learning rate is not a number
+            or is repeated.
     """
     # The folder of a file may have parentheses in its name.
     begin = text.find("(", text.find(".py:") + 1)
@@ -86,12 +86,10 @@ def parse_entry(text: str) -> RaceEntry:
 
 
 def load(text: str) -> Any:
-    """Return the object that `file.py:NAME` or `PACKAGE:NAME` names.
-
-    A file without NAME stands for its only rule.
+    """Import and return the object `file.py:NAME` or `PACKAGE:NAME`, or a file's only rule.
 
     Raises:
-        RaceError: There is no such file or module, or no such name in it.
+        RaceError: The file, the module, or the name in it does not exist.
         EntryError: The import fails.
     """
     if not names_file(text):
@@ -106,9 +104,9 @@ def load(text: str) -> Any:
     rules = [key for key, value in vars(module).items() if isinstance(value, Rule)]
     if not name and len(rules) == 1:
         return getattr(module, rules[0])
-    listed = f"its rules: {', '.join(rules)}" if rules else "it has no rule"
+    available = f"its rules: {', '.join(rules)}" if rules else "it has no rule"
     problem = f"has no '{name}'" if name else f"needs a name, '{path}:NAME'"
-    raise RaceError(f"'{path}' {problem}; {listed}.")
+    raise RaceError(f"'{path}' {problem}; {available}.")
 
 
 def _load_from_package(text: str) -> Any:
@@ -138,10 +136,10 @@ def _import_file(path: Path) -> ModuleType:
     if spec is None or spec.loader is None:
         raise RaceError(f"'{path}' is not a Python file.")
     module = importlib.util.module_from_spec(spec)
-    # Dataclasses and pickles of the file look up its module there.
+    # Dataclasses and pickles of the file need its module in sys.modules.
     sys.modules[spec.name] = module
     folder = str(path.parent)
-    # The file may import its neighbours, as `python file.py` would.
+    # The file may import modules beside it, as with `python file.py`.
     sys.path.insert(0, folder)
     try:
         with _failures_named(str(path)):
@@ -158,7 +156,7 @@ def _import_file(path: Path) -> ModuleType:
 
 @contextlib.contextmanager
 def _failures_named(source: str) -> Iterator[None]:
-    """Raise EntryError where an import fails, and keep what it prints out of the output."""
+    """Convert errors of an import to EntryError; redirect its standard output to stderr."""
     try:
         with contextlib.redirect_stdout(sys.stderr):
             yield

@@ -6,27 +6,28 @@ import importlib
 
 from thalweg.errors import ThalwegError
 
-PACKAGES = {"sklearn": "scikit-learn"}  # those whose modules have other names
-NEEDED_BY = {"cli": "the command", "race": "the race"}
+# Package names of modules whose names differ.
+PACKAGES = {"sklearn": "scikit-learn"}
+PURPOSES = {"cli": "the command", "race": "the race"}
 
 
 class RaceError(ThalwegError, ValueError):
-    """The race cannot be run as it was asked for."""
+    """Error in the options of a race."""
 
 
 class EntryError(ThalwegError, RuntimeError):
-    """The user's file failed while it was imported, or its optimizer while it was made or run."""
+    """Error of a user's file at its import, or of its optimizer when built or run."""
 
 
 class MissingExtraError(ThalwegError, ImportError):
-    """A package of an extra is not installed."""
+    """Error for a package of an extra that is not installed."""
 
 
 def need_modules(*modules: str, extra: str = "race") -> None:
-    """Refuse to go on without modules that an extra of thalweg brings.
+    """Raise an error unless all modules of an extra can be imported.
 
     Raises:
-        MissingExtraError: Names the packages that are missing and how to get them.
+        MissingExtraError: Lists the missing packages and the command that installs them.
     """
     missing: list[str] = []
     for module in modules:
@@ -37,6 +38,6 @@ def need_modules(*modules: str, extra: str = "race") -> None:
     if missing:
         verb = "is" if len(missing) == 1 else "are"
         raise MissingExtraError(
-            f"{' and '.join(missing)} {verb} not installed; {NEEDED_BY[extra]} needs: "
+            f"{' and '.join(missing)} {verb} not installed; {PURPOSES[extra]} needs: "
             f"pip install 'thalweg[{extra}]'"
         )

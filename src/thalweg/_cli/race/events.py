@@ -1,4 +1,4 @@
-"""A race as TensorBoard events: a folder for each race, and one run in it per contestant."""
+"""TensorBoard events of a race: a folder per race with a run per contestant."""
 
 from __future__ import annotations
 
@@ -16,31 +16,32 @@ from thalweg._cli.race.run import Lane
 
 @contextmanager
 def folder(logdir: Path, problem: str) -> Iterator[Path]:
-    """Make a new folder for one race: `logdir/<problem>`, or `<problem>-2`, `-3` ... after others.
+    """Create and yield a new folder for a race: `logdir/<problem>`, or `<problem>-2`, `-3` ...
 
-    It is made before the race, so that a folder that cannot be made is found out then, and no other
-    race takes it. A race that fails leaves none.
+    Use as a context manager around the race: an error appears before the race begins, and the
+    folder is removed again if it stays empty.
 
     Raises:
-        OSError: It cannot be made.
+        OSError: The folder cannot be created.
     """
     logdir.mkdir(parents=True, exist_ok=True)
     for number in count(1):
-        made = logdir / (problem if number == 1 else f"{problem}-{number}")
+        path = logdir / (problem if number == 1 else f"{problem}-{number}")
         try:
-            made.mkdir()
+            path.mkdir()
             break
         except FileExistsError:
             continue
     try:
-        yield made
+        yield path
     finally:
-        with contextlib.suppress(OSError):  # not empty: all went well
-            made.rmdir()
+        # A folder with events is not empty, so it stays.
+        with contextlib.suppress(OSError):
+            path.rmdir()
 
 
 def save(outcome: RaceOutcome, folder: Path) -> None:
-    """Write the run `folder/<optimizer>` for every contestant, of several seeds one for each."""
+    """Write a run `folder/<optimizer>` per contestant and, if there are several, per seed."""
     from torch.utils.tensorboard.writer import SummaryWriter
 
     for race in outcome.races:

@@ -1,4 +1,4 @@
-"""The page of a race: of each contestant the loss, and what its steps say of its layers."""
+"""HTML page of a race: loss and layer diagnostics of each contestant."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ _OF_TORCH = "Its loss alone: torch's own optimizers measure nothing."
 
 
 def save(outcome: RaceOutcome, path: Path) -> None:
-    """Write the page of the first race, in which steps were measured."""
+    """Write the HTML page of the first race, whose steps were measured, to a file."""
     with report.whole(path) as file:
         file.write(text(outcome).encode("utf-8", "replace"))
 
 
 def text(outcome: RaceOutcome) -> str:
-    """Return the page as HTML."""
+    """Return the HTML page of the first race."""
     race = outcome.race
-    others = f", the first of {outcome.seeds} seeds" if outcome.seeds > 1 else ""
-    ended = f"; stopped at step {race.step:,}" if race.stopped else ""
+    seeds_note = f", the first of {outcome.seeds} seeds" if outcome.seeds > 1 else ""
+    stop_note = f"; stopped at step {race.step:,}" if race.stopped else ""
     facts = (
-        f"{race.steps:,} steps of {race.problem.batch_size} examples, seed {race.seed}{others}"
-        f"{ended}. The best first, all from the same weights and over the same batches."
+        f"{race.steps:,} steps of {race.problem.batch_size} examples, seed {race.seed}{seeds_note}"
+        f"{stop_note}. The best first, all from the same weights and over the same batches."
     )
-    trainings = [_make_training(each.lanes[0]) for each in rank_contestants([race])]
+    trainings = [_make_training(standing.lanes[0]) for standing in rank_contestants([race])]
     return draw(trainings, f"Race: {race.problem.description}", facts)
 
 
 def _make_training(lane: Lane) -> TrainingReport:
-    history = History() if lane.measured is None else lane.measured.history
+    history = History() if lane.recorder is None else lane.recorder.history
     rate = lane.learning_rate
     facts = [] if rate is None else [f"learning rate {rate:g}"]
     if lane.diverged_at is not None:

@@ -1,4 +1,4 @@
-"""Outcome of a race for each seed, the first perhaps with several learning rates."""
+"""Races over several seeds, with an optional sweep over learning rates in the first."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from thalweg.distribute import Strategy
 
 @dataclass
 class RaceOutcome:
-    """Races of all seeds.
+    """Outcome of the races of all seeds.
 
     Attributes:
-        races: One for each seed.
+        races: One race per finished seed.
         seeds: The number of seeds planned.
         swept: The sweep, if there was one; its best lanes are the race of the first seed.
         stopped: Whether Ctrl-C ended it early.
@@ -31,34 +31,34 @@ class RaceOutcome:
 
     @property
     def race(self) -> Race:
-        """The first."""
+        """Return the race of the first seed."""
         return self.races[0]
 
     @property
     def seconds(self) -> float:
-        """Total time of all races, in seconds."""
+        """Return the total time of all races, in seconds."""
         return sum(race.seconds for race in self.races)
 
 
 @dataclass(frozen=True)
 class Fraction:
-    """A part of the whole.
+    """One race's part of the total progress.
 
     Attributes:
-        title: What it is; empty if it is all.
-        begins: The share of the whole that comes before it.
-        share: Its own.
+        title: The title of the race; empty for a single race.
+        offset: The share of the total that precedes this race.
+        share: The share of this race.
         searching: Whether contestants try learning rates.
     """
 
     title: str = ""
-    begins: float = 0.0
+    offset: float = 0.0
     share: float = 1.0
     searching: bool = False
 
     def done(self, race: Race) -> float:
-        """Return the share of the whole that is done when this part is as far as `race`."""
-        return self.begins + self.share * race.step / race.steps
+        """Return the completed share of the total, from the present step of `race`."""
+        return self.offset + self.share * race.step / race.steps
 
 
 Progress = Callable[[Race, Fraction], None]
@@ -69,32 +69,34 @@ def race_seeds(
     sweeps: bool = False, epochs: int | None = None, threads: int = 1,
     progress: Progress | None = None, strategy: Strategy | None = None, measures: bool = False,
 ) -> RaceOutcome:  # fmt: skip
-    """Race over one seed or several.
+    """Run a race per seed.
 
     Args:
-        load: Makes the problem for a seed.
-        contestants: Who races.
-        seeds: Which.
-        sweeps: Whether contestants try learning rates in the first, and go on with the best.
+        load: Returns the problem for a seed.
+        contestants: The contestants.
+        seeds: The seeds.
+        sweeps: Whether contestants try learning rates in the first race and keep the best one.
         epochs, threads, strategy: See `run`.
-        measures: Whether steps of the first are measured; see `run`.
-        progress: Called from time to time with the race under way.
+        measures: Whether steps of the first race are measured; see `run`.
+        progress: Called from time to time with the present race and its part of the total.
 
     Returns:
-        All of it; after Ctrl-C the races that were over, or as much as there is of the first.
+        The finished races; after Ctrl-C in the first race, its steps so far.
 
     Raises:
-        EntryError: If an optimizer fails; names it.
-        KeyboardInterrupt: Ctrl-C, with nothing to keep.
+        EntryError: An optimizer fails; the message names the optimizer.
+        KeyboardInterrupt: Ctrl-C before the first result.
     """
     first = len(sweep.FACTORS) if sweeps else 1
-    whole = first + len(seeds) - 1
+    total_races = first + len(seeds) - 1
     outcome = RaceOutcome([], len(seeds))
     for number, seed in enumerate(seeds):
         searching = sweeps and number == 0
-        begins = (first + number - 1) / whole if number else 0.0
+        offset = (first + number - 1) / total_races if number else 0.0
         title = f"seed {seed} ({number + 1} of {len(seeds)})" if len(seeds) > 1 else ""
-        part = Fraction(title, begins, 1 / whole if number else first / whole, searching)
+        part = Fraction(
+            title, offset, 1 / total_races if number else first / total_races, searching
+        )
         try:
             race = run(
                 load(seed), sweep.enter_rates(contestants) if searching else contestants,
@@ -108,9 +110,9 @@ def race_seeds(
             outcome.stopped = True
             break
         if searching:
-            chosen = [sweep.best_lane(lanes) for lanes in sweep.lanes_by_rate(race)]
-            contestants = [lane.contestant for lane in chosen]
-            outcome.swept, race = race, replace(race, lanes=chosen)
+            best_lanes = [sweep.best_lane(lanes) for lanes in sweep.lanes_by_rate(race)]
+            contestants = [lane.contestant for lane in best_lanes]
+            outcome.swept, race = race, replace(race, lanes=best_lanes)
         outcome.stopped = race.stopped
         if not race.stopped or not outcome.races:
             outcome.races.append(race)

@@ -1,4 +1,4 @@
-"""The picture of a race: loss while training, and accuracy on the test examples."""
+"""Plot of a race: training loss and accuracy on the test examples."""
 
 from __future__ import annotations
 
@@ -17,84 +17,88 @@ from thalweg._cli.race.standings import Standing, rank_contestants
 # Distinct for colour-blind readers: the palette of Okabe and Ito, then dashes.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
 SMOOTHING = 25
-TITLE = 110  # characters of a line of the title
-NAME = 30  # and of a name in the legend, which would leave the curves no room
+# Maximum characters of a line of the title.
+TITLE = 110
+# Maximum characters of a name in the legend, to leave space for the curves.
+NAME = 30
 
 
 def save(outcome: RaceOutcome, path: Path) -> None:
-    """Draw what was raced to a PNG file."""
-    made = figure(outcome.races)
+    """Plot the races to a PNG file."""
+    chart = figure(outcome.races)
     with report.whole(path) as file:
-        made.savefig(file, format="png")
+        chart.savefig(file, format="png")
 
 
 def figure(races: Sequence[Race]) -> Any:
-    """Return the picture, as matplotlib's `Figure`: of several seeds the means, and from least to
-    most.
-    """
-    # Figure instead of pyplot: no global state, no backend, no window.
+    """Return a matplotlib figure of the races; several seeds as means with ranges."""
+    # `Figure` instead of pyplot avoids global state, backends and windows.
     from matplotlib.figure import Figure
 
-    made = Figure(figsize=(11, 4.8), dpi=150, layout="constrained")
-    left, right = made.subplots(1, 2, width_ratios=(3, 2))
-    for number, standing in enumerate(rank_contestants(races)):
+    chart = Figure(figsize=(11, 4.8), dpi=150, layout="constrained")
+    loss_axes, accuracy_axes = chart.subplots(1, 2, width_ratios=(3, 2))
+    for number, ranked in enumerate(rank_contestants(races)):
         style = {
             "color": COLORS[number % len(COLORS)],
             "linestyle": ("-", "--", ":")[number // len(COLORS) % 3],
             "linewidth": 1.6,
         }
-        _draw_lane(left, right, standing, style)
-    left.set_title("loss on the training batches, smoothed", loc="left", fontsize=10)
-    left.set_ylabel("cross-entropy (nats)")
-    _scale_axes(left, races)
-    right.set_title("accuracy on the test examples", loc="left", fontsize=10)
+        _draw_lane(loss_axes, accuracy_axes, ranked, style)
+    loss_axes.set_title("loss on the training batches, smoothed", loc="left", fontsize=10)
+    loss_axes.set_ylabel("cross-entropy (nats)")
+    _scale_axes(loss_axes, races)
+    accuracy_axes.set_title("accuracy on the test examples", loc="left", fontsize=10)
     lanes = [lane for race in races for lane in race.lanes]
     accuracies = [point.scores.test_accuracy for lane in lanes for point in lane.evaluations]
     if accuracies:
-        # The slowest start would otherwise press all that follows against the top.
+        # A quantile, because the slowest start would compress all later accuracies.
         low, high = np.nanquantile(accuracies, 0.05), np.nanmax(accuracies)
         margin = max(high - low, 0.01) * 0.08
-        right.set_ylim(float(low - margin), float(high + margin))
-    right.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.3g} %")
-    for axes in (left, right):
+        accuracy_axes.set_ylim(float(low - margin), float(high + margin))
+    accuracy_axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.3g} %")
+    for axes in (loss_axes, accuracy_axes):
         axes.set_xlabel("step")
         axes.set_xlim(0, races[0].steps * 1.01)
         axes.grid(alpha=0.25, which="both", linewidth=0.6)
         axes.spines[["top", "right"]].set_visible(False)
-    right.legend(
+    accuracy_axes.legend(
         frameon=False, fontsize=9, loc="center left", bbox_to_anchor=(1.0, 0.5), title="best first",
         alignment="left",
     )  # fmt: skip
-    about = (
+    facts = (
         races[0].problem.description,
         report.format_epochs(races[0]),
         report.format_seeds(races),
     )
-    title = ", ".join(about)
-    made.suptitle(textwrap.fill(title, TITLE), fontsize=11)
-    return made
+    title = ", ".join(facts)
+    chart.suptitle(textwrap.fill(title, TITLE), fontsize=11)
+    return chart
 
 
-def _draw_lane(left: Any, right: object, standing: Standing, style: dict[str, Any]) -> None:
-    lanes, lane = standing.lanes, standing.lanes[0]
-    curves = [smooth_losses(_finite_losses(each.losses), SMOOTHING) for each in lanes]
+def _draw_lane(
+    loss_axes: Any, accuracy_axes: object, ranked: Standing, style: dict[str, Any]
+) -> None:
+    lanes, lane = ranked.lanes, ranked.lanes[0]
+    curves = [smooth_losses(_finite_losses(seed_lane.losses), SMOOTHING) for seed_lane in lanes]
     length = min(map(len, curves))
     steps = np.arange(1, length + 1)
-    smooth = _draw_curves(left, steps, [curve[:length] for curve in curves], style)
-    if standing.diverged and length:
-        left.plot(length, smooth[-1], "x", color=style["color"], markersize=8)
+    smooth = _draw_curves(loss_axes, steps, [curve[:length] for curve in curves], style)
+    if ranked.diverged and length:
+        loss_axes.plot(length, smooth[-1], "x", color=style["color"], markersize=8)
     rate = "" if lane.learning_rate is None else f" (lr {lane.learning_rate:g})"
-    count = min(len(each.evaluations) for each in lanes)
-    accuracies = [[point.scores.test_accuracy for point in each.evaluations[:count]]
-                  for each in lanes]  # fmt: skip
-    end = "NaN" if standing.diverged else f"{standing.accuracy:.1%}" if count else ""
+    count = min(len(seed_lane.evaluations) for seed_lane in lanes)
+    accuracies = [[point.scores.test_accuracy for point in seed_lane.evaluations[:count]]
+                  for seed_lane in lanes]  # fmt: skip
+    end = "NaN" if ranked.diverged else f"{ranked.accuracy:.1%}" if count else ""
     name = lane.name if len(lane.name) <= NAME else f"...{lane.name[3 - NAME :]}"
     style = {**style, "marker": "o", "markersize": 3, "label": f"{name}{rate} {end}"}
-    _draw_curves(right, [point.step for point in lane.evaluations[:count]], accuracies, style)
+    _draw_curves(
+        accuracy_axes, [point.step for point in lane.evaluations[:count]], accuracies, style
+    )
 
 
 def _draw_curves(axes: Any, steps: Any, curves: Sequence[Any], style: dict[str, Any]) -> np.ndarray:
-    """The mean of the curves as a line, and all of them as an area behind it."""
+    """Plot the mean of the curves over their range as an area; return the mean."""
     values = np.asarray(curves)
     mean = values.mean(0)
     axes.plot(steps, mean, **style)
@@ -112,16 +116,16 @@ def _finite_losses(losses: Sequence[float]) -> np.ndarray:
 def smooth_losses(losses: np.ndarray, window: int) -> np.ndarray:
     """Return the mean of the last `window` losses, fewer at the beginning."""
     total = np.concatenate([[0.0], np.cumsum(losses)])
-    last = np.arange(1, len(losses) + 1)
-    first = np.maximum(last - window, 0)
-    return (total[last] - total[first]) / (last - first)
+    ends = np.arange(1, len(losses) + 1)
+    starts = np.maximum(ends - window, 0)
+    return (total[ends] - total[starts]) / (ends - starts)
 
 
 def _scale_axes(axes: Any, races: Sequence[Race]) -> None:
     lanes = [lane for race in races for lane in race.lanes]
     finals = [lane.scores.train_loss for lane in lanes if lane.diverged_at is None]
     start = max((lane.losses[0] for lane in lanes if lane.losses), default=1.0)
-    # A logarithmic scale where the losses span more than a decade; never one ruled by a blow-up.
+    # Logarithmic if the losses span over a decade; limited, so that divergence does not dominate.
     if finals and 0 < min(finals) < start / 10:
         axes.set_yscale("log")
     axes.set_ylim(top=start * 1.1)

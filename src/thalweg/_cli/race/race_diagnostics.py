@@ -1,4 +1,4 @@
-"""Diagnostics of the steps of a contestant, where a page of the race is asked for."""
+"""Diagnostics of a contestant's steps, for the HTML page of a race."""
 
 from __future__ import annotations
 
@@ -8,46 +8,46 @@ import numpy as np
 from torch import nn
 
 from thalweg._cli.registry.apply_gradients_adapter import ApplyGradientsAdapter
-from thalweg._cli.report.history import WANTED, History
+from thalweg._cli.report.history import READ_COLUMNS, History
 from thalweg.diagnostics import Diagnostics, Table
 from thalweg.diagnostics.jsonl_reader import UNMEASURED, LogHeader, Record
 
 
 def is_measurable(optimizer: object) -> bool:
-    """Return True if an optimizer measures its steps; of others only losses are recorded."""
+    """Return True if an optimizer records diagnostics of its steps, not only losses."""
     return isinstance(optimizer, ApplyGradientsAdapter) and optimizer.is_measurable
 
 
 class MeasuredSteps:
-    """The steps of one contestant.
+    """Recorder of one contestant's steps.
 
     Args:
-        optimizer: Its optimizer, before the first step.
-        model: Its model.
-        every: Which steps are measured: 10 for every tenth.
+        optimizer: The contestant's optimizer, before the first step.
+        model: The contestant's model.
+        interval: Which steps are measured: 10 for every tenth.
 
     Attributes:
-        history: What was measured so far; of an optimizer that measures nothing the losses alone.
+        history: The records so far; only losses if the optimizer is not measurable.
     """
 
-    def __init__(self, optimizer: Any, model: nn.Module, every: int) -> None:
-        self.history, self._every = History(), every
+    def __init__(self, optimizer: Any, model: nn.Module, interval: int) -> None:
+        self.history, self._interval = History(), interval
         self._table: Table | None = None
         if is_measurable(optimizer):
-            named = dict(model.named_parameters())
-            # In the order of the model, whatever groups the optimizer has.
-            self.history.names = [*named]
-            optimizer.measure(Diagnostics(every, [self._keep_table]), named.items())
+            params_by_name = dict(model.named_parameters())
+            # In the order of the model, which may differ from that of the optimizer's groups.
+            self.history.names = [*params_by_name]
+            optimizer.measure(Diagnostics(interval, [self._keep_table]), params_by_name.items())
 
     def add_step(self, step: int, loss: float) -> None:
-        """Add a step that was taken, with the loss before it."""
+        """Record a step and the loss before it."""
         table, self._table = self._table, None
-        header, rows = LogHeader(self._every, (), (), (), ()), {}
+        header, rows = LogHeader(self._interval, (), (), (), ()), {}
         if table is not None:
-            own = table.parameters
-            header = header._replace(names=tuple(own.names), sizes=tuple(own.sizes))
+            params = table.parameters
+            header = header._replace(names=tuple(params.names), sizes=tuple(params.sizes))
             rows = {key: np.where(table.measured[key], table.records[key], UNMEASURED)
-                    for key in WANTED}  # fmt: skip
+                    for key in READ_COLUMNS}  # fmt: skip
         self.history.add(Record(header, step, loss, rows))
 
     def _keep_table(self, table: Table) -> None:

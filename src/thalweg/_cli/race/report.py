@@ -1,4 +1,4 @@
-"""Results of a race: a ranked table for people, JSON for machines."""
+"""Results of a race as a ranked table and as JSON."""
 
 from __future__ import annotations
 
@@ -25,27 +25,31 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _TIMES = "us/step: the optimizer's own part of a step, median; no time includes the first step."
-_MEASURED = "Steps were measured for the page, which takes time: the times are not to be compared."
-# The contestant that the others are compared with, where it races.
+_MEASURING_NOTE = (
+    "Steps were measured for the page, which takes time: the times are not to be compared."
+)
+# The contestant whose step time is the unit of the others.
 BASELINE = "torch:AdamW"
 PACKAGES = ("thalweg", "torch", "numpy", "llvmlite", "scikit-learn")
 
 
 HEADINGS = ("#", "optimizer", "lr", "train loss", "test acc.", "seconds", "us/step")
-# What a narrow terminal does without, first to last; the rest stays.
-DROPPED = ("seconds", "us/step", "train loss", "lr", "#")
+# Columns that a narrow terminal omits, in this order; the others stay.
+OPTIONAL_COLUMNS = ("seconds", "us/step", "train loss", "lr", "#")
 
 
 def table(races: Sequence[Race], width: int) -> Table:
-    """Return the ranking as a table, with as many columns as fit into the width of a terminal."""
-    found = rank_contestants(races)
+    """Return the ranking as a table with as many columns as fit into `width`."""
+    standings = rank_contestants(races)
     rows: list[dict[str, Any]] = []
-    for each in found:
+    for ranked in standings:
         rows.append(
-            dict(zip(HEADINGS, (_format_ranks(each), each.name, *cells_of(each)), strict=True))
+            dict(
+                zip(HEADINGS, (_format_ranks(ranked), ranked.name, *cells_of(ranked)), strict=True)
+            )
         )
-    styles = ["green" if each.first == 1 and each.is_scored else None for each in found]
-    return fitted(partial(_lay_out_table, rows, styles), HEADINGS, DROPPED, width)
+    styles = ["green" if ranked.first == 1 and ranked.is_scored else None for ranked in standings]
+    return fitted(partial(_lay_out_table, rows, styles), HEADINGS, OPTIONAL_COLUMNS, width)
 
 
 def _lay_out_table(
@@ -54,79 +58,79 @@ def _lay_out_table(
     from rich import box
     from rich.table import Table
 
-    made = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table_ = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for heading in headings:
         if heading == "optimizer":
-            made.add_column(heading, style="bold", overflow="fold")
+            table_.add_column(heading, style="bold", overflow="fold")
         else:
-            made.add_column(heading, justify="right")
+            table_.add_column(heading, justify="right")
     for row, style in zip(rows, styles, strict=True):
-        made.add_row(*(row[heading] for heading in headings), style=style)
-    return made
+        table_.add_row(*(row[heading] for heading in headings), style=style)
+    return table_
 
 
-def _format_ranks(standing: Standing) -> str:
-    first, last = standing.first, standing.last
-    return str(first) if first == last else f"{first}-{last}"
+def _format_ranks(ranked: Standing) -> str:
+    best, worst = ranked.first, ranked.last
+    return str(best) if best == worst else f"{best}-{worst}"
 
 
-def cells_of(standing: Standing) -> list[str]:
-    """Learning rate, train loss, test accuracy, seconds and microseconds of one, as text."""
-    lanes, lane = standing.lanes, standing.lanes[0]
+def cells_of(ranked: Standing) -> list[str]:
+    """Format learning rate, train loss, test accuracy, seconds and microseconds per step."""
+    lanes, lane = ranked.lanes, ranked.lanes[0]
     rate = "-" if lane.learning_rate is None else f"{lane.learning_rate:g}"
     if len(lanes) > 1:
-        loss, accuracy = f"{standing.train_loss:.4f}", f"{standing.accuracy:.2%}"
-        accuracy += f" ± {100 * standing.spread:.2f}"
-        if standing.diverged:
-            loss = f"NaN in {standing.diverged} of {len(lanes)}"
+        loss, accuracy = f"{ranked.train_loss:.4f}", f"{ranked.accuracy:.2%}"
+        accuracy += f" ± {100 * ranked.spread:.2f}"
+        if ranked.diverged:
+            loss = f"NaN in {ranked.diverged} of {len(lanes)}"
     elif lane.diverged_at is not None:
         loss, accuracy = f"NaN at step {lane.diverged_at}", "-"
     elif not lane.evaluations:
         loss, accuracy = f"{lane.losses[-1]:.4f}" if lane.losses else "", ""
     else:
         loss, accuracy = f"{lane.scores.train_loss:.4f}", f"{lane.scores.test_accuracy:.2%}"
-    step = standing.step_time * 1e6
+    step = ranked.step_time * 1e6
     return [
-        rate, loss, accuracy, f"{standing.seconds:.2f}", "" if math.isnan(step) else f"{step:,.0f}"
+        rate, loss, accuracy, f"{ranked.seconds:.2f}", "" if math.isnan(step) else f"{step:,.0f}"
     ]  # fmt: skip
 
 
 def write_footnotes(races: Sequence[Race]) -> list[str]:
-    """Return notes on how the table ranks, and on its limits."""
-    measured = [] if races[0].measured_every is None else [_MEASURED]
+    """Return notes on the ranking method and its limits."""
+    measuring_note = [] if races[0].record_interval is None else [_MEASURING_NOTE]
     if len(races) == 1:
         chance = "With one seed, small differences may be chance: see --seeds."
-        ranked = f"Ranked by test accuracy, then train loss. {chance} {_TIMES}"
-        return [ranked, *_compare_baseline(races), *measured]
-    best, *others = rank_contestants(races)
-    near = [each.name for each in others if each.first == 1]
+        ranking_note = f"Ranked by test accuracy, then train loss. {chance} {_TIMES}"
+        return [ranking_note, *_compare_baseline(races), *measuring_note]
+    best, *other_standings = rank_contestants(races)
+    close_names = [rival.name for rival in other_standings if rival.first == 1]
     return [
         f"Ranked by the mean test accuracy of {len(races)} seeds, ± their standard deviation. Of"
         " ranks such as 1-3 the seeds cannot tell which it is: the differences are within the 95 %"
         f" interval of a paired t-test. {_TIMES}",
-        f"Not to be told from {best.name}: {', '.join(near)}." if near
+        f"Not to be told from {best.name}: {', '.join(close_names)}." if close_names
         else f"{best.name} is ahead of all others.",
         *_compare_baseline(races),
-        *measured,
+        *measuring_note,
     ]  # fmt: skip
 
 
 def _compare_baseline(races: Sequence[Race]) -> list[str]:
-    """Return how the time of a step compares with the baseline's, if that races with others."""
-    standings = {each.name: each for each in rank_contestants(races)}
+    """Return a note on step times relative to the baseline's; empty without the baseline."""
+    standings = {ranked.name: ranked for ranked in rank_contestants(races)}
     baseline = standings.pop(BASELINE, None)
     if baseline is None or not standings or not baseline.step_time > 0:
         return []
     times = ", ".join(
-        f"{each.name} {each.step_time / baseline.step_time:.2g}"
-        for each in sorted(standings.values(), key=lambda each: each.step_time)
-        if not math.isnan(each.step_time)
+        f"{ranked.name} {ranked.step_time / baseline.step_time:.2g}"
+        for ranked in sorted(standings.values(), key=lambda ranked: ranked.step_time)
+        if not math.isnan(ranked.step_time)
     )
     return [f"Time of a step, that of {BASELINE}, the baseline, being 1: {times}."]
 
 
 def sweep_table(swept: Race, width: int) -> Table:
-    """Return the train loss with each learning rate, the rate that won, and a mark at the edges."""
+    """Return a table of the train loss per learning rate, with the best rate of each contestant."""
     from rich.text import Text
 
     rows: list[dict[str, Any]] = []
@@ -140,9 +144,9 @@ def sweep_table(swept: Race, width: int) -> Table:
             row[f"x {factor:g}"] = Text(text, style="green" if lane is won else "")
         rows.append(row)
     factors = [f"x {factor:g}" for factor in sweep.FACTORS]
-    dropped = [factors[place] for place in (0, 4, 1, 3, 2)]
-    made = partial(_lay_out_table, rows, [None] * len(rows))
-    return fitted(made, ["optimizer", "lr", *factors], dropped, width)
+    optional = [factors[index] for index in (0, 4, 1, 3, 2)]
+    lay_out = partial(_lay_out_table, rows, [None] * len(rows))
+    return fitted(lay_out, ["optimizer", "lr", *factors], optional, width)
 
 
 def sweep_note(swept: Race) -> str:
@@ -158,24 +162,24 @@ def sweep_note(swept: Race) -> str:
 
 
 def format_seeds(races: Sequence[Race]) -> str:
-    """Return the seeds, as one writes them."""
-    first, last = races[0].seed, races[-1].seed
-    return f"seed {first}" if first == last else f"seeds {first} to {last}"
+    """Format the seeds as `seed 0` or `seeds 0 to 4`."""
+    initial, final = races[0].seed, races[-1].seed
+    return f"seed {initial}" if initial == final else f"seeds {initial} to {final}"
 
 
 def format_epochs(race: Race) -> str:
-    """Return the number of epochs, as one writes it."""
+    """Format the number of epochs as `1 epoch` or `3 epochs`."""
     return f"{race.epochs} epoch{'' if race.epochs == 1 else 's'}"
 
 
 def report(outcome: RaceOutcome) -> dict[str, Any]:
-    """Return everything that was raced as JSON values; numbers that are not finite are null.
+    """Return a race as JSON values; numbers that are not finite are null.
 
-    With one seed the results have all losses; with several they have means, and "races" the rest.
+    With one seed "results" has all losses; with several it has means, and "races" the losses.
     """
     race, problem = outcome.race, outcome.race.problem
-    several = len(outcome.races) > 1
-    told = {
+    has_many_seeds = len(outcome.races) > 1
+    document = {
         "format": 1,
         "problem": {
             "name": problem.name,
@@ -186,14 +190,14 @@ def report(outcome: RaceOutcome) -> dict[str, Any]:
         },
         "settings": {
             "seed": race.seed,
-            "seeds": [each.seed for each in outcome.races],
+            "seeds": [seed_race.seed for seed_race in outcome.races],
             "epochs": race.epochs,
             "steps": race.steps,
             "batch_size": problem.batch_size,
             "block": BLOCK,
             "threads": race.threads,
             "ranks": race.ranks,
-            "measured_every": race.measured_every,
+            "measured_every": race.record_interval,
             "baseline": BASELINE if any(lane.name == BASELINE for lane in race.lanes) else None,
         },
         "versions": list_versions(),
@@ -203,17 +207,17 @@ def report(outcome: RaceOutcome) -> dict[str, Any]:
         "stopped_at_step": race.step if race.stopped else None,
     }
     if outcome.swept is not None:
-        told["sweep"] = [_rates_of(lanes) for lanes in sweep.lanes_by_rate(outcome.swept)]
-    found = rank_contestants(outcome.races)
-    if several:
-        told["results"] = [_mean_of(each) for each in found]
-        told["races"] = [
-            {"seed": each.seed, "results": _make_results(rank_contestants([each]))}
-            for each in outcome.races
+        document["sweep"] = [_rates_of(lanes) for lanes in sweep.lanes_by_rate(outcome.swept)]
+    standings = rank_contestants(outcome.races)
+    if has_many_seeds:
+        document["results"] = [_mean_of(ranked) for ranked in standings]
+        document["races"] = [
+            {"seed": seed_race.seed, "results": _make_results(rank_contestants([seed_race]))}
+            for seed_race in outcome.races
         ]
     else:
-        told["results"] = _make_results(found)
-    return _finite(told)
+        document["results"] = _make_results(standings)
+    return _finite(document)
 
 
 def _rates_of(lanes: Sequence[Lane]) -> dict[str, Any]:
@@ -226,35 +230,35 @@ def _rates_of(lanes: Sequence[Lane]) -> dict[str, Any]:
     }
 
 
-def _mean_of(standing: Standing) -> dict[str, Any]:
-    lane = standing.lanes[0]
+def _mean_of(ranked: Standing) -> dict[str, Any]:
+    lane = ranked.lanes[0]
     return {
-        "rank": standing.first,
-        "last_rank": standing.last,
+        "rank": ranked.first,
+        "last_rank": ranked.last,
         "optimizer": lane.name,
         "source": lane.contestant.source,
         "learning_rate": lane.learning_rate,
         "arguments": _plain_arguments(lane),
-        "train_loss": standing.train_loss,
-        "test_accuracy": standing.accuracy,
-        "test_accuracy_stdev": standing.spread,
-        "test_accuracies": standing.accuracies,
-        "diverged": standing.diverged,
-        "seconds": standing.seconds,
-        "microseconds_per_step": standing.step_time * 1e6,
+        "train_loss": ranked.train_loss,
+        "test_accuracy": ranked.accuracy,
+        "test_accuracy_stdev": ranked.spread,
+        "test_accuracies": ranked.accuracies,
+        "diverged": ranked.diverged,
+        "seconds": ranked.seconds,
+        "microseconds_per_step": ranked.step_time * 1e6,
     }
 
 
 def _plain_arguments(lane: Lane) -> dict[str, Any]:
-    """Return the arguments of a contestant; the text of those that JSON lacks."""
+    """Return the arguments of a contestant as JSON values; other objects as their `repr`."""
     return {
         name: value if isinstance(value, bool | int | float | str | None) else repr(value)
         for name, value in lane.contestant.arguments.items()
     }
 
 
-def _make_results(found: Sequence[Standing]) -> list[dict[str, Any]]:
-    return [_make_result(rank, each.lanes[0]) for rank, each in enumerate(found, start=1)]
+def _make_results(standings: Sequence[Standing]) -> list[dict[str, Any]]:
+    return [_make_result(rank, ranked.lanes[0]) for rank, ranked in enumerate(standings, start=1)]
 
 
 def _make_result(rank: int, lane: Lane) -> dict[str, Any]:
@@ -279,16 +283,16 @@ def _make_result(rank: int, lane: Lane) -> dict[str, Any]:
 
 
 def list_versions() -> dict[str, str]:
-    """Return the versions of what computes."""
-    found = {"python": platform.python_version()}
+    """Return the versions of Python and of the packages that affect results."""
+    versions = {"python": platform.python_version()}
     for package in PACKAGES:
         try:
-            found[package] = metadata.version(package)
+            versions[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             continue
-    if "thalweg" not in found:
-        found["thalweg"] = __version__
-    return found
+    if "thalweg" not in versions:
+        versions["thalweg"] = __version__
+    return versions
 
 
 def _finite(value: object) -> Any:
@@ -312,12 +316,13 @@ def save(outcome: RaceOutcome, path: Path) -> None:
 
 @contextmanager
 def whole(path: Path) -> Iterator[BinaryIO]:
-    """Open a file that is never left half written: it comes into being at the end of the block.
+    """Open a temporary file for writing that replaces `path` at the end of the block.
 
-    It is closed to whom the file that it replaces was, and to whom the umask is.
+    An error leaves the old file unchanged. The new file has the old file's permissions and owner.
     """
     partial = path.with_name(f".{path.name}.partial")
-    partial.unlink(missing_ok=True)  # of an interrupted run, or a link that another user put there
+    # A leftover of an interrupted run, or a link that another user created.
+    partial.unlink(missing_ok=True)
     old = path.stat() if path.exists() and not path.is_symlink() else None
     mode = 0o666 if old is None else old.st_mode & 0o666 | 0o600
     with open(partial, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:

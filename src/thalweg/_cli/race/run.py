@@ -1,4 +1,4 @@
-"""The race itself: the same first weights and the same batches for everyone, and turns."""
+"""Race loop: contestants take turns over the same batches from the same initial weights."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ EVALUATIONS = 10
 
 
 class Evaluation(NamedTuple):
-    """Scores after some steps."""
+    """Scores of a model after a number of steps."""
 
     step: int
     scores: Scores
 
 
 def rate_of(contestant: Contestant, optimizer: object) -> float | None:
-    """Return the learning rate that a contestant races with, if it is a number."""
+    """Return the learning rate of a contestant, or None if it is not a number."""
     if contestant.learning_rate is not None:
         return contestant.learning_rate
     try:
@@ -48,9 +48,9 @@ def rate_of(contestant: Contestant, optimizer: object) -> float | None:
 
 @dataclass
 class Lane:
-    """Model, optimizer and history of a contestant. Times are in seconds, one for each step.
+    """Model, optimizer and history of a contestant.
 
-    These times include the measurements in `measured`.
+    Times are in seconds, one per step, and include those of the diagnostics in `recorder`.
     """
 
     contestant: Contestant
@@ -61,39 +61,39 @@ class Lane:
     optimizer_times: list[float] = field(default_factory=list)
     evaluations: list[Evaluation] = field(default_factory=list)
     diverged_at: int | None = None
-    measured: MeasuredSteps | None = None
+    recorder: MeasuredSteps | None = None
 
     @property
     def name(self) -> str:
-        """The contestant's name."""
+        """Return the contestant's name."""
         return self.contestant.name
 
     @property
     def learning_rate(self) -> float | None:
-        """The optimizer's learning rate if it is a number."""
+        """Return the optimizer's learning rate, or None if it is not a number."""
         return rate_of(self.contestant, self.optimizer)
 
     @property
     def scores(self) -> Scores:
-        """The latest scores; NaN before the first and after the loss stopped being a number."""
+        """Return the latest scores; NaN before the first ones and after divergence."""
         if self.diverged_at is not None or not self.evaluations:
             return Scores(math.nan, math.nan, math.nan)
         return self.evaluations[-1].scores
 
     @property
     def seconds(self) -> float:
-        """Forward, backward and step of all steps but the first, which compiles the rule."""
+        """Return the total time of all steps but the first, which compiles the rule."""
         return sum(self.model_times[1:]) + sum(self.optimizer_times[1:])
 
     @property
     def step_time(self) -> float:
-        """The optimizer's part of a step, the median without the first."""
+        """Return the median time of the optimizer's step, without the first."""
         return statistics.median(self.optimizer_times[1:] or self.optimizer_times or [math.nan])
 
 
 @dataclass
 class Race:
-    """A race, under way or over."""
+    """State of a race, running or finished."""
 
     problem: Problem
     lanes: list[Lane]
@@ -105,10 +105,10 @@ class Race:
     step: int = 0
     seconds: float = 0.0
     stopped: bool = False
-    measured_every: int | None = None
+    record_interval: int | None = None
 
     def stop(self) -> None:
-        """End it before its time: the scores that count are the latest that all have."""
+        """Mark the race as stopped, and drop evaluations that not all contestants have."""
         self.stopped = True
         racing = [lane.evaluations for lane in self.lanes if lane.diverged_at is None]
         shared = min(map(len, racing), default=0)
@@ -116,7 +116,7 @@ class Race:
             del evaluations[shared:]
 
     def ranked(self) -> list[Lane]:
-        """The best first: test accuracy, then train loss; those that diverged are last."""
+        """Return the lanes by test accuracy, then train loss, with diverged ones last."""
 
         def key(lane: Lane) -> tuple[bool, float, float]:
             scores = lane.scores
@@ -132,26 +132,26 @@ def run(
     seed: int = 0, threads: int = 1, progress: Callable[[Race], None] | None = None,
     strategy: Strategy | None = None, measures: bool = False,
 ) -> Race:  # fmt: skip
-    """Run a race.
+    """Run a race with one seed.
 
     Args:
         problem: Data and model.
-        contestants: Who races.
+        contestants: The contestants.
         epochs: Passes over the training examples; the problem's default if None.
         seed: Decides the initial weights and the order of the examples.
-        threads: How many threads torch uses during the race. One is as fast for models this small,
+        threads: The number of threads of torch during the race. One is as fast for small models,
             does not wait for busy cores, and gives the same numbers on every machine.
         progress: Called after every block of steps of one contestant.
         strategy: Optional. The ranks that share each batch; all of them call this.
-        measures: Whether steps are measured, each or as many as a page has columns.
+        measures: Whether to record diagnostics, at most as many steps as a page has columns.
 
     Returns:
-        The race with everyone's history; times are those of this rank. Ctrl-C stops a race of one
-        rank, and what was raced until then is returned.
+        The race with all histories and this rank's times. Ctrl-C stops a race of one rank, which
+        returns the steps so far.
 
     Raises:
-        EntryError: If an optimizer fails; names it.
-        KeyboardInterrupt: Ctrl-C, where several ranks race or none has taken a step.
+        EntryError: An optimizer fails; the message names the optimizer.
+        KeyboardInterrupt: Ctrl-C with several ranks or before the first step.
     """
     epochs = problem.epochs if epochs is None else epochs
     strategy = Strategy.alone() if strategy is None else strategy
@@ -185,7 +185,7 @@ def _make_lane(contestant: Contestant, problem: Problem, start: nn.Module) -> La
 
 
 def _begin_lane(lane: Lane) -> None:
-    """Make what is made of parameters, before the race."""
+    """Build an optimizer with torch's interface, before timing begins."""
     if not isinstance(lane.optimizer, ApplyGradientsAdapter):
         return
     try:
@@ -199,12 +199,12 @@ def _begin_lane(lane: Lane) -> None:
 
 
 def _measure_lanes(race: Race) -> None:
-    from thalweg._cli.race.race_diagnostics import MeasuredSteps  # of use to few
-    from thalweg._cli.report.bins import MOST
+    from thalweg._cli.race.race_diagnostics import MeasuredSteps
+    from thalweg._cli.report.bins import MAX_BINS
 
-    race.measured_every = math.ceil(race.steps / MOST)
+    race.record_interval = math.ceil(race.steps / MAX_BINS)
     for lane in race.lanes:
-        lane.measured = MeasuredSteps(lane.optimizer, lane.model, race.measured_every)
+        lane.recorder = MeasuredSteps(lane.optimizer, lane.model, race.record_interval)
 
 
 def _evaluate(lane: Lane, problem: Problem) -> Scores:
@@ -219,26 +219,27 @@ def _take_turns(
     progress: Callable[[Race], None] | None,
 ) -> None:  # fmt: skip
     problem, lanes = race.problem, race.lanes
-    every = max(1, math.ceil(race.steps / EVALUATIONS))
-    for number, (first, last) in enumerate(_cut_blocks(race.steps, every)):
-        turn = number % len(lanes)  # nobody is always first
+    interval = max(1, math.ceil(race.steps / EVALUATIONS))
+    for number, (begin, end) in enumerate(_cut_blocks(race.steps, interval)):
+        # Rotate, so that no contestant is always first.
+        turn = number % len(lanes)
         for lane in lanes[turn:] + lanes[:turn]:
             if lane.diverged_at is None:
-                _advance_lane(lane, problem, order[first:last], strategy)
-                if last % every == 0 or last == race.steps:
-                    lane.evaluations.append(Evaluation(last, _evaluate(lane, problem)))
-            race.step, race.seconds = last, perf_counter() - start_time
+                _advance_lane(lane, problem, order[begin:end], strategy)
+                if end % interval == 0 or end == race.steps:
+                    lane.evaluations.append(Evaluation(end, _evaluate(lane, problem)))
+            race.step, race.seconds = end, perf_counter() - start_time
             if progress is not None:
                 progress(race)
 
 
-def _cut_blocks(steps: int, every: int) -> Iterator[tuple[int, int]]:
-    """Blocks of steps that end where an evaluation is due."""
-    first = 0
-    while first < steps:
-        last = min(first + BLOCK, (first // every + 1) * every, steps)
-        yield first, last
-        first = last
+def _cut_blocks(steps: int, interval: int) -> Iterator[tuple[int, int]]:
+    """Yield first and last step of blocks of at most `BLOCK` steps that end at evaluations."""
+    begin = 0
+    while begin < steps:
+        end = min(begin + BLOCK, (begin // interval + 1) * interval, steps)
+        yield begin, end
+        begin = end
 
 
 def _advance_lane(lane: Lane, problem: Problem, order: Tensor, strategy: Strategy) -> None:
@@ -257,26 +258,27 @@ def _advance_lane(lane: Lane, problem: Problem, order: Tensor, strategy: Strateg
             raise EntryError(message) from error
         lane.model_times.append(middle - begin)
         lane.optimizer_times.append(perf_counter() - middle)
-        if lane.measured is not None:
-            lane.measured.add_step(len(lane.losses), lane.losses[-1])
+        if lane.recorder is not None:
+            lane.recorder.add_step(len(lane.losses), lane.losses[-1])
         if not math.isfinite(lane.losses[-1]):
             lane.diverged_at = len(lane.losses)
             return
 
 
 def _share_of_loss(model: nn.Module, problem: Problem, rows: Tensor, strategy: Strategy) -> Tensor:
-    """This rank's share of a batch's loss: those of all ranks add up to the mean."""
+    """Return this rank's share of a batch's loss; the shares of all ranks sum to the mean."""
     if strategy.ranks.is_alone:
         return problem.loss(model, rows)
-    own = rows[strategy.ranks.rank :: strategy.ranks.size]
-    return problem.loss(model, own) * (len(own) / len(rows))
+    local_rows = rows[strategy.ranks.rank :: strategy.ranks.size]
+    return problem.loss(model, local_rows) * (len(local_rows) / len(rows))
 
 
 def _applier_of(optimizer: object, strategy: Strategy) -> Callable[[Any], Any]:
     apply = applied(optimizer)
     if strategy.ranks.is_alone:
         return apply
-    if isinstance(optimizer, ApplyGradientsAdapter):  # which does not add up the gradients of ranks
+    # The adapter, unlike thalweg's optimizers, does not sum the gradients of ranks.
+    if isinstance(optimizer, ApplyGradientsAdapter):
 
         def summed(pairs: Any) -> None:
             gradients, variables = zip(*pairs, strict=True)
@@ -287,17 +289,17 @@ def _applier_of(optimizer: object, strategy: Strategy) -> Callable[[Any], Any]:
 
 
 def _warm_up(problem: Problem, model: nn.Module, rows: Tensor) -> None:
-    # torch's own first-time costs would be charged to whoever comes first.
+    # Without these steps the first contestant would pay for torch's initialization.
     for _ in range(3):
         torch.autograd.grad(problem.loss(model, rows), list(model.parameters()))
 
 
 @contextmanager
 def set_threads(count: int) -> Iterator[None]:
-    """Have torch use so many threads."""
-    before = torch.get_num_threads()
+    """Set torch's number of threads inside the block."""
+    previous = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(previous)

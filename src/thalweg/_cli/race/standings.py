@@ -1,4 +1,4 @@
-"""Ranking of contestants over one seed or several, with ranks that the seeds leave open."""
+"""Ranking of contestants over one seed or several, with ranges of possible ranks."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _FEWEST_T = 1.96
 
 @dataclass
 class Standing:
-    """A contestant's place.
+    """Ranking of a contestant.
 
     Attributes:
-        lanes: Its lanes, one for each seed.
-        first: The best rank that the seeds leave open, from 1.
-        last: The worst one; with one seed the same.
+        lanes: The contestant's lanes, one per seed.
+        first: The best possible rank by the seeds, from 1.
+        last: The worst possible rank; equal to `first` with one seed.
     """
 
     lanes: list[Lane]
@@ -34,91 +34,89 @@ class Standing:
 
     @property
     def name(self) -> str:
-        """The contestant's name."""
+        """Return the contestant's name."""
         return self.lanes[0].name
 
     @property
     def diverged(self) -> int:
-        """Number of lanes in which the loss stopped being a number."""
+        """Return the number of lanes that diverged."""
         return sum(lane.diverged_at is not None for lane in self.lanes)
 
     @property
     def is_scored(self) -> bool:
-        """True if there are scores for all seeds."""
+        """Return True if there are scores for all seeds."""
         return not self.diverged and all(lane.evaluations for lane in self.lanes)
 
     @property
     def accuracies(self) -> list[float]:
-        """The accuracy on the test examples for each seed; 0 where the loss is no number."""
+        """Return the accuracy on the test examples per seed; 0 for a diverged lane."""
         return [0.0 if lane.diverged_at is not None else lane.scores.test_accuracy
                 for lane in self.lanes]  # fmt: skip
 
     @property
     def accuracy(self) -> float:
-        """Their mean."""
+        """Return the mean of `accuracies`."""
         return statistics.fmean(self.accuracies)
 
     @property
     def spread(self) -> float:
-        """Their standard deviation; NaN of one seed."""
+        """Return the standard deviation of `accuracies`; NaN with one seed."""
         return statistics.stdev(self.accuracies) if len(self.lanes) > 1 else math.nan
 
     @property
     def train_loss(self) -> float:
-        """The mean loss on the training examples, of the seeds where it is a number."""
+        """Return the mean loss on the training examples over the seeds that did not diverge."""
         return _mean_of([lane.scores.train_loss for lane in self.lanes])
 
     @property
     def seconds(self) -> float:
-        """Mean time of all steps but the first, in seconds."""
+        """Return the mean time of all steps but the first, in seconds."""
         return _mean_of([lane.seconds for lane in self.lanes])
 
     @property
     def step_time(self) -> float:
-        """The optimizer's part of a step, the median over seeds."""
+        """Return the median over seeds of the optimizer's time per step."""
         return statistics.median(lane.step_time for lane in self.lanes)
 
 
 def rank_contestants(races: Sequence[Race]) -> list[Standing]:
-    """The best first, each with the ranks that are left open.
+    """Return the standings with ranges of possible ranks, the best first.
 
-    The same seed gives all contestants the same weights and batches, so pairs are compared: one is
-    better than another where the mean difference of their accuracies is beyond the 95 % interval of
-    Student's t.
+    A seed gives all contestants the same weights and batches, so the test is paired: a contestant
+    is better if the mean difference of accuracies exceeds the 95 % interval of Student's t.
     """
     names = [lane.name for lane in races[0].lanes]
-    found = [Standing([race.lanes[place] for race in races]) for place in range(len(names))]
+    standings = [Standing([race.lanes[index] for race in races]) for index in range(len(names))]
     if len(races) == 1:
         order = [id(lane) for lane in races[0].ranked()]
-        found.sort(key=lambda each: order.index(id(each.lanes[0])))
+        standings.sort(key=lambda ranked: order.index(id(ranked.lanes[0])))
     else:
-        found.sort(key=lambda each: (-each.accuracy, each.train_loss))
-    ranks = open_ranks([each.accuracies for each in found])
-    for each, (first, last) in zip(found, ranks, strict=True):
-        each.first, each.last = first, last
-    return found
+        standings.sort(key=lambda ranked: (-ranked.accuracy, ranked.train_loss))
+    ranks = open_ranks([ranked.accuracies for ranked in standings])
+    for ranked, (first, last) in zip(standings, ranks, strict=True):
+        ranked.first, ranked.last = first, last
+    return standings
 
 
 def open_ranks(values: Sequence[Sequence[float]]) -> list[tuple[int, int]]:
-    """Return the best and the worst rank that pairs of values leave open, from 1.
+    """Return the best and the worst possible rank of each contestant, from 1.
 
     Args:
-        values: Those of each contestant, one for each seed, more being better; the contestants by
-            rank, which is all that one seed has.
+        values: Scores per contestant and seed, higher being better; contestants in order of rank.
     """
     if len(values[0]) == 1:
         return [(rank, rank) for rank in range(1, len(values) + 1)]
     return [
         (
-            1 + sum(_is_better(other, each) for other in values),
-            len(values) - sum(_is_better(each, other) for other in values),
+            1 + sum(_is_better(rival, scores) for rival in values),
+            len(values) - sum(_is_better(scores, rival) for rival in values),
         )
-        for each in values
+        for scores in values
     ]
 
 
-def _is_better(one: Sequence[float], other: Sequence[float]) -> bool:
-    differences = [a - b for a, b in zip(one, other, strict=True)]
+def _is_better(scores: Sequence[float], rival_scores: Sequence[float]) -> bool:
+    differences = [a - b for a, b in zip(scores, rival_scores, strict=True)]
     count = len(differences)
     t = _T[count - 2] if count - 2 < len(_T) else _FEWEST_T
     return statistics.fmean(differences) > t * statistics.stdev(differences) / math.sqrt(count)

@@ -1,4 +1,4 @@
-"""The search for a learning rate: every contestant races with as many, around its own."""
+"""Sweep over learning rates: contestants race with multiples of their rates."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ def enter_rates(contestants: Sequence[Contestant]) -> list[Contestant]:
     Raises:
         RaceError: A learning rate is not a number, or cannot be set.
     """
-    entered: list[Contestant] = []
-    for each in contestants:
-        rate = rate_of(each, each.make(each.learning_rate))
+    entries: list[Contestant] = []
+    for contestant in contestants:
+        rate = rate_of(contestant, contestant.make(contestant.learning_rate))
         if rate is None:
-            raise RaceError(f"the learning rate of {each.name} is no number, so none is near it.")
+            raise RaceError(
+                f"the learning rate of {contestant.name} is no number, so none is near it."
+            )
         for factor in FACTORS:
-            tried = replace(each, learning_rate=float(f"{rate * factor:.3g}"))
-            tried.make(tried.learning_rate)  # one that cannot be set fails here
-            entered.append(tried)
-    return entered
+            candidate = replace(contestant, learning_rate=float(f"{rate * factor:.3g}"))
+            # Raises for a rate that cannot be set.
+            candidate.make(candidate.learning_rate)
+            entries.append(candidate)
+    return entries
 
 
 def lanes_by_rate(race: Race) -> list[list[Lane]]:
-    """Split the lanes of a race between the contestants of `enter_rates`: one list for each.
-
-    Nothing is sorted: lanes keep their order, which is by rising learning rate.
-    """
+    """Group the lanes of a sweep by contestant; lanes keep their order of rising rates."""
     size = len(FACTORS)
     return [race.lanes[first : first + size] for first in range(0, len(race.lanes), size)]
 
 
 def best_lane(lanes: Sequence[Lane]) -> Lane:
-    """Return the lane with the lowest train loss; the test examples have no say."""
+    """Return the lane with the lowest train loss."""
 
     def key(lane: Lane) -> tuple[bool, float]:
         loss = lane.scores.train_loss
@@ -51,5 +51,5 @@ def best_lane(lanes: Sequence[Lane]) -> Lane:
 
 
 def is_at_the_edge(lanes: Sequence[Lane]) -> bool:
-    """Return True if the best rate is the lowest or highest, so that one beyond may be better."""
+    """Return True if the best rate is the lowest or highest that was tried."""
     return best_lane(lanes) in (lanes[0], lanes[-1])

@@ -1,4 +1,4 @@
-"""Contestants that are objects of a user's file or of another package."""
+"""Contestants that are objects of a user's file or of other packages."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PARAMETERS = ("params", "parameters")
 
 
 class TorchForm(ApplyGradientsAdapter):
-    """An optimizer that a class or function makes of parameters, or of a model.
+    """Optimizer built by a class or function from parameters or a model.
 
     Args:
         make: The class or function. Its first argument is the parameters, or the model if it has
@@ -34,14 +34,14 @@ class TorchForm(ApplyGradientsAdapter):
         options: The other arguments.
 
     Raises:
-        RaceError: It cannot be called with these arguments.
+        RaceError: `make` does not accept these arguments.
     """
 
     def __init__(
         self, make: Callable[..., Any], text: str, learning_rate: float | None, /, **options: object
     ) -> None:
         super().__init__(learning_rate, **options)
-        self.made_of, self._text = make, text
+        self.factory, self._text = make, text
         self._parameters = _parameters_of(make)
         self.rate_argument = _find_rate_argument(self._parameters) or ""
         if learning_rate is not None and not self.rate_argument:
@@ -55,19 +55,19 @@ class TorchForm(ApplyGradientsAdapter):
             hint = "; --lr sets it" if "'lr'" in str(error) else ""
             raise RaceError(f"'{text}' cannot be made: {error}{hint}.") from error
         except ValueError:
-            # A callable without a signature shows what it takes when it is called.
+            # A callable without a signature is checked only by the call itself.
             pass
 
     @property
     def is_measurable(self) -> bool:
-        """True if its steps can be measured, as those of a class of `thalweg.optim`."""
+        """Return True if the optimizer can record diagnostics of its steps."""
         return super().is_measurable and _accepts(self._parameters, "diagnostics")
 
     def begin(self, model: nn.Module) -> None:
-        """Make the optimizer of all parameters of a model, or of the model.
+        """Build the optimizer from all parameters of a model, or from the model.
 
         Raises:
-            EntryError: It cannot be made, or cannot take steps.
+            EntryError: The call fails, or its result has no `step`.
         """
         try:
             if next(iter(self._parameters), "") in _MODELS:
@@ -78,76 +78,80 @@ class TorchForm(ApplyGradientsAdapter):
             raise EntryError(
                 f"'{self._text}' failed while it was made: {type(error).__name__}: {error}"
             ) from error
-        if not self._made:
+        if not self._optimizers:
             raise EntryError(f"'{self._text}' made no optimizer, but an empty list.")
-        for made in self._made:
-            if not callable(getattr(made, "step", None)):
+        for optimizer in self._optimizers:
+            if not callable(getattr(optimizer, "step", None)):
                 raise EntryError(
-                    f"'{self._text}' made a {type(made).__name__}, which has no step; it must make"
-                    " an optimizer, or a list of them."
+                    f"'{self._text}' made a {type(optimizer).__name__}, which has no step; it must"
+                    " make an optimizer, or a list of them."
                 )
         if self.learning_rate is None:
             self.learning_rate = self._find_rate()
 
     def _make(self, variables: list[Any]) -> list[Any]:
         if isinstance(variables[0], nn.Module):
-            made = self.made_of(variables[0], **self._rate, **self._options)
-            return list(made) if isinstance(made, list | tuple) else [made]
+            product = self.factory(variables[0], **self._rate, **self._options)
+            return list(product) if isinstance(product, list | tuple) else [product]
         return super()._make(variables)
 
     def _find_rate(self) -> float | None:
-        """Return the learning rate of all groups, if they have the same one."""
-        groups = [group for made in self._made for group in getattr(made, "param_groups", ())]
+        """Return the learning rate that all groups share, or None."""
+        groups = [
+            group
+            for optimizer in self._optimizers
+            for group in getattr(optimizer, "param_groups", ())
+        ]
         rates = {float(group["lr"]) for group in groups if "lr" in group}
         return rates.pop() if len(rates) == 1 else None
 
 
-def enter_own(entry: RaceEntry, thing: Any) -> Contestant:
-    """Return the contestant of an object.
+def enter_own(entry: RaceEntry, target: Any) -> Contestant:
+    """Return the contestant of a user's object.
 
     Args:
         entry: The entry that names the object.
-        thing: A rule, an optimizer of the library, or a class or function that makes an optimizer.
+        target: A rule, an optimizer of the library, or a class or function that makes an optimizer.
 
     Raises:
-        RaceError: It is none of these.
-        RuleError: The rule cannot take a step.
+        RaceError: The object is none of these.
+        RuleError: The rule is invalid.
     """
     text, title, rate, options = entry.text, entry.title, entry.rate, entry.options
     make: Callable[[float | None], Optimizer]
-    if isinstance(thing, Rule):
-        check_rule(thing)
-        title = thing.name + text[len(entry.name) :]
-        make = partial(RuleOptimizer, thing, **options)
-    elif isinstance(thing, Optimizer):
+    if isinstance(target, Rule):
+        check_rule(target)
+        title = target.name + text[len(entry.name) :]
+        make = partial(RuleOptimizer, target, **options)
+    elif isinstance(target, Optimizer):
         if options:
             raise RaceError(f"'{entry.name}' is already made, and takes no options: {text}.")
-        make = partial(_with_rate, thing, text)
-    elif isinstance(thing, torch.optim.Optimizer):
+        make = partial(_with_rate, target, text)
+    elif isinstance(target, torch.optim.Optimizer):
         raise RaceError(
-            f"'{text}' is a {type(thing).__name__} of other parameters; name its class, or a"
+            f"'{text}' is a {type(target).__name__} of other parameters; name its class, or a"
             " function that makes one of the parameters it is given."
         )
-    elif not callable(thing):
+    elif not callable(target):
         raise RaceError(
-            f"'{text}' is a {type(thing).__name__}; a thalweg.Rule, an Optimizer, or a class or"
+            f"'{text}' is a {type(target).__name__}; a thalweg.Rule, an Optimizer, or a class or"
             " function that makes one can race."
         )
-    elif _is_torch_form(thing):
-        rate = _default_rate(thing) if rate is None else rate
-        make = partial(TorchForm, thing, text, **options)
+    elif _is_torch_form(target):
+        rate = _default_rate(target) if rate is None else rate
+        make = partial(TorchForm, target, text, **options)
     else:
-        make = partial(_make_by_rate, thing, entry)
+        make = partial(_make_by_rate, target, entry)
     return Contestant(title, make, rate, text, options)
 
 
-def _is_torch_form(thing: Any) -> bool:
+def _is_torch_form(factory: Any) -> bool:
     """Return True for a class or function whose first argument is parameters or a model."""
-    if isinstance(thing, type) and issubclass(thing, Optimizer):
+    if isinstance(factory, type) and issubclass(factory, Optimizer):
         return False
-    if isinstance(thing, type) and issubclass(thing, torch.optim.Optimizer):
+    if isinstance(factory, type) and issubclass(factory, torch.optim.Optimizer):
         return True
-    first = next(iter(_parameters_of(thing).values()), None)
+    first = next(iter(_parameters_of(factory).values()), None)
     if first is None or first.kind in (first.KEYWORD_ONLY, first.VAR_KEYWORD):
         return False
     if first.name in (*_MODELS, *_PARAMETERS):
@@ -159,49 +163,53 @@ def _parameters_of(make: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
     try:
         return inspect.signature(make).parameters
     except (TypeError, ValueError):
-        # Callables that are written in C have none.
+        # Callables written in C may have no signature.
         return {}
 
 
 def _accepts(parameters: Mapping[str, inspect.Parameter], name: str) -> bool:
-    return name in parameters or any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+    return name in parameters or any(
+        parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()
+    )
 
 
 def _find_rate_argument(parameters: Mapping[str, inspect.Parameter]) -> str | None:
-    named = next((name for name in RATES if name in parameters), None)
-    return named or ("lr" if _accepts(parameters, "lr") else None)
+    rate_name = next((name for name in RATES if name in parameters), None)
+    return rate_name or ("lr" if _accepts(parameters, "lr") else None)
 
 
-def _default_rate(thing: Callable[..., Any]) -> float | None:
-    """Return the default of the argument for the learning rate, if it is a number."""
-    parameters = _parameters_of(thing)
+def _default_rate(factory: Callable[..., Any]) -> float | None:
+    """Return the default of the argument for the learning rate, or None if not a number."""
+    parameters = _parameters_of(factory)
     default: Any = getattr(parameters.get(_find_rate_argument(parameters) or ""), "default", None)
     is_number = isinstance(default, int | float) and not isinstance(default, bool)
     return float(default) if is_number else None
 
 
-def _make_by_rate(thing: Callable[..., Any], entry: RaceEntry, rate: float | None) -> Optimizer:
-    """Make an optimizer of the library, which takes no parameters, but a learning rate."""
-    takes_rate = "learning_rate" in _parameters_of(thing)
+def _make_by_rate(factory: Callable[..., Any], entry: RaceEntry, rate: float | None) -> Optimizer:
+    """Call a class or function without parameters to build an optimizer of the library."""
+    takes_rate = "learning_rate" in _parameters_of(factory)
     arguments = {"learning_rate": rate} if takes_rate and rate is not None else {}
     try:
-        made = thing(**arguments, **entry.options)
+        optimizer = factory(**arguments, **entry.options)
     except Exception as error:
         raise EntryError(
             f"'{entry.text}' failed while it was made: {type(error).__name__}: {error}"
         ) from error
-    if isinstance(made, torch.optim.Optimizer):
+    if isinstance(optimizer, torch.optim.Optimizer):
         raise RaceError(
-            f"'{entry.text}' made a {type(made).__name__} of other parameters; let it take those of"
-            " the race as its first argument, as in def make(params, lr)."
+            f"'{entry.text}' made a {type(optimizer).__name__} of other parameters; let it take"
+            " those of the race as its first argument, as in def make(params, lr)."
         )
-    if not isinstance(made, Optimizer):
-        raise RaceError(f"'{entry.text}' made a {type(made).__name__}, not a thalweg Optimizer.")
-    return made if takes_rate else _with_rate(made, entry.text, rate)
+    if not isinstance(optimizer, Optimizer):
+        raise RaceError(
+            f"'{entry.text}' made a {type(optimizer).__name__}, not a thalweg Optimizer."
+        )
+    return optimizer if takes_rate else _with_rate(optimizer, entry.text, rate)
 
 
 def _with_rate(optimizer: Any, text: str, rate: float | None) -> Optimizer:
-    """Set the learning rate of an optimizer, and return it."""
+    """Set the learning rate of an optimizer, and return the optimizer."""
     if rate is not None:
         attribute = registry.rate_name(optimizer)
         if attribute is None:

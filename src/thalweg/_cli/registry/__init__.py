@@ -1,8 +1,8 @@
-"""Catalogue of optimizers by name: by the rule that one runs, or by its class.
+"""Registry of optimizers by the name of a rule or of a class.
 
-Keras' eight classes have the names of their rules. `v1:AdamOptimizer` is that of `thalweg.v1`, and
-`openseq2seq:NovoGrad`, which derives from those, that of `thalweg.openseq2seq`. `optim:Adam` is
-that of `thalweg.optim`, and `torch:Adam` torch's own.
+Keras' eight classes have the names of their rules. Other classes have a prefix for their package:
+`v1:AdamOptimizer` for `thalweg.v1`, `openseq2seq:NovoGrad` for `thalweg.openseq2seq`, `optim:Adam`
+for `thalweg.optim`, and `torch:Adam` for `torch.optim`.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from thalweg.variable import Variable
 
 KERAS = ("SGD", "Adam", "Adamax", "Nadam", "Adagrad", "Adadelta", "RMSprop", "Ftrl")
 V1 = "v1:"
-_FACES = ("", "v1", "openseq2seq")  # before the colon of a name
+_PREFIXES = ("", "v1", "openseq2seq")  # before the colon of a name
 OPTIM, TORCH = "optim:", "torch:"
-# What a constructor wants besides the learning rate, as TensorFlow's users give it.
+# Required arguments besides the learning rate, with usual values.
 _ARGUMENTS: dict[str, dict[str, object]] = {
     "v1:AdamWOptimizer": {"weight_decay": 1e-4},
     "v1:MomentumOptimizer": {"momentum": 0.9},
     "v1:MomentumWOptimizer": {"weight_decay": 1e-4, "momentum": 0.9},
 }
-# Arguments that choose another rule.
+# Arguments that select another rule.
 _VARIANTS: tuple[tuple[str, dict[str, object]], ...] = (
     ("SGD", {"momentum": 0.9}),
     ("SGD", {"momentum": 0.9, "nesterov": True}),
@@ -50,7 +50,7 @@ _VARIANTS: tuple[tuple[str, dict[str, object]], ...] = (
     ("v1:MomentumWOptimizer", {"use_nesterov": True}),
     ("v1:RMSPropOptimizer", {"centered": True}),
 )
-# Rules of torch that arguments of its classes choose.
+# Rules of torch that arguments of its classes select.
 _OF_TORCH: dict[str, tuple[str, dict[str, object]]] = {
     "Momentum": ("SGD", {"momentum": 0.9}),
     "CenteredRMSprop": ("RMSprop", {"centered": True}),
@@ -58,12 +58,12 @@ _OF_TORCH: dict[str, tuple[str, dict[str, object]]] = {
     "CenteredMomentumRMSprop": ("RMSprop", {"momentum": 0.9, "centered": True}),
     "AMSGrad": ("Adam", {"amsgrad": True}),
     "MARSLion": ("MARS", {"mars_type": "lion"}),
-    # Steps as long as AdamW's, which has the other variables, at the same rate.
+    # Steps as long as those of AdamW, which updates the other variables, at the same rate.
     "Muon": ("Muon", {"adjust_lr_fn": "match_rms_adamw"}),
     "NorMuon": ("NorMuon", {"update_scale": "match_rms"}),
 }
-# What a name alone does not make.
-_REFUSED = {
+# Classes that cannot be built from a learning rate alone, with the reason.
+_UNSUPPORTED = {
     "DecoupledWeightDecayExtension": "it extends the class of another optimizer, as"
     " v1:AdamWOptimizer and v1:MomentumWOptimizer do.",
     "MovingAverageOptimizer": "it needs another optimizer; a function of yours that makes both"
@@ -72,17 +72,17 @@ _REFUSED = {
     "SyncReplicasOptimizer": "it needs another optimizer, and replicas that train with it.",
     "VariableClippingOptimizer": "it needs another optimizer, and the variables to clip.",
 }
-_MOST_NEAR = 6
+_MAX_SUGGESTIONS = 6
 
 
 @dataclass(frozen=True)
 class RegistryEntry:
-    """An optimizer that a name makes.
+    """Optimizer of a registered name.
 
     Attributes:
         of: The name of its class.
         cls: The class.
-        options: What the constructor is given besides the learning rate.
+        options: Arguments of the constructor besides the learning rate.
     """
 
     of: str
@@ -90,76 +90,73 @@ class RegistryEntry:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def make(self, learning_rate: float, **options: object) -> Any:
-        """Return the optimizer, with its `options` and these.
+        """Build the optimizer with `self.options` updated by `options`.
 
-        One that reads the number of the step gets a variable of its own for it; see `applied`.
+        AdagradDAOptimizer, which reads the number of the step, gets a new `global_step` variable.
         """
-        given = {**self.options, **options}
+        arguments = {**self.options, **options}
         if issubclass(self.cls, train.AdagradDAOptimizer):
-            given["global_step"] = Variable(np.int64(0), "global_step", trainable=False)
-        return self.cls(learning_rate=learning_rate, **given)
+            arguments["global_step"] = Variable(np.int64(0), "global_step", trainable=False)
+        return self.cls(learning_rate=learning_rate, **arguments)
 
     @property
     def rule(self) -> Rule:
-        """The rule that it runs."""
+        """Return the rule of the optimizer."""
         return self.make(0.1)._choose_rule()
 
 
 @cache
 def by_class() -> dict[str, RegistryEntry]:
-    """Return the classes that can be made from a learning rate alone, by their names."""
-    told = OPTIMIZERS.told()
+    """Return the entries of classes that can be built from a learning rate alone, by name."""
+    classes = OPTIMIZERS.told()
     return {
-        name: RegistryEntry(name, told[name], _ARGUMENTS.get(name, {}))
-        for name in sorted(told, key=lambda name: _FACES.index(name.rpartition(":")[0]))
-        if "learning_rate" in inspect.signature(told[name]).parameters
-        and told[name] is not RuleOptimizer
+        name: RegistryEntry(name, classes[name], _ARGUMENTS.get(name, {}))
+        for name in sorted(classes, key=lambda name: _PREFIXES.index(name.rpartition(":")[0]))
+        if "learning_rate" in inspect.signature(classes[name]).parameters
+        and classes[name] is not RuleOptimizer
     }
 
 
 @cache
 def by_rule() -> dict[str, RegistryEntry]:
-    """Return the optimizer that runs each of the library's rules, by its name; Keras' where several
-    do.
-    """
-    known = by_class()
+    """Return an entry for each of the library's rules, by name; Keras classes are preferred."""
+    classes = by_class()
     variants = [
-        RegistryEntry(name, known[name].cls, {**known[name].options, **options})
+        RegistryEntry(name, classes[name].cls, {**classes[name].options, **options})
         for name, options in _VARIANTS
     ]
-    runs = {each.rule.name: each for each in reversed([*known.values(), *variants])}
+    runs = {entry.rule.name: entry for entry in reversed([*classes.values(), *variants])}
     return {rule.name: runs[rule.name] for rule in RULES}
 
 
 def torch_rules() -> dict[str, Rule]:
-    """Return the rules of `thalweg.optim`, "optim:Adam" and the others; importing none of its
-    classes.
-    """
+    """Return the rules of `thalweg.optim` by names like "optim:Adam", without its classes."""
     from thalweg.rules.modern import MODERN_RULES
     from thalweg.rules.torch import TORCH_RULES
 
-    own = (*TORCH_RULES, *MODERN_RULES)
-    return {OPTIM + rule.name.removeprefix("Torch"): rule for rule in own}
+    rules = (*TORCH_RULES, *MODERN_RULES)
+    return {OPTIM + rule.name.removeprefix("Torch"): rule for rule in rules}
 
 
 @cache
 def by_torch() -> dict[str, RegistryEntry]:
-    """Optimizers of torch's kind: `thalweg.optim`'s and torch's own, by their names."""
+    """Return the entries of `thalweg.optim` and `torch.optim` by names with prefixes."""
     import torch
 
     from thalweg import optim
 
     rules = {name.removeprefix(OPTIM): rule for name, rule in torch_rules().items()}
     rules["AdamW"] = rules["Adam"]
-    found: dict[str, RegistryEntry] = {}
-    for room, prefix in ((optim, OPTIM), (torch.optim, TORCH)):
+    entries: dict[str, RegistryEntry] = {}
+    for package, prefix in ((optim, OPTIM), (torch.optim, TORCH)):
         for name in rules:
-            of, options = _OF_TORCH.get(name, (name, {}))
-            if not hasattr(room, of):  # such as Lion in torch
+            class_name, options = _OF_TORCH.get(name, (name, {}))
+            # Torch lacks classes such as Lion.
+            if not hasattr(package, class_name):
                 continue
-            cls = by_pairs(getattr(room, of), rules.get(name))
-            found[prefix + name] = RegistryEntry(prefix + name, cls, options)
-    return found
+            cls = by_pairs(getattr(package, class_name), rules.get(name))
+            entries[prefix + name] = RegistryEntry(prefix + name, cls, options)
+    return entries
 
 
 def names() -> list[str]:
@@ -167,62 +164,62 @@ def names() -> list[str]:
     return list(dict.fromkeys([*by_rule(), *by_class()]))
 
 
-def spelled(name: str, what: str = "rule") -> str:
-    """Return the name as `names` has it, from one in any case of letters.
+def spelled(name: str, noun: str = "rule") -> str:
+    """Return the registered spelling of a name in any case.
 
     Args:
         name: A name.
-        what: What it should be the name of, for the message.
+        noun: The kind of object, for the message.
 
     Raises:
-        NotFoundError: There is none. Says why it cannot be had, or which names are near it.
+        NotFoundError: The name is unknown; the message has the reason or similar names.
     """
-    known = {each.lower(): each for each in names()}
+    spellings = {spelling.lower(): spelling for spelling in names()}
     if name.lower().startswith((OPTIM, TORCH)):
-        known = {each.lower(): each for each in by_torch()}
-    if name.lower() in known:
-        return known[name.lower()]
-    for refused, reason in _REFUSED.items():
-        if name.lower() == (V1 + refused).lower():
-            raise NotFoundError(f"'{V1}{refused}' cannot be named here: {reason}")
-    likely = _names_near(name.lower(), known)
-    nearby = f"near it: {', '.join(likely)}. All" if likely else "all"
-    yours = "; yours is given as file.py:NAME" * (what == "optimizer")
+        spellings = {spelling.lower(): spelling for spelling in by_torch()}
+    if name.lower() in spellings:
+        return spellings[name.lower()]
+    for class_name, reason in _UNSUPPORTED.items():
+        if name.lower() == (V1 + class_name).lower():
+            raise NotFoundError(f"'{V1}{class_name}' cannot be named here: {reason}")
+    suggestions = _names_near(name.lower(), spellings)
+    nearby = f"near it: {', '.join(suggestions)}. All" if suggestions else "all"
+    yours = "; yours is given as file.py:NAME" * (noun == "optimizer")
     raise NotFoundError(
-        f"there is no {what} '{name}'; {nearby} are listed by `thalweg rules`{yours}."
+        f"there is no {noun} '{name}'; {nearby} are listed by `thalweg rules`{yours}."
     )
 
 
 def named(name: str) -> RegistryEntry:
-    """Return the optimizer of one of the `names`."""
+    """Return the entry of a registered name."""
     if name.startswith((OPTIM, TORCH)):
         return by_torch()[name]
     return by_rule().get(name) or by_class()[name]
 
 
-def _names_near(name: str, known: Mapping[str, str]) -> list[str]:
-    """Names that contain this one, then those that it contains, then those that are like it."""
-    found = [each for each in known if name in each]
-    found += [each for each in known if each in name]
-    found += difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-    return [known[each] for each in dict.fromkeys(found)][:_MOST_NEAR]
+def _names_near(name: str, spellings: Mapping[str, str]) -> list[str]:
+    """Return names that contain this one, are contained in it, or are similar."""
+    similar = [key for key in spellings if name in key]
+    similar += [key for key in spellings if key in name]
+    similar += difflib.get_close_matches(name, spellings, n=3, cutoff=0.5)
+    return [spellings[key] for key in dict.fromkeys(similar)][:_MAX_SUGGESTIONS]
 
 
 def applied(optimizer: Any) -> Callable[[Iterable[tuple[Any, Any]]], Any]:
-    """`apply_gradients`; it also counts the steps for an optimizer that reads their number."""
+    """Return `apply_gradients`, which for AdagradDAOptimizer also increments `global_step`."""
     if isinstance(optimizer, train.AdagradDAOptimizer):
         return partial(optimizer.apply_gradients, global_step=optimizer._global_step)
     return optimizer.apply_gradients
 
 
 def variables_of(optimizer: Any) -> list[Any]:
-    """Return the tensors of its state."""
-    found = optimizer.variables
-    return list(cast("list[Any]", found() if callable(found) else found))
+    """Return the tensors of an optimizer's state."""
+    variables = optimizer.variables
+    return list(cast("list[Any]", variables() if callable(variables) else variables))
 
 
 def rate_name(optimizer: object) -> str | None:
-    """Return the attribute that holds the learning rate; None where that is not known."""
+    """Return the attribute of the learning rate, or None if it is unknown."""
     if isinstance(optimizer, train.Optimizer):
         return getattr(optimizer, "HYPERS", {}).get("learning_rate")
     return "learning_rate"

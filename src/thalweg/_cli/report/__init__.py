@@ -1,1 +1,1 @@
-"""Pictures of the diagnostics of a training: a page, and a table while it runs."""
+"""Views of the diagnostics of a training: an HTML page, and a live table."""

@@ -1,4 +1,4 @@
-"""Reduction of many steps to few columns: each bin keeps its largest number."""
+"""Reduction of many steps to few columns, which show the largest number of each bin."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-MOST = 1000  # columns of a picture
-# A number of 4 digits in 3 bytes, which are 4 letters: (exponent, digits, sign) behind the codes of
-# what is none. The page has the same table.
+# Maximum columns of a strip.
+MAX_BINS = 1000
+# Codes of values that are not ordinary numbers; those of (exponent, 4 digits, sign) follow them.
+# Each takes 3 bytes, 4 letters of base64. numbers.js has the same codes.
 UNMEASURED, ZERO, NAN, INFINITE, FIRST = range(5)
 LEAST_EXPONENT = -330
 
@@ -18,9 +19,9 @@ class Bins(NamedTuple):
     """Equal spans of whole steps.
 
     Attributes:
-        first: The first step of the first.
-        width: How many steps each has.
-        count: How many there are.
+        first: The first step of the first bin.
+        width: The number of steps per bin.
+        count: The number of bins.
     """
 
     first: int
@@ -32,28 +33,30 @@ class Bins(NamedTuple):
         return (steps - self.first) // self.width
 
 
-def make_bins(first: int, last: int, every: int) -> Bins:
-    """At most `MOST`, each of whole records."""
-    span = last - first + 1
-    width = every * max(1, -(-span // (every * MOST)))
-    return Bins(first, width, -(-span // width))
+def make_bins(initial: int, final: int, interval: int) -> Bins:
+    """Return at most `MAX_BINS` bins whose width is a multiple of the record interval."""
+    span = final - initial + 1
+    width = interval * max(1, -(-span // (interval * MAX_BINS)))
+    return Bins(initial, width, -(-span // width))
 
 
 def keep_largest(bins: Bins, steps: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Return the largest number in each bin, of a row per step; NaN is larger than all."""
-    found = np.full((bins.count, values.shape[1]), -np.inf)
+    """Return the largest number per bin and column of a row per step; NaN counts as largest."""
+    largest = np.full((bins.count, values.shape[1]), -np.inf)
     if len(steps):
-        places, begins = np.unique(bins.place(steps), return_index=True)
-        found[places] = np.maximum.reduceat(values, begins)  # which hands NaN on
-    return found
+        places, starts = np.unique(bins.place(steps), return_index=True)
+        # np.maximum propagates NaN.
+        largest[places] = np.maximum.reduceat(values, starts)
+    return largest
 
 
 def encode(values: np.ndarray) -> str:
-    """Numbers of 4 digits as text."""
+    """Encode numbers with 4 digits each as base64 text for the page's script."""
     finite = np.isfinite(values) & (values != 0)
     size = np.abs(np.where(finite, values, 1.0))
     exponent = np.floor(np.log10(size)).astype(np.int64)
-    lift = np.where(exponent < -290, 100, 0)  # a power of ten must not be a denormal
+    # Avoids powers of ten that are denormal.
+    lift = np.where(exponent < -290, 100, 0)
     digits = np.rint(size * 10.0**lift / 10.0 ** (exponent + lift) * 1000).astype(np.int64)
     digits, exponent = (
         np.where(digits >= 10_000, 1000, np.maximum(digits, 1000)),
@@ -61,9 +64,9 @@ def encode(values: np.ndarray) -> str:
     )
     codes = FIRST + 2 * (9000 * (exponent - LEAST_EXPONENT) + digits - 1000) + (values < 0)
     codes = np.where(finite, codes, ZERO)
-    for code, holds in (
+    for code, mask in (
         (NAN, np.isnan(values)), (INFINITE, values == np.inf), (UNMEASURED, values == -np.inf)
     ):  # fmt: skip
-        codes[holds] = code
+        codes[mask] = code
     three = codes.astype("<u4").view(np.uint8).reshape(-1, 4)[:, :3]
     return base64.b64encode(three.tobytes()).decode()

@@ -1,4 +1,4 @@
-"""Numbers and warnings as JSON has them."""
+"""Conversion of numbers and warnings to JSON values."""
 
 from __future__ import annotations
 
@@ -10,13 +10,11 @@ from thalweg.diagnostics.spikes import Warned
 
 
 def plain_number(value: float) -> float | str | None:
-    """Return a number of 4 digits; None for what was not measured, and a text for what JSON
-    lacks.
-    """
+    """Return a number with 4 digits, None if not measured, or text for NaN and infinity."""
     return None if value == UNMEASURED else json_number(value)
 
 
-def plain_warned(warned: Warned) -> dict[str, Any]:
-    """Return a warning by the names of what it has."""
-    numbers = {"number": plain_number(warned.number), "usual": plain_number(warned.usual)}
-    return {**warned._asdict(), **numbers}
+def plain_warned(warning: Warned) -> dict[str, Any]:
+    """Return a warning as a dictionary of JSON values."""
+    numbers = {"number": plain_number(warning.number), "usual": plain_number(warning.usual)}
+    return {**warning._asdict(), **numbers}

@@ -1,6 +1,4 @@
-"""Page that shows trainings: strips of layers by steps, the loss above, and the first unusual
-layers.
-"""
+"""HTML page of trainings: loss curves, strips of layers by steps, and warnings."""
 
 from __future__ import annotations
 
@@ -18,19 +16,20 @@ from thalweg._cli.report.json_values import json_number, plain_number
 from thalweg.diagnostics.spikes import Warned
 from thalweg.version import __version__
 
-LISTED = 200  # warnings
-# What the page's script is made of, each using those before it.
+# The number of warnings listed per training.
+MAX_WARNINGS = 200
+# Parts of the page's script, in order of dependency.
 SCRIPTS = ("numbers", "colors", "elements", "curve", "training", "pointing", "page")
 
 
 class TrainingReport(NamedTuple):
-    """A training, as a page shows it.
+    """Training on a page.
 
     Attributes:
-        history: What is known of its steps.
-        name: Beside others.
-        summary: What there is to say of it, besides what its history does.
-        note: Why it has no strips, if that is so.
+        history: The records of the steps.
+        name: The name, if the page has several trainings.
+        summary: Facts beyond those in the history.
+        note: The reason why there are no strips, or "".
     """
 
     history: History
@@ -40,7 +39,7 @@ class TrainingReport(NamedTuple):
 
 
 class Drawn(NamedTuple):
-    """A column that is drawn, and its words."""
+    """Plotted column with its titles."""
 
     key: str
     title: str
@@ -57,16 +56,18 @@ COLUMNS = (
 
 
 def draw(trainings: Sequence[TrainingReport], title: str, facts: str = "") -> str:
-    """Return the page as HTML, which needs nothing beside it.
+    """Return a self-contained HTML page.
 
     Args:
-        trainings: One or several, over the same axis of steps.
-        title: Of the page.
-        facts: What there is to say of all.
+        trainings: One or several trainings, shown over the same axis of steps.
+        title: The title of the page.
+        facts: Facts that concern all trainings.
     """
     files = resources.files("thalweg._cli.report")
     html_text, style = ((files / f"page.{kind}").read_text("utf-8") for kind in ("html", "css"))
-    scripts = [(files / "scripts" / f"{each}.js").read_text("utf-8") for each in SCRIPTS]
+    scripts = [
+        (files / "scripts" / f"{script_name}.js").read_text("utf-8") for script_name in SCRIPTS
+    ]
     return Template(html_text).substitute(
         title=html.escape(title),
         style=style,
@@ -76,27 +77,27 @@ def draw(trainings: Sequence[TrainingReport], title: str, facts: str = "") -> st
 
 
 def _as_text(value: object) -> str:
-    """JSON that ends no element of HTML, whatever names hold."""
+    """Return JSON with HTML's special characters escaped."""
     text = json.dumps(value, allow_nan=False, separators=(",", ":"))
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
 
 def describe(trainings: Sequence[TrainingReport], title: str, facts: str = "") -> dict[str, Any]:
-    """Return the data of the page, as its script reads them."""
-    steps = [step for each in trainings for step in _span(each.history)]
-    first, last = min(steps, default=0), max(steps, default=0)
-    bins = make_bins(first, last, min(_find_spacing(each.history) for each in trainings))
+    """Return the data for the page's script as JSON values."""
+    steps = [step for training in trainings for step in _span(training.history)]
+    initial, final = min(steps, default=0), max(steps, default=0)
+    bins = make_bins(initial, final, min(_find_spacing(training.history) for training in trainings))
     return {
         "title": title,
         "facts": facts,
         "foot": f"{_tell_bins(bins)} thalweg {__version__}.",
-        "bins": {**bins._asdict(), "last": last},
-        "trainings": [_describe_training(each, bins) for each in trainings],
+        "bins": {**bins._asdict(), "last": final},
+        "trainings": [_describe_training(training, bins) for training in trainings],
     }
 
 
 def _span(history: History) -> list[int]:
-    """The first and the last step; empty without any."""
+    """Return the first and the last step; empty without steps."""
     steps = history.losses.keys() | history.rows.keys()
     return [min(steps), max(steps)] if steps else []
 
@@ -104,13 +105,13 @@ def _span(history: History) -> list[int]:
 def _find_spacing(history: History) -> int:
     if len(history.losses) > len(history.rows) or len(history.rows) <= 1:
         return 1
-    return history.every
+    return history.interval
 
 
 def _describe_training(training: TrainingReport, bins: Bins) -> dict[str, Any]:
     history = training.history
-    places = {name: place for place, name in enumerate(history.names)}
-    warned = sorted(history.warned, key=lambda each: each.step)
+    places = {name: index for index, name in enumerate(history.names)}
+    warnings = sorted(history.warnings, key=lambda warning: warning.step)
     return {
         "name": training.name,
         "summary": training.summary,
@@ -119,33 +120,33 @@ def _describe_training(training: TrainingReport, bins: Bins) -> dict[str, Any]:
         "names": history.names,
         "loss": _bin_losses(history, bins),
         "columns": [
-            {**each._asdict(), "codes": encode(keep_largest(bins, *found).T.copy())}
-            for each in COLUMNS
-            if len((found := history.column(each.key))[0])
+            {**column._asdict(), "codes": encode(keep_largest(bins, *column_data).T.copy())}
+            for column in COLUMNS
+            if len((column_data := history.column(column.key))[0])
         ],
-        "warned": [_list_warned(each, places) for each in warned[:LISTED]],
-        "more": max(0, len(warned) - LISTED),
+        "warned": [_list_warned(warning, places) for warning in warnings[:MAX_WARNINGS]],
+        "more": max(0, len(warnings) - MAX_WARNINGS),
         "resumed": history.resumed,
     }
 
 
 def _tell_facts(history: History) -> Iterable[str]:
-    first, last = _span(history) or (0, 0)
-    every = "each step" if history.every == 1 else f"every {history.every} steps"
-    layers = f", {len(history.names):,} layers, measured {every}" if history.names else ""
-    yield f"Steps {first:,} to {last:,}{layers}"
-    finite = [each for each in history.losses.values() if math.isfinite(each)]
+    initial, final = _span(history) or (0, 0)
+    interval = "each step" if history.interval == 1 else f"every {history.interval} steps"
+    layers = f", {len(history.names):,} layers, measured {interval}" if history.names else ""
+    yield f"Steps {initial:,} to {final:,}{layers}"
+    finite = [loss for loss in history.losses.values() if math.isfinite(loss)]
     if finite:
         latest = next(reversed(history.losses.values()))
         yield f"Loss from {finite[0]:.4g} to {latest:.4g}"
     if history.resumed:
-        yield f"Resumed at step {', '.join(f'{each:,}' for each in history.resumed[:10])}"
+        yield f"Resumed at step {', '.join(f'{step:,}' for step in history.resumed[:10])}"
     if history.damaged:
         yield tell_damaged(history.damaged).removesuffix(".")
 
 
 def tell_damaged(count: int) -> str:
-    """Return a sentence with the number of lines that were skipped."""
+    """Return a sentence with the number of skipped lines."""
     return f"{count:,} damaged {'line was' if count == 1 else 'lines were'} skipped."
 
 
@@ -156,23 +157,33 @@ def _tell_bins(bins: Bins) -> str:
 
 
 def _bin_losses(history: History, bins: Bins) -> dict[str, list[float | str | None]]:
-    found: dict[str, list[float | str | None]] = {}
+    summaries: dict[str, list[float | str | None]] = {}
     values: list[list[float]] = [[] for _ in range(bins.count)]
     for step, loss in history.losses.items():
         values[(step - bins.first) // bins.width].append(loss)
-    for key, take in (("low", min), ("high", max), ("mean", lambda of: sum(of) / len(of))):
-        found[key] = [json_number(_worst(each) or take(each)) if each else None for each in values]
-    return found
+    for key, reduce in (("low", min), ("high", max), ("mean", lambda of: sum(of) / len(of))):
+        summaries[key] = [
+            json_number(_worst(bin_losses) or reduce(bin_losses)) if bin_losses else None
+            for bin_losses in values
+        ]
+    return summaries
 
 
 def _worst(values: list[float]) -> float | None:
-    """One that is not finite, if there is one: it must not be lost in a mean."""
-    return next((each for each in values if not math.isfinite(each)), None)
+    """Return the first value that is not finite, or None; a bin must show such a value."""
+    return next((value for value in values if not math.isfinite(value)), None)
 
 
-def _list_warned(warned: Warned, places: dict[str, int]) -> list[Any]:
-    """Return a warning as the script reads it, with indices of layers in place of names."""
-    numbers = plain_number(warned.number), plain_number(warned.usual)
-    # Layers without a drawn column have no place.
-    layers = [places[name] for name in warned.layers if name in places]
-    return [places.get(warned.name, -1), warned.step, warned.what, *numbers, warned.kind, layers]
+def _list_warned(warning: Warned, indices: dict[str, int]) -> list[Any]:
+    """Return a warning as a list for the page's script, with layers as indices."""
+    numbers = plain_number(warning.number), plain_number(warning.usual)
+    # Layers without a plotted column have no index.
+    layers = [indices[name] for name in warning.layers if name in indices]
+    return [
+        indices.get(warning.name, -1),
+        warning.step,
+        warning.what,
+        *numbers,
+        warning.kind,
+        layers,
+    ]

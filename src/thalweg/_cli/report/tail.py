@@ -9,18 +9,19 @@ import numpy as np
 from thalweg.diagnostics.jsonl_reader import JsonLinesReader, Record
 from thalweg.diagnostics.spikes import Spikes, Warned
 
-KEPT = 100  # warnings
+# The number of latest warnings to keep.
+MAX_WARNINGS = 100
 
 
 class Latest:
-    """The latest step, and what was not usual until then.
+    """Latest step of a diagnostics file, with recent warnings.
 
     Attributes:
-        names: Of the parameters.
-        rows: Of the latest step that has columns; empty before the first.
-        warned: What was not usual, the latest last.
-        step, loss: The latest of each; None before the first.
-        measured: The step of `rows`.
+        names: The names of the parameters.
+        rows: The columns of the latest step that has columns; empty before the first.
+        warnings: The recent warnings, the latest last.
+        step, loss: The latest step and loss; None before the first.
+        measured_step: The step of `rows`.
     """
 
     def __init__(self, reader: JsonLinesReader) -> None:
@@ -29,41 +30,41 @@ class Latest:
 
     @property
     def damaged(self) -> int:
-        """Number of lines that were skipped."""
+        """Return the number of skipped lines."""
         return self._reader.damaged
 
     def read_new(self) -> bool:
-        """Take what has come; whether there was anything."""
+        """Read new records; return whether there were new lines."""
         return self._take(self._reader.read_new())
 
     def read_all(self) -> None:
-        """Take all until the end of the file.
+        """Read all records up to the end of the file.
 
         Raises:
-            DataLossError: It is no file of diagnostics.
+            DataLossError: The file does not contain diagnostics.
         """
         self._take(self._reader.read_all())
 
     def summarize(self) -> str:
-        """Return the file, its latest step and loss, in a line."""
+        """Return file name, latest step and loss as one line."""
         path = self._reader.path.name
         if self.step is None:
             return f"{path}: no step yet"
-        told = f"{path}: step {self.step:,}"
+        summary = f"{path}: step {self.step:,}"
         if self.loss is not None:
-            told += f", loss {self.loss:.4g}"
-        if self.rows and self.measured != self.step:
-            told += f"; layers at step {self.measured:,}"
-        return told
+            summary += f", loss {self.loss:.4g}"
+        if self.rows and self.measured_step != self.step:
+            summary += f"; layers at step {self.measured_step:,}"
+        return summary
 
     def _begin(self) -> None:
         self.names: tuple[str, ...] = ()
         self.rows: dict[str, np.ndarray] = {}
-        self.warned: list[Warned] = []
+        self.warnings: list[Warned] = []
         self._spikes = Spikes()
         self.step: int | None = None
         self.loss: float | None = None
-        self.measured: int | None = None
+        self.measured_step: int | None = None
         self._restarts = self._reader.restarts
         self._damaged = 0
 
@@ -77,11 +78,11 @@ class Latest:
             self.loss = self.loss if record.loss is None else record.loss
             if record.rows:
                 self.names, self.rows = record.header.names, record.rows
-                self.measured = record.step
-            self.warned += self._spikes.feed(
+                self.measured_step = record.step
+            self.warnings += self._spikes.feed(
                 record.rows, record.header.names, record.step, record.loss, record.header.sizes
             )
-        del self.warned[:-KEPT]
+        del self.warnings[:-MAX_WARNINGS]
         has_new |= self._reader.damaged != self._damaged
         self._damaged = self._reader.damaged
         return has_new

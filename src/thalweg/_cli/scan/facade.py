@@ -26,12 +26,12 @@ PRIVATE: Path = ("python",)
 
 
 class Reached(NamedTuple):
-    """Object of a dotted name.
+    """Result of looking up a dotted name.
 
     Attributes:
-        value: The object, if all of the name is there.
-        missing: The beginning of the name that has no object; empty if all is there.
-        words: The facade's message about it.
+        value: The object, if the full name exists.
+        missing: The shortest missing prefix of the name; empty if the full name exists.
+        words: The facade's message about the missing name.
     """
 
     value: Any
@@ -44,8 +44,8 @@ class Verdict(NamedTuple):
 
     Attributes:
         state: "there", "changed" or "missing".
-        name: The name, or the beginning of it that is missing.
-        words: How it differs, or what to use instead; empty if it is there.
+        name: The name, or its missing prefix.
+        words: The difference, or the replacement; empty if the name exists unchanged.
     """
 
     state: State
@@ -55,32 +55,32 @@ class Verdict(NamedTuple):
 
 @functools.cache
 def reached(path: Path) -> Reached:
-    """Look a name up as Python does, attribute by attribute."""
-    found: Any = tf
+    """Look up a name in `thalweg.tf`, attribute by attribute."""
+    target: Any = tf
     for depth, name in enumerate(path, start=1):
-        # Attributes of other objects, such as flags, are no names of TensorFlow.
-        if not isinstance(found, ModuleType | type | torch.dtype):
+        # Attributes of other objects, such as flags, are not names of TensorFlow.
+        if not isinstance(target, ModuleType | type | torch.dtype):
             break
         try:
-            found = getattr(found, name)
+            target = getattr(target, name)
         except (AttributeError, ImportError, ThalwegError) as error:
             return Reached(None, *_missing(path, depth, error))
-    return Reached(found, (), "")
+    return Reached(target, (), "")
 
 
 def _missing(path: Path, depth: int, error: Exception) -> tuple[Path, str]:
-    """How much of the name is missing, and what to use: by the longest beginning that is known."""
-    own = path[2:] if path[:2] == V1 else path
-    first = len(path) - len(own)
-    for length in range(len(own), depth - first - 1, -1):
-        words = _instead(own[:length])
+    """Return the missing prefix of a name, and advice for the longest prefix that has any."""
+    short_path = path[2:] if path[:2] == V1 else path
+    first = len(path) - len(short_path)
+    for length in range(len(short_path), depth - first - 1, -1):
+        words = _instead(short_path[:length])
         if words:
             return path[: first + length], words
-    said = str(error).rstrip(".")
-    if "; " in said:
-        return path[:depth], said.partition("; ")[2].rpartition("for the rest ")[2]
-    # What Keras lacks may be of TensorFlow 1, as tf.losses is.
-    return path[:depth], _instead(own[: depth - first - 1]) or said
+    message = str(error).rstrip(".")
+    if "; " in message:
+        return path[:depth], message.partition("; ")[2].rpartition("for the rest ")[2]
+    # A name that Keras lacks may belong to TensorFlow 1, such as tf.losses.
+    return path[:depth], _instead(short_path[: depth - first - 1]) or message
 
 
 def _instead(path: Path) -> str:
@@ -88,8 +88,8 @@ def _instead(path: Path) -> str:
     return INSTEAD.get(name) or OF_VERSION_1.get(name) or ""
 
 
-# What TensorFlow 2 has, too, where the facade has it in `tf.compat.v1` alone.
-_IN_BOTH = {
+# Names of both versions that the facade has only in `tf.compat.v1`.
+_SHARED_NAMES = {
     "device",
     "get_logger",
     "python",
@@ -101,33 +101,31 @@ _IN_BOTH = {
 
 
 def _is_of_keras(path: Path) -> bool:
-    """Return whether it may be a class of Keras', which `tf` has in these modules in TensorFlow
-    2.
-    """
-    module, last = path[:1], path[1:2]
-    is_class = not last or last[0][:1].isupper()
+    """Return whether a name may be a Keras class in a module of TensorFlow 2."""
+    module, class_name = path[:1], path[1:2]
+    is_class = not class_name or class_name[0][:1].isupper()
     return is_class and module in (("initializers",), ("losses",), ("metrics",))
 
 
 def is_of_version_1(path: Path) -> bool:
-    """Return True if TensorFlow 1 alone has the name where the script uses it."""
+    """Return True if only TensorFlow 1 has this name."""
     head = path[:1]
     if path[:2] == V1:
         return True
-    if not head or head[0] in vars(tf) or head[0] in _IN_BOTH or path[:2] in _IN_BOTH:
+    if not head or head[0] in vars(tf) or head[0] in _SHARED_NAMES or path[:2] in _SHARED_NAMES:
         return False
     if head[0] in vars(tf.compat.v1):
         return not _is_of_keras(path)
-    known = head[0] in OF_VERSION_1 and head[0] not in INSTEAD
-    return known and bool(reached(head).missing)
+    has_advice = head[0] in OF_VERSION_1 and head[0] not in INSTEAD
+    return has_advice and bool(reached(head).missing)
 
 
 def verdict(use: Use, version_1: bool) -> Verdict:
     """Return the verdict on a name in a script.
 
     Args:
-        use: The name, and how it is used.
-        version_1: Whether the script is for TensorFlow 1: its `tf` is `tf.compat.v1`.
+        use: The use of the name.
+        version_1: Whether the script is for TensorFlow 1, so that `tf` means `tf.compat.v1`.
     """
     if version_1 and use.path[:1] != V1[:1]:
         older = use._replace(path=(*V1, *use.path))
@@ -138,19 +136,17 @@ def verdict(use: Use, version_1: bool) -> Verdict:
 
 
 def private_verdict(use: Use) -> Verdict:
-    """Return the verdict on a name in TensorFlow's private modules, some of which scripts
-    import.
-    """
-    found: Any = private_modules.module("tensorflow.python")
+    """Return the verdict on a name in TensorFlow's private modules."""
+    target: Any = private_modules.module("tensorflow.python")
     for depth, name in enumerate(use.path[1:], start=2):
-        if not isinstance(found, ModuleType | MergedModules):
+        if not isinstance(target, ModuleType | MergedModules):
             break
         module = ".".join(("tensorflow", *use.path[:depth]))
         try:
-            found = (
+            target = (
                 private_modules.module(module)
                 if private_modules.has(module)
-                else getattr(found, name)
+                else getattr(target, name)
             )
         except AttributeError:
             if use.caught:
@@ -160,19 +156,21 @@ def private_verdict(use: Use) -> Verdict:
 
 
 def _verdict(use: Use) -> Verdict:
-    found = reached(use.path)
-    if found.missing:
+    lookup = reached(use.path)
+    if lookup.missing:
         if use.caught:
-            return Verdict("changed", found.missing, "missing, which the script catches")
-        return Verdict("missing", found.missing, found.words)
+            return Verdict("changed", lookup.missing, "missing, which the script catches")
+        return Verdict("missing", lookup.missing, lookup.words)
     if use.module is not None and not _importable(use.module):
-        last, whole = use.path[-1], title(use.path)
-        return Verdict("changed", use.path, f"no module to import from: write {last} = {whole}")
+        short_name, full_name = use.path[-1], title(use.path)
+        return Verdict(
+            "changed", use.path, f"no module to import from: write {short_name} = {full_name}"
+        )
     if use.call is not None:
-        refused = _wrong(found.value, use.call)
-        if refused:
-            return Verdict("missing", use.path, refused)
-        ignored = _ignored(found.value, use.call)
+        objection = _wrong(lookup.value, use.call)
+        if objection:
+            return Verdict("missing", use.path, objection)
+        ignored = _ignored(lookup.value, use.call)
         if ignored:
             return Verdict("changed", use.path, ignored)
     name, words = differs(use.path)
@@ -180,42 +178,47 @@ def _verdict(use: Use) -> Verdict:
 
 
 def title(path: Path) -> str:
-    """Return the name as a script has it."""
+    """Return a path as a dotted name that begins with tf."""
     return ".".join(("tf", *path))
 
 
 def differs(path: Path) -> tuple[Path, str]:
-    """Return the difference of an existing name, or of the beginning of it, from TensorFlow's.
+    """Return how an existing name, or a prefix of it, differs from TensorFlow's.
 
     Returns:
-        The name, and the words; empty if it does not differ.
+        The name or prefix, and the difference, or "".
     """
-    own = path[2:] if path[:2] == V1 else path
-    for length in range(len(own), 0, -1):
-        words = CHANGED.get(".".join(own[:length]))
+    short_path = path[2:] if path[:2] == V1 else path
+    for length in range(len(short_path), 0, -1):
+        words = CHANGED.get(".".join(short_path[:length]))
         if words is not None:
-            return (path[: length + len(path) - len(own)] if words else path), words
+            return (path[: length + len(path) - len(short_path)] if words else path), words
     value = reached(path).value
-    home = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
-    if str(home).partition(".")[0] == "keras":
-        return path[: 1 + len(path) - len(own)], "Keras 3, on its torch backend"
-    whole = inspect.unwrap(value) if callable(value) else value
-    same = (words for words, other in _by_object() if other is whole)
-    return path, next(same, "")
+    module_name = (
+        value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
+    )
+    if str(module_name).partition(".")[0] == "keras":
+        return path[: 1 + len(path) - len(short_path)], "Keras 3, on its torch backend"
+    function = inspect.unwrap(value) if callable(value) else value
+    matches = (words for words, known_object in _by_object() if known_object is function)
+    return path, next(matches, "")
 
 
 @functools.cache
 def _by_object() -> tuple[tuple[str, object], ...]:
-    """What differs under one name differs under another too."""
-    found: list[tuple[str, Any]] = []
+    """Return pairs of difference and function, for functions with several names."""
+    pairs: list[tuple[str, Any]] = []
     for name, words in CHANGED.items():
         value = reached(tuple(name.split("."))).value
-        if isinstance(value, ModuleType):  # without what it imports for its own use
-            several = [getattr(value, each) for each in getattr(value, "__all__", vars(value))]
+        # Without the module's own imports.
+        if isinstance(value, ModuleType):
+            objects = [
+                getattr(value, attribute) for attribute in getattr(value, "__all__", vars(value))
+            ]
         else:
-            several = [value]
-        found += [(words, each) for each in several if inspect.isfunction(each)]
-    return tuple(found)
+            objects = [value]
+        pairs += [(words, member) for member in objects if inspect.isfunction(member)]
+    return tuple(pairs)
 
 
 @functools.cache
@@ -229,48 +232,58 @@ def _importable(module: Path) -> bool:
 # Calls
 
 
-def _places(function: object) -> list[str]:
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, _EITHER)
-    return [each.name for each in _signature(function).parameters.values() if each.kind in kinds]
+def _positional_names(function: object) -> list[str]:
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, _POSITIONAL_OR_KEYWORD)
+    return [
+        parameter.name
+        for parameter in _signature(function).parameters.values()
+        if parameter.kind in kinds
+    ]
 
 
 def _wrong(function: object, call: CallArguments) -> str:
-    """Which arguments of the call are not taken; empty if all are."""
+    """Describe arguments of the call that the function does not accept; "" if all are valid."""
     try:
         parameters = _signature(function).parameters.values()
     except (TypeError, ValueError):
         return ""
-    kinds = {each.kind for each in parameters}
+    kinds = {parameter.kind for parameter in parameters}
     if inspect.Parameter.VAR_KEYWORD not in kinds:
-        named = {each.name for each in parameters if each.kind is not each.POSITIONAL_ONLY}
-        unknown = [name for name in call.keywords if name not in named]
+        keyword_names = {
+            parameter.name
+            for parameter in parameters
+            if parameter.kind is not parameter.POSITIONAL_ONLY
+        }
+        unknown = [name for name in call.keywords if name not in keyword_names]
         if unknown:
             return f"takes no argument {', '.join(map(repr, unknown))}"
-    places = _places(function)
-    if inspect.Parameter.VAR_POSITIONAL not in kinds and call.positional > len(places):
-        return f"takes {len(places)} arguments by position, not {call.positional}"
+    positional_names = _positional_names(function)
+    if inspect.Parameter.VAR_POSITIONAL not in kinds and call.positional > len(positional_names):
+        return f"takes {len(positional_names)} arguments by position, not {call.positional}"
     return ""
 
 
 def _signature(function: Any) -> inspect.Signature:
-    """The arguments that a function takes, which may be others than those of what it wraps."""
-    found = inspect.signature(function, follow_wrapped=False)
-    takes_all = any(each.kind is each.VAR_KEYWORD for each in found.parameters.values())
+    """Return a function's signature; that of the wrapped function if it takes any keywords."""
+    signature = inspect.signature(function, follow_wrapped=False)
+    has_var_keyword = any(
+        parameter.kind is parameter.VAR_KEYWORD for parameter in signature.parameters.values()
+    )
     wrapped = getattr(function, "__wrapped__", None)
-    return _signature(wrapped) if takes_all and wrapped is not None else found
+    return _signature(wrapped) if has_var_keyword and wrapped is not None else signature
 
 
-_EITHER = inspect.Parameter.POSITIONAL_OR_KEYWORD
+_POSITIONAL_OR_KEYWORD = inspect.Parameter.POSITIONAL_OR_KEYWORD
 
 
 def _ignored(function: object, call: CallArguments) -> str:
-    """Which arguments of the call its docstring calls ignored."""
+    """Describe arguments of the call that the function ignores by its docstring, or return ""."""
     document = " ".join(filter(None, (inspect.getdoc(function), _of_constructor(function))))
     ignored = set(re.findall(r"(\w+): (?:Optional\. )?Ignored\b", document))
-    for others in re.findall(r": (?:Optional\. )?Ignored,? as (?:is|are) ([^:.]*)", document):
-        ignored |= set(re.findall(r"`(\w+)`", others))
-    given = [name for name in call.keywords if name in ignored]
-    return f"ignores {', '.join(map(repr, given))}" if given else ""
+    for names in re.findall(r": (?:Optional\. )?Ignored,? as (?:is|are) ([^:.]*)", document):
+        ignored |= set(re.findall(r"`(\w+)`", names))
+    ignored_names = [name for name in call.keywords if name in ignored]
+    return f"ignores {', '.join(map(repr, ignored_names))}" if ignored_names else ""
 
 
 def _of_constructor(function: object) -> str | None:

@@ -1,4 +1,4 @@
-"""The names of TensorFlow that a script uses, read from its text."""
+"""Names of TensorFlow that a script uses, found in its syntax tree."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _Comprehension = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
 
 
 class CallArguments(NamedTuple):
-    """The arguments of a call: how many stand by position before any `*`, and those by name."""
+    """Arguments of a call: the number of positional ones before any `*`, and the keywords."""
 
     positional: int
     keywords: tuple[str, ...]
@@ -28,11 +28,11 @@ class Use(NamedTuple):
     """A name in a script.
 
     Attributes:
-        path: The whole dotted name, as far as attributes follow one another.
-        line: Where it stands.
-        call: What it is called with, if it is.
-        module: The module that an import statement names, if it is one.
-        caught: Whether the script catches that the name is missing.
+        path: The full dotted name.
+        line: The line of the name.
+        call: The arguments, if the name is called.
+        module: The module, if the name is in an import statement.
+        caught: Whether the script catches the error for a missing name.
     """
 
     path: Path
@@ -45,35 +45,36 @@ class Use(NamedTuple):
 def uses(tree: ast.Module) -> list[Use]:
     """Return the names of TensorFlow in a module, by line.
 
-    Followed are imports, and assignments of names to names (`layers = tf.layers`), with the scopes
-    of Python. What a call returns, what `import *` brings, and a name that one branch binds to
-    something else are not.
+    Imports and assignments of names to names (`layers = tf.layers`) are followed, in Python's
+    scopes. Results of calls, names from `import *`, and names that one of two branches binds to
+    another object are not.
     """
     finder = _UsageFinder()
     finder.module(tree)
-    return sorted(set(finder.found), key=lambda use: (use.line, use.path))
+    return sorted(set(finder.uses), key=lambda use: (use.line, use.path))
 
 
 class _Scope:
-    """What the names of a module, class, function or comprehension stand for.
+    """Scope of a module, class, function or comprehension: TensorFlow paths of its names.
 
     Args:
-        parent: The scope around it, in which names are looked up.
-        own: Names that are bound somewhere in it, and so are never those of the parent.
+        parent: The enclosing scope, in which other names are looked up.
+        local_names: Names that are bound in this scope, and so hide those of the parent.
     """
 
-    def __init__(self, parent: _Scope | None = None, own: Iterable[str] = ()) -> None:
+    def __init__(self, parent: _Scope | None = None, local_names: Iterable[str] = ()) -> None:
         self.parent = parent
-        self.own = frozenset(own)
+        self.local_names = frozenset(local_names)
         self.names: dict[str, Path | None] = {}
-        self.elsewhere: dict[str, _Scope] = {}  # `global` and `nonlocal`
+        # Scopes of names declared `global` or `nonlocal`.
+        self.elsewhere: dict[str, _Scope] = {}
 
     def lookup(self, name: str) -> Path | None:
         scope: _Scope | None = self
         while scope is not None:
             if name in scope.names:
                 return scope.names[name]
-            if name in scope.own:
+            if name in scope.local_names:
                 return None
             scope = scope.parent
         return None
@@ -88,18 +89,19 @@ class _Scope:
 
 class _UsageFinder(ast.NodeVisitor):
     def __init__(self) -> None:
-        self.found: list[Use] = []
+        self.uses: list[Use] = []
         self._scope = _Scope()
-        self._around: _Scope = self._scope  # what functions see: classes are left out
-        self._later: list[tuple[_Function, _Scope]] = []
-        self._caught: list[set[str]] = []
+        # The scope that nested functions see, which excludes class scopes.
+        self._enclosing: _Scope = self._scope
+        self._pending: list[tuple[_Function, _Scope]] = []
+        self._handled_exceptions: list[set[str]] = []
 
     def module(self, tree: ast.Module) -> None:
-        """Statements first, then bodies of functions, which run when all around them is bound."""
+        """Visit statements, then bodies of functions, because these run after all are bound."""
         self._all(tree.body)
-        while self._later:
-            function, around = self._later.pop(0)
-            self._body(function, around)
+        while self._pending:
+            function, enclosing = self._pending.pop(0)
+            self._body(function, enclosing)
 
     def _all(self, nodes: Iterable[ast.AST | None]) -> None:
         for node in nodes:
@@ -118,8 +120,8 @@ class _UsageFinder(ast.NodeVisitor):
 
     def _use(self, path: Path, line: int, call: CallArguments | None = None) -> None:
         if path:
-            caught = any("AttributeError" in names for names in self._caught)
-            self.found.append(Use(path, line, call, None, caught))
+            is_handled = any("AttributeError" in names for names in self._handled_exceptions)
+            self.uses.append(Use(path, line, call, None, is_handled))
 
     def visit_Name(self, node: ast.Name) -> None:
         path = self._path(node)
@@ -130,7 +132,8 @@ class _UsageFinder(ast.NodeVisitor):
         path = self._path(node)
         if path is None:
             self.visit(node.value)
-        else:  # what is assigned to need not be there
+        else:
+            # An attribute that is assigned to need not exist.
             self._use(path if isinstance(node.ctx, ast.Load) else path[:-1], node.lineno)
 
     def visit_Call(self, node: ast.Call) -> None:
@@ -138,12 +141,12 @@ class _UsageFinder(ast.NodeVisitor):
         if path is None:
             self.visit(node.func)
         else:
-            starred = [isinstance(each, ast.Starred) for each in node.args]
+            starred = [isinstance(argument, ast.Starred) for argument in node.args]
             count = starred.index(True) if True in starred else len(starred)
-            names = tuple(each.arg for each in node.keywords if each.arg is not None)
+            names = tuple(keyword.arg for keyword in node.keywords if keyword.arg is not None)
             self._use(path, node.lineno, CallArguments(count, names))
         self._all(node.args)
-        self._all(each.value for each in node.keywords)
+        self._all(keyword.value for keyword in node.keywords)
 
     # Statements that bind names
 
@@ -162,9 +165,9 @@ class _UsageFinder(ast.NodeVisitor):
     def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
         module = None if node.level else _below(node.module or "")
         for alias in node.names:
-            own = _below(f"{node.module}.{alias.name}") if not node.level else None
-            if own == ():  # from thalweg import tf
-                self._bind(alias.asname or alias.name, own)
+            target = _below(f"{node.module}.{alias.name}") if not node.level else None
+            if target == ():  # from thalweg import tf
+                self._bind(alias.asname or alias.name, target)
             elif module is None:
                 self._bind(alias.asname or alias.name, None)
             elif alias.name == "*":
@@ -176,8 +179,10 @@ class _UsageFinder(ast.NodeVisitor):
 
     def _import(self, path: Path, module: Path, line: int) -> None:
         if path:
-            caught = any(names & (_IMPORT_FAILS | _ALL_FAILS) for names in self._caught)
-            self.found.append(Use(path, line, None, module, caught))
+            is_handled = any(
+                names & (_IMPORT_FAILS | _ALL_FAILS) for names in self._handled_exceptions
+            )
+            self.uses.append(Use(path, line, None, module, is_handled))
 
     def _bind(self, target: ast.AST | str, path: Path | None) -> None:
         if isinstance(target, str):
@@ -187,8 +192,8 @@ class _UsageFinder(ast.NodeVisitor):
         elif isinstance(target, ast.Starred):
             self._bind(target.value, None)
         elif isinstance(target, ast.Tuple | ast.List):
-            for each in target.elts:
-                self._bind(each, None)
+            for element in target.elts:
+                self._bind(element, None)
         else:
             self.visit(target)
 
@@ -202,7 +207,8 @@ class _UsageFinder(ast.NodeVisitor):
             self._assign_each(target.elts, value.elts)
             return
         if isinstance(value, ast.Constant) and value.value is None and isinstance(target, ast.Name):
-            return  # `tf = None` where TensorFlow could not be imported
+            # `tf = None` if TensorFlow could not be imported.
+            return
         self._bind(target, self._path(value))
 
     def _assign_each(self, targets: list[ast.expr], values: list[ast.expr]) -> None:
@@ -210,7 +216,8 @@ class _UsageFinder(ast.NodeVisitor):
             for target, value in zip(targets, values, strict=True):
                 self._assign(target, value)
             return
-        for target in targets:  # one of them has a star
+        # The numbers differ because one target has a star.
+        for target in targets:
             self._bind(target, None)
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
@@ -251,7 +258,7 @@ class _UsageFinder(ast.NodeVisitor):
     def visit_Nonlocal(self, node: ast.Nonlocal) -> None:
         for name in node.names:
             scope = self._scope.parent
-            while scope is not None and name not in scope.own:
+            while scope is not None and name not in scope.local_names:
                 scope = scope.parent
             if scope is not None:
                 self._scope.elsewhere[name] = scope
@@ -260,29 +267,35 @@ class _UsageFinder(ast.NodeVisitor):
 
     def visit_If(self, node: ast.If) -> None:
         self.visit(node.test)
-        one, other = self._ends([node.body, node.orelse], set())
-        both = one.keys() | other.keys()
-        self._scope.names = {name: _agreed(name, one, other) for name in both}
+        body_names, else_names = self._ends([node.body, node.orelse], set())
+        names = body_names.keys() | else_names.keys()
+        self._scope.names = {name: _agreed(name, body_names, else_names) for name in names}
 
     def visit_Try(self, node: ast.Try | ast.TryStar) -> None:
-        caught = {name for handler in node.handlers for name in _exceptions(handler)}
-        ends = self._ends([node.body, *([handler] for handler in node.handlers)], caught)
-        for end in reversed(ends):  # what the body binds counts; handlers are for other machines
-            told = {name: path for name, path in end.items() if path is not None}
-            self._scope.names = {**end, **self._scope.names, **told}
+        exceptions = {name for handler in node.handlers for name in _exceptions(handler)}
+        ends = self._ends([node.body, *([handler] for handler in node.handlers)], exceptions)
+        # The bindings of the body count more than those of the handlers.
+        for end in reversed(ends):
+            known_paths = {name: path for name, path in end.items() if path is not None}
+            self._scope.names = {**end, **self._scope.names, **known_paths}
         self._all([*node.orelse, *node.finalbody])
 
     def visit_TryStar(self, node: ast.TryStar) -> None:
         self.visit_Try(node)
 
-    def _ends(self, branches: list[list[Any]], caught: set[str]) -> list[dict[str, Path | None]]:
-        """What names stand for at the end of each branch; exceptions of the first are caught."""
-        before, ends = self._scope.names, list[dict[str, Path | None]]()
+    def _ends(
+        self, branches: list[list[Any]], exceptions: set[str]
+    ) -> list[dict[str, Path | None]]:
+        """Visit each branch; return the bindings at the end of each.
+
+        `exceptions` are those that handlers catch in the first branch.
+        """
+        initial, ends = self._scope.names, list[dict[str, Path | None]]()
         for branch in branches:
-            self._scope.names = dict(before)
-            self._caught.append(set() if ends else caught)
+            self._scope.names = dict(initial)
+            self._handled_exceptions.append(set() if ends else exceptions)
             self._all(branch)
-            self._caught.pop()
+            self._handled_exceptions.pop()
             ends.append(self._scope.names)
         return ends
 
@@ -299,27 +312,27 @@ class _UsageFinder(ast.NodeVisitor):
         self._header(node.args)
         self._all([node.returns])
         self._bind(node.name, None)
-        self._later.append((node, self._around))
+        self._pending.append((node, self._enclosing))
 
     visit_AsyncFunctionDef = visit_FunctionDef
 
     def visit_Lambda(self, node: ast.Lambda) -> None:
         self._header(node.args)
-        self._later.append((node, self._around))
+        self._pending.append((node, self._enclosing))
 
     def _header(self, arguments: ast.arguments) -> None:
         self._all([*arguments.defaults, *arguments.kw_defaults])
-        self._all(each.annotation for each in _parameters(arguments))
+        self._all(parameter.annotation for parameter in _parameters(arguments))
 
-    def _body(self, node: _Function, around: _Scope) -> None:
-        names = {each.arg for each in _parameters(node.args)}
+    def _body(self, node: _Function, enclosing: _Scope) -> None:
+        names = {parameter.arg for parameter in _parameters(node.args)}
         body = [node.body] if isinstance(node, ast.Lambda) else node.body
-        self._scope = self._around = _Scope(around, names | _bound(body))
+        self._scope = self._enclosing = _Scope(enclosing, names | _bound(body))
         self._all(body)
 
     def visit_ClassDef(self, node: ast.ClassDef) -> None:
         self._all([*node.decorator_list, *node.bases])
-        self._all(each.value for each in node.keywords)
+        self._all(keyword.value for keyword in node.keywords)
         outer = self._scope
         self._scope = _Scope(outer)
         self._all(node.body)
@@ -327,21 +340,30 @@ class _UsageFinder(ast.NodeVisitor):
         self._bind(node.name, None)
 
     def _comprehension(self, node: _Comprehension) -> None:
-        first, *others = node.generators
+        first, *inner_generators = node.generators
         self.visit(first.iter)
-        outer, around = self._scope, self._around
-        self._scope = self._around = _Scope(outer)
-        for each in node.generators:
-            self._bind(each.target, None)
-        self._all([*first.ifs, *(part for each in others for part in (each.iter, *each.ifs))])
+        outer, enclosing = self._scope, self._enclosing
+        self._scope = self._enclosing = _Scope(outer)
+        for generator in node.generators:
+            self._bind(generator.target, None)
+        self._all(
+            [
+                *first.ifs,
+                *(
+                    part
+                    for generator in inner_generators
+                    for part in (generator.iter, *generator.ifs)
+                ),
+            ]
+        )
         self._all([node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt])
-        self._scope, self._around = outer, around
+        self._scope, self._enclosing = outer, enclosing
 
     visit_ListComp = visit_SetComp = visit_DictComp = visit_GeneratorExp = _comprehension
 
 
 def _below(name: str) -> Path | None:
-    """The dotted name of a module below one of `ROOTS`; None if it is below neither."""
+    """Return the path of a module below one of `ROOTS`, or None."""
     parts = tuple(name.split("."))
     for root in ROOTS:
         if parts[: len(root)] == root:
@@ -349,27 +371,31 @@ def _below(name: str) -> Path | None:
     return None
 
 
-def _agreed(name: str, one: Mapping[str, Path | None], other: Mapping[str, Path | None]) -> Any:
-    """What a name stands for after two branches; None where only one makes it TensorFlow's."""
-    if name not in one or name not in other:
-        return one.get(name, other.get(name))
-    return None if None in (one[name], other[name]) else one[name]
+def _agreed(
+    name: str, body_names: Mapping[str, Path | None], else_names: Mapping[str, Path | None]
+) -> Any:
+    """Return the path of a name after two branches; None if they disagree on TensorFlow."""
+    if name not in body_names or name not in else_names:
+        return body_names.get(name, else_names.get(name))
+    return None if None in (body_names[name], else_names[name]) else body_names[name]
 
 
 def _exceptions(handler: ast.ExceptHandler) -> set[str]:
-    """The names of the exceptions that a handler catches, "" for all of them."""
+    """Return the names of the exceptions that a handler catches, "" for all."""
     if handler.type is None:
         return {""}
-    return {each.id for each in ast.walk(handler.type) if isinstance(each, ast.Name)}
+    return {node.id for node in ast.walk(handler.type) if isinstance(node, ast.Name)}
 
 
 def _parameters(arguments: ast.arguments) -> list[ast.arg]:
-    several = [each for each in (arguments.vararg, arguments.kwarg) if each is not None]
-    return [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, *several]
+    starred = [
+        parameter for parameter in (arguments.vararg, arguments.kwarg) if parameter is not None
+    ]
+    return [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, *starred]
 
 
 def _bound(body: Iterable[ast.AST]) -> set[str]:
-    """The names that a function binds, without those of the functions and classes in it."""
+    """Return the names that a function binds, without those of nested functions and classes."""
     bound: set[str] = set()
     free: set[str] = set()
     pending = list(body)

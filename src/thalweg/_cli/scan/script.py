@@ -1,4 +1,4 @@
-"""A script, and what becomes of each name of TensorFlow in it."""
+"""Scan of a script: the state of each TensorFlow name in it."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from thalweg.errors import ThalwegError
 
 
 class ScanError(ThalwegError, ValueError):
-    """A file cannot be read, or is no Python."""
+    """Error for a file that cannot be read or is not Python 3."""
 
 
 @dataclass(frozen=True)
 class Name:
-    """A name of TensorFlow, and what becomes of it.
+    """Name of TensorFlow in a script with its state.
 
     Attributes:
-        name: Beginning with "tf"; where several share a beginning that is missing, that.
+        name: The name, beginning with "tf", or the missing prefix that several names share.
         state: "there", "changed" or "missing".
-        words: How it differs, or what to use instead.
-        lines: Where it is used.
-        uses: The whole names, where they are longer.
+        words: The difference, or the replacement.
+        lines: The lines that use the name.
+        uses: The full names, if they are longer.
     """
 
     name: str
@@ -49,8 +49,8 @@ class Scanned:
 
     Attributes:
         path: The file.
-        version: 1 or 2: whether it uses names that only TensorFlow 1 has.
-        names: By their first lines.
+        version: 1 if the script uses names that only TensorFlow 1 has, otherwise 2.
+        names: The names in the order of their first lines.
     """
 
     path: str
@@ -59,42 +59,42 @@ class Scanned:
 
     def of(self, state: State) -> list[Name]:
         """Return the names in one state."""
-        return [each for each in self.names if each.state == state]
+        return [name for name in self.names if name.state == state]
 
 
 def scan(path: str | Path) -> Scanned:
-    """Find the names of TensorFlow in a script, which is not run.
+    """Find the names of TensorFlow in a script without running the script.
 
     Raises:
-        ScanError: It cannot be read, or is no Python.
+        ScanError: The file cannot be read or is not Python 3.
     """
-    found = uses(_parsed(path))
-    version_1 = any(is_of_version_1(use.path) for use in found)
-    # Without an import of one, `tensorflow` has no attribute `python`.
-    has_private = any((use.module or ())[:1] == PRIVATE for use in found)
-    places: dict[tuple[str, State, str], tuple[set[int], set[str]]] = {}
-    for use in found:
+    found_uses = uses(_parsed(path))
+    version_1 = any(is_of_version_1(use.path) for use in found_uses)
+    # `tensorflow` has the attribute `python` only after an import of a private module.
+    has_private = any((use.module or ())[:1] == PRIVATE for use in found_uses)
+    groups: dict[tuple[str, State, str], tuple[set[int], set[str]]] = {}
+    for use in found_uses:
         is_private = has_private and use.path[:1] == PRIVATE
-        judged = private_verdict(use) if is_private else verdict(use, version_1)
-        state, name, words = judged
-        lines, whole = places.setdefault((title(name), state, words), (set(), set()))
+        verdict_ = private_verdict(use) if is_private else verdict(use, version_1)
+        state, name, words = verdict_
+        lines, full_names = groups.setdefault((title(name), state, words), (set(), set()))
         lines.add(use.line)
-        whole |= {title(use.path)} - {title(name)}
+        full_names |= {title(use.path)} - {title(name)}
     names = (
-        Name(*key, tuple(sorted(lines)), tuple(sorted(whole)))
-        for key, (lines, whole) in places.items()
+        Name(*key, tuple(sorted(lines)), tuple(sorted(full_names)))
+        for key, (lines, full_names) in groups.items()
     )
     return Scanned(str(path), 1 if version_1 else 2, tuple(names))
 
 
 def version_of(path: str | Path) -> int:
-    """1 if a script has names of TensorFlow 1 right below `tensorflow`, otherwise 2.
+    """Return 1 if a script uses names of TensorFlow 1 without `compat.v1`, otherwise 2.
 
     Raises:
-        ScanError: It cannot be read, or is no Python.
+        ScanError: The file cannot be read or is not Python 3.
     """
     paths = [use.path for use in uses(_parsed(path))]
-    return 1 if any(is_of_version_1(each) and each[:2] != V1 for each in paths) else 2
+    return 1 if any(is_of_version_1(path_) and path_[:2] != V1 for path_ in paths) else 2
 
 
 def _parsed(path: str | Path) -> ast.Module:
@@ -108,11 +108,12 @@ def _parsed(path: str | Path) -> ast.Module:
         )
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of what the compiler thinks of it
+            # Warnings of the compiler concern the script, not the scan.
+            warnings.simplefilter("ignore")
             return ast.parse(source, str(path))
     except SyntaxError as error:
-        where = "" if error.lineno is None else f" (line {error.lineno})"
-        raise ScanError(f"'{path}' is no Python 3: {error.msg}{where}.") from error
+        location = "" if error.lineno is None else f" (line {error.lineno})"
+        raise ScanError(f"'{path}' is no Python 3: {error.msg}{location}.") from error
     except (ValueError, RecursionError, MemoryError) as error:
         raise ScanError(
             f"'{path}' cannot be parsed: {error or 'it is nested too deep'}."

@@ -1,4 +1,4 @@
-"""The names of TensorFlow around training: which are in `thalweg.tf`, and which are not."""
+"""Table of TensorFlow's names around training: available in `thalweg.tf`, or missing."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class NameCoverage(NamedTuple):
     """Table of the facade's names.
 
     Attributes:
-        there: For each module, its names.
-        changed: Differences of names that are there.
-        missing: Replacements of names that are not.
+        there: The available names by module.
+        changed: The differences of available names.
+        missing: The replacements of missing names.
     """
 
     there: dict[str, list[str]]
@@ -31,25 +31,29 @@ class NameCoverage(NamedTuple):
 
 
 def names() -> NameCoverage:
-    """Return the table of names, from the modules of the facade and from its messages."""
-    there: dict[str, list[str]] = {}
+    """Return the table of names from the facade's modules and messages."""
+    available: dict[str, list[str]] = {}
     at_top = _public(tf)
     for path, module in _modules():
-        found = _public(module)
+        members = _public(module)
         if path[: len(V1)] == V1:  # what the modules of TensorFlow 2 do not have, or have otherwise
             newer = at_top if path == V1 else _public(reached(path[2:]).value)
-            found = {name: each for name, each in found.items() if newer.get(name) is not each}
-        if found:
-            there[title(path)] = sorted(found, key=str.lower)
+            members = {
+                name: member for name, member in members.items() if newer.get(name) is not member
+            }
+        if members:
+            available[title(path)] = sorted(members, key=str.lower)
     missing = {title(path): words for path, words in sorted(_missing().items(), key=_by_module)}
-    return NameCoverage(there, dict(_changed()), missing)
+    return NameCoverage(available, dict(_changed()), missing)
 
 
-def markdown(found: NameCoverage) -> str:
-    """Return the names as tables of Markdown."""
-    modules = {f"`{name}`": ", ".join(f"`{each}`" for each in own) for name, own in
-               found.there.items()}  # fmt: skip
-    quoted = [{f"`{name}`": words for name, words in each.items()} for each in found[1:]]
+def markdown(coverage: NameCoverage) -> str:
+    """Return the names as Markdown tables."""
+    modules = {
+        f"`{module}`": ", ".join(f"`{name}`" for name in module_names)
+        for module, module_names in coverage.there.items()
+    }
+    quoted = [{f"`{name}`": words for name, words in row.items()} for row in coverage[1:]]
     return "\n\n".join(
         _rows(*headings, rows)
         for headings, rows in (
@@ -60,52 +64,53 @@ def markdown(found: NameCoverage) -> str:
     )
 
 
-def _rows(one: str, other: str, rows: dict[str, str]) -> str:
-    lines = [f"| {one} | {other} |", "|---|---|"]
+def _rows(first_heading: str, second_heading: str, rows: dict[str, str]) -> str:
+    lines = [f"| {first_heading} | {second_heading} |", "|---|---|"]
     return "\n".join([*lines, *(f"| {key} | {value} |" for key, value in rows.items())])
 
 
 def _modules() -> Iterator[tuple[Path, ModuleType]]:
-    """The modules that stand for TensorFlow's: those that answer for what they do not have."""
-    _ = tf.compat.v1  # which is imported when it is first asked for
+    """Yield path and module of the facade's modules, which define `__getattr__`."""
+    # The first access imports this module.
+    _ = tf.compat.v1
     pending: list[tuple[Path, ModuleType]] = [((), tf)]
-    seen: set[int] = set()
+    visited: set[int] = set()
     while pending:
         path, module = pending.pop(0)
-        if id(module) in seen:
+        if id(module) in visited:
             continue
-        seen.add(id(module))
+        visited.add(id(module))
         yield path, module
         pending += [
-            ((*path, name), each)
-            for name, each in sorted(vars(module).items())
-            if _is_namespace(each) and name[0] != "_"
+            ((*path, name), member)
+            for name, member in sorted(vars(module).items())
+            if _is_namespace(member) and name[0] != "_"
         ]
 
 
 def _is_namespace(value: object) -> bool:
     if not isinstance(value, ModuleType) or "__getattr__" not in vars(value):
         return False
-    # Keras' own, and there only once Keras has been imported.
+    # A module of Keras, which exists only after an import of Keras.
     if value.__name__ == "thalweg.tf.keras.models":
         return False
     return value.__name__.startswith(("thalweg.tf.", "thalweg.v1."))
 
 
 def _public(module: ModuleType) -> dict[str, object]:
-    """What a module offers, without what it imports for its own use."""
-    found = {name: each for name, each in vars(module).items() if not name.startswith("_")}
+    """Return the public members of a module, without its own imports."""
+    members = {name: member for name, member in vars(module).items() if not name.startswith("_")}
     if hasattr(module, "__all__"):
-        found = {name: found[name] for name in module.__all__ if name in found}
-    return {name: each for name, each in found.items() if not _is_tool(each)}
+        members = {name: members[name] for name in module.__all__ if name in members}
+    return {name: member for name, member in members.items() if not _is_tool(member)}
 
 
 def _is_tool(value: object) -> bool:
-    home = getattr(value, "__module__", None) or type(value).__module__
-    head = home.partition(".")[0]
-    own = home in ("thalweg.tf.missing", "thalweg.v1.missing")
+    module_name = getattr(value, "__module__", None) or type(value).__module__
+    head = module_name.partition(".")[0]
+    is_own_helper = module_name in ("thalweg.tf.missing", "thalweg.v1.missing")
     standard = head in sys.stdlib_module_names and head != "builtins"
-    return inspect.ismodule(value) or own or standard
+    return inspect.ismodule(value) or is_own_helper or standard
 
 
 def _changed() -> Iterator[tuple[str, str]]:
@@ -116,14 +121,14 @@ def _changed() -> Iterator[tuple[str, str]]:
 
 
 def _missing() -> dict[Path, str]:
-    """The names with messages of their own; the version that a name is of is left out."""
-    found: dict[Path, str] = {}
+    """Return advice by name, for names with their own message, without `compat.v1`."""
+    advice: dict[Path, str] = {}
     for name in sorted({*INSTEAD, *OF_VERSION_1}):
         path = tuple(name.removeprefix("compat.v1.").split("."))
-        looked_up = reached(path)
-        if looked_up.missing == path:
-            found[path] = looked_up.words
-    return found
+        lookup = reached(path)
+        if lookup.missing == path:
+            advice[path] = lookup.words
+    return advice
 
 
 def _by_module(item: tuple[Path, str]) -> tuple[Path, str]:

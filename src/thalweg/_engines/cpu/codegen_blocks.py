@@ -24,6 +24,7 @@ from thalweg.formula import Formula
 
 _NUMBERS = "float32"  # what codecs hold, and all that is computed beside them
 _PARTS = ("decode", "prepare", "encode")  # the formulas of a codec
+_LONGEST = 16  # nodes of a formula that decodes in the update's own loop
 
 _CHUNK = """
 for begin in range(0, length, {step}):
@@ -207,8 +208,8 @@ def _each_element(element: Element) -> list[str]:
 
 
 def _is_whole(codec: Codec) -> bool:
-    """Whether blocks are decoded in the update's own loop, which has no room for long formulas."""
-    return codec.block == STEP and not transcribe(codec.decode).helpers
+    """Return whether the update's own loop decodes blocks, by a formula that is short enough."""
+    return codec.block == STEP and len(transcribe(codec.decode).nodes) <= _LONGEST
 
 
 def _name_of(part: str, codec: Codec) -> str:
@@ -217,12 +218,12 @@ def _name_of(part: str, codec: Codec) -> str:
 
 def _define_codecs(codecs: set[Codec]) -> str:
     """The functions of codecs."""
-    found: dict[str, str] = {}
-    for codec in sorted(codecs, key=lambda each: each.name):
-        for part in _PARTS:
-            formula = transcribe(getattr(codec, part))
-            found |= FormulaWriter().define_function(f"{part}_{codec.name}", formula)
-    return "\n\n".join(found.values()) + "\n"
+    texts = [
+        FormulaWriter().define_function(f"{part}_{codec.name}", transcribe(getattr(codec, part)))
+        for codec in sorted(codecs, key=lambda codec: codec.name)
+        for part in _PARTS
+    ]
+    return "\n\n".join(texts) + "\n"
 
 
 def _each_block(template: str, coded: Coded) -> list[str]:

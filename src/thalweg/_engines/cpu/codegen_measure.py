@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import ast
-import re
-from typing import cast
-
 from thalweg._engines.codegen import FormulaWriter, Kernel, indent_by, read_vectors
 from thalweg._engines.codegen_measure import Sweep
 from thalweg._engines.cpu.codegen import HEADER, STORAGE, name_kernel, of_copies
-from thalweg._engines.formula_parser import FUNCTION_PREFIX, LITERAL, LOCAL_PREFIX, Transcript
+from thalweg._engines.formula_graph import FormulaGraph
+from thalweg._engines.formula_parser import FUNCTION_PREFIX, LITERAL, LOCAL_PREFIX
 from thalweg._engines.reduction_order import LANES
 from thalweg.formula import Formula
 
@@ -182,25 +179,19 @@ class Elements(Sweep):
             lines += self._write_measure(measure, index)
         return [*lines, f"return {self._list_names('v')}"]
 
-    def _write_measure(self, measure: Transcript, index: int) -> list[str]:
-        # Not as a function of its own: each costs as much time to compile as all the rest.
+    def _write_measure(self, formula_graph: FormulaGraph, index: int) -> list[str]:
+        # Measures are not functions: each costs as much time to compile as all else together.
         is_narrow = self.are_like_update[index]
-        letter, scalar = ("n", f"{STAGE_LITERAL}({{}})") if is_narrow else ("w", "{}")
-        own, given = enumerate(measure.positional), self.scalar
-        values = {name: f"{letter}{k}" for k, name in own if k in self.used}
-        if self.vectors:
-            of_type = f"{STAGE_LITERAL}({{}})" if is_narrow else "float64({})"
-            lines = self.see_vectors().items()
-            given = given | {name: of_type.format(each) for name, each in lines}
-        values |= {
-            name: given[name] if name in self.vectors else scalar.format(given[name])
-            for name in measure.scalars
-        }
-        lines = [f"{LOCAL_PREFIX}{name} = {value}" for name, value in values.items()]
-        *body, result = _parse_measure(measure, index).body
-        value = ast.unparse(cast(ast.expr, cast(ast.Return, result).value))
-        formula = [*map(ast.unparse, body), f"v{index} = float64({value})"]
-        return lines + ([*map(of_update, formula)] if is_narrow else formula)
+        letter, kind = ("n", STAGE_LITERAL) if is_narrow else ("w", "float64")
+        inputs = [(f"{stream}", f"{letter}{stream}") for stream in formula_graph.streams]
+        vectors = self.see_vectors()
+        for name in formula_graph.scalars:
+            value = vectors.get(name) or self.scalar[name]
+            inputs.append((name, f"{kind}({value})" if is_narrow or name in vectors else value))
+        lines = [f"{LOCAL_PREFIX}{name} = {value}" for name, value in inputs]
+        writer = FormulaWriter(STAGE_LITERAL if is_narrow else LITERAL)
+        operations, (result,) = writer.write_formula(formula_graph, f"node{index}_")
+        return [*lines, *operations, f"v{index} = float64({result})"]
 
     def define_functions(self, compute: str) -> list[str]:
         """The functions that `measure_element` calls."""
@@ -208,11 +199,7 @@ class Elements(Sweep):
         if self.stages or any(self.are_like_update):
             found.append(HEADER.format(literal=STAGE_LITERAL, compute=compute))
         for index, stage in enumerate(self.stages):
-            texts = FormulaWriter().define_function(f"stage{index}", stage).values()
-            found += map(of_update, texts)
-        for index, measure in enumerate(self.measures):
-            own = list(FormulaWriter().define_function(f"measure{index}", measure).values())[:-1]
-            found += map(of_update, own) if self.are_like_update[index] else own
+            found.append(FormulaWriter(STAGE_LITERAL).define_function(f"stage{index}", stage))
         if self.copy is not None:
             found += of_copies(self.storage[-1], self.storage[0]).values()
         return found
@@ -234,25 +221,11 @@ class Elements(Sweep):
         return ", ".join(self.per_measure(name + "{0}"))
 
 
-def of_update(text: str) -> str:
-    """A text of a formula, in the type of the update."""
-    return re.sub(rf"\b{LITERAL}\b", STAGE_LITERAL, text)
-
-
-def _parse_measure(measure: Transcript, index: int) -> ast.FunctionDef:
-    name = f"measure{index}"
-    text = FormulaWriter().define_function(name, measure)[name]
-    return cast(ast.FunctionDef, ast.parse(text).body[0])
-
-
-def _counts(measure: Transcript) -> bool:
-    """Whether a measure adds up ones, `where(.., 1.0, 1.0)`, which in any order is exact."""
-    match measure.results[0]:
-        case ast.Call(func=ast.Name(id=name), args=[_, one, other]):
-            is_where = name == f"{FUNCTION_PREFIX}where"
-            return is_where and ast.unparse(one) == ast.unparse(other) == f"{LITERAL}(1.0)"
-        case _:
-            return False
+def _counts(formula_graph: FormulaGraph) -> bool:
+    """Return whether a measure adds up ones, `where(.., 1.0, 1.0)`: any order of these is exact."""
+    (result,) = formula_graph.results
+    values = result.inputs[1:] if result.op == "where" else []
+    return bool(values) and all(node.op == "const" and node.args == (1.0,) for node in values)
 
 
 def generate_measure(

@@ -17,7 +17,7 @@ from thalweg._base.fused_stage import FusedStage
 from thalweg._base.rule_passes import Measure
 from thalweg._engines.codegen import Kernel, Update, indent_by
 from thalweg._engines.cpu.codegen import HEADER, STORAGE, Element, name_kernel
-from thalweg._engines.cpu.codegen_measure import STAGE_LITERAL, Elements, of_update
+from thalweg._engines.cpu.codegen_measure import STAGE_LITERAL, Elements
 from thalweg._engines.cpu.codegen_stage import StageWriter, Values
 from thalweg._engines.cpu.codegen_transpose import (
     LANES,
@@ -26,7 +26,7 @@ from thalweg._engines.cpu.codegen_transpose import (
     reduce_values,
     take_apart,
 )
-from thalweg._engines.formula_parser import FUNCTION_PREFIX, LITERAL, LOCAL_PREFIX, transcribe
+from thalweg._engines.formula_parser import LITERAL, transcribe
 from thalweg._engines.fused_stage import SIZES, read_stage
 from thalweg.formula import Formula, Rule, is_like_update
 
@@ -101,7 +101,6 @@ class _Measured(Elements):
     ) -> None:
         super().__init__(formulas, stages, storage, len(storage), False, kinds)
         self._name = f"measured{number}"
-        self._own = f"{FUNCTION_PREFIX}group{number}_measure"
         self.scalar = {name: scalars[name] for name in self.scalar}
         streams = [f"p{stream}" for stream in self.read]
         self.arguments = [*streams, *self.scalar.values(), *self.see_vectors().values()]
@@ -113,8 +112,7 @@ class _Measured(Elements):
         """The functions of the group."""
         body = indent_by(self.measure_element(), 1)
         parameters = ", ".join(["i", *self.arguments])
-        texts = [*self.define_functions(compute), f"def {self._name}({parameters}):\n{body}"]
-        return [text.replace(f"{FUNCTION_PREFIX}measure", self._own) for text in texts]
+        return [*self.define_functions(compute), f"def {self._name}({parameters}):\n{body}"]
 
     def call(self, seen: Mapping[str, str]) -> str:
         """Its values of element i, which sees this of its row and column."""
@@ -362,18 +360,13 @@ class Short:
     def _run_stage(self, stage: FusedStage) -> None:
         """Run a fused stage."""
         formula, title = read_stage(self._rule, stage), f"stage{self._passes.index(stage)}"
-        is_narrow = is_like_update(stage.function)
-        literal, in_type = (STAGE_LITERAL, of_update) if is_narrow else (LITERAL, str)
-        writer = StageWriter(title, formula, literal, in_type, self._counts)
-        self._definitions += writer.define_helpers()
-        letter = "t" if is_narrow else "s"
-        known = {name: Values(f"{letter}{place}", "") for name, place in self._place.items()}
+        letter, literal = ("t", STAGE_LITERAL) if is_like_update(stage.function) else ("s", LITERAL)
+        inputs = {name: Values(f"{letter}{place}", "") for name, place in self._place.items()}
         for name, count in zip(SIZES, self._sides, strict=False):
-            known[name] = Values(str(count), "")
-        given = {LOCAL_PREFIX + name: each for name, each in known.items()}
-        for name, (placeholder, _) in formula.given.items():
-            given[placeholder] = self._made.get(name, self._seen[name])
-        lines, results = writer.write(given)
+            inputs[name] = Values(str(count), "")
+        inputs |= {**self._seen, **self._made}
+        writer = StageWriter(title, literal, self._counts)
+        lines, results = writer.write_stage(formula, inputs)
         kinds = {slot.name: self._lines[k] for k, slot in enumerate(self._rule.shaped_slots)}
         for name, made in zip(stage.makes, results, strict=True):
             if name not in kinds:
@@ -399,6 +392,11 @@ class Short:
             own = map(of_update, element.update_element(self._of_element(seen, row, column)))
             lines += [f"i = lane + {k * LANES}", *own]
         self._do(lines, flush=True)
+
+
+def of_update(text: str) -> str:
+    """Return a text of a formula in the type of the update."""
+    return re.sub(rf"\b{LITERAL}\b", STAGE_LITERAL, text)
 
 
 def _grouped(passes: Sequence[Measure | FusedStage]) -> list[FusedStage | list[Measure]]:

@@ -1,107 +1,86 @@
-"""Write a fused stage as text of a kernel, of what one matrix has of rows and columns."""
+"""Write a fused stage as text of a kernel, over the rows and columns of one matrix."""
 
 from __future__ import annotations
 
-import ast
-import copy
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from thalweg._engines.codegen import FormulaWriter
-from thalweg._engines.formula_parser import FUNCTION_PREFIX, HELPER_PREFIX
-from thalweg._engines.fused_stage import LineFormula, Statement
-
-_HELPER = re.compile(rf"\b{FUNCTION_PREFIX}{HELPER_PREFIX}")
+from thalweg._engines.formula_graph import Node
+from thalweg._engines.fused_stage import MEANS, LineFormula
 
 
 class Values(NamedTuple):
-    """What matrix `lane` has of rows, columns, or as a whole: a local name each.
+    """Numbers of rows or columns of matrix `lane`, or one number: a local name each.
 
     Attributes:
-        name: What these names begin with.
-        of: "row", "column" or "matrix"; "" for a scalar, of which it is the text.
+        name: The beginning of these names.
+        of: "row", "column" or "matrix"; "" for a scalar, of which `name` is the text.
     """
 
     name: str
     of: str
 
     def at(self, line: int) -> str:
-        """That of a row, or of a column; that of the matrix."""
+        """Return the text of the number of a row or column, or of the one number."""
         place = {"row": f"_{line}", "column": f"_{line}", "matrix": "_0", "": ""}[self.of]
         return self.name + place
 
 
 class StageWriter(FormulaWriter):
-    """Writes a stage, whose names and helpers are its own.
+    """Writer of a fused stage.
 
     Args:
-        title: What these begin with.
-        formula: The stage.
-        literal: What makes a number of its type.
-        in_type: Has a text be in that type.
-        counts: How many rows, columns and matrices there are, by what values are of.
+        title: The beginning of the names of intermediate values.
+        literal: As for `FormulaWriter`.
+        counts: How many rows, columns and matrices there are, by the kind of values.
     """
 
-    def __init__(
-        self,
-        title: str,
-        formula: LineFormula,
-        literal: str,
-        in_type: Callable[[str], str],
-        counts: Mapping[str, int],
-    ) -> None:
-        self._prefix = f"{FUNCTION_PREFIX}{title}_{HELPER_PREFIX}"
-        self._title, self._formula, self._counts = title, formula, counts
-        self._literal, self._in_type = literal, in_type
+    def __init__(self, title: str, literal: str, counts: Mapping[str, int]) -> None:
+        super().__init__(literal)
+        self._title, self._counts = title, counts
 
-    def text_of(self, node: ast.AST) -> str:
-        text = super().text_of(node)
-        return self._in_type(_HELPER.sub(self._prefix, text))
-
-    def define_helpers(self) -> list[str]:
-        """The functions that it calls."""
-        return list(map(self.text_of, self._formula.helpers))
-
-    def write(self, given: Mapping[str, Values]) -> tuple[list[str], list[Values]]:
-        """What it does, and what it makes.
+    def write_stage(
+        self, formula: LineFormula, inputs: Mapping[str, Values]
+    ) -> tuple[list[str], list[Values]]:
+        """Return assignments that compute a stage, and its results.
 
         Args:
-            given: What it is given, by the names that its statements have for it.
+            formula: The stage.
+            inputs: The values of its parameters by name.
         """
-        known, lines = dict(given), list[str]()
-        for each in self._formula.statements:
-            target = known[each.name] = Values(f"{self._title}_{each.name}", each.of)
-            for line in range(self._counts[each.of]):
-                if each.over:
-                    value = self._mean_of(each, known)
-                else:
-                    # Conditions among its own are no numbers.
-                    texts = {
-                        name: f"{self._literal}({x.at(line)})" if name in given else x.at(line)
-                        for name, x in known.items()
-                    }
-                    value = self.text_of(_Named(texts).visit(copy.deepcopy(each.value)))
-                lines.append(f"{target.at(line)} = {value}")
-        return lines, [known[name] for name in self._formula.results]
+        values, lines = dict[Node, Values](), list[str]()
+        for node in formula.graph.nodes:
+            kind = formula.kinds[node]
+            if node.op == "scalar":
+                values[node] = inputs[node.args[0]]
+            elif node.op == "const":
+                values[node] = Values(self.write_number(node.args[0]), kind)
+            else:
+                values[node] = target = Values(f"{self._title}_node{len(values)}", kind)
+                for line in range(self._counts[kind]):
+                    lines.append(f"{target.at(line)} = {self._write_line(node, values, line)}")
+        return lines, [values[result] for result in formula.graph.results]
 
-    def _mean_of(self, each: Statement, known: Mapping[str, Values]) -> str:
-        """The mean over all lines of a matrix, as `mean_over_rows` has it."""
-        (name,) = (node.id for node in ast.walk(each.value) if isinstance(node, ast.Name))
-        count, literal = self._counts[each.over], self._literal
-        values = [f"{literal}({known[name].at(line)})" for line in range(count)]
-        while len(values) > 1:
-            rest = values[len(values) - len(values) % 2 :]
-            pairs = zip(values[::2], values[1::2], strict=False)
-            values = [*(f"({a} + {b})" for a, b in pairs), *rest]
-        return f"({values[0]} + {literal}(0.0)) / {literal}({count})"
+    def _write_line(self, node: Node, node_values: Mapping[Node, Values], index: int) -> str:
+        """Return the text of an operation for a row or column."""
+        if node.op in MEANS:
+            (arg,) = node.inputs
+            count = self._counts[MEANS[node.op]]
+            return self._write_mean([self._read(arg, node_values, place) for place in range(count)])
+        return self.write_operation(
+            node.op, [self._read(arg, node_values, index) for arg in node.inputs]
+        )
 
+    def _read(self, node: Node, node_values: Mapping[Node, Values], index: int) -> str:
+        text = node_values[node].at(index)
+        return f"{self.literal}({text})" if node.op == "scalar" else text
 
-class _Named(ast.NodeTransformer):
-    """An expression in which names stand for texts."""
-
-    def __init__(self, texts: Mapping[str, str]) -> None:
-        self._texts = texts
-
-    def visit_Name(self, node: ast.Name) -> ast.AST:
-        return ast.Name(self._texts.get(node.id, node.id), ast.Load())
+    def _write_mean(self, terms: list[str]) -> str:
+        """Return the mean of terms, with the bits of `mean_over_rows`."""
+        divisor = f"{self.literal}({len(terms)})"
+        while len(terms) > 1:
+            rest = terms[len(terms) - len(terms) % 2 :]
+            pairs = zip(terms[::2], terms[1::2], strict=False)
+            terms = [*(f"({a} + {b})" for a, b in pairs), *rest]
+        return f"({terms[0]} + {self.literal}(0.0)) / {divisor}"

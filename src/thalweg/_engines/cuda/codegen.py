@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from thalweg._engines import codegen
 from thalweg._engines.codegen import LARGEST, FormulaWriter, Update, digest, indent_by
-from thalweg._engines.cuda.exact_arithmetic import make_exact, text_of
+from thalweg._engines.formula_graph import ROUNDED
 from thalweg._engines.formula_parser import FUNCTION_PREFIX, LITERAL
 
 CHUNK = 4096  # elements of a program over a dense gradient
@@ -117,25 +118,47 @@ def write_header(compute: str, fast: bool = False) -> str:
     return begin + "\n".join([*names, f"{LITERAL} = {literal}", ""])
 
 
+# Operations whose results may be denormal where no argument is.
+_SHRINKING = {*ROUNDED, "square", "exp", "power", "narrow"}
+
+
 class Writer(FormulaWriter):
     """Writes lines of a kernel in one arithmetic.
+
+    Each operation is rounded once, and denormals are kept or flushed as chosen.
 
     Args:
         compute: "float32" or "float64".
         flush: Whether denormals are zero: of what is read, and after each operation.
         fast: Whether they are left as they come within a formula, where products and sums that
             are rounded together have none in between.
+        literal: As for `FormulaWriter`.
     """
 
     decorator = "@triton.jit\n"
 
-    def __init__(self, compute: str, flush: bool, fast: bool = False) -> None:
+    def __init__(
+        self, compute: str, flush: bool, fast: bool = False, literal: str = LITERAL
+    ) -> None:
+        super().__init__(literal)
         self.compute, self.flush, self.fast = compute, flush, fast
         self._within = flush and not fast
 
-    def text_of(self, node: ast.AST) -> str:
-        """A part of a formula."""
-        return text_of(make_exact(node, self.compute, self._within))
+    def write_number(self, value: float) -> str:
+        kind = np.dtype(self.compute).type
+        number = kind(value)
+        if self._within and abs(number) < np.finfo(kind).tiny:
+            number *= kind(0)
+        text = repr(float(number)) if np.isfinite(number) else f"float('{float(number)}')"
+        return f"{self.literal}({text})"
+
+    def write_operation(self, operation: str, operands: list[str]) -> str:
+        text = (
+            f"divide({', '.join(operands)})"
+            if operation == "/"
+            else super().write_operation(operation, operands)
+        )
+        return f"flush({text})" if self._within and operation in _SHRINKING else text
 
     def flush_value(self, value: str) -> str:
         """A number that was read, or computed by no operation of a formula."""

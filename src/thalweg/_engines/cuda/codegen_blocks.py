@@ -161,8 +161,8 @@ class _Element(Element):
         found = super().called_functions()
         for codec in sorted({*self._coded.values()}, key=lambda each: each.name):
             for part in _PARTS:
-                formula = transcribe(getattr(codec, part))
-                found |= self.writer.define_function(f"{part}_{codec.name}", formula)
+                name, formula = f"{part}_{codec.name}", transcribe(getattr(codec, part))
+                found[name] = self.writer.define_function(name, formula)
         return found
 
     def update_element(self) -> list[str]:

@@ -7,19 +7,13 @@ from __future__ import annotations
 
 from thalweg._engines.codegen import indent_by
 from thalweg._engines.codegen_measure import Sweep
-from thalweg._engines.cuda.codegen import FUNCTIONS, Kernel, Writer, name_kernel, write_header
-from thalweg._engines.formula_parser import (
-    FUNCTION_PREFIX,
-    HELPER_PREFIX,
-    LITERAL,
-    LOCAL_PREFIX,
-    Transcript,
-)
+from thalweg._engines.cuda.codegen import Kernel, Writer, name_kernel, write_header
+from thalweg._engines.formula_graph import FormulaGraph
+from thalweg._engines.formula_parser import FUNCTION_PREFIX, LOCAL_PREFIX
 from thalweg._engines.reduction_order import LANES, LEAF
 from thalweg.formula import Formula
 
-# Formulas are float64, stages of the type of the update: the latter get names of their own.
-_STAGE_FUNCTION = "_s_"
+# Makes numbers of stages, which are of the type of the update; formulas are float64.
 _STAGE_LITERAL = "_stage_literal"
 
 # A program keeps its lanes in parts: the sum of two of them moves nothing between threads, and the
@@ -101,7 +95,8 @@ class Program:
 
     def __init__(self, sweep: Sweep, compute: str, flush: bool) -> None:
         self.sweep = sweep
-        self._double, self._single = Writer("float64", flush), Writer(compute, flush)
+        self._double = Writer("float64", flush)
+        self._single = Writer(compute, flush, literal=_STAGE_LITERAL)
 
     def write_header(self) -> str:
         """What stands before the functions."""
@@ -109,18 +104,13 @@ class Program:
 
     def define_functions(self) -> str:
         """The function that returns every measure of a block, after those that it calls."""
-        found: dict[str, str] = {}
-        for index, stage in enumerate(self.sweep.stages):
-            for name, text in self._single.define_function(f"stage{index}", stage).items():
-                found[name] = _for_stages(text)
-        for index, measure in enumerate(self.sweep.measures):
-            for name, text in self._writer_of(index).helpers_of(measure).items():
-                found[f"m{index} {name}"] = self._own_text(text, index)
+        stages = enumerate(self.sweep.stages)
+        found = [self._single.define_function(f"stage{k}", stage) for k, stage in stages]
         parameters = ", ".join([*self.sweep.arguments, "at", "length", "MASKED: tl.constexpr"])
         element = (
             f"@triton.jit\ndef element({parameters}):\n{indent_by(self._measure_element(), 1)}"
         )
-        return "\n\n\n".join([*found.values(), element]) + "\n"
+        return "\n\n\n".join([*found, element]) + "\n"
 
     def _measure_element(self) -> list[str]:
         lines = [line for stream in self.sweep.used for line in self._read_stream(stream)]
@@ -128,7 +118,7 @@ class Program:
             given = [
                 f"{self.sweep.scalar[name]}.to(tl.{self._single.compute})" for name in stage.scalars
             ]
-            lines.append(f"e1 = {_STAGE_FUNCTION}stage{index}({', '.join(['e1', *given])})")
+            lines.append(f"e1 = {FUNCTION_PREFIX}stage{index}({', '.join(['e1', *given])})")
         if self.sweep.stages:
             lines.append("e1 = e1.to(tl.float64)")
         for index, measure in enumerate(self.sweep.measures):
@@ -149,22 +139,16 @@ class Program:
     def _writer_of(self, index: int) -> Writer:
         return self._single if self.sweep.are_like_update[index] else self._double
 
-    def _own_text(self, text: str, index: int) -> str:
-        """A text of a measure, whose helpers have names of their own: two may call one helper."""
-        own = _own_helpers(text, index)
-        return _for_stages(own) if self.sweep.are_like_update[index] else own
-
-    def _write_measure(self, measure: Transcript, index: int) -> list[str]:
+    def _write_measure(self, formula_graph: FormulaGraph, index: int) -> list[str]:
         writer = self._writer_of(index)
         cast = f".to(tl.{writer.compute})" if self.sweep.are_like_update[index] else ""
-        names = [(k, name) for k, name in enumerate(measure.positional) if k in self.sweep.used]
-        formula = [*writer.assignments_of(measure), f"m{index} = {writer.result_of(measure, 0)}"]
+        lines, (result,) = writer.write_formula(formula_graph, f"node{index}_")
         scalar = {**self.sweep.scalar, **self.sweep.vectors}
         return [
-            *(f"{LOCAL_PREFIX}{name} = e{k}{cast}" for k, name in names),
-            *(f"{LOCAL_PREFIX}{name} = {scalar[name]}{cast}" for name in measure.scalars),
-            *(self._own_text(line, index) for line in formula),
-            f"m{index} = m{index}.to(tl.float64)",
+            *(f"{LOCAL_PREFIX}{k} = e{k}{cast}" for k in formula_graph.streams),
+            *(f"{LOCAL_PREFIX}{name} = {scalar[name]}{cast}" for name in formula_graph.scalars),
+            *lines,
+            f"m{index} = {result}.to(tl.float64)",
             # Where elements are missing +0 is added; a formula of zeros need not be zero.
             f"m{index} = tl.where(at < length, m{index}, tl.full((), 0, tl.float64))",
         ]
@@ -311,26 +295,7 @@ def generate_combine() -> Kernel:
     return name_kernel(write_header("float64") + "\n\n" + kernel, (), integers=("measures",))
 
 
-def _own_helpers(text: str, index: int) -> str:
-    """Give the helpers of a measure names of their own."""
-    own = f"{FUNCTION_PREFIX}{HELPER_PREFIX}"
-    return text.replace(own, f"{FUNCTION_PREFIX}m{index}_{HELPER_PREFIX}")
-
-
-def _for_stages(text: str) -> str:
-    return text.replace(FUNCTION_PREFIX, _STAGE_FUNCTION).replace(
-        f"{LITERAL}(", f"{_STAGE_LITERAL}("
-    )
-
-
 def _stage_header(compute: str) -> str:
     literal = "literal32" if compute == "float32" else "literal64"
-    names = [f"{_STAGE_FUNCTION}{name} = {own}" for name, own in FUNCTIONS.items()]
-    return "\n".join(
-        [
-            f"from thalweg._engines.cuda.device_functions import {literal}",
-            *names,
-            f"{_STAGE_LITERAL} = {literal}",
-            "",
-        ]
-    )
+    module = "thalweg._engines.cuda.device_functions"
+    return f"from {module} import {literal}\n{_STAGE_LITERAL} = {literal}\n"

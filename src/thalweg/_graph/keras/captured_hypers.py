@@ -47,18 +47,18 @@ class Captured:
         self, numbers: Sequence[object], tensors: dict[object, object]
     ) -> dict[Any, Any]:
         """Return all values of a run, as `Hyperparameters.knowing` takes them."""
-        found = {**self.fixed, **dict(zip(self.numbers, numbers, strict=True)), **tensors}
+        values = {**self.fixed, **dict(zip(self.numbers, numbers, strict=True)), **tensors}
         for key, value in tensors.items():
             if isinstance(key, tuple):
-                found[key] = as_step_scalar(key[0], value, key[1])
-        return found
+                values[key] = as_step_scalar(key[0], value, key[1])
+        return values
 
 
 def capture_hypers(
-    optimizer: Any, called: dict[str, Any], dtypes: Iterable[torch.dtype]
+    optimizer: Any, values_by_function: dict[str, Any], dtypes: Iterable[torch.dtype]
 ) -> Captured:
     """Return the hyperparameters that an operation of an optimizer captures."""
-    fixed = optimizer._hyper.all_of(called)
+    fixed = optimizer._hyper.all_of(values_by_function)
     symbols = {name: value for name, value in fixed.items() if is_symbolic(value)}
     numbers = [name for name, value in symbols.items() if _is_number(value)]
     tensors: dict[Any, Any] = {name: symbols[name] for name in symbols if name not in numbers}
@@ -83,6 +83,6 @@ def _read_numbers(*leaves: Tensor) -> list[object]:
 
 
 def _parts_of(schedule: LearningRateSchedule) -> Iterator[object]:
-    """What a schedule, and schedules in it, are made of."""
+    """Return the attributes of a schedule and of nested schedules."""
     for part in leaves_of(list(vars(schedule).values())):
         yield from _parts_of(part) if isinstance(part, LearningRateSchedule) else (part,)

@@ -28,10 +28,10 @@ _thread = _ThreadSession()
 def session(op_input_list: Sequence[object] = ()) -> Session:
     """See `thalweg.keras.backend.get_session`."""
     graph = first_graph(op_input_list)
-    found = _find_session(graph)
-    if found is None:
-        found = _thread.session = Session(graph=graph)
-    return _initialize_new(found)
+    active = _find_session(graph)
+    if active is None:
+        active = _thread.session = Session(graph=graph)
+    return _initialize_new(active)
 
 
 def use_session(session: object) -> None:
@@ -57,30 +57,30 @@ def config_value(symbol: object) -> Any:
 
 
 def _session_of(x: Any, purpose: str) -> Session:
-    """The session that has the value of a graph's variable.
+    """Return the session that has the value of a graph's variable.
 
     Raises:
         FailedPreconditionError: None is known.
     """
-    found = _find_session(x.graph)
-    if found is None:
+    sessions = _find_session(x.graph)
+    if sessions is None:
         raise FailedPreconditionError(
             f"Cannot {purpose} '{x.name}', of which each session has a value: no session is the"
             " default. Do it inside `with session:`, or give the session to"
             " tf.compat.v1.keras.backend.set_session."
         )
-    return _initialize_new(found)
+    return _initialize_new(sessions)
 
 
 def _find_session(graph: object) -> Any:
-    known = (current_session(), get_default_session(), _thread.session)
-    return next((s for s in known if s is not None and s.graph is graph and not s.closed), None)
+    sessions = (current_session(), get_default_session(), _thread.session)
+    return next((s for s in sessions if s is not None and s.graph is graph and not s.closed), None)
 
 
 def _initialize_new(session: Session) -> Session:
     if current_session() is not session:
-        own = session.graph.get_collection(OWN)
-        new = [each.initializer for each in own if not session.is_initialized(each)]
+        variables = session.graph.get_collection(OWN)
+        new = [var.initializer for var in variables if not session.is_initialized(var)]
         if new:
             session.run(new)
     return session

@@ -74,7 +74,7 @@ def apply_gradients(
 
 
 def _add_step(optimizer: Optimizer, step: Step, given: GradsAndVars, name: str) -> Operation:
-    """The operation that takes a step.
+    """Return the operation that takes a step.
 
     Args:
         optimizer: Makes `iterations`, hyperparameters and slots in the graph, below its name.
@@ -104,7 +104,7 @@ def _add_step(optimizer: Optimizer, step: Step, given: GradsAndVars, name: str) 
 
 
 def _add_empty_step(optimizer: Optimizer) -> Operation:
-    """The operation of a step over no variables, which does not count."""
+    """Return the operation of a step over no variables, which does not count."""
     with get_default_graph().name_scope(optimizer._name):
         _ = optimizer.iterations
         optimizer._create_hypers()

@@ -72,7 +72,7 @@ def add_step(optimizer: Any, given: Sequence[tuple[Any, Any]], name: str, aggreg
 
 
 def _transform_pairs(optimizer: Any, pairs: list[Any], aggregates: bool) -> list[Any]:
-    """What an optimizer's hooks make of the gradients, checked."""
+    """Return the gradients after the optimizer's hooks, checked."""
     before = ("_transform_unaggregated_gradients", "_aggregate_gradients") if aggregates else ()
     known = {id(var) for var in optimizer._slots.owners()}
     for hook in (*before, "_transform_gradients"):
@@ -89,7 +89,7 @@ def _transform_pairs(optimizer: Any, pairs: list[Any], aggregates: bool) -> list
 
 
 def _call_hook(optimizer: Any, grad: Any, var: GraphVariable, state: Any) -> Any:
-    """What the hook for one pair returns."""
+    """Return the result of the hook for one pair."""
     with enter_update():
         if isinstance(grad, IndexedSlices):
             hook, rows = optimizer._resource_apply_sparse_duplicate_indices, grad
@@ -100,7 +100,7 @@ def _call_hook(optimizer: Any, grad: Any, var: GraphVariable, state: Any) -> Any
 def _add_count(
     optimizer: Any, variables: Sequence[GraphVariable], read: Captured, updates: Sequence[object]
 ) -> object:
-    """The operation that counts a step after its updates."""
+    """Return the operation that counts a step after its updates."""
 
     def count_step(own: Tensor | None, leaves: list[Tensor], *values: Any) -> None:
         with optimizer._lock, optimizer._hyper.knowing(read.values_in_run(*values)):
@@ -144,7 +144,7 @@ def update(optimizer: Any, grad: Any, var: Any, state: Any) -> Any:
 
 
 def _changed_rates(optimizer: Any, dtype: torch.dtype, rate: Any, usual: Any) -> dict[Any, float]:
-    """The learning rate that hooks gave a step, where it is not the usual one.
+    """Return the learning rates that hooks changed for a step, by dtype.
 
     Args:
         optimizer: The optimizer.

@@ -1,1 +1,1 @@
-"""Slots that ranks share out among them: each keeps, and updates, a part of every variable."""
+"""Sharded slots: each rank stores and updates a part of every variable."""

@@ -1,4 +1,4 @@
-"""Exchange of the parts of variables after a step: each rank sends its parts to all others."""
+"""All-gather of updated parts of variables after a sharded step."""
 
 from __future__ import annotations
 
@@ -13,56 +13,61 @@ from thalweg.distribute.process_group import Pending, Ranks
 from thalweg.distribute.sharding.shards import Shards, flatten_like
 from thalweg.indexed_slices import IndexedSlices
 
-_LARGE = 2**18  # bytes of a part that is sent from where it lies: to copy it would take longer
+# Bytes from which a part is sent without a copy, which would take longer.
+_LARGE = 2**18
 
 
 def join_parts(shards: Shards, tensors: Sequence[tuple[Tensor, Tensor, object]], size: int) -> None:
-    """Set tensors to what the ranks have made of their parts.
+    """Set tensors to the parts that the ranks have updated.
 
     Args:
-        shards: Who has what.
-        tensors: A variable, what was updated, which is the variable or has its elements, and the
-            gradient: if that has rows, these rows alone were updated.
-        size: Bytes that are sent together.
+        shards: The assignment of elements to ranks.
+        tensors: Variable, updated tensor (the variable or one of its shape) and gradient; if the
+            gradient is sparse, only its rows were updated.
+        size: Bytes per message.
     """
     dense: list[tuple[int, Tensor]] = []
-    for place, (var, updated, grad) in enumerate(tensors):
+    for index, (var, updated, grad) in enumerate(tensors):
         if isinstance(grad, IndexedSlices):
             _join_rows(shards, var, updated.detach(), grad.indices)
         else:
-            dense.append((place, updated.detach()))
+            dense.append((index, updated.detach()))
 
-    def make_parcel(places: Sequence[int], own: Sequence[Tensor]) -> _Parcel:
-        return _Parcel(shards, [tensors[place][0] for place in places], own)
+    def make_parcel(places: Sequence[int], tensors_to_send: Sequence[Tensor]) -> _Parcel:
+        return _Parcel(shards, [tensors[index][0] for index in places], tensors_to_send)
 
-    large = {place for place, each in dense if each.nbytes >= _LARGE * shards.ranks.size}
-    parcels = [make_parcel([place], [each]) for place, each in dense if place in large]
-    parcels += plan_buckets([each for each in dense if each[0] not in large], size, make_parcel)
+    large = {index for index, tensor in dense if tensor.nbytes >= _LARGE * shards.ranks.size}
+    parcels = [make_parcel([index], [tensor]) for index, tensor in dense if index in large]
+    parcels += plan_buckets(
+        [tensor for tensor in dense if tensor[0] not in large], size, make_parcel
+    )
     waiting: list[_Parcel] = []
     for parcel in parcels:
         parcel.send(shards.ranks)
         waiting.append(parcel)
-        if len(waiting) > 1:  # for the memory that they take
+        # At most two parcels are in flight, to limit memory.
+        if len(waiting) > 1:
             waiting.pop(0).take()
     for parcel in waiting:
         parcel.take()
 
 
 class _Parcel:
-    """Tensors whose parts are sent together."""
+    """Tensors whose parts are sent in one message per rank."""
 
     def __init__(self, shards: Shards, owners: Sequence[Tensor], updated: Sequence[Tensor]) -> None:
         self._updated = updated
-        self._flat = [flatten_like(each, each) for each in updated]
+        self._flat = [flatten_like(tensor, tensor) for tensor in updated]
         self._views: list[list[Tensor]] = [[] for _ in range(shards.ranks.size)]
         for var, elements in zip(owners, self._flat, strict=True):
             for rank, start, stop in shards.pieces(var):
                 self._views[rank].append(elements[start:stop])
         self._rank = shards.ranks.rank
         self._buffers: list[Tensor] = []
-        self._under_way: Pending | None = None
+        self._pending: Pending | None = None
 
     def send(self, ranks: Ranks) -> None:
+        """Begin to send this rank's parts, copied unless they are one contiguous view."""
         empty = self._flat[0].new_empty
         for rank, views in enumerate(self._views):
             if _is_sent_as_it_is(views):
@@ -70,44 +75,44 @@ class _Parcel:
             elif rank == self._rank and views:
                 self._buffers.append(torch.cat(views))
             else:
-                self._buffers.append(empty(sum(each.numel() for each in views)))
-        self._under_way = ranks.begin_sharing(self._buffers)
+                self._buffers.append(empty(sum(view.numel() for view in views)))
+        self._pending = ranks.begin_sharing(self._buffers)
 
     def take(self) -> None:
-        if self._under_way is not None:
-            self._under_way.wait()
+        """Wait for the parts of other ranks and copy them into the tensors."""
+        if self._pending is not None:
+            self._pending.wait()
         for rank, (views, buffer) in enumerate(zip(self._views, self._buffers, strict=True)):
             if rank != self._rank and not _is_sent_as_it_is(views):
-                copy_all(views, buffer.split([each.numel() for each in views]))
-        for each, elements in zip(self._updated, self._flat, strict=True):
-            if not layout.is_dense(each):
-                each.copy_(elements.view(each.shape))
+                copy_all(views, buffer.split([tensor.numel() for tensor in views]))
+        for tensor, elements in zip(self._updated, self._flat, strict=True):
+            if not layout.is_dense(tensor):
+                tensor.copy_(elements.view(tensor.shape))
 
 
 def _is_sent_as_it_is(views: Sequence[Tensor]) -> bool:
-    """Return whether it is sent from where it lies, and taken there, which needs a run of
-    memory.
-    """
+    """Return whether the parts are one contiguous view, which is sent without a copy."""
     return len(views) == 1 and views[0].is_contiguous()
 
 
 def _join_rows(shards: Shards, var: Tensor, updated: Tensor, indices: Tensor) -> None:
+    """Send the touched rows of this rank's part, and receive those of the others."""
     row, ranks = var.shape[1:].numel(), shards.ranks
     pieces = shards.pieces(var)
     if not pieces:
         return
     touched = torch.unique(indices.long())
     buffers = [updated[:0]] * ranks.size
-    places: dict[int, Tensor] = {}
+    rows_by_rank: dict[int, Tensor] = {}
     for rank, start, stop in pieces:
         bounds = [start // row, stop // row]
         ends = torch.tensor(bounds, dtype=torch.int64, device=touched.device)
         begin, end = torch.searchsorted(touched, ends).tolist()
-        places[rank] = touched[begin:end]
-        is_own = rank == ranks.rank
+        rows_by_rank[rank] = touched[begin:end]
+        is_local = rank == ranks.rank
         shape = (end - begin, *updated.shape[1:])
-        buffers[rank] = updated[places[rank]] if is_own else updated.new_empty(shape)
+        buffers[rank] = updated[rows_by_rank[rank]] if is_local else updated.new_empty(shape)
     ranks.begin_sharing(buffers).wait()
-    for rank, rows in places.items():
+    for rank, rows in rows_by_rank.items():
         if rank != ranks.rank:
             updated.index_copy_(0, rows, buffers[rank])

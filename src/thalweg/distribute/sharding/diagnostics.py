@@ -1,4 +1,4 @@
-"""Diagnostics of whole variables from measurements of the ranks' parts of DTensors."""
+"""Diagnostics of full DTensors from measurements of local parts."""
 
 from __future__ import annotations
 
@@ -13,18 +13,20 @@ from torch import Tensor
 from thalweg._core.dtensor import is_on_mesh
 from thalweg._engines.diagnostics import MEASURED, PEAKS
 from thalweg.distribute.process_group import Ranks
+from thalweg.distribute.sharding.matrix_group import cut_dims
 from thalweg.distribute.tree_reduction import in_pairs
 
-_LOST = 2  # beside 1 for what was measured and 0 for what was not: a rank could not, so none has it
+# State beside 0 (not measured) and 1 (measured): a rank failed, so no rank has the numbers.
+_UNAVAILABLE = 2
 
 
 class RankMeasures(NamedTuple):
     """Measurements of some variables on this rank.
 
     Attributes:
-        variables: The variables, whole.
-        numbers: (variables, measured) float64, in NumPy or on their device.
-        known: Which of them were measured; a part without elements has none.
+        variables: The full variables.
+        numbers: (variables, measurements) float64, in NumPy or on their device.
+        is_known: Which of them were measured; a part without elements has none.
     """
 
     variables: Sequence[Tensor]
@@ -33,75 +35,75 @@ class RankMeasures(NamedTuple):
 
 
 def over_ranks(variables: Sequence[Tensor], parts: Sequence[RankMeasures]) -> list[RankMeasures]:
-    """Return the measurements of whole variables; all ranks call this, one that failed with no
-    parts.
+    """Return the measurements of full variables; all ranks call this, a failed one without parts.
 
-    Where a rank failed, the others have no numbers of variables that are cut: theirs are parts.
-
-    Sums and counts are added in the order of the ranks along those dimensions of a mesh that a
-    variable is cut along, so that all ranks have the same bits.
+    If a rank failed, the others have NaN for sharded variables. Sums and counts are added in the
+    order of the ranks along the sharded mesh dimensions, so that all ranks have the same bits.
 
     Args:
-        variables: All of the step, in one order on all ranks.
-        parts: The measurements, of each variable at most once.
+        variables: All variables of the step, in the same order on all ranks.
+        parts: The measurements, at most one for each variable; updated in place.
     """
     cut = [var for var in variables if is_on_mesh(var)]
-    place = {id(var): row for row, var in enumerate(cut)}
+    row_by_id = {id(var): row for row, var in enumerate(cut)}
     shape = len(cut), len(MEASURED)
     numbers = torch.zeros(shape, dtype=torch.float64, device="cpu")
-    known = torch.full(shape, 0 if parts else _LOST, dtype=torch.int64, device="cpu")
-    for part, rows, own in _rows_of(parts, place):
-        flags = torch.from_numpy(part.known[own])  # pyright: ignore[reportUnknownMemberType]
-        given: Any = part.numbers[own]
-        given = given if isinstance(given, Tensor) else torch.from_numpy(given)  # pyright: ignore
-        numbers = numbers.to(given.device)
-        numbers[rows] = torch.where(flags.to(given.device), given, 0.0)
-        known[rows] = flags.long()
-    for (mesh, *dims), rows in _alike(cut).items():
+    is_known = torch.full(shape, 0 if parts else _UNAVAILABLE, dtype=torch.int64, device="cpu")
+    for part, rows, part_rows in _match_rows(parts, row_by_id):
+        flags = torch.from_numpy(part.known[part_rows])  # pyright: ignore[reportUnknownMemberType]
+        values: Any = part.numbers[part_rows]
+        values = values if isinstance(values, Tensor) else torch.from_numpy(values)  # pyright: ignore
+        numbers = numbers.to(values.device)
+        numbers[rows] = torch.where(flags.to(values.device), values, 0.0)
+        is_known[rows] = flags.long()
+    for (mesh, *dims), rows in _group_by_mesh(cut).items():
         for dim in dims:
-            own, flags = _joined(numbers[rows], known[rows], Ranks(mesh.get_group(dim)))
-            numbers[rows], known[rows] = own.to(numbers.device), flags.cpu()
-    for part, rows, own in _rows_of(parts, place):
-        flags = known[rows].numpy() == 1
-        there = torch.from_numpy(~flags).to(numbers.device)  # pyright: ignore[reportUnknownMemberType]
-        whole = numbers[rows].masked_fill(there, float("nan"))
+            part_rows, flags = _reduce_ranks(
+                numbers[rows], is_known[rows], Ranks(mesh.get_group(dim))
+            )
+            numbers[rows], is_known[rows] = part_rows.to(numbers.device), flags.cpu()
+    for part, rows, part_rows in _match_rows(parts, row_by_id):
+        flags = is_known[rows].numpy() == 1
+        is_missing = torch.from_numpy(~flags).to(numbers.device)  # pyright: ignore[reportUnknownMemberType]
+        totals = numbers[rows].masked_fill(is_missing, float("nan"))
         if isinstance(part.numbers, Tensor):
-            part.numbers[own] = whole
+            part.numbers[part_rows] = totals
         else:
-            part.numbers[own] = whole.cpu().numpy()
-        part.known[own] = flags
+            part.numbers[part_rows] = totals.cpu().numpy()
+        part.known[part_rows] = flags
     return list(parts)
 
 
-def _rows_of(
-    parts: Sequence[RankMeasures], place: dict[int, int]
+def _match_rows(
+    parts: Sequence[RankMeasures], row_by_id: dict[int, int]
 ) -> list[tuple[RankMeasures, list[int], list[int]]]:
-    """Each part, where its variables that are cut are among all of these, and in the part."""
-    found: list[tuple[RankMeasures, list[int], list[int]]] = []
+    """Return each part with the rows of its DTensors, in the result and in the part."""
+    matches: list[tuple[RankMeasures, list[int], list[int]]] = []
     for part in parts:
-        own = [k for k, var in enumerate(part.variables) if id(var) in place]
-        if own:
-            found.append((part, [place[id(part.variables[k])] for k in own], own))
-    return found
+        part_rows = [index for index, var in enumerate(part.variables) if id(var) in row_by_id]
+        if part_rows:
+            matches.append(
+                (part, [row_by_id[id(part.variables[index])] for index in part_rows], part_rows)
+            )
+    return matches
 
 
-def _alike(cut: Sequence[Tensor]) -> dict[tuple[Any, ...], list[int]]:
-    """The variables that are cut along the same dimensions of the same mesh."""
-    found: dict[tuple[Any, ...], list[int]] = {}
+def _group_by_mesh(cut: Sequence[Tensor]) -> dict[tuple[Any, ...], list[int]]:
+    """Return the indices of the variables by mesh and sharded mesh dimensions."""
+    groups: dict[tuple[Any, ...], list[int]] = {}
     for row, var in enumerate(cut):
-        placed: Any = var
-        dims = [k for k, each in enumerate(placed.placements) if not each.is_replicate()]
-        found.setdefault((placed.device_mesh, *dims), []).append(row)
-    return found
+        dtensor: Any = var
+        groups.setdefault((dtensor.device_mesh, *cut_dims(var)), []).append(row)
+    return groups
 
 
-def _joined(numbers: Tensor, known: Tensor, ranks: Ranks) -> tuple[Tensor, Tensor]:
-    """What all of these ranks have together."""
+def _reduce_ranks(numbers: Tensor, is_known: Tensor, ranks: Ranks) -> tuple[Tensor, Tensor]:
+    """Return the measurements, and their states, over the ranks of one mesh dimension."""
     peaks = [MEASURED.index(name) for name in PEAKS]
-    whole = in_pairs(ranks.all_gather(numbers.to(ranks.device)))
+    totals = in_pairs(ranks.all_gather(numbers.to(ranks.device)))
     # As whole numbers, magnitudes have the same order, and NaN is the largest.
     bits = numbers[:, peaks].to(ranks.device).abs().contiguous().view(torch.int64)
-    largest = torch.cat([bits, known.to(ranks.device)], dim=1)
+    largest = torch.cat([bits, is_known.to(ranks.device)], dim=1)
     ranks.take_maximum(largest)
-    whole[:, peaks] = largest[:, : len(peaks)].contiguous().view(torch.float64)
-    return whole, largest[:, len(peaks) :]
+    totals[:, peaks] = largest[:, : len(peaks)].contiguous().view(torch.float64)
+    return totals, largest[:, len(peaks) :]

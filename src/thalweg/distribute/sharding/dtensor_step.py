@@ -1,7 +1,7 @@
-"""Variables that torch has shared out itself: each rank updates its local part of a DTensor.
+"""Steps over DTensors: each rank updates its local part.
 
-`fully_shard` (FSDP2) makes such parameters, and sums their gradients. Measures are added up over
-those dimensions of a variable's mesh that it is cut along.
+`fully_shard` (FSDP2) creates such parameters, and sums their gradients. Reductions are added over
+those mesh dimensions that shard a variable.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from thalweg.variable import dtype_name, name_of, variable_constraint
 
 
 def keep_local_slots(store: SlotStore, variables: Sequence[object]) -> None:
-    """Have a store keep slots of local parts, if there are DTensors among the variables."""
+    """Make a store keep slots of local parts, if there are DTensors among the variables."""
     if store.parts is None and any_on_mesh(variables):
         store.parts = LocalShards()
 
 
 class LocalShards:
-    """The local parts of DTensors; all of any other variable. See `thalweg._core.slots.Parts`."""
+    """Local parts of DTensors, and full other variables; see `thalweg._core.slots.Parts`."""
 
     ranks: Ranks | None = None
 
@@ -50,18 +50,18 @@ class LocalShards:
         self._parts: dict[int, tuple[Tensor, Tensor]] = {}
 
     def part(self, var: Tensor) -> Tensor:
-        """Return the local tensor: the same view of it as long as it does not move."""
+        """Return the local tensor, as the same view as long as its memory does not move."""
         if not is_on_mesh(var):
             return var
-        now = to_local(var)
-        kept = self._parts.get(id(var))
-        if kept is None or kept[0] is not var or not _is_same(kept[1], now):
-            now._thalweg_name = name_of(var)  # pyright: ignore[reportAttributeAccessIssue]
-            kept = self._parts[id(var)] = var, now
-        return kept[1]
+        local = to_local(var)
+        cached = self._parts.get(id(var))
+        if cached is None or cached[0] is not var or not _is_same(cached[1], local):
+            local._thalweg_name = name_of(var)  # pyright: ignore[reportAttributeAccessIssue]
+            cached = self._parts[id(var)] = var, local
+        return cached[1]
 
     def cut(self, value: Tensor, var: Tensor) -> Tensor:
-        """Return the local part of a value, without a message."""
+        """Return the local part of a value without communication."""
         if not is_on_mesh(var):
             return to_local(value)
         mesh: Any = var
@@ -69,17 +69,17 @@ class LocalShards:
             return to_local(_as_placed(value, mesh))
         from torch.distributed.tensor import distribute_tensor
 
-        own = value.detach().to(var.device)
+        detached = value.detach().to(var.device)
         return to_local(
-            distribute_tensor(own, mesh.device_mesh, mesh.placements, src_data_rank=None)
+            distribute_tensor(detached, mesh.device_mesh, mesh.placements, src_data_rank=None)
         )
 
     def whole(self, own: Tensor, var: Tensor) -> Tensor:
-        """Return the value, on each rank of the mesh; all of them call this.
+        """Return the full value on each rank of the mesh; all of them call this.
 
         Raises:
-            LayoutError: There is no memory that holds this rank's part.
-            ReplicaMismatchError: Other ranks collect another tensor, or have no part of it.
+            LayoutError: This rank's part has no memory.
+            ReplicaMismatchError: Other ranks collect another tensor, or failed.
         """
         if not is_on_mesh(var):
             check_memory(own, f"'{name_of(var)}'")
@@ -87,13 +87,15 @@ class LocalShards:
         from torch.distributed.tensor import DTensor
 
         mesh: Any = var
-        kind = f"{dtype_name(own.dtype)} {tuple(var.shape)} {mesh.placements}"
-        team = MatrixProcessGroup(
-            [var], lambda: [f"the tensor '{name_of(var)}': {kind}"], doing=PendingCollective.STATE
+        description = f"{dtype_name(own.dtype)} {tuple(var.shape)} {mesh.placements}"
+        group = MatrixProcessGroup(
+            [var],
+            lambda: [f"the tensor '{name_of(var)}': {description}"],
+            collective=PendingCollective.STATE,
         )
-        with team.report_errors():
+        with group.report_errors():
             check_memory(own, f"'{name_of(var)}'")
-        found = DTensor.from_local(
+        dtensor = DTensor.from_local(
             own.detach(),
             mesh.device_mesh,
             mesh.placements,
@@ -101,12 +103,10 @@ class LocalShards:
             shape=var.shape,
             stride=var.stride(),
         )
-        return found.full_tensor().detach().clone()
+        return dtensor.full_tensor().detach().clone()
 
     def collecting(self) -> AbstractContextManager[None]:
-        """Return a context manager for a block in which nothing is otherwise: all ranks of a mesh
-        have `whole`.
-        """
+        """Return a context manager without effect: every rank of a mesh receives the full value."""
         return nullcontext()
 
 
@@ -118,9 +118,10 @@ def to_local(tensor: Any) -> Tensor:
         return tensor.to_local().detach()
 
 
-def _is_same(one: Tensor, other: Tensor) -> bool:
-    same = one.data_ptr() == other.data_ptr() and one.dtype == other.dtype
-    return same and one.shape == other.shape and one.stride() == other.stride()
+def _is_same(first: Tensor, second: Tensor) -> bool:
+    """Return whether two tensors have the same memory, dtype, shape and strides."""
+    has_same_memory = first.data_ptr() == second.data_ptr() and first.dtype == second.dtype
+    return has_same_memory and first.shape == second.shape and first.stride() == second.stride()
 
 
 class LocalStep:
@@ -128,11 +129,11 @@ class LocalStep:
 
     Args:
         parts: The local parts.
-        team: Optional. The ranks that have parts of them, for a step in which these send messages.
+        group: Optional. The ranks that have parts of the DTensors, if the step sends messages.
     """
 
-    def __init__(self, parts: LocalShards, team: MatrixProcessGroup | None = None) -> None:
-        self._parts, self._team = parts, team
+    def __init__(self, parts: LocalShards, group: MatrixProcessGroup | None = None) -> None:
+        self._parts, self._group = parts, group
 
     def check_matrices(
         self, rule: Rule, variables: Sequence[Tensor], titles: Sequence[str]
@@ -144,14 +145,14 @@ class LocalStep:
                 f"'{cut[0][1]}' is a DTensor, and rule {rule.name!r} measures rows and columns,"
                 " of which no rank has all elements."
             )
-        team = self._team
-        if cut and (team is None or not team.gathers):
+        group = self._group
+        if cut and (group is None or not group.gathers):
             raise NotImplementedError(
                 f"'{cut[0][1]}' is a DTensor, and rule {rule.name!r} has stages over whole"
                 " matrices: optimizers of thalweg.optim have those gathered, and no others."
             )
-        if cut and team is not None:
-            team.check(f"rule {rule.name!r}", *zip(*cut, strict=True))
+        if cut and group is not None:
+            group.check(f"rule {rule.name!r}", *zip(*cut, strict=True))
 
     def local_parts(self, pairs: Sequence[Pair]) -> Sequence[Pair]:
         """See `Sharing`."""
@@ -181,11 +182,11 @@ class LocalStep:
         )
 
     def _matrices_of(self, variables: Sequence[Tensor]) -> Callable[[StepRequest], Any] | None:
-        if self._team is None or not any_on_mesh(variables):
+        if self._group is None or not any_on_mesh(variables):
             return None
         from thalweg.distribute.sharding.gathered_matrices import GatheredMatrices
 
-        return partial(GatheredMatrices, self._team, variables)
+        return partial(GatheredMatrices, self._group, variables)
 
     def _local_gradient(self, grad: Any, var: Tensor) -> Any:
         if grad is None or isinstance(grad, IndexedSlices):
@@ -194,118 +195,119 @@ class LocalStep:
 
     def measure_whole(self, ready: StepPlan, asked: StepRequest) -> Measures:
         """See `Sharing`."""
-        return _Measured(ready, asked.variables, self._team)
+        return _ShardedMeasures(ready, asked.variables, self._group)
 
     def diagnostics_of_whole(self, variables: Sequence[Tensor], parts: Any) -> Any:
-        """Return the diagnostics of whole variables, by `over_ranks` of `sharding.diagnostics`."""
+        """Return the diagnostics of full variables, by `over_ranks` of `sharding.diagnostics`."""
         from thalweg.distribute.sharding.diagnostics import RankMeasures, over_ranks
 
-        return over_ranks(variables, [RankMeasures(*each) for each in parts])
+        return over_ranks(variables, [RankMeasures(*part) for part in parts])
 
     def begin_writing(self) -> None:
         """See `Sharing`."""
-        if self._team is not None:
-            self._team.agree()
+        if self._group is not None:
+            self._group.agree()
 
     def report_errors(self) -> AbstractContextManager[None]:
-        """Return the block in which the step is taken; if it fails, the other ranks are told."""
-        return nullcontext() if self._team is None else self._team.report_errors()
+        """Return a context manager that reports errors of a step to the other ranks."""
+        return nullcontext() if self._group is None else self._group.report_errors()
 
     def joining_calls(self, asked: StepRequest) -> PostUpdateCall | None:
         """See `Sharing`."""
         return None
 
 
-class _Measured:
-    """What a step over local parts measures of whole variables."""
+class _ShardedMeasures:
+    """Reductions over full DTensors from those over local parts."""
 
     def __init__(
-        self, ready: StepPlan, variables: Sequence[Tensor], team: MatrixProcessGroup | None
+        self, plan: StepPlan, variables: Sequence[Tensor], group: MatrixProcessGroup | None
     ) -> None:
-        self._ready, self._team = ready, team
+        self._plan, self._group = plan, group
         # The variables that are cut along the same dimensions of the same mesh.
         self._cut: dict[tuple[Any, ...], list[int]] = {}
-        for place, var in enumerate(variables):
+        for index, var in enumerate(variables):
             if is_on_mesh(var):
                 mesh: Any = var
-                self._cut.setdefault((mesh.device_mesh, *cut_dims(var)), []).append(place)
+                self._cut.setdefault((mesh.device_mesh, *cut_dims(var)), []).append(index)
 
     def compute_sums(
         self, formulas: Formulas, stages: Stages, columns: Columns
     ) -> Sequence[Float64]:
         """See `StepPlan`."""
-        found = np.stack(self._ready.compute_sums(formulas, stages, columns), axis=-1)
+        totals = np.stack(self._plan.compute_sums(formulas, stages, columns), axis=-1)
         self._meet(len(formulas))
-        for (mesh, *dims), places in self._cut.items():
-            own = torch.from_numpy(found[places])  # pyright: ignore[reportUnknownMemberType]
+        for (mesh, *dims), indices in self._cut.items():
+            local_totals = torch.from_numpy(totals[indices])  # pyright: ignore[reportUnknownMemberType]
             for dim in dims:
                 ranks = Ranks(mesh.get_group(dim))
-                own = in_pairs(ranks.all_gather(own.to(ranks.device)))
-            found[places] = own.cpu().numpy()
-        return list(found.T)
+                local_totals = in_pairs(ranks.all_gather(local_totals.to(ranks.device)))
+            totals[indices] = local_totals.cpu().numpy()
+        return list(totals.T)
 
-    def _meet(self, *told: object) -> None:
-        if self._team is not None:
-            self._team.meet([len(places) for places in self._cut.values()], *told)
+    def _meet(self, *values: object) -> None:
+        """Compare the number of sharded variables, and other values, with the other ranks."""
+        if self._group is not None:
+            self._group.meet([len(places) for places in self._cut.values()], *values)
 
     def sums_on_device(self, formulas: Formulas, stages: Stages, columns: Columns) -> None:
         """See `StepPlan`."""
 
     def max_abs(self) -> Float64:
         """See `StepPlan`."""
-        found = np.abs(self._ready.max_abs())
+        magnitudes = np.abs(self._plan.max_abs())
         self._meet()
-        for (mesh, *dims), places in self._cut.items():
+        for (mesh, *dims), indices in self._cut.items():
             # As whole numbers, magnitudes have the same order, and NaN is the largest.
-            bits = torch.from_numpy(found[places].view(np.int64))  # pyright: ignore[reportUnknownMemberType]
+            bits = torch.from_numpy(magnitudes[indices].view(np.int64))  # pyright: ignore[reportUnknownMemberType]
             for dim in dims:
                 ranks = Ranks(mesh.get_group(dim))
                 bits = bits.to(ranks.device)
                 ranks.take_maximum(bits)
-            found[places] = bits.cpu().numpy().view(np.float64)
-        return found
+            magnitudes[indices] = bits.cpu().numpy().view(np.float64)
+        return magnitudes
 
     def max_abs_on_device(self, is_checked: Tensor) -> None:
         """See `StepPlan`."""
 
 
 def place_on_mesh(
-    pairs: Sequence[tuple[Any, Any]], team: MatrixProcessGroup | None = None
+    pairs: Sequence[tuple[Any, Any]], group: MatrixProcessGroup | None = None
 ) -> list[tuple[Any, Any]]:
-    """Return the pairs with gradients cut as their variables are; all ranks call this.
+    """Return the pairs with gradients sharded like their variables; all ranks call this.
 
     Args:
         pairs: Gradients and variables.
-        team: Optional. The ranks, which meet before gradients are cut otherwise.
+        group: Optional. The ranks, which synchronize before a gradient is redistributed.
 
     Raises:
-        FailedPreconditionError: A gradient is a DTensor, and its variable is none.
+        FailedPreconditionError: A gradient is a DTensor, and its variable is not.
     """
-    if team is not None and are_misplaced(pairs):
-        team.meet()
-    found: list[tuple[Any, Any]] = []
+    if group is not None and are_misplaced(pairs):
+        group.meet()
+    placed_pairs: list[tuple[Any, Any]] = []
     for grad, var in pairs:
         if is_on_mesh(grad) and not is_on_mesh(var):
             raise FailedPreconditionError(
                 f"The gradient of '{name_of(var)}' is a DTensor, and the variable is none."
             )
-        found.append((_as_placed(grad, var) if is_on_mesh(grad) else grad, var))
-    return found
+        placed_pairs.append((_as_placed(grad, var) if is_on_mesh(grad) else grad, var))
+    return placed_pairs
 
 
 def are_misplaced(pairs: Iterable[tuple[Any, Any]]) -> bool:
-    """Return whether a gradient is cut otherwise than its variable, so that ranks have to send."""
-    both = (pair for pair in pairs if is_on_mesh(pair[0]) and is_on_mesh(pair[1]))
-    return not all(_is_placed_alike(grad, var) for grad, var in both)
+    """Return whether a gradient's placement differs from its variable's, so that ranks send."""
+    dtensor_pairs = (pair for pair in pairs if is_on_mesh(pair[0]) and is_on_mesh(pair[1]))
+    return not all(_is_placed_alike(grad, var) for grad, var in dtensor_pairs)
 
 
-def _is_placed_alike(value: Any, var: Any) -> bool:
-    return (value.device_mesh, value.placements) == (var.device_mesh, var.placements)
+def _is_placed_alike(tensor: Any, var: Any) -> bool:
+    return (tensor.device_mesh, tensor.placements) == (var.device_mesh, var.placements)
 
 
-def _as_placed(value: Any, var: Any) -> object:
-    """A DTensor cut as another one is."""
-    if _is_placed_alike(value, var):
-        return value
+def _as_placed(tensor: Any, var: Any) -> object:
+    """Return a DTensor with the placement of another one."""
+    if _is_placed_alike(tensor, var):
+        return tensor
     with no_grad():
-        return value.redistribute(var.device_mesh, var.placements)
+        return tensor.redistribute(var.device_mesh, var.placements)

@@ -1,4 +1,4 @@
-"""Tensors that ranks have parts of, sent to one of them, and from there back to all."""
+"""Gathering of tensors to the ranks that own them, and scattering back."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from thalweg.distribute.process_group import Ranks
 
 
 class GatheredTensor(NamedTuple):
-    """A tensor that ranks have parts of.
+    """Tensor of which several ranks have parts.
 
     Attributes:
-        owner: The rank that has it as a whole.
-        ranks: Those that have parts.
-        dim: What these are cut along; None if each is all of it.
+        owner: The rank that holds the full tensor.
+        ranks: The ranks that have parts.
+        dim: The dimension that is cut; None if each part is the full tensor.
         local: This rank's part.
-        whole: The whole, on its owner.
+        whole: The full tensor on its owner, else None.
     """
 
     owner: int
@@ -29,88 +29,86 @@ class GatheredTensor(NamedTuple):
     whole: Any
 
     def part(self, rank: int) -> Tensor:
-        """Return the part of the whole tensor that a rank has."""
+        """Return the view of the full tensor that is a rank's part."""
         if self.dim is None:
             return self.whole
-        place = rank - self.ranks[0]
-        return self.whole.narrow(self.dim, *_bounds(self.whole.shape[self.dim], place, self.ranks))
+        index = rank - self.ranks[0]
+        return self.whole.narrow(self.dim, *_bounds(self.whole.shape[self.dim], index, self.ranks))
 
 
 def gather(ranks: Ranks, tensors: Sequence[GatheredTensor], device: torch.device) -> None:
-    """Set wholes to what the ranks have of them; all ranks call this with the same tensors.
+    """Copy the parts of all ranks into full tensors; all ranks call this with the same tensors.
 
     Args:
         ranks: The ranks.
         tensors: The tensors.
-        device: Where those that more than one rank has are.
+        device: The device of tensors with several ranks.
     """
-    sent, taken = _lists(ranks), _lists(ranks)
-    for each in tensors:
-        if each.owner != ranks.rank:
-            if each.dim is not None:
-                sent[each.owner].append(each.local)
+    outgoing, incoming = _lists_by_rank(ranks), _lists_by_rank(ranks)
+    for tensor in tensors:
+        if tensor.owner != ranks.rank:
+            if tensor.dim is not None:
+                outgoing[tensor.owner].append(tensor.local)
             continue
-        each.part(ranks.rank).copy_(each.local)
-        if each.dim is not None:
-            for rank in each.ranks:
-                taken[rank] += [each.part(rank)] if rank != each.owner else []
-    _exchange(ranks, sent, taken, device)
+        tensor.part(ranks.rank).copy_(tensor.local)
+        if tensor.dim is not None:
+            for rank in tensor.ranks:
+                incoming[rank] += [tensor.part(rank)] if rank != tensor.owner else []
+    _exchange(ranks, outgoing, incoming, device)
 
 
 def scatter(ranks: Ranks, tensors: Sequence[GatheredTensor], device: torch.device) -> None:
-    """Set parts to what the owners have of them, in the same way."""
-    sent, taken = _lists(ranks), _lists(ranks)
-    for each in tensors:
-        if each.owner != ranks.rank:
-            taken[each.owner].append(each.local)
+    """Copy the owners' full tensors into the parts of all ranks; see `gather`."""
+    outgoing, incoming = _lists_by_rank(ranks), _lists_by_rank(ranks)
+    for tensor in tensors:
+        if tensor.owner != ranks.rank:
+            incoming[tensor.owner].append(tensor.local)
             continue
-        each.local.copy_(each.part(ranks.rank))
-        for rank in each.ranks:
-            sent[rank] += [each.part(rank)] if rank != each.owner else []
-    _exchange(ranks, sent, taken, device)
+        tensor.local.copy_(tensor.part(ranks.rank))
+        for rank in tensor.ranks:
+            outgoing[rank] += [tensor.part(rank)] if rank != tensor.owner else []
+    _exchange(ranks, outgoing, incoming, device)
 
 
 def part_shape(shape: tuple[int, ...], rank: int, ranks: range) -> tuple[int, ...]:
-    """Return the shape that a rank has of a tensor which is cut along its first dimension, if
-    any.
-    """
+    """Return the shape of a rank's part of a tensor that is cut along dimension 0, if any."""
     return (_bounds(shape[0], rank - ranks[0], ranks)[1], *shape[1:]) if shape else shape
 
 
-def _lists(ranks: Ranks) -> list[list[Tensor]]:
+def _lists_by_rank(ranks: Ranks) -> list[list[Tensor]]:
     return [[] for _ in range(ranks.size)]
 
 
-def _bounds(length: int, place: int, ranks: range) -> tuple[int, int]:
-    """Where a part begins, and how long it is, as torch cuts."""
+def _bounds(length: int, index: int, ranks: range) -> tuple[int, int]:
+    """Return the start and the length of a part, as torch cuts dimensions."""
     step = -(-length // len(ranks))
-    start = min(place * step, length)
+    start = min(index * step, length)
     return start, min(step, length - start)
 
 
 def _exchange(
-    ranks: Ranks, sent: list[list[Tensor]], taken: list[list[Tensor]], device: torch.device
+    ranks: Ranks, outgoing: list[list[Tensor]], incoming: list[list[Tensor]], device: torch.device
 ) -> None:
-    """Send tensors to each rank, and set others to those that it sends, all in one message."""
-    sizes = [sum(each.nbytes for each in own) for own in taken]
+    """Send outgoing tensors to each rank and receive incoming ones, in one message each."""
+    sizes = [sum(tensor.nbytes for tensor in tensors) for tensors in incoming]
     buffers = [torch.empty(size, dtype=torch.uint8, device=device) for size in sizes]
-    ranks.begin_exchanging([_packed(own, device) for own in sent], buffers).wait()
-    for own, buffer in zip(taken, buffers, strict=True):
+    ranks.begin_exchanging([_pack_bytes(tensors, device) for tensors in outgoing], buffers).wait()
+    for tensors, buffer in zip(incoming, buffers, strict=True):
         start = 0
-        for each in _by_width(own):
-            found = buffer[start : start + each.nbytes].view(each.dtype)
-            each.copy_(found.view(each.shape))
-            start += each.nbytes
+        for tensor in _sort_by_width(tensors):
+            received_bytes = buffer[start : start + tensor.nbytes].view(tensor.dtype)
+            tensor.copy_(received_bytes.view(tensor.shape))
+            start += tensor.nbytes
 
 
-def _by_width(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Wide types first, so that each tensor begins where one of its type may in a row of bytes."""
-    return sorted(tensors, key=lambda each: -each.element_size())
+def _sort_by_width(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return tensors with wide dtypes first, so that each is aligned in a buffer of bytes."""
+    return sorted(tensors, key=lambda tensor: -tensor.element_size())
 
 
-def _packed(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
-    """The bytes of tensors, one after the other."""
+def _pack_bytes(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
+    """Return the bytes of tensors in one contiguous buffer."""
     if not tensors:
         return torch.empty(0, dtype=torch.uint8, device=device)
-    flat = [each.contiguous().view(-1) for each in _by_width(tensors)]
-    return torch.cat([each.view(torch.uint8) for each in flat])
+    flat = [tensor.contiguous().view(-1) for tensor in _sort_by_width(tensors)]
+    return torch.cat([tensor.view(torch.uint8) for tensor in flat])

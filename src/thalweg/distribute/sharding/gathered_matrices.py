@@ -1,7 +1,7 @@
-"""Matrices of which ranks have parts: a stage sees each as a whole, on the rank that owns it.
+"""Matrix stages over sharded matrices: each runs on the rank that owns the full matrix.
 
-What the stage reads is sent to the owner, which computes, and what has become of it is sent back.
-Nobody keeps a whole: slots with a shape of their own are cut along their first dimension.
+The inputs of a stage are sent to the owner, which computes, and the outputs are sent back. Full
+matrices are not stored: slots with a shape of their own are cut along their first dimension.
 """
 
 from __future__ import annotations
@@ -30,41 +30,44 @@ from thalweg.distribute.sharding.matrix_group import MatrixProcessGroup, axis_of
 
 
 class GatheredMatrices:
-    """The matrices of a step over parts of variables; see `thalweg._engines.staged_step.Matrices`.
+    """Matrices of a step over parts; see `thalweg._engines.staged_step.Matrices`.
 
     Args:
-        team: The ranks.
-        variables: The variables, of which some are DTensors; all others lie here as a whole.
-        asked: The step over the parts.
+        group: The ranks.
+        variables: The variables; those that are not DTensors are complete on this rank.
+        request: The step over the parts.
     """
 
     def __init__(
-        self, team: MatrixProcessGroup, variables: Sequence[Tensor], asked: StepRequest
+        self, group: MatrixProcessGroup, variables: Sequence[Tensor], request: StepRequest
     ) -> None:
-        rank, size = team.ranks.rank, team.ranks.size
-        self._team, self._rule, self._titles = team, asked.rule, asked.titles
-        self._kinds = [slot.name for slot in asked.rule.shaped_slots]
+        rank, size = group.ranks.rank, group.ranks.size
+        self._group, self._rule, self._titles = group, request.rule, request.titles
+        self._kinds = [slot.name for slot in request.rule.shaped_slots]
         axes = [axis_of(var) if is_on_mesh(var) else None for var in variables]
         self._dims = [None if axis is None else axis.cut for axis in axes]
         self._ranks = [range(rank, rank + 1) if axis is None else range(size) for axis in axes]
         self._device = next(var.device for var in variables if is_on_mesh(var))
         self._shapes = [var.shape for var in variables]
         self._owners = spread(self._shapes, self._ranks)
-        self._wholes = [
-            {slot.name: tuple(shaped_like(var, slot).shape) for slot in asked.rule.shaped_slots}
+        self._full_shapes = [
+            {slot.name: tuple(shaped_like(var, slot).shape) for slot in request.rule.shaped_slots}
             for var in variables
         ]
         self.slot_shapes = [
-            [part_shape(shape, rank, ranks) for shape in own.values()]
-            for own, ranks in zip(self._wholes, self._ranks, strict=True)
+            [part_shape(shape, rank, ranks) for shape in slot_shapes.values()]
+            for slot_shapes, ranks in zip(self._full_shapes, self._ranks, strict=True)
         ]
-        self.made = [{n: memory_beside(var) for n in asked.rule.made} for var in asked.variables]
-        mine: dict[Any, list[int]] = {}
+        self.made = [
+            {n: memory_beside(var) for n in request.rule.made} for var in request.variables
+        ]
+        local_matrices: dict[Any, list[int]] = {}
         for index, (var, owner) in enumerate(zip(variables, self._owners, strict=True)):
             if owner == rank and var.numel():
-                mine.setdefault((var.shape, var.dtype, var.device), []).append(index)
+                local_matrices.setdefault((var.shape, var.dtype, var.device), []).append(index)
         self._batches = [
-            Batch(asked.rule, asked.variables, own, shape) for (shape, *_), own in mine.items()
+            Batch(request.rule, request.variables, slot_shapes, shape)
+            for (shape, *_), slot_shapes in local_matrices.items()
         ]
         self._rows = {index: (batch, row) for batch in self._batches
                       for row, index in enumerate(batch.members)}  # fmt: skip
@@ -72,7 +75,7 @@ class GatheredMatrices:
     def run_stage(
         self, stage: Stage, columns: Columns, slots: Sequence[Sequence[Tensor]], moved: Moved
     ) -> None:
-        """See `Matrices`. All ranks call this; if the stage fails on one, all refuse the step."""
+        """See `Matrices`. All ranks call this; if the stage fails on one, all raise."""
         members = [index for index, shape in enumerate(self._shapes) if shape.numel()]
         if stage.every > 1:
             counts = counts_of(columns, members)
@@ -80,34 +83,34 @@ class GatheredMatrices:
             members = [index for index, count in pairs if is_due(count, stage.every)]
         if not members:
             return
-        asked = {name for several in asked_by(stage) for name in several}
-        names = [name for name in (*self._rule.made, *self._kinds) if name in asked]
+        slot_names = {name for used in asked_by(stage) for name in used}
+        names = [name for name in (*self._rule.made, *self._kinds) if name in slot_names]
         shares: dict[tuple[str, int], GatheredTensor] = moved.beside
         # What an earlier stage was given, and has made of it, is there still.
-        new = {
+        added = {
             (name, index): self._share(name, index, slots)
             for name in names
             for index in members
             if (name, index) not in shares
         }
-        self._team.meet(self._rule.name, [(self._titles[k], self._shapes[k]) for k in members])
-        gather(self._team.ranks, [*new.values()], self._device)
-        shares |= new
-        is_returned = torch.zeros(len(names), dtype=torch.int64, device=self._team.ranks.device)
+        self._group.meet(self._rule.name, [(self._titles[k], self._shapes[k]) for k in members])
+        gather(self._group.ranks, [*added.values()], self._device)
+        shares |= added
+        return_flags = torch.zeros(len(names), dtype=torch.int64, device=self._group.ranks.device)
 
-        def slot_of(index: int, place: int) -> Tensor:
-            return shares[self._kinds[place], index].whole
+        def slot_of(index: int, kind_index: int) -> Tensor:
+            return shares[self._kinds[kind_index], index].whole
 
         for batch in self._batches:
-            found = run_stage(self._rule, stage, batch, columns, slot_of)
-            for name, own in found.items():
-                is_returned[names.index(name)] = 1
-                for index, value in own:
-                    shares[name, index].whole.copy_(value)
-        self._team.meet()
-        self._team.ranks.take_maximum(is_returned)
-        returned = [name for name, flag in zip(names, is_returned.tolist(), strict=True) if flag]
-        back: list[GatheredTensor] = []
+            outputs = run_stage(self._rule, stage, batch, columns, slot_of)
+            for name, matrices in outputs.items():
+                return_flags[names.index(name)] = 1
+                for index, matrix in matrices:
+                    shares[name, index].whole.copy_(matrix)
+        self._group.meet()
+        self._group.ranks.take_maximum(return_flags)
+        returned = [name for name, flag in zip(names, return_flags.tolist(), strict=True) if flag]
+        returning: list[GatheredTensor] = []
         for name in returned:
             for index in members:
                 share = shares[name, index]
@@ -115,31 +118,32 @@ class GatheredMatrices:
                     share = share._replace(local=torch.empty_like(share.local))
                     slot = slots[index][self._kinds.index(name)]
                     moved[id(slot)] = (slot.detach(), share.local)
-                back.append(share)
-        scatter(self._team.ranks, back, self._device)
+                returning.append(share)
+        scatter(self._group.ranks, returning, self._device)
 
     def _share(self, name: str, index: int, slots: Sequence[Sequence[Tensor]]) -> GatheredTensor:
-        owner, ranks, whole = self._owners[index], self._ranks[index], None
-        is_mine = owner == self._team.ranks.rank
+        """Return the gathered tensor of a slot or an intermediate of one matrix."""
+        owner, ranks, full = self._owners[index], self._ranks[index], None
+        is_owner = owner == self._group.ranks.rank
         if name not in self._kinds:
-            if is_mine:
+            if is_owner:
                 batch, row = self._rows[index]
-                whole = batch.made[name][row]
-            return GatheredTensor(owner, ranks, self._dims[index], self.made[index][name], whole)
+                full = batch.made[name][row]
+            return GatheredTensor(owner, ranks, self._dims[index], self.made[index][name], full)
         local = slots[index][self._kinds.index(name)].detach()
-        shape = self._wholes[index][name]
-        if is_mine:
-            whole = local.new_empty(shape)
-        return GatheredTensor(owner, ranks, 0 if shape else None, local, whole)
+        shape = self._full_shapes[index][name]
+        if is_owner:
+            full = local.new_empty(shape)
+        return GatheredTensor(owner, ranks, 0 if shape else None, local, full)
 
 
 def spread(shapes: Sequence[torch.Size], ranks: Sequence[range]) -> list[int]:
-    """Return the rank that owns each matrix: large ones first, each where there is least to do."""
+    """Return the owner rank of each matrix; large ones go first, to the least loaded rank."""
     loads: dict[int, int] = {}
-    owners = [own[0] for own in ranks]
+    owners = [matrix_ranks[0] for matrix_ranks in ranks]
     sides = [matrix_shape(shape) for shape in shapes]
     work = [rows * columns * min(rows, columns) for rows, columns in sides]
-    for index in sorted(range(len(shapes)), key=lambda k: -work[k]):
+    for index in sorted(range(len(shapes)), key=lambda matrix: -work[matrix]):
         if len(ranks[index]) > 1:
             owner = min(ranks[index], key=lambda rank: loads.get(rank, 0))
             loads[owner] = loads.get(owner, 0) + work[index]

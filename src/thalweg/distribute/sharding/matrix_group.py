@@ -1,4 +1,4 @@
-"""The ranks that take one step over parts of DTensors: all of them take it, or none."""
+"""Ranks that execute one step over DTensors together, or not at all."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ Describe = Callable[[], Sequence[str]]
 
 
 class Axis(NamedTuple):
-    """Axis along which the parts of a DTensor lie.
+    """Axis along which a DTensor is cut.
 
     Attributes:
-        mesh: Its mesh.
-        dim: The dimension of the mesh along which ranks have parts; all others have copies.
-        cut: The dimension of the tensor that is cut; None if each rank has all of it.
+        mesh: The device mesh.
+        dim: The mesh dimension that holds different parts; all others hold copies.
+        cut: The tensor dimension that is cut; None if each rank has the full tensor.
     """
 
     mesh: Any
@@ -33,13 +33,11 @@ class Axis(NamedTuple):
 
 
 def axis_of(var: Tensor) -> Axis | None:
-    """Return the axis of the parts of a DTensor; None if they are not along one dimension of its
-    mesh.
-    """
+    """Return the axis of a DTensor; None unless it is cut along at most one mesh dimension."""
     from torch.distributed.tensor import Shard
 
-    placed: Any = var
-    mesh, placements = placed.device_mesh, placed.placements
+    dtensor: Any = var
+    mesh, placements = dtensor.device_mesh, dtensor.placements
     cut = cut_dims(var)
     if not cut:
         return Axis(mesh, mesh.ndim - 1, None)
@@ -50,15 +48,15 @@ def axis_of(var: Tensor) -> Axis | None:
 
 
 def cut_dims(var: Tensor) -> list[int]:
-    """Return the dimensions of a DTensor's mesh along which ranks have different parts."""
-    placed: Any = var
-    return [k for k, placement in enumerate(placed.placements) if not placement.is_replicate()]
+    """Return the mesh dimensions along which ranks have different parts of a DTensor."""
+    dtensor: Any = var
+    return [dim for dim, placement in enumerate(dtensor.placements) if not placement.is_replicate()]
 
 
 def describe_dtensors(
     params: Sequence[Tensor], titles: Sequence[str], gradients: Sequence[Any]
 ) -> list[str]:
-    """Return lines of DTensors and their gradients, which all ranks have alike."""
+    """Return lines about DTensors and their gradients that must be equal on all ranks."""
     lines = [f"the number of DTensors: {len(params)}"]
     for param, title, grad in zip(params, titles, gradients, strict=True):
         placements = cast("Any", param).placements
@@ -70,19 +68,19 @@ def describe_dtensors(
 
 
 class MatrixProcessGroup:
-    """The ranks that have parts of the DTensors of a step, and what they compare before it.
+    """Ranks that have parts of the DTensors of a step, with a comparison before each collective.
 
     A message of fixed length precedes every collective of the step and its first write, so that
-    ranks that differ, or fail, find that out: Gloo ends a process whose messages have other sizes.
+    ranks detect differences and failures: Gloo aborts a process whose messages have other sizes.
 
     Args:
         params: The DTensors.
-        describe: Returns one line for each thing that all ranks have alike.
-        matrix: One of the DTensors whose rule has stages over whole matrices; None for none.
-        doing: What the ranks do.
+        describe: Returns lines that must be equal on all ranks.
+        matrix: Optional. A DTensor whose rule has stages over full matrices.
+        collective: The action of the ranks.
 
     Attributes:
-        ranks: Those that gather matrices.
+        ranks: The ranks that gather matrices.
         gathers: Whether there are matrices to gather.
     """
 
@@ -91,15 +89,15 @@ class MatrixProcessGroup:
         params: Iterable[Tensor],
         describe: Describe,
         matrix: Tensor | None = None,
-        doing: PendingCollective = PendingCollective.STAGES,
+        collective: PendingCollective = PendingCollective.STAGES,
     ) -> None:
-        self._doing = doing
+        self._collective = collective
         self.begin(params, describe, matrix)
 
     def begin(
         self, params: Iterable[Tensor], describe: Describe, matrix: Tensor | None = None
     ) -> None:
-        """Begin another step. Plans that are repeated keep this object.
+        """Begin another step, for plans that are replayed with the same group.
 
         Args:
             params, describe, matrix: As for the class.
@@ -114,27 +112,27 @@ class MatrixProcessGroup:
         if axis is not None:
             self.ranks = groups.setdefault(axis[:2], Ranks(axis.mesh.get_group(axis.dim)))
         self._groups = [ranks for ranks in groups.values() if not ranks.is_alone]
-        self._is_agreed = not self._groups
+        self._is_ready_to_write = not self._groups
         self._describe = describe
         self._lines: Sequence[str] | None = None
         self._digest = 0
 
     def check(self, rule: str, params: Sequence[Tensor], titles: Sequence[str]) -> None:
-        """Refuse matrices whose parts these ranks cannot gather.
+        """Raise for matrices whose parts these ranks cannot gather.
 
         Args:
-            rule: The rule, in words.
+            rule: The rule, as text.
             params, titles: DTensors, with a name for each.
 
         Raises:
-            NotImplementedError: One is cut along several dimensions of its mesh, or in strides, or
-                on another mesh.
+            NotImplementedError: A matrix is cut along several mesh dimensions, in strides, or on
+                another mesh.
         """
         for param, title in zip(params, titles, strict=True):
-            axis, placed = axis_of(param), cast("Any", param)
+            axis, dtensor = axis_of(param), cast("Any", param)
             if axis is None:
                 raise NotImplementedError(
-                    f"'{title}' is a DTensor of placements {placed.placements}, and {rule} has"
+                    f"'{title}' is a DTensor of placements {dtensor.placements}, and {rule} has"
                     " stages over whole matrices: their parts are to be Shard, along one dimension"
                     " of the mesh, or Replicate."
                 )
@@ -145,11 +143,11 @@ class MatrixProcessGroup:
                     " matrices of an optimizer under rules with stages are to be cut along one."
                 )
 
-    def meet(self, *told: object) -> None:
-        """Wait for the other ranks, and go on if none of them failed and all are alike.
+    def meet(self, *values: object) -> None:
+        """Wait for the other ranks; continue if none failed and all are equal.
 
         Args:
-            *told: Further values that all ranks have alike.
+            *values: Further values that must be equal on all ranks.
 
         Raises:
             ReplicaMismatchError: A rank failed, or has another description or other values.
@@ -159,38 +157,41 @@ class MatrixProcessGroup:
         if self._lines is None:
             self._lines = self._describe()
             self._digest = hash_bytes("\n".join(self._lines).encode())
-        message = self._message((self._digest, zlib.crc32(repr(told).encode())))
-        is_described_alike, is_told_alike = message.receive().alike
-        if not is_described_alike:
+        message = self._message((self._digest, zlib.crc32(repr(values).encode())))
+        is_equal_text, has_equal_values = message.receive().are_equal
+        if not is_equal_text:
             message.compare(self._lines)
-        if not is_told_alike:
+        if not has_equal_values:
             raise ReplicaMismatchError(
                 "The ranks have gradients of different matrices, or in another order, or their"
                 " steps have other numbers. Nothing has changed on any rank."
             )
 
     def end(self) -> None:
-        """Let go of what the step was described by."""
+        """Release the description of the step."""
         self._describe, self._lines = list, None
 
     def _message(
-        self, same: Sequence[int] = (), trouble: BaseException | None = None
+        self, digests: Sequence[int] = (), trouble: BaseException | None = None
     ) -> RankMessage:
-        first, *further = self._groups
-        return RankMessage(first, self._doing, same, trouble=trouble, further=further)
+        first, *other_groups = self._groups
+        return RankMessage(
+            first, self._collective, digests, trouble=trouble, other_groups=other_groups
+        )
 
     def agree(self) -> None:
-        """Meet for the last time: nothing can fail on any rank any more."""
-        if not self._is_agreed:
+        """Synchronize before the first write, after which no rank can fail."""
+        if not self._is_ready_to_write:
             self.meet()
-            self._is_agreed = True
+            self._is_ready_to_write = True
 
     @contextmanager
     def report_errors(self) -> Iterator[None]:
-        """Return the context manager of the block in which a step is taken.
+        """Return the context manager for the execution of a step; it reports errors to the other
+        ranks.
 
-        If it fails before all agree, the other ranks are told. If it ends without a write, such as
-        for lack of gradients, this rank still meets the others.
+        If the block ends without a write, such as for lack of gradients, this rank still
+        synchronizes.
         """
         try:
             yield
@@ -198,9 +199,10 @@ class MatrixProcessGroup:
         except (ReplicaLostError, ReplicaMismatchError):
             raise
         except BaseException as error:
-            if not self._is_agreed:
+            if not self._is_ready_to_write:
                 try:
                     self._message(trouble=error).receive()
-                except ReplicaLostError as lost:  # which was its own doing, if it was interrupted
-                    error.add_note(str(lost))
+                # An interrupted rank may have caused this loss itself.
+                except ReplicaLostError as loss_error:
+                    error.add_note(str(loss_error))
             raise

@@ -1,4 +1,4 @@
-"""Slots that there are already, in the parts that the ranks have of them."""
+"""Sharding of existing slots."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from thalweg.indexed_slices import IndexedSlices
 
 
 def arrange_slots(
-    owner: Any, shards: Shards, pairs: Sequence[tuple[Any, Any]], kinds: Sequence[Slot]
+    owner: Any, shards: Shards, pairs: Sequence[tuple[Any, Any]], slots: Sequence[Slot]
 ) -> None:
-    """Share out the slots of an optimizer, if they are not; all ranks call this.
+    """Shard the slots of an optimizer, unless they are; all ranks call this.
 
     A variable whose gradient has rows that end within a part is given to one rank.
 
     Args:
         owner: The optimizer.
-        shards: Who has what.
-        pairs: A step.
-        kinds: The optimizer's kinds of slot, without those of shape ().
+        shards: The assignment of elements to ranks.
+        pairs: Gradients and variables of a step.
+        slots: The optimizer's slots without those of shape ().
     """
     store = owner._slots
     cut = [
@@ -39,5 +39,5 @@ def arrange_slots(
             shards.keep_whole(var)
 
     with writable():
-        made = copy.copy(store)
-        owner._take_store(made, made.remake(variables, kinds, shards, keep_whole))
+        new_store = copy.copy(store)
+        owner._take_store(new_store, new_store.remake(variables, slots, shards, keep_whole))

@@ -1,4 +1,4 @@
-"""Assignment of the elements of a variable to ranks: arithmetic alone, the same on all ranks."""
+"""Assignment of the elements of a variable to ranks."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from thalweg._engines.reduction_order import LEAF
 
 
 class Piece(NamedTuple):
-    """Elements of a variable, in row-major order, that belong to one rank.
+    """Range of elements of a variable, in row-major order, of one rank.
 
     Attributes:
         rank: The rank.
-        start, stop: The first one, and the one after the last.
+        start, stop: The first element, and the one after the last.
     """
 
     rank: int
@@ -22,27 +22,26 @@ class Piece(NamedTuple):
 
 
 def pieces_of(size: int, loads: Sequence[int], unit: int = LEAF) -> list[Piece]:
-    """Return a variable of so many elements, cut where leaves end: at most one piece for each rank.
+    """Return the pieces of a variable, cut at leaves of reductions; at most one per rank.
 
-    Where loads differ by no more than a leaf takes, they do so afterwards. So no rank ever has more
-    than its share of all of it and a leaf.
+    If loads differ by at most a leaf, they still do afterwards.
 
     Args:
         size: The number of elements.
-        loads: How much each rank has of other variables.
-        unit: How many elements stay together: those of a leaf, or all.
+        loads: The bytes that each rank has of other variables.
+        unit: The number of elements that stay together: those of a leaf, or all.
     """
     if not size:
         return []
     units = -(-size // unit)
-    each, more = divmod(units, len(loads))
+    base_count, num_longer = divmod(units, len(loads))
     order = sorted(range(len(loads)), key=lambda rank: (loads[rank], rank))
-    counts = {rank: each + (place < more) for place, rank in enumerate(order)}
+    counts = {rank: base_count + (position < num_longer) for position, rank in enumerate(order)}
     # The last unit may be a short one: it is for the rank that has most of those that get one.
-    last = order[more - 1]
-    ranks = [rank for rank in range(len(loads)) if counts[rank] and rank != last]
-    found: list[Piece] = []
-    for rank in [*ranks, last]:
-        start = found[-1].stop if found else 0
-        found.append(Piece(rank, start, min(start + counts[rank] * unit, size)))
-    return found
+    last_rank = order[num_longer - 1]
+    ranks = [rank for rank in range(len(loads)) if counts[rank] and rank != last_rank]
+    pieces: list[Piece] = []
+    for rank in [*ranks, last_rank]:
+        start = pieces[-1].stop if pieces else 0
+        pieces.append(Piece(rank, start, min(start + counts[rank] * unit, size)))
+    return pieces

@@ -1,4 +1,4 @@
-"""Measures of whole variables, of which each rank sees a part: the bits of a step on one rank."""
+"""Reductions over full variables from local parts, with the bits of a step on one rank."""
 
 from __future__ import annotations
 
@@ -16,66 +16,69 @@ from thalweg.indexed_slices import IndexedSlices
 
 
 class ShardedReductions:
-    """Measures of a step over the parts of all ranks.
+    """Reductions of a step over the parts of all ranks.
 
-    Leaves are sent to all ranks and added up as on one. Rows of sparse gradients are on all ranks,
-    which measure them themselves.
+    Leaves are sent to all ranks and added as on one rank. Rows of sparse gradients are on all
+    ranks, which reduce them locally.
 
     Args:
-        shards: The parts of each rank.
-        ready: The step over this rank's parts.
-        asked: The step over whole variables, with sparse gradients as they came.
+        shards: The assignment of elements to ranks.
+        plan: The step over this rank's parts.
+        request: The step over full variables, with the original sparse gradients.
         meet: Called before messages are sent.
     """
 
     def __init__(
-        self, shards: Shards, ready: StepPlan, asked: StepRequest, meet: Callable[[], None]
+        self, shards: Shards, plan: StepPlan, request: StepRequest, meet: Callable[[], None]
     ) -> None:
-        self._shards, self._ready, self._asked, self._meet = shards, ready, asked, meet
+        self._shards, self._plan, self._request, self._meet = shards, plan, request, meet
 
     def compute_sums(
         self, formulas: Formulas, stages: Stages, columns: Columns
     ) -> Sequence[Float64]:
         """See `StepPlan`."""
-        asked = self._asked
-        own = self._ready.compute_leaves(formulas, stages, columns)
-        found = np.zeros((len(own), len(formulas)))
+        request = self._request
+        local_leaves = self._plan.compute_leaves(formulas, stages, columns)
+        sums = np.zeros((len(local_leaves), len(formulas)))
         rows: list[int] = []
         dense: list[int] = []
-        for place, grad in enumerate(asked.gradients):
-            (rows if isinstance(grad, IndexedSlices) else dense).append(place)
-        flush = asked.selection.denormals == "flush"
-        for place in rows:
-            tensors = Tensors([asked.gradients[place].values], [asked.variables[place]], flush)
-            found[place] = np.concatenate(
-                tensors.compute_sums(formulas, stages, columns.of_members([place]))
+        for index, grad in enumerate(request.gradients):
+            (rows if isinstance(grad, IndexedSlices) else dense).append(index)
+        flush = request.selection.denormals == "flush"
+        for index in rows:
+            tensors = Tensors([request.gradients[index].values], [request.variables[index]], flush)
+            sums[index] = np.concatenate(
+                tensors.compute_sums(formulas, stages, columns.of_members([index]))
             )
         if dense:
-            mine = np.concatenate([own[place] for place in dense])
-            found[dense] = self._combine_leaves(dense, np.ascontiguousarray(mine))
-        return list(found.T)
+            dense_leaves = np.concatenate([local_leaves[index] for index in dense])
+            sums[dense] = self._combine_leaves(dense, np.ascontiguousarray(dense_leaves))
+        return list(sums.T)
 
-    def _combine_leaves(self, places: Sequence[int], own: Float64) -> Float64:
-        """The sums of variables, of the leaves that this rank has of each."""
+    def _combine_leaves(self, indices: Sequence[int], local_leaves: Float64) -> Float64:
+        """Return the sums of the variables at `indices` from the leaves of all ranks."""
         ranks = self._shards.ranks
-        variables = [self._asked.variables[place] for place in places]
+        variables = [self._request.variables[index] for index in indices]
         counts = leaf_counts([var.numel() for var in variables])
-        begins = np.cumsum(counts) - counts
-        homes: list[list[Int64]] = [[] for _ in range(ranks.size)]
-        for var, begin in zip(variables, begins, strict=True):
+        offsets = np.cumsum(counts) - counts
+        leaf_indices: list[list[Int64]] = [[] for _ in range(ranks.size)]
+        for var, offset in zip(variables, offsets, strict=True):
             for rank, start, stop in self._shards.pieces(var):
-                homes[rank].append(np.arange(begin + start // LEAF, begin - (-stop // LEAF)))
-        leaves = np.empty((int(counts.sum()), own.shape[1]))
+                leaf_indices[rank].append(
+                    np.arange(offset + start // LEAF, offset - (-stop // LEAF))
+                )
+        width = local_leaves.shape[1]
+        leaves = np.empty((int(counts.sum()), width))
         parts = [
-            torch.empty(sum(map(len, each)), own.shape[1], dtype=torch.float64, device=ranks.device)
-            for each in homes
+            torch.empty(sum(map(len, runs)), width, dtype=torch.float64, device=ranks.device)
+            for runs in leaf_indices
         ]
-        parts[ranks.rank].copy_(torch.from_numpy(own))  # pyright: ignore[reportUnknownMemberType]
+        parts[ranks.rank].copy_(torch.from_numpy(local_leaves))  # pyright: ignore[reportUnknownMemberType]
         self._meet()
         ranks.begin_sharing(parts).wait()
-        for each, part in zip(homes, parts, strict=True):
-            if each:
-                leaves[np.concatenate(each)] = part.cpu().numpy()
+        for runs, part in zip(leaf_indices, parts, strict=True):
+            if runs:
+                leaves[np.concatenate(runs)] = part.cpu().numpy()
         return combine_leaves(leaves, counts)
 
     def sums_on_device(self, formulas: Formulas, stages: Stages, columns: Columns) -> None:
@@ -84,11 +87,11 @@ class ShardedReductions:
     def max_abs(self) -> Float64:
         """See `StepPlan`."""
         # As whole numbers, magnitudes have the same order, and NaN is the largest.
-        bits = np.abs(self._ready.max_abs()).view(np.int64)
-        found = torch.from_numpy(bits).to(self._shards.ranks.device)  # pyright: ignore[reportUnknownMemberType]
+        bits = np.abs(self._plan.max_abs()).view(np.int64)
+        max_bits = torch.from_numpy(bits).to(self._shards.ranks.device)  # pyright: ignore[reportUnknownMemberType]
         self._meet()
-        self._shards.ranks.take_maximum(found)
-        return found.cpu().numpy().view(np.float64)
+        self._shards.ranks.take_maximum(max_bits)
+        return max_bits.cpu().numpy().view(np.float64)
 
     def max_abs_on_device(self, is_checked: torch.Tensor) -> None:
         """See `StepPlan`."""

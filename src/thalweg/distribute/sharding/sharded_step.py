@@ -1,4 +1,4 @@
-"""A step over slots that are shared out: each rank updates its parts, then all have all of them."""
+"""Step with sharded slots: each rank updates its parts, then all ranks exchange them."""
 
 from __future__ import annotations
 
@@ -26,19 +26,16 @@ class SharedStep:
     """Step of an optimizer on one rank; see `thalweg._core.sharded_step`.
 
     Args:
-        shards: The parts of each rank.
-        sums: This rank's parts of the sums of gradients, by the `id` of their variables. Gradients
-            of others are sums, of which it takes its part.
-        number: The number of the step, from 1, under the strategy.
-        size: Bytes that are sent together.
-
-    Attributes:
-        shards: As given.
+        shards: The assignment of elements to ranks, also an attribute.
+        sums: This rank's parts of the sums of gradients by the `id` of their variables. Other
+            gradients are full sums, which are cut.
+        number: The number of the step under the strategy, from 1.
+        size: Bytes per message.
     """
 
     def __init__(self, shards: Shards, sums: Mapping[int, Tensor], number: int, size: int) -> None:
         self.shards, self._sums, self._number, self._size = shards, sums, number, size
-        self._has_met, self._is_joined, self._order = False, False, 0
+        self._is_writing, self._has_all_parts, self._order = False, False, 0
 
     def local_parts(self, pairs: Sequence[Pair]) -> Sequence[Pair]:
         """See `Sharing`."""
@@ -67,14 +64,14 @@ class SharedStep:
         parts: list[Any] = list(map(shards.part, variables))
         gradients: list[Any] = []
         slots = list(asked.slots)
-        for place, (grad, var) in enumerate(zip(asked.gradients, variables, strict=True)):
+        for index, (grad, var) in enumerate(zip(asked.gradients, variables, strict=True)):
             if isinstance(grad, IndexedSlices):
                 gradients.append(shards.own_rows(grad, var))
-                parts[place] = shards.as_rows(parts[place], var)
-                slots[place] = [shards.as_rows(slot, var) for slot in slots[place]]
+                parts[index] = shards.as_rows(parts[index], var)
+                slots[index] = [shards.as_rows(slot, var) for slot in slots[index]]
             else:
-                own = self._sums.get(id(var))
-                gradients.append(shards.cut(grad, var) if own is None else own)
+                local_sum = self._sums.get(id(var))
+                gradients.append(shards.cut(grad, var) if local_sum is None else local_sum)
         copies = asked.copies and [
             None if copy is None else shards.writable_part(copy, var)
             for copy, var in zip(asked.copies, variables, strict=True)
@@ -86,9 +83,9 @@ class SharedStep:
         return ShardedReductions(self.shards, ready, asked, self._wait_for_ranks)
 
     def begin_writing(self) -> None:
-        """See `Sharing`; raises ReplicaMismatchError if another rank is in trouble."""
+        """See `Sharing`; raise ReplicaMismatchError if another rank failed."""
         self._wait_for_ranks()
-        self._has_met = True
+        self._is_writing = True
 
     def joining_calls(self, asked: StepRequest) -> PostUpdateCall:
         """See `Sharing`."""
@@ -97,42 +94,42 @@ class SharedStep:
         copies = asked.copies or [None] * len(asked.variables)
         for var, grad, copy in zip(asked.variables, asked.gradients, copies, strict=True):
             updated = [var] if copy is None else [var, copy]
-            tensors += [(var, each, grad if rows_alone else None) for each in updated]
+            tensors += [(var, tensor, grad if rows_alone else None) for tensor in updated]
 
         def join_step() -> None:
             with self.shards.mark_torn(self._number), no_grad():
                 join_parts(self.shards, tensors, self._size)
-            self._is_joined = True
+            self._has_all_parts = True
 
         return PostUpdateCall(join_step, "without the parts of other ranks")
 
     @contextlib.contextmanager
     def report_errors(self) -> Iterator[None]:
-        """Return the context manager of the block in which the step is taken: if it fails, the
-        other ranks are told.
-        """
+        """Return a context manager that reports errors of a step to the other ranks."""
         try:
             yield
         except ReplicaLostError as error:
-            if self._has_met:  # it says what has become of the step
+            # An error during the writes already describes the state of the variables.
+            if self._is_writing:
                 raise
             raise self.shards.lost_error(error, fate_before_write(self._number)) from error
         except ReplicaMismatchError:
             raise
         except BaseException as error:
-            if not self._has_met:
+            if not self._is_writing:
                 self._wait_for_ranks(error)
-            elif not self._is_joined:  # others write, and wait for what this rank has not
+            # The other ranks write, and wait for parts that this rank cannot send.
+            elif not self._has_all_parts:
                 with self.shards.mark_torn(self._number):
                     raise
             raise
 
     def _wait_for_ranks(self, trouble: BaseException | None = None) -> None:
-        """Wait for all ranks, and go on if none is in trouble."""
-        heard = RankMessage(
+        """Wait for all ranks; raise if one failed, or if their variables differ."""
+        reply = RankMessage(
             self.shards.ranks, PendingCollective.SHARED, (self._order,), trouble=trouble
         ).receive()
-        if not heard.alike[0]:
+        if not reply.are_equal[0]:
             raise ReplicaMismatchError(
                 "The ranks have gradients of different variables, or in another order. Nothing has"
                 " changed on any rank."
@@ -140,9 +137,7 @@ class SharedStep:
 
 
 def fate_before_write(number: int) -> str:
-    """Return a description of the variables after a rank is lost in a step, before it is
-    written.
-    """
+    """Return a sentence about the variables if a rank is lost before the first write."""
     return (
         f"In step {number} of this optimizer under this strategy; variables are as after step"
         f" {number - 1} here, and may be mixed on other ranks."

@@ -1,4 +1,4 @@
-"""Sharded slots of one optimizer: the pieces of its variables that a rank keeps."""
+"""Shards of one optimizer's slots."""
 
 from __future__ import annotations
 
@@ -22,15 +22,16 @@ from thalweg.variable import name_of
 
 
 @dataclass
-class _Known:
-    """A variable that is cut, with this rank's part of it as long as it lies where it lay."""
+class _VariableLayout:
+    """Pieces of a variable, with a cached view of this rank's part."""
 
-    var: Tensor  # keeping it alive keeps its id its own
+    # A strong reference, so that the variable's id stays unique.
+    var: Tensor
     number: int
     size: int
     strides: tuple[int, ...]
     pieces: list[Piece]
-    is_whole: bool
+    is_uncut: bool
     part: Tensor | None = None
     address: int = 0
 
@@ -38,76 +39,75 @@ class _Known:
 class Shards:
     """Assignment of the elements of each variable to ranks.
 
-    A variable is cut where leaves of measures end, in row-major order: parts are flat. It is kept
-    whole, by one rank, if that is not the order of its memory, or if its gradient has rows and
-    these do not divide a leaf; the part of other ranks is empty.
+    A variable is cut where leaves of reductions end, in row-major order, so that parts are flat.
+    One rank holds all of it, and the others an empty part, if its memory has another order, or if
+    its gradient has rows that do not divide a leaf.
 
     Args:
-        ranks: The ranks.
+        ranks: The ranks, also an attribute.
 
     Attributes:
-        ranks: The ranks.
-        checkpoint: The last file that all of it was saved to, or restored from; None for none.
+        checkpoint: The last file that the complete state was saved to or restored from, or None.
     """
 
     def __init__(self, ranks: Ranks) -> None:
         self.ranks = ranks
         self.checkpoint: str | None = None
         self._collects = False
-        self._fate = ""  # what has become of the variables, once a rank is lost
-        self._known: dict[int, _Known] = {}
+        # A sentence about the state of the variables once a rank is lost.
+        self._fate = ""
+        self._layouts: dict[int, _VariableLayout] = {}
         self._loads = [0] * ranks.size
         self._digest: int | None = None
         self._views: dict[int, tuple[Tensor, Tensor]] = {}
 
     @property
     def digest(self) -> int:
-        """A number that tells what is cut where."""
+        """Hash of the layout, to compare ranks."""
         if self._digest is None:
-            text = repr([(each.size, each.pieces) for each in self._known.values()])
-            half = hashlib.blake2b(text.encode(), digest_size=7).digest()
-            self._digest = int.from_bytes(half, "little")
+            text = repr([(entry.size, entry.pieces) for entry in self._layouts.values()])
+            digest = hashlib.blake2b(text.encode(), digest_size=7).digest()
+            self._digest = int.from_bytes(digest, "little")
         return self._digest
 
     def cut_new(self, variables: Sequence[Tensor]) -> None:
-        """Cut the variables that are not cut yet; all ranks do so with the same ones."""
+        """Assign the variables that are new; all ranks call this with the same ones."""
         for var in variables:
-            if id(var) not in self._known:
+            if id(var) not in self._layouts:
                 self._cut_variable(var, not var.is_contiguous())
 
     def check_sizes(self, variables: Iterable[Tensor]) -> None:
-        """Look whether variables that are cut are as they were then.
-
-        Raises:
-            InvalidArgumentError: One has another size or other strides.
-        """
+        """Raise InvalidArgumentError if a variable's size or strides have changed."""
         for var in variables:
-            if id(var) in self._known:
-                self._known_of(var)
+            if id(var) in self._layouts:
+                self._layout_of(var)
 
     def fits(self, variables: Iterable[Tensor]) -> bool:
-        """Return True if `check_sizes` accepts the variables."""
+        """Return whether `check_sizes` accepts the variables."""
         try:
             self.check_sizes(variables)
         except InvalidArgumentError:
             return False
         return True
 
-    def _cut_variable(self, var: Tensor, is_whole: bool) -> None:
+    def _cut_variable(self, var: Tensor, is_uncut: bool) -> None:
+        """Cut a variable, or assign all of it to one rank if `is_uncut`."""
         size = var.numel()
-        pieces = pieces_of(size, self._loads, size if is_whole else LEAF)
-        number = self._known[id(var)].number if id(var) in self._known else len(self._known)
-        self._known[id(var)] = _Known(var, number, size, var.stride(), pieces, is_whole)
+        pieces = pieces_of(size, self._loads, size if is_uncut else LEAF)
+        number = self._layouts[id(var)].number if id(var) in self._layouts else len(self._layouts)
+        self._layouts[id(var)] = _VariableLayout(var, number, size, var.stride(), pieces, is_uncut)
         self._views.clear()
         for rank, start, stop in pieces:
             self._loads[rank] += (stop - start) * var.element_size()
         self._digest = None
 
     def has_rows(self, var: Tensor) -> bool:
-        """Return True if the parts of a variable are rows of it, so that a sparse gradient fits."""
-        row, known = var.shape[1:].numel(), self._known_of(var)
-        whole = all(piece.stop % row == 0 for piece in known.pieces) if row else True
-        return known.is_whole or (var.is_contiguous() and whole)
+        """Return whether parts of a variable consist of full rows, as sparse gradients require."""
+        row_size, entry = var.shape[1:].numel(), self._layout_of(var)
+        has_whole_rows = (
+            all(piece.stop % row_size == 0 for piece in entry.pieces) if row_size else True
+        )
+        return entry.is_uncut or (var.is_contiguous() and has_whole_rows)
 
     def keep_whole(self, var: Tensor) -> None:
         """Reassign all elements of a variable to the rank with the lowest load; moves no data."""
@@ -116,98 +116,93 @@ class Shards:
         self._cut_variable(var, True)
 
     def hash_order(self, variables: Sequence[Tensor]) -> int:
-        """Return a number that tells which variables these are, and in which order."""
-        return hash(tuple(self._known_of(var).number for var in variables)) >> 1
+        """Return a hash of the variables and their order."""
+        return hash(tuple(self._layout_of(var).number for var in variables)) >> 1
 
     def pieces(self, var: Tensor) -> list[Piece]:
-        """Return its pieces in the order of their elements: at most one for each rank."""
-        return self._known_of(var).pieces
+        """Return the pieces of a variable in the order of elements; at most one per rank."""
+        return self._layout_of(var).pieces
 
     def own_slice(self, var: Tensor) -> slice:
-        """Return the elements of this rank."""
+        """Return the range of this rank's elements."""
         for rank, start, stop in self.pieces(var):
             if rank == self.ranks.rank:
                 return slice(start, stop)
         return slice(0, 0)
 
     def part(self, var: Tensor) -> Tensor:
-        """Return this rank's elements: a view of a variable; the same one as long as it does not
-        move.
-
-        Raises:
-            InvalidArgumentError: The variable has another size than when it was cut.
-        """
-        known = self._known_of(var)
-        if known.part is None or known.address != var.data_ptr() or known.part.dtype != var.dtype:
-            known.part, known.address = self.cut(var, var), var.data_ptr()
+        """Return this rank's elements of a variable, as the same view until its memory moves."""
+        entry = self._layout_of(var)
+        if entry.part is None or entry.address != var.data_ptr() or entry.part.dtype != var.dtype:
+            entry.part, entry.address = self.cut(var, var), var.data_ptr()
             self._views.clear()
-        return known.part
+        return entry.part
 
     def cut(self, value: Tensor, var: Tensor) -> Tensor:
-        """Return this rank's part of a value for each element of a variable; it may be a view."""
-        own = self.own_slice(var)
-        if not self._known_of(var).is_whole:
-            return flatten_like(value, var)[own]
-        plain = value.detach()
-        return plain if own.stop or not self.pieces(var) else plain.new_empty(0)
+        """Return this rank's part of a value of a variable's shape; may be a view."""
+        local_slice = self.own_slice(var)
+        if not self._layout_of(var).is_uncut:
+            return flatten_like(value, var)[local_slice]
+        detached = value.detach()
+        return detached if local_slice.stop or not self.pieces(var) else detached.new_empty(0)
 
     def own_rows(self, grad: IndexedSlices, var: Tensor) -> IndexedSlices:
-        """Return the rows of a sparse gradient that belong to this rank, in their order.
-
-        Raises:
-            InvalidArgumentError: The variable's parts are not rows of it.
-        """
+        """Return the rows of a sparse gradient in this rank's part, or raise if it has none."""
         if not self.has_rows(var):
             raise InvalidArgumentError(
                 f"The gradient of '{name_of(var)}' has become sparse, but the variable is cut"
                 " within its rows."
             )
-        first, last = self._row_range(var)
-        mine = (grad.indices >= first) & (grad.indices < last)
-        shape = (last - first, *var.shape[1:])
-        return IndexedSlices(grad.values[mine], grad.indices[mine] - first, shape)
+        start, stop = self._row_range(var)
+        is_local = (grad.indices >= start) & (grad.indices < stop)
+        shape = (stop - start, *var.shape[1:])
+        return IndexedSlices(grad.values[is_local], grad.indices[is_local] - start, shape)
 
-    def as_rows(self, own: Tensor, var: Tensor) -> Tensor:
-        """Return this rank's part of a variable, or of a slot, as rows; the same view each time."""
-        if own.shape[1:] == var.shape[1:]:
-            return own
-        kept = self._views.get(id(own))
-        if kept is None or kept[0] is not own or kept[1].data_ptr() != own.data_ptr():
-            first, last = self._row_range(var)
-            kept = self._views[id(own)] = own, own.detach().view(last - first, *var.shape[1:])
-        return kept[1]
+    def as_rows(self, local_part: Tensor, var: Tensor) -> Tensor:
+        """Return this rank's part of a variable or slot as rows, as the same view each time."""
+        if local_part.shape[1:] == var.shape[1:]:
+            return local_part
+        view = self._views.get(id(local_part))
+        if view is None or view[0] is not local_part or view[1].data_ptr() != local_part.data_ptr():
+            start, stop = self._row_range(var)
+            view = self._views[id(local_part)] = (
+                local_part,
+                local_part.detach().view(stop - start, *var.shape[1:]),
+            )
+        return view[1]
 
     def _row_range(self, var: Tensor) -> tuple[int, int]:
-        own, row = self.own_slice(var), var.shape[1:].numel()
-        return (own.start // row, own.stop // row) if row else (0, 0)
+        """Return the first row of this rank, and the one after the last."""
+        local_slice, row_size = self.own_slice(var), var.shape[1:].numel()
+        return (local_slice.start // row_size, local_slice.stop // row_size) if row_size else (0, 0)
 
     def as_part(self, elements: Tensor, var: Tensor) -> Tensor:
-        """Return this rank's elements, one after the other, as its part."""
-        if not (self._known_of(var).is_whole and elements.numel()):
+        """Return consecutive elements of this rank in the layout of its part."""
+        if not (self._layout_of(var).is_uncut and elements.numel()):
             return elements
-        found = torch.empty_like(var, dtype=elements.dtype).detach()
-        flatten_like(found, var).copy_(elements)
-        return found
+        part = torch.empty_like(var, dtype=elements.dtype).detach()
+        flatten_like(part, var).copy_(elements)
+        return part
 
     def writable_part(self, tensor: Tensor, var: Tensor) -> Tensor:
-        """Return this rank's part of a tensor that is written to, as `cut` does.
+        """Return this rank's part of a tensor as a view to write to.
 
         Raises:
-            LayoutError: Its elements lie in another order than the variable's.
+            LayoutError: The order of elements differs from the variable's, so that a view is
+                impossible.
         """
-        found = self.cut(tensor, var)
-        if found.numel() and found.untyped_storage().data_ptr() != (
+        part = self.cut(tensor, var)
+        if part.numel() and part.untyped_storage().data_ptr() != (
             tensor.untyped_storage().data_ptr()
         ):
             raise LayoutError(
                 f"'{name_of(tensor)}' has strides {tensor.stride()}, and its master"
                 f" {var.stride()}: slots that are shared out need them alike."
             )
-        return found
+        return part
 
     def whole(self, own: Tensor, var: Tensor) -> Tensor:
-        """Return the value that each rank has its part of, in memory of its own; all ranks call
-        this.
+        """Return the full value as a new tensor; all ranks call this.
 
         Args:
             own: This rank's part.
@@ -217,8 +212,8 @@ class Shards:
             The value; in `collecting`, on other ranks than 0, an empty tensor.
 
         Raises:
-            LayoutError: There is no memory that holds this rank's part; others raise the next one.
-            ReplicaMismatchError: Other ranks do something else, or have none.
+            LayoutError: This rank's part has no memory; the others raise ReplicaMismatchError.
+            ReplicaMismatchError: Other ranks take another action, or failed.
             ReplicaLostError: A rank did not answer.
         """
         with self.between_steps():
@@ -226,31 +221,29 @@ class Shards:
                 layout.check_memory(own, f"'{name_of(own)}'")
             RankMessage(self.ranks, PendingCollective.STATE).receive()
         if self._collects and self.ranks.rank:
-            is_whole = self._known_of(var).is_whole and own.numel()
-            sent = flatten_like(own, var) if is_whole else own.detach()
+            is_uncut = self._layout_of(var).is_uncut and own.numel()
+            message = flatten_like(own, var) if is_uncut else own.detach()
             with self.between_steps():
-                self.ranks.collect([sent] * self.ranks.size)
+                self.ranks.collect([message] * self.ranks.size)
             return own.new_empty(0)
-        found = torch.empty_like(var, dtype=own.dtype, memory_format=torch.preserve_format)
-        elements = flatten_like(found.detach(), var)
+        full = torch.empty_like(var, dtype=own.dtype, memory_format=torch.preserve_format)
+        elements = flatten_like(full.detach(), var)
         parts = [elements[:0]] * self.ranks.size
         for rank, start, stop in self.pieces(var):
             parts[rank] = elements[start:stop]
-        mine = found if self._known_of(var).is_whole else parts[self.ranks.rank]
+        target = full if self._layout_of(var).is_uncut else parts[self.ranks.rank]
         if own.numel():
-            mine.copy_(own.detach())
+            target.copy_(own.detach())
         with self.between_steps():
             if self._collects:
                 self.ranks.collect(parts)
             else:
                 self.ranks.begin_sharing(parts).wait()
-        return found.detach()
+        return full.detach()
 
     @contextlib.contextmanager
     def collecting(self) -> Iterator[None]:
-        """Return a context manager for a block in which `whole` brings values together on rank 0
-        alone, which writes them.
-        """
+        """Return a context manager in which `whole` collects values on rank 0 only."""
         self._collects = True
         try:
             yield
@@ -259,34 +252,32 @@ class Shards:
 
     @contextlib.contextmanager
     def between_steps(self) -> Iterator[None]:
-        """Return a context manager for a block between two steps in which ranks wait for each
-        other.
-        """
+        """Return a context manager for communication between two steps."""
         try:
             yield
         except ReplicaLostError as error:
             raise self.lost_error(error, "Variables are as after the last step.") from error
 
     def lost_error(self, error: BaseException, fate: str) -> ReplicaLostError:
-        """Return the error of a rank that is lost, with what follows from it: no rank can go on.
+        """Return an error about a lost rank and its consequences: no rank can continue.
 
         Args:
-            error: What was raised.
-            fate: What has become of the variables, in a sentence.
+            error: The original error.
+            fate: A sentence about the state of the variables.
         """
         self._fate = self._fate or fate
-        last = "No checkpoint was saved of it here."
+        advice = "No checkpoint was saved of it here."
         if self.checkpoint is not None:
-            last = f"Start again from the last checkpoint, {self.checkpoint}."
+            advice = f"Start again from the last checkpoint, {self.checkpoint}."
         return ReplicaLostError(
             f"{error} {self._fate} The slots that were on other ranks are gone, so that no step can"
-            f" be taken and no state saved any more. {last}"
+            f" be taken and no state saved any more. {advice}"
         )
 
     @contextlib.contextmanager
     def mark_torn(self, number: int) -> Iterator[None]:
-        """Return a context manager for a block in which variables are of two steps; if it fails
-        they stay so.
+        """Return a context manager in which variables belong to two steps, and stay so after an
+        error.
 
         Args:
             number: The number of the step, from 1.
@@ -299,47 +290,49 @@ class Shards:
                 f" step {number - 1}."
             )
             self.ranks.give_up(f"rank {self.ranks.rank} has failed in the middle of a step.")
-            found = self.lost_error(error, fate)
+            lost_error = self.lost_error(error, fate)
             if isinstance(error, Exception):
-                raise found from error
-            error.add_note(str(found))
+                raise lost_error from error
+            error.add_note(str(lost_error))
             raise
 
-    def _known_of(self, var: Tensor) -> _Known:
-        if id(var) not in self._known:
+    def _layout_of(self, var: Tensor) -> _VariableLayout:
+        """Return the layout of a variable, or raise if its size or strides have changed."""
+        if id(var) not in self._layouts:
             self.cut_new([var])
-        known = self._known[id(var)]
-        if known.size != var.numel():
+        entry = self._layouts[id(var)]
+        if entry.size != var.numel():
             raise InvalidArgumentError(
                 f"'{name_of(var)}' has {var.numel()} elements now, but its slots were shared out"
-                f" over the ranks for {known.size}. Make a new optimizer for it."
+                f" over the ranks for {entry.size}. Make a new optimizer for it."
             )
-        if not known.is_whole and known.strides != var.stride() and _has_moved(known, var):
+        if not entry.is_uncut and entry.strides != var.stride() and _has_moved(entry, var):
             raise InvalidArgumentError(
                 f"'{name_of(var)}' has strides {var.stride()} now, but its slots were shared out"
-                f" over the ranks for {known.strides}. Load the state from before into a new"
+                f" over the ranks for {entry.strides}. Load the state from before into a new"
                 " optimizer."
             )
-        return known
+        return entry
 
 
-def _has_moved(known: _Known, var: Tensor) -> bool:
-    """Return whether elements lie in another order than when a variable was cut."""
-    pairs = zip(known.strides, var.stride(), var.shape, strict=True)
-    return known.size > 0 and any(one != two and size > 1 for one, two, size in pairs)
+def _has_moved(entry: _VariableLayout, var: Tensor) -> bool:
+    """Return whether the order of elements in memory has changed since a variable was cut."""
+    pairs = zip(entry.strides, var.stride(), var.shape, strict=True)
+    return entry.size > 0 and any(
+        old_stride != new_stride and size > 1 for old_stride, new_stride, size in pairs
+    )
 
 
-def flatten_like(value: Tensor, var: Tensor) -> Tensor:
-    """Return the elements of a tensor in the order of a variable's memory; a view where there can
-    be one.
+def flatten_like(tensor: Tensor, var: Tensor) -> Tensor:
+    """Return the elements of a tensor in the order of a variable's memory, as a view if possible.
 
     Args:
-        value: A tensor of the variable's shape.
+        tensor: A tensor of the variable's shape.
         var: The variable.
     """
     with DisableTorchFunctionSubclass():
-        plain = value.detach()
+        detached = tensor.detach()
         if not layout.is_dense(var):
-            return plain.reshape(-1)
-        ordered = plain if value is var else layout.with_strides_of(plain, var)
-        return ordered.as_strided((var.numel(),), (1,))
+            return detached.reshape(-1)
+        reordered = detached if tensor is var else layout.with_strides_of(detached, var)
+        return reordered.as_strided((var.numel(),), (1,))

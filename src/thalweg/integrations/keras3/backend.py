@@ -10,7 +10,7 @@ from types import ModuleType
 from thalweg._base.showing import show_value
 from thalweg.errors import FailedPreconditionError
 
-_WHAT = "thalweg.integrations.keras3 needs"
+_REQUIREMENT = "thalweg.integrations.keras3 needs"
 
 
 def import_keras() -> ModuleType:
@@ -22,19 +22,19 @@ def import_keras() -> ModuleType:
         FailedPreconditionError: Another backend was chosen.
     """
     if "keras" not in sys.modules:
-        chosen = os.environ.setdefault("KERAS_BACKEND", "torch")
-        if chosen != "torch":
-            raise FailedPreconditionError(_advice(chosen))
+        backend = os.environ.setdefault("KERAS_BACKEND", "torch")
+        if backend != "torch":
+            raise FailedPreconditionError(_advice(backend))
     try:
         keras = importlib.import_module("keras")
     except ModuleNotFoundError as error:
         if error.name != "keras":
             raise
-        message = f"{_WHAT} Keras 3. Install it with: pip install 'thalweg[keras]'"
+        message = f"{_REQUIREMENT} Keras 3. Install it with: pip install 'thalweg[keras]'"
         raise ImportError(message, name="keras") from error
     version = getattr(keras, "__version__", "0")
     if int(version.split(".")[0]) < 3:
-        raise ImportError(f"{_WHAT} Keras 3, not Keras {version}.", name="keras")
+        raise ImportError(f"{_REQUIREMENT} Keras 3, not Keras {version}.", name="keras")
     if keras.backend.backend() != "torch":
         raise FailedPreconditionError(_advice(keras.backend.backend()))
     return keras
@@ -42,7 +42,7 @@ def import_keras() -> ModuleType:
 
 def _advice(backend: str) -> str:
     return (
-        f"{_WHAT} Keras' torch backend, but the backend is"
+        f"{_REQUIREMENT} Keras' torch backend, but the backend is"
         f" {show_value(backend)}. Set the environment"
         " variable KERAS_BACKEND=torch before keras is imported."
     )

@@ -13,7 +13,7 @@ from thalweg._core.state import mismatch
 from thalweg.errors import FailedPreconditionError
 from thalweg.keras.optimizers import Optimizer
 
-_BESIDE = "keras"  # the part of a state that is not the wrapped optimizer's
+_KERAS_KEY = "keras"  # the part of a state that is not the wrapped optimizer's
 
 
 class Keras3StateDict:
@@ -32,7 +32,7 @@ class Keras3StateDict:
         Keras' own state is moving averages of variables and accumulated gradients, if those are on.
         """
         with self.wrapped._lock:
-            return {**self.wrapped.state_dict(), _BESIDE: state.snapshot(self._beside())}
+            return {**self.wrapped.state_dict(), _KERAS_KEY: state.snapshot(self._beside())}
 
     @untraced
     def load_state_dict(self, state_dict: Mapping[str, object]) -> None:
@@ -45,28 +45,28 @@ class Keras3StateDict:
             CheckpointMismatchError: Names, shapes or dtypes differ.
             FailedPreconditionError: Keras keeps something, and the optimizer is not built.
         """
-        given = dict(state_dict)
-        own = given.pop(_BESIDE, {})
-        if not isinstance(own, dict):
-            raise mismatch([f"{_BESIDE}: {state.shown(own)} is no dictionary"])
-        if own and not self.built:
+        fields = dict(state_dict)
+        extra = fields.pop(_KERAS_KEY, {})
+        if not isinstance(extra, dict):
+            raise mismatch([f"{_KERAS_KEY}: {state.shown(extra)} is no dictionary"])
+        if extra and not self.built:
             raise FailedPreconditionError(
                 f"{self.name} is not built: call optimizer.build(model.trainable_variables) first."
                 " Nothing was loaded."
             )
-        with self.wrapped._loading(given) as found:
-            state.restore(found, state.fitting(self._beside(), own, self.name))
+        with self.wrapped._loading(fields) as loading:
+            state.restore(loading, state.fitting(self._beside(), extra, self.name))
 
     def _beside(self) -> list[state.Entry]:
-        """What Keras keeps and the wrapped optimizer does not."""
+        """Return the state that Keras keeps and the wrapped optimizer does not."""
         shared = {id(variable) for variable, _ in self._shared}
-        own = [each for each in self.variables if id(each) not in shared]
-        names = state.distinct([each.path.removeprefix(f"{self.name}/") for each in own])
-        return [state.Entry(name, each.value) for name, each in zip(names, own, strict=True)]
+        extra = [var for var in self.variables if id(var) not in shared]
+        names = state.distinct([var.path.removeprefix(f"{self.name}/") for var in extra])
+        return [state.Entry(name, var.value) for name, var in zip(names, extra, strict=True)]
 
 
 def check_saved(variables: Sequence[Any], store: Any) -> None:
-    """Refuse what Keras would skip or load in part.
+    """Raise for a state that Keras would skip or load in part.
 
     Raises:
         CheckpointMismatchError: The numbers of variables or their shapes differ.
@@ -76,8 +76,10 @@ def check_saved(variables: Sequence[Any], store: Any) -> None:
         raise mismatch([counts])
     differences = []
     for index, variable in enumerate(variables):
-        saved, own = tuple(store[str(index)].shape), tuple(variable.shape)
-        if saved != own:
-            differences.append(f"'{variable.path}' has shape {saved} in the state but {own} here")
+        saved_shape, shape = tuple(store[str(index)].shape), tuple(variable.shape)
+        if saved_shape != shape:
+            differences.append(
+                f"'{variable.path}' has shape {saved_shape} in the state but {shape} here"
+            )
     if differences:
         raise mismatch(differences)

@@ -34,10 +34,10 @@ class NamedOptimizer(FusedOptimizer, Generic[P]):
     def get_config(self) -> dict[str, Any]:
         """Return the configuration: the arguments of the constructor, by name."""
         config = keras.optimizers.Optimizer.get_config(self)
-        own = plain(self.wrapped)
+        wrapped_config = plain(self.wrapped)
         if isinstance(self.wrapped, optimizers.Nadam):
-            own["schedule_decay"] = own.pop("decay")
-        return {**own, **config}
+            wrapped_config["schedule_decay"] = wrapped_config.pop("decay")
+        return {**wrapped_config, **config}
 
     @classmethod
     def from_config(
@@ -48,24 +48,24 @@ class NamedOptimizer(FusedOptimizer, Generic[P]):
 
 
 def _over(wrapped: Callable[P, optimizers.Optimizer]) -> type[NamedOptimizer[P]]:
-    """A class whose constructor takes what the class `wrapped` takes, and Keras' keywords."""
+    """Return a class whose constructor takes the arguments of `wrapped` and Keras' keywords."""
     arguments = inspect.signature(wrapped)
-    known = _KEYWORDS | arguments.parameters.keys()
+    names = _KEYWORDS | arguments.parameters.keys()
 
     class Over(NamedOptimizer):
         @wraps(wrapped.__init__)
         def __init__(self, *args: object, **kwargs: object) -> None:
-            own = arguments.bind(*args, **{key: kwargs[key] for key in kwargs if key in known})
-            if "learning_rate" in own.arguments:
-                own.arguments["learning_rate"] = for_thalweg(own.arguments["learning_rate"])
-            around: Any = {key: kwargs[key] for key in kwargs if key not in known}
-            FusedOptimizer.__init__(self, wrapped(*own.args, **own.kwargs), **around)
+            bound = arguments.bind(*args, **{key: kwargs[key] for key in kwargs if key in names})
+            if "learning_rate" in bound.arguments:
+                bound.arguments["learning_rate"] = for_thalweg(bound.arguments["learning_rate"])
+            keras_options: Any = {key: kwargs[key] for key in kwargs if key not in names}
+            FusedOptimizer.__init__(self, wrapped(*bound.args, **bound.kwargs), **keras_options)
 
     return Over
 
 
 def _documentation(wrapped: type) -> str:
-    """That of the class `wrapped` without its example, which is of another class."""
+    """Return the docstring of the class `wrapped` without its example."""
     text = re.sub(r"Example:\n(?:(?: .*)?\n)*", "", inspect.getdoc(wrapped) or "")
     return f"{text}\n\n`**kwargs` also takes the options of `FusedOptimizer`."
 

@@ -34,8 +34,8 @@ class LogDiagnostics(keras.callbacks.CallbackList):
     def __init__(
         self, recorder: Diagnostics, callbacks: Sequence[Any], columns: Iterable[str] = COLUMNS
     ) -> None:
-        given: object = recorder
-        if not isinstance(given, Diagnostics):
+        candidate: object = recorder
+        if not isinstance(candidate, Diagnostics):
             raise InvalidTypeError(f"recorder must be a Diagnostics, not {show_value(recorder)}.")
         self._columns = check_columns(columns)
         self._of_batch: dict[str, float] = {}

@@ -40,9 +40,9 @@ class Lender(FusedOptimizer):
 class Variables(list[Any]):
     """The variables that Keras reads as `variables` and TensorFlow as `variables()`."""
 
-    def __init__(self, of_keras: Sequence[object], own: Sequence[object]) -> None:
+    def __init__(self, of_keras: Sequence[object], thalweg_variables: Sequence[object]) -> None:
         super().__init__(of_keras)
-        self._own = own
+        self._own = thalweg_variables
 
     def __call__(self) -> list[Any]:
         """The optimizer's weights, `iterations` first."""
@@ -65,8 +65,8 @@ class Lent(Optimizer):
         return self._own_class.__new__(self._own_class)
 
     def __reduce_ex__(self, protocol: object) -> Any:
-        _, *rest = super().__reduce_ex__(protocol)
-        return (Optimizer.__new__, *rest)
+        _, *arguments = super().__reduce_ex__(protocol)
+        return (Optimizer.__new__, *arguments)
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -77,8 +77,8 @@ class Lent(Optimizer):
         return getattr(vars(self)[_LENDER], name)
 
     def __setattr__(self, name: str, value: object) -> None:
-        is_own = name in vars(self) or name in self._hyper or hasattr(self._own_class, name)
-        if self._lends(name) and not is_own:
+        is_field = name in vars(self) or name in self._hyper or hasattr(self._own_class, name)
+        if self._lends(name) and not is_field:
             setattr(vars(self)[_LENDER], name, value)
         else:
             super().__setattr__(name, value)
@@ -114,15 +114,15 @@ class _OfKeras(keras.optimizers.Optimizer):
 
 
 @cache
-def _lent(own: type[Optimizer]) -> Any:
-    """The class of optimizers of the class `own` that are in a model."""
-    asked = {name for name in dir(_OfKeras) if not name.startswith("__")}
-    asked = {name: _from_lender(name) for name in asked if not hasattr(Lent, name)}
-    asked = {name: each for name, each in asked.items() if not hasattr(own, name)}
-    told = {name: getattr(own, name) for name in ("__module__", "__qualname__", "__doc__")}
-    made: Any = type(own.__name__, (Lent, own, _OfKeras), {**asked, **told, "_own_class": own})
+def _lent(base: type[Optimizer]) -> Any:
+    """Return the class of optimizers of the class `base` that are in a model."""
+    lent = {name for name in dir(_OfKeras) if not name.startswith("__")}
+    lent = {name: _from_lender(name) for name in lent if not hasattr(Lent, name)}
+    lent = {name: attr for name, attr in lent.items() if not hasattr(base, name)}
+    texts = {name: getattr(base, name) for name in ("__module__", "__qualname__", "__doc__")}
+    cls: Any = type(base.__name__, (Lent, base, _OfKeras), {**lent, **texts, "_own_class": base})
     register = keras.saving.register_keras_serializable
-    return register("thalweg", f"{own.__module__}.{own.__qualname__}")(made)
+    return register("thalweg", f"{base.__module__}.{base.__qualname__}")(cls)
 
 
 def _from_lender(name: str) -> property:

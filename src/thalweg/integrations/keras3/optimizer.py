@@ -97,15 +97,15 @@ class FusedOptimizer(ClippingOptions, Keras3StateDict, keras.optimizers.Optimize
         """Create the slots of these variables of Keras."""
         if self.built:
             return
-        own = [var for var in variables if not self._overwrite_variable_with_gradient(var)]
-        tensors = named_variables([(var.path, var.value) for var in own])
+        trained = [var for var in variables if not self._overwrite_variable_with_gradient(var)]
+        tensors = named_variables([(var.path, var.value) for var in trained])
         with writable():
             if tensors:
                 self.wrapped._create_all_weights(tensors)
-        made = slot_variables(self, own, tensors)
+        slots = slot_variables(self, trained, tensors)
         super().build(variables)
         self._tensors = [var.value for var in variables]
-        self._shared += made
+        self._shared += slots
 
     def _apply_weight_decay(self, variables: Sequence[Any]) -> None:
         """Nothing: `_backend_update_step` calls Keras' after its checks."""
@@ -141,12 +141,12 @@ class FusedOptimizer(ClippingOptions, Keras3StateDict, keras.optimizers.Optimize
             hooks.check_pairs(hooks.convert_pairs(pairs), False)
             super()._apply_weight_decay(variables)
         # Keras counts the batches itself, also those that only add to accumulated gradients.
-        counted = int(wrapped.iterations)
-        wrapped.iterations.fill_(counted // (self.gradient_accumulation_steps or 1))
+        batch_count = int(wrapped.iterations)
+        wrapped.iterations.fill_(batch_count // (self.gradient_accumulation_steps or 1))
         try:
             wrapped.apply_gradients(pairs)
         finally:
-            wrapped.iterations.fill_(counted)
+            wrapped.iterations.fill_(batch_count)
 
     def _apply_stateless(self, grads: Sequence[Any], variables: Sequence[Any]) -> None:
         """The step on copies of what the scope holds, which are then assigned within it."""

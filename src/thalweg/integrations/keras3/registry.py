@@ -42,9 +42,9 @@ def deserialize(written: dict[str, Any], custom_objects: dict[str, Any] | None =
     registered = {
         name: keras.saving.get_registered_object(name, custom_objects) for name in names if name
     }
-    known = {"RuleOptimizer": RuleOptimizer}
-    known |= {name: found for name, found in registered.items() if found is not None}
-    return optimizers.deserialize({**written, "config": config}, known)
+    classes = {"RuleOptimizer": RuleOptimizer}
+    classes |= {name: entry for name, entry in registered.items() if entry is not None}
+    return optimizers.deserialize({**written, "config": config}, classes)
 
 
 def _is_schedule(value: object) -> bool:

@@ -37,11 +37,11 @@ class Schedule(keras.optimizers.schedules.LearningRateSchedule):
         """Return the schedule that `get_config` describes; your own classes are found if Keras has
         them registered, or in `custom_objects`.
         """
-        written = config["schedule"]
-        name = written["class_name"]
+        description = config["schedule"]
+        name = description["class_name"]
         registered = keras.saving.get_registered_object(name, custom_objects)
-        found = {name: registered} if registered is not None else None
-        return cls(deserialize(written, found))
+        classes = {name: registered} if registered is not None else None
+        return cls(deserialize(description, classes))
 
 
 class KerasSchedule(LearningRateSchedule):

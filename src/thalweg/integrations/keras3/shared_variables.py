@@ -44,7 +44,7 @@ def slot_variables(
     wrapped = optimizer.wrapped
     places = {id(tensor): var for var, tensor in zip(variables, tensors, strict=True)}
     slots = {id(slot): (owner, name) for owner, name, slot in wrapped._slots.triples()}
-    made = []
+    pairs = []
     for weight in [*wrapped.weights[1:], *wrapped._added_weights]:
         owner, name = slots.get(id(weight), (None, _title(weight)))
         if owner is not None and id(owner) not in places:
@@ -58,8 +58,8 @@ def slot_variables(
             name=name,
         )
         share(variable, weight)
-        made.append((variable, weight))
-    return made
+        pairs.append((variable, weight))
+    return pairs
 
 
 def _title(weight: Any) -> str:

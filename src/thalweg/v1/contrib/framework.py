@@ -52,12 +52,12 @@ def get_variables(
 
 
 def get_trainable_variables(scope: object = None, suffix: str | None = None) -> list[Any]:
-    """`get_variables` of those that are trained."""
+    """Return the trainable variables of a scope; see `get_variables`."""
     return get_variables(scope, suffix, GraphKeys.TRAINABLE_VARIABLES)
 
 
 def get_local_variables(scope: object = None, suffix: str | None = None) -> list[Any]:
-    """`get_variables` of the local ones."""
+    """Return the local variables of a scope; see `get_variables`."""
     return get_variables(scope, suffix, GraphKeys.LOCAL_VARIABLES)
 
 

@@ -75,19 +75,19 @@ def merge(inputs: Sequence[object], collections: object = None, name: str | None
     _check_mode()
 
     def join_summaries(*parts: bytes) -> bytes:
-        whole = message("Summary")()
+        merged_summary = message("Summary")()
         for part in parts:
-            whole.MergeFromString(part)
-        tags = [value.tag for value in whole.value]
+            merged_summary.MergeFromString(part)
+        tags = [summary_value.tag for summary_value in merged_summary.value]
         twice = next((tag for tag in tags if tags.count(tag) > 1), None)
         if twice is not None:
             raise InvalidArgumentError(f"Duplicate tag {twice} found in summary inputs.")
-        return whole.SerializeToString()
+        return merged_summary.SerializeToString()
 
     inputs = list(inputs)
-    for each in inputs:
-        if not isinstance(each, _graph.SymbolicTensor):
-            raise InvalidTypeError(f"merge takes summaries of the graph, not {show_value(each)}.")
+    for node in inputs:
+        if not isinstance(node, _graph.SymbolicTensor):
+            raise InvalidTypeError(f"merge takes summaries of the graph, not {show_value(node)}.")
     return _add_to_collections(
         join_summaries, inputs, name or "Merge/MergeSummary", collections or ()
     )
@@ -100,46 +100,46 @@ def merge_all(
     none.
     """
     _check_mode()
-    found = _graph.get_collection(key, scope)
-    return merge(found, name=name) if found else None
+    summaries = _graph.get_collection(key, scope)
+    return merge(summaries, name=name) if summaries else None
 
 
 def _summary_operation(
     name: str,
-    given: object,
+    tensor: object,
     collections: object,
     family: str | None,
     describe: Callable[[Any, str], Sequence[object]],
     kind: type | None = None,
 ) -> object:
-    """An operation that gives what `describe` says of a tensor."""
+    """Return an operation that serializes the summary values of `describe(tensor, tag)`."""
     _check_mode()
-    given = given if kind is str else _graph.convert_to_tensor(given)
+    tensor = tensor if kind is str else _graph.convert_to_tensor(tensor)
 
-    def summarize_value(value: object) -> bytes:
-        return message("Summary")(value=describe(value, tag)).SerializeToString()
+    def summarize_value(tensor_value: object) -> bytes:
+        return message("Summary")(value=describe(tensor_value, tag)).SerializeToString()
 
     keys = [GraphKeys.SUMMARIES] if collections is None else collections
     with _tag_scope(name, family) as (tag, title):
-        return _add_to_collections(summarize_value, [given], title, keys)
+        return _add_to_collections(summarize_value, [tensor], title, keys)
 
 
 def _add_to_collections(
     function: Callable[..., bytes], inputs: Sequence[object], name: str, collections: object
 ) -> object:
-    known = _graph.Output(None, (), ())
-    found = _graph.operation(function, inputs, name, kind="pure", outputs=known)
-    found.graph.add_to_collections(collections, found)
-    return found
+    output = _graph.Output(None, (), ())
+    summary_op = _graph.operation(function, inputs, name, kind="pure", outputs=output)
+    summary_op.graph.add_to_collections(collections, summary_op)
+    return summary_op
 
 
 @contextlib.contextmanager
 def _tag_scope(name: str, family: str | None) -> Iterator[tuple[str, str]]:
-    """The tag, and the name of the operation, which is the scope's own."""
+    """Enter the name scope of a summary; yield its tag and the name of its operation."""
     label, group = _clean_tag(name), None if family is None else _clean_tag(family)
     with _graph.name_scope(label if group is None else f"{group}/{label}") as scope:
-        whole = scope.rstrip("/")
-        tag = whole if group is None else f"{group}/{whole}"
+        scope_name = scope.rstrip("/")
+        tag = scope_name if group is None else f"{group}/{scope_name}"
         yield tag, label.rpartition("/")[2]
 
 

@@ -10,7 +10,7 @@ import warnings
 from typing import Any, ClassVar
 
 # Fields that code reads before it sets them.
-_REPEATED = ("value", "node", "string_val", "bucket", "bucket_limit")
+_REPEATED_FIELDS = ("value", "node", "string_val", "bucket", "bucket_limit")
 _NUMBERS: dict[str, Any] = {"wall_time": 0.0, "step": 0, "simple_value": 0.0, "tag": ""}
 
 
@@ -34,7 +34,7 @@ class StandInMessage:
     STOP: ClassVar[int] = 2
 
     def __init__(self, **fields: Any) -> None:
-        vars(self).update({name: _RepeatedField() for name in _REPEATED}, **_NUMBERS)
+        vars(self).update({name: _RepeatedField() for name in _REPEATED_FIELDS}, **_NUMBERS)
         self._set: dict[str, None] = {}
         for name, field in fields.items():
             setattr(self, name, _RepeatedField(field) if isinstance(field, list) else field)
@@ -80,7 +80,7 @@ class StandInMessage:
         self.Clear()
         return len(serialized)
 
-    def CopyFrom(self, other: object) -> None:
+    def CopyFrom(self, other_msg: object) -> None:
         """Ignore another message."""
 
     MergeFrom = CopyFrom
@@ -103,15 +103,15 @@ class EventFileWriter:
         OSError: The folder cannot be made.
     """
 
-    _has_warned: ClassVar[bool] = False
+    _warning_issued: ClassVar[bool] = False
 
     def __init__(self, folder: str) -> None:
         os.makedirs(folder, exist_ok=True)
 
     def add_event(self, event: object) -> None:
         """Drop an event; the first one causes a UserWarning."""
-        if not EventFileWriter._has_warned:
-            EventFileWriter._has_warned = True
+        if not EventFileWriter._warning_issued:
+            EventFileWriter._warning_issued = True
             warnings.warn(
                 "Summaries are not written, because TensorBoard is not installed:"
                 " pip install tensorboard, or thalweg[summary].",

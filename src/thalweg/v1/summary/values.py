@@ -14,24 +14,24 @@ from thalweg.errors import InvalidArgumentError
 from thalweg.v1.summary.protos import message
 
 
-def scalar(value: torch.Tensor, tag: str) -> Any:
+def scalar(tensor: torch.Tensor, tag: str) -> Any:
     """Return the one number of a tensor."""
-    if value.numel() != 1:
+    if tensor.numel() != 1:
         raise InvalidArgumentError(
-            f"The summary of {tag!r} is of a scalar, not of shape {tuple(value.shape)}."
+            f"The summary of {tag!r} is of a scalar, not of shape {tuple(tensor.shape)}."
         )
-    return message("Summary").Value(tag=tag, simple_value=value.item())
+    return message("Summary").Value(tag=tag, simple_value=tensor.item())
 
 
 @functools.cache
 def _bucket_limits() -> np.ndarray:
-    """The upper ends of buckets, each a tenth larger than the one before."""
-    found, limit = [], 1e-12
+    """Return the upper limits of all buckets, ascending; each is 1.1 times the previous one."""
+    positive_limits, limit = [], 1e-12
     while limit < 1e20:
-        found.append(limit)
+        positive_limits.append(limit)
         limit *= 1.1
-    found.append(sys.float_info.max)
-    return np.array([-each for each in reversed(found)] + [0.0] + found)
+    positive_limits.append(sys.float_info.max)
+    return np.array([-bound for bound in reversed(positive_limits)] + [0.0] + positive_limits)
 
 
 def histogram(values: torch.Tensor, tag: str) -> Any:
@@ -40,22 +40,22 @@ def histogram(values: torch.Tensor, tag: str) -> Any:
     Raises:
         InvalidArgumentError: An element is not finite.
     """
-    given = values.detach().to("cpu", torch.float64, copy=True).reshape(-1).numpy()
-    if not np.isfinite(given).all():
+    array = values.detach().to("cpu", torch.float64, copy=True).reshape(-1).numpy()
+    if not np.isfinite(array).all():
         raise InvalidArgumentError(f"An element is NaN or infinite in the summary of {tag!r}.")
     limits = _bucket_limits()
-    counts = np.bincount(np.searchsorted(limits, given, "right"), minlength=len(limits))
-    # A run of empty buckets is one of them.
-    kept = (counts > 0) | np.append(counts[1:] > 0, True)
-    extent = (given.min(), given.max()) if given.size else (sys.float_info.max, -sys.float_info.max)
+    counts = np.bincount(np.searchsorted(limits, array, "right"), minlength=len(limits))
+    # Only the last of successive empty buckets is written.
+    bucket_mask = (counts > 0) | np.append(counts[1:] > 0, True)
+    extent = (array.min(), array.max()) if array.size else (sys.float_info.max, -sys.float_info.max)
     proto = message("HistogramProto")(
         min=extent[0],
         max=extent[1],
-        num=given.size,
-        sum=given.sum(),
-        sum_squares=given @ given,
-        bucket_limit=limits[kept].tolist(),
-        bucket=counts[kept].astype("f8").tolist(),
+        num=array.size,
+        sum=array.sum(),
+        sum_squares=array @ array,
+        bucket_limit=limits[bucket_mask].tolist(),
+        bucket=counts[bucket_mask].astype("f8").tolist(),
     )
     return message("Summary").Value(tag=tag, histo=proto)
 
@@ -72,15 +72,15 @@ def images(batch: torch.Tensor, tag: str, count: int) -> list[Any]:
             f" {tuple(batch.shape)}."
         )
     summary = message("Summary")
-    found = []
+    image_values = []
     for index, image in enumerate(batch[:count].detach().cpu()):
         height, width, depth = image.shape
-        shown = summary.Image(
+        encoded_image = summary.Image(
             height=height, width=width, colorspace=depth, encoded_image_string=_encode_png(image)
         )
         title = f"{tag}/image" if count == 1 else f"{tag}/image/{index}"
-        found.append(summary.Value(tag=title, image=shown))
-    return found
+        image_values.append(summary.Value(tag=title, image=encoded_image))
+    return image_values
 
 
 def _encode_png(image: torch.Tensor) -> bytes:
@@ -88,34 +88,34 @@ def _encode_png(image: torch.Tensor) -> bytes:
 
     pixels = image if image.dtype == torch.uint8 else _scale_to_bytes(image.float())
     array = pixels.numpy()
-    out = io.BytesIO()
-    Image.fromarray(array[..., 0] if array.shape[-1] == 1 else array).save(out, "PNG")
-    return out.getvalue()
+    buffer = io.BytesIO()
+    Image.fromarray(array[..., 0] if array.shape[-1] == 1 else array).save(buffer, "PNG")
+    return buffer.getvalue()
 
 
 def _scale_to_bytes(image: torch.Tensor) -> torch.Tensor:
-    known = image.isfinite()
-    inside = image[known]
-    low, high = (inside.min(), inside.max()) if inside.numel() else (image.new_zeros(()),) * 2
+    is_finite = image.isfinite()
+    finite = image[is_finite]
+    low, high = (finite.min(), finite.max()) if finite.numel() else (image.new_zeros(()),) * 2
     largest, span, offset = (high, 255.0, 0.0) if low >= 0 else (
         torch.maximum(low.abs(), high.abs()), 127.0, 128.0
     )  # fmt: skip
     scale = 0.0 if largest < 1e-6 else span / largest
-    pixels = torch.where(known, image, 0) * scale + offset
+    pixels = torch.where(is_finite, image, 0) * scale + offset
     red = torch.tensor([255.0, 0.0, 0.0, 255.0], dtype=torch.float32, device=image.device)
     bad = red[: image.shape[-1]]
-    return torch.where(known.all(-1, keepdim=True), pixels, bad).to(torch.uint8)
+    return torch.where(is_finite.all(-1, keepdim=True), pixels, bad).to(torch.uint8)
 
 
-def text(value: object, tag: str) -> Any:
-    """Strings, which TensorBoard shows as Markdown."""
-    found = np.asarray(value, dtype=object)
+def text(strings: object, tag: str) -> Any:
+    """Return a summary of strings, which TensorBoard shows as Markdown."""
+    array = np.asarray(strings, dtype=object)
     proto = message("TensorProto")(dtype="DT_STRING")
     proto.tensor_shape.CopyFrom(
-        message("TensorShapeProto")(dim=[{"size": size} for size in found.shape])
+        message("TensorShapeProto")(dim=[{"size": size} for size in array.shape])
     )
     proto.string_val.extend(
-        each if isinstance(each, bytes) else str(each).encode() for each in found.reshape(-1)
+        cell if isinstance(cell, bytes) else str(cell).encode() for cell in array.reshape(-1)
     )
     metadata = message("SummaryMetadata")()
     metadata.plugin_data.plugin_name = "text"

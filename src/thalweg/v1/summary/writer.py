@@ -42,7 +42,7 @@ class FileWriter:
     ) -> None:
         check_seconds("flush_secs", flush_secs)
         self._logdir = os.fspath(logdir)
-        self._how = (max_queue, wait_seconds(flush_secs), filename_suffix or "")
+        self._writer_args = (max_queue, wait_seconds(flush_secs), filename_suffix or "")
         self._events: Any = None
         self.reopen()
         if graph is not None or graph_def is not None:
@@ -71,10 +71,10 @@ class FileWriter:
         """Write the operations of a graph, with the tensors between them."""
         if isinstance(graph, graphs.Graph):
             graph = graph_def_of(graph)
-        found = graph_def if graph is None else graph
-        if not isinstance(found, message("GraphDef")):
-            raise InvalidTypeError(f"add_graph takes a graph, not {type(found).__name__}.")
-        self.add_event(message("Event")(graph_def=found.SerializeToString()), global_step)
+        graph_proto = graph_def if graph is None else graph
+        if not isinstance(graph_proto, message("GraphDef")):
+            raise InvalidTypeError(f"add_graph takes a graph, not {type(graph_proto).__name__}.")
+        self.add_event(message("Event")(graph_def=graph_proto.SerializeToString()), global_step)
 
     def add_session_log(self, session_log: object, global_step: object = None) -> None:
         """Write a `SessionLog`."""
@@ -101,10 +101,10 @@ class FileWriter:
             self._events = None
 
     def reopen(self) -> None:
-        """Go on in a new file, if this one is closed."""
+        """Open a new file if the present one is closed."""
         if self._events is None:
             try:
-                self._events = event_file_writer(self._logdir, *self._how)
+                self._events = event_file_writer(self._logdir, *self._writer_args)
             except OSError as error:
                 text = f"{self._logdir}: no file of events can be written here: {error.strerror}."
                 raise CheckpointWriteError(error.errno, text) from error
@@ -125,8 +125,8 @@ class FileWriterCache:
     @staticmethod
     def get(logdir: str | os.PathLike[str]) -> FileWriter:
         """Return the writer of a folder, made when first asked."""
-        known = FileWriterCache._writers
-        return known.get(os.fspath(logdir)) or known.setdefault(
+        writers = FileWriterCache._writers
+        return writers.get(os.fspath(logdir)) or writers.setdefault(
             os.fspath(logdir), FileWriter(logdir)
         )
 
@@ -151,9 +151,9 @@ def graph_def_of(graph: graphs.Graph) -> Any:
     """Return the `GraphDef` of a graph: names, kinds and inputs of its operations; not what they
     do.
     """
-    found = message("GraphDef")()
+    graph_def = message("GraphDef")()
     for op in graph.get_operations():
         inputs = [f"{x.op.name}:{x.value_index}" if x.value_index else x.op.name for x in op.inputs]
-        controls = [f"^{other.name}" for other in op.control_inputs]
-        found.node.add(name=op.name, op=op.type.rpartition("/")[2], input=[*inputs, *controls])
-    return found
+        controls = [f"^{control_op.name}" for control_op in op.control_inputs]
+        graph_def.node.add(name=op.name, op=op.type.rpartition("/")[2], input=[*inputs, *controls])
+    return graph_def

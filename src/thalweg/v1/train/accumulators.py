@@ -62,8 +62,8 @@ class SparseAccumulator:
         rows = torch.unique(torch.cat([self._rows, indices]))
         sums = values.new_empty((len(rows), *values.shape[1:]))
         counts = torch.zeros_like(rows)
-        known = torch.searchsorted(rows, self._rows)
-        sums[known], counts[known] = self._sums, self._counts
+        previous_places = torch.searchsorted(rows, self._rows)
+        sums[previous_places], counts[previous_places] = self._sums, self._counts
         places = torch.searchsorted(rows, indices)
         is_new = counts[places] == 0
         sums[places[is_new]] = values[is_new]

@@ -87,7 +87,7 @@ class AdamOptimizer(RuleOptimizer):
         super()._create_slots(var_list)
 
     def _get_beta_accumulators(self) -> tuple[Any, Any]:
-        """beta1_power and beta2_power: those of the default graph where one is being built."""
+        """Return beta1_power and beta2_power of the default graph, or of eager mode."""
         graph = graph_of()
         return (
             self._get_non_slot_variable("beta1_power", graph=graph),

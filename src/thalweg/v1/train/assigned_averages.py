@@ -1,4 +1,4 @@
-"""Moving averages that a program keeps in variables of its own, as batch normalisation does."""
+"""Moving averages in the user's own variables, as batch normalisation keeps them."""
 
 from __future__ import annotations
 
@@ -57,32 +57,32 @@ def assign_moving_average(
     Reference: tensorflow.python.training.moving_averages.assign_moving_average
     """
     if executing_eagerly():
-        given = _as_value_of(value, variable)
+        tensor = _as_value_of(value, variable)
         with no_grad():
             biased = torch.zeros_like(variable) if zero_debias else None
-            assign_average(variable, given, decay, biased, None)
+            assign_average(variable, tensor, decay, biased, None)
         return variable
     variable = graph_variable_of(variable)
-    given = _as_value_of(value, variable)
+    tensor = _as_value_of(value, variable)
     biased, step = _debiasing_variables(variable) if zero_debias else (None, None)
-    own = [None if each is None else by_reference(each) for each in (biased, step)]
+    references = [None if slot is None else by_reference(slot) for slot in (biased, step)]
     title = name or "AssignMovingAvg"
-    parts = [by_reference(variable), given, decay, *own]
+    parts = [by_reference(variable), tensor, decay, *references]
     return operation(assign_average, parts, title, outputs=variable)
 
 
-def _as_value_of(value: object, variable: Tensor) -> Any:
-    """The value as a tensor of the variable's dtype; refused if it is one of another."""
-    if not (isinstance(value, Tensor) or is_symbolic(value)):
-        return to_tensor(value, variable.dtype)
-    if getattr(value, "dtype", None) not in (None, variable.dtype):
-        kinds = f"{dtype_name(value.dtype)}, and the variable is {dtype_name(variable.dtype)}"  # pyright: ignore
+def _as_value_of(source: object, variable: Tensor) -> Any:
+    """Return `source` as a tensor; raise InvalidTypeError if its dtype is not the variable's."""
+    if not (isinstance(source, Tensor) or is_symbolic(source)):
+        return to_tensor(source, variable.dtype)
+    if getattr(source, "dtype", None) not in (None, variable.dtype):
+        kinds = f"{dtype_name(source.dtype)}, and the variable is {dtype_name(variable.dtype)}"  # pyright: ignore
         raise InvalidTypeError(f"The value for '{title_of(variable)}' is {kinds}. Cast it.")
-    return value
+    return source
 
 
 def _debiasing_variables(variable: GraphVariable) -> tuple[Any, Any]:
-    """The sum of which a variable is the debiased form, and the number of its steps."""
+    """Make the variables `biased` and `local_step`, by which a moving average is debiased."""
     shapes: dict[str, Any] = {"biased": variable.shape, "local_step": ()}
     with variable_scope(variable.op.name):
         biased, step = (
@@ -95,13 +95,13 @@ def _debiasing_variables(variable: GraphVariable) -> tuple[Any, Any]:
 
 
 def _unused_name(name: str) -> str:
-    """The name, with a number where the scope has a variable of it and does not reuse."""
-    scope, number, found = get_variable_scope(), 0, name
-    taken = {variable.op.name for variable in global_variables()}
-    while not scope.reuse and f"{scope.name}/{found}" in taken:
+    """Return the name; append a number if the scope has such a variable and does not reuse."""
+    scope, number, candidate = get_variable_scope(), 0, name
+    used_names = {variable.op.name for variable in global_variables()}
+    while not scope.reuse and f"{scope.name}/{candidate}" in used_names:
         number += 1
-        found = f"{name}_{number}"
-    return found
+        candidate = f"{name}_{number}"
+    return candidate
 
 
 def weighted_moving_average(
@@ -130,9 +130,9 @@ def weighted_moving_average(
     keys = [GraphKeys.GLOBAL_VARIABLES] if collections is None else list(collections)
     with variable_scope(name, "WeightedMovingAvg", [value, weight]):
         sums = []
-        for title, each in (("value_x_weight", value * weight), ("weight", weight)):
-            own = get_variable(
-                title, each.shape, each.dtype, zeros_initializer(), None, False, collections=keys
+        for title, term in (("value_x_weight", value * weight), ("weight", weight)):
+            total = get_variable(
+                title, term.shape, term.dtype, zeros_initializer(), None, False, collections=keys
             )
-            sums.append(assign_moving_average(own, each, decay, zero_debias=False))
+            sums.append(assign_moving_average(total, term, decay, zero_debias=False))
         return sums[0] / sums[1]

@@ -23,13 +23,13 @@ P = ParamSpec("P")
 
 
 def _binary_operators(function: Callable[[Any, Any], object]) -> tuple[Any, Any]:
-    """An operator and its reflection."""
+    """Return the methods of an operator and of its reflection."""
 
-    def forward(self: CallableRate, other: object) -> CallableRate:
-        return _combined(function, self.__name__, self, other)
+    def forward(self: CallableRate, operand: object) -> CallableRate:
+        return _combined(function, self.__name__, self, operand)
 
-    def reflected(self: CallableRate, other: object) -> CallableRate:
-        return _combined(function, self.__name__, other, self)
+    def reflected(self: CallableRate, operand: object) -> CallableRate:
+        return _combined(function, self.__name__, operand, self)
 
     return forward, reflected
 
@@ -43,7 +43,7 @@ class CallableRate(Argument):
     Args:
         rate: Gives the learning rate now.
         name: Its name in messages.
-        keeps: An object with state, and with `state_dict` and `load_state_dict`.
+        state: An object with state, and with `state_dict` and `load_state_dict`.
 
     Attributes:
         source: The function that made it and its arguments by name, by which a file describes it;
@@ -52,18 +52,18 @@ class CallableRate(Argument):
 
     __array_ufunc__ = None  # NumPy's operators leave the work to the reflected ones here
 
-    def __init__(self, rate: Callable[[], object], name: str, keeps: Sequence[object] = ()) -> None:
+    def __init__(self, rate: Callable[[], object], name: str, state: Sequence[object] = ()) -> None:
         self._rate = rate
-        self._step: Any = None  # the number of the step, where that alone decides on the rate
+        self._step: Any = None  # the count of steps, if the rate depends on nothing else
         self._ahead: RatesAhead | None = None
-        self.keeps = keeps
+        self.state = state
         self.__name__ = name
         self.source: tuple[Callable[..., object], dict[str, object]] | None = None
 
     def __call__(self) -> Any:
-        """The learning rate now."""
-        computed = self.computed()
-        return self._rate() if computed is None else _as_tensor(computed)
+        """Return the present learning rate."""
+        number = self.computed()
+        return self._rate() if number is None else _as_tensor(number)
 
     def follow(self, step: object, rate_at: Callable[[int], Any]) -> None:
         """Have `computed` compute the learning rate, if there is a count of steps.
@@ -71,10 +71,10 @@ class CallableRate(Argument):
         Args:
             step: The count of steps: an integer, or a tensor of one.
             rate_at: Returns the learning rate as a NumPy scalar, given the count; of nothing else
-                but what `keeps` names.
+                but what `state` names.
         """
-        is_whole = isinstance(step, Tensor) and not (step.is_floating_point() or step.is_complex())
-        if is_whole or type(step) is int:
+        is_count = isinstance(step, Tensor) and not (step.is_floating_point() or step.is_complex())
+        if is_count or type(step) is int:
             self._step, self._ahead = step, RatesAhead(rate_at)
 
     def unfollow(self) -> None:
@@ -86,7 +86,7 @@ class CallableRate(Argument):
         if self._ahead is None or not executing_eagerly():
             return None
         count = number_of(self._step) if isinstance(self._step, Tensor) else self._step
-        return self._ahead.alone(count) if self.keeps else self._ahead.at(count)
+        return self._ahead.alone(count) if self.state else self._ahead.at(count)
 
     def is_over(self, step: object) -> bool:
         """Return whether this is the count of steps that `computed` reads."""
@@ -103,7 +103,7 @@ class CallableRate(Argument):
         return {} if self.source is None else self.source[1]
 
     def _keeps(self) -> Sequence[object]:
-        return self.keeps
+        return self.state
 
     __add__, __radd__ = _binary_operators(operator.add)
     __sub__, __rsub__ = _binary_operators(operator.sub)
@@ -112,7 +112,7 @@ class CallableRate(Argument):
     __pow__, __rpow__ = _binary_operators(operator.pow)
 
     def __neg__(self) -> CallableRate:
-        return CallableRate(lambda: -self(), self.__name__, self.keeps)
+        return CallableRate(lambda: -self(), self.__name__, self.state)
 
     @classmethod
     def __torch_function__(
@@ -122,14 +122,14 @@ class CallableRate(Argument):
         args: Sequence[object] = (),
         kwargs: Mapping[str, object] | None = None,
     ) -> CallableRate:
-        given = kwargs or {}
+        keyword_args = kwargs or {}
 
         def rate() -> object:
-            own = {name: _current_value(value) for name, value in given.items()}
-            return function(*map(_current_value, args), **own)
+            kwargs_now = {name: _current_value(kwarg) for name, kwarg in keyword_args.items()}
+            return function(*map(_current_value, args), **kwargs_now)
 
-        keeps = _kept_by(*args, *given.values())
-        return CallableRate(rate, getattr(function, "__name__", "rate"), keeps)
+        state = _kept_by(*args, *keyword_args.values())
+        return CallableRate(rate, getattr(function, "__name__", "rate"), state)
 
     def _refuse_number(self, *_: object) -> NoReturn:
         raise InvalidTypeError(
@@ -179,49 +179,49 @@ def signature_of(function: Callable[..., object]) -> inspect.Signature:
         ValueError: The function has no signature.
     """
     # No attribute: `functools.wraps` would copy it to a function that takes something else.
-    known = _signatures.get(function) if inspect.isfunction(function) else None
-    return known or inspect.signature(function, follow_wrapped=False)
+    signature = _signatures.get(function) if inspect.isfunction(function) else None
+    return signature or inspect.signature(function, follow_wrapped=False)
 
 
 def _kept_by(*parts: object) -> list[object]:
-    """What parts of a learning rate keep, each once."""
-    found = [kept for part in parts if isinstance(part, CallableRate) for kept in part.keeps]
-    return list({id(kept): kept for kept in found}.values())
+    """Return the keepers of all learning rates among the operands, each once."""
+    holders = [holder for part in parts if isinstance(part, CallableRate) for holder in part.state]
+    return list({id(holder): holder for holder in holders}.values())
 
 
-def has_formula(value: object) -> bool:
+def has_formula(hyper: object) -> bool:
     """Return whether a hyperparameter is a learning rate that `computed` returns in eager mode."""
-    return isinstance(value, CallableRate) and value._ahead is not None
+    return isinstance(hyper, CallableRate) and hyper._ahead is not None
 
 
-def follows_count(value: object) -> bool:
+def follows_count(hyper: object) -> bool:
     """Return whether a hyperparameter depends on a count of steps alone, for any number of calls.
 
     It has a formula then, which draws no random numbers.
     """
-    return isinstance(value, CallableRate) and value._ahead is not None and not value.keeps
+    return isinstance(hyper, CallableRate) and hyper._ahead is not None and not hyper.state
 
 
-def value_now(given: Any) -> Any:
+def value_now(hyper: Any) -> Any:
     """Return the value of a hyperparameter: what a function returns, else what was given.
 
     A learning rate of a formula is a NumPy scalar, and need not be checked.
     """
-    computed = given.computed() if isinstance(given, CallableRate) else None
-    return _current_value(given) if computed is None else computed
+    number = hyper.computed() if isinstance(hyper, CallableRate) else None
+    return _current_value(hyper) if number is None else number
 
 
 def _without_step(arguments: Mapping[str, Any]) -> list[object]:
     """Return what a learning rate is made of beside the count of steps, items of lists each."""
-    found: list[object] = []
-    for name, each in arguments.items():
+    entries: list[object] = []
+    for name, argument in arguments.items():
         if name not in ("global_step", "x"):
-            found += each if isinstance(each, list | tuple) else (each,)
-    return found
+            entries += argument if isinstance(argument, list | tuple) else (argument,)
+    return entries
 
 
-def _is_constant(value: object) -> bool:
-    return isinstance(value, _CONSTANTS)
+def _is_constant(argument: object) -> bool:
+    return isinstance(argument, _CONSTANTS)
 
 
 _CONSTANTS = (int, float, str, np.generic, torch.dtype, type(None))
@@ -229,19 +229,19 @@ _CONSTANTS = (int, float, str, np.generic, torch.dtype, type(None))
 
 def _combined(function: Callable[[Any, Any], object], name: str, *parts: Any) -> CallableRate:
     """Return what an operator makes of learning rates, and of numbers."""
-    made = CallableRate(lambda: function(*map(_current_value, parts)), name, _kept_by(*parts))
-    followed = [each for each in parts if isinstance(each, CallableRate)]
-    step = followed[0]._step
+    rate = CallableRate(lambda: function(*map(_current_value, parts)), name, _kept_by(*parts))
+    rates = [operand for operand in parts if isinstance(operand, CallableRate)]
+    step = rates[0]._step
 
     def rate_at(count: int) -> Any:
-        return _as_numpy(function(*(_value_at(each, count) for each in parts)))
+        return _as_numpy(function(*(_value_at(part, count) for part in parts)))
 
-    others = [each for each in parts if not isinstance(each, CallableRate)]
-    if all(follows_count(each) and each._step is step for each in followed) and all(
-        map(_is_constant, others)
+    constants = [operand for operand in parts if not isinstance(operand, CallableRate)]
+    if all(follows_count(operand) and operand._step is step for operand in rates) and all(
+        map(_is_constant, constants)
     ):
-        made.follow(step, rate_at)
-    return made
+        rate.follow(step, rate_at)
+    return rate
 
 
 def _value_at(part: Any, count: int) -> Any:
@@ -250,13 +250,13 @@ def _value_at(part: Any, count: int) -> Any:
 
 def _as_tensor(number: Any) -> Tensor:
     """Return a number as a CPU tensor of its NumPy type; Python's floats are float32, as in TF."""
-    own = np.float32(number) if type(number) is float else number
-    return torch.from_numpy(np.array(own))
+    scalar = np.float32(number) if type(number) is float else number
+    return torch.from_numpy(np.array(scalar))
 
 
-def _as_numpy(value: Any) -> Any:
-    return value.numpy()[()] if isinstance(value, Tensor) else value
+def _as_numpy(number: Any) -> Any:
+    return number.numpy()[()] if isinstance(number, Tensor) else number
 
 
-def _current_value(value: Any) -> object:
-    return value() if is_function(value) else value
+def _current_value(part: Any) -> object:
+    return part() if is_function(part) else part

@@ -59,11 +59,11 @@ class Coordinator:
         self._error: BaseException | None = None
         self._threads: list[threading.Thread] = []
         self._callbacks: list[Callable[[BaseException | None], None]] = []
-        self._joined = False
+        self._has_joined_threads = False
         on_fork(self, Coordinator._renew_event)
 
     def _renew_event(self) -> None:
-        """In a forked child: an event has a lock, too."""
+        """Replace the event in a forked child, where a lost thread may hold its lock."""
         was_set, self._stopped = self._stopped.is_set(), threading.Event()
         if was_set:
             self._stopped.set()
@@ -91,7 +91,7 @@ class Coordinator:
         if isinstance(error, self._clean):
             error = None
         with self._lock:
-            if self._joined and error is not None:
+            if self._has_joined_threads and error is not None:
                 raise error
             if self._stopped.is_set():
                 return
@@ -115,7 +115,7 @@ class Coordinator:
     def clear_stop(self) -> None:
         """Forget that a stop was requested, and its error."""
         with self._lock:
-            self._joined, self._error = False, None
+            self._has_joined_threads, self._error = False, None
             self._stopped.clear()
 
     @contextlib.contextmanager
@@ -150,7 +150,7 @@ class Coordinator:
     @property
     def joined(self) -> bool:
         """True if `join` has returned or raised."""
-        return self._joined
+        return self._has_joined_threads
 
     def join(
         self,
@@ -172,8 +172,8 @@ class Coordinator:
         """
         check_seconds("stop_grace_period_secs", stop_grace_period_secs)
         with self._lock:
-            known = dict.fromkeys([*self._threads, *(threads or ())])
-        alive = [thread for thread in known if thread is not threading.current_thread()]
+            threads_to_join = dict.fromkeys([*self._threads, *(threads or ())])
+        alive = [thread for thread in threads_to_join if thread is not threading.current_thread()]
         while alive and not self._stopped.wait(_PAUSE):
             alive = [thread for thread in alive if thread.is_alive()]
         end = time.monotonic() + wait_seconds(stop_grace_period_secs)
@@ -181,7 +181,7 @@ class Coordinator:
             thread.join(wait_seconds(end - time.monotonic()))
         names = [thread.name for thread in alive if thread.is_alive()]
         with self._lock:
-            self._joined, self._threads = True, []
+            self._has_joined_threads, self._threads = True, []
         self.raise_requested_exception()
         if names and not ignore_live_threads:
             raise FailedPreconditionError(

@@ -234,13 +234,13 @@ def noisy_linear_cosine_decay(
     def draw_config(*own: Any) -> Any:
         return keeper.having(schedules.NoisyLinearCosineDecay(*own).get_config())
 
-    found = _decayed_rate(draw_config, global_step, inputs, name or "NoisyLinearCosineDecay")
-    if isinstance(found, CallableRate):
-        found.keeps = [keeper]
+    rate = _decayed_rate(draw_config, global_step, inputs, name or "NoisyLinearCosineDecay")
+    if isinstance(rate, CallableRate):
+        rate.state = [keeper]
         # Loading a state gives `keeper` another sequence.
         config = cache(lambda: schedules.NoisyLinearCosineDecay(*inputs).get_config())  # pyright: ignore
-        found.follow(global_step, lambda step: keeper.having(config()).formula(step))
-    return found
+        rate.follow(global_step, lambda step: keeper.having(config()).formula(step))
+    return rate
 
 
 @remember_source
@@ -266,7 +266,7 @@ def piecewise_constant(
     """
     schedule = schedules.PiecewiseConstantDecay(list(boundaries), list(values))
     _check_boundaries(x, boundaries)
-    kinds = {_dtype_word(value) for value in values}
+    kinds = {_dtype_word(rate) for rate in values}
     if len(kinds) > 1:
         raise ValueError(f"Values must have elements all with the same dtype: {sorted(kinds)}.")
     dtype = as_dtype(kind_of(values))
@@ -301,10 +301,10 @@ def follow_rate(
     if inputs[0] is None:
         raise ValueError(f"global_step is required for {name}: the variable that counts steps.")
     if not is_deferred(*inputs):
-        made = CallableRate(lambda: rate(*inputs), name)
+        callable_rate = CallableRate(lambda: rate(*inputs), name)
         if rate_at is not None:
-            made.follow(inputs[0], rate_at)
-        return made
+            callable_rate.follow(inputs[0], rate_at)
+        return callable_rate
     return operation(rate, inputs, name, kind="pure", outputs=Output(dtype, (), ()))
 
 
@@ -312,13 +312,13 @@ def _decayed_rate(
     schedule: Callable[..., Any], global_step: Any, arguments: Sequence[Any], name: str
 ) -> object:
     dtype = as_dtype(kind_of(arguments[:1]))
-    made = cache(lambda: schedule(*arguments))
+    build_schedule = cache(lambda: schedule(*arguments))
     return follow_rate(
         lambda step, *own: schedule(*own)(step),
         (global_step, *arguments),
         dtype,
         name,
-        lambda step: made().formula(step),
+        lambda step: build_schedule().formula(step),
     )
 
 
@@ -327,16 +327,16 @@ def _natural_exp_decay(rate: Any, steps: Any, decay_rate: Any, staircase: bool) 
     return schedules.ExponentialDecay(rate, steps, base, staircase)
 
 
-def _dtype_word(value: object) -> str:
-    dtype = getattr(value, "dtype", None)
+def _dtype_word(tensor: object) -> str:
+    dtype = getattr(tensor, "dtype", None)
     if dtype is None:
-        return "float32" if isinstance(value, float) else "int32"
+        return "float32" if isinstance(tensor, float) else "int32"
     return dtype_name(dtype)
 
 
 def _check_boundaries(x: object, boundaries: Sequence[object]) -> None:
     kind = _dtype_word(x)
     for boundary in boundaries:
-        own = _dtype_word(boundary)
-        if own != kind and (own, kind) != ("int32", "int64"):
-            raise InvalidTypeError(f"Boundaries ({own}) must have the same dtype as x ({kind}).")
+        dtype = _dtype_word(boundary)
+        if dtype != kind and (dtype, kind) != ("int32", "int64"):
+            raise InvalidTypeError(f"Boundaries ({dtype}) must have the same dtype as x ({kind}).")

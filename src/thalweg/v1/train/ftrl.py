@@ -132,5 +132,5 @@ class FtrlOptimizer(RuleOptimizer):
         if str(narrow).removeprefix("torch.") in ("float16", "bfloat16"):
             kind = as_dtype(narrow)
             parts = [torch.tensor(part, dtype=kind, device="cpu") for part in parts]
-        own = super()._hyper_scalars(values, dtype, group)
-        return {**own, "l2": dtype(adjusted_l2(*parts)), "beta": dtype(0)}
+        scalars = super()._hyper_scalars(values, dtype, group)
+        return {**scalars, "l2": dtype(adjusted_l2(*parts)), "beta": dtype(0)}

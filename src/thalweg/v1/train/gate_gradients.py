@@ -19,13 +19,13 @@ from thalweg.variable import is_frozen, name_of, to_tensor
 def forward(loss: Any, var_list: object) -> tuple[Tensor, list[Tensor]]:
     """Return a loss and its variables: those given, or all that it depends on."""
     if var_list is None:
-        value = loss()
-        return value, variables_of(value)
+        loss_value = loss()
+        return loss_value, variables_of(loss_value)
     variables = distinct(flatten(var_list))
     check_variables(variables)
     with GradientTape():
-        value = loss()
-    return value, variables
+        loss_value = loss()
+    return loss_value, variables
 
 
 def need_no_tape(variables: Sequence[Tensor]) -> bool:
@@ -36,7 +36,7 @@ def need_no_tape(variables: Sequence[Tensor]) -> bool:
 
 
 def backward(
-    value: Tensor,
+    loss_value: Tensor,
     variables: Sequence[Tensor],
     grad_loss: object,
     apply: Callable[[Gradient, Tensor], None],
@@ -44,7 +44,7 @@ def backward(
     """Apply gradients so that no two of them need exist at the same time.
 
     Args:
-        value: The loss.
+        loss_value: The loss.
         variables: Its variables.
         grad_loss: Weights of its elements, of its shape, or None.
         apply: Called with each gradient and its variable, as soon as the gradient is complete.
@@ -67,28 +67,28 @@ def backward(
             updated.append(var)
 
     sources = [var for var in variables if var.requires_grad]
-    kept = [var.grad for var in sources]
+    previous_grads = [var.grad for var in sources]
     handles = []
     try:
         for var in sources:
             var.grad = None
             handles.append(var.register_post_accumulate_grad_hook(apply_and_release))
-        if value.requires_grad and sources:
-            weight = torch.ones_like(value) if grad_loss is None else to_tensor(grad_loss)
-            torch.autograd.backward(value, weight, inputs=sources)
+        if loss_value.requires_grad and sources:
+            weight = torch.ones_like(loss_value) if grad_loss is None else to_tensor(grad_loss)
+            torch.autograd.backward(loss_value, weight, inputs=sources)
     except BaseException as error:
         names = [name_of(var) for var in updated]
-        before = f"With GATE_NONE these variables had been updated before: {names}."
+        message = f"With GATE_NONE these variables had been updated before: {names}."
         if names:
-            add_note(error, [before])  # not that no variable has changed
+            add_note(error, [message])  # not that no variable has changed
         else:
-            error.add_note(before)
+            error.add_note(message)
         raise
     finally:
         for handle in handles:
             handle.remove()
-        for var, grad in zip(sources, kept, strict=True):
+        for var, grad in zip(sources, previous_grads, strict=True):
             var.grad = grad
     if not updated:
-        raise none_given(variables, value)
+        raise none_given(variables, loss_value)
     return updated

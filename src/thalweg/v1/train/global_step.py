@@ -58,34 +58,34 @@ def get_global_step(graph: Any = None) -> Any:
         TypeError: The graph's `global_step` is no integer scalar.
     """
     session = current_session()
-    if graph is None and session is not None:  # a node that runs
+    if graph is None and session is not None:
         return resolve(get_global_step(session.graph))
     if graph is None and executing_eagerly():
         return _eager[0] if _eager else None
     graph = graph or get_default_graph()
-    found = graph.get_collection(GraphKeys.GLOBAL_STEP)
-    if len(found) > 1:
-        raise ValueError(f"There are {len(found)} variables in the collection GLOBAL_STEP.")
-    if not found:
-        named = graph.get_collection(GraphKeys.GLOBAL_VARIABLES)
-        found = [var for var in named if var.name == "global_step:0"]
-    if not found:
+    candidates = graph.get_collection(GraphKeys.GLOBAL_STEP)
+    if len(candidates) > 1:
+        raise ValueError(f"There are {len(candidates)} variables in the collection GLOBAL_STEP.")
+    if not candidates:
+        global_variables = graph.get_collection(GraphKeys.GLOBAL_VARIABLES)
+        candidates = [var for var in global_variables if var.name == "global_step:0"]
+    if not candidates:
         return None
-    assert_global_step(found[0])
-    return found[0]
+    assert_global_step(candidates[0])
+    return candidates[0]
 
 
 def get_or_create_global_step(graph: object = None) -> Any:
     """Return the variable that counts steps, made if there is none."""
-    found = get_global_step(graph)
-    return create_global_step(graph) if found is None else found
+    step = get_global_step(graph)
+    return create_global_step(graph) if step is None else step
 
 
 def assert_global_step(global_step_tensor: Any) -> None:
-    """Refuse what cannot count steps.
+    """Raise unless the tensor can count steps.
 
     Raises:
-        TypeError: It is no integer scalar.
+        TypeError: The tensor is not an integer scalar.
     """
     step = global_step_tensor
     if not isinstance(step, Tensor) and not is_symbolic(step):
@@ -109,12 +109,12 @@ _READ = "global_step_read_op_cache"
 
 
 def _get_or_create_global_step_read(graph: Any = None) -> object:
-    """The global step as it is before `_increment_global_step`; None if there is none."""
+    """Return the value of the global step before `_increment_global_step`, or None without one."""
     graph = graph or get_default_graph()
-    found = graph.get_collection(_READ)
+    cached_reads = graph.get_collection(_READ)
     step = get_global_step(graph)
-    if found or step is None:
-        return found[0] if found else None
+    if cached_reads or step is None:
+        return cached_reads[0] if cached_reads else None
     with graph.as_default(), graph.control_dependencies(None):
         read = step.read_value()
     graph.add_to_collection(_READ, read)
@@ -122,10 +122,10 @@ def _get_or_create_global_step_read(graph: Any = None) -> object:
 
 
 def _increment_global_step(increment: int, graph: Any = None) -> object:
-    """An operation that raises the global step, after it has been read.
+    """Return an operation that adds to the global step after its value was read.
 
     Raises:
-        ValueError: There is none.
+        ValueError: The graph has no global step.
     """
     graph = graph or get_default_graph()
     step = get_global_step(graph)

@@ -36,7 +36,7 @@ GATE_NONE, GATE_OP, GATE_GRAPH = 0, 1, 2
 VALID_DTYPES = TRAINED
 _DTYPE_NAMES = f"[{', '.join(map(dtype_name, TRAINED))}]"
 
-_PLAIN = {torch.Tensor, torch.nn.Parameter, Variable}
+_LEAF_TYPES = {torch.Tensor, torch.nn.Parameter, Variable}
 _is_leaf, _requires_grad, _is_nested = map(attrgetter, ("is_leaf", "requires_grad", "is_nested"))
 
 GradsAndVars = list[tuple[Any, Any]]
@@ -44,7 +44,7 @@ Scale = Callable[[Any], Any]
 
 
 def check_dtypes(tensors: Iterable[Any], valid: Iterable[torch.dtype] = VALID_DTYPES) -> None:
-    """Refuse tensors that are of no floating-point dtype an optimizer computes in.
+    """Raise unless all tensors have a floating-point dtype that optimizers compute in.
 
     Raises:
         InvalidTypeError: Names the first such tensor.
@@ -57,10 +57,10 @@ def check_dtypes(tensors: Iterable[Any], valid: Iterable[torch.dtype] = VALID_DT
 
 
 def check_gate(gate_gradients: object) -> None:
-    """Refuse what is none of the three constants.
+    """Raise unless the gate is one of the three constants.
 
     Raises:
-        ValueError: Names what was given.
+        ValueError: Names the invalid gate.
     """
     if gate_gradients not in (GATE_NONE, GATE_OP, GATE_GRAPH):
         raise ValueError(
@@ -91,28 +91,27 @@ def none_given(variables: Iterable[object], loss: object) -> ValueError:
 
 
 def of_callable(loss: Any, var_list: Any, grad_loss: object, scale: Scale) -> GradsAndVars:
-    """Eager mode: the gradients of what `loss()` returns, scaled.
+    """Return the gradients of the scaled result of `loss()`, in eager mode.
 
-    Without `var_list` by the trainable variables it was computed from, in the order in which they
-    were created.
+    Without `var_list`: by the trainable variables that the loss used, in order of creation.
     """
     tape = GradientTape()
     if grad_loss is None and _are_followed(var_list):
         with tape:
-            value = scale(loss())
-        found = _of_leaves(value, var_list, tape)
-        return list(zip(found, var_list, strict=True))
-    chosen = None if var_list is None else flatten(var_list)
-    if chosen is not None:  # a tensor that is no variable has a gradient, and cannot be updated
-        check_variables([x for x in chosen if is_variable(x) or not isinstance(x, torch.Tensor)])
+            output = scale(loss())
+        grads = _of_leaves(output, var_list, tape)
+        return list(zip(grads, var_list, strict=True))
+    leaves = None if var_list is None else flatten(var_list)
+    if leaves is not None:  # other tensors have gradients, but cannot be updated
+        check_variables([x for x in leaves if is_variable(x) or not isinstance(x, torch.Tensor)])
     with tape:
-        if chosen is not None:
-            tape.watch([x for x in chosen if not (is_variable(x) and is_frozen(x))])
-        value = scale(loss())
-    found: list[Any] = variables_of(value) if chosen is None else chosen
-    if not found:
+        if leaves is not None:
+            tape.watch([x for x in leaves if not (is_variable(x) and is_frozen(x))])
+        output = scale(loss())
+    variables: list[Any] = variables_of(output) if leaves is None else leaves
+    if not variables:
         return []
-    return list(zip(tape.gradient(value, found, grad_loss), found, strict=True))
+    return list(zip(tape.gradient(output, variables, grad_loss), variables, strict=True))
 
 
 def _are_followed(var_list: object) -> bool:
@@ -120,27 +119,27 @@ def _are_followed(var_list: object) -> bool:
     return (
         type(var_list) is list
         and bool(var_list)
-        and _PLAIN.issuperset(map(type, var_list))
+        and _LEAF_TYPES.issuperset(map(type, var_list))
         and all(map(_is_leaf, var_list))
         and all(map(_requires_grad, var_list))
         and not any(map(_is_nested, var_list))
     )
 
 
-def _of_leaves(value: Any, variables: list[Any], tape: GradientTape) -> Any:
+def _of_leaves(loss: Any, variables: list[Any], tape: GradientTape) -> Any:
     """The gradients by variables that a tape need not watch."""
     if (
-        type(value) is not torch.Tensor
-        or not value.requires_grad
+        type(loss) is not torch.Tensor
+        or not loss.requires_grad
         or tape._shares_graph
         or has_replicas()
-        or not _are_followed(variables)  # the loss may have seen to it
+        or not _are_followed(variables)  # the loss may have changed that
     ):
-        return tape.gradient(value, variables)
-    found = torch.autograd.grad([value], variables, [torch.ones_like(value)], allow_unused=True)
+        return tape.gradient(loss, variables)
+    grads = torch.autograd.grad([loss], variables, [torch.ones_like(loss)], allow_unused=True)
     return [
         grad if grad is None or grad.layout is torch.strided else as_gradient(grad)
-        for grad in found
+        for grad in grads
     ]
 
 
@@ -152,9 +151,9 @@ def of_symbol(
     valid: Iterable[torch.dtype],
     aggregation_method: object = None,
 ) -> GradsAndVars:
-    """Graph mode: symbolic gradients of a symbolic loss.
+    """Return the symbolic gradients of a symbolic loss, in graph mode.
 
-    Without `var_list` by the trainable variables of the graph, of both collections.
+    Without `var_list`: by the trainable variables of the graph, of both collections.
     """
     check_gate(gate_gradients)
     check_dtypes([loss] if grad_loss is None else [loss, grad_loss], valid)
@@ -162,12 +161,12 @@ def of_symbol(
     if var_list is None:
         keys = GraphKeys.TRAINABLE_VARIABLES, GraphKeys.TRAINABLE_RESOURCE_VARIABLES
         graph = get_default_graph()
-        variables = distinct([each for key in keys for each in graph.get_collection(key)])
+        variables = distinct([variable for key in keys for variable in graph.get_collection(key)])
     else:
-        given = flatten(var_list)
-        variables = [graph_variable_of(var) for var in given]
-        pairs_given = zip(given, variables, strict=True)
-        frozen = {id(var) for each, var in pairs_given if is_frozen(each)}
+        listed_variables = flatten(var_list)
+        variables = [graph_variable_of(var) for var in listed_variables]
+        pairs_given = zip(listed_variables, variables, strict=True)
+        frozen = {id(var) for variable, var in pairs_given if is_frozen(variable)}
     if not variables:
         raise ValueError("No variables to optimize.")
     for var in variables:
@@ -176,7 +175,7 @@ def of_symbol(
                 f"var_list holds {show_value(var)}, which is not a variable of the graph."
                 " Make variables inside `with graph.as_default():`."
             )
-    found = gradients(
+    grads = gradients(
         loss,
         variables,
         grad_loss,
@@ -185,7 +184,7 @@ def of_symbol(
     )
     pairs = [
         (None if id(var) in frozen else grad, var)
-        for grad, var in zip(found, variables, strict=True)
+        for grad, var in zip(grads, variables, strict=True)
     ]
     check_dtypes((var for grad, var in pairs if grad is not None), valid)
     return pairs
@@ -224,8 +223,8 @@ def of_loss(
             "`loss` passed to Optimizer.compute_gradients should be a function when eager execution"
             " is enabled.\nGive one that computes it: minimize(lambda: ...)."
         )
-    own = (scale(graph_variable_of(loss)), var_list, gate_gradients, grad_loss, valid)
-    return of_symbol(*own, aggregation_method)
+    symbol_args = (scale(graph_variable_of(loss)), var_list, gate_gradients, grad_loss, valid)
+    return of_symbol(*symbol_args, aggregation_method)
 
 
 def get_filtered_grad_fn(grad_fn: Callable[..., GradsAndVars]) -> Callable[..., GradsAndVars]:

@@ -43,7 +43,7 @@ class LooperThread(threading.Thread):
         super().__init__(daemon=True)
         self._coord = coord
         self._interval = timer_interval_secs
-        self._call, self._given = target, (tuple(args or ()), dict(kwargs or {}))
+        self._call, self._call_args = target, (tuple(args or ()), dict(kwargs or {}))
 
     @staticmethod
     def loop(
@@ -53,7 +53,7 @@ class LooperThread(threading.Thread):
         args: Sequence[object] | None = None,
         kwargs: Mapping[str, object] | None = None,
     ) -> LooperThread:
-        """A thread that has been started."""
+        """Return a started thread."""
         looper = LooperThread(coord, timer_interval_secs, target, args, kwargs)
         looper.start()
         return looper
@@ -62,21 +62,21 @@ class LooperThread(threading.Thread):
         """Call until it is asked to stop."""
         with self._coord.stop_on_exception():
             self.start_loop()
-            due = time.monotonic()
+            next_call_time = time.monotonic()
             while not self._coord.should_stop():
                 self.run_loop()
-                due += wait_seconds(self._interval or 0.0)
-                if self._interval and self._coord.wait_for_stop(due - time.monotonic()):
+                next_call_time += wait_seconds(self._interval or 0.0)
+                if self._interval and self._coord.wait_for_stop(next_call_time - time.monotonic()):
                     break
             self.stop_loop()
 
     def start_loop(self) -> None:
-        """Called when the thread starts."""
+        """Do nothing; a subclass overrides this for the start of the thread."""
 
     def stop_loop(self) -> None:
-        """Called when the thread stops."""
+        """Do nothing; a subclass overrides this for the end of the thread."""
 
     def run_loop(self) -> None:
-        """Called again and again."""
+        """Call the target once; the thread repeats this."""
         if self._call is not None:
-            self._call(*self._given[0], **self._given[1])
+            self._call(*self._call_args[0], **self._call_args[1])

@@ -103,7 +103,7 @@ class ExponentialMovingAverage(V1StateDict):
 
     @untraced
     def apply(self, var_list: Iterable[Any] | None = None) -> Any:
-        """Bring the averages forward by one update; make those that are not there yet.
+        """Update all averages once; make missing ones first.
 
         Args:
             var_list: Variables; in graph mode also symbolic tensors, and all trainable variables of
@@ -124,15 +124,15 @@ class ExponentialMovingAverage(V1StateDict):
         variables = list(var_list)
         _check_sources(variables)
         share = share_of(self._decay, self._num_updates, scalar_type(self._decay))
-        begun: list[str] = []
-        with self._lock, making(self, variables, begun):
+        commit_messages: list[str] = []
+        with self._lock, making(self, variables, commit_messages):
             self._create_slots(variables)
             averages = [self._slots.of(var, [_AVERAGE])[0] for var in variables]
-            move(self._plans.now(), averages, variables, share, commit_messages=begun)
+            move(self._plans.now(), averages, variables, share, commit_messages=commit_messages)
         return None
 
     def _without_average(self, variables: Sequence[Tensor]) -> list[Tensor]:
-        """The variables without an average, each once."""
+        """Return the variables without an average, each once."""
         return [var for var in distinct(variables) if self._slots.get(var, _AVERAGE) is None]
 
     def _create_slots(self, var_list: Sequence[Any]) -> None:
@@ -166,8 +166,8 @@ class ExponentialMovingAverage(V1StateDict):
                     self._make_in_graph(source)
 
         def slots_named(name: str) -> list[object]:
-            kept: list[Any] = [self._slots.get(source, name) for source in sources]
-            return [None if slot is None else by_reference(slot) for slot in kept]
+            slots: list[Any] = [self._slots.get(source, name) for source in sources]
+            return [None if slot is None else by_reference(slot) for slot in slots]
 
         kind = scalar_type(self._decay)
 
@@ -175,7 +175,7 @@ class ExponentialMovingAverage(V1StateDict):
             averages: Any, values: Any, biased: Any, steps: Any, decay: Any, count: Any
         ) -> None:
             share = share_of(decay, count, kind)
-            moved = [
+            targets = [
                 average if slot is None else slot
                 for average, slot in zip(averages, biased, strict=True)
             ]
@@ -186,7 +186,7 @@ class ExponentialMovingAverage(V1StateDict):
                     if slot is not None
                     for call in debias_divisor(average, slot, step, share)
                 ]
-                move(self._plans.now(), moved, values, share, counts)
+                move(self._plans.now(), targets, values, share, counts)
 
         return operation(
             move_averages,
@@ -230,26 +230,26 @@ class ExponentialMovingAverage(V1StateDict):
         """Return the variable that holds the average of `var`, or None."""
         self._settle(var, _AVERAGE)
         with self._lock:
-            found = self._slots.get(var, _AVERAGE)
-        self._slots.handed_out([found])
-        return found
+            average = self._slots.get(var, _AVERAGE)
+        self._slots.handed_out([average])
+        return average
 
     def average_name(self, var: Any) -> str:
         """Return the name of the average of `var`, without ":0"; also before `apply`."""
         handle = handle_of(var)
-        known = self._slots.get(var, _AVERAGE)
-        if known is not None:
-            return base_name(known)
+        average = self._slots.get(var, _AVERAGE)
+        if average is not None:
+            return base_name(average)
         title = f"{base_name(handle)}/{self._name}"
         if not is_symbolic(handle):
             return title
-        own = scoped_name(handle, title)
-        return handle.graph.unique_name(own, mark_as_used=False, absolute=True)
+        scoped_title = scoped_name(handle, title)
+        return handle.graph.unique_name(scoped_title, mark_as_used=False, absolute=True)
 
     def variables_to_restore(
         self, moving_avg_variables: Iterable[object] | None = None
     ) -> dict[str, Any]:
-        """Under which name each variable is found in a checkpoint whose averages should be read.
+        """Return the variables by their names in a checkpoint, for a saver that reads averages.
 
         Args:
             moving_avg_variables: The variables that are read from their averages. In graph mode
@@ -267,12 +267,12 @@ class ExponentialMovingAverage(V1StateDict):
                 for key in keys:
                     moving_avg_variables += get_default_graph().get_collection(key)
         averaged = {id(handle_of(var)): var for var in moving_avg_variables}
-        found = {self.average_name(var): var for var in averaged.values()}
+        variables_by_name = {self.average_name(var): var for var in averaged.values()}
         if in_graph:
             for var in get_default_graph().get_collection(GraphKeys.GLOBAL_VARIABLES):
                 if id(var) not in averaged:
-                    found.setdefault(base_name(var), var)
-        return found
+                    variables_by_name.setdefault(base_name(var), var)
+        return variables_by_name
 
 
 def _check_sources(sources: Sequence[Any]) -> None:
@@ -289,5 +289,5 @@ def _check_sources(sources: Sequence[Any]) -> None:
 
 
 def _latest_value(source: object) -> object:
-    """A variable as it is when the averages are updated, not at the start of the run."""
+    """Return a reference to a variable, so that its value is read when the averages are updated."""
     return by_reference(source) if isinstance(source, GraphVariable) else source

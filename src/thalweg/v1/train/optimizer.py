@@ -72,15 +72,15 @@ from thalweg.v1.train.traced_hooks import add_update_names, check_counter, has_h
 from thalweg.variable import frozen_among
 
 _SHARED = Lock()  # held by the steps of optimizers made with use_locking=True
-_HANDED_ON = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+_VARIADIC_KINDS = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _ASIDE = ("name", "use_locking", "use_own_namescope_for_non_slot_vars")  # change no number
 
 
-def _make_replay(optimizer: object, kept: PlanCache, step: object) -> object:
-    """What takes the next step of an optimizer in one call, if there can be such a thing."""
+def _make_replay(optimizer: object, cache: PlanCache, step: object) -> object:
+    """Return a replay that takes the next step of an optimizer in one call; None if impossible."""
     with importing:
         from thalweg.v1.train.replay import V1Replay
-    return V1Replay.of(optimizer, kept, step)
+    return V1Replay.of(optimizer, cache, step)
 
 
 class Optimizer(State, V1StateDict, SlotOptimizer, Configurable, Argument):
@@ -149,12 +149,12 @@ class Optimizer(State, V1StateDict, SlotOptimizer, Configurable, Argument):
         return self._name
 
     def _arguments(self) -> dict[str, object]:
-        """What the constructor was given that numbers depend on, by name."""
-        own, attributes = vars(self), getattr(self, "HYPERS", {})
-        known = {
+        """Return the constructor's arguments that affect numbers, by name."""
+        fields, attributes = vars(self), getattr(self, "HYPERS", {})
+        names = {
             name: attributes.get(name, f"_{name}") for name in _constructor_arguments(type(self))
         }
-        return {name: own[attribute] for name, attribute in known.items() if attribute in own}
+        return {name: fields[attribute] for name, attribute in names.items() if attribute in fields}
 
     def _made_by(self) -> tuple[Names, type[Optimizer]]:
         return OPTIMIZERS, type(self)
@@ -218,8 +218,8 @@ class Optimizer(State, V1StateDict, SlotOptimizer, Configurable, Argument):
                 grad_loss=grad_loss,
             )
         # In a strategy another rank may have gradients.
-        is_alone = not thread.strategies or distribute.get_strategy().ranks.is_alone
-        if is_alone and all(grad is None for grad, _ in pairs):
+        is_single_rank = not thread.strategies or distribute.get_strategy().ranks.is_alone
+        if is_single_rank and all(grad is None for grad, _ in pairs):
             raise gradients.none_given([var for _, var in pairs], loss)
         return self.apply_gradients(pairs, global_step=global_step, name=name)
 
@@ -261,12 +261,12 @@ class Optimizer(State, V1StateDict, SlotOptimizer, Configurable, Argument):
             RuntimeError: The loss is a tensor in eager mode.
         """
         valid = self._valid_dtypes()
-        own = (loss, var_list, gate_gradients, grad_loss, valid, self._scale_loss)
-        return gradients.of_loss(*own, aggregation_method)
+        loss_args = (loss, var_list, gate_gradients, grad_loss, valid, self._scale_loss)
+        return gradients.of_loss(*loss_args, aggregation_method)
 
     @staticmethod
     def _scale_loss(loss_value: Any) -> object:
-        """The loss as it is differentiated: see `thalweg.distribute.scale_loss_for_estimator`."""
+        """Return the scaled loss; see `thalweg.distribute.scale_loss_for_estimator`."""
         factor = distribute.loss_factor()
         get_default_graph()._is_loss_scaled_by_optimizer = factor is not None
         return loss_value if factor is None else loss_value * factor
@@ -318,24 +318,24 @@ class Optimizer(State, V1StateDict, SlotOptimizer, Configurable, Argument):
             return replica.merge_call(
                 self._distributed_apply, args=(grads_and_vars, global_step, name)
             )
-        kept = self._plans.now()
-        before = count_replayed(kept)
+        cache = self._plans.now()
+        replay_count = count_replayed(cache)
         try:
-            if kept.replay is not None and self._take_again(grads_and_vars, global_step):
+            if cache.replay is not None and self._take_again(grads_and_vars, global_step):
                 return None
             return self._apply_aggregated(as_pairs(grads_and_vars), global_step, name)
         except Exception as error:
             if executing_eagerly():
-                say_what_became(error, kept, before)
+                say_what_became(error, cache, replay_count)
             raise
 
-    def _apply_aggregated(self, given: GradsAndVars, global_step: Any, name: str | None) -> Any:
+    def _apply_aggregated(self, pairs: GradsAndVars, global_step: Any, name: str | None) -> Any:
         """Apply gradients that are those of all replicas."""
-        if not given:
+        if not pairs:
             raise ValueError("No variables provided.")
-        if is_deferred(*chain.from_iterable(given)):
-            return self._apply_in_graph(given, global_step, name)
-        return self._apply(given, global_step, name or self._name)
+        if is_deferred(*chain.from_iterable(pairs)):
+            return self._apply_in_graph(pairs, global_step, name)
+        return self._apply(pairs, global_step, name or self._name)
 
     _APPLIES: ClassVar[bool] = True  # `apply_gradients` of this very class does what `_take` does
 
@@ -345,17 +345,17 @@ class Optimizer(State, V1StateDict, SlotOptimizer, Configurable, Argument):
 
     @classmethod
     def _applies(cls) -> bool:
-        own = [base for base in cls.__mro__ if "apply_gradients" in vars(base)]
-        return all("_APPLIES" in vars(base) for base in own)
+        overriding_classes = [base for base in cls.__mro__ if "apply_gradients" in vars(base)]
+        return all("_APPLIES" in vars(base) for base in overriding_classes)
 
     def _apply(
         self,
-        given: GradsAndVars,
+        pairs: GradsAndVars,
         global_step: object,
         name: str,
         captured: list[object] | None = None,
         sharing: object = None,
-        how: GradientTransforms = NOTHING,
+        transforms: GradientTransforms = NOTHING,
     ) -> object:
         """Update the variables at once, except those whose gradient is None.
 
@@ -368,68 +368,67 @@ class Optimizer(State, V1StateDict, SlotOptimizer, Configurable, Argument):
         Raises:
             ValueError: All gradients are None.
         """
-        is_plain = how is NOTHING and sharing is None
-        if is_plain and self._take_again(given, global_step, captured):
+        may_replay = transforms is NOTHING and sharing is None
+        if may_replay and self._take_again(pairs, global_step, captured):
             return None
-        if any(grad is None for grad, _ in given):
-            check_variables([var for _, var in given])
-            check_any(given)
-            given = [(grad, var) for grad, var in given if grad is not None]
+        if any(grad is None for grad, _ in pairs):
+            check_variables([var for _, var in pairs])
+            check_any(pairs)
+            pairs = [(grad, var) for grad, var in pairs if grad is not None]
         finished: list[Any] = []
-        outcome = self._take(
-            given, global_step, name, how, captured=captured, sharing=sharing, finished=finished
-        )
+        step_args = pairs, global_step, name, transforms
+        outcome = self._take(*step_args, captured=captured, sharing=sharing, finished=finished)
         raise_first(outcome.errors)
         return finished[0] if finished and global_step is None else None
 
     def _take_again(
         self,
-        given: object,
+        pairs: object,
         global_step: object,
         captured: list[object] | None = None,
-        done: ReplayResult | None = None,
-        how: GradientTransforms = NOTHING,
+        report: ReplayResult | None = None,
+        transforms: GradientTransforms = NOTHING,
     ) -> bool:
         """Take a step in one call, if it is the one before with other gradients.
 
         Args:
-            given: What a caller gave as gradients and variables, such as a list of pairs.
+            pairs: What a caller gave as gradients and variables, such as a list of pairs.
             global_step, captured: As in `_take`.
-            done: Optional. Is told of the step; one that is due is planned, too.
-            how: What happens to the gradients first: without `decide`, `watch` and `calls`.
+            report: Optional. Is told of the step; one that is due is planned, too.
+            transforms: What happens to the gradients first: without `decide`, `watch` and `calls`.
 
         Returns:
             Whether it was taken; if not, nothing has changed.
         """
-        if type(given) is not list or thread.strategies or self._under_way is not None:
+        if type(pairs) is not list or thread.strategies or self._under_way is not None:
             return False
         values = None if captured is None else captured[0]
         with self._turn_lock(), self._locked():
-            kept = self._plans.now()
-            if done is not None:
-                done.follow(kept)
-            replay = kept.replay
-            if replay is None or (replay.is_due and done is None) or not replay.is_over(given):
+            cache = self._plans.now()
+            if report is not None:
+                report.follow(cache)
+            replay = cache.replay
+            if replay is None or (replay.is_due and report is None) or not replay.is_over(pairs):
                 return False
             try:
-                if replay.take(self, kept, (given, global_step, values, how)):
+                if replay.take(self, cache, (pairs, global_step, values, transforms)):
                     return True
             finally:
-                if done is not None:
-                    done.settle()
+                if report is not None:
+                    report.settle()
             read = getattr(replay, "read", None)
-            if read is None or done is not None:
+            if read is None or report is not None:
                 return False
-            outcome = self._take(given, global_step, self._name, captured=[read])
+            outcome = self._take(pairs, global_step, self._name, captured=[read])
         raise_first(outcome.errors)
         return True
 
     def _take(
         self,
-        given: GradsAndVars,
+        pairs: GradsAndVars,
         global_step: Any,
         name: str,
-        how: GradientTransforms = NOTHING,
+        transforms: GradientTransforms = NOTHING,
         copies: Copies = None,
         captured: list[Any] | None = None,
         sharing: Any = None,
@@ -438,10 +437,10 @@ class Optimizer(State, V1StateDict, SlotOptimizer, Configurable, Argument):
         """Take a step, eagerly or as a session runs.
 
         Args:
-            given: Gradients, none of them None, and variables.
+            pairs: Gradients, none of them None, and variables.
             global_step: A variable that is raised by 1 after the updates, or None.
             name: The name of the step.
-            how: What happens to the gradients first.
+            transforms: What happens to the gradients first.
             copies: For each pair a tensor of a 16-bit type that is set to the variable, or None.
             captured: In a session the values of `_captured_inputs`. Without them a step inside of
                 `_while_taking` has those of that step.
@@ -451,13 +450,14 @@ class Optimizer(State, V1StateDict, SlotOptimizer, Configurable, Argument):
         Returns:
             Whether the step was taken, and what was raised after the updates.
         """
-        is_plain = copies is None and sharing is None and self._under_way is None
-        is_plain = is_plain and not thread.strategies
+        is_simple = copies is None and sharing is None and self._under_way is None
+        is_simple = is_simple and not thread.strategies
         with self._turn_lock(), self._locked():
-            kept = self._plans.now()
+            cache = self._plans.now()
             values = None if captured is None else captured[0]
-            replay = kept.replay if is_plain and how is NOTHING else None
-            if replay is not None and replay.take(self, kept, (given, global_step, values, how)):
+            replay = cache.replay if is_simple and transforms is NOTHING else None
+            step_args = (pairs, global_step, values, transforms)
+            if replay is not None and replay.take(self, cache, step_args):
                 return StepResult(True, [])
             values = getattr(replay, "read", None) if values is None else values
             if values is None and self._under_way is not None:
@@ -468,18 +468,23 @@ class Optimizer(State, V1StateDict, SlotOptimizer, Configurable, Argument):
             ):
                 is_shared = thread.strategies or self._slots.parts is not None or is_imported()
                 if sharing is None and is_shared:
-                    given, sharing = distribute.share_summed_step(
-                        self, given, hooks, how, self._said(global_step)
+                    pairs, sharing = distribute.share_summed_step(
+                        self, pairs, hooks, transforms, self._said(global_step)
                     )
                 hooks.sharing = sharing
-                nothing, recorder = contextlib.nullcontext(), self._recorder
-                shared = nothing if sharing is None else distribute.enter_shared_step(sharing)
-                with shared, nothing if recorder is None else recorder.around(hooks):
-                    outcome = try_rebind(hooks, kept, given, how, copies)
+                no_context, recorder = contextlib.nullcontext(), self._recorder
+                shared = no_context if sharing is None else distribute.enter_shared_step(sharing)
+                with shared, no_context if recorder is None else recorder.around(hooks):
+                    outcome = try_rebind(hooks, cache, pairs, transforms, copies)
                     if outcome is None:
-                        outcome = run_step(hooks, kept, given, how, copies, may_rebind=False)
-                    elif is_plain and (how.decide, how.watch, hooks.watch) == (None,) * 3:
-                        note_repeated(kept, _make_replay)
+                        outcome = run_step(
+                            hooks, cache, pairs, transforms, copies, may_rebind=False
+                        )
+                    elif (
+                        is_simple
+                        and (transforms.decide, transforms.watch, hooks.watch) == (None,) * 3
+                    ):
+                        note_repeated(cache, _make_replay)
                 if finished is not None:
                     finished.append(hooks.finished)
                 return outcome
@@ -497,12 +502,12 @@ class Optimizer(State, V1StateDict, SlotOptimizer, Configurable, Argument):
         """
 
         def begin_step() -> Sections:
-            change, outside = vars(self).update, {"_under_way": self._under_way}
+            change, restored_attributes = vars(self).update, {"_under_way": self._under_way}
             if current_session() is not None:
-                outside |= (
+                restored_attributes |= (
                     self._symbolic_attributes()
-                )  # hooks that run may put a run's values there
-            return [partial(change, {"_under_way": hooks})], [partial(change, outside)]
+                )  # hooks of a session may overwrite them
+            return [partial(change, {"_under_way": hooks})], [partial(change, restored_attributes)]
 
         return ContextSetting(begin_step, hooks)
 
@@ -518,8 +523,8 @@ class Optimizer(State, V1StateDict, SlotOptimizer, Configurable, Argument):
             vars(self).update(twin._symbolic_attributes())
 
     def _symbolic_attributes(self) -> dict[str, object]:
-        """What it keeps of a graph, by the names of the attributes."""
-        return {name: value for name, value in vars(self).items() if is_symbolic(value)}
+        """Return the attributes that hold tensors of a graph, by name."""
+        return {name: attribute for name, attribute in vars(self).items() if is_symbolic(attribute)}
 
     def _minimize_one_by_one(
         self,
@@ -529,33 +534,33 @@ class Optimizer(State, V1StateDict, SlotOptimizer, Configurable, Argument):
         grad_loss: object,
         name: str | None,
     ) -> object:
-        value, variables = forward(loss, var_list)
+        loss_value, variables = forward(loss, var_list)
         errors: list[BaseException] = []
-        made = self._make_hooks(global_step, name or self._name, None)
+        adapter = self._make_hooks(global_step, name or self._name, None)
         with (
             self._turn_lock(),
             self._locked(),
             self._plans.one_step(self._name),
-            self._while_taking(made) as hooks,
+            self._while_taking(adapter) as hooks,
         ):
-            kept = self._plans.now()
+            cache = self._plans.now()
 
             def apply_one(grad: Gradient, var: Tensor) -> None:
-                hooks.begun = []  # each variable is taken, or not, by itself
-                outcome = run_step(hooks, kept.alone(var), [(grad, var)], is_last=False)
+                hooks.begun = []  # each variable is committed by itself
+                outcome = run_step(hooks, cache.alone(var), [(grad, var)], is_last=False)
                 errors.extend(outcome.errors)
 
             hooks.read_hypers(variables)
             hooks.is_prepared = True
-            updated = backward(value, variables, grad_loss, apply_one)
-            kept.forget_others(updated)
+            updated = backward(loss_value, variables, grad_loss, apply_one)
+            cache.forget_others(updated)
             hooks.updates = len(updated)
             errors += finish(hooks)
         raise_first(errors)
         return hooks.finished if global_step is None else None
 
     def _turn_lock(self) -> Lock:
-        """What steps take before `_locked`."""
+        """Return the lock that a step takes before `_locked`."""
         return _SHARED if self._use_locking else self._lock
 
     def _forget_step(self) -> None:
@@ -589,74 +594,74 @@ class Optimizer(State, V1StateDict, SlotOptimizer, Configurable, Argument):
         """
         strategy = distribute.strategy_of(distribution)
         with distribute.report_errors(self, strategy):
-            given = as_pairs(grads_and_vars)
-        is_shared = given and distribute.shards_of(self, strategy) is not None
+            pairs = as_pairs(grads_and_vars)
+        is_shared = pairs and distribute.shards_of(self, strategy) is not None
         if not is_shared and not strategy.ranks.is_alone:
-            found = distribute.sum_gradients(self, strategy, given, self._said(global_step))
-            if given and not found:
-                check_any(given)
-            given = found
+            summed_pairs = distribute.sum_gradients(self, strategy, pairs, self._said(global_step))
+            if pairs and not summed_pairs:
+                check_any(pairs)
+            pairs = summed_pairs
         try:
             if is_shared:
-                made = self._apply_in_parts(strategy, given, global_step, name or self._name)
+                step_op = self._apply_in_parts(strategy, pairs, global_step, name or self._name)
             else:
-                made = self._apply_aggregated(given, global_step, name)
+                step_op = self._apply_aggregated(pairs, global_step, name)
         except BaseException as error:
             if says_taken(error):
                 distribute.commit_sums(self, failed=True)
             raise
         distribute.commit_sums(self)
-        return made
+        return step_op
 
     def _apply_in_parts(
-        self, strategy: distribute.Strategy, given: list[Any], global_step: Any, name: str
+        self, strategy: distribute.Strategy, pairs: list[Any], global_step: Any, name: str
     ) -> None:
         """Apply gradients of all replicas to slots that are shared out over them."""
         with self._turn_lock(), self._locked():
             hooks = self._make_hooks(global_step, name, None)
-            found, step = distribute.sum_for_shards(
-                self, strategy, given, self._said(global_step), hooks
+            summed_pairs, step = distribute.sum_for_shards(
+                self, strategy, pairs, self._said(global_step), hooks
             )
-            if not found:
-                check_any(given)
-            self._apply(found, global_step, name, sharing=step)
+            if not summed_pairs:
+                check_any(pairs)
+            self._apply(summed_pairs, global_step, name, sharing=step)
 
     def _take_store(self, store: SlotStore, taken: dict[int, object]) -> None:
         super()._take_store(store, taken)
         self._plans = PlanCaches()
 
     def _said(self, global_step: Any = None) -> distribute.StepFingerprint:
-        """What must be the same on all replicas."""
-        known = isinstance(global_step, Tensor)
+        """Return the fingerprint of a step, which must be the same on all replicas."""
+        has_step_tensor = isinstance(global_step, Tensor)
 
         def words_of_step() -> list[str]:
-            told = distribute.in_words({**self._arguments(), **self._counters_now()})
-            step = [f"global_step: {number_of(global_step)}"] if known else []
-            return [f"optimizer: {type(self).__name__}", *told, *step]
+            descriptions = distribute.in_words({**self._arguments(), **self._counters_now()})
+            step = [f"global_step: {number_of(global_step)}"] if has_step_tensor else []
+            return [f"optimizer: {type(self).__name__}", *descriptions, *step]
 
         def numbers_of_step() -> tuple[int, list[float]]:
-            found = [*self._arguments().values(), *self._counters_now().values()]
-            plain = [
-                number_of(each) if isinstance(each, Tensor) and not each.dim() else each
-                for each in found
+            hypers = [*self._arguments().values(), *self._counters_now().values()]
+            numbers = [
+                number_of(hyper) if isinstance(hyper, Tensor) and not hyper.dim() else hyper
+                for hyper in hypers
             ]
-            step = int(number_of(global_step)) if known else 0
-            return step, [each for each in plain if isinstance(each, int | float)]
+            step = int(number_of(global_step)) if has_step_tensor else 0
+            return step, [hyper for hyper in numbers if isinstance(hyper, int | float)]
 
         return distribute.StepFingerprint(words_of_step, numbers_of_step)
 
     def _counters_now(self) -> dict[str, object]:
-        """The variables that are of no other, in eager mode."""
+        """Return the optimizer-wide variables of eager mode, by name."""
         return {name: var for (name, graph), var in self._non_slots.items() if graph is None}
 
-    def _apply_in_graph(self, given: GradsAndVars, global_step: Any, name: Any) -> Any:
-        pairs = [(grad, graph_variable_of(var)) for grad, var in given]
+    def _apply_in_graph(self, grads_and_vars: GradsAndVars, global_step: Any, name: Any) -> Any:
+        pairs = [(grad, graph_variable_of(var)) for grad, var in grads_and_vars]
         check_counter(global_step)
         check_updates(pairs)
         for grad, var in pairs:
             if not (grad is None or is_symbolic(grad) or isinstance(grad, Tensor | IndexedSlices)):
-                like = torch.empty((), dtype=torch.float32, device="cpu")
-                as_gradient(grad, like, var.name)  # raises if it cannot be converted
+                target = torch.empty((), dtype=torch.float32, device="cpu")
+                as_gradient(grad, target, var.name)  # raises if it cannot be converted
         check_any(pairs)
         updated = [(grad, var) for grad, var in pairs if grad is not None]
         if self._is_recorded():
@@ -689,7 +694,7 @@ class Optimizer(State, V1StateDict, SlotOptimizer, Configurable, Argument):
         return op
 
     def _kept_in_graph(self, variables: Sequence[Any]) -> list[object]:
-        """The variables that a step of these variables of a graph writes to beside them."""
+        """Return the slots and other variables of a graph that a step of these variables writes."""
         slots = [slot for var in variables for slot in self._slots.all_of(var).values()]
         graph = variables[0].graph
         return [*slots, *(var for (_, key), var in self._non_slots.items() if key is graph)]
@@ -699,19 +704,19 @@ class Optimizer(State, V1StateDict, SlotOptimizer, Configurable, Argument):
         return not self.HOOKS_AT_EACH_RUN and has_hooks(self)
 
     def _read_values(self) -> dict[str, Any]:
-        """What is read once a step, by name; callables are called."""
+        """Return the values that a step reads once, by name; callables are called."""
         return {}
 
     def _with_prepared(self, values: dict[str, object]) -> dict[str, Any]:
-        """What a step has read, once `_prepare` was called."""
+        """Return the values of a step after `_prepare`; a subclass may replace some."""
         return values
 
     def _values(self) -> dict[str, Any]:
-        """What the step under way has read, or what one would read now."""
+        """Return the values of the current step, or read them if there is none."""
         return self._read_values() if self._under_way is None else self._under_way.values
 
     def _captured_inputs(self) -> list[Any]:
-        """What a step in graph mode depends on beside gradients and variables; its values first."""
+        """Return the inputs of a step in graph mode, other than gradients and variables."""
         return [self._read_values(), list(self._symbolic_attributes().values())]
 
     def _may_call_users(self) -> bool:
@@ -725,7 +730,7 @@ class Optimizer(State, V1StateDict, SlotOptimizer, Configurable, Argument):
         return getattr(self._finish, "__func__", None) is not Optimizer._finish
 
     def _counting_moves(self, values: dict[str, object]) -> list[Move]:
-        """What counts a step beside `global_step`, and how; given what it has read."""
+        """Return the counters that a step moves besides `global_step`, each with its factor."""
         return []
 
     def _apply_one(self, grad: Any, var: Any) -> Any:
@@ -738,12 +743,12 @@ class Optimizer(State, V1StateDict, SlotOptimizer, Configurable, Argument):
 
     def _apply_slices(self, grad: Any, var: Any) -> Any:
         resource = ("_resource_apply_sparse_duplicate_indices", "_resource_apply_sparse")
-        plain = ("_apply_sparse_duplicate_indices", "_apply_sparse")
-        if self._calls_resource_hook(var, resource, plain):
+        refs = ("_apply_sparse_duplicate_indices", "_apply_sparse")
+        if self._calls_resource_hook(var, resource, refs):
             return self._resource_apply_sparse_duplicate_indices(grad.values, var, grad.indices)
         return self._apply_sparse_duplicate_indices(grad, var)
 
-    def _calls_resource_hook(self, var: Any, resource: Sequence[str], plain: Sequence[str]) -> bool:
+    def _calls_resource_hook(self, var: Any, resource: Sequence[str], refs: Sequence[str]) -> bool:
         """Return whether a variable is updated by hooks for resource variables.
 
         As in TensorFlow, reference variables, made by `use_resource=False`, are updated by the
@@ -752,32 +757,32 @@ class Optimizer(State, V1StateDict, SlotOptimizer, Configurable, Argument):
         """
         classes = type(self).__mro__[: type(self).__mro__.index(Optimizer)]
         is_reference = getattr(handle_of(var), "is_resource", True) is False
-        if is_reference and any(name in vars(cls) for cls in classes for name in plain):
+        if is_reference and any(name in vars(cls) for cls in classes for name in refs):
             return False
         for cls in classes:
-            for names in (resource, plain):
+            for names in (resource, refs):
                 if any(name in vars(cls) for name in names):
                     return names is resource
         return True
 
     def _written_tensors(self, variables: Sequence[Tensor]) -> list[Tensor]:
-        """What hooks may write to."""
+        """Return all tensors that hooks may write."""
         slots = [slot for var in variables for slot in self._slots.all_of(var).values()]
         session = current_session()
         graph = None if session is None else session.graph
-        own = [resolve(var) for (_, key), var in self._non_slots.items() if key is graph]
-        return [*variables, *slots, *own]
+        non_slots = [resolve(var) for (_, key), var in self._non_slots.items() if key is graph]
+        return [*variables, *slots, *non_slots]
 
     def _valid_dtypes(self) -> set[torch.dtype]:
-        """The dtypes of losses and variables whose gradients `compute_gradients` gives."""
+        """Return the dtypes that losses and variables may have in `compute_gradients`."""
         return set(gradients.VALID_DTYPES)
 
     def _assert_valid_dtypes(self, tensors: Iterable[object]) -> None:
-        """Refuse tensors of other dtypes; ValueError."""
+        """Raise ValueError for tensors of other dtypes."""
         gradients.check_dtypes(tensors, self._valid_dtypes())
 
     def _call_if_callable(self, param: Any) -> Any:
-        """The value of a hyperparameter: what a callable returns, else what was given."""
+        """Return the value of a hyperparameter; a callable is called."""
         return resolve(param() if is_function(param) else param)
 
     def _create_slots(self, var_list: Sequence[Any]) -> None:
@@ -801,19 +806,19 @@ class Optimizer(State, V1StateDict, SlotOptimizer, Configurable, Argument):
             run(counting_calls(self._counting_moves(self._values())))
             return None
 
-        done = [op for op in update_ops if op is not None]
+        update_operations = [op for op in update_ops if op is not None]
         if type(self)._counting_moves is not Optimizer._counting_moves:
-            done.append(self._counting_operation(done))
-        return group(*done, name=name_scope or self._name)
+            update_operations.append(self._counting_operation(update_operations))
+        return group(*update_operations, name=name_scope or self._name)
 
-    def _counting_operation(self, done: list[object]) -> object:
-        """The operation of a graph that counts a step beside `global_step`, after others."""
+    def _counting_operation(self, update_operations: list[object]) -> object:
+        """Return an operation that moves the counters of a step after the updates."""
 
         def count_step(values: dict[str, object]) -> None:
             with self._turn_lock(), self._locked():
                 run(counting_calls(self._counting_moves(values)))
 
-        op = operation(count_step, [self._values()], "Assign", control_inputs=done)
+        op = operation(count_step, [self._values()], "Assign", control_inputs=update_operations)
         op.written += tuple(var for (_, key), var in self._non_slots.items() if key is op.graph)
         return op
 
@@ -847,7 +852,7 @@ class Optimizer(State, V1StateDict, SlotOptimizer, Configurable, Argument):
 
 
 def check_any(pairs: Iterable[tuple[object, object]]) -> None:
-    """Refuse a step in which no variable has a gradient.
+    """Raise ValueError unless a variable has a gradient.
 
     Raises:
         ValueError: Names the variables.
@@ -861,16 +866,16 @@ def check_any(pairs: Iterable[tuple[object, object]]) -> None:
 
 
 def _constructor_arguments(cls: type[object]) -> list[str]:
-    """The names of a constructor's arguments, and of those that it hands on."""
-    found: list[str] = []
+    """Return the names of a constructor's arguments, including those of base classes."""
+    argument_names: list[str] = []
     for base in cls.__mro__:
         if "__init__" in vars(base):
-            own = list(inspect.signature(base.__init__).parameters.values())[1:]
-            named = [each.name for each in own if each.kind not in _HANDED_ON]
-            found += [name for name in named if name not in _ASIDE]
-            if len(named) == len(own):
+            params = list(inspect.signature(base.__init__).parameters.values())[1:]
+            names = [param.name for param in params if param.kind not in _VARIADIC_KINDS]
+            argument_names += [name for name in names if name not in _ASIDE]
+            if len(names) == len(params):
                 break
-    return found
+    return argument_names
 
 
 # TensorFlow's names, for optimizers that have an `apply_gradients` of their own.

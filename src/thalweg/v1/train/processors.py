@@ -50,33 +50,33 @@ class _Processor(OptimizableVariable):
         NotImplementedError: It is neither a variable nor a tensor.
     """
 
-    def __init__(self, v: object) -> None:
-        if not (is_symbolic(v) or isinstance(v, torch.Tensor)):
-            raise NotImplementedError(f"Trying to optimize unsupported type {v}")
-        self._v: Any = v
+    def __init__(self, var: object) -> None:
+        if not (is_symbolic(var) or isinstance(var, torch.Tensor)):
+            raise NotImplementedError(f"Trying to optimize unsupported type {var}")
+        self._var: Any = var
 
     def target(self) -> Any:
-        return self._v
+        return self._var
 
     def __str__(self) -> str:
-        return f"<_{type(self).__name__}({self._v})>"
+        return f"<_{type(self).__name__}({self._var})>"
 
     def _apply_constraint(self, update: Any) -> Any:
-        """The variable's constraint applied, after an update."""
-        constraint = variable_constraint(self._v)
+        """Return an operation that applies the variable's constraint after an update."""
+        constraint = variable_constraint(self._var)
         if constraint is None:
             return update
         if executing_eagerly():
-            return self._v.assign(constraint(self._v))
-        return apply_constraint(self._v, update)
+            return self._var.assign(constraint(self._var))
+        return apply_constraint(self._var, update)
 
     def _check_variable(self) -> None:
-        if not _is_variable(self._v):
-            raise NotImplementedError(f"Trying to update a Tensor {self._v}")
+        if not _is_variable(self._var):
+            raise NotImplementedError(f"Trying to update a Tensor {self._var}")
 
     def _check_sparse(self) -> None:
-        if variable_constraint(self._v) is not None:
-            raise sparse_and_constrained(name_of(self._v))
+        if variable_constraint(self._var) is not None:
+            raise sparse_and_constrained(name_of(self._var))
 
 
 class DenseResourceVariableProcessor(_Processor):
@@ -86,8 +86,10 @@ class DenseResourceVariableProcessor(_Processor):
         self._check_variable()
         if isinstance(g, IndexedSlices):
             self._check_sparse()
-            return optimizer._resource_apply_sparse_duplicate_indices(g.values, self._v, g.indices)
-        return self._apply_constraint(optimizer._resource_apply_dense(g, self._v))
+            return optimizer._resource_apply_sparse_duplicate_indices(
+                g.values, self._var, g.indices
+            )
+        return self._apply_constraint(optimizer._resource_apply_dense(g, self._var))
 
 
 class DenseReadResourceVariableProcessor(DenseResourceVariableProcessor):
@@ -101,10 +103,10 @@ class RefVariableProcessor(_Processor):
         self._check_variable()
         if isinstance(g, IndexedSlices):
             self._check_sparse()
-            return optimizer._apply_sparse_duplicate_indices(g, self._v)
+            return optimizer._apply_sparse_duplicate_indices(g, self._var)
         if not (is_symbolic(g) or isinstance(g, torch.Tensor)):
             raise AssertionError("Gradient ", g, " is neither a tensor nor IndexedSlices.")
-        return self._apply_constraint(optimizer._apply_dense(g, self._v))
+        return self._apply_constraint(optimizer._apply_dense(g, self._var))
 
 
 class StreamingModelPortProcessor(_Processor):
@@ -118,23 +120,23 @@ class TensorProcessor(_Processor):
     """For tensors, which have gradients and cannot be updated."""
 
     def update_op(self, optimizer: object, g: object) -> Any:
-        raise NotImplementedError(f"Trying to update a Tensor {self._v}")
+        raise NotImplementedError(f"Trying to update a Tensor {self._var}")
 
 
-def _is_variable(v: object) -> bool:
-    return isinstance(v, GraphVariable) or is_variable(v)
+def _is_variable(var: object) -> bool:
+    return isinstance(var, GraphVariable) or is_variable(var)
 
 
-def processor_of(v: object) -> OptimizableVariable:
+def processor_of(var: object) -> OptimizableVariable:
     """Return the processor for a variable or tensor.
 
     Raises:
         NotImplementedError: It is neither.
     """
-    if _is_variable(v):
-        return DenseResourceVariableProcessor(v)
-    if getattr(getattr(v, "op", None), "type", None) == "SubmodelPort":
-        return StreamingModelPortProcessor(v)
-    if is_symbolic(v) or isinstance(v, torch.Tensor):
-        return TensorProcessor(v)
-    raise NotImplementedError(f"Trying to optimize unsupported type {v}")
+    if _is_variable(var):
+        return DenseResourceVariableProcessor(var)
+    if getattr(getattr(var, "op", None), "type", None) == "SubmodelPort":
+        return StreamingModelPortProcessor(var)
+    if is_symbolic(var) or isinstance(var, torch.Tensor):
+        return TensorProcessor(var)
+    raise NotImplementedError(f"Trying to optimize unsupported type {var}")

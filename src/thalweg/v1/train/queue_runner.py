@@ -100,7 +100,7 @@ class QueueRunner:
         on_fork(self, QueueRunner._forget_threads)
 
     def _forget_threads(self) -> None:
-        """In a forked child: its threads are not here."""
+        """Forget all threads in a forked child, which does not run them."""
         self._running.clear()
 
     def to_proto(self, export_scope: str | None = None) -> QueueRunnerDef | None:
@@ -110,16 +110,16 @@ class QueueRunner:
             export_scope: Optional. A scope that is cut off the names.
 
         Returns:
-            They, or None if the queue is not of that scope.
+            The names, or None if the queue is not in the scope.
         """
-        inside = f"{export_scope}/" if export_scope else ""
-        if not self.name.startswith(inside):
+        prefix = f"{export_scope}/" if export_scope else ""
+        if not self.name.startswith(prefix):
             return None
-        names = [each.name for each in (self.close_op, self.cancel_op) if each is not None]
+        names = [end_op.name for end_op in (self.close_op, self.cancel_op) if end_op is not None]
         if len(names) < 2:
             raise InvalidArgumentError(f"Queue runner '{self.name}' has no close_op or cancel_op.")
         queue, close, cancel, *adding = (
-            name.removeprefix(inside)
+            name.removeprefix(prefix)
             for name in (self.name, *names, *(op.name for op in self.enqueue_ops))
         )
         for kind in self.queue_closed_exception_types:
@@ -141,12 +141,12 @@ class QueueRunner:
         Raises:
             ValueError: The graph has no such queue or operation.
         """
-        find, inside = get_default_graph().as_graph_element, import_scope or ""
-        named = queue_runner_def.queue_name, *queue_runner_def.enqueue_op_name
-        named += queue_runner_def.close_op_name, queue_runner_def.cancel_op_name
-        queue, *adding, close, cancel = (find(posixpath.join(inside, name)) for name in named)
+        find, scope = get_default_graph().as_graph_element, import_scope or ""
+        names = queue_runner_def.queue_name, *queue_runner_def.enqueue_op_name
+        names += queue_runner_def.close_op_name, queue_runner_def.cancel_op_name
+        queue, *adding, close, cancel = (find(posixpath.join(scope, name)) for name in names)
         codes = queue_runner_def.queue_closed_exception_types
-        kinds = tuple(kind for kind, code in _CODES.items() for each in codes if each == code)
+        kinds = tuple(kind for kind, code in _CODES.items() for number in codes if number == code)
         return QueueRunner(queue, adding, close, cancel, kinds or (OutOfRangeError,))
 
     @property
@@ -161,7 +161,7 @@ class QueueRunner:
         daemon: bool = False,
         start: bool = False,
     ) -> list[threading.Thread]:
-        """Threads that run the operations in a session; none if some do already.
+        """Return threads that run the operations in a session; [] if some run already.
 
         With a coordinator they end when it stops, and it is told of their errors; a thread more,
         `close_on_stop`, runs `cancel_op` then. Without one they
@@ -209,12 +209,12 @@ class QueueRunner:
         coord.on_stop(lambda error: self._cancel_waits(sess, error))  # now
 
     def _run_until_stopped(self, sess: Any, op: Any, coord: Coordinator | None) -> None:
-        closed = False
+        queue_closed = False
         try:
             while not (coord is not None and coord.should_stop()):
                 sess.run(op)
         except self.queue_closed_exception_types:
-            closed = True
+            queue_closed = True
         except BaseException as error:
             if sess.closed and isinstance(error, FailedPreconditionError):
                 return
@@ -226,11 +226,11 @@ class QueueRunner:
             raise
         finally:
             with self._lock:
-                others = self._running.pop(sess, 1) - 1  # none in a forked child
-                if others:
-                    self._running[sess] = others
-                is_last = not others
-            if closed and is_last and self.close_op is not None:
+                running_count = self._running.pop(sess, 1) - 1  # none in a forked child
+                if running_count:
+                    self._running[sess] = running_count
+                is_last_thread = not running_count
+            if queue_closed and is_last_thread and self.close_op is not None:
                 with _unless_closed(sess):
                     sess.run(self.close_op)
 
@@ -239,7 +239,7 @@ class QueueRunner:
             self._end_waits(sess, error)
 
     def _end_waits(self, sess: Any, error: BaseException | None) -> None:
-        """Let nobody wait for these threads; `error` is the reason if it is not None."""
+        """End all waits for these threads; `error` is the reason if it is not None."""
         if self.cancel_op is not None:
             sess.run(self.cancel_op)
 
@@ -266,7 +266,7 @@ def start_queue_runners(
     start: bool = True,
     collection: str = GraphKeys.QUEUE_RUNNERS,
 ) -> list[threading.Thread]:
-    """Make, and start, the threads of all queue runners of the session's graph.
+    """Make and start the threads of all queue runners of the session's graph.
 
     Args:
         sess: The session; the default one if None. A monitored session has started them itself.

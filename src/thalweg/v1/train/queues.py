@@ -21,7 +21,7 @@ Element = tuple[torch.Tensor, ...]
 
 
 class _Store:
-    """What a queue holds in one session.
+    """Elements of a queue in one session.
 
     Attributes:
         elements: The elements, in the order in which they came.
@@ -29,15 +29,15 @@ class _Store:
         cancelled: Whether nobody waits any more.
     """
 
-    def __init__(self, capacity: int, least: int, pick: Callable[[int], int]) -> None:
+    def __init__(self, capacity: int, minimum: int, pick: Callable[[int], int]) -> None:
         self.elements: list[Element] = []
         self.closed = self.cancelled = False
-        self._refuses = False  # also those that wait for room
+        self._refuses = False  # True if waiting `put` calls fail, too
         self._putting = 0  # how many threads add elements
         self._capacity = capacity if capacity >= 0 else sys.maxsize
-        self._least, self._pick = least, pick
+        self._minimum, self._pick = minimum, pick
         self._lock = Lock()  # held in blocks: the methods of `Condition` may be interrupted
-        self._changed = threading.Condition(self._lock)
+        self._condition = threading.Condition(self._lock)
 
     def put(self, elements: Sequence[Element], name: str) -> None:
         """Add elements, one after the other, each when there is room.
@@ -51,14 +51,14 @@ class _Store:
             self._putting += 1
             try:
                 for element in elements:
-                    self._changed.wait_for(self._may_put)
+                    self._condition.wait_for(self._may_put)
                     if self._refuses or self.cancelled:
                         raise CancelledError(f"Queue '{name}' is closed.")
                     self.elements.append(element)
-                    self._changed.notify_all()
+                    self._condition.notify_all()
             finally:
                 self._putting -= 1
-                self._changed.notify_all()
+                self._condition.notify_all()
 
     def _may_put(self) -> bool:
         return self._refuses or self.cancelled or len(self.elements) < self._capacity
@@ -71,37 +71,37 @@ class _Store:
             CancelledError: The session is closed.
         """
         with self._lock:
-            self._changed.wait_for(lambda: self._may_take(count))
+            self._condition.wait_for(lambda: self._may_take(count))
             if self.cancelled and not self.closed:
                 raise CancelledError(f"Queue '{name}': the session was closed.")
-            found = min(count, len(self.elements)) if fewer else count
-            if len(self.elements) < found or (count and not found):
+            number = min(count, len(self.elements)) if fewer else count
+            if len(self.elements) < number or (count and not number):
                 raise OutOfRangeError(
                     f"Queue '{name}' is closed and has insufficient elements (requested {count},"
                     f" current size {len(self.elements)})."
                 )
-            rest = self.elements.copy()  # an interruption takes all or none
-            taken = [rest.pop(self._pick(len(rest))) for _ in range(found)]
-            self.elements = rest
-            self._changed.notify_all()
-            return taken
+            pool = self.elements.copy()  # an interruption removes all elements or none
+            picked = [pool.pop(self._pick(len(pool))) for _ in range(number)]
+            self.elements = pool
+            self._condition.notify_all()
+            return picked
 
     def _may_take(self, count: int) -> bool:
-        least = 0 if self.closed else self._least
-        is_last = self.closed and not self._putting
-        return self.cancelled or is_last or len(self.elements) >= count + least
+        minimum = 0 if self.closed else self._minimum
+        is_drained = self.closed and not self._putting
+        return self.cancelled or is_drained or len(self.elements) >= count + minimum
 
     def end(self, refuses: bool) -> None:
         """Take no more elements, of those that wait for room neither if it `refuses`."""
         with self._lock:
             self.closed, self._refuses = True, self._refuses or refuses
-            self._changed.notify_all()
+            self._condition.notify_all()
 
     def close(self) -> None:
         """End all waits: the session is closed."""
         with self._lock:
             self.cancelled = True
-            self._changed.notify_all()
+            self._condition.notify_all()
 
 
 class QueueBase:
@@ -127,12 +127,12 @@ class QueueBase:
         shared_name: str | None = None,
         name: str = "queue",
     ) -> None:
-        several = isinstance(dtypes, list | tuple)
-        self._kinds = [as_dtype(kind) for kind in (dtypes if several else [dtypes])]
+        is_list = isinstance(dtypes, list | tuple)
+        self._kinds = [as_dtype(kind) for kind in (dtypes if is_list else [dtypes])]
         self._shapes: list[Any] = [None] * len(self._kinds)
         if shapes is not None:
-            is_one = not several and all(isinstance(size, int | None) for size in shapes)
-            self._shapes = [Shape(shape) for shape in ([shapes] if is_one else shapes)]
+            is_flat = not is_list and all(isinstance(size, int | None) for size in shapes)
+            self._shapes = [Shape(shape) for shape in ([shapes] if is_flat else shapes)]
         self._titles = [names] if isinstance(names, str) else names
         if len(self._shapes) != len(self._kinds):
             raise InvalidArgumentError("There must be as many shapes as dtypes.")
@@ -142,14 +142,14 @@ class QueueBase:
         self._capacity = int(capacity)
         self._eager = self._make_store()
 
-    _least = 0  # how many elements stay in it until it is closed
+    _minimum = 0  # number of elements that stay in the queue until it is closed
 
     def _pick(self, count: int) -> int:
-        """Which of `count` elements comes next."""
+        """Return the index of the next element among `count`."""
         return 0
 
     def _make_store(self) -> _Store:
-        return _Store(self._capacity, self._least, self._pick)
+        return _Store(self._capacity, self._minimum, self._pick)
 
     def _current_store(self) -> _Store:
         session = current_session()
@@ -186,16 +186,16 @@ class QueueBase:
         return vals
 
     def _check_element(self, values: Sequence[object]) -> Element:
-        made = []
-        for value, kind, shape in zip(values, self._kinds, self._shapes, strict=True):
-            tensor = to_tensor(value, None if isinstance(value, torch.Tensor) else kind).detach()
+        tensors = []
+        for entry, kind, shape in zip(values, self._kinds, self._shapes, strict=True):
+            tensor = to_tensor(entry, None if isinstance(entry, torch.Tensor) else kind).detach()
             if tensor.dtype != kind or (shape is not None and not shape.accepts(tensor.shape)):
                 raise InvalidArgumentError(
                     f"Queue '{self.name}' takes {kind} of shape {shape}, not {tensor.dtype} of"
                     f" shape {tuple(tensor.shape)}."
                 )
-            made.append(tensor.clone())
-        return tuple(made)
+            tensors.append(tensor.clone())
+        return tuple(tensors)
 
     def _run_or_record(
         self, function: Callable[..., Any], inputs: Any, title: str, outputs: Any = None
@@ -222,8 +222,8 @@ class QueueBase:
 
         def put_rows(values: Any) -> None:
             columns = [
-                to_tensor(value, None if isinstance(value, torch.Tensor) else kind)
-                for value, kind in zip(values, self._kinds, strict=True)
+                to_tensor(entry, None if isinstance(entry, torch.Tensor) else kind)
+                for entry, kind in zip(values, self._kinds, strict=True)
             ]
             if len({column.shape[:1] for column in columns} | {torch.Size()}) != 2:
                 shapes = [tuple(column.shape) for column in columns]
@@ -252,16 +252,16 @@ class QueueBase:
         return self._dequeue_several(n, name or "DequeueMany", False)
 
     def dequeue_up_to(self, n: object, name: str | None = None) -> Any:
-        """`dequeue_many`, or of a closed queue all that is left."""
+        """Remove `n` elements, stacked; from a closed queue all that are left, up to `n`."""
         return self._dequeue_several(n, name or "DequeueUpTo", True)
 
     def _dequeue_several(self, n: object, title: str, fewer: bool) -> object:
         if None in self._shapes:
             raise InvalidArgumentError(f"Queue '{self.name}' must be given shapes for {title}.")
 
-        def take_stacked(n: Any) -> object:
-            taken = self._current_store().take(int(n), self.name, fewer)
-            columns = zip(*taken, strict=True) if taken else ([] for _ in self._kinds)
+        def take_stacked(count: Any) -> object:
+            elements = self._current_store().take(int(count), self.name, fewer)
+            columns = zip(*elements, strict=True) if elements else ([] for _ in self._kinds)
             parts = zip(columns, self._kinds, self._shapes, strict=True)
             return [
                 torch.stack(column)
@@ -276,10 +276,10 @@ class QueueBase:
 
     def _dequeue_by(self, run: Callable[..., Any], title: str, shapes: Any, *inputs: Any) -> Any:
         outputs = [Output(kind, shape, ()) for kind, shape in zip(self._kinds, shapes, strict=True)]
-        found = self._run_or_record(run, inputs, title, outputs)
+        components = self._run_or_record(run, inputs, title, outputs)
         if self._titles:
-            return dict(zip(self._titles, found, strict=True))
-        return found[0] if len(found) == 1 else found
+            return dict(zip(self._titles, components, strict=True))
+        return components[0] if len(components) == 1 else components
 
     def size(self, name: str | None = None) -> Any:
         """Return the number of elements in the queue, as an int32 tensor of shape ()."""
@@ -344,7 +344,7 @@ class RandomShuffleQueue(QueueBase):
         shared_name: str | None = None,
         name: str = "random_shuffle_queue",
     ) -> None:
-        self._least = int(min_after_dequeue)
+        self._minimum = int(min_after_dequeue)
         self._generator = torch.Generator(device="cpu")
         if seed is None:
             self._generator.seed()

@@ -1,4 +1,4 @@
-"""`Rendezvous`: where the workers and the chief of one session meet."""
+"""`Rendezvous`: exchange of gradients and tokens between the workers and the chief of a session."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ Make = Callable[[], list[Accumulator]]
 
 
 class _Wait:
-    """What one thread waits for."""
+    """Wait of one thread, with the payload that it receives."""
 
     def __init__(self, required: int = 1) -> None:
         self.required = required
-        self.found: Any = None  # set when it is there
+        self.payload: Any = None  # set when it is there
 
 
 class _Era:
-    """What there is until a stop; those who wait when it ends never see the next one."""
+    """State between two stops; threads that wait at its end fail and never enter the next era."""
 
     def __init__(self, make: Make) -> None:
         self.sums = make()
@@ -34,7 +34,7 @@ class _Era:
         self.ending: tuple[str, BaseException | None] | None = None
 
     def end(self, reason: str, error: BaseException | None) -> None:
-        """Refuse everything from now on; the first reason stays."""
+        """Make all later calls fail; the first reason stays."""
         self.ending = self.ending or (reason, error)
 
     def check(self) -> None:
@@ -68,15 +68,15 @@ class Rendezvous:
     def __init__(self, make: Make) -> None:
         self._make = make
         self._lock = Lock()  # held in blocks: the methods of `Condition` may be interrupted
-        self._changed = threading.Condition(self._lock)
+        self._condition = threading.Condition(self._lock)
         self._era = _Era(make)
-        self._closed = False
+        self._is_session_closed = False
         self.step: Any = 0
         self.dropped = 0
         on_fork(self, Rendezvous._end_after_fork)
 
     def _end_after_fork(self) -> None:
-        """In a forked child: nobody waits here, and what was half added is not to be used."""
+        """Close the rendezvous in a forked child: its threads are gone, a sum may be incomplete."""
         self._era.workers.clear()
         self._era.chiefs.clear()
         if self._lock.is_abandoned():
@@ -102,12 +102,12 @@ class Rendezvous:
             era.workers.append(wait)
             self._hand_over(era)
             try:
-                self._until_found(wait, era)
+                self._until_served(wait, era)
             except BaseException:
                 if wait in era.workers:
                     era.workers.remove(wait)
                 raise
-            return wait.found
+            return wait.payload
 
     def _add_gradients(self, era: _Era, gradients: Sequence[Any]) -> None:
         try:
@@ -130,36 +130,36 @@ class Rendezvous:
             era.chiefs.append(wait)
             self._hand_over(era)
             try:
-                self._until_found(wait, era)
+                self._until_served(wait, era)
             except BaseException:
                 if wait in era.chiefs:
                     era.chiefs.remove(wait)
                 raise
-        return [accumulator.mean() for accumulator in wait.found]
+        return [accumulator.mean() for accumulator in wait.payload]
 
-    def _until_found(self, wait: _Wait, era: _Era) -> None:
-        while wait.found is None:
+    def _until_served(self, wait: _Wait, era: _Era) -> None:
+        while wait.payload is None:
             era.check()
-            self._changed.wait()
+            self._condition.wait()
 
     def _hand_over(self, era: _Era) -> None:
         """Hand over what there is at once, so that gradients which come next are a new step's."""
         if era.chiefs and era.count >= era.chiefs[0].required:
-            era.chiefs.popleft().found = era.sums
+            era.chiefs.popleft().payload = era.sums
             era.sums, era.count = self._make(), 0
             self.step += 1
-            self._changed.notify_all()
+            self._condition.notify_all()
         while era.workers and era.tokens:
-            era.workers.popleft().found = era.tokens.popleft()
-            self._changed.notify_all()
+            era.workers.popleft().payload = era.tokens.popleft()
+            self._condition.notify_all()
 
-    def put_tokens(self, value: object, count: int) -> None:
-        """Let `count` workers go on, with `value` as their local step.
+    def put_tokens(self, local_step: object, count: int) -> None:
+        """Let `count` workers go on, with `local_step` as their local step.
 
         After a stop nobody waits for them; a chief that is done with a step may end it properly.
         """
         with self._lock:
-            self._era.tokens.extend([value] * count)
+            self._era.tokens.extend([local_step] * count)
             self._hand_over(self._era)
 
     def check(self) -> None:
@@ -170,7 +170,7 @@ class Rendezvous:
     def begin(self, step: Any) -> None:
         """Set the step; after a stop also open again, with no gradients and no tokens."""
         with self._lock:
-            if self._era.ending is not None and not self._closed:
+            if self._era.ending is not None and not self._is_session_closed:
                 self._era = _Era(self._make)
             self.step = step
 
@@ -188,12 +188,12 @@ class Rendezvous:
     def close(self) -> None:
         """End all waits for good."""
         with self._lock:
-            self._closed = True
+            self._is_session_closed = True
             self._end_era("the session was closed", None)
 
     def _end_era(self, reason: str, error: BaseException | None) -> None:
         self._era.end(reason, error)
-        self._changed.notify_all()
+        self._condition.notify_all()
 
 
 def _describe_error(error: BaseException) -> str:

@@ -51,33 +51,33 @@ class V1Replay(ReplayedApply):
     def __init__(
         self,
         optimizer: Any,
-        planned: CachedPlan,
-        found: ReplayedPairs,
+        plan: CachedPlan,
+        replayed: ReplayedPairs,
         step: tuple[Any, Any, Any, Any],
     ) -> None:
-        super().__init__(optimizer, planned, found, True)
-        _, self._global_step, values, how = step
-        self._stages = how.stages
-        self._variables = planned.request.variables
+        super().__init__(optimizer, plan, replayed, True)
+        _, self._global_step, values, transforms = step
+        self._stages = transforms.stages
+        self._variables = plan.request.variables
         self._has_own_rule = not is_ours(type(optimizer)._rule_of_step) or not is_ours(
             type(optimizer)._choose_rule
         )
         functions = [] if values is not None else optimizer._functions()
-        # Those that may do anything, or something else if they are called twice.
-        self._functions = [each for each in functions if not follows_count(each)]
+        # Users' functions may have side effects, so each step calls them exactly once.
+        self._functions = [hyper for hyper in functions if not follows_count(hyper)]
         self._reads = values is None and (
             bool(functions)
             or any(map(optimizer._has_own_hook, ("_read_values", "_evaluate_hypers")))
         )
         self._decays = self._counted_decays(optimizer, functions)
         self._values = values = _values_without_calls(optimizer) if values is None else values
-        self._moving = [name for name, each in values.items() if _is_moving(each)]
+        self._moving = [name for name, hyper in values.items() if _is_moving(hyper)]
         self._fixed = [name for name in values if name not in self._moving]
         moves = _moves(optimizer, values, self._global_step)
         self._counters = [counter for counter, _ in moves]
         self._factors = [factor for _, factor in moves]
         self._kinds = [
-            scalar_type(each) if each.is_floating_point() else int for each in self._counters
+            scalar_type(hyper) if hyper.is_floating_point() else int for hyper in self._counters
         ]
         self._counts_anew = not (
             is_ours(type(optimizer)._counting_moves)
@@ -89,14 +89,14 @@ class V1Replay(ReplayedApply):
         reads_alone = self._is_simple or is_ours(type(optimizer)._hyper_scalars)
         self._powers = tuple(optimizer.POWERS)
         if reads_alone and not optimizer._has_own_hook("_scalars_of"):
-            for each in planned.ready.dtypes:
-                own = optimizer._hyper_scalars(values, each, None)
-                self._scalars[each] = {**own, **dict.fromkeys(optimizer.POWERS, each(0))}
+            for hyper in plan.ready.dtypes:
+                scalars = optimizer._hyper_scalars(values, hyper, None)
+                self._scalars[hyper] = {**scalars, **dict.fromkeys(optimizer.POWERS, hyper(0))}
         # The scalars of all steps follow from the counts that those before have left.
         self._is_foreseen = (
             bool(self._scalars)
             and not self._counts_anew
-            and set(self._moving) == {*self._decays, *found.read}
+            and set(self._moving) == {*self._decays, *replayed.read}
             and (self._is_simple or not self._moving)
             and (bool(self._decays) or not self._reads)
         )
@@ -108,53 +108,53 @@ class V1Replay(ReplayedApply):
         hooks = map(optimizer._has_own_hook, ("_read_values", "_evaluate_hypers"))
         if self._functions or any(hooks):
             return {}
-        given = {name: getattr(optimizer, each) for name, each in optimizer.HYPERS.items()}
-        decays = {name: each for name, each in given.items() if follows_count(each)}
-        is_counted = all(each.is_over(self._global_step) for each in decays.values())
-        return decays if functions and is_counted else {}
+        hypers = {name: getattr(optimizer, hyper) for name, hyper in optimizer.HYPERS.items()}
+        decays = {name: hyper for name, hyper in hypers.items() if follows_count(hyper)}
+        follow_global_step = all(hyper.is_over(self._global_step) for hyper in decays.values())
+        return decays if functions and follow_global_step else {}
 
-    def _read_counters(self, are_others: bool = True) -> list[Any]:
-        """Return the values of the counters, which the look then expects, and keep them.
+    def _read_counters(self, may_have_changed: bool = True) -> list[Any]:
+        """Read and cache the values of the counters, which the guards then expect, and return them.
 
         Args:
-            are_others: Whether others may have written to them since they were read.
+            may_have_changed: Whether other code may have written the counters since the last read.
         """
         steps, numbers = -1, []
-        # Again if a signal's function took a step meanwhile: numbers and count belong together.
+        # Repeat if a signal handler took a step meanwhile: numbers and count belong together.
         while steps != self.taken:
             steps, numbers = self.taken, list(map(number_of, self._counters))
-        self._known = steps, numbers  # an interruption may come before the next ones are kept
-        if are_others:
+        self._counted_values = steps, numbers  # now, as an interruption may follow
+        if may_have_changed:
             self._forget_coming()
-        # Last: a step that a signal's function takes before finds the numbers unexpected.
+        # Last: a step that a signal handler takes before this fails the guard.
         self._found.expect(numbers)
         return numbers
 
     @staticmethod
-    def of(optimizer: Any, kept: PlanCache, step: Any) -> V1Replay | None:
-        """Return the step that was repeated last, if everything stands and it could be taken so."""
-        planned, (given, global_step, values, how) = kept.last, step
+    def of(optimizer: Any, cache: PlanCache, step: Any) -> V1Replay | None:
+        """Return a replay of the last repeated step; None if it cannot be replayed."""
+        plan, (pairs, global_step, values, transforms) = cache.last, step
         values = _values_without_calls(optimizer) if values is None else values
         hooks = optimizer._make_hooks(global_step, "", values)
         hooks.calls = hooks.calls and optimizer._is_begun_by_users()
         if (
-            planned is None
-            or not (is_repeatable(planned, hooks, how.stages) and hooks.repeats)
+            plan is None
+            or not (is_repeatable(plan, hooks, transforms.stages) and hooks.repeats)
             or type(hooks) is not V1RuleStepAdapter
-            or not all(isinstance(each, _FIXED + _MOVING) for each in hooks.values.values())
-            or hooks.group_variables(planned.request.variables, []) is not None
+            or not all(isinstance(hyper, _FIXED + _MOVING) for hyper in hooks.values.values())
+            or hooks.group_variables(plan.request.variables, []) is not None
             or not _is_plain(optimizer)
         ):
             return None
         counters = [counter for counter, _ in _moves(optimizer, hooks.values, global_step)]
         session = current_session()
-        kept_in = [optimizer._non_slots, *(() if session is None else session.kept_in())]
+        tables = [optimizer._non_slots, *(() if session is None else session.kept_in())]
         # The plans hold this step, and have to go with the optimizer.
-        looked_at = [(vars(optimizer), "_plans"), *((own, None) for own in kept_in)]
+        guards = [(vars(optimizer), "_plans"), *((table, None) for table in tables)]
         read = hooks.values if current_session() is None else {}
-        read = {name: each for name, each in read.items() if can_read(each)}
-        found = ReplayedPairs.of(planned, given, counters, counters, looked_at, how, read)
-        return None if found is None else V1Replay(optimizer, planned, found, step)
+        read = {name: hyper for name, hyper in read.items() if can_read(hyper)}
+        replayed = ReplayedPairs.of(plan, pairs, counters, counters, guards, transforms, read)
+        return None if replayed is None else V1Replay(optimizer, plan, replayed, step)
 
     def is_over(self, pairs: list[Any]) -> bool:
         """Return whether the number of pairs is that of this step."""
@@ -168,73 +168,73 @@ class V1Replay(ReplayedApply):
             map(is_, map(itemgetter(1), pairs), self._variables)
         )
 
-    def _take(self, optimizer: Any, kept: PlanCache, given: Any) -> bool:
-        pairs, global_step, values, how = given
+    def _take(self, optimizer: Any, cache: PlanCache, step_args: Any) -> bool:
+        pairs, global_step, values, transforms = step_args
         self.read = None
         if (
             type(pairs) is not list
             or global_step is not self._global_step
-            or how.stages != self._stages
+            or transforms.stages != self._stages
             or (self._has_own_rule and optimizer._rule_of_step() is not self._rule)
         ):
             return False
         is_as_read = values is None or not (self._found.read or not self._are_alike(values))
         if self._is_foreseen and is_as_read:
-            other = self._take_coming(optimizer, pairs, how)
-            if other == replay_kernel.WRITTEN_BY_OTHERS:
+            status = self._take_coming(optimizer, pairs, transforms)
+            if status == replay_kernel.WRITTEN_BY_OTHERS:
                 self._read_counters()
-                other = self._take_coming(optimizer, pairs, how)
-            if other not in (replay_kernel.NOT_TABLED, replay_kernel.DENORMAL):
-                return self._is_done(kept, pairs, other)
+                status = self._take_coming(optimizer, pairs, transforms)
+            if status not in (replay_kernel.NOT_TABLED, replay_kernel.DENORMAL):
+                return self._is_done(cache, pairs, status)
         if values is None:
             values = self._values
             if self._reads:
-                if self._functions and (other := self._compare(pairs)):
-                    return self._is_done(kept, pairs, other)
+                if self._functions and (status := self._compare(pairs)):
+                    return self._is_done(cache, pairs, status)
                 values = self._read_values(optimizer)
-        other = FAILED
+        status = FAILED
         if values is not None and self._are_alike(values):
-            other = self._take_as_known(optimizer, pairs, values, how)
-            if other == replay_kernel.WRITTEN_BY_OTHERS:
+            status = self._take_as_known(optimizer, pairs, values, transforms)
+            if status == replay_kernel.WRITTEN_BY_OTHERS:
                 self._read_counters()
-                other = self._take_as_known(optimizer, pairs, values, how)
-        if other and self._functions:  # the careful step takes what was read
+                status = self._take_as_known(optimizer, pairs, values, transforms)
+        if status and self._functions:  # the full step uses the values that were read
             self.read = values
-        return self._is_done(kept, pairs, other)
+        return self._is_done(cache, pairs, status)
 
-    def _is_done(self, kept: PlanCache, pairs: list[Any], other: int) -> bool:
+    def _is_done(self, cache: PlanCache, pairs: list[Any], status: int) -> bool:
         """Return whether the step was taken; forget it if it is to be planned anew."""
-        is_other = other not in (0, FAILED, replay_kernel.WRITTEN_BY_OTHERS, replay_kernel.TRACED)
-        if self.read is not None or (is_other and self._is_over_pairs(pairs)):
-            kept.replay = None
-        return not other
+        is_stale = status not in (0, FAILED, replay_kernel.WRITTEN_BY_OTHERS, replay_kernel.TRACED)
+        if self.read is not None or (is_stale and self._is_over_pairs(pairs)):
+            cache.replay = None
+        return not status
 
     def _coming_steps(self, optimizer: Any, first: int) -> Iterator[ComingStep]:
-        if self._known[0] != first:
-            self._read_counters(are_others=False)
-        known_at, known = self._known
-        if known_at != first:  # a signal's function took this step meanwhile
+        if self._counted_values[0] != first:
+            self._read_counters(may_have_changed=False)
+        counted_step, counts = self._counted_values
+        if counted_step != first:  # a signal handler took this step meanwhile
             return
         while True:
-            scalars = {dtype: self._scalars_at(dtype, known) for dtype in self._scalars}
-            known = list(map(_following, self._kinds, known, self._factors))
+            scalars = {dtype: self._scalars_at(dtype, counts) for dtype in self._scalars}
+            counts = list(map(_following, self._kinds, counts, self._factors))
             first += 1
-            self._known = first, known
-            yield ComingStep(scalars, 1, known)
+            self._counted_values = first, counts
+            yield ComingStep(scalars, 1, counts)
 
-    def _scalars_at(self, dtype: Dtype, known: Sequence[Any]) -> dict[str, Any]:
+    def _scalars_at(self, dtype: Dtype, counts: Sequence[Any]) -> dict[str, Any]:
         """Return the scalars of a step that begins with these counts."""
-        rates = {name: as_hyper(each.at(known[-1]), dtype) for name, each in self._decays.items()}
-        powers = {name: dtype(each) for name, each in zip(self._powers, known, strict=False)}
+        rates = {name: as_hyper(rate.at(counts[-1]), dtype) for name, rate in self._decays.items()}
+        powers = {name: dtype(count) for name, count in zip(self._powers, counts, strict=False)}
         return {**self._scalars[dtype], **rates, **powers}
 
     def _compare(self, pairs: list[object]) -> int:
-        """Return what is not as it was, before users' functions are called; 0 if nothing is."""
-        other = self._found.compare(pairs, self.taken)
-        if other == replay_kernel.WRITTEN_BY_OTHERS:
+        """Return the status of the guards before users' functions are called; 0 if all hold."""
+        status = self._found.compare(pairs, self.taken)
+        if status == replay_kernel.WRITTEN_BY_OTHERS:
             self._read_counters()
-            other = self._found.compare(pairs, self.taken)
-        return other
+            status = self._found.compare(pairs, self.taken)
+        return status
 
     def _read_values(self, optimizer: Any) -> dict[str, Any] | None:
         """Return what a step reads; None where the careful way has to raise an error.
@@ -253,18 +253,18 @@ class V1Replay(ReplayedApply):
     def _are_alike(self, values: dict[str, Any]) -> bool:
         """Return whether values differ from those of before in elements of tensors alone."""
         for name in self._moving:
-            each = values.get(name)
-            if isinstance(each, _NUMBERS):
+            hyper = values.get(name)
+            if isinstance(hyper, _NUMBERS):
                 continue
-            if not isinstance(each, _MOVING) or each.ndim:
+            if not isinstance(hyper, _MOVING) or hyper.ndim:
                 return False
-            if isinstance(each, np.ndarray) and np.isnan(each):  # which the careful way refuses
+            if isinstance(hyper, np.ndarray) and np.isnan(hyper):  # the full step raises an error
                 return False
         if values is self._values:
             return True
-        own, fixed = self._values, self._fixed
-        return len(values) == len(own) and all(
-            map(is_, map(values.get, fixed), map(own.get, fixed))
+        previous_values, fixed = self._values, self._fixed
+        return len(values) == len(previous_values) and all(
+            map(is_, map(values.get, fixed), map(previous_values.get, fixed))
         )
 
     def _take_as_known(
@@ -272,47 +272,47 @@ class V1Replay(ReplayedApply):
         optimizer: object,
         pairs: list[object],
         values: dict[str, object],
-        how: GradientTransforms,
+        transforms: GradientTransforms,
     ) -> int:
-        """0 if the step was taken with counts that are known; else what is not as it was."""
-        begun, factors = self.taken, self._factors
-        begun_at, known = self._known
+        """Take the step with the cached counts; return 0, or the status that prevented it."""
+        first, factors = self.taken, self._factors
+        counted_step, counts = self._counted_values
         try:
-            if begun_at != begun:
-                known = self._read_counters()
+            if counted_step != first:
+                counts = self._read_counters()
             if self._counts_anew:
-                factors = [each for _, each in _moves(optimizer, values, self._global_step)]
-            following = list(map(_following, self._kinds, known, factors))
-            values_of = self._values_of(optimizer, values, known)
-            other = self._found.take(pairs, begun, values_of, 1, following, how)
+                factors = [factor for _, factor in _moves(optimizer, values, self._global_step)]
+            new_counts = list(map(_following, self._kinds, counts, factors))
+            values_of = self._values_of(optimizer, values, counts)
+            status = self._found.take(pairs, first, values_of, 1, new_counts, transforms)
         except ERRORS:
-            if self.taken != begun:  # a signal's function raised it after the step
+            if self.taken != first:  # a signal handler raised it after the step
                 raise
-            return FAILED  # the careful way says it
-        if not other:
-            self._known = begun + 1, following
-        return other
+            return FAILED  # the full step raises the error again
+        if not status:
+            self._counted_values = first + 1, new_counts
+        return status
 
     def _values_of(
-        self, optimizer: Any, values: dict[str, Any], known: list[Any]
+        self, optimizer: Any, values: dict[str, Any], counts: list[Any]
     ) -> Callable[[Dtype], dict[str, Any]]:
-        """Return what gives, for a compute dtype, that of which its scalars are made."""
+        """Return a function from a compute dtype to the scalars of the step."""
         if not self._scalars:
             return lambda dtype: optimizer._scalars_of(values, dtype, None)
-        powers = list(zip(optimizer.POWERS, known, strict=False))
+        powers = list(zip(optimizer.POWERS, counts, strict=False))
         if self._moving and not self._is_simple:
 
             def found_of(dtype: Dtype) -> dict[str, Any]:
-                own = {name: dtype(number) for name, number in powers}
-                return {**optimizer._hyper_scalars(values, dtype, None), **own}
+                power_scalars = {name: dtype(number) for name, number in powers}
+                return {**optimizer._hyper_scalars(values, dtype, None), **power_scalars}
 
             return found_of
         change = self._found.change
-        for dtype, own in self._scalars.items():
+        for dtype, scalars in self._scalars.items():
             for name in self._moving:
-                change(dtype, own, name, as_hyper(values[name], dtype))
+                change(dtype, scalars, name, as_hyper(values[name], dtype))
             for name, number in powers:
-                change(dtype, own, name, dtype(number))
+                change(dtype, scalars, name, dtype(number))
         return self._scalars.__getitem__
 
 
@@ -322,13 +322,13 @@ def _values_without_calls(optimizer: Any) -> dict[str, Any]:
     if not functions:
         return optimizer._read_values()
     twin = object.__new__(type(optimizer))
-    for name, each in vars(optimizer).items():
-        vars(twin)[name] = _UNKNOWN if id(each) in functions else each
+    for name, attribute in vars(optimizer).items():
+        vars(twin)[name] = _UNKNOWN if id(attribute) in functions else attribute
     return twin._read_values()
 
 
-def _is_moving(value: object) -> bool:
-    return value is _UNKNOWN or isinstance(value, _MOVING)
+def _is_moving(hyper: object) -> bool:
+    return hyper is _UNKNOWN or isinstance(hyper, _MOVING)
 
 
 def _moves(optimizer: Any, values: dict[str, Any], global_step: Any) -> list[Move]:
@@ -336,12 +336,12 @@ def _moves(optimizer: Any, values: dict[str, Any], global_step: Any) -> list[Mov
     return moves if global_step is None else [*moves, (global_step, None)]
 
 
-def _following(kind: Any, known: Any, factor: Any) -> Any:
-    """What a counter becomes; see `counting_calls` of the hooks."""
+def _following(kind: Any, count: Any, factor: Any) -> Any:
+    """Return the next value of a counter; see `counting_calls` of the adapter."""
     if factor is not None:
-        return product(kind(known), factor).item()
-    # Of a float as it is stored: float32 counts no further than 2**24.
-    return known + 1 if kind is int else (kind(known) + kind(1)).item()
+        return product(kind(count), factor).item()
+    # In the counter's own dtype: float32 cannot count beyond 2**24.
+    return count + 1 if kind is int else (kind(count) + kind(1)).item()
 
 
 def _is_plain(optimizer: Any) -> bool:

@@ -58,15 +58,15 @@ class RuleOptimizer(Optimizer):
     _has_symbols = False  # whether attributes of `TENSORS` are set, to tensors of a graph
 
     def _choose_rule(self) -> Rule:
-        """The rule of this step."""
+        """Return the rule of this step."""
         raise NotImplementedError
 
     def _rule_of_step(self) -> Rule:
-        """The rule that a step runs for all variables at once; an extension adds to it."""
+        """Return the rule that a step runs for all variables at once; extensions add to it."""
         return self._choose_rule()
 
     def _slot_fills(self) -> Iterable[tuple[str, float, str]]:
-        """For each slot, in order of creation: name, initial value, last part of its own name."""
+        """Return name, initial value and operation name of each slot, in order of creation."""
         return [(slot.name, slot.initial, self._name) for slot in self._choose_rule().slots]
 
     def _create_slots(self, var_list: Sequence[Any]) -> None:
@@ -74,8 +74,8 @@ class RuleOptimizer(Optimizer):
         kinds = {slot.name: slot for slot in self._choose_rule().slots}
         is_of_graph = any(map(is_symbolic, var_list))
         for variables in [[var] for var in var_list] if is_of_graph else [var_list]:
-            for name, value, part in self._slot_fills():
-                self._fill_slots(variables, value, name, part, kinds.get(name))
+            for name, initial_value, part in self._slot_fills():
+                self._fill_slots(variables, initial_value, name, part, kinds.get(name))
 
     def _prepare(self) -> None:
         if self._has_symbols:
@@ -90,35 +90,35 @@ class RuleOptimizer(Optimizer):
                 self._has_symbols = True
 
     def _with_prepared(self, values: dict[str, object]) -> dict[str, Any]:
-        """What a step has read, and in its place what a `_prepare` of a subclass has set."""
-        own = vars(self)
-        found = {hyper: own[each] for each, hyper in self.TENSORS.items() if each in own}
-        return {**values, **{hyper: resolve(each) for hyper, each in found.items()}}
+        """Return the values of a step, replaced by the tensors that a subclass's `_prepare` set."""
+        fields = vars(self)
+        tensors = {hyper: fields[name] for name, hyper in self.TENSORS.items() if name in fields}
+        return {**values, **{hyper: resolve(tensor) for hyper, tensor in tensors.items()}}
 
     def _read_values(self) -> dict[str, Any]:
         return self._evaluate_hypers()
 
     def _evaluate_hypers(self) -> dict[str, object]:
-        """The hyperparameters of a step by their names in the rule, callables called."""
+        """Return the hyperparameters of a step by their names in the rule; callables are called."""
         values = {}
         for name, attribute in self.HYPERS.items():
-            given = getattr(self, attribute)
-            if type(given) is float and given == given:  # as most are
-                values[name] = given
+            hyper = getattr(self, attribute)
+            if type(hyper) is float and hyper == hyper:  # the usual case, without NaN
+                values[name] = hyper
                 continue
-            if is_function(given) and not self.CALLABLES:
+            if is_function(hyper) and not self.CALLABLES:
                 raise ValueError(
                     f"{type(self).__name__} takes numbers and tensors as {attribute.lstrip('_')},"
-                    f" not the callable {show_value(given)}."
+                    f" not the callable {show_value(hyper)}."
                 )
-            values[name] = value_now(given)
-            if not has_formula(given):
+            values[name] = value_now(hyper)
+            if not has_formula(hyper):
                 check_scalar(attribute.lstrip("_"), values[name], ACCEPTED)
         return values
 
     def _functions(self) -> list[object]:
         """Return the hyperparameters that are functions, which each step calls once."""
-        return list(filter(is_function, [getattr(self, each) for each in self.HYPERS.values()]))
+        return list(filter(is_function, [getattr(self, name) for name in self.HYPERS.values()]))
 
     def _captured_inputs(self) -> list[Any]:
         # As in TensorFlow, callables are called when the graph is built.
@@ -127,20 +127,20 @@ class RuleOptimizer(Optimizer):
     def _group_variables(
         self, values: dict[str, object], variables: Sequence[Tensor], gradients: Sequence[object]
     ) -> Groups:
-        """For each variable what `_scalars_of` tells it by from others; None for nothing."""
+        """Return the scalar group of each variable, for `_scalars_of`; None if all share one."""
         return None
 
     def _scalars_of(
         self, values: dict[str, object], dtype: Dtype, group: Hashable
     ) -> dict[str, Any]:
-        """All scalars of a compute dtype, given what a step has read."""
+        """Return all scalars of a group in a compute dtype, from the values of a step."""
         powers = {name: dtype(number_of(self._get_non_slot_variable(name))) for name in self.POWERS}
         return {**self._hyper_scalars(values, dtype, group), **powers}
 
     def _hyper_scalars(
         self, values: dict[str, object], dtype: Dtype, group: Hashable
     ) -> dict[str, object]:
-        """Those that follow from what a step has read alone."""
+        """Return the scalars that depend on the values of a step alone."""
         return {name: as_hyper(values[name], dtype) for name in self.HYPERS}
 
     def _make_hooks(
@@ -152,40 +152,40 @@ class RuleOptimizer(Optimizer):
         hyper = type(self).TENSORS.get(name)
         if hyper is None or "_under_way" not in vars(self):
             raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
-        value = self._values()[hyper]
-        return value if is_symbolic(value) else to_tensor(value)
+        tensor = self._values()[hyper]
+        return tensor if is_symbolic(tensor) else to_tensor(tensor)
 
     def _kernel_name(self) -> str:
-        """The name of TensorFlow's operation that updates a variable, without "Apply"."""
-        own = next(
+        """Return the name of TensorFlow's operation that updates a variable, without "Apply"."""
+        kernel_class = next(
             cls
             for cls in type(self).__mro__
             if "_choose_rule" in vars(cls) and is_ours(cls._choose_rule)
         )
-        return own.__name__.removesuffix("Optimizer")
+        return kernel_class.__name__.removesuffix("Optimizer")
 
     def _scatters(self) -> bool:
         return scatters(self._choose_rule())
 
     def _one_by_one(self) -> bool:
         """Return whether a subclass's hook updates each variable."""
-        cls, own = type(self), vars(self)
+        cls, fields = type(self), vars(self)
         for hook in _UPDATES:
-            if hook in own or getattr(cls, hook) is not getattr(RuleOptimizer, hook):
+            if hook in fields or getattr(cls, hook) is not getattr(RuleOptimizer, hook):
                 return True
         return False
 
     def _has_own_hook(self, hook: str) -> bool:
-        """Return whether a subclass, or this very optimizer, has a hook of its own."""
-        own = getattr(type(self), hook) is not getattr(RuleOptimizer, hook)
-        return own or hook in vars(self)
+        """Return whether a subclass or this object overrides a hook."""
+        is_overridden = getattr(type(self), hook) is not getattr(RuleOptimizer, hook)
+        return is_overridden or hook in vars(self)
 
     def _calls_sparse(self, hook: str) -> bool:
         """Return whether a subclass's hook gets sparse gradients; where TensorFlow scatters, none
         does.
         """
-        is_own = self._has_own_hook(hook) or self._has_own_hook("_apply_sparse_shared")
-        return is_own and self._choose_rule().duplicates != "successive"
+        is_overridden = self._has_own_hook(hook) or self._has_own_hook("_apply_sparse_shared")
+        return is_overridden and self._choose_rule().duplicates != "successive"
 
     @classmethod
     @cache
@@ -196,8 +196,8 @@ class RuleOptimizer(Optimizer):
     def _may_call_users(self) -> bool:
         if self._is_begun_by_users():
             return True
-        given = [getattr(self, each) for each in self.HYPERS.values()]
-        return any(map(callable, given)) and any(map(is_function, given))
+        hypers = [getattr(self, name) for name in self.HYPERS.values()]
+        return any(map(callable, hypers)) and any(map(is_function, hypers))
 
     def _update(self, grad: Any, var: Any) -> object:
         """Update one variable, in the course of a step; for one of a graph, make an operation."""
@@ -216,9 +216,9 @@ class RuleOptimizer(Optimizer):
 
     def _update_with(self, grad: object, var: Tensor, values: dict[str, object] | None) -> None:
         with self._turn_lock(), self._locked():
-            kept = self._plans.now().alone(var)
+            cache = self._plans.now().alone(var)
             errors = run_step(
-                V1HookStepAdapter(self, values), kept, [(grad, var)], is_last=False
+                V1HookStepAdapter(self, values), cache, [(grad, var)], is_last=False
             ).errors
         raise_within(errors)
 
@@ -264,13 +264,13 @@ class RuleOptimizer(Optimizer):
         return self._update(grad, var)
 
 
-def check_hyper(name: str, value: object) -> Any:
+def check_hyper(name: str, hyper: object) -> Any:
     """Return a hyperparameter as a constructor was given it, if a step could use it.
 
     Raises:
         InvalidTypeError: It is no number, tensor or callable; says where variables go.
         InvalidArgumentError: It has a shape, is NaN, or a whole number that no float can hold.
     """
-    if not is_function(value):
-        check_scalar(name, value, ACCEPTED)
-    return value
+    if not is_function(hyper):
+        check_scalar(name, hyper, ACCEPTED)
+    return hyper

@@ -96,21 +96,21 @@ def create_zeros_slot(
     return _make_deferred_slot(primary, zeros_like_primary, name, kind)
 
 
-def _make_slot(primary: Any, value: object, name: str, dtype: torch.dtype | None) -> object:
+def _make_slot(primary: Any, initial_value: object, name: str, dtype: torch.dtype | None) -> object:
     primary = handle_of(primary)
     title = f"{base_name(primary)}/{name}"
     if is_symbolic(primary):
         with primary.graph.as_default():
-            slot = make_variable(value, scoped_name(primary, title), dtype=dtype)
+            slot = make_variable(initial_value, scoped_name(primary, title), dtype=dtype)
         mark_slice_like(slot, primary)
         return slot
     if not executing_eagerly():
-        return make_variable(value, title, dtype=dtype)
-    return Variable(value, title, trainable=False, dtype=dtype)
+        return make_variable(initial_value, title, dtype=dtype)
+    return Variable(initial_value, title, trainable=False, dtype=dtype)
 
 
 def _make_deferred_slot(primary: Any, begin: Callable[[], Any], name: str, dtype: Any) -> Any:
-    """A slot of which only a run knows the shape."""
+    """Make a slot whose shape is known in a run only."""
     primary = handle_of(primary)
     title = f"{base_name(primary)}/{name}"
     if not is_symbolic(primary):

@@ -60,15 +60,15 @@ class State(TrackableSlots):
             name: One of `get_slot_names()`.
         """
         var = var if executing_eagerly() else graph_variable_of(var)
-        found = self._slots.get(var, name)
-        if found is None:
+        slot = self._slots.get(var, name)
+        if slot is None:
             self._settle(var, name)
-            found = self._slots.get(var, name)
-        if found is not None and self._slots.parts_of(name) is not None:
+            slot = self._slots.get(var, name)
+        if slot is not None and self._slots.parts_of(name) is not None:
             with self._locked():
-                return over(self._slots.whole(var, name), found.name)
-        self._slots.handed_out([found])
-        return found
+                return over(self._slots.whole(var, name), slot.name)
+        self._slots.handed_out([slot])
+        return slot
 
     def get_slot_names(self) -> list[str]:
         """Return the names of the slots made so far, sorted; [] before the first step."""
@@ -81,10 +81,10 @@ class State(TrackableSlots):
         """
         self._settle()
         graph = graph_of()
-        own = [slot for _, _, slot in self._slots.triples()] + list(self._non_slots.values())
-        found = [var for var in own if getattr(var, "graph", None) is graph]
-        self._slots.handed_out(found)
-        return sorted(found, key=base_name)
+        all_vars = [slot for _, _, slot in self._slots.triples()] + list(self._non_slots.values())
+        variables = [var for var in all_vars if getattr(var, "graph", None) is graph]
+        self._slots.handed_out(variables)
+        return sorted(variables, key=base_name)
 
     def _var_key(self, var: object) -> Any:
         return self._slots.key(var)
@@ -94,32 +94,32 @@ class State(TrackableSlots):
         return SlotsOfName(self._slots, slot_name)
 
     def _zeros_slot(self, var: object, slot_name: str, op_name: str) -> Any:
-        """The slot of a variable; made of zeros, of its shape and dtype, if there is none."""
+        """Return the slot of a variable; if missing, make it of zeros in the variable's dtype."""
         return self._filled_slot(var, 0.0, slot_name, op_name)
 
-    def _filled_slot(self, var: object, value: float, slot_name: str, op_name: str) -> Any:
-        self._fill_slots([var], value, slot_name, op_name)
+    def _filled_slot(self, var: object, initial_value: float, slot_name: str, op_name: str) -> Any:
+        self._fill_slots([var], initial_value, slot_name, op_name)
         return self.get_slot(var, slot_name)
 
     def _fill_slots(
         self,
         variables: Sequence[Any],
-        value: float,
+        initial_value: float,
         slot_name: str,
         op_name: str,
         kind: Slot | None = None,
     ) -> None:
-        """Slots filled with a number for those of the variables that lack them, made together."""
+        """Make missing slots of variables together, filled with a number."""
         missing = [var for var in variables if self._slots.get(var, slot_name) is None]
         if missing:
             if is_imported():
                 distribute.keep_local_slots(self._slots, missing)
             titles = [self._slot_title(var, op_name) for var in missing]
-            made = self._slots.make(missing, slot_name, value, titles, kind)
-            self._take_slots(slot_name, missing, made)
+            slots = self._slots.make(missing, slot_name, initial_value, titles, kind)
+            self._take_slots(slot_name, missing, slots)
 
     def _get_or_make_slot(self, var: object, val: object, slot_name: str, op_name: str) -> Any:
-        """The slot of a variable; made with the value `val` if there is none.
+        """Return the slot of a variable; make it with the value `val` if it is missing.
 
         Args:
             var: The variable.
@@ -140,28 +140,28 @@ class State(TrackableSlots):
         slot_name: str,
         op_name: str,
     ) -> Any:
-        """The slot of a variable; made by `initializer(shape, dtype=dtype)` if there is none."""
+        """Return the slot of a variable; if missing, make it by `initializer(shape, dtype)`."""
         if self._slots.get(var, slot_name) is None:
-            made = initializer(tuple(shape), dtype=as_dtype(dtype))
-            if not is_symbolic(made):
-                made = to_tensor(made, dtype).expand(tuple(shape))
-            self._put_slot(var, made, slot_name, op_name)
+            initial_value = initializer(tuple(shape), dtype=as_dtype(dtype))
+            if not is_symbolic(initial_value):
+                initial_value = to_tensor(initial_value, dtype).expand(tuple(shape))
+            self._put_slot(var, initial_value, slot_name, op_name)
         return self.get_slot(var, slot_name)
 
-    def _put_slot(self, var: Any, value: Any, slot_name: str, op_name: str) -> None:
+    def _put_slot(self, var: Any, val: Any, slot_name: str, op_name: str) -> None:
         title = self._slot_title(var, op_name)
-        if not is_symbolic(value):
-            value = to_tensor(value, getattr(value, "dtype", var.dtype)).detach().to(var.device)
+        if not is_symbolic(val):
+            val = to_tensor(val, getattr(val, "dtype", var.dtype)).detach().to(var.device)
         if isinstance(var, GraphVariable):
             with var.graph.as_default():
-                slot: Any = make_variable(value, title, like=var)
+                slot: Any = make_variable(val, title, like=var)
             mark_slice_like(slot, var)
         else:
-            slot = over(value.clone(), title)
+            slot = over(val.clone(), title)
         self._take_slots(slot_name, [var], [self._slots.put(var, slot_name, slot)])
 
     def _slot_title(self, var: object, op_name: str) -> str:
-        """`w/Adam`; a graph makes it unique, in eager mode `w/Adam_1` is another slot of `w`."""
+        """Return a slot's name such as `w/Adam`; in eager mode a second one is `w/Adam_1`."""
         title = f"{base_name(var)}/{op_name}"
         if is_symbolic(var):
             return scoped_name(var, title)
@@ -170,7 +170,7 @@ class State(TrackableSlots):
         return f"{title}_{count}" if count else title
 
     def _create_non_slot_variable(self, initial_value: Any, name: str, colocate_with: Any) -> Any:
-        """The variable of this name in the present graph, made if there is none.
+        """Return the optimizer-wide variable of this name in the present graph; make it if missing.
 
         Args:
             initial_value: A number, array or tensor, or a callable without arguments that returns
@@ -183,18 +183,18 @@ class State(TrackableSlots):
             if is_function(initial_value):
                 initial_value = initial_value()
             if graph is None:
-                value = self._begun(name, initial_value)
-                made: Any = Variable(value, name=name, trainable=False)
+                restored_value = self._begun(name, initial_value)
+                variable: Any = Variable(restored_value, name=name, trainable=False)
             else:
                 with graph.as_default():
-                    like = handle_of(colocate_with)
-                    made = make_variable(initial_value, graph.scope + name, like=like)
-            self._handle_deferred_dependencies(name=name, trackable=made)
-            self._non_slots[name, graph] = made
+                    template = handle_of(colocate_with)
+                    variable = make_variable(initial_value, graph.scope + name, like=template)
+            self._handle_deferred_dependencies(name=name, trackable=variable)
+            self._non_slots[name, graph] = variable
         return resolve(self._non_slots[name, graph])
 
     def _get_non_slot_variable(self, name: str, graph: object = None) -> Any:
-        """The variable of this name, or None.
+        """Return the optimizer-wide variable of this name, or None.
 
         By default that of the graph whose session runs, or for which hooks are called.
         """
@@ -211,26 +211,26 @@ class State(TrackableSlots):
         return MappingProxyType(self._non_slots)
 
     def _non_slot_variables(self) -> list[object]:
-        """All variables of no variable, of every graph."""
+        """Return the optimizer-wide variables of all graphs."""
         return list(self._non_slots.values())
 
     def _trackable_children(
         self, save_type: str = "checkpoint", **kwargs: object
     ) -> dict[str, object]:
-        """The variables of no variable, of the present graph, and whatever else is tracked."""
+        """Return the present graph's optimizer-wide variables and other tracked objects by name."""
         graph = graph_of()
-        own = {name: var for (name, key), var in self._non_slots.items() if key is graph}
-        others = super()._trackable_children(save_type, **kwargs)
-        return {**dict(sorted(own.items())), **others}
+        non_slots = {name: var for (name, key), var in self._non_slots.items() if key is graph}
+        other_children = super()._trackable_children(save_type, **kwargs)
+        return {**dict(sorted(non_slots.items())), **other_children}
 
     def _lookup_dependency(self, name: str) -> object:
-        """What is tracked by this name, or the present graph's variable of no variable."""
-        found = super()._lookup_dependency(name)
-        if found is not None:
-            return found
+        """Return the tracked object or the present graph's optimizer-wide variable of this name."""
+        child = super()._lookup_dependency(name)
+        if child is not None:
+            return child
         graph = graph_of()
         return self._get_non_slot_variable(name, graph=graph)
 
     def _own_entries(self) -> list[Entry]:
-        """What is of no variable, for a state."""
-        return [Entry(name, each) for (name, _), each in self._non_slots.items()]
+        """Return the optimizer-wide variables as entries of a state."""
+        return [Entry(name, variable) for (name, _), variable in self._non_slots.items()]

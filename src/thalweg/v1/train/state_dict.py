@@ -24,7 +24,7 @@ class V1StateDict(TrackableSlots, state.StateDict):
 
     @untraced
     def state_dict(self, var_list: Iterable[object] | None = None) -> dict[str, Tensor]:
-        """Copies of the slots and of other variables that are kept, by name.
+        """Return copies of the slots and optimizer-wide variables, by name.
 
         A slot is called like its variable and itself, "w/momentum", a slot of the second variable
         called "w" is "w#1/momentum"; what belongs to no variable has its own name, "beta1_power".
@@ -41,16 +41,16 @@ class V1StateDict(TrackableSlots, state.StateDict):
             InvalidArgumentError: Several variables have the same name and there is no `var_list`,
                 or one that has slots is not in it.
         """
-        return self._saved(chosen=lambda: self._chosen_for_state(var_list))
+        return self._saved(select=lambda: self._chosen_for_state(var_list))
 
     def _saved(
-        self, names: Names = state.keys_of, chosen: Callable[[], list[Tensor]] | None = None
+        self, names: Names = state.keys_of, select: Callable[[], list[Tensor]] | None = None
     ) -> dict[str, Tensor]:
-        """`state_dict` by other names of variables; `chosen` are all that there are."""
+        """Return the state dict by `names` of the variables that `select` returns."""
         self._check_has_state()
         with self._locked():
             self._settle()
-            variables = chosen() if chosen else self._owners()
+            variables = select() if select else self._owners()
             return state.snapshot(self._entries(variables, names(variables)))
 
     @untraced
@@ -70,8 +70,8 @@ class V1StateDict(TrackableSlots, state.StateDict):
                 variables of a graph, which `Saver` restores.
             InvalidArgumentError: See `state_dict`.
         """
-        with self._loading(state_dict, var_list) as found:
-            state.restore(found)
+        with self._loading(state_dict, var_list) as loading:
+            state.restore(loading)
 
     def _given_state(self, state_dict: object, var_list: object) -> tuple[object, object]:
         self._check_has_state()
@@ -80,28 +80,30 @@ class V1StateDict(TrackableSlots, state.StateDict):
     def _fitting(
         self, given: Mapping[str, object], variables: object, names: Names
     ) -> state.Loading:
-        chosen = self._chosen_for_state(variables)
-        is_begun = any(self._slot_entries(var, "") for var in self._owners())
+        state_variables = self._chosen_for_state(variables)
+        has_slots = any(self._slot_entries(var, "") for var in self._owners())
         without_slots = [*self._lasting_entries(), *self._own_entries()]
-        if not is_begun and given.keys() <= {each.name for each in without_slots}:
+        if not has_slots and given.keys() <= {entry.name for entry in without_slots}:
             # It was saved before the first step, or by an optimizer that has no slots.
             return state.fitting(without_slots, given, f"The state of {self._name}")
-        if not chosen:
+        if not state_variables:
             raise FailedPreconditionError(
                 f"{self._name} has no slots before its first step. Give the variables:"
                 " load_state_dict(state_dict, var_list). Nothing was loaded."
             )
-        return super()._fitting(given, chosen, names)
+        return super()._fitting(given, state_variables, names)
 
     def _state_parts(
         self, given: Mapping[str, object], variables: list[Tensor], names: Names
     ) -> tuple[str, list[state.Given]]:
-        # What there is decides: a variable may have another shape by now than its slots.
+        # The existing slots decide: a variable may have another shape by now than its slots.
         self._create_for_state(variables, given)
         entries = self._entries(variables, names(variables))
         if names is state.keys_of:
-            before = self._entries(variables, state.positioned_keys_of(variables))
-            given = state.as_now(given, [each.name for each in before], [e.name for e in entries])
+            previous = self._entries(variables, state.positioned_keys_of(variables))
+            given = state.as_now(
+                given, [entry.name for entry in previous], [e.name for e in entries]
+            )
         return f"The state of {self._name}", [([*self._lasting_entries(), *entries], given, True)]
 
     def _create_for_state(self, variables: Sequence[object], names: Collection[str]) -> None:
@@ -109,35 +111,35 @@ class V1StateDict(TrackableSlots, state.StateDict):
         self._create_slots([*variables])
 
     def _check_has_state(self) -> None:
-        own = [*self._owners(), *(entry.own for entry in self._own_entries())]
-        state.check_eager(f"The state of {self._name}", own, executing_eagerly())
+        variables = [*self._owners(), *(entry.own for entry in self._own_entries())]
+        state.check_eager(f"The state of {self._name}", variables, executing_eagerly())
 
     def _chosen_for_state(self, var_list: object) -> list[Tensor]:
-        """The variables of a state, in the order in which those of one name are numbered."""
+        """Return the variables of a state, in the order that numbers repeated names."""
         owners = self._owners()
         if var_list is None:
             names = [_base_name(var) for var in owners]
-            repeated = [name for name in dict.fromkeys(names) if names.count(name) > 1]
-            if repeated:
+            clashes = [name for name in dict.fromkeys(names) if names.count(name) > 1]
+            if clashes:
                 raise InvalidArgumentError(
-                    f"{names.count(repeated[0])} variables are called '{repeated[0]}': give them as"
+                    f"{names.count(clashes[0])} variables are called '{clashes[0]}': give them as"
                     " var_list, in the same order each time, or names by"
                     " thalweg.named_variables(module)."
                 )
             return owners
         variables = distinct(flatten(var_list))
         check_variables(variables)
-        known = {id(var) for var in variables}
-        left = [_base_name(var) for var in owners if id(var) not in known]
-        if left:
+        listed_ids = {id(var) for var in variables}
+        missing_names = [_base_name(var) for var in owners if id(var) not in listed_ids]
+        if missing_names:
             raise InvalidArgumentError(
                 f"var_list must hold all variables that {self._name} has slots of; not in it:"
-                f" {left[:10]}."
+                f" {missing_names[:10]}."
             )
         return variables
 
     def _entries(self, variables: Sequence[Tensor], keys: Sequence[str]) -> list[Entry]:
-        """The slots of these variables, whose names begin with these, and what is of none."""
+        """Return the entries of slots, named by `keys`, and of optimizer-wide variables."""
         slots = [
             entry
             for key, var in zip(keys, variables, strict=True)
@@ -146,15 +148,15 @@ class V1StateDict(TrackableSlots, state.StateDict):
         return slots + self._own_entries()
 
     def _slot_entries(self, var: Tensor, key: str) -> list[Entry]:
-        """The slots of one variable."""
+        """Return the entries of the slots of one variable."""
         return state.of_slots(self._slots, var, key)
 
     def _own_entries(self) -> list[Entry]:
-        """What is of no variable."""
+        """Return the entries of optimizer-wide variables."""
         return []
 
     def _lasting_entries(self) -> list[Entry]:
-        """What is there before the first step."""
+        """Return the entries that exist before the first step."""
         return []
 
 
@@ -162,18 +164,18 @@ def _base_name(var: Tensor) -> str:
     return name_of(var).split(":")[0]
 
 
-def tensors_of(given: object) -> dict[str, Tensor]:
+def tensors_of(table: object) -> dict[str, Tensor]:
     """Return the tensors of a state by name.
 
     Raises:
         InvalidTypeError: It is no mapping, or holds what is no tensor.
     """
-    if not isinstance(given, Mapping):
-        raise InvalidTypeError(f"A state is a dict of tensors by name, not {show_value(given)}.")
-    found: dict[str, Tensor] = {}
-    for name, value in given.items():
+    if not isinstance(table, Mapping):
+        raise InvalidTypeError(f"A state is a dict of tensors by name, not {show_value(table)}.")
+    tensors: dict[str, Tensor] = {}
+    for name, entry in table.items():
         try:
-            found[name] = to_tensor(value)
+            tensors[name] = to_tensor(entry)
         except InvalidTypeError as error:
             raise InvalidTypeError(f"{name!r} of the state: {error}") from error
-    return found
+    return tensors

@@ -54,9 +54,9 @@ class V1StepAdapter(StepAdapter):
         self.selection = optimizer._selection()
         self.calls = optimizer._may_call_users()
         self.repeats = _is_global_step(global_step)
-        # A counter that is no variable may share its memory, which the device would not count in.
-        is_own = global_step is None or isinstance(global_step, Variable)
-        self.may_leave = is_own and current_session() is None and not optimizer._finishes_itself()
+        # A counter that is not a variable may share memory with host tensors.
+        can_move = global_step is None or isinstance(global_step, Variable)
+        self.may_leave = can_move and current_session() is None and not optimizer._finishes_itself()
 
     @property
     def values(self) -> dict[str, Any]:
@@ -123,19 +123,19 @@ class V1StepAdapter(StepAdapter):
         return counting_calls(moves, self.taken)
 
 
-def counting_calls(moves: Sequence[Move], taken: Tensor | None = None) -> list[Call]:
+def counting_calls(moves: Sequence[Move], device_decision: Tensor | None = None) -> list[Call]:
     """Return calls of C functions that count a step, on the host or on the device of each counter.
 
     Args:
         moves: Counters, and how they move.
-        taken: Whether the step is taken, if a device decides.
+        device_decision: Whether the step is taken, if a device decides.
 
     Raises:
         LayoutError: The global step has no memory.
     """
-    if taken is not None:
+    if device_decision is not None:
         check_memories([counter for counter, _ in moves])
-        return moved(moves, taken)
+        return moved(moves, device_decision)
     calls: list[Call] = []
     for counter, factor in moves:
         if not is_host(counter):
@@ -143,8 +143,8 @@ def counting_calls(moves: Sequence[Move], taken: Tensor | None = None) -> list[C
         elif factor is None:
             calls.append(counting(counter))
         else:
-            value = product(scalar_type(counter)(number_of(counter)), factor)
-            calls.append(partial(counter.detach().fill_, value.item()))
+            product_value = product(scalar_type(counter)(number_of(counter)), factor)
+            calls.append(partial(counter.detach().fill_, product_value.item()))
     return calls
 
 
@@ -199,14 +199,14 @@ class V1HookStepAdapter(V1RuleStepAdapter):
         return self._optimizer._choose_rule()
 
     def create_state(self, variables: Sequence[Tensor]) -> None:
-        """The step has made them."""
+        """Do nothing: the step around the hook has made the slots."""
 
     def one_by_one(self, pairs: Sequence[Pair]) -> bool:
         return False
 
 
 def check_global_step(global_step: object) -> None:
-    """Refuse what cannot be counted up; InvalidTypeError."""
+    """Raise InvalidTypeError unless the global step can be counted up."""
     if not _is_global_step(global_step):
         raise InvalidTypeError(
             f"global_step must be a scalar variable or None, not {show_value(global_step)}."

@@ -175,13 +175,13 @@ class SyncReplicasOptimizer(WrappingOptimizer):
                 type, or there is no global step.
             TypeError: `global_step` is no variable of a graph.
         """
-        given = as_pairs(grads_and_vars)
-        if not is_deferred(*chain.from_iterable(given)):
+        grads_and_vars_list = as_pairs(grads_and_vars)
+        if not is_deferred(*chain.from_iterable(grads_and_vars_list)):
             raise RuntimeError(
                 "SyncReplicasOptimizer works in graph mode only: its workers are runs of a session."
                 " Build a Graph, or call thalweg.v1.disable_eager_execution() first."
             )
-        if not given:
+        if not grads_and_vars_list:
             raise ValueError("Must supply at least one variable")
         if global_step is None:
             raise ValueError("Global step is required to check staleness")
@@ -190,28 +190,28 @@ class SyncReplicasOptimizer(WrappingOptimizer):
             raise InvalidTypeError(
                 f"global_step must be a variable of the graph, not {show_value(global_step)}."
             )
-        for grad, var in given:
+        for grad, var in grads_and_vars_list:
             _check_type(grad, var)
         with step.graph.as_default():
-            pairs = [(grad, graph_variable_of(var)) for grad, var in given]
+            pairs = [(grad, graph_variable_of(var)) for grad, var in grads_and_vars_list]
             return self._build_update(pairs, step, name or self._name)
 
     def _build_update(
-        self, given: list[tuple[object, object]], step: GraphVariable, name: str
+        self, pairs: list[tuple[object, object]], step: GraphVariable, name: str
     ) -> Operation:
         graph = get_default_graph()
-        meeting = _Meeting([pair for pair in given if pair[0] is not None], self._opt)
+        meeting = _Meeting([pair for pair in pairs if pair[0] is not None], self._opt)
         with graph.control_dependencies(None):  # the chief's runs have none of the workers' feeds
             with graph.name_scope(self._name) as scope:
-                taken = meeting.take(self._replicas_to_aggregate)
-            chief = self._chief_step(meeting, given, taken, step)
+                means = meeting.take(self._replicas_to_aggregate)
+            chief = self._chief_step(meeting, pairs, means, step)
             local_step = make_variable(
                 0, "sync_rep_local_step", dtype=step.dtype, collections=[GraphKeys.LOCAL_VARIABLES]
             )
             stamp = local_step.read_value()  # not later than the variables the gradients are of
             with graph.name_scope(scope):
                 start = _local_step_init(local_step, step)
-                begin = meeting.begin(step, after=start)
+                begin = meeting.begin(step, start_op=start)
                 ready = report_uninitialized_variables(global_variables())
                 runner = _ChiefQueueRunner(meeting, chief)
         with graph.name_scope(scope):
@@ -226,24 +226,24 @@ class SyncReplicasOptimizer(WrappingOptimizer):
     def _chief_step(
         self,
         meeting: _Meeting,
-        given: list[tuple[object, object]],
-        taken: list[object],
+        worker_pairs: list[tuple[object, object]],
+        gradient_means: list[object],
         step: GraphVariable,
     ) -> Operation:
         """Take gradients, apply them, hand out tokens."""
         graph = get_default_graph()
-        means = iter(taken)
-        pairs = [(None if grad is None else next(means), var) for grad, var in given]
+        mean_iterator = iter(gradient_means)
+        pairs = [(None if grad is None else next(mean_iterator), var) for grad, var in worker_pairs]
         waited = [grad for grad, _ in pairs if grad is not None]
         # After the wait, so that what the optimizer reads is of this step.
         with graph.name_scope(None), graph.control_dependencies(waited):
             update = self._opt.apply_gradients(pairs, step)
         with graph.control_dependencies([update]):
-            last = meeting.put_tokens(step, self._tokens_per_step)
+            last_op = meeting.put_tokens(step, self._tokens_per_step)
         if self._variable_averages is not None:
-            with graph.name_scope(None), graph.control_dependencies([last]):
-                last = self._variable_averages.apply(self._variables_to_average)
-        return last
+            with graph.name_scope(None), graph.control_dependencies([last_op]):
+                last_op = self._variable_averages.apply(self._variables_to_average)
+        return last_op
 
     def get_chief_queue_runner(self) -> QueueRunner:
         """Return the queue runner whose thread is the chief.
@@ -270,12 +270,12 @@ class SyncReplicasOptimizer(WrappingOptimizer):
         """
         if self._meeting is None:
             raise ValueError("get_init_tokens_op() should be called after apply_gradients().")
-        needed = self._replicas_to_aggregate - self._total_num_replicas
+        minimum_tokens = self._replicas_to_aggregate - self._total_num_replicas
         if num_tokens == -1:
             num_tokens = self._replicas_to_aggregate
-        elif num_tokens < needed:
+        elif num_tokens < minimum_tokens:
             raise ValueError(
-                f"Too few tokens to finish the first step: {num_tokens} (given) vs {needed}"
+                f"Too few tokens to finish the first step: {num_tokens} (given) vs {minimum_tokens}"
                 " (needed)"
             )
         graph = self._global_step.graph
@@ -324,16 +324,16 @@ class _Meeting:
         dtype = stamp.dtype
 
         def meet(gradients: list[object], leaves: list[Tensor], local_step: Tensor) -> Tensor:
-            found = [
+            accumulated = [
                 _as_kind(grad, leaf, title, kind)
                 for grad, leaf, title, kind in zip(
                     gradients, leaves, titles, self._kinds, strict=True
                 )
             ]
-            known = [i for i, grad in enumerate(found) if grad is not None]
-            pairs = [(found[i], leaves[i]) for i in known]
-            check_pairs(pairs, [titles[i] for i in known], scatter=self._opt._scatters())
-            step = self.here().meet(found, local_step.item())
+            indices = [index for index, grad in enumerate(accumulated) if grad is not None]
+            pairs = [(accumulated[index], leaves[index]) for index in indices]
+            check_pairs(pairs, [titles[index] for index in indices], scatter=self._opt._scatters())
+            step = self.here().meet(accumulated, local_step.item())
             return torch.tensor(step, dtype=dtype, device="cpu")
 
         references = [by_reference(var) for var in self._variables]
@@ -351,12 +351,12 @@ class _Meeting:
             Output(grad.dtype, var.shape)
             for grad, var in zip(self._gradients, self._variables, strict=True)
         ]
-        found = operation(
+        means = operation(
             lambda: self.here().take(required), [], "take", kind="blocking", outputs=outputs
         )
         return [
             _slices_of(mean) if kind is SparseAccumulator else mean
-            for mean, kind in zip(found, self._kinds, strict=True)
+            for mean, kind in zip(means, self._kinds, strict=True)
         ]
 
     def put_tokens(self, step: GraphVariable, count: int, check: bool = False) -> Operation:
@@ -370,13 +370,13 @@ class _Meeting:
 
         return operation(put, [by_reference(step)], "sync_token_q_EnqueueMany")
 
-    def begin(self, step: GraphVariable, after: Operation) -> Operation:
+    def begin(self, step: GraphVariable, start_op: Operation) -> Operation:
         """Let the chief begin at the present global step."""
         return operation(
             lambda leaf: self.here().begin(leaf.item()),
             [by_reference(step)],
             "chief_init",
-            control_inputs=[after],
+            control_inputs=[start_op],
         )
 
 
@@ -442,10 +442,10 @@ class _SyncReplicasHook(SessionRunHook):
             runner.create_threads(session, coord=coord, daemon=True, start=True)
 
 
-def _counter_of(name: str, value: object) -> int:
-    if not isinstance(value, Integral) or value < 1:
-        raise InvalidArgumentError(f"{name} must be a positive integer, not {show_value(value)}.")
-    return int(value)
+def _counter_of(name: str, counter: object) -> int:
+    if not isinstance(counter, Integral) or counter < 1:
+        raise InvalidArgumentError(f"{name} must be a positive integer, not {show_value(counter)}.")
+    return int(counter)
 
 
 def _check_type(grad: object, var: object) -> None:
@@ -466,7 +466,7 @@ def _kind_of(grad: object) -> type[DenseAccumulator] | type[SparseAccumulator]:
 
 
 def _as_kind(grad: object, var: Tensor, title: str, kind: object) -> Any:
-    """The gradient as the accumulator of its kind takes it."""
+    """Return the gradient in the form that the accumulator `kind` adds."""
     if grad is None:
         return None
     grad = as_gradient(grad, var, title)

@@ -92,7 +92,7 @@ def recorded(optimizer: Any, pairs: Sequence[tuple[Any, Any]], global_step: Any,
         optimizer._locked(),
         optimizer._while_taking(hooks),
     ):
-        given = [(gradient_symbol(grad), var) for grad, var in pairs]
+        symbolic_pairs = [(gradient_symbol(grad), var) for grad, var in pairs]
         with graph.control_dependencies(None), explain_errors(optimizer, "_create_slots"):
             optimizer._create_slots(variables)
         with graph.as_one(), graph.name_scope(name) as scope:
@@ -100,7 +100,7 @@ def recorded(optimizer: Any, pairs: Sequence[tuple[Any, Any]], global_step: Any,
                 hooks.read_hypers(variables)
             updates = [
                 update_of(optimizer, var, partial(optimizer._apply_one, grad, var))
-                for grad, var in given
+                for grad, var in symbolic_pairs
             ]
             finished = _finish_updates(
                 optimizer, graph, updates, scope if step is None else "update"
@@ -108,11 +108,11 @@ def recorded(optimizer: Any, pairs: Sequence[tuple[Any, Any]], global_step: Any,
             if step is not None:
                 with graph.control_dependencies([finished]):
                     finished = _count_operation(step, scope)
-        made = finished.op if isinstance(finished, SymbolicTensor) else finished
+        step_op = finished.op if isinstance(finished, SymbolicTensor) else finished
         collection = graph.get_collection_ref(GraphKeys.TRAIN_OP)
-        if not any(made is each for each in collection):
-            collection.append(made)
-    return made
+        if not any(step_op is operation for operation in collection):
+            collection.append(step_op)
+    return step_op
 
 
 def add_update_names(step: Any, variables: Sequence[Any], kind: str) -> None:
@@ -134,17 +134,17 @@ def add_update_names(step: Any, variables: Sequence[Any], kind: str) -> None:
 
 
 def _finish_updates(optimizer: Any, graph: Any, updates: list[Any], scope: str) -> Any:
-    """What `_finish` returns; if that is nothing, what is done when all updates are."""
-    before = len(graph.operations)
+    """Call `_finish` and return its operation; if None, a group of all updates."""
+    operation_count = len(graph.operations)
     with explain_errors(optimizer, "_finish"):
-        made = optimizer._finish(updates, scope)
-    if made is None:
-        return group(*updates, *updates_since(graph, before), name=scope)
-    return after_writes(graph, made)
+        finish_op = optimizer._finish(updates, scope)
+    if finish_op is None:
+        return group(*updates, *updates_since(graph, operation_count), name=scope)
+    return after_writes(graph, finish_op)
 
 
 def _count_operation(step: Any, name: str) -> Operation:
-    """The operation that raises a step by 1."""
+    """Return an operation that adds 1 to a step."""
     if isinstance(step, GraphVariable):
         return step.assign_add(1, name=name).op
     return operation(lambda: run(counting_calls([(step, None)])), [], name)

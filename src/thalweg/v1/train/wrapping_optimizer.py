@@ -73,11 +73,11 @@ class WrappingOptimizer(Optimizer):
     def _trackable_children(
         self, save_type: str = "checkpoint", **kwargs: object
     ) -> dict[str, object]:
-        """Those of the optimizer inside, in whose place none of this one are saved."""
+        """Return the children of the optimizer inside, which is saved in place of this one."""
         return self._opt._trackable_children(save_type, **kwargs)
 
     def _lookup_dependency(self, name: str) -> object:
-        """A child of the optimizer inside."""
+        """Return a child of the optimizer inside."""
         return self._opt._lookup_dependency(name)
 
     def _turn_lock(self) -> Lock:

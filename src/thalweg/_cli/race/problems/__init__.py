@@ -1,4 +1,4 @@
-"""The problems one can race on, by name."""
+"""Problems of races by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lines of handwritten digits, read from left to right without knowing where each digit stands.
+"""Lines of handwritten digits, labelled without the positions of the digits.
 
 A line is 3 to 6 of scikit-learn's 1,797 digit images of 8 x 8 side by side, with 0 to 3 empty
 columns before each. Time runs along the columns, 8 pixels to a frame, as in speech; the labels are
@@ -23,7 +23,7 @@ from thalweg._cli.race.problems.problem import CHUNK, Examples, Problem, Scores
 
 FRAMES = 72
 FEATURES = 8
-FEWEST, MOST = 3, 6
+MIN_DIGITS, MAX_DIGITS = 3, 6
 GAP = 3
 BLANK = 0  # the class of no label; digit d is class d + 1
 CLASSES = 11
@@ -34,7 +34,7 @@ OPTIMIZERS = ("SGD", "Adam", "Adamax", "Nadam", "Adagrad", "Adadelta", "RMSprop"
 
 
 class DigitLines(Problem):
-    """The problem, with CTC as its loss; accuracy is 1 minus the label error rate, at least 0."""
+    """Problem with CTC loss; its accuracy is 1 minus the label error rate, at least 0."""
 
     def loss(self, model: nn.Module, rows: Tensor) -> Tensor:
         """Return the loss per label, averaged over the lines of a batch."""
@@ -47,14 +47,12 @@ class DigitLines(Problem):
         return Scores(train_loss, test_loss, max(0.0, 1 - errors))
 
     def test_loss(self, model: nn.Module) -> float:
-        """Return the mean loss per label on the test lines; nothing is read."""
+        """Return the mean loss per label on the test lines, without decoding."""
         return mean_loss(model, self.test)
 
 
 def load(seed: int, train_lines: int = TRAIN_LINES, test_lines: int = TEST_LINES) -> DigitLines:
-    """Return the problem; the seed decides which images are for testing, and what stands in a
-    line.
-    """
+    """Load the problem; the seed decides the test images and the digits of each line."""
     need_modules("sklearn")
     from sklearn.datasets import load_digits
 
@@ -81,29 +79,29 @@ def load(seed: int, train_lines: int = TRAIN_LINES, test_lines: int = TEST_LINES
 def lines(
     images: np.ndarray, labels: np.ndarray, count: int, random: np.random.Generator
 ) -> Examples:
-    """Lines put together at random.
+    """Compose random lines of digit images.
 
     Args:
         images: Shape (n, 8, 8), rows before columns.
-        labels: The digit in each.
-        count: How many lines.
-        random: Makes the random choices.
+        labels: The digit in each image.
+        count: The number of lines.
+        random: The random generator.
 
     Returns:
         Inputs of shape (count, 8, FRAMES), and classes of shape (count, 6), BLANK where the line
         is over.
     """
     inputs = np.zeros((count, FEATURES, FRAMES), np.float32)
-    targets = np.full((count, MOST), BLANK, np.int64)
+    targets = np.full((count, MAX_DIGITS), BLANK, np.int64)
     for line in range(count):
-        chosen = random.integers(len(images), size=random.integers(FEWEST, MOST + 1))
-        gaps = random.integers(GAP + 1, size=len(chosen))
+        indices = random.integers(len(images), size=random.integers(MIN_DIGITS, MAX_DIGITS + 1))
+        gaps = random.integers(GAP + 1, size=len(indices))
         column = 0
-        for image, gap in zip(images[chosen], gaps, strict=True):
+        for image, gap in zip(images[indices], gaps, strict=True):
             column += gap
             inputs[line, :, column : column + 8] = image
             column += 8
-        targets[line, : len(chosen)] = labels[chosen] + 1
+        targets[line, : len(indices)] = labels[indices] + 1
     return Examples(torch.from_numpy(inputs), torch.from_numpy(targets))
 
 
@@ -121,8 +119,8 @@ class LineReader(nn.Module):
         self.dtype = dtype
         widths = (FEATURES, 48, 64, 64)
         self.convolutions = nn.ModuleList(
-            nn.Conv1d(width, following, 5, stride, padding=2, bias=False)
-            for width, following, stride in zip(widths, widths[1:], (1, 2, 1))
+            nn.Conv1d(width, next_width, 5, stride, padding=2, bias=False)
+            for width, next_width, stride in zip(widths, widths[1:], (1, 2, 1))
         )
         self.norms = nn.ModuleList(nn.BatchNorm1d(width) for width in widths[1:])
         self.classes = nn.Conv1d(widths[-1], CLASSES, 1, bias=False)
@@ -130,11 +128,11 @@ class LineReader(nn.Module):
             layer.to(dtype)
 
     def forward(self, frames: Tensor) -> Tensor:
-        """Logarithms of the classes' probabilities, (batch, 11, FRAMES / 2), float32."""
+        """Return log probabilities of the classes, (batch, 11, FRAMES / 2), float32."""
         values = frames.to(self.dtype)
         for convolution, norm in zip(self.convolutions, self.norms, strict=True):
-            summed = self._convolved(convolution, values).to(self.dtype)
-            values = torch.relu(norm(summed.float())).to(self.dtype)
+            products = self._convolved(convolution, values).to(self.dtype)
+            values = torch.relu(norm(products.float())).to(self.dtype)
         return self._convolved(self.classes, values).log_softmax(1)
 
     def _convolved(self, layer: Any, values: Tensor) -> Tensor:
@@ -143,10 +141,10 @@ class LineReader(nn.Module):
 
 
 def line_loss(scores: Tensor, targets: Tensor) -> Tensor:
-    """CTC's loss per label, the mean over lines.
+    """Return CTC's loss per label, averaged over lines.
 
     Args:
-        scores: What `LineReader` makes.
+        scores: The output of `LineReader`.
         targets: Classes of shape (batch, 6), BLANK where the line is over.
     """
     batch, _, frames = scores.shape
@@ -156,21 +154,19 @@ def line_loss(scores: Tensor, targets: Tensor) -> Tensor:
 
 
 def read(scores: Tensor) -> list[list[int]]:
-    """Return the labels that are most likely frame by frame, with repeats and blanks taken out."""
+    """Return the most likely label of each frame, without repeats and blanks."""
     best = scores.argmax(1).tolist()
     return [[label for label, _ in groupby(line) if label != BLANK] for line in best]
 
 
-def distance(one: list[int], other: list[int]) -> int:
-    """Return how many labels must be inserted, deleted or replaced to turn one list into the
-    other.
-    """
-    row = list(range(len(other) + 1))
-    for count, label in enumerate(one, 1):
+def distance(labels: list[int], target: list[int]) -> int:
+    """Return the edit distance of two lists: the fewest insertions, deletions and replacements."""
+    row = list(range(len(target) + 1))
+    for count, label in enumerate(labels, 1):
         diagonal, row[0] = row[0], count
-        for place, wanted in enumerate(other, 1):
-            cost = min(row[place] + 1, row[place - 1] + 1, diagonal + (label != wanted))
-            diagonal, row[place] = row[place], cost
+        for column, target_label in enumerate(target, 1):
+            cost = min(row[column] + 1, row[column - 1] + 1, diagonal + (label != target_label))
+            diagonal, row[column] = row[column], cost
     return row[-1]
 
 
@@ -197,9 +193,9 @@ def measured(model: nn.Module, examples: Examples) -> tuple[float, float]:
     ):
         scores = model(inputs)
         loss += line_loss(scores, targets).item() * len(targets)
-        for found, line in zip(read(scores), targets.tolist(), strict=True):
-            wanted = [label for label in line if label != BLANK]
-            edits, labels = edits + distance(found, wanted), labels + len(wanted)
+        for predicted, line in zip(read(scores), targets.tolist(), strict=True):
+            target = [label for label in line if label != BLANK]
+            edits, labels = edits + distance(predicted, target), labels + len(target)
     model.train()
     return loss / len(examples.targets), edits / labels
 

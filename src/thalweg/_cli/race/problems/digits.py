@@ -1,4 +1,4 @@
-"""Handwritten digits, the 1,797 images of 8 x 8 that scikit-learn brings, and a small conv net."""
+"""Problem of handwritten digits: scikit-learn's 1,797 images of 8 x 8, and a small conv net."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OPTIMIZERS = (
 
 
 def load(seed: int) -> Problem:
-    """Return the problem; the seed decides which images are for testing."""
+    """Load the problem; the seed decides the test images."""
     need_modules("sklearn")
     from sklearn.datasets import load_digits
 
@@ -41,7 +41,7 @@ def load(seed: int) -> Problem:
 
 
 def model() -> nn.Module:
-    """Return a model of two convolutions and two dense layers; 38,282 parameters."""
+    """Build a model of two convolutions and two dense layers; 38,282 parameters."""
     return nn.Sequential(
         nn.Conv2d(1, 16, 3, padding=1),
         nn.ReLU(),

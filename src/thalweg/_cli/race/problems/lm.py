@@ -1,8 +1,7 @@
-"""The next character in the sources of Python's own standard library: a small transformer.
+"""Problem of the next character in Python's standard library: a small transformer.
 
-Lines of a text are cut nowhere in particular: an example is 64 characters that begin anywhere, and
-the 64 that begin one later. Characters are the printable ones of ASCII and the end of a line; one
-more stands for all others.
+An example is 64 characters from a random position, with the 64 that begin one later as targets.
+Classes are the printable ASCII characters and the end of a line; one more class is for all others.
 """
 
 from __future__ import annotations
@@ -35,9 +34,7 @@ OPTIMIZERS = (
 
 
 def load(seed: int) -> Problem:
-    """Return the problem; the seed decides which files are for testing, and where examples
-    begin.
-    """
+    """Load the problem; the seed decides the test files and the positions of examples."""
     texts = [_encode(path.read_text("utf-8", "replace")) for path in stdlib_text.files()]
     if sum(map(len, texts)) < FEWEST_CHARACTERS:
         raise RaceError(
@@ -46,9 +43,11 @@ def load(seed: int) -> Problem:
             " digits."
         )
     random = np.random.default_rng(seed)
-    chosen = set(random.permutation(len(texts))[: max(1, round(len(texts) * TEST_SHARE))].tolist())
-    train = np.concatenate([text for i, text in enumerate(texts) if i not in chosen])
-    test = np.concatenate([text for i, text in enumerate(texts) if i in chosen])
+    test_indices = set(
+        random.permutation(len(texts))[: max(1, round(len(texts) * TEST_SHARE))].tolist()
+    )
+    train = np.concatenate([text for i, text in enumerate(texts) if i not in test_indices])
+    test = np.concatenate([text for i, text in enumerate(texts) if i in test_indices])
     examples = _cut_examples(train, BATCH * STEPS, random)
     return Problem(
         name="lm",
@@ -64,7 +63,7 @@ def load(seed: int) -> Problem:
 
 
 def _encode(text: str) -> np.ndarray:
-    """The class of each character."""
+    """Return the class of each character."""
     table = np.full(128, CLASSES - 1, np.int64)
     table[[ord(character) for character in CHARACTERS]] = range(len(CHARACTERS))
     codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
@@ -72,15 +71,13 @@ def _encode(text: str) -> np.ndarray:
 
 
 def _cut_examples(text: np.ndarray, count: int, random: np.random.Generator) -> Examples:
-    begins = random.integers(len(text) - CONTEXT, size=count)
-    cut = torch.from_numpy(text[begins[:, None] + np.arange(CONTEXT + 1)])
-    return Examples(cut[:, :-1].contiguous(), cut[:, 1:].contiguous())
+    starts = random.integers(len(text) - CONTEXT, size=count)
+    windows = torch.from_numpy(text[starts[:, None] + np.arange(CONTEXT + 1)])
+    return Examples(windows[:, :-1].contiguous(), windows[:, 1:].contiguous())
 
 
 class Transformer(nn.Module):
-    """Model of two layers, each of attention and a dense network, of width 64; 116,193
-    parameters.
-    """
+    """Transformer of two layers and width 64; 116,193 parameters."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -91,26 +88,26 @@ class Transformer(nn.Module):
         self.scores = nn.Linear(WIDTH, CLASSES)
 
     def get_input_embeddings(self) -> nn.Module:
-        """Return the layer that characters are looked up in."""
+        """Return the embedding layer of characters."""
         return self.characters
 
     def get_output_embeddings(self) -> nn.Module:
-        """Return the layer that makes scores."""
+        """Return the output layer."""
         return self.scores
 
     def forward(self, characters: Tensor) -> Tensor:
-        """Scores of the characters that follow, (batch, CLASSES, CONTEXT)."""
+        """Return scores of the next characters, (batch, CLASSES, CONTEXT)."""
         values = self.characters(characters) + self.positions.weight[: characters.shape[1]]
         return self.scores(self.norm(self.layers(values))).transpose(1, 2)
 
 
 class TransformerLayer(nn.Module):
-    """Attention to what comes before, then a dense network, each added to what it was given."""
+    """Causal attention and a dense network, each with a residual connection."""
 
     def __init__(self) -> None:
         super().__init__()
         self.norms = nn.ModuleList(nn.LayerNorm(WIDTH) for _ in range(2))
-        # Apart, not as one matrix: a rule of matrices is to see each by itself.
+        # Separate matrices, so that a rule for matrices treats each by itself.
         self.queries, self.keys, self.values, self.joined = (
             nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(4)
         )
@@ -119,10 +116,10 @@ class TransformerLayer(nn.Module):
 
     def forward(self, values: Tensor) -> Tensor:
         """Return values of shape (batch, CONTEXT, WIDTH), the shape of the input."""
-        seen = self.norms[0](values)
+        normed = self.norms[0](values)
         heads = [
-            each(seen).unflatten(2, (HEADS, -1)).transpose(1, 2)
-            for each in (self.queries, self.keys, self.values)
+            projection(normed).unflatten(2, (HEADS, -1)).transpose(1, 2)
+            for projection in (self.queries, self.keys, self.values)
         ]
         attended = functional.scaled_dot_product_attention(*heads, is_causal=True)
         values = values + self.joined(attended.transpose(1, 2).flatten(2))

@@ -1,4 +1,4 @@
-"""Base class of problems: examples with labels, and a model that maps the first to the second."""
+"""Base class of problems: examples with labels, and a model that predicts them."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ CHUNK = 1024
 
 
 class Examples(NamedTuple):
-    """Inputs and the class of each."""
+    """Inputs with their classes."""
 
     inputs: Tensor
     targets: Tensor
 
 
 class Scores(NamedTuple):
-    """A model after some steps: cross-entropy in nats, accuracy as a share of 1."""
+    """Scores of a model: cross-entropy in nats, accuracy from 0 to 1."""
 
     train_loss: float
     test_loss: float
@@ -33,18 +33,18 @@ class Scores(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """Data and a model.
+    """Data and model of a race.
 
     Args:
         name: Name on the command line.
         description: One line on data and model.
         train: Examples to train on.
-        train_sample: The fixed part of them on which the train loss is measured.
+        train_sample: The fixed training examples on which the train loss is measured.
         test: Examples to measure the test accuracy on.
-        make_model: Makes the model with new weights from torch's random generator.
+        make_model: Builds the model with new weights from torch's random generator.
         batch_size: Examples in a step.
-        epochs: Passes over the training examples, unless the user says otherwise.
-        output: The parameters of the model's last layer, by a pattern of names; None asks it.
+        epochs: Default number of passes over the training examples.
+        output: Name pattern of the last layer's parameters; None uses the model's method.
     """
 
     name: str
@@ -59,13 +59,11 @@ class Problem:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Full batches in one pass."""
+        """Return the number of full batches in one epoch."""
         return len(self.train.targets) // self.batch_size
 
     def order(self, epochs: int, seed: int) -> Tensor:
-        """Return the indices of the examples of each step, a row per step; a new shuffle every
-        epoch.
-        """
+        """Return the example indices of each step, a row per step, shuffled per epoch."""
         generator = torch.Generator(device="cpu").manual_seed(seed)
         count = self.steps_per_epoch * self.batch_size
         shuffle = partial(
@@ -92,11 +90,9 @@ class Problem:
         return _measure(model, self.test)[0]
 
     def hidden_matrices(self, model: nn.Module) -> list[nn.Parameter]:
-        """Return the parameters for rules of matrices: all weights of layers but the first and
-        last.
-        """
-        named = dict(model.named_parameters())
-        return [named[name] for name in hidden_matrices(model, output=self.output)]
+        """Return the weights for matrix rules: those of all layers but the first and last."""
+        params_by_name = dict(model.named_parameters())
+        return [params_by_name[name] for name in hidden_matrices(model, output=self.output)]
 
 
 @torch.no_grad()

@@ -1,9 +1,9 @@
-"""The next token in the sources of Python's own standard library: large table, sparse gradients.
+"""Problem of the next token in Python's standard library: large table, sparse gradients.
 
 Four tokens of context give seven features: the tokens themselves, the last two and the middle two
-as pairs, and the last three as a triple. Tokens have rows of their own in the embedding table;
-pairs and triples are hashed into the rest of its 65,536 rows. The answer is one of the 2,000 most
-frequent tokens; positions followed by a rarer one are left out.
+as pairs, and the last three as a triple. Each token has a row of the embedding table; pairs and
+triples are hashed into the remaining ones of 65,536 rows. The target is one of the 2,000 most
+frequent tokens; positions followed by a rarer token are omitted.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ OPTIMIZERS = ("SGD", "Adam", "Adamax", "Adagrad", "Adadelta", "Ftrl")
 
 
 def load(seed: int) -> Problem:
-    """Return the problem; the seed decides which files are for testing."""
+    """Load the problem; the seed decides the test files."""
     texts = [TOKEN.findall(path.read_text("utf-8", "replace")) for path in files()]
     if sum(map(len, texts)) < FEWEST_TOKENS:
         raise RaceError(
@@ -50,9 +50,9 @@ def load(seed: int) -> Problem:
     frequent = Counter(token for text in texts for token in text).most_common()
     vocabulary = {token: number for number, (token, _) in enumerate(frequent[: ROWS // 2])}
     random = np.random.default_rng(seed)
-    chosen = set(random.permutation(len(texts))[: int(len(texts) * TEST_SHARE)].tolist())
-    train = _examples([text for i, text in enumerate(texts) if i not in chosen], vocabulary)
-    test = _examples([text for i, text in enumerate(texts) if i in chosen], vocabulary)
+    test_indices = set(random.permutation(len(texts))[: int(len(texts) * TEST_SHARE)].tolist())
+    train = _examples([text for i, text in enumerate(texts) if i not in test_indices], vocabulary)
+    test = _examples([text for i, text in enumerate(texts) if i in test_indices], vocabulary)
     return Problem(
         name="stdlib",
         description=f"next token in {len(texts)} files of Python's own library; "
@@ -73,39 +73,43 @@ def root() -> Path:
 
 
 def files() -> list[Path]:
-    """Return the sources, in the same order everywhere."""
-    found: list[Path] = []
+    """Return the source files in an order that does not depend on the machine."""
+    paths: list[Path] = []
     for name in PACKAGES.split():
         module, package = root() / f"{name}.py", root() / name
         if module.is_file():
-            found.append(module)
+            paths.append(module)
         inner = sorted(package.rglob("*.py")) if package.is_dir() else []
-        found += [path for path in inner if not SKIPPED & set(path.relative_to(root()).parts)]
-    return found
+        paths += [path for path in inner if not SKIPPED & set(path.relative_to(root()).parts)]
+    return paths
 
 
 def _examples(texts: Sequence[Sequence[str]], vocabulary: dict[str, int]) -> Examples:
-    unknown = len(vocabulary) - 1  # the rarest token stands for all that are not in the vocabulary
+    # The rarest token represents all tokens outside of the vocabulary.
+    unknown = len(vocabulary) - 1
     inputs: list[np.ndarray] = []
     targets: list[np.ndarray] = []
     for text in texts:
         if len(text) > CONTEXT:
             tokens = np.array([vocabulary.get(token, unknown) for token in text], np.int64)
-            following = tokens[CONTEXT:]
-            common = following < CLASSES
-            inputs.append(_features(tokens, len(vocabulary))[common])
-            targets.append(following[common])
+            next_tokens = tokens[CONTEXT:]
+            is_frequent = next_tokens < CLASSES
+            inputs.append(_features(tokens, len(vocabulary))[is_frequent])
+            targets.append(next_tokens[is_frequent])
     return Examples(
         torch.from_numpy(np.concatenate(inputs)), torch.from_numpy(np.concatenate(targets))
     )
 
 
 def _features(tokens: np.ndarray, used: int) -> np.ndarray:
-    """Rows of the table for each position that has `CONTEXT` tokens before it, the last first."""
+    """Return the table rows of each position with `CONTEXT` previous tokens, the last first."""
     count = len(tokens) - CONTEXT
-    last = [tokens[CONTEXT - 1 - back : CONTEXT - 1 - back + count] for back in range(CONTEXT)]
-    groups = [last[:2], last[1:3], last[:3]]
-    return np.stack([*last, *(_hash(group, used) for group in groups)], axis=1)
+    previous = [
+        tokens[CONTEXT - 1 - distance : CONTEXT - 1 - distance + count]
+        for distance in range(CONTEXT)
+    ]
+    groups = [previous[:2], previous[1:3], previous[:3]]
+    return np.stack([*previous, *(_hash(group, used) for group in groups)], axis=1)
 
 
 def _hash(group: Sequence[np.ndarray], used: int) -> np.ndarray:
@@ -132,6 +136,6 @@ class NextToken(nn.Module):
         self.scores = nn.Linear(HIDDEN, CLASSES)
 
     def forward(self, features: Tensor) -> Tensor:
-        """Scores of the next token."""
+        """Return scores of the next token."""
         embedded = self.table(features).flatten(1)
         return self.scores(torch.relu(self.hidden(embedded)))

@@ -1,1 +1,1 @@
-"""The race to a target: AlgoPerf's protocol, with tuning as a part of what is measured."""
+"""Race to a target loss by AlgoPerf's protocol, which includes the tuning."""

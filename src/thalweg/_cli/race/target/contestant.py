@@ -1,4 +1,4 @@
-"""A contestant's optimizer and schedule, made with one point of its search space."""
+"""Optimizer and schedule of a trial, from one point of a search space."""
 
 from __future__ import annotations
 
@@ -18,54 +18,57 @@ from thalweg._cli.race.target.search_spaces import Point, Space
 def make_optimizer(
     space: Space, point: Point, model: nn.Module, problem: Problem, steps: int
 ) -> Any:
-    """Return the optimizer of a trial, as a user makes it.
+    """Build the optimizer of a trial.
 
     Args:
-        space: The contestant's.
-        point: Of that space.
-        model: Whose parameters it updates. A class for matrices has the hidden ones, and AdamW the
-            rest, at the share `adamw_share` of the rate.
-        problem: The model's.
-        steps: How many there are.
+        space: The contestant's search space.
+        point: A point of that space.
+        model: The model to optimize. A class for matrices updates hidden matrices, and AdamW the
+            other parameters, at the share `adamw_share` of the rate.
+        problem: The problem of the model.
+        steps: The number of steps of the trial.
     """
     arguments = {**space.fixed, **point}
     if not space.falls:
         arguments["warmup_steps"] = int(space.warmup * steps)
     clip = arguments.pop("clip_grad_norm", None)
-    kind = getattr(optim, space.rule)
-    if not getattr(kind, "_of_matrices", False):
-        return kind(model.parameters(), clip_grad_norm=clip, **_with_betas(arguments))
+    optimizer_class = getattr(optim, space.rule)
+    if not getattr(optimizer_class, "_of_matrices", False):
+        return optimizer_class(model.parameters(), clip_grad_norm=clip, **_with_betas(arguments))
     momentum = {name: arguments.pop(name) for name in ("momentum",) if name in arguments}
     share = arguments.pop("adamw_share", 1.0)
-    common = _with_betas(arguments)
-    rest = {name: common[name] for name in ("betas", "weight_decay") if name in common}
-    matrices = {**common, **momentum}
-    if momentum:  # what has a momentum has no betas
-        del matrices["betas"]
-    hidden = optim.hidden_matrices(model, output=problem.output)
+    shared_options = _with_betas(arguments)
+    adamw_options = {
+        name: shared_options[name] for name in ("betas", "weight_decay") if name in shared_options
+    }
+    matrix_options = {**shared_options, **momentum}
+    # A class with a momentum accepts no betas.
+    if momentum:
+        del matrix_options["betas"]
+    matrix_params = optim.hidden_matrices(model, output=problem.output)
     groups = optim.groups(
         model,
         rules={
-            # Problems have kernels of Conv1d, and no stacks of matrices.
-            hidden: {"rule": space.rule, "heads": 1, **matrices},
-            ...: {"rule": "AdamW", "lr": share * common["lr"], **rest},
+            # Three-dimensional parameters are kernels of Conv1d, not stacks of matrices.
+            matrix_params: {"rule": space.rule, "heads": 1, **matrix_options},
+            ...: {"rule": "AdamW", "lr": share * shared_options["lr"], **adamw_options},
         },
     )
     return optim.Mixed(groups, clip_grad_norm=clip)
 
 
 def _with_betas(arguments: dict[str, float]) -> dict[str, Any]:
-    """Arguments as classes have them: `betas` are one."""
-    found: dict[str, Any] = dict(arguments)
-    if "one_minus_beta1" in found:
-        found["beta1"] = 1 - found.pop("one_minus_beta1")
-    if "beta1" in found:
-        found["betas"] = (found.pop("beta1"), found.pop("beta2"))
-    return found
+    """Return arguments with beta1 and beta2 joined into `betas`."""
+    converted: dict[str, Any] = dict(arguments)
+    if "one_minus_beta1" in converted:
+        converted["beta1"] = 1 - converted.pop("one_minus_beta1")
+    if "beta1" in converted:
+        converted["betas"] = (converted.pop("beta1"), converted.pop("beta2"))
+    return converted
 
 
 def make_schedule(space: Space, optimizer: Any, steps: int) -> Any:
-    """Return the schedule of its rate; None if it has none."""
+    """Return the learning rate schedule of a trial; None for schedule-free optimizers."""
     if not space.falls:
         return None
     factor = partial(rate_factor, warmup=round(space.warmup * steps), steps=steps)
@@ -73,7 +76,7 @@ def make_schedule(space: Space, optimizer: Any, steps: int) -> Any:
 
 
 def rate_factor(step: int, *, warmup: int, steps: int) -> float:
-    """Return the factor of the rate in a step, counted from 0: it rises, and falls as a cosine."""
+    """Return the factor of the rate at a step from 0: linear warmup, then cosine decay to 0."""
     if step < warmup:
         return (step + 1) / warmup
     return 0.5 + 0.5 * math.cos(math.pi * (step - warmup) / (steps - warmup))
@@ -81,7 +84,7 @@ def rate_factor(step: int, *, warmup: int, steps: int) -> float:
 
 @contextmanager
 def evaluated(space: Space, optimizer: Any) -> Iterator[None]:
-    """Have parameters be what they are evaluated with: their means, if it is schedule-free."""
+    """Swap in the means of parameters inside the block if the optimizer is schedule-free."""
     if space.falls:
         yield
         return

@@ -1,20 +1,21 @@
-"""Goals: a loss on the test examples of each problem, and the number of steps for it."""
+"""Goals per problem: a loss on the test examples, and the number of steps to reach it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-DATA_SEED = 0  # of all runs: a target is one of these test examples
+# Seed of the data of all runs, because a target is a loss on fixed test examples.
+DATA_SEED = 0
 
 
 @dataclass(frozen=True)
 class Goal:
-    """A target.
+    """Target of a problem.
 
     Args:
-        loss: On the test examples; at most this is a hit.
-        steps: How many there are for it; a rate that falls is 0 after them.
-        every: The loss is measured after so many.
+        loss: The highest loss on the test examples that is a hit.
+        steps: The maximum number of steps, at whose end schedules reach 0.
+        every: The number of steps between measurements of the loss.
     """
 
     loss: float

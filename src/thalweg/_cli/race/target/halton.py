@@ -1,4 +1,4 @@
-"""Halton's sequence: points that fill a cube evenly, however many of them are taken."""
+"""Halton sequence: points that fill a cube evenly at any number of points."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ def halton(count: int, dimensions: int, seed: int) -> list[tuple[float, ...]]:
     """Return the first points of the sequence, all shifted by one random vector.
 
     Args:
-        count: How many.
-        dimensions: Of the cube, up to 8.
+        count: The number of points.
+        dimensions: The number of dimensions, up to 8.
         seed: Decides the shift.
 
     Returns:
@@ -37,10 +37,10 @@ def halton(count: int, dimensions: int, seed: int) -> list[tuple[float, ...]]:
 
 
 def _mirror(number: int, base: int) -> float:
-    """The digits of a number, behind the point and the other way round."""
-    value, place = 0.0, 1.0
+    """Return the radical inverse of a number: its digits reversed behind the point."""
+    fraction, weight = 0.0, 1.0
     while number:
         number, digit = divmod(number, base)
-        place /= base
-        value += digit * place
-    return value
+        weight /= base
+        fraction += digit * weight
+    return fraction

@@ -1,4 +1,4 @@
-"""The picture of a race to a target: performance profiles by steps and by time."""
+"""Plot of a race to a target: performance profiles by steps and by time."""
 
 from __future__ import annotations
 
@@ -13,64 +13,65 @@ from thalweg._cli.race.target.results import Results, StudyPlan
 from thalweg._cli.race.target.summary import Summary
 
 BY_TIME = ("by time of the processor", "by time")
-APART = 0.008  # between curves that would lie on each other
+# Vertical distance between curves that would coincide.
+CURVE_DISTANCE = 0.008
 
 
 def save(results: Results, summary: Summary, path: Path) -> None:
-    """Draw it to an SVG file, which is the same whenever the results are."""
+    """Plot the results to an SVG file, deterministically."""
     import matplotlib
 
-    made = figure(results.plan, summary)
+    chart = figure(results.plan, summary)
     options: Any = {"svg.hashsalt": "thalweg", "svg.fonttype": "none"}
     with matplotlib.rc_context(options), report.whole(path) as file:
-        made.savefig(file, format="svg", metadata={"Date": None})
+        chart.savefig(file, format="svg", metadata={"Date": None})
 
 
 def figure(plan: StudyPlan, summary: Summary) -> Any:
-    """Return the picture, as matplotlib's `Figure`."""
+    """Return a matplotlib figure of the profiles by steps and by time."""
     from matplotlib.figure import Figure
 
-    made = Figure(figsize=(11, 4.6), dpi=150, layout="constrained")
+    chart = Figure(figsize=(11, 4.6), dpi=150, layout="constrained")
     styles = {
         name: (COLORS[number % len(COLORS)], ("-", "--", ":")[number // len(COLORS) % 3])
         for number, name in enumerate(plan.spaces)
     }
-    for axes, title, placed in zip(
-        made.subplots(1, 2, sharey=True), ("by steps", BY_TIME[summary.by_clock]),
+    for axes, title, ranking in zip(
+        chart.subplots(1, 2, sharey=True), ("by steps", BY_TIME[summary.by_clock]),
         (summary.steps, summary.seconds), strict=True,
     ):  # fmt: skip
-        _draw_profiles(axes, placed, styles)
+        _draw_profiles(axes, ranking, styles)
         axes.set_title(title, loc="left", fontsize=10)
         axes.set_xlabel("tau: times the steps of the best" if title == "by steps"
                         else "tau: times the seconds of the best")  # fmt: skip
-    made.axes[0].set_ylabel("problems within tau of the best")
-    made.suptitle(
+    chart.axes[0].set_ylabel("problems within tau of the best")
+    chart.suptitle(
         f"To the target on {', '.join(plan.problems)}: the fastest of {plan.trials} trials, median"
         f" of {plan.studies} {'study' if plan.studies == 1 else 'studies'}",
         fontsize=11,
     )
-    return made
+    return chart
 
 
 def _draw_profiles(
-    axes: Any, placed: Sequence[RankedRun], styles: Mapping[str, tuple[str, str]]
+    axes: Any, ranking: Sequence[RankedRun], styles: Mapping[str, tuple[str, str]]
 ) -> None:
-    problems = list(placed[0].costs)
-    costs = {name: {each.name: each.costs[name] for each in placed} for name in problems}
+    problems = list(ranking[0].costs)
+    costs = {name: {run.name: run.costs[name] for run in ranking} for name in problems}
     ratios = ratios_of(costs)
-    middle = (len(placed) - 1) / 2
-    for number, each in enumerate(placed):
-        taus, shares = curve_of(ratios[each.name])
-        color, line = styles[each.name]
-        ranks = str(each.first) if each.first == each.last else f"{each.first}-{each.last}"
+    middle = (len(ranking) - 1) / 2
+    for index, run in enumerate(ranking):
+        taus, shares = curve_of(ratios[run.name])
+        color, line = styles[run.name]
+        ranks = str(run.first) if run.first == run.last else f"{run.first}-{run.last}"
         axes.plot(
-            taus, [share + APART * (middle - number) for share in shares], drawstyle="steps-post",
-            color=color, linestyle=line, linewidth=1.8,
-            label=f"{each.name.removeprefix('optim:')} {each.score:.2f} (rank {ranks})",
+            taus, [share + CURVE_DISTANCE * (middle - index) for share in shares],
+            drawstyle="steps-post", color=color, linestyle=line, linewidth=1.8,
+            label=f"{run.name.removeprefix('optim:')} {run.score:.2f} (rank {ranks})",
         )  # fmt: skip
     axes.set_xlim(1, LONGEST)
     axes.set_ylim(-0.04, 1.04)
-    axes.set_yticks([number / len(problems) for number in range(len(problems) + 1)])
+    axes.set_yticks([index / len(problems) for index in range(len(problems) + 1)])
     axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.3g} %")
     axes.grid(alpha=0.25, linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)

@@ -1,4 +1,4 @@
-"""Performance profiles: on which share of the problems a contestant is within tau of the best.
+"""Performance profiles: the share of problems on which a contestant is within tau of the best.
 
 Source: Dolan and More 2002, https://arxiv.org/abs/cs/0102001; the score is that of AlgoPerf, Dahl
 et al. 2023, https://arxiv.org/abs/2306.07179: the mean of the profile over tau from 1 to 4.
@@ -15,19 +15,20 @@ from thalweg._cli.race.standings import open_ranks
 from thalweg._cli.race.target.results import Key, Results
 
 LONGEST = 4.0
-Costs = Mapping[str, Mapping[str, float]]  # by problem, then by contestant; infinite for a miss
+# Costs by problem, then by contestant; infinite for a miss.
+Costs = Mapping[str, Mapping[str, float]]
 
 
 @dataclass(frozen=True)
 class RankedRun:
-    """A contestant's place by one measure.
+    """Ranking of a contestant by steps or time.
 
     Attributes:
-        name: Its name.
+        name: The contestant's name.
         score: The mean of its profile.
-        costs: The median over studies, by problem.
-        first: The best rank that the studies leave open, from 1.
-        last: The worst one; with one study the same.
+        costs: The median cost over studies, by problem.
+        first: The best possible rank by the studies, from 1.
+        last: The worst possible rank; equal to `first` with one study.
     """
 
     name: str
@@ -38,24 +39,24 @@ class RankedRun:
 
 
 def steps_of(results: Results, key: Key) -> float:
-    """Return the steps of a trial that reached the target."""
-    return float(results.ran[key].steps or math.inf)
+    """Return the steps in which a trial reached the target; infinity if it did not."""
+    return float(results.outcomes[key].steps or math.inf)
 
 
 def seconds_of(results: Results, key: Key) -> float:
-    """Return the seconds of one that was timed."""
-    timed = results.timed[key]
-    return timed.seconds if results.by_clock else timed.cpu
+    """Return the seconds of a timed trial, by the clock or the processor."""
+    timing = results.timings[key]
+    return timing.seconds if results.by_clock else timing.cpu
 
 
-def place_all(results: Results, measure: Callable[[Results, Key], float]) -> list[RankedRun]:
-    """Rank all contestants by one measure, the best first.
+def place_all(results: Results, measure_run: Callable[[Results, Key], float]) -> list[RankedRun]:
+    """Rank all contestants by a cost, the best first.
 
-    Of each problem the median over studies counts. Open ranks are found from the scores of single
-    studies, in pairs: all contestants have the same weights and batches there.
+    The median over studies counts for each problem. Possible ranks follow from paired scores of
+    single studies, in which all contestants have the same weights and batches.
     """
     plan = results.plan
-    studies = [_costs_of(results, study, measure) for study in range(plan.studies)]
+    studies = [_costs_of(results, study, measure_run) for study in range(plan.studies)]
     medians = {
         problem: {
             name: statistics.median(costs[problem][name] for costs in studies)
@@ -66,26 +67,26 @@ def place_all(results: Results, measure: Callable[[Results, Key], float]) -> lis
     scores = scores_of(medians)
     names = sorted(scores, key=lambda name: (-scores[name], _tie_of(medians, name)))
     of_studies = [scores_of(costs) for costs in studies]
-    ranks = open_ranks([[each[name] for each in of_studies] for name in names])
+    ranks = open_ranks([[study_scores[name] for study_scores in of_studies] for name in names])
     return [
         RankedRun(
-            name, scores[name], {each: medians[each][name] for each in medians},
-            min(first, rank), max(last, rank),
+            name, scores[name], {problem: medians[problem][name] for problem in medians},
+            min(best, rank), max(worst, rank),
         )
-        for rank, (name, (first, last)) in enumerate(zip(names, ranks, strict=True), start=1)
+        for rank, (name, (best, worst)) in enumerate(zip(names, ranks, strict=True), start=1)
     ]  # fmt: skip
 
 
 def _tie_of(costs: Costs, name: str) -> list[float]:
-    return sorted(each[name] for each in costs.values())
+    return sorted(costs_by_name[name] for costs_by_name in costs.values())
 
 
-def _costs_of(results: Results, study: int, measure: Callable[[Results, Key], float]) -> Costs:
-    """Of the fastest trials of a study."""
+def _costs_of(results: Results, study: int, measure_run: Callable[[Results, Key], float]) -> Costs:
+    """Return the costs of the fastest trials of a study."""
     plan = results.plan
     return {
         problem: {
-            name: measure(results, key)
+            name: measure_run(results, key)
             if (key := results.fastest(problem, name, study)) is not None
             else math.inf
             for name in plan.spaces
@@ -96,12 +97,12 @@ def _costs_of(results: Results, study: int, measure: Callable[[Results, Key], fl
 
 def ratios_of(costs: Costs) -> dict[str, list[float]]:
     """Return, for each problem, the cost of each contestant divided by that of the best."""
-    found: dict[str, list[float]] = {name: [] for name in next(iter(costs.values()))}
-    for each in costs.values():
-        best = min(each.values())
-        for name, cost in each.items():
-            found[name].append(cost / best if math.isfinite(cost) else math.inf)
-    return found
+    ratios: dict[str, list[float]] = {name: [] for name in next(iter(costs.values()))}
+    for costs_by_name in costs.values():
+        best = min(costs_by_name.values())
+        for name, cost in costs_by_name.items():
+            ratios[name].append(cost / best if math.isfinite(cost) else math.inf)
+    return ratios
 
 
 def scores_of(costs: Costs) -> dict[str, float]:
@@ -120,9 +121,7 @@ def score_of(ratios: Sequence[float]) -> float:
 
 
 def curve_of(ratios: Sequence[float]) -> tuple[list[float], list[float]]:
-    """Return the corners of a profile, from tau 1 to `LONGEST`: tau, and the share from there
-    on.
-    """
+    """Return the corners of a profile, from tau 1 to `LONGEST`: values of tau, and shares."""
     taus = [1.0, *sorted(ratio for ratio in ratios if 1 < ratio <= LONGEST), LONGEST]
     shares = [sum(ratio <= tau for ratio in ratios) / len(ratios) for tau in taus]
     return taus, shares

@@ -1,4 +1,4 @@
-"""Results of a race to a target so far, in a file that is whole at any moment."""
+"""Results of a race to a target, saved atomically after each trial."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from thalweg._cli.race.target.search_spaces import Point, Space
 from thalweg._cli.race.target.trial import Ran, Timed
 
 FORMAT = 1
-QUIET = 0.9  # of the time that a process alone has of a core
+# The least share of a core's time with which times by the clock are valid.
+QUIET = 0.9
 
 
 class Key(NamedTuple):
@@ -36,12 +37,12 @@ class StudyPlan:
     """Trials to run.
 
     Args:
-        problems: Their names.
+        problems: The names of the problems.
         spaces: The contestants' search spaces, by name.
         trials: The number in a study of a contestant on a problem; the fastest counts.
         studies: The number of studies; their median counts.
-        seed: Decides points, and with the number of a study the first weights and the batches,
-            which are those of all contestants.
+        seed: Decides the points and, with the number of a study, the initial weights and batches,
+            which all contestants share.
         threads: The number of threads of a trial.
     """
 
@@ -53,9 +54,7 @@ class StudyPlan:
     threads: int = 1
 
     def trial_keys(self) -> list[Key]:
-        """Return the keys of all trials, study by study, so that a stopped race has whole
-        studies.
-        """
+        """Return the keys of all trials, study by study, so that stopping keeps full studies."""
         return [
             Key(problem, name, study, trial)
             for study in range(self.studies)
@@ -76,7 +75,7 @@ class StudyPlan:
 
     def settings(self) -> dict[str, Any]:
         """Return all settings that numbers depend on, as JSON values."""
-        told = {
+        settings = {
             "problems": {name: asdict(GOALS[name]) for name in self.problems},
             "contestants": {name: asdict(space) for name, space in self.spaces.items()},
             "trials": self.trials,
@@ -88,7 +87,7 @@ class StudyPlan:
             "thalweg": report.list_versions()["thalweg"],
             "machine": platform.machine(),
         }
-        return json.loads(json.dumps(told))
+        return json.loads(json.dumps(settings))
 
 
 @dataclass
@@ -97,59 +96,57 @@ class Results:
 
     Attributes:
         plan: The plan.
-        ran: The result of each trial.
-        timed: The times of the fastest trials of studies when they run alone.
+        outcomes: The result of each trial.
+        timings: The times of the fastest trials of studies when they run alone.
     """
 
     plan: StudyPlan
-    ran: dict[Key, Ran] = field(default_factory=dict)
-    timed: dict[Key, Timed] = field(default_factory=dict)
+    outcomes: dict[Key, Ran] = field(default_factory=dict)
+    timings: dict[Key, Timed] = field(default_factory=dict)
 
     def fastest(self, problem: str, contestant: str, study: int) -> Key | None:
         """Return the trial of a study that reached the target first; None if none did."""
         keys = [Key(problem, contestant, study, trial) for trial in range(self.plan.trials)]
-        own = {key: self.ran[key].steps for key in keys if key in self.ran}
-        hits = [(steps, key) for key, steps in own.items() if steps is not None]
+        steps_by_key = {key: self.outcomes[key].steps for key in keys if key in self.outcomes}
+        hits = [(steps, key) for key, steps in steps_by_key.items() if steps is not None]
         return min(hits)[1] if hits else None
 
     @property
     def quiet(self) -> float:
-        """The share of its time that a timed run had a core for itself, the least of all."""
-        shares = [each.cpu / each.seconds for each in self.timed.values() if each.seconds]
+        """Return the least share of a timed run's time in which it had a core."""
+        shares = [timing.cpu / timing.seconds for timing in self.timings.values() if timing.seconds]
         return min(1.0, *shares) if shares else 1.0
 
     @property
     def by_clock(self) -> bool:
-        """True if times are the clock's. Where others took the cores, they are the processor's."""
+        """Return True for clock times; False for processor times, if other processes ran."""
         return self.plan.threads > 1 or self.quiet >= QUIET
 
     def to_run(self) -> list[list[Key]]:
-        """Return the trials that are still to be run: those of a study one after the other."""
-        left = [key for key in self.plan.trial_keys() if key not in self.ran]
-        return [list(own) for _, own in groupby(left, key=lambda key: key[:3])]
+        """Return the remaining trials, a list per study of a contestant on a problem."""
+        pending = [key for key in self.plan.trial_keys() if key not in self.outcomes]
+        return [list(study) for _, study in groupby(pending, key=lambda key: key[:3])]
 
     def to_time(self) -> list[Key]:
-        """Return the trials that are still to be timed, the contestants of a problem one after the
-        other.
-        """
+        """Return the fastest trials without timings, with a problem's contestants adjacent."""
         plan = self.plan
-        found = [
+        fastest_keys = [
             self.fastest(problem, name, study)
             for study in range(plan.studies)
             for problem in plan.problems
             for name in plan.spaces
         ]
-        return [key for key in found if key is not None and key not in self.timed]
+        return [key for key in fastest_keys if key is not None and key not in self.timings]
 
     def text(self, summary: Mapping[str, Any] | None = None) -> str:
         """Return the results as JSON text."""
         trials: list[str] = []
         for key in self.plan.trial_keys():
-            if key in self.ran:
-                row = {**key._asdict(), "point": self.plan.point(key), **asdict(self.ran[key])}
+            if key in self.outcomes:
+                row = {**key._asdict(), "point": self.plan.point(key), **asdict(self.outcomes[key])}
                 row["loss"] = row["loss"] if math.isfinite(row["loss"]) else None
-                if key in self.timed:
-                    row["timed"] = asdict(self.timed[key])
+                if key in self.timings:
+                    row["timed"] = asdict(self.timings[key])
                 trials.append(json.dumps(row, allow_nan=False))
         head = {"format": FORMAT, "settings": self.plan.settings(),
                 "versions": report.list_versions(), "summary": summary}  # fmt: skip
@@ -158,7 +155,7 @@ class Results:
         return f'{lines},\n "trials": [\n  {rows}\n ]\n}}\n'
 
     def save(self, path: Path, summary: Mapping[str, Any] | None = None) -> None:
-        """Write all of it to a file, which is that of before or this one at any moment."""
+        """Write the results to a file atomically."""
         with report.whole(path) as file:
             file.write(self.text(summary).encode())
 
@@ -167,20 +164,20 @@ def resume(plan: StudyPlan, path: Path) -> Results:
     """Read the results of a plan from a file.
 
     Raises:
-        RaceError: There is no such file, it is damaged, or its settings are others; says which.
+        RaceError: The file does not exist, is damaged, or has other settings.
     """
-    told = _read(path)
-    _check_settings(plan, told["settings"], path)
-    results, known = Results(plan), set(plan.trial_keys())
+    document = _read(path)
+    _check_settings(plan, document["settings"], path)
+    results, planned_keys = Results(plan), set(plan.trial_keys())
     try:
-        for row in told["trials"]:
+        for row in document["trials"]:
             key = Key(row["problem"], row["contestant"], row["study"], row["trial"])
-            if key not in known:
+            if key not in planned_keys:
                 raise ValueError(f"{key} is no trial of these settings")
-            results.ran[key] = _ran_of(row)
+            results.outcomes[key] = _ran_of(row)
             if "timed" in row:
-                timed = row["timed"]
-                results.timed[key] = Timed(float(timed["seconds"]), float(timed["cpu"]))
+                timing_row = row["timed"]
+                results.timings[key] = Timed(float(timing_row["seconds"]), float(timing_row["cpu"]))
     except (KeyError, TypeError, ValueError) as error:
         raise _damaged(path, error) from error
     return results
@@ -188,54 +185,55 @@ def resume(plan: StudyPlan, path: Path) -> Results:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        told = json.loads(path.read_bytes())
+        document = json.loads(path.read_bytes())
     except FileNotFoundError as error:
         raise RaceError(f"there is no '{path}' to go on from: leave out --resume.") from error
     except (OSError, ValueError) as error:
         raise _damaged(path, error) from error
-    is_whole = (
-        isinstance(told, dict)
-        and isinstance(told.get("settings"), dict)
-        and isinstance(told.get("trials"), list)
+    is_complete = (
+        isinstance(document, dict)
+        and isinstance(document.get("settings"), dict)
+        and isinstance(document.get("trials"), list)
     )
-    if not is_whole or told.get("format") != FORMAT:
+    if not is_complete or document.get("format") != FORMAT:
         raise _damaged(path, f"it has no settings and trials in format {FORMAT}")
-    return told
+    return document
 
 
-def _damaged(path: Path, why: object) -> RaceError:
-    told = f"{type(why).__name__}: {why}" if isinstance(why, Exception) else why
+def _damaged(path: Path, cause: object) -> RaceError:
+    reason = f"{type(cause).__name__}: {cause}" if isinstance(cause, Exception) else cause
     return RaceError(
-        f"'{path}' is no file of a race to a target, or is damaged ({told}): nothing can go on from"
-        " it. Move it away, and leave out --resume."
+        f"'{path}' is no file of a race to a target, or is damaged ({reason}): nothing can go on"
+        " from it. Move it away, and leave out --resume."
     )
 
 
-def _check_settings(plan: StudyPlan, before: dict[str, Any], path: Path) -> None:
-    now = plan.settings()
-    differing = [name for name in {**now, **before} if now.get(name) != before.get(name)]
-    if differing:
-        told = "; ".join(
-            _tell_difference(name, before.get(name), now.get(name)) for name in differing
+def _check_settings(plan: StudyPlan, saved: dict[str, Any], path: Path) -> None:
+    present = plan.settings()
+    changed_names = [name for name in {**present, **saved} if present.get(name) != saved.get(name)]
+    if changed_names:
+        differences = "; ".join(
+            _tell_difference(name, saved.get(name), present.get(name)) for name in changed_names
         )
         raise RaceError(
-            f"'{path}' has results of other settings: {told}. Give the same, or another --out."
+            f"'{path}' has results of other settings: {differences}. Give the same, or another"
+            " --out."
         )
 
 
-def _tell_difference(name: str, before: Any, now: Any) -> str:
-    """`trials 5 there, 3 here`; of names which, and of what is the same under them nothing."""
-    if isinstance(before, dict) and isinstance(now, dict):
-        if set(before) != set(now):
-            return f"{name} {', '.join(before)} there, {', '.join(now)} here"
-        inner = [each for each in now if before[each] != now[each]]
+def _tell_difference(name: str, saved: Any, present: Any) -> str:
+    """Describe a different setting, such as `trials 5 there, 3 here`."""
+    if isinstance(saved, dict) and isinstance(present, dict):
+        if set(saved) != set(present):
+            return f"{name} {', '.join(saved)} there, {', '.join(present)} here"
+        inner = [key for key in present if saved[key] != present[key]]
         return f"{name}: {', '.join(inner)} is another one"
-    told = [_name_of(before), _name_of(now)]
-    return f"{name} {told[0]} there, {told[1]} here"
+    texts = [_name_of(saved), _name_of(present)]
+    return f"{name} {texts[0]} there, {texts[1]} here"
 
 
 def _name_of(setting: Any) -> str:
-    """A setting in a few words."""
+    """Return a setting as short text."""
     if setting is None:
         return "missing"
     return ", ".join(setting) if isinstance(setting, dict) else str(setting)[:100]
@@ -250,9 +248,9 @@ def _ran_of(row: dict[str, Any]) -> Ran:
 
 
 def has_unfinished(path: Path) -> bool:
-    """Return True if a file has trials, and not all of its plan."""
+    """Return True if a file has trials but not all trials of its plan."""
     try:
-        told = _read(path)
+        document = _read(path)
     except RaceError:
         return False
-    return bool(told["trials"]) and told.get("summary") is None
+    return bool(document["trials"]) and document.get("summary") is None

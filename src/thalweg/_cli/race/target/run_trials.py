@@ -1,4 +1,4 @@
-"""The two passes: all trials, several at a time; then the fastest ones again, one at a time."""
+"""Execution of trials: first all in parallel, then the fastest ones again, one at a time."""
 
 from __future__ import annotations
 
@@ -18,35 +18,36 @@ from thalweg._cli.race.target.search_spaces import Point, Space
 from thalweg._cli.race.target.trial import Ran, run_trial, time_trial
 
 Progress = Callable[[float, str], None]
-RUNNING = 0.75  # of all that is to be done, where nothing tells
+# Share of the first pass in the displayed progress, an estimate.
+RUNNING = 0.75
 
 
 def run_all(results: Results, path: Path, jobs: int, progress: Progress) -> None:
-    """Run what is still to be run, and keep each result in the file as it comes.
+    """Run and time the remaining trials, and save the file after each.
 
     Args:
-        results: To be completed; what it has is not run again.
-        path: Of the file.
-        jobs: How many trials run at once. Steps do not depend on it; times are of runs alone.
-        progress: Called with the share that is done, and what was done last.
+        results: The results to complete; finished trials are not repeated.
+        path: The path of the file.
+        jobs: The number of parallel trials; timed trials run one at a time.
+        progress: Called with the completed share and a description of the last trial.
 
     Raises:
         EntryError: A trial fails, or a process is killed.
-        KeyboardInterrupt: Ctrl-C; the file has all trials that were over.
+        KeyboardInterrupt: Ctrl-C; the file has all finished trials.
     """
-    with closing(_run_trials(results, jobs)) as found:  # Ctrl-C ends the processes at once
-        for key, ran in found:
-            results.ran[key] = ran
+    with closing(_run_trials(results, jobs)) as trials:  # Ctrl-C ends the processes at once
+        for key, outcome in trials:
+            results.outcomes[key] = outcome
             results.save(path)
-            done = len(results.ran) / len(results.plan.trial_keys())
-            progress(RUNNING * done, f"{key.contestant} on {key.problem}, study {key.study + 1}")
-    left = results.to_time()
-    for number, key in enumerate(left, start=1):
-        steps = results.ran[key].steps or 0
-        results.timed[key] = time_trial(*_arguments_of(results, key), steps)
+            share = len(results.outcomes) / len(results.plan.trial_keys())
+            progress(RUNNING * share, f"{key.contestant} on {key.problem}, study {key.study + 1}")
+    untimed = results.to_time()
+    for number, key in enumerate(untimed, start=1):
+        steps = results.outcomes[key].steps or 0
+        results.timings[key] = time_trial(*_arguments_of(results, key), steps)
         results.save(path)
-        done = RUNNING + (1 - RUNNING) * number / len(left)
-        progress(done, f"times of {key.contestant} on {key.problem}")
+        share = RUNNING + (1 - RUNNING) * number / len(untimed)
+        progress(share, f"times of {key.contestant} on {key.problem}")
 
 
 def _arguments_of(results: Results, key: Key) -> tuple[str, Space, Point, int, int]:
@@ -56,7 +57,7 @@ def _arguments_of(results: Results, key: Key) -> tuple[str, Space, Point, int, i
 
 
 def _run_trials(results: Results, jobs: int) -> Generator[tuple[Key, Ran], None, None]:
-    """The results of trials as they come; who takes one keeps it before the next is asked for."""
+    """Yield keys and results of trials as they finish; the caller adds each to `results`."""
     if jobs == 1:
         for study in results.to_run():
             for key in study:
@@ -65,44 +66,44 @@ def _run_trials(results: Results, jobs: int) -> Generator[tuple[Key, Ran], None,
     with _open_pool(jobs) as pool:
 
         def begin(study: list[Key]) -> None:
-            key, *left = study
+            key, *following = study
             arguments = *_arguments_of(results, key), _steps_to_beat(results, key)
-            running[pool.submit(run_trial, *arguments)] = key, left
+            running[pool.submit(run_trial, *arguments)] = key, following
 
         waiting, running = results.to_run(), dict[Future[Ran], tuple[Key, list[Key]]]()
         while waiting or running:
             while waiting and len(running) < jobs:
                 begin(waiting.pop(0))
-            for each in wait(running, return_when=FIRST_COMPLETED)[0]:
-                key, left = running.pop(each)
+            for future in wait(running, return_when=FIRST_COMPLETED)[0]:
+                key, following = running.pop(future)
                 try:
-                    yield key, each.result()
+                    yield key, future.result()
                 except BrokenProcessPool as error:
                     raise EntryError(
                         f"a process that ran trials was killed, perhaps for its memory: --jobs"
                         f" {jobs} may be too many. --resume goes on from what is kept."
                     ) from error
-                if left:
-                    begin(left)
+                if following:
+                    begin(following)
 
 
 def _steps_to_beat(results: Results, key: Key) -> int | None:
-    """Those of the fastest trial of the study before this one."""
+    """Return the steps of the study's fastest trial so far, or None."""
     fastest = results.fastest(*key[:3])
-    return None if fastest is None else results.ran[fastest].steps
+    return None if fastest is None else results.outcomes[fastest].steps
 
 
 @contextmanager
 def _open_pool(jobs: int) -> Iterator[ProcessPoolExecutor]:
-    """Processes that know nothing of Ctrl-C, and end with the block, whatever they do."""
-    before = set(multiprocessing.active_children())
+    """Yield a pool of processes that ignore Ctrl-C and are terminated if the block fails."""
+    earlier_children = set(multiprocessing.active_children())
     pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), _begin_process)
     try:
         yield pool
     except BaseException:
         pool.shutdown(wait=False, cancel_futures=True)
-        for each in set(multiprocessing.active_children()) - before:
-            each.terminate()
+        for child in set(multiprocessing.active_children()) - earlier_children:
+            child.terminate()
         raise
     pool.shutdown()
 
@@ -113,7 +114,7 @@ def _begin_process() -> None:
 
 
 def _end_with_parent() -> None:
-    """Else it would wait for work forever where the process that gives it was killed."""
+    """Exit with the parent process, which may be killed while this process waits for work."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()

@@ -1,4 +1,4 @@
-"""Contestants of a race to a target: each with one published search space, and its own schedule.
+"""Contestants of a race to a target, each with a published search space and a schedule.
 
 Numbers are those of the sources. Those of MARIN are the grids of "Fantastic Pretraining Optimizers
 and Where to Find Them" for its smallest model, with the settings beside each grid: gradients are
@@ -33,7 +33,7 @@ SUBMISSIONS = (
 
 @dataclass(frozen=True)
 class Log:
-    """Range of numbers that are drawn evenly by their logarithms."""
+    """Range of numbers that are drawn uniformly by their logarithms."""
 
     low: float
     high: float
@@ -49,12 +49,12 @@ class Space:
     Args:
         rule: The class of `thalweg.optim`.
         source: Where the space was published.
-        choices: What is drawn, by name: one of several values, or of all between two.
-        points: Instead of `choices`: the points themselves, which are taken in turn.
+        choices: Arguments to draw, by name, from several values or a range.
+        points: Instead of `choices`: fixed points, which are used in turn.
         fixed: Other arguments of the class.
-        warmup: In this share of the steps the rate rises from 0.
-        falls: Whether the rate then falls to 0, as a cosine does. A schedule-free class warms up
-            by itself, and stays.
+        warmup: The share of steps in which the rate rises from 0.
+        falls: Whether the rate then falls to 0 by a cosine. A schedule-free class has its own
+            warmup and a constant rate.
     """
 
     rule: str
@@ -67,14 +67,14 @@ class Space:
 
     @property
     def dimensions(self) -> int:
-        """Number of coordinates in [0, 1) that make a point."""
+        """Return the number of coordinates in [0, 1) of a point."""
         return len(self.choices)
 
     def draw(self, number: int, unit: Sequence[float]) -> Point:
-        """Return a point.
+        """Return the point of a trial.
 
         Args:
-            number: Of the trial, counted through all studies.
+            number: The number of the trial, counted through all studies.
             unit: A number of [0, 1) for each choice.
         """
         if self.points:
@@ -138,27 +138,28 @@ DEFAULT = tuple(
 
 
 def find_spaces(names: Sequence[str]) -> dict[str, Space]:
-    """Return the search spaces of contestants, by their names as `thalweg rules` has them.
+    """Return the search spaces of contestants by their full names, such as `optim:AdamW`.
 
     Args:
-        names: In any case; "optim:" may be left out.
+        names: Names in any case; "optim:" may be omitted.
 
     Raises:
-        RaceError: There is none of a name, one comes twice, or there is no name.
+        RaceError: A name has no search space or is repeated, or there is no name.
     """
-    known = {name.lower(): name for name in SPACES}
-    found: dict[str, Space] = {}
-    for given in names:
-        name = known.get(f"optim:{given.lower().removeprefix('optim:')}")
+    names_by_lower_case = {name.lower(): name for name in SPACES}
+    spaces: dict[str, Space] = {}
+    for text in names:
+        name = names_by_lower_case.get(f"optim:{text.lower().removeprefix('optim:')}")
         if name is None:
-            near = did_you_mean(given, SPACES)
+            suggestion = did_you_mean(text, SPACES)
             raise RaceError(
-                f"'{given}' has no published search space here, so it cannot race to a target."
-                f" {near + ' ' if near else ''}Those that have one: {', '.join(SPACES)}."
+                f"'{text}' has no published search space here, so it cannot race to a target."
+                f" {suggestion + ' ' if suggestion else ''}Those that have one:"
+                f" {', '.join(SPACES)}."
             )
-        if name in found:
+        if name in spaces:
             raise RaceError(f"'{name}' is in the race twice.")
-        found[name] = SPACES[name]
-    if not found:
+        spaces[name] = SPACES[name]
+    if not spaces:
         raise RaceError(f"no contestant was named; these can race: {', '.join(SPACES)}.")
-    return found
+    return spaces

@@ -55,32 +55,34 @@ def summarize(results: Results) -> Summary:
 
 def _tuning_of(results: Results, name: str) -> Tuning:
     plan = results.plan
-    taken = sum(ran.taken for key, ran in results.ran.items() if key.contestant == name)
-    found = [
+    step_count = sum(
+        outcome.taken for key, outcome in results.outcomes.items() if key.contestant == name
+    )
+    hits = [
         results.fastest(problem, name, study) is not None
         for problem in plan.problems
         for study in range(plan.studies)
     ]
-    return Tuning(taken / plan.studies, sum(found), len(found))
+    return Tuning(step_count / plan.studies, sum(hits), len(hits))
 
 
 def as_json(summary: Summary) -> dict[str, Any]:
     """Return a summary as JSON values: a miss is null."""
     return {
-        "steps": [_row_of(each) for each in summary.steps],
-        "seconds": [_row_of(each) for each in summary.seconds],
-        "tuning": {name: vars(each) for name, each in summary.tuning.items()},
+        "steps": [_row_of(run) for run in summary.steps],
+        "seconds": [_row_of(run) for run in summary.seconds],
+        "tuning": {name: vars(tuning) for name, tuning in summary.tuning.items()},
         "by_clock": summary.by_clock,
     }
 
 
-def _row_of(placed: RankedRun) -> dict[str, Any]:
-    costs = {name: cost if math.isfinite(cost) else None for name, cost in placed.costs.items()}
-    return {**vars(placed), "costs": costs}
+def _row_of(run: RankedRun) -> dict[str, Any]:
+    costs = {name: cost if math.isfinite(cost) else None for name, cost in run.costs.items()}
+    return {**vars(run), "costs": costs}
 
 
 def write_notes(results: Results, summary: Summary) -> list[str]:
-    """Return notes on how the tables rank, and on their limits."""
+    """Return notes on the ranking method and its limits."""
     plan = results.plan
     of_studies = "One study" if plan.studies == 1 else f"Median of {plan.studies} studies"
     of_trials = "the only trial" if plan.trials == 1 else f"the fastest of {plan.trials} trials"
@@ -101,13 +103,13 @@ def write_notes(results: Results, summary: Summary) -> list[str]:
     return notes
 
 
-def _tell_open(studies: int, placed: Sequence[RankedRun], by: str) -> str:
-    best, *others = placed
+def _tell_open(studies: int, ranking: Sequence[RankedRun], unit: str) -> str:
+    best, *other_runs = ranking
     if studies == 1:
-        return f"By {by} {best.name} is ahead; with one study that may be chance."
-    near = [each.name for each in others if each.first == 1]
-    if near:
-        return f"By {by} the studies cannot tell {', '.join(near)} from {best.name}."
+        return f"By {unit} {best.name} is ahead; with one study that may be chance."
+    close_names = [run.name for run in other_runs if run.first == 1]
+    if close_names:
+        return f"By {unit} the studies cannot tell {', '.join(close_names)} from {best.name}."
     if best.last > 1:
-        return f"By {by} {best.name} is ahead, though not in a paired t-test of the studies."
-    return f"By {by} {best.name} is ahead of all others, in a paired t-test of the studies."
+        return f"By {unit} {best.name} is ahead, though not in a paired t-test of the studies."
+    return f"By {unit} {best.name} is ahead of all others, in a paired t-test of the studies."

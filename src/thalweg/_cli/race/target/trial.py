@@ -1,4 +1,4 @@
-"""Trial: a training with one point of a search space, until it reaches the target or not."""
+"""Trial: a training with one point of a search space, up to the target or the last step."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class Ran:
     """Result of a trial.
 
     Attributes:
-        steps: The number of steps after which the loss was at the target; None if it never was.
-        taken: The number of steps taken.
-        loss: The lowest on the test examples; infinite if it never was a number.
-        seconds: The time of its steps, without the first, which compiles, and without measurements
-            of losses.
+        steps: The number of steps to the target; None for a miss.
+        taken: The number of steps in all.
+        loss: The lowest loss on the test examples; infinite if all were NaN.
+        seconds: The time of its steps, without the first, which compiles, and without the
+            measurements of losses.
     """
 
     steps: int | None
@@ -41,11 +41,11 @@ class Ran:
 
 @dataclass(frozen=True)
 class Timed:
-    """Time of a trial until it reached the target, when no other one runs.
+    """Time of a trial to the target, with no other trial running.
 
     Attributes:
         seconds: The time of its steps, as in `Ran`.
-        cpu: The seconds of them in which this process had a processor.
+        cpu: The processor time of this process during those steps.
     """
 
     seconds: float
@@ -54,45 +54,45 @@ class Timed:
 
 @cache
 def load(name: str) -> Problem:
-    """Return a problem, once in each process."""
+    """Load a problem, once per process."""
     return PROBLEMS[name](DATA_SEED)
 
 
 def run_trial(
     name: str, space: Space, point: Point, seed: int, threads: int, fastest: int | None = None
 ) -> Ran:
-    """Train until the target, or the end, or until another trial was faster.
+    """Train up to the target, the last step, or the steps of a faster trial.
 
     Args:
-        name: Of the problem.
+        name: The name of the problem.
         space: The contestant's search space.
-        point: Of that space.
-        seed: Decides the first weights, and the order of the examples.
-        threads: How many threads torch uses.
-        fastest: Optional. The steps of another trial of the study, after which this one is over.
+        point: A point of that space.
+        seed: Decides the initial weights and the order of the examples.
+        threads: The number of threads of torch.
+        fastest: Optional. The steps of the study's fastest trial, after which this trial stops.
 
     Raises:
-        EntryError: A step fails; says whose, and with which point.
+        EntryError: A step fails; the message has the optimizer and the point.
     """
-    goal, lowest, taken, seconds = GOALS[name], math.inf, 0, 0.0
-    with closing(follow_trial(name, space, point, seed, threads)) as measured:
-        for taken, loss, seconds in measured:
+    goal, lowest, steps, seconds = GOALS[name], math.inf, 0, 0.0
+    with closing(follow_trial(name, space, point, seed, threads)) as measurements:
+        for steps, loss, seconds in measurements:
             lowest = min(lowest, loss)
             if loss <= goal.loss:
-                return Ran(taken, taken, lowest, seconds)
-            if fastest is not None and taken >= fastest:
+                return Ran(steps, steps, lowest, seconds)
+            if fastest is not None and steps >= fastest:
                 break
-    return Ran(None, taken, lowest, seconds)
+    return Ran(None, steps, lowest, seconds)
 
 
 def follow_trial(
     name: str, space: Space, point: Point, seed: int, threads: int
 ) -> Generator[tuple[int, float, float], None, None]:
-    """Train to the end, target or not.
+    """Train to the last step, regardless of the target.
 
     Yields:
-        Steps taken, the loss on the test examples, and the seconds of the steps, from time to time.
-        The loss is infinite where it is no number, which is the end, too.
+        The number of steps, the loss on the test examples, and the seconds of the steps, at each
+        measurement. The loss is infinite if it is NaN; training stops then.
     """
     problem, goal = load(name), GOALS[name]
     with _begin_training(name, space, point, seed, threads) as training:
@@ -108,7 +108,7 @@ def follow_trial(
 
 
 def time_trial(name: str, space: Space, point: Point, seed: int, threads: int, steps: int) -> Timed:
-    """Take the first steps of a trial once more, and measure nothing but time."""
+    """Repeat the first steps of a trial without measuring losses, and return their time."""
     with _begin_training(name, space, point, seed, threads) as training:
         training.advance(steps)
     return Timed(training.seconds, training.cpu)
@@ -124,7 +124,8 @@ def _begin_training(
         model = problem.make_model()
         for module in model.modules():
             if isinstance(module, nn.Embedding):
-                module.sparse = False  # most contestants take no sparse gradients
+                # Most contestants do not support sparse gradients.
+                module.sparse = False
         order = problem.order(-(-steps // problem.steps_per_epoch), seed)
         optimizer = make_optimizer(space, point, model, problem, steps)
         schedule = make_schedule(space, optimizer, steps)
@@ -133,7 +134,7 @@ def _begin_training(
 
 @dataclass
 class _Training:
-    """A model, its optimizer and its schedule, from the first step on."""
+    """State of a running trial: model, optimizer, schedule and times."""
 
     problem: Problem
     space: Space
@@ -147,7 +148,7 @@ class _Training:
     cpu: float = 0.0
 
     def advance(self, count: int) -> bool:
-        """Take steps; says whether all losses were numbers."""
+        """Take `count` steps; stop and return False if a loss is not finite."""
         for rows in self.order[self.taken : self.taken + count]:
             begin, began = perf_counter(), process_time()
             self.optimizer.zero_grad()

@@ -41,7 +41,7 @@ class AdaMaxOptimizer(AdamOptimizer):
         super().__init__(learning_rate, beta1, beta2, epsilon, use_locking, name)
 
     def _get_beta_accumulators(self) -> Any:
-        """beta1_power, the only one there is."""
+        """Return the variable beta1_power in a tuple."""
         return super()._get_beta_accumulators()[0]
 
     def _choose_rule(self) -> Rule:

@@ -21,7 +21,7 @@ from thalweg.variable import name_of
 
 
 class _Group(Enum):
-    SCALED = 1
+    ADAPTIVE = 1
     SKIPPED = 2
     ROWS = 3
 
@@ -77,9 +77,9 @@ class LARSOptimizer(RuleOptimizer):
         skip_list: Iterable[str] | None = None,
         use_nesterov: bool = False,
     ) -> None:
-        for title, value in (("momentum", momentum), ("weight_decay", weight_decay)):
-            if isinstance(value, numbers.Real) and value < 0.0:
-                raise ValueError(f"{title} should be positive: {value}")
+        for title, hyper in (("momentum", momentum), ("weight_decay", weight_decay)):
+            if isinstance(hyper, numbers.Real) and hyper < 0.0:
+                raise ValueError(f"{title} should be positive: {hyper}")
         super().__init__(False, name)
         self._learning_rate = check_hyper("learning_rate", learning_rate)
         self._momentum = momentum
@@ -103,7 +103,7 @@ class LARSOptimizer(RuleOptimizer):
     def _group_of(self, var: Tensor, grad: object) -> _Group:
         if has_rows(grad):
             return _Group.ROWS
-        return _Group.SKIPPED if self._is_skipped(var) else _Group.SCALED
+        return _Group.SKIPPED if self._is_skipped(var) else _Group.ADAPTIVE
 
     def _hyper_scalars(
         self, values: dict[str, Any], dtype: Dtype, group: Hashable
@@ -111,7 +111,7 @@ class LARSOptimizer(RuleOptimizer):
         # Unlike other optimizers this one hands its numbers to the kernels without a cast, so that
         # a Python float is rounded once; but not those of sparse gradients.
         cast = as_hyper if group is _Group.ROWS else as_operand
-        own = {name: cast(values[name], dtype) for name in self.HYPERS}
-        if group is _Group.SCALED:
-            return {**own, "adaptive": dtype(1)}
-        return {**own, "adaptive": dtype(0), "weight_decay": dtype(0)}
+        scalars = {name: cast(values[name], dtype) for name in self.HYPERS}
+        if group is _Group.ADAPTIVE:
+            return {**scalars, "adaptive": dtype(1)}
+        return {**scalars, "adaptive": dtype(0), "weight_decay": dtype(0)}

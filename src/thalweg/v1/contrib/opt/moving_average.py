@@ -25,7 +25,7 @@ from thalweg.v1.train.saving.saveables import all_saveable, by_name
 from thalweg.v1.train.saving.saver import Saver
 from thalweg.v1.train.wrapping_optimizer import WrappingOptimizer
 
-_AVERAGES = "averages"  # what leads to them in a checkpoint of objects
+_AVERAGES = "averages"  # name of the averages in a checkpoint of objects
 
 
 class _Averages(ExponentialMovingAverage):
@@ -33,12 +33,12 @@ class _Averages(ExponentialMovingAverage):
 
     def __init__(self, opt: Any, decay: object, num_updates: object) -> None:
         super().__init__(decay, num_updates)
-        # Not an attribute of its own: what a failed step makes averages of is undone with their
-        # parts, and the optimizer is none.
-        self._beside = (opt,)
+        # In a tuple: undoing a failed step restores the objects that are attributes of the
+        # averages, and must not restore the optimizer.
+        self._optimizer_tuple = (opt,)
 
     def _locked(self) -> Guard:
-        return self._beside[0]._locked()
+        return self._optimizer_tuple[0]._locked()
 
     def _loaded(self) -> None:
         self._lock.loaded()
@@ -83,13 +83,13 @@ class MovingAverageOptimizer(WrappingOptimizer):
         self._average_decay, self._num_updates = average_decay, num_updates
         self._ema = _Averages(opt, average_decay, num_updates)
         self._sequential_update = sequential_update
-        self._counterparts: dict[Any, Any] = {}  # of graphs: averages by variables, and back
+        self._counterparts: dict[Any, Any] = {}  # a graph's variables by averages, and vice versa
 
     def _trackable_children(
         self, save_type: str = "checkpoint", **kwargs: object
     ) -> dict[str, object]:
-        own = super()._trackable_children(save_type, **kwargs)
-        return {**own, _AVERAGES: self._ema}
+        children = super()._trackable_children(save_type, **kwargs)
+        return {**children, _AVERAGES: self._ema}
 
     def _lookup_dependency(self, name: str) -> object:
         return self._ema if name == _AVERAGES else super()._lookup_dependency(name)
@@ -122,18 +122,18 @@ class MovingAverageOptimizer(WrappingOptimizer):
                 "Must call apply_gradients or minimize before creating the swapping_saver, in graph"
                 " mode."
             )
-        chosen = by_name(all_saveable() if var_list is None else var_list)
-        names = {variable: key for key, variable in chosen.items()}
-        swapped: dict[str, Any] = {}
-        for key, variable in chosen.items():
-            other = self._counterparts.get(variable, variable)
-            if other not in names:
+        variables_by_name = by_name(all_saveable() if var_list is None else var_list)
+        names = {variable: key for key, variable in variables_by_name.items()}
+        swapped_variables: dict[str, Any] = {}
+        for key, variable in variables_by_name.items():
+            counterpart = self._counterparts.get(variable, variable)
+            if counterpart not in names:
                 raise InvalidArgumentError(
-                    f"Variable to swap {other.op.name} is not part of variables to save. This"
+                    f"Variable to swap {counterpart.op.name} is not part of variables to save. This"
                     " breaks MovingAverageOptimizer."
                 )
-            swapped[key] = other
-        return Saver(swapped, name=name, **kwargs)
+            swapped_variables[key] = counterpart
+        return Saver(swapped_variables, name=name, **kwargs)
 
     def _create_for_state(self, variables: Sequence[object], names: Collection[str]) -> None:
         super()._create_for_state(variables, names)

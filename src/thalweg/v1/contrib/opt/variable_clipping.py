@@ -89,7 +89,7 @@ class VariableClippingOptimizer(WrappingOptimizer):
         return [*super()._foreign(), *(var for var, _ in self._dims)]
 
     def _dims_of(self, var: object) -> list[int] | None:
-        return next((dims for known, dims in self._dims if known is var), None)
+        return next((dims for variable, dims in self._dims if variable is var), None)
 
     @untraced
     def apply_gradients(
@@ -120,7 +120,7 @@ class VariableClippingOptimizer(WrappingOptimizer):
                 raise
             return None
         with control_dependencies([step]):
-            operations = [self._clip_in_graph(*each) for each in clipped]
+            operations = [self._clip_in_graph(*clip_args) for clip_args in clipped]
         return group(step, *operations, name=name or self._name)
 
     def _clip_in_graph(self, grad: object, var: object, dims: list[int]) -> object:
@@ -140,32 +140,32 @@ class VariableClippingOptimizer(WrappingOptimizer):
 
 def _check_dims(var: object, dims: Sequence[int]) -> list[int]:
     shape = handle_of(var).shape
-    found = list(dims)
+    dim_list = list(dims)
     if shape is UNKNOWN:  # of a graph's variable, until it has a value
-        return found
+        return dim_list
     rank = len(shape)
-    for dim in found:
+    for dim in dim_list:
         if not -rank <= dim < rank:
             raise InvalidArgumentError(
                 f"Cannot clip '{base_name(var)}' over dimension {dim}: it has {rank} dimensions."
             )
-    return [dim % rank for dim in found]
+    return [dim % rank for dim in dim_list]
 
 
 def _clip_call(
     grad: Tensor | IndexedSlices, var: Tensor, dims: list[int], max_norm: float
 ) -> atomic_section.Call:
-    """What shortens a variable, as a function in C."""
-    plain = var.detach()
+    """Return a call of a C function that sets a variable to its clipped value."""
+    detached = var.detach()
     if isinstance(grad, IndexedSlices) and 0 not in dims:
         rows = torch.unique(grad.indices.long())
-        return partial(plain.index_copy_, 0, rows, _clip_by_norm(plain[rows], dims, max_norm))
-    return partial(plain.copy_, _clip_by_norm(plain, dims, max_norm))
+        return partial(detached.index_copy_, 0, rows, _clip_by_norm(detached[rows], dims, max_norm))
+    return partial(detached.copy_, _clip_by_norm(detached, dims, max_norm))
 
 
-def _clip_by_norm(value: Tensor, dims: list[int], max_norm: float) -> Tensor:
-    squares = value.double().square()
+def _clip_by_norm(tensor: Tensor, dims: list[int], max_norm: float) -> Tensor:
+    squares = tensor.double().square()
     total = squares.sum(dims, keepdim=True) if dims else squares  # torch takes [] for all
-    norm = total.sqrt().to(value.dtype)
+    norm = total.sqrt().to(tensor.dtype)
     # The order of operations is TensorFlow's; clamp() keeps NaN, as its maximum does.
-    return value - (value - value * max_norm / norm.clamp(min=max_norm))
+    return tensor - (tensor - tensor * max_norm / norm.clamp(min=max_norm))

@@ -29,7 +29,7 @@ from thalweg.v1.train.rule_optimizer import ACCEPTED, check_hyper
 
 # The optimizer that is called, and the variables that it is to decay; between both calls are
 # `minimize` and `apply_gradients` of the optimizer that is extended, which know no such argument.
-_DECAYED: ContextVar[tuple[object, list[object] | None]] = ContextVar(
+_DECAY_SCOPE: ContextVar[tuple[object, list[object] | None]] = ContextVar(
     "decay_var_list", default=(None, None)
 )
 
@@ -67,7 +67,7 @@ class DecoupledWeightDecayExtension(Optimizer):
     Reference: tf.contrib.opt.DecoupledWeightDecayExtension; https://arxiv.org/abs/1711.05101
     """
 
-    FUSED: ClassVar[bool] = False  # whether `_choose_rule` has the decay in it, as `weight_decay`
+    FUSED: ClassVar[bool] = False  # True if the rule has the scalar `weight_decay` itself
 
     def __init__(self, weight_decay: object, *args: Any, **kwargs: Any) -> None:
         self._weight_decay = check_hyper("weight_decay", weight_decay)
@@ -118,40 +118,40 @@ class DecoupledWeightDecayExtension(Optimizer):
             grads_and_vars, global_step, name: As in `Optimizer.apply_gradients`.
             decay_var_list: Optional. The variables that are decayed; all of them if None or empty.
         """
-        optimizer, chosen = _DECAYED.get()
+        optimizer, scope_variables = _DECAY_SCOPE.get()
         if decay_var_list is None and optimizer is self:
-            decay_var_list = chosen
+            decay_var_list = scope_variables
         with self._while_decaying(decay_var_list):
             return super().apply_gradients(grads_and_vars, global_step, name)
 
     _APPLIES = True
 
-    def _while_decaying(self, chosen: Iterable[object] | None) -> ContextSetting:
-        change, decayed = _DECAYED.set, (self, list(chosen or ()) or None)
+    def _while_decaying(self, variables: Iterable[object] | None) -> ContextSetting:
+        change, decay_scope = _DECAY_SCOPE.set, (self, list(variables or ()) or None)
         return ContextSetting(
-            lambda: ([partial(change, decayed)], [partial(change, _DECAYED.get())])
+            lambda: ([partial(change, decay_scope)], [partial(change, _DECAY_SCOPE.get())])
         )
 
     def _read_values(self) -> dict[str, Any]:
-        optimizer, chosen = _DECAYED.get()
+        optimizer, subset = _DECAY_SCOPE.get()
         decay = resolve(value_now(self._weight_decay))
         if not has_formula(self._weight_decay):
             check_scalar("weight_decay", decay, ACCEPTED)
-        own = {"decoupled_decay": decay, "decay_var_list": chosen if optimizer is self else None}
-        return {**own, **super()._read_values()}
+        read = {"decoupled_decay": decay, "decay_var_list": subset if optimizer is self else None}
+        return {**read, **super()._read_values()}
 
     def _captured_inputs(self) -> list[Any]:
-        read, *others = super()._captured_inputs()
+        read, *other_inputs = super()._captured_inputs()
         if read["decay_var_list"] is not None:
-            chosen = [graph_variable_of(var) for var in read["decay_var_list"]]
+            subset = [graph_variable_of(var) for var in read["decay_var_list"]]
             read["decay_var_list"] = [
-                by_reference(var) if is_symbolic(var) else var for var in chosen
+                by_reference(var) if is_symbolic(var) else var for var in subset
             ]
-        return [read, *others]
+        return [read, *other_inputs]
 
     def _functions(self) -> list[object]:
-        own: list[object] = super()._functions()  # pyright: ignore
-        return [*own, *filter(is_function, [self._weight_decay])]
+        functions: list[object] = super()._functions()  # pyright: ignore
+        return [*functions, *filter(is_function, [self._weight_decay])]
 
     def _may_call_users(self) -> bool:
         return is_function(self._weight_decay) or super()._may_call_users()
@@ -168,14 +168,14 @@ class DecoupledWeightDecayExtension(Optimizer):
         self, values: dict[str, Any], variables: Sequence[Tensor], gradients: Sequence[object]
     ) -> Groups:
         groups: Groups = super()._group_variables(values, variables, gradients)  # pyright: ignore
-        chosen = values["decay_var_list"]
-        if chosen is None:
+        subset = values["decay_var_list"]
+        if subset is None:
             return groups
-        ids = set(map(id, chosen))
-        others = groups or [None] * len(variables)
+        ids = set(map(id, subset))
+        base_groups = groups or [None] * len(variables)
         return [
             group if id(var) in ids else _Spared(group)
-            for var, group in zip(variables, others, strict=True)
+            for var, group in zip(variables, base_groups, strict=True)
         ]
 
     def _hyper_scalars(
@@ -184,8 +184,8 @@ class DecoupledWeightDecayExtension(Optimizer):
         decay = as_operand(values["decoupled_decay"], dtype)
         if isinstance(group, _Spared):
             decay, group = dtype(0), group.group
-        own = super()._hyper_scalars(values, dtype, group)  # pyright: ignore
-        return {**own, "weight_decay" if self.FUSED else "decoupled_decay": decay}
+        scalars = super()._hyper_scalars(values, dtype, group)  # pyright: ignore
+        return {**scalars, "weight_decay" if self.FUSED else "decoupled_decay": decay}
 
     def _apply_one(self, grad: Any, var: Any) -> Any:
         values = self._values()
@@ -195,15 +195,15 @@ class DecoupledWeightDecayExtension(Optimizer):
         if not is_symbolic(var):
             self._decay_one(grad, var, decay)
             return super()._apply_one(grad, var)
-        decayed = operation(self._decay_one, [grad, by_reference(var), decay], "AssignSub")
-        with var.graph.control_dependencies([decayed]):
+        decay_op = operation(self._decay_one, [grad, by_reference(var), decay], "AssignSub")
+        with var.graph.control_dependencies([decay_op]):
             return super()._apply_one(grad, var)
 
     def _decay_one(self, grad: Gradient, var: Tensor, decay: object) -> None:
-        own = {"weight_decay": decay}
-        hooks = OneRule(WEIGHT_DECAY, own, selection=self._selection(), is_checked=True)
-        kept = self._plans.now().alone(var).alone(var)  # beside those of the step
-        raise_within(run_step(hooks, kept, [(grad, var)], is_last=False).errors)
+        scalars = {"weight_decay": decay}
+        hooks = OneRule(WEIGHT_DECAY, scalars, selection=self._selection(), is_checked=True)
+        cache = self._plans.now().alone(var).alone(var)  # the step uses the first `alone`
+        raise_within(run_step(hooks, cache, [(grad, var)], is_last=False).errors)
 
 
 @dataclass(frozen=True)
@@ -214,8 +214,8 @@ class _Spared:
 
 
 def _is_chosen(var: Any, values: dict[str, Any]) -> bool:
-    chosen = values["decay_var_list"]
-    return chosen is None or any(var is getattr(each, "symbol", each) for each in chosen)
+    subset = values["decay_var_list"]
+    return subset is None or any(var is getattr(member, "symbol", member) for member in subset)
 
 
 @cache

@@ -43,7 +43,7 @@ class LossScale(Trackable, ABC):
 
     @abstractmethod
     def __call__(self) -> Any:
-        """The scale, as a float32 tensor of shape ()."""
+        """Return the scale as a float32 tensor of shape ()."""
 
     @abstractmethod
     def update(self, grads: object) -> tuple[Any, Any]:
@@ -67,10 +67,10 @@ class LossScale(Trackable, ABC):
         return cls(**config)
 
     def _add_weight(self, name: str, initial_value: object, dtype: object = None) -> Any:
-        """A variable of its own, that is not trained; checkpoints have it under this name."""
-        made = Variable(initial_value, trainable=False, name=name, dtype=dtype)
-        self._weights[name] = made
-        return self._track_trackable(made, name)
+        """Return a new variable that is not trained; checkpoints contain it under this name."""
+        variable = Variable(initial_value, trainable=False, name=name, dtype=dtype)
+        self._weights[name] = variable
+        return self._track_trackable(variable, name)
 
 
 class FixedLossScale(LossScale):
@@ -154,17 +154,17 @@ class DynamicLossScale(LossScale):
         return convert_to_tensor(resolve(self._current_loss_scale).read_value())
 
     def update(self, grads: object) -> tuple[Any, Any]:
-        found = [grad for grad in leaves_of(grads) if grad is not None]
+        gradients = [grad for grad in leaves_of(grads) if grad is not None]
         if executing_eagerly():
-            finite = _are_finite(found)
+            finite = _are_finite(gradients)
             run(self.decide(not finite, 0.0).calls)
             return None, finite
-        known = Output(torch.bool, (), ())
-        finite = operation(_are_finite, [found], "is_finite", kind="pure", outputs=known)
-        own = {name: by_reference(var) for name, var in self._state().items()}
+        output = Output(torch.bool, (), ())
+        finite = operation(_are_finite, [gradients], "is_finite", kind="pure", outputs=output)
+        state_references = {name: by_reference(var) for name, var in self._state().items()}
         scale = Output(torch.float32, (), ())
         return operation(
-            self._move_scale, [finite, own], "update_loss_scale", outputs=scale
+            self._move_scale, [finite, state_references], "update_loss_scale", outputs=scale
         ), finite
 
     def decide(self, has_nan: object, amax: object) -> Decision:
@@ -174,19 +174,19 @@ class DynamicLossScale(LossScale):
             has_nan: Whether a gradient is NaN, a bool or a tensor of one.
             amax: The largest magnitude, a float or a tensor of one.
         """
-        own = {name: resolve(var) for name, var in self._state().items()}
-        return answer(self._policy(), own, has_nan, amax)
+        state = {name: resolve(var) for name, var in self._state().items()}
+        return answer(self._policy(), state, has_nan, amax)
 
-    def _move_scale(self, finite: torch.Tensor, own: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        run(answer(self._policy(), own, not finite, 0.0).calls)
-        return own["current_loss_scale"].detach().clone()
+    def _move_scale(self, finite: torch.Tensor, state: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        run(answer(self._policy(), state, not finite, 0.0).calls)
+        return state["current_loss_scale"].detach().clone()
 
     def _state(self) -> dict[str, Any]:
         return {"current_loss_scale": self._current_loss_scale, "good_steps": self._num_good_steps}
 
     def _policy(self) -> Policy:
-        every = self._increment_period
-        return partial(dynamic, multiplier=self._multiplier, increment_period=every)
+        period = self._increment_period
+        return partial(dynamic, multiplier=self._multiplier, increment_period=period)
 
     def get_config(self) -> dict[str, Any]:
         return {
@@ -196,12 +196,12 @@ class DynamicLossScale(LossScale):
         }
 
     def __repr__(self) -> str:
-        now = ""
+        current_state = ""
         if not isinstance(self._current_loss_scale, GraphVariable):
             scale, steps = self._current_loss_scale.item(), self._num_good_steps.item()
-            now = f"current_loss_scale={scale}, num_good_steps={steps}, "
-        listed = ", ".join(f"{name}={value}" for name, value in self.get_config().items())
-        return f"DynamicLossScale({now}{listed})"
+            current_state = f"current_loss_scale={scale}, num_good_steps={steps}, "
+        arguments = ", ".join(f"{name}={argument}" for name, argument in self.get_config().items())
+        return f"DynamicLossScale({current_state}{arguments})"
 
 
 def get(identifier: object) -> Any:
@@ -227,10 +227,10 @@ def _no_update() -> object:
 
 def _are_finite(grads: Iterable[object]) -> torch.Tensor:
     """Return whether all elements of all gradients are finite."""
-    given = [values_of(found) for grad in grads if (found := concrete(grad)) is not None]
-    for values in given:
+    tensors = [values_of(eager) for grad in grads if (eager := concrete(grad)) is not None]
+    for values in tensors:
         check_held(values, f"A gradient of shape {tuple(values.shape)}")
-    found = [torch.isfinite(values).all() for values in given]
-    if not found:
+    finite_flags = [torch.isfinite(values).all() for values in tensors]
+    if not finite_flags:
         return torch.tensor(True, dtype=torch.bool, device="cpu")
-    return torch.stack(found).all()
+    return torch.stack(finite_flags).all()

@@ -59,11 +59,11 @@ class MixedPrecisionLossScaleOptimizer(WrappingOptimizer):
 
     def __init__(self, opt: Any, loss_scale: object) -> None:
         super().__init__(opt, opt._use_locking if hasattr(opt, "_use_locking") else False, None)
-        found = scales.get(loss_scale)
-        if found is None:
+        scale = scales.get(loss_scale)
+        if scale is None:
             raise InvalidArgumentError("loss_scale cannot be None.")
         self._optimizer = self._track_trackable(opt, "base_optimizer")
-        self._loss_scale = self._track_trackable(found, "loss_scale")
+        self._loss_scale = self._track_trackable(scale, "loss_scale")
 
     @untraced
     def compute_gradients(
@@ -77,8 +77,8 @@ class MixedPrecisionLossScaleOptimizer(WrappingOptimizer):
     ) -> list[tuple[Any, Any]]:
         """Return the gradients of the loss, computed from a scaled one; see `Optimizer`."""
 
-        def scale_loss(value: object) -> object:
-            return value * _cast_scale(self._loss_scale(), value)
+        def scale_loss(loss_value: object) -> object:
+            return loss_value * _cast_scale(self._loss_scale(), loss_value)
 
         pairs = self._opt.compute_gradients(
             (lambda: scale_loss(loss())) if callable(loss) else scale_loss(loss),
@@ -95,75 +95,75 @@ class MixedPrecisionLossScaleOptimizer(WrappingOptimizer):
 
     def _apply(
         self,
-        given: list[tuple[object, object]],
+        pairs: list[tuple[object, object]],
         global_step: object,
         name: str,
         captured: list[object] | None = None,
         sharing: object = None,
-        how: GradientTransforms = NOTHING,
+        transforms: GradientTransforms = NOTHING,
     ) -> None:
         """Apply gradients now, unless the loss scale says not to.
 
         A step that fails leaves the loss scale as it was, too.
         """
         scale = self._loss_scale
-        own = [resolve(var) for var in scale._weights.values()]
-        for var in filter(is_symbolic, own):
+        scale_weights = [resolve(var) for var in scale._weights.values()]
+        for var in filter(is_symbolic, scale_weights):
             raise InvalidArgumentError(
                 f"'{var.name}' was made in a graph, and has no value in eager mode: make the"
                 " optimizer there."
             )
-        if how is NOTHING and self._may_leave(given):
-            how = GradientTransforms(decide=scale.decide, decides_there=True, overflow=False)
-            self._opt._apply(given, global_step, name, captured, sharing, how)
+        if transforms is NOTHING and self._may_leave(pairs):
+            transforms = GradientTransforms(decide=scale.decide, decides_there=True, overflow=False)
+            self._opt._apply(pairs, global_step, name, captured, sharing, transforms)
             return
-        variables = [resolve(var) for _, var in given]
+        variables = [resolve(var) for _, var in pairs]
         titles = titles_of(variables)
         gradients = [
             None if grad is None else as_gradient(grad, var, title)
-            for (grad, _), var, title in zip(given, variables, titles, strict=True)
+            for (grad, _), var, title in zip(pairs, variables, titles, strict=True)
         ]
         check_readable(gradients, titles)
         with self._turn_lock(), self._locked():
-            undo = calls(putting_back(own))
+            undo = calls(putting_back(scale_weights))
             try:
                 _, should_apply = self._loss_scale.update(gradients)
                 if should_apply and self._opt.takes_transforms():
-                    self._opt._apply(given, global_step, name, captured, sharing, how)
+                    self._opt._apply(pairs, global_step, name, captured, sharing, transforms)
                 elif should_apply:
-                    self._opt.apply_gradients(given, global_step=global_step, name=name)
+                    self._opt.apply_gradients(pairs, global_step=global_step, name=name)
             except BaseException as error:
                 if not says_taken(error):
                     drain(undo)
                 raise
 
-    def _may_leave(self, given: Sequence[tuple[object, object]]) -> bool:
+    def _may_leave(self, pairs: Sequence[tuple[object, object]]) -> bool:
         """Return whether a device may decide, in the step of the optimizer inside."""
-        is_plain = not isinstance(self._opt, WrappingOptimizer) and self._opt.takes_transforms()
-        is_known = type(self._loss_scale) is scales.DynamicLossScale
-        is_there = not all(isinstance(var, Tensor) and is_host(var) for _, var in given)
-        return executing_eagerly() and is_plain and is_known and is_there
+        is_direct = not isinstance(self._opt, WrappingOptimizer) and self._opt.takes_transforms()
+        is_dynamic = type(self._loss_scale) is scales.DynamicLossScale
+        on_device = not all(isinstance(var, Tensor) and is_host(var) for _, var in pairs)
+        return executing_eagerly() and is_direct and is_dynamic and on_device
 
-    def _apply_in_graph(self, given: list[tuple[Any, Any]], global_step: Any, name: Any) -> Any:
+    def _apply_in_graph(self, pairs: list[tuple[Any, Any]], global_step: Any, name: Any) -> Any:
         if self._opt.takes_transforms() and not self._opt._is_recorded():
-            return super()._apply_in_graph(given, global_step, name)
+            return super()._apply_in_graph(pairs, global_step, name)
         graph = get_default_graph()
         collection = graph.get_collection_ref(GraphKeys.TRAIN_OP)
-        known = list(collection)
+        previous_ops = list(collection)
 
         def apply_unscaled() -> object:
-            return group(self._opt.apply_gradients(given, global_step=global_step))
+            return group(self._opt.apply_gradients(pairs, global_step=global_step))
 
         with graph.as_one():
-            moved, should_apply = self._loss_scale.update([grad for grad, _ in given])
-            applied = (
+            scale_update, should_apply = self._loss_scale.update([grad for grad, _ in pairs])
+            apply_op = (
                 apply_unscaled()
                 if should_apply is True
                 else cond(should_apply, apply_unscaled, no_op)
             )
-            made = group(applied, moved, name=name or self._name)
-        collection[:] = [*known, made]  # what is in a branch cannot be run alone
-        return made
+            step_op = group(apply_op, scale_update, name=name or self._name)
+        collection[:] = [*previous_ops, step_op]  # operations of a branch cannot be run alone
+        return step_op
 
     def _captured_inputs(self) -> list[Any]:
         return self._opt._captured_inputs()
@@ -183,17 +183,19 @@ class MixedPrecisionLossScaleOptimizer(WrappingOptimizer):
         return self
 
     def _own_entries(self) -> list[Entry]:
-        own = self._loss_scale._weights.items()
-        return [*super()._own_entries(), *(Entry(f"loss_scale/{name}", var) for name, var in own)]
+        weights = self._loss_scale._weights.items()
+        entries = [Entry(f"loss_scale/{name}", var) for name, var in weights]
+        return [*super()._own_entries(), *entries]
 
     def variables(self) -> list[Any]:
         """Return the variables of the optimizer inside, and of the loss scale."""
         in_graph = not executing_eagerly()
-        own = self._loss_scale._weights.values()
-        return [*self._opt.variables(), *(x for x in own if hasattr(x, "initializer") == in_graph)]
+        weights = self._loss_scale._weights.values()
+        present = [var for var in weights if hasattr(var, "initializer") == in_graph]
+        return [*self._opt.variables(), *present]
 
 
-def _cast_scale(scale: Any, value: Any) -> Any:
-    """A scale in the dtype of a value, and on its device."""
-    made = cast(scale, value.dtype)
-    return made.to(value.device) if isinstance(made, Tensor) else made
+def _cast_scale(scale: Any, tensor: Any) -> Any:
+    """Return the scale in the dtype and on the device of a tensor."""
+    cast_tensor = cast(scale, tensor.dtype)
+    return cast_tensor.to(tensor.device) if isinstance(cast_tensor, Tensor) else cast_tensor

@@ -28,7 +28,7 @@ from thalweg.variable import to_tensor
 
 _LOG = logging.getLogger(__name__)
 _PAUSE = 0.5  # seconds between two looks at the global step
-_TOLD_EVERY = 1000  # steps
+_LOG_INTERVAL = 1000  # steps
 
 
 class NanLossDuringTrainingError(ThalwegError, RuntimeError):
@@ -47,11 +47,11 @@ def global_step_for(hook: SessionRunHook) -> Any:
     Raises:
         RuntimeError: The graph has no global step.
     """
-    found = _get_or_create_global_step_read()
-    if found is None:
+    step = _get_or_create_global_step_read()
+    if step is None:
         title = type(hook).__name__
         raise FailedPreconditionError(f"Global step should be created to use {title}.")
-    return found
+    return step
 
 
 class LoggingTensorHook(SessionRunHook):
@@ -79,22 +79,24 @@ class LoggingTensorHook(SessionRunHook):
         at_end: bool = False,
         formatter: Callable[[dict[Any, Any]], str] | None = None,
     ) -> None:
-        given = [each for each in (every_n_iter, every_n_secs) if each is not None]
-        if len(given) > 1 or not (given or at_end):
+        intervals = [interval for interval in (every_n_iter, every_n_secs) if interval is not None]
+        if len(intervals) > 1 or not (intervals or at_end):
             raise InvalidArgumentError(
                 "either at_end and/or exactly one of every_n_iter and every_n_secs must be"
                 " provided."
             )
         if every_n_iter is not None and every_n_iter <= 0:
             raise InvalidArgumentError(f"invalid every_n_iter={every_n_iter}.")
-        is_named = isinstance(tensors, Mapping)
-        self._tensors = dict(sorted(tensors.items())) if is_named else {x: x for x in tensors}
-        self._timer = SecondOrStepTimer(every_n_secs, every_n_iter) if given else None
+        has_names = isinstance(tensors, Mapping)
+        self._tensors = (
+            dict(sorted(tensors.items())) if has_names else {tag: tag for tag in tensors}
+        )
+        self._timer = SecondOrStepTimer(every_n_secs, every_n_iter) if intervals else None
         self._at_end = at_end
         self._formatter = formatter
         self._current: dict[object, object] = {}
         self._count = 0
-        self._is_due = False
+        self._is_log_step = False
 
     def begin(self) -> None:
         """Find the tensors in the default graph."""
@@ -107,12 +109,12 @@ class LoggingTensorHook(SessionRunHook):
     def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
         """Ask for the values if it is time."""
         timer = self._timer
-        self._is_due = timer is not None and timer.should_trigger_for_step(self._count)
-        return SessionRunArgs(self._current) if self._is_due else None
+        self._is_log_step = timer is not None and timer.should_trigger_for_step(self._count)
+        return SessionRunArgs(self._current) if self._is_log_step else None
 
     def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
         """Log the values."""
-        if self._is_due:
+        if self._is_log_step:
             self._log_values(run_values.results)
         self._count += 1
 
@@ -170,9 +172,9 @@ class StopAtStepHook(SessionRunHook):
 
     def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
         """Request a stop if the step has been reached."""
-        last = self._last_step or 0
-        # The run may or may not have raised the step; only if it may have is it asked again.
-        if run_values.results + 1 >= last and run_context.session.run(self._step) >= last:
+        last_step = self._last_step or 0
+        # The step was read before the run, which may have raised it: read it again if that matters.
+        if run_values.results + 1 >= last_step and run_context.session.run(self._step) >= last_step:
             run_context.request_stop()
 
 
@@ -254,26 +256,26 @@ class GlobalStepWaiterHook(SessionRunHook):
 
     def __init__(self, wait_until_step: int) -> None:
         self._wait_until_step = wait_until_step
-        self._has_started = False
+        self._finished_waiting = False
         self._step: object = None
 
     def begin(self) -> None:
         """Find the global step; RuntimeError if there is none."""
-        self._has_started = False
+        self._finished_waiting = False
         self._step = global_step_for(self)
 
     def before_run(self, run_context: SessionRunContext) -> None:
-        """Wait."""
-        if self._has_started or self._wait_until_step <= 0:
+        """Wait until the global step is high enough."""
+        if self._finished_waiting or self._wait_until_step <= 0:
             return
         _LOG.info("Waiting for global step %d before starting training.", self._wait_until_step)
-        told = 0
+        logged_step = 0
         while (step := int(run_context.session.run(self._step))) < self._wait_until_step:
-            if step - told > _TOLD_EVERY:
+            if step - logged_step > _LOG_INTERVAL:
                 _LOG.info("Current global step is %d.", step)
-                told = step
+                logged_step = step
             time.sleep(_PAUSE)
-        self._has_started = True
+        self._finished_waiting = True
 
 
 class FeedFnHook(SessionRunHook):

@@ -98,7 +98,7 @@ class CheckpointSaverHook(SessionRunHook):
         self._timer.update_last_triggered_step(step)
 
     def _set_steps_per_run(self, steps_per_run: int) -> None:
-        """Say by how much one run raises the step, if not by 1."""
+        """Set the number of steps that one run takes; 1 by default."""
         self._steps_per_run = steps_per_run
 
     def before_run(self, run_context: SessionRunContext) -> SessionRunArgs:
@@ -124,7 +124,7 @@ class CheckpointSaverHook(SessionRunHook):
             listener.end(session, step)
 
     def _save_checkpoint(self, session: object, step: int) -> bool:
-        """Save; returns whether a listener requests a stop."""
+        """Save a checkpoint; return whether a listener requests a stop."""
         saver = self._saver_for(session)
         for listener in self._listeners:
             listener.before_save(session, step)

@@ -135,10 +135,10 @@ class MonitoredSession:
         if self._stop_requested:
             raise FailedPreconditionError("Run called even after should_stop requested.")
         context = SessionRunContext(SessionRunArgs(fetches, feed_dict), session)
-        wanted: dict[object, object] = {_CALLER: fetches}
-        feeds = self._ask_hooks(context, wanted, feed_dict)
+        fetches_by_hook: dict[object, object] = {_CALLER: fetches}
+        feeds = self._ask_hooks(context, fetches_by_hook, feed_dict)
         try:
-            results = session.run(wanted, feeds, options, run_metadata)
+            results = session.run(fetches_by_hook, feeds, options, run_metadata)
         except Exception:
             self._coordinator.raise_requested_exception()  # a thread's error may be the cause
             raise
@@ -150,20 +150,20 @@ class MonitoredSession:
         return results[_CALLER]
 
     def _ask_hooks(
-        self, context: SessionRunContext, wanted: dict[object, object], given: Any
+        self, context: SessionRunContext, fetches_by_hook: dict[object, object], feed_dict: Any
     ) -> object:
-        """Let hooks add to what is wanted; returns what is fed."""
+        """Call `before_run` of all hooks, add their fetches in place, and return all feeds."""
         feeds: dict[Any, Any] = {}
         for hook in self._hooks:
             request = hook.before_run(context)
             if request is None:
                 continue
             if request.fetches is not None:
-                wanted[hook] = request.fetches
+                fetches_by_hook[hook] = request.fetches
             _check_apart(feeds, request.feed_dict, "Same tensor is fed by two hooks.")
             feeds.update(request.feed_dict or {})
-        _check_apart(feeds, given, "Same tensor is fed by a SessionRunHook and user.")
-        return {**feeds, **(given or {})}
+        _check_apart(feeds, feed_dict, "Same tensor is fed by a SessionRunHook and user.")
+        return {**feeds, **(feed_dict or {})}
 
     def run_step_fn(self, step_fn: Callable[..., object]) -> Any:
         """Call a function that decides itself which of its runs call hooks.
@@ -204,7 +204,7 @@ class MonitoredSession:
         Raises:
             RuntimeError: It is closed already.
         """
-        self._end_session(tells=True)
+        self._end_session(calls_hooks=True)
 
     def __enter__(self) -> Self:
         return self
@@ -216,7 +216,7 @@ class MonitoredSession:
         trace: TracebackType | None,
     ) -> bool:
         is_good = kind is None or issubclass(kind, (OutOfRangeError, StopIteration))
-        self._end_session(tells=is_good)
+        self._end_session(calls_hooks=is_good)
         return is_good
 
     def _require_session(self) -> Session:
@@ -224,10 +224,10 @@ class MonitoredSession:
             raise FailedPreconditionError("Session is already closed.")
         return self._session
 
-    def _end_session(self, tells: bool) -> None:
+    def _end_session(self, calls_hooks: bool) -> None:
         session = self._require_session()
         try:
-            for hook in self._hooks if tells else ():
+            for hook in self._hooks if calls_hooks else ():
                 hook.end(session)
         finally:
             try:
@@ -282,8 +282,8 @@ class SingularMonitoredSession(MonitoredSession):
         return self._session
 
 
-def _check_apart(feeds: dict[Any, Any], others: Any, message: str) -> None:
-    """Refuse that one tensor is fed twice."""
-    both = [key for key in others or () if key in feeds]
-    if both:
-        raise FailedPreconditionError(f"{message} Conflict(s): {both}")
+def _check_apart(feeds: dict[Any, Any], feed_dict: Any, message: str) -> None:
+    """Raise FailedPreconditionError if both feed dicts feed the same tensor."""
+    duplicate_keys = [key for key in feed_dict or () if key in feeds]
+    if duplicate_keys:
+        raise FailedPreconditionError(f"{message} Conflict(s): {duplicate_keys}")

@@ -15,7 +15,7 @@ from thalweg.v1.train.monitored.session_run_hook import SessionRunHook
 from thalweg.v1.train.monitored.step_counter_hook import StepCounterHook
 from thalweg.v1.train.monitored.summary_saver_hook import SummarySaverHook
 
-_DEFAULT: Any = object()  # an interval of which nothing is said
+_DEFAULT: Any = object()  # an interval that was not given
 _SECONDS = 600  # between two checkpoints
 _STEPS = 100  # between two summaries
 
@@ -103,22 +103,22 @@ def MonitoredTrainingSession(
     if save_summaries_secs is _DEFAULT:
         save_summaries_secs = None
     scaffold = scaffold or Scaffold()
-    every = list(chief_only_hooks or ())
+    session_hooks = list(chief_only_hooks or ())
     folder = summary_dir or checkpoint_dir
     if folder and log_step_count_steps is not None and log_step_count_steps > 0:
-        every.append(StepCounterHook(log_step_count_steps, output_dir=folder))
+        session_hooks.append(StepCounterHook(log_step_count_steps, output_dir=folder))
     if folder and _is_any_positive(save_summaries_steps, save_summaries_secs):
         steps, seconds = save_summaries_steps, save_summaries_secs
-        every.append(SummarySaverHook(steps, seconds, folder, scaffold=scaffold))
+        session_hooks.append(SummarySaverHook(steps, seconds, folder, scaffold=scaffold))
     if checkpoint_dir and _is_any_positive(save_checkpoint_secs, save_checkpoint_steps):
-        every.append(
+        session_hooks.append(
             CheckpointSaverHook(
                 checkpoint_dir, save_checkpoint_secs, save_checkpoint_steps, scaffold=scaffold
             )
         )
     creator = ChiefSessionCreator(scaffold, checkpoint_dir=checkpoint_dir)
-    return MonitoredSession(creator, [*every, *(hooks or ())], stop_grace_period_secs)
+    return MonitoredSession(creator, [*session_hooks, *(hooks or ())], stop_grace_period_secs)
 
 
 def _is_any_positive(*intervals: float | None) -> bool:
-    return any((each or 0) > 0 for each in intervals)
+    return any((interval or 0) > 0 for interval in intervals)

@@ -62,10 +62,10 @@ class Scaffold:
         copy_from_scaffold: Scaffold | None = None,
         local_init_feed_dict: object = None,
     ) -> None:
-        other = copy_from_scaffold
-        if not isinstance(other, Scaffold | None):
+        source = copy_from_scaffold
+        if not isinstance(source, Scaffold | None):
             raise InvalidTypeError(
-                f"copy_from_scaffold is not a Scaffold instance: {show_value(other)}. Pass a"
+                f"copy_from_scaffold is not a Scaffold instance: {show_value(source)}. Pass a"
                 " Scaffold or None."
             )
         self.init_fn: Callable[[object], object] | None = None
@@ -79,9 +79,9 @@ class Scaffold:
         self.summary_op = summary_op
         self.saver = saver
         self.local_init_feed_dict = local_init_feed_dict
-        for name, value in list(vars(self).items()):
-            if value is None and other is not None:
-                setattr(self, name, getattr(other, name))
+        for name, attribute in list(vars(self).items()):
+            if attribute is None and source is not None:
+                setattr(self, name, getattr(source, name))
 
     def finalize(self) -> Scaffold:
         """Make what is missing in the default graph, and finalize that.
@@ -89,7 +89,7 @@ class Scaffold:
         Raises:
             RuntimeError: Something is missing, and its collection has several that it may be.
         """
-        made = {
+        factories = {
             "init_op": (GraphKeys.INIT_OP, global_variables_initializer),
             "ready_op": (GraphKeys.READY_OP, report_uninitialized_variables),
             "ready_for_local_init_op": (
@@ -99,7 +99,7 @@ class Scaffold:
             "local_init_op": (GraphKeys.LOCAL_INIT_OP, Scaffold.default_local_init_op),
             "summary_op": (GraphKeys.SUMMARY_OP, merge_all),
         }
-        for name, (key, make) in made.items():
+        for name, (key, make) in factories.items():
             if getattr(self, name) is None:
                 setattr(self, name, Scaffold.get_or_default(name, key, make))
         graph = get_default_graph()
@@ -127,19 +127,19 @@ class Scaffold:
             RuntimeError: The collection has several items.
         """
         graph = get_default_graph()
-        found = graph.get_collection(collection_key)
-        if len(found) > 1:
+        members = graph.get_collection(collection_key)
+        if len(members) > 1:
             raise FailedPreconditionError(
                 f'More than one item in the collection "{collection_key}". Please indicate which'
                 " one to use by passing it to the tf.Scaffold constructor as: "
                 f" tf.Scaffold({arg_name}=item to use)"
             )
-        if found:
-            return found[0]
-        made = default_constructor()
-        if made is not None:
-            graph.add_to_collection(collection_key, made)
-        return made
+        if members:
+            return members[0]
+        default_member = default_constructor()
+        if default_member is not None:
+            graph.add_to_collection(collection_key, default_member)
+        return default_member
 
     @staticmethod
     def default_local_init_op() -> Any:

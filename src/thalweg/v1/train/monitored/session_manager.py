@@ -47,7 +47,7 @@ class SessionManager:
         local_init_run_options: object = None,
         local_init_feed_dict: object = None,
     ) -> None:
-        check_seconds("recovery_wait_secs", recovery_wait_secs, is_at_least_0=True)
+        check_seconds("recovery_wait_secs", recovery_wait_secs, non_negative=True)
         if ready_for_local_init_op is not None and local_init_op is None:
             raise InvalidArgumentError(
                 "If you pass a ready_for_local_init_op you must also pass a local_init_op"
@@ -91,11 +91,11 @@ class SessionManager:
                 would do it.
             ValueError: Both ways to a checkpoint are given.
         """
-        session, is_restored = self._restore_session(
+        session, from_checkpoint = self._restore_session(
             saver, checkpoint_dir, checkpoint_filename_with_path, wait_for_checkpoint, max_wait_secs
         )
         try:
-            if not is_restored:
+            if not from_checkpoint:
                 if init_op is None and init_fn is None and self._local_init_op is None:
                     raise FailedPreconditionError(
                         "Model is not initialized and no init_op or init_fn or local_init_op was"
@@ -106,12 +106,12 @@ class SessionManager:
                 if init_fn is not None:
                     init_fn(session)
             problem = self._initialized_locally(session)
-            what = "model ready for local_init" if problem else "model ready"
+            stage = "model ready for local_init" if problem else "model ready"
             problem = problem or _not_ready(session, self._ready_op)
             if problem:
                 titles = [getattr(op, "name", None) for op in (init_op, self._local_init_op)]
                 raise FailedPreconditionError(
-                    f"Init operations did not make {what}. Init op: {titles[0]}, init fn:"
+                    f"Init operations did not make {stage}. Init op: {titles[0]}, init fn:"
                     f" {init_fn}, local_init_op: {titles[1]}, error: {problem}"
                 )
         except BaseException:
@@ -136,11 +136,11 @@ class SessionManager:
         Returns:
             The session, and whether a checkpoint has made it ready.
         """
-        session, is_restored = self._restore_session(
+        session, from_checkpoint = self._restore_session(
             saver, checkpoint_dir, checkpoint_filename_with_path, wait_for_checkpoint, max_wait_secs
         )
         problem = self._initialized_locally(session)
-        if not is_restored or problem:
+        if not from_checkpoint or problem:
             return session, False
         return session, _not_ready(session, self._ready_op) is None
 
@@ -170,14 +170,14 @@ class SessionManager:
         return session, True
 
     def _wait_for_state(self, folder: Path, seconds: float) -> Any:
-        """What the folder says about its checkpoints, once it does; None if it takes too long."""
+        """Wait for the file `checkpoint` of a folder and return its state; None after a timeout."""
         check_seconds("max_wait_secs", seconds)
         end = time.monotonic() + wait_seconds(seconds)
         while (state := get_checkpoint_state(folder)) is None:
-            left = end - time.monotonic()
-            if left <= 0:
+            remaining_seconds = end - time.monotonic()
+            if remaining_seconds <= 0:
                 return None
-            time.sleep(wait_seconds(min(left, self._recovery_wait_secs)))
+            time.sleep(wait_seconds(min(remaining_seconds, self._recovery_wait_secs)))
         return state
 
     def _initialized_locally(self, session: Session) -> str | None:
@@ -195,17 +195,17 @@ class SessionManager:
 
 
 def _not_ready(session: Session, op: object) -> str | None:
-    """Why a session is not ready, as an operation says that names what is missing; or None."""
+    """Return why a session is not ready, by an operation that names what is missing; or None."""
     if op is None:
         return None
     try:
         names = session.run(op)
     except FailedPreconditionError as error:
         return str(error)
-    found = np.asarray(names)
-    if names is None or not found.size or found.dtype == np.int32:  # as old programs say "ready"
+    array = np.asarray(names)
+    if names is None or not array.size or array.dtype == np.int32:  # as old programs say "ready"
         return None
-    return f"Variables not initialized: {', '.join(map(_as_text, found.reshape(-1)))}"
+    return f"Variables not initialized: {', '.join(map(_as_text, array.reshape(-1)))}"
 
 
 def _as_text(name: object) -> str:

@@ -19,7 +19,7 @@ from thalweg.v1.train.monitored.session_run_hook import (
 from thalweg.v1.train.monitored.step_timer import SecondOrStepTimer
 
 _LOG = logging.getLogger(__name__)
-_PATIENCE = 20  # runs without a step, after which it is told
+_PATIENCE = 20  # runs without a step before each warning
 
 
 class StepCounterHook(SessionRunHook):
@@ -55,9 +55,9 @@ class StepCounterHook(SessionRunHook):
         self._summary_writer = summary_writer
         self._step: object = None
         self._tag = ""
-        self._before: int | None = None
+        self._previous_step: int | None = None
         self._steps_per_run = 1
-        self._same = 0  # runs that have not raised the step
+        self._stuck_runs = 0  # runs that have not raised the step
 
     def begin(self) -> None:
         """Find the global step; RuntimeError if there is none."""
@@ -67,7 +67,7 @@ class StepCounterHook(SessionRunHook):
             self._summary_writer = FileWriterCache.get(self._output_dir)
 
     def _set_steps_per_run(self, steps_per_run: int) -> None:
-        """Say by how much one run raises the step, if not by 1."""
+        """Set the number of steps that one run takes; 1 by default."""
         self._steps_per_run = steps_per_run
 
     def before_run(self, run_context: SessionRunContext) -> SessionRunArgs:
@@ -76,14 +76,14 @@ class StepCounterHook(SessionRunHook):
 
     def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
         """Log the rate if it is time."""
-        before = int(run_values.results)
-        if self._timer.should_trigger_for_step(before + self._steps_per_run):
+        step_before_run = int(run_values.results)
+        if self._timer.should_trigger_for_step(step_before_run + self._steps_per_run):
             step = int(run_context.session.run(self._step))
             if self._timer.should_trigger_for_step(step):
                 seconds, steps = self._timer.update_last_triggered_step(step)
                 if seconds and steps is not None:
                     self._report_rate(steps / seconds, step)
-        self._warn_if_stuck(before)
+        self._warn_if_stuck(step_before_run)
 
     def _report_rate(self, rate: float, step: int) -> None:
         tag = self._tag
@@ -93,13 +93,13 @@ class StepCounterHook(SessionRunHook):
 
     def _warn_if_stuck(self, step: int) -> None:
         """Warn if the step stands still."""
-        self._same = self._same + 1 if step == self._before else 0
-        self._before = step
-        if self._same and self._same % _PATIENCE == 0:
+        self._stuck_runs = self._stuck_runs + 1 if step == self._previous_step else 0
+        self._previous_step = step
+        if self._stuck_runs and self._stuck_runs % _PATIENCE == 0:
             _LOG.warning(
                 "It seems that global step (tf.train.get_global_step) has not been increased: it"
                 " was %d before each of the last %d runs. Pass it to Optimizer.apply_gradients or"
                 " Optimizer.minimize.",
                 step,
-                self._same + 1,
+                self._stuck_runs + 1,
             )

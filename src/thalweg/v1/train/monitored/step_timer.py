@@ -31,19 +31,19 @@ class SecondOrStepTimer:
             check_seconds("every_secs", every_secs)
         self._every_secs = every_secs
         self._every_steps = every_steps
-        self._last: tuple[int, float] | None = None
+        self._last_trigger: tuple[int, float] | None = None
 
     def reset(self) -> None:
         """Forget when it triggered last."""
-        self._last = None
+        self._last_trigger = None
 
     def should_trigger_for_step(self, step: int) -> bool:
         """Return True if the hook is due at a step; False if it was triggered at this step
         already.
         """
-        if self._last is None:
+        if self._last_trigger is None:
             return True
-        last_step, last_time = self._last
+        last_step, last_time = self._last_trigger
         if step == last_step:
             return False
         if self._every_steps is not None:
@@ -56,11 +56,11 @@ class SecondOrStepTimer:
         Returns:
             The seconds and the steps since the time before; None the first time.
         """
-        before, self._last = self._last, (step, time.time())
-        if before is None:
+        previous_trigger, self._last_trigger = self._last_trigger, (step, time.time())
+        if previous_trigger is None:
             return None, None
-        return self._last[1] - before[1], step - before[0]
+        return self._last_trigger[1] - previous_trigger[1], step - previous_trigger[0]
 
     def last_triggered_step(self) -> int | None:
         """Return the step at which it triggered last."""
-        return None if self._last is None else self._last[0]
+        return None if self._last_trigger is None else self._last_trigger[0]

@@ -53,28 +53,28 @@ class SummarySaverHook(SessionRunHook):
         self._scaffold = scaffold
         self._summary_op = summary_op
         self._step: object = None
-        self._next: int | None = None  # the step that the next run is expected to end with
-        self._is_due = False
+        self._goal: int | None = None  # the step that the next run is expected to end with
+        self._writes = False
 
     def begin(self) -> None:
         """Find the global step; RuntimeError if there is none."""
-        self._next = None
+        self._goal = None
         self._step = global_step_for(self)
 
     def before_run(self, run_context: SessionRunContext) -> SessionRunArgs:
         """Ask for the summaries if it is time."""
-        self._is_due = self._next is None or self._timer.should_trigger_for_step(self._next)
-        return SessionRunArgs((self._step, self._summary_operations() if self._is_due else []))
+        self._writes = self._goal is None or self._timer.should_trigger_for_step(self._goal)
+        return SessionRunArgs((self._step, self._summary_operations() if self._writes else []))
 
     def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
         """Write them."""
-        before, summaries = run_values.results
-        step = int(run_context.session.run(self._step)) if self._is_due else int(before) + 1
-        if self._is_due:
+        start_step, summaries = run_values.results
+        step = int(run_context.session.run(self._step)) if self._writes else int(start_step) + 1
+        if self._writes:
             self._timer.update_last_triggered_step(step)
         if summaries:
             self._write_summaries(summaries, step)
-        self._next = step + 1
+        self._goal = step + 1
 
     def end(self, session: Any) -> None:
         """Write out what waits."""
@@ -82,17 +82,17 @@ class SummarySaverHook(SessionRunHook):
             self._writer.flush()
 
     def _summary_operations(self) -> Sequence[object]:
-        found = self._scaffold.summary_op if self._summary_op is None else self._summary_op
-        if found is None:
+        summary_op = self._scaffold.summary_op if self._summary_op is None else self._summary_op
+        if summary_op is None:
             return []
-        return found if isinstance(found, list | tuple) else [found]
+        return summary_op if isinstance(summary_op, list | tuple) else [summary_op]
 
     def _write_summaries(self, summaries: Sequence[bytes], step: int) -> None:
         if self._writer is None and self._output_dir is not None:
             self._writer = FileWriterCache.get(self._output_dir)
         if self._writer is None:
             return
-        if self._next is None:
+        if self._goal is None:
             log = message("SessionLog")
             self._writer.add_session_log(log(status=log.START), step)
         for summary in summaries:

@@ -99,8 +99,8 @@ class Checkpoint(Trackable):
             check_trackable(root, "root")
             if is_variable(held_by(root, None)):
                 raise InvalidTypeError("root is a variable: give it by name, as w=w.")
-        for name, value in objects.items():
-            setattr(self, name, value)
+        for name, child in objects.items():
+            setattr(self, name, child)
 
     def __setattr__(self, name: str, value: object) -> None:
         if not name.startswith("_"):
@@ -118,14 +118,14 @@ class Checkpoint(Trackable):
     def _trackable_children(
         self, save_type: str = "checkpoint", **kwargs: object
     ) -> dict[str, object]:
-        own = super()._trackable_children(save_type, **kwargs)
-        return own if self._root is None else {**children_of(self._root), **own}
+        children = super()._trackable_children(save_type, **kwargs)
+        return children if self._root is None else {**children_of(self._root), **children}
 
     def _lookup_dependency(self, name: str) -> object:
-        found = super()._lookup_dependency(name)
-        if found is None and self._root is not None:
+        child = super()._lookup_dependency(name)
+        if child is None and self._root is not None:
             return child_of(self._root, name)
-        return found
+        return child
 
     @property
     def save_counter(self) -> Variable:
@@ -138,8 +138,8 @@ class Checkpoint(Trackable):
     def _maybe_create_save_counter(self) -> None:
         with self._lock:
             if _COUNTER not in self._tracked:
-                value = self._begun(_COUNTER, np.int64(0))
-                self._track_trackable(Variable(value, _COUNTER, trainable=False), _COUNTER)
+                initial_value = self._begun(_COUNTER, np.int64(0))
+                self._track_trackable(Variable(initial_value, _COUNTER, trainable=False), _COUNTER)
 
     @untraced
     def save(self, file_prefix: Path, session: object = None, options: object = None) -> str:
@@ -228,26 +228,24 @@ class Checkpoint(Trackable):
         return CheckpointLoadStatus(restoration, lambda: self._members_in(building))
 
     def _graph_meant(self, session: Any = None) -> object:
-        """The graph whose variables are meant, or None: that of the session, the one that is being
-        built, or the only one there are variables of.
-        """
+        """Return the session's, the default or the objects' only graph; None without a graph."""
         if session is not None:
             return session.graph
         if not executing_eagerly():
             return get_default_graph()
-        found = graphs_of(members_of(self))
-        if len(found) > 1:
+        graphs = graphs_of(members_of(self))
+        if len(graphs) > 1:
             raise InvalidArgumentError(
                 "The objects are of several graphs: call this in the `with` block of one of them."
             )
-        return found[0] if found else None
+        return graphs[0] if graphs else None
 
     def _members_in(self, graph: object = None) -> Sequence[ObjectMember]:
         with _as_default_graph(graph):
             return members_of(self, graph)
 
     def _snapshot(self, session: object = None) -> tuple[ObjectGraph, dict[str, Tensor]]:
-        """What is saved now: what the objects are, and copies of values by the names of tensors."""
+        """Return the object graph and copies of all values by tensor name."""
         graph = self._graph_meant(session)
         keepers = optimizers_in(self._members_in(graph))
         with hold_steps(keepers):
@@ -255,14 +253,14 @@ class Checkpoint(Trackable):
                 with _as_default_graph(graph):
                     keeper._make_whole()
             members = self._members_in(graph)
-            described_now = describe_members(members)
-            values = {each.key: _copy_value(each) for each in members if _is_eager(each)}
-        symbolic = [each for each in members if isinstance(each.held, GraphVariable)]
+            object_graph = describe_members(members)
+            values = {member.key: _copy_value(member) for member in members if _is_eager(member)}
+        symbolic = [member for member in members if isinstance(member.held, GraphVariable)]
         if symbolic:
-            chosen = session_for(session, "save a checkpoint")
-            found = chosen.snapshot([each.held for each in symbolic])
-            values |= {each.key: value for each, value in zip(symbolic, found, strict=True)}
-        return described_now, values
+            open_session = session_for(session, "save a checkpoint")
+            copies = open_session.snapshot([member.held for member in symbolic])
+            values |= {member.key: copy for member, copy in zip(symbolic, copies, strict=True)}
+        return object_graph, values
 
 
 @contextlib.contextmanager
@@ -280,8 +278,8 @@ def count_save(checkpoint: Checkpoint) -> Iterator[Variable]:
 @contextlib.contextmanager
 def _as_default_graph(graph: Any) -> Iterator[None]:
     """Have `graph` be the one that is being built, if it is not."""
-    is_now = not executing_eagerly() and get_default_graph() is graph
-    with contextlib.nullcontext() if graph is None or is_now else graph.as_default():
+    is_default = not executing_eagerly() and get_default_graph() is graph
+    with contextlib.nullcontext() if graph is None or is_default else graph.as_default():
         yield
 
 

@@ -92,7 +92,7 @@ def update_checkpoint_state(
         last_preserved_timestamp,
     )
     folder, name = os.fspath(save_dir), STATE if latest_filename is None else latest_filename
-    newest, *every = (
+    newest, *paths = (
         os.path.join(folder, path)
         for path in (state.model_checkpoint_path, *state.all_model_checkpoint_paths)
     )
@@ -101,7 +101,7 @@ def update_checkpoint_state(
             f"Save path '{model_checkpoint_path}' conflicts with path used for checkpoint state. "
             " Please use a different save path."
         )
-    state = replace(state, model_checkpoint_path=newest, all_model_checkpoint_paths=every)
+    state = replace(state, model_checkpoint_path=newest, all_model_checkpoint_paths=paths)
     write_state(folder, state, name)
 
 
@@ -203,7 +203,7 @@ def get_checkpoint_mtimes(checkpoint_prefixes: Iterable[Path]) -> list[float]:
     ones.
     """
     times: list[float] = []
-    for prefix in [os.fspath(each) for each in checkpoint_prefixes]:
+    for prefix in [os.fspath(checkpoint_prefix) for checkpoint_prefix in checkpoint_prefixes]:
         for path in (prefix + SUFFIX, prefix + INDEX, prefix):
             with _if_there():
                 times.append(os.stat(path).st_mtime)
@@ -242,7 +242,7 @@ def remove_checkpoint(
 
 @contextlib.contextmanager
 def _if_there() -> Iterator[None]:
-    """Leave out what cannot be done because there is no such file."""
+    """Ignore the error for a missing file."""
     try:
         yield
     except OSError as error:

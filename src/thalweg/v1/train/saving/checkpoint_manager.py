@@ -78,23 +78,23 @@ class CheckpointManager:
         self._init_fn = init_fn
         self._saved_step: int | None = None
         # A checkpoint without a time is not one of a manager, and no manager deletes it.
-        state, now = get_checkpoint_state(self._directory) or CheckpointState(""), time.time()
+        state, start = get_checkpoint_state(self._directory) or CheckpointState(""), time.time()
         paths, times = state.all_model_checkpoint_paths, state.all_model_checkpoint_timestamps
         mark, hours = state.last_preserved_timestamp, keep_checkpoint_every_n_hours
-        if mark is not None and mark > now:
+        if mark is not None and mark > start:
             # Nobody knows which of the checkpoints were to be retained, so all of them are.
             _LOG.warning(
                 "The clock is %g s behind the last preserved checkpoint timestamp in %s. The"
                 " checkpoints there are not deleted.",
-                mark - now,
+                mark - start,
                 self._directory,
             )
-            mark, paths = now, []
+            mark, paths = start, []
         self._latest = state.model_checkpoint_path or None
         self._keeper = Keeper(
             max_to_keep,
             hours and hours * 3600.0,
-            now if mark is None else mark,
+            start if mark is None else mark,
             dict(zip(paths, times)).items() if len(times) == len(paths) else (),
         )
 
@@ -127,7 +127,7 @@ class CheckpointManager:
     def save(
         self, checkpoint_number: object = None, check_interval: bool = True, options: object = None
     ) -> str | None:
-        """Save, name the new checkpoint as the newest, and delete old ones.
+        """Save a checkpoint, record it as the newest, and delete old ones.
 
         Args:
             checkpoint_number: Optional. A number or an integer variable that gives the name its
@@ -151,10 +151,10 @@ class CheckpointManager:
         self._latest = path
         self._keeper = self._keeper.after_saving(path)
         self._note_latest(path)
-        listed = self._keeper.paths
+        listed_paths = self._keeper.paths
         for old in self._keeper.too_old():
             remove_checkpoint(old)
-        if self._keeper.paths != listed:
+        if self._keeper.paths != listed_paths:
             self._note_latest(path)
         return path
 
@@ -168,7 +168,7 @@ class CheckpointManager:
             self._directory,
             latest,
             self._keeper.paths,
-            all_model_checkpoint_timestamps=[saved for _, saved in self._keeper.newest],
+            all_model_checkpoint_timestamps=[timestamp for _, timestamp in self._keeper.newest],
             last_preserved_timestamp=self._keeper.mark,
         )
 
@@ -193,7 +193,7 @@ class CheckpointManager:
 
 
 def _number_of(counter: Any) -> int:
-    """The number that a variable has, or a number."""
+    """Return the value of a variable, or a number itself."""
     if not is_symbolic(counter):
         return int(counter)
     session = get_default_session()

@@ -45,15 +45,15 @@ class CheckpointReader:
     def __init__(self, filename: str | os.PathLike[str]) -> None:
         self._prefix = os.fspath(filename).removesuffix(SUFFIX)
         place = _locate_existing(self._prefix)
-        self._path, self._is_ours = place.path, place.kind is PathKind.OURS
+        self._path, self._has_own_format = place.path, place.kind is PathKind.OURS
         self._document: dict[str, object] = {}
-        if self._is_ours:
-            described = container.describe(self._path)
-            self._document = described.document
-            found: Any = described.tensors.items()
+        if self._has_own_format:
+            description = container.describe(self._path)
+            self._document = description.document
+            named_entries: Any = description.tensors.items()
         else:
-            found = [(each.name, each) for each in bundle.describe(self._path)]
-        self._entries = {name: (each.dtype, tuple(each.shape)) for name, each in found}
+            named_entries = [(entry.name, entry) for entry in bundle.describe(self._path)]
+        self._entries = {name: (entry.dtype, tuple(entry.shape)) for name, entry in named_entries}
 
     def get_variable_to_shape_map(self) -> dict[str, list[int]]:
         """Return the shape of each tensor by its name."""
@@ -85,11 +85,11 @@ class CheckpointReader:
         if dtype not in ITEM_BYTES:
             texts = bundle.read(self._path, {tensor_str}).strings[tensor_str]
             return np.array(texts, dtype=object).reshape(shape)[()]
-        stored = self._read_tensors({tensor_str})[tensor_str]
+        stored_tensor = self._read_tensors({tensor_str})[tensor_str]
         try:
-            return stored.array()[()]
+            return stored_tensor.array()[()]
         except UnsupportedCheckpointError:
-            return stored.tensor()
+            return stored_tensor.tensor()
 
     def debug_string(self) -> bytes:
         """Return a line for each tensor, such as "layer/kernel (DT_FLOAT) [2,3]"."""
@@ -106,26 +106,27 @@ class CheckpointReader:
         Raises:
             OSError: They are damaged, or another checkpoint has taken the place of this one.
         """
-        found = self._read_tensors(names)
+        loaded = self._read_tensors(names)
         for name in names:
-            if name not in found or (found[name].dtype, found[name].shape) != self._entries[name]:
+            tensor = loaded.get(name)
+            if tensor is None or (tensor.dtype, tensor.shape) != self._entries[name]:
                 raise DataLossError(f"{self._prefix}: {name!r} was changed while it was read.")
-        return {name: found[name].tensor() for name in names}
+        return {name: loaded[name].tensor() for name in names}
 
     def keys_by_name(self) -> dict[str, str]:
         """Return the names of tensors by the names of their variables, where objects have been
         saved.
         """
-        if not self._is_ours:
+        if not self._has_own_format:
             graph = bundle.read(self._path, ()).graph
         else:
-            known = self._document.get("object_graph")
-            graph = None if known is None else files.decode_graph(known, self._prefix)
-        values = [] if graph is None else [each for node in graph.nodes for each in node.attributes]
-        return {each.full_name: each.key for each in values}
+            encoded = self._document.get("object_graph")
+            graph = None if encoded is None else files.decode_graph(encoded, self._prefix)
+        nodes = () if graph is None else graph.nodes
+        return {entry.full_name: entry.key for node in nodes for entry in node.attributes}
 
     def _read_tensors(self, names: Collection[str]) -> dict[str, StoredTensor]:
-        if self._is_ours:
+        if self._has_own_format:
             return container.read(self._path, names).tensors
         return bundle.read(self._path, names).tensors
 

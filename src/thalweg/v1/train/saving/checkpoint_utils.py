@@ -104,8 +104,8 @@ def init_from_checkpoint(
     reader = CheckpointReader(prefix)
     shapes = reader.get_variable_to_shape_map()
     pairs: dict[GraphVariable, str] = {}
-    given: Any = assignment_map.items() if isinstance(assignment_map, Mapping) else assignment_map
-    for name, target in sorted(given, key=itemgetter(0)):
+    table: Any = assignment_map.items() if isinstance(assignment_map, Mapping) else assignment_map
+    for name, target in sorted(table, key=itemgetter(0)):
         variables = _find_variables(target)
         if variables:
             if name not in shapes:
@@ -131,12 +131,12 @@ def _prefix_of(ckpt_dir_or_file: Path) -> str:
     path = os.fspath(ckpt_dir_or_file)
     if not os.path.isdir(path):
         return path
-    found = latest_checkpoint(path)
-    if found is None:
+    prefix = latest_checkpoint(path)
+    if prefix is None:
         raise InvalidArgumentError(
             f"Couldn't find 'checkpoint' file or checkpoints in given directory {path}"
         )
-    return found
+    return prefix
 
 
 def _find_variables(target: object) -> list[GraphVariable]:
@@ -149,9 +149,9 @@ def _find_variables(target: object) -> list[GraphVariable]:
         graph = get_default_graph()
         if target in graph.partitioned_store:
             return list(graph.partitioned_store[target])
-        every = graph.get_collection(GraphKeys.GLOBAL_VARIABLES)
-        known = {variable.op.name: variable for variable in every} | graph.variable_store
-        return [known[target]] if target in known else []
+        variables = graph.get_collection(GraphKeys.GLOBAL_VARIABLES)
+        by_name = {variable.op.name: variable for variable in variables} | graph.variable_store
+        return [by_name[target]] if target in by_name else []
     is_partitioned = isinstance(target, list | tuple | PartitionedVariable)
     members = list(cast("list[object]", target)) if is_partitioned else [target]
     variables = [as_variable(member) for member in members]
@@ -165,16 +165,16 @@ def _find_variables(target: object) -> list[GraphVariable]:
 
 
 def _of_scope(
-    scope: str, own: str, prefix: str, shapes: Mapping[str, object]
+    scope: str, target: str, prefix: str, shapes: Mapping[str, object]
 ) -> dict[GraphVariable, str]:
-    """The variables below `own`, and their names in a checkpoint below `scope`."""
-    outer = own[: own.rindex("/")] if "/" in own else ""
-    if not scope.endswith("/") or not own.endswith("/"):
+    """Return the names below `scope` in a checkpoint, by their variables below `target`."""
+    outer = target[: target.rindex("/")] if "/" in target else ""
+    if not scope.endswith("/") or not target.endswith("/"):
         raise InvalidArgumentError(
-            f"Assignment map with scope only name {own} should map to scope only {scope}. Should be"
-            " 'scope/': 'other_scope/'. There is no variable of that name."
+            f"Assignment map with scope only name {target} should map to scope only {scope}. Should"
+            " be 'scope/': 'other_scope/'. There is no variable of that name."
         )
-    found: dict[GraphVariable, str] = {}
+    names_by_variable: dict[GraphVariable, str] = {}
     for name, variable in sorted(_variables_by_name().items()):
         part = _part_of(variable)
         name = name if part is None else part.full_name
@@ -186,16 +186,16 @@ def _of_scope(
             raise InvalidArgumentError(
                 f"Tensor {full} ({inner} in {scope}) is not found in {prefix} checkpoint"
             )
-        found[variable] = full
-    return found
+        names_by_variable[variable] = full
+    return names_by_variable
 
 
 def _variables_by_name() -> dict[str, GraphVariable]:
-    """The variables of the default graph that scopes are searched for."""
+    """Return the variables of the default graph that belong to scopes, by name."""
     graph = get_default_graph()
-    known = [variable for _, variable in graph.stand_ins.values()]
-    known += graph.get_collection(GraphKeys.TRAINABLE_VARIABLES)
-    return {variable.op.name: variable for variable in known} | graph.variable_store
+    variables = [variable for _, variable in graph.stand_ins.values()]
+    variables += graph.get_collection(GraphKeys.TRAINABLE_VARIABLES)
+    return {variable.op.name: variable for variable in variables} | graph.variable_store
 
 
 def _check_fits(variable: GraphVariable, name: str, shape: list[int], dtype: object) -> None:
@@ -214,7 +214,7 @@ def _check_fits(variable: GraphVariable, name: str, shape: list[int], dtype: obj
 
 
 def _initial_value(variable: GraphVariable, prefix: str, name: str) -> Any:
-    """A tensor that is read from the checkpoint in the run that initializes the variable."""
+    """Return a tensor that the initializing run reads from the checkpoint."""
     output = Output(variable.dtype, variable.shape, ())
     with variable.graph.as_default(), variable.graph.control_dependencies(None):
         return operation(
@@ -229,8 +229,8 @@ def _initial_value(variable: GraphVariable, prefix: str, name: str) -> Any:
 def _read_tensor(
     prefix: str, name: str, device: torch.device, part: SaveSliceInfo | None
 ) -> Tensor:
-    whole = CheckpointReader(prefix).tensors({name})[name]
-    return (whole if part is None else part.cut(whole).clone()).to(device)
+    full_tensor = CheckpointReader(prefix).tensors({name})[name]
+    return (full_tensor if part is None else part.cut(full_tensor).clone()).to(device)
 
 
 def _part_of(variable: GraphVariable) -> SaveSliceInfo | None:

@@ -50,7 +50,7 @@ def fitting_values(
         (name, variable, shapes[keys[name]], dtypes[keys[name]])
         for name, variable in variables.items()
     ]
-    flaws = [found for pair in pairs if (found := _describe_misfit(*pair, prefix, reshape))]
+    flaws = [flaw for pair in pairs if (flaw := _describe_misfit(*pair, prefix, reshape))]
     if flaws:
         raise state.mismatch(flaws)
     values = reader.tensors(set(keys.values()))
@@ -61,29 +61,29 @@ def _describe_misfit(
     name: str, variable: GraphVariable, shape: Sequence[int], dtype: Any, prefix: str, reshape: bool
 ) -> str | None:
     """Return why a value does not fit its variable, or None."""
-    own = variable.shape
+    expected = variable.shape
     info = variable._save_slice_info
-    is_whole = info is not None and tuple(shape) == tuple(info.full_shape)
-    if not (is_whole or own.accepts(shape) or (reshape and _has_as_many(own, shape))):
-        what = f"has shape {tuple(shape)} in {prefix} but the variable has shape {tuple(own)}"
-        return f"'{name}' {what}"
+    is_full = info is not None and tuple(shape) == tuple(info.full_shape)
+    if not (is_full or expected.accepts(shape) or (reshape and _has_as_many(expected, shape))):
+        text = f"has shape {tuple(shape)} in {prefix} but the variable has shape {tuple(expected)}"
+        return f"'{name}' {text}"
     if variable.dtype not in (None, dtype):
-        given = dtype if isinstance(dtype, str) else dtype_name(dtype)
-        return f"'{name}' is {given} in {prefix} but the variable is {dtype_name(variable.dtype)}"
+        actual = dtype if isinstance(dtype, str) else dtype_name(dtype)
+        return f"'{name}' is {actual} in {prefix} but the variable is {dtype_name(variable.dtype)}"
     return None
 
 
-def _has_as_many(own: Sequence[int | None], shape: Sequence[int]) -> bool:
-    sizes = [size for size in own if size is not None]
-    return len(sizes) == len(own) and prod(sizes) == prod(shape)
+def _has_as_many(expected: Sequence[int | None], shape: Sequence[int]) -> bool:
+    sizes = [size for size in expected if size is not None]
+    return len(sizes) == len(expected) and prod(sizes) == prod(shape)
 
 
-def _fit_value(value: Tensor, variable: GraphVariable) -> Tensor:
-    """Return the part of `value` that belongs to the variable, in its shape."""
-    info, own = variable._save_slice_info, variable.shape
-    if info is not None and tuple(value.shape) == tuple(info.full_shape):
-        return info.cut(value).clone()
-    return value if own.accepts(value.shape) else value.reshape(tuple(own))  # pyright: ignore
+def _fit_value(tensor: Tensor, variable: GraphVariable) -> Tensor:
+    """Return the part of `tensor` that belongs to the variable, in its shape."""
+    info, expected = variable._save_slice_info, variable.shape
+    if info is not None and tuple(tensor.shape) == tuple(info.full_shape):
+        return info.cut(tensor).clone()
+    return tensor if expected.accepts(tensor.shape) else tensor.reshape(tuple(expected))  # pyright: ignore
 
 
 def _not_found(missing: Sequence[str], count: int, prefix: str) -> NotFoundError:

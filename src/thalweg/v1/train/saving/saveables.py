@@ -22,11 +22,11 @@ def all_saveable() -> list[Any]:
     """
     graph = get_default_graph()
     keys = GraphKeys.GLOBAL_VARIABLES, GraphKeys.SAVEABLE_OBJECTS
-    return [each for key in keys for each in graph.get_collection(key)]
+    return [member for key in keys for member in graph.get_collection(key)]
 
 
 def by_name(var_list: object) -> dict[str, GraphVariable]:
-    """Variables by their names in a checkpoint, sorted by name.
+    """Return variables by their names in a checkpoint, sorted by name.
 
     Args:
         var_list: Variables, in a list, tuple or set, which are called as in the graph; or a dict of
@@ -40,15 +40,15 @@ def by_name(var_list: object) -> dict[str, GraphVariable]:
             graphs.
     """
     if isinstance(var_list, Mapping):
-        found = _of_mapping(var_list)
+        variables_by_name = _of_mapping(var_list)
     elif isinstance(var_list, (list, tuple, set, frozenset)):
-        found = _of_list(var_list)
+        variables_by_name = _of_list(var_list)
     else:
         raise InvalidTypeError(
             f"Variables to save should be passed in a dict or a list: {show_value(var_list)}"
         )
     names: dict[GraphVariable, str] = {}
-    for name, variable in found.items():
+    for name, variable in variables_by_name.items():
         if names.setdefault(variable, name) != name:
             raise InvalidArgumentError(
                 f"The same saveable will be restored with two names: {name} and {names[variable]}"
@@ -58,49 +58,49 @@ def by_name(var_list: object) -> dict[str, GraphVariable]:
         raise InvalidArgumentError(
             f"Variables to save belong to {len(graphs)} graphs; a saver is for one."
         )
-    return found
+    return variables_by_name
 
 
-def as_variable(item: object) -> GraphVariable | None:
-    """Return the variable of the default graph that `item` is or stands for, or None."""
-    if isinstance(item, GraphVariable):
-        return item
-    known = get_default_graph().stand_ins.get(id(item))
-    found = graph_variable_of(item) if known is None else known[1]
-    return found if isinstance(found, GraphVariable) else None
+def as_variable(candidate: object) -> GraphVariable | None:
+    """Return the variable of the default graph that `candidate` is or stands for, or None."""
+    if isinstance(candidate, GraphVariable):
+        return candidate
+    stand_in = get_default_graph().stand_ins.get(id(candidate))
+    variable = graph_variable_of(candidate) if stand_in is None else stand_in[1]
+    return variable if isinstance(variable, GraphVariable) else None
 
 
 def are_eager(var_list: object) -> bool:
     """Return whether a list or dict has eager variables alone, without any in the default graph."""
     members = list(var_list.values()) if isinstance(var_list, Mapping) else var_list
-    known = get_default_graph().stand_ins
+    stand_ins = get_default_graph().stand_ins
     return isinstance(members, list | tuple | set | frozenset) and all(
-        isinstance(each, Variable) and id(each) not in known for each in members
+        isinstance(member, Variable) and id(member) not in stand_ins for member in members
     )
 
 
-def _parts_of(item: object) -> list[Any]:
-    """Return the parts of a partitioned variable, or `item` alone."""
-    return list(item) if isinstance(item, PartitionedVariable) else [item]
+def _parts_of(candidate: object) -> list[Any]:
+    """Return the parts of a partitioned variable, or `candidate` alone."""
+    return list(candidate) if isinstance(candidate, PartitionedVariable) else [candidate]
 
 
 def join_parts(
     variables: Mapping[str, GraphVariable], values: Iterable[Tensor]
 ) -> dict[str, Tensor]:
     """Return values by name, with one value for parts that are a whole variable together."""
-    found, groups = {}, {}
-    for (name, variable), value in zip(variables.items(), values, strict=True):
-        found[name] = value
+    tensors, groups = {}, {}
+    for (name, variable), tensor in zip(variables.items(), values, strict=True):
+        tensors[name] = tensor
         if (info := variable._save_slice_info) is not None:
             groups.setdefault(whole_name(name, variable), []).append((info, name))
-    for whole, members in groups.items():
+    for full_name, members in groups.items():
         shape = members[0][0].full_shape
         if sum(prod(info.var_shape) for info, _ in members) == prod(shape):
             sizes = zip(members[0][0].var_shape, shape, strict=True)
             axis = next((place for place, (part, full) in enumerate(sizes) if part != full), 0)
             members.sort(key=lambda member: member[0].index)
-            found[whole] = torch.cat([found.pop(name) for _, name in members], axis)
-    return found
+            tensors[full_name] = torch.cat([tensors.pop(name) for _, name in members], axis)
+    return tensors
 
 
 def whole_name(name: str, variable: GraphVariable) -> str:
@@ -110,39 +110,39 @@ def whole_name(name: str, variable: GraphVariable) -> str:
 
 
 def _of_list(var_list: Any) -> dict[str, GraphVariable]:
-    found: dict[str, GraphVariable] = {}
-    parts = [part for each in var_list for part in _parts_of(each)]
-    for item in parts:
-        variable = as_variable(item)
+    variables_by_name: dict[str, GraphVariable] = {}
+    parts = [part for listed_variable in var_list for part in _parts_of(listed_variable)]
+    for candidate in parts:
+        variable = as_variable(candidate)
         if variable is None:
-            raise InvalidTypeError(f"Variable to save is not a Variable: {show_value(item)}")
+            raise InvalidTypeError(f"Variable to save is not a Variable: {show_value(candidate)}")
         info = variable._save_slice_info
         name = variable.op.name if info is None else info.key
-        if name in found:
+        if name in variables_by_name:
             raise InvalidArgumentError(f"At least two variables have the same name: {name}")
-        found[name] = variable
-    return dict(sorted(found.items()))
+        variables_by_name[name] = variable
+    return dict(sorted(variables_by_name.items()))
 
 
 def _of_mapping(var_list: Mapping[object, object]) -> dict[str, GraphVariable]:
-    found: dict[str, GraphVariable] = {}
-    for name, item in var_list.items():
+    variables_by_name: dict[str, GraphVariable] = {}
+    for name, candidate in var_list.items():
         if not isinstance(name, str):
             _refuse_names(f"Name is not a string: {name!r}")
-        parts = item if isinstance(item, list | tuple) else _parts_of(item)
+        parts = candidate if isinstance(candidate, list | tuple) else _parts_of(candidate)
         infos: list[Any] = [getattr(part, "_save_slice_info", None) for part in parts]
-        if not isinstance(item, GraphVariable) and infos and None not in infos:
+        if not isinstance(candidate, GraphVariable) and infos and None not in infos:
             pairs = zip(infos, parts, strict=True)
-            found.update({f"{name}/part_{info.index}": part for info, part in pairs})
+            variables_by_name.update({f"{name}/part_{info.index}": part for info, part in pairs})
             continue
-        variable = as_variable(item)
+        variable = as_variable(candidate)
         if variable is None:
-            _refuse_names(f"Not a variable: {show_value(item)}")
-        found[name] = variable
-    return dict(sorted(found.items()))
+            _refuse_names(f"Not a variable: {show_value(candidate)}")
+        variables_by_name[name] = variable
+    return dict(sorted(variables_by_name.items()))
 
 
-def _refuse_names(what: str) -> NoReturn:
+def _refuse_names(problem: str) -> NoReturn:
     raise InvalidTypeError(
-        f"names_to_saveables must be a dict mapping string names to Tensors/Variables. {what}"
+        f"names_to_saveables must be a dict mapping string names to Tensors/Variables. {problem}"
     )

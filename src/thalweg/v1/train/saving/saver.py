@@ -151,11 +151,11 @@ class Saver:
         if executing_eagerly() and saveables.are_eager(var_list):
             self._eager = EagerValues()
         with contextlib.nullcontext() if self._eager is None else self._eager.graph.as_default():
-            found = saveables.by_name(var_list)
-        if not found and not self._allow_empty:
+            variables = saveables.by_name(var_list)
+        if not variables and not self._allow_empty:
             raise InvalidArgumentError("No variables to save")
         self._keeper.mark = time.time() + self._span
-        self._variables = found
+        self._variables = variables
 
     @untraced
     def save(
@@ -217,10 +217,10 @@ class Saver:
             raise InvalidArgumentError(
                 f"'latest_filename' collides with 'save_path': '{latest}' and '{prefix}'"
             )
-        joined = saveables.join_parts(variables, values)
-        stored = {name: of_tensor(value) for name, value in joined.items()}
+        values_by_name = saveables.join_parts(variables, values)
+        stored_tensors = {name: of_tensor(tensor) for name, tensor in values_by_name.items()}
         with self._lock:
-            container.write(prefix + SUFFIX, stored, {"kind": _KIND})
+            container.write(prefix + SUFFIX, stored_tensors, {"kind": _KIND})
             if write_state:
                 self._write_list(prefix, folder, latest, meta_graph_suffix)
         return prefix
@@ -232,12 +232,12 @@ class Saver:
         """Write the file `checkpoint`, and delete an old checkpoint."""
         keeper = self._keeper.after_saving(prefix) if self._keeper.most else self._keeper
         old = list(keeper.too_old(1))
-        beside = [path for path in keeper.paths if _folder_of(path) == _folder_of(prefix)]
-        write_state(folder, CheckpointState(prefix, beside or [prefix]), latest)
+        folder_paths = [path for path in keeper.paths if _folder_of(path) == _folder_of(prefix)]
+        write_state(folder, CheckpointState(prefix, folder_paths or [prefix]), latest)
         self._keeper = keeper
-        for each in old:
+        for old_path in old:
             try:
-                remove_checkpoint(each, meta_graph_suffix=meta_graph_suffix)
+                remove_checkpoint(old_path, meta_graph_suffix=meta_graph_suffix)
             except OSError as error:
                 _LOG.warning("Ignoring: %s", error)
 
@@ -309,34 +309,34 @@ class Saver:
         self.set_last_checkpoints_with_time(dated)
 
     def as_saver_def(self) -> NoReturn:
-        """Refused: there are no protocol buffers of savers here."""
+        """Raise NotImplementedError: savers have no protocol buffers."""
         _refuse_protos("as_saver_def")
 
     def to_proto(self, export_scope: str | None = None) -> NoReturn:
-        """Refused, as `as_saver_def`."""
+        """Raise NotImplementedError, as `as_saver_def`."""
         _refuse_protos("to_proto")
 
     @staticmethod
     def from_proto(saver_def: object, import_scope: str | None = None) -> NoReturn:
-        """Refused, as `as_saver_def`."""
+        """Raise NotImplementedError, as `as_saver_def`."""
         _refuse_protos("from_proto")
 
     def export_meta_graph(self, *args: object, **kwargs: object) -> NoReturn:
-        """Refused: a graph here is what Python built, and is built anew."""
+        """Raise NotImplementedError: a graph is built by Python code, not read from a file."""
         _refuse_protos("export_meta_graph")
 
 
-def _next_mark(saved: float, mark: float, span: float) -> float | None:
-    return mark + span if saved > mark else None
+def _next_mark(saved_time: float, mark: float, span: float) -> float | None:
+    return mark + span if saved_time > mark else None
 
 
 def _folder_of(prefix: str) -> str:
     return os.path.realpath(os.path.dirname(prefix))
 
 
-def _refuse_protos(what: str) -> NoReturn:
+def _refuse_protos(method: str) -> NoReturn:
     raise NotImplementedError(
-        f"{what}: there are no protocol buffers of savers and graphs, because a graph holds Python"
-        " functions. Build the graph by the same Python code, and restore its variables with a new"
-        " Saver."
+        f"{method}: there are no protocol buffers of savers and graphs, because a graph holds"
+        " Python functions. Build the graph by the same Python code, and restore its variables"
+        " with a new Saver."
     )

@@ -29,11 +29,11 @@ class EagerValues:
 
     def _held(self, variables: Iterable[GraphVariable]) -> list[Tensor]:
         """Return the eager variables that graph variables stand for."""
-        known = {variable: tensor for tensor, variable in self.graph.stand_ins.values()}
-        held = [known[variable] for variable in variables]
-        for tensor in held:
+        tensors = {variable: tensor for tensor, variable in self.graph.stand_ins.values()}
+        leaves = [tensors[variable] for variable in variables]
+        for tensor in leaves:
             check_held(tensor)
-        return held
+        return leaves
 
     def snapshot(self, variables: Iterable[GraphVariable]) -> list[Tensor]:
         """Return copies of the values, in the CPU's memory."""
@@ -43,7 +43,7 @@ class EagerValues:
         """Give variables values: all of them, or none if that fails."""
         pairs = zip(self._held(values), values.values(), strict=True)
         with writable():
-            atomic_section.run([partial(held.detach().copy_, value) for held, value in pairs])
+            atomic_section.run([partial(leaf.detach().copy_, value) for leaf, value in pairs])
 
 
 def as_session(sess: object, eager: EagerValues | None = None) -> Session | EagerValues:

@@ -31,8 +31,8 @@ def write(prefix: str, graph: ObjectGraph, values: Mapping[str, Tensor]) -> None
         values: The values of their variables by the graph's keys; not changed meanwhile.
     """
     atomic_write.make_folder(os.path.dirname(prefix) or ".")
-    stored = {key: of_tensor(value) for key, value in values.items()}
-    container.write(prefix + ENDING, stored, {"kind": KIND, "object_graph": encode_graph(graph)})
+    tensors = {key: of_tensor(tensor) for key, tensor in values.items()}
+    container.write(prefix + ENDING, tensors, {"kind": KIND, "object_graph": encode_graph(graph)})
 
 
 def read(prefix: str) -> tuple[ObjectGraph, dict[int, Tensor]]:
@@ -52,11 +52,11 @@ def read(prefix: str) -> tuple[ObjectGraph, dict[int, Tensor]]:
     graph, tensors = _read_file(prefix)
     values: dict[int, Tensor] = {}
     for place, node in enumerate(graph.nodes):
-        for each in node.attributes:
-            if each.name == VALUE and each.key in tensors:
-                values[place] = tensors[each.key].tensor()
-            elif each.name == VALUE:
-                raise _damage_error(prefix, f"names {each.key!r}, which has no value")
+        for attribute in node.attributes:
+            if attribute.name == VALUE and attribute.key in tensors:
+                values[place] = tensors[attribute.key].tensor()
+            elif attribute.name == VALUE:
+                raise _damage_error(prefix, f"names {attribute.key!r}, which has no value")
     return graph, values
 
 
@@ -67,11 +67,11 @@ def _read_file(prefix: str) -> tuple[ObjectGraph, dict[str, StoredTensor]]:
         if read.graph is None:
             raise _without_objects(prefix, "thalweg.v1.train.Saver reads it, in a session")
         return read.graph, read.tensors
-    found = container.read(place.path)
-    graph = found.document.get("object_graph")
+    content = container.read(place.path)
+    graph = content.document.get("object_graph")
     if graph is None:
-        raise _without_objects(prefix, reader_of(found.document.get("kind")))
-    return decode_graph(graph, prefix), found.tensors
+        raise _without_objects(prefix, reader_of(content.document.get("kind")))
+    return decode_graph(graph, prefix), content.tensors
 
 
 def _without_objects(prefix: str, reader: str) -> UnsupportedCheckpointError:
@@ -85,8 +85,8 @@ def encode_graph(graph: ObjectGraph) -> list[dict[str, Any]]:
     return [
         {
             "children": dict(node.children),
-            "values": [[each.name, each.full_name, each.key] for each in node.attributes],
-            "slots": [[each.original, each.name, each.slot] for each in node.slots],
+            "values": [[entry.name, entry.full_name, entry.key] for entry in node.attributes],
+            "slots": [[entry.original, entry.name, entry.slot] for entry in node.slots],
         }
         for node in graph.nodes
     ]
@@ -104,33 +104,33 @@ def decode_graph(nodes: object, source: str) -> ObjectGraph:
     """
     if not isinstance(nodes, list) or not nodes:
         raise _damage_error(source, "is no list of objects")
-    every = cast("list[Any]", nodes)
+    node_list = cast("list[Any]", nodes)
 
-    def check_position(value: object) -> int:
-        if type(value) is not int or not 0 <= value < len(every):
-            raise _damage_error(source, f"names object {str(value)[:20]} of {len(every)}")
-        return value
+    def check_position(position: object) -> int:
+        if type(position) is not int or not 0 <= position < len(node_list):
+            raise _damage_error(source, f"names object {str(position)[:20]} of {len(node_list)}")
+        return position
 
-    return ObjectGraph(tuple(_decode_node(each, check_position, source) for each in every))
+    return ObjectGraph(tuple(_decode_node(node, check_position, source) for node in node_list))
 
 
-def _decode_node(given: object, position: Any, source: str) -> Node:
+def _decode_node(node: object, position: Any, source: str) -> Node:
     kinds = {"children": dict, "values": list, "slots": list}
     if (
-        not isinstance(given, dict)
-        or {key: type(value) for key, value in cast("dict[str, Any]", given).items()} != kinds
+        not isinstance(node, dict)
+        or {key: type(entry) for key, entry in cast("dict[str, Any]", node).items()} != kinds
     ):
         raise _damage_error(source, "has what is no object")
-    children, values, slots = cast("tuple[Any, Any, Any]", (given[key] for key in kinds))
-    rows = [*(("sss", each) for each in values), *(("psp", each) for each in slots)]
+    children, values, slots = cast("tuple[Any, Any, Any]", (node[key] for key in kinds))
+    rows = [*(("sss", field) for field in values), *(("psp", field) for field in slots)]
     for kind, row in rows:
         if not isinstance(row, list) or len(cast("list[Any]", row)) != len(kind):
             raise _damage_error(source, "has a row of another length")
-        for letter, each in zip(kind, cast("list[Any]", row), strict=True):
+        for letter, field in zip(kind, cast("list[Any]", row), strict=True):
             if letter == "p":
-                position(each)
-            elif not isinstance(each, str):
-                raise _damage_error(source, f"has {str(each)[:20]} as a name")
+                position(field)
+            elif not isinstance(field, str):
+                raise _damage_error(source, f"has {str(field)[:20]} as a name")
     return Node(
         {name: position(child) for name, child in children.items()},
         tuple(SavedAttribute(*row) for row in values),
@@ -138,5 +138,5 @@ def _decode_node(given: object, position: Any, source: str) -> Node:
     )
 
 
-def _damage_error(source: str, what: str) -> DataLossError:
-    return DataLossError(f"{source}: its object graph {what}.")
+def _damage_error(source: str, problem: str) -> DataLossError:
+    return DataLossError(f"{source}: its object graph {problem}.")

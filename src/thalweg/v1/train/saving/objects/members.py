@@ -53,22 +53,22 @@ class ObjectMember:
         return self.path + SUFFIX
 
 
-def is_trackable(value: object) -> bool:
+def is_trackable(candidate: object) -> bool:
     """Return True if a value can be part of a checkpoint."""
-    if isinstance(value, GraphVariable):
+    if isinstance(candidate, GraphVariable):
         return True
-    return isinstance(value, (Tensor, *_CONTAINERS)) and not is_symbolic(value)
+    return isinstance(candidate, (Tensor, *_CONTAINERS)) and not is_symbolic(candidate)
 
 
-def check_trackable(value: object, path: str) -> None:
-    """Refuse what cannot be part of a checkpoint.
+def check_trackable(candidate: object, path: str) -> None:
+    """Raise unless a value can be part of a checkpoint.
 
     Raises:
         InvalidTypeError: Says what can.
     """
-    if not is_trackable(value):
-        kind = type(value).__name__
-        hint = " Make it a thalweg.Variable." if isinstance(value, bool | int | float) else ""
+    if not is_trackable(candidate):
+        kind = type(candidate).__name__
+        hint = " Make it a thalweg.Variable." if isinstance(candidate, bool | int | float) else ""
         raise InvalidTypeError(
             f"'{path}' is a {kind}, which no checkpoint holds: variables, tensors, modules,"
             f" optimizers, other Checkpoints, and lists and dicts of them can be saved.{hint}"
@@ -82,14 +82,14 @@ def children_of(owner: object) -> dict[str, Any]:
     if isinstance(owner, Trackable):
         return owner._trackable_children(save_type="checkpoint")
     if isinstance(owner, torch.nn.Module):
-        left_out = owner._non_persistent_buffers_set
-        buffers = {name: each for name, each in owner._buffers.items() if name not in left_out}
-        found = {**owner._modules, **owner._parameters, **buffers}
-        return {name: each for name, each in found.items() if each is not None}
+        excluded = owner._non_persistent_buffers_set
+        buffers = {name: child for name, child in owner._buffers.items() if name not in excluded}
+        candidates = {**owner._modules, **owner._parameters, **buffers}
+        return {name: child for name, child in candidates.items() if child is not None}
     if isinstance(owner, dict):
-        return {_check_key(name): each for name, each in cast("dict[Any, Any]", owner).items()}
+        return {_check_key(name): child for name, child in cast("dict[Any, Any]", owner).items()}
     if isinstance(owner, list | tuple):
-        return {str(place): each for place, each in enumerate(cast("list[Any]", owner))}
+        return {str(place): child for place, child in enumerate(cast("list[Any]", owner))}
     return {}
 
 
@@ -106,14 +106,14 @@ def child_of(owner: object, name: str) -> Any:
     if isinstance(owner, Trackable):
         return owner._lookup_dependency(name)
     if isinstance(owner, list | tuple):
-        own = cast("list[Any]", owner)
-        is_place = name.isdecimal() and len(name) <= _DIGITS and int(name) < len(own)
-        return own[int(name)] if is_place else None
+        children = cast("list[Any]", owner)
+        is_place = name.isdecimal() and len(name) <= _DIGITS and int(name) < len(children)
+        return children[int(name)] if is_place else None
     if isinstance(owner, dict):
         return cast("dict[str, Any]", owner).get(name)
     if isinstance(owner, torch.nn.Module) and name not in owner._non_persistent_buffers_set:
         tables: object = (owner._buffers, owner._parameters, owner._modules)
-        return next((each[name] for each in tables if each.get(name) is not None), None)
+        return next((table[name] for table in tables if table.get(name) is not None), None)
     return None
 
 
@@ -127,9 +127,9 @@ def held_by(value: Any, graph: Any) -> Any:
     return value
 
 
-def is_variable(held: object) -> bool:
+def is_variable(candidate: object) -> bool:
     """Return True if an object is a tensor or a variable of a graph."""
-    return isinstance(held, Tensor | GraphVariable)
+    return isinstance(candidate, Tensor | GraphVariable)
 
 
 def members_of(root: object, graph: object = None) -> list[ObjectMember]:
@@ -145,14 +145,14 @@ def members_of(root: object, graph: object = None) -> list[ObjectMember]:
     members: list[ObjectMember] = []
     places: dict[int, int] = {}
 
-    def place_of(value: object, path: str) -> int:
-        check_trackable(value, path)
-        held = held_by(value, graph)
-        if id(held) not in places:
-            places[id(held)] = len(members)
-            members.append(ObjectMember(path, held, is_variable(held)))
-            pending.append((value, members[-1]))
-        return places[id(held)]
+    def place_of(child: object, path: str) -> int:
+        check_trackable(child, path)
+        member_object = held_by(child, graph)
+        if id(member_object) not in places:
+            places[id(member_object)] = len(members)
+            members.append(ObjectMember(path, member_object, is_variable(member_object)))
+            pending.append((child, members[-1]))
+        return places[id(member_object)]
 
     pending: deque[tuple[Any, ObjectMember]] = deque()
     place_of(root, "")
@@ -166,8 +166,8 @@ def members_of(root: object, graph: object = None) -> list[ObjectMember]:
 
 
 def _add_slots(members: list[ObjectMember], places: dict[int, int]) -> None:
-    variables = [(place, each) for place, each in enumerate(members) if each.is_variable]
-    for keeper in [each for each in members if isinstance(each.held, TrackableSlots)]:
+    variables = [(place, member) for place, member in enumerate(members) if member.is_variable]
+    for keeper in [member for member in members if isinstance(member.held, TrackableSlots)]:
         keeper.held._slots.check_whole("in a checkpoint of objects")
         for place, var in variables:
             for name, slot in keeper.held._slots.all_of(var.held).items():
@@ -179,14 +179,14 @@ def _add_slots(members: list[ObjectMember], places: dict[int, int]) -> None:
 
 
 def _escape_name(name: str) -> str:
-    """A name without "/", as TensorFlow has it in paths."""
+    """Return a name without "/", escaped as in TensorFlow's paths."""
     return name.replace(".", "..").replace("/", ".S")
 
 
 def optimizers_in(members: Iterable[ObjectMember]) -> list[TrackableSlots]:
     """Return the optimizers among members, in the order in which their locks are taken."""
-    found = [each.held for each in members if isinstance(each.held, TrackableSlots)]
-    return sorted(found, key=id)
+    optimizers = [member.held for member in members if isinstance(member.held, TrackableSlots)]
+    return sorted(optimizers, key=id)
 
 
 def hold_steps(optimizers: Iterable[TrackableSlots]) -> ContextSetting:
@@ -207,8 +207,8 @@ def _hold(locks: list[Guard]) -> Sections:
 
 def graphs_of(members: Iterable[ObjectMember]) -> list[Any]:
     """Return the graphs whose variables are among members."""
-    found = (each.held.graph for each in members if isinstance(each.held, GraphVariable))
-    return list({id(graph): graph for graph in found}.values())
+    graphs = (member.held.graph for member in members if isinstance(member.held, GraphVariable))
+    return list({id(graph): graph for graph in graphs}.values())
 
 
 def describe_members(members: Iterable[ObjectMember]) -> ObjectGraph:
@@ -220,4 +220,4 @@ def _describe_member(member: ObjectMember) -> Node:
     values = ()
     if member.is_variable:
         values = (SavedAttribute(VALUE, name_of(member.held).split(":")[0], member.key),)
-    return Node(member.children, values, tuple(SlotVariable(*each) for each in member.slots))
+    return Node(member.children, values, tuple(SlotVariable(*slot) for slot in member.slots))

@@ -55,24 +55,24 @@ class Restoration(ObjectValues):
         # A new variable is being made by an optimizer, which holds its lock if it needs to.
         if is_variable(held_by(owner, self.graph)):
             return hold_steps([])
-        found = optimizers_in(members_of(owner, self.graph))
-        found += [x for x in self.objects.values() if isinstance(x, TrackableSlots)]
-        return hold_steps(sorted(found, key=id))
+        optimizers = optimizers_in(members_of(owner, self.graph))
+        optimizers += [x for x in self.objects.values() if isinstance(x, TrackableSlots)]
+        return hold_steps(sorted(optimizers, key=id))
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copy of an optimizer waits on its own, and speaks for none of the objects here.
-        own = {"left": dict(self.left), "objects": {}, "assignments": {}}
-        return {**vars(self), **own, "_lock": None, "_walk": None}
+        # A copy of an optimizer waits for values by itself, and has found no objects.
+        fresh = {"unused": dict(self.unused), "objects": {}, "assignments": {}}
+        return {**vars(self), **fresh, "_lock": None, "_walk": None}
 
     def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)
         self._lock = Lock()
 
     def __deepcopy__(self, memo: dict[int, object]) -> Restoration:
-        made = object.__new__(Restoration)
-        made.__setstate__(self.__getstate__())
-        memo[id(self)] = made
-        return made
+        duplicate = object.__new__(Restoration)
+        duplicate.__setstate__(self.__getstate__())
+        memo[id(self)] = duplicate
+        return duplicate
 
 
 class Position:
@@ -102,11 +102,11 @@ class Position:
         yet.
         """
         restoration, node = self._restoration, self._node
-        return node in restoration.left and not restoration.nodes[node].children
+        return node in restoration.unused and not restoration.nodes[node].children
 
     def value(self) -> Tensor:
         """Return the value; not to be written to."""
-        return self._restoration.left[self._node]
+        return self._restoration.unused[self._node]
 
     def restore(self, trackable: object) -> None:
         """Give an object what the checkpoint has for it.

@@ -55,12 +55,12 @@ class InitializationOnlyStatus:
         """
         self._initialize_others(session, set())
 
-    def _initialize_others(self, session: object, restored: set[int]) -> None:
-        found = [each.held for each in self._members()]
-        variables = [var for var in found if isinstance(var, GraphVariable)]
-        left = [var.initializer for var in variables if id(var) not in restored]
-        if left:
-            session_for(session, "initialize variables").run(left)
+    def _initialize_others(self, session: object, restored_ids: set[int]) -> None:
+        member_objects = [member.held for member in self._members()]
+        variables = [var for var in member_objects if isinstance(var, GraphVariable)]
+        initializers = [var.initializer for var in variables if id(var) not in restored_ids]
+        if initializers:
+            session_for(session, "initialize variables").run(initializers)
 
     def _fail_not_restored(self) -> NoReturn:
         raise NotConsumedError("No checkpoint was given to restore: nothing has been restored.")
@@ -103,11 +103,11 @@ class CheckpointLoadStatus(InitializationOnlyStatus):
         Raises:
             NotConsumedError: Names those that were not.
         """
-        known = {id(each) for each in self._values.objects.values()}
+        bound = {id(entry) for entry in self._values.objects.values()}
         missing = [
-            each.path
-            for each in self._members()
-            if each.is_variable and id(each.held) not in known and each.path != "save_counter"
+            entry.path
+            for entry in self._members()
+            if entry.is_variable and id(entry.held) not in bound and entry.path != "save_counter"
         ]
         if missing:
             raise NotConsumedError(
@@ -123,7 +123,7 @@ class CheckpointLoadStatus(InitializationOnlyStatus):
             NotConsumedError: Nothing was.
         """
         values, waiting = self._values, self.waiting
-        if not any(each != 0 for each in values.objects):
+        if not any(position != 0 for position in values.objects):
             names = f": {listed(map(repr, waiting))} have no object" if waiting else ""
             raise NotConsumedError(
                 f"Nothing except the root object matched a value of {values.source}{names}."
@@ -142,9 +142,9 @@ class CheckpointLoadStatus(InitializationOnlyStatus):
         """
         assignments = self._values.assignments
         if assignments:
-            chosen = session_for(session, "restore a checkpoint")
-            own = {var: value for var, value in assignments.items() if var.graph is chosen.graph}
-            chosen.load_all(own)
+            sess = session_for(session, "restore a checkpoint")
+            pairs = {var: tensor for var, tensor in assignments.items() if var.graph is sess.graph}
+            sess.load_all(pairs)
 
     def initialize_or_restore(self, session: object = None) -> None:
         """Load the values into a session and initialize variables that the file lacks; in graph
@@ -161,5 +161,5 @@ class CheckpointLoadStatus(InitializationOnlyStatus):
 
     def __repr__(self) -> str:
         waiting = self.waiting
-        rest = f"waiting: {listed(map(repr, waiting))}" if waiting else "nothing waits"
-        return f"<{type(self).__name__} of {self._values.source}, {rest}>"
+        description = f"waiting: {listed(map(repr, waiting))}" if waiting else "nothing waits"
+        return f"<{type(self).__name__} of {self._values.source}, {description}>"

@@ -32,9 +32,9 @@ class ObjectValues:
         nodes: The objects of the file.
         links: The slots of each optimizer and of each variable, by their positions.
         objects: The object found for each position.
-        left: The values of positions without an object.
+        unused: The values of positions without an object, by position.
         assignments: The values of graph variables, which sessions load.
-        is_first: Whether no object was looked up yet, and `left` is the file's own memory.
+        is_first: Whether no object was found yet, and `unused` is the file's own memory.
     """
 
     def __init__(
@@ -44,51 +44,51 @@ class ObjectValues:
         self.source, self.graph = source, building
         self.nodes, self.links = graph.nodes, _slot_links(graph)
         self.objects: dict[int, object] = {}
-        self.left = dict(values)
+        self.unused = dict(values)
         self.assignments: dict[GraphVariable, Tensor] = {}
         self.is_first = True
         self._valued = frozenset(values)
 
     def name(self, node: int) -> str:
         """Return the key of a value in the file, without TensorFlow's ending."""
-        keys = (each.key for each in self.nodes[node].attributes if each.name == VALUE)
+        keys = (entry.key for entry in self.nodes[node].attributes if entry.name == VALUE)
         return next(keys, f"object {node}").removesuffix(SUFFIX)
 
     def waiting(self) -> list[str]:
         """Return the names of the values that have found no object."""
         return [self.name(node) for node in sorted(self._valued - self.objects.keys())]
 
-    def settle(self, objects: Mapping[int, object], awaited: Iterable[int]) -> None:
+    def settle(self, objects: Mapping[int, object], pending_nodes: Iterable[int]) -> None:
         """Note that positions have found objects, and keep what others may ask for later.
 
         Args:
             objects: The objects.
-            awaited: The positions that wait; of the others only what these lead to is kept.
+            pending_nodes: The positions that wait; of the others only what these lead to is kept.
         """
-        left = {node: each for node, each in self.left.items() if node not in objects}
+        unused = {node: tensor for node, tensor in self.unused.items() if node not in objects}
         if self.is_first:
-            reached = self._reachable_from(awaited)
-            left = {node: each.clone() for node, each in left.items() if node in reached}
+            reachable = self._reachable_from(pending_nodes)
+            unused = {node: tensor.clone() for node, tensor in unused.items() if node in reachable}
         self.objects = {**objects, **self.objects}
-        self.left, self.is_first = left, False
+        self.unused, self.is_first = unused, False
 
-    def _reachable_from(self, awaited: Iterable[int]) -> set[int]:
-        reached: set[int] = set()
-        pending = list(awaited)
+    def _reachable_from(self, pending_nodes: Iterable[int]) -> set[int]:
+        reachable: set[int] = set()
+        pending = list(pending_nodes)
         while pending:
             node = pending.pop()
-            if node not in reached:
-                reached.add(node)
+            if node not in reachable:
+                reachable.add(node)
                 pending += self.nodes[node].children.values()
                 pending += [slot for _, _, _, slot in self.links.get(node, ())]
-        return reached
+        return reachable
 
 
 def _slot_links(graph: ObjectGraph) -> dict[int, list[Link]]:
     links: dict[int, list[Link]] = {}
     for place, node in enumerate(graph.nodes):
-        for each in node.slots:
-            link = place, each.original, each.name, each.slot
-            for end in {place, each.original}:
+        for slot in node.slots:
+            link = place, slot.original, slot.name, slot.slot
+            for end in {place, slot.original}:
                 links.setdefault(end, []).append(link)
     return links

@@ -33,46 +33,46 @@ class Walk:
         self.pending: list[tuple[int, Any]] = []
         self._values, self._place = values, place
         self._objects: dict[int, object] = {}
-        self._seen: set[tuple[int, int]] = set()
+        self._visited: set[tuple[int, int]] = set()
         self._linked: set[tuple[int, int, int]] = set()
         self._targets: dict[tuple[int, int], tuple[int, Any]] = {}  # by position, variable's id
         self._missing: list[tuple[Trackable, str, int]] = []
-        self._awaited: set[int] = set()  # positions that wait
-        self._before: dict[int, tuple[Trackable, dict[str, object]]] = {}  # what waited there
+        self._waiting_places: set[int] = set()  # positions that wait
+        self._saved_attributes: dict[int, tuple[Trackable, dict[str, object]]] = {}
 
     def run(self, node: int, owner: object) -> None:
-        """See `Restoration.bind`."""
+        """Bind a position to an object, and all that both lead to; see `Restoration.bind`."""
         self.pending.append((node, owner))
         try:
-            for each in self.pending:  # it grows meanwhile
-                self._visit_object(*each)
+            for entry in self.pending:  # it grows meanwhile
+                self._visit_object(*entry)
             self._check_targets()
             for parent, name, place in self._missing:
                 self._remember_waiting(parent)
                 parent._await_dependency(name, self._place(place))
-                self._awaited.add(place)
+                self._waiting_places.add(place)
             self._write_values()
         except BaseException:
-            for keeper, before in self._before.values():
-                vars(keeper).update(before)
+            for keeper, attributes in self._saved_attributes.values():
+                vars(keeper).update(attributes)
             raise
-        self._values.settle(self._objects, self._awaited)
+        self._values.settle(self._objects, self._waiting_places)
 
     def _visit_object(self, node: int, owner: object) -> None:
         held = held_by(owner, self._values.graph)
-        if (node, id(held)) in self._seen:
+        if (node, id(held)) in self._visited:
             return
-        self._seen.add((node, id(held)))
+        self._visited.add((node, id(held)))
         self._objects.setdefault(node, held)
-        if is_variable(held) and node in self._values.left:
+        if is_variable(held) and node in self._values.unused:
             self._targets[node, id(held)] = node, held
         for name, child in self._values.nodes[node].children.items():
-            found = child_of(owner, name)
-            if found is not None:
-                self.pending.append((child, found))
+            child_object = child_of(owner, name)
+            if child_object is not None:
+                self.pending.append((child, child_object))
             else:
-                parents = {id(each): each for each in (owner, held) if isinstance(each, Trackable)}
-                self._missing += [(each, name, child) for each in parents.values()]
+                parents = {id(view): view for view in (owner, held) if isinstance(view, Trackable)}
+                self._missing += [(view, name, child) for view in parents.values()]
         for link in self._values.links.get(node, ()):
             self._link_slot(link, node, held)
 
@@ -82,77 +82,79 @@ class Walk:
         (optimizer, variable), (name, slot) = ends, link[2:]
         key = slot, id(optimizer), id(variable)
         is_slot = isinstance(optimizer, TrackableSlots) and is_variable(variable)
-        if not is_slot or key in self._linked or slot not in self._values.left:
+        if not is_slot or key in self._linked or slot not in self._values.unused:
             return
         self._linked.add(key)
         self._remember_waiting(optimizer)
         position, count = self._place(slot), len(self.pending)
-        made = optimizer._create_or_restore_slot_variable(
+        slot_variable = optimizer._create_or_restore_slot_variable(
             slot_variable_position=position, slot_name=name, variable=variable
         )
-        if made is not None:
-            self.pending.append((slot, made))
+        if slot_variable is not None:
+            self.pending.append((slot, slot_variable))
         elif all(place != slot for place, _ in self.pending[count:]):
-            optimizer._await_slot(position, name, variable)  # whatever a subclass did with it
-            self._awaited.add(slot)
+            optimizer._await_slot(position, name, variable)
+            self._waiting_places.add(slot)
 
     def _object_at(self, node: int) -> Any:
         return self._objects.get(node, self._values.objects.get(node))
 
     def _remember_waiting(self, keeper: Trackable) -> None:
-        """Note what waits with an object, to put it back if the restore is refused."""
-        if id(keeper) not in self._before:
+        """Save an object's waiting values, to put them back if the restore fails."""
+        if id(keeper) not in self._saved_attributes:
             keeper._maybe_initialize_trackable()
-            before: dict[str, Any] = {"_deferred_dependencies": keeper._deferred_dependencies}
+            attributes: dict[str, Any] = {"_deferred_dependencies": keeper._deferred_dependencies}
             if isinstance(keeper, TrackableSlots):
-                before["_waiting"] = keeper._waiting.__copy__()
-            self._before[id(keeper)] = keeper, before
+                attributes["_waiting"] = keeper._waiting.__copy__()
+            self._saved_attributes[id(keeper)] = keeper, attributes
 
     def _check_targets(self) -> None:
-        found = [self._describe_difference(*each) for each in self._targets.values()]
-        found += self._describe_contradictions()
-        if problems := [each for each in found if each is not None]:
+        differences = [self._describe_difference(*target) for target in self._targets.values()]
+        differences += self._describe_contradictions()
+        if problems := [target for target in differences if target is not None]:
             raise state.mismatch(problems, self._values.source)
 
-    def _describe_difference(self, node: int, held: Any) -> str | None:
-        name, value = self._values.name(node), self._values.left[node]
-        if not isinstance(held, GraphVariable):
-            return next(iter(state.differences([Entry(name, held)], {name: value})), None)
-        fits = held.shape.accepts(value.shape)
-        if fits and held.dtype in (value.dtype, None):
+    def _describe_difference(self, node: int, variable: Any) -> str | None:
+        name, tensor = self._values.name(node), self._values.unused[node]
+        if not isinstance(variable, GraphVariable):
+            return next(iter(state.differences([Entry(name, variable)], {name: tensor})), None)
+        fits = variable.shape.accepts(tensor.shape)
+        if fits and variable.dtype in (tensor.dtype, None):
             return None
-        given = f"{dtype_name(value.dtype)} of shape {tuple(value.shape)}"
-        own = "any shape" if held.shape is UNKNOWN else f"shape {tuple(held.shape)}"
-        return f"{name!r} is {given}, not {dtype_name(held.dtype or value.dtype)} of {own}"
+        actual = f"{dtype_name(tensor.dtype)} of shape {tuple(tensor.shape)}"
+        expected = "any shape" if variable.shape is UNKNOWN else f"shape {tuple(variable.shape)}"
+        return (
+            f"{name!r} is {actual}, not {dtype_name(variable.dtype or tensor.dtype)} of {expected}"
+        )
 
     def _describe_contradictions(self) -> Iterator[str]:
-        """Variables of the graph that would be given two values; `state.restore` finds others."""
+        """Yield a message for each variable of a graph that would get two values."""
         first: dict[int, int] = {}
-        for node, held in self._targets.values():
-            if isinstance(held, GraphVariable):
-                other = first.setdefault(id(held), node)
-                if not alike(self._values.left[other], self._values.left[node]):
+        for node, variable in self._targets.values():
+            if isinstance(variable, GraphVariable):
+                first_node = first.setdefault(id(variable), node)
+                if not alike(self._values.unused[first_node], self._values.unused[node]):
                     yield (
-                        f"{self._values.name(other)!r} and {self._values.name(node)!r} are one"
+                        f"{self._values.name(first_node)!r} and {self._values.name(node)!r} are one"
                         " variable here, and are given different values"
                     )
 
     def _write_values(self) -> None:
         values, targets = self._values, self._targets.values()
         pairs = [
-            (Entry(values.name(node), held), values.left[node])
-            for node, held in targets
-            if not isinstance(held, GraphVariable)
+            (Entry(values.name(node), variable), values.unused[node])
+            for node, variable in targets
+            if not isinstance(variable, GraphVariable)
         ]
         state.restore(state.Loading(pairs, what=values.source))
-        for node, held in targets:
-            if isinstance(held, GraphVariable):
-                values.assignments[held] = values.left[node]
+        for node, variable in targets:
+            if isinstance(variable, GraphVariable):
+                values.assignments[variable] = values.unused[node]
                 if not values.is_first:  # it was made after the restore
-                    _begin_with(held, values.left[node])
+                    _begin_with(variable, values.unused[node])
 
 
-def _begin_with(variable: GraphVariable, value: Tensor) -> None:
+def _begin_with(variable: GraphVariable, tensor: Tensor) -> None:
     graph = variable.graph
     with graph.as_default(), graph.control_dependencies(None):
-        begin_with(variable, constant(value, name=f"{variable.op.name}/restored"))
+        begin_with(variable, constant(tensor, name=f"{variable.op.name}/restored"))
