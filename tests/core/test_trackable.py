@@ -306,11 +306,11 @@ def test_only_what_waits_is_kept(saved: Any) -> None:
     w, opt = Variable(two(0.0)), FACES["keras"]()
     checkpoint = Checkpoint(w=w, opt=opt, gone=[])
     values = checkpoint.read(path)._values
-    kept = {values.name(node) for node in values.left}
+    kept = {values.name(node) for node in values.unused}
     assert kept == {SLOT, "opt/iter", "opt/learning_rate", "opt/decay", "opt/momentum"}
     step(opt, w)
-    assert values.left == {}
-    assert checkpoint.read(path)._values.left == {}
+    assert values.unused == {}
+    assert checkpoint.read(path)._values.unused == {}
 
 
 # Several of a kind.
