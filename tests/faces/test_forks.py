@@ -542,7 +542,7 @@ def test_a_half_added_gradient_ends_the_meeting_in_the_child():
     meeting, stop = Rendezvous(lambda: []), Stop()
 
     def hold() -> None:
-        with meeting._changed:
+        with meeting._condition:
             stop()
 
     def child() -> Any:

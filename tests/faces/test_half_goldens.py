@@ -69,8 +69,8 @@ def test_half_precision_is_as_near_as_promised(name: str) -> None:
         if sparse:
             grad = IndexedSlices(grad[: halves.ROWS], torch.from_numpy(indices[step]))
         opt.apply_gradients([(grad, var)])
-        if step in halves.KEPT:
-            at = halves.KEPT.index(step)
+        if step in halves.RECORDED_STEPS:
+            at = halves.RECORDED_STEPS.index(step)
             assert distance(var, ARRAYS[f"{name}|var"][at]) <= bound
             for slot in opt.get_slot_names():
                 got = opt.get_slot(var, slot)

@@ -477,7 +477,7 @@ def test_attributes_and_delegation() -> None:
     assert (local.op.name, local.dtype) == ("sync_rep_local_step", torch.int64)
     assert local not in v1.global_variables()
     session = v1.Session()
-    assert sorted(session.run(opt.ready_for_local_init_op)) == ["global_step", "w", "w/M"]
+    assert sorted(session.run(opt.ready_for_local_init_op)) == [b"global_step", b"w", b"w/M"]
     session.run(v1.global_variables_initializer())
     assert not len(session.run(opt.ready_for_local_init_op))
     team.step.load(7, session)

@@ -496,7 +496,11 @@ class Hyperparameters(Mapping[str, Any]):
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy that is made within a step is not in a step.
-        return {**vars(self), "_results": None, "_overrides": {}}
+        return {"_values": self._values, "created": self.created, "calls": self.calls}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__()
+        vars(self).update(state)
 
     def __copy__(self) -> Hyperparameters:
         copied = Hyperparameters()

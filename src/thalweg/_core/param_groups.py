@@ -33,7 +33,7 @@ def names_in(groups: Sequence[Group], params: Sequence[Tensor]) -> list[str | No
     group_names = {
         id(param): name
         for group in groups
-        for param, name in zip(group["params"], group.get("own_names", ()))
+        for param, name in zip(group["params"], group.get("param_names", ()))
     }
     own_names = (None if name_of(param) == UNNAMED else name_of(param) for param in params)
     return [group_names.get(id(p), name) for p, name in zip(params, own_names, strict=True)]

@@ -34,7 +34,7 @@ class Masters(Staged):
         self._slots = SlotStore()
         # Ids of variables whose masters must be copied from them again.
         self._stale: set[int] = set()
-        self._cache: tuple[list[object], list[torch.dtype], list[object]] = [], [], []
+        self._last: tuple[list[object], list[torch.dtype], list[object]] = [], [], []
         self.scope = scope
 
     def of(self, var: Any) -> Any:
@@ -63,7 +63,7 @@ class Masters(Staged):
         if current_session() is not None:
             return list(map(self.of, variables))
         dtypes = [var.dtype for var in variables]
-        cached_variables, cached_dtypes, masters = self._cache
+        cached_variables, cached_dtypes, masters = self._last
         is_cached = len(cached_variables) == len(variables) and all(
             map(is_, cached_variables, variables)
         )
@@ -72,7 +72,7 @@ class Masters(Staged):
                 return list(map(self.of, variables))
             with making(self, [var for var in variables if var.dtype in REDUCED]):
                 masters = list(map(self.of, variables))
-            self._cache = list(variables), dtypes, masters
+            self._last = list(variables), dtypes, masters
         return list(masters)
 
     def get(self, var: Any) -> Any:
@@ -99,7 +99,7 @@ class Masters(Staged):
         # Ids are invalid in a copy, so stale masters are copied before.
         for var, master in self.pairs():
             self._begin_anew(var, master)
-        return {**vars(self), "_cache": ([], [], [])}
+        return {**vars(self), "_last": ([], [], [])}
 
     def pairs(self) -> list[tuple[Any, Any]]:
         """Return pairs of each variable that has a master, and the master."""

@@ -431,9 +431,10 @@ class _SyncReplicasHook(SessionRunHook):
         init = optimizer.chief_init_op if self._is_chief else optimizer.local_step_init_op
         missing = session.run(optimizer.ready_for_local_init_op)
         if len(missing):
+            names = ", ".join(name.decode() for name in missing)
             raise RuntimeError(
                 "Init operations did not make model ready for SyncReplicasOptimizer local_init."
-                f" Init op: {init.name}, error: Variables not initialized: {', '.join(missing)}"
+                f" Init op: {init.name}, error: Variables not initialized: {names}"
             )
         session.run(init)
         if self._tokens is not None:
