@@ -13,12 +13,15 @@ from thalweg._core.graph_mode import graph_mode
 
 
 def apply_as_one_update(cls: type[Any], base: type[object]) -> None:
-    """Let what each call of `apply_gradients` adds to a graph be one update.
+    """Wrap `apply_gradients` of a class: what one call adds to a graph becomes one update.
+
+    Set `cls.apply_gradients` if the class defines the method, or inherits it from a user's mixin.
+    A method inherited from a subclass of `base` was wrapped when that class was made. In eager
+    mode the wrapper just calls the method.
 
     Args:
-        cls: A new class, which has that method itself or from a mixin, or from other classes that
-            were derived from `base`.
-        base: The class of all optimizers, whose own method needs nothing.
+        cls: A new subclass of `base`.
+        base: The base class of all optimizers, whose own method needs no wrapper.
     """
     owner = next(each for each in cls.__mro__ if "apply_gradients" in vars(each))
     own = vars(owner)["apply_gradients"]

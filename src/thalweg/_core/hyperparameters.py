@@ -392,7 +392,12 @@ class Hyperparameters(Mapping[str, Any]):
         return {name: value for name, value in self._values.items() if isinstance(value, kinds)}
 
     def now(self, name: str) -> Any:
-        """Return a value, or the result if it is a callable, which a step calls once only."""
+        """Return the current value of a hyperparameter; call it if it is a callable.
+
+        In a step, a callable is called once, and its result is cached until the step ends; outside
+        of steps, it is called each time. A `LearningRateSchedule` is returned, not called. While a
+        graph runs, the value that it has computed is returned.
+        """
         value = resolve(self._current_value(name))
         if not is_function(value) or isinstance(value, LearningRateSchedule):
             return value

@@ -197,10 +197,15 @@ class ReplayedTransforms:
     def scalars(
         self, report: Callable[[GradientStats], None] | None = None
     ) -> tuple[Scalars, Mapping[str, Any]]:
-        """Return the scalars of the stages: those of each dtype, and those of each variable.
+        """Return the scalars of the stages, computed from the norms of the last `measure`.
 
         Args:
-            report: Optional function that receives the statistics of the gradients.
+            report: Optional function that receives the statistics of the gradients; not called if
+                `measure` has left the norms to the native call, or had none to compute.
+
+        Returns:
+            For each compute dtype, the scalars that all variables share, by name; and, by name, the
+            vectors with a number for each variable, {} if `measure` has computed no norms.
 
         Raises:
             NotMeasured: A norm is too large or too small for the replay.

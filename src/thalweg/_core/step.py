@@ -307,9 +307,17 @@ def _execute_step(
 ) -> StepResult:
     """Run a validated plan: reduce, decide, run passes, write, constrain, finish, count.
 
+    Update the variables and their state, unless the decision is to skip the step.
+
     Args:
+        adapter, transforms: As in `run_step`.
+        cached_plan: The plan, with its gradients and variables.
+        is_last: Run `finishing_calls` and count the step; False for one variable's share of it.
         is_checked: Raise on gradients that are not finite.
         is_new: Check the scalars; a rebound plan has done so before.
+
+    Returns:
+        Whether the step was taken, and the exceptions raised after its writes.
     """
     request, plan, scalar_slots, _, shaped_slots = cached_plan
     guard = None

@@ -46,7 +46,16 @@ def send_to(values: object, device: torch.device) -> Tensor:
 
 
 def place_like(values: object, vector: object) -> Any:
-    """Return values as an array or a tensor on the device of a vector."""
+    """Return values as an array if a vector is on the host, else as a tensor on a device.
+
+    Args:
+        values: An array; or a tensor, which is not moved to another device.
+        vector: A tensor; or an array or None, for the host.
+
+    Returns:
+        If `vector` is a tensor: `values` if it is a tensor, else a tensor of it on the device of
+        `vector`. Otherwise an array. The dtype is that of `values`.
+    """
     device = place_of(vector)
     if isinstance(values, Tensor):
         return values.cpu().numpy() if device is None else values

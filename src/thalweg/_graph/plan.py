@@ -385,7 +385,16 @@ def _place_results(
     fed: Fed,
     sources: set[SymbolicTensor],
 ) -> None:
-    """Set the uses of each output, and drop outputs without any, in place."""
+    """Record in each `Result` of the steps what uses it, and drop unused results, in place.
+
+    Set `results`, `dead_tensors` and `plain` of each step, and the fields of its results.
+
+    Args:
+        steps: All steps, in the order of the run.
+        fetches: The operations and tensors to fetch; the place of a tensor goes to `fetched`.
+        fed: Tensors whose values are given to the run, and are no results of a step.
+        sources: Tensors with respect to which a step computes gradients.
+    """
     barriers = list(accumulate(int(step.lock != SHARED) for step in steps))
     last_use = {x: i for i, step in enumerate(steps) for x in step.operation.inputs}
     uses: dict[SymbolicTensor, Result] = {}

@@ -54,7 +54,16 @@ def trace_block(
 
 
 def _block_result(graph: Nodes, leaf: object) -> object:
-    """Return a leaf of a function's result, computed in the function's block."""
+    """Return a leaf of a function's result as a result of the block; add its operation there.
+
+    Args:
+        graph: The graph that is being built inside the block.
+        leaf: A number, a tensor, slices or an operation.
+
+    Returns:
+        An `Identity` of a tensor or number; slices of an `Identity` of their source; for an
+        operation, a constant True that is computed after it.
+    """
     if isinstance(leaf, Operation):
         with graph.control_dependencies([leaf]):
             return constant(True)
@@ -144,7 +153,10 @@ def merged_output(tensors: Sequence[SymbolicTensor], flows: Iterable[SymbolicTen
 
 
 def in_common(shapes: Sequence[Any]) -> tuple[int | None, ...] | None:
-    """Return the sizes that all shapes agree on; None if even their numbers differ."""
+    """Return the shape that several shapes have in common; None for each size that differs.
+
+    Return None if the shapes have different numbers of dimensions, or if one is unknown.
+    """
     if any(shape is UNKNOWN or len(shape) != len(shapes[0]) for shape in shapes):
         return None
     columns = zip(*shapes, strict=True)

@@ -252,7 +252,17 @@ class ParamGroupAdapter(StepAdapter):
         raise NotImplementedError
 
     def _apart(self, key: Any) -> tuple[int, dict[str, Any]]:
-        """Return the group index and the numbers of parameters with a common key."""
+        """Return the group index and the scalars of the parameters that have a key in common.
+
+        Args:
+            key: An element of what `group_variables` returns: the group index, or a tuple of it and
+                the numbers and flags that differ between parameters. None if nothing differs.
+
+        Returns:
+            The group index; and a new dict by name with the numbers of the state, such as the step
+            count (on a device: a tensor of all parameters' numbers), `is_first`, and the scalars of
+            options and codecs. Hyperparameters of the group are not in it.
+        """
         part = self._part
         place, *differing_numbers = key if isinstance(key, tuple) else (key,)
         place = self._places[0] if place is None else place

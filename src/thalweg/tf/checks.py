@@ -164,9 +164,21 @@ def assert_rank(
     message: str | None = None,
     name: str | None = None,
 ) -> Any:
-    """Raise InvalidArgumentError unless `x` has `rank` dimensions: at once if they are known.
+    """Raise InvalidArgumentError unless `x` has `rank` dimensions.
 
-    `summarize` is ignored.
+    A known shape is checked at once, an unknown one of graph mode when the returned operation runs.
+
+    Args:
+        x: The tensor.
+        rank: The number of dimensions.
+        data: Optional values that the error shows if the operation raises it; or, as in
+            TensorFlow 2, the message.
+        summarize: Ignored.
+        message: Optional text at the beginning of the error's message.
+        name: Optional name of the operation.
+
+    Returns:
+        In graph mode an operation, otherwise None.
     """
     count = int(rank)
     return _check_rank(

@@ -18,13 +18,15 @@ _LARGE = 2**18
 
 
 def join_parts(shards: Shards, tensors: Sequence[tuple[Tensor, Tensor, object]], size: int) -> None:
-    """Set tensors to the parts that the ranks have updated.
+    """Gather the parts that each rank has updated, and write them to the tensors in place.
+
+    All ranks call this, with the same variables in the same order.
 
     Args:
         shards: The assignment of elements to ranks.
-        tensors: Variable, updated tensor (the variable or one of its shape) and gradient; if the
-            gradient is sparse, only its rows were updated.
-        size: Bytes per message.
+        tensors: Triples of a variable; the tensor to write to, the variable itself or one of its
+            shape; and the gradient. If that is IndexedSlices, only its rows are exchanged.
+        size: Bytes after which a message is full; a large tensor is sent alone.
     """
     dense: list[tuple[int, Tensor]] = []
     for index, (var, updated, grad) in enumerate(tensors):

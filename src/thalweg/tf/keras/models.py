@@ -61,7 +61,7 @@ def _for_each(outputs: object, metrics: object) -> object:
 
 
 def _copy_metric(metric: object) -> object:
-    """Return a new metric with the same configuration.
+    """Return a new `keras.metrics.Metric` with the same configuration; other objects unchanged.
 
     Raises:
         InvalidTypeError: The metric cannot be made from its configuration.

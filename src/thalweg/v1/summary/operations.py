@@ -48,8 +48,20 @@ def image(
     collections: object = None,
     family: str | None = None,
 ) -> Any:
-    """Return a summary of the first images of a batch (batch, height, width, channels), of uint8 or
-    floats, which are scaled; otherwise as `scalar`.
+    """Return a summary of the first images of a batch, as PNG.
+
+    Args:
+        name, collections, family: As in `scalar`.
+        tensor: Images (batch, height, width, channels) with 1, 3 or 4 channels. Those of uint8 are
+            unchanged; those of floats are scaled to [0, 255], with 0 at 128 if any is negative.
+        max_outputs: The largest number of images.
+
+    Returns:
+        A symbolic tensor, which a run computes as the bytes of a `Summary`.
+
+    Raises:
+        InvalidArgumentError: In a run, if the shape is another.
+        RuntimeError: In eager mode.
     """
 
     def describe_images(batch: Any, tag: str) -> Sequence[object]:

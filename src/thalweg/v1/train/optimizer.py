@@ -389,16 +389,20 @@ class Optimizer(State, V1StateDict, SlotOptimizer, Configurable, Argument):
         report: ReplayResult | None = None,
         transforms: GradientTransforms = NOTHING,
     ) -> bool:
-        """Take a step in one call, if it is the one before with other gradients.
+        """Replay the previous step with new gradients in one call, if that is possible.
+
+        Update the variables, the optimizer's state and `global_step`, as `_take` does.
 
         Args:
-            pairs: What a caller gave as gradients and variables, such as a list of pairs.
+            pairs: What a caller gave as gradients and variables; only a list of pairs is replayed.
             global_step, captured: As in `_take`.
-            report: Optional. Is told of the step; one that is due is planned, too.
-            transforms: What happens to the gradients first: without `decide`, `watch` and `calls`.
+            report: Optional. Notes whether the step was taken. A replay that is due is built only
+                if this is given.
+            transforms: Transforms of the gradients before the update; without `decide`, `watch` and
+                `calls`.
 
         Returns:
-            Whether it was taken; if not, nothing has changed.
+            True if the step was taken; False if not: variables and state are unchanged then.
         """
         if type(pairs) is not list or thread.strategies or self._under_way is not None:
             return False

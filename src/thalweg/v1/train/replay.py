@@ -104,7 +104,16 @@ class V1Replay(ReplayedApply):
     is_due = False
 
     def _counted_decays(self, optimizer: Any, functions: Sequence[object]) -> dict[str, Any]:
-        """Return the decays over the step that is counted, by name; {} if anything else is read."""
+        """Return the hyperparameters that are decays over `global_step` alone, by name.
+
+        Args:
+            optimizer: The optimizer.
+            functions: Its hyperparameters that are callables.
+
+        Returns:
+            The decays (`CallableRate`); {} if another callable or a subclass's own hook is called,
+            a decay follows another count, or `functions` is empty.
+        """
         hooks = map(optimizer._has_own_hook, ("_read_values", "_evaluate_hypers"))
         if self._functions or any(hooks):
             return {}

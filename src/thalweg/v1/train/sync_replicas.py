@@ -467,7 +467,21 @@ def _kind_of(grad: object) -> type[DenseAccumulator] | type[SparseAccumulator]:
 
 
 def _as_kind(grad: object, var: Tensor, title: str, kind: object) -> Any:
-    """Return the gradient in the form that the accumulator `kind` adds."""
+    """Convert a gradient to the form that an accumulator of class `kind` adds.
+
+    Args:
+        grad: A dense or sparse tensor, IndexedSlices, or None.
+        var: The variable of the gradient.
+        title: The variable's name for messages.
+        kind: `DenseAccumulator` or `SparseAccumulator`.
+
+    Returns:
+        For `DenseAccumulator` a dense tensor, in which repeated rows of slices are added up; for
+        `SparseAccumulator` IndexedSlices, with all rows if the gradient is dense; None for None.
+
+    Raises:
+        InvalidTypeError, InvalidArgumentError, LayoutError: As in `as_gradient`.
+    """
     if grad is None:
         return None
     grad = as_gradient(grad, var, title)

@@ -60,7 +60,10 @@ class CheckpointReader:
         return {name: list(shape) for name, (_, shape) in self._entries.items()}
 
     def get_variable_to_dtype_map(self) -> dict[str, Any]:
-        """Return the torch dtype of each tensor by its name; "string" for what is no tensor."""
+        """Return the dtype of each tensor by its name.
+
+        It is a torch dtype; where torch has none, TensorFlow's name as a str, such as "string".
+        """
         return {
             name: dtype_of(dtype) if dtype in ITEM_BYTES else dtype
             for name, (dtype, _) in self._entries.items()
