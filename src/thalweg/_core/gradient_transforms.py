@@ -48,7 +48,7 @@ SCALARS = frozenset(
 
 
 class Measures(Protocol):
-    """What can be known of a step's tensors before it; see `Ready`."""
+    """Reductions of the tensors of a step; see `StepPlan`."""
 
     def compute_sums(
         self, formulas: Formulas, stages: Stages, columns: Columns

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class ReplayedGlobalNorm:
-    """Memory that `look_norm` reads and writes.
+    """Memory that `_engines/cpu/replay_global_norm.py` reads and writes.
 
     Args:
         launches: The kernels that use the factor.

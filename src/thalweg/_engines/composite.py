@@ -61,7 +61,7 @@ Parts = Sequence[tuple[Sequence[int], Part]]
 
 
 class CompositeStep:
-    """A `Ready` of parts.
+    """A `StepPlan` of parts.
 
     Args:
         asked: The step.
@@ -82,7 +82,7 @@ class CompositeStep:
         self._bounds = layout.runs_of([each for _, part in self.parts for each in part.written])
 
     def try_rebind(self, request: StepRequest) -> bool:
-        """See `Ready`."""
+        """See `StepPlan`."""
         if not self.is_single or len(request.variables) != self._count:
             return False
         if all(part.try_rebind(share_of(request, own), self._bounds) for own, part in self.parts):
@@ -93,7 +93,7 @@ class CompositeStep:
     def compute_sums(
         self, formulas: Formulas, stages: Stages, columns: Columns
     ) -> Sequence[Float64]:
-        """See `Ready`."""
+        """See `StepPlan`."""
         found = [np.zeros(self._count, np.float64) for _ in formulas]
         for own, part in self.parts:
             for total, each in zip(
@@ -103,10 +103,10 @@ class CompositeStep:
         return found
 
     def sums_on_device(self, formulas: Formulas, stages: Stages, columns: Columns) -> None:
-        """See `Ready`."""
+        """See `StepPlan`."""
 
     def compute_leaves(self, formulas: Formulas, stages: Stages, columns: Columns) -> list[Float64]:
-        """See `Ready`."""
+        """See `StepPlan`."""
         found = [np.empty((0, len(formulas)))] * self._count
         for own, part in self.parts:
             parts = part.compute_leaves(formulas, stages, columns.of_members(own))
@@ -117,7 +117,7 @@ class CompositeStep:
     def compute_lines(
         self, measures: tuple[Measure, ...], stages: Stages, columns: Columns
     ) -> list[list[Tensor]]:
-        """See `Ready`."""
+        """See `StepPlan`."""
         found: list[list[Tensor]] = [[] for _ in range(self._count)]
         for own, part in self.parts:
             parts = part.compute_lines(measures, stages, columns.of_members(own))
@@ -126,17 +126,17 @@ class CompositeStep:
         return found
 
     def max_abs(self) -> Float64:
-        """See `Ready`."""
+        """See `StepPlan`."""
         found = np.zeros(self._count, np.float64)
         for own, part in self.parts:
             found[own] = part.max_abs()
         return found
 
     def max_abs_on_device(self, is_checked: Tensor) -> None:
-        """See `Ready`."""
+        """See `StepPlan`."""
 
     def make_rounds(self, columns: Columns) -> Iterator[WriteRound]:
-        """See `Ready`."""
+        """See `StepPlan`."""
         for parts in self._rounds:
             members = [index for own, _ in parts for index in own]
             calls = [
@@ -145,7 +145,7 @@ class CompositeStep:
             yield WriteRound(members, calls)
 
     def release_gradients(self) -> None:
-        """See `Ready`."""
+        """See `StepPlan`."""
         for _, part in self.parts:
             part.release_gradients()
 

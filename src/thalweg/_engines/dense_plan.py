@@ -105,7 +105,7 @@ class Group(Protocol):
 
 
 class DensePlan:
-    """A `Ready` for variables with dense gradients, all fit for raw memory.
+    """A `StepPlan` for variables with dense gradients, all fit for raw memory.
 
     It owns references to everything its tables point at.
 
@@ -183,7 +183,7 @@ class DensePlan:
         self.point_at(request.gradients)
 
     def try_rebind(self, request: StepRequest, bounds: Int64 | None = None) -> bool:
-        """See `Ready`.
+        """See `StepPlan`.
 
         Args:
             request: The step.
@@ -324,7 +324,7 @@ class DensePlan:
     def compute_sums(
         self, formulas: Formulas, stages: Stages, columns: Columns
     ) -> Sequence[Float64]:
-        """See `Ready`."""
+        """See `StepPlan`."""
         found = np.zeros((len(self.variables), len(formulas)), np.float64)
         for group in self._measured_groups(formulas):
             found[group.members] = group.compute_sums(formulas, stages, columns)
@@ -333,7 +333,7 @@ class DensePlan:
     def sums_on_device(
         self, formulas: Formulas, stages: Stages, columns: Columns
     ) -> Sequence[Tensor] | None:
-        """See `Ready`."""
+        """See `StepPlan`."""
         groups = self._measured_groups(formulas)
         found = self._there(groups, lambda group: group.sums_on_device(formulas, stages, columns))
         return None if found is None else found.unbind(1)
@@ -373,7 +373,7 @@ class DensePlan:
         return found
 
     def compute_leaves(self, formulas: Formulas, stages: Stages, columns: Columns) -> list[Float64]:
-        """See `Ready`."""
+        """See `StepPlan`."""
         found = [np.empty((0, len(formulas)))] * len(self.variables)
         for group in self._measured_groups(formulas):
             parts = group.compute_leaves(formulas, stages, columns)
@@ -384,7 +384,7 @@ class DensePlan:
     def compute_lines(
         self, measures: tuple[Measure, ...], stages: Stages, columns: Columns
     ) -> list[list[Tensor]]:
-        """See `Ready`."""
+        """See `StepPlan`."""
         found: list[list[Tensor]] = [[] for _ in self.variables]
         for group in self.groups:
             parts = group.compute_lines(measures, stages, columns)
@@ -393,14 +393,14 @@ class DensePlan:
         return found
 
     def max_abs(self) -> Float64:
-        """See `Ready`."""
+        """See `StepPlan`."""
         result = np.zeros(len(self.variables), np.float64)
         for group in self.groups:
             result[group.members] = group.max_abs()
         return result
 
     def max_abs_on_device(self, is_checked: Tensor) -> Tensor | None:
-        """See `Ready`."""
+        """See `StepPlan`."""
         return self._there(self.groups, lambda group: group.max_abs_on_device(is_checked))
 
     def make_calls(self, columns: Columns) -> list[Call]:
@@ -409,9 +409,9 @@ class DensePlan:
         return [*made, self.mark_written]
 
     def make_rounds(self, columns: Columns) -> Iterator[WriteRound]:
-        """See `Ready`."""
+        """See `StepPlan`."""
         yield WriteRound(range(len(self.variables)), self.make_calls(columns))
 
     def release_gradients(self) -> None:
-        """See `Ready`."""
+        """See `StepPlan`."""
         self._held, self.is_aimed = (), False

@@ -185,24 +185,24 @@ class OffloadedPart:
     def compute_sums(
         self, formulas: Formulas, stages: Stages, columns: Columns
     ) -> Sequence[Float64]:
-        """See `Ready`."""
+        """See `StepPlan`."""
         self._wait_for_rows()
         return self._inner.compute_sums(formulas, stages, columns)
 
     def compute_leaves(self, formulas: Formulas, stages: Stages, columns: Columns) -> list[Float64]:
-        """See `Ready`."""
+        """See `StepPlan`."""
         self._wait_for_rows()
         return self._inner.compute_leaves(formulas, stages, columns)
 
     def compute_lines(
         self, measures: tuple[Measure, ...], stages: Stages, columns: Columns
     ) -> list[list[Tensor]]:
-        """See `Ready`."""
+        """See `StepPlan`."""
         self._wait_for_rows()
         return self._inner.compute_lines(measures, stages, columns)
 
     def max_abs(self) -> Float64:
-        """See `Ready`."""
+        """See `StepPlan`."""
         self._wait_for_rows()
         return self._inner.max_abs()
 
@@ -213,5 +213,5 @@ class OffloadedPart:
         return [*self._wait_calls(), *self._inner.make_calls(columns), *self._sends]
 
     def release_gradients(self) -> None:
-        """See `Ready`."""
+        """See `StepPlan`."""
         self._inner.release_gradients()

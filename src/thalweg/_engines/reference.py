@@ -301,7 +301,7 @@ class ReferencePart:
     def compute_sums(
         self, formulas: Formulas, stages: Stages, columns: Columns
     ) -> Sequence[Float64]:
-        """See `Ready`."""
+        """See `StepPlan`."""
         if isinstance(self._staged_gradient, IndexedSlices):
             grad, var = self._apply_stages(stages, columns), self._resume_at_copy
             beside = [var if each is variable_squares else grad for each in formulas]
@@ -311,7 +311,7 @@ class ReferencePart:
         return list(combine_leaves(leaves, np.array([len(leaves)])).T)
 
     def compute_leaves(self, formulas: Formulas, stages: Stages, columns: Columns) -> list[Float64]:
-        """See `Ready`."""
+        """See `StepPlan`."""
         if isinstance(self._staged_gradient, IndexedSlices):
             return [np.empty((0, len(formulas)))]
         own = columns.scalars_of(0, self._dtype)
@@ -322,7 +322,7 @@ class ReferencePart:
     def compute_lines(
         self, measures: tuple[Measure, ...], stages: Stages, columns: Columns
     ) -> list[list[Tensor]]:
-        """See `Ready`."""
+        """See `StepPlan`."""
         var, grad = self._tensors[0], cast("Tensor", self._staged_gradient)
         if not var.numel():
             return [[]]
@@ -354,7 +354,7 @@ class ReferencePart:
         return transform(stages, grad, own, self._flush, namespace_of(self._dtype))
 
     def max_abs(self) -> Float64:
-        """See `Ready`."""
+        """See `StepPlan`."""
         values = self._measured_values
         if not values.numel():
             return np.zeros(1)
@@ -372,7 +372,7 @@ class ReferencePart:
             return self._update_whole(grad, scalars)
 
     def release_gradients(self) -> None:
-        """See `Ready`."""
+        """See `StepPlan`."""
         self._grad = None
 
     def _update_whole(self, grad: Tensor, scalars: Scalars) -> list[Call]:

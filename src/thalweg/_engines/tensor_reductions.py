@@ -15,7 +15,7 @@ from thalweg.formula import variable_squares
 
 
 class Tensors:
-    """What `Ready` answers, of gradients and variables that are not updated here.
+    """What `StepPlan` answers, of gradients and variables that are not updated here.
 
     Args:
         gradients: Dense, or the values of sparse ones.
@@ -33,7 +33,7 @@ class Tensors:
     def compute_sums(
         self, formulas: Formulas, stages: Stages, columns: Columns
     ) -> Sequence[Float64]:
-        """See `Ready`; formulas read the gradient, but for `variable_squares`."""
+        """See `StepPlan`; formulas read the gradient, but for `variable_squares`."""
         if not stages:
             return [
                 reductions.sums_of(
@@ -51,11 +51,11 @@ class Tensors:
         return list(found)
 
     def sums_on_device(self, formulas: Formulas, stages: Stages, columns: Columns) -> None:
-        """See `Ready`."""
+        """See `StepPlan`."""
 
     def max_abs(self) -> Float64:
-        """See `Ready`."""
+        """See `StepPlan`."""
         return reductions.max_abs(self._gradients)
 
     def max_abs_on_device(self, is_checked: Tensor) -> None:
-        """See `Ready`."""
+        """See `StepPlan`."""

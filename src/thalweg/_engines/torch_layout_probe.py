@@ -1,10 +1,10 @@
-"""Where torch keeps what a step looks at: found out by looking at tensors of which all is known.
+"""Offsets of the fields of torch's tensor objects, measured on tensors with known fields.
 
-A step that is like the one before is recognised by reading torch's objects in memory: see
-`cpu/look.py`. Python could ask each tensor for each property, but that takes longer than a small
-step does. Where a member lies is written down nowhere. It is looked for in tensors that differ in
-it, and must be found in one place, the same in all of them; then it is compared with what torch's
-own functions say of other tensors. What is not found, or not confirmed, turns the whole look off.
+The native replay reads torch's objects in memory (`cpu/replay_kernel.py`), because reading each
+property of each tensor in Python takes longer than a small step. No header defines the offsets
+for Python. Each field is searched in tensors that differ in it, and must be found at exactly one
+offset, the same in all of them. The offset is then compared with the results of torch's functions
+for other tensors. If a field is not found or not confirmed, no step is replayed natively.
 
 No address is followed that was not found to be a pointer first: a word counts as one where it
 equals what torch calls the address, or appears when torch makes the object.

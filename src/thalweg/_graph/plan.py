@@ -339,7 +339,7 @@ def _plan_operation(op: Operation, derivatives: _Derivatives, fed: Fed) -> Step:
     if isinstance(function, GradientsOfRun):
         grad_ops = backward[backward.index(op) + 1 :]
         is_nested = any(op in _find_needed([grad_op], fed, nested=True) for grad_op in grad_ops)
-        may_repeat = op.block is not None  # or may be
+        may_repeat = op.block is not None
         function = partial(
             function, retain_graph=bool(grad_ops) or may_repeat, create_graph=is_nested
         )

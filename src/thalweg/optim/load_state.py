@@ -154,7 +154,7 @@ def fitted(
     values: Mapping[Tensor, Tensor] | None = None,
 ) -> dict[str, Any]:
     """Return a state with slots and random bits as an optimizer keeps them, and append warnings to
-    notes; see `encoding.fit_storage` and `drawn_states.fit_rounding`."""
+    notes; see `quantized_state.fit_storage` and `rounding_state.fit_rounding`."""
     groups = saved_state["param_groups"]
     if any("round" in group or "seed" in group for group in groups):
         with importing:

@@ -1,7 +1,7 @@
-"""What `look.py` calls between the measures of gradients and the writes: their common norm clips.
+"""Clipping by the global norm in a replay, between the measures of gradients and the writes.
 
 It does what `_core/clip_factor.py` does with numbers that are nowhere near the ends of their
-type, with the same bits; all else is left to that. It is compiled with `adding.py`.
+type, with the same bits; all else is left to that. It is compiled with `leaf_sums.py`.
 """
 
 # Code for `compiler`.

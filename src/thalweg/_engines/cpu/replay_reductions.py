@@ -1,6 +1,6 @@
-"""What `look.py` calls between a rule's measures and its kernels: scalars of each variable.
+"""Scalars of each variable in a replay, computed between a rule's measures and its kernels.
 
-It is compiled with `program.py` and `adding.py`.
+It is compiled with `scalar_program.py` and `leaf_sums.py`.
 """
 
 # Code for `compiler`.
@@ -8,7 +8,7 @@ It is compiled with `program.py` and `adding.py`.
 # ruff: noqa: F821
 from __future__ import annotations
 
-# Words of its block, of `look.MEASURED` bytes, which is that of a kernel's variables.
+# Words of its block, of `replay_kernel.MEASURED` bytes, which is that of a kernel's variables.
 OWN_ROUTINE = 0  # the address of this, which the look calls
 LEAVES = 1  # where the measures of all leaves are, those of a leaf side by side
 MEASURES_OF_LEAF = 2  # how many

@@ -1,8 +1,8 @@
-"""The scalars of a kernel, made of numbers in the call that takes a step: a list of operations.
+"""Scalar programs: operations that compute the scalars of a kernel in a replay.
 
-The functions here are compiled with those of `look.py`, which runs each program of a block before
-the kernels. Registers are float64; the result of an operation of float32 is rounded to it, which
-for `+ - * /` and roots of float32 gives its bits.
+The functions here are compiled with those of `replay_kernel.py`, which runs each program of a block
+before the kernels. Registers are float64. The result of a float32 operation is rounded to float32,
+which has the exact bits for `+ - * /` and square roots.
 """
 
 # Code for `compiler`, which finds its types itself.
@@ -23,7 +23,8 @@ POWER = 8  # C's function
 STORED_FLOAT32 = 9  # whether the scalars are
 OF_PYTHON = 10  # whether numbers are Python's: powers are not flushed, and all scalars are finite
 INPUTS = 11  # registers that are loaded from memory before the operations: how many, and where
-# The state of a program that runs once for each step count; see `look.set_scalars_of_members`.
+# The state of a program that runs once for each step count; see `set_scalars_of_members` of
+# `replay_kernel.py`.
 LAST_ROW = 13  # the row that holds its latest scalars, or NONE
 LAST_STEP = 14  # the step count, float64, for which it made them
 ROW_COUNT = 15  # the address of the number of rows in use

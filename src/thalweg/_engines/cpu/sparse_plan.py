@@ -178,14 +178,14 @@ class RowsPlan(ABC):
     def compute_sums(
         self, formulas: Formulas, stages: Stages, columns: Columns
     ) -> Sequence[Float64]:
-        """See `Ready`."""
+        """See `StepPlan`."""
         own, var = columns.scalars_of(0, self.compute), self.var
         if self._copy is not None and self._from_copies and variable_squares in formulas:
             var = resumed(var, self._copy)
         return sums_of_pair(formulas, self.values, var, stages, own, self.compute, self._flush)
 
     def compute_leaves(self, formulas: Formulas, stages: Stages, columns: Columns) -> list[Float64]:
-        """See `Ready`."""
+        """See `StepPlan`."""
         return [np.empty((0, len(formulas)))]
 
     def compute_lines(
@@ -195,7 +195,7 @@ class RowsPlan(ABC):
         raise NotImplementedError("rows of a sparse gradient are no rows of a matrix")
 
     def max_abs(self) -> Float64:
-        """See `Ready`."""
+        """See `StepPlan`."""
         return max_abs([self.values])
 
     @abstractmethod

@@ -109,8 +109,13 @@ def update(
             return optimizer._take(pairs, global_step, name, transforms, copies, captured)
         new_gradients = iter([grad for grad, _ in pairs])
         gradients = [None if grad is None else next(new_gradients) for grad in backward.gradients]
-        hooks = optimizer._make_hooks(global_step, name, captured and captured[0])
-        with contextlib.nullcontext() if captured is None else optimizer._while_taking(hooks):
+        # Not an ExitStack, which is written in Python: an interruption at its end would leave the
+        # step under way.
+        block: Any = contextlib.nullcontext()
+        if captured is not None:
+            hooks = optimizer._make_hooks(global_step, name, captured[0])
+            block = optimizer._while_taking(hooks)
+        with block:
             return _by_override(optimizer, backward.done(gradients), decision.calls, global_step)
 
 
