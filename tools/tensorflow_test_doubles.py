@@ -199,7 +199,7 @@ def add_doubles() -> None:
         vars(module)["_LOG"] = StepLogger() if module is step_counter_hook else TestedLogger()
     for module in (checkpoint_manager, retention, saver):
         vars(module)["time"] = TestedTime()
-    private_modules._OWN |= {
+    private_modules._EXTRA_NAMES |= {
         "lib.io.file_io": {"write_string_to_file": write_string_to_file},
         "training.checkpoint_management": {"time": time},
         "training.monitored_session": {
