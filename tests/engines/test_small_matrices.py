@@ -422,6 +422,50 @@ def mixes_sums(*, rows, columns):
     return -(rows + 1) * columns, columns
 
 
+def mixes_powers(*, rows, columns):
+    rows = rows * rows
+    rows = rows * rows
+    rows = rows * rows
+    rows = rows * rows
+    rows = rows * rows
+    rows = rows * rows
+    rows = rows * rows
+    rows = rows * rows
+    rows = rows * rows
+    rows = rows * rows
+    rows = rows * rows
+    rows = rows * rows
+    rows = rows * rows
+    rows = rows * rows
+    rows = rows * rows
+    rows = rows * rows
+    rows = rows * rows
+    rows = rows * rows
+    rows = rows * rows
+    rows = rows * rows
+    rows = rows * rows
+    rows = rows * rows
+    rows = rows * rows
+    rows = rows * rows
+    rows = rows * rows
+    rows = rows * rows
+    rows = rows * rows
+    rows = rows * rows
+    rows = rows * rows
+    rows = rows * rows
+    rows = rows * rows
+    rows = rows * rows
+    rows = rows * rows
+    rows = rows * rows
+    rows = rows * rows
+    rows = rows * rows
+    rows = rows * rows
+    rows = rows * rows
+    rows = rows * rows
+    rows = rows * rows
+    return rows * columns, columns
+
+
 def turns(*, rows, columns):
     return columns, rows
 
@@ -478,6 +522,7 @@ REFUSED = {
     "takes row_count by position": asks_for_one,
     "in `where\\(columns > 0.0, rows, 1.0\\)`, which makes a number of each element": mixes,
     r"in `-\(rows \+ 1.0\) \* columns`, which makes": mixes_sums,
+    r"in `\(\(\(\.\.\. \* \.\.\.\) \* .{,60} \* columns`, which makes": mixes_powers,
     "returns for rows a number of each column, where it must return a number of each row": turns,
     "gives mean_over_rows a number of each column, where it must be": averages,
     "returns for rows one number of the matrix, where": keeps_one,

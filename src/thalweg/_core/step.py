@@ -361,8 +361,13 @@ def _reduce(
 ) -> tuple[Columns, Decision, GradientStats | None]:
     """Compute reductions of the gradients; decide whether to take the step.
 
+    If a device decides, `adapter.taken` becomes the decision.
+
     Returns:
         The scalars, the decision, and the reductions; None if the step has none.
+
+    Raises:
+        InvalidArgumentError: A gradient is not finite, with `is_checked`.
     """
     measures = plan if adapter.sharing is None else adapter.sharing.measure_whole(plan, request)
     if is_checked:

@@ -20,12 +20,13 @@ from thalweg._engines.parsed_formula import place_of
 from thalweg.errors import RuleError
 
 _python: Any = operator  # without the types of its functions
-_ON_VALUES: dict[str, Callable[..., Any]] = {
+_OPERATORS: dict[str, Callable[..., Any]] = {
     "+": _python.add, "-": _python.sub, "*": _python.mul, "/": _python.truediv,
     "<": _python.lt, "<=": _python.le, ">": _python.gt, ">=": _python.ge,
     "==": _python.eq, "!=": _python.ne, "&": _python.and_, "|": _python.or_, "neg": _python.neg,
 }  # fmt: skip
-_AROUND = ("var", "grad", "base", "step")  # parameters of a formula around a step
+# Positional parameters of a formula that wraps a step.
+_WRAPPER_PARAMETERS = ("var", "grad", "base", "step")
 
 
 def compose(formula: ComposedFormula, first: FormulaGraph, second: FormulaGraph) -> FormulaGraph:
@@ -59,10 +60,10 @@ def _chain(first: FormulaGraph, then: FormulaGraph) -> FormulaGraph:
 
 def _wrap(formula: WrappedStepFormula, inner: FormulaGraph, outer: FormulaGraph) -> FormulaGraph:
     """Return the graph of a `WrappedStepFormula`."""
-    if outer.positional != _AROUND or len(outer.steps) != 1:
+    if outer.positional != _WRAPPER_PARAMETERS or len(outer.steps) != 1:
         raise RuleError(
-            f"{place_of(formula.how)} lies around a step: it takes {', '.join(_AROUND)} and"
-            " scalars, and returns one value."
+            f"{place_of(formula.how)} lies around a step: it takes"
+            f" {', '.join(_WRAPPER_PARAMETERS)} and scalars, and returns one value."
         )
     var, grad = stream_nodes(2)
     move = next((node for node in in_order(inner.steps) if node.op == "moved"), None)
@@ -94,7 +95,7 @@ def bind_graph(formula_graph: FormulaGraph, namespace: Mapping[str, Any], litera
     unused = {
         node: {arg for arg in node.inputs if last_use[arg] is node} for node in formula_graph.nodes
     }
-    functions = {**namespace, **_ON_VALUES, "const": literal}
+    functions = {**namespace, **_OPERATORS, "const": literal}
 
     def evaluate(*values: Any, **scalars: Any) -> tuple[Any, ...]:
         inputs = {"stream": values.__getitem__, "scalar": scalars.__getitem__}

@@ -96,7 +96,7 @@ class Composed:
 
 
 def _advice_for(node: ast.AST) -> str:
-    """What to write instead of what a formula cannot contain."""
+    """Return advice for an error about syntax that a formula cannot contain, or ""."""
     if isinstance(node, ast.IfExp):
         parts = ", ".join(map(ast.unparse, (node.test, node.body, node.orelse)))
         return f"; write `where({parts})`"
@@ -121,7 +121,7 @@ def _advice_for(node: ast.AST) -> str:
     return _OF_ONE if isinstance(node, ast.Subscript | ast.Attribute) or is_product else ""
 
 
-# Why formulas know neither sums nor shapes.
+# Advice for sums and shapes, which formulas of single elements lack.
 _OF_ONE = (
     "; a formula is for one element: sums over a whole variable are `measures` of the rule"
     " (docs/formulas.md#reductions-and-per-variable-scalars), those of rows and columns are made by"
@@ -131,7 +131,7 @@ _OF_LINES = "; a FusedStage may call mean_over_rows and mean_over_columns, a Sta
 
 
 def _instead_of(call: ast.Call, of_lines: bool) -> str:
-    """The function of `thalweg.formula` that one of another library stands for."""
+    """Return advice for an error about a call that a formula cannot contain."""
     last = ast.unparse(call.func).rpartition(".")[2]
     name = _ALIASES.get(last, last)
     # `max` of two values is no reduction.
@@ -168,32 +168,33 @@ def _parse_definition(function: Any) -> ast.FunctionDef:
 
 
 def _check_current(function: types.FunctionType) -> None:
-    # The file may have been edited since the import; its text is then another formula.
+    """Raise RuleError if the file of a function was edited after the import."""
     loaded = function.__code__
     text = "".join(inspect.findsource(function)[0])
     flags = (loaded.co_flags & _FUTURE) | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
-    anew = compile(text, loaded.co_filename, "exec", flags, dont_inherit=True)
-    if not (_holds(anew, loaded) or _holds(_cached_code(loaded.co_filename), loaded)):
+    recompiled = compile(text, loaded.co_filename, "exec", flags, dont_inherit=True)
+    if not (_contains(recompiled, loaded) or _contains(_cached_code(loaded.co_filename), loaded)):
         raise RuleError(
             f"The source of {place_of(function)} changed after it was imported; import it again."
         )
 
 
-def _holds(module: types.CodeType | None, loaded: types.CodeType) -> bool:
-    """Whether a function is one of those in the code of a module."""
-    found = [] if module is None else [module]
-    for code in found:  # grows: the functions inside functions
+def _contains(module: types.CodeType | None, loaded: types.CodeType) -> bool:
+    """Return whether the code of a module contains a function."""
+    codes = [] if module is None else [module]
+    # The list grows by nested functions.
+    for code in codes:
         if code.co_name == loaded.co_name and _fingerprint_of(code) == _fingerprint_of(loaded):
             return True
-        found += [const for const in code.co_consts if isinstance(const, types.CodeType)]
+        codes += [const for const in code.co_consts if isinstance(const, types.CodeType)]
     return False
 
 
 def _cached_code(path: str) -> types.CodeType | None:
-    """The bytecode that Python keeps of a file, if it is of the text that the file has now.
+    """Return the cached bytecode of a file if it belongs to the file's present text, else None.
 
-    An import takes it from there. Another release with the same number of the format may have
-    written it, and compile the same text to other instructions than this one.
+    An import uses this bytecode. Another release of Python with the same format number may have
+    written it, with other instructions for the same text.
     """
     try:
         cached = Path(cache_from_source(path)).read_bytes()
@@ -216,13 +217,14 @@ class _Writer(ast.NodeTransformer):
         self.function, self.of_lines = function, of_lines
         self.helpers = helpers
         self.locals: set[str] = set()
-        # Whether a local name is a condition; what a helper's parameter is, its first use says.
+        # Whether a local name is a condition. The first use of a helper's parameter decides.
         self.conditions: dict[str, bool] = {}
-        self.moves: list[ast.expr] = []  # what it calls `moved`
+        self.moves: list[ast.expr] = []  # calls of `moved`
         closure = inspect.getclosurevars(function)
         self.outer: dict[str, Any] = {**closure.builtins, **closure.globals, **closure.nonlocals}
 
     def refuse(self, node: ast.AST, why: str) -> RuleError:
+        """Return the error about a node, with file and line."""
         return RuleError(f"{place_of(self.function, getattr(node, 'lineno', None))}: {why}")
 
     def generic_visit(self, node: ast.AST) -> ast.AST:
@@ -336,7 +338,7 @@ class _Writer(ast.NodeTransformer):
     def write_helper(
         self, node: ast.Call, function: types.FunctionType, result: int = 0
     ) -> ast.expr:
-        """A call of a helper for one of its results."""
+        """Return a call of a helper for the result with an index."""
         name = self.helpers.name_helper(function, result)
         self.check_count(node, function.__code__.co_argcount)
         kinds = self.helpers.parameters[function, result]
@@ -360,8 +362,10 @@ class _Writer(ast.NodeTransformer):
         return call
 
     def place_of_move(self, node: ast.FunctionDef, values: Sequence[ast.expr]) -> int | None:
-        """Which of these values is the step, if it is said what is."""
-        places = [k for k, each in enumerate(values) if any(each is move for move in self.moves)]
+        """Return the index of the value that is a call of `moved`, or None if there is no call."""
+        places = [
+            index for index, value in enumerate(values) if any(value is move for move in self.moves)
+        ]
         if len(self.moves) > 1 or len(places) < len(self.moves):
             why = (
                 "a formula says `moved(base, step)` once, of what it returns first or gives a name."
@@ -372,12 +376,12 @@ class _Writer(ast.NodeTransformer):
     def check_moved(
         self, node: ast.FunctionDef, body: Sequence[ast.Assign], first: ast.expr, move: int | None
     ) -> None:
-        """Refuse a step after which something else becomes of the variable."""
+        """Raise RuleError if the first result is not the name that `moved` was assigned to."""
         if move is None or move == len(body):
             return
-        made, *later = (cast("ast.Name", each.targets[0]).id for each in body[move:])
-        if not (isinstance(first, ast.Name) and first.id == made) or made in later:
-            name = made.removeprefix(LOCAL_PREFIX)
+        moved, *later = (cast("ast.Name", line.targets[0]).id for line in body[move:])
+        if not (isinstance(first, ast.Name) and first.id == moved) or moved in later:
+            name = moved.removeprefix(LOCAL_PREFIX)
             raise self.refuse(
                 node, f"`{name}` is what it has `moved`, and what it returns first is another."
             )
@@ -388,7 +392,7 @@ class _Writer(ast.NodeTransformer):
             raise self.refuse(node, f"`{ast.unparse(node)}` needs {needs}.")
 
     def is_condition(self, node: ast.expr) -> bool | None:
-        """Whether an expression is a condition and not a number; None if nothing says so yet."""
+        """Return whether an expression is a condition; None for a parameter that may be either."""
         if isinstance(node, ast.Compare):
             return True
         if isinstance(node, ast.BinOp):
@@ -420,14 +424,14 @@ class _Writer(ast.NodeTransformer):
         )
 
     def settle_kind(self, node: ast.expr, condition: bool) -> bool:
-        """Take a parameter for a condition or a number, as it is used; False if it is the other."""
+        """Return whether an expression has a kind; give this kind to a parameter without one."""
         kind = self.is_condition(node)
         if kind is None and isinstance(node, ast.Name):
             kind = self.conditions[node.id] = condition
         return kind is condition
 
     def write_several(self, node: ast.Assign, target: ast.Tuple) -> list[ast.Assign]:
-        """What a helper returns, each value under its name, once all are known."""
+        """Return assignments of a helper's results: first to new names, then to the targets."""
         names = [each.id for each in target.elts if isinstance(each, ast.Name)]
         call = node.value
         wanted = [(place, name) for place, name in enumerate(names) if name != "_"]
@@ -460,7 +464,7 @@ class _Writer(ast.NodeTransformer):
         return ast.fix_missing_locations(ast.copy_location(ast.Assign([target], value), node))
 
     def settle_result(self, name: str, is_condition: bool | None) -> None:
-        """Know a local name, and whether it is a condition."""
+        """Record a local name, and whether it is a condition."""
         self.locals.add(name)
         self.conditions.pop(name, None)
         if is_condition is not None:
@@ -512,28 +516,27 @@ class _Writer(ast.NodeTransformer):
 
 
 class _Helpers:
-    """The helper functions of one formula, each after those it calls.
+    """Helper functions of one formula, each after the helpers that it calls.
 
-    One that returns several values is written once for each of them.
+    A helper with several results has one definition for each of them.
     """
 
     def __init__(self) -> None:
         self._names: dict[tuple[types.FunctionType, int], str] = {}
         self._open: set[types.FunctionType] = set()
         self.definitions: list[ast.FunctionDef] = []
-        # Whether a result is a condition, and the parameters are; None is either.
+        # Whether results and parameters are conditions; None for either kind.
         self.conditions: dict[tuple[Any, int], bool | None] = {}
         self.parameters: dict[tuple[Any, int], list[bool | None]] = {}
 
     def count_results(self, function: types.FunctionType) -> int:
-        """How many values a helper returns."""
+        """Return the number of results of a helper."""
         last = _parse_definition(function).body[-1]
         value = last.value if isinstance(last, ast.Return) else None
         return len(value.elts) if isinstance(value, ast.Tuple) else 1
 
     def name_helper(self, function: types.FunctionType, result: int) -> str:
-        """The name under which a helper is called for one of its results; writes its definition at
-        the first call."""
+        """Return the name of a helper's definition for one result; write it at the first call."""
         if function in self._open:
             raise RuleError(f"{place_of(function)} calls itself, which a formula cannot.")
         key = function, result
@@ -637,7 +640,7 @@ def transcribe(function: Any) -> FormulaGraph:
 
 
 def trace(function: Any, of_lines: bool = False) -> FormulaGraph:
-    """Return the graph that a function, or that of a `FusedStage`, builds when it runs on nodes."""
+    """Return the graph of a formula; `of_lines` as for `read_source`."""
     source = read_source(function, of_lines)
     values = stream_nodes(len(source.positional))
     scalars = {name: make_node("scalar", name) for name in source.scalars}

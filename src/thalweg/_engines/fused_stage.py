@@ -18,22 +18,24 @@ from thalweg._engines.numpy_functions import NUMPY, square
 from thalweg.errors import RuleError
 from thalweg.formula import Rule
 
-# What any stage over rows and columns is given of their sizes.
+# Names of the sizes that any stage over rows and columns may take.
 SIZES = ("row_count", "column_count", "element_count")
 
-_WHAT = {
+_KIND_TEXTS = {
     "row": "a number of each row",
     "column": "a number of each column",
     "matrix": "one number of the matrix",
     "": "a scalar",
 }
 MEANS = {"mean_over_rows": "row", "mean_over_columns": "column"}
-_OF_LINES = {each.__name__: each for each in (mean_over_rows, mean_over_columns)}
+_MEAN_FUNCTIONS = {mean.__name__: mean for mean in (mean_over_rows, mean_over_columns)}
+# Operations around a node that messages show; nodes are shared, so the full text can be huge.
+_MAX_DEPTH = 4
 _TORCH: dict[str, Callable[..., Any]] = {
     "square": square,
     **{
-        each.__name__: each
-        for each in (
+        function.__name__: function
+        for function in (
             formula.sqrt, formula.absolute, formula.sign, formula.where, formula.maximum,
             formula.minimum, formula.wide, formula.narrow,
         )
@@ -60,17 +62,24 @@ class LineFormula(NamedTuple):
 def bind_stage(
     function: Callable[..., Any], kind: torch.dtype, device: torch.device | None
 ) -> Callable[..., tuple[Any, ...]]:
-    """The formula over tensors of a device, or over arrays, which take a fraction of the time.
+    """Return the formula of a fused stage as a function over tensors, or over NumPy arrays.
 
-    Its own numbers are of their type, too, as in kernels.
+    NumPy takes a fraction of torch's time for vectors on the host.
+
+    Args:
+        function: The formula.
+        kind: The dtype of its numbers, literals included, as in kernels.
+        device: The device of tensors; None for arrays.
     """
     if device is None:
-        return bind_formula(function, {**NUMPY, **_OF_LINES}, compute_dtype(kind), of_lines=True)
+        return bind_formula(
+            function, {**NUMPY, **_MEAN_FUNCTIONS}, compute_dtype(kind), of_lines=True
+        )
 
     def literal(value: float) -> Tensor:
         return torch.full((), value, dtype=kind, device=device)
 
-    return bind_formula(function, {**_TORCH, **_OF_LINES}, literal, of_lines=True)
+    return bind_formula(function, {**_TORCH, **_MEAN_FUNCTIONS}, literal, of_lines=True)
 
 
 @lru_cache(256)
@@ -123,7 +132,8 @@ def _kind_of(rule: Rule, node: Node, arg_kinds: list[str]) -> str:
     if node.op in MEANS:
         if arg_kinds != [MEANS[node.op]]:
             raise RuleError(
-                f"gives {node.op} {_WHAT[arg_kinds[0]]}, where it must be {_WHAT[MEANS[node.op]]}"
+                f"gives {node.op} {_KIND_TEXTS[arg_kinds[0]]}, where it must be"
+                f" {_KIND_TEXTS[MEANS[node.op]]}"
             )
         return "matrix"
     if {"row", "column"} <= {*arg_kinds}:
@@ -134,11 +144,19 @@ def _kind_of(rule: Rule, node: Node, arg_kinds: list[str]) -> str:
     return next((kind for kind in ("row", "column", "matrix") if kind in arg_kinds), "")
 
 
-def _show(node: Node, is_argument: bool = False) -> str:
-    """Return the source text of a node, in parentheses if it is an argument of an operator."""
+def _show(node: Node, is_argument: bool = False, depth: int = _MAX_DEPTH) -> str:
+    """Return the formula of a node for messages, with "..." for deeper operations.
+
+    Args:
+        node: The node.
+        is_argument: Put an operator in parentheses.
+        depth: The number of nested operations to show.
+    """
     if node.op in ("scalar", "const"):
         return str(node.args[0])
-    args = [_show(arg, node.op in (*INFIX, "neg")) for arg in node.inputs]
+    if not depth:
+        return "..."
+    args = [_show(arg, node.op in (*INFIX, "neg"), depth - 1) for arg in node.inputs]
     if node.op in INFIX:
         text = f"{args[0]} {node.op} {args[1]}"
         return f"({text})" if is_argument else text
@@ -163,6 +181,6 @@ def _check_made(
             raise RuleError(f"makes {name}, which it must take, too: {name} after *")
         if node_kinds[result] != wanted:
             raise RuleError(
-                f"returns for {name} {_WHAT[node_kinds[result]]}, where it must return"
-                f" {_WHAT[wanted]}"
+                f"returns for {name} {_KIND_TEXTS[node_kinds[result]]}, where it must return"
+                f" {_KIND_TEXTS[wanted]}"
             )

@@ -189,8 +189,10 @@ def _plan_block(
     for step in steps:
         runs_others = bool(step.operation.subgraphs)  # which see to it themselves
         step.grad = bool(derivatives.operations) and (step.lock == SHARED or runs_others)
-    stop = max((place for place, step in enumerate(steps) if step.differentiates), default=-1)
-    for step in steps[stop + 1 :]:  # a unit reads all variables of an optimizer
+    last_gradient = max(
+        (place for place, step in enumerate(steps) if step.differentiates), default=-1
+    )
+    for step in steps[last_gradient + 1 :]:  # a unit reads all variables of an optimizer
         step.grad = step.grad and (step.operation.unit is None or step.operation.block is not None)
     steps = _as_units(steps, fed)
     pairs = [(i, x) for i, x in enumerate(fetches) if x in fed and isinstance(x, SymbolicTensor)]

@@ -36,7 +36,7 @@ class PendingCollective(IntEnum):
 
     @property
     def fate(self) -> str:
-        """The time of an error that prevented the action, for messages."""
+        """The stage of a step at which an error prevented the action, for messages."""
         return _WORDS[self][1]
 
 
@@ -158,7 +158,11 @@ def report_error(ranks: Ranks, collective: PendingCollective) -> Iterator[None]:
 
 
 def raise_on_all(ranks: Ranks, collective: PendingCollective, trouble: BaseException) -> None:
-    """Report an error to the other ranks, unless all ranks have raised it together."""
+    """Report an error to the other ranks and raise it; return if all ranks have raised it.
+
+    Raises:
+        BaseException: `trouble`.
+    """
     if not ranks.is_alone and not isinstance(trouble, ReplicaLostError | ReplicaMismatchError):
         RankMessage(ranks, collective, trouble=trouble).receive()
 

@@ -71,7 +71,7 @@ class Column:
         reads: How often the numbers were read again after writes by other code.
     """
 
-    is_on_device: ClassVar[Literal[False]] = False  # those of a device are in `columns_there`
+    is_on_device: ClassVar[Literal[False]] = False  # see `device_param_scalars`
 
     def __init__(self, name: str, views: Sequence[Tensor], block: Tensor) -> None:
         self.name = name
@@ -181,7 +181,7 @@ class ForeignColumn:
             then.
     """
 
-    is_on_device: ClassVar[Literal[False]] = False  # those of a device are in `columns_there`
+    is_on_device: ClassVar[Literal[False]] = False  # see `device_param_scalars`
 
     def __init__(self, name: str, views: Sequence[Tensor]) -> None:
         self.name = name
@@ -240,7 +240,7 @@ class PlainColumn:
         values: The numbers of the parameters before their first step.
     """
 
-    is_on_device: ClassVar[Literal[False]] = False  # those of a device are in `columns_there`
+    is_on_device: ClassVar[Literal[False]] = False  # see `device_param_scalars`
 
     def __init__(
         self, name: str, owners: Sequence[dict[str, object]], values: Sequence[object]

@@ -136,7 +136,7 @@ def _split_parts(
     shapes: Sequence[Any],
     name: str,
 ) -> list[Tensor]:
-    """Return `function(source, split_sizes)`, in a graph as an operation with these shapes."""
+    """Return `function(operand, split_sizes)`, in a graph as an operation with these shapes."""
     symbols = [x for x in leaves_of((operand, split_sizes)) if isinstance(x, _graph.SymbolicTensor)]
     if not symbols:
         return list(function(operand, split_sizes))

@@ -318,7 +318,8 @@ def save(outcome: RaceOutcome, path: Path) -> None:
 def whole(path: Path) -> Iterator[BinaryIO]:
     """Open a temporary file for writing that replaces `path` at the end of the block.
 
-    An error leaves the old file unchanged. The new file has the old file's permissions and owner.
+    An error leaves the old file unchanged. The new file has the old file's read
+    and write permissions and, where allowed, its owner.
     """
     partial = path.with_name(f".{path.name}.partial")
     # A leftover of an interrupted run, or a link that another user created.

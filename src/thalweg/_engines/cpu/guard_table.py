@@ -343,18 +343,18 @@ class GuardTable:
         """Address of the flag of the first gradient, and the stride of flags in bytes."""
         return self.gradients.ctypes.data + 8 * replay_kernel.IS_ON, replay_kernel.GRADIENT
 
-    def set_number(self, index: int, number: Any, now: Any = None) -> None:
+    def set_number(self, index: int, number: Any, expected: Any = None) -> None:
         """Set the number that the next step writes to all elements of a column.
 
         Args:
             index: The index of the column.
             number: The number.
-            now: Optional. The number that the elements must have before the step.
+            expected: Optional. The number that the elements must have before the step.
         """
         numbers, first = self._numbers[index], replay_kernel.COLUMN // 8 * index
         numbers[first + 3] = number
-        if now is not None:
-            numbers[first + 4] = now
+        if expected is not None:
+            numbers[first + 4] = expected
             self.columns[index, 5] = 1
 
     def expect(self, index: int, kind: int, number: Any) -> None:

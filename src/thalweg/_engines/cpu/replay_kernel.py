@@ -89,7 +89,9 @@ BLOCK = 81
 
 AHEAD = 8  # tensors between a prefetch and its use
 PART = 64  # records in a part
-MANY = 512  # from this number of tensors on, the threads of kernels check guards, too
+# From this number of tensors on, the threads of kernels check guards, too: each check waits for
+# memory.
+MANY = 512
 
 # Bytes of a record.
 MEASURED = 96  # its first word is the address of the function

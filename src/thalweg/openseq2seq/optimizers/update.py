@@ -124,14 +124,15 @@ def _by_override(
 ) -> StepResult:
     """Take a step by an optimizer that overrides `apply_gradients`.
 
-    The step counts as taken once the counter has increased.
+    If an error comes after the counter has changed, the step counts as taken.
     """
     step = global_step
     if step is None:
         step = torch.zeros((), dtype=torch.int64, device="cpu")
     old_step = step.detach().clone()
     try:
-        with distribute.enter_single_replica():  # they are means over the replicas
+        # The gradients are means over the replicas already.
+        with distribute.enter_single_replica():
             optimizer.apply_gradients(backward.pairs, step)
         run([*copying(backward), *map(unless_resized, calls)])
     except BaseException as error:

@@ -43,7 +43,7 @@ class CallableRate(Argument):
     Args:
         rate: Gives the learning rate now.
         name: Its name in messages.
-        state: An object with state, and with `state_dict` and `load_state_dict`.
+        state_holders: Objects with `state_dict` and `load_state_dict` that the rate depends on.
 
     Attributes:
         source: The function that made it and its arguments by name, by which a file describes it;
@@ -52,11 +52,13 @@ class CallableRate(Argument):
 
     __array_ufunc__ = None  # NumPy's operators leave the work to the reflected ones here
 
-    def __init__(self, rate: Callable[[], object], name: str, state: Sequence[object] = ()) -> None:
+    def __init__(
+        self, rate: Callable[[], object], name: str, state_holders: Sequence[object] = ()
+    ) -> None:
         self._rate = rate
         self._step: Any = None  # the count of steps, if the rate depends on nothing else
         self._ahead: RatesAhead | None = None
-        self.state = state
+        self.state_holders = state_holders
         self.__name__ = name
         self.source: tuple[Callable[..., object], dict[str, object]] | None = None
 
@@ -71,7 +73,7 @@ class CallableRate(Argument):
         Args:
             step: The count of steps: an integer, or a tensor of one.
             rate_at: Returns the learning rate as a NumPy scalar, given the count; of nothing else
-                but what `state` names.
+                but the `state_holders`.
         """
         is_count = isinstance(step, Tensor) and not (step.is_floating_point() or step.is_complex())
         if is_count or type(step) is int:
@@ -86,7 +88,7 @@ class CallableRate(Argument):
         if self._ahead is None or not executing_eagerly():
             return None
         count = number_of(self._step) if isinstance(self._step, Tensor) else self._step
-        return self._ahead.alone(count) if self.state else self._ahead.at(count)
+        return self._ahead.alone(count) if self.state_holders else self._ahead.at(count)
 
     def is_over(self, step: object) -> bool:
         """Return whether this is the count of steps that `computed` reads."""
@@ -103,7 +105,7 @@ class CallableRate(Argument):
         return {} if self.source is None else self.source[1]
 
     def _keeps(self) -> Sequence[object]:
-        return self.state
+        return self.state_holders
 
     __add__, __radd__ = _binary_operators(operator.add)
     __sub__, __rsub__ = _binary_operators(operator.sub)
@@ -112,7 +114,7 @@ class CallableRate(Argument):
     __pow__, __rpow__ = _binary_operators(operator.pow)
 
     def __neg__(self) -> CallableRate:
-        return CallableRate(lambda: -self(), self.__name__, self.state)
+        return CallableRate(lambda: -self(), self.__name__, self.state_holders)
 
     @classmethod
     def __torch_function__(
@@ -184,8 +186,10 @@ def signature_of(function: Callable[..., object]) -> inspect.Signature:
 
 
 def _kept_by(*parts: object) -> list[object]:
-    """Return the keepers of all learning rates among the operands, each once."""
-    holders = [holder for part in parts if isinstance(part, CallableRate) for holder in part.state]
+    """Return the distinct state holders of all learning rates among the operands."""
+    holders = [
+        holder for part in parts if isinstance(part, CallableRate) for holder in part.state_holders
+    ]
     return list({id(holder): holder for holder in holders}.values())
 
 
@@ -199,7 +203,7 @@ def follows_count(hyper: object) -> bool:
 
     It has a formula then, which draws no random numbers.
     """
-    return isinstance(hyper, CallableRate) and hyper._ahead is not None and not hyper.state
+    return isinstance(hyper, CallableRate) and hyper._ahead is not None and not hyper.state_holders
 
 
 def value_now(hyper: Any) -> Any:

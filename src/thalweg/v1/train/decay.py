@@ -236,7 +236,7 @@ def noisy_linear_cosine_decay(
 
     rate = _decayed_rate(draw_config, global_step, inputs, name or "NoisyLinearCosineDecay")
     if isinstance(rate, CallableRate):
-        rate.state = [keeper]
+        rate.state_holders = [keeper]
         # Loading a state gives `keeper` another sequence.
         config = cache(lambda: schedules.NoisyLinearCosineDecay(*inputs).get_config())  # pyright: ignore
         rate.follow(global_step, lambda step: keeper.having(config()).formula(step))

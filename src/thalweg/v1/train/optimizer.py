@@ -499,10 +499,9 @@ class Optimizer(State, V1StateDict, SlotOptimizer, Configurable, Argument):
         return V1StepAdapter(self, global_step, name, values)
 
     def _while_taking(self, hooks: V1StepAdapter) -> ContextSetting:
-        """Take a step; whoever calls has the locks.
+        """Return a block in which `self._under_way` is the step; the caller holds the locks.
 
-        TensorFlow's hooks get a gradient and a variable and find the rest in `self`; so the step
-        is found there as long as it lasts, and no longer.
+        TensorFlow's hooks receive a gradient and a variable, and find the rest in `self`.
         """
 
         def begin_step() -> Sections:
@@ -644,13 +643,13 @@ class Optimizer(State, V1StateDict, SlotOptimizer, Configurable, Argument):
             return [f"optimizer: {type(self).__name__}", *descriptions, *step]
 
         def numbers_of_step() -> tuple[int, list[float]]:
-            hypers = [*self._arguments().values(), *self._counters_now().values()]
+            values = [*self._arguments().values(), *self._counters_now().values()]
             numbers = [
-                number_of(hyper) if isinstance(hyper, Tensor) and not hyper.dim() else hyper
-                for hyper in hypers
+                number_of(value) if isinstance(value, Tensor) and not value.dim() else value
+                for value in values
             ]
             step = int(number_of(global_step)) if has_step_tensor else 0
-            return step, [hyper for hyper in numbers if isinstance(hyper, int | float)]
+            return step, [number for number in numbers if isinstance(number, int | float)]
 
         return distribute.StepFingerprint(words_of_step, numbers_of_step)
 

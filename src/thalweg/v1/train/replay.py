@@ -77,7 +77,8 @@ class V1Replay(ReplayedApply):
         self._counters = [counter for counter, _ in moves]
         self._factors = [factor for _, factor in moves]
         self._kinds = [
-            scalar_type(hyper) if hyper.is_floating_point() else int for hyper in self._counters
+            scalar_type(counter) if counter.is_floating_point() else int
+            for counter in self._counters
         ]
         self._counts_anew = not (
             is_ours(type(optimizer)._counting_moves)
@@ -89,9 +90,9 @@ class V1Replay(ReplayedApply):
         reads_alone = self._is_simple or is_ours(type(optimizer)._hyper_scalars)
         self._powers = tuple(optimizer.POWERS)
         if reads_alone and not optimizer._has_own_hook("_scalars_of"):
-            for hyper in plan.ready.dtypes:
-                scalars = optimizer._hyper_scalars(values, hyper, None)
-                self._scalars[hyper] = {**scalars, **dict.fromkeys(optimizer.POWERS, hyper(0))}
+            for dtype in plan.ready.dtypes:
+                scalars = optimizer._hyper_scalars(values, dtype, None)
+                self._scalars[dtype] = {**scalars, **dict.fromkeys(optimizer.POWERS, dtype(0))}
         # The scalars of all steps follow from the counts that those before have left.
         self._is_foreseen = (
             bool(self._scalars)
@@ -117,7 +118,9 @@ class V1Replay(ReplayedApply):
         hooks = map(optimizer._has_own_hook, ("_read_values", "_evaluate_hypers"))
         if self._functions or any(hooks):
             return {}
-        hypers = {name: getattr(optimizer, hyper) for name, hyper in optimizer.HYPERS.items()}
+        hypers = {
+            name: getattr(optimizer, attribute) for name, attribute in optimizer.HYPERS.items()
+        }
         decays = {name: hyper for name, hyper in hypers.items() if follows_count(hyper)}
         follow_global_step = all(hyper.is_over(self._global_step) for hyper in decays.values())
         return decays if functions and follow_global_step else {}
