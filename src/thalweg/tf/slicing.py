@@ -311,10 +311,10 @@ def unique_with_counts(
     """Return the results of `unique` and the counts of the elements."""
     kind, vector = as_dtype(out_idx), tensor(x)
 
-    def find(source: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        values, places, counts = source.unique(return_inverse=True, return_counts=True)
-        firsts = torch.full_like(values, len(source), dtype=torch.int64)
-        order_of_rows = torch.arange(len(source), dtype=torch.int64, device=source.device)
+    def find(elements: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        values, places, counts = elements.unique(return_inverse=True, return_counts=True)
+        firsts = torch.full_like(values, len(elements), dtype=torch.int64)
+        order_of_rows = torch.arange(len(elements), dtype=torch.int64, device=elements.device)
         firsts.scatter_reduce_(0, places, order_of_rows, "amin")
         order = firsts.argsort()
         return values[order], order.argsort()[places].to(kind), counts[order].to(kind)
