@@ -46,14 +46,14 @@ class StateEntrySpec(NamedTuple):
     is_count: bool = False
     name: str = ""
 
-    def difference(self, given: object) -> str | None:
+    def difference(self, candidate: object) -> str | None:
         """Return a description of how a value differs from the requirements, or None if it meets
         them.
         """
-        if given is None and self.is_optional and not self.is_count:
+        if candidate is None and self.is_optional and not self.is_count:
             return None
-        title, count = f"'{self.name}'", cast("Any", given)
-        problem = _why_unlike(given, self, title)
+        title, count = f"'{self.name}'", cast("Any", candidate)
+        problem = _why_unlike(candidate, self, title)
         if problem is None and self.is_count and not 0 <= (count := float(count)) < _MOST_STEPS:
             problem = f"{title} is {count}, and steps count from 0"
         return problem
