@@ -157,19 +157,20 @@ class Elements(Sweep):
             lines.append(f"p{stream} = {stored.pointer}({address})")
         return lines
 
-    def reserve_scratch(self, elements: int, gathers: bool) -> list[str]:
-        """Return lines that reserve memory for elements that are gathered or decoded.
-
-        Args:
-            elements: The number of elements of each stream.
-            gathers: Whether elements are gathered, so that each stream needs memory.
-        """
-        lines = ["layouts = int64_pointer(work[10])"] if gathers else []
-        for stream in self.read if gathers else self.coded:
-            stored = STORAGE[self.stored_type(stream)]
+    def reserve_scratch(self, elements: int) -> list[str]:
+        """Return lines that reserve memory for so many elements of each stream that is read."""
+        lines = ["layouts = int64_pointer(work[10])"]
+        for stream in self.read:
+            stored = STORAGE[self.storage[stream]]
             buffer = f"address_of(numbers({elements * stored.size // 4}))"
             lines.append(f"scratch{stream} = {stored.pointer}({buffer})")
         return lines
+
+    def reserve_decoded(self, elements: int) -> list[str]:
+        """Return lines that reserve memory for so many decoded elements of each encoded slot."""
+        return [
+            f"scratch{k} = float32_pointer(address_of(numbers({elements})))" for k in self.coded
+        ]
 
     def decode(self, elements: int) -> list[str]:
         """Return lines that decode up to so many elements of encoded slots from `start` on."""
@@ -192,7 +193,7 @@ class Elements(Sweep):
         """Return lines that copy up to so many elements from `start` on into the scratch memory."""
         copy: list[str] = []
         point: list[str] = []
-        for stream in (stream for stream in self.read if stream not in self.coded):
+        for stream in self.read:
             stored = STORAGE[self.storage[stream]]
             begin = f"base[tensor * streams + {stream}] + origin * {stored.size}"
             loop = "each" if stored.size > 2 else "range"
@@ -316,12 +317,11 @@ def generate_measure(
     leaves |= {k: f"lanes{index}[0]" for index, k in enumerate(kept)}
     sweep = Elements(tuple(formulas[k] for k in kept), stages, storage, readable, from_copy)
     rows = _ROWS if len(sweep.read) <= _STREAMS else 1
-    gathers = gathers and any(stream not in sweep.coded for stream in sweep.read)
-    scratch = sweep.reserve_scratch(rows * LANES, gathers)
-    gathered = [
-        [*(sweep.gather(unit) if gathers else []), *sweep.decode(unit)]
-        for unit in (rows * LANES, LANES)
-    ]
+    # Tensors with encoded slots are in row-major order.
+    gathers = gathers and bool(sweep.read) and not sweep.coded
+    reserve = sweep.reserve_scratch if gathers else sweep.reserve_decoded
+    gather = sweep.gather if gathers else sweep.decode
+    scratch, gathered = reserve(rows * LANES), [gather(each * LANES) for each in (rows, 1)]
     text = _MEASURE.format(
         parameters=", ".join(["i", *sweep.arguments]),
         element=indent_by(sweep.measure_element(), 1),
