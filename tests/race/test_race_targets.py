@@ -523,7 +523,7 @@ def test_processes_end_with_ctrl_c_and_the_race_goes_on(tmp_path: Path) -> None:
     command = [
         sys.executable, "-m", "thalweg", "race", "--target", "--jobs", "2", "--trials", "3",
         "--studies", "1", "--problem", "digits",
-        "--optimizers", "AdamW,Lion,Muon,SOAP,LAMB,Adan,MARS,ADOPT",
+        "--optimizers", "AdamW,Lion,Muon,SOAP,LAMB,MARS,NAdamW,CautiousAdamW",
     ]  # fmt: skip
     path = tmp_path / "target.json"
     with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
