@@ -64,27 +64,27 @@ HIGHEST_FLOAT64 = 1.7976931348623157e308
 
 
 def raised(program, x, y):
-    """`x` to the power of `y`; 0 below the normal numbers."""
-    found, tiny = 0.0, TINY_FLOAT64
+    """Return `x` to the power of `y`; 0 below the normal numbers, but as they are in Python."""
+    power, tiny = 0.0, TINY_FLOAT64
     if program[IN_FLOAT32]:
-        found = float64(call_float32(program[POWER], x, y))
+        power = float64(call_float32(program[POWER], x, y))
         tiny = TINY_FLOAT32
     else:
-        found = call_float64(program[POWER], x, y)
-    if program[OF_PYTHON] == 0 and _f_absolute(found) < tiny:
-        found = 0.0
-    return found
+        power = call_float64(program[POWER], x, y)
+    if program[OF_PYTHON] == 0 and _f_absolute(power) < tiny:
+        power = 0.0
+    return power
 
 
 def is_finite(x):
-    """Whether a number is neither infinite nor NaN."""
+    """Return 1 if a number is neither infinite nor NaN, else 0."""
     if _f_absolute(x) <= HIGHEST_FLOAT64:
         return 1
     return 0
 
 
 def computed(program, operation, x, y, z):
-    """What an operation makes of numbers, of which it may take fewer; conditions are 1 or 0."""
+    """Return the result of an operation, which may read fewer numbers; conditions are 1 or 0."""
     if operation == ADD:
         return x + y
     if operation == SUBTRACT:
@@ -134,14 +134,15 @@ def compute(program):
         registers[inputs[3 * k]] = load_number(inputs[3 * k + 1], inputs[3 * k + 2])
     operations, count = int64_pointer(program[OPERATIONS + 1]), program[OPERATIONS]
     for k in range(count):
-        at = OPERATION * k
-        x, y = registers[operations[at + 1]], registers[operations[at + 2]]
-        found = computed(program, operations[at], x, y, registers[operations[at + 3]])
-        if operations[at + 5] & ROUNDS:
-            found = float64(float32(found))
-        if program[OF_PYTHON] and operations[at + 5] & MAY_BE_ANY == 0 and is_finite(found) == 0:
+        word = OPERATION * k
+        x, y = registers[operations[word + 1]], registers[operations[word + 2]]
+        number = computed(program, operations[word], x, y, registers[operations[word + 3]])
+        flags = operations[word + 5]
+        if flags & ROUNDS:
+            number = float64(float32(number))
+        if program[OF_PYTHON] and flags & MAY_BE_ANY == 0 and is_finite(number) == 0:
             return 1
-        registers[operations[at + 4]] = found
+        registers[operations[word + 4]] = number
     return 0
 
 
