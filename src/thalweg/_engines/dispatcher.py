@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from thalweg._engines.staged_step import StagedStep
     from thalweg.formula import Rule
 
-Home = Literal["cpu", "cuda", "reference"]
+EngineKind = Literal["cpu", "cuda", "reference"]
 _BY_ADDRESS = ("cpu", "cuda")  # devices on which an address says where a tensor lies
 SIDE = 1 << 30  # rows or columns that kernels for GPUs count, at most
 _SPARE = 16  # plans of variables of earlier steps that are kept
@@ -55,22 +55,25 @@ def check_gradients(
         InvalidArgumentError: For another shape or device, or an index out of range.
         LayoutError: For memory that cannot be updated in place.
     """
-    homes = devices or [None] * len(variables)
-    for var, grad, name, home in zip(variables, gradients, names, homes, strict=True):
+    devices_or_none = devices or [None] * len(variables)
+    for var, grad, name, device in zip(variables, gradients, names, devices_or_none, strict=True):
         layout.check_variable(var, name)
         if isinstance(grad, IndexedSlices):
             layout.check_slices(grad, var, name, scatter, narrow)
         else:
-            layout.check_gradient(grad, var, name, narrow, home)
-    once: dict[int, int] = {}
+            layout.check_gradient(grad, var, name, narrow, device)
+    first_indices: dict[int, int] = {}
     for index, var in enumerate(variables):
-        once.setdefault(id(var), index)
-    distinct, titles = [variables[i] for i in once.values()], [names[i] for i in once.values()]
+        first_indices.setdefault(id(var), index)
+    distinct, titles = (
+        [variables[i] for i in first_indices.values()],
+        [names[i] for i in first_indices.values()],
+    )
     layout.check_disjoint(distinct, titles)
     check_writable(zip(distinct, titles, strict=True))
 
 
-def engine_of(device: torch.device, name: EngineName) -> Home:
+def engine_of(device: torch.device, name: EngineName) -> EngineKind:
     """The engine that updates variables of a device when the engine of that name is chosen."""
     if takes_device(device, name):
         return "cuda"
@@ -82,160 +85,187 @@ class Dispatcher:
 
     def __init__(self) -> None:
         # The last ones, for steps with other gradients, too.
-        self._dense: dict[tuple[Home, int], DensePlan] = {}  # by engine and run
-        self._sparse: dict[tuple[Home, int, int], RowsPlan] = {}  # by engine, variable and round
-        self._far: dict[int, OffloadLink] = {}  # by `id` of variables
-        self._warned: set[int] = set()
-        self._passes: dict[Rule, list[Dispatcher]] = {}  # those of their passes
+        self._dense: dict[tuple[EngineKind, int], DensePlan] = {}  # by engine and run
+        self._sparse: dict[
+            tuple[EngineKind, int, int], RowsPlan
+        ] = {}  # by engine, variable and round
+        self._offload_links: dict[int, OffloadLink] = {}  # by `id` of variables
+        self._warned_ids: set[int] = set()
+        self._pass_dispatchers: dict[Rule, list[Dispatcher]] = {}  # those of their passes
 
-    def plan_step(self, asked: StepRequest) -> StepPlan:
+    def plan_step(self, request: StepRequest) -> StepPlan:
         """A step that `check_gradients` accepted, ready to be measured and taken.
 
         Raises:
             InvalidTypeError, InvalidArgumentError, LayoutError: Slots do not fit their variable.
         """
-        if asked.rule.passes:
-            return self._plan_passes(asked)
-        variables = asked.variables
+        if request.rule.passes:
+            return self._plan_passes(request)
+        variables = request.variables
         rounds = in_rounds(variables)
         if len(self._sparse) > 2 * len(variables) + _SPARE:  # of variables long gone
-            here = set(map(id, variables))
-            self._sparse = {key: each for key, each in self._sparse.items() if key[1] in here}
-        copies = asked.copies or [None] * len(variables)
-        if asked.rule.codecs:
+            current_ids = set(map(id, variables))
+            self._sparse = {
+                key: plan for key, plan in self._sparse.items() if key[1] in current_ids
+            }
+        copies = request.copies or [None] * len(variables)
+        if request.rule.codecs:
             with importing:
                 from thalweg._engines.codecs.checks import check_encoded
-            check_encoded(asked)
-        _check_memory(variables, asked.slots, asked.titles, copies, asked.rule.codecs)
-        crossing = self._plan_transfers(asked)
-        asked = crossing.asked
-        copies = copies if asked.copies is None else asked.copies
-        gradients = _set_apart(variables, asked.gradients, asked.slots, copies)
-        asked = asked._replace(gradients=gradients)
-        homes = self._engines_of(asked, len(rounds) > 1)
-        made = [
-            self._plan_round(asked, number, own, homes, crossing)
-            for number, own in enumerate(rounds)
+            check_encoded(request)
+        _check_memory(variables, request.slots, request.titles, copies, request.rule.codecs)
+        transfers = self._plan_transfers(request)
+        request = transfers.asked
+        copies = copies if request.copies is None else request.copies
+        gradients = _copy_overlapping(variables, request.gradients, request.slots, copies)
+        request = request._replace(gradients=gradients)
+        engine_kinds = self._engine_kinds(request, len(rounds) > 1)
+        rounds_of_parts = [
+            self._plan_round(request, number, members, engine_kinds, transfers)
+            for number, members in enumerate(rounds)
         ]
-        if len(made) == len(made[0]) == 1 and isinstance(made[0][0][1], DensePlan):
-            return made[0][0][1]
-        return CompositeStep(asked, made)
+        if len(rounds_of_parts) == len(rounds_of_parts[0]) == 1 and isinstance(
+            rounds_of_parts[0][0][1], DensePlan
+        ):
+            return rounds_of_parts[0][0][1]
+        return CompositeStep(request, rounds_of_parts)
 
-    def _plan_passes(self, asked: StepRequest) -> StagedStep:
+    def _plan_passes(self, request: StepRequest) -> StagedStep:
         """A step of a rule with passes, each of which has plans of its own."""
         with importing:
             from thalweg._engines.staged_step import StagedStep
-        count = 1 + len(asked.rule.passes)
-        own = self._passes.setdefault(asked.rule, [Dispatcher() for _ in range(count)])
-        if asked.rule.is_of_lines:
-            homes = [engine_of(var.device, asked.selection.name) for var in asked.variables]
-            asked = asked._replace(short=cpu.find_short(asked, homes))
-        return StagedStep(asked, [each.plan_step for each in own])
+        count = 1 + len(request.rule.passes)
+        dispatchers = self._pass_dispatchers.setdefault(
+            request.rule, [Dispatcher() for _ in range(count)]
+        )
+        if request.rule.is_of_lines:
+            engine_kinds = [
+                engine_of(var.device, request.selection.name) for var in request.variables
+            ]
+            request = request._replace(short=cpu.find_short(request, engine_kinds))
+        return StagedStep(request, [dispatcher.plan_step for dispatcher in dispatchers])
 
-    def _plan_transfers(self, asked: StepRequest) -> OffloadTransfers | Staying:
+    def _plan_transfers(self, request: StepRequest) -> OffloadTransfers | Staying:
         """What crosses between devices, if anything does."""
-        crossing: OffloadTransfers | Staying = Staying(asked)
-        pairs = zip(asked.variables, asked.copies or (), strict=False)
+        transfers: OffloadTransfers | Staying = Staying(request)
+        pairs = zip(request.variables, request.copies or (), strict=False)
         if any(copy is not None and layout.is_far(copy, var.device) for var, copy in pairs):
             with importing:
                 from thalweg._engines.offload import OffloadTransfers
-            crossing = OffloadTransfers(asked, self._far)
-        if len(self._far) > 2 * len(asked.variables) + _SPARE:
-            here = set(map(id, asked.variables))
-            self._far = {key: each for key, each in self._far.items() if key in here}
-        return crossing
+            transfers = OffloadTransfers(request, self._offload_links)
+        if len(self._offload_links) > 2 * len(request.variables) + _SPARE:
+            current_ids = set(map(id, request.variables))
+            self._offload_links = {
+                key: link for key, link in self._offload_links.items() if key in current_ids
+            }
+        return transfers
 
-    def _engines_of(self, asked: StepRequest, repeats: bool) -> list[Home]:
+    def _engine_kinds(self, request: StepRequest, repeats: bool) -> list[EngineKind]:
         """The engine of each variable; one that repeats has one engine."""
-        homes: list[Home] = [self._engine_of(asked, index) for index in range(len(asked.variables))]
-        if repeats and "reference" in homes:
-            pairs = list(zip(asked.variables, homes, strict=True))
-            slow = {id(var) for var, home in pairs if home == "reference"}
-            for index, var in enumerate(asked.variables):
+        engine_kinds: list[EngineKind] = [
+            self._engine_kind(request, index) for index in range(len(request.variables))
+        ]
+        if repeats and "reference" in engine_kinds:
+            pairs = list(zip(request.variables, engine_kinds, strict=True))
+            slow = {id(var) for var, engine_kind in pairs if engine_kind == "reference"}
+            for index, var in enumerate(request.variables):
                 if id(var) in slow:
-                    homes[index] = "reference"
-        return homes
+                    engine_kinds[index] = "reference"
+        return engine_kinds
 
-    def _engine_of(self, asked: StepRequest, index: int) -> Home:
-        home = engine_of(asked.variables[index].device, asked.selection.name)
-        if home == "cuda" and asked.vectors and max(asked.variables[index].shape[-2:]) > SIDE:
+    def _engine_kind(self, request: StepRequest, index: int) -> EngineKind:
+        engine_kind = engine_of(request.variables[index].device, request.selection.name)
+        if (
+            engine_kind == "cuda"
+            and request.vectors
+            and max(request.variables[index].shape[-2:]) > SIDE
+        ):
             return "reference"
-        return home if home == "reference" or self._fits_or_warns(asked, index) else "reference"
+        return (
+            engine_kind
+            if engine_kind == "reference" or self._fits_or_warns(request, index)
+            else "reference"
+        )
 
-    def _fits_or_warns(self, asked: StepRequest, index: int) -> bool:
+    def _fits_or_warns(self, request: StepRequest, index: int) -> bool:
         """Whether a variable's memory is fit for an engine that goes by addresses."""
-        var, grad = asked.variables[index], asked.gradients[index]
-        copy = None if asked.copies is None else asked.copies[index]
-        slots = layout.without_records(asked.slots[index], asked.rule.codecs)
-        beside = slots if copy is None else [*slots, copy]
-        is_encoded = len(slots) < len(asked.slots[index])
+        var, grad = request.variables[index], request.gradients[index]
+        copy = None if request.copies is None else request.copies[index]
+        slots = layout.without_records(request.slots[index], request.rule.codecs)
+        other_tensors = slots if copy is None else [*slots, copy]
+        is_encoded = len(slots) < len(request.slots[index])
         fits = (
             (var.is_contiguous() if is_encoded else layout.is_dense(var))
             and layout.is_aligned(var)
-            and all(layout.same_strides(other, var) for other in beside)
-            and (not asked.vectors or var.is_contiguous())
+            and all(layout.same_strides(tensor, var) for tensor in other_tensors)
+            and (not request.vectors or var.is_contiguous())
         )
-        if not fits and id(var) not in self._warned:
-            self._warned.add(id(var))
+        if not fits and id(var) not in self._warned_ids:
+            self._warned_ids.add(id(var))
             strides = f"has strides {var.stride()} for shape {tuple(var.shape)}"
-            layout.warn_slow(asked.titles[index], strides)
+            layout.warn_slow(request.titles[index], strides)
         if fits and isinstance(grad, IndexedSlices):
             return var.is_contiguous() and len(grad.indices) < ENTRIES
         return fits
 
     def _plan_round(
         self,
-        asked: StepRequest,
+        request: StepRequest,
         number: int,
         members: Sequence[int],
-        homes: Sequence[Home],
-        crossing: OffloadTransfers | Staying,
+        engine_kinds: Sequence[EngineKind],
+        transfers: OffloadTransfers | Staying,
     ) -> Parts:
         """The parts of a round of distinct variables."""
-        dense: dict[tuple[Home, int], list[int]] = {}
+        dense: dict[tuple[EngineKind, int], list[int]] = {}
         parts: list[tuple[Sequence[int], Part]] = []
         for index in members:
-            home = homes[index]
-            if home == "reference":
+            engine_kind = engine_kinds[index]
+            if engine_kind == "reference":
                 with importing:
                     from thalweg._engines.reference import ReferencePart
-                parts.append(([index], ReferencePart(crossing.take_share(asked, [index]))))
-            elif not isinstance(asked.gradients[index], IndexedSlices):
-                dense.setdefault((home, crossing.runs.get(index, -1)), []).append(index)
+                parts.append(([index], ReferencePart(transfers.take_share(request, [index]))))
+            elif not isinstance(request.gradients[index], IndexedSlices):
+                dense.setdefault((engine_kind, transfers.runs.get(index, -1)), []).append(index)
             else:
-                share = crossing.take_share(asked, [index])
-                parts.append(([index], self._sparse_plan(share, home, number)))
+                part_request = transfers.take_share(request, [index])
+                parts.append(([index], self._sparse_plan(part_request, engine_kind, number)))
         plans = [
-            (own, self._dense_plan(crossing.take_share(asked, own), key))
-            for key, own in dense.items()
+            (dense_members, self._dense_plan(transfers.take_share(request, dense_members), key))
+            for key, dense_members in dense.items()
         ]
-        return [(own, crossing.wrap_part(own, part)) for own, part in (*plans, *parts)]
+        return [
+            (dense_members, transfers.wrap_part(dense_members, part))
+            for dense_members, part in (*plans, *parts)
+        ]
 
-    def _sparse_plan(self, asked: StepRequest, home: Home, number: int) -> RowsPlan:
+    def _sparse_plan(self, request: StepRequest, engine_kind: EngineKind, number: int) -> RowsPlan:
         # A plan is aimed at one gradient, so repeats of a variable need plans of their own.
-        key = (home, id(asked.variables[0]), number)
+        key = (engine_kind, id(request.variables[0]), number)
         plan = self._sparse.get(key)
-        if plan is None or not plan.serves(asked):
-            plan = self._sparse[key] = (cuda.RowsPart if home == "cuda" else cpu.SparsePlan)(asked)
-        plan.point_at(asked.gradients[0])
+        if plan is None or not plan.serves(request):
+            plan = self._sparse[key] = (cuda.RowsPart if engine_kind == "cuda" else cpu.SparsePlan)(
+                request
+            )
+        plan.point_at(request.gradients[0])
         return plan
 
-    def _dense_plan(self, asked: StepRequest, key: tuple[Home, int]) -> DensePlan:
+    def _dense_plan(self, request: StepRequest, key: tuple[EngineKind, int]) -> DensePlan:
         # A plan points at one step's gradients, so repeats of a variable need plans of their own.
-        fitting = map(layout.with_strides_of, asked.gradients, asked.variables)
-        asked = asked._replace(gradients=list(fitting))
+        fitting = map(layout.with_strides_of, request.gradients, request.variables)
+        request = request._replace(gradients=list(fitting))
         plan = self._dense.get(key)
-        if plan is not None and not plan.is_aimed and plan.serves(asked):
-            plan.point_at(asked.gradients)
+        if plan is not None and not plan.is_bound and plan.serves(request):
+            plan.point_at(request.gradients)
         else:
             group = cuda.Group if key[0] == "cuda" else _group_on_cpu
-            plan = self._dense[key] = DensePlan(asked, group)
+            plan = self._dense[key] = DensePlan(request, group)
         return plan
 
 
-def _group_on_cpu(asked: StepRequest, members: list[int]) -> cpu.Group:
-    is_short = bool(asked.short) and asked.short[members[0]]
-    return (cpu.ShortGroup if is_short else cpu.Group)(asked, members)
+def _group_on_cpu(request: StepRequest, members: list[int]) -> cpu.Group:
+    is_short = bool(request.short) and request.short[members[0]]
+    return (cpu.ShortGroup if is_short else cpu.Group)(request, members)
 
 
 def _check_memory(
@@ -247,54 +277,58 @@ def _check_memory(
 ) -> None:
     tensors: list[Tensor] = []
     titles: list[str] = []
-    seen: set[int] = set()
-    for var, own, name, copy in zip(variables, slots, names, copies, strict=True):
-        layout.check_slots(var, layout.without_records(own, codecs), name)
-        if id(var) not in seen:
-            seen.add(id(var))
-            tensors += [var, *own]
-            titles += [name, *(f"a slot of {name}" for _ in own)]
-        if copy is not None and id(copy) not in seen:
-            seen.add(id(copy))
+    seen_ids: set[int] = set()
+    for var, var_slots, name, copy in zip(variables, slots, names, copies, strict=True):
+        layout.check_slots(var, layout.without_records(var_slots, codecs), name)
+        if id(var) not in seen_ids:
+            seen_ids.add(id(var))
+            tensors += [var, *var_slots]
+            titles += [name, *(f"a slot of {name}" for _ in var_slots)]
+        if copy is not None and id(copy) not in seen_ids:
+            seen_ids.add(id(copy))
             layout.check_copy(var, copy, name)
             tensors.append(copy)
             titles.append(f"the copy of {name}")
     layout.check_disjoint(tensors, titles)
-    looked_at = set(map(id, variables))  # with their gradients
-    named = zip(tensors, titles, strict=True)
-    check_writable((tensor, title) for tensor, title in named if id(tensor) not in looked_at)
+    checked_ids = set(map(id, variables))  # with their gradients
+    titled_tensors = zip(tensors, titles, strict=True)
+    check_writable(
+        (tensor, title) for tensor, title in titled_tensors if id(tensor) not in checked_ids
+    )
 
 
-def _set_apart(
+def _copy_overlapping(
     variables: Sequence[Tensor],
     gradients: Sequence[Gradient],
     slots: Sequence[Sequence[Tensor]],
     copies: Sequence[Tensor | None],
 ) -> list[Gradient]:
     """The gradients, copied where they or their indices lie in memory that the step writes."""
-    written = [*variables, *(slot for each in slots for slot in each)]
-    written += [copy for copy in copies if copy is not None]
+    written_tensors = [*variables, *(slot for var_slots in slots for slot in var_slots)]
+    written_tensors += [copy for copy in copies if copy is not None]
     spans = sorted(
-        layout.byte_span(tensor) for tensor in written if tensor.device.type in _BY_ADDRESS
+        layout.byte_span(tensor) for tensor in written_tensors if tensor.device.type in _BY_ADDRESS
     )
     starts = np.array([start for start, _ in spans], np.int64)
     ends = np.maximum.accumulate(np.array([end for _, end in spans], np.int64))
 
-    def apart(memory: Tensor) -> Tensor:
+    def copy_if_overlapping(memory: Tensor) -> Tensor:
         if memory.device.type not in _BY_ADDRESS:
             return memory
         start, end = layout.byte_span(memory)
         # Runs that begin before the memory ends; the farthest end among them decides.
-        before = int(np.searchsorted(starts, end, side="left"))
-        return memory if not before or ends[before - 1] <= start else memory.clone()
+        preceding_count = int(np.searchsorted(starts, end, side="left"))
+        return (
+            memory if not preceding_count or ends[preceding_count - 1] <= start else memory.clone()
+        )
 
-    result: list[Gradient] = []
+    disjoint_gradients: list[Gradient] = []
     for grad in gradients:
         if isinstance(grad, IndexedSlices):
-            values, indices = apart(grad.values), apart(grad.indices)
+            values, indices = copy_if_overlapping(grad.values), copy_if_overlapping(grad.indices)
             if values is not grad.values or indices is not grad.indices:
                 grad = IndexedSlices(values, indices, grad.dense_shape)
-            result.append(grad)
+            disjoint_gradients.append(grad)
         else:
-            result.append(apart(grad))
-    return result
+            disjoint_gradients.append(copy_if_overlapping(grad))
+    return disjoint_gradients

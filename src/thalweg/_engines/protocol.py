@@ -128,12 +128,12 @@ class WriteRound(NamedTuple):
 def in_rounds(variables: Sequence[Tensor]) -> list[list[int]]:
     """Return the indices of first occurrences of variables, of second occurrences, and so on."""
     rounds: list[list[int]] = []
-    seen: dict[int, int] = {}
+    occurrences: dict[int, int] = {}
     for index, var in enumerate(variables):
-        number = seen[id(var)] = seen.get(id(var), -1) + 1
-        if number == len(rounds):
+        round_number = occurrences[id(var)] = occurrences.get(id(var), -1) + 1
+        if round_number == len(rounds):
             rounds.append([])
-        rounds[number].append(index)
+        rounds[round_number].append(index)
     return rounds
 
 
