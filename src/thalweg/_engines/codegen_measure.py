@@ -44,15 +44,15 @@ class Sweep:
             _check_measure(formula, transcript, readable)
         self.are_like_update = list(map(is_like_update, formulas))
         self.storage = storage
-        self.used = sorted({stream for each in self.measures for stream in each.streams})
+        self.used = sorted({stream for measure in self.measures for stream in measure.streams})
         self.copy = len(storage) - 1 if from_copy and 0 in self.used else None
         self.read = self.used if self.copy is None else [*self.used, self.copy]
         self.stages = [transcribe(stage) for stage in stages] if 1 in self.used else []
         self.scalar = name_scalars(*self.stages, *self.measures, vectors=vectors)
         self.vectors = name_vectors(*self.measures, vectors=vectors)
         self.scalars = tuple(self.scalar)
-        beside = [*self.vectors.values(), *self.scalar.values()]
-        self.arguments = [*(f"p{stream}" for stream in self.read), *beside]
+        parameter_names = [*self.vectors.values(), *self.scalar.values()]
+        self.arguments = [*(f"p{stream}" for stream in self.read), *parameter_names]
 
 
 def _check_measure(formula: Formula, formula_graph: FormulaGraph, streams: int) -> None:

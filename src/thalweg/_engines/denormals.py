@@ -24,7 +24,9 @@ def set_denormals(flush: bool) -> ContextSetting:
 
 
 def _switch_flag(flush: bool) -> Sections:
-    found = is_flushing()
-    if found == flush:
+    was_flushing = is_flushing()
+    if was_flushing == flush:
         return [], []
-    return [partial(torch.set_flush_denormal, flush)], [partial(torch.set_flush_denormal, found)]
+    return [partial(torch.set_flush_denormal, flush)], [
+        partial(torch.set_flush_denormal, was_flushing)
+    ]

@@ -42,17 +42,17 @@ def sums_of_products(values: Mapping[str, Array], pairs: Pairs) -> dict[str, Arr
     Returns:
         The sums of the leaves, (leaves,) float64, by the name of the product.
     """
-    scaled = {name: _in_scale(_in_blocks(own)) for name, own in values.items()}
-    is_there = any(isinstance(own, Tensor) for own in values.values())
-    library: Any = torch if is_there else np
+    scaled_arrays = {name: _in_scale(_in_blocks(array)) for name, array in values.items()}
+    is_torch = any(isinstance(array, Tensor) for array in values.values())
+    library: Any = torch if is_torch else np
     columns: list[Array] = []
     for a, b in pairs.values():
-        (one, undo), (other, undo_other) = scaled[a], scaled[b]
-        products = one * other
+        (factor, undo), (other_factor, other_undo) = scaled_arrays[a], scaled_arrays[b]
+        products = factor * other_factor
         column = products[:, :, 0]
         for row in range(1, ROWS):
             column = column + products[:, :, row]
-        columns.append(_wide(column) * (undo * undo_other))
+        columns.append(_wide(column) * (undo * other_undo))
     stacked = library.stack(columns)
     lanes = library.zeros_like(stacked[:, :, 0])
     for block in range(stacked.shape[2]):
@@ -70,10 +70,10 @@ def _in_blocks(values: Array) -> Array:
     blocks = LEAF // BLOCK if count > 1 else -(-len(values) // BLOCK)
     missing = count * blocks * BLOCK - len(values)
     if isinstance(values, Tensor):
-        whole: Array = torch.nn.functional.pad(values, (0, missing))
+        padded: Array = torch.nn.functional.pad(values, (0, missing))
     else:
-        whole = np.pad(values, (0, missing))
-    return whole.reshape(count, blocks, ROWS, COLUMNS)
+        padded = np.pad(values, (0, missing))
+    return padded.reshape(count, blocks, ROWS, COLUMNS)
 
 
 def _in_scale(values: Array) -> tuple[Array, Array]:

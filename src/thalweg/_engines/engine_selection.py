@@ -28,16 +28,16 @@ class Selection(NamedTuple):
 
 
 DEFAULT = Selection()
-_chosen: ContextVar[dict[str, Any]] = ContextVar("thalweg_engine", default={})  # noqa: B039
+_overrides: ContextVar[dict[str, Any]] = ContextVar("thalweg_engine", default={})  # noqa: B039
 # Returns the choices of the innermost `engine` block; while it is the same dictionary, `current`
 # returns equal selections.
-choices = _chosen.get
+choices = _overrides.get
 
 
-def current(unless: Selection = DEFAULT) -> Selection:
-    """The selection in force: what was chosen, and `unless` for all else."""
-    chosen = _chosen.get()
-    return unless._replace(**chosen) if chosen else unless
+def current(default: Selection = DEFAULT) -> Selection:
+    """The selection in force: what was chosen, and `default` for all else."""
+    overrides = _overrides.get()
+    return default._replace(**overrides) if overrides else default
 
 
 def check_name(name: str) -> EngineName:
@@ -96,16 +96,18 @@ def engine(
         raise ValueError(f"math must be 'exact' or 'fast', not {show_value(math)}.")
     if check_numerics not in (None, True, False):
         raise InvalidTypeError(f"check_numerics must be a bool, not {show_value(check_numerics)}.")
-    given = {
+    arguments = {
         "name": name,
         "denormals": denormals,
         "check_numerics": check_numerics,
         "math": math,
     }
-    chosen = {key: value for key, value in given.items() if value is not None}
-    return ContextSetting(partial(_choose_within, chosen))
+    overrides = {key: value for key, value in arguments.items() if value is not None}
+    return ContextSetting(partial(_choose_within, overrides))
 
 
 def _choose_within(changes: dict[str, Any]) -> Sections:
-    outside = _chosen.get()
-    return [partial(_chosen.set, {**outside, **changes})], [partial(_chosen.set, outside)]
+    outer_overrides = _overrides.get()
+    return [partial(_overrides.set, {**outer_overrides, **changes})], [
+        partial(_overrides.set, outer_overrides)
+    ]

@@ -51,33 +51,38 @@ class Streams(NamedTuple):
         return np.array(self.sizes, np.int64) * self.gradient.itemsize
 
 
-def streams_of(asked: StepRequest, members: Sequence[int]) -> Streams:
+def streams_of(request: StepRequest, members: Sequence[int]) -> Streams:
     """Those of some of the variables of a step, which are all of one storage signature."""
-    copies = asked.copies or [None] * len(asked.variables)
-    written = [
-        [asked.variables[i], *asked.slots[i], *([] if (copy := copies[i]) is None else [copy])]
+    copies = request.copies or [None] * len(request.variables)
+    tensors_by_member = [
+        [request.variables[i], *request.slots[i], *([] if (copy := copies[i]) is None else [copy])]
         for i in members
     ]
-    gradient = asked.gradients[members[0]].dtype
-    var, *beside = (each.dtype for each in written[0])
-    kinds = (var, gradient, *beside)
-    codecs = dict(enumerate(asked.rule.codecs, 2))
-    names = tuple(layout.STORAGE_NAMES.get(each) or str(codecs[k]) for k, each in enumerate(kinds))
+    gradient = request.gradients[members[0]].dtype
+    var, *other_dtypes = (tensor.dtype for tensor in tensors_by_member[0])
+    kinds = (var, gradient, *other_dtypes)
+    codecs = dict(enumerate(request.rule.codecs, 2))
+    names = tuple(
+        layout.STORAGE_NAMES.get(dtype) or str(codecs[k]) for k, dtype in enumerate(kinds)
+    )
     base = np.zeros((len(members), len(names)), np.int64)
-    for row, own in enumerate(written):
-        base[row, 0], *base[row, 2:] = map(Tensor.data_ptr, own)
-    copied = copies[members[0]] is not None
-    rounded = (names[0], *names[2 : len(names) - copied])  # copies are rounded to the nearest
-    draws = bool(asked.places) and not NARROW.isdisjoint(rounded)
+    for row, tensors in enumerate(tensors_by_member):
+        base[row, 0], *base[row, 2:] = map(Tensor.data_ptr, tensors)
+    has_copy = copies[members[0]] is not None
+    rounded_names = (
+        names[0],
+        *names[2 : len(names) - has_copy],
+    )  # copies are rounded to the nearest
+    draws = bool(request.places) and not NARROW.isdisjoint(rounded_names)
     if draws:
-        base = np.hstack([base, np.array([asked.places[i] for i in members], np.int64)])
+        base = np.hstack([base, np.array([request.places[i] for i in members], np.int64)])
     return Streams(
         names,
-        copied,
-        copied and asked.from_copies,
+        has_copy,
+        has_copy and request.from_copies,
         layout.compute_dtype(var),
         gradient,
-        [own[0].numel() for own in written],
+        [tensors[0].numel() for tensors in tensors_by_member],
         base,
         draws,
     )

@@ -25,19 +25,21 @@ def resumed(var: Tensor, copy: Tensor) -> Tensor:
     They are compared by bits, so that -0 is not 0. Values to which a number rounds cannot be told
     apart, nor can the two bfloat16 between which it lies in the middle.
     """
-    own = begun = var.detach()
-    if own.device.type == "cpu":  # times 1, which flushes what a step would have flushed
+    original = flushed = var.detach()
+    if original.device.type == "cpu":  # times 1, which flushes what a step would have flushed
         with np.errstate(all="ignore"):
-            wide = own if own.dtype == torch.float64 else own.float()
-            begun = torch.from_numpy(np.asarray(numpy_copy(wide) * 1))
+            exact = original if original.dtype == torch.float64 else original.float()
+            flushed = torch.from_numpy(np.asarray(numpy_copy(exact) * 1))
     if copy.dtype == torch.bfloat16:
-        left = is_nearest(begun, copy.detach())
+        is_step_value = is_nearest(flushed, copy.detach())
     else:
-        left = saturated(begun, copy.dtype).view(torch.int16) == copy.detach().view(torch.int16)
-    return torch.where(left, own, copy.detach().to(own.dtype))
+        is_step_value = saturated(flushed, copy.dtype).view(torch.int16) == copy.detach().view(
+            torch.int16
+        )
+    return torch.where(is_step_value, original, copy.detach().to(original.dtype))
 
 
-def is_nearest(numbers: Tensor, rounded: Tensor) -> Tensor:
+def is_nearest(numbers: Tensor, candidates: Tensor) -> Tensor:
     """Return where a bfloat16 is one of the nearest to a number, by bits; nowhere to NaN.
 
     Of two that are as near, a master is rounded to the even one. The upper part of a split weight
@@ -45,9 +47,9 @@ def is_nearest(numbers: Tensor, rounded: Tensor) -> Tensor:
 
     Args:
         numbers: The numbers; what is too large for a bfloat16 counts as the largest.
-        rounded: The bfloat16, beside them.
+        candidates: The bfloat16, beside them.
     """
     largest = torch.finfo(torch.bfloat16).max
     single = numbers.clamp(-largest, largest).float()
-    apart = single.view(torch.int32).long() - (rounded.view(torch.int16).long() << 16)
-    return (apart.abs() <= HALF_PLACE) & ~single.isnan()
+    distance = single.view(torch.int32).long() - (candidates.view(torch.int16).long() << 16)
+    return (distance.abs() <= HALF_PLACE) & ~single.isnan()

@@ -134,28 +134,33 @@ def check_shaped_slots(
         InvalidTypeError: One has a dtype that is not computed.
         LayoutError: One has no memory of its own, or its elements share theirs.
     """
-    tensors = [*variables, *(slot for own in element_slots for slot in own)]
-    names = [*titles, *(f"a slot of {name}" for name, own in zip(titles, element_slots, strict=True)
-                        for _ in own)]  # fmt: skip
-    for var, own, wanted, title in zip(variables, slots, shapes, titles, strict=True):
-        for kind, slot, shape in zip(rule.shaped_slots, own, wanted, strict=True):
-            what = f"'{kind.name}' of '{title}'"
+    tensors = [*variables, *(slot for var_slots in element_slots for slot in var_slots)]
+    names = [*titles]
+    for name, var_slots in zip(titles, element_slots, strict=True):
+        names += [f"a slot of {name}"] * len(var_slots)
+    for var, var_slots, expected_shapes, title in zip(
+        variables, slots, shapes, titles, strict=True
+    ):
+        for shaped_slot, slot, shape in zip(
+            rule.shaped_slots, var_slots, expected_shapes, strict=True
+        ):
+            slot_title = f"'{shaped_slot.name}' of '{title}'"
             if slot.dtype not in layout.STORAGE_NAMES:
                 raise InvalidTypeError(
-                    f"{what} is {dtype_name(slot.dtype)}, which is not computed."
+                    f"{slot_title} is {dtype_name(slot.dtype)}, which is not computed."
                 )
             if tuple(slot.shape) != shape or slot.device != var.device:
                 raise InvalidArgumentError(
-                    f"{what} has shape {tuple(slot.shape)} on {slot.device}; it must have shape"
-                    f" {shape} on {var.device}."
+                    f"{slot_title} has shape {tuple(slot.shape)} on {slot.device}; it must have"
+                    f" shape {shape} on {var.device}."
                 )
-            layout.check_memory(slot, what)
+            layout.check_memory(slot, slot_title)
             if slot.is_neg() or layout.may_overlap(slot):
                 raise LayoutError(
-                    f"{what} cannot be updated in place: its elements share memory (shape"
+                    f"{slot_title} cannot be updated in place: its elements share memory (shape"
                     f" {tuple(slot.shape)}, strides {slot.stride()})."
                 )
             tensors.append(slot)
-            names.append(what)
+            names.append(slot_title)
     layout.check_disjoint(tensors, names)
     check_writable(zip(tensors, names, strict=True))

@@ -107,14 +107,14 @@ def _torch_number(dtype: torch.dtype, device: torch.device, dim: int) -> Callabl
 def _pick_scalars(
     formula: Formula, scalars: Scalars, dtype: Callable[[Any], Any]
 ) -> dict[str, Any]:
-    own = {name: scalars[name] for name in transcribe(formula).scalars}
-    return {name: x if isinstance(x, Tensor) else dtype(x) for name, x in own.items()}
+    picked_scalars = {name: scalars[name] for name in transcribe(formula).scalars}
+    return {name: x if isinstance(x, Tensor) else dtype(x) for name, x in picked_scalars.items()}
 
 
 def _to_numpy(tensor: Tensor, rows: Int64 | None = None) -> Array:
     """A copy of a tensor, or of rows of it."""
-    own = tensor.detach() if rows is None else tensor.detach()[torch.from_numpy(rows)]
-    return numpy_copy(own if own.dtype in _WIDE else own.float())
+    source = tensor.detach() if rows is None else tensor.detach()[torch.from_numpy(rows)]
+    return numpy_copy(source if source.dtype in _WIDE else source.float())
 
 
 def evaluate_on(
@@ -137,14 +137,16 @@ def evaluate_on(
         return _flush_results(formula, results, arrays[0], len(arrays) - len(results))
 
 
-def _flush_results(formula: Formula, results: Sequence[Any], var: Array, grad: int) -> list[Array]:
+def _flush_results(
+    formula: Formula, results: Sequence[Any], var: Array, grad_count: int
+) -> list[Array]:
     """The results as arrays; times 1, which flushes a number that was chosen and not computed."""
-    one, transcript = var.dtype.type(1), transcribe(formula)
+    unit, transcript = var.dtype.type(1), transcribe(formula)
     arrays: list[Array] = []
     for index, result in enumerate(results):
-        passed = transcript.passes_through(index, index + (grad if index else 0))
+        is_passthrough = transcript.passes_through(index, index + (grad_count if index else 0))
         array = np.asarray(result, var.dtype)
-        array = array if passed else array * one
+        array = array if is_passthrough else array * unit
         arrays.append(array if array.shape == var.shape else np.broadcast_to(array, var.shape))
     return arrays
 
@@ -152,14 +154,18 @@ def _flush_results(formula: Formula, results: Sequence[Any], var: Array, grad: i
 def torch_evaluate(formula: Formula, tensors: list[Tensor], scalars: Scalars) -> list[Tensor]:
     """A formula over tensors of any device, computed in the dtype of the first."""
     first = tensors[0]
-    how = first.dtype, first.device, first.dim()
-    function = torch_formula(formula, *how)
-    results = function(*tensors, **_pick_scalars(formula, scalars, _torch_number(*how)))
+    target = first.dtype, first.device, first.dim()
+    function = torch_formula(formula, *target)
+    results = function(*tensors, **_pick_scalars(formula, scalars, _torch_number(*target)))
     return [result.to(first.dtype).expand(first.shape) for result in results]
 
 
 def transform(
-    stages: Stages, grad: Tensor, scalars: Scalars, flush: bool, kind: torch.dtype | None = None
+    stages: Stages,
+    grad: Tensor,
+    scalars: Scalars,
+    flush: bool,
+    out_dtype: torch.dtype | None = None,
 ) -> Tensor:
     """The gradient after the stages, a new tensor; the gradient itself if there are none.
 
@@ -168,31 +174,31 @@ def transform(
         grad: A gradient, or the values of a sparse one.
         scalars: What the stages read.
         flush: Whether denormals are treated as zero.
-        kind: The variable's dtype, which the result has; that of the gradient if None.
+        out_dtype: The variable's dtype, which the result has; that of the gradient if None.
     """
     if not stages:
         return grad
-    kind = kind or grad.dtype
+    out_dtype = out_dtype or grad.dtype
     if grad.device.type != "cpu":
-        changed = grad.detach().to(namespace_of(compute_dtype(kind)))
+        staged_grad = grad.detach().to(namespace_of(compute_dtype(out_dtype)))
         for stage in stages:
-            changed = torch_evaluate(stage, [changed], scalars)[0]
-        return changed.to(kind)
+            staged_grad = torch_evaluate(stage, [staged_grad], scalars)[0]
+        return staged_grad.to(out_dtype)
     with set_denormals(flush):
-        array, dtype = grad.detach(), compute_dtype(kind)
+        array, dtype = grad.detach(), compute_dtype(out_dtype)
         for stage in stages:
             result = evaluate_on(stage, [array], scalars, dtype)[0]
             array = torch.from_numpy(np.array(result, order="C"))
-        return array.to(kind)
+        return array.to(out_dtype)
 
 
 def _repeated_waves(rows: Int64) -> list[Int64]:
     """Positions of first, second, third ... occurrences of each row, in order of appearance."""
-    seen: dict[int, int] = {}
+    occurrences: dict[int, int] = {}
     waves: list[list[int]] = []
     for position, row in enumerate(rows.tolist()):
-        count = seen.get(row, 0)
-        seen[row] = count + 1
+        count = occurrences.get(row, 0)
+        occurrences[row] = count + 1
         if count == len(waves):
             waves.append([])
         waves[count].append(position)
@@ -259,12 +265,14 @@ class ReferencePart:
     def _slots(self) -> list[Tensor]:
         """The numbers of slots, whatever they are kept in."""
         var, pairs = self._tensors[0], zip(self._codecs[1:], self._tensors[1:], strict=True)
-        return [slot if each is None else _decode(each, slot, var) for each, slot in pairs]
+        return [slot if codec is None else _decode(codec, slot, var) for codec, slot in pairs]
 
     def _stored(self, index: int, value: Tensor, scalars: Scalars) -> Tensor:
         """A new value of one of the tensors, as that is kept."""
         codec, dtype = self._codecs[index], self._tensors[index].dtype
-        has_lower = any(each is not None and each.is_beside for each in self._codecs)
+        has_lower = any(
+            slot_codec is not None and slot_codec.is_beside for slot_codec in self._codecs
+        )
         if has_lower and (not index or (codec is not None and codec.is_beside)):
             return self._part_of(value, scalars, is_lower=index > 0)
         if codec is not None:
@@ -304,9 +312,15 @@ class ReferencePart:
         """See `StepPlan`."""
         if isinstance(self._staged_gradient, IndexedSlices):
             grad, var = self._apply_stages(stages, columns), self._resume_at_copy
-            beside = [var if each is variable_squares else grad for each in formulas]
-            found = [_leaves_of_sum(each, [one, one], {}) for each, one in zip(formulas, beside)]
-            return [combine_leaves(each, np.array([len(each)])) for each in found]
+            sources = [var if formula is variable_squares else grad for formula in formulas]
+            leaves_by_formula = [
+                _leaves_of_sum(formula, [tensor, tensor], {})
+                for formula, tensor in zip(formulas, sources)
+            ]
+            return [
+                combine_leaves(formula_leaves, np.array([len(formula_leaves)]))
+                for formula_leaves in leaves_by_formula
+            ]
         (leaves,) = self.compute_leaves(formulas, stages, columns)
         return list(combine_leaves(leaves, np.array([len(leaves)])).T)
 
@@ -314,10 +328,10 @@ class ReferencePart:
         """See `StepPlan`."""
         if isinstance(self._staged_gradient, IndexedSlices):
             return [np.empty((0, len(formulas)))]
-        own = columns.scalars_of(0, self._dtype)
+        scalars = columns.scalars_of(0, self._dtype)
         tensors = [self._resume_at_copy, self._apply_stages(stages, columns), *self._slots]
         flat = [layout.as_packed(tensor).reshape(-1) for tensor in tensors]
-        return [np.stack([_leaves_of_sum(each, flat, own) for each in formulas], axis=-1)]
+        return [np.stack([_leaves_of_sum(formula, flat, scalars) for formula in formulas], axis=-1)]
 
     def compute_lines(
         self, measures: tuple[Measure, ...], stages: Stages, columns: Columns
@@ -326,32 +340,32 @@ class ReferencePart:
         var, grad = self._tensors[0], cast("Tensor", self._staged_gradient)
         if not var.numel():
             return [[]]
-        own = self._scalars_of(columns)
-        staged = transform(stages, grad, own, self._flush, namespace_of(self._dtype))
-        tensors = [self._resume_at_copy, staged, *self._tensors[1:]]
+        scalars = self._scalars_of(columns)
+        staged_grad = transform(stages, grad, scalars, self._flush, namespace_of(self._dtype))
+        tensors = [self._resume_at_copy, staged_grad, *self._tensors[1:]]
         view = view_of(var.shape)
-        found: list[Tensor] = []
+        line_tensors: list[Tensor] = []
         with set_denormals(self._flush and bool(stages)):
-            for each in measures:
-                values = _values_of(each.function, tensors, own).expand(var.shape)
-                lines = reduce_lines(values.reshape(view), each.over, each.reduce)
-                found.append(lines)
-        return [found]
+            for measure in measures:
+                values = _values_of(measure.function, tensors, scalars).expand(var.shape)
+                lines = reduce_lines(values.reshape(view), measure.over, measure.reduce)
+                line_tensors.append(lines)
+        return [line_tensors]
 
     def _scalars_of(self, columns: Columns) -> dict[str, Any]:
         """The scalars of the variable, and what is given of its rows and columns."""
-        own = {**columns.scalars_of(0, self._dtype), **self._vectors}
+        scalars = {**columns.scalars_of(0, self._dtype), **self._vectors}
         if self._tensors[0].device.type != "cpu":
-            return own
-        return {name: x.numpy() if isinstance(x, Tensor) else x for name, x in own.items()}
+            return scalars
+        return {name: x.numpy() if isinstance(x, Tensor) else x for name, x in scalars.items()}
 
     def _apply_stages(self, stages: Stages, columns: Columns) -> Tensor:
         """The gradient, or its values, after the stages."""
         grad = self._measured_values
         if not stages:
             return grad
-        own = columns.scalars_of(0, self._dtype)
-        return transform(stages, grad, own, self._flush, namespace_of(self._dtype))
+        scalars = columns.scalars_of(0, self._dtype)
+        return transform(stages, grad, scalars, self._flush, namespace_of(self._dtype))
 
     def max_abs(self) -> Float64:
         """See `StepPlan`."""
@@ -379,33 +393,40 @@ class ReferencePart:
         compute = _numpy_results if self._tensors[0].device.type == "cpu" else _torch_results
         var = self._tensors[0]
         # Random bits round once: a decay that is rounded to the nearest first would not count.
-        kind = torch.float32 if self._place is not None and var.dtype in REDUCED else None
-        begun = _apply_before(self._rule, self._resume_at_copy, scalars, self._flush, kind)
-        tensors = [begun, *self._slots]
+        before_dtype = torch.float32 if self._place is not None and var.dtype in REDUCED else None
+        updated_var = _apply_before(
+            self._rule, self._resume_at_copy, scalars, self._flush, before_dtype
+        )
+        tensors = [updated_var, *self._slots]
         results = compute(self._rule, self._stages, tensors, grad, scalars)
-        changed = self._changed_by(self._rule.update, 1)
-        values = {index: self._stored(index, results[index], scalars) for index in changed}
+        changed_positions = self._changed_by(self._rule.update, 1)
+        values = {
+            index: self._stored(index, results[index], scalars) for index in changed_positions
+        }
         pairs = [(self._tensors[index], value) for index, value in values.items()]
         if self._copy is not None and (0 in values or not self._from_copy):
             pairs.append((self._copy, saturated(values.get(0, var), self._copy.dtype)))
-        return [partial(each.detach().copy_, value) for each, value in pairs]
+        return [partial(tensor.detach().copy_, value) for tensor, value in pairs]
 
-    def _changed_by(self, formula: Formula, grad: int) -> list[int]:
+    def _changed_by(self, formula: Formula, grad_count: int) -> list[int]:
         """Positions of the tensors to which a formula gives new values.
 
         Others keep theirs to the last bit, which the type of the arithmetic may not hold.
         """
-        transcript, begun = transcribe(formula), self._rule.before is not None and grad
+        transcript, is_var_updated = (
+            transcribe(formula),
+            self._rule.before is not None and grad_count,
+        )
         return [
             index
             for index in range(len(self._tensors))
-            if not transcript.passes_through(index, index + (grad if index else 0))
-            or (begun and not index)
+            if not transcript.passes_through(index, index + (grad_count if index else 0))
+            or (is_var_updated and not index)
         ]
 
     def _update_rows(self, grad: IndexedSlices, scalars: Scalars) -> list[Call]:
         values = transform(self._stages, grad.values, scalars, self._flush, self._tensors[0].dtype)
-        made: list[Call] = []
+        calls: list[Call] = []
         for formula, rows, results in _row_results(
             self._rule,
             [self._resume_at_copy, *self._tensors[1:]],
@@ -416,15 +437,19 @@ class ReferencePart:
         ):
             index = torch.from_numpy(rows).to(self._tensors[0].device)
             values = [
-                torch.from_numpy(value).to(each.dtype).to(each.device)
-                for each, value in zip(self._tensors, results, strict=True)
+                torch.from_numpy(value).to(tensor.dtype).to(tensor.device)
+                for tensor, value in zip(self._tensors, results, strict=True)
             ]
-            changed = self._changed_by(formula, int(formula is not self._rule.update_untouched))
-            pairs = [(self._tensors[each], values[each]) for each in changed]
-            if self._copy is not None and (0 in changed or not self._from_copy):
+            changed_positions = self._changed_by(
+                formula, int(formula is not self._rule.update_untouched)
+            )
+            pairs = [(self._tensors[position], values[position]) for position in changed_positions]
+            if self._copy is not None and (0 in changed_positions or not self._from_copy):
                 pairs.append((self._copy, saturated(values[0], self._copy.dtype)))
-            made += [partial(each.detach().index_copy_, 0, index, value) for each, value in pairs]
-        return made
+            calls += [
+                partial(tensor.detach().index_copy_, 0, index, value) for tensor, value in pairs
+            ]
+        return calls
 
 
 def _decode(codec: Codec, records: Tensor, var: Tensor) -> Tensor:
@@ -463,15 +488,15 @@ def _values_of(formula: Formula, tensors: Sequence[Tensor], scalars: Scalars) ->
     """What a measure adds up, float64."""
     dtype = compute_dtype(tensors[0].dtype) if is_like_update(formula) else np.float64
     kind = namespace_of(dtype)
-    taken = [each.detach().to(kind) for each in tensors][: len(transcribe(formula).positional)]
-    if taken[0].device.type != "cpu":
-        return torch_evaluate(formula, taken, scalars)[0].double()
+    inputs = [tensor.detach().to(kind) for tensor in tensors][: len(transcribe(formula).positional)]
+    if inputs[0].device.type != "cpu":
+        return torch_evaluate(formula, inputs, scalars)[0].double()
     with np.errstate(all="ignore"):
         values = numpy_formula(formula, dtype)(
-            *map(_to_numpy, taken), **_pick_scalars(formula, scalars, dtype)
+            *map(_to_numpy, inputs), **_pick_scalars(formula, scalars, dtype)
         )[0]
     # A formula that reads no element, such as a count, gives one number for all of them.
-    return torch.from_numpy(np.array(np.broadcast_to(values, taken[0].shape), np.float64))
+    return torch.from_numpy(np.array(np.broadcast_to(values, inputs[0].shape), np.float64))
 
 
 def _numpy_results(
@@ -483,7 +508,7 @@ def _numpy_results(
         array = evaluate_on(stage, [grad], scalars, compute_dtype(tensors[0].dtype))[0]
         grad = torch.from_numpy(np.array(array, order="C"))
     results = evaluate_on(rule.update, [tensors[0], grad, *tensors[1:]], scalars)
-    return [torch.from_numpy(np.array(each, order="C")) for each in results]
+    return [torch.from_numpy(np.array(result, order="C")) for result in results]
 
 
 def _torch_results(
@@ -491,10 +516,12 @@ def _torch_results(
 ) -> list[Tensor]:
     """The same on any device."""
     kind = namespace_of(compute_dtype(tensors[0].dtype))
-    var, changed, *slots = (each.detach().to(kind) for each in (tensors[0], grad, *tensors[1:]))
+    var, staged_grad, *slots = (
+        tensor.detach().to(kind) for tensor in (tensors[0], grad, *tensors[1:])
+    )
     for stage in stages:
-        changed = torch_evaluate(stage, [changed], scalars)[0]
-    return torch_evaluate(rule.update, [var, changed, *slots], scalars)
+        staged_grad = torch_evaluate(stage, [staged_grad], scalars)[0]
+    return torch_evaluate(rule.update, [var, staged_grad, *slots], scalars)
 
 
 def _apply_before(
@@ -519,9 +546,14 @@ def _row_results(
     rows = indices.detach().cpu().numpy().astype(np.int64)
     array = _to_numpy(values.cpu()).astype(dtype, copy=False)
     touched, places = np.unique(rows, return_inverse=True)
-    kept = [_to_numpy(tensor.cpu(), touched) for tensor in tensors]
-    begun = _apply_before(rule, torch.from_numpy(kept[0]).to(var.dtype), scalars, flush)
-    kept = [each.astype(dtype, copy=False) for each in (_to_numpy(begun), *kept[1:])]
+    row_arrays = [_to_numpy(tensor.cpu(), touched) for tensor in tensors]
+    updated_rows = _apply_before(
+        rule, torch.from_numpy(row_arrays[0]).to(var.dtype), scalars, flush
+    )
+    row_arrays = [
+        row_array.astype(dtype, copy=False)
+        for row_array in (_to_numpy(updated_rows), *row_arrays[1:])
+    ]
     if rule.duplicates == "sum":
         array, places = _sum_by_row(array, places)
         # TensorFlow adds the rows onto zeros, which takes the sign from -0.
@@ -529,19 +561,22 @@ def _row_results(
         steps = [np.arange(len(places))]
     else:
         steps = _repeated_waves(places)
-    function, picked = numpy_formula(formula, dtype), _pick_scalars(formula, scalars, dtype)
+    function, scalars_by_name = (
+        numpy_formula(formula, dtype),
+        _pick_scalars(formula, scalars, dtype),
+    )
     with np.errstate(all="ignore"):
         for step in steps:
-            own = places[step]
-            arrays = [each[own] for each in kept]
-            results = function(arrays[0], array[step], *arrays[1:], **picked)
+            positions = places[step]
+            arrays = [row_array[positions] for row_array in row_arrays]
+            results = function(arrays[0], array[step], *arrays[1:], **scalars_by_name)
             results = _flush_results(formula, results, arrays[0], 1)
-            for each, tensor, result in zip(kept, tensors, results, strict=True):
+            for row_array, tensor, result in zip(row_arrays, tensors, results, strict=True):
                 stored = torch.from_numpy(np.array(result, order="C")).to(tensor.dtype)
-                each[own] = _to_numpy(stored)
-    yield formula, touched, kept
+                row_array[positions] = _to_numpy(stored)
+    yield formula, touched, row_arrays
     if rule.update_untouched is not None:
-        others = np.setdiff1d(np.arange(var.shape[0]), touched)
+        untouched = np.setdiff1d(np.arange(var.shape[0]), touched)
         cpu = [tensor.cpu() for tensor in tensors]
-        results = evaluate_on(rule.update_untouched, cpu, scalars, rows=others)
-        yield rule.update_untouched, others, [np.array(each, order="C") for each in results]
+        results = evaluate_on(rule.update_untouched, cpu, scalars, rows=untouched)
+        yield rule.update_untouched, untouched, [np.array(result, order="C") for result in results]

@@ -72,16 +72,16 @@ class TileMeasures:
         self, views: Sequence[View], measures: Sequence[Measure], device: torch.device
     ) -> None:
         self._measures = measures
-        self._alike: dict[View, list[int]] = {}
+        self._members_by_view: dict[View, list[int]] = {}
         for index, view in enumerate(views):
-            self._alike.setdefault(view, []).append(index)
+            self._members_by_view.setdefault(view, []).append(index)
         self._blocks = [
-            [_room_for(each, view, len(members), device) for each in measures]
-            for view, members in self._alike.items()
+            [_room_for(measure, view, len(members), device) for measure in measures]
+            for view, members in self._members_by_view.items()
         ]
         self.targets: Int64 = np.empty((len(views), len(measures)), np.int64)
-        for own, members in zip(self._blocks, self._alike.values(), strict=True):
-            for number, (block, _) in enumerate(own):
+        for blocks, members in zip(self._blocks, self._members_by_view.values(), strict=True):
+            for number, (block, _) in enumerate(blocks):
                 steps = np.arange(len(members)) * (block.stride(0) * block.element_size())
                 self.targets[members, number] = block.data_ptr() + steps
 
@@ -91,21 +91,23 @@ class TileMeasures:
         Args:
             flush: Whether denormals are treated as zero.
         """
-        found: list[list[Tensor]] = [[] for _ in self.targets]
-        for own, members in zip(self._blocks, self._alike.values(), strict=True):
-            for each, (block, pairs) in zip(self._measures, own, strict=True):
-                join_pairs(pairs, each.reduce, flush)
+        tensors_by_variable: list[list[Tensor]] = [[] for _ in self.targets]
+        for blocks, members in zip(self._blocks, self._members_by_view.values(), strict=True):
+            for measure, (block, pairs) in zip(self._measures, blocks, strict=True):
+                join_pairs(pairs, measure.reduce, flush)
                 # Of one tile without memory of its own.
-                whole = block.narrow(_TILED[each.over], 0, 1) + 0.0 if pairs else block.add_(0.0)
+                totals = (
+                    block.narrow(_TILED[measure.over], 0, 1) + 0.0 if pairs else block.add_(0.0)
+                )
                 if flush:  # what is of one element was not added up
-                    flush_denormals(whole)
-                for member, value in zip(members, whole.unbind(0), strict=True):
-                    found[member].append(value)
-        return found
+                    flush_denormals(totals)
+                for member, tensor in zip(members, totals.unbind(0), strict=True):
+                    tensors_by_variable[member].append(tensor)
+        return tensors_by_variable
 
 
 def _room_for(
-    each: Measure, view: View, count: int, device: torch.device
+    measure: Measure, view: View, count: int, device: torch.device
 ) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
     """Memory for what tiles of so many variables have of a measure, and its `pairs_of`."""
     shapes = {
@@ -113,8 +115,8 @@ def _room_for(
         "column": (count, view.matrices, view.down, view.columns),
         "variable": (count, view.matrices * view.down * view.across, 1, 1),
     }
-    made = torch.empty(shapes[each.over], dtype=torch.float64, device=device)
-    return made, pairs_of(made, _TILED[each.over])
+    memory = torch.empty(shapes[measure.over], dtype=torch.float64, device=device)
+    return memory, pairs_of(memory, _TILED[measure.over])
 
 
 def reduce_lines(values: Tensor, over: str, reduce: str) -> Tensor:
@@ -131,17 +133,17 @@ def reduce_lines(values: Tensor, over: str, reduce: str) -> Tensor:
     missing = 0.0 if reduce == "sum" else -torch.inf
     if over == "row":
         width = view.across * TILE_COLUMNS if view.across > 1 else places_for(view.columns)
-        whole = values.new_full((view.matrices, view.rows, width), missing)
-        whole[:, :, : view.columns] = values
-        tiles = whole.view(view.matrices, view.rows, view.across, -1)
+        padded = values.new_full((view.matrices, view.rows, width), missing)
+        padded[:, :, : view.columns] = values
+        tiles = padded.view(view.matrices, view.rows, view.across, -1)
         return combine_tiles(_fold_places(tiles, reduce), 2, reduce)
     partial = _reduce_columns(values, view, reduce)
     if over == "column":
         return combine_tiles(partial, 1, reduce)
     places = TILE_COLUMNS if view.across > 1 else places_for(view.columns)
-    whole = values.new_full((view.matrices, view.down, view.across * places), missing)
-    whole[:, :, : view.columns] = partial
-    tiles = _fold_places(whole.view(view.matrices, view.down, view.across, places), reduce)
+    padded = values.new_full((view.matrices, view.down, view.across * places), missing)
+    padded[:, :, : view.columns] = partial
+    tiles = _fold_places(padded.view(view.matrices, view.down, view.across, places), reduce)
     return combine_tiles(tiles.reshape(-1), 0, reduce).view(1, 1, 1)
 
 
@@ -157,10 +159,10 @@ def _reduce_columns(values: Tensor, view: View, reduce: str) -> Tensor:
     for first in range(0, view.rows, TILE_ROWS):
         band = values[:, first : first + TILE_ROWS]
         start = 0.0 if reduce == "sum" else -torch.inf
-        found = values.new_full((view.matrices, view.columns), start)
+        total = values.new_full((view.matrices, view.columns), start)
         for row in range(band.shape[1]):
-            found = _join(found, band[:, row], reduce)
-        parts.append(found)
+            total = _join(total, band[:, row], reduce)
+        parts.append(total)
     return torch.stack(parts, 1)
 
 

@@ -32,9 +32,9 @@ class Split(Composed):
         graph = transcribe(self.formula)
         count = len(graph.positional)
         (correction,) = stream_nodes(1, count)
-        whole, *slots = graph.apply([correction, *stream_nodes(count - 1, 1)])
+        full_var, *slots = graph.apply([correction, *stream_nodes(count - 1, 1)])
         names = (*graph.positional, CORRECTION)
-        return FormulaGraph(names, graph.scalars, (whole, *slots, whole))
+        return FormulaGraph(names, graph.scalars, (full_var, *slots, full_var))
 
 
 @cache
@@ -45,9 +45,9 @@ def split_rule(rule: Rule) -> Rule:
         RuleError: It works on whole matrices, or on a variable that something is done to before.
     """
     if rule.passes or rule.before:
-        what = "works on whole matrices" if rule.passes else "changes variables before its update"
+        reason = "works on whole matrices" if rule.passes else "changes variables before its update"
         raise RuleError(
-            f"weights='split' cannot be used with {rule.name!r}, which {what} without the lower"
+            f"weights='split' cannot be used with {rule.name!r}, which {reason} without the lower"
             " bits of the weights. Use masters=True instead."
         )
     return replace(

@@ -37,18 +37,18 @@ class Tensors:
         if not stages:
             return [
                 reductions.sums_of(
-                    each, self._variables if each is variable_squares else self._gradients
+                    formula, self._variables if formula is variable_squares else self._gradients
                 )
-                for each in formulas
+                for formula in formulas
             ]
-        found = np.zeros((len(formulas), len(self._variables)))
+        sums = np.zeros((len(formulas), len(self._variables)))
         for index, (grad, var) in enumerate(zip(self._gradients, self._variables, strict=True)):
             dtype = compute_dtype(var.dtype)
-            own = columns.scalars_of(index, dtype)
-            found[:, index] = np.concatenate(
-                reductions.sums_of_pair(formulas, grad, var, stages, own, dtype, self._flush)
+            scalars = columns.scalars_of(index, dtype)
+            sums[:, index] = np.concatenate(
+                reductions.sums_of_pair(formulas, grad, var, stages, scalars, dtype, self._flush)
             )
-        return list(found)
+        return list(sums)
 
     def sums_on_device(self, formulas: Formulas, stages: Stages, columns: Columns) -> None:
         """See `StepPlan`."""
