@@ -1,4 +1,4 @@
-"""Check what comes before a rule's update: its passes, and its stages over small matrices."""
+"""Validation of a rule's passes, measures and stages; stages run over small matrices."""
 
 from __future__ import annotations
 
@@ -28,7 +28,12 @@ from thalweg.formula import Rule, Slot
 
 
 def check_passes(rule: Rule, known_scalars: Mapping[str, Any]) -> None:
-    """Refuse passes that take or make other values than they say, and stages that ask for more."""
+    """Raise a RuleError unless passes, measures and stages fit the rule.
+
+    Args:
+        rule: The rule.
+        known_scalars: The scalars of the first step, by name.
+    """
     made_names, dimension_by_measure = list[str](), dict[str, str]()
     known_scalars = {
         **known_scalars,
@@ -72,7 +77,7 @@ def check_passes(rule: Rule, known_scalars: Mapping[str, Any]) -> None:
 def _check_measure(
     rule: Rule, measure: Measure, input_names: list[str], known_scalars: Mapping[str, Any]
 ) -> None:
-    """Refuse a measure that returns several values, or asks for what is not there before it."""
+    """Raise a RuleError if a measure has several results, unknown inputs, or reads itself."""
     transcript = transcribe(measure.function)
     check_order(input_names, measure.function, transcript, True)
     if len(transcript.results) != 1 or len(transcript.positional) > 2 + len(input_names):
@@ -96,7 +101,7 @@ def _try_stage(
     dimension_by_measure: Mapping[str, str],
     known_scalars: Mapping[str, Any],
 ) -> None:
-    """Refuse a stage that fails over two small matrices, or returns what it may not."""
+    """Raise a RuleError if a stage fails over random matrices, or its outputs are invalid."""
     dice = torch.Generator(device="cpu").manual_seed(0)
     rand = partial(torch.rand, generator=dice, dtype=torch.float32, device="cpu")
     stage_inputs = asked_by(stage)
@@ -122,7 +127,8 @@ def _try_stage(
             ]
             values[name] = rand(2, *sides, dtype=torch.float64)
         if of_lines:
-            values = sizes_beside(shape) | values  # a slot of such a name comes first
+            # A slot with the name of a size replaces it.
+            values = sizes_beside(shape) | values
         values |= {
             name: float(scalar) for name, scalar in known_scalars.items() if name not in values
         }
@@ -149,7 +155,7 @@ def _try_stage(
         written_names = [
             name for name, tensor in tensors.items() if tensor._version != versions[name]
         ]
-        # What a measure gave is the stage's own where it puts something in its place.
+        # A stage may overwrite a measure that it replaces by an output.
         written_names = [
             name
             for name in written_names
@@ -163,6 +169,7 @@ def _try_stage(
 
 
 def _check_cut(slot: Slot, shape: tuple[int, ...], heads: int, matrix: tuple[int, ...]) -> None:
+    """Raise a RuleError unless a slot of this shape can be cut into `heads` blocks of rows."""
     if not shape or shape[0] % heads:
         raise RuleError(
             f"The slot {slot.name!r} has shape {shape} beside a matrix of shape {matrix}, whose"
@@ -171,7 +178,7 @@ def _check_cut(slot: Slot, shape: tuple[int, ...], heads: int, matrix: tuple[int
 
 
 def _shape_of(rule: Rule, slot: Slot, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape of a slot beside a matrix."""
+    """Return the shape of a slot of a matrix; raise a RuleError if it is not a tuple of sizes."""
     if slot.per is not None:
         return shape_beside(slot, torch.Size(shape))
     try:

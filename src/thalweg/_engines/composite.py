@@ -1,4 +1,4 @@
-"""A step in several parts: dense and sparse, of one engine or of two, in one round or in more."""
+"""Plan of a step that is composed of parts: dense and sparse, of several engines or rounds."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
 
 
 class Part(Protocol):
-    """What updates some of the variables of a step, each once.
+    """Plan for some of the variables of a step, each once; methods are those of `StepPlan`.
 
     Attributes:
-        written: The tensors it writes.
+        written: The tensors that the part writes.
     """
 
     @property
     def written(self) -> Sequence[Tensor]: ...
 
     def try_rebind(self, request: StepRequest, bounds: Int64) -> bool:
-        """As `Ready.try_rebind`; no gradient may lie in memory with these bounds."""
+        """See `StepPlan`; return False if a gradient overlaps with memory in `bounds`, too."""
         ...
 
     def compute_sums(
@@ -64,11 +64,11 @@ class CompositeStep:
     """A `StepPlan` of parts.
 
     Args:
-        asked: The step.
-        rounds: For each round the parts, each with the positions of its variables in the step.
+        request: The step.
+        rounds: For each round its parts, each with the indices of its variables in the step.
 
     Attributes:
-        parts: Those of all rounds.
+        parts: The parts of all rounds.
     """
 
     def __init__(self, request: StepRequest, rounds: Sequence[Parts]) -> None:
@@ -156,7 +156,7 @@ class CompositeStep:
 
 
 def share_of(request: StepRequest, members: Sequence[int]) -> StepRequest:
-    """The share of some of the variables in a step."""
+    """Return the request for the variables at the indices `members`."""
 
     def pick_members(per_variable: Sequence[object]) -> list[Any]:
         return [per_variable[index] for index in members]
@@ -174,10 +174,10 @@ def share_of(request: StepRequest, members: Sequence[int]) -> StepRequest:
 
 
 class Staying:
-    """A step of which nothing crosses between devices; see `far.OffloadTransfers`.
+    """A step without transfers between devices; see `offload.OffloadTransfers`.
 
     Args:
-        asked: The step.
+        request: The step.
     """
 
     def __init__(self, request: StepRequest) -> None:
@@ -185,9 +185,9 @@ class Staying:
         self.runs: dict[int, int] = {}
 
     def take_share(self, request: StepRequest, members: Sequence[int]) -> StepRequest:
-        """The share of some variables in the step."""
+        """Return the request for the variables at the indices `members`."""
         return share_of(request, members)
 
     def wrap_part(self, members: Sequence[int], part: Part) -> Part:
-        """The part."""
+        """Return the part unchanged."""
         return part

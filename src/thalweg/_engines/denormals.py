@@ -1,4 +1,4 @@
-"""Flush denormals on the calling thread for a while, and put its flags back."""
+"""Context manager that flushes or keeps denormals on the calling thread."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _TWO = np.full(1, 2.0, np.float32)
 
 
 def is_flushing() -> bool:
-    """Whether the calling thread treats denormals as zero."""
+    """Return whether NumPy flushes denormals to zero on the calling thread; runs one product."""
     return bool((_TINY * _TWO)[0] == 0)
 
 
 def set_denormals(flush: bool) -> ContextSetting:
-    """Flush (True) or keep (False) denormals in NumPy arithmetic on this thread, in a block."""
+    """Return a context manager that flushes (True) or keeps (False) denormals on this thread."""
     return ContextSetting(partial(_switch_flag, flush))
 
 

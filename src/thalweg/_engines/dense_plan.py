@@ -1,4 +1,4 @@
-"""Plans: what a step over dense gradients needs again and again, kept until an address changes."""
+"""Plans of steps over dense gradients, reused until an address or a layout changes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _ids(tensors: Sequence[Any]) -> list[int]:
 
 
 def _lie_in_storages(tensors: Sequence[Tensor], sizes: Sequence[int]) -> bool:
-    """Whether tensors of so many bytes, each in one run, lie within their storages."""
+    """Return whether dense tensors of `sizes` bytes are within their storages."""
     storages = map(Tensor.untyped_storage, tensors)
     if any(map(Tensor.storage_offset, tensors)):
         offsets = [int(tensor.storage_offset()) * tensor.element_size() for tensor in tensors]
@@ -47,9 +47,9 @@ class Group(Protocol):
     """Variables of one storage signature on one device: one kernel, one table.
 
     Attributes:
-        members: Positions of these variables in the plan's lists.
-        whole: Whether they are all of them.
-        bytes: How many each gradient has.
+        members: Indices of these variables in the plan.
+        whole: The group has all variables of the plan.
+        bytes: The size of each gradient in bytes.
     """
 
     members: list[int]
@@ -58,11 +58,11 @@ class Group(Protocol):
 
     @property
     def measures_in_place(self) -> bool:
-        """True if it measures members of other layouts in place faster than copies of them."""
+        """Return whether measuring non-contiguous members in place is faster than copying them."""
         ...
 
     def positions(self) -> Tensor:
-        """`members`, on their device."""
+        """Return `members` as a tensor on their device."""
         ...
 
     def point_at(self, addresses: Int64) -> None:
@@ -70,25 +70,25 @@ class Group(Protocol):
         ...
 
     def compute_sums(self, formulas: Formulas, stages: Stages, columns: Columns) -> Float64:
-        """For each member the sums of formulas over its elements: (members, formulas)."""
+        """Return the sums of formulas over the elements of each member: (members, formulas)."""
         ...
 
     def sums_on_device(self, formulas: Formulas, stages: Stages, columns: Columns) -> Tensor | None:
-        """As `compute_sums`, on the device of the members; None if that is the host."""
+        """Return `compute_sums` as a tensor on the members' device; None if that is the host."""
         ...
 
     def compute_leaves(self, formulas: Formulas, stages: Stages, columns: Columns) -> list[Float64]:
-        """What is added up to them: (leaves, formulas) for each member."""
+        """Return the partial sums of each member that `compute_sums` adds: (leaves, formulas)."""
         ...
 
     def compute_lines(
         self, measures: tuple[Measure, ...], stages: Stages, columns: Columns
     ) -> list[list[Tensor]]:
-        """For each member its measures, of rows, columns or itself."""
+        """Return for each member its measures of rows, of columns or of the variable."""
         ...
 
     def max_abs(self) -> Float64:
-        """Largest magnitude of each member's gradient."""
+        """Return the largest magnitude of each member's gradient."""
         ...
 
     def max_abs_on_device(self, is_checked: Tensor) -> Tensor | None:
@@ -100,22 +100,23 @@ class Group(Protocol):
         ...
 
     def make_calls(self, columns: Columns) -> list[Call]:
-        """What launches the kernel, as functions in C."""
+        """Return C functions without arguments that launch the kernel."""
         ...
 
 
 class DensePlan:
-    """A `StepPlan` for variables with dense gradients, all fit for raw memory.
+    """A `StepPlan` for variables with dense gradients that support access by address.
 
-    It owns references to everything its tables point at.
+    The plan holds references to all tensors whose addresses are in its tables.
 
     Args:
-        asked: The step. Its variables are distinct; its gradients have their strides.
-        make_group: Makes an engine's group of a step and the positions of its members in it.
+        request: The step. Its variables are distinct; each gradient has its variable's strides.
+        make_group: Returns an engine's group for a step and the indices of its members.
 
     Attributes:
-        written: What it writes.
-        is_bound: Whether its tables point at a step's gradients.
+        written: The tensors that the step writes; one slot for each storage of slots.
+        bounds: The sorted memory ranges that the step writes; see `layout.runs_of`.
+        is_bound: The tables have the addresses of a step's gradients.
     """
 
     is_single = True
@@ -144,8 +145,8 @@ class DensePlan:
                 signatures.setdefault(key, []).append(index)
         self.groups = [make_group(request, members) for members in signatures.values()]
         self.dtypes = tuple(dict.fromkeys(layout.compute_dtype(var.dtype) for var in variables))
-        # Slots of one block share storage and version counter: one tensor stands for them all. It
-        # is one with elements, if there are any, for torch tells no address of others.
+        # Slots of one block share storage and version counter, so one of them is enough: one with
+        # elements if possible, because an empty tensor has no address.
         blocks: dict[int, Tensor] = {}
         for var_slots in slots:
             for slot in var_slots:
@@ -168,15 +169,17 @@ class DensePlan:
         self._contiguous = all(map(Tensor.is_contiguous, variables))
         self._make_group, self._request = make_group, request._replace(gradients=())
         self.bounds = layout.runs_of([*variables, *all_slots, *copy_tensors])
-        self._metadata_guard = MetadataGuard()  # variables and copies
+        # Of variables and copies.
+        self._metadata_guard = MetadataGuard()
         self._gradient_guard = MetadataGuard()
         update: Any = request.rule.update
         marked_tensors = [] if isinstance(update, Composed) and update.is_pass else self.written
         self.mark_written = partial(torch._C._increment_version, marked_tensors)  # pyright: ignore[reportPrivateUsage]
-        self._gradients: Sequence[Any] = ()  # the gradients that the tables point at
-        self._ids: list[int] = []  # those that were last found to be whole, where they lay,
+        # Gradients whose addresses are in the tables, and the last ones that passed all checks.
+        self._gradients: Sequence[Any] = ()
+        self._ids: list[int] = []
         self._gradient_addresses = np.empty(0, np.int64)
-        self._checked_bounds = self.bounds  # and what they lay apart from
+        self._checked_bounds = self.bounds
         sizes = zip(variables, self._grad_dtypes, strict=True)
         self._bytes = [var.numel() * dtype.itemsize for var, dtype in sizes]
         self.is_bound = False
@@ -187,7 +190,7 @@ class DensePlan:
 
         Args:
             request: The step.
-            bounds: Of the memory that the step writes, if that is more than the plan does.
+            bounds: Memory that gradients must not overlap with, if more than the plan writes.
         """
         if (
             request.rule is not self.rule
@@ -197,14 +200,14 @@ class DensePlan:
             or not self._has_copies_of(request)
         ):
             return False
-        # Else torch looks for an override whenever a `Variable` is asked for something.
+        # Without this, each attribute of a `Variable` goes through `__torch_function__`.
         with DisableTorchFunctionSubclass():
             return self._is_unmoved(request.variables) and self._try_point_at(
                 request.gradients, bounds
             )
 
     def serves(self, request: StepRequest) -> bool:
-        """Whether a plan made for this step would be this one."""
+        """Return whether this plan, bound to the request's gradients, would execute the request."""
         return (
             request.rule is self.rule
             and request.stages == self.stages
@@ -219,7 +222,7 @@ class DensePlan:
         )
 
     def _has_copies_of(self, request: StepRequest) -> bool:
-        """Whether the step's copies are the plan's; None stands for no copies at all."""
+        """Return whether the request and the plan have the same copies, or both have none."""
         copies = request.copies
         if copies is None:
             return not self._copy_tensors
@@ -228,7 +231,7 @@ class DensePlan:
         return len(copies) == len(self.copies) and all(map(is_, copies, self.copies))
 
     def _is_unmoved(self, variables: Sequence[Tensor]) -> bool:
-        """Whether this plan was made for these very variables, and they lie where they lay."""
+        """Return whether the variables are the plan's, with unchanged addresses and layouts."""
         if len(variables) != len(self.variables) or not all(map(is_, variables, self.variables)):
             return False
         try:
@@ -238,7 +241,7 @@ class DensePlan:
                 return False
         except RuntimeError:
             return False
-        # An assignment to `.data` may keep the address and change the rest.
+        # An assignment to `.data` can keep the address and change shape, strides or dtype.
         tensors = [*self.variables, *self._copy_tensors]
         if not self._metadata_guard.holds(tensors):
             if not self._has_planned_layout():
@@ -247,6 +250,7 @@ class DensePlan:
         return True
 
     def _has_planned_layout(self) -> bool:
+        """Return whether variables and copies have their planned shapes, dtypes and strides."""
         if not all(map(eq, map(Tensor.size, self.variables), self._shapes)):
             return False
         if [var.dtype for var in self.variables] != self._dtypes:
@@ -262,9 +266,9 @@ class DensePlan:
         return list(map(Tensor.stride, self.variables)) == self._strides
 
     def _try_point_at(self, gradients: Sequence[Any], bounds: Int64 | None) -> bool:
-        """Point the tables at these gradients; False if one does not fit as it is.
+        """Write the gradients' addresses to the tables; return False if one does not fit.
 
-        Nothing is written; a False return leaves the reasons to the careful path.
+        The caller then plans from scratch, which copies the gradient or raises an error.
         """
         try:
             if not self._gradient_guard.holds(gradients):
@@ -279,7 +283,7 @@ class DensePlan:
                 self._ids = []
                 for group in self.groups:
                     group_addresses = addresses if group.whole else addresses[group.members]
-                    # A gradient inside memory that the step writes must be copied first.
+                    # A gradient inside memory that the step writes has to be copied.
                     if not layout.lie_apart(group_addresses, group.bytes, bounds):
                         return False
                     group.point_at(group_addresses)
@@ -294,9 +298,9 @@ class DensePlan:
         return True
 
     def _points_at(self, gradients: Sequence[Any], addresses: Int64, bounds: Int64) -> bool:
-        """Whether these are the gradients of the step before, where they lay.
+        """Return whether the gradients and their addresses are those of the last step.
 
-        A storage that was cut lies elsewhere.
+        A storage that was resized has another address.
         """
         return (
             self._checked_bounds is bounds
@@ -305,6 +309,7 @@ class DensePlan:
         )
 
     def _fits(self, gradients: Sequence[Any]) -> bool:
+        """Return whether gradients are plain tensors with planned shapes, dtypes and strides."""
         if (
             set(map(type, gradients)) != {Tensor}
             or not all(map(eq, map(Tensor.size, gradients), self._shapes))
@@ -320,7 +325,7 @@ class DensePlan:
         return not any(map(Tensor.is_neg, gradients))
 
     def point_at(self, gradients: Sequence[Tensor]) -> None:
-        """Point the tables at gradients that fit: same strides as the variables, memory apart."""
+        """Write addresses of gradients to the tables, without checks of strides and overlaps."""
         self._ids = []
         addresses = _addresses(gradients)
         for group in self.groups:
@@ -348,18 +353,18 @@ class DensePlan:
 
     @lazy
     def measures_in_place(self) -> bool:
-        """True if groups measure elements in row-major order without copies."""
+        """Return whether groups measure elements in row-major order without copies."""
         return self._contiguous or all(group.measures_in_place for group in self.groups)
 
     @lazy
     def _row_major_groups(self) -> RowMajorGroups:
-        """Groups over copies of what measures read."""
+        """Return groups over row-major copies of the tensors that measures read."""
         with importing:
             from thalweg._engines.row_major import RowMajorGroups
         return RowMajorGroups(self._request, self._make_group)
 
     def _measured_groups(self, formulas: Formulas) -> Sequence[Group]:
-        """Return groups in whose memory the elements that formulas read are in row-major order."""
+        """Return groups whose memory has the elements that formulas read in row-major order."""
         if self.measures_in_place:
             return self.groups
         return self._row_major_groups.refresh(self.groups, self._gradients, formulas)
@@ -367,7 +372,10 @@ class DensePlan:
     def _collect_on_device(
         self, groups: Sequence[Group], compute_values: Callable[[Group], Tensor | None]
     ) -> Tensor | None:
-        """What groups tell on the device of all variables, put together; None if there is none."""
+        """Return the values of all variables, computed by groups on their common device, or None.
+
+        Variables without a group have 0. None: several devices, the host, or no elements.
+        """
         if len(set(self._devices)) > 1 or not groups:
             return None
         values: Tensor | None = None
@@ -414,7 +422,7 @@ class DensePlan:
         )
 
     def make_calls(self, columns: Columns) -> list[Call]:
-        """What updates everything, as functions in C."""
+        """Return C functions without arguments that write all variables, slots and copies."""
         calls = [call for group in self.groups for call in group.make_calls(columns)]
         return [*calls, self.mark_written]
 

@@ -1,11 +1,10 @@
-"""What diagnostics measure in a step, to the last bit: sums, largest magnitudes and counts.
+"""Reference of the measurements of diagnostics: sums, largest magnitudes and counts.
 
-Of each variable, in the order of `MEASURED`. Numbers are those that the update reads and leaves, in
-the type of its arithmetic. The move of an element is what was stored minus what was there, rounded
-once to that type. Sums of squares and products are those of `diagnostic_sums`, leaf by leaf, and
-leaves are added up as those of measures are (`measuring`). Largest magnitudes are NaN where one is.
-Counts of the gradient are of its numbers as they came: of the type in which they are stored,
-whether the update flushes denormals or not.
+They are bitwise reproducible, in the order of `MEASURED` for each variable, of the numbers that the
+update reads and writes, in its compute dtype. The move of an element is its new value minus the old
+one, rounded once. Sums are those of `diagnostic_sums` per leaf; leaves are combined by
+`reduction_order`. Largest magnitudes are NaN if an element is. Counts of the gradient are those of
+its stored numbers, before denormals are flushed.
 """
 
 # torch.from_numpy has no types.
@@ -44,8 +43,9 @@ PEAKS = ("gradient_max", "update_max", "weight_max")
 COUNTS = ("agreement", "unchanged", "zero", "denormal", "nonfinite")
 MEASURED = (*PRODUCTS, *PEAKS, *COUNTS)
 
-_SPANS = {"cpu": 4 * LEAF}  # elements that are looked at together: as caches have room for
-_SPAN = 64 * LEAF  # on a device
+# Elements measured at once: as many as fit into caches on the CPU, more on a device.
+_SPANS = {"cpu": 4 * LEAF}
+_SPAN = 64 * LEAF
 _TINY = {
     torch.float16: 2.0**-14,
     torch.bfloat16: 2.0**-126,
@@ -53,18 +53,20 @@ _TINY = {
     torch.float64: 2.0**-1022,
 }
 
-Array = Any  # of NumPy on the CPU, of torch elsewhere
-Measurements = dict[str, Any]  # by name: sums as (leaves,), all else as one number
+# A NumPy array on the CPU, a tensor elsewhere.
+Array = Any
+# By name: sums of shape (leaves,), others as one number.
+Measurements = dict[str, Any]
 
 
 class VariableDiagnostics:
-    """What is measured of one variable in two sweeps of its own: before the writes, and after.
+    """Measurements of one variable in two sweeps: the constructor's, and `finish` after the writes.
 
     Args:
         request: The step.
-        index: Which of its variables.
+        index: The index of the variable in the step.
         columns: The scalars of `stages`.
-        stages: What the gradient goes through before it is measured.
+        stages: Formulas that transform the gradient before it is measured.
     """
 
     def __init__(self, request: StepRequest, index: int, columns: Columns, stages: Stages) -> None:
@@ -74,7 +76,7 @@ class VariableDiagnostics:
         self._flush = request.selection.denormals == "flush"
         self._kind = reference.namespace_of(layout.compute_dtype(self._var.dtype))
         grad = request.gradients[index]
-        # In a step that is repeated those with rows are still torch's.
+        # A replayed step has sparse gradients as torch tensors.
         is_dense = isinstance(grad, Tensor) and grad.layout == torch.strided
         self._grad = grad.detach() if is_dense else None
         self._found: Measurements = {}
@@ -84,7 +86,7 @@ class VariableDiagnostics:
             self._old_weight = self._weight(is_pre_write=True)
 
     def _scalars(self, columns: Columns, index: int) -> dict[str, Any]:
-        """The scalars; those that a device alone knows stay there."""
+        """Return the scalars by name; tensors stay on their device."""
         dtype = layout.compute_dtype(self._var.dtype)
         separate_scalars = {name: vector[index] for name, vector in columns.separate.items()}
         separate_scalars = {
@@ -94,7 +96,10 @@ class VariableDiagnostics:
         return {**columns.shared[dtype], **separate_scalars}
 
     def _weight(self, is_pre_write: bool) -> Tensor:
-        """The variable in the type of the arithmetic, all its bits, in the order of its memory."""
+        """Return the variable's elements in the compute dtype, with all bits of a split weight.
+
+        With `is_pre_write` it begins at a copy as the step does, and is a new tensor.
+        """
         var = self._var.detach()
         if is_pre_write and self._copy is not None and not layout.is_far(self._copy, var.device):
             var = resumed(var, self._copy)
@@ -105,7 +110,7 @@ class VariableDiagnostics:
         return flat.clone() if is_pre_write and flat.dtype == var.dtype else flat
 
     def _momentum(self, request: StepRequest) -> Tensor | None:
-        """The momentum, in the type of the arithmetic."""
+        """Return the rule's momentum in the compute dtype, or None."""
         position, sign = momentum_of(request.rule)
         if position is None:
             return None
@@ -117,6 +122,7 @@ class VariableDiagnostics:
     def _measure_gradient(
         self, grad: Tensor, stages: Stages, scalars: dict[str, Any], request: StepRequest
     ) -> None:
+        """Add the measurements of the gradient before and after stages."""
         grad = grad.to(self._var.device)
         staged_grad = reference.transform(stages, grad, scalars, self._flush, self._kind)
         raw = reference.flatten_like(grad, self._var)
@@ -130,13 +136,10 @@ class VariableDiagnostics:
         self._found |= _merge_spans(span_measurements)
 
     def finish(self) -> Measurements:
-        """What is found; the step has been written."""
+        """Return all measurements of the variable; call it after the writes."""
         with no_grad():
-            new_weight, span_measurements, raw = (
-                self._weight(is_pre_write=False),
-                list[Measurements](),
-                None,
-            )
+            new_weight, raw = self._weight(is_pre_write=False), None
+            span_measurements: list[Measurements] = []
             if self._grad is not None:
                 raw = reference.flatten_like(self._grad.to(self._var.device), self._var)
             for span in _spans(new_weight):
@@ -152,12 +155,12 @@ class VariableDiagnostics:
 
     @property
     def size(self) -> int:
-        """How many elements it has."""
+        """Return the number of elements of the variable."""
         return self._var.numel()
 
 
 def momentum_of(rule: Rule) -> tuple[int | None, int]:
-    """Which slot of elements is the momentum, the first that says so, and its sign."""
+    """Return the index of the first slot marked as momentum, or None, and its sign."""
     for position, slot in enumerate(rule.element_slots):
         if slot.momentum:
             return position, slot.momentum
@@ -165,9 +168,9 @@ def momentum_of(rule: Rule) -> tuple[int | None, int]:
 
 
 def combined(parts: Sequence[Measurements], sizes: Sequence[int]) -> Any:
-    """(variables, measured) float64 of what variables of one device have: an array or a tensor.
+    """Return measurements of variables of one device: (variables, len(MEASURED)) float64.
 
-    What a variable has nothing of is NaN.
+    A tensor on a device, an array on the CPU. A missing measurement is NaN.
     """
     tensors = [
         measurement
@@ -193,7 +196,7 @@ def combined(parts: Sequence[Measurements], sizes: Sequence[int]) -> Any:
 
 @lru_cache(maxsize=32)
 def _tree_of(counts: tuple[int, ...], device: torch.device | None) -> Tree:
-    """A tree that is kept: while its indices go to a device, the host waits for all work there."""
+    """Return a cached tree; the copy of its indices to a device would synchronize each time."""
     return Tree(np.array(counts, np.int64), device)
 
 
@@ -220,7 +223,7 @@ def _spans(flat: Tensor) -> Iterator[slice]:
 
 
 def _array(flat: Tensor) -> Array:
-    """What is computed with: NumPy's array on the CPU, where it is exact and flushes if told to."""
+    """Return a NumPy array on the CPU, whose arithmetic is exact and can flush denormals."""
     if flat.device.type != "cpu":
         return flat
     source = flat if flat.dtype in (torch.float32, torch.float64) else flat.float()
@@ -232,7 +235,7 @@ def _total(flags: Array) -> Any:
 
 
 def _counts_of(raw: Array, tiny: float) -> Measurements:
-    """How many numbers of a gradient are zero, denormal, or not finite."""
+    """Return how many numbers of a gradient are zero, denormal, or not finite."""
     finite = torch.isfinite(raw) if isinstance(raw, Tensor) else np.isfinite(raw)
     return {
         "zero": _total(raw == 0),
@@ -242,7 +245,9 @@ def _counts_of(raw: Array, tiny: float) -> Measurements:
 
 
 def _sums_of_gradient(grad: Array, momentum: Array | None = None) -> Measurements:
-    unit = type_of(grad)(1)  # a product with it flushes what an update would have flushed
+    """Return the sums of squares and products, largest magnitude and equal signs of a span."""
+    # A product with 1 flushes the denormals that an update would have flushed.
+    unit = type_of(grad)(1)
     values = {"gradient": grad * unit}
     if momentum is not None:
         values["momentum"] = momentum * unit
@@ -262,12 +267,12 @@ def _sums_of_move(new: Array, old: Array) -> Measurements:
 
 
 def type_of(values: Array) -> Any:
-    """What makes a number of the type of an array."""
+    """Return the constructor of scalars for arithmetic with an array."""
     return float if isinstance(values, Tensor) else values.dtype.type
 
 
 def _merge_spans(spans: Sequence[Measurements]) -> Measurements:
-    """What spans of a variable have, put together."""
+    """Return the measurements of a variable from those of its spans."""
     measurements: Measurements = {}
     for name in spans[0] if spans else ():
         span_values = [span[name] for span in spans]

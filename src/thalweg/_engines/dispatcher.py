@@ -1,4 +1,4 @@
-"""The gate of the engines: a step is checked as a whole, and each variable gets its engine."""
+"""Validation of a step, selection of an engine for each variable, and cached plans."""
 
 from __future__ import annotations
 
@@ -27,9 +27,12 @@ if TYPE_CHECKING:
     from thalweg.formula import Rule
 
 EngineKind = Literal["cpu", "cuda", "reference"]
-_BY_ADDRESS = ("cpu", "cuda")  # devices on which an address says where a tensor lies
-SIDE = 1 << 30  # rows or columns that kernels for GPUs count, at most
-_SPARE = 16  # plans of variables of earlier steps that are kept
+# Device types whose tensors have addresses.
+_BY_ADDRESS = ("cpu", "cuda")
+# The largest number of rows or columns that kernels for GPUs support.
+SIDE = 1 << 30
+# Number of cached plans beyond twice the variables of the step, before old ones are dropped.
+_SPARE = 16
 
 
 def check_gradients(
@@ -41,19 +44,19 @@ def check_gradients(
     narrow: bool = False,
     devices: Sequence[torch.device] | None = None,
 ) -> None:
-    """Refuse a step that cannot be taken as a whole; nothing has changed then.
+    """Validate variables and gradients of a step; change nothing.
 
     Args:
-        variables, gradients, names: The step, a gradient and a name for each variable.
-        scatter: Whether a bad index is reported as TensorFlow's scatter kernels do, or as its
-            fused sparse kernels do.
-        narrow: Whether a gradient of a float32 variable may be of a 16-bit type.
-        devices: Where dense gradients are to be, if not with their variables.
+        variables, gradients, names: The variables, with a gradient and a name for each.
+        scatter: Word errors of indices like TensorFlow's scatter kernels (True) or its fused
+            sparse kernels (False).
+        narrow: Accept 16-bit gradients of float32 variables.
+        devices: The device of each dense gradient, if not the variable's.
 
     Raises:
-        InvalidTypeError: For a dtype that is not computed, or a gradient of another dtype.
-        InvalidArgumentError: For another shape or device, or an index out of range.
-        LayoutError: For memory that cannot be updated in place.
+        InvalidTypeError: A dtype is not supported, or a gradient's differs from its variable's.
+        InvalidArgumentError: A shape or device differs, or an index is out of range.
+        LayoutError: Memory cannot be updated in place.
     """
     devices_or_none = devices or [None] * len(variables)
     for var, grad, name, device in zip(variables, gradients, names, devices_or_none, strict=True):
@@ -74,36 +77,40 @@ def check_gradients(
 
 
 def engine_of(device: torch.device, name: EngineName) -> EngineKind:
-    """The engine that updates variables of a device when the engine of that name is chosen."""
+    """Return the engine that updates variables on `device` if `name` is selected."""
     if takes_device(device, name):
         return "cuda"
     return "cpu" if device.type == "cpu" and name in ("auto", "cpu") else "reference"
 
 
 class Dispatcher:
-    """Makes steps ready, and keeps of their plans what the next one can use again."""
+    """Planner of steps; caches plans for later steps over the same variables."""
 
     def __init__(self) -> None:
-        # The last ones, for steps with other gradients, too.
-        self._dense: dict[tuple[EngineKind, int], DensePlan] = {}  # by engine and run
-        self._sparse: dict[
-            tuple[EngineKind, int, int], RowsPlan
-        ] = {}  # by engine, variable and round
-        self._offload_links: dict[int, OffloadLink] = {}  # by `id` of variables
+        # By engine and offload run; reused for other gradients, too.
+        self._dense: dict[tuple[EngineKind, int], DensePlan] = {}
+        # By engine, `id` of the variable, and round.
+        self._sparse: dict[tuple[EngineKind, int, int], RowsPlan] = {}
+        # By `id` of the variable.
+        self._offload_links: dict[int, OffloadLink] = {}
         self._warned_ids: set[int] = set()
-        self._pass_dispatchers: dict[Rule, list[Dispatcher]] = {}  # those of their passes
+        self._pass_dispatchers: dict[Rule, list[Dispatcher]] = {}
 
     def plan_step(self, request: StepRequest) -> StepPlan:
-        """A step that `check_gradients` accepted, ready to be measured and taken.
+        """Return the plan of a step that `check_gradients` accepted, bound to its gradients.
+
+        Gradients that overlap with written memory are copied; no other tensor is written.
 
         Raises:
-            InvalidTypeError, InvalidArgumentError, LayoutError: Slots do not fit their variable.
+            InvalidTypeError, InvalidArgumentError, LayoutError: A slot or copy does not fit its
+                variable.
         """
         if request.rule.passes:
             return self._plan_passes(request)
         variables = request.variables
         rounds = in_rounds(variables)
-        if len(self._sparse) > 2 * len(variables) + _SPARE:  # of variables long gone
+        # Drop plans of variables that are no longer used.
+        if len(self._sparse) > 2 * len(variables) + _SPARE:
             current_ids = set(map(id, variables))
             self._sparse = {
                 key: plan for key, plan in self._sparse.items() if key[1] in current_ids
@@ -131,7 +138,7 @@ class Dispatcher:
         return CompositeStep(request, rounds_of_parts)
 
     def _plan_passes(self, request: StepRequest) -> StagedStep:
-        """A step of a rule with passes, each of which has plans of its own."""
+        """Return the plan of a rule with passes, with a dispatcher for each pass and the update."""
         with importing:
             from thalweg._engines.staged_step import StagedStep
         count = 1 + len(request.rule.passes)
@@ -146,7 +153,7 @@ class Dispatcher:
         return StagedStep(request, [dispatcher.plan_step for dispatcher in dispatchers])
 
     def _plan_transfers(self, request: StepRequest) -> OffloadTransfers | Staying:
-        """What crosses between devices, if anything does."""
+        """Return the transfers of offloaded copies between devices, or `Staying`."""
         transfers: OffloadTransfers | Staying = Staying(request)
         pairs = zip(request.variables, request.copies or (), strict=False)
         if any(copy is not None and layout.is_far(copy, var.device) for var, copy in pairs):
@@ -161,7 +168,7 @@ class Dispatcher:
         return transfers
 
     def _engine_kinds(self, request: StepRequest, repeats: bool) -> list[EngineKind]:
-        """The engine of each variable; one that repeats has one engine."""
+        """Return the engine of each variable; all occurrences of a variable have the same one."""
         engine_kinds: list[EngineKind] = [
             self._engine_kind(request, index) for index in range(len(request.variables))
         ]
@@ -174,6 +181,7 @@ class Dispatcher:
         return engine_kinds
 
     def _engine_kind(self, request: StepRequest, index: int) -> EngineKind:
+        """Return the engine of the variable at `index`; warn if its layout needs the reference."""
         engine_kind = engine_of(request.variables[index].device, request.selection.name)
         if (
             engine_kind == "cuda"
@@ -188,7 +196,7 @@ class Dispatcher:
         )
 
     def _fits_or_warns(self, request: StepRequest, index: int) -> bool:
-        """Whether a variable's memory is fit for an engine that goes by addresses."""
+        """Return whether variable, slots and copy support access by address; warn once if not."""
         var, grad = request.variables[index], request.gradients[index]
         copy = None if request.copies is None else request.copies[index]
         slots = layout.without_records(request.slots[index], request.rule.codecs)
@@ -216,7 +224,7 @@ class Dispatcher:
         engine_kinds: Sequence[EngineKind],
         transfers: OffloadTransfers | Staying,
     ) -> Parts:
-        """The parts of a round of distinct variables."""
+        """Return the parts of a round of distinct variables, each with indices of its variables."""
         dense: dict[tuple[EngineKind, int], list[int]] = {}
         parts: list[tuple[Sequence[int], Part]] = []
         for index in members:
@@ -240,7 +248,7 @@ class Dispatcher:
         ]
 
     def _sparse_plan(self, request: StepRequest, engine_kind: EngineKind, number: int) -> RowsPlan:
-        # A plan is aimed at one gradient, so repeats of a variable need plans of their own.
+        # A plan is bound to one gradient, so each occurrence of a variable has its own plan.
         key = (engine_kind, id(request.variables[0]), number)
         plan = self._sparse.get(key)
         if plan is None or not plan.serves(request):
@@ -251,7 +259,7 @@ class Dispatcher:
         return plan
 
     def _dense_plan(self, request: StepRequest, key: tuple[EngineKind, int]) -> DensePlan:
-        # A plan points at one step's gradients, so repeats of a variable need plans of their own.
+        """Return the cached plan, if it matches and is unbound, or a new one; bind it."""
         fitting = map(layout.with_strides_of, request.gradients, request.variables)
         request = request._replace(gradients=list(fitting))
         plan = self._dense.get(key)
@@ -275,6 +283,7 @@ def _check_memory(
     copies: Sequence[Tensor | None],
     codecs: Sequence[str | None],
 ) -> None:
+    """Raise an error unless slots and copies fit their variables, and all memory is disjoint."""
     tensors: list[Tensor] = []
     titles: list[str] = []
     seen_ids: set[int] = set()
@@ -290,7 +299,8 @@ def _check_memory(
             tensors.append(copy)
             titles.append(f"the copy of {name}")
     layout.check_disjoint(tensors, titles)
-    checked_ids = set(map(id, variables))  # with their gradients
+    # `check_gradients` has checked the variables.
+    checked_ids = set(map(id, variables))
     titled_tensors = zip(tensors, titles, strict=True)
     check_writable(
         (tensor, title) for tensor, title in titled_tensors if id(tensor) not in checked_ids
@@ -303,7 +313,7 @@ def _copy_overlapping(
     slots: Sequence[Sequence[Tensor]],
     copies: Sequence[Tensor | None],
 ) -> list[Gradient]:
-    """The gradients, copied where they or their indices lie in memory that the step writes."""
+    """Return the gradients; values or indices inside memory that the step writes are copied."""
     written_tensors = [*variables, *(slot for var_slots in slots for slot in var_slots)]
     written_tensors += [copy for copy in copies if copy is not None]
     spans = sorted(
@@ -316,7 +326,7 @@ def _copy_overlapping(
         if memory.device.type not in _BY_ADDRESS:
             return memory
         start, end = layout.byte_span(memory)
-        # Runs that begin before the memory ends; the farthest end among them decides.
+        # Ranges that begin before the memory ends; it overlaps if one ends after it begins.
         preceding_count = int(np.searchsorted(starts, end, side="left"))
         return (
             memory if not preceding_count or ends[preceding_count - 1] <= start else memory.clone()

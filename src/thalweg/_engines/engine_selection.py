@@ -1,4 +1,4 @@
-"""Which engine runs, how it rounds, what it does with denormals, and whether it looks for NaN."""
+"""Selection of the engine, its rounding, denormals and checks for NaN, per context."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MATHS: tuple[Math, ...] = ("exact", "fast")
 
 
 class Selection(NamedTuple):
-    """An engine, its denormals, whether steps refuse NaN and infinity, and how it rounds."""
+    """Engine, handling of denormals, check for NaN and infinity, and rounding."""
 
     name: EngineName = "auto"
     denormals: Denormals = "flush"
@@ -35,16 +35,16 @@ choices = _overrides.get
 
 
 def current(default: Selection = DEFAULT) -> Selection:
-    """The selection in force: what was chosen, and `default` for all else."""
+    """Return `default`, with the choices of the `engine` blocks around the call."""
     overrides = _overrides.get()
     return default._replace(**overrides) if overrides else default
 
 
 def check_name(name: str) -> EngineName:
-    """The name, if it is an engine's.
+    """Return the name of an engine.
 
     Raises:
-        ValueError: If it is not; lists the engines.
+        ValueError: The name is not that of an engine; lists the engines.
     """
     if name not in ENGINES:
         raise ValueError(
@@ -81,7 +81,7 @@ def engine(
 
     Raises:
         ValueError: If a name is unknown.
-        TypeError: If `check_numerics` is no bool.
+        TypeError: If `check_numerics` is not a bool.
 
     Example:
         >>> import thalweg

@@ -1,4 +1,4 @@
-"""What one kernel reads and writes of variables with dense gradients."""
+"""Tensors of one kernel, as tables of dtypes, sizes and addresses."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ class Streams(NamedTuple):
     """The memory of several variables of one storage signature.
 
     Attributes:
-        names: Storage types of variable, gradient, slots and copy (if any); the names of codecs for
-            slots that are encoded.
-        copied: Whether there is a copy.
-        from_copy: Whether what others wrote to it counts.
-        compute: The type of the arithmetic.
-        gradient: The dtype of gradients.
-        sizes: Elements of each variable.
-        base: (variables, streams) where they begin; 0 for gradients. With `draws` there are two
-            columns more: each variable's place, as `StepRequest.places` has it.
-        draws: Whether numbers of 16 bits are rounded by random bits.
+        names: Storage types of variable, gradient, slots and copy (if any); encoded slots have the
+            name of their codec.
+        copied: The variables have copies.
+        from_copy: The step begins at a copy to which other code has written.
+        compute: The compute dtype.
+        gradient: The dtype of the gradients.
+        sizes: The number of elements of each variable.
+        base: Addresses, (variables, streams); 0 for gradients. With `draws`, two more columns have
+            each variable's entry of `StepRequest.places`.
+        draws: 16-bit numbers are rounded stochastically.
     """
 
     names: tuple[str, ...]
@@ -42,17 +42,17 @@ class Streams(NamedTuple):
 
     @property
     def measured_types(self) -> tuple[str, ...]:
-        """The storage types of what measures may read."""
+        """Return the storage types of the streams that measures may read."""
         return self.names if self.from_copy else self.names[: len(self.names) - self.copied]
 
     @property
     def bytes(self) -> Int64:
-        """How many each gradient has."""
+        """Return the size of each gradient in bytes."""
         return np.array(self.sizes, np.int64) * self.gradient.itemsize
 
 
 def streams_of(request: StepRequest, members: Sequence[int]) -> Streams:
-    """Those of some of the variables of a step, which are all of one storage signature."""
+    """Return the streams of the variables at the indices `members`, of one storage signature."""
     copies = request.copies or [None] * len(request.variables)
     tensors_by_member = [
         [request.variables[i], *request.slots[i], *([] if (copy := copies[i]) is None else [copy])]
@@ -69,10 +69,8 @@ def streams_of(request: StepRequest, members: Sequence[int]) -> Streams:
     for row, tensors in enumerate(tensors_by_member):
         base[row, 0], *base[row, 2:] = map(Tensor.data_ptr, tensors)
     has_copy = copies[members[0]] is not None
-    rounded_names = (
-        names[0],
-        *names[2 : len(names) - has_copy],
-    )  # copies are rounded to the nearest
+    # Copies are rounded to the nearest.
+    rounded_names = (names[0], *names[2 : len(names) - has_copy])
     draws = bool(request.places) and not NARROW.isdisjoint(rounded_names)
     if draws:
         base = np.hstack([base, np.array([request.places[i] for i in members], np.int64)])

@@ -1,4 +1,4 @@
-"""The passes of a rule as updates, each over all that they make."""
+"""Conversion of a rule's passes to update rules whose slots hold all values of passes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from thalweg.formula import Rule, Slot, is_like_update
 
 
 class JointPassFormula(Composed):
-    """A formula of a rule with passes, as engines run it: over all that its passes make.
+    """Formula of a pass or an update, with the values of all passes as inputs and results.
 
     Args:
         formula: `(var, grad, *made, *slots, *, scalars)`; it reads the values of earlier passes.
@@ -48,7 +48,7 @@ class JointPassFormula(Composed):
         raise RuleError(f"{self.__qualname__} is run by engines alone.")
 
     def compose(self) -> FormulaGraph:
-        """Return the graph over the values of all passes and all slots."""
+        """Return the graph over the values of all passes and all slots; the rest passes through."""
         graph, first_slot = transcribe(self.formula), 2 + self.earlier_count
         inputs = stream_nodes(2 + self.value_count + self.slot_count)
         slots = len(graph.positional) - first_slot
@@ -63,7 +63,7 @@ class JointPassFormula(Composed):
 
 
 class VisiblePassFormula(Composed):
-    """A measure of a rule with passes, as engines take it: of all that its passes make.
+    """Formula of a measure, with the values of all passes as inputs.
 
     Args:
         formula: `(var, grad, *made, *slots, *, scalars)`; it reads the values of earlier passes.
@@ -93,9 +93,10 @@ def _name_values(count: int) -> tuple[str, ...]:
 
 @cache
 def sweeps_of(rule: Rule) -> dict[Measure, tuple[Measure, ...]]:
-    """For the first measure of each sweep all of them, as engines take them.
+    """Return the measures of each sweep over memory, by the sweep's first measure.
 
-    Measures that follow one another share a sweep, unless one reads what another has made.
+    Consecutive measures share a sweep, unless one reads the result of another. Their formulas take
+    the values of all passes.
     """
     sweeps: dict[Measure, tuple[Measure, ...]] = {}
     first: Measure | None = None
@@ -121,7 +122,7 @@ def sweeps_of(rule: Rule) -> dict[Measure, tuple[Measure, ...]]:
 
 
 def sweeps_in_order(rule: Rule) -> list[tuple[str, ...]]:
-    """What each sweep of a step over memory makes, by name; nothing for that of the update."""
+    """Return the names that each sweep over memory makes, in order; () for the update."""
     sweeps, names_by_sweep = sweeps_of(rule), list[tuple[str, ...]]()
     for rule_pass in rule.passes:
         if isinstance(rule_pass, Pass):
@@ -137,7 +138,7 @@ def sweeps_in_order(rule: Rule) -> list[tuple[str, ...]]:
 
 
 def count_read_streams(rule: Rule) -> int:
-    """How many tensors of a variable's shape the sweeps of measures read, counted in each."""
+    """Return the number of tensors that the sweeps of measures read, summed over sweeps."""
     return sum(len(_read_by(measures)) for measures in sweeps_of(rule).values())
 
 
@@ -152,7 +153,10 @@ def _visible_formula(formula: Any, earlier_count: int, value_count: int) -> Visi
 
 @cache
 def updates_of(rule: Rule) -> tuple[Rule, ...]:
-    """The passes and the update of a rule, each as an update, with slots for what is made."""
+    """Return an update rule for each pass of a rule and for its update, in order.
+
+    The slots of each are the values of all passes, then the slots of elements.
+    """
     names, updates = rule.made, list[Rule]()
     slots = (*map(Slot, names), *rule.element_slots)
     earlier_count, common_args = 0, (len(names), len(rule.element_slots), rule.vectors, rule)

@@ -80,7 +80,8 @@ class Columns(NamedTuple):
         shared: For each compute dtype the scalars of all its variables, by name.
         separate: Scalars that differ between variables, by name: arrays over the variables of the
             step, or tensors, if only a device knows them.
-        taken: A bool tensor of shape () on that device: the step is taken; None if it certainly is.
+        taken: A bool tensor of shape () on that device, True if the step is applied; None if it is
+            always applied.
     """
 
     shared: Mapping[Dtype, Scalars]

@@ -1,4 +1,4 @@
-"""The reference engine: whole arrays, one NumPy operation at a time. It is the specification.
+"""Reference engine: full arrays, one NumPy operation at a time. It is the specification.
 
 NumPy rather than torch on CPU memory, because torch.sqrt is 1 ulp off on 0.64 % of float32 inputs.
 Tensors elsewhere are computed with torch.
@@ -54,6 +54,8 @@ _WIDE = (torch.float32, torch.float64)
 
 
 def _torch_rounded(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return the function evaluated in float64 and rounded to the promoted dtype."""
+
     def apply(*values: Tensor) -> Tensor:
         dtype = reduce(torch.promote_types, [value.dtype for value in values])
         return function(*(value.double() for value in values)).to(dtype)
@@ -91,15 +93,15 @@ TORCH: dict[str, Callable[..., Any]] = {
 
 @cache
 def torch_formula(formula: Formula, dtype: torch.dtype, device: torch.device, dim: int) -> Formula:
-    """The formula on tensors of `dtype` with so many dimensions."""
+    """Return the formula as a function of torch tensors with `dim` dimensions."""
     return bind_formula(formula, TORCH, _torch_number(dtype, device, dim))
 
 
 def _torch_number(dtype: torch.dtype, device: torch.device, dim: int) -> Callable[[float], Tensor]:
-    """What makes a tensor of a number.
+    """Return a function that converts a number to a tensor of shape (1,), or () if `dim` is 0.
 
-    It has one dimension beside tensors that have any: torch would not count the type of a tensor
-    of shape () beside those, and NumPy counts that of a number.
+    Shape (1,), because type promotion of torch ignores tensors of shape () next to others, unlike
+    that of NumPy.
     """
     return partial(torch.full, (1,) * min(dim, 1), dtype=dtype, device=device)
 
@@ -112,7 +114,7 @@ def _pick_scalars(
 
 
 def _to_numpy(tensor: Tensor, rows: Int64 | None = None) -> Array:
-    """A copy of a tensor, or of rows of it."""
+    """Return a copy of a tensor, or of rows of it; 16-bit types become float32."""
     source = tensor.detach() if rows is None else tensor.detach()[torch.from_numpy(rows)]
     return numpy_copy(source if source.dtype in _WIDE else source.float())
 
@@ -124,9 +126,9 @@ def evaluate_on(
     dtype: Dtype | None = None,
     rows: Int64 | None = None,
 ) -> list[Array]:
-    """A formula over NumPy copies of tensors, or of `rows` of them.
+    """Return the results of a formula over NumPy copies of tensors, or of `rows` of them.
 
-    It is computed in `dtype`, by default the one that the first tensor is computed in.
+    They are computed in `dtype`, by default the compute dtype of the first tensor.
     """
     dtype = dtype or compute_dtype(tensors[0].dtype)
     # Copies, because a result may be a parameter into which another result is stored first.
@@ -140,7 +142,10 @@ def evaluate_on(
 def _flush_results(
     formula: Formula, results: Sequence[Any], var: Array, grad_count: int
 ) -> list[Array]:
-    """The results as arrays; times 1, which flushes a number that was chosen and not computed."""
+    """Return the results as arrays of the variable's shape and dtype.
+
+    Those that are not inputs are multiplied by 1, which flushes denormals that were only selected.
+    """
     unit, transcript = var.dtype.type(1), transcribe(formula)
     arrays: list[Array] = []
     for index, result in enumerate(results):
@@ -152,7 +157,7 @@ def _flush_results(
 
 
 def torch_evaluate(formula: Formula, tensors: list[Tensor], scalars: Scalars) -> list[Tensor]:
-    """A formula over tensors of any device, computed in the dtype of the first."""
+    """Return the results of a formula over tensors of any device, in the dtype of the first."""
     first = tensors[0]
     target = first.dtype, first.device, first.dim()
     function = torch_formula(formula, *target)
@@ -167,14 +172,15 @@ def transform(
     flush: bool,
     out_dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """The gradient after the stages, a new tensor; the gradient itself if there are none.
+    """Return the gradient after the stages, a new tensor; the gradient itself without stages.
 
     Args:
-        stages: The stages; in between, numbers have the type of the arithmetic.
+        stages: The stages; results between them have the compute dtype.
         grad: A gradient, or the values of a sparse one.
-        scalars: What the stages read.
-        flush: Whether denormals are treated as zero.
-        out_dtype: The variable's dtype, which the result has; that of the gradient if None.
+        scalars: The scalars of the stages.
+        flush: Treat denormals as zero.
+        out_dtype: The dtype of the returned tensor, usually the variable's; by default the
+            gradient's.
     """
     if not stages:
         return grad
@@ -193,7 +199,7 @@ def transform(
 
 
 def _repeated_waves(rows: Int64) -> list[Int64]:
-    """Positions of first, second, third ... occurrences of each row, in order of appearance."""
+    """Return the positions of first, second, ... occurrences of rows, in order of appearance."""
     occurrences: dict[int, int] = {}
     waves: list[list[int]] = []
     for position, row in enumerate(rows.tolist()):
@@ -206,7 +212,10 @@ def _repeated_waves(rows: Int64) -> list[Int64]:
 
 
 def _sum_by_row(values: Array, rows: Int64) -> tuple[Array, Int64]:
-    """Each row once, in order of first appearance, with its values added in order of appearance."""
+    """Return the sums of the values of equal rows, and each row once.
+
+    Rows are in the order of their first appearance, and values are added in theirs.
+    """
     waves = _repeated_waves(rows)
     first = waves[0] if waves else np.empty(0, np.int64)
     position = {row: index for index, row in enumerate(rows[first].tolist())}
@@ -219,13 +228,13 @@ def _sum_by_row(values: Array, rows: Int64) -> tuple[Array, Int64]:
 
 
 class ReferencePart:
-    """The update of one variable; a `Part` of a step.
+    """Plan for one variable; a `Part` of a step.
 
-    It computes new values beside the old ones, with NumPy on the CPU's memory and torch elsewhere,
-    and then copies them.
+    New values are separate tensors, computed with NumPy on the CPU and with torch elsewhere. The
+    returned calls copy them.
 
     Args:
-        asked: The step, of one variable.
+        request: The step, of one variable.
     """
 
     def __init__(self, request: StepRequest) -> None:
@@ -258,17 +267,17 @@ class ReferencePart:
 
     @property
     def _measured_values(self) -> Tensor:
-        """The elements of the gradient, or the values of a sparse one as they are."""
+        """Return the elements of the gradient; of a sparse one its values, duplicates included."""
         return layout.as_packed(values_of(self._staged_gradient))
 
     @property
     def _slots(self) -> list[Tensor]:
-        """The numbers of slots, whatever they are kept in."""
+        """Return the slots, decoded if they have codecs."""
         var, pairs = self._tensors[0], zip(self._codecs[1:], self._tensors[1:], strict=True)
         return [slot if codec is None else _decode(codec, slot, var) for codec, slot in pairs]
 
     def _stored(self, index: int, value: Tensor, scalars: Scalars) -> Tensor:
-        """A new value of one of the tensors, as that is kept."""
+        """Return a new value of the tensor at `index`, rounded or encoded like the tensor."""
         codec, dtype = self._codecs[index], self._tensors[index].dtype
         has_lower = any(
             slot_codec is not None and slot_codec.is_beside for slot_codec in self._codecs
@@ -284,7 +293,7 @@ class ReferencePart:
         return round_tensor(value, self._tensors[0], dtype, self._place, index, scalars)
 
     def _part_of(self, value: Tensor, scalars: Scalars, is_lower: bool) -> Tensor:
-        """The upper or lower part of a number, see `split8`."""
+        """Return the upper or lower part of split weights; see `split8`."""
         with importing:
             from thalweg._engines.codecs.records import split_tensor
             from thalweg._engines.philox import draw_bits
@@ -298,12 +307,12 @@ class ReferencePart:
 
     @property
     def _resume_at_copy(self) -> Tensor:
-        """What the step begins at."""
+        """Return the variable at which the step begins; see `StepRequest.from_copies`."""
         var = self._tensors[0]
         return var if self._copy is None or not self._from_copy else resumed(var, self._copy)
 
     def try_rebind(self, request: StepRequest, bounds: Int64) -> bool:
-        """See `Part`: each step is looked at anew."""
+        """Return False: each step is planned from scratch."""
         return False
 
     def compute_sums(
@@ -353,14 +362,14 @@ class ReferencePart:
         return [line_tensors]
 
     def _scalars_of(self, columns: Columns) -> dict[str, Any]:
-        """The scalars of the variable, and what is given of its rows and columns."""
+        """Return the scalars of the variable and its vectors over rows and columns, by name."""
         scalars = {**columns.scalars_of(0, self._dtype), **self._vectors}
         if self._tensors[0].device.type != "cpu":
             return scalars
         return {name: x.numpy() if isinstance(x, Tensor) else x for name, x in scalars.items()}
 
     def _apply_stages(self, stages: Stages, columns: Columns) -> Tensor:
-        """The gradient, or its values, after the stages."""
+        """Return the gradient, or the values of a sparse one, after the stages."""
         grad = self._measured_values
         if not stages:
             return grad
@@ -375,7 +384,7 @@ class ReferencePart:
         return values.detach().abs().max().double().reshape(1).cpu().numpy()
 
     def make_calls(self, columns: Columns) -> list[Call]:
-        """What copies the new values; they are computed now."""
+        """Compute the new values, and return calls that copy them; [] if the step is not taken."""
         if columns.taken is not None and not columns.taken:
             return []
         scalars = self._scalars_of(columns)
@@ -390,9 +399,10 @@ class ReferencePart:
         self._grad = None
 
     def _update_whole(self, grad: Tensor, scalars: Scalars) -> list[Call]:
+        """Return calls that copy the new values of variable, slots and copy."""
         compute = _numpy_results if self._tensors[0].device.type == "cpu" else _torch_results
         var = self._tensors[0]
-        # Random bits round once: a decay that is rounded to the nearest first would not count.
+        # With stochastic rounding `before` stays float32: rounded to the nearest, it could vanish.
         before_dtype = torch.float32 if self._place is not None and var.dtype in REDUCED else None
         updated_var = _apply_before(
             self._rule, self._resume_at_copy, scalars, self._flush, before_dtype
@@ -409,9 +419,9 @@ class ReferencePart:
         return [partial(tensor.detach().copy_, value) for tensor, value in pairs]
 
     def _changed_by(self, formula: Formula, grad_count: int) -> list[int]:
-        """Positions of the tensors to which a formula gives new values.
+        """Return the indices of the tensors that a formula changes.
 
-        Others keep theirs to the last bit, which the type of the arithmetic may not hold.
+        Others are not written, because the compute dtype may not hold all their bits.
         """
         transcript, is_var_updated = (
             transcribe(formula),
@@ -425,6 +435,7 @@ class ReferencePart:
         ]
 
     def _update_rows(self, grad: IndexedSlices, scalars: Scalars) -> list[Call]:
+        """Return calls that copy the new rows of variable, slots and copy."""
         values = transform(self._stages, grad.values, scalars, self._flush, self._tensors[0].dtype)
         calls: list[Call] = []
         for formula, rows, results in _row_results(
@@ -466,18 +477,19 @@ def _encode(codec: Codec, values: Tensor, scalars: Scalars) -> Tensor:
 
 
 def namespace_of(dtype: Dtype) -> torch.dtype:
+    """Return the torch dtype of a compute dtype of NumPy."""
     return torch.float64 if dtype is np.float64 else torch.float32
 
 
 def flatten_like(tensor: Tensor, var: Tensor) -> Tensor:
-    """The elements in the order of the variable's memory, where they fill one run of it."""
+    """Return the elements as a vector, in the order of the variable's memory if it is dense."""
     if not layout.is_dense(var):
         return layout.as_packed(tensor).reshape(-1)
     return layout.with_strides_of(tensor, var).as_strided((var.numel(),), (1,))
 
 
 def _leaves_of_sum(formula: Formula, tensors: Sequence[Tensor], scalars: Scalars) -> Float64:
-    """The leaves of the sum of a formula over elements, in the order that all engines have."""
+    """Return the leaves of the sum of a formula over elements; see `reduction_order`."""
     values = _values_of(formula, tensors, scalars).reshape(-1)
     if values.device.type == "cpu":
         return leaves_of(values.numpy())
@@ -485,7 +497,7 @@ def _leaves_of_sum(formula: Formula, tensors: Sequence[Tensor], scalars: Scalars
 
 
 def _values_of(formula: Formula, tensors: Sequence[Tensor], scalars: Scalars) -> Tensor:
-    """What a measure adds up, float64."""
+    """Return the values of a measure's formula for each element, float64."""
     dtype = compute_dtype(tensors[0].dtype) if is_like_update(formula) else np.float64
     kind = namespace_of(dtype)
     inputs = [tensor.detach().to(kind) for tensor in tensors][: len(transcribe(formula).positional)]
@@ -495,14 +507,14 @@ def _values_of(formula: Formula, tensors: Sequence[Tensor], scalars: Scalars) ->
         values = numpy_formula(formula, dtype)(
             *map(_to_numpy, inputs), **_pick_scalars(formula, scalars, dtype)
         )[0]
-    # A formula that reads no element, such as a count, gives one number for all of them.
+    # A formula that reads no element, such as a count, returns one number.
     return torch.from_numpy(np.array(np.broadcast_to(values, inputs[0].shape), np.float64))
 
 
 def _numpy_results(
     rule: Rule, stages: Stages, tensors: Sequence[Tensor], grad: Tensor, scalars: Scalars
 ) -> list[Tensor]:
-    """The variable and its slots after a step, in the type of the arithmetic."""
+    """Return the new variable and slots in the compute dtype, computed with NumPy."""
     grad = grad.detach()
     for stage in stages:
         array = evaluate_on(stage, [grad], scalars, compute_dtype(tensors[0].dtype))[0]
@@ -514,7 +526,7 @@ def _numpy_results(
 def _torch_results(
     rule: Rule, stages: Stages, tensors: Sequence[Tensor], grad: Tensor, scalars: Scalars
 ) -> list[Tensor]:
-    """The same on any device."""
+    """Return the new variable and slots in the compute dtype, computed with torch."""
     kind = namespace_of(compute_dtype(tensors[0].dtype))
     var, staged_grad, *slots = (
         tensor.detach().to(kind) for tensor in (tensors[0], grad, *tensors[1:])
@@ -527,7 +539,7 @@ def _torch_results(
 def _apply_before(
     rule: Rule, var: Tensor, scalars: Scalars, flush: bool, kind: torch.dtype | None = None
 ) -> Tensor:
-    """The variable, or rows of it, as the rule's other formulas read it; in a dtype, if not its."""
+    """Return the variable, or rows of it, after the rule's `before`; in `kind`, if not None."""
     return var if rule.before is None else transform((rule.before,), var, scalars, flush, kind)
 
 
@@ -539,7 +551,7 @@ def _row_results(
     scalars: Scalars,
     flush: bool,
 ) -> Iterator[tuple[Formula, Int64, list[Array]]]:
-    """Formulas, rows, each once, and what they make of the variable and its slots there."""
+    """Yield formulas with the rows that they update, and the new rows of variable and slots."""
     var = tensors[0]
     formula = formula_of_rows(rule, var)
     dtype = compute_dtype(var.dtype)

@@ -1,4 +1,4 @@
-"""Check a whole rule before its first step: its formulas, what they take, what `prepare` makes."""
+"""Validation of a rule before its first step: formulas, their inputs, `prepare`."""
 
 from __future__ import annotations
 
@@ -35,19 +35,20 @@ _OVER_VARIABLES = (
 
 
 def check_rule(rule: Rule, hypers: Mapping[str, Any] | None = None) -> None:
-    """Refuse a rule that could not take a step; compiles nothing and changes nothing.
+    """Raise an error unless a rule can take a step, without compiling or writing anything.
 
-    `prepare` is called once, with scalars of the first step, and each stage over small matrices.
+    `prepare` is called once, with the scalars of the first step, and each stage over small
+    matrices.
 
     Args:
         rule: The rule.
-        hypers: Values for `prepare`, by name; the defaults stand for those left out and for what
-            is no plain number, as a schedule or a callable.
+        hypers: Hyperparameters by name. Others have their defaults, as have those that are not
+            plain numbers, such as schedules and callables.
 
     Raises:
-        RuleError: A formula holds anything but straight arithmetic, takes or returns another
-            number of values than the rule has slots, or asks for a scalar that nobody gives;
-            `prepare` fails or returns no dict of numbers. Names the rule, and the file and line.
+        RuleError: A formula is not straight arithmetic, its parameters or results do not match the
+            slots, or a scalar is unknown; `prepare` fails or does not return a dict of numbers.
+            The message has the rule's name, the file and the line.
     """
     try:
         first = _first_scalars(rule, hypers or {})
@@ -76,7 +77,8 @@ def check_rule(rule: Rule, hypers: Mapping[str, Any] | None = None) -> None:
 
 
 def _check_exact(rule: Rule) -> None:
-    # `state_storage` may name a codec nevertheless: what it makes of a rule does not come here.
+    """Raise a RuleError if a slot has a storage codec and `exact=True`."""
+    # The option `state_storage` can still encode such a slot: its rules are not checked here.
     for slot in rule.slots:
         if slot.exact and slot.storage is not None:
             raise RuleError(
@@ -88,6 +90,7 @@ def _check_exact(rule: Rule) -> None:
 def _check_measures(
     rule: Rule, measures: Mapping[str, Any], known_scalars: Mapping[str, Any]
 ) -> None:
+    """Raise a RuleError unless measures read the rule's slots, in order, and known scalars."""
     slots = [*rule.made, *(slot.name for slot in rule.element_slots)]
     for measure in measures.values():
         transcript = transcribe(measure)
@@ -97,7 +100,7 @@ def _check_measures(
 
 
 def _first_scalars(rule: Rule, overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """What measures and passes may ask for at the first step, as float32."""
+    """Return the scalars that measures and passes can read at the first step, float32, by name."""
     hypers = {hyper.name: hyper.default for hyper in rule.hypers}
     hypers |= {
         name: value for name, value in overrides.items() if name not in hypers or _is_number(value)
@@ -119,9 +122,9 @@ def _first_scalars(rule: Rule, overrides: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _made_of_measures(rule: Rule, known_scalars: Mapping[str, Any]) -> dict[str, Any]:
-    """What `update` may ask for besides.
+    """Return the scalars that `per_optimizer` and `per_variable` make for `update`, by name.
 
-    There are two variables here: an array over one would pass for a number.
+    `per_variable` gets arrays over two variables: an array over one would work like a number.
     """
     measured_scalars: dict[str, Any] = {}
     if rule.per_optimizer is not None:
@@ -136,7 +139,7 @@ def _made_of_measures(rule: Rule, known_scalars: Mapping[str, Any]) -> dict[str,
             **slots,
         }
         outputs = _call_on_host(rule, level.per_variable, "per_variable", variable_args)
-        # Slots are written, and no scalars of `update`.
+        # Values of slots are not scalars of `update`.
         new_scalars = {name: value for name, value in outputs.items() if name not in slots}
         measured_scalars |= {
             name: np.float32(np.ravel(value)[0]) for name, value in new_scalars.items()
@@ -151,7 +154,14 @@ def _is_number(value: Any) -> bool:
 def _call_on_host(
     rule: Rule, function: Any, role: str, known_scalars: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """What a host's function of the rule makes of what is known."""
+    """Return the dict that a host function of the rule returns; raise a RuleError if it fails.
+
+    Args:
+        rule: The rule.
+        function: The function, called with those of `known_scalars` that it has parameters for.
+        role: The function's name in the rule, for errors.
+        known_scalars: Scalars by name.
+    """
     place = place_of(function)
     if not place.startswith(role):
         place = f"{role}, {place},"
@@ -184,6 +194,7 @@ def _call_on_host(
 
 
 def _check_formula(rule: Rule, part: str, formula: Any, known_scalars: Mapping[str, Any]) -> None:
+    """Raise a RuleError unless a formula has the inputs, results and order of its part."""
     transcript = transcribe(formula)
     has_gradient = part not in ("before", "update_untouched")
     slots = [] if part == "before" else [slot.name for slot in rule.element_slots]
@@ -199,9 +210,9 @@ def _check_formula(rule: Rule, part: str, formula: Any, known_scalars: Mapping[s
 
 
 def _check_results(slots: list[str], formula: Any) -> None:
-    """Raise if results have changed places: `return var, v, m` for slots m and v.
+    """Raise a RuleError if results are permuted: `return var, v, m` for slots m and v.
 
-    A single slot may get the value of another one, as where it keeps the previous value.
+    A single slot may get the value of another one, for example to store the previous value.
     """
     # The results of a composed formula begin with those of its first formula, in their order.
     while isinstance(formula, ComposedFormula):
@@ -229,5 +240,5 @@ def _check_results(slots: list[str], formula: Any) -> None:
 
 
 def _bare_name(result: ast.expr) -> str | None:
-    """The name that a result is, if it is no more than that."""
+    """Return the name of the variable that a result is; None for another expression."""
     return result.id.removeprefix(LOCAL_PREFIX) if isinstance(result, ast.Name) else None

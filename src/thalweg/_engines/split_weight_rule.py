@@ -1,4 +1,4 @@
-"""A rule whose variable is the upper part of what it updates; a last slot has the rest."""
+"""Rules over split weights: the variable has the upper bits, the last slot the lower ones."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from thalweg.formula import Rule, Slot
 
 
 class Split(Composed):
-    """An update of what engines make of the variable and a last slot, and make both of again.
+    """Update formula over full weights, which engines join from the variable and a last slot.
 
     Args:
         formula: The update, `(var, grad, *slots, *, scalars) -> (var, *slots)`.
@@ -39,10 +39,10 @@ class Split(Composed):
 
 @cache
 def split_rule(rule: Rule) -> Rule:
-    """The rule of variables of bfloat16 that have a correction as a last slot.
+    """Return the rule for bfloat16 variables, with the lower bits of the weight as a last slot.
 
     Raises:
-        RuleError: It works on whole matrices, or on a variable that something is done to before.
+        RuleError: The rule has passes or a `before` formula, which would not see the lower bits.
     """
     if rule.passes or rule.before:
         reason = "works on whole matrices" if rule.passes else "changes variables before its update"

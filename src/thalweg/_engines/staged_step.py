@@ -1,4 +1,4 @@
-"""A step of a rule with passes: what is made of each element, stages over matrices, the update."""
+"""Plan of a step of a rule with passes: passes over elements, matrix stages, the update."""
 
 from __future__ import annotations
 
@@ -39,22 +39,21 @@ from thalweg.errors import RuleError
 from thalweg.formula import Rule, Slot
 
 Plan = Callable[[StepRequest], StepPlan]
-_DTYPE_OF = attrgetter("dtype")
-# Stands for the measures of a variable without elements.
+# The measure of a variable without elements.
 _EMPTY_MEASURE = torch.empty(0, dtype=torch.float32, device="cpu")
 
 
 @cache
 def _sum_measure(formula: Any) -> Measure:
-    """The same one each time, by which engines know a kernel."""
+    """Return the sum of a formula over a variable; cached, because kernels are cached by it."""
     return Measure(formula, makes="sum")
 
 
 class SlotUpdates(dict[int, tuple[Tensor, Tensor]]):
-    """By `id` of a slot the slot, and what it is to become.
+    """New values of slots, as (slot, value) by the slot's `id`.
 
     Attributes:
-        beside: What else matrices keep from a stage to later ones of the step.
+        gathered_tensors: Tensors that `GatheredMatrices` keeps between the stages of a step.
     """
 
     def __init__(self) -> None:
@@ -66,9 +65,9 @@ class Matrices(Protocol):
     """The matrices of a step.
 
     Attributes:
-        made: For each variable what passes make of it, by name.
-        slot_shapes: For each the shapes of its slots with shapes of their own, as they lie here.
-        vectors: For each what formulas are given of its rows and columns, by name.
+        made: For each variable the tensors that its passes make, by name.
+        slot_shapes: For each variable the shapes of its `shaped_slots` on this rank.
+        vectors: For each variable the vectors over rows and columns that formulas read, by name.
     """
 
     @property
@@ -81,23 +80,23 @@ class Matrices(Protocol):
     def vectors(self) -> Sequence[Mapping[str, Tensor]]: ...
 
     def read_slots(self, slots: Sequence[Sequence[Tensor]]) -> None:
-        """Have formulas see what is kept of rows and columns.
+        """Copy the slots of rows and columns into the vectors that formulas read.
 
         Args:
-            slots: For each variable its slots with a shape of their own.
+            slots: For each variable its `shaped_slots`.
         """
         ...
 
     def write_slots(self, slots: Sequence[Sequence[Tensor]], slot_updates: SlotUpdates) -> None:
-        """Tell what slots of rows and columns are to become; see `run_stage`."""
+        """Add the new values of the slots of rows and columns to `slot_updates`."""
         ...
 
     def give(self, name: str, tensors: Sequence[Tensor]) -> None:
-        """Have formulas and stages see a measure, of each variable."""
+        """Store the tensors of a measure, one per variable, for formulas and stages."""
         ...
 
     def numbers(self) -> dict[str, Any]:
-        """What measures have made of variables, and stages of that: a vector over them each."""
+        """Return the measures over variables, by name: a vector with an element per variable."""
         ...
 
     def run_stage(
@@ -107,19 +106,19 @@ class Matrices(Protocol):
         slots: Sequence[Sequence[Tensor]],
         slot_updates: SlotUpdates,
     ) -> None:
-        """Run a stage over all matrices at which it is due; nothing that is kept is written.
+        """Run a stage over all matrices at which it is due; write only what passes made.
 
         Args:
             stage: The stage.
             columns: The scalars of the step.
-            slots: For each variable its slots with a shape of their own.
+            slots: For each variable its `shaped_slots`; not written.
             slot_updates: Values from earlier stages; the outputs of this one are added.
         """
         ...
 
 
 class WholeMatrices:
-    """Those of variables that lie here as a whole, but of `short` ones; see `Matrices`."""
+    """Matrices of unsharded variables, except small ones of `StepRequest.short`; see `Matrices`."""
 
     def __init__(self, request: StepRequest) -> None:
         self._rule = rule = request.rule
@@ -149,7 +148,7 @@ class WholeMatrices:
                     vector_slot = Slot(name, per=cast("Any", rule.vectors[name]))
                     self.vectors[index][name] = block[row].view(shape_beside(vector_slot, shape))
 
-        # Where an engine of a GPU computes, numbers of variables stay there: their places.
+        # On a GPU, measures over variables stay there; these are their indices.
         self._places: Tensor | None = None
         devices = list({batch.device for batch in self._batches})
         if len(devices) == 1 and takes_device(devices[0], request.selection.name):
@@ -166,7 +165,7 @@ class WholeMatrices:
             for position, shaped_slot in self._line_slots:
                 block = batch.vectors[shaped_slot.name]
                 tensors = [slots[member][position] for member in batch.members]
-                # Matrices of one shape may be those of variables of several.
+                # Variables of several shapes can have the same matrix shape.
                 if len(set(map(Tensor.size, tensors))) > 1:
                     tensors = [tensor.reshape(block.shape[1:]) for tensor in tensors]
                 stacked = stacked_or_viewed(list(map(Tensor.detach, tensors)))
@@ -206,7 +205,8 @@ class WholeMatrices:
         return {name: self._numbers_of(name) for name in _measured_names(self._rule)}
 
     def _numbers_of(self, name: str) -> Any:
-        # Rounded here, where what is beyond the type is infinite without a warning.
+        """Return a measure over variables, float64: a tensor on a GPU, or else an array."""
+        # torch rounds to the compute dtype without a warning for an overflow, unlike NumPy.
         batch_numbers = [(batch, batch.measured[name].reshape(-1).to(batch.kind))
                for batch in self._batches if name in batch.measured]  # fmt: skip
         if self._places is not None:
@@ -246,7 +246,7 @@ class WholeMatrices:
 
 @cache
 def _measured_names(rule: Rule) -> list[str]:
-    """What measures make of variables and formulas of kernels ask for."""
+    """Return the names of measures over variables that formulas of kernels read."""
     passes = [rule_pass for rule_pass in rule.passes if isinstance(rule_pass, Measure | Pass)]
     formulas = [rule.update, *rule.measures.values(), *(rule_pass.function for rule_pass in passes)]
     formulas += [formula for level in rule.levels for formula in level.measures.values()]
@@ -261,7 +261,7 @@ def _measured_names(rule: Rule) -> list[str]:
 
 
 def stacked_or_viewed(tensors: Sequence[Tensor]) -> Tensor:
-    """Tensors of one shape as one; a view of them where they lie one behind the other."""
+    """Return tensors of one shape stacked; a view, without a copy, if they are consecutive."""
     first = tensors[0]
     if len(tensors) == 1:
         return first.unsqueeze(0)
@@ -282,7 +282,7 @@ def stacked_or_viewed(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def _groups_of(step_plan: Any) -> list[tuple[Sequence[int], Any]]:
-    """The groups of a plan on the CPU, each with the positions of its plan's variables."""
+    """Return the CPU groups of a plan, each with the step's indices of its dense plan."""
     if isinstance(step_plan, CompositeStep):
         plans = [
             (members, part) for members, part in step_plan.parts if isinstance(part, DensePlan)
@@ -301,20 +301,23 @@ def _bytes_of(tensor: Tensor) -> int:
     return tensor.untyped_storage().nbytes()
 
 
+_LAYOUT_GETTERS = (Tensor.data_ptr, Tensor.size, Tensor.stride, attrgetter("dtype"), _bytes_of)
+
+
 def newest(slot: Tensor, slot_updates: SlotUpdates) -> Tensor:
-    """A slot, or what stages before have made of it."""
+    """Return the slot's value from earlier stages, or else the slot."""
     return slot_updates[id(slot)][1] if id(slot) in slot_updates else slot.detach()
 
 
 class StagedStep:
-    """A `StepPlan` of a rule with passes, over variables that `check_step` takes.
+    """A `StepPlan` of a rule with passes, over variables that `check_step` accepts.
 
-    What passes make lies in memory of its own, which is the plan's and no state: of each value a
-    number for each element. Until the update is written nothing else has changed.
+    The values that passes make, one number per element each, are memory of the plan. Variables
+    and slots are unchanged until the returned calls run.
 
     Args:
-        asked: The step.
-        plans: For each pass, and for the update, what plans it.
+        request: The step.
+        plans: The planners of each pass and of the update.
     """
 
     is_single = True
@@ -325,12 +328,14 @@ class StagedStep:
         self._stages = request.stages
         self._slot_layout: list[Any] | None = None
         for rule_pass in rule.passes:
+            # Raises for an unsupported stage, even if torch would compute it.
             if isinstance(rule_pass, FusedStage):
-                read_stage(rule, rule_pass)  # it may be refused, whatever computes it
+                read_stage(rule, rule_pass)
         self._matrices: Matrices = (request.matrices or WholeMatrices)(request)
         self._are_short = bool(request.short) and all(request.short)
         pass_values = self._matrices.made
-        self._numbers: dict[str, Any] | None = None  # once it is known after the last pass
+        # Measures over variables; None before the first use after a pass or a stage.
+        self._numbers: dict[str, Any] | None = None
         self._vectors = self._matrices.vectors if rule.is_of_lines else ()
         self._slots = [
             [*(values[name] for name in rule.made), *element_slots]
@@ -342,16 +347,16 @@ class StagedStep:
         *passes, update_call = zip(plans, self._updates, strict=False)
         self._pass_plans = [plan(self._request_for(request, update)) for plan, update in passes]
         self._update_plan = update_call[0](self._request_for(request, update_call[1]))
-        self._mark_slots_written: Call = tuple  # of short matrices, once they are known
+        # Replaced when the slots of small matrices are bound.
+        self._mark_slots_written: Call = tuple
         groups = _groups_of(self._update_plan) if request.short else []
         self._short_groups = [
             (members, group) for members, group in groups if hasattr(group, "run_passes")
         ]
         self._readers = [group for _, group in groups]
-        self._slot_bounds = layout.runs_of(())  # of their slots
-        self._are_disjoint: bool | None = (
-            None  # whether no gradient lies in these; None before it is known
-        )
+        self._slot_bounds = layout.runs_of(())
+        # Whether gradients are outside `_slot_bounds`; None before `_bind_short`.
+        self._are_disjoint: bool | None = None
 
     @property
     def dtypes(self) -> tuple[Dtype, ...]:
@@ -359,9 +364,9 @@ class StagedStep:
         return self._update_plan.dtypes
 
     def _request_for(self, request: StepRequest, update: Rule) -> StepRequest:
-        """What is asked of the engines for a pass, or for the update."""
+        """Return the request for one pass or the update, with the values of passes as slots."""
         request = request._replace(rule=update, slots=self._slots, vectors=self._vectors)
-        # A pass writes no copies, and reads them where they count.
+        # A pass does not write copies, but reads them if the step begins at them.
         is_update = update is self._updates[-1]
         return request if is_update or request.from_copies else request._replace(copies=None)
 
@@ -373,17 +378,17 @@ class StagedStep:
         return all(plan.try_rebind(self._request_for(request, update)) for plan, update in plans)
 
     def run_passes(self, columns: Columns, slots: Sequence[Sequence[Tensor]]) -> list[Call]:
-        """Make what the update is given; nothing that is kept is written.
+        """Run measures, passes and stages; variables and slots are not written.
 
         Args:
             columns: The scalars of the step.
-            slots: For each variable its slots with a shape of their own, in the rule's order.
+            slots: For each variable its `shaped_slots`, in the rule's order.
 
         Returns:
-            What writes these slots, as functions in C.
+            C functions without arguments that write the new values of `slots`.
 
         Raises:
-            RuleError: A stage returns what it may not.
+            RuleError: A stage returns an invalid value.
             InvalidArgumentError, InvalidTypeError, LayoutError: As `check_shaped_slots`.
         """
         self._check_slots(slots)
@@ -401,7 +406,8 @@ class StagedStep:
                     self._matrices.run_stage(rule_pass, columns, slots, slot_updates)
                 elif rule_pass in sweeps:
                     self._measure(sweeps[rule_pass], self._with_numbers(columns))
-                if not isinstance(rule_pass, FusedStage):  # which makes no number of a variable
+                # A fused stage does not change measures over variables.
+                if not isinstance(rule_pass, FusedStage):
                     self._numbers = None
             if self._rule.is_of_lines:
                 self._matrices.write_slots(slots, slot_updates)
@@ -417,7 +423,7 @@ class StagedStep:
         return [*calls, partial(copy, list(old_tensors), list(new_tensors))]
 
     def _measure(self, measures: tuple[Measure, ...], columns: Columns) -> None:
-        """Take measures, all in one sweep."""
+        """Compute measures in one sweep over memory, and store them in the matrices."""
         tensors_by_variable = self._update_plan.compute_lines(measures, self._stages, columns)
         for position, measure in enumerate(measures):
             self._matrices.give(
@@ -429,7 +435,7 @@ class StagedStep:
             )
 
     def _with_numbers(self, columns: Columns) -> Columns:
-        """The scalars of a step, and what measures have made of variables."""
+        """Return the scalars of the step with the measures over variables, which are cached."""
         if not self._rule.is_of_lines:
             return columns
         if self._numbers is None:
@@ -437,26 +443,18 @@ class StagedStep:
         return columns._replace(separate={**columns.separate, **self._numbers})
 
     def _check_slots(self, slots: Sequence[Sequence[Tensor]]) -> None:
-        """Look at slots that are not those of the step before, where they lay."""
+        """Validate the `shaped_slots` unless they are unchanged, then bind small matrices."""
         all_slots = [slot for element_slots in slots for slot in element_slots]
-        if (
-            not all_slots and not self._short_groups
-        ):  # whose kernels are made when slots are bound, even none
+        # The kernels of small matrices are made in `_bind_short`, even without slots.
+        if not all_slots and not self._short_groups:
             return
         slots = slots or [()] * len(self._variables)
         try:
             slot_layout: list[Any] | None = [
-                list(map(getter, all_slots))
-                for getter in (
-                    id,
-                    Tensor.data_ptr,
-                    Tensor.size,
-                    Tensor.stride,
-                    _DTYPE_OF,
-                    _bytes_of,
-                )
+                list(map(getter, all_slots)) for getter in (id, *_LAYOUT_GETTERS)
             ]
-        except RuntimeError:  # it has no memory
+        # A slot without memory has no address; `check_shaped_slots` raises for it.
+        except RuntimeError:
             slot_layout = None
         if slot_layout is None or slot_layout != self._slot_layout:
             element_slots = [tensors[len(self._rule.made) :] for tensors in self._slots]
@@ -474,7 +472,7 @@ class StagedStep:
         self._bind_short(slots)
 
     def _bind_short(self, slots: Sequence[Sequence[Tensor]]) -> None:
-        """Have kernels of short matrices know slots, and whether gradients lie in them."""
+        """Bind kernels of small matrices to slots, and to whether gradients overlap with them."""
         are_disjoint = all(
             layout.lie_apart(group.table.base[:, 1], group.bytes, self._slot_bounds)
             for group in self._readers
@@ -487,6 +485,7 @@ class StagedStep:
         self._are_disjoint = are_disjoint
 
     def _run_pass(self, rule_pass: Pass, plan: StepPlan, columns: Columns) -> None:
+        """Run the plan of a pass; raise a RuleError that names a missing scalar."""
         try:
             rounds = list(plan.make_rounds(columns._replace(taken=None)))
         except KeyError:
@@ -527,9 +526,9 @@ class StagedStep:
         return [sums_by_formula[formula] for formula in formulas]
 
     def _line_formulas(self, formulas: Formulas) -> tuple[Any, ...]:
-        """Which measures of the rule may ask for numbers of rows and columns.
+        """Return those of `formulas` that are the rule's own and may read rows and columns.
 
-        They are added up as a `Measure` of variables is.
+        They are summed like a `Measure` over variables, not by leaves.
         """
         rule = self._rule
         if not rule.is_of_lines:
@@ -552,7 +551,7 @@ class StagedStep:
         """See `StepPlan`.
 
         Raises:
-            RuleError: A measure may ask for numbers of rows, which no leaf has.
+            RuleError: A formula may read rows or columns, which leaves do not have.
         """
         if self._line_formulas(formulas):
             raise RuleError(

@@ -1,4 +1,4 @@
-"""Measures of any tensors, without a step."""
+"""Reductions over gradients and variables outside a step."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from thalweg.formula import variable_squares
 
 
 class Tensors:
-    """What `StepPlan` answers, of gradients and variables that are not updated here.
+    """Reductions of a `StepPlan` over gradients and variables that are not updated.
 
     Args:
-        gradients: Dense, or the values of sparse ones.
-        variables: As many.
-        flush: Whether stages treat denormals as zero.
+        gradients: Dense gradients, or the values of sparse ones.
+        variables: The variable of each gradient.
+        flush: Stages treat denormals as zero.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class Tensors:
     def compute_sums(
         self, formulas: Formulas, stages: Stages, columns: Columns
     ) -> Sequence[Float64]:
-        """See `StepPlan`; formulas read the gradient, but for `variable_squares`."""
+        """See `StepPlan`; formulas read the gradient alone, `variable_squares` the variable."""
         if not stages:
             return [
                 reductions.sums_of(
