@@ -27,84 +27,77 @@ from thalweg.errors import RuleError
 from thalweg.formula import Rule, Slot
 
 
-def check_passes(rule: Rule, known_scalars: Mapping[str, Any]) -> None:
+def check_passes(rule: Rule, scalars: Mapping[str, Any]) -> None:
     """Raise a RuleError unless passes, measures and stages fit the rule.
 
     Args:
         rule: The rule.
-        known_scalars: The scalars of the first step, by name.
+        scalars: The scalars of the first step, by name.
     """
-    made_names, dimension_by_measure = list[str](), dict[str, str]()
-    known_scalars = {
-        **known_scalars,
+    made_names, measure_dims = list[str](), dict[str, str]()
+    scalars = {
+        **scalars,
         **dict.fromkeys((slot.name for slot in rule.shaped_slots if slot.per), np.float32(1)),
     }
     for rule_pass in rule.passes:
         if isinstance(rule_pass, Pass):
             transcript = transcribe(rule_pass.function)
-            input_names = [*made_names, *(slot.name for slot in rule.element_slots)]
-            check_sides(input_names, rule_pass.function, transcript, 2, known_scalars)
+            inputs = [*made_names, *(slot.name for slot in rule.element_slots)]
+            check_sides(inputs, rule_pass.function, transcript, 2, scalars)
             count, names = len(rule_pass.makes), ", ".join(rule_pass.makes)
-            check_taken(rule_pass.function, transcript, input_names, count, names)
-            check_order(input_names, rule_pass.function, transcript, True)
-            check_numbers(rule, rule_pass.function, transcript, known_scalars)
+            check_taken(rule_pass.function, transcript, inputs, count, names)
+            check_order(inputs, rule_pass.function, transcript, True)
+            check_numbers(rule, rule_pass.function, transcript, scalars)
             made_names += rule_pass.makes
         elif isinstance(rule_pass, Measure):
             _check_measure(
-                rule,
-                rule_pass,
-                [*made_names, *(slot.name for slot in rule.element_slots)],
-                known_scalars,
+                rule, rule_pass, [*made_names, *(slot.name for slot in rule.element_slots)], scalars
             )
-            known_scalars = {**known_scalars, rule_pass.makes: np.float32(1)}
-            dimension_by_measure[rule_pass.makes] = rule_pass.over
+            scalars = {**scalars, rule_pass.makes: np.float32(1)}
+            measure_dims[rule_pass.makes] = rule_pass.over
         else:
-            available_names = (
-                {*known_scalars, *SIZES}
-                if rule.is_of_lines and not rule_pass.of_matrices
-                else known_scalars
+            allowed = (
+                {*scalars, *SIZES} if rule.is_of_lines and not rule_pass.of_matrices else scalars
             )
             for name in asked_by(rule_pass).needed:
                 title = f"{type(rule_pass).__name__} {place_of(rule_pass.function)}"
-                check_asked(
-                    title, name, [*made_names, *dimension_by_measure], available_names, rule
-                )
+                check_asked(title, name, [*made_names, *measure_dims], allowed, rule)
             if isinstance(rule_pass, FusedStage):
                 read_stage(rule, rule_pass)
-            _try_stage(rule, rule_pass, made_names, dimension_by_measure, known_scalars)
+            _try_stage(rule, rule_pass, made_names, measure_dims, scalars)
 
 
 def _check_measure(
-    rule: Rule, measure: Measure, input_names: list[str], known_scalars: Mapping[str, Any]
+    rule: Rule, measure: Measure, inputs: list[str], scalars: Mapping[str, Any]
 ) -> None:
     """Raise a RuleError if a measure has several results, unknown inputs, or reads itself."""
     transcript = transcribe(measure.function)
-    check_order(input_names, measure.function, transcript, True)
-    if len(transcript.results) != 1 or len(transcript.positional) > 2 + len(input_names):
+    check_order(inputs, measure.function, transcript, True)
+    if len(transcript.results) != 1 or len(transcript.positional) > 2 + len(inputs):
         raise RuleError(
             f"Measure {place_of(measure.function)} takes {len(transcript.positional)} values and"
             f" returns {len(transcript.results)}; it may take"
-            f" {', '.join(['var', 'grad', *input_names])}, and returns 1."
+            f" {', '.join(['var', 'grad', *inputs])}, and returns 1."
         )
     cyclic_names = [name for name in transcript.scalars if name == measure.makes]
     if cyclic_names:
         raise RuleError(
             f"Measure {place_of(measure.function)} asks for {measure.makes}, which it makes."
         )
-    check_numbers(rule, measure.function, transcript, known_scalars)
+    check_numbers(rule, measure.function, transcript, scalars)
 
 
 def _try_stage(
     rule: Rule,
     stage: Stage,
     made_names: list[str],
-    dimension_by_measure: Mapping[str, str],
-    known_scalars: Mapping[str, Any],
+    measure_dims: Mapping[str, str],
+    scalars: Mapping[str, Any],
 ) -> None:
     """Raise a RuleError if a stage fails over random matrices, or its outputs are invalid."""
     dice = torch.Generator(device="cpu").manual_seed(0)
     rand = partial(torch.rand, generator=dice, dtype=torch.float32, device="cpu")
-    stage_inputs = asked_by(stage)
+    params = asked_by(stage)
     heads = stage.block_count
     for rows, columns in ((3, 2), (2, 3)):
         of_lines = rule.is_of_lines and not stage.of_matrices
@@ -112,16 +105,12 @@ def _try_stage(
         values: dict[str, Any] = {name: rand(2, *shape) for name in made_names}
         for slot in rule.shaped_slots:
             slot_shape = _shape_of(rule, slot, shape)
-            if (
-                slot.per is None
-                and heads > 1
-                and slot.name in stage_inputs.needed + stage_inputs.optional
-            ):
+            if slot.per is None and heads > 1 and slot.name in params.needed + params.optional:
                 _check_cut(slot, slot_shape, heads, shape)
             values[slot.name] = torch.full(
                 (2, *slot_shape), slot.initial, dtype=torch.float32, device="cpu"
             )
-        for name, dimension in dimension_by_measure.items() if of_lines else ():
+        for name, dimension in measure_dims.items() if of_lines else ():
             sides = {"row": (2, rows, 1), "column": (2, 1, columns), "variable": (1, 1, 1)}[
                 dimension
             ]
@@ -129,12 +118,10 @@ def _try_stage(
         if of_lines:
             # A slot with the name of a size replaces it.
             values = sizes_beside(shape) | values
-        values |= {
-            name: float(scalar) for name, scalar in known_scalars.items() if name not in values
-        }
+        values |= {name: float(scalar) for name, scalar in scalars.items() if name not in values}
         inputs = {
             name: cut_into(values[name], heads) if heads > 1 else values[name]
-            for name in (*stage_inputs.needed, *stage_inputs.optional)
+            for name in (*params.needed, *params.optional)
             if name in values
         }
         tensors = {
@@ -149,22 +136,13 @@ def _try_stage(
                 f" {type(error).__name__}: {error}"
             ) from error
         title = f"Stage {place_of(stage.function)}"
-        check_found(
-            rule, title, outputs, inputs, dict.fromkeys([*made_names, *dimension_by_measure])
-        )
-        written_names = [
-            name for name, tensor in tensors.items() if tensor._version != versions[name]
-        ]
+        check_found(rule, title, outputs, inputs, dict.fromkeys([*made_names, *measure_dims]))
+        mutated = [name for name, tensor in tensors.items() if tensor._version != versions[name]]
         # A stage may overwrite a measure that it replaces by an output.
-        written_names = [
-            name
-            for name in written_names
-            if name not in dimension_by_measure or name not in outputs
-        ]
-        if written_names:
+        mutated = [name for name in mutated if name not in measure_dims or name not in outputs]
+        if mutated:
             raise RuleError(
-                f"{title} writes to {', '.join(written_names)}, which it was given: return a new"
-                " tensor."
+                f"{title} writes to {', '.join(mutated)}, which it was given: return a new tensor."
             )
 
 
@@ -182,10 +160,8 @@ def _shape_of(rule: Rule, slot: Slot, shape: tuple[int, ...]) -> tuple[int, ...]
     if slot.per is not None:
         return shape_beside(slot, torch.Size(shape))
     try:
-        returned_shape: Any = slot.shape(*shape[-2:])  # pyright: ignore[reportOptionalCall]
-        sizes = cast(
-            "tuple[Any, ...]", returned_shape if isinstance(returned_shape, tuple) else (None,)
-        )
+        returned: Any = slot.shape(*shape[-2:])  # pyright: ignore[reportOptionalCall]
+        sizes = cast("tuple[Any, ...]", returned if isinstance(returned, tuple) else (None,))
         is_shape = all(type(size) is int and size >= 0 for size in sizes)
     except Exception as error:
         raise RuleError(
@@ -195,6 +171,6 @@ def _shape_of(rule: Rule, slot: Slot, shape: tuple[int, ...]) -> tuple[int, ...]
     if not is_shape:
         raise RuleError(
             f"The shape of slot {slot.name!r} must be a tuple of sizes, not"
-            f" {show_value(cast('object', returned_shape))}."
+            f" {show_value(cast('object', returned))}."
         )
     return sizes

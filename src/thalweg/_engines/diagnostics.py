@@ -88,12 +88,11 @@ class VariableDiagnostics:
     def _scalars(self, columns: Columns, index: int) -> dict[str, Any]:
         """Return the scalars by name; tensors stay on their device."""
         dtype = layout.compute_dtype(self._var.dtype)
-        separate_scalars = {name: vector[index] for name, vector in columns.separate.items()}
-        separate_scalars = {
-            n: x.to(self._kind) if isinstance(x, Tensor) else dtype(x)
-            for n, x in separate_scalars.items()
+        separate = {name: vector[index] for name, vector in columns.separate.items()}
+        separate = {
+            n: x.to(self._kind) if isinstance(x, Tensor) else dtype(x) for n, x in separate.items()
         }
-        return {**columns.shared[dtype], **separate_scalars}
+        return {**columns.shared[dtype], **separate}
 
     def _weight(self, is_pre_write: bool) -> Tensor:
         """Return the variable's elements in the compute dtype, with all bits of a split weight.

@@ -65,13 +65,10 @@ def check_gradients(
             layout.check_slices(grad, var, name, scatter, narrow)
         else:
             layout.check_gradient(grad, var, name, narrow, device)
-    first_indices: dict[int, int] = {}
+    first: dict[int, int] = {}
     for index, var in enumerate(variables):
-        first_indices.setdefault(id(var), index)
-    distinct, titles = (
-        [variables[i] for i in first_indices.values()],
-        [names[i] for i in first_indices.values()],
-    )
+        first.setdefault(id(var), index)
+    distinct, titles = ([variables[i] for i in first.values()], [names[i] for i in first.values()])
     layout.check_disjoint(distinct, titles)
     check_writable(zip(distinct, titles, strict=True))
 
@@ -111,10 +108,8 @@ class Dispatcher:
         rounds = in_rounds(variables)
         # Drop plans of variables that are no longer used.
         if len(self._sparse) > 2 * len(variables) + _SPARE:
-            current_ids = set(map(id, variables))
-            self._sparse = {
-                key: plan for key, plan in self._sparse.items() if key[1] in current_ids
-            }
+            ids = set(map(id, variables))
+            self._sparse = {key: plan for key, plan in self._sparse.items() if key[1] in ids}
         copies = request.copies or [None] * len(variables)
         if request.rule.codecs:
             with importing:
@@ -126,16 +121,14 @@ class Dispatcher:
         copies = copies if request.copies is None else request.copies
         gradients = _copy_overlapping(variables, request.gradients, request.slots, copies)
         request = request._replace(gradients=gradients)
-        engine_kinds = self._engine_kinds(request, len(rounds) > 1)
-        rounds_of_parts = [
-            self._plan_round(request, number, members, engine_kinds, transfers)
+        engines = self._select_engines(request, len(rounds) > 1)
+        parts = [
+            self._plan_round(request, number, members, engines, transfers)
             for number, members in enumerate(rounds)
         ]
-        if len(rounds_of_parts) == len(rounds_of_parts[0]) == 1 and isinstance(
-            rounds_of_parts[0][0][1], DensePlan
-        ):
-            return rounds_of_parts[0][0][1]
-        return CompositeStep(request, rounds_of_parts)
+        if len(parts) == len(parts[0]) == 1 and isinstance(parts[0][0][1], DensePlan):
+            return parts[0][0][1]
+        return CompositeStep(request, parts)
 
     def _plan_passes(self, request: StepRequest) -> StagedStep:
         """Return the plan of a rule with passes, with a dispatcher for each pass and the update."""
@@ -146,10 +139,8 @@ class Dispatcher:
             request.rule, [Dispatcher() for _ in range(count)]
         )
         if request.rule.is_of_lines:
-            engine_kinds = [
-                engine_of(var.device, request.selection.name) for var in request.variables
-            ]
-            request = request._replace(short=cpu.find_short(request, engine_kinds))
+            engines = [engine_of(var.device, request.selection.name) for var in request.variables]
+            request = request._replace(short=cpu.find_short(request, engines))
         return StagedStep(request, [dispatcher.plan_step for dispatcher in dispatchers])
 
     def _plan_transfers(self, request: StepRequest) -> OffloadTransfers | Staying:
@@ -161,38 +152,32 @@ class Dispatcher:
                 from thalweg._engines.offload import OffloadTransfers
             transfers = OffloadTransfers(request, self._offload_links)
         if len(self._offload_links) > 2 * len(request.variables) + _SPARE:
-            current_ids = set(map(id, request.variables))
+            ids = set(map(id, request.variables))
             self._offload_links = {
-                key: link for key, link in self._offload_links.items() if key in current_ids
+                key: link for key, link in self._offload_links.items() if key in ids
             }
         return transfers
 
-    def _engine_kinds(self, request: StepRequest, repeats: bool) -> list[EngineKind]:
+    def _select_engines(self, request: StepRequest, repeats: bool) -> list[EngineKind]:
         """Return the engine of each variable; all occurrences of a variable have the same one."""
-        engine_kinds: list[EngineKind] = [
-            self._engine_kind(request, index) for index in range(len(request.variables))
+        engines: list[EngineKind] = [
+            self._select_engine(request, index) for index in range(len(request.variables))
         ]
-        if repeats and "reference" in engine_kinds:
-            pairs = list(zip(request.variables, engine_kinds, strict=True))
-            slow = {id(var) for var, engine_kind in pairs if engine_kind == "reference"}
+        if repeats and "reference" in engines:
+            pairs = list(zip(request.variables, engines, strict=True))
+            slow = {id(var) for var, engine in pairs if engine == "reference"}
             for index, var in enumerate(request.variables):
                 if id(var) in slow:
-                    engine_kinds[index] = "reference"
-        return engine_kinds
+                    engines[index] = "reference"
+        return engines
 
-    def _engine_kind(self, request: StepRequest, index: int) -> EngineKind:
+    def _select_engine(self, request: StepRequest, index: int) -> EngineKind:
         """Return the engine of the variable at `index`; warn if its layout needs the reference."""
-        engine_kind = engine_of(request.variables[index].device, request.selection.name)
-        if (
-            engine_kind == "cuda"
-            and request.vectors
-            and max(request.variables[index].shape[-2:]) > SIDE
-        ):
+        engine = engine_of(request.variables[index].device, request.selection.name)
+        if engine == "cuda" and request.vectors and max(request.variables[index].shape[-2:]) > SIDE:
             return "reference"
         return (
-            engine_kind
-            if engine_kind == "reference" or self._fits_or_warns(request, index)
-            else "reference"
+            engine if engine == "reference" or self._fits_or_warns(request, index) else "reference"
         )
 
     def _fits_or_warns(self, request: StepRequest, index: int) -> bool:
@@ -221,38 +206,35 @@ class Dispatcher:
         request: StepRequest,
         number: int,
         members: Sequence[int],
-        engine_kinds: Sequence[EngineKind],
+        engines: Sequence[EngineKind],
         transfers: OffloadTransfers | Staying,
     ) -> Parts:
         """Return the parts of a round of distinct variables, each with indices of its variables."""
         dense: dict[tuple[EngineKind, int], list[int]] = {}
         parts: list[tuple[Sequence[int], Part]] = []
         for index in members:
-            engine_kind = engine_kinds[index]
-            if engine_kind == "reference":
+            engine = engines[index]
+            if engine == "reference":
                 with importing:
                     from thalweg._engines.reference import ReferencePart
                 parts.append(([index], ReferencePart(transfers.take_share(request, [index]))))
             elif not isinstance(request.gradients[index], IndexedSlices):
-                dense.setdefault((engine_kind, transfers.runs.get(index, -1)), []).append(index)
+                dense.setdefault((engine, transfers.runs.get(index, -1)), []).append(index)
             else:
                 part_request = transfers.take_share(request, [index])
-                parts.append(([index], self._sparse_plan(part_request, engine_kind, number)))
+                parts.append(([index], self._sparse_plan(part_request, engine, number)))
         plans = [
-            (dense_members, self._dense_plan(transfers.take_share(request, dense_members), key))
-            for key, dense_members in dense.items()
+            (group, self._dense_plan(transfers.take_share(request, group), key))
+            for key, group in dense.items()
         ]
-        return [
-            (dense_members, transfers.wrap_part(dense_members, part))
-            for dense_members, part in (*plans, *parts)
-        ]
+        return [(group, transfers.wrap_part(group, part)) for group, part in (*plans, *parts)]
 
-    def _sparse_plan(self, request: StepRequest, engine_kind: EngineKind, number: int) -> RowsPlan:
+    def _sparse_plan(self, request: StepRequest, engine: EngineKind, number: int) -> RowsPlan:
         # A plan is bound to one gradient, so each occurrence of a variable has its own plan.
-        key = (engine_kind, id(request.variables[0]), number)
+        key = (engine, id(request.variables[0]), number)
         plan = self._sparse.get(key)
         if plan is None or not plan.serves(request):
-            plan = self._sparse[key] = (cuda.RowsPart if engine_kind == "cuda" else cpu.SparsePlan)(
+            plan = self._sparse[key] = (cuda.RowsPart if engine == "cuda" else cpu.SparsePlan)(
                 request
             )
         plan.point_at(request.gradients[0])
@@ -301,10 +283,8 @@ def _check_memory(
     layout.check_disjoint(tensors, titles)
     # `check_gradients` has checked the variables.
     checked_ids = set(map(id, variables))
-    titled_tensors = zip(tensors, titles, strict=True)
-    check_writable(
-        (tensor, title) for tensor, title in titled_tensors if id(tensor) not in checked_ids
-    )
+    titled = zip(tensors, titles, strict=True)
+    check_writable((tensor, title) for tensor, title in titled if id(tensor) not in checked_ids)
 
 
 def _copy_overlapping(
@@ -327,10 +307,8 @@ def _copy_overlapping(
             return memory
         start, end = layout.byte_span(memory)
         # Ranges that begin before the memory ends; it overlaps if one ends after it begins.
-        preceding_count = int(np.searchsorted(starts, end, side="left"))
-        return (
-            memory if not preceding_count or ends[preceding_count - 1] <= start else memory.clone()
-        )
+        count = int(np.searchsorted(starts, end, side="left"))
+        return memory if not count or ends[count - 1] <= start else memory.clone()
 
     disjoint_gradients: list[Gradient] = []
     for grad in gradients:

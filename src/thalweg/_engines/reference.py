@@ -139,9 +139,7 @@ def evaluate_on(
         return _flush_results(formula, results, arrays[0], len(arrays) - len(results))
 
 
-def _flush_results(
-    formula: Formula, results: Sequence[Any], var: Array, grad_count: int
-) -> list[Array]:
+def _flush_results(formula: Formula, results: Sequence[Any], var: Array, grads: int) -> list[Array]:
     """Return the results as arrays of the variable's shape and dtype.
 
     Those that are not inputs are multiplied by 1, which flushes denormals that were only selected.
@@ -149,7 +147,7 @@ def _flush_results(
     unit, transcript = var.dtype.type(1), transcribe(formula)
     arrays: list[Array] = []
     for index, result in enumerate(results):
-        is_passthrough = transcript.passes_through(index, index + (grad_count if index else 0))
+        is_passthrough = transcript.passes_through(index, index + (grads if index else 0))
         array = np.asarray(result, var.dtype)
         array = array if is_passthrough else array * unit
         arrays.append(array if array.shape == var.shape else np.broadcast_to(array, var.shape))
@@ -403,34 +401,27 @@ class ReferencePart:
         compute = _numpy_results if self._tensors[0].device.type == "cpu" else _torch_results
         var = self._tensors[0]
         # With stochastic rounding `before` stays float32: rounded to the nearest, it could vanish.
-        before_dtype = torch.float32 if self._place is not None and var.dtype in REDUCED else None
-        updated_var = _apply_before(
-            self._rule, self._resume_at_copy, scalars, self._flush, before_dtype
-        )
-        tensors = [updated_var, *self._slots]
+        dtype = torch.float32 if self._place is not None and var.dtype in REDUCED else None
+        start = _apply_before(self._rule, self._resume_at_copy, scalars, self._flush, dtype)
+        tensors = [start, *self._slots]
         results = compute(self._rule, self._stages, tensors, grad, scalars)
-        changed_positions = self._changed_by(self._rule.update, 1)
-        values = {
-            index: self._stored(index, results[index], scalars) for index in changed_positions
-        }
+        indices = self._changed_by(self._rule.update, 1)
+        values = {index: self._stored(index, results[index], scalars) for index in indices}
         pairs = [(self._tensors[index], value) for index, value in values.items()]
         if self._copy is not None and (0 in values or not self._from_copy):
             pairs.append((self._copy, saturated(values.get(0, var), self._copy.dtype)))
         return [partial(tensor.detach().copy_, value) for tensor, value in pairs]
 
-    def _changed_by(self, formula: Formula, grad_count: int) -> list[int]:
+    def _changed_by(self, formula: Formula, grads: int) -> list[int]:
         """Return the indices of the tensors that a formula changes.
 
         Others are not written, because the compute dtype may not hold all their bits.
         """
-        transcript, is_var_updated = (
-            transcribe(formula),
-            self._rule.before is not None and grad_count,
-        )
+        transcript, is_var_updated = (transcribe(formula), self._rule.before is not None and grads)
         return [
             index
             for index in range(len(self._tensors))
-            if not transcript.passes_through(index, index + (grad_count if index else 0))
+            if not transcript.passes_through(index, index + (grads if index else 0))
             or (is_var_updated and not index)
         ]
 
@@ -451,11 +442,9 @@ class ReferencePart:
                 torch.from_numpy(value).to(tensor.dtype).to(tensor.device)
                 for tensor, value in zip(self._tensors, results, strict=True)
             ]
-            changed_positions = self._changed_by(
-                formula, int(formula is not self._rule.update_untouched)
-            )
-            pairs = [(self._tensors[position], values[position]) for position in changed_positions]
-            if self._copy is not None and (0 in changed_positions or not self._from_copy):
+            indices = self._changed_by(formula, int(formula is not self._rule.update_untouched))
+            pairs = [(self._tensors[position], values[position]) for position in indices]
+            if self._copy is not None and (0 in indices or not self._from_copy):
                 pairs.append((self._copy, saturated(values[0], self._copy.dtype)))
             calls += [
                 partial(tensor.detach().index_copy_, 0, index, value) for tensor, value in pairs
@@ -558,14 +547,9 @@ def _row_results(
     rows = indices.detach().cpu().numpy().astype(np.int64)
     array = _to_numpy(values.cpu()).astype(dtype, copy=False)
     touched, places = np.unique(rows, return_inverse=True)
-    row_arrays = [_to_numpy(tensor.cpu(), touched) for tensor in tensors]
-    updated_rows = _apply_before(
-        rule, torch.from_numpy(row_arrays[0]).to(var.dtype), scalars, flush
-    )
-    row_arrays = [
-        row_array.astype(dtype, copy=False)
-        for row_array in (_to_numpy(updated_rows), *row_arrays[1:])
-    ]
+    blocks = [_to_numpy(tensor.cpu(), touched) for tensor in tensors]
+    start = _apply_before(rule, torch.from_numpy(blocks[0]).to(var.dtype), scalars, flush)
+    blocks = [block.astype(dtype, copy=False) for block in (_to_numpy(start), *blocks[1:])]
     if rule.duplicates == "sum":
         array, places = _sum_by_row(array, places)
         # TensorFlow adds the rows onto zeros, which takes the sign from -0.
@@ -573,20 +557,17 @@ def _row_results(
         steps = [np.arange(len(places))]
     else:
         steps = _repeated_waves(places)
-    function, scalars_by_name = (
-        numpy_formula(formula, dtype),
-        _pick_scalars(formula, scalars, dtype),
-    )
+    function, picked = (numpy_formula(formula, dtype), _pick_scalars(formula, scalars, dtype))
     with np.errstate(all="ignore"):
         for step in steps:
             positions = places[step]
-            arrays = [row_array[positions] for row_array in row_arrays]
-            results = function(arrays[0], array[step], *arrays[1:], **scalars_by_name)
+            arrays = [block[positions] for block in blocks]
+            results = function(arrays[0], array[step], *arrays[1:], **picked)
             results = _flush_results(formula, results, arrays[0], 1)
-            for row_array, tensor, result in zip(row_arrays, tensors, results, strict=True):
+            for block, tensor, result in zip(blocks, tensors, results, strict=True):
                 stored = torch.from_numpy(np.array(result, order="C")).to(tensor.dtype)
-                row_array[positions] = _to_numpy(stored)
-    yield formula, touched, row_arrays
+                block[positions] = _to_numpy(stored)
+    yield formula, touched, blocks
     if rule.update_untouched is not None:
         untouched = np.setdiff1d(np.arange(var.shape[0]), touched)
         cpu = [tensor.cpu() for tensor in tensors]

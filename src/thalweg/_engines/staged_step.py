@@ -40,7 +40,7 @@ from thalweg.formula import Rule, Slot
 
 Plan = Callable[[StepRequest], StepPlan]
 # The measure of a variable without elements.
-_EMPTY_MEASURE = torch.empty(0, dtype=torch.float32, device="cpu")
+_EMPTY = torch.empty(0, dtype=torch.float32, device="cpu")
 
 
 @cache
@@ -87,8 +87,8 @@ class Matrices(Protocol):
         """
         ...
 
-    def write_slots(self, slots: Sequence[Sequence[Tensor]], slot_updates: SlotUpdates) -> None:
-        """Add the new values of the slots of rows and columns to `slot_updates`."""
+    def write_slots(self, slots: Sequence[Sequence[Tensor]], updates: SlotUpdates) -> None:
+        """Add the new values of the slots of rows and columns to `updates`."""
         ...
 
     def give(self, name: str, tensors: Sequence[Tensor]) -> None:
@@ -104,7 +104,7 @@ class Matrices(Protocol):
         stage: Stage,
         columns: Columns,
         slots: Sequence[Sequence[Tensor]],
-        slot_updates: SlotUpdates,
+        updates: SlotUpdates,
     ) -> None:
         """Run a stage over all matrices at which it is due; write only what passes made.
 
@@ -112,7 +112,7 @@ class Matrices(Protocol):
             stage: The stage.
             columns: The scalars of the step.
             slots: For each variable its `shaped_slots`; not written.
-            slot_updates: Values from earlier stages; the outputs of this one are added.
+            updates: Values from earlier stages; the outputs of this one are added.
         """
         ...
 
@@ -172,7 +172,7 @@ class WholeMatrices:
                 batch.slots[shaped_slot.name] = stacked.dtype
                 block.copy_(stacked.view(block.shape))
 
-    def write_slots(self, slots: Sequence[Sequence[Tensor]], slot_updates: SlotUpdates) -> None:
+    def write_slots(self, slots: Sequence[Sequence[Tensor]], updates: SlotUpdates) -> None:
         """See `Matrices`."""
         for batch in self._batches:
             for position, shaped_slot in self._line_slots:
@@ -190,9 +190,7 @@ class WholeMatrices:
                         new.view(old.shape) for new, old in zip(block, old_tensors, strict=True)
                     ]
                 keys = [id(slots[member][position]) for member in batch.members]
-                slot_updates.update(
-                    zip(keys, zip(old_tensors, new_tensors, strict=True), strict=True)
-                )
+                updates.update(zip(keys, zip(old_tensors, new_tensors, strict=True), strict=True))
 
     def give(self, name: str, tensors: Sequence[Tensor]) -> None:
         """See `Matrices`."""
@@ -210,13 +208,13 @@ class WholeMatrices:
         batch_numbers = [(batch, batch.measured[name].reshape(-1).to(batch.kind))
                for batch in self._batches if name in batch.measured]  # fmt: skip
         if self._places is not None:
-            device_vector = torch.zeros(
+            gpu_vector = torch.zeros(
                 len(self.made), dtype=torch.float64, device=self._places.device
             )
             if batch_numbers:
                 values = torch.cat([numbers.double() for _, numbers in batch_numbers])
-                device_vector.index_copy_(0, self._places, values)
-            return device_vector
+                gpu_vector.index_copy_(0, self._places, values)
+            return gpu_vector
         vector = np.zeros(len(self.made))
         for batch, numbers in batch_numbers:
             vector[batch.members] = numbers.cpu().numpy()
@@ -227,12 +225,12 @@ class WholeMatrices:
         stage: Stage,
         columns: Columns,
         slots: Sequence[Sequence[Tensor]],
-        slot_updates: SlotUpdates,
+        updates: SlotUpdates,
     ) -> None:
         """See `Matrices`."""
 
         def slot_of(member: int, place: int) -> Tensor:
-            return newest(slots[member][place], slot_updates)
+            return newest(slots[member][place], updates)
 
         for batch in self._batches:
             if all(batch.shape):
@@ -241,7 +239,7 @@ class WholeMatrices:
                     for member, value in outputs.get(shaped_slot.name, ()):
                         slot = slots[member][place]
                         value = value.reshape(slot.shape).to(slot.dtype, copy=True)
-                        slot_updates[id(slot)] = (slot.detach(), value)
+                        updates[id(slot)] = (slot.detach(), value)
 
 
 @cache
@@ -266,29 +264,25 @@ def stacked_or_viewed(tensors: Sequence[Tensor]) -> Tensor:
     if len(tensors) == 1:
         return first.unsqueeze(0)
     size = first.numel() * first.element_size()
-    addresses = range(
-        first.data_ptr(), first.data_ptr() + max(size, 1) * len(tensors), max(size, 1)
-    )
+    ptrs = range(first.data_ptr(), first.data_ptr() + max(size, 1) * len(tensors), max(size, 1))
     storage = first.untyped_storage().data_ptr()
     if not all(
         tensor.is_contiguous()
-        and tensor.data_ptr() == address
+        and tensor.data_ptr() == ptr
         and tensor.dtype == first.dtype
         and tensor.untyped_storage().data_ptr() == storage
-        for tensor, address in zip(tensors, addresses, strict=True)
+        for tensor, ptr in zip(tensors, ptrs, strict=True)
     ):
         return torch.stack(list(tensors))
     return first.as_strided((len(tensors), *first.shape), (first.numel(), *first.stride()))
 
 
-def _groups_of(step_plan: Any) -> list[tuple[Sequence[int], Any]]:
+def _groups_of(step: Any) -> list[tuple[Sequence[int], Any]]:
     """Return the CPU groups of a plan, each with the step's indices of its dense plan."""
-    if isinstance(step_plan, CompositeStep):
-        plans = [
-            (members, part) for members, part in step_plan.parts if isinstance(part, DensePlan)
-        ]
+    if isinstance(step, CompositeStep):
+        plans = [(members, part) for members, part in step.parts if isinstance(part, DensePlan)]
     else:
-        plans = [(range(len(step_plan.variables)), step_plan)]
+        plans = [(range(len(step.variables)), step)]
     return [
         (members, group)
         for members, plan in plans
@@ -304,9 +298,9 @@ def _bytes_of(tensor: Tensor) -> int:
 _LAYOUT_GETTERS = (Tensor.data_ptr, Tensor.size, Tensor.stride, attrgetter("dtype"), _bytes_of)
 
 
-def newest(slot: Tensor, slot_updates: SlotUpdates) -> Tensor:
+def newest(slot: Tensor, updates: SlotUpdates) -> Tensor:
     """Return the slot's value from earlier stages, or else the slot."""
-    return slot_updates[id(slot)][1] if id(slot) in slot_updates else slot.detach()
+    return updates[id(slot)][1] if id(slot) in updates else slot.detach()
 
 
 class StagedStep:
@@ -392,7 +386,7 @@ class StagedStep:
             InvalidArgumentError, InvalidTypeError, LayoutError: As `check_shaped_slots`.
         """
         self._check_slots(slots)
-        passes, slot_updates = iter(self._pass_plans), SlotUpdates()
+        passes, updates = iter(self._pass_plans), SlotUpdates()
         self._numbers, sweeps = None, sweeps_of(self._rule)
         with no_grad():
             for members, group in self._short_groups:
@@ -403,19 +397,19 @@ class StagedStep:
                 if isinstance(rule_pass, Pass):
                     self._run_pass(rule_pass, next(passes), self._with_numbers(columns))
                 elif isinstance(rule_pass, Stage):
-                    self._matrices.run_stage(rule_pass, columns, slots, slot_updates)
+                    self._matrices.run_stage(rule_pass, columns, slots, updates)
                 elif rule_pass in sweeps:
                     self._measure(sweeps[rule_pass], self._with_numbers(columns))
                 # A fused stage does not change measures over variables.
                 if not isinstance(rule_pass, FusedStage):
                     self._numbers = None
             if self._rule.is_of_lines:
-                self._matrices.write_slots(slots, slot_updates)
+                self._matrices.write_slots(slots, updates)
         calls = [self._mark_slots_written] if self._short_groups else list[Call]()
         calls += [call for _, group in self._short_groups for call in group.write_staged()]
-        if not slot_updates:
+        if not updates:
             return calls
-        old_tensors, new_tensors = zip(*slot_updates.values(), strict=True)
+        old_tensors, new_tensors = zip(*updates.values(), strict=True)
         if columns.taken is not None:
             pairs = zip(new_tensors, old_tensors, strict=True)
             new_tensors = [torch.where(columns.taken, new, old) for new, old in pairs]
@@ -424,14 +418,10 @@ class StagedStep:
 
     def _measure(self, measures: tuple[Measure, ...], columns: Columns) -> None:
         """Compute measures in one sweep over memory, and store them in the matrices."""
-        tensors_by_variable = self._update_plan.compute_lines(measures, self._stages, columns)
+        lines = self._update_plan.compute_lines(measures, self._stages, columns)
         for position, measure in enumerate(measures):
             self._matrices.give(
-                measure.makes,
-                [
-                    tensors[position] if tensors else _EMPTY_MEASURE
-                    for tensors in tensors_by_variable
-                ],
+                measure.makes, [tensors[position] if tensors else _EMPTY for tensors in lines]
             )
 
     def _with_numbers(self, columns: Columns) -> Columns:
@@ -453,7 +443,7 @@ class StagedStep:
             slot_layout: list[Any] | None = [
                 list(map(getter, all_slots)) for getter in (id, *_LAYOUT_GETTERS)
             ]
-        # A slot without memory has no address; `check_shaped_slots` raises for it.
+        # A slot without memory has no ptr; `check_shaped_slots` raises for it.
         except RuntimeError:
             slot_layout = None
         if slot_layout is None or slot_layout != self._slot_layout:
@@ -507,23 +497,21 @@ class StagedStep:
         """See `StepPlan`."""
         columns = self._with_numbers(columns)
         line_formulas = self._line_formulas(formulas)
-        element_formulas = tuple(formula for formula in formulas if formula not in line_formulas)
-        sums_by_formula: dict[Any, Float64] = {}
-        if element_formulas:
-            sums_by_formula |= zip(
-                element_formulas,
-                self._update_plan.compute_sums(element_formulas, stages, columns),
+        leaf_formulas = tuple(formula for formula in formulas if formula not in line_formulas)
+        totals: dict[Any, Float64] = {}
+        if leaf_formulas:
+            totals |= zip(
+                leaf_formulas,
+                self._update_plan.compute_sums(leaf_formulas, stages, columns),
                 strict=True,
             )
         if line_formulas:
             measures = tuple(map(_sum_measure, line_formulas))
-            tensors_by_variable = self._update_plan.compute_lines(measures, stages, columns)
+            lines = self._update_plan.compute_lines(measures, stages, columns)
             for position, formula in enumerate(line_formulas):
-                sums = [
-                    float(tensors[position]) if tensors else 0.0 for tensors in tensors_by_variable
-                ]
-                sums_by_formula[formula] = np.array(sums, np.float64)
-        return [sums_by_formula[formula] for formula in formulas]
+                sums = [float(tensors[position]) if tensors else 0.0 for tensors in lines]
+                totals[formula] = np.array(sums, np.float64)
+        return [totals[formula] for formula in formulas]
 
     def _line_formulas(self, formulas: Formulas) -> tuple[Any, ...]:
         """Return those of `formulas` that are the rule's own and may read rows and columns.

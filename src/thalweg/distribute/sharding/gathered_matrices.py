@@ -77,7 +77,7 @@ class GatheredMatrices:
         stage: Stage,
         columns: Columns,
         slots: Sequence[Sequence[Tensor]],
-        slot_updates: SlotUpdates,
+        updates: SlotUpdates,
     ) -> None:
         """See `Matrices`. All ranks call this; if the stage fails on one, all raise."""
         members = [index for index, shape in enumerate(self._shapes) if shape.numel()]
@@ -89,7 +89,7 @@ class GatheredMatrices:
             return
         slot_names = {name for used in asked_by(stage) for name in used}
         names = [name for name in (*self._rule.made, *self._kinds) if name in slot_names]
-        shares: dict[tuple[str, int], GatheredTensor] = slot_updates.gathered_tensors
+        shares: dict[tuple[str, int], GatheredTensor] = updates.gathered_tensors
         # What an earlier stage was given, and has made of it, is there still.
         added = {
             (name, index): self._share(name, index, slots)
@@ -121,7 +121,7 @@ class GatheredMatrices:
                 if name in self._kinds:
                     share = share._replace(local=torch.empty_like(share.local))
                     slot = slots[index][self._kinds.index(name)]
-                    slot_updates[id(slot)] = (slot.detach(), share.local)
+                    updates[id(slot)] = (slot.detach(), share.local)
                 returning.append(share)
         scatter(self._group.ranks, returning, self._device)
 
