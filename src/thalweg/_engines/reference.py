@@ -168,7 +168,7 @@ def transform(
     grad: Tensor,
     scalars: Scalars,
     flush: bool,
-    out_dtype: torch.dtype | None = None,
+    dtype: torch.dtype | None = None,
 ) -> Tensor:
     """Return the gradient after the stages, a new tensor; the gradient itself without stages.
 
@@ -177,23 +177,23 @@ def transform(
         grad: A gradient, or the values of a sparse one.
         scalars: The scalars of the stages.
         flush: Treat denormals as zero.
-        out_dtype: The dtype of the returned tensor, usually the variable's; by default the
+        dtype: The dtype of the returned tensor, usually the variable's; by default the
             gradient's.
     """
     if not stages:
         return grad
-    out_dtype = out_dtype or grad.dtype
+    dtype = dtype or grad.dtype
     if grad.device.type != "cpu":
-        staged_grad = grad.detach().to(namespace_of(compute_dtype(out_dtype)))
+        staged_grad = grad.detach().to(namespace_of(compute_dtype(dtype)))
         for stage in stages:
             staged_grad = torch_evaluate(stage, [staged_grad], scalars)[0]
-        return staged_grad.to(out_dtype)
+        return staged_grad.to(dtype)
     with set_denormals(flush):
-        array, dtype = grad.detach(), compute_dtype(out_dtype)
+        array, compute = grad.detach(), compute_dtype(dtype)
         for stage in stages:
-            result = evaluate_on(stage, [array], scalars, dtype)[0]
+            result = evaluate_on(stage, [array], scalars, compute)[0]
             array = torch.from_numpy(np.array(result, order="C"))
-        return array.to(out_dtype)
+        return array.to(dtype)
 
 
 def _repeated_waves(rows: Int64) -> list[Int64]:
