@@ -25,7 +25,7 @@ class Names:
         self._things: dict[str, Any] = {}
         self._names: dict[Any, str] = {}
 
-    def tell(self, name: str, thing: object, *others: object) -> None:
+    def tell(self, name: str, thing: object, *aliases: object) -> None:
         """Say what files call something.
 
         Args:
@@ -38,13 +38,13 @@ class Names:
         """
         if self._things.setdefault(name, thing) is not thing:
             raise ValueError(f"{name!r} is told of {self._things[name]!r} and of {thing!r}.")
-        for each in (thing, *others):
-            self._names.setdefault(each, name)
+        for alias in (thing, *aliases):
+            self._names.setdefault(alias, name)
 
     def tell_all(self, prefix: str, things: Iterable[Any]) -> None:
         """Say that files call things by a prefix and their own names."""
-        for each in things:
-            self.tell(prefix + each.__name__, each)
+        for thing in things:
+            self.tell(prefix + thing.__name__, thing)
 
     def told(self) -> dict[str, Any]:
         """Return the names of all front ends, importing them."""

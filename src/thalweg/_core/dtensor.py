@@ -36,15 +36,15 @@ def whole(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if is_on_mesh(tensor) else tensor  # pyright: ignore
 
 
-def beside(own: Tensor, param: Tensor) -> Tensor:
-    """A tensor that is shared out as a parameter is, whose local part is `own`."""
+def beside(local_tensor: Tensor, param: Tensor) -> Tensor:
+    """A tensor that is shared out as a parameter is, whose local part is `local_tensor`."""
     if not is_on_mesh(param):
-        return own
+        return local_tensor
     from torch.distributed.tensor import DTensor
 
     mesh: Any = param
     return DTensor.from_local(
-        own,
+        local_tensor,
         mesh.device_mesh,
         mesh.placements,
         run_check=False,
@@ -65,16 +65,16 @@ def filled_beside(shape: tuple[int, ...], number: float, param: Tensor, dtype: A
     mesh, full = cast("Any", param), cast("Any", dtensors).full
     placements: list[Any] = [dtensors.Replicate()] * mesh.device_mesh.ndim
     if shape:
-        cut = [k for k, each in enumerate(mesh.placements) if not each.is_replicate()]
+        cut = [k for k, placement in enumerate(mesh.placements) if not placement.is_replicate()]
         placements[cut[0] if cut else -1] = dtensors.Shard(0)
     return full(shape, number, dtype=dtype, device_mesh=mesh.device_mesh, placements=placements)
 
 
-def check_whole(params: Iterable[Tensor], what: str) -> None:
+def check_whole(params: Iterable[Tensor], feature: str) -> None:
     """Refuse what is not defined for DTensors.
 
     Raises:
         NotImplementedError: One is among the parameters.
     """
     if any_on_mesh(params):
-        raise NotImplementedError(f"{what} is not defined for parameters that are DTensors.")
+        raise NotImplementedError(f"{feature} is not defined for parameters that are DTensors.")

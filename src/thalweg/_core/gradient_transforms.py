@@ -128,16 +128,16 @@ class GradientTransforms:
 
     def __bool__(self) -> bool:
         """Whether anything happens."""
-        others = self.decide is not None or self.watch is not None
-        return others or bool(self.stages) or bool(self.calls)
+        has_callbacks = self.decide is not None or self.watch is not None
+        return has_callbacks or bool(self.stages) or bool(self.calls)
 
     @lazy
     def stages(self) -> Stages:
         """The formulas that the update applies to each gradient."""
-        found = {key: each for key, each in _STAGES.items() if getattr(self, key) is not None}
-        if "global_clipnorm" in found and not self.overflow:
-            found["global_clipnorm"] = _COMMON_NORM
-        return tuple(found.values())
+        active = {key: stage for key, stage in _STAGES.items() if getattr(self, key) is not None}
+        if "global_clipnorm" in active and not self.overflow:
+            active["global_clipnorm"] = _COMMON_NORM
+        return tuple(active.values())
 
     @lazy
     def measured(self) -> tuple[Formula, ...]:
@@ -162,21 +162,21 @@ class GradientTransforms:
 
     def shared(self, dtype: Dtype) -> dict[str, Any]:
         """The scalars that all variables share, of a compute dtype."""
-        found: dict[str, Any] = {}
+        scalars: dict[str, Any] = {}
         if self.clipvalue is not None:
-            found["clipvalue"] = dtype(self.clipvalue)
+            scalars["clipvalue"] = dtype(self.clipvalue)
         if self.clipnorm is not None:
-            found["clipnorm"] = dtype(self.clipnorm)
-        return found
+            scalars["clipnorm"] = dtype(self.clipnorm)
+        return scalars
 
 
 NOTHING = GradientTransforms()
 _BEFORE_NORMS: Stages = (_STAGES["unscaling"], _STAGES["clipvalue"])
 
 
-def before_norms(how: GradientTransforms) -> Stages:
+def before_norms(transforms: GradientTransforms) -> Stages:
     """The stages that come before norms, factors among them."""
-    return tuple(stage for stage in how.stages if stage in _BEFORE_NORMS)
+    return tuple(stage for stage in transforms.stages if stage in _BEFORE_NORMS)
 
 
 def all_dense(pairs: Sequence[Pair]) -> list[Pair]:

@@ -58,13 +58,17 @@ class GraphMode(Protocol):
         ...
 
     def apply_gradients(
-        self, optimizer: Any, given: Sequence[tuple[Any, Any]], name: str | None, aggregates: bool
+        self,
+        optimizer: Any,
+        grads_and_vars: Sequence[tuple[Any, Any]],
+        name: str | None,
+        aggregates: bool,
     ) -> Any:
         """The operation that takes a step when a session runs it.
 
         Args:
             optimizer: The optimizer.
-            given: Gradients and variables.
+            grads_and_vars: Gradients and variables.
             name: Name of the step; that of the optimizer if None.
             aggregates: Whether gradients are aggregated first.
         """
@@ -81,7 +85,7 @@ class GraphMode(Protocol):
         ...
 
     def clip(
-        self, pairs: Sequence[tuple[Any, Any]], how: GradientTransforms, flush: bool
+        self, pairs: Sequence[tuple[Any, Any]], transforms: GradientTransforms, flush: bool
     ) -> list[tuple[Any, Any]]:
         """The pairs with gradients that are clipped when a session runs."""
         ...

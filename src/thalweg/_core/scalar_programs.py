@@ -34,8 +34,8 @@ def program_of(rule: Rule, dtype: Dtype, names: Sequence[str]) -> Program:
         TypeError: The rule asks for more than there is, or C's powers are not known.
     """
 
-    def make(given: Mapping[str, Any], kind: Any) -> Mapping[str, object]:
-        return derived(rule, {name: given[name] for name in names}, kind, given[_STEP])
+    def make(values: Mapping[str, Any], kind: Any) -> Mapping[str, object]:
+        return derived(rule, {name: values[name] for name in names}, kind, values[_STEP])
 
     return Program(dtype, {_STEP: dtype}, names, make)
 

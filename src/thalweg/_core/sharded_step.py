@@ -35,22 +35,22 @@ class Sharing(Protocol):
         """
         ...
 
-    def share_out(self, asked: StepRequest) -> StepRequest:
+    def share_out(self, request: StepRequest) -> StepRequest:
         """This process' part of each variable, with its gradient and its copy."""
         ...
 
-    def measure_whole(self, ready: StepPlan, asked: StepRequest) -> Measures:
+    def measure_whole(self, plan: StepPlan, request: StepRequest) -> Measures:
         """What is measured of whole variables.
 
         Args:
-            ready: The step over the parts.
-            asked: The step over whole variables.
+            plan: The step over the parts.
+            request: The step over whole variables.
         """
         ...
 
     def begin_writing(self) -> None:
         """Called once, before the first write: nothing can fail in this process any more."""
 
-    def joining_calls(self, asked: StepRequest) -> PostUpdateCall | None:
+    def joining_calls(self, request: StepRequest) -> PostUpdateCall | None:
         """What brings the parts together after the writes; None if they stay apart."""
         ...

@@ -32,11 +32,11 @@ class _SlotDict(SlotStore, Mapping[Any, Mapping[Any, Any]]):
     BY_NAME: ClassVar[bool]
 
     def _nested(self) -> dict[object, dict[object, object]]:
-        found: dict[Any, dict[Any, Any]] = {}
+        nested: dict[Any, dict[Any, Any]] = {}
         for var, name, slot in self.triples():
             outer, inner = (name, self.key(var)) if self.BY_NAME else (self.key(var), name)
-            found.setdefault(outer, {})[inner] = resolve(slot)
-        return found
+            nested.setdefault(outer, {})[inner] = resolve(slot)
+        return nested
 
     def get(self, var: Any, name: Any = None) -> Any:
         """The slot called `name` of a variable; or as in a dict the slots of a key, else `name`."""
@@ -48,9 +48,9 @@ class _SlotDict(SlotStore, Mapping[Any, Mapping[Any, Any]]):
             return name
 
     def __getitem__(self, key: object) -> Mapping[Any, Any]:
-        found = self._nested()[key]
-        self.handed_out(found.values())
-        return MappingProxyType(found)
+        entries = self._nested()[key]
+        self.handed_out(entries.values())
+        return MappingProxyType(entries)
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self._nested())

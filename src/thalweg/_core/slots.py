@@ -43,7 +43,7 @@ class Parts(Protocol):
         """Return the elements of the shard of `var` from a full tensor of its shape."""
         ...
 
-    def whole(self, own: Tensor, var: Tensor) -> Tensor:
+    def whole(self, shard: Tensor, var: Tensor) -> Tensor:
         """Gather the full tensor from the shards of all processes; all of them call this."""
         ...
 
@@ -273,12 +273,12 @@ class SlotStore:
 
     def __copy__(self) -> SlotStore:
         """Return a new store with the same slots."""
-        copied = type(self)()
-        copied.parts, copied._in_parts = self.parts, set(self._in_parts)
-        copied._checkpoint = self._checkpoint
-        copied._slots = {key: dict(slots) for key, slots in self._settled().items()}
-        copied._owners, copied._names = dict(self._owners), list(self._names)
-        return copied
+        duplicate = type(self)()
+        duplicate.parts, duplicate._in_parts = self.parts, set(self._in_parts)
+        duplicate._checkpoint = self._checkpoint
+        duplicate._slots = {key: dict(slots) for key, slots in self._settled().items()}
+        duplicate._owners, duplicate._names = dict(self._owners), list(self._names)
+        return duplicate
 
     def __getstate__(self) -> list[tuple[Tensor, dict[str, Variable]]]:
         self.check_whole()
@@ -292,13 +292,13 @@ class SlotStore:
 
     def __deepcopy__(self, memo: dict[int, object]) -> SlotStore:
         self.check_whole()
-        copied = type(self)()
+        duplicate = type(self)()
         all_slots = [slot for *_, slot in self.triples()]
         # Deferred slots and symbols of a graph have no memory.
         check_memories([slot for slot in all_slots if _is_here(slot)])
         slots = [(var, name, copy.deepcopy(slot, memo)) for var, name, slot in self.triples()]
-        copied._pending_copies = slots, memo
-        return copied
+        duplicate._pending_copies = slots, memo
+        return duplicate
 
     def check_whole(self, operation: str = "copied or pickled") -> None:
         """Raise FailedPreconditionError if this process keeps shards of slots.
