@@ -60,7 +60,7 @@ _ANALYTIC = {*ROUNDED, "neg", "sqrt", "square", "stream", "scalar", "const"}
 
 @cache
 def is_analytic(rule: Rule) -> bool:
-    """Whether the rule's formulas are sums, products, quotients and square roots."""
+    """Return whether all formulas of a rule consist of + - * / and square roots alone."""
     told_otherwise = rule.before, rule.update_single, rule.per_variable
     if any(told_otherwise) or rule.whole or rule.duplicates != "sum":
         return False

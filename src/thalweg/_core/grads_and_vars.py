@@ -21,7 +21,7 @@ Pair = tuple[Gradient, Tensor]
 
 
 def as_real(tensor: Tensor) -> Tensor:
-    """The same memory as real numbers, with a last dimension of 2."""
+    """Return a complex tensor's memory as a real view with a last dimension of 2."""
     return torch.view_as_real(tensor.detach().resolve_conj())
 
 
@@ -92,7 +92,7 @@ def concrete(grad: object) -> Gradient | None:
 
 
 def has_rows(grad: object) -> bool:
-    """Whether a gradient is sparse, torch's or ours."""
+    """Return whether a gradient is sparse: `IndexedSlices` or a sparse tensor of torch."""
     return not isinstance(grad, Tensor) or grad.layout is not torch.strided
 
 

@@ -1,4 +1,4 @@
-"""What one call adds to a graph as one update, whoever wrote what is called."""
+"""Wrapper that combines what one `apply_gradients` call adds to a graph to one update."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def apply_as_one_update(cls: type[Any], base: type[object]) -> None:
 
 
 def _as_one_update(method: Callable[..., object]) -> Callable[..., object]:
-    """A method, what each call of which adds to a graph is one update."""
+    """Return a method each call of which adds one update to a graph."""
 
     @untraced
     def called(*args: object, **kwargs: object) -> Any:

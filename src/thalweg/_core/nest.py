@@ -43,7 +43,7 @@ def mapped(function: Callable[[Any], object], nest: object) -> Any:
 
 
 def packed(nest: object, leaves: Iterator[object]) -> Any:
-    """The same nest with its leaves replaced, one after the other."""
+    """Return a copy of a nest with its leaves replaced by `leaves`, in order."""
     return mapped(lambda _: next(leaves), nest)
 
 

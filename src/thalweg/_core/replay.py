@@ -253,7 +253,7 @@ class Launches:
 
     @property
     def may_have_threads(self) -> bool:
-        """Whether a kernel is large enough for several threads."""
+        """Return whether a kernel is large enough for several threads."""
         return bool(self._large or self._measures)
 
     def set_threads(self, guards: GuardTable) -> None:

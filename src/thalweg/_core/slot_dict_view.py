@@ -39,7 +39,7 @@ class _SlotDict(SlotStore, Mapping[Any, Mapping[Any, Any]]):
         return nested
 
     def get(self, var: Any, name: Any = None) -> Any:
-        """The slot called `name` of a variable; or as in a dict the slots of a key, else `name`."""
+        """Return the slot `name` of a variable; for a string key its slots, or else `name`."""
         if not isinstance(var, str):
             return super().get(var, name)
         try:
@@ -104,7 +104,7 @@ class SlotsOfName(MutableMapping[Any, Any]):
 
 
 class SlotsByName(_SlotDict):
-    """Those of TensorFlow 1: by the slot's name, then by its variable."""
+    """Slots as a dict of TensorFlow 1: by the slot's name, then by its variable."""
 
     BY_NAME = True
 
@@ -180,7 +180,7 @@ class SlotsByName(_SlotDict):
 
 
 class SlotsByVariable(_SlotDict):
-    """Those of Keras: by the variable, then by the slot's name."""
+    """Slots as a dict of Keras: by the variable, then by the slot's name."""
 
     BY_NAME = False
 
