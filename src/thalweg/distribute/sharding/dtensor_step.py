@@ -41,7 +41,7 @@ def keep_local_slots(store: SlotStore, variables: Sequence[object]) -> None:
 
 
 class LocalShards:
-    """Local parts of DTensors, and full other variables; see `thalweg._core.slots.Parts`."""
+    """Local parts of DTensors, and full other variables; see `thalweg._core.slots.SlotShards`."""
 
     ranks: Ranks | None = None
 
