@@ -97,33 +97,8 @@ def _try_stage(
     """Raise a RuleError if a stage fails over random matrices, or its outputs are invalid."""
     dice = torch.Generator(device="cpu").manual_seed(0)
     rand = partial(torch.rand, generator=dice, dtype=torch.float32, device="cpu")
-    params = asked_by(stage)
-    heads = stage.block_count
     for rows, columns in ((3, 2), (2, 3)):
-        of_lines = rule.is_of_lines and not stage.of_matrices
-        shape = (2, rows, columns) if of_lines else (rows * heads, columns)
-        values: dict[str, Any] = {name: rand(2, *shape) for name in made_names}
-        for slot in rule.shaped_slots:
-            slot_shape = _shape_of(rule, slot, shape)
-            if slot.per is None and heads > 1 and slot.name in params.needed + params.optional:
-                _check_cut(slot, slot_shape, heads, shape)
-            values[slot.name] = torch.full(
-                (2, *slot_shape), slot.initial, dtype=torch.float32, device="cpu"
-            )
-        for name, dimension in measure_dims.items() if of_lines else ():
-            sides = {"row": (2, rows, 1), "column": (2, 1, columns), "variable": (1, 1, 1)}[
-                dimension
-            ]
-            values[name] = rand(2, *sides, dtype=torch.float64)
-        if of_lines:
-            # A slot with the name of a size replaces it.
-            values = sizes_beside(shape) | values
-        values |= {name: float(scalar) for name, scalar in scalars.items() if name not in values}
-        inputs = {
-            name: cut_into(values[name], heads) if heads > 1 else values[name]
-            for name in (*params.needed, *params.optional)
-            if name in values
-        }
+        inputs = _stage_inputs(rule, stage, rows, columns, made_names, measure_dims, scalars, rand)
         tensors = {
             name: tensor for name, tensor in inputs.items() if isinstance(tensor, torch.Tensor)
         }
@@ -144,6 +119,42 @@ def _try_stage(
             raise RuleError(
                 f"{title} writes to {', '.join(mutated)}, which it was given: return a new tensor."
             )
+
+
+def _stage_inputs(
+    rule: Rule,
+    stage: Stage,
+    rows: int,
+    columns: int,
+    made_names: list[str],
+    measure_dims: Mapping[str, str],
+    scalars: Mapping[str, Any],
+    rand: Any,
+) -> dict[str, Any]:
+    """Return inputs for a stage by name: scalars, initial slots, and random values by `rand`."""
+    params, heads = asked_by(stage), stage.block_count
+    of_lines = rule.is_of_lines and not stage.of_matrices
+    shape = (2, rows, columns) if of_lines else (rows * heads, columns)
+    values: dict[str, Any] = {name: rand(2, *shape) for name in made_names}
+    for slot in rule.shaped_slots:
+        slot_shape = _shape_of(rule, slot, shape)
+        if slot.per is None and heads > 1 and slot.name in params.needed + params.optional:
+            _check_cut(slot, slot_shape, heads, shape)
+        values[slot.name] = torch.full(
+            (2, *slot_shape), slot.initial, dtype=torch.float32, device="cpu"
+        )
+    if of_lines:
+        sides = {"row": (2, rows, 1), "column": (2, 1, columns), "variable": (1, 1, 1)}
+        for name, dimension in measure_dims.items():
+            values[name] = rand(2, *sides[dimension], dtype=torch.float64)
+        # A slot with the name of a size replaces it.
+        values = sizes_beside(shape) | values
+    values |= {name: float(scalar) for name, scalar in scalars.items() if name not in values}
+    return {
+        name: cut_into(values[name], heads) if heads > 1 else values[name]
+        for name in (*params.needed, *params.optional)
+        if name in values
+    }
 
 
 def _check_cut(slot: Slot, shape: tuple[int, ...], heads: int, matrix: tuple[int, ...]) -> None:

@@ -43,6 +43,32 @@ def _lie_in_storages(tensors: Sequence[Tensor], sizes: Sequence[int]) -> bool:
     return all(map(ge, map(UntypedStorage.nbytes, storages), sizes))
 
 
+def _members_by_signature(request: StepRequest) -> list[list[int]]:
+    """Return the indices of variables with elements, grouped by dtypes, device and `short`."""
+    copies = request.copies or [None] * len(request.variables)
+    signatures: dict[Any, list[int]] = {}
+    for index, (var, copy) in enumerate(zip(request.variables, copies, strict=True)):
+        if var.numel():
+            key = (request.gradients[index].dtype, None if copy is None else copy.dtype, var.dtype)
+            key += (var.get_device(), *(slot.dtype for slot in request.slots[index]))
+            key += tuple(request.short[index : index + 1])
+            signatures.setdefault(key, []).append(index)
+    return list(signatures.values())
+
+
+def _one_per_storage(slots: Sequence[Tensor]) -> list[Tensor]:
+    """Return one slot for each storage, which has one version counter for all its slots.
+
+    It is one with elements if possible, because an empty tensor has no address.
+    """
+    blocks: dict[int, Tensor] = {}
+    for slot in slots:
+        key = slot.untyped_storage().data_ptr() or id(slot)
+        if key not in blocks or not blocks[key].numel():
+            blocks[key] = slot
+    return list(blocks.values())
+
+
 class Group(Protocol):
     """Variables of one storage signature on one device: one kernel, one table.
 
@@ -132,41 +158,17 @@ class DensePlan:
         self.variables = variables = list(request.variables)
         self.slots = slots = [list(var_slots) for var_slots in request.slots]
         self.copies = list(request.copies or [None] * len(variables))
-        self._grad_dtypes = grad_dtypes = [grad.dtype for grad in request.gradients]
+        self._grad_dtypes = [grad.dtype for grad in request.gradients]
         self._devices = list(map(Tensor.get_device, variables))
-        signatures: dict[Any, list[int]] = {}
-        for index, var in enumerate(variables):
-            if var.numel():
-                copy = self.copies[index]
-                key = (grad_dtypes[index], None if copy is None else copy.dtype, var.dtype)
-                key += (self._devices[index],)
-                key += tuple(slot.dtype for slot in slots[index])
-                key += tuple(request.short[index : index + 1])
-                signatures.setdefault(key, []).append(index)
-        self.groups = [make_group(request, members) for members in signatures.values()]
+        self.groups = [make_group(request, members) for members in _members_by_signature(request)]
         self.dtypes = tuple(dict.fromkeys(layout.compute_dtype(var.dtype) for var in variables))
-        # Slots of one block share storage and version counter, so one of them is enough: one with
-        # elements if possible, because an empty tensor has no address.
-        blocks: dict[int, Tensor] = {}
-        for var_slots in slots:
-            for slot in var_slots:
-                key = slot.untyped_storage().data_ptr() or id(slot)
-                if key not in blocks or not blocks[key].numel():
-                    blocks[key] = slot
-        slot_blocks = list(blocks.values())
-        self._copy_tensors = copy_tensors = [copy for copy in self.copies if copy is not None]
-        self.written = [*variables, *slot_blocks, *copy_tensors]
-        self._storages = [tensor.untyped_storage() for tensor in self.written]
-        self._copy_shapes = list(map(Tensor.size, copy_tensors))
-        self._copy_strides = list(map(Tensor.stride, copy_tensors))
-        self._copy_dtypes = [copy.dtype for copy in copy_tensors]
         all_slots = [slot for var_slots in slots for slot in var_slots]
+        self._copy_tensors = copy_tensors = [copy for copy in self.copies if copy is not None]
+        self.written = [*variables, *_one_per_storage(all_slots), *copy_tensors]
+        self._storages = [tensor.untyped_storage() for tensor in self.written]
         self._storage_guard = StorageGuard(all_slots)
         self._pointers = list(map(Tensor.data_ptr, self.written))
-        self._shapes = list(map(Tensor.size, variables))
-        self._strides = list(map(Tensor.stride, variables))
-        self._dtypes = [var.dtype for var in variables]
-        self._contiguous = all(map(Tensor.is_contiguous, variables))
+        self._record_layouts()
         self._make_group, self._request = make_group, request._replace(gradients=())
         self.bounds = layout.runs_of([*variables, *all_slots, *copy_tensors])
         # Of variables and copies.
@@ -184,6 +186,16 @@ class DensePlan:
         self._bytes = [var.numel() * dtype.itemsize for var, dtype in sizes]
         self.is_bound = False
         self.point_at(request.gradients)
+
+    def _record_layouts(self) -> None:
+        """Record shapes, strides and dtypes of variables and copies."""
+        self._copy_shapes = list(map(Tensor.size, self._copy_tensors))
+        self._copy_strides = list(map(Tensor.stride, self._copy_tensors))
+        self._copy_dtypes = [copy.dtype for copy in self._copy_tensors]
+        self._shapes = list(map(Tensor.size, self.variables))
+        self._strides = list(map(Tensor.stride, self.variables))
+        self._dtypes = [var.dtype for var in self.variables]
+        self._contiguous = all(map(Tensor.is_contiguous, self.variables))
 
     def try_rebind(self, request: StepRequest, bounds: Int64 | None = None) -> bool:
         """See `StepPlan`.
@@ -287,11 +299,8 @@ class DensePlan:
                     if not layout.lie_apart(group_addresses, group.bytes, bounds):
                         return False
                     group.point_at(group_addresses)
-                self._ids, self._gradient_addresses, self._checked_bounds = (
-                    _ids(gradients),
-                    addresses,
-                    bounds,
-                )
+                self._ids, self._gradient_addresses = _ids(gradients), addresses
+                self._checked_bounds = bounds
         except RuntimeError:
             return False
         self._gradients, self.is_bound = gradients, True

@@ -319,15 +319,12 @@ class ReferencePart:
         """See `StepPlan`."""
         if isinstance(self._staged_gradient, IndexedSlices):
             grad, var = self._apply_stages(stages, columns), self._resume_at_copy
-            sources = [var if formula is variable_squares else grad for formula in formulas]
-            leaves_by_formula = [
-                _leaves_of_sum(formula, [tensor, tensor], {})
-                for formula, tensor in zip(formulas, sources)
-            ]
-            return [
-                combine_leaves(formula_leaves, np.array([len(formula_leaves)]))
-                for formula_leaves in leaves_by_formula
-            ]
+            sums: list[Float64] = []
+            for formula in formulas:
+                source = var if formula is variable_squares else grad
+                leaves = _leaves_of_sum(formula, [source, source], {})
+                sums.append(combine_leaves(leaves, np.array([len(leaves)])))
+            return sums
         (leaves,) = self.compute_leaves(formulas, stages, columns)
         return list(combine_leaves(leaves, np.array([len(leaves)])).T)
 
@@ -532,6 +529,23 @@ def _apply_before(
     return var if rule.before is None else transform((rule.before,), var, scalars, flush, kind)
 
 
+def _update_blocks(
+    formula: Formula,
+    arrays: list[Array],
+    scalars: Scalars,
+    blocks: Sequence[Array],
+    positions: Int64,
+    tensors: Sequence[Tensor],
+) -> None:
+    """Write the results of a formula over `arrays` to rows of `blocks`, rounded like `tensors`."""
+    with np.errstate(all="ignore"):
+        results = numpy_formula(formula, arrays[0].dtype.type)(*arrays, **scalars)
+        results = _flush_results(formula, results, arrays[0], 1)
+        for block, tensor, result in zip(blocks, tensors, results, strict=True):
+            stored = torch.from_numpy(np.array(result, order="C")).to(tensor.dtype)
+            block[positions] = _to_numpy(stored)
+
+
 def _row_results(
     rule: Rule,
     tensors: Sequence[Tensor],
@@ -557,16 +571,11 @@ def _row_results(
         steps = [np.arange(len(places))]
     else:
         steps = _repeated_waves(places)
-    function, picked = (numpy_formula(formula, dtype), _pick_scalars(formula, scalars, dtype))
-    with np.errstate(all="ignore"):
-        for step in steps:
-            positions = places[step]
-            arrays = [block[positions] for block in blocks]
-            results = function(arrays[0], array[step], *arrays[1:], **picked)
-            results = _flush_results(formula, results, arrays[0], 1)
-            for block, tensor, result in zip(blocks, tensors, results, strict=True):
-                stored = torch.from_numpy(np.array(result, order="C")).to(tensor.dtype)
-                block[positions] = _to_numpy(stored)
+    picked = _pick_scalars(formula, scalars, dtype)
+    for step in steps:
+        arrays = [block[places[step]] for block in blocks]
+        arrays.insert(1, array[step])
+        _update_blocks(formula, arrays, picked, blocks, places[step], tensors)
     yield formula, touched, blocks
     if rule.update_untouched is not None:
         untouched = np.setdiff1d(np.arange(var.shape[0]), touched)
