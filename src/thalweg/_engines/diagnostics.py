@@ -171,13 +171,8 @@ def combined(parts: Sequence[Measurements], sizes: Sequence[int]) -> Any:
 
     A tensor on a device, an array on the CPU. A missing measurement is NaN.
     """
-    tensors = [
-        measurement
-        for part in parts
-        for measurement in part.values()
-        if isinstance(measurement, Tensor)
-    ]
-    device = tensors[0].device if tensors else None
+    entries = (entry for part in parts for entry in part.values())
+    device = next((entry.device for entry in entries if isinstance(entry, Tensor)), None)
     counts, columns = leaf_counts(sizes), list[Any]()
     tree = _tree_of(tuple(counts.tolist()), device)
     for name in MEASURED:

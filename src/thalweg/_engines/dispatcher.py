@@ -135,9 +135,8 @@ class Dispatcher:
         with importing:
             from thalweg._engines.staged_step import StagedStep
         count = 1 + len(request.rule.passes)
-        dispatchers = self._pass_dispatchers.setdefault(
-            request.rule, [Dispatcher() for _ in range(count)]
-        )
+        new_dispatchers = [Dispatcher() for _ in range(count)]
+        dispatchers = self._pass_dispatchers.setdefault(request.rule, new_dispatchers)
         if request.rule.is_of_lines:
             engines = [engine_of(var.device, request.selection.name) for var in request.variables]
             request = request._replace(short=cpu.find_short(request, engines))
@@ -176,9 +175,8 @@ class Dispatcher:
         engine = engine_of(request.variables[index].device, request.selection.name)
         if engine == "cuda" and request.vectors and max(request.variables[index].shape[-2:]) > SIDE:
             return "reference"
-        return (
-            engine if engine == "reference" or self._fits_or_warns(request, index) else "reference"
-        )
+        is_reference = engine == "reference" or not self._fits_or_warns(request, index)
+        return "reference" if is_reference else engine
 
     def _fits_or_warns(self, request: StepRequest, index: int) -> bool:
         """Return whether variable, slots and copy support access by address; warn once if not."""
@@ -234,9 +232,8 @@ class Dispatcher:
         key = (engine, id(request.variables[0]), number)
         plan = self._sparse.get(key)
         if plan is None or not plan.serves(request):
-            plan = self._sparse[key] = (cuda.RowsPart if engine == "cuda" else cpu.SparsePlan)(
-                request
-            )
+            plan_class = cuda.RowsPart if engine == "cuda" else cpu.SparsePlan
+            plan = self._sparse[key] = plan_class(request)
         plan.point_at(request.gradients[0])
         return plan
 

@@ -102,9 +102,9 @@ def _check_measures(
 def _first_scalars(rule: Rule, overrides: Mapping[str, Any]) -> dict[str, Any]:
     """Return the scalars that measures and passes can read at the first step, float32, by name."""
     hypers = {hyper.name: hyper.default for hyper in rule.hypers}
-    hypers |= {
-        name: value for name, value in overrides.items() if name not in hypers or _is_number(value)
-    }
+    for name, value in overrides.items():
+        if name not in hypers or _is_number(value):
+            hypers[name] = value
     known_scalars: dict[str, Any] = {
         name: np.float32(value) if _is_number(value) else _FIRST_STEP
         for name, value in hypers.items()
@@ -112,10 +112,8 @@ def _first_scalars(rule: Rule, overrides: Mapping[str, Any]) -> dict[str, Any]:
     for power, hyper in rule.powers.items():
         known_scalars[power] = scalars.power(known_scalars[hyper], _FIRST_STEP)
     known_scalars.setdefault("t", _FIRST_STEP)
-    slot_scalars = {
-        slot.name: np.float32(slot.initial) for slot in (*rule.numbers, *rule.common_slots)
-    }
-    known_scalars |= slot_scalars
+    for slot in (*rule.numbers, *rule.common_slots):
+        known_scalars[slot.name] = np.float32(slot.initial)
     if rule.prepare is not None:
         known_scalars |= _call_on_host(rule, rule.prepare, "prepare", known_scalars)
     return known_scalars
@@ -132,12 +130,8 @@ def _made_of_measures(rule: Rule, known_scalars: Mapping[str, Any]) -> dict[str,
         measured_scalars |= _call_on_host(rule, rule.per_optimizer, "per_optimizer", optimizer_args)
     slots = {s.name: np.full(2, s.initial, np.float32) for s in rule.measured_slots}
     for level in rule.all_levels:
-        variable_args = {
-            **known_scalars,
-            **measured_scalars,
-            **dict.fromkeys(level.measures, np.ones(2)),
-            **slots,
-        }
+        sums = dict.fromkeys(level.measures, np.ones(2))
+        variable_args = {**known_scalars, **measured_scalars, **sums, **slots}
         outputs = _call_on_host(rule, level.per_variable, "per_variable", variable_args)
         # Values of slots are not scalars of `update`.
         new_scalars = {name: value for name, value in outputs.items() if name not in slots}
@@ -169,15 +163,10 @@ def _call_on_host(
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError) as error:
         raise RuleError(f"{place} has no signature: {error}") from error
-    required_names = [
-        parameter.name for parameter in parameters if parameter.default is parameter.empty
-    ]
+    required_names = [entry.name for entry in parameters if entry.default is entry.empty]
     check_given(place, required_names, known_scalars, rule)
-    arguments = {
-        parameter.name: known_scalars[parameter.name]
-        for parameter in parameters
-        if parameter.name in known_scalars
-    }
+    names = [entry.name for entry in parameters if entry.name in known_scalars]
+    arguments = {name: known_scalars[name] for name in names}
     try:
         with np.errstate(all="ignore"):
             outputs = function(**arguments)

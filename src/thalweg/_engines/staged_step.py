@@ -208,9 +208,8 @@ class WholeMatrices:
         batch_numbers = [(batch, batch.measured[name].reshape(-1).to(batch.kind))
                for batch in self._batches if name in batch.measured]  # fmt: skip
         if self._places is not None:
-            gpu_vector = torch.zeros(
-                len(self.made), dtype=torch.float64, device=self._places.device
-            )
+            device = self._places.device
+            gpu_vector = torch.zeros(len(self.made), dtype=torch.float64, device=device)
             if batch_numbers:
                 values = torch.cat([numbers.double() for _, numbers in batch_numbers])
                 gpu_vector.index_copy_(0, self._places, values)
@@ -283,12 +282,8 @@ def _groups_of(step: Any) -> list[tuple[Sequence[int], Any]]:
         plans = [(members, part) for members, part in step.parts if isinstance(part, DensePlan)]
     else:
         plans = [(range(len(step.variables)), step)]
-    return [
-        (members, group)
-        for members, plan in plans
-        for group in plan.groups
-        if hasattr(group, "table")
-    ]
+    groups = [(members, group) for members, plan in plans for group in plan.groups]
+    return [(members, group) for members, group in groups if hasattr(group, "table")]
 
 
 def _bytes_of(tensor: Tensor) -> int:
@@ -420,9 +415,8 @@ class StagedStep:
         """Compute measures in one sweep over memory, and store them in the matrices."""
         lines = self._update_plan.compute_lines(measures, self._stages, columns)
         for position, measure in enumerate(measures):
-            self._matrices.give(
-                measure.makes, [tensors[position] if tensors else _EMPTY for tensors in lines]
-            )
+            values = [tensors[position] if tensors else _EMPTY for tensors in lines]
+            self._matrices.give(measure.makes, values)
 
     def _with_numbers(self, columns: Columns) -> Columns:
         """Return the scalars of the step with the measures over variables, which are cached."""
@@ -500,17 +494,14 @@ class StagedStep:
         leaf_formulas = tuple(formula for formula in formulas if formula not in line_formulas)
         totals: dict[Any, Float64] = {}
         if leaf_formulas:
-            totals |= zip(
-                leaf_formulas,
-                self._update_plan.compute_sums(leaf_formulas, stages, columns),
-                strict=True,
-            )
+            sums = self._update_plan.compute_sums(leaf_formulas, stages, columns)
+            totals |= zip(leaf_formulas, sums, strict=True)
         if line_formulas:
             measures = tuple(map(_sum_measure, line_formulas))
             lines = self._update_plan.compute_lines(measures, stages, columns)
             for position, formula in enumerate(line_formulas):
-                sums = [float(tensors[position]) if tensors else 0.0 for tensors in lines]
-                totals[formula] = np.array(sums, np.float64)
+                values = [float(tensors[position]) if tensors else 0.0 for tensors in lines]
+                totals[formula] = np.array(values, np.float64)
         return [totals[formula] for formula in formulas]
 
     def _line_formulas(self, formulas: Formulas) -> tuple[Any, ...]:
@@ -523,7 +514,7 @@ class StagedStep:
             return ()
         levels = (formula.measures for formula in rule.levels)
         line_formulas = {
-            formula for measures in (rule.measures, *levels) for formula in measures.values()
+            formula for group in (rule.measures, *levels) for formula in group.values()
         }
         return tuple(formula for formula in formulas if formula in line_formulas)
 
