@@ -80,7 +80,7 @@ def per_optimizer(
     shared = {
         dtype: {**dtype_scalars, **other_scalars} for dtype, dtype_scalars in columns.shared.items()
     }
-    return columns._replace(shared=shared), _writes_of(rule, slots, new_scalars, columns.taken)
+    return columns._replace(shared=shared), _writes_of(rule, slots, new_scalars, columns.apply_flag)
 
 
 def _scalars_of(columns: Columns) -> Iterator[tuple[str, Any]]:

@@ -361,7 +361,7 @@ def _reduce(
 ) -> tuple[Columns, Decision, GradientStats | None]:
     """Compute reductions of the gradients; decide whether to take the step.
 
-    If a device decides, `adapter.taken` becomes the decision.
+    If a device decides, `adapter.apply_flag` becomes the decision.
 
     Returns:
         The scalars, the decision, and the reductions; None if the step has none.
@@ -377,7 +377,9 @@ def _reduce(
     if adapter.there is None:
         columns = columns_of(*column_args)
     else:
-        columns = device_columns(*column_args, adapter.there)._replace(taken=adapter.taken)
+        columns = device_columns(*column_args, adapter.there)._replace(
+            apply_flag=adapter.apply_flag
+        )
     rule = request.rule
     if not (transforms or rule.measures or rule.levels or rule.per_optimizer is not None):
         return columns, Decision(True, []), None
@@ -392,8 +394,8 @@ def _reduce(
     columns = processed(columns, stats, plan.dtypes)
     decision = stats.decision()
     if isinstance(decision.taken, Tensor):
-        adapter.taken = decision.taken
-        columns = columns._replace(taken=decision.taken)
+        adapter.apply_flag = decision.taken
+        columns = columns._replace(apply_flag=decision.taken)
     return columns, decision, stats
 
 
@@ -456,7 +458,7 @@ def _check_numerics(adapter: StepAdapter, pairs: Sequence[Pair]) -> None:
 
 def _is_checked(adapter: StepAdapter, transforms: GradientTransforms) -> bool:
     """Return whether gradients that are not finite raise; a loss scaler skips the step instead."""
-    has_loss_scaler = transforms.decide is not None or adapter.taken is not None
+    has_loss_scaler = transforms.decide is not None or adapter.apply_flag is not None
     return adapter.selection.check_numerics and not has_loss_scaler
 
 
@@ -482,7 +484,7 @@ def _commit_single_round(
         return []
     if adapter.sharing is not None:
         adapter.sharing.begin_writing()
-    if adapter.taken is not None:
+    if adapter.apply_flag is not None:
         return write_step(write_round.calls, callbacks, counters, adapter.begun, LEFT)
     return write_step(write_round.calls, callbacks, counters, adapter.begun)
 

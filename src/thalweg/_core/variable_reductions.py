@@ -63,7 +63,7 @@ def per_variable(
                 key: slot.item() if device is None else slot for key, slot in slots.items()
             }
         columns = _leveled(level, request, scalar_slots, columns, measures, slot_values, device)
-    return columns, _writes_of(slots, slot_values, columns.taken) if slots else []
+    return columns, _writes_of(slots, slot_values, columns.apply_flag) if slots else []
 
 
 def _leveled(

@@ -80,13 +80,13 @@ class Columns(NamedTuple):
         shared: For each compute dtype the scalars of all its variables, by name.
         separate: Scalars that differ between variables, by name: arrays over the variables of the
             step, or tensors, if only a device knows them.
-        taken: A bool tensor of shape () on that device, True if the step is applied; None if it is
-            always applied.
+        apply_flag: A bool tensor of shape () on that device, True if the step is applied; None if
+            it is always applied.
     """
 
     shared: Mapping[Dtype, Scalars]
     separate: Mapping[str, Any]
-    taken: Tensor | None = None
+    apply_flag: Tensor | None = None
 
     def of_members(self, members: Sequence[int]) -> Columns:
         """Return the scalars of some of the variables."""

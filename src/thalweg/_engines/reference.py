@@ -380,7 +380,7 @@ class ReferencePart:
 
     def make_calls(self, columns: Columns) -> list[Call]:
         """Compute the new values, and return calls that copy them; [] if the step is not taken."""
-        if columns.taken is not None and not columns.taken:
+        if columns.apply_flag is not None and not columns.apply_flag:
             return []
         scalars = self._scalars_of(columns)
         grad = self._staged_gradient

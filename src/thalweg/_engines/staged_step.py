@@ -405,9 +405,9 @@ class StagedStep:
         if not updates:
             return calls
         old_tensors, new_tensors = zip(*updates.values(), strict=True)
-        if columns.taken is not None:
+        if columns.apply_flag is not None:
             pairs = zip(new_tensors, old_tensors, strict=True)
-            new_tensors = [torch.where(columns.taken, new, old) for new, old in pairs]
+            new_tensors = [torch.where(columns.apply_flag, new, old) for new, old in pairs]
         copy = torch._foreach_copy_  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
         return [*calls, partial(copy, list(old_tensors), list(new_tensors))]
 
@@ -471,7 +471,7 @@ class StagedStep:
     def _run_pass(self, rule_pass: Pass, plan: StepPlan, columns: Columns) -> None:
         """Run the plan of a pass; raise a RuleError that names a missing scalar."""
         try:
-            rounds = list(plan.make_rounds(columns._replace(taken=None)))
+            rounds = list(plan.make_rounds(columns._replace(apply_flag=None)))
         except KeyError:
             scalars = {**columns.shared[plan.dtypes[0]], **columns.separate}
             check_given(
