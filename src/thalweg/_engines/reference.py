@@ -346,7 +346,7 @@ class ReferencePart:
             return [[]]
         scalars = self._scalars_of(columns)
         staged_grad = transform(stages, grad, scalars, self._flush, namespace_of(self._dtype))
-        tensors = [self._resume_at_copy, staged_grad, *self._tensors[1:]]
+        tensors = [self._resume_at_copy, staged_grad, *self._slots]
         view = view_of(var.shape)
         line_tensors: list[Tensor] = []
         with set_denormals(self._flush and bool(stages)):

@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
+from thalweg._base.rule_passes import Measure, Pass
 from thalweg._engines.codecs.split8 import CORRECTION, SPLIT8
 from thalweg._engines.formula_graph import FormulaGraph, stream_nodes
 from thalweg._engines.formula_parser import Composed, transcribe
@@ -14,49 +15,70 @@ from thalweg.formula import Rule, Slot
 
 
 class Split(Composed):
-    """Update formula over full weights, which engines join from the variable and a last slot.
+    """Formula of a rule with the full weight, which engines join from the variable and a last slot.
 
     Args:
-        formula: The update, `(var, grad, *slots, *, scalars) -> (var, *slots)`.
+        formula: The update or a pass, `(var, grad, *made, *slots, *, scalars)`.
+        makes: The number of values that a pass makes; 0 for the update.
+        input_count: The number of inputs before the last slot, which may be more than the formula
+            has parameters.
     """
 
-    def __init__(self, formula: Any) -> None:
-        self.formula = formula
+    def __init__(self, formula: Any, makes: int, input_count: int) -> None:
+        self.formula, self.makes, self.input_count = formula, makes, input_count
         self.__qualname__ = f"{formula.__qualname__} of a split variable"
 
     def __call__(self, *values: Any, **scalars: Any) -> Any:
         raise RuleError(f"{self.__qualname__} is run by engines alone.")
 
     def compose(self) -> FormulaGraph:
-        """Return the graph that updates the correction; the variable is its first result, too."""
+        """Return the graph over the full weight, which the last input stands for.
+
+        The first and the last result of an update are that weight; engines split it to store them.
+        """
         graph = transcribe(self.formula)
-        count = len(graph.positional)
-        (correction,) = stream_nodes(1, count)
-        full_var, *slots = graph.apply([correction, *stream_nodes(count - 1, 1)])
-        names = (*graph.positional, CORRECTION)
-        return FormulaGraph(names, graph.scalars, (full_var, *slots, full_var))
+        (correction,) = stream_nodes(1, self.input_count)
+        results = graph.apply([correction, *stream_nodes(len(graph.positional) - 1, 1)])
+        names = (*graph.positional, *[""] * (self.input_count - len(graph.positional)), CORRECTION)
+        if not self.makes:
+            results.append(results[0])
+        return FormulaGraph(names, graph.scalars, tuple(results))
 
 
 @cache
 def split_rule(rule: Rule) -> Rule:
-    """Return the rule for bfloat16 variables, with the lower bits of the weight as a last slot.
+    """Return the rule for variables of bfloat16 that have a correction as a last slot.
 
     Raises:
-        RuleError: The rule has passes or a `before` formula, which would not see the lower bits.
+        RuleError: The rule measures rows or columns, or changes variables before its update.
     """
-    if rule.passes or rule.before:
-        reason = "works on whole matrices" if rule.passes else "changes variables before its update"
+    measures_lines = any(isinstance(rule_pass, Measure) for rule_pass in rule.passes)
+    if measures_lines or rule.before:
+        reason = (
+            "measures rows or columns" if measures_lines else "changes variables before its update"
+        )
         raise RuleError(
             f"weights='split' cannot be used with {rule.name!r}, which {reason} without the lower"
             " bits of the weights. Use masters=True instead."
         )
+    input_count = 2 + len(rule.element_slots)
+    passes: list[Any] = []
+    for rule_pass in rule.passes:
+        if isinstance(rule_pass, Pass):
+            count = len(rule_pass.makes)
+            function = Split(rule_pass.function, count, input_count)
+            passes.append(replace(rule_pass, function=function))
+            input_count += count
+        else:
+            passes.append(rule_pass)
     return replace(
         rule,
         name=f"{rule.name} of split weights",
-        update=Split(rule.update),
+        update=Split(rule.update, 0, input_count),
         update_sparse=None,
         update_single=None,
         update_untouched=None,
         whole=True,
+        passes=tuple(passes),
         slots=(*rule.slots, Slot(CORRECTION, exact=True, storage=SPLIT8.name)),
     )
