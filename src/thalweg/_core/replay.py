@@ -318,7 +318,7 @@ def is_repeatable(
         and not adapter.selection.check_numerics
         and adapter.sharing is None
         and adapter.there is None
-        and adapter.taken is None
+        and adapter.apply_flag is None
         and not adapter.calls
     )
 
