@@ -88,9 +88,8 @@ def update_analytic(
     detached, numbers = [tensor.detach() for tensor in tensors], dict(scalars)
     if not isinstance(grad, IndexedSlices):
         inputs = [detached[0], grad.detach().resolve_conj(), *detached[1:]]
-        for tensor, result in zip(
-            detached, torch_evaluate(rule.update, inputs, numbers), strict=True
-        ):
+        results = torch_evaluate(rule.update, inputs, numbers)
+        for tensor, result in zip(detached, results, strict=True):
             tensor.copy_(result)
         return
     untyped = cast(Any, torch)

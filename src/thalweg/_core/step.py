@@ -377,9 +377,8 @@ def _reduce(
     if adapter.there is None:
         columns = columns_of(*column_args)
     else:
-        columns = device_columns(*column_args, adapter.there)._replace(
-            apply_flag=adapter.apply_flag
-        )
+        columns = device_columns(*column_args, adapter.there)
+        columns = columns._replace(apply_flag=adapter.apply_flag)
     rule = request.rule
     if not (transforms or rule.measures or rule.levels or rule.per_optimizer is not None):
         return columns, Decision(True, []), None

@@ -214,9 +214,7 @@ class DensePlan:
             return False
         # Without this, each attribute of a `Variable` goes through `__torch_function__`.
         with DisableTorchFunctionSubclass():
-            return self._is_unmoved(request.variables) and self._try_point_at(
-                request.gradients, bounds
-            )
+            return self._is_unmoved(request.variables) and self._bind(request.gradients, bounds)
 
     def serves(self, request: StepRequest) -> bool:
         """Return whether this plan, bound to the request's gradients, would execute the request."""
@@ -277,7 +275,7 @@ class DensePlan:
             return all(map(Tensor.is_contiguous, self.variables))
         return list(map(Tensor.stride, self.variables)) == self._strides
 
-    def _try_point_at(self, gradients: Sequence[Any], bounds: Int64 | None) -> bool:
+    def _bind(self, gradients: Sequence[Any], bounds: Int64 | None) -> bool:
         """Write the gradients' addresses to the tables; return False if one does not fit.
 
         The caller then plans from scratch, which copies the gradient or raises an error.
@@ -355,9 +353,7 @@ class DensePlan:
     ) -> Sequence[Tensor] | None:
         """See `StepPlan`."""
         groups = self._measured_groups(formulas)
-        sums = self._collect_on_device(
-            groups, lambda group: group.sums_on_device(formulas, stages, columns)
-        )
+        sums = self._collect(groups, lambda group: group.sums_on_device(formulas, stages, columns))
         return None if sums is None else sums.unbind(1)
 
     @lazy
@@ -378,7 +374,7 @@ class DensePlan:
             return self.groups
         return self._row_major_groups.refresh(self.groups, self._gradients, formulas)
 
-    def _collect_on_device(
+    def _collect(
         self, groups: Sequence[Group], compute_values: Callable[[Group], Tensor | None]
     ) -> Tensor | None:
         """Return the values of all variables, computed by groups on their common device, or None.
@@ -426,9 +422,7 @@ class DensePlan:
 
     def max_abs_on_device(self, is_checked: Tensor) -> Tensor | None:
         """See `StepPlan`."""
-        return self._collect_on_device(
-            self.groups, lambda group: group.max_abs_on_device(is_checked)
-        )
+        return self._collect(self.groups, lambda group: group.max_abs_on_device(is_checked))
 
     def make_calls(self, columns: Columns) -> list[Call]:
         """Return C functions without arguments that write all variables, slots and copies."""

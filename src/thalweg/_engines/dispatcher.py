@@ -89,7 +89,7 @@ class Dispatcher:
         # By engine, `id` of the variable, and round.
         self._sparse: dict[tuple[EngineKind, int, int], RowsPlan] = {}
         # By `id` of the variable.
-        self._offload_links: dict[int, OffloadLink] = {}
+        self._links: dict[int, OffloadLink] = {}
         self._warned_ids: set[int] = set()
         self._pass_dispatchers: dict[Rule, list[Dispatcher]] = {}
 
@@ -149,12 +149,10 @@ class Dispatcher:
         if any(copy is not None and layout.is_far(copy, var.device) for var, copy in pairs):
             with importing:
                 from thalweg._engines.offload import OffloadTransfers
-            transfers = OffloadTransfers(request, self._offload_links)
-        if len(self._offload_links) > 2 * len(request.variables) + _SPARE:
+            transfers = OffloadTransfers(request, self._links)
+        if len(self._links) > 2 * len(request.variables) + _SPARE:
             ids = set(map(id, request.variables))
-            self._offload_links = {
-                key: link for key, link in self._offload_links.items() if key in ids
-            }
+            self._links = {key: link for key, link in self._links.items() if key in ids}
         return transfers
 
     def _select_engines(self, request: StepRequest, repeats: bool) -> list[EngineKind]:

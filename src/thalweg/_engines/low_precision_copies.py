@@ -33,12 +33,12 @@ def resumed(var: Tensor, copy: Tensor) -> Tensor:
             exact = original if original.dtype == torch.float64 else original.float()
             flushed = torch.from_numpy(np.asarray(numpy_copy(exact) * 1))
     if copy.dtype == torch.bfloat16:
-        is_step_value = is_nearest(flushed, copy.detach())
+        matches = is_nearest(flushed, copy.detach())
     else:
-        is_step_value = saturated(flushed, copy.dtype).view(torch.int16) == copy.detach().view(
+        matches = saturated(flushed, copy.dtype).view(torch.int16) == copy.detach().view(
             torch.int16
         )
-    return torch.where(is_step_value, original, copy.detach().to(original.dtype))
+    return torch.where(matches, original, copy.detach().to(original.dtype))
 
 
 def is_nearest(numbers: Tensor, candidates: Tensor) -> Tensor:

@@ -245,9 +245,8 @@ class ParamGroupAdapter(StepAdapter):
             return column.counting(self.apply_flag)
         keys = self._keys or [None] * len(self._params)
         values = {key: self._next(column, key) for key in dict.fromkeys(keys)}
-        return column.moving(
-            expand_to_variables(keys, values, column.common.device), self.apply_flag
-        )
+        column_values = expand_to_variables(keys, values, column.common.device)
+        return column.moving(column_values, self.apply_flag)
 
     def _next(self, column: AnyColumn, key: Hashable) -> Any:
         """Return a number after the step, for parameters that have it in common."""
