@@ -47,8 +47,8 @@ SOME = [case for case in FIRST if case.rule.name in KINDS]
 
 
 def equal_reference(case, problem, selection, **keywords):
-    wanted = reference(case, problem, selection, **keywords)
-    assert_same(take(case, problem, selection, **keywords).written(), wanted.written())
+    expected = reference(case, problem, selection, **keywords)
+    assert_same(take(case, problem, selection, **keywords).written(), expected.written())
 
 
 @by_rule(CASES)
@@ -82,8 +82,8 @@ def test_elements_that_begin_anywhere(case, stream):
 
 def moved(tensor):
     """A copy that begins at a multiple of 4 bytes, of no larger number."""
-    found = torch.empty(len(tensor) + 1)[1:]
-    return found.copy_(tensor)
+    shifted = torch.empty(len(tensor) + 1)[1:]
+    return shifted.copy_(tensor)
 
 
 @by_rule(SOME)
@@ -99,21 +99,21 @@ def test_stages_come_first(case, dtype):
 @pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16], ids=label)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=label)
 def test_copies_follow_their_variables(case, kind, dtype):
-    found = []
+    results_by_engine = []
     for name in ("cuda", "reference"):
         problem = Problem.make(case.row, [(130,), (3, 5)], [dtype] * 2, 4, 0.2)
         copies = [torch.zeros_like(var, dtype=kind) for var in problem.variables]
         take(case, problem, Selection(name, "flush"), copies=copies)
-        found.append([*problem.written(), *copies])
-    assert_same(*found)
+        results_by_engine.append([*problem.written(), *copies])
+    assert_same(*results_by_engine)
 
 
 @by_rule(SOME)
 def test_memory_of_any_strides(case):
     problem = Problem.make(case.row, [(2, 3, 4, 5)], [torch.float32], 1)
-    last = torch.channels_last
-    problem.variables = [var.to(memory_format=last) for var in problem.variables]
-    problem.slots = [[slot.to(memory_format=last) for slot in each] for each in problem.slots]
+    layout = torch.channels_last
+    problem.variables = [var.to(memory_format=layout) for var in problem.variables]
+    problem.slots = [[slot.to(memory_format=layout) for slot in slots] for slots in problem.slots]
     equal_reference(case, problem, SELECTIONS[1])
 
 
@@ -144,7 +144,7 @@ def test_rows_of_any_width(case, width, indices):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=label)
 def test_rows_that_nothing_names(width, dtype):
     """A thread's elements lie in one row; a chunk begins and ends anywhere in one."""
-    case = next(each for each in FIRST if each.rule.name == "Adam")
+    case = next(candidate for candidate in FIRST if candidate.rule.name == "Adam")
     equal_reference(case, with_rows(case, [7, 2, 7, 3], (width,), dtype), SELECTIONS[1])
 
 
@@ -156,16 +156,16 @@ def test_entries_have_their_stages(case):
 
 @pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16], ids=label)
 def test_sparse_gradients_of_16_bits_for_masters(kind):
-    case = next(each for each in FIRST if each.rule.name == "Adam")
-    found = []
+    case = next(candidate for candidate in FIRST if candidate.rule.name == "Adam")
+    results_by_engine = []
     for name in ("cuda", "reference"):
         problem = with_rows(case, [7, 2, 7], (5,), torch.float32, special=0)
         grad = problem.gradients[0]
         problem.gradients = [sparse(grad.values.to(kind), grad.indices, problem.variables[0])]
         copies = [torch.zeros_like(problem.variables[0], dtype=kind)]
         take(case, problem, Selection(name, "flush"), copies=copies)
-        found.append([*problem.written(), *copies])
-    assert_same(*found)
+        results_by_engine.append([*problem.written(), *copies])
+    assert_same(*results_by_engine)
 
 
 def shrunk(var, *, decay):
@@ -177,30 +177,30 @@ def shrunk(var, *, decay):
 def test_what_comes_before_a_rule(case, indices):
     from dataclasses import replace
 
-    decayed = replace(case, row=replace(case.row, rule=replace(case.rule, before=shrunk)))
+    decayed_case = replace(case, row=replace(case.row, rule=replace(case.rule, before=shrunk)))
     if indices is None:
         problem = Problem.make(case.row, [(130,)], [torch.bfloat16], 6)
     else:
         problem = with_rows(case, indices, (5,), torch.bfloat16)
-    equal_reference(decayed, problem, SELECTIONS[1], decay=0.1)
+    equal_reference(decayed_case, problem, SELECTIONS[1], decay=0.1)
 
 
 def test_scalars_of_each_variable():
-    case = next(each for each in FIRST if each.rule.name == "SGD")
-    found = []
+    case = next(candidate for candidate in FIRST if candidate.rule.name == "SGD")
+    results_by_engine = []
     for name in ("cuda", "reference"):
         problem = Problem.make(case.row, [(5,), (7,), (3,)], [torch.float32] * 3, 1)
         rates = {"learning_rate": np.array([0.1, 0.2, 0.3])}
-        asked = StepRequest(
+        request = StepRequest(
             case.rule, (), problem.variables, problem.gradients, problem.slots,
             ["a", "b", "c"], Selection(name),
         )  # fmt: skip
         shared = {np.float32: case.scalars(np.float32)}
-        for each in Dispatcher().plan_step(asked).make_rounds(Columns(shared, rates)):
-            for call in each.calls:
+        for step_round in Dispatcher().plan_step(request).make_rounds(Columns(shared, rates)):
+            for call in step_round.calls:
                 call()
-        found.append(problem.written())
-    assert_same(*found)
+        results_by_engine.append(problem.written())
+    assert_same(*results_by_engine)
 
 
 def rooted(var, grad, slot, *, rate):
@@ -214,52 +214,54 @@ MEASURES = [(gradient_squares,), (variable_squares, gradient_squares), (gradient
 @pytest.mark.parametrize("dtype", DTYPES, ids=label)
 @pytest.mark.parametrize("stages", [(), (clip_by_value,)], ids=["plain", "staged"])
 def test_measures_add_in_the_order_of_all_engines(formulas, dtype, stages):
-    case = next(each for each in FIRST if each.rule.name == "Momentum")
+    case = next(candidate for candidate in FIRST if candidate.rule.name == "Momentum")
     scalars = {"rate": 0.3, "clipvalue": 0.7}
-    found = []
+    results_by_engine = []
     for name in ("cuda", "reference"):
         problem = Problem.make(case.row, [(65_536 + 1025,), (7,), (0,)], [dtype] * 3, 3)
-        asked = StepRequest(
+        request = StepRequest(
             case.rule, stages, problem.variables, problem.gradients, problem.slots,
             ["a", "b", "c"], Selection(name, "flush"),
         )  # fmt: skip
-        ready = Dispatcher().plan_step(asked)
-        own = {kind: {k: kind(v) for k, v in scalars.items()} for kind in (np.float32, np.float64)}
-        columns = Columns(own, {})
+        ready = Dispatcher().plan_step(request)
+        common = {
+            kind: {k: kind(v) for k, v in scalars.items()} for kind in (np.float32, np.float64)
+        }
+        columns = Columns(common, {})
         sums = np.stack(ready.compute_sums(formulas, stages, columns))
         leaves = np.concatenate(ready.compute_leaves(formulas, stages, columns))
-        found.append([torch.from_numpy(sums), torch.from_numpy(leaves)])
-    assert_same(*found)
+        results_by_engine.append([torch.from_numpy(sums), torch.from_numpy(leaves)])
+    assert_same(*results_by_engine)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=label)
 @pytest.mark.parametrize("special", [None, np.nan, np.inf, -np.inf])
 def test_peaks(dtype, special):
-    case = next(each for each in FIRST if each.rule.name == "SGD")
+    case = next(candidate for candidate in FIRST if candidate.rule.name == "SGD")
     problem = Problem.make(case.row, [(70_000,), (3,), (0,)], [dtype] * 3, 3)
     if special is not None:
         problem.gradients[0][69_999] = special
-    found = []
+    results_by_engine = []
     for name in ("cuda", "reference"):
-        asked = StepRequest(
+        request = StepRequest(
             case.rule, (), problem.variables, problem.gradients, problem.slots,
             ["a", "b", "c"], Selection(name),
         )  # fmt: skip
-        found.append([torch.from_numpy(Dispatcher().plan_step(asked).max_abs())])
-    assert_same(*found)
+        results_by_engine.append([torch.from_numpy(Dispatcher().plan_step(request).max_abs())])
+    assert_same(*results_by_engine)
 
 
 @by_rule(SOME)
 def test_a_step_is_repeated_with_other_gradients(case):
     engines = rulebook.Engines()
     problem = Problem.make(case.row, [(130,), (5,)], [torch.float32] * 2, 1)
-    wanted = problem.copy()
+    expected = problem.copy()
     for seed in (2, 3):
         gradients = Problem.make(case.row, [(130,), (5,)], [torch.float32] * 2, seed).gradients
-        problem.gradients = wanted.gradients = gradients
+        problem.gradients = expected.gradients = gradients
         take(case, problem, SELECTIONS[1], engines=engines)
-        take(case, wanted, FLUSH._replace(name="reference"))
-        assert_same(problem.written(), wanted.written())
+        take(case, expected, FLUSH._replace(name="reference"))
+        assert_same(problem.written(), expected.written())
 
 
 @by_rule([case for case in FIRST if not case.rule.measures])
@@ -281,17 +283,17 @@ def test_a_start_over_nothing_writes_nothing(case, indices, monkeypatch):
         arguments = map(launch._of_nothing, function.arg_names[:-1], self._arguments)
         with np.errstate(all="ignore"):
             function[self._grid](*arguments, ALIGNED=self._aligned)
-        started.append(self)
+        starts.append(self)
 
-    started = []
+    starts = []
     problem = Problem.make(case.row, [(9, 4)], [torch.float32], 1)
     if indices is not None:
         problem = with_rows(case, indices, (4,), torch.float32)
-    before = problem.copy()
+    copied = problem.copy()
     monkeypatch.setattr(launch._Interpreted, "run", over_nothing)
     take(case, problem, SELECTIONS[1])
-    assert_same(problem.written(), before.written())
-    assert started
+    assert_same(problem.written(), copied.written())
+    assert starts
 
 
 OPTIMIZERS = {
@@ -305,7 +307,7 @@ OPTIMIZERS = {
 BY_OPTIMIZER = pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=list(OPTIMIZERS))
 
 
-def trained(engine, make, last=contextlib.nullcontext):
+def trained(engine, make, context=contextlib.nullcontext):
     """Variables and slots of an optimizer after some steps over mixed dtypes."""
     generator = torch.Generator().manual_seed(0)
     variables = [
@@ -319,9 +321,9 @@ def trained(engine, make, last=contextlib.nullcontext):
             gradients = [
                 torch.randn(var.shape, generator=generator).to(var.dtype) for var in variables
             ]
-            with last() if seed == 2 else contextlib.nullcontext():
+            with context() if seed == 2 else contextlib.nullcontext():
                 optimizer.apply_gradients(zip(gradients, variables, strict=True))
-    slots = [each for each in optimizer.variables() if each.is_floating_point()]
+    slots = [slot for slot in optimizer.variables() if slot.is_floating_point()]
     return [*variables, *slots]
 
 
@@ -335,30 +337,30 @@ def test_a_steady_step_of_an_optimizer_asks_for_nothing(make):
     trained("cuda", make, waiting_for_nothing)
 
 
-def clipped(last=contextlib.nullcontext):
+def clipped(context=contextlib.nullcontext):
     """What steps of `thalweg.optim` with a clipped norm tell, over a parameter and a table."""
     generator = torch.Generator().manual_seed(0)
     params = [torch.nn.Parameter(torch.randn(4, 3, generator=generator)) for _ in range(2)]
     optimizer = optim.tensorflow.Adam(params, lr=0.1, clip_grad_norm=0.5)
     for seed in range(3):
         params[0].grad = torch.randn(4, 3, generator=generator.manual_seed(seed))
-        with last(optimizer) if seed == 2 else contextlib.nullcontext():
+        with context(optimizer) if seed == 2 else contextlib.nullcontext():
             optimizer.step()
     return optimizer.last_step
 
 
 def test_norms_are_brought_to_the_host_when_somebody_reads_them():
     with thalweg.engine("cpu"):
-        wanted = clipped()
+        expected = clipped()
     with thalweg.engine("cuda"):
-        assert clipped() == wanted
+        assert clipped() == expected
         clipped(counting_and_waiting_for_nothing)
 
 
 LARC = {"larc_eta": 0.01, "larc_mode": "clip"}
 
 
-def processed(last=contextlib.nullcontext, **options):
+def processed(context=contextlib.nullcontext, **options):
     """Variables after steps of `optimize_loss`, of which gradients are clipped or scaled."""
     torch.manual_seed(0)
     variables = [thalweg.Variable(torch.randn(4, 3), name=name) for name in "abc"]
@@ -368,7 +370,7 @@ def processed(last=contextlib.nullcontext, **options):
     )  # fmt: skip
     gradients = [torch.randn(4, 3) for _ in variables]
     for number in range(3):
-        with last(step._rate.tensors) if number == 2 else contextlib.nullcontext():
+        with context(step._rate.tensors) if number == 2 else contextlib.nullcontext():
             step.apply_gradients(gradients)
     return [var.detach() for var in variables]
 
@@ -384,9 +386,9 @@ def processed(last=contextlib.nullcontext, **options):
 )
 def test_gradients_are_processed_without_asking(options):
     with thalweg.engine("cpu"):
-        wanted = processed(**options)
+        expected = processed(**options)
     with thalweg.engine("cuda"):
-        assert_same(processed(**options), wanted)
+        assert_same(processed(**options), expected)
         processed(lambda host: waiting_for_nothing(host=host), **options)
 
 

@@ -26,7 +26,7 @@ def test_steps(case, signature, form):
 
 
 @pytest.mark.parametrize(
-    "signature", [slow_unless(each in QUICK, each) for each in SIGNATURES], ids=label
+    "signature", [slow_unless(signature in QUICK, signature) for signature in SIGNATURES], ids=label
 )
 @BY_FORM
 def test_measures(signature, form):

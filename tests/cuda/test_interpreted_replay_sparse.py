@@ -21,9 +21,9 @@ from test_replay_sparse import (
 
 @pytest.fixture(autouse=True)
 def on_a_gpu(monkeypatch):
-    plain = test_replay_sparse.Training.__init__
+    init = test_replay_sparse.Training.__init__
 
     def begin(self, opt, engine, dense=False):
-        plain(self, opt, "cuda" if engine == "cpu" else engine, dense)
+        init(self, opt, "cuda" if engine == "cpu" else engine, dense)
 
     monkeypatch.setattr(test_replay_sparse.Training, "__init__", begin)

@@ -32,17 +32,17 @@ ANYWHERE = [(0, 5), (3, 4099), (1, FAR + 2)]
 
 def kernels_take(engine, rule, dtypes, places, selection, steps=(5, (1 << 24) - 1)):
     """Variable, slots, and gradients among which are all kinds of numbers."""
-    own, kind = dtypes
-    problem = Problem.make(rule.row, SHAPES, [own] * 3, 3, special=0.2)
-    problem.slots = [[slot.to(kind) for slot in each] for each in problem.slots]
-    asked = StepRequest(
+    var_dtype, kind = dtypes
+    problem = Problem.make(rule.row, SHAPES, [var_dtype] * 3, 3, special=0.2)
+    problem.slots = [[slot.to(kind) for slot in slots] for slots in problem.slots]
+    request = StepRequest(
         rule.rule, (), problem.variables, problem.gradients, problem.slots, ["a", "b", "c"],
         selection._replace(name=engine), places=places,
     )  # fmt: skip
     engines = Engines()
     for step in steps:
-        known = rule.scalars(np.float32) | scalars_of(SEED, step)
-        engines.take(asked, lambda dtypes, known=known: {np.float32: known})
+        scalars = rule.scalars(np.float32) | scalars_of(SEED, step)
+        engines.take(request, lambda dtypes, step_scalars=scalars: {np.float32: step_scalars})
     return problem.written()
 
 
@@ -59,8 +59,8 @@ def kernels_take(engine, rule, dtypes, places, selection, steps=(5, (1 << 24) - 
     ids=label,
 )
 def test_bits_of_kernels(name, dtypes, selection, places):
-    given = case(name), dtypes, places, selection
-    assert_same(kernels_take("cuda", *given), kernels_take("reference", *given))
+    args = case(name), dtypes, places, selection
+    assert_same(kernels_take("cuda", *args), kernels_take("reference", *args))
 
 
 # Optimizers
@@ -69,9 +69,9 @@ def test_bits_of_kernels(name, dtypes, selection, places):
 DRAWN = {"round": "stochastic", "seed": SEED}
 
 
-def trained(engine, make, *how, shapes=SHAPES, **options):
+def trained(engine, make, *optimizer_args, shapes=SHAPES, **options):
     return low_precision_trainings.trained(
-        engine, make, *how, shapes=shapes, **{**DRAWN, **options}
+        engine, make, *optimizer_args, shapes=shapes, **{**DRAWN, **options}
     )
 
 
@@ -96,19 +96,19 @@ MAKES = {
     ids=label,
 )
 def test_bits_of_optimizers(name, dtype):
-    given = MAKES[name], 2
+    args = MAKES[name], 2
     options = {"dtype": dtype, "shapes": [(24, 16)] if name in ("Muon", "Adafactor") else SHAPES}
-    found = trained("cuda", *given, **options)
-    assert_same(found, trained("reference", *given, **options))
+    actual = trained("cuda", *args, **options)
+    assert_same(actual, trained("reference", *args, **options))
 
 
 def test_bits_count():
-    def nearest(params, lr, **how):
+    def nearest(params, lr, **optimizer_args):
         return optim.AdamW(params, lr)
 
-    found = trained("cuda", optim.AdamW, shapes=SHAPES[1:2])
-    plain = trained("cuda", nearest, shapes=SHAPES[1:2])
-    pairs = [pair for pair in zip(found, plain, strict=True) if pair[0].dim()]
+    drawn_values = trained("cuda", optim.AdamW, shapes=SHAPES[1:2])
+    nearest_values = trained("cuda", nearest, shapes=SHAPES[1:2])
+    pairs = [pair for pair in zip(drawn_values, nearest_values, strict=True) if pair[0].dim()]
     assert not any(torch.equal(*pair) for pair in pairs)
 
 
@@ -122,8 +122,8 @@ BESIDE = [
 
 @pytest.mark.parametrize("options", BESIDE, ids=str)
 def test_options_beside(options):
-    found = trained("cuda", optim.AdamW, shapes=SHAPES[:2], **options)
-    assert_same(found, trained("reference", optim.AdamW, shapes=SHAPES[:2], **options))
+    actual = trained("cuda", optim.AdamW, shapes=SHAPES[:2], **options)
+    assert_same(actual, trained("reference", optim.AdamW, shapes=SHAPES[:2], **options))
 
 
 @pytest.mark.parametrize("make", [optim.AdamW, tensorflow.Adam], ids=["torch", "TensorFlow"])
@@ -131,10 +131,10 @@ def test_options_beside(options):
 def test_steps_that_a_device_counts(make, dtype):
     """It draws by its own number of a step, and nobody asks for that."""
     options = {"dtype": dtype, "shapes": SHAPES[:2]}
-    wanted = trained("cuda", make, **options)
-    assert_same(trained("cuda", make, capturable=True, **options), wanted)
-    there = {"capturable": True, **options}
-    trained("cuda", make, last=lambda optimizer: waiting_for_nothing(), **there)
+    expected = trained("cuda", make, **options)
+    assert_same(trained("cuda", make, capturable=True, **options), expected)
+    capturable_options = {"capturable": True, **options}
+    trained("cuda", make, context=lambda optimizer: waiting_for_nothing(), **capturable_options)
 
 
 def test_a_steady_step_asks_for_nothing():
@@ -145,11 +145,11 @@ def test_a_steady_step_asks_for_nothing():
 def test_what_a_device_leaves_out_draws_nothing(make):
     overflows = (False, True, False, True, True, False)
     options = {"overflows": overflows, "fused_unscale": True, "shapes": SHAPES[:2]}
-    found = trained("cuda", make, len(overflows), **options)
-    assert_same(found, trained("reference", make, len(overflows), **options))
+    actual = trained("cuda", make, len(overflows), **options)
+    assert_same(actual, trained("reference", make, len(overflows), **options))
 
 
 def test_a_graph_draws_anew_in_each_replay():
     options = {**DRAWN, "shapes": SHAPES[1:2], "capturable": True}
-    eager, other = (low_precision_trainings.made_by(optim.AdamW, **options) for _ in range(2))
-    assert_same(*low_precision_trainings.replayed(captured, eager, other))
+    eager, graphed = (low_precision_trainings.made_by(optim.AdamW, **options) for _ in range(2))
+    assert_same(*low_precision_trainings.replayed(captured, eager, graphed))

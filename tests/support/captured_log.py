@@ -21,4 +21,4 @@ class Logged(logging.Handler):
 
     @property
     def messages(self) -> list[str]:
-        return [each.getMessage() for each in self.records]
+        return [record.getMessage() for record in self.records]

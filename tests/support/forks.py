@@ -40,8 +40,8 @@ def told(work: Callable[[], Any], timeout: float = TIMEOUT) -> Any:
         os.waitpid(child, 0)
     assert ready, "the child hangs"
     assert content, "the child died"
-    done, answer = pickle.loads(content)
-    assert done, answer
+    is_done, answer = pickle.loads(content)
+    assert is_done, answer
     return answer
 
 

@@ -33,9 +33,9 @@ def arrays_of(name: str) -> Any:
 
 @cache
 def _read(name: str, key: str) -> np.ndarray[Any, Any]:
-    found = arrays_of(name)[key]
-    found.flags.writeable = False  # it is every test's
-    return found
+    array = arrays_of(name)[key]
+    array.flags.writeable = False  # it is every test's
+    return array
 
 
 def array_of(name: str, case: Case, *names: str) -> np.ndarray[Any, Any]:

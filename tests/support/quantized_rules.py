@@ -31,9 +31,9 @@ def suited(codec: str) -> Callable[[Slot], str]:
 def encoded_rule(rule: Rule, codec: str) -> Rule:
     """A rule whose slots are all kept in a codec, or in what suits them."""
     choose = suited(codec)
-    own = set(rule.element_slots)
+    slot_names = set(rule.element_slots)
     slots = tuple(
-        replace(slot, dtype=None, storage=choose(slot)) if slot in own else slot
+        replace(slot, dtype=None, storage=choose(slot)) if slot in slot_names else slot
         for slot in rule.slots
     )
     return replace(rule, slots=slots)
