@@ -34,11 +34,11 @@ class Figures:
         for title, outcome in zip(titles, outcomes, strict=True):
             self.note(title, outcome, outcome in accepted)
 
-    def add(self, other: Figures) -> None:
+    def add(self, figures: Figures) -> None:
         """Count the cases of another part."""
-        self.cases += other.cases
-        self.kinds.update(other.kinds)
-        self.failures += other.failures
+        self.cases += figures.cases
+        self.kinds.update(figures.kinds)
+        self.failures += figures.failures
 
     def line(self) -> str:
         """The figures in a line."""

@@ -39,11 +39,11 @@ class Server:
     used = 0.0
 
     def __init__(self, module: str) -> None:
-        self._pipe, theirs = context.Pipe()
-        given = module, [*sys.path], dict(os.environ), theirs
-        self._process = context.Process(target=serve, args=given, daemon=True)
+        self._pipe, child_pipe = context.Pipe()
+        args = module, [*sys.path], dict(os.environ), child_pipe
+        self._process = context.Process(target=serve, args=args, daemon=True)
         self._process.start()
-        theirs.close()
+        child_pipe.close()
 
     def __enter__(self) -> Server:
         return self
@@ -70,8 +70,8 @@ class Server:
         outcomes = self._ask(batch, planted)
         if isinstance(outcomes, list):
             return outcomes
-        singly = [self._ask([each], planted) for each in batch]
-        return [each[0] if isinstance(each, list) else each for each in singly]
+        singly = [self._ask([case], planted) for case in batch]
+        return [answer[0] if isinstance(answer, list) else answer for answer in singly]
 
     def close(self) -> None:
         """End the process."""
@@ -131,8 +131,8 @@ def serve(module: str, path: list[str], environment: Mapping[str, str], pipe: An
     cases = importlib.import_module(module)
     cases.warm()
     with contextlib.suppress(EOFError):
-        while asked := pipe.recv():
-            answer = in_child(partial(_answered, cases, *asked))
+        while request := pipe.recv():
+            answer = in_child(partial(_answered, cases, *request))
             pipe.send(answer if answer.startswith("exit ") else json.loads(answer))
         pipe.send(sum(os.times()[:4]))
 
@@ -161,7 +161,7 @@ def in_child(work: Callable[[], str]) -> str:
 def _answered(cases: Any, planted: str, batch: Sequence[Any]) -> str:
     if planted:
         DEFECTS[planted]()
-    return json.dumps([_attempted(cases, each) for each in batch])
+    return json.dumps([_attempted(cases, case) for case in batch])
 
 
 def _attempted(cases: Any, case: Sequence[Any]) -> str:

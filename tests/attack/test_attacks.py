@@ -88,17 +88,17 @@ def served() -> Iterator[Callable[[str], Server]]:
 
     It is warm after seconds, and each of its children is given a defect of its own.
     """
-    kept: dict[str, Server] = {}
+    servers: dict[str, Server] = {}
 
     def server_of(name: str) -> Server:
-        if name not in kept:
-            while kept:
-                kept.popitem()[1].close()
-            kept[name] = Server(load(name).__name__)
-        return kept[name]
+        if name not in servers:
+            while servers:
+                servers.popitem()[1].close()
+            servers[name] = Server(load(name).__name__)
+        return servers[name]
 
     yield server_of
-    for server in kept.values():
+    for server in servers.values():
         server.close()
 
 
@@ -133,16 +133,18 @@ def test_the_attack_notices_a_missing_check_in_every_face(
 @pytest.mark.slow
 def test_the_attack_notices_writes_that_can_be_split(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("THALWEG_NATIVE_LOOK", "0")  # a step in one call has none
-    found, _ = interruptions.told("keras", "signal", 40, SEED, 900, "sections are split")
-    assert set(found) & set(interruptions.WRONG)
+    outcomes, _ = interruptions.told("keras", "signal", 40, SEED, 900, "sections are split")
+    assert set(outcomes) & set(interruptions.WRONG)
 
 
 @pytest.mark.slow
 def test_kills_notice_files_that_are_written_in_place() -> None:
     command = [sys.executable, "-m", "attack.kills", "40", str(SEED), "files are written in place"]
-    done = subprocess.run(command, cwd=RUN.parents[1], capture_output=True, text=True, check=False)
-    assert done.returncode == 1, done.stderr
-    assert "unreadable" in done.stderr
+    process = subprocess.run(
+        command, cwd=RUN.parents[1], capture_output=True, text=True, check=False
+    )
+    assert process.returncode == 1, process.stderr
+    assert "unreadable" in process.stderr
 
 
 @pytest.mark.skipif(bool(syscalls.unavailable()), reason=syscalls.unavailable() or "strace")
@@ -164,8 +166,8 @@ def noticed(server: Server, name: str, defect: str, face: int = 0, faces: int = 
 
 
 def test_the_command_prints_figures_and_tells_failures() -> None:
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, str(RUN), "no such attack"], capture_output=True, text=True, check=False
     )
-    assert done.returncode == 2
-    assert "no attack is called no such attack" in done.stderr
+    assert process.returncode == 2
+    assert "no attack is called no such attack" in process.stderr
