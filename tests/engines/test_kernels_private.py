@@ -31,14 +31,14 @@ def base(tmp_path, monkeypatch):
 @pytest.fixture
 def give_away(monkeypatch):
     """Makes a file or folder another user's: truly if root runs this, else in what stat says."""
-    given = set()
+    faked_files = set()
 
     def faked(look):
         def looked(*args, **options):
-            found = look(*args, **options)
-            if (found.st_dev, found.st_ino) not in given:
-                return found
-            return os.stat_result([*found[:4], MALLORY, *found[5:]])
+            status = look(*args, **options)
+            if (status.st_dev, status.st_ino) not in faked_files:
+                return status
+            return os.stat_result([*status[:4], MALLORY, *status[5:]])
 
         return looked
 
@@ -47,7 +47,7 @@ def give_away(monkeypatch):
             os.lchown(path, MALLORY, MALLORY)
             return
         status = os.lstat(path)
-        given.add((status.st_dev, status.st_ino))
+        faked_files.add((status.st_dev, status.st_ino))
 
     for name in ("stat", "lstat", "fstat"):
         monkeypatch.setattr(os, name, faked(getattr(os, name)))
@@ -71,12 +71,12 @@ def planted(base, tmp_path, monkeypatch):
 
 def tree(folder):
     """Mode, owner and content of all that lies in a folder, and of itself."""
-    found = {}
+    entries = {}
     for path in (folder, *folder.rglob("*")):
         status = path.lstat()
-        plain = stat.S_ISREG(status.st_mode)
-        found[path] = status.st_mode, status.st_uid, path.read_bytes() if plain else None
-    return found
+        is_regular = stat.S_ISREG(status.st_mode)
+        entries[path] = status.st_mode, status.st_uid, path.read_bytes() if is_regular else None
+    return entries
 
 
 def silently(name, value):
@@ -157,18 +157,18 @@ def test_a_folder_that_others_could_write_to_is_left_for_a_fresh_one(
     planted, base, give_away, monkeypatch, spoil
 ):
     spoil(base / "kernels", give_away)
-    before = tree(base)
-    with pytest.warns(PerformanceWarning, match=r"kernels.* is left alone") as seen:
+    entries_before = tree(base)
+    with pytest.warns(PerformanceWarning, match=r"kernels.* is left alone") as warned:
         values = made("k_target", MINE), made("k_second", 2.5)
     assert values == (MINE, 2.5)
-    assert len(seen) == 1
+    assert len(warned) == 1
     fresh = base / "kernels-2"
-    assert str(fresh) in str(seen[0].message)
-    assert seen[0].filename == made.__code__.co_filename  # the user's line, not one of ours
+    assert str(fresh) in str(warned[0].message)
+    assert warned[0].filename == made.__code__.co_filename  # the user's line, not one of ours
     assert stat.S_IMODE(fresh.lstat().st_mode) == 0o700
-    after = tree(base)
-    assert {path: after[path] for path in before if path != base} == {
-        path: before[path] for path in before if path != base
+    entries = tree(base)
+    assert {path: entries[path] for path in entries_before if path != base} == {
+        path: entries_before[path] for path in entries_before if path != base
     }
     forget(monkeypatch)
     assert silently("k_target", 3.5) == MINE  # the fresh one is found again, without a word
@@ -196,9 +196,9 @@ def test_a_place_full_of_such_folders_is_given_up(base):
     for name in ("kernels", *(f"kernels-{number}" for number in range(2, 10))):
         (base / name).mkdir()
         (base / name).chmod(0o777)
-    with pytest.warns(PerformanceWarning, match="cannot be kept in") as seen:
+    with pytest.warns(PerformanceWarning, match="cannot be kept in") as warned:
         assert made("k_target", MINE) == MINE
-    assert len(seen) == 1
+    assert len(warned) == 1
 
 
 # The folders on the way
@@ -223,15 +223,17 @@ ON_THE_WAY = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("spoil", "why"), ON_THE_WAY.values(), ids=ON_THE_WAY)
-def test_below_a_folder_of_others_nothing_is_run_or_made(planted, base, give_away, spoil, why):
+@pytest.mark.parametrize(("spoil", "cause"), ON_THE_WAY.values(), ids=ON_THE_WAY)
+def test_below_a_folder_of_others_nothing_is_run_or_made(planted, base, give_away, spoil, cause):
     spoil(base, give_away)
-    before = tree(base.parent)
-    with pytest.warns(PerformanceWarning, match=f"cannot be kept in .*{why}.*Set THALWEG") as seen:
+    entries_before = tree(base.parent)
+    with pytest.warns(
+        PerformanceWarning, match=f"cannot be kept in .*{cause}.*Set THALWEG"
+    ) as warned:
         values = made("k_target", MINE), made("k_second", 2.5)
     assert values == (MINE, 2.5)
-    assert len(seen) == 1
-    assert tree(base.parent) == before
+    assert len(warned) == 1
+    assert tree(base.parent) == entries_before
 
 
 def behind_a_link(base):
@@ -282,11 +284,11 @@ def test_what_lies_in_the_working_directory_is_not_run(base, planted, monkeypatc
 
 def test_all_that_is_made_is_private_whatever_the_umask(base, monkeypatch):
     monkeypatch.setenv("THALWEG_CACHE_DIR", str(base / "one" / "two"))
-    before = os.umask(0)
+    old_umask = os.umask(0)
     try:
         assert silently("k_target", MINE) == MINE
     finally:
-        os.umask(before)
+        os.umask(old_umask)
     modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in base.rglob("*")}
     files = {name: mode for name, mode in modes.items() if name.startswith("k_")}
     assert {modes[name] for name in ("one", "two", "kernels")} == {0o700}
@@ -303,30 +305,30 @@ def test_what_was_looked_at_is_what_is_read(planted, base, monkeypatch):
     forget(monkeypatch)
     assert made("k_target", MINE) == MINE
     forget(monkeypatch)
-    swapped = []
+    swaps = []
 
     def swap(name, *args, real=os.fstat):
-        found = real(name, *args)
-        if stat.S_ISREG(found.st_mode) and not swapped:
+        status = real(name, *args)
+        if stat.S_ISREG(status.st_mode) and not swaps:
             os.replace(evil, planted)
-            swapped.append(True)
-        return found
+            swaps.append(True)
+        return status
 
     monkeypatch.setattr(os, "fstat", swap)
     assert made("k_target", 2.5) == MINE
-    assert swapped
+    assert swaps
 
 
 def test_no_descriptor_is_left_open(planted, base, give_away):
     def count():
         return len(os.listdir("/dev/fd"))
 
-    before = count()
+    count_before = count()
     silently("k_second", 2.5)
     base.chmod(0o777)
     with pytest.warns(PerformanceWarning):
         made("k_third", 3.5)
-    assert count() == before
+    assert count() == count_before
 
 
 # Platforms
@@ -343,9 +345,9 @@ def test_without_o_path_folders_are_opened_to_be_read(planted, base, monkeypatch
 
 def test_where_owners_cannot_be_seen_no_kernels_are_kept(planted, base, monkeypatch):
     monkeypatch.setattr(private_directory, "AVAILABLE", False)
-    before = tree(base)
+    entries_before = tree(base)
     assert (silently("k_target", MINE), silently("k_second", 2.5)) == (MINE, 2.5)
-    assert tree(base) == before
+    assert tree(base) == entries_before
 
 
 # What cannot be written can still be read
@@ -359,8 +361,8 @@ def test_a_folder_that_only_root_writes_is_read(planted, monkeypatch):
     monkeypatch.setattr(os, "rename", refuse)
     monkeypatch.setattr(os, "replace", refuse)
     forget(monkeypatch)
-    with pytest.warns(PerformanceWarning, match="cannot be kept in .*read-only") as seen:
+    with pytest.warns(PerformanceWarning, match="cannot be kept in .*read-only") as warned:
         values = made("k_target", MINE), made("k_new", 2.5), made("k_newer", 3.5)
     assert values == (PLANTED, 2.5, 3.5)
-    assert len(seen) == 1
+    assert len(warned) == 1
     assert not list(planted.parent.glob("*.tmp"))

@@ -33,20 +33,20 @@ OTHERS: dict[str, Callable[[], Any]] = {
 @pytest.mark.parametrize("make", OTHERS.values(), ids=OTHERS)
 @pytest.mark.parametrize("place", [0, 1])
 def test_what_is_not_alike(make: Callable[[], Any], place: int) -> None:
-    like = MetadataGuard([torch.zeros(2, 3), torch.zeros(2, 3)])
-    given: list[Any] = [torch.ones(2, 3), torch.ones(2, 3)]
-    assert like.holds(given)
-    given[place] = make()
-    assert not like.holds(given)
+    guard = MetadataGuard([torch.zeros(2, 3), torch.zeros(2, 3)])
+    tensors: list[Any] = [torch.ones(2, 3), torch.ones(2, 3)]
+    assert guard.holds(tensors)
+    tensors[place] = make()
+    assert not guard.holds(tensors)
 
 
 def test_more_fewer_and_repeated_tensors_are_not_alike() -> None:
-    like = MetadataGuard([torch.zeros(2), torch.zeros(2)])
-    one, two = torch.ones(2), torch.ones(2)
-    assert like.holds([one, two])
-    assert not like.holds([one])
-    assert not like.holds([one, one])
-    assert not like.holds([one, two, torch.ones(2)])
+    guard = MetadataGuard([torch.zeros(2), torch.zeros(2)])
+    first, two = torch.ones(2), torch.ones(2)
+    assert guard.holds([first, two])
+    assert not guard.holds([first])
+    assert not guard.holds([first, first])
+    assert not guard.holds([first, two, torch.ones(2)])
     assert not MetadataGuard().holds([])
 
 
@@ -66,10 +66,10 @@ def _refusing(*args: Any, **options: Any) -> None:
 def test_a_torch_without_the_comparison_takes_the_same_steps(monkeypatch, guards) -> None:
     generator = torch.Generator().manual_seed(3)
     gradients = [[torch.randn(2, 3, generator=generator) for _ in range(4)] for _ in range(3)]
-    wanted = _trained(gradients)
+    expected = _trained(gradients)
     monkeypatch.setattr(likeness, "TensorGuards", guards)
     assert not MetadataGuard(gradients[0]).holds(gradients[0])
-    assert all(map(torch.equal, _trained(gradients), wanted))
+    assert all(map(torch.equal, _trained(gradients), expected))
 
 
 def test_a_steady_step_takes_no_closer_look(monkeypatch) -> None:
