@@ -2,7 +2,7 @@
 
 What `files`, `bundles` and `keras_files` change is read here by what stands above their readers:
 `checkpoint.restore`, `checkpoint.tensorflow.restore`, `train.Checkpoint` and `train.Saver`. Each
-takes it, or raises one of the library's errors, and then no var and no state has changed.
+takes it, or raises one of the library's errors, and then no variable and no state has changed.
 """
 
 from __future__ import annotations

@@ -47,8 +47,8 @@ def slices64(indices: list[int], values: torch.Tensor) -> IndexedSlices:
 def embedded(indices: list[int], values: torch.Tensor) -> Any:
     """As backward of an embedding leaves it."""
     table = torch.zeros(ROWS, WIDTH, requires_grad=True)
-    found = torch.nn.functional.embedding(torch.tensor(indices), table, sparse=True)
-    (found * values).sum().backward()
+    embedded_rows = torch.nn.functional.embedding(torch.tensor(indices), table, sparse=True)
+    (embedded_rows * values).sum().backward()
     return table.grad
 
 
@@ -80,9 +80,9 @@ class Training:
         return [tensor.detach().clone() for tensor in (self.table, self.bias, *self.opt.weights)]
 
 
-def assert_same(got: list[torch.Tensor], wanted: list[torch.Tensor]) -> None:
-    assert len(got) == len(wanted)
-    for a, b in zip(got, wanted, strict=True):
+def assert_same(got: list[torch.Tensor], expected: list[torch.Tensor]) -> None:
+    assert len(got) == len(expected)
+    for a, b in zip(got, expected, strict=True):
         assert torch.equal(a, b)
 
 
@@ -95,15 +95,15 @@ def refuse(*_: Any, **__: Any) -> None:
 @pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)
 def test_steady_steps_give_the_bits_of_the_reference(make, kind, dense, monkeypatch):
     fast = Training(make(), "cpu", dense)
-    plain = Training(make(), "reference", dense)
-    fast.step(0, kind), plain.step(0, kind)
+    reference_training = Training(make(), "reference", dense)
+    fast.step(0, kind), reference_training.step(0, kind)
     with monkeypatch.context() as patch:
         patch.setattr(Dispatcher, "plan_step", refuse)
         for number in range(1, 7):
             fast.step(number, kind)
     for number in range(1, 7):
-        plain.step(number, kind)
-    assert_same(fast.state(), plain.state())
+        reference_training.step(number, kind)
+    assert_same(fast.state(), reference_training.state())
 
 
 @pytest.mark.parametrize("dense", [False, True], ids=["alone", "beside a dense one"])
@@ -132,9 +132,9 @@ def changed(name: str, value: Any) -> Callable[[Training], Any]:
     """Slices whose parts were exchanged after they were made."""
 
     def make(_: Training) -> IndexedSlices:
-        made = slices64([2], ONE)
-        setattr(made, name, value)
-        return made
+        slices = slices64([2], ONE)
+        setattr(slices, name, value)
+        return slices
 
     return make
 
@@ -155,41 +155,41 @@ REFUSED: dict[str, tuple[Callable[[Training], Any], type[Exception], str]] = {
 
 
 @pytest.mark.parametrize("dense", [False, True], ids=["alone", "beside a dense one"])
-@pytest.mark.parametrize(("given", "error", "text"), REFUSED.values(), ids=REFUSED)
-def test_what_does_not_fit_is_refused_with_nothing_changed(given, error, text, dense):
+@pytest.mark.parametrize(("make_grad", "error", "text"), REFUSED.values(), ids=REFUSED)
+def test_what_does_not_fit_is_refused_with_nothing_changed(make_grad, error, text, dense):
     training = Training(Adagrad(0.1), "cpu", dense)
     training.step(0, coo), training.step(1, coo)
-    before = training.state()
-    pairs = [(given(training), training.table)]
+    state_before = training.state()
+    pairs = [(make_grad(training), training.table)]
     if dense:
         pairs.insert(0, (torch.ones(3, WIDTH), training.bias))
-    with pytest.raises(error) as caught:
+    with pytest.raises(error) as error_info:
         training.opt.apply_gradients(pairs)
-    assert text in str(caught.value)
-    assert_same(training.state(), before)
+    assert text in str(error_info.value)
+    assert_same(training.state(), state_before)
     training.step(2, coo)
 
 
 def test_a_shrunken_gradient_is_refused():
     training = Training(Adagrad(0.1), "cpu")
     training.step(0, coo), training.step(1, coo)
-    before = training.state()
+    state_before = training.state()
     values = torch.ones(4, WIDTH)
     grad = slices64([0, 1, 2, 3], values)
     values.untyped_storage().resize_(8)
     with pytest.raises(ValueError, match="has no memory that holds its 20 elements"):
         training.opt.apply_gradients([(grad, training.table)])
-    assert_same(training.state(), before)
+    assert_same(training.state(), state_before)
 
 
 def test_a_constraint_given_later_is_refused():
     training = Training(Adagrad(0.1), "cpu")
     training.step(0, coo), training.step(1, coo)
-    before = training.state()
+    state_before = training.state()
     training.table.constraint = torch.relu  # type: ignore[misc]
     with pytest.raises(RuntimeError, match="constraint function on a sparse variable"):
         training.step(2, coo)
-    assert_same(training.state(), before)
+    assert_same(training.state(), state_before)
 
 
 # What fits in another way
@@ -239,12 +239,12 @@ OTHERS = [
 
 
 @pytest.mark.parametrize("dense", [False, True], ids=["alone", "beside a dense one"])
-@pytest.mark.parametrize("given", OTHERS, ids=lambda given: given.__name__)
-def test_other_gradients_between_steady_ones(given, dense):
+@pytest.mark.parametrize("make_grad", OTHERS, ids=lambda make_grad: make_grad.__name__)
+def test_other_gradients_between_steady_ones(make_grad, dense):
     trainings = [Training(Adagrad(0.1), engine, dense) for engine in ("cpu", "reference")]
     for training in trainings:
         training.step(0, coo), training.step(1, coo)
-        pairs = [(given(training), training.table)]
+        pairs = [(make_grad(training), training.table)]
         if dense:
             pairs.insert(0, (values_of(3, 7), training.bias))
         training.opt.apply_gradients(pairs)
@@ -328,11 +328,11 @@ def test_a_gradient_is_not_kept_alive(options):
     training.step(0, coo)
     for number in range(2):
         values = values_of(4, number)
-        seen = weakref.ref(values)
+        values_ref = weakref.ref(values)
         training.opt.apply_gradients([(slices64([0, 1, 0, 2], values), training.table)])
         del values
         gc.collect()
-        assert seen() is None
+        assert values_ref() is None
 
 
 def test_backward_through_an_older_graph_is_noticed():

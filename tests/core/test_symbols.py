@@ -26,22 +26,22 @@ ANY = st.one_of(USUAL, st.floats(), st.sampled_from([1e-300, 1e300, 3.4e38, 1e-4
 each_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 
 
-def done(made: Program, names: list[str], dtype: Any) -> Any:
+def done(program: Program, names: list[str], dtype: Any) -> Any:
     """A row of scalars that a program makes."""
     row, record = (
         np.full((1, len(names)), 7, dtype),
         np.zeros(scalar_program.PROGRAM // 8, np.int64),
     )
-    made.place(record, names, row.ctypes.data, 1)
+    program.place(record, names, row.ctypes.data, 1)
     name = f"t_{kernel_cache.digest(SOURCE, MAIN)}"
     address = kernel_cache.address_of(name, (SOURCE + MAIN).replace("NAME", name), briefly=True)
     ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)(record.ctypes.data)
     return row[0]
 
 
-def assert_bits(own: Any, other: Any) -> None:
-    assert own == other or (own != own and other != other), (own, other)
-    assert np.signbit(own) == np.signbit(other) or own != own
+def assert_bits(actual: Any, expected: Any) -> None:
+    assert actual == expected or (actual != actual and expected != expected), (actual, expected)
+    assert np.signbit(actual) == np.signbit(expected) or actual != actual
 
 
 @each_kind
@@ -52,26 +52,28 @@ def assert_bits(own: Any, other: Any) -> None:
 @given(data=st.data())
 def test_what_rules_make_of_measures(rule: Rule, kind: Any, data: st.DataObject) -> None:
     function: Any = rule.per_variable
-    wanted = [*inspect.signature(function).parameters]
-    measures, names = [*rule.measures], [name for name in wanted if name not in rule.measures]
-    numbers = data.draw(st.one_of(*(st.tuples(*[each] * len(wanted)) for each in (USUAL, ANY))))
+    parameters = [*inspect.signature(function).parameters]
+    measures, names = [*rule.measures], [name for name in parameters if name not in rule.measures]
+    numbers = data.draw(
+        st.one_of(*(st.tuples(*[strategy] * len(parameters)) for strategy in (USUAL, ANY)))
+    )
     with np.errstate(all="ignore"):
-        measured = dict(zip(measures, map(np.float64, numbers), strict=False))
+        reductions = dict(zip(measures, map(np.float64, numbers), strict=False))
         scalars = dict(zip(names, map(kind, numbers[len(measures) :]), strict=True))
-        arrays = {name: np.array([each, 1.0]) for name, each in measured.items()}
-        found = {n: np.asarray(x, kind) for n, x in function(**arrays, **scalars).items()}
-    made = Program(kind, dict.fromkeys(measures, np.float64), names, lambda x, _: function(**x))
-    made.give(scalars.values())
-    for place, each in enumerate(measured.values()):
-        made.set(place, each)
-    for own, other in zip(done(made, [*found], kind), found.values(), strict=True):
-        assert_bits(own, np.broadcast_to(other, 2)[0])
+        arrays = {name: np.array([number, 1.0]) for name, number in reductions.items()}
+        actual = {n: np.asarray(x, kind) for n, x in function(**arrays, **scalars).items()}
+    program = Program(kind, dict.fromkeys(measures, np.float64), names, lambda x, _: function(**x))
+    program.give(scalars.values())
+    for place, number in enumerate(reductions.values()):
+        program.set(place, number)
+    for first, second in zip(done(program, [*actual], kind), actual.values(), strict=True):
+        assert_bits(first, np.broadcast_to(second, 2)[0])
 
 
 def both_types(*, wide: Any, x: Any, y: Any) -> Any:
-    one = x * y / 3 - 0.1
+    offset = x * y / 3 - 0.1
     return {
-        "first": narrow(wide * one, x) + y,
+        "first": narrow(wide * offset, x) + y,
         "second": where((wide < 1.0) & (x != y) | (y > 2), narrow(wide, x), x),
         "third": maximum(sqrt(wide) * x, y),
     }
@@ -84,14 +86,16 @@ def test_numbers_of_two_types_are_computed_as_by_numpy(
     kind: Any, wide: float, x: float, y: float
 ) -> None:
     with np.errstate(all="ignore"):
-        own = {"x": kind(x), "y": kind(y)}
-        found = both_types(wide=np.array([wide]), **own)
-        found = {n: np.asarray(each, kind) for n, each in found.items()}
-    made = Program(kind, {"wide": np.float64}, [*own], lambda given, _: both_types(**given))
-    made.give(own.values())
-    made.set(0, wide)
-    for one, other in zip(done(made, [*found], kind), found.values(), strict=True):
-        assert_bits(one, other.ravel()[0])
+        scalars = {"x": kind(x), "y": kind(y)}
+        actual = both_types(wide=np.array([wide]), **scalars)
+        actual = {n: np.asarray(number, kind) for n, number in actual.items()}
+    program = Program(
+        kind, {"wide": np.float64}, [*scalars], lambda options, _: both_types(**options)
+    )
+    program.give(scalars.values())
+    program.set(0, wide)
+    for first, second in zip(done(program, [*actual], kind), actual.values(), strict=True):
+        assert_bits(first, second.ravel()[0])
 
 
 @pytest.mark.parametrize(
@@ -109,4 +113,4 @@ def test_numbers_of_two_types_are_computed_as_by_numpy(
 )
 def test_what_is_no_arithmetic_of_it_is_refused(function: Any) -> None:
     with pytest.raises(TypeError):
-        Program(np.float32, {"wide": np.float64}, ["x"], lambda given, _: function(**given))
+        Program(np.float32, {"wide": np.float64}, ["x"], lambda options, _: function(**options))

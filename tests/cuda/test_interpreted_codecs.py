@@ -56,7 +56,7 @@ def is_replayed(name, base, dtype):
 
 
 @pytest.mark.parametrize(
-    ("name", "encoded_base", "dtype"),
+    ("name", "base", "dtype"),
     [
         slow_unless(is_replayed(name, base_case, dtype), name, base_case, dtype)
         for name in OF_SLOTS

@@ -195,7 +195,7 @@ def test_dynamic_numbers_are_those_of_bitsandbytes(name: str) -> None:
 def problem_of(
     base: Case, size: Any, dtype: torch.dtype = torch.float32, seed: int = 0, special: float = 0.0
 ) -> Problem:
-    """A problem with slots of float32, base."""
+    """A problem with slots of float32, encoded."""
     sizes = size if isinstance(size, list) else [size]
     problem = Problem.make(base.row, sizes, [dtype] * len(sizes), seed, special)
     problem.slots = [[slot.float() for slot in slots] for slots in problem.slots]
@@ -212,7 +212,7 @@ def assert_same_steps(base: Case, problem: Problem, selection: Any = KEEP, steps
 
 
 @by_name
-@pytest.mark.parametrize("encoded", CASES, ids=label)
+@pytest.mark.parametrize("base", CASES, ids=label)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=label)
 def test_the_cpu_engine_has_the_bits_of_the_reference(
     base: Case, name: str, dtype: torch.dtype

@@ -89,7 +89,7 @@ QUICK = [
     types for types in SIGNATURES if types[0] == types[1] and types[2] == types[3] and not types[4]
 ]
 QUICK += [(F32, F16, F32, F32, BF16), (F32, BF16, F32, F32, F16), (F64, F64, F16, F64, BF16)]
-# Of a types: variable and gradient, and what comes after them.
+# Of a signature: variable and gradient, and what comes after them.
 PAIRS = list(dict.fromkeys(types[:2] for types in SIGNATURES))
 OTHERS = list(dict.fromkeys(types[2:] for types in SIGNATURES))
 FORMS: dict[str, tuple[tuple[int, ...], torch.dtype | None]] = {
@@ -118,7 +118,7 @@ by_pair = pytest.mark.parametrize("pair", PAIRS, ids=label)
 
 @by_form
 @pytest.mark.parametrize("case", OWN, ids=label)
-@many("signature", QUICK, ids=label)
+@many("types", QUICK, ids=label)
 def test_steps_have_the_bits_of_the_reference(
     case: Case, types: tuple[Any, ...], form: str
 ) -> None:
@@ -162,7 +162,7 @@ def equal_steps(case: Case, types: tuple[Any, ...], form: str, engine_name: str)
 
 
 @by_form
-@many("signature", QUICK, ids=label)
+@many("types", QUICK, ids=label)
 def test_measures_have_the_bits_of_the_reference(types: tuple[Any, ...], form: str) -> None:
     equal_measures(types, form, "cpu")
 

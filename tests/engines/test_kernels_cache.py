@@ -317,11 +317,11 @@ STATEMENTS = {
     "for": "for i in (1, 2):\n        var = grad\n    return (var,)",
     "an import": "import math\n    return (var,)",
     "a print": "print(var)\n    return (var,)",
-    "second names": "a, b = var, grad\n    return (a,)",
+    "two names": "a, b = var, grad\n    return (a,)",
     "an item": "var[0] = grad\n    return (var,)",
     "an early return": "return (var,)\n    return (grad,)",
     "no return": "var = grad",
-    "second kinds": "a = grad > 0\n    a = grad\n    return (a,)",
+    "two kinds": "a = grad > 0\n    a = grad\n    return (a,)",
 }
 
 

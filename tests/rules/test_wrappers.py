@@ -63,24 +63,24 @@ def test_engines_agree(rule: Any, dtype: torch.dtype, kind: str) -> None:
 
 def check_engines(rule: Any, dtype: torch.dtype, kind: str) -> None:
     """Raise unless both engines take the same finite steps."""
-    both: list[Any] = []
+    results: list[Any] = []
     for engine in ("cpu", "reference"):
         with thalweg.engine(engine):
-            both.append(trained(rule, dtype, kind))
-    assert_same(*both)
-    assert all(each.isfinite().all() for each in both[0])
+            results.append(trained(rule, dtype, kind))
+    assert_same(*results)
+    assert all(tensor.isfinite().all() for tensor in results[0])
 
 
 @pytest.mark.parametrize("rule", WRAPPED, ids=lambda rule: rule.name)
 def test_rows_are_those_of_a_dense_gradient(rule: Any) -> None:
     def dense(step: int) -> list[torch.Tensor]:
-        made: list[torch.Tensor] = []
+        grads_made: list[torch.Tensor] = []
         for grad in gradients_of(step, torch.float32)[2:]:
-            whole = torch.zeros_like(grad)
-            made.append(whole.index_add(0, torch.tensor(ROWS), grad[: len(ROWS)]))
-        return made
+            zeros = torch.zeros_like(grad)
+            grads_made.append(zeros.index_add(0, torch.tensor(ROWS), grad[: len(ROWS)]))
+        return grads_made
 
-    variables = [Variable(each.detach().clone(), "w") for each in params_of(torch.float32)[2:]]
+    variables = [Variable(tensor.detach().clone(), "w") for tensor in params_of(torch.float32)[2:]]
     opt = RuleOptimizer(rule, learning_rate=0.05)
     for step in range(4):
         opt.apply_gradients(zip(dense(step), variables, strict=True))
@@ -90,13 +90,13 @@ def test_rows_are_those_of_a_dense_gradient(rule: Any) -> None:
 @pytest.mark.parametrize("rule", WRAPPED, ids=lambda rule: rule.name)
 def test_a_wrapped_rule_is_a_rule(rule: Rule) -> None:
     thalweg.check_rule(rule)
-    again = pickle.loads(pickle.dumps(rule))
-    thalweg.check_rule(again)
-    assert repr((again.name, again.slots)) == repr((rule.name, rule.slots))  # some begin at NaN
-    assert_same(*(trained(each, torch.float32, "dense") for each in (rule, again)))
-    known = {rule.name: rule}
+    copied = pickle.loads(pickle.dumps(rule))
+    thalweg.check_rule(copied)
+    assert repr((copied.name, copied.slots)) == repr((rule.name, rule.slots))  # some begin at NaN
+    assert_same(*(trained(any_rule, torch.float32, "dense") for any_rule in (rule, copied)))
+    custom_objects = {rule.name: rule}
     config = RuleOptimizer(rule).get_config()
-    assert RuleOptimizer.from_config(config, custom_objects=known).rule is rule
+    assert RuleOptimizer.from_config(config, custom_objects=custom_objects).rule is rule
 
 
 @pytest.mark.filterwarnings("ignore:Gradients do not exist")
@@ -114,12 +114,12 @@ def test_a_wrapped_rule_of_rows_is_a_rule(rule: Rule) -> None:
 
 @pytest.mark.parametrize("rule", MEASURING, ids=lambda rule: rule.name)
 def test_rows_are_measured_before_variables(rule: Rule) -> None:
-    said = "follows from sums over whole" if rule.per_optimizer is None else "finds by itself how"
-    with pytest.raises(RuleError, match=f"Rule {rule.name!r} with floors of rows: it.* {said}"):
+    reason = "follows from sums over whole" if rule.per_optimizer is None else "finds by itself how"
+    with pytest.raises(RuleError, match=f"Rule {rule.name!r} with floors of rows: it.* {reason}"):
         row_floor(rule)
 
 
-@pytest.mark.parametrize("wrap", [trust_ratio, sphere], ids=lambda each: each.__name__)
+@pytest.mark.parametrize("wrap", [trust_ratio, sphere], ids=lambda function: function.__name__)
 def test_a_length_of_its_own_finding_is_kept(wrap: Any) -> None:
     with pytest.raises(RuleError, match=r"Rule .Prodigy' .*: it finds by itself how long steps"):
         wrap(modern.PRODIGY)
@@ -127,9 +127,9 @@ def test_a_length_of_its_own_finding_is_kept(wrap: Any) -> None:
 
 @pytest.mark.parametrize(
     ("wrap", "rule"),
-    [(each, ADAM) for each in (cautious, trust_ratio, sphere, radial_brake, row_floor)]
+    [(wrap, ADAM) for wrap in (cautious, trust_ratio, sphere, radial_brake, row_floor)]
     + [(sphere, modern.LAMB), (radial_brake, LARS), (row_floor, modern.SM3)],
-    ids=lambda each: getattr(each, "__name__", "") or each.name,
+    ids=lambda function: getattr(function, "__name__", "") or function.name,
 )
 def test_no_rule_is_wrapped_twice(wrap: Any, rule: Rule) -> None:
     with pytest.raises(RuleError, match=f"Rule '{rule.name} (with|on) .*' is .* already"):
@@ -138,25 +138,25 @@ def test_no_rule_is_wrapped_twice(wrap: Any, rule: Rule) -> None:
         sphere(modern.ADAMH)
 
 
-@pytest.mark.parametrize("given", [True, "0.5", [0.5], -0.1, 1.5, float("nan")], ids=str)
-def test_shares_are_refused_by_name(given: Any) -> None:
+@pytest.mark.parametrize("argument", [True, "0.5", [0.5], -0.1, 1.5, float("nan")], ids=str)
+def test_shares_are_refused_by_name(argument: Any) -> None:
     radial_brake(ADAM, 1), row_floor(ADAM, 1)  # which hash as True does
     with pytest.raises((ValueError, TypeError), match="kept must be"):
-        radial_brake(ADAM, given)
-    if given != 1.5:
+        radial_brake(ADAM, argument)
+    if argument != 1.5:
         with pytest.raises((ValueError, TypeError), match="least must be"):
-            row_floor(ADAM, given)
+            row_floor(ADAM, argument)
 
 
-@pytest.mark.parametrize("given", ["Adam", None, {}, optim.AdamW], ids=str)
+@pytest.mark.parametrize("argument", ["Adam", None, {}, optim.AdamW], ids=str)
 @pytest.mark.parametrize(
     "wrap", [cautious, cautious_decay, trust_ratio, sphere, radial_brake, row_floor]
 )
-def test_what_is_no_rule_is_refused(wrap: Any, given: Any) -> None:
-    said = rf"{wrap.__name__} wraps a thalweg.Rule, not .*an option, {wrap.__name__}=True"
-    for refused in (lambda: wrap(given), lambda: wrap(rule=given)):
-        with pytest.raises(InvalidTypeError, match=said):
-            refused()
+def test_what_is_no_rule_is_refused(wrap: Any, argument: Any) -> None:
+    reason = rf"{wrap.__name__} wraps a thalweg.Rule, not .*an option, {wrap.__name__}=True"
+    for call in (lambda: wrap(argument), lambda: wrap(rule=argument)):
+        with pytest.raises(InvalidTypeError, match=reason):
+            call()
     assert wrap(ADAM_W) is wrap(ADAM_W)
 
 
@@ -167,7 +167,7 @@ def own(var: Any, grad: Any, *, rate: Any) -> Any:
 OWN = Rule(name="Own", update=own, hypers=(Hyper("rate", 0.5),))
 
 
-@pytest.mark.parametrize("wrap", [trust_ratio, sphere], ids=lambda each: each.__name__)
+@pytest.mark.parametrize("wrap", [trust_ratio, sphere], ids=lambda function: function.__name__)
 def test_a_length_is_that_without_a_rate(wrap: Any) -> None:
     with pytest.raises(RuleError, match=r"Rule .Own' .* needs a hyperparameter named 'learning_ra"):
         wrap(OWN)
@@ -198,6 +198,6 @@ def test_what_has_no_decay_is_refused() -> None:
 
 
 def test_a_rule_is_wrapped_once() -> None:
-    other = replace(SGD, name="other")
+    renamed = replace(SGD, name="other")
     assert cautious(SGD) is cautious(SGD)
-    assert cautious(other).name == "other with cautious steps"
+    assert cautious(renamed).name == "other with cautious steps"

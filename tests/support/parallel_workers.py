@@ -1,4 +1,4 @@
-"""Work that several threads, or several finished of one group, do at the same time."""
+"""Work that several threads, or several processes of one group, do at the same time."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def told_once(folder: Path, script: str | Path, count: int, *names: str) -> list
     """Return what ranks tell, as `told_by_ranks` does; they run once for each folder.
 
     Args:
-        folder: Of `shared_folder`: finished that ask at the same time wait for the first.
+        folder: Of `shared_folder`: processes that ask at the same time wait for the first.
         script: The program of each rank.
         count: The number of ranks.
         names: Further arguments of the program.
@@ -67,7 +67,7 @@ def told_once(folder: Path, script: str | Path, count: int, *names: str) -> list
 def shared_folder(
     config: pytest.Config, tmp_path_factory: pytest.TempPathFactory, title: str
 ) -> Path:
-    """Return a temporary folder that all finished of a test session have under this title."""
+    """Return a temporary folder that all processes of a test session have under this title."""
     base = tmp_path_factory.getbasetemp()
     folder = (base.parent if hasattr(config, "workerinput") else base) / title
     folder.mkdir(exist_ok=True)
