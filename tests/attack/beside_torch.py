@@ -106,7 +106,7 @@ class Side:
                 param.grad = grad
 
     def clip(self) -> None:
-        """What options do, as torch has it."""
+        """Clip gradients by torch's functions, as the options do."""
         if all(x.grad is None for x in self.params):  # of which torch makes an error
             return
         if "clip_grad_norm" in self.options:
@@ -161,7 +161,7 @@ class Side:
         return kept({"groups": groups, "state": state, "": self.params, "places": places})
 
     def has_idle_groups(self) -> bool:
-        """Whether strange options may be those of a group without a gradient."""
+        """Return whether hostile options may belong to a group without gradients."""
         groups = [[x.grad for x in group["params"]] for group in self.opt.param_groups]
         return self.is_hostile and not all(any(x is not None for x in grads) for grads in groups)
 
@@ -279,7 +279,7 @@ MOVES: list[Move] = [
 
 
 def attempt(seed: int, number: int) -> str:
-    """What became of a training: "same", "refused" at its beginning, or what went wrong."""
+    """Run one training; return "same", "refused" if a constructor raised, or the failure."""
     title = f"{seed}/{number}"
     sides: list[Any] = []
     errors = [tried(lambda k=k: sides.append(Side(k, title))) for k in (True, False)]
@@ -323,7 +323,7 @@ def tried(call: Callable[[], Any]) -> Exception | None:
 
 
 def judged(errors: list[Exception | None], is_unchanged: bool, is_hostile: bool = False) -> str:
-    """What is wrong with what the two have raised. Strange options may be refused here alone."""
+    """Return the difference of two outcomes, or "". Hostile options may raise here alone."""
     error, peer_error = errors
     if (
         error is not None

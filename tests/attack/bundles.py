@@ -184,7 +184,7 @@ def entry(files: Files, dice: random.Random) -> Files:
 
 
 def keys(files: Files, dice: random.Random) -> Files:
-    """Which keys there are, and in which order."""
+    """Drop, double, rename, spoil or swap keys, or exchange their values."""
     items = items_of(files)
     position, swapped_with = dice.randrange(len(items)), dice.randrange(len(items))
     kind = dice.randrange(6)
@@ -256,7 +256,7 @@ def strings_of_a_tensor(files: Files, dice: random.Random) -> Files:
 
 
 def names_of_files(files: Files, dice: random.Random) -> Files:
-    """Which files there are."""
+    """Drop, empty or exchange a file."""
     new_files = dict(files)
     name = dice.choice(sorted(new_files))
     kind = dice.randrange(3)
@@ -276,7 +276,7 @@ CHANGES: list[Callable[[Files, random.Random], Files]] = [
 
 
 def attempt(seed: int, number: int) -> str:
-    """What became of a bundle: "read", "refused", or what went wrong."""
+    """Attack one bundle; return "read", "refused", or the failure."""
     dice = random.Random(f"{seed}/{number}")
     memory_before, begin = memory(), time.process_time()
     with tempfile.TemporaryDirectory() as home:
@@ -359,7 +359,7 @@ def shown(content: bundle.Bundle) -> Any:
 
 
 def of_state(home: Path, dice: random.Random) -> str:
-    """The same for the file `checkpoint`: whatever it names lies in its folder."""
+    """Attack the file `checkpoint`: all paths that it names must lie in its folder."""
     run_folder = home / "run"
     run_folder.mkdir()
     (run_folder / "link").symlink_to("/etc")

@@ -46,7 +46,7 @@ def walk(group: Any, addresses: set[int], size: int) -> None:
 
 
 def outcome(data: bytes) -> str:
-    """What becomes of a file, for a process that has two seconds."""
+    """Return the outcome of reading a file in a process that has two seconds."""
     import h5py
 
     from attack import keras_files

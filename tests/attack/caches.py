@@ -32,7 +32,7 @@ _wanted: list[str] = []
 
 
 def steps() -> str:
-    """What dense, clipped and sparse steps make of some numbers, as a hash."""
+    """Return a hash of numbers after dense, clipped and sparse steps."""
     digest = hashlib.blake2b()
     for opt, is_sparse in ((Adam(0.1, global_clipnorm=1.0), False), (SGD(0.1), True)):
         var = Variable(torch.linspace(-1, 1, 24).view(8, 3), "w")
@@ -131,7 +131,7 @@ DAMAGES: tuple[Callable[[Path, random.Random], None], ...] = (
 
 
 def attempt(seed: int, number: int) -> str:
-    """What became of the steps: "same", or what went wrong, with the damages."""
+    """Damage a cache, then step; return "same", or the failure with the damages."""
     dice = random.Random(f"{seed}/{number}")
     with tempfile.TemporaryDirectory() as place:
         home = Path(place) / "home"

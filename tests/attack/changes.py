@@ -32,7 +32,7 @@ DOCUMENTED = (thalweg.errors.ThalwegError, ValueError, TypeError, RuntimeError, 
 
 
 def attempt(seed: int, number: int) -> str:
-    """What became of a training: "same", or the first that is not, with the changes so far."""
+    """Run one training with changes; return "same", or the first failure with the changes."""
     title = f"{seed}/{number}"
     face = FACES[number % len(FACES)]
     training, twin = (face(random.Random(title), is_twin) for is_twin in (False, True))

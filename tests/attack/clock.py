@@ -15,5 +15,5 @@ def allow(minutes: float) -> None:
 
 
 def is_over() -> bool:
-    """Whether the time has passed."""
+    """Return whether the time is up."""
     return time.monotonic() > _end

@@ -89,7 +89,7 @@ CASES = (
 
 
 def outcome(case: Case) -> str:
-    """What became of a save: "intact", "unavailable" here, or what went wrong."""
+    """Save to a failing disk; return "intact", "unavailable", or the failure."""
     root = Path(tempfile.mkdtemp())
     try:
         root.chmod(0o755)
@@ -134,13 +134,13 @@ def _mounted(case: Case, folder: Path, command: list[str]) -> list[str]:
 
 
 def _apart() -> list[str]:
-    """What begins a command that may mount."""
+    """Return the prefix of a command that may mount file systems."""
     return ["unshare", "--mount", *(["--user", "--map-root-user"] if os.geteuid() else [])]
 
 
 @functools.cache
 def can_mount() -> bool:
-    """Whether this user may mount a file system for one command."""
+    """Return whether this user may mount a file system for one command."""
     with tempfile.TemporaryDirectory() as folder:
         command = [*_apart(), "mount", "-t", "tmpfs", "none", folder]
         try:

@@ -1,4 +1,4 @@
-"""What an attack tells when it is over."""
+"""Counts and failures of an attack."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Figures:
-    """How often something was tried, and what went wrong.
+    """Counts of cases by outcome, and the failures.
 
     Attributes:
         cases: How many cases were tried.

@@ -226,7 +226,7 @@ def _with_text(manifest: dict[str, Any], dice: Dice) -> str:
 
 
 def attempt(seed: int, number: int) -> str:
-    """What became of a file: "refused", "taken", "same", or what went wrong."""
+    """Attack one file; return "refused", "taken", "same", or the failure."""
     dice = random.Random(f"{seed}/{number}")
     original = _seeds[number % len(_seeds)]
     is_sealed = dice.random() < 0.6
@@ -257,7 +257,7 @@ def _read(path: Path, raw: bytes, is_sealed: bool) -> str:
 
 
 def _inconsistent(contents: container.Contents, raw: bytes) -> str:
-    """What is wrong with what was read, by another reading of the file."""
+    """Compare the contents with a second parser; return the difference or ""."""
     header, manifest, data = storage_files.parts(raw)
     sizes = sum(tensor.data.nbytes for tensor in contents.tensors.values())
     if contents.document != manifest["document"] or sizes != len(data):
@@ -273,7 +273,7 @@ def _inconsistent(contents: container.Contents, raw: bytes) -> str:
 
 
 def _elsewhere(path: Path, contents: container.Contents) -> str:
-    """What safetensors says of the same file, where it differs."""
+    """Compare the names with those that safetensors reads; return the difference or ""."""
     try:
         with safe_open(path, "np") as file:
             names = set(file.keys())

@@ -348,7 +348,7 @@ def of_many_rules(params: list[Tensor], **options: Any) -> Any:
 
 
 def mixed(params: list[Tensor], **options: Any) -> Any:
-    """The same, of several classes."""
+    """Build a `Mixed` optimizer of several classes."""
     rules = "AdamW", "Lion", "LAMB"
     groups = [{"params": [param], "rule": rule} for param, rule in zip(params, rules, strict=False)]
     return optim.Mixed([*groups, {"params": params[3:], "rule": "SGD"}], **options)
@@ -567,7 +567,7 @@ WRONG = ("torn", "false note")
 def told(
     names: str, kinds: str, count: int, seed: int, timeout: float, planted: str = ""
 ) -> tuple[dict[str, int], str]:
-    """What became of so many interrupted steps, in a process of their own, and all that it says.
+    """Run interrupted steps in a process; return the counts by outcome and the output.
 
     Args:
         names, kinds: Of `TRAININGS` and as in `interrupt`, with commas between them.

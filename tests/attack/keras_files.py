@@ -80,7 +80,7 @@ def drawn(name: str, **options: object) -> bytes:
 
 
 def words(size: int, place: int) -> list[int]:
-    """What could lead astray in place of an address, a size or a count."""
+    """Return misleading values for an address, a size or a count."""
     neighbors = [place, place - 8, place + 8, place & ~511, size, size - 1, size + 1]
     return [0, 1, 2, 8, 2**16 - 1, 2**31 - 1, 2**32 - 1, 2**40, 2**63 - 1, 2**64 - 1, *neighbors]
 
@@ -135,7 +135,7 @@ def mutated(seed: int, number: int) -> tuple[str, bytes]:
 
 
 def attempt(seed: int, number: int) -> str:
-    """What became of a file: "read", "refused", or what is wrong."""
+    """Attack one file; return "read", "refused", or the failure."""
     name, data = mutated(seed, number)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model"

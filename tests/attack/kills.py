@@ -129,7 +129,7 @@ def started(path: Path) -> int:
 
 
 def killed(path: Path, expected: dict[int, str], dice: random.Random) -> str:
-    """What a training has left that was killed: one of `GOOD`, or what is wrong."""
+    """Kill a training at a random time; return one of `GOOD`, or the failure."""
     child = started(path)
     time.sleep(dice.uniform(0, LONGEST))
     os.kill(child, signal.SIGKILL)

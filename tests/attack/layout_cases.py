@@ -66,13 +66,13 @@ ROLES = ["variable", "gradient", "slot", "table", "values"]
 
 
 def refused(role: str, layout: str) -> bool:
-    """Whether this layout must be a LayoutError in this role."""
+    """Return whether this layout must raise LayoutError in this role."""
     is_written = role in ("variable", "slot", "table")
     return is_written and (layout in SHARED or layout == "negative view")
 
 
 def possible(rule: str, role: str, layout: str) -> bool:
-    """Whether a rule has a tensor in this role, and the role takes tensors of this kind.
+    """Return whether a rule has a tensor in this role, and the role accepts the layout.
 
     torch's public functions give contiguous negative views of one element only, and a repeated
     step looks for those; see `test_deferred_signs_of_gradients`.
@@ -142,7 +142,7 @@ def run_foreign(rule: str, layout: str) -> str:
 
 
 def attempt(rule: str, role: str, layout: str) -> str:
-    """What became of a case: "ok", the refusal's class, or what went wrong."""
+    """Run one case; return "ok", the class of the error, or the failure."""
     return run_foreign(rule, layout) if role == "foreign slot" else run(rule, role, layout)
 
 

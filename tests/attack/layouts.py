@@ -33,7 +33,7 @@ BATCH = 100
 
 @dataclass(frozen=True)
 class Rows:
-    """Where a sparse gradient lies."""
+    """Places of a sparse gradient."""
 
     values: Place
     indices: Place
@@ -110,7 +110,7 @@ def _gradient(scene: Scene, index: int, drawer: Drawer, dice: random.Random) -> 
 
 
 class Oracle:
-    """The same step on copies of the buffers."""
+    """Step on copies of the buffers, computed by NumPy."""
 
     def __init__(self, scene: Scene, buffers: list[bytearray]) -> None:
         self._scene = scene
@@ -131,7 +131,7 @@ class Oracle:
         return bool(((rows_named < 0) | (rows_named >= rows)).any())
 
     def must_be_refused(self) -> bool:
-        """Whether an index is out of range, as the bytes are now."""
+        """Return whether an index is out of range with the present bytes."""
         scene = self._scene
         return any(map(self._is_outside, scene.order, scene.gradients))
 
@@ -208,7 +208,7 @@ def _rows(height: int, grad: Rows, dice: random.Random) -> Array:
 
 
 def _differing(scene: Scene, oracle: Oracle, buffers: list[bytearray]) -> str | None:
-    """What is not as it must be: a written tensor by its place, or bytes of nobody."""
+    """Return the first wrong number of a written tensor, or a changed byte outside; else None."""
     got = [np.frombuffer(bytes(buffer), np.uint8).copy() for buffer in buffers]
     for place in scene.written():
         rows = place.bytes()
@@ -227,7 +227,7 @@ def _differing(scene: Scene, oracle: Oracle, buffers: list[bytearray]) -> str | 
 
 
 def attempt(seed: int, number: int) -> str:
-    """What became of a scene: "taken", "refused", or what went wrong."""
+    """Run one scene; return "taken", "refused", or the failure."""
     dice = random.Random(f"{seed}/{number}")
     case_scene, drawer = scene(dice)
     case_scene.from_copies = random.Random(f"{seed}/{number}/copies").random() < 0.5

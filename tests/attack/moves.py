@@ -1,4 +1,4 @@
-"""What users do between two steps, each change drawn by dice that the twin throws, too.
+"""User actions between two steps, drawn by dice that the twin throws, too.
 
 A change that the next step may refuse leaves in `undo` what takes it back.
 """
@@ -101,7 +101,7 @@ def data_of_another_shape(training: Training, dice: random.Random) -> None:
 
 
 def data_seen_otherwise(training: Training, dice: random.Random) -> None:
-    """The same memory with other strides, or as another type of the same size."""
+    """Give the variable's memory other strides, or another type of the same size."""
     var = _remembered(training, _place(training, dice))
     if var.dtype in (torch.float16, torch.bfloat16) and dice.random() < 0.7:
         var.data = var.detach().view(

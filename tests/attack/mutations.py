@@ -118,7 +118,7 @@ def mutated(state: dict[str, Any], dice: random.Random) -> str:
 
 
 def mutated_at(state: dict[str, Any], dice: random.Random) -> tuple[str, list[Any]]:
-    """The same with the keys that were changed."""
+    """Mutate the state in one place; return a description and the changed keys."""
     locations = list(places(state))
     home, key = dice.choice(locations)
     value = home[key]

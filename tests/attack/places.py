@@ -19,7 +19,7 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class Place:
-    """Where a tensor lies: every element's address, without asking torch.
+    """Addresses of a tensor's elements, computed without torch.
 
     Attributes:
         buffer: Which buffer.
@@ -162,13 +162,13 @@ class Drawer:
 
 
 def overlaps_itself(place: Place) -> bool:
-    """Whether two elements share a byte."""
+    """Return whether two elements share a byte."""
     addresses = place.bytes()
     return len(np.unique(addresses)) < addresses.size
 
 
 def share(places: list[Place]) -> bool:
-    """Whether two of these share a byte."""
+    """Return whether two of these places share a byte."""
     return any(
         first.buffer == second.buffer and np.intersect1d(first.bytes(), second.bytes()).size
         for first, second in itertools.combinations(places, 2)

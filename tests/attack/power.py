@@ -83,7 +83,7 @@ class Recorder:
 
 
 def recorded(work: Callable[[], None]) -> list[Op]:
-    """What is asked of the system while `disk` does some work."""
+    """Return the system calls that `disk` makes during some work."""
     recorder = Recorder()
     with ExitStack() as stack:
         for module in (atomic_write, syscalls, temp_files):
@@ -94,7 +94,7 @@ def recorded(work: Callable[[], None]) -> list[Op]:
 
 @dataclass
 class _Disk:
-    """What is on the disk for certain, and what may be. Files are numbered."""
+    """Certain and possible contents of the disk. Files are numbered."""
 
     files: list[bytes]
     names: dict[str, int]
@@ -127,7 +127,7 @@ class _Disk:
             self.now[path] = number
 
     def contents(self, path: str) -> Iterator[Content]:
-        """What a file may hold if the power fails now, once for each state of the disk."""
+        """Yield the contents of a file if the power fails now, once for each state of the disk."""
         pending = [(number, op) for number, ops in self.writes.items() for op in ops]
         for subset in _subsets(self.changes):
             number = {**self.names, **dict(subset)}.get(path)
@@ -138,7 +138,7 @@ class _Disk:
 
 
 def contents(log: Sequence[Op], path: Path, old: Content) -> Iterator[tuple[bool, Content]]:
-    """What a file may hold after the power has failed at any time of a log.
+    """Yield the possible contents of a file after a power failure at any time of a log.
 
     Args:
         log: What was asked for.

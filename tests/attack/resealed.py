@@ -338,7 +338,7 @@ READERS: dict[str, tuple[Callable[[Dice], str], tuple[restores.Take, ...]]] = {
 
 
 def attempt(seed: int, number: int) -> str:
-    """What became of a file: "taken", "refused", or what went wrong."""
+    """Attack one reader; return "taken", "refused", or the failure."""
     dice = random.Random(f"{seed}/{number}")
     for folder in _folder:
         for child in folder.iterdir():

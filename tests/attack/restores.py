@@ -233,7 +233,7 @@ def written(kind: str, dice: Dice) -> str:
 
 
 def judged(take: Take, path: str, dice: Dice, title: str) -> str:
-    """What became of a file: "taken", "refused", or what went wrong."""
+    """Restore one file; return "taken", "refused", or the failure."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -246,7 +246,7 @@ def judged(take: Take, path: str, dice: Dice, title: str) -> str:
 
 
 def attempt(seed: int, number: int) -> str:
-    """What became of one of them."""
+    """Attack one restore; return its outcome."""
     dice = random.Random(f"{seed}/{number}")
     for file in _folder[0].iterdir():
         file.unlink()

@@ -61,7 +61,7 @@ class Server:
             raise RuntimeError(f"The server has ended with status {status}.") from None
 
     def run(self, batch: Sequence[Any], planted: str = "") -> list[str]:
-        """What became of each case; a crash is found by running the batch one by one.
+        """Return the outcome of each case; after a crash, run the batch one by one.
 
         Args:
             batch: Cases.
@@ -138,7 +138,7 @@ def serve(module: str, path: list[str], environment: Mapping[str, str], pipe: An
 
 
 def in_child(work: Callable[[], str]) -> str:
-    """What some work in a forked child returns, or its "exit" status, negative for a signal."""
+    """Return the result of work in a forked child, or "exit" and its status."""
     reading, writing = os.pipe()
     child = os.fork()
     if not child:

@@ -37,7 +37,7 @@ DOCUMENTED = (thalweg.errors.ThalwegError, ValueError, TypeError)
 
 
 def same(first: Any, second: Any) -> bool:
-    """Whether two values of a state are the same to the bit; NaN is NaN."""
+    """Return whether two values of a state have the same bits; NaN equals NaN."""
     if isinstance(first, dict):
         return first.keys() == second.keys() and all(same(first[key], second[key]) for key in first)
     if isinstance(first, list | tuple):
@@ -139,7 +139,7 @@ class InSession:
 
 
 def is_same(actual: Any, expected: Tensor) -> bool:
-    """Whether a value is a plain tensor that is the same to the bit."""
+    """Return whether a value is a plain tensor with the same bits."""
     return type(actual) is Tensor and state.flaw(actual) is None and same(actual, expected)
 
 
@@ -170,7 +170,7 @@ def everything(opt: Any, variables: list[Any]) -> dict[str, Any]:
 
 
 def fits(loaded: Any, expected: Any, face: str) -> bool:
-    """Whether a state that was loaded is what is remembered now; sessions convert numbers."""
+    """Return whether a loaded state equals the present one; sessions convert numbers."""
     if face in CONVERTING:
         return loaded.keys() == expected.keys() and all(
             _converts(loaded[k], expected[k]) for k in expected
@@ -205,7 +205,7 @@ def _fits(loaded: Any, expected: Any) -> bool:
 
 
 def attempt(seed: int, number: int) -> str:
-    """What became of a state: "taken", "refused", or what went wrong, with the damage."""
+    """Load one damaged state; return "taken", "refused", or the failure with the damage."""
     dice = random.Random(f"{seed}/{number}")
     face = FACES[number % len(FACES)]
     opt, variables = MAKE[face]()

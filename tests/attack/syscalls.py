@@ -76,7 +76,7 @@ class Call:
 
 @functools.cache
 def unavailable() -> str:
-    """Why there can be no such test here; "" if there can."""
+    """Return the reason why strace cannot run here, or ""."""
     if shutil.which("strace") is None:
         return "strace is not installed"
     process = subprocess.run(
@@ -106,7 +106,7 @@ class Place:
         shutil.rmtree(self.root, ignore_errors=True)
 
     def left(self) -> list[str]:
-        """What lies beside the file."""
+        """Return the names of other files in the folder."""
         return sorted(name for name in os.listdir(self.path.parent) if name != "ckpt")
 
     def reset(self, content: bytes) -> None:
@@ -162,7 +162,7 @@ def calls(trace: list[str]) -> list[Call]:
 
 
 def tried(place: Place, call: Call, fault: str, old: bytes, new: bytes) -> str:
-    """What became of a save with one fault: "old", "new", or what went wrong."""
+    """Save with one fault; return "old", "new", or the failure."""
     place.reset(old)
     action = "signal=KILL" if fault == "KILL" else f"error={fault}"
     answer, trace = place.run("-e", f"inject={call.name}:{action}:when={call.number}")

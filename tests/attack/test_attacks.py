@@ -155,7 +155,7 @@ def test_a_fault_at_a_system_call_notices_files_that_are_written_in_place() -> N
 
 
 def noticed(server: Server, name: str, defect: str, face: int = 0, faces: int = 1) -> bool:
-    """Whether one of some hundred cases, of a face, fails if the library has this defect."""
+    """Return whether one of some hundred cases fails with a planted defect."""
     good, begin = load(name).GOOD, FOUND.get((name, defect), 0)
     numbers = range(face, (begin + 800) * faces, faces)
     for first in (*range(begin, begin + 800, 10), *range(0, begin, 10)):

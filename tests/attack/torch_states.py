@@ -39,7 +39,7 @@ CLOSE = {"rtol": 1e-4, "atol": 1e-6}
 
 
 def attempt(seed: int, number: int) -> str:
-    """What became of a state: "taken", "refused", or what went wrong, with the damage."""
+    """Load one damaged state; return "taken", "refused", or the failure with the damage."""
     dice = random.Random(f"{seed}/{number}")
     is_torchs = number % 3 > 0
     kinds_of_optim = [*OURS, *LACKED, ("Mixed", {})]
@@ -107,7 +107,7 @@ def state_for_torch(state: Any) -> Any:
 
 
 def takes(cls: Any, options: dict[str, Any]) -> bool:
-    """Whether a class takes options."""
+    """Return whether a class accepts the options."""
     try:
         trained(cls, options)
     except (ValueError, TypeError, NotImplementedError):
@@ -116,7 +116,7 @@ def takes(cls: Any, options: dict[str, Any]) -> bool:
 
 
 def is_named(keys: list[Any], message: str) -> bool:
-    """Whether a message tells of one of the keys, or of something where one is."""
+    """Return whether a message names one of the keys, or a value below one."""
     if not keys or not WIDE.isdisjoint(keys):
         return True
     # True is the key 1, and what a parameter has beside a sum alone is no state of a step.
@@ -193,7 +193,7 @@ def judged(
     comparable: bool,
     bool_keys: list[Any],
 ) -> str:
-    """What becomes of a step with a state that was taken.
+    """Step with a loaded state; return "taken", "refused", or the failure.
 
     Args:
         training: The optimizer and its parameters.
@@ -239,12 +239,12 @@ def judged(
 
 
 def is_of_torch(error: Exception) -> bool:
-    """Whether an error says that the step was torch's, which writes one group after the other."""
+    """Return whether an error notes that torch took the step, group by group."""
     return any("torch's own" in note for note in getattr(error, "__notes__", ()))
 
 
 def without_sums(everything: dict[str, Any]) -> dict[str, Any]:
-    """The same without sums of gradients: those of a step that was refused stay."""
+    """Return a copy without sums of gradients, which a failed step may change."""
     everything["state"]["state"] = {
         key: {n: x for n, x in slots.items() if n != "gradient_sum"}
         if isinstance(slots, dict)

@@ -122,7 +122,7 @@ SUMMED = ("The sums of gradients stay", "The gradients were added to their sums"
 
 
 def is_matrix(var: Tensor) -> bool:
-    """Whether rules of matrices take it."""
+    """Return whether matrix rules accept the variable."""
     return var.dim() > 1 and var.dtype != torch.float16
 
 

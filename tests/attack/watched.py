@@ -1,4 +1,4 @@
-"""What the reading of a hostile file may not do: run long, take much memory, touch other files."""
+"""Limits for reading hostile files: time, memory and paths."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def begin() -> None:
 
 
 def watched(work: Callable[[], str], folder: Path) -> str:
-    """What some work returns, or what it did that it must not do.
+    """Return the result of some work, or the limit that it broke.
 
     Args:
         work: Reads files in `folder`.

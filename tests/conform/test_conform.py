@@ -1,4 +1,4 @@
-"""What is said of an optimizer of others beside one of ours."""
+"""Comparison of a foreign optimizer with one of ours."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What files call optimizers and their arguments: told by faces, which are imported when needed."""
+"""Names of optimizers in files, registered by front ends that are imported when needed."""
 
 from __future__ import annotations
 

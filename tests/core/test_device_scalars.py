@@ -1,4 +1,4 @@
-"""What a step computes on a device, with tensors that claim to be on one and have no values.
+"""Device computations of a step, on tensors without values that claim to be on a device.
 
 They refuse to be mixed with tensors of the host, and to tell a number.
 """

@@ -66,7 +66,7 @@ def gradients(step: int) -> list[torch.Tensor | None]:
 
 
 def wanted() -> tuple[list[torch.Tensor], float, float]:
-    """The same in float64."""
+    """Compute the expected values in float64."""
     params = [torch.ones(shape, dtype=torch.float64) for shape in SHAPES]
     total = count = 0.0
     for step in range(STEPS):

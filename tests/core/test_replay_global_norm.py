@@ -50,7 +50,7 @@ AROUND: list[dict[str, Any]] = [
 
 @pytest.fixture
 def parts(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """Which parts of steps were asked for, and what was said."""
+    """Record the parts of replayed steps, and their results."""
     recorded: list[tuple[int, int]] = []
     take = GuardTable.take
 
@@ -77,7 +77,7 @@ def give(params: Sequence[Tensor], step: int, size: float = 1.0) -> None:
 
 
 def same(first: Any, second: Any) -> bool:
-    """Whether tensors have the same bits, but that of a NaN."""
+    """Return whether tensors have the same bits, except those of a NaN."""
     return torch.equal(first.isnan(), second.isnan()) and torch.equal(
         first.nan_to_num(0.0), second.nan_to_num(0.0)
     )

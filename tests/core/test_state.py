@@ -1,4 +1,4 @@
-"""What optimizers remember: damaged states, interruptions, states of before, copies in threads."""
+"""States of optimizers: damage, interruptions, earlier formats, copies in threads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What rules make of measures in the call of a step has the bits of NumPy's."""
+"""Formulas of reductions that a replayed step evaluates have NumPy's bits."""
 
 from __future__ import annotations
 

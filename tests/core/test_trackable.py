@@ -1,4 +1,4 @@
-"""How saved values reach objects that do not exist yet, and the hooks on their way."""
+"""Deferred restoration of values into objects that are made later, and its hooks."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ class Training:
             self.outcomes.append(self.step.apply_gradients(gradients))
 
     def there(self):
-        """What the device alone knows."""
+        """Return the tensors that are on the device only."""
         slots = self.step.optimizer.variables()
         scaler = self.step.loss_scaler
         scaler_vars = [] if scaler is None else [*scaler.variables.values(), self.step.global_step]

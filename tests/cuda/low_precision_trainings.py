@@ -47,7 +47,7 @@ def plain(tensors):
 
 
 def trained(engine, make, steps=3, context=contextlib.nullcontext, overflows=(), **options):
-    """What steps leave.
+    """Return parameters and state after some steps.
 
     Args:
         engine, make, options: As those of `thalweg.engine` and `made_by`.
@@ -64,7 +64,7 @@ def trained(engine, make, steps=3, context=contextlib.nullcontext, overflows=(),
 
 
 def replayed(captured, eager, captured_optimizer):
-    """What steps of two equal optimizers leave, of which one takes its own as replays of a graph.
+    """Return the results of two equal optimizers, one of which replays a graph.
 
     Args:
         captured: A block that makes the graph.

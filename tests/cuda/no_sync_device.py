@@ -55,6 +55,6 @@ def waiting_for_nothing(runs=False, host=(), device=()):
 
 
 def counting_and_waiting_for_nothing(optimizer, runs=False):
-    """The same for an optimizer whose numbers, such as those of its steps, the host keeps."""
+    """Forbid waiting, too, for an optimizer whose step counts are on the host."""
     state_values = [value for state in optimizer.state.values() for value in state.values()]
     return waiting_for_nothing(runs, host=[tensor for tensor in state_values if not tensor.dim()])

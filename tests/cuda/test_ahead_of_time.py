@@ -1,4 +1,4 @@
-"""What the kernels for GPUs compile to, which needs none: their PTX, registers and stack."""
+"""PTX, registers and stack of kernels compiled without a GPU."""
 
 from __future__ import annotations
 

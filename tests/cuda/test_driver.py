@@ -1,4 +1,4 @@
-"""How kernels are started, with a stand-in for CUDA's driver; needs no GPU."""
+"""Kernel launches through a stand-in for CUDA's driver; needs no GPU."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LAUNCH = CFUNCTYPE(c_int, c_void_p, *[c_uint] * 7, c_void_p, POINTER(c_void_p), 
 
 @pytest.fixture
 def started(monkeypatch):
-    """What kernels were started with: each its handle, numbers, stream and parameters."""
+    """Record launches: handle, numbers, stream and parameters."""
     launches = []
 
     def launch(handle, *arguments):

@@ -658,7 +658,7 @@ LINES = [{}, {"dtype": torch.bfloat16, **DRAWN}, {"clip_grad_norm": 0.5}, {"mast
 
 
 class Matrices(Training):
-    """The same over matrices, of which one has several tiles down and across."""
+    """Training over matrices, one of which has several tiles down and across."""
 
     shapes = ((130, 2100), (9, 31), (7,), (6, 5, 3, 3))
 

@@ -338,7 +338,7 @@ def test_a_steady_step_of_an_optimizer_asks_for_nothing(make):
 
 
 def clipped(context=contextlib.nullcontext):
-    """What steps of `thalweg.optim` with a clipped norm tell, over a parameter and a table."""
+    """Return the last step of a `thalweg.optim` optimizer that clips by a norm."""
     generator = torch.Generator().manual_seed(0)
     params = [torch.nn.Parameter(torch.randn(4, 3, generator=generator)) for _ in range(2)]
     optimizer = optim.tensorflow.Adam(params, lr=0.1, clip_grad_norm=0.5)

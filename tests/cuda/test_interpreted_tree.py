@@ -1,4 +1,4 @@
-"""What a launch makes of leaves, in Triton's interpreter, beside the engines' common tree."""
+"""Launched sums of leaves in Triton's interpreter, compared with the engines' tree."""
 
 from __future__ import annotations
 

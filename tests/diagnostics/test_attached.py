@@ -221,7 +221,7 @@ def test_numbers_are_those_of_optim(name: str, options: dict[str, Any]) -> None:
 
 @many("case", CASES)
 def test_steps_between_are_as_ever(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same bits, and all steps in one call that are so without, but the measured ones."""
+    """Compare bits and replayed steps with those of a training without a recorder."""
     calls, original = [0], ReplayedApply.take
 
     def take(*args: Any) -> bool:

@@ -18,7 +18,7 @@ def forget(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def made(name: str, value: float) -> float:
-    """What the kernel of this name returns: `value`, unless another lies under its name."""
+    """Return the result of the named kernel: `value`, unless another one is stored."""
     text = TEXT.replace("NAME", name).replace("VALUE", str(value))
     number = ctypes.c_double()
     ctypes.CFUNCTYPE(None, ctypes.c_void_p)(kernel_cache.address_of(name, text))(

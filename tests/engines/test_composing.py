@@ -24,7 +24,7 @@ def plain(var, grad, m, *, learning_rate, weight_decay):
 
 
 def crowded(var, grad, ema, *, learning_rate, weight_decay):
-    """The same, in the names of what options keep and are given."""
+    """Compute `plain` with names that options use."""
     slow = 1 - learning_rate * weight_decay
     slow_share = learning_rate * 0.5
     trust_scale = 0.5
@@ -38,7 +38,7 @@ def crowded(var, grad, ema, *, learning_rate, weight_decay):
 
 
 def hurried(var, grad, m, *, learning_rate, weight_decay):
-    """The same, which has given a scalar's name to something else."""
+    """Compute `plain` and assign to the name of a scalar."""
     shrink = 1 - learning_rate * weight_decay
     learning_rate = learning_rate * 0.5
     weight_decay = 0.75

@@ -22,7 +22,7 @@ def drawn(size: int, scale: float, seed: int) -> Any:
 
 
 def added_plainly(first: Any, second: Any) -> list[float]:
-    """The same in plain loops, with numbers that NumPy rounds one by one."""
+    """Sum in plain loops, with numbers that NumPy rounds one by one."""
     leaves: list[float] = []
     for leaf in range(0, len(first), LEAF):
         lanes = [np.float64(0.0)] * 32

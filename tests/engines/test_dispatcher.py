@@ -1,4 +1,4 @@
-"""What the gate of the engines refuses, copies and keeps, function by function."""
+"""Checks, copies and plans of the dispatcher, function by function."""
 
 from __future__ import annotations
 
@@ -234,7 +234,7 @@ def test_a_gradient_in_other_strides_is_copied_without_its_graph(shape: Any) -> 
 
 
 def ready(problem: Problem, selection: Any = KEEP, copies: Any = None) -> Any:
-    """What the gate makes of a step of Adam."""
+    """Return the plan of a step of Adam."""
     names = [f"w{index}" for index in range(len(problem.variables))]
     rule, pairs = case("Adam").rule, (problem.variables, problem.gradients, problem.slots)
     return gate.Dispatcher().plan_step(StepRequest(rule, (), *pairs, names, selection, copies))
@@ -278,7 +278,7 @@ def test_a_repeated_variable_is_looked_at_once() -> None:
 
 
 def raw(problem: Problem, selection: Any = KEEP) -> list[bool]:
-    """Whether each part of a step is the CPU engine's."""
+    """Return for each part of a plan whether the CPU engine runs it."""
     plan = ready(problem, selection)
     parts = [part for _, part in plan.parts] if isinstance(plan, CompositeStep) else [plan]
     return [not isinstance(part, ReferencePart) for part in parts]

@@ -217,7 +217,7 @@ def test_all_threads_treat_denormals_alike(selection, two_threads):
 
 
 def _products(count=400_000):
-    """How many denormal products survive, on torch's threads and on this one."""
+    """Count denormal products that survive on torch's threads and on this one."""
     tensor = torch.full((count,), 1e-39) * 0.5
     return int((tensor != 0).sum()), bool(np.full(4, 1e-39, np.float32)[1] * np.float32(0.5) != 0)
 

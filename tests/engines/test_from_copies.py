@@ -1,4 +1,4 @@
-"""What others wrote to copies of 16 bits is where a step begins, to the bit, in every engine."""
+"""Steps that begin at 16-bit copies have the same bits in every engine."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BY_ENGINE = pytest.mark.parametrize("engine", ["cpu", "reference"])
 
 
 def rounded(values: Tensor, kind: torch.dtype) -> Tensor:
-    """What a copy of values is, by NumPy's rounding or by that of bits."""
+    """Round values to a copy's dtype, by NumPy or by bit operations."""
     largest = torch.finfo(kind).max
     single = values.detach().float().numpy()
     clipped = np.where(single > largest, largest, np.where(single < -largest, -largest, single))

@@ -48,7 +48,7 @@ def write(tmp_path, monkeypatch):
 
 
 def step(update, name="cpu", **keywords):
-    """What one step makes of variable 1 and gradient 2, on both engines."""
+    """Return variable 1 after one step with gradient 2, equal on both engines."""
     results = []
     for engine in ("cpu", "reference"):
         var = torch.ones(3)

@@ -191,7 +191,7 @@ def kept(optimizer: Any, params: Any) -> list[Tensor]:
 def after(
     rule: Rule, engine: Any, params: list[Tensor], grads: Any, **options: Any
 ) -> list[Tensor]:
-    """What steps make of copies of parameters."""
+    """Return copies of parameters and their slots after steps."""
     params = [param.clone().requires_grad_() for param in params]
     with thalweg.engine(engine) if isinstance(engine, str) else engine:
         optimizer = optim.RuleOptimizer(params, rule, **options)

@@ -1,4 +1,4 @@
-"""What torch compares at once: tensors of a step with those of the step before."""
+"""Guard that compares the tensors of a step with those of the step before."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where steps find torch's threads, and what is said where they find none."""
+"""Search for torch's OpenMP threads, and the warning if there are none."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ def rounded(
 
 
 def of_bits(numbers: torch.Tensor, dtype: torch.dtype, draw: Any) -> torch.Tensor:
-    """The same by the functions of `philox`, for given bits."""
+    """Round by the functions of `philox` with given bits."""
     flat = numbers.numpy().reshape(-1)
     rounded_bits = ROUND[dtype](flat, np.broadcast_to(np.asarray(draw, np.uint32), flat.shape))
     return torch.from_numpy(rounded_bits.view(np.int16)).view(dtype).view(numbers.shape)
@@ -117,7 +117,7 @@ def of_bits(numbers: torch.Tensor, dtype: torch.dtype, draw: Any) -> torch.Tenso
 
 @pytest.fixture
 def same_draw(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """What has kernels draw one number for everything."""
+    """Make kernels draw one number for everything."""
 
     def set_draw(draw: int) -> None:
         def lines(streams: Mapping[int, int]) -> list[str]:

@@ -273,7 +273,7 @@ READING = gradient_squares, variable_squares, _with_slot
 
 
 def of_step(streams, engine: str, repeats: int = 1) -> np.ndarray:
-    """What steps over a variable, its gradient and its slot measure, one column for each step."""
+    """Return sums over a variable, its gradient and its slot, one column for each step."""
     var, grad, slot = streams
     gate, selection = Dispatcher(), Selection(name=engine)
     columns = Columns({np.float32: {}, np.float64: {}}, {})

@@ -1,4 +1,4 @@
-"""How far float32 drifts from float64 in ten thousand steps that nothing sets right.
+"""Drift of float32 from float64 in ten thousand steps without a restoring force.
 
     PYTHONPATH=tests/support python tests/engines/test_rounding_drift.py
 
@@ -103,7 +103,7 @@ def drift(case: Case) -> dict[str, float]:
 
 
 def further(case: Case) -> str:
-    """What is said of a rule that drifts further than recorded; "" of one that does not."""
+    """Return a message for a rule that drifts further than recorded, or ""."""
     saved_drift, measured_drift = json.loads(RECORDED.read_text())[case.rule.name], drift(case)
     is_close = all(measured_drift[name] <= 2 * saved_drift[name] for name in QUANTILES)
     return "" if is_close else f"{case.rule.name}: {measured_drift}, not {saved_drift}"

@@ -200,7 +200,7 @@ def kept(optimizer: Any, params: Any) -> list[Tensor]:
 
 
 def after(rule: Rule, engine: Any, params: Any, grads: Any, **options: Any) -> list[Tensor]:
-    """What steps make of copies of parameters."""
+    """Return copies of parameters and their slots after steps."""
     params = [param.clone().requires_grad_() for param in params]
     with thalweg.engine(engine):
         optimizer = optim.RuleOptimizer(params, rule, **options)
@@ -213,7 +213,7 @@ def after(rule: Rule, engine: Any, params: Any, grads: Any, **options: Any) -> l
 
 @pytest.fixture
 def answers(monkeypatch: pytest.MonkeyPatch) -> list[list[bool]]:
-    """What `find_short` has answered."""
+    """Record the answers of `find_short`."""
     answers: list[list[bool]] = []
 
     def asked(*args: Any) -> list[bool]:
@@ -371,7 +371,7 @@ def test_slots_wider_than_the_arithmetic_are_rounded_as_the_reference_rounds(dty
 @pytest.mark.parametrize("shape", [(100, 3, 3), (100, 9)], ids=str)
 @pytest.mark.parametrize("first", [0, 240, 400, 600])
 def test_a_gradient_may_lie_where_slots_do(first: int, shape: Any) -> None:
-    """That of the very parameter, or of one whose matrices are large."""
+    """Place the gradient in a slot of its parameter, or of one with large matrices."""
     results = []
     for engine in ("cpu", "reference"):
         params = [numbers(size, 1).requires_grad_() for size in ((100, 3, 3), shape)]

@@ -23,7 +23,7 @@ def floats(bits: Any) -> Any:
 
 
 def last_place(upper: Any) -> Any:
-    """What a bfloat16's last place is worth, in float64."""
+    """Return the unit in the last place of a bfloat16, in float64."""
     exponent = np.maximum((upper >> 7) & 255, 1).astype(np.int64)
     return np.exp2((exponent - 127 - 7).astype(np.float64))
 

@@ -1,4 +1,4 @@
-"""Where torch keeps what a step in one call reads: else all tests of such steps are skipped."""
+"""Places of torch's tensors in memory; without them, replay tests are skipped."""
 
 from __future__ import annotations
 

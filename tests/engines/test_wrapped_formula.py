@@ -78,7 +78,7 @@ def values() -> Any:
 
 
 def run(formula: Any, *args: Any, **scalars: Any) -> Any:
-    """What a formula makes, with the scalars that it asks for."""
+    """Evaluate a formula with the scalars that it reads."""
     arguments = {name: scalars[name] for name in transcribe(formula).scalars}
     return bind_formula(formula, NUMPY, F)(*args, **arguments)
 

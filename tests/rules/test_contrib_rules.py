@@ -158,7 +158,7 @@ each_dtype = pytest.mark.parametrize("dtype", [np.float32, np.float64], ids=["f3
 
 
 def _rates(names: list[str], decay: dict[str, float]) -> dict[str, Array]:
-    """What differs by variable: here the trust ratio, and whether it decays."""
+    """Return scalars that differ by variable: the trust ratio and the decay."""
     ratios = np.linspace(0.25, 0.75, len(names))
     return {"trust_ratio": ratios, "weight_decay": np.array([decay[name] for name in names])}
 

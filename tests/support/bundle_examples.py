@@ -1,4 +1,4 @@
-"""What Thalweg writes and TensorFlow has restored: `tests/goldens/checkpoints/bundles/ours*`.
+"""Bundles that Thalweg writes and TensorFlow restores: `tests/goldens/checkpoints/bundles/ours*`.
 
 `python tests/support/bundle_examples.py DIR` writes the files again, with their values.json;
 `tools/record_bundles.py --restore DIR` has TensorFlow restore them.

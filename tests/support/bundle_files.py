@@ -40,7 +40,7 @@ def sealed(data: bytes, kind: int = 0) -> bytes:
 
 
 def handle(offset: int, length: int) -> bytes:
-    """Where a block is."""
+    """Encode the place of a block."""
     return encode_varint(offset) + encode_varint(length)
 
 

@@ -42,12 +42,12 @@ class Session:
 
     @property
     def name(self) -> str:
-        """Where it begins."""
+        """File and first line of the session."""
         return f"{self.page.name}:{self.line}"
 
 
 def sessions(page: Path) -> Iterator[Session]:
-    """What of a page is run together."""
+    """Yield the sessions of a page: blocks that run together."""
     source, session = page.read_text(), None
     for match in _BLOCK.finditer(source):
         mark, line = match[1] or "", source.count("\n", 0, match.start(2)) + 1

@@ -1,4 +1,4 @@
-"""What torch writes to a file and reads back."""
+"""Files of torch, written and read back."""
 
 from __future__ import annotations
 

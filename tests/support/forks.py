@@ -16,7 +16,7 @@ TIMEOUT = 120.0  # seconds after which a wait counts as endless, on a busy machi
 
 
 def told(work: Callable[[], Any], timeout: float = TIMEOUT) -> Any:
-    """What `work()` returns in a forked child, which must not hang there."""
+    """Return the result of `work()` in a forked child; fail if the child hangs."""
     reading, writing = os.pipe()
     child = os.fork()
     if not child:

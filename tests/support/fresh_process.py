@@ -28,7 +28,7 @@ if _METHOD == "forkserver":
 
 @cache
 def _bytecode() -> tempfile.TemporaryDirectory[str]:
-    """What one process has compiled of Python, so that the next need not; ours alone."""
+    """Return a folder of compiled Python that the processes of this test run share."""
     return tempfile.TemporaryDirectory(prefix="thalweg-bytecode-")
 
 

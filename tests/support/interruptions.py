@@ -19,7 +19,7 @@ from thalweg._engines.denormals import is_flushing
 
 
 def switched() -> tuple[Any, ...]:
-    """What blocks of the library switch in a thread; the next step must find it as it was."""
+    """Return the thread's switches of library blocks; a step must leave them unchanged."""
     return (
         torch.is_grad_enabled(),
         torch.is_inference_mode_enabled(),

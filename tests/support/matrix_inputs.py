@@ -1,4 +1,4 @@
-"""What rules of matrices are compared with their authors' packages on, as in `modern_inputs.py`.
+"""Inputs for comparing matrix rules with their authors' packages, as in `modern_inputs.py`.
 
 Values are mixed better than there: Newton-Schulz and eigenvectors tell a matrix of condition 2000
 from one of 10. SOAP gets sides that are of full rank at the first gradient: of any other,

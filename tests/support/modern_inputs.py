@@ -1,4 +1,4 @@
-"""What modern rules are compared with their authors' packages on: cases, values, rates.
+"""Inputs for comparing modern rules with their authors' packages: cases, values, rates.
 
 `tools/record_modern.py` gives it to those packages, and tests to the library.
 """
@@ -58,7 +58,7 @@ class Case:
         return f"{self.cls}-{suffix}" if suffix else self.cls
 
     def arguments(self, decay: float, for_own_class: bool) -> dict[str, Any]:
-        """Those of our class, or of theirs."""
+        """Return the constructor arguments of our class, or of the peer's."""
         arguments = self.ours if for_own_class or self.theirs is None else self.theirs
         own_decay = {"weight_decay": decay} if len(self.decays) > 1 else {}
         return {"lr": self.lr, **own_decay, **arguments}
@@ -188,7 +188,7 @@ def groups_of(params: list[Tensor]) -> list[dict[str, Any]]:
 def train_in_groups(
     optimizer: Any, params: list[Tensor], loss: Callable[[], float], steps: range = range(STEPS)
 ) -> Iterator[float]:
-    """What is told after each step, in some of which parameters have no gradient."""
+    """Yield the loss after each step; in some steps parameters have no gradient."""
     for step in steps:
         optimizer.param_groups[1]["lr"] = 0.5 if step >= 10 else 0.0
         for place, param in enumerate(params):

@@ -32,7 +32,7 @@ each_way = pytest.mark.parametrize("way", ["in the update", "before it"], indire
 
 @pytest.fixture
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Where gradients are processed; fails if they are processed elsewhere."""
+    """Require that gradients are processed in the update, or before it."""
     if request.param == "before it":
         process_before(monkeypatch)
     else:

@@ -33,7 +33,7 @@ def together(*works: Callable[[], Any]) -> None:
 
 
 def told_by_ranks(script: str | Path, folder: Path, count: int = 2, *names: str) -> list[Any]:
-    """What a script prints last, as JSON, on each rank.
+    """Return the last line that each rank of a script prints, parsed from JSON.
 
     It is given its rank, a file to meet, the number of ranks, and names.
     """

@@ -40,7 +40,7 @@ def encoded_rule(rule: Rule, codec: str) -> Rule:
 
 
 def encoded_case(case: Case, codec: str) -> Case:
-    """The same of a case."""
+    """Return a case whose slots are encoded."""
     return replace(case, row=replace(case.row, rule=encoded_rule(case.rule, codec)))
 
 
@@ -56,7 +56,7 @@ def _encoded(rule: Rule, slots: Sequence[Tensor]) -> list[Tensor]:
 
 
 def numbers_of(case: Case, problem: Problem, index: int = 0) -> list[Tensor]:
-    """What the slots of a variable hold, as numbers."""
+    """Return the decoded slots of a variable."""
     var = problem.variables[index]
     pairs = zip(case.rule.codecs, problem.slots[index], strict=True)
     return [

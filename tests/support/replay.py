@@ -202,7 +202,7 @@ def _ranked(values: np.ndarray) -> np.ndarray:
 
 
 def report(case: dict[str, Any], value: Value, bad: np.ndarray) -> str:
-    """What a failed comparison prints: where, both values in hexadecimal, ulps, and a command."""
+    """Describe a failed comparison: index, both values in hexadecimal, ulps, and a command."""
     got, expected = np.asarray(value.got), np.asarray(value.expected)
     index = tuple(int(i) for i in np.argwhere(bad)[0])
     pair = f"got {float(got[index]).hex()}, recorded {float(expected[index]).hex()}"

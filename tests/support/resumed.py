@@ -259,7 +259,7 @@ def everything(training: Any) -> dict[str, Any]:
 
 
 def saved(training: Any) -> dict[str, Any]:
-    """What is written of a training, for another to go on from."""
+    """Return a checkpoint of a training: its variables and its state."""
     variables = {key: var.detach().clone() for key, var in training.variables().items()}
     return {"variables": variables, "state": training.state()}
 

@@ -28,7 +28,7 @@ KEEP, FLUSH = Selection("cpu", "keep"), Selection("cpu", "flush")
 
 @dataclass(frozen=True)
 class Scale:
-    """How a slot answers to a transformation of the problem.
+    """Response of a slot to a transformation of the problem.
 
     Attributes:
         sign: 1 if it stays when variable and gradient change sign, -1 if it changes too.
@@ -46,7 +46,7 @@ MEAN, SQUARE, SPEED = Scale(-1, grad=1), Scale(1, grad=2), Scale(-1, var=1)
 
 @dataclass(frozen=True)
 class Row:
-    """What the tests must know about one rule.
+    """Properties of one rule that tests use.
 
     Attributes:
         slots: A `Scale` per slot.
@@ -295,7 +295,7 @@ class Problem:
         return cls(variables, slots, gradients)
 
     def copy(self) -> Problem:
-        """The same, with variables and slots of its own; the gradients are shared."""
+        """Return a copy with new variables and slots, and the same gradients."""
         slots = [[slot.clone() for slot in row] for row in self.slots]
         return Problem([var.clone() for var in self.variables], slots, list(self.gradients))
 
@@ -360,7 +360,7 @@ def take(
 def reference(
     case: Case, problem: Problem, selection: Selection = KEEP, **keywords: Any
 ) -> Problem:
-    """The same steps on a copy, by the reference engine."""
+    """Take the steps on a copy by the reference engine."""
     return take(case, problem.copy(), selection._replace(name="reference"), **keywords)
 
 
@@ -396,7 +396,7 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
 def assert_same(
     got: Sequence[torch.Tensor], expected: Sequence[torch.Tensor], note: str = ""
 ) -> None:
-    """The same bits, or a failure that names the first difference in hex and in ulp."""
+    """Compare bits; fail with the first difference: test, index, hex, ulps and seed."""
     assert len(got) == len(expected)
     for number, (a, b) in enumerate(zip(got, expected, strict=True)):
         assert a.dtype == b.dtype

@@ -40,7 +40,7 @@ DOCUMENT = {"rate": 0.1, "names": ["a", "ü"], "nothing": None, "inside": {"deep
 
 
 def same(first: container.Contents, second: container.Contents) -> bool:
-    """Whether two files have the same in them, in the same order."""
+    """Return whether two files have equal contents in the same order."""
 
     def plain(contents: container.Contents) -> Any:
         tensors = contents.tensors.items()

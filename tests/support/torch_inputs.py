@@ -1,4 +1,4 @@
-"""What torch tests its optimizers with, read from the installed torch: inputs and errors."""
+"""Inputs and errors that torch tests its optimizers with, read from the installed torch."""
 
 from __future__ import annotations
 
