@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn import Parameter
 
-from forks import told
+from forks import run_in_child
 from replay_twins import OPTIONS, differences, give, params, taken
 from thalweg import optim
 from thalweg._engines import torch_layout_probe
@@ -224,4 +224,4 @@ def test_a_child_looks_by_itself(
         opt.step()
         return taken(opt), openmp._alone
 
-    assert told(child) == (3, not is_sent_home)
+    assert run_in_child(child) == (3, not is_sent_home)

@@ -15,7 +15,7 @@ from typing import Any
 TIMEOUT = 120.0  # seconds after which a wait counts as endless, on a busy machine, too
 
 
-def told(work: Callable[[], Any], timeout: float = TIMEOUT) -> Any:
+def run_in_child(work: Callable[[], Any], timeout: float = TIMEOUT) -> Any:
     """Return the result of `work()` in a forked child; fail if the child hangs."""
     reading, writing = os.pipe()
     child = os.fork()
