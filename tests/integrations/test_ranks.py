@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from parallel_workers import shared_folder, told_by_ranks, told_once
+from parallel_workers import run_ranks, shared_folder, told_once
 from rank_cases import (
     DIAGNOSED,
     MAKERS,
@@ -131,7 +131,7 @@ def test_four_ranks_draw_the_bits_of_the_whole(tmp_path: Path) -> None:
         for cls in (optim.AdamW, optim.tensorflow.Adam)
         for name in ("cut", "not cut")
     }
-    told = told_by_ranks(SCRIPT, tmp_path, 4, str(tmp_path), "rounded_in_parts")
+    told = run_ranks(SCRIPT, tmp_path, 4, str(tmp_path), "rounded_in_parts")
     assert len(told) == 4
     for each in told:
         assert each["rounded_in_parts"].items() >= wanted.items()

@@ -32,7 +32,7 @@ def together(*works: Callable[[], Any]) -> None:
     assert not failed
 
 
-def told_by_ranks(script: str | Path, folder: Path, count: int = 2, *names: str) -> list[Any]:
+def run_ranks(script: str | Path, folder: Path, count: int = 2, *names: str) -> list[Any]:
     """Return the last line that each rank of a script prints, parsed from JSON.
 
     It is given its rank, a file to meet, the number of ranks, and names.
@@ -46,7 +46,7 @@ def told_by_ranks(script: str | Path, folder: Path, count: int = 2, *names: str)
 
 
 def told_once(folder: Path, script: str | Path, count: int, *names: str) -> list[Any]:
-    """Return what ranks tell, as `told_by_ranks` does; they run once for each folder.
+    """Return what ranks tell, as `run_ranks` does; they run once for each folder.
 
     Args:
         folder: Of `shared_folder`: processes that ask at the same time wait for the first.
@@ -60,7 +60,7 @@ def told_once(folder: Path, script: str | Path, count: int, *names: str) -> list
         fcntl.flock(lock, fcntl.LOCK_EX)
         report = folder / "found.json"
         if not report.exists():
-            report.write_text(json.dumps(told_by_ranks(script, folder, count, *names)))
+            report.write_text(json.dumps(run_ranks(script, folder, count, *names)))
         return json.loads(report.read_text())
 
 
