@@ -45,7 +45,7 @@ def run_ranks(script: str | Path, folder: Path, count: int = 2, *names: str) -> 
     return [json.loads(run.stdout.splitlines()[-1]) for run in finished]
 
 
-def told_once(folder: Path, script: str | Path, count: int, *names: str) -> list[Any]:
+def run_ranks_once(folder: Path, script: str | Path, count: int, *names: str) -> list[Any]:
     """Return what ranks tell, as `run_ranks` does; they run once for each folder.
 
     Args:
