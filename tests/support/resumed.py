@@ -264,7 +264,9 @@ def saved(training: Any) -> dict[str, Any]:
     return {"variables": variables, "state": training.state()}
 
 
-def gone_on(make: Callable[[], Any], checkpoint: dict[str, Any], number: int) -> dict[str, Any]:
+def resume_training(
+    make: Callable[[], Any], checkpoint: dict[str, Any], number: int
+) -> dict[str, Any]:
     """Everything, after a new training has loaded a saved one and taken the steps left."""
     training = make()
     with torch.no_grad():
@@ -281,7 +283,7 @@ def main(folder: str) -> None:
     saved_stops = torch.load(Path(folder, SAVED), weights_only=True)
     makers = {name: make for face in FACES.values() for name, make in face.items()}
     final_states = {
-        name: [gone_on(makers[name], stop, number) for number, stop in enumerate(stops)]
+        name: [resume_training(makers[name], stop, number) for number, stop in enumerate(stops)]
         for name, stops in saved_stops.items()
     }
     torch.save(final_states, Path(folder, ENDED))
