@@ -10,7 +10,7 @@ import torch
 
 import fresh_process
 import resumed
-from resumed import FACES, STEPS, everything, make_checkpoint
+from resumed import FACES, STEPS, copy_everything, make_checkpoint
 from rulebook import slow_unless
 
 
@@ -41,11 +41,11 @@ def test_every_stop_is_gone_on_from_in_another_process(face: str, tmp_path: Path
     for name, make in FACES[face].items():
         training = make()
         stops[name] = [make_checkpoint(training)]
-        ends[name] = everything(training)
+        ends[name] = copy_everything(training)
         for number in range(STEPS):
             before = ends[name]
             training.step(number)
-            ends[name] = everything(training)
+            ends[name] = copy_everything(training)
             assert differing(before, ends[name]), "to load nothing would do"
             stops[name].append(make_checkpoint(training))
     torch.save(stops, tmp_path / resumed.SAVED)

@@ -250,7 +250,7 @@ def _faces() -> dict[str, dict[str, Callable[[], Any]]]:
 FACES = _faces()
 
 
-def everything(training: Any) -> dict[str, Any]:
+def copy_everything(training: Any) -> dict[str, Any]:
     """Copies of all that a training consists of, by name."""
     variables = {
         f"variable {key}": var.detach().clone() for key, var in training.variables().items()
@@ -275,7 +275,7 @@ def resume_training(
     training.load(checkpoint["state"], number)
     for step in range(number, STEPS):
         training.step(step)
-    return everything(training)
+    return copy_everything(training)
 
 
 def main(folder: str) -> None:
