@@ -76,7 +76,7 @@ def _inputs() -> Iterator[Input]:
 INPUTS = list(_inputs())
 
 
-def told() -> str:
+def describe_inputs() -> str:
     """All inputs, to be compared."""
     return "\n".join(
         f"{torch_input} {sorted(torch_input.arguments.items())!r}" for torch_input in INPUTS
