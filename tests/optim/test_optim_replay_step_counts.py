@@ -15,7 +15,16 @@ import pytest
 import torch
 from torch.nn import Parameter
 
-from replay_twins import OPTIONS, SHAPES, differences, everything, give, params, same, taken
+from replay_twins import (
+    OPTIONS,
+    SHAPES,
+    differences,
+    everything,
+    params,
+    same,
+    set_gradients,
+    taken,
+)
 from thalweg import optim
 from thalweg._core.plan_cache import PlanCache
 from thalweg._engines import torch_layout_probe
@@ -49,7 +58,7 @@ def compare(sides: list[Side], steps: range, without: Any, around: dict[str, Any
         for is_twin, (opt, own) in enumerate(sides):
             if around.get("fused_unscale"):
                 opt.found_inf, opt.grad_scale = torch.zeros(()), torch.tensor(4.0)
-            give(own, step, without(step))
+            set_gradients(own, step, without(step))
             if is_twin:
                 opt._cache.forget_replay()
             opt.step()
@@ -154,7 +163,7 @@ def made(seed: int) -> Side:
     groups: Any = in_groups(own, lr=0.05) if dice.random() < 0.5 and len(own) > 2 else own
     opt = getattr(optim, name)(groups, lr=0.01, **options, **around)
     for step in range(3 * calls):
-        give(own, step, {k for k in range(len(own)) if k % 3 > step // calls})
+        set_gradients(own, step, {k for k in range(len(own)) if k % 3 > step // calls})
         if around.get("fused_unscale"):
             opt.found_inf, opt.grad_scale = torch.zeros(()), torch.tensor(2.0)
         opt.step()
@@ -238,11 +247,11 @@ def test_what_is_an_error_in_python_is_one_of_the_step(
     opt = optim.Adam(own)
     steps = 7 if late is _divides else 6
     for step in range(steps):
-        give(own, step)
+        set_gradients(own, step)
         opt.step()
     assert taken(opt) == steps - 2
     before = copy.deepcopy(everything(opt, own))
-    give(own, steps)
+    set_gradients(own, steps)
     with pytest.raises(InvalidArgumentError, match=rf"Group 0 takes no .* in step {steps + 1}\."):
         opt.step()
     for (what, one), (_, other) in zip(everything(opt, own), before, strict=True):
@@ -295,7 +304,7 @@ def test_options_that_are_written_to_in_place_are_read(
         own = params(3)
         opt = getattr(module, name)([{"params": own, **copy.deepcopy(options)}])
         for step in range(9):
-            give(own, step)
+            set_gradients(own, step)
             if step == 6:
                 change(opt.param_groups[0])
             opt.step()
@@ -342,7 +351,7 @@ def test_numbers_that_no_native_step_holds_are_left_to_the_careful_one(
     own = params(3)
     opt = make(own, lr=0.1, **around)
     for step in range(4):
-        give(own, step)
+        set_gradients(own, step)
         opt.step()
     assert taken(opt) == 2
     for each in opt.state.values():

@@ -42,7 +42,7 @@ def params(count: int = 4, shape: tuple[int, ...] = (3, 2)) -> list[Parameter]:
     return [Parameter(torch.randn(shape)) for _ in range(count)]
 
 
-def give(
+def set_gradients(
     params: list[Parameter], seed: int, skipped: set[int] | frozenset[int] = frozenset()
 ) -> None:
     dice = torch.Generator().manual_seed(seed)
@@ -303,7 +303,7 @@ def differences(
             skipped = {0} if seed % 3 == 0 else set[int]()
             if has_sets:
                 skipped |= random_set(len(params), random.Random(title))
-            give(params, seed * 1000 + step, skipped)
+            set_gradients(params, seed * 1000 + step, skipped)
             if change is not None:
                 change(opt, params, dice.choice(params), dice)
             if is_twin:
