@@ -14,6 +14,7 @@ from torch.optim import lr_scheduler
 
 from replay_twins import (
     SHAPES,
+    count_replays,
     differences,
     everything,
     look_carefully,
@@ -21,7 +22,6 @@ from replay_twins import (
     random_set,
     same,
     set_gradients,
-    taken,
 )
 from thalweg import optim
 from thalweg._engines import torch_layout_probe
@@ -97,7 +97,7 @@ def test_sets_of_gradients_that_change_are_one_plan(
             opt.step()
         assert_same(sides, step)
     # Two sets that lack a gradient have one plan made for all of them.
-    assert taken(sides[0][0]) >= STEPS - 6
+    assert count_replays(sides[0][0]) >= STEPS - 6
 
 
 def _by_hand(opt: Any) -> Any:
@@ -163,7 +163,7 @@ def test_options_that_change_at_every_step_are_read_in_the_call(
     # RAdam begins anew where its rule changes, and leaves what torch makes of a tensor to torch.
     allowed = 8 if name == "RAdam" else 2
     if not (name == "RAdam" and schedule == "a tensor"):
-        assert taken(sides[0][0]) >= STEPS - allowed
+        assert count_replays(sides[0][0]) >= STEPS - allowed
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ def test_any_other_value_is_left_to_a_careful_step(key: str, value: Any) -> None
             set_gradients(own, step)
             opt.step()
         if not is_twin:
-            assert taken(opt) == 4
+            assert count_replays(opt) == 4
         opt.param_groups[0][key] = (value, 0.9) if key == "betas" else value
         set_gradients(own, 7)
         if is_twin:
@@ -200,7 +200,7 @@ def test_a_parameter_with_a_first_gradient_joins_the_plan() -> None:
     for step in range(10):
         set_gradients(own, step, {step % 4, 5})
         opt.step()
-    before = taken(opt)
+    before = count_replays(opt)
     assert before
     set_gradients(own, 10)
     opt.step()
@@ -209,7 +209,7 @@ def test_a_parameter_with_a_first_gradient_joins_the_plan() -> None:
         set_gradients(own, step, {step % 5})
         opt.step()
     assert opt.state[own[5]]["step"] == 30
-    assert taken(opt) > 12
+    assert count_replays(opt) > 12
 
 
 def test_a_step_without_any_gradient_changes_nothing() -> None:
@@ -246,7 +246,7 @@ def test_gradients_may_be_freed_while_they_are_absent() -> None:
     for step in range(200):
         set_gradients(own, step, {k for k in range(6) if (step + k) % 3 == 0})
         opt.step()
-    assert taken(opt) > 190
+    assert count_replays(opt) > 190
     assert all(torch.isfinite(param).all() for param in own)
 
 

@@ -17,13 +17,13 @@ from torch.nn import Parameter
 from replay_twins import (
     OPTIONS,
     SHAPES,
+    count_replays,
     differences,
     everything,
     norm_of,
     params,
     same,
     set_gradients,
-    taken,
 )
 from thalweg import optim
 from thalweg._base.locks import Mark
@@ -91,7 +91,7 @@ def test_from_the_third_on_all_steps_are(
         opt.step()
         if has_schedule:
             schedule.step()
-    assert taken(opt) == 10
+    assert count_replays(opt) == 10
     assert opt.last_step.count == 12
 
 
@@ -106,7 +106,7 @@ def test_state_may_be_in_another_order_than_parameters() -> None:
         set_gradients(own, step)
         opt.step()
     assert list(map(id, opt.state)) != list(map(id, own))
-    assert taken(opt) == 5
+    assert count_replays(opt) == 5
 
 
 @pytest.mark.parametrize(("name", "options"), CLASSES, ids=str)
@@ -116,7 +116,7 @@ def test_every_class_has_them(name: str, options: dict[str, Any]) -> None:
     for step in range(6):
         set_gradients(own, step)
         opt.step()
-    assert taken(opt) == 4
+    assert count_replays(opt) == 4
 
 
 @pytest.mark.parametrize(("around", "calls"), OPTIONS, ids=str)
@@ -149,7 +149,7 @@ def test_every_option_has_them(
         twin._cache.forget_replay()
         opt.step()
         twin.step()
-    assert taken(opt) == 4
+    assert count_replays(opt) == 4
     for (what, one), (_, other) in zip(everything(opt, own), everything(twin, others), strict=True):
         assert same(one, other), what
 
@@ -166,7 +166,7 @@ def test_a_rate_that_is_a_tensor_is_read_at_each_step() -> None:
         twin.step()
         for rate in rates:
             rate.mul_(0.5)
-    assert taken(opt) == 4
+    assert count_replays(opt) == 4
     assert all(map(torch.equal, own, others))
 
 
@@ -181,7 +181,7 @@ def test_a_step_that_a_scaler_leaves_out_is_none() -> None:
         assert all(map(torch.equal, own, before)) is (step == 5)
         assert opt.last_step.taken is (step != 5)
     assert opt.last_step.count == 7
-    assert taken(opt)
+    assert count_replays(opt)
 
 
 def test_parameters_that_leave_their_groups_are_left_alone() -> None:
@@ -208,7 +208,7 @@ def test_a_group_may_be_removed(around: dict[str, Any], without: set[int]) -> No
     for step in range(4):
         set_gradients(own, step, without)
         opt.step()
-    assert taken(opt) == 2
+    assert count_replays(opt) == 2
     opt.param_groups.pop()
     before = [param.detach().clone() for param in own]
     set_gradients(own, 4, without)
@@ -253,7 +253,7 @@ def test_a_parameter_without_elements_is_no_reason_for_careful_steps(count: int)
     for step in range(6):
         set_gradients(own, step)
         opt.step()
-    assert taken(opt) == 4
+    assert count_replays(opt) == 4
     assert opt.last_step is not None
     assert opt.last_step.count == 6
     assert opt.last_step.grad_norm == pytest.approx(norm_of(own), rel=1e-6)
@@ -281,7 +281,7 @@ def test_a_class_whose_groups_are_a_property_has_none() -> None:
     for step in range(5):
         set_gradients(own, step)
         opt.step()
-    assert (taken(opt), opt.last_step.count) == (0, 5)
+    assert (count_replays(opt), opt.last_step.count) == (0, 5)
 
 
 def test_an_interruption_takes_back_what_a_scaler_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -301,7 +301,7 @@ def test_an_interruption_takes_back_what_a_scaler_said(monkeypatch: pytest.Monke
         opt.step()
     monkeypatch.undo()
     assert not vars(opt).keys() & {"found_inf", "grad_scale"}
-    assert taken(opt) == 0  # planned anew
+    assert count_replays(opt) == 0  # planned anew
 
 
 def test_a_step_that_another_thread_has_forgotten_is_not_taken() -> None:
@@ -328,7 +328,7 @@ def test_each_step_tells_of_its_own_gradients() -> None:
         norm = norm_of(own)
         opt.step()
         assert opt.last_step.grad_norm == pytest.approx(norm, rel=1e-6)
-    assert taken(opt) == 6
+    assert count_replays(opt) == 6
     own[0].grad = None  # the careful way
     opt.step()
     norm = norm_of(own[1:])
@@ -375,7 +375,7 @@ def test_those_with_a_closure_are() -> None:
         assert opt.step(closure) == step
         set_gradients(other, step)
         twin.step()
-    assert taken(opt) == 4
+    assert count_replays(opt) == 4
     assert all(map(torch.equal, own, other))
 
 
@@ -449,7 +449,7 @@ def test_without_them_the_bits_are_the_same(
         for step in range(6):
             set_gradients(own, step)
             opt.step()
-        assert taken(opt) == (0 if is_off else 4)
+        assert count_replays(opt) == (0 if is_off else 4)
         results.append([*own, *(x for each in opt.state.values() for x in each.values())])
     for one, other in zip(*results, strict=True):
         assert torch.equal(one, other)
@@ -577,7 +577,7 @@ def test_an_optimizer_goes_when_nobody_has_it() -> None:
     for step in range(4):
         set_gradients(own, step)
         opt.step()
-    assert taken(opt) == 2
+    assert count_replays(opt) == 2
     known = weakref.ref(opt)
     gc.disable()
     try:
@@ -595,7 +595,7 @@ def test_sums_go_with_their_step() -> None:
         set_gradients(own, step)
         opt.step()
         known += [weakref.ref(x["gradient_sum"]) for x in opt.state.values() if "gradient_sum" in x]
-    assert taken(opt) == 4
+    assert count_replays(opt) == 4
     assert not any(each() is not None for each in known)
 
 
@@ -605,7 +605,7 @@ def test_parameters_that_are_gone_are_not_looked_at() -> None:
     for step in range(4):
         set_gradients(own, step)
         opt.step()
-    assert taken(opt) == 2
+    assert count_replays(opt) == 2
     for param in own[10:30]:
         other = Parameter(torch.randn_like(param))
         other.grad = torch.randn_like(param)

@@ -13,12 +13,12 @@ from torch.nn import Parameter
 from replay_twins import (
     OPTIONS,
     SHAPES,
+    count_replays,
     differences,
     everything,
     params,
     same,
     set_gradients,
-    taken,
 )
 from thalweg import optim
 from thalweg._core import replay
@@ -56,7 +56,7 @@ def test_from_the_third_on_all_steps_are(name: str, options: Options, without: s
         set_gradients(own, step, without)
         opt.step()
         schedule.step()
-    assert taken(opt) == 6
+    assert count_replays(opt) == 6
     assert opt.last_step.count == 8
 
 
@@ -75,7 +75,7 @@ def test_every_option_has_them(around: dict[str, Any], calls: int, dtype: torch.
             if is_twin:
                 opt._cache.forget_replay()
             opt.step()
-    assert taken(sides[0][0]) == 4
+    assert count_replays(sides[0][0]) == 4
     for (what, one), (_, other) in zip(*(everything(*each) for each in sides), strict=True):
         assert same(one, other), what
 
@@ -93,7 +93,7 @@ def test_dtypes_of_rules_may_differ() -> None:
             if is_twin:
                 opt._cache.forget_replay()
             opt.step()
-    assert taken(sides[0][0]) == 4
+    assert count_replays(sides[0][0]) == 4
     for (what, one), (_, other) in zip(*(everything(*each) for each in sides), strict=True):
         assert same(one, other), what
 
@@ -144,7 +144,7 @@ def test_the_elements_of_all_rules_count(monkeypatch: pytest.MonkeyPatch) -> Non
         for step in range(5):
             set_gradients(own, step)
             opt.step()
-        assert taken(opt) == wanted
+        assert count_replays(opt) == wanted
 
 
 @pytest.mark.parametrize("is_after", [False, True])

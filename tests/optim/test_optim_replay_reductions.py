@@ -15,12 +15,12 @@ from case_batches import many
 from replay_twins import (
     OPTIONS,
     SHAPES,
+    count_replays,
     differences,
     everything,
     params,
     same,
     set_gradients,
-    taken,
 )
 from thalweg import optim
 from thalweg._core.plan_cache import PlanCache
@@ -108,7 +108,7 @@ def compare(
             opt.step()
         for (what, one), (_, other) in zip(*(everything(*each) for each in sides), strict=True):
             assert same(one, other), (what, step)
-    return taken(sides[0][0])
+    return count_replays(sides[0][0])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
@@ -221,7 +221,7 @@ def test_numbers_of_a_rule_for_each_variable_are_those_that_the_state_has(
             opt.step()
         for (what, one), (_, other) in zip(*(everything(*each) for each in sides), strict=True):
             assert same(one, other), (what, step)
-        counts.append(taken(sides[0][0]))
+        counts.append(count_replays(sides[0][0]))
     assert counts[-1] == wanted, counts
 
 

@@ -10,7 +10,7 @@ import torch
 from torch.nn import Parameter
 
 from forks import run_in_child
-from replay_twins import OPTIONS, differences, params, set_gradients, taken
+from replay_twins import OPTIONS, count_replays, differences, params, set_gradients
 from thalweg import optim
 from thalweg._engines import torch_layout_probe
 from thalweg._engines.cpu import guard_table, openmp, replay_kernel
@@ -151,7 +151,7 @@ def test_threads_may_become_others(threads: Callable[[int], None]) -> None:
                 count = torch.get_num_threads()
                 assert (block[replay_kernel.TEAM] != 0) == (count > 1)
                 assert block[replay_kernel.TEAM_SIZE] == (count if count > 1 else 0)
-        assert taken(opt) > 1
+        assert count_replays(opt) > 1
         results.append([*own, *(x for each in opt.state.values() for x in each.values())])
     for one, other in zip(*results, strict=True):
         assert torch.equal(one, other)
@@ -167,7 +167,7 @@ def test_a_team_looks_where_it_updates(
     for step in range(6):
         set_gradients(own, step)
         opt.step()
-    assert taken(opt) > 1
+    assert count_replays(opt) > 1
     assert opt._cache.replay is not None
     assert (opt._cache.replay.snapshot.block[replay_kernel.TEAM] != 0) == comes
 
@@ -182,7 +182,7 @@ def test_a_look_by_one_warns_of_nothing(monkeypatch: pytest.MonkeyPatch) -> None
         for step in range(6):
             set_gradients(own, step)
             opt.step()
-        assert taken(opt) > 1
+        assert count_replays(opt) > 1
     finally:
         openmp.gomp_parallel.cache_clear()
 
@@ -222,6 +222,6 @@ def test_a_child_looks_by_itself(
 
     def child() -> Any:
         opt.step()
-        return taken(opt), openmp._alone
+        return count_replays(opt), openmp._alone
 
     assert run_in_child(child) == (3, not is_sent_home)

@@ -55,7 +55,7 @@ def norm_of(params: list[Parameter]) -> float:
     return torch.nn.utils.get_total_norm([x.grad for x in params if x.grad is not None]).item()
 
 
-def taken(opt: Any) -> int:
+def count_replays(opt: Any) -> int:
     return 0 if opt._cache.replay is None else opt._cache.replay.taken
 
 
