@@ -39,7 +39,7 @@ def a_few() -> dict[str, StoredTensor]:
 DOCUMENT = {"rate": 0.1, "names": ["a", "ü"], "nothing": None, "inside": {"deep": [True, 2**63]}}
 
 
-def same(first: container.Contents, second: container.Contents) -> bool:
+def have_equal_contents(first: container.Contents, second: container.Contents) -> bool:
     """Return whether two files have equal contents in the same order."""
 
     def plain(contents: container.Contents) -> Any:
