@@ -564,7 +564,7 @@ KINDS = ("signal", "exception", "opcode")
 WRONG = ("torn", "false note")
 
 
-def told(
+def run_interrupted(
     names: str, kinds: str, count: int, seed: int, timeout: float, planted: str = ""
 ) -> tuple[dict[str, int], str]:
     """Run interrupted steps in a process; return the counts by outcome and the output.
@@ -624,7 +624,7 @@ def attacked(names: str, seed: int) -> Figures:
     """Interrupt steps of some trainings, in a process of their own."""
     figures, count = Figures(), CASES[False] * len(KINDS)
     try:
-        outcomes, message = told(names, ",".join(KINDS), CASES[False], seed, 900)
+        outcomes, message = run_interrupted(names, ",".join(KINDS), CASES[False], seed, 900)
     except RuntimeError as error:
         outcomes, message = {"failed": count * len(names.split(","))}, str(error)
     if set(outcomes) & {*WRONG, "failed"}:

@@ -133,7 +133,9 @@ def test_the_attack_notices_a_missing_check_in_every_face(
 @pytest.mark.slow
 def test_the_attack_notices_writes_that_can_be_split(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("THALWEG_NATIVE_LOOK", "0")  # a step in one call has none
-    outcomes, _ = interruptions.told("keras", "signal", 40, SEED, 900, "sections are split")
+    outcomes, _ = interruptions.run_interrupted(
+        "keras", "signal", 40, SEED, 900, "sections are split"
+    )
     assert set(outcomes) & set(interruptions.WRONG)
 
 
