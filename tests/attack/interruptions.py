@@ -40,7 +40,7 @@ from attack.figures import Figures
 from attack.planted import DEFECTS
 from attack.torch_trainings import encode_all
 from failing_callable import NOT_TAKEN
-from interruptions import outcome, switched
+from interruptions import block_switches, outcome
 from thalweg import IndexedSlices, Pass, Rule, Stage, Variable, _graph, diagnostics, optim
 from thalweg.keras import optimizers as keras
 from thalweg.openseq2seq.optimizers import optimize_loss
@@ -701,7 +701,7 @@ def _interrupt_step(
         lengths: The number of instructions of a step, by its place in a period; completed here.
         title: Of an outcome that is wrong.
     """
-    training, twin, number, switches = pair.ours, pair.twin, pair.number, switched()
+    training, twin, number, switches = pair.ours, pair.twin, pair.number, block_switches()
     training.ready(number), twin.ready(number)
     bits_before, phase = training.bits(), number % PERIOD
     if mode != "opcode" or phase in lengths:
@@ -713,8 +713,8 @@ def _interrupt_step(
     error, is_done = _interrupted(training, number, delay, mode)
     actual, expected = training.bits(), twin.bits()
     verdict = _judged(actual, bits_before, expected, error, is_done, training.moves)
-    if switched() != switches:
-        _tell(f"{pair.name}: {switched()} is switched, not {switches}", error)
+    if block_switches() != switches:
+        _tell(f"{pair.name}: {block_switches()} is switched, not {switches}", error)
         verdict = "torn"  # a step that follows would be another one
         torch.set_grad_enabled(True)
     if verdict in WRONG:

@@ -18,7 +18,7 @@ from thalweg._core.state import entries
 from thalweg._engines.denormals import is_flushing
 
 
-def switched() -> tuple[Any, ...]:
+def block_switches() -> tuple[Any, ...]:
     """Return the thread's switches of library blocks; a step must leave them unchanged."""
     return (
         torch.is_grad_enabled(),
