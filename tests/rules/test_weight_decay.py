@@ -24,8 +24,8 @@ from rulebook import (
     Problem,
     Row,
     assert_same,
+    case_of_update,
     label,
-    plain_rule,
     slow_unless,
     sparse,
     take,
@@ -100,7 +100,7 @@ def test_a_variable_that_its_rule_leaves_alone_decays(engine: str, duplicates: s
     def update(var: Any, grad: Any) -> Any:
         return var
 
-    case = fused(plain_rule(update, duplicates=duplicates)).with_hypers(decoupled_decay=0.5)
+    case = fused(case_of_update(update, duplicates=duplicates)).with_hypers(decoupled_decay=0.5)
     w, v = torch.tensor([4.0, -2.0]), torch.ones(3, 1)
     grads = [torch.zeros(2), sparse(torch.zeros(3, 1), [2, 0, 2], v)]
     take(case, Problem([w, v], [[], []], grads), KEEP._replace(name=engine))
