@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import thalweg
-from rulebook import KEEP, Problem, assert_same, case_of_update, reference, take
+from rulebook import KEEP, Problem, assert_same, reference, take, update_case
 from thalweg import Hyper, Rule, RuleError, Slot, check_rule, sqrt, where
 from thalweg._engines.formula_parser import check_counts, transcribe
 from thalweg.formula import ChainedFormula, WrappedStepFormula
@@ -459,7 +459,7 @@ def rich(var: Any, grad: Any, m: Any, *, learning_rate: float) -> Any:
 
 
 def test_what_is_allowed_runs_on_both_engines() -> None:
-    rich_case = case_of_update(rich, 1, hypers=(RATE,))
+    rich_case = update_case(rich, 1, hypers=(RATE,))
     check_rule(rich_case.rule)
     problem = Problem.make(rich_case.row, [300], [torch.float32], 6, 0.2)
     expected = reference(rich_case, problem, KEEP)

@@ -30,12 +30,12 @@ from rulebook import (
     by_rule,
     by_rule_and_dtype,
     by_rule_and_dtypes,
-    case_of_update,
     label,
     reference,
     slow_unless,
     sparse,
     take,
+    update_case,
 )
 from shared_examples import check_examples
 from thalweg import optim, sign, where
@@ -253,7 +253,7 @@ def copy_gradient(var, grad):
 def test_every_half_survives_the_round_trip(dtype, name):
     values = torch.arange(-(1 << 15), 1 << 15).to(torch.int16).view(dtype)
     var = torch.zeros_like(values)
-    take(case_of_update(copy_gradient), Problem([var], [[]], [values]), KEEP._replace(name=name))
+    take(update_case(copy_gradient), Problem([var], [[]], [values]), KEEP._replace(name=name))
     assert_same([var], [values])
 
 
@@ -266,7 +266,7 @@ def test_halves_are_rounded_once_to_nearest_even(dtype):
     values = torch.arange(-(1 << 15), 1 << 15).to(torch.int16).view(dtype)
     shuffled = values[torch.randperm(1 << 16, generator=torch.Generator().manual_seed(1))]
     var = shuffled.clone()
-    take(case_of_update(half_gradient), Problem([var], [[]], [values]))
+    take(update_case(half_gradient), Problem([var], [[]], [values]))
     assert_same([var], [(values.float() * 0.5 + shuffled.float()).to(dtype)])
 
 
@@ -395,7 +395,7 @@ FORMULAS = [
 @pytest.mark.parametrize(("formula", "slots"), FORMULAS, ids=[f[0].__name__ for f in FORMULAS])
 @pytest.mark.parametrize("selection", [KEEP, FLUSH], ids=["keep", "flush"])
 def test_formulas_of_every_form_agree(formula, slots, selection):
-    case = case_of_update(formula, slots)
+    case = update_case(formula, slots)
     problem = Problem.make(case.row, [300, 7], [torch.float32, torch.bfloat16], 6, 0.3)
     expected = reference(case, problem, selection, steps=2)
     assert_same(take(case, problem, selection, steps=2).written(), expected.written())
@@ -409,7 +409,7 @@ def square_in_double(var, grad):
 def test_wide_rounds_only_where_it_is_narrowed(name):
     grad = torch.tensor([1 + 2.0**-13])
     var = -grad * grad  # rounded; what the rounding took is left
-    take(case_of_update(square_in_double), Problem([var], [[]], [grad]), KEEP._replace(name=name))
+    take(update_case(square_in_double), Problem([var], [[]], [grad]), KEEP._replace(name=name))
     assert var.tolist() == [2.0**-26]
 
 
@@ -424,7 +424,7 @@ def python_scalars(var, grad, *, whole, third, double):
 @by_dtype
 @pytest.mark.parametrize("switch", [0, 1, -1.0])
 def test_a_condition_may_be_a_scalar(dtype, switch):
-    case = case_of_update(pick)
+    case = update_case(pick)
     problem = Problem.make(case.row, [20], [dtype], 6)
     expected = reference(case, problem, switch=switch)
     assert_same(take(case, problem, switch=switch).written(), expected.written())
@@ -433,7 +433,7 @@ def test_a_condition_may_be_a_scalar(dtype, switch):
 def test_scalars_of_prepare_are_rounded_to_the_compute_dtype():
     from thalweg import Hyper
 
-    case = case_of_update(python_scalars, prepare=_half, hypers=(Hyper("learning_rate", 0.1),))
+    case = update_case(python_scalars, prepare=_half, hypers=(Hyper("learning_rate", 0.1),))
     problem = Problem.make(case.row, [300], [torch.float32], 6)
     expected = reference(case, problem)
     assert_same(take(case, problem).written(), expected.written())
@@ -449,7 +449,7 @@ def assigned_scalar(var, grad, *, learning_rate):
 def test_a_formula_may_assign_to_its_scalars(indices):
     from thalweg import Hyper
 
-    case = case_of_update(assigned_scalar, hypers=(Hyper("learning_rate", 0.1),))
+    case = update_case(assigned_scalar, hypers=(Hyper("learning_rate", 0.1),))
     problem = Problem.make(case.row, [(3, 7)], [torch.float32], 6)
     if indices:
         problem.gradients[0] = sparse(problem.gradients[0], indices, problem.variables[0])

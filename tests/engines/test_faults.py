@@ -21,12 +21,12 @@ from rulebook import (
     assert_same,
     by_rule,
     by_rule_and_dtype,
-    case_of_update,
     label,
     reference,
     slow_unless,
     sparse,
     take,
+    update_case,
 )
 from thalweg import absolute, maximum, where
 from thalweg._engines.cpu import openmp
@@ -190,7 +190,7 @@ def gradient_kept(var, grad, old):
 @pytest.mark.parametrize("formula", [larger_of_slot, chosen, gradient_kept])
 @pytest.mark.parametrize("length", [1, 3, 8, 35, 67])
 def test_numbers_that_are_chosen_and_not_computed_agree(selection, formula, length):
-    case, dtype = case_of_update(formula, 1), torch.float32
+    case, dtype = update_case(formula, 1), torch.float32
     small = torch.tensor(SMALL * 10)[:length]
     slots = [small.flip(0).clone()]
     problem = Problem([small.clone()], [slots], [small.roll(2)])

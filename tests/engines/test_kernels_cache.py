@@ -19,7 +19,7 @@ import torch
 
 import fresh_process
 from kernels import forget, made
-from rulebook import KEEP, Problem, case_of_update, take
+from rulebook import KEEP, Problem, take, update_case
 from thalweg import PerformanceWarning, Rule, RuleError
 from thalweg._engines.cpu import codegen, codegen_measure, guard_table, machine_code
 from thalweg._engines.cpu.compiled_loops import Loop
@@ -52,7 +52,7 @@ def step(update, name="cpu", **keywords):
     results = []
     for engine in ("cpu", "reference"):
         var = torch.ones(3)
-        case = case_of_update(update, **keywords)
+        case = update_case(update, **keywords)
         take(case, Problem([var], [[]], [torch.full((3,), 2.0)]), KEEP._replace(name=engine))
         results.append(var[0].item())
     np.testing.assert_equal(*results)
@@ -217,12 +217,7 @@ def test_helpers_of_one_name_in_formula_and_stage_stay_apart(write):
     for engine in ("cpu", "reference"):
         var = torch.zeros(3)
         problem = Problem([var], [[]], [torch.ones(3)])
-        take(
-            case_of_update(first.update),
-            problem,
-            KEEP._replace(name=engine),
-            stages=(second.stage,),
-        )
+        take(update_case(first.update), problem, KEEP._replace(name=engine), stages=(second.stage,))
         assert var.tolist() == [-15.0] * 3
 
 

@@ -10,16 +10,7 @@ import pytest
 import torch
 from torch.nn import Parameter
 
-from replay_twins import (
-    OPTIONS,
-    SHAPES,
-    count_replays,
-    differences,
-    everything,
-    params,
-    same,
-    set_gradients,
-)
+from replay_twins import OPTIONS, SHAPES, count_replays, diff, params, same, set_grads, snapshot
 from thalweg import optim
 from thalweg._core import replay
 from thalweg._core.plan_cache import PlanCache
@@ -53,7 +44,7 @@ def test_from_the_third_on_all_steps_are(name: str, options: Options, without: s
     opt = getattr(optim, name)(groups_of(own, options))
     schedule = torch.optim.lr_scheduler.ExponentialLR(opt, 0.9)
     for step in range(8):
-        set_gradients(own, step, without)
+        set_grads(own, step, without)
         opt.step()
         schedule.step()
     assert count_replays(opt) == 6
@@ -71,12 +62,12 @@ def test_every_option_has_them(around: dict[str, Any], calls: int, dtype: torch.
         for is_twin, (opt, own) in enumerate(sides):
             if around.get("fused_unscale"):
                 opt.found_inf, opt.grad_scale = torch.zeros(()), torch.tensor(4.0 + step // 4)
-            set_gradients(own, step, {4})
+            set_grads(own, step, {4})
             if is_twin:
                 opt._cache.forget_replay()
             opt.step()
     assert count_replays(sides[0][0]) == 4
-    for (what, one), (_, other) in zip(*(everything(*each) for each in sides), strict=True):
+    for (what, one), (_, other) in zip(*(snapshot(*each) for each in sides), strict=True):
         assert same(one, other), what
 
 
@@ -89,12 +80,12 @@ def test_dtypes_of_rules_may_differ() -> None:
         sides.append((optim.Mixed(groups, clip_grad_norm=0.5), own))
     for step in range(6):
         for is_twin, (opt, own) in enumerate(sides):
-            set_gradients(own, step)
+            set_grads(own, step)
             if is_twin:
                 opt._cache.forget_replay()
             opt.step()
     assert count_replays(sides[0][0]) == 4
-    for (what, one), (_, other) in zip(*(everything(*each) for each in sides), strict=True):
+    for (what, one), (_, other) in zip(*(snapshot(*each) for each in sides), strict=True):
         assert same(one, other), what
 
 
@@ -102,7 +93,7 @@ def test_a_rule_whose_parameters_have_no_gradients_is_left_out() -> None:
     own = params(2)
     opt = optim.Mixed(groups_of(own, SEVERAL[0][1]))
     for step in range(9):
-        set_gradients(own, step, {1} if 3 <= step < 6 else set())
+        set_grads(own, step, {1} if 3 <= step < 6 else set())
         before = own[1].detach().clone()
         opt.step()
         assert torch.equal(own[1], before) is (3 <= step < 6)
@@ -126,7 +117,7 @@ def test_the_rule_of_a_group_is_looked_at(kind: int, place: int, change: dict[st
     sides = [(getattr(optim, name)(groups_of(each, options)), each) for each in (own, others)]
     for step in range(8):
         for is_twin, (opt, each) in enumerate(sides):
-            set_gradients(each, step)
+            set_grads(each, step)
             if step == 5:
                 opt.param_groups[place].update(change)
             if is_twin:
@@ -142,7 +133,7 @@ def test_the_elements_of_all_rules_count(monkeypatch: pytest.MonkeyPatch) -> Non
         monkeypatch.setattr(replay, "_LARGE_PER_VARIABLE", each)
         opt = optim.Mixed(groups_of(own, SEVERAL[0][1]))
         for step in range(5):
-            set_gradients(own, step)
+            set_grads(own, step)
             opt.step()
         assert count_replays(opt) == wanted
 
@@ -154,7 +145,7 @@ def test_an_interruption_comes_before_or_after_all_rules(
     own = params(6)
     opt = optim.Mixed(groups_of(own, SEVERAL[0][1]))
     for step in range(4):
-        set_gradients(own, step)
+        set_grads(own, step)
         opt.step()
     take = guard_table.GuardTable.take
 
@@ -199,4 +190,4 @@ def test_whatever_changes_the_step_is_the_careful_one(
     monkeypatch.setattr(PlanCache, "longest_wait", 1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        assert not differences(made, seed)
+        assert not diff(made, seed)

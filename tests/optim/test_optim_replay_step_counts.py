@@ -15,16 +15,7 @@ import pytest
 import torch
 from torch.nn import Parameter
 
-from replay_twins import (
-    OPTIONS,
-    SHAPES,
-    count_replays,
-    differences,
-    everything,
-    params,
-    same,
-    set_gradients,
-)
+from replay_twins import OPTIONS, SHAPES, count_replays, diff, params, same, set_grads, snapshot
 from thalweg import optim
 from thalweg._core.plan_cache import PlanCache
 from thalweg._engines import torch_layout_probe
@@ -58,11 +49,11 @@ def compare(sides: list[Side], steps: range, without: Any, around: dict[str, Any
         for is_twin, (opt, own) in enumerate(sides):
             if around.get("fused_unscale"):
                 opt.found_inf, opt.grad_scale = torch.zeros(()), torch.tensor(4.0)
-            set_gradients(own, step, without(step))
+            set_grads(own, step, without(step))
             if is_twin:
                 opt._cache.forget_replay()
             opt.step()
-        for (what, one), (_, other) in zip(*(everything(*each) for each in sides), strict=True):
+        for (what, one), (_, other) in zip(*(snapshot(*each) for each in sides), strict=True):
             assert same(one, other), (what, step)
             assert getattr(one, "_version", 0) == getattr(other, "_version", 0), (what, step)
 
@@ -163,7 +154,7 @@ def made(seed: int) -> Side:
     groups: Any = in_groups(own, lr=0.05) if dice.random() < 0.5 and len(own) > 2 else own
     opt = getattr(optim, name)(groups, lr=0.01, **options, **around)
     for step in range(3 * calls):
-        set_gradients(own, step, {k for k in range(len(own)) if k % 3 > step // calls})
+        set_grads(own, step, {k for k in range(len(own)) if k % 3 > step // calls})
         if around.get("fused_unscale"):
             opt.found_inf, opt.grad_scale = torch.zeros(()), torch.tensor(2.0)
         opt.step()
@@ -178,7 +169,7 @@ def test_whatever_changes_the_step_is_the_careful_one(
     monkeypatch.setattr(PlanCache, "longest_wait", 1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        assert not differences(made, seed)
+        assert not diff(made, seed)
 
 
 def write_step(opt: Any, number: float) -> None:
@@ -247,14 +238,14 @@ def test_what_is_an_error_in_python_is_one_of_the_step(
     opt = optim.Adam(own)
     steps = 7 if late is _divides else 6
     for step in range(steps):
-        set_gradients(own, step)
+        set_grads(own, step)
         opt.step()
     assert count_replays(opt) == steps - 2
-    before = copy.deepcopy(everything(opt, own))
-    set_gradients(own, steps)
+    before = copy.deepcopy(snapshot(opt, own))
+    set_grads(own, steps)
     with pytest.raises(InvalidArgumentError, match=rf"Group 0 takes no .* in step {steps + 1}\."):
         opt.step()
-    for (what, one), (_, other) in zip(everything(opt, own), before, strict=True):
+    for (what, one), (_, other) in zip(snapshot(opt, own), before, strict=True):
         assert same(one, other), what
 
 
@@ -304,7 +295,7 @@ def test_options_that_are_written_to_in_place_are_read(
         own = params(3)
         opt = getattr(module, name)([{"params": own, **copy.deepcopy(options)}])
         for step in range(9):
-            set_gradients(own, step)
+            set_grads(own, step)
             if step == 6:
                 change(opt.param_groups[0])
             opt.step()
@@ -351,13 +342,13 @@ def test_numbers_that_no_native_step_holds_are_left_to_the_careful_one(
     own = params(3)
     opt = make(own, lr=0.1, **around)
     for step in range(4):
-        set_gradients(own, step)
+        set_grads(own, step)
         opt.step()
     assert count_replays(opt) == 2
     for each in opt.state.values():
         each["step"].fill_(number)
-    before = copy.deepcopy(everything(opt, own))
+    before = copy.deepcopy(snapshot(opt, own))
     with pytest.raises(InvalidArgumentError, match=said):
         opt.step()
-    for (what, one), (_, other) in zip(everything(opt, own), before, strict=True):
+    for (what, one), (_, other) in zip(snapshot(opt, own), before, strict=True):
         assert same(one, other), what

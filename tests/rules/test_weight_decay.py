@@ -24,11 +24,11 @@ from rulebook import (
     Problem,
     Row,
     assert_same,
-    case_of_update,
     label,
     slow_unless,
     sparse,
     take,
+    update_case,
 )
 from thalweg import IndexedSlices, Rule, RuleError, Slot, Variable, check_rule
 from thalweg.openseq2seq.optimizers.novograd import NovoGrad
@@ -100,7 +100,7 @@ def test_a_variable_that_its_rule_leaves_alone_decays(engine: str, duplicates: s
     def update(var: Any, grad: Any) -> Any:
         return var
 
-    case = fused(case_of_update(update, duplicates=duplicates)).with_hypers(decoupled_decay=0.5)
+    case = fused(update_case(update, duplicates=duplicates)).with_hypers(decoupled_decay=0.5)
     w, v = torch.tensor([4.0, -2.0]), torch.ones(3, 1)
     grads = [torch.zeros(2), sparse(torch.zeros(3, 1), [2, 0, 2], v)]
     take(case, Problem([w, v], [[], []], grads), KEEP._replace(name=engine))

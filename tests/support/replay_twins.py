@@ -42,7 +42,7 @@ def params(count: int = 4, shape: tuple[int, ...] = (3, 2)) -> list[Parameter]:
     return [Parameter(torch.randn(shape)) for _ in range(count)]
 
 
-def set_gradients(
+def set_grads(
     params: list[Parameter], seed: int, skipped: set[int] | frozenset[int] = frozenset()
 ) -> None:
     dice = torch.Generator().manual_seed(seed)
@@ -258,7 +258,7 @@ def same(first: Any, second: Any) -> bool:
     return first.dtype == second.dtype and first.shape == second.shape and equal
 
 
-def everything(opt: Any, params: list[Parameter]) -> list[tuple[str, Any]]:
+def snapshot(opt: Any, params: list[Parameter]) -> list[tuple[str, Any]]:
     named: list[tuple[str, Any]] = [(f"parameter {k}", param) for k, param in enumerate(params)]
     for k, param in enumerate(params):
         named += [(f"{name} of {k}", x) for name, x in (opt.state.get(param) or {}).items()]
@@ -277,7 +277,7 @@ def random_set(count: int, dice: random.Random) -> set[int]:
     return {place for place in range(count) if dice.random() < share}
 
 
-def differences(
+def diff(
     make: Callable[[int], tuple[Any, list[Parameter]]],
     seed: int,
     steps: int = 30,
@@ -303,7 +303,7 @@ def differences(
             skipped = {0} if seed % 3 == 0 else set[int]()
             if has_sets:
                 skipped |= random_set(len(params), random.Random(title))
-            set_gradients(params, seed * 1000 + step, skipped)
+            set_grads(params, seed * 1000 + step, skipped)
             if change is not None:
                 change(opt, params, dice.choice(params), dice)
             if is_twin:
@@ -317,7 +317,7 @@ def differences(
         if errors[0] != errors[1]:
             return f"{label}: {errors}"
         for (actual_name, actual), (name, expected) in zip(
-            *(everything(*twin) for twin in pair), strict=True
+            *(snapshot(*twin) for twin in pair), strict=True
         ):
             if actual_name != name or not same(actual, expected):
                 return f"{label}: {actual_name} and {name}: {actual} and {expected}"

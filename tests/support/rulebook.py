@@ -364,7 +364,7 @@ def reference(
     return take(case, problem.copy(), selection._replace(name="reference"), **keywords)
 
 
-def case_of_update(update: Any, slots: int = 0, **keywords: Any) -> Case:
+def update_case(update: Any, slots: int = 0, **keywords: Any) -> Case:
     """A case of a rule made up by a test, with no hyperparameters unless given."""
     from thalweg import Slot
 

@@ -96,7 +96,7 @@ def params_of(dtype: torch.dtype, shapes: Any = SHAPES) -> list[torch.Tensor]:
     return [torch.randn(s, dtype=dtype, generator=generator).requires_grad_() for s in shapes]
 
 
-def set_gradients(params: list[torch.Tensor], step: int, sparse: bool = False) -> None:
+def set_grads(params: list[torch.Tensor], step: int, sparse: bool = False) -> None:
     """Set the gradients of a step."""
     generator = torch.Generator().manual_seed(1000 + step)
     for param in params:
