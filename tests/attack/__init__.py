@@ -30,5 +30,4 @@ ATTACKS = (
 
 
 def load(name: str) -> Any:
-    """The module of an attack."""
     return importlib.import_module(f"{__name__}.{name}")

@@ -133,7 +133,6 @@ class Side:
         return True
 
     def seen(self) -> dict[str, Any]:
-        """All that the two have in common."""
         groups = [
             {name: value for name, value in group.items() if name not in ("params", *EXTRA)}
             for group in self.opt.param_groups
@@ -167,7 +166,6 @@ class Side:
 
 
 def kept(value: Any) -> Any:
-    """A copy of a value, with tensors that nobody writes to."""
     if isinstance(value, Tensor):
         return value.detach().clone()
     if isinstance(value, dict):
@@ -365,7 +363,6 @@ def alike(actual: Any, expected: Any, side: Side) -> bool:
 
 
 def warm() -> None:
-    """Have the kernels in memory."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     for number in range(150):
@@ -373,5 +370,4 @@ def warm() -> None:
 
 
 def attack(long: bool, seed: int) -> Figures:
-    """Train in children, so that a signal is a failure of one."""
     return figures_of(__name__, seed, CASES[long], BATCH, GOOD)

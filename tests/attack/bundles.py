@@ -169,13 +169,11 @@ def table(items: Items, dice: random.Random) -> bytes:
 
 
 def bytes_of_a_file(files: Files, dice: random.Random) -> Files:
-    """Some bytes, without new checksums."""
     name = dice.choice(sorted(files))
     return {**files, name: spoiled(files[name], dice)}
 
 
 def entry(files: Files, dice: random.Random) -> Files:
-    """A message of the index."""
     items = items_of(files)
     for _ in range(dice.choice([1, 1, 2])):
         position = dice.randrange(len(items))
@@ -388,5 +386,4 @@ def of_state(home: Path, dice: random.Random) -> str:
 
 
 def attack(long: bool, seed: int) -> Figures:
-    """Read bundles in children, so that a signal is a failure of one."""
     return figures_of(__name__, seed, CASES[long], BATCH, GOOD)

@@ -151,7 +151,6 @@ def attempt(seed: int, number: int) -> str:
 
 
 def warm() -> None:
-    """Fill a folder in a child, with no kernel in memory."""
     global _pristine
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
@@ -165,5 +164,4 @@ def warm() -> None:
 
 
 def attack(long: bool, seed: int) -> Figures:
-    """Take the steps in children, so that a signal is a failure of one."""
     return figures_of(__name__, seed, CASES[long], BATCH, GOOD)

@@ -119,13 +119,11 @@ def _tried(training: Training) -> tuple[str, str]:
 
 
 def _differing(first: dict[str, Any], second: dict[str, Any]) -> str:
-    """The names of what is not the same."""
     names = [name for name in first if name not in second or first[name] != second[name]]
     return ", ".join(names[:4])
 
 
 def warm() -> None:
-    """Have kernels in memory."""
     torch.set_num_threads(1)
     encode_all()
     warnings.simplefilter("ignore")
@@ -139,5 +137,4 @@ def warm() -> None:
 
 
 def attack(long: bool, seed: int) -> Figures:
-    """Run trainings in children, so that a signal is a failure of one."""
     return figures_of(__name__, seed, CASES[long], BATCH, GOOD)

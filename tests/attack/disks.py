@@ -134,7 +134,6 @@ def _mounted(case: Case, folder: Path, command: list[str]) -> list[str]:
 
 
 def _apart() -> list[str]:
-    """Return the prefix of a command that may mount file systems."""
     return ["unshare", "--mount", *(["--user", "--map-root-user"] if os.geteuid() else [])]
 
 

@@ -22,7 +22,6 @@ class Figures:
     failures: list[str] = field(default_factory=list[str])
 
     def note(self, title: str, kind: str, is_good: bool) -> None:
-        """Count a case."""
         self.cases += 1
         self.kinds[kind if is_good else "failed"] += 1
         if not is_good:
@@ -35,12 +34,10 @@ class Figures:
             self.note(title, outcome, outcome in accepted)
 
     def add(self, figures: Figures) -> None:
-        """Count the cases of another part."""
         self.cases += figures.cases
         self.kinds.update(figures.kinds)
         self.failures += figures.failures
 
     def line(self) -> str:
-        """The figures in a line."""
         kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(self.kinds.items()))
         return f"{self.cases} cases ({kinds}), {len(self.failures)} failed"

@@ -283,7 +283,6 @@ def _elsewhere(path: Path, contents: container.Contents) -> str:
 
 
 def warm() -> None:
-    """Have everything imported, and the seeds at hand."""
     _folder.append(Path(tempfile.mkdtemp()))
     _seeds.extend(seeds())
     path = _folder[0] / "case"
@@ -293,5 +292,4 @@ def warm() -> None:
 
 
 def attack(long: bool, seed: int) -> Figures:
-    """Read files in children, so that a crash is a failure of one."""
     return figures_of(__name__, seed, CASES[long], BATCH, GOOD)

@@ -341,14 +341,12 @@ def unscaled(params: Any) -> Any:
 
 
 def of_many_rules(params: list[Tensor], **options: Any) -> Any:
-    """Three rules in one step."""
     momenta: list[dict[str, Any]] = [{}, {"momentum": 0.9}, {"momentum": 0.9, "nesterov": True}]
     groups = [{"params": [param], **group} for param, group in zip(params, momenta, strict=False)]
     return optim.SGD([*groups, {"params": params[3:]}], lr=0.01, **options)
 
 
 def mixed(params: list[Tensor], **options: Any) -> Any:
-    """Build a `Mixed` optimizer of several classes."""
     rules = "AdamW", "Lion", "LAMB"
     groups = [{"params": [param], "rule": rule} for param, rule in zip(params, rules, strict=False)]
     return optim.Mixed([*groups, {"params": params[3:], "rule": "SGD"}], **options)
@@ -621,7 +619,6 @@ def attack(long: bool, seed: int) -> Figures:
 
 
 def attacked(names: str, seed: int) -> Figures:
-    """Interrupt steps of some trainings, in a process of their own."""
     figures, count = Figures(), CASES[False] * len(KINDS)
     try:
         outcomes, message = run_interrupted(names, ",".join(KINDS), CASES[False], seed, 900)

@@ -158,18 +158,15 @@ def attempt(seed: int, number: int) -> str:
 
 
 def peak() -> int:
-    """The most memory that the process has had, in megabytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
 
 
 def warm() -> None:
-    """Have the files in memory."""
     seeds()
     attempt(0, 0)
 
 
 def attack(long: bool, seed: int) -> Figures:
-    """Read them in children, so that a crash is a failure of one."""
     return figures_of(__name__, seed, CASES[long], BATCH, GOOD)
 
 

@@ -81,7 +81,6 @@ def _taken(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
 
 
 def _given(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
-    """The state again."""
     if isinstance(value, dict):
         return {key: _given(nested, tensors) for key, nested in value.items()}
     return tensors[value[0]] if isinstance(value, list) else value

@@ -147,7 +147,6 @@ def attempt(rule: str, role: str, layout: str) -> str:
 
 
 def warm() -> None:
-    """Have every kernel in memory."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore", PerformanceWarning)
     for rule_case in FIRST:

@@ -322,7 +322,6 @@ def _move_a_gradient(
 
 
 def warm() -> None:
-    """Have every kernel in memory."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore", PerformanceWarning)
     for rule in arithmetic.RULES:
@@ -333,5 +332,4 @@ def warm() -> None:
 
 
 def attack(long: bool, seed: int) -> Figures:
-    """Run scenes in children, so that a signal is a failure of one."""
     return figures_of(__name__, seed, CASES[long], BATCH, GOOD)

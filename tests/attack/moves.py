@@ -199,7 +199,6 @@ def gradient_cut(training: Training, dice: random.Random) -> None:
 
 
 def _slot(training: Training, dice: random.Random) -> Any:
-    """One that is asked for now, or was long ago."""
     names = training.slot_names()
     place = _place(training, dice)
     if not names:

@@ -99,7 +99,6 @@ NAMES: list[Any] = ["", "w", "a", "a:0", "a/m", "m", "é", "a:0#1", 0, None, Tru
 
 
 def _own(value: Any) -> Any:
-    """A tensor of its own: what takes the state may count in it."""
     return value.clone() if type(value) is Tensor else value
 
 
@@ -113,7 +112,6 @@ def places(state: Any) -> Iterator[tuple[dict[Any, Any], Any]]:
 
 
 def mutated(state: dict[str, Any], dice: random.Random) -> str:
-    """Change a state in one place, and say how."""
     return mutated_at(state, dice)[0]
 
 

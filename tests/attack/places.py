@@ -47,7 +47,6 @@ class Place:
         return (self.begin + offsets.reshape(-1, 1) * size) + np.arange(size)
 
     def tensor(self, buffers: list[bytearray]) -> torch.Tensor:
-        """The tensor."""
         dtype, size = getattr(torch, self.dtype), SIZES[self.dtype]
         memory = buffers[self.buffer]
         if self.is_view:  # one storage per buffer, and an offset in it
@@ -162,13 +161,11 @@ class Drawer:
 
 
 def overlaps_itself(place: Place) -> bool:
-    """Return whether two elements share a byte."""
     addresses = place.bytes()
     return len(np.unique(addresses)) < addresses.size
 
 
 def share(places: list[Place]) -> bool:
-    """Return whether two of these places share a byte."""
     return any(
         first.buffer == second.buffer and np.intersect1d(first.bytes(), second.bytes()).size
         for first, second in itertools.combinations(places, 2)

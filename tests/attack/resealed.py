@@ -371,5 +371,4 @@ def warm() -> None:
 
 
 def attack(long: bool, seed: int) -> Figures:
-    """Read them in children, so that a crash is a failure of one."""
     return figures_of(__name__, seed, CASES[long], BATCH, GOOD)

@@ -261,7 +261,6 @@ def attempt(seed: int, number: int) -> str:
 
 
 def warm() -> None:
-    """Have everything imported, and files of each kind at hand."""
     _folder.append(Path(tempfile.mkdtemp()))
     seeds()
     bundles.warm()
@@ -283,5 +282,4 @@ DEFECTS["documents are believed"] = lambda: setattr(
 
 
 def attack(long: bool, seed: int) -> Figures:
-    """Restore in children, so that a crash is a failure of one."""
     return figures_of(__name__, seed, CASES[long], BATCH, GOOD)

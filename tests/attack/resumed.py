@@ -55,7 +55,6 @@ def make_other(name: str) -> Training:
 
 
 def step_training(training: Training, count: int) -> None:
-    """Take steps."""
     opt, params = training
     for number in range(count):
         if isinstance(opt, torch.optim.Optimizer):

@@ -74,7 +74,6 @@ class Server:
         return [answer[0] if isinstance(answer, list) else answer for answer in singly]
 
     def close(self) -> None:
-        """End the process."""
         with contextlib.suppress(EOFError, ConnectionError):
             self._pipe.send(None)
             Server.used += self._pipe.recv()

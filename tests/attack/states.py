@@ -232,7 +232,6 @@ def attempt(seed: int, number: int) -> str:
 
 
 def warm() -> None:
-    """Have the kernels in memory, and what a refusal imports."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     for number in range(120):
@@ -240,5 +239,4 @@ def warm() -> None:
 
 
 def attack(long: bool, seed: int) -> Figures:
-    """Load states in children, so that a signal is a failure of one."""
     return figures_of(__name__, seed, CASES[long], BATCH, GOOD)

@@ -134,7 +134,6 @@ class Place:
         return answer, [line.lstrip("0123456789 ") for line in lines]
 
     def made(self, fill: int) -> bytes:
-        """The file that an undisturbed process writes."""
         target = self.root / "made"
         command = without_torch.command(SAVE, str(target), str(fill))
         subprocess.run(command, cwd=self.root, check=True)

@@ -107,7 +107,6 @@ def state_for_torch(state: Any) -> Any:
 
 
 def takes(cls: Any, options: dict[str, Any]) -> bool:
-    """Return whether a class accepts the options."""
     try:
         trained(cls, options)
     except (ValueError, TypeError, NotImplementedError):
@@ -136,7 +135,6 @@ def damaged(opt: Any, title: str) -> tuple[Any, str, list[Any]]:
 
 
 def trained(cls: Any, options: dict[str, Any], is_sparse: bool = False) -> tuple[Any, list[Tensor]]:
-    """An optimizer after two steps."""
     params = [torch.nn.Parameter(torch.ones(shape)) for shape in ((3,), (2, 3))]
     is_wide = options.get("masters") or options.get("wide_sums")
     for param in params if options.get("weights") else params[:1] if is_wide else ():
@@ -149,7 +147,6 @@ def trained(cls: Any, options: dict[str, Any], is_sparse: bool = False) -> tuple
 
 
 def mixed(groups: list[dict[str, Any]], **options: Any) -> Any:
-    """An optimizer of several rules."""
     rate = options.pop("lr")
     for group, rule in zip(groups, ("AdamW", "Lion"), strict=True):
         group |= {"rule": rule, "lr": rate}
@@ -257,7 +254,6 @@ def without_sums(everything: dict[str, Any]) -> dict[str, Any]:
 
 
 def warm() -> None:
-    """Have the kernels in memory."""
     torch.set_num_threads(1)
     encode_all()
     warnings.simplefilter("ignore")
@@ -270,5 +266,4 @@ def warm() -> None:
 
 
 def attack(long: bool, seed: int) -> Figures:
-    """Load states in children, so that a signal is a failure of one."""
     return figures_of(__name__, seed, CASES[long], BATCH, GOOD)

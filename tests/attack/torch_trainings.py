@@ -122,12 +122,10 @@ SUMMED = ("The sums of gradients stay", "The gradients were added to their sums"
 
 
 def is_matrix(var: Tensor) -> bool:
-    """Return whether matrix rules accept the variable."""
     return var.dim() > 1 and var.dtype != torch.float16
 
 
 def options(dice: random.Random) -> dict[str, Any]:
-    """None of them, one, or several."""
     count = dice.choice([0, 0, 1, 1, 2, 3])
     choices_drawn = {name: dice.choice(OPTIONS[name]) for name in dice.sample(list(OPTIONS), count)}
     if "round" in choices_drawn:

@@ -91,24 +91,19 @@ class Training:
         raise NotImplementedError
 
     def choose(self, engine: Any) -> None:
-        """Set the engine, where it is not the twin's."""
         self.stepping.engine = "reference" if self.is_twin else engine
 
     @property
     def stepping(self) -> Any:
-        """The optimizer that has slots."""
         return self.opt
 
     def renew(self, dice: random.Random) -> None:
-        """Other gradients, all of them good."""
         self.gradients = [numbers(var.shape, var.dtype, dice) for var in self.variables]
 
     def forget(self) -> None:
-        """Keep nothing of the steps before."""
         self.stepping._plans = type(self.stepping._plans)()
 
     def step(self) -> None:
-        """Take a step."""
         if self.is_twin:
             self.forget()
         with thalweg.engine(denormals=self.denormals):
@@ -120,20 +115,17 @@ class Training:
         return ()
 
     def take_back(self) -> None:
-        """Undo the last change."""
         for undo in reversed(self.undo):
             undo()
         self.undo.clear()
         self.is_cut = False
 
     def repair(self, dice: random.Random) -> None:
-        """Go on after a step that was refused."""
         self.take_back()
         self.group = list(range(len(self.variables)))
         self.renew(dice)
 
     def set_rate(self, value: float) -> None:
-        """Another learning rate."""
         self.rate.assign(value)
 
     def add(self, value: Tensor) -> None:
@@ -141,22 +133,18 @@ class Training:
         self.variables.append(Variable(value, f"w{len(self.variables)}"))
 
     def save(self) -> dict[str, Any]:
-        """The state."""
         return self.opt.state_dict()
 
     def load(self, state: dict[str, Any]) -> None:
-        """Set the state."""
         self.opt.load_state_dict(state)
 
     def slot_names(self) -> list[str]:
         return self.opt.get_slot_names()
 
     def slot(self, place: int, name: str) -> Any:
-        """A slot, handed out."""
         return self.opt.get_slot(self.variables[place], name)
 
     def remembered(self) -> dict[str, Any]:
-        """Everything but the gradients."""
         tensors = flat(self.opt.state_dict())
         tensors |= {f"variable {k}": var.detach() for k, var in enumerate(self.variables)}
         return {**tensors, "count": self.count.detach()}
@@ -170,7 +158,6 @@ class Training:
         return {name: _bits(value) for name, value in tensors.items()}
 
     def copied(self, mode: str) -> None:
-        """Go on with a copy of all."""
         parts = (self.opt, self.variables, self.rate, self.count)
         copies = copy.deepcopy(parts) if mode == "deepcopy" else pickle.loads(pickle.dumps(parts))
         self.opt, self.variables, self.rate, self.count = copies
@@ -319,7 +306,6 @@ FACES = (KerasTraining, V1Training, LossTraining, SessionTraining)
 
 
 def numbers(shape: Any, dtype: torch.dtype, dice: random.Random) -> Tensor:
-    """Random numbers of usual size."""
     generator = torch.Generator().manual_seed(dice.randrange(2**32))
     return torch.randn(tuple(shape), generator=generator, dtype=torch.float64).to(dtype)
 

@@ -54,7 +54,6 @@ SHAPES = ((3,), (2, 5), (), (70,))
 
 
 def gradients(step: int) -> list[torch.Tensor | None]:
-    """The last has none at first, and the second none in between."""
     grads: list[torch.Tensor | None] = [
         torch.linspace(-1, 1 + step, int(np.prod(shape))).reshape(shape) for shape in SHAPES
     ]
@@ -134,7 +133,6 @@ def test_all_have_the_numbers_and_the_sums(face: str, dtype: torch.dtype, engine
 
 @pytest.mark.parametrize("place", range(4))
 def test_a_number_that_was_cut_is_named_and_nothing_moves(place: int) -> None:
-    """Also that of a parameter without a gradient, which a step writes, too."""
     params = [torch.ones(shape, requires_grad=True) for shape in SHAPES]
     optimizer = mixed(params)
     for step in range(2):

@@ -149,8 +149,6 @@ def test_sums_are_added_up_in_their_order(kind: str, parts: Any) -> None:
 def test_weights_in_channels_last_are_clipped_and_measured_there(
     is_measuring: bool, dtype: torch.dtype, parts: Any
 ) -> None:
-    """The bits are those of contiguous weights, whatever the layouts of gradients."""
-
     def make(form: torch.memory_format) -> tuple[list[Parameter], Any]:
         dice = torch.Generator().manual_seed(1)
         values = [torch.randn(130, 64, 3, 3, generator=dice), torch.randn(5, generator=dice)]

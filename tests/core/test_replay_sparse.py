@@ -45,7 +45,6 @@ def slices64(indices: list[int], values: torch.Tensor) -> IndexedSlices:
 
 
 def embedded(indices: list[int], values: torch.Tensor) -> Any:
-    """As backward of an embedding leaves it."""
     table = torch.zeros(ROWS, WIDTH, requires_grad=True)
     embedded_rows = torch.nn.functional.embedding(torch.tensor(indices), table, sparse=True)
     (embedded_rows * values).sum().backward()

@@ -27,7 +27,6 @@ each_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name_
 
 
 def done(program: Program, names: list[str], dtype: Any) -> Any:
-    """A row of scalars that a program makes."""
     row, record = (
         np.full((1, len(names)), 7, dtype),
         np.zeros(scalar_program.PROGRAM // 8, np.int64),

@@ -36,7 +36,6 @@ def step_of(rule: Rule, engine: Any) -> list[float]:
 @pytest.mark.parametrize("engine", ["cpu", "reference"])
 @pytest.mark.parametrize("start", ["measures", "levels"])
 def test_levels_measure_by_what_those_before_made(start: str, engine: str) -> None:
-    """A measure that two of them have is taken twice, as its scalar is another one."""
     first: dict[str, Any] = {
         "measures": {"squares": square},
         "per_variable": lambda *, squares: {"scale": squares},

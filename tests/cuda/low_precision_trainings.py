@@ -35,14 +35,12 @@ def take_step(optimizer, number, overflow=None):
 
 
 def written(optimizer):
-    """Parameters and tensors of their state; bytes as numbers."""
     state_values = [x for state in optimizer.state.values() for x in state.values()]
     values = (*optimizer.param_groups[0]["params"], *state_values)
     return plain(x for x in values if isinstance(x, torch.Tensor))
 
 
 def plain(tensors):
-    """Tensors, with bytes as numbers."""
     return [x.detach().short() if x.dtype == torch.uint8 else x.detach().clone() for x in tensors]
 
 

@@ -42,7 +42,6 @@ SHAPES = [(0,), (), (5, 7), (4096,), (2 * 4096 + 5,)]
 
 
 def there(problem):
-    """A copy of a problem on the GPU."""
     gradients = [
         IndexedSlices(gradient.values.cuda(), gradient.indices.cuda(), gradient.dense_shape)
         if isinstance(gradient, IndexedSlices)
@@ -180,7 +179,6 @@ def by(table):
 
 @contextlib.contextmanager
 def no_waiting():
-    """A block in which whatever waits for the device fails."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that not all that waits is found
         torch.cuda.set_sync_debug_mode("error")

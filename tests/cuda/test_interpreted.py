@@ -143,7 +143,6 @@ def test_rows_of_any_width(case, width, indices):
 @pytest.mark.parametrize("width", [8, 72, 1032, 4100, 9001], ids=label)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=label)
 def test_rows_that_nothing_names(width, dtype):
-    """A thread's elements lie in one row; a chunk begins and ends anywhere in one."""
     case = next(candidate for candidate in FIRST if candidate.rule.name == "Adam")
     equal_reference(case, with_rows(case, [7, 2, 7, 3], (width,), dtype), SELECTIONS[1])
 
@@ -393,7 +392,6 @@ def test_gradients_are_processed_without_asking(options):
 
 
 def test_a_sparse_step_asks_for_nothing(monkeypatch):
-    """But for the range of its indices, which a GPU asserts."""
     monkeypatch.setattr(
         IndexedSlices, "check_range", lambda self, rows, style: assert_in_range(self.indices, rows)
     )

@@ -37,7 +37,6 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
 def assert_bits(base, problem, selection=FLUSH, **options):
-    """All that steps write is what the reference writes."""
     names = ("cuda", "reference")
     results = [take(base, problem.copy(), selection._replace(name=x), **options) for x in names]
     assert_same(*(plain(problem_copy.written()) for problem_copy in results))
@@ -74,7 +73,6 @@ def test_rules(name, base, dtype):
 @pytest.mark.parametrize("selection", [KEEP, FLUSH], ids=["keep", "flush"])
 @pytest.mark.parametrize("name", OF_SLOTS)
 def test_records_of_any_bytes(name, selection):
-    """Such as scales without exponents, and codes beyond the last element."""
     codec = CODECS[name]
     base = encoded_case(case("Adagrad" if codec.positive else "Momentum"), name)
     problem = encoded(base, [8 * codec.block - 5], special=0.0)
@@ -88,7 +86,6 @@ def test_records_of_any_bytes(name, selection):
 
 @pytest.mark.parametrize("selection", [KEEP, FLUSH], ids=["keep", "flush"])
 def test_split_weights(selection):
-    """All bfloat16 that are no NaN, with some code each."""
     momentum = case("Momentum")
     split_case = Case(Row(split_rule(momentum.rule), momentum.row.slots), "default", {})
     count = 4096 + 37

@@ -98,7 +98,6 @@ class Training:
 
 
 def plain(values):
-    """Tensors, with steps that are counted in integers as numbers."""
     return [tensor.detach() if tensor.is_floating_point() else tensor.double() for tensor in values]
 
 
@@ -168,7 +167,6 @@ def test_steps_that_a_device_counts(make, groups):
 
 @by(CAPTURABLE)
 def test_steps_of_float64_that_a_device_counts(make):
-    """Powers may differ by a few units in the last place of float64."""
     options = {"dtypes": (torch.float64,)}
     actual_tensors = trained("cuda", make, capturable=True, **options)
     for actual, expected in zip(actual_tensors, trained("cuda", make, **options), strict=True):
@@ -275,7 +273,6 @@ SCALED = {**DROP_INS, **{f"tensorflow {name}": make for name, make in TENSORFLOW
 
 
 def scaled(engine, make, first=0, context=contextlib.nullcontext, **options):
-    """Steps of which a scaler has some left out."""
     with thalweg.engine(engine):
         training = Training(make, fused_unscale=True, **options)
         for number, overflows in enumerate(OVERFLOWS):
@@ -441,7 +438,6 @@ NORMS = {  # beyond what float32 or float64 hold, their squares, and their facto
 @pytest.mark.parametrize("make", [optim.SGD, tensorflow.SGD], ids=["torch", "TensorFlow"])
 @pytest.mark.parametrize("dtypes", [[dtype] for dtype in NORMS] + [[*NORMS]], ids=str)
 def test_norms_at_the_ends(make, dtypes):
-    """With the bits of the CPU, and nobody waits for the device."""
     sizes = NORMS[dtypes[0]] if len(dtypes) == 1 else (3e38, 1.7e308)
 
     def stepped(engine, size, limit):

@@ -129,7 +129,6 @@ def test_options_beside(options):
 @pytest.mark.parametrize("make", [optim.AdamW, tensorflow.Adam], ids=["torch", "TensorFlow"])
 @pytest.mark.parametrize("dtype", HALVES, ids=label)
 def test_steps_that_a_device_counts(make, dtype):
-    """It draws by its own number of a step, and nobody asks for that."""
     options = {"dtype": dtype, "shapes": SHAPES[:2]}
     expected = trained("cuda", make, **options)
     assert_same(trained("cuda", make, capturable=True, **options), expected)

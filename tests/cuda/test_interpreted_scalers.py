@@ -86,8 +86,6 @@ def test_a_gradient_may_overflow_when_it_is_unscaled(clips):
 
 
 def test_the_host_goes_on_where_the_device_left_off():
-    """With a constraint, and with a sparse gradient, the host decides."""
-
     def made(engine):
         with computing(engine):
             training = Training((SINGLE, HALF), **BACKOFF)

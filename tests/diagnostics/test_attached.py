@@ -140,7 +140,6 @@ CASES: dict[str, tuple[Callable[[], Training], str, int]] = {
 
 
 def total(first: np.ndarray, second: np.ndarray) -> float:
-    """The sum of products in the order of the protocol."""
     arrays = {"a": first.reshape(-1), "b": second.reshape(-1)}
     leaves = sums_of_products(arrays, {"both": ("a", "b")})["both"]
     return float(combine_leaves(leaves, np.array([len(leaves)]))[0])
@@ -221,7 +220,6 @@ def test_numbers_are_those_of_optim(name: str, options: dict[str, Any]) -> None:
 
 @many("case", CASES)
 def test_steps_between_are_as_ever(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compare bits and replayed steps with those of a training without a recorder."""
     calls, original = [0], ReplayedApply.take
 
     def take(*args: Any) -> bool:
@@ -279,7 +277,6 @@ def test_detached() -> None:
 
 @many("make", [keras.optimizers.Adam, v1.train.AdamOptimizer])
 def test_attached_again(make: Callable[[], Any]) -> None:
-    """Steps in one call are those of whoever asks now."""
     optimizer, (w,) = of(make())
     for interval in (100, 1, 100, 1):
         recorder, steps = attach(optimizer, interval), []
@@ -581,7 +578,6 @@ def test_public_names() -> None:
 
 
 def test_a_device_is_waited_for_by_whoever_asks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if it had the numbers."""
     monkeypatch.setattr(StepWatch, "is_there", True)
     optimizer, (w,) = of(keras.optimizers.Adam())
     steps: list[int] = []

@@ -444,13 +444,11 @@ def test_a_refusal_says_what_to_write_instead(formula: Any, advice: str) -> None
 
 
 def bounded(x, width):
-    """A helper whose parameter is assigned anew."""
     x += 0
     return where(x > width, width, x)
 
 
 def rich(var: Any, grad: Any, m: Any, *, learning_rate: float) -> Any:
-    """Annotated, with locals, helpers, a constant and abs."""
     m **= 2
     m += abs(grad) * PI
     in_range = (m < 1e3) & (grad != 0)

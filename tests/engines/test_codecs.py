@@ -50,7 +50,6 @@ OTHERS = (-100, 128)
 
 @by_codec
 def test_every_code_stays_at_every_scale(codec: Codec) -> None:
-    """Of 16 bits all scales, and some others of 32."""
     low, high = KEPT.get(codec.name, OTHERS)
     first, last_scale = ((exponent + 127) << 7 for exponent in (low, high))
     scales = (np.arange(first + 1, last_scale, dtype=np.uint32) << 16).view(np.float32)
@@ -64,7 +63,6 @@ def test_every_code_stays_at_every_scale(codec: Codec) -> None:
 
 @by_codec
 def test_what_is_lost_is_a_share_of_the_largest(codec: Codec) -> None:
-    """Half of the largest step between two codes."""
     values = numbers(codec, 300 * codec.block)
     decoded = decode_array(codec, encode_array(codec, values), len(values))
     errors = np.abs(decoded - values).reshape(-1, codec.block).max(1)
@@ -195,7 +193,6 @@ def test_dynamic_numbers_are_those_of_bitsandbytes(name: str) -> None:
 def problem_of(
     base: Case, size: Any, dtype: torch.dtype = torch.float32, seed: int = 0, special: float = 0.0
 ) -> Problem:
-    """A problem with slots of float32, encoded."""
     sizes = size if isinstance(size, list) else [size]
     problem = Problem.make(base.row, sizes, [dtype] * len(sizes), seed, special)
     problem.slots = [[slot.float() for slot in slots] for slots in problem.slots]

@@ -234,7 +234,6 @@ def test_a_gradient_in_other_strides_is_copied_without_its_graph(shape: Any) -> 
 
 
 def ready(problem: Problem, selection: Any = KEEP, copies: Any = None) -> Any:
-    """Return the plan of a step of Adam."""
     names = [f"w{index}" for index in range(len(problem.variables))]
     rule, pairs = case("Adam").rule, (problem.variables, problem.gradients, problem.slots)
     return gate.Dispatcher().plan_step(StepRequest(rule, (), *pairs, names, selection, copies))
@@ -258,7 +257,6 @@ def test_memory_of_slots_and_copies_is_compared_with_all_other() -> None:
 
 @pytest.mark.parametrize("engine", ["cpu", "reference"])
 def test_indices_may_lie_in_what_the_step_writes(engine: Any) -> None:
-    """A variable that comes twice has been written when its second gradient is read."""
     variables = []
     for is_copied in (False, True):
         memory = torch.zeros(8)

@@ -138,7 +138,6 @@ def test_steps_of_all_dtypes_have_the_bits_of_the_reference(
 
 
 def equal_steps(case: Case, types: tuple[Any, ...], form: str, engine_name: str) -> None:
-    """An engine takes the steps of the reference."""
     problem, copy = _made(case, types, form), types[-1]
     if form != "dense" and case.rule.is_whole:
         return

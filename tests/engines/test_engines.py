@@ -244,7 +244,6 @@ def test_gradient_and_learning_rate_scale_inversely(case):
 
 
 def copy_gradient(var, grad):
-    """The gradient, stored as the variable."""
     return (grad,)
 
 

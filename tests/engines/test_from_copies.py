@@ -170,7 +170,6 @@ def test_every_rule(engine: Any, case: Case, form: str) -> None:
 
 
 def equal_steps(case: Case, form: str, engine: Any) -> None:
-    """An engine takes steps that begin at copies."""
     rows = FORMS[form]
     if rows is not None and case.rule.is_whole:
         return

@@ -182,7 +182,6 @@ EVERY = Rule(
 
 
 def kept(optimizer: Any, params: Any) -> list[Tensor]:
-    """Of each parameter its value and its slots."""
     names = [slot.name for slot in optimizer.rule.slots]
     tensors = [[param, *(optimizer.state[param][name] for name in names)] for param in params]
     return [tensor.detach() for row in tensors for tensor in row]
@@ -191,7 +190,6 @@ def kept(optimizer: Any, params: Any) -> list[Tensor]:
 def after(
     rule: Rule, engine: Any, params: list[Tensor], grads: Any, **options: Any
 ) -> list[Tensor]:
-    """Return copies of parameters and their slots after steps."""
     params = [param.clone().requires_grad_() for param in params]
     with thalweg.engine(engine) if isinstance(engine, str) else engine:
         optimizer = optim.RuleOptimizer(params, rule, **options)
@@ -272,7 +270,6 @@ def test_each_variable_has_the_bits_that_it_has_alone() -> None:
 
 
 def test_rows_of_a_variable_that_does_not_lie_row_by_row() -> None:
-    """It is computed by the reference, with the same bits."""
     lying = numbers((70, 40), 1).float().t()
     grad = numbers((40, 70), 2).float()
     transposed = [torch.empty_strided((40, 70), (1, 40)).copy_(tensor) for tensor in (lying, grad)]

@@ -33,7 +33,6 @@ def made(row: Row, engine: str) -> tuple[Any, torch.nn.Module]:
 
 
 def fresh(row: Row, opt: Any, module: torch.nn.Module) -> tuple[Any, torch.nn.Module]:
-    """Another optimizer and module in the same state."""
     twin = torch.nn.Module()
     twin.weight = torch.nn.Parameter(module.weight.detach().clone())
     twin_opt = row.make()

@@ -42,7 +42,6 @@ def test_known_answers(counter: Any, key: Any, words: Any) -> None:
 
 
 def test_the_text_of_kernels_has_the_known_answers() -> None:
-    """In Python's own numbers, which do not wrap."""
     for (group, step, number, stream), (low, high), words in KNOWN:
         output: dict[int, int] = {}
         variables = {"origin": 8 * group, "begin": 0, "count": 8, "step": step, "number": number}
@@ -96,7 +95,6 @@ def keep(var: Any, grad: Any, s: Any, *, one: Any) -> Any:
 def rounded(
     array: torch.Tensor, dtype: torch.dtype, engine: str = "cpu", place: Any = (0, 0), step: int = 0
 ) -> torch.Tensor:
-    """Numbers of float32 as an engine rounds them."""
     rule = Rule(name="Keep", update=keep, hypers=(), slots=(Slot("s"),))
     var, slot = torch.zeros_like(array), torch.zeros_like(array, dtype=dtype)
     request = StepRequest(rule, (), [var], [array], [[slot]], ["w"], Selection(engine, "keep"))
@@ -146,7 +144,6 @@ def every(dtype: torch.dtype) -> torch.Tensor:
 @by_dtype
 @pytest.mark.parametrize("draw", DRAWS)
 def test_what_a_type_holds_stays(dtype: torch.dtype, draw: int, same_draw: Any) -> None:
-    """All of its numbers, denormals, infinities and NaN among them, whatever is drawn."""
     same_draw(draw)
     numbers = every(dtype)
     expected = bits(numbers.to(dtype))
@@ -168,7 +165,6 @@ def between(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tenso
 def test_the_least_draw_stays_below_and_the_largest_goes_up(
     dtype: torch.dtype, draw: int, same_draw: Any
 ) -> None:
-    """In size: a number has its sign."""
     same_draw(draw)
     middle, low, high = between(dtype)
     exact = middle.double() == low.double() + (high.double() - low.double()) * 0.375
@@ -212,7 +208,6 @@ def test_of_all_draws_just_the_share_goes_up(
 def test_the_mean_of_what_is_drawn_is_the_number(
     dtype: torch.dtype, low: float, place: float, share: float, engine: str
 ) -> None:
-    """Within 5 sigma of what so many elements have."""
     low = float(torch.tensor(low).to(dtype))
     count, up_count = 1 << 16, 0
     numbers = torch.full((count,), low + np.copysign(place, low) * share)

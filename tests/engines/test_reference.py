@@ -34,7 +34,6 @@ def exact(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def formulas(case: Case, problem: Problem) -> list[tuple[str, Formula, list[torch.Tensor]]]:
-    """A rule's formulas, and what each is given."""
     ((var,), (grad,), (slots,)) = problem.variables, problem.gradients, problem.slots
     arguments = {"before": [var], "update_untouched": [var, *slots]}
     named = [(name, getattr(case.rule, name)) for name in FORMULAS]

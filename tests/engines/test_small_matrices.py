@@ -200,7 +200,6 @@ def kept(optimizer: Any, params: Any) -> list[Tensor]:
 
 
 def after(rule: Rule, engine: Any, params: Any, grads: Any, **options: Any) -> list[Tensor]:
-    """Return copies of parameters and their slots after steps."""
     params = [param.clone().requires_grad_() for param in params]
     with thalweg.engine(engine):
         optimizer = optim.RuleOptimizer(params, rule, **options)
@@ -213,7 +212,6 @@ def after(rule: Rule, engine: Any, params: Any, grads: Any, **options: Any) -> l
 
 @pytest.fixture
 def answers(monkeypatch: pytest.MonkeyPatch) -> list[list[bool]]:
-    """Record the answers of `find_short`."""
     answers: list[list[bool]] = []
 
     def asked(*args: Any) -> list[bool]:
@@ -371,7 +369,6 @@ def test_slots_wider_than_the_arithmetic_are_rounded_as_the_reference_rounds(dty
 @pytest.mark.parametrize("shape", [(100, 3, 3), (100, 9)], ids=str)
 @pytest.mark.parametrize("first", [0, 240, 400, 600])
 def test_a_gradient_may_lie_where_slots_do(first: int, shape: Any) -> None:
-    """Place the gradient in a slot of its parameter, or of one with large matrices."""
     results = []
     for engine in ("cpu", "reference"):
         params = [numbers(size, 1).requires_grad_() for size in ((100, 3, 3), shape)]

@@ -395,7 +395,6 @@ def test_what_a_slot_becomes_is_what_the_stage_returned() -> None:
 
 
 def test_variables_in_any_order_of_memory() -> None:
-    """Matrices of one shape among them, of other dimensions."""
     torch.manual_seed(0)
     laid_out = [
         torch.randn(6, 4, 3, 3).to(memory_format=torch.channels_last),
@@ -491,7 +490,6 @@ def test_a_stage_that_fails_in_a_step_is_named() -> None:
 
 
 def test_heads_cut_what_a_stage_is_given() -> None:
-    """Values, slots along their first dimension, and scalars that differ."""
     shapes: list[Any] = []
 
     def seen(*, step, rows, share):

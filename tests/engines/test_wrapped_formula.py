@@ -78,7 +78,6 @@ def values() -> Any:
 
 
 def run(formula: Any, *args: Any, **scalars: Any) -> Any:
-    """Evaluate a formula with the scalars that it reads."""
     arguments = {name: scalars[name] for name in transcribe(formula).scalars}
     return bind_formula(formula, NUMPY, F)(*args, **arguments)
 
@@ -115,7 +114,6 @@ def test_a_formula_around_a_step(formula: Any) -> None:
 
 @pytest.mark.parametrize("formula", [ahead, back, named, unnamed])
 def test_one_around_another(formula: Any) -> None:
-    """The step of the outer one is what the inner one says it is."""
     args = values()
     inner = WrappedStepFormula(formula, doubled)
     numbers = {"rate": F(0.25), "by": F(2)}

@@ -40,12 +40,10 @@ def sealed(data: bytes, kind: int = 0) -> bytes:
 
 
 def handle(offset: int, length: int) -> bytes:
-    """Encode the place of a block."""
     return encode_varint(offset) + encode_varint(length)
 
 
 def footer(remarks: bytes, listing: bytes, magic: int = MAGIC) -> bytes:
-    """The end of a table."""
     return (remarks + listing).ljust(40, b"\0") + magic.to_bytes(8, "little")
 
 
@@ -79,7 +77,6 @@ def ended(file: bytes, pairs: Sequence[Pair], remarks: bytes | None = None) -> b
 
 
 def pairs(items: Mapping[bytes, bytes]) -> list[Pair]:
-    """Pairs that share nothing."""
     return [(0, key, value) for key, value in items.items()]
 
 
@@ -117,7 +114,6 @@ def write(
 
 
 def small(prefix: Path) -> Path:
-    """A bundle of two tensors."""
     tensors = {
         "dec/bias": stored_tensor.of_tensor(torch.arange(3.0)),
         "dec/kernel": stored_tensor.of_tensor(torch.arange(6).reshape(2, 3)),
@@ -127,7 +123,6 @@ def small(prefix: Path) -> Path:
 
 
 def bits(prefix: Path) -> dict[str, Any]:
-    """All that a bundle holds, to be compared."""
     stored = bundle.read(prefix)
     tensors = {
         name: (tensor.dtype, tensor.shape, bytes(tensor.data))

@@ -42,7 +42,6 @@ class Session:
 
     @property
     def name(self) -> str:
-        """File and first line of the session."""
         return f"{self.page.name}:{self.line}"
 
 

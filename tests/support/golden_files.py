@@ -21,13 +21,11 @@ KINDS = (
 
 @cache
 def cases_of(name: str) -> dict[str, Case]:
-    """The cases of a file by id."""
     return {case["id"]: case for case in json.loads((FOLDER / f"{name}.json").read_text())["cases"]}
 
 
 @cache
 def arrays_of(name: str) -> Any:
-    """The arrays of a file's cases."""
     return np.load(FOLDER / f"{name}.npz")
 
 

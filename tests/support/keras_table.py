@@ -92,14 +92,12 @@ both_engines = pytest.mark.parametrize("engine", ["reference", "cpu"])
 
 
 def pair(shape: tuple[int, ...] = (3,), dtype: Any = "float32") -> list[Any]:
-    """Two new variables, "a" and "b"."""
     count = int(np.prod(shape))
     values = np.linspace(-1, 1, count).reshape(shape)
     return [thalweg.Variable(values + k, name, dtype=dtype) for k, name in enumerate("ab")]
 
 
 def gradients(variables: list[Any], step: int = 1) -> list[tuple[torch.Tensor, Any]]:
-    """A dense gradient for each variable, another one at each step."""
     pairs = []
     for number, var in enumerate(variables):
         count = torch.arange(var.numel(), dtype=torch.float64).reshape(var.shape)
@@ -108,13 +106,11 @@ def gradients(variables: list[Any], step: int = 1) -> list[tuple[torch.Tensor, A
 
 
 def train(opt: Any, variables: list[Any], steps: int = 2, first: int = 1) -> None:
-    """Apply a few dense gradients."""
     for step in range(first, first + steps):
         opt.apply_gradients(gradients(variables, step))
 
 
 def snapshot(opt: Any, variables: list[Any]) -> list[tuple[str, torch.Tensor]]:
-    """Copies of all that a step may change."""
     tensors = [(f"variable {k}", var) for k, var in enumerate(variables)]
     tensors += [(weight.name, weight) for weight in opt.weights]
     return [(name, tensor.detach().clone()) for name, tensor in tensors]
@@ -132,6 +128,5 @@ def assert_same_bits(
 
 
 def mixed() -> list[thalweg.Variable]:
-    """A variable of each dtype."""
     kinds = ["float32", "float64", "bfloat16", "float16"]
     return [thalweg.Variable(np.linspace(-1, 1, 5), f"w{k}", dtype=k) for k in kinds]

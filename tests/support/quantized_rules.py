@@ -40,7 +40,6 @@ def encoded_rule(rule: Rule, codec: str) -> Rule:
 
 
 def encoded_case(case: Case, codec: str) -> Case:
-    """Return a case whose slots are encoded."""
     return replace(case, row=replace(case.row, rule=encoded_rule(case.rule, codec)))
 
 

@@ -116,7 +116,6 @@ def replay(case: dict[str, Any], engine: str, resume: bool = False) -> Iterator[
 
 
 def trained(case: dict[str, Any]) -> Any:
-    """The optimizer of a trajectory after its last step."""
     return list(steps(case, "reference"))[-1][1]
 
 

@@ -259,7 +259,6 @@ def copy_everything(training: Any) -> dict[str, Any]:
 
 
 def make_checkpoint(training: Any) -> dict[str, Any]:
-    """Return a checkpoint of a training: its variables and its state."""
     variables = {key: var.detach().clone() for key, var in training.variables().items()}
     return {"variables": variables, "state": training.state()}
 

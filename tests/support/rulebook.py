@@ -184,7 +184,6 @@ def slow_unless(quick: bool, *values: Any) -> Any:
 
 
 def label(value: Any) -> str:
-    """A part of a case's name."""
     if isinstance(value, Case):
         return f"{value.rule.name}-{value.config}"
     if isinstance(value, tuple):
@@ -228,7 +227,6 @@ SPECIAL = np.array([
 def numbers(
     shape: Any, rng: np.random.Generator, special: float, low: float | None, high: float
 ) -> np.ndarray:
-    """Random numbers, as `values` has them."""
     if low is not None:
         drawn = rng.uniform(low, high, shape)
     else:
@@ -374,7 +372,6 @@ def update_case(update: Any, slots: int = 0, **keywords: Any) -> Case:
 
 
 def sparse(rows: Any, indices: Any, var: torch.Tensor, kind: torch.dtype = torch.int64) -> Any:
-    """A sparse gradient of a variable."""
     return IndexedSlices(rows, torch.as_tensor(indices, dtype=kind), tuple(var.shape))
 
 
@@ -382,7 +379,6 @@ def sparse(rows: Any, indices: Any, var: torch.Tensor, kind: torch.dtype = torch
 
 
 def raw(tensor: torch.Tensor) -> torch.Tensor:
-    """The bit patterns."""
     return tensor.detach().reshape(-1).view(BITS[tensor.element_size()])
 
 

@@ -77,7 +77,6 @@ INPUTS = list(_inputs())
 
 
 def describe_inputs() -> str:
-    """All inputs, to be compared."""
     return "\n".join(
         f"{torch_input} {sorted(torch_input.arguments.items())!r}" for torch_input in INPUTS
     )
@@ -91,13 +90,11 @@ def shapes_of(name: str) -> Any:
 
 
 def params_of(dtype: torch.dtype, shapes: Any = SHAPES) -> list[torch.Tensor]:
-    """Parameters of several shapes."""
     generator = torch.Generator().manual_seed(0)
     return [torch.randn(s, dtype=dtype, generator=generator).requires_grad_() for s in shapes]
 
 
 def set_grads(params: list[torch.Tensor], step: int, sparse: bool = False) -> None:
-    """Set the gradients of a step."""
     generator = torch.Generator().manual_seed(1000 + step)
     for param in params:
         if sparse:
