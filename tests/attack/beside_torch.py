@@ -322,17 +322,13 @@ def tried(call: Callable[[], Any]) -> Exception | None:
 
 def judged(errors: list[Exception | None], is_unchanged: bool, is_hostile: bool = False) -> str:
     """Return the difference of two outcomes, or "". Hostile options may raise here alone."""
-    error, peer_error = errors
-    if (
-        error is not None
-        and not isinstance(error, DOCUMENTED)
-        and type(error) is not type(peer_error)
-    ):
+    error, peer = errors
+    if error is not None and not isinstance(error, DOCUMENTED) and type(error) is not type(peer):
         return f"{type(error).__name__}: {error}"
     if not is_unchanged:
         return f"half done: {type(error).__name__}: {error}"
-    if (error is None) != (peer_error is None) and not (is_hostile and error):
-        return f"one was refused: {error!r}, and torch's: {peer_error!r}"
+    if (error is None) != (peer is None) and not (is_hostile and error):
+        return f"one was refused: {error!r}, and torch's: {peer!r}"
     return ""
 
 

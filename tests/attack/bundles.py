@@ -326,10 +326,8 @@ def judged(home: Path, files: Files, seed_files: Files | None) -> str:
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     sizes = [tensor.data.nbytes for tensor in content.tensors.values()]
-    needed_sizes = [
-        prod(tensor.shape) * ITEM_BYTES[tensor.dtype] for tensor in content.tensors.values()
-    ]
-    if sizes != needed_sizes:
+    needed = [prod(tensor.shape) * ITEM_BYTES[tensor.dtype] for tensor in content.tensors.values()]
+    if sizes != needed:
         return "another size"
     # In the first format a number of eight bytes may be written with one.
     total = sum(len(data) * (1 if name else 8) for name, data in files.items() if name != ".index")

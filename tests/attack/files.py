@@ -186,18 +186,14 @@ def _both(header: dict[str, Any], manifest: dict[str, Any], dice: Dice) -> None:
     tensors, place = manifest.get("tensors"), 0
     if not isinstance(tensors, dict):
         return
-    for name, tensor in tensors.items():
-        if isinstance(tensor, list) and len(tensor) == 3 and str(tensor[0]) in ITEM_BYTES:
-            shape = dice.choice([tensor[1], [0], [2], [1, 3], [2**62, 4], [2**33, 2**33], [-1]])
-            size = ITEM_BYTES[tensor[0]]
+    for name, spec in tensors.items():
+        if isinstance(spec, list) and len(spec) == 3 and str(spec[0]) in ITEM_BYTES:
+            shape = dice.choice([spec[1], [0], [2], [1, 3], [2**62, 4], [2**33, 2**33], [-1]])
+            size = ITEM_BYTES[spec[0]]
             for length in shape if isinstance(shape, list) else []:
                 size *= length if isinstance(length, int) else 1
-            tensor[1] = shape
-            header[name] = {
-                "dtype": tensor[0],
-                "shape": shape,
-                "data_offsets": [place, place + size],
-            }
+            spec[1] = shape
+            header[name] = {"dtype": spec[0], "shape": shape, "data_offsets": [place, place + size]}
             place += size
 
 

@@ -169,39 +169,33 @@ def everything(opt: Any, variables: list[Any]) -> dict[str, Any]:
     return {"state": opt.state_dict(), "config": getattr(opt, "get_config", dict)(), **values}
 
 
-def fits(loaded: Any, expected: Any, face: str) -> bool:
+def fits(read: Any, actual: Any, face: str) -> bool:
     """Return whether a loaded state equals the present one; sessions convert numbers."""
     if face in CONVERTING:
-        return loaded.keys() == expected.keys() and all(
-            _converts(loaded[k], expected[k]) for k in expected
-        )
-    return _fits(loaded, expected)
+        return read.keys() == actual.keys() and all(_converts(read[k], actual[k]) for k in actual)
+    return _fits(read, actual)
 
 
-def _converts(loaded: Any, expected: Tensor) -> bool:
-    tensor = state.kept(
-        loaded if isinstance(loaded, Tensor) else torch.as_tensor(np.asarray(loaded))
-    )
-    return tensor.shape == expected.shape and same(tensor.to(expected.dtype), expected)
+def _converts(read: Any, actual: Tensor) -> bool:
+    tensor = state.kept(read if isinstance(read, Tensor) else torch.as_tensor(np.asarray(read)))
+    return tensor.shape == actual.shape and same(tensor.to(actual.dtype), actual)
 
 
-def _fits(loaded: Any, expected: Any) -> bool:
-    if isinstance(expected, dict):
+def _fits(read: Any, actual: Any) -> bool:
+    if isinstance(actual, dict):
         # "w" is "w:0", where there is no other.
-        loaded = {key if key in expected else f"{key}:0": value for key, value in loaded.items()}
-        missing = expected.keys() - loaded.keys()
-        numbers = all(isinstance(expected[key], int | float) for key in missing)
+        read = {key if key in actual else f"{key}:0": value for key, value in read.items()}
+        missing = actual.keys() - read.keys()
+        numbers = all(isinstance(actual[key], int | float) for key in missing)
         return (
-            loaded.keys() <= expected.keys()
+            read.keys() <= actual.keys()
             and numbers
-            and all(_fits(loaded[k], expected[k]) for k in loaded)
+            and all(_fits(read[k], actual[k]) for k in read)
         )
-    if isinstance(expected, Tensor):
-        tensor = state.kept(to_tensor(loaded))
-        return same(tensor.to(expected.dtype) if not expected.dim() else tensor, expected)
-    return (type(loaded) is type(expected) and loaded == expected) or float(
-        np.float32(loaded)
-    ) == expected
+    if isinstance(actual, Tensor):
+        tensor = state.kept(to_tensor(read))
+        return same(tensor.to(actual.dtype) if not actual.dim() else tensor, actual)
+    return (type(read) is type(actual) and read == actual) or float(np.float32(read)) == actual
 
 
 def attempt(seed: int, number: int) -> str:

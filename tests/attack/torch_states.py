@@ -70,20 +70,18 @@ def attempt(seed: int, number: int) -> str:
         fresh, _ = trained(cls, {**kind_options, **options}, name == "SparseAdam")
         torch_state = state_for_torch(damaged(fresh, title)[0])
     if error is not None:
-        peer_error = loaded(judge[0], torch_state) if judge else None
-        if not isinstance(error, thalweg.errors.ThalwegError) and type(error) is not type(
-            peer_error
-        ):
+        peer = loaded(judge[0], torch_state) if judge else None
+        if not isinstance(error, thalweg.errors.ThalwegError) and type(error) is not type(peer):
             return f"{damage} raised {type(error).__name__}: {error}"
         if not same(everything(opt, params), state_before):
             return f"half a state: {damage} ({type(error).__name__}: {error})"
-        kind_options = peer_error is not None and str(peer_error) in str(error)  # torch's words
+        kind_options = peer is not None and str(peer) in str(error)  # torch's words
         is_explained = kind_options or is_named(keys, str(error))
-        if type(error) is not type(peer_error) and not is_explained:
+        if type(error) is not type(peer) and not is_explained:
             return f"{damage}: not named in {error}"
         return "refused"
-    bool_keys = keys if options.keys() & {*NARROW} else []
-    return judged((opt, params), judge, torch_state, damage, not options, bool_keys)
+    flags = keys if options.keys() & {*NARROW} else []
+    return judged((opt, params), judge, torch_state, damage, not options, flags)
 
 
 def state_for_torch(state: Any) -> Any:
@@ -188,7 +186,7 @@ def judged(
     state: Any,
     damage: str,
     comparable: bool,
-    bool_keys: list[Any],
+    flags: list[Any],
 ) -> str:
     """Step with a loaded state; return "taken", "refused", or the failure.
 
@@ -206,17 +204,13 @@ def judged(
     if state_before is None:
         is_good = isinstance(error, (thalweg.errors.ThalwegError, *TORCHS))
         return "refused" if is_good else f"{damage}: stepped, {error!r}"
-    peer_error = (loaded(judge[0], state) or stepped(*judge)) if judge else None
+    peer = (loaded(judge[0], state) or stepped(*judge)) if judge else None
     if error is not None:
         is_documented = isinstance(error, thalweg.errors.ThalwegError)
         accepted = not comparable and isinstance(error, NotImplementedError)  # beside an option
         accepted = accepted or "'complex'" in str(error)  # which torch's ASGD keeps for later
-        accepted = accepted or (
-            is_documented and bool(bool_keys) and is_named(bool_keys, str(error))
-        )
-        if not accepted and (
-            peer_error is None or not (is_documented or type(error) is type(peer_error))
-        ):
+        accepted = accepted or (is_documented and bool(flags) and is_named(flags, str(error)))
+        if not accepted and (peer is None or not (is_documented or type(error) is type(peer))):
             return f"{damage}: taken, and a step raised {type(error).__name__}: {error}"
         if not is_of_torch(error) and not same(
             *map(without_sums, (everything(opt, params), state_before))
@@ -225,10 +219,10 @@ def judged(
         return "refused"
     if judge is None or not comparable:
         return "taken"
-    if peer_error is not None and any(quirk in str(peer_error) for quirk in QUIRKS):
+    if peer is not None and any(quirk in str(peer) for quirk in QUIRKS):
         return "taken"
-    if peer_error is not None:
-        return f"{damage}: taken, and torch refuses it ({type(peer_error).__name__}: {peer_error})"
+    if peer is not None:
+        return f"{damage}: taken, and torch refuses it ({type(peer).__name__}: {peer})"
     for param, torch_param in zip(params, judge[1], strict=True):
         if not torch.allclose(param, torch_param, equal_nan=True, **CLOSE):
             return f"{damage}: {param.tolist()}, and torch's is {torch_param.tolist()}"

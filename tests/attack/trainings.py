@@ -335,13 +335,7 @@ def _bits(value: Any) -> Any:
         return repr(value)
     if value.layout == torch.sparse_coo:
         return [_bits(value._indices()), _bits(value._values())]
-    contiguous = (
-        value.resolve_neg().clone(memory_format=torch.contiguous_format).as_subclass(Tensor)
-    )
-    if contiguous.is_floating_point():
-        contiguous.masked_fill_(contiguous != contiguous, torch.nan)
-    return (
-        contiguous.dtype,
-        tuple(contiguous.shape),
-        contiguous.view(-1).view(torch.uint8).numpy().tobytes(),
-    )
+    dense = value.resolve_neg().clone(memory_format=torch.contiguous_format).as_subclass(Tensor)
+    if dense.is_floating_point():
+        dense.masked_fill_(dense != dense, torch.nan)
+    return (dense.dtype, tuple(dense.shape), dense.view(-1).view(torch.uint8).numpy().tobytes())

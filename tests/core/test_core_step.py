@@ -34,12 +34,12 @@ class Plain(StepAdapter):
         slots: dict[int, list[Tensor]],
         engine: Any,
         groups: Sequence[Hashable] | None = None,
-        overrides: dict[Hashable, dict[str, float]] | None = None,
+        special: dict[Hashable, dict[str, float]] | None = None,
         steps: dict[Hashable, int] | None = None,
     ) -> None:
         super().__init__()
         self._rule, self._slots, self._groups = rule, slots, groups
-        self._overrides, self._steps = overrides or {}, steps or {}
+        self._overrides, self._steps = special or {}, steps or {}
         self.selection = Selection(engine)
         self.requested: list[Hashable] = []
 
@@ -95,16 +95,16 @@ SIZES = [300, 17, 40, 1, 70_000]
 @pytest.mark.parametrize("rule", [ADAM, MOMENTUM], ids=lambda rule: rule.name)
 def test_groups_in_one_step_are_as_steps_of_their_own(rule: Rule, engine: str) -> None:
     groups = ["a", "b", "a", "c", "b"]
-    overrides = {"a": {"learning_rate": 0.5}, "b": {"learning_rate": 0.1}, "c": {}}
+    special = {"a": {"learning_rate": 0.5}, "b": {"learning_rate": 0.1}, "c": {}}
     steps = {"a": 1, "b": 7, "c": 3}
     variables, slots, gradients = made(SIZES, MIXED, rule)
-    hooks = Plain(rule, slots, engine, groups, overrides, steps)
+    hooks = Plain(rule, slots, engine, groups, special, steps)
     run_step(hooks, PlanCache(), list(zip(gradients, variables, strict=True)))
     single_vars, single_slots, single_grads = made(SIZES, MIXED, rule)
     for group in ("a", "b", "c"):
         members = [index for index, name in enumerate(groups) if name == group]
         pairs = [(single_grads[index], single_vars[index]) for index in members]
-        single_hooks = Plain(rule, single_slots, engine, [group] * len(members), overrides, steps)
+        single_hooks = Plain(rule, single_slots, engine, [group] * len(members), special, steps)
         run_step(single_hooks, PlanCache(), pairs)
     for var, single in zip(variables, single_vars, strict=True):
         assert torch.equal(var, single)
@@ -116,12 +116,12 @@ def test_groups_in_one_step_are_as_steps_of_their_own(rule: Rule, engine: str) -
 def test_any_number_of_groups_is_one_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     variables, slots, gradients = made([64] * 100, [torch.float32] * 100, ADAM)
     groups = list(range(100))
-    overrides = {group: {"learning_rate": 0.01 * (group + 1)} for group in groups}
+    special = {group: {"learning_rate": 0.01 * (group + 1)} for group in groups}
     launches: list[int] = []
     call = Compiled.bind_table
     monkeypatch.setattr(Compiled, "bind_table", lambda *args: launches.append(1) or call(*args))
     run_step(
-        Plain(ADAM, slots, "cpu", groups, overrides),
+        Plain(ADAM, slots, "cpu", groups, special),
         PlanCache(),
         list(zip(gradients, variables, strict=True)),
     )
@@ -153,10 +153,10 @@ MEASURING = Rule(
 
 
 @pytest.mark.parametrize(
-    "transforms", [NOTHING, GradientTransforms(global_clipnorm=0.7)], ids=["plain", "clip"]
+    "changes", [NOTHING, GradientTransforms(global_clipnorm=0.7)], ids=["plain", "clip"]
 )
 def test_a_measure_of_its_own_has_the_same_bits_in_both_engines(
-    transforms: GradientTransforms,
+    changes: GradientTransforms,
 ) -> None:
     results = []
     for engine in ENGINES:
@@ -167,7 +167,7 @@ def test_a_measure_of_its_own_has_the_same_bits_in_both_engines(
                 Plain(MEASURING, slots, engine),
                 cache,
                 list(zip(gradients, variables, strict=True)),
-                transforms,
+                changes,
             )
         results.append([*variables, *(slot for var in variables for slot in slots[id(var)])])
     for a, b in zip(*results, strict=True):

@@ -54,10 +54,8 @@ def parts(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     recorded: list[tuple[int, int]] = []
     take = GuardTable.take
 
-    def told(
-        self: Any, pairs: Any = None, applied: Any = None, part: int = 0, *more_args: Any
-    ) -> int:
-        recorded.append((part, take(self, pairs, applied, part, *more_args)))
+    def told(self: Any, pairs: Any = None, applied: Any = None, part: int = 0, *extra: Any) -> int:
+        recorded.append((part, take(self, pairs, applied, part, *extra)))
         return recorded[-1][1]
 
     monkeypatch.setattr(GuardTable, "take", told)
@@ -125,10 +123,10 @@ def test_a_common_norm_is_made_there(
         give(params, step, 0.1 + step)
 
     def make(params: list[Parameter]) -> Any:
-        params_or_groups = (
+        targets = (
             groups(params, weight_decay=0.0) if len({p.dtype for p in params}) == 1 else params
         )
-        return home.AdamW(params_or_groups, 0.01, clip_grad_norm=limit, **options)
+        return home.AdamW(targets, 0.01, clip_grad_norm=limit, **options)
 
     compare(make, kind, before)
     assert parts == [(replay_kernel.CLIPPED, 0)] * (STEPS - 2)

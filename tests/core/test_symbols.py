@@ -53,9 +53,7 @@ def test_what_rules_make_of_measures(rule: Rule, kind: Any, data: st.DataObject)
     function: Any = rule.per_variable
     parameters = [*inspect.signature(function).parameters]
     measures, names = [*rule.measures], [name for name in parameters if name not in rule.measures]
-    numbers = data.draw(
-        st.one_of(*(st.tuples(*[strategy] * len(parameters)) for strategy in (USUAL, ANY)))
-    )
+    numbers = data.draw(st.one_of(*(st.tuples(*[pool] * len(parameters)) for pool in (USUAL, ANY))))
     with np.errstate(all="ignore"):
         reductions = dict(zip(measures, map(np.float64, numbers), strict=False))
         scalars = dict(zip(names, map(kind, numbers[len(measures) :]), strict=True))
@@ -88,9 +86,7 @@ def test_numbers_of_two_types_are_computed_as_by_numpy(
         scalars = {"x": kind(x), "y": kind(y)}
         actual = both_types(wide=np.array([wide]), **scalars)
         actual = {n: np.asarray(number, kind) for n, number in actual.items()}
-    program = Program(
-        kind, {"wide": np.float64}, [*scalars], lambda options, _: both_types(**options)
-    )
+    program = Program(kind, {"wide": np.float64}, [*scalars], lambda args, _: both_types(**args))
     program.give(scalars.values())
     program.set(0, wide)
     for first, second in zip(done(program, [*actual], kind), actual.values(), strict=True):
@@ -112,4 +108,4 @@ def test_numbers_of_two_types_are_computed_as_by_numpy(
 )
 def test_what_is_no_arithmetic_of_it_is_refused(function: Any) -> None:
     with pytest.raises(TypeError):
-        Program(np.float32, {"wide": np.float64}, ["x"], lambda options, _: function(**options))
+        Program(np.float32, {"wide": np.float64}, ["x"], lambda args, _: function(**args))

@@ -551,14 +551,9 @@ def test_averages_alone_and_in_a_graph_go_on(tmp_path: Path) -> None:
     averages.apply([w])
     averages.apply([w.assign(two(1.0))])
     path = Checkpoint(w=w, averages=averages).write(tmp_path / "alone")
-    restored_var, restored_averages = (
-        Variable(two(7.0), name="w"),
-        train.ExponentialMovingAverage(0.5),
-    )
-    Checkpoint(w=restored_var, averages=restored_averages).read(
-        path
-    ).assert_existing_objects_matched()
-    assert restored_averages.average(restored_var).tolist() == [0.5, 0.5]
+    restored_var, twin = (Variable(two(7.0), name="w"), train.ExponentialMovingAverage(0.5))
+    Checkpoint(w=restored_var, averages=twin).read(path).assert_existing_objects_matched()
+    assert twin.average(restored_var).tolist() == [0.5, 0.5]
 
     def built() -> tuple[Any, Any, Any]:
         x = tf.Variable(two(0.0), name="w")
@@ -639,8 +634,8 @@ def test_a_save_is_of_one_step(face: str, tmp_path: Path) -> None:
         for _ in range(30):
             _, values = checkpoint._snapshot()
             count = next(v for k, v in values.items() if k.startswith(("opt/iter", "step")))
-            w_values = [v for k, v in values.items() if k.startswith("w/") and "SLOT" not in k]
-            assert {float(number) for value in w_values for number in value.unique()} == {
+            halves = [v for k, v in values.items() if k.startswith("w/") and "SLOT" not in k]
+            assert {float(number) for value in halves for number in value.unique()} == {
                 float(count)
             }
             counts.add(int(count))

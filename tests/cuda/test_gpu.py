@@ -48,7 +48,7 @@ def there(problem):
         else gradient.cuda()
         for gradient in problem.gradients
     ]
-    slots = [[slot.cuda() for slot in slot] for slot in problem.slots]
+    slots = [[slot.cuda() for slot in row] for row in problem.slots]
     return Problem([var.cuda() for var in problem.variables], slots, gradients)
 
 
@@ -96,7 +96,7 @@ def test_copies_of_masters(kind, from_copies):
 @pytest.mark.parametrize("dtype", DTYPES, ids=label)
 def test_bits_of_measures(dtype):
     problem = Problem.make(ADAM.row, [(65_536 + 1025,), (7,), (0,)], [dtype] * 3, 3)
-    formulas, sums_by_engine = (variable_squares, gradient_squares), []
+    formulas, results = (variable_squares, gradient_squares), []
     for name, device_problem in (("cpu", problem), ("cuda", there(problem))):
         request = StepRequest(
             ADAM.rule, (), device_problem.variables, device_problem.gradients, device_problem.slots,
@@ -110,10 +110,8 @@ def test_bits_of_measures(dtype):
             *ready.compute_sums(formulas, (), columns),
             *ready.compute_leaves(formulas, (), columns),
         ]
-        sums_by_engine.append(
-            [torch.from_numpy(np.array(array)) for array in (*sums, ready.max_abs())]
-        )
-    assert_same(*sums_by_engine)
+        results.append([torch.from_numpy(np.array(array)) for array in (*sums, ready.max_abs())])
+    assert_same(*results)
 
 
 def test_memory_that_begins_anywhere():
@@ -141,15 +139,13 @@ def test_streams_of_their_own():
 @pytest.mark.slow
 def test_more_elements_than_31_bits_count():
     case = next(candidate for candidate in FIRST if candidate.rule.name == "SGD")
-    count, length = 2**31 + 64, 100_000
+    count, size = 2**31 + 64, 100_000
     var = torch.ones(count, device="cuda", dtype=torch.bfloat16)
     grad = torch.full_like(var, 0.5)
-    expected = Problem(
-        [torch.ones(length).bfloat16()], [[]], [torch.full((length,), 0.5).bfloat16()]
-    )
+    expected = Problem([torch.ones(size).bfloat16()], [[]], [torch.full((size,), 0.5).bfloat16()])
     take(case, Problem([var], [[]], [grad]), FLUSH._replace(name="cuda"))
     take(case, expected, FLUSH)
-    assert_same([var[:length].cpu(), var[-length:].cpu()], expected.variables * 2)
+    assert_same([var[:size].cpu(), var[-size:].cpu()], expected.variables * 2)
 
 
 OPTIMIZERS = {
@@ -436,9 +432,7 @@ def test_state_on_the_cpu(make, clip, monkeypatch):
         on_cpu.step()
     assert_same(training.written(), on_cpu.written())
     states = training.optimizer.state.values()
-    assert {tensor.device.type for param_state in states for tensor in param_state.values()} == {
-        "cpu"
-    }
+    assert {tensor.device.type for slots in states for tensor in slots.values()} == {"cpu"}
 
 
 def test_a_sparse_step_does_not_wait():
@@ -512,9 +506,7 @@ def test_rules_of_matrices_go_where_they_go_on_the_cpu(case):
         return getattr(optim, case.cls)(params, **case.arguments(0.1, for_own_class=True))
 
     params = case.params_of(torch.float32)
-    cpu, gpu = (
-        moved(make, params, case.gradients_of, device, case.lr) for device in ("cpu", "cuda")
-    )
+    cpu, gpu = (moved(make, params, case.gradients_of, name, case.lr) for name in ("cpu", "cuda"))
     for start, cpu_param, moved_param in zip(params, cpu, gpu, strict=True):
         assert (cpu_param - moved_param).norm() <= 5e-2 * (cpu_param - start.detach()).norm()
 
@@ -583,8 +575,8 @@ def test_a_state_of_narrow_numbers_goes_to_the_cpu_and_back(options):
     for training in (on_gpu, on_cpu):
         training.step()
     assert_same(on_gpu.written(), on_cpu.written())
-    assert {x.device.type for param_state in on_gpu.optimizer.state.values()
-            for name, x in param_state.items() if name != "step"} == {"cuda"}  # fmt: skip
+    assert {x.device.type for slots in on_gpu.optimizer.state.values()
+            for name, x in slots.items() if name != "step"} == {"cuda"}  # fmt: skip
 
 
 @pytest.mark.parametrize("dtype", DTYPES[::3], ids=label)

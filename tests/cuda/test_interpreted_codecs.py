@@ -104,10 +104,8 @@ def test_split_weights(selection):
 SHAPES = [(4096 + 257,), (9, 31)]
 
 
-def trained(engine, make, steps, *call_args, **options):
-    return low_precision_trainings.trained(
-        engine, make, steps, *call_args, shapes=SHAPES, **options
-    )
+def trained(engine, make, steps, *args, **options):
+    return low_precision_trainings.trained(engine, make, steps, *args, shapes=SHAPES, **options)
 
 
 SPLIT = {"weights": "split"}

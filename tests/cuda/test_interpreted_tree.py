@@ -29,16 +29,14 @@ def leaves(count, shape, seed):
 def test_bits_of_a_tree(counts, shape):
     sizes = np.array(counts)
     tree_leaves = leaves(sizes.sum(), shape, len(counts))
-    actual = LaunchedTree(sizes, torch.device("cpu")).combine(tree_leaves)
+    got = LaunchedTree(sizes, torch.device("cpu")).combine(tree_leaves)
     expected = Tree(sizes, "cpu").combine(tree_leaves)
-    assert actual.shape == expected.shape == (len(counts), *shape)
-    equal = (actual.view(torch.int64) == expected.view(torch.int64)) | (
-        actual.isnan() & expected.isnan()
-    )
+    assert got.shape == expected.shape == (len(counts), *shape)
+    equal = (got.view(torch.int64) == expected.view(torch.int64)) | (got.isnan() & expected.isnan())
     assert equal.all()
 
 
 def test_zeros_keep_their_signs():
     tree_leaves = torch.tensor([-0.0, -0.0, 0.0, -0.0], dtype=torch.float64)
-    actual = LaunchedTree(np.array([2, 2]), torch.device("cpu")).combine(tree_leaves)
-    assert torch.equal(actual.signbit(), torch.tensor([True, False]))
+    got = LaunchedTree(np.array([2, 2]), torch.device("cpu")).combine(tree_leaves)
+    assert torch.equal(got.signbit(), torch.tensor([True, False]))

@@ -396,11 +396,9 @@ def test_rows_and_pairs_given_twice(make: Callable[[], Any]) -> None:
     row = recorder.table["w0:0"]
     assert math.isnan(row.gradient_norm)
     assert 0 < row.update_norm < 0.01
-    w_before = w.numpy()
+    old = w.numpy()
     optimizer.apply_gradients([([3.0, 4.0], w), ([6.0, 8.0], w)])
-    assert recorder.table["w0:0"].update_max == pytest.approx(
-        abs(w.numpy() - w_before).max(), rel=1e-6
-    )
+    assert recorder.table["w0:0"].update_max == pytest.approx(abs(w.numpy() - old).max(), rel=1e-6)
 
 
 def test_steps_that_are_not_taken_are_not_told_of() -> None:
@@ -541,14 +539,8 @@ def test_losses_and_files(tmp_path: Path) -> None:
     lines = map(json.loads, path.read_text().splitlines())
     assert [line["names"] for line in lines if "names" in line] == [[], ["w0:0"]]
     with JsonLinesReader(path) as reader:
-        losses = [(table.step, table.loss, bool(table.rows)) for table in reader.read_all()]
-    assert losses == [
-        (1, 10, False),
-        (2, 20, True),
-        (3, 30, False),
-        (4, None, True),
-        (4, 40, False),
-    ]
+        steps = [(table.step, table.loss, bool(table.rows)) for table in reader.read_all()]
+    assert steps == [(1, 10, False), (2, 20, True), (3, 30, False), (4, None, True), (4, 40, False)]
 
 
 def test_a_step_outlives_measuring_that_fails() -> None:

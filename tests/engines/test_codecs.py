@@ -260,9 +260,8 @@ def test_slots_that_a_formula_leaves_alone_are_not_encoded_again() -> None:
     def update(var: Any, grad: Any, m: Any, v: Any) -> Any:
         return var - m, m, v + grad * grad
 
-    base = replace(
-        base, row=replace(base.row, rule=replace(base.rule, update=update, prepare=None))
-    )
+    rule = replace(base.rule, update=update, prepare=None)
+    base = replace(base, row=replace(base.row, rule=rule))
     problem = problem_of(base, 4096)
     problem.slots[0][0].view(-1, 36)[:, :4] = 255  # a NaN that no encoder writes
     slot_before = problem.slots[0][0].clone()

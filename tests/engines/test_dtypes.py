@@ -72,15 +72,15 @@ OWN = [Case(Row(rule), "default", {}) for rule in (PLAIN, SUCCESSIVE)]
 
 def _signatures() -> list[tuple[Any, ...]]:
     """Dtypes of variable, gradient, first and second slot, and copy."""
-    table: list[tuple[Any, ...]] = []
+    rows: list[tuple[Any, ...]] = []
     for var in (F32, F64, F16, BF16):
         gradients = (F32, F16, BF16) if var == F32 else (var,)
         copies = (None,) if var.itemsize == 2 else (None, F16, BF16)
         slots = [(dtype, dtype) for dtype in (F32, F64, F16, BF16)] + [(F16, F64), (F32, BF16)]
-        table += [
+        rows += [
             (var, grad, *pair, copy) for grad in gradients for pair in slots for copy in copies
         ]
-    return table
+    return rows
 
 
 SIGNATURES = _signatures()

@@ -123,6 +123,15 @@ def test_memory_of_any_strides_is_updated_in_its_own_order(case):
     assert_same(take(case, problem).written(), expected.written())
 
 
+def test_a_failed_comparison_shows_rule_seed_dtype_and_bits():
+    problem = Problem.make(CASES[0].row, [3], [torch.float32], seed=41)
+    expected = problem.copy()
+    problem.variables[0][1], expected.variables[0][1] = 2.0**-149, -(2.0**-149)
+    message = r"SGD, seed 41\) tensor 0 \(torch.float32, .* first at 1: .*80000001\), 2 ulp apart"
+    with pytest.raises(pytest.fail.Exception, match=message):
+        assert_same(problem.written(), expected.written())
+
+
 # The cut of the work
 
 

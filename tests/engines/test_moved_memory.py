@@ -172,9 +172,9 @@ def test_module_to_another_dtype_without_slots(engine: str) -> None:
     opt.engine = engine
     opt.apply_gradients([(torch.ones(1, 2), module.weight)])
     module.to(torch.float64)
-    weight_before = module.weight.detach().clone()
+    old = module.weight.detach().clone()
     opt.apply_gradients([(torch.ones(1, 2, dtype=torch.float64), module.weight)])
-    assert torch.equal(module.weight, weight_before - 0.5)
+    assert torch.equal(module.weight, old - 0.5)
 
 
 @both_engines

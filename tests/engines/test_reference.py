@@ -35,10 +35,10 @@ def exact(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def formulas(case: Case, problem: Problem) -> list[tuple[str, Formula, list[torch.Tensor]]]:
     ((var,), (grad,), (slots,)) = problem.variables, problem.gradients, problem.slots
-    arguments = {"before": [var], "update_untouched": [var, *slots]}
+    args = {"before": [var], "update_untouched": [var, *slots]}
     named = [(name, getattr(case.rule, name)) for name in FORMULAS]
     return [
-        (name, function, arguments.get(name, [var, grad, *slots]))
+        (name, function, args.get(name, [var, grad, *slots]))
         for name, function in named
         if function
     ]

@@ -130,7 +130,7 @@ def kept_share(value, weight):
 def typed_stage(*, rows, columns, line0, _f_helper0, row_count, beta):
     """Numbers of a type, conditions that have names, and slots that are named as kernels name."""
     is_large = (rows > 1) & (line0 < 3)
-    holds = is_large | (beta > 0.5)
+    choice = is_large | (beta > 0.5)
     factor = where(columns > mean_over_columns(columns), 0.1, 0.7)
     line0 = kept_share(line0, 0.9) + rows / 3
     _f_helper0 = _f_helper0 * factor + columns * (0.1 + 0.2)
@@ -139,7 +139,7 @@ def typed_stage(*, rows, columns, line0, _f_helper0, row_count, beta):
         row_count,
         line0,
         _f_helper0,
-        where(holds, rows, line0),
+        where(choice, rows, line0),
         where(factor > 0.5, 2, columns),
     )
 

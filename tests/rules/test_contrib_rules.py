@@ -183,7 +183,7 @@ def test_rule_is_its_oracle(rule: Rule, oracle: Oracle, dtype: Any, engine: str)
     x = {name: rng.standard_normal(shape).astype(dtype) for name, shape in shapes.items()}
     slots = {n: [np.full(s, slot.initial, dtype) for slot in rule.slots] for n, s in shapes.items()}
     tensors = {name: torch.from_numpy(value.copy()) for name, value in x.items()}
-    own_slots = {n: [torch.from_numpy(slot.copy()) for slot in slot] for n, slot in slots.items()}
+    own_slots = {n: [torch.from_numpy(slot.copy()) for slot in row] for n, row in slots.items()}
     h = {name: dtype(value) for name, value in HYPERS.items()}
     h |= {"beta1_power": h["beta1"], "beta2_power": h["beta2"], "trust_ratio": dtype(1)}
     engines, names = Engines(), list(shapes)

@@ -251,9 +251,7 @@ WITH_NUMBERS = [*CHANGES, _other_numbers, _momentum_scheduled]
 def same(first: Any, second: Any) -> bool:
     if not isinstance(first, Tensor):
         return first == second
-    first, second = (
-        tensor.to_dense() if tensor.is_sparse else tensor for tensor in (first, second)
-    )
+    first, second = (side.to_dense() if side.is_sparse else side for side in (first, second))
     equal = torch.equal(first.detach().nan_to_num(), second.detach().nan_to_num())
     return first.dtype == second.dtype and first.shape == second.shape and equal
 
@@ -316,11 +314,11 @@ def diff(
         label = f"{title}, after {change.__name__ if change else 'nothing'}"
         if errors[0] != errors[1]:
             return f"{label}: {errors}"
-        for (actual_name, actual), (name, expected) in zip(
+        for (key, actual), (name, expected) in zip(
             *(snapshot(*twin) for twin in pair), strict=True
         ):
-            if actual_name != name or not same(actual, expected):
-                return f"{label}: {actual_name} and {name}: {actual} and {expected}"
+            if key != name or not same(actual, expected):
+                return f"{label}: {key} and {name}: {actual} and {expected}"
             # Slots of one plan may share a block, and its counter of writes.
             if name.startswith("step ") or (has_sets and not name.startswith("parameter")):
                 continue

@@ -113,10 +113,8 @@ class Around(OfRule):
 
 
 AROUND: dict[str, Callable[[Any, dict[str, Any]], Any]] = {
-    "averages of Adam": lambda rate, variables: MovingAverageOptimizer(
-        train.AdamOptimizer(rate), 0.5
-    ),
-    "averages without slots": lambda rate, variables: MovingAverageOptimizer(
+    "averages of Adam": lambda rate, _: MovingAverageOptimizer(train.AdamOptimizer(rate), 0.5),
+    "averages without slots": lambda rate, _: MovingAverageOptimizer(
         train.GradientDescentOptimizer(rate), 0.5
     ),
     "Momentum with short rows": lambda rate, variables: VariableClippingOptimizer(
@@ -125,7 +123,7 @@ AROUND: dict[str, Callable[[Any, dict[str, Any]], Any]] = {
     "averages of short rows": lambda rate, variables: MovingAverageOptimizer(
         VariableClippingOptimizer(train.AdagradOptimizer(rate), {variables["table"]: [1]}, 0.5), 0.5
     ),
-    "Adagrad with decay": lambda rate, variables: extend_with_decoupled_weight_decay(
+    "Adagrad with decay": lambda rate, _: extend_with_decoupled_weight_decay(
         train.AdagradOptimizer
     )(0.1, rate),
 }
@@ -252,10 +250,8 @@ FACES = _faces()
 
 def copy_everything(training: Any) -> dict[str, Any]:
     """Copies of all that a training consists of, by name."""
-    variables = {
-        f"variable {key}": var.detach().clone() for key, var in training.variables().items()
-    }
-    return {**variables, **dict(flat(training.state()))}
+    copies = {f"variable {key}": var.detach().clone() for key, var in training.variables().items()}
+    return {**copies, **dict(flat(training.state()))}
 
 
 def make_checkpoint(training: Any) -> dict[str, Any]:
@@ -263,15 +259,13 @@ def make_checkpoint(training: Any) -> dict[str, Any]:
     return {"variables": variables, "state": training.state()}
 
 
-def resume_training(
-    make: Callable[[], Any], checkpoint: dict[str, Any], number: int
-) -> dict[str, Any]:
+def resume_training(make: Callable[[], Any], state: dict[str, Any], number: int) -> dict[str, Any]:
     """Everything, after a new training has loaded a saved one and taken the steps left."""
     training = make()
     with torch.no_grad():
         for key, var in training.variables().items():
-            var.copy_(checkpoint["variables"][key])
-    training.load(checkpoint["state"], number)
+            var.copy_(state["variables"][key])
+    training.load(state["state"], number)
     for step in range(number, STEPS):
         training.step(step)
     return copy_everything(training)

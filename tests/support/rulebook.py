@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -266,6 +267,8 @@ class Problem:
     variables: list[torch.Tensor]
     slots: list[list[torch.Tensor]]
     gradients: list[Any]
+    # Test, rule and seed of the problem made last, for the message of a failed comparison.
+    last_made: ClassVar[tuple[str, str]] = "", ""
 
     @classmethod
     def make(
@@ -274,13 +277,9 @@ class Problem:
     ) -> Problem:  # fmt: skip
         # All numbers at once: a call takes longer than those of a tensor.
         rng, count = np.random.default_rng(seed), len(row.rule.element_slots)
-        torch_shapes = [
-            torch.Size([shape] if isinstance(shape, int) else shape) for shape in shapes
-        ]
-        sizes, kinds = (
-            [shape.numel() for shape in torch_shapes],
-            list(zip(torch_shapes, dtypes, strict=True)),
-        )
+        extents = [torch.Size([shape] if isinstance(shape, int) else shape) for shape in shapes]
+        sizes, kinds = [x.numel() for x in extents], list(zip(extents, dtypes, strict=True))
+        Problem.last_made = _current_test(), f"{row.name}, seed {seed}"
 
         def made(low: float | None = None, high: float = 2.0) -> list[torch.Tensor]:
             flat = torch.from_numpy(numbers(sum(sizes), rng, special, low, high))
@@ -378,6 +377,10 @@ def sparse(rows: Any, indices: Any, var: torch.Tensor, kind: torch.dtype = torch
 # Bits
 
 
+def _current_test() -> str:
+    return os.environ.get("PYTEST_CURRENT_TEST", "")
+
+
 def raw(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().reshape(-1).view(BITS[tensor.element_size()])
 
@@ -407,10 +410,14 @@ def assert_same(
         mask, p, q = (1 << 4 * size) - 1, int(x[index]), int(y[index])
         count = int((x != y).sum())
         first = (a.reshape(-1)[index].item(), b.reshape(-1)[index].item())
+        made_in, made = Problem.last_made
+        source = f"{note} ({made})" if made and made_in == _current_test() else note
+        # Negative numbers count downwards from -0, which is next to 0.
+        ulps = abs(p - q if (p < 0) == (q < 0) else (p & mask >> 1) + (q & mask >> 1))
         pytest.fail(
-            f"{note} tensor {number} ({a.dtype}, {tuple(a.shape)}): {count} of {len(x)} differ,"
+            f"{source} tensor {number} ({a.dtype}, {tuple(a.shape)}): {count} of {len(x)} differ,"
             f" first at {index}: {first[0]} ({p & mask:0{size}x}) is not {first[1]}"
-            f" ({q & mask:0{size}x}), {abs(p - q)} ulp apart"
+            f" ({q & mask:0{size}x}), {ulps} ulp apart"
         )
 
 

@@ -77,9 +77,7 @@ INPUTS = list(_inputs())
 
 
 def describe_inputs() -> str:
-    return "\n".join(
-        f"{torch_input} {sorted(torch_input.arguments.items())!r}" for torch_input in INPUTS
-    )
+    return "\n".join(f"{case} {sorted(case.arguments.items())!r}" for case in INPUTS)
 
 
 def shapes_of(name: str) -> Any:
