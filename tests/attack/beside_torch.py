@@ -27,7 +27,7 @@ from attack.torch_trainings import OURS, SUMMED
 from attack.trainings import numbers
 from thalweg import optim
 
-TRIED = "trainings of optim beside torch's class, with 12 things that users do between steps"
+SUMMARY = "trainings of optim beside torch's class, with 12 things that users do between steps"
 CASES = {False: 1000, True: 20_000}
 CHANGES = 12
 GOOD = ("same", "refused")
@@ -43,7 +43,7 @@ HOSTILE: list[Any] = [
 ]  # fmt: skip
 HYPERS = ("lr", "betas", "eps", "weight_decay", "momentum", "rho", "alpha", "etas", "lambd",
           "beta2_decay", "d")  # fmt: skip
-AROUND: list[dict[str, Any]] = [
+OPTIONS: list[dict[str, Any]] = [
     {}, {}, {"clip_grad_norm": 0.5}, {"clip_grad_value": 0.25}, {"accumulate": 2},
     {"state_device": "cpu"}, {"ema_decay": 0.9}, {"fused_unscale": True},
     {"diagnostics": 2},
@@ -61,7 +61,7 @@ class Side:
         if flag == "foreach" and self.name == "ASGD":
             flag = ""  # torch makes `eta` in float32 there, and else in Python's numbers
         options = {**base, flag: True} if flag and self.name != "SparseAdam" else dict(base)
-        self.options = dice.choice(AROUND)
+        self.options = dice.choice(OPTIONS)
         if options.get("differentiable") or self.name == "SparseAdam":
             self.options = {}  # of which torch can do none
         self.is_hostile = False

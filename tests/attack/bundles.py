@@ -20,7 +20,7 @@ from typing import Any
 import bundle_examples
 from attack.figures import Figures
 from attack.server import figures_of
-from bundle_files import DATA, GOLDENS, RECORDED, block, footer, handle, sealed
+from bundle_files import BUNDLES, DATA, GOLDENS, block, footer, handle, sealed
 from thalweg._formats import bundle, stored_tensor
 from thalweg._formats.bundle import object_graph, proto, strings
 from thalweg._formats.bundle.errors import CorruptFileError
@@ -34,7 +34,7 @@ from thalweg.errors import (
     UnsupportedCheckpointError,
 )
 
-TRIED = "bundles of TensorFlow with one to three changes each, and its file `checkpoint`"
+SUMMARY = "bundles of TensorFlow with one to three changes each, and its file `checkpoint`"
 CASES = {False: 2000, True: 20_000}
 GOOD = ("read", "refused")
 BATCH = 250
@@ -62,12 +62,12 @@ TEXTS = [
 def warm() -> None:
     """Have twenty bundles in memory."""
     prefixes = [path.with_suffix("") for path in sorted(GOLDENS.glob("ckpt_v*/*/*.index"))]
-    prefixes += [path.with_suffix("") for path in sorted(RECORDED.glob("*/*.index"))]
-    prefixes.remove(RECORDED / "variant" / "model.ckpt")  # which is refused as it is
+    prefixes += [path.with_suffix("") for path in sorted(BUNDLES.glob("*/*.index"))]
+    prefixes.remove(BUNDLES / "variant" / "model.ckpt")  # which is refused as it is
     for prefix in prefixes:
         paths = sorted(prefix.parent.glob(f"{prefix.name}.*"))
         SEEDS.append({path.name[len(prefix.name) :]: path.read_bytes() for path in paths})
-    first = (RECORDED / "version_1" / "model.ckpt").read_bytes()
+    first = (BUNDLES / "version_1" / "model.ckpt").read_bytes()
     SEEDS.extend([{"": first}] * 2)
     with tempfile.TemporaryDirectory() as home:
         tensors = bundle_examples.by_name()

@@ -23,7 +23,7 @@ from attack.server import figures_of, in_child
 from thalweg import IndexedSlices, Variable, engine
 from thalweg.keras.optimizers import SGD, Adam
 
-TRIED = "kernel folders with 1 to 4 damages each, then dense, clipped and sparse steps"
+SUMMARY = "kernel folders with 1 to 4 damages each, then dense, clipped and sparse steps"
 CASES = {False: 40, True: 1500}
 GOOD = ("same",)
 BATCH = 10

@@ -21,7 +21,7 @@ from attack.torch_trainings import FACES, encode_all
 from attack.trainings import Training
 from thalweg._core.plan_cache import PlanCache
 
-TRIED = (
+SUMMARY = (
     "trainings of keras, v1, optimize_loss, sessions and optim with 12 random changes between steps"
 )
 CASES = {False: 500, True: 20_000}

@@ -14,7 +14,7 @@ from attack.figures import Figures
 from storage_files import DOCUMENT, stored
 from thalweg._formats import container
 
-TRIED = (
+SUMMARY = (
     "saves: each system call killed or failed (strace), full and read-only disks, and the states"
     " in which a power loss may leave a disk"
 )

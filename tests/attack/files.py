@@ -31,7 +31,7 @@ from thalweg.errors import (
     UnsupportedCheckpointError,
 )
 
-TRIED = "our files with mutated bytes, or mutated headers under right checksums"
+SUMMARY = "our files with mutated bytes, or mutated headers under right checksums"
 CASES = {False: 2000, True: 20_000}
 GOOD = ("refused", "taken", "same")
 BATCH = 50

@@ -550,7 +550,7 @@ TRAININGS: dict[str, Callable[[], Training]] = {
 
 
 PARTS = [",".join([*TRAININGS][part::6]) for part in range(6)]  # each as long as another
-TRIED = (
+SUMMARY = (
     f"steps of {len(TRAININGS)} trainings, interrupted by SIGINT or an asynchronous exception at"
     " random moments, or at a random instruction"
 )

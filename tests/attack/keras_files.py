@@ -31,7 +31,7 @@ from thalweg.errors import (
     UnsupportedCheckpointError,
 )
 
-TRIED = "files of Keras (.keras, .weights.h5, .h5) with one to four changes each"
+SUMMARY = "files of Keras (.keras, .weights.h5, .h5) with one to four changes each"
 CASES = {False: 2000, True: 20_000}
 GOOD = ("read", "refused")
 BATCH = 100

@@ -27,7 +27,7 @@ from thalweg._formats import container, stored_tensor
 from thalweg.errors import ThalwegError
 from thalweg.keras.optimizers import Adam
 
-TRIED = "trainings of 16 MB that are killed at random moments, and go on from what they saved"
+SUMMARY = "trainings of 16 MB that are killed at random moments, and go on from what they saved"
 CASES = {False: 30, True: 300}
 GOOD = ("intact", "ended", "not begun")
 STEPS = 40

@@ -25,7 +25,7 @@ from rulebook import FLUSH, KEEP, Case, Engines, Problem, case, take
 from thalweg import IndexedSlices
 from thalweg.errors import InvalidArgumentError, LayoutError, PerformanceWarning
 
-TRIED = "random layouts of variables, slots, 16-bit copies and gradients, 1 to 4 steps each"
+SUMMARY = "random layouts of variables, slots, 16-bit copies and gradients, 1 to 4 steps each"
 CASES = {False: 2000, True: 100_000}
 GOOD = ("taken", "refused")
 BATCH = 100

@@ -33,7 +33,7 @@ from thalweg.openseq2seq.optimizers.optimizers import optimize_loss
 from thalweg.v1 import train
 from thalweg.v1.contrib.opt import MovingAverageOptimizer
 
-TRIED = "hostile files of all kinds, restored by all that reads them"
+SUMMARY = "hostile files of all kinds, restored by all that reads them"
 CASES = {False: 2000, True: 20_000}
 GOOD = ("refused", "taken")
 BATCH = 100

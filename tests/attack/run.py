@@ -44,7 +44,7 @@ def main() -> int:
         figures = attack.attack(arguments.long, arguments.seed)
         seconds, busy = time.perf_counter() - begin, used() - busy
         sys.stdout.write(
-            f"{name}: {attack.TRIED}: {figures.line()}; seed {arguments.seed}, {seconds:.0f} s,"
+            f"{name}: {attack.SUMMARY}: {figures.line()}; seed {arguments.seed}, {seconds:.0f} s,"
             f" {busy:.0f} s of processors\n"
         )
         sys.stdout.flush()

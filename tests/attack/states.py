@@ -29,7 +29,7 @@ from thalweg.openseq2seq.optimizers.mp_wrapper import MixedPrecisionOptimizerWra
 from thalweg.v1.train import AdamOptimizer, MomentumOptimizer
 from thalweg.variable import to_tensor
 
-TRIED = "states of keras, v1, mixed precision, optimize_loss and sessions with one damage each"
+SUMMARY = "states of keras, v1, mixed precision, optimize_loss and sessions with one damage each"
 CASES = {False: 3000, True: 100_000}
 GOOD = ("taken", "refused")
 BATCH = 250

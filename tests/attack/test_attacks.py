@@ -103,7 +103,7 @@ def served() -> Iterator[Callable[[str], Server]]:
 
 
 # In which of the cases some were found, hundreds of others before it: a search begins there.
-FOUND = {
+SEEDS = {
     ("changes", "gradients are read at once"): 400,
     ("changes", "sums are not looked at"): 490,
     ("changes", "sums may lie anywhere"): 710,
@@ -158,7 +158,7 @@ def test_a_fault_at_a_system_call_notices_files_that_are_written_in_place() -> N
 
 def noticed(server: Server, name: str, defect: str, face: int = 0, faces: int = 1) -> bool:
     """Return whether one of some hundred cases fails with a planted defect."""
-    good, begin = load(name).GOOD, FOUND.get((name, defect), 0)
+    good, begin = load(name).GOOD, SEEDS.get((name, defect), 0)
     numbers = range(face, (begin + 800) * faces, faces)
     for first in (*range(begin, begin + 800, 10), *range(0, begin, 10)):
         cases = [(SEED, number) for number in numbers[first : first + 10]]

@@ -25,7 +25,7 @@ from attack.torch_trainings import LACKED, NARROW, OPTIONS, OURS, TENSORFLOWS, e
 from thalweg import optim
 from thalweg.optim import tensorflow
 
-TRIED = "states of optim and optim.tensorflow with one damage each, or of another class"
+SUMMARY = "states of optim and optim.tensorflow with one damage each, or of another class"
 CASES = {False: 3000, True: 100_000}
 GOOD = ("taken", "refused")
 BATCH = 250

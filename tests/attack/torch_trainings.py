@@ -101,7 +101,7 @@ OPTIONS: dict[str, list[Any]] = {
     "diagnostics": [1, 3],
 }
 NARROW = ("state_storage", "weights")  # which not every rule takes, nor every option beside them
-REFUSED = (*NARROW, "round", "seed")  # and what else a class may refuse by itself
+REJECTED = (*NARROW, "round", "seed")  # and what else a class may refuse by itself
 # Wrappers of steps: one that measures, for rules that do not; cautious decay, for rules that decay.
 WRAPPERS = ("cautious", "trust_ratio", "sphere")
 MEASURE = {
@@ -199,9 +199,9 @@ class OptimTraining(Training):
         try:
             return cls([{**group} for group in groups], **choices_drawn)
         except (ValueError, TypeError, NotImplementedError):
-            if not choices_drawn.keys() & {*REFUSED}:
+            if not choices_drawn.keys() & {*REJECTED}:
                 raise
-            choices_drawn = {name: x for name, x in choices_drawn.items() if name not in REFUSED}
+            choices_drawn = {name: x for name, x in choices_drawn.items() if name not in REJECTED}
             return cls(groups, **choices_drawn)
 
     @property

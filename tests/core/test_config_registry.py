@@ -22,7 +22,7 @@ from thalweg.v1 import train
 FACES = ("keras", "v1", "openseq2seq")
 
 # As they are in files: none may ever go, or be of something else.
-RECORDED = """
+NAMES = """
     SGD Adam Adamax Nadam Adagrad Adadelta RMSprop Ftrl RuleOptimizer
     v1:AdadeltaOptimizer v1:AdagradDAOptimizer v1:AdagradOptimizer v1:AdamOptimizer v1:FtrlOptimizer
     v1:GradientDescentOptimizer v1:MomentumOptimizer v1:ProximalAdagradOptimizer
@@ -57,7 +57,7 @@ def loads() -> Iterator[list[str]]:
     config_registry.faces.update(loaders)
 
 
-@pytest.mark.parametrize(("kind", "names"), [(OPTIMIZERS, RECORDED), (RATES, RECORDED_RATES)])
+@pytest.mark.parametrize(("kind", "names"), [(OPTIMIZERS, NAMES), (RATES, RECORDED_RATES)])
 def test_names_are_those_of_files_of_before(kind: Names, names: str) -> None:
     names_told = kind.told()
     assert sorted(names_told) == sorted(names.split())
@@ -173,7 +173,7 @@ manager.save(0, optimizer=optimizer, module=model)
 manager.restore(optimizer=optimizer, module=model)
 print(*sorted(name for name in sys.modules if name.startswith("thalweg.")))
 """
-NOT_NEEDED = """
+UNUSED = """
     v1 openseq2seq keras graph distribute tf catalogue storage.bundle storage.hdf5
     storage.keras_files checkpoint.tensorflow checkpoint.torch_optim checkpoint.files
 """
@@ -187,7 +187,7 @@ def test_models_of_torch_need_nothing_of_tensorflow() -> None:
     inner = [
         name
         for name in loaded
-        for part in NOT_NEEDED.split()
+        for part in UNUSED.split()
         if f"{name}.".startswith(f"thalweg.{part}.")
     ]
     assert inner == []

@@ -33,8 +33,8 @@ each_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name_
 
 SOURCE = Path(scalar_program.__file__).read_text()
 MAIN = "\n\ndef NAME(argument):\n    run(int64_pointer(address_of(argument)))\n"
-USUAL = st.one_of(st.floats(0, 1), st.sampled_from([0.0, 1e-3, 0.9, 0.999, 1.0, 1e-7]))
-ANY = st.one_of(USUAL, st.floats(width=32), st.sampled_from([1e-40, -1e-30, 1e30, 5e-324]))
+TYPICAL = st.one_of(st.floats(0, 1), st.sampled_from([0.0, 1e-3, 0.9, 0.999, 1.0, 1e-7]))
+NUMBERS = st.one_of(TYPICAL, st.floats(width=32), st.sampled_from([1e-40, -1e-30, 1e30, 5e-324]))
 
 
 def run(record: Any) -> None:
@@ -70,7 +70,7 @@ def assert_bits(actual: Any, expected: Any) -> None:
 @cache
 def examples_of(count: int) -> Any:
     """Return the strategy of so many hyperparameters and of the number of a step."""
-    numbers = st.one_of(*(st.tuples(*[strategy] * count) for strategy in (USUAL, ANY)))
+    numbers = st.one_of(*(st.tuples(*[strategy] * count) for strategy in (TYPICAL, NUMBERS)))
     return st.tuples(numbers, st.one_of(st.integers(1, 2000), st.integers(1, 2**40)))
 
 

@@ -39,7 +39,7 @@ KINDS: dict[str, list[tuple[tuple[int, ...], torch.dtype]]] = {
 }
 # Of TensorFlow's formula the limit decides, too, on what a factor of 1 is.
 LIMITS = [0.3, 1.0, 7.3, 1e9]
-AROUND: list[dict[str, Any]] = [
+OPTIONS: list[dict[str, Any]] = [
     {},
     {"clip_grad_value": 0.4},
     {"fused_unscale": True},
@@ -110,7 +110,7 @@ def groups(params: list[Parameter], **options: Any) -> Any:
     return [{"params": params[::2]}, {"params": params[1::2], **options}]
 
 
-@pytest.mark.parametrize("options", AROUND, ids=str)
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("limit", LIMITS)
 @pytest.mark.parametrize("kind", ["float32", "float64", "bfloat16", "several"])
 @pytest.mark.parametrize("home", [optim, tensorflow], ids=["torch", "tensorflow"])

@@ -124,37 +124,37 @@ def test_steady_steps_are_clipped(clipping, dense, monkeypatch):
 
 # What does not fit, after two steps that did
 
-ONE = torch.ones(1, WIDTH)
+UNIT = torch.ones(1, WIDTH)
 
 
 def changed(name: str, value: Any) -> Callable[[Training], Any]:
     """Slices whose parts were exchanged after they were made."""
 
     def make(_: Training) -> IndexedSlices:
-        slices = slices64([2], ONE)
+        slices = slices64([2], UNIT)
         setattr(slices, name, value)
         return slices
 
     return make
 
 
-REFUSED: dict[str, tuple[Callable[[Training], Any], type[Exception], str]] = {
+BAD_GRADIENTS: dict[str, tuple[Callable[[Training], Any], type[Exception], str]] = {
     "index too large": (lambda _: coo([1, ROWS], values_of(2, 0)), ValueError, "out of range"),
     "index below zero": (lambda _: slices32([1, -1], values_of(2, 0)), ValueError, "out of range"),
-    "another dtype": (lambda _: coo([1], ONE.double()), TypeError, "is float64 but the variable"),
+    "another dtype": (lambda _: coo([1], UNIT.double()), TypeError, "is float64 but the variable"),
     "wider rows": (lambda _: slices32([1], torch.ones(1, 6)), ValueError, "has rows of shape"),
     "flat rows": (lambda _: slices32([1], torch.ones(1)), ValueError, "has rows of shape"),
     "another table": (
-        lambda _: torch.sparse_coo_tensor([[1]], ONE, (ROWS + 1, WIDTH), check_invariants=True),
+        lambda _: torch.sparse_coo_tensor([[1]], UNIT, (ROWS + 1, WIDTH), check_invariants=True),
         ValueError, "has shape (13, 5) but",
     ),
     "a dense one of another shape": (lambda _: torch.ones(2, WIDTH), ValueError, "has shape"),
-    "values without memory": (changed("values", ONE.to("meta")), ValueError, "on meta"),
+    "values without memory": (changed("values", UNIT.to("meta")), ValueError, "on meta"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("dense", [False, True], ids=["alone", "beside a dense one"])
-@pytest.mark.parametrize(("make_grad", "error", "text"), REFUSED.values(), ids=REFUSED)
+@pytest.mark.parametrize(("make_grad", "error", "text"), BAD_GRADIENTS.values(), ids=BAD_GRADIENTS)
 def test_what_does_not_fit_is_refused_with_nothing_changed(make_grad, error, text, dense):
     training = Training(Adagrad(0.1), "cpu", dense)
     training.step(0, coo), training.step(1, coo)
@@ -231,14 +231,14 @@ def whole(_: Training) -> Any:
     return values_of(ROWS, 5)
 
 
-OTHERS = [
+GRADIENTS = [
     table_rows, slot_rows, bias_rows, columns, negated, with_history, every_other_index, nothing,
     whole,
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("dense", [False, True], ids=["alone", "beside a dense one"])
-@pytest.mark.parametrize("make_grad", OTHERS, ids=lambda make_grad: make_grad.__name__)
+@pytest.mark.parametrize("make_grad", GRADIENTS, ids=lambda make_grad: make_grad.__name__)
 def test_other_gradients_between_steady_ones(make_grad, dense):
     trainings = [Training(Adagrad(0.1), engine, dense) for engine in ("cpu", "reference")]
     for training in trainings:

@@ -21,8 +21,8 @@ from thalweg.rules.modern import CAUTIOUS_ADAMW, LAMB, MARS, STABLE_ADAMW
 KINDS: list[Any] = [np.float32, np.float64]
 SOURCE = Path(scalar_program.__file__).read_text()
 MAIN = "\n\ndef NAME(argument):\n    run(int64_pointer(address_of(argument)))\n"
-USUAL = st.one_of(st.floats(0, 2), st.floats(1e-9, 1e9), st.sampled_from([0.0, 1.0]))
-ANY = st.one_of(USUAL, st.floats(), st.sampled_from([1e-300, 1e300, 3.4e38, 1e-40, -1.0]))
+TYPICAL = st.one_of(st.floats(0, 2), st.floats(1e-9, 1e9), st.sampled_from([0.0, 1.0]))
+NUMBERS = st.one_of(TYPICAL, st.floats(), st.sampled_from([1e-300, 1e300, 3.4e38, 1e-40, -1.0]))
 each_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 
 
@@ -53,7 +53,9 @@ def test_what_rules_make_of_measures(rule: Rule, kind: Any, data: st.DataObject)
     function: Any = rule.per_variable
     parameters = [*inspect.signature(function).parameters]
     measures, names = [*rule.measures], [name for name in parameters if name not in rule.measures]
-    numbers = data.draw(st.one_of(*(st.tuples(*[pool] * len(parameters)) for pool in (USUAL, ANY))))
+    numbers = data.draw(
+        st.one_of(*(st.tuples(*[pool] * len(parameters)) for pool in (TYPICAL, NUMBERS)))
+    )
     with np.errstate(all="ignore"):
         reductions = dict(zip(measures, map(np.float64, numbers), strict=False))
         scalars = dict(zip(names, map(kind, numbers[len(measures) :]), strict=True))
@@ -78,7 +80,7 @@ def both_types(*, wide: Any, x: Any, y: Any) -> Any:
 
 @each_kind
 @settings(max_examples=200)
-@given(wide=ANY, x=ANY, y=ANY)
+@given(wide=NUMBERS, x=NUMBERS, y=NUMBERS)
 def test_numbers_of_two_types_are_computed_as_by_numpy(
     kind: Any, wide: float, x: float, y: float
 ) -> None:

@@ -121,7 +121,7 @@ def trained(engine, make, waiting=None):
     return training
 
 
-MAKES = {
+MAKERS = {
     "masters": partial(Training, (HALF, HALF, HALF)),
     "mixed": partial(Training, (HALF, SINGLE, BRAIN, DOUBLE)),
     "momentum": partial(Training, (HALF, HALF), "Momentum", params={"momentum": 0.9}),
@@ -136,4 +136,4 @@ MAKES = {
 
 def fresh(key, scaling):
     skips = iter([True, False] * len(OVERFLOWS))
-    return partial(MAKES[key], **scaling, skip_update_ph=lambda: next(skips))
+    return partial(MAKERS[key], **scaling, skip_update_ph=lambda: next(skips))

@@ -323,7 +323,7 @@ def test_a_tree(capability, tmp_path):
     assert_small(launch.compiled_for(generate_combine(), False, capability), tmp_path)
 
 
-DRAWN = [
+NOISY = [
     ("bfloat16",) * 2,
     ("bfloat16",) * 4,
     ("float16",) * 4,
@@ -334,8 +334,8 @@ DRAWN = [
 
 @pytest.mark.parametrize(
     ("storage", "capability"),
-    [slow_unless(storage is DRAWN[0], storage, 90) for storage in DRAWN]
-    + [slow_unless(False, DRAWN[1], capability) for capability in (80, 100)],
+    [slow_unless(storage is NOISY[0], storage, 90) for storage in NOISY]
+    + [slow_unless(False, NOISY[1], capability) for capability in (80, 100)],
     ids=label,
 )
 def test_random_bits(storage, capability, tmp_path):
@@ -424,11 +424,11 @@ LAYOUTS = [
     Layout((3, 3)), Layout((4, 4)), Layout((8, 8)),
     *(Layout(None, columns) for columns in (32, 64, 128, 1024)),
 ]  # fmt: skip
-TAKEN = [MEASURES, TORCH_ADAFACTOR.passes[:3]]
+PASSES = [MEASURES, TORCH_ADAFACTOR.passes[:3]]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-@pytest.mark.parametrize("measures", TAKEN, ids=["mixed", "Adafactor"])
+@pytest.mark.parametrize("measures", PASSES, ids=["mixed", "Adafactor"])
 @BY_NAME
 def test_measures_of_lines(name, measures, layout, tmp_path):
     measuring = Measuring(measures, (), (name,) * 3, 2, computed(name), VECTORS, True, False)

@@ -15,11 +15,11 @@ import torch
 import modern_inputs
 import rulebook
 import thalweg
-from loss_scaled import BACKOFF, LOG_MAX, MAKES, fresh, trained
+from loss_scaled import BACKOFF, LOG_MAX, MAKERS, fresh, trained
 from matrix_inputs import MATRIX_CASES
 from quantized_rules import encode_slots, encoded_case
 from rulebook import DTYPES, FIRST, FLUSH, KEEP, Problem, assert_same, by_rule, label, sparse, take
-from test_lines import EVERY, after, numbers, without_payload
+from test_lines import FULL, after, numbers, without_payload
 from test_lines import SHAPES as LINE_SHAPES
 from thalweg import IndexedSlices, optim
 from thalweg._engines import Dispatcher
@@ -267,7 +267,7 @@ def test_a_scaler_does_not_wait(make):
     assert on_gpu.optimizer.last_step.taken
 
 
-@pytest.mark.parametrize("key", MAKES)
+@pytest.mark.parametrize("key", MAKERS)
 @pytest.mark.parametrize("scaling", [BACKOFF, LOG_MAX], ids=["Backoff", "LogMax"])
 def test_a_loss_scaler_decides_there(key, scaling):
     training = trained("auto", partial(fresh(key, scaling), device="cuda"), lambda _: no_waiting())
@@ -513,16 +513,16 @@ def test_rules_of_matrices_go_where_they_go_on_the_cpu(case):
 
 # Numbers of 16 bits that random bits round, slots in 8 bits, split weights
 
-DRAWN = {"round": "stochastic", "seed": 7**15}
+NOISY = {"round": "stochastic", "seed": 7**15}
 BYTES, SPLIT = {"state_storage": "8bit"}, {"weights": "split"}
 NARROW = [
-    DRAWN,
-    {**DRAWN, "masters": True, "state_dtype": torch.float16},
+    NOISY,
+    {**NOISY, "masters": True, "state_dtype": torch.float16},
     BYTES,
     {"state_storage": "dynamic8"},
-    {**BYTES, **DRAWN, "clip_grad_norm": 0.5},
+    {**BYTES, **NOISY, "clip_grad_norm": 0.5},
     SPLIT,
-    {**SPLIT, **BYTES, **DRAWN},
+    {**SPLIT, **BYTES, **NOISY},
 ]
 by_narrow = pytest.mark.parametrize("options", NARROW, ids=str)
 
@@ -644,7 +644,7 @@ def test_more_elements_than_32_bits_count():
 
 # Measures of rows and columns
 
-LINES = [{}, {"dtype": torch.bfloat16, **DRAWN}, {"clip_grad_norm": 0.5}, {"masters": True}]
+LINES = [{}, {"dtype": torch.bfloat16, **NOISY}, {"clip_grad_norm": 0.5}, {"masters": True}]
 
 
 class Matrices(Training):
@@ -678,9 +678,9 @@ def test_bits_of_measures_of_all_kinds(dtype):
     shapes = (*LINE_SHAPES, (9, 40), (2, 8, 8))
     params = [numbers(shape, 1).to(dtype) for shape in shapes]
     grads = [[numbers(shape, 2).to(dtype) for shape in shapes]] * 2
-    expected = after(EVERY, "cpu", params, grads)
+    expected = after(FULL, "cpu", params, grads)
     device_params, gradients = ([x.cuda() for x in tensors] for tensors in (params, grads[0]))
-    actual = after(EVERY, "cuda", device_params, [gradients] * 2)
+    actual = after(FULL, "cuda", device_params, [gradients] * 2)
     assert_same([tensor.cpu() for tensor in actual], expected)
 
 
@@ -692,9 +692,9 @@ def test_odd_numbers_of_rows_and_columns(position):
     for grad in grads:
         grad[1, 2] = position
         grad[0] = position
-    expected = after(EVERY, "cpu", params, [grads])
+    expected = after(FULL, "cpu", params, [grads])
     device_params = [x.cuda() for x in params]
-    actual = after(EVERY, "cuda", device_params, [[x.cuda() for x in grads]])
+    actual = after(FULL, "cuda", device_params, [[x.cuda() for x in grads]])
     assert_same(*(without_payload([x.cpu() for x in tensors]) for tensors in (actual, expected)))
 
 

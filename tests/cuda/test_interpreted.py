@@ -43,7 +43,7 @@ from thalweg.v1.contrib.opt import LARSOptimizer
 SHAPES = [(0,), (), (5, 7), (130,)]
 SELECTIONS = [KEEP._replace(name="cuda"), FLUSH._replace(name="cuda")]
 BY_SELECTION = pytest.mark.parametrize("selection", SELECTIONS, ids=["keep", "flush"])
-SOME = [case for case in FIRST if case.rule.name in KINDS]
+KIND_CASES = [case for case in FIRST if case.rule.name in KINDS]
 
 
 def equal_reference(case, problem, selection, **keywords):
@@ -59,14 +59,14 @@ def test_every_rule_and_dtype_in_one_step(case, selection):
     equal_reference(case, problem, selection, steps=2)
 
 
-@by_rule(SOME)
+@by_rule(KIND_CASES)
 @pytest.mark.parametrize("dtype", DTYPES, ids=label)
 def test_programs_in_the_middle_and_at_the_end(case, dtype):
     problem = Problem.make(case.row, [(CHUNK,), (2 * CHUNK + 5,)], [dtype] * 2, 2, 0.01)
     equal_reference(case, problem, SELECTIONS[1])
 
 
-@by_rule(SOME)
+@by_rule(KIND_CASES)
 @pytest.mark.parametrize("stream", ["variable", "gradient", "slot"])
 def test_elements_that_begin_anywhere(case, stream):
     problem = Problem.make(case.row, [(CHUNK + 3,)], [torch.float32], 3)
@@ -86,7 +86,7 @@ def moved(tensor):
     return shifted.copy_(tensor)
 
 
-@by_rule(SOME)
+@by_rule(KIND_CASES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=label)
 def test_stages_come_first(case, dtype):
     problem = Problem.make(case.row, [(130,), ()], [dtype] * 2, 9)
@@ -95,7 +95,7 @@ def test_stages_come_first(case, dtype):
     equal_reference(case, problem, SELECTIONS[1], stages=stages, **extra)
 
 
-@by_rule(SOME)
+@by_rule(KIND_CASES)
 @pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16], ids=label)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=label)
 def test_copies_follow_their_variables(case, kind, dtype):
@@ -108,7 +108,7 @@ def test_copies_follow_their_variables(case, kind, dtype):
     assert_same(*results_by_engine)
 
 
-@by_rule(SOME)
+@by_rule(KIND_CASES)
 def test_memory_of_any_strides(case):
     problem = Problem.make(case.row, [(2, 3, 4, 5)], [torch.float32], 1)
     layout = torch.channels_last
@@ -133,7 +133,7 @@ def test_sparse_gradients_of_every_rule(case, dtype, selection):
     equal_reference(case, problem, selection, steps=2)
 
 
-@by_rule(SOME)
+@by_rule(KIND_CASES)
 @pytest.mark.parametrize("width", [(), (1,), (3,), (1030,)], ids=label)
 @pytest.mark.parametrize("indices", [[], [4], [3] * 5], ids=["none", "one", "repeated"])
 def test_rows_of_any_width(case, width, indices):
@@ -147,7 +147,7 @@ def test_rows_that_nothing_names(width, dtype):
     equal_reference(case, with_rows(case, [7, 2, 7, 3], (width,), dtype), SELECTIONS[1])
 
 
-@by_rule(SOME)
+@by_rule(KIND_CASES)
 def test_entries_have_their_stages(case):
     problem = with_rows(case, [7, 2, 7], (5,), torch.bfloat16)
     equal_reference(case, problem, SELECTIONS[1], stages=(clip_by_value,), clipvalue=0.3)
@@ -250,7 +250,7 @@ def test_peaks(dtype, special):
     assert_same(*results_by_engine)
 
 
-@by_rule(SOME)
+@by_rule(KIND_CASES)
 def test_a_step_is_repeated_with_other_gradients(case):
     engines = rulebook.Engines()
     problem = Problem.make(case.row, [(130,), (5,)], [torch.float32] * 2, 1)

@@ -109,17 +109,17 @@ def trained(engine, make, steps, *args, **options):
 
 
 SPLIT = {"weights": "split"}
-DRAWN = {"round": "stochastic", "seed": 3}
+NOISY = {"round": "stochastic", "seed": 3}
 BYTES = {"state_storage": "8bit"}
 TRAININGS = [
     (optim.AdamW, {**BYTES, "dtype": torch.float32, "clip_grad_norm": 0.5, "ema_decay": 0.9}),
-    (optim.AdamW, {**BYTES, **DRAWN}),
+    (optim.AdamW, {**BYTES, **NOISY}),
     (optim.AdamW, {**BYTES, "masters": True}),
     (optim.AdamW, {**SPLIT, **BYTES}),
-    (optim.AdamW, {**SPLIT, **BYTES, **DRAWN}),
-    (optim.AdamW, {**SPLIT, **DRAWN, "state_dtype": torch.bfloat16}),
+    (optim.AdamW, {**SPLIT, **BYTES, **NOISY}),
+    (optim.AdamW, {**SPLIT, **NOISY, "state_dtype": torch.bfloat16}),
     (optim.Lion, {**SPLIT, "clip_grad_norm": 0.5}),
-    (tensorflow.Adam, {**SPLIT, **DRAWN}),
+    (tensorflow.Adam, {**SPLIT, **NOISY}),
     (tensorflow.Adam, {**BYTES, "dtype": torch.float16}),
 ]
 
@@ -129,13 +129,13 @@ def test_trainings(make, options):
     assert_same(trained("cuda", make, 2, **options), trained("reference", make, 2, **options))
 
 
-AROUND = [
+OPTIONS = [
     {**BYTES, "dtype": torch.float32},
-    {**SPLIT, **BYTES, **DRAWN},
+    {**SPLIT, **BYTES, **NOISY},
 ]
 
 
-@pytest.mark.parametrize("options", AROUND, ids=str)
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_steps_that_ask_for_nothing(options):
     expected = trained("cuda", optim.AdamW, 3, **options)
     trained("cuda", optim.AdamW, 3, counting_and_waiting_for_nothing, **options)
@@ -144,7 +144,7 @@ def test_steps_that_ask_for_nothing(options):
     trained("cuda", optim.AdamW, 3, lambda optimizer: waiting_for_nothing(), **capturable_options)
 
 
-@pytest.mark.parametrize("options", AROUND, ids=str)
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_what_a_device_leaves_out(options):
     step_options = {"overflows": (False, True, False), "fused_unscale": True, **options}
     actual = trained("cuda", optim.AdamW, 3, **step_options)
@@ -152,6 +152,6 @@ def test_what_a_device_leaves_out(options):
 
 
 def test_a_graph():
-    options = {**SPLIT, **BYTES, **DRAWN, "capturable": True, "shapes": SHAPES[:1]}
+    options = {**SPLIT, **BYTES, **NOISY, "capturable": True, "shapes": SHAPES[:1]}
     eager, graphed = (low_precision_trainings.made_by(optim.AdamW, **options) for _ in range(2))
     assert_same(*low_precision_trainings.replayed(captured, eager, graphed))

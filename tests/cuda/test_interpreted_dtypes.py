@@ -5,17 +5,17 @@ from __future__ import annotations
 import pytest
 
 from rulebook import FIRST, KINDS, label, slow_unless
-from test_dtypes import FORMS, OWN, QUICK, SIGNATURES, equal_measures, equal_steps
+from test_dtypes import CASES, FORMS, QUICK, SIGNATURES, equal_measures, equal_steps
 
 BY_FORM = pytest.mark.parametrize("form", FORMS)
-SOME = [case for case in FIRST if case.rule.name in KINDS]
+KIND_CASES = [case for case in FIRST if case.rule.name in KINDS]
 
 
 @pytest.mark.parametrize(
     ("case", "signature"),
     [
-        slow_unless(case in OWN and signature in QUICK, case, signature)
-        for case in [*OWN, *SOME]
+        slow_unless(case in CASES and signature in QUICK, case, signature)
+        for case in [*CASES, *KIND_CASES]
         for signature in SIGNATURES
     ],
     ids=label,

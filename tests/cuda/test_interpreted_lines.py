@@ -10,7 +10,7 @@ import torch
 import thalweg
 from no_sync_device import counting_and_waiting_for_nothing
 from rulebook import assert_same
-from test_lines import EVERY, after, numbers, without_payload
+from test_lines import FULL, after, numbers, without_payload
 from thalweg import optim
 from thalweg._engines.cuda import launch
 
@@ -26,9 +26,9 @@ def test_measures_of_all_kinds(dtype, monkeypatch):
     monkeypatch.setattr(launch, "lines_kernel", lambda *x: launched.append(x) or real(*x))
     params = [numbers(shape, 1).to(dtype) for shape in SHAPES]
     grads = [[numbers(shape, 2).to(dtype) for shape in SHAPES]] * 2
-    actual = after(EVERY, "cuda", params, grads)
+    actual = after(FULL, "cuda", params, grads)
     assert launched
-    assert_same(actual, after(EVERY, "reference", params, grads))
+    assert_same(actual, after(FULL, "reference", params, grads))
 
 
 @pytest.mark.parametrize("position", [float("nan"), float("inf"), -0.0, 1e-310])
@@ -40,7 +40,7 @@ def test_odd_numbers(dtype, position):
     for grad in grads:
         grad[(..., 1, 2)] = position
         grad[(..., 0, slice(None))] = position
-    results = [after(EVERY, engine, params, [grads]) for engine in ("cuda", "reference")]
+    results = [after(FULL, engine, params, [grads]) for engine in ("cuda", "reference")]
     assert_same(*map(without_payload, results))
 
 
@@ -53,20 +53,20 @@ def test_what_tiles_have_is_flushed_after_a_stage(ends):
     results_by_engine = []
     for engine in ("cuda", "reference"):
         chosen_engine = thalweg.engine(engine, denormals="flush")
-        results_by_engine.append(after(EVERY, chosen_engine, params, [grads], clip_grad_value=1.0))
+        results_by_engine.append(after(FULL, chosen_engine, params, [grads], clip_grad_value=1.0))
     assert_same(*results_by_engine)
 
 
 # Rules of the library
 
-DRAWN = {"round": "stochastic", "seed": 3}
+NOISY = {"round": "stochastic", "seed": 3}
 TRAININGS = [
     ("Adafactor", {}),
-    ("Adafactor", {"dtype": torch.bfloat16, **DRAWN}),
+    ("Adafactor", {"dtype": torch.bfloat16, **NOISY}),
     ("Adafactor", {"clip_grad_norm": 0.5, "masters": True, "dtype": torch.bfloat16}),
     # What the device makes of the number of a step is float64 for a stage, too.
     ("Adafactor", {"fused_unscale": True}),
-    ("SM3", {"momentum": 0.9, "dtype": torch.bfloat16, **DRAWN}),
+    ("SM3", {"momentum": 0.9, "dtype": torch.bfloat16, **NOISY}),
     ("SM3", {"momentum": 0.9, "state_dtype": torch.bfloat16}),
 ]
 

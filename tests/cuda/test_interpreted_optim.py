@@ -269,7 +269,7 @@ def test_a_mirror_that_is_captured_is_sent_again_afterwards():
 
 
 OVERFLOWS = [False, True, False, False, True, True, False]
-SCALED = {**DROP_INS, **{f"tensorflow {name}": make for name, make in TENSORFLOW.items()}}
+SCALABLE = {**DROP_INS, **{f"tensorflow {name}": make for name, make in TENSORFLOW.items()}}
 
 
 def scaled(engine, make, first=0, context=contextlib.nullcontext, **options):
@@ -281,7 +281,7 @@ def scaled(engine, make, first=0, context=contextlib.nullcontext, **options):
     return training
 
 
-@by(SCALED)
+@by(SCALABLE)
 @pytest.mark.parametrize("groups", [1, 2])
 def test_a_device_decides_on_steps(make, groups):
     expected_training, training = (
@@ -293,7 +293,7 @@ def test_a_device_decides_on_steps(make, groups):
     assert training.optimizer.last_step.count == OVERFLOWS.count(False)
 
 
-@by(SCALED)
+@by(SCALABLE)
 def test_a_device_that_decides_is_asked_for_nothing(make):
     training = scaled("cuda", make, 2, waiting_for_nothing)
     assert training.optimizer.last_step.count == OVERFLOWS.count(False)

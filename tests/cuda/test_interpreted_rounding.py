@@ -24,10 +24,10 @@ HALVES = [torch.bfloat16, torch.float16]
 
 # Kernels
 
-FAR = (1 << 35) - 1029  # in whose chunk the number of a group outgrows 32 bits
+DISTANT = (1 << 35) - 1029  # in whose chunk the number of a group outgrows 32 bits
 # Number and first element of each variable; chunks of those of a shard begin anywhere.
-ALIGNED = [(0, 0), ((1 << 32) - 1, 8 * 12345), (2, FAR - 3)]
-ANYWHERE = [(0, 5), (3, 4099), (1, FAR + 2)]
+ALIGNED = [(0, 0), ((1 << 32) - 1, 8 * 12345), (2, DISTANT - 3)]
+ANYWHERE = [(0, 5), (3, 4099), (1, DISTANT + 2)]
 
 
 def kernels_take(engine, rule, dtypes, places, selection, steps=(5, (1 << 24) - 1)):
@@ -66,17 +66,17 @@ def test_bits_of_kernels(name, dtypes, selection, places):
 # Optimizers
 
 
-DRAWN = {"round": "stochastic", "seed": SEED}
+NOISY = {"round": "stochastic", "seed": SEED}
 
 
 def trained(engine, make, *optimizer_args, shapes=SHAPES, **options):
     return low_precision_trainings.trained(
-        engine, make, *optimizer_args, shapes=shapes, **{**DRAWN, **options}
+        engine, make, *optimizer_args, shapes=shapes, **{**NOISY, **options}
     )
 
 
 QUICK = ("AdamW", "Lion", "tensorflow AdamW", "Muon")
-MAKES = {
+MAKERS = {
     "AdamW": optim.AdamW,
     "Lion": optim.Lion,
     "SGD": partial(optim.SGD, momentum=0.9),
@@ -92,11 +92,11 @@ MAKES = {
 
 @pytest.mark.parametrize(
     ("name", "dtype"),
-    [slow_unless(name in QUICK and x is HALVES[0], name, x) for name in MAKES for x in HALVES],
+    [slow_unless(name in QUICK and x is HALVES[0], name, x) for name in MAKERS for x in HALVES],
     ids=label,
 )
 def test_bits_of_optimizers(name, dtype):
-    args = MAKES[name], 2
+    args = MAKERS[name], 2
     options = {"dtype": dtype, "shapes": [(24, 16)] if name in ("Muon", "Adafactor") else SHAPES}
     actual = trained("cuda", *args, **options)
     assert_same(actual, trained("reference", *args, **options))
@@ -112,7 +112,7 @@ def test_bits_count():
     assert not any(torch.equal(*pair) for pair in pairs)
 
 
-BESIDE = [
+OPTIONS = [
     {"masters": True, "state_dtype": torch.bfloat16},
     {"state_dtype": torch.float32},
     {"ema_decay": 0.9, "clip_grad_norm": 0.5},
@@ -120,7 +120,7 @@ BESIDE = [
 ]
 
 
-@pytest.mark.parametrize("options", BESIDE, ids=str)
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_options_beside(options):
     actual = trained("cuda", optim.AdamW, shapes=SHAPES[:2], **options)
     assert_same(actual, trained("reference", optim.AdamW, shapes=SHAPES[:2], **options))
@@ -149,6 +149,6 @@ def test_what_a_device_leaves_out_draws_nothing(make):
 
 
 def test_a_graph_draws_anew_in_each_replay():
-    options = {**DRAWN, "shapes": SHAPES[1:2], "capturable": True}
+    options = {**NOISY, "shapes": SHAPES[1:2], "capturable": True}
     eager, graphed = (low_precision_trainings.made_by(optim.AdamW, **options) for _ in range(2))
     assert_same(*low_precision_trainings.replayed(captured, eager, graphed))

@@ -15,7 +15,7 @@ from loss_scaled import (
     HALF,
     LARC,
     LOG_MAX,
-    MAKES,
+    MAKERS,
     OVERFLOWS,
     SINGLE,
     Log,
@@ -33,7 +33,7 @@ from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossSc
 from thalweg.openseq2seq.optimizers.name_tables import OPTIMIZER_SUMMARIES
 from thalweg.v1 import train
 
-by_make = pytest.mark.parametrize("key", MAKES)
+by_make = pytest.mark.parametrize("key", MAKERS)
 
 
 def waiting(training):

@@ -425,12 +425,12 @@ def without_nan(var, grad, m, *, learning_rate):
     return var, m * np.nanmean(grad)
 
 
-SUMMED = (
+SUM_ADVICE = (
     "; a formula is for one element: sums over a whole variable are `measures` of the rule"
     " (docs/formulas.md#reductions-and-per-variable-scalars), those of rows and columns are made by"
     " a `Measure` (docs/matrix-rules.md#row-and-column-reductions)."
 )
-ADVICE |= dict.fromkeys((by_rows, a_norm, a_sum, a_largest, without_nan), SUMMED)
+ADVICE |= dict.fromkeys((by_rows, a_norm, a_sum, a_largest, without_nan), SUM_ADVICE)
 
 
 @pytest.mark.parametrize(("formula", "advice"), ADVICE.items(), ids=[f.__name__ for f in ADVICE])

@@ -16,8 +16,8 @@ from thalweg._engines.codecs.codec import Codec
 from thalweg._engines.codecs.records import decode_array, encode_array
 from thalweg._engines.cpu import kernel_group
 
-EVERY = [*OF_SLOTS.values()]
-by_codec = pytest.mark.parametrize("codec", EVERY, ids=lambda codec: codec.name)
+SLOT_CODECS = [*OF_SLOTS.values()]
+by_codec = pytest.mark.parametrize("codec", SLOT_CODECS, ids=lambda codec: codec.name)
 by_name = pytest.mark.parametrize("name", OF_SLOTS)
 CASES = [candidate for candidate in FIRST if candidate.rule.element_slots]
 SIZES = (1, 31, 33, 255, 257, 4096, 4097, 65536 + 257)
@@ -44,13 +44,13 @@ def blocks_of(codec: Codec, scales: Any) -> Any:
 
 
 # Exponents of the scales that are kept, and that leave all numbers normal.
-KEPT = {"root8": (-54, 64), "softsign8": (-118, 128)}
-OTHERS = (-100, 128)
+RANGES = {"root8": (-54, 64), "softsign8": (-118, 128)}
+FULL_RANGE = (-100, 128)
 
 
 @by_codec
 def test_every_code_stays_at_every_scale(codec: Codec) -> None:
-    low, high = KEPT.get(codec.name, OTHERS)
+    low, high = RANGES.get(codec.name, FULL_RANGE)
     first, last_scale = ((exponent + 127) << 7 for exponent in (low, high))
     scales = (np.arange(first + 1, last_scale, dtype=np.uint32) << 16).view(np.float32)
     exponents = np.random.default_rng(1).uniform(low + 0.01, high - 0.01, 2000)
@@ -78,12 +78,12 @@ def test_what_is_lost_is_a_share_of_the_largest(codec: Codec) -> None:
 
 NAN, INFINITY = np.float32(np.nan), np.float32(np.inf)
 # A number in a block of others near 1, and whether the block is NaN then, or as without it.
-STRANGE = [(NAN, True), (-NAN, True), (INFINITY, True), (-INFINITY, True), (1e-40, False),
+SPECIAL_NUMBERS = [(NAN, True), (-NAN, True), (INFINITY, True), (-INFINITY, True), (1e-40, False),
            (-0.0, False), (3.4e38, False)]  # fmt: skip
 
 
 @by_codec
-@pytest.mark.parametrize(("number", "is_lost"), STRANGE)
+@pytest.mark.parametrize(("number", "is_lost"), SPECIAL_NUMBERS)
 def test_a_block_with_nan_or_an_infinity_is_nan_as_a_whole(
     codec: Codec, number: float, is_lost: bool
 ) -> None:

@@ -46,7 +46,7 @@ def hurried(var, grad, m, *, learning_rate, weight_decay):
     return moved(var * shrink, -(learning_rate * m)), m
 
 
-PLAIN = Rule(name="Plain", update=plain, hypers=(RATE, DECAY), slots=(Slot("m"),))
+SIMPLE = Rule(name="Plain", update=plain, hypers=(RATE, DECAY), slots=(Slot("m"),))
 OPTIONS: list[dict[str, Any]] = [
     {"ema_decay": 0.75}, {"lookahead": 2}, {"lookahead": 2, "ema_decay": 0.75}, {"cautious": True},
     {"cautious_decay": True}, {"trust_ratio": True}, {"sphere": True},
@@ -69,8 +69,8 @@ def trained(rule: Rule, **options: Any) -> list[torch.Tensor]:
 @pytest.mark.parametrize("engine", ["cpu", "reference"])
 def test_names_are_free_under_options(engine: Any, update: Any, options: Any) -> None:
     with thalweg.engine(engine):
-        actual = trained(replace(PLAIN, update=update), **options)
-        assert_same(actual, trained(PLAIN, **options))
+        actual = trained(replace(SIMPLE, update=update), **options)
+        assert_same(actual, trained(SIMPLE, **options))
 
 
 def by_scale(var, grad, base, step, *, scale):
@@ -95,7 +95,7 @@ def scaled(var, grad, scale, *, learning_rate, weight_decay):
 def test_names_are_free_in_a_wrapper(scale_by: Any, update: Any) -> None:
     hypers = (RATE, DECAY, *[Hyper("scale", 0.25)] * (scale_by is by_scale))
     actual = [
-        trained(replace(PLAIN, update=WrappedStepFormula(formula, scale_by), hypers=hypers))
+        trained(replace(SIMPLE, update=WrappedStepFormula(formula, scale_by), hypers=hypers))
         for formula in (plain, update)
     ]
     assert_same(*actual)

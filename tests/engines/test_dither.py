@@ -16,15 +16,15 @@ from thalweg._engines.codecs.dither import dithers_of
 from thalweg._engines.codecs.records import decode_array, decode_tensor, encode_array, encode_tensor
 
 # Bounds of the largest step and of the mean of the last ones, in those of float32.
-MOST, LEAST = 3.0, 1 / 3
+UPPER, LOWER = 3.0, 1 / 3
 # Gradients that come every 55 or 89 steps, numbers of Fibonacci, and are 0 between meet nearly the
 # same dither each time: it moves by 1 / (5**0.5 * 89) from one to the next. Until it goes round, in
 # 5**0.5 * 89**2 = 18,000 steps, the code may miss all of them and fall. With a beta2 of 0.9999 it
 # falls to exp(-0.9) = 0.4 of what it is in that time, from a code that is too low already.
 MOST_AT_FIBONACCI = 5.0
-LAST = 200  # steps
+FINAL = 200  # steps
 # A mean of float32 below this many rates is not measured by its ratio: the momentum has codes, too.
-NOTHING = 0.02
+FLOOR = 0.02
 # A gradient below this share of its block's largest may take smaller steps; see `Codec.least`.
 SHARE = 1 / 50
 
@@ -82,8 +82,8 @@ def steps_of(gradients: Any, storage: Any, beta2: float) -> tuple[Any, Any]:
         optimizer.step()
         size = param.detach().abs()
         largest = torch.maximum(largest, size)
-        if step >= len(gradients) - LAST:
-            mean += size / LAST
+        if step >= len(gradients) - FINAL:
+            mean += size / FINAL
     return largest.numpy(), mean.numpy()
 
 
@@ -97,14 +97,14 @@ def wide_steps(steps: int, elements: int, seed: int, beta2: float) -> tuple[Any,
 def check(storage: Any, steps: int, elements: int, seed: int, beta2: float) -> None:
     gradients, wide, wide_mean = wide_steps(steps, elements, seed, beta2)
     largest, mean = steps_of(gradients, storage, beta2)
-    assert (largest <= MOST * wide + 1e-6).all()
-    assert (mean <= MOST * np.maximum(wide_mean, NOTHING)).all()
-    recent = np.sqrt((gradients[-LAST:].astype(np.float64) ** 2).mean(0)).reshape(-1, 32)
+    assert (largest <= UPPER * wide + 1e-6).all()
+    assert (mean <= UPPER * np.maximum(wide_mean, FLOOR)).all()
+    recent = np.sqrt((gradients[-FINAL:].astype(np.float64) ** 2).mean(0)).reshape(-1, 32)
     block = CODECS["dynamic8_positive" if "dynamic8" in str(storage) else "root8"].block
     peaks = recent.reshape(-1, block).max(1).repeat(block)
-    is_large = (recent.reshape(-1) >= peaks * SHARE) & (wide_mean > NOTHING)
+    is_large = (recent.reshape(-1) >= peaks * SHARE) & (wide_mean > FLOOR)
     assert is_large.sum() > elements / 8
-    assert (mean >= LEAST * wide_mean)[is_large].all()
+    assert (mean >= LOWER * wide_mean)[is_large].all()
 
 
 POSITIVE = [codec for codec in OF_SLOTS.values() if codec.positive]

@@ -23,9 +23,9 @@ from thalweg.rules.clipping import clip_by_norm, clip_by_value, scale_by_trust, 
 SPECIAL = 0.25  # of values; pairs of them give results that few other pairs do
 F16, BF16, F32, F64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
 STAGES = (unscale, clip_by_value, clip_by_norm, scale_by_trust)
-GIVEN = {"unscaling": 0.37, "clipvalue": 0.3, "clipnorm": 1.5, "clip_divisor": 2.7,
+FACTORS = {"unscaling": 0.37, "clipvalue": 0.3, "clipnorm": 1.5, "clip_divisor": 2.7,
          "trust_factor": 0.3}  # fmt: skip
-TAKEN: tuple[tuple[Any, Any, dict[str, Any]], ...] = (((), KEEP, {}), (STAGES, FLUSH, GIVEN))
+STEPS: tuple[tuple[Any, Any, dict[str, Any]], ...] = (((), KEEP, {}), (STAGES, FLUSH, FACTORS))
 
 
 def update(var, grad, a, b, *, rate):
@@ -51,7 +51,7 @@ def of_slots(var, grad, a, b):
 
 
 SLOTS = (Slot("a"), Slot("b"))
-PLAIN = Rule(
+SIMPLE = Rule(
     name="plain",
     update=update,
     update_single=update_single,
@@ -64,10 +64,10 @@ SUCCESSIVE = Rule(
     update=update,
     before=before,
     duplicates="successive",
-    hypers=PLAIN.hypers,
+    hypers=SIMPLE.hypers,
     slots=SLOTS,
 )
-OWN = [Case(Row(rule), "default", {}) for rule in (PLAIN, SUCCESSIVE)]
+CASES = [Case(Row(rule), "default", {}) for rule in (SIMPLE, SUCCESSIVE)]
 
 
 def _signatures() -> list[tuple[Any, ...]]:
@@ -91,7 +91,7 @@ QUICK = [
 QUICK += [(F32, F16, F32, F32, BF16), (F32, BF16, F32, F32, F16), (F64, F64, F16, F64, BF16)]
 # Of a signature: variable and gradient, and what comes after them.
 PAIRS = list(dict.fromkeys(types[:2] for types in SIGNATURES))
-OTHERS = list(dict.fromkeys(types[2:] for types in SIGNATURES))
+STORAGES = list(dict.fromkeys(types[2:] for types in SIGNATURES))
 FORMS: dict[str, tuple[tuple[int, ...], torch.dtype | None]] = {
     "dense": ((130,), None),
     "rows": ((9, 3), torch.int32),
@@ -117,7 +117,7 @@ by_pair = pytest.mark.parametrize("pair", PAIRS, ids=label)
 
 
 @by_form
-@pytest.mark.parametrize("case", OWN, ids=label)
+@pytest.mark.parametrize("case", CASES, ids=label)
 @many("types", QUICK, ids=label)
 def test_steps_have_the_bits_of_the_reference(
     case: Case, types: tuple[Any, ...], form: str
@@ -128,8 +128,8 @@ def test_steps_have_the_bits_of_the_reference(
 @pytest.mark.slow
 @by_form
 @by_pair
-@pytest.mark.parametrize("case", [*OWN, *FIRST], ids=label)
-@many("storage", OTHERS, ids=label)
+@pytest.mark.parametrize("case", [*CASES, *FIRST], ids=label)
+@many("storage", STORAGES, ids=label)
 def test_steps_of_all_dtypes_have_the_bits_of_the_reference(
     case: Case, pair: tuple[Any, ...], storage: tuple[Any, ...], form: str
 ) -> None:
@@ -141,7 +141,7 @@ def equal_steps(case: Case, types: tuple[Any, ...], form: str, engine_name: str)
     problem, copy = _made(case, types, form), types[-1]
     if form != "dense" and case.rule.is_whole:
         return
-    for stages, selection, extra in TAKEN:
+    for stages, selection, extra in STEPS:
         results: list[list[torch.Tensor]] = []
         for engine in (engine_name, "reference"):
             copied = problem.copy()
@@ -169,7 +169,7 @@ def test_measures_have_the_bits_of_the_reference(types: tuple[Any, ...], form: s
 @pytest.mark.slow
 @by_form
 @by_pair
-@many("storage", OTHERS, ids=label)
+@many("storage", STORAGES, ids=label)
 def test_measures_of_all_dtypes_have_the_bits_of_the_reference(
     pair: tuple[Any, ...], storage: tuple[Any, ...], form: str
 ) -> None:
@@ -179,7 +179,7 @@ def test_measures_of_all_dtypes_have_the_bits_of_the_reference(
 
 def equal_measures(types: tuple[Any, ...], form: str, engine_name: str) -> None:
     """An engine measures what the reference does."""
-    case = OWN[0]
+    case = CASES[0]
     problem = _made(case, types, form)
     formulas: Any = (gradient_squares, variable_squares)
     formulas += (of_slots,) if form == "dense" else ()
@@ -192,7 +192,7 @@ def equal_measures(types: tuple[Any, ...], form: str, engine_name: str) -> None:
             )  # fmt: skip
             ready = rulebook.Engines().plan_step(request)
             shared = {
-                dtype: case.scalars(dtype) | {name: dtype(value) for name, value in GIVEN.items()}
+                dtype: case.scalars(dtype) | {name: dtype(value) for name, value in FACTORS.items()}
                 for dtype in ready.dtypes
             }
             sums = ready.compute_sums(formulas, stages, Columns(shared, {}))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import rulebook
 from rulebook import FIRST, FLUSH, KEEP, KINDS, Case, Problem, assert_same, label, slow_unless
-from test_dtypes import OWN
+from test_dtypes import CASES
 from thalweg._engines.protocol import Columns, StepRequest
 from thalweg.formula import gradient_squares, variable_squares
 
@@ -162,7 +162,9 @@ def lazy() -> Case:
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(
-    "case", [slow_unless(c in OWN or c.rule.name in KINDS, c) for c in [*OWN, *FIRST]], ids=label
+    "case",
+    [slow_unless(c in CASES or c.rule.name in KINDS, c) for c in [*CASES, *FIRST]],
+    ids=label,
 )
 @BY_ENGINE
 def test_every_rule(engine: Any, case: Case, form: str) -> None:
@@ -190,7 +192,7 @@ def test_measures_see_what_was_written(engine: Any, kind: torch.dtype, form: str
 
 def equal_measures(kind: torch.dtype, form: str, engine: Any) -> None:
     """An engine measures what a step begins at."""
-    case, rng = OWN[0], np.random.default_rng(0)
+    case, rng = CASES[0], np.random.default_rng(0)
     copy = rulebook.values((13, 5), kind, rng)
     problem = problem_of(case, copy, torch.float32, FORMS[form])
     started = problem.copy()

@@ -233,7 +233,7 @@ def test_names_of_any_script(write):
 
 # What a formula may not hold
 
-REFUSED = {
+BAD_CODE = {
     "numpy": ("np.sqrt(grad)", "cannot call `np.sqrt(grad)`"),
     "math": ("math.sqrt(grad)", "cannot call `math.sqrt(grad)`"),
     "torch": ("torch.sign(grad)", "cannot call `torch.sign(grad)`"),
@@ -262,15 +262,15 @@ REFUSED = {
     "a comparison returned": ("grad > 0", "`grad > 0` is no number"),
     "recursion": ("again(grad)", "calls itself"),
 }
-BEFORE = (
+PREFIX = (
     "import math\nimport numpy as np\nimport torch\nTABLE = {}\nARRAY = np.zeros(3)\n"
     "def again(x):\n    return again(x)"
 )
 
 
-@pytest.mark.parametrize(("expression", "message_part"), REFUSED.values(), ids=REFUSED)
+@pytest.mark.parametrize(("expression", "message_part"), BAD_CODE.values(), ids=BAD_CODE)
 def test_what_is_no_arithmetic_is_refused_by_name_and_line(write, expression, message_part):
-    module = write("refused", formula(expression, BEFORE))
+    module = write("refused", formula(expression, PREFIX))
     with pytest.raises(RuleError) as error_info:
         step(module.update)
     text = str(error_info.value)
@@ -490,7 +490,7 @@ STEPS = {
     "successive": SPARSE.format(optimizer="SGD"),
     "untouched rows": SPARSE.format(optimizer="Adam"),
 }
-WITHOUT = "\nsys.exit('thalweg._engines.cpu.compiler' in sys.modules)"
+NO_COMPILER = "\nsys.exit('thalweg._engines.cpu.compiler' in sys.modules)"
 
 
 @pytest.mark.parametrize(
@@ -505,7 +505,7 @@ def test_a_second_process_takes_the_same_step_without_a_compiler(folder, script)
     assert first
     files = {path: path.stat().st_mtime_ns for path in folder.glob("**/*") if path.is_file()}
     assert files
-    assert run_python(script + WITHOUT) == first
+    assert run_python(script + NO_COMPILER) == first
     mtimes = {path: path.stat().st_mtime_ns for path in folder.glob("**/*") if path.is_file()}
     assert mtimes == files
 
@@ -532,7 +532,7 @@ def test_the_look_is_made_by_the_third_step_and_kept(folder):
     assert run(2)[1] == []
     first, files_kept = run(3)
     assert len(files_kept) == 1
-    assert run(3, STEADY + WITHOUT) == (first, files_kept)
+    assert run(3, STEADY + NO_COMPILER) == (first, files_kept)
 
 
 SETTINGS = {
@@ -554,7 +554,7 @@ def test_settings_make_other_machine_code_that_is_kept(folder, name, value):
     (new_name,) = {path.name for path in folder.iterdir()} - set(contents)
     if "+avx" in machine_code.target_digest():  # elsewhere it may be the same code
         assert (folder / new_name).read_bytes() not in contents.values()
-    assert run_python(DENSE + WITHOUT, **{name: value}) == output
+    assert run_python(DENSE + NO_COMPILER, **{name: value}) == output
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")

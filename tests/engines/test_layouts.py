@@ -95,7 +95,7 @@ def test_variables_that_share_memory_are_refused(pair, selection):
     assert memory.tolist() == list(range(24))
 
 
-APART = {
+DISJOINT = {
     "even and odd": lambda m: (m[::2], m[1::2]),
     "left and right columns": lambda m: (m.view(4, 6)[:, :2], m.view(4, 6)[:, 2:]),
     "neighbours": lambda m: (m[:8], m[8:]),
@@ -103,7 +103,7 @@ APART = {
 }
 
 
-@pytest.mark.parametrize("pair", APART.values(), ids=APART)
+@pytest.mark.parametrize("pair", DISJOINT.values(), ids=DISJOINT)
 @pytest.mark.filterwarnings("ignore::thalweg.PerformanceWarning")
 def test_interleaved_variables_are_fine(pair):
     memory = torch.arange(24.0)

@@ -158,7 +158,7 @@ def update_all(var, grad, memory, *, whole, tops, sides):
     return var - grad * tops / (whole + sides), memory + grad
 
 
-EVERY = Rule(
+FULL = Rule(
     name="Every",
     passes=(
         Measure(gradients, makes="rows", over="row"),
@@ -210,13 +210,13 @@ def test_the_kernel_has_the_bits_of_the_order(dtype: Any, count: int, threads: A
     threads(count)
     params = [numbers(shape, 1).to(dtype) for shape in SHAPES]
     grads = [[numbers(shape, 2 + step).to(dtype) for shape in SHAPES] for step in range(2)]
-    actual = after(EVERY, "cpu", params, grads)
-    assert_same(actual, after(EVERY, "reference", params, grads))
+    actual = after(FULL, "cpu", params, grads)
+    assert_same(actual, after(FULL, "reference", params, grads))
     if dtype == torch.float64:  # and what was measured is what the order says
         expected = [
             reduce_lines(grad.reshape(-1, *grad.shape[-2:]), "row", "sum") for grad in grads[1]
         ]
-        for slot, value in zip(actual[2 :: 1 + len(EVERY.slots)], expected, strict=True):
+        for slot, value in zip(actual[2 :: 1 + len(FULL.slots)], expected, strict=True):
             assert_same([slot.reshape(-1)], [value.reshape(-1)])
 
 
@@ -234,7 +234,7 @@ READING = [
 
 
 @pytest.mark.parametrize("special", [1.0, float("nan"), float("inf"), -0.0])
-@pytest.mark.parametrize("rule", [EVERY, *READING], ids=["every", "rows", "columns"])
+@pytest.mark.parametrize("rule", [FULL, *READING], ids=["every", "rows", "columns"])
 def test_long_rows_have_the_bits_of_the_order(rule: Rule, special: float, threads: Any) -> None:
     threads(2)
     params = [numbers(shape, 1).float() for shape in LONG]
@@ -256,16 +256,16 @@ def test_odd_numbers_spread_alike(dtype: Any, special: float) -> None:
     for grad in grads[0]:
         grad[(..., 1, 2)] = special
         grad[(..., 0, slice(None))] = special
-    results = [after(EVERY, engine, params, grads) for engine in ("cpu", "reference")]
+    results = [after(FULL, engine, params, grads) for engine in ("cpu", "reference")]
     assert_same(*map(without_payload, results))
 
 
 def test_each_variable_has_the_bits_that_it_has_alone() -> None:
     params = [numbers(shape, 1).float() for shape in SHAPES]
     grads = [[numbers(shape, 2).float() for shape in SHAPES]]
-    joint = after(EVERY, "cpu", params, grads)
+    joint = after(FULL, "cpu", params, grads)
     for place in (0, 8, 12, 17):
-        single = after(EVERY, "cpu", [params[place]], [[grads[0][place]]])
+        single = after(FULL, "cpu", [params[place]], [[grads[0][place]]])
         assert_same(single, joint[len(single) * place : len(single) * (place + 1)])
 
 
@@ -274,13 +274,13 @@ def test_rows_of_a_variable_that_does_not_lie_row_by_row() -> None:
     grad = numbers((40, 70), 2).float()
     transposed = [torch.empty_strided((40, 70), (1, 40)).copy_(tensor) for tensor in (lying, grad)]
     param = transposed[0].requires_grad_()
-    optimizer = optim.RuleOptimizer([param], EVERY)
+    optimizer = optim.RuleOptimizer([param], FULL)
     param.grad = transposed[1]
     with pytest.warns(thalweg.PerformanceWarning, match="strides"):
         optimizer.step()
     assert_same(
         [tensor.contiguous() for tensor in kept(optimizer, [param])],
-        after(EVERY, "cpu", [lying.contiguous()], [[grad]]),
+        after(FULL, "cpu", [lying.contiguous()], [[grad]]),
     )
 
 
@@ -291,7 +291,7 @@ def test_denormals_count_alike(flush: bool) -> None:
     for engine in ("cpu", "reference"):
         with thalweg.engine(engine, denormals="flush" if flush else None):
             (param,) = [torch.ones(65, 9, requires_grad=True)]
-            optimizer = optim.RuleOptimizer([param], EVERY)
+            optimizer = optim.RuleOptimizer([param], FULL)
             param.grad = grads[0][0].clone()
             optimizer.step()
         results.append(kept(optimizer, [param]))
@@ -306,13 +306,11 @@ def test_what_tiles_have_is_flushed_after_a_stage(shape: Any, ends: tuple[float,
     results = []
     for engine in ("cpu", "reference"):
         setting = thalweg.engine(engine, denormals="flush")
-        results.append(
-            after(EVERY, setting, [torch.ones_like(grad)], [[grad]], clip_grad_value=1.0)
-        )
+        results.append(after(FULL, setting, [torch.ones_like(grad)], [[grad]], clip_grad_value=1.0))
     assert_same(*results)
 
 
-DRAWN = st.tuples(
+CASES = st.tuples(
     st.sampled_from(FIRST),
     st.sampled_from(SECOND),
     st.tuples(st.sampled_from(OVERS), st.sampled_from(OVERS)),
@@ -354,7 +352,7 @@ def _check_drawn(
 
 
 def test_rules_of_any_parts_have_the_same_bits_on_both_engines() -> None:
-    check_examples(_check_drawn, 60, DRAWN)
+    check_examples(_check_drawn, 60, CASES)
 
 
 # What is refused
@@ -397,7 +395,7 @@ def takes_the_memory(*, rows, memory):
 
 
 def first_is(measure: Any) -> dict[str, Any]:
-    return {"passes": (measure, *EVERY.passes[1:])}
+    return {"passes": (measure, *FULL.passes[1:])}
 
 
 def rows_of(formula: Any) -> Measure:
@@ -419,12 +417,12 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     (first_is(rows_of(branches)), r"branches \(.*:\d+\): .* write `where"),
     (first_is(Measure(gradients, makes="tops", over="row")), "are named 'tops'"),
     (first_is(Measure(gradients, makes="columns", over="row")), "are named 'columns'"),
-    ({"passes": (*EVERY.passes[:1], Stage(loses_a_side))}, "of shape"),
-    ({"passes": (*EVERY.passes[:1], Stage(makes_another))}, "returns 'row', which is neither"),
-    ({"passes": (*EVERY.passes[:1], Stage(takes_the_memory))}, "asks for memory, which is a slot"),
-    ({"passes": (*EVERY.passes[:6], Stage(keep_all, heads=2))}, "they have neither heads="),
+    ({"passes": (*FULL.passes[:1], Stage(loses_a_side))}, "of shape"),
+    ({"passes": (*FULL.passes[:1], Stage(makes_another))}, "returns 'row', which is neither"),
+    ({"passes": (*FULL.passes[:1], Stage(takes_the_memory))}, "asks for memory, which is a slot"),
+    ({"passes": (*FULL.passes[:6], Stage(keep_all, heads=2))}, "they have neither heads="),
     (
-        {"slots": (*EVERY.slots, Slot("turn", shape=lambda rows, columns: (rows, rows)))},
+        {"slots": (*FULL.slots, Slot("turn", shape=lambda rows, columns: (rows, rows)))},
         "nor slots with a shape=",
     ),
     ({"passes": ()}, "no Stage that reads it"),
@@ -435,7 +433,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 @pytest.mark.parametrize(("changes", "message"), WRONG, ids=[message for _, message in WRONG])
 def test_a_rule_that_cannot_be_is_refused(changes: Any, message: str) -> None:
     with pytest.raises(RuleError, match=message) as error_info:
-        check_rule(replace(EVERY, **changes))
+        check_rule(replace(FULL, **changes))
     assert "Every" in str(error_info.value)
 
 
@@ -469,13 +467,13 @@ def test_parts_that_cannot_be_are_refused(make: Any, message: str) -> None:
 )
 def test_what_has_no_rows_is_refused_by_name(param: Any, error: Any, message: str) -> None:
     with pytest.raises(error, match=message):
-        optim.RuleOptimizer([("up", param.requires_grad_())], EVERY)
+        optim.RuleOptimizer([("up", param.requires_grad_())], FULL)
 
 
 def test_sparse_gradients_are_refused_and_made_dense_for_a_whole_rule() -> None:
     grad = torch.zeros(6, 3)
     grad[2] = 1.5
-    whole_rule, results = replace(EVERY, whole=True), []
+    whole_rule, results = replace(FULL, whole=True), []
     for form in (grad, grad.to_sparse(1)):
         param = torch.ones(6, 3, requires_grad=True)
         optimizer = optim.RuleOptimizer([param], whole_rule)
@@ -486,7 +484,7 @@ def test_sparse_gradients_are_refused_and_made_dense_for_a_whole_rule() -> None:
     param = torch.ones(6, 3, requires_grad=True)
     param.grad = grad.to_sparse(1)
     with pytest.raises((InvalidTypeError, RuntimeError), match="sparse"):
-        optim.RuleOptimizer([param], EVERY).step()
+        optim.RuleOptimizer([param], FULL).step()
     assert_same([param.detach()], [torch.ones(6, 3)])
 
 
@@ -505,7 +503,7 @@ def test_a_step_that_ends_early_has_changed_nothing(error: type[BaseException]) 
             raise error
         return {"tops": rows, "sides": sides + 1}
 
-    rule = replace(EVERY, passes=(*EVERY.passes, Stage(stops)))
+    rule = replace(FULL, passes=(*FULL.passes, Stage(stops)))
     params = [numbers(shape, 1).float().requires_grad_() for shape in ((70, 6), (3, 2, 4))]
     optimizer = optim.RuleOptimizer(params, rule)
     for fails in (False, False, True):
@@ -525,7 +523,7 @@ def test_a_step_that_ends_early_has_changed_nothing(error: type[BaseException]) 
 
 def test_a_step_that_overflows_changes_nothing() -> None:
     params = [numbers((70, 6), 1).float().requires_grad_()]
-    optimizer = optim.RuleOptimizer(params, EVERY, fused_unscale=True)
+    optimizer = optim.RuleOptimizer(params, FULL, fused_unscale=True)
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
     scaler.scale(torch.ones(()))
     for factor in (1.0, float("inf")):

@@ -15,7 +15,7 @@ from thalweg._engines import metadata_guard as likeness
 from thalweg._engines.metadata_guard import MetadataGuard
 from thalweg.keras.optimizers import Adam
 
-OTHERS: dict[str, Callable[[], Any]] = {
+DIFFERENT: dict[str, Callable[[], Any]] = {
     "another shape": lambda: torch.ones(3, 2),
     "another rank": lambda: torch.ones(6),
     "other strides": lambda: torch.ones(3, 2).t(),
@@ -30,7 +30,7 @@ OTHERS: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.mark.parametrize("make", OTHERS.values(), ids=OTHERS)
+@pytest.mark.parametrize("make", DIFFERENT.values(), ids=DIFFERENT)
 @pytest.mark.parametrize("place", [0, 1])
 def test_what_is_not_alike(make: Callable[[], Any], place: int) -> None:
     guard = MetadataGuard([torch.zeros(2, 3), torch.zeros(2, 3)])

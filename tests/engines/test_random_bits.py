@@ -19,7 +19,7 @@ from thalweg.formula import Rule, Slot
 
 # Random123's known answers (kat_vectors): counter, key, words.
 ONES = 0xFFFFFFFF
-KNOWN = [
+ANSWERS = [
     ((0, 0, 0, 0), (0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
     ((ONES,) * 4, (ONES,) * 2, (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),
     (
@@ -34,7 +34,7 @@ DRAWS = (0, 1, 32767, 32768, 65535)  # of 16 bits
 by_dtype = pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 
 
-@pytest.mark.parametrize(("counter", "key", "words"), KNOWN)
+@pytest.mark.parametrize(("counter", "key", "words"), ANSWERS)
 def test_known_answers(counter: Any, key: Any, words: Any) -> None:
     first, step, number, high = counter
     draws = philox.philox((np.uint64(first), step, number, np.uint64(high)), key)
@@ -42,7 +42,7 @@ def test_known_answers(counter: Any, key: Any, words: Any) -> None:
 
 
 def test_the_text_of_kernels_has_the_known_answers() -> None:
-    for (group, step, number, stream), (low, high), words in KNOWN:
+    for (group, step, number, stream), (low, high), words in ANSWERS:
         output: dict[int, int] = {}
         variables = {"origin": 8 * group, "begin": 0, "count": 8, "step": step, "number": number}
         variables |= {"key_low": low, "key_high": high, f"words{stream}": output}
@@ -65,13 +65,13 @@ def test_a_part_has_the_bits_of_the_whole(first: int) -> None:
         assert len(drawn(count, first)) == count
 
 
-OTHERS: list[dict[str, Any]] = [
+CHANGES: list[dict[str, Any]] = [
     {"first": 8 << 32}, {"first": 4096}, {"step": 4}, {"number": 3}, {"number": 0}, {"stream": 0},
     {"stream": 2}, {"key": (6, 6)}, {"key": (5, 7)},
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("changes", OTHERS, ids=str)
+@pytest.mark.parametrize("changes", CHANGES, ids=str)
 def test_nothing_else_draws_the_same(changes: dict[str, Any]) -> None:
     matches = int((drawn(4096) == drawn(4096, **changes)).sum())
     assert matches < 5  # of which chance has 1/16 on average

@@ -23,7 +23,7 @@ from thalweg._engines.formula_parser import bind_formula
 from thalweg._engines.protocol import StepRequest
 from thalweg._engines.reference import NUMPY
 
-RECORDED = Path(__file__).parent / "drift.json"
+DRIFTS = Path(__file__).parent / "drift.json"
 STEPS, SIZE, NOISES = 10_000, 4096, 16
 SMALLEST = 2.0**-20  # variables nearer to 0 are measured in its units
 QUANTILES = {"median": 0.5, "90 %": 0.9, "99 %": 0.99, "largest": 1.0}
@@ -104,7 +104,7 @@ def drift(case: Case) -> dict[str, float]:
 
 def further(case: Case) -> str:
     """Return a message for a rule that drifts further than recorded, or ""."""
-    saved_drift, measured_drift = json.loads(RECORDED.read_text())[case.rule.name], drift(case)
+    saved_drift, measured_drift = json.loads(DRIFTS.read_text())[case.rule.name], drift(case)
     is_close = all(measured_drift[name] <= 2 * saved_drift[name] for name in QUANTILES)
     return "" if is_close else f"{case.rule.name}: {measured_drift}, not {saved_drift}"
 
@@ -117,7 +117,7 @@ def test_float32_drifts_no_further_than_recorded(case: Case) -> None:
 
 
 def test_every_rule_has_a_recorded_drift() -> None:
-    saved_drift = json.loads(RECORDED.read_text())
+    saved_drift = json.loads(DRIFTS.read_text())
     assert saved_drift.keys() == {case.rule.name for case in FIRST}
     assert all(quantiles.keys() == QUANTILES.keys() for quantiles in saved_drift.values())
 
@@ -128,14 +128,14 @@ def check() -> None:
 
 
 def main(*names: str) -> None:
-    table = json.loads(RECORDED.read_text()) if names else {}
+    table = json.loads(DRIFTS.read_text()) if names else {}
     for case in FIRST:
         if not names or case.rule.name in names:
             drifts = drift(case)
             table[case.rule.name] = {name: round(share, 3) for name, share in drifts.items()}
             sys.stdout.write(f"{case.rule.name} {table[case.rule.name]}\n")
             sys.stdout.flush()
-    RECORDED.write_text(json.dumps(table, indent=1) + "\n")
+    DRIFTS.write_text(json.dumps(table, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ SHAPES = (
     (1, 1), (1, 8), (8, 1), (3, 3), (2, 8, 8), (LANES - 1, 3, 3), (LANES, 3, 3), (LANES + 1, 3, 3),
     (2, LANES, 2, 4), (5, 7, 5, 3), (3, 1, 7), (70, 2, 1), (2, 1, 1), (0, 3, 3), (9, 3), (3, 9),
 )  # fmt: skip
-FEW = ((LANES - 1, 3, 3), (LANES, 3, 3), (2 * LANES + 1, 3, 3), (0, 3, 3), (5, 1, 8), (9, 3))
+MINI = ((LANES - 1, 3, 3), (LANES, 3, 3), (2 * LANES + 1, 3, 3), (0, 3, 3), (5, 1, 8), (9, 3))
 
 
 def doubled(value, weight):
@@ -182,7 +182,7 @@ RULES = {
     "SM3": sm3(),
     "SM3 with a mean": sm3(True),
 }
-BESIDE = [{}, {"clip_grad_norm": 0.5}, {"clip_grad_value": 0.25}, {"masters": True}]
+OPTIONS = [{}, {"clip_grad_norm": 0.5}, {"clip_grad_value": 0.25}, {"masters": True}]
 
 
 def numbers(shape: Any, seed: int, dtype: Any = torch.float32) -> Tensor:
@@ -234,13 +234,13 @@ def _check_bits(name: str, dtype: Any, shapes: Any, answers: Any) -> None:
 
 @pytest.mark.parametrize("name", RULES)
 def test_the_bits_are_those_of_the_reference(name: str, answers: Any) -> None:
-    _check_bits(name, torch.float32, FEW, answers)
+    _check_bits(name, torch.float32, MINI, answers)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", ["both", "Adafactor"])
 def test_other_types_have_the_bits_of_the_reference(name: str, dtype: Any, answers: Any) -> None:
-    _check_bits(name, dtype, FEW, answers)
+    _check_bits(name, dtype, MINI, answers)
 
 
 @pytest.mark.slow
@@ -250,7 +250,7 @@ def test_all_sides_have_the_bits_of_the_reference(name: str, dtype: Any, answers
     _check_bits(name, dtype, SHAPES, answers)
 
 
-@pytest.mark.parametrize("options", BESIDE, ids=str)
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_options_go_with_it(options: Any) -> None:
     shapes = ((40, 3, 3), (9, 4))
     dtype = torch.bfloat16 if "masters" in options else torch.float32
@@ -523,7 +523,7 @@ def sees(*, rows, length, columns):
     return rows * length, columns
 
 
-REFUSED = {
+BAD_STAGES = {
     "takes row_count by position": asks_for_one,
     "in `where\\(columns > 0.0, rows, 1.0\\)`, which makes a number of each element": mixes,
     r"in `-\(rows \+ 1.0\) \* columns`, which makes": mixes_sums,
@@ -543,14 +543,14 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("message", REFUSED)
+@pytest.mark.parametrize("message", BAD_STAGES)
 def test_a_stage_that_is_no_formula_of_lines_is_refused(message: str) -> None:
     rule = Rule(
         name="Refused",
         passes=(
             *rule_of().passes[:2],
             Measure(gradient_squares, makes="length"),
-            FusedStage(REFUSED[message], makes=("rows", "columns")),
+            FusedStage(BAD_STAGES[message], makes=("rows", "columns")),
         ),
         update=lambda var, grad: var,
     )

@@ -56,14 +56,14 @@ def slices(indices, dtype=torch.int64, width=(3,)):
     return IndexedSlices(torch.ones(len(indices), *width), indices)
 
 
-OUTSIDE = [-1, 4, 9, 10**9, 2**31, 2**62, -(2**31) - 1, -(2**63)]
+BAD_INDICES = [-1, 4, 9, 10**9, 2**31, 2**62, -(2**31) - 1, -(2**63)]
 ENGINES = ["cpu", "reference"]
 engines = pytest.mark.parametrize("engine", ENGINES)
 
 
 @by_rule(FIRST)
 @many("engine", ENGINES)
-@many("index", OUTSIDE)
+@many("index", BAD_INDICES)
 def test_an_index_out_of_range_is_named(case, engine, index):
     table, opt = Table(), optimizer(case, engine)
     with pytest.raises(InvalidArgumentError) as error_info:

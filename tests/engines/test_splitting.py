@@ -13,9 +13,9 @@ from thalweg._engines.codecs.records import encode_tensor, lower_of, split_tenso
 from thalweg._engines.codecs.split8 import SPLIT8, join_numbers, lower_beside, split_numbers
 from thalweg.errors import RuleError
 
-EVERY = np.arange(1 << 16, dtype=np.uint16)  # all bfloat16
-SIZE = EVERY & 0x7FFF
-IS_WHOLE = (SIZE == 0) | (SIZE >= 0x7F80)  # zeros, infinities and NaN, whatever the code
+BFLOATS = np.arange(1 << 16, dtype=np.uint16)  # all bfloat16
+SIZE = BFLOATS & 0x7FFF
+IS_SPECIAL = (SIZE == 0) | (SIZE >= 0x7F80)  # zeros, infinities and NaN, whatever the code
 
 
 def floats(bits: Any) -> Any:
@@ -30,28 +30,28 @@ def last_place(upper: Any) -> Any:
 
 @pytest.mark.parametrize("code", range(-128, 128))
 def test_all_numbers_and_codes_stay(code: int) -> None:
-    codes = np.full(len(EVERY), code, np.int8).view(np.uint8)
-    joined = join_numbers(EVERY, codes)
+    codes = np.full(len(BFLOATS), code, np.int8).view(np.uint8)
+    joined = join_numbers(BFLOATS, codes)
     upper, split_codes = split_numbers(joined)
-    is_finite = ~IS_WHOLE
-    np.testing.assert_array_equal(upper[is_finite], EVERY[is_finite])
+    is_finite = ~IS_SPECIAL
+    np.testing.assert_array_equal(upper[is_finite], BFLOATS[is_finite])
     np.testing.assert_array_equal(split_codes[is_finite], codes[is_finite])
-    bfloats = floats(EVERY.astype(np.uint32) << 16)
+    bfloats = floats(BFLOATS.astype(np.uint32) << 16)
     np.testing.assert_array_equal(
-        joined[IS_WHOLE].view(np.uint32), bfloats[IS_WHOLE].view(np.uint32)
+        joined[IS_SPECIAL].view(np.uint32), bfloats[IS_SPECIAL].view(np.uint32)
     )
-    assert not split_codes[IS_WHOLE].any()
+    assert not split_codes[IS_SPECIAL].any()
     is_nan = SIZE > 0x7F80
-    np.testing.assert_array_equal(upper[IS_WHOLE & ~is_nan], EVERY[IS_WHOLE & ~is_nan])
+    np.testing.assert_array_equal(upper[IS_SPECIAL & ~is_nan], BFLOATS[IS_SPECIAL & ~is_nan])
     assert (upper[is_nan] == 0x7FC0).all()
     distances = np.abs(joined[is_finite].astype(np.float64) - bfloats[is_finite]) * 256
-    assert (distances <= abs(code) * last_place(EVERY[is_finite])).all()
+    assert (distances <= abs(code) * last_place(BFLOATS[is_finite])).all()
 
 
 def patterns() -> Any:
     """Random bits of float32, all borders between two bfloat16, and what is beside them."""
     random_words = np.random.default_rng(0).integers(0, 1 << 32, 1 << 20, dtype=np.uint32)
-    borders = (EVERY.astype(np.uint32) << 16) | 0x8000
+    borders = (BFLOATS.astype(np.uint32) << 16) | 0x8000
     edges = [borders + np.uint32(d & 0xFFFFFFFF) for d in (-257, -129, -128, -127, -1, 0, 1, 127)]
     words = np.concatenate([random_words, *edges])
     return floats(words[(words & 0x7FFFFFFF) < 0x7F7F7F80])  # beyond which are infinities

@@ -48,10 +48,10 @@ def test_every_stop_is_gone_on_from_in_another_process(face: str, tmp_path: Path
             ends[name] = copy_everything(training)
             assert differing(before, ends[name]), "to load nothing would do"
             stops[name].append(make_checkpoint(training))
-    torch.save(stops, tmp_path / resumed.SAVED)
+    torch.save(stops, tmp_path / resumed.CHECKPOINT)
     done = fresh_process.run(Path(resumed.__file__), str(tmp_path))
     assert done.returncode == 0, done.stderr
-    found = torch.load(tmp_path / resumed.ENDED, weights_only=True)
+    found = torch.load(tmp_path / resumed.FINAL, weights_only=True)
     wrong = {
         (name, number): differing(each, ends[name])
         for name, others in found.items()

@@ -164,19 +164,19 @@ def own(var: Any, grad: Any, *, rate: Any) -> Any:
     return (moved(var, -(rate * grad)),)
 
 
-OWN = Rule(name="Own", update=own, hypers=(Hyper("rate", 0.5),))
+OWN_RULE = Rule(name="Own", update=own, hypers=(Hyper("rate", 0.5),))
 
 
 @pytest.mark.parametrize("wrap", [trust_ratio, sphere], ids=lambda function: function.__name__)
 def test_a_length_is_that_without_a_rate(wrap: Any) -> None:
     with pytest.raises(RuleError, match=r"Rule .Own' .* needs a hyperparameter named 'learning_ra"):
-        wrap(OWN)
+        wrap(OWN_RULE)
 
 
 def test_a_mask_needs_no_rate() -> None:
     var = torch.tensor([1.0, 2.0, 3.0, 4.0], requires_grad=True)
     var.grad = torch.tensor([1.0, 0.0, -2.0, torch.nan])
-    thalweg.optim.RuleOptimizer([var], cautious(OWN)).step()
+    thalweg.optim.RuleOptimizer([var], cautious(OWN_RULE)).step()
     # Two of four elements move, twice as far.
     torch.testing.assert_close(
         var.detach(), torch.tensor([0.0, 2.0, 5.0, torch.nan]), equal_nan=True

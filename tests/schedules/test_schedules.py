@@ -59,7 +59,7 @@ CONFIGS = {
         {"decay_steps": 6_000, "num_periods": 2.5, "initial_variance": 0.0, "seed": 3},
     ),
 }
-EVERY = pytest.mark.parametrize("label", CONFIGS)
+BY_LABEL = pytest.mark.parametrize("label", CONFIGS)
 
 
 def build(label, dtype=F32, **changes):
@@ -152,7 +152,7 @@ def _plain_cosine(name, config, k, decay_steps):
     return np.where(k < warmup, RATE + (target - RATE) * k / max(warmup, 1), decayed_rate)
 
 
-@EVERY
+@BY_LABEL
 @TYPES
 def test_10_000_steps_follow_the_formula(label, dtype):
     steps = np.arange(10_001)
@@ -164,7 +164,7 @@ def test_10_000_steps_follow_the_formula(label, dtype):
     np.testing.assert_allclose(actual, plain(label, steps.astype(F64)), rtol=0, atol=tolerance)
 
 
-@EVERY
+@BY_LABEL
 @TYPES
 @pytest.mark.parametrize("step", [2**31 - 1, 2**31, 2**31 + 1, 2**62])
 def test_steps_beyond_int32(label, dtype, step):
@@ -407,7 +407,7 @@ def test_custom_objects(key):
 @pytest.mark.parametrize(
     "rate", [1, True, np.int64(1), np.float16(1), torch.tensor(1), "0.1", None]
 )
-@EVERY
+@BY_LABEL
 def test_initial_rate_must_be_a_float(label, rate):
     with pytest.raises(TypeError, match="initial_learning_rate must be a float") as raised:
         build(label, initial_learning_rate=rate)

@@ -16,7 +16,7 @@ from thalweg._formats.bundle.table import encoded_table
 from thalweg._formats.checksum import crc32c, mask_checksum
 
 GOLDENS = Path(__file__).parents[1] / "goldens" / "checkpoints"
-RECORDED = GOLDENS / "bundles"
+BUNDLES = GOLDENS / "bundles"
 DATA = ".data-00000-of-00001"
 MAGIC = 0xDB4775248B80FB57
 

@@ -27,7 +27,7 @@ import torch
 _BLOCK = re.compile(
     r"(?:^<!-- ([\w ]+) -->\n)?^ *```python\n(.*?)^ *```$", re.DOTALL | re.MULTILINE
 )
-_SAID = re.compile(r"^ *print\(.*\)  # (.*)$", re.MULTILINE)
+_PRINTED = re.compile(r"^ *print\(.*\)  # (.*)$", re.MULTILINE)
 MARKS = ("continues", "process", "slow")
 
 
@@ -87,7 +87,7 @@ def run(session: Session, folder: Path) -> str:
         with contextlib.redirect_stdout(output):
             exec(compile(path.read_text(), str(path), "exec"), {"__name__": "__main__"})
         printed = output.getvalue()
-    expected_lines = _SAID.findall(session.text)
+    expected_lines = _PRINTED.findall(session.text)
     if printed.splitlines() != expected_lines:
         trouble += f"{session.name} says {expected_lines} and prints {printed.splitlines()}"
     return trouble

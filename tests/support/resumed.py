@@ -29,7 +29,7 @@ from thalweg.v1.contrib.opt import (
 )
 
 STEPS = 7
-SAVED, ENDED = "saved.pt", "ended.pt"
+CHECKPOINT, FINAL = "saved.pt", "ended.pt"
 SHAPES = {"w": (19,), "b": (2, 3), "h": (5,), "table": (6, 3)}
 DTYPES = {"w": torch.float32, "b": torch.float64, "h": torch.bfloat16, "table": torch.float32}
 
@@ -112,7 +112,7 @@ class Around(OfRule):
         self.optimizer = self.around(lambda: 0.1 / (1 + int(self.counter)), self.own)
 
 
-AROUND: dict[str, Callable[[Any, dict[str, Any]], Any]] = {
+WRAPPERS: dict[str, Callable[[Any, dict[str, Any]], Any]] = {
     "averages of Adam": lambda rate, _: MovingAverageOptimizer(train.AdamOptimizer(rate), 0.5),
     "averages without slots": lambda rate, _: MovingAverageOptimizer(
         train.GradientDescentOptimizer(rate), 0.5
@@ -235,7 +235,7 @@ def _faces() -> dict[str, dict[str, Callable[[], Any]]]:
         "averages of sums in a step": partial(OfLoss, averages_of_adam, "none", 2),
     }
     other_makers = {name: partial(OfRule, name) for name in by_class() if name not in by_rule()}
-    wrapper_makers = {name: partial(Around, make) for name, make in AROUND.items()}
+    wrapper_makers = {name: partial(Around, make) for name, make in WRAPPERS.items()}
     return {
         **rules,
         "other classes of v1": other_makers,
@@ -273,13 +273,13 @@ def resume_training(make: Callable[[], Any], state: dict[str, Any], number: int)
 
 def main(folder: str) -> None:
     torch.set_num_threads(1)
-    saved_stops = torch.load(Path(folder, SAVED), weights_only=True)
+    saved_stops = torch.load(Path(folder, CHECKPOINT), weights_only=True)
     makers = {name: make for face in FACES.values() for name, make in face.items()}
     final_states = {
         name: [resume_training(makers[name], stop, number) for number, stop in enumerate(stops)]
         for name, stops in saved_stops.items()
     }
-    torch.save(final_states, Path(folder, ENDED))
+    torch.save(final_states, Path(folder, FINAL))
 
 
 if __name__ == "__main__":
