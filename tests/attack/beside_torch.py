@@ -333,7 +333,6 @@ def judged(errors: list[Exception | None], is_unchanged: bool, is_hostile: bool 
 
 
 def differing(side: Side, judge: Side) -> str:
-    """The first of what the two have in common that is not the same."""
     actual, expected = side.seen(), judge.seen()
     if actual.keys() != expected.keys():
         return f"{actual.keys() ^ expected.keys()} is with one alone"

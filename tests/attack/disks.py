@@ -149,6 +149,5 @@ def can_mount() -> bool:
 
 
 def cases() -> Iterator[tuple[str, str]]:
-    """Try each disk; yields titles and outcomes."""
     for case in CASES:
         yield case.title, outcome(case)

@@ -447,7 +447,6 @@ def optimize(mixed: bool, skips: bool = False) -> Callable[[], Training]:
 
 
 def told_of(optimizer: Any) -> Any:
-    """An optimizer that tells of every other step."""
     diagnostics.attach(optimizer, every=2)
     return optimizer
 

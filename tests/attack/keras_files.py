@@ -124,7 +124,6 @@ def repacked(data: bytes, dice: random.Random) -> bytes:
 
 
 def mutated(seed: int, number: int) -> tuple[str, bytes]:
-    """A case: what it was made of, and the file."""
     dice = random.Random(f"{seed}/{number}")
     name, data = dice.choice(seeds())
     if name.endswith(".keras") and dice.random() < 0.8:

@@ -96,7 +96,6 @@ def digest(path: Path) -> tuple[int, str]:
 
 
 def train(path: Path) -> None:
-    """Go on from the file, if there is one, to the last step."""
     training = Training()
     for number in range(training.load(path) if path.exists() else 0, STEPS):
         training.step(number)

@@ -60,7 +60,6 @@ class Place:
 
 
 def shape(dice: random.Random) -> tuple[int, ...]:
-    """A shape of few elements: often odd ones, sometimes none."""
     while True:
         rank = dice.choice([0, 1, 1, 2, 2, 2, 3, 4])
         extents = tuple(dice.choice([1, 2, 3, 4, 5, 7, 8, 17, 33]) for _ in range(rank))

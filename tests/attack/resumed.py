@@ -37,7 +37,6 @@ _made: list[Make] = []
 
 
 def make_training(name: str, home: Any, options: dict[str, Any]) -> Training:
-    """Return an optimizer that has taken no step, and its parameters."""
     first = (2, 2) if name in {rule for rule, _ in OF_MATRICES} else () if home is optim else (3,)
     shapes = ((3,) if name == "SparseAdam" else first, (2, 3))
     params = [torch.nn.Parameter(torch.ones(shape)) for shape in shapes]
@@ -67,7 +66,6 @@ def step_training(training: Training, count: int) -> None:
 
 
 def read_training(training: Training) -> str:
-    """Return all values of an optimizer and its parameters, as a text."""
     opt, params = training
     state = opt.state_dict() if hasattr(opt, "state_dict") else None
     return repr(([param.detach() for param in params], state))
@@ -97,7 +95,6 @@ def _can_step(make: Make) -> bool:
 
 
 def save_training(make: Make, path: Path) -> None:
-    """Save a training after two steps."""
     training = make()
     step_training(training, 2)
     checkpoint.save(path, optimizer=training[0], variables=_by_name(training))

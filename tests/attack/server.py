@@ -123,7 +123,6 @@ def figures_of(module: str, seed: int, count: int, batch: int, good: Sequence[st
 
 
 def serve(module: str, path: list[str], environment: Mapping[str, str], pipe: Any) -> None:
-    """Answer batches until there are no more."""
     sys.path[:] = path
     os.environ.clear()
     os.environ.update(environment)

@@ -150,7 +150,6 @@ class Training:
         return {**tensors, "count": self.count.detach()}
 
     def bits(self) -> dict[str, Any]:
-        """Everything that a step may change."""
         tensors = self.remembered()
         for place, grad in enumerate(self.gradients):
             if isinstance(grad, Tensor) and grad.layout == torch.strided and not grad.is_meta:
@@ -311,7 +310,6 @@ def numbers(shape: Any, dtype: torch.dtype, dice: random.Random) -> Tensor:
 
 
 def rows(var: Tensor, dice: random.Random) -> IndexedSlices:
-    """A sparse gradient of a variable, in which rows may come twice."""
     count = dice.choice([0, 1, 3, 7])
     indices = [dice.randrange(max(1, var.shape[0])) for _ in range(count if var.shape[0] else 0)]
     values = numbers((len(indices), *var.shape[1:]), var.dtype, dice)
@@ -319,7 +317,6 @@ def rows(var: Tensor, dice: random.Random) -> IndexedSlices:
 
 
 def flat(state: Any, prefix: str = "") -> dict[str, Any]:
-    """A nested state by the way to each value."""
     leaves: dict[str, Any] = {}
     for key, value in state.items():
         if isinstance(value, dict):

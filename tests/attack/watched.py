@@ -73,7 +73,6 @@ def _reset() -> int:
 
 
 def _most() -> int:
-    """The most bytes of memory that were held at once."""
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
     except OSError:

@@ -164,9 +164,7 @@ def test_numbers_are_numbers() -> None:
     optimizer = optim.RuleOptimizer(groups, rule)
     for param in params:
         param.grad = torch.ones_like(param)
-    with pytest.raises(
-        RuleError, match="per_optimizer of rule 'Apart' made own_rate of"
-    ) as error_info:
+    with pytest.raises(RuleError, match="per_optimizer of rule 'Apart' made own_rate of") as raised:
         optimizer.step()
-    assert "no variable and no slot has changed" in error_info.value.__notes__[-1]
+    assert "no variable and no slot has changed" in raised.value.__notes__[-1]
     assert_same([param.detach() for param in params], [torch.ones(shape) for shape in SHAPES])

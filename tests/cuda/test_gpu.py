@@ -474,7 +474,6 @@ def test_a_launch_is_made_of_calls_in_c():
 
 
 def moved(cls, params, case, device, lr):
-    """Parameters after ten steps on a device, and how far the CPU's moved."""
     copies = [param.detach().clone().to(device).requires_grad_() for param in params]
     optimizer = cls(copies)
     for step in range(10):

@@ -12,7 +12,6 @@ TEXT = "def NAME(argument):\n    float64_pointer(address_of(argument))[0] = floa
 
 
 def forget(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is in memory, as in a new process."""
     monkeypatch.setattr(kernel_cache, "_addresses", {})
     monkeypatch.setattr(kernel_cache, "_warned", set())
 

@@ -359,7 +359,6 @@ def test_a_formula_of_the_wrong_shape_is_refused():
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """An empty kernel folder, and nothing in memory."""
     path = tmp_path / "kernels"
     monkeypatch.setenv("THALWEG_CACHE_DIR", str(tmp_path))
     forget(monkeypatch)

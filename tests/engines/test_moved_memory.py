@@ -23,7 +23,6 @@ def step(opt: Any, module: torch.nn.Module, number: int) -> None:
 
 
 def made(row: Row, engine: str) -> tuple[Any, torch.nn.Module]:
-    """An optimizer after two steps, the second of them the fast way."""
     module = torch.nn.Module()
     module.weight = torch.nn.Parameter(torch.tensor([1.0, 2.0, -1.0, 0.0]))
     opt = row.make()

@@ -136,7 +136,6 @@ def same_draw(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def every(dtype: torch.dtype) -> torch.Tensor:
-    """All numbers of a type, in float32."""
     patterns = torch.arange(-(1 << 15), 1 << 15, dtype=torch.int32).to(torch.int16)
     return patterns.view(dtype).float()
 

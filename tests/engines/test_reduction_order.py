@@ -244,7 +244,6 @@ def test_parts_of_a_tensor_have_its_leaves(cut):
 
 
 def permuted(tensor, order):
-    """A tensor whose memory has its dimensions in another order."""
     inverse = [order.index(dim) for dim in range(tensor.dim())]
     return tensor.permute(order).contiguous().permute(inverse)
 

@@ -56,7 +56,6 @@ def slots_of(case: Case, dtype: Any) -> list[Array]:
 
 
 def fused(case: Case) -> Callable[[int], Array]:
-    """A step of the CPU engine in float32, which returns the variable."""
     bowl, engines = Bowl(np.float32), Engines()
     var, grad = torch.from_numpy(bowl.start), torch.empty(SIZE)
     slots = [torch.from_numpy(slot) for slot in slots_of(case, np.float32)]

@@ -116,11 +116,9 @@ def test_a_stage_that_fails_leaves_everything_as_it_was() -> None:
     means_before = [optimizer.state[param]["mean"].clone() for param in params]
     versions = [param._version for param in params]
     fails[0] = True
-    with pytest.raises(KeyboardInterrupt) as error_info:
+    with pytest.raises(KeyboardInterrupt) as raised:
         take(optimizer, params)
-    assert (
-        "The step was not taken: no variable and no slot has changed." in error_info.value.__notes__
-    )
+    assert "The step was not taken: no variable and no slot has changed." in raised.value.__notes__
     assert_same([param.detach() for param in params], params_before)
     assert_same([optimizer.state[param]["mean"] for param in params], means_before)
     assert [param._version for param in params] == versions

@@ -88,12 +88,10 @@ def as_objects() -> tuple[dict[str, StoredTensor], ObjectGraph]:
 
 
 def kept(tensor: StoredTensor) -> list[Any]:
-    """A tensor as the JSON of recorded values has it."""
     return [TENSORFLOW[tensor.dtype], list(tensor.shape), tensor.data.hex()]
 
 
 def digests(folder: Path) -> dict[str, str]:
-    """The SHA-256 of each file of a bundle."""
     return {
         path.name: hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(folder.glob("model.ckpt.*"))

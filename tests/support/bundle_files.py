@@ -24,7 +24,6 @@ Pair = tuple[int, bytes, bytes]  # how many bytes it shares, the rest of its key
 
 
 def block(pairs: Sequence[Pair], items: Sequence[int] = (0,), count: int | None = None) -> bytes:
-    """A block without trailer."""
     encoded = b"".join(
         encode_varint(shared) + encode_varint(len(tail)) + encode_varint(len(value)) + tail + value
         for shared, tail, value in pairs
@@ -35,7 +34,6 @@ def block(pairs: Sequence[Pair], items: Sequence[int] = (0,), count: int | None 
 
 
 def sealed(data: bytes, kind: int = 0) -> bytes:
-    """A block with its trailer."""
     return data + bytes([kind]) + mask_checksum(crc32c(data + bytes([kind]))).to_bytes(4, "little")
 
 
@@ -83,7 +81,6 @@ def pairs(items: Mapping[bytes, bytes]) -> list[Pair]:
 def entry(
     data: bytes, offset: int = 0, dtype: int = 1, shape: Any = None, **changes: Any
 ) -> BundleEntry:
-    """The entry of some data, as it should be but for what is changed."""
     fields = {
         "dtype": dtype,
         "shape": (len(data) // 4,) if shape is None else shape,

@@ -9,7 +9,6 @@ import torch
 
 
 def through_a_file(state: Any) -> Any:
-    """A state saved by torch, and loaded without trust in the file."""
     file = io.BytesIO()
     torch.save(state, file)
     file.seek(0)

@@ -39,7 +39,6 @@ def normal(shape: tuple[int, ...], seed: int) -> Tensor:
 
 
 def flat(state: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    """The leaves of a state with their paths."""
     for key, value in state.items():
         if isinstance(value, dict):
             yield from flat(value, f"{path}{key}/")
@@ -249,7 +248,6 @@ FACES = _faces()
 
 
 def copy_everything(training: Any) -> dict[str, Any]:
-    """Copies of all that a training consists of, by name."""
     copies = {f"variable {key}": var.detach().clone() for key, var in training.variables().items()}
     return {**copies, **dict(flat(training.state()))}
 

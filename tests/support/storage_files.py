@@ -52,7 +52,6 @@ def have_equal_contents(first: container.Contents, second: container.Contents) -
 
 
 def parts(raw: bytes) -> tuple[Header, Header, bytes]:
-    """Header, manifest and data of a file."""
     length = int.from_bytes(raw[:8], "little")
     header = json.loads(raw[8 : 8 + length])
     return header, json.loads(header["__metadata__"]["manifest"]), raw[8 + length :]
@@ -66,7 +65,6 @@ def whole(text: str | bytes, data: bytes) -> bytes:
 
 
 def packed(header: Header, manifest: Header | str, data: bytes) -> bytes:
-    """A file of these parts, with the right checksum of the header."""
     text = manifest if isinstance(manifest, str) else json.dumps(manifest)
     metadata = {**header["__metadata__"], "manifest": text}
     encoded_header = json.dumps({**header, "__metadata__": metadata}, separators=(",", ":"))
