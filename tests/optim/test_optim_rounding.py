@@ -258,7 +258,7 @@ def test_a_parameter_draws_the_same_whatever_others_do(home: str, place: int) ->
     made = make(params_of(torch.bfloat16, shapes))
     later = make(params_of(torch.bfloat16, shapes)[: place + 1])
     for step in range(6):
-        give(params(made), step, skipped={0, 1, 2} - {place} if step % 2 else {(place + 1) % 3})
+        give(params(made), step, without={0, 1, 2} - {place} if step % 2 else {(place + 1) % 3})
         made.step()
         if step == 3 and place < 2:
             later.add_param_group({"params": params_of(torch.bfloat16, shapes)[place + 1 :]})
@@ -276,7 +276,7 @@ def test_a_parameter_counts_its_own_steps() -> None:
     late.add_param_group({"params": params_of(torch.bfloat16, shapes)[1:]})
     for step in range(4):
         for made in (both, late):
-            give(params(made), step, skipped={1} if step < 2 else ())
+            give(params(made), step, without={1} if step < 2 else ())
             made.step()
     assert_same(everything(both), everything(late))
 
