@@ -30,7 +30,7 @@ def test_no_interrupted_step_is_torn(names: str) -> None:
     assert figures.cases == count * len(names.split(","))
 
 
-def test_nothing_fails_on_a_few_resealed_files() -> None:
+def test_resealed_files_pass_in_a_short_attack() -> None:
     module = load("resealed")
     with Server(module.__name__) as server:
         outcomes = server.run([(SEED, number) for number in range(300)])
@@ -70,7 +70,7 @@ NOTICED = {
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("name", [name for name in ATTACKS if name != "interruptions"])
-def test_nothing_fails_under_an_attack_that_notices_missing_checks(name: str) -> None:
+def test_attacks_pass_and_notice_planted_defects(name: str) -> None:
     # One test, as the server of its cases takes seconds to begin.
     module = load(name).__name__
     with serving(module) if name in NOTICED else nullcontext():
@@ -131,7 +131,7 @@ def test_the_attack_notices_a_missing_check_in_every_face(
 
 
 @pytest.mark.slow
-def test_the_attack_notices_writes_that_can_be_split(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interruptions_notice_a_split_commit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("THALWEG_NATIVE_LOOK", "0")  # a step in one call has none
     outcomes, _ = interruptions.run_interrupted(
         "keras", "signal", 40, SEED, 900, "sections are split"
@@ -167,7 +167,7 @@ def noticed(server: Server, name: str, defect: str, face: int = 0, faces: int = 
     return False
 
 
-def test_the_command_prints_figures_and_tells_failures() -> None:
+def test_command_prints_figures_and_failures() -> None:
     process = subprocess.run(
         [sys.executable, str(RUN), "no such attack"], capture_output=True, text=True, check=False
     )

@@ -43,7 +43,7 @@ def test_bits() -> None:
     assert report.ours["lr"] == 0.01  # theirs', where ours has it, too
 
 
-def test_rounding_says_where_bits_part() -> None:
+def test_rounding_reports_the_first_difference() -> None:
     report = beside_sign(others.LastPlace)
     assert report.verdict == "rounding"
     assert 0 < report.difference <= 1e-5
@@ -64,7 +64,7 @@ def test_the_step_the_parameter_and_the_element_where_they_part() -> None:
     assert report.closed_by == []
 
 
-def test_an_argument_closes_it() -> None:
+def test_an_argument_closes_the_difference() -> None:
     report = beside_sign(others.Doubled)
     assert (report.verdict, report.closed_by) == ("parts", ["theirs double=False"])
     assert set(report.closed_by) <= set(report.tried)
@@ -155,14 +155,14 @@ def test_values_that_are_not_finite_part() -> None:
     assert compare(others.NotFinite, others.NotFinite).verdict == "bits"
 
 
-def test_arguments_that_are_not_there() -> None:
+def test_unknown_arguments_raise() -> None:
     with pytest.raises(ConformError, match=r"no argument 'ep'\. Did you mean 'eps'\?"):
         Candidate(torch.optim.Adam, "Adam").with_arguments(ep=1)
     with pytest.raises(ConformError, match=r"no argument 'x'\. It takes lr, scale\."):
         Candidate(others.Plain, "Plain").with_arguments(x=1)
 
 
-def test_random_numbers_go_on_as_before() -> None:
+def test_comparison_keeps_the_random_state() -> None:
     torch.manual_seed(3)
     expected = torch.rand(2)
     torch.manual_seed(3)
@@ -220,7 +220,7 @@ def test_a_class_by_package_and_name() -> None:
         ("nowhere.py:Plain", "there is no file"),
     ],
 )
-def test_no_class_of_that_name(name: str, words: str) -> None:
+def test_an_unknown_class_raises(name: str, words: str) -> None:
     with pytest.raises(ConformError, match=words):
         load_class(name)
 
@@ -252,9 +252,7 @@ def test_a_package_is_imported_without_its_parent(package: Path) -> None:
         (None, "there is no module 'large.inner' here"),
     ],
 )
-def test_nothing_is_left_of_a_package_that_fails(
-    package: Path, text: str | None, words: str
-) -> None:
+def test_a_failed_import_leaves_no_modules(package: Path, text: str | None, words: str) -> None:
     if text is not None:
         package.write_text(text)
     with pytest.raises(ConformError, match=words):
@@ -270,7 +268,7 @@ def table(*cells: Cell) -> Atlas:
     return Atlas(columns, [row], 1.0, 20, {"thalweg": "0"})
 
 
-def test_the_picture_is_xml_and_tells_all() -> None:
+def test_the_picture_is_complete_xml() -> None:
     picture = draw(
         table(
             Cell("a:Lamb", "bits", 0.0, "list"),
@@ -306,7 +304,7 @@ def test_a_process_ends_in_time() -> None:
     assert time.monotonic() - began < 30
 
 
-def test_a_process_that_dies_is_told() -> None:
+def test_a_crashed_process_is_reported() -> None:
     output, reason = atlases._run_in_time(
         [sys.executable, "-c", "import os; print(1, flush=True); os.abort()"], 60
     )

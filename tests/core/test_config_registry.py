@@ -89,7 +89,7 @@ def test_a_name_is_of_one_thing() -> None:
     assert names.name_of(float) is None
 
 
-def test_faces_are_asked_until_one_tells(loads: list[str]) -> None:
+def test_front_ends_load_until_a_class_is_found(loads: list[str]) -> None:
     names = Names()
     assert names.find("c") is None
     assert names.find("b:c") is None
@@ -99,7 +99,7 @@ def test_faces_are_asked_until_one_tells(loads: list[str]) -> None:
     assert loads == ["a", "b", "b", "a"]
 
 
-def test_a_class_of_ones_own_is_only_named(tmp_path: Path) -> None:
+def test_a_user_class_is_stored_by_name(tmp_path: Path) -> None:
     assert OPTIMIZERS.name_of(Mine) is None
     assert OPTIMIZERS.find("mine:Mine") is None
     checkpoint.save(tmp_path / "run", optimizer=Mine())
@@ -138,7 +138,7 @@ print(json.dumps([before, loaded, type(made).__name__, known["w"].tolist()]))
 """
 
 
-def test_a_file_brings_the_faces_that_it_names(tmp_path: Path) -> None:
+def test_a_file_imports_the_front_ends_that_it_names(tmp_path: Path) -> None:
     for name, faces in _files(tmp_path).items():
         process = fresh_process.run(GOING_ON, str(tmp_path / name))
         assert process.returncode == 0, process.stderr
@@ -179,7 +179,7 @@ UNUSED = """
 """
 
 
-def test_models_of_torch_need_nothing_of_tensorflow() -> None:
+def test_torch_models_import_no_tensorflow_names() -> None:
     process = fresh_process.run(TRAINING)
     assert process.returncode == 0, process.stderr
     loaded = process.stdout.split()
@@ -193,7 +193,7 @@ def test_models_of_torch_need_nothing_of_tensorflow() -> None:
     assert inner == []
 
 
-def test_what_is_imported_late_is_there() -> None:
+def test_late_imports_exist() -> None:
     process = fresh_process.run(
         "from thalweg import checkpoint\n"
         "assert {'from_torch', 'to_torch', 'tensorflow'} <= set(dir(checkpoint))\n"

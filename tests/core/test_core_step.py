@@ -93,7 +93,7 @@ SIZES = [300, 17, 40, 1, 70_000]
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("rule", [ADAM, MOMENTUM], ids=lambda rule: rule.name)
-def test_groups_in_one_step_are_as_steps_of_their_own(rule: Rule, engine: str) -> None:
+def test_groups_in_one_step_equal_single_steps(rule: Rule, engine: str) -> None:
     groups = ["a", "b", "a", "c", "b"]
     special = {"a": {"learning_rate": 0.5}, "b": {"learning_rate": 0.1}, "c": {}}
     steps = {"a": 1, "b": 7, "c": 3}
@@ -155,7 +155,7 @@ MEASURING = Rule(
 @pytest.mark.parametrize(
     "changes", [NOTHING, GradientTransforms(global_clipnorm=0.7)], ids=["plain", "clip"]
 )
-def test_a_measure_of_its_own_has_the_same_bits_in_both_engines(
+def test_a_rules_measure_has_equal_bits_in_both_engines(
     changes: GradientTransforms,
 ) -> None:
     results = []

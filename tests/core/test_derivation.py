@@ -77,9 +77,7 @@ def examples_of(count: int) -> Any:
 @each_rule
 @each_kind
 @pytest.mark.parametrize("has_powers", [False, True], ids=["counted", "given"])
-def test_scalars_are_those_that_the_careful_way_makes(
-    rule: Rule, kind: Any, has_powers: bool
-) -> None:
+def test_program_scalars_equal_prepared_scalars(rule: Rule, kind: Any, has_powers: bool) -> None:
     names = given_names(rule, has_powers)
 
     def check(numbers: tuple[float, ...], step: int) -> None:
@@ -121,7 +119,7 @@ def of_a_function(*, learning_rate: Any) -> Any:
 
 
 @pytest.mark.parametrize("prepare", [by_condition, of_a_constant, of_a_function])
-def test_what_is_no_arithmetic_is_made_at_each_step(prepare: Any) -> None:
+def test_other_preparations_run_at_each_step(prepare: Any) -> None:
     rule = replace(ADAM, prepare=prepare)
     values: Any = {hyper.name: np.float32(hyper.default) for hyper in rule.hypers}
     with pytest.raises(TypeError):
@@ -197,7 +195,7 @@ def of_torchs_kind(**options: Any) -> Any:
         partial(of_torchs_kind, clip_grad_norm=0.5),
     ],
 )
-def test_a_step_in_one_call_makes_none_beside(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_replayed_step_derives_scalars_once(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     step, step_count = make()
     for _ in range(3):
         step()

@@ -96,7 +96,7 @@ def test_scalars_of_tensorflow_s_rules(rule: Rule, rate: Any, dtype: Any) -> Non
     assert derived["learning_rate"] is values["learning_rate"]
 
 
-def test_numbers_of_a_device_are_counted_there() -> None:
+def test_device_counters_advance_on_the_device() -> None:
     was_applied = torch.ones((), dtype=torch.bool, device=GPU)
     for kind in (torch.float32, torch.int64):
         block = torch.zeros(COUNT, dtype=kind, device=GPU)
@@ -181,7 +181,7 @@ def test_a_norm_of_several_rules(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("rule", [rules.NOVOGRAD, rules.LARS], ids=label)
-def test_what_a_rule_makes_of_its_measures(rule: Rule) -> None:
+def test_per_variable_scalars_stay_on_the_device(rule: Rule) -> None:
     variables = [torch.ones(2, device=GPU) for _ in range(COUNT)]
     slots = [[torch.zeros((), device=GPU) for _ in rule.scalar_slots] for _ in variables]
     hypers: dict[str, Any] = {hyper.name: FLOAT32(hyper.default) for hyper in rule.hypers}

@@ -13,7 +13,7 @@ def _raises(*args: object) -> bool:
 
 @pytest.mark.parametrize("repeats", [False, True])
 @pytest.mark.parametrize("predict", [lambda *args: True, lambda *args: False, _raises])
-def test_what_is_taken_is_to_be_found(repeats, predict):
+def test_a_replay_must_pass_the_full_check(repeats, predict):
     class Step:
         def take(self, args):
             return repeats

@@ -114,7 +114,7 @@ def groups(params: list[Parameter], **options: Any) -> Any:
 @pytest.mark.parametrize("limit", LIMITS)
 @pytest.mark.parametrize("kind", ["float32", "float64", "bfloat16", "several"])
 @pytest.mark.parametrize("home", [optim, tensorflow], ids=["torch", "tensorflow"])
-def test_a_common_norm_is_made_there(
+def test_a_global_norm_is_replayed(
     home: Any, kind: str, limit: float, options: dict[str, Any], parts: Any
 ) -> None:
     def before(opt: Any, params: list[Parameter], step: int) -> None:
@@ -144,7 +144,7 @@ def test_sums_are_added_up_in_their_order(kind: str, parts: Any) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("is_measuring", [False, True])
-def test_weights_in_channels_last_are_clipped_and_measured_there(
+def test_channels_last_weights_are_clipped_in_replay(
     is_measuring: bool, dtype: torch.dtype, parts: Any
 ) -> None:
     def make(form: torch.memory_format) -> tuple[list[Parameter], Any]:
@@ -219,7 +219,7 @@ def test_unusual_numbers_are_those_of_the_careful_step(
         assert opt._cache.replay.taken == STEPS - 2
 
 
-def test_a_scale_of_infinity_is_that_of_the_careful_step() -> None:
+def test_an_infinite_scale_equals_the_planned_step() -> None:
     def before(opt: Any, params: list[Parameter], step: int) -> None:
         scale = {4: math.inf, 5: math.nan, 6: -2.0}.get(step, 2.0)
         opt.found_inf, opt.grad_scale = torch.zeros(()), torch.tensor(scale)
@@ -232,7 +232,7 @@ def test_a_scale_of_infinity_is_that_of_the_careful_step() -> None:
     )
 
 
-def test_a_step_that_a_scaler_leaves_out_is_told() -> None:
+def test_a_skipped_step_is_reported() -> None:
     model = params("float32")
     opt: Any = optim.SGD(model, 0.1, clip_grad_norm=0.5, fused_unscale=True)
     for step in range(STEPS):
@@ -244,7 +244,7 @@ def test_a_step_that_a_scaler_leaves_out_is_told() -> None:
     assert opt._cache.replay.taken
 
 
-def test_what_a_step_said_stays_until_the_next_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_last_step_stays_until_the_next_step(monkeypatch: pytest.MonkeyPatch) -> None:
     model = params("float32")
     opt: Any = optim.SGD(model, 0.1, clip_grad_norm=0.5)
     for step in range(STEPS):
@@ -269,7 +269,7 @@ def test_what_a_step_said_stays_until_the_next_is_taken(monkeypatch: pytest.Monk
 @pytest.mark.parametrize("size", [1.0, 1e-3, 1e25])
 @pytest.mark.parametrize("limit", [0.3, 1e9])
 @pytest.mark.parametrize("kind", ["float32", "float64", "several"])
-def test_keras_has_it(kind: str, limit: float, size: float, parts: Any) -> None:
+def test_keras_replays_a_global_norm(kind: str, limit: float, size: float, parts: Any) -> None:
     sizes = [size_and_dtype for size_and_dtype in KINDS[kind] if size_and_dtype[1] != torch.float16]
     dice = torch.Generator().manual_seed(1)
     variables = [Variable(torch.randn(s, generator=dice).to(dtype)) for s, dtype in sizes]

@@ -155,7 +155,7 @@ BAD_GRADIENTS: dict[str, tuple[Callable[[Training], Any], type[Exception], str]]
 
 @pytest.mark.parametrize("dense", [False, True], ids=["alone", "beside a dense one"])
 @pytest.mark.parametrize(("make_grad", "error", "text"), BAD_GRADIENTS.values(), ids=BAD_GRADIENTS)
-def test_what_does_not_fit_is_refused_with_nothing_changed(make_grad, error, text, dense):
+def test_a_bad_gradient_raises_and_changes_nothing(make_grad, error, text, dense):
     training = Training(Adagrad(0.1), "cpu", dense)
     training.step(0, coo), training.step(1, coo)
     state_before = training.state()

@@ -39,9 +39,7 @@ HYPERS = [10**400, 2**63, True, "1", None, [1.0], torch.tensor(1.0), 1j, float("
 
 @pytest.mark.parametrize("value", HYPERS, ids=lambda value: f"{value!r:.20}")
 @pytest.mark.parametrize("is_created", [True, False])
-def test_a_number_that_is_none_is_refused_before_anything_is_set(
-    value: Any, is_created: bool
-) -> None:
+def test_a_bad_number_raises_before_changes(value: Any, is_created: bool) -> None:
     opt, variables = SGD(1), pair()
     if is_created:
         train(opt, variables, 1)
@@ -201,7 +199,7 @@ class _FailsLater(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_a_class_whose_copy_fails_is_refused_before_anything_is_set() -> None:
+def test_a_failing_copy_raises_before_changes() -> None:
     plain_tensor, wrapped = torch.zeros(2), _Outside(torch.zeros(2))
     entries = [state.Entry("a", plain_tensor), state.Entry("b", wrapped)]
     with pytest.raises(CheckpointMismatchError, match="'b' has no memory of its own here"):
@@ -239,7 +237,7 @@ NAN = float("nan")
         (lambda m: (m[0:0], m), ([], [1, 2, 3, 4]), ""),
     ],
 )
-def test_what_shares_memory_must_be_given_the_same(
+def test_entries_that_share_memory_need_equal_values(
     cut: Callable[[Tensor], tuple[Tensor, ...]], numbers: tuple[Any, ...], conflict: str
 ) -> None:
     memory = torch.zeros(4)
@@ -258,7 +256,7 @@ def test_what_shares_memory_must_be_given_the_same(
     assert memory.tolist() == [0, 0, 0, 0]
 
 
-def test_what_shares_memory_in_other_dtypes() -> None:
+def test_entries_share_memory_in_other_dtypes() -> None:
     bits = torch.zeros(2, dtype=torch.int32)
     entries = [state.Entry("numbers", bits.view(torch.float32)), state.Entry("bits", bits[1:])]
     one_bits = torch.tensor([1.0]).view(torch.int32)
@@ -374,7 +372,7 @@ def test_names_are_each_another_and_stay_when_others_come() -> None:
         assert state.distinct(names[:count]) == state.distinct(names)[:count]
 
 
-def test_an_entry_knows_what_tensorflow_calls_it() -> None:
+def test_an_entry_has_its_tensorflow_name() -> None:
     opt, _ = keras_trained()
     owners = opt._owners()
     slots = opt._slot_entries([*zip(state.keys_of(owners), "ab", owners, strict=True)], {})[0]
@@ -494,7 +492,7 @@ def test_a_copy_of_averages_is_of_one_step(make_copy: Any) -> None:
 
 
 @either_copy
-def test_what_was_given_to_an_optimizer_is_shared_with_its_copy_as_before(make_copy: Any) -> None:
+def test_a_copy_shares_user_objects(make_copy: Any) -> None:
     rate, counter = torch.tensor(0.5), Variable(3, "it", trainable=False)
     opt = Adam(rate)
     opt.iterations = counter

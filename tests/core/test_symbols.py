@@ -49,7 +49,7 @@ def assert_bits(actual: Any, expected: Any) -> None:
 )
 @settings(max_examples=200)
 @given(data=st.data())
-def test_what_rules_make_of_measures(rule: Rule, kind: Any, data: st.DataObject) -> None:
+def test_programs_of_measures_equal_numpy(rule: Rule, kind: Any, data: st.DataObject) -> None:
     function: Any = rule.per_variable
     parameters = [*inspect.signature(function).parameters]
     measures, names = [*rule.measures], [name for name in parameters if name not in rule.measures]
@@ -108,6 +108,6 @@ def test_numbers_of_two_types_are_computed_as_by_numpy(
         lambda wide, x: {"made": narrow(2.0, x)},
     ],
 )
-def test_what_is_no_arithmetic_of_it_is_refused(function: Any) -> None:
+def test_unsupported_operations_raise(function: Any) -> None:
     with pytest.raises(TypeError):
         Program(np.float32, {"wide": np.float64}, ["x"], lambda args, _: function(**args))

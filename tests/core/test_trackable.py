@@ -151,7 +151,7 @@ def test_a_subclass_may_make_slots_when_they_are_restored(
 
 
 @both_faces
-def test_what_a_subclass_does_with_the_deferred_ones_is_no_loss(face: str, write: Any) -> None:
+def test_a_subclass_may_consume_deferred_slots(face: str, write: Any) -> None:
     path, _, end = write(face)
 
     class Own(BASES[face]):  # type: ignore[misc]
@@ -217,7 +217,7 @@ def test_tracked_names_are_unique() -> None:
     assert opt._trackable_children() == {"w": v}
 
 
-def test_what_a_tracked_child_was_restored_to(tmp_path: Path) -> None:
+def test_a_tracked_child_is_restored(tmp_path: Path) -> None:
     opt = train.GradientDescentOptimizer(0.5)
     opt._track_trackable(Variable([5.0]), "mine")
     path = Checkpoint(opt=opt).write(tmp_path / "ckpt")
@@ -237,7 +237,7 @@ def test_what_a_tracked_child_was_restored_to(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("order", [["w", "opt"], ["opt", "w"], ["opt", "step", "w"]], ids=str)
 @both_faces
-def test_attributes_that_come_later(face: str, order: list[str], write: Any) -> None:
+def test_attributes_assigned_later_are_restored(face: str, order: list[str], write: Any) -> None:
     path, old_value, end = write(face)
     w, opt, later_checkpoint = Variable(two(0.0)), FACES[face](), Checkpoint()
     objects = {"w": w, "opt": opt}
@@ -254,7 +254,7 @@ def test_attributes_that_come_later(face: str, order: list[str], write: Any) -> 
     status.assert_consumed()
 
 
-def test_a_module_that_comes_later(tmp_path: Path) -> None:
+def test_a_module_assigned_later_is_restored(tmp_path: Path) -> None:
     torch.manual_seed(0)
     first, second = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
     path = Checkpoint(net=first, more=[first]).write(tmp_path / "ckpt")
@@ -301,7 +301,7 @@ def test_restored_slots_are_those_that_were_there(face: str, write: Any) -> None
     assert torch.equal(w, end)
 
 
-def test_only_what_waits_is_kept(write: Any) -> None:
+def test_only_deferred_values_are_kept(write: Any) -> None:
     path, _, _ = write("keras")
     w, opt = Variable(two(0.0)), FACES["keras"]()
     checkpoint = Checkpoint(w=w, opt=opt, gone=[])
@@ -369,7 +369,7 @@ def test_each_graph_has_its_own_variables_of_no_variable(tmp_path: Path) -> None
     assert graph_values(opt, graphs[1], sessions[1]) == actual[0]
 
 
-def test_what_waits_for_a_graph_waits_for_that_one(tmp_path: Path) -> None:
+def test_deferred_values_belong_to_one_graph(tmp_path: Path) -> None:
     w, opt = Variable(two(), name="w"), train.AdamOptimizer(0.5)
     step(opt, w), step(opt, w)
     path = Checkpoint(w=w, opt=opt).write(tmp_path / "ckpt")
@@ -414,7 +414,7 @@ def test_variables_made_later_begin_with_what_was_restored(write: Any) -> None:
             assert session.run(w).tolist() == end.tolist()
 
 
-def test_a_slot_of_a_graph_that_does_not_fit(write: Any) -> None:
+def test_a_graph_slot_of_wrong_shape_raises(write: Any) -> None:
     path, _, _ = write("v1")
 
     class Scalars(train.MomentumOptimizer):
@@ -462,7 +462,7 @@ def test_a_hyperparameter_that_is_set_after_a_restore(rate: Any, write: Any) -> 
 
 @both_faces
 @pytest.mark.parametrize("mode", ["deepcopy", "with variables", "pickle"])
-def test_copies_wait_on_their_own(face: str, mode: str, write: Any) -> None:
+def test_copies_have_separate_deferred_values(face: str, mode: str, write: Any) -> None:
     path, _, end = write(face)
     w, opt = Variable(two(0.0), name="w"), FACES[face]()
     status = Checkpoint(w=w, opt=opt).read(path)
@@ -486,7 +486,7 @@ def test_copies_wait_on_their_own(face: str, mode: str, write: Any) -> None:
 
 
 @both_faces
-def test_a_state_that_is_loaded_replaces_what_waits(face: str, write: Any) -> None:
+def test_a_loaded_state_replaces_deferred_values(face: str, write: Any) -> None:
     path, _, _ = write(face)
     v, second_opt = Variable(two(9.0), name="w"), FACES[face]()
     step(second_opt, v)
@@ -523,7 +523,7 @@ def test_wrapped_optimizers(write: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("has_getter", [False, True])
-def test_averages_beside_an_optimizer_go_on(has_getter: bool, tmp_path: Path) -> None:
+def test_averages_resume_with_an_optimizer(has_getter: bool, tmp_path: Path) -> None:
     def training() -> tuple[Variable, MovingAverageOptimizer]:
         return Variable(two(0.0), name="w"), MovingAverageOptimizer(FACES["v1"](), 0.5)
 
@@ -546,7 +546,7 @@ def test_averages_beside_an_optimizer_go_on(has_getter: bool, tmp_path: Path) ->
     assert not wrong.any()
 
 
-def test_averages_alone_and_in_a_graph_go_on(tmp_path: Path) -> None:
+def test_averages_resume_alone_and_in_a_graph(tmp_path: Path) -> None:
     w, averages = Variable(two(0.0), name="w"), train.ExponentialMovingAverage(0.5)
     averages.apply([w])
     averages.apply([w.assign(two(1.0))])
@@ -574,7 +574,7 @@ def test_averages_alone_and_in_a_graph_go_on(tmp_path: Path) -> None:
         assert np.array_equal(session.run(opt.average(x)), expected)
 
 
-def test_objects_of_ones_own(tmp_path: Path) -> None:
+def test_user_trackables_are_restored(tmp_path: Path) -> None:
     class Own(Trackable):
         def __init__(self) -> None:
             self._track_trackable(Variable(1.0), "first")
@@ -662,7 +662,7 @@ def test_a_restore_comes_between_two_steps(tmp_path: Path) -> None:
     assert numbers == {float(count())}
 
 
-def test_a_save_in_another_thread_knows_its_session(tmp_path: Path, graph: Any) -> None:
+def test_a_save_in_another_thread_uses_its_session(tmp_path: Path, graph: Any) -> None:
     w = tf.Variable([0.0, 0.0], name="w")
     step_op = tf.group(w.assign_add([1.0, 1.0]).op)
     session = tf.Session(graph=graph)
@@ -683,7 +683,7 @@ def test_a_save_in_another_thread_knows_its_session(tmp_path: Path, graph: Any) 
 
 
 @both_faces
-def test_a_steady_step_asks_for_nothing_that_waits(
+def test_a_replayed_step_skips_deferred_values(
     face: str, write: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, _, _ = write(face)
@@ -703,7 +703,7 @@ def test_a_steady_step_asks_for_nothing_that_waits(
         step(opt, w, Variable(two()))
 
 
-def test_in_a_status_that_is_not_whole(write: Any) -> None:
+def test_an_incomplete_status_raises(write: Any) -> None:
     path, _, _ = write("keras")
     w, opt = Variable(two(0.0)), FACES["keras"]()
     status = Checkpoint(w=w, opt=opt, more=Variable(1.0)).read(path)

@@ -35,7 +35,7 @@ def step_of(rule: Rule, engine: Any) -> list[float]:
 
 @pytest.mark.parametrize("engine", ["cpu", "reference"])
 @pytest.mark.parametrize("start", ["measures", "levels"])
-def test_levels_measure_by_what_those_before_made(start: str, engine: str) -> None:
+def test_levels_use_scalars_of_earlier_levels(start: str, engine: str) -> None:
     first: dict[str, Any] = {
         "measures": {"squares": square},
         "per_variable": lambda *, squares: {"scale": squares},
@@ -52,6 +52,6 @@ def test_levels_measure_by_what_those_before_made(start: str, engine: str) -> No
 
 
 @pytest.mark.parametrize("levels", [Level({"a": square}, dict), (square,), [], "x"])
-def test_what_is_no_tuple_of_levels_is_refused(levels: Any) -> None:
+def test_levels_must_be_a_tuple(levels: Any) -> None:
     with pytest.raises(RuleError, match="levels of rule 'R' must be a tuple"):
         Rule(name="R", update=square, levels=levels)

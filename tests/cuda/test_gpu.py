@@ -123,7 +123,7 @@ def test_memory_that_begins_anywhere():
     assert_same([tensor.cpu() for tensor in device.written()], problem.written())
 
 
-def test_streams_of_their_own():
+def test_steps_on_several_streams():
     problems = [Problem.make(ADAM.row, [(100_000,)], [torch.float32], seed) for seed in range(4)]
     devices = [there(problem) for problem in problems]
     torch.cuda.synchronize()
@@ -269,7 +269,7 @@ def test_a_scaler_does_not_wait(make):
 
 @pytest.mark.parametrize("key", MAKERS)
 @pytest.mark.parametrize("scaling", [BACKOFF, LOG_MAX], ids=["Backoff", "LogMax"])
-def test_a_loss_scaler_decides_there(key, scaling):
+def test_a_loss_scaler_decides_on_the_device(key, scaling):
     training = trained("auto", partial(fresh(key, scaling), device="cuda"), lambda _: no_waiting())
     on_cpu = trained("cpu", fresh(key, scaling))
     assert all(tensor.is_cuda for tensor in training.there())
@@ -280,7 +280,7 @@ def test_a_loss_scaler_decides_there(key, scaling):
         assert_near(training.written(), on_cpu.written())
 
 
-def test_a_dynamic_loss_scale_decides_there():
+def test_a_dynamic_loss_scale_decides_on_the_device():
     def trained(device, waits=contextlib.nullcontext):
         var = torch.ones(300, device=device, requires_grad=True)
         step = thalweg.Variable(0, dtype=torch.int64, trainable=False)
@@ -355,7 +355,7 @@ def test_steps_that_the_device_keeps_and_the_host_counts():
     assert all(training.optimizer.state[param]["step"].is_cuda for param in training.params)
 
 
-def test_a_state_of_torch_goes_on():
+def test_a_torch_state_resumes():
     reference = Training(partial(torch.optim.Adam, lr=0.1, fused=True))
     reference.step()
     training = Training(partial(optim.Adam, lr=0.1, fused=True))
@@ -498,7 +498,7 @@ def test_bits_of_modern_rules(case):
 
 
 @pytest.mark.parametrize("case", MATRIX_CASES, ids=lambda case: case.name)
-def test_rules_of_matrices_go_where_they_go_on_the_cpu(case):
+def test_matrix_rules_are_near_the_cpu(case):
     """Products are in bfloat16 here, and those of SOAP's bases in float32."""
 
     def make(params):

@@ -142,7 +142,7 @@ def test_rows_of_any_width(case, width, indices):
 
 @pytest.mark.parametrize("width", [8, 72, 1032, 4100, 9001], ids=label)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=label)
-def test_rows_that_nothing_names(width, dtype):
+def test_rows_without_an_index(width, dtype):
     case = next(candidate for candidate in FIRST if candidate.rule.name == "Adam")
     equal_reference(case, with_rows(case, [7, 2, 7, 3], (width,), dtype), SELECTIONS[1])
 
@@ -173,7 +173,7 @@ def shrunk(var, *, decay):
 
 @by_rule([case for case in FIRST if case.rule.before is None and not case.rule.measures])
 @pytest.mark.parametrize("indices", [None, [7, 2, 7]], ids=["dense", "sparse"])
-def test_what_comes_before_a_rule(case, indices):
+def test_formulas_before_a_rule(case, indices):
     from dataclasses import replace
 
     decayed_case = replace(case, row=replace(case.row, rule=replace(case.rule, before=shrunk)))
@@ -264,7 +264,7 @@ def test_a_step_is_repeated_with_other_gradients(case):
 
 
 @by_rule([case for case in FIRST if not case.rule.measures])
-def test_a_steady_step_asks_the_device_for_nothing(case):
+def test_a_replayed_step_does_not_wait(case):
     engines = rulebook.Engines()
     problem = Problem.make(case.row, [(130,), (5,)], [torch.float32] * 2, 1)
     take(case, problem, SELECTIONS[1], engines=engines)
@@ -274,7 +274,7 @@ def test_a_steady_step_asks_the_device_for_nothing(case):
 
 @by_rule(FIRST)
 @pytest.mark.parametrize("indices", [None, [7, 2, 7]], ids=["dense", "sparse"])
-def test_a_start_over_nothing_writes_nothing(case, indices, monkeypatch):
+def test_an_empty_launch_writes_nothing(case, indices, monkeypatch):
     def over_nothing(self):
         function = getattr(
             launch.load_module(self._kernel.name, self._kernel.source), self._kernel.name
@@ -332,7 +332,7 @@ def test_steps_of_an_optimizer_have_the_bits_of_the_cpu(make):
 
 
 @BY_OPTIMIZER
-def test_a_steady_step_of_an_optimizer_asks_for_nothing(make):
+def test_a_replayed_optimizer_step_does_not_wait(make):
     trained("cuda", make, waiting_for_nothing)
 
 
@@ -348,7 +348,7 @@ def clipped(context=contextlib.nullcontext):
     return optimizer.last_step
 
 
-def test_norms_are_brought_to_the_host_when_somebody_reads_them():
+def test_norms_reach_the_host_when_read():
     with thalweg.engine("cpu"):
         expected = clipped()
     with thalweg.engine("cuda"):
@@ -391,7 +391,7 @@ def test_gradients_are_processed_without_asking(options):
         processed(lambda host: waiting_for_nothing(host=host), **options)
 
 
-def test_a_sparse_step_asks_for_nothing(monkeypatch):
+def test_a_sparse_step_does_not_wait(monkeypatch):
     monkeypatch.setattr(
         IndexedSlices, "check_range", lambda self, rows, style: assert_in_range(self.indices, rows)
     )

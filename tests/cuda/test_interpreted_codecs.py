@@ -140,7 +140,7 @@ OPTIONS = [
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_steps_that_ask_for_nothing(options):
+def test_capturable_steps_do_not_wait(options):
     expected = trained("cuda", optim.AdamW, 3, **options)
     trained("cuda", optim.AdamW, 3, counting_and_waiting_for_nothing, **options)
     assert_same(trained("cuda", optim.AdamW, 3, capturable=True, **options), expected)
@@ -149,7 +149,7 @@ def test_steps_that_ask_for_nothing(options):
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_what_a_device_leaves_out(options):
+def test_steps_skipped_by_the_device(options):
     step_options = {"overflows": (False, True, False), "fused_unscale": True, **options}
     actual = trained("cuda", optim.AdamW, 3, **step_options)
     assert_same(actual, trained("reference", optim.AdamW, 3, **step_options))

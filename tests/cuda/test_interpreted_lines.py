@@ -107,5 +107,5 @@ def test_trainings(name, options):
 
 
 @pytest.mark.parametrize("name", ["Adafactor", "SM3"])
-def test_a_steady_step_asks_for_nothing(name):
+def test_a_replayed_step_does_not_wait(name):
     trained("cuda", name, 3, counting_and_waiting_for_nothing, shapes=((9, 31), (7,)))

@@ -118,7 +118,7 @@ def test_bits_of_the_classes_of_torch(make):
 
 
 @by({name: make for name, make in DROP_INS.items() if name not in ("NAdam", "ASGD")})
-def test_a_steady_step_of_a_class_of_torch_asks_for_nothing(make):
+def test_a_replayed_step_of_a_torch_class_does_not_wait(make):
     trained("cuda", make, 3, counting_and_waiting_for_nothing)
 
 
@@ -140,7 +140,7 @@ def test_sparse_gradients_of_the_classes_of_torch():
         assert_same(actual, expected)
 
 
-def test_a_step_is_taken_here_where_a_device_has_an_engine(monkeypatch):
+def test_a_device_with_an_engine_takes_the_step(monkeypatch):
     param = torch.nn.Parameter(torch.ones(3, device="meta"))
     pairs = [(torch.ones(3, device="meta"), param)]
     assert not native_support.engines_support(pairs, {}, ())
@@ -174,7 +174,7 @@ def test_steps_of_float64_that_a_device_counts(make):
 
 
 @by(CAPTURABLE)
-def test_a_step_that_a_device_counts_asks_for_nothing(make):
+def test_a_device_counted_step_does_not_wait(make):
     trained("cuda", make, 3, lambda optimizer: waiting_for_nothing(), capturable=True)
 
 
@@ -294,7 +294,7 @@ def test_a_device_decides_on_steps(make, groups):
 
 
 @by(SCALABLE)
-def test_a_device_that_decides_is_asked_for_nothing(make):
+def test_a_device_decision_does_not_wait(make):
     training = scaled("cuda", make, 2, waiting_for_nothing)
     assert training.optimizer.last_step.count == OVERFLOWS.count(False)
 

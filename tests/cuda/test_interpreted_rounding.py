@@ -121,7 +121,7 @@ OPTIONS = [
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_options_beside(options):
+def test_rounding_with_other_options(options):
     actual = trained("cuda", optim.AdamW, shapes=SHAPES[:2], **options)
     assert_same(actual, trained("reference", optim.AdamW, shapes=SHAPES[:2], **options))
 
@@ -136,12 +136,12 @@ def test_steps_that_a_device_counts(make, dtype):
     trained("cuda", make, context=lambda optimizer: waiting_for_nothing(), **capturable_options)
 
 
-def test_a_steady_step_asks_for_nothing():
+def test_a_replayed_step_does_not_wait():
     trained("cuda", optim.AdamW, 3, counting_and_waiting_for_nothing, shapes=SHAPES[:2])
 
 
 @pytest.mark.parametrize("make", [optim.AdamW, tensorflow.Adam], ids=["torch", "TensorFlow"])
-def test_what_a_device_leaves_out_draws_nothing(make):
+def test_steps_skipped_by_the_device_draw_nothing(make):
     overflows = (False, True, False, True, True, False)
     options = {"overflows": overflows, "fused_unscale": True, "shapes": SHAPES[:2]}
     actual = trained("cuda", make, len(overflows), **options)

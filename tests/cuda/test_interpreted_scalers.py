@@ -62,7 +62,7 @@ def test_a_scaler_by_logarithms_is_near_the_hosts(key):
 
 @by_make
 @pytest.mark.parametrize("scaling", [BACKOFF, LOG_MAX], ids=["Backoff", "LogMax"])
-def test_a_device_that_decides_is_asked_for_nothing(key, scaling):
+def test_a_device_decision_does_not_wait(key, scaling):
     trained("cuda", fresh(key, scaling), waiting)
 
 
@@ -161,13 +161,13 @@ def test_a_policy_sees_a_variable_of_the_host():
     assert [count for *_, count in seen_steps[:5]] == [0, 0, 1, 1, 2]
 
 
-def test_what_a_step_returned_is_the_callers():
+def test_a_step_returns_a_tensor_of_its_own():
     training = trained("cuda", partial(Training, (HALF, HALF), **BACKOFF))
     training.outcomes[-1].zero_()
     assert training.step.was_applied
 
 
-def test_what_is_assigned_to_a_counter_counts():
+def test_an_assigned_step_count_is_used():
     def made(engine):
         with computing(engine):
             training = Training((HALF, HALF), **BACKOFF)

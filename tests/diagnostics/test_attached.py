@@ -316,7 +316,7 @@ def test_steps_of_the_users_own_are_refused(make: Callable[[], Any]) -> None:
     assert "_recorder" not in vars(optimizer)
 
 
-def test_what_is_refused() -> None:
+def test_bad_arguments_raise() -> None:
     optimizer = keras.optimizers.Adam()
     for bad, error in ((0, ValueError), (True, TypeError), ("2", TypeError)):
         with pytest.raises(error, match="every must be"):
@@ -401,7 +401,7 @@ def test_rows_and_pairs_given_twice(make: Callable[[], Any]) -> None:
     assert recorder.table["w0:0"].update_max == pytest.approx(abs(w.numpy() - old).max(), rel=1e-6)
 
 
-def test_steps_that_are_not_taken_are_not_told_of() -> None:
+def test_skipped_steps_are_not_recorded() -> None:
     optimizer, (w,) = of(keras.optimizers.Adam())
     recorder = attach(optimizer)
     with pytest.raises(ValueError, match="shape"):
@@ -416,7 +416,7 @@ def test_steps_that_are_not_taken_are_not_told_of() -> None:
 
 
 @many("cls", [lambda inner: MovingAverageOptimizer(inner, 0.5), lambda inner: inner])
-def test_what_wraps_and_what_gates(cls: Callable[[Any], Any]) -> None:
+def test_wrappers_and_gated_steps_are_recorded(cls: Callable[[Any], Any]) -> None:
     inner, (a, b) = of(v1.train.MomentumOptimizer(0.1, 0.9), 2)
     optimizer = cls(inner)
     recorder = attach(optimizer)
@@ -448,7 +448,7 @@ def test_masters_and_accumulated_gradients() -> None:
 
 
 @many("make", [keras.optimizers.Adam, v1.train.AdamOptimizer])
-def test_copies_tell_nothing_and_states_are_as_ever(make: Callable[[], Any]) -> None:
+def test_copies_have_no_recorder_and_states_are_unchanged(make: Callable[[], Any]) -> None:
     optimizer, (w,) = of(make())
     recorder = attach(optimizer)
     optimizer.apply_gradients([([1.0, 1.0], w)])
@@ -495,7 +495,7 @@ def test_workers_that_meet() -> None:
     assert (row.step, row.gradient_norm, row.update_max) == (1, 5, 2)
 
 
-def test_what_follows_a_step_is_no_part_of_it() -> None:
+def test_changes_after_the_update_are_not_recorded() -> None:
     inner, (w,) = of(v1.train.GradientDescentOptimizer(1.0))
     recorder = attach(VariableClippingOptimizer(inner, {w: [0]}, 1.0))
     VariableClippingOptimizer(inner, {w: [0]}, 1.0).apply_gradients([([-2.0, -2.0], w)])
@@ -508,7 +508,7 @@ def test_what_follows_a_step_is_no_part_of_it() -> None:
 
 
 @many("options", [{"clipnorm": 1.0}, {"global_clipnorm": 1.0}, {"clipvalue": 3.5}])
-def test_what_clipping_is_told_of(options: dict[str, float]) -> None:
+def test_clipping_is_recorded(options: dict[str, float]) -> None:
     optimizer, (w,) = of(keras.optimizers.SGD(1.0, **options))
     recorder = attach(optimizer)
     optimizer.apply_gradients([([3.0, 4.0], w)])
@@ -569,7 +569,7 @@ def test_public_names() -> None:
         assert getattr(optim.diagnostics, name) is getattr(diagnostics, name)
 
 
-def test_a_device_is_waited_for_by_whoever_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reading_the_table_waits_for_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(StepWatch, "is_there", True)
     optimizer, (w,) = of(keras.optimizers.Adam())
     steps: list[int] = []

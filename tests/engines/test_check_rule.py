@@ -211,7 +211,7 @@ def test_every_formula_is_checked(part: str) -> None:
         ),
     ],
 )
-def test_what_a_formula_takes_and_returns(checked_rule: Rule, message: str) -> None:
+def test_signatures_and_results_are_checked(checked_rule: Rule, message: str) -> None:
     with pytest.raises(RuleError, match=message):
         check_rule(checked_rule)
 
@@ -250,7 +250,7 @@ def asks(*, beta):
         (asks, "asks for beta, which is neither"),
     ],
 )
-def test_what_prepare_makes(prepare: Any, message: str) -> None:
+def test_results_of_prepare_are_checked(prepare: Any, message: str) -> None:
     text = refusal(rule(scaled, prepare=prepare))
     with pytest.raises(RuleError, match=message):
         raise RuleError(text)
@@ -286,7 +286,7 @@ def branches(*, squares):
         (squares, branches, r"first step, where it is given arrays .*: ValueError: The truth"),
     ],
 )
-def test_what_is_measured(measure: Any, per_variable: Any, message: str) -> None:
+def test_measures_are_checked(measure: Any, per_variable: Any, message: str) -> None:
     new_rule = rule(scaled, measures={"squares": measure}, per_variable=per_variable)
     with pytest.raises(RuleError, match=message):
         check_rule(new_rule)
@@ -434,7 +434,7 @@ ADVICE |= dict.fromkeys((by_rows, a_norm, a_sum, a_largest, without_nan), SUM_AD
 
 
 @pytest.mark.parametrize(("formula", "advice"), ADVICE.items(), ids=[f.__name__ for f in ADVICE])
-def test_a_refusal_says_what_to_write_instead(formula: Any, advice: str) -> None:
+def test_an_error_suggests_a_replacement(formula: Any, advice: str) -> None:
     text = refusal(rule(formula))
     assert text.endswith(advice)
     assert ("where(" in text) is (formula in BRANCHES)
@@ -456,7 +456,7 @@ def rich(var: Any, grad: Any, m: Any, *, learning_rate: float) -> Any:
     return var + learning_rate * step, m
 
 
-def test_what_is_allowed_runs_on_both_engines() -> None:
+def test_allowed_formulas_run_on_both_engines() -> None:
     rich_case = update_case(rich, 1, hypers=(RATE,))
     check_rule(rich_case.rule)
     problem = Problem.make(rich_case.row, [300], [torch.float32], 6, 0.2)

@@ -62,7 +62,7 @@ def test_every_code_stays_at_every_scale(codec: Codec) -> None:
 
 
 @by_codec
-def test_what_is_lost_is_a_share_of_the_largest(codec: Codec) -> None:
+def test_encoding_errors_are_bounded_by_the_largest_value(codec: Codec) -> None:
     values = numbers(codec, 300 * codec.block)
     decoded = decode_array(codec, encode_array(codec, values), len(values))
     errors = np.abs(decoded - values).reshape(-1, codec.block).max(1)

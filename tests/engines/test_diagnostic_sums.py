@@ -46,7 +46,7 @@ def added_plainly(first: Any, second: Any) -> list[float]:
 
 @many("size", SIZES)
 @many("scale", (1.0, 1e-30, 1e30))
-def test_they_are_added_in_the_order_that_is_written_down(size: int, scale: float) -> None:
+def test_sums_have_the_documented_order(size: int, scale: float) -> None:
     first, second = drawn(size, scale, 0), drawn(size, 1.0, 1)
     first[:: max(size // 7, 1)] *= np.float32(2.0**-9)
     pairs = {"square": ("a", "a"), "product": ("a", "b")}
@@ -69,7 +69,7 @@ def test_no_square_overflows_or_is_lost(size: int, scale: float) -> None:
 
 
 @many("number", (math.inf, -math.inf, math.nan))
-def test_what_is_not_finite_is_seen_in_its_leaf_alone(number: float) -> None:
+def test_a_nonfinite_value_stays_in_its_leaf(number: float) -> None:
     array = drawn(2 * LEAF, 1.0, 3)
     array[LEAF + 5] = number
     sums = sums_of_products({"a": array}, {"square": ("a", "a")})

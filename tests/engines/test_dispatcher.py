@@ -100,7 +100,9 @@ LAYOUTS: list[tuple[tuple[int, ...], tuple[int, ...], bool, bool, int]] = [
 
 
 @pytest.mark.parametrize(("shape", "strides", "dense", "meets", "size"), LAYOUTS)
-def test_what_strides_say(shape: Any, strides: Any, dense: bool, meets: bool, size: int) -> None:
+def test_strides_are_classified(
+    shape: Any, strides: Any, dense: bool, meets: bool, size: int
+) -> None:
     tensor = strided(shape, strides, 3)
     assert layout.is_dense(tensor) is dense
     assert layout.may_overlap(tensor) is meets
@@ -186,7 +188,7 @@ def test_a_gradient_in_memory_that_is_written_is_copied(first: int, is_copied: b
     )
 
 
-def test_plans_of_variables_long_gone_are_let_go() -> None:
+def test_plans_of_freed_variables_are_dropped() -> None:
     engines = Engines()
     limit = 2 + gate._SPARE
     for number in range(limit + 3):
@@ -199,7 +201,7 @@ def test_plans_of_variables_long_gone_are_let_go() -> None:
 
 
 @pytest.mark.filterwarnings("always")
-def test_a_variable_that_is_slow_is_told_once() -> None:
+def test_a_slow_variable_warns_once() -> None:
     engines, row = Engines(), case("Adam").row
     problem = Problem.make(row, [(4, 3), (5,)], [WIDE, WIDE], seed=0)
     problem.variables[0] = torch.ones(4, 6)[:, ::2]
@@ -269,7 +271,7 @@ def test_indices_may_lie_in_what_the_step_writes(engine: Any) -> None:
     assert_same([variables[0]], [variables[1]])
 
 
-def test_a_repeated_variable_is_looked_at_once() -> None:
+def test_a_repeated_variable_is_checked_once() -> None:
     problem, copy = adam((4,)), torch.ones(4, dtype=HALF)
     twice = Problem(problem.variables * 2, problem.slots * 2, problem.gradients * 2)
     assert not ready(twice, copies=[copy, copy]).is_single

@@ -509,7 +509,7 @@ def test_adam_is_vectorised(dtype):
 
 
 @pytest.mark.parametrize(("numbers", "looks"), [("range", True), ("each", False)])
-def test_each_says_that_iterations_are_independent(numbers, looks):
+def test_loops_are_vectorized(numbers, looks):
     source = f"""
 def added(argument):
     words = int64_pointer(address_of(argument))
@@ -531,7 +531,7 @@ def added(argument):
     assert actual.tolist() == (expected * inputs).tolist()
 
 
-def test_what_does_not_divide_is_not_prefetched():
+def test_formulas_without_division_are_not_prefetched():
     from thalweg._engines.codegen import Update
     from thalweg._engines.cpu.codegen import generate_update
     from thalweg.rules.gradient_descent import SGD

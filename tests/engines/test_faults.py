@@ -157,7 +157,7 @@ def test_keep_is_ieee_arithmetic(name):
 
 
 @pytest.mark.parametrize("name", ["cpu", "reference"])
-def test_flush_is_what_tensorflow_does(name):
+def test_flush_equals_tensorflow(name):
     problem = Problem([torch.full((9,), 1e-40)], [[torch.full((9,), 1e-39)] * 1 + [torch.zeros(9)]],
                       [torch.zeros(9)])  # fmt: skip
     take(ADAM, problem, FLUSH._replace(name=name))

@@ -186,7 +186,7 @@ def equal_steps(case: Case, form: str, engine: Any) -> None:
 @pytest.mark.parametrize("form", FORMS)
 @BY_KIND
 @BY_ENGINE
-def test_measures_see_what_was_written(engine: Any, kind: torch.dtype, form: str) -> None:
+def test_measures_begin_at_copies(engine: Any, kind: torch.dtype, form: str) -> None:
     equal_measures(kind, form, engine)
 
 

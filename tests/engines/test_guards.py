@@ -64,7 +64,7 @@ def _states() -> list[bool]:
 
 
 @pytest.mark.parametrize("name", BLOCKS)
-def test_each_is_on_in_its_block_alone(name: str) -> None:
+def test_each_guard_is_on_in_its_block_only(name: str) -> None:
     assert not any(_states())
     with BLOCKS[name]():
         states = _states()

@@ -172,14 +172,14 @@ def test_bytecode_of_another_release_is_no_change(cached):
     step(module.update)
 
 
-def test_bytecode_of_another_release_vouches_for_its_own_text_alone(cached):
+def test_bytecode_of_another_release_is_checked_by_source(cached):
     path, module = cached
     path.write_text(HEADER + formula("var - grad * 0.125"))
     with pytest.raises(RuleError, match="changed after it was imported"):
         step(module.update)
 
 
-def test_damaged_bytecode_vouches_for_nothing(cached):
+def test_damaged_bytecode_is_ignored(cached):
     path, module = cached
     bytecode = Path(cache_from_source(str(path)))
     for length in (3, 16, 40):
@@ -269,7 +269,7 @@ PREFIX = (
 
 
 @pytest.mark.parametrize(("expression", "message_part"), BAD_CODE.values(), ids=BAD_CODE)
-def test_what_is_no_arithmetic_is_refused_by_name_and_line(write, expression, message_part):
+def test_unsupported_code_raises_with_name_and_line(write, expression, message_part):
     module = write("refused", formula(expression, PREFIX))
     with pytest.raises(RuleError) as error_info:
         step(module.update)
@@ -302,7 +302,7 @@ HELPED = {
 
 
 @pytest.mark.parametrize(("expression", "outcome"), HELPED.values(), ids=HELPED)
-def test_helpers_are_given_what_they_use(write, expression, outcome):
+def test_helper_arguments_are_type_checked(write, expression, outcome):
     module = write("helping", formula(expression, HELPERS))
     if isinstance(outcome, float):
         assert step(module.update) == outcome
@@ -522,7 +522,7 @@ sys.stdout.write(p.detach().numpy().tobytes().hex())
 
 
 @pytest.mark.skipif(bool(guard_table.trouble()), reason="no step is taken in one call")
-def test_the_look_is_made_by_the_third_step_and_kept(folder):
+def test_the_replay_kernel_is_compiled_by_the_third_step(folder):
     def run(steps, program=STEADY):
         process = fresh_process.run(program, str(steps))
         assert process.returncode == 0, process.stderr

@@ -272,7 +272,7 @@ def test_links_that_lead_in_a_circle_end(base, monkeypatch):
 
 
 @pytest.mark.parametrize("variable", ["THALWEG_CACHE_DIR", "XDG_CACHE_HOME"])
-def test_what_lies_in_the_working_directory_is_not_run(base, planted, monkeypatch, variable):
+def test_files_in_the_working_directory_are_not_run(base, planted, monkeypatch, variable):
     # It may be a checkout or an archive of anybody's.
     (base / "thalweg").symlink_to(".")
     monkeypatch.delenv("THALWEG_CACHE_DIR")
@@ -298,7 +298,7 @@ def test_all_that_is_made_is_private_whatever_the_umask(base, monkeypatch):
 # Between the look and the use
 
 
-def test_what_was_looked_at_is_what_is_read(planted, base, monkeypatch):
+def test_the_checked_file_is_the_one_that_is_read(planted, base, monkeypatch):
     evil = base / "evil"
     evil.write_bytes(planted.read_bytes())
     planted.unlink()

@@ -30,13 +30,13 @@ SETTINGS_REQUESTED = {
 
 
 @many("setting", SETTINGS_REQUESTED)
-def test_what_is_wanted_comes_first(setting):
+def test_requested_settings_come_first(setting):
     tuning = tuning_of("icelake-server", setting)
     assert tuning == SETTINGS_REQUESTED[setting]._replace(measured="THALWEG_TUNING")
 
 
 @many("setting", ["prefetch", "prefetch=-1", "vectors=128", "distance=1", "serial=1,", "serial=²"])
-def test_nothing_else_can_be_wanted(setting):
+def test_bad_settings_raise(setting):
     with pytest.raises(InvalidArgumentError, match=r"THALWEG_TUNING has .* prefetch=BYTES"):
         tuning_of("icelake-server", setting)
 
@@ -95,6 +95,6 @@ def test_bits_are_the_same_however_kernels_are_tuned(tmp_path):
         known_files = files
 
 
-def test_what_is_wrong_is_said_by_the_first_step():
+def test_bad_settings_raise_at_the_first_step():
     process = fresh_process.run(TRAINING, THALWEG_TUNING="prefetch=far")
     assert "InvalidArgumentError: THALWEG_TUNING has 'prefetch=far'" in process.stderr

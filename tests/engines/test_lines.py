@@ -97,7 +97,7 @@ def by_hand(matrix: Any, axis: str) -> list[float]:
 
 @pytest.mark.parametrize("axis", OVERS)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_sums_are_in_the_order_that_is_written_down(shape: Any, axis: str) -> None:
+def test_sums_have_the_documented_order(shape: Any, axis: str) -> None:
     values = numbers(shape)
     matrices = values.reshape(-1, *shape[-2:])
     actual = reduce_lines(matrices, axis, "sum")
@@ -465,7 +465,7 @@ def test_parts_that_cannot_be_are_refused(make: Any, message: str) -> None:
     ],
     ids=str,
 )
-def test_what_has_no_rows_is_refused_by_name(param: Any, error: Any, message: str) -> None:
+def test_parameters_without_rows_raise_by_name(param: Any, error: Any, message: str) -> None:
     with pytest.raises(error, match=message):
         optim.RuleOptimizer([("up", param.requires_grad_())], FULL)
 

@@ -226,7 +226,7 @@ def test_a_slot_changed_in_hand_is_the_slot_from_then_on(
         assert torch.equal(a, b)
 
 
-def test_slots_that_nobody_holds_are_not_looked_at() -> None:
+def test_private_slots_are_not_checked() -> None:
     store, var = SlotStore(), Variable(torch.ones(4, 4))
     held_slot, other_slot = (store.make([var], name, 0.0, [name])[0] for name in ("held", "other"))
     guard = StorageGuard([held_slot, other_slot])

@@ -32,7 +32,7 @@ DIFFERENT: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("make", DIFFERENT.values(), ids=DIFFERENT)
 @pytest.mark.parametrize("place", [0, 1])
-def test_what_is_not_alike(make: Callable[[], Any], place: int) -> None:
+def test_different_metadata_is_noticed(make: Callable[[], Any], place: int) -> None:
     guard = MetadataGuard([torch.zeros(2, 3), torch.zeros(2, 3)])
     tensors: list[Any] = [torch.ones(2, 3), torch.ones(2, 3)]
     assert guard.holds(tensors)
@@ -72,7 +72,7 @@ def test_a_torch_without_the_comparison_takes_the_same_steps(monkeypatch, guards
     assert all(map(torch.equal, _trained(gradients), expected))
 
 
-def test_a_steady_step_takes_no_closer_look(monkeypatch) -> None:
+def test_a_replayed_step_skips_the_full_checks(monkeypatch) -> None:
     variables = [Variable(torch.ones(3)) for _ in range(2)]
     optimizer = Adam(0.1)
 

@@ -55,7 +55,7 @@ def trained(formula: Any, engine: Any, dtype: torch.dtype) -> list[torch.Tensor]
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("engine", ["cpu", "reference"])
-def test_they_have_the_bits_of_a_formula_without(engine: str, dtype: torch.dtype) -> None:
+def test_helpers_equal_inlined_formulas(engine: str, dtype: torch.dtype) -> None:
     results = trained(update, engine, dtype), trained(plain, engine, dtype)
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
@@ -94,6 +94,6 @@ def within(var: Any, grad: Any, *, learning_rate: Any) -> Any:
         (within, r"`swapped` returns 2 values: write `a, b = swapped\(var, grad\)` before"),
     ],
 )
-def test_what_is_no_such_helper_is_refused(formula: Any, message: str) -> None:
+def test_unsupported_helpers_raise(formula: Any, message: str) -> None:
     with pytest.raises(RuleError, match=message):
         thalweg.check_rule(Rule(name="Bad", update=formula))

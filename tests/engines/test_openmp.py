@@ -43,7 +43,7 @@ assert re.search("torch.*lib(gomp|iomp5|omp)", path) or torch_is_the_systems(pat
     assert process.returncode == 0, process.stderr
 
 
-def test_one_thread_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_thread_warns_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(openmp, "_find_runtime", lambda: None)
     monkeypatch.setattr(openmp, "team_size", lambda: 4)
     openmp.gomp_parallel.cache_clear()

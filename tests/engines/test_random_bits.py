@@ -72,7 +72,7 @@ CHANGES: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("changes", CHANGES, ids=str)
-def test_nothing_else_draws_the_same(changes: dict[str, Any]) -> None:
+def test_each_input_changes_the_draws(changes: dict[str, Any]) -> None:
     matches = int((drawn(4096) == drawn(4096, **changes)).sum())
     assert matches < 5  # of which chance has 1/16 on average
 
@@ -142,7 +142,7 @@ def every(dtype: torch.dtype) -> torch.Tensor:
 
 @by_dtype
 @pytest.mark.parametrize("draw", DRAWS)
-def test_what_a_type_holds_stays(dtype: torch.dtype, draw: int, same_draw: Any) -> None:
+def test_representable_numbers_stay(dtype: torch.dtype, draw: int, same_draw: Any) -> None:
     same_draw(draw)
     numbers = every(dtype)
     expected = bits(numbers.to(dtype))
@@ -191,7 +191,7 @@ SHARES = [
 
 
 @pytest.mark.parametrize(("dtype", "low", "place", "share"), SHARES)
-def test_of_all_draws_just_the_share_goes_up(
+def test_rounding_up_is_proportional(
     dtype: torch.dtype, low: float, place: float, share: float
 ) -> None:
     low = float(torch.tensor(low).to(dtype))

@@ -122,7 +122,7 @@ def assert_bits(actual, expected) -> None:
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_the_specification_is_what_its_text_says(size):
+def test_the_specification_equals_its_text(size):
     values = wide(numbers(size))
     (actual,) = combine_leaves(leaves_of(values), leaf_counts([size]))
     assert_bits(actual, one_by_one(values))
@@ -373,7 +373,7 @@ def test_copies_are_measured_where_periods_are_spread_over_memory(shape, order, 
 
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_kernels_gather_what_lies_in_another_order(dtype, count, threads):
+def test_kernels_gather_other_memory_orders(dtype, count, threads):
     tensors = [
         tuple(numbers(int(np.prod(shape)), dtype, seed).view(shape) for seed in range(3))
         for shape, _ in ORDERS
@@ -487,7 +487,7 @@ def test_streams_of_several_types():
     assert_bits(actual[:, 0], specified(with_slot, streams, (), scalars))
 
 
-def test_what_no_formula_reads_is_not_read():
+def test_unused_streams_are_not_read():
     grad = numbers(3000)
     kernel = launch.sum_kernel((gradient_squares,), (), ("float32", "float32"), np.float32)
     base = np.array([[0, grad.data_ptr()]], np.int64)  # a variable at address 0 cannot be read

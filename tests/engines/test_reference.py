@@ -146,7 +146,7 @@ def test_stages_and_update_are_those_of_numpy(
         assert torch.equal(actual, expected)
 
 
-def test_a_part_looks_at_each_step_anew() -> None:
+def test_a_part_is_not_replayed() -> None:
     request = one_step()
     part = reference.ReferencePart(request)
     assert not part.try_rebind(request, np.empty(0, np.int64))
@@ -163,7 +163,7 @@ def test_rows_come_in_waves_of_their_occurrences() -> None:
     assert reference._repeated_waves(rows[:0]) == []
 
 
-def test_what_a_part_measures() -> None:
+def test_a_part_computes_sums() -> None:
     request = one_step()._replace(stages=())
     (var,), (grad,) = request.variables, request.gradients
     columns = Columns({np.float32: case("Adam").scalars(np.float32)}, {})

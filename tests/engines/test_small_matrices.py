@@ -251,7 +251,7 @@ def test_all_sides_have_the_bits_of_the_reference(name: str, dtype: Any, answers
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_options_go_with_it(options: Any) -> None:
+def test_options_are_supported(options: Any) -> None:
     shapes = ((40, 3, 3), (9, 4))
     dtype = torch.bfloat16 if "masters" in options else torch.float32
     params = [numbers(shape, 1, dtype) for shape in shapes]

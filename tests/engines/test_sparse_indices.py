@@ -156,7 +156,7 @@ def test_shapes_that_lie_are_refused(values, shape, text, engine, name):
 
 @engines
 @pytest.mark.parametrize("rows", [2, 5])
-def test_what_slices_say_of_the_whole_is_not_read(rows, engine):
+def test_dense_shape_of_slices_is_not_read(rows, engine):
     results = []
     for shape in ((rows, 3), None):
         table, opt = Table(), optimizer(CASES[0], engine)

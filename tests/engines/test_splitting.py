@@ -57,7 +57,7 @@ def patterns() -> Any:
     return floats(words[(words & 0x7FFFFFFF) < 0x7F7F7F80])  # beyond which are infinities
 
 
-def test_what_is_lost_is_a_512th_of_a_last_place() -> None:
+def test_splitting_error_is_a_512th_of_a_last_place() -> None:
     numbers = patterns()
     upper, codes = split_numbers(numbers)
     joined = join_numbers(upper, codes).astype(np.float64)
@@ -136,7 +136,7 @@ def heavy(var: Any, grad: Any, m: Any, *, learning_rate: Any) -> Any:
     return var - learning_rate * grad, m + grad
 
 
-def test_rules_cannot_have_it_as_a_storage() -> None:
+def test_split_numbers_are_not_a_storage() -> None:
     rule = Rule(name="Heavy", update=heavy, slots=(Slot("m", storage="split8"),))
     with pytest.raises(RuleError, match="'split8', which is of weights='split' alone; expected"):
         check_rule(rule)

@@ -220,7 +220,7 @@ def test_parameters_whose_steps_have_other_numbers_are_called_apart() -> None:
         ((4, 3), torch.float16, InvalidTypeError, "is float16, and rule 'Centered' is for"),
     ],
 )
-def test_what_is_no_matrix_is_refused(shape: Any, dtype: Any, error: Any, message: str) -> None:
+def test_stages_need_matrices(shape: Any, dtype: Any, error: Any, message: str) -> None:
     (param,) = parameters([shape], dtype)
     w, params_before = Variable(param.detach().clone(), name="w"), param.detach().clone()
     with pytest.raises(error, match=message):
@@ -318,7 +318,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("changes", "message"), WRONG, ids=[message for _, message in WRONG])
-def test_a_rule_that_says_something_else_is_refused(changes: Any, message: str) -> None:
+def test_a_contradictory_rule_raises(changes: Any, message: str) -> None:
     with pytest.raises(RuleError, match=message):
         check_rule(replace(CENTERED, **changes))
 
@@ -330,7 +330,7 @@ def test_a_stage_is_called_every_so_many_steps(interval: Any) -> None:
 
 
 @pytest.mark.parametrize("names", ["", (), (1,)])
-def test_what_a_pass_makes_has_names(names: Any) -> None:
+def test_results_of_a_pass_have_names(names: Any) -> None:
     with pytest.raises(RuleError, match="makes of a Pass must be names"):
         Pass(ahead, names)
 

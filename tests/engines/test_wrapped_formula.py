@@ -113,7 +113,7 @@ def test_a_formula_around_a_step(formula: Any) -> None:
 
 
 @pytest.mark.parametrize("formula", [ahead, back, named, unnamed])
-def test_one_around_another(formula: Any) -> None:
+def test_nested_wrappers(formula: Any) -> None:
     args = values()
     inner = WrappedStepFormula(formula, doubled)
     numbers = {"rate": F(0.25), "by": F(2)}
@@ -212,14 +212,14 @@ def _of_others(var: Any, grad: Any, m: Any) -> Any:
     return var
 
 
-def test_what_lies_around_a_step_may_call_helpers() -> None:
+def test_wrappers_may_call_helpers() -> None:
     args = values()
     got, _ = run(WrappedStepFormula(ahead, _with_helper), *args, rate=F(0.25))
     np.testing.assert_array_equal(got, run(ahead, *args, rate=F(0.25))[0])
 
 
 @pytest.mark.parametrize("outer", [_of_two, _of_others])
-def test_what_lies_around_a_step_is_of_one_kind(outer: Any) -> None:
+def test_wrappers_need_matching_signatures(outer: Any) -> None:
     with pytest.raises(
         RuleError, match=f"{outer.__name__} .* lies around a step: it takes var, gr"
     ):
@@ -227,7 +227,7 @@ def test_what_lies_around_a_step_is_of_one_kind(outer: Any) -> None:
 
 
 @pytest.mark.parametrize("formula", [3, None, partial(tenth, step=1)], ids=["3", "None", "partial"])
-def test_what_is_no_function_is_refused_at_once(formula: Any) -> None:
+def test_a_wrapper_must_be_a_function(formula: Any) -> None:
     for formulas in ((ahead, formula), (formula, tenth)):
         with pytest.raises(RuleError, match="A formula must be a function written with def, not"):
             WrappedStepFormula(*formulas)
@@ -241,7 +241,7 @@ def test_what_has_no_decay_has_none_to_decide_on() -> None:
             transcribe(WrappedStepFormula(formula, tenth, decays=True))
 
 
-def test_engines_alone_run_it() -> None:
+def test_only_engines_run_wrapped_formulas() -> None:
     with pytest.raises(RuleError, match="ahead within tenth is run by engines alone"):
         WrappedStepFormula(ahead, tenth)(1.0, 2.0, 3.0)
 

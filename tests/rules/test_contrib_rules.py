@@ -177,7 +177,7 @@ def _take(rule: Rule, engines: Engines, engine: Any, names: list[str],
 @each_engine
 @each_dtype
 @each_rule
-def test_rule_is_its_oracle(rule: Rule, oracle: Oracle, dtype: Any, engine: str) -> None:
+def test_rule_equals_its_oracle(rule: Rule, oracle: Oracle, dtype: Any, engine: str) -> None:
     rng, shapes = np.random.default_rng(11), {"w": (5, 7), "b": (9,), "table": (12, 3), "row": (8,)}
     decay = {"w": 0.03, "b": 0.0, "table": 0.03, "row": 0.0}
     x = {name: rng.standard_normal(shape).astype(dtype) for name, shape in shapes.items()}

@@ -53,7 +53,7 @@ def test_a_rule_of_matrices_refuses_rows_and_half_precision(rule: Any) -> None:
 
 
 @pytest.mark.parametrize("rule", MODERN_RULES, ids=lambda rule: rule.name)
-def test_a_rule_says_where_it_is_from(rule: Any) -> None:
+def test_a_rule_names_its_source(rule: Any) -> None:
     assert rule.source
     assert rule.differs
     thalweg.check_rule(rule)

@@ -120,7 +120,7 @@ def test_rows_are_measured_before_variables(rule: Rule) -> None:
 
 
 @pytest.mark.parametrize("wrap", [trust_ratio, sphere], ids=lambda function: function.__name__)
-def test_a_length_of_its_own_finding_is_kept(wrap: Any) -> None:
+def test_rules_that_choose_step_lengths_raise(wrap: Any) -> None:
     with pytest.raises(RuleError, match=r"Rule .Prodigy' .*: it finds by itself how long steps"):
         wrap(modern.PRODIGY)
 
@@ -152,7 +152,7 @@ def test_shares_are_refused_by_name(argument: Any) -> None:
 @pytest.mark.parametrize(
     "wrap", [cautious, cautious_decay, trust_ratio, sphere, radial_brake, row_floor]
 )
-def test_what_is_no_rule_is_refused(wrap: Any, argument: Any) -> None:
+def test_wrapping_a_non_rule_raises(wrap: Any, argument: Any) -> None:
     reason = rf"{wrap.__name__} wraps a thalweg.Rule, not .*an option, {wrap.__name__}=True"
     for call in (lambda: wrap(argument), lambda: wrap(rule=argument)):
         with pytest.raises(InvalidTypeError, match=reason):
@@ -183,7 +183,7 @@ def test_a_mask_needs_no_rate() -> None:
     )
 
 
-def test_what_leaves_the_sphere_is_refused() -> None:
+def test_options_that_leave_the_sphere_raise() -> None:
     rule = with_decay(SGD)
     assert rule is not None
     with pytest.raises(
@@ -192,7 +192,7 @@ def test_what_leaves_the_sphere_is_refused() -> None:
         sphere(rule)
 
 
-def test_what_has_no_decay_is_refused() -> None:
+def test_cautious_decay_needs_a_decay() -> None:
     with pytest.raises(RuleError, match=r"Rule .Adam with cautious decay.: update .* has no decay"):
         RuleOptimizer(cautious_decay(ADAM))
 

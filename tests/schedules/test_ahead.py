@@ -28,7 +28,7 @@ def test_steps_one_after_the_other_are_computed_together() -> None:
     assert sorted(computed) == list(range(len(computed)))
 
 
-def test_a_rate_that_is_asked_for_again_and_again_is_computed_alone() -> None:
+def test_a_repeated_rate_is_computed_alone() -> None:
     computed: list[int] = []
     ahead = RatesAhead(lambda step: computed.append(step) or step)
     for step in (5, 90, 3, 70):

@@ -592,7 +592,7 @@ def test_a_noisy_schedule_goes_on_with_its_sequence() -> None:
 @pytest.mark.parametrize(
     "state", [{}, None, {"bit_generator": "MT19937"}, {"bit_generator": "PCG64", "state": {}}]
 )
-def test_what_is_no_state_of_a_sequence_is_refused(state: Any) -> None:
+def test_a_bad_sequence_state_raises(state: Any) -> None:
     noisy = schedules.NoisyLinearCosineDecay(0.1, 100, seed=3)
     state_before = noisy.state_dict()
     with pytest.raises(
