@@ -80,8 +80,8 @@ def attempt(seed: int, number: int) -> str:
         if type(error) is not type(peer) and not is_explained:
             return f"{damage}: not named in {error}"
         return "refused"
-    flags = keys if options.keys() & {*NARROW} else []
-    return judged((opt, params), judge, torch_state, damage, not options, flags)
+    lone_keys = keys if options.keys() & {*NARROW} else []
+    return judged((opt, params), judge, torch_state, damage, not options, lone_keys)
 
 
 def state_for_torch(state: Any) -> Any:
@@ -186,17 +186,17 @@ def judged(
     state: Any,
     damage: str,
     comparable: bool,
-    flags: list[Any],
+    lone_keys: list[Any],
 ) -> str:
     """Step with a loaded state; return "taken", "refused", or the failure.
 
     Args:
         training: The optimizer and its parameters.
-        judge: Torch's, which has not loaded the state yet; None if there is none.
+        judge: Torch's optimizer and parameters before the load; None without a counterpart.
         state: The state.
-        damage: What is wrong with it.
-        comparable: Whether the numbers are torch's.
-        bool_keys: What was damaged, where nobody else can tell whether a step may refuse it.
+        damage: A description of the damage.
+        comparable: Whether the results must be near those of torch.
+        lone_keys: Damaged keys of an option, which torch cannot judge.
     """
     opt, params = training
     state_before = everything(opt, params) if not damage.endswith((": cut", ": freed")) else None
@@ -209,7 +209,9 @@ def judged(
         is_documented = isinstance(error, thalweg.errors.ThalwegError)
         accepted = not comparable and isinstance(error, NotImplementedError)  # beside an option
         accepted = accepted or "'complex'" in str(error)  # which torch's ASGD keeps for later
-        accepted = accepted or (is_documented and bool(flags) and is_named(flags, str(error)))
+        accepted = accepted or (
+            is_documented and bool(lone_keys) and is_named(lone_keys, str(error))
+        )
         if not accepted and (peer is None or not (is_documented or type(error) is type(peer))):
             return f"{damage}: taken, and a step raised {type(error).__name__}: {error}"
         if not is_of_torch(error) and not same(

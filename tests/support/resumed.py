@@ -99,16 +99,16 @@ class Around(OfRule):
     """A training by an optimizer of `thalweg.v1` around another, or derived from another.
 
     Args:
-        around: Makes it, of the learning rate and the variables.
+        make: Returns the optimizer for a learning rate and variables.
     """
 
     def __init__(self, make: Callable[[Any, dict[str, Any]], Any]) -> None:
-        self.around = make
+        self.wrap = make
         super().__init__("HeavyBall")
 
     def make(self, entry: RegistryEntry) -> None:
         self.counter = Variable(torch.zeros((), dtype=torch.int64), trainable=False)
-        self.optimizer = self.around(lambda: 0.1 / (1 + int(self.counter)), self.own)
+        self.optimizer = self.wrap(lambda: 0.1 / (1 + int(self.counter)), self.own)
 
 
 WRAPPERS: dict[str, Callable[[Any, dict[str, Any]], Any]] = {

@@ -23,7 +23,7 @@ def check_examples(
         count: How many.
         strategy: Of tuples of its arguments; the same object for all that share them.
         first: The first example to check.
-        every: The distance between two examples to check; others are for other tests.
+        stride: The distance between two examples to check; others are for other tests.
     """
     try:
         for example in _drawn(count, strategy)[first::stride]:
