@@ -83,7 +83,7 @@ class Side:
             names, values = [name for name in HYPERS if name in parameters], HOSTILE
             if self.name == "Adafactor":
                 names.remove("eps")  # of which the constructor refuses what torch's step does
-                values = [value for value in values if not isinstance(value, Tensor)]  # in float32
+                values = [bad for bad in values if not isinstance(bad, Tensor)]  # in float32
             home[dice.choice(names)] = dice.choice(values)
         self.opt = cls(groups, **{"lr": 0.1, **options}, **(self.options if is_thalweg else {}))
 
@@ -134,7 +134,7 @@ class Side:
 
     def seen(self) -> dict[str, Any]:
         groups = [
-            {name: value for name, value in group.items() if name not in ("params", *EXTRA)}
+            {name: option for name, option in group.items() if name not in ("params", *EXTRA)}
             for group in self.opt.param_groups
         ]
         values: dict[str, Any] = {"groups": groups, "scale": self.scaler.get_scale()}
@@ -148,11 +148,11 @@ class Side:
         """All that a refused step leaves as it was; it may have added gradients to their sums."""
         sum_names = SUMS if but_sums else ()
         groups = [
-            {name: value for name, value in group.items() if name not in ("params", *sum_names)}
+            {name: option for name, option in group.items() if name not in ("params", *sum_names)}
             for group in self.opt.param_groups
         ]
         states = {
-            id(param): {name: value for name, value in slots.items() if name not in sum_names}
+            id(param): {name: slot for name, slot in slots.items() if name not in sum_names}
             for param, slots in self.opt.state.items()
         }
         places = [list(map(id, group["params"])) for group in self.opt.param_groups]

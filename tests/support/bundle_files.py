@@ -101,8 +101,8 @@ def write(
     """A bundle of these entries, whatever they say."""
     items = {b"": header, **entries}
     encoded_items = {
-        key: item if isinstance(item, bytes) else item.encode_message()
-        for key, item in items.items()
+        key: entry if isinstance(entry, bytes) else entry.encode_message()
+        for key, entry in items.items()
     }
     shards = header.shards if isinstance(header, BundleHeader) else 1
     Path(f"{prefix}.index").write_bytes(encoded_table(sorted(encoded_items.items())))

@@ -278,7 +278,7 @@ class Problem:
         # All numbers at once: a call takes longer than those of a tensor.
         rng, count = np.random.default_rng(seed), len(row.rule.element_slots)
         extents = [torch.Size([shape] if isinstance(shape, int) else shape) for shape in shapes]
-        sizes, kinds = [x.numel() for x in extents], list(zip(extents, dtypes, strict=True))
+        sizes, kinds = [size.numel() for size in extents], list(zip(extents, dtypes, strict=True))
         Problem.last_made = _current_test(), f"{row.name}, seed {seed}"
 
         def made(low: float | None = None, high: float = 2.0) -> list[torch.Tensor]:
