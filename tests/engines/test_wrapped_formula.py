@@ -182,7 +182,7 @@ def _another_of_its_name(var: Any, grad: Any) -> Any:
 @pytest.mark.parametrize(
     ("update", "message"),
     [
-        (_more_after_it, "`made` is what it has `moved`, and what it returns first is another"),
+        (_more_after_it, "`step` is what it has `moved`, and what it returns first is another"),
         (_another_of_its_name, "`var` is what it has `moved`, and what it returns first is anoth"),
         (_two, r"test_wrapped_formula.py:\d+\): a formula says `moved\(base, step\)` once"),
         (_inside, r"a formula says `moved\(base, step\)` once, of its first result or"),
