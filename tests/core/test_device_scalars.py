@@ -157,7 +157,7 @@ def test_unscaling_and_clipping(
     assert_there(columns.separate["clip_scale"])
     assert_there(columns.separate["clip_unit"])
     assert_there(report.grad_norm, ())
-    assert columns.taken is not None
+    assert columns.apply_flag is not None
 
 
 def test_a_norm_of_several_rules(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,7 +192,7 @@ def test_per_variable_scalars_stay_on_the_device(rule: Rule) -> None:
     request = StepRequest(rule, (), variables, variables, [], [""] * COUNT, Selection("cuda"))
     stats = known_of(GradientTransforms(), Measured(), variables, columns)
     results, calls = per_variable(request, slots, columns, stats)
-    assert results.taken is was_applied
+    assert results.apply_flag is was_applied
     for name, column in results.separate.items():
         if name != "learning_rate":
             assert_there(column)
