@@ -38,7 +38,7 @@ VERSIONS = {"timm": "1.0.31", "pytorch_optimizer": "4.1.0", "emerging_optimizers
 def made_by(case: MatrixCase, params: Any, decay: float) -> Any:
     """The authors' optimizer."""
     package, name = case.package.split(":")
-    arguments = case.arguments(decay, own=False)
+    arguments = case.arguments(decay, for_own_class=False)
     if name == "NorMuon":
         params = [{"params": params, "use_muon": True, **arguments}]
     return getattr(import_module(package), name)(params, **arguments)
@@ -49,7 +49,7 @@ def recorded(case: MatrixCase, decay: float, uses_formula: bool, rounded: bool) 
     params = [each.detach().flatten(1).requires_grad_() for each in case.params_of(torch.float32)]
     if uses_formula:
         optimizer = getattr(matrix_formulas, case.formula)(
-            params, **case.arguments(decay, own=True)
+            params, **case.arguments(decay, for_own_class=True)
         )
     else:
         optimizer = made_by(case, params, decay)

@@ -138,7 +138,7 @@ def main(path: str) -> None:
         if name in arrays:
             continue
         params = params_of(torch.float32)
-        optimizer = class_of(case)(params, **case.arguments(decay, own=False))
+        optimizer = class_of(case)(params, **case.arguments(decay, for_own_class=False))
         final_params = train(optimizer, params, case.lr)
         arrays[name] = np.concatenate([each.numpy().ravel() for each in final_params])
         if hasattr(optimizer, "eval"):
@@ -146,7 +146,7 @@ def main(path: str) -> None:
             means = [each.detach().numpy().ravel() for each in params]
             arrays[f"{name}-mean"] = np.concatenate(means)
         params = params_of(torch.float32)
-        optimizer = class_of(case)(params, **case.arguments(decay, own=False))
+        optimizer = class_of(case)(params, **case.arguments(decay, for_own_class=False))
         round_parameters(optimizer, params)
         final_params = train(optimizer, params, case.lr)
         arrays[f"{name}-bfloat16"] = np.concatenate([each.numpy().ravel() for each in final_params])

@@ -1,7 +1,7 @@
 """Attacks: generators of what goes wrong outside, each with a judge that tells what must not.
 
 `python tests/attack/run.py` runs them and prints a line of figures each; docs/reliability.md tells
-what they try. An attack is a module with `TRIED`, in words, and `attack(long, seed)`.
+what they try. An attack is a module with `SUMMARY`, in words, and `attack(long, seed)`.
 """
 
 import importlib
@@ -30,5 +30,4 @@ ATTACKS = (
 
 
 def load(name: str) -> Any:
-    """The module of an attack."""
     return importlib.import_module(f"{__name__}.{name}")

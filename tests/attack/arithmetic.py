@@ -16,37 +16,39 @@ Array = np.ndarray[Any, Any]
 Numbers = Mapping[str, Any]
 
 
-def gradient_descent(var: Array, grad: Array, by: Numbers) -> tuple[Array, ...]:
-    return (var - grad * by["learning_rate"],)
+def gradient_descent(var: Array, grad: Array, args: Numbers) -> tuple[Array, ...]:
+    return (var - grad * args["learning_rate"],)
 
 
-def momentum(var: Array, grad: Array, velocity: Array, by: Numbers) -> tuple[Array, ...]:
-    velocity = velocity * by["momentum"] - grad * by["learning_rate"]
+def momentum(var: Array, grad: Array, velocity: Array, args: Numbers) -> tuple[Array, ...]:
+    velocity = velocity * args["momentum"] - grad * args["learning_rate"]
     return var + velocity, velocity
 
 
-def nesterov(var: Array, grad: Array, velocity: Array, by: Numbers) -> tuple[Array, ...]:
-    velocity = velocity * by["momentum"] - grad * by["learning_rate"]
-    return var + (velocity * by["momentum"] - grad * by["learning_rate"]), velocity
+def nesterov(var: Array, grad: Array, velocity: Array, args: Numbers) -> tuple[Array, ...]:
+    velocity = velocity * args["momentum"] - grad * args["learning_rate"]
+    return var + (velocity * args["momentum"] - grad * args["learning_rate"]), velocity
 
 
-def adagrad(var: Array, grad: Array, total: Array, by: Numbers) -> tuple[Array, ...]:
+def adagrad(var: Array, grad: Array, total: Array, args: Numbers) -> tuple[Array, ...]:
     total = total + grad * grad
-    return var - grad * by["learning_rate"] / (np.sqrt(total) + by["epsilon"]), total
+    return var - grad * args["learning_rate"] / (np.sqrt(total) + args["epsilon"]), total
 
 
-def rmsprop(var: Array, grad: Array, rms: Array, by: Numbers) -> tuple[Array, ...]:
-    one = var.dtype.type(1)
-    rms = by["rho"] * rms + (one - by["rho"]) * (grad * grad)
-    return var - by["learning_rate"] * grad / (np.sqrt(rms) + by["epsilon"]), rms
+def rmsprop(var: Array, grad: Array, rms: Array, args: Numbers) -> tuple[Array, ...]:
+    unit = var.dtype.type(1)
+    rms = args["rho"] * rms + (unit - args["rho"]) * (grad * grad)
+    return var - args["learning_rate"] * grad / (np.sqrt(rms) + args["epsilon"]), rms
 
 
-def adam(var: Array, grad: Array, m: Array, v: Array, by: Numbers) -> tuple[Array, ...]:
-    one = var.dtype.type(1)
-    m = m + (grad - m) * (one - by["beta1"])
-    v = v + (grad * grad - v) * (one - by["beta2"])
-    alpha = by["learning_rate"] * np.sqrt(one - by["beta2_power"]) / (one - by["beta1_power"])
-    return var - (m * alpha) / (np.sqrt(v) + by["epsilon"]), m, v
+def adam(var: Array, grad: Array, m: Array, v: Array, args: Numbers) -> tuple[Array, ...]:
+    unit = var.dtype.type(1)
+    m = m + (grad - m) * (unit - args["beta1"])
+    v = v + (grad * grad - v) * (unit - args["beta2"])
+    alpha = (
+        args["learning_rate"] * np.sqrt(unit - args["beta2_power"]) / (unit - args["beta1_power"])
+    )
+    return var - (m * alpha) / (np.sqrt(v) + args["epsilon"]), m, v
 
 
 RULES: dict[str, Callable[..., tuple[Array, ...]]] = {
@@ -59,26 +61,26 @@ RULES: dict[str, Callable[..., tuple[Array, ...]]] = {
 }
 
 
-def sparse_adam(var: Array, grad: Array, m: Array, v: Array, by: Numbers) -> tuple[Array, ...]:
-    one = var.dtype.type(1)
-    m = m * by["beta1"] + grad * (one - by["beta1"])
-    v = v * by["beta2"] + (grad * grad) * (one - by["beta2"])
-    return _moved_by_adam(var, m, v, by)
+def sparse_adam(var: Array, grad: Array, m: Array, v: Array, args: Numbers) -> tuple[Array, ...]:
+    unit = var.dtype.type(1)
+    m = m * args["beta1"] + grad * (unit - args["beta1"])
+    v = v * args["beta2"] + (grad * grad) * (unit - args["beta2"])
+    return _moved_by_adam(var, m, v, args)
 
 
-def other_rows_of_adam(var: Array, m: Array, v: Array, by: Numbers) -> tuple[Array, ...]:
-    return _moved_by_adam(var, m * by["beta1"], v * by["beta2"], by)
+def other_rows_of_adam(var: Array, m: Array, v: Array, args: Numbers) -> tuple[Array, ...]:
+    return _moved_by_adam(var, m * args["beta1"], v * args["beta2"], args)
 
 
-def _moved_by_adam(var: Array, m: Array, v: Array, by: Numbers) -> tuple[Array, ...]:
-    one = var.dtype.type(1)
-    root = np.sqrt(one - by["beta2_power"])
-    alpha = by["learning_rate"] * (root / (one - by["beta1_power"]))
-    return var - (alpha * m) / (np.sqrt(v) + by["epsilon"]), m, v
+def _moved_by_adam(var: Array, m: Array, v: Array, args: Numbers) -> tuple[Array, ...]:
+    unit = var.dtype.type(1)
+    root = np.sqrt(unit - args["beta2_power"])
+    alpha = args["learning_rate"] * (root / (unit - args["beta1_power"]))
+    return var - (alpha * m) / (np.sqrt(v) + args["epsilon"]), m, v
 
 
-def other_rows_of_rmsprop(var: Array, rms: Array, by: Numbers) -> tuple[Array, ...]:
-    return var, rms * by["rho"]
+def other_rows_of_rmsprop(var: Array, rms: Array, args: Numbers) -> tuple[Array, ...]:
+    return var, rms * args["rho"]
 
 
 ROWS: dict[str, Callable[..., tuple[Array, ...]]] = {**RULES, "Adam": sparse_adam}
@@ -90,7 +92,7 @@ SCATTERED = ("SGD",)  # a row that a gradient names twice moves twice
 
 
 def sparse(
-    rule: str, tensors: list[Array], values: Array, indices: Array, by: Numbers, dtype: str
+    rule: str, tensors: list[Array], values: Array, indices: Array, args: Numbers, dtype: str
 ) -> list[Array]:
     """A variable and its slots after a step with a sparse gradient, one row after the other.
 
@@ -98,10 +100,10 @@ def sparse(
         rule: Its name.
         tensors: Variable and slots as they are, their first dimension the rows.
         values, indices: The gradient.
-        by: The scalars.
+        args: The scalars.
         dtype: The variable's, in which a sum of values is stored.
     """
-    made = [tensor.copy() for tensor in tensors]
+    arrays = [tensor.copy() for tensor in tensors]
     entries = list(zip(indices.tolist(), values, strict=True))
     if rule not in SCATTERED:
         sums: dict[int, Array] = {}
@@ -110,16 +112,16 @@ def sparse(
         zero = values.dtype.type(0)  # which the kernels begin with: -0 is no sum
         entries = [(row, stored(total, dtype) + zero) for row, total in sums.items()]
     for row, value in entries:
-        found = ROWS[rule](made[0][row], value, *[each[row] for each in made[1:]], by)
-        for each, number in zip(made, found, strict=True):
-            each[row] = stored(number, dtype)
+        numbers = ROWS[rule](arrays[0][row], value, *[array[row] for array in arrays[1:]], args)
+        for array, number in zip(arrays, numbers, strict=True):
+            array[row] = stored(number, dtype)
     if rule in OTHERS:
-        named = set(indices.tolist())
-        for row in (row for row in range(len(made[0])) if row not in named):
-            found = OTHERS[rule](*[each[row] for each in made], by)
-            for each, number in zip(made, found, strict=True):
-                each[row] = number
-    return made
+        named_rows = set(indices.tolist())
+        for row in (row for row in range(len(arrays[0])) if row not in named_rows):
+            numbers = OTHERS[rule](*[array[row] for array in arrays], args)
+            for array, number in zip(arrays, numbers, strict=True):
+                array[row] = number
+    return arrays
 
 
 def stored(values: Array, dtype: str) -> Array:
@@ -138,8 +140,8 @@ def widened(raw: Array, dtype: str) -> Array:
     if dtype == "bfloat16":
         bits = raw.view(np.uint16).astype(np.uint32) << 16
         return bits.view(np.float32).ravel()
-    found = raw.view(dtype).ravel()
-    return found.astype(np.float32) if dtype == "float16" else found
+    decoded = raw.view(dtype).ravel()
+    return decoded.astype(np.float32) if dtype == "float16" else decoded
 
 
 def narrowed(values: Array, dtype: str) -> Array:
@@ -147,10 +149,10 @@ def narrowed(values: Array, dtype: str) -> Array:
     values = values.ravel()
     if dtype == "bfloat16":
         bits = values.astype(np.float32).view(np.uint32)
-        rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
-        rounded[np.isnan(values)] = 0x7FC0
-        stored: Array = rounded.astype(np.uint16)
+        upper_bits = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+        upper_bits[np.isnan(values)] = 0x7FC0
+        encoded: Array = upper_bits.astype(np.uint16)
     else:
         with np.errstate(over="ignore"):
-            stored = values.astype(dtype)
-    return stored.reshape(-1, 1).view(np.uint8)
+            encoded = values.astype(dtype)
+    return encoded.reshape(-1, 1).view(np.uint8)

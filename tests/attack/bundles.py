@@ -20,7 +20,7 @@ from typing import Any
 import bundle_examples
 from attack.figures import Figures
 from attack.server import figures_of
-from bundle_files import DATA, GOLDENS, RECORDED, block, footer, handle, sealed
+from bundle_files import BUNDLES, DATA, GOLDENS, block, footer, handle, sealed
 from thalweg._formats import bundle, stored_tensor
 from thalweg._formats.bundle import object_graph, proto, strings
 from thalweg._formats.bundle.errors import CorruptFileError
@@ -34,7 +34,7 @@ from thalweg.errors import (
     UnsupportedCheckpointError,
 )
 
-TRIED = "bundles of TensorFlow with one to three changes each, and its file `checkpoint`"
+SUMMARY = "bundles of TensorFlow with one to three changes each, and its file `checkpoint`"
 CASES = {False: 2000, True: 20_000}
 GOOD = ("read", "refused")
 BATCH = 250
@@ -62,20 +62,20 @@ TEXTS = [
 def warm() -> None:
     """Have twenty bundles in memory."""
     prefixes = [path.with_suffix("") for path in sorted(GOLDENS.glob("ckpt_v*/*/*.index"))]
-    prefixes += [path.with_suffix("") for path in sorted(RECORDED.glob("*/*.index"))]
-    prefixes.remove(RECORDED / "variant" / "model.ckpt")  # which is refused as it is
+    prefixes += [path.with_suffix("") for path in sorted(BUNDLES.glob("*/*.index"))]
+    prefixes.remove(BUNDLES / "variant" / "model.ckpt")  # which is refused as it is
     for prefix in prefixes:
-        found = sorted(prefix.parent.glob(f"{prefix.name}.*"))
-        SEEDS.append({path.name[len(prefix.name) :]: path.read_bytes() for path in found})
-    first = (RECORDED / "version_1" / "model.ckpt").read_bytes()
+        paths = sorted(prefix.parent.glob(f"{prefix.name}.*"))
+        SEEDS.append({path.name[len(prefix.name) :]: path.read_bytes() for path in paths})
+    first = (BUNDLES / "version_1" / "model.ckpt").read_bytes()
     SEEDS.extend([{"": first}] * 2)
     with tempfile.TemporaryDirectory() as home:
         tensors = bundle_examples.by_name()
         for place, name in enumerate(tensors):
             if len(SEEDS) < 20:
-                own = Path(home, str(place))
-                bundle.write(own, {name: tensors[name], "other": tensors["bits"]})
-                SEEDS.append({s: Path(f"{own}{s}").read_bytes() for s in (".index", DATA)})
+                path = Path(home, str(place))
+                bundle.write(path, {name: tensors[name], "other": tensors["bits"]})
+                SEEDS.append({s: Path(f"{path}{s}").read_bytes() for s in (".index", DATA)})
     crc32c(b"\0" * 10_000)
     stored_tensor.StoredTensor("F32", (), memoryview(b"\0" * 4)).tensor()
 
@@ -85,46 +85,50 @@ def warm() -> None:
 
 def spoiled(data: bytes, dice: random.Random) -> bytes:
     """Bytes with a few of them flipped, cut out, doubled, or overwritten."""
-    at, kind = dice.randrange(len(data) + 1), dice.randrange(6)
-    more = dice.choice([1, 1, 2, 4, 8, 100])
+    begin, kind = dice.randrange(len(data) + 1), dice.randrange(6)
+    count = dice.choice([1, 1, 2, 4, 8, 100])
     if kind == 0:
-        return data[:at]
+        return data[:begin]
     if kind == 1:
-        return data[:at] + data[at + more :]
+        return data[:begin] + data[begin + count :]
     if kind == 2:
-        return data[:at] + dice.randbytes(more) + data[at:]
+        return data[:begin] + dice.randbytes(count) + data[begin:]
     if kind == 3:
-        return data[:at] + data[dice.randrange(len(data) + 1) :][:more] + data[at + more :]
-    made = bytearray(data or b"\0")
+        return data[:begin] + data[dice.randrange(len(data) + 1) :][:count] + data[begin + count :]
+    buffer = bytearray(data or b"\0")
     for _ in range(dice.choice([1, 1, 1, 3])):
-        place = dice.randrange(len(made))
-        made[place] = dice.choice([made[place] ^ (1 << dice.randrange(8)), 0, 0xFF, 0x80, 0x7F])
-    return bytes(made)
+        place = dice.randrange(len(buffer))
+        buffer[place] = dice.choice([buffer[place] ^ (1 << dice.randrange(8)), 0, 0xFF, 0x80, 0x7F])
+    return bytes(buffer)
 
 
 def message(data: bytes, dice: random.Random, depth: int = 0) -> bytes:
     """A message with one field changed, dropped, doubled or added; fields may be messages."""
     try:
-        found: list[tuple[int, int, Any]] = list(proto.iterate_fields(data))
+        fields: list[tuple[int, int, Any]] = list(proto.iterate_fields(data))
     except CorruptFileError:
         return spoiled(data, dice)
-    if not found or dice.random() < 0.1:
-        found.append((dice.randrange(1, 9), dice.choice([0, 0, 2, 5]), 0))
-    at = dice.randrange(len(found))
-    field, kind, value = found[at]
+    if not fields or dice.random() < 0.1:
+        fields.append((dice.randrange(1, 9), dice.choice([0, 0, 2, 5]), 0))
+    index = dice.randrange(len(fields))
+    field, kind, value = fields[index]
     choice = dice.randrange(6)
     if choice == 0:
-        del found[at]
+        del fields[index]
     elif choice == 1:
-        found.insert(dice.randrange(len(found)), found[at])
+        fields.insert(dice.randrange(len(fields)), fields[index])
     elif kind == proto.BYTES and isinstance(value, bytes) and depth < 3 and dice.random() < 0.9:
-        found[at] = field, kind, message(value, dice, depth + 1)
+        fields[index] = field, kind, message(value, dice, depth + 1)
     elif choice == 2:
-        found[at] = dice.randrange(1, 9), kind, value
+        fields[index] = dice.randrange(1, 9), kind, value
     else:
-        near = value + dice.choice([-8, -1, 1, 8]) if isinstance(value, int) else 1
-        found[at] = field, dice.choice([kind, kind, kind, 0, 5]), dice.choice([*NUMBERS, near])
-    return b"".join(written(*each) for each in found)
+        close = value + dice.choice([-8, -1, 1, 8]) if isinstance(value, int) else 1
+        fields[index] = (
+            field,
+            dice.choice([kind, kind, kind, 0, 5]),
+            dice.choice([*NUMBERS, close]),
+        )
+    return b"".join(written(*parts) for parts in fields)
 
 
 def written(field: int, kind: int, value: Any) -> bytes:
@@ -151,51 +155,49 @@ def items_of(files: Files) -> Items:
 def table(items: Items, dice: random.Random) -> bytes:
     """A table whose blocks are what they are said to be, and whose order may be any."""
     cut = dice.randrange(len(items) + 1) if items and dice.random() < 0.3 else len(items)
-    file, listed = b"", []
+    file, handles = b"", []
     for part in (items[:cut], items[cut:]):
         if part:
-            own = block([(0, key, value) for key, value in part])
-            listed.append((0, max(key for key, _ in part), handle(len(file), len(own))))
-            file += sealed(own)
+            encoded = block([(0, key, value) for key, value in part])
+            handles.append((0, max(key for key, _ in part), handle(len(file), len(encoded))))
+            file += sealed(encoded)
     remarks = sealed(block(()))
-    places = [0, len(b"\0\0\0") + len(listed[0][1]) + len(listed[0][2])] if listed else [0]
-    listing = block(listed, places[: len(listed) or 1])
+    places = [0, len(b"\0\0\0") + len(handles[0][1]) + len(handles[0][2])] if handles else [0]
+    listing = block(handles, places[: len(handles) or 1])
     ends = footer(handle(len(file), len(remarks) - 5), handle(len(file + remarks), len(listing)))
     return file + remarks + sealed(listing) + ends
 
 
 def bytes_of_a_file(files: Files, dice: random.Random) -> Files:
-    """Some bytes, without new checksums."""
     name = dice.choice(sorted(files))
     return {**files, name: spoiled(files[name], dice)}
 
 
 def entry(files: Files, dice: random.Random) -> Files:
-    """A message of the index."""
     items = items_of(files)
     for _ in range(dice.choice([1, 1, 2])):
-        at = dice.randrange(len(items))
-        items[at] = items[at][0], message(items[at][1], dice)
+        position = dice.randrange(len(items))
+        items[position] = items[position][0], message(items[position][1], dice)
     return {**files, main_of(files): encoded_table(items)}
 
 
 def keys(files: Files, dice: random.Random) -> Files:
-    """Which keys there are, and in which order."""
+    """Drop, double, rename, spoil or swap keys, or exchange their values."""
     items = items_of(files)
-    at, other = dice.randrange(len(items)), dice.randrange(len(items))
+    position, swapped_with = dice.randrange(len(items)), dice.randrange(len(items))
     kind = dice.randrange(6)
     if kind == 0:
-        items[at], items[other] = items[other], items[at]
+        items[position], items[swapped_with] = items[swapped_with], items[position]
     elif kind == 1:
-        items.insert(other, items[at])
+        items.insert(swapped_with, items[position])
     elif kind == 2:
-        del items[at]
+        del items[position]
     elif kind == 3:
-        items[at] = dice.choice(KEYS), items[at][1]
+        items[position] = dice.choice(KEYS), items[position][1]
     elif kind == 4:
-        items[at] = spoiled(items[at][0], dice), items[at][1]
+        items[position] = spoiled(items[position][0], dice), items[position][1]
     else:
-        items[at] = items[at][0], items[other][1]
+        items[position] = items[position][0], items[swapped_with][1]
     if dice.random() < 0.7 and kind > 1:
         return {**files, main_of(files): encoded_table(sorted(dict(items).items()))}
     return {**files, main_of(files): table(items, dice)}
@@ -203,29 +205,29 @@ def keys(files: Files, dice: random.Random) -> Files:
 
 def inside_a_block(files: Files, dice: random.Random) -> Files:
     """The bytes of a block, the block that lists blocks, or the end, with new checksums."""
-    own = block([(0, key, value) for key, value in items_of(files)])
+    content = block([(0, key, value) for key, value in items_of(files)])
     remarks = block(())
-    listed = block([(0, b"\xff" * 12, handle(0, len(own)))])
-    which = dice.randrange(4)
-    if which == 0:
-        own = spoiled(own, dice)
-        listed = block([(0, b"\xff" * 12, handle(0, len(own)))])
-    elif which == 1:
+    index = block([(0, b"\xff" * 12, handle(0, len(content)))])
+    variant = dice.randrange(4)
+    if variant == 0:
+        content = spoiled(content, dice)
+        index = block([(0, b"\xff" * 12, handle(0, len(content)))])
+    elif variant == 1:
         places = [dice.choice(NUMBERS) for _ in range(dice.randrange(1, 4))]
-        listed = block([
-            (0, b"\xff" * (9 + number), handle(place, dice.choice([len(own), *NUMBERS])))
+        index = block([
+            (0, b"\xff" * (9 + number), handle(place, dice.choice([len(content), *NUMBERS])))
             for number, place in enumerate(places)
         ])  # fmt: skip
-    elif which == 2:
-        listed = spoiled(listed, dice)
+    elif variant == 2:
+        index = spoiled(index, dice)
     else:
         count = dice.choice([0, 1, 2, 1000, 2**30, 2**32 - 1])
-        own = block([(0, b"", b"")], [dice.choice([0, 1, 3, 2**31])] * dice.randrange(4), count)
-    file = sealed(own) + sealed(remarks)
-    ends = handle(len(sealed(own)), len(remarks)), handle(len(file), len(listed))
+        content = block([(0, b"", b"")], [dice.choice([0, 1, 3, 2**31])] * dice.randrange(4), count)
+    file = sealed(content) + sealed(remarks)
+    ends = handle(len(sealed(content)), len(remarks)), handle(len(file), len(index))
     if dice.random() < 0.1:
         ends = handle(dice.choice(NUMBERS), dice.choice(NUMBERS)), ends[1]
-    return {**files, main_of(files): file + sealed(listed) + footer(*(each[:20] for each in ends))}
+    return {**files, main_of(files): file + sealed(index) + footer(*(end[:20] for end in ends))}
 
 
 def strings_of_a_tensor(files: Files, dice: random.Random) -> Files:
@@ -234,35 +236,35 @@ def strings_of_a_tensor(files: Files, dice: random.Random) -> Files:
     texts = [place for place, (key, value) in enumerate(items) if key and value[:2] == b"\x08\7"]
     if not texts or DATA not in files:
         return entry(files, dice)
-    at = dice.choice(texts)
-    found = {field: value for field, _, value in proto.iterate_fields(items[at][1])}
-    begin, size = int(found.get(4, 0)), int(found.get(5, 0))
+    position = dice.choice(texts)
+    fields = {field: value for field, _, value in proto.iterate_fields(items[position][1])}
+    begin, size = int(fields.get(4, 0)), int(fields.get(5, 0))
     try:
         values = strings.decode_strings(files[DATA][begin : begin + size], 1)[0]
     except CorruptFileError:  # it has several
         values = [b"text", b""]
-    made, checksum = strings.encoded_strings([message(each, dice) for each in values])
+    encoded, checksum = strings.encoded_strings([message(string, dice) for string in values])
     if dice.random() < 0.2:
-        made = spoiled(made, dice)
+        encoded = spoiled(encoded, dice)
     shape = b"\x12\0" if dice.random() < 0.8 else b"\x12\x04\x12\x02\x08\x02"
-    head = b"\x08\7" + shape + proto.number_field(4, begin) + proto.number_field(5, len(made))
-    items[at] = items[at][0], head + proto.fixed32_field(6, mask_checksum(checksum))
+    head = b"\x08\7" + shape + proto.number_field(4, begin) + proto.number_field(5, len(encoded))
+    items[position] = items[position][0], head + proto.fixed32_field(6, mask_checksum(checksum))
     # In a bundle of objects, their graph comes last.
-    return {**files, main_of(files): encoded_table(items), DATA: files[DATA][:begin] + made}
+    return {**files, main_of(files): encoded_table(items), DATA: files[DATA][:begin] + encoded}
 
 
 def names_of_files(files: Files, dice: random.Random) -> Files:
-    """Which files there are."""
-    made = dict(files)
-    name = dice.choice(sorted(made))
+    """Drop, empty or exchange a file."""
+    new_files = dict(files)
+    name = dice.choice(sorted(new_files))
     kind = dice.randrange(3)
     if kind == 0:
-        del made[name]
+        del new_files[name]
     elif kind == 1:
-        made[name] = b""
+        new_files[name] = b""
     else:
-        made[name] = made[dice.choice(sorted(made))]
-    return made
+        new_files[name] = new_files[dice.choice(sorted(new_files))]
+    return new_files
 
 
 CHANGES: list[Callable[[Files, random.Random], Files]] = [
@@ -272,15 +274,15 @@ CHANGES: list[Callable[[Files, random.Random], Files]] = [
 
 
 def attempt(seed: int, number: int) -> str:
-    """What became of a bundle: "read", "refused", or what went wrong."""
+    """Attack one bundle; return "read", "refused", or the failure."""
     dice = random.Random(f"{seed}/{number}")
-    before, begin = memory(), time.process_time()
+    memory_before, begin = memory(), time.process_time()
     with tempfile.TemporaryDirectory() as home:
         outcome = of_state(Path(home), dice) if number % 10 == 9 else of_files(Path(home), dice)
-    seconds, grown = time.process_time() - begin, memory() - before
+    seconds, growth = time.process_time() - begin, memory() - memory_before
     if seconds > SECONDS:
         return f"{outcome} after {seconds:.1f} s"
-    return outcome if grown < MEGABYTES else f"{outcome} with {grown:.0f} MB"
+    return outcome if growth < MEGABYTES else f"{outcome} with {growth:.0f} MB"
 
 
 def memory() -> float:
@@ -288,17 +290,17 @@ def memory() -> float:
 
 
 def of_files(home: Path, dice: random.Random) -> str:
-    whole = dice.choice(SEEDS)
+    seed_files = dice.choice(SEEDS)
     change = dice.choice(CHANGES)
-    files = change(whole, dice)
-    is_plain = change is bytes_of_a_file
-    if not is_plain:
+    files = change(seed_files, dice)
+    is_byte_change = change is bytes_of_a_file
+    if not is_byte_change:
         for _ in range(dice.choice([0, 0, 1, 2])):
             if is_table(files):
                 files = dice.choice([entry, keys])(files, dice)
     put(home / "ckpt", files)
     names = sorted(home.iterdir())
-    outcome = judged(home, files, whole if is_plain else None)
+    outcome = judged(home, files, seed_files if is_byte_change else None)
     return outcome if sorted(home.iterdir()) == names else f"{outcome}, and files were changed"
 
 
@@ -314,72 +316,72 @@ def put(prefix: Path, files: Files) -> None:
         Path(f"{prefix}{suffix}").write_bytes(data)
 
 
-def judged(home: Path, files: Files, whole: Files | None) -> str:
-    """Read a bundle; if `whole` is given, it must be refused or have the same values."""
+def judged(home: Path, files: Files, seed_files: Files | None) -> str:
+    """Read a bundle; if `seed_files` is given, it must be refused or have the same values."""
     try:
         bundle.describe(home / "ckpt")
-        found = bundle.read(home / "ckpt")
+        content = bundle.read(home / "ckpt")
     except DOCUMENTED:
         return "refused"
     except Exception as error:
         return f"{type(error).__name__}: {error}"
-    sizes = [each.data.nbytes for each in found.tensors.values()]
-    wanted = [prod(each.shape) * ITEM_BYTES[each.dtype] for each in found.tensors.values()]
-    if sizes != wanted:
+    sizes = [tensor.data.nbytes for tensor in content.tensors.values()]
+    needed = [prod(tensor.shape) * ITEM_BYTES[tensor.dtype] for tensor in content.tensors.values()]
+    if sizes != needed:
         return "another size"
     # In the first format a number of eight bytes may be written with one.
-    given = sum(len(data) * (1 if name else 8) for name, data in files.items() if name != ".index")
-    if sum(sizes) > given:
+    total = sum(len(data) * (1 if name else 8) for name, data in files.items() if name != ".index")
+    if sum(sizes) > total:
         return "more bytes than the files have"
-    for each in found.tensors.values():
-        if each.tensor().shape != each.shape:
+    for tensor in content.tensors.values():
+        if tensor.tensor().shape != tensor.shape:
             return "another shape"
-    if whole is not None:
-        put(home / "whole", whole)
-        same = shown(found) == shown(bundle.read(home / "whole"))
+    if seed_files is not None:
+        put(home / "whole", seed_files)
+        is_unchanged = shown(content) == shown(bundle.read(home / "whole"))
         for path in home.glob("whole*"):
             path.unlink()
-        if not same:
+        if not is_unchanged:
             return "other values"
     return "read"
 
 
-def shown(found: bundle.Bundle) -> Any:
+def shown(content: bundle.Bundle) -> Any:
     tensors = {
-        key: (each.dtype, each.shape, bytes(each.data)) for key, each in found.tensors.items()
+        key: (tensor.dtype, tensor.shape, bytes(tensor.data))
+        for key, tensor in content.tensors.items()
     }
-    return tensors, found.strings, found.graph
+    return tensors, content.strings, content.graph
 
 
 def of_state(home: Path, dice: random.Random) -> str:
-    """The same for the file `checkpoint`: whatever it names lies in its folder."""
-    inside = home / "run"
-    inside.mkdir()
-    (inside / "link").symlink_to("/etc")
-    paths = [str(inside / name) for name in ("model.ckpt-5", "link/x", "sub/é", "a b")]
+    """Attack the file `checkpoint`: all paths that it names must lie in its folder."""
+    run_folder = home / "run"
+    run_folder.mkdir()
+    (run_folder / "link").symlink_to("/etc")
+    paths = [str(run_folder / name) for name in ("model.ckpt-5", "link/x", "sub/é", "a b")]
     text = f'model_checkpoint_path: "model.ckpt-5"\nall_model_checkpoint_paths: "{paths[0]}"\n'
     text += f"all_model_checkpoint_timestamps: 1.5\n# {paths[1]}\nlast_preserved_timestamp: 2\n"
     for _ in range(dice.choice([1, 2, 5])):
-        at = dice.randrange(len(text))
-        more = dice.choice([*TEXTS, *paths])
-        text = text[:at] + more + text[at + dice.choice([0, 0, len(more), 1]) :]
-    (inside / "checkpoint").write_bytes(
+        begin = dice.randrange(len(text))
+        piece = dice.choice([*TEXTS, *paths])
+        text = text[:begin] + piece + text[begin + dice.choice([0, 0, len(piece), 1]) :]
+    (run_folder / "checkpoint").write_bytes(
         text.encode() if dice.random() < 0.7 else spoiled(text.encode(), dice)
     )
     try:
-        found = bundle.read_state(inside)
+        state = bundle.read_state(run_folder)
     except DOCUMENTED:
         return "refused"
     except Exception as error:
         return f"{type(error).__name__}: {error}"
-    if found is None:
+    if state is None:
         return "nothing"
-    for path in (found.model_checkpoint_path, *found.all_model_checkpoint_paths):
-        if path and not Path(path).resolve().is_relative_to(inside.resolve()):
+    for path in (state.model_checkpoint_path, *state.all_model_checkpoint_paths):
+        if path and not Path(path).resolve().is_relative_to(run_folder.resolve()):
             return f"outside: {path!r}"
     return "read"
 
 
 def attack(long: bool, seed: int) -> Figures:
-    """Read bundles in children, so that a signal is a failure of one."""
     return figures_of(__name__, seed, CASES[long], BATCH, GOOD)

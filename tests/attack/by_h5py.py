@@ -21,7 +21,7 @@ RATIO = 1032  # of an array to its file: the best that deflate can do
 FILTERS = (1, 2, 32000)  # deflate, shuffle, LZF
 
 
-def walk(group: Any, seen: set[int], size: int) -> None:
+def walk(group: Any, addresses: set[int], size: int) -> None:
     """Read all arrays and attributes of a group."""
     import h5py
 
@@ -30,12 +30,12 @@ def walk(group: Any, seen: set[int], size: int) -> None:
             raise ValueError(f"{name!r} is a link")
         member = group[name]
         address = h5py.h5o.get_info(member.id).addr
-        if address in seen:
+        if address in addresses:
             raise ValueError(f"{name!r} is reached twice")
-        seen.add(address)
+        addresses.add(address)
         list(member.attrs.items())
         if isinstance(member, h5py.Group):
-            walk(member, seen, size)
+            walk(member, addresses, size)
             continue
         settings = member.id.get_create_plist()
         used = {settings.get_filter(number)[0] for number in range(settings.get_nfilters())}
@@ -46,22 +46,22 @@ def walk(group: Any, seen: set[int], size: int) -> None:
 
 
 def outcome(data: bytes) -> str:
-    """What becomes of a file, for a process that has two seconds."""
+    """Return the outcome of reading a file in a process that has two seconds."""
     import h5py
 
     from attack import keras_files
 
     resource.setrlimit(resource.RLIMIT_CPU, (int(keras_files.SECONDS), resource.RLIM_INFINITY))
-    before, found = keras_files.peak(), "read"
+    peak_before, outcome = keras_files.peak(), "read"
     try:
         if data.startswith(b"PK"):
             data = zipfile.ZipFile(io.BytesIO(data)).read(keras_files.WEIGHTS)
         with h5py.File(io.BytesIO(data), "r") as file:
             walk(file, set(), len(data))
     except Exception:
-        found = "refused"
-    grown = keras_files.peak() - before
-    return found if grown <= keras_files.MEGABYTES else "took too much memory"
+        outcome = "refused"
+    growth = keras_files.peak() - peak_before
+    return outcome if growth <= keras_files.MEGABYTES else "took too much memory"
 
 
 def main() -> int:
@@ -73,10 +73,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="How h5py ends on damaged files.")
     parser.add_argument("--count", type=int, default=2000, help="files; 2000 by default")
     parser.add_argument("--seed", type=int, default=0, help="chooses the files; 0 by default")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     ends: Counter[str] = Counter()
-    for number in range(given.count):
-        data = keras_files.mutated(given.seed, number)[1]
+    for number in range(arguments.count):
+        data = keras_files.mutated(arguments.seed, number)[1]
         end = in_child(lambda data=data: outcome(data))
         ends["did not end" if end == "exit -24" else end] += 1
     for end, count in sorted(ends.items()):

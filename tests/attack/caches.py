@@ -23,7 +23,7 @@ from attack.server import figures_of, in_child
 from thalweg import IndexedSlices, Variable, engine
 from thalweg.keras.optimizers import SGD, Adam
 
-TRIED = "kernel folders with 1 to 4 damages each, then dense, clipped and sparse steps"
+SUMMARY = "kernel folders with 1 to 4 damages each, then dense, clipped and sparse steps"
 CASES = {False: 40, True: 1500}
 GOOD = ("same",)
 BATCH = 10
@@ -32,16 +32,16 @@ _wanted: list[str] = []
 
 
 def steps() -> str:
-    """What dense, clipped and sparse steps make of some numbers, as a hash."""
-    found = hashlib.blake2b()
+    """Return a hash of numbers after dense, clipped and sparse steps."""
+    digest = hashlib.blake2b()
     for opt, is_sparse in ((Adam(0.1, global_clipnorm=1.0), False), (SGD(0.1), True)):
         var = Variable(torch.linspace(-1, 1, 24).view(8, 3), "w")
         grad = torch.linspace(2, -1, 24).view(8, 3)
         rows = IndexedSlices(grad[:4], torch.tensor([5, 2, 5, 0]), (8, 3))
         for _ in range(2):
             opt.apply_gradients([(rows if is_sparse else grad, var)])
-        found.update(var.detach().numpy().tobytes())
-    return found.hexdigest()
+        digest.update(var.detach().numpy().tobytes())
+    return digest.hexdigest()
 
 
 # Damages: each gets the folder's files, of which at least one is there.
@@ -84,17 +84,17 @@ def garbage(folder: Path, dice: random.Random) -> None:
 
 
 def exchanged(folder: Path, dice: random.Random) -> None:
-    one, other = _file(folder, dice), _file(folder, dice)
-    first, second = one.read_bytes(), other.read_bytes()
-    one.write_bytes(second)
-    other.write_bytes(first)
+    first_path, second_path = _file(folder, dice), _file(folder, dice)
+    first, second = first_path.read_bytes(), second_path.read_bytes()
+    first_path.write_bytes(second)
+    second_path.write_bytes(first)
 
 
 def under_a_wrong_name(folder: Path, dice: random.Random) -> None:
     path = _file(folder, dice)
-    same = [other for other in folder.rglob(f"*{path.suffix}") if other.is_file()]
+    candidates = [candidate for candidate in folder.rglob(f"*{path.suffix}") if candidate.is_file()]
     shutil.copyfile(path, path.with_name("foreign" + path.suffix))
-    target = dice.choice(sorted(same))
+    target = dice.choice(sorted(candidates))
     if target != path:
         os.replace(path, target)
 
@@ -131,7 +131,7 @@ DAMAGES: tuple[Callable[[Path, random.Random], None], ...] = (
 
 
 def attempt(seed: int, number: int) -> str:
-    """What became of the steps: "same", or what went wrong, with the damages."""
+    """Damage a cache, then step; return "same", or the failure with the damages."""
     dice = random.Random(f"{seed}/{number}")
     with tempfile.TemporaryDirectory() as place:
         home = Path(place) / "home"
@@ -141,17 +141,16 @@ def attempt(seed: int, number: int) -> str:
             if any(path.is_file() for path in home.rglob("*")):
                 damage(home, dice)
         os.environ["THALWEG_CACHE_DIR"] = str(home)
-        said = " and ".join(damage.__name__ for damage in damages)
-        for when in ("with the damage", "with what was mended"):
-            found = in_child(steps)
-            if found != _wanted[0]:
-                what = found if found.startswith("exit ") else "wrong numbers"
-                return f"{what} {when}: {said}"
+        names = " and ".join(damage.__name__ for damage in damages)
+        for moment in ("with the damage", "with what was mended"):
+            actual = in_child(steps)
+            if actual != _wanted[0]:
+                failure = actual if actual.startswith("exit ") else "wrong numbers"
+                return f"{failure} {moment}: {names}"
     return "same"
 
 
 def warm() -> None:
-    """Fill a folder in a child, with no kernel in memory."""
     global _pristine
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
@@ -165,5 +164,4 @@ def warm() -> None:
 
 
 def attack(long: bool, seed: int) -> Figures:
-    """Take the steps in children, so that a signal is a failure of one."""
     return figures_of(__name__, seed, CASES[long], BATCH, GOOD)

@@ -21,7 +21,7 @@ from attack.torch_trainings import FACES, encode_all
 from attack.trainings import Training
 from thalweg._core.plan_cache import PlanCache
 
-TRIED = (
+SUMMARY = (
     "trainings of keras, v1, optimize_loss, sessions and optim with 12 random changes between steps"
 )
 CASES = {False: 500, True: 20_000}
@@ -32,22 +32,22 @@ DOCUMENTED = (thalweg.errors.ThalwegError, ValueError, TypeError, RuntimeError, 
 
 
 def attempt(seed: int, number: int) -> str:
-    """What became of a training: "same", or the first that is not, with the changes so far."""
+    """Run one training with changes; return "same", or the first failure with the changes."""
     title = f"{seed}/{number}"
     face = FACES[number % len(FACES)]
-    ours, twin = (face(random.Random(title), is_twin) for is_twin in (False, True))
-    found = _stepped((ours, twin), "first") or _stepped((ours, twin), "second")
-    said = [face.face]
+    training, twin = (face(random.Random(title), is_twin) for is_twin in (False, True))
+    failure = _stepped((training, twin), "first") or _stepped((training, twin), "second")
+    names = [face.face]
     try:
         for change in range(CHANGES):
             dice = random.Random(f"{title}/{change}")
             move, steps = dice.choice(MOVES), dice.choice([1, 1, 2])
-            found = found or _changed((ours, twin), move, f"{title}/{change}")
-            said.append(move.__name__)
+            failure = failure or _changed((training, twin), move, f"{title}/{change}")
+            names.append(move.__name__)
             for step in range(steps):
-                found = found or _stepped((ours, twin), f"{title}/{change}/{step}")
-            if found:
-                return f"{found}, after {', '.join(said)}"
+                failure = failure or _stepped((training, twin), f"{title}/{change}/{step}")
+            if failure:
+                return f"{failure}, after {', '.join(names)}"
     except Spoilt:
         return "spoilt"
     return "same"
@@ -55,7 +55,7 @@ def attempt(seed: int, number: int) -> str:
 
 def _changed(pair: tuple[Training, Training], move: Move, title: str) -> str:
     """Do the same to both."""
-    before = [training.bits() for training in pair] if move in CUTS else None
+    bits_before = [training.bits() for training in pair] if move in CUTS else None
     errors: list[str] = []
     for training in pair:
         try:
@@ -65,8 +65,8 @@ def _changed(pair: tuple[Training, Training], move: Move, title: str) -> str:
             if not isinstance(error, DOCUMENTED):
                 return f"{move.__name__} raised {type(error).__name__}: {error}"
             errors.append(f"{type(error).__name__}: {error}")
-    if before is not None:
-        for training, bits in zip(pair, before, strict=True):
+    if bits_before is not None:
+        for training, bits in zip(pair, bits_before, strict=True):
             training.before = bits
     return "" if _kind(errors[0]) == _kind(errors[1]) else f"changes differ: {errors}"
 
@@ -77,55 +77,53 @@ def _kind(text: str) -> str:
 
 def _stepped(pair: tuple[Training, Training], title: str) -> str:
     """Take a step of both; returns what is wrong."""
-    ours, twin = pair
-    was_cut = ours.is_cut
-    error, wrong = _tried(ours)
+    first, twin = pair
+    was_cut = first.is_cut
+    error, wrong = _tried(first)
     if was_cut and error:  # the twin cannot know
-        ours.repair(random.Random(f"{title}/repair"))
+        first.repair(random.Random(f"{title}/repair"))
         twin.repair(random.Random(f"{title}/repair"))
         # Of its kind; or of what else was done to it, which was found first.
-        said = "does not support", "Make a new optimizer for it"
-        is_expected = _kind(error) == "LayoutError" or any(map(error.__contains__, said))
+        phrases = "does not support", "Make a new optimizer for it"
+        is_expected = _kind(error) == "LayoutError" or any(map(error.__contains__, phrases))
         return wrong or ("" if is_expected else error)
-    other, also_wrong = _tried(twin)
+    twin_error, also_wrong = _tried(twin)
     if wrong or also_wrong:
         return wrong or f"{also_wrong} of the twin"
-    if _kind(error) != _kind(other):
-        return f"one was refused: {[error, other]}"
+    if _kind(error) != _kind(twin_error):
+        return f"one was refused: {[error, twin_error]}"
     for training in pair:
         if error:
             training.repair(random.Random(f"{title}/repair"))
         if not training.waits:
             training.undo.clear()
-    wrong = _differing(ours.bits(), twin.bits())
+    wrong = _differing(first.bits(), twin.bits())
     return f"{wrong} differs" if wrong else ""
 
 
 def _tried(training: Training) -> tuple[str, str]:
     """Step; returns the error, and what changed in spite of it."""
-    before, error = training.before if training.is_cut else training.bits(), ""
-    apart: tuple[str, ...] = ()
+    bits_before, error = training.before if training.is_cut else training.bits(), ""
+    added_names: tuple[str, ...] = ()
     try:
         training.step()
     except Exception as raised:
-        error, apart = f"{type(raised).__name__}: {raised}", training.added(raised)
+        error, added_names = f"{type(raised).__name__}: {raised}", training.added(raised)
         if not isinstance(raised, DOCUMENTED):
             return error, f"a step raised {error}"
     if training.is_cut:  # what has no memory cannot be looked at
         training.take_back()
-    kept = {name: bits for name, bits in before.items() if not name.endswith(apart)}
-    changed = _differing(kept, training.bits()) if error else ""
-    return error, f"a refused step changed {changed} ({error})" if changed else ""
+    compared = {name: bits for name, bits in bits_before.items() if not name.endswith(added_names)}
+    difference = _differing(compared, training.bits()) if error else ""
+    return error, f"a refused step changed {difference} ({error})" if difference else ""
 
 
-def _differing(one: dict[str, Any], other: dict[str, Any]) -> str:
-    """The names of what is not the same."""
-    names = [name for name in one if name not in other or one[name] != other[name]]
+def _differing(first: dict[str, Any], second: dict[str, Any]) -> str:
+    names = [name for name in first if name not in second or first[name] != second[name]]
     return ", ".join(names[:4])
 
 
 def warm() -> None:
-    """Have kernels in memory."""
     torch.set_num_threads(1)
     encode_all()
     warnings.simplefilter("ignore")
@@ -139,5 +137,4 @@ def warm() -> None:
 
 
 def attack(long: bool, seed: int) -> Figures:
-    """Run trainings in children, so that a signal is a failure of one."""
     return figures_of(__name__, seed, CASES[long], BATCH, GOOD)

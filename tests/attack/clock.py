@@ -9,11 +9,9 @@ _end = math.inf
 
 
 def allow(minutes: float) -> None:
-    """Give the next attack so much time from now."""
     global _end
     _end = time.monotonic() + 60 * minutes
 
 
 def is_over() -> bool:
-    """Whether the time has passed."""
     return time.monotonic() > _end

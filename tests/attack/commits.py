@@ -14,7 +14,7 @@ from attack.figures import Figures
 from storage_files import DOCUMENT, stored
 from thalweg._formats import container
 
-TRIED = (
+SUMMARY = (
     "saves: each system call killed or failed (strace), full and read-only disks, and the states"
     " in which a power loss may leave a disk"
 )
@@ -44,10 +44,10 @@ def _power(figures: Figures) -> None:
         tensors = {f"w{i}": stored("U8", (600 * (i + 1),), i) for i in range(4)}
         log = power.recorded(lambda: container.write(path, tensors, DOCUMENT))
         new = path.read_bytes()
-        for number, (is_over, content) in enumerate(power.contents(log, path, OLD)):
+        for number, (has_ended, content) in enumerate(power.contents(log, path, OLD)):
             kind = "new" if content == new else "old" if content == OLD else "broken"
             figures.note(
                 f"state {number} of the disk",
                 kind,
-                kind == "new" or (kind == "old" and not is_over),
+                kind == "new" or (kind == "old" and not has_ended),
             )

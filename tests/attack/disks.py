@@ -89,7 +89,7 @@ CASES = (
 
 
 def outcome(case: Case) -> str:
-    """What became of a save: "intact", "unavailable" here, or what went wrong."""
+    """Save to a failing disk; return "intact", "unavailable", or the failure."""
     root = Path(tempfile.mkdtemp())
     try:
         root.chmod(0o755)
@@ -114,15 +114,15 @@ def _outcome(case: Case, root: Path) -> str:
         return "unavailable"
     if case.mount:
         command = _mounted(case, folder, command)
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        return f"exit {done.returncode}: {done.stderr[-300:]}"
-    said, is_intact, left = json.loads(done.stdout)
-    if not isinstance(said, list) or said[0] != "CheckpointWriteError":
-        return f"it said {said}"
-    if not re.match(re.escape(path) + ": " + case.says, said[2]):
-        return f"the message is {said[2]!r}"
-    return "intact" if is_intact and not left else f"intact: {is_intact}, left: {left}"
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    if process.returncode:
+        return f"exit {process.returncode}: {process.stderr[-300:]}"
+    error_lines, is_intact, leftovers = json.loads(process.stdout)
+    if not isinstance(error_lines, list) or error_lines[0] != "CheckpointWriteError":
+        return f"it said {error_lines}"
+    if not re.match(re.escape(path) + ": " + case.says, error_lines[2]):
+        return f"the message is {error_lines[2]!r}"
+    return "intact" if is_intact and not leftovers else f"intact: {is_intact}, left: {leftovers}"
 
 
 def _mounted(case: Case, folder: Path, command: list[str]) -> list[str]:
@@ -134,13 +134,12 @@ def _mounted(case: Case, folder: Path, command: list[str]) -> list[str]:
 
 
 def _apart() -> list[str]:
-    """What begins a command that may mount."""
     return ["unshare", "--mount", *(["--user", "--map-root-user"] if os.geteuid() else [])]
 
 
 @functools.cache
 def can_mount() -> bool:
-    """Whether this user may mount a file system for one command."""
+    """Return whether this user may mount a file system for one command."""
     with tempfile.TemporaryDirectory() as folder:
         command = [*_apart(), "mount", "-t", "tmpfs", "none", folder]
         try:
@@ -150,6 +149,5 @@ def can_mount() -> bool:
 
 
 def cases() -> Iterator[tuple[str, str]]:
-    """Try each disk; yields titles and outcomes."""
     for case in CASES:
         yield case.title, outcome(case)

@@ -1,4 +1,4 @@
-"""What an attack tells when it is over."""
+"""Counts and failures of an attack."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Figures:
-    """How often something was tried, and what went wrong.
+    """Counts of cases by outcome, and the failures.
 
     Attributes:
         cases: How many cases were tried.
@@ -22,7 +22,6 @@ class Figures:
     failures: list[str] = field(default_factory=list[str])
 
     def note(self, title: str, kind: str, is_good: bool) -> None:
-        """Count a case."""
         self.cases += 1
         self.kinds[kind if is_good else "failed"] += 1
         if not is_good:
@@ -34,13 +33,11 @@ class Figures:
         for title, outcome in zip(titles, outcomes, strict=True):
             self.note(title, outcome, outcome in accepted)
 
-    def add(self, other: Figures) -> None:
-        """Count the cases of another part."""
-        self.cases += other.cases
-        self.kinds.update(other.kinds)
-        self.failures += other.failures
+    def add(self, figures: Figures) -> None:
+        self.cases += figures.cases
+        self.kinds.update(figures.kinds)
+        self.failures += figures.failures
 
     def line(self) -> str:
-        """The figures in a line."""
         kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(self.kinds.items()))
         return f"{self.cases} cases ({kinds}), {len(self.failures)} failed"

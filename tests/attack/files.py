@@ -31,7 +31,7 @@ from thalweg.errors import (
     UnsupportedCheckpointError,
 )
 
-TRIED = "our files with mutated bytes, or mutated headers under right checksums"
+SUMMARY = "our files with mutated bytes, or mutated headers under right checksums"
 CASES = {False: 2000, True: 20_000}
 GOOD = ("refused", "taken", "same")
 BATCH = 50
@@ -47,7 +47,7 @@ _seeds: list[bytes] = []
 
 def seeds() -> list[bytes]:
     """Twenty files of all dtypes, many shapes and several documents."""
-    dice, made = random.Random(0), list[bytes]()
+    dice, files = random.Random(0), list[bytes]()
     documents: list[dict[str, Any]] = [
         {},
         storage_files.DOCUMENT,
@@ -64,8 +64,8 @@ def seeds() -> list[bytes]:
             for index in range(number % 6)
         }
         container.write(path, tensors, documents[number % 4])
-        made.append(path.read_bytes())
-    return made
+        files.append(path.read_bytes())
+    return files
 
 
 # Mutations of bytes.
@@ -101,9 +101,9 @@ def other_length(raw: bytearray, dice: Dice) -> None:
 
 
 def spliced(raw: bytearray, dice: Dice) -> None:
-    other = dice.choice(_seeds)
-    place = dice.randrange(min(len(raw), len(other)))
-    raw[place:] = other[place:]
+    donor = dice.choice(_seeds)
+    place = dice.randrange(min(len(raw), len(donor)))
+    raw[place:] = donor[place:]
 
 
 BYTES: tuple[Callable[[bytearray, Dice], None], ...] = (
@@ -128,11 +128,11 @@ MARK = "a place that no seed has"
 
 def _places(value: Any) -> list[tuple[Any, Any]]:
     """Every place in nested dictionaries and lists: what holds it, and its key or index."""
-    found: list[tuple[Any, Any]] = []
+    locations: list[tuple[Any, Any]] = []
     if isinstance(value, dict | list):
         for key in list(value) if isinstance(value, dict) else range(len(value)):
-            found += [(value, key), *_places(value[key])]
-    return found
+            locations += [(value, key), *_places(value[key])]
+    return locations
 
 
 def _changed(value: Any, dice: Dice) -> None:
@@ -146,9 +146,9 @@ def _changed(value: Any, dice: Dice) -> None:
     elif kind == 1 and isinstance(holder, dict):
         holder[dice.choice(["", "x", "a" * 300, "__metadata__", "dtype"])] = holder.pop(key)
     elif kind == 2:
-        other, place = dice.choice(places)
-        if place in other if isinstance(other, dict) else place < len(other):
-            holder[key] = copy.deepcopy(other[place])
+        parent, place = dice.choice(places)
+        if place in parent if isinstance(parent, dict) else place < len(parent):
+            holder[key] = copy.deepcopy(parent[place])
     elif kind == 3 and type(holder[key]) is int:
         holder[key] += dice.choice([-8, -1, 1, 2, 8])
     else:
@@ -157,53 +157,53 @@ def _changed(value: Any, dice: Dice) -> None:
 
 def rewritten(raw: bytes, dice: Dice) -> bytes:
     """The file with changes in its header and manifest, under the right checksums."""
-    found, manifest, data = storage_files.parts(raw)
-    metadata = found.pop("__metadata__")
+    header, manifest, data = storage_files.parts(raw)
+    metadata = header.pop("__metadata__")
     for _ in range(dice.choice([1, 1, 2, 3])):
-        _changed(dice.choice([found, manifest, manifest.get("document")]), dice)
+        _changed(dice.choice([header, manifest, manifest.get("document")]), dice)
     if dice.random() < 0.3:
-        _both(found, manifest, dice)
+        _both(header, manifest, dice)
     if dice.random() < 0.2:
         data = data[: dice.randrange(len(data) + 1)] + bytes(dice.choice([0, 1, 8]))
     if dice.random() < 0.5:
-        _resum(found, manifest, data)
+        _resum(header, manifest, data)
     text, target = json.dumps(manifest), dice.random()
     if target < 0.15:
         text = _with_text(manifest, dice)
-    made = json.dumps(
-        {"__metadata__": {**metadata, "manifest": text}, **found}, separators=(",", ":")
+    encoded = json.dumps(
+        {"__metadata__": {**metadata, "manifest": text}, **header}, separators=(",", ":")
     )
-    if 0.15 <= target < 0.3 and found:
-        found = {"__metadata__": {**metadata, "manifest": text}, **found}
-        name = dice.choice(list(found))
-        value = json.dumps(found[name], separators=(",", ":"))
-        made = made[:-1] + f",{json.dumps(name)}:{dice.choice([*TEXTS, value])}}}"
-    return storage_files.whole(made, data)
+    if 0.15 <= target < 0.3 and header:
+        header = {"__metadata__": {**metadata, "manifest": text}, **header}
+        name = dice.choice(list(header))
+        value = json.dumps(header[name], separators=(",", ":"))
+        encoded = encoded[:-1] + f",{json.dumps(name)}:{dice.choice([*TEXTS, value])}}}"
+    return storage_files.whole(encoded, data)
 
 
-def _both(found: dict[str, Any], manifest: dict[str, Any], dice: Dice) -> None:
+def _both(header: dict[str, Any], manifest: dict[str, Any], dice: Dice) -> None:
     """Say the same in both, true or not."""
     tensors, place = manifest.get("tensors"), 0
     if not isinstance(tensors, dict):
         return
-    for name, each in tensors.items():
-        if isinstance(each, list) and len(each) == 3 and str(each[0]) in ITEM_BYTES:
-            shape = dice.choice([each[1], [0], [2], [1, 3], [2**62, 4], [2**33, 2**33], [-1]])
-            size = ITEM_BYTES[each[0]]
+    for name, spec in tensors.items():
+        if isinstance(spec, list) and len(spec) == 3 and str(spec[0]) in ITEM_BYTES:
+            shape = dice.choice([spec[1], [0], [2], [1, 3], [2**62, 4], [2**33, 2**33], [-1]])
+            size = ITEM_BYTES[spec[0]]
             for length in shape if isinstance(shape, list) else []:
                 size *= length if isinstance(length, int) else 1
-            each[1] = shape
-            found[name] = {"dtype": each[0], "shape": shape, "data_offsets": [place, place + size]}
+            spec[1] = shape
+            header[name] = {"dtype": spec[0], "shape": shape, "data_offsets": [place, place + size]}
             place += size
 
 
-def _resum(found: dict[str, Any], manifest: dict[str, Any], data: bytes) -> None:
+def _resum(header: dict[str, Any], manifest: dict[str, Any], data: bytes) -> None:
     """The checksums of what is at the offsets, wherever that can be."""
     tensors = manifest.get("tensors")
-    for name, each in tensors.items() if isinstance(tensors, dict) else ():
+    for name, entry in tensors.items() if isinstance(tensors, dict) else ():
         try:
-            begin, end = found[name]["data_offsets"]
-            each[2] = checksum.crc32c(data[begin:end])
+            begin, end = header[name]["data_offsets"]
+            entry[2] = checksum.crc32c(data[begin:end])
         except (KeyError, TypeError, ValueError, IndexError):
             continue
 
@@ -222,16 +222,16 @@ def _with_text(manifest: dict[str, Any], dice: Dice) -> str:
 
 
 def attempt(seed: int, number: int) -> str:
-    """What became of a file: "refused", "taken", "same", or what went wrong."""
+    """Attack one file; return "refused", "taken", "same", or the failure."""
     dice = random.Random(f"{seed}/{number}")
     original = _seeds[number % len(_seeds)]
     is_sealed = dice.random() < 0.6
     if is_sealed:
         raw = rewritten(original, dice)
     else:
-        changed = bytearray(original)
-        dice.choice(BYTES)(changed, dice)
-        raw = bytes(changed)
+        damaged = bytearray(original)
+        dice.choice(BYTES)(damaged, dice)
+        raw = bytes(damaged)
     path = _folder[0] / "case"
     path.write_bytes(raw)
     if raw == original:
@@ -241,45 +241,44 @@ def attempt(seed: int, number: int) -> str:
 
 def _read(path: Path, raw: bytes, is_sealed: bool) -> str:
     try:
-        found = container.read(path)
+        contents = container.read(path)
     except DOCUMENTED:
         return "refused"
     except Exception as error:
         return f"{type(error).__name__}: {str(error)[:200]}"
     if not is_sealed and raw not in _seeds:
         return "damage was not noticed"
-    wrong = _inconsistent(found, raw) or _elsewhere(path, found)
+    wrong = _inconsistent(contents, raw) or _elsewhere(path, contents)
     return wrong or "taken"
 
 
-def _inconsistent(found: container.Contents, raw: bytes) -> str:
-    """What is wrong with what was read, by another reading of the file."""
+def _inconsistent(contents: container.Contents, raw: bytes) -> str:
+    """Compare the contents with a second parser; return the difference or ""."""
     header, manifest, data = storage_files.parts(raw)
-    sizes = sum(each.data.nbytes for each in found.tensors.values())
-    if found.document != manifest["document"] or sizes != len(data):
+    sizes = sum(tensor.data.nbytes for tensor in contents.tensors.values())
+    if contents.document != manifest["document"] or sizes != len(data):
         return "not all of the file was read"
-    for name, each in found.tensors.items():
+    for name, tensor in contents.tensors.items():
         begin, end = header[name]["data_offsets"]
         actual = checksum._by_table(memoryview(data[begin:end]), 0)
-        if bytes(each.data) != data[begin:end] or actual != manifest["tensors"][name][2]:
+        if bytes(tensor.data) != data[begin:end] or actual != manifest["tensors"][name][2]:
             return f"{name!r} has other bytes"
-        if each.dtype != "BOOL" or max(each.data, default=0) < 2:
-            each.tensor()
+        if tensor.dtype != "BOOL" or max(tensor.data, default=0) < 2:
+            tensor.tensor()
     return ""
 
 
-def _elsewhere(path: Path, found: container.Contents) -> str:
-    """What safetensors says of the same file, where it differs."""
+def _elsewhere(path: Path, contents: container.Contents) -> str:
+    """Compare the names with those that safetensors reads; return the difference or ""."""
     try:
         with safe_open(path, "np") as file:
             names = set(file.keys())
     except SafetensorError as error:
         return f"safetensors says {error}"
-    return "" if names == set(found.tensors) else "safetensors sees other names"
+    return "" if names == set(contents.tensors) else "safetensors sees other names"
 
 
 def warm() -> None:
-    """Have everything imported, and the seeds at hand."""
     _folder.append(Path(tempfile.mkdtemp()))
     _seeds.extend(seeds())
     path = _folder[0] / "case"
@@ -289,5 +288,4 @@ def warm() -> None:
 
 
 def attack(long: bool, seed: int) -> Figures:
-    """Read files in children, so that a crash is a failure of one."""
     return figures_of(__name__, seed, CASES[long], BATCH, GOOD)

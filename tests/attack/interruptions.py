@@ -40,7 +40,7 @@ from attack.figures import Figures
 from attack.planted import DEFECTS
 from attack.torch_trainings import encode_all
 from failing_callable import NOT_TAKEN
-from interruptions import outcome, switched
+from interruptions import block_switches, outcome
 from thalweg import IndexedSlices, Pass, Rule, Stage, Variable, _graph, diagnostics, optim
 from thalweg.keras import optimizers as keras
 from thalweg.openseq2seq.optimizers import optimize_loss
@@ -74,8 +74,8 @@ class Training:
 
     def bits(self) -> list[bytes]:
         # Copies: steps look up memory that NumPy shares among all that the process has.
-        copies = (each.detach().clone().contiguous() for each in self.state())
-        return [each.view(-1).view(torch.uint8).numpy().tobytes() for each in copies]
+        copies = (tensor.detach().clone().contiguous() for tensor in self.state())
+        return [copy.view(-1).view(torch.uint8).numpy().tobytes() for copy in copies]
 
 
 SHAPES = [(300, 40), (40,), (7, 3), ()]
@@ -84,21 +84,21 @@ SHAPES = [(300, 40), (40,), (7, 3), ()]
 def variables(dtypes: list[torch.dtype], **options: Any) -> list[Variable]:
     """Of the first, NumPy shares the memory."""
     generator = torch.Generator().manual_seed(1)
-    made = [
+    memories = [
         Variable(torch.randn(shape, generator=generator).to(dtype), name=f"w{index}", **options)
         for index, (shape, dtype) in enumerate(zip(SHAPES, dtypes * 4, strict=False))
     ]
-    made[0].detach().as_subclass(Tensor).view(torch.uint8).numpy()
-    assert not made[0].untyped_storage().resizable()
-    return made
+    memories[0].detach().as_subclass(Tensor).view(torch.uint8).numpy()
+    assert not memories[0].untyped_storage().resizable()
+    return memories
 
 
-def gradients(own: list[Variable], number: int, sparse: bool = False) -> list[Any]:
-    drawn, rows = _drawn_gradients(number, tuple((var.shape, var.dtype) for var in own))
-    made: list[Any] = [grad.clone() for grad in drawn]
+def gradients(variables: list[Variable], number: int, sparse: bool = False) -> list[Any]:
+    draws, rows = _drawn_gradients(number, tuple((var.shape, var.dtype) for var in variables))
+    grads: list[Any] = [grad.clone() for grad in draws]
     if sparse:
-        made[0] = IndexedSlices(made[0][:50].contiguous(), rows.clone(), torch.Size(SHAPES[0]))
-    return made
+        grads[0] = IndexedSlices(grads[0][:50].contiguous(), rows.clone(), torch.Size(SHAPES[0]))
+    return grads
 
 
 @lru_cache(maxsize=16)
@@ -110,77 +110,79 @@ def _drawn_gradients(
     A copy takes a tenth of the time.
     """
     generator = torch.Generator().manual_seed(number)
-    drawn = [torch.randn(shape, generator=generator).to(dtype) for shape, dtype in kinds]
-    return drawn, torch.randint(0, SHAPES[0][0], (50,), generator=generator)
+    draws = [torch.randn(shape, generator=generator).to(dtype) for shape, dtype in kinds]
+    return draws, torch.randint(0, SHAPES[0][0], (50,), generator=generator)
 
 
 def of_keras(make: Callable[[], Any], **kinds: Any) -> Callable[[], Training]:
     def build() -> Training:
-        own = variables(kinds.get("dtypes", [torch.float32]), **kinds.get("options", {}))
+        model = variables(kinds.get("dtypes", [torch.float32]), **kinds.get("options", {}))
         opt = make()
         opt.engine = kinds.get("engine")
 
         def step(number: int) -> None:
-            pairs = list(zip(gradients(own, number, kinds.get("sparse", False)), own, strict=True))
+            pairs = list(
+                zip(gradients(model, number, kinds.get("sparse", False)), model, strict=True)
+            )
             twice = pairs[1:2] if kinds.get("twice") else []
             opt.apply_gradients([*pairs, *twice])
 
-        return Training(step, lambda: [*own, *opt.weights])
+        return Training(step, lambda: [*model, *opt.weights])
 
     return build
 
 
 def of_v1(make: Callable[[], Any], **kinds: Any) -> Callable[[], Training]:
     def build() -> Training:
-        own = variables(kinds.get("dtypes", [torch.float32]))
+        weights = variables(kinds.get("dtypes", [torch.float32]))
         opt, count = make(), Variable(torch.zeros((), dtype=torch.int64), trainable=False)
 
         def step(number: int) -> None:
-            made = gradients(own, number, kinds.get("sparse", False))
-            opt.apply_gradients(zip(made, own, strict=True), count)
+            grads = gradients(weights, number, kinds.get("sparse", False))
+            opt.apply_gradients(zip(grads, weights, strict=True), count)
 
-        return Training(step, lambda: [*own, count, *opt.variables()])
+        return Training(step, lambda: [*weights, count, *opt.variables()])
 
     return build
 
 
 def parameters(dtype: torch.dtype) -> list[Any]:
-    return [torch.nn.Parameter(each.detach()) for each in variables([dtype])]
+    return [torch.nn.Parameter(variable.detach()) for variable in variables([dtype])]
 
 
 def state_of(opt: Any) -> list[Tensor]:
     """All that an optimizer remembers; a gradient counts as a part of the sum that it goes into."""
     params = [param for group in opt.param_groups for param in group["params"]]
-    found: list[Tensor] = []
+    tensors: list[Tensor] = []
     for param in params:
-        own = dict(opt.state.get(param, {}))
+        slots = dict(opt.state.get(param, {}))
         if isinstance(opt, optim.RuleOptimizer):  # `step` counts what was applied in backward
-            own["step"] = own["step"] + opt._cache.has_applied_grads
-        total = own.pop("gradient_sum", torch.zeros_like(param, dtype=torch.float32))
+            slots["step"] = slots["step"] + opt._cache.has_applied_grads
+        total = slots.pop("gradient_sum", torch.zeros_like(param, dtype=torch.float32))
         if opt._around.kinds.sums and param.grad is not None:
             total = total + param.grad
-        found += [param, *own.values(), total]
+        tensors += [param, *slots.values(), total]
     waits = opt._around.kinds.sums and params[0].grad is not None
-    last = opt.last_step
-    told = [
+    last_step = opt.last_step
+    counts = [
         opt.param_groups[0].get("folded", 0) + waits,
-        0 if last is None else last.count + opt._cache.has_applied_grads,
+        0 if last_step is None else last_step.count + opt._cache.has_applied_grads,
         opt._cache.holds_averages,
     ]
-    return [*found, torch.tensor(told)]
+    return [*tensors, torch.tensor(counts)]
 
 
 def of_optim(make: Callable[[Any], Any], dtype: torch.dtype = torch.float32) -> Any:
     def build() -> Training:
-        own = parameters(dtype)
-        opt = make(own)
+        params = parameters(dtype)
+        opt = make(params)
 
         def ready(number: int) -> None:
-            for param, grad in zip(own, gradients(own, number), strict=True):
+            for param, grad in zip(params, gradients(params, number), strict=True):
                 param.grad = grad
 
         def end() -> None:
-            if opt._around.kinds.sums and own[0].grad is not None:
+            if opt._around.kinds.sums and params[0].grad is not None:
                 opt.step()
 
         return Training(lambda _: opt.step(), lambda: state_of(opt), ready, end)
@@ -192,15 +194,15 @@ def in_backward(make: Callable[[Any], Any]) -> Callable[[], Training]:
     """One parameter: those of a step are updated one after the other."""
 
     def build() -> Training:
-        own = parameters(torch.float32)[:1]
-        opt = make(own)
+        params = parameters(torch.float32)[:1]
+        opt = make(params)
 
         def ready(_: int) -> None:
             opt.zero_grad()
 
         def step(number: int) -> None:
-            own[0].grad = None
-            (own[0] * gradients(own, number)[0]).sum().backward()
+            params[0].grad = None
+            (params[0] * gradients(params, number)[0]).sum().backward()
             opt.step()
 
         def end() -> None:
@@ -214,17 +216,17 @@ def in_backward(make: Callable[[Any], Any]) -> Callable[[], Training]:
 
 def swapping() -> Training:
     """Blocks of averages, in which steps are refused."""
-    own = parameters(torch.float32)
-    opt = optim.Adam(own, 0.01, ema_decay=0.5)
-    for param, grad in zip(own, gradients(own, 0), strict=True):
+    params = parameters(torch.float32)
+    opt = optim.Adam(params, 0.01, ema_decay=0.5)
+    for param, grad in zip(params, gradients(params, 0), strict=True):
         param.grad = grad
     opt.step()
     opt.step()
 
     def step(_: int) -> None:
         with opt.swapped():
-            inside = [torch.equal(param, opt.state[param]["ema"]) for param in own]
-            if not (opt._cache.holds_averages and all(inside)):
+            are_swapped = [torch.equal(param, opt.state[param]["ema"]) for param in params]
+            if not (opt._cache.holds_averages and all(are_swapped)):
                 raise AssertionError("the averages are not there")
 
     return Training(step, lambda: state_of(opt))
@@ -234,23 +236,23 @@ def loading(make: Callable[[Any], Any], dtype: torch.dtype = torch.float32) -> A
     """States of two moments of a training, one after the other."""
 
     def build() -> Training:
-        own = parameters(dtype)
-        opt = make(own)
-        saved: list[Any] = []
+        params = parameters(dtype)
+        opt = make(params)
+        checkpoints: list[Any] = []
         for number in range(5):
-            for param, grad in zip(own, gradients(own, number), strict=True):
+            for param, grad in zip(params, gradients(params, number), strict=True):
                 param.grad = grad
             opt.step()
             opt.param_groups[0]["lr"] = 0.01 * (number + 1)
-            saved.append(copy.deepcopy(opt.state_dict()))
+            checkpoints.append(copy.deepcopy(opt.state_dict()))
 
         def state() -> list[Tensor]:
-            states = [dict(sorted(opt.state[param].items())) for param in own]
+            states = [dict(sorted(opt.state[param].items())) for param in params]
             group = opt.param_groups[0]
-            told = torch.tensor([group["lr"], group.get("folded", 0)])
-            return [*own, *(each for kept in states for each in kept.values()), told]
+            numbers = torch.tensor([group["lr"], group.get("folded", 0)])
+            return [*params, *(tensor for slots in states for tensor in slots.values()), numbers]
 
-        return Training(lambda number: opt.load_state_dict(saved[2 + number % 3]), state)
+        return Training(lambda number: opt.load_state_dict(checkpoints[2 + number % 3]), state)
 
     return build
 
@@ -281,10 +283,10 @@ def adding(make: Callable[[Any], Any]) -> Callable[[], Training]:
             new.append(one())
 
         def state() -> list[Tensor]:
-            own = opt.param_groups
-            told = [len(own), len(opt.state), len(opt._cache.heard), *map(len, own)]
+            groups = opt.param_groups
+            counts = [len(groups), len(opt.state), len(opt._cache.heard), *map(len, groups)]
             lie = [param.grad is None or param.grad._base is not None for param in new]
-            return [*state_of(opt), torch.tensor(told), torch.tensor(lie)]
+            return [*state_of(opt), torch.tensor(counts), torch.tensor(lie)]
 
         return Training(lambda _: opt.add_param_group({"params": [new[-1]]}), state, ready)
 
@@ -295,16 +297,16 @@ def scaled(make: Callable[[Any], Any]) -> Callable[[], Training]:
     """Steps by `GradScaler`, some of which it leaves out."""
 
     def build() -> Training:
-        own = parameters(torch.float32)
-        opt = make(own)
+        params = parameters(torch.float32)
+        opt = make(params)
 
         def step(number: int) -> None:
             scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
             scaler.scale(torch.zeros(()))
-            for param, grad in zip(own, gradients(own, number), strict=True):
+            for param, grad in zip(params, gradients(params, number), strict=True):
                 param.grad = grad * 4
             if not number % 4:
-                own[0].grad[0, 0] = torch.inf
+                params[0].grad[0, 0] = torch.inf
             for name in ("grad_scale", "found_inf"):  # which torch leaves if it is interrupted
                 vars(opt).pop(name, None)
             scaler.step(opt)
@@ -317,39 +319,37 @@ def scaled(make: Callable[[Any], Any]) -> Callable[[], Training]:
 
 def clearing() -> Training:
     """Gradients in buffers, which others replace."""
-    own = parameters(torch.float32)
-    opt = optim.SGD(own, 0.01, gradients="flat")
-    views = [param.grad for param in own]
+    params = parameters(torch.float32)
+    opt = optim.SGD(params, 0.01, gradients="flat")
+    views = [param.grad for param in params]
 
     def ready(number: int) -> None:
-        for param, grad in zip(own, gradients(own, number), strict=True):
+        for param, grad in zip(params, gradients(params, number), strict=True):
             param.grad = grad
 
     def state() -> list[Tensor]:
-        lie = [param.grad is view for param, view in zip(own, views, strict=True)]
-        return [*(param.grad for param in own if param.grad is not None), torch.tensor(lie)]
+        lie = [param.grad is view for param, view in zip(params, views, strict=True)]
+        return [*(param.grad for param in params if param.grad is not None), torch.tensor(lie)]
 
     return Training(lambda _: opt.zero_grad(), state, ready)
 
 
-def unscaled(own: Any) -> Any:
-    opt = optim.Adam(own, 0.01, fused_unscale=True, clip_grad_norm=1.0)
+def unscaled(params: Any) -> Any:
+    opt = optim.Adam(params, 0.01, fused_unscale=True, clip_grad_norm=1.0)
     opt.grad_scale, opt.found_inf = torch.tensor(2.0), torch.tensor(0.0)
     return opt
 
 
-def of_many_rules(own: list[Tensor], **options: Any) -> Any:
-    """Three rules in one step."""
+def of_many_rules(params: list[Tensor], **options: Any) -> Any:
     momenta: list[dict[str, Any]] = [{}, {"momentum": 0.9}, {"momentum": 0.9, "nesterov": True}]
-    groups = [{"params": [param], **how} for param, how in zip(own, momenta, strict=False)]
-    return optim.SGD([*groups, {"params": own[3:]}], lr=0.01, **options)
+    groups = [{"params": [param], **group} for param, group in zip(params, momenta, strict=False)]
+    return optim.SGD([*groups, {"params": params[3:]}], lr=0.01, **options)
 
 
-def mixed(own: list[Tensor], **options: Any) -> Any:
-    """The same, of several classes."""
+def mixed(params: list[Tensor], **options: Any) -> Any:
     rules = "AdamW", "Lion", "LAMB"
-    groups = [{"params": [param], "rule": rule} for param, rule in zip(own, rules, strict=False)]
-    return optim.Mixed([*groups, {"params": own[3:], "rule": "SGD"}], **options)
+    groups = [{"params": [param], "rule": rule} for param, rule in zip(params, rules, strict=False)]
+    return optim.Mixed([*groups, {"params": params[3:], "rule": "SGD"}], **options)
 
 
 def centered(*, step: Any) -> Any:
@@ -369,21 +369,21 @@ CENTERING = Rule(
 )
 
 
-def of_matrices(own: list[Tensor], **options: Any) -> Any:
+def of_matrices(params: list[Tensor], **options: Any) -> Any:
     """Stages over matrices, some of which are cut, beside a rule of one's own and a class."""
     noise = torch.Generator().manual_seed(2)
     shapes = (8, 6), (6, 6), (5, 4), (3,)
-    own[:] = [torch.nn.Parameter(torch.randn(shape, generator=noise)) for shape in shapes]
-    given = {"rule": "NorMuon", "heads": 2}, {"rule": "SOAP"}, {"rule": CENTERING}
-    groups = [{"params": [param], **rule} for param, rule in zip(own, given, strict=False)]
-    return optim.Mixed([*groups, {"params": own[3:], "rule": "SGD"}], **options)
+    params[:] = [torch.nn.Parameter(torch.randn(shape, generator=noise)) for shape in shapes]
+    rules = {"rule": "NorMuon", "heads": 2}, {"rule": "SOAP"}, {"rule": CENTERING}
+    groups = [{"params": [param], **rule} for param, rule in zip(params, rules, strict=False)]
+    return optim.Mixed([*groups, {"params": params[3:], "rule": "SGD"}], **options)
 
 
-def of_rows(own: list[Tensor], **options: Any) -> Any:
+def of_rows(params: list[Tensor], **options: Any) -> Any:
     """Rules of rows and columns, and those of elements that they have for vectors."""
-    given = {"rule": "Adafactor"}, {"rule": "Adafactor"}, {"rule": "SM3", "momentum": 0.5}
-    groups = [{"params": [param], **rule} for param, rule in zip(own, given, strict=False)]
-    return optim.Mixed([*groups, {"params": own[3:], "rule": "SM3"}], **options)
+    rules = {"rule": "Adafactor"}, {"rule": "Adafactor"}, {"rule": "SM3", "momentum": 0.5}
+    groups = [{"params": [param], **rule} for param, rule in zip(params, rules, strict=False)]
+    return optim.Mixed([*groups, {"params": params[3:], "rule": "SM3"}], **options)
 
 
 def in_session() -> Training:
@@ -395,12 +395,12 @@ def in_session() -> Training:
         op = opt.minimize(((w * x) ** 2).sum(), global_step=count)
         session = _graph.Session()
         session.run(_graph.global_variables_initializer())
-        every = [w, count, *opt.variables()]
+        values = [w, count, *opt.variables()]
 
     def step(number: int) -> None:
         session.run(op, feed_dict={x: torch.full((40,), float(number + 1))})
 
-    return Training(step, lambda: [torch.as_tensor(each) for each in session.run(every)])
+    return Training(step, lambda: [torch.as_tensor(number) for number in session.run(values)])
 
 
 class Hooked(keras.Optimizer):
@@ -422,17 +422,17 @@ class Hooked(keras.Optimizer):
 def optimize(mixed: bool, skips: bool = False) -> Callable[[], Training]:
     def build() -> Training:
         dtype = torch.float16 if mixed else torch.float32
-        own = variables([dtype])
+        weights = variables([dtype])
         number = [0]
 
         def loss() -> Tensor:
-            made = gradients(own, number[0])
+            grads = gradients(weights, number[0])
             if skips and number[0] % 3:
-                made[0][0, 0] = torch.inf
-            return sum((var.float() * grad.float()).sum() for var, grad in zip(own, made))
+                grads[0][0, 0] = torch.inf
+            return sum((var.float() * grad.float()).sum() for var, grad in zip(weights, grads))
 
         step = optimize_loss(
-            loss, "Adam", {}, lambda count: 0.01, var_list=own, clip_gradients=1.0,
+            loss, "Adam", {}, lambda count: 0.01, var_list=weights, clip_gradients=1.0,
             dtype="mixed" if mixed else torch.float32,
             loss_scaling="Backoff" if mixed else 1.0,
         )  # fmt: skip
@@ -441,13 +441,12 @@ def optimize(mixed: bool, skips: bool = False) -> Callable[[], Training]:
             number[0] = count
             step()
 
-        return Training(once, lambda: [*own, *step.state_dict().values()], moves=len(own))
+        return Training(once, lambda: [*weights, *step.state_dict().values()], moves=len(weights))
 
     return build
 
 
 def told_of(optimizer: Any) -> Any:
-    """An optimizer that tells of every other step."""
     diagnostics.attach(optimizer, every=2)
     return optimizer
 
@@ -477,71 +476,80 @@ TRAININGS: dict[str, Callable[[], Training]] = {
     "optimize_loss mixed": optimize(True),
     "optimize_loss skipped": optimize(True, skips=True),
     "session": in_session,
-    "optim": of_optim(lambda own: optim.AdamW(own, 0.01, clip_grad_norm=1.0)),
-    "optim masters": of_optim(lambda own: optim.Adam(own, 0.01, masters=True), torch.bfloat16),
-    "optim diagnostics": of_optim(lambda own: optim.Adam(own, 0.01, diagnostics=1)),
+    "optim": of_optim(lambda params: optim.AdamW(params, 0.01, clip_grad_norm=1.0)),
+    "optim masters": of_optim(
+        lambda params: optim.Adam(params, 0.01, masters=True), torch.bfloat16
+    ),
+    "optim diagnostics": of_optim(lambda params: optim.Adam(params, 0.01, diagnostics=1)),
     "optim many rules": of_optim(of_many_rules),
-    "optim mixed": of_optim(lambda own: mixed(own, clip_grad_norm=1.0, ema_decay=0.9)),
-    "optim rows": of_optim(lambda own: of_rows(own, clip_grad_norm=1.0)),
-    "optim matrices": of_optim(lambda own: of_matrices(own, clip_grad_norm=1.0)),
-    "optim tensorflow": of_optim(lambda own: optim.tensorflow.Nadam(own, 0.01)),
+    "optim mixed": of_optim(lambda params: mixed(params, clip_grad_norm=1.0, ema_decay=0.9)),
+    "optim rows": of_optim(lambda params: of_rows(params, clip_grad_norm=1.0)),
+    "optim matrices": of_optim(lambda params: of_matrices(params, clip_grad_norm=1.0)),
+    "optim tensorflow": of_optim(lambda params: optim.tensorflow.Nadam(params, 0.01)),
     "optim accumulate": of_optim(
-        lambda own: optim.Adam(own, 0.01, accumulate=2, ema_decay=0.9, clip_grad_norm=1.0)
+        lambda params: optim.Adam(params, 0.01, accumulate=2, ema_decay=0.9, clip_grad_norm=1.0)
     ),
     "optim accumulate masters": of_optim(
-        lambda own: optim.SGD(own, 0.01, momentum=0.9, accumulate=2, masters=True), torch.bfloat16
-    ),
-    "optim accumulate rules": of_optim(lambda own: of_many_rules(own, accumulate=2)),
-    "optim accumulate tensorflow": of_optim(
-        lambda own: optim.tensorflow.Ftrl(own, 0.01, accumulate=2)
-    ),
-    "optim unscale": of_optim(unscaled),
-    "optim scaler": scaled(lambda own: optim.Adam(own, 0.01, ema_decay=0.5)),
-    "optim scaler unscale": scaled(
-        lambda own: optim.Adam(own, 0.01, fused_unscale=True, clip_grad_norm=1.0)
-    ),
-    "optim scaler tensorflow": scaled(
-        lambda own: optim.tensorflow.RMSprop(own, 0.01, fused_unscale=True)
-    ),
-    "optim state device": of_optim(
-        lambda own: optim.AdamW(own, 0.01, state_device="cpu", masters=True, ema_decay=0.5),
+        lambda params: optim.SGD(params, 0.01, momentum=0.9, accumulate=2, masters=True),
         torch.bfloat16,
     ),
-    "optim add": adding(lambda own: optim.Adam(own, 0.01, ema_decay=0.5)),
-    "optim add tensorflow": adding(lambda own: optim.tensorflow.Nadam(own, 0.01, ema_decay=0.5)),
-    "optim add flat": adding(lambda own: optim.SGD(own, 0.01, momentum=0.9, gradients="flat")),
-    "optim add in backward": adding(lambda own: optim.Adam(own, 0.01, in_backward=True)),
+    "optim accumulate rules": of_optim(lambda params: of_many_rules(params, accumulate=2)),
+    "optim accumulate tensorflow": of_optim(
+        lambda params: optim.tensorflow.Ftrl(params, 0.01, accumulate=2)
+    ),
+    "optim unscale": of_optim(unscaled),
+    "optim scaler": scaled(lambda params: optim.Adam(params, 0.01, ema_decay=0.5)),
+    "optim scaler unscale": scaled(
+        lambda params: optim.Adam(params, 0.01, fused_unscale=True, clip_grad_norm=1.0)
+    ),
+    "optim scaler tensorflow": scaled(
+        lambda params: optim.tensorflow.RMSprop(params, 0.01, fused_unscale=True)
+    ),
+    "optim state device": of_optim(
+        lambda params: optim.AdamW(params, 0.01, state_device="cpu", masters=True, ema_decay=0.5),
+        torch.bfloat16,
+    ),
+    "optim add": adding(lambda params: optim.Adam(params, 0.01, ema_decay=0.5)),
+    "optim add tensorflow": adding(
+        lambda params: optim.tensorflow.Nadam(params, 0.01, ema_decay=0.5)
+    ),
+    "optim add flat": adding(
+        lambda params: optim.SGD(params, 0.01, momentum=0.9, gradients="flat")
+    ),
+    "optim add in backward": adding(lambda params: optim.Adam(params, 0.01, in_backward=True)),
     "optim narrow": of_optim(
-        lambda own: optim.AdamW(
-            own, 0.01, state_dtype=torch.bfloat16, clip_grad_value=0.1, ema_decay=0.5
+        lambda params: optim.AdamW(
+            params, 0.01, state_dtype=torch.bfloat16, clip_grad_value=0.1, ema_decay=0.5
         )
     ),
     "optim encoded": of_optim(
-        lambda own: optim.AdamW(own, 0.01, state_storage="8bit", weights="split", ema_decay=0.5),
+        lambda params: optim.AdamW(
+            params, 0.01, state_storage="8bit", weights="split", ema_decay=0.5
+        ),
         torch.bfloat16,
     ),
     "optim in common": of_optim(
-        lambda own: optim.Prodigy(own, 1.0, d0=1e-3, ema_decay=0.5, accumulate=2)
+        lambda params: optim.Prodigy(params, 1.0, d0=1e-3, ema_decay=0.5, accumulate=2)
     ),
-    "optim clipped": of_optim(lambda own: optim.MARS(own, 0.01, mars_type="lion")),
-    "optim in backward": in_backward(lambda own: optim.Adam(own, 0.01, in_backward=True)),
+    "optim clipped": of_optim(lambda params: optim.MARS(params, 0.01, mars_type="lion")),
+    "optim in backward": in_backward(lambda params: optim.Adam(params, 0.01, in_backward=True)),
     "optim in backward tensorflow": in_backward(
-        lambda own: optim.tensorflow.SGD(own, 0.01, momentum=0.9, in_backward=True)
+        lambda params: optim.tensorflow.SGD(params, 0.01, momentum=0.9, in_backward=True)
     ),
     "optim swapped": swapping,
     "optim flat": clearing,
     "optim load": loading(
-        lambda own: optim.Adam(own, 0.01, masters=True, ema_decay=0.9, accumulate=2),
+        lambda params: optim.Adam(params, 0.01, masters=True, ema_decay=0.9, accumulate=2),
         torch.bfloat16,
     ),
     "optim load tensorflow": loading(
-        lambda own: optim.tensorflow.Adam(own, 0.01, ema_decay=0.9, accumulate=2)
+        lambda params: optim.tensorflow.Adam(params, 0.01, ema_decay=0.9, accumulate=2)
     ),
 }
 
 
 PARTS = [",".join([*TRAININGS][part::6]) for part in range(6)]  # each as long as another
-TRIED = (
+SUMMARY = (
     f"steps of {len(TRAININGS)} trainings, interrupted by SIGINT or an asynchronous exception at"
     " random moments, or at a random instruction"
 )
@@ -553,10 +561,10 @@ KINDS = ("signal", "exception", "opcode")
 WRONG = ("torn", "false note")
 
 
-def told(
+def run_interrupted(
     names: str, kinds: str, count: int, seed: int, timeout: float, planted: str = ""
 ) -> tuple[dict[str, int], str]:
-    """What became of so many interrupted steps, in a process of their own, and all that it says.
+    """Run interrupted steps in a process; return the counts by outcome and the output.
 
     Args:
         names, kinds: Of `TRAININGS` and as in `interrupt`, with commas between them.
@@ -584,42 +592,41 @@ def told(
         env={**os.environ, "PYTHONPATH": os.pathsep.join(folders)},
     ) as child:  # fmt: skip
         try:
-            out, err = child.communicate(timeout=timeout)
+            output, err = child.communicate(timeout=timeout)
             end = f"ended with status {child.returncode}"
         except subprocess.TimeoutExpired:
             child.send_signal(signal.SIGABRT)  # which has it tell where its threads are
-            out, err = child.communicate()
+            output, err = child.communicate()
             end = f"had not ended after {timeout} s"
-    said = f"{command} {end}.\n{out}\n{err}"
+    message = f"{command} {end}.\n{output}\n{err}"
     if child.returncode:
-        with tempfile.NamedTemporaryFile("w", prefix="interruptions-", delete=False) as kept:
-            kept.write(said)
-        raise RuntimeError(f"{said}\nThis is kept in {kept.name}.")
-    return json.loads(out), said
+        with tempfile.NamedTemporaryFile("w", prefix="interruptions-", delete=False) as log:
+            log.write(message)
+        raise RuntimeError(f"{message}\nThis is kept in {log.name}.")
+    return json.loads(output), message
 
 
 def attack(long: bool, seed: int) -> Figures:
     """Interrupt steps of each training, two processes at a time, in rounds over all trainings."""
     figures, count = Figures(), CASES[False]
     with ThreadPoolExecutor(2) as pool:
-        for own in range(seed, seed + CASES[long] // count):
+        for run_seed in range(seed, seed + CASES[long] // count):
             if not clock.is_over():
-                for found in pool.map(attacked, PARTS, itertools.repeat(own)):
-                    figures.add(found)
+                for part_figures in pool.map(attacked, PARTS, itertools.repeat(run_seed)):
+                    figures.add(part_figures)
     return figures
 
 
 def attacked(names: str, seed: int) -> Figures:
-    """Interrupt steps of some trainings, in a process of their own."""
     figures, count = Figures(), CASES[False] * len(KINDS)
     try:
-        found, said = told(names, ",".join(KINDS), CASES[False], seed, 900)
+        outcomes, message = run_interrupted(names, ",".join(KINDS), CASES[False], seed, 900)
     except RuntimeError as error:
-        found, said = {"failed": count * len(names.split(","))}, str(error)
-    if set(found) & {*WRONG, "failed"}:
-        figures.failures.append(f"seed {seed}: {said}")
-    figures.kinds.update(found)
-    figures.cases += sum(found.values())
+        outcomes, message = {"failed": count * len(names.split(","))}, str(error)
+    if set(outcomes) & {*WRONG, "failed"}:
+        figures.failures.append(f"seed {seed}: {message}")
+    figures.kinds.update(outcomes)
+    figures.cases += sum(outcomes.values())
     return figures
 
 
@@ -644,21 +651,21 @@ class Pair:
 
 def begin_pair(name: str) -> Pair:
     """Return a training and its twin after 13 steps."""
-    ours, twin = TRAININGS[name](), TRAININGS[name]()
+    training, twin = TRAININGS[name](), TRAININGS[name]()
     for number in range(3):
-        ours.take(number), twin.take(number)
+        training.take(number), twin.take(number)
     begin = time.perf_counter()
     for number in range(3, 13):
-        ours.take(number), twin.take(number)
-    return Pair(name, ours, twin, 13, (time.perf_counter() - begin) / 20)
+        training.take(number), twin.take(number)
+    return Pair(name, training, twin, 13, (time.perf_counter() - begin) / 20)
 
 
-def interrupt(pair: Pair, how: str, count: int, seed: int = 0) -> dict[str, int]:
+def interrupt(pair: Pair, mode: str, count: int, seed: int = 0) -> dict[str, int]:
     """Interrupt so many steps.
 
     Args:
         pair: The training and its twin; both take the steps.
-        how: By "signal", by "exception", which comes between any two bytecodes, or at an "opcode",
+        mode: By "signal", by "exception", which comes between any two bytecodes, or at an "opcode",
             any of the library's, where some let no signal in.
         count: How many.
         seed: Chooses the moments.
@@ -668,74 +675,74 @@ def interrupt(pair: Pair, how: str, count: int, seed: int = 0) -> dict[str, int]
         exceptions say; "torn"; followed by a "false note"; or taken while the interruption was
         "lost", as it is in a destructor, where Python lets no exception through.
     """
-    rng, lengths, found = random.Random(seed), dict[int, float](), Counter[str]()
-    if pair.name == "session" and how == "opcode":
-        how = "exception"  # a graph's locks would stay taken, where no signal comes
+    rng, lengths, outcomes = random.Random(seed), dict[int, float](), Counter[str]()
+    if pair.name == "session" and mode == "opcode":
+        mode = "exception"  # a graph's locks would stay taken, where no signal comes
     for _ in range(count):
-        title = f"{pair.name}, {how}, seed {seed}, step {pair.number}"
-        found[_interrupt_step(pair, how, rng, lengths, title)] += 1
+        title = f"{pair.name}, {mode}, seed {seed}, step {pair.number}"
+        outcomes[_interrupt_step(pair, mode, rng, lengths, title)] += 1
         pair.number += 1
-    return dict(found)
+    return dict(outcomes)
 
 
 def _interrupt_step(
-    pair: Pair, how: str, rng: random.Random, lengths: dict[int, float], title: str
+    pair: Pair, mode: str, rng: random.Random, lengths: dict[int, float], title: str
 ) -> str:
     """Interrupt the next step of a pair, and return its outcome; both have taken it at the end.
 
     Args:
         pair: The training and its twin; if they cannot be made alike again, others replace them.
-        how: As in `interrupt`.
+        mode: As in `interrupt`.
         rng: Draws the moment.
         lengths: The number of instructions of a step, by its place in a period; completed here.
         title: Of an outcome that is wrong.
     """
-    ours, twin, number, switches = pair.ours, pair.twin, pair.number, switched()
-    ours.ready(number), twin.ready(number)
-    before, phase = ours.bits(), number % PERIOD
-    if how != "opcode" or phase in lengths:
+    training, twin, number, switches = pair.ours, pair.twin, pair.number, block_switches()
+    training.ready(number), twin.ready(number)
+    bits_before, phase = training.bits(), number % PERIOD
+    if mode != "opcode" or phase in lengths:
         twin.step(number)
     else:
-        left = outcome(_ALL, partial(twin.step, number), by_opcode=True)[1]
-        lengths[phase] = float(_ALL - left)
+        remaining = outcome(_ALL, partial(twin.step, number), by_opcode=True)[1]
+        lengths[phase] = float(_ALL - remaining)
     delay = rng.uniform(0, 1.2 * lengths.get(phase, pair.length))
-    error, has_ended = _interrupted(ours, number, delay, how)
-    now, wanted = ours.bits(), twin.bits()
-    verdict = _judged(now, before, wanted, error, has_ended, ours.moves)
-    if switched() != switches:
-        _tell(f"{pair.name}: {switched()} is switched, not {switches}", error)
+    error, is_done = _interrupted(training, number, delay, mode)
+    actual, expected = training.bits(), twin.bits()
+    verdict = _judged(actual, bits_before, expected, error, is_done, training.moves)
+    if block_switches() != switches:
+        _tell(f"{pair.name}: {block_switches()} is switched, not {switches}", error)
         verdict = "torn"  # a step that follows would be another one
         torch.set_grad_enabled(True)
     if verdict in WRONG:
         _tell(f"{title}: {verdict}", error)
-    if not has_ended:
-        ours.end()
-        now = ours.bits()
-    if now != wanted:
-        ours.step(number)
-        if ours.bits() != wanted:
+    if not is_done:
+        training.end()
+        actual = training.bits()
+    if actual != expected:
+        training.step(number)
+        if training.bits() != expected:
             vars(pair).update(vars(begin_pair(pair.name)), number=12)
     return verdict
 
 
 def _interrupted(
-    training: Training, number: int, delay: float, how: str
+    training: Training, number: int, delay: float, mode: str
 ) -> tuple[BaseException | None, bool]:
     """Take a step that is interrupted after so many seconds, or instructions; the exception, if it
     came, and whether the step had come to its end by then."""
-    if how == "opcode":
-        found = outcome(int(delay), partial(training.step, number), by_opcode=True)[0]
-        return found or KeyboardInterrupt(), found is None
+    if mode == "opcode":
+        raised = outcome(int(delay), partial(training.step, number), by_opcode=True)[0]
+        return raised or KeyboardInterrupt(), raised is None
     main, arrived = threading.get_ident(), list[bool]()
-    begins = threading.Lock()
-    begins.acquire()
+    gate = threading.Lock()
+    gate.acquire()
 
     def send() -> None:
-        begins.acquire()
+        gate.acquire()
         end = time.perf_counter() + delay
         while time.perf_counter() < end:
             time.sleep(0)
-        if how == "signal":
+        if mode == "signal":
             os.kill(os.getpid(), signal.SIGINT)
         else:
             kind = ctypes.py_object(KeyboardInterrupt)
@@ -751,63 +758,63 @@ def _interrupted(
     signal.signal(signal.SIGINT, arrive)
     thread = threading.Thread(target=send)
     thread.start()
-    error, has_ended = None, False
+    error, is_done = None, False
     try:
-        begins.release()
+        gate.release()
         training.step(number)
-        has_ended = True
+        is_done = True
         while not arrived:
             time.sleep(0.001)
         time.sleep(0)
-    except KeyboardInterrupt as caught:
-        error = caught
+    except KeyboardInterrupt as error_info:
+        error = error_info
     thread.join()
-    return error, has_ended
+    return error, is_done
 
 
-def _tell(what: str, error: BaseException | None) -> None:
-    told = [] if error is None else traceback.format_exception(error)
-    sys.stderr.write("".join([what, "\n", *told]))
+def _tell(message: str, error: BaseException | None) -> None:
+    lines = [] if error is None else traceback.format_exception(error)
+    sys.stderr.write("".join([message, "\n", *lines]))
 
 
 def _judged(
-    now: list[bytes],
+    actual: list[bytes],
     old: list[bytes],
     new: list[bytes],
     error: BaseException | None,
-    ended: bool,
+    is_done: bool,
     moves: int,
 ) -> str:
     notes = getattr(error, "__notes__", [])
-    says_not = NOT_TAKEN in notes
-    says_taken = any(note.startswith("The step was taken") for note in notes)
-    if says_taken and moves and now[:moves] == old[:moves]:
+    denies_step = NOT_TAKEN in notes
+    claims_step = any(note.startswith("The step was taken") for note in notes)
+    if claims_step and moves and actual[:moves] == old[:moves]:
         return "false note"
-    if now == old:
-        ended = ended and old != new  # a block of averages leaves everything as it was
-        return "false note" if says_taken or ended else "old"
-    if now == new:
-        return "false note" if says_not else "lost" if error is None else "new"
-    without = any("without the constraint" in note for note in notes)
-    return "without a constraint" if without and not says_not else "torn"
+    if actual == old:
+        is_done = is_done and old != new  # a block of averages leaves everything as it was
+        return "false note" if claims_step or is_done else "old"
+    if actual == new:
+        return "false note" if denies_step else "lost" if error is None else "new"
+    lacks_constraint = any("without the constraint" in note for note in notes)
+    return "without a constraint" if lacks_constraint and not denies_step else "torn"
 
 
-def main(names: str, how: str, count: str, seed: str = "0", planted: str = "") -> None:
+def main(names: str, modes: str, count: str, seed: str = "0", planted: str = "") -> None:
     if planted:
         DEFECTS[planted]()
     warnings.simplefilter("ignore")
     torch.set_num_threads(2)
     encode_all()
-    found = Counter[str]()
+    outcomes = Counter[str]()
     for name in names.split(","):
         try:
             pair = begin_pair(name)
-            for kind in how.split(","):
-                found.update(interrupt(pair, kind, int(count), int(seed)))
+            for kind in modes.split(","):
+                outcomes.update(interrupt(pair, kind, int(count), int(seed)))
         except BaseException:
-            _tell(f"{name}, {how}, seed {seed}: failed", None)
+            _tell(f"{name}, {modes}, seed {seed}: failed", None)
             raise
-    sys.stdout.write(json.dumps(found))
+    sys.stdout.write(json.dumps(outcomes))
 
 
 if __name__ == "__main__":

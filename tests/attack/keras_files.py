@@ -31,7 +31,7 @@ from thalweg.errors import (
     UnsupportedCheckpointError,
 )
 
-TRIED = "files of Keras (.keras, .weights.h5, .h5) with one to four changes each"
+SUMMARY = "files of Keras (.keras, .weights.h5, .h5) with one to four changes each"
 CASES = {False: 2000, True: 20_000}
 GOOD = ("read", "refused")
 BATCH = 100
@@ -51,19 +51,19 @@ def seeds() -> list[tuple[str, bytes]]:
     folder = FOLDER / "keras_files"
     names = ["adam.keras", "mixed.keras", "adam_weights.weights.h5", "bfloat16.weights.h5"]
     names += ["adam.h5", "nadam.h5", "adam_conv.h5"]
-    found = [(name, (folder / name).read_bytes()) for name in names]
+    contents = [(name, (folder / name).read_bytes()) for name in names]
     settings: dict[str, dict[str, object]] = {
         "chunks": {},
         "ordered": {"track_order": True},
         "latest": {"libver": "latest"},
     }
-    return found + [(name, drawn(name, **given)) for name, given in settings.items()]
+    return contents + [(name, drawn(name, **options)) for name, options in settings.items()]
 
 
-def drawn(name: str, **given: object) -> bytes:
+def drawn(name: str, **options: object) -> bytes:
     """A file with many layers and with what Keras itself does not use."""
-    made, numbers = io.BytesIO(), np.random.default_rng(1)
-    with h5py.File(made, "w", **given) as file:
+    buffer, numbers = io.BytesIO(), np.random.default_rng(1)
+    with h5py.File(buffer, "w", **options) as file:
         for number in range(12):
             group = file.create_group(f"layers/dense_{number}/vars")
             group.attrs["name"] = f"fc{number}"
@@ -76,55 +76,54 @@ def drawn(name: str, **given: object) -> bytes:
             group.create_dataset("2", data=array, chunks=(7, 9), compression="gzip", shuffle=True)
             group.create_dataset("3", data=array, chunks=(7, 9), compression="lzf")
             group["4"] = np.array([True, False])
-    return made.getvalue()
+    return buffer.getvalue()
 
 
 def words(size: int, place: int) -> list[int]:
-    """What could lead astray in place of an address, a size or a count."""
-    near = [place, place - 8, place + 8, place & ~511, size, size - 1, size + 1]
-    return [0, 1, 2, 8, 2**16 - 1, 2**31 - 1, 2**32 - 1, 2**40, 2**63 - 1, 2**64 - 1, *near]
+    """Return misleading values for an address, a size or a count."""
+    neighbors = [place, place - 8, place + 8, place & ~511, size, size - 1, size + 1]
+    return [0, 1, 2, 8, 2**16 - 1, 2**31 - 1, 2**32 - 1, 2**40, 2**63 - 1, 2**64 - 1, *neighbors]
 
 
 def changed(data: bytes, dice: random.Random) -> bytes:
     """One change."""
-    made, place = bytearray(data), dice.randrange(len(data))
+    damaged, place = bytearray(data), dice.randrange(len(data))
     kind = dice.choice(["bit", "byte", "word", "word", "word", "copy", "copy", "cut", "insert"])
     if kind == "bit":
-        made[place] ^= 1 << dice.randrange(8)
+        damaged[place] ^= 1 << dice.randrange(8)
     elif kind == "byte":
-        made[place] = dice.choice([0, 1, 2, 3, 7, 8, 127, 128, 255])
+        damaged[place] = dice.choice([0, 1, 2, 3, 7, 8, 127, 128, 255])
     elif kind == "word":
         width = dice.choice([2, 4, 8, 8])
         place -= place % width
         value = dice.choice([*words(len(data), place), dice.randrange(len(data))])
-        made[place : place + width] = (value % 2 ** (8 * width)).to_bytes(width, "little")
+        damaged[place : place + width] = (value % 2 ** (8 * width)).to_bytes(width, "little")
     elif kind == "copy":
         size = dice.choice([4, 8, 16, 24, 40, 100, 500])
-        other = dice.randrange(len(data))
-        made[place & ~7 : (place & ~7) + size] = data[other & ~7 : (other & ~7) + size]
+        source = dice.randrange(len(data))
+        damaged[place & ~7 : (place & ~7) + size] = data[source & ~7 : (source & ~7) + size]
     elif kind == "cut":
-        del made[place : place + dice.choice([1, 8, 100, len(data)])]
+        del damaged[place : place + dice.choice([1, 8, 100, len(data)])]
     else:
-        made[place:place] = bytes(dice.randrange(256) for _ in range(dice.choice([1, 8, 100])))
-    return bytes(made) or b"\0"
+        damaged[place:place] = bytes(dice.randrange(256) for _ in range(dice.choice([1, 8, 100])))
+    return bytes(damaged) or b"\0"
 
 
 def repacked(data: bytes, dice: random.Random) -> bytes:
     """An archive whose weights, or description, have changed."""
-    made = io.BytesIO()
+    buffer = io.BytesIO()
     target = dice.choice(["config.json", WEIGHTS, WEIGHTS, WEIGHTS])
     method = dice.choice([zipfile.ZIP_STORED, zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
-    with zipfile.ZipFile(io.BytesIO(data)) as old, zipfile.ZipFile(made, "w", method) as new:
+    with zipfile.ZipFile(io.BytesIO(data)) as old, zipfile.ZipFile(buffer, "w", method) as new:
         for name in old.namelist():
             inner = old.read(name)
             for _ in range(dice.choice([1, 1, 2, 4]) if name == target else 0):
                 inner = changed(inner, dice)
             new.writestr(name, inner)
-    return made.getvalue()
+    return buffer.getvalue()
 
 
 def mutated(seed: int, number: int) -> tuple[str, bytes]:
-    """A case: what it was made of, and the file."""
     dice = random.Random(f"{seed}/{number}")
     name, data = dice.choice(seeds())
     if name.endswith(".keras") and dice.random() < 0.8:
@@ -135,12 +134,12 @@ def mutated(seed: int, number: int) -> tuple[str, bytes]:
 
 
 def attempt(seed: int, number: int) -> str:
-    """What became of a file: "read", "refused", or what is wrong."""
+    """Attack one file; return "read", "refused", or the failure."""
     name, data = mutated(seed, number)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model"
         path.write_bytes(data)
-        begin, before = time.process_time(), peak()
+        begin, peak_before = time.process_time(), peak()
         is_keras_file(path)
         try:
             read(path)
@@ -149,31 +148,28 @@ def attempt(seed: int, number: int) -> str:
             outcome = "refused"
         except Exception as error:
             outcome = f"{name}: {type(error).__name__}: {error}"
-        seconds, grown = time.process_time() - begin, peak() - before
-        if [each.name for each in Path(folder).iterdir()] != ["model"]:
+        seconds, growth = time.process_time() - begin, peak() - peak_before
+        if [path.name for path in Path(folder).iterdir()] != ["model"]:
             return f"{name}: other files are there"
     if seconds > SECONDS:
         return f"{name}: took {seconds:.1f} s"
-    return f"{name}: took {grown} MB" if grown > MEGABYTES else outcome
+    return f"{name}: took {growth} MB" if growth > MEGABYTES else outcome
 
 
 def peak() -> int:
-    """The most memory that the process has had, in megabytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
 
 
 def warm() -> None:
-    """Have the files in memory."""
     seeds()
     attempt(0, 0)
 
 
 def attack(long: bool, seed: int) -> Figures:
-    """Read them in children, so that a crash is a failure of one."""
     return figures_of(__name__, seed, CASES[long], BATCH, GOOD)
 
 
-def _anywhere(self: source.SourceFile, begin: int, size: int, what: str) -> source.FilePart:
+def _anywhere(self: source.SourceFile, begin: int, size: int, args: str) -> source.FilePart:
     return source.FilePart(self, self.read_uncounted(begin, min(size, self.size)), begin)
 
 

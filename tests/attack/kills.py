@@ -27,7 +27,7 @@ from thalweg._formats import container, stored_tensor
 from thalweg.errors import ThalwegError
 from thalweg.keras.optimizers import Adam
 
-TRIED = "trainings of 16 MB that are killed at random moments, and go on from what they saved"
+SUMMARY = "trainings of 16 MB that are killed at random moments, and go on from what they saved"
 CASES = {False: 30, True: 300}
 GOOD = ("intact", "ended", "not begun")
 STEPS = 40
@@ -55,25 +55,25 @@ class Training:
     def save(self, path: Path, number: int) -> None:
         tensors: dict[str, torch.Tensor] = dict(self.own)
         state = _taken(self.optimizer.state_dict(), "optimizer", tensors)
-        kept = {name: stored_tensor.of_tensor(each) for name, each in tensors.items()}
-        container.write(path, kept, {"step": number, "state": state})
+        stored = {name: stored_tensor.of_tensor(tensor) for name, tensor in tensors.items()}
+        container.write(path, stored, {"step": number, "state": state})
 
     def load(self, path: Path) -> int:
         """Go on from a file; returns the number of the next step."""
-        found = container.read(path)
-        tensors = {name: each.tensor() for name, each in found.tensors.items()}
+        contents = container.read(path)
+        tensors = {name: tensor.tensor() for name, tensor in contents.tensors.items()}
         with torch.no_grad():
             for name, var in self.own.items():
                 var.copy_(tensors[name])
-        state = _given(found.document["state"], tensors)
+        state = _given(contents.document["state"], tensors)
         self.optimizer.load_state_dict(state, list(self.own.values()))
-        return found.document["step"]
+        return contents.document["step"]
 
 
 def _taken(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
     """A state with lists of one name in the place of its tensors, which are put in `tensors`."""
     if isinstance(value, dict):
-        return {key: _taken(each, f"{path}/{key}", tensors) for key, each in value.items()}
+        return {key: _taken(nested, f"{path}/{key}", tensors) for key, nested in value.items()}
     if not isinstance(value, torch.Tensor):
         return value
     tensors[path] = value
@@ -81,23 +81,21 @@ def _taken(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
 
 
 def _given(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
-    """The state again."""
     if isinstance(value, dict):
-        return {key: _given(each, tensors) for key, each in value.items()}
+        return {key: _given(nested, tensors) for key, nested in value.items()}
     return tensors[value[0]] if isinstance(value, list) else value
 
 
 def digest(path: Path) -> tuple[int, str]:
     """The step that a file is of, and a hash of all bytes of its tensors."""
-    found, made = container.read(path), hashlib.blake2b()
-    for name, each in sorted(found.tensors.items()):
-        made.update(name.encode())
-        made.update(each.data)
-    return found.document["step"], made.hexdigest()
+    contents, hash_state = container.read(path), hashlib.blake2b()
+    for name, tensor in sorted(contents.tensors.items()):
+        hash_state.update(name.encode())
+        hash_state.update(tensor.data)
+    return contents.document["step"], hash_state.hexdigest()
 
 
 def train(path: Path) -> None:
-    """Go on from the file, if there is one, to the last step."""
     training = Training()
     for number in range(training.load(path) if path.exists() else 0, STEPS):
         training.step(number)
@@ -106,12 +104,12 @@ def train(path: Path) -> None:
 
 def uninterrupted(path: Path) -> dict[int, str]:
     """The hashes after each step of a training that nobody kills."""
-    training, found = Training(), dict[int, str]()
+    training, digests = Training(), dict[int, str]()
     for number in range(STEPS):
         training.step(number)
         training.save(path, number + 1)
-        found.update([digest(path)])
-    return found
+        digests.update([digest(path)])
+    return digests
 
 
 def started(path: Path) -> int:
@@ -128,8 +126,8 @@ def started(path: Path) -> int:
     return child
 
 
-def killed(path: Path, wanted: dict[int, str], dice: random.Random) -> str:
-    """What a training has left that was killed: one of `GOOD`, or what is wrong."""
+def killed(path: Path, expected: dict[int, str], dice: random.Random) -> str:
+    """Kill a training at a random time; return one of `GOOD`, or the failure."""
     child = started(path)
     time.sleep(dice.uniform(0, LONGEST))
     os.kill(child, signal.SIGKILL)
@@ -139,11 +137,11 @@ def killed(path: Path, wanted: dict[int, str], dice: random.Random) -> str:
     if not path.exists():
         return "not begun"
     try:
-        step, made = digest(path)
+        step, actual = digest(path)
     except ThalwegError as error:
         path.unlink()
         return f"unreadable: {error}"
-    if made != wanted[step]:
+    if actual != expected[step]:
         path.unlink()
         return f"step {step} has other bits"
     if status == 0:
@@ -163,16 +161,16 @@ def told(count: int, seed: int, defect: str = "") -> Figures:
     torch.set_num_threads(1)
     figures, dice = Figures(), random.Random(f"kills/{seed}")
     with tempfile.TemporaryDirectory() as folder:
-        wanted = uninterrupted(Path(folder) / "other")
+        expected = uninterrupted(Path(folder) / "other")
         if defect:
             DEFECTS[defect]()
         path = Path(folder) / "ckpt"
         for number in range(count):
-            outcome = killed(path, wanted, dice)
+            outcome = killed(path, expected, dice)
             figures.note(f"kill {number}, seed {seed}", outcome, outcome in GOOD)
-        left = [name for name in os.listdir(folder) if name.endswith(".tmp")]
-        if len(left) > 1:  # that of the last one
-            figures.note("files", f"{len(left)} temporary files were left", is_good=False)
+        leftovers = [name for name in os.listdir(folder) if name.endswith(".tmp")]
+        if len(leftovers) > 1:  # that of the last one
+            figures.note("files", f"{len(leftovers)} temporary files were left", is_good=False)
     return figures
 
 

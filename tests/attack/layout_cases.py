@@ -26,12 +26,12 @@ class Memory:
 
     def around(self, tensor: torch.Tensor) -> bytes:
         """All bytes that are not the tensor's."""
-        inside, whole = tensor.detach().clone(), self.bytes.copy()
+        values, memory = tensor.detach().clone(), self.bytes.copy()
         tensor.detach().zero_()
-        outside = self.bytes.tobytes()
-        self.bytes[:] = whole
-        assert torch.equal(tensor.detach().isnan(), inside.isnan())
-        return outside
+        outside_bytes = self.bytes.tobytes()
+        self.bytes[:] = memory
+        assert torch.equal(tensor.detach().isnan(), values.isnan())
+        return outside_bytes
 
 
 LAYOUTS = {
@@ -66,13 +66,13 @@ ROLES = ["variable", "gradient", "slot", "table", "values"]
 
 
 def refused(role: str, layout: str) -> bool:
-    """Whether this layout must be a LayoutError in this role."""
-    written = role in ("variable", "slot", "table")
-    return written and (layout in SHARED or layout == "negative view")
+    """Return whether this layout must raise LayoutError in this role."""
+    is_written = role in ("variable", "slot", "table")
+    return is_written and (layout in SHARED or layout == "negative view")
 
 
 def possible(rule: str, role: str, layout: str) -> bool:
-    """Whether a rule has a tensor in this role, and the role takes tensors of this kind.
+    """Return whether a rule has a tensor in this role, and the role accepts the layout.
 
     torch's public functions give contiguous negative views of one element only, and a repeated
     step looks for those; see `test_deferred_signs_of_gradients`.
@@ -87,36 +87,36 @@ def possible(rule: str, role: str, layout: str) -> bool:
 def run(rule: str, role: str, layout: str) -> str:
     """Two steps of a rule; "ok", "LayoutError" or what went wrong."""
     memory, rng, rule_case = Memory(), np.random.default_rng(1), case(rule)
-    placed = LAYOUTS[layout](memory)
+    tensor = LAYOUTS[layout](memory)
     fill = memory.base(900)
     fill.copy_(rulebook.values(900, torch.float32, rng, low=0.5))
-    problem = Problem.make(rule_case.row, [tuple(placed.shape)], [torch.float32], 1)
+    problem = Problem.make(rule_case.row, [tuple(tensor.shape)], [torch.float32], 1)
     if role in ("table", "values"):
-        rows = placed.shape[0]
+        rows = tensor.shape[0]
         indices = [row * 7 % rows for row in range(rows)]
-        values = placed if role == "values" else problem.gradients[0]
-        problem.gradients = [sparse(values, indices, placed)]
+        values = tensor if role == "values" else problem.gradients[0]
+        problem.gradients = [sparse(values, indices, tensor)]
     if role in ("variable", "table"):
-        problem.variables = [placed]
+        problem.variables = [tensor]
     elif role == "gradient":
-        problem.gradients = [placed]
+        problem.gradients = [tensor]
     elif role == "slot":
-        problem.slots[0][-1] = placed
+        problem.slots[0][-1] = tensor
     copies = problem.copy()
     if role == "gradient":
-        copies.gradients = [placed.clone(memory_format=torch.contiguous_format)]
-    wanted = reference(rule_case, copies, FLUSH, steps=2).written()
-    before = memory.bytes.copy() if role in ("gradient", "values") else None
-    outside = None if layout in SHARED else memory.around(placed)
+        copies.gradients = [tensor.clone(memory_format=torch.contiguous_format)]
+    expected = reference(rule_case, copies, FLUSH, steps=2).written()
+    bytes_before = memory.bytes.copy() if role in ("gradient", "values") else None
+    outside_bytes = None if layout in SHARED else memory.around(tensor)
     try:
         take(rule_case, problem, FLUSH, steps=2, engines=Engines())
     except LayoutError:
         return "LayoutError"
-    if before is not None and not np.array_equal(before, memory.bytes):
+    if bytes_before is not None and not np.array_equal(bytes_before, memory.bytes):
         return "the gradient changed"
-    if outside is not None and memory.around(placed) != outside:
+    if outside_bytes is not None and memory.around(tensor) != outside_bytes:
         return "foreign memory changed"
-    for got, want in zip(problem.written(), wanted, strict=True):
+    for got, want in zip(problem.written(), expected, strict=True):
         if not torch.equal(rulebook.bits(got), rulebook.bits(want)):
             return "wrong numbers"
     return "ok"
@@ -132,24 +132,23 @@ def run_foreign(rule: str, layout: str) -> str:
         problem.slots[0][-1] = problem.slots[0][0]
     else:
         problem.slots[0][-1] = FOREIGN[layout](memory)
-    before, outside = problem.variables[0].clone(), memory.bytes.copy()
+    var_before, memory_before = problem.variables[0].clone(), memory.bytes.copy()
     try:
         take(rule_case, problem, FLUSH)
     except (InvalidArgumentError, LayoutError) as error:
-        untouched = torch.equal(before, problem.variables[0])
+        untouched = torch.equal(var_before, problem.variables[0])
         return type(error).__name__ if untouched else "half a step"
-    return "ok" if np.array_equal(outside, memory.bytes) else "foreign memory changed"
+    return "ok" if np.array_equal(memory_before, memory.bytes) else "foreign memory changed"
 
 
 def attempt(rule: str, role: str, layout: str) -> str:
-    """What became of a case: "ok", the refusal's class, or what went wrong."""
+    """Run one case; return "ok", the class of the error, or the failure."""
     return run_foreign(rule, layout) if role == "foreign slot" else run(rule, role, layout)
 
 
 def warm() -> None:
-    """Have every kernel in memory."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore", PerformanceWarning)
-    for each in FIRST:
+    for rule_case in FIRST:
         for role in ("variable", "values"):
-            attempt(each.rule.name, role, "contiguous")
+            attempt(rule_case.rule.name, role, "contiguous")

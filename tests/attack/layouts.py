@@ -25,7 +25,7 @@ from rulebook import FLUSH, KEEP, Case, Engines, Problem, case, take
 from thalweg import IndexedSlices
 from thalweg.errors import InvalidArgumentError, LayoutError, PerformanceWarning
 
-TRIED = "random layouts of variables, slots, 16-bit copies and gradients, 1 to 4 steps each"
+SUMMARY = "random layouts of variables, slots, 16-bit copies and gradients, 1 to 4 steps each"
 CASES = {False: 2000, True: 100_000}
 GOOD = ("taken", "refused")
 BATCH = 100
@@ -33,7 +33,7 @@ BATCH = 100
 
 @dataclass(frozen=True)
 class Rows:
-    """Where a sparse gradient lies."""
+    """Places of a sparse gradient."""
 
     values: Place
     indices: Place
@@ -52,21 +52,21 @@ class Scene:
     from_copies: bool = False  # whether a step begins at copies that are not their variables
 
     def written(self) -> list[Place]:
-        slots = [slot for own in self.slots for slot in own]
+        slots = [slot for slots in self.slots for slot in slots]
         return [*self.variables, *slots, *(copy for copy in self.copies if copy is not None)]
 
     def read(self) -> list[Place]:
-        found: list[Place] = []
+        places: list[Place] = []
         for grad in self.gradients:
-            found += [grad.values, grad.indices] if isinstance(grad, Rows) else [grad]
-        return found
+            places += [grad.values, grad.indices] if isinstance(grad, Rows) else [grad]
+        return places
 
     def must_be_refused(self) -> bool:
-        written = [place for place in self.written() if 0 not in place.shape]
+        written_places = [place for place in self.written() if 0 not in place.shape]
         return (
             any(place.is_negative for place in self.written())
-            or any(map(overlaps_itself, written))
-            or share(written)
+            or any(map(overlaps_itself, written_places))
+            or share(written_places)
         )
 
 
@@ -74,7 +74,7 @@ def scene(dice: random.Random) -> tuple[Scene, Drawer]:
     """A random one."""
     rule = dice.choice(list(arithmetic.RULES))
     drawer = Drawer(dice, dice.choice([1, 1, 2, 4]))
-    made = Scene(rule, [], [], [], [], [])
+    new_scene = Scene(rule, [], [], [], [], [])
     for _ in range(dice.choice([1, 1, 2, 3])):
         extents, dtype = shape(dice), dice.choice([*FLOATS, "float32"])
         var = drawer.place(extents, dtype)
@@ -82,16 +82,16 @@ def scene(dice: random.Random) -> tuple[Scene, Drawer]:
         copy = None
         if dtype in ("float32", "float64") and dice.random() < 0.25:
             copy = drawer.place(extents, dice.choice(_HALVES), var.strides)
-        made.variables.append(var)
-        made.slots.append(slots)
-        made.copies.append(copy)
-        made.gradients.append(_gradient(made, len(made.order), drawer, dice))
-        made.order.append(len(made.order))
+        new_scene.variables.append(var)
+        new_scene.slots.append(slots)
+        new_scene.copies.append(copy)
+        new_scene.gradients.append(_gradient(new_scene, len(new_scene.order), drawer, dice))
+        new_scene.order.append(len(new_scene.order))
     if dice.random() < 0.1:  # a variable may come twice
-        again = dice.choice(made.order)
-        made.order.append(again)
-        made.gradients.append(_gradient(made, again, drawer, dice))
-    return made, drawer
+        repeated = dice.choice(new_scene.order)
+        new_scene.order.append(repeated)
+        new_scene.gradients.append(_gradient(new_scene, repeated, drawer, dice))
+    return new_scene, drawer
 
 
 _HALVES = ("float16", "bfloat16")
@@ -110,11 +110,11 @@ def _gradient(scene: Scene, index: int, drawer: Drawer, dice: random.Random) -> 
 
 
 class Oracle:
-    """The same step on copies of the buffers."""
+    """Step on copies of the buffers, computed by NumPy."""
 
     def __init__(self, scene: Scene, buffers: list[bytearray]) -> None:
         self._scene = scene
-        self.bytes = [np.frombuffer(bytes(each), np.uint8).copy() for each in buffers]
+        self.bytes = [np.frombuffer(bytes(buffer), np.uint8).copy() for buffer in buffers]
 
     def _get(self, place: Place) -> Array:
         raw = self.bytes[place.buffer][place.bytes()]
@@ -127,53 +127,54 @@ class Oracle:
     def _is_outside(self, index: int, grad: Place | Rows) -> bool:
         if not isinstance(grad, Rows):
             return False
-        rows, found = self._scene.variables[index].shape[0], self._get(grad.indices)
-        return bool(((found < 0) | (found >= rows)).any())
+        rows, rows_named = self._scene.variables[index].shape[0], self._get(grad.indices)
+        return bool(((rows_named < 0) | (rows_named >= rows)).any())
 
     def must_be_refused(self) -> bool:
-        """Whether an index is out of range, as the bytes are now."""
-        own = self._scene
-        return any(map(self._is_outside, own.order, own.gradients))
+        """Return whether an index is out of range with the present bytes."""
+        scene = self._scene
+        return any(map(self._is_outside, scene.order, scene.gradients))
 
-    def step(self, of: Case, number: int) -> None:
-        own = self._scene
-        given = [
+    def step(self, case: Case, number: int) -> None:
+        scene = self._scene
+        grads = [
             (self._get(grad.values), self._get(grad.indices))
             if isinstance(grad, Rows)
             else (self._get(grad), None)
-            for grad in own.gradients
+            for grad in scene.gradients
         ]
-        for index, (values, indices) in zip(own.order, given, strict=True):
-            places = [own.variables[index], *own.slots[index]]
+        for index, (values, indices) in zip(scene.order, grads, strict=True):
+            places = [scene.variables[index], *scene.slots[index]]
             tensors = [self._get(place) for place in places]
-            copy = own.copies[index]
+            copy = scene.copies[index]
             rows: Any = ...
             if indices is not None and (
-                own.rule not in arithmetic.OTHERS or (own.from_copies and own.rule == "RMSprop")
+                scene.rule not in arithmetic.OTHERS
+                or (scene.from_copies and scene.rule == "RMSprop")
             ):  # whose other rows keep their variable
                 rows = indices
-            if copy is not None and own.from_copies:
+            if copy is not None and scene.from_copies:
                 tensors[0][rows] = self._begun(tensors[0], copy)[rows]
-            by, dtype = of.scalars(tensors[0].dtype.type, number), places[0].dtype
+            args, dtype = case.scalars(tensors[0].dtype.type, number), places[0].dtype
             with np.errstate(all="ignore"):
                 if indices is None:
                     var, *slots = tensors
-                    made = list(arithmetic.RULES[own.rule](var, values, *slots, by))
+                    results = list(arithmetic.RULES[scene.rule](var, values, *slots, args))
                 else:
-                    made = arithmetic.sparse(own.rule, tensors, values, indices, by, dtype)
-            for place, numbers in zip(places, made, strict=True):
+                    results = arithmetic.sparse(scene.rule, tensors, values, indices, args, dtype)
+            for place, numbers in zip(places, results, strict=True):
                 self._set(place, numbers)
             if copy is not None:
-                kept = self._get(copy).astype(made[0].dtype)
-                kept[rows] = arithmetic.saturated(np.asarray(made[0])[rows], copy.dtype)
-                self._set(copy, kept)
+                copy_values = self._get(copy).astype(results[0].dtype)
+                copy_values[rows] = arithmetic.saturated(np.asarray(results[0])[rows], copy.dtype)
+                self._set(copy, copy_values)
 
     def _begun(self, var: Array, copy: Place) -> Array:
         """A variable, or its copy where that is not the variable, rounded."""
         raw = self.bytes[copy.buffer][copy.bytes()]
-        left = arithmetic.narrowed(arithmetic.saturated(var, copy.dtype), copy.dtype)
-        same = (raw == left).all(1).reshape(var.shape)
-        return np.where(same, var, self._get(copy).astype(var.dtype))
+        narrowed = arithmetic.narrowed(arithmetic.saturated(var, copy.dtype), copy.dtype)
+        is_equal = (raw == narrowed).all(1).reshape(var.shape)
+        return np.where(is_equal, var, self._get(copy).astype(var.dtype))
 
 
 def _fill(scene: Scene, buffers: list[bytearray], dice: random.Random) -> None:
@@ -200,74 +201,76 @@ def _put(place: Place, raw: Array, buffers: list[bytearray]) -> None:
 def _rows(height: int, grad: Rows, dice: random.Random) -> Array:
     """Indices as bytes; now and then one is out of range."""
     (count,) = grad.indices.shape
-    found = [dice.randrange(height) for _ in range(count)]
-    if found and dice.random() < 0.06:
-        found[dice.randrange(count)] = dice.choice([-1, height, 2**31 - 1, -(2**31)])
-    return np.array(found, grad.indices.dtype).reshape(-1, 1).view(np.uint8)
+    rows_named = [dice.randrange(height) for _ in range(count)]
+    if rows_named and dice.random() < 0.06:
+        rows_named[dice.randrange(count)] = dice.choice([-1, height, 2**31 - 1, -(2**31)])
+    return np.array(rows_named, grad.indices.dtype).reshape(-1, 1).view(np.uint8)
 
 
 def _differing(scene: Scene, oracle: Oracle, buffers: list[bytearray]) -> str | None:
-    """What is not as it must be: a written tensor by its place, or bytes of nobody."""
-    got = [np.frombuffer(bytes(each), np.uint8).copy() for each in buffers]
+    """Return the first wrong number of a written tensor, or a changed byte outside; else None."""
+    got = [np.frombuffer(bytes(buffer), np.uint8).copy() for buffer in buffers]
     for place in scene.written():
         rows = place.bytes()
-        one, other = got[place.buffer][rows], oracle.bytes[place.buffer][rows]
+        first, second = got[place.buffer][rows], oracle.bytes[place.buffer][rows]
         with np.errstate(invalid="ignore"):
-            a, b = arithmetic.widened(one, place.dtype), arithmetic.widened(other, place.dtype)
-        wrong = (one != other).any(1) & ~(np.isnan(a) & np.isnan(b))
+            a, b = (arithmetic.widened(first, place.dtype), arithmetic.widened(second, place.dtype))
+        wrong = (first != second).any(1) & ~(np.isnan(a) & np.isnan(b))
         if wrong.any():
-            first = int(np.flatnonzero(wrong)[0])
-            return f"wrong number {a[first]!r}, not {b[first]!r}, at {first} of {place}"
+            element = int(np.flatnonzero(wrong)[0])
+            return f"wrong number {a[element]!r}, not {b[element]!r}, at {element} of {place}"
         got[place.buffer][rows] = oracle.bytes[place.buffer][rows]
-    for index, (one, other) in enumerate(zip(got, oracle.bytes, strict=True)):
-        if not np.array_equal(one, other):
-            return f"a byte of nobody changed: {int(np.flatnonzero(one != other)[0])} of {index}"
+    for index, (first, second) in enumerate(zip(got, oracle.bytes, strict=True)):
+        if not np.array_equal(first, second):
+            return f"a byte of nobody changed: {int(np.flatnonzero(first != second)[0])} of {index}"
     return None
 
 
 def attempt(seed: int, number: int) -> str:
-    """What became of a scene: "taken", "refused", or what went wrong."""
+    """Run one scene; return "taken", "refused", or the failure."""
     dice = random.Random(f"{seed}/{number}")
-    drawn, drawer = scene(dice)
-    drawn.from_copies = random.Random(f"{seed}/{number}/copies").random() < 0.5
+    case_scene, drawer = scene(dice)
+    case_scene.from_copies = random.Random(f"{seed}/{number}/copies").random() < 0.5
     buffers = [bytearray(BYTES) for _ in range(4)]
-    _fill(drawn, buffers, dice)
+    _fill(case_scene, buffers, dice)
     # Bytes of other tensors make denormals, which the oracle does not flush.
-    everything = [*drawn.written(), *drawn.read()]
-    is_plain = not any(map(overlaps_itself, everything)) and not share(everything)
-    selection = FLUSH if is_plain and dice.random() < 0.5 else KEEP
+    everything = [*case_scene.written(), *case_scene.read()]
+    is_simple = not any(map(overlaps_itself, everything)) and not share(everything)
+    selection = FLUSH if is_simple and dice.random() < 0.5 else KEEP
     selection = selection._replace(name=dice.choice(["auto", "cpu", "cpu", "reference"]))
-    oracle, engines, of = Oracle(drawn, buffers), Engines(), case(drawn.rule)
-    problem, copies = _tensors(drawn, buffers)
-    is_refused = False
+    oracle, engines, rule_case = Oracle(case_scene, buffers), Engines(), case(case_scene.rule)
+    problem, copies = _tensors(case_scene, buffers)
+    must_raise = False
     for step in range(1, dice.randint(1, 4) + 1):
-        is_refused = drawn.must_be_refused() or oracle.must_be_refused()
+        must_raise = case_scene.must_be_refused() or oracle.must_be_refused()
         try:
-            _take(of, problem, copies, selection, engines, step, drawn.from_copies)
+            _take(rule_case, problem, copies, selection, engines, step, case_scene.from_copies)
         except (LayoutError, InvalidArgumentError) as error:
-            if not is_refused:
+            if not must_raise:
                 return f"refused without a reason: {error}"
         else:
-            if is_refused:
+            if must_raise:
                 return "not refused"
-            oracle.step(of, step)
-        found = _differing(drawn, oracle, buffers)
-        if found is not None:
-            return f"step {step}: {found}"
+            oracle.step(rule_case, step)
+        difference = _differing(case_scene, oracle, buffers)
+        if difference is not None:
+            return f"step {step}: {difference}"
         if dice.random() < 0.4:
-            _move_a_gradient(drawn, problem, drawer, buffers, oracle, dice)
-    return "refused" if is_refused else "taken"
+            _move_a_gradient(case_scene, problem, drawer, buffers, oracle, dice)
+    return "refused" if must_raise else "taken"
 
 
 def _tensors(scene: Scene, buffers: list[bytearray]) -> tuple[Problem, list[Any] | None]:
     """The tensors of a step, and the copies of its variables; None if there are none."""
-    own = [place.tensor(buffers) for place in scene.variables]
-    slots = [[place.tensor(buffers) for place in each] for each in scene.slots]
+    variables = [place.tensor(buffers) for place in scene.variables]
+    slots = [[place.tensor(buffers) for place in places] for places in scene.slots]
     copies = [None if place is None else place.tensor(buffers) for place in scene.copies]
     gradients = [_given(grad, buffers) for grad in scene.gradients]
-    problem = Problem([own[i] for i in scene.order], [slots[i] for i in scene.order], gradients)
-    has_some = any(copy is not None for copy in copies)
-    return problem, [copies[i] for i in scene.order] if has_some else None
+    problem = Problem(
+        [variables[i] for i in scene.order], [slots[i] for i in scene.order], gradients
+    )
+    has_copies = any(copy is not None for copy in copies)
+    return problem, [copies[i] for i in scene.order] if has_copies else None
 
 
 def _given(grad: Place | Rows, buffers: list[bytearray]) -> Any:
@@ -277,7 +280,7 @@ def _given(grad: Place | Rows, buffers: list[bytearray]) -> Any:
 
 
 def _take(
-    of: Case,
+    rule_case: Case,
     problem: Problem,
     copies: Any,
     selection: Any,
@@ -285,15 +288,15 @@ def _take(
     step: int,
     from_copies: bool,
 ) -> None:
-    scalars = type(of).scalars
+    scalars = type(rule_case).scalars
 
     class Later(Case):
         def scalars(self, dtype: Any, _: int = 0) -> dict[str, Any]:
             return scalars(self, dtype, step)
 
-    later = Later(of.row, of.config, of.hypers)
-    given = {"copies": copies, "from_copies": from_copies and copies is not None}
-    take(later, problem, selection, engines=engines, **given)
+    late_case = Later(rule_case.row, rule_case.config, rule_case.hypers)
+    options = {"copies": copies, "from_copies": from_copies and copies is not None}
+    take(late_case, problem, selection, engines=engines, **options)
 
 
 def _move_a_gradient(
@@ -305,8 +308,8 @@ def _move_a_gradient(
     dice: random.Random,
 ) -> None:
     """Another layout for a gradient of the next step, over whatever numbers are there."""
-    which = dice.randrange(len(scene.gradients))
-    index = scene.order[which]
+    position = dice.randrange(len(scene.gradients))
+    index = scene.order[position]
     grad = _gradient(scene, index, drawer, dice)
     if isinstance(grad, Rows):
         raw = _rows(scene.variables[index].shape[0], grad, dice)
@@ -314,12 +317,11 @@ def _move_a_gradient(
         _put(grad.indices, raw, oracle.bytes)
     elif dice.random() < 0.05:
         grad = replace(grad, is_negative=True)
-    scene.gradients[which] = grad
-    problem.gradients[which] = _given(grad, buffers)
+    scene.gradients[position] = grad
+    problem.gradients[position] = _given(grad, buffers)
 
 
 def warm() -> None:
-    """Have every kernel in memory."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore", PerformanceWarning)
     for rule in arithmetic.RULES:
@@ -330,5 +332,4 @@ def warm() -> None:
 
 
 def attack(long: bool, seed: int) -> Figures:
-    """Run scenes in children, so that a signal is a failure of one."""
     return figures_of(__name__, seed, CASES[long], BATCH, GOOD)

@@ -1,4 +1,4 @@
-"""What users do between two steps, each change drawn by dice that the twin throws, too.
+"""User actions between two steps, drawn by dice that the twin throws, too.
 
 A change that the next step may refuse leaves in `undo` what takes it back.
 """
@@ -101,7 +101,7 @@ def data_of_another_shape(training: Training, dice: random.Random) -> None:
 
 
 def data_seen_otherwise(training: Training, dice: random.Random) -> None:
-    """The same memory with other strides, or as another type of the same size."""
+    """Give the variable's memory other strides, or another type of the same size."""
     var = _remembered(training, _place(training, dice))
     if var.dtype in (torch.float16, torch.bfloat16) and dice.random() < 0.7:
         var.data = var.detach().view(
@@ -129,8 +129,8 @@ def variable_swapped(training: Training, dice: random.Random) -> None:
         return
     var = _remembered(training, _place(training, dice))
     value = numbers(var.shape, var.dtype, dice)
-    other: Any = Variable(value, var.name) if isinstance(var, Variable) else None
-    torch.utils.swap_tensors(var, torch.nn.Parameter(value) if other is None else other)
+    variable: Any = Variable(value, var.name) if isinstance(var, Variable) else None
+    torch.utils.swap_tensors(var, torch.nn.Parameter(value) if variable is None else variable)
 
 
 def variable_written(training: Training, dice: random.Random) -> None:
@@ -139,9 +139,9 @@ def variable_written(training: Training, dice: random.Random) -> None:
 
 
 def variables_share(training: Training, dice: random.Random) -> None:
-    one, other = _place(training, dice), _place(training, dice)
-    first, second = training.variables[one], _remembered(training, other)
-    if one != other and first.dtype == second.dtype and first.shape == second.shape:
+    place, source_place = _place(training, dice), _place(training, dice)
+    first, second = training.variables[place], _remembered(training, source_place)
+    if place != source_place and first.dtype == second.dtype and first.shape == second.shape:
         second.data = first.data
 
 
@@ -164,16 +164,16 @@ def _cut(training: Training, tensor: Tensor, dice: random.Random) -> None:
     storage, part = tensor.untyped_storage(), dice.choice([0.0, 0.25, 0.5, 0.9, 1.0])
     if training.is_twin or training.adds_up or not storage.resizable():
         return
-    kept = torch.empty(0, dtype=torch.uint8).set_(storage).clone()
-    left = min(int(part * len(kept)), max(len(kept) - 1, 0))
+    bytes_copy = torch.empty(0, dtype=torch.uint8).set_(storage).clone()
+    cut_begin = min(int(part * len(bytes_copy)), max(len(bytes_copy) - 1, 0))
 
     def restore() -> None:
         if not storage.resizable():
             raise Spoilt
-        storage.resize_(len(kept))
-        torch.empty(0, dtype=torch.uint8).set_(storage)[left:] = kept[left:]
+        storage.resize_(len(bytes_copy))
+        torch.empty(0, dtype=torch.uint8).set_(storage)[cut_begin:] = bytes_copy[cut_begin:]
 
-    storage.resize_(left)
+    storage.resize_(cut_begin)
     training.undo.append(restore)
     training.is_cut = True
 
@@ -199,7 +199,6 @@ def gradient_cut(training: Training, dice: random.Random) -> None:
 
 
 def _slot(training: Training, dice: random.Random) -> Any:
-    """One that is asked for now, or was long ago."""
     names = training.slot_names()
     place = _place(training, dice)
     if not names:
@@ -240,8 +239,8 @@ def slot_swapped(training: Training, dice: random.Random) -> None:
     if training.face == "session":
         return
     slot = _remembered_slot(training, dice)
-    other = torch.nn.Parameter(slot.detach() * 0.5, requires_grad=False)
-    torch.utils.swap_tensors(slot, other)
+    new_slot = torch.nn.Parameter(slot.detach() * 0.5, requires_grad=False)
+    torch.utils.swap_tensors(slot, new_slot)
 
 
 def slot_data_given(training: Training, dice: random.Random) -> None:
@@ -314,18 +313,18 @@ def gradient_sparse(training: Training, dice: random.Random) -> None:
     place = _place(training, dice)
     var = training.variables[place]
     if var.dim():
-        made = rows(var, dice)
-        sparse = torch.sparse_coo_tensor(made.indices[None], made.values, tuple(var.shape))
-        training.gradients[place] = made if dice.random() < 0.6 else sparse
+        row_grad = rows(var, dice)
+        sparse = torch.sparse_coo_tensor(row_grad.indices[None], row_grad.values, tuple(var.shape))
+        training.gradients[place] = row_grad if dice.random() < 0.6 else sparse
 
 
 def gradient_of_a_bad_row(training: Training, dice: random.Random) -> None:
     place = _place(training, dice)
     var = training.variables[place]
     if var.dim():
-        made = rows(var, dice)
-        bad = torch.full_like(made.indices, dice.choice([-1, var.shape[0], 2**31, -(2**63)]))
-        training.gradients[place] = type(made)(made.values, bad, tuple(var.shape))
+        row_grad = rows(var, dice)
+        bad = torch.full_like(row_grad.indices, dice.choice([-1, var.shape[0], 2**31, -(2**63)]))
+        training.gradients[place] = type(row_grad)(row_grad.values, bad, tuple(var.shape))
 
 
 def gradient_of_another_dtype(training: Training, dice: random.Random) -> None:
@@ -343,8 +342,8 @@ def gradient_of_another_shape(training: Training, dice: random.Random) -> None:
 
 
 def gradient_is_a_variable(training: Training, dice: random.Random) -> None:
-    place, other = _place(training, dice), _place(training, dice)
-    var, source = training.variables[place], training.variables[other]
+    place, source_place = _place(training, dice), _place(training, dice)
+    var, source = training.variables[place], training.variables[source_place]
     if var.shape == source.shape and var.dtype == source.dtype:
         training.gradients[place] = source.detach()
 
@@ -365,16 +364,16 @@ def gradient_of_junk(training: Training, dice: random.Random) -> None:
 
 
 def group_changed(training: Training, dice: random.Random) -> None:
-    every = list(range(len(training.variables)))
+    indices = list(range(len(training.variables)))
     kind = dice.choice(["all", "some", "mixed", "twice"])
     if kind == "some":
-        every = dice.sample(every, dice.randint(1, len(every)))
+        indices = dice.sample(indices, dice.randint(1, len(indices)))
     elif kind == "mixed":
-        dice.shuffle(every)
+        dice.shuffle(indices)
     elif kind == "twice":
-        every.append(dice.choice(every))
+        indices.append(dice.choice(indices))
     if training.face != "optimize_loss":
-        training.group = every
+        training.group = indices
 
 
 def variable_added(training: Training, dice: random.Random) -> None:
@@ -402,9 +401,9 @@ def skipping_switched(training: Training, dice: random.Random) -> None:
 
 def hyperparameter_of_no_use(training: Training, dice: random.Random) -> None:
     if training.face == "keras":
-        before = training.opt.learning_rate
+        rate = training.opt.learning_rate
         training.opt.learning_rate = _failing
-        training.undo.append(lambda: setattr(training.opt, "learning_rate", float(before)))
+        training.undo.append(lambda: setattr(training.opt, "learning_rate", float(rate)))
 
 
 def _failing() -> float:
@@ -436,9 +435,9 @@ def state_refused(training: Training, dice: random.Random) -> None:
 
 
 def copied(training: Training, dice: random.Random) -> None:
-    how = dice.choice(["deepcopy", "pickle"])
+    mode = dice.choice(["deepcopy", "pickle"])
     if training.face in ("keras", "v1", "optim"):
-        training.copied(how)
+        training.copied(mode)
 
 
 def state_looked_at(training: Training, dice: random.Random) -> None:

@@ -33,8 +33,8 @@ class Wrapper(Tensor):
     """A tensor whose operations are all its own, and fail."""
 
     @staticmethod
-    def __new__(cls, like: Tensor) -> Any:
-        return Tensor._make_wrapper_subclass(cls, like.shape, dtype=like.dtype)  # pyright: ignore
+    def __new__(cls, wrapped: Tensor) -> Any:
+        return Tensor._make_wrapper_subclass(cls, wrapped.shape, dtype=wrapped.dtype)  # pyright: ignore
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -42,16 +42,16 @@ class Wrapper(Tensor):
 
 
 def freed(tensor: Tensor) -> Tensor:
-    made = tensor.clone()
-    made.untyped_storage().resize_(0)
-    return made
+    tensor_copy = tensor.clone()
+    tensor_copy.untyped_storage().resize_(0)
+    return tensor_copy
 
 
 def cut(tensor: Tensor) -> Tensor:
-    made = torch.cat([tensor.flatten(), tensor.flatten()]).clone()[: tensor.numel()]
-    made = made.reshape(tensor.shape)
-    made.untyped_storage().resize_(max(0, tensor.numel() * tensor.element_size() - 1))
-    return made
+    tensor_copy = torch.cat([tensor.flatten(), tensor.flatten()]).clone()[: tensor.numel()]
+    tensor_copy = tensor_copy.reshape(tensor.shape)
+    tensor_copy.untyped_storage().resize_(max(0, tensor.numel() * tensor.element_size() - 1))
+    return tensor_copy
 
 
 def nested(tensor: Tensor) -> Tensor:
@@ -99,7 +99,6 @@ NAMES: list[Any] = ["", "w", "a", "a:0", "a/m", "m", "é", "a:0#1", 0, None, Tru
 
 
 def _own(value: Any) -> Any:
-    """A tensor of its own: what takes the state may count in it."""
     return value.clone() if type(value) is Tensor else value
 
 
@@ -107,20 +106,19 @@ def places(state: Any) -> Iterator[tuple[dict[Any, Any], Any]]:
     """Every dictionary in a state with each of its keys."""
     for key, value in state.items():
         yield state, key
-        for each in value if isinstance(value, list) else [value]:
-            if isinstance(each, dict):
-                yield from places(each)
+        for entry in value if isinstance(value, list) else [value]:
+            if isinstance(entry, dict):
+                yield from places(entry)
 
 
 def mutated(state: dict[str, Any], dice: random.Random) -> str:
-    """Change a state in one place, and say how."""
     return mutated_at(state, dice)[0]
 
 
 def mutated_at(state: dict[str, Any], dice: random.Random) -> tuple[str, list[Any]]:
-    """The same with the keys that were changed."""
-    found = list(places(state))
-    home, key = dice.choice(found)
+    """Mutate the state in one place; return a description and the changed keys."""
+    locations = list(places(state))
+    home, key = dice.choice(locations)
     value = home[key]
     kind = dice.choice(
         ["change", "change", "change", "junk", "junk", "drop", "add", "rename", "swap"]
@@ -142,8 +140,8 @@ def mutated_at(state: dict[str, Any], dice: random.Random) -> tuple[str, list[An
         keys.append(dice.choice(NAMES))
         home[keys[1]] = home.pop(key)
     elif kind == "swap":
-        other, name = dice.choice(found)
-        home[key], other[name] = other[name], home[key]
+        second_home, name = dice.choice(locations)
+        home[key], second_home[name] = second_home[name], home[key]
         keys.append(name)
     else:
         home[key] = _own(dice.choice(JUNK))

@@ -19,7 +19,7 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class Place:
-    """Where a tensor lies: every element's address, without asking torch.
+    """Addresses of a tensor's elements, computed without torch.
 
     Attributes:
         buffer: Which buffer.
@@ -47,28 +47,26 @@ class Place:
         return (self.begin + offsets.reshape(-1, 1) * size) + np.arange(size)
 
     def tensor(self, buffers: list[bytearray]) -> torch.Tensor:
-        """The tensor."""
         dtype, size = getattr(torch, self.dtype), SIZES[self.dtype]
         memory = buffers[self.buffer]
         if self.is_view:  # one storage per buffer, and an offset in it
-            whole = torch.frombuffer(memory, dtype=torch.uint8).view(dtype)
-            made = whole.as_strided(self.shape, self.strides, self.begin // size)
+            base = torch.frombuffer(memory, dtype=torch.uint8).view(dtype)
+            view = base.as_strided(self.shape, self.strides, self.begin // size)
         else:
             count = (len(memory) - self.begin) // size
-            whole = torch.frombuffer(memory, dtype=dtype, count=count, offset=self.begin)
-            made = whole.as_strided(self.shape, self.strides)
-        return torch._neg_view(made) if self.is_negative else made
+            base = torch.frombuffer(memory, dtype=dtype, count=count, offset=self.begin)
+            view = base.as_strided(self.shape, self.strides)
+        return torch._neg_view(view) if self.is_negative else view
 
 
 def shape(dice: random.Random) -> tuple[int, ...]:
-    """A shape of few elements: often odd ones, sometimes none."""
     while True:
         rank = dice.choice([0, 1, 1, 2, 2, 2, 3, 4])
-        drawn = tuple(dice.choice([1, 2, 3, 4, 5, 7, 8, 17, 33]) for _ in range(rank))
-        if drawn and dice.random() < 0.06:
-            drawn = (*drawn[:-1], 0)
-        if math.prod(drawn) <= 130:
-            return drawn
+        extents = tuple(dice.choice([1, 2, 3, 4, 5, 7, 8, 17, 33]) for _ in range(rank))
+        if extents and dice.random() < 0.06:
+            extents = (*extents[:-1], 0)
+        if math.prod(extents) <= 130:
+            return extents
 
 
 def _run(extents: tuple[int, ...], order: list[int]) -> tuple[int, ...]:
@@ -103,7 +101,7 @@ def _stepped(extents: tuple[int, ...], dice: random.Random) -> tuple[int, ...]:
 
 
 def _expanded(extents: tuple[int, ...], dice: random.Random) -> tuple[int, ...]:
-    return tuple(0 if dice.random() < 0.6 else each for each in _contiguous(extents, dice))
+    return tuple(0 if dice.random() < 0.6 else extent for extent in _contiguous(extents, dice))
 
 
 def _any(extents: tuple[int, ...], dice: random.Random) -> tuple[int, ...]:
@@ -130,18 +128,18 @@ class Drawer:
         self._ends = [64] * buffers
 
     def place(
-        self, extents: tuple[int, ...], dtype: str, like: tuple[int, ...] | None = None
+        self, extents: tuple[int, ...], dtype: str, preferred: tuple[int, ...] | None = None
     ) -> Place:
         """A place for a tensor of this shape.
 
         Args:
             extents, dtype: The tensor's shape and dtype.
-            like: Strides that it may as well have.
+            preferred: Strides that it may as well have.
         """
         dice, size = self._dice, SIZES[dtype]
         while True:
-            if like is not None and dice.random() < 0.7:
-                strides = like
+            if preferred is not None and dice.random() < 0.7:
+                strides = preferred
             else:
                 strides = dice.choice(DENSE if dice.random() < 0.7 else LOOSE)(extents, dice)
             if len(strides) != len(extents):
@@ -162,14 +160,12 @@ class Drawer:
 
 
 def overlaps_itself(place: Place) -> bool:
-    """Whether two elements share a byte."""
-    found = place.bytes()
-    return len(np.unique(found)) < found.size
+    addresses = place.bytes()
+    return len(np.unique(addresses)) < addresses.size
 
 
 def share(places: list[Place]) -> bool:
-    """Whether two of these share a byte."""
     return any(
-        one.buffer == other.buffer and np.intersect1d(one.bytes(), other.bytes()).size
-        for one, other in itertools.combinations(places, 2)
+        first.buffer == second.buffer and np.intersect1d(first.bytes(), second.bytes()).size
+        for first, second in itertools.combinations(places, 2)
     )

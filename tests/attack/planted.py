@@ -41,15 +41,15 @@ def _no(*_: Any) -> bool:
 
 
 def _first_slots() -> None:
-    made = DensePlan.__init__
+    original = DensePlan.__init__
 
-    def init(self: Any, *given: Any) -> None:
-        made(self, *given)
+    def init(self: Any, *args: Any) -> None:
+        original(self, *args)
         blocks: dict[int, Any] = {}
-        for slot in (slot for own in self.slots for slot in own):
+        for slot in (slot for slots in self.slots for slot in slots):
             blocks.setdefault(slot.untyped_storage().data_ptr() or id(slot), slot)
         self.written = [*self.variables, *blocks.values(), *self._copy_tensors]
-        self._pointers = [each.data_ptr() for each in self.written]
+        self._pointers = [tensor.data_ptr() for tensor in self.written]
 
     DensePlan.__init__ = init
 

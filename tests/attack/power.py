@@ -60,22 +60,22 @@ class Recorder:
 
     def write(self, file: int, data: Any) -> int:
         count = os.write(file, data)
-        written = bytes(memoryview(data)[:count])
-        self.log.append(Op("write", self._paths[file], begin=self._places[file], data=written))
+        chunk = bytes(memoryview(data)[:count])
+        self.log.append(Op("write", self._paths[file], begin=self._places[file], data=chunk))
         self._places[file] += count
         return count
 
-    def lseek(self, file: int, place: int, how: int) -> int:
-        self._places[file] = os.lseek(file, place, how)
+    def lseek(self, file: int, place: int, whence: int) -> int:
+        self._places[file] = os.lseek(file, place, whence)
         return self._places[file]
 
     def fsync(self, file: int) -> None:
         os.fsync(file)
         self.log.append(Op("sync", self._paths[file]))
 
-    def replace(self, path: str, to: str) -> None:
-        os.replace(path, to)
-        self.log.append(Op("rename", path, to))
+    def replace(self, path: str, target: str) -> None:
+        os.replace(path, target)
+        self.log.append(Op("rename", path, target))
 
     def unlink(self, path: str) -> None:
         os.unlink(path)
@@ -83,7 +83,7 @@ class Recorder:
 
 
 def recorded(work: Callable[[], None]) -> list[Op]:
-    """What is asked of the system while `disk` does some work."""
+    """Return the system calls that `disk` makes during some work."""
     recorder = Recorder()
     with ExitStack() as stack:
         for module in (atomic_write, syscalls, temp_files):
@@ -94,7 +94,7 @@ def recorded(work: Callable[[], None]) -> list[Op]:
 
 @dataclass
 class _Disk:
-    """What is on the disk for certain, and what may be. Files are numbered."""
+    """Certain and possible contents of the disk. Files are numbered."""
 
     files: list[bytes]
     names: dict[str, int]
@@ -122,23 +122,23 @@ class _Disk:
 
     def _change(self, path: str, number: int | None) -> None:
         self.changes.append((path, number))
-        self.now = {name: each for name, each in self.now.items() if name != path}
+        self.now = {name: number for name, number in self.now.items() if name != path}
         if number is not None:
             self.now[path] = number
 
     def contents(self, path: str) -> Iterator[Content]:
-        """What a file may hold if the power fails now, once for each state of the disk."""
+        """Yield the contents of a file if the power fails now, once for each state of the disk."""
         pending = [(number, op) for number, ops in self.writes.items() for op in ops]
-        for kept in _subsets(self.changes):
-            number = {**self.names, **dict(kept)}.get(path)
-            for chosen in _subsets(pending):
-                for writes in _torn(chosen):
-                    own = [op for each, op in writes if each == number]
-                    yield None if number is None else _written(self.files[number], own)
+        for subset in _subsets(self.changes):
+            number = {**self.names, **dict(subset)}.get(path)
+            for subset in _subsets(pending):
+                for writes in _torn(subset):
+                    writes_of_file = [op for file, op in writes if file == number]
+                    yield None if number is None else _written(self.files[number], writes_of_file)
 
 
 def contents(log: Sequence[Op], path: Path, old: Content) -> Iterator[tuple[bool, Content]]:
-    """What a file may hold after the power has failed at any time of a log.
+    """Yield the possible contents of a file after a power failure at any time of a log.
 
     Args:
         log: What was asked for.
@@ -151,32 +151,32 @@ def contents(log: Sequence[Op], path: Path, old: Content) -> Iterator[tuple[bool
     for count in range(len(log) + 1):
         name = str(path)
         names = {} if old is None else {name: 0}
-        made = _Disk([old or b""], names, now=dict(names))
+        disk = _Disk([old or b""], names, now=dict(names))
         for op in log[:count]:
-            made.take(op)
-        for content in made.contents(name):
+            disk.take(op)
+        for content in disk.contents(name):
             yield count == len(log), content
 
 
 def _subsets(items: Sequence[Any]) -> Iterator[list[Any]]:
-    for chosen in itertools.product((True, False), repeat=len(items)):
-        yield [item for item, kept in zip(items, chosen, strict=True) if kept]
+    for choice in itertools.product((True, False), repeat=len(items)):
+        yield [item for item, is_chosen in zip(items, choice, strict=True) if is_chosen]
 
 
 def _torn(writes: list[tuple[int, Op]]) -> Iterator[list[tuple[int, Op]]]:
     """Writes to files, and again with each beginning of the last one."""
     yield writes
     if writes:
-        number, last = writes[-1]
-        for size in range(0, len(last.data), SECTOR):
-            part = Op("write", last.path, begin=last.begin, data=last.data[:size])
+        number, tail_op = writes[-1]
+        for size in range(0, len(tail_op.data), SECTOR):
+            part = Op("write", tail_op.path, begin=tail_op.begin, data=tail_op.data[:size])
             yield [*writes[:-1], (number, part)]
 
 
 def _written(content: bytes, writes: Sequence[Op]) -> bytes:
-    made = bytearray(content)
+    buffer = bytearray(content)
     for op in writes:
-        if op.data and len(made) < op.begin:
-            made += bytes(op.begin - len(made))
-        made[op.begin : op.begin + len(op.data)] = op.data
-    return bytes(made)
+        if op.data and len(buffer) < op.begin:
+            buffer += bytes(op.begin - len(buffer))
+        buffer[op.begin : op.begin + len(op.data)] = op.data
+    return bytes(buffer)

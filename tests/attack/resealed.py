@@ -37,7 +37,7 @@ from thalweg.checkpoint import CheckpointManager, tensorflow
 from thalweg.checkpoint import inspection as inspected
 from thalweg.v1.train.experimental import DynamicLossScale
 
-TRIED = "files with one value changed under right checksums, given to all that reads them"
+SUMMARY = "files with one value changed under right checksums, given to all that reads them"
 CASES = {False: 2000, True: 40_000}
 GOOD = ("refused", "taken")
 BATCH = 100
@@ -121,10 +121,10 @@ def _write_changed(
     path: str, raw: bytes, dice: Dice, change: Callable[[StoredTensor], StoredTensor], share: float
 ) -> None:
     """Write a file with one change, in its document with the probability `share`."""
-    found, manifest, data = storage_files.parts(raw)
+    header, manifest, data = storage_files.parts(raw)
     if dice.random() < share:
         _one(manifest["document"], dice, VALUES)
-        Path(path).write_bytes(storage_files.packed(found, manifest, data))
+        Path(path).write_bytes(storage_files.packed(header, manifest, data))
         return
     Path(path).write_bytes(raw)
     read = checkpoint.save_restore.container.read(path)
@@ -143,8 +143,8 @@ def _number(dice: Dice) -> StoredTensor:
 
 def of_tensorflow(dice: Dice) -> str:
     """A node of the graph of objects, or a tensor, of a bundle."""
-    found = dice.choice(_bundles)
-    tensors, graph = dict(found.tensors), found.graph
+    seed = dice.choice(_bundles)
+    tensors, graph = dict(seed.tensors), seed.graph
     if graph is not None and dice.random() < 0.6:
         graph = _graph(graph, dice)
     else:
@@ -160,20 +160,20 @@ def of_tensorflow(dice: Dice) -> str:
 
 def _graph(graph: ObjectGraph, dice: Dice) -> ObjectGraph:
     nodes = list(graph.nodes)
-    full = [index for index, each in enumerate(nodes) if each.children or each.attributes]
-    at = dice.choice(full)
-    node, other = nodes[at], dice.choice([0, at, dice.choice(full), len(nodes), 2**31 - 1])
+    full = [index for index, node in enumerate(nodes) if node.children or node.attributes]
+    index = dice.choice(full)
+    node, number = nodes[index], dice.choice([0, index, dice.choice(full), len(nodes), 2**31 - 1])
     if node.attributes:
         attribute = node.attributes[0]
         field = dice.choice(["name", "full_name", "key"])
-        value = dice.choice([*NAMES, *(each.key for n in nodes for each in n.attributes)])
+        value = dice.choice([*NAMES, *(attribute.key for n in nodes for attribute in n.attributes)])
         attributes = dice.choice([(), (replace(attribute, **{field: value}),), (attribute,) * 2])
-        nodes[at] = replace(node, attributes=attributes)
+        nodes[index] = replace(node, attributes=attributes)
     elif node.slots and dice.random() < 0.5:
         slots, place = list(node.slots), dice.randrange(len(node.slots))
-        change = dice.choice([{"original": other}, {"slot": other}, {"name": dice.choice(NAMES)}])
+        change = dice.choice([{"original": number}, {"slot": number}, {"name": dice.choice(NAMES)}])
         slots[place] = replace(slots[place], **change)
-        nodes[at] = replace(node, slots=tuple(slots))
+        nodes[index] = replace(node, slots=tuple(slots))
     else:
         children = dict(node.children)
         name = dice.choice(list(children))
@@ -181,12 +181,12 @@ def _graph(graph: ObjectGraph, dice: Dice) -> ObjectGraph:
         if kind == 0:
             del children[name]
         elif kind == 1:
-            children[name] = other
+            children[name] = number
         elif kind == 2:
             children[dice.choice(LINKS)] = children.pop(name)
         else:
-            children[dice.choice(LINKS)] = dice.choice([other, children[name]])
-        nodes[at] = replace(node, children=children)
+            children[dice.choice(LINKS)] = dice.choice([number, children[name]])
+        nodes[index] = replace(node, children=children)
     return ObjectGraph(tuple(nodes))
 
 
@@ -211,40 +211,40 @@ def of_keras(dice: Dice) -> str:
     path.write_bytes(_keras[name])
     with h5py.File(path, "r+") as file:
         if "training_config" in file.attrs and dice.random() < 0.6:
-            described = json.loads(file.attrs["training_config"])
-            _one(described, dice, KERAS)
-            file.attrs["training_config"] = json.dumps(described)
+            config = json.loads(file.attrs["training_config"])
+            _one(config, dice, KERAS)
+            file.attrs["training_config"] = json.dumps(config)
         else:
             _array(file, dice)
     return str(path)
 
 
 def _archive(data: bytes, dice: Dice) -> bytes:
-    made = io.BytesIO()
-    with zipfile.ZipFile(io.BytesIO(data)) as old, zipfile.ZipFile(made, "w") as new:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(data)) as old, zipfile.ZipFile(buffer, "w") as new:
         for name in old.namelist():
             inner = old.read(name)
             if name == "config.json" and dice.random() < 0.7:
-                described = json.loads(inner)
-                compiled = described.get("compile_config")
-                _one(compiled if compiled and dice.random() < 0.8 else described, dice, KERAS)
-                inner = json.dumps(described).encode()
+                config = json.loads(inner)
+                compiled = config.get("compile_config")
+                _one(compiled if compiled and dice.random() < 0.8 else config, dice, KERAS)
+                inner = json.dumps(config).encode()
             elif name == "model.weights.h5" and dice.random() < 0.5:
-                opened = io.BytesIO(inner)
-                with h5py.File(opened, "r+") as file:
+                weights = io.BytesIO(inner)
+                with h5py.File(weights, "r+") as file:
                     _array(file, dice)
-                inner = opened.getvalue()
+                inner = weights.getvalue()
             new.writestr(name, inner)
-    return made.getvalue()
+    return buffer.getvalue()
 
 
 def _array(file: Any, dice: Dice) -> None:
-    found: list[str] = []
+    names: list[str] = []
     file.visititems(
-        lambda name, each: found.append(name) if isinstance(each, h5py.Dataset) else None
+        lambda name, node: names.append(name) if isinstance(node, h5py.Dataset) else None
     )
-    name = dice.choice([*found, *(each for each in found if "optimizer" in each)])
-    value = dice.choice([each for each in NUMBERS if not each.is_complex()]).numpy()
+    name = dice.choice([*names, *(dataset for dataset in names if "optimizer" in dataset)])
+    value = dice.choice([number for number in NUMBERS if not number.is_complex()]).numpy()
     kind = dice.randrange(4)
     if kind:
         del file[name]
@@ -260,20 +260,20 @@ def _array(file: Any, dice: Dice) -> None:
 
 
 def converted(path: str, dice: Dice) -> list[Any]:
-    out = _folder[1] / "out"
-    given: dict[str, Any] = {"learning_rate": 0.1, "momentum": 0.9, "epsilon": 1e-6}
-    options = {name: given[name] for name in given if dice.random() < 0.5}
+    out_path = _folder[1] / "out"
+    hypers: dict[str, Any] = {"learning_rate": 0.1, "momentum": 0.9, "epsilon": 1e-6}
+    options = {name: hypers[name] for name in hypers if dice.random() < 0.5}
     try:
-        to = dice.choice(["thalweg", "thalweg", "tf", "tf1"])
-        tensorflow.convert(path, out, to=to, **(options if to == "thalweg" else {}))
+        form = dice.choice(["thalweg", "thalweg", "tf", "tf1"])
+        tensorflow.convert(path, out_path, to=form, **(options if form == "thalweg" else {}))
     except ThalwegError:
         return [torch.ones(1)]
     return []
 
 
 def compared(path: str, dice: Dice) -> list[Any]:
-    other = dice.choice([FOLDER / "checkpoints/ckpt_v1/adam/model.ckpt-5", _folder[1] / "ours"])
-    pair = [path, str(other)]
+    target = dice.choice([FOLDER / "checkpoints/ckpt_v1/adam/model.ckpt-5", _folder[1] / "ours"])
+    pair = [path, str(target)]
     dice.shuffle(pair)
     try:
         inspected.differences(*pair)
@@ -283,31 +283,33 @@ def compared(path: str, dice: Dice) -> list[Any]:
 
 
 def managed(path: str, dice: Dice) -> list[Any]:
-    for each in (Path(path), Path(f"{path}.safetensors")):
-        if each.exists():
-            each.rename(each.with_name("checkpoint-3.safetensors"))
-    own = restores.variables()
+    for file in (Path(path), Path(f"{path}.safetensors")):
+        if file.exists():
+            file.rename(file.with_name("checkpoint-3.safetensors"))
+    variables = restores.variables()
     try:
         manager = CheckpointManager(_folder[0], keep=2, best="loss")
         manager.checkpoints()
-        manager.restore_or_initialize(variables=own)
+        manager.restore_or_initialize(variables=variables)
     except ThalwegError:
-        return own
+        return variables
     return []
 
 
 def with_a_scale(path: str, dice: Dice) -> list[Any]:
-    own: list[Variable] = []
+    variables: list[Variable] = []
     try:
         file = tensorflow.load(path)
         file.summary()
-        own = [Variable(torch.ones(each.shape), name) for name, each in file.variables.items()]
-        given = {each.name.split(":")[0]: each for each in own}
+        variables = [Variable(torch.ones(var.shape), name) for name, var in file.variables.items()]
+        by_name = {var.name.split(":")[0]: var for var in variables}
         scale = dice.choice([{"loss_scale": DynamicLossScale()}, {}])
-        which = dice.choice([None, 0, 1])
-        tensorflow.restore(file, given, which=which, optimizer=dice.choice([None, False]), **scale)
+        index = dice.choice([None, 0, 1])
+        tensorflow.restore(
+            file, by_name, which=index, optimizer=dice.choice([None, False]), **scale
+        )
     except ThalwegError:
-        return own
+        return variables
     return []
 
 
@@ -336,14 +338,14 @@ READERS: dict[str, tuple[Callable[[Dice], str], tuple[restores.Take, ...]]] = {
 
 
 def attempt(seed: int, number: int) -> str:
-    """What became of a file: "taken", "refused", or what went wrong."""
+    """Attack one reader; return "taken", "refused", or the failure."""
     dice = random.Random(f"{seed}/{number}")
     for folder in _folder:
-        for each in folder.iterdir():
-            if each.name != "ours":
-                each.unlink()
-    make, takes = READERS[list(READERS)[number % len(READERS)]]
-    path, take = make(dice), dice.choice(takes)
+        for child in folder.iterdir():
+            if child.name != "ours":
+                child.unlink()
+    make, readers = READERS[list(READERS)[number % len(READERS)]]
+    path, take = make(dice), dice.choice(readers)
     title = f"{make.__name__} by {take.__name__}"
     work = partial(restores.judged, take, path, dice, title)
     return work() if take in WRITERS else watched.watched(work, _folder[0])
@@ -353,11 +355,11 @@ def warm() -> None:
     """Have everything imported, and files of each kind at hand."""
     encode_all()
     restores.warm()
-    other = _folder[0].with_name(f"{_folder[0].name}-out")
-    other.mkdir()
-    _folder.append(other)
+    out_folder = _folder[0].with_name(f"{_folder[0].name}-out")
+    out_folder.mkdir()
+    _folder.append(out_folder)
     golden = FOLDER / "checkpoints/ckpt_v1/adam/model.ckpt-5"
-    tensorflow.convert(golden, other / "ours", learning_rate=0.1, epsilon=1e-6)
+    tensorflow.convert(golden, out_folder / "ours", learning_rate=0.1, epsilon=1e-6)
     _bundles.extend(
         bundle.read(path.with_suffix(""))
         for folder in ("checkpoints/ckpt_v1", "checkpoints/ckpt_v2", "keras_objects")
@@ -369,5 +371,4 @@ def warm() -> None:
 
 
 def attack(long: bool, seed: int) -> Figures:
-    """Read them in children, so that a crash is a failure of one."""
     return figures_of(__name__, seed, CASES[long], BATCH, GOOD)

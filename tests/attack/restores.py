@@ -33,7 +33,7 @@ from thalweg.openseq2seq.optimizers.optimizers import optimize_loss
 from thalweg.v1 import train
 from thalweg.v1.contrib.opt import MovingAverageOptimizer
 
-TRIED = "hostile files of all kinds, restored by all that reads them"
+SUMMARY = "hostile files of all kinds, restored by all that reads them"
 CASES = {False: 2000, True: 20_000}
 GOOD = ("refused", "taken")
 BATCH = 100
@@ -52,19 +52,19 @@ def variables() -> list[Variable]:
 
 def trainings() -> dict[str, Callable[[list[Variable]], Any]]:
     """Optimizers of every face, by what their files are called here."""
-    decayed = schedules.ExponentialDecay(0.1, 2, 0.5)
+    rate = schedules.ExponentialDecay(0.1, 2, 0.5)
     noisy = schedules.NoisyLinearCosineDecay(0.1, 9, seed=1)
     return {
-        "keras": lambda _: Adam(decayed, amsgrad=True, clipnorm=1.0),
+        "keras": lambda _: Adam(rate, amsgrad=True, clipnorm=1.0),
         "noisy": lambda _: SGD(noisy, momentum=0.9),
         "v1": lambda _: train.MomentumOptimizer(0.1, 0.9),
-        "averages": lambda own: MovingAverageOptimizer(train.AdamOptimizer(0.1), 0.5),
-        "step": lambda own: optimize_loss(
-            lambda: sum((each * each).sum() for each in own),
+        "averages": lambda params: MovingAverageOptimizer(train.AdamOptimizer(0.1), 0.5),
+        "step": lambda params: optimize_loss(
+            lambda: sum((param * param).sum() for param in params),
             "Adam",
             {},
             lambda step: 0.1,
-            var_list=own,
+            var_list=params,
         ),
         "torch": optim.Adam,
         "rule": optim.tensorflow.Adam,
@@ -72,8 +72,8 @@ def trainings() -> dict[str, Callable[[list[Variable]], Any]]:
 
 
 def in_a_graph() -> tuple[Any, list[Any]]:
-    own = [tf.get_variable(name, initializer=np.ones(2, np.float32)) for name in ("w", "b")]
-    train.AdamOptimizer(0.1).minimize(sum((each * each).sum() for each in own))
+    params = [tf.get_variable(name, initializer=np.ones(2, np.float32)) for name in ("w", "b")]
+    train.AdamOptimizer(0.1).minimize(sum((param * param).sum() for param in params))
     return tf.Session(), tf.global_variables()
 
 
@@ -81,110 +81,112 @@ def seeds() -> None:
     """Files of ours of each kind."""
     path = _folder[0] / "seed"
     for name, make in trainings().items():
-        own = variables()
-        optimizer = make(own)
+        params = variables()
+        optimizer = make(params)
         if name == "step":
             optimizer()
         elif isinstance(optimizer, torch.optim.Optimizer):
-            for each in own:
-                each.grad = torch.ones_like(each)
+            for param in params:
+                param.grad = torch.ones_like(param)
             optimizer.step()
         else:
-            optimizer.apply_gradients([(torch.ones_like(each), each) for each in own])
-        checkpoint.save(path, optimizer=optimizer, variables=own, extra={"epoch": [1, (2, "x")]})
+            optimizer.apply_gradients([(torch.ones_like(param), param) for param in params])
+        checkpoint.save(path, optimizer=optimizer, variables=params, extra={"epoch": [1, (2, "x")]})
         _ours[name] = path.read_bytes()
-    own = variables()
+    params = variables()
     optimizer = train.AdamOptimizer(0.1)
-    optimizer.apply_gradients([(torch.ones_like(each), each) for each in own])
-    made = train.Checkpoint(model=own, optimizer=optimizer).write(path)
-    _ours["objects"] = Path(f"{made}.safetensors").read_bytes()
+    optimizer.apply_gradients([(torch.ones_like(param), param) for param in params])
+    written_path = train.Checkpoint(model=params, optimizer=optimizer).write(path)
+    _ours["objects"] = Path(f"{written_path}.safetensors").read_bytes()
     with tf.Graph().as_default():
         session, _ = in_a_graph()
         with session:
             session.run(tf.global_variables_initializer())
-            made = train.Saver().save(session, str(path), write_state=False)
-    _ours["saver"] = Path(f"{made}.safetensors").read_bytes()
-    for each in _folder[0].iterdir():
-        each.unlink()
+            written_path = train.Saver().save(session, str(path), write_state=False)
+    _ours["saver"] = Path(f"{written_path}.safetensors").read_bytes()
+    for file in _folder[0].iterdir():
+        file.unlink()
 
 
 # What is given the files. Each returns the tensors that must be as they were if it raises.
 
 
 def restored(path: str, dice: Dice) -> list[Any]:
-    name, own = dice.choice(list(trainings())), variables()
-    needs = name in ("step", "torch", "rule")
-    given = trainings()[name](own) if needs or dice.random() < 0.5 else None
-    before = _state(given)
+    name, params = dice.choice(list(trainings())), variables()
+    needs_optimizer = name in ("step", "torch", "rule")
+    optimizer = trainings()[name](params) if needs_optimizer or dice.random() < 0.5 else None
+    state_before = _state(optimizer)
     try:
         checkpoint.restore(
             path,
-            optimizer=given,
-            variables=own,
+            optimizer=optimizer,
+            variables=params,
             check_arguments=dice.random() < 0.8,
             convert=dice.random() < 0.3,
         )
     except ThalwegError:
-        return [*own, *_differing(before, _state(given))]
+        return [*params, *_differing(state_before, _state(optimizer))]
     return []
 
 
 def _state(optimizer: Any) -> dict[str, Any]:
     if optimizer is None or not hasattr(optimizer, "state_dict"):
         return {}
-    found = optimizer.state_dict()
+    state = optimizer.state_dict()
     return {
-        name: each.clone() if isinstance(each, torch.Tensor) else repr(each)
-        for name, each in found.items()
+        name: tensor.clone() if isinstance(tensor, torch.Tensor) else repr(tensor)
+        for name, tensor in state.items()
     }
 
 
-def _differing(one: dict[str, Any], other: dict[str, Any]) -> list[torch.Tensor]:
+def _differing(first: dict[str, Any], second: dict[str, Any]) -> list[torch.Tensor]:
     """Zeros, which are no ones, if two states differ."""
-    same = one.keys() == other.keys() and all(
-        torch.equal(each, other[name]) if isinstance(each, torch.Tensor) else each == other[name]
-        for name, each in one.items()
+    is_equal = first.keys() == second.keys() and all(
+        torch.equal(tensor, second[name])
+        if isinstance(tensor, torch.Tensor)
+        else tensor == second[name]
+        for name, tensor in first.items()
     )
-    return [] if same else [torch.zeros(1)]
+    return [] if is_equal else [torch.zeros(1)]
 
 
 def as_objects(path: str, dice: Dice) -> list[Any]:
-    own = variables()
+    model = variables()
     optimizer: Any = dice.choice([train.AdamOptimizer(0.1), Adam(0.1), None])
-    objects = {"model": own} if optimizer is None else {"model": own, "optimizer": optimizer}
+    objects = {"model": model} if optimizer is None else {"model": model, "optimizer": optimizer}
     try:
         train.Checkpoint(**objects).restore(path)
     except ThalwegError:
-        return own
+        return model
     return []
 
 
 def in_a_session(path: str, dice: Dice) -> list[Any]:
     with tf.Graph().as_default():
-        session, known = in_a_graph()
+        session, fetches = in_a_graph()
         with session:
             session.run(tf.global_variables_initializer())
-            before = session.run(known)
+            values_before = session.run(fetches)
             try:
                 train.Saver().restore(session, path)
             except ThalwegError:
-                after = session.run(known)
-                same = all(map(np.array_equal, before, after))
-                return [] if same else [torch.zeros(1)]
+                values_after = session.run(fetches)
+                is_equal = all(map(np.array_equal, values_before, values_after))
+                return [] if is_equal else [torch.zeros(1)]
     return []
 
 
 def from_tensorflow(path: str, dice: Dice) -> list[Any]:
-    own: list[Variable] = []
+    variables: list[Variable] = []
     try:
         file = tensorflow.load(path)
-        own = [Variable(torch.ones(each.shape), name) for name, each in file.variables.items()]
+        variables = [Variable(torch.ones(var.shape), name) for name, var in file.variables.items()]
         optimizer = dice.choice([None, None, Adam(0.1), train.AdamOptimizer(0.1)])
         options = {} if optimizer else {"learning_rate": 0.1, "momentum": 0.9}
-        given = {each.name.split(":")[0]: each for each in own}
-        tensorflow.restore(file, given, optimizer=optimizer, **dice.choice([options, {}]))
+        by_name = {var.name.split(":")[0]: var for var in variables}
+        tensorflow.restore(file, by_name, optimizer=optimizer, **dice.choice([options, {}]))
     except ThalwegError:
-        return own
+        return variables
     return []
 
 
@@ -211,8 +213,8 @@ def written(kind: str, dice: Dice) -> str:
     if kind == "any":
         kind = dice.choice([*_ours, "bundle", "keras file"])
     if kind == "bundle":
-        changed = dice.choice(bundles.CHANGES)(dice.choice(bundles.SEEDS), dice)
-        bundles.put(path, changed)
+        damaged = dice.choice(bundles.CHANGES)(dice.choice(bundles.SEEDS), dice)
+        bundles.put(path, damaged)
     elif kind == "keras file":
         name, data = dice.choice(_keras)
         is_packed = name.endswith(".keras") and dice.random() < 0.8
@@ -220,46 +222,45 @@ def written(kind: str, dice: Dice) -> str:
     else:
         raw = _ours[kind]
         if dice.random() < 0.8:
-            made = files.rewritten(raw, dice)
+            content = files.rewritten(raw, dice)
         else:
-            changed = bytearray(raw)
-            dice.choice(files.BYTES)(changed, dice)
-            made = bytes(changed)
+            damaged = bytearray(raw)
+            dice.choice(files.BYTES)(damaged, dice)
+            content = bytes(damaged)
         ending = ".safetensors" if kind in ("objects", "saver") else ""
-        Path(f"{path}{ending}").write_bytes(made)
+        Path(f"{path}{ending}").write_bytes(content)
     return str(path)
 
 
 def judged(take: Take, path: str, dice: Dice, title: str) -> str:
-    """What became of a file: "taken", "refused", or what went wrong."""
+    """Restore one file; return "taken", "refused", or the failure."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            left = take(path, dice)
+            tensors = take(path, dice)
         except Exception as error:
             return f"{title}: {type(error).__name__}: {str(error)[:200]}"
-    if not all(bool((each.detach() == 1).all()) for each in left):
+    if not all(bool((tensor.detach() == 1).all()) for tensor in tensors):
         return f"{title}: it was refused, and something changed"
-    return "refused" if left else "taken"
+    return "refused" if tensors else "taken"
 
 
 def attempt(seed: int, number: int) -> str:
-    """What became of one of them."""
+    """Attack one restore; return its outcome."""
     dice = random.Random(f"{seed}/{number}")
-    for each in _folder[0].iterdir():
-        each.unlink()
+    for file in _folder[0].iterdir():
+        file.unlink()
     kind, take = TAKES[number % len(TAKES)]
     path = written(kind, dice)
-    names = sorted(each.name for each in _folder[0].iterdir())
+    names = sorted(file.name for file in _folder[0].iterdir())
     work = partial(judged, take, path, dice, f"{kind} by {take.__name__}")
     outcome = watched.watched(work, _folder[0])
-    if sorted(each.name for each in _folder[0].iterdir()) != names:
+    if sorted(file.name for file in _folder[0].iterdir()) != names:
         return f"{kind} by {take.__name__}: other files are there"
     return outcome
 
 
 def warm() -> None:
-    """Have everything imported, and files of each kind at hand."""
     _folder.append(Path(tempfile.mkdtemp()))
     seeds()
     bundles.warm()
@@ -281,5 +282,4 @@ DEFECTS["documents are believed"] = lambda: setattr(
 
 
 def attack(long: bool, seed: int) -> Figures:
-    """Restore in children, so that a crash is a failure of one."""
     return figures_of(__name__, seed, CASES[long], BATCH, GOOD)

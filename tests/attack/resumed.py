@@ -37,8 +37,7 @@ _made: list[Make] = []
 
 
 def make_training(name: str, home: Any, options: dict[str, Any]) -> Training:
-    """Return an optimizer that has taken no step, and its parameters."""
-    first = (2, 2) if name in {each for each, _ in OF_MATRICES} else () if home is optim else (3,)
+    first = (2, 2) if name in {rule for rule, _ in OF_MATRICES} else () if home is optim else (3,)
     shapes = ((3,) if name == "SparseAdam" else first, (2, 3))
     params = [torch.nn.Parameter(torch.ones(shape)) for shape in shapes]
     is_wide = options.get("masters") or options.get("wide_sums")
@@ -55,7 +54,6 @@ def make_other(name: str) -> Training:
 
 
 def step_training(training: Training, count: int) -> None:
-    """Take steps."""
     opt, params = training
     for number in range(count):
         if isinstance(opt, torch.optim.Optimizer):
@@ -64,11 +62,10 @@ def step_training(training: Training, count: int) -> None:
         elif callable(opt):  # a step of optimize_loss
             opt()
         else:
-            opt.apply_gradients([(torch.full_like(each, 0.5 + number), each) for each in params])
+            opt.apply_gradients([(torch.full_like(param, 0.5 + number), param) for param in params])
 
 
 def read_training(training: Training) -> str:
-    """Return all values of an optimizer and its parameters, as a text."""
     opt, params = training
     state = opt.state_dict() if hasattr(opt, "state_dict") else None
     return repr(([param.detach() for param in params], state))
@@ -79,14 +76,14 @@ def choose_training(dice: Dice) -> Make:
     if dice.random() < 0.2:
         return partial(make_other, dice.choice(["keras", "noisy", "v1", "averages", "step"]))
     home, kinds = dice.choice(FACES)
-    name, own = dice.choice(kinds)
+    name, kind_options = dice.choice(kinds)
     key = dice.choice(list(OPTIONS))
-    added = {key: dice.choice(OPTIONS[key])}
+    options = {key: dice.choice(OPTIONS[key])}
     is_unsaved = name == "SparseAdam" and key == "accumulate"  # no file holds sparse sums
     if home is torch.optim or is_unsaved or dice.random() < 0.4:
-        added = {}
-    make = partial(make_training, name, home, {**own, **added})
-    return make if _can_step(make) else partial(make_training, name, home, own)
+        options = {}
+    make = partial(make_training, name, home, {**kind_options, **options})
+    return make if _can_step(make) else partial(make_training, name, home, kind_options)
 
 
 def _can_step(make: Make) -> bool:
@@ -98,7 +95,6 @@ def _can_step(make: Make) -> bool:
 
 
 def save_training(make: Make, path: Path) -> None:
-    """Save a training after two steps."""
     training = make()
     step_training(training, 2)
     checkpoint.save(path, optimizer=training[0], variables=_by_name(training))
@@ -109,9 +105,9 @@ def _by_name(training: Training) -> dict[str, Tensor]:
     return dict(zip("wb", training[1], strict=True))
 
 
-def damage_tensor(stored: StoredTensor, dice: Dice) -> StoredTensor:
+def damage_tensor(stored_value: StoredTensor, dice: Dice) -> StoredTensor:
     """Return a tensor of another dtype, shape or value, as a file holds it."""
-    value = stored.tensor().clone()
+    value = stored_value.tensor().clone()
     wide = value.double()
     changes: list[Callable[[], Tensor]] = [
         lambda: value.to(dice.choice(DTYPES)),
@@ -140,7 +136,7 @@ def resumed(path: str, dice: Dice) -> list[Any]:
     training = _made[0]()
     if dice.random() < 0.5:
         step_training(training, 1)
-    before = read_training(training)
+    state_before = read_training(training)
     try:
         checkpoint.restore(
             path,
@@ -150,8 +146,8 @@ def resumed(path: str, dice: Dice) -> list[Any]:
             convert=dice.random() < 0.3,
         )
     except ThalwegError:
-        return [torch.ones(1) if before == read_training(training) else torch.zeros(1)]
+        return [torch.ones(1) if state_before == read_training(training) else torch.zeros(1)]
     step_training(training, STEPS)
-    again = Path(path).with_name("again")
-    checkpoint.save(again, optimizer=training[0], variables=_by_name(training))
+    second_path = Path(path).with_name("again")
+    checkpoint.save(second_path, optimizer=training[0], variables=_by_name(training))
     return []

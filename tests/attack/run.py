@@ -34,17 +34,17 @@ def main() -> int:
         "--minutes", type=float, default=math.inf, help="no new cases after so many, in each attack"
     )
     parser.add_argument("--seed", type=int, default=0, help="chooses the cases; 0 by default")
-    given = parser.parse_args()
-    if unknown := set(given.names) - set(ATTACKS):
+    arguments = parser.parse_args()
+    if unknown := set(arguments.names) - set(ATTACKS):
         parser.error(f"no attack is called {', '.join(sorted(unknown))}")
     failed = False
-    for name in given.names or ATTACKS:
+    for name in arguments.names or ATTACKS:
         attack, begin, busy = load(name), time.perf_counter(), used()
-        clock.allow(given.minutes)
-        figures = attack.attack(given.long, given.seed)
+        clock.allow(arguments.minutes)
+        figures = attack.attack(arguments.long, arguments.seed)
         seconds, busy = time.perf_counter() - begin, used() - busy
         sys.stdout.write(
-            f"{name}: {attack.TRIED}: {figures.line()}; seed {given.seed}, {seconds:.0f} s,"
+            f"{name}: {attack.SUMMARY}: {figures.line()}; seed {arguments.seed}, {seconds:.0f} s,"
             f" {busy:.0f} s of processors\n"
         )
         sys.stdout.flush()

@@ -39,11 +39,11 @@ class Server:
     used = 0.0
 
     def __init__(self, module: str) -> None:
-        self._pipe, theirs = context.Pipe()
-        given = module, [*sys.path], dict(os.environ), theirs
-        self._process = context.Process(target=serve, args=given, daemon=True)
+        self._pipe, child_pipe = context.Pipe()
+        args = module, [*sys.path], dict(os.environ), child_pipe
+        self._process = context.Process(target=serve, args=args, daemon=True)
         self._process.start()
-        theirs.close()
+        child_pipe.close()
 
     def __enter__(self) -> Server:
         return self
@@ -61,7 +61,7 @@ class Server:
             raise RuntimeError(f"The server has ended with status {status}.") from None
 
     def run(self, batch: Sequence[Any], planted: str = "") -> list[str]:
-        """What became of each case; a crash is found by running the batch one by one.
+        """Return the outcome of each case; after a crash, run the batch one by one.
 
         Args:
             batch: Cases.
@@ -70,11 +70,10 @@ class Server:
         outcomes = self._ask(batch, planted)
         if isinstance(outcomes, list):
             return outcomes
-        singly = [self._ask([each], planted) for each in batch]
-        return [each[0] if isinstance(each, list) else each for each in singly]
+        singly = [self._ask([case], planted) for case in batch]
+        return [answer[0] if isinstance(answer, list) else answer for answer in singly]
 
     def close(self) -> None:
-        """End the process."""
         with contextlib.suppress(EOFError, ConnectionError):
             self._pipe.send(None)
             Server.used += self._pipe.recv()
@@ -124,21 +123,20 @@ def figures_of(module: str, seed: int, count: int, batch: int, good: Sequence[st
 
 
 def serve(module: str, path: list[str], environment: Mapping[str, str], pipe: Any) -> None:
-    """Answer batches until there are no more."""
     sys.path[:] = path
     os.environ.clear()
     os.environ.update(environment)
     cases = importlib.import_module(module)
     cases.warm()
     with contextlib.suppress(EOFError):
-        while asked := pipe.recv():
-            answer = in_child(partial(_answered, cases, *asked))
+        while request := pipe.recv():
+            answer = in_child(partial(_answered, cases, *request))
             pipe.send(answer if answer.startswith("exit ") else json.loads(answer))
         pipe.send(sum(os.times()[:4]))
 
 
 def in_child(work: Callable[[], str]) -> str:
-    """What some work in a forked child returns, or its "exit" status, negative for a signal."""
+    """Return the result of work in a forked child, or "exit" and its status."""
     reading, writing = os.pipe()
     child = os.fork()
     if not child:
@@ -161,7 +159,7 @@ def in_child(work: Callable[[], str]) -> str:
 def _answered(cases: Any, planted: str, batch: Sequence[Any]) -> str:
     if planted:
         DEFECTS[planted]()
-    return json.dumps([_attempted(cases, each) for each in batch])
+    return json.dumps([_attempted(cases, case) for case in batch])
 
 
 def _attempted(cases: Any, case: Sequence[Any]) -> str:

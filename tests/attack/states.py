@@ -29,34 +29,35 @@ from thalweg.openseq2seq.optimizers.mp_wrapper import MixedPrecisionOptimizerWra
 from thalweg.v1.train import AdamOptimizer, MomentumOptimizer
 from thalweg.variable import to_tensor
 
-TRIED = "states of keras, v1, mixed precision, optimize_loss and sessions with one damage each"
+SUMMARY = "states of keras, v1, mixed precision, optimize_loss and sessions with one damage each"
 CASES = {False: 3000, True: 100_000}
 GOOD = ("taken", "refused")
 BATCH = 250
 DOCUMENTED = (thalweg.errors.ThalwegError, ValueError, TypeError)
 
 
-def same(one: Any, other: Any) -> bool:
-    """Whether two values of a state are the same to the bit; NaN is NaN."""
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
-    if isinstance(one, list | tuple):
-        is_like = type(one) is type(other) and len(one) == len(other)
-        return is_like and all(map(same, one, other))
-    if isinstance(one, np.ndarray):
-        return type(one) is type(other) and one.tobytes() == other.tobytes()
-    if isinstance(one, Tensor) and one.layout == torch.sparse_coo:
-        return other.layout == one.layout and all(
-            same(getattr(one, part)(), getattr(other, part)()) for part in ("_indices", "_values")
+def same(first: Any, second: Any) -> bool:
+    """Return whether two values of a state have the same bits; NaN equals NaN."""
+    if isinstance(first, dict):
+        return first.keys() == second.keys() and all(same(first[key], second[key]) for key in first)
+    if isinstance(first, list | tuple):
+        has_same_length = type(first) is type(second) and len(first) == len(second)
+        return has_same_length and all(map(same, first, second))
+    if isinstance(first, np.ndarray):
+        return type(first) is type(second) and first.tobytes() == second.tobytes()
+    if isinstance(first, Tensor) and first.layout == torch.sparse_coo:
+        return second.layout == first.layout and all(
+            same(getattr(first, part)(), getattr(second, part)())
+            for part in ("_indices", "_values")
         )
-    if isinstance(one, Tensor):
-        if not isinstance(other, Tensor):
+    if isinstance(first, Tensor):
+        if not isinstance(second, Tensor):
             return False
-        one, other = (each.detach().resolve_neg().contiguous() for each in (one, other))
-        if (one.dtype, one.shape) != (other.dtype, other.shape):
+        first, second = (tensor.detach().resolve_neg().contiguous() for tensor in (first, second))
+        if (first.dtype, first.shape) != (second.dtype, second.shape):
             return False
-        return torch.equal(one.flatten().view(torch.uint8), other.flatten().view(torch.uint8))
-    return type(one) is type(other) and (one == other or one != one != other)
+        return torch.equal(first.flatten().view(torch.uint8), second.flatten().view(torch.uint8))
+    return type(first) is type(second) and (first == second or first != first != second)
 
 
 def keras_trained() -> tuple[Any, list[Any]]:
@@ -74,9 +75,9 @@ def v1_trained() -> tuple[Any, list[Any]]:
     return opt, variables
 
 
-def wrapped(inside: Any = None) -> MixedPrecisionOptimizerWrapper:
+def wrapped(optimizer: Any = None) -> MixedPrecisionOptimizerWrapper:
     scaler = AutomaticLossScaler("Backoff", {"scale_max": 8.0, "step_window": 2})
-    return MixedPrecisionOptimizerWrapper(inside or MomentumOptimizer(0.5, 0.5), scaler)
+    return MixedPrecisionOptimizerWrapper(optimizer or MomentumOptimizer(0.5, 0.5), scaler)
 
 
 def wrapped_trained() -> tuple[Any, list[Any]]:
@@ -109,7 +110,7 @@ class InSession:
 
     def __init__(self, by_weights: bool) -> None:
         self.by_weights = by_weights
-        with _graph.Graph().as_default() as made:
+        with _graph.Graph().as_default() as graph:
             variables = [v1.Variable(np.ones(3, "f4")), v1.Variable(np.ones((2, 3), "f4"))]
             self.opt = Nadam(0.5)
             pairs = [(np.full(var.shape, 2.0, "f4"), var) for var in variables]
@@ -117,29 +118,29 @@ class InSession:
             self.session = _graph.Session()
             self.session.run(_graph.global_variables_initializer())
         self.session.run(op)
-        own = made.get_collection(_graph.GraphKeys.GLOBAL_VARIABLES)
-        self.variables = {var.name: var for var in (self.opt.weights if by_weights else own)}
+        collected = graph.get_collection(_graph.GraphKeys.GLOBAL_VARIABLES)
+        self.variables = {var.name: var for var in (self.opt.weights if by_weights else collected)}
 
     def state_dict(self) -> dict[str, Any]:
         return {k: self.session.leaf(var).detach().clone() for k, var in self.variables.items()}
 
-    def load_state_dict(self, given: Any, _: Any = None) -> None:
-        if list(given) != list(self.variables):
+    def load_state_dict(self, values: Any, _: Any = None) -> None:
+        if list(values) != list(self.variables):
             raise ValueError("These are other variables.")
         with self.session.as_default():
             if self.by_weights:
-                self.opt.set_weights(list(given.values()))
+                self.opt.set_weights(list(values.values()))
                 return
-            now = self.state_dict()
-            changed = [name for name in given if not is_same(given[name], now[name])]
-            for name in changed[:1]:  # each load is one of its own
-                self.variables[name].load(given[name])
-            given.update({name: now[name] for name in changed[1:]})
+            state = self.state_dict()
+            names = [name for name in values if not is_same(values[name], state[name])]
+            for name in names[:1]:  # each load is one of its own
+                self.variables[name].load(values[name])
+            values.update({name: state[name] for name in names[1:]})
 
 
-def is_same(given: Any, now: Tensor) -> bool:
-    """Whether a value is a plain tensor that is the same to the bit."""
-    return type(given) is Tensor and state.flaw(given) is None and same(given, now)
+def is_same(actual: Any, expected: Tensor) -> bool:
+    """Return whether a value is a plain tensor with the same bits."""
+    return type(actual) is Tensor and state.flaw(actual) is None and same(actual, expected)
 
 
 def weights_trained() -> tuple[Any, list[Any]]:
@@ -164,66 +165,67 @@ CONVERTING = ("set_weights", "session")
 
 
 def everything(opt: Any, variables: list[Any]) -> dict[str, Any]:
-    own = {var.name: var.detach().clone() for var in variables}
-    return {"state": opt.state_dict(), "config": getattr(opt, "get_config", dict)(), **own}
+    values = {var.name: var.detach().clone() for var in variables}
+    return {"state": opt.state_dict(), "config": getattr(opt, "get_config", dict)(), **values}
 
 
-def fits(given: Any, now: Any, face: str) -> bool:
-    """Whether a state that was loaded is what is remembered now; sessions convert numbers."""
+def fits(read: Any, actual: Any, face: str) -> bool:
+    """Return whether a loaded state equals the present one; sessions convert numbers."""
     if face in CONVERTING:
-        return given.keys() == now.keys() and all(_converts(given[k], now[k]) for k in now)
-    return _fits(given, now)
+        return read.keys() == actual.keys() and all(_converts(read[k], actual[k]) for k in actual)
+    return _fits(read, actual)
 
 
-def _converts(given: Any, now: Tensor) -> bool:
-    plain = state.kept(given if isinstance(given, Tensor) else torch.as_tensor(np.asarray(given)))
-    return plain.shape == now.shape and same(plain.to(now.dtype), now)
+def _converts(read: Any, actual: Tensor) -> bool:
+    tensor = state.kept(read if isinstance(read, Tensor) else torch.as_tensor(np.asarray(read)))
+    return tensor.shape == actual.shape and same(tensor.to(actual.dtype), actual)
 
 
-def _fits(given: Any, now: Any) -> bool:
-    if isinstance(now, dict):
+def _fits(read: Any, actual: Any) -> bool:
+    if isinstance(actual, dict):
         # "w" is "w:0", where there is no other.
-        given = {key if key in now else f"{key}:0": value for key, value in given.items()}
-        left = now.keys() - given.keys()
-        numbers = all(isinstance(now[key], int | float) for key in left)
+        read = {key if key in actual else f"{key}:0": value for key, value in read.items()}
+        missing = actual.keys() - read.keys()
+        numbers = all(isinstance(actual[key], int | float) for key in missing)
         return (
-            given.keys() <= now.keys() and numbers and all(_fits(given[k], now[k]) for k in given)
+            read.keys() <= actual.keys()
+            and numbers
+            and all(_fits(read[k], actual[k]) for k in read)
         )
-    if isinstance(now, Tensor):
-        plain = state.kept(to_tensor(given))
-        return same(plain.to(now.dtype) if not now.dim() else plain, now)
-    return (type(given) is type(now) and given == now) or float(np.float32(given)) == now
+    if isinstance(actual, Tensor):
+        tensor = state.kept(to_tensor(read))
+        return same(tensor.to(actual.dtype) if not actual.dim() else tensor, actual)
+    return (type(read) is type(actual) and read == actual) or float(np.float32(read)) == actual
 
 
 def attempt(seed: int, number: int) -> str:
-    """What became of a state: "taken", "refused", or what went wrong, with the damage."""
+    """Load one damaged state; return "taken", "refused", or the failure with the damage."""
     dice = random.Random(f"{seed}/{number}")
     face = FACES[number % len(FACES)]
     opt, variables = MAKE[face]()
-    given = copy.deepcopy(opt.state_dict())
-    damage = f"{face}, {mutations.mutated(given, dice)}"
+    state_dict = copy.deepcopy(opt.state_dict())
+    damage = f"{face}, {mutations.mutated(state_dict, dice)}"
     is_fresh = face in LOADED_ONCE and dice.random() < 0.5
     target = type(opt)(0.25) if is_fresh else opt
     var_list = variables if is_fresh or dice.random() < 0.5 else None
     if face == "keras" and dice.random() < 0.25:
         var_list = None  # slots wait for their variables
-    before = everything(target, variables)
+    state_before = everything(target, variables)
     try:
         if face == "optimize_loss":
-            target.load_state_dict(given)
+            target.load_state_dict(state_dict)
         else:
-            target.load_state_dict(given, var_list)
+            target.load_state_dict(state_dict, var_list)
     except DOCUMENTED as error:
-        if same(everything(target, variables), before):
+        if same(everything(target, variables), state_before):
             return "refused"
         return f"half a state: {damage} ({type(error).__name__}: {error})"
     except Exception as error:
         return f"{damage} raised {type(error).__name__}: {error}"
-    return "taken" if fits(given, target.state_dict(), face) else f"another state: {damage}"
+    return "taken" if fits(state_dict, target.state_dict(), face) else f"another state: {damage}"
 
 
 def warm() -> None:
-    """Have the kernels in memory, and what a refusal imports."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     for number in range(120):
@@ -231,5 +233,4 @@ def warm() -> None:
 
 
 def attack(long: bool, seed: int) -> Figures:
-    """Load states in children, so that a signal is a failure of one."""
     return figures_of(__name__, seed, CASES[long], BATCH, GOOD)

@@ -76,13 +76,13 @@ class Call:
 
 @functools.cache
 def unavailable() -> str:
-    """Why there can be no such test here; "" if there can."""
+    """Return the reason why strace cannot run here, or ""."""
     if shutil.which("strace") is None:
         return "strace is not installed"
-    done = subprocess.run(
+    process = subprocess.run(
         [*STRACE, "-o", os.devnull, "true"], capture_output=True, text=True, check=False
     )
-    return f"strace cannot trace here: {done.stderr.strip()[:200]}" if done.returncode else ""
+    return f"strace cannot trace here: {process.stderr.strip()[:200]}" if process.returncode else ""
 
 
 class Place:
@@ -106,7 +106,7 @@ class Place:
         shutil.rmtree(self.root, ignore_errors=True)
 
     def left(self) -> list[str]:
-        """What lies beside the file."""
+        """Return the names of other files in the folder."""
         return sorted(name for name in os.listdir(self.path.parent) if name != "ckpt")
 
     def reset(self, content: bytes) -> None:
@@ -126,15 +126,14 @@ class Place:
             *options,
             *without_torch.command(SAVE, *self._arguments),
         ]
-        done = subprocess.run(
+        process = subprocess.run(
             command, cwd=self.root, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False
         )
-        said = json.loads(done.stdout) if done.stdout else None
+        answer = json.loads(process.stdout) if process.stdout else None
         lines = trace.read_text(errors="replace").splitlines()
-        return said, [line.lstrip("0123456789 ") for line in lines]
+        return answer, [line.lstrip("0123456789 ") for line in lines]
 
     def made(self, fill: int) -> bytes:
-        """The file that an undisturbed process writes."""
         target = self.root / "made"
         command = without_torch.command(SAVE, str(target), str(fill))
         subprocess.run(command, cwd=self.root, check=True)
@@ -145,36 +144,36 @@ class Place:
 
 def calls(trace: list[str]) -> list[Call]:
     """The system calls between the two marks of a trace."""
-    found: list[Call] = []
+    calls_found: list[Call] = []
     counts: Counter[str] = Counter()
-    is_inside = False
+    has_begun = False
     for line in trace:
         name = line.partition("(")[0]
         if not re.fullmatch(r"[a-z0-9_]+", name):
             continue
         counts[name] += 1
         if line.startswith('access("end"'):
-            return found
-        if is_inside and name not in HARMLESS:
-            found.append(Call(name, counts[name]))
-        is_inside = is_inside or line.startswith('access("begin"')
-    return found
+            return calls_found
+        if has_begun and name not in HARMLESS:
+            calls_found.append(Call(name, counts[name]))
+        has_begun = has_begun or line.startswith('access("begin"')
+    return calls_found
 
 
 def tried(place: Place, call: Call, fault: str, old: bytes, new: bytes) -> str:
-    """What became of a save with one fault: "old", "new", or what went wrong."""
+    """Save with one fault; return "old", "new", or the failure."""
     place.reset(old)
-    what = "signal=KILL" if fault == "KILL" else f"error={fault}"
-    said, trace = place.run("-e", f"inject={call.name}:{what}:when={call.number}")
+    action = "signal=KILL" if fault == "KILL" else f"error={fault}"
+    answer, trace = place.run("-e", f"inject={call.name}:{action}:when={call.number}")
     if not any(line.startswith('access("begin"') for line in trace):
         return "the fault came too early"
-    content, left = place.path.read_bytes(), place.left()
+    content, leftovers = place.path.read_bytes(), place.left()
     if content not in (old, new):
         return f"a broken file of {len(content)} bytes"
     wrong = (
         _of_killed(content == new, trace)
         if fault == "KILL"
-        else _of_failed(call, fault, said, content == new, left)
+        else _of_failed(call, fault, answer, content == new, leftovers)
     )
     atomic_write.replace(place.path, [b"next"], 4)
     if place.path.read_bytes() != b"next" or place.left():
@@ -185,36 +184,36 @@ def tried(place: Place, call: Call, fault: str, old: bytes, new: bytes) -> str:
 def _of_killed(is_new: bool, trace: list[str]) -> str:
     if "+++ killed by SIGKILL +++" not in trace:
         return "the process was not killed"
-    renamed = any(re.match(r'rename.*here/ckpt"\) += 0$', line) for line in trace)
-    return "" if renamed == is_new else f"the file is {'new' if is_new else 'old'}"
+    is_renamed = any(re.match(r'rename.*here/ckpt"\) += 0$', line) for line in trace)
+    return "" if is_renamed == is_new else f"the file is {'new' if is_new else 'old'}"
 
 
-def _of_failed(call: Call, fault: str, said: Any, is_new: bool, left: list[str]) -> str:
-    kept = f".ckpt.{DEAD}-{'0' * 16}.tmp"  # what could not be looked at or deleted may stay
-    if set(left) - {kept}:
-        return f"{left} were left"
-    if said == "returned":
+def _of_failed(call: Call, fault: str, answer: Any, is_new: bool, leftovers: list[str]) -> str:
+    temporary = f".ckpt.{DEAD}-{'0' * 16}.tmp"  # what could not be looked at or deleted may stay
+    if set(leftovers) - {temporary}:
+        return f"{leftovers} were left"
+    if answer == "returned":
         if call.name in ESSENTIAL and fault != "EINTR":
             return "the failure was not noticed"
         return "" if is_new else "the old file after all was done"
     if fault == "EINTR":
-        return f"an interruption ended it: {said}"
+        return f"an interruption ended it: {answer}"
     old = "the previous checkpoint is intact|nothing was saved"
     state = "the new checkpoint is in its place" if is_new else old
     number = getattr(errno, fault)
     text = f"here/ckpt: {os.strerror(number)} after [0-9.]+ of 0.0 MB; ({state})"
-    if not isinstance(said, list) or said[:2] != [CheckpointWriteError.__name__, number]:
-        return f"it said {said}"
-    return "" if re.match(text, said[2]) else f"the message is {said[2]!r}"
+    if not isinstance(answer, list) or answer[:2] != [CheckpointWriteError.__name__, number]:
+        return f"it said {answer}"
+    return "" if re.match(text, answer[2]) else f"the message is {answer[2]!r}"
 
 
-def cases(place: Place, wanted: Callable[[Call], bool]) -> Iterator[tuple[str, str]]:
+def cases(place: Place, expected: Callable[[Call], bool]) -> Iterator[tuple[str, str]]:
     """Try each fault at each system call that is wanted; yields titles and outcomes."""
     old, new = place.made(1), place.made(2)
     place.reset(old)
     _, trace = place.run()
     for call in calls(trace):
         for fault in FAULTS:
-            if wanted(call):
+            if expected(call):
                 title = f"{fault} at {call.name} {call.number}"
                 yield title, tried(place, call, fault, old, new)

@@ -30,7 +30,7 @@ def test_no_interrupted_step_is_torn(names: str) -> None:
     assert figures.cases == count * len(names.split(","))
 
 
-def test_nothing_fails_on_a_few_resealed_files() -> None:
+def test_resealed_files_pass_in_a_short_attack() -> None:
     module = load("resealed")
     with Server(module.__name__) as server:
         outcomes = server.run([(SEED, number) for number in range(300)])
@@ -70,7 +70,7 @@ NOTICED = {
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("name", [name for name in ATTACKS if name != "interruptions"])
-def test_nothing_fails_under_an_attack_that_notices_missing_checks(name: str) -> None:
+def test_attacks_pass_and_notice_planted_defects(name: str) -> None:
     # One test, as the server of its cases takes seconds to begin.
     module = load(name).__name__
     with serving(module) if name in NOTICED else nullcontext():
@@ -88,22 +88,22 @@ def served() -> Iterator[Callable[[str], Server]]:
 
     It is warm after seconds, and each of its children is given a defect of its own.
     """
-    kept: dict[str, Server] = {}
+    servers: dict[str, Server] = {}
 
     def server_of(name: str) -> Server:
-        if name not in kept:
-            while kept:
-                kept.popitem()[1].close()
-            kept[name] = Server(load(name).__name__)
-        return kept[name]
+        if name not in servers:
+            while servers:
+                servers.popitem()[1].close()
+            servers[name] = Server(load(name).__name__)
+        return servers[name]
 
     yield server_of
-    for server in kept.values():
+    for server in servers.values():
         server.close()
 
 
 # In which of the cases some were found, hundreds of others before it: a search begins there.
-FOUND = {
+SEEDS = {
     ("changes", "gradients are read at once"): 400,
     ("changes", "sums are not looked at"): 490,
     ("changes", "sums may lie anywhere"): 710,
@@ -131,18 +131,22 @@ def test_the_attack_notices_a_missing_check_in_every_face(
 
 
 @pytest.mark.slow
-def test_the_attack_notices_writes_that_can_be_split(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interruptions_notice_a_split_commit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("THALWEG_NATIVE_LOOK", "0")  # a step in one call has none
-    found, _ = interruptions.told("keras", "signal", 40, SEED, 900, "sections are split")
-    assert set(found) & set(interruptions.WRONG)
+    outcomes, _ = interruptions.run_interrupted(
+        "keras", "signal", 40, SEED, 900, "sections are split"
+    )
+    assert set(outcomes) & set(interruptions.WRONG)
 
 
 @pytest.mark.slow
 def test_kills_notice_files_that_are_written_in_place() -> None:
     command = [sys.executable, "-m", "attack.kills", "40", str(SEED), "files are written in place"]
-    done = subprocess.run(command, cwd=RUN.parents[1], capture_output=True, text=True, check=False)
-    assert done.returncode == 1, done.stderr
-    assert "unreadable" in done.stderr
+    process = subprocess.run(
+        command, cwd=RUN.parents[1], capture_output=True, text=True, check=False
+    )
+    assert process.returncode == 1, process.stderr
+    assert "unreadable" in process.stderr
 
 
 @pytest.mark.skipif(bool(syscalls.unavailable()), reason=syscalls.unavailable() or "strace")
@@ -153,8 +157,8 @@ def test_a_fault_at_a_system_call_notices_files_that_are_written_in_place() -> N
 
 
 def noticed(server: Server, name: str, defect: str, face: int = 0, faces: int = 1) -> bool:
-    """Whether one of some hundred cases, of a face, fails if the library has this defect."""
-    good, begin = load(name).GOOD, FOUND.get((name, defect), 0)
+    """Return whether one of some hundred cases fails with a planted defect."""
+    good, begin = load(name).GOOD, SEEDS.get((name, defect), 0)
     numbers = range(face, (begin + 800) * faces, faces)
     for first in (*range(begin, begin + 800, 10), *range(0, begin, 10)):
         cases = [(SEED, number) for number in numbers[first : first + 10]]
@@ -163,9 +167,9 @@ def noticed(server: Server, name: str, defect: str, face: int = 0, faces: int = 
     return False
 
 
-def test_the_command_prints_figures_and_tells_failures() -> None:
-    done = subprocess.run(
+def test_command_prints_figures_and_failures() -> None:
+    process = subprocess.run(
         [sys.executable, str(RUN), "no such attack"], capture_output=True, text=True, check=False
     )
-    assert done.returncode == 2
-    assert "no attack is called no such attack" in done.stderr
+    assert process.returncode == 2
+    assert "no attack is called no such attack" in process.stderr

@@ -25,7 +25,7 @@ from attack.torch_trainings import LACKED, NARROW, OPTIONS, OURS, TENSORFLOWS, e
 from thalweg import optim
 from thalweg.optim import tensorflow
 
-TRIED = "states of optim and optim.tensorflow with one damage each, or of another class"
+SUMMARY = "states of optim and optim.tensorflow with one damage each, or of another class"
 CASES = {False: 3000, True: 100_000}
 GOOD = ("taken", "refused")
 BATCH = 250
@@ -39,51 +39,49 @@ CLOSE = {"rtol": 1e-4, "atol": 1e-6}
 
 
 def attempt(seed: int, number: int) -> str:
-    """What became of a state: "taken", "refused", or what went wrong, with the damage."""
+    """Load one damaged state; return "taken", "refused", or the failure with the damage."""
     dice = random.Random(f"{seed}/{number}")
     is_torchs = number % 3 > 0
-    ours = [*OURS, *LACKED, ("Mixed", {})]
-    home, kinds = (optim, ours) if is_torchs else (tensorflow, TENSORFLOWS)
-    name, own = dice.choice(kinds)
-    added = {key: dice.choice(OPTIONS[key]) for key in dice.sample(list(OPTIONS), 1)}
-    if dice.random() < 0.5 or (name == "SparseAdam" and added.keys() & {"round", *NARROW}):
-        added = {}
+    kinds_of_optim = [*OURS, *LACKED, ("Mixed", {})]
+    home, kinds = (optim, kinds_of_optim) if is_torchs else (tensorflow, TENSORFLOWS)
+    name, kind_options = dice.choice(kinds)
+    options = {key: dice.choice(OPTIONS[key]) for key in dice.sample(list(OPTIONS), 1)}
+    if dice.random() < 0.5 or (name == "SparseAdam" and options.keys() & {"round", *NARROW}):
+        options = {}
     cls = mixed if name == "Mixed" else getattr(home, name)
-    if added.keys() & {*NARROW} and not takes(cls, {**own, **added}):
-        added = {}
-    opt, params = trained(cls, {**own, **added}, name == "SparseAdam")
+    if options.keys() & {*NARROW} and not takes(cls, {**kind_options, **options}):
+        options = {}
+    opt, params = trained(cls, {**kind_options, **options}, name == "SparseAdam")
     title = f"{seed}/{number}/damage"
-    given, damage, keys = damaged(opt, title)
-    how = {"convert": True} if added.keys() & {*NARROW} and dice.random() < 0.5 else {}
-    damage = f"{home.__name__}.{name} {own} {added} {how}, {damage}"
-    before = everything(opt, params)
-    refused = loaded(opt, given, **how)
+    state, damage, keys = damaged(opt, title)
+    load_options = {"convert": True} if options.keys() & {*NARROW} and dice.random() < 0.5 else {}
+    damage = f"{home.__name__}.{name} {kind_options} {options} {load_options}, {damage}"
+    state_before = everything(opt, params)
+    error = loaded(opt, state, **load_options)
     if damage.endswith(UNSEEN):
-        is_good = refused is None or isinstance(refused, (thalweg.errors.ThalwegError, *TORCHS))
-        return "refused" if is_good else f"{damage} raised {type(refused).__name__}"
+        is_good = error is None or isinstance(error, (thalweg.errors.ThalwegError, *TORCHS))
+        return "refused" if is_good else f"{damage} raised {type(error).__name__}"
     judge: tuple[Any, list[Tensor]] | None = None
-    again: Any = None
-    if is_torchs and not added.keys() & {*NARROW}:  # of records torch makes numbers
+    torch_state: Any = None
+    if is_torchs and not options.keys() & {*NARROW}:  # of records torch makes numbers
         # What torch lacks is judged by itself, without options.
-        judge = trained(getattr(torch.optim, name, cls), own, name == "SparseAdam")
+        judge = trained(getattr(torch.optim, name, cls), kind_options, name == "SparseAdam")
         # Steps count in the tensor that was given, as torch's do: the judge has one of its own.
-        fresh, _ = trained(cls, {**own, **added}, name == "SparseAdam")
-        again = state_for_torch(damaged(fresh, title)[0])
-    if refused is not None:
-        theirs = loaded(judge[0], again) if judge else None
-        if not isinstance(refused, thalweg.errors.ThalwegError) and type(refused) is not type(
-            theirs
-        ):
-            return f"{damage} raised {type(refused).__name__}: {refused}"
-        if not same(everything(opt, params), before):
-            return f"half a state: {damage} ({type(refused).__name__}: {refused})"
-        own = theirs is not None and str(theirs) in str(refused)  # torch's words
-        is_told = own or is_named(keys, str(refused))
-        if type(refused) is not type(theirs) and not is_told:
-            return f"{damage}: not named in {refused}"
+        fresh, _ = trained(cls, {**kind_options, **options}, name == "SparseAdam")
+        torch_state = state_for_torch(damaged(fresh, title)[0])
+    if error is not None:
+        peer = loaded(judge[0], torch_state) if judge else None
+        if not isinstance(error, thalweg.errors.ThalwegError) and type(error) is not type(peer):
+            return f"{damage} raised {type(error).__name__}: {error}"
+        if not same(everything(opt, params), state_before):
+            return f"half a state: {damage} ({type(error).__name__}: {error})"
+        kind_options = peer is not None and str(peer) in str(error)  # torch's words
+        is_explained = kind_options or is_named(keys, str(error))
+        if type(error) is not type(peer) and not is_explained:
+            return f"{damage}: not named in {error}"
         return "refused"
-    alone = keys if added.keys() & {*NARROW} else []
-    return judged((opt, params), judge, again, damage, not added, alone)
+    lone_keys = keys if options.keys() & {*NARROW} else []
+    return judged((opt, params), judge, torch_state, damage, not options, lone_keys)
 
 
 def state_for_torch(state: Any) -> Any:
@@ -99,15 +97,14 @@ def state_for_torch(state: Any) -> Any:
         for name in ("round", "seed") if isinstance(group, dict) else ():
             group.pop(name, None)
     slots = state.get("state")
-    for own in slots.values() if isinstance(slots, dict) else ():
-        for name, value in own.items() if isinstance(own, dict) else ():
+    for slot_values in slots.values() if isinstance(slots, dict) else ():
+        for name, value in slot_values.items() if isinstance(slot_values, dict) else ():
             if type(value) is Tensor and value.layout is torch.strided and 0 in value.stride():
-                own[name] = value.clone(memory_format=torch.contiguous_format)
+                slot_values[name] = value.clone(memory_format=torch.contiguous_format)
     return state
 
 
 def takes(cls: Any, options: dict[str, Any]) -> bool:
-    """Whether a class takes options."""
     try:
         trained(cls, options)
     except (ValueError, TypeError, NotImplementedError):
@@ -116,27 +113,26 @@ def takes(cls: Any, options: dict[str, Any]) -> bool:
 
 
 def is_named(keys: list[Any], message: str) -> bool:
-    """Whether a message tells of one of the keys, or of something where one is."""
+    """Return whether a message names one of the keys, or a value below one."""
     if not keys or not WIDE.isdisjoint(keys):
         return True
     # True is the key 1, and what a parameter has beside a sum alone is no state of a step.
-    own = [*keys, *(int(key) for key in keys if isinstance(key, bool))]
-    return any(str(key) in message for key in own) or "step' is missing" in message
+    names = [*keys, *(int(key) for key in keys if isinstance(key, bool))]
+    return any(str(key) in message for key in names) or "step' is missing" in message
 
 
 def damaged(opt: Any, title: str) -> tuple[Any, str, list[Any]]:
     """The state of an optimizer with one damage, or that of another class; what and where it is."""
     dice = random.Random(title)
     if dice.random() < 0.2:
-        other, theirs = dice.choice(OURS)
-        made, _ = trained(getattr(torch.optim, other), theirs, other == "SparseAdam")
-        return made.state_dict(), f"from {other} {theirs}", []
-    given = copy.deepcopy(opt.state_dict())
-    return given, *mutations.mutated_at(given, dice)
+        donor, donor_options = dice.choice(OURS)
+        donor_opt, _ = trained(getattr(torch.optim, donor), donor_options, donor == "SparseAdam")
+        return donor_opt.state_dict(), f"from {donor} {donor_options}", []
+    state = copy.deepcopy(opt.state_dict())
+    return state, *mutations.mutated_at(state, dice)
 
 
 def trained(cls: Any, options: dict[str, Any], is_sparse: bool = False) -> tuple[Any, list[Tensor]]:
-    """An optimizer after two steps."""
     params = [torch.nn.Parameter(torch.ones(shape)) for shape in ((3,), (2, 3))]
     is_wide = options.get("masters") or options.get("wide_sums")
     for param in params if options.get("weights") else params[:1] if is_wide else ():
@@ -149,7 +145,6 @@ def trained(cls: Any, options: dict[str, Any], is_sparse: bool = False) -> tuple
 
 
 def mixed(groups: list[dict[str, Any]], **options: Any) -> Any:
-    """An optimizer of several rules."""
     rate = options.pop("lr")
     for group, rule in zip(groups, ("AdamW", "Lion"), strict=True):
         group |= {"rule": rule, "lr": rate}
@@ -163,13 +158,13 @@ def give(params: list[Tensor], number: float, is_sparse: bool) -> None:
 
 
 def everything(opt: Any, params: list[Tensor]) -> dict[str, Any]:
-    found = {f"parameter {k}": param.detach().clone() for k, param in enumerate(params)}
-    return {"state": copy.deepcopy(opt.state_dict()), **found}
+    values = {f"parameter {k}": param.detach().clone() for k, param in enumerate(params)}
+    return {"state": copy.deepcopy(opt.state_dict()), **values}
 
 
-def loaded(opt: Any, given: Any, **how: bool) -> Exception | None:
+def loaded(opt: Any, state: Any, **options: bool) -> Exception | None:
     try:
-        opt.load_state_dict(given, **how)
+        opt.load_state_dict(state, **options)
     except Exception as error:
         return error
     return None
@@ -186,64 +181,68 @@ def stepped(opt: Any, params: list[Tensor]) -> Exception | None:
 
 
 def judged(
-    ours: tuple[Any, list[Tensor]],
+    training: tuple[Any, list[Tensor]],
     judge: tuple[Any, list[Tensor]] | None,
-    given: Any,
+    state: Any,
     damage: str,
-    is_alike: bool,
-    alone: list[Any],
+    comparable: bool,
+    lone_keys: list[Any],
 ) -> str:
-    """What becomes of a step with a state that was taken.
+    """Step with a loaded state; return "taken", "refused", or the failure.
 
     Args:
-        ours: The optimizer and its parameters.
-        judge: Torch's, which has not loaded the state yet; None if there is none.
-        given: The state.
-        damage: What is wrong with it.
-        is_alike: Whether the numbers are torch's.
-        alone: What was damaged, where nobody else can tell whether a step may refuse it.
+        training: The optimizer and its parameters.
+        judge: Torch's optimizer and parameters before the load; None without a counterpart.
+        state: The state.
+        damage: A description of the damage.
+        comparable: Whether the results must be near those of torch.
+        lone_keys: Damaged keys of an option, which torch cannot judge.
     """
-    opt, params = ours
-    before = everything(opt, params) if not damage.endswith((": cut", ": freed")) else None
-    refused = stepped(opt, params)
-    if before is None:
-        is_good = isinstance(refused, (thalweg.errors.ThalwegError, *TORCHS))
-        return "refused" if is_good else f"{damage}: stepped, {refused!r}"
-    theirs = (loaded(judge[0], given) or stepped(*judge)) if judge else None
-    if refused is not None:
-        is_ours = isinstance(refused, thalweg.errors.ThalwegError)
-        is_left = not is_alike and isinstance(refused, NotImplementedError)  # beside an option
-        is_left = is_left or "'complex'" in str(refused)  # which torch's ASGD keeps for later
-        is_left = is_left or (is_ours and bool(alone) and is_named(alone, str(refused)))
-        if not is_left and (theirs is None or not (is_ours or type(refused) is type(theirs))):
-            return f"{damage}: taken, and a step raised {type(refused).__name__}: {refused}"
-        if not is_of_torch(refused) and not same(
-            *map(without_sums, (everything(opt, params), before))
+    opt, params = training
+    state_before = everything(opt, params) if not damage.endswith((": cut", ": freed")) else None
+    error = stepped(opt, params)
+    if state_before is None:
+        is_good = isinstance(error, (thalweg.errors.ThalwegError, *TORCHS))
+        return "refused" if is_good else f"{damage}: stepped, {error!r}"
+    peer = (loaded(judge[0], state) or stepped(*judge)) if judge else None
+    if error is not None:
+        is_documented = isinstance(error, thalweg.errors.ThalwegError)
+        accepted = not comparable and isinstance(error, NotImplementedError)  # beside an option
+        accepted = accepted or "'complex'" in str(error)  # which torch's ASGD keeps for later
+        accepted = accepted or (
+            is_documented and bool(lone_keys) and is_named(lone_keys, str(error))
+        )
+        if not accepted and (peer is None or not (is_documented or type(error) is type(peer))):
+            return f"{damage}: taken, and a step raised {type(error).__name__}: {error}"
+        if not is_of_torch(error) and not same(
+            *map(without_sums, (everything(opt, params), state_before))
         ):
-            return f"{damage}: a refused step changed something ({refused})"
+            return f"{damage}: a refused step changed something ({error})"
         return "refused"
-    if judge is None or not is_alike:
+    if judge is None or not comparable:
         return "taken"
-    if theirs is not None and any(each in str(theirs) for each in QUIRKS):
+    if peer is not None and any(quirk in str(peer) for quirk in QUIRKS):
         return "taken"
-    if theirs is not None:
-        return f"{damage}: taken, and torch refuses it ({type(theirs).__name__}: {theirs})"
-    for one, other in zip(params, judge[1], strict=True):
-        if not torch.allclose(one, other, equal_nan=True, **CLOSE):
-            return f"{damage}: {one.tolist()}, and torch's is {other.tolist()}"
+    if peer is not None:
+        return f"{damage}: taken, and torch refuses it ({type(peer).__name__}: {peer})"
+    for param, torch_param in zip(params, judge[1], strict=True):
+        if not torch.allclose(param, torch_param, equal_nan=True, **CLOSE):
+            return f"{damage}: {param.tolist()}, and torch's is {torch_param.tolist()}"
     return "taken"
 
 
-def is_of_torch(refused: Exception) -> bool:
-    """Whether an error says that the step was torch's, which writes one group after the other."""
-    return any("torch's own" in note for note in getattr(refused, "__notes__", ()))
+def is_of_torch(error: Exception) -> bool:
+    """Return whether an error notes that torch took the step, group by group."""
+    return any("torch's own" in note for note in getattr(error, "__notes__", ()))
 
 
 def without_sums(everything: dict[str, Any]) -> dict[str, Any]:
-    """The same without sums of gradients: those of a step that was refused stay."""
+    """Return a copy without sums of gradients, which a failed step may change."""
     everything["state"]["state"] = {
-        key: {n: x for n, x in own.items() if n != "gradient_sum"} if isinstance(own, dict) else own
-        for key, own in everything["state"]["state"].items()
+        key: {n: x for n, x in slots.items() if n != "gradient_sum"}
+        if isinstance(slots, dict)
+        else slots
+        for key, slots in everything["state"]["state"].items()
     }
     for group in everything["state"]["param_groups"]:
         group.pop("folded", None)
@@ -251,18 +250,16 @@ def without_sums(everything: dict[str, Any]) -> dict[str, Any]:
 
 
 def warm() -> None:
-    """Have the kernels in memory."""
     torch.set_num_threads(1)
     encode_all()
     warnings.simplefilter("ignore")
-    for name, own in OURS:
-        trained(getattr(optim, name), own, name == "SparseAdam")
-    for name, own in TENSORFLOWS:
-        trained(getattr(tensorflow, name), own)
+    for name, options in OURS:
+        trained(getattr(optim, name), options, name == "SparseAdam")
+    for name, options in TENSORFLOWS:
+        trained(getattr(tensorflow, name), options)
     for number in range(200):  # with the options, and what a refusal imports
         attempt(-1, number)
 
 
 def attack(long: bool, seed: int) -> Figures:
-    """Load states in children, so that a signal is a failure of one."""
     return figures_of(__name__, seed, CASES[long], BATCH, GOOD)

@@ -101,7 +101,7 @@ OPTIONS: dict[str, list[Any]] = {
     "diagnostics": [1, 3],
 }
 NARROW = ("state_storage", "weights")  # which not every rule takes, nor every option beside them
-REFUSED = (*NARROW, "round", "seed")  # and what else a class may refuse by itself
+REJECTED = (*NARROW, "round", "seed")  # and what else a class may refuse by itself
 # Wrappers of steps: one that measures, for rules that do not; cautious decay, for rules that decay.
 WRAPPERS = ("cautious", "trust_ratio", "sphere")
 MEASURE = {
@@ -122,30 +122,28 @@ SUMMED = ("The sums of gradients stay", "The gradients were added to their sums"
 
 
 def is_matrix(var: Tensor) -> bool:
-    """Whether rules of matrices take it."""
     return var.dim() > 1 and var.dtype != torch.float16
 
 
 def options(dice: random.Random) -> dict[str, Any]:
-    """None of them, one, or several."""
     count = dice.choice([0, 0, 1, 1, 2, 3])
-    found = {name: dice.choice(OPTIONS[name]) for name in dice.sample(list(OPTIONS), count)}
-    if "round" in found:
-        found["seed"] = dice.choice([0, 7])
+    choices_drawn = {name: dice.choice(OPTIONS[name]) for name in dice.sample(list(OPTIONS), count)}
+    if "round" in choices_drawn:
+        choices_drawn["seed"] = dice.choice([0, 7])
         for name in ("state_device", "state_dtype"):  # the latter beside variables of float64
-            found.pop(name, None)
-    return found
+            choices_drawn.pop(name, None)
+    return choices_drawn
 
 
 def wrappers(dice: random.Random, names: set[str], is_torchs: bool) -> dict[str, Any]:
     """None, one, or two of them that rules of these names take."""
-    found: dict[str, Any] = {}
-    chosen, decays = dice.choice([*WRAPPERS, *[""] * 5]), dice.random() < 0.2
-    if chosen and not names & MEASURE:
-        found[chosen] = True
-    if decays and is_torchs and names <= DECAY and chosen != "sphere":
-        found["cautious_decay"] = True
-    return found
+    choices_drawn: dict[str, Any] = {}
+    wrapper, decays = dice.choice([*WRAPPERS, *[""] * 5]), dice.random() < 0.2
+    if wrapper and not names & MEASURE:
+        choices_drawn[wrapper] = True
+    if decays and is_torchs and names <= DECAY and wrapper != "sphere":
+        choices_drawn["cautious_decay"] = True
+    return choices_drawn
 
 
 class OptimTraining(Training):
@@ -163,46 +161,48 @@ class OptimTraining(Training):
     def _made(self, dice: random.Random) -> Any:
         of_matrices = list(OF_MATRICES) if all(map(is_matrix, self.variables)) else []
         if any(var.dim() == 3 for var in self.variables):  # one matrix each, not a stack
-            of_matrices = [(name, {"heads": 1, **own}) for name, own in of_matrices]
+            of_matrices = [(name, {"heads": 1, **arguments}) for name, arguments in of_matrices]
         if of_matrices and not any(len(var) % 2 for var in self.variables):
             of_matrices += OF_HALVES
-        home, (name, own) = dice.choice(
+        home, (name, arguments) = dice.choice(
             [
-                *((optim, each) for each in (*OURS, *LACKED, *of_matrices)),
-                *((tensorflow, each) for each in TENSORFLOWS),
+                *((optim, choice) for choice in (*OURS, *LACKED, *of_matrices)),
+                *((tensorflow, kind) for kind in TENSORFLOWS),
             ]
         )
         split = dice.choice([len(self.variables), 1])
         parts = [self.variables[:split], self.variables[split:]]
         groups = [{"params": part} for part in parts if part]
-        if len(groups) > 1 and "momentum" in own and home is optim and dice.random() < 0.5:
+        if len(groups) > 1 and "momentum" in arguments and home is optim and dice.random() < 0.5:
             groups[1]["momentum"] = 0.0  # several rules in a step
         elif home is optim and dice.random() < 0.2:
             own_rules: list[tuple[Any, dict[str, Any]]] = [(OWN, {})]
-            known = [*OURS, *LACKED, *of_matrices, *own_rules]
-            others = [dice.choice(known) for _ in groups[1:]]
-            for group, (rule, its) in zip(groups, [(name, own), *others], strict=True):
-                group |= {"rule": rule, "lr": 0.1, **its}
+            choices = [*OURS, *LACKED, *of_matrices, *own_rules]
+            more = [dice.choice(choices) for _ in groups[1:]]
+            for group, (rule, args) in zip(groups, [(name, arguments), *more], strict=True):
+                group |= {"rule": rule, "lr": 0.1, **args}
             names = {group["rule"] for group in groups}
-            around = options(dice) | wrappers(dice, names, True)
-            return self._narrowed(optim.Mixed, groups, around)
-        around = options(dice) | wrappers(dice, {name}, home is optim)
-        return self._narrowed(partial(getattr(home, name), lr=0.1, **own), groups, around)
+            choices_drawn = options(dice) | wrappers(dice, names, True)
+            return self._narrowed(optim.Mixed, groups, choices_drawn)
+        choices_drawn = options(dice) | wrappers(dice, {name}, home is optim)
+        return self._narrowed(
+            partial(getattr(home, name), lr=0.1, **arguments), groups, choices_drawn
+        )
 
     def _narrowed(
-        self, cls: Callable[..., Any], groups: list[dict[str, Any]], around: dict[str, Any]
+        self, cls: Callable[..., Any], groups: list[dict[str, Any]], choices_drawn: dict[str, Any]
     ) -> Any:
         """An optimizer with options, but for those of narrow state that it refuses."""
-        if "weights" in around:
+        if "weights" in choices_drawn:
             for var in self.variables:
                 var.data = var.detach().bfloat16()
         try:
-            return cls([{**group} for group in groups], **around)
+            return cls([{**group} for group in groups], **choices_drawn)
         except (ValueError, TypeError, NotImplementedError):
-            if not around.keys() & {*REFUSED}:
+            if not choices_drawn.keys() & {*REJECTED}:
                 raise
-            around = {name: x for name, x in around.items() if name not in REFUSED}
-            return cls(groups, **around)
+            choices_drawn = {name: x for name, x in choices_drawn.items() if name not in REJECTED}
+            return cls(groups, **choices_drawn)
 
     @property
     def is_mixed(self) -> bool:
@@ -226,10 +226,10 @@ class OptimTraining(Training):
         self._engine = "reference" if self.is_twin else engine
 
     def forget(self) -> None:
-        own = self.opt._cache
-        own.rebind_target = None
-        own.forget_replay()
-        own.parts.clear()
+        cache = self.opt._cache
+        cache.rebind_target = None
+        cache.forget_replay()
+        cache.parts.clear()
 
     def step(self) -> None:
         if self.is_twin:
@@ -244,31 +244,31 @@ class OptimTraining(Training):
             group["lr"] = value
 
     def add(self, value: Tensor) -> None:
-        made = torch.nn.Parameter(value)
+        param = torch.nn.Parameter(value)
         group = {name: self.opt.param_groups[-1][name] for name in ("rule",) if self.is_mixed}
-        self.opt.add_param_group({"params": [made], **group})
-        self.variables.append(made)
+        self.opt.add_param_group({"params": [param], **group})
+        self.variables.append(param)
 
     def save(self) -> dict[str, Any]:
         return copy.deepcopy(self.opt.state_dict())
 
     def slot_names(self) -> list[str]:
-        found = [name for own in self.opt.state.values() for name in own]
-        return list(dict.fromkeys(found))
+        names = [name for param_state in self.opt.state.values() for name in param_state]
+        return list(dict.fromkeys(names))
 
     def slot(self, place: int, name: str) -> Any:
-        found = (self.opt.state.get(self.variables[place]) or {}).get(name)
-        return found if isinstance(found, Tensor) else None
+        slot = (self.opt.state.get(self.variables[place]) or {}).get(name)
+        return slot if isinstance(slot, Tensor) else None
 
     def bits(self) -> dict[str, Any]:
-        found = super().bits()
-        groups = re.sub(r", 'folded': \d+", "", found["param_groups"])
-        return {**found, "folded": found["param_groups"], "param_groups": groups}
+        state = super().bits()
+        groups = re.sub(r", 'folded': \d+", "", state["param_groups"])
+        return {**state, "folded": state["param_groups"], "param_groups": groups}
 
-    def copied(self, how: str) -> None:
-        own = self.opt, self.variables
-        again = copy.deepcopy(own) if how == "deepcopy" else pickle.loads(pickle.dumps(own))
-        self.opt, self.variables = again
+    def copied(self, mode: str) -> None:
+        parts = self.opt, self.variables
+        copies = copy.deepcopy(parts) if mode == "deepcopy" else pickle.loads(pickle.dumps(parts))
+        self.opt, self.variables = copies
         self.held.clear()
 
 

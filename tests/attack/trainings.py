@@ -71,9 +71,9 @@ class Training:
         self.opt: Any = self._made(dice)
         self.choose(None)
         if isinstance(self.stepping, SlotOptimizer):
-            every = dice.choice([0, 0, 1, 3])
-            if every and not is_twin:  # until it is copied
-                diagnostics.attach(self.opt, every)
+            interval = dice.choice([0, 0, 1, 3])
+            if interval and not is_twin:  # until it is copied
+                diagnostics.attach(self.opt, interval)
         self.renew(dice)
 
     def _variable(self, dice: random.Random, number: int) -> Any:
@@ -91,24 +91,19 @@ class Training:
         raise NotImplementedError
 
     def choose(self, engine: Any) -> None:
-        """Set the engine, where it is not the twin's."""
         self.stepping.engine = "reference" if self.is_twin else engine
 
     @property
     def stepping(self) -> Any:
-        """The optimizer that has slots."""
         return self.opt
 
     def renew(self, dice: random.Random) -> None:
-        """Other gradients, all of them good."""
         self.gradients = [numbers(var.shape, var.dtype, dice) for var in self.variables]
 
     def forget(self) -> None:
-        """Keep nothing of the steps before."""
         self.stepping._plans = type(self.stepping._plans)()
 
     def step(self) -> None:
-        """Take a step."""
         if self.is_twin:
             self.forget()
         with thalweg.engine(denormals=self.denormals):
@@ -120,20 +115,17 @@ class Training:
         return ()
 
     def take_back(self) -> None:
-        """Undo the last change."""
-        for each in reversed(self.undo):
-            each()
+        for undo in reversed(self.undo):
+            undo()
         self.undo.clear()
         self.is_cut = False
 
     def repair(self, dice: random.Random) -> None:
-        """Go on after a step that was refused."""
         self.take_back()
         self.group = list(range(len(self.variables)))
         self.renew(dice)
 
     def set_rate(self, value: float) -> None:
-        """Another learning rate."""
         self.rate.assign(value)
 
     def add(self, value: Tensor) -> None:
@@ -141,39 +133,33 @@ class Training:
         self.variables.append(Variable(value, f"w{len(self.variables)}"))
 
     def save(self) -> dict[str, Any]:
-        """The state."""
         return self.opt.state_dict()
 
     def load(self, state: dict[str, Any]) -> None:
-        """Set the state."""
         self.opt.load_state_dict(state)
 
     def slot_names(self) -> list[str]:
         return self.opt.get_slot_names()
 
     def slot(self, place: int, name: str) -> Any:
-        """A slot, handed out."""
         return self.opt.get_slot(self.variables[place], name)
 
     def remembered(self) -> dict[str, Any]:
-        """Everything but the gradients."""
-        found = flat(self.opt.state_dict())
-        found |= {f"variable {k}": var.detach() for k, var in enumerate(self.variables)}
-        return {**found, "count": self.count.detach()}
+        tensors = flat(self.opt.state_dict())
+        tensors |= {f"variable {k}": var.detach() for k, var in enumerate(self.variables)}
+        return {**tensors, "count": self.count.detach()}
 
     def bits(self) -> dict[str, Any]:
-        """Everything that a step may change."""
-        found = self.remembered()
+        tensors = self.remembered()
         for place, grad in enumerate(self.gradients):
             if isinstance(grad, Tensor) and grad.layout == torch.strided and not grad.is_meta:
-                found[f"gradient {place}"] = grad.detach()
-        return {name: _bits(value) for name, value in found.items()}
+                tensors[f"gradient {place}"] = grad.detach()
+        return {name: _bits(value) for name, value in tensors.items()}
 
-    def copied(self, how: str) -> None:
-        """Go on with a copy of all."""
-        own = (self.opt, self.variables, self.rate, self.count)
-        again = copy.deepcopy(own) if how == "deepcopy" else pickle.loads(pickle.dumps(own))
-        self.opt, self.variables, self.rate, self.count = again
+    def copied(self, mode: str) -> None:
+        parts = (self.opt, self.variables, self.rate, self.count)
+        copies = copy.deepcopy(parts) if mode == "deepcopy" else pickle.loads(pickle.dumps(parts))
+        self.opt, self.variables, self.rate, self.count = copies
         self.held.clear()
 
 
@@ -225,9 +211,9 @@ class LossTraining(Training):
         return self.opt._inner
 
     def slot_names(self) -> list[str]:
-        own = self.stepping.get_slot_names()
+        slots = self.stepping.get_slot_names()
         masters = [MASTER] if self.opt._masters.pairs() else []
-        return [*own, *masters, *([SUM] if own and self.opt._accumulators else [])]
+        return [*slots, *masters, *([SUM] if slots and self.opt._accumulators else [])]
 
     def slot(self, place: int, name: str) -> Any:
         var = self.variables[place]
@@ -258,11 +244,13 @@ class SessionTraining(Training):
             self._rate = v1.Variable(0.1, trainable=False, name="rate")
             self._count = v1.train.get_or_create_global_step()
             self._symbols = [v1.Variable(value, name=f"w{k}") for k, value in enumerate(values)]
-            made = dice.choice([*KERAS, *[lambda each=each: each(self._rate) for each in V1]])()
+            optimizer = dice.choice(
+                [*KERAS, *[lambda make=make: make(self._rate) for make in V1]]
+            )()
         self._initialize()
         self.count = self.session.leaf(self._count)
         self.variables = [self.session.leaf(symbol) for symbol in self._symbols]
-        return made
+        return optimizer
 
     def _initialize(self) -> None:
         """Give those that have no value their first one."""
@@ -281,8 +269,8 @@ class SessionTraining(Training):
         self.variables.append(self.session.leaf(self._symbols[-1]))
 
     def save(self) -> dict[str, Any]:
-        own = self.graph.get_collection(_graph.GraphKeys.GLOBAL_VARIABLES)
-        return {var.name: torch.as_tensor(self.session.leaf(var)).clone() for var in own}
+        variables = self.graph.get_collection(_graph.GraphKeys.GLOBAL_VARIABLES)
+        return {var.name: torch.as_tensor(self.session.leaf(var)).clone() for var in variables}
 
     def load(self, state: dict[str, Any]) -> None:
         for name, value in state.items():
@@ -296,8 +284,8 @@ class SessionTraining(Training):
         return self.session.leaf(self.opt.get_slot(self._symbols[place], name))
 
     def remembered(self) -> dict[str, Any]:
-        own = self.graph.get_collection(_graph.GraphKeys.GLOBAL_VARIABLES)
-        return {var.name: self.session.leaf(var).detach() for var in own}
+        variables = self.graph.get_collection(_graph.GraphKeys.GLOBAL_VARIABLES)
+        return {var.name: self.session.leaf(var).detach() for var in variables}
 
     def _apply(self, gradients: list[Any], variables: list[Any]) -> None:
         key = tuple(k for k in self.group if self.gradients[k] is not None)
@@ -309,21 +297,19 @@ class SessionTraining(Training):
                 self._ops[key] = feeds, self.opt.apply_gradients(pairs, *count)
             self._initialize()
         feeds, op = self._ops[key]
-        given = [grad for grad in gradients if grad is not None]
-        self.session.run(op, dict(zip(feeds, given, strict=True)))
+        grads = [grad for grad in gradients if grad is not None]
+        self.session.run(op, dict(zip(feeds, grads, strict=True)))
 
 
 FACES = (KerasTraining, V1Training, LossTraining, SessionTraining)
 
 
 def numbers(shape: Any, dtype: torch.dtype, dice: random.Random) -> Tensor:
-    """Random numbers of usual size."""
     generator = torch.Generator().manual_seed(dice.randrange(2**32))
     return torch.randn(tuple(shape), generator=generator, dtype=torch.float64).to(dtype)
 
 
 def rows(var: Tensor, dice: random.Random) -> IndexedSlices:
-    """A sparse gradient of a variable, in which rows may come twice."""
     count = dice.choice([0, 1, 3, 7])
     indices = [dice.randrange(max(1, var.shape[0])) for _ in range(count if var.shape[0] else 0)]
     values = numbers((len(indices), *var.shape[1:]), var.dtype, dice)
@@ -331,14 +317,13 @@ def rows(var: Tensor, dice: random.Random) -> IndexedSlices:
 
 
 def flat(state: Any, prefix: str = "") -> dict[str, Any]:
-    """A nested state by the way to each value."""
-    found: dict[str, Any] = {}
+    leaves: dict[str, Any] = {}
     for key, value in state.items():
         if isinstance(value, dict):
-            found |= flat(value, f"{prefix}{key}/")
+            leaves |= flat(value, f"{prefix}{key}/")
         else:
-            found[f"{prefix}{key}"] = value
-    return found
+            leaves[f"{prefix}{key}"] = value
+    return leaves
 
 
 def _bits(value: Any) -> Any:
@@ -347,7 +332,7 @@ def _bits(value: Any) -> Any:
         return repr(value)
     if value.layout == torch.sparse_coo:
         return [_bits(value._indices()), _bits(value._values())]
-    plain = value.resolve_neg().clone(memory_format=torch.contiguous_format).as_subclass(Tensor)
-    if plain.is_floating_point():
-        plain.masked_fill_(plain != plain, torch.nan)
-    return plain.dtype, tuple(plain.shape), plain.view(-1).view(torch.uint8).numpy().tobytes()
+    dense = value.resolve_neg().clone(memory_format=torch.contiguous_format).as_subclass(Tensor)
+    if dense.is_floating_point():
+        dense.masked_fill_(dense != dense, torch.nan)
+    return (dense.dtype, tuple(dense.shape), dense.view(-1).view(torch.uint8).numpy().tobytes())

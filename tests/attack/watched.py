@@ -1,4 +1,4 @@
-"""What the reading of a hostile file may not do: run long, take much memory, touch other files."""
+"""Limits for reading hostile files: time, memory and paths."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _hook(event: str, args: tuple[Any, ...]) -> None:
         return
     if event == "open" and isinstance(args[0], str | bytes):
         path = os.path.abspath(os.fsdecode(args[0]))
-        if not any(path == each or path.startswith(f"{each}/") for each in _allowed):
+        if not any(path == folder or path.startswith(f"{folder}/") for folder in _allowed):
             _noted.append(f"open {path[:200]!r}")
     elif event.startswith(FORBIDDEN):
         _noted.append(f"{event} {str(args)[:200]}")
@@ -41,7 +41,7 @@ def begin() -> None:
 
 
 def watched(work: Callable[[], str], folder: Path) -> str:
-    """What some work returns, or what it did that it must not do.
+    """Return the result of some work, or the limit that it broke.
 
     Args:
         work: Reads files in `folder`.
@@ -49,18 +49,18 @@ def watched(work: Callable[[], str], folder: Path) -> str:
     """
     _noted.clear()
     _allowed[:] = [str(folder.absolute()), "/proc/self/maps"]  # which says what may be written
-    before, start = _reset(), time.process_time()
+    most_before, start = _reset(), time.process_time()
     _is_on.append(True)
     try:
-        found = work()
+        outcome = work()
     finally:
         _is_on.clear()
-    seconds, grown = time.process_time() - start, (_most() - before) / 1e6
+    seconds, growth = time.process_time() - start, (_most() - most_before) / 1e6
     if _noted:
-        return f"{found}, but it did {_noted[0]}"
+        return f"{outcome}, but it did {_noted[0]}"
     if seconds > SECONDS:
-        return f"{found}, but after {seconds:.1f} s"
-    return f"{found}, but with {grown:.0f} MB" if grown > MEGABYTES else found
+        return f"{outcome}, but after {seconds:.1f} s"
+    return f"{outcome}, but with {growth:.0f} MB" if growth > MEGABYTES else outcome
 
 
 def _reset() -> int:
@@ -73,7 +73,6 @@ def _reset() -> int:
 
 
 def _most() -> int:
-    """The most bytes of memory that were held at once."""
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
     except OSError:

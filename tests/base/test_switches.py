@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import thalweg
-from interruptions import switched
+from interruptions import block_switches
 from thalweg._base import context_managers
 from thalweg._base.execution_context import eagerly
 from thalweg._core.hyperparameters import Hyperparameters
@@ -45,7 +45,7 @@ OUTSIDE = {
 
 
 def state() -> Any:
-    return *switched(), HYPERS._results, HYPERS._overrides
+    return *block_switches(), HYPERS._results, HYPERS._overrides
 
 
 def interrupted(number: int, work: Callable[[], Any]) -> bool:

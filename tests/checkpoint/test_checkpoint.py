@@ -18,7 +18,7 @@ import pytest
 import torch
 
 import thalweg
-from forks import TIMEOUT, told
+from forks import TIMEOUT, run_in_child
 from rulebook import assert_same
 from thalweg import (
     CheckpointMismatchError,
@@ -873,7 +873,7 @@ def test_a_save_under_way_is_the_parents(tmp_path: Path) -> None:
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of threads at a fork
-        refusals = told(child)
+        refusals = run_in_child(child)
     assert len(refusals) == 2
     assert "only that one knows whether it is there" in refusals[0]
     assert checkpoint.restore(path).extra == 2
@@ -885,7 +885,7 @@ def test_a_save_under_way_is_the_parents(tmp_path: Path) -> None:
 def test_a_save_that_has_ended_is_known_in_children(tmp_path: Path) -> None:
     saving = checkpoint.save_async(tmp_path / "run", extra=1)
     saving.wait()
-    assert told(saving.done)
+    assert run_in_child(saving.done)
 
 
 @pytest.mark.parametrize(

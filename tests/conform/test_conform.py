@@ -1,4 +1,4 @@
-"""What is said of an optimizer of others beside one of ours."""
+"""Comparison of a foreign optimizer with one of ours."""
 
 from __future__ import annotations
 
@@ -31,85 +31,85 @@ MODERN = {f"optim:{rule.name}" for rule in MODERN_RULES}
 FILE = str(Path(others.__file__))
 
 
-def beside_sign(theirs: Any, **options: Any) -> Outcome:
-    return compare(theirs, SIGN, **options)
+def beside_sign(candidate: Any, **options: Any) -> Outcome:
+    return compare(candidate, SIGN, **options)
 
 
 def test_bits() -> None:
-    found = beside_sign(others.Plain)
-    assert (found.verdict, found.difference, found.parting) == ("bits", 0.0, None)
-    assert (found.way, found.steps, found.agrees) == ("list", 20, True)
-    assert found.theirs == {"lr": 0.01, "scale": 1.0}
-    assert found.ours["lr"] == 0.01  # theirs', where ours has it, too
+    report = beside_sign(others.Plain)
+    assert (report.verdict, report.difference, report.parting) == ("bits", 0.0, None)
+    assert (report.way, report.steps, report.agrees) == ("list", 20, True)
+    assert report.theirs == {"lr": 0.01, "scale": 1.0}
+    assert report.ours["lr"] == 0.01  # theirs', where ours has it, too
 
 
-def test_rounding_says_where_bits_part() -> None:
-    found = beside_sign(others.LastPlace)
-    assert found.verdict == "rounding"
-    assert 0 < found.difference <= 1e-5
-    assert found.agrees
-    assert found.parting is not None
-    assert found.parting.theirs != found.parting.ours
-    assert found.tried == []
+def test_rounding_reports_the_first_difference() -> None:
+    report = beside_sign(others.LastPlace)
+    assert report.verdict == "rounding"
+    assert 0 < report.difference <= 1e-5
+    assert report.agrees
+    assert report.parting is not None
+    assert report.parting.theirs != report.parting.ours
+    assert report.tried == []
 
 
 def test_the_step_the_parameter_and_the_element_where_they_part() -> None:
-    found = beside_sign(others.Later)
-    assert (found.verdict, found.agrees) == ("parts", False)
-    at = found.parting
-    assert at is not None
-    assert (at.step, at.parameter, at.shape, at.element) == (3, 1, (7,), (5,))
-    assert at.theirs - at.ours == pytest.approx(0.25)
-    assert found.difference > 0.1
-    assert found.closed_by == []
+    report = beside_sign(others.Later)
+    assert (report.verdict, report.agrees) == ("parts", False)
+    place = report.parting
+    assert place is not None
+    assert (place.step, place.parameter, place.shape, place.element) == (3, 1, (7,), (5,))
+    assert place.theirs - place.ours == pytest.approx(0.25)
+    assert report.difference > 0.1
+    assert report.closed_by == []
 
 
-def test_an_argument_closes_it() -> None:
-    found = beside_sign(others.Doubled)
-    assert (found.verdict, found.closed_by) == ("parts", ["theirs double=False"])
-    assert set(found.closed_by) <= set(found.tried)
+def test_an_argument_closes_the_difference() -> None:
+    report = beside_sign(others.Doubled)
+    assert (report.verdict, report.closed_by) == ("parts", ["theirs double=False"])
+    assert set(report.closed_by) <= set(report.tried)
     assert beside_sign(others.Doubled, search=False).tried == []
-    plain = Candidate(others.Doubled, "Doubled").with_arguments(double=False)
-    assert beside_sign(plain).verdict == "bits"
+    single = Candidate(others.Doubled, "Doubled").with_arguments(double=False)
+    assert beside_sign(single).verdict == "bits"
 
 
 def test_arguments_are_given_to_both() -> None:
     sgd = Candidate(torch.optim.SGD, "SGD").with_arguments(momentum=0.5, nesterov=True)
     assert compare(sgd, optim.SGD).agrees
-    other = Candidate(optim.SGD, "SGD").with_arguments(nesterov=False)
-    found = compare(sgd, other)
-    assert found.closed_by == ["theirs nesterov=False", "ours nesterov=True"]
+    second = Candidate(optim.SGD, "SGD").with_arguments(nesterov=False)
+    report = compare(sgd, second)
+    assert report.closed_by == ["theirs nesterov=False", "ours nesterov=True"]
 
 
 def test_a_mark_in_place_of_a_default_takes_the_value_of_the_other() -> None:
     required: Any = object()
-    ours = Candidate(lambda params, lr=required: others.Plain(params, lr), "ours")
-    assert compare(others.Plain, ours).verdict == "bits"
+    bound = Candidate(lambda params, lr=required: others.Plain(params, lr), "ours")
+    assert compare(others.Plain, bound).verdict == "bits"
 
 
 def test_how_a_step_is_computed_is_not_shared() -> None:
     adam = Candidate(torch.optim.Adam, "Adam").with_arguments(maximize=True, foreach=True)
-    found = compare(adam, optim.Adam)
-    assert found.agrees
-    assert (found.theirs["foreach"], found.ours["maximize"]) == (True, True)
-    assert "foreach" not in found.ours
+    report = compare(adam, optim.Adam)
+    assert report.agrees
+    assert (report.theirs["foreach"], report.ours["maximize"]) == (True, True)
+    assert "foreach" not in report.ours
 
 
 def test_values_of_the_other_and_of_the_table_are_tried() -> None:
-    one = Candidate(lambda params, eps=1e-3, amsgrad=True, foreach=False: None, "one")
-    other = Candidate(lambda params, eps=1e-8, weight_decay=0.1: None, "other")
-    names = [name for name, _, _ in list_trials(one, other)]
+    first = Candidate(lambda params, eps=1e-3, amsgrad=True, foreach=False: None, "one")
+    second = Candidate(lambda params, eps=1e-8, weight_decay=0.1: None, "other")
+    names = [name for name, _, _ in list_trials(first, second)]
     assert names[:2] == ["theirs eps=1e-08", "theirs eps=1e-16"]
     assert "theirs amsgrad=False" in names
     assert "ours eps=0.001" in names
     assert not [name for name in names if "foreach" in name or "both" in name]
     assert len(names) == len(set(names))
-    decayed = Candidate(lambda params, weight_decay=0.1: None, "decayed")
-    assert [name for name, _, _ in list_trials(decayed, decayed)] == ["both weight_decay=0.0"]
+    with_decay = Candidate(lambda params, weight_decay=0.1: None, "decayed")
+    assert [name for name, _, _ in list_trials(with_decay, with_decay)] == ["both weight_decay=0.0"]
 
 
 @pytest.mark.parametrize(
-    ("theirs", "way"),
+    ("candidate", "driver"),
     [
         (others.NeedsClosure, "list, closure"),
         (Candidate(others.OfGroups, "OfGroups", group={"lr": 0.01}), "groups"),
@@ -119,10 +119,10 @@ def test_values_of_the_other_and_of_the_table_are_tried() -> None:
     ],
     ids=str,
 )
-def test_ways_to_be_driven(theirs: Any, way: str) -> None:
-    found = beside_sign(theirs)
-    assert (found.verdict, found.way) == ("bits", way)
-    assert compare(others.Plain, theirs).verdict == "bits"  # ours may want such, too
+def test_ways_to_be_driven(candidate: Any, driver: str) -> None:
+    report = beside_sign(candidate)
+    assert (report.verdict, report.way) == ("bits", driver)
+    assert compare(others.Plain, candidate).verdict == "bits"  # ours may want such, too
 
 
 def test_what_a_class_does_to_gradients_is_its_own() -> None:
@@ -130,7 +130,7 @@ def test_what_a_class_does_to_gradients_is_its_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("theirs", "words"),
+    ("candidate", "words"),
     [
         (others.Random, "Random is not deterministic: two equal runs differ in step 1"),
         (others.Still, "Still has not moved any parameter in 20 steps"),
@@ -142,33 +142,33 @@ def test_what_a_class_does_to_gradients_is_its_own() -> None:
         (lambda params: object(), "makes a object, which has no step"),
     ],
 )
-def test_nothing_to_compare(theirs: Any, words: str) -> None:
+def test_nothing_to_compare(candidate: Any, words: str) -> None:
     with pytest.raises(ConformError, match=words):
-        beside_sign(theirs)
+        beside_sign(candidate)
 
 
 def test_values_that_are_not_finite_part() -> None:
-    found = beside_sign(others.NotFinite)
-    assert found.verdict == "parts"
-    assert found.parting is not None
-    assert found.parting.step == 2
+    report = beside_sign(others.NotFinite)
+    assert report.verdict == "parts"
+    assert report.parting is not None
+    assert report.parting.step == 2
     assert compare(others.NotFinite, others.NotFinite).verdict == "bits"
 
 
-def test_arguments_that_are_not_there() -> None:
+def test_unknown_arguments_raise() -> None:
     with pytest.raises(ConformError, match=r"no argument 'ep'\. Did you mean 'eps'\?"):
         Candidate(torch.optim.Adam, "Adam").with_arguments(ep=1)
     with pytest.raises(ConformError, match=r"no argument 'x'\. It takes lr, scale\."):
         Candidate(others.Plain, "Plain").with_arguments(x=1)
 
 
-def test_random_numbers_go_on_as_before() -> None:
+def test_comparison_keeps_the_random_state() -> None:
     torch.manual_seed(3)
-    wanted = torch.rand(2)
+    expected = torch.rand(2)
     torch.manual_seed(3)
     state = random.getstate()
     beside_sign(others.Plain)
-    assert torch.equal(torch.rand(2), wanted)
+    assert torch.equal(torch.rand(2), expected)
     assert random.getstate() == state
 
 
@@ -181,11 +181,11 @@ def test_ours_of_torchs_kind_agrees_with_itself(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["Adam", "v1:MomentumOptimizer", "Nesterov"])
 def test_ours_of_tensorflows_kind_is_driven(name: str) -> None:
-    ours = find_rule(name)
-    plain = Candidate(torch.optim.SGD, "SGD").with_arguments(
+    rule = find_rule(name)
+    torch_sgd = Candidate(torch.optim.SGD, "SGD").with_arguments(
         lr=0.01, momentum=0.9, nesterov=name == "Nesterov"
     )
-    assert compare(plain, ours, search=False).agrees == (name != "Adam")
+    assert compare(torch_sgd, rule, search=False).agrees == (name != "Adam")
 
 
 def test_a_rule_of_a_file() -> None:
@@ -220,7 +220,7 @@ def test_a_class_by_package_and_name() -> None:
         ("nowhere.py:Plain", "there is no file"),
     ],
 )
-def test_no_class_of_that_name(name: str, words: str) -> None:
+def test_an_unknown_class_raises(name: str, words: str) -> None:
     with pytest.raises(ConformError, match=words):
         load_class(name)
 
@@ -252,9 +252,7 @@ def test_a_package_is_imported_without_its_parent(package: Path) -> None:
         (None, "there is no module 'large.inner' here"),
     ],
 )
-def test_nothing_is_left_of_a_package_that_fails(
-    package: Path, text: str | None, words: str
-) -> None:
+def test_a_failed_import_leaves_no_modules(package: Path, text: str | None, words: str) -> None:
     if text is not None:
         package.write_text(text)
     with pytest.raises(ConformError, match=words):
@@ -270,8 +268,8 @@ def table(*cells: Cell) -> Atlas:
     return Atlas(columns, [row], 1.0, 20, {"thalweg": "0"})
 
 
-def test_the_picture_is_xml_and_tells_all() -> None:
-    drawn = draw(
+def test_the_picture_is_complete_xml() -> None:
+    picture = draw(
         table(
             Cell("a:Lamb", "bits", 0.0, "list"),
             Cell("b:Lamb", "rounding", 2.5e-7, "model"),
@@ -283,19 +281,19 @@ def test_the_picture_is_xml_and_tells_all() -> None:
         ),
         "thalweg conform --atlas a.svg",
     )
-    root = ElementTree.fromstring(drawn)
-    texts = [each.text for each in root.iter() if each.text and each.tag.endswith("text")]
-    for wanted in (
+    root = ElementTree.fromstring(picture)
+    texts = [node.text for node in root.iter() if node.text and node.tag.endswith("text")]
+    for label in (
         "bits", "Lamb: list", "2.5e-07", "Lamb: model", "1.4, from step 3",
         "theirs max_grad_norm=None", "not finite, from step 1", "none of 12 tried closes it",
         "e:<&>: e is <not> installed, nor is what it needs", "package 6", "LAMB",
         "thalweg conform --atlas a.svg   (thalweg 0)",
     ):  # fmt: skip
-        assert wanted in texts
-    assert all(color in drawn for color in COLORS.values())
-    (told,) = [each.text for each in root.iter() if (each.text or "").startswith("d:Lamb")]
-    assert "thalweg conform d:Lamb" in (told or "")
-    assert "1 bits, 1 rounding, 2 another formula, 1 not driven. 1 of 1 names" in drawn
+        assert label in texts
+    assert all(color in picture for color in COLORS.values())
+    (title,) = [node.text for node in root.iter() if (node.text or "").startswith("d:Lamb")]
+    assert "thalweg conform d:Lamb" in (title or "")
+    assert "1 bits, 1 rounding, 2 another formula, 1 not driven. 1 of 1 names" in picture
 
 
 def test_a_process_ends_in_time() -> None:
@@ -306,18 +304,18 @@ def test_a_process_ends_in_time() -> None:
     assert time.monotonic() - began < 30
 
 
-def test_a_process_that_dies_is_told() -> None:
-    out, reason = atlases._run_in_time(
+def test_a_crashed_process_is_reported() -> None:
+    output, reason = atlases._run_in_time(
         [sys.executable, "-c", "import os; print(1, flush=True); os.abort()"], 60
     )
-    assert out == "1\n"
+    assert output == "1\n"
     assert reason.startswith("its process ended with status -")
 
 
 def test_every_rule_of_now_is_in_the_list() -> None:
-    found = atlases.read_list()
-    assert {row.rule for row in found.rows} >= MODERN
-    for row in found.rows:
+    atlas_list = atlases.read_list()
+    assert {row.rule for row in atlas_list.rows} >= MODERN
+    for row in atlas_list.rows:
         if not row.rule.startswith("timm.optim:"):
             find_rule(row.rule).with_arguments(**row.arguments)
 
@@ -325,10 +323,12 @@ def test_every_rule_of_now_is_in_the_list() -> None:
 def test_the_picture_has_every_class_of_the_list() -> None:
     atlas = atlases.read_list()
     picture = (Path(__file__).parents[2] / "docs" / "atlas.svg").read_text()
-    titles = [html.unescape(each) for each in re.findall(r"<g><title>(.*?)</title>", picture, re.S)]
-    drawn = [title.splitlines()[0] for title in titles if ":" in title.splitlines()[0]]
-    assert sorted(drawn) == sorted(cell.name for _, _, cell in atlas.list_cells())
-    texts = {html.unescape(each) for each in re.findall(r">([^<>]+)</text>", picture)}
+    titles = [
+        html.unescape(title) for title in re.findall(r"<g><title>(.*?)</title>", picture, re.S)
+    ]
+    class_names = [title.splitlines()[0] for title in titles if ":" in title.splitlines()[0]]
+    assert sorted(class_names) == sorted(cell.name for _, _, cell in atlas.list_cells())
+    texts = {html.unescape(text) for text in re.findall(r">([^<>]+)</text>", picture)}
     assert {row.optimizer for row in atlas.rows} <= texts
     assert {column.name for column in atlas.columns} <= texts
-    assert {shown for row in atlas.rows if (shown := _list_values(row.arguments))} <= {*titles}
+    assert {values for row in atlas.rows if (values := _list_values(row.arguments))} <= {*titles}

@@ -1,4 +1,4 @@
-"""What files call optimizers and their arguments: told by faces, which are imported when needed."""
+"""Names of optimizers in files, registered by front ends that are imported when needed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from thalweg.v1 import train
 FACES = ("keras", "v1", "openseq2seq")
 
 # As they are in files: none may ever go, or be of something else.
-RECORDED = """
+NAMES = """
     SGD Adam Adamax Nadam Adagrad Adadelta RMSprop Ftrl RuleOptimizer
     v1:AdadeltaOptimizer v1:AdagradDAOptimizer v1:AdagradOptimizer v1:AdamOptimizer v1:FtrlOptimizer
     v1:GradientDescentOptimizer v1:MomentumOptimizer v1:ProximalAdagradOptimizer
@@ -47,25 +47,25 @@ class Mine(SGD):
 @pytest.fixture
 def loads() -> Iterator[list[str]]:
     """The faces that were asked for, of two that tell nothing."""
-    known, asked = dict(config_registry.faces), list[str]()
+    loaders, requested = dict(config_registry.faces), list[str]()
     config_registry.faces.clear()
     config_registry.faces.update(
-        {face: lambda face=face: asked.append(face) for face in ("a", "b")}
+        {face: lambda face=face: requested.append(face) for face in ("a", "b")}
     )
-    yield asked
+    yield requested
     config_registry.faces.clear()
-    config_registry.faces.update(known)
+    config_registry.faces.update(loaders)
 
 
-@pytest.mark.parametrize(("kind", "names"), [(OPTIMIZERS, RECORDED), (RATES, RECORDED_RATES)])
+@pytest.mark.parametrize(("kind", "names"), [(OPTIMIZERS, NAMES), (RATES, RECORDED_RATES)])
 def test_names_are_those_of_files_of_before(kind: Names, names: str) -> None:
-    told = kind.told()
-    assert sorted(told) == sorted(names.split())
-    for name, thing in told.items():
+    names_told = kind.told()
+    assert sorted(names_told) == sorted(names.split())
+    for name, thing in names_told.items():
         assert kind.find(name) is thing
-        own = name.replace(":", ".").rpartition(".")[2]
+        class_name = name.replace(":", ".").rpartition(".")[2]
         if name not in ("openseq2seq:optimize_loss", "train.piecewise_constant_decay"):
-            assert thing.__name__ == own
+            assert thing.__name__ == class_name
 
 
 def test_of_two_names_the_first_is_written_and_both_are_read() -> None:
@@ -89,7 +89,7 @@ def test_a_name_is_of_one_thing() -> None:
     assert names.name_of(float) is None
 
 
-def test_faces_are_asked_until_one_tells(loads: list[str]) -> None:
+def test_front_ends_load_until_a_class_is_found(loads: list[str]) -> None:
     names = Names()
     assert names.find("c") is None
     assert names.find("b:c") is None
@@ -99,7 +99,7 @@ def test_faces_are_asked_until_one_tells(loads: list[str]) -> None:
     assert loads == ["a", "b", "b", "a"]
 
 
-def test_a_class_of_ones_own_is_only_named(tmp_path: Path) -> None:
+def test_a_user_class_is_stored_by_name(tmp_path: Path) -> None:
     assert OPTIMIZERS.name_of(Mine) is None
     assert OPTIMIZERS.find("mine:Mine") is None
     checkpoint.save(tmp_path / "run", optimizer=Mine())
@@ -110,17 +110,17 @@ def test_a_class_of_ones_own_is_only_named(tmp_path: Path) -> None:
 def _files(folder: Path) -> dict[str, Any]:
     """Files by name, and the faces that a process needs to go on from them."""
     step = Variable(0, "global_step", trainable=False)
-    made: dict[str, tuple[Any, tuple[str, ...]]] = {
+    cases: dict[str, tuple[Any, tuple[str, ...]]] = {
         "keras": (SGD(0.5, momentum=0.9), ("keras",)),
         "v1": (train.MomentumOptimizer(0.5, 0.9), ("v1",)),
         "decay": (SGD(train.exponential_decay(0.5, step, 10, 0.9)), ("keras", "v1")),
         "policy": (SGD(lr_policies.poly_decay(step, 0.5, 10)), FACES),
     }
-    for name, (optimizer, _) in made.items():
-        known = {"w": Variable([1.0, 2.0]), "global_step": step}
-        optimizer.apply_gradients([(Variable([1.0, -1.0]), known["w"])])
-        checkpoint.save(folder / name, optimizer=optimizer, variables=known)
-    return {name: faces for name, (_, faces) in made.items()}
+    for name, (optimizer, _) in cases.items():
+        variables = {"w": Variable([1.0, 2.0]), "global_step": step}
+        optimizer.apply_gradients([(Variable([1.0, -1.0]), variables["w"])])
+        checkpoint.save(folder / name, optimizer=optimizer, variables=variables)
+    return {name: faces for name, (_, faces) in cases.items()}
 
 
 GOING_ON = """
@@ -138,15 +138,15 @@ print(json.dumps([before, loaded, type(made).__name__, known["w"].tolist()]))
 """
 
 
-def test_a_file_brings_the_faces_that_it_names(tmp_path: Path) -> None:
+def test_a_file_imports_the_front_ends_that_it_names(tmp_path: Path) -> None:
     for name, faces in _files(tmp_path).items():
-        done = fresh_process.run(GOING_ON, str(tmp_path / name))
-        assert done.returncode == 0, done.stderr
-        before, loaded, cls, value = json.loads(done.stdout)
-        assert (before, set(loaded)) == ([], set(faces)), name
-        again = checkpoint.restore(tmp_path / name, variables=(known := _known())).optimizer
-        again.apply_gradients([(Variable([1.0, -1.0]), known["w"])])
-        assert (type(again).__name__, known["w"].tolist()) == (cls, value), name
+        process = fresh_process.run(GOING_ON, str(tmp_path / name))
+        assert process.returncode == 0, process.stderr
+        loaded_before, loaded, cls, value = json.loads(process.stdout)
+        assert (loaded_before, set(loaded)) == ([], set(faces)), name
+        restored = checkpoint.restore(tmp_path / name, variables=(variables := _known())).optimizer
+        restored.apply_gradients([(Variable([1.0, -1.0]), variables["w"])])
+        assert (type(restored).__name__, variables["w"].tolist()) == (cls, value), name
 
 
 def _known() -> dict[str, Variable]:
@@ -173,35 +173,35 @@ manager.save(0, optimizer=optimizer, module=model)
 manager.restore(optimizer=optimizer, module=model)
 print(*sorted(name for name in sys.modules if name.startswith("thalweg.")))
 """
-NOT_NEEDED = """
+UNUSED = """
     v1 openseq2seq keras graph distribute tf catalogue storage.bundle storage.hdf5
     storage.keras_files checkpoint.tensorflow checkpoint.torch_optim checkpoint.files
 """
 
 
-def test_models_of_torch_need_nothing_of_tensorflow() -> None:
-    done = fresh_process.run(TRAINING)
-    assert done.returncode == 0, done.stderr
-    loaded = done.stdout.split()
+def test_torch_models_import_no_tensorflow_names() -> None:
+    process = fresh_process.run(TRAINING)
+    assert process.returncode == 0, process.stderr
+    loaded = process.stdout.split()
     assert "thalweg.checkpoint.manager" in loaded
     inner = [
         name
         for name in loaded
-        for each in NOT_NEEDED.split()
-        if f"{name}.".startswith(f"thalweg.{each}.")
+        for part in UNUSED.split()
+        if f"{name}.".startswith(f"thalweg.{part}.")
     ]
     assert inner == []
 
 
-def test_what_is_imported_late_is_there() -> None:
-    done = fresh_process.run(
+def test_late_imports_exist() -> None:
+    process = fresh_process.run(
         "from thalweg import checkpoint\n"
         "assert {'from_torch', 'to_torch', 'tensorflow'} <= set(dir(checkpoint))\n"
         "assert checkpoint.from_torch is checkpoint.torch_optim.from_torch\n"
         "from thalweg.checkpoint import to_torch, tensorflow\n"
         "assert tensorflow.restore and to_torch is checkpoint.to_torch\n"
     )
-    assert done.returncode == 0, done.stderr
+    assert process.returncode == 0, process.stderr
 
 
 def test_one_loss_scaler_is_told() -> None:

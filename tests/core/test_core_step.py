@@ -34,14 +34,14 @@ class Plain(StepAdapter):
         slots: dict[int, list[Tensor]],
         engine: Any,
         groups: Sequence[Hashable] | None = None,
-        of: dict[Hashable, dict[str, float]] | None = None,
+        special: dict[Hashable, dict[str, float]] | None = None,
         steps: dict[Hashable, int] | None = None,
     ) -> None:
         super().__init__()
         self._rule, self._slots, self._groups = rule, slots, groups
-        self._of, self._steps = of or {}, steps or {}
+        self._overrides, self._steps = special or {}, steps or {}
         self.selection = Selection(engine)
-        self.asked: list[Hashable] = []
+        self.requested: list[Hashable] = []
 
     def step_rule(self) -> Rule:
         return self._rule
@@ -56,9 +56,11 @@ class Plain(StepAdapter):
         return self._groups
 
     def scalars_of(self, dtype: Any, group: Hashable) -> dict[str, Any]:
-        self.asked.append((dtype, group))
-        own = {hyper.name: hyper.default for hyper in self._rule.hypers} | self._of.get(group, {})
-        values = {name: dtype(value) for name, value in own.items()}
+        self.requested.append((dtype, group))
+        hypers = {hyper.name: hyper.default for hyper in self._rule.hypers} | self._overrides.get(
+            group, {}
+        )
+        values = {name: dtype(value) for name, value in hypers.items()}
         return derived(self._rule, values, dtype, self._steps.get(group, 1))
 
     def slots_of(self, var: Tensor) -> list[Tensor]:
@@ -67,7 +69,7 @@ class Plain(StepAdapter):
 
 def made(sizes: Sequence[int], dtypes: Sequence[torch.dtype], rule: Rule) -> Any:
     generator = torch.Generator().manual_seed(3)
-    own = [
+    variables = [
         Variable(torch.randn(size, generator=generator).to(dtype))
         for size, dtype in zip(sizes, dtypes, strict=True)
     ]
@@ -79,10 +81,10 @@ def made(sizes: Sequence[int], dtypes: Sequence[torch.dtype], rule: Rule) -> Any
             else torch.full_like(var.detach(), slot.initial)
             for slot in rule.slots
         ]
-        for var in own
+        for var in variables
     }
-    gradients = [torch.randn(var.shape, generator=generator).to(var.dtype) for var in own]
-    return own, slots, gradients
+    gradients = [torch.randn(var.shape, generator=generator).to(var.dtype) for var in variables]
+    return variables, slots, gradients
 
 
 MIXED = [torch.float32, torch.bfloat16, torch.float64, torch.float32, torch.float32]
@@ -91,35 +93,37 @@ SIZES = [300, 17, 40, 1, 70_000]
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("rule", [ADAM, MOMENTUM], ids=lambda rule: rule.name)
-def test_groups_in_one_step_are_as_steps_of_their_own(rule: Rule, engine: str) -> None:
+def test_groups_in_one_step_equal_single_steps(rule: Rule, engine: str) -> None:
     groups = ["a", "b", "a", "c", "b"]
-    of = {"a": {"learning_rate": 0.5}, "b": {"learning_rate": 0.1}, "c": {}}
+    special = {"a": {"learning_rate": 0.5}, "b": {"learning_rate": 0.1}, "c": {}}
     steps = {"a": 1, "b": 7, "c": 3}
-    own, slots, gradients = made(SIZES, MIXED, rule)
-    hooks = Plain(rule, slots, engine, groups, of, steps)
-    run_step(hooks, PlanCache(), list(zip(gradients, own, strict=True)))
-    alone, others, again = made(SIZES, MIXED, rule)
+    variables, slots, gradients = made(SIZES, MIXED, rule)
+    hooks = Plain(rule, slots, engine, groups, special, steps)
+    run_step(hooks, PlanCache(), list(zip(gradients, variables, strict=True)))
+    single_vars, single_slots, single_grads = made(SIZES, MIXED, rule)
     for group in ("a", "b", "c"):
-        members = [index for index, each in enumerate(groups) if each == group]
-        pairs = [(again[index], alone[index]) for index in members]
-        one = Plain(rule, others, engine, [group] * len(members), of, steps)
-        run_step(one, PlanCache(), pairs)
-    for var, other in zip(own, alone, strict=True):
-        assert torch.equal(var, other)
-        for slot, same in zip(slots[id(var)], others[id(other)], strict=True):
-            assert torch.equal(slot, same)
-    assert len(hooks.asked) == len(set(hooks.asked))  # prepare runs once for each
+        members = [index for index, name in enumerate(groups) if name == group]
+        pairs = [(single_grads[index], single_vars[index]) for index in members]
+        single_hooks = Plain(rule, single_slots, engine, [group] * len(members), special, steps)
+        run_step(single_hooks, PlanCache(), pairs)
+    for var, single in zip(variables, single_vars, strict=True):
+        assert torch.equal(var, single)
+        for slot, single_slot in zip(slots[id(var)], single_slots[id(single)], strict=True):
+            assert torch.equal(slot, single_slot)
+    assert len(hooks.requested) == len(set(hooks.requested))  # prepare runs once for each
 
 
 def test_any_number_of_groups_is_one_launch(monkeypatch: pytest.MonkeyPatch) -> None:
-    own, slots, gradients = made([64] * 100, [torch.float32] * 100, ADAM)
+    variables, slots, gradients = made([64] * 100, [torch.float32] * 100, ADAM)
     groups = list(range(100))
-    of = {group: {"learning_rate": 0.01 * (group + 1)} for group in groups}
+    special = {group: {"learning_rate": 0.01 * (group + 1)} for group in groups}
     launches: list[int] = []
     call = Compiled.bind_table
-    monkeypatch.setattr(Compiled, "bind_table", lambda *given: launches.append(1) or call(*given))
+    monkeypatch.setattr(Compiled, "bind_table", lambda *args: launches.append(1) or call(*args))
     run_step(
-        Plain(ADAM, slots, "cpu", groups, of), PlanCache(), list(zip(gradients, own, strict=True))
+        Plain(ADAM, slots, "cpu", groups, special),
+        PlanCache(),
+        list(zip(gradients, variables, strict=True)),
     )
     assert len(launches) == 1
 
@@ -149,21 +153,26 @@ MEASURING = Rule(
 
 
 @pytest.mark.parametrize(
-    "how", [NOTHING, GradientTransforms(global_clipnorm=0.7)], ids=["plain", "clip"]
+    "changes", [NOTHING, GradientTransforms(global_clipnorm=0.7)], ids=["plain", "clip"]
 )
-def test_a_measure_of_its_own_has_the_same_bits_in_both_engines(how: GradientTransforms) -> None:
-    found = []
+def test_a_rules_measure_has_equal_bits_in_both_engines(
+    changes: GradientTransforms,
+) -> None:
+    results = []
     for engine in ENGINES:
-        own, slots, gradients = made(SIZES, MIXED, MEASURING)
-        kept = PlanCache()
+        variables, slots, gradients = made(SIZES, MIXED, MEASURING)
+        cache = PlanCache()
         for _ in range(3):
             run_step(
-                Plain(MEASURING, slots, engine), kept, list(zip(gradients, own, strict=True)), how
+                Plain(MEASURING, slots, engine),
+                cache,
+                list(zip(gradients, variables, strict=True)),
+                changes,
             )
-        found.append([*own, *(slot for var in own for slot in slots[id(var)])])
-    for a, b in zip(*found, strict=True):
+        results.append([*variables, *(slot for var in variables for slot in slots[id(var)])])
+    for a, b in zip(*results, strict=True):
         assert torch.equal(a, b)
-    assert [slots[id(var)][1].item() for var in own] == [5.0] * len(own)
+    assert [slots[id(var)][1].item() for var in variables] == [5.0] * len(variables)
 
 
 def test_a_variable_that_comes_twice_is_measured_once_and_moves_twice() -> None:
@@ -173,7 +182,7 @@ def test_a_variable_that_comes_twice_is_measured_once_and_moves_twice() -> None:
     run_step(Plain(MEASURING, slots, "cpu"), PlanCache(), [(first, var), (second, var)])
     rate = np.float32(0.01)
     m = np.array([1.0, 0.0], np.float32)
-    wanted = np.array([3.0, 4.0], np.float32) - rate * np.float32(3) * m
-    wanted = wanted - rate * np.float32(4) * (m * np.float32(0.5) + np.array([0.0, 1.0]))
-    assert var.tolist() == pytest.approx(wanted.tolist())
+    expected = np.array([3.0, 4.0], np.float32) - rate * np.float32(3) * m
+    expected = expected - rate * np.float32(4) * (m * np.float32(0.5) + np.array([0.0, 1.0]))
+    assert var.tolist() == pytest.approx(expected.tolist())
     assert slots[id(var)][1].item() == 2.0

@@ -33,8 +33,8 @@ each_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name_
 
 SOURCE = Path(scalar_program.__file__).read_text()
 MAIN = "\n\ndef NAME(argument):\n    run(int64_pointer(address_of(argument)))\n"
-USUAL = st.one_of(st.floats(0, 1), st.sampled_from([0.0, 1e-3, 0.9, 0.999, 1.0, 1e-7]))
-ANY = st.one_of(USUAL, st.floats(width=32), st.sampled_from([1e-40, -1e-30, 1e30, 5e-324]))
+TYPICAL = st.one_of(st.floats(0, 1), st.sampled_from([0.0, 1e-3, 0.9, 0.999, 1.0, 1e-7]))
+NUMBERS = st.one_of(TYPICAL, st.floats(width=32), st.sampled_from([1e-40, -1e-30, 1e30, 5e-324]))
 
 
 def run(record: Any) -> None:
@@ -51,48 +51,46 @@ class Rows:
         self.rows = np.full((2, len(names)), 7, dtype)
         self.record = np.zeros(scalar_program.PROGRAM // 8, np.int64)
 
-    def program(self, at: int) -> Any:
+    def program(self, address: int) -> Any:
         return self.record, self.names, self.rows.ctypes.data, 2
 
 
 def given_names(rule: Rule, has_powers: bool) -> list[str]:
-    own = [hyper.name for hyper in rule.hypers]
-    wanted = {"NADAM": ["momentum_cache"], "Nadam": ["momentum_cache"]}.get(rule.name, [])
-    return [*own, *wanted, *(rule.powers if has_powers else ())]
+    hypers = [hyper.name for hyper in rule.hypers]
+    expected = {"NADAM": ["momentum_cache"], "Nadam": ["momentum_cache"]}.get(rule.name, [])
+    return [*hypers, *expected, *(rule.powers if has_powers else ())]
 
 
-def assert_bits(found: Any, wanted: Any) -> None:
-    for own, other in zip(found, wanted, strict=True):
-        assert own == other or (own != own and other != other), (own, other)
-        assert np.signbit(own) == np.signbit(other) or own != own
+def assert_bits(actual: Any, expected: Any) -> None:
+    for first, second in zip(actual, expected, strict=True):
+        assert first == second or (first != first and second != second), (first, second)
+        assert np.signbit(first) == np.signbit(second) or first != first
 
 
 @cache
 def examples_of(count: int) -> Any:
     """Return the strategy of so many hyperparameters and of the number of a step."""
-    numbers = st.one_of(*(st.tuples(*[each] * count) for each in (USUAL, ANY)))
+    numbers = st.one_of(*(st.tuples(*[strategy] * count) for strategy in (TYPICAL, NUMBERS)))
     return st.tuples(numbers, st.one_of(st.integers(1, 2000), st.integers(1, 2**40)))
 
 
 @each_rule
 @each_kind
 @pytest.mark.parametrize("has_powers", [False, True], ids=["counted", "given"])
-def test_scalars_are_those_that_the_careful_way_makes(
-    rule: Rule, kind: Any, has_powers: bool
-) -> None:
+def test_program_scalars_equal_prepared_scalars(rule: Rule, kind: Any, has_powers: bool) -> None:
     names = given_names(rule, has_powers)
 
     def check(numbers: tuple[float, ...], step: int) -> None:
         with np.errstate(all="ignore"):
             values = dict(zip(names, map(kind, numbers), strict=True))
-        wanted = derived(rule, {**values}, kind, step)
-        rows: Any = Rows([*wanted, "clip_factor"], kind)
+        expected = derived(rule, {**values}, kind, step)
+        rows: Any = Rows([*expected, "clip_factor"], kind)
         scalars = RuleScalars(rule, rows)
-        for following in (1, step):
-            assert scalars.made(values, following) is None  # the call makes them
+        for next_step in (1, step):
+            assert scalars.made(values, next_step) is None  # the call makes them
             run(rows.record)
         for row in rows.rows:
-            assert_bits(row, [*wanted.values(), 7])
+            assert_bits(row, [*expected.values(), 7])
 
     check_examples(check, 60, examples_of(len(names)))
 
@@ -121,7 +119,7 @@ def of_a_function(*, learning_rate: Any) -> Any:
 
 
 @pytest.mark.parametrize("prepare", [by_condition, of_a_constant, of_a_function])
-def test_what_is_no_arithmetic_is_made_at_each_step(prepare: Any) -> None:
+def test_other_preparations_run_at_each_step(prepare: Any) -> None:
     rule = replace(ADAM, prepare=prepare)
     values: Any = {hyper.name: np.float32(hyper.default) for hyper in rule.hypers}
     with pytest.raises(TypeError):
@@ -134,19 +132,19 @@ def test_what_is_no_arithmetic_is_made_at_each_step(prepare: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "others",
+    "other_values",
     [
         {"learning_rate": 0.5},  # of another type
         {"learning_rate": np.float32(0.5), "momentum": np.float32(0)},
         {"rate": np.float32(0.5)},
     ],
 )
-def test_other_kinds_of_numbers_end_a_program(others: dict[str, Any]) -> None:
+def test_other_kinds_of_numbers_end_a_program(other_values: dict[str, Any]) -> None:
     rows: Any = Rows(["learning_rate"], np.float32)
     scalars = RuleScalars(SGD, rows)
     assert scalars.made({"learning_rate": np.float32(0.1)}, 1) is None
     assert rows.record.any()
-    assert scalars.made(others, 2) is not None
+    assert scalars.made(other_values, 2) is not None
     assert not rows.record.any()
     assert scalars.made({"learning_rate": np.float32(0.1)}, 3) is not None
 
@@ -160,27 +158,27 @@ def test_scalars_that_are_given_whole_end_a_program() -> None:
 
 
 def of_keras(**options: Any) -> Any:
-    own = [Variable(torch.ones(3, dtype=dtype)) for dtype in (torch.float64, torch.float16)]
+    variables = [Variable(torch.ones(3, dtype=dtype)) for dtype in (torch.float64, torch.float16)]
     optimizer = optimizers.Adam(0.1, **options)
-    pairs = [(torch.ones_like(var), var) for var in own]
+    pairs = [(torch.ones_like(var), var) for var in variables]
     return lambda: optimizer.apply_gradients(pairs), lambda: optimizer._plans.now().replay.taken
 
 
 def of_v1() -> Any:
-    own = [Variable(torch.ones(3, dtype=dtype)) for dtype in (torch.float64, torch.bfloat16)]
+    variables = [Variable(torch.ones(3, dtype=dtype)) for dtype in (torch.float64, torch.bfloat16)]
     optimizer = v1.train.AdamOptimizer(torch.tensor(0.1))
-    pairs = [(torch.ones_like(var), var) for var in own]
+    pairs = [(torch.ones_like(var), var) for var in variables]
     return lambda: optimizer.apply_gradients(pairs), lambda: optimizer._plans.now().replay.taken
 
 
 def of_torchs_kind(**options: Any) -> Any:
-    own = [torch.nn.Parameter(torch.ones(3)) for _ in range(2)]
-    for each in own:
-        each.grad = torch.ones(3)
-    groups = [{"params": own[:1], "lr": 0.1}, {"params": own[1:], "lr": 0.2}]
+    params = [torch.nn.Parameter(torch.ones(3)) for _ in range(2)]
+    for param in params:
+        param.grad = torch.ones(3)
+    groups = [{"params": params[:1], "lr": 0.1}, {"params": params[1:], "lr": 0.2}]
     optimizer = tensorflow.Adam(groups, **options)
-    found: Any = optimizer._cache
-    return optimizer.step, lambda: found.replay.taken
+    cache: Any = optimizer._cache
+    return optimizer.step, lambda: cache.replay.taken
 
 
 @pytest.mark.skipif(
@@ -197,12 +195,12 @@ def of_torchs_kind(**options: Any) -> Any:
         partial(of_torchs_kind, clip_grad_norm=0.5),
     ],
 )
-def test_a_step_in_one_call_makes_none_beside(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    step, taken = make()
+def test_a_replayed_step_derives_scalars_once(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    step, step_count = make()
     for _ in range(3):
         step()
-    assert taken() == 1
+    assert step_count() == 1
     monkeypatch.delattr(scalar_programs, "derived")
     for _ in range(3):
         step()
-    assert taken() == 4
+    assert step_count() == 4

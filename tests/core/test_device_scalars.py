@@ -1,4 +1,4 @@
-"""What a step computes on a device, with tensors that claim to be on one and have no values.
+"""Device computations of a step, on tensors without values that claim to be on a device.
 
 They refuse to be mixed with tensors of the host, and to tell a number.
 """
@@ -55,23 +55,23 @@ def label(value: Any) -> str:
 
 
 def torchs_hypers(rule: Rule, rate: Any) -> dict[str, Any]:
-    hypers: dict[str, Any] = {each.name: float(each.default) for each in rule.hypers}
-    kept = {slot.name: vector(torch.float32) for slot in rule.scalar_slots}
-    given = {**hypers, **kept, "t": vector() + 1, "is_first": False}
-    return given | ({"learning_rate": rate} if "learning_rate" in hypers else {})
+    hypers: dict[str, Any] = {hyper.name: float(hyper.default) for hyper in rule.hypers}
+    slots = {slot.name: vector(torch.float32) for slot in rule.scalar_slots}
+    scalars = {**hypers, **slots, "t": vector() + 1, "is_first": False}
+    return scalars | ({"learning_rate": rate} if "learning_rate" in hypers else {})
 
 
 @pytest.mark.parametrize("rate", [0.1, "there"])
 @pytest.mark.parametrize("rule", TORCH_RULES, ids=label)
 def test_prepare_of_torch_s_rules(rule: Rule, rate: Any) -> None:
-    given = torchs_hypers(rule, torch.full((), 0.1, device=GPU) if rate == "there" else rate)
+    scalars = torchs_hypers(rule, torch.full((), 0.1, device=GPU) if rate == "there" else rate)
     assert rule.prepare is not None
-    wanted = rule.prepare.__kwdefaults__ or {}
+    expected = rule.prepare.__kwdefaults__ or {}
     names = rule.prepare.__code__.co_varnames[: rule.prepare.__code__.co_kwonlyargcount]
-    made = rule.prepare(**{name: given.get(name, wanted.get(name)) for name in names})
-    for value in made.values():
+    prepared = rule.prepare(**{name: scalars.get(name, expected.get(name)) for name in names})
+    for value in prepared.values():
         assert isinstance(value, float) or value.device == GPU
-    moving = {name for name, value in made.items() if isinstance(value, Tensor)}
+    moving = {name for name, value in prepared.items() if isinstance(value, Tensor)}
     assert bool(moving) == ("t" in names or (rate == "there" and "learning_rate" in names))
 
 
@@ -83,37 +83,37 @@ TENSORFLOW = [rules.ADAM, rules.AMSGRAD, rules.ADAMAX, rules.NADAM, rules.FTRL, 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_scalars_of_tensorflow_s_rules(rule: Rule, rate: Any, dtype: Any) -> None:
     kind = torch.float32 if dtype is np.float32 else torch.float64
-    values: dict[str, Any] = {each.name: dtype(each.default) for each in rule.hypers}
+    values: dict[str, Any] = {hyper.name: dtype(hyper.default) for hyper in rule.hypers}
     if rate == "there":
         values["learning_rate"] = torch.full((), 0.1, dtype=kind, device=GPU)
     values["momentum_cache"] = vector(kind)
-    found = device_derived_scalars(rule, dict(values), dtype, vector(torch.int64) + 1, GPU)
+    derived = device_derived_scalars(rule, dict(values), dtype, vector(torch.int64) + 1, GPU)
     for name in (*rule.powers, "t"):
-        assert_there(found[name])
-        assert found[name].dtype == kind
-    assert all(isinstance(each, Tensor | np.floating) for each in found.values())
+        assert_there(derived[name])
+        assert derived[name].dtype == kind
+    assert all(isinstance(scalar, Tensor | np.floating) for scalar in derived.values())
     # What the host knows stays there.
-    assert found["learning_rate"] is values["learning_rate"]
+    assert derived["learning_rate"] is values["learning_rate"]
 
 
-def test_numbers_of_a_device_are_counted_there() -> None:
-    taken = torch.ones((), dtype=torch.bool, device=GPU)
+def test_device_counters_advance_on_the_device() -> None:
+    was_applied = torch.ones((), dtype=torch.bool, device=GPU)
     for kind in (torch.float32, torch.int64):
         block = torch.zeros(COUNT, dtype=kind, device=GPU)
-        for each in (None, taken):
-            assert_there(DeviceColumn(STEP, [], block).counting(each)())
-            moved: Any = DeviceColumn("eta", [], block).moving(vector(), each)
-            assert_there(moved.args[0])
+        for flag in (None, was_applied):
+            assert_there(DeviceColumn(STEP, [], block).counting(flag)())
+            moving: Any = DeviceColumn("eta", [], block).moving(vector(), flag)
+            assert_there(moving.args[0])
 
 
 def test_columns_of_groups() -> None:
-    made = {
+    scalars = {
         "a": {"own": vector(), "one": torch.ones((), device=GPU), "either": 0.5, "both": 0.1},
         "b": {"own": vector(), "one": torch.ones((), device=GPU), "either": vector(), "both": 0.2},
     }
     variables = [torch.ones(2, device=GPU) for _ in range(COUNT)]
     columns = device_columns(
-        ["a", "b", "b"], lambda dtype, key: made[str(key)], (FLOAT32,), variables, GPU
+        ["a", "b", "b"], lambda dtype, key: scalars[str(key)], (FLOAT32,), variables, GPU
     )
     for name in ("own", "one", "either"):
         assert_there(columns.separate[name])
@@ -135,66 +135,66 @@ class Measured:
 
 
 @pytest.mark.parametrize(
-    "around",
+    "options",
     [StepOptions(clip_grad_norm=0.5), StepOptions(clip_grad_norm=0.5, clip_grad_value=0.1)],
 )
 @pytest.mark.parametrize("is_torchs", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_unscaling_and_clipping(
-    around: StepOptions, is_torchs: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    options: StepOptions, is_torchs: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A tensor of a GPU that is not there cannot be indexed.
     monkeypatch.setattr(norms, "sum_in_order", Tensor.sum)
-    seen = GradientReport()
+    report = GradientReport()
     variables = [torch.ones(2, dtype=dtype, device=GPU) for _ in range(COUNT)]
     scale = torch.ones((), device=GPU)
-    how = gradient_transforms(around, scale, COUNT, seen, is_torchs)
+    transforms = gradient_transforms(options, scale, COUNT, report, is_torchs)
     columns = Columns({FLOAT32: {}, np.float64: {}}, {}, scale > 0)
-    known = known_of(how, Measured(), variables, columns)
-    columns = processed(columns, known, (FLOAT32,))
-    known.decision()
+    stats = known_of(transforms, Measured(), variables, columns)
+    columns = processed(columns, stats, (FLOAT32,))
+    stats.decision()
     assert_there(columns.separate["unscaling"])
     assert_there(columns.separate["clip_scale"])
     assert_there(columns.separate["clip_unit"])
-    assert_there(seen.grad_norm, ())
+    assert_there(report.grad_norm, ())
     assert columns.apply_flag is not None
 
 
 def test_a_norm_of_several_rules(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(norms, "sum_in_order", Tensor.sum)
     monkeypatch.setattr(CommonNorm, "_measure_anew", lambda *_: (Measured(), variables))
-    around, scale, seen = (
+    options, scale, report = (
         StepOptions(clip_grad_norm=0.5),
         torch.ones((), device=GPU),
         GradientReport(),
     )
     variables = [torch.ones(2, device=GPU) for _ in range(COUNT)]
-    how = gradient_transforms(around, scale, COUNT, seen, is_torchs=True)
-    factor = CommonNorm().clip_factor([], how, seen)
+    transforms = gradient_transforms(options, scale, COUNT, report, is_torchs=True)
+    factor = CommonNorm().clip_factor([], transforms, report)
     assert_there(factor.scale, ())
-    assert_there(seen.grad_norm, ())
-    how = gradient_transforms(around, scale, COUNT, seen, is_torchs=True, factor=factor)
-    known = known_of(how, Measured(), variables)
-    known.decision()
-    assert not how.measured
-    assert_there(known.separate["clip_scale"])
+    assert_there(report.grad_norm, ())
+    transforms = gradient_transforms(options, scale, COUNT, report, is_torchs=True, factor=factor)
+    stats = known_of(transforms, Measured(), variables)
+    stats.decision()
+    assert not transforms.measured
+    assert_there(stats.separate["clip_scale"])
 
 
 @pytest.mark.parametrize("rule", [rules.NOVOGRAD, rules.LARS], ids=label)
-def test_what_a_rule_makes_of_its_measures(rule: Rule) -> None:
+def test_per_variable_scalars_stay_on_the_device(rule: Rule) -> None:
     variables = [torch.ones(2, device=GPU) for _ in range(COUNT)]
     slots = [[torch.zeros((), device=GPU) for _ in rule.scalar_slots] for _ in variables]
-    hypers: dict[str, Any] = {each.name: FLOAT32(each.default) for each in rule.hypers}
+    hypers: dict[str, Any] = {hyper.name: FLOAT32(hyper.default) for hyper in rule.hypers}
     hypers |= {"fresh": FLOAT32(0.5), "share": FLOAT32(1)}
-    taken = torch.ones((), dtype=torch.bool, device=GPU)
+    was_applied = torch.ones((), dtype=torch.bool, device=GPU)
     separate = {"learning_rate": vector(torch.float32)}
-    columns = Columns({FLOAT32: hypers}, separate, taken)
-    asked = StepRequest(rule, (), variables, variables, [], [""] * COUNT, Selection("cuda"))
-    known = known_of(GradientTransforms(), Measured(), variables, columns)
-    found, calls = per_variable(asked, slots, columns, known)
-    assert found.apply_flag is taken
-    for name, each in found.separate.items():
+    columns = Columns({FLOAT32: hypers}, separate, was_applied)
+    request = StepRequest(rule, (), variables, variables, [], [""] * COUNT, Selection("cuda"))
+    stats = known_of(GradientTransforms(), Measured(), variables, columns)
+    results, calls = per_variable(request, slots, columns, stats)
+    assert results.apply_flag is was_applied
+    for name, column in results.separate.items():
         if name != "learning_rate":
-            assert_there(each)
+            assert_there(column)
     for call in calls:
         call()

@@ -54,63 +54,62 @@ SHAPES = ((3,), (2, 5), (), (70,))
 
 
 def gradients(step: int) -> list[torch.Tensor | None]:
-    """The last has none at first, and the second none in between."""
-    found: list[torch.Tensor | None] = [
+    grads: list[torch.Tensor | None] = [
         torch.linspace(-1, 1 + step, int(np.prod(shape))).reshape(shape) for shape in SHAPES
     ]
     if step == 0:
-        found[3] = None
+        grads[3] = None
     if step == 2:
-        found[1] = None
-    return found
+        grads[1] = None
+    return grads
 
 
 def wanted() -> tuple[list[torch.Tensor], float, float]:
-    """The same in float64."""
-    own = [torch.ones(shape, dtype=torch.float64) for shape in SHAPES]
+    """Compute the expected values in float64."""
+    params = [torch.ones(shape, dtype=torch.float64) for shape in SHAPES]
     total = count = 0.0
     for step in range(STEPS):
         pairs = [
-            (g.double(), v) for g, v in zip(gradients(step), own, strict=True) if g is not None
+            (g.double(), v) for g, v in zip(gradients(step), params, strict=True) if g is not None
         ]
         count = sum(float((g * (total + 1)).sum()) for g, _ in pairs)
         total = 0.5 * total + sum(float(g.square().sum()) for g, _ in pairs)
         for g, v in pairs:
             v -= RATE / total**0.5 * g
-    return own, total, count
+    return params, total, count
 
 
 def keras(dtype: torch.dtype) -> Any:
-    own = [Variable(torch.ones(s, dtype=dtype), name=f"w{k}") for k, s in enumerate(SHAPES)]
+    model = [Variable(torch.ones(s, dtype=dtype), name=f"w{k}") for k, s in enumerate(SHAPES)]
     opt = RuleOptimizer(RULE)
     for step in range(STEPS):
-        pairs = zip(gradients(step), own, strict=True)
+        pairs = zip(gradients(step), model, strict=True)
         opt.apply_gradients([(None if g is None else g.to(dtype), v) for g, v in pairs])
-    return own, [[opt.get_slot(v, name).item() for name in ("total", "count")] for v in own]
+    return model, [[opt.get_slot(v, name).item() for name in ("total", "count")] for v in model]
 
 
 def of_torchs_kind(make: Callable[[Any], Any]) -> Callable[[torch.dtype], Any]:
     def train(dtype: torch.dtype) -> Any:
-        own = [torch.ones(shape, dtype=dtype, requires_grad=True) for shape in SHAPES]
-        opt = make(own)
+        params = [torch.ones(shape, dtype=dtype, requires_grad=True) for shape in SHAPES]
+        opt = make(params)
         for step in range(STEPS):
-            for grad, param in zip(gradients(step), own, strict=True):
+            for grad, param in zip(gradients(step), params, strict=True):
                 param.grad = None if grad is None else grad.to(dtype)
             opt.step()
-        return own, [[opt.state[p][name].item() for name in ("total", "count")] for p in own]
+        return params, [[opt.state[p][name].item() for name in ("total", "count")] for p in params]
 
     return train
 
 
-def mixed(own: Any) -> Any:
-    return optim.Mixed([{"params": own[:2], "rule": RULE}, {"params": own[2:], "rule": RULE}])
+def mixed(params: Any) -> Any:
+    return optim.Mixed([{"params": params[:2], "rule": RULE}, {"params": params[2:], "rule": RULE}])
 
 
 FACES: dict[str, Callable[[torch.dtype], Any]] = {
     "keras": keras,
-    "RuleOptimizer": of_torchs_kind(lambda own: optim.RuleOptimizer(own, RULE)),
+    "RuleOptimizer": of_torchs_kind(lambda params: optim.RuleOptimizer(params, RULE)),
     "in groups": of_torchs_kind(
-        lambda own: optim.RuleOptimizer([{"params": own[:2]}, {"params": own[2:]}], RULE)
+        lambda params: optim.RuleOptimizer([{"params": params[:2]}, {"params": params[2:]}], RULE)
     ),
     "Mixed": of_torchs_kind(mixed),
 }
@@ -122,33 +121,32 @@ FACES: dict[str, Callable[[torch.dtype], Any]] = {
 @pytest.mark.parametrize("face", FACES)
 def test_all_have_the_numbers_and_the_sums(face: str, dtype: torch.dtype, engine: Any) -> None:
     with thalweg.engine(engine):
-        own, kept = FACES[face](dtype)
+        variables, numbers = FACES[face](dtype)
     expected, total, count = wanted()
     close = 1e-13 if dtype == torch.float64 else 1e-5
-    for var, other in zip(own, expected, strict=True):
-        torch.testing.assert_close(var.detach().double(), other, rtol=close, atol=close)
-    assert [each == kept[0] for each in kept] == [True] * len(SHAPES)
-    assert abs(kept[0][0] / total - 1) < close
-    assert abs(kept[0][1] / count - 1) < close
+    for var, expected_var in zip(variables, expected, strict=True):
+        torch.testing.assert_close(var.detach().double(), expected_var, rtol=close, atol=close)
+    assert [number == numbers[0] for number in numbers] == [True] * len(SHAPES)
+    assert abs(numbers[0][0] / total - 1) < close
+    assert abs(numbers[0][1] / count - 1) < close
 
 
 @pytest.mark.parametrize("place", range(4))
-def test_a_number_that_was_cut_is_named_and_nothing_moves(place: int) -> None:
-    """Also that of a parameter without a gradient, which a step writes, too."""
-    own = [torch.ones(shape, requires_grad=True) for shape in SHAPES]
-    made = mixed(own)
+def test_a_cut_number_raises_and_changes_nothing(place: int) -> None:
+    params = [torch.ones(shape, requires_grad=True) for shape in SHAPES]
+    optimizer = mixed(params)
     for step in range(2):
-        for param in own[: 4 - step]:
+        for param in params[: 4 - step]:
             param.grad = torch.ones_like(param)
-        own[3].grad = None if step else own[3].grad
-        made.step()
-    for param in own:  # out of the block that they share
-        made.state[param]["total"] = made.state[param]["total"].clone()
-    before = [param.detach().clone() for param in own]
-    made.state[own[place]]["total"].untyped_storage().resize_(0)
+        params[3].grad = None if step else params[3].grad
+        optimizer.step()
+    for param in params:  # out of the block that they share
+        optimizer.state[param]["total"] = optimizer.state[param]["total"].clone()
+    params_before = [param.detach().clone() for param in params]
+    optimizer.state[params[place]]["total"].untyped_storage().resize_(0)
     with pytest.raises(LayoutError, match="'total' of"):
-        made.step()
-    assert_same([param.detach() for param in own], before)
+        optimizer.step()
+    assert_same([param.detach() for param in params], params_before)
 
 
 def test_numbers_are_numbers() -> None:
@@ -161,12 +159,12 @@ def test_numbers_are_numbers() -> None:
         measures={"squares": gradient_squares},
         per_optimizer=of_each,
     )
-    own = [torch.ones(shape, requires_grad=True) for shape in SHAPES]
-    groups = [{"params": own[:2], "lr": 0.1}, {"params": own[2:], "lr": 0.2}]
-    made = optim.RuleOptimizer(groups, rule)
-    for param in own:
+    params = [torch.ones(shape, requires_grad=True) for shape in SHAPES]
+    groups = [{"params": params[:2], "lr": 0.1}, {"params": params[2:], "lr": 0.2}]
+    optimizer = optim.RuleOptimizer(groups, rule)
+    for param in params:
         param.grad = torch.ones_like(param)
-    with pytest.raises(RuleError, match="per_optimizer of rule 'Apart' made own_rate of") as told:
-        made.step()
-    assert "no variable and no slot has changed" in told.value.__notes__[-1]
-    assert_same([param.detach() for param in own], [torch.ones(shape) for shape in SHAPES])
+    with pytest.raises(RuleError, match="per_optimizer of rule 'Apart' made own_rate of") as raised:
+        optimizer.step()
+    assert "no variable and no slot has changed" in raised.value.__notes__[-1]
+    assert_same([param.detach() for param in params], [torch.ones(shape) for shape in SHAPES])

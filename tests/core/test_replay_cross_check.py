@@ -7,20 +7,20 @@ import pytest
 from replay_cross_check import DISAGREES, ask_both
 
 
-def _raises(*given: object) -> bool:
+def _raises(*args: object) -> bool:
     raise ValueError("no gradient")
 
 
-@pytest.mark.parametrize("is_taken", [False, True])
-@pytest.mark.parametrize("is_found", [lambda *given: True, lambda *given: False, _raises])
-def test_what_is_taken_is_to_be_found(is_taken, is_found):
+@pytest.mark.parametrize("repeats", [False, True])
+@pytest.mark.parametrize("predict", [lambda *args: True, lambda *args: False, _raises])
+def test_a_replay_must_pass_the_full_check(repeats, predict):
     class Step:
-        def take(self, given):
-            return is_taken
+        def take(self, args):
+            return repeats
 
-    ask_both(Step, is_found)
-    if is_taken and not (is_found is not _raises and is_found()):
+    ask_both(Step, predict)
+    if repeats and not (predict is not _raises and predict()):
         with pytest.raises(AssertionError, match=DISAGREES):
             Step().take(None)
     else:
-        assert Step().take(None) is is_taken
+        assert Step().take(None) is repeats

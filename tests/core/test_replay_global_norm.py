@@ -39,7 +39,7 @@ KINDS: dict[str, list[tuple[tuple[int, ...], torch.dtype]]] = {
 }
 # Of TensorFlow's formula the limit decides, too, on what a factor of 1 is.
 LIMITS = [0.3, 1.0, 7.3, 1e9]
-AROUND: list[dict[str, Any]] = [
+OPTIONS: list[dict[str, Any]] = [
     {},
     {"clip_grad_value": 0.4},
     {"fused_unscale": True},
@@ -50,16 +50,16 @@ AROUND: list[dict[str, Any]] = [
 
 @pytest.fixture
 def parts(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """Which parts of steps were asked for, and what was said."""
-    found: list[tuple[int, int]] = []
+    """Record the parts of replayed steps, and their results."""
+    recorded: list[tuple[int, int]] = []
     take = GuardTable.take
 
-    def told(self: Any, pairs: Any = None, taken: Any = None, part: int = 0, *more: Any) -> int:
-        found.append((part, take(self, pairs, taken, part, *more)))
-        return found[-1][1]
+    def told(self: Any, pairs: Any = None, applied: Any = None, part: int = 0, *extra: Any) -> int:
+        recorded.append((part, take(self, pairs, applied, part, *extra)))
+        return recorded[-1][1]
 
     monkeypatch.setattr(GuardTable, "take", told)
-    return found
+    return recorded
 
 
 def params(kind: str) -> list[Parameter]:
@@ -67,64 +67,66 @@ def params(kind: str) -> list[Parameter]:
     return [Parameter(torch.randn(s, generator=dice).to(dtype)) for s, dtype in KINDS[kind]]
 
 
-def give(own: Sequence[Tensor], step: int, size: float = 1.0) -> None:
+def give(params: Sequence[Tensor], step: int, size: float = 1.0) -> None:
     dice = torch.Generator().manual_seed(step)
-    for param in own:
-        made = torch.randn(param.shape, generator=dice, dtype=torch.float64) * size
-        param.grad = made.to(param.dtype)
+    for param in params:
+        grad = torch.randn(param.shape, generator=dice, dtype=torch.float64) * size
+        param.grad = grad.to(param.dtype)
 
 
-def same(one: Any, other: Any) -> bool:
-    """Whether tensors have the same bits, but that of a NaN."""
-    return torch.equal(one.isnan(), other.isnan()) and torch.equal(
-        one.nan_to_num(0.0), other.nan_to_num(0.0)
+def same(first: Any, second: Any) -> bool:
+    """Return whether tensors have the same bits, except those of a NaN."""
+    return torch.equal(first.isnan(), second.isnan()) and torch.equal(
+        first.nan_to_num(0.0), second.nan_to_num(0.0)
     )
 
 
 def told(opt: Any) -> tuple[Any, ...]:
-    last = opt.last_step
-    assert last.grad_norm is not None
-    return last.taken, last.count, repr(last.grad_norm), repr(last.clip_factor)
+    last_step = opt.last_step
+    assert last_step.grad_norm is not None
+    return last_step.taken, last_step.count, repr(last_step.grad_norm), repr(last_step.clip_factor)
 
 
 def compare(
     make: Callable[[list[Parameter]], Any],
     kind: str,
-    before: Callable[[Any, list[Parameter], int], None],
+    prepare: Callable[[Any, list[Parameter], int], None],
 ) -> Any:
     """Steps beside those of an optimizer that looks at each one carefully."""
-    own, others = params(kind), params(kind)
-    opt, twin = make(own), make(others)
+    own_params, twin_params = params(kind), params(kind)
+    opt, twin = make(own_params), make(twin_params)
     for step in range(STEPS):
-        before(opt, own, step)
-        before(twin, others, step)
+        prepare(opt, own_params, step)
+        prepare(twin, twin_params, step)
         twin._cache.forget_replay()
         opt.step()
         twin.step()
         assert told(opt) == told(twin), step
-        assert all(map(same, own, others)), step
+        assert all(map(same, own_params, twin_params)), step
     return opt
 
 
-def groups(own: list[Parameter], **options: Any) -> Any:
-    return [{"params": own[::2]}, {"params": own[1::2], **options}]
+def groups(params: list[Parameter], **options: Any) -> Any:
+    return [{"params": params[::2]}, {"params": params[1::2], **options}]
 
 
-@pytest.mark.parametrize("around", AROUND, ids=str)
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("limit", LIMITS)
 @pytest.mark.parametrize("kind", ["float32", "float64", "bfloat16", "several"])
 @pytest.mark.parametrize("home", [optim, tensorflow], ids=["torch", "tensorflow"])
-def test_a_common_norm_is_made_there(
-    home: Any, kind: str, limit: float, around: dict[str, Any], parts: Any
+def test_a_global_norm_is_replayed(
+    home: Any, kind: str, limit: float, options: dict[str, Any], parts: Any
 ) -> None:
-    def before(opt: Any, own: list[Parameter], step: int) -> None:
-        if around.get("fused_unscale"):
+    def before(opt: Any, params: list[Parameter], step: int) -> None:
+        if options.get("fused_unscale"):
             opt.found_inf, opt.grad_scale = torch.zeros(()), torch.tensor(3.0 + step // 3)
-        give(own, step, 0.1 + step)
+        give(params, step, 0.1 + step)
 
-    def make(own: list[Parameter]) -> Any:
-        given = groups(own, weight_decay=0.0) if len({p.dtype for p in own}) == 1 else own
-        return home.AdamW(given, 0.01, clip_grad_norm=limit, **around)
+    def make(params: list[Parameter]) -> Any:
+        targets = (
+            groups(params, weight_decay=0.0) if len({p.dtype for p in params}) == 1 else params
+        )
+        return home.AdamW(targets, 0.01, clip_grad_norm=limit, **options)
 
     compare(make, kind, before)
     assert parts == [(replay_kernel.CLIPPED, 0)] * (STEPS - 2)
@@ -133,68 +135,66 @@ def test_a_common_norm_is_made_there(
 @pytest.mark.parametrize("kind", ["many", "leaves"])
 def test_sums_are_added_up_in_their_order(kind: str, parts: Any) -> None:
     compare(
-        lambda own: optim.SGD(groups(own), 0.1, clip_grad_norm=0.7),
+        lambda params: optim.SGD(groups(params), 0.1, clip_grad_norm=0.7),
         kind,
-        lambda opt, own, step: give(own, step),
+        lambda opt, params, step: give(params, step),
     )
     assert parts == [(replay_kernel.CLIPPED, 0)] * (STEPS - 2)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("is_measuring", [False, True])
-def test_weights_in_channels_last_are_clipped_and_measured_there(
+def test_channels_last_weights_are_clipped_in_replay(
     is_measuring: bool, dtype: torch.dtype, parts: Any
 ) -> None:
-    """The bits are those of contiguous weights, whatever the layouts of gradients."""
-
     def make(form: torch.memory_format) -> tuple[list[Parameter], Any]:
         dice = torch.Generator().manual_seed(1)
-        made = [torch.randn(130, 64, 3, 3, generator=dice), torch.randn(5, generator=dice)]
-        own = [Parameter(each.to(dtype)) for each in made]
-        own[0].data = own[0].detach().contiguous(memory_format=form)
+        values = [torch.randn(130, 64, 3, 3, generator=dice), torch.randn(5, generator=dice)]
+        model = [Parameter(tensor.to(dtype)) for tensor in values]
+        model[0].data = model[0].detach().contiguous(memory_format=form)
         kind = optim.LAMB if is_measuring else optim.AdamW
-        return own, kind(own, 0.01, clip_grad_norm=None if is_measuring else 0.3)
+        return model, kind(model, 0.01, clip_grad_norm=None if is_measuring else 0.3)
 
     forms = torch.channels_last, torch.contiguous_format
-    (own, opt), (others, twin) = map(make, forms)
-    taken: list[tuple[int, int]] = []
+    (weights_here, opt), (twin_weights, twin) = map(make, forms)
+    counts: list[tuple[int, int]] = []
     for step in range(STEPS + 2):
-        for weights in (own, others):
-            give(weights, step)
-        given = own[0].grad
-        assert given is not None
-        own[0].grad = given.contiguous(memory_format=forms[step >= STEPS])
-        before = len(parts)
+        for model in (weights_here, twin_weights):
+            give(model, step)
+        grad = weights_here[0].grad
+        assert grad is not None
+        weights_here[0].grad = grad.contiguous(memory_format=forms[step >= STEPS])
+        count_before = len(parts)
         opt.step()
         if step < STEPS:
-            taken += parts[before:]
+            counts += parts[count_before:]
         twin.step()
-        assert all(map(same, own, others)), step
+        assert all(map(same, weights_here, twin_weights)), step
         if not is_measuring:
             assert repr(opt.last_step.grad_norm) == repr(twin.last_step.grad_norm)
     part = replay_kernel.WHOLE if is_measuring else replay_kernel.CLIPPED
-    assert taken == [(part, 0)] * (STEPS - 2)
+    assert counts == [(part, 0)] * (STEPS - 2)
 
 
-def _nan(own: list[Parameter]) -> None:
-    own[-1].grad = torch.full_like(own[-1], math.nan)
+def _nan(params: list[Parameter]) -> None:
+    params[-1].grad = torch.full_like(params[-1], math.nan)
 
 
-def _infinite(own: list[Parameter]) -> None:
-    own[1].grad = torch.full_like(own[1], -math.inf)
+def _infinite(params: list[Parameter]) -> None:
+    params[1].grad = torch.full_like(params[1], -math.inf)
 
 
-def _huge(own: list[Parameter]) -> None:
-    own[1].grad = torch.full_like(own[1], torch.finfo(own[1].dtype).max)
+def _huge(params: list[Parameter]) -> None:
+    params[1].grad = torch.full_like(params[1], torch.finfo(params[1].dtype).max)
 
 
-def _zero(own: list[Parameter]) -> None:
-    for param in own:
+def _zero(params: list[Parameter]) -> None:
+    for param in params:
         param.grad = torch.zeros_like(param)
 
 
-def _tiny(own: list[Parameter]) -> None:
-    for param in own:
+def _tiny(params: list[Parameter]) -> None:
+    for param in params:
         param.grad = torch.full_like(param, torch.finfo(param.dtype).tiny / 8)
 
 
@@ -205,36 +205,38 @@ def _tiny(own: list[Parameter]) -> None:
 def test_unusual_numbers_are_those_of_the_careful_step(
     home: Any, kind: str, limit: float, change: Callable[[list[Parameter]], None], parts: Any
 ) -> None:
-    def before(opt: Any, own: list[Parameter], step: int) -> None:
-        give(own, step)
+    def before(opt: Any, params: list[Parameter], step: int) -> None:
+        give(params, step)
         if step == 4:
-            change(own)
+            change(params)
 
-    opt = compare(lambda own: home.SGD(own, 0.1, clip_grad_norm=limit), kind, before)
+    opt = compare(lambda params: home.SGD(params, 0.1, clip_grad_norm=limit), kind, before)
     if limit == 1.0 and kind != "several":
-        beyond = [(replay_kernel.CLIPPED, replay_kernel.BEYOND), (replay_kernel.MEASURE, 0)]
-        is_beyond = change in (_nan, _infinite, _huge) or kind == "float64"
-        assert parts[2:4] == (beyond if is_beyond else [(replay_kernel.CLIPPED, 0)] * 2)
+        overflow_parts = [(replay_kernel.CLIPPED, replay_kernel.BEYOND), (replay_kernel.MEASURE, 0)]
+        overflows = change in (_nan, _infinite, _huge) or kind == "float64"
+        assert parts[2:4] == (overflow_parts if overflows else [(replay_kernel.CLIPPED, 0)] * 2)
     if kind == "float32":  # else squares may leave float64, and the careful step measures others
         assert opt._cache.replay.taken == STEPS - 2
 
 
-def test_a_scale_of_infinity_is_that_of_the_careful_step() -> None:
-    def before(opt: Any, own: list[Parameter], step: int) -> None:
+def test_an_infinite_scale_equals_the_planned_step() -> None:
+    def before(opt: Any, params: list[Parameter], step: int) -> None:
         scale = {4: math.inf, 5: math.nan, 6: -2.0}.get(step, 2.0)
         opt.found_inf, opt.grad_scale = torch.zeros(()), torch.tensor(scale)
-        give(own, step)
+        give(params, step)
 
     compare(
-        lambda own: optim.SGD(own, 0.1, clip_grad_norm=0.5, fused_unscale=True), "float32", before
+        lambda params: optim.SGD(params, 0.1, clip_grad_norm=0.5, fused_unscale=True),
+        "float32",
+        before,
     )
 
 
-def test_a_step_that_a_scaler_leaves_out_is_told() -> None:
-    own = params("float32")
-    opt: Any = optim.SGD(own, 0.1, clip_grad_norm=0.5, fused_unscale=True)
+def test_a_skipped_step_is_reported() -> None:
+    model = params("float32")
+    opt: Any = optim.SGD(model, 0.1, clip_grad_norm=0.5, fused_unscale=True)
     for step in range(STEPS):
-        give(own, step)
+        give(model, step)
         opt.found_inf = torch.tensor(float(step == 4))
         opt.step()
         assert opt.last_step.taken is (step != 4)
@@ -242,16 +244,16 @@ def test_a_step_that_a_scaler_leaves_out_is_told() -> None:
     assert opt._cache.replay.taken
 
 
-def test_what_a_step_said_stays_until_the_next_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    own = params("float32")
-    opt: Any = optim.SGD(own, 0.1, clip_grad_norm=0.5)
+def test_last_step_stays_until_the_next_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = params("float32")
+    opt: Any = optim.SGD(model, 0.1, clip_grad_norm=0.5)
     for step in range(STEPS):
-        give(own, step)
+        give(model, step)
         opt.step()
     quick = opt._cache.replay
-    give(own, STEPS)
+    give(model, STEPS)
 
-    def failing(*given: Any) -> int:
+    def failing(*args: Any) -> int:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(GuardTable, "take", failing)
@@ -259,27 +261,27 @@ def test_what_a_step_said_stays_until_the_next_is_taken(monkeypatch: pytest.Monk
         opt.step()
     assert opt._cache.replay is None
     assert opt.last_step.count == STEPS == quick.taken + 2
-    give(own, STEPS - 1)
-    norm = torch.nn.utils.get_total_norm([each.grad for each in own if each.grad is not None])
+    give(model, STEPS - 1)
+    norm = torch.nn.utils.get_total_norm([param.grad for param in model if param.grad is not None])
     assert opt.last_step.grad_norm == pytest.approx(norm.item(), rel=1e-6)
 
 
 @pytest.mark.parametrize("size", [1.0, 1e-3, 1e25])
 @pytest.mark.parametrize("limit", [0.3, 1e9])
 @pytest.mark.parametrize("kind", ["float32", "float64", "several"])
-def test_keras_has_it(kind: str, limit: float, size: float, parts: Any) -> None:
-    sizes = [each for each in KINDS[kind] if each[1] != torch.float16]
+def test_keras_replays_a_global_norm(kind: str, limit: float, size: float, parts: Any) -> None:
+    sizes = [size_and_dtype for size_and_dtype in KINDS[kind] if size_and_dtype[1] != torch.float16]
     dice = torch.Generator().manual_seed(1)
-    own = [Variable(torch.randn(s, generator=dice).to(dtype)) for s, dtype in sizes]
-    others = [Variable(each.detach().clone()) for each in own]
+    variables = [Variable(torch.randn(s, generator=dice).to(dtype)) for s, dtype in sizes]
+    twin_variables = [Variable(variable.detach().clone()) for variable in variables]
     opt, twin = (optimizers.Adam(0.01, global_clipnorm=limit) for _ in range(2))
     for step in range(STEPS):
-        give(own, step, size)
-        give(others, step, size)
+        give(variables, step, size)
+        give(twin_variables, step, size)
         twin._plans.now().replay = None
-        opt.apply_gradients([(each.grad, each) for each in own])
-        twin.apply_gradients([(each.grad, each) for each in others])
-        assert all(map(same, own, others))
+        opt.apply_gradients([(variable.grad, variable) for variable in variables])
+        twin.apply_gradients([(variable.grad, variable) for variable in twin_variables])
+        assert all(map(same, variables, twin_variables))
     is_infinite = size > 1e20 and kind == "float32"  # as TensorFlow's norm is
     if is_infinite:
         assert parts[:3] == [
@@ -288,7 +290,7 @@ def test_keras_has_it(kind: str, limit: float, size: float, parts: Any) -> None:
             (replay_kernel.UPDATE, 0),
         ]
     else:
-        assert {each for each in parts if each[0] != replay_kernel.WHOLE} == {
+        assert {part for part in parts if part[0] != replay_kernel.WHOLE} == {
             (replay_kernel.CLIPPED, 0)
         }
     assert opt._plans.now().replay.taken == STEPS - 2

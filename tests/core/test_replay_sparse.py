@@ -45,10 +45,9 @@ def slices64(indices: list[int], values: torch.Tensor) -> IndexedSlices:
 
 
 def embedded(indices: list[int], values: torch.Tensor) -> Any:
-    """As backward of an embedding leaves it."""
     table = torch.zeros(ROWS, WIDTH, requires_grad=True)
-    found = torch.nn.functional.embedding(torch.tensor(indices), table, sparse=True)
-    (found * values).sum().backward()
+    embedded_rows = torch.nn.functional.embedding(torch.tensor(indices), table, sparse=True)
+    (embedded_rows * values).sum().backward()
     return table.grad
 
 
@@ -80,9 +79,9 @@ class Training:
         return [tensor.detach().clone() for tensor in (self.table, self.bias, *self.opt.weights)]
 
 
-def assert_same(got: list[torch.Tensor], wanted: list[torch.Tensor]) -> None:
-    assert len(got) == len(wanted)
-    for a, b in zip(got, wanted, strict=True):
+def assert_same(got: list[torch.Tensor], expected: list[torch.Tensor]) -> None:
+    assert len(got) == len(expected)
+    for a, b in zip(got, expected, strict=True):
         assert torch.equal(a, b)
 
 
@@ -95,15 +94,15 @@ def refuse(*_: Any, **__: Any) -> None:
 @pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)
 def test_steady_steps_give_the_bits_of_the_reference(make, kind, dense, monkeypatch):
     fast = Training(make(), "cpu", dense)
-    plain = Training(make(), "reference", dense)
-    fast.step(0, kind), plain.step(0, kind)
+    reference_training = Training(make(), "reference", dense)
+    fast.step(0, kind), reference_training.step(0, kind)
     with monkeypatch.context() as patch:
         patch.setattr(Dispatcher, "plan_step", refuse)
         for number in range(1, 7):
             fast.step(number, kind)
     for number in range(1, 7):
-        plain.step(number, kind)
-    assert_same(fast.state(), plain.state())
+        reference_training.step(number, kind)
+    assert_same(fast.state(), reference_training.state())
 
 
 @pytest.mark.parametrize("dense", [False, True], ids=["alone", "beside a dense one"])
@@ -125,71 +124,71 @@ def test_steady_steps_are_clipped(clipping, dense, monkeypatch):
 
 # What does not fit, after two steps that did
 
-ONE = torch.ones(1, WIDTH)
+UNIT = torch.ones(1, WIDTH)
 
 
 def changed(name: str, value: Any) -> Callable[[Training], Any]:
     """Slices whose parts were exchanged after they were made."""
 
     def make(_: Training) -> IndexedSlices:
-        made = slices64([2], ONE)
-        setattr(made, name, value)
-        return made
+        slices = slices64([2], UNIT)
+        setattr(slices, name, value)
+        return slices
 
     return make
 
 
-REFUSED: dict[str, tuple[Callable[[Training], Any], type[Exception], str]] = {
+BAD_GRADIENTS: dict[str, tuple[Callable[[Training], Any], type[Exception], str]] = {
     "index too large": (lambda _: coo([1, ROWS], values_of(2, 0)), ValueError, "out of range"),
     "index below zero": (lambda _: slices32([1, -1], values_of(2, 0)), ValueError, "out of range"),
-    "another dtype": (lambda _: coo([1], ONE.double()), TypeError, "is float64 but the variable"),
+    "another dtype": (lambda _: coo([1], UNIT.double()), TypeError, "is float64 but the variable"),
     "wider rows": (lambda _: slices32([1], torch.ones(1, 6)), ValueError, "has rows of shape"),
     "flat rows": (lambda _: slices32([1], torch.ones(1)), ValueError, "has rows of shape"),
     "another table": (
-        lambda _: torch.sparse_coo_tensor([[1]], ONE, (ROWS + 1, WIDTH), check_invariants=True),
+        lambda _: torch.sparse_coo_tensor([[1]], UNIT, (ROWS + 1, WIDTH), check_invariants=True),
         ValueError, "has shape (13, 5) but",
     ),
     "a dense one of another shape": (lambda _: torch.ones(2, WIDTH), ValueError, "has shape"),
-    "values without memory": (changed("values", ONE.to("meta")), ValueError, "on meta"),
+    "values without memory": (changed("values", UNIT.to("meta")), ValueError, "on meta"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("dense", [False, True], ids=["alone", "beside a dense one"])
-@pytest.mark.parametrize(("given", "error", "text"), REFUSED.values(), ids=REFUSED)
-def test_what_does_not_fit_is_refused_with_nothing_changed(given, error, text, dense):
+@pytest.mark.parametrize(("make_grad", "error", "text"), BAD_GRADIENTS.values(), ids=BAD_GRADIENTS)
+def test_a_bad_gradient_raises_and_changes_nothing(make_grad, error, text, dense):
     training = Training(Adagrad(0.1), "cpu", dense)
     training.step(0, coo), training.step(1, coo)
-    before = training.state()
-    pairs = [(given(training), training.table)]
+    state_before = training.state()
+    pairs = [(make_grad(training), training.table)]
     if dense:
         pairs.insert(0, (torch.ones(3, WIDTH), training.bias))
-    with pytest.raises(error) as caught:
+    with pytest.raises(error) as error_info:
         training.opt.apply_gradients(pairs)
-    assert text in str(caught.value)
-    assert_same(training.state(), before)
+    assert text in str(error_info.value)
+    assert_same(training.state(), state_before)
     training.step(2, coo)
 
 
 def test_a_shrunken_gradient_is_refused():
     training = Training(Adagrad(0.1), "cpu")
     training.step(0, coo), training.step(1, coo)
-    before = training.state()
+    state_before = training.state()
     values = torch.ones(4, WIDTH)
     grad = slices64([0, 1, 2, 3], values)
     values.untyped_storage().resize_(8)
     with pytest.raises(ValueError, match="has no memory that holds its 20 elements"):
         training.opt.apply_gradients([(grad, training.table)])
-    assert_same(training.state(), before)
+    assert_same(training.state(), state_before)
 
 
 def test_a_constraint_given_later_is_refused():
     training = Training(Adagrad(0.1), "cpu")
     training.step(0, coo), training.step(1, coo)
-    before = training.state()
+    state_before = training.state()
     training.table.constraint = torch.relu  # type: ignore[misc]
     with pytest.raises(RuntimeError, match="constraint function on a sparse variable"):
         training.step(2, coo)
-    assert_same(training.state(), before)
+    assert_same(training.state(), state_before)
 
 
 # What fits in another way
@@ -232,19 +231,19 @@ def whole(_: Training) -> Any:
     return values_of(ROWS, 5)
 
 
-OTHERS = [
+GRADIENTS = [
     table_rows, slot_rows, bias_rows, columns, negated, with_history, every_other_index, nothing,
     whole,
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("dense", [False, True], ids=["alone", "beside a dense one"])
-@pytest.mark.parametrize("given", OTHERS, ids=lambda given: given.__name__)
-def test_other_gradients_between_steady_ones(given, dense):
+@pytest.mark.parametrize("make_grad", GRADIENTS, ids=lambda make_grad: make_grad.__name__)
+def test_other_gradients_between_steady_ones(make_grad, dense):
     trainings = [Training(Adagrad(0.1), engine, dense) for engine in ("cpu", "reference")]
     for training in trainings:
         training.step(0, coo), training.step(1, coo)
-        pairs = [(given(training), training.table)]
+        pairs = [(make_grad(training), training.table)]
         if dense:
             pairs.insert(0, (values_of(3, 7), training.bias))
         training.opt.apply_gradients(pairs)
@@ -328,11 +327,11 @@ def test_a_gradient_is_not_kept_alive(options):
     training.step(0, coo)
     for number in range(2):
         values = values_of(4, number)
-        seen = weakref.ref(values)
+        values_ref = weakref.ref(values)
         training.opt.apply_gradients([(slices64([0, 1, 0, 2], values), training.table)])
         del values
         gc.collect()
-        assert seen() is None
+        assert values_ref() is None
 
 
 def test_backward_through_an_older_graph_is_noticed():

@@ -1,4 +1,4 @@
-"""What optimizers remember: damaged states, interruptions, states of before, copies in threads."""
+"""States of optimizers: damage, interruptions, earlier formats, copies in threads."""
 
 from __future__ import annotations
 
@@ -39,77 +39,75 @@ HYPERS = [10**400, 2**63, True, "1", None, [1.0], torch.tensor(1.0), 1j, float("
 
 @pytest.mark.parametrize("value", HYPERS, ids=lambda value: f"{value!r:.20}")
 @pytest.mark.parametrize("is_created", [True, False])
-def test_a_number_that_is_none_is_refused_before_anything_is_set(
-    value: Any, is_created: bool
-) -> None:
+def test_a_bad_number_raises_before_changes(value: Any, is_created: bool) -> None:
     opt, variables = SGD(1), pair()
     if is_created:
         train(opt, variables, 1)
-    given = {**opt.state_dict(), "iterations": torch.tensor(99)}
-    given["hyperparameters"] = {"learning_rate": value}
-    before = everything(opt, variables)
+    state = {**opt.state_dict(), "iterations": torch.tensor(99)}
+    state["hyperparameters"] = {"learning_rate": value}
+    all_before = everything(opt, variables)
     if value == 1e39 and not is_created:
         value = 10**400
-        given["hyperparameters"] = {"learning_rate": value}
+        state["hyperparameters"] = {"learning_rate": value}
     with pytest.raises(CheckpointMismatchError, match=r"'learning_rate' is .*, no number that fit"):
-        opt.load_state_dict(given)
-    assert same(everything(opt, variables), before)
+        opt.load_state_dict(state)
+    assert same(everything(opt, variables), all_before)
 
 
 def test_waiting_slots_are_copies() -> None:
     opt, _ = keras_trained()
-    given, again = opt.state_dict(), Nadam()
-    again.load_state_dict(given)
-    for own in given["slots"].values():
-        for slot in own.values():
+    state, loaded = opt.state_dict(), Nadam()
+    loaded.load_state_dict(state)
+    for slots in state["slots"].values():
+        for slot in slots.values():
             slot.fill_(7.0)
-    assert same(again.state_dict()["slots"], opt.state_dict()["slots"])
+    assert same(loaded.state_dict()["slots"], opt.state_dict()["slots"])
 
 
 @pytest.mark.parametrize(
     "name", ["freed", "cut", "meta", "sparse", "list", "number", "wrapper", "nested"]
 )
 def test_waiting_slots_that_cannot_be_read_are_refused_by_name(name: str) -> None:
-    given, again = keras_trained()[0].state_dict(), Nadam()
-    given["slots"]["b:0"]["v"] = mutations.CHANGES[name](given["slots"]["b:0"]["v"])
+    state, loaded = keras_trained()[0].state_dict(), Nadam()
+    state["slots"]["b:0"]["v"] = mutations.CHANGES[name](state["slots"]["b:0"]["v"])
     with pytest.raises(CheckpointMismatchError, match="'b/v'"):
-        again.load_state_dict(given)
-    assert again.weights == []
+        loaded.load_state_dict(state)
+    assert loaded.weights == []
 
 
 @every_face
 @pytest.mark.parametrize("name", ["freed", "cut", "meta", "wrapper"])
 def test_a_tensor_without_memory_is_refused_by_name(make: Any, name: str) -> None:
     opt, variables = make()
-    given = opt.state_dict()
-    home = given.get("slots", {}).get("b:0", given)
+    state = opt.state_dict()
+    home = state.get("slots", {}).get("b:0", state)
     key = next(key for key in home if key in ("v", "b/v", "b/momentum"))
     home[key] = mutations.CHANGES[name](home[key])
-    before = everything(opt, variables)
+    all_before = everything(opt, variables)
     with pytest.raises(CheckpointMismatchError, match=r"'b/.*'.*Nothing was loaded"):
-        opt.load_state_dict(given, variables)
-    assert same(everything(opt, variables), before)
+        opt.load_state_dict(state, variables)
+    assert same(everything(opt, variables), all_before)
 
 
 @every_face
 def test_a_class_of_tensors_that_fails_in_copy_is_read_as_plain(make: Any) -> None:
     opt, variables = make()
-    given = copy.deepcopy(opt.state_dict())
-    for home, key in list(mutations.places(given)):
+    state = copy.deepcopy(opt.state_dict())
+    for home, key in list(mutations.places(state)):
         if isinstance(home[key], Tensor):
             home[key] = home[key].as_subclass(mutations.Unwritten)
-    before = everything(opt, variables)
-    opt.load_state_dict(given, variables)
-    assert same(everything(opt, variables), before)
+    all_before = everything(opt, variables)
+    opt.load_state_dict(state, variables)
+    assert same(everything(opt, variables), all_before)
 
 
 def test_a_state_of_the_slots_themselves_is_read_before_it_is_written() -> None:
     opt, (a, b) = v1_trained()
     b.assign(b + 1)
-    given = {**opt.state_dict(), "a/m": opt.get_slot(a, "v"), "a/v": opt.get_slot(a, "m")}
-    wanted = {name: value.detach().clone() for name, value in given.items()}
-    opt.load_state_dict(given)
-    assert same(opt.state_dict(), wanted)
+    state = {**opt.state_dict(), "a/m": opt.get_slot(a, "v"), "a/v": opt.get_slot(a, "m")}
+    expected = {name: value.detach().clone() for name, value in state.items()}
+    opt.load_state_dict(state)
+    assert same(opt.state_dict(), expected)
 
 
 # An exception at any line of those that set state, as a signal would raise it.
@@ -138,9 +136,9 @@ def test_an_interruption_leaves_all_old_or_all_new(face: str, is_fresh: bool, st
         target = FRESH[face]() if is_fresh else opt
         old = everything(target, variables)
         interrupted = interrupted_at(number, lambda: target.load_state_dict(new, variables))  # noqa: B023
-        now = everything(target, variables)
-        assert same(now["state"], new) or (interrupted and same(now, old)), f"line {number}"
-        if not is_fresh and same(now["state"], new):
+        current = everything(target, variables)
+        assert same(current["state"], new) or (interrupted and same(current, old)), f"line {number}"
+        if not is_fresh and same(current["state"], new):
             opt.load_state_dict(start, variables)
         for var, value in zip(variables, old_values, strict=True):
             var.assign(value)
@@ -157,11 +155,11 @@ def test_a_section_runs_no_python() -> None:
         if event == "call" and caller is not None and caller.f_code is atomic_section.run.__code__:
             frames.append(frame.f_code.co_qualname if hasattr(frame.f_code, "co_qualname") else "?")
 
-    given = opt.state_dict()
+    state = opt.state_dict()
     sys.settrace(trace)
     try:
         with torch.device("cpu"):  # has functions of torch call Python
-            opt.load_state_dict(given, variables)
+            opt.load_state_dict(state, variables)
     finally:
         sys.settrace(None)
     # It comes before the first write.
@@ -174,17 +172,17 @@ class _Outside(Tensor):
     inside: Tensor
 
     @staticmethod
-    def __new__(cls, inside: Tensor) -> Any:
-        made: Any = Tensor._make_wrapper_subclass(cls, inside.shape, dtype=inside.dtype)  # pyright: ignore
-        made.inside = inside
-        return made
+    def __new__(cls, wrapped: Tensor) -> Any:
+        wrapper: Any = Tensor._make_wrapper_subclass(cls, wrapped.shape, dtype=wrapped.dtype)  # pyright: ignore
+        wrapper.inside = wrapped
+        return wrapper
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if "copy_" in str(func):
             raise RuntimeError("not copied")
-        found = func(*[getattr(each, "inside", each) for each in args], **(kwargs or {}))
-        return _Outside(found) if isinstance(found, Tensor) else found
+        output = func(*[getattr(arg, "inside", arg) for arg in args], **(kwargs or {}))
+        return _Outside(output) if isinstance(output, Tensor) else output
 
 
 class _FailsLater(TorchDispatchMode):
@@ -201,28 +199,28 @@ class _FailsLater(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_a_class_whose_copy_fails_is_refused_before_anything_is_set() -> None:
-    plain, outside = torch.zeros(2), _Outside(torch.zeros(2))
-    entries = [state.Entry("a", plain), state.Entry("b", outside)]
+def test_a_failing_copy_raises_before_changes() -> None:
+    plain_tensor, wrapped = torch.zeros(2), _Outside(torch.zeros(2))
+    entries = [state.Entry("a", plain_tensor), state.Entry("b", wrapped)]
     with pytest.raises(CheckpointMismatchError, match="'b' has no memory of its own here"):
         state.restore(state.fitting(entries, {"a": torch.ones(2), "b": torch.ones(2)}, ""))
-    assert (plain.tolist(), outside.inside.tolist()) == ([0, 0], [0, 0])
+    assert (plain_tensor.tolist(), wrapped.inside.tolist()) == ([0, 0], [0, 0])
 
 
 @pytest.mark.parametrize("first", range(6))
 def test_a_mode_in_which_copies_fail_leaves_all_old_or_all_new(first: int) -> None:
-    own = [torch.zeros(2), torch.zeros(2)]
-    entries = [state.Entry(str(index), each) for index, each in enumerate(own)]
+    tensors = [torch.zeros(2), torch.zeros(2)]
+    entries = [state.Entry(str(index), tensor) for index, tensor in enumerate(tensors)]
     with contextlib.suppress(CheckpointMismatchError), _FailsLater(first):
         state.restore(state.fitting(entries, {"0": torch.ones(2), "1": torch.ones(2)}, ""))
-    assert own[0].tolist() == own[1].tolist()
+    assert tensors[0].tolist() == tensors[1].tolist()
 
 
 NAN = float("nan")
 
 
 @pytest.mark.parametrize(
-    ("cut", "given", "conflict"),
+    ("cut", "numbers", "conflict"),
     [
         (lambda m: (m, m), ([1, 2, NAN, 4], [1, 2, NAN, 4]), ""),
         (lambda m: (m, m), ([1, 2, 3, 4], [1, 2, 3, 5]), "'a' and 'b'"),
@@ -239,31 +237,33 @@ NAN = float("nan")
         (lambda m: (m[0:0], m), ([], [1, 2, 3, 4]), ""),
     ],
 )
-def test_what_shares_memory_must_be_given_the_same(
-    cut: Callable[[Tensor], tuple[Tensor, ...]], given: tuple[Any, ...], conflict: str
+def test_entries_that_share_memory_need_equal_values(
+    cut: Callable[[Tensor], tuple[Tensor, ...]], numbers: tuple[Any, ...], conflict: str
 ) -> None:
     memory = torch.zeros(4)
-    own = dict(zip("abc", cut(memory), strict=False))
-    wanted = {name: torch.tensor(each).float() for name, each in zip(own, given, strict=True)}
-    found = state.fitting([state.Entry(*each) for each in own.items()], wanted, "It")
+    views = dict(zip("abc", cut(memory), strict=False))
+    expected = {
+        name: torch.tensor(number).float() for name, number in zip(views, numbers, strict=True)
+    }
+    fitted = state.fitting([state.Entry(*view) for view in views.items()], expected, "It")
     if not conflict:
-        state.restore(found)
-        now = {name: each.clone() for name, each in own.items()}
-        assert same(now, wanted)
+        state.restore(fitted)
+        actual = {name: view.clone() for name, view in views.items()}
+        assert same(actual, expected)
         return
     with pytest.raises(CheckpointMismatchError, match=f"It: {conflict} share memory here, and are"):
-        state.restore(found)
+        state.restore(fitted)
     assert memory.tolist() == [0, 0, 0, 0]
 
 
-def test_what_shares_memory_in_other_dtypes() -> None:
+def test_entries_share_memory_in_other_dtypes() -> None:
     bits = torch.zeros(2, dtype=torch.int32)
     entries = [state.Entry("numbers", bits.view(torch.float32)), state.Entry("bits", bits[1:])]
-    one = torch.tensor([1.0]).view(torch.int32)
-    state.restore(state.fitting(entries, {"numbers": torch.ones(2), "bits": one}, ""))
+    one_bits = torch.tensor([1.0]).view(torch.int32)
+    state.restore(state.fitting(entries, {"numbers": torch.ones(2), "bits": one_bits}, ""))
     assert bits.view(torch.float32).tolist() == [1, 1]
     with pytest.raises(CheckpointMismatchError, match="'numbers' and 'bits' share memory"):
-        state.restore(state.fitting(entries, {"numbers": torch.ones(2), "bits": one + 1}, ""))
+        state.restore(state.fitting(entries, {"numbers": torch.ones(2), "bits": one_bits + 1}, ""))
     assert bits.view(torch.float32).tolist() == [1, 1]
 
 
@@ -317,11 +317,11 @@ def test_a_state_of_v1_by_positions_is_read() -> None:
     opt.load_state_dict(V1, [b, first, second])
     assert opt.get_slot(first, "momentum").tolist() == [3.0, 4.0]
     assert opt.get_slot(second, "momentum").tolist() == [5.0, 6.0]
-    now = opt.state_dict([b, first, second])
-    assert list(now) == ["b/momentum", "w/momentum", "w#1/momentum"]
-    again = MomentumOptimizer(0.5, 0.5)
-    again.load_state_dict(now, [b, first, second])
-    assert same(again.state_dict([b, first, second]), now)
+    state = opt.state_dict([b, first, second])
+    assert list(state) == ["b/momentum", "w/momentum", "w#1/momentum"]
+    optimizer = MomentumOptimizer(0.5, 0.5)
+    optimizer.load_state_dict(state, [b, first, second])
+    assert same(optimizer.state_dict([b, first, second]), state)
 
 
 def test_a_state_of_masters_by_positions_is_read() -> None:
@@ -340,22 +340,22 @@ def test_a_state_of_a_training_step_by_positions_is_read() -> None:
         iter_size=2, skip_update_ph=False, var_list=[first, second],
     )  # fmt: skip
     step.load_state_dict(STEP)
-    now = step.state_dict()
-    assert now["w#1/momentum"].item() == 2.0
-    assert now["w#1/gradient_sum"].item() == 3.0
-    assert now["w/gradient_sum"].item() == 1.0
+    state = step.state_dict()
+    assert state["w#1/momentum"].item() == 2.0
+    assert state["w#1/gradient_sum"].item() == 3.0
+    assert state["w/gradient_sum"].item() == 1.0
 
 
 def test_a_damaged_state_by_positions_is_refused_by_the_names_of_today() -> None:
-    given = {**V1, "w#2/momentum": torch.ones(3)}
+    state = {**V1, "w#2/momentum": torch.ones(3)}
     with pytest.raises(CheckpointMismatchError, match=r"'w#1/momentum' is float32 of shape \(3,\)"):
-        MomentumOptimizer(0.5, 0.5).load_state_dict(given, named("b", "w", "w"))
+        MomentumOptimizer(0.5, 0.5).load_state_dict(state, named("b", "w", "w"))
 
 
-@pytest.mark.parametrize("is_given", [True, False])
-def test_a_state_of_keras_is_read(is_given: bool) -> None:
+@pytest.mark.parametrize("has_variables", [True, False])
+def test_a_state_of_keras_is_read(has_variables: bool) -> None:
     opt, variables = Nadam(), named("b", "w", "w")
-    opt.load_state_dict(KERAS, variables if is_given else None)
+    opt.load_state_dict(KERAS, variables if has_variables else None)
     assert same(opt.state_dict()["slots"], KERAS["slots"])
     assert opt.state_dict()["hyperparameters"]["learning_rate"] == 0.5
     opt.apply_gradients([(torch.zeros(2), var) for var in variables])
@@ -372,7 +372,7 @@ def test_names_are_each_another_and_stay_when_others_come() -> None:
         assert state.distinct(names[:count]) == state.distinct(names)[:count]
 
 
-def test_an_entry_knows_what_tensorflow_calls_it() -> None:
+def test_an_entry_has_its_tensorflow_name() -> None:
     opt, _ = keras_trained()
     owners = opt._owners()
     slots = opt._slot_entries([*zip(state.keys_of(owners), "ab", owners, strict=True)], {})[0]
@@ -391,11 +391,11 @@ def by_pickle(opt: Any) -> Any:
 
 
 def seen_while_stepping(step: Callable[[], Any], look: Callable[[], Any], count: int) -> list[Any]:
-    done, failed, found = threading.Event(), [], []
+    is_done, failed, looks = threading.Event(), [], []
 
     def work() -> None:
         try:
-            while not done.is_set():
+            while not is_done.is_set():
                 step()
         except BaseException as error:
             failed.append(error)
@@ -403,12 +403,12 @@ def seen_while_stepping(step: Callable[[], Any], look: Callable[[], Any], count:
     thread = threading.Thread(target=work)
     thread.start()
     try:
-        found += [look() for _ in range(count)]
+        looks += [look() for _ in range(count)]
     finally:
-        done.set()
+        is_done.set()
         thread.join()
     assert not failed
-    return found
+    return looks
 
 
 class Counting(thalweg.keras.optimizers.Optimizer):
@@ -439,73 +439,73 @@ class CountingV1(thalweg.v1.train.Optimizer):
         var.sub_(1)
 
 
-either_copy = pytest.mark.parametrize("copied", [copy.deepcopy, by_pickle])
+either_copy = pytest.mark.parametrize("make_copy", [copy.deepcopy, by_pickle])
 
 
 @either_copy
 @pytest.mark.parametrize("make", [lambda: Counting("Counting"), CountingV1])
 @pytest.mark.usefixtures("threads_change_often")
-def test_a_copy_is_of_one_step(make: Any, copied: Any) -> None:
+def test_a_copy_is_of_one_step(make: Any, make_copy: Any) -> None:
     opt, (w,) = make(), named("w", size=1)
     opt.apply_gradients([(torch.ones(1), w)])
 
-    def slots(one: Any) -> tuple[float, ...]:
-        values = one.state_dict()
-        own = values["slots"]["w:0"] if "slots" in values else values
+    def slots(optimizer: Any) -> tuple[float, ...]:
+        values = optimizer.state_dict()
+        slot_values = values["slots"]["w:0"] if "slots" in values else values
         counts = [values["iterations"].item()] if "iterations" in values else []
-        return tuple(value.item() for value in own.values()) + tuple(counts)
+        return tuple(value.item() for value in slot_values.values()) + tuple(counts)
 
     copies = seen_while_stepping(
-        lambda: opt.apply_gradients([(torch.ones(1), w)]), lambda: copied(opt), 200
+        lambda: opt.apply_gradients([(torch.ones(1), w)]), lambda: make_copy(opt), 200
     )
-    assert {len(set(slots(one))) for one in copies} == {1}
+    assert {len(set(slots(copy))) for copy in copies} == {1}
 
 
 @either_copy
 @pytest.mark.usefixtures("threads_change_often")
-def test_a_copy_of_a_wrapper_is_of_one_step(copied: Any) -> None:
+def test_a_copy_of_a_wrapper_is_of_one_step(make_copy: Any) -> None:
     (w,) = named("w", dtype=torch.float16, size=1)
     opt = wrapped(CountingV1())
     step = lambda: opt.minimize(lambda: w.float().sum(), var_list=[w])  # noqa: E731
     step()
-    looks = seen_while_stepping(step, lambda: (opt.state_dict(), copied(opt).state_dict()), 100)
-    for found in (each for look in looks for each in look):
-        count = found["w/one"].item()
-        assert found["w/two"].item() == count == found["loss_scale/iteration"].item()
-        assert found["w/master"].item() == 1 - count
+    looks = seen_while_stepping(step, lambda: (opt.state_dict(), make_copy(opt).state_dict()), 100)
+    for snapshot in (snapshot for look in looks for snapshot in look):
+        count = snapshot["w/one"].item()
+        assert snapshot["w/two"].item() == count == snapshot["loss_scale/iteration"].item()
+        assert snapshot["w/master"].item() == 1 - count
 
 
 @either_copy
 @pytest.mark.usefixtures("threads_change_often")
-def test_a_copy_of_averages_is_of_one_step(copied: Any) -> None:
+def test_a_copy_of_averages_is_of_one_step(make_copy: Any) -> None:
     (w,) = named("w", size=1)
     opt = MovingAverageOptimizer(CountingV1(), average_decay=0.0)
     opt.apply_gradients([(torch.ones(1), w)])
     copies = seen_while_stepping(
-        lambda: opt.apply_gradients([(torch.ones(1), w)]), lambda: copied((opt, w))[0], 100
+        lambda: opt.apply_gradients([(torch.ones(1), w)]), lambda: make_copy((opt, w))[0], 100
     )
-    for one in copies:
-        ((_, _, average),) = one._ema._slots.triples()
-        ((_, slot, count), _) = one._opt._slots.triples()
+    for copied in copies:
+        ((_, _, average),) = copied._ema._slots.triples()
+        ((_, slot, count), _) = copied._opt._slots.triples()
         assert slot == "one"
         assert average.item() == 1 - count.item()
 
 
 @either_copy
-def test_what_was_given_to_an_optimizer_is_shared_with_its_copy_as_before(copied: Any) -> None:
+def test_a_copy_shares_user_objects(make_copy: Any) -> None:
     rate, counter = torch.tensor(0.5), Variable(3, "it", trainable=False)
     opt = Adam(rate)
     opt.iterations = counter
-    again, given, count = copied((opt, rate, counter))
-    assert again._hyper.raw("learning_rate") is given
-    assert again.iterations is count
+    copied, copied_rate, count = make_copy((opt, rate, counter))
+    assert copied._hyper.raw("learning_rate") is copied_rate
+    assert copied.iterations is count
     average = ExponentialMovingAverage(0.5, num_updates=counter)
-    again, count = copied((average, counter))
-    assert again._num_updates is count
+    average_copy, count = make_copy((average, counter))
+    assert average_copy._num_updates is count
 
 
 def test_a_shallow_copy_shares_the_slots() -> None:
     opt, (a, _) = v1_trained()
-    again = copy.copy(opt)
-    assert again.get_slot(a, "m") is opt.get_slot(a, "m")
-    assert again._lock is not opt._lock
+    shallow = copy.copy(opt)
+    assert shallow.get_slot(a, "m") is opt.get_slot(a, "m")
+    assert shallow._lock is not opt._lock

@@ -1,4 +1,4 @@
-"""What rules make of measures in the call of a step has the bits of NumPy's."""
+"""Formulas of reductions that a replayed step evaluates have NumPy's bits."""
 
 from __future__ import annotations
 
@@ -21,27 +21,26 @@ from thalweg.rules.modern import CAUTIOUS_ADAMW, LAMB, MARS, STABLE_ADAMW
 KINDS: list[Any] = [np.float32, np.float64]
 SOURCE = Path(scalar_program.__file__).read_text()
 MAIN = "\n\ndef NAME(argument):\n    run(int64_pointer(address_of(argument)))\n"
-USUAL = st.one_of(st.floats(0, 2), st.floats(1e-9, 1e9), st.sampled_from([0.0, 1.0]))
-ANY = st.one_of(USUAL, st.floats(), st.sampled_from([1e-300, 1e300, 3.4e38, 1e-40, -1.0]))
+TYPICAL = st.one_of(st.floats(0, 2), st.floats(1e-9, 1e9), st.sampled_from([0.0, 1.0]))
+NUMBERS = st.one_of(TYPICAL, st.floats(), st.sampled_from([1e-300, 1e300, 3.4e38, 1e-40, -1.0]))
 each_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 
 
-def done(made: Program, names: list[str], dtype: Any) -> Any:
-    """A row of scalars that a program makes."""
+def done(program: Program, names: list[str], dtype: Any) -> Any:
     row, record = (
         np.full((1, len(names)), 7, dtype),
         np.zeros(scalar_program.PROGRAM // 8, np.int64),
     )
-    made.place(record, names, row.ctypes.data, 1)
+    program.place(record, names, row.ctypes.data, 1)
     name = f"t_{kernel_cache.digest(SOURCE, MAIN)}"
     address = kernel_cache.address_of(name, (SOURCE + MAIN).replace("NAME", name), briefly=True)
     ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)(record.ctypes.data)
     return row[0]
 
 
-def assert_bits(own: Any, other: Any) -> None:
-    assert own == other or (own != own and other != other), (own, other)
-    assert np.signbit(own) == np.signbit(other) or own != own
+def assert_bits(actual: Any, expected: Any) -> None:
+    assert actual == expected or (actual != actual and expected != expected), (actual, expected)
+    assert np.signbit(actual) == np.signbit(expected) or actual != actual
 
 
 @each_kind
@@ -50,28 +49,30 @@ def assert_bits(own: Any, other: Any) -> None:
 )
 @settings(max_examples=200)
 @given(data=st.data())
-def test_what_rules_make_of_measures(rule: Rule, kind: Any, data: st.DataObject) -> None:
+def test_programs_of_measures_equal_numpy(rule: Rule, kind: Any, data: st.DataObject) -> None:
     function: Any = rule.per_variable
-    wanted = [*inspect.signature(function).parameters]
-    measures, names = [*rule.measures], [name for name in wanted if name not in rule.measures]
-    numbers = data.draw(st.one_of(*(st.tuples(*[each] * len(wanted)) for each in (USUAL, ANY))))
+    parameters = [*inspect.signature(function).parameters]
+    measures, names = [*rule.measures], [name for name in parameters if name not in rule.measures]
+    numbers = data.draw(
+        st.one_of(*(st.tuples(*[pool] * len(parameters)) for pool in (TYPICAL, NUMBERS)))
+    )
     with np.errstate(all="ignore"):
-        measured = dict(zip(measures, map(np.float64, numbers), strict=False))
+        reductions = dict(zip(measures, map(np.float64, numbers), strict=False))
         scalars = dict(zip(names, map(kind, numbers[len(measures) :]), strict=True))
-        arrays = {name: np.array([each, 1.0]) for name, each in measured.items()}
-        found = {n: np.asarray(x, kind) for n, x in function(**arrays, **scalars).items()}
-    made = Program(kind, dict.fromkeys(measures, np.float64), names, lambda x, _: function(**x))
-    made.give(scalars.values())
-    for place, each in enumerate(measured.values()):
-        made.set(place, each)
-    for own, other in zip(done(made, [*found], kind), found.values(), strict=True):
-        assert_bits(own, np.broadcast_to(other, 2)[0])
+        arrays = {name: np.array([number, 1.0]) for name, number in reductions.items()}
+        actual = {n: np.asarray(x, kind) for n, x in function(**arrays, **scalars).items()}
+    program = Program(kind, dict.fromkeys(measures, np.float64), names, lambda x, _: function(**x))
+    program.give(scalars.values())
+    for place, number in enumerate(reductions.values()):
+        program.set(place, number)
+    for first, second in zip(done(program, [*actual], kind), actual.values(), strict=True):
+        assert_bits(first, np.broadcast_to(second, 2)[0])
 
 
 def both_types(*, wide: Any, x: Any, y: Any) -> Any:
-    one = x * y / 3 - 0.1
+    offset = x * y / 3 - 0.1
     return {
-        "first": narrow(wide * one, x) + y,
+        "first": narrow(wide * offset, x) + y,
         "second": where((wide < 1.0) & (x != y) | (y > 2), narrow(wide, x), x),
         "third": maximum(sqrt(wide) * x, y),
     }
@@ -79,19 +80,19 @@ def both_types(*, wide: Any, x: Any, y: Any) -> Any:
 
 @each_kind
 @settings(max_examples=200)
-@given(wide=ANY, x=ANY, y=ANY)
+@given(wide=NUMBERS, x=NUMBERS, y=NUMBERS)
 def test_numbers_of_two_types_are_computed_as_by_numpy(
     kind: Any, wide: float, x: float, y: float
 ) -> None:
     with np.errstate(all="ignore"):
-        own = {"x": kind(x), "y": kind(y)}
-        found = both_types(wide=np.array([wide]), **own)
-        found = {n: np.asarray(each, kind) for n, each in found.items()}
-    made = Program(kind, {"wide": np.float64}, [*own], lambda given, _: both_types(**given))
-    made.give(own.values())
-    made.set(0, wide)
-    for one, other in zip(done(made, [*found], kind), found.values(), strict=True):
-        assert_bits(one, other.ravel()[0])
+        scalars = {"x": kind(x), "y": kind(y)}
+        actual = both_types(wide=np.array([wide]), **scalars)
+        actual = {n: np.asarray(number, kind) for n, number in actual.items()}
+    program = Program(kind, {"wide": np.float64}, [*scalars], lambda args, _: both_types(**args))
+    program.give(scalars.values())
+    program.set(0, wide)
+    for first, second in zip(done(program, [*actual], kind), actual.values(), strict=True):
+        assert_bits(first, second.ravel()[0])
 
 
 @pytest.mark.parametrize(
@@ -107,6 +108,6 @@ def test_numbers_of_two_types_are_computed_as_by_numpy(
         lambda wide, x: {"made": narrow(2.0, x)},
     ],
 )
-def test_what_is_no_arithmetic_of_it_is_refused(function: Any) -> None:
+def test_unsupported_operations_raise(function: Any) -> None:
     with pytest.raises(TypeError):
-        Program(np.float32, {"wide": np.float64}, ["x"], lambda given, _: function(**given))
+        Program(np.float32, {"wide": np.float64}, ["x"], lambda args, _: function(**args))

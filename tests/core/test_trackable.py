@@ -1,4 +1,4 @@
-"""How saved values reach objects that do not exist yet, and the hooks on their way."""
+"""Deferred restoration of values into objects that are made later, and its hooks."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def step(opt: Any, *variables: Any) -> None:
 
 
 @pytest.fixture
-def saved(tmp_path: Path) -> Callable[..., tuple[str, torch.Tensor, torch.Tensor]]:
+def write(tmp_path: Path) -> Callable[..., tuple[str, torch.Tensor, torch.Tensor]]:
     """A checkpoint after two steps; what the variable is then, and after a third."""
 
     def save(face: str, make: Callable[[], Any] | None = None) -> Any:
@@ -49,9 +49,9 @@ def saved(tmp_path: Path) -> Callable[..., tuple[str, torch.Tensor, torch.Tensor
         for _ in range(2):
             step(opt, w)
         path = Checkpoint(w=w, opt=opt).write(tmp_path / face)
-        then = w.detach().clone()
+        old_value = w.detach().clone()
         step(opt, w)
-        return path, then, w.detach().clone()
+        return path, old_value, w.detach().clone()
 
     return save
 
@@ -74,8 +74,8 @@ def recording(base: type, calls: list[tuple[str, dict[str, Any]]]) -> type:
 
 
 @both_faces
-def test_hooks_are_called_with_the_documented_arguments(face: str, saved: Any) -> None:
-    path, _, end = saved(face)
+def test_hooks_are_called_with_the_documented_arguments(face: str, write: Any) -> None:
+    path, _, end = write(face)
     calls: list[tuple[str, dict[str, Any]]] = []
     w, opt = Variable(two(0.0), name="w"), FACES[face](recording(BASES[face], calls))
     Checkpoint(w=w, opt=opt).read(path)
@@ -89,27 +89,27 @@ def test_hooks_are_called_with_the_documented_arguments(face: str, saved: Any) -
     assert opt._deferred_slot_restorations == {"momentum": {opt._slots.key(w): [position]}}
     calls.clear()
     step(opt, w)
-    given = [arguments for name, arguments in calls if name == "_restore_slot_variable"]
+    passed = [arguments for name, arguments in calls if name == "_restore_slot_variable"]
     slot = opt.get_slot(w, "momentum")
-    assert given == [{"slot_name": "momentum", "variable": w, "slot_variable": slot}]
+    assert passed == [{"slot_name": "momentum", "variable": w, "slot_variable": slot}]
     assert torch.equal(w, end)
     assert opt._deferred_slot_restorations == {}
     if face == "keras":
         names = [arguments["name"] for name, arguments in calls if name.startswith("_preload")]
         assert names == ["iter", "decay", "learning_rate", "momentum"]
-        given = [arguments for name, arguments in calls if name.startswith("_handle")]
-        assert given[0] == {"name": "iter", "trackable": opt.iterations}
-    before = len(calls)
-    other = Variable(two(), name="other")
-    step(opt, w, other)  # nothing waits for it
-    assert [name for name, _ in calls[before:]] == ["_restore_slot_variable"]
+        passed = [arguments for name, arguments in calls if name.startswith("_handle")]
+        assert passed[0] == {"name": "iter", "trackable": opt.iterations}
+    count_before = len(calls)
+    second_var = Variable(two(), name="other")
+    step(opt, w, second_var)  # nothing waits for it
+    assert [name for name, _ in calls[count_before:]] == ["_restore_slot_variable"]
 
 
-def test_non_slot_variables_begin_with_what_was_restored(saved: Any) -> None:
-    path, _, end = saved("v1", lambda: train.AdamOptimizer(0.5))
+def test_non_slot_variables_begin_with_what_was_restored(write: Any) -> None:
+    path, _, end = write("v1", lambda: train.AdamOptimizer(0.5))
     calls: list[tuple[str, dict[str, Any]]] = []
-    made = recording(train.AdamOptimizer, calls)
-    w, opt = Variable(two(0.0), name="w"), made(0.5)
+    make = recording(train.AdamOptimizer, calls)
+    w, opt = Variable(two(0.0), name="w"), make(0.5)
     Checkpoint(w=w, opt=opt).read(path)
     calls.clear()
     step(opt, w)
@@ -124,9 +124,9 @@ def test_non_slot_variables_begin_with_what_was_restored(saved: Any) -> None:
 @both_faces
 @pytest.mark.parametrize("style", ["returned", "restored", "both"])
 def test_a_subclass_may_make_slots_when_they_are_restored(
-    face: str, style: str, saved: Any
+    face: str, style: str, write: Any
 ) -> None:
-    path, then, end = saved(face)
+    path, old_value, end = write(face)
 
     class Eager(BASES[face]):  # type: ignore[misc]
         def _create_or_restore_slot_variable(
@@ -145,14 +145,14 @@ def test_a_subclass_may_make_slots_when_they_are_restored(
     status = Checkpoint(w=w, opt=opt).read(path)
     assert SLOT not in status.waiting
     assert opt._deferred_slot_restorations == {}
-    assert torch.equal(w, then)
+    assert torch.equal(w, old_value)
     step(opt, w)
     assert torch.equal(w, end)
 
 
 @both_faces
-def test_what_a_subclass_does_with_the_deferred_ones_is_no_loss(face: str, saved: Any) -> None:
-    path, _, end = saved(face)
+def test_a_subclass_may_consume_deferred_slots(face: str, write: Any) -> None:
+    path, _, end = write(face)
 
     class Own(BASES[face]):  # type: ignore[misc]
         def _create_or_restore_slot_variable(
@@ -171,37 +171,37 @@ def test_what_a_subclass_does_with_the_deferred_ones_is_no_loss(face: str, saved
     step(opt, w)
     assert torch.equal(w, end)
     status.assert_consumed()
-    v, plain = Variable(two(0.0), name="w"), FACES[face]()
-    Checkpoint(w=v, opt=plain).read(path)
-    step(plain, v)
+    v, plain_opt = Variable(two(0.0), name="w"), FACES[face]()
+    Checkpoint(w=v, opt=plain_opt).read(path)
+    step(plain_opt, v)
     for _ in range(3):  # what is left over is not restored again
         step(opt, w)
-        step(plain, v)
+        step(plain_opt, v)
     assert torch.equal(w, v)
 
 
 @both_faces
-def test_a_subclass_may_preload_and_look_up(face: str, saved: Any) -> None:
-    path, _, _ = saved(face)
-    mine = Variable(two(0.0), name="mine")
+def test_a_subclass_may_preload_and_look_up(face: str, write: Any) -> None:
+    path, _, _ = write(face)
+    looked_up = Variable(two(0.0), name="mine")
 
     class Own(BASES[face]):  # type: ignore[misc]
         def _lookup_dependency(self, name: str) -> Any:
-            return mine if name == "mine" else super()._lookup_dependency(name)
+            return looked_up if name == "mine" else super()._lookup_dependency(name)
 
         def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> Any:
             assert save_type == "checkpoint"
-            return {**super()._trackable_children(save_type, **kwargs), "mine": mine}
+            return {**super()._trackable_children(save_type, **kwargs), "mine": looked_up}
 
         def _preload_simple_restoration(self, name: str) -> Any:
             return torch.tensor(7) if name == "iter" else super()._preload_simple_restoration(name)
 
     opt = FACES[face](Own)
-    mine.assign([3.0, 4.0])
-    own = Checkpoint(opt=opt).write(f"{path}-own")
-    mine.assign([0.0, 0.0])
-    Checkpoint(opt=opt).read(own)
-    assert mine.tolist() == [3.0, 4.0]
+    looked_up.assign([3.0, 4.0])
+    second_path = Checkpoint(opt=opt).write(f"{path}-own")
+    looked_up.assign([0.0, 0.0])
+    Checkpoint(opt=opt).read(second_path)
+    assert looked_up.tolist() == [3.0, 4.0]
     if face == "keras":
         assert int(opt.iterations) == 7
 
@@ -217,18 +217,18 @@ def test_tracked_names_are_unique() -> None:
     assert opt._trackable_children() == {"w": v}
 
 
-def test_what_a_tracked_child_was_restored_to(tmp_path: Path) -> None:
+def test_a_tracked_child_is_restored(tmp_path: Path) -> None:
     opt = train.GradientDescentOptimizer(0.5)
     opt._track_trackable(Variable([5.0]), "mine")
     path = Checkpoint(opt=opt).write(tmp_path / "ckpt")
-    other = train.GradientDescentOptimizer(0.5)
-    status = Checkpoint(opt=other).read(path)
+    optimizer = train.GradientDescentOptimizer(0.5)
+    status = Checkpoint(opt=optimizer).read(path)
     with pytest.raises(CheckpointMismatchError, match="'opt/mine' is float32"):
-        other._track_trackable(Variable([5]), "mine")
-    assert other._trackable_children() == {}
+        optimizer._track_trackable(Variable([5]), "mine")
+    assert optimizer._trackable_children() == {}
     assert status.waiting == ["opt/mine"]
-    mine = other._track_trackable(Variable([0.0]), "mine")
-    assert mine.tolist() == [5.0]
+    looked_up = optimizer._track_trackable(Variable([0.0]), "mine")
+    assert looked_up.tolist() == [5.0]
     assert status.waiting == []
 
 
@@ -237,35 +237,35 @@ def test_what_a_tracked_child_was_restored_to(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("order", [["w", "opt"], ["opt", "w"], ["opt", "step", "w"]], ids=str)
 @both_faces
-def test_attributes_that_come_later(face: str, order: list[str], saved: Any) -> None:
-    path, then, end = saved(face)
-    w, opt, later = Variable(two(0.0)), FACES[face](), Checkpoint()
+def test_attributes_assigned_later_are_restored(face: str, order: list[str], write: Any) -> None:
+    path, old_value, end = write(face)
+    w, opt, later_checkpoint = Variable(two(0.0)), FACES[face](), Checkpoint()
     objects = {"w": w, "opt": opt}
-    status = later.read(path)
+    status = later_checkpoint.read(path)
     assert {"w", SLOT} <= set(status.waiting)
     for name in order:
         if name == "step":
             step(opt, w)  # slots are there before the variable is
         else:
-            setattr(later, name, objects[name])
-    assert torch.equal(w, then)
+            setattr(later_checkpoint, name, objects[name])
+    assert torch.equal(w, old_value)
     step(opt, w)
     assert torch.equal(w, end)
     status.assert_consumed()
 
 
-def test_a_module_that_comes_later(tmp_path: Path) -> None:
+def test_a_module_assigned_later_is_restored(tmp_path: Path) -> None:
     torch.manual_seed(0)
-    one, other = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
-    path = Checkpoint(net=one, more=[one]).write(tmp_path / "ckpt")
+    first, second = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+    path = Checkpoint(net=first, more=[first]).write(tmp_path / "ckpt")
     checkpoint = Checkpoint()
     status = checkpoint.read(path)
     with pytest.raises(CheckpointMismatchError, match="'net/weight' is float32 of shape"):
         checkpoint.net = torch.nn.Linear(3, 2)
     assert not hasattr(checkpoint, "net")
     assert len(status.waiting) == 2
-    checkpoint.net = other
-    assert torch.equal(other.weight, one.weight)
+    checkpoint.net = second
+    assert torch.equal(second.weight, first.weight)
     assert status.waiting == []
     del checkpoint.net
     checkpoint.more = Variable(0.0)
@@ -273,11 +273,11 @@ def test_a_module_that_comes_later(tmp_path: Path) -> None:
 
 
 @both_faces
-def test_the_last_restore_counts(face: str, saved: Any, tmp_path: Path) -> None:
-    path, _, end = saved(face)
-    v, other = Variable(two(9.0)), FACES[face]()
-    step(other, v)
-    older = Checkpoint(w=v, opt=other).write(tmp_path / "older")
+def test_the_last_restore_counts(face: str, write: Any, tmp_path: Path) -> None:
+    path, _, end = write(face)
+    v, second_opt = Variable(two(9.0)), FACES[face]()
+    step(second_opt, v)
+    older = Checkpoint(w=v, opt=second_opt).write(tmp_path / "older")
     w, opt = Variable(two(0.0)), FACES[face]()
     checkpoint = Checkpoint(w=w, opt=opt)
     checkpoint.read(older)
@@ -288,26 +288,26 @@ def test_the_last_restore_counts(face: str, saved: Any, tmp_path: Path) -> None:
 
 
 @both_faces
-def test_restored_slots_are_those_that_were_there(face: str, saved: Any) -> None:
-    path, then, end = saved(face)
+def test_restored_slots_are_those_that_were_there(face: str, write: Any) -> None:
+    path, old_value, end = write(face)
     w, opt = Variable(two(0.0)), FACES[face]()
     for _ in range(3):
         step(opt, w)
     slot = opt.get_slot(w, "momentum")
     Checkpoint(w=w, opt=opt).read(path).assert_consumed()
     assert opt.get_slot(w, "momentum") is slot
-    assert torch.equal(w, then)
+    assert torch.equal(w, old_value)
     step(opt, w)
     assert torch.equal(w, end)
 
 
-def test_only_what_waits_is_kept(saved: Any) -> None:
-    path, _, _ = saved("keras")
+def test_only_deferred_values_are_kept(write: Any) -> None:
+    path, _, _ = write("keras")
     w, opt = Variable(two(0.0)), FACES["keras"]()
     checkpoint = Checkpoint(w=w, opt=opt, gone=[])
     values = checkpoint.read(path)._values
-    kept = {values.name(node) for node in values.unused}
-    assert kept == {SLOT, "opt/iter", "opt/learning_rate", "opt/decay", "opt/momentum"}
+    names = {values.name(node) for node in values.unused}
+    assert names == {SLOT, "opt/iter", "opt/learning_rate", "opt/decay", "opt/momentum"}
     step(opt, w)
     assert values.unused == {}
     assert checkpoint.read(path)._values.unused == {}
@@ -318,15 +318,15 @@ def test_only_what_waits_is_kept(saved: Any) -> None:
 
 def test_two_optimizers_over_the_same_variables(tmp_path: Path) -> None:
     def training() -> tuple[Any, Any, Any, Checkpoint]:
-        w, one, other = Variable(two(), name="w"), keras.Adam(0.5), train.AdamOptimizer(0.25)
-        return w, one, other, Checkpoint(w=w, one=one, other=other)
+        w, keras_opt, v1_opt = Variable(two(), name="w"), keras.Adam(0.5), train.AdamOptimizer(0.25)
+        return w, keras_opt, v1_opt, Checkpoint(w=w, one=keras_opt, other=v1_opt)
 
-    w, one, other, checkpoint = training()
-    step(one, w), step(other, w), step(other, w)
+    w, first, second, checkpoint = training()
+    step(first, w), step(second, w), step(second, w)
     path = checkpoint.write(tmp_path / "ckpt")
-    step(one, w), step(other, w)
-    v, third, fourth, again = training()
-    status = again.read(path)
+    step(first, w), step(second, w)
+    v, third, fourth, second_checkpoint = training()
+    status = second_checkpoint.read(path)
     step(third, v)
     assert status.waiting == [
         "other/beta1_power", "other/beta2_power", "w/.OPTIMIZER_SLOT/other/m",
@@ -356,34 +356,34 @@ def test_each_graph_has_its_own_variables_of_no_variable(tmp_path: Path) -> None
                 session.run(train_op)
         graphs.append(graph), sessions.append(session), steps.append(train_op)
         checkpoints.append(Checkpoint(w=w, opt=opt))
-    found = [graph_values(opt, *each) for each in zip(graphs, sessions, strict=True)]
+    actual = [graph_values(opt, *pair) for pair in zip(graphs, sessions, strict=True)]
     powers = [{"beta1_power": 0.9**n, "beta2_power": 0.999**n} for n in (2, 4)]
-    for own, wanted in zip(found, powers, strict=True):
-        assert own == pytest.approx(wanted, rel=1e-5)
+    for power, expected in zip(actual, powers, strict=True):
+        assert power == pytest.approx(expected, rel=1e-5)
     path = checkpoints[0].write(tmp_path / "one", sessions[0])
     checkpoints[0].read(path).run_restore_ops(sessions[0])
-    assert graph_values(opt, graphs[1], sessions[1]) == found[1]
+    assert graph_values(opt, graphs[1], sessions[1]) == actual[1]
     with graphs[1].as_default():
         status = checkpoints[1].read(path)
     status.run_restore_ops(sessions[1])
-    assert graph_values(opt, graphs[1], sessions[1]) == found[0]
+    assert graph_values(opt, graphs[1], sessions[1]) == actual[0]
 
 
-def test_what_waits_for_a_graph_waits_for_that_one(tmp_path: Path) -> None:
+def test_deferred_values_belong_to_one_graph(tmp_path: Path) -> None:
     w, opt = Variable(two(), name="w"), train.AdamOptimizer(0.5)
     step(opt, w), step(opt, w)
     path = Checkpoint(w=w, opt=opt).write(tmp_path / "ckpt")
     step(opt, w)
     end = w.detach().clone()
-    opt, graph, other = train.AdamOptimizer(0.5), tf.Graph(), tf.Graph()
+    opt, graph, unused = train.AdamOptimizer(0.5), tf.Graph(), tf.Graph()
     with graph.as_default():
         v = tf.Variable(two().numpy(), name="v")
         status = Checkpoint(w=v, opt=opt).read(path)
-    with other.as_default(), tf.Session() as session:
+    with unused.as_default(), tf.Session() as session:
         u = tf.Variable(two().numpy(), name="u")
         opt.apply_gradients([(tf.ones([2]), u)])
         session.run(tf.global_variables_initializer())
-        assert session.run(opt._get_non_slot_variable("beta1_power", other)) == np.float32(0.9)
+        assert session.run(opt._get_non_slot_variable("beta1_power", unused)) == np.float32(0.9)
     eager = Variable(two(), name="eager")
     step(opt, eager)
     assert "opt/beta1_power" in status.waiting
@@ -398,11 +398,11 @@ def test_what_waits_for_a_graph_waits_for_that_one(tmp_path: Path) -> None:
         assert session.run(v).tolist() == end.tolist()
 
 
-def test_variables_made_later_begin_with_what_was_restored(saved: Any) -> None:
-    path, then, end = saved("v1")
+def test_variables_made_later_begin_with_what_was_restored(write: Any) -> None:
+    path, old_value, end = write("v1")
     opt, graph = FACES["v1"](), tf.Graph()
     with graph.as_default():
-        w = tf.Variable(then.numpy(), name="w")
+        w = tf.Variable(old_value.numpy(), name="w")
         Checkpoint(w=w, opt=opt).read(path)  # nobody keeps the status
         train_op = opt.apply_gradients([(tf.ones([2]), w)])
         slot = opt.get_slot(w, "momentum")
@@ -414,20 +414,20 @@ def test_variables_made_later_begin_with_what_was_restored(saved: Any) -> None:
             assert session.run(w).tolist() == end.tolist()
 
 
-def test_a_slot_of_a_graph_that_does_not_fit(saved: Any) -> None:
-    path, _, _ = saved("v1")
+def test_a_graph_slot_of_wrong_shape_raises(write: Any) -> None:
+    path, _, _ = write("v1")
 
     class Scalars(train.MomentumOptimizer):
         def _create_slots(self, var_list: Any) -> None:
             for var in var_list:
                 self._get_or_make_slot(var, torch.zeros(()), "momentum", self._name)
 
-    wanted = r"shape \(2,\), not float32 of shape \(\)"
+    expected = r"shape \(2,\), not float32 of shape \(\)"
     with tf.Graph().as_default():
         w, opt = tf.Variable([1.0, 1.0], name="w"), FACES["v1"](Scalars)
         status = Checkpoint(w=w, opt=opt).read(path)
         for _ in range(2):
-            with pytest.raises(CheckpointMismatchError, match=wanted):
+            with pytest.raises(CheckpointMismatchError, match=expected):
                 opt.apply_gradients([(tf.ones([2]), w)])
     assert opt.get_slot_names() == []
     assert status.waiting == [SLOT]
@@ -448,36 +448,36 @@ def test_objects_of_several_graphs_are_refused_in_eager_mode(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     "rate", [0.125, 1, lambda: 0.125, Variable(0.125)], ids=["float", "int", "callable", "variable"]
 )
-def test_a_hyperparameter_that_is_set_after_a_restore(rate: Any, saved: Any) -> None:
-    path, then, _ = saved("keras")
+def test_a_hyperparameter_that_is_set_after_a_restore(rate: Any, write: Any) -> None:
+    path, old_value, _ = write("keras")
     w, opt = Variable(two(0.0)), FACES["keras"]()
     status = Checkpoint(w=w, opt=opt).read(path)
     opt.learning_rate = rate
     step(opt, w)
     number = float(rate() if callable(rate) else rate)
     assert float(opt.learning_rate) == number
-    assert torch.equal(w, then - 0.5 * 0.75 - number)
+    assert torch.equal(w, old_value - 0.5 * 0.75 - number)
     assert status.waiting == []
 
 
 @both_faces
-@pytest.mark.parametrize("how", ["deepcopy", "with variables", "pickle"])
-def test_copies_wait_on_their_own(face: str, how: str, saved: Any) -> None:
-    path, _, end = saved(face)
+@pytest.mark.parametrize("mode", ["deepcopy", "with variables", "pickle"])
+def test_copies_have_separate_deferred_values(face: str, mode: str, write: Any) -> None:
+    path, _, end = write(face)
     w, opt = Variable(two(0.0), name="w"), FACES[face]()
     status = Checkpoint(w=w, opt=opt).read(path)
-    if how == "deepcopy":
-        v, other = Variable(w.detach().clone(), name="w"), copy.deepcopy(opt)
-        assert list(other._deferred_slot_restorations["momentum"]) == [opt._slots.key(w)]
-        kept = w.detach().clone()
-        step(other, w)
+    if mode == "deepcopy":
+        v, copied_opt = Variable(w.detach().clone(), name="w"), copy.deepcopy(opt)
+        assert list(copied_opt._deferred_slot_restorations["momentum"]) == [opt._slots.key(w)]
+        original = w.detach().clone()
+        step(copied_opt, w)
         assert torch.equal(w, end)
-        w.assign(kept)
+        w.assign(original)
     else:
         pair = (opt, w)
-        other, v = copy.deepcopy(pair) if "with" in how else pickle.loads(pickle.dumps(pair))
-        assert list(other._deferred_slot_restorations["momentum"]) == [opt._slots.key(v)]
-        step(other, v)
+        copied_opt, v = copy.deepcopy(pair) if "with" in mode else pickle.loads(pickle.dumps(pair))
+        assert list(copied_opt._deferred_slot_restorations["momentum"]) == [opt._slots.key(v)]
+        step(copied_opt, v)
         assert torch.equal(v, end)
     assert SLOT in status.waiting
     step(opt, w)
@@ -486,29 +486,29 @@ def test_copies_wait_on_their_own(face: str, how: str, saved: Any) -> None:
 
 
 @both_faces
-def test_a_state_that_is_loaded_replaces_what_waits(face: str, saved: Any) -> None:
-    path, _, _ = saved(face)
-    v, other = Variable(two(9.0), name="w"), FACES[face]()
-    step(other, v)
+def test_a_loaded_state_replaces_deferred_values(face: str, write: Any) -> None:
+    path, _, _ = write(face)
+    v, second_opt = Variable(two(9.0), name="w"), FACES[face]()
+    step(second_opt, v)
     w, opt = Variable(two(9.0), name="w"), FACES[face]()
     Checkpoint(w=w, opt=opt).read(path)
     waiting = opt._deferred_slot_restorations
-    state = other.state_dict()
+    state = second_opt.state_dict()
     bad = copy.deepcopy(state)
-    own = bad["slots"]["w:0"] if face == "keras" else bad
-    own["momentum" if face == "keras" else "w/momentum"] = torch.zeros(7)
+    slots = bad["slots"]["w:0"] if face == "keras" else bad
+    slots["momentum" if face == "keras" else "w/momentum"] = torch.zeros(7)
     with pytest.raises(CheckpointMismatchError):
         opt.load_state_dict(bad, [w])
     assert opt._deferred_slot_restorations == waiting
     opt.load_state_dict(state, [w])
     w.assign(v)
-    step(opt, w), step(other, v)
+    step(opt, w), step(second_opt, v)
     assert torch.equal(w, v)
     assert opt._deferred_slot_restorations == {}
 
 
-def test_wrapped_optimizers(saved: Any, tmp_path: Path) -> None:
-    path, _, end = saved("v1")
+def test_wrapped_optimizers(write: Any, tmp_path: Path) -> None:
+    path, _, end = write("v1")
     w, opt = Variable(two(0.0), name="w"), MovingAverageOptimizer(FACES["v1"](), 0.5)
     status = Checkpoint(w=w, opt=opt).read(path)
     assert opt.get_slot(w, "momentum").tolist() == [1.5, 1.5]
@@ -522,8 +522,8 @@ def test_wrapped_optimizers(saved: Any, tmp_path: Path) -> None:
         Checkpoint(opt=MixedPrecisionOptimizerWrapper(FACES["v1"]())).write(tmp_path / "mixed")
 
 
-@pytest.mark.parametrize("asks", [False, True])
-def test_averages_beside_an_optimizer_go_on(asks: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("has_getter", [False, True])
+def test_averages_resume_with_an_optimizer(has_getter: bool, tmp_path: Path) -> None:
     def training() -> tuple[Variable, MovingAverageOptimizer]:
         return Variable(two(0.0), name="w"), MovingAverageOptimizer(FACES["v1"](), 0.5)
 
@@ -531,13 +531,13 @@ def test_averages_beside_an_optimizer_go_on(asks: bool, tmp_path: Path) -> None:
     step(opt, w)
     path = Checkpoint(w=w, opt=opt).write(tmp_path / "run")
     step(opt, w)
-    again, other = training()
-    status = Checkpoint(w=again, opt=other).read(path)
-    if asks:
-        assert other.average(again).tolist() == [-0.5, -0.5]
-    step(other, again)
+    restored_var, restored_opt = training()
+    status = Checkpoint(w=restored_var, opt=restored_opt).read(path)
+    if has_getter:
+        assert restored_opt.average(restored_var).tolist() == [-0.5, -0.5]
+    step(restored_opt, restored_var)
     status.assert_consumed()
-    assert torch.equal(other.average(again), opt.average(w))
+    assert torch.equal(restored_opt.average(restored_var), opt.average(w))
     wrong, late = Variable(two(0.0), name="w"), MovingAverageOptimizer(FACES["v1"](), 0.5)
     Checkpoint(w=wrong, opt=late).read(path)
     wrong.data = torch.zeros(3)
@@ -546,14 +546,14 @@ def test_averages_beside_an_optimizer_go_on(asks: bool, tmp_path: Path) -> None:
     assert not wrong.any()
 
 
-def test_averages_alone_and_in_a_graph_go_on(tmp_path: Path) -> None:
+def test_averages_resume_alone_and_in_a_graph(tmp_path: Path) -> None:
     w, averages = Variable(two(0.0), name="w"), train.ExponentialMovingAverage(0.5)
     averages.apply([w])
     averages.apply([w.assign(two(1.0))])
     path = Checkpoint(w=w, averages=averages).write(tmp_path / "alone")
-    again, other = Variable(two(7.0), name="w"), train.ExponentialMovingAverage(0.5)
-    Checkpoint(w=again, averages=other).read(path).assert_existing_objects_matched()
-    assert other.average(again).tolist() == [0.5, 0.5]
+    restored_var, twin = (Variable(two(7.0), name="w"), train.ExponentialMovingAverage(0.5))
+    Checkpoint(w=restored_var, averages=twin).read(path).assert_existing_objects_matched()
+    assert twin.average(restored_var).tolist() == [0.5, 0.5]
 
     def built() -> tuple[Any, Any, Any]:
         x = tf.Variable(two(0.0), name="w")
@@ -566,25 +566,25 @@ def test_averages_alone_and_in_a_graph_go_on(tmp_path: Path) -> None:
         session.run(op)
         path = Checkpoint(x=x, opt=opt).write(tmp_path / "graph")
         session.run(op)
-        wanted = session.run(opt.average(x))
+        expected = session.run(opt.average(x))
     with tf.Graph().as_default(), tf.Session() as session:
         x, opt, op = built()
         Checkpoint(x=x, opt=opt).read(path).initialize_or_restore(session)
         session.run(op)
-        assert np.array_equal(session.run(opt.average(x)), wanted)
+        assert np.array_equal(session.run(opt.average(x)), expected)
 
 
-def test_objects_of_ones_own(tmp_path: Path) -> None:
+def test_user_trackables_are_restored(tmp_path: Path) -> None:
     class Own(Trackable):
         def __init__(self) -> None:
             self._track_trackable(Variable(1.0), "first")
 
-    one, other = Own(), Own()
-    one._track_trackable(Variable(2.0), "second")
-    one._lookup_dependency("first").assign(5.0)
-    Checkpoint(own=other).read(Checkpoint(own=one).write(tmp_path / "own"))
-    assert float(other._track_trackable(Variable(0.0), "second")) == 2.0
-    assert float(other._lookup_dependency("first")) == 5.0
+    first, second = Own(), Own()
+    first._track_trackable(Variable(2.0), "second")
+    first._lookup_dependency("first").assign(5.0)
+    Checkpoint(own=second).read(Checkpoint(own=first).write(tmp_path / "own"))
+    assert float(second._track_trackable(Variable(0.0), "second")) == 2.0
+    assert float(second._lookup_dependency("first")) == 5.0
 
 
 # Threads, and what a step costs.
@@ -629,19 +629,21 @@ def test_a_save_is_of_one_step(face: str, tmp_path: Path) -> None:
 
     thread = threading.Thread(target=train_on)
     thread.start()
-    seen = set()
+    counts = set()
     try:
         for _ in range(30):
             _, values = checkpoint._snapshot()
             count = next(v for k, v in values.items() if k.startswith(("opt/iter", "step")))
-            own = [v for k, v in values.items() if k.startswith("w/") and "SLOT" not in k]
-            assert {float(each) for value in own for each in value.unique()} == {float(count)}
-            seen.add(int(count))
+            halves = [v for k, v in values.items() if k.startswith("w/") and "SLOT" not in k]
+            assert {float(number) for value in halves for number in value.unique()} == {
+                float(count)
+            }
+            counts.add(int(count))
     finally:
         stop.set()
         thread.join()
     assert not errors
-    assert len(seen) > 1
+    assert len(counts) > 1
 
 
 @pytest.mark.usefixtures("threads_change_often")
@@ -656,11 +658,11 @@ def test_a_restore_comes_between_two_steps(tmp_path: Path) -> None:
         checkpoint.read(path)
     for thread in threads:
         thread.join()
-    found = {float(each) for var in checkpoint.w for each in var.detach().unique()}
-    assert found == {float(count())}
+    numbers = {float(number) for var in checkpoint.w for number in var.detach().unique()}
+    assert numbers == {float(count())}
 
 
-def test_a_save_in_another_thread_knows_its_session(tmp_path: Path, graph: Any) -> None:
+def test_a_save_in_another_thread_uses_its_session(tmp_path: Path, graph: Any) -> None:
     w = tf.Variable([0.0, 0.0], name="w")
     step_op = tf.group(w.assign_add([1.0, 1.0]).op)
     session = tf.Session(graph=graph)
@@ -681,10 +683,10 @@ def test_a_save_in_another_thread_knows_its_session(tmp_path: Path, graph: Any) 
 
 
 @both_faces
-def test_a_steady_step_asks_for_nothing_that_waits(
-    face: str, saved: Any, monkeypatch: pytest.MonkeyPatch
+def test_a_replayed_step_skips_deferred_values(
+    face: str, write: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, _, _ = saved(face)
+    path, _, _ = write(face)
     w, u, opt = Variable(two(0.0)), Variable(two(0.0)), FACES[face]()
     Checkpoint(w=w, opt=opt, u=u).read(path)
     step(opt, w, u), step(opt, w, u)
@@ -701,15 +703,15 @@ def test_a_steady_step_asks_for_nothing_that_waits(
         step(opt, w, Variable(two()))
 
 
-def test_in_a_status_that_is_not_whole(saved: Any) -> None:
-    path, _, _ = saved("keras")
+def test_an_incomplete_status_raises(write: Any) -> None:
+    path, _, _ = write("keras")
     w, opt = Variable(two(0.0)), FACES["keras"]()
     status = Checkpoint(w=w, opt=opt, more=Variable(1.0)).read(path)
     with pytest.raises(NotConsumedError, match="has no values for 'more'"):
         status.assert_existing_objects_matched()
-    with pytest.raises(NotConsumedError) as caught:
+    with pytest.raises(NotConsumedError) as error_info:
         status.assert_consumed()
-    assert "'opt/iter'" in str(caught.value)
-    assert repr(SLOT) in str(caught.value)
+    assert "'opt/iter'" in str(error_info.value)
+    assert repr(SLOT) in str(error_info.value)
     assert status.expect_partial() is status
     assert SLOT in repr(status)

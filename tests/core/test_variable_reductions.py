@@ -34,9 +34,8 @@ def step_of(rule: Rule, engine: Any) -> list[float]:
 
 
 @pytest.mark.parametrize("engine", ["cpu", "reference"])
-@pytest.mark.parametrize("begins", ["measures", "levels"])
-def test_levels_measure_by_what_those_before_made(begins: str, engine: str) -> None:
-    """A measure that two of them have is taken twice, as its scalar is another one."""
+@pytest.mark.parametrize("start", ["measures", "levels"])
+def test_levels_use_scalars_of_earlier_levels(start: str, engine: str) -> None:
     first: dict[str, Any] = {
         "measures": {"squares": square},
         "per_variable": lambda *, squares: {"scale": squares},
@@ -45,14 +44,14 @@ def test_levels_measure_by_what_those_before_made(begins: str, engine: str) -> N
         Level({"total": scaled}, lambda *, total: {"scale": total + 1.0, "first": total}),
         Level({"total": scaled}, lambda *, total: {"second": total}),
     )
-    if begins == "levels":
+    if start == "levels":
         first, levels = {}, (Level(**first), *levels)
     rule = Rule(name="Levels", update=to_number, levels=levels, **first)
     # Two elements: their squares add up to 2, twice 2 are 4, and twice 4 + 1 are 10.
     assert step_of(rule, engine) == [410.0, 410.0]
 
 
-@pytest.mark.parametrize("given", [Level({"a": square}, dict), (square,), [], "x"])
-def test_what_is_no_tuple_of_levels_is_refused(given: Any) -> None:
+@pytest.mark.parametrize("levels", [Level({"a": square}, dict), (square,), [], "x"])
+def test_levels_must_be_a_tuple(levels: Any) -> None:
     with pytest.raises(RuleError, match="levels of rule 'R' must be a tuple"):
-        Rule(name="R", update=square, levels=given)
+        Rule(name="R", update=square, levels=levels)

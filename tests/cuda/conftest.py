@@ -20,7 +20,7 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Skip the first test of each file that cannot run here, and deselect the others of it."""
     is_missing = importlib.util.find_spec("triton") is None
-    selected: list[pytest.Item] = []
+    selected_items: list[pytest.Item] = []
     deselected: list[pytest.Item] = []
     skipped_files: set[Path] = set()
     for item in items:
@@ -31,10 +31,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if reason:
             skipped_files.add(item.path)
             item.add_marker(pytest.mark.skip(reason=reason))
-        selected.append(item)
+        selected_items.append(item)
     if deselected:
         config.hook.pytest_deselected(items=deselected)
-        items[:] = selected
+        items[:] = selected_items
 
 
 def _reason_to_skip(path: Path, is_missing: bool) -> str:
@@ -54,7 +54,7 @@ def language_is_patched_once() -> Iterator[None]:
 
     It does so again wherever a program calls a function, to no effect, in half of its time.
     """
-    with pytest.MonkeyPatch.context() as changed:
+    with pytest.MonkeyPatch.context() as patches:
         if INTERPRETED and importlib.util.find_spec("triton"):
             from triton import language
             from triton.runtime import interpreter
@@ -62,11 +62,11 @@ def language_is_patched_once() -> Iterator[None]:
             patch, homes = interpreter._patch_lang, (language, language.core)
 
             def patch_once(function: Any) -> Any:
-                known = {id(each) for each in function.__globals__.values()}
-                own = [home for home in homes if id(home) in known]
-                is_new = any(language.core.is_builtin(home.load) for home in own)
+                global_ids = {id(global_value) for global_value in function.__globals__.values()}
+                patched_homes = [home for home in homes if id(home) in global_ids]
+                is_new = any(language.core.is_builtin(home.load) for home in patched_homes)
                 return patch(function) if is_new else interpreter._LangPatchScope()
 
             if hasattr(interpreter, "_LangPatchScope"):  # Triton had other names for it
-                changed.setattr(interpreter, "_patch_lang", patch_once)
+                patches.setattr(interpreter, "_patch_lang", patch_once)
         yield

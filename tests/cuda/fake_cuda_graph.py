@@ -16,26 +16,28 @@ class Graph(TorchDispatchMode):
 
     def __init__(self):
         super().__init__()
-        self.told = []
+        self.calls = []
         self.launches = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         assert func is not torch.ops.aten._local_scalar_dense.default, "waits for the device"
-        made = func(*args, **(kwargs or {}))
-        self.told.append(lambda: _again(func, args, kwargs or {}, made))
-        return made
+        outputs = func(*args, **(kwargs or {}))
+        self.calls.append(lambda: _again(func, args, kwargs or {}, outputs))
+        return outputs
 
     def replay(self):
-        for each in self.told:
-            each()
+        for call in self.calls:
+            call()
 
 
-def _again(func, args, kwargs, made):
+def _again(func, args, kwargs, outputs):
     """Call an operation; what it made the first time is set to what it makes now."""
-    found = func(*args, **kwargs)
-    given = {each.untyped_storage().data_ptr() for each in _tensors([args, list(kwargs.values())])}
-    for old, new in zip(_tensors(made), _tensors(found), strict=True):
-        if old.untyped_storage().data_ptr() not in given:
+    new_outputs = func(*args, **kwargs)
+    input_addresses = {
+        tensor.untyped_storage().data_ptr() for tensor in _tensors([args, list(kwargs.values())])
+    }
+    for old, new in zip(_tensors(outputs), _tensors(new_outputs), strict=True):
+        if old.untyped_storage().data_ptr() not in input_addresses:
             old.copy_(new)
 
 
@@ -43,7 +45,7 @@ def _tensors(values):
     if isinstance(values, torch.Tensor):
         return [values]
     if isinstance(values, (list, tuple)):
-        return [each for value in values for each in _tensors(value)]
+        return [tensor for value in values for tensor in _tensors(value)]
     return []
 
 
@@ -59,7 +61,7 @@ def captured():
 
         again()
         graph.launches += 1
-        graph.told.append(again)
+        graph.calls.append(again)
 
     def on_the_host(self):
         with _disable_current_modes():

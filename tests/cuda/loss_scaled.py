@@ -48,57 +48,57 @@ class Training:
             dtype="mixed", **options,
         )  # fmt: skip
         self._generator = generator
-        self.told = []
+        self.outcomes = []
 
     def gradients(self, overflow):
         scale = float(self.step.loss_scale)
-        found = [
+        grads = [
             torch.randn(var.shape, generator=self._generator) * scale for var in self.variables
         ]
         if overflow is not None:
-            found[1][7] = overflow
+            grads[1][7] = overflow
         return [
-            grad.to(var.device, var.dtype) for grad, var in zip(found, self.variables, strict=True)
+            grad.to(var.device, var.dtype) for grad, var in zip(grads, self.variables, strict=True)
         ]
 
-    def take(self, overflow, last=contextlib.nullcontext):
+    def take(self, overflow, context=contextlib.nullcontext):
         gradients = self.gradients(overflow)
-        with last():
-            self.told.append(self.step.apply_gradients(gradients))
+        with context():
+            self.outcomes.append(self.step.apply_gradients(gradients))
 
     def there(self):
-        """What the device alone knows."""
-        own = self.step.optimizer.variables()
+        """Return the tensors that are on the device only."""
+        slots = self.step.optimizer.variables()
         scaler = self.step.loss_scaler
-        moved = [] if scaler is None else [*scaler.variables.values(), self.step.global_step]
-        return [*self.variables, *own, *moved]
+        scaler_vars = [] if scaler is None else [*scaler.variables.values(), self.step.global_step]
+        return [*self.variables, *slots, *scaler_vars]
 
     def written(self):
-        found = {**self.step.state_dict(), "rate": self.step.learning_rate}
-        return plain([*self.variables, *(found[name] for name in sorted(found))])
+        state = {**self.step.state_dict(), "rate": self.step.learning_rate}
+        return plain([*self.variables, *(state[name] for name in sorted(state))])
 
 
 class Log:
     """A writer of summaries that remembers them."""
 
     def __init__(self):
-        self.told = []
+        self.records = []
 
     def add_scalar(self, tag, value, step):
-        self.told.append((step, tag, value))
+        self.records.append((step, tag, value))
 
     def add_histogram(self, tag, values, step):
-        self.told.append((step, tag, values))
+        self.records.append((step, tag, values))
 
     def plain(self):
         """All of it as numbers, and bits of NaN alike."""
-        return [(step, tag, torch.as_tensor(value)) for step, tag, value in self.told]
+        return [(step, tag, torch.as_tensor(value)) for step, tag, value in self.records]
 
 
 def plain(tensors):
     """Floating-point numbers of the host, in float64 what is none."""
-    own = [each.detach().cpu() for each in tensors]
-    return [each if each.is_floating_point() else each.double() for each in own]
+    copies = [tensor.detach().cpu() for tensor in tensors]
+    return [tensor if tensor.is_floating_point() else tensor.double() for tensor in copies]
 
 
 @contextlib.contextmanager
@@ -116,12 +116,12 @@ def trained(engine, make, waiting=None):
         training = make()
         for number, overflow in enumerate(OVERFLOWS):
             is_free = waiting is None or number < 2
-            last = contextlib.nullcontext if is_free else partial(waiting, training)
-            training.take(overflow, last)
+            context = contextlib.nullcontext if is_free else partial(waiting, training)
+            training.take(overflow, context)
     return training
 
 
-MAKES = {
+MAKERS = {
     "masters": partial(Training, (HALF, HALF, HALF)),
     "mixed": partial(Training, (HALF, SINGLE, BRAIN, DOUBLE)),
     "momentum": partial(Training, (HALF, HALF), "Momentum", params={"momentum": 0.9}),
@@ -136,4 +136,4 @@ MAKES = {
 
 def fresh(key, scaling):
     skips = iter([True, False] * len(OVERFLOWS))
-    return partial(MAKES[key], **scaling, skip_update_ph=lambda: next(skips))
+    return partial(MAKERS[key], **scaling, skip_update_ph=lambda: next(skips))

@@ -12,8 +12,8 @@ import thalweg
 def give_gradients(params, step):
     """Gradients of a step, where those of before lie, as graphs have it."""
     for place, param in enumerate(params):
-        drawn = torch.Generator().manual_seed(1000 * step + place)
-        grad = (torch.randn(param.shape, generator=drawn) / 8).to(param.dtype)
+        generator = torch.Generator().manual_seed(1000 * step + place)
+        grad = (torch.randn(param.shape, generator=generator) / 8).to(param.dtype)
         if param.grad is None:
             param.grad = grad
         else:
@@ -21,8 +21,8 @@ def give_gradients(params, step):
 
 
 def made_by(make, shapes, dtype=torch.bfloat16, **options):
-    drawn = torch.Generator().manual_seed(0)
-    params = [torch.nn.Parameter(torch.randn(x, generator=drawn).to(dtype)) for x in shapes]
+    generator = torch.Generator().manual_seed(0)
+    params = [torch.nn.Parameter(torch.randn(x, generator=generator).to(dtype)) for x in shapes]
     return make(params, lr=0.01, **options)
 
 
@@ -35,49 +35,47 @@ def take_step(optimizer, number, overflow=None):
 
 
 def written(optimizer):
-    """Parameters and tensors of their state; bytes as numbers."""
-    own = [x for state in optimizer.state.values() for x in state.values()]
-    found = (*optimizer.param_groups[0]["params"], *own)
-    return plain(x for x in found if isinstance(x, torch.Tensor))
+    state_values = [x for state in optimizer.state.values() for x in state.values()]
+    values = (*optimizer.param_groups[0]["params"], *state_values)
+    return plain(x for x in values if isinstance(x, torch.Tensor))
 
 
 def plain(tensors):
-    """Tensors, with bytes as numbers."""
     return [x.detach().short() if x.dtype == torch.uint8 else x.detach().clone() for x in tensors]
 
 
-def trained(engine, make, steps=3, last=contextlib.nullcontext, overflows=(), **options):
-    """What steps leave.
+def trained(engine, make, steps=3, context=contextlib.nullcontext, overflows=(), **options):
+    """Return parameters and state after some steps.
 
     Args:
         engine, make, options: As those of `thalweg.engine` and `made_by`.
         steps: How many.
-        last: Given the optimizer, a block around the last one.
+        context: Given the optimizer, a block around the last one.
         overflows: What a scaler has found before each.
     """
     with thalweg.engine(engine):
         optimizer = made_by(make, **options)
         for number in range(steps):
-            with last(optimizer) if number == steps - 1 else contextlib.nullcontext():
+            with context(optimizer) if number == steps - 1 else contextlib.nullcontext():
                 take_step(optimizer, number, *overflows[number : number + 1])
     return written(optimizer)
 
 
-def replayed(captured, eager, other):
-    """What steps of two equal optimizers leave, of which one takes its own as replays of a graph.
+def replayed(captured, eager, captured_optimizer):
+    """Return the results of two equal optimizers, one of which replays a graph.
 
     Args:
         captured: A block that makes the graph.
-        eager, other: The optimizers.
+        eager, captured_optimizer: The optimizers.
     """
     with thalweg.engine("cuda"):
-        for each in (eager, other):
-            take_step(each, 0)
+        for optimizer in (eager, captured_optimizer):
+            take_step(optimizer, 0)
         with captured() as graph:
-            other.step()
+            captured_optimizer.step()
         eager.step()
         for number in range(2):
-            give_gradients(other.param_groups[0]["params"], number)
+            give_gradients(captured_optimizer.param_groups[0]["params"], number)
             graph.replay()
             take_step(eager, number)
-    return written(other), written(eager)
+    return written(captured_optimizer), written(eager)

@@ -15,25 +15,25 @@ _WAITING = ("item", "tolist", "cpu", "numpy", "nonzero", "unique", "__bool__", "
 
 
 @contextlib.contextmanager
-def waiting_for_nothing(runs=False, host=(), there=()):
+def waiting_for_nothing(runs=False, host=(), device=()):
     """A block in which what waits for a device fails, and kernels do nothing, unless they run.
 
     Args:
         runs: Whether they do.
         host: Tensors that are not on the device.
-        there: Variables that are; others hold hyperparameters, which are on the host.
+        device: Variables on the device; others hold hyperparameters, which are on the host.
     """
-    counted = {each.data_ptr() for each in there}
-    known = {each.data_ptr() for each in host}
+    on_device = {tensor.data_ptr() for tensor in device}
+    on_host = {tensor.data_ptr() for tensor in host}
 
     def refused(name):
-        own = getattr(torch.Tensor, name)
+        method = getattr(torch.Tensor, name)
 
         def waits(self, *args, **kwargs):
-            is_hyper = isinstance(self, thalweg.Variable) and self.data_ptr() not in counted
+            is_hyper = isinstance(self, thalweg.Variable) and self.data_ptr() not in on_device
             # The interpreter reads what it computes with.
-            if is_hyper or running or self.data_ptr() in known:
-                return own(self, *args, **kwargs)
+            if is_hyper or running or self.data_ptr() in on_host:
+                return method(self, *args, **kwargs)
             raise AssertionError(f"Tensor.{name} waits for the device")
 
         return waits
@@ -55,6 +55,6 @@ def waiting_for_nothing(runs=False, host=(), there=()):
 
 
 def counting_and_waiting_for_nothing(optimizer, runs=False):
-    """The same for an optimizer whose numbers, such as those of its steps, the host keeps."""
-    own = [value for state in optimizer.state.values() for value in state.values()]
-    return waiting_for_nothing(runs, host=[each for each in own if not each.dim()])
+    """Forbid waiting, too, for an optimizer whose step counts are on the host."""
+    state_values = [value for state in optimizer.state.values() for value in state.values()]
+    return waiting_for_nothing(runs, host=[tensor for tensor in state_values if not tensor.dim()])

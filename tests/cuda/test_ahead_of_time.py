@@ -1,4 +1,4 @@
-"""What the kernels for GPUs compile to, which needs none: their PTX, registers and stack."""
+"""PTX, registers and stack of kernels compiled without a GPU."""
 
 from __future__ import annotations
 
@@ -85,35 +85,35 @@ def instructions(binary):
 
 
 def assert_exact(binary, kernel):
-    found = instructions(binary)
-    floats = [each for each in found if re.match(r"(add|sub|mul|fma|div|sqrt)\..*f(32|64)$", each)]
+    ops = instructions(binary)
+    floats = [op for op in ops if re.match(r"(add|sub|mul|fma|div|sqrt)\..*f(32|64)$", op)]
     # Without `.rn` the assembler may contract a product and a sum.
-    assert [each for each in floats if ".rn." not in each] == []
+    assert [op for op in floats if ".rn." not in op] == []
     calls = kernel.source.split("def element", 1)[-1]
-    assert any(each.startswith("div.rn.f") for each in found) or "divide(" not in calls
-    assert any(each.startswith("sqrt.rn.f") for each in found) or "_f_sqrt(" not in calls
+    assert any(op.startswith("div.rn.f") for op in ops) or "divide(" not in calls
+    assert any(op.startswith("sqrt.rn.f") for op in ops) or "_f_sqrt(" not in calls
     if not LIBRARY.search(kernel.source):
-        assert [each for each in found if INEXACT.search(each) and "cvt" not in each] == []
+        assert [op for op in ops if INEXACT.search(op) and "cvt" not in op] == []
 
 
-def widths(binary, what):
+def widths(binary, opcode):
     """Bytes that a thread moves at once between registers and memory."""
-    found = set()
-    for each in instructions(binary):
-        if match := re.fullmatch(rf"{what}\.global(?:\.v(\d))?\.b(\d+)", each):
-            found.add(int(match[1] or 1) * int(match[2]) // 8)
-    return found
+    widths_found = set()
+    for op in instructions(binary):
+        if match := re.fullmatch(rf"{opcode}\.global(?:\.v(\d))?\.b(\d+)", op):
+            widths_found.add(int(match[1] or 1) * int(match[2]) // 8)
+    return widths_found
 
 
 def assert_aligned(binary, storage):
     """All streams are moved by the widest accesses that a block of them allows."""
-    wanted = {WIDTH * SIZES[name] // max(SIZES[each] for each in storage) for name in storage}
-    for what in ("ld", "st"):
-        assert wanted <= widths(binary, what), what
+    expected = {WIDTH * SIZES[name] // max(SIZES[key] for key in storage) for name in storage}
+    for opcode in ("ld", "st"):
+        assert expected <= widths(binary, opcode), opcode
 
 
 def assert_element_by_element(binary, storage):
-    vectors = [each for each in instructions(binary) if re.match(r"(ld|st)\.global\.v", each)]
+    vectors = [op for op in instructions(binary) if re.match(r"(ld|st)\.global\.v", op)]
     assert vectors == []
     assert max(widths(binary, "st")) <= max(SIZES[name] for name in storage)
 
@@ -130,10 +130,10 @@ def resources(binary, folder):
     return [int(re.search(rf"\b{name}:(\d+)", text)[1]) for name in ("REG", "STACK", "LOCAL")]
 
 
-def assert_small(binary, folder, most=REGISTERS):
+def assert_small(binary, folder, max_registers=REGISTERS):
     registers, stack, local = resources(binary, folder)
-    calls = any(each.startswith(("div.rn", "sqrt.rn")) for each in instructions(binary))
-    assert registers <= most
+    calls = any(op.startswith(("div.rn", "sqrt.rn")) for op in instructions(binary))
+    assert registers <= max_registers
     assert stack <= (STACK if calls else 0)
     assert local == 0
 
@@ -176,7 +176,7 @@ def test_not_aligned(name):
     assert_element_by_element(binary, storage)
 
 
-@pytest.mark.parametrize("capability", [slow_unless(each == 90, each) for each in (80, 90, 100)])
+@pytest.mark.parametrize("capability", [slow_unless(level == 90, level) for level in (80, 90, 100)])
 @pytest.mark.parametrize("grad", ["float32", "bfloat16"])
 @pytest.mark.parametrize("from_copy", [False, True])
 def test_copies(capability, from_copy, grad, tmp_path):
@@ -254,8 +254,8 @@ def test_programs_over_narrow_rows(threads, tmp_path):
     binary = launch.compiled_for(kernel, True, 90)
     assert re.search(rf"\.reqntid {threads}\b", binary.ptx)
     # The row and its first entry are asked for before anything is computed of them.
-    before, _, _ = binary.ptx.partition("add.rn.f32")
-    assert before.count("ld.global.v4") >= len(storage)
+    prologue, _, _ = binary.ptx.partition("add.rn.f32")
+    assert prologue.count("ld.global.v4") >= len(storage)
     assert_exact(binary, kernel)
     assert_aligned(binary, storage)
     assert_small(binary, tmp_path)
@@ -323,7 +323,7 @@ def test_a_tree(capability, tmp_path):
     assert_small(launch.compiled_for(generate_combine(), False, capability), tmp_path)
 
 
-DRAWN = [
+NOISY = [
     ("bfloat16",) * 2,
     ("bfloat16",) * 4,
     ("float16",) * 4,
@@ -334,8 +334,8 @@ DRAWN = [
 
 @pytest.mark.parametrize(
     ("storage", "capability"),
-    [slow_unless(storage is DRAWN[0], storage, 90) for storage in DRAWN]
-    + [slow_unless(False, DRAWN[1], capability) for capability in (80, 100)],
+    [slow_unless(storage is NOISY[0], storage, 90) for storage in NOISY]
+    + [slow_unless(False, NOISY[1], capability) for capability in (80, 100)],
     ids=label,
 )
 def test_random_bits(storage, capability, tmp_path):
@@ -347,12 +347,12 @@ def test_random_bits(storage, capability, tmp_path):
     assert WIDTH in widths(binary, "st")
     assert_small(binary, tmp_path, WIDE["drawn"])
     # Where chunks do not begin at eights, a thread has words of two groups.
-    other = launch.compiled_for(kernel, False, capability)
-    assert_exact(other, kernel)
-    assert_element_by_element(other, storage)
-    multiplied = [each.ptx.count("mul.hi.u32") for each in (binary, other)]
+    other_binary = launch.compiled_for(kernel, False, capability)
+    assert_exact(other_binary, kernel)
+    assert_element_by_element(other_binary, storage)
+    multiplied = [compiled.ptx.count("mul.hi.u32") for compiled in (binary, other_binary)]
     assert 0 < multiplied[0] < multiplied[1]
-    assert resources(other, tmp_path)[2] == 0
+    assert resources(other_binary, tmp_path)[2] == 0
 
 
 CODED = [
@@ -389,22 +389,22 @@ def test_codes(storage, draws, capability, tmp_path):
             assert_small(binary, tmp_path, WIDE["drawn" if draws else "coded"])
             assert 8 in widths(binary, "ld") or WIDTH in widths(binary, "ld")
         if "split8" not in storage:  # four codes at a time, wherever elements begin
-            for what in ("ld", "st"):
-                assert min(widths(binary, what)) >= min(SIZES.get(x, 4) for x in storage[:2])
+            for opcode in ("ld", "st"):
+                assert min(widths(binary, opcode)) >= min(SIZES.get(x, 4) for x in storage[:2])
 
 
-def both_sides(var, grad, *, rows, columns, most):
-    return grad * grad * rows + columns * most
+def both_sides(var, grad, *, rows, columns, limit):
+    return grad * grad * rows + columns * limit
 
 
-def update_of_lines(var, grad, m, *, rows, columns, most):
-    return var - m * rows / columns - most, m + grad
+def update_of_lines(var, grad, m, *, rows, columns, limit):
+    return var - m * rows / columns - limit, m + grad
 
 
 VECTORS = {"rows": "row", "columns": "column"}
 MEASURES = tuple(
-    Measure(both_sides, f"{over}_{reduce}", over, reduce)
-    for over, reduce in (("row", "sum"), ("column", "sum"), ("variable", "largest"))
+    Measure(both_sides, f"{axis}_{reduce}", axis, reduce)
+    for axis, reduce in (("row", "sum"), ("column", "sum"), ("variable", "largest"))
 )
 
 
@@ -424,18 +424,18 @@ LAYOUTS = [
     Layout((3, 3)), Layout((4, 4)), Layout((8, 8)),
     *(Layout(None, columns) for columns in (32, 64, 128, 1024)),
 ]  # fmt: skip
-TAKEN = [MEASURES, TORCH_ADAFACTOR.passes[:3]]
+PASSES = [MEASURES, TORCH_ADAFACTOR.passes[:3]]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-@pytest.mark.parametrize("measures", TAKEN, ids=["mixed", "Adafactor"])
+@pytest.mark.parametrize("measures", PASSES, ids=["mixed", "Adafactor"])
 @BY_NAME
 def test_measures_of_lines(name, measures, layout, tmp_path):
-    own = Measuring(measures, (), (name,) * 3, 2, computed(name), VECTORS, True, False)
+    measuring = Measuring(measures, (), (name,) * 3, 2, computed(name), VECTORS, True, False)
     if layout.sides:
-        kernel = generate_short(own, layout.sides)
+        kernel = generate_short(measuring, layout.sides)
     else:
-        kernel = generate_lines(own, layout.columns)
+        kernel = generate_lines(measuring, layout.columns)
     binary = launch.compiled_for(kernel, False, 90)
     assert_exact(binary, kernel)
     assert "fma" not in binary.ptx
@@ -461,13 +461,13 @@ def test_fast_kernels_contract_and_divide_nearly(kind, tmp_path):
     exact = rows_kernel(kind, storage, "float32") if kind != "dense" else None
     exact = exact or generate_update(Update(ADAM.rule.update, storage), "float32", True)
     assert kernel.name != exact.name
-    found = instructions(launch.compiled_for(kernel, True, 90))
-    assert any(each.startswith("fma.rn") and each.endswith("f32") for each in found)
-    assert not [each for each in found if re.match(r"(div|sqrt)\.rn", each)]
-    assert {"div.full.f32", "sqrt.approx.ftz.f32"} <= found
-    found = instructions(launch.compiled_for(exact, True, 90))
-    assert not [each for each in found if each.startswith("fma")]
-    assert any(each.startswith("div.rn") for each in found)
+    ops = instructions(launch.compiled_for(kernel, True, 90))
+    assert any(op.startswith("fma.rn") and op.endswith("f32") for op in ops)
+    assert not [op for op in ops if re.match(r"(div|sqrt)\.rn", op)]
+    assert {"div.full.f32", "sqrt.approx.ftz.f32"} <= ops
+    ops = instructions(launch.compiled_for(exact, True, 90))
+    assert not [op for op in ops if op.startswith("fma")]
+    assert any(op.startswith("div.rn") for op in ops)
     assert_small(launch.compiled_for(kernel, True, 90), tmp_path)
 
 
@@ -478,7 +478,7 @@ def test_fast_kernels_of_every_rule(case, name, tmp_path):
     storage = storage_of(case, name)
     kernel = generate_update(Update(case.rule.update, storage), computed(name), True, fast=True)
     binary = launch.compiled_for(kernel, True, 90)
-    assert not [each for each in instructions(binary) if re.match(r"(div|sqrt)\.rn\.f32", each)]
+    assert not [op for op in instructions(binary) if re.match(r"(div|sqrt)\.rn\.f32", op)]
     assert_aligned(binary, storage)
     registers, stack, local = resources(binary, tmp_path)
     assert registers <= most_registers(kernel, storage)
@@ -487,9 +487,9 @@ def test_fast_kernels_of_every_rule(case, name, tmp_path):
 
 
 def test_fast_kernels_of_float64_contract_and_divide_exactly():
-    found = instructions(launch.compiled_for(fast_kernel("dense", "float64"), True, 90))
-    assert any(each.startswith("fma.rn.f64") for each in found)
-    assert "div.rn.f64" in found
+    ops = instructions(launch.compiled_for(fast_kernel("dense", "float64"), True, 90))
+    assert any(op.startswith("fma.rn.f64") for op in ops)
+    assert "div.rn.f64" in ops
 
 
 def through_the_library(var, grad, *, rate):
@@ -498,5 +498,5 @@ def through_the_library(var, grad, *, rate):
 
 def test_exponentials_and_logarithms_are_computed_in_float64():
     kernel = generate_update(Update(through_the_library, ("float32",) * 2), "float32", True)
-    found = instructions(launch.compiled_for(kernel, True, 90))
-    assert not [each for each in found if re.match(r"ex2|lg2|fma\.rn\.f32", each)]
+    ops = instructions(launch.compiled_for(kernel, True, 90))
+    assert not [op for op in ops if re.match(r"ex2|lg2|fma\.rn\.f32", op)]

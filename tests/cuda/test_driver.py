@@ -1,4 +1,4 @@
-"""How kernels are started, with a stand-in for CUDA's driver; needs no GPU."""
+"""Kernel launches through a stand-in for CUDA's driver; needs no GPU."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ LAUNCH = CFUNCTYPE(c_int, c_void_p, *[c_uint] * 7, c_void_p, POINTER(c_void_p), 
 
 @pytest.fixture
 def started(monkeypatch):
-    """What kernels were started with: each its handle, numbers, stream and parameters."""
-    found = []
+    """Record launches: handle, numbers, stream and parameters."""
+    launches = []
 
-    def launch(handle, *rest):
-        *numbers, stream, parameters, _ = rest
+    def launch(handle, *arguments):
+        *numbers, stream, parameters, _ = arguments
         values = [c_int64.from_address(parameters[k]).value for k in range(4)]
-        found.append((handle, numbers, stream, values))
+        launches.append((handle, numbers, stream, values))
         return 0
 
     library = SimpleNamespace(
         cuLaunchKernel=LAUNCH(launch),
         cuCtxPushCurrent_v2=lambda context: 0 if context.value == CONTEXT else 1,
-        cuCtxPopCurrent_v2=lambda before: 0,
+        cuCtxPopCurrent_v2=lambda context: 0,
     )
     monkeypatch.setattr(driver, "_load_driver", lambda: library)
     monkeypatch.setattr(driver, "_context_of", lambda device: c_void_p(CONTEXT))
     stream = SimpleNamespace(cuda_stream=STREAM)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
-    return found
+    return launches
 
 
 def launched(tensor, *numbers):
@@ -52,15 +52,15 @@ def test_a_kernel_gets_its_arguments(started):
 
 def test_calls_keep_alive_what_they_read(started):
     tensor = torch.zeros(3)
-    address, seen = tensor.data_ptr(), weakref.ref(tensor)
+    address, tensor_ref = tensor.data_ptr(), weakref.ref(tensor)
     launch = launched(tensor, 17, 18)
     calls = launch.make_calls()
     del launch, tensor
     gc.collect()
-    others = [(c_int64 * 4)(-1, -1, -1, -1) for _ in range(1000)]  # where freed memory was
-    assert seen() is not None
+    fillers = [(c_int64 * 4)(-1, -1, -1, -1) for _ in range(1000)]  # where freed memory was
+    assert tensor_ref() is not None
     assert [call() for call in calls] == [0, 0, 0]
     assert started[0][-1] == [address, 17, 18, 0]
-    del calls, others
+    del calls, fillers
     gc.collect()
-    assert seen() is None
+    assert tensor_ref() is None

@@ -15,11 +15,11 @@ import torch
 import modern_inputs
 import rulebook
 import thalweg
-from loss_scaled import BACKOFF, LOG_MAX, MAKES, fresh, trained
+from loss_scaled import BACKOFF, LOG_MAX, MAKERS, fresh, trained
 from matrix_inputs import MATRIX_CASES
 from quantized_rules import encode_slots, encoded_case
 from rulebook import DTYPES, FIRST, FLUSH, KEEP, Problem, assert_same, by_rule, label, sparse, take
-from test_lines import EVERY, after, numbers, without_payload
+from test_lines import FULL, after, numbers, without_payload
 from test_lines import SHAPES as LINE_SHAPES
 from thalweg import IndexedSlices, optim
 from thalweg._engines import Dispatcher
@@ -42,14 +42,13 @@ SHAPES = [(0,), (), (5, 7), (4096,), (2 * 4096 + 5,)]
 
 
 def there(problem):
-    """A copy of a problem on the GPU."""
     gradients = [
-        IndexedSlices(each.values.cuda(), each.indices.cuda(), each.dense_shape)
-        if isinstance(each, IndexedSlices)
-        else each.cuda()
-        for each in problem.gradients
+        IndexedSlices(gradient.values.cuda(), gradient.indices.cuda(), gradient.dense_shape)
+        if isinstance(gradient, IndexedSlices)
+        else gradient.cuda()
+        for gradient in problem.gradients
     ]
-    slots = [[slot.cuda() for slot in each] for each in problem.slots]
+    slots = [[slot.cuda() for slot in row] for row in problem.slots]
     return Problem([var.cuda() for var in problem.variables], slots, gradients)
 
 
@@ -57,7 +56,7 @@ def assert_equal_cpu(case, problem, selection, **keywords):
     device = there(problem)
     take(case, problem, selection, **keywords)
     take(case, device, selection._replace(name="cuda"), **keywords)
-    assert_same([each.cpu() for each in device.written()], problem.written())
+    assert_same([tensor.cpu() for tensor in device.written()], problem.written())
 
 
 @by_rule(EXACT)
@@ -86,33 +85,33 @@ def test_copies_of_masters(kind, from_copies):
     copies = [var.to(kind) for var in problem.variables]
     for copy in copies:
         copy.view(-1)[::3] = 3.0
-    others = [copy.cuda() for copy in copies]
-    given = {"from_copies": from_copies}
-    take(ADAM, problem, FLUSH, copies=copies, **given)
-    take(ADAM, device, FLUSH._replace(name="cuda"), copies=others, **given)
-    written = [each.cpu() for each in (*device.written(), *others)]
-    assert_same(written, [*problem.written(), *copies])
+    device_copies = [copy.cuda() for copy in copies]
+    options = {"from_copies": from_copies}
+    take(ADAM, problem, FLUSH, copies=copies, **options)
+    take(ADAM, device, FLUSH._replace(name="cuda"), copies=device_copies, **options)
+    results = [tensor.cpu() for tensor in (*device.written(), *device_copies)]
+    assert_same(results, [*problem.written(), *copies])
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=label)
 def test_bits_of_measures(dtype):
     problem = Problem.make(ADAM.row, [(65_536 + 1025,), (7,), (0,)], [dtype] * 3, 3)
-    formulas, found = (variable_squares, gradient_squares), []
-    for name, own in (("cpu", problem), ("cuda", there(problem))):
-        asked = StepRequest(
-            ADAM.rule, (), own.variables, own.gradients, own.slots, ["a", "b", "c"],
-            FLUSH._replace(name=name),
+    formulas, results = (variable_squares, gradient_squares), []
+    for name, device_problem in (("cpu", problem), ("cuda", there(problem))):
+        request = StepRequest(
+            ADAM.rule, (), device_problem.variables, device_problem.gradients, device_problem.slots,
+            ["a", "b", "c"], FLUSH._replace(name=name),
         )  # fmt: skip
         ready, columns = (
-            Dispatcher().plan_step(asked),
+            Dispatcher().plan_step(request),
             Columns({np.float32: {}, np.float64: {}}, {}),
         )
         sums = [
             *ready.compute_sums(formulas, (), columns),
             *ready.compute_leaves(formulas, (), columns),
         ]
-        found.append([torch.from_numpy(np.array(each)) for each in (*sums, ready.max_abs())])
-    assert_same(*found)
+        results.append([torch.from_numpy(np.array(array)) for array in (*sums, ready.max_abs())])
+    assert_same(*results)
 
 
 def test_memory_that_begins_anywhere():
@@ -121,10 +120,10 @@ def test_memory_that_begins_anywhere():
     device.variables = [torch.empty(4100, device="cuda")[1:].copy_(device.variables[0])]
     take(ADAM, problem, FLUSH)
     take(ADAM, device, FLUSH._replace(name="cuda"))
-    assert_same([each.cpu() for each in device.written()], problem.written())
+    assert_same([tensor.cpu() for tensor in device.written()], problem.written())
 
 
-def test_streams_of_their_own():
+def test_steps_on_several_streams():
     problems = [Problem.make(ADAM.row, [(100_000,)], [torch.float32], seed) for seed in range(4)]
     devices = [there(problem) for problem in problems]
     torch.cuda.synchronize()
@@ -134,19 +133,19 @@ def test_streams_of_their_own():
     torch.cuda.synchronize()
     for problem, device in zip(problems, devices, strict=True):
         take(ADAM, problem, FLUSH, steps=5)
-        assert_same([each.cpu() for each in device.written()], problem.written())
+        assert_same([tensor.cpu() for tensor in device.written()], problem.written())
 
 
 @pytest.mark.slow
 def test_more_elements_than_31_bits_count():
-    case = next(each for each in FIRST if each.rule.name == "SGD")
-    count, seen = 2**31 + 64, 100_000
+    case = next(candidate for candidate in FIRST if candidate.rule.name == "SGD")
+    count, size = 2**31 + 64, 100_000
     var = torch.ones(count, device="cuda", dtype=torch.bfloat16)
     grad = torch.full_like(var, 0.5)
-    wanted = Problem([torch.ones(seen).bfloat16()], [[]], [torch.full((seen,), 0.5).bfloat16()])
+    expected = Problem([torch.ones(size).bfloat16()], [[]], [torch.full((size,), 0.5).bfloat16()])
     take(case, Problem([var], [[]], [grad]), FLUSH._replace(name="cuda"))
-    take(case, wanted, FLUSH)
-    assert_same([var[:seen].cpu(), var[-seen:].cpu()], wanted.variables * 2)
+    take(case, expected, FLUSH)
+    assert_same([var[:size].cpu(), var[-size:].cpu()], expected.variables * 2)
 
 
 OPTIMIZERS = {
@@ -176,7 +175,6 @@ def by(table):
 
 @contextlib.contextmanager
 def no_waiting():
-    """A block in which whatever waits for the device fails."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that not all that waits is found
         torch.cuda.set_sync_debug_mode("error")
@@ -215,26 +213,26 @@ class Training:
 
     def written(self):
         state = self.optimizer.state
-        own = [value for param in self.params for value in state[param].values()]
-        return [each.detach().cpu().double() for each in (*self.params, *own)]
+        state_values = [value for param in self.params for value in state[param].values()]
+        return [tensor.detach().cpu().double() for tensor in (*self.params, *state_values)]
 
 
-def assert_near(found, wanted, rtol=1e-5, atol=1e-6):
+def assert_near(actual, expected, rtol=1e-5, atol=1e-6):
     """Powers of float64 leave their traces in the last places of float32, if any."""
-    for each, other in zip(found, wanted, strict=True):
-        torch.testing.assert_close(each, other, rtol=rtol, atol=atol)
+    for actual_tensor, expected_tensor in zip(actual, expected, strict=True):
+        torch.testing.assert_close(actual_tensor, expected_tensor, rtol=rtol, atol=atol)
 
 
 @by(OPTIMIZERS)
 def test_bits_of_the_optimizers_of_torch_s_kind(make):
     dtypes = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-    found, wanted = Training(make, dtypes=dtypes), Training(make, "cpu", dtypes)
+    training, on_cpu = Training(make, dtypes=dtypes), Training(make, "cpu", dtypes)
     for _ in range(8):
-        found.step()
-        wanted.step()
-    assert_same(found.written(), wanted.written())
-    steps = [found.optimizer.state[param].get("step") for param in found.params]
-    assert all(each is None or each.device.type == "cpu" for each in steps)
+        training.step()
+        on_cpu.step()
+    assert_same(training.written(), on_cpu.written())
+    steps = [training.optimizer.state[param].get("step") for param in training.params]
+    assert all(step is None or step.device.type == "cpu" for step in steps)
 
 
 @by(OPTIMIZERS)
@@ -262,27 +260,27 @@ def test_a_scaler_does_not_wait(make):
                 scaler.update()
         return training, scaler
 
-    (found, own), (wanted, theirs) = trained("cuda", no_waiting), trained("cpu")
-    assert_near(found.written(), wanted.written())
-    assert own.state_dict() == theirs.state_dict()
-    assert found.optimizer.last_step.count == wanted.optimizer.last_step.count == 4
-    assert found.optimizer.last_step.taken
+    (on_gpu, gpu_scaler), (on_cpu, cpu_scaler) = (trained("cuda", no_waiting), trained("cpu"))
+    assert_near(on_gpu.written(), on_cpu.written())
+    assert gpu_scaler.state_dict() == cpu_scaler.state_dict()
+    assert on_gpu.optimizer.last_step.count == on_cpu.optimizer.last_step.count == 4
+    assert on_gpu.optimizer.last_step.taken
 
 
-@pytest.mark.parametrize("key", MAKES)
+@pytest.mark.parametrize("key", MAKERS)
 @pytest.mark.parametrize("scaling", [BACKOFF, LOG_MAX], ids=["Backoff", "LogMax"])
-def test_a_loss_scaler_decides_there(key, scaling):
-    found = trained("auto", partial(fresh(key, scaling), device="cuda"), lambda _: no_waiting())
-    wanted = trained("cpu", fresh(key, scaling))
-    assert all(each.is_cuda for each in found.there())
-    assert list(map(bool, found.told)) == wanted.told
+def test_a_loss_scaler_decides_on_the_device(key, scaling):
+    training = trained("auto", partial(fresh(key, scaling), device="cuda"), lambda _: no_waiting())
+    on_cpu = trained("cpu", fresh(key, scaling))
+    assert all(tensor.is_cuda for tensor in training.there())
+    assert list(map(bool, training.outcomes)) == on_cpu.outcomes
     if scaling is BACKOFF:
-        assert_same(found.written(), wanted.written())
+        assert_same(training.written(), on_cpu.written())
     else:
-        assert_near(found.written(), wanted.written())
+        assert_near(training.written(), on_cpu.written())
 
 
-def test_a_dynamic_loss_scale_decides_there():
+def test_a_dynamic_loss_scale_decides_on_the_device():
     def trained(device, waits=contextlib.nullcontext):
         var = torch.ones(300, device=device, requires_grad=True)
         step = thalweg.Variable(0, dtype=torch.int64, trainable=False)
@@ -293,7 +291,7 @@ def test_a_dynamic_loss_scale_decides_there():
             grad = torch.full((300,), float("inf") if number in (1, 4) else 0.5, device=device)
             with waits() if number > 1 else contextlib.nullcontext():
                 optimizer.apply_gradients([(grad, var)], step)
-        return [each.detach().cpu().double() for each in (var, step, *optimizer.variables())]
+        return [tensor.detach().cpu().double() for tensor in (var, step, *optimizer.variables())]
 
     assert_same(trained("cuda", no_waiting), trained("cpu"))
 
@@ -330,21 +328,21 @@ def test_replays_of_a_graph_are_steps(make, clip):
         graph.replay()
     assert_same(training.written(), eager.written())
     # Another step outside of the graph has tables of its own.
-    for each in (eager, training):
-        each.optimizer.zero_grad()
-        each.step()
+    for twin in (eager, training):
+        twin.optimizer.zero_grad()
+        twin.step()
     assert_same(training.written(), eager.written())
 
 
 @by(CAPTURABLE)
 def test_steps_that_the_device_counts(make):
-    found, wanted = Training(make, capturable=True), Training(make, "cpu")
+    training, on_cpu = Training(make, capturable=True), Training(make, "cpu")
     for _ in range(8):
-        found.step()
-        wanted.step()
-    assert_near(found.written(), wanted.written())
-    steps = [found.optimizer.state[param]["step"] for param in found.params]
-    assert all(each.device.type == "cuda" for each in steps)
+        training.step()
+        on_cpu.step()
+    assert_near(training.written(), on_cpu.written())
+    steps = [training.optimizer.state[param]["step"] for param in training.params]
+    assert all(step.device.type == "cuda" for step in steps)
 
 
 def test_steps_that_the_device_keeps_and_the_host_counts():
@@ -357,33 +355,35 @@ def test_steps_that_the_device_keeps_and_the_host_counts():
     assert all(training.optimizer.state[param]["step"].is_cuda for param in training.params)
 
 
-def test_a_state_of_torch_goes_on():
-    theirs = Training(partial(torch.optim.Adam, lr=0.1, fused=True))
-    theirs.step()
-    own = Training(partial(optim.Adam, lr=0.1, fused=True))
-    own.step()
-    own.optimizer.load_state_dict(deepcopy(theirs.optimizer.state_dict()))
+def test_a_torch_state_resumes():
+    reference = Training(partial(torch.optim.Adam, lr=0.1, fused=True))
+    reference.step()
+    training = Training(partial(optim.Adam, lr=0.1, fused=True))
+    training.step()
+    training.optimizer.load_state_dict(deepcopy(reference.optimizer.state_dict()))
     with torch.no_grad():
-        for param, other in zip(own.params, theirs.params, strict=True):
-            param.copy_(other)
+        for param, torch_param in zip(training.params, reference.params, strict=True):
+            param.copy_(torch_param)
     for _ in range(3):
-        own.step()
-        theirs.step()
-    assert_near(own.written(), theirs.written(), atol=1e-5)  # a rate of 0.1; torch rounds elsewhere
-    assert list(own.optimizer.state[own.params[0]]) == list(
-        theirs.optimizer.state[theirs.params[0]]
+        training.step()
+        reference.step()
+    assert_near(
+        training.written(), reference.written(), atol=1e-5
+    )  # a rate of 0.1; torch rounds elsewhere
+    assert list(training.optimizer.state[training.params[0]]) == list(
+        reference.optimizer.state[reference.params[0]]
     )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=label)
 def test_fast_kernels_are_near(dtype):
-    found, wanted = (Training(OPTIMIZERS["AdamW"], dtypes=(dtype,)) for _ in range(2))
+    training, on_cpu = (Training(OPTIMIZERS["AdamW"], dtypes=(dtype,)) for _ in range(2))
     for _ in range(3):
         with thalweg.engine(math="fast"):
-            found.step()
-        wanted.step()
-    last = 2**-7 if dtype is torch.bfloat16 else 1e-6  # what the last place is worth, at most
-    assert_near(found.written(), wanted.written(), rtol=max(2 * last, 1e-5), atol=1e-6)
+            training.step()
+        on_cpu.step()
+    last_place = 2**-7 if dtype is torch.bfloat16 else 1e-6  # what the last place is worth, at most
+    assert_near(training.written(), on_cpu.written(), rtol=max(2 * last_place, 1e-5), atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["ema_decay", "masters", "state_dtype", "gradients", "accumulate"])
@@ -391,11 +391,11 @@ def test_options(name):
     value = {"ema_decay": 0.9, "masters": True, "state_dtype": torch.bfloat16,
              "gradients": "flat", "accumulate": 2}[name]  # fmt: skip
     make, dtypes = partial(optim.AdamW, lr=0.1, **{name: value}), (torch.float32, torch.bfloat16)
-    found, wanted = Training(make, dtypes=dtypes), Training(make, "cpu", dtypes)
+    training, on_cpu = Training(make, dtypes=dtypes), Training(make, "cpu", dtypes)
     for _ in range(4):
-        found.step()
-        wanted.step()
-    assert_same([each.detach().cpu() for each in found.params], wanted.params)
+        training.step()
+        on_cpu.step()
+    assert_same([param.detach().cpu() for param in training.params], on_cpu.params)
 
 
 @by(OPTIMIZERS)
@@ -408,7 +408,7 @@ def test_bits_of_diagnostics(make):
             training.step()
         tables.append(training.optimizer.diagnostics.records)
     for column in COLUMNS:
-        assert_same(*([torch.tensor(each[column])] for each in tables))
+        assert_same(*([torch.tensor(table[column])] for table in tables))
 
 
 @by(OPTIMIZERS)
@@ -425,14 +425,14 @@ def test_a_step_between_measured_ones_does_not_wait(make):
 @pytest.mark.parametrize("clip", [None, 0.5])
 def test_state_on_the_cpu(make, clip, monkeypatch):
     monkeypatch.setattr("thalweg._engines.offload.RUN", 1000)
-    own = Training(make, state_device="cpu", clip_grad_norm=clip)
-    other = Training(make, "cpu", clip_grad_norm=clip)
+    training = Training(make, state_device="cpu", clip_grad_norm=clip)
+    on_cpu = Training(make, "cpu", clip_grad_norm=clip)
     for _ in range(3):
-        own.step()
-        other.step()
-    assert_same(own.written(), other.written())
-    states = own.optimizer.state.values()
-    assert {each.device.type for kept in states for each in kept.values()} == {"cpu"}
+        training.step()
+        on_cpu.step()
+    assert_same(training.written(), on_cpu.written())
+    states = training.optimizer.state.values()
+    assert {tensor.device.type for slots in states for tensor in slots.values()} == {"cpu"}
 
 
 def test_a_sparse_step_does_not_wait():
@@ -461,68 +461,67 @@ def test_several_devices_in_one_optimizer():
 
 def test_a_launch_is_made_of_calls_in_c():
     problem = there(Problem.make(ADAM.row, [(4099,)], [torch.float32], 6))
-    asked = StepRequest(
+    request = StepRequest(
         ADAM.rule, (), problem.variables, problem.gradients, problem.slots, ["a"],
         FLUSH._replace(name="cuda"),
     )  # fmt: skip
-    ready = Dispatcher().plan_step(asked)
+    ready = Dispatcher().plan_step(request)
     shared = {np.float32: ADAM.scalars(np.float32)}
-    (only,) = ready.make_rounds(Columns(shared, {}))
-    functions = [getattr(call, "func", call) for call in only.calls]
+    (only_round,) = ready.make_rounds(Columns(shared, {}))
+    functions = [getattr(call, "func", call) for call in only_round.calls]
     assert len(functions) == 4  # the context, the kernel, the context, the version counters
-    assert not [each for each in functions if hasattr(each, "__code__")]
+    assert not [function for function in functions if hasattr(function, "__code__")]
 
 
 def moved(cls, params, case, device, lr):
-    """Parameters after ten steps on a device, and how far the CPU's moved."""
-    own = [param.detach().clone().to(device).requires_grad_() for param in params]
-    made = cls(own)
+    copies = [param.detach().clone().to(device).requires_grad_() for param in params]
+    optimizer = cls(copies)
     for step in range(10):
         gradients = case(step, torch.float32)
-        for param, grad in zip(own, gradients, strict=True):
+        for param, grad in zip(copies, gradients, strict=True):
             param.grad = grad.to(device)
-        for group in made.param_groups:
+        for group in optimizer.param_groups:
             group["lr"] = lr * (1 - step / 20)
-        made.step()
-    return [each.detach().cpu() for each in own]
+        optimizer.step()
+    return [tensor.detach().cpu() for tensor in copies]
 
 
 @pytest.mark.parametrize("case", modern_inputs.CASES, ids=lambda case: case.name)
 def test_bits_of_modern_rules(case):
     def make(params):
-        return getattr(optim, case.cls)(params, **case.arguments(0.1, own=True))
+        return getattr(optim, case.cls)(params, **case.arguments(0.1, for_own_class=True))
 
     params = modern_inputs.params_of(torch.float32)
-    found = [moved(make, params, modern_inputs.gradients_of, each, case.lr)
-             for each in ("cpu", "cuda")]  # fmt: skip
-    assert_same(*found)
+    results = [moved(make, params, modern_inputs.gradients_of, device, case.lr)
+             for device in ("cpu", "cuda")]  # fmt: skip
+    assert_same(*results)
 
 
 @pytest.mark.parametrize("case", MATRIX_CASES, ids=lambda case: case.name)
-def test_rules_of_matrices_go_where_they_go_on_the_cpu(case):
+def test_matrix_rules_are_near_the_cpu(case):
     """Products are in bfloat16 here, and those of SOAP's bases in float32."""
 
     def make(params):
-        return getattr(optim, case.cls)(params, **case.arguments(0.1, own=True))
+        return getattr(optim, case.cls)(params, **case.arguments(0.1, for_own_class=True))
 
     params = case.params_of(torch.float32)
-    cpu, there = (moved(make, params, case.gradients_of, each, case.lr) for each in ("cpu", "cuda"))
-    for start, one, other in zip(params, cpu, there, strict=True):
-        assert (one - other).norm() <= 5e-2 * (one - start.detach()).norm()
+    cpu, gpu = (moved(make, params, case.gradients_of, name, case.lr) for name in ("cpu", "cuda"))
+    for start, cpu_param, moved_param in zip(params, cpu, gpu, strict=True):
+        assert (cpu_param - moved_param).norm() <= 5e-2 * (cpu_param - start.detach()).norm()
 
 
 # Numbers of 16 bits that random bits round, slots in 8 bits, split weights
 
-DRAWN = {"round": "stochastic", "seed": 7**15}
+NOISY = {"round": "stochastic", "seed": 7**15}
 BYTES, SPLIT = {"state_storage": "8bit"}, {"weights": "split"}
 NARROW = [
-    DRAWN,
-    {**DRAWN, "masters": True, "state_dtype": torch.float16},
+    NOISY,
+    {**NOISY, "masters": True, "state_dtype": torch.float16},
     BYTES,
     {"state_storage": "dynamic8"},
-    {**BYTES, **DRAWN, "clip_grad_norm": 0.5},
+    {**BYTES, **NOISY, "clip_grad_norm": 0.5},
     SPLIT,
-    {**SPLIT, **BYTES, **DRAWN},
+    {**SPLIT, **BYTES, **NOISY},
 ]
 by_narrow = pytest.mark.parametrize("options", NARROW, ids=str)
 
@@ -534,11 +533,11 @@ def narrow(device, options, make=optim.AdamW):
 @pytest.mark.parametrize("make", [optim.AdamW, tensorflow.Adam], ids=["torch", "TensorFlow"])
 @by_narrow
 def test_bits_of_narrow_numbers(options, make):
-    found, wanted = narrow("cuda", options, make), narrow("cpu", options, make)
+    training, on_cpu = narrow("cuda", options, make), narrow("cpu", options, make)
     for _ in range(6):
-        found.step()
-        wanted.step()
-    assert_same(found.written(), wanted.written())
+        training.step()
+        on_cpu.step()
+    assert_same(training.written(), on_cpu.written())
 
 
 @by_narrow
@@ -565,47 +564,47 @@ def test_replays_over_narrow_numbers_are_steps(options):
 
 @by_narrow
 def test_a_state_of_narrow_numbers_goes_to_the_cpu_and_back(options):
-    found, wanted = narrow("cuda", options), narrow("cpu", options)
-    for training in (found, wanted):
+    on_gpu, on_cpu = narrow("cuda", options), narrow("cpu", options)
+    for training in (on_gpu, on_cpu):
         training.step()
         training.step()
-    state = deepcopy(found.optimizer.state_dict())
-    found.optimizer.load_state_dict(deepcopy(wanted.optimizer.state_dict()))
-    wanted.optimizer.load_state_dict(state)
-    for training in (found, wanted):
+    state = deepcopy(on_gpu.optimizer.state_dict())
+    on_gpu.optimizer.load_state_dict(deepcopy(on_cpu.optimizer.state_dict()))
+    on_cpu.optimizer.load_state_dict(state)
+    for training in (on_gpu, on_cpu):
         training.step()
-    assert_same(found.written(), wanted.written())
-    assert {x.device.type for own in found.optimizer.state.values()
-            for name, x in own.items() if name != "step"} == {"cuda"}  # fmt: skip
+    assert_same(on_gpu.written(), on_cpu.written())
+    assert {x.device.type for slots in on_gpu.optimizer.state.values()
+            for name, x in slots.items() if name != "step"} == {"cuda"}  # fmt: skip
 
 
 @pytest.mark.parametrize("dtype", DTYPES[::3], ids=label)
 @pytest.mark.parametrize("name", OF_SLOTS)
 @BY_SELECTION
 def test_bits_of_codecs(name, dtype, selection):
-    own = encoded_case(ADAM, name)
+    encoded = encoded_case(ADAM, name)
     shapes = [(2 * 4096 + 5,), (4096,), (33,)]
-    problem = Problem.make(own.row, shapes, [dtype] * 3, 7, special=0.01)
-    problem.slots = [[slot.float() for slot in each] for each in problem.slots]
-    problem = encode_slots(own, problem)
+    problem = Problem.make(encoded.row, shapes, [dtype] * 3, 7, special=0.01)
+    problem.slots = [[slot.float() for slot in slots] for slots in problem.slots]
+    problem = encode_slots(encoded, problem)
     device = there(problem)
-    take(own, problem, selection, steps=2)
-    take(own, device, selection._replace(name="cuda"), steps=2)
-    found, wanted = ([x.cpu() for x in each.written()] for each in (device, problem))
-    assert_same(*([x.short() if x.dtype == torch.uint8 else x for x in each]
-                  for each in (found, wanted)))  # fmt: skip
+    take(encoded, problem, selection, steps=2)
+    take(encoded, device, selection._replace(name="cuda"), steps=2)
+    actual, expected = ([x.cpu() for x in source.written()] for source in (device, problem))
+    assert_same(*([x.short() if x.dtype == torch.uint8 else x for x in tensors]
+                  for tensors in (actual, expected)))  # fmt: skip
 
 
 def drawn_step(rule, variables, gradients, slots, places, name="auto"):
     """A step in which numbers are drawn for variables that begin somewhere in whole ones."""
-    asked = StepRequest(
+    request = StepRequest(
         rule, (), variables, gradients, slots, [f"w{k}" for k in range(len(variables))],
         FLUSH._replace(name=name), places=places,
     )  # fmt: skip
-    ready = Dispatcher().plan_step(asked)
-    known = ADAM.scalars(np.float32) | scalars_of(7**15, 5)
-    for each in ready.make_rounds(Columns({np.float32: known}, {})):
-        for call in each.calls:
+    ready = Dispatcher().plan_step(request)
+    scalars = ADAM.scalars(np.float32) | scalars_of(7**15, 5)
+    for step_round in ready.make_rounds(Columns({np.float32: scalars}, {})):
+        for call in step_round.calls:
             call()
 
 
@@ -614,41 +613,41 @@ def test_bits_that_are_drawn_anywhere(dtype):
     places = [(0, 0), ((1 << 32) - 1, 5), (2, 4099), (3, (1 << 35) - 1027)]
     problem = Problem.make(ADAM.row, [(4096 + 1029,)] * 4, [dtype] * 4, 8, special=0.2)
     device = there(problem)
-    for name, own in (("cpu", problem), ("cuda", device)):
-        drawn_step(ADAM.rule, own.variables, own.gradients, own.slots, places, name)
-    assert_same([each.cpu() for each in device.written()], problem.written())
+    for name, placed in (("cpu", problem), ("cuda", device)):
+        drawn_step(ADAM.rule, placed.variables, placed.gradients, placed.slots, places, name)
+    assert_same([tensor.cpu() for tensor in device.written()], problem.written())
 
 
 def test_more_elements_than_32_bits_count():
     """The last ones are those of a variable of their own that begins there in a whole one."""
     if torch.cuda.get_device_properties(0).total_memory < 30 << 30:
         pytest.skip("needs 30 GB")
-    own, begin, count = encoded_case(ADAM, "softsign8"), 1 << 31, 4096 + 77
-    whole = torch.zeros(begin + count, dtype=torch.bfloat16, device="cuda")
-    grad = torch.zeros_like(whole)
-    problem = Problem.make(own.row, [(count,)], [torch.bfloat16], 9)
-    problem.slots = [[slot.float() for slot in each] for each in problem.slots]
-    part = there(encode_slots(own, problem))
-    whole[begin:], grad[begin:] = part.variables[0], part.gradients[0]
+    encoded, begin, count = encoded_case(ADAM, "softsign8"), 1 << 31, 4096 + 77
+    padded = torch.zeros(begin + count, dtype=torch.bfloat16, device="cuda")
+    grad = torch.zeros_like(padded)
+    problem = Problem.make(encoded.row, [(count,)], [torch.bfloat16], 9)
+    problem.slots = [[slot.float() for slot in slots] for slots in problem.slots]
+    part = there(encode_slots(encoded, problem))
+    padded[begin:], grad[begin:] = part.variables[0], part.gradients[0]
     slots = []
     for slot in part.slots[0]:
         slots.append(torch.zeros(begin // 32 * 36 + slot.numel(), dtype=torch.uint8, device="cuda"))
         slots[-1][begin // 32 * 36 :] = slot
-    drawn_step(own.rule, [whole], [grad], [slots], [(1, 0)])
-    drawn_step(own.rule, part.variables, part.gradients, part.slots, [(1, begin)])
-    assert torch.equal(whole[begin:], part.variables[0])
-    for slot, other in zip(slots, part.slots[0], strict=True):
-        assert torch.equal(slot[-other.numel() :], other)
-    assert not whole[:begin].any()
+    drawn_step(encoded.rule, [padded], [grad], [slots], [(1, 0)])
+    drawn_step(encoded.rule, part.variables, part.gradients, part.slots, [(1, begin)])
+    assert torch.equal(padded[begin:], part.variables[0])
+    for slot, expected_slot in zip(slots, part.slots[0], strict=True):
+        assert torch.equal(slot[-expected_slot.numel() :], expected_slot)
+    assert not padded[:begin].any()
 
 
 # Measures of rows and columns
 
-LINES = [{}, {"dtype": torch.bfloat16, **DRAWN}, {"clip_grad_norm": 0.5}, {"masters": True}]
+LINES = [{}, {"dtype": torch.bfloat16, **NOISY}, {"clip_grad_norm": 0.5}, {"masters": True}]
 
 
 class Matrices(Training):
-    """The same over matrices, of which one has several tiles down and across."""
+    """Training over matrices, one of which has several tiles down and across."""
 
     shapes = ((130, 2100), (9, 31), (7,), (6, 5, 3, 3))
 
@@ -666,11 +665,11 @@ by_lines = by(OF_LINES)
 @by_lines
 @pytest.mark.parametrize("options", LINES, ids=str)
 def test_bits_of_rows_and_columns(options, make):
-    found, wanted = Matrices(make, "cuda", **options), Matrices(make, "cpu", **options)
+    training, on_cpu = (Matrices(make, "cuda", **options), Matrices(make, "cpu", **options))
     for _ in range(4):
-        found.step()
-        wanted.step()
-    assert_same(found.written(), wanted.written())
+        training.step()
+        on_cpu.step()
+    assert_same(training.written(), on_cpu.written())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=label)
@@ -678,24 +677,24 @@ def test_bits_of_measures_of_all_kinds(dtype):
     shapes = (*LINE_SHAPES, (9, 40), (2, 8, 8))
     params = [numbers(shape, 1).to(dtype) for shape in shapes]
     grads = [[numbers(shape, 2).to(dtype) for shape in shapes]] * 2
-    wanted = after(EVERY, "cpu", params, grads)
-    own, gradients = ([x.cuda() for x in each] for each in (params, grads[0]))
-    found = after(EVERY, "cuda", own, [gradients] * 2)
-    assert_same([each.cpu() for each in found], wanted)
+    expected = after(FULL, "cpu", params, grads)
+    device_params, gradients = ([x.cuda() for x in tensors] for tensors in (params, grads[0]))
+    actual = after(FULL, "cuda", device_params, [gradients] * 2)
+    assert_same([tensor.cpu() for tensor in actual], expected)
 
 
-@pytest.mark.parametrize("odd", [float("nan"), float("inf"), -0.0, 1e-310])
-def test_odd_numbers_of_rows_and_columns(odd):
+@pytest.mark.parametrize("position", [float("nan"), float("inf"), -0.0, 1e-310])
+def test_odd_numbers_of_rows_and_columns(position):
     shapes = ((5, 6), (9, 40), (3, 130), (3, 1029))
     params = [numbers(shape, 1) for shape in shapes]
     grads = [numbers(shape, 2) for shape in shapes]
     for grad in grads:
-        grad[1, 2] = odd
-        grad[0] = odd
-    wanted = after(EVERY, "cpu", params, [grads])
-    own = [x.cuda() for x in params]
-    found = after(EVERY, "cuda", own, [[x.cuda() for x in grads]])
-    assert_same(*(without_payload([x.cpu() for x in each]) for each in (found, wanted)))
+        grad[1, 2] = position
+        grad[0] = position
+    expected = after(FULL, "cpu", params, [grads])
+    device_params = [x.cuda() for x in params]
+    actual = after(FULL, "cuda", device_params, [[x.cuda() for x in grads]])
+    assert_same(*(without_payload([x.cpu() for x in tensors]) for tensors in (actual, expected)))
 
 
 @by_lines

@@ -43,12 +43,12 @@ from thalweg.v1.contrib.opt import LARSOptimizer
 SHAPES = [(0,), (), (5, 7), (130,)]
 SELECTIONS = [KEEP._replace(name="cuda"), FLUSH._replace(name="cuda")]
 BY_SELECTION = pytest.mark.parametrize("selection", SELECTIONS, ids=["keep", "flush"])
-SOME = [case for case in FIRST if case.rule.name in KINDS]
+KIND_CASES = [case for case in FIRST if case.rule.name in KINDS]
 
 
 def equal_reference(case, problem, selection, **keywords):
-    wanted = reference(case, problem, selection, **keywords)
-    assert_same(take(case, problem, selection, **keywords).written(), wanted.written())
+    expected = reference(case, problem, selection, **keywords)
+    assert_same(take(case, problem, selection, **keywords).written(), expected.written())
 
 
 @by_rule(CASES)
@@ -59,14 +59,14 @@ def test_every_rule_and_dtype_in_one_step(case, selection):
     equal_reference(case, problem, selection, steps=2)
 
 
-@by_rule(SOME)
+@by_rule(KIND_CASES)
 @pytest.mark.parametrize("dtype", DTYPES, ids=label)
 def test_programs_in_the_middle_and_at_the_end(case, dtype):
     problem = Problem.make(case.row, [(CHUNK,), (2 * CHUNK + 5,)], [dtype] * 2, 2, 0.01)
     equal_reference(case, problem, SELECTIONS[1])
 
 
-@by_rule(SOME)
+@by_rule(KIND_CASES)
 @pytest.mark.parametrize("stream", ["variable", "gradient", "slot"])
 def test_elements_that_begin_anywhere(case, stream):
     problem = Problem.make(case.row, [(CHUNK + 3,)], [torch.float32], 3)
@@ -82,11 +82,11 @@ def test_elements_that_begin_anywhere(case, stream):
 
 def moved(tensor):
     """A copy that begins at a multiple of 4 bytes, of no larger number."""
-    found = torch.empty(len(tensor) + 1)[1:]
-    return found.copy_(tensor)
+    shifted = torch.empty(len(tensor) + 1)[1:]
+    return shifted.copy_(tensor)
 
 
-@by_rule(SOME)
+@by_rule(KIND_CASES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=label)
 def test_stages_come_first(case, dtype):
     problem = Problem.make(case.row, [(130,), ()], [dtype] * 2, 9)
@@ -95,25 +95,25 @@ def test_stages_come_first(case, dtype):
     equal_reference(case, problem, SELECTIONS[1], stages=stages, **extra)
 
 
-@by_rule(SOME)
+@by_rule(KIND_CASES)
 @pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16], ids=label)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=label)
 def test_copies_follow_their_variables(case, kind, dtype):
-    found = []
+    results_by_engine = []
     for name in ("cuda", "reference"):
         problem = Problem.make(case.row, [(130,), (3, 5)], [dtype] * 2, 4, 0.2)
         copies = [torch.zeros_like(var, dtype=kind) for var in problem.variables]
         take(case, problem, Selection(name, "flush"), copies=copies)
-        found.append([*problem.written(), *copies])
-    assert_same(*found)
+        results_by_engine.append([*problem.written(), *copies])
+    assert_same(*results_by_engine)
 
 
-@by_rule(SOME)
+@by_rule(KIND_CASES)
 def test_memory_of_any_strides(case):
     problem = Problem.make(case.row, [(2, 3, 4, 5)], [torch.float32], 1)
-    last = torch.channels_last
-    problem.variables = [var.to(memory_format=last) for var in problem.variables]
-    problem.slots = [[slot.to(memory_format=last) for slot in each] for each in problem.slots]
+    layout = torch.channels_last
+    problem.variables = [var.to(memory_format=layout) for var in problem.variables]
+    problem.slots = [[slot.to(memory_format=layout) for slot in slots] for slots in problem.slots]
     equal_reference(case, problem, SELECTIONS[1])
 
 
@@ -133,7 +133,7 @@ def test_sparse_gradients_of_every_rule(case, dtype, selection):
     equal_reference(case, problem, selection, steps=2)
 
 
-@by_rule(SOME)
+@by_rule(KIND_CASES)
 @pytest.mark.parametrize("width", [(), (1,), (3,), (1030,)], ids=label)
 @pytest.mark.parametrize("indices", [[], [4], [3] * 5], ids=["none", "one", "repeated"])
 def test_rows_of_any_width(case, width, indices):
@@ -142,13 +142,12 @@ def test_rows_of_any_width(case, width, indices):
 
 @pytest.mark.parametrize("width", [8, 72, 1032, 4100, 9001], ids=label)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=label)
-def test_rows_that_nothing_names(width, dtype):
-    """A thread's elements lie in one row; a chunk begins and ends anywhere in one."""
-    case = next(each for each in FIRST if each.rule.name == "Adam")
+def test_rows_without_an_index(width, dtype):
+    case = next(candidate for candidate in FIRST if candidate.rule.name == "Adam")
     equal_reference(case, with_rows(case, [7, 2, 7, 3], (width,), dtype), SELECTIONS[1])
 
 
-@by_rule(SOME)
+@by_rule(KIND_CASES)
 def test_entries_have_their_stages(case):
     problem = with_rows(case, [7, 2, 7], (5,), torch.bfloat16)
     equal_reference(case, problem, SELECTIONS[1], stages=(clip_by_value,), clipvalue=0.3)
@@ -156,16 +155,16 @@ def test_entries_have_their_stages(case):
 
 @pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16], ids=label)
 def test_sparse_gradients_of_16_bits_for_masters(kind):
-    case = next(each for each in FIRST if each.rule.name == "Adam")
-    found = []
+    case = next(candidate for candidate in FIRST if candidate.rule.name == "Adam")
+    results_by_engine = []
     for name in ("cuda", "reference"):
         problem = with_rows(case, [7, 2, 7], (5,), torch.float32, special=0)
         grad = problem.gradients[0]
         problem.gradients = [sparse(grad.values.to(kind), grad.indices, problem.variables[0])]
         copies = [torch.zeros_like(problem.variables[0], dtype=kind)]
         take(case, problem, Selection(name, "flush"), copies=copies)
-        found.append([*problem.written(), *copies])
-    assert_same(*found)
+        results_by_engine.append([*problem.written(), *copies])
+    assert_same(*results_by_engine)
 
 
 def shrunk(var, *, decay):
@@ -174,33 +173,33 @@ def shrunk(var, *, decay):
 
 @by_rule([case for case in FIRST if case.rule.before is None and not case.rule.measures])
 @pytest.mark.parametrize("indices", [None, [7, 2, 7]], ids=["dense", "sparse"])
-def test_what_comes_before_a_rule(case, indices):
+def test_formulas_before_a_rule(case, indices):
     from dataclasses import replace
 
-    decayed = replace(case, row=replace(case.row, rule=replace(case.rule, before=shrunk)))
+    decayed_case = replace(case, row=replace(case.row, rule=replace(case.rule, before=shrunk)))
     if indices is None:
         problem = Problem.make(case.row, [(130,)], [torch.bfloat16], 6)
     else:
         problem = with_rows(case, indices, (5,), torch.bfloat16)
-    equal_reference(decayed, problem, SELECTIONS[1], decay=0.1)
+    equal_reference(decayed_case, problem, SELECTIONS[1], decay=0.1)
 
 
 def test_scalars_of_each_variable():
-    case = next(each for each in FIRST if each.rule.name == "SGD")
-    found = []
+    case = next(candidate for candidate in FIRST if candidate.rule.name == "SGD")
+    results_by_engine = []
     for name in ("cuda", "reference"):
         problem = Problem.make(case.row, [(5,), (7,), (3,)], [torch.float32] * 3, 1)
         rates = {"learning_rate": np.array([0.1, 0.2, 0.3])}
-        asked = StepRequest(
+        request = StepRequest(
             case.rule, (), problem.variables, problem.gradients, problem.slots,
             ["a", "b", "c"], Selection(name),
         )  # fmt: skip
         shared = {np.float32: case.scalars(np.float32)}
-        for each in Dispatcher().plan_step(asked).make_rounds(Columns(shared, rates)):
-            for call in each.calls:
+        for step_round in Dispatcher().plan_step(request).make_rounds(Columns(shared, rates)):
+            for call in step_round.calls:
                 call()
-        found.append(problem.written())
-    assert_same(*found)
+        results_by_engine.append(problem.written())
+    assert_same(*results_by_engine)
 
 
 def rooted(var, grad, slot, *, rate):
@@ -214,56 +213,58 @@ MEASURES = [(gradient_squares,), (variable_squares, gradient_squares), (gradient
 @pytest.mark.parametrize("dtype", DTYPES, ids=label)
 @pytest.mark.parametrize("stages", [(), (clip_by_value,)], ids=["plain", "staged"])
 def test_measures_add_in_the_order_of_all_engines(formulas, dtype, stages):
-    case = next(each for each in FIRST if each.rule.name == "Momentum")
+    case = next(candidate for candidate in FIRST if candidate.rule.name == "Momentum")
     scalars = {"rate": 0.3, "clipvalue": 0.7}
-    found = []
+    results_by_engine = []
     for name in ("cuda", "reference"):
         problem = Problem.make(case.row, [(65_536 + 1025,), (7,), (0,)], [dtype] * 3, 3)
-        asked = StepRequest(
+        request = StepRequest(
             case.rule, stages, problem.variables, problem.gradients, problem.slots,
             ["a", "b", "c"], Selection(name, "flush"),
         )  # fmt: skip
-        ready = Dispatcher().plan_step(asked)
-        own = {kind: {k: kind(v) for k, v in scalars.items()} for kind in (np.float32, np.float64)}
-        columns = Columns(own, {})
+        ready = Dispatcher().plan_step(request)
+        common = {
+            kind: {k: kind(v) for k, v in scalars.items()} for kind in (np.float32, np.float64)
+        }
+        columns = Columns(common, {})
         sums = np.stack(ready.compute_sums(formulas, stages, columns))
         leaves = np.concatenate(ready.compute_leaves(formulas, stages, columns))
-        found.append([torch.from_numpy(sums), torch.from_numpy(leaves)])
-    assert_same(*found)
+        results_by_engine.append([torch.from_numpy(sums), torch.from_numpy(leaves)])
+    assert_same(*results_by_engine)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=label)
 @pytest.mark.parametrize("special", [None, np.nan, np.inf, -np.inf])
 def test_peaks(dtype, special):
-    case = next(each for each in FIRST if each.rule.name == "SGD")
+    case = next(candidate for candidate in FIRST if candidate.rule.name == "SGD")
     problem = Problem.make(case.row, [(70_000,), (3,), (0,)], [dtype] * 3, 3)
     if special is not None:
         problem.gradients[0][69_999] = special
-    found = []
+    results_by_engine = []
     for name in ("cuda", "reference"):
-        asked = StepRequest(
+        request = StepRequest(
             case.rule, (), problem.variables, problem.gradients, problem.slots,
             ["a", "b", "c"], Selection(name),
         )  # fmt: skip
-        found.append([torch.from_numpy(Dispatcher().plan_step(asked).max_abs())])
-    assert_same(*found)
+        results_by_engine.append([torch.from_numpy(Dispatcher().plan_step(request).max_abs())])
+    assert_same(*results_by_engine)
 
 
-@by_rule(SOME)
+@by_rule(KIND_CASES)
 def test_a_step_is_repeated_with_other_gradients(case):
     engines = rulebook.Engines()
     problem = Problem.make(case.row, [(130,), (5,)], [torch.float32] * 2, 1)
-    wanted = problem.copy()
+    expected = problem.copy()
     for seed in (2, 3):
         gradients = Problem.make(case.row, [(130,), (5,)], [torch.float32] * 2, seed).gradients
-        problem.gradients = wanted.gradients = gradients
+        problem.gradients = expected.gradients = gradients
         take(case, problem, SELECTIONS[1], engines=engines)
-        take(case, wanted, FLUSH._replace(name="reference"))
-        assert_same(problem.written(), wanted.written())
+        take(case, expected, FLUSH._replace(name="reference"))
+        assert_same(problem.written(), expected.written())
 
 
 @by_rule([case for case in FIRST if not case.rule.measures])
-def test_a_steady_step_asks_the_device_for_nothing(case):
+def test_a_replayed_step_does_not_wait(case):
     engines = rulebook.Engines()
     problem = Problem.make(case.row, [(130,), (5,)], [torch.float32] * 2, 1)
     take(case, problem, SELECTIONS[1], engines=engines)
@@ -273,7 +274,7 @@ def test_a_steady_step_asks_the_device_for_nothing(case):
 
 @by_rule(FIRST)
 @pytest.mark.parametrize("indices", [None, [7, 2, 7]], ids=["dense", "sparse"])
-def test_a_start_over_nothing_writes_nothing(case, indices, monkeypatch):
+def test_an_empty_launch_writes_nothing(case, indices, monkeypatch):
     def over_nothing(self):
         function = getattr(
             launch.load_module(self._kernel.name, self._kernel.source), self._kernel.name
@@ -281,17 +282,17 @@ def test_a_start_over_nothing_writes_nothing(case, indices, monkeypatch):
         arguments = map(launch._of_nothing, function.arg_names[:-1], self._arguments)
         with np.errstate(all="ignore"):
             function[self._grid](*arguments, ALIGNED=self._aligned)
-        started.append(self)
+        starts.append(self)
 
-    started = []
+    starts = []
     problem = Problem.make(case.row, [(9, 4)], [torch.float32], 1)
     if indices is not None:
         problem = with_rows(case, indices, (4,), torch.float32)
-    before = problem.copy()
+    copied = problem.copy()
     monkeypatch.setattr(launch._Interpreted, "run", over_nothing)
     take(case, problem, SELECTIONS[1])
-    assert_same(problem.written(), before.written())
-    assert started
+    assert_same(problem.written(), copied.written())
+    assert starts
 
 
 OPTIMIZERS = {
@@ -305,7 +306,7 @@ OPTIMIZERS = {
 BY_OPTIMIZER = pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=list(OPTIMIZERS))
 
 
-def trained(engine, make, last=contextlib.nullcontext):
+def trained(engine, make, context=contextlib.nullcontext):
     """Variables and slots of an optimizer after some steps over mixed dtypes."""
     generator = torch.Generator().manual_seed(0)
     variables = [
@@ -319,9 +320,9 @@ def trained(engine, make, last=contextlib.nullcontext):
             gradients = [
                 torch.randn(var.shape, generator=generator).to(var.dtype) for var in variables
             ]
-            with last() if seed == 2 else contextlib.nullcontext():
+            with context() if seed == 2 else contextlib.nullcontext():
                 optimizer.apply_gradients(zip(gradients, variables, strict=True))
-    slots = [each for each in optimizer.variables() if each.is_floating_point()]
+    slots = [slot for slot in optimizer.variables() if slot.is_floating_point()]
     return [*variables, *slots]
 
 
@@ -331,34 +332,34 @@ def test_steps_of_an_optimizer_have_the_bits_of_the_cpu(make):
 
 
 @BY_OPTIMIZER
-def test_a_steady_step_of_an_optimizer_asks_for_nothing(make):
+def test_a_replayed_optimizer_step_does_not_wait(make):
     trained("cuda", make, waiting_for_nothing)
 
 
-def clipped(last=contextlib.nullcontext):
-    """What steps of `thalweg.optim` with a clipped norm tell, over a parameter and a table."""
+def clipped(context=contextlib.nullcontext):
+    """Return the last step of a `thalweg.optim` optimizer that clips by a norm."""
     generator = torch.Generator().manual_seed(0)
     params = [torch.nn.Parameter(torch.randn(4, 3, generator=generator)) for _ in range(2)]
     optimizer = optim.tensorflow.Adam(params, lr=0.1, clip_grad_norm=0.5)
     for seed in range(3):
         params[0].grad = torch.randn(4, 3, generator=generator.manual_seed(seed))
-        with last(optimizer) if seed == 2 else contextlib.nullcontext():
+        with context(optimizer) if seed == 2 else contextlib.nullcontext():
             optimizer.step()
     return optimizer.last_step
 
 
-def test_norms_are_brought_to_the_host_when_somebody_reads_them():
+def test_norms_reach_the_host_when_read():
     with thalweg.engine("cpu"):
-        wanted = clipped()
+        expected = clipped()
     with thalweg.engine("cuda"):
-        assert clipped() == wanted
+        assert clipped() == expected
         clipped(counting_and_waiting_for_nothing)
 
 
 LARC = {"larc_eta": 0.01, "larc_mode": "clip"}
 
 
-def processed(last=contextlib.nullcontext, **options):
+def processed(context=contextlib.nullcontext, **options):
     """Variables after steps of `optimize_loss`, of which gradients are clipped or scaled."""
     torch.manual_seed(0)
     variables = [thalweg.Variable(torch.randn(4, 3), name=name) for name in "abc"]
@@ -368,7 +369,7 @@ def processed(last=contextlib.nullcontext, **options):
     )  # fmt: skip
     gradients = [torch.randn(4, 3) for _ in variables]
     for number in range(3):
-        with last(step._rate.tensors) if number == 2 else contextlib.nullcontext():
+        with context(step._rate.tensors) if number == 2 else contextlib.nullcontext():
             step.apply_gradients(gradients)
     return [var.detach() for var in variables]
 
@@ -384,14 +385,13 @@ def processed(last=contextlib.nullcontext, **options):
 )
 def test_gradients_are_processed_without_asking(options):
     with thalweg.engine("cpu"):
-        wanted = processed(**options)
+        expected = processed(**options)
     with thalweg.engine("cuda"):
-        assert_same(processed(**options), wanted)
+        assert_same(processed(**options), expected)
         processed(lambda host: waiting_for_nothing(host=host), **options)
 
 
-def test_a_sparse_step_asks_for_nothing(monkeypatch):
-    """But for the range of its indices, which a GPU asserts."""
+def test_a_sparse_step_does_not_wait(monkeypatch):
     monkeypatch.setattr(
         IndexedSlices, "check_range", lambda self, rows, style: assert_in_range(self.indices, rows)
     )

@@ -29,77 +29,74 @@ from thalweg._engines.codecs import CODECS, OF_SLOTS
 from thalweg._engines.split_weight_rule import split_rule
 from thalweg.optim import tensorflow
 
-CASES = [each for each in FIRST if each.rule.element_slots]
+CASES = [candidate for candidate in FIRST if candidate.rule.element_slots]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
 # Kernels
 
 
-def assert_bits(own, problem, selection=FLUSH, **given):
-    """All that steps write is what the reference writes."""
+def assert_bits(base, problem, selection=FLUSH, **options):
     names = ("cuda", "reference")
-    done = [take(own, problem.copy(), selection._replace(name=x), **given) for x in names]
-    assert_same(*(plain(each.written()) for each in done))
+    results = [take(base, problem.copy(), selection._replace(name=x), **options) for x in names]
+    assert_same(*(plain(problem_copy.written()) for problem_copy in results))
 
 
-def encoded(own, sizes, dtype=torch.float32, special=0.01):
+def encoded(base, sizes, dtype=torch.float32, special=0.01):
     """A problem in the middle of a training, among whose numbers are some of all kinds."""
-    made = Problem.make(own.row, sizes, [dtype] * len(sizes), 3, special)
-    made.slots = [[slot.float() for slot in slots] for slots in made.slots]
-    return encode_slots(own, made)
+    encoded_problem = Problem.make(base.row, sizes, [dtype] * len(sizes), 3, special)
+    encoded_problem.slots = [[slot.float() for slot in slots] for slots in encoded_problem.slots]
+    return encode_slots(base, encoded_problem)
 
 
-def is_replayed(name, own, dtype):
+def is_replayed(name, base, dtype):
     rule = "Adam" if dtype is DTYPES[0] else "Momentum"
-    return own.rule.name == rule and (dtype is DTYPES[0] or name in ("softsign8", "linear8"))
+    return base.rule.name == rule and (dtype is DTYPES[0] or name in ("softsign8", "linear8"))
 
 
 @pytest.mark.parametrize(
-    ("name", "own", "dtype"),
+    ("name", "base", "dtype"),
     [
-        slow_unless(is_replayed(name, own, dtype), name, own, dtype)
+        slow_unless(is_replayed(name, base_case, dtype), name, base_case, dtype)
         for name in OF_SLOTS
-        for own in CASES
+        for base_case in CASES
         for dtype in DTYPES
     ],
     ids=label,
 )
-def test_rules(name, own, dtype):
+def test_rules(name, base, dtype):
     """Of Adam's slots one may have blocks of 32, and the other of 256."""
-    own = encoded_case(own, name)
-    assert_bits(own, encoded(own, [4096 + 300, 33], dtype))
+    base = encoded_case(base, name)
+    assert_bits(base, encoded(base, [4096 + 300, 33], dtype))
 
 
 @pytest.mark.parametrize("selection", [KEEP, FLUSH], ids=["keep", "flush"])
 @pytest.mark.parametrize("name", OF_SLOTS)
 def test_records_of_any_bytes(name, selection):
-    """Such as scales without exponents, and codes beyond the last element."""
     codec = CODECS[name]
-    own = encoded_case(case("Adagrad" if codec.positive else "Momentum"), name)
-    problem = encoded(own, [8 * codec.block - 5], special=0.0)
-    drawn = np.random.default_rng(1).integers(0, 256, problem.slots[0][0].numel(), np.uint8)
-    rows = torch.from_numpy(drawn).view(8, codec.record_bytes)
+    base = encoded_case(case("Adagrad" if codec.positive else "Momentum"), name)
+    problem = encoded(base, [8 * codec.block - 5], special=0.0)
+    codes = np.random.default_rng(1).integers(0, 256, problem.slots[0][0].numel(), np.uint8)
+    rows = torch.from_numpy(codes).view(8, codec.record_bytes)
     scales = torch.tensor([2.0**-120, 1e-37, 1e-40, 0.0, np.nan, np.inf, 3e38, -1.0])
     rows[:, :4] = scales.view(8, 1).view(torch.uint8)
     problem.slots[0][0] = rows.reshape(-1)
-    assert_bits(own, problem, selection, steps=2)
+    assert_bits(base, problem, selection, steps=2)
 
 
 @pytest.mark.parametrize("selection", [KEEP, FLUSH], ids=["keep", "flush"])
 def test_split_weights(selection):
-    """All bfloat16 that are no NaN, with some code each."""
-    whole = case("Momentum")
-    own = Case(Row(split_rule(whole.rule), whole.row.slots), "default", {})
+    momentum = case("Momentum")
+    split_case = Case(Row(split_rule(momentum.rule), momentum.row.slots), "default", {})
     count = 4096 + 37
-    drawn = np.random.default_rng(2)
-    bits = torch.from_numpy(drawn.integers(0, 1 << 16, count, np.uint16).view(np.int16))
+    rng = np.random.default_rng(2)
+    bits = torch.from_numpy(rng.integers(0, 1 << 16, count, np.uint16).view(np.int16))
     var = bits.view(torch.bfloat16)
     var[:8] = torch.tensor([0.0, -0.0, torch.inf, -torch.inf, torch.nan, 1e-40, 3.39e38, -1e-45])
-    codes = torch.from_numpy(drawn.integers(0, 256, count, np.uint8))
+    codes = torch.from_numpy(rng.integers(0, 256, count, np.uint8))
     speed = torch.randn(count, generator=torch.Generator().manual_seed(4))
     grad = (speed * var.float() / 64).to(torch.bfloat16)
-    assert_bits(own, Problem([var], [[speed, codes]], [grad]), selection, steps=2)
+    assert_bits(split_case, Problem([var], [[speed, codes]], [grad]), selection, steps=2)
 
 
 # Optimizers
@@ -107,22 +104,22 @@ def test_split_weights(selection):
 SHAPES = [(4096 + 257,), (9, 31)]
 
 
-def trained(engine, make, steps, *how, **options):
-    return low_precision_trainings.trained(engine, make, steps, *how, shapes=SHAPES, **options)
+def trained(engine, make, steps, *args, **options):
+    return low_precision_trainings.trained(engine, make, steps, *args, shapes=SHAPES, **options)
 
 
 SPLIT = {"weights": "split"}
-DRAWN = {"round": "stochastic", "seed": 3}
+NOISY = {"round": "stochastic", "seed": 3}
 BYTES = {"state_storage": "8bit"}
 TRAININGS = [
     (optim.AdamW, {**BYTES, "dtype": torch.float32, "clip_grad_norm": 0.5, "ema_decay": 0.9}),
-    (optim.AdamW, {**BYTES, **DRAWN}),
+    (optim.AdamW, {**BYTES, **NOISY}),
     (optim.AdamW, {**BYTES, "masters": True}),
     (optim.AdamW, {**SPLIT, **BYTES}),
-    (optim.AdamW, {**SPLIT, **BYTES, **DRAWN}),
-    (optim.AdamW, {**SPLIT, **DRAWN, "state_dtype": torch.bfloat16}),
+    (optim.AdamW, {**SPLIT, **BYTES, **NOISY}),
+    (optim.AdamW, {**SPLIT, **NOISY, "state_dtype": torch.bfloat16}),
     (optim.Lion, {**SPLIT, "clip_grad_norm": 0.5}),
-    (tensorflow.Adam, {**SPLIT, **DRAWN}),
+    (tensorflow.Adam, {**SPLIT, **NOISY}),
     (tensorflow.Adam, {**BYTES, "dtype": torch.float16}),
     # Their measures read encoded slots.
     (optim.LAMB, {**BYTES, "dtype": torch.float32}),
@@ -136,29 +133,29 @@ def test_trainings(make, options):
     assert_same(trained("cuda", make, 2, **options), trained("reference", make, 2, **options))
 
 
-AROUND = [
+OPTIONS = [
     {**BYTES, "dtype": torch.float32},
-    {**SPLIT, **BYTES, **DRAWN},
+    {**SPLIT, **BYTES, **NOISY},
 ]
 
 
-@pytest.mark.parametrize("options", AROUND, ids=str)
-def test_steps_that_ask_for_nothing(options):
-    wanted = trained("cuda", optim.AdamW, 3, **options)
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_capturable_steps_do_not_wait(options):
+    expected = trained("cuda", optim.AdamW, 3, **options)
     trained("cuda", optim.AdamW, 3, counting_and_waiting_for_nothing, **options)
-    assert_same(trained("cuda", optim.AdamW, 3, capturable=True, **options), wanted)
-    there = {"capturable": True, **options}
-    trained("cuda", optim.AdamW, 3, lambda optimizer: waiting_for_nothing(), **there)
+    assert_same(trained("cuda", optim.AdamW, 3, capturable=True, **options), expected)
+    capturable_options = {"capturable": True, **options}
+    trained("cuda", optim.AdamW, 3, lambda optimizer: waiting_for_nothing(), **capturable_options)
 
 
-@pytest.mark.parametrize("options", AROUND, ids=str)
-def test_what_a_device_leaves_out(options):
-    given = {"overflows": (False, True, False), "fused_unscale": True, **options}
-    found = trained("cuda", optim.AdamW, 3, **given)
-    assert_same(found, trained("reference", optim.AdamW, 3, **given))
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_steps_skipped_by_the_device(options):
+    step_options = {"overflows": (False, True, False), "fused_unscale": True, **options}
+    actual = trained("cuda", optim.AdamW, 3, **step_options)
+    assert_same(actual, trained("reference", optim.AdamW, 3, **step_options))
 
 
 def test_a_graph():
-    options = {**SPLIT, **BYTES, **DRAWN, "capturable": True, "shapes": SHAPES[:1]}
-    eager, other = (low_precision_trainings.made_by(optim.AdamW, **options) for _ in range(2))
-    assert_same(*low_precision_trainings.replayed(captured, eager, other))
+    options = {**SPLIT, **BYTES, **NOISY, "capturable": True, "shapes": SHAPES[:1]}
+    eager, graphed = (low_precision_trainings.made_by(optim.AdamW, **options) for _ in range(2))
+    assert_same(*low_precision_trainings.replayed(captured, eager, graphed))

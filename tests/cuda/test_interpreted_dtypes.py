@@ -5,17 +5,17 @@ from __future__ import annotations
 import pytest
 
 from rulebook import FIRST, KINDS, label, slow_unless
-from test_dtypes import FORMS, OWN, QUICK, SIGNATURES, equal_measures, equal_steps
+from test_dtypes import CASES, FORMS, QUICK, SIGNATURES, equal_measures, equal_steps
 
 BY_FORM = pytest.mark.parametrize("form", FORMS)
-SOME = [case for case in FIRST if case.rule.name in KINDS]
+KIND_CASES = [case for case in FIRST if case.rule.name in KINDS]
 
 
 @pytest.mark.parametrize(
     ("case", "signature"),
     [
-        slow_unless(case in OWN and signature in QUICK, case, signature)
-        for case in [*OWN, *SOME]
+        slow_unless(case in CASES and signature in QUICK, case, signature)
+        for case in [*CASES, *KIND_CASES]
         for signature in SIGNATURES
     ],
     ids=label,
@@ -26,7 +26,7 @@ def test_steps(case, signature, form):
 
 
 @pytest.mark.parametrize(
-    "signature", [slow_unless(each in QUICK, each) for each in SIGNATURES], ids=label
+    "signature", [slow_unless(signature in QUICK, signature) for signature in SIGNATURES], ids=label
 )
 @BY_FORM
 def test_measures(signature, form):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rulebook import FIRST, KEEP, KINDS, label, slow_unless
-from test_dtypes import OWN
+from test_dtypes import CASES
 from test_from_copies import (
     BY_KIND,
     FORMS,
@@ -23,7 +23,9 @@ BY_FORM = pytest.mark.parametrize("form", FORMS)
 
 
 @pytest.mark.parametrize(
-    "case", [slow_unless(c in OWN or c.rule.name in KINDS, c) for c in [*OWN, *FIRST]], ids=label
+    "case",
+    [slow_unless(c in CASES or c.rule.name in KINDS, c) for c in [*CASES, *FIRST]],
+    ids=label,
 )
 @BY_FORM
 def test_every_rule(case, form):

@@ -10,7 +10,7 @@ import torch
 import thalweg
 from no_sync_device import counting_and_waiting_for_nothing
 from rulebook import assert_same
-from test_lines import EVERY, after, numbers, without_payload
+from test_lines import FULL, after, numbers, without_payload
 from thalweg import optim
 from thalweg._engines.cuda import launch
 
@@ -26,22 +26,22 @@ def test_measures_of_all_kinds(dtype, monkeypatch):
     monkeypatch.setattr(launch, "lines_kernel", lambda *x: launched.append(x) or real(*x))
     params = [numbers(shape, 1).to(dtype) for shape in SHAPES]
     grads = [[numbers(shape, 2).to(dtype) for shape in SHAPES]] * 2
-    found = after(EVERY, "cuda", params, grads)
+    actual = after(FULL, "cuda", params, grads)
     assert launched
-    assert_same(found, after(EVERY, "reference", params, grads))
+    assert_same(actual, after(FULL, "reference", params, grads))
 
 
-@pytest.mark.parametrize("odd", [float("nan"), float("inf"), -0.0, 1e-310])
+@pytest.mark.parametrize("position", [float("nan"), float("inf"), -0.0, 1e-310])
 @pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
-def test_odd_numbers(dtype, odd):
+def test_odd_numbers(dtype, position):
     shapes = ((5, 6), (2, 3, 4), (9, 40), (3, 130), (3, 1029))
     params = [numbers(shape, 1).to(dtype) for shape in shapes]
     grads = [numbers(shape, 2).to(dtype) for shape in shapes]
     for grad in grads:
-        grad[(..., 1, 2)] = odd
-        grad[(..., 0, slice(None))] = odd
-    both = [after(EVERY, engine, params, [grads]) for engine in ("cuda", "reference")]
-    assert_same(*map(without_payload, both))
+        grad[(..., 1, 2)] = position
+        grad[(..., 0, slice(None))] = position
+    results = [after(FULL, engine, params, [grads]) for engine in ("cuda", "reference")]
+    assert_same(*map(without_payload, results))
 
 
 @pytest.mark.parametrize("ends", [(3e-308, -2.9e-308), (1e-310, 1e-310)], ids=str)
@@ -50,53 +50,53 @@ def test_what_tiles_have_is_flushed_after_a_stage(ends):
     grads = [torch.zeros_like(param) for param in params]
     for grad in grads:
         grad.view(-1)[0], grad.view(-1)[-1] = ends
-    found = []
+    results_by_engine = []
     for engine in ("cuda", "reference"):
-        chosen = thalweg.engine(engine, denormals="flush")
-        found.append(after(EVERY, chosen, params, [grads], clip_grad_value=1.0))
-    assert_same(*found)
+        chosen_engine = thalweg.engine(engine, denormals="flush")
+        results_by_engine.append(after(FULL, chosen_engine, params, [grads], clip_grad_value=1.0))
+    assert_same(*results_by_engine)
 
 
 # Rules of the library
 
-DRAWN = {"round": "stochastic", "seed": 3}
+NOISY = {"round": "stochastic", "seed": 3}
 TRAININGS = [
     ("Adafactor", {}),
-    ("Adafactor", {"dtype": torch.bfloat16, **DRAWN}),
+    ("Adafactor", {"dtype": torch.bfloat16, **NOISY}),
     ("Adafactor", {"clip_grad_norm": 0.5, "masters": True, "dtype": torch.bfloat16}),
     # What the device makes of the number of a step is float64 for a stage, too.
     ("Adafactor", {"fused_unscale": True}),
-    ("SM3", {"momentum": 0.9, "dtype": torch.bfloat16, **DRAWN}),
+    ("SM3", {"momentum": 0.9, "dtype": torch.bfloat16, **NOISY}),
     ("SM3", {"momentum": 0.9, "state_dtype": torch.bfloat16}),
 ]
 
 
 def made_by(name, dtype=torch.float32, shapes=((9, 31), (70, 65), (7,)), **options):
-    drawn = torch.Generator().manual_seed(0)
-    params = [torch.nn.Parameter(torch.randn(x, generator=drawn).to(dtype)) for x in shapes]
+    generator = torch.Generator().manual_seed(0)
+    params = [torch.nn.Parameter(torch.randn(x, generator=generator).to(dtype)) for x in shapes]
     return getattr(optim, name)(params, lr=0.01, **options)
 
 
 def step(optimizer, number):
     for place, param in enumerate(optimizer.param_groups[0]["params"]):
-        drawn = torch.Generator().manual_seed(1000 * number + place)
-        grad = torch.randn(param.shape, generator=drawn).to(param.dtype)
+        generator = torch.Generator().manual_seed(1000 * number + place)
+        grad = torch.randn(param.shape, generator=generator).to(param.dtype)
         param.grad = grad if param.grad is None else param.grad.copy_(grad)
     optimizer.step()
 
 
 def written(optimizer):
-    own = [x for state in optimizer.state.values() for x in state.values()]
-    every = (*optimizer.param_groups[0]["params"], *own)
-    kept = [x.detach().clone() for x in every if isinstance(x, torch.Tensor)]
-    return [x.short() if x.dtype == torch.uint8 else x for x in kept]
+    state_values = [x for state in optimizer.state.values() for x in state.values()]
+    values = (*optimizer.param_groups[0]["params"], *state_values)
+    tensors = [x.detach().clone() for x in values if isinstance(x, torch.Tensor)]
+    return [x.short() if x.dtype == torch.uint8 else x for x in tensors]
 
 
-def trained(engine, name, steps=2, last=contextlib.nullcontext, **options):
+def trained(engine, name, steps=2, context=contextlib.nullcontext, **options):
     with thalweg.engine(engine):
         optimizer = made_by(name, **options)
         for number in range(steps):
-            with last(optimizer) if number == steps - 1 else contextlib.nullcontext():
+            with context(optimizer) if number == steps - 1 else contextlib.nullcontext():
                 step(optimizer, number)
     return written(optimizer)
 
@@ -107,5 +107,5 @@ def test_trainings(name, options):
 
 
 @pytest.mark.parametrize("name", ["Adafactor", "SM3"])
-def test_a_steady_step_asks_for_nothing(name):
+def test_a_replayed_step_does_not_wait(name):
     trained("cuda", name, 3, counting_and_waiting_for_nothing, shapes=((9, 31), (7,)))

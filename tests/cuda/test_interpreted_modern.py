@@ -15,15 +15,17 @@ STEPS = 3
 
 
 def trained(engine, case, params, gradients, **options):
-    own = [param.detach().clone().requires_grad_() for param in params]
-    made = getattr(optim, case.cls)(own, **case.arguments(0.1, own=True), **options)
+    copies = [param.detach().clone().requires_grad_() for param in params]
+    optimizer = getattr(optim, case.cls)(
+        copies, **case.arguments(0.1, for_own_class=True), **options
+    )
     with thalweg.engine(engine):
         for step in range(STEPS):
-            for param, grad in zip(own, gradients(step), strict=True):
+            for param, grad in zip(copies, gradients(step), strict=True):
                 param.grad = grad
-            made.step()
-    kept = [each for param in own for each in made.state[param].values()]
-    return [each.detach() for each in (*own, *kept) if isinstance(each, torch.Tensor)]
+            optimizer.step()
+    slots = [tensor for param in copies for tensor in optimizer.state[param].values()]
+    return [tensor.detach() for tensor in (*copies, *slots) if isinstance(tensor, torch.Tensor)]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -34,8 +36,8 @@ def test_bits_of_modern_rules(case, dtype):
     def gradients(step):
         return modern_inputs.gradients_of(step, dtype)[1:4]
 
-    found, wanted = (trained(each, case, params, gradients) for each in ("cuda", "cpu"))
-    assert_same(found, wanted)
+    actual, expected = (trained(engine, case, params, gradients) for engine in ("cuda", "cpu"))
+    assert_same(actual, expected)
 
 
 @pytest.mark.parametrize("options", [{}, {"clip_grad_norm": 0.5}, {"ema_decay": 0.9}], ids=str)
@@ -46,5 +48,7 @@ def test_bits_of_rules_of_matrices(case, options):
     def gradients(step):
         return case.gradients_of(step, torch.float32)[:2]
 
-    found, wanted = (trained(each, case, params, gradients, **options) for each in ("cuda", "cpu"))
-    assert_same(found, wanted)
+    actual, expected = (
+        trained(engine, case, params, gradients, **options) for engine in ("cuda", "cpu")
+    )
+    assert_same(actual, expected)

@@ -65,10 +65,13 @@ class Training:
         self.params = [
             torch.nn.Parameter(self.random(shape).to(dtype)) for dtype in dtypes for shape in SHAPES
         ]
-        given = self.params
+        params_or_groups = self.params
         if groups == 2:
-            given = [{"params": self.params[:1]}, {"params": self.params[1:], "lr": 0.05}]
-        self.optimizer = make(given, **options)
+            params_or_groups = [
+                {"params": self.params[:1]},
+                {"params": self.params[1:], "lr": 0.05},
+            ]
+        self.optimizer = make(params_or_groups, **options)
 
     def random(self, shape):
         return torch.randn(shape, generator=self.generator)
@@ -90,20 +93,19 @@ class Training:
 
     def written(self):
         state = self.optimizer.state
-        own = [value for param in self.params for value in state[param].values()]
-        return plain([*self.params, *own])
+        state_values = [value for param in self.params for value in state[param].values()]
+        return plain([*self.params, *state_values])
 
 
 def plain(values):
-    """Tensors, with steps that are counted in integers as numbers."""
-    return [each.detach() if each.is_floating_point() else each.double() for each in values]
+    return [tensor.detach() if tensor.is_floating_point() else tensor.double() for tensor in values]
 
 
-def trained(engine, make, steps=STEPS, last=contextlib.nullcontext, **options):
+def trained(engine, make, steps=STEPS, context=contextlib.nullcontext, **options):
     with thalweg.engine(engine):
         training = Training(make, **options)
         for number in range(steps):
-            with last(training.optimizer) if number == steps - 1 else contextlib.nullcontext():
+            with context(training.optimizer) if number == steps - 1 else contextlib.nullcontext():
                 training.step()
     return training.written()
 
@@ -111,12 +113,12 @@ def trained(engine, make, steps=STEPS, last=contextlib.nullcontext, **options):
 @by(DROP_INS)
 def test_bits_of_the_classes_of_torch(make):
     dtypes = (torch.float32, torch.bfloat16, torch.float64)
-    wanted = trained("cpu", make, dtypes=dtypes)
-    assert_same(trained("cuda", make, dtypes=dtypes), wanted)
+    expected = trained("cpu", make, dtypes=dtypes)
+    assert_same(trained("cuda", make, dtypes=dtypes), expected)
 
 
 @by({name: make for name, make in DROP_INS.items() if name not in ("NAdam", "ASGD")})
-def test_a_steady_step_of_a_class_of_torch_asks_for_nothing(make):
+def test_a_replayed_step_of_a_torch_class_does_not_wait(make):
     trained("cuda", make, 3, counting_and_waiting_for_nothing)
 
 
@@ -132,12 +134,13 @@ def test_sparse_gradients_of_the_classes_of_torch():
         return [table.detach(), *(v for v in optimizer.state[table].values() if v is not None)]
 
     for make in (optim.SparseAdam, optim.Adagrad, optim.SGD):
-        found, wanted = stepped("cuda", make), stepped("cpu", make)
-        assert_same([each for each in found if isinstance(each, torch.Tensor)],
-                    [each for each in wanted if isinstance(each, torch.Tensor)])  # fmt: skip
+        actual, expected = stepped("cuda", make), stepped("cpu", make)
+        for tensors in (actual, expected):
+            tensors[:] = [tensor for tensor in tensors if isinstance(tensor, torch.Tensor)]
+        assert_same(actual, expected)
 
 
-def test_a_step_is_taken_here_where_a_device_has_an_engine(monkeypatch):
+def test_a_device_with_an_engine_takes_the_step(monkeypatch):
     param = torch.nn.Parameter(torch.ones(3, device="meta"))
     pairs = [(torch.ones(3, device="meta"), param)]
     assert not native_support.engines_support(pairs, {}, ())
@@ -158,21 +161,20 @@ def test_a_step_is_taken_here_where_a_device_has_an_engine(monkeypatch):
 def test_steps_that_a_device_counts(make, groups):
     """The bits of those that the host counts: in float32, powers of float64 leave no trace here."""
     options = {"dtypes": (torch.float32, torch.bfloat16), "groups": groups}
-    wanted = trained("cuda", make, **options)
-    assert_same(trained("cuda", make, capturable=True, **options), wanted)
+    expected = trained("cuda", make, **options)
+    assert_same(trained("cuda", make, capturable=True, **options), expected)
 
 
 @by(CAPTURABLE)
 def test_steps_of_float64_that_a_device_counts(make):
-    """Powers may differ by a few units in the last place of float64."""
     options = {"dtypes": (torch.float64,)}
-    found = trained("cuda", make, capturable=True, **options)
-    for each, wanted in zip(found, trained("cuda", make, **options), strict=True):
-        torch.testing.assert_close(each, wanted, rtol=1e-12, atol=1e-14)
+    actual_tensors = trained("cuda", make, capturable=True, **options)
+    for actual, expected in zip(actual_tensors, trained("cuda", make, **options), strict=True):
+        torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-14)
 
 
 @by(CAPTURABLE)
-def test_a_step_that_a_device_counts_asks_for_nothing(make):
+def test_a_device_counted_step_does_not_wait(make):
     trained("cuda", make, 3, lambda optimizer: waiting_for_nothing(), capturable=True)
 
 
@@ -182,9 +184,9 @@ def test_a_graph_of_a_step_is_steps(make):
     with thalweg.engine("cuda"):
         eager = Training(make, capturable=True, **rate)
         training = Training(make, capturable=True, **rate)
-        for each in (eager, training):
+        for twin in (eager, training):
             for _ in range(2):
-                each.step()
+                twin.step()
         with captured() as graph:
             training.optimizer.step()
         assert graph.launches
@@ -192,9 +194,9 @@ def test_a_graph_of_a_step_is_steps(make):
         eager.optimizer.step()
         spoil_the_host(training)
         for _ in range(3):
-            for each in (eager, training):
-                each.give_gradients()
-                each.optimizer.param_groups[0]["lr"].mul_(0.5)
+            for twin in (eager, training):
+                twin.give_gradients()
+                twin.optimizer.param_groups[0]["lr"].mul_(0.5)
             eager.optimizer.step()
             graph.replay()
     assert_same(training.written(), eager.written())
@@ -207,23 +209,23 @@ def spoil_the_host(training):
         for group in plan.groups:
             for mirror in [group._base, *(rows._mirror for rows in group._rows.values())]:
                 mirror.host[:] = 0
-                for staged, _ in mirror._staged:
-                    staged.zero_()
+                for mirror_buffer, _ in mirror._staged:
+                    mirror_buffer.zero_()
 
 
 def test_a_graph_clips_by_a_norm():
     with thalweg.engine("cuda"):
         make = partial(optim.AdamW, lr=0.1, capturable=True, clip_grad_norm=0.5)
         eager, training = Training(make), Training(make)
-        for each in (eager, training):
+        for twin in (eager, training):
             for _ in range(2):
-                each.step()
+                twin.step()
         with captured() as graph:
             training.optimizer.step()
         eager.optimizer.step()
         for _ in range(2):
-            for each in (eager, training):
-                each.give_gradients()
+            for twin in (eager, training):
+                twin.give_gradients()
             eager.optimizer.step()
             graph.replay()
     assert_same(training.written(), eager.written())
@@ -245,9 +247,16 @@ def test_two_graphs_need_a_step_between_them():
 def test_scalars_that_come_from_the_host_or_a_device_in_turn():
     kernel = SimpleNamespace(scalars=("a", "b"), dtype=np.float32)
     rows = Rows(1, kernel, torch.device("cpu"))
-    there = torch.tensor(5.0)
-    for given in ({"a": 0, "b": 2}, {"a": there, "b": 2}, {"a": 0, "b": 2}, {"a": 0, "b": there}):
-        assert rows.send_if_changed(given).tolist() == [[float(each) for each in given.values()]]
+    device_value = torch.tensor(5.0)
+    for scalars_by_name in (
+        {"a": 0, "b": 2},
+        {"a": device_value, "b": 2},
+        {"a": 0, "b": 2},
+        {"a": 0, "b": device_value},
+    ):
+        assert rows.send_if_changed(scalars_by_name).tolist() == [
+            [float(scalar) for scalar in scalars_by_name.values()]
+        ]
 
 
 def test_a_mirror_that_is_captured_is_sent_again_afterwards():
@@ -260,36 +269,38 @@ def test_a_mirror_that_is_captured_is_sent_again_afterwards():
 
 
 OVERFLOWS = [False, True, False, False, True, True, False]
-SCALED = {**DROP_INS, **{f"tensorflow {name}": make for name, make in TENSORFLOW.items()}}
+SCALABLE = {**DROP_INS, **{f"tensorflow {name}": make for name, make in TENSORFLOW.items()}}
 
 
-def scaled(engine, make, first=0, last=contextlib.nullcontext, **options):
-    """Steps of which a scaler has some left out."""
+def scaled(engine, make, first=0, context=contextlib.nullcontext, **options):
     with thalweg.engine(engine):
         training = Training(make, fused_unscale=True, **options)
-        for number, found in enumerate(OVERFLOWS):
-            with last() if number >= first else contextlib.nullcontext():
-                training.step(found)
+        for number, overflows in enumerate(OVERFLOWS):
+            with context() if number >= first else contextlib.nullcontext():
+                training.step(overflows)
     return training
 
 
-@by(SCALED)
+@by(SCALABLE)
 @pytest.mark.parametrize("groups", [1, 2])
 def test_a_device_decides_on_steps(make, groups):
-    wanted, found = scaled("cpu", make, groups=groups), scaled("cuda", make, groups=groups)
-    assert_same(found.written(), wanted.written())
-    assert found.optimizer.last_step == wanted.optimizer.last_step
-    assert found.optimizer.last_step.count == OVERFLOWS.count(False)
+    expected_training, training = (
+        scaled("cpu", make, groups=groups),
+        scaled("cuda", make, groups=groups),
+    )
+    assert_same(training.written(), expected_training.written())
+    assert training.optimizer.last_step == expected_training.optimizer.last_step
+    assert training.optimizer.last_step.count == OVERFLOWS.count(False)
 
 
-@by(SCALED)
-def test_a_device_that_decides_is_asked_for_nothing(make):
-    found = scaled("cuda", make, 2, waiting_for_nothing)
-    assert found.optimizer.last_step.count == OVERFLOWS.count(False)
+@by(SCALABLE)
+def test_a_device_decision_does_not_wait(make):
+    training = scaled("cuda", make, 2, waiting_for_nothing)
+    assert training.optimizer.last_step.count == OVERFLOWS.count(False)
 
 
 @pytest.mark.parametrize(
-    "around",
+    "options",
     [
         {"clip_grad_norm": 0.5},
         {"clip_grad_norm": 0.5, "clip_grad_value": 0.2},
@@ -300,24 +311,27 @@ def test_a_device_that_decides_is_asked_for_nothing(make):
     ],
     ids=str,
 )
-def test_a_device_decides_on_steps_with_options(around):
+def test_a_device_decides_on_steps_with_options(options):
     make = partial(optim.AdamW, lr=0.1)
-    wanted, found = scaled("cpu", make, **around), scaled("cuda", make, **around)
-    assert_same(found.written(), wanted.written())
-    assert found.optimizer.last_step == wanted.optimizer.last_step
-    scaled("cuda", make, 2, waiting_for_nothing, **around)
+    expected_training, training = scaled("cpu", make, **options), scaled("cuda", make, **options)
+    assert_same(training.written(), expected_training.written())
+    assert training.optimizer.last_step == expected_training.optimizer.last_step
+    scaled("cuda", make, 2, waiting_for_nothing, **options)
 
 
-@pytest.mark.parametrize("around", [{}, {"clip_grad_value": 0.2}], ids=str)
-def test_a_device_decides_on_steps_of_rules_that_share_a_norm(around):
+@pytest.mark.parametrize("norm_options", [{}, {"clip_grad_value": 0.2}], ids=str)
+def test_a_device_decides_on_steps_of_rules_that_share_a_norm(norm_options):
     def make(groups, **options):
         return optim.SGD([groups[0], {**groups[1], "momentum": 0.9}], lr=0.1, **options)
 
-    around = {"clip_grad_norm": 0.5, "groups": 2, **around}
-    wanted, found = scaled("cpu", make, **around), scaled("cuda", make, **around)
-    assert_same(found.written(), wanted.written())
-    assert found.optimizer.last_step == wanted.optimizer.last_step
-    scaled("cuda", make, 2, waiting_for_nothing, **around)
+    norm_options = {"clip_grad_norm": 0.5, "groups": 2, **norm_options}
+    expected_training, training = (
+        scaled("cpu", make, **norm_options),
+        scaled("cuda", make, **norm_options),
+    )
+    assert_same(training.written(), expected_training.written())
+    assert training.optimizer.last_step == expected_training.optimizer.last_step
+    scaled("cuda", make, 2, waiting_for_nothing, **norm_options)
 
 
 def test_clipped_rows_are_added_up():
@@ -354,34 +368,34 @@ def test_a_scaler_comes_and_goes():
     def stepped(engine):
         with thalweg.engine(engine):
             training = Training(partial(optim.AdamW, lr=0.1, fused=True))
-            for found in (None, False, True, None, None, True, False, None):
-                training.step(found)
+            for found_inf in (None, False, True, None, None, True, False, None):
+                training.step(found_inf)
                 for name in ("found_inf", "grad_scale"):
                     vars(training.optimizer).pop(name, None)  # as a scaler does
         return training
 
-    wanted, found = stepped("cpu"), stepped("cuda")
-    assert_same(found.written(), wanted.written())
-    assert found.optimizer.last_step == wanted.optimizer.last_step
-    assert found.optimizer.last_step.count == 6
+    expected_training, gpu_training = stepped("cpu"), stepped("cuda")
+    assert_same(gpu_training.written(), expected_training.written())
+    assert gpu_training.optimizer.last_step == expected_training.optimizer.last_step
+    assert gpu_training.optimizer.last_step.count == 6
 
 
 def test_sparse_gradients_of_a_step_that_a_device_leaves_out():
     def stepped(engine):
         table = torch.nn.Parameter(torch.arange(36.0).reshape(9, 4))
-        other = torch.nn.Parameter(torch.arange(4.0))
+        other_param = torch.nn.Parameter(torch.arange(4.0))
         with thalweg.engine(engine):
-            optimizer = tensorflow.Adam([table, other], lr=0.1, fused_unscale=True)
-            for found in OVERFLOWS:
+            optimizer = tensorflow.Adam([table, other_param], lr=0.1, fused_unscale=True)
+            for found_inf in OVERFLOWS:
                 indices, values = torch.tensor([[7, 2, 7]]), torch.arange(12.0).reshape(3, 4)
                 table.grad = torch.sparse_coo_tensor(
                     indices, values, (9, 4), check_invariants=False
                 )
-                other.grad = torch.ones(4)
-                optimizer.found_inf = torch.tensor([float(found)])
+                other_param.grad = torch.ones(4)
+                optimizer.found_inf = torch.tensor([float(found_inf)])
                 optimizer.grad_scale = torch.tensor(4.0)
                 optimizer.step()
-        return plain([table, other, *optimizer.state[table].values()])
+        return plain([table, other_param, *optimizer.state[table].values()])
 
     assert_same(stepped("cuda"), stepped("cpu"))
 
@@ -400,18 +414,18 @@ def test_a_scaler_of_torch():
                 scaler.update()
         return training, scaler
 
-    (wanted, theirs), (found, own) = stepped("cpu"), stepped("cuda")
-    assert_same(found.written(), wanted.written())
-    assert own.state_dict() == theirs.state_dict()
-    assert found.optimizer.last_step.count == 5
+    (cpu_training, cpu_scaler), (gpu_training, gpu_scaler) = stepped("cpu"), stepped("cuda")
+    assert_same(gpu_training.written(), cpu_training.written())
+    assert gpu_scaler.state_dict() == cpu_scaler.state_dict()
+    assert gpu_training.optimizer.last_step.count == 5
 
 
 def test_fast_kernels_of_the_interpreter():
     """It contracts nothing, and divides exactly: all that differs there is when denormals go."""
     make = partial(optim.Adam, lr=0.1)
     with thalweg.engine(math="fast"):
-        found = trained("cuda", make)
-    assert_same(found, trained("cuda", make))
+        actual = trained("cuda", make)
+    assert_same(actual, trained("cuda", make))
 
 
 NORMS = {  # beyond what float32 or float64 hold, their squares, and their factors
@@ -422,27 +436,26 @@ NORMS = {  # beyond what float32 or float64 hold, their squares, and their facto
 
 
 @pytest.mark.parametrize("make", [optim.SGD, tensorflow.SGD], ids=["torch", "TensorFlow"])
-@pytest.mark.parametrize("dtypes", [[each] for each in NORMS] + [[*NORMS]], ids=str)
+@pytest.mark.parametrize("dtypes", [[dtype] for dtype in NORMS] + [[*NORMS]], ids=str)
 def test_norms_at_the_ends(make, dtypes):
-    """With the bits of the CPU, and nobody waits for the device."""
     sizes = NORMS[dtypes[0]] if len(dtypes) == 1 else (3e38, 1.7e308)
 
     def stepped(engine, size, limit):
         params = [torch.nn.Parameter(torch.zeros(130, dtype=dtype)) for dtype in dtypes]
-        made = make(params, lr=1.0, clip_grad_norm=limit)
+        optimizer = make(params, lr=1.0, clip_grad_norm=limit)
         for param in params:
             largest = min(size, torch.finfo(param.dtype).max)
             param.grad = torch.full(param.shape, largest, dtype=param.dtype)
             param.grad[0] = 0
         with thalweg.engine(engine):
-            made.step()
-            waits = counting_and_waiting_for_nothing(made, runs=True)
+            optimizer.step()
+            waits = counting_and_waiting_for_nothing(optimizer, runs=True)
             with waits if engine == "cuda" else contextlib.nullcontext():
-                made.step()
-        return [param.detach() for param in params], made.last_step
+                optimizer.step()
+        return [param.detach() for param in params], optimizer.last_step
 
     for size in sizes:
         for limit in (1.0, 1e10, 0.0):
-            found, wanted = stepped("cuda", size, limit), stepped("cpu", size, limit)
-            assert_same(found[0], wanted[0])
-            assert found[1] == wanted[1]
+            actual, expected = stepped("cuda", size, limit), stepped("cpu", size, limit)
+            assert_same(actual[0], expected[0])
+            assert actual[1] == expected[1]

@@ -7,6 +7,7 @@ import pytest
 
 import test_replay_sparse
 from test_replay_sparse import (
+    test_a_bad_gradient_raises_and_changes_nothing,
     test_a_dense_gradient_in_the_table_is_copied_first,
     test_a_gradient_is_not_kept_alive,
     test_a_shrunken_gradient_is_refused,
@@ -15,15 +16,14 @@ from test_replay_sparse import (
     test_other_gradients_between_steady_ones,
     test_steady_steps_give_the_bits_of_the_reference,
     test_steps_go_on_after_memory_has_moved,
-    test_what_does_not_fit_is_refused_with_nothing_changed,
 )
 
 
 @pytest.fixture(autouse=True)
 def on_a_gpu(monkeypatch):
-    plain = test_replay_sparse.Training.__init__
+    init = test_replay_sparse.Training.__init__
 
     def begin(self, opt, engine, dense=False):
-        plain(self, opt, "cuda" if engine == "cpu" else engine, dense)
+        init(self, opt, "cuda" if engine == "cpu" else engine, dense)
 
     monkeypatch.setattr(test_replay_sparse.Training, "__init__", begin)

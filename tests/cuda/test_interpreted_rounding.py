@@ -24,25 +24,25 @@ HALVES = [torch.bfloat16, torch.float16]
 
 # Kernels
 
-FAR = (1 << 35) - 1029  # in whose chunk the number of a group outgrows 32 bits
+DISTANT = (1 << 35) - 1029  # in whose chunk the number of a group outgrows 32 bits
 # Number and first element of each variable; chunks of those of a shard begin anywhere.
-ALIGNED = [(0, 0), ((1 << 32) - 1, 8 * 12345), (2, FAR - 3)]
-ANYWHERE = [(0, 5), (3, 4099), (1, FAR + 2)]
+ALIGNED = [(0, 0), ((1 << 32) - 1, 8 * 12345), (2, DISTANT - 3)]
+ANYWHERE = [(0, 5), (3, 4099), (1, DISTANT + 2)]
 
 
 def kernels_take(engine, rule, dtypes, places, selection, steps=(5, (1 << 24) - 1)):
     """Variable, slots, and gradients among which are all kinds of numbers."""
-    own, kind = dtypes
-    problem = Problem.make(rule.row, SHAPES, [own] * 3, 3, special=0.2)
-    problem.slots = [[slot.to(kind) for slot in each] for each in problem.slots]
-    asked = StepRequest(
+    var_dtype, kind = dtypes
+    problem = Problem.make(rule.row, SHAPES, [var_dtype] * 3, 3, special=0.2)
+    problem.slots = [[slot.to(kind) for slot in slots] for slots in problem.slots]
+    request = StepRequest(
         rule.rule, (), problem.variables, problem.gradients, problem.slots, ["a", "b", "c"],
         selection._replace(name=engine), places=places,
     )  # fmt: skip
     engines = Engines()
     for step in steps:
-        known = rule.scalars(np.float32) | scalars_of(SEED, step)
-        engines.take(asked, lambda dtypes, known=known: {np.float32: known})
+        scalars = rule.scalars(np.float32) | scalars_of(SEED, step)
+        engines.take(request, lambda dtypes, step_scalars=scalars: {np.float32: step_scalars})
     return problem.written()
 
 
@@ -59,24 +59,24 @@ def kernels_take(engine, rule, dtypes, places, selection, steps=(5, (1 << 24) - 
     ids=label,
 )
 def test_bits_of_kernels(name, dtypes, selection, places):
-    given = case(name), dtypes, places, selection
-    assert_same(kernels_take("cuda", *given), kernels_take("reference", *given))
+    args = case(name), dtypes, places, selection
+    assert_same(kernels_take("cuda", *args), kernels_take("reference", *args))
 
 
 # Optimizers
 
 
-DRAWN = {"round": "stochastic", "seed": SEED}
+NOISY = {"round": "stochastic", "seed": SEED}
 
 
-def trained(engine, make, *how, shapes=SHAPES, **options):
+def trained(engine, make, *optimizer_args, shapes=SHAPES, **options):
     return low_precision_trainings.trained(
-        engine, make, *how, shapes=shapes, **{**DRAWN, **options}
+        engine, make, *optimizer_args, shapes=shapes, **{**NOISY, **options}
     )
 
 
 QUICK = ("AdamW", "Lion", "tensorflow AdamW", "Muon")
-MAKES = {
+MAKERS = {
     "AdamW": optim.AdamW,
     "Lion": optim.Lion,
     "SGD": partial(optim.SGD, momentum=0.9),
@@ -92,27 +92,27 @@ MAKES = {
 
 @pytest.mark.parametrize(
     ("name", "dtype"),
-    [slow_unless(name in QUICK and x is HALVES[0], name, x) for name in MAKES for x in HALVES],
+    [slow_unless(name in QUICK and x is HALVES[0], name, x) for name in MAKERS for x in HALVES],
     ids=label,
 )
 def test_bits_of_optimizers(name, dtype):
-    given = MAKES[name], 2
+    args = MAKERS[name], 2
     options = {"dtype": dtype, "shapes": [(24, 16)] if name in ("Muon", "Adafactor") else SHAPES}
-    found = trained("cuda", *given, **options)
-    assert_same(found, trained("reference", *given, **options))
+    actual = trained("cuda", *args, **options)
+    assert_same(actual, trained("reference", *args, **options))
 
 
 def test_bits_count():
-    def nearest(params, lr, **how):
+    def nearest(params, lr, **optimizer_args):
         return optim.AdamW(params, lr)
 
-    found = trained("cuda", optim.AdamW, shapes=SHAPES[1:2])
-    plain = trained("cuda", nearest, shapes=SHAPES[1:2])
-    pairs = [pair for pair in zip(found, plain, strict=True) if pair[0].dim()]
+    drawn_values = trained("cuda", optim.AdamW, shapes=SHAPES[1:2])
+    nearest_values = trained("cuda", nearest, shapes=SHAPES[1:2])
+    pairs = [pair for pair in zip(drawn_values, nearest_values, strict=True) if pair[0].dim()]
     assert not any(torch.equal(*pair) for pair in pairs)
 
 
-BESIDE = [
+OPTIONS = [
     {"masters": True, "state_dtype": torch.bfloat16},
     {"state_dtype": torch.float32},
     {"ema_decay": 0.9, "clip_grad_norm": 0.5},
@@ -120,36 +120,35 @@ BESIDE = [
 ]
 
 
-@pytest.mark.parametrize("options", BESIDE, ids=str)
-def test_options_beside(options):
-    found = trained("cuda", optim.AdamW, shapes=SHAPES[:2], **options)
-    assert_same(found, trained("reference", optim.AdamW, shapes=SHAPES[:2], **options))
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_rounding_with_other_options(options):
+    actual = trained("cuda", optim.AdamW, shapes=SHAPES[:2], **options)
+    assert_same(actual, trained("reference", optim.AdamW, shapes=SHAPES[:2], **options))
 
 
 @pytest.mark.parametrize("make", [optim.AdamW, tensorflow.Adam], ids=["torch", "TensorFlow"])
 @pytest.mark.parametrize("dtype", HALVES, ids=label)
 def test_steps_that_a_device_counts(make, dtype):
-    """It draws by its own number of a step, and nobody asks for that."""
     options = {"dtype": dtype, "shapes": SHAPES[:2]}
-    wanted = trained("cuda", make, **options)
-    assert_same(trained("cuda", make, capturable=True, **options), wanted)
-    there = {"capturable": True, **options}
-    trained("cuda", make, last=lambda optimizer: waiting_for_nothing(), **there)
+    expected = trained("cuda", make, **options)
+    assert_same(trained("cuda", make, capturable=True, **options), expected)
+    capturable_options = {"capturable": True, **options}
+    trained("cuda", make, context=lambda optimizer: waiting_for_nothing(), **capturable_options)
 
 
-def test_a_steady_step_asks_for_nothing():
+def test_a_replayed_step_does_not_wait():
     trained("cuda", optim.AdamW, 3, counting_and_waiting_for_nothing, shapes=SHAPES[:2])
 
 
 @pytest.mark.parametrize("make", [optim.AdamW, tensorflow.Adam], ids=["torch", "TensorFlow"])
-def test_what_a_device_leaves_out_draws_nothing(make):
+def test_steps_skipped_by_the_device_draw_nothing(make):
     overflows = (False, True, False, True, True, False)
     options = {"overflows": overflows, "fused_unscale": True, "shapes": SHAPES[:2]}
-    found = trained("cuda", make, len(overflows), **options)
-    assert_same(found, trained("reference", make, len(overflows), **options))
+    actual = trained("cuda", make, len(overflows), **options)
+    assert_same(actual, trained("reference", make, len(overflows), **options))
 
 
 def test_a_graph_draws_anew_in_each_replay():
-    options = {**DRAWN, "shapes": SHAPES[1:2], "capturable": True}
-    eager, other = (low_precision_trainings.made_by(optim.AdamW, **options) for _ in range(2))
-    assert_same(*low_precision_trainings.replayed(captured, eager, other))
+    options = {**NOISY, "shapes": SHAPES[1:2], "capturable": True}
+    eager, graphed = (low_precision_trainings.made_by(optim.AdamW, **options) for _ in range(2))
+    assert_same(*low_precision_trainings.replayed(captured, eager, graphed))

@@ -15,7 +15,7 @@ from loss_scaled import (
     HALF,
     LARC,
     LOG_MAX,
-    MAKES,
+    MAKERS,
     OVERFLOWS,
     SINGLE,
     Log,
@@ -33,36 +33,36 @@ from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossSc
 from thalweg.openseq2seq.optimizers.name_tables import OPTIMIZER_SUMMARIES
 from thalweg.v1 import train
 
-by_make = pytest.mark.parametrize("key", MAKES)
+by_make = pytest.mark.parametrize("key", MAKERS)
 
 
 def waiting(training):
-    return waiting_for_nothing(host=training.step._rate.tensors, there=training.there())
+    return waiting_for_nothing(host=training.step._rate.tensors, device=training.there())
 
 
 @by_make
 def test_a_device_decides_as_the_host_does(key):
-    wanted = trained("cpu", fresh(key, BACKOFF))
-    found = trained("cuda", fresh(key, BACKOFF))
-    assert_same(found.written(), wanted.written())
-    assert list(map(bool, found.told)) == wanted.told
-    assert any(isinstance(each, torch.Tensor) for each in found.told)
-    assert all(isinstance(each, bool) for each in wanted.told)
-    assert found.step.was_applied is wanted.step.was_applied
+    expected_training = trained("cpu", fresh(key, BACKOFF))
+    training = trained("cuda", fresh(key, BACKOFF))
+    assert_same(training.written(), expected_training.written())
+    assert list(map(bool, training.outcomes)) == expected_training.outcomes
+    assert any(isinstance(overflow, torch.Tensor) for overflow in training.outcomes)
+    assert all(isinstance(overflow, bool) for overflow in expected_training.outcomes)
+    assert training.step.was_applied is expected_training.step.was_applied
 
 
 @by_make
 def test_a_scaler_by_logarithms_is_near_the_hosts(key):
-    wanted = trained("cpu", fresh(key, LOG_MAX))
-    found = trained("cuda", fresh(key, LOG_MAX))
-    for one, other in zip(found.written(), wanted.written(), strict=True):
-        torch.testing.assert_close(one.detach(), other.detach(), rtol=1e-3, atol=1e-6)
-    assert list(map(bool, found.told)) == wanted.told
+    expected_training = trained("cpu", fresh(key, LOG_MAX))
+    training = trained("cuda", fresh(key, LOG_MAX))
+    for actual, expected in zip(training.written(), expected_training.written(), strict=True):
+        torch.testing.assert_close(actual.detach(), expected.detach(), rtol=1e-3, atol=1e-6)
+    assert list(map(bool, training.outcomes)) == expected_training.outcomes
 
 
 @by_make
 @pytest.mark.parametrize("scaling", [BACKOFF, LOG_MAX], ids=["Backoff", "LogMax"])
-def test_a_device_that_decides_is_asked_for_nothing(key, scaling):
+def test_a_device_decision_does_not_wait(key, scaling):
     trained("cuda", fresh(key, scaling), waiting)
 
 
@@ -79,15 +79,13 @@ def test_a_gradient_may_overflow_when_it_is_unscaled(clips):
                 training.take(largest)
         return training
 
-    wanted, found = made("cpu"), made("cuda")
-    assert_same(found.written(), wanted.written())
-    assert list(map(bool, found.told)) == wanted.told
-    assert not all(wanted.told)
+    expected_training, gpu_training = made("cpu"), made("cuda")
+    assert_same(gpu_training.written(), expected_training.written())
+    assert list(map(bool, gpu_training.outcomes)) == expected_training.outcomes
+    assert not all(expected_training.outcomes)
 
 
 def test_the_host_goes_on_where_the_device_left_off():
-    """With a constraint, and with a sparse gradient, the host decides."""
-
     def made(engine):
         with computing(engine):
             training = Training((SINGLE, HALF), **BACKOFF)
@@ -97,12 +95,12 @@ def test_the_host_goes_on_where_the_device_left_off():
                 if number in (3, 6):
                     gradients[0] = IndexedSlices(gradients[0][:2], torch.tensor([1, 1]), (5, 7))
                 table.constraint = (lambda value: value.clamp(-1, 1)) if number == 4 else None
-                training.told.append(training.step.apply_gradients(gradients))
+                training.outcomes.append(training.step.apply_gradients(gradients))
         return training
 
-    wanted, found = made("cpu"), made("cuda")
-    assert_same(found.written(), wanted.written())
-    kinds = [isinstance(each, torch.Tensor) for each in found.told]
+    expected_training, gpu_training = made("cpu"), made("cuda")
+    assert_same(gpu_training.written(), expected_training.written())
+    kinds = [isinstance(overflow, torch.Tensor) for overflow in gpu_training.outcomes]
     assert kinds == [number not in (3, 4, 6) for number in range(len(OVERFLOWS))]
 
 
@@ -130,9 +128,9 @@ def test_steps_without_a_scaler_go_on_where_the_device_counted():
             outer = train.experimental.MixedPrecisionLossScaleOptimizer(inner, "dynamic")
             for number in range(9):
                 optimizer = outer if number < 3 else inner
-                own = [*inner.variables(), step]
+                tensors = [*inner.variables(), step]
                 is_free = waiting is None or number in (0, 1, 3)
-                with contextlib.nullcontext() if is_free else waiting(there=own):
+                with contextlib.nullcontext() if is_free else waiting(device=tensors):
                     optimizer.apply_gradients([(torch.full((9,), 0.1), var)], step)
         return plain([var, step, *inner.variables()])
 
@@ -153,23 +151,23 @@ def test_a_global_step_that_may_share_its_memory_stays_where_it_is():
 
 def test_a_policy_sees_a_variable_of_the_host():
     def policy(step):
-        seen.append((type(step), step.name, int(step.read_value())))
+        seen_steps.append((type(step), step.name, int(step.read_value())))
         return 0.1 / (int(step) + 1)
 
-    seen = []
+    seen_steps = []
     training = trained("cuda", partial(Training, (HALF, HALF), policy=policy, **BACKOFF))
-    assert {kind for kind, _, _ in seen} == {thalweg.Variable}
-    assert {name for _, name, _ in seen} == {training.step.global_step.name}
-    assert [count for *_, count in seen[:5]] == [0, 0, 1, 1, 2]
+    assert {kind for kind, _, _ in seen_steps} == {thalweg.Variable}
+    assert {name for _, name, _ in seen_steps} == {training.step.global_step.name}
+    assert [count for *_, count in seen_steps[:5]] == [0, 0, 1, 1, 2]
 
 
-def test_what_a_step_returned_is_the_callers():
+def test_a_step_returns_a_tensor_of_its_own():
     training = trained("cuda", partial(Training, (HALF, HALF), **BACKOFF))
-    training.told[-1].zero_()
+    training.outcomes[-1].zero_()
     assert training.step.was_applied
 
 
-def test_what_is_assigned_to_a_counter_counts():
+def test_an_assigned_step_count_is_used():
     def made(engine):
         with computing(engine):
             training = Training((HALF, HALF), **BACKOFF)
@@ -179,23 +177,23 @@ def test_what_is_assigned_to_a_counter_counts():
                 training.take(overflow)
         return training
 
-    wanted, found = made("cpu"), made("cuda")
-    assert_same(found.written(), wanted.written())
-    assert found.step.global_step.item() > 40
+    expected_training, gpu_training = made("cpu"), made("cuda")
+    assert_same(gpu_training.written(), expected_training.written())
+    assert gpu_training.step.global_step.item() > 40
 
 
 def test_state_goes_from_a_device_to_the_host_and_back():
-    saved = trained("cuda", partial(Training, (HALF, HALF), **BACKOFF))
-    others = [Training((HALF, HALF), **BACKOFF) for _ in range(2)]
-    for engine, other in zip(("cpu", "cuda"), others, strict=True):
+    saved_run = trained("cuda", partial(Training, (HALF, HALF), **BACKOFF))
+    trainings = [Training((HALF, HALF), **BACKOFF) for _ in range(2)]
+    for engine, other_run in zip(("cpu", "cuda"), trainings, strict=True):
         with torch.no_grad():
-            for own, var in zip(other.variables, saved.variables, strict=True):
-                own.copy_(var)
-        other.step.load_state_dict(saved.step.state_dict())
+            for var_copy, var in zip(other_run.variables, saved_run.variables, strict=True):
+                var_copy.copy_(var)
+        other_run.step.load_state_dict(saved_run.step.state_dict())
         with computing(engine):
             for overflow in OVERFLOWS:
-                other.take(overflow)
-    assert_same(others[1].written(), others[0].written())
+                other_run.take(overflow)
+    assert_same(trainings[1].written(), trainings[0].written())
 
 
 # fmt: off
@@ -221,16 +219,16 @@ def summarised(engine, options, waiting=None):
 
 @by_summarised
 def test_summaries_arrive_a_step_later(options):
-    _, wanted = summarised("cpu", options)
-    training, found = summarised("cuda", options)
-    count = len(wanted.told) // len(OVERFLOWS)
-    assert len(found.told) == len(wanted.told) - count
+    _, expected_log = summarised("cpu", options)
+    training, log = summarised("cuda", options)
+    count = len(expected_log.records) // len(OVERFLOWS)
+    assert len(log.records) == len(expected_log.records) - count
     for _ in range(2):
         training.step.flush()
-    for (step, tag, value), (other, name, expected) in zip(
-        found.plain(), wanted.plain(), strict=True
+    for (step, tag, value), (other_step, name, expected) in zip(
+        log.plain(), expected_log.plain(), strict=True
     ):
-        assert (step, tag) == (other, name)
+        assert (step, tag) == (other_step, name)
         torch.testing.assert_close(value, expected, rtol=0, atol=0, equal_nan=True)
 
 
@@ -241,10 +239,10 @@ def test_summaries_of_a_device_are_not_waited_for(options):
 
 def test_summaries_of_the_last_step_are_not_lost():
     training, log = summarised("cuda", SUMMARISED["clips"])
-    before = len(log.told)
+    count_before = len(log.records)
     del training
     gc.collect()
-    assert len(log.told) > before
+    assert len(log.records) > count_before
 
 
 def test_a_writer_that_fails_loses_the_summaries_of_one_step():
@@ -259,16 +257,16 @@ def test_a_writer_that_fails_loses_the_summaries_of_one_step():
         training = Training((SINGLE, SINGLE), summary_writer=log, **BACKOFF)
         training.take(None)
         training.take(None)
-        with pytest.raises(OSError, match="no space") as caught:
+        with pytest.raises(OSError, match="no space") as error_info:
             training.take(None)
-        assert "were not written" in caught.value.__notes__[-1]
+        assert "were not written" in error_info.value.__notes__[-1]
         training.take(None)
     training.step.flush()
-    assert {step for step, _, _ in log.told} == {0, 2, 3}
+    assert {step for step, _, _ in log.records} == {0, 2, 3}
     assert training.step.global_step.item() == 4
 
 
-def wrapped(engine, last=None):
+def wrapped(engine, context=None):
     """Steps of the wrapper alone, whose gradients are its own."""
     with computing(engine):
         torch.manual_seed(0)
@@ -282,8 +280,8 @@ def wrapped(engine, last=None):
             )
             if overflow is not None:
                 pairs[0][0][1, 1] = overflow
-            own = [*variables, *optimizer.variables(), step, *scaler.variables.values()]
-            with last(there=own) if last and number > 1 else contextlib.nullcontext():
+            tensors = [*variables, *optimizer.variables(), step, *scaler.variables.values()]
+            with context(device=tensors) if context and number > 1 else contextlib.nullcontext():
                 optimizer.apply_gradients(pairs, step)
     return plain([*variables, *optimizer.variables(), step, *scaler.variables.values()])
 
@@ -293,7 +291,7 @@ def test_a_wrapper_leaves_its_steps_to_a_device():
     wrapped("cuda", waiting_for_nothing)
 
 
-def experimental(engine, make, last=None):
+def experimental(engine, make, context=None):
     """Steps of `train.experimental.MixedPrecisionLossScaleOptimizer`."""
     with computing(engine):
         generator = torch.Generator().manual_seed(0)
@@ -306,8 +304,8 @@ def experimental(engine, make, last=None):
             gradients = [torch.randn(var.shape, generator=generator) for var in variables]
             if overflow is not None:
                 gradients[1][5] = overflow
-            own = [*optimizer.variables(), step]
-            with last(there=own) if last and number > 1 else contextlib.nullcontext():
+            tensors = [*optimizer.variables(), step]
+            with context(device=tensors) if context and number > 1 else contextlib.nullcontext():
                 optimizer.apply_gradients(list(zip(gradients, variables, strict=True)), step)
     return plain([*variables, *optimizer.variables(), step])
 

@@ -1,4 +1,4 @@
-"""What a launch makes of leaves, in Triton's interpreter, beside the engines' common tree."""
+"""Launched sums of leaves in Triton's interpreter, compared with the engines' tree."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ COUNTS = [[0], [1], [7], [FAN], [FAN + 1], [3 * FAN + 5, 0, 2, 1, FAN, 6], [0, 0
 
 def leaves(count, shape, seed):
     """Numbers of all magnitudes, with zeros of both signs, infinities and NaN."""
-    chosen = np.random.default_rng(seed)
-    found = (
-        chosen.standard_normal((count, *shape))
-        * 10.0 ** chosen.integers(-320, 300, count)[(slice(None), *[None] * len(shape))]
+    rng = np.random.default_rng(seed)
+    tree_leaves = (
+        rng.standard_normal((count, *shape))
+        * 10.0 ** rng.integers(-320, 300, count)[(slice(None), *[None] * len(shape))]
     )
-    odd = chosen.choice([0.0, -0.0, np.inf, -np.inf, np.nan], found.shape)
-    return torch.from_numpy(np.where(chosen.random(found.shape) < 0.02, odd, found))
+    specials = rng.choice([0.0, -0.0, np.inf, -np.inf, np.nan], tree_leaves.shape)
+    return torch.from_numpy(np.where(rng.random(tree_leaves.shape) < 0.02, specials, tree_leaves))
 
 
 @pytest.mark.parametrize("counts", COUNTS, ids=str)
 @pytest.mark.parametrize("shape", [(), (1,), (3,)], ids=str)
 def test_bits_of_a_tree(counts, shape):
     sizes = np.array(counts)
-    given = leaves(sizes.sum(), shape, len(counts))
-    found = LaunchedTree(sizes, torch.device("cpu")).combine(given)
-    wanted = Tree(sizes, "cpu").combine(given)
-    assert found.shape == wanted.shape == (len(counts), *shape)
-    same = (found.view(torch.int64) == wanted.view(torch.int64)) | (found.isnan() & wanted.isnan())
-    assert same.all()
+    tree_leaves = leaves(sizes.sum(), shape, len(counts))
+    got = LaunchedTree(sizes, torch.device("cpu")).combine(tree_leaves)
+    expected = Tree(sizes, "cpu").combine(tree_leaves)
+    assert got.shape == expected.shape == (len(counts), *shape)
+    equal = (got.view(torch.int64) == expected.view(torch.int64)) | (got.isnan() & expected.isnan())
+    assert equal.all()
 
 
 def test_zeros_keep_their_signs():
-    given = torch.tensor([-0.0, -0.0, 0.0, -0.0], dtype=torch.float64)
-    found = LaunchedTree(np.array([2, 2]), torch.device("cpu")).combine(given)
-    assert torch.equal(found.signbit(), torch.tensor([True, False]))
+    tree_leaves = torch.tensor([-0.0, -0.0, 0.0, -0.0], dtype=torch.float64)
+    got = LaunchedTree(np.array([2, 2]), torch.device("cpu")).combine(tree_leaves)
+    assert torch.equal(got.signbit(), torch.tensor([True, False]))

@@ -15,14 +15,14 @@ STEPS = 3
 
 def trained(engine, make, dtype, sparse=False):
     params = params_of(dtype)[1:4]  # which an interpreter has done in time
-    made = make(params)
+    optimizer = make(params)
     with thalweg.engine(engine):
         for step in range(STEPS):
             for param, grad in zip(params, gradients_of(step, dtype)[1:4], strict=True):
                 param.grad = grad.to_sparse(1) if sparse else grad
-            made.step()
-    kept = [each for param in params for each in made.state[param].values()]
-    return [each.detach() for each in (*params, *kept) if isinstance(each, torch.Tensor)]
+            optimizer.step()
+    slots = [tensor for param in params for tensor in optimizer.state[param].values()]
+    return [tensor.detach() for tensor in (*params, *slots) if isinstance(tensor, torch.Tensor)]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
@@ -47,11 +47,11 @@ def test_bits(name, options, dtype):
     kind = optim.tensorflow.AdamW if "." in name else getattr(optim, name)
 
     def make(params):
-        own = [param for param in params if name != "Muon" or param.dim() > 1]
-        return kind(own, lr=0.01, weight_decay=0.1, **options)
+        matrix_params = [param for param in params if name != "Muon" or param.dim() > 1]
+        return kind(matrix_params, lr=0.01, weight_decay=0.1, **options)
 
-    found, wanted = (trained(each, make, dtype) for each in ("cuda", "cpu"))
-    assert_same(found, wanted)
+    actual, expected = (trained(engine, make, dtype) for engine in ("cuda", "cpu"))
+    assert_same(actual, expected)
 
 
 @pytest.mark.parametrize("option", ["cautious", "trust_ratio", "sphere"])
@@ -59,8 +59,8 @@ def test_bits_of_rows(option):
     def make(params):
         return optim.SGD(params, lr=0.01, **{option: True})
 
-    found, wanted = (trained(each, make, torch.float32, True) for each in ("cuda", "cpu"))
-    assert_same(found, wanted)
+    actual, expected = (trained(engine, make, torch.float32, True) for engine in ("cuda", "cpu"))
+    assert_same(actual, expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -80,5 +80,5 @@ def test_bits_of_levels_and_rows(name, options, dtype):
     def make(params):
         return getattr(optim, name)([x for x in params if x.dim() == 2], lr=0.01, **options)
 
-    found, wanted = (trained(each, make, dtype) for each in ("cuda", "cpu"))
-    assert_same(found, wanted)
+    actual, expected = (trained(engine, make, dtype) for engine in ("cuda", "cpu"))
+    assert_same(actual, expected)

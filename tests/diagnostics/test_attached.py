@@ -37,10 +37,10 @@ STARTS = [np.random.default_rng(k).normal(size=s).astype("f") for k, s in enumer
 
 
 def gradients(step: int) -> list[np.ndarray]:
-    made = [np.random.default_rng([step, k]).normal(size=s) for k, s in enumerate(SHAPES)]
-    for each in made:
-        each.reshape(-1)[0] = 0
-    return [each.astype("f") for each in made]
+    grads = [np.random.default_rng([step, k]).normal(size=s) for k, s in enumerate(SHAPES)]
+    for grad in grads:
+        grad.reshape(-1)[0] = 0
+    return [grad.astype("f") for grad in grads]
 
 
 class Training(NamedTuple):
@@ -60,61 +60,67 @@ class Training(NamedTuple):
 
 
 def eager(optimizer: Any) -> Training:
-    own = [Variable(each, name=f"w{k}") for k, each in enumerate(STARTS)]
+    weights = [Variable(start, name=f"w{k}") for k, start in enumerate(STARTS)]
 
     def step(number: int) -> None:
-        optimizer.apply_gradients(list(zip(map(torch.tensor, gradients(number)), own, strict=True)))
+        optimizer.apply_gradients(
+            list(zip(map(torch.tensor, gradients(number)), weights, strict=True))
+        )
 
     return Training(
         optimizer,
         step,
-        lambda: [each.numpy() for each in own],
-        lambda name: [optimizer.get_slot(each, name).numpy() for each in own],
+        lambda: [variable.numpy() for variable in weights],
+        lambda name: [optimizer.get_slot(variable, name).numpy() for variable in weights],
     )
 
 
 def in_session(make: Callable[[], Any], wraps: bool = False) -> Training:
     """With `wraps`, the optimizer is made by `optimize_loss`, which `make` is the rate of."""
     with _graph.Graph().as_default():
-        fed = [_graph.placeholder(torch.float32, shape) for shape in SHAPES]
-        own = [_graph.Variable(torch.tensor(each), name=f"w{k}") for k, each in enumerate(STARTS)]
-        loss = sum((x * w).sum() for x, w in zip(fed, own, strict=True))
+        placeholders = [_graph.placeholder(torch.float32, shape) for shape in SHAPES]
+        weights = [
+            _graph.Variable(torch.tensor(start), name=f"w{k}") for k, start in enumerate(STARTS)
+        ]
+        loss = sum((x * w).sum() for x, w in zip(placeholders, weights, strict=True))
         if wraps:
             op = optimize_loss(loss, "Momentum", {"momentum": 0.9}, make, summaries=[])
             optimizer, handle = op.op.optimizer, op
-        elif isinstance(made := make(), keras.optimizers.Optimizer):
-            optimizer = handle = made
-            op = made.get_updates(loss, own)
+        elif isinstance(made_optimizer := make(), keras.optimizers.Optimizer):
+            optimizer = handle = made_optimizer
+            op = made_optimizer.get_updates(loss, weights)
         else:
-            optimizer = handle = made
-            op = made.minimize(loss)
+            optimizer = handle = made_optimizer
+            op = made_optimizer.minimize(loss)
         session = initialized()
     return Training(
         handle,
-        lambda number: session.run(op, dict(zip(fed, gradients(number), strict=True))),
-        lambda: session.run(own),
-        lambda name: session.run([optimizer.get_slot(each, name) for each in own]),
+        lambda number: session.run(op, dict(zip(placeholders, gradients(number), strict=True))),
+        lambda: session.run(weights),
+        lambda name: session.run([optimizer.get_slot(variable, name) for variable in weights]),
     )
 
 
 def by_config() -> Training:
-    own = [Variable(each, name=f"w{k}") for k, each in enumerate(STARTS)]
-    now = [0]
+    weights = [Variable(start, name=f"w{k}") for k, start in enumerate(STARTS)]
+    current = [0]
 
     def loss() -> Any:
-        return sum((torch.tensor(g) * w).sum() for g, w in zip(gradients(now[0]), own, strict=True))
+        return sum(
+            (torch.tensor(g) * w).sum() for g, w in zip(gradients(current[0]), weights, strict=True)
+        )
 
-    made = optimize_loss(loss, "Momentum", {"momentum": 0.9}, lambda _: 0.01, own)
+    run = optimize_loss(loss, "Momentum", {"momentum": 0.9}, lambda _: 0.01, weights)
 
     def step(number: int) -> None:
-        now[0] = number
-        made()
+        current[0] = number
+        run()
 
     return Training(
-        made,
+        run,
         step,
-        lambda: [each.numpy() for each in own],
-        lambda name: [made.optimizer.get_slot(each, name).numpy() for each in own],
+        lambda: [variable.numpy() for variable in weights],
+        lambda name: [run.optimizer.get_slot(variable, name).numpy() for variable in weights],
     )
 
 
@@ -133,17 +139,16 @@ CASES: dict[str, tuple[Callable[[], Training], str, int]] = {
 }
 
 
-def total(one: np.ndarray, other: np.ndarray) -> float:
-    """The sum of products in the order of the protocol."""
-    both = {"a": one.reshape(-1), "b": other.reshape(-1)}
-    leaves = sums_of_products(both, {"both": ("a", "b")})["both"]
+def total(first: np.ndarray, second: np.ndarray) -> float:
+    arrays = {"a": first.reshape(-1), "b": second.reshape(-1)}
+    leaves = sums_of_products(arrays, {"both": ("a", "b")})["both"]
     return float(combine_leaves(leaves, np.array([len(leaves)]))[0])
 
 
 def recomputed(old: Any, new: Any, grad: Any, momentum: Any) -> dict[str, float]:
     move = new - old
-    norms = [math.sqrt(total(each, each)) for each in (grad, move, new)]
-    found = {
+    norms = [math.sqrt(total(array, array)) for array in (grad, move, new)]
+    row = {
         "gradient_norm": norms[0],
         "gradient_max": abs(grad).max(),
         "update_norm": norms[1],
@@ -161,32 +166,32 @@ def recomputed(old: Any, new: Any, grad: Any, momentum: Any) -> dict[str, float]
     }
     if momentum is not None:
         length = math.sqrt(total(momentum, momentum))
-        found["cosine"] = total(grad, momentum) / norms[0] / length
-        found["agreement"] = (grad.astype("d") * momentum > 0).mean()
-    return found
+        row["cosine"] = total(grad, momentum) / norms[0] / length
+        row["agreement"] = (grad.astype("d") * momentum > 0).mean()
+    return row
 
 
 @many("case", CASES)
 def test_numbers_are_those_of_the_step(case: str) -> None:
     build, slot, sign = CASES[case]
     training = build()
-    told = attach(training.handle, every=2)
-    assert told.table is None
+    recorder = attach(training.handle, every=2)
+    assert recorder.table is None
     for step in range(1, 5):
         old = training.values()
         momenta = training.momenta(slot) if slot and step > 1 else None
         training.step(step)
         if step % 2:
             continue
-        assert isinstance(told.table, Table)
-        assert (told.table.step, list(told.table)) == (step, ["w0:0", "w1:0", "w2:0"])
-        for k, name in enumerate(told.table):
-            row, grad = told.table[name], gradients(step)[k]
+        assert isinstance(recorder.table, Table)
+        assert (recorder.table.step, list(recorder.table)) == (step, ["w0:0", "w1:0", "w2:0"])
+        for k, name in enumerate(recorder.table):
+            row, grad = recorder.table[name], gradients(step)[k]
             momentum = None if momenta is None else sign * momenta[k]
-            wanted = recomputed(old[k], training.values()[k], grad, momentum)
+            expected = recomputed(old[k], training.values()[k], grad, momentum)
             for column in COLUMNS:
                 assert getattr(row, column) == pytest.approx(
-                    wanted[column], rel=1e-15, nan_ok=True
+                    expected[column], rel=1e-15, nan_ok=True
                 ), (name, column)
 
 
@@ -196,48 +201,47 @@ def test_numbers_are_those_of_the_step(case: str) -> None:
 )
 def test_numbers_are_those_of_optim(name: str, options: dict[str, Any]) -> None:
     training = eager(getattr(keras.optimizers, name)(0.01, **options))
-    told = attach(training.handle)
+    recorder = attach(training.handle)
     params = [(f"w{k}:0", torch.nn.Parameter(torch.tensor(x))) for k, x in enumerate(STARTS)]
     options = {"clip_grad_norm" if k == "global_clipnorm" else k: v for k, v in options.items()}
-    other = getattr(optim.tensorflow, name)(params, 0.01, diagnostics=1, **options)
+    twin = getattr(optim.tensorflow, name)(params, 0.01, diagnostics=1, **options)
     for step in range(1, 4):
         for (_, param), grad in zip(params, gradients(step), strict=True):
             param.grad = torch.tensor(grad)
-        other.step()
+        twin.step()
         training.step(step)
-        one, two = told.table, other.diagnostics
-        assert (one.step, list(one)) == (two.step, list(two))
+        own_table, two = recorder.table, twin.diagnostics
+        assert (own_table.step, list(own_table)) == (two.step, list(two))
         for column in COLUMNS:
-            np.testing.assert_array_equal(one.records[column], two.records[column], column)
+            np.testing.assert_array_equal(own_table.records[column], two.records[column], column)
         if "clip_grad_norm" in options:
-            assert one["w0:0"].clip < 1
+            assert own_table["w0:0"].clip < 1
 
 
 @many("case", CASES)
 def test_steps_between_are_as_ever(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same bits, and all steps in one call that are so without, but the measured ones."""
-    calls, plain = [0], ReplayedApply.take
+    calls, original = [0], ReplayedApply.take
 
-    def take(*given: Any) -> bool:
-        is_taken = plain(*given)
-        calls[0] += is_taken
-        return is_taken
+    def take(*args: Any) -> bool:
+        is_repeated = original(*args)
+        calls[0] += is_repeated
+        return is_repeated
 
     monkeypatch.setattr(ReplayedApply, "take", take)
     quick: list[list[bool]] = []
     ends: list[list[np.ndarray]] = []
-    for is_told in (False, True):
+    for has_recorder in (False, True):
         training = CASES[case][0]()
-        if is_told:
+        if has_recorder:
             attach(training.handle, every=5)
         quick.append([])
         for step in range(1, 13):
-            before = calls[0]
+            count_before = calls[0]
             training.step(step)
-            quick[-1].append(calls[0] > before)
+            quick[-1].append(calls[0] > count_before)
         ends.append(training.values())
-    for one, other in zip(*ends, strict=True):
-        np.testing.assert_array_equal(one, other)
+    for first, second in zip(*ends, strict=True):
+        np.testing.assert_array_equal(first, second)
     monkeypatch.undo()
     assert quick[0][4:] == [case != "keras session"] * 8
     assert quick[1] == [
@@ -251,38 +255,37 @@ def of(optimizer: Any, count: int = 1) -> tuple[Any, list[Variable]]:
 
 def test_detached() -> None:
     optimizer, (w,) = of(keras.optimizers.Adam())
-    seen: list[int] = []
-    told = attach(optimizer, sinks=[lambda table: seen.append(table.step)])
-    assert to(optimizer) is told
+    steps: list[int] = []
+    recorder = attach(optimizer, sinks=[lambda table: steps.append(table.step)])
+    assert to(optimizer) is recorder
     optimizer.apply_gradients([([1.0, 1.0], w)])
     detach(optimizer)
-    assert told.table.step == 1
+    assert recorder.table.step == 1
     assert "_recorder" not in vars(optimizer)
     for _ in range(4):
         optimizer.apply_gradients([([1.0, 1.0], w)])
-    assert seen == [1]
-    for refused in (lambda: detach(optimizer), lambda: to(optimizer)):
+    assert steps == [1]
+    for call in (lambda: detach(optimizer), lambda: to(optimizer)):
         with pytest.raises(FailedPreconditionError, match="Adam is not measured"):
-            refused()
+            call()
     with pytest.raises(FailedPreconditionError, match="of no optimizer yet"):
-        told.log_loss(1.0)
-    again = attach(optimizer, 2)
+        recorder.log_loss(1.0)
+    second_recorder = attach(optimizer, 2)
     optimizer.apply_gradients([([1.0, 1.0], w)])
-    assert again.table.step == 6  # as `iterations` has it
+    assert second_recorder.table.step == 6  # as `iterations` has it
 
 
 @many("make", [keras.optimizers.Adam, v1.train.AdamOptimizer])
 def test_attached_again(make: Callable[[], Any]) -> None:
-    """Steps in one call are those of whoever asks now."""
     optimizer, (w,) = of(make())
-    for every in (100, 1, 100, 1):
-        told, seen = attach(optimizer, every), []
-        to(optimizer, lambda table, seen=seen: seen.append(table.step))
+    for interval in (100, 1, 100, 1):
+        recorder, steps = attach(optimizer, interval), []
+        to(optimizer, lambda table, steps=steps: steps.append(table.step))
         for _ in range(4):
             optimizer.apply_gradients([(torch.ones(2), w)])
-        assert len(seen) == (4 if every == 1 else 0)
+        assert len(steps) == (4 if interval == 1 else 0)
         detach(optimizer)
-        assert (told.table is None) == (every == 100)
+        assert (recorder.table is None) == (interval == 100)
 
 
 class Own(keras.optimizers.Optimizer):
@@ -313,7 +316,7 @@ def test_steps_of_the_users_own_are_refused(make: Callable[[], Any]) -> None:
     assert "_recorder" not in vars(optimizer)
 
 
-def test_what_is_refused() -> None:
+def test_bad_arguments_raise() -> None:
     optimizer = keras.optimizers.Adam()
     for bad, error in ((0, ValueError), (True, TypeError), ("2", TypeError)):
         with pytest.raises(error, match="every must be"):
@@ -326,11 +329,11 @@ def test_what_is_refused() -> None:
         attach(optimizer)
     with pytest.raises(InvalidTypeError, match="must be one of thalweg"):
         attach(object())
-    other = optim.SGD([torch.nn.Parameter(torch.ones(1))])
+    torch_like = optim.SGD([torch.nn.Parameter(torch.ones(1))])
     with pytest.raises(InvalidTypeError, match="if you make it with diagnostics=10"):
-        attach(other)
+        attach(torch_like)
     with pytest.raises(FailedPreconditionError, match="SGD is not measured: make it"):
-        to(other)
+        to(torch_like)
 
 
 class Begun(v1.train.AdamOptimizer):
@@ -355,73 +358,73 @@ def test_hooks_that_a_graph_calls_once_are_refused(make: Callable[[], Any], is_f
         with pytest.raises(NotImplementedError, match="are not defined in a graph"):
             optimizer.apply_gradients([(torch.ones(2), w)]) if is_first else attach(optimizer)
     eager, (w,) = of(make())
-    told = attach(eager)
+    recorder = attach(eager)
     eager.apply_gradients([([1.0, 1.0], w)])
-    assert told.table.step == 1
+    assert recorder.table.step == 1
 
 
 def test_complex_variables_have_no_table() -> None:
     w = Variable(torch.ones(2, dtype=torch.complex64), name="w")
     optimizer = keras.optimizers.Adam()
-    told = attach(optimizer)
+    recorder = attach(optimizer)
     with pytest.warns(NumericsWarning, match="no table of step 1: its variables were updated one"):
         optimizer.apply_gradients([(torch.ones(2, dtype=torch.complex64), w)])
-    assert told.table is None
+    assert recorder.table is None
     assert int(optimizer.iterations) == 1
 
 
 @many("make", [keras.optimizers.Adam, v1.train.AdamOptimizer])
 def test_variables_come_and_go(make: Callable[[], Any]) -> None:
     optimizer, (a, b) = of(make(), 2)
-    told = attach(optimizer)
+    recorder = attach(optimizer)
     optimizer.apply_gradients([([1.0, 1.0], b)])
     optimizer.apply_gradients([([3.0, 4.0], a)])
-    assert list(told.table) == ["w1:0", "w0:0"]
-    assert told.table["w0:0"].gradient_norm == 5
-    assert math.isnan(told.table["w1:0"].weight_norm)
-    alike = Variable([1.0, 2.0], name="w0")
-    optimizer.apply_gradients([([3.0, 4.0], a), ([6.0, 8.0], alike)])
-    assert told.table["w0:0 (index 1)"].gradient_norm == 10
+    assert list(recorder.table) == ["w1:0", "w0:0"]
+    assert recorder.table["w0:0"].gradient_norm == 5
+    assert math.isnan(recorder.table["w1:0"].weight_norm)
+    namesake = Variable([1.0, 2.0], name="w0")
+    optimizer.apply_gradients([([3.0, 4.0], a), ([6.0, 8.0], namesake)])
+    assert recorder.table["w0:0 (index 1)"].gradient_norm == 10
     torch.utils.swap_tensors(b, torch.nn.Parameter(torch.ones(2)))  # which minds weak references
 
 
 @many("make", [keras.optimizers.Adam, v1.train.AdamOptimizer])
 def test_rows_and_pairs_given_twice(make: Callable[[], Any]) -> None:
     optimizer, (w,) = of(make())
-    told = attach(optimizer)
+    recorder = attach(optimizer)
     optimizer.apply_gradients([(IndexedSlices(torch.ones(1), torch.tensor([1])), w)])
-    row = told.table["w0:0"]
+    row = recorder.table["w0:0"]
     assert math.isnan(row.gradient_norm)
     assert 0 < row.update_norm < 0.01
-    before = w.numpy()
+    old = w.numpy()
     optimizer.apply_gradients([([3.0, 4.0], w), ([6.0, 8.0], w)])
-    assert told.table["w0:0"].update_max == pytest.approx(abs(w.numpy() - before).max(), rel=1e-6)
+    assert recorder.table["w0:0"].update_max == pytest.approx(abs(w.numpy() - old).max(), rel=1e-6)
 
 
-def test_steps_that_are_not_taken_are_not_told_of() -> None:
+def test_skipped_steps_are_not_recorded() -> None:
     optimizer, (w,) = of(keras.optimizers.Adam())
-    told = attach(optimizer)
+    recorder = attach(optimizer)
     with pytest.raises(ValueError, match="shape"):
         optimizer.apply_gradients([([1.0, 1.0, 1.0], w)])
-    assert told.table is None
+    assert recorder.table is None
     inner, (w,) = of(v1.train.AdamOptimizer())
-    scaled = v1.train.experimental.MixedPrecisionLossScaleOptimizer(inner, "dynamic")
-    told = attach(scaled)
+    mixed = v1.train.experimental.MixedPrecisionLossScaleOptimizer(inner, "dynamic")
+    recorder = attach(mixed)
     for value in (math.inf, 1.0):
-        scaled.apply_gradients([([value, 1.0], w)])
-    assert (told.table.step, told.table["w0:0"].nonfinite) == (1, 0)
+        mixed.apply_gradients([([value, 1.0], w)])
+    assert (recorder.table.step, recorder.table["w0:0"].nonfinite) == (1, 0)
 
 
 @many("cls", [lambda inner: MovingAverageOptimizer(inner, 0.5), lambda inner: inner])
-def test_what_wraps_and_what_gates(cls: Callable[[Any], Any]) -> None:
+def test_wrappers_and_gated_steps_are_recorded(cls: Callable[[Any], Any]) -> None:
     inner, (a, b) = of(v1.train.MomentumOptimizer(0.1, 0.9), 2)
     optimizer = cls(inner)
-    told = attach(optimizer)
+    recorder = attach(optimizer)
     for _ in range(2):
         optimizer.minimize(lambda: (a * b).sum(), var_list=[a, b], gate_gradients=0)
-    assert told.table.step == 2
-    assert list(told.table) == ["w0:0", "w1:0"]
-    assert to(inner) is told
+    assert recorder.table.step == 2
+    assert list(recorder.table) == ["w0:0", "w1:0"]
+    assert to(inner) is recorder
     detach(optimizer)
     assert inner._recorder is None
 
@@ -433,33 +436,33 @@ def test_masters_and_accumulated_gradients() -> None:
         dtype="mixed", loss_scaling=8.0, iter_size=2, skip_update_ph=lambda: next(skips),
         clip_gradients=1.0,
     )  # fmt: skip
-    told, skips = attach(step), itertools.cycle((True, False))
+    recorder, skips = attach(step), itertools.cycle((True, False))
     for run in range(4):
         step()
-        assert (told.table is None) == (run == 0)
-    row = told.table["h:0"]
-    assert (told.table.step, row.unchanged) == (2, 0)
+        assert (recorder.table is None) == (run == 0)
+    row = recorder.table["h:0"]
+    assert (recorder.table.step, row.unchanged) == (2, 0)
     assert row.gradient_norm == pytest.approx(3 * math.sqrt(2), rel=1e-6)
     assert row.clip == pytest.approx(1 / row.gradient_norm, rel=1e-6)
     assert row.update_max == pytest.approx(2.0**-13 * 1.9 / math.sqrt(2), rel=1e-3)
 
 
 @many("make", [keras.optimizers.Adam, v1.train.AdamOptimizer])
-def test_copies_tell_nothing_and_states_are_as_ever(make: Callable[[], Any]) -> None:
+def test_copies_have_no_recorder_and_states_are_unchanged(make: Callable[[], Any]) -> None:
     optimizer, (w,) = of(make())
-    told = attach(optimizer)
+    recorder = attach(optimizer)
     optimizer.apply_gradients([([1.0, 1.0], w)])
-    for made in (
+    for copied in (
         copy.copy(optimizer),
         copy.deepcopy(optimizer),
         pickle.loads(pickle.dumps(optimizer)),
     ):
-        assert made._recorder is None
-        assert attach(made) is not told
+        assert copied._recorder is None
+        assert attach(copied) is not recorder
     state = optimizer.state_dict()
     optimizer.load_state_dict(state)
     optimizer.apply_gradients([([1.0, 1.0], w)])
-    assert told.table.step == 2
+    assert recorder.table.step == 2
 
 
 def test_sessions_share_a_table() -> None:
@@ -467,11 +470,11 @@ def test_sessions_share_a_table() -> None:
         w = _graph.Variable(torch.ones(2), name="w")
         optimizer = v1.train.AdamOptimizer()
         op = optimizer.apply_gradients([(torch.ones(2), w)])
-        both = [initialized(), initialized()]
-    told = attach(optimizer)
-    for session in both:
+        sessions = [initialized(), initialized()]
+    recorder = attach(optimizer)
+    for session in sessions:
         session.run(op)
-    assert (list(told.table), told.table.step) == (["w:0"], 2)
+    assert (list(recorder.table), recorder.table.step) == (["w:0"], 2)
 
 
 def test_workers_that_meet() -> None:
@@ -479,7 +482,7 @@ def test_workers_that_meet() -> None:
         w, grad = v1.Variable([1.0, 2.0], name="w"), v1.placeholder("float32", [2])
         sync = v1.train.SyncReplicasOptimizer(v1.train.GradientDescentOptimizer(0.5), 2)
         op = sync.apply_gradients([(grad, w)], v1.train.get_or_create_global_step())
-        told = attach(sync)
+        recorder = attach(sync)
         hook = sync.make_session_run_hook(is_chief=True, num_tokens=0)
         hook.begin()
         with v1.Session() as session:
@@ -488,61 +491,61 @@ def test_workers_that_meet() -> None:
             with ThreadPoolExecutor(2) as pool:
                 feeds = {grad: [1.0, 8.0]}, {grad: [5.0, 0.0]}
                 list(pool.map(partial(session.run, op), feeds))
-    row = told.table["w:0"]
+    row = recorder.table["w:0"]
     assert (row.step, row.gradient_norm, row.update_max) == (1, 5, 2)
 
 
-def test_what_follows_a_step_is_no_part_of_it() -> None:
+def test_changes_after_the_update_are_not_recorded() -> None:
     inner, (w,) = of(v1.train.GradientDescentOptimizer(1.0))
-    told = attach(VariableClippingOptimizer(inner, {w: [0]}, 1.0))
+    recorder = attach(VariableClippingOptimizer(inner, {w: [0]}, 1.0))
     VariableClippingOptimizer(inner, {w: [0]}, 1.0).apply_gradients([([-2.0, -2.0], w)])
-    assert told.table["w0:0"].weight_norm == 5
+    assert recorder.table["w0:0"].weight_norm == 5
     u = Variable([1.0, 2.0], name="u", constraint=torch.zeros_like)
     optimizer = keras.optimizers.SGD(1.0)
-    told = attach(optimizer)
+    recorder = attach(optimizer)
     optimizer.apply_gradients([([-2.0, -2.0], u)])
-    assert (told.table["u:0"].weight_norm, u.tolist()) == (5, [0, 0])
+    assert (recorder.table["u:0"].weight_norm, u.tolist()) == (5, [0, 0])
 
 
 @many("options", [{"clipnorm": 1.0}, {"global_clipnorm": 1.0}, {"clipvalue": 3.5}])
-def test_what_clipping_is_told_of(options: dict[str, float]) -> None:
+def test_clipping_is_recorded(options: dict[str, float]) -> None:
     optimizer, (w,) = of(keras.optimizers.SGD(1.0, **options))
-    told = attach(optimizer)
+    recorder = attach(optimizer)
     optimizer.apply_gradients([([3.0, 4.0], w)])
-    row = told.table["w0:0"]
+    row = recorder.table["w0:0"]
     assert row.gradient_max == options.get("clipvalue", 4)
     assert row.clip == pytest.approx(0.2 if "global_clipnorm" in options else 1, rel=1e-6)
 
     def twice(pairs: Any) -> Any:
         return [(2 * grad, var) for grad, var in pairs]
 
-    other = keras.optimizers.SGD(gradient_transformers=[twice], gradient_aggregator=twice)
-    told = attach(other)
-    other.apply_gradients([([3.0, 4.0], w)])
-    assert told.table["w0:0"].gradient_norm == 20
+    clipped = keras.optimizers.SGD(gradient_transformers=[twice], gradient_aggregator=twice)
+    recorder = attach(clipped)
+    clipped.apply_gradients([([3.0, 4.0], w)])
+    assert recorder.table["w0:0"].gradient_norm == 20
 
 
 def test_losses_and_files(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     optimizer, (w,) = of(keras.optimizers.SGD(0.1))
-    told = attach(optimizer, 2, [JsonLines(path)])
+    recorder = attach(optimizer, 2, [JsonLines(path)])
     for step in range(1, 5):
         if step == 2:
-            told.log_loss(20.0)
+            recorder.log_loss(20.0)
         optimizer.minimize(lambda: (w * w).sum(), [w])
         if step != 2:
-            told.log_loss(10.0 * step, after=True)
-    told.close()
+            recorder.log_loss(10.0 * step, after=True)
+    recorder.close()
     lines = map(json.loads, path.read_text().splitlines())
-    assert [each["names"] for each in lines if "names" in each] == [[], ["w0:0"]]
+    assert [line["names"] for line in lines if "names" in line] == [[], ["w0:0"]]
     with JsonLinesReader(path) as reader:
-        found = [(each.step, each.loss, bool(each.rows)) for each in reader.read_all()]
-    assert found == [(1, 10, False), (2, 20, True), (3, 30, False), (4, None, True), (4, 40, False)]
+        steps = [(table.step, table.loss, bool(table.rows)) for table in reader.read_all()]
+    assert steps == [(1, 10, False), (2, 20, True), (3, 30, False), (4, None, True), (4, 40, False)]
 
 
 def test_a_step_outlives_measuring_that_fails() -> None:
     optimizer, (w,) = of(v1.train.AdamOptimizer())
-    told = attach(optimizer)
+    recorder = attach(optimizer)
 
     def fail(_: Any) -> None:
         raise MemoryError("none left")
@@ -551,31 +554,30 @@ def test_a_step_outlives_measuring_that_fails() -> None:
         patch.setattr(StepWatch, "finish", fail)
         with pytest.warns(NumericsWarning, match="Step 1 was taken, and could not be measured"):
             optimizer.apply_gradients([([1.0, 1.0], w)])
-    assert told.table is None
+    assert recorder.table is None
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         optimizer.apply_gradients([([1.0, 1.0], w)])
-    assert told.table.step == 2
+    assert recorder.table.step == 2
 
 
 def test_public_names() -> None:
     assert thalweg.diagnostics is diagnostics
-    same = set(optim.diagnostics.__all__)
-    assert same == set(diagnostics.__all__) - {"attach", "detach"}
-    for name in same:
+    names = set(optim.diagnostics.__all__)
+    assert names == set(diagnostics.__all__) - {"attach", "detach"}
+    for name in names:
         assert getattr(optim.diagnostics, name) is getattr(diagnostics, name)
 
 
-def test_a_device_is_waited_for_by_whoever_asks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if it had the numbers."""
+def test_reading_the_table_waits_for_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(StepWatch, "is_there", True)
     optimizer, (w,) = of(keras.optimizers.Adam())
-    seen: list[int] = []
-    told = attach(optimizer, sinks=[lambda table: seen.append(table.step)])
+    steps: list[int] = []
+    recorder = attach(optimizer, sinks=[lambda table: steps.append(table.step)])
     for step in range(3):
         optimizer.apply_gradients([([1.0, 1.0], w)])
-        assert seen == [*range(1, step + 1)]
-    assert told.table.step == 3
+        assert steps == [*range(1, step + 1)]
+    assert recorder.table.step == 3
     optimizer.apply_gradients([([1.0, 1.0], w)])
     detach(optimizer)
-    assert seen == [1, 2, 3, 4]
+    assert steps == [1, 2, 3, 4]

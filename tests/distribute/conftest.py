@@ -18,9 +18,9 @@ def told(
     """
     import distribute_cases
     import sharding_cases
-    from parallel_workers import shared_folder, told_once
+    from parallel_workers import run_ranks_once, shared_folder
 
     count: int = request.param
     folder = shared_folder(request.config, tmp_path_factory, f"ranks-{count}")
     names = sharding_cases.CASES if count > 3 else ()
-    return told_once(folder, Path(distribute_cases.__file__), count, *names)
+    return run_ranks_once(folder, Path(distribute_cases.__file__), count, *names)

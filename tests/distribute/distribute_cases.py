@@ -1027,7 +1027,7 @@ def compared(s: Strategy) -> Any:
 
     def digest(training: Any) -> Tensor:
         state = blake2b(digest_size=8)
-        for name, value in sorted(resumed.everything(training).items()):
+        for name, value in sorted(resumed.copy_everything(training).items()):
             bits = value.reshape(-1).view(torch.uint8).tolist() if isinstance(value, Tensor) else 0
             state.update(f"{name} {bits or value}".encode())
         return torch.tensor(list(state.digest()))

@@ -15,7 +15,7 @@ from torch import distributed
 
 import distribute_cases
 import elastic_killed
-from parallel_workers import told_by_ranks
+from parallel_workers import run_ranks
 from test_distribute import check_resumed
 from thalweg._cli.registry import by_rule
 from thalweg._formats import container
@@ -76,7 +76,7 @@ tell()
 
 
 def test_fit_is_that_of_one_process_with_all_examples(tmp_path: Path) -> None:
-    first, *others = told_by_ranks(FIT, tmp_path)
+    first, *others = run_ranks(FIT, tmp_path)
     alone, replicas = first
     assert all(each == first for each in others)
     for one, all_ in zip(alone, replicas, strict=True):
@@ -86,7 +86,7 @@ def test_fit_is_that_of_one_process_with_all_examples(tmp_path: Path) -> None:
 def test_four_ranks(tmp_path: Path) -> None:
     names = "resumed_jobs", "ordered_sums", "files_that_several_ranks_write", "many_buckets"
     kernels = "replicas_hold_equal_bits_in_kernels"
-    told = told_by_ranks(Path(distribute_cases.__file__), tmp_path, 4, *names, kernels)
+    told = run_ranks(Path(distribute_cases.__file__), tmp_path, 4, *names, kernels)
     check_resumed(told, 4)
     for each in told:
         assert each["ordered_sums"][:3] == [True, True, [1.0, 2.0]]

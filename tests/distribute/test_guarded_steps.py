@@ -10,7 +10,7 @@ from torch import distributed
 
 import guard_cases
 from guard_cases import AT, LOST, OPTIMIZERS, TIMEOUT
-from parallel_workers import told_by_ranks
+from parallel_workers import run_ranks
 
 pytestmark = pytest.mark.skipif(
     not distributed.is_available(), reason="torch without torch.distributed"
@@ -63,7 +63,7 @@ def told(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     count, part = request.param
     names = QUICK[count] if part == "replay" else cases(count)
     folder = tmp_path_factory.mktemp("guarded")
-    return told_by_ranks(Path(guard_cases.__file__), folder, count, *names)
+    return run_ranks(Path(guard_cases.__file__), folder, count, *names)
 
 
 def test_ranks_raise_together_and_nothing_changes(told: Found) -> None:

@@ -12,13 +12,12 @@ TEXT = "def NAME(argument):\n    float64_pointer(address_of(argument))[0] = floa
 
 
 def forget(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is in memory, as in a new process."""
     monkeypatch.setattr(kernel_cache, "_addresses", {})
     monkeypatch.setattr(kernel_cache, "_warned", set())
 
 
 def made(name: str, value: float) -> float:
-    """What the kernel of this name returns: `value`, unless another lies under its name."""
+    """Return the result of the named kernel: `value`, unless another one is stored."""
     text = TEXT.replace("NAME", name).replace("VALUE", str(value))
     number = ctypes.c_double()
     ctypes.CFUNCTYPE(None, ctypes.c_void_p)(kernel_cache.address_of(name, text))(

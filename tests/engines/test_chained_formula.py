@@ -47,18 +47,18 @@ def test_formulas_follow_each_other_and_keep_their_own_names(engine: str, due: f
     values = np.linspace(-2, 2, 1001, dtype=F)
     param = torch.tensor(values, requires_grad=True)
     with engine_of(engine):
-        made = optim.RuleOptimizer([param], rule(), due=due)
-        wanted, mean, slow = values, np.zeros_like(values), np.zeros_like(values)
+        optimizer = optim.RuleOptimizer([param], rule(), due=due)
+        expected, mean, slow = values, np.zeros_like(values), np.zeros_like(values)
         for grad in (np.sin(values), np.cos(values)):
             param.grad = torch.tensor(grad)
-            made.step()
-            wanted = wanted - F(0.1) * grad
-            mean = mean + F(0.25) * (wanted - mean)
+            optimizer.step()
+            expected = expected - F(0.1) * grad
+            mean = mean + F(0.25) * (expected - mean)
             if due:
-                wanted = slow = slow + F(0.25) * (wanted - slow)
-    np.testing.assert_array_equal(param.detach().numpy(), wanted)
-    np.testing.assert_array_equal(made.state[param]["average"].numpy(), mean)
-    np.testing.assert_array_equal(made.state[param]["slow"].numpy(), slow)
+                expected = slow = slow + F(0.25) * (expected - slow)
+    np.testing.assert_array_equal(param.detach().numpy(), expected)
+    np.testing.assert_array_equal(optimizer.state[param]["average"].numpy(), mean)
+    np.testing.assert_array_equal(optimizer.state[param]["slow"].numpy(), slow)
 
 
 def four(var: Any, grad: Any, a: Any, b: Any, c: Any, d: Any, *, learning_rate: Any) -> Any:
@@ -69,13 +69,13 @@ def test_rules_of_many_slots_are_averaged_in_rows_without_a_gradient_too() -> No
     slots = tuple(map(Slot, "abcd"))
     kind = Rule(name="four", update=four, slots=slots, hypers=(Hyper("learning_rate", 0.5),))
     param = torch.ones(3, 1, requires_grad=True)
-    made = optim.RuleOptimizer([param], kind, ema_decay=0.75)
+    optimizer = optim.RuleOptimizer([param], kind, ema_decay=0.75)
     for row in (0, 1):
         param.grad = torch.sparse_coo_tensor([[row]], [[2.0]], (3, 1), check_invariants=True)
-        made.step()
+        optimizer.step()
     assert param.flatten().tolist() == [0.0, 0.0, 1.0]
-    assert made.state[param]["ema"].flatten().tolist() == [0.0, 0.75, 1.0]
-    assert made.state[param]["d"].flatten().tolist() == [2.0, 2.0, 0.0]
+    assert optimizer.state[param]["ema"].flatten().tolist() == [0.0, 0.75, 1.0]
+    assert optimizer.state[param]["d"].flatten().tolist() == [2.0, 2.0, 0.0]
 
 
 def test_a_rule_of_more_slots_is_refused_by_name() -> None:

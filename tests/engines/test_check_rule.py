@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import thalweg
-from rulebook import KEEP, Problem, assert_same, plain_rule, reference, take
+from rulebook import KEEP, Problem, assert_same, reference, take, update_case
 from thalweg import Hyper, Rule, RuleError, Slot, check_rule, sqrt, where
 from thalweg._engines.formula_parser import check_counts, transcribe
 from thalweg.formula import ChainedFormula, WrappedStepFormula
@@ -22,13 +22,13 @@ PI = math.pi
 
 
 def rule(update: Any, slots: str = "m", **keywords: Any) -> Rule:
-    given = {"hypers": (RATE,), "slots": tuple(map(Slot, slots)), **keywords}
-    return Rule(name="Mine", update=update, **given)
+    options = {"hypers": (RATE,), "slots": tuple(map(Slot, slots)), **keywords}
+    return Rule(name="Mine", update=update, **options)
 
 
-def refusal(made: Rule) -> str:
+def refusal(checked_rule: Rule) -> str:
     with pytest.raises(RuleError) as caught:
-        check_rule(made)
+        check_rule(checked_rule)
     return str(caught.value)
 
 
@@ -96,8 +96,8 @@ def stepped(var, grad, base, step):
 
 
 def remembering(var, grad, m, v, *, learning_rate):
-    now = m + grad
-    return var - learning_rate * now, now, m
+    new_m = m + grad
+    return var - learning_rate * new_m, new_m, m
 
 
 def renamed(var, gradient, mean, square, *, learning_rate):
@@ -110,11 +110,11 @@ NEEDY = ("Nadam", "LARS", "NesterovLARS", "NovoGrad")
 # What passes
 
 
-@pytest.mark.parametrize("each", RULES, ids=lambda each: each.name)
-def test_the_rules_of_the_library_pass(each: Rule) -> None:
+@pytest.mark.parametrize("library_rule", RULES, ids=lambda rule: rule.name)
+def test_the_rules_of_the_library_pass(library_rule: Rule) -> None:
     # What these optimizers keep or measure besides hyperparameters.
-    given = {"momentum_cache": 1.0, "trust_ratio": 1.0, "grad_scale": 1.0, "share": 1.0}
-    check_rule(each, given if each.name in NEEDY else None)
+    values = {"momentum_cache": 1.0, "trust_ratio": 1.0, "grad_scale": 1.0, "share": 1.0}
+    check_rule(library_rule, values if library_rule.name in NEEDY else None)
 
 
 @pytest.mark.parametrize("update", [remembering, renamed])
@@ -123,17 +123,17 @@ def test_names_of_ones_own_and_old_values_pass(update: Any) -> None:
 
 
 def test_prepare_gets_the_scalars_of_the_first_step() -> None:
-    seen: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
 
     def prepare(*, learning_rate, beta, beta_power, t):
-        seen.update(learning_rate=learning_rate, beta=beta, beta_power=beta_power, t=t)
+        arguments.update(learning_rate=learning_rate, beta=beta, beta_power=beta_power, t=t)
         return {"beta": beta * 2}
 
     hypers = (RATE, Hyper("beta", 0.5))
-    made = rule(greedy, hypers=hypers, powers={"beta_power": "beta"}, prepare=prepare)
-    check_rule(made, {"learning_rate": lambda: 3.0, "beta": 0.25})
-    assert seen == {"learning_rate": np.float32(0.1), "beta": 0.25, "beta_power": 0.25, "t": 1}
-    assert all(type(value) is np.float32 for value in seen.values())
+    new_rule = rule(greedy, hypers=hypers, powers={"beta_power": "beta"}, prepare=prepare)
+    check_rule(new_rule, {"learning_rate": lambda: 3.0, "beta": 0.25})
+    assert arguments == {"learning_rate": np.float32(0.1), "beta": 0.25, "beta_power": 0.25, "t": 1}
+    assert all(type(value) is np.float32 for value in arguments.values())
 
 
 # What does not
@@ -141,8 +141,8 @@ def test_prepare_gets_the_scalars_of_the_first_step() -> None:
 
 def test_the_rule_the_file_and_the_line_are_named() -> None:
     line = rooted.__code__.co_firstlineno + 1
-    wanted = f"Rule 'Mine': rooted ({__file__}:{line}): a formula cannot call `math.sqrt(grad)`"
-    assert refusal(rule(rooted)).startswith(wanted)
+    expected = f"Rule 'Mine': rooted ({__file__}:{line}): a formula cannot call `math.sqrt(grad)`"
+    assert refusal(rule(rooted)).startswith(expected)
 
 
 @pytest.mark.parametrize("part", ["update_sparse", "update_single"])
@@ -151,7 +151,7 @@ def test_every_formula_is_checked(part: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("made", "message"),
+    ("checked_rule", "message"),
     [
         (
             rule(by_position),
@@ -211,9 +211,9 @@ def test_every_formula_is_checked(part: str) -> None:
         ),
     ],
 )
-def test_what_a_formula_takes_and_returns(made: Rule, message: str) -> None:
+def test_signatures_and_results_are_checked(checked_rule: Rule, message: str) -> None:
     with pytest.raises(RuleError, match=message):
-        check_rule(made)
+        check_rule(checked_rule)
 
 
 def scaled(var, grad, m, *, scale):
@@ -250,7 +250,7 @@ def asks(*, beta):
         (asks, "asks for beta, which is neither"),
     ],
 )
-def test_what_prepare_makes(prepare: Any, message: str) -> None:
+def test_results_of_prepare_are_checked(prepare: Any, message: str) -> None:
     text = refusal(rule(scaled, prepare=prepare))
     with pytest.raises(RuleError, match=message):
         raise RuleError(text)
@@ -286,10 +286,10 @@ def branches(*, squares):
         (squares, branches, r"first step, where it is given arrays .*: ValueError: The truth"),
     ],
 )
-def test_what_is_measured(measure: Any, per_variable: Any, message: str) -> None:
-    made = rule(scaled, measures={"squares": measure}, per_variable=per_variable)
+def test_measures_are_checked(measure: Any, per_variable: Any, message: str) -> None:
+    new_rule = rule(scaled, measures={"squares": measure}, per_variable=per_variable)
     with pytest.raises(RuleError, match=message):
-        check_rule(made)
+        check_rule(new_rule)
 
 
 def counted(*, squares, count):
@@ -302,10 +302,10 @@ def by_count(var, grad, m, *, scale, count):
 
 def test_a_scalar_slot_is_no_scalar_of_the_update() -> None:
     slots = (Slot("m"), Slot("count", scalar=True))
-    made = rule(scaled, measures={"squares": squares}, per_variable=counted)
-    check_rule(replace(made, slots=slots))
+    new_rule = rule(scaled, measures={"squares": squares}, per_variable=counted)
+    check_rule(replace(new_rule, slots=slots))
     with pytest.raises(RuleError, match=r"by_count .* asks for count, which is neither"):
-        check_rule(replace(made, slots=slots, update=by_count))
+        check_rule(replace(new_rule, slots=slots, update=by_count))
 
 
 def test_an_interruption_of_prepare_is_none_of_the_rules_errors() -> None:
@@ -425,16 +425,16 @@ def without_nan(var, grad, m, *, learning_rate):
     return var, m * np.nanmean(grad)
 
 
-SUMMED = (
+SUM_ADVICE = (
     "; a formula is for one element: sums over a whole variable are `measures` of the rule"
     " (docs/formulas.md#reductions-and-per-variable-scalars), those of rows and columns are made by"
     " a `Measure` (docs/matrix-rules.md#row-and-column-reductions)."
 )
-ADVICE |= dict.fromkeys((by_rows, a_norm, a_sum, a_largest, without_nan), SUMMED)
+ADVICE |= dict.fromkeys((by_rows, a_norm, a_sum, a_largest, without_nan), SUM_ADVICE)
 
 
 @pytest.mark.parametrize(("formula", "advice"), ADVICE.items(), ids=[f.__name__ for f in ADVICE])
-def test_a_refusal_says_what_to_write_instead(formula: Any, advice: str) -> None:
+def test_an_error_suggests_a_replacement(formula: Any, advice: str) -> None:
     text = refusal(rule(formula))
     assert text.endswith(advice)
     assert ("where(" in text) is (formula in BRANCHES)
@@ -444,26 +444,24 @@ def test_a_refusal_says_what_to_write_instead(formula: Any, advice: str) -> None
 
 
 def bounded(x, width):
-    """A helper whose parameter is assigned anew."""
     x += 0
     return where(x > width, width, x)
 
 
 def rich(var: Any, grad: Any, m: Any, *, learning_rate: float) -> Any:
-    """Annotated, with locals, helpers, a constant and abs."""
     m **= 2
     m += abs(grad) * PI
-    inside = (m < 1e3) & (grad != 0)
-    step = where(inside, bounded(-m, 0.5), 1)
+    in_range = (m < 1e3) & (grad != 0)
+    step = where(in_range, bounded(-m, 0.5), 1)
     return var + learning_rate * step, m
 
 
-def test_what_is_allowed_runs_on_both_engines() -> None:
-    made = plain_rule(rich, 1, hypers=(RATE,))
-    check_rule(made.rule)
-    problem = Problem.make(made.row, [300], [torch.float32], 6, 0.2)
-    wanted = reference(made, problem, KEEP)
-    assert_same(take(made, problem, KEEP).written(), wanted.written())
+def test_allowed_formulas_run_on_both_engines() -> None:
+    rich_case = update_case(rich, 1, hypers=(RATE,))
+    check_rule(rich_case.rule)
+    problem = Problem.make(rich_case.row, [300], [torch.float32], 6, 0.2)
+    expected = reference(rich_case, problem, KEEP)
+    assert_same(take(rich_case, problem, KEEP).written(), expected.written())
 
 
 # What a rule is made of

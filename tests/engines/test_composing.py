@@ -24,7 +24,7 @@ def plain(var, grad, m, *, learning_rate, weight_decay):
 
 
 def crowded(var, grad, ema, *, learning_rate, weight_decay):
-    """The same, in the names of what options keep and are given."""
+    """Compute `plain` with names that options use."""
     slow = 1 - learning_rate * weight_decay
     slow_share = learning_rate * 0.5
     trust_scale = 0.5
@@ -38,7 +38,7 @@ def crowded(var, grad, ema, *, learning_rate, weight_decay):
 
 
 def hurried(var, grad, m, *, learning_rate, weight_decay):
-    """The same, which has given a scalar's name to something else."""
+    """Compute `plain` and assign to the name of a scalar."""
     shrink = 1 - learning_rate * weight_decay
     learning_rate = learning_rate * 0.5
     weight_decay = 0.75
@@ -46,7 +46,7 @@ def hurried(var, grad, m, *, learning_rate, weight_decay):
     return moved(var * shrink, -(learning_rate * m)), m
 
 
-PLAIN = Rule(name="Plain", update=plain, hypers=(RATE, DECAY), slots=(Slot("m"),))
+SIMPLE = Rule(name="Plain", update=plain, hypers=(RATE, DECAY), slots=(Slot("m"),))
 OPTIONS: list[dict[str, Any]] = [
     {"ema_decay": 0.75}, {"lookahead": 2}, {"lookahead": 2, "ema_decay": 0.75}, {"cautious": True},
     {"cautious_decay": True}, {"trust_ratio": True}, {"sphere": True},
@@ -57,11 +57,11 @@ OPTIONS: list[dict[str, Any]] = [
 def trained(rule: Rule, **options: Any) -> list[torch.Tensor]:
     dice = torch.Generator().manual_seed(0)
     param = torch.randn(5, 4, generator=dice).requires_grad_()
-    made = optim.RuleOptimizer([param], rule, **options)
+    optimizer = optim.RuleOptimizer([param], rule, **options)
     for _ in range(4):
         param.grad = torch.randn(5, 4, generator=dice)
-        made.step()
-    return [param.detach(), *made.state[param].values()]
+        optimizer.step()
+    return [param.detach(), *optimizer.state[param].values()]
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
@@ -69,8 +69,8 @@ def trained(rule: Rule, **options: Any) -> list[torch.Tensor]:
 @pytest.mark.parametrize("engine", ["cpu", "reference"])
 def test_names_are_free_under_options(engine: Any, update: Any, options: Any) -> None:
     with thalweg.engine(engine):
-        found = trained(replace(PLAIN, update=update), **options)
-        assert_same(found, trained(PLAIN, **options))
+        actual = trained(replace(SIMPLE, update=update), **options)
+        assert_same(actual, trained(SIMPLE, **options))
 
 
 def by_scale(var, grad, base, step, *, scale):
@@ -90,12 +90,12 @@ def scaled(var, grad, scale, *, learning_rate, weight_decay):
 
 
 @pytest.mark.parametrize(
-    ("how", "update"), [(by_scale, scaled), (by_rate, hurried), (by_rate, crowded)]
+    ("scale_by", "update"), [(by_scale, scaled), (by_rate, hurried), (by_rate, crowded)]
 )
-def test_names_are_free_in_a_wrapper(how: Any, update: Any) -> None:
-    hypers = (RATE, DECAY, *[Hyper("scale", 0.25)] * (how is by_scale))
-    found = [
-        trained(replace(PLAIN, update=WrappedStepFormula(each, how), hypers=hypers))
-        for each in (plain, update)
+def test_names_are_free_in_a_wrapper(scale_by: Any, update: Any) -> None:
+    hypers = (RATE, DECAY, *[Hyper("scale", 0.25)] * (scale_by is by_scale))
+    actual = [
+        trained(replace(SIMPLE, update=WrappedStepFormula(formula, scale_by), hypers=hypers))
+        for formula in (plain, update)
     ]
-    assert_same(*found)
+    assert_same(*actual)

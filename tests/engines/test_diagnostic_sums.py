@@ -21,15 +21,15 @@ def drawn(size: int, scale: float, seed: int) -> Any:
     return values.astype(np.float32)
 
 
-def added_plainly(one: Any, other: Any) -> list[float]:
-    """The same in plain loops, with numbers that NumPy rounds one by one."""
+def added_plainly(first: Any, second: Any) -> list[float]:
+    """Sum in plain loops, with numbers that NumPy rounds one by one."""
     leaves: list[float] = []
-    for first in range(0, len(one), LEAF):
+    for leaf in range(0, len(first), LEAF):
         lanes = [np.float64(0.0)] * 32
-        for start in range(first, min(first + LEAF, len(one)), 512):
-            block = slice(start, min(start + 512, first + LEAF, len(one)))
-            parts = [each[block] for each in (one, other)]
-            largest = [float(abs(each).max()) for each in parts]
+        for start in range(leaf, min(leaf + LEAF, len(first)), 512):
+            block = slice(start, min(start + 512, leaf + LEAF, len(first)))
+            parts = [array[block] for array in (first, second)]
+            largest = [float(abs(array).max()) for array in parts]
             powers = [min(max(math.frexp(x)[1] - 1, -100), 100) if x else -100 for x in largest]
             a, b = (x * np.float32(2.0**-p) for x, p in zip(parts, powers, strict=True))
             for column in range(32):
@@ -46,39 +46,39 @@ def added_plainly(one: Any, other: Any) -> list[float]:
 
 @many("size", SIZES)
 @many("scale", (1.0, 1e-30, 1e30))
-def test_they_are_added_in_the_order_that_is_written_down(size: int, scale: float) -> None:
-    one, other = drawn(size, scale, 0), drawn(size, 1.0, 1)
-    one[:: max(size // 7, 1)] *= np.float32(2.0**-9)
+def test_sums_have_the_documented_order(size: int, scale: float) -> None:
+    first, second = drawn(size, scale, 0), drawn(size, 1.0, 1)
+    first[:: max(size // 7, 1)] *= np.float32(2.0**-9)
     pairs = {"square": ("a", "a"), "product": ("a", "b")}
-    found = sums_of_products({"a": one, "b": other}, pairs)
-    there = sums_of_products({"a": torch.tensor(one), "b": torch.tensor(other)}, pairs)
+    sums = sums_of_products({"a": first, "b": second}, pairs)
+    of_tensors = sums_of_products({"a": torch.tensor(first), "b": torch.tensor(second)}, pairs)
     for name, pair in pairs.items():
-        given = [{"a": one, "b": other}[each] for each in pair]
-        assert found[name].tolist() == added_plainly(*given), name
-        assert there[name].tolist() == found[name].tolist(), name
+        args = [{"a": first, "b": second}[key] for key in pair]
+        assert sums[name].tolist() == added_plainly(*args), name
+        assert of_tensors[name].tolist() == sums[name].tolist(), name
 
 
 @many("scale", (1.0, 1e-36, 1e-12, 1e12, 1e37))
 @many("size", SIZES)
 def test_no_square_overflows_or_is_lost(size: int, scale: float) -> None:
-    one = drawn(size, scale, 2)
-    found = sums_of_products({"a": one}, {"square": ("a", "a")})
-    exact = math.fsum(float(x) ** 2 for x in one)
+    array = drawn(size, scale, 2)
+    sums = sums_of_products({"a": array}, {"square": ("a", "a")})
+    exact = math.fsum(float(x) ** 2 for x in array)
     # Sixteen roundings of float32 at most, each of half a unit, and one of the product.
-    assert found["square"].sum() == pytest.approx(exact, rel=17 * 2.0**-24)
+    assert sums["square"].sum() == pytest.approx(exact, rel=17 * 2.0**-24)
 
 
 @many("number", (math.inf, -math.inf, math.nan))
-def test_what_is_not_finite_is_seen_in_its_leaf_alone(number: float) -> None:
-    one = drawn(2 * LEAF, 1.0, 3)
-    one[LEAF + 5] = number
-    found = sums_of_products({"a": one}, {"square": ("a", "a")})
-    first, second = found["square"]
+def test_a_nonfinite_value_stays_in_its_leaf(number: float) -> None:
+    array = drawn(2 * LEAF, 1.0, 3)
+    array[LEAF + 5] = number
+    sums = sums_of_products({"a": array}, {"square": ("a", "a")})
+    first, second = sums["square"]
     assert math.isfinite(first)
     assert math.isnan(second) if math.isnan(number) else second == math.inf
 
 
 def test_numbers_of_64_bits_stay_so() -> None:
-    one = drawn(700, 1.0, 4).astype(np.float64) * 1e100
-    found = sums_of_products({"a": one}, {"square": ("a", "a")})
-    assert found["square"][0] == pytest.approx(math.fsum(x * x for x in one), rel=1e-14)
+    array = drawn(700, 1.0, 4).astype(np.float64) * 1e100
+    sums = sums_of_products({"a": array}, {"square": ("a", "a")})
+    assert sums["square"][0] == pytest.approx(math.fsum(x * x for x in array), rel=1e-14)

@@ -1,4 +1,4 @@
-"""What the gate of the engines refuses, copies and keeps, function by function."""
+"""Checks, copies and plans of the dispatcher, function by function."""
 
 from __future__ import annotations
 
@@ -100,7 +100,9 @@ LAYOUTS: list[tuple[tuple[int, ...], tuple[int, ...], bool, bool, int]] = [
 
 
 @pytest.mark.parametrize(("shape", "strides", "dense", "meets", "size"), LAYOUTS)
-def test_what_strides_say(shape: Any, strides: Any, dense: bool, meets: bool, size: int) -> None:
+def test_strides_are_classified(
+    shape: Any, strides: Any, dense: bool, meets: bool, size: int
+) -> None:
     tensor = strided(shape, strides, 3)
     assert layout.is_dense(tensor) is dense
     assert layout.may_overlap(tensor) is meets
@@ -134,17 +136,17 @@ PAIRS: dict[str, tuple[Callable[[], tuple[Tensor, Tensor]], bool]] = {
 
 
 @pytest.mark.parametrize("name", PAIRS)
-@pytest.mark.parametrize("turned", [False, True])
-def test_tensors_that_share_memory(name: str, turned: bool) -> None:
-    made, share = PAIRS[name]
-    tensors = [*made(), torch.zeros(3)]
-    if turned:
+@pytest.mark.parametrize("is_turned", [False, True])
+def test_tensors_that_share_memory(name: str, is_turned: bool) -> None:
+    make, share = PAIRS[name]
+    tensors = [*make(), torch.zeros(3)]
+    if is_turned:
         tensors.reverse()
     names = ["a", "b", "c"]
     if not share:
         layout.check_disjoint(tensors, names)
         return
-    first, second = ("b", "c") if turned else ("a", "b")
+    first, second = ("b", "c") if is_turned else ("a", "b")
     with pytest.raises(LayoutError, match=f"^cannot update '{first}' and '{second}' in one step"):
         layout.check_disjoint(tensors, names)
 
@@ -154,8 +156,8 @@ def test_devices_share_no_memory() -> None:
 
 
 def test_a_run_that_ended_is_not_compared_with_later_ones() -> None:
-    long, inside, after = BUFFER[:10], BUFFER[20:30], BUFFER[12:20]
-    layout.check_disjoint([long, inside, after], ["long", "inside", "after"])
+    long, between, following = BUFFER[:10], BUFFER[20:30], BUFFER[12:20]
+    layout.check_disjoint([long, between, following], ["long", "inside", "after"])
     with pytest.raises(LayoutError, match="'long' and 'late'"):
         layout.check_disjoint([BUFFER[:30], BUFFER[2:2], BUFFER[28:40]], ["long", "none", "late"])
 
@@ -166,27 +168,27 @@ def test_runs_that_gradients_must_keep_out_of() -> None:
     assert bounds.tolist() == [-1, 1, start + 16, start + 48, start + 80, start + 96]
     runs = {(0, 16): True, (0, 17): False, (47, 1): False, (48, 32): True, (48, 33): False,
             (20, 4): False, (0, 400): False, (96, 8): True, (95, 8): False}  # fmt: skip
-    for (first, size), wanted in runs.items():
-        assert layout.lie_apart(start + first, size, bounds) is wanted, (first, size)
+    for (first, size), expected in runs.items():
+        assert layout.lie_apart(start + first, size, bounds) is expected, (first, size)
     assert not layout.lie_apart(0, 4, bounds)
 
 
 @pytest.mark.parametrize(
-    ("first", "copied"), [(0, False), (4, False), (5, True), (8, True), (15, True), (16, False)]
+    ("first", "is_copied"), [(0, False), (4, False), (5, True), (8, True), (15, True), (16, False)]
 )
-def test_a_gradient_in_memory_that_is_written_is_copied(first: int, copied: bool) -> None:
+def test_a_gradient_in_memory_that_is_written_is_copied(first: int, is_copied: bool) -> None:
     buffer = torch.arange(32.0)
     var, slot, grad = buffer[8:12], buffer[12:16], buffer[first : first + 4]
-    (found,) = gate._copy_overlapping([var], [grad], [[slot]], [None])
-    assert (found is not grad) is copied
-    assert torch.equal(found, grad)
+    (separate,) = gate._copy_overlapping([var], [grad], [[slot]], [None])
+    assert (separate is not grad) is is_copied
+    assert torch.equal(separate, grad)
     copy = buffer[8:16].view(HALF)[:4]
     assert (gate._copy_overlapping([torch.ones(4)], [grad], [[]], [copy])[0] is not grad) is (
         4 < first < 10
     )
 
 
-def test_plans_of_variables_long_gone_are_let_go() -> None:
+def test_plans_of_freed_variables_are_dropped() -> None:
     engines = Engines()
     limit = 2 + gate._SPARE
     for number in range(limit + 3):
@@ -199,13 +201,13 @@ def test_plans_of_variables_long_gone_are_let_go() -> None:
 
 
 @pytest.mark.filterwarnings("always")
-def test_a_variable_that_is_slow_is_told_once() -> None:
+def test_a_slow_variable_warns_once() -> None:
     engines, row = Engines(), case("Adam").row
     problem = Problem.make(row, [(4, 3), (5,)], [WIDE, WIDE], seed=0)
     problem.variables[0] = torch.ones(4, 6)[:, ::2]
-    with pytest.warns(PerformanceWarning, match=r"'w0' has strides \(6, 2\)") as told:
+    with pytest.warns(PerformanceWarning, match=r"'w0' has strides \(6, 2\)") as warned:
         take(case("Adam"), problem, KEEP, engines=engines, steps=3)
-    assert len(told) == 1
+    assert len(warned) == 1
 
 
 def test_a_repeated_variable_has_one_engine() -> None:
@@ -213,28 +215,27 @@ def test_a_repeated_variable_has_one_engine() -> None:
     problem = Problem.make(row, [(4, 3), (4, 3)], [WIDE, WIDE], seed=0)
     problem.variables = [spread, spread]
     problem.slots = [[], []]
-    wanted = spread.clone()
+    expected = spread.clone()
     with pytest.warns(PerformanceWarning):
         take(case("SGD"), problem, KEEP)
     rate = np.float32(case("SGD").scalars(np.float32)["learning_rate"])
     for grad in problem.gradients:
-        wanted -= grad * rate
-    assert torch.equal(spread, wanted)
+        expected -= grad * rate
+    assert torch.equal(spread, expected)
 
 
 @pytest.mark.parametrize("shape", [(4, 3), (3, 4)])
 def test_a_gradient_in_other_strides_is_copied_without_its_graph(shape: Any) -> None:
     grad = torch.arange(12.0).reshape(shape).requires_grad_()
     var = torch.ones(shape).t().contiguous().t()
-    found = layout.with_strides_of(grad, var)
-    assert torch.equal(found, grad)
-    assert found.stride() == var.stride()
-    assert not found.requires_grad
+    copied_grad = layout.with_strides_of(grad, var)
+    assert torch.equal(copied_grad, grad)
+    assert copied_grad.stride() == var.stride()
+    assert not copied_grad.requires_grad
     assert layout.with_strides_of(grad, torch.ones(shape)).data_ptr() == grad.data_ptr()
 
 
 def ready(problem: Problem, selection: Any = KEEP, copies: Any = None) -> Any:
-    """What the gate makes of a step of Adam."""
     names = [f"w{index}" for index in range(len(problem.variables))]
     rule, pairs = case("Adam").rule, (problem.variables, problem.gradients, problem.slots)
     return gate.Dispatcher().plan_step(StepRequest(rule, (), *pairs, names, selection, copies))
@@ -258,29 +259,28 @@ def test_memory_of_slots_and_copies_is_compared_with_all_other() -> None:
 
 @pytest.mark.parametrize("engine", ["cpu", "reference"])
 def test_indices_may_lie_in_what_the_step_writes(engine: Any) -> None:
-    """A variable that comes twice has been written when its second gradient is read."""
-    found = []
-    for apart in (False, True):
+    variables = []
+    for is_copied in (False, True):
         memory = torch.zeros(8)
         var, indices = memory[:4].view(2, 2), memory[:4].view(torch.int64)[:2]
         indices[:] = torch.tensor([1, 0])
-        grad = IndexedSlices(torch.ones(2, 2), indices.clone() if apart else indices, (2, 2))
+        grad = IndexedSlices(torch.ones(2, 2), indices.clone() if is_copied else indices, (2, 2))
         problem = Problem([var, var], [[]] * 2, [grad, grad])
-        taken = take(case("SGD"), problem, KEEP._replace(name=engine))
-        found.append(taken.variables[0])
-    assert_same([found[0]], [found[1]])
+        result_problem = take(case("SGD"), problem, KEEP._replace(name=engine))
+        variables.append(result_problem.variables[0])
+    assert_same([variables[0]], [variables[1]])
 
 
-def test_a_repeated_variable_is_looked_at_once() -> None:
+def test_a_repeated_variable_is_checked_once() -> None:
     problem, copy = adam((4,)), torch.ones(4, dtype=HALF)
     twice = Problem(problem.variables * 2, problem.slots * 2, problem.gradients * 2)
     assert not ready(twice, copies=[copy, copy]).is_single
 
 
 def raw(problem: Problem, selection: Any = KEEP) -> list[bool]:
-    """Whether each part of a step is the CPU engine's."""
-    made = ready(problem, selection)
-    parts = [part for _, part in made.parts] if isinstance(made, CompositeStep) else [made]
+    """Return for each part of a plan whether the CPU engine runs it."""
+    plan = ready(problem, selection)
+    parts = [part for _, part in plan.parts] if isinstance(plan, CompositeStep) else [plan]
     return [not isinstance(part, ReferencePart) for part in parts]
 
 

@@ -16,37 +16,37 @@ from thalweg._engines.codecs.dither import dithers_of
 from thalweg._engines.codecs.records import decode_array, decode_tensor, encode_array, encode_tensor
 
 # Bounds of the largest step and of the mean of the last ones, in those of float32.
-MOST, LEAST = 3.0, 1 / 3
+UPPER, LOWER = 3.0, 1 / 3
 # Gradients that come every 55 or 89 steps, numbers of Fibonacci, and are 0 between meet nearly the
 # same dither each time: it moves by 1 / (5**0.5 * 89) from one to the next. Until it goes round, in
 # 5**0.5 * 89**2 = 18,000 steps, the code may miss all of them and fall. With a beta2 of 0.9999 it
 # falls to exp(-0.9) = 0.4 of what it is in that time, from a code that is too low already.
 MOST_AT_FIBONACCI = 5.0
-LAST = 200  # steps
+FINAL = 200  # steps
 # A mean of float32 below this many rates is not measured by its ratio: the momentum has codes, too.
-NOTHING = 0.02
+FLOOR = 0.02
 # A gradient below this share of its block's largest may take smaller steps; see `Codec.least`.
 SHARE = 1 / 50
 
 
 def one_history(kind: str, steps: int, rng: Any) -> Any:
     """Return the gradients of one element, of magnitude 1 in most of the kinds."""
-    at, noise = np.arange(steps), rng.standard_normal(steps)
+    index, noise = np.arange(steps), rng.standard_normal(steps)
     shape = np.ones(steps) if rng.random() < 0.5 else noise
-    begins = rng.integers(steps // 8, steps // 2)
+    begin = rng.integers(steps // 8, steps // 2)
     if kind == "ramp":
-        return (at + 1) / steps * shape
+        return (index + 1) / steps * shape
     if kind == "late":
-        return (at >= begins) * shape
+        return (index >= begin) * shape
     if kind == "late ramp":
-        return np.clip((at - begins) / (steps - begins), 0, 1) * shape
+        return np.clip((index - begin) / (steps - begin), 0, 1) * shape
     if kind == "burst":
         return np.where(rng.random(steps) < 0.003, 30, 1) * noise
     if kind == "fall":
-        return np.where(at < begins, 1, 10.0 ** -rng.uniform(0.3, 3)) * shape
+        return np.where(index < begin, 1, 10.0 ** -rng.uniform(0.3, 3)) * shape
     if kind == "periodic":
-        every = rng.choice([2, 3, 8, 21, 64, 100])
-        return (at % every == rng.integers(every)) * 1.0
+        period = rng.choice([2, 3, 8, 21, 64, 100])
+        return (index % period == rng.integers(period)) * 1.0
     if kind == "sparse":
         return (rng.random(steps) < rng.choice([0.5, 0.1, 0.03])) * noise
     if kind == "zeros":
@@ -60,12 +60,12 @@ KINDS = ("ramp", "late", "late ramp", "burst", "fall", "periodic", "sparse", "ze
 def histories(steps: int, elements: int, seed: int) -> Any:
     """Return gradients (steps, elements), six orders of magnitude apart, the first of a block 1."""
     rng = np.random.default_rng(seed)
-    made = np.empty((steps, elements), np.float32)
+    gradients = np.empty((steps, elements), np.float32)
     for k in range(elements):
         kind = "steady" if k % 32 == 0 else KINDS[rng.integers(len(KINDS))]
         size = 1.0 if k % 32 == 0 else 10.0 ** -rng.uniform(0, 2.2 if rng.random() < 0.7 else 6)
-        made[:, k] = size * one_history(kind, steps, rng)
-    return made
+        gradients[:, k] = size * one_history(kind, steps, rng)
+    return gradients
 
 
 def steps_of(gradients: Any, storage: Any, beta2: float) -> tuple[Any, Any]:
@@ -82,8 +82,8 @@ def steps_of(gradients: Any, storage: Any, beta2: float) -> tuple[Any, Any]:
         optimizer.step()
         size = param.detach().abs()
         largest = torch.maximum(largest, size)
-        if step >= len(gradients) - LAST:
-            mean += size / LAST
+        if step >= len(gradients) - FINAL:
+            mean += size / FINAL
     return largest.numpy(), mean.numpy()
 
 
@@ -97,14 +97,14 @@ def wide_steps(steps: int, elements: int, seed: int, beta2: float) -> tuple[Any,
 def check(storage: Any, steps: int, elements: int, seed: int, beta2: float) -> None:
     gradients, wide, wide_mean = wide_steps(steps, elements, seed, beta2)
     largest, mean = steps_of(gradients, storage, beta2)
-    assert (largest <= MOST * wide + 1e-6).all()
-    assert (mean <= MOST * np.maximum(wide_mean, NOTHING)).all()
-    recent = np.sqrt((gradients[-LAST:].astype(np.float64) ** 2).mean(0)).reshape(-1, 32)
+    assert (largest <= UPPER * wide + 1e-6).all()
+    assert (mean <= UPPER * np.maximum(wide_mean, FLOOR)).all()
+    recent = np.sqrt((gradients[-FINAL:].astype(np.float64) ** 2).mean(0)).reshape(-1, 32)
     block = CODECS["dynamic8_positive" if "dynamic8" in str(storage) else "root8"].block
     peaks = recent.reshape(-1, block).max(1).repeat(block)
-    is_large = (recent.reshape(-1) >= peaks * SHARE) & (wide_mean > NOTHING)
+    is_large = (recent.reshape(-1) >= peaks * SHARE) & (wide_mean > FLOOR)
     assert is_large.sum() > elements / 8
-    assert (mean >= LEAST * wide_mean)[is_large].all()
+    assert (mean >= LOWER * wide_mean)[is_large].all()
 
 
 POSITIVE = [codec for codec in OF_SLOTS.values() if codec.positive]
@@ -126,14 +126,14 @@ def test_steps_are_near_those_of_float32_at_length(storage: Any, beta2: float, s
 
 @pytest.mark.slow
 @pytest.mark.parametrize("beta2", [0.999, 0.9999])
-@pytest.mark.parametrize("every", [55, 89])
-def test_gradients_at_periods_of_fibonacci(every: int, beta2: float) -> None:
-    rng = np.random.default_rng(every)
+@pytest.mark.parametrize("period", [55, 89])
+def test_gradients_at_periods_of_fibonacci(period: int, beta2: float) -> None:
+    rng = np.random.default_rng(period)
     sizes = 10.0 ** -rng.uniform(0, 2, 4096)
     sizes[::32] = 1
     gradients = np.zeros((6000, 4096), np.float32)
     for k, size in enumerate(sizes):
-        gradients[rng.integers(every) if k % 32 else 0 :: every if k % 32 else 1, k] = size
+        gradients[rng.integers(period) if k % 32 else 0 :: period if k % 32 else 1, k] = size
     wide, wide_mean = steps_of(gradients, None, beta2)
     largest, mean = steps_of(gradients, "8bit", beta2)
     assert (largest <= MOST_AT_FIBONACCI * wide).all()
@@ -146,11 +146,11 @@ def test_a_positive_number_is_never_0(codec: Any) -> None:
     numbers[0], numbers[5] = 1.0, 0.0
     for step in range(100):
         records = encode_array(codec, numbers, dithers_of(codec.block, step))
-        held = decode_array(codec, records, codec.block)
-        assert ((held > 0) == (numbers > 0)).all()
-    given = torch.from_numpy(numbers)
-    held = decode_tensor(codec, encode_tensor(codec, given), given)
-    assert torch.equal(held > 0, given > 0)
+        decoded = decode_array(codec, records, codec.block)
+        assert ((decoded > 0) == (numbers > 0)).all()
+    values = torch.from_numpy(numbers)
+    decoded = decode_tensor(codec, encode_tensor(codec, values), values)
+    assert torch.equal(decoded > 0, values > 0)
 
 
 @pytest.mark.parametrize("codec", OF_SLOTS.values(), ids=lambda x: x.name)
@@ -161,12 +161,12 @@ def test_the_mean_of_the_codes_is_the_number(codec: Any) -> None:
     numbers[0] = top[0]
     if not codec.positive:
         numbers[1::2] *= -1
-    found, steps = np.zeros(codec.block), 1000
+    mean, steps = np.zeros(codec.block), 1000
     for step in range(steps):
         records = encode_array(codec, numbers, dithers_of(codec.block, step))
-        found += decode_array(codec, records, codec.block) / steps
+        mean += decode_array(codec, records, codec.block) / steps
     # Codes are even in roots and shares: of two of them the mean is a little off.
-    np.testing.assert_allclose(found, numbers, rtol=3e-4)
+    np.testing.assert_allclose(mean, numbers, rtol=3e-4)
 
 
 def test_steps_without_a_number_take_the_nearest_code() -> None:
@@ -175,5 +175,5 @@ def test_steps_without_a_number_take_the_nearest_code() -> None:
 
 def test_dithers_of_a_run_of_steps_are_spread_evenly() -> None:
     """By the golden ratio, no gap between sorted dithers is much wider than the mean gap."""
-    own = np.sort([dithers_of(3, step)[2] for step in range(1000)])
-    assert np.diff(own).max() < 3 / 1000
+    dithers = np.sort([dithers_of(3, step)[2] for step in range(1000)])
+    assert np.diff(dithers).max() < 3 / 1000

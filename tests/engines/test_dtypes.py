@@ -24,9 +24,9 @@ from thalweg.rules.clipping import clip_by_norm, clip_by_value, scale_by_trust, 
 SPECIAL = 0.25  # of values; pairs of them give results that few other pairs do
 F16, BF16, F32, F64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
 STAGES = (unscale, clip_by_value, clip_by_norm, scale_by_trust)
-GIVEN = {"unscaling": 0.37, "clipvalue": 0.3, "clipnorm": 1.5, "clip_divisor": 2.7,
+FACTORS = {"unscaling": 0.37, "clipvalue": 0.3, "clipnorm": 1.5, "clip_divisor": 2.7,
          "trust_factor": 0.3}  # fmt: skip
-TAKEN: tuple[tuple[Any, Any, dict[str, Any]], ...] = (((), KEEP, {}), (STAGES, FLUSH, GIVEN))
+STEPS: tuple[tuple[Any, Any, dict[str, Any]], ...] = (((), KEEP, {}), (STAGES, FLUSH, FACTORS))
 
 
 def update(var, grad, a, b, *, rate):
@@ -52,7 +52,7 @@ def of_slots(var, grad, a, b):
 
 
 SLOTS = (Slot("a"), Slot("b"))
-PLAIN = Rule(
+SIMPLE = Rule(
     name="plain",
     update=update,
     update_single=update_single,
@@ -65,26 +65,30 @@ SUCCESSIVE = Rule(
     update=update,
     before=before,
     duplicates="successive",
-    hypers=PLAIN.hypers,
+    hypers=SIMPLE.hypers,
     slots=SLOTS,
 )
-OWN = [Case(Row(rule), "default", {}) for rule in (PLAIN, SUCCESSIVE)]
+CASES = [Case(Row(rule), "default", {}) for rule in (SIMPLE, SUCCESSIVE)]
 
 
 def _signatures() -> list[tuple[Any, ...]]:
     """Dtypes of variable, gradient, first and second slot, and copy."""
-    found: list[tuple[Any, ...]] = []
+    rows: list[tuple[Any, ...]] = []
     for var in (F32, F64, F16, BF16):
         gradients = (F32, F16, BF16) if var == F32 else (var,)
         copies = (None,) if var.itemsize == 2 else (None, F16, BF16)
-        slots = [(each, each) for each in (F32, F64, F16, BF16)] + [(F16, F64), (F32, BF16)]
-        found += [(var, grad, *own, copy) for grad in gradients for own in slots for copy in copies]
-    return found
+        slots = [(dtype, dtype) for dtype in (F32, F64, F16, BF16)] + [(F16, F64), (F32, BF16)]
+        rows += [
+            (var, grad, *pair, copy) for grad in gradients for pair in slots for copy in copies
+        ]
+    return rows
 
 
 SIGNATURES = _signatures()
 # In the default run each dtype of a slot beside each of a variable, each gradient and each copy.
-QUICK = [each for each in SIGNATURES if each[0] == each[1] and each[2] == each[3] and not each[4]]
+QUICK = [
+    types for types in SIGNATURES if types[0] == types[1] and types[2] == types[3] and not types[4]
+]
 QUICK += [(F32, F16, F32, F32, BF16), (F32, BF16, F32, F32, F16), (F64, F64, F16, F64, BF16)]
 
 
@@ -93,7 +97,7 @@ def _cover_pairs() -> list[tuple[Any, ...]]:
     missing = {pair for signature in SIGNATURES for pair in _pairs_of(signature)}
     cover: list[tuple[Any, ...]] = []
     while missing:
-        cover.append(max(SIGNATURES, key=lambda one: len(missing & _pairs_of(one))))
+        cover.append(max(SIGNATURES, key=lambda types: len(missing & _pairs_of(types))))
         missing -= _pairs_of(cover[-1])
     return cover
 
@@ -104,8 +108,8 @@ def _pairs_of(signature: tuple[Any, ...]) -> set[tuple[Any, ...]]:
 
 COVER = _cover_pairs()
 # Of a signature: variable and gradient, and what comes after them.
-PAIRS = list(dict.fromkeys(each[:2] for each in SIGNATURES))
-OTHERS = list(dict.fromkeys(each[2:] for each in SIGNATURES))
+PAIRS = list(dict.fromkeys(types[:2] for types in SIGNATURES))
+STORAGES = list(dict.fromkeys(types[2:] for types in SIGNATURES))
 FORMS: dict[str, tuple[tuple[int, ...], torch.dtype | None]] = {
     "dense": ((130,), None),
     "rows": ((9, 3), torch.int32),
@@ -113,17 +117,17 @@ FORMS: dict[str, tuple[tuple[int, ...], torch.dtype | None]] = {
 }
 
 
-def _made(case: Case, signature: tuple[Any, ...], form: str) -> Problem:
-    (var, grad, *slots, _), (shape, kind) = signature, FORMS[form]
-    rng, warm = np.random.default_rng(SIGNATURES.index(signature)), case.row.warm
+def _made(case: Case, types: tuple[Any, ...], form: str) -> Problem:
+    (var, grad, *slots, _), (shape, kind) = types, FORMS[form]
+    rng, warm = np.random.default_rng(SIGNATURES.index(types)), case.row.warm
     variable = rulebook.values(shape, var, rng, SPECIAL)
     dtypes = (slots * 2)[: len(case.rule.element_slots)]
-    own = [rulebook.values(shape, dtype, rng, SPECIAL, *warm) for dtype in dtypes]
+    slot_values = [rulebook.values(shape, dtype, rng, SPECIAL, *warm) for dtype in dtypes]
     if kind is None:
-        return Problem([variable], [own], [rulebook.values(shape, grad, rng, SPECIAL)])
+        return Problem([variable], [slot_values], [rulebook.values(shape, grad, rng, SPECIAL)])
     values = rulebook.values((7, *shape[1:]), grad, rng, SPECIAL)
     rows = rng.integers(0, shape[0], 7).tolist()
-    return Problem([variable], [own], [sparse(values, rows, variable, kind)])
+    return Problem([variable], [slot_values], [sparse(values, rows, variable, kind)])
 
 
 by_form = pytest.mark.parametrize("form", FORMS)
@@ -131,98 +135,100 @@ by_pair = pytest.mark.parametrize("pair", PAIRS, ids=label)
 
 
 @by_form
-@pytest.mark.parametrize("case", OWN, ids=label)
-@many("signature", QUICK, ids=label)
+@pytest.mark.parametrize("case", CASES, ids=label)
+@many("types", QUICK, ids=label)
 def test_steps_have_the_bits_of_the_reference(
-    case: Case, signature: tuple[Any, ...], form: str
+    case: Case, types: tuple[Any, ...], form: str
 ) -> None:
-    equal_steps(case, signature, form, "cpu")
+    equal_steps(case, types, form, "cpu")
 
 
 @pytest.mark.slow
 @by_form
 @by_pair
-@pytest.mark.parametrize("case", OWN, ids=label)
-@many("others", OTHERS, ids=label)
+@pytest.mark.parametrize("case", CASES, ids=label)
+@many("storage", STORAGES, ids=label)
 def test_steps_of_all_dtypes_have_the_bits_of_the_reference(
-    case: Case, pair: tuple[Any, ...], others: tuple[Any, ...], form: str
+    case: Case, pair: tuple[Any, ...], storage: tuple[Any, ...], form: str
 ) -> None:
-    if (*pair, *others) in SIGNATURES:
-        equal_steps(case, (*pair, *others), form, "cpu")
+    if (*pair, *storage) in SIGNATURES:
+        equal_steps(case, (*pair, *storage), form, "cpu")
 
 
 @pytest.mark.slow
 @by_form
 @pytest.mark.parametrize("case", FIRST, ids=label)
-@many("signature", COVER, ids=label)
+@many("types", COVER, ids=label)
 def test_steps_of_all_rules_have_the_bits_of_the_reference(
-    case: Case, signature: tuple[Any, ...], form: str
+    case: Case, types: tuple[Any, ...], form: str
 ) -> None:
-    equal_steps(case, signature, form, "cpu")
+    equal_steps(case, types, form, "cpu")
 
 
-def equal_steps(case: Case, signature: tuple[Any, ...], form: str, other: str) -> None:
-    """An engine takes the steps of the reference."""
-    problem, copy = _made(case, signature, form), signature[-1]
+def equal_steps(case: Case, types: tuple[Any, ...], form: str, engine_name: str) -> None:
+    """Compare the steps of an engine with those of the reference."""
+    problem, copy = _made(case, types, form), types[-1]
     if form != "dense" and case.rule.is_whole:
         return
-    for stages, selection, extra in TAKEN:
-        found: list[list[torch.Tensor]] = []
-        for engine in (other, "reference"):
-            own = problem.copy()
+    for stages, selection, extra in STEPS:
+        results: list[list[torch.Tensor]] = []
+        for engine in (engine_name, "reference"):
+            copied = problem.copy()
             # None beside a narrow gradient says that it may be narrow.
-            copies = [None if copy is None else torch.full_like(own.variables[0], 3, dtype=copy)]
+            copies = [None if copy is None else torch.full_like(copied.variables[0], 3, dtype=copy)]
             rulebook.take(
                 case,
-                own,
+                copied,
                 selection._replace(name=engine),
                 steps=2,
                 stages=stages,
                 copies=copies,
                 **extra,
             )
-            found.append([*own.written(), *(each for each in copies if each is not None)])
-        assert_same(found[0], found[1])
+            results.append([*copied.written(), *(copy for copy in copies if copy is not None)])
+        assert_same(results[0], results[1])
 
 
 @by_form
-@many("signature", QUICK, ids=label)
-def test_measures_have_the_bits_of_the_reference(signature: tuple[Any, ...], form: str) -> None:
-    equal_measures(signature, form, "cpu")
+@many("types", QUICK, ids=label)
+def test_measures_have_the_bits_of_the_reference(types: tuple[Any, ...], form: str) -> None:
+    equal_measures(types, form, "cpu")
 
 
 @pytest.mark.slow
 @by_form
 @by_pair
-@many("others", OTHERS, ids=label)
+@many("storage", STORAGES, ids=label)
 def test_measures_of_all_dtypes_have_the_bits_of_the_reference(
-    pair: tuple[Any, ...], others: tuple[Any, ...], form: str
+    pair: tuple[Any, ...], storage: tuple[Any, ...], form: str
 ) -> None:
-    if (*pair, *others) in SIGNATURES:
-        equal_measures((*pair, *others), form, "cpu")
+    if (*pair, *storage) in SIGNATURES:
+        equal_measures((*pair, *storage), form, "cpu")
 
 
-def equal_measures(signature: tuple[Any, ...], form: str, other: str) -> None:
+def equal_measures(types: tuple[Any, ...], form: str, engine_name: str) -> None:
     """An engine measures what the reference does."""
-    case = OWN[0]
-    problem = _made(case, signature, form)
+    case = CASES[0]
+    problem = _made(case, types, form)
     formulas: Any = (gradient_squares, variable_squares)
     formulas += (of_slots,) if form == "dense" else ()
     for stages in ((), STAGES):
-        found: list[list[torch.Tensor]] = []
-        for engine in (other, "reference"):
-            asked = StepRequest(
+        results: list[list[torch.Tensor]] = []
+        for engine in (engine_name, "reference"):
+            request = StepRequest(
                 case.rule, stages, problem.variables, problem.gradients, problem.slots, ["w"],
                 FLUSH._replace(name=engine), [None],
             )  # fmt: skip
-            ready = rulebook.Engines().plan_step(asked)
+            ready = rulebook.Engines().plan_step(request)
             shared = {
-                dtype: case.scalars(dtype) | {name: dtype(value) for name, value in GIVEN.items()}
+                dtype: case.scalars(dtype) | {name: dtype(value) for name, value in FACTORS.items()}
                 for dtype in ready.dtypes
             }
             sums = ready.compute_sums(formulas, stages, Columns(shared, {}))
-            found.append([torch.from_numpy(np.array(each)) for each in (*sums, ready.max_abs())])
-        assert_same(found[0], found[1])
+            results.append(
+                [torch.from_numpy(np.array(array)) for array in (*sums, ready.max_abs())]
+            )
+        assert_same(results[0], results[1])
 
 
 CONVERSIONS = """
@@ -239,8 +245,8 @@ def _numbers() -> np.ndarray[Any, np.dtype[np.float32]]:
     """All that a half is, what lies in the middle between two, its neighbours, and many others."""
     exact = HALVES.view(np.float16).astype(np.float32)
     bits = exact.view(np.uint32)[:, None] + np.array([0, 0xFFF, 0x1000, 0x1001], np.uint32)
-    others = np.random.default_rng(0).integers(0, 1 << 32, 1 << 18, dtype=np.uint32)
-    return np.concatenate([bits.ravel(), others]).view(np.float32)
+    random_bits = np.random.default_rng(0).integers(0, 1 << 32, 1 << 18, dtype=np.uint32)
+    return np.concatenate([bits.ravel(), random_bits]).view(np.float32)
 
 
 @pytest.mark.parametrize("has_instructions", [True, False])
@@ -256,8 +262,8 @@ def test_halves_are_converted_with_and_without_instructions_for_it(
         name = f"halves_{kernel_cache.digest(body, str(has_instructions))}"
         source = CONVERSIONS.format(name=name, body=body)
         address = machine_code.link_kernel(name, machine_code.compile_kernel(name, source))
-        given = np.array([len(bits), bits.ctypes.data, numbers.ctypes.data], np.int64)
-        ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)(given.ctypes.data)
+        arguments = np.array([len(bits), bits.ctypes.data, numbers.ctypes.data], np.int64)
+        ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)(arguments.ctypes.data)
 
     wide = np.empty(len(HALVES), np.float32)
     run("numbers[i] = half_to_float(bits[i])", HALVES, wide)
@@ -285,5 +291,5 @@ print("same")
 
 def test_kernels_for_any_processor_call_no_function_that_is_not_there() -> None:
     home = str(Path(rulebook.__file__).parent)
-    done = fresh_process.run(GENERIC, NUMBA_CPU_NAME="generic", PYTHONPATH=home)
-    assert done.stdout == "same\n", done.stderr
+    process = fresh_process.run(GENERIC, NUMBA_CPU_NAME="generic", PYTHONPATH=home)
+    assert process.stdout == "same\n", process.stderr

@@ -31,11 +31,11 @@ from rulebook import (
     by_rule_and_dtype,
     by_rule_and_dtypes,
     label,
-    plain_rule,
     reference,
     slow_unless,
     sparse,
     take,
+    update_case,
 )
 from shared_examples import check_examples
 from thalweg import optim, sign, where
@@ -64,7 +64,7 @@ MIXED = [(130, torch.float32), ((), torch.float64), ((3, 5), torch.bfloat16), (1
 
 
 def mixed(case, dtypes=DTYPES, seed=0, special=0.05):
-    shapes, dtypes = zip(*[each for each in MIXED if each[1] in dtypes], strict=True)
+    shapes, dtypes = zip(*[pair for pair in MIXED if pair[1] in dtypes], strict=True)
     return Problem.make(case.row, shapes, dtypes, seed, special)
 
 
@@ -73,12 +73,12 @@ def equal_reference(case, dtypes, budget):
         shapes, dtypes = zip(*tensors, strict=True)
         problem = Problem.make(case.row, shapes, dtypes, seed, special)
         selection = FLUSH if flush else KEEP
-        wanted = reference(case, problem, selection, steps=2)
+        expected = reference(case, problem, selection, steps=2)
         got = take(case, problem, selection, steps=2)
-        assert_same(got.written(), wanted.written(), f"{case.rule.name} seed {seed}")
+        assert_same(got.written(), expected.written(), f"{case.rule.name} seed {seed}")
 
     # The configurations of a rule share its examples out.
-    siblings = [other for other in CASES if other.row is case.row]
+    siblings = [sibling for sibling in CASES if sibling.row is case.row]
     check_examples(check, budget, examples_of(dtypes), siblings.index(case), len(siblings))
 
 
@@ -109,18 +109,27 @@ def test_stages_are_fused_with_the_bits_of_the_reference(case, dtype):
         (clip_by_value, clip_by_norm),
     )
     extra = {"clipvalue": 0.3, "clipnorm": 1.5, "clip_divisor": 2.7}
-    wanted = reference(case, problem, stages=stages, **extra)
-    assert_same(take(case, problem, stages=stages, **extra).written(), wanted.written())
+    expected = reference(case, problem, stages=stages, **extra)
+    assert_same(take(case, problem, stages=stages, **extra).written(), expected.written())
 
 
 @by_rule(FIRST)
 def test_memory_of_any_strides_is_updated_in_its_own_order(case):
     problem = Problem.make(case.row, [(2, 3, 4, 5)], [torch.float32], 1)
-    wanted = reference(case, problem)
-    last = torch.channels_last
-    problem.variables = [var.to(memory_format=last) for var in problem.variables]
-    problem.slots = [[slot.to(memory_format=last) for slot in each] for each in problem.slots]
-    assert_same(take(case, problem).written(), wanted.written())
+    expected = reference(case, problem)
+    layout = torch.channels_last
+    problem.variables = [var.to(memory_format=layout) for var in problem.variables]
+    problem.slots = [[slot.to(memory_format=layout) for slot in slots] for slots in problem.slots]
+    assert_same(take(case, problem).written(), expected.written())
+
+
+def test_a_failed_comparison_shows_rule_seed_dtype_and_bits():
+    problem = Problem.make(CASES[0].row, [3], [torch.float32], seed=41)
+    expected = problem.copy()
+    problem.variables[0][1], expected.variables[0][1] = 2.0**-149, -(2.0**-149)
+    message = r"SGD, seed 41\) tensor 0 \(torch.float32, .* first at 1: .*80000001\), 2 ulp apart"
+    with pytest.raises(pytest.fail.Exception, match=message):
+        assert_same(problem.written(), expected.written())
 
 
 # The cut of the work
@@ -131,42 +140,42 @@ def test_memory_of_any_strides_is_updated_in_its_own_order(case):
 def test_chunks_do_not_change_bits(case, dtypes, chunk, monkeypatch):
     problem = mixed(case, dtypes)
     monkeypatch.undo()
-    wanted = take(case, problem.copy())
+    expected = take(case, problem.copy())
     monkeypatch.setattr(kernel_group, "chunk_of", lambda elements: chunk)
-    assert_same(take(case, problem).written(), wanted.written())
+    assert_same(take(case, problem).written(), expected.written())
 
 
 @by_rule_and_dtypes()
 @many("count", [1, 2, 3])
 def test_threads_do_not_change_bits(case, dtypes, count, threads, monkeypatch):
     problem = mixed(case, dtypes)
-    wanted = reference(case, problem, FLUSH)
+    expected = reference(case, problem, FLUSH)
     monkeypatch.setattr(kernel_group, "chunk_of", lambda elements: 16)
     threads(count)
-    assert_same(take(case, problem, FLUSH).written(), wanted.written())
+    assert_same(take(case, problem, FLUSH).written(), expected.written())
 
 
 @by_rule_and_dtypes()
 def test_order_of_variables_does_not_matter(case, dtypes):
     problem = mixed(case, dtypes)
-    wanted = take(case, problem.copy())
+    expected = take(case, problem.copy())
     order = np.random.default_rng(3).permutation(len(problem.variables)).tolist()
     got = take(case, problem.permuted(order))
-    assert_same(got.written(), wanted.permuted(order).written())
+    assert_same(got.written(), expected.permuted(order).written())
 
 
 @by_rule(FIRST)
 def test_repeats_of_a_variable_run_one_after_the_other(case):
     problem = Problem.make(case.row, [33, 5], [torch.float32] * 2, 2)
-    (first, other), second = problem.gradients, rulebook.values(33, torch.float32, _rng())
-    wanted = problem.copy()
+    (first, second_row), second = problem.gradients, rulebook.values(33, torch.float32, _rng())
+    expected = problem.copy()
     for gradient in (first, second):
-        take(case, Problem(wanted.variables[:1], wanted.slots[:1], [gradient]), steps=1)
-    take(case, Problem(wanted.variables[1:], wanted.slots[1:], [other]))
+        take(case, Problem(expected.variables[:1], expected.slots[:1], [gradient]), steps=1)
+    take(case, Problem(expected.variables[1:], expected.slots[1:], [second_row]))
     order = [problem.permuted([0, 1, 0]), problem.slots]
-    order[0].gradients = [first, other, second]
+    order[0].gradients = [first, second_row, second]
     take(case, order[0])
-    assert_same(problem.written(), wanted.written())
+    assert_same(problem.written(), expected.written())
 
 
 def _rng():
@@ -178,17 +187,17 @@ def _rng():
 
 def _scaled(problem, row, sign_=1.0, grad=1.0, var=1.0):
     """The problem after a transformation that should commute with the step."""
-    made = problem.copy()
-    made.variables = [each * sign_ * var for each in made.variables]
-    made.gradients = [each * sign_ * grad for each in made.gradients]
-    made.slots = [
+    scaled = problem.copy()
+    scaled.variables = [variable * sign_ * var for variable in scaled.variables]
+    scaled.gradients = [gradient * sign_ * grad for gradient in scaled.gradients]
+    scaled.slots = [
         [
             slot * (scale.sign if sign_ < 0 else 1) * grad**scale.grad * var**scale.var
-            for slot, scale in zip(each, row.slots, strict=True)
+            for slot, scale in zip(slots, row.slots, strict=True)
         ]
-        for each in made.slots
+        for slots in scaled.slots
     ]
-    return made
+    return scaled
 
 
 def _quiet(case):
@@ -199,16 +208,16 @@ def _quiet(case):
     return Problem([var], [rulebook.slots_for(case.row, var, rng)], [grad * turn])
 
 
-def assert_equal_numbers(got, wanted):
-    for a, b in zip(got.written(), wanted.written(), strict=True):
+def assert_equal_numbers(got, expected):
+    for a, b in zip(got.written(), expected.written(), strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
 
 
 @by_rule()
 def test_opposite_signs_give_opposite_steps(case):
     problem = _quiet(case)
-    wanted = _scaled(take(case, problem.copy(), steps=2), case.row, sign_=-1.0)
-    assert_equal_numbers(take(case, _scaled(problem, case.row, sign_=-1.0), steps=2), wanted)
+    expected = _scaled(take(case, problem.copy(), steps=2), case.row, sign_=-1.0)
+    assert_equal_numbers(take(case, _scaled(problem, case.row, sign_=-1.0), steps=2), expected)
 
 
 @by_rule([case for case in FIRST if case.row.linear is not None])
@@ -217,26 +226,26 @@ def test_variable_and_learning_rate_scale_together(case):
     exact = case.with_hypers(**case.row.linear, learning_rate=rate)
     larger = exact.with_hypers(learning_rate=4 * float(np.float32(rate)))
     problem = _quiet(case)
-    wanted = _scaled(take(exact, problem.copy(), steps=2), case.row, var=4.0)
-    assert_equal_numbers(take(larger, _scaled(problem, case.row, var=4.0), steps=2), wanted)
+    expected = _scaled(take(exact, problem.copy(), steps=2), case.row, var=4.0)
+    assert_equal_numbers(take(larger, _scaled(problem, case.row, var=4.0), steps=2), expected)
 
 
 @by_rule([case for case in FIRST if case.row.scale_free is not None])
 def test_scale_of_gradients_does_not_matter(case):
     exact, problem = case.with_hypers(**case.row.scale_free), _quiet(case)
-    wanted = _scaled(take(exact, problem.copy(), steps=2), case.row, grad=1024.0)
-    wanted.gradients = problem.gradients
-    assert_equal_numbers(take(exact, _scaled(problem, case.row, grad=1024.0), steps=2), wanted)
+    expected = _scaled(take(exact, problem.copy(), steps=2), case.row, grad=1024.0)
+    expected.gradients = problem.gradients
+    assert_equal_numbers(take(exact, _scaled(problem, case.row, grad=1024.0), steps=2), expected)
 
 
 @by_rule([case for case in FIRST if case.row.per_rate])
 def test_gradient_and_learning_rate_scale_inversely(case):
     rate = {hyper.name: hyper.default for hyper in case.rule.hypers}["learning_rate"]
     problem = _quiet(case)
-    wanted = take(case, problem.copy(), steps=2)
+    expected = take(case, problem.copy(), steps=2)
     problem.gradients = [grad * 1024 for grad in problem.gradients]
     assert_equal_numbers(
-        take(case.with_hypers(learning_rate=rate / 1024), problem, steps=2), wanted
+        take(case.with_hypers(learning_rate=rate / 1024), problem, steps=2), expected
     )
 
 
@@ -244,17 +253,16 @@ def test_gradient_and_learning_rate_scale_inversely(case):
 
 
 def copy_gradient(var, grad):
-    """The gradient, stored as the variable."""
     return (grad,)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["float16", "bfloat16"])
 @pytest.mark.parametrize("name", ["cpu", "reference"])
 def test_every_half_survives_the_round_trip(dtype, name):
-    every = torch.arange(-(1 << 15), 1 << 15).to(torch.int16).view(dtype)
-    var = torch.zeros_like(every)
-    take(plain_rule(copy_gradient), Problem([var], [[]], [every]), KEEP._replace(name=name))
-    assert_same([var], [every])
+    values = torch.arange(-(1 << 15), 1 << 15).to(torch.int16).view(dtype)
+    var = torch.zeros_like(values)
+    take(update_case(copy_gradient), Problem([var], [[]], [values]), KEEP._replace(name=name))
+    assert_same([var], [values])
 
 
 def half_gradient(var, grad):
@@ -263,11 +271,11 @@ def half_gradient(var, grad):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["float16", "bfloat16"])
 def test_halves_are_rounded_once_to_nearest_even(dtype):
-    every = torch.arange(-(1 << 15), 1 << 15).to(torch.int16).view(dtype)
-    other = every[torch.randperm(1 << 16, generator=torch.Generator().manual_seed(1))]
-    var = other.clone()
-    take(plain_rule(half_gradient), Problem([var], [[]], [every]))
-    assert_same([var], [(every.float() * 0.5 + other.float()).to(dtype)])
+    values = torch.arange(-(1 << 15), 1 << 15).to(torch.int16).view(dtype)
+    shuffled = values[torch.randperm(1 << 16, generator=torch.Generator().manual_seed(1))]
+    var = shuffled.clone()
+    take(update_case(half_gradient), Problem([var], [[]], [values]))
+    assert_same([var], [(values.float() * 0.5 + shuffled.float()).to(dtype)])
 
 
 # Whose memory it is
@@ -277,10 +285,10 @@ def test_halves_are_rounded_once_to_nearest_even(dtype):
 @many("name", ["cpu", "reference"])
 def test_gradients_are_untouched(case, dtype, name):
     problem = Problem.make(case.row, [100, (3, 4)], [dtype] * 2, 4, 0.1)
-    before = [grad.clone() for grad in problem.gradients]
+    grads_before = [grad.clone() for grad in problem.gradients]
     versions = [grad._version for grad in problem.gradients]
     take(case, problem, FLUSH._replace(name=name), steps=2)
-    assert_same(problem.gradients, before)
+    assert_same(problem.gradients, grads_before)
     assert [grad._version for grad in problem.gradients] == versions
 
 
@@ -299,15 +307,15 @@ def test_gradients_may_lie_in_written_memory(case, alias, name):
     memory = rulebook.values(90, torch.float32, _rng())
 
     def problem():
-        whole = memory.clone()
-        a, b = whole[:40], whole[45:85]
+        buffer = memory.clone()
+        a, b = buffer[:40], buffer[45:85]
         slots = [rulebook.slots_for(case.row, var, _rng()) for var in (a, b)]
         return Problem([a, b], slots, ALIASES[alias](a, b, memory[50:].clone()))
 
-    apart = problem()
-    apart.gradients = [grad.clone() for grad in apart.gradients]
-    got, wanted = take(case, problem(), KEEP._replace(name=name)), take(case, apart)
-    assert_same(got.written(), wanted.written())
+    separate = problem()
+    separate.gradients = [grad.clone() for grad in separate.gradients]
+    got, expected = take(case, problem(), KEEP._replace(name=name)), take(case, separate)
+    assert_same(got.written(), expected.written())
 
 
 @by_rule(FIRST)
@@ -316,20 +324,20 @@ def test_a_gradient_in_a_slot_is_read_before_it_is_written(case):
         pytest.skip(f"{case.rule.name} has no slots")
     problem = Problem.make(case.row, [50], [torch.float32], 5)
     problem.gradients = [problem.slots[0][0]]
-    apart = problem.copy()
-    apart.gradients = [problem.slots[0][0].clone()]
-    wanted = take(case, apart)
-    assert_same(take(case, problem).written(), wanted.written())
+    separate = problem.copy()
+    separate.gradients = [problem.slots[0][0].clone()]
+    expected = take(case, separate)
+    assert_same(take(case, problem).written(), expected.written())
 
 
 @by_rule_and_dtypes()
 @many("name", ["cpu", "reference"])
 def test_versions_of_written_tensors_advance(case, dtypes, name):
     problem = mixed(case, dtypes)
-    before = [tensor._version for tensor in problem.written()]
+    versions_before = [tensor._version for tensor in problem.written()]
     take(case, problem, KEEP._replace(name=name), steps=2)
-    after = [tensor._version for tensor in problem.written()]
-    assert all(b > a for a, b in zip(before, after, strict=True))
+    versions = [tensor._version for tensor in problem.written()]
+    assert all(b > a for a, b in zip(versions_before, versions, strict=True))
 
 
 @pytest.mark.parametrize("name", ["cpu", "reference"])
@@ -373,8 +381,8 @@ def _clamp(x):
 
 
 def _soft(x, width):
-    inside = (x > -width) & (x < width)
-    return where(inside, 0, _clamp(x) - width * sign(x))
+    in_band = (x > -width) & (x < width)
+    return where(in_band, 0, _clamp(x) - width * sign(x))
 
 
 def with_helpers(var, grad):
@@ -395,10 +403,10 @@ FORMULAS = [
 @pytest.mark.parametrize(("formula", "slots"), FORMULAS, ids=[f[0].__name__ for f in FORMULAS])
 @pytest.mark.parametrize("selection", [KEEP, FLUSH], ids=["keep", "flush"])
 def test_formulas_of_every_form_agree(formula, slots, selection):
-    case = plain_rule(formula, slots)
+    case = update_case(formula, slots)
     problem = Problem.make(case.row, [300, 7], [torch.float32, torch.bfloat16], 6, 0.3)
-    wanted = reference(case, problem, selection, steps=2)
-    assert_same(take(case, problem, selection, steps=2).written(), wanted.written())
+    expected = reference(case, problem, selection, steps=2)
+    assert_same(take(case, problem, selection, steps=2).written(), expected.written())
 
 
 def square_in_double(var, grad):
@@ -409,7 +417,7 @@ def square_in_double(var, grad):
 def test_wide_rounds_only_where_it_is_narrowed(name):
     grad = torch.tensor([1 + 2.0**-13])
     var = -grad * grad  # rounded; what the rounding took is left
-    take(plain_rule(square_in_double), Problem([var], [[]], [grad]), KEEP._replace(name=name))
+    take(update_case(square_in_double), Problem([var], [[]], [grad]), KEEP._replace(name=name))
     assert var.tolist() == [2.0**-26]
 
 
@@ -424,19 +432,19 @@ def python_scalars(var, grad, *, whole, third, double):
 @by_dtype
 @pytest.mark.parametrize("switch", [0, 1, -1.0])
 def test_a_condition_may_be_a_scalar(dtype, switch):
-    case = plain_rule(pick)
+    case = update_case(pick)
     problem = Problem.make(case.row, [20], [dtype], 6)
-    wanted = reference(case, problem, switch=switch)
-    assert_same(take(case, problem, switch=switch).written(), wanted.written())
+    expected = reference(case, problem, switch=switch)
+    assert_same(take(case, problem, switch=switch).written(), expected.written())
 
 
 def test_scalars_of_prepare_are_rounded_to_the_compute_dtype():
     from thalweg import Hyper
 
-    case = plain_rule(python_scalars, prepare=_half, hypers=(Hyper("learning_rate", 0.1),))
+    case = update_case(python_scalars, prepare=_half, hypers=(Hyper("learning_rate", 0.1),))
     problem = Problem.make(case.row, [300], [torch.float32], 6)
-    wanted = reference(case, problem)
-    assert_same(take(case, problem).written(), wanted.written())
+    expected = reference(case, problem)
+    assert_same(take(case, problem).written(), expected.written())
 
 
 def assigned_scalar(var, grad, *, learning_rate):
@@ -449,12 +457,12 @@ def assigned_scalar(var, grad, *, learning_rate):
 def test_a_formula_may_assign_to_its_scalars(indices):
     from thalweg import Hyper
 
-    case = plain_rule(assigned_scalar, hypers=(Hyper("learning_rate", 0.1),))
+    case = update_case(assigned_scalar, hypers=(Hyper("learning_rate", 0.1),))
     problem = Problem.make(case.row, [(3, 7)], [torch.float32], 6)
     if indices:
         problem.gradients[0] = sparse(problem.gradients[0], indices, problem.variables[0])
-    wanted = reference(case, problem)
-    assert_same(take(case, problem).written(), wanted.written())
+    expected = reference(case, problem)
+    assert_same(take(case, problem).written(), expected.written())
 
 
 # Steady state
@@ -501,7 +509,7 @@ def test_adam_is_vectorised(dtype):
 
 
 @pytest.mark.parametrize(("numbers", "looks"), [("range", True), ("each", False)])
-def test_each_says_that_iterations_are_independent(numbers, looks):
+def test_loops_are_vectorized(numbers, looks):
     source = f"""
 def added(argument):
     words = int64_pointer(address_of(argument))
@@ -516,14 +524,14 @@ def added(argument):
     assert module.count("\nvector.body") == 2
     assert module.count("\nvector.memcheck") == 2 * looks
     address = machine_code.compile_in_memory("added", source)
-    found, given = np.arange(67, dtype=np.float32), np.linspace(-1, 1, 67, dtype=np.float32)
-    words = np.array([found.ctypes.data, given.ctypes.data, 1, 67], np.int64)
+    actual, inputs = np.arange(67, dtype=np.float32), np.linspace(-1, 1, 67, dtype=np.float32)
+    words = np.array([actual.ctypes.data, inputs.ctypes.data, 1, 67], np.int64)
     openmp.run_on_team(address, words.ctypes.data, 1)
-    wanted = np.arange(67, dtype=np.float32) + np.where(given > 0, given, np.float32(1))
-    assert found.tolist() == (wanted * given).tolist()
+    expected = np.arange(67, dtype=np.float32) + np.where(inputs > 0, inputs, np.float32(1))
+    assert actual.tolist() == (expected * inputs).tolist()
 
 
-def test_what_does_not_divide_is_not_prefetched():
+def test_formulas_without_division_are_not_prefetched():
     from thalweg._engines.codegen import Update
     from thalweg._engines.cpu.codegen import generate_update
     from thalweg.rules.gradient_descent import SGD
@@ -534,25 +542,25 @@ def test_what_does_not_divide_is_not_prefetched():
 
 def test_kernels_are_compiled_for_this_python_only_once():
     take(FIRST[0], mixed(FIRST[0]))
-    before, modules = set(kernel_cache._addresses), set(sys.modules)
+    addresses, modules = set(kernel_cache._addresses), set(sys.modules)
     for _ in range(3):
         take(FIRST[0], mixed(FIRST[0]))
-    assert set(kernel_cache._addresses) == before
+    assert set(kernel_cache._addresses) == addresses
     assert set(sys.modules) == modules
 
 
 @pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16], ids=label)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=label)
 def test_copies_of_16_bits_follow_their_variables(kind: torch.dtype, dtype: torch.dtype) -> None:
-    case = next(each for each in CASES if each.rule.name == "Adam")
+    case = next(case for case in CASES if case.rule.name == "Adam")
     problem = rulebook.Problem.make(case.row, [(130,)], [dtype], 3)
-    found = []
+    results = []
     for engine in ("cpu", "reference"):
-        own = problem.copy()
+        copied = problem.copy()
         copies = [torch.zeros(130, dtype=kind)]
-        rulebook.take(case, own, rulebook.FLUSH._replace(name=engine), copies=copies)
-        found.append([*own.written(), *copies])
-    rulebook.assert_same(*found)
+        rulebook.take(case, copied, rulebook.FLUSH._replace(name=engine), copies=copies)
+        results.append([*copied.written(), *copies])
+    rulebook.assert_same(*results)
 
 
 def test_math_is_exact_or_fast() -> None:
@@ -566,7 +574,7 @@ def test_math_is_exact_or_fast() -> None:
 
 
 def test_math_changes_nothing_on_the_cpu() -> None:
-    found: list[torch.Tensor] = []
+    results: list[torch.Tensor] = []
     for math in ("exact", "fast"):
         w = torch.nn.Parameter(torch.linspace(-1, 1, 1000))
         w.grad = torch.linspace(1, 2, 1000)
@@ -574,5 +582,5 @@ def test_math_changes_nothing_on_the_cpu() -> None:
         with thalweg.engine(math=math):
             for _ in range(3):
                 optimizer.step()
-        found.append(w.detach())
-    assert torch.equal(*found)
+        results.append(w.detach())
+    assert torch.equal(*results)

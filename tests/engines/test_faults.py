@@ -22,11 +22,11 @@ from rulebook import (
     by_rule,
     by_rule_and_dtype,
     label,
-    plain_rule,
     reference,
     slow_unless,
     sparse,
     take,
+    update_case,
 )
 from thalweg import absolute, maximum, where
 from thalweg._engines.cpu import openmp
@@ -52,10 +52,10 @@ def test_a_bad_gradient_harms_its_own_element_only(case, dtype, kind):
         problem = untouched.copy()
         problem.gradients = [untouched.gradients[0].clone()]
         problem.gradients[0][place] = value
-        wanted = reference(case, problem, FLUSH)
+        expected = reference(case, problem, FLUSH)
         take(case, problem, FLUSH)
         _neighbours(problem, clean, place)
-        assert_same(problem.written(), wanted.written())
+        assert_same(problem.written(), expected.written())
 
 
 @by_rule(FIRST)
@@ -69,11 +69,11 @@ def test_a_bad_sparse_row_harms_itself_only(case, kind, place):
     spoiled = values.clone()
     spoiled[place, 3] = BAD[kind](torch.finfo(torch.float32))
     problem.gradients = [sparse(spoiled, rows, var)]
-    wanted = reference(case, problem, FLUSH)
+    expected = reference(case, problem, FLUSH)
     take(case, clean, FLUSH)
     take(case, problem, FLUSH)
     _neighbours(problem, clean, rows[place])
-    assert_same(problem.written(), wanted.written())
+    assert_same(problem.written(), expected.written())
 
 
 @by_rule(FIRST)
@@ -122,8 +122,8 @@ both = pytest.mark.parametrize("selection", SELECTIONS, ids=["flush", "keep"])
 @pytest.mark.parametrize(
     ("case", "dtype"),
     [
-        slow_unless(dtype == torch.float32 or each.rule.name in KINDS, each, dtype)
-        for each in FIRST
+        slow_unless(dtype == torch.float32 or candidate.rule.name in KINDS, candidate, dtype)
+        for candidate in FIRST
         for dtype in (torch.float32, torch.float64, torch.bfloat16)
     ],
     ids=label,
@@ -132,8 +132,8 @@ both = pytest.mark.parametrize("selection", SELECTIONS, ids=["flush", "keep"])
 @many("role", ROLES)
 def test_engines_agree_on_denormals(case, selection, role, dtype):
     problem = _small(case, role, dtype)
-    wanted = reference(case, problem, selection, steps=2)
-    assert_same(take(case, problem, selection, steps=2).written(), wanted.written())
+    expected = reference(case, problem, selection, steps=2)
+    assert_same(take(case, problem, selection, steps=2).written(), expected.written())
 
 
 @by_rule(FIRST)
@@ -157,7 +157,7 @@ def test_keep_is_ieee_arithmetic(name):
 
 
 @pytest.mark.parametrize("name", ["cpu", "reference"])
-def test_flush_is_what_tensorflow_does(name):
+def test_flush_equals_tensorflow(name):
     problem = Problem([torch.full((9,), 1e-40)], [[torch.full((9,), 1e-39)] * 1 + [torch.zeros(9)]],
                       [torch.zeros(9)])  # fmt: skip
     take(ADAM, problem, FLUSH._replace(name=name))
@@ -170,8 +170,8 @@ def test_flush_is_what_tensorflow_does(name):
 def test_engines_agree_on_a_denormal_learning_rate(case, selection):
     small = case.with_hypers(learning_rate=1e-40)
     problem = Problem.make(case.row, [67], [torch.float32], 3)
-    wanted = reference(small, problem, selection)
-    assert_same(take(small, problem, selection).written(), wanted.written())
+    expected = reference(small, problem, selection)
+    assert_same(take(small, problem, selection).written(), expected.written())
 
 
 def larger_of_slot(var, grad, old):
@@ -190,13 +190,13 @@ def gradient_kept(var, grad, old):
 @pytest.mark.parametrize("formula", [larger_of_slot, chosen, gradient_kept])
 @pytest.mark.parametrize("length", [1, 3, 8, 35, 67])
 def test_numbers_that_are_chosen_and_not_computed_agree(selection, formula, length):
-    case, dtype = plain_rule(formula, 1), torch.float32
+    case, dtype = update_case(formula, 1), torch.float32
     small = torch.tensor(SMALL * 10)[:length]
     slots = [small.flip(0).clone()]
     problem = Problem([small.clone()], [slots], [small.roll(2)])
-    wanted = reference(case, problem, selection)
+    expected = reference(case, problem, selection)
     take(case, problem, selection)
-    assert_same(problem.written(), wanted.written())
+    assert_same(problem.written(), expected.written())
     if selection is FLUSH:
         assert not bool((problem.slots[0][0] != 0).any()), dtype
 
@@ -212,12 +212,12 @@ def test_all_threads_treat_denormals_alike(selection, two_threads):
     slots = [torch.full((count,), 1e-39), torch.full((count,), 1e-39)]
     problem = Problem([torch.zeros(count)], [slots], [torch.zeros(count)])
     take(ADAM, problem, selection)
-    kept = problem.slots[0][0] != 0
-    assert bool(kept.all()) if selection is KEEP else not bool(kept.any())
+    nonzero = problem.slots[0][0] != 0
+    assert bool(nonzero.all()) if selection is KEEP else not bool(nonzero.any())
 
 
 def _products(count=400_000):
-    """How many denormal products survive, on torch's threads and on this one."""
+    """Count denormal products that survive on torch's threads and on this one."""
     tensor = torch.full((count,), 1e-39) * 0.5
     return int((tensor != 0).sum()), bool(np.full(4, 1e-39, np.float32)[1] * np.float32(0.5) != 0)
 
@@ -228,9 +228,9 @@ def _products(count=400_000):
 def test_flags_of_the_caller_are_as_before(selection, caller, name, two_threads):
     problem = Problem.make(ADAM.row, [200_000], [torch.float32], 1)
     with set_denormals(caller):
-        before = _products(100)
+        products = _products(100)
         take(ADAM, problem, selection._replace(name=name))
-        assert _products(100) == before
+        assert _products(100) == products
         assert is_flushing() == caller
     assert _products() == (400_000, True)
 
@@ -249,13 +249,13 @@ def _step_digest(_=None):
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_forked_child_steps_after_openmp_was_used(two_threads):
-    wanted = _step_digest()
+    expected = _step_digest()
     reading, writing = os.pipe()
     child = os.fork()
     if not child:
         code = 1
         try:
-            code = 0 if _step_digest() == wanted else 2
+            code = 0 if _step_digest() == expected else 2
         finally:
             os.write(writing, b"x")
             os._exit(code)
@@ -263,7 +263,7 @@ def test_a_forked_child_steps_after_openmp_was_used(two_threads):
     with os.fdopen(reading, "rb") as pipe:
         assert pipe.read() == b"x"
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert _step_digest() == wanted
+    assert _step_digest() == expected
 
 
 @pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
@@ -271,15 +271,15 @@ def test_a_forked_child_steps_after_openmp_was_used(two_threads):
 def test_worker_processes_step(method, two_threads):
     if method not in multiprocessing.get_all_start_methods():
         pytest.skip(f"no {method} here")
-    wanted = _step_digest()
+    expected = _step_digest()
     with multiprocessing.get_context(method).Pool(1) as pool:
-        assert pool.map_async(_step_digest, [0, 1]).get(60) == [wanted, wanted]
+        assert pool.map_async(_step_digest, [0, 1]).get(60) == [expected, expected]
 
 
 def test_threads_of_our_own_where_there_is_no_openmp(two_threads, monkeypatch):
-    wanted = _step_digest()
+    expected = _step_digest()
     monkeypatch.setattr(openmp, "gomp_parallel", lambda: None)
-    assert _step_digest() == wanted
+    assert _step_digest() == expected
 
 
 def test_torch_s_own_openmp_is_used_where_there_is_one():
@@ -292,6 +292,6 @@ def test_torch_s_own_openmp_is_used_where_there_is_one():
 def test_steps_on_several_python_threads_do_not_mix():
     from concurrent.futures import ThreadPoolExecutor
 
-    wanted = _step_digest()
+    expected = _step_digest()
     with ThreadPoolExecutor(4) as pool:
-        assert set(pool.map(_step_digest, range(12))) == {wanted}
+        assert set(pool.map(_step_digest, range(12))) == {expected}

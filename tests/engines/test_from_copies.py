@@ -1,4 +1,4 @@
-"""What others wrote to copies of 16 bits is where a step begins, to the bit, in every engine."""
+"""Steps that begin at 16-bit copies have the same bits in every engine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 import rulebook
 from rulebook import FIRST, FLUSH, KEEP, KINDS, Case, Problem, assert_same, label, slow_unless
-from test_dtypes import OWN
+from test_dtypes import CASES
 from thalweg._engines.protocol import Columns, StepRequest
 from thalweg.formula import gradient_squares, variable_squares
 
@@ -24,7 +24,7 @@ BY_ENGINE = pytest.mark.parametrize("engine", ["cpu", "reference"])
 
 
 def rounded(values: Tensor, kind: torch.dtype) -> Tensor:
-    """What a copy of values is, by NumPy's rounding or by that of bits."""
+    """Round values to a copy's dtype, by NumPy or by bit operations."""
     largest = torch.finfo(kind).max
     single = values.detach().float().numpy()
     clipped = np.where(single > largest, largest, np.where(single < -largest, -largest, single))
@@ -32,9 +32,9 @@ def rounded(values: Tensor, kind: torch.dtype) -> Tensor:
         with np.errstate(all="ignore"):
             return torch.from_numpy(clipped.astype(np.float16))
     bits = clipped.astype(np.float32).view(np.uint32)
-    up = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
-    found = np.where(np.isnan(clipped), 0x7FC0, up).astype(np.uint16)
-    return torch.from_numpy(found.view(np.int16)).view(torch.bfloat16)
+    upper_bits = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+    encoded = np.where(np.isnan(clipped), 0x7FC0, upper_bits).astype(np.uint16)
+    return torch.from_numpy(encoded.view(np.int16)).view(torch.bfloat16)
 
 
 def beginning(var: Tensor, copy: Tensor) -> Tensor:
@@ -42,26 +42,26 @@ def beginning(var: Tensor, copy: Tensor) -> Tensor:
 
     In the middle of two bfloat16 the variable is rounded to either.
     """
-    same = rounded(var, copy.dtype).view(torch.int16) == copy.view(torch.int16)
+    matches = rounded(var, copy.dtype).view(torch.int16) == copy.view(torch.int16)
     if copy.dtype == torch.bfloat16:
         bits = var.detach().float().view(torch.int32)
         is_tie, upper = (bits & 0xFFFF) == 0x8000, (bits >> 16).short()
-        written = copy.view(torch.int16)
-        same |= is_tie & copy.isfinite() & ((written == upper) | (written == upper + 1))
-    return torch.where(same, var.detach(), copy.to(var.dtype))
+        copy_bits = copy.view(torch.int16)
+        matches |= is_tie & copy.isfinite() & ((copy_bits == upper) | (copy_bits == upper + 1))
+    return torch.where(matches, var.detach(), copy.to(var.dtype))
 
 
 def masters_of(copy: Tensor, dtype: torch.dtype, seed: int) -> Tensor:
     """For a third of the elements what rounds to the copy, for others nearly, or anything else."""
-    made = torch.Generator().manual_seed(seed)
-    own, shape = copy.to(dtype), copy.shape
-    tiny = torch.finfo(copy.dtype).eps * torch.rand(shape, generator=made).to(dtype) / 2
-    near = own * (1 + tiny - torch.finfo(copy.dtype).eps / 4)
-    other = torch.randn(shape, generator=made).to(dtype) * 1e3
-    which = torch.randint(0, 4, shape, generator=made)
-    large = torch.finfo(torch.float32).max * torch.sign(own).nan_to_num()
-    return torch.where(which == 0, near, torch.where(which == 1, own, other)).where(
-        (which != 2) | (own.abs() < torch.finfo(copy.dtype).max / 2), large
+    generator = torch.Generator().manual_seed(seed)
+    exact, shape = copy.to(dtype), copy.shape
+    tiny = torch.finfo(copy.dtype).eps * torch.rand(shape, generator=generator).to(dtype) / 2
+    near_copy = exact * (1 + tiny - torch.finfo(copy.dtype).eps / 4)
+    unrelated = torch.randn(shape, generator=generator).to(dtype) * 1e3
+    choice = torch.randint(0, 4, shape, generator=generator)
+    large = torch.finfo(torch.float32).max * torch.sign(exact).nan_to_num()
+    return torch.where(choice == 0, near_copy, torch.where(choice == 1, exact, unrelated)).where(
+        (choice != 2) | (exact.abs() < torch.finfo(copy.dtype).max / 2), large
     )
 
 
@@ -79,21 +79,21 @@ def assert_begun(
 ) -> None:
     """Two steps from copies are those that begin at what was written there."""
     (start,) = problem.variables
-    wanted = problem.copy()
-    begun, all_rows = beginning(start, copy), rows is None or case.rule.update_untouched
-    where: Any = slice(None) if all_rows else sorted(set(rows))
-    wanted.variables[0][where] = begun[where]
-    rulebook.take(case, wanted, selection._replace(name="reference"))
-    taken, own = problem.copy(), copy.clone()
-    rulebook.take(case, taken, selection, copies=[own], from_copies=True)
-    followed = copy.clone()
-    followed[where] = rounded(wanted.variables[0], copy.dtype)[where]
+    expected = problem.copy()
+    start_values, all_rows = beginning(start, copy), rows is None or case.rule.update_untouched
+    named_rows: Any = slice(None) if all_rows else sorted(set(rows))
+    expected.variables[0][named_rows] = start_values[named_rows]
+    rulebook.take(case, expected, selection._replace(name="reference"))
+    actual, actual_copy = problem.copy(), copy.clone()
+    rulebook.take(case, actual, selection, copies=[actual_copy], from_copies=True)
+    expected_copy = copy.clone()
+    expected_copy[named_rows] = rounded(expected.variables[0], copy.dtype)[named_rows]
     untouched = case.rule.update_untouched
     if rows is not None and untouched is not None and leaves_alone(case, untouched):
-        others = sorted(set(range(len(start))) - set(rows))  # master and copy stay as they are
-        wanted.variables[0][others] = start[others]
-        followed[others] = copy[others]
-    assert_same([*taken.written(), own], [*wanted.written(), followed])
+        unnamed = sorted(set(range(len(start))) - set(rows))  # master and copy stay as they are
+        expected.variables[0][unnamed] = start[unnamed]
+        expected_copy[unnamed] = copy[unnamed]
+    assert_same([*actual.written(), actual_copy], [*expected.written(), expected_copy])
 
 
 def leaves_alone(case: Case, formula: Any) -> bool:
@@ -151,9 +151,9 @@ def test_every_pattern_in_rows(engine: Any, kind: torch.dtype, count: int, threa
     threads(count)
     copy, rows = PATTERNS.view(kind).reshape(-1, 16), torch.randperm(1 << 12).tolist()
     for case in (adam(), lazy()):
-        given = [*rows[: 3 << 10], *rows[:40]]
-        problem = problem_of(case, copy, torch.float32, given)
-        assert_begun(case, problem, copy, KEEP._replace(name=engine), given)
+        repeated_rows = [*rows[: 3 << 10], *rows[:40]]
+        problem = problem_of(case, copy, torch.float32, repeated_rows)
+        assert_begun(case, problem, copy, KEEP._replace(name=engine), repeated_rows)
 
 
 def lazy() -> Case:
@@ -162,7 +162,9 @@ def lazy() -> Case:
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(
-    "case", [slow_unless(c in OWN or c.rule.name in KINDS, c) for c in [*OWN, *FIRST]], ids=label
+    "case",
+    [slow_unless(c in CASES or c.rule.name in KINDS, c) for c in [*CASES, *FIRST]],
+    ids=label,
 )
 @BY_ENGINE
 def test_every_rule(engine: Any, case: Case, form: str) -> None:
@@ -170,7 +172,6 @@ def test_every_rule(engine: Any, case: Case, form: str) -> None:
 
 
 def equal_steps(case: Case, form: str, engine: Any) -> None:
-    """An engine takes steps that begin at copies."""
     rows = FORMS[form]
     if rows is not None and case.rule.is_whole:
         return
@@ -185,31 +186,31 @@ def equal_steps(case: Case, form: str, engine: Any) -> None:
 @pytest.mark.parametrize("form", FORMS)
 @BY_KIND
 @BY_ENGINE
-def test_measures_see_what_was_written(engine: Any, kind: torch.dtype, form: str) -> None:
+def test_measures_begin_at_copies(engine: Any, kind: torch.dtype, form: str) -> None:
     equal_measures(kind, form, engine)
 
 
 def equal_measures(kind: torch.dtype, form: str, engine: Any) -> None:
     """An engine measures what a step begins at."""
-    case, rng = OWN[0], np.random.default_rng(0)
+    case, rng = CASES[0], np.random.default_rng(0)
     copy = rulebook.values((13, 5), kind, rng)
     problem = problem_of(case, copy, torch.float32, FORMS[form])
-    begun = problem.copy()
-    begun.variables[0][:] = beginning(problem.variables[0], copy)
+    started = problem.copy()
+    started.variables[0][:] = beginning(problem.variables[0], copy)
     formulas: Any = (gradient_squares, variable_squares)
     formulas += (of_all,) if form == "dense" else ()
-    found: list[list[Tensor]] = []
-    for each, copies, name in ((problem, [copy], engine), (begun, None, "reference")):
-        asked = StepRequest(
-            case.rule, (), each.variables, each.gradients, each.slots, ["w"],
+    results: list[list[Tensor]] = []
+    for begun, copies, name in ((problem, [copy], engine), (started, None, "reference")):
+        request = StepRequest(
+            case.rule, (), begun.variables, begun.gradients, begun.slots, ["w"],
             KEEP._replace(name=name), copies, True,
         )  # fmt: skip
-        ready = rulebook.Engines().plan_step(asked)
+        ready = rulebook.Engines().plan_step(request)
         shared = {dtype: case.scalars(dtype) for dtype in ready.dtypes}
         sums = ready.compute_sums(formulas, (), Columns(shared, {}))
-        found.append([torch.from_numpy(np.array(one)) for one in sums])
-    assert not torch.equal(problem.variables[0], begun.variables[0])
-    assert_same(*found)
+        results.append([torch.from_numpy(np.array(sums_of_one)) for sums_of_one in sums])
+    assert not torch.equal(problem.variables[0], started.variables[0])
+    assert_same(*results)
 
 
 def of_all(var: Any, grad: Any, a: Any, b: Any) -> Any:
@@ -224,12 +225,12 @@ def test_a_plan_is_not_used_for_steps_that_read_copies_and_for_others(
     case, selection = adam(), KEEP._replace(name=engine)
     copy = torch.ones(13, 5, dtype=torch.bfloat16)
     problem = problem_of(case, copy, torch.float32, FORMS[form])
-    wanted, other = problem.copy(), copy.clone()
+    expected, other_copy = problem.copy(), copy.clone()
     engines, fresh = rulebook.Engines(), rulebook.Engines
     for number, from_copies in enumerate((True, False, True, True, False)):
-        copy[0, 0] = other[0, 0] = 2.0 + number
-        given: dict[str, Any] = {"from_copies": from_copies}
-        rulebook.take(case, problem, selection, engines=engines, copies=[copy], **given)
-        rulebook.take(case, wanted, selection, engines=fresh(), copies=[other], **given)
-        assert_same([*problem.written(), copy], [*wanted.written(), other])
+        copy[0, 0] = other_copy[0, 0] = 2.0 + number
+        options: dict[str, Any] = {"from_copies": from_copies}
+        rulebook.take(case, problem, selection, engines=engines, copies=[copy], **options)
+        rulebook.take(case, expected, selection, engines=fresh(), copies=[other_copy], **options)
+        assert_same([*problem.written(), copy], [*expected.written(), other_copy])
         assert (abs(float(problem.variables[0][0, 0]) - 2 - number) < 1) == from_copies

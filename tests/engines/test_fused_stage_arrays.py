@@ -47,10 +47,10 @@ CASES: dict[str, tuple[Any, tuple[str, ...], tuple[str, ...], tuple[str, ...]]] 
 
 def values_of(shape: tuple[int, ...], kind: torch.dtype, seed: int) -> Tensor:
     dice = torch.Generator().manual_seed(seed)
-    found = torch.randn(shape, generator=dice, dtype=torch.float64).abs()
-    found = found * 10.0 ** torch.randint(-8, 9, shape, generator=dice)
-    found.view(-1)[::7] = torch.tensor(float("nan") if seed % 2 else 0.0, dtype=torch.float64)
-    return found.to(kind)
+    values = torch.randn(shape, generator=dice, dtype=torch.float64).abs()
+    values = values * 10.0 ** torch.randint(-8, 9, shape, generator=dice)
+    values.view(-1)[::7] = torch.tensor(float("nan") if seed % 2 else 0.0, dtype=torch.float64)
+    return values.to(kind)
 
 
 # But for roots of float64: on the CPU torch's is not always the nearest number.
@@ -62,15 +62,17 @@ KINDS += [(name, torch.float64) for name in CASES if name != "factor"]
 @pytest.mark.parametrize("sides", [(1, 1), (3, 3), (7, 64), (65, 130)], ids=str)
 def test_both_make_the_same(name: str, sides: tuple[int, int], kind: torch.dtype) -> None:
     function, of_rows, of_columns, of_scalars = CASES[name]
-    given = {x: values_of((2, 5, sides[0], 1), kind, k) for k, x in enumerate(of_rows)}
-    given |= {x: values_of((2, 5, 1, sides[1]), kind, 3 + k) for k, x in enumerate(of_columns)}
+    lines = {x: values_of((2, 5, sides[0], 1), kind, k) for k, x in enumerate(of_rows)}
+    lines |= {x: values_of((2, 5, 1, sides[1]), kind, 3 + k) for k, x in enumerate(of_columns)}
     numbers = {x: 0.3 + k for k, x in enumerate(of_scalars)}
-    scalars = {x: torch.full((), each, dtype=kind) for x, each in numbers.items()}
-    wanted = bind_stage(function, kind, torch.device("cpu"))(**given, **scalars)
-    own = {x: compute_dtype(kind)(each) for x, each in numbers.items()}
+    scalars = {x: torch.full((), number, dtype=kind) for x, number in numbers.items()}
+    expected = bind_stage(function, kind, torch.device("cpu"))(**lines, **scalars)
+    args = {x: compute_dtype(kind)(number) for x, number in numbers.items()}
     with np.errstate(all="ignore"):
-        found = bind_stage(function, kind, None)(**{x: y.numpy() for x, y in given.items()}, **own)
-    assert len(found) == len(wanted)
+        actual = bind_stage(function, kind, None)(
+            **{x: y.numpy() for x, y in lines.items()}, **args
+        )
+    assert len(actual) == len(expected)
     nan = torch.tensor(torch.nan, dtype=kind)
-    arrays = [torch.from_numpy(np.ascontiguousarray(each)) for each in found]
-    assert_same(*([torch.where(x.isnan(), nan, x) for x in each] for each in (arrays, wanted)))
+    arrays = [torch.from_numpy(np.ascontiguousarray(array)) for array in actual]
+    assert_same(*([torch.where(x.isnan(), nan, x) for x in row] for row in (arrays, expected)))

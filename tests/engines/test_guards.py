@@ -26,10 +26,10 @@ pytestmark = pytest.mark.skipif(
 
 
 def _is_on(guard: guards.Guard) -> bool:
-    found = ctypes.PYFUNCTYPE(ctypes.c_uint64)(guard.address)()
+    state = ctypes.PYFUNCTYPE(ctypes.c_uint64)(guard.address)()
     if guard.is_pointer:
-        found = ctypes.c_uint64.from_address(found).value
-    return bool(found & (guard.mask % 2**64))
+        state = ctypes.c_uint64.from_address(state).value
+    return bool(state & (guard.mask % 2**64))
 
 
 def test_torch_has_the_functions_of_all_guards() -> None:
@@ -64,24 +64,24 @@ def _states() -> list[bool]:
 
 
 @pytest.mark.parametrize("name", BLOCKS)
-def test_each_is_on_in_its_block_alone(name: str) -> None:
+def test_each_guard_is_on_in_its_block_only(name: str) -> None:
     assert not any(_states())
     with BLOCKS[name]():
         states = _states()
-    assert states == [*(each == name for each in BLOCKS), False]
+    assert states == [*(block == name for block in BLOCKS), False]
     assert not any(_states())
 
 
 @pytest.mark.filterwarnings("ignore")  # of torch, whose tracer is deprecated
 def test_the_last_is_on_while_torch_traces() -> None:
-    found: list[list[bool]] = []
+    history: list[list[bool]] = []
 
     def function(x: Tensor) -> Tensor:
-        found.append(_states())
+        history.append(_states())
         return x + 1
 
     torch.jit.trace(function, torch.ones(2), check_trace=False)
-    assert found[0] == [False, False, False, False, True]
+    assert history[0] == [False, False, False, False, True]
 
 
 def _torchs(var: Any) -> Callable[[Any], object]:
@@ -113,18 +113,18 @@ STEPS: dict[str, Callable[[], Callable[[Any], Callable[[Any], object]]]] = {
 }
 
 
-@pytest.mark.parametrize("name", [each for each in BLOCKS if each != "profiler"])
+@pytest.mark.parametrize("name", [block for block in BLOCKS if block != "profiler"])
 @pytest.mark.parametrize("front_end", STEPS)
 def test_no_step_in_a_block_is_taken_in_one_call(front_end: str, name: str) -> None:
     var = Parameter(torch.ones(3)) if front_end == "optim" else Variable(torch.ones(3))
     step: Any = STEPS[front_end]()(var)
     for _ in range(4):
         step(torch.ones(3))
-    before = step.taken()
-    assert before == 2
+    steps_before = step.taken()
+    assert steps_before == 2
     grad = torch.ones(3)
     with BLOCKS[name]():
         step(grad)
-    assert step.taken() <= before
+    assert step.taken() <= steps_before
     step(torch.ones(3))
     assert torch.allclose(var.detach(), torch.full((3,), 0.4))

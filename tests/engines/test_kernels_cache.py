@@ -19,7 +19,7 @@ import torch
 
 import fresh_process
 from kernels import forget, made
-from rulebook import KEEP, Problem, plain_rule, take
+from rulebook import KEEP, Problem, take, update_case
 from thalweg import PerformanceWarning, Rule, RuleError
 from thalweg._engines.cpu import codegen, codegen_measure, guard_table, machine_code
 from thalweg._engines.cpu.compiled_loops import Loop
@@ -48,19 +48,19 @@ def write(tmp_path, monkeypatch):
 
 
 def step(update, name="cpu", **keywords):
-    """What one step makes of variable 1 and gradient 2, on both engines."""
+    """Return variable 1 after one step with gradient 2, equal on both engines."""
     results = []
     for engine in ("cpu", "reference"):
         var = torch.ones(3)
-        case = plain_rule(update, **keywords)
+        case = update_case(update, **keywords)
         take(case, Problem([var], [[]], [torch.full((3,), 2.0)]), KEEP._replace(name=engine))
         results.append(var[0].item())
     np.testing.assert_equal(*results)
     return results[0]
 
 
-def formula(expression, before=""):
-    return f"{before}\ndef update(var, grad):\n    return ({expression},)\n"
+def formula(expression, prefix=""):
+    return f"{prefix}\ndef update(var, grad):\n    return ({expression},)\n"
 
 
 # Edits
@@ -73,11 +73,11 @@ EDITS = {
 }
 
 
-@pytest.mark.parametrize(("first", "second", "before"), EDITS.values(), ids=EDITS)
-def test_an_edited_formula_is_run_as_edited(write, first, second, before):
+@pytest.mark.parametrize(("first", "second", "prefix"), EDITS.values(), ids=EDITS)
+def test_an_edited_formula_is_run_as_edited(write, first, second, prefix):
     values = {"var": 1.0, "grad": 2.0, "sqrt": np.sqrt, "power": pow}
     for index, expression in enumerate((first, second, first)):
-        module = write("edited", formula(expression, before + "#" * index))
+        module = write("edited", formula(expression, prefix + "#" * index))
         assert step(module.update) == eval(expression, dict(values))
 
 
@@ -90,33 +90,33 @@ def test_an_edited_helper_is_run_as_edited(write):
 
 
 def test_an_edited_constant_is_run_as_edited(write):
-    for index, constant in enumerate((3.0, 5, -0.5)):
-        before = f"RATE = {constant}\n" + "#" * index
-        assert step(write("constants", formula("var + grad * RATE", before)).update) == (
-            1 + 2 * constant
+    for index, code in enumerate((3.0, 5, -0.5)):
+        prefix = f"RATE = {code}\n" + "#" * index
+        assert step(write("constants", formula("var + grad * RATE", prefix)).update) == (
+            1 + 2 * code
         )
 
 
 def test_a_new_process_sees_the_edit(tmp_path):
     script = tmp_path / "script.py"
-    rest = (
+    suffix = (
         "import torch\nfrom thalweg import Variable\n"
         "from thalweg.keras.optimizers import RuleOptimizer\n"
         "w = Variable([1.0])\nrule = Rule(name='mine', update=update, hypers=())\n"
         "RuleOptimizer(rule).apply_gradients([([2.0], w)])\nimport sys\n"
         "sys.stdout.write(str(float(w.detach()[0])))\n"
     )
-    found = []
-    for constant in (0.25, 0.75):
-        script.write_text(HEADER + formula(f"var - grad * {constant}") + rest)
-        found.append(run_python(script))
-    assert found == ["0.5", "-0.5"]
+    outputs = []
+    for code in (0.25, 0.75):
+        script.write_text(HEADER + formula(f"var - grad * {code}") + suffix)
+        outputs.append(run_python(script))
+    assert outputs == ["0.5", "-0.5"]
 
 
 def run_python(program, **environment):
-    done = fresh_process.run(program, **environment)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    process = fresh_process.run(program, **environment)
+    assert process.returncode == 0, process.stderr
+    return process.stdout
 
 
 def test_a_source_that_changed_after_the_import_is_refused(write, tmp_path):
@@ -150,17 +150,17 @@ def cached(tmp_path, monkeypatch):
     path = tmp_path / "cached.py"
     path.write_text(HEADER + formula("var - grad * 0.5"))
     module = compile(path.read_text(), str(path), "exec", dont_inherit=True)
-    never = bytes([dis.opmap["NOP"], 0])
+    nop = bytes([dis.opmap["NOP"], 0])
     consts = tuple(
-        each.replace(co_code=each.co_code + never) if getattr(each, "co_name", "") == "update"
-        else each for each in module.co_consts
+        code.replace(co_code=code.co_code + nop) if getattr(code, "co_name", "") == "update"
+        else code for code in module.co_consts
     )  # fmt: skip
     assert consts != module.co_consts
-    seen = path.stat()
-    header = MAGIC_NUMBER + struct.pack("<III", 0, int(seen.st_mtime), seen.st_size)
-    kept = Path(cache_from_source(str(path)))
-    kept.parent.mkdir()
-    kept.write_bytes(header + marshal.dumps(module.replace(co_consts=consts)))
+    status = path.stat()
+    header = MAGIC_NUMBER + struct.pack("<III", 0, int(status.st_mtime), status.st_size)
+    bytecode = Path(cache_from_source(str(path)))
+    bytecode.parent.mkdir()
+    bytecode.write_bytes(header + marshal.dumps(module.replace(co_consts=consts)))
     importlib.invalidate_caches()
     yield path, importlib.import_module("cached")
     del sys.modules["cached"]
@@ -172,18 +172,18 @@ def test_bytecode_of_another_release_is_no_change(cached):
     step(module.update)
 
 
-def test_bytecode_of_another_release_vouches_for_its_own_text_alone(cached):
+def test_bytecode_of_another_release_is_checked_by_source(cached):
     path, module = cached
     path.write_text(HEADER + formula("var - grad * 0.125"))
     with pytest.raises(RuleError, match="changed after it was imported"):
         step(module.update)
 
 
-def test_damaged_bytecode_vouches_for_nothing(cached):
+def test_damaged_bytecode_is_ignored(cached):
     path, module = cached
-    kept = Path(cache_from_source(str(path)))
+    bytecode = Path(cache_from_source(str(path)))
     for length in (3, 16, 40):
-        kept.write_bytes(kept.read_bytes()[:length])
+        bytecode.write_bytes(bytecode.read_bytes()[:length])
         with pytest.raises(RuleError, match="changed after it was imported"):
             step(module.update)
 
@@ -191,33 +191,33 @@ def test_damaged_bytecode_vouches_for_nothing(cached):
 # Formulas that look alike
 
 
-def closure(constant):
+def closure(code):
     def update(var, grad):
-        return (var - grad * constant,)
+        return (var - grad * code,)
 
     return update
 
 
 def test_closures_of_one_text_are_different_kernels():
-    assert [step(closure(constant)) for constant in (0.5, 2, 0.5, -1.0)] == [0.0, -3.0, 0.0, 3.0]
+    assert [step(closure(code)) for code in (0.5, 2, 0.5, -1.0)] == [0.0, -3.0, 0.0, 3.0]
 
 
 def test_rules_of_one_name_are_different_kernels(write):
-    one = write("one", formula("var - grad * RATE", "RATE = 0.5"))
-    two = write("two", formula("var - grad * RATE", "RATE = 2.0"))
-    assert (step(one.update), step(two.update)) == (0.0, -3.0)
+    first = write("one", formula("var - grad * RATE", "RATE = 0.5"))
+    second = write("two", formula("var - grad * RATE", "RATE = 2.0"))
+    assert (step(first.update), step(second.update)) == (0.0, -3.0)
 
 
 def test_helpers_of_one_name_in_formula_and_stage_stay_apart(write):
-    one = write("stage_a", formula("var - helper(grad)", "def helper(x):\n    return x * 3"))
-    two = write(
+    first = write("stage_a", formula("var - helper(grad)", "def helper(x):\n    return x * 3"))
+    second = write(
         "stage_b",
         "def helper(x):\n    return x * 5\ndef stage(grad):\n    return helper(grad)\n",
     )
     for engine in ("cpu", "reference"):
         var = torch.zeros(3)
         problem = Problem([var], [[]], [torch.ones(3)])
-        take(plain_rule(one.update), problem, KEEP._replace(name=engine), stages=(two.stage,))
+        take(update_case(first.update), problem, KEEP._replace(name=engine), stages=(second.stage,))
         assert var.tolist() == [-15.0] * 3
 
 
@@ -233,7 +233,7 @@ def test_names_of_any_script(write):
 
 # What a formula may not hold
 
-REFUSED = {
+BAD_CODE = {
     "numpy": ("np.sqrt(grad)", "cannot call `np.sqrt(grad)`"),
     "math": ("math.sqrt(grad)", "cannot call `math.sqrt(grad)`"),
     "torch": ("torch.sign(grad)", "cannot call `torch.sign(grad)`"),
@@ -262,19 +262,19 @@ REFUSED = {
     "a comparison returned": ("grad > 0", "`grad > 0` is no number"),
     "recursion": ("again(grad)", "calls itself"),
 }
-BEFORE = (
+PREFIX = (
     "import math\nimport numpy as np\nimport torch\nTABLE = {}\nARRAY = np.zeros(3)\n"
     "def again(x):\n    return again(x)"
 )
 
 
-@pytest.mark.parametrize(("expression", "why"), REFUSED.values(), ids=REFUSED)
-def test_what_is_no_arithmetic_is_refused_by_name_and_line(write, expression, why):
-    module = write("refused", formula(expression, BEFORE))
-    with pytest.raises(RuleError) as caught:
+@pytest.mark.parametrize(("expression", "message_part"), BAD_CODE.values(), ids=BAD_CODE)
+def test_unsupported_code_raises_with_name_and_line(write, expression, message_part):
+    module = write("refused", formula(expression, PREFIX))
+    with pytest.raises(RuleError) as error_info:
         step(module.update)
-    text = str(caught.value)
-    assert why in text
+    text = str(error_info.value)
+    assert message_part in text
     assert "refused.py" in text
     assert ":10)" in text or "again" in text
 
@@ -301,15 +301,15 @@ HELPED = {
 }
 
 
-@pytest.mark.parametrize(("expression", "found"), HELPED.values(), ids=HELPED)
-def test_helpers_are_given_what_they_use(write, expression, found):
+@pytest.mark.parametrize(("expression", "outcome"), HELPED.values(), ids=HELPED)
+def test_helper_arguments_are_type_checked(write, expression, outcome):
     module = write("helping", formula(expression, HELPERS))
-    if isinstance(found, float):
-        assert step(module.update) == found
+    if isinstance(outcome, float):
+        assert step(module.update) == outcome
         return
-    with pytest.raises(RuleError) as caught:
+    with pytest.raises(RuleError) as error_info:
         step(module.update)
-    assert found in str(caught.value)
+    assert outcome in str(error_info.value)
 
 
 STATEMENTS = {
@@ -359,7 +359,6 @@ def test_a_formula_of_the_wrong_shape_is_refused():
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """An empty kernel folder, and nothing in memory."""
     path = tmp_path / "kernels"
     monkeypatch.setenv("THALWEG_CACHE_DIR", str(tmp_path))
     forget(monkeypatch)
@@ -407,8 +406,8 @@ def test_damaged_machine_code_is_rebuilt(folder, monkeypatch, damage):
 def test_machine_code_under_another_name_is_rebuilt(folder, monkeypatch):
     assert made("k_one", 1.5) == 1.5
     assert made("k_two", 2.5) == 2.5
-    one, two = (next(folder.glob(f"k_{name}.*.o")) for name in ("one", "two"))
-    two.write_bytes(one.read_bytes())
+    first_file, second = (next(folder.glob(f"k_{name}.*.o")) for name in ("one", "two"))
+    second.write_bytes(first_file.read_bytes())
     forget(monkeypatch)
     assert made("k_two", 2.5) == 2.5
 
@@ -431,11 +430,11 @@ def test_the_target_names_processor_features_and_llvm():
 
 
 def test_another_version_of_llvmlite_is_another_kernel(monkeypatch):
-    before = codegen_measure.generate_peak(4).name
+    name_before = codegen_measure.generate_peak(4).name
     monkeypatch.setattr(codegen, "version", lambda package: "0.0")
     codegen.compiler_digest.cache_clear()
     try:
-        assert codegen_measure.generate_peak(4).name != before
+        assert codegen_measure.generate_peak(4).name != name_before
     finally:
         codegen.compiler_digest.cache_clear()
 
@@ -457,10 +456,10 @@ def test_an_unwritable_folder_warns_once_and_works(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("THALWEG_CACHE_DIR", str(tmp_path / "file" / "kernels"))
     forget(monkeypatch)
-    with pytest.warns(PerformanceWarning, match="Set THALWEG_CACHE_DIR to a folder") as seen:
+    with pytest.warns(PerformanceWarning, match="Set THALWEG_CACHE_DIR to a folder") as warned:
         values = [made("k_memory", 4.5), made("k_memory_too", 5.5)]
     assert values == [4.5, 5.5]
-    assert len(seen) == 1
+    assert len(warned) == 1
     assert step(closure(1.25)) == -1.5
 
 
@@ -490,14 +489,14 @@ STEPS = {
     "successive": SPARSE.format(optimizer="SGD"),
     "untouched rows": SPARSE.format(optimizer="Adam"),
 }
-WITHOUT = "\nsys.exit('thalweg._engines.cpu.compiler' in sys.modules)"
+NO_COMPILER = "\nsys.exit('thalweg._engines.cpu.compiler' in sys.modules)"
 
 
 @pytest.mark.parametrize(
     "script",
     [
-        pytest.param(each, id=name, marks=[] if name in ("dense", "sums") else pytest.mark.slow)
-        for name, each in STEPS.items()
+        pytest.param(program, id=name, marks=[] if name in ("dense", "sums") else pytest.mark.slow)
+        for name, program in STEPS.items()
     ],
 )
 def test_a_second_process_takes_the_same_step_without_a_compiler(folder, script):
@@ -505,9 +504,9 @@ def test_a_second_process_takes_the_same_step_without_a_compiler(folder, script)
     assert first
     files = {path: path.stat().st_mtime_ns for path in folder.glob("**/*") if path.is_file()}
     assert files
-    assert run_python(script + WITHOUT) == first
-    after = {path: path.stat().st_mtime_ns for path in folder.glob("**/*") if path.is_file()}
-    assert after == files
+    assert run_python(script + NO_COMPILER) == first
+    mtimes = {path: path.stat().st_mtime_ns for path in folder.glob("**/*") if path.is_file()}
+    assert mtimes == files
 
 
 STEADY = """
@@ -523,16 +522,16 @@ sys.stdout.write(p.detach().numpy().tobytes().hex())
 
 
 @pytest.mark.skipif(bool(guard_table.trouble()), reason="no step is taken in one call")
-def test_the_look_is_made_by_the_third_step_and_kept(folder):
+def test_the_replay_kernel_is_compiled_by_the_third_step(folder):
     def run(steps, program=STEADY):
-        done = fresh_process.run(program, str(steps))
-        assert done.returncode == 0, done.stderr
-        return done.stdout, [path.name for path in folder.glob("l_*.o")]
+        process = fresh_process.run(program, str(steps))
+        assert process.returncode == 0, process.stderr
+        return process.stdout, [path.name for path in folder.glob("l_*.o")]
 
     assert run(2)[1] == []
-    first, kept = run(3)
-    assert len(kept) == 1
-    assert run(3, STEADY + WITHOUT) == (first, kept)
+    first, files_kept = run(3)
+    assert len(files_kept) == 1
+    assert run(3, STEADY + NO_COMPILER) == (first, files_kept)
 
 
 SETTINGS = {
@@ -545,16 +544,16 @@ SETTINGS = {
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [pytest.param(*each, id=each[0], marks=pytest.mark.slow) for each in SETTINGS.items()],
+    [pytest.param(*setting, id=setting[0], marks=pytest.mark.slow) for setting in SETTINGS.items()],
 )
 def test_settings_make_other_machine_code_that_is_kept(folder, name, value):
-    plain = run_python(DENSE)
-    before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    assert run_python(DENSE, **{name: value}) == plain
-    (other,) = {path.name for path in folder.iterdir()} - set(before)
+    output = run_python(DENSE)
+    contents = {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert run_python(DENSE, **{name: value}) == output
+    (new_name,) = {path.name for path in folder.iterdir()} - set(contents)
     if "+avx" in machine_code.target_digest():  # elsewhere it may be the same code
-        assert (folder / other).read_bytes() not in before.values()
-    assert run_python(DENSE + WITHOUT, **{name: value}) == plain
+        assert (folder / new_name).read_bytes() not in contents.values()
+    assert run_python(DENSE + NO_COMPILER, **{name: value}) == output
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
@@ -573,8 +572,8 @@ def test_loaded_machine_code_runs_in_a_forked_child(folder):
 @pytest.mark.slow
 def test_processes_may_compile_one_kernel_at_once(folder):
     with ExitStack() as stack:
-        started = [stack.enter_context(fresh_process.Fresh(DENSE)) for _ in range(4)]
-        outputs = {each.done().stdout for each in started}
+        processes = [stack.enter_context(fresh_process.Fresh(DENSE)) for _ in range(4)]
+        outputs = {process.done().stdout for process in processes}
     assert len(outputs) == 1
     assert outputs != {""}
 
@@ -582,12 +581,12 @@ def test_processes_may_compile_one_kernel_at_once(folder):
 # Loops
 
 
-def scaled(values, factor, wanted):
+def scaled(values, factor, expected):
     count = 0
     for row in range(values.shape[0]):
         for column in range(values.shape[1]):
             values[row, column] = shifted(values[row, column]) * factor
-            count += wanted[column]
+            count += expected[column]
     return count, values.shape[1]
 
 
@@ -601,12 +600,12 @@ def last(values):
 
 @pytest.mark.parametrize("dtype", [np.int32, np.int64, np.uint16, np.float32, np.float64])
 def test_a_loop_does_what_its_python_does(dtype):
-    values, same = (np.arange(6, dtype=dtype).reshape(2, 3) for _ in range(2))
-    wanted = np.array([True, False, True])
-    assert Loop(scaled, shifted)(values, np.int64(3), wanted) == (4, 3)
-    for place in np.ndindex(same.shape):
-        same[place] = (same[place] + 1) * 3
-    np.testing.assert_array_equal(values, same)
+    values, expected_values = (np.arange(6, dtype=dtype).reshape(2, 3) for _ in range(2))
+    expected = np.array([True, False, True])
+    assert Loop(scaled, shifted)(values, np.int64(3), expected) == (4, 3)
+    for place in np.ndindex(expected_values.shape):
+        expected_values[place] = (expected_values[place] + 1) * 3
+    np.testing.assert_array_equal(values, expected_values)
 
 
 def test_a_loop_returns_one_number():

@@ -15,7 +15,7 @@ from thalweg._engines.cpu import private_directory
 pytestmark = pytest.mark.skipif(not hasattr(os, "geteuid"), reason="needs POSIX")
 
 MALLORY = 54321
-MINE, PLANTED = 1.5, 666.0
+VALUE, PLANTED = 1.5, 666.0
 
 
 @pytest.fixture
@@ -31,14 +31,14 @@ def base(tmp_path, monkeypatch):
 @pytest.fixture
 def give_away(monkeypatch):
     """Makes a file or folder another user's: truly if root runs this, else in what stat says."""
-    given = set()
+    faked_files = set()
 
     def faked(look):
         def looked(*args, **options):
-            found = look(*args, **options)
-            if (found.st_dev, found.st_ino) not in given:
-                return found
-            return os.stat_result([*found[:4], MALLORY, *found[5:]])
+            status = look(*args, **options)
+            if (status.st_dev, status.st_ino) not in faked_files:
+                return status
+            return os.stat_result([*status[:4], MALLORY, *status[5:]])
 
         return looked
 
@@ -47,7 +47,7 @@ def give_away(monkeypatch):
             os.lchown(path, MALLORY, MALLORY)
             return
         status = os.lstat(path)
-        given.add((status.st_dev, status.st_ino))
+        faked_files.add((status.st_dev, status.st_ino))
 
     for name in ("stat", "lstat", "fstat"):
         monkeypatch.setattr(os, name, faked(getattr(os, name)))
@@ -64,19 +64,19 @@ def planted(base, tmp_path, monkeypatch):
     """A file in `base/kernels`, well sealed, that is loaded as k_target and returns PLANTED."""
     assert made("k_target", PLANTED) == PLANTED
     forget(monkeypatch)
-    assert made("k_target", MINE) == PLANTED  # it does lie where it is looked for
+    assert made("k_target", VALUE) == PLANTED  # it does lie where it is looked for
     forget(monkeypatch)
     return kept(base / "kernels")
 
 
 def tree(folder):
     """Mode, owner and content of all that lies in a folder, and of itself."""
-    found = {}
+    entries = {}
     for path in (folder, *folder.rglob("*")):
         status = path.lstat()
-        plain = stat.S_ISREG(status.st_mode)
-        found[path] = status.st_mode, status.st_uid, path.read_bytes() if plain else None
-    return found
+        is_regular = stat.S_ISREG(status.st_mode)
+        entries[path] = status.st_mode, status.st_uid, path.read_bytes() if is_regular else None
+    return entries
 
 
 def silently(name, value):
@@ -113,25 +113,25 @@ def test_a_file_that_another_may_have_written_is_not_run_but_replaced(
     planted, give_away, monkeypatch, plant
 ):
     plant(planted, give_away)
-    assert silently("k_target", MINE) == MINE
+    assert silently("k_target", VALUE) == VALUE
     assert stat.S_IMODE(planted.lstat().st_mode) == 0o600
     assert planted.lstat().st_uid == os.geteuid()
     forget(monkeypatch)
-    assert silently("k_target", 2.5) == MINE  # kept, and read
+    assert silently("k_target", 2.5) == VALUE  # kept, and read
 
 
 def test_a_folder_in_the_place_of_a_file_is_survived(planted, give_away):
     planted.unlink()
     planted.mkdir()
     with pytest.warns(PerformanceWarning, match="cannot be kept in .*kernels"):
-        assert made("k_target", MINE) == MINE
+        assert made("k_target", VALUE) == VALUE
 
 
 def test_what_a_link_in_the_place_of_a_file_names_is_not_written(planted, base):
     (base / "precious").write_text("precious")
     planted.unlink()
     planted.symlink_to(base / "precious")
-    assert silently("k_target", MINE) == MINE
+    assert silently("k_target", VALUE) == VALUE
     assert (base / "precious").read_text() == "precious"
 
 
@@ -143,7 +143,7 @@ def moved_behind_a_link(folder, give_away):
     folder.symlink_to(folder.parent / "moved")
 
 
-LEFT = {
+FAULTS = {
     "another's": lambda folder, give_away: give_away(folder),
     "writable by a group": lambda folder, give_away: folder.chmod(0o770),
     "writable by all": lambda folder, give_away: folder.chmod(0o707),
@@ -152,31 +152,31 @@ LEFT = {
 }
 
 
-@pytest.mark.parametrize("spoil", LEFT.values(), ids=LEFT)
+@pytest.mark.parametrize("spoil", FAULTS.values(), ids=FAULTS)
 def test_a_folder_that_others_could_write_to_is_left_for_a_fresh_one(
     planted, base, give_away, monkeypatch, spoil
 ):
     spoil(base / "kernels", give_away)
-    before = tree(base)
-    with pytest.warns(PerformanceWarning, match=r"kernels.* is left alone") as seen:
-        values = made("k_target", MINE), made("k_second", 2.5)
-    assert values == (MINE, 2.5)
-    assert len(seen) == 1
+    entries_before = tree(base)
+    with pytest.warns(PerformanceWarning, match=r"kernels.* is left alone") as warned:
+        values = made("k_target", VALUE), made("k_second", 2.5)
+    assert values == (VALUE, 2.5)
+    assert len(warned) == 1
     fresh = base / "kernels-2"
-    assert str(fresh) in str(seen[0].message)
-    assert seen[0].filename == made.__code__.co_filename  # the user's line, not one of ours
+    assert str(fresh) in str(warned[0].message)
+    assert warned[0].filename == made.__code__.co_filename  # the user's line, not one of ours
     assert stat.S_IMODE(fresh.lstat().st_mode) == 0o700
-    after = tree(base)
-    assert {path: after[path] for path in before if path != base} == {
-        path: before[path] for path in before if path != base
+    entries = tree(base)
+    assert {path: entries[path] for path in entries_before if path != base} == {
+        path: entries_before[path] for path in entries_before if path != base
     }
     forget(monkeypatch)
-    assert silently("k_target", 3.5) == MINE  # the fresh one is found again, without a word
+    assert silently("k_target", 3.5) == VALUE  # the fresh one is found again, without a word
 
 
 def test_a_folder_that_others_can_only_read_is_used_as_it_is(base, monkeypatch):
     (base / "kernels").mkdir(mode=0o755)
-    assert silently("k_target", MINE) == MINE
+    assert silently("k_target", VALUE) == VALUE
     assert kept(base / "kernels")
     assert stat.S_IMODE((base / "kernels").stat().st_mode) == 0o755
 
@@ -187,7 +187,7 @@ def test_what_a_hostile_link_names_keeps_its_mode(base, tmp_path, give_away):
     (base / "kernels").symlink_to(target)
     give_away(base / "kernels")
     with pytest.warns(PerformanceWarning, match="is left alone"):
-        assert made("k_target", MINE) == MINE
+        assert made("k_target", VALUE) == VALUE
     assert stat.S_IMODE(target.stat().st_mode) == 0o755
     assert not list(target.iterdir())
 
@@ -196,9 +196,9 @@ def test_a_place_full_of_such_folders_is_given_up(base):
     for name in ("kernels", *(f"kernels-{number}" for number in range(2, 10))):
         (base / name).mkdir()
         (base / name).chmod(0o777)
-    with pytest.warns(PerformanceWarning, match="cannot be kept in") as seen:
-        assert made("k_target", MINE) == MINE
-    assert len(seen) == 1
+    with pytest.warns(PerformanceWarning, match="cannot be kept in") as warned:
+        assert made("k_target", VALUE) == VALUE
+    assert len(warned) == 1
 
 
 # The folders on the way
@@ -210,7 +210,7 @@ def behind_a_link_of_another(base, give_away):
     give_away(base)
 
 
-ON_THE_WAY = {
+PATH_FAULTS = {
     "another's": (lambda base, give_away: give_away(base), "belongs to user"),
     "a parent of another": (lambda base, give_away: give_away(base.parent), "belongs to user"),
     "writable by a group": (lambda base, give_away: base.chmod(0o770), "chmod go-w"),
@@ -223,15 +223,17 @@ ON_THE_WAY = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("spoil", "why"), ON_THE_WAY.values(), ids=ON_THE_WAY)
-def test_below_a_folder_of_others_nothing_is_run_or_made(planted, base, give_away, spoil, why):
+@pytest.mark.parametrize(("spoil", "cause"), PATH_FAULTS.values(), ids=PATH_FAULTS)
+def test_below_a_folder_of_others_nothing_is_run_or_made(planted, base, give_away, spoil, cause):
     spoil(base, give_away)
-    before = tree(base.parent)
-    with pytest.warns(PerformanceWarning, match=f"cannot be kept in .*{why}.*Set THALWEG") as seen:
-        values = made("k_target", MINE), made("k_second", 2.5)
-    assert values == (MINE, 2.5)
-    assert len(seen) == 1
-    assert tree(base.parent) == before
+    entries_before = tree(base.parent)
+    with pytest.warns(
+        PerformanceWarning, match=f"cannot be kept in .*{cause}.*Set THALWEG"
+    ) as warned:
+        values = made("k_target", VALUE), made("k_second", 2.5)
+    assert values == (VALUE, 2.5)
+    assert len(warned) == 1
+    assert tree(base.parent) == entries_before
 
 
 def behind_a_link(base):
@@ -257,7 +259,7 @@ HARMLESS = {
 @pytest.mark.parametrize("change", HARMLESS.values(), ids=HARMLESS)
 def test_where_no_other_can_replace_anything_kernels_are_kept(planted, base, change):
     change(base)
-    assert silently("k_target", MINE) == PLANTED  # here the user's own, of before
+    assert silently("k_target", VALUE) == PLANTED  # here the user's own, of before
     assert silently("k_second", 2.5) == 2.5
     assert len(list(planted.parent.glob("k_second.*.o"))) == 1
 
@@ -266,27 +268,27 @@ def test_links_that_lead_in_a_circle_end(base, monkeypatch):
     (base / "round").symlink_to("round")
     monkeypatch.setenv("THALWEG_CACHE_DIR", str(base / "round"))
     with pytest.warns(PerformanceWarning, match="cannot be kept in"):
-        assert made("k_target", MINE) == MINE
+        assert made("k_target", VALUE) == VALUE
 
 
 @pytest.mark.parametrize("variable", ["THALWEG_CACHE_DIR", "XDG_CACHE_HOME"])
-def test_what_lies_in_the_working_directory_is_not_run(base, planted, monkeypatch, variable):
+def test_files_in_the_working_directory_are_not_run(base, planted, monkeypatch, variable):
     # It may be a checkout or an archive of anybody's.
     (base / "thalweg").symlink_to(".")
     monkeypatch.delenv("THALWEG_CACHE_DIR")
     monkeypatch.setenv(variable, base.name)
     monkeypatch.chdir(base.parent)
     with pytest.warns(PerformanceWarning, match=f"{base.name}.* is not absolute"):
-        assert made("k_target", MINE) == MINE
+        assert made("k_target", VALUE) == VALUE
 
 
 def test_all_that_is_made_is_private_whatever_the_umask(base, monkeypatch):
     monkeypatch.setenv("THALWEG_CACHE_DIR", str(base / "one" / "two"))
-    before = os.umask(0)
+    old_umask = os.umask(0)
     try:
-        assert silently("k_target", MINE) == MINE
+        assert silently("k_target", VALUE) == VALUE
     finally:
-        os.umask(before)
+        os.umask(old_umask)
     modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in base.rglob("*")}
     files = {name: mode for name, mode in modes.items() if name.startswith("k_")}
     assert {modes[name] for name in ("one", "two", "kernels")} == {0o700}
@@ -296,37 +298,37 @@ def test_all_that_is_made_is_private_whatever_the_umask(base, monkeypatch):
 # Between the look and the use
 
 
-def test_what_was_looked_at_is_what_is_read(planted, base, monkeypatch):
+def test_the_checked_file_is_the_one_that_is_read(planted, base, monkeypatch):
     evil = base / "evil"
     evil.write_bytes(planted.read_bytes())
     planted.unlink()
     forget(monkeypatch)
-    assert made("k_target", MINE) == MINE
+    assert made("k_target", VALUE) == VALUE
     forget(monkeypatch)
-    swapped = []
+    swaps = []
 
     def swap(name, *args, real=os.fstat):
-        found = real(name, *args)
-        if stat.S_ISREG(found.st_mode) and not swapped:
+        status = real(name, *args)
+        if stat.S_ISREG(status.st_mode) and not swaps:
             os.replace(evil, planted)
-            swapped.append(True)
-        return found
+            swaps.append(True)
+        return status
 
     monkeypatch.setattr(os, "fstat", swap)
-    assert made("k_target", 2.5) == MINE
-    assert swapped
+    assert made("k_target", 2.5) == VALUE
+    assert swaps
 
 
 def test_no_descriptor_is_left_open(planted, base, give_away):
     def count():
         return len(os.listdir("/dev/fd"))
 
-    before = count()
+    count_before = count()
     silently("k_second", 2.5)
     base.chmod(0o777)
     with pytest.warns(PerformanceWarning):
         made("k_third", 3.5)
-    assert count() == before
+    assert count() == count_before
 
 
 # Platforms
@@ -334,18 +336,18 @@ def test_no_descriptor_is_left_open(planted, base, give_away):
 
 def test_without_o_path_folders_are_opened_to_be_read(planted, base, monkeypatch):
     monkeypatch.delattr(os, "O_PATH", raising=False)
-    assert silently("k_target", MINE) == PLANTED
+    assert silently("k_target", VALUE) == PLANTED
     base.chmod(0o777)
     forget(monkeypatch)
     with pytest.warns(PerformanceWarning, match="cannot be kept in"):
-        assert made("k_target", MINE) == MINE
+        assert made("k_target", VALUE) == VALUE
 
 
 def test_where_owners_cannot_be_seen_no_kernels_are_kept(planted, base, monkeypatch):
     monkeypatch.setattr(private_directory, "AVAILABLE", False)
-    before = tree(base)
-    assert (silently("k_target", MINE), silently("k_second", 2.5)) == (MINE, 2.5)
-    assert tree(base) == before
+    entries_before = tree(base)
+    assert (silently("k_target", VALUE), silently("k_second", 2.5)) == (VALUE, 2.5)
+    assert tree(base) == entries_before
 
 
 # What cannot be written can still be read
@@ -355,12 +357,12 @@ def test_a_folder_that_only_root_writes_is_read(planted, monkeypatch):
     def refuse(*args, **options):
         raise PermissionError("read-only")
 
-    assert silently("k_target", MINE) == PLANTED
+    assert silently("k_target", VALUE) == PLANTED
     monkeypatch.setattr(os, "rename", refuse)
     monkeypatch.setattr(os, "replace", refuse)
     forget(monkeypatch)
-    with pytest.warns(PerformanceWarning, match="cannot be kept in .*read-only") as seen:
-        values = made("k_target", MINE), made("k_new", 2.5), made("k_newer", 3.5)
+    with pytest.warns(PerformanceWarning, match="cannot be kept in .*read-only") as warned:
+        values = made("k_target", VALUE), made("k_new", 2.5), made("k_newer", 3.5)
     assert values == (PLANTED, 2.5, 3.5)
-    assert len(seen) == 1
+    assert len(warned) == 1
     assert not list(planted.parent.glob("*.tmp"))

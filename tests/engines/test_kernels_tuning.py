@@ -23,22 +23,22 @@ def test_the_name_of_a_processor_says_what_suits_it(processor, prefetch):
     assert tuning_of(processor).prefetch == prefetch
 
 
-WANTED = {
+SETTINGS_REQUESTED = {
     "prefetch=0": INTEL._replace(prefetch=0),
     "vectors=256, serial=7": INTEL._replace(vectors=256, serial=7),
 }
 
 
-@many("wanted", WANTED)
-def test_what_is_wanted_comes_first(wanted):
-    found = tuning_of("icelake-server", wanted)
-    assert found == WANTED[wanted]._replace(measured="THALWEG_TUNING")
+@many("setting", SETTINGS_REQUESTED)
+def test_requested_settings_come_first(setting):
+    tuning = tuning_of("icelake-server", setting)
+    assert tuning == SETTINGS_REQUESTED[setting]._replace(measured="THALWEG_TUNING")
 
 
-@many("wanted", ["prefetch", "prefetch=-1", "vectors=128", "distance=1", "serial=1,", "serial=²"])
-def test_nothing_else_can_be_wanted(wanted):
+@many("setting", ["prefetch", "prefetch=-1", "vectors=128", "distance=1", "serial=1,", "serial=²"])
+def test_bad_settings_raise(setting):
     with pytest.raises(InvalidArgumentError, match=r"THALWEG_TUNING has .* prefetch=BYTES"):
-        tuning_of("icelake-server", wanted)
+        tuning_of("icelake-server", setting)
 
 
 @pytest.mark.parametrize("distance", [0, 512])
@@ -77,24 +77,24 @@ SETTINGS = ["prefetch=0", "prefetch=64", "vectors=256", "serial=0", "serial=1000
 def test_bits_are_the_same_however_kernels_are_tuned(tmp_path):
     folder = tmp_path / "kernels"
 
-    def run(wanted):
-        own = {"THALWEG_CACHE_DIR": str(tmp_path), "THALWEG_TUNING": wanted}
-        done = fresh_process.run(TRAINING, **own)
-        assert done.returncode == 0, done.stderr
-        return done.stdout, {each.name for each in folder.iterdir()}
+    def run(setting):
+        environment = {"THALWEG_CACHE_DIR": str(tmp_path), "THALWEG_TUNING": setting}
+        process = fresh_process.run(TRAINING, **environment)
+        assert process.returncode == 0, process.stderr
+        return process.stdout, {file.name for file in folder.iterdir()}
 
-    plain, known = run("")
-    assert plain
-    for wanted in SETTINGS:
-        found, kept = run(wanted)
-        assert found == plain, wanted
+    first_output, known_files = run("")
+    assert first_output
+    for setting in SETTINGS:
+        output, files = run(setting)
+        assert output == first_output, setting
         # Kernels that are other code are other files.
-        has_wide = "+avx512f" in machine_code.target_digest() or not wanted.startswith("vectors")
-        own, usual = (tuning_of(machine_code.processor(), each)[:2] for each in (wanted, ""))
-        assert (kept > known) == (has_wide and own != usual), wanted
-        known = kept
+        has_wide = "+avx512f" in machine_code.target_digest() or not setting.startswith("vectors")
+        tuning, default = (tuning_of(machine_code.processor(), name)[:2] for name in (setting, ""))
+        assert (files > known_files) == (has_wide and tuning != default), setting
+        known_files = files
 
 
-def test_what_is_wrong_is_said_by_the_first_step():
-    done = fresh_process.run(TRAINING, THALWEG_TUNING="prefetch=far")
-    assert "InvalidArgumentError: THALWEG_TUNING has 'prefetch=far'" in done.stderr
+def test_bad_settings_raise_at_the_first_step():
+    process = fresh_process.run(TRAINING, THALWEG_TUNING="prefetch=far")
+    assert "InvalidArgumentError: THALWEG_TUNING has 'prefetch=far'" in process.stderr

@@ -33,8 +33,8 @@ ADAM = next(case for case in FIRST if case.rule.name == "Adam")
 
 @pytest.fixture(scope="module")
 def server():
-    with Server("attack.layout_cases") as started:
-        yield started
+    with Server("attack.layout_cases") as process:
+        yield process
 
 
 @pytest.mark.parametrize("rule", [slow_unless(rule in KINDS, rule) for rule in ROWS])
@@ -43,9 +43,9 @@ def test_layouts_give_right_bits_or_a_layout_error(server, rule, role):
     names = [n for n in LAYOUTS if possible(rule, role, n)]
     if not names:
         pytest.skip(f"{rule} has no {role}")
-    wanted = {name: "LayoutError" if refused(role, name) else "ok" for name in names}
+    expected = {name: "LayoutError" if refused(role, name) else "ok" for name in names}
     outcomes = server.run([[rule, role, name] for name in names])
-    assert dict(zip(names, outcomes, strict=True)) == wanted
+    assert dict(zip(names, outcomes, strict=True)) == expected
 
 
 def test_the_server_survives_and_names_a_crash(server):
@@ -59,8 +59,8 @@ def test_deferred_signs_of_gradients():
     assert grad.is_neg()
     assert grad.is_contiguous()
     problem.gradients = [grad]
-    wanted = reference(ADAM, problem, count=2)
-    assert_same(take(ADAM, problem, count=2).written(), wanted.written())
+    expected = reference(ADAM, problem, count=2)
+    assert_same(take(ADAM, problem, count=2).written(), expected.written())
 
 
 def test_numpy_arrays_with_negative_strides_are_no_tensors():
@@ -95,7 +95,7 @@ def test_variables_that_share_memory_are_refused(pair, selection):
     assert memory.tolist() == list(range(24))
 
 
-APART = {
+DISJOINT = {
     "even and odd": lambda m: (m[::2], m[1::2]),
     "left and right columns": lambda m: (m.view(4, 6)[:, :2], m.view(4, 6)[:, 2:]),
     "neighbours": lambda m: (m[:8], m[8:]),
@@ -103,13 +103,13 @@ APART = {
 }
 
 
-@pytest.mark.parametrize("pair", APART.values(), ids=APART)
+@pytest.mark.parametrize("pair", DISJOINT.values(), ids=DISJOINT)
 @pytest.mark.filterwarnings("ignore::thalweg.PerformanceWarning")
 def test_interleaved_variables_are_fine(pair):
     memory = torch.arange(24.0)
     problem = _two(*pair(memory))
-    wanted = reference(FIRST[0], problem)
-    assert_same(take(FIRST[0], problem).written(), wanted.written())
+    expected = reference(FIRST[0], problem)
+    assert_same(take(FIRST[0], problem).written(), expected.written())
 
 
 def test_a_large_strided_pair_is_refused_rather_than_compared(monkeypatch):
@@ -125,9 +125,9 @@ def test_a_slow_layout_warns_once():
     engines = Engines()
     with pytest.warns(
         PerformanceWarning, match=r"'w0' has strides \(2,\) for shape \(24,\)"
-    ) as seen:
+    ) as warned:
         take(FIRST[0], problem, engines=engines)
-    assert len(seen) == 1
+    assert len(warned) == 1
     take(FIRST[0], problem, engines=engines)
 
 
@@ -153,5 +153,5 @@ def test_misaligned_gradients_are_copied(offset):
     grad = torch.frombuffer(bytearray(offset) + raw, dtype=torch.float32, offset=offset, count=24)
     problem = Problem.make(ADAM.row, [24], [torch.float32], 1)
     problem.gradients = [grad]
-    wanted = reference(ADAM, problem)
-    assert_same(take(ADAM, problem).written(), wanted.written())
+    expected = reference(ADAM, problem)
+    assert_same(take(ADAM, problem).written(), expected.written())

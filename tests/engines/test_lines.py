@@ -44,8 +44,8 @@ def numbers(shape: Any, seed: int = 0) -> Tensor:
 
 def in_pairs(values: list[float], join: Any) -> float:
     while len(values) > 1:
-        rest = values[len(values) - len(values) % 2 :]
-        values = [join(a, b) for a, b in zip(values[::2], values[1::2], strict=False)] + rest
+        last_value = values[len(values) - len(values) % 2 :]
+        values = [join(a, b) for a, b in zip(values[::2], values[1::2], strict=False)] + last_value
     return values[0]
 
 
@@ -61,16 +61,16 @@ def folded(values: list[float], join: Any, start: float) -> float:
 
 
 def columns_of(tile: Any, join: Any, start: float) -> list[float]:
-    found = []
+    columns = []
     for column in tile.T:
-        own = start
+        total = start
         for value in column:
-            own = join(own, float(value))
-        found.append(own)
-    return found
+            total = join(total, float(value))
+        columns.append(total)
+    return columns
 
 
-def by_hand(matrix: Any, over: str) -> list[float]:
+def by_hand(matrix: Any, axis: str) -> list[float]:
     """The sums of one matrix."""
 
     def add(a: float, b: float) -> float:
@@ -78,49 +78,49 @@ def by_hand(matrix: Any, over: str) -> list[float]:
 
     rows, columns = matrix.shape
     tops, lefts = range(0, rows, TILE_ROWS), range(0, columns, TILE_COLUMNS)
-    if over == "row":
+    if axis == "row":
         lines = [[list(map(float, row[k : k + TILE_COLUMNS])) for k in lefts] for row in matrix]
         # All tiles of a row are as wide as the first one.
         wide = TILE_COLUMNS if len(lefts) > 1 else 0
         return [
-            in_pairs([folded(own + [0.0] * (wide - len(own)), add, 0.0) for own in each], add)
-            for each in lines
+            in_pairs([folded(line + [0.0] * (wide - len(line)), add, 0.0) for line in bands], add)
+            for bands in lines
         ]
     tiles = [[matrix[top : top + TILE_ROWS, k : k + TILE_COLUMNS] for k in lefts] for top in tops]
     parts = [[columns_of(tile, add, 0.0) for tile in band] for band in tiles]
-    if over == "column":
-        bands = [[value for own in band for value in own] for band in parts]
-        return [in_pairs(list(each), add) for each in zip(*bands, strict=True)]
+    if axis == "column":
+        bands = [[value for band_values in band for value in band_values] for band in parts]
+        return [in_pairs(list(column), add) for column in zip(*bands, strict=True)]
     wide = TILE_COLUMNS if len(lefts) > 1 else 0
-    return [folded(own + [0.0] * (wide - len(own)), add, 0.0) for band in parts for own in band]
+    return [folded(line + [0.0] * (wide - len(line)), add, 0.0) for band in parts for line in band]
 
 
-@pytest.mark.parametrize("over", OVERS)
+@pytest.mark.parametrize("axis", OVERS)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_sums_are_in_the_order_that_is_written_down(shape: Any, over: str) -> None:
+def test_sums_have_the_documented_order(shape: Any, axis: str) -> None:
     values = numbers(shape)
     matrices = values.reshape(-1, *shape[-2:])
-    found = reduce_lines(matrices, over, "sum")
-    each = [by_hand(matrix.numpy(), over) for matrix in matrices]
-    if over == "variable":
-        wanted = [in_pairs([value for own in each for value in own], lambda a, b: a + b)]
+    actual = reduce_lines(matrices, axis, "sum")
+    lines = [by_hand(matrix.numpy(), axis) for matrix in matrices]
+    if axis == "variable":
+        expected = [in_pairs([value for line in lines for value in line], lambda a, b: a + b)]
     else:
-        wanted = [value for own in each for value in own]
-    assert_same([found.reshape(-1)], [torch.tensor(wanted, dtype=torch.float64)])
+        expected = [value for line in lines for value in line]
+    assert_same([actual.reshape(-1)], [torch.tensor(expected, dtype=torch.float64)])
 
 
 @pytest.mark.parametrize("reduce", REDUCES)
-@pytest.mark.parametrize("over", OVERS)
+@pytest.mark.parametrize("side", OVERS)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_sums_are_those_of_numpy(shape: Any, over: str, reduce: str) -> None:
+def test_sums_are_those_of_numpy(shape: Any, side: str, reduce: str) -> None:
     values = numbers(shape).reshape(-1, *shape[-2:])
-    found = reduce_lines(values, over, reduce).numpy()
+    actual = reduce_lines(values, side, reduce).numpy()
     function = np.sum if reduce == "sum" else np.max
-    axis = SIDES.get(over, (0, 1, 2))
-    wanted = function(values.numpy(), axis=axis, keepdims=True)
-    assert found.shape == wanted.shape
+    axis = SIDES.get(side, (0, 1, 2))
+    expected = function(values.numpy(), axis=axis, keepdims=True)
+    assert actual.shape == expected.shape
     bound = 1e-13 * np.sum(np.abs(values.numpy()), axis=axis, keepdims=True)
-    assert (np.abs(found - wanted) <= (bound if reduce == "sum" else 0)).all()
+    assert (np.abs(actual - expected) <= (bound if reduce == "sum" else 0)).all()
 
 
 @pytest.mark.parametrize(
@@ -135,12 +135,12 @@ def test_sums_are_those_of_numpy(shape: Any, over: str, reduce: str) -> None:
     ],
     ids=str,
 )
-@pytest.mark.parametrize("over", OVERS)
-def test_odd_values(over: str, values: list[float], total: str, largest: str) -> None:
+@pytest.mark.parametrize("axis", OVERS)
+def test_odd_values(axis: str, values: list[float], total: str, largest: str) -> None:
     matrix = torch.tensor([values], dtype=torch.float64)
-    given = matrix.t().contiguous() if over == "column" else matrix
-    for reduce, wanted in (("sum", total), ("largest", largest)):
-        assert str(reduce_lines(given[None], over, reduce).item()) == wanted
+    laid_out = matrix.t().contiguous() if axis == "column" else matrix
+    for reduce, expected in (("sum", total), ("largest", largest)):
+        assert str(reduce_lines(laid_out[None], axis, reduce).item()) == expected
 
 
 # Engines
@@ -158,7 +158,7 @@ def update_all(var, grad, memory, *, whole, tops, sides):
     return var - grad * tops / (whole + sides), memory + grad
 
 
-EVERY = Rule(
+FULL = Rule(
     name="Every",
     passes=(
         Measure(gradients, makes="rows", over="row"),
@@ -181,29 +181,27 @@ EVERY = Rule(
 )
 
 
-def kept(made: Any, params: Any) -> list[Tensor]:
-    """Of each parameter its value and its slots."""
-    names = [slot.name for slot in made.rule.slots]
-    own = [[param, *(made.state[param][name] for name in names)] for param in params]
-    return [each.detach() for several in own for each in several]
+def kept(optimizer: Any, params: Any) -> list[Tensor]:
+    names = [slot.name for slot in optimizer.rule.slots]
+    tensors = [[param, *(optimizer.state[param][name] for name in names)] for param in params]
+    return [tensor.detach() for row in tensors for tensor in row]
 
 
 def after(
     rule: Rule, engine: Any, params: list[Tensor], grads: Any, **options: Any
 ) -> list[Tensor]:
-    """What steps make of copies of parameters."""
     params = [param.clone().requires_grad_() for param in params]
     with thalweg.engine(engine) if isinstance(engine, str) else engine:
-        made = optim.RuleOptimizer(params, rule, **options)
-        for own in grads:
-            for param, grad in zip(params, own, strict=True):
+        optimizer = optim.RuleOptimizer(params, rule, **options)
+        for param_grads in grads:
+            for param, grad in zip(params, param_grads, strict=True):
                 param.grad = grad.clone()
-            made.step()
-    return kept(made, params)
+            optimizer.step()
+    return kept(optimizer, params)
 
 
 def without_payload(tensors: list[Tensor]) -> list[Tensor]:
-    return [torch.where(each.isnan(), torch.nan, each) for each in tensors]
+    return [torch.where(tensor.isnan(), torch.nan, tensor) for tensor in tensors]
 
 
 @pytest.mark.parametrize("count", [1, 2])
@@ -212,13 +210,13 @@ def test_the_kernel_has_the_bits_of_the_order(dtype: Any, count: int, threads: A
     threads(count)
     params = [numbers(shape, 1).to(dtype) for shape in SHAPES]
     grads = [[numbers(shape, 2 + step).to(dtype) for shape in SHAPES] for step in range(2)]
-    found = after(EVERY, "cpu", params, grads)
-    assert_same(found, after(EVERY, "reference", params, grads))
+    actual = after(FULL, "cpu", params, grads)
+    assert_same(actual, after(FULL, "reference", params, grads))
     if dtype == torch.float64:  # and what was measured is what the order says
-        wanted = [
-            reduce_lines(each.reshape(-1, *each.shape[-2:]), "row", "sum") for each in grads[1]
+        expected = [
+            reduce_lines(grad.reshape(-1, *grad.shape[-2:]), "row", "sum") for grad in grads[1]
         ]
-        for slot, value in zip(found[2 :: 1 + len(EVERY.slots)], wanted, strict=True):
+        for slot, value in zip(actual[2 :: 1 + len(FULL.slots)], expected, strict=True):
             assert_same([slot.reshape(-1)], [value.reshape(-1)])
 
 
@@ -235,70 +233,69 @@ READING = [
 ]
 
 
-@pytest.mark.parametrize("odd", [1.0, float("nan"), float("inf"), -0.0])
-@pytest.mark.parametrize("rule", [EVERY, *READING], ids=["every", "rows", "columns"])
-def test_long_rows_have_the_bits_of_the_order(rule: Rule, odd: float, threads: Any) -> None:
+@pytest.mark.parametrize("special", [1.0, float("nan"), float("inf"), -0.0])
+@pytest.mark.parametrize("rule", [FULL, *READING], ids=["every", "rows", "columns"])
+def test_long_rows_have_the_bits_of_the_order(rule: Rule, special: float, threads: Any) -> None:
     threads(2)
     params = [numbers(shape, 1).float() for shape in LONG]
     grads = [[numbers(shape, 2).float() for shape in LONG]]
     for grad in grads[0]:
-        grad[(..., 0, slice(None, None, 2))] = odd
-        grad[..., -1] = -odd
-        grad[(..., -1, -3)] = odd
-    both = [after(rule, engine, params, grads) for engine in ("cpu", "reference")]
-    assert_same(*map(without_payload, both))
+        grad[(..., 0, slice(None, None, 2))] = special
+        grad[..., -1] = -special
+        grad[(..., -1, -3)] = special
+    results = [after(rule, engine, params, grads) for engine in ("cpu", "reference")]
+    assert_same(*map(without_payload, results))
 
 
-@pytest.mark.parametrize("odd", [float("nan"), float("inf"), -float("inf"), -0.0, 1e-310, 1e30])
+@pytest.mark.parametrize("special", [float("nan"), float("inf"), -float("inf"), -0.0, 1e-310, 1e30])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_odd_numbers_spread_alike(dtype: Any, odd: float) -> None:
+def test_odd_numbers_spread_alike(dtype: Any, special: float) -> None:
     shapes = ((70, 6), (3, 1030), (2, 5, 4))
     params = [numbers(shape, 1).to(dtype) for shape in shapes]
     grads = [[numbers(shape, 2).to(dtype) for shape in shapes] for _ in range(2)]
     for grad in grads[0]:
-        grad[(..., 1, 2)] = odd
-        grad[(..., 0, slice(None))] = odd
-    both = [after(EVERY, engine, params, grads) for engine in ("cpu", "reference")]
-    assert_same(*map(without_payload, both))
+        grad[(..., 1, 2)] = special
+        grad[(..., 0, slice(None))] = special
+    results = [after(FULL, engine, params, grads) for engine in ("cpu", "reference")]
+    assert_same(*map(without_payload, results))
 
 
 def test_each_variable_has_the_bits_that_it_has_alone() -> None:
     params = [numbers(shape, 1).float() for shape in SHAPES]
     grads = [[numbers(shape, 2).float() for shape in SHAPES]]
-    together = after(EVERY, "cpu", params, grads)
+    joint = after(FULL, "cpu", params, grads)
     for place in (0, 8, 12, 17):
-        alone = after(EVERY, "cpu", [params[place]], [[grads[0][place]]])
-        assert_same(alone, together[len(alone) * place : len(alone) * (place + 1)])
+        single = after(FULL, "cpu", [params[place]], [[grads[0][place]]])
+        assert_same(single, joint[len(single) * place : len(single) * (place + 1)])
 
 
 def test_rows_of_a_variable_that_does_not_lie_row_by_row() -> None:
-    """It is computed by the reference, with the same bits."""
     lying = numbers((70, 40), 1).float().t()
     grad = numbers((40, 70), 2).float()
-    own = [torch.empty_strided((40, 70), (1, 40)).copy_(each) for each in (lying, grad)]
-    param = own[0].requires_grad_()
-    made = optim.RuleOptimizer([param], EVERY)
-    param.grad = own[1]
+    transposed = [torch.empty_strided((40, 70), (1, 40)).copy_(tensor) for tensor in (lying, grad)]
+    param = transposed[0].requires_grad_()
+    optimizer = optim.RuleOptimizer([param], FULL)
+    param.grad = transposed[1]
     with pytest.warns(thalweg.PerformanceWarning, match="strides"):
-        made.step()
+        optimizer.step()
     assert_same(
-        [each.contiguous() for each in kept(made, [param])],
-        after(EVERY, "cpu", [lying.contiguous()], [[grad]]),
+        [tensor.contiguous() for tensor in kept(optimizer, [param])],
+        after(FULL, "cpu", [lying.contiguous()], [[grad]]),
     )
 
 
 @pytest.mark.parametrize("flush", [True, False])
 def test_denormals_count_alike(flush: bool) -> None:
     grads = [[torch.full((65, 9), 1e-40)]]
-    found = []
+    results = []
     for engine in ("cpu", "reference"):
         with thalweg.engine(engine, denormals="flush" if flush else None):
             (param,) = [torch.ones(65, 9, requires_grad=True)]
-            made = optim.RuleOptimizer([param], EVERY)
+            optimizer = optim.RuleOptimizer([param], FULL)
             param.grad = grads[0][0].clone()
-            made.step()
-        found.append(kept(made, [param]))
-    assert_same(*found)
+            optimizer.step()
+        results.append(kept(optimizer, [param]))
+    assert_same(*results)
 
 
 @pytest.mark.parametrize("ends", [(3e-308, -2.9e-308), (1e-310, 1e-310), (-1e-310, -0.0)], ids=str)
@@ -306,14 +303,14 @@ def test_denormals_count_alike(flush: bool) -> None:
 def test_what_tiles_have_is_flushed_after_a_stage(shape: Any, ends: tuple[float, float]) -> None:
     grad = torch.zeros(shape, dtype=torch.float64)
     grad.view(-1)[0], grad.view(-1)[-1] = ends
-    found = []
+    results = []
     for engine in ("cpu", "reference"):
-        chosen = thalweg.engine(engine, denormals="flush")
-        found.append(after(EVERY, chosen, [torch.ones_like(grad)], [[grad]], clip_grad_value=1.0))
-    assert_same(*found)
+        setting = thalweg.engine(engine, denormals="flush")
+        results.append(after(FULL, setting, [torch.ones_like(grad)], [[grad]], clip_grad_value=1.0))
+    assert_same(*results)
 
 
-DRAWN = st.tuples(
+CASES = st.tuples(
     st.sampled_from(FIRST),
     st.sampled_from(SECOND),
     st.tuples(st.sampled_from(OVERS), st.sampled_from(OVERS)),
@@ -337,25 +334,25 @@ DRAWN = st.tuples(
 
 
 def _check_drawn(
-    first: Any, second: Any, overs: Any, reduces: Any, stage: Any, has_pass: bool, apart: bool,
+    first: Any, second: Any, overs: Any, reduces: Any, stage: Any, has_pass: bool, splits: bool,
     sides: Any, seed: int, options: Any,
 ) -> None:  # fmt: skip
-    rule = rule_of(first, second, overs, reduces, stage, has_pass, apart)
+    rule = rule_of(first, second, overs, reduces, stage, has_pass, splits)
     check_rule(rule)
-    shapes = [((2,) if more else ()) + (rows, columns) for more, rows, columns, _ in sides]
-    made = list(zip(shapes, (each[3] for each in sides), strict=True))
-    values = [numbers(shape, seed + place).to(kind) for place, (shape, kind) in enumerate(made)]
+    shapes = [((2,) if is_stack else ()) + (rows, columns) for is_stack, rows, columns, _ in sides]
+    forms = list(zip(shapes, (side[3] for side in sides), strict=True))
+    values = [numbers(shape, seed + place).to(kind) for place, (shape, kind) in enumerate(forms)]
     grads = [
         [torch.randn(shape, generator=torch.Generator().manual_seed(seed + step)).to(kind)
-         for shape, kind in made]
+         for shape, kind in forms]
         for step in range(2)
     ]  # fmt: skip
-    both = [after(rule, engine, values, grads, **options) for engine in ("cpu", "reference")]
-    assert_same(*map(without_payload, both))
+    results = [after(rule, engine, values, grads, **options) for engine in ("cpu", "reference")]
+    assert_same(*map(without_payload, results))
 
 
 def test_rules_of_any_parts_have_the_same_bits_on_both_engines() -> None:
-    check_examples(_check_drawn, 60, DRAWN)
+    check_examples(_check_drawn, 60, CASES)
 
 
 # What is refused
@@ -397,8 +394,8 @@ def takes_the_memory(*, rows, memory):
     return {"rows": rows}
 
 
-def first_is(each: Any) -> dict[str, Any]:
-    return {"passes": (each, *EVERY.passes[1:])}
+def first_is(measure: Any) -> dict[str, Any]:
+    return {"passes": (measure, *FULL.passes[1:])}
 
 
 def rows_of(formula: Any) -> Measure:
@@ -420,12 +417,12 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     (first_is(rows_of(branches)), r"branches \(.*:\d+\): .* write `where"),
     (first_is(Measure(gradients, makes="tops", over="row")), "are named 'tops'"),
     (first_is(Measure(gradients, makes="columns", over="row")), "are named 'columns'"),
-    ({"passes": (*EVERY.passes[:1], Stage(loses_a_side))}, "of shape"),
-    ({"passes": (*EVERY.passes[:1], Stage(makes_another))}, "returns 'row', which is neither"),
-    ({"passes": (*EVERY.passes[:1], Stage(takes_the_memory))}, "asks for memory, which is a slot"),
-    ({"passes": (*EVERY.passes[:6], Stage(keep_all, heads=2))}, "they have neither heads="),
+    ({"passes": (*FULL.passes[:1], Stage(loses_a_side))}, "of shape"),
+    ({"passes": (*FULL.passes[:1], Stage(makes_another))}, "returns 'row', which is neither"),
+    ({"passes": (*FULL.passes[:1], Stage(takes_the_memory))}, "asks for memory, which is a slot"),
+    ({"passes": (*FULL.passes[:6], Stage(keep_all, heads=2))}, "they have neither heads="),
     (
-        {"slots": (*EVERY.slots, Slot("turn", shape=lambda rows, columns: (rows, rows)))},
+        {"slots": (*FULL.slots, Slot("turn", shape=lambda rows, columns: (rows, rows)))},
         "nor slots with a shape=",
     ),
     ({"passes": ()}, "no Stage that reads it"),
@@ -433,15 +430,15 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("changes", "said"), WRONG, ids=[said for _, said in WRONG])
-def test_a_rule_that_cannot_be_is_refused(changes: Any, said: str) -> None:
-    with pytest.raises(RuleError, match=said) as caught:
-        check_rule(replace(EVERY, **changes))
-    assert "Every" in str(caught.value)
+@pytest.mark.parametrize(("changes", "message"), WRONG, ids=[message for _, message in WRONG])
+def test_a_rule_that_cannot_be_is_refused(changes: Any, message: str) -> None:
+    with pytest.raises(RuleError, match=message) as error_info:
+        check_rule(replace(FULL, **changes))
+    assert "Every" in str(error_info.value)
 
 
 @pytest.mark.parametrize(
-    ("make", "said"),
+    ("make", "message"),
     [
         (lambda: Measure(3, makes="a"), "A Measure needs a function, not 3"),
         (lambda: Measure(gradients, makes=""), "makes of a Measure must be a name, not ''"),
@@ -453,13 +450,13 @@ def test_a_rule_that_cannot_be_is_refused(changes: Any, said: str) -> None:
         (lambda: Slot("a", per="row", shape=lambda r, c: (r, c)), "and of no shape= beside"),
     ],
 )  # fmt: skip
-def test_parts_that_cannot_be_are_refused(make: Any, said: str) -> None:
-    with pytest.raises(RuleError, match=said):
+def test_parts_that_cannot_be_are_refused(make: Any, message: str) -> None:
+    with pytest.raises(RuleError, match=message):
         make()
 
 
 @pytest.mark.parametrize(
-    ("param", "error", "said"),
+    ("param", "error", "message"),
     [
         (torch.ones(3), InvalidArgumentError, "is for matrices, of two dimensions or more"),
         (torch.ones(()), InvalidArgumentError, "is for matrices"),
@@ -468,26 +465,26 @@ def test_parts_that_cannot_be_are_refused(make: Any, said: str) -> None:
     ],
     ids=str,
 )
-def test_what_has_no_rows_is_refused_by_name(param: Any, error: Any, said: str) -> None:
-    with pytest.raises(error, match=said):
-        optim.RuleOptimizer([("up", param.requires_grad_())], EVERY)
+def test_parameters_without_rows_raise_by_name(param: Any, error: Any, message: str) -> None:
+    with pytest.raises(error, match=message):
+        optim.RuleOptimizer([("up", param.requires_grad_())], FULL)
 
 
 def test_sparse_gradients_are_refused_and_made_dense_for_a_whole_rule() -> None:
     grad = torch.zeros(6, 3)
     grad[2] = 1.5
-    whole, found = replace(EVERY, whole=True), []
-    for given in (grad, grad.to_sparse(1)):
+    whole_rule, results = replace(FULL, whole=True), []
+    for form in (grad, grad.to_sparse(1)):
         param = torch.ones(6, 3, requires_grad=True)
-        made = optim.RuleOptimizer([param], whole)
-        param.grad = given
-        made.step()
-        found.append(kept(made, [param]))
-    assert_same(*found)
+        optimizer = optim.RuleOptimizer([param], whole_rule)
+        param.grad = form
+        optimizer.step()
+        results.append(kept(optimizer, [param]))
+    assert_same(*results)
     param = torch.ones(6, 3, requires_grad=True)
     param.grad = grad.to_sparse(1)
     with pytest.raises((InvalidTypeError, RuntimeError), match="sparse"):
-        optim.RuleOptimizer([param], EVERY).step()
+        optim.RuleOptimizer([param], FULL).step()
     assert_same([param.detach()], [torch.ones(6, 3)])
 
 
@@ -497,45 +494,45 @@ class Stopped(Exception):
 
 @pytest.mark.parametrize("error", [Stopped, KeyboardInterrupt, RuleError])
 def test_a_step_that_ends_early_has_changed_nothing(error: type[BaseException]) -> None:
-    is_due = False
+    fails = False
 
     def stops(*, rows, tops, sides):
-        if is_due and error is RuleError:
+        if fails and error is RuleError:
             return {"tops": tops[:, :1, :1]}
-        if is_due:
+        if fails:
             raise error
         return {"tops": rows, "sides": sides + 1}
 
-    rule = replace(EVERY, passes=(*EVERY.passes, Stage(stops)))
+    rule = replace(FULL, passes=(*FULL.passes, Stage(stops)))
     params = [numbers(shape, 1).float().requires_grad_() for shape in ((70, 6), (3, 2, 4))]
-    made = optim.RuleOptimizer(params, rule)
-    for is_due in (False, False, True):
+    optimizer = optim.RuleOptimizer(params, rule)
+    for fails in (False, False, True):
         for param in params:
             param.grad = numbers(param.shape, 7).float()
-        before = [each.clone() for each in kept(made, params)] if is_due else []
-        if is_due:
+        before_step = [tensor.clone() for tensor in kept(optimizer, params)] if fails else []
+        if fails:
             with pytest.raises(error):
-                made.step()
-            assert_same(kept(made, params), before)
+                optimizer.step()
+            assert_same(kept(optimizer, params), before_step)
         else:
-            made.step()
-    is_due = False
-    made.step()
-    assert not torch.equal(params[0].detach(), before[0])
+            optimizer.step()
+    fails = False
+    optimizer.step()
+    assert not torch.equal(params[0].detach(), before_step[0])
 
 
 def test_a_step_that_overflows_changes_nothing() -> None:
     params = [numbers((70, 6), 1).float().requires_grad_()]
-    made = optim.RuleOptimizer(params, EVERY, fused_unscale=True)
+    optimizer = optim.RuleOptimizer(params, FULL, fused_unscale=True)
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
     scaler.scale(torch.ones(()))
-    for odd in (1.0, float("inf")):
-        before = [each.clone() for each in kept(made, params)] if odd != 1 else []
-        params[0].grad = torch.full((70, 6), odd)
-        scaler.step(made)
+    for factor in (1.0, float("inf")):
+        before_step = [tensor.clone() for tensor in kept(optimizer, params)] if factor != 1 else []
+        params[0].grad = torch.full((70, 6), factor)
+        scaler.step(optimizer)
         scaler.update()
-    assert not made.last_step.taken
-    assert_same(kept(made, params), before)
+    assert not optimizer.last_step.taken
+    assert_same(kept(optimizer, params), before_step)
 
 
 @pytest.mark.parametrize("over", ["row", "variable"])
@@ -544,23 +541,23 @@ def test_a_measure_that_reads_another_one_has_a_sweep_of_its_own(engine: Any, ov
     rule = rule_of(gradients, beside, (over, "row"), ("sum", "sum"), None, False, False)
     grads = [torch.tensor([[1.0, 2.0]]), torch.tensor([[5.0, 1.0]])]
     param, memory, _, _ = after(rule, engine, [torch.ones(1, 2)], [[grad] for grad in grads])
-    var, kept_before, tops, sides = 1.0, 0.0, 0.5, 0.25
+    var, memory_before, tops, sides = 1.0, 0.0, 0.5, 0.25
     for grad in grads:
         first = grad.sum()
         second = (grad / (first.abs() + 0.5)).sum()
         step = grad / (second.abs() + 1) + first * 0.125 - sides * tops
-        var, kept_before = var - 0.125 * step, kept_before * 0.5 + step
+        var, memory_before = var - 0.125 * step, memory_before * 0.5 + step
         tops, sides = tops * 0.5 + 0.125, sides + 0.25
-    torch.testing.assert_close([param, memory], [var, kept_before])
+    torch.testing.assert_close([param, memory], [var, memory_before])
 
 
 def test_a_measure_may_come_after_a_pass() -> None:
     rule = rule_of(gradients, gradients, ("row", "column"), ("sum", "sum"), None, True, False)
-    assert [type(each) for each in rule.passes] == [Measure, Pass, Measure, Stage]
+    assert [type(rule_pass) for rule_pass in rule.passes] == [Measure, Pass, Measure, Stage]
     (param,) = [torch.ones(2, 2, requires_grad=True)]
-    made = optim.RuleOptimizer([param], rule)
+    optimizer = optim.RuleOptimizer([param], rule)
     param.grad = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
-    made.step()
+    optimizer.step()
     value = param.new_tensor([[1 * 3 + 1, 1 * 3 + 2], [1 * 7 + 3, 1 * 7 + 4]]).detach()
     second = value.sum(0, keepdim=True)
     step = value + param.grad / (second + 1) - 0.5 * 0.25  # slots as they were before the step
@@ -568,4 +565,4 @@ def test_a_measure_may_come_after_a_pass() -> None:
 
 
 def test_the_parts_of_the_library_are_all_used_here() -> None:
-    assert {*FIRST, *SECOND} <= {each for each in vars(line_rules).values() if callable(each)}
+    assert {*FIRST, *SECOND} <= {part for part in vars(line_rules).values() if callable(part)}

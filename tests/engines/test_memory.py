@@ -56,13 +56,13 @@ each_face = pytest.mark.parametrize("face", ["keras", "v1"])
 def test_a_storage_that_was_cut(face: str, role: str, size: int) -> None:
     training = Training(face, "cpu")
     cut = {"gradient": training.grads[1], "variable": training.vars[1], "slot": training.slot()}
-    kept = [training.vars[0], training.vars[2]]
-    before = [each.detach().clone() for each in kept]
+    intact = [training.vars[0], training.vars[2]]
+    copies = [tensor.detach().clone() for tensor in intact]
     cut[role].untyped_storage().resize_(size)
     with pytest.raises(LayoutError, match=r"'w\d:0' has no memory that holds its 16 elements"):
         training.step()
-    for each, was in zip(kept, before, strict=True):
-        assert torch.equal(each, was)
+    for var, expected in zip(intact, copies, strict=True):
+        assert torch.equal(var, expected)
 
 
 @pytest.mark.parametrize("engine", ["cpu", "auto"])
@@ -81,8 +81,8 @@ def test_a_block_of_slots_that_begins_with_none_was_cut(engine: str) -> None:
 @pytest.mark.parametrize("role", ["gradient", "variable"])
 def test_a_storage_that_was_cut_before_mixed_gradients_are_clipped(role: str) -> None:
     w = Variable(torch.ones(1 << 20, dtype=torch.float16), name="w")
-    how: dict[str, Any] = {"loss_scaling": "Backoff", "clip_gradients": 1.0}
-    step = optimize_loss(lambda: 0, "Adam", {}, lambda s: 0.1, var_list=[w], **how)
+    options: dict[str, Any] = {"loss_scaling": "Backoff", "clip_gradients": 1.0}
+    step = optimize_loss(lambda: 0, "Adam", {}, lambda s: 0.1, var_list=[w], **options)
     grad = torch.ones_like(w.detach())
     for _ in range(2):
         step.apply_gradients([grad])
@@ -119,10 +119,10 @@ def test_a_counter_that_was_cut(face: str, size: int) -> None:
 
     step()
     count.untyped_storage().resize_(size)
-    before = [var.clone() for var in training.vars]
+    vars_before = [var.clone() for var in training.vars]
     with pytest.raises(LayoutError, match="'count:0' has no memory that holds its 1 elements"):
         step()
-    assert all(map(torch.equal, training.vars, before))
+    assert all(map(torch.equal, training.vars, vars_before))
 
 
 READERS: dict[str, Callable[[Any], Any]] = {
@@ -157,26 +157,26 @@ class OwnUpdateV1(v1.train.AdamOptimizer):
         super()._apply_dense(grad, var)
 
 
-@pytest.mark.parametrize("made", [OwnUpdate, OwnUpdateV1])
+@pytest.mark.parametrize("make", [OwnUpdate, OwnUpdateV1])
 @pytest.mark.parametrize("size", [0, SIZE - 4])
-def test_a_slot_that_was_cut_before_hooks_of_ones_own(made: Any, size: int) -> None:
+def test_a_slot_that_was_cut_before_hooks_of_ones_own(make: Any, size: int) -> None:
     training = Training("keras", "cpu")
-    training.opt = made(0.1)
+    training.opt = make(0.1)
     training.step()
     training.slot().untyped_storage().resize_(size)
-    before = training.vars[0].clone()
+    vars_before = training.vars[0].clone()
     with pytest.raises(LayoutError, match="has no memory that holds its 16 elements"):
         training.step()
-    assert torch.equal(training.vars[0], before)
+    assert torch.equal(training.vars[0], vars_before)
 
 
 @pytest.mark.parametrize("offset", [0, 4])
 def test_a_new_gradient_over_less_memory_than_it_has_elements(offset: int) -> None:
     training = Training("keras", "cpu")
-    whole = torch.ones(16 + offset)
-    training.grads[1] = whole[offset:].view(4, 4)
+    buffer = torch.ones(16 + offset)
+    training.grads[1] = buffer[offset:].view(4, 4)
     training.step()
-    whole.untyped_storage().resize_(SIZE)  # enough for one that begins where the storage does
+    buffer.untyped_storage().resize_(SIZE)  # enough for one that begins where the storage does
     if offset:
         with pytest.raises(LayoutError, match="The gradient of 'w1:0' has no memory"):
             training.step()
@@ -194,8 +194,8 @@ def transposed(slot: Any) -> None:
 
 
 def swapped(slot: Any) -> None:
-    other = torch.nn.Parameter(torch.full((4, 4), 0.25), requires_grad=False)
-    torch.utils.swap_tensors(slot, other)
+    new_slot = torch.nn.Parameter(torch.full((4, 4), 0.25), requires_grad=False)
+    torch.utils.swap_tensors(slot, new_slot)
 
 
 def data_given(slot: Any) -> None:
@@ -212,8 +212,8 @@ CHANGES: list[Callable[[Any], None]] = [given_memory, transposed, swapped, data_
 def test_a_slot_changed_in_hand_is_the_slot_from_then_on(
     face: str, change: Any, early: bool
 ) -> None:
-    fast, plain = Training(face, "cpu"), Training(face, "reference")
-    for training in (fast, plain):
+    fast, slow = Training(face, "cpu"), Training(face, "reference")
+    for training in (fast, slow):
         slot = training.slot()
         if early:
             training.step()
@@ -222,19 +222,19 @@ def test_a_slot_changed_in_hand_is_the_slot_from_then_on(
         training.step()
         change(slot)
         training.step()
-    for a, b in zip(fast.all(), plain.all(), strict=True):
+    for a, b in zip(fast.all(), slow.all(), strict=True):
         assert torch.equal(a, b)
 
 
-def test_slots_that_nobody_holds_are_not_looked_at() -> None:
+def test_private_slots_are_not_checked() -> None:
     store, var = SlotStore(), Variable(torch.ones(4, 4))
-    held, other = (store.make([var], name, 0.0, [name])[0] for name in ("held", "other"))
-    watched = StorageGuard([held, other])
-    store.handed_out([held])
-    other.t_()
-    assert watched.confirm_places()
-    held.t_()
-    assert not watched.confirm_places()
+    held_slot, other_slot = (store.make([var], name, 0.0, [name])[0] for name in ("held", "other"))
+    guard = StorageGuard([held_slot, other_slot])
+    store.handed_out([held_slot])
+    other_slot.t_()
+    assert guard.confirm_places()
+    held_slot.t_()
+    assert not guard.confirm_places()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="no list of mappings is read elsewhere")
@@ -276,11 +276,11 @@ def test_memory_that_an_engine_reads_remains_torchs_own(
 ) -> None:
     """NumPy's share in it would mark it, and the list of mappings be read in each step."""
     w, grad = Variable(torch.ones(3, 2, dtype=dtype)), torch.ones(3, 2, dtype=dtype)
-    given: Any = IndexedSlices(grad, torch.arange(3), (3, 2)) if sparse else grad
+    grad_form: Any = IndexedSlices(grad, torch.arange(3), (3, 2)) if sparse else grad
     opt = keras.optimizers.SGD(0.1, momentum=0.9, global_clipnorm=1.0)
     opt.engine = engine
     for _ in range(2):
-        opt.apply_gradients([(given, w)])
+        opt.apply_gradients([(grad_form, w)])
     assert len(opt.get_weights()) == 2
-    for own in (w, grad, *opt.weights[1:]):
-        assert own.untyped_storage().resizable()
+    for tensor in (w, grad, *opt.weights[1:]):
+        assert tensor.untyped_storage().resizable()

@@ -57,11 +57,11 @@ class Case:
         if kind == "sparse":
             shapes = [(9, 5), (17,), (9, 1), (9, 70)]
         constraint = (lambda value: value.clamp(min=0.0)) if kind == "constrained" else None
-        made = [Variable(self.normal(*shape), f"w{shape[0]}", constraint=constraint)
+        variables = [Variable(self.normal(*shape), f"w{shape[0]}", constraint=constraint)
                 for shape in shapes]  # fmt: skip
-        copies = [None if dtype in (F32, F64) else var.detach().to(dtype) for var in made]
-        places = [0, 1, 2, 1, 0, 1] if kind == "twice" else range(len(made))
-        self.variables = [made[place] for place in places]
+        copies = [None if dtype in (F32, F64) else var.detach().to(dtype) for var in variables]
+        places = [0, 1, 2, 1, 0, 1] if kind == "twice" else range(len(variables))
+        self.variables = [variables[place] for place in places]
         self.copies = [copies[place] for place in places]
         self.is_sparse = [kind == "sparse" and var.dim() == 2 for var in self.variables]
         self.unscaling = np.full(len(self.variables), 1 / 128, np.float32)
@@ -71,14 +71,14 @@ class Case:
         return torch.randn(*shape, generator=self.generator).to(self.wide)
 
     def gradients(self) -> list[Any]:
-        found: list[Any] = []
+        grads: list[Any] = []
         for var, is_sparse in zip(self.variables, self.is_sparse, strict=True):
             shape = (len(ROWS), *var.shape[1:]) if is_sparse else var.shape
             values = self.normal(*shape).mul(64).to(self.dtype)
-            found.append(
+            grads.append(
                 IndexedSlices(values, torch.tensor(ROWS), var.shape) if is_sparse else values
             )
-        return found
+        return grads
 
     def pairs(self, gradients: list[Any]) -> list[Any]:
         return list(zip(gradients, self.variables, strict=True))
@@ -94,29 +94,29 @@ def values_of(grad: Any) -> Tensor:
 
 def by_hand(case: Case, gradients: list[Any], clip_scale: Any, trusts: bool) -> list[Any]:
     """Gradients processed one after the other, in the arithmetic of the update."""
-    dtype, made = np.float64 if case.wide == F64 else np.float32, []
+    dtype, processed = np.float64 if case.wide == F64 else np.float32, []
     factors = trust(case.unscaling, case.unscaling)
-    for grad, one, factor in zip(gradients, case.unscaling, factors, strict=True):
+    for grad, scale, factor in zip(gradients, case.unscaling, factors, strict=True):
         rows = grad if isinstance(grad, IndexedSlices) else None
         wide = values_of(grad).to(case.wide)
         if rows is not None and trusts:
             wide = IndexedSlices(wide, rows.indices, rows.dense_shape).to_dense()
         array = wide.numpy()
-        for each in (one, clip_scale, factor if trusts else 1):
-            array = array * dtype(each)
+        for number in (scale, clip_scale, factor if trusts else 1):
+            array = array * dtype(number)
         values = torch.from_numpy(array)
         if rows is not None and not trusts:
-            made.append(IndexedSlices(values, rows.indices, rows.dense_shape))
+            processed.append(IndexedSlices(values, rows.indices, rows.dense_shape))
         else:
-            made.append(values)
-    return made
+            processed.append(values)
+    return processed
 
 
 def oracle(case: Case, gradients: list[Any], limit: float) -> float:
     """The factor of clipping by the common norm."""
     squares = [
-        np.square(values_of(grad).double().numpy() * np.float64(one)).sum()
-        for grad, one in zip(gradients, case.unscaling, strict=True)
+        np.square(values_of(grad).double().numpy() * np.float64(scale)).sum()
+        for grad, scale in zip(gradients, case.unscaling, strict=True)
     ]
     return limit / max(float(np.sqrt(np.sum(squares))), limit)
 
@@ -149,27 +149,27 @@ def is_replayed(name: str, kind: str, dtype: torch.dtype, trusts: bool) -> bool:
 def test_a_step_in_sweeps_is_the_plain_step_of_processed_gradients(
     name: str, kind: str, dtype: torch.dtype, trusts: bool, engine: Any
 ) -> None:
-    swept, plain = Case(dtype, kind), Case(dtype, kind)
-    ours, theirs = OPTIMIZERS[name](), OPTIMIZERS[name]()
-    ours.engine = theirs.engine = engine
-    seen: list[GradientStats] = []
-    how = GradientTransforms(
+    swept, plain_case = Case(dtype, kind), Case(dtype, kind)
+    swept_opt, plain_opt = OPTIMIZERS[name](), OPTIMIZERS[name]()
+    swept_opt.engine = plain_opt.engine = engine
+    stats: list[GradientStats] = []
+    options = GradientTransforms(
         unscaling=swept.unscaling, global_clipnorm=5.0, nan_if_not_finite=False, overflow=False,
-        trust=trust if trusts else None, watch=seen.append, narrow=True,
+        trust=trust if trusts else None, watch=stats.append, narrow=True,
     )  # fmt: skip
     for _ in range(3):
         gradients = swept.gradients()
-        kept = [values_of(grad).clone() for grad in gradients]
-        assert ours._take(swept.pairs(gradients), None, "step", how, swept.copies).taken
-        assert all(torch.equal(values_of(a), b) for a, b in zip(gradients, kept, strict=True))
-        scale = seen[-1].clip_scale
+        originals = [values_of(grad).clone() for grad in gradients]
+        assert swept_opt._take(swept.pairs(gradients), None, "step", options, swept.copies).taken
+        assert all(torch.equal(values_of(a), b) for a, b in zip(gradients, originals, strict=True))
+        scale = stats[-1].clip_scale
         if not (trusts and kind == "sparse"):  # rows are added up before they are measured there
             np.testing.assert_allclose(scale, oracle(swept, gradients, 5.0), rtol=1e-6)
-        own = by_hand(plain, plain.gradients(), scale, trusts)
-        theirs.apply_gradients(plain.pairs(own))
+        processed = by_hand(plain_case, plain_case.gradients(), scale, trusts)
+        plain_opt.apply_gradients(plain_case.pairs(processed))
     # It measures norms.
     rtol, atol = (1e-6, 1e-7) if name == "NovoGrad" else (0.0, 0.0)
-    for a, b in zip(swept.variables, plain.variables, strict=True):
+    for a, b in zip(swept.variables, plain_case.variables, strict=True):
         torch.testing.assert_close(a.detach(), b.detach(), rtol=rtol, atol=atol)
     for var, copy in zip(swept.variables, swept.copies, strict=True):
         if copy is not None:
@@ -182,11 +182,11 @@ def test_a_step_in_sweeps_is_the_plain_step_of_processed_gradients(
 def test_copies_saturate_and_keep_nan(dtype: torch.dtype, engine: Any) -> None:
     values = torch.tensor([3e38, -3e38, 3.4e38, -3.4e38, float("nan"), 1.0, 65519.0, -0.0, 70000.0])
     var, grad = Variable(values), torch.zeros(len(values), dtype=dtype)
-    copy, wanted = torch.empty_like(grad), saturated(var, dtype)
+    copy, expected = torch.empty_like(grad), saturated(var, dtype)
     opt = train.GradientDescentOptimizer(1.0)
     opt.engine = engine
     assert opt._take([(grad, var)], None, "step", GradientTransforms(narrow=True), [copy]).taken
-    torch.testing.assert_close(copy, wanted, rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(copy, expected, rtol=0, atol=0, equal_nan=True)
     assert copy.signbit()[values == 0].all()
     assert copy.isnan().tolist() == values.isnan().tolist()
     assert not copy.isinf().any()
@@ -200,15 +200,15 @@ def test_peaks_and_squares_see_every_element(
 ) -> None:
     grad = torch.linspace(-1, 1, 70_000, dtype=torch.float64).to(dtype)
     grad[position] = -3.0 if special is None else float(special)
-    found = Tensors([grad, grad[:0]], [grad, grad[:0]])
-    peak, empty = found.max_abs()
-    both = gradient_squares, variable_squares
-    squares, own = found.compute_sums(both, (), Columns({}, {}))
+    tensors = Tensors([grad, grad[:0]], [grad, grad[:0]])
+    peak, empty = tensors.max_abs()
+    formulas = gradient_squares, variable_squares
+    squares, squares_of_vars = tensors.compute_sums(formulas, (), Columns({}, {}))
     assert empty == 0
     assert np.isnan(peak) if special == "nan" else peak == abs(float(special or -3.0))
-    wanted = float(grad.double().square().sum())
-    np.testing.assert_allclose(squares[0], wanted, rtol=1e-12)
-    np.testing.assert_allclose(own[0], wanted, rtol=1e-12)
+    expected = float(grad.double().square().sum())
+    np.testing.assert_allclose(squares[0], expected, rtol=1e-12)
+    np.testing.assert_allclose(squares_of_vars[0], expected, rtol=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -221,24 +221,24 @@ def test_a_step_that_is_skipped_changes_nothing(
     dtype: torch.dtype, special: str, exact: bool, kind: str
 ) -> None:
     case, opt, step = Case(dtype, kind), train.AdamOptimizer(0.01), Variable(np.int64(0))
-    asked: list[tuple[bool, float]] = []
-    counted: list[str] = []
+    calls: list[tuple[bool, float]] = []
+    events: list[str] = []
 
     def decide(has_nan: bool, amax: float) -> Decision:
-        asked.append((has_nan, amax))
-        taken = not has_nan and bool(np.isfinite(amax))
-        return Decision(taken, [lambda: counted.append("taken" if taken else "skipped")])
+        calls.append((has_nan, amax))
+        is_applied = not has_nan and bool(np.isfinite(amax))
+        return Decision(is_applied, [lambda: events.append("taken" if is_applied else "skipped")])
 
-    how = GradientTransforms(
+    options = GradientTransforms(
         unscaling=case.unscaling, decide=decide, exact=exact, narrow=True,
-        calls=[lambda: counted.append("either")],
+        calls=[lambda: events.append("either")],
     )  # fmt: skip
 
     def take(gradients: list[Any]) -> bool:
-        return opt._take(case.pairs(gradients), step, "step", how, case.copies).taken
+        return opt._take(case.pairs(gradients), step, "step", options, case.copies).taken
 
     assert take(case.gradients())
-    before = [t.detach().clone() for t in (*case.variables, *opt.variables(), step)]
+    values_before = [t.detach().clone() for t in (*case.variables, *opt.variables(), step)]
     copies = [None if copy is None else copy.clone() for copy in case.copies]
     places = ((0, 0), (3, 2), (5, 1)) if kind == "twice" else (
         (0, 0), (3, 16), (4, 69_999), (4, 40_000),
@@ -247,79 +247,79 @@ def test_a_step_that_is_skipped_changes_nothing(
         gradients = case.gradients()
         gradients[index][position] = float(special)
         assert not take(gradients)
-        assert asked[-1][0] == (special == "nan")
-        assert np.isnan(asked[-1][1]) if special == "nan" else asked[-1][1] == np.inf
-        after = [t.detach() for t in (*case.variables, *opt.variables(), step)]
-        assert all(torch.equal(a, b) for a, b in zip(after, before, strict=True))
-        for copy, kept in zip(case.copies, copies, strict=True):
-            assert copy is kept is None or torch.equal(copy, kept)  # pyright: ignore
+        assert calls[-1][0] == (special == "nan")
+        assert np.isnan(calls[-1][1]) if special == "nan" else calls[-1][1] == np.inf
+        values = [t.detach() for t in (*case.variables, *opt.variables(), step)]
+        assert all(torch.equal(a, b) for a, b in zip(values, values_before, strict=True))
+        for copy, copy_before in zip(case.copies, copies, strict=True):
+            assert copy is copy_before is None or torch.equal(copy, copy_before)  # pyright: ignore
     assert take(case.gradients())
     assert int(step) == 2
     skips = ["skipped", "either"] * len(places)
-    assert counted == ["taken", "either", *skips, "taken", "either"]
+    assert events == ["taken", "either", *skips, "taken", "either"]
 
 
 @pytest.mark.parametrize("steps", [0, 2])
 def test_gradients_of_a_skipped_step_are_let_go(steps: int) -> None:
     case, opt = Case(torch.float32), train.MomentumOptimizer(0.1, 0.9)
-    plain = GradientTransforms(unscaling=case.unscaling)
+    options = GradientTransforms(unscaling=case.unscaling)
     skipping = GradientTransforms(
         unscaling=case.unscaling, decide=lambda has_nan, amax: Decision(False, [])
     )
     for _ in range(steps):
-        opt._take(case.pairs(case.gradients()), None, "step", plain)
+        opt._take(case.pairs(case.gradients()), None, "step", options)
     arrays = [grad.numpy().copy() for grad in case.gradients()]
-    seen = [weakref.ref(array) for array in arrays]  # a tensor over an array keeps it alive
+    references = [weakref.ref(array) for array in arrays]  # a tensor over an array keeps it alive
     gradients = [torch.from_numpy(array) for array in arrays]
     assert not opt._take(case.pairs(gradients), None, "step", skipping).taken
     del arrays, gradients
     gc.collect()
-    assert all(ref() is None for ref in seen)
+    assert all(ref() is None for ref in references)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_the_largest_magnitude_is_that_of_processed_gradients(dtype: torch.dtype) -> None:
     case = Case(dtype)
-    gradients, found = case.gradients(), []
-    seen: list[float] = []
+    gradients, stats = case.gradients(), []
+    peaks: list[float] = []
 
     def decide(has_nan: bool, amax: float) -> Decision:
-        seen.append(amax)
+        peaks.append(amax)
         return Decision(True, [])
 
-    how = GradientTransforms(
+    options = GradientTransforms(
         unscaling=case.unscaling, global_clipnorm=5.0, trust=trust, exact=True, narrow=True,
-        decide=decide, watch=found.append,
+        decide=decide, watch=stats.append,
     )  # fmt: skip
     opt = train.GradientDescentOptimizer(0.1)
     for _ in range(2):
-        opt._take(case.pairs(gradients), None, "step", how, case.copies)
-        made = by_hand(case, gradients, found[-1].clip_scale, trusts=True)
-        assert seen[-1] == max(float(grad.abs().max()) for grad in made)
+        opt._take(case.pairs(gradients), None, "step", options, case.copies)
+        processed = by_hand(case, gradients, stats[-1].clip_scale, trusts=True)
+        assert peaks[-1] == max(float(grad.abs().max()) for grad in processed)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_norms_are_of_unscaled_gradients_and_of_variables_before_the_step(
     dtype: torch.dtype,
 ) -> None:
-    case, found = Case(dtype), []
-    how = GradientTransforms(
-        unscaling=case.unscaling, global_clipnorm=5.0, trust=trust, watch=found.append, narrow=True
+    case, stats = Case(dtype), []
+    options = GradientTransforms(
+        unscaling=case.unscaling, global_clipnorm=5.0, trust=trust, watch=stats.append, narrow=True
     )
     opt = train.MomentumOptimizer(0.1, 0.9)
     for _ in range(2):
         gradients = case.gradients()
-        own = [
-            float(torch.linalg.vector_norm(grad.double() * float(one)))
-            for grad, one in zip(gradients, case.unscaling, strict=True)
+        norms = [
+            float(torch.linalg.vector_norm(grad.double() * float(scale)))
+            for grad, scale in zip(gradients, case.unscaling, strict=True)
         ]
         sizes = [float(torch.linalg.vector_norm(var.detach().double())) for var in case.variables]
-        opt._take(case.pairs(gradients), None, "step", how, case.copies)
-        known: GradientStats = found[-1]
-        np.testing.assert_allclose(known.gradient_norms, own, rtol=1e-12)
-        np.testing.assert_allclose(known.variable_norms, sizes, rtol=1e-12)
-        np.testing.assert_allclose(known.global_norm, np.linalg.norm(own), rtol=1e-12)
-        np.testing.assert_allclose(known.clipped_global_norm, 5.0, rtol=1e-6)
+        opt._take(case.pairs(gradients), None, "step", options, case.copies)
+        latest: GradientStats = stats[-1]
+        np.testing.assert_allclose(latest.gradient_norms, norms, rtol=1e-12)
+        np.testing.assert_allclose(latest.variable_norms, sizes, rtol=1e-12)
+        np.testing.assert_allclose(latest.global_norm, np.linalg.norm(norms), rtol=1e-12)
+        np.testing.assert_allclose(latest.clipped_global_norm, 5.0, rtol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -329,17 +329,19 @@ def test_norms_are_of_unscaled_gradients_and_of_variables_before_the_step(
 def test_a_norm_overflows_where_the_squares_of_unscaled_gradients_do(
     unscaling: float, overflow: bool, norm: float
 ) -> None:
-    var, found = Variable(torch.zeros(4)), []
-    how = GradientTransforms(
+    var, stats = Variable(torch.zeros(4)), []
+    options = GradientTransforms(
         unscaling=np.array([unscaling], np.float32), global_clipnorm=1.0, overflow=overflow,
-        nan_if_not_finite=False, watch=found.append,
+        nan_if_not_finite=False, watch=stats.append,
     )  # fmt: skip
-    train.GradientDescentOptimizer(1.0)._take([(torch.full((4,), 1e20), var)], None, "step", how)
-    np.testing.assert_allclose(found[0].global_norm, norm, rtol=1e-6)
-    np.testing.assert_allclose(found[0].gradient_norms, [norm], rtol=1e-6)
+    train.GradientDescentOptimizer(1.0)._take(
+        [(torch.full((4,), 1e20), var)], None, "step", options
+    )
+    np.testing.assert_allclose(stats[0].global_norm, norm, rtol=1e-6)
+    np.testing.assert_allclose(stats[0].gradient_norms, [norm], rtol=1e-6)
     # A gradient that is finite is finite after clipping, too.
     clipped = 0.0 if norm == np.inf else 1.0
-    np.testing.assert_allclose(found[0].clipped_norms, [clipped], rtol=1e-6)
+    np.testing.assert_allclose(stats[0].clipped_norms, [clipped], rtol=1e-6)
     np.testing.assert_allclose(var.detach().norm(), clipped, rtol=1e-6)
 
 
@@ -347,25 +349,25 @@ def test_a_norm_overflows_where_the_squares_of_unscaled_gradients_do(
 def test_rows_that_repeat_are_added_up_in_the_dtype_of_the_variable(dtype: torch.dtype) -> None:
     grad = IndexedSlices(torch.full((64, 1), 1638.0, dtype=dtype), torch.zeros(64).long(), (2, 1))
     value = float(grad.values[0].float())
-    for how in (
+    for options in (
         GradientTransforms(narrow=True),
         GradientTransforms(trust=lambda v, g: np.ones(1), narrow=True),
     ):
         var = Variable([[0.0], [0.0]])
-        train.GradientDescentOptimizer(1.0)._take([(grad, var)], None, "step", how)
+        train.GradientDescentOptimizer(1.0)._take([(grad, var)], None, "step", options)
         assert var.tolist() == [[-64 * value], [0.0]]
 
 
 def test_a_gradient_of_another_dtype_or_shape_changes_nothing() -> None:
     case, opt = Case(torch.float16), train.MomentumOptimizer(0.1, 0.9)
-    how = GradientTransforms(unscaling=case.unscaling, narrow=True)
-    opt._take(case.pairs(case.gradients()), None, "step", how, case.copies)
-    before = [var.detach().clone() for var in case.variables]
+    options = GradientTransforms(unscaling=case.unscaling, narrow=True)
+    opt._take(case.pairs(case.gradients()), None, "step", options, case.copies)
+    values_before = [var.detach().clone() for var in case.variables]
     for bad in (torch.ones(5), torch.ones(SIZES[-1], dtype=torch.float64)):
         gradients = [*case.gradients()[:-1], bad]
         with pytest.raises(ValueError, match="w70000"):
-            opt._take(case.pairs(gradients), None, "step", how, case.copies)
-    assert all(torch.equal(a, b) for a, b in zip(case.variables, before, strict=True))
+            opt._take(case.pairs(gradients), None, "step", options, case.copies)
+    assert all(torch.equal(a, b) for a, b in zip(case.variables, values_before, strict=True))
 
 
 @pytest.mark.parametrize("engine", ["cpu", "reference"])
@@ -376,9 +378,9 @@ def test_variables_and_copies_of_other_strides(crossed: bool, engine: Any) -> No
     copy = copy.half()
     opt = train.GradientDescentOptimizer(0.5)
     opt.engine = engine
-    before, grad = var.detach().clone(), torch.ones(4, 6, dtype=torch.float16)
+    values_before, grad = var.detach().clone(), torch.ones(4, 6, dtype=torch.float16)
     slow = crossed and engine == "cpu"
     with pytest.warns(PerformanceWarning) if slow else contextlib.nullcontext():
         opt._take([(grad, var)], None, "step", GradientTransforms(narrow=True), [copy])
-    assert torch.equal(var.detach(), before - 0.5)
-    assert torch.equal(copy, (before - 0.5).half())
+    assert torch.equal(var.detach(), values_before - 0.5)
+    assert torch.equal(copy, (values_before - 0.5).half())

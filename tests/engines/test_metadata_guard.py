@@ -1,4 +1,4 @@
-"""What torch compares at once: tensors of a step with those of the step before."""
+"""Guard that compares the tensors of a step with those of the step before."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from thalweg._engines import metadata_guard as likeness
 from thalweg._engines.metadata_guard import MetadataGuard
 from thalweg.keras.optimizers import Adam
 
-OTHERS: dict[str, Callable[[], Any]] = {
+DIFFERENT: dict[str, Callable[[], Any]] = {
     "another shape": lambda: torch.ones(3, 2),
     "another rank": lambda: torch.ones(6),
     "other strides": lambda: torch.ones(3, 2).t(),
@@ -30,23 +30,23 @@ OTHERS: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.mark.parametrize("make", OTHERS.values(), ids=OTHERS)
+@pytest.mark.parametrize("make", DIFFERENT.values(), ids=DIFFERENT)
 @pytest.mark.parametrize("place", [0, 1])
-def test_what_is_not_alike(make: Callable[[], Any], place: int) -> None:
-    like = MetadataGuard([torch.zeros(2, 3), torch.zeros(2, 3)])
-    given: list[Any] = [torch.ones(2, 3), torch.ones(2, 3)]
-    assert like.holds(given)
-    given[place] = make()
-    assert not like.holds(given)
+def test_different_metadata_is_noticed(make: Callable[[], Any], place: int) -> None:
+    guard = MetadataGuard([torch.zeros(2, 3), torch.zeros(2, 3)])
+    tensors: list[Any] = [torch.ones(2, 3), torch.ones(2, 3)]
+    assert guard.holds(tensors)
+    tensors[place] = make()
+    assert not guard.holds(tensors)
 
 
 def test_more_fewer_and_repeated_tensors_are_not_alike() -> None:
-    like = MetadataGuard([torch.zeros(2), torch.zeros(2)])
-    one, two = torch.ones(2), torch.ones(2)
-    assert like.holds([one, two])
-    assert not like.holds([one])
-    assert not like.holds([one, one])
-    assert not like.holds([one, two, torch.ones(2)])
+    guard = MetadataGuard([torch.zeros(2), torch.zeros(2)])
+    first, two = torch.ones(2), torch.ones(2)
+    assert guard.holds([first, two])
+    assert not guard.holds([first])
+    assert not guard.holds([first, first])
+    assert not guard.holds([first, two, torch.ones(2)])
     assert not MetadataGuard().holds([])
 
 
@@ -66,13 +66,13 @@ def _refusing(*args: Any, **options: Any) -> None:
 def test_a_torch_without_the_comparison_takes_the_same_steps(monkeypatch, guards) -> None:
     generator = torch.Generator().manual_seed(3)
     gradients = [[torch.randn(2, 3, generator=generator) for _ in range(4)] for _ in range(3)]
-    wanted = _trained(gradients)
+    expected = _trained(gradients)
     monkeypatch.setattr(likeness, "TensorGuards", guards)
     assert not MetadataGuard(gradients[0]).holds(gradients[0])
-    assert all(map(torch.equal, _trained(gradients), wanted))
+    assert all(map(torch.equal, _trained(gradients), expected))
 
 
-def test_a_steady_step_takes_no_closer_look(monkeypatch) -> None:
+def test_a_replayed_step_skips_the_full_checks(monkeypatch) -> None:
     variables = [Variable(torch.ones(3)) for _ in range(2)]
     optimizer = Adam(0.1)
 

@@ -23,7 +23,6 @@ def step(opt: Any, module: torch.nn.Module, number: int) -> None:
 
 
 def made(row: Row, engine: str) -> tuple[Any, torch.nn.Module]:
-    """An optimizer after two steps, the second of them the fast way."""
     module = torch.nn.Module()
     module.weight = torch.nn.Parameter(torch.tensor([1.0, 2.0, -1.0, 0.0]))
     opt = row.make()
@@ -33,13 +32,12 @@ def made(row: Row, engine: str) -> tuple[Any, torch.nn.Module]:
 
 
 def fresh(row: Row, opt: Any, module: torch.nn.Module) -> tuple[Any, torch.nn.Module]:
-    """Another optimizer and module in the same state."""
-    other = torch.nn.Module()
-    other.weight = torch.nn.Parameter(module.weight.detach().clone())
-    again = row.make()
-    again.engine = "reference"
-    again.load_state_dict(opt.state_dict(), [other.weight])
-    return again, other
+    twin = torch.nn.Module()
+    twin.weight = torch.nn.Parameter(module.weight.detach().clone())
+    twin_opt = row.make()
+    twin_opt.engine = "reference"
+    twin_opt.load_state_dict(opt.state_dict(), [twin.weight])
+    return twin_opt, twin
 
 
 def data_replaced(opt: Any, module: Any) -> None:
@@ -86,9 +84,9 @@ def swapped(opt: Any, module: Any) -> None:
 
 
 def resized_and_back(opt: Any, module: Any) -> None:
-    kept = module.weight.detach().clone()
+    original = module.weight.detach().clone()
     module.weight.data = torch.zeros(9)
-    module.weight.data = kept
+    module.weight.data = original
 
 
 MOVES: list[Callable[[Any, Any], None]] = [
@@ -112,12 +110,12 @@ MOVES: list[Callable[[Any, Any], None]] = [
 def test_next_steps_are_those_of_a_fresh_optimizer(row: Row, engine: str, move: Any) -> None:
     opt, module = made(row, engine)
     move(opt, module)
-    again, other = fresh(row, opt, module)
+    twin_opt, twin = fresh(row, opt, module)
     for number in (2, 3):
-        step(opt, module, number), step(again, other, number)
-        assert torch.equal(module.weight, other.weight)
+        step(opt, module, number), step(twin_opt, twin, number)
+        assert torch.equal(module.weight, twin.weight)
     for name in opt.get_slot_names():
-        slots = opt.get_slot(module.weight, name), again.get_slot(other.weight, name)
+        slots = opt.get_slot(module.weight, name), twin_opt.get_slot(twin.weight, name)
         assert torch.equal(*slots)
 
 
@@ -144,25 +142,25 @@ def test_another_shape_is_refused_with_an_old_gradient(engine: str, shape: tuple
     refused_with_gradient_of((4,), shape, engine)
 
 
-def refused_with_gradient_of(given: tuple[int, ...], shape: tuple[int, ...], engine: str) -> None:
+def refused_with_gradient_of(wrong: tuple[int, ...], shape: tuple[int, ...], engine: str) -> None:
     opt, module = made(ROWS[5], engine)
     data = torch.ones(8) if shape == (6,) else module.weight.data
     module.weight.data = data[: math.prod(shape)].reshape(shape)
-    before = snapshot(opt, [module.weight])
+    state_before = snapshot(opt, [module.weight])
     with pytest.raises(ValueError, match=r"has shape .*\(4,\)"):
-        opt.apply_gradients([(torch.ones(given), module.weight)])
-    assert_same_bits(snapshot(opt, [module.weight]), before)
+        opt.apply_gradients([(torch.ones(wrong), module.weight)])
+    assert_same_bits(snapshot(opt, [module.weight]), state_before)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 def test_module_to_another_dtype_goes_on_with_its_slots(row: Row, dtype: torch.dtype) -> None:
-    (opt, module), (plain, other) = made(row, "cpu"), made(row, "reference")
-    module.to(dtype), other.to(dtype)
+    (opt, module), (plain_opt, twin) = made(row, "cpu"), made(row, "reference")
+    module.to(dtype), twin.to(dtype)
     for number in (2, 3):
-        step(opt, module, number), step(plain, other, number)
+        step(opt, module, number), step(plain_opt, twin, number)
     assert module.weight.dtype == dtype
-    assert torch.equal(module.weight, other.weight)
+    assert torch.equal(module.weight, twin.weight)
     assert opt.get_slot(module.weight, row.slots[0]).dtype == torch.float32
 
 
@@ -173,20 +171,20 @@ def test_module_to_another_dtype_without_slots(engine: str) -> None:
     opt.engine = engine
     opt.apply_gradients([(torch.ones(1, 2), module.weight)])
     module.to(torch.float64)
-    before = module.weight.detach().clone()
+    old = module.weight.detach().clone()
     opt.apply_gradients([(torch.ones(1, 2, dtype=torch.float64), module.weight)])
-    assert torch.equal(module.weight, before - 0.5)
+    assert torch.equal(module.weight, old - 0.5)
 
 
 @both_engines
 def test_other_gradients_of_other_memory(engine: str) -> None:
     opt, w = RMSprop(0.1), thalweg.Variable(np.ones(6, "f4"))
-    plain, other = RMSprop(0.1), thalweg.Variable(np.ones(6, "f4"))
-    opt.engine, plain.engine = engine, "reference"
+    plain_opt, twin = RMSprop(0.1), thalweg.Variable(np.ones(6, "f4"))
+    opt.engine, plain_opt.engine = engine, "reference"
     wide = torch.arange(12.0).reshape(6, 2)
     for grad in (wide[:, 0].clone(), wide[:, 1], wide.flip(0)[:, 0], torch.ones(1).expand(6)):
-        opt.apply_gradients([(grad, w)]), plain.apply_gradients([(grad, other)])
-        assert torch.equal(w, other)
+        opt.apply_gradients([(grad, w)]), plain_opt.apply_gradients([(grad, twin)])
+        assert torch.equal(w, twin)
 
 
 @both_engines
@@ -216,8 +214,8 @@ def test_slots_of_one_block_share_a_version_counter() -> None:
     opt.apply_gradients([(torch.ones(2), var) for var in variables])
     first, second = (opt.get_slot(var, "m") for var in variables)
     graph = (first * torch.ones(2, requires_grad=True)).sum()
-    before = first._version
+    version_before = first._version
     second.assign([3.0, 4.0])
-    assert first._version > before
+    assert first._version > version_before
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         graph.backward()

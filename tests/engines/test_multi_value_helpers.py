@@ -24,11 +24,11 @@ def swapped(a: Any, b: Any) -> Any:
 
 
 def update(var: Any, grad: Any, m: Any, v: Any, *, learning_rate: Any) -> Any:
-    m, v, is_up = means(m, v, grad)
+    m, v, rises = means(m, v, grad)
     m, v = swapped(m, v)
     m, v = swapped(m, v)
     slow, _ = swapped(v, m)
-    step = where(is_up, slow, slow * 0.5) / (sqrt(v) + 0.001)
+    step = where(rises, slow, slow * 0.5) / (sqrt(v) + 0.001)
     return var - learning_rate * step, m, v
 
 
@@ -55,15 +55,15 @@ def trained(formula: Any, engine: Any, dtype: torch.dtype) -> list[torch.Tensor]
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("engine", ["cpu", "reference"])
-def test_they_have_the_bits_of_a_formula_without(engine: str, dtype: torch.dtype) -> None:
-    both = trained(update, engine, dtype), trained(plain, engine, dtype)
-    assert all(torch.equal(a, b) for a, b in zip(*both, strict=True))
+def test_helpers_equal_inlined_formulas(engine: str, dtype: torch.dtype) -> None:
+    results = trained(update, engine, dtype), trained(plain, engine, dtype)
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
 
 def test_a_formula_is_plain_python_still() -> None:
-    one = np.float64
-    found = update(one(1), one(2), one(0), one(0), learning_rate=one(0.1))
-    assert found == plain(one(1), one(2), one(0), one(0), learning_rate=one(0.1))
+    number = np.float64
+    actual = update(number(1), number(2), number(0), number(0), learning_rate=number(0.1))
+    assert actual == plain(number(1), number(2), number(0), number(0), learning_rate=number(0.1))
 
 
 def of_numbers(var: Any, grad: Any, *, learning_rate: Any) -> Any:
@@ -86,7 +86,7 @@ def within(var: Any, grad: Any, *, learning_rate: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("formula", "said"),
+    ("formula", "message"),
     [
         (of_numbers, "assign one name at a time, or what a helper function returns"),
         (of_too_few, "`means` returns 3 values, not 2"),
@@ -94,6 +94,6 @@ def within(var: Any, grad: Any, *, learning_rate: Any) -> Any:
         (within, r"`swapped` returns 2 values: write `a, b = swapped\(var, grad\)` before"),
     ],
 )
-def test_what_is_no_such_helper_is_refused(formula: Any, said: str) -> None:
-    with pytest.raises(RuleError, match=said):
+def test_unsupported_helpers_raise(formula: Any, message: str) -> None:
+    with pytest.raises(RuleError, match=message):
         thalweg.check_rule(Rule(name="Bad", update=formula))

@@ -1,4 +1,4 @@
-"""Where steps find torch's threads, and what is said where they find none."""
+"""Search for torch's OpenMP threads, and the warning if there are none."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ lines = [line.split() for line in real("/proc/self/maps")]
 # Torch's own, or the system's where torch is the system's.
 assert re.search("torch.*lib(gomp|iomp5|omp)", path) or torch_is_the_systems(path), path
 """
-    done = fresh_process.run(program)
-    assert done.returncode == 0, done.stderr
+    process = fresh_process.run(program)
+    assert process.returncode == 0, process.stderr
 
 
-def test_one_thread_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_thread_warns_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(openmp, "_find_runtime", lambda: None)
     monkeypatch.setattr(openmp, "team_size", lambda: 4)
     openmp.gomp_parallel.cache_clear()
@@ -51,12 +51,12 @@ def test_one_thread_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.warns(PerformanceWarning, match="on one thread and not on 4: the OpenMP"):
             assert openmp.gomp_parallel() is None
         assert openmp.gomp_parallel() is None  # a second warning would be an error
-        called: list[int] = []
-        function = openmp.ENTRY(called.append)
+        calls: list[int] = []
+        function = openmp.ENTRY(calls.append)
         address = ctypes.cast(function, ctypes.c_void_p).value
         assert address is not None
         openmp.run_on_team(address, 7, 4)
-        assert called == [7]
+        assert calls == [7]
     finally:
         openmp.gomp_parallel.cache_clear()
 
@@ -75,9 +75,9 @@ def without_the_function(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch._C, "__file__", _ctypes.__file__)
 
 
-@pytest.mark.parametrize("other", [without_a_module, without_the_function])
+@pytest.mark.parametrize("simulate", [without_a_module, without_the_function])
 def test_steps_on_a_simulated_other_system(
-    other: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+    simulate: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(openmp, "team_size", lambda: 4)
     size = 200_000  # more than one thread takes alone
@@ -88,11 +88,11 @@ def test_steps_on_a_simulated_other_system(
     for _ in range(3):
         twin.step()
     caches = openmp._find_runtime, openmp.gomp_parallel
-    for each in caches:
-        each.cache_clear()
+    for cache in caches:
+        cache.cache_clear()
     try:
         with monkeypatch.context() as simulated:
-            other(simulated)
+            simulate(simulated)
             optimizer = optim.AdamW(params[:1])
             with pytest.warns(PerformanceWarning, match="on one thread and not on 4"):
                 optimizer.step()
@@ -100,6 +100,6 @@ def test_steps_on_a_simulated_other_system(
                 optimizer.step()
             assert openmp.parallel_address() == 0
     finally:
-        for each in caches:
-            each.cache_clear()
+        for cache in caches:
+            cache.cache_clear()
     assert torch.equal(*params)

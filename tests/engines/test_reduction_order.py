@@ -40,8 +40,8 @@ SPECIAL = (np.nan, np.inf, -np.inf, -0.0)
 def numbers(size: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
     """Numbers over many powers of two, whose sum depends on the order."""
     generator = torch.Generator().manual_seed(size + seed)
-    made = torch.randn(size, generator=generator, dtype=torch.float64)
-    return (made * torch.exp2(torch.randint(-9, 7, (size,), generator=generator))).to(dtype)
+    normal = torch.randn(size, generator=generator, dtype=torch.float64)
+    return (normal * torch.exp2(torch.randint(-9, 7, (size,), generator=generator))).to(dtype)
 
 
 def bounded(grad, *, bound):
@@ -53,40 +53,43 @@ def wide(tensor: Tensor) -> np.ndarray:
 
 
 def measured(
-    formulas, tensors, stages=(), scalars=None, flush=False, leaves=False, copied=False, places=None
+    formulas, tensors, stages=(), scalars=None, flush=False, leaves=False, copies=False, places=None
 ):
     """Return what the kernel makes of tensors of several streams each, all of one signature.
 
     Args:
-        copied: Whether the last stream is a copy, at which the variable begins.
+        copies: Whether the last stream is a copy, at which the variable begins.
         places: Optional. The `Offsets` of the tensors, for a kernel that gathers.
     """
     first = tensors[0]
-    storage = tuple(STORAGE_NAMES[each.dtype] for each in first)
+    storage = tuple(STORAGE_NAMES[stream.dtype] for stream in first)
     compute = compute_dtype(first[0].dtype)
-    kernel = launch.sum_kernel(formulas, stages, storage, compute, copied, places is not None)
-    base = np.array([[each.data_ptr() for each in streams] for streams in tensors], np.int64)
+    kernel = launch.sum_kernel(formulas, stages, storage, compute, copies, places is not None)
+    base = np.array([[stream.data_ptr() for stream in streams] for streams in tensors], np.int64)
     table = Leaves([streams[0].numel() for streams in tensors], places)
-    found = table.measure(kernel, base, scalars, flush)
-    return found if leaves else table.combine(found)
+    leaf_sums = table.measure(kernel, base, scalars, flush)
+    return leaf_sums if leaves else table.combine(leaf_sums)
 
 
 def specified(formula, streams, stages=(), scalars=None):
     """The leaves of one tensor as the specification has them."""
-    given = scalars or {}
+    named_scalars = scalars or {}
     compute = compute_dtype(streams[0].dtype)
-    arrays = [each.numpy() if each.element_size() > 2 else each.float().numpy() for each in streams]
+    arrays = [
+        stream.numpy() if stream.element_size() > 2 else stream.float().numpy()
+        for stream in streams
+    ]
 
     def called(function, dtype, *values):
         code = function.__code__
         names = code.co_varnames[code.co_argcount : code.co_argcount + code.co_kwonlyargcount]
-        chosen = {name: dtype(given[name]) for name in names}
-        return numpy_formula(function, dtype)(*values, **chosen)[0]
+        arguments = {name: dtype(named_scalars[name]) for name in names}
+        return numpy_formula(function, dtype)(*values, **arguments)[0]
 
     with np.errstate(all="ignore"):
         for stage in stages:
             arrays[1] = called(stage, compute, arrays[1].astype(compute))
-        arrays = [each.astype(np.float64) for each in arrays[: formula.__code__.co_argcount]]
+        arrays = [array.astype(np.float64) for array in arrays[: formula.__code__.co_argcount]]
         return leaves_of(called(formula, np.float64, *arrays))
 
 
@@ -107,42 +110,44 @@ def one_by_one(values: np.ndarray) -> float:
     return leaves[0] if leaves else 0.0
 
 
-def assert_bits(found, wanted) -> None:
-    found, wanted = np.asarray(found), np.asarray(wanted)
-    np.testing.assert_array_equal(found, wanted)
-    np.testing.assert_array_equal(np.signbit(found[found == 0]), np.signbit(wanted[wanted == 0]))
+def assert_bits(actual, expected) -> None:
+    actual, expected = np.asarray(actual), np.asarray(expected)
+    np.testing.assert_array_equal(actual, expected)
+    np.testing.assert_array_equal(
+        np.signbit(actual[actual == 0]), np.signbit(expected[expected == 0])
+    )
 
 
 # The specification
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_the_specification_is_what_its_text_says(size):
+def test_the_specification_equals_its_text(size):
     values = wide(numbers(size))
-    (found,) = combine_leaves(leaves_of(values), leaf_counts([size]))
-    assert_bits(found, one_by_one(values))
+    (actual,) = combine_leaves(leaves_of(values), leaf_counts([size]))
+    assert_bits(actual, one_by_one(values))
 
 
 @pytest.mark.parametrize("count", [2, 3, 5, 6, 7, 8, 9, 37])
 def test_leaves_are_added_in_pairs_of_neighbours(count):
     values = wide(numbers(count))
-    wanted = values
-    while len(wanted) > 1:
-        wanted = np.append(wanted, [0.0] * (len(wanted) % 2))
-        wanted = wanted[::2] + wanted[1::2]
-    assert_bits(combine_leaves(values, np.array([count])), wanted)
+    expected = values
+    while len(expected) > 1:
+        expected = np.append(expected, [0.0] * (len(expected) % 2))
+        expected = expected[::2] + expected[1::2]
+    assert_bits(combine_leaves(values, np.array([count])), expected)
 
 
 def test_many_tensors_are_combined_like_each_alone():
     counts = np.array([0, 3, 1, 0, 17, 2, 1, 4, 0])
     leaves = wide(numbers(int(2 * counts.sum()))).reshape(-1, 2)
-    before = leaves.copy()
+    leaves_before = leaves.copy()
     parts = np.split(leaves, np.cumsum(counts)[:-1])
-    alone = [combine_leaves(part, np.array([len(part)]))[0] for part in parts]
-    assert_bits(combine_leaves(leaves, counts), alone)
+    single = [combine_leaves(part, np.array([len(part)]))[0] for part in parts]
+    assert_bits(combine_leaves(leaves, counts), single)
     in_torch = combine_leaves(torch.from_numpy(leaves), counts)
-    assert_bits(in_torch.numpy(), alone)
-    assert_bits(leaves, before)
+    assert_bits(in_torch.numpy(), single)
+    assert_bits(leaves, leaves_before)
     assert combine_leaves(np.zeros((0, 2)), np.zeros(3, np.int64)).tolist() == [[0, 0]] * 3
 
 
@@ -159,12 +164,12 @@ def test_torch_adds_in_the_same_order(size):
 @pytest.mark.parametrize("formula", [gradient_squares, variable_squares])
 def test_kernels_add_in_the_same_order(dtype, formula):
     tensors = [(numbers(size, dtype), numbers(size, dtype, 1)) for size in SIZES]
-    found = measured((formula,), tensors, leaves=True)
-    wanted = np.concatenate([specified(formula, streams) for streams in tensors])
-    assert_bits(found[:, 0], wanted)
+    actual = measured((formula,), tensors, leaves=True)
+    expected = np.concatenate([specified(formula, streams) for streams in tensors])
+    assert_bits(actual[:, 0], expected)
     column = int(formula is gradient_squares)
-    found = sums_of(gradient_squares, [streams[column] for streams in tensors])
-    assert_bits(found, combine_leaves(wanted, leaf_counts(SIZES)))
+    actual = sums_of(gradient_squares, [streams[column] for streams in tensors])
+    assert_bits(actual, combine_leaves(expected, leaf_counts(SIZES)))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -178,9 +183,9 @@ def test_special_numbers(dtype, special, position):
         return grad
 
     for formula in (plain, gradient_squares):
-        found = measured((formula,), [(grad, grad)], leaves=True)[:, 0]
-        assert_bits(found, specified(formula, (grad, grad)))
-        assert not np.signbit(found[found == 0]).any()
+        actual = measured((formula,), [(grad, grad)], leaves=True)[:, 0]
+        assert_bits(actual, specified(formula, (grad, grad)))
+        assert not np.signbit(actual[actual == 0]).any()
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -192,10 +197,10 @@ def test_denormals_count_whatever_the_thread_does_with_them(dtype):
     def plain(var, grad):
         return grad
 
-    wanted = specified(plain, (grad, grad))
-    assert wanted[0] > 0
+    expected = specified(plain, (grad, grad))
+    assert expected[0] > 0
     with set_denormals(flush=True):
-        assert_bits(measured((plain,), [(grad, grad)])[:, 0], wanted)
+        assert_bits(measured((plain,), [(grad, grad)])[:, 0], expected)
 
 
 def test_denormals_are_flushed_where_the_update_flushes_them():
@@ -212,36 +217,35 @@ def test_denormals_are_flushed_where_the_update_flushes_them():
 
 @pytest.mark.parametrize("count", [1, 2, 8])
 def test_threads_do_not_change_bits(count, threads):
-    tensors = [(each, each) for each in (numbers(1_000_003), numbers(5), numbers(70_000))]
+    tensors = [(grad, grad) for grad in (numbers(1_000_003), numbers(5), numbers(70_000))]
     threads(count)
-    found = measured((gradient_squares,), tensors)[:, 0]
-    wanted = [
+    actual = measured((gradient_squares,), tensors)[:, 0]
+    expected = [
         combine_leaves(specified(gradient_squares, s), leaf_counts([len(s[0])]))[0] for s in tensors
     ]
-    assert_bits(found, wanted)
+    assert_bits(actual, expected)
 
 
 def test_the_other_tensors_do_not_change_bits():
     tensors = [numbers(size) for size in (200_003, 1000, 65_537, 12)]
-    alone = [sums_of(gradient_squares, [each])[0] for each in tensors]
-    assert_bits(sums_of(gradient_squares, tensors), alone)
-    assert_bits(sums_of(gradient_squares, tensors[::-1]), alone[::-1])
-    many = [*tensors, *(numbers(100, seed=seed) for seed in range(500)), numbers(3_000_000)]
-    assert_bits(sums_of(gradient_squares, many)[: len(tensors)], alone)
+    single = [sums_of(gradient_squares, [tensor])[0] for tensor in tensors]
+    assert_bits(sums_of(gradient_squares, tensors), single)
+    assert_bits(sums_of(gradient_squares, tensors[::-1]), single[::-1])
+    more_tensors = [*tensors, *(numbers(100, seed=seed) for seed in range(500)), numbers(3_000_000)]
+    assert_bits(sums_of(gradient_squares, more_tensors)[: len(tensors)], single)
 
 
 @pytest.mark.parametrize("cut", [LEAF, 2 * LEAF])
 def test_parts_of_a_tensor_have_its_leaves(cut):
     grad = numbers(200_003)
-    whole = measured((gradient_squares,), [(grad, grad)], leaves=True)
+    leaves = measured((gradient_squares,), [(grad, grad)], leaves=True)
     parts = [(grad[:cut], grad[:cut]), (grad[cut:], grad[cut:])]
-    assert_bits(measured((gradient_squares,), parts, leaves=True), whole)
+    assert_bits(measured((gradient_squares,), parts, leaves=True), leaves)
 
 
 def permuted(tensor, order):
-    """A tensor whose memory has its dimensions in another order."""
-    back = [order.index(dim) for dim in range(tensor.dim())]
-    return tensor.permute(order).contiguous().permute(back)
+    inverse = [order.index(dim) for dim in range(tensor.dim())]
+    return tensor.permute(order).contiguous().permute(inverse)
 
 
 LAYOUTS = [
@@ -268,19 +272,19 @@ READING = gradient_squares, variable_squares, _with_slot
 
 
 def of_step(streams, engine: str, repeats: int = 1) -> np.ndarray:
-    """What steps over a variable, its gradient and its slot measure, one column for each step."""
+    """Return sums over a variable, its gradient and its slot, one column for each step."""
     var, grad, slot = streams
     gate, selection = Dispatcher(), Selection(name=engine)
     columns = Columns({np.float32: {}, np.float64: {}}, {})
-    found = []
+    totals = []
     for _ in range(repeats):
         ready = gate.plan_step(StepRequest(SLOTTED, (), [var], [grad], [[slot]], ["x"], selection))
-        found.append(np.concatenate(ready.compute_sums(READING, (), columns)))
-        found[-1] = np.append(found[-1], ready.compute_leaves(READING[2:], (), columns)[0].sum())
+        totals.append(np.concatenate(ready.compute_sums(READING, (), columns)))
+        totals[-1] = np.append(totals[-1], ready.compute_leaves(READING[2:], (), columns)[0].sum())
         ready.release_gradients()
-        for each in (grad, slot):
-            each.mul_(0.75)
-    return np.stack(found)
+        for tensor in (grad, slot):
+            tensor.mul_(0.75)
+    return np.stack(totals)
 
 
 @pytest.mark.filterwarnings("ignore::thalweg.errors.PerformanceWarning")
@@ -290,23 +294,25 @@ def of_step(streams, engine: str, repeats: int = 1) -> np.ndarray:
 def test_elements_count_in_row_major_order_whatever_their_layout(of_var, of_grad, dtype):
     """Every engine measures what it would of contiguous tensors, to the last bit."""
     shape = (8, 4, 67, 35)
-    plain = [numbers(8 * 4 * 67 * 35, dtype, seed).view(shape) for seed in range(3)]
-    wanted = of_step([each.clone() for each in plain], "cpu", 2)
+    tensors = [numbers(8 * 4 * 67 * 35, dtype, seed).view(shape) for seed in range(3)]
+    expected = of_step([tensor.clone() for tensor in tensors], "cpu", 2)
     for engine in ("cpu", "reference"):
         for of_slot in (0, of_var):
-            how = of_var, of_grad, of_slot
-            streams = [LAYOUTS[k](each.clone()) for k, each in zip(how, plain, strict=True)]
-            assert_bits(of_step(streams, engine, 2), wanted)
-    var, grad = LAYOUTS[of_var](plain[0]), LAYOUTS[of_grad](plain[1])
-    found = Tensors([grad], [var]).compute_sums(READING[:2], (), NO_COLUMNS)
-    assert_bits(np.concatenate(found), wanted[0, :2])
+            orders = of_var, of_grad, of_slot
+            streams = [
+                LAYOUTS[k](tensor.clone()) for k, tensor in zip(orders, tensors, strict=True)
+            ]
+            assert_bits(of_step(streams, engine, 2), expected)
+    var, grad = LAYOUTS[of_var](tensors[0]), LAYOUTS[of_grad](tensors[1])
+    actual = Tensors([grad], [var]).compute_sums(READING[:2], (), NO_COLUMNS)
+    assert_bits(np.concatenate(actual), expected[0, :2])
 
 
 def test_of_a_transposed_matrix_a_copy_is_measured():
-    plain = [numbers(30 * 1100, seed=seed).view(30, 1100) for seed in range(3)]
-    wanted = of_step([each.clone() for each in plain], "cpu", 2)
-    assert not Offsets([layout_of(permuted(plain[0], [1, 0]))]).are_near
-    assert_bits(of_step([permuted(each, [1, 0]) for each in plain], "cpu", 2), wanted)
+    tensors = [numbers(30 * 1100, seed=seed).view(30, 1100) for seed in range(3)]
+    expected = of_step([tensor.clone() for tensor in tensors], "cpu", 2)
+    assert not Offsets([layout_of(permuted(tensors[0], [1, 0]))]).are_near
+    assert_bits(of_step([permuted(tensor, [1, 0]) for tensor in tensors], "cpu", 2), expected)
 
 
 # Shapes, and the orders of dimensions in memory, from the outermost.
@@ -339,15 +345,15 @@ def test_tables_have_the_place_of_each_element(shape, order):
         return
     (tables,) = offsets._tables.values()
     assert tables is not None
-    within, periods = tables.within, tables.periods
-    assert len(within) == period
+    offsets_within, periods = tables.within, tables.periods
+    assert len(offsets_within) == period
     assert len(periods) == -(-tensor.numel() // period)
-    places = (periods[:, None] + within).reshape(-1)[: tensor.numel()]
+    places = (periods[:, None] + offsets_within).reshape(-1)[: tensor.numel()]
     assert (in_memory[torch.from_numpy(places)] == torch.arange(tensor.numel())).all()
 
 
 @pytest.mark.parametrize(
-    ("shape", "order", "is_near"),
+    ("shape", "order", "expected"),
     [
         ((256, 256, 3, 3), [0, 2, 3, 1], True),
         ((64, 3, 7, 7), [0, 2, 3, 1], True),
@@ -358,40 +364,40 @@ def test_tables_have_the_place_of_each_element(shape, order):
     ],
     ids=str,
 )
-def test_copies_are_measured_where_periods_are_spread_over_memory(shape, order, is_near):
+def test_copies_are_measured_where_periods_are_spread_over_memory(shape, order, expected):
     strides = [
         int(np.prod([shape[k] for k in order[order.index(d) + 1 :]])) for d in range(len(shape))
     ]
-    assert Offsets([(shape, tuple(strides))]).are_near is is_near
+    assert Offsets([(shape, tuple(strides))]).are_near is expected
 
 
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_kernels_gather_what_lies_in_another_order(dtype, count, threads):
-    plain = [
+def test_kernels_gather_other_memory_orders(dtype, count, threads):
+    tensors = [
         tuple(numbers(int(np.prod(shape)), dtype, seed).view(shape) for seed in range(3))
         for shape, _ in ORDERS
     ]
     orders = [order for _, order in ORDERS]
-    others = [tuple(permuted(x, o) for x in own) for own, o in zip(plain, orders, strict=True)]
-    places = Offsets([layout_of(streams[0]) for streams in others])
+    laid_out = [tuple(permuted(x, o) for x in row) for row, o in zip(tensors, orders, strict=True)]
+    places = Offsets([layout_of(row[0]) for row in laid_out])
     threads(count)
     for formulas in ((gradient_squares, ones), (_with_slot,), (ones,)):
         for stages, scalars in (((), {}), ((clip_by_value,), {"clipvalue": 0.5})):
-            wanted = measured(formulas, plain, stages, scalars, leaves=True)
-            found = measured(formulas, others, stages, scalars, leaves=True, places=places)
-            assert_bits(found, wanted)
+            expected = measured(formulas, tensors, stages, scalars, leaves=True)
+            actual = measured(formulas, laid_out, stages, scalars, leaves=True, places=places)
+            assert_bits(actual, expected)
 
 
 def test_kernels_gather_copies_at_which_variables_begin():
     ((shape, order), *_) = ORDERS
-    plain = tuple(numbers(int(np.prod(shape)), seed=seed).view(shape) for seed in range(2))
-    plain = (*plain, plain[0].bfloat16() * (torch.rand(shape) < 0.5))
-    others = tuple(permuted(x, order) for x in plain)
-    wanted = measured((variable_squares,), [plain], copied=True)
-    assert wanted != measured((variable_squares,), [plain[:2]])
-    places = Offsets([layout_of(others[0])])
-    assert_bits(measured((variable_squares,), [others], copied=True, places=places), wanted)
+    tensors = tuple(numbers(int(np.prod(shape)), seed=seed).view(shape) for seed in range(2))
+    tensors = (*tensors, tensors[0].bfloat16() * (torch.rand(shape) < 0.5))
+    laid_out = tuple(permuted(x, order) for x in tensors)
+    expected = measured((variable_squares,), [tensors], copies=True)
+    assert expected != measured((variable_squares,), [tensors[:2]])
+    places = Offsets([layout_of(laid_out[0])])
+    assert_bits(measured((variable_squares,), [laid_out], copies=True, places=places), expected)
 
 
 # Formulas and stages
@@ -400,9 +406,9 @@ def test_kernels_gather_copies_at_which_variables_begin():
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_two_measures_in_one_sweep_equal_each_alone(dtype):
     tensors = [(numbers(size, dtype), numbers(size, dtype, 1)) for size in (200_003, 10, 1025)]
-    both = measured((gradient_squares, variable_squares), tensors)
+    sums = measured((gradient_squares, variable_squares), tensors)
     for column, formula in enumerate((gradient_squares, variable_squares)):
-        assert_bits(both[:, column], measured((formula,), tensors)[:, 0])
+        assert_bits(sums[:, column], measured((formula,), tensors)[:, 0])
 
 
 STAGES = {
@@ -429,12 +435,12 @@ STAGES = {
 )
 def test_stages_come_first_in_the_type_of_the_update(dtype, stages, scalars):
     tensors = [(numbers(size, dtype), numbers(size, dtype, 1)) for size in (70_001, 900)]
-    found = measured((gradient_squares, variable_squares), tensors, stages, scalars)
+    actual = measured((gradient_squares, variable_squares), tensors, stages, scalars)
     for index, streams in enumerate(tensors):
-        own = {name: np.broadcast_to(value, 2)[index] for name, value in scalars.items()}
+        row_scalars = {name: np.broadcast_to(value, 2)[index] for name, value in scalars.items()}
         for column, formula in enumerate((gradient_squares, variable_squares)):
-            leaves = specified(formula, streams, stages, own)
-            assert_bits(found[index, column], combine_leaves(leaves, np.array([len(leaves)]))[0])
+            leaves = specified(formula, streams, stages, row_scalars)
+            assert_bits(actual[index, column], combine_leaves(leaves, np.array([len(leaves)]))[0])
 
 
 def half(x):
@@ -451,9 +457,9 @@ def with_slot(value, slope, memory, *, rate):
 def test_a_formula_of_its_own_with_a_slot_and_a_scalar(dtype):
     streams = tuple(numbers(70_001, dtype, seed) for seed in (1, 2, 3))
     stages, scalars = (clip_by_value,), {"rate": 0.3, "clipvalue": 2.0}
-    found = measured((with_slot, gradient_squares), [streams], stages, scalars, leaves=True)
-    assert_bits(found[:, 0], specified(with_slot, streams, stages, scalars))
-    assert_bits(found[:, 1], specified(gradient_squares, streams, stages, scalars))
+    actual = measured((with_slot, gradient_squares), [streams], stages, scalars, leaves=True)
+    assert_bits(actual[:, 0], specified(with_slot, streams, stages, scalars))
+    assert_bits(actual[:, 1], specified(gradient_squares, streams, stages, scalars))
 
 
 def nearly_ones(var, grad):
@@ -465,23 +471,23 @@ def test_counts_beside_other_measures(dtype):
     formulas = (gradient_squares, ones, nearly_ones, ones, variable_squares)
     tensors = [(numbers(size, dtype), numbers(size, dtype, 1)) for size in SIZES]
     tensors[4][0][7:9] = torch.nan
-    found = measured(formulas, tensors)
-    for own, streams, size in zip(found, tensors, SIZES, strict=True):
-        wanted = [combine_leaves(specified(each, streams), leaf_counts([size]))[0]
-                  for each in formulas]  # fmt: skip
-        assert_bits(own, wanted)
-        assert own[1] == size
-    assert_bits(measured((ones, gradient_squares), tensors), found[:, [1, 0]])
+    actual = measured(formulas, tensors)
+    for row, streams, size in zip(actual, tensors, SIZES, strict=True):
+        expected = [combine_leaves(specified(formula, streams), leaf_counts([size]))[0]
+                  for formula in formulas]  # fmt: skip
+        assert_bits(row, expected)
+        assert row[1] == size
+    assert_bits(measured((ones, gradient_squares), tensors), actual[:, [1, 0]])
 
 
 def test_streams_of_several_types():
     streams = (numbers(70_001), numbers(70_001, torch.float16, 1), numbers(70_001, torch.bfloat16))
     scalars = {"rate": 0.3}
-    found = measured((with_slot,), [streams], (), scalars, leaves=True)
-    assert_bits(found[:, 0], specified(with_slot, streams, (), scalars))
+    actual = measured((with_slot,), [streams], (), scalars, leaves=True)
+    assert_bits(actual[:, 0], specified(with_slot, streams, (), scalars))
 
 
-def test_what_no_formula_reads_is_not_read():
+def test_unused_streams_are_not_read():
     grad = numbers(3000)
     kernel = launch.sum_kernel((gradient_squares,), (), ("float32", "float32"), np.float32)
     base = np.array([[0, grad.data_ptr()]], np.int64)  # a variable at address 0 cannot be read
@@ -525,9 +531,9 @@ def set_to_total(var, grad, *, found):
 
 
 @pytest.mark.parametrize("engine", ["cpu", "reference"])
-@pytest.mark.parametrize(("formula", "wanted"), [(count, 15.0), (rate_of_count, 3.75)])
+@pytest.mark.parametrize(("formula", "expected"), [(count, 15.0), (rate_of_count, 3.75)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_a_formula_that_reads_no_element_is_added_up_for_each(engine, formula, wanted, dtype):
+def test_a_formula_that_reads_no_element_is_added_up_for_each(engine, formula, expected, dtype):
     rule = Rule(
         name="Counting",
         update=set_to_total,
@@ -539,7 +545,7 @@ def test_a_formula_that_reads_no_element_is_added_up_for_each(engine, formula, w
     param.grad = torch.zeros_like(param)
     with use_engine(engine):
         optim.RuleOptimizer([param], rule).step()
-    assert (param == wanted).all()
+    assert (param == expected).all()
 
 
 def test_a_tree_is_used_again():
@@ -550,12 +556,12 @@ def test_a_tree_is_used_again():
 
 
 def test_norms_do_not_depend_on_strides() -> None:
-    grad, found = torch.rand(300, 400, dtype=torch.float64), []
-    for each in (grad, grad.t().contiguous().t()):
+    grad, results = torch.rand(300, 400, dtype=torch.float64), []
+    for layout in (grad, grad.t().contiguous().t()):
         w = Variable(torch.zeros(300, 400, dtype=torch.float64), name="w")
-        SGD(1.0, clipnorm=0.5).apply_gradients([(each, w)])
-        found.append(w.detach().clone())
-    assert torch.equal(*found)
+        SGD(1.0, clipnorm=0.5).apply_gradients([(layout, w)])
+        results.append(w.detach().clone())
+    assert torch.equal(*results)
 
 
 def test_sums_beyond_float64_are_infinite_without_a_warning() -> None:

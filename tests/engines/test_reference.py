@@ -23,7 +23,7 @@ KINDS = (torch.float32, torch.float64)
 
 def exactly(function: Callable[..., Any]) -> Callable[..., torch.Tensor]:
     """A function of NumPy's, for tensors; torch's own may be an ulp off."""
-    return lambda *given: torch.tensor(function(*(each.numpy() for each in given)))
+    return lambda *args: torch.tensor(function(*(array.numpy() for array in args)))
 
 
 @pytest.fixture
@@ -34,11 +34,14 @@ def exact(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def formulas(case: Case, problem: Problem) -> list[tuple[str, Formula, list[torch.Tensor]]]:
-    """A rule's formulas, and what each is given."""
     ((var,), (grad,), (slots,)) = problem.variables, problem.gradients, problem.slots
-    given = {"before": [var], "update_untouched": [var, *slots]}
+    args = {"before": [var], "update_untouched": [var, *slots]}
     named = [(name, getattr(case.rule, name)) for name in FORMULAS]
-    return [(name, made, given.get(name, [var, grad, *slots])) for name, made in named if made]
+    return [
+        (name, function, args.get(name, [var, grad, *slots]))
+        for name, function in named
+        if function
+    ]
 
 
 @by_rule()
@@ -49,23 +52,23 @@ def test_torch_computes_the_bits_of_numpy(case: Case, dtype: torch.dtype) -> Non
     for shape in SHAPES:
         problem = Problem.make(case.row, [shape], [dtype], seed=len(shape), special=0.1)
         scalars = case.scalars(compute_dtype(dtype))
-        for name, formula, given in formulas(case, problem):
-            wanted = reference.evaluate_on(formula, given, scalars)
-            found = reference.torch_evaluate(formula, given, scalars)
-            for one, other in zip(found, wanted, strict=True):
-                assert (one.shape, one.dtype) == (shape, dtype), (name, shape)
-                np.testing.assert_array_equal(one.numpy(), other, str((name, shape)))
+        for name, formula, tensors in formulas(case, problem):
+            numpy_results = reference.evaluate_on(formula, tensors, scalars)
+            torch_results = reference.torch_evaluate(formula, tensors, scalars)
+            for actual, expected in zip(torch_results, numpy_results, strict=True):
+                assert (actual.shape, actual.dtype) == (shape, dtype), (name, shape)
+                np.testing.assert_array_equal(actual.numpy(), expected, str((name, shape)))
 
 
 @by_rule()
 def test_formulas_run_off_the_cpu(case: Case) -> None:
     for shape in SHAPES:
         problem = Problem.make(case.row, [shape], [torch.float32], seed=0)
-        for name, formula, given in formulas(case, problem):
-            moved = [tensor.to("meta") for tensor in given]
-            for made in reference.torch_evaluate(formula, moved, case.scalars(np.float32)):
-                assert (made.device.type, made.dtype) == ("meta", torch.float32), name
-                assert made.shape == shape, name
+        for name, formula, tensors in formulas(case, problem):
+            on_meta = [tensor.to("meta") for tensor in tensors]
+            for tensor in reference.torch_evaluate(formula, on_meta, case.scalars(np.float32)):
+                assert (tensor.device.type, tensor.dtype) == ("meta", torch.float32), name
+                assert tensor.shape == shape, name
 
 
 @by_rule()
@@ -79,8 +82,8 @@ def test_a_copy_is_the_variable_in_its_own_type(case: Case, sparse: bool) -> Non
             return
     problem.variables[0][3] = 1e30
     copy = problem.variables[0].to(torch.float16)
-    made = take(case, problem, KEEP._replace(name="reference"), copies=[copy])
-    np.testing.assert_array_equal(copy, saturated(made.variables[0], torch.float16))
+    result_problem = take(case, problem, KEEP._replace(name="reference"), copies=[copy])
+    np.testing.assert_array_equal(copy, saturated(result_problem.variables[0], torch.float16))
 
 
 NAN = np.nan
@@ -99,13 +102,16 @@ CHOICES: list[tuple[str, tuple[float, ...], float]] = [
 @pytest.mark.parametrize("dtype", KINDS, ids=str)
 @np.errstate(all="ignore")
 def test_functions_of_both_kinds(dtype: torch.dtype) -> None:
-    for name, given, wanted in CHOICES:
-        tensors = [torch.tensor([value], dtype=dtype) for value in given]
+    for name, numbers, expected in CHOICES:
+        tensors = [torch.tensor([value], dtype=dtype) for value in numbers]
         arrays = [tensor.numpy() for tensor in tensors]
-        for found in (reference.NUMPY[name](*arrays), reference.TORCH[name](*tensors).numpy()):
-            assert found.dtype == arrays[0].dtype, (name, given)
-            np.testing.assert_array_equal(found, [wanted], str((name, given)))
-            assert np.signbit(found[0]) == np.signbit(wanted) or wanted != wanted, (name, given)
+        for actual in (reference.NUMPY[name](*arrays), reference.TORCH[name](*tensors).numpy()):
+            assert actual.dtype == arrays[0].dtype, (name, numbers)
+            np.testing.assert_array_equal(actual, [expected], str((name, numbers)))
+            assert np.signbit(actual[0]) == np.signbit(expected) or expected != expected, (
+                name,
+                numbers,
+            )
 
 
 STAGES = (clip_by_value, clip_by_norm)
@@ -115,7 +121,7 @@ def one_step(
     name: str = "Adam", dtype: torch.dtype = torch.float32, slot: torch.dtype = torch.float32
 ) -> StepRequest:
     problem = Problem.make(case(name).row, [(5, 3)], [dtype], seed=0)
-    slots = [[each.to(slot) for each in own] for own in problem.slots]
+    slots = [[tensor.to(slot) for tensor in slots] for slots in problem.slots]
     parts = (problem.variables, problem.gradients, slots)
     return StepRequest(case(name).rule, STAGES, *parts, ["w"], KEEP)
 
@@ -127,23 +133,23 @@ def one_step(
 def test_stages_and_update_are_those_of_numpy(
     dtype: torch.dtype, name: str, slot: torch.dtype
 ) -> None:
-    asked = one_step(name, dtype, slot)
+    request = one_step(name, dtype, slot)
     scalars = case(name).scalars(compute_dtype(dtype))
     for stage in STAGES:
         code = stage.__code__
-        wanted = code.co_varnames[code.co_argcount : code.co_argcount + code.co_kwonlyargcount]
-        scalars |= {each: compute_dtype(dtype)(0.5) for each in wanted}
-    tensors = [asked.variables[0], *asked.slots[0]]
-    given = (asked.rule, STAGES, tensors, asked.gradients[0], scalars)
-    pairs = zip(reference._torch_results(*given), reference._numpy_results(*given), strict=True)
-    for found, wanted in pairs:
-        assert torch.equal(found, wanted)
+        expected = code.co_varnames[code.co_argcount : code.co_argcount + code.co_kwonlyargcount]
+        scalars |= {hyper: compute_dtype(dtype)(0.5) for hyper in expected}
+    tensors = [request.variables[0], *request.slots[0]]
+    args = (request.rule, STAGES, tensors, request.gradients[0], scalars)
+    pairs = zip(reference._torch_results(*args), reference._numpy_results(*args), strict=True)
+    for actual, expected in pairs:
+        assert torch.equal(actual, expected)
 
 
-def test_a_part_looks_at_each_step_anew() -> None:
-    asked = one_step()
-    part = reference.ReferencePart(asked)
-    assert not part.try_rebind(asked, np.empty(0, np.int64))
+def test_a_part_is_not_replayed() -> None:
+    request = one_step()
+    part = reference.ReferencePart(request)
+    assert not part.try_rebind(request, np.empty(0, np.int64))
     part.release_gradients()
     with pytest.raises(RuntimeError, match="not aimed at a gradient"):
         part.max_abs()
@@ -157,16 +163,16 @@ def test_rows_come_in_waves_of_their_occurrences() -> None:
     assert reference._repeated_waves(rows[:0]) == []
 
 
-def test_what_a_part_measures() -> None:
-    asked = one_step()._replace(stages=())
-    (var,), (grad,) = asked.variables, asked.gradients
+def test_a_part_computes_sums() -> None:
+    request = one_step()._replace(stages=())
+    (var,), (grad,) = request.variables, request.gradients
     columns = Columns({np.float32: case("Adam").scalars(np.float32)}, {})
-    part = reference.ReferencePart(asked)
+    part = reference.ReferencePart(request)
     sums = part.compute_sums((gradient_squares, variable_squares), (), columns)
-    wanted = [[each.double().square().sum().item()] for each in (grad, var)]
-    np.testing.assert_allclose(sums, wanted, rtol=1e-12)
+    expected = [[tensor.double().square().sum().item()] for tensor in (grad, var)]
+    np.testing.assert_allclose(sums, expected, rtol=1e-12)
     assert part.max_abs().tolist() == [grad.abs().max().item()]
-    empty = asked._replace(gradients=[grad[:0]], variables=[var[:0]])
+    empty = request._replace(gradients=[grad[:0]], variables=[var[:0]])
     assert reference.ReferencePart(empty).max_abs().tolist() == [0.0]
 
 
@@ -175,8 +181,8 @@ def slot_product(var: Any, grad: Any, m: Any, v: Any) -> Any:
 
 
 def test_a_measure_reads_slots() -> None:
-    asked = one_step()._replace(stages=())
+    request = one_step()._replace(stages=())
     columns = Columns({np.float32: case("Adam").scalars(np.float32)}, {})
-    ((found,),) = reference.ReferencePart(asked).compute_sums((slot_product,), (), columns)
-    m, v = (slot.double() for slot in asked.slots[0])
-    assert found == pytest.approx((m * v).sum().item(), rel=1e-12)
+    ((measured,),) = reference.ReferencePart(request).compute_sums((slot_product,), (), columns)
+    m, v = (slot.double() for slot in request.slots[0])
+    assert measured == pytest.approx((m * v).sum().item(), rel=1e-12)

@@ -1,4 +1,4 @@
-"""How far float32 drifts from float64 in ten thousand steps that nothing sets right.
+"""Drift of float32 from float64 in ten thousand steps without a restoring force.
 
     PYTHONPATH=tests/support python tests/engines/test_rounding_drift.py
 
@@ -23,7 +23,7 @@ from thalweg._engines.formula_parser import bind_formula
 from thalweg._engines.protocol import StepRequest
 from thalweg._engines.reference import NUMPY
 
-RECORDED = Path(__file__).parent / "drift.json"
+DRIFTS = Path(__file__).parent / "drift.json"
 STEPS, SIZE, NOISES = 10_000, 4096, 16
 SMALLEST = 2.0**-20  # variables nearer to 0 are measured in its units
 QUANTILES = {"median": 0.5, "90 %": 0.9, "99 %": 0.99, "largest": 1.0}
@@ -45,10 +45,10 @@ class Bowl:
         self.curvature, self.bottom = drawn(0.1, 1, SIZE), drawn(-2, 2, SIZE)
         self.noise = drawn(-0.5, 0.5, NOISES, SIZE)
 
-    def gradient(self, var: Array, number: int, out: Array) -> None:
-        np.subtract(var, self.bottom, out=out)
-        out *= self.curvature
-        out += self.noise[number % NOISES]
+    def gradient(self, var: Array, number: int, out_array: Array) -> None:
+        np.subtract(var, self.bottom, out=out_array)
+        out_array *= self.curvature
+        out_array += self.noise[number % NOISES]
 
 
 def slots_of(case: Case, dtype: Any) -> list[Array]:
@@ -56,15 +56,14 @@ def slots_of(case: Case, dtype: Any) -> list[Array]:
 
 
 def fused(case: Case) -> Callable[[int], Array]:
-    """A step of the CPU engine in float32, which returns the variable."""
     bowl, engines = Bowl(np.float32), Engines()
     var, grad = torch.from_numpy(bowl.start), torch.empty(SIZE)
     slots = [torch.from_numpy(slot) for slot in slots_of(case, np.float32)]
-    asked = StepRequest(case.rule, (), [var], [grad], [slots], ["w"], FLUSH._replace(name="cpu"))
+    request = StepRequest(case.rule, (), [var], [grad], [slots], ["w"], FLUSH._replace(name="cpu"))
 
     def step(number: int) -> Array:
         bowl.gradient(var.numpy(), number, grad.numpy())
-        engines.take(asked, lambda dtypes: {np.float32: case.scalars(np.float32, number)})
+        engines.take(request, lambda dtypes: {np.float32: case.scalars(np.float32, number)})
         return var.numpy()
 
     return step
@@ -81,8 +80,8 @@ def exact(case: Case) -> Callable[[int], Array]:
     def step(number: int) -> Array:
         bowl.gradient(arrays[0], number, grad)
         scalars = case.scalars(np.float32, number)
-        own = {name: np.float64(scalars[name]) for name in names}
-        arrays[:] = update(arrays[0], grad, *arrays[1:], **own)
+        arguments = {name: np.float64(scalars[name]) for name in names}
+        arrays[:] = update(arrays[0], grad, *arrays[1:], **arguments)
         return arrays[0]
 
     return step
@@ -96,17 +95,17 @@ def drift(case: Case) -> dict[str, float]:
     walks = fused(case), exact(case)
     with torch.no_grad(), np.errstate(all="ignore"):
         for number in range(1, STEPS + 1):
-            got, wanted = (walk(number) for walk in walks)
-    units = np.spacing(np.maximum(np.abs(wanted), SMALLEST).astype(np.float32))
-    distances = np.abs(got.astype(np.float64) - wanted) / units
+            got, expected = (walk(number) for walk in walks)
+    units = np.spacing(np.maximum(np.abs(expected), SMALLEST).astype(np.float32))
+    distances = np.abs(got.astype(np.float64) - expected) / units
     return {name: float(np.quantile(distances, share)) for name, share in QUANTILES.items()}
 
 
 def further(case: Case) -> str:
-    """What is said of a rule that drifts further than recorded; "" of one that does not."""
-    recorded, found = json.loads(RECORDED.read_text())[case.rule.name], drift(case)
-    is_near = all(found[name] <= 2 * recorded[name] for name in QUANTILES)
-    return "" if is_near else f"{case.rule.name}: {found}, not {recorded}"
+    """Return a message for a rule that drifts further than recorded, or ""."""
+    saved_drift, measured_drift = json.loads(DRIFTS.read_text())[case.rule.name], drift(case)
+    is_close = all(measured_drift[name] <= 2 * saved_drift[name] for name in QUANTILES)
+    return "" if is_close else f"{case.rule.name}: {measured_drift}, not {saved_drift}"
 
 
 @pytest.mark.slow
@@ -117,25 +116,25 @@ def test_float32_drifts_no_further_than_recorded(case: Case) -> None:
 
 
 def test_every_rule_has_a_recorded_drift() -> None:
-    recorded = json.loads(RECORDED.read_text())
-    assert recorded.keys() == {case.rule.name for case in FIRST}
-    assert all(each.keys() == QUANTILES.keys() for each in recorded.values())
+    saved_drift = json.loads(DRIFTS.read_text())
+    assert saved_drift.keys() == {case.rule.name for case in FIRST}
+    assert all(quantiles.keys() == QUANTILES.keys() for quantiles in saved_drift.values())
 
 
 def check() -> None:
-    said = list(filter(None, map(further, FIRST)))
-    sys.exit("\n".join(said) or None)
+    failures = list(filter(None, map(further, FIRST)))
+    sys.exit("\n".join(failures) or None)
 
 
 def main(*names: str) -> None:
-    found = json.loads(RECORDED.read_text()) if names else {}
+    table = json.loads(DRIFTS.read_text()) if names else {}
     for case in FIRST:
         if not names or case.rule.name in names:
             drifts = drift(case)
-            found[case.rule.name] = {name: round(share, 3) for name, share in drifts.items()}
-            sys.stdout.write(f"{case.rule.name} {found[case.rule.name]}\n")
+            table[case.rule.name] = {name: round(share, 3) for name, share in drifts.items()}
+            sys.stdout.write(f"{case.rule.name} {table[case.rule.name]}\n")
             sys.stdout.flush()
-    RECORDED.write_text(json.dumps(found, indent=1) + "\n")
+    DRIFTS.write_text(json.dumps(table, indent=1) + "\n")
 
 
 if __name__ == "__main__":

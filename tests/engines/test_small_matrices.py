@@ -36,7 +36,7 @@ SHAPES = (
     (1, 1), (1, 8), (8, 1), (3, 3), (2, 8, 8), (LANES - 1, 3, 3), (LANES, 3, 3), (LANES + 1, 3, 3),
     (2, LANES, 2, 4), (5, 7, 5, 3), (3, 1, 7), (70, 2, 1), (2, 1, 1), (0, 3, 3), (9, 3), (3, 9),
 )  # fmt: skip
-FEW = ((LANES - 1, 3, 3), (LANES, 3, 3), (2 * LANES + 1, 3, 3), (0, 3, 3), (5, 1, 8), (9, 3))
+MINI = ((LANES - 1, 3, 3), (LANES, 3, 3), (2 * LANES + 1, 3, 3), (0, 3, 3), (5, 1, 8), (9, 3))
 
 
 def doubled(value, weight):
@@ -106,12 +106,12 @@ def rule_of(*stages: Any, reduce: Any = "sum", before: bool = True) -> Rule:
         Measure(gradient_squares, makes="rows", over="row", reduce=reduce),
         Measure(gradient_squares, makes="columns", over="column"),
     )
-    own = tuple(FusedStage(each, makes=("tops", "sides", "rows", "columns")) for each in stages)
+    fused = tuple(FusedStage(stage, makes=("tops", "sides", "rows", "columns")) for stage in stages)
     length = Measure(seen_squares, makes="length")
     first = Measure(gradient_squares, makes="length")
     return Rule(
         name="Short",
-        passes=(*measures, *own, length, Stage(clip)) if before else (first, *measures, *own),
+        passes=(*measures, *fused, length, Stage(clip)) if before else (first, *measures, *fused),
         update=update,
         hypers=(Hyper("learning_rate", 0.1), Hyper("beta", 0.7)),
         slots=(Slot("memory"), Slot("tops", per="row"), Slot("sides", 0.5, per="column")),
@@ -129,13 +129,19 @@ def kept_share(value, weight):
 @like_update
 def typed_stage(*, rows, columns, line0, _f_helper0, row_count, beta):
     """Numbers of a type, conditions that have names, and slots that are named as kernels name."""
-    above = (rows > 1) & (line0 < 3)
-    either = above | (beta > 0.5)
+    is_large = (rows > 1) & (line0 < 3)
+    choice = is_large | (beta > 0.5)
     factor = where(columns > mean_over_columns(columns), 0.1, 0.7)
     line0 = kept_share(line0, 0.9) + rows / 3
     _f_helper0 = _f_helper0 * factor + columns * (0.1 + 0.2)
     row_count = kept_share(row_count, beta) + line0
-    return row_count, line0, _f_helper0, where(either, rows, line0), where(factor > 0.5, 2, columns)
+    return (
+        row_count,
+        line0,
+        _f_helper0,
+        where(choice, rows, line0),
+        where(factor > 0.5, 2, columns),
+    )
 
 
 def typed_update(var, grad, *, rows, columns, line0, _f_helper0, row_count, learning_rate):
@@ -176,7 +182,7 @@ RULES = {
     "SM3": sm3(),
     "SM3 with a mean": sm3(True),
 }
-BESIDE = [{}, {"clip_grad_norm": 0.5}, {"clip_grad_value": 0.25}, {"masters": True}]
+OPTIONS = [{}, {"clip_grad_norm": 0.5}, {"clip_grad_value": 0.25}, {"masters": True}]
 
 
 def numbers(shape: Any, seed: int, dtype: Any = torch.float32) -> Tensor:
@@ -185,118 +191,118 @@ def numbers(shape: Any, seed: int, dtype: Any = torch.float32) -> Tensor:
             ).to(dtype)  # fmt: skip
 
 
-def kept(made: Any, params: Any) -> list[Tensor]:
-    names = [slot.name for slot in made.rule.slots]
-    own = [[param, *(made.state[param][name] for name in names)] for param in params]
+def kept(optimizer: Any, params: Any) -> list[Tensor]:
+    names = [slot.name for slot in optimizer.rule.slots]
+    tensors = [[param, *(optimizer.state[param][name] for name in names)] for param in params]
     return [
-        torch.where(each.isnan(), torch.nan, each.detach()) for several in own for each in several
+        torch.where(tensor.isnan(), torch.nan, tensor.detach()) for row in tensors for tensor in row
     ]
 
 
 def after(rule: Rule, engine: Any, params: Any, grads: Any, **options: Any) -> list[Tensor]:
-    """What steps make of copies of parameters."""
     params = [param.clone().requires_grad_() for param in params]
     with thalweg.engine(engine):
-        made = optim.RuleOptimizer(params, rule, **options)
-        for own in grads:
-            for param, grad in zip(params, own, strict=True):
+        optimizer = optim.RuleOptimizer(params, rule, **options)
+        for param_grads in grads:
+            for param, grad in zip(params, param_grads, strict=True):
                 param.grad = grad.clone()
-            made.step()
-    return kept(made, params)
+            optimizer.step()
+    return kept(optimizer, params)
 
 
 @pytest.fixture
-def found(monkeypatch: pytest.MonkeyPatch) -> list[list[bool]]:
-    """What `find_short` has answered."""
+def answers(monkeypatch: pytest.MonkeyPatch) -> list[list[bool]]:
     answers: list[list[bool]] = []
 
-    def asked(*given: Any) -> list[bool]:
-        answers.append(find_short(*given))
+    def asked(*args: Any) -> list[bool]:
+        answers.append(find_short(*args))
         return answers[-1]
 
     monkeypatch.setattr("thalweg._engines.cpu.find_short", asked, raising=False)
     return answers
 
 
-def _check_bits(name: str, dtype: Any, shapes: Any, found: Any) -> None:
+def _check_bits(name: str, dtype: Any, shapes: Any, answers: Any) -> None:
     rule = RULES[name]
     check_rule(rule)
     params = [numbers(shape, 1, dtype) for shape in shapes]
     grads = [[numbers(shape, 2 + step, dtype) for shape in shapes] for step in range(3)]
-    here = after(rule, "cpu", params, grads)
-    assert found[0] == [0 < max(shape[-2:]) <= 8 and 0 not in shape for shape in shapes]
-    assert_same(here, after(rule, "reference", params, grads))
+    actual = after(rule, "cpu", params, grads)
+    assert answers[0] == [0 < max(shape[-2:]) <= 8 and 0 not in shape for shape in shapes]
+    assert_same(actual, after(rule, "reference", params, grads))
 
 
 @pytest.mark.parametrize("name", RULES)
-def test_the_bits_are_those_of_the_reference(name: str, found: Any) -> None:
-    _check_bits(name, torch.float32, FEW, found)
+def test_the_bits_are_those_of_the_reference(name: str, answers: Any) -> None:
+    _check_bits(name, torch.float32, MINI, answers)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", ["both", "Adafactor"])
-def test_other_types_have_the_bits_of_the_reference(name: str, dtype: Any, found: Any) -> None:
-    _check_bits(name, dtype, FEW, found)
+def test_other_types_have_the_bits_of_the_reference(name: str, dtype: Any, answers: Any) -> None:
+    _check_bits(name, dtype, MINI, answers)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", ["both", "typed", "Adafactor", "SM3 with a mean"])
-def test_all_sides_have_the_bits_of_the_reference(name: str, dtype: Any, found: Any) -> None:
-    _check_bits(name, dtype, SHAPES, found)
+def test_all_sides_have_the_bits_of_the_reference(name: str, dtype: Any, answers: Any) -> None:
+    _check_bits(name, dtype, SHAPES, answers)
 
 
-@pytest.mark.parametrize("options", BESIDE, ids=str)
-def test_options_go_with_it(options: Any) -> None:
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_options_are_supported(options: Any) -> None:
     shapes = ((40, 3, 3), (9, 4))
     dtype = torch.bfloat16 if "masters" in options else torch.float32
     params = [numbers(shape, 1, dtype) for shape in shapes]
     grads = [[numbers(shape, 2 + step, dtype) for shape in shapes] for step in range(2)]
     for rule in (RULES["both"], TORCH_ADAFACTOR):
-        assert_same(*(after(rule, each, params, grads, **options) for each in ("cpu", "reference")))
+        assert_same(
+            *(after(rule, engine, params, grads, **options) for engine in ("cpu", "reference"))
+        )
 
 
-@pytest.mark.parametrize("odd", [float("nan"), float("inf"), -0.0, 1e-42, 3e38])
+@pytest.mark.parametrize("special", [float("nan"), float("inf"), -0.0, 1e-42, 3e38])
 @pytest.mark.parametrize("denormals", ["flush", "keep"])
-def test_odd_numbers_spread_alike(odd: float, denormals: Any) -> None:
+def test_odd_numbers_spread_alike(special: float, denormals: Any) -> None:
     shapes = ((40, 3, 3), (3, 4))
-    both = []
+    results = []
     for engine in ("cpu", "reference"):
         with thalweg.engine(engine, denormals=denormals):
             params = [thalweg.Variable(numbers(shape, 1)) for shape in shapes]
-            made = RuleOptimizer(RULES["both"], clipvalue=2.0)
+            optimizer = RuleOptimizer(RULES["both"], clipvalue=2.0)
             for step in range(2):
                 grads = [numbers(shape, 2 + step) for shape in shapes]
                 for grad in grads:
-                    grad[..., 1, 1:] = odd
-                    grad[0] = odd
+                    grad[..., 1, 1:] = special
+                    grad[0] = special
                     grad[1] = 0.0
-                made.apply_gradients(zip(grads, params, strict=True))
-        own = [[param, *map(made.get_slot, [param] * 3, ("memory", "tops", "sides"))]
+                optimizer.apply_gradients(zip(grads, params, strict=True))
+        tensors = [[param, *map(optimizer.get_slot, [param] * 3, ("memory", "tops", "sides"))]
                for param in params]  # fmt: skip
-        both.append([torch.where(x.isnan(), torch.nan, x) for several in own for x in several])
-    assert_same(*both)
+        results.append([torch.where(x.isnan(), torch.nan, x) for row in tensors for x in row])
+    assert_same(*results)
 
 
 def _check_drawn(rows: int, columns: int, count: int, dtype: Any, rate: Any, seed: int) -> None:
     """Parameters that have rates of their own, and slots that do not lie line after line."""
     shapes = ((count, rows, columns), (rows, columns))
     grads = [[numbers(shape, seed + step, dtype) for shape in shapes] for step in range(2)]
-    both = []
+    results = []
     for engine in ("cpu", "reference"):
         params = [numbers(shape, 1, dtype).requires_grad_() for shape in shapes]
-        own = [{"params": [param], "lr": rate * (k + 1)} for k, param in enumerate(params)]
+        groups = [{"params": [param], "lr": rate * (k + 1)} for k, param in enumerate(params)]
         with thalweg.engine(engine):
-            made = optim.RuleOptimizer(own, RULES["wide"])
-            for step, several in enumerate(grads):
-                for param, grad in zip(params, several, strict=True):
+            optimizer = optim.RuleOptimizer(groups, RULES["wide"])
+            for step, param_grads in enumerate(grads):
+                for param, grad in zip(params, param_grads, strict=True):
                     param.grad = grad.clone()
-                made.step()
+                optimizer.step()
                 if step == 0:
-                    tops = made.state[params[0]]["tops"]
-                    made.state[params[0]]["tops"] = tops.repeat(1, 1, 2)[..., 1:]
-        both.append(kept(made, params))
-    assert_same(*both)
+                    tops = optimizer.state[params[0]]["tops"]
+                    optimizer.state[params[0]]["tops"] = tops.repeat(1, 1, 2)[..., 1:]
+        results.append(kept(optimizer, params))
+    assert_same(*results)
 
 
 def test_any_sides_have_the_bits_of_the_reference() -> None:
@@ -308,13 +314,13 @@ def test_any_sides_have_the_bits_of_the_reference() -> None:
 def test_threads_and_neighbours_change_no_bit(threads: Any) -> None:
     params = [numbers((300, 64, 3, 3), 1), numbers((5, 3, 3), 1)]
     grads = [[numbers(param.shape, 2) for param in params]]
-    several = []
+    results = []
     for count in (1, 2):
         threads(count)
-        several.append(after(TORCH_ADAFACTOR, "cpu", params, grads))
-    assert_same(*several)
-    alone = after(TORCH_ADAFACTOR, "cpu", params[1:], [grads[0][1:]])
-    assert_same(alone, several[0][len(alone) :])
+        results.append(after(TORCH_ADAFACTOR, "cpu", params, grads))
+    assert_same(*results)
+    single = after(TORCH_ADAFACTOR, "cpu", params[1:], [grads[0][1:]])
+    assert_same(single, results[0][len(single) :])
 
 
 def test_a_step_that_fails_between_sweeps_has_changed_nothing() -> None:
@@ -334,65 +340,64 @@ def test_a_step_that_fails_between_sweeps_has_changed_nothing() -> None:
         slots=rule.slots,
     )
     param = numbers((9, 3, 3), 1).requires_grad_()
-    made = optim.RuleOptimizer([param], stopped)
+    optimizer = optim.RuleOptimizer([param], stopped)
     param.grad = numbers((9, 3, 3), 2)
-    before = param.detach().clone()
+    param_before = param.detach().clone()
     armed.append(None)
     with pytest.raises(KeyboardInterrupt):
-        made.step()
-    assert_same([param.detach()], [before])
-    assert not any(each.any() for each in kept(made, [param])[1:3])
+        optimizer.step()
+    assert_same([param.detach()], [param_before])
+    assert not any(tensor.any() for tensor in kept(optimizer, [param])[1:3])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_slots_wider_than_the_arithmetic_are_rounded_as_the_reference_rounds(dtype: Any) -> None:
-    both = []
+    results = []
     for engine in ("cpu", "reference"):
         param = numbers((40, 3, 3), 1, dtype).requires_grad_()
         param.grad = numbers((40, 3, 3), 2, dtype)
         with thalweg.engine(engine):
-            made = optim.RuleOptimizer([param], RULES["both"])
-            made.step()
-            own = made.state[param]
-            own["tops"], own["sides"] = own["tops"].double(), own["sides"].double()
-            made.step()
-        both.append(kept(made, [param]))
-    assert_same(*both)
+            optimizer = optim.RuleOptimizer([param], RULES["both"])
+            optimizer.step()
+            slots = optimizer.state[param]
+            slots["tops"], slots["sides"] = slots["tops"].double(), slots["sides"].double()
+            optimizer.step()
+        results.append(kept(optimizer, [param]))
+    assert_same(*results)
 
 
 @pytest.mark.parametrize("shape", [(100, 3, 3), (100, 9)], ids=str)
 @pytest.mark.parametrize("first", [0, 240, 400, 600])
 def test_a_gradient_may_lie_where_slots_do(first: int, shape: Any) -> None:
-    """That of the very parameter, or of one whose matrices are large."""
-    both = []
+    results = []
     for engine in ("cpu", "reference"):
-        params = [numbers(each, 1).requires_grad_() for each in ((100, 3, 3), shape)]
+        params = [numbers(size, 1).requires_grad_() for size in ((100, 3, 3), shape)]
         for param in params:
             param.grad = numbers(param.shape, 2)
         with thalweg.engine(engine):
-            made = optim.RuleOptimizer(params, RULES["wide"])
+            optimizer = optim.RuleOptimizer(params, RULES["wide"])
             for step in range(2):
-                made.step()
-                memory, own = numbers((900,), 3 + step), made.state[params[0]]
-                memory[first : first + 300] = own["tops"].view(-1)
-                own["tops"] = memory[first : first + 300].view(100, 3, 1)
+                optimizer.step()
+                memory, slots = numbers((900,), 3 + step), optimizer.state[params[0]]
+                memory[first : first + 300] = slots["tops"].view(-1)
+                slots["tops"] = memory[first : first + 300].view(100, 3, 1)
                 params[shape == (100, 9)].grad = memory.view(shape)
-                made.step()
+                optimizer.step()
                 for param in params:
                     param.grad = numbers(param.shape, 2)
-        both.append(kept(made, params))
-    assert_same(*both)
+        results.append(kept(optimizer, params))
+    assert_same(*results)
 
 
 def test_a_slot_that_has_become_another_type_in_place_is_looked_at() -> None:
     param = numbers((9, 3, 3), 1).requires_grad_()
     param.grad = numbers((9, 3, 3), 2)
-    made = optim.RuleOptimizer([param], RULES["wide"])
-    made.step()
-    slot = made.state[param]["tops"]
+    optimizer = optim.RuleOptimizer([param], RULES["wide"])
+    optimizer.step()
+    slot = optimizer.state[param]["tops"]
     slot.data = slot.data.view(torch.int32)
     with pytest.raises(TypeError, match=r"'tops' of .* is int32"):
-        made.step()
+        optimizer.step()
 
 
 def counted(*, rows, columns, row_count):
@@ -518,7 +523,7 @@ def sees(*, rows, length, columns):
     return rows * length, columns
 
 
-REFUSED = {
+BAD_STAGES = {
     "takes row_count by position": asks_for_one,
     "in `where\\(columns > 0.0, rows, 1.0\\)`, which makes a number of each element": mixes,
     r"in `-\(rows \+ 1.0\) \* columns`, which makes": mixes_sums,
@@ -538,18 +543,18 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("said", REFUSED)
-def test_a_stage_that_is_no_formula_of_lines_is_refused(said: str) -> None:
+@pytest.mark.parametrize("message", BAD_STAGES)
+def test_a_stage_that_is_no_formula_of_lines_is_refused(message: str) -> None:
     rule = Rule(
         name="Refused",
         passes=(
             *rule_of().passes[:2],
             Measure(gradient_squares, makes="length"),
-            FusedStage(REFUSED[said], makes=("rows", "columns")),
+            FusedStage(BAD_STAGES[message], makes=("rows", "columns")),
         ),
         update=lambda var, grad: var,
     )
-    with pytest.raises(RuleError, match=said):
+    with pytest.raises(RuleError, match=message):
         check_rule(rule)
 
 
@@ -557,14 +562,14 @@ def test_such_a_stage_is_refused_over_large_matrices_too() -> None:
     stage = FusedStage(mixes, makes=("rows", "columns"))
     rule = Rule(name="Refused", passes=(*LINES, stage), update=without_slots, hypers=TYPED.hypers)
     param = thalweg.Variable(numbers((9, 9), 1))
-    before = param.numpy().copy()
+    param_before = param.numpy().copy()
     with pytest.raises(RuleError, match="mixes rows and columns"):
         RuleOptimizer(rule).apply_gradients([(numbers((9, 9), 2), param)])
-    assert (param.numpy() == before).all()
+    assert (param.numpy() == param_before).all()
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("options", "message"),
     [
         ({"makes": ()}, "makes of a FusedStage must be names"),
         ({"makes": ("rows", 3)}, "makes of a FusedStage must be names"),
@@ -573,22 +578,22 @@ def test_such_a_stage_is_refused_over_large_matrices_too() -> None:
         ({"makes": ("rows",), "heads": 2}, "has neither every="),
     ],
 )
-def test_a_fused_stage_says_what_it_makes(given: Any, said: str) -> None:
-    with pytest.raises(RuleError, match=said):
-        FusedStage(narrow_stage, **given)
+def test_a_fused_stage_says_what_it_makes(options: Any, message: str) -> None:
+    with pytest.raises(RuleError, match=message):
+        FusedStage(narrow_stage, **options)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 8])
 def test_means_add_pairs_of_neighbours(count: int) -> None:
-    values = [float(each) for each in numbers((count,), 1)]
+    values = [float(number) for number in numbers((count,), 1)]
     tree = list(values)
     while len(tree) > 1:
-        rest = tree[len(tree) - len(tree) % 2 :]
-        tree = [a + b for a, b in zip(tree[::2], tree[1::2], strict=False)] + rest
-    wanted = torch.tensor(tree, dtype=torch.float64) / count
+        last_value = tree[len(tree) - len(tree) % 2 :]
+        tree = [a + b for a, b in zip(tree[::2], tree[1::2], strict=False)] + last_value
+    expected = torch.tensor(tree, dtype=torch.float64) / count
     tensor = torch.tensor(values, dtype=torch.float64)
-    assert_same([mean_over_rows(tensor.view(1, 1, -1, 1)).view(1)], [wanted])
-    assert_same([mean_over_columns(tensor.view(1, 1, 1, -1)).view(1)], [wanted])
+    assert_same([mean_over_rows(tensor.view(1, 1, -1, 1)).view(1)], [expected])
+    assert_same([mean_over_columns(tensor.view(1, 1, 1, -1)).view(1)], [expected])
 
 
 def gradient_share(var, grad, *, length):
@@ -609,7 +614,7 @@ def test_a_row_may_see_the_length_of_its_variable() -> None:
         slots=RULES["wide"].slots,
     )
     params, grads = [numbers((50, 3, 3), 1)], [[numbers((50, 3, 3), 2)]]
-    assert_same(*(after(rule, each, params, grads) for each in ("cpu", "reference")))
+    assert_same(*(after(rule, engine, params, grads) for engine in ("cpu", "reference")))
 
 
 def plain_stage(*, rows, columns):
@@ -679,49 +684,49 @@ ODD_RULES = {
 
 
 @pytest.mark.parametrize("name", ODD_RULES)
-def test_odd_rules_have_the_bits_of_the_reference(name: str, found: Any) -> None:
+def test_odd_rules_have_the_bits_of_the_reference(name: str, answers: Any) -> None:
     rule, shapes = ODD_RULES[name], ((40, 3, 3), (4, 5))
     check_rule(rule)
     params = [numbers(shape, 1) for shape in shapes]
     grads = [[numbers(shape, 2 + step) for shape in shapes] for step in range(2)]
-    here = after(rule, "cpu", params, grads)
-    assert_same(here, after(rule, "reference", params, grads))
-    assert not torch.equal(here[0], params[0])
-    assert found[0] == ([] if "has seen" in name else [True, True])
+    actual = after(rule, "cpu", params, grads)
+    assert_same(actual, after(rule, "reference", params, grads))
+    assert not torch.equal(actual[0], params[0])
+    assert answers[0] == ([] if "has seen" in name else [True, True])
 
 
 @pytest.mark.parametrize("kind", [torch.float64, torch.float16], ids=str)
 def test_slots_of_other_types_keep_the_bits_of_the_reference(kind: Any) -> None:
-    both = []
+    results = []
     for engine in ("cpu", "reference"):
         param = numbers((40, 3, 3), 1).requires_grad_()
         with thalweg.engine(engine):
-            made = optim.RuleOptimizer([param], RULES["wide"])
+            optimizer = optim.RuleOptimizer([param], RULES["wide"])
             for step in range(3):
                 param.grad = numbers((40, 3, 3), 2 + step)
-                made.step()
+                optimizer.step()
                 if step == 0:
-                    own = made.state[param]
-                    own |= {name: own[name].to(kind) for name in ("memory", "tops", "sides")}
-        both.append(kept(made, [param]))
-    assert_same(*both)
+                    slots = optimizer.state[param]
+                    slots |= {name: slots[name].to(kind) for name in ("memory", "tops", "sides")}
+        results.append(kept(optimizer, [param]))
+    assert_same(*results)
 
 
 def test_choices_see_no_denormals() -> None:
     rule = Rule(
         name="Choosing",
         passes=tuple(
-            Measure(gradient_sizes, makes=f"{each}s", over=each, reduce="largest")
-            for each in ("row", "column")
+            Measure(gradient_sizes, makes=f"{axis}s", over=axis, reduce="largest")
+            for axis in ("row", "column")
         ),
         update=choosing_update,
         slots=(Slot("memory"),),
     )
-    for denormals, seen in (("flush", 0.0), ("keep", 3.0)):
+    for denormals, expected in (("flush", 0.0), ("keep", 3.0)):
         for engine in ("cpu", "reference"):
             with thalweg.engine(engine, denormals=denormals):
                 param = thalweg.Variable(torch.ones(40, 3, 3))
-                made = RuleOptimizer(rule)
-                made.apply_gradients([(torch.full((40, 3, 3), 1e-42), param)])
-                memory = made.get_slot(param, "memory")
-            assert (memory == seen).all(), (denormals, engine)
+                optimizer = RuleOptimizer(rule)
+                optimizer.apply_gradients([(torch.full((40, 3, 3), 1e-42), param)])
+                memory = optimizer.get_slot(param, "memory")
+            assert (memory == expected).all(), (denormals, engine)

@@ -65,9 +65,9 @@ def test_sparse_equals_reference(case, width, budget):
         rows, indices = rows_and_indices
         problem = make(case, rows, indices, width, dtype, seed, 0.1 * (seed % 3), kind)
         selection = FLUSH if flush else KEEP
-        wanted = reference(case, problem, selection, steps=2)
+        expected = reference(case, problem, selection, steps=2)
         got = take(case, problem, selection, steps=2)
-        assert_same(got.written(), wanted.written(), f"{case.rule.name} {indices}")
+        assert_same(got.written(), expected.written(), f"{case.rule.name} {indices}")
 
     check_examples(check, budget, EXAMPLES[is_wide])
 
@@ -102,8 +102,8 @@ def test_sparse_equals_a_plain_loop(case, width):
     indices = [7, 2, 7, 0, 9, 7, 2]
     problem = make(case, 12, indices, width)
     with np.errstate(all="ignore"):
-        wanted = plain_loop(case, problem.copy())
-    assert_same(take(case, problem).written(), wanted.written())
+        expected = plain_loop(case, problem.copy())
+    assert_same(take(case, problem).written(), expected.written())
 
 
 @pytest.mark.parametrize("name", ["cpu", "reference"])
@@ -139,16 +139,16 @@ def test_infinities_that_cancel_are_nan_without_a_warning(name):
 )
 def test_copies_follow_in_the_rows_that_are_written(case, copy_dtype):
     problem = make(case, 7, [5, 0, 5], (4,))
-    found = []
+    results = []
     for name in ("cpu", "reference"):
-        own, copy = problem.copy(), torch.full((7, 4), 3.0, dtype=copy_dtype)
-        take(case, own, KEEP._replace(name=name), copies=[copy])
-        written = torch.arange(7) if case.rule.update_untouched else [0, 5]
-        wanted = torch.full((7, 4), 3.0, dtype=copy_dtype)
-        wanted[written] = own.variables[0].detach()[written].to(copy_dtype)
-        assert_same([copy], [wanted], name)
-        found.append([*own.written(), copy])
-    assert_same(*found)
+        copied, copy = problem.copy(), torch.full((7, 4), 3.0, dtype=copy_dtype)
+        take(case, copied, KEEP._replace(name=name), copies=[copy])
+        rows_written = torch.arange(7) if case.rule.update_untouched else [0, 5]
+        expected = torch.full((7, 4), 3.0, dtype=copy_dtype)
+        expected[rows_written] = copied.variables[0].detach()[rows_written].to(copy_dtype)
+        assert_same([copy], [expected], name)
+        results.append([*copied.written(), copy])
+    assert_same(*results)
 
 
 @pytest.mark.parametrize("name", ["cpu", "reference"])
@@ -167,34 +167,34 @@ def test_duplicates_of_gradient_descent_move_one_after_the_other(name):
 def test_order_of_unique_indices_does_not_matter(case):
     problem = make(case, 30, [4, 9, 0, 29, 17])
     order = torch.tensor([3, 0, 4, 2, 1])
-    grad, other = problem.gradients[0], problem.copy()
-    other.gradients = [sparse(grad.values[order], grad.indices[order], problem.variables[0])]
-    assert_same(take(case, problem).written(), take(case, other).written())
+    grad, shuffled = problem.gradients[0], problem.copy()
+    shuffled.gradients = [sparse(grad.values[order], grad.indices[order], problem.variables[0])]
+    assert_same(take(case, problem).written(), take(case, shuffled).written())
 
 
 @by_rule(FIRST)
 @many("name", ["cpu", "reference"])
 def test_rows_without_indices_change_only_where_the_rule_says_so(case, name):
     problem = make(case, 8, [3])
-    before = problem.copy()
+    unchanged = problem.copy()
     take(case, problem, KEEP._replace(name=name))
-    others = torch.arange(8) != 3
-    same = [
-        torch.equal(a[others], b[others])
-        for a, b in zip(problem.written(), before.written(), strict=True)
+    other_rows = torch.arange(8) != 3
+    matches = [
+        torch.equal(a[other_rows], b[other_rows])
+        for a, b in zip(problem.written(), unchanged.written(), strict=True)
     ]
-    assert all(same) == (case.rule.update_untouched is None)
+    assert all(matches) == (case.rule.update_untouched is None)
 
 
 @by_rule(FIRST)
 def test_no_indices_change_only_what_every_row_does(case):
     problem = make(case, 8, [])
-    wanted = reference(case, problem)
-    before = problem.copy()
+    expected = reference(case, problem)
+    unchanged = problem.copy()
     got = take(case, problem).written()
-    assert_same(got, wanted.written())
+    assert_same(got, expected.written())
     if case.rule.update_untouched is None:
-        assert_same(got, before.written())
+        assert_same(got, unchanged.written())
 
 
 @by_rule(FIRST)
@@ -202,43 +202,43 @@ def test_no_indices_change_only_what_every_row_does(case):
 def test_threads_and_slices_do_not_change_bits(case, count, threads, monkeypatch):
     indices = np.random.default_rng(1).integers(0, 60, 200).tolist()
     problem = make(case, 70, indices)
-    wanted = reference(case, problem, FLUSH)
+    expected = reference(case, problem, FLUSH)
     monkeypatch.setattr(sparse_engine, "SHARE", 8)
     monkeypatch.setattr(sparse_engine, "CHUNK", 12)
     threads(count)
-    assert_same(take(case, problem, FLUSH).written(), wanted.written())
+    assert_same(take(case, problem, FLUSH).written(), expected.written())
 
 
 @pytest.mark.parametrize("offset", [1, 2, 3])
 def test_values_at_an_odd_address_are_read_right(offset):
     case = next(case for case in FIRST if case.rule.name == "Adagrad")
     problem = make(case, 9, [2, 5, 2, 2, 8])
-    wanted = reference(case, problem)
+    expected = reference(case, problem)
     grad = problem.gradients[0]
     raw = bytearray(offset) + bytearray(grad.values.numpy().tobytes()) + bytearray(8)
-    moved = torch.frombuffer(raw, dtype=torch.float32, offset=offset, count=15).view(5, 3)
-    problem.gradients = [sparse(moved, grad.indices, problem.variables[0])]
-    assert_same(take(case, problem).written(), wanted.written())
+    moved_values = torch.frombuffer(raw, dtype=torch.float32, offset=offset, count=15).view(5, 3)
+    problem.gradients = [sparse(moved_values, grad.indices, problem.variables[0])]
+    assert_same(take(case, problem).written(), expected.written())
 
 
 def test_strided_and_negated_values_are_read_right():
     case = next(case for case in FIRST if case.rule.name == "Adam")
     problem = make(case, 9, [2, 5, 2, 2, 8])
-    wanted, grad = reference(case, problem), problem.gradients[0]
+    expected, grad = reference(case, problem), problem.gradients[0]
     wide = torch.zeros(5, 6)
     wide[:, ::2] = -grad.values
     problem.gradients = [sparse(torch._neg_view(wide)[:, ::2], grad.indices, problem.variables[0])]
-    assert_same(take(case, problem).written(), wanted.written())
+    assert_same(take(case, problem).written(), expected.written())
 
 
 def test_sparse_and_dense_mix_in_one_step():
     case = next(case for case in FIRST if case.rule.name == "Nadam")
     table, dense = make(case, 9, [2, 5, 2]), Problem.make(case.row, [40], [torch.float64], 3)
-    both = Problem(
+    joint = Problem(
         *[a + b for a, b in zip(vars(table).values(), vars(dense).values(), strict=True)]
     )
-    wanted = reference(case, both, steps=2)
-    assert_same(take(case, both, steps=2).written(), wanted.written())
+    expected = reference(case, joint, steps=2)
+    assert_same(take(case, joint, steps=2).written(), expected.written())
 
 
 def test_a_table_and_its_own_rows_as_gradient():
@@ -246,7 +246,7 @@ def test_a_table_and_its_own_rows_as_gradient():
     problem = make(case, 6, [0, 1, 2, 0])
     var = problem.variables[0]
     problem.gradients = [sparse(var[:4], [0, 1, 2, 0], var)]
-    apart = problem.copy()
-    apart.gradients = [sparse(var[:4].clone(), [0, 1, 2, 0], var)]
-    wanted = take(case, apart)
-    assert_same(take(case, problem).written(), wanted.written())
+    separate = problem.copy()
+    separate.gradients = [sparse(var[:4].clone(), [0, 1, 2, 0], var)]
+    expected = take(case, separate)
+    assert_same(take(case, problem).written(), expected.written())

@@ -30,19 +30,19 @@ class Table:
         assert torch.equal(self.memory.detach(), self.before)
 
     def assert_canaries(self):
-        outside = torch.ones(len(self.memory), dtype=torch.bool)
-        outside[32 : 32 + self.var.numel()] = False
-        assert bool((self.memory[outside] == CANARY).all())
+        is_outside = torch.ones(len(self.memory), dtype=torch.bool)
+        is_outside[32 : 32 + self.var.numel()] = False
+        assert bool((self.memory[is_outside] == CANARY).all())
 
 
 def optimizer(case, engine):
     if case.rule.name == "Nadam":  # whose momentum schedule is state of the optimizer
-        given = {name.replace("beta", "beta_"): value for name, value in case.hypers.items()}
-        made = Nadam(**given)
+        options = {name.replace("beta", "beta_"): value for name, value in case.hypers.items()}
+        new_optimizer = Nadam(**options)
     else:
-        made = RuleOptimizer(case.rule, **case.hypers)
-    made.engine = engine
-    return made
+        new_optimizer = RuleOptimizer(case.rule, **case.hypers)
+    new_optimizer.engine = engine
+    return new_optimizer
 
 
 def message(case, index, offset):
@@ -56,20 +56,20 @@ def slices(indices, dtype=torch.int64, width=(3,)):
     return IndexedSlices(torch.ones(len(indices), *width), indices)
 
 
-OUTSIDE = [-1, 4, 9, 10**9, 2**31, 2**62, -(2**31) - 1, -(2**63)]
+BAD_INDICES = [-1, 4, 9, 10**9, 2**31, 2**62, -(2**31) - 1, -(2**63)]
 ENGINES = ["cpu", "reference"]
 engines = pytest.mark.parametrize("engine", ENGINES)
 
 
 @by_rule(FIRST)
 @many("engine", ENGINES)
-@many("index", OUTSIDE)
+@many("index", BAD_INDICES)
 def test_an_index_out_of_range_is_named(case, engine, index):
     table, opt = Table(), optimizer(case, engine)
-    with pytest.raises(InvalidArgumentError) as caught:
+    with pytest.raises(InvalidArgumentError) as error_info:
         opt.apply_gradients([(slices([1, index, 3, -7]), table.var)])
-    assert str(caught.value) == message(case, index, 1)
-    assert isinstance(caught.value, ValueError | IndexError)
+    assert str(error_info.value) == message(case, index, 1)
+    assert isinstance(error_info.value, ValueError | IndexError)
     table.assert_unchanged()
     assert opt.get_slot_names() == []
 
@@ -78,9 +78,9 @@ def test_an_index_out_of_range_is_named(case, engine, index):
 @many("index", [-1, 4, 2**31 - 1, -(2**31)])
 def test_an_int32_index_out_of_range_is_named(case, index):
     table, opt = Table(), optimizer(case, "cpu")
-    with pytest.raises(InvalidArgumentError) as caught:
+    with pytest.raises(InvalidArgumentError) as error_info:
         opt.apply_gradients([(slices([0, index], torch.int32), table.var)])
-    assert str(caught.value) == message(case, index, 1)
+    assert str(error_info.value) == message(case, index, 1)
     table.assert_unchanged()
 
 
@@ -91,12 +91,12 @@ def test_a_bad_index_after_a_good_step_changes_nothing(case, engine):
     opt.apply_gradients([(slices([1, 1, 3]), table.var)])
     table.before = table.memory.detach().clone()
     slots = [slot.clone() for slot in opt.weights[1:]]
-    other = Variable([1.0])
+    second_var = Variable([1.0])
     with pytest.raises(InvalidArgumentError):
-        opt.apply_gradients([(torch.ones(1), other), (slices([4]), table.var)])
+        opt.apply_gradients([(torch.ones(1), second_var), (slices([4]), table.var)])
     table.assert_unchanged()
     assert all(torch.equal(a, b) for a, b in zip(slots, opt.weights[1:], strict=False))
-    assert other.tolist() == [1.0]
+    assert second_var.tolist() == [1.0]
     assert int(opt.iterations) == 1
 
 
@@ -124,9 +124,9 @@ def test_good_indices_leave_the_neighbours_alone(case, engine, indices, width):
     ids=["float", "uint8", "bool", "int16", "matrix", "scalar", "too many"],
 )
 def test_indices_of_the_wrong_kind_are_refused(indices, error, text):
-    with pytest.raises(error) as caught:
+    with pytest.raises(error) as error_info:
         IndexedSlices(torch.ones(2, 3), indices)
-    assert text in str(caught.value)
+    assert text in str(error_info.value)
 
 
 LYING = {
@@ -148,21 +148,21 @@ def test_shapes_that_lie_are_refused(values, shape, text, engine, name):
     table = Table()
     opt = RuleOptimizer(ROWS[name].rule)
     opt.engine = engine
-    with pytest.raises(InvalidArgumentError) as caught:
+    with pytest.raises(InvalidArgumentError) as error_info:
         opt.apply_gradients([(IndexedSlices(values, [1], shape), table.var)])
-    assert text in str(caught.value)
+    assert text in str(error_info.value)
     table.assert_unchanged()
 
 
 @engines
 @pytest.mark.parametrize("rows", [2, 5])
-def test_what_slices_say_of_the_whole_is_not_read(rows, engine):
-    found = []
+def test_dense_shape_of_slices_is_not_read(rows, engine):
+    results = []
     for shape in ((rows, 3), None):
         table, opt = Table(), optimizer(CASES[0], engine)
         opt.apply_gradients([(IndexedSlices(torch.ones(1, 3), [1], shape), table.var)])
-        found.append(table.var.detach())
-    assert torch.equal(*found)
+        results.append(table.var.detach())
+    assert torch.equal(*results)
 
 
 @engines

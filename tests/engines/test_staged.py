@@ -53,27 +53,27 @@ def parameters(shapes: Any = SHAPES, dtype: torch.dtype = torch.float32) -> list
     return [torch.randn(shape).to(dtype).requires_grad_() for shape in shapes]
 
 
-def take(made: Any, params: list[Tensor], count: int = 1, seed: int = 1) -> None:
+def take(optimizer: Any, params: list[Tensor], count: int = 1, seed: int = 1) -> None:
     dice = torch.Generator().manual_seed(seed)
     for _ in range(count):
         for param in params:
             param.grad = torch.randn(param.shape, generator=dice).to(param.dtype)
-        made.step()
+        optimizer.step()
 
 
 @pytest.mark.parametrize("engine", ["cpu", "reference"])
 def test_a_step_is_what_its_passes_say(engine: Any) -> None:
     params = parameters()
-    wanted = [(param.detach().clone(), torch.zeros(param.shape)) for param in params]
+    expected = [(param.detach().clone(), torch.zeros(param.shape)) for param in params]
     with thalweg.engine(engine):
-        made = optim.RuleOptimizer(params, CENTERED)
+        optimizer = optim.RuleOptimizer(params, CENTERED)
         for step in range(4):
-            take(made, params, seed=step)
+            take(optimizer, params, seed=step)
             grads = [param.grad for param in params]
-            wanted = [by_hand(*own, grad) for own, grad in zip(wanted, grads, strict=True)]
-    for param, (var, mean) in zip(params, wanted, strict=True):
+            expected = [by_hand(*state, grad) for state, grad in zip(expected, grads, strict=True)]
+    for param, (var, mean) in zip(params, expected, strict=True):
         torch.testing.assert_close(param.detach(), var)
-        assert_same([made.state[param]["mean"]], [mean])
+        assert_same([optimizer.state[param]["mean"]], [mean])
 
 
 def test_variables_that_lie_by_columns_are_the_same_matrices() -> None:
@@ -86,16 +86,16 @@ def test_variables_that_lie_by_columns_are_the_same_matrices() -> None:
 
 
 def test_a_step_over_more_variables_is_that_over_each() -> None:
-    together, alone = parameters(), parameters()
-    take(optim.RuleOptimizer(together, CENTERED), together, 3)
+    joint, single = parameters(), parameters()
+    take(optim.RuleOptimizer(joint, CENTERED), joint, 3)
     dice = torch.Generator().manual_seed(1)
-    grads = [[torch.randn(p.shape, generator=dice) for p in alone] for _ in range(3)]
-    for place, param in enumerate(alone):
-        made = optim.RuleOptimizer([param], CENTERED)
-        for own in grads:
-            param.grad = own[place]
-            made.step()
-    assert_same([p.detach() for p in together], [p.detach() for p in alone])
+    grads = [[torch.randn(p.shape, generator=dice) for p in single] for _ in range(3)]
+    for place, param in enumerate(single):
+        optimizer = optim.RuleOptimizer([param], CENTERED)
+        for param_grads in grads:
+            param.grad = param_grads[place]
+            optimizer.step()
+    assert_same([p.detach() for p in joint], [p.detach() for p in single])
 
 
 def failing(*, step: Tensor, fails: list[bool]) -> Any:
@@ -110,42 +110,42 @@ def test_a_stage_that_fails_leaves_everything_as_it_was() -> None:
         CENTERED, passes=(CENTERED.passes[0], Stage(partial(failing, fails=fails), heads=1))
     )
     params = parameters()
-    made = optim.RuleOptimizer(params, rule)
-    take(made, params, 2)
-    before = [param.detach().clone() for param in params]
-    kept = [made.state[param]["mean"].clone() for param in params]
+    optimizer = optim.RuleOptimizer(params, rule)
+    take(optimizer, params, 2)
+    params_before = [param.detach().clone() for param in params]
+    means_before = [optimizer.state[param]["mean"].clone() for param in params]
     versions = [param._version for param in params]
     fails[0] = True
-    with pytest.raises(KeyboardInterrupt) as caught:
-        take(made, params)
-    assert "The step was not taken: no variable and no slot has changed." in caught.value.__notes__
-    assert_same([param.detach() for param in params], before)
-    assert_same([made.state[param]["mean"] for param in params], kept)
+    with pytest.raises(KeyboardInterrupt) as raised:
+        take(optimizer, params)
+    assert "The step was not taken: no variable and no slot has changed." in raised.value.__notes__
+    assert_same([param.detach() for param in params], params_before)
+    assert_same([optimizer.state[param]["mean"] for param in params], means_before)
     assert [param._version for param in params] == versions
     fails[0] = False
-    take(made, params)
-    assert not torch.equal(params[0].detach(), before[0])
+    take(optimizer, params)
+    assert not torch.equal(params[0].detach(), params_before[0])
 
 
 def test_a_step_that_is_left_out_runs_no_stage() -> None:
-    called: list[int] = []
+    calls: list[int] = []
 
     def count(*, step):
-        called.append(len(step))
+        calls.append(len(step))
         return {}
 
     rule = replace(CENTERED, passes=(CENTERED.passes[0], Stage(count, heads=1)))
     params = parameters([(4, 3), (4, 3)])
-    made = optim.RuleOptimizer(params, rule)
-    called.clear()  # those of `check_rule`
+    optimizer = optim.RuleOptimizer(params, rule)
+    calls.clear()  # those of `check_rule`
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
     scaler.scale(torch.ones(()))
     for number, runs in ((1.0, [2]), (float("inf"), [2]), (1.0, [2, 2])):
         for param in params:
             param.grad = torch.full_like(param, number)
-        scaler.step(made)
+        scaler.step(optimizer)
         scaler.update()
-        assert called == runs
+        assert calls == runs
 
 
 def turns(rows: int, columns: int) -> tuple[int, ...]:
@@ -172,61 +172,61 @@ def test_slots_of_a_stage_have_their_shape_and_change_every_so_often(face: str) 
         opt = RuleOptimizer(KEEPING)
     else:
         opt = optim.RuleOptimizer(params, KEEPING)
-    wanted = [torch.ones(len(param), len(param)) for param in params]
+    expected = [torch.ones(len(param), len(param)) for param in params]
     means = [torch.zeros(param.shape) for param in params]
     dice = torch.Generator().manual_seed(1)
     for step in range(1, 5):
         grads = [torch.randn(param.shape, generator=dice) for param in params]
         means = [mean * 0.5 + grad for mean, grad in zip(means, grads, strict=True)]
         if step % 2:
-            own = [mean.flatten(1) for mean in means]
-            wanted = [kept + x @ x.mT for kept, x in zip(wanted, own, strict=True)]
+            flat_means = [mean.flatten(1) for mean in means]
+            expected = [factor + x @ x.mT for factor, x in zip(expected, flat_means, strict=True)]
         if face == "keras":
             opt.apply_gradients(zip(grads, params, strict=True))
-            kept = [opt.get_slot(param, "factor") for param in params]
+            factors = [opt.get_slot(param, "factor") for param in params]
         else:
             for param, grad in zip(params, grads, strict=True):
                 param.grad = grad
             opt.step()
-            kept = [opt.state[param]["factor"] for param in params]
-        for each, want in zip(kept, wanted, strict=True):
-            torch.testing.assert_close(torch.as_tensor(each), want)
+            factors = [opt.state[param]["factor"] for param in params]
+        for factor, want in zip(factors, expected, strict=True):
+            torch.testing.assert_close(torch.as_tensor(factor), want)
 
 
 def test_parameters_whose_steps_have_other_numbers_are_called_apart() -> None:
-    seen: list[tuple[int, float]] = []
+    calls: list[tuple[int, float]] = []
 
     def look(*, step, t):
-        seen.append((len(step), t))
+        calls.append((len(step), t))
         return {"step": step}
 
     params = parameters([(4, 3), (4, 3)])
-    made = optim.RuleOptimizer(
+    optimizer = optim.RuleOptimizer(
         params, replace(CENTERED, passes=(CENTERED.passes[0], Stage(look, heads=1)))
     )
-    seen.clear()
+    calls.clear()
     params[0].grad = torch.ones_like(params[0])
-    made.step()
-    take(made, params)
-    assert seen[:1] == [(1, 1.0)]
-    assert sorted(seen[1:]) in ([(1, 1.0), (1, 2.0)], [(2, 2.0)])  # by what the face counts
+    optimizer.step()
+    take(optimizer, params)
+    assert calls[:1] == [(1, 1.0)]
+    assert sorted(calls[1:]) in ([(1, 1.0), (1, 2.0)], [(2, 2.0)])  # by what the face counts
 
 
 @pytest.mark.parametrize(
-    ("shape", "dtype", "error", "said"),
+    ("shape", "dtype", "error", "message"),
     [
         ((7,), torch.float32, InvalidArgumentError, "for matrices, of two dimensions or more"),
         ((), torch.float32, InvalidArgumentError, "select another rule for it"),
         ((4, 3), torch.float16, InvalidTypeError, "is float16, and rule 'Centered' is for"),
     ],
 )
-def test_what_is_no_matrix_is_refused(shape: Any, dtype: Any, error: Any, said: str) -> None:
+def test_stages_need_matrices(shape: Any, dtype: Any, error: Any, message: str) -> None:
     (param,) = parameters([shape], dtype)
-    w, before = Variable(param.detach().clone(), name="w"), param.detach().clone()
-    with pytest.raises(error, match=said):
-        RuleOptimizer(CENTERED).apply_gradients([(torch.ones_like(before), w)])
-    assert_same([torch.as_tensor(w).detach()], [before])
-    with pytest.raises(error, match=said):
+    w, params_before = Variable(param.detach().clone(), name="w"), param.detach().clone()
+    with pytest.raises(error, match=message):
+        RuleOptimizer(CENTERED).apply_gradients([(torch.ones_like(params_before), w)])
+    assert_same([torch.as_tensor(w).detach()], [params_before])
+    with pytest.raises(error, match=message):
         optim.RuleOptimizer([param], CENTERED)
 
 
@@ -243,12 +243,12 @@ def test_a_variable_that_comes_twice_is_refused() -> None:
 
 
 def test_autocast_does_not_reach_a_stage() -> None:
-    params, others = parameters(), parameters()
+    params, other_params = parameters(), parameters()
     rule = replace(KEEPING, passes=(CENTERED.passes[0], Stage(turn, heads=1)))
     take(optim.RuleOptimizer(params, rule), params, 2)
     with torch.autocast("cpu", torch.bfloat16):
-        take(optim.RuleOptimizer(others, rule), others, 2)
-    assert_same([p.detach() for p in params], [p.detach() for p in others])
+        take(optim.RuleOptimizer(other_params, rule), other_params, 2)
+    assert_same([p.detach() for p in params], [p.detach() for p in other_params])
 
 
 def two(var, grad, mean):
@@ -317,22 +317,22 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("changes", "said"), WRONG, ids=[said for _, said in WRONG])
-def test_a_rule_that_says_something_else_is_refused(changes: Any, said: str) -> None:
-    with pytest.raises(RuleError, match=said):
+@pytest.mark.parametrize(("changes", "message"), WRONG, ids=[message for _, message in WRONG])
+def test_a_contradictory_rule_raises(changes: Any, message: str) -> None:
+    with pytest.raises(RuleError, match=message):
         check_rule(replace(CENTERED, **changes))
 
 
-@pytest.mark.parametrize("every", [0, -1, 1.5, True, None])
-def test_a_stage_is_called_every_so_many_steps(every: Any) -> None:
+@pytest.mark.parametrize("interval", [0, -1, 1.5, True, None])
+def test_a_stage_is_called_every_so_many_steps(interval: Any) -> None:
     with pytest.raises(RuleError, match="every of a Stage must be a positive integer"):
-        Stage(center, every)
+        Stage(center, interval)
 
 
-@pytest.mark.parametrize("makes", ["", (), (1,)])
-def test_what_a_pass_makes_has_names(makes: Any) -> None:
+@pytest.mark.parametrize("names", ["", (), (1,)])
+def test_results_of_a_pass_have_names(names: Any) -> None:
     with pytest.raises(RuleError, match="makes of a Pass must be names"):
-        Pass(ahead, makes)
+        Pass(ahead, names)
 
 
 @pytest.mark.parametrize("kind", [Stage, partial(Pass, makes="step")])
@@ -368,11 +368,11 @@ def test_what_a_stage_was_given_it_may_return_under_another_name() -> None:
         CENTERED, passes=(Pass(two_values, makes=("one", "other")), Stage(swap)), update=of_two
     )
     (param,) = params = [torch.zeros(2, 3, requires_grad=True)]
-    made = optim.RuleOptimizer(params, rule)
-    for grad, wanted in ((1.0, -1.0), (3.0, -4.5)):  # the mean is that of the step before
+    optimizer = optim.RuleOptimizer(params, rule)
+    for grad, expected in ((1.0, -1.0), (3.0, -4.5)):  # the mean is that of the step before
         param.grad = torch.full((2, 3), grad)
-        made.step()
-        torch.testing.assert_close(param.detach(), torch.full((2, 3), wanted))
+        optimizer.step()
+        torch.testing.assert_close(param.detach(), torch.full((2, 3), expected))
 
 
 def returns_its_own(*, step, factor):
@@ -386,30 +386,29 @@ def add_later(*, step):
 def test_what_a_slot_becomes_is_what_the_stage_returned() -> None:
     passes = (CENTERED.passes[0], Stage(returns_its_own), Stage(add_later))
     (param,) = params = [torch.zeros(1, 1, requires_grad=True)]
-    made = optim.RuleOptimizer(params, replace(KEEPING, passes=passes))
+    optimizer = optim.RuleOptimizer(params, replace(KEEPING, passes=passes))
     param.grad = torch.ones(1, 1)
-    made.step()
-    assert made.state[param]["factor"].item() == 1.0
+    optimizer.step()
+    assert optimizer.state[param]["factor"].item() == 1.0
 
 
 def test_variables_in_any_order_of_memory() -> None:
-    """Matrices of one shape among them, of other dimensions."""
     torch.manual_seed(0)
-    several = [
+    laid_out = [
         torch.randn(6, 4, 3, 3).to(memory_format=torch.channels_last),
         torch.randn(2, 3, 2, 2, 2).to(memory_format=torch.channels_last_3d),
         torch.randn(18, 4).t(),
         torch.randn(9, 2, 4).permute(2, 1, 0),
         torch.randn(8, 9)[::2],
     ]
-    alike = [each.clone(memory_format=torch.contiguous_format) for each in several]
-    found: list[Any] = []
-    for params in (several, alike):
-        own = [each.detach().requires_grad_() for each in params]
-        with pytest.warns(thalweg.PerformanceWarning) if params is several else nullcontext():
-            take(optim.RuleOptimizer(own, CENTERED), own, 3)
-        found.append([each.detach().contiguous() for each in own])
-    assert_same(*found)
+    contiguous = [tensor.clone(memory_format=torch.contiguous_format) for tensor in laid_out]
+    results: list[Any] = []
+    for params in (laid_out, contiguous):
+        copies = [param.detach().requires_grad_() for param in params]
+        with pytest.warns(thalweg.PerformanceWarning) if params is laid_out else nullcontext():
+            take(optim.RuleOptimizer(copies, CENTERED), copies, 3)
+        results.append([tensor.detach().contiguous() for tensor in copies])
+    assert_same(*results)
 
 
 def with_default(*, step, learning_rate=7.0, unknown=3.0):
@@ -434,10 +433,10 @@ def test_a_call_that_is_refused_makes_no_state() -> None:
         (param,) = params = parameters([shape])
         with pytest.raises(InvalidArgumentError, match="for matrices"):
             optim.RuleOptimizer([param], KEEPING)
-        made = optim.RuleOptimizer(parameters([(2, 2)]), KEEPING)
+        optimizer = optim.RuleOptimizer(parameters([(2, 2)]), KEEPING)
         with pytest.raises(InvalidArgumentError, match="for matrices"):
-            made.add_param_group({"params": params})
-        assert param not in made.state
+            optimizer.add_param_group({"params": params})
+        assert param not in optimizer.state
 
 
 def no_shape(rows: int, columns: int) -> Any:
@@ -449,25 +448,25 @@ def failing_shape(rows: int, columns: int) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("shape", "said"),
+    ("shape", "message"),
     [(no_shape, "must be a tuple of sizes, not"), (failing_shape, "fails beside a matrix .* no")],
 )
-def test_a_shape_is_a_tuple_of_sizes(shape: Any, said: str) -> None:
+def test_a_shape_is_a_tuple_of_sizes(shape: Any, message: str) -> None:
     slots = (Slot("mean"), Slot("factor", shape=shape))
-    with pytest.raises(RuleError, match=said):
+    with pytest.raises(RuleError, match=message):
         check_rule(replace(KEEPING, slots=slots))
 
 
 def test_a_rule_is_checked_whatever_the_defaults_are() -> None:
     from thalweg.rules.modern import SOAP
 
-    before = torch.get_default_dtype()
+    default_dtype = torch.get_default_dtype()
     try:
         torch.set_default_dtype(torch.bfloat16)
         with torch.device("meta"):
             check_rule(SOAP)
     finally:
-        torch.set_default_dtype(before)
+        torch.set_default_dtype(default_dtype)
 
 
 def fails_later(*, step):
@@ -478,18 +477,17 @@ def fails_later(*, step):
 
 def test_a_stage_that_fails_in_a_step_is_named() -> None:
     params = parameters([(4, 3)])
-    made = optim.RuleOptimizer(
+    optimizer = optim.RuleOptimizer(
         params, replace(CENTERED, passes=(CENTERED.passes[0], Stage(fails_later)))
     )
-    with pytest.raises(ValueError, match="no") as caught:
-        take(made, params)
+    with pytest.raises(ValueError, match="no") as error_info:
+        take(optimizer, params)
     assert any(
-        "Stage fails_later" in note and "'Centered'" in note for note in caught.value.__notes__
+        "Stage fails_later" in note and "'Centered'" in note for note in error_info.value.__notes__
     )
 
 
 def test_heads_cut_what_a_stage_is_given() -> None:
-    """Values, slots along their first dimension, and scalars that differ."""
     shapes: list[Any] = []
 
     def seen(*, step, rows, share):
@@ -500,17 +498,17 @@ def test_heads_cut_what_a_stage_is_given() -> None:
     rule = replace(CENTERED, passes=(CENTERED.passes[0], Stage(seen, heads=2)), slots=slots)
     params = parameters([(4, 3), (4, 3), (2, 3, 2)])
     groups = [{"params": params[:1]}, {"params": params[1:], "share": 0.25}]
-    made = optim.RuleOptimizer(groups, rule)
+    optimizer = optim.RuleOptimizer(groups, rule)
     shapes.clear()  # those of `check_rule`
-    take(made, params, 2)
-    wanted = [((4, 2, 3), (4, 2, 1), (4, 1, 1)), ((2, 1, 6), (2, 1, 1), ())]
-    assert shapes == wanted * 2
-    assert all(made.state[param]["rows"].eq(2).all() for param in params)
+    take(optimizer, params, 2)
+    expected = [((4, 2, 3), (4, 2, 1), (4, 1, 1)), ((2, 1, 6), (2, 1, 1), ())]
+    assert shapes == expected * 2
+    assert all(optimizer.state[param]["rows"].eq(2).all() for param in params)
     with pytest.raises(InvalidArgumentError, match="whose 3 rows heads=2 of rule 'Centered'"):
         optim.RuleOptimizer(parameters([(3, 4)]), rule)
-    odd = replace(rule, slots=(Slot("mean"), Slot("rows", shape=lambda rows, columns: (1, 1))))
+    bad_rule = replace(rule, slots=(Slot("mean"), Slot("rows", shape=lambda rows, columns: (1, 1))))
     with pytest.raises(RuleError, match=r"'rows' has shape .1, 1. beside a matrix of shape .6, 2."):
-        check_rule(odd)
+        check_rule(bad_rule)
     for wrong in (0, 1.0, True):
         with pytest.raises(RuleError, match="heads of a Stage must be a positive integer"):
             Stage(center, heads=wrong)  # pyright: ignore[reportArgumentType]

@@ -77,49 +77,49 @@ def values() -> Any:
     return [rng.standard_normal(1000).astype(F) for _ in range(3)]
 
 
-def run(formula: Any, *given: Any, **scalars: Any) -> Any:
-    """What a formula makes, with the scalars that it asks for."""
-    asked = {name: scalars[name] for name in transcribe(formula).scalars}
-    return bind_formula(formula, NUMPY, F)(*given, **asked)
+def run(formula: Any, *args: Any, **scalars: Any) -> Any:
+    arguments = {name: scalars[name] for name in transcribe(formula).scalars}
+    return bind_formula(formula, NUMPY, F)(*args, **arguments)
 
 
-@pytest.mark.parametrize(("said", "plain"), [(ahead, as_sum), (back, as_difference)])
-def test_what_is_moved_is_a_sum_or_a_difference_to_engines(said: Any, plain: Any) -> None:
-    results = [known.results for known in map(transcribe, (said, plain))]
-    assert all(one is other for one, other in zip(*results, strict=True))
-    kernels = [generate_update(Update(f, ("float32",) * 3), "float32").name for f in (said, plain)]
+@pytest.mark.parametrize(("formula", "other"), [(ahead, as_sum), (back, as_difference)])
+def test_what_is_moved_is_a_sum_or_a_difference_to_engines(formula: Any, other: Any) -> None:
+    results = [transcript.results for transcript in map(transcribe, (formula, other))]
+    assert all(first is second for first, second in zip(*results, strict=True))
+    kernels = [
+        generate_update(Update(f, ("float32",) * 3), "float32").name for f in (formula, other)
+    ]
     assert kernels[0] == kernels[1]
-    given = values()
-    assert_same(*([*map(torch.from_numpy, f(*given, rate=F(0.1)))] for f in (said, plain)))
+    args = values()
+    assert_same(*([*map(torch.from_numpy, f(*args, rate=F(0.1)))] for f in (formula, other)))
 
 
 @pytest.mark.parametrize("formula", [ahead, back, named, unnamed])
 def test_a_formula_around_a_step(formula: Any) -> None:
-    var, grad, m = given = values()
-    got, slot = run(WrappedStepFormula(formula, doubled), *given, rate=F(0.25), by=F(2))
-    _, plain = run(formula, *given, rate=F(0.25))
+    var, grad, m = args = values()
+    got, slot = run(WrappedStepFormula(formula, doubled), *args, rate=F(0.25), by=F(2))
+    _, plain_slot = run(formula, *args, rate=F(0.25))
     base, step = {
         ahead: (var * F(0.5), F(0.25) * (m + grad)),
         back: (var, -(F(0.25) * (m + grad) / F(3))),
         named: (var * F(0.5), -(F(0.25) * (grad * F(2)))),
         unnamed: (var, (var - F(0.25) * grad) * F(0.5) - var),
     }[formula]
-    wanted = base + np.where(grad * (step * F(2)) < 0, step * F(2), F(0))
-    np.testing.assert_array_equal(got, wanted)
-    np.testing.assert_array_equal(slot, m + (wanted - var) if formula is named else plain)
-    (measured,) = run(StepMeasure(formula, product), *given, rate=F(0.25))
-    np.testing.assert_array_equal(measured, var * step + base * grad)
+    expected = base + np.where(grad * (step * F(2)) < 0, step * F(2), F(0))
+    np.testing.assert_array_equal(got, expected)
+    np.testing.assert_array_equal(slot, m + (expected - var) if formula is named else plain_slot)
+    (product_sum,) = run(StepMeasure(formula, product), *args, rate=F(0.25))
+    np.testing.assert_array_equal(product_sum, var * step + base * grad)
 
 
 @pytest.mark.parametrize("formula", [ahead, back, named, unnamed])
-def test_one_around_another(formula: Any) -> None:
-    """The step of the outer one is what the inner one says it is."""
-    given = values()
+def test_nested_wrappers(formula: Any) -> None:
+    args = values()
     inner = WrappedStepFormula(formula, doubled)
     numbers = {"rate": F(0.25), "by": F(2)}
-    got, _ = run(WrappedStepFormula(WrappedStepFormula(inner, tenth), tenth), *given, **numbers)
-    (step,) = run(StepMeasure(inner, the_step), *given, **numbers)
-    (base,) = run(StepMeasure(inner, the_base), *given, **numbers)
+    got, _ = run(WrappedStepFormula(WrappedStepFormula(inner, tenth), tenth), *args, **numbers)
+    (step,) = run(StepMeasure(inner, the_step), *args, **numbers)
+    (base,) = run(StepMeasure(inner, the_base), *args, **numbers)
     np.testing.assert_array_equal(got, base + step * F(0.125) * F(0.125))
 
 
@@ -137,10 +137,10 @@ def test_a_measure_reads_no_more_than_its_step_follows_from() -> None:
         m = m + grad
         return moved(var, -(rate * m)), m, sqrt(v)
 
-    known = transcribe(StepMeasure(update, the_step))
-    assert known.scalars == ("rate",)
-    assert known.streams == [1, 2]  # the gradient and m
-    assert not any(node.op == "sqrt" for node in in_order(known.results))
+    transcript = transcribe(StepMeasure(update, the_step))
+    assert transcript.scalars == ("rate",)
+    assert transcript.streams == [1, 2]  # the gradient and m
+    assert not any(node.op == "sqrt" for node in in_order(transcript.results))
 
 
 def _two(var: Any, grad: Any) -> Any:
@@ -169,8 +169,8 @@ def _three(var: Any, grad: Any) -> Any:
 
 
 def _more_after_it(var: Any, grad: Any) -> Any:
-    made = moved(var, grad)
-    return (made * 2,)
+    step = moved(var, grad)
+    return (step * 2,)
 
 
 def _another_of_its_name(var: Any, grad: Any) -> Any:
@@ -182,7 +182,7 @@ def _another_of_its_name(var: Any, grad: Any) -> Any:
 @pytest.mark.parametrize(
     ("update", "message"),
     [
-        (_more_after_it, "`made` is what it has `moved`, and what it returns first is another"),
+        (_more_after_it, "`step` is what it has `moved`, and what it returns first is another"),
         (_another_of_its_name, "`var` is what it has `moved`, and what it returns first is anoth"),
         (_two, r"test_wrapped_formula.py:\d+\): a formula says `moved\(base, step\)` once"),
         (_inside, r"a formula says `moved\(base, step\)` once, of its first result or"),
@@ -212,23 +212,25 @@ def _of_others(var: Any, grad: Any, m: Any) -> Any:
     return var
 
 
-def test_what_lies_around_a_step_may_call_helpers() -> None:
-    given = values()
-    got, _ = run(WrappedStepFormula(ahead, _with_helper), *given, rate=F(0.25))
-    np.testing.assert_array_equal(got, run(ahead, *given, rate=F(0.25))[0])
+def test_wrappers_may_call_helpers() -> None:
+    args = values()
+    got, _ = run(WrappedStepFormula(ahead, _with_helper), *args, rate=F(0.25))
+    np.testing.assert_array_equal(got, run(ahead, *args, rate=F(0.25))[0])
 
 
-@pytest.mark.parametrize("how", [_of_two, _of_others])
-def test_what_lies_around_a_step_is_of_one_kind(how: Any) -> None:
-    with pytest.raises(RuleError, match=f"{how.__name__} .* lies around a step: it takes var, gr"):
-        transcribe(WrappedStepFormula(ahead, how))
+@pytest.mark.parametrize("outer", [_of_two, _of_others])
+def test_wrappers_need_matching_signatures(outer: Any) -> None:
+    with pytest.raises(
+        RuleError, match=f"{outer.__name__} .* lies around a step: it takes var, gr"
+    ):
+        transcribe(WrappedStepFormula(ahead, outer))
 
 
 @pytest.mark.parametrize("formula", [3, None, partial(tenth, step=1)], ids=["3", "None", "partial"])
-def test_what_is_no_function_is_refused_at_once(formula: Any) -> None:
-    for both in ((ahead, formula), (formula, tenth)):
+def test_a_wrapper_must_be_a_function(formula: Any) -> None:
+    for formulas in ((ahead, formula), (formula, tenth)):
         with pytest.raises(RuleError, match="A formula must be a function written with def, not"):
-            WrappedStepFormula(*both)
+            WrappedStepFormula(*formulas)
 
 
 def test_what_has_no_decay_has_none_to_decide_on() -> None:
@@ -239,7 +241,7 @@ def test_what_has_no_decay_has_none_to_decide_on() -> None:
             transcribe(WrappedStepFormula(formula, tenth, decays=True))
 
 
-def test_engines_alone_run_it() -> None:
+def test_only_engines_run_wrapped_formulas() -> None:
     with pytest.raises(RuleError, match="ahead within tenth is run by engines alone"):
         WrappedStepFormula(ahead, tenth)(1.0, 2.0, 3.0)
 
@@ -252,14 +254,14 @@ def test_before_an_average_and_in_rows() -> None:
         hypers=(Hyper("rate", 0.25),),
     )
     thalweg.check_rule(rule)
-    found: list[Any] = []
+    results: list[Any] = []
     for engine in ("cpu", "reference"):
         with thalweg.engine(engine):
             param = torch.linspace(-1, 1, 12).reshape(6, 2).requires_grad_()
-            made = optim.RuleOptimizer([param], rule, ema_decay=0.5)
+            optimizer = optim.RuleOptimizer([param], rule, ema_decay=0.5)
             for row in (0, 3):
                 rows = torch.full((1, 2), 2.0)
                 param.grad = torch.sparse_coo_tensor([[row]], rows, (6, 2), check_invariants=True)
-                made.step()
-            found.append([param.detach(), *made.state[param].values()])
-    assert_same(*found)
+                optimizer.step()
+            results.append([param.detach(), *optimizer.state[param].values()])
+    assert_same(*results)

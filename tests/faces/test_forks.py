@@ -19,7 +19,7 @@ import pytest
 import torch
 
 import thalweg
-from forks import TIMEOUT, Stop, told
+from forks import TIMEOUT, Stop, run_in_child
 from thalweg import _graph as tf
 from thalweg import optim, v1
 from thalweg._base.locks import Lock
@@ -188,7 +188,7 @@ def test_a_step_under_way_at_the_fork_marks_its_optimizer_in_the_child(make):
         return refused, loaded
 
     with stop.reached_by(case.step):
-        refused, loaded = told(child)
+        refused, loaded = run_in_child(child)
     name = type(case.owner).__name__
     for message in refused:
         assert name in message
@@ -213,7 +213,7 @@ def test_a_load_that_fails_leaves_the_mark(make):
         return _refused(case.step)
 
     with stop.reached_by(case.step):
-        assert "forked" in told(child)
+        assert "forked" in run_in_child(child)
 
 
 @pytest.mark.parametrize("make", CASES, ids=lambda make: make.__name__)
@@ -228,7 +228,7 @@ def test_others_step_on_in_the_child(make):
         return free.values()
 
     with stop.reached_by(busy.step):
-        assert told(child) == copied.values()
+        assert run_in_child(child) == copied.values()
 
 
 def test_a_fork_within_the_step_of_its_own_thread_marks_nothing():
@@ -285,7 +285,7 @@ def test_averages_under_way_are_refused_in_the_child():
         return refused, averages.average(var).item()
 
     with stop.reached_by(hold):
-        messages, average = told(child)
+        messages, average = run_in_child(child)
     assert len(messages) == 3
     for message in messages:
         assert "ExponentialMovingAverage" in message
@@ -328,12 +328,12 @@ def test_a_fork_waits_for_a_compilation(monkeypatch, tmp_path):
     with stop.reached_by(lambda: train(HALVED)):
         timer = threading.Timer(0.3, stop._go.set)
         timer.start()
-        assert told(lambda: train(DOUBLED)) == [-1.0, 0.0]
+        assert run_in_child(lambda: train(DOUBLED)) == [-1.0, 0.0]
 
 
 def test_a_fork_within_a_compilation_of_its_own_thread(monkeypatch):
     with kernel_cache._lock:
-        assert told(lambda: _plain(keras.SGD(0.1)).values()["iterations"]) == 1
+        assert run_in_child(lambda: _plain(keras.SGD(0.1)).values()["iterations"]) == 1
 
 
 def test_a_fork_does_not_wait_for_ever(monkeypatch):
@@ -346,7 +346,7 @@ def test_a_fork_does_not_wait_for_ever(monkeypatch):
 
     with stop.reached_by(hold):
         start = time.monotonic()
-        assert told(lambda: kernel_cache._lock.acquire(blocking=False))
+        assert run_in_child(lambda: kernel_cache._lock.acquire(blocking=False))
         assert time.monotonic() - start < TIMEOUT
 
 
@@ -360,7 +360,7 @@ def test_a_measure_under_way_does_not_hold_up_the_child(monkeypatch):
     monkeypatch.setattr(norms, "norms_of", slowly)
     first, second = _plain(keras.Adam(0.1, clipnorm=1.0)), _plain(keras.Adam(0.1, clipnorm=1.0))
     with stop.reached_by(first.step):
-        assert told(lambda: second.step() is not None)
+        assert run_in_child(lambda: second.step() is not None)
 
 
 # Graphs and sessions
@@ -393,7 +393,7 @@ def test_a_run_that_updates_is_forgotten_in_the_child(graph):
         return refused, values, session.run(var).tolist()
 
     with stop.reached_by(lambda: session.run(op)):
-        refused, values, loaded = told(child)
+        refused, values, loaded = run_in_child(child)
     for message in refused:
         assert "uninitialized value w" in message
         assert f"process {os.getpid()} forked" in message
@@ -416,7 +416,7 @@ def test_a_run_that_reads_is_forgotten_in_the_child_and_its_values_are_not(graph
         return session.run([var, out])[0].tolist()
 
     with stop.reached_by(lambda: session.run(out)):
-        assert told(child) == [3.0, 4.0]
+        assert run_in_child(child) == [3.0, 4.0]
 
 
 def test_a_fork_within_a_run_of_its_own_thread(graph):
@@ -429,7 +429,7 @@ def test_a_fork_within_a_run_of_its_own_thread(graph):
             leaf.detach().add_(1.0)
             return session.run(var).tolist(), session._lock._writing
 
-        answers.append(told(child))
+        answers.append(run_in_child(child))
 
     op = operation(write, [by_reference(var)], "write", kind="update")
     session.run(var.initializer)
@@ -463,7 +463,7 @@ def test_an_optimizer_in_a_run_is_its_session_s_affair(graph, face):
         return refused, session.run(var).tolist()
 
     with stop.reached_by(lambda: session.run(op)):
-        refused, values = told(child)
+        refused, values = run_in_child(child)
     assert "uninitialized" in refused
     assert np.allclose(values, [0.5, 1.5], atol=1e-3)
 
@@ -485,7 +485,7 @@ def test_a_module_that_was_being_called_has_its_own_weights_in_the_child(graph):
     wanted = session.run(out, feed).tolist()
     with stop.reached_by(lambda: session.run(out, feed)):
         assert layer.weight is not own
-        assert told(lambda: (layer.weight is own, session.run(out, feed).tolist())) == (
+        assert run_in_child(lambda: (layer.weight is own, session.run(out, feed).tolist())) == (
             True,
             wanted,
         )
@@ -500,7 +500,7 @@ def test_a_graph_that_was_being_built_can_be_built_on(graph):
             stop()
 
     with stop.reached_by(hold):
-        assert told(lambda: tf.Variable([1.0], name="w").name) == "w:0"
+        assert run_in_child(lambda: tf.Variable([1.0], name="w").name) == "w:0"
 
 
 def test_what_waits_in_threads_does_not_wait_in_the_child():
@@ -517,7 +517,7 @@ def test_what_waits_in_threads_does_not_wait_in_the_child():
         return coordinator.should_stop()
 
     with stop.reached_by(hold):
-        assert told(child)
+        assert run_in_child(child)
 
 
 def test_workers_that_wait_elsewhere_get_no_token_of_the_child():
@@ -532,7 +532,7 @@ def test_workers_that_wait_elsewhere_get_no_token_of_the_child():
         meeting.put_tokens("token", 1)
         return meeting.meet([], 0)
 
-    assert told(child) == "token"
+    assert run_in_child(child) == "token"
     meeting.put_tokens("token", 1)
     worker.join(TIMEOUT)
     assert not worker.is_alive()
@@ -552,7 +552,7 @@ def test_a_half_added_gradient_ends_the_meeting_in_the_child():
         return refused, meeting.meet([], 0)
 
     with stop.reached_by(hold):
-        refused, token = told(child)
+        refused, token = run_in_child(child)
     assert "forked" in refused
     assert token == "token"
 
@@ -574,7 +574,7 @@ def test_runners_of_queues_start_threads_of_their_own_in_the_child(graph):
 
     threads = runner.create_threads(session)
     with stop.reached_by(threads[0].run):
-        assert told(child) == (1, {})
+        assert run_in_child(child) == (1, {})
         session.close()
 
 
@@ -602,7 +602,7 @@ def test_large_tensors_in_a_child_of_a_process_that_used_openmp(threads):
         return train(keras.Adam(0.1, clipnorm=1.0)), train(v1.train.AdamOptimizer(0.1))
 
     wanted = train(keras.Adam(0.1, clipnorm=1.0)), train(v1.train.AdamOptimizer(0.1))
-    assert told(child) == wanted
+    assert run_in_child(child) == wanted
     optimizer.load_state_dict(state)
     assert (train(keras.Adam(0.1, clipnorm=1.0)), train(v1.train.AdamOptimizer(0.1))) == wanted
 
@@ -619,7 +619,7 @@ def test_one_thread_where_the_team_cannot_be_sent_home(threads, monkeypatch):
         optimizer.apply_gradients([(grad, var)])
         return openmp._alone, var.detach().numpy().tolist() == [0.0] * 400_000
 
-    assert told(child) == (True, True)
+    assert run_in_child(child) == (True, True)
 
 
 def test_a_step_in_one_call_has_one_thread_there_too(threads, monkeypatch):
@@ -638,7 +638,7 @@ def test_a_step_in_one_call_has_one_thread_there_too(threads, monkeypatch):
         optimizer.step()
         return quick.taken, param.detach().numpy().tolist() == [0.0] * 400_000
 
-    assert told(child) == (2, True)
+    assert run_in_child(child) == (2, True)
 
 
 def test_kernels_with_locking_go_on_in_the_child():
@@ -651,7 +651,7 @@ def test_kernels_with_locking_go_on_in_the_child():
             stop()
 
     with stop.reached_by(hold):
-        assert told(lambda: training_kernels._LOCK.acquire(blocking=False))
+        assert run_in_child(lambda: training_kernels._LOCK.acquire(blocking=False))
 
 
 def test_every_lock_of_the_package_is_one_that_forks_renew():
@@ -672,8 +672,8 @@ def test_every_lock_of_the_package_is_one_that_forks_renew():
 def test_a_lock_is_as_threading_s():
     lock = Lock()
     with lock, lock:
-        assert not told(lambda: _taken_by_another(lock))
-    assert told(lambda: _taken_by_another(lock))
+        assert not run_in_child(lambda: _taken_by_another(lock))
+    assert run_in_child(lambda: _taken_by_another(lock))
 
 
 def _taken_by_another(lock: Lock) -> bool:

@@ -5,12 +5,12 @@
 
 from __future__ import annotations
 
-from attack.interruptions import KINDS, TRAININGS, WRONG, told
+from attack.interruptions import KINDS, TRAININGS, WRONG, run_interrupted
 
 SEED = 0
 
 
 def test_an_interrupted_step_is_whole_and_its_notes_are_true() -> None:
-    found, said = told(",".join(TRAININGS), ",".join(KINDS), 1, SEED, timeout=280)
+    found, said = run_interrupted(",".join(TRAININGS), ",".join(KINDS), 1, SEED, timeout=280)
     assert not set(found) & set(WRONG), said
     assert sum(found.values()) == len(KINDS) * len(TRAININGS), said

@@ -11,7 +11,7 @@ import pytest
 
 from allocations import Failing
 from attack.states import same
-from resumed import FACES, OfAverages, everything, normal
+from resumed import FACES, OfAverages, copy_everything, normal
 
 OFTEN = 7  # of so many trainings of a face one is tried in each run of the tests
 every_training = pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def values(training: Any) -> dict[str, Any]:
 def test_a_first_step_without_memory_may_be_taken_again(make: Callable[[], Any]) -> None:
     undisturbed = make()
     undisturbed.step(0), undisturbed.step(1)
-    wanted = everything(undisturbed)
+    wanted = copy_everything(undisturbed)
     failed = 0
     for number in itertools.count():
         training = make()
@@ -61,7 +61,7 @@ def test_a_first_step_without_memory_may_be_taken_again(make: Callable[[], Any])
             assert same(values(training), before), f"allocation {number}"
             training.step(0)
         training.step(1)
-        assert same(everything(training), wanted), f"allocation {number}"
+        assert same(copy_everything(training), wanted), f"allocation {number}"
         assert titles(training) == titles(undisturbed), f"allocation {number}"
         if memory.left >= 0:
             break

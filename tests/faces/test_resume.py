@@ -10,7 +10,7 @@ import torch
 
 import fresh_process
 import resumed
-from resumed import FACES, STEPS, everything, saved
+from resumed import FACES, STEPS, copy_everything, make_checkpoint
 from rulebook import slow_unless
 
 
@@ -40,18 +40,18 @@ def test_every_stop_is_gone_on_from_in_another_process(face: str, tmp_path: Path
     ends: dict[str, dict[str, Any]] = {}
     for name, make in FACES[face].items():
         training = make()
-        stops[name] = [saved(training)]
-        ends[name] = everything(training)
+        stops[name] = [make_checkpoint(training)]
+        ends[name] = copy_everything(training)
         for number in range(STEPS):
             before = ends[name]
             training.step(number)
-            ends[name] = everything(training)
+            ends[name] = copy_everything(training)
             assert differing(before, ends[name]), "to load nothing would do"
-            stops[name].append(saved(training))
-    torch.save(stops, tmp_path / resumed.SAVED)
+            stops[name].append(make_checkpoint(training))
+    torch.save(stops, tmp_path / resumed.CHECKPOINT)
     done = fresh_process.run(Path(resumed.__file__), str(tmp_path))
     assert done.returncode == 0, done.stderr
-    found = torch.load(tmp_path / resumed.ENDED, weights_only=True)
+    found = torch.load(tmp_path / resumed.FINAL, weights_only=True)
     wrong = {
         (name, number): differing(each, ends[name])
         for name, others in found.items()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bundle_files import RECORDED, bits
+from bundle_files import BUNDLES, bits
 from thalweg._formats import bundle
 from thalweg._formats.bundle.messages import Slice, encoded_shape, encoded_slice
 from thalweg._formats.bundle.proto import bytes_field, encode_varint, number_field, string_field
@@ -22,7 +22,7 @@ from thalweg.errors import (
     UnsupportedCheckpointError,
 )
 
-SAMPLE = RECORDED / "version_1" / "model.ckpt"
+SAMPLE = BUNDLES / "version_1" / "model.ckpt"
 TOP: Slice = ((0, 1), (0, None))
 BOTTOM: Slice = ((1, 1), (0, None))
 ALL: Slice = ((0, None), (0, None))

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import bundle_examples
-from bundle_files import DATA, RECORDED, bits, small
+from bundle_files import BUNDLES, DATA, bits, small
 from thalweg._formats import bundle, stored_tensor
 from thalweg._formats.bundle.table import FOOTER
 from thalweg.errors import DataLossError
@@ -58,7 +58,7 @@ def test_each_byte_of_an_object_checkpoint_is_checked(tmp_path: Path) -> None:
 
 
 def test_each_byte_of_slices_is_checked(tmp_path: Path) -> None:
-    for path in (RECORDED / "boxes").iterdir():
+    for path in (BUNDLES / "boxes").iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
     prefix = tmp_path / "model.ckpt"
     end = Path(f"{prefix}.index").stat().st_size

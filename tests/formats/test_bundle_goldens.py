@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 import bundle_examples
-from bundle_files import DATA, GOLDENS, RECORDED
+from bundle_files import BUNDLES, DATA, GOLDENS
 from thalweg._formats import bundle
 from thalweg._formats.bundle.object_graph import KEY
 from thalweg.errors import UnsupportedCheckpointError
 
 SAMPLES = sorted(path.with_suffix("") for path in GOLDENS.glob("ckpt_v*/*/*.index"))
-TOLD: dict[str, Any] = json.loads((RECORDED / "values.json").read_text())["recorded"]
+TOLD: dict[str, Any] = json.loads((BUNDLES / "values.json").read_text())["recorded"]
 READ = [
     "boxes",
     "dtypes",
@@ -62,7 +62,7 @@ def test_samples_are_written_as_tensorflow_wrote_them(prefix: Path, tmp_path: Pa
 
 @pytest.mark.parametrize("name", READ)
 def test_recorded_bundles_are_read_to_the_bit(name: str) -> None:
-    found = bundle.read(RECORDED / name / "model.ckpt")
+    found = bundle.read(BUNDLES / name / "model.ckpt")
     wanted = dict(TOLD[name]["tensors"])
     assert (KEY in wanted) == (found.graph is not None)
     wanted.pop(KEY, None)
@@ -70,7 +70,7 @@ def test_recorded_bundles_are_read_to_the_bit(name: str) -> None:
     assert {key: [each.hex() for each in value] for key, value in found.strings.items()} == strings
     tensors = {key: value for key, value in wanted.items() if key not in strings}
     assert {key: bundle_examples.kept(each) for key, each in found.tensors.items()} == tensors
-    described = {each.name: each for each in bundle.describe(RECORDED / name / "model.ckpt")}
+    described = {each.name: each for each in bundle.describe(BUNDLES / name / "model.ckpt")}
     assert described.keys() == TOLD[name]["tensors"].keys()
     for key, each in found.tensors.items():
         assert (described[key].dtype, described[key].shape) == (each.dtype, each.shape)
@@ -81,7 +81,7 @@ def test_recorded_bundles_are_read_to_the_bit(name: str) -> None:
 
 
 def test_a_bundle_of_many_names_is_read_and_written_alike(tmp_path: Path) -> None:
-    for path in (RECORDED / "many").iterdir():
+    for path in (BUNDLES / "many").iterdir():
         (tmp_path / path.stem).write_bytes(lzma.decompress(path.read_bytes()))
     prefix = tmp_path / "model.ckpt"
     found = bundle.read(prefix)
@@ -98,7 +98,7 @@ def test_a_bundle_of_many_names_is_read_and_written_alike(tmp_path: Path) -> Non
 
 
 def test_states_of_iterators_are_skipped_and_named() -> None:
-    prefix = RECORDED / "variant" / "model.ckpt"
+    prefix = BUNDLES / "variant" / "model.ckpt"
     name = "data/.ATTRIBUTES/ITERATOR_STATE"
     described = {each.name: each.dtype for each in bundle.describe(prefix)}
     assert described[name] == "variant"
@@ -115,10 +115,10 @@ def test_states_of_iterators_are_skipped_and_named() -> None:
 def test_what_tensorflow_has_restored_is_what_is_written(name: str, tmp_path: Path) -> None:
     # tools/record_bundles.py --restore had TensorFlow 2.21 restore these files.
     bundle_examples.write(tmp_path)
-    told = json.loads((RECORDED / name / "values.json").read_text())
-    assert bundle_examples.digests(RECORDED / name) == told["sha256"]
+    told = json.loads((BUNDLES / name / "values.json").read_text())
+    assert bundle_examples.digests(BUNDLES / name) == told["sha256"]
     assert bundle_examples.digests(tmp_path / name) == told["sha256"]
-    found = bundle.read(RECORDED / name / "model.ckpt")
+    found = bundle.read(BUNDLES / name / "model.ckpt")
     assert {key: bundle_examples.kept(each) for key, each in found.tensors.items()} == {
         key: told["tensors"][key] for key in sorted(told["tensors"])
     }

@@ -15,7 +15,7 @@ import torch
 from safetensors import safe_open
 
 import storage_files
-from storage_files import DOCUMENT, a_few, same, stored
+from storage_files import DOCUMENT, a_few, have_equal_contents, stored
 from thalweg._formats import container
 from thalweg._formats.container import Contents
 from thalweg._formats.stored_tensor import ITEM_BYTES, StoredTensor, of_tensor
@@ -36,12 +36,12 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_what_is_written_is_read(path: Path) -> None:
-    assert same(container.read(path), Contents(DOCUMENT, a_few()))
+    assert have_equal_contents(container.read(path), Contents(DOCUMENT, a_few()))
 
 
 def test_a_file_without_tensors_holds_its_document(tmp_path: Path) -> None:
     container.write(tmp_path / "a", {}, {})
-    assert same(container.read(tmp_path / "a"), Contents({}, {}))
+    assert have_equal_contents(container.read(tmp_path / "a"), Contents({}, {}))
 
 
 def test_safetensors_reads_it(path: Path) -> None:
@@ -163,7 +163,7 @@ def test_what_cannot_be_written(
 ) -> None:
     with pytest.raises(InvalidArgumentError, match=message):
         container.write(path, tensors, document)
-    assert same(container.read(path), Contents(DOCUMENT, a_few()))
+    assert have_equal_contents(container.read(path), Contents(DOCUMENT, a_few()))
     assert os.listdir(path.parent) == ["ckpt"]
 
 
@@ -186,7 +186,7 @@ def test_some_tensors_can_be_read_alone(path: Path) -> None:
     path.write_bytes(raw)
     found = container.read(path, {"step", "flags", "unknown"})
     wanted = {name: each for name, each in a_few().items() if name in ("step", "flags")}
-    assert same(found, Contents(DOCUMENT, wanted))
+    assert have_equal_contents(found, Contents(DOCUMENT, wanted))
     with pytest.raises(DataLossError, match="'dec/kernel': Checksum does not match"):
         container.read(path, ["dec/kernel"])
 
@@ -281,14 +281,14 @@ def test_memory_that_is_not_there_changes_nothing(
         container.read(path)
     monkeypatch.undo()
     assert os.listdir("/proc/self/fd") == files
-    assert same(container.read(path), Contents(DOCUMENT, a_few()))
+    assert have_equal_contents(container.read(path), Contents(DOCUMENT, a_few()))
 
 
 def test_many_tensors(tmp_path: Path) -> None:
     dice = random.Random(0)
     tensors = {f"layer{i}/w": stored("F32", (dice.randrange(9),), i) for i in range(2000)}
     container.write(tmp_path / "a", tensors, {"n": 2000})
-    assert same(container.read(tmp_path / "a"), Contents({"n": 2000}, tensors))
+    assert have_equal_contents(container.read(tmp_path / "a"), Contents({"n": 2000}, tensors))
 
 
 def test_what_is_mapped_is_what_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import storage_files
-from storage_files import DOCUMENT, Header, a_few, packed, parts, same, stored, whole
+from storage_files import DOCUMENT, Header, a_few, have_equal_contents, packed, parts, stored, whole
 from thalweg._formats import container, header
 from thalweg._formats.container import Contents
 from thalweg.errors import (
@@ -311,7 +311,7 @@ def test_forged_files(change: Change, error: type[ThalwegError], message: str, p
 def test_what_is_packed_again_is_read(plain: Path) -> None:
     before = container.read(plain)
     plain.write_bytes(packed(*parts(plain.read_bytes())))
-    assert same(container.read(plain), before)
+    assert have_equal_contents(container.read(plain), before)
 
 
 def test_many_differences_are_not_all_told(plain: Path) -> None:
@@ -406,7 +406,7 @@ def test_names_are_keys_only(name: str, tmp_path: Path) -> None:
     folder.mkdir()
     container.write(folder / "a", {name: stored("F32", (2,))}, {name: name})
     found = container.read(folder / "a")
-    assert same(found, Contents({name: name}, {name: stored("F32", (2,))}))
+    assert have_equal_contents(found, Contents({name: name}, {name: stored("F32", (2,))}))
     assert os.listdir(tmp_path) == ["folder"]
     assert os.listdir(folder) == ["a"]
 

@@ -15,7 +15,7 @@ import torch
 
 import fresh_process
 import thalweg
-from forks import Stop, told
+from forks import Stop, run_in_child
 from lazy_package import Later
 from thalweg.checkpoint.tensorflow import load, restore
 from thalweg.errors import (
@@ -646,7 +646,7 @@ def test_a_step_under_way_at_a_fork_is_neither_continued_nor_saved(tmp_path):
         return refused, same
 
     with stop.reached_by(hold):
-        refused, same = told(child)
+        refused, same = run_in_child(child)
     assert len(refused) == 3
     assert same
 

@@ -12,7 +12,7 @@ import torch
 from torch import distributed
 
 from fresh_process import Fresh
-from parallel_workers import shared_folder, told_once
+from parallel_workers import run_ranks_once, shared_folder
 
 pytestmark = pytest.mark.skipif(
     not distributed.is_available(), reason="torch without torch.distributed"
@@ -34,7 +34,7 @@ Told = list[dict[str, Any]]
                                         pytest.param(4, marks=pytest.mark.slow)])  # fmt: skip
 def told(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Told:
     folder = shared_folder(request.config, tmp_path_factory, f"matrices-{request.param}")
-    return told_once(folder, SCRIPT, request.param, str(folder), *CASES)
+    return run_ranks_once(folder, SCRIPT, request.param, str(folder), *CASES)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from parallel_workers import shared_folder, told_by_ranks, told_once
+from parallel_workers import run_ranks, run_ranks_once, shared_folder
 from rank_cases import (
     DIAGNOSED,
     MAKERS,
@@ -30,7 +30,7 @@ Told = list[dict[str, Any]]
 @pytest.fixture(scope="module", params=[2, pytest.param(3, marks=pytest.mark.slow)])
 def told(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Told:
     folder = shared_folder(request.config, tmp_path_factory, f"shares-{request.param}")
-    found = told_once(folder, SCRIPT, request.param, str(folder))
+    found = run_ranks_once(folder, SCRIPT, request.param, str(folder))
     return [{**each, "folder": str(folder)} for each in found]
 
 
@@ -131,7 +131,7 @@ def test_four_ranks_draw_the_bits_of_the_whole(tmp_path: Path) -> None:
         for cls in (optim.AdamW, optim.tensorflow.Adam)
         for name in ("cut", "not cut")
     }
-    told = told_by_ranks(SCRIPT, tmp_path, 4, str(tmp_path), "rounded_in_parts")
+    told = run_ranks(SCRIPT, tmp_path, 4, str(tmp_path), "rounded_in_parts")
     assert len(told) == 4
     for each in told:
         assert each["rounded_in_parts"].items() >= wanted.items()

@@ -54,14 +54,14 @@ def by_engine(cases: list[str]) -> pytest.MarkDecorator:
 
 def scale_of(value: replay.Value) -> Any:
     """The largest finite magnitude among a tensor's elements before and after the step."""
-    sizes = np.abs([value.recorded, np.nan_to_num(value.previous)])
+    sizes = np.abs([value.expected, np.nan_to_num(value.previous)])
     return np.max(sizes, initial=0, where=np.isfinite(sizes))
 
 
 def check(case: dict[str, Any], value: replay.Value, tolerance: Any) -> None:
     """Elements may be apart by `tolerance`; a tolerance of None asks for the same bits."""
-    assert value.got.dtype == value.recorded.dtype or value.got.dtype.kind == "i"
-    got, recorded = np.asarray(value.got), np.asarray(value.recorded, value.got.dtype)
+    assert value.got.dtype == value.expected.dtype or value.got.dtype.kind == "i"
+    got, recorded = np.asarray(value.got), np.asarray(value.expected, value.got.dtype)
     assert got.shape == recorded.shape
     if tolerance is None:
         bad = replay.distances(got, recorded) != 0
@@ -83,7 +83,7 @@ def test_each_step_is_within_its_bound(case_id: str, engine: str) -> None:
     case, bound = replay.cases()[case_id], bound_of(case_id)
     assert bound is not None
     for value in replay.replay(case, engine, resume=True):
-        factor = 2 if any(name in value.what for name in SQUARES) else 1
+        factor = 2 if any(name in value.name for name in SQUARES) else 1
         scale = scale_of(value) if value.got.dtype.kind == "f" else None
         ulp = None if scale is None else float(np.spacing(value.got.dtype.type(scale)))
         check(case, value, ulp and factor * bound * ulp)
@@ -101,7 +101,7 @@ def test_half_precision_is_near(case_id: str, engine: str) -> None:
     case = replay.cases()[case_id]
     for value in replay.replay(case, engine):
         # In half precision 1 - beta_2 is 0.00098 in TensorFlow, which makes its v 2.4 % smaller.
-        tolerance = 3 * HALF if "/v " in value.what else HALF
+        tolerance = 3 * HALF if "/v " in value.name else HALF
         check(case, value, tolerance * scale_of(value))
 
 

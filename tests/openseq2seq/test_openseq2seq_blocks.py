@@ -14,7 +14,7 @@ import torch
 from torch import distributed
 
 from openseq2seq_replay import Writer
-from parallel_workers import told_by_ranks
+from parallel_workers import run_ranks
 from thalweg import IndexedSlices, Variable, _graph
 from thalweg.openseq2seq import optimizers as package
 from thalweg.openseq2seq.optimizers import get_regularization_loss, mp_wrapper, optimizers
@@ -400,7 +400,7 @@ distributed.destroy_process_group()
 
 @pytest.mark.skipif(not distributed.is_available(), reason="torch without torch.distributed")
 def test_ranks_take_the_mean_and_skip_together(tmp_path: Path) -> None:
-    told = told_by_ranks(RANK, tmp_path)
+    told = run_ranks(RANK, tmp_path)
     assert told[0] == told[1]
     w, table, step, scale = told[0]
     assert w == [1 - 0.375, 1 - 0.75]

@@ -23,8 +23,8 @@ from torch_inputs import (
     ROWS,
     SCHEDULES,
     STEP_ERROR,
-    give,
     params_of,
+    set_grads,
     shapes_of,
 )  # fmt: skip
 
@@ -85,7 +85,7 @@ def test_gradients_of_the_wrong_kind_are_refused_in_torchs_words(name: str) -> N
     for module in (torch.optim, optim):
         params = params_of(torch.float32, ROWS)
         made = FIRST[name].make(module, params)
-        give(params, 0, sparse=name != "SparseAdam")
+        set_grads(params, 0, sparse=name != "SparseAdam")
         before = [param.detach().clone() for param in params]
         try:
             made.step()
@@ -122,7 +122,7 @@ def test_groups_have_options_of_their_own(name: str) -> None:
                 made.add_param_group({"params": [last], "lr": 0.5})
             if step == 4:
                 made.param_groups[0]["lr"] *= 0.1
-            give(params, step)
+            set_grads(params, step)
             made.step()
         both.append(made)
     for a, b in zip(*(made.param_groups for made in both), strict=True):
@@ -154,7 +154,7 @@ def test_a_closure_is_called_once_with_gradients() -> None:
 def test_hooks_come_in_torchs_order() -> None:
     params = params_of(torch.float32)
     ours, seen = optim.Adam(params), []
-    give(params, 0)
+    set_grads(params, 0)
     before = params[0].detach().clone()
 
     def hook(name: str) -> Callable[..., None]:
@@ -200,7 +200,7 @@ def test_schedules_set_the_rate(name: str, rate: Any) -> None:
         made = module.SGD(params, lr=copy.deepcopy(rate), momentum=0.9)
         schedule, rates = SCHEDULES[name](made), []
         for step in range(8):
-            give(params, step)
+            set_grads(params, step)
             made.step()
             schedule.step(*([1.0] if name == "ReduceLROnPlateau" else []))
             rates.append(float(made.param_groups[0]["lr"]))
@@ -224,7 +224,7 @@ def test_a_scaler_of_gradients(name: str, fused: bool) -> None:
         scaler.scale(torch.ones(()))
         scales = []
         for step in range(6):
-            give(params, step)
+            set_grads(params, step)
             scale = scaler.get_scale()
             for param in params:
                 param.grad = param.grad * scale
@@ -244,7 +244,7 @@ def test_a_scaler_of_gradients(name: str, fused: bool) -> None:
 def test_a_step_that_fails_leaves_no_state_behind() -> None:
     params = params_of(torch.float32, ((3,), (4,)))
     ours = optim.SGD([{"params": params[:1], "momentum": 0.9}, {"params": params[1:]}], lr=0.1)
-    give(params, 0)
+    set_grads(params, 0)
     ours.param_groups[1]["lr"] = "much"
     before = [param.detach().clone() for param in params]
     with pytest.raises(TypeError) as caught:
@@ -280,7 +280,7 @@ def test_denormals_are_kept_unless_they_are_to_be_flushed() -> None:
 def _clipped(module: Any, params: list[Any], made: Any, steps: int, by: str) -> None:
     """Steps as torch's users clip: before the step, into the gradients."""
     for step in range(steps):
-        give(params, step)
+        set_grads(params, step)
         if module is torch.optim and by == "norm":
             torch.nn.utils.clip_grad_norm_(params, 1.5)
         elif module is torch.optim:
@@ -307,7 +307,7 @@ def test_a_step_tells_what_became_of_it() -> None:
     params = params_of(torch.float32)
     ours = optim.Adam(params, clip_grad_norm=2.0, fused_unscale=True)
     assert ours.last_step is None
-    give(params, 0)
+    set_grads(params, 0)
     before = [param.grad.clone() for param in params]
     ours.step()
     norm = torch.nn.utils.get_total_norm([param.grad for param in params])
@@ -341,7 +341,7 @@ def test_a_scaler_leaves_unscaling_to_the_step(name: str) -> None:
         scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2)
         scaler.scale(torch.ones(()))
         for step in range(5):
-            give(params, step)
+            set_grads(params, step)
             for param in params:
                 param.grad = param.grad * scaler.get_scale()
             if step == 2:
@@ -383,7 +383,7 @@ def test_a_scaler_steps_an_optimizer_without_gradients(cls: Any, options: dict[s
     assert made.last_step is None
     assert not {"found_inf", "grad_scale"} & set(vars(made))
     assert torch.equal(unused.detach(), torch.ones(2))
-    give([unused], 0, sparse=cls is optim.SparseAdam)
+    set_grads([unused], 0, sparse=cls is optim.SparseAdam)
     made.step()
     assert made.last_step.taken
 
@@ -396,7 +396,7 @@ def test_a_step_that_failed_forgets_the_scale(made: Any) -> None:
         ours = made(params, lr=0.1, fused_unscale=True, clip_grad_norm=0.5)
         scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
         scaler.scale(torch.ones(()))
-        give(params, 0)
+        set_grads(params, 0)
         params[0].grad = params[0].grad * 8.0
         if fails:
             ours.param_groups[0]["lr"] = "much"
@@ -414,7 +414,7 @@ def test_a_step_that_failed_forgets_the_scale(made: Any) -> None:
 def test_no_scaled_gradient_is_left_to_torch(name: str) -> None:
     (param,) = params_of(torch.float32, ((3,),))
     ours = getattr(optim, name)([param], differentiable=True, fused_unscale=True)
-    give([param], 0)
+    set_grads([param], 0)
     before = param.detach().clone()
     ours.grad_scale, ours.found_inf = torch.tensor(8.0), torch.tensor(0.0)
     with pytest.raises(NotImplementedError, match=f"{name} with fused_unscale takes steps"):
@@ -454,7 +454,7 @@ def test_a_constraint_follows_the_update() -> None:
     params = params_of(torch.float32, ((5,),))
     params[0].constraint = lambda value: value.clamp(min=0.0)
     ours = optim.SGD(params, lr=0.1)
-    give(params, 0)
+    set_grads(params, 0)
     expected = (params[0].detach() - 0.1 * params[0].grad).clamp(min=0.0)
     ours.step()
     torch.testing.assert_close(params[0].detach(), expected)

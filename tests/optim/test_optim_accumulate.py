@@ -14,7 +14,7 @@ from rulebook import assert_same
 from thalweg import checkpoint, optim
 from thalweg.errors import CheckpointWarning, LayoutError
 from thalweg.optim import tensorflow
-from torch_inputs import CLASSES, ROWS, give, params_of
+from torch_inputs import CLASSES, ROWS, params_of, set_grads
 
 MAKERS: dict[str, Any] = {
     "Adam": lambda p, **o: optim.Adam(p, lr=0.1, **o),
@@ -33,7 +33,7 @@ def summed(made: Any, steps: int, passes: int, sparse: bool = False) -> Any:
     for step in range(steps):
         totals = [None] * len(params)
         for k in range(passes):
-            give(params, step * passes + k, sparse)
+            set_grads(params, step * passes + k, sparse)
             totals = [
                 p.grad if total is None else total + p.grad
                 for p, total in zip(params, totals, strict=True)
@@ -47,7 +47,7 @@ def summed(made: Any, steps: int, passes: int, sparse: bool = False) -> Any:
 def folded(made: Any, calls: int, first: int = 0, sparse: bool = False) -> Any:
     params = made.param_groups[0]["params"]
     for call in range(first, first + calls):
-        give(params, call, sparse)
+        set_grads(params, call, sparse)
         made.step()
         assert [param.grad for param in params] == [None] * len(params)
     return made
@@ -120,7 +120,7 @@ def test_what_had_no_step_has_no_average_yet(
             param.copy_(value)
     for each in (made, other):
         for call in range(4):
-            give(each.param_groups[0]["params"], call)
+            set_grads(each.param_groups[0]["params"], call)
             each.step()
     assert_same(values(other), values(made))
 
@@ -183,7 +183,7 @@ def test_sums_beside_masters_are_wide(name: str, dtype: torch.dtype, sparse: boo
     wide = [param.detach().float().requires_grad_() for param in params]
     made, other = MAKERS[name](params, accumulate=2, masters=True), MAKERS[name](wide, accumulate=2)
     for call in range(4):
-        give(params, call, sparse)
+        set_grads(params, call, sparse)
         for param, copied in zip(params, wide, strict=True):
             copied.grad = None if param.grad is None else param.grad.float()
         made.step()
@@ -205,7 +205,7 @@ def test_a_pass_that_is_not_finite_is_left_out() -> None:
 
 def test_a_step_that_fails_keeps_the_sums() -> None:
     made = folded(optim.Adam(params_of(torch.float32), accumulate=2), 1)
-    give(made.param_groups[0]["params"], 1)
+    set_grads(made.param_groups[0]["params"], 1)
     rate, made.param_groups[0]["lr"] = made.param_groups[0]["lr"], "much"
     with pytest.raises(TypeError, match="lr must be a number"):
         made.step()
@@ -253,7 +253,7 @@ def test_sums_that_no_step_would_take_are_left_behind(
         load()
     assert not any("gradient_sum" in own for own in made.state.values())
     assert not any(group.get("folded") for group in made.param_groups)
-    give(made.param_groups[0]["params"], 9)
+    set_grads(made.param_groups[0]["params"], 9)
     made.step()
     assert made.last_step is not None
     assert made.last_step.count == 1

@@ -14,7 +14,7 @@ from rulebook import assert_same
 from thalweg import optim
 from thalweg.errors import CheckpointWarning, FailedPreconditionError
 from thalweg.optim import tensorflow
-from torch_inputs import ROWS, SHAPES, give, params_of
+from torch_inputs import ROWS, SHAPES, params_of, set_grads
 
 MAKERS: dict[str, Any] = {
     "Adam": lambda p, **o: optim.Adam(p, lr=0.1, **o),
@@ -27,7 +27,7 @@ MAKERS: dict[str, Any] = {
 
 def steps(made: Any, count: int, sparse: bool = False, first: int = 0) -> Any:
     for step in range(first, first + count):
-        give(made.param_groups[0]["params"], step, sparse)
+        set_grads(made.param_groups[0]["params"], step, sparse)
         made.step()
     return made
 
@@ -84,10 +84,10 @@ def test_engines_agree(name: str, sparse: bool) -> None:
 def test_a_parameter_begins_its_average_with_its_first_step() -> None:
     made = optim.SGD(params_of(torch.float32, ((3,), (4,))), lr=0.1, momentum=0.9, ema_decay=0.5)
     first, second = made.param_groups[0]["params"]
-    give([first], 0)
+    set_grads([first], 0)
     made.step()
     assert_same([made.state[first]["ema"]], [first.detach()])
-    give([first, second], 1)
+    set_grads([first, second], 1)
     made.step()
     assert_same([made.state[second]["ema"]], [second.detach()])
     assert not torch.equal(made.state[first]["ema"], first.detach())

@@ -12,7 +12,7 @@ import torch
 
 from rulebook import assert_same, slow_unless
 from thalweg import optim
-from torch_inputs import CLASSES, INPUTS, ROWS, give, params_of
+from torch_inputs import CLASSES, INPUTS, ROWS, params_of, set_grads
 
 # What the gradients of two parameters are in each step: dense, sparse, none; "w" widens the first
 # parameter before, "n" makes it narrow again.
@@ -24,7 +24,7 @@ QUICK = {"", "default", "default with weight_decay"}
 def of_kinds(params: list[Any], step: int, kinds: str) -> None:
     """Set gradients of these kinds."""
     for param, kind in zip(params, kinds[-2:], strict=True):
-        give([param], step, kind == "s")
+        set_grads([param], step, kind == "s")
         if kind == "-":
             param.grad = None
 

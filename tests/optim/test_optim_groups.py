@@ -12,7 +12,7 @@ from interruptions import interrupted_at
 from rulebook import assert_same
 from thalweg import optim
 from thalweg._engines.cpu import launch
-from torch_inputs import give, params_of
+from torch_inputs import params_of, set_grads
 
 
 def model() -> nn.Module:
@@ -91,12 +91,12 @@ def test_any_number_of_groups_is_one_launch(monkeypatch: pytest.MonkeyPatch) -> 
         launch.Compiled, "bind_table", lambda *given: launched.append(1) or call(*given)
     )
     for step in range(3):
-        give(params, step)
+        set_grads(params, step)
         ours.step()
     assert len(launched) == 2
     assert len(ours._cache.replay.launches.all) == 1  # the third step's
     for step in range(3):
-        give(alone, step)
+        set_grads(alone, step)
         for other in others:
             other.step()
     assert_same([p.detach() for p in params], [p.detach() for p in alone])
@@ -120,7 +120,7 @@ def test_a_step_of_several_rules_is_whole(begun: bool) -> None:
     def prepared() -> Any:
         made = of_three_rules()
         for count in range(1 + begun):
-            give([param for group in made.param_groups for param in group["params"]], count)
+            set_grads([param for group in made.param_groups for param in group["params"]], count)
             if count < begun:
                 made.step()
         return made

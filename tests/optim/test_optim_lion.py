@@ -15,7 +15,7 @@ from rulebook import assert_same
 from thalweg import checkpoint, optim
 from thalweg.checkpoint.torch_adapter import TorchOptimizerAdapter
 from thalweg.optim.lion import PlainLion
-from torch_inputs import ROWS, give, params_of
+from torch_inputs import ROWS, params_of, set_grads
 
 EXACT = (0.5, 0.75)  # whose products with small whole numbers are exact
 
@@ -38,8 +38,8 @@ def courses(count: int, betas: Any, decay: float, dtype: Any = torch.float32) ->
     made = optim.Lion(own, lr=0.01, betas=betas, weight_decay=decay)
     means = [torch.zeros_like(param) for param in wanted]
     for step in range(count):
-        give(own, step)
-        give(wanted, step)
+        set_grads(own, step)
+        set_grads(wanted, step)
         made.step()
         by_hand(wanted, means, 0.01, betas, decay)
     return own, [made.state[param]["exp_avg"] for param in own], wanted, means
@@ -61,8 +61,8 @@ def test_as_the_loop_in_torchs_form(decay: float) -> None:
     made, plain = (cls(each, lr=0.01, weight_decay=decay)
                    for cls, each in ((optim.Lion, own), (PlainLion, wanted)))  # fmt: skip
     for step in range(7):
-        give(own, step)
-        give(wanted, step)
+        set_grads(own, step)
+        set_grads(wanted, step)
         made.step()
         plain.step()
     assert_same([each.detach() for each in own], [each.detach() for each in wanted])
@@ -79,7 +79,7 @@ def test_groups_and_defaults() -> None:
         "lr": 1e-4, "betas": (0.9, 0.99), "weight_decay": 0.0,
     }  # fmt: skip
     before = [first.detach().clone(), second.detach().clone()]
-    give([first, second], 0)
+    set_grads([first, second], 0)
     made.step()
     assert first.grad is not None
     assert second.grad is not None
@@ -92,7 +92,7 @@ def test_saved_and_loaded(how: str, tmp_path: Any) -> None:
     own = params_of(torch.float32)
     made = optim.Lion(own, lr=0.01, weight_decay=0.1)
     for step in range(3):
-        give(own, step)
+        set_grads(own, step)
         made.step()
     copies = [param.detach().clone().requires_grad_() for param in own]
     other = optim.Lion(copies, lr=0.01, weight_decay=0.1)
@@ -107,7 +107,7 @@ def test_saved_and_loaded(how: str, tmp_path: Any) -> None:
         checkpoint.save(path, variables=dict(zip(names, own, strict=True)), optimizer=made)
         checkpoint.restore(path, variables=dict(zip(names, copies, strict=True)), optimizer=other)
     for params, each in ((own, made), (copies, other)):
-        give(params, 3)
+        set_grads(params, 3)
         each.step()
     assert_same([each.detach() for each in own], [each.detach() for each in copies])
 
@@ -125,7 +125,7 @@ def test_engines_agree(options: dict[str, Any], dtype: torch.dtype) -> None:
             own = params_of(dtype)
             made = optim.Lion(own, lr=0.01, weight_decay=0.1, **options)
             for step in range(5):
-                give(own, step)
+                set_grads(own, step)
                 made.step()
             both.append([each.detach() for each in own])
     assert_same(both[0], both[1])
@@ -156,7 +156,7 @@ def test_refused_by_name(given: dict[str, Any], message: str) -> None:
 def test_rows_are_refused() -> None:
     for cls in (optim.Lion, PlainLion):
         own = params_of(torch.float32, ROWS)
-        give(own, 0, sparse=True)
+        set_grads(own, 0, sparse=True)
         with pytest.raises(RuntimeError, match="Lion does not support sparse gradients"):
             cls(own).step()
 

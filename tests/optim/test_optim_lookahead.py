@@ -15,7 +15,7 @@ from thalweg import optim
 from thalweg._core.options.lookahead import Lookahead
 from thalweg.errors import CheckpointWarning
 from thalweg.optim import tensorflow
-from torch_inputs import ROWS, SHAPES, give, params_of
+from torch_inputs import ROWS, SHAPES, params_of, set_grads
 
 EVERY, ALPHA = 3, 0.25
 HOW: dict[str, Any] = {"lookahead": EVERY, "lookahead_alpha": ALPHA}
@@ -60,7 +60,7 @@ def slow(made: Any) -> list[torch.Tensor]:
 
 def steps(made: Any, count: int, sparse: bool = False, first: int = 0) -> Any:
     for step in range(first, first + count):
-        give(params(made), step, sparse)
+        set_grads(params(made), step, sparse)
         made.step()
     return made
 
@@ -201,7 +201,7 @@ def test_16_bits(kind: Any, masters: bool, dtype: torch.dtype) -> None:
         plain = ByHand(kind(wide, lr=0.1))
         for step in range(3):
             own = params_of(dtype)
-            give(own, step)
+            set_grads(own, step)
             for param, narrow in zip(wide, own, strict=True):
                 param.grad = narrow.grad.float() if narrow.grad is not None else None
             plain.step()
@@ -212,11 +212,11 @@ def test_a_parameter_counts_its_own_steps() -> None:
     made = optim.SGD(params_of(torch.float32, ((3,), (4,))), lr=0.1, lookahead=2)
     first, second = params(made)
     began = second.detach().clone()
-    give([first], 0)
+    set_grads([first], 0)
     made.step()
     for step in (1, 2):
         before = second.detach().clone()
-        give([first, second], step)
+        set_grads([first, second], step)
         made.step()
     assert (float(made.state[first]["step"]), float(made.state[second]["step"])) == (3, 2)
     assert_same([made.state[second]["slow"]], [second.detach()])
@@ -252,7 +252,7 @@ def test_in_a_compiled_graph() -> None:
     made, other = (optim.SGD(params_of(torch.float32), lr=0.1, **HOW) for _ in range(2))
     step = torch.compile(lambda: made.step(), backend="eager")
     for number in range(7):
-        give(params(made), number)
+        set_grads(params(made), number)
         step()
     assert_same(values(made), values(steps(other, 7)))
     assert_same(slow(made), slow(other))

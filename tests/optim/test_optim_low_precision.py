@@ -16,7 +16,7 @@ from thalweg._engines import saturated
 from thalweg.errors import CheckpointWarning
 from thalweg.optim import tensorflow
 from thalweg.rules.lars import LARS, NESTEROV_LARS
-from torch_inputs import ROWS, give
+from torch_inputs import ROWS, set_grads
 
 MAKERS: dict[str, Any] = {
     "Adam": lambda p, **o: optim.Adam(p, lr=0.1, **o),
@@ -41,7 +41,7 @@ def wide(params: list[torch.Tensor]) -> list[torch.Tensor]:
 def steps(made: Any, count: int, first: int = 0, sparse: bool = False) -> Any:
     params = made.param_groups[0]["params"]
     for step in range(first, first + count):
-        give(params, step, sparse)
+        set_grads(params, step, sparse)
         made.step()
     return made
 
@@ -52,7 +52,7 @@ def both(name: str, count: int, sparse: bool = False, **options: Any) -> tuple[A
     params = narrow.param_groups[0]["params"]
     other = MAKERS[name](wide(params), **options)
     for step in range(count):
-        give(params, step, sparse)
+        set_grads(params, step, sparse)
         for param, copied in zip(params, other.param_groups[0]["params"], strict=True):
             copied.grad = param.grad.float()
         narrow.step()
@@ -115,7 +115,7 @@ def written(name: str, write: Any, kind: torch.dtype, sparse: bool, **options: A
                     write(param)
                     differs = param.view(torch.int16) != before.view(torch.int16)
                     twin[differs] = param[differs].float()
-        give(params, step, sparse)
+        set_grads(params, step, sparse)
         for param, twin in zip(params, copied, strict=True):
             twin.grad = param.grad.float()
         narrow.step()
@@ -165,7 +165,7 @@ def test_a_norm_of_what_others_wrote(rule: Any) -> None:
     other = optim.RuleOptimizer(wide(params), rule, lr=0.1)
     (copied,) = other.param_groups[0]["params"]
     for step in range(3):
-        give(params, step)
+        set_grads(params, step)
         copied.grad = params[0].grad.float()  # pyright: ignore
         narrow.step()
         other.step()
@@ -180,7 +180,7 @@ def test_a_model_that_is_loaded_between_steps(name: str) -> None:
     made = MAKERS[name](model.parameters(), masters=True, ema_decay=0.9, accumulate=2)
     kept = copy.deepcopy(model.state_dict())
     for step in range(4):
-        give(list(model.parameters()), step)
+        set_grads(list(model.parameters()), step)
         made.step()
     with made.swapped():
         averages = copy.deepcopy(model.state_dict())
@@ -206,7 +206,7 @@ def test_averages_swapped_in_and_out_leave_masters() -> None:
         with narrow.swapped():
             pass
         params = narrow.param_groups[0]["params"]
-        give(params, step)
+        set_grads(params, step)
         for one, two in zip(params, other.param_groups[0]["params"], strict=True):
             two.grad = one.grad.float()
         narrow.step()

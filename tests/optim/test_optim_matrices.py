@@ -33,7 +33,7 @@ def flat(params: Any) -> Any:
 
 
 def made_of(case: MatrixCase, params: Any, decay: float = 0.1, **options: Any) -> Any:
-    given = {**EXTRAS.get(case.cls, {}), **case.arguments(decay, own=True), **options}
+    given = {**EXTRAS.get(case.cls, {}), **case.arguments(decay, for_own_class=True), **options}
     return getattr(optim, case.cls)(params, **given)
 
 
@@ -164,7 +164,7 @@ def test_one_rule_among_others_is_that_alone(case: MatrixCase) -> None:
     """Beside AdamW, in one step."""
     params, alone = case.params_of(torch.float32), case.params_of(torch.float32)
     bias, only = torch.ones(7, requires_grad=True), torch.ones(7, requires_grad=True)
-    given = {**EXTRAS.get(case.cls, {}), **case.arguments(0.0, own=True)}
+    given = {**EXTRAS.get(case.cls, {}), **case.arguments(0.0, for_own_class=True)}
     groups = [{"params": params, "rule": case.cls, **given}, {"params": [bias], "rule": "AdamW"}]
     mixed = optim.Mixed(groups)
     apart = [getattr(optim, case.cls)(alone, **given), optim.AdamW([only])]
@@ -390,7 +390,7 @@ class Weights(torch.nn.Module):
 def test_a_training_goes_on_from_a_file(
     case: MatrixCase, is_mixed: bool, dtype: torch.dtype, tmp_path: Path
 ) -> None:
-    given = {**EXTRAS.get(case.cls, {}), **case.arguments(0.0, own=True)}
+    given = {**EXTRAS.get(case.cls, {}), **case.arguments(0.0, for_own_class=True)}
 
     def make(model: Any, **others: Any) -> Any:
         named = [*model.named_parameters()]

@@ -46,7 +46,7 @@ def is_alike(case: Case) -> Any:
 
 
 def made_of(case: Case, params: Any, decay: float = 0.1, **options: Any) -> Any:
-    return getattr(optim, case.cls)(params, **case.arguments(decay, own=True), **options)
+    return getattr(optim, case.cls)(params, **case.arguments(decay, for_own_class=True), **options)
 
 
 @pytest.mark.parametrize("name", TABLE)

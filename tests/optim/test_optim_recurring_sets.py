@@ -14,14 +14,14 @@ from torch.optim import lr_scheduler
 
 from replay_twins import (
     SHAPES,
-    differences,
-    everything,
-    give,
+    count_replays,
+    diff,
     look_carefully,
     params,
     random_set,
     same,
-    taken,
+    set_grads,
+    snapshot,
 )
 from thalweg import optim
 from thalweg._engines import torch_layout_probe
@@ -69,7 +69,7 @@ def make(name: str, options: dict[str, Any], dtype: torch.dtype = torch.float32)
 
 
 def assert_same(sides: list[Any], step: int) -> None:
-    for (what, one), (_, other) in zip(*(everything(*each) for each in sides), strict=True):
+    for (what, one), (_, other) in zip(*(snapshot(*each) for each in sides), strict=True):
         assert same(one, other), (what, step)
         if what.startswith("step "):  # those of one plan share a block, and its counter of writes
             continue
@@ -91,13 +91,13 @@ def test_sets_of_gradients_that_change_are_one_plan(
         for is_twin, (opt, own) in enumerate(sides):
             if options.get("fused_unscale"):
                 opt.found_inf, opt.grad_scale = torch.zeros(()), torch.tensor(4.0)
-            give(own, step, SETS[sets](step, len(own)) if step else set())
+            set_grads(own, step, SETS[sets](step, len(own)) if step else set())
             if is_twin:
                 look_carefully(opt)
             opt.step()
         assert_same(sides, step)
     # Two sets that lack a gradient have one plan made for all of them.
-    assert taken(sides[0][0]) >= STEPS - 6
+    assert count_replays(sides[0][0]) >= STEPS - 6
 
 
 def _by_hand(opt: Any) -> Any:
@@ -154,7 +154,7 @@ def test_options_that_change_at_every_step_are_read_in_the_call(
     schedules = [SCHEDULES[schedule](opt) for opt, _ in sides]
     for step in range(STEPS):
         for is_twin, (opt, own) in enumerate(sides):
-            give(own, step)
+            set_grads(own, step)
             if is_twin:
                 look_carefully(opt)
             opt.step()
@@ -163,7 +163,7 @@ def test_options_that_change_at_every_step_are_read_in_the_call(
     # RAdam begins anew where its rule changes, and leaves what torch makes of a tensor to torch.
     allowed = 8 if name == "RAdam" else 2
     if not (name == "RAdam" and schedule == "a tensor"):
-        assert taken(sides[0][0]) >= STEPS - allowed
+        assert count_replays(sides[0][0]) >= STEPS - allowed
 
 
 @pytest.mark.parametrize(
@@ -177,12 +177,12 @@ def test_any_other_value_is_left_to_a_careful_step(key: str, value: Any) -> None
     for is_twin in range(2):
         opt, own = make("AdamW", {})
         for step in range(6):
-            give(own, step)
+            set_grads(own, step)
             opt.step()
         if not is_twin:
-            assert taken(opt) == 4
+            assert count_replays(opt) == 4
         opt.param_groups[0][key] = (value, 0.9) if key == "betas" else value
-        give(own, 7)
+        set_grads(own, 7)
         if is_twin:
             look_carefully(opt)
         try:
@@ -198,25 +198,25 @@ def test_any_other_value_is_left_to_a_careful_step(key: str, value: Any) -> None
 def test_a_parameter_with_a_first_gradient_joins_the_plan() -> None:
     opt, own = make("AdamW", {})
     for step in range(10):
-        give(own, step, {step % 4, 5})
+        set_grads(own, step, {step % 4, 5})
         opt.step()
-    before = taken(opt)
+    before = count_replays(opt)
     assert before
-    give(own, 10)
+    set_grads(own, 10)
     opt.step()
     assert opt.state[own[5]]["step"] == 1
     for step in range(11, 40):
-        give(own, step, {step % 5})
+        set_grads(own, step, {step % 5})
         opt.step()
     assert opt.state[own[5]]["step"] == 30
-    assert taken(opt) > 12
+    assert count_replays(opt) > 12
 
 
 def test_a_step_without_any_gradient_changes_nothing() -> None:
     sides = [make("AdamW", {}) for _ in range(2)]
     for step in range(16):
         for is_twin, (opt, own) in enumerate(sides):
-            give(own, step, {*range(6)} if step % 5 == 4 else {step % 6})
+            set_grads(own, step, {*range(6)} if step % 5 == 4 else {step % 6})
             if is_twin:
                 look_carefully(opt)
             opt.step()
@@ -237,16 +237,16 @@ def test_random_changes_beside_random_sets(name: str) -> None:
         return getattr(optim, name)(own, lr=0.01, **options), own
 
     for seed in range(8):
-        assert not differences(made, seed, has_sets=True)
+        assert not diff(made, seed, has_sets=True)
 
 
 def test_gradients_may_be_freed_while_they_are_absent() -> None:
     own = params(6, (64,))
     opt = optim.AdamW(own, clip_grad_norm=1.0)
     for step in range(200):
-        give(own, step, {k for k in range(6) if (step + k) % 3 == 0})
+        set_grads(own, step, {k for k in range(6) if (step + k) % 3 == 0})
         opt.step()
-    assert taken(opt) > 190
+    assert count_replays(opt) > 190
     assert all(torch.isfinite(param).all() for param in own)
 
 
@@ -277,7 +277,7 @@ def test_changes_of_parameters_without_gradients_are_seen(
     for step in range(12):
         errors: list[str] = []
         for is_twin, (opt, own) in enumerate(sides):
-            give(own, step, {0, 2 + step % 3} if step in range(2, 9) else set())
+            set_grads(own, step, {0, 2 + step % 3} if step in range(2, 9) else set())
             if step == 4:
                 change(opt, own)
             if is_twin:
@@ -288,7 +288,7 @@ def test_changes_of_parameters_without_gradients_are_seen(
             except Exception as error:
                 errors.append(f"{type(error).__name__}: {error}")
         assert errors[0] == errors[1], step
-        for (what, one), (_, other) in zip(*(everything(*each) for each in sides), strict=True):
+        for (what, one), (_, other) in zip(*(snapshot(*each) for each in sides), strict=True):
             assert type(one) is type(other), (what, step)
             assert same(one, other), (what, step)
 
@@ -306,13 +306,13 @@ def test_options_that_leave_a_step_to_torch_are_seen(
         for is_twin in range(2):
             opt, own = make(name, {**options, **({"momentum": 0.9} if name == "SGD" else {})})
             for step in range(last):
-                give(own, step, {step} if step < 2 else set())
+                set_grads(own, step, {step} if step < 2 else set())
                 opt.step()
             group = opt.param_groups[0]
             group[key] = True
             if key == "foreach":
                 group["lr"] = torch.tensor(0.05)
-            give(own, 9)
+            set_grads(own, 9)
             if is_twin:
                 look_carefully(opt)
             try:

@@ -17,13 +17,13 @@ from torch.nn import Parameter
 from replay_twins import (
     OPTIONS,
     SHAPES,
-    differences,
-    everything,
-    give,
+    count_replays,
+    diff,
     norm_of,
     params,
     same,
-    taken,
+    set_grads,
+    snapshot,
 )
 from thalweg import optim
 from thalweg._base.locks import Mark
@@ -87,26 +87,26 @@ def test_from_the_third_on_all_steps_are(
     opt = make(own)
     schedule = torch.optim.lr_scheduler.ExponentialLR(opt, 0.9)
     for step in range(12):
-        give(own, step, without)
+        set_grads(own, step, without)
         opt.step()
         if has_schedule:
             schedule.step()
-    assert taken(opt) == 10
+    assert count_replays(opt) == 10
     assert opt.last_step.count == 12
 
 
 def test_state_may_be_in_another_order_than_parameters() -> None:
     own = params()
     opt = optim.Adam(own)
-    give(own, 0)
+    set_grads(own, 0)
     opt.step()
     for param in reversed(own):
         opt.state[param] = opt.state.pop(param)
     for step in range(1, 8):
-        give(own, step)
+        set_grads(own, step)
         opt.step()
     assert list(map(id, opt.state)) != list(map(id, own))
-    assert taken(opt) == 5
+    assert count_replays(opt) == 5
 
 
 @pytest.mark.parametrize(("name", "options"), CLASSES, ids=str)
@@ -114,9 +114,9 @@ def test_every_class_has_them(name: str, options: dict[str, Any]) -> None:
     own = params()
     opt = getattr(optim, name)(own, lr=0.01, **options)
     for step in range(6):
-        give(own, step)
+        set_grads(own, step)
         opt.step()
-    assert taken(opt) == 4
+    assert count_replays(opt) == 4
 
 
 @pytest.mark.parametrize(("around", "calls"), OPTIONS, ids=str)
@@ -144,13 +144,13 @@ def test_every_option_has_them(
         for each in (opt, twin):
             if around.get("fused_unscale"):
                 each.found_inf, each.grad_scale = torch.zeros(()), torch.tensor(4.0 + step // 4)
-        give(own, step, without)
-        give(others, step, without)
+        set_grads(own, step, without)
+        set_grads(others, step, without)
         twin._cache.forget_replay()
         opt.step()
         twin.step()
-    assert taken(opt) == 4
-    for (what, one), (_, other) in zip(everything(opt, own), everything(twin, others), strict=True):
+    assert count_replays(opt) == 4
+    for (what, one), (_, other) in zip(snapshot(opt, own), snapshot(twin, others), strict=True):
         assert same(one, other), what
 
 
@@ -159,14 +159,14 @@ def test_a_rate_that_is_a_tensor_is_read_at_each_step() -> None:
     rates = [torch.tensor(0.1), torch.tensor(0.1)]
     opt, twin = optim.AdamW(own, lr=rates[0]), optim.AdamW(others, lr=rates[1])
     for step in range(6):
-        give(own, step)
-        give(others, step)
+        set_grads(own, step)
+        set_grads(others, step)
         twin._cache.forget_replay()
         opt.step()
         twin.step()
         for rate in rates:
             rate.mul_(0.5)
-    assert taken(opt) == 4
+    assert count_replays(opt) == 4
     assert all(map(torch.equal, own, others))
 
 
@@ -175,26 +175,26 @@ def test_a_step_that_a_scaler_leaves_out_is_none() -> None:
     opt: Any = optim.Adam(own, fused_unscale=True)
     for step in range(8):
         opt.found_inf, opt.grad_scale = torch.tensor(float(step == 5)), torch.tensor(2.0)
-        give(own, step)
+        set_grads(own, step)
         before = [param.detach().clone() for param in own]
         opt.step()
         assert all(map(torch.equal, own, before)) is (step == 5)
         assert opt.last_step.taken is (step != 5)
     assert opt.last_step.count == 7
-    assert taken(opt)
+    assert count_replays(opt)
 
 
 def test_parameters_that_leave_their_groups_are_left_alone() -> None:
     own = params()
     opt = optim.Adam([{"params": own[:2]}, {"params": own[2:], "lr": 0.5}])
     for step in range(2):
-        give(own, step)
+        set_grads(own, step)
         opt.step()
     opt.param_groups[1]["params"].append(opt.param_groups[0]["params"].pop())
     gone = opt.param_groups[0]["params"].pop()
     before, moved = gone.detach().clone(), own[1].detach().clone()
     for step in range(3):
-        give(own, step)
+        set_grads(own, step)
         opt.step()
     assert torch.equal(gone, before)
     assert (own[1] - moved).abs().max() > 0.1  # at the rate of the other group
@@ -206,12 +206,12 @@ def test_a_group_may_be_removed(around: dict[str, Any], without: set[int]) -> No
     own = params()
     opt = optim.Adam([{"params": own[:2]}, {"params": own[2:]}], **around)
     for step in range(4):
-        give(own, step, without)
+        set_grads(own, step, without)
         opt.step()
-    assert taken(opt) == 2
+    assert count_replays(opt) == 2
     opt.param_groups.pop()
     before = [param.detach().clone() for param in own]
-    give(own, 4, without)
+    set_grads(own, 4, without)
     opt.step()
     assert [torch.equal(*each) for each in zip(own, before, strict=True)] == [False] * 2 + [
         True
@@ -227,13 +227,13 @@ def test_numbers_that_differ_between_groups_are_written_to_each(changes: dict[st
         sides.append((optim.ASGD(groups, lr=0.1), own))
     for step in range(8):
         for is_twin, (opt, own) in enumerate(sides):
-            give(own, step)
+            set_grads(own, step)
             if step == 4:
                 opt.param_groups[1].update(changes)
             if is_twin:
                 opt._cache.forget_replay()
             opt.step()
-        for (what, one), (_, other) in zip(*(everything(*side) for side in sides), strict=True):
+        for (what, one), (_, other) in zip(*(snapshot(*side) for side in sides), strict=True):
             assert same(one, other), what
 
 
@@ -241,7 +241,7 @@ def test_steps_over_parameters_without_elements_are_counted() -> None:
     own = params(2, (0, 3))
     opt = optim.NAdam(own)
     for step in range(6):
-        give(own, step)
+        set_grads(own, step)
         opt.step()
     assert [float(each["step"]) for each in opt.state.values()] == [6.0, 6.0]
 
@@ -251,9 +251,9 @@ def test_a_parameter_without_elements_is_no_reason_for_careful_steps(count: int)
     own = [*params(count), Parameter(torch.zeros(2, 0))]
     opt = optim.AdamW(own, clip_grad_norm=0.5)
     for step in range(6):
-        give(own, step)
+        set_grads(own, step)
         opt.step()
-    assert taken(opt) == 4
+    assert count_replays(opt) == 4
     assert opt.last_step is not None
     assert opt.last_step.count == 6
     assert opt.last_step.grad_norm == pytest.approx(norm_of(own), rel=1e-6)
@@ -264,7 +264,7 @@ def test_a_group_beside_with_strange_options_is_left_to_the_careful_step() -> No
     opt = optim.AdamW([{"params": own[:2]}, {"params": own[2:]}])
     opt.param_groups[1]["lr"] = None
     for step in range(6):
-        give(own, step, {2, 3})
+        set_grads(own, step, {2, 3})
         opt.step()
     assert opt.last_step.count == 6
 
@@ -279,9 +279,9 @@ def test_a_class_whose_groups_are_a_property_has_none() -> None:
     own = params()
     opt: Any = _OfProperties(own, lr=0.1)
     for step in range(5):
-        give(own, step)
+        set_grads(own, step)
         opt.step()
-    assert (taken(opt), opt.last_step.count) == (0, 5)
+    assert (count_replays(opt), opt.last_step.count) == (0, 5)
 
 
 def test_an_interruption_takes_back_what_a_scaler_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -289,7 +289,7 @@ def test_an_interruption_takes_back_what_a_scaler_said(monkeypatch: pytest.Monke
     opt: Any = optim.SGD(own, lr=1.0, fused_unscale=True)
     for step in range(4):
         opt.found_inf, opt.grad_scale = torch.zeros(()), torch.tensor(4.0)
-        give(own, step)
+        set_grads(own, step)
         opt.step()
     opt.found_inf, opt.grad_scale = torch.zeros(()), torch.tensor(4.0)
 
@@ -301,19 +301,19 @@ def test_an_interruption_takes_back_what_a_scaler_said(monkeypatch: pytest.Monke
         opt.step()
     monkeypatch.undo()
     assert not vars(opt).keys() & {"found_inf", "grad_scale"}
-    assert taken(opt) == 0  # planned anew
+    assert count_replays(opt) == 0  # planned anew
 
 
 def test_a_step_that_another_thread_has_forgotten_is_not_taken() -> None:
     own = params()
     opt = optim.Adam(own)
     for step in range(4):
-        give(own, step)
+        set_grads(own, step)
         opt.step()
     quick: Any = opt._cache.replay
     own[0].grad = None
     opt.step()
-    give(own, 5)
+    set_grads(own, 5)
     assert opt._cache.replay is not quick
     assert not quick.take(opt)
     opt.step()
@@ -324,11 +324,11 @@ def test_each_step_tells_of_its_own_gradients() -> None:
     own = params()
     opt: Any = optim.SGD(own, lr=0.1, clip_grad_norm=1.0)
     for step in range(8):
-        give(own, step)
+        set_grads(own, step)
         norm = norm_of(own)
         opt.step()
         assert opt.last_step.grad_norm == pytest.approx(norm, rel=1e-6)
-    assert taken(opt) == 6
+    assert count_replays(opt) == 6
     own[0].grad = None  # the careful way
     opt.step()
     norm = norm_of(own[1:])
@@ -341,7 +341,7 @@ def test_gradients_that_are_replaced_after_they_were_measured_are_not_taken(
     own = params()
     opt: Any = optim.SGD(own, lr=0.1, clip_grad_norm=0.0)  # whose factor is not made in one call
     for step in range(4):
-        give(own, step)
+        set_grads(own, step)
         opt.step()
     take, parts = guard_table.GuardTable.take, list[tuple[int, int]]()
     kept = [param.grad for param in own]
@@ -369,13 +369,13 @@ def test_those_with_a_closure_are() -> None:
     for step in range(6):
 
         def closure(step: int = step) -> float:
-            give(own, step)
+            set_grads(own, step)
             return float(step)
 
         assert opt.step(closure) == step
-        give(other, step)
+        set_grads(other, step)
         twin.step()
-    assert taken(opt) == 4
+    assert count_replays(opt) == 4
     assert all(map(torch.equal, own, other))
 
 
@@ -387,7 +387,7 @@ def test_an_interruption_says_what_has_become_of_the_step(
     own = params()
     opt = optim.Adam(own)
     for step in range(steps):
-        give(own, step)
+        set_grads(own, step)
         opt.step()
     take = guard_table.GuardTable.take
 
@@ -397,7 +397,7 @@ def test_an_interruption_says_what_has_become_of_the_step(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(guard_table.GuardTable, "take", interrupted)
-    give(own, 9)
+    set_grads(own, 9)
     before = [param.detach().clone() for param in own]
     with pytest.raises(KeyboardInterrupt) as caught:
         opt.step()
@@ -415,7 +415,7 @@ def test_a_refusal_says_that_nothing_has_changed() -> None:
     own = params()
     opt = optim.Adam(own)
     for step in range(4):
-        give(own, step)
+        set_grads(own, step)
         opt.step()
     opt._cache._lock = Mark(opt._cache._lock, opt._cache)
     with pytest.raises(FailedPreconditionError) as caught:
@@ -447,9 +447,9 @@ def test_without_them_the_bits_are_the_same(
         own = params()
         opt = optim.Adam(own)
         for step in range(6):
-            give(own, step)
+            set_grads(own, step)
             opt.step()
-        assert taken(opt) == (0 if is_off else 4)
+        assert count_replays(opt) == (0 if is_off else 4)
         results.append([*own, *(x for each in opt.state.values() for x in each.values())])
     for one, other in zip(*results, strict=True):
         assert torch.equal(one, other)
@@ -491,7 +491,7 @@ def test_hooks_see_each_step() -> None:
     opt.register_step_pre_hook(lambda *_: seen.append("before"))
     opt.register_step_post_hook(lambda *_: seen.append("after"))
     for step in range(5):
-        give(own, step)
+        set_grads(own, step)
         opt.step()
     assert seen == ["before", "after"] * 5
 
@@ -501,7 +501,7 @@ def test_a_profiler_sees_each_step() -> None:
     opt = optim.Adam(own)
     with torch.profiler.profile(acc_events=True) as profile:
         for step in range(5):
-            give(own, step)
+            set_grads(own, step)
             opt.step()
     named = [each for each in profile.key_averages() if each.key == "Optimizer.step#Adam.step"]
     assert [each.count for each in named] == [5]
@@ -516,7 +516,7 @@ def test_a_step_of_ones_own_is_told_once() -> None:
     opt = Mine(own)
     opt.register_step_post_hook(lambda *_: seen.append(1))
     for step in range(5):
-        give(own, step)
+        set_grads(own, step)
         opt.step()
     assert len(seen) == 5
 
@@ -554,18 +554,18 @@ def test_whatever_changes_the_step_is_the_careful_one(
     monkeypatch.setattr(PlanCache, "longest_wait", 1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        assert not differences(made, seed)
+        assert not diff(made, seed)
 
 
 def test_memory_that_is_shared_until_it_is_written_is_not_written_through() -> None:
     own = params(1)
     opt = optim.Adam(own)
     for step in range(4):
-        give(own, step)
+        set_grads(own, step)
         opt.step()
     twin = torch._lazy_clone(own[0].detach())  # pyright: ignore
     before = own[0].detach().clone()
-    give(own, 9)
+    set_grads(own, 9)
     opt.step()
     assert torch.equal(twin, before)
     assert not torch.equal(own[0], before)
@@ -575,9 +575,9 @@ def test_an_optimizer_goes_when_nobody_has_it() -> None:
     own = params()
     opt = optim.Adam(own)
     for step in range(4):
-        give(own, step)
+        set_grads(own, step)
         opt.step()
-    assert taken(opt) == 2
+    assert count_replays(opt) == 2
     known = weakref.ref(opt)
     gc.disable()
     try:
@@ -592,10 +592,10 @@ def test_sums_go_with_their_step() -> None:
     opt = optim.Adam(own, accumulate=2)
     known: list[Any] = []
     for step in range(12):
-        give(own, step)
+        set_grads(own, step)
         opt.step()
         known += [weakref.ref(x["gradient_sum"]) for x in opt.state.values() if "gradient_sum" in x]
-    assert taken(opt) == 4
+    assert count_replays(opt) == 4
     assert not any(each() is not None for each in known)
 
 
@@ -603,16 +603,16 @@ def test_parameters_that_are_gone_are_not_looked_at() -> None:
     own = params(40)
     opt = optim.Adam(own)
     for step in range(4):
-        give(own, step)
+        set_grads(own, step)
         opt.step()
-    assert taken(opt) == 2
+    assert count_replays(opt) == 2
     for param in own[10:30]:
         other = Parameter(torch.randn_like(param))
         other.grad = torch.randn_like(param)
         torch.utils.swap_tensors(param, other)
         del other
     junk = [bytes([0x41]) * size for size in range(150, 260) for _ in range(40)]
-    give(own, 5)
+    set_grads(own, 5)
     opt.step()
     assert junk
     assert all(param.isfinite().all() for param in own)
@@ -622,7 +622,7 @@ def test_the_look_says_what_is_not_as_it_was() -> None:
     own = params(3)
     found = guard_table.snapshot()
     assert found is not None
-    give(own, 0)
+    set_grads(own, 0)
     found.hold_list(own)
     for param in own:
         assert found.tensor(param) is not None
@@ -635,7 +635,7 @@ def test_the_look_says_what_is_not_as_it_was() -> None:
     assert [param._version for param in own] == [each + 1 for each in versions]
     own[1].grad = None
     assert found.take() == guard_table.replay_kernel.OTHER_GRADIENT
-    give(own, 1)
+    set_grads(own, 1)
     assert found.take() == 0
     own[2].data = own[2].data.clone()
     assert found.take() in (

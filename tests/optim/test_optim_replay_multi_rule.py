@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.nn import Parameter
 
-from replay_twins import OPTIONS, SHAPES, differences, everything, give, params, same, taken
+from replay_twins import OPTIONS, SHAPES, count_replays, diff, params, same, set_grads, snapshot
 from thalweg import optim
 from thalweg._core import replay
 from thalweg._core.plan_cache import PlanCache
@@ -44,10 +44,10 @@ def test_from_the_third_on_all_steps_are(name: str, options: Options, without: s
     opt = getattr(optim, name)(groups_of(own, options))
     schedule = torch.optim.lr_scheduler.ExponentialLR(opt, 0.9)
     for step in range(8):
-        give(own, step, without)
+        set_grads(own, step, without)
         opt.step()
         schedule.step()
-    assert taken(opt) == 6
+    assert count_replays(opt) == 6
     assert opt.last_step.count == 8
 
 
@@ -62,12 +62,12 @@ def test_every_option_has_them(around: dict[str, Any], calls: int, dtype: torch.
         for is_twin, (opt, own) in enumerate(sides):
             if around.get("fused_unscale"):
                 opt.found_inf, opt.grad_scale = torch.zeros(()), torch.tensor(4.0 + step // 4)
-            give(own, step, {4})
+            set_grads(own, step, {4})
             if is_twin:
                 opt._cache.forget_replay()
             opt.step()
-    assert taken(sides[0][0]) == 4
-    for (what, one), (_, other) in zip(*(everything(*each) for each in sides), strict=True):
+    assert count_replays(sides[0][0]) == 4
+    for (what, one), (_, other) in zip(*(snapshot(*each) for each in sides), strict=True):
         assert same(one, other), what
 
 
@@ -80,12 +80,12 @@ def test_dtypes_of_rules_may_differ() -> None:
         sides.append((optim.Mixed(groups, clip_grad_norm=0.5), own))
     for step in range(6):
         for is_twin, (opt, own) in enumerate(sides):
-            give(own, step)
+            set_grads(own, step)
             if is_twin:
                 opt._cache.forget_replay()
             opt.step()
-    assert taken(sides[0][0]) == 4
-    for (what, one), (_, other) in zip(*(everything(*each) for each in sides), strict=True):
+    assert count_replays(sides[0][0]) == 4
+    for (what, one), (_, other) in zip(*(snapshot(*each) for each in sides), strict=True):
         assert same(one, other), what
 
 
@@ -93,7 +93,7 @@ def test_a_rule_whose_parameters_have_no_gradients_is_left_out() -> None:
     own = params(2)
     opt = optim.Mixed(groups_of(own, SEVERAL[0][1]))
     for step in range(9):
-        give(own, step, {1} if 3 <= step < 6 else set())
+        set_grads(own, step, {1} if 3 <= step < 6 else set())
         before = own[1].detach().clone()
         opt.step()
         assert torch.equal(own[1], before) is (3 <= step < 6)
@@ -117,7 +117,7 @@ def test_the_rule_of_a_group_is_looked_at(kind: int, place: int, change: dict[st
     sides = [(getattr(optim, name)(groups_of(each, options)), each) for each in (own, others)]
     for step in range(8):
         for is_twin, (opt, each) in enumerate(sides):
-            give(each, step)
+            set_grads(each, step)
             if step == 5:
                 opt.param_groups[place].update(change)
             if is_twin:
@@ -133,9 +133,9 @@ def test_the_elements_of_all_rules_count(monkeypatch: pytest.MonkeyPatch) -> Non
         monkeypatch.setattr(replay, "_LARGE_PER_VARIABLE", each)
         opt = optim.Mixed(groups_of(own, SEVERAL[0][1]))
         for step in range(5):
-            give(own, step)
+            set_grads(own, step)
             opt.step()
-        assert taken(opt) == wanted
+        assert count_replays(opt) == wanted
 
 
 @pytest.mark.parametrize("is_after", [False, True])
@@ -145,7 +145,7 @@ def test_an_interruption_comes_before_or_after_all_rules(
     own = params(6)
     opt = optim.Mixed(groups_of(own, SEVERAL[0][1]))
     for step in range(4):
-        give(own, step)
+        set_grads(own, step)
         opt.step()
     take = guard_table.GuardTable.take
 
@@ -190,4 +190,4 @@ def test_whatever_changes_the_step_is_the_careful_one(
     monkeypatch.setattr(PlanCache, "longest_wait", 1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        assert not differences(made, seed)
+        assert not diff(made, seed)

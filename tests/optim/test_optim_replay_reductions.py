@@ -12,7 +12,7 @@ import torch
 from torch.nn import Parameter
 
 from case_batches import many
-from replay_twins import OPTIONS, SHAPES, differences, everything, give, params, same, taken
+from replay_twins import OPTIONS, SHAPES, count_replays, diff, params, same, set_grads, snapshot
 from thalweg import optim
 from thalweg._core.plan_cache import PlanCache
 from thalweg._engines import torch_layout_probe
@@ -97,9 +97,9 @@ def compare(
             if is_twin:
                 opt._cache.forget_replay()
             opt.step()
-        for (what, one), (_, other) in zip(*(everything(*each) for each in sides), strict=True):
+        for (what, one), (_, other) in zip(*(snapshot(*each) for each in sides), strict=True):
             assert same(one, other), (what, step)
-    return taken(sides[0][0])
+    return count_replays(sides[0][0])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
@@ -112,7 +112,7 @@ def test_every_option_has_them(
         return [Parameter(param.to(dtype)) for param in params(6)]
 
     def before(each: list[Parameter], step: int) -> None:
-        give(each, step, {4})
+        set_grads(each, step, {4})
 
     assert compare(MAKERS[name], own, before, 6 * calls, around) == 4
 
@@ -128,7 +128,7 @@ def test_so_do_rules_with_the_numbers_of_tensorflow(
 
     # What a rule makes of the norms of clipped gradients follows from those of others.
     wanted = 0 if "clip_grad_norm" in around and "trust" not in name else 4
-    assert compare(LIKE_TENSORFLOW[name], own, give, around=around) == wanted
+    assert compare(LIKE_TENSORFLOW[name], own, set_grads, around=around) == wanted
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -137,7 +137,7 @@ def test_sums_are_added_up_in_their_order(name: str) -> None:
         torch.manual_seed(0)
         return [Parameter(torch.randn(size)) for size in (200_001, 3, 0, 70_000, 1, 330_000)]
 
-    assert compare(ALL[name], own, give) == 4
+    assert compare(ALL[name], own, set_grads) == 4
 
 
 def _zero(own: list[Parameter]) -> None:
@@ -173,7 +173,7 @@ def test_strange_numbers_are_no_reason_for_careful_steps(
     name: str, change: Callable[[list[Parameter]], None]
 ) -> None:
     def before(own: list[Parameter], step: int) -> None:
-        give(own, step)
+        set_grads(own, step)
         if step == 4:
             change(own)
 
@@ -204,15 +204,15 @@ def test_numbers_of_a_rule_for_each_variable_are_those_that_the_state_has(
     counts: list[int] = []
     for step in range(7):
         for is_twin, (opt, own) in enumerate(sides):
-            give(own, step)
+            set_grads(own, step)
             if step == 4:
                 change(own, opt)
             if is_twin:
                 opt._cache.forget_replay()
             opt.step()
-        for (what, one), (_, other) in zip(*(everything(*each) for each in sides), strict=True):
+        for (what, one), (_, other) in zip(*(snapshot(*each) for each in sides), strict=True):
             assert same(one, other), (what, step)
-        counts.append(taken(sides[0][0]))
+        counts.append(count_replays(sides[0][0]))
     assert counts[-1] == wanted, counts
 
 
@@ -240,4 +240,4 @@ def test_whatever_changes_the_step_is_the_careful_one(
     monkeypatch.setattr(PlanCache, "longest_wait", 1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        assert not differences(made, seed)
+        assert not diff(made, seed)

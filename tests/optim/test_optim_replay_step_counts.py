@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch.nn import Parameter
 
-from replay_twins import OPTIONS, SHAPES, differences, everything, give, params, same, taken
+from replay_twins import OPTIONS, SHAPES, count_replays, diff, params, same, set_grads, snapshot
 from thalweg import optim
 from thalweg._core.plan_cache import PlanCache
 from thalweg._engines import torch_layout_probe
@@ -49,11 +49,11 @@ def compare(sides: list[Side], steps: range, without: Any, around: dict[str, Any
         for is_twin, (opt, own) in enumerate(sides):
             if around.get("fused_unscale"):
                 opt.found_inf, opt.grad_scale = torch.zeros(()), torch.tensor(4.0)
-            give(own, step, without(step))
+            set_grads(own, step, without(step))
             if is_twin:
                 opt._cache.forget_replay()
             opt.step()
-        for (what, one), (_, other) in zip(*(everything(*each) for each in sides), strict=True):
+        for (what, one), (_, other) in zip(*(snapshot(*each) for each in sides), strict=True):
             assert same(one, other), (what, step)
             assert getattr(one, "_version", 0) == getattr(other, "_version", 0), (what, step)
 
@@ -71,7 +71,7 @@ def test_parameters_may_have_begun_later(
         sides.append((getattr(optim, name)(given, lr=0.01, **options, **around), own))
     begins = [0, 2, 0, 2, 3]
     compare(sides, range(9), lambda step: {k for k in range(5) if begins[k] > step}, around)
-    assert taken(sides[0][0]) == 4
+    assert count_replays(sides[0][0]) == 4
 
 
 @pytest.mark.parametrize(("name", "options"), CLASSES, ids=str)
@@ -84,7 +84,7 @@ def test_and_may_have_ended(
         own = params(5)
         sides.append((getattr(optim, name)(own, lr=0.01, **options), own))
     compare(sides, range(9), lambda step: {1, 3} if step > 3 else set(), {})
-    assert taken(sides[0][0]) == 3
+    assert count_replays(sides[0][0]) == 3
 
 
 def test_groups_may_go_on_to_other_numbers() -> None:
@@ -93,7 +93,7 @@ def test_groups_may_go_on_to_other_numbers() -> None:
         own = params(5)
         sides.append((optim.ASGD(in_groups(own, lr=0.5), lr=0.1), own))
     compare(sides, range(8), lambda step: set(), {})
-    assert taken(sides[0][0]) == 6
+    assert count_replays(sides[0][0]) == 6
 
 
 def test_a_number_that_others_write_is_seen() -> None:
@@ -102,7 +102,7 @@ def test_a_number_that_others_write_is_seen() -> None:
         own = params(5)
         sides.append((optim.Adam(own), own))
     compare(sides, range(4), lambda step: set(), {})
-    assert taken(sides[0][0]) == 2
+    assert count_replays(sides[0][0]) == 2
     for opt, own in sides:
         opt.state[own[2]]["step"].fill_(100)
     compare(sides, range(4, 8), lambda step: set(), {})
@@ -130,7 +130,7 @@ def test_a_state_of_several_rules_that_was_loaded_may_have_its_numbers_together(
     for opt, _ in sides:
         opt.load_state_dict(copy.deepcopy(opt.state_dict()))
     compare(sides, range(4, 9), lambda step: set(), {})
-    assert taken(sides[0][0]) == 3
+    assert count_replays(sides[0][0]) == 3
 
 
 def test_a_number_that_others_write_beside_a_frozen_parameter_is_seen() -> None:
@@ -139,7 +139,7 @@ def test_a_number_that_others_write_beside_a_frozen_parameter_is_seen() -> None:
         own = params(5)
         sides.append((optim.tensorflow.Adam(own), own))
     compare(sides, range(4), lambda step: {1}, {})
-    assert taken(sides[0][0]) == 2
+    assert count_replays(sides[0][0]) == 2
     for opt, own in sides:
         opt.state[own[2]]["step"].fill_(100)
     compare(sides, range(4, 8), lambda step: {1}, {})
@@ -154,7 +154,7 @@ def made(seed: int) -> Side:
     groups: Any = in_groups(own, lr=0.05) if dice.random() < 0.5 and len(own) > 2 else own
     opt = getattr(optim, name)(groups, lr=0.01, **options, **around)
     for step in range(3 * calls):
-        give(own, step, {k for k in range(len(own)) if k % 3 > step // calls})
+        set_grads(own, step, {k for k in range(len(own)) if k % 3 > step // calls})
         if around.get("fused_unscale"):
             opt.found_inf, opt.grad_scale = torch.zeros(()), torch.tensor(2.0)
         opt.step()
@@ -169,7 +169,7 @@ def test_whatever_changes_the_step_is_the_careful_one(
     monkeypatch.setattr(PlanCache, "longest_wait", 1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        assert not differences(made, seed)
+        assert not diff(made, seed)
 
 
 def write_step(opt: Any, number: float) -> None:
@@ -238,14 +238,14 @@ def test_what_is_an_error_in_python_is_one_of_the_step(
     opt = optim.Adam(own)
     steps = 7 if late is _divides else 6
     for step in range(steps):
-        give(own, step)
+        set_grads(own, step)
         opt.step()
-    assert taken(opt) == steps - 2
-    before = copy.deepcopy(everything(opt, own))
-    give(own, steps)
+    assert count_replays(opt) == steps - 2
+    before = copy.deepcopy(snapshot(opt, own))
+    set_grads(own, steps)
     with pytest.raises(InvalidArgumentError, match=rf"Group 0 takes no .* in step {steps + 1}\."):
         opt.step()
-    for (what, one), (_, other) in zip(everything(opt, own), before, strict=True):
+    for (what, one), (_, other) in zip(snapshot(opt, own), before, strict=True):
         assert same(one, other), what
 
 
@@ -265,11 +265,11 @@ def test_rates_are_of_the_type_that_they_were_given_in(
         own = [Parameter(param.to(dtype)) for param in params(3)]
         sides.append((getattr(optim, name)(in_groups(own, lr=0.02), lr=rate), own))
     compare(sides, range(6), lambda step: set(), {})
-    assert taken(sides[0][0]) == 4
+    assert count_replays(sides[0][0]) == 4
     for opt, _ in sides:
         opt.param_groups[1]["lr"] = rate
     compare(sides, range(6, 12), lambda step: set(), {})
-    assert taken(sides[0][0]) > 0
+    assert count_replays(sides[0][0]) > 0
 
 
 def _halve(group: dict[str, Any]) -> None:
@@ -295,7 +295,7 @@ def test_options_that_are_written_to_in_place_are_read(
         own = params(3)
         opt = getattr(module, name)([{"params": own, **copy.deepcopy(options)}])
         for step in range(9):
-            give(own, step)
+            set_grads(own, step)
             if step == 6:
                 change(opt.param_groups[0])
             opt.step()
@@ -314,7 +314,7 @@ def test_a_number_that_was_written_before_a_refused_step_is_seen(
         own = params(3)
         sides.append((getattr(optim, name)(own, lr=0.1, **around), own))
     compare(sides, range(4), lambda step: set(), {})
-    assert taken(sides[0][0]) == 2
+    assert count_replays(sides[0][0]) == 2
     for opt, own in sides:
         for number, param in enumerate(own):
             opt.state[param]["step"].fill_(50.0 * (number + 1))
@@ -342,13 +342,13 @@ def test_numbers_that_no_native_step_holds_are_left_to_the_careful_one(
     own = params(3)
     opt = make(own, lr=0.1, **around)
     for step in range(4):
-        give(own, step)
+        set_grads(own, step)
         opt.step()
-    assert taken(opt) == 2
+    assert count_replays(opt) == 2
     for each in opt.state.values():
         each["step"].fill_(number)
-    before = copy.deepcopy(everything(opt, own))
+    before = copy.deepcopy(snapshot(opt, own))
     with pytest.raises(InvalidArgumentError, match=said):
         opt.step()
-    for (what, one), (_, other) in zip(everything(opt, own), before, strict=True):
+    for (what, one), (_, other) in zip(snapshot(opt, own), before, strict=True):
         assert same(one, other), what

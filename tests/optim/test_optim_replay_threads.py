@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch.nn import Parameter
 
-from forks import told
-from replay_twins import OPTIONS, differences, give, params, taken
+from forks import run_in_child
+from replay_twins import OPTIONS, count_replays, diff, params, set_grads
 from thalweg import optim
 from thalweg._engines import torch_layout_probe
 from thalweg._engines.cpu import guard_table, openmp, replay_kernel
@@ -89,10 +89,10 @@ def test_every_tensor_and_gradient_is_looked_at(
     routine = guard_table.parts_routine
     monkeypatch.setattr(guard_table, "parts_routine", lambda: calls.append(1) or routine())
     own = params(COUNT)
-    give(own, 0)
+    set_grads(own, 0)
     found, cells = _snapshot_of(own)
     for step in range(3):
-        give(own, step)
+        set_grads(own, step)
         assert found.take() == 0
         assert cells.tolist() == [param.grad.data_ptr() for param in own if param.grad is not None]
         # Each thread asks once more than there are parts for it.
@@ -102,7 +102,7 @@ def test_every_tensor_and_gradient_is_looked_at(
     for changes, reason in FOUND:
         for param in own:
             param.data = param.data.reshape(3, 2).clone(memory_format=torch.contiguous_format)
-        give(own, 0)
+        set_grads(own, 0)
         found, _ = _snapshot_of(own)
         assert found.take() == 0
         versions = [param._version for param in own]
@@ -132,7 +132,7 @@ def test_whatever_changes_a_step_over_few_is_noticed_by_a_team(
         return optim.AdamW(own, lr=0.01, **options), own
 
     for seed in range(8):
-        assert not differences(made, seed, 5 * calls)
+        assert not diff(made, seed, 5 * calls)
     assert calls_of_team
 
 
@@ -144,14 +144,14 @@ def test_threads_may_become_others(threads: Callable[[int], None]) -> None:
         opt = optim.Adam(own)
         for step in range(10):
             threads(counts[step % len(counts)])
-            give(own, step, {COUNT - 1} if step == 3 else set())
+            set_grads(own, step, {COUNT - 1} if step == 3 else set())
             opt.step()
             if (quick := opt._cache.replay) is not None and quick.taken:
                 block = quick.snapshot.block
                 count = torch.get_num_threads()
                 assert (block[replay_kernel.TEAM] != 0) == (count > 1)
                 assert block[replay_kernel.TEAM_SIZE] == (count if count > 1 else 0)
-        assert taken(opt) > 1
+        assert count_replays(opt) > 1
         results.append([*own, *(x for each in opt.state.values() for x in each.values())])
     for one, other in zip(*results, strict=True):
         assert torch.equal(one, other)
@@ -165,9 +165,9 @@ def test_a_team_looks_where_it_updates(
     own = params(COUNT, (length,))
     opt = optim.Adam(own)
     for step in range(6):
-        give(own, step)
+        set_grads(own, step)
         opt.step()
-    assert taken(opt) > 1
+    assert count_replays(opt) > 1
     assert opt._cache.replay is not None
     assert (opt._cache.replay.snapshot.block[replay_kernel.TEAM] != 0) == comes
 
@@ -180,9 +180,9 @@ def test_a_look_by_one_warns_of_nothing(monkeypatch: pytest.MonkeyPatch) -> None
         own = params(COUNT)  # few elements, which one thread updates anyway
         opt = optim.Adam(own)
         for step in range(6):
-            give(own, step)
+            set_grads(own, step)
             opt.step()
-        assert taken(opt) > 1
+        assert count_replays(opt) > 1
     finally:
         openmp.gomp_parallel.cache_clear()
 
@@ -194,7 +194,7 @@ def test_pairs_are_looked_at_by_one(threads: Callable[[int], None]) -> None:
         threads(count)
         own, opt = params(COUNT), train.AdamOptimizer(0.1)
         for step in range(6):
-            give(own, step)
+            set_grads(own, step)
             opt.apply_gradients([(param.grad, param) for param in own])
         quick = opt._plans.now().replay
         assert quick.taken > 1
@@ -215,13 +215,13 @@ def test_a_child_looks_by_itself(
     own = params(COUNT)
     opt = optim.SGD(own, lr=0.25)
     for step in range(4):
-        give(own, step)
+        set_grads(own, step)
         opt.step()
     if not is_sent_home:
         monkeypatch.setattr(openmp, "_find_runtime", lambda: None)
 
     def child() -> Any:
         opt.step()
-        return taken(opt), openmp._alone
+        return count_replays(opt), openmp._alone
 
-    assert told(child) == (3, not is_sent_home)
+    assert run_in_child(child) == (3, not is_sent_home)

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 import thalweg
-from replay_twins import taken
+from replay_twins import count_replays
 from rulebook import assert_same, slow_unless
 from thalweg import checkpoint, optim
 from thalweg._core.options.stochastic_rounding import Rounding
@@ -130,10 +130,10 @@ def test_engines_threads_and_ways_agree(
         assert_same(everything(quick), everything(wanted))
         # TensorFlow's Nadam has a number of 16 bits, and looks at each step; Prodigy adds up first.
         is_careful = (home, name) in (("tensorflow", "Nadam"), ("optim", "Prodigy"))
-        assert taken(quick) == (0 if is_careful else 3)
+        assert count_replays(quick) == (0 if is_careful else 3)
         careful = trained(make, dtype, SIZES, is_careful=True)
         assert_same(everything(careful), everything(wanted))
-        assert taken(careful) == 0
+        assert count_replays(careful) == 0
     nearest = trained(maker(home, name, round=None, seed=0), dtype, SIZES)
     far = [not torch.equal(a, b) for a, b in zip(params(nearest), params(wanted), strict=True)]
     assert far[-1]

@@ -11,7 +11,7 @@ import torch
 from torch.nn import Parameter
 
 import thalweg
-from replay_twins import taken
+from replay_twins import count_replays
 from rulebook import assert_same, slow_unless
 from thalweg import optim
 from thalweg.optim import tensorflow
@@ -163,7 +163,7 @@ def check_change(consumer: str, change: Change, count: int, mode: str, monkeypat
         step(made, params, number)
         step(twin, its_params, number)
         assert_same(values_of(made, params), values_of(twin, its_params))
-    return taken(made)
+    return count_replays(made)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from rulebook import assert_same, slow_unless
 from thalweg import optim
 from thalweg.optim import tensorflow
 from thalweg.rules import ADAM
-from torch_inputs import give, params_of
+from torch_inputs import params_of, set_grads
 
 ROWS = ((9, 4), (30, 2, 3))
 ENTRIES = 40  # torch's `coalesce` of more than 16 does not add rows as they came
@@ -178,9 +178,9 @@ def test_what_nothing_clips_is_refused(name: str) -> None:
     made = MAKERS[name](params_of(torch.float16, ROWS), clip_grad_value=0.1, accumulate=2)
     params = made.param_groups[0]["params"]
     before = [param.detach().clone() for param in params]
-    give(params, 0, True)
+    set_grads(params, 0, True)
     made.step()
-    give(params, 1, True)
+    set_grads(params, 1, True)
     with pytest.raises(NotImplementedError, match="not implemented for 'Half'") as error:
         made.step()
     assert "The step was not taken: no variable and no slot has changed." in error.value.__notes__
@@ -327,7 +327,7 @@ def test_steps_are_repeated(name, monkeypatch):
     params = params_of(torch.float32, ROWS)
     optimizer = MAKERS[name](params)
     for seed in range(4):
-        give(params, seed, sparse=True)
+        set_grads(params, seed, sparse=True)
         if seed == 1:
             monkeypatch.setattr("thalweg._core.step._plan_step", None)
         optimizer.step()
@@ -341,7 +341,7 @@ def test_a_count_that_somebody_sets_counts():
     ]
     for seed in range(5):
         for optimizer, own in zip(both, (params, copies), strict=True):
-            give(own, seed, sparse=True)
+            set_grads(own, seed, sparse=True)
             if seed == 3:
                 optimizer.state[own[0]]["step"] = 7
             optimizer.step()

@@ -15,7 +15,7 @@ from rulebook import assert_same
 from thalweg import checkpoint, optim
 from thalweg.keras.optimizers import Adam
 from thalweg.rules import HEAVY_BALL
-from torch_inputs import CLASSES, INPUTS, ROWS, Input, give, params_of, shapes_of
+from torch_inputs import CLASSES, INPUTS, ROWS, Input, params_of, set_grads, shapes_of
 
 FIRST = {case.name: case for case in reversed(INPUTS)}
 WITH = [
@@ -35,7 +35,7 @@ def trained(case: Input, module: Any, first: int = 0, steps: int = 3, given: Any
     if given is None:
         optimizer = case.make(module, params_of(torch.float32, shapes_of(case.name)))
     for step in range(first, first + steps):
-        give(optimizer.param_groups[0]["params"], step, sparse)
+        set_grads(optimizer.param_groups[0]["params"], step, sparse)
         optimizer.step()
     return optimizer
 
@@ -128,7 +128,7 @@ def test_state_is_made_at_the_first_gradient() -> None:
     params[1].grad = torch.ones_like(params[1])
     ours.step()
     assert list(ours.state_dict()["state"]) == [1]
-    give(params, 1)
+    set_grads(params, 1)
     ours.step()
     steps = [own["step"].item() for own in ours.state_dict()["state"].values()]
     assert sorted(steps) == [1, 1, 1, 2]
@@ -144,7 +144,7 @@ def test_steps_count_apart(name: str) -> None:
     for step in range(6):
         for each in both:
             params = each.param_groups[0]["params"]
-            give(params, step)
+            set_grads(params, step)
             params[step % 2].grad = None
             each.step()
     for got, wanted in zip(*map(tensors, both), strict=True):
@@ -196,7 +196,7 @@ def test_numbers_that_were_loaded_go_on_as_torchs(name: str, dtype: torch.dtype)
             for each in made:
                 each.load_state_dict(copy.deepcopy(each.state_dict()))
         for each in made:
-            give(each.param_groups[0]["params"], step)
+            set_grads(each.param_groups[0]["params"], step)
             each.step()
         ours, torchs = [next(iter(each.state.values())) for each in made]
         for key in ("eta", "mu", "mu_product", "step"):
@@ -393,7 +393,7 @@ def test_tensors_of_the_users_decide_on_nothing(value: torch.Tensor) -> None:
     params = params_of(torch.float32, ROWS[:1])
     optimizer = optim.Adam(params, lr=0.1, clip_grad_norm=1.0)
     for step in range(3):
-        give(params, step)
+        set_grads(params, step)
         optimizer.step()  # one of torch's would be refused beside the option
         optimizer.state[params[0]]["mine"] = value
     assert optimizer.state[params[0]]["mine"] is value

@@ -27,7 +27,7 @@ from thalweg.optim import tensorflow
 from thalweg.optim.load_state import setting
 from thalweg.rules.novograd import NOVOGRAD
 from thalweg.rules.torch import TORCH_SGD
-from torch_inputs import INPUTS, ROWS, SHAPES, Input, give, params_of
+from torch_inputs import INPUTS, ROWS, SHAPES, Input, params_of, set_grads
 
 MAKERS: dict[str, Any] = {
     "Adam": lambda p, **o: optim.Adam(p, lr=0.1, **o),
@@ -94,7 +94,7 @@ class Pair:
         self._device, self.far, self.near = device, make(there, **OFF, **o), make(here, **o)
 
     def step(self, number: int, sparse: bool = False) -> None:
-        give(params(self.near), number, sparse)
+        set_grads(params(self.near), number, sparse)
         for here, there in zip(params(self.near), params(self.far), strict=True):
             assert here.grad is not None
             there.grad = self._device.take(here.grad)
@@ -251,7 +251,7 @@ def test_states_are_saved_and_loaded(device: Device, name: str, dtype: torch.dty
 def test_a_step_that_fails_changes_nothing(device: Device) -> None:
     pair = Pair(device, MAKERS["Adam"]).steps(1)
     before = [each.detach().clone() for each in (*params(pair.far), *slots(pair.far))]
-    give(params(pair.far), 1)
+    set_grads(params(pair.far), 1)
     with torch.no_grad():
         params(pair.far)[1].set_(torch.zeros(4))  # pyright: ignore
     with pytest.raises((InvalidArgumentError, RuntimeError)):
@@ -278,7 +278,7 @@ def test_a_step_that_fails_is_not_the_one_that_is_repeated(device: Device) -> No
     pair = Pair(device, MAKERS["Adam"], [(4,)] * 3)
     for given, fails in (((0, 1), False), ((0, 2), True), ((0, 1), False)):
         for made in (pair.near, pair.far):
-            give(params(made), 0)
+            set_grads(params(made), 0)
             for index, param in enumerate(params(made)):
                 if made is pair.far:
                     assert param.grad is not None
@@ -406,7 +406,7 @@ def test_groups_that_several_rules_update(device: Device, options: dict[str, Any
     pair = Pair(device, make, [(4,)] * 4, dtype, **options).steps(3)
     pair.check()
     before = [each.detach().clone() for each in (*params(pair.far), *slots(pair.far))]
-    give(params(pair.near), 3)
+    set_grads(params(pair.near), 3)
     for here, there in zip(params(pair.near), params(pair.far), strict=True):
         assert here.grad is not None
         there.grad = device.take(here.grad)
@@ -515,7 +515,7 @@ def test_parameters_of_the_cpu_are_as_without_it() -> None:
     made = [optim.Adam(params_of(torch.float32), **o) for o in ({}, OFF)]
     for number in range(3):
         for each in made:
-            give(params(each), number)
+            set_grads(params(each), number)
             each.step()
     for of in (params, slots):
         assert_same(*([each.detach() for each in of(one)] for one in made))

@@ -15,7 +15,7 @@ from rulebook import assert_same
 from thalweg import optim
 from thalweg.optim import tensorflow
 from thalweg.optim.device_param_scalars import ForeignThere
-from torch_inputs import CLASSES, ROWS, give, params_of
+from torch_inputs import CLASSES, ROWS, params_of, set_grads
 
 NUMBERS = ("step", "eta", "mu", "mu_product")
 COUNTING = [name for name in CLASSES if name not in ("SGD", "SparseAdam")]
@@ -25,7 +25,7 @@ OPTIONS: dict[str, dict[str, Any]] = {"ASGD": {"t0": 2, "lambd": 0.1}, "Adagrad"
 def steps(optimizer: Any, first: int, last: int) -> Any:
     params = [param for group in optimizer.param_groups for param in group["params"]]
     for step in range(first, last):
-        give(params, step, "Sparse" in type(optimizer).__name__)
+        set_grads(params, step, "Sparse" in type(optimizer).__name__)
         optimizer.step()
     return optimizer
 

@@ -19,7 +19,7 @@ from thalweg.keras import optimizers as keras
 from thalweg.optim import tensorflow
 from thalweg.rules import LARS, NOVOGRAD
 from thalweg.v1.contrib import opt
-from torch_inputs import ROWS, give, params_of
+from torch_inputs import ROWS, params_of, set_grads
 
 Faces = dict[str, tuple[Callable[[Any], Any], Callable[[], Any]]]
 _STEP = thalweg.Variable(torch.tensor(0), trainable=False)
@@ -103,7 +103,7 @@ def _other(make: Callable[[], Any], params: list[Any], steps: int, sparse: bool)
     if counter is not None:
         counter.assign(0)
     for step in range(steps):
-        give(params, step, sparse)
+        set_grads(params, step, sparse)
         pairs = [(p.grad, var) for p, var in zip(params, variables, strict=True)]
         made.apply_gradients(pairs, **({} if counter is None else {"global_step": counter}))
     names = [slot.name for slot in made._choose_rule().slots]
@@ -133,7 +133,7 @@ def test_bits_are_those_of_the_other_faces(name: str, dtype: torch.dtype, sparse
     wanted = _other(theirs, [param.detach().clone() for param in params], 5, sparse)
     made = ours(params)
     for step in range(5):
-        give(params, step, sparse)
+        set_grads(params, step, sparse)
         made.step()
     assert_same([each.detach() for each in _written(made)], [each.detach() for each in wanted])
 
@@ -147,7 +147,7 @@ def test_a_class_for_every_name() -> None:
 def trained(name: str, steps: int, made: Any = None, first: int = 0) -> Any:
     made = made or FACES[name][0](list(zip("ab", params_of(torch.float32, ROWS), strict=True)))
     for step in range(first, first + steps):
-        give(made.param_groups[0]["params"], step)
+        set_grads(made.param_groups[0]["params"], step)
         made.step()
     return made
 
@@ -267,7 +267,7 @@ def test_steps_are_the_optimizers() -> None:
     variables = [thalweg.Variable(param.detach()) for param in params]
     made = tensorflow.Adam(params, 0.1)
     for step in range(6):
-        give(params, step)
+        set_grads(params, step)
         if step in (1, 2):
             params[0].grad = None
         pairs = [(p.grad, v) for p, v in zip(params, variables, strict=True) if p.grad is not None]
@@ -289,7 +289,7 @@ def test_groups_have_options_of_their_own() -> None:
             made.add_param_group({"params": [params[2]], "lr": rates[2]})
             made.param_groups[0]["lr"] = 0.5
             others[0]._lr = 0.5
-        give(params, step)
+        set_grads(params, step)
         made.step()
         for param, var, other in zip(params[: 2 + step // 2], alone, others, strict=False):
             other.apply_gradients([(param.grad, var)])
@@ -334,7 +334,7 @@ def test_rules_with_scalar_slots() -> None:
     made, other = optim.RuleOptimizer(params, NOVOGRAD), keras.RuleOptimizer(NOVOGRAD)
     variables = [thalweg.Variable(param.detach()) for param in params]
     for step in range(4):
-        give(params, step)
+        set_grads(params, step)
         made.step()
         other.apply_gradients([(p.grad, v) for p, v in zip(params, variables, strict=True)])
     assert_same([param.detach() for param in params], [var.detach() for var in variables])
@@ -345,7 +345,7 @@ def test_complex_parameters_of_linear_rules() -> None:
     made, other = tensorflow.SGD(params, 0.1, momentum=0.9), keras.SGD(0.1, momentum=0.9)
     variables = [thalweg.Variable(param.detach()) for param in params]
     for step in range(3):
-        give(params, step)
+        set_grads(params, step)
         made.step()
         other.apply_gradients([(params[0].grad, variables[0])])
     assert torch.equal(params[0].detach(), variables[0].detach())
@@ -362,7 +362,7 @@ def test_gradients_are_clipped_as_tensorflow_does(limit: dict[str, float]) -> No
     made, other = tensorflow.Adam(params, **limit), keras.Adam(**{names[name]: value})
     variables = [thalweg.Variable(param.detach()) for param in params]
     for step in range(4):
-        give(params, step)
+        set_grads(params, step)
         made.step()
         other.apply_gradients([(p.grad, v) for p, v in zip(params, variables, strict=True)])
     assert_same([param.detach() for param in params], [var.detach() for var in variables])

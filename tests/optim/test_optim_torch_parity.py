@@ -12,7 +12,7 @@ import thalweg
 from rulebook import assert_same, slow_unless
 from thalweg import optim
 from thalweg.optim import tensorflow
-from torch_inputs import INPUTS, ROWS, Input, give, params_of, shapes_of
+from torch_inputs import INPUTS, ROWS, Input, params_of, set_grads, shapes_of
 
 STEPS = 8
 # For parameters and for slots, in units in the last place: at the largest magnitude that an element
@@ -75,7 +75,7 @@ def test_steps_are_torchs(case: Input, dtype: torch.dtype) -> None:
     torchs = case.make(torch.optim, params_of(dtype, shapes_of(case.name)))
     for step in range(STEPS):
         for each in (ours, torchs):
-            give([param for group in each.param_groups for param in group["params"]], step)
+            set_grads([param for group in each.param_groups for param in group["params"]], step)
             each.step()
         judge.compare(ours, torchs)
 
@@ -85,7 +85,7 @@ def _rows(case: Input, engine: str) -> list[torch.Tensor]:
     ours = case.make(optim, params)
     with thalweg.engine(engine):
         for step in range(STEPS):
-            give(params, step, sparse=True)
+            set_grads(params, step, sparse=True)
             ours.step()
     return [value for _, value in _flat(ours) if isinstance(value, torch.Tensor)]
 
@@ -106,7 +106,7 @@ def test_sparse_steps_are_torchs(case: Input) -> None:
         both.append(case.make(module, params_of(torch.float32, ROWS)))
     for step in range(STEPS):
         for each in both:
-            give(each.param_groups[0]["params"], step, sparse=True)
+            set_grads(each.param_groups[0]["params"], step, sparse=True)
             each.step()
         judge.compare(*both)
 
@@ -123,7 +123,7 @@ def test_engines_agree(case: Input) -> None:
         ours = case.make(optim, params_of(torch.float32))
         with thalweg.engine(engine):
             for step in range(3):
-                give(ours.param_groups[0]["params"], step)
+                set_grads(ours.param_groups[0]["params"], step)
                 ours.step()
         both.append([value for _, value in _flat(ours)])
     assert_same(*both)
@@ -157,7 +157,7 @@ def test_narrow_types_are_computed_in_float32_and_rounded_once(
             }
             for param, own in torchs.state.items()
         } or torchs.state
-        give(params, step)
+        set_grads(params, step)
         for param, other in zip(params, wide, strict=True):
             assert param.grad is not None
             other.grad = param.grad.float()
@@ -202,7 +202,7 @@ def test_options_may_be_tensors(name: str, option: str, value: Any) -> None:
         optimizer = getattr(module, name)(params, lr=0.125)
         optimizer.param_groups[0][option] = value
         for step in range(4):
-            give(params, step)
+            set_grads(params, step)
             optimizer.step()
         found.append([param.detach() for param in params])
     for got, wanted in zip(*found, strict=True):
@@ -226,7 +226,7 @@ def test_an_option_that_is_no_number_is_refused_by_name(
     optimizer = home.Adam(params)
     before = [param.detach().clone() for param in params]
     optimizer.param_groups[0][option] = value
-    give(params, 0)
+    set_grads(params, 0)
     with pytest.raises((TypeError, ValueError), match=text):
         optimizer.step()
     assert_same([param.detach() for param in params], before)
@@ -243,6 +243,6 @@ def test_rprop_leaves_out_what_torch_does(etas: tuple[float, float], dtype: torc
     for step in range(STEPS):
         for each in made:
             each.param_groups[0]["etas"] = etas
-            give(each.param_groups[0]["params"], step)
+            set_grads(each.param_groups[0]["params"], step)
             each.step()
         Judge("Rprop").compare(*made)

@@ -21,4 +21,4 @@ def test_they_are_those_of_the_whole_table() -> None:
     done = fresh_process.run(PROGRAM, str(Path(torch_inputs.__file__).parent))
     assert done.returncode == 0, done.stderr
     assert len(torch_inputs.INPUTS) > 50
-    assert done.stdout == torch_inputs.told()
+    assert done.stdout == torch_inputs.describe_inputs()

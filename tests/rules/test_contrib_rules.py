@@ -85,39 +85,39 @@ def lazy_adam(x: Array, slots: list[Array], g: Array, rows: Any, h: dict[str, An
 
 def nesterov_adam(x: Array, slots: list[Array], g: Array, rows: Any, h: dict[str, Any]) -> None:
     _averages(slots, g, rows, h)
-    some = slice(None) if rows is None else rows
-    ahead = g * (1 - h["beta1"]) + h["beta1"] * slots[0][some]
-    x[some] -= _alpha(h) * ahead / (np.sqrt(slots[1][some]) + h["epsilon"])
+    touched = slice(None) if rows is None else rows
+    ahead = g * (1 - h["beta1"]) + h["beta1"] * slots[0][touched]
+    x[touched] -= _alpha(h) * ahead / (np.sqrt(slots[1][touched]) + h["epsilon"])
 
 
 def adamax(x: Array, slots: list[Array], g: Array, rows: Any, h: dict[str, Any]) -> None:
-    some, (m, v) = slice(None) if rows is None else rows, slots
+    touched, (m, v) = slice(None) if rows is None else rows, slots
     if rows is None:
         m += (g - m) * (1 - h["beta1"])
     else:
         m[rows] = m[rows] * h["beta1"] + g * (1 - h["beta1"])
-    v[some] = np.maximum(h["beta2"] * v[some], np.abs(g))
+    v[touched] = np.maximum(h["beta2"] * v[touched], np.abs(g))
     rate = h["learning_rate"] / (1 - h["beta1_power"])
-    x[some] -= rate * (m[some] / (v[some] + h["epsilon"]))
+    x[touched] -= rate * (m[touched] / (v[touched] + h["epsilon"]))
 
 
 def momentum(x: Array, slots: list[Array], g: Array, rows: Any, h: dict[str, Any]) -> None:
-    some = slice(None) if rows is None else rows
-    slots[0][some] = slots[0][some] * h["momentum"] + g
-    x[some] -= h["learning_rate"] * slots[0][some]
+    touched = slice(None) if rows is None else rows
+    slots[0][touched] = slots[0][touched] * h["momentum"] + g
+    x[touched] -= h["learning_rate"] * slots[0][touched]
 
 
 def nesterov(x: Array, slots: list[Array], g: Array, rows: Any, h: dict[str, Any]) -> None:
-    some, rate, mu = slice(None) if rows is None else rows, h["learning_rate"], h["momentum"]
-    slots[0][some] = a = slots[0][some] * mu + g
-    x[some] -= g * rate + (a * mu * rate if rows is None else rate * mu * a)
+    touched, rate, mu = slice(None) if rows is None else rows, h["learning_rate"], h["momentum"]
+    slots[0][touched] = a = slots[0][touched] * mu + g
+    x[touched] -= g * rate + (a * mu * rate if rows is None else rate * mu * a)
 
 
 def with_decay(base: Oracle) -> Oracle:
     def step(x: Array, slots: list[Array], g: Array, rows: Any, h: dict[str, Any]) -> None:
-        some = slice(None) if rows is None else rows
+        touched = slice(None) if rows is None else rows
         if h["weight_decay"]:
-            x[some] += -h["weight_decay"] * x[some]
+            x[touched] += -h["weight_decay"] * x[touched]
         base(x, slots, g, rows, h)
 
     return step
@@ -158,7 +158,7 @@ each_dtype = pytest.mark.parametrize("dtype", [np.float32, np.float64], ids=["f3
 
 
 def _rates(names: list[str], decay: dict[str, float]) -> dict[str, Array]:
-    """What differs by variable: here the trust ratio, and whether it decays."""
+    """Return scalars that differ by variable: the trust ratio and the decay."""
     ratios = np.linspace(0.25, 0.75, len(names))
     return {"trust_ratio": ratios, "weight_decay": np.array([decay[name] for name in names])}
 
@@ -166,24 +166,24 @@ def _rates(names: list[str], decay: dict[str, float]) -> dict[str, Array]:
 def _take(rule: Rule, engines: Engines, engine: Any, names: list[str],
           x: dict[str, torch.Tensor], slots: dict[str, list[torch.Tensor]], grads: dict[str, Any],
           h: dict[str, Any], separate: dict[str, Array]) -> None:  # fmt: skip
-    variables, own = [x[name] for name in names], [slots[name] for name in names]
+    variables, slot_lists = [x[name] for name in names], [slots[name] for name in names]
     gradients, selection = [grads[name] for name in names], Selection(engine, "flush")
-    asked = StepRequest(rule, (), variables, gradients, own, names, selection)
+    request = StepRequest(rule, (), variables, gradients, slot_lists, names, selection)
     engines.take(
-        asked, lambda dtypes: {dtype: apply_prepare(rule, h) for dtype in dtypes}, separate
+        request, lambda dtypes: {dtype: apply_prepare(rule, h) for dtype in dtypes}, separate
     )
 
 
 @each_engine
 @each_dtype
 @each_rule
-def test_rule_is_its_oracle(rule: Rule, oracle: Oracle, dtype: Any, engine: str) -> None:
+def test_rule_equals_its_oracle(rule: Rule, oracle: Oracle, dtype: Any, engine: str) -> None:
     rng, shapes = np.random.default_rng(11), {"w": (5, 7), "b": (9,), "table": (12, 3), "row": (8,)}
     decay = {"w": 0.03, "b": 0.0, "table": 0.03, "row": 0.0}
     x = {name: rng.standard_normal(shape).astype(dtype) for name, shape in shapes.items()}
     slots = {n: [np.full(s, slot.initial, dtype) for slot in rule.slots] for n, s in shapes.items()}
-    own = {name: torch.from_numpy(value.copy()) for name, value in x.items()}
-    own_slots = {n: [torch.from_numpy(slot.copy()) for slot in each] for n, each in slots.items()}
+    tensors = {name: torch.from_numpy(value.copy()) for name, value in x.items()}
+    own_slots = {n: [torch.from_numpy(slot.copy()) for slot in row] for n, row in slots.items()}
     h = {name: dtype(value) for name, value in HYPERS.items()}
     h |= {"beta1_power": h["beta1"], "beta2_power": h["beta2"], "trust_ratio": dtype(1)}
     engines, names = Engines(), list(shapes)
@@ -191,7 +191,7 @@ def test_rule_is_its_oracle(rule: Rule, oracle: Oracle, dtype: Any, engine: str)
     for _ in range(STEPS):
         grads: dict[str, Any] = {}
         for number, name in enumerate(names):
-            mine = {key: dtype(values[number]) for key, values in separate.items()}
+            scalars_of_var = {key: dtype(values[number]) for key, values in separate.items()}
             if name in ("w", "b"):
                 g, rows = rng.standard_normal(shapes[name]).astype(dtype), None
                 grads[name] = torch.from_numpy(g.copy())
@@ -200,14 +200,14 @@ def test_rule_is_its_oracle(rule: Rule, oracle: Oracle, dtype: Any, engine: str)
                 values = rng.standard_normal((9, *shapes[name][1:])).astype(dtype)
                 grads[name] = IndexedSlices(torch.from_numpy(values), torch.from_numpy(indices))
                 g, rows = summed(values, indices)
-            oracle(x[name], slots[name], g, rows, {**h, **mine})
-        _take(rule, engines, engine, names, own, own_slots, grads, h, separate)
+            oracle(x[name], slots[name], g, rows, {**h, **scalars_of_var})
+        _take(rule, engines, engine, names, tensors, own_slots, grads, h, separate)
         h |= {"beta1_power": h["beta1_power"] * h["beta1"]}
         h |= {"beta2_power": h["beta2_power"] * h["beta2"]}
         for name in names:
-            np.testing.assert_array_equal(own[name].numpy(), x[name], name, strict=True)
-            for got, wanted in zip(own_slots[name], slots[name], strict=True):
-                np.testing.assert_array_equal(got.numpy(), wanted, name, strict=True)
+            np.testing.assert_array_equal(tensors[name].numpy(), x[name], name, strict=True)
+            for got, expected in zip(own_slots[name], slots[name], strict=True):
+                np.testing.assert_array_equal(got.numpy(), expected, name, strict=True)
 
 
 @each_engine

@@ -25,12 +25,12 @@ OF_MATRICES = [rule for rule in MODERN_RULES if rule.passes]
 @pytest.mark.parametrize("dtype", DTYPES, ids=label)
 @pytest.mark.parametrize("rule", OF_ELEMENTS, ids=lambda rule: rule.name)
 def test_engines_agree(rule: Any, dtype: torch.dtype, kind: str) -> None:
-    both: list[Any] = []
+    results: list[Any] = []
     for engine in ("cpu", "reference"):
         with thalweg.engine(engine):
-            both.append(trained(rule, dtype, kind))
-    assert_same(*both)
-    assert all(each.isfinite().all() for each in both[0])
+            results.append(trained(rule, dtype, kind))
+    assert_same(*results)
+    assert all(tensor.isfinite().all() for tensor in results[0])
 
 
 @pytest.mark.filterwarnings("ignore:Gradients do not exist")
@@ -44,7 +44,7 @@ def test_engines_agree_on_matrices(rule: Any, dtype: torch.dtype, kind: str) -> 
 @pytest.mark.parametrize("rule", OF_MATRICES, ids=lambda rule: rule.name)
 def test_a_rule_of_matrices_refuses_rows_and_half_precision(rule: Any) -> None:
     if rule.is_whole:  # rows are added up to a matrix
-        assert all(each.isfinite().all() for each in trained(rule, torch.float32, "sparse"))
+        assert all(tensor.isfinite().all() for tensor in trained(rule, torch.float32, "sparse"))
     else:
         with pytest.raises(InvalidTypeError, match="The gradient of 'w0:0' is sparse"):
             trained(rule, torch.float32, "sparse")
@@ -53,7 +53,7 @@ def test_a_rule_of_matrices_refuses_rows_and_half_precision(rule: Any) -> None:
 
 
 @pytest.mark.parametrize("rule", MODERN_RULES, ids=lambda rule: rule.name)
-def test_a_rule_says_where_it_is_from(rule: Any) -> None:
+def test_a_rule_names_its_source(rule: Any) -> None:
     assert rule.source
     assert rule.differs
     thalweg.check_rule(rule)
@@ -62,25 +62,25 @@ def test_a_rule_says_where_it_is_from(rule: Any) -> None:
 @pytest.mark.parametrize("rule", OF_MATRICES, ids=lambda rule: rule.name)
 def test_a_rule_of_matrices_goes_on_from_a_file_and_from_weights(rule: Any, tmp_path: Any) -> None:
     def made() -> tuple[Any, Any]:
-        own = [Variable(each.detach().clone(), f"w{place}")
-               for place, each in enumerate(params_of(torch.float32)[2:4])]  # fmt: skip
-        return own, RuleOptimizer(rule, learning_rate=0.05)
+        variables = [Variable(tensor.detach().clone(), f"w{place}")
+               for place, tensor in enumerate(params_of(torch.float32)[2:4])]  # fmt: skip
+        return variables, RuleOptimizer(rule, learning_rate=0.05)
 
-    def step(own: Any, opt: Any, number: int) -> None:
+    def step(variables: Any, opt: Any, number: int) -> None:
         grads = gradients_of(number, torch.float32)[2:4]
-        opt.apply_gradients(zip(grads, own, strict=True))
+        opt.apply_gradients(zip(grads, variables, strict=True))
 
-    (own, opt), others = made(), [made(), made()]
+    (variables, opt), twins = made(), [made(), made()]
     for number in range(3):
-        step(own, opt, number)
-    thalweg.checkpoint.save(tmp_path / "c", variables=own, optimizer=opt)
-    (first, restored), (second, given) = others
-    thalweg.checkpoint.restore(tmp_path / "c", variables=first, optimizer=restored)
-    step(second, given, 0)
-    given.set_weights(opt.get_weights())
-    for var, value in zip(second, own, strict=True):
+        step(variables, opt, number)
+    thalweg.checkpoint.save(tmp_path / "c", variables=variables, optimizer=opt)
+    (first, restored_opt), (second, loaded_opt) = twins
+    thalweg.checkpoint.restore(tmp_path / "c", variables=first, optimizer=restored_opt)
+    step(second, loaded_opt, 0)
+    loaded_opt.set_weights(opt.get_weights())
+    for var, value in zip(second, variables, strict=True):
         var.assign(value)
-    for each, optimizer in ((own, opt), *others):
-        step(each, optimizer, 3)
-    for each, _ in others:
-        assert_same(each, own)
+    for variables_of_run, optimizer in ((variables, opt), *twins):
+        step(variables_of_run, optimizer, 3)
+    for variables_of_run, _ in twins:
+        assert_same(variables_of_run, variables)

@@ -25,10 +25,10 @@ from rulebook import (
     Row,
     assert_same,
     label,
-    plain_rule,
     slow_unless,
     sparse,
     take,
+    update_case,
 )
 from thalweg import IndexedSlices, Rule, RuleError, Slot, Variable, check_rule
 from thalweg.openseq2seq.optimizers.novograd import NovoGrad
@@ -43,8 +43,8 @@ WIDTHS = {"dense": None, "rows": (3,), "single": ()}
 
 
 def fused(case: Case) -> Case:
-    made = replace(case, row=replace(case.row, rule=with_decay(case.rule)))
-    return made.with_hypers(decoupled_decay=SHARE)
+    decayed_case = replace(case, row=replace(case.row, rule=with_decay(case.rule)))
+    return decayed_case.with_hypers(decoupled_decay=SHARE)
 
 
 def make(case: Case, dtype: Any, kind: str, special: float) -> Problem:
@@ -74,24 +74,24 @@ def is_replayed(engine: str, case: Case, dtype: Any, kind: str) -> bool:
 @pytest.mark.parametrize(
     ("engine", "case", "dtype", "kind"),
     [
-        slow_unless(is_replayed(*each), *each)
-        for each in itertools.product(("reference", "cpu"), FUSED, DTYPES, WIDTHS)
+        slow_unless(is_replayed(*row), *row)
+        for row in itertools.product(("reference", "cpu"), FUSED, DTYPES, WIDTHS)
     ],
     ids=label,
 )
 def test_one_pass_has_the_bits_of_two(engine: str, case: Case, dtype: Any, kind: str) -> None:
     for selection, special in ((KEEP, 0.0), (FLUSH, 0.3)):
         got = make(case, dtype, kind, special)
-        wanted = got.copy()
+        expected = got.copy()
         for _ in range(2):
             take(fused(case), got, selection._replace(name=engine))
-            in_two_passes(case, wanted, selection._replace(name="reference"))
-        assert_same(got.written(), wanted.written(), case.rule.name)
+            in_two_passes(case, expected, selection._replace(name="reference"))
+        assert_same(got.written(), expected.written(), case.rule.name)
 
 
 def test_rules_that_have_to_be_decayed_first() -> None:
-    apart = {case.rule.name for case in CASES if with_decay(case.rule) is None}
-    assert apart == {"LARS", "NesterovLARS", "NovoGrad"}
+    excluded = {case.rule.name for case in CASES if with_decay(case.rule) is None}
+    assert excluded == {"LARS", "NesterovLARS", "NovoGrad"}
 
 
 @pytest.mark.parametrize("engine", ["cpu", "reference"])
@@ -100,7 +100,7 @@ def test_a_variable_that_its_rule_leaves_alone_decays(engine: str, duplicates: s
     def update(var: Any, grad: Any) -> Any:
         return var
 
-    case = fused(plain_rule(update, duplicates=duplicates)).with_hypers(decoupled_decay=0.5)
+    case = fused(update_case(update, duplicates=duplicates)).with_hypers(decoupled_decay=0.5)
     w, v = torch.tensor([4.0, -2.0]), torch.ones(3, 1)
     grads = [torch.zeros(2), sparse(torch.zeros(3, 1), [2, 0, 2], v)]
     take(case, Problem([w, v], [[], []], grads), KEEP._replace(name=engine))
@@ -141,11 +141,13 @@ OPTIMIZERS: dict[str, tuple[Any, tuple[Any, ...]]] = {
 }
 
 
-def trained(cls: Any, args: tuple[Any, ...], dtype: Any, listed: bool) -> list[torch.Tensor]:
+def trained(cls: Any, args: tuple[Any, ...], dtype: Any, has_list: bool) -> list[torch.Tensor]:
     """Variables and slots after steps with dense, sparse and missing gradients."""
     rng = np.random.default_rng(5)
     names = {"w": (5,), "table": (6, 2), "idle": (3,)}
-    own = [Variable(torch.tensor(rng.normal(size=s)).to(dtype), name=n) for n, s in names.items()]
+    params = [
+        Variable(torch.tensor(rng.normal(size=s)).to(dtype), name=n) for n, s in names.items()
+    ]
     opt = cls(0.25, *args)
     opt.engine = "reference"
     for _ in range(3):
@@ -155,19 +157,19 @@ def trained(cls: Any, args: tuple[Any, ...], dtype: Any, listed: bool) -> list[t
             IndexedSlices(rows, torch.tensor([4, 1, 4])),
             None,
         ]
-        pairs = list(zip(grads, own, strict=True))
-        opt.apply_gradients(pairs, decay_var_list=own[1:] if listed else None)
-    slots = [opt.get_slot(var, name) for name in opt.get_slot_names() for var in own[:2]]
-    return [*own, *slots]
+        pairs = list(zip(grads, params, strict=True))
+        opt.apply_gradients(pairs, decay_var_list=params[1:] if has_list else None)
+    slots = [opt.get_slot(var, name) for name in opt.get_slot_names() for var in params[:2]]
+    return [*params, *slots]
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize(
     "dtype", [DTYPES[0], pytest.param(DTYPES[1], marks=pytest.mark.slow)], ids=str
 )
-@many("listed", [False, True])
+@many("has_list", [False, True])
 def test_an_optimizer_whose_hook_is_called_takes_the_same_steps(
-    name: str, dtype: Any, listed: bool
+    name: str, dtype: Any, has_list: bool
 ) -> None:
     cls, args = OPTIMIZERS[name]
     extended = contrib.extend_with_decoupled_weight_decay(cls)
@@ -176,32 +178,32 @@ def test_an_optimizer_whose_hook_is_called_takes_the_same_steps(
         def _resource_apply_dense(self, grad: Any, handle: Any) -> Any:
             return super()._resource_apply_dense(grad, handle)
 
-    got, wanted = (trained(each, args, dtype, listed) for each in (extended, Hooked))
-    assert_same(got, wanted, name)
+    got, expected = (trained(cls, args, dtype, has_list) for cls in (extended, Hooked))
+    assert_same(got, expected, name)
 
 
 def test_a_hook_sees_a_variable_that_has_decayed() -> None:
-    seen: list[float] = []
+    seen_values: list[float] = []
 
     class Seeing(train.GradientDescentOptimizer):
         def _apply_dense(self, grad: Any, var: Any) -> Any:
-            seen.append(var.item())
+            seen_values.append(var.item())
 
     w = Variable([1.0])
     contrib.extend_with_decoupled_weight_decay(Seeing)(0.5, 0.1).apply_gradients([([1.0], w)])
-    assert (seen, w.item()) == ([0.5], 0.5)
+    assert (seen_values, w.item()) == ([0.5], 0.5)
 
 
-@pytest.mark.parametrize("listed", [False, True], ids=["all", "listed"])
-def test_all_variables_of_a_step_are_one_plan_that_repeats(listed: bool) -> None:
-    own = [Variable([8.0]), Variable([8.0])]
+@pytest.mark.parametrize("has_list", [False, True], ids=["all", "listed"])
+def test_all_variables_of_a_step_are_one_plan_that_repeats(has_list: bool) -> None:
+    params = [Variable([8.0]), Variable([8.0])]
     opt = contrib.extend_with_decoupled_weight_decay(train.MomentumOptimizer)(0.5, 1.0, 0.5)
     plans = []
     for _ in range(2):
-        pairs = [(torch.zeros(1), var) for var in own]
-        opt.apply_gradients(pairs, decay_var_list=own[:1] if listed else None)
-        last = opt._plans.now().last
-        assert last is not None
-        plans.append(last.ready)
+        pairs = [(torch.zeros(1), var) for var in params]
+        opt.apply_gradients(pairs, decay_var_list=params[:1] if has_list else None)
+        plan = opt._plans.now().last
+        assert plan is not None
+        plans.append(plan.ready)
     assert plans[0] is plans[1]
-    assert [var.item() for var in own] == [2.0, 8.0 if listed else 2.0]
+    assert [var.item() for var in params] == [2.0, 8.0 if has_list else 2.0]

@@ -63,24 +63,24 @@ def test_engines_agree(rule: Any, dtype: torch.dtype, kind: str) -> None:
 
 def check_engines(rule: Any, dtype: torch.dtype, kind: str) -> None:
     """Raise unless both engines take the same finite steps."""
-    both: list[Any] = []
+    results: list[Any] = []
     for engine in ("cpu", "reference"):
         with thalweg.engine(engine):
-            both.append(trained(rule, dtype, kind))
-    assert_same(*both)
-    assert all(each.isfinite().all() for each in both[0])
+            results.append(trained(rule, dtype, kind))
+    assert_same(*results)
+    assert all(tensor.isfinite().all() for tensor in results[0])
 
 
 @pytest.mark.parametrize("rule", WRAPPED, ids=lambda rule: rule.name)
 def test_rows_are_those_of_a_dense_gradient(rule: Any) -> None:
     def dense(step: int) -> list[torch.Tensor]:
-        made: list[torch.Tensor] = []
+        grads_made: list[torch.Tensor] = []
         for grad in gradients_of(step, torch.float32)[2:]:
-            whole = torch.zeros_like(grad)
-            made.append(whole.index_add(0, torch.tensor(ROWS), grad[: len(ROWS)]))
-        return made
+            zeros = torch.zeros_like(grad)
+            grads_made.append(zeros.index_add(0, torch.tensor(ROWS), grad[: len(ROWS)]))
+        return grads_made
 
-    variables = [Variable(each.detach().clone(), "w") for each in params_of(torch.float32)[2:]]
+    variables = [Variable(tensor.detach().clone(), "w") for tensor in params_of(torch.float32)[2:]]
     opt = RuleOptimizer(rule, learning_rate=0.05)
     for step in range(4):
         opt.apply_gradients(zip(dense(step), variables, strict=True))
@@ -90,13 +90,13 @@ def test_rows_are_those_of_a_dense_gradient(rule: Any) -> None:
 @pytest.mark.parametrize("rule", WRAPPED, ids=lambda rule: rule.name)
 def test_a_wrapped_rule_is_a_rule(rule: Rule) -> None:
     thalweg.check_rule(rule)
-    again = pickle.loads(pickle.dumps(rule))
-    thalweg.check_rule(again)
-    assert repr((again.name, again.slots)) == repr((rule.name, rule.slots))  # some begin at NaN
-    assert_same(*(trained(each, torch.float32, "dense") for each in (rule, again)))
-    known = {rule.name: rule}
+    copied = pickle.loads(pickle.dumps(rule))
+    thalweg.check_rule(copied)
+    assert repr((copied.name, copied.slots)) == repr((rule.name, rule.slots))  # some begin at NaN
+    assert_same(*(trained(any_rule, torch.float32, "dense") for any_rule in (rule, copied)))
+    custom_objects = {rule.name: rule}
     config = RuleOptimizer(rule).get_config()
-    assert RuleOptimizer.from_config(config, custom_objects=known).rule is rule
+    assert RuleOptimizer.from_config(config, custom_objects=custom_objects).rule is rule
 
 
 @pytest.mark.filterwarnings("ignore:Gradients do not exist")
@@ -114,22 +114,22 @@ def test_a_wrapped_rule_of_rows_is_a_rule(rule: Rule) -> None:
 
 @pytest.mark.parametrize("rule", MEASURING, ids=lambda rule: rule.name)
 def test_rows_are_measured_before_variables(rule: Rule) -> None:
-    said = "follows from sums over whole" if rule.per_optimizer is None else "finds by itself how"
-    with pytest.raises(RuleError, match=f"Rule {rule.name!r} with floors of rows: it.* {said}"):
+    reason = "follows from sums over whole" if rule.per_optimizer is None else "finds by itself how"
+    with pytest.raises(RuleError, match=f"Rule {rule.name!r} with floors of rows: it.* {reason}"):
         row_floor(rule)
 
 
-@pytest.mark.parametrize("wrap", [trust_ratio, sphere], ids=lambda each: each.__name__)
-def test_a_length_of_its_own_finding_is_kept(wrap: Any) -> None:
+@pytest.mark.parametrize("wrap", [trust_ratio, sphere], ids=lambda function: function.__name__)
+def test_rules_that_choose_step_lengths_raise(wrap: Any) -> None:
     with pytest.raises(RuleError, match=r"Rule .Prodigy' .*: it finds by itself how long steps"):
         wrap(modern.PRODIGY)
 
 
 @pytest.mark.parametrize(
     ("wrap", "rule"),
-    [(each, ADAM) for each in (cautious, trust_ratio, sphere, radial_brake, row_floor)]
+    [(wrap, ADAM) for wrap in (cautious, trust_ratio, sphere, radial_brake, row_floor)]
     + [(sphere, modern.LAMB), (radial_brake, LARS), (row_floor, modern.SM3)],
-    ids=lambda each: getattr(each, "__name__", "") or each.name,
+    ids=lambda function: getattr(function, "__name__", "") or function.name,
 )
 def test_no_rule_is_wrapped_twice(wrap: Any, rule: Rule) -> None:
     with pytest.raises(RuleError, match=f"Rule '{rule.name} (with|on) .*' is .* already"):
@@ -138,25 +138,25 @@ def test_no_rule_is_wrapped_twice(wrap: Any, rule: Rule) -> None:
         sphere(modern.ADAMH)
 
 
-@pytest.mark.parametrize("given", [True, "0.5", [0.5], -0.1, 1.5, float("nan")], ids=str)
-def test_shares_are_refused_by_name(given: Any) -> None:
+@pytest.mark.parametrize("argument", [True, "0.5", [0.5], -0.1, 1.5, float("nan")], ids=str)
+def test_shares_are_refused_by_name(argument: Any) -> None:
     radial_brake(ADAM, 1), row_floor(ADAM, 1)  # which hash as True does
     with pytest.raises((ValueError, TypeError), match="kept must be"):
-        radial_brake(ADAM, given)
-    if given != 1.5:
+        radial_brake(ADAM, argument)
+    if argument != 1.5:
         with pytest.raises((ValueError, TypeError), match="least must be"):
-            row_floor(ADAM, given)
+            row_floor(ADAM, argument)
 
 
-@pytest.mark.parametrize("given", ["Adam", None, {}, optim.AdamW], ids=str)
+@pytest.mark.parametrize("argument", ["Adam", None, {}, optim.AdamW], ids=str)
 @pytest.mark.parametrize(
     "wrap", [cautious, cautious_decay, trust_ratio, sphere, radial_brake, row_floor]
 )
-def test_what_is_no_rule_is_refused(wrap: Any, given: Any) -> None:
-    said = rf"{wrap.__name__} wraps a thalweg.Rule, not .*an option, {wrap.__name__}=True"
-    for refused in (lambda: wrap(given), lambda: wrap(rule=given)):
-        with pytest.raises(InvalidTypeError, match=said):
-            refused()
+def test_wrapping_a_non_rule_raises(wrap: Any, argument: Any) -> None:
+    reason = rf"{wrap.__name__} wraps a thalweg.Rule, not .*an option, {wrap.__name__}=True"
+    for call in (lambda: wrap(argument), lambda: wrap(rule=argument)):
+        with pytest.raises(InvalidTypeError, match=reason):
+            call()
     assert wrap(ADAM_W) is wrap(ADAM_W)
 
 
@@ -164,26 +164,26 @@ def own(var: Any, grad: Any, *, rate: Any) -> Any:
     return (moved(var, -(rate * grad)),)
 
 
-OWN = Rule(name="Own", update=own, hypers=(Hyper("rate", 0.5),))
+OWN_RULE = Rule(name="Own", update=own, hypers=(Hyper("rate", 0.5),))
 
 
-@pytest.mark.parametrize("wrap", [trust_ratio, sphere], ids=lambda each: each.__name__)
+@pytest.mark.parametrize("wrap", [trust_ratio, sphere], ids=lambda function: function.__name__)
 def test_a_length_is_that_without_a_rate(wrap: Any) -> None:
     with pytest.raises(RuleError, match=r"Rule .Own' .* needs a hyperparameter named 'learning_ra"):
-        wrap(OWN)
+        wrap(OWN_RULE)
 
 
 def test_a_mask_needs_no_rate() -> None:
     var = torch.tensor([1.0, 2.0, 3.0, 4.0], requires_grad=True)
     var.grad = torch.tensor([1.0, 0.0, -2.0, torch.nan])
-    thalweg.optim.RuleOptimizer([var], cautious(OWN)).step()
+    thalweg.optim.RuleOptimizer([var], cautious(OWN_RULE)).step()
     # Two of four elements move, twice as far.
     torch.testing.assert_close(
         var.detach(), torch.tensor([0.0, 2.0, 5.0, torch.nan]), equal_nan=True
     )
 
 
-def test_what_leaves_the_sphere_is_refused() -> None:
+def test_options_that_leave_the_sphere_raise() -> None:
     rule = with_decay(SGD)
     assert rule is not None
     with pytest.raises(
@@ -192,12 +192,12 @@ def test_what_leaves_the_sphere_is_refused() -> None:
         sphere(rule)
 
 
-def test_what_has_no_decay_is_refused() -> None:
+def test_cautious_decay_needs_a_decay() -> None:
     with pytest.raises(RuleError, match=r"Rule .Adam with cautious decay.: update .* has no decay"):
         RuleOptimizer(cautious_decay(ADAM))
 
 
 def test_a_rule_is_wrapped_once() -> None:
-    other = replace(SGD, name="other")
+    renamed = replace(SGD, name="other")
     assert cautious(SGD) is cautious(SGD)
-    assert cautious(other).name == "other with cautious steps"
+    assert cautious(renamed).name == "other with cautious steps"

@@ -20,20 +20,20 @@ def test_each_step_has_its_own_rate_in_any_order() -> None:
 
 
 def test_steps_one_after_the_other_are_computed_together() -> None:
-    asked: list[int] = []
-    ahead = RatesAhead(lambda step: asked.append(step) or step)
+    computed: list[int] = []
+    ahead = RatesAhead(lambda step: computed.append(step) or step)
     for step in range(1000):
         assert ahead.at(step) == step
-        assert len(asked) <= step + 32
-    assert sorted(asked) == list(range(len(asked)))
+        assert len(computed) <= step + 32
+    assert sorted(computed) == list(range(len(computed)))
 
 
-def test_a_rate_that_is_asked_for_again_and_again_is_computed_alone() -> None:
-    asked: list[int] = []
-    ahead = RatesAhead(lambda step: asked.append(step) or step)
+def test_a_repeated_rate_is_computed_alone() -> None:
+    computed: list[int] = []
+    ahead = RatesAhead(lambda step: computed.append(step) or step)
     for step in (5, 90, 3, 70):
         assert ahead.at(step) == step
-    assert asked == [5, 90, 3, 70]
+    assert computed == [5, 90, 3, 70]
 
 
 def test_an_error_comes_with_its_own_step() -> None:

@@ -59,7 +59,7 @@ CONFIGS = {
         {"decay_steps": 6_000, "num_periods": 2.5, "initial_variance": 0.0, "seed": 3},
     ),
 }
-EVERY = pytest.mark.parametrize("label", CONFIGS)
+BY_LABEL = pytest.mark.parametrize("label", CONFIGS)
 
 
 def build(label, dtype=F32, **changes):
@@ -98,16 +98,16 @@ def golden_schedule(case):
 @pytest.mark.parametrize("ask", ["value", "call"])
 def test_golden(case, ask):
     schedule = golden_schedule(case)
-    with np.load(GOLDENS / "schedules.npz") as recorded:
-        steps, expected = recorded[f"{case['id']}.steps"], recorded[f"{case['id']}.values"]
+    with np.load(GOLDENS / "schedules.npz") as golden:
+        steps, expected = golden[f"{case['id']}.steps"], golden[f"{case['id']}.values"]
     function = schedule.value if ask == "value" else lambda step: schedule(step).numpy()
     actual = np.array([function(int(step)) for step in steps])
     assert actual.dtype == expected.dtype
-    apart = ulps_apart(actual, expected)
-    worst = int(apart.argmax())
-    assert apart[worst] <= ULPS.get(case["id"], 0), (
+    ulps = ulps_apart(actual, expected)
+    worst = int(ulps.argmax())
+    assert ulps[worst] <= ULPS.get(case["id"], 0), (
         f"{case['id']}: step {steps[worst]}: {float(actual[worst]).hex()} here, "
-        f"{float(expected[worst]).hex()} in TensorFlow, {apart[worst]} ulp apart"
+        f"{float(expected[worst]).hex()} in TensorFlow, {ulps[worst]} ulp apart"
     )
 
 
@@ -148,11 +148,11 @@ def _plain_cosine(name, config, k, decay_steps):
     alpha, warmup = config.get("alpha", 0.0), config.get("warmup_steps", 0)
     target = float(F32(config["warmup_target"])) if warmup else RATE
     x = np.clip(k - warmup, 0, decay_steps) / decay_steps
-    decayed = target * ((1 - alpha) * 0.5 * (1 + np.cos(np.pi * x)) + alpha)
-    return np.where(k < warmup, RATE + (target - RATE) * k / max(warmup, 1), decayed)
+    decayed_rate = target * ((1 - alpha) * 0.5 * (1 + np.cos(np.pi * x)) + alpha)
+    return np.where(k < warmup, RATE + (target - RATE) * k / max(warmup, 1), decayed_rate)
 
 
-@EVERY
+@BY_LABEL
 @TYPES
 def test_10_000_steps_follow_the_formula(label, dtype):
     steps = np.arange(10_001)
@@ -164,7 +164,7 @@ def test_10_000_steps_follow_the_formula(label, dtype):
     np.testing.assert_allclose(actual, plain(label, steps.astype(F64)), rtol=0, atol=tolerance)
 
 
-@EVERY
+@BY_LABEL
 @TYPES
 @pytest.mark.parametrize("step", [2**31 - 1, 2**31, 2**31 + 1, 2**62])
 def test_steps_beyond_int32(label, dtype, step):
@@ -289,10 +289,10 @@ def test_odd_arguments_give_a_number_and_no_warning(schedule, step, expected):
 
 
 def test_noise_repeats_with_the_seed():
-    first, second, other = (
+    first, second, other_seed = (
         build("noisy-linear-cosine", initial_variance=1.0, seed=seed) for seed in (3, 3, 4)
     )
-    runs = [[schedule.value(k) for k in range(20)] for schedule in (first, second, other)]
+    runs = [[schedule.value(k) for k in range(20)] for schedule in (first, second, other_seed)]
     assert runs[0] == runs[1] != runs[2]
 
 
@@ -310,19 +310,19 @@ def test_noise_has_the_stated_variance(dtype):
 @EVERY_SCHEDULE
 def test_config_and_serialized_form_round_trip(schedule):
     config = schedule.get_config()
-    described = json.loads(json.dumps(schedules.serialize(schedule)))
-    assert described == {"class_name": type(schedule).__name__, "config": config}
-    for again in (type(schedule).from_config(config), schedules.deserialize(described)):
-        assert type(again) is type(schedule)
-        assert again.get_config() == config
-        assert [again.value(k) for k in (0, 15, 400)] == [schedule.value(k) for k in (0, 15, 400)]
+    serialized = json.loads(json.dumps(schedules.serialize(schedule)))
+    assert serialized == {"class_name": type(schedule).__name__, "config": config}
+    for rebuilt in (type(schedule).from_config(config), schedules.deserialize(serialized)):
+        assert type(rebuilt) is type(schedule)
+        assert rebuilt.get_config() == config
+        assert [rebuilt.value(k) for k in (0, 15, 400)] == [schedule.value(k) for k in (0, 15, 400)]
 
 
 @EVERY_SCHEDULE
 def test_pickle_round_trip(schedule):
-    again = pickle.loads(pickle.dumps(schedule))
-    assert again.get_config() == schedule.get_config()
-    assert again.value(15) == schedule.value(15)
+    restored = pickle.loads(pickle.dumps(schedule))
+    assert restored.get_config() == schedule.get_config()
+    assert restored.value(15) == schedule.value(15)
 
 
 @pytest.mark.parametrize(
@@ -340,9 +340,9 @@ def test_config_keys_are_the_constructor_arguments_in_order(name, keys):
 
 
 def test_deserialize_accepts_the_keys_of_the_newer_format():
-    described = schedules.serialize(build("exponential"))
+    serialized = schedules.serialize(build("exponential"))
     extra = {"module": "keras.optimizers.schedules", "registered_name": None}
-    assert schedules.deserialize({**described, **extra}).get_config() == described["config"]
+    assert schedules.deserialize({**serialized, **extra}).get_config() == serialized["config"]
 
 
 # --- schedules of users --------------------------------------------------------------------------
@@ -383,10 +383,10 @@ def test_value_of_a_user_schedule(wrap, dtype):
 
 @pytest.mark.parametrize("step", [3.0, np.float32(3), torch.tensor(3.0)])
 def test_value_hands_a_user_schedule_a_tensor(step):
-    seen = []
-    Inverse(4.0, lambda x: seen.append(x) or 0.0).value(step)
-    assert isinstance(seen[0], torch.Tensor)
-    assert seen[0].dtype == torch.float32
+    seen_steps = []
+    Inverse(4.0, lambda x: seen_steps.append(x) or 0.0).value(step)
+    assert isinstance(seen_steps[0], torch.Tensor)
+    assert seen_steps[0].dtype == torch.float32
 
 
 def test_value_respects_an_overridden_call():
@@ -395,10 +395,10 @@ def test_value_respects_an_overridden_call():
 
 @pytest.mark.parametrize("key", ["Inverse", "mine>Inverse"])
 def test_custom_objects(key):
-    described = {**schedules.serialize(Inverse(2.0)), "registered_name": key}
-    again = schedules.deserialize(described, custom_objects={key: Inverse})
-    assert type(again) is Inverse
-    assert again.rate == 2.0
+    serialized = {**schedules.serialize(Inverse(2.0)), "registered_name": key}
+    restored = schedules.deserialize(serialized, custom_objects={key: Inverse})
+    assert type(restored) is Inverse
+    assert restored.rate == 2.0
 
 
 # --- errors --------------------------------------------------------------------------------------
@@ -407,7 +407,7 @@ def test_custom_objects(key):
 @pytest.mark.parametrize(
     "rate", [1, True, np.int64(1), np.float16(1), torch.tensor(1), "0.1", None]
 )
-@EVERY
+@BY_LABEL
 def test_initial_rate_must_be_a_float(label, rate):
     with pytest.raises(TypeError, match="initial_learning_rate must be a float") as raised:
         build(label, initial_learning_rate=rate)
@@ -498,8 +498,8 @@ def test_float32_results_out_of_range(function, x, expected):
 @pytest.mark.parametrize("function", ["exp", "log", "cos"])
 def test_float32_functions_are_the_c_librarys(function):
     for x in np.random.default_rng(5).uniform(0.01, 20, 500).astype(F32):
-        rounded = F32(getattr(math, function)(float(x)))
-        assert abs(getattr(scalars, function)(x) - rounded) <= np.spacing(abs(rounded))
+        exact = F32(getattr(math, function)(float(x)))
+        assert abs(getattr(scalars, function)(x) - exact) <= np.spacing(abs(exact))
 
 
 # --- examples ------------------------------------------------------------------------------------
@@ -582,21 +582,21 @@ def test_a_noisy_schedule_goes_on_with_its_sequence() -> None:
     for step in range(5):
         noisy(step)
     state = through_a_file(noisy.state_dict())
-    wanted = [float(noisy(step)) for step in range(5, 9)]
-    again = schedules.NoisyLinearCosineDecay(0.1, 100)
-    again.load_state_dict(state)
-    assert [float(again(step)) for step in range(5, 9)] == wanted
+    expected = [float(noisy(step)) for step in range(5, 9)]
+    resumed = schedules.NoisyLinearCosineDecay(0.1, 100)
+    resumed.load_state_dict(state)
+    assert [float(resumed(step)) for step in range(5, 9)] == expected
     assert json.loads(json.dumps(state)) == state
 
 
 @pytest.mark.parametrize(
     "state", [{}, None, {"bit_generator": "MT19937"}, {"bit_generator": "PCG64", "state": {}}]
 )
-def test_what_is_no_state_of_a_sequence_is_refused(state: Any) -> None:
+def test_a_bad_sequence_state_raises(state: Any) -> None:
     noisy = schedules.NoisyLinearCosineDecay(0.1, 100, seed=3)
-    before = noisy.state_dict()
+    state_before = noisy.state_dict()
     with pytest.raises(
         CheckpointMismatchError, match=r"The state of NoisyLinearCosineDecay: .*Noth"
     ):
         noisy.load_state_dict(state)
-    assert noisy.state_dict() == before
+    assert noisy.state_dict() == state_before

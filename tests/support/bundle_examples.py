@@ -1,4 +1,4 @@
-"""What Thalweg writes and TensorFlow has restored: `tests/goldens/checkpoints/bundles/ours*`.
+"""Bundles that Thalweg writes and TensorFlow restores: `tests/goldens/checkpoints/bundles/ours*`.
 
 `python tests/support/bundle_examples.py DIR` writes the files again, with their values.json;
 `tools/record_bundles.py --restore DIR` has TensorFlow restore them.
@@ -37,7 +37,7 @@ BITS = [0.0, -0.0, 1e-40, float("inf"), -float("inf"), float("nan"), 3.4e38, 0.1
 
 def by_name() -> dict[str, StoredTensor]:
     """Tensors of all dtypes, as of `tf.train.Saver`."""
-    made: dict[str, Tensor] = {
+    tensors: dict[str, Tensor] = {
         "layer/kernel": torch.arange(12.0).reshape(3, 4),
         "layer/kernel/Adam": -torch.arange(12.0).reshape(3, 4),
         "layer/kernel/Adam_1": torch.arange(12.0).reshape(3, 4) / 7,
@@ -47,8 +47,8 @@ def by_name() -> dict[str, StoredTensor]:
         "empty": torch.zeros(0, 3),
     }
     for key, dtype in DTYPES.items():
-        made[f"dtypes/{key}"] = torch.tensor([[0, 1, 1], [1, 0, 1]]).to(dtype)
-    return {name: stored_tensor.of_tensor(tensor) for name, tensor in made.items()}
+        tensors[f"dtypes/{key}"] = torch.tensor([[0, 1, 1], [1, 0, 1]]).to(dtype)
+    return {name: stored_tensor.of_tensor(tensor) for name, tensor in tensors.items()}
 
 
 def as_objects() -> tuple[dict[str, StoredTensor], ObjectGraph]:
@@ -66,7 +66,7 @@ def as_objects() -> tuple[dict[str, StoredTensor], ObjectGraph]:
         f"model/b/{SLOT}/v": "b/Adam_1",
     }
     shapes = {"w": (3, 2), "b": (1,)}
-    made: dict[str, StoredTensor] = {}
+    stored_tensors: dict[str, StoredTensor] = {}
     leaves: list[Node] = []
     for place, (path, name) in enumerate(names.items()):
         shape = shapes.get(name.split("/")[0], ())
@@ -75,7 +75,7 @@ def as_objects() -> tuple[dict[str, StoredTensor], ObjectGraph]:
             value = torch.tensor(2**40 + place)
         elif shape:
             value = value + torch.arange(float(value.numel())).reshape(shape) / 3
-        made[f"{path}/{VALUE}"] = stored_tensor.of_tensor(value)
+        stored_tensors[f"{path}/{VALUE}"] = stored_tensor.of_tensor(value)
         leaves.append(Node(attributes=(SavedAttribute("VARIABLE_VALUE", name, f"{path}/{VALUE}"),)))
     root = Node({"model": 1, "optimizer": 2, "step": 3, "save_counter": 4})
     model = Node({"w": 5, "b": 6})
@@ -84,16 +84,14 @@ def as_objects() -> tuple[dict[str, StoredTensor], ObjectGraph]:
         for place, (slot, var) in enumerate((s, v) for s in "mv" for v in (5, 6))
     )
     optimizer = Node({"beta1_power": 7, "beta2_power": 8}, (), slots)
-    return made, ObjectGraph((root, model, optimizer, *leaves))
+    return stored_tensors, ObjectGraph((root, model, optimizer, *leaves))
 
 
 def kept(tensor: StoredTensor) -> list[Any]:
-    """A tensor as the JSON of recorded values has it."""
     return [TENSORFLOW[tensor.dtype], list(tensor.shape), tensor.data.hex()]
 
 
 def digests(folder: Path) -> dict[str, str]:
-    """The SHA-256 of each file of a bundle."""
     return {
         path.name: hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(folder.glob("model.ckpt.*"))
@@ -109,11 +107,11 @@ def write(home: Path) -> None:
         folder = home / name
         folder.mkdir(parents=True, exist_ok=True)
         bundle.write(folder / "model.ckpt", tensors, graph)
-        told = {
+        contents = {
             "sha256": digests(folder),
-            "tensors": {key: kept(each) for key, each in tensors.items()},
+            "tensors": {key: kept(tensor) for key, tensor in tensors.items()},
         }
-        (folder / "values.json").write_text(json.dumps(told, indent=0) + "\n")
+        (folder / "values.json").write_text(json.dumps(contents, indent=0) + "\n")
 
 
 if __name__ == "__main__":

@@ -16,55 +16,51 @@ from thalweg._formats.bundle.table import encoded_table
 from thalweg._formats.checksum import crc32c, mask_checksum
 
 GOLDENS = Path(__file__).parents[1] / "goldens" / "checkpoints"
-RECORDED = GOLDENS / "bundles"
+BUNDLES = GOLDENS / "bundles"
 DATA = ".data-00000-of-00001"
 MAGIC = 0xDB4775248B80FB57
 
 Pair = tuple[int, bytes, bytes]  # how many bytes it shares, the rest of its key, its value
 
 
-def block(pairs: Sequence[Pair], whole: Sequence[int] = (0,), count: int | None = None) -> bytes:
-    """A block without trailer."""
-    made = b"".join(
+def block(pairs: Sequence[Pair], items: Sequence[int] = (0,), count: int | None = None) -> bytes:
+    encoded = b"".join(
         encode_varint(shared) + encode_varint(len(tail)) + encode_varint(len(value)) + tail + value
         for shared, tail, value in pairs
     )
-    return made + struct.pack(f"<{len(whole)}I", *whole) + struct.pack(
-        "<I", len(whole) if count is None else count
+    return encoded + struct.pack(f"<{len(items)}I", *items) + struct.pack(
+        "<I", len(items) if count is None else count
     )  # fmt: skip
 
 
 def sealed(data: bytes, kind: int = 0) -> bytes:
-    """A block with its trailer."""
     return data + bytes([kind]) + mask_checksum(crc32c(data + bytes([kind]))).to_bytes(4, "little")
 
 
 def handle(offset: int, length: int) -> bytes:
-    """Where a block is."""
     return encode_varint(offset) + encode_varint(length)
 
 
 def footer(remarks: bytes, listing: bytes, magic: int = MAGIC) -> bytes:
-    """The end of a table."""
     return (remarks + listing).ljust(40, b"\0") + magic.to_bytes(8, "little")
 
 
 def table(*blocks: bytes, limits: Sequence[bytes] | None = None, kind: int = 0) -> bytes:
     """A table of blocks; the first blocks have the limits, which are high by default."""
-    file, listed = b"", []
+    file, handles = b"", []
     names = limits or [b"\xff" * (number + 1) for number in range(len(blocks))]
     for data, limit in zip(blocks, names, strict=True):
-        listed.append((0, limit, handle(len(file), len(data))))
+        handles.append((0, limit, handle(len(file), len(data))))
         file += sealed(data, kind)
-    return ended(file, listed)
+    return ended(file, handles)
 
 
-def ended(file: bytes, listed: Sequence[Pair], remarks: bytes | None = None) -> bytes:
+def ended(file: bytes, pairs: Sequence[Pair], remarks: bytes | None = None) -> bytes:
     """A table from its blocks of data and what lists them."""
     empty = block(()) if remarks is None else remarks
     first, file = len(file), file + sealed(empty)
     offsets, place = [], 0
-    for shared, tail, value in listed:
+    for shared, tail, value in pairs:
         offsets.append(place)
         place += len(
             encode_varint(shared)
@@ -73,29 +69,27 @@ def ended(file: bytes, listed: Sequence[Pair], remarks: bytes | None = None) -> 
             + tail
             + value
         )
-    listing = block(listed, offsets or (0,))
+    listing = block(pairs, offsets or (0,))
     second = len(file)
     return file + sealed(listing) + footer(handle(first, len(empty)), handle(second, len(listing)))
 
 
 def pairs(items: Mapping[bytes, bytes]) -> list[Pair]:
-    """Pairs that share nothing."""
     return [(0, key, value) for key, value in items.items()]
 
 
 def entry(
-    data: bytes, offset: int = 0, dtype: int = 1, shape: Any = None, **changed: Any
+    data: bytes, offset: int = 0, dtype: int = 1, shape: Any = None, **changes: Any
 ) -> BundleEntry:
-    """The entry of some data, as it should be but for what is changed."""
-    found = {
+    fields = {
         "dtype": dtype,
         "shape": (len(data) // 4,) if shape is None else shape,
         "offset": offset,
         "size": len(data),
         "checksum": mask_checksum(crc32c(data)),
-        **changed,
+        **changes,
     }
-    return BundleEntry(**found)
+    return BundleEntry(**fields)
 
 
 def write(
@@ -106,18 +100,17 @@ def write(
 ) -> Path:
     """A bundle of these entries, whatever they say."""
     items = {b"": header, **entries}
-    made = {
-        key: each if isinstance(each, bytes) else each.encode_message()
-        for key, each in items.items()
+    encoded_items = {
+        key: entry if isinstance(entry, bytes) else entry.encode_message()
+        for key, entry in items.items()
     }
     shards = header.shards if isinstance(header, BundleHeader) else 1
-    Path(f"{prefix}.index").write_bytes(encoded_table(sorted(made.items())))
+    Path(f"{prefix}.index").write_bytes(encoded_table(sorted(encoded_items.items())))
     Path(f"{prefix}.data-00000-of-{shards:05d}").write_bytes(data)
     return prefix
 
 
 def small(prefix: Path) -> Path:
-    """A bundle of two tensors."""
     tensors = {
         "dec/bias": stored_tensor.of_tensor(torch.arange(3.0)),
         "dec/kernel": stored_tensor.of_tensor(torch.arange(6).reshape(2, 3)),
@@ -127,9 +120,9 @@ def small(prefix: Path) -> Path:
 
 
 def bits(prefix: Path) -> dict[str, Any]:
-    """All that a bundle holds, to be compared."""
-    found = bundle.read(prefix)
+    stored = bundle.read(prefix)
     tensors = {
-        name: (each.dtype, each.shape, bytes(each.data)) for name, each in found.tensors.items()
+        name: (tensor.dtype, tensor.shape, bytes(tensor.data))
+        for name, tensor in stored.tensors.items()
     }
-    return {"tensors": tensors, "strings": found.strings, "graph": found.graph}
+    return {"tensors": tensors, "strings": stored.strings, "graph": stored.graph}

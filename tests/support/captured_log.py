@@ -1,4 +1,4 @@
-"""What has been logged.
+"""Capture of log records.
 
 pytest's own plugin, with its `caplog`, is off: before and after each part of each test it visits
 every logger that does not propagate, and torch has dozens.
@@ -21,4 +21,4 @@ class Logged(logging.Handler):
 
     @property
     def messages(self) -> list[str]:
-        return [each.getMessage() for each in self.records]
+        return [record.getMessage() for record in self.records]

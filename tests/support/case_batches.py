@@ -19,23 +19,23 @@ def many(names: str, values: Iterable[Any], ids: Callable[[Any], str] = str) -> 
 
     def decorated(test: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(test)
-        def tried(**given: Any) -> None:
+        def tried(**fixtures: Any) -> None:
             failed: dict[str, BaseException] = {}
             for case in cases:
-                own = case if len(parts) > 1 else (case,)
+                case_values = case if len(parts) > 1 else (case,)
                 try:
-                    test(**given, **dict(zip(parts, own, strict=True)))
+                    test(**fixtures, **dict(zip(parts, case_values, strict=True)))
                 except (Exception, pytest.fail.Exception) as error:
-                    title = "-".join(map(ids, own))
+                    title = "-".join(map(ids, case_values))
                     failed[title] = error
             if failed:
-                told = [f"{title}: {error!r}" for title, error in failed.items()]
-                text = f"{len(failed)} of {len(cases)} failed:\n" + "\n".join(told)
+                failures = [f"{title}: {error!r}" for title, error in failed.items()]
+                text = f"{len(failed)} of {len(cases)} failed:\n" + "\n".join(failures)
                 raise pytest.fail.Exception(text) from next(iter(failed.values()))
 
         signature = inspect.signature(test)
-        left = [each for name, each in signature.parameters.items() if name not in parts]
-        tried.__signature__ = signature.replace(parameters=left)  # type: ignore[attr-defined]
+        parameters = [param for name, param in signature.parameters.items() if name not in parts]
+        tried.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
         return tried
 
     return decorated

@@ -27,7 +27,7 @@ import torch
 _BLOCK = re.compile(
     r"(?:^<!-- ([\w ]+) -->\n)?^ *```python\n(.*?)^ *```$", re.DOTALL | re.MULTILINE
 )
-_SAID = re.compile(r"^ *print\(.*\)  # (.*)$", re.MULTILINE)
+_PRINTED = re.compile(r"^ *print\(.*\)  # (.*)$", re.MULTILINE)
 MARKS = ("continues", "process", "slow")
 
 
@@ -42,29 +42,28 @@ class Session:
 
     @property
     def name(self) -> str:
-        """Where it begins."""
         return f"{self.page.name}:{self.line}"
 
 
 def sessions(page: Path) -> Iterator[Session]:
-    """What of a page is run together."""
-    source, found = page.read_text(), None
+    """Yield the sessions of a page: blocks that run together."""
+    source, session = page.read_text(), None
     for match in _BLOCK.finditer(source):
         mark, line = match[1] or "", source.count("\n", 0, match.start(2)) + 1
         if mark and mark not in MARKS:
             raise ValueError(f"{page.name}:{line}: '{mark}' is none of {', '.join(MARKS)}.")
         text = dedent(match[2])
         if mark != "continues":
-            if found is not None:
-                yield found
-            found = Session(page, line, text, mark)
-        elif found is None:
+            if session is not None:
+                yield session
+            session = Session(page, line, text, mark)
+        elif session is None:
             raise ValueError(f"{page.name}:{line} continues nothing.")
         else:
-            gap = line - found.line - found.text.count("\n")
-            found = Session(page, found.line, found.text + "\n" * gap + text, found.mark)
-    if found is not None:
-        yield found
+            gap = line - session.line - session.text.count("\n")
+            session = Session(page, session.line, session.text + "\n" * gap + text, session.mark)
+    if session is not None:
+        yield session
 
 
 def run(session: Session, folder: Path) -> str:
@@ -79,18 +78,18 @@ def run(session: Session, folder: Path) -> str:
     path = folder / "block.py"  # a formula's source is read from its file
     path.write_text("\n" * (session.line - 1) + session.text)
     if session.mark == "process":
-        done = subprocess.run(
+        process = subprocess.run(
             [sys.executable, path], capture_output=True, text=True, cwd=folder, timeout=200
         )
-        printed, trouble = done.stdout, done.stderr if done.returncode else ""
+        printed, trouble = process.stdout, process.stderr if process.returncode else ""
     else:
-        out, trouble = io.StringIO(), ""
-        with contextlib.redirect_stdout(out):
+        output, trouble = io.StringIO(), ""
+        with contextlib.redirect_stdout(output):
             exec(compile(path.read_text(), str(path), "exec"), {"__name__": "__main__"})
-        printed = out.getvalue()
-    said = _SAID.findall(session.text)
-    if printed.splitlines() != said:
-        trouble += f"{session.name} says {said} and prints {printed.splitlines()}"
+        printed = output.getvalue()
+    expected_lines = _PRINTED.findall(session.text)
+    if printed.splitlines() != expected_lines:
+        trouble += f"{session.name} says {expected_lines} and prints {printed.splitlines()}"
     return trouble
 
 
@@ -98,7 +97,7 @@ def _run_doctest(session: Session) -> str:
     test = doctest.DocTestParser().get_doctest(
         session.text, {"__name__": "__main__"}, session.name, str(session.page), session.line - 1
     )
-    out = io.StringIO()
+    output = io.StringIO()
     runner = doctest.DocTestRunner()
-    runner.run(test, out=out.write)
-    return out.getvalue() if runner.failures else ""
+    runner.run(test, out=output.write)
+    return output.getvalue() if runner.failures else ""

@@ -1,4 +1,4 @@
-"""What torch writes to a file and reads back."""
+"""Files of torch, written and read back."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import torch
 
 
 def through_a_file(state: Any) -> Any:
-    """A state saved by torch, and loaded without trust in the file."""
     file = io.BytesIO()
     torch.save(state, file)
     file.seek(0)

@@ -15,8 +15,8 @@ from typing import Any
 TIMEOUT = 120.0  # seconds after which a wait counts as endless, on a busy machine, too
 
 
-def told(work: Callable[[], Any], timeout: float = TIMEOUT) -> Any:
-    """What `work()` returns in a forked child, which must not hang there."""
+def run_in_child(work: Callable[[], Any], timeout: float = TIMEOUT) -> Any:
+    """Return the result of `work()` in a forked child; fail if the child hangs."""
     reading, writing = os.pipe()
     child = os.fork()
     if not child:
@@ -40,8 +40,8 @@ def told(work: Callable[[], Any], timeout: float = TIMEOUT) -> Any:
         os.waitpid(child, 0)
     assert ready, "the child hangs"
     assert content, "the child died"
-    done, answer = pickle.loads(content)
-    assert done, answer
+    is_done, answer = pickle.loads(content)
+    assert is_done, answer
     return answer
 
 

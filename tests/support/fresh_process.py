@@ -28,7 +28,7 @@ if _METHOD == "forkserver":
 
 @cache
 def _bytecode() -> tempfile.TemporaryDirectory[str]:
-    """What one process has compiled of Python, so that the next need not; ours alone."""
+    """Return a folder of compiled Python that the processes of this test run share."""
     return tempfile.TemporaryDirectory(prefix="thalweg-bytecode-")
 
 
@@ -44,9 +44,9 @@ class Fresh:
     def __init__(self, program: str | Path, *arguments: str, **environment: str) -> None:
         self._folder = tempfile.TemporaryDirectory()
         self._outputs = [Path(self._folder.name, name) for name in ("stdout", "stderr")]
-        own = {**os.environ, **environment}
+        environ = {**os.environ, **environment}
         self._process = context.Process(
-            target=_main, args=(program, arguments, own, self._outputs, _bytecode().name)
+            target=_main, args=(program, arguments, environ, self._outputs, _bytecode().name)
         )
         self._process.start()
 
@@ -68,13 +68,13 @@ class Fresh:
         Raises:
             TimeoutError: If the process has not ended by then.
         """
-        begun = time.monotonic()
-        while self._process.exitcode is None and time.monotonic() - begun < scale_to_load(timeout):
+        start = time.monotonic()
+        while self._process.exitcode is None and time.monotonic() - start < scale_to_load(timeout):
             self._process.join(min(1.0, timeout))
         texts = [path.read_text() if path.exists() else "" for path in self._outputs]
         if self._process.exitcode is None:
             raise TimeoutError(
-                f"A process had not ended after {time.monotonic() - begun:.0f} s,"
+                f"A process had not ended after {time.monotonic() - start:.0f} s,"
                 f" at a load of {read_load():.1f} on {os.cpu_count()} processors."
                 f" Its output: {''.join(texts) or 'none'}"
             )
@@ -85,8 +85,8 @@ def run(
     program: str | Path, *arguments: str, timeout: float = 120, **environment: str
 ) -> subprocess.CompletedProcess[str]:
     """Run a program to its end; the arguments are those of `Fresh`."""
-    with Fresh(program, *arguments, **environment) as started:
-        return started.done(timeout)
+    with Fresh(program, *arguments, **environment) as process:
+        return process.done(timeout)
 
 
 def _main(

@@ -21,21 +21,19 @@ KINDS = (
 
 @cache
 def cases_of(name: str) -> dict[str, Case]:
-    """The cases of a file by id."""
     return {case["id"]: case for case in json.loads((FOLDER / f"{name}.json").read_text())["cases"]}
 
 
 @cache
 def arrays_of(name: str) -> Any:
-    """The arrays of a file's cases."""
     return np.load(FOLDER / f"{name}.npz")
 
 
 @cache
 def _read(name: str, key: str) -> np.ndarray[Any, Any]:
-    found = arrays_of(name)[key]
-    found.flags.writeable = False  # it is every test's
-    return found
+    array = arrays_of(name)[key]
+    array.flags.writeable = False  # it is every test's
+    return array
 
 
 def array_of(name: str, case: Case, *names: str) -> np.ndarray[Any, Any]:
@@ -43,12 +41,12 @@ def array_of(name: str, case: Case, *names: str) -> np.ndarray[Any, Any]:
 
 
 def bound_of(bounds: dict[str, int], case_id: str) -> int | None:
-    """How many units in the last place a case may be off; None: not a bit."""
+    """Return the permitted difference of a case in ulps; None if the bits must be equal."""
     return next((bound for part, bound in bounds.items() if part in case_id), None)
 
 
 def is_replayed(case_id: str, engine: str) -> bool:
-    """Whether a case is replayed by an engine without being asked for slow tests.
+    """Return whether an engine replays a case in a run without slow tests.
 
     All are by the reference, whose bits the kernels of every rule have (`test_engines.py`).
     """

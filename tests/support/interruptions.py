@@ -18,8 +18,8 @@ from thalweg._core.state import entries
 from thalweg._engines.denormals import is_flushing
 
 
-def switched() -> tuple[Any, ...]:
-    """What blocks of the library switch in a thread; the next step must find it as it was."""
+def block_switches() -> tuple[Any, ...]:
+    """Return the thread's switches of library blocks; a step must leave them unchanged."""
     return (
         torch.is_grad_enabled(),
         torch.is_inference_mode_enabled(),
@@ -62,13 +62,13 @@ def outcome(
     Raises:
         Whatever else the work raises.
     """
-    left, counted = number, {"opcode"} if by_opcode else {"opcode", "line"}
+    remaining, events = number, {"opcode"} if by_opcode else {"opcode", "line"}
 
     def count(frame: Any, event: str, argument: Any) -> Any:
-        nonlocal left
-        if event in counted:
-            left -= 1
-            if left == -1:
+        nonlocal remaining
+        if event in events:
+            remaining -= 1
+            if remaining == -1:
                 handler()
         return count
 
@@ -79,7 +79,7 @@ def outcome(
         frame.f_trace_lines = not by_opcode
         return count
 
-    found: list[BaseException | None] = []
+    raised: list[BaseException | None] = []
 
     def run() -> None:
         # Signals come to the main thread, which has this already.
@@ -87,9 +87,9 @@ def outcome(
         sys.settrace(trace)
         try:
             work()
-            found.append(None)
+            raised.append(None)
         except BaseException as error:
-            found.append(error)
+            raised.append(error)
         finally:
             sys.settrace(None)
 
@@ -101,10 +101,10 @@ def outcome(
     for lock in list(locks._locks):  # likewise: a signal leaves none behind
         if lock.is_abandoned():
             lock._at_fork_reinit()
-    error = found[0]
+    error = raised[0]
     if error is not None and not isinstance(error, KeyboardInterrupt):
         raise error
-    return error, left
+    return error, remaining
 
 
 def interrupted_in_contextlib(number: int, work: Callable[[], Any]) -> KeyboardInterrupt | None:
@@ -117,23 +117,23 @@ def interrupted_in_contextlib(number: int, work: Callable[[], Any]) -> KeyboardI
     Returns:
         The interruption; None if there were fewer calls.
     """
-    left = number
+    remaining = number
 
     def trace(frame: Any, event: str, argument: Any) -> None:
-        nonlocal left
+        nonlocal remaining
         code = frame.f_code
         is_end = code.co_name in ("__exit__", "_push_cm_exit")
         if event == "call" and is_end and code.co_filename == contextlib.__file__:
-            left -= 1
-            if left == -1:
+            remaining -= 1
+            if remaining == -1:
                 raise KeyboardInterrupt
 
-    before = sys.gettrace()
+    previous_trace = sys.gettrace()
     sys.settrace(trace)
     try:
         work()
     except KeyboardInterrupt as interruption:
         return interruption
     finally:
-        sys.settrace(before)
+        sys.settrace(previous_trace)
     return None

@@ -92,46 +92,41 @@ both_engines = pytest.mark.parametrize("engine", ["reference", "cpu"])
 
 
 def pair(shape: tuple[int, ...] = (3,), dtype: Any = "float32") -> list[Any]:
-    """Two new variables, "a" and "b"."""
     count = int(np.prod(shape))
     values = np.linspace(-1, 1, count).reshape(shape)
     return [thalweg.Variable(values + k, name, dtype=dtype) for k, name in enumerate("ab")]
 
 
 def gradients(variables: list[Any], step: int = 1) -> list[tuple[torch.Tensor, Any]]:
-    """A dense gradient for each variable, another one at each step."""
-    made = []
+    pairs = []
     for number, var in enumerate(variables):
         count = torch.arange(var.numel(), dtype=torch.float64).reshape(var.shape)
-        made.append((torch.cos(count * 0.7 + step + number).to(var.dtype), var))
-    return made
+        pairs.append((torch.cos(count * 0.7 + step + number).to(var.dtype), var))
+    return pairs
 
 
 def train(opt: Any, variables: list[Any], steps: int = 2, first: int = 1) -> None:
-    """Apply a few dense gradients."""
     for step in range(first, first + steps):
         opt.apply_gradients(gradients(variables, step))
 
 
 def snapshot(opt: Any, variables: list[Any]) -> list[tuple[str, torch.Tensor]]:
-    """Copies of all that a step may change."""
     tensors = [(f"variable {k}", var) for k, var in enumerate(variables)]
     tensors += [(weight.name, weight) for weight in opt.weights]
     return [(name, tensor.detach().clone()) for name, tensor in tensors]
 
 
 def assert_same_bits(
-    now: list[tuple[str, torch.Tensor]], then: list[tuple[str, torch.Tensor]]
+    actual: list[tuple[str, torch.Tensor]], expected: list[tuple[str, torch.Tensor]]
 ) -> None:
     """Fail with the name of the first tensor that differs."""
-    assert [name for name, _ in now] == [name for name, _ in then]
-    for (name, a), (_, b) in zip(now, then, strict=True):
+    assert [name for name, _ in actual] == [name for name, _ in expected]
+    for (name, a), (_, b) in zip(actual, expected, strict=True):
         assert a.dtype == b.dtype, name
-        same = torch.equal(a.flatten().view(torch.uint8), b.flatten().view(torch.uint8))
-        assert same, f"{name}: {a} is not {b}"
+        is_equal = torch.equal(a.flatten().view(torch.uint8), b.flatten().view(torch.uint8))
+        assert is_equal, f"{name}: {a} is not {b}"
 
 
 def mixed() -> list[thalweg.Variable]:
-    """A variable of each dtype."""
     kinds = ["float32", "float64", "bfloat16", "float16"]
     return [thalweg.Variable(np.linspace(-1, 1, 5), f"w{k}", dtype=k) for k in kinds]

@@ -1,4 +1,4 @@
-"""Where tests keep the kernels that they compile, from one run to the next."""
+"""Folder of compiled kernels, kept from one test run to the next."""
 
 from __future__ import annotations
 

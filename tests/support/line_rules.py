@@ -68,7 +68,7 @@ def update_made(var, grad, value, memory, *, first, second, tops, sides, learnin
 
 
 def rule_of(
-    first: Any, second: Any, overs: Any, reduces: Any, stage: Any, has_pass: bool, apart: bool
+    first: Any, second: Any, overs: Any, reduces: Any, stage: Any, has_pass: bool, has_stage: bool
 ) -> Rule:
     """A rule.
 
@@ -77,20 +77,21 @@ def rule_of(
         overs, reduces: Of both.
         stage: A stage after the first measure; None for none.
         has_pass: Whether a pass makes a value of each element between the two.
-        apart: Whether the last stage stands between them, so that each is a sweep.
+        has_stage: Whether the last stage stands between them, so that each is a sweep.
     """
-    last = Stage(keep_lines)
-    one, two = (
-        Measure(formula, makes=name, over=over, reduce=reduce)
-        for formula, name, over, reduce in zip(
+    default_stage = Stage(keep_lines)
+    first_measure, second_measure = (
+        Measure(formula, makes=name, over=axis, reduce=reduce)
+        for formula, name, axis, reduce in zip(
             (first, second), ("first", "second"), overs, reduces, strict=True
         )
     )
-    made = (Pass(make, makes="value"),) if has_pass else ()
+    made_pass = (Pass(make, makes="value"),) if has_pass else ()
     if has_pass:  # what comes after a pass is given what it makes
-        two = Measure(of_values, makes="second", over=overs[1], reduce=reduces[1])
-    between = (Stage(stage),) if stage else (last,) if apart else ()
-    passes = (one, *between, *made, two, *(() if last in between else (last,)))
+        second_measure = Measure(of_values, makes="second", over=overs[1], reduce=reduces[1])
+    stages = (Stage(stage),) if stage else (default_stage,) if has_stage else ()
+    last_stages = () if default_stage in stages else (default_stage,)
+    passes = (first_measure, *stages, *made_pass, second_measure, *last_stages)
     return Rule(
         name="Lines",
         passes=passes,

@@ -1,4 +1,4 @@
-"""What rules of matrices are compared with their authors' packages on, as in `modern_inputs.py`.
+"""Inputs for comparing matrix rules with their authors' packages, as in `modern_inputs.py`.
 
 Values are mixed better than there: Newton-Schulz and eigenvectors tell a matrix of condition 2000
 from one of 10. SOAP gets sides that are of full rank at the first gradient: of any other,
@@ -43,9 +43,9 @@ class MatrixCase(Case):
                 for place, shape in enumerate(self.shapes)]  # fmt: skip
 
 
-def _muon(ours: dict[str, Any], **theirs: Any) -> MatrixCase:
-    package = "timm.optim:Muon" if theirs else "torch.optim:Muon"
-    return MatrixCase("Muon", package, 0.02, ours, ours | theirs, formula="Muon")
+def _muon(arguments: dict[str, Any], **peer_arguments: Any) -> MatrixCase:
+    package = "timm.optim:Muon" if peer_arguments else "torch.optim:Muon"
+    return MatrixCase("Muon", package, 0.02, arguments, arguments | peer_arguments, formula="Muon")
 
 
 _TIMM: dict[str, Any] = {"nesterov": True, "adjust_lr_fn": "original"}
@@ -90,5 +90,5 @@ def _values(shape: tuple[int, ...], seed: int, scale: float) -> Tensor:
     )
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
-    whole = (mixed >> np.uint64(40)) % np.uint64(257)
-    return torch.from_numpy((whole.astype(np.float32) - 128) / scale).reshape(shape)
+    integers = (mixed >> np.uint64(40)) % np.uint64(257)
+    return torch.from_numpy((integers.astype(np.float32) - 128) / scale).reshape(shape)

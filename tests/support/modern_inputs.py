@@ -1,4 +1,4 @@
-"""What modern rules are compared with their authors' packages on: cases, values, rates.
+"""Inputs for comparing modern rules with their authors' packages: cases, values, rates.
 
 `tools/record_modern.py` gives it to those packages, and tests to the library.
 """
@@ -54,14 +54,14 @@ class Case:
 
     @property
     def name(self) -> str:
-        own = "-".join(f"{key}={value}" for key, value in self.ours.items())
-        return f"{self.cls}-{own}" if own else self.cls
+        suffix = "-".join(f"{key}={value}" for key, value in self.ours.items())
+        return f"{self.cls}-{suffix}" if suffix else self.cls
 
-    def arguments(self, decay: float, own: bool) -> dict[str, Any]:
-        """Those of our class, or of theirs."""
-        given = self.ours if own or self.theirs is None else self.theirs
+    def arguments(self, decay: float, for_own_class: bool) -> dict[str, Any]:
+        """Return the constructor arguments of our class, or of the peer's."""
+        arguments = self.ours if for_own_class or self.theirs is None else self.theirs
         own_decay = {"weight_decay": decay} if len(self.decays) > 1 else {}
-        return {"lr": self.lr, **own_decay, **given}
+        return {"lr": self.lr, **own_decay, **arguments}
 
 
 CASES = (
@@ -157,19 +157,19 @@ def rate(step: int, lr: float) -> float:
 
 
 def train(
-    made: Any, params: list[Tensor], lr: float, gradients: Callable[..., Any] = gradients_of
+    optimizer: Any, params: list[Tensor], lr: float, gradients: Callable[..., Any] = gradients_of
 ) -> list[Tensor]:
     """The parameters after all steps."""
-    begin = getattr(made, "train", None)
+    begin = getattr(optimizer, "train", None)
     if begin is not None:  # schedulefree wants to be told
         begin()
     for step in range(STEPS):
-        for group in made.param_groups:
+        for group in optimizer.param_groups:
             group["lr"] = rate(step, lr)
-        own = gradients(step, params[0].dtype)
-        for param, grad in zip(params, own, strict=True):
+        grads = gradients(step, params[0].dtype)
+        for param, grad in zip(params, grads, strict=True):
             param.grad = grad
-        made.step()
+        optimizer.step()
     return [param.detach() for param in params]
 
 
@@ -186,17 +186,17 @@ def groups_of(params: list[Tensor]) -> list[dict[str, Any]]:
 
 
 def train_in_groups(
-    made: Any, params: list[Tensor], told: Callable[[], float], steps: range = range(STEPS)
+    optimizer: Any, params: list[Tensor], loss: Callable[[], float], steps: range = range(STEPS)
 ) -> Iterator[float]:
-    """What is told after each step, in some of which parameters have no gradient."""
+    """Yield the loss after each step; in some steps parameters have no gradient."""
     for step in steps:
-        made.param_groups[1]["lr"] = 0.5 if step >= 10 else 0.0
+        optimizer.param_groups[1]["lr"] = 0.5 if step >= 10 else 0.0
         for place, param in enumerate(params):
-            is_late, is_out = place == 5 and step < 7, (place + step) % 5 == 0
-            own = gradients_of(step, params[0].dtype)[place]
-            param.grad = None if is_late or is_out else own
-        made.step()
-        yield told()
+            is_late, is_skipped = place == 5 and step < 7, (place + step) % 5 == 0
+            grad = gradients_of(step, params[0].dtype)[place]
+            param.grad = None if is_late or is_skipped else grad
+        optimizer.step()
+        yield loss()
 
 
 def _values(shape: tuple[int, ...], seed: int, scale: float) -> Tensor:
@@ -210,5 +210,5 @@ def _computed_values(shape: tuple[int, ...], seed: int, scale: float) -> Tensor:
     mixed = (np.arange(count, dtype=np.uint64) + np.uint64(1000003 * (seed + 1))) * np.uint64(
         6364136223846793005
     )
-    whole = (mixed >> np.uint64(40)) % np.uint64(257)
-    return torch.from_numpy((whole.astype(np.float32) - 128) / scale).reshape(shape)
+    integers = (mixed >> np.uint64(40)) % np.uint64(257)
+    return torch.from_numpy((integers.astype(np.float32) - 128) / scale).reshape(shape)

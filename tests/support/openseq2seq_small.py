@@ -13,7 +13,6 @@ HALF = torch.float16
 
 
 def stepping(variables: Any, optimizer: Any = "SGD", rate: float = 0.5, **options: Any) -> Any:
-    """A step whose gradients are given to it."""
     settings = {"dtype": "mixed", "loss_scaling": 1.0, **options}
     params = settings.pop("params", {})
     return optimize_loss(lambda: None, optimizer, params, lambda _: rate, variables, **settings)

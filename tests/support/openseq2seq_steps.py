@@ -32,7 +32,7 @@ each_way = pytest.mark.parametrize("way", ["in the update", "before it"], indire
 
 @pytest.fixture
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Where gradients are processed; fails if they are processed elsewhere."""
+    """Require that gradients are processed in the update, or before it."""
     if request.param == "before it":
         process_before(monkeypatch)
     else:
@@ -40,7 +40,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     return request.param
 
 
-def not_to_be_called(*given: Any, **options: Any) -> Any:
+def not_to_be_called(*args: Any, **options: Any) -> Any:
     raise AssertionError("gradients were processed before the update")
 
 
@@ -68,13 +68,13 @@ class Training:
             for name, size in sizes.items()
         }
         self.gradients = {name: self._normal(size) for name, size in sizes.items()}
-        given: dict[str, Any] = {
+        defaults: dict[str, Any] = {
             "learning_rate_decay_fn": lambda step: 0.01,
             "dtype": "mixed",
             "var_list": list(self.own.values()),
             "optimizer_params": dict(PARAMS.get(str(rule), {})),
         }
-        self.step = optimize_loss(self.loss, RULES.get(rule, rule), **{**given, **options})
+        self.step = optimize_loss(self.loss, RULES.get(rule, rule), **{**defaults, **options})
 
     def _normal(self, size: int) -> Tensor:
         return torch.randn(size, generator=self.generator)
@@ -90,22 +90,22 @@ class Training:
             for name, var in self.own.items()
             if hasattr(self.step.optimizer, "get_master")
         }
-        kept = {name: each for name, each in masters.items() if each is not None}
-        others = {each.name: each for each in self.step.optimizer.variables()}
+        weights = {name: master for name, master in masters.items() if master is not None}
+        variables = {variable.name: variable for variable in self.step.optimizer.variables()}
         sums = {} if self.step._accumulators is None else self._sums()
-        found = {**self.own, **kept, **others, **sums, "global step": self.step.global_step}
-        found["learning rate"] = self.step.learning_rate
-        assert scaler is None or not set(found) & set(scaler.variables)
-        return {name: each.detach().clone() for name, each in found.items()}
+        state = {**self.own, **weights, **variables, **sums, "global step": self.step.global_step}
+        state["learning rate"] = self.step.learning_rate
+        assert scaler is None or not set(state) & set(scaler.variables)
+        return {name: tensor.detach().clone() for name, tensor in state.items()}
 
     def _sums(self) -> dict[str, Tensor]:
-        found = {}
+        sums = {}
         for name, var in self.own.items():
             master = self.step.optimizer.get_master(var)
             total = self.step._accumulators.get(var if master is None else master)
             if total is not None:
-                found[f"sum of {name}"] = total
-        return found
+                sums[f"sum of {name}"] = total
+        return sums
 
     def scaler_state(self) -> dict[str, Tensor]:
         scaler = self.step.loss_scaler
@@ -123,8 +123,8 @@ class Table(Training):
 
     def loss(self) -> Any:
         rows = torch.tensor([3, 1, 3, 8, 0])
-        found = torch.nn.functional.embedding(rows, self.own["table"], sparse=True)
-        return (found.float() * self.factors).sum()
+        embedded = torch.nn.functional.embedding(rows, self.own["table"], sparse=True)
+        return (embedded.float() * self.factors).sum()
 
 
 def differing(first: dict[str, Tensor], second: dict[str, Tensor]) -> list[str]:
@@ -137,10 +137,10 @@ def bits(tensor: Tensor) -> bytes:
     return tensor.detach().reshape(-1).contiguous().view(torch.uint8).numpy().tobytes()
 
 
-def assert_near(got: dict[str, Tensor], wanted: dict[str, Tensor], units: int = 2) -> None:
+def assert_near(got: dict[str, Tensor], expected: dict[str, Tensor], units: int = 2) -> None:
     """Fail unless all elements are within some units in the last place of their dtype."""
-    assert got.keys() == wanted.keys()
-    for name, value in wanted.items():
+    assert got.keys() == expected.keys()
+    for name, value in expected.items():
         rtol = units * torch.finfo(value.dtype).eps if value.is_floating_point() else 0.0
         torch.testing.assert_close(
             got[name],

@@ -14,13 +14,11 @@ Gradient = tuple[Array, Any]  # values and indices, or None for all
 
 
 def starts(shapes: dict[str, tuple[int, ...]], dtype: Any) -> dict[str, Array]:
-    """Initial values of variables by name."""
     rng = np.random.default_rng(5)
     return {name: rng.standard_normal(shape).astype(dtype) for name, shape in shapes.items()}
 
 
 def given(grad: Gradient | None) -> Any:
-    """A gradient as the library takes it."""
     if grad is None:
         return None
     values, indices = torch.from_numpy(grad[0].copy()), grad[1]

@@ -32,21 +32,21 @@ def together(*works: Callable[[], Any]) -> None:
     assert not failed
 
 
-def told_by_ranks(script: str | Path, folder: Path, count: int = 2, *names: str) -> list[Any]:
-    """What a script prints last, as JSON, on each rank.
+def run_ranks(script: str | Path, folder: Path, count: int = 2, *names: str) -> list[Any]:
+    """Return the last line that each rank of a script prints, parsed from JSON.
 
     It is given its rank, a file to meet, the number of ranks, and names.
     """
-    given = [str(folder / "store"), str(count), *names]
+    arguments = [str(folder / "store"), str(count), *names]
     with ExitStack() as stack:  # at its end one may wait for another that is no more
-        ranks = [stack.enter_context(Fresh(script, str(rank), *given)) for rank in range(count)]
-        ended = [rank.done(300) for rank in ranks]
-    assert not any(each.returncode for each in ended), [each.stderr for each in ended]
-    return [json.loads(each.stdout.splitlines()[-1]) for each in ended]
+        ranks = [stack.enter_context(Fresh(script, str(rank), *arguments)) for rank in range(count)]
+        finished = [rank.done(300) for rank in ranks]
+    assert not any(run.returncode for run in finished), [run.stderr for run in finished]
+    return [json.loads(run.stdout.splitlines()[-1]) for run in finished]
 
 
-def told_once(folder: Path, script: str | Path, count: int, *names: str) -> list[Any]:
-    """Return what ranks tell, as `told_by_ranks` does; they run once for each folder.
+def run_ranks_once(folder: Path, script: str | Path, count: int, *names: str) -> list[Any]:
+    """Return what ranks tell, as `run_ranks` does; they run once for each folder.
 
     Args:
         folder: Of `shared_folder`: processes that ask at the same time wait for the first.
@@ -58,10 +58,10 @@ def told_once(folder: Path, script: str | Path, count: int, *names: str) -> list
 
     with open(folder / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        found = folder / "found.json"
-        if not found.exists():
-            found.write_text(json.dumps(told_by_ranks(script, folder, count, *names)))
-        return json.loads(found.read_text())
+        report = folder / "found.json"
+        if not report.exists():
+            report.write_text(json.dumps(run_ranks(script, folder, count, *names)))
+        return json.loads(report.read_text())
 
 
 def shared_folder(

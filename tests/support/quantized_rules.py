@@ -31,16 +31,15 @@ def suited(codec: str) -> Callable[[Slot], str]:
 def encoded_rule(rule: Rule, codec: str) -> Rule:
     """A rule whose slots are all kept in a codec, or in what suits them."""
     choose = suited(codec)
-    own = set(rule.element_slots)
+    slot_names = set(rule.element_slots)
     slots = tuple(
-        replace(slot, dtype=None, storage=choose(slot)) if slot in own else slot
+        replace(slot, dtype=None, storage=choose(slot)) if slot in slot_names else slot
         for slot in rule.slots
     )
     return replace(rule, slots=slots)
 
 
 def encoded_case(case: Case, codec: str) -> Case:
-    """The same of a case."""
     return replace(case, row=replace(case.row, rule=encoded_rule(case.rule, codec)))
 
 
@@ -56,7 +55,7 @@ def _encoded(rule: Rule, slots: Sequence[Tensor]) -> list[Tensor]:
 
 
 def numbers_of(case: Case, problem: Problem, index: int = 0) -> list[Tensor]:
-    """What the slots of a variable hold, as numbers."""
+    """Return the decoded slots of a variable."""
     var = problem.variables[index]
     pairs = zip(case.rule.codecs, problem.slots[index], strict=True)
     return [

@@ -46,7 +46,7 @@ def optimizer(case: dict[str, Any], clock: dict[str, int]) -> Any:
     if "aggregator" in case:
         kwargs["gradient_aggregator"] = _pair_function(*case["aggregator"])
     if "transformers" in case:
-        kwargs["gradient_transformers"] = [_pair_function(*each) for each in case["transformers"]]
+        kwargs["gradient_transformers"] = [_pair_function(*pair) for pair in case["transformers"]]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         opt = getattr(optimizers, case["optimizer"])(**kwargs)
@@ -56,14 +56,14 @@ def optimizer(case: dict[str, Any], clock: dict[str, int]) -> Any:
 
 
 def variables(case: dict[str, Any]) -> dict[str, thalweg.Variable]:
-    made = {}
+    variables = {}
     for name in case["order"]:
         bounds = case.get("constraint", {}).get(name)
         constraint = None if bounds is None else lambda x, b=bounds: torch.clamp(x, *b)
         # In torch's own memory: that of others is looked up before each plan is made.
         start = torch.tensor(array(case, "var", name)[0])
-        made[name] = thalweg.Variable(start, name, constraint=constraint)
-    return made
+        variables[name] = thalweg.Variable(start, name, constraint=constraint)
+    return variables
 
 
 def gradient(case: dict[str, Any], name: str, step: int) -> Any:
@@ -83,27 +83,27 @@ def gradient(case: dict[str, Any], name: str, step: int) -> Any:
 class Value(NamedTuple):
     """One value after one step: what the library has, TensorFlow's, and TensorFlow's before it."""
 
-    what: str
+    name: str
     got: np.ndarray
-    recorded: np.ndarray
+    expected: np.ndarray
     previous: np.ndarray
 
 
 def steps(case: dict[str, Any], engine: str) -> Iterator[tuple[int, Any, dict[str, Any]]]:
     """Run a trajectory; yields the step's number, the optimizer and its variables after each."""
     clock = {"step": 0}
-    opt, own = optimizer(case, clock), variables(case)
+    opt, case_variables = optimizer(case, clock), variables(case)
     opt.engine = engine
     for step in range(1, case["steps"] + 1):
         clock["step"] = step
         for key, changes in case.get("set_hyper", {}).items():
             if str(step) in changes:
                 setattr(opt, key, changes[str(step)])
-        pairs = [(gradient(case, name, step), own[name]) for name in case["order"]]
+        pairs = [(gradient(case, name, step), case_variables[name]) for name in case["order"]]
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Gradients do not exist", UserWarning)
             opt.apply_gradients(pairs)
-        yield step, opt, own
+        yield step, opt, case_variables
 
 
 def replay(case: dict[str, Any], engine: str, resume: bool = False) -> Iterator[Value]:
@@ -111,12 +111,11 @@ def replay(case: dict[str, Any], engine: str, resume: bool = False) -> Iterator[
 
     With `resume` each step starts from TensorFlow's state, so that differences do not add up.
     """
-    for step, opt, own in steps(case, engine):
-        yield from _compared(case, opt, own, step, resume)
+    for step, opt, variables in steps(case, engine):
+        yield from _compared(case, opt, variables, step, resume)
 
 
 def trained(case: dict[str, Any]) -> Any:
-    """The optimizer of a trajectory after its last step."""
     return list(steps(case, "reference"))[-1][1]
 
 
@@ -131,25 +130,25 @@ def plain(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _compared(
-    case: dict[str, Any], opt: Any, own: dict[str, Any], step: int, resume: bool
+    case: dict[str, Any], opt: Any, variables: dict[str, Any], step: int, resume: bool
 ) -> Iterator[Value]:
     state: list[tuple[str, Any, np.ndarray]] = [
         ("iterations", opt.iterations, array(case, "iterations"))
     ]
     if case["nonslot"]:
-        recorded = array(case, "nonslot", "momentum_cache")
-        state.append(("momentum_cache", opt.weights[1], recorded))
-    for name, var in own.items():
+        series = array(case, "nonslot", "momentum_cache")
+        state.append(("momentum_cache", opt.weights[1], series))
+    for name, var in variables.items():
         state.append((name, var, array(case, "var", name)))
         for slot in case["slots"].get(name, case["slot_names"]):
-            recorded = array(case, "slot", name, slot)
-            state.append((f"{name}/{slot}", _slot(opt, var, slot), recorded))
-    for what, kept, recorded in state:
-        now = recorded[step]
-        got = np.full_like(now, np.nan) if kept is None else kept.numpy()
-        yield Value(f"{what} after step {step}", got, now, recorded[step - 1])
-        if resume and kept is not None:
-            kept.assign(np.array(now))
+            series = array(case, "slot", name, slot)
+            state.append((f"{name}/{slot}", _slot(opt, var, slot), series))
+    for name, weight, series in state:
+        expected = series[step]
+        got = np.full_like(expected, np.nan) if weight is None else weight.numpy()
+        yield Value(f"{name} after step {step}", got, expected, series[step - 1])
+        if resume and weight is not None:
+            weight.assign(np.array(expected))
 
 
 def _slot(opt: Any, var: Any, name: str) -> Any:
@@ -180,16 +179,16 @@ def minimized(case: dict[str, Any], engine: str) -> Iterator[Value]:
             warnings.filterwarnings("ignore", "Gradients do not exist", UserWarning)
             opt.minimize(loss, [w, emb, u], grad_loss=grad_loss)
         for name, var in zip(case["order"], (w, emb, u), strict=True):
-            recorded = array(case, "var", name)
-            yield Value(f"{name} after step {step}", var.numpy(), *recorded[[step, step - 1]])
+            series = array(case, "var", name)
+            yield Value(f"{name} after step {step}", var.numpy(), *series[[step, step - 1]])
 
 
-def distances(got: np.ndarray, recorded: np.ndarray) -> np.ndarray:
+def distances(got: np.ndarray, expected: np.ndarray) -> np.ndarray:
     """Units in the last place between elements; NaN equals NaN, and 0 is one unit from -0."""
-    got, recorded = np.asarray(got), np.asarray(recorded)
-    a, b = _ranked(got), _ranked(recorded)
-    apart = np.maximum(a, b).view(np.uint64) - np.minimum(a, b).view(np.uint64)
-    return np.where(np.isnan(got) & np.isnan(recorded), 0, apart)
+    got, expected = np.asarray(got), np.asarray(expected)
+    a, b = _ranked(got), _ranked(expected)
+    distance = np.maximum(a, b).view(np.uint64) - np.minimum(a, b).view(np.uint64)
+    return np.where(np.isnan(got) & np.isnan(expected), 0, distance)
 
 
 def _ranked(values: np.ndarray) -> np.ndarray:
@@ -202,10 +201,10 @@ def _ranked(values: np.ndarray) -> np.ndarray:
 
 
 def report(case: dict[str, Any], value: Value, bad: np.ndarray) -> str:
-    """What a failed comparison prints: where, both values in hexadecimal, ulps, and a command."""
-    got, recorded = np.asarray(value.got), np.asarray(value.recorded)
+    """Describe a failed comparison: index, both values in hexadecimal, ulps, and a command."""
+    got, expected = np.asarray(value.got), np.asarray(value.expected)
     index = tuple(int(i) for i in np.argwhere(bad)[0])
-    pair = f"got {float(got[index]).hex()}, recorded {float(recorded[index]).hex()}"
-    ulps = distances(got, recorded)[index]
+    pair = f"got {float(got[index]).hex()}, recorded {float(expected[index]).hex()}"
+    ulps = distances(got, expected)[index]
     command = f"pytest 'tests/keras/test_keras_goldens.py' -k '{case['id']}'"
-    return f"{case['id']}: {value.what} at {index}: {pair}, {ulps:.0f} ulp apart\n  {command}"
+    return f"{case['id']}: {value.name} at {index}: {pair}, {ulps:.0f} ulp apart\n  {command}"

@@ -25,8 +25,8 @@ def check_steps() -> None:
     from thalweg.v1.train import replay as of_v1
 
     ask_both(replay.ReplayedStep, _found_by_optim)
-    ask_both(of_keras.KerasReplay, lambda step, optimizer, kept, given: _found(step, given))
-    ask_both(of_v1.V1Replay, lambda step, optimizer, kept, given: _found(step, given[0]))
+    ask_both(of_keras.KerasReplay, lambda step, optimizer, plan_cache, pairs: _found(step, pairs))
+    ask_both(of_v1.V1Replay, lambda step, optimizer, plan_cache, pairs: _found(step, pairs[0]))
 
 
 def _found_by_optim(
@@ -41,23 +41,23 @@ def _found_by_optim(
     return step._stands(optimizer, gradients)
 
 
-def _found(step: Any, given: Any) -> bool:
-    planned = step._planned
-    return replay_pairs._are_pairs(given, planned) and stands(planned, [grad for grad, _ in given])
+def _found(step: Any, pairs: Any) -> bool:
+    plan = step._planned
+    return replay_pairs._are_pairs(pairs, plan) and stands(plan, [grad for grad, _ in pairs])
 
 
-def ask_both(kind: Any, is_found: Callable[..., bool]) -> None:
-    """Have a kind of steps fail where `is_found` does not find what is taken."""
+def ask_both(kind: Any, predict: Callable[..., bool]) -> None:
+    """Have a kind of steps fail where `predict` does not find what is taken."""
     take = kind.take
 
-    def taken(step: Any, *given: Any) -> bool:
+    def taken(step: Any, *args: Any) -> bool:
         try:
-            careful = is_found(step, *given)
+            careful = predict(step, *args)
         except Exception:  # then nothing may be taken
             careful = False
-        found = take(step, *given)
-        if found and not careful:
+        repeated = take(step, *args)
+        if repeated and not careful:
             raise AssertionError(DISAGREES)
-        return found
+        return repeated
 
     kind.take = taken

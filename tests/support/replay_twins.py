@@ -42,47 +42,49 @@ def params(count: int = 4, shape: tuple[int, ...] = (3, 2)) -> list[Parameter]:
     return [Parameter(torch.randn(shape)) for _ in range(count)]
 
 
-def give(own: list[Parameter], seed: int, without: set[int] | frozenset[int] = frozenset()) -> None:
+def set_grads(
+    params: list[Parameter], seed: int, skipped: set[int] | frozenset[int] = frozenset()
+) -> None:
     dice = torch.Generator().manual_seed(seed)
-    for place, param in enumerate(own):
-        made = torch.randn(param.shape, generator=dice).to(param.dtype)
-        param.grad = None if place in without else made
+    for place, param in enumerate(params):
+        grad = torch.randn(param.shape, generator=dice).to(param.dtype)
+        param.grad = None if place in skipped else grad
 
 
-def norm_of(own: list[Parameter]) -> float:
-    return torch.nn.utils.get_total_norm([x.grad for x in own if x.grad is not None]).item()
+def norm_of(params: list[Parameter]) -> float:
+    return torch.nn.utils.get_total_norm([x.grad for x in params if x.grad is not None]).item()
 
 
-def taken(opt: Any) -> int:
+def count_replays(opt: Any) -> int:
     return 0 if opt._cache.replay is None else opt._cache.replay.taken
 
 
 # What happens between two steps
 
 
-def _data(opt: Any, own: Any, param: Any, dice: random.Random) -> None:
+def _data(opt: Any, params: Any, param: Any, dice: random.Random) -> None:
     param.data = param.data.clone()
 
 
-def _no_gradient(opt: Any, own: Any, param: Any, dice: random.Random) -> None:
+def _no_gradient(opt: Any, params: Any, param: Any, dice: random.Random) -> None:
     param.grad = None
 
 
-def _rate(opt: Any, own: Any, param: Any, dice: random.Random) -> None:
+def _rate(opt: Any, params: Any, param: Any, dice: random.Random) -> None:
     for group in opt.param_groups:
         group["lr"] = dice.random() / 10
 
 
-def _rate_of_a_tensor(opt: Any, own: Any, param: Any, dice: random.Random) -> None:
+def _rate_of_a_tensor(opt: Any, params: Any, param: Any, dice: random.Random) -> None:
     opt.param_groups[0]["lr"] = torch.tensor(0.01)
 
 
-def _decay(opt: Any, own: Any, param: Any, dice: random.Random) -> None:
+def _decay(opt: Any, params: Any, param: Any, dice: random.Random) -> None:
     if "weight_decay" in opt.param_groups[0]:
         opt.param_groups[0]["weight_decay"] = 0.01
 
 
-def _other_numbers(opt: Any, own: Any, param: Any, dice: random.Random) -> None:
+def _other_numbers(opt: Any, params: Any, param: Any, dice: random.Random) -> None:
     """Change every number of a group that the rule reads, with other classes and signs, too."""
     group = dice.choice(opt.param_groups)
     kind = dice.choice([float, float, np.float64, np.float32, int, torch.tensor])
@@ -91,11 +93,11 @@ def _other_numbers(opt: Any, own: Any, param: Any, dice: random.Random) -> None:
             continue
         if isinstance(value, float):
             group[key] = kind(value * dice.choice([0.5, 0.9, 1.0, 0.0, -1.0]))
-        elif isinstance(value, tuple) and all(isinstance(each, float) for each in value):
-            group[key] = dice.choice([tuple, list])(each * 0.99 for each in value)
+        elif isinstance(value, tuple) and all(isinstance(number, float) for number in value):
+            group[key] = dice.choice([tuple, list])(number * 0.99 for number in value)
 
 
-def _momentum_scheduled(opt: Any, own: Any, param: Any, dice: random.Random) -> None:
+def _momentum_scheduled(opt: Any, params: Any, param: Any, dice: random.Random) -> None:
     for group in opt.param_groups:
         for key in ("momentum", "weight_decay", "alpha", "eps"):
             if isinstance(group.get(key), float):
@@ -104,129 +106,129 @@ def _momentum_scheduled(opt: Any, own: Any, param: Any, dice: random.Random) -> 
             group["betas"] = (group["betas"][0] * 0.97, *group["betas"][1:])
 
 
-def _slot_replaced(opt: Any, own: Any, param: Any, dice: random.Random) -> None:
-    for name, each in (opt.state.get(param) or {}).items():
-        if isinstance(each, Tensor):
-            opt.state[param][name] = each.clone()
+def _slot_replaced(opt: Any, params: Any, param: Any, dice: random.Random) -> None:
+    for name, tensor in (opt.state.get(param) or {}).items():
+        if isinstance(tensor, Tensor):
+            opt.state[param][name] = tensor.clone()
 
 
-def _slot_written(opt: Any, own: Any, param: Any, dice: random.Random) -> None:
-    for each in (opt.state.get(param) or {}).values():
-        if isinstance(each, Tensor):
-            each.mul_(0.5 if each.is_floating_point() else 2)
+def _slot_written(opt: Any, params: Any, param: Any, dice: random.Random) -> None:
+    for tensor in (opt.state.get(param) or {}).values():
+        if isinstance(tensor, Tensor):
+            tensor.mul_(0.5 if tensor.is_floating_point() else 2)
 
 
-def _state_lost(opt: Any, own: Any, param: Any, dice: random.Random) -> None:
+def _state_lost(opt: Any, params: Any, param: Any, dice: random.Random) -> None:
     opt.state.pop(param, None)
 
 
-def _state_loaded(opt: Any, own: Any, param: Any, dice: random.Random) -> None:
+def _state_loaded(opt: Any, params: Any, param: Any, dice: random.Random) -> None:
     opt.load_state_dict(copy.deepcopy(opt.state_dict()))
 
 
-def _swapped(opt: Any, own: Any, param: Any, dice: random.Random) -> None:
+def _swapped(opt: Any, params: Any, param: Any, dice: random.Random) -> None:
     try:
         torch.utils.swap_tensors(param, Parameter(torch.full_like(param, 0.25)))
     except RuntimeError:
         return
 
 
-def _strided(opt: Any, own: Any, param: Any, dice: random.Random) -> None:
+def _strided(opt: Any, params: Any, param: Any, dice: random.Random) -> None:
     if param.grad is not None:
         param.grad = torch.stack([param.grad, param.grad], -1)[..., 0]
 
 
-def _shared(opt: Any, own: Any, param: Any, dice: random.Random) -> None:
+def _shared(opt: Any, params: Any, param: Any, dice: random.Random) -> None:
     if param.grad is not None:
         param.grad = param.data.view_as(param)
 
 
-def _rows(opt: Any, own: Any, param: Any, dice: random.Random) -> None:
+def _rows(opt: Any, params: Any, param: Any, dice: random.Random) -> None:
     if param.grad is not None and param.dim():
         param.grad = param.grad.to_sparse()
 
 
-def _frozen(opt: Any, own: Any, param: Any, dice: random.Random) -> None:
+def _frozen(opt: Any, params: Any, param: Any, dice: random.Random) -> None:
     param.requires_grad_(False)
 
 
-def _thawed(opt: Any, own: Any, param: Any, dice: random.Random) -> None:
+def _thawed(opt: Any, params: Any, param: Any, dice: random.Random) -> None:
     param.requires_grad_(True)
 
 
-def _written(opt: Any, own: Any, param: Any, dice: random.Random) -> None:
+def _written(opt: Any, params: Any, param: Any, dice: random.Random) -> None:
     param.data.add_(1)
 
 
-def _of_a_class(opt: Any, own: Any, param: Any, dice: random.Random) -> None:
+def _of_a_class(opt: Any, params: Any, param: Any, dice: random.Random) -> None:
     param.__class__ = type("Own", (Parameter,), {})
 
 
-def _constrained(opt: Any, own: Any, param: Any, dice: random.Random) -> None:
+def _constrained(opt: Any, params: Any, param: Any, dice: random.Random) -> None:
     param.constraint = lambda value: value.clamp(-0.5, 0.5)
 
 
-def _scaled(opt: Any, own: Any, param: Any, dice: random.Random) -> None:
+def _scaled(opt: Any, params: Any, param: Any, dice: random.Random) -> None:
     opt.found_inf = torch.tensor(float(dice.random() < 0.5))
     opt.grad_scale = torch.tensor(2.0)
 
 
-def _unscaled(opt: Any, own: Any, param: Any, dice: random.Random) -> None:
+def _unscaled(opt: Any, params: Any, param: Any, dice: random.Random) -> None:
     for name in ("found_inf", "grad_scale"):
         vars(opt).pop(name, None)
 
 
-def _heard(opt: Any, own: Any, param: Any, dice: random.Random) -> None:
+def _heard(opt: Any, params: Any, param: Any, dice: random.Random) -> None:
     opt.register_step_post_hook(lambda *_: None)
 
 
-def _group_added(opt: Any, own: Any, param: Any, dice: random.Random) -> None:
-    if len(own) < 8:
-        own.append(Parameter(torch.ones(5)))
+def _group_added(opt: Any, params: Any, param: Any, dice: random.Random) -> None:
+    if len(params) < 8:
+        params.append(Parameter(torch.ones(5)))
         rule = {"rule": "SGD"} if isinstance(opt, optim.Mixed) else {}
-        opt.add_param_group({"params": [own[-1]], **rule})
+        opt.add_param_group({"params": [params[-1]], **rule})
 
 
-def _rate_written(opt: Any, own: Any, param: Any, dice: random.Random) -> None:
+def _rate_written(opt: Any, params: Any, param: Any, dice: random.Random) -> None:
     if isinstance(rate := opt.param_groups[0]["lr"], Tensor):
         rate.mul_(0.5)
 
 
-def _sum_replaced(opt: Any, own: Any, param: Any, dice: random.Random) -> None:
+def _sum_replaced(opt: Any, params: Any, param: Any, dice: random.Random) -> None:
     if (own_sum := opt.state.get(param, {}).get("gradient_sum")) is not None:
         opt.state[param]["gradient_sum"] = own_sum.clone()
 
 
-def _sum_lost(opt: Any, own: Any, param: Any, dice: random.Random) -> None:
+def _sum_lost(opt: Any, params: Any, param: Any, dice: random.Random) -> None:
     opt.state.get(param, {}).pop("gradient_sum", None)
 
 
-def _sum_shared(opt: Any, own: Any, param: Any, dice: random.Random) -> None:
+def _sum_shared(opt: Any, params: Any, param: Any, dice: random.Random) -> None:
     if "gradient_sum" in opt.state.get(param, {}):
         opt.state[param]["gradient_sum"] = param.data.view_as(param)
 
 
-def _options_reordered(opt: Any, own: Any, param: Any, dice: random.Random) -> None:
+def _options_reordered(opt: Any, params: Any, param: Any, dice: random.Random) -> None:
     for group in opt.param_groups:
         group["lr"] = group.pop("lr")
 
 
-def _huge(opt: Any, own: Any, param: Any, dice: random.Random) -> None:
-    for each in own:
-        if each.grad is not None:
-            each.grad.mul_(dice.choice([1e30, 1e-30, float("nan"), float("inf")]))
+def _huge(opt: Any, params: Any, param: Any, dice: random.Random) -> None:
+    for any_param in params:
+        if any_param.grad is not None:
+            any_param.grad.mul_(dice.choice([1e30, 1e-30, float("nan"), float("inf")]))
 
 
-def _group_removed(opt: Any, own: Any, param: Any, dice: random.Random) -> None:
+def _group_removed(opt: Any, params: Any, param: Any, dice: random.Random) -> None:
     if len(opt.param_groups) > 1:
-        for each in opt.param_groups.pop()["params"]:
-            opt.state.pop(each, None)  # which torch's `state_dict` has no place for
+        for removed in opt.param_groups.pop()["params"]:
+            opt.state.pop(removed, None)  # which torch's `state_dict` has no place for
 
 
-def _numbers_apart(opt: Any, own: Any, param: Any, dice: random.Random) -> None:
+def _numbers_apart(opt: Any, params: Any, param: Any, dice: random.Random) -> None:
     """Numbers of steps are written, and a step is refused before the next one."""
-    for each in opt.state.values():
-        if isinstance(number := each.get("step"), Tensor):
+    for param_state in opt.state.values():
+        if isinstance(number := param_state.get("step"), Tensor):
             number.fill_(dice.choice([5, 20]))
     group = opt.param_groups[0]
     rate, group["lr"] = group["lr"], "none"
@@ -246,19 +248,19 @@ CHANGES = [
 WITH_NUMBERS = [*CHANGES, _other_numbers, _momentum_scheduled]
 
 
-def same(one: Any, other: Any) -> bool:
-    if not isinstance(one, Tensor):
-        return one == other
-    one, other = (each.to_dense() if each.is_sparse else each for each in (one, other))
-    equal = torch.equal(one.detach().nan_to_num(), other.detach().nan_to_num())
-    return one.dtype == other.dtype and one.shape == other.shape and equal
+def same(first: Any, second: Any) -> bool:
+    if not isinstance(first, Tensor):
+        return first == second
+    first, second = (side.to_dense() if side.is_sparse else side for side in (first, second))
+    equal = torch.equal(first.detach().nan_to_num(), second.detach().nan_to_num())
+    return first.dtype == second.dtype and first.shape == second.shape and equal
 
 
-def everything(opt: Any, own: list[Parameter]) -> list[tuple[str, Any]]:
-    found: list[tuple[str, Any]] = [(f"parameter {k}", each) for k, each in enumerate(own)]
-    for k, param in enumerate(own):
-        found += [(f"{name} of {k}", x) for name, x in (opt.state.get(param) or {}).items()]
-    return [*found, ("what the step says", repr(opt.last_step))]
+def snapshot(opt: Any, params: list[Parameter]) -> list[tuple[str, Any]]:
+    named: list[tuple[str, Any]] = [(f"parameter {k}", param) for k, param in enumerate(params)]
+    for k, param in enumerate(params):
+        named += [(f"{name} of {k}", x) for name, x in (opt.state.get(param) or {}).items()]
+    return [*named, ("what the step says", repr(opt.last_step))]
 
 
 def look_carefully(opt: Any) -> None:
@@ -273,8 +275,8 @@ def random_set(count: int, dice: random.Random) -> set[int]:
     return {place for place in range(count) if dice.random() < share}
 
 
-def differences(
-    made: Callable[[int], tuple[Any, list[Parameter]]],
+def diff(
+    make: Callable[[int], tuple[Any, list[Parameter]]],
     seed: int,
     steps: int = 30,
     has_sets: bool = False,
@@ -282,26 +284,26 @@ def differences(
     """Return what differs between an optimizer and its twin, or "".
 
     Args:
-        made: Makes an optimizer and its parameters of a seed.
+        make: Makes an optimizer and its parameters of a seed.
         seed: The seed of gradients and changes.
         steps: How many steps are taken.
         has_sets: Whether random sets of parameters have gradients.
     """
-    pair = [made(seed), made(seed)]
+    pair = [make(seed), make(seed)]
     for step in range(steps):
         title = f"{seed}/{step}"
         choice = random.Random(title)
         changes = WITH_NUMBERS if has_sets else CHANGES
         change = choice.choice(changes) if choice.random() < 0.6 else None
         errors: list[str] = []
-        for is_twin, (opt, own) in enumerate(pair):
+        for is_twin, (opt, params) in enumerate(pair):
             dice = random.Random(title)
-            without = {0} if seed % 3 == 0 else set[int]()
+            skipped = {0} if seed % 3 == 0 else set[int]()
             if has_sets:
-                without |= random_set(len(own), random.Random(title))
-            give(own, seed * 1000 + step, without)
+                skipped |= random_set(len(params), random.Random(title))
+            set_grads(params, seed * 1000 + step, skipped)
             if change is not None:
-                change(opt, own, dice.choice(own), dice)
+                change(opt, params, dice.choice(params), dice)
             if is_twin:
                 look_carefully(opt)
             try:
@@ -309,15 +311,17 @@ def differences(
                 errors.append("")
             except Exception as error:
                 errors.append(type(error).__name__)
-        called = f"{title}, after {change.__name__ if change else 'nothing'}"
+        label = f"{title}, after {change.__name__ if change else 'nothing'}"
         if errors[0] != errors[1]:
-            return f"{called}: {errors}"
-        for (what, one), (name, other) in zip(*(everything(*each) for each in pair), strict=True):
-            if what != name or not same(one, other):
-                return f"{called}: {what} and {name}: {one} and {other}"
+            return f"{label}: {errors}"
+        for (key, actual), (name, expected) in zip(
+            *(snapshot(*twin) for twin in pair), strict=True
+        ):
+            if key != name or not same(actual, expected):
+                return f"{label}: {key} and {name}: {actual} and {expected}"
             # Slots of one plan may share a block, and its counter of writes.
-            if what.startswith("step ") or (has_sets and not what.startswith("parameter")):
+            if name.startswith("step ") or (has_sets and not name.startswith("parameter")):
                 continue
-            if isinstance(one, Tensor) and one._version != other._version:
-                return f"{called}: versions of {what} are {one._version} and {other._version}"
+            if isinstance(actual, Tensor) and actual._version != expected._version:
+                return f"{label}: versions of {name} are {actual._version} and {expected._version}"
     return ""

@@ -29,7 +29,7 @@ from thalweg.v1.contrib.opt import (
 )
 
 STEPS = 7
-SAVED, ENDED = "saved.pt", "ended.pt"
+CHECKPOINT, FINAL = "saved.pt", "ended.pt"
 SHAPES = {"w": (19,), "b": (2, 3), "h": (5,), "table": (6, 3)}
 DTYPES = {"w": torch.float32, "b": torch.float64, "h": torch.bfloat16, "table": torch.float32}
 
@@ -39,7 +39,6 @@ def normal(shape: tuple[int, ...], seed: int) -> Tensor:
 
 
 def flat(state: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    """The leaves of a state with their paths."""
     for key, value in state.items():
         if isinstance(value, dict):
             yield from flat(value, f"{path}{key}/")
@@ -59,15 +58,15 @@ class OfRule:
         }
         self.make(named(name))
 
-    def make(self, named: RegistryEntry) -> None:
+    def make(self, entry: RegistryEntry) -> None:
         self.counter: Any = Variable(torch.zeros((), dtype=torch.int64), trainable=False)
-        if issubclass(named.cls, KerasOptimizer):
-            is_nadam = issubclass(named.cls, Nadam)
-            self.optimizer = named.make(0.1, **({} if is_nadam else {"decay": 0.25}))
-        elif named.cls.CALLABLES:
-            self.optimizer = named.make(lambda: 0.1 / (1 + int(self.counter)))
+        if issubclass(entry.cls, KerasOptimizer):
+            is_nadam = issubclass(entry.cls, Nadam)
+            self.optimizer = entry.make(0.1, **({} if is_nadam else {"decay": 0.25}))
+        elif entry.cls.CALLABLES:
+            self.optimizer = entry.make(lambda: 0.1 / (1 + int(self.counter)))
         else:
-            self.optimizer = named.make(0.1)
+            self.optimizer = entry.make(0.1)
         if isinstance(self.optimizer, train.AdagradDAOptimizer):
             self.counter = self.optimizer._global_step
 
@@ -100,30 +99,30 @@ class Around(OfRule):
     """A training by an optimizer of `thalweg.v1` around another, or derived from another.
 
     Args:
-        around: Makes it, of the learning rate and the variables.
+        make: Returns the optimizer for a learning rate and variables.
     """
 
-    def __init__(self, around: Callable[[Any, dict[str, Any]], Any]) -> None:
-        self.around = around
+    def __init__(self, make: Callable[[Any, dict[str, Any]], Any]) -> None:
+        self.wrap = make
         super().__init__("HeavyBall")
 
-    def make(self, named: RegistryEntry) -> None:
+    def make(self, entry: RegistryEntry) -> None:
         self.counter = Variable(torch.zeros((), dtype=torch.int64), trainable=False)
-        self.optimizer = self.around(lambda: 0.1 / (1 + int(self.counter)), self.own)
+        self.optimizer = self.wrap(lambda: 0.1 / (1 + int(self.counter)), self.own)
 
 
-AROUND: dict[str, Callable[[Any, dict[str, Any]], Any]] = {
-    "averages of Adam": lambda rate, own: MovingAverageOptimizer(train.AdamOptimizer(rate), 0.5),
-    "averages without slots": lambda rate, own: MovingAverageOptimizer(
+WRAPPERS: dict[str, Callable[[Any, dict[str, Any]], Any]] = {
+    "averages of Adam": lambda rate, _: MovingAverageOptimizer(train.AdamOptimizer(rate), 0.5),
+    "averages without slots": lambda rate, _: MovingAverageOptimizer(
         train.GradientDescentOptimizer(rate), 0.5
     ),
-    "Momentum with short rows": lambda rate, own: VariableClippingOptimizer(
-        train.MomentumOptimizer(rate, 0.9), {own["table"]: [1], own["w"]: [0]}, 0.5
+    "Momentum with short rows": lambda rate, variables: VariableClippingOptimizer(
+        train.MomentumOptimizer(rate, 0.9), {variables["table"]: [1], variables["w"]: [0]}, 0.5
     ),
-    "averages of short rows": lambda rate, own: MovingAverageOptimizer(
-        VariableClippingOptimizer(train.AdagradOptimizer(rate), {own["table"]: [1]}, 0.5), 0.5
+    "averages of short rows": lambda rate, variables: MovingAverageOptimizer(
+        VariableClippingOptimizer(train.AdagradOptimizer(rate), {variables["table"]: [1]}, 0.5), 0.5
     ),
-    "Adagrad with decay": lambda rate, own: extend_with_decoupled_weight_decay(
+    "Adagrad with decay": lambda rate, _: extend_with_decoupled_weight_decay(
         train.AdagradOptimizer
     )(0.1, rate),
 }
@@ -201,9 +200,9 @@ class OfLoss:
 class OfWrapper(OfLoss):
     """A training by a `MixedPrecisionOptimizerWrapper`, without `optimize_loss` around it."""
 
-    def __init__(self, inside: Callable[[Any], Any]) -> None:
+    def __init__(self, make: Callable[[Any], Any]) -> None:
         self.number, self.adapts = 0, True
-        self.training = openseq2seq_steps.Training(inside, torch.bfloat16, **SCALINGS["LogMax"])
+        self.training = openseq2seq_steps.Training(make, torch.bfloat16, **SCALINGS["LogMax"])
         self.optimizer: Any = self.training.step.optimizer
 
     def state(self) -> dict[str, Any]:
@@ -219,13 +218,13 @@ def averages_of_adam(learning_rate: Any) -> Any:
 
 def _faces() -> dict[str, dict[str, Callable[[], Any]]]:
     rules: dict[str, dict[str, Callable[[], Any]]] = {"keras": {}, "v1": {}}
-    for name, own in by_rule().items():
-        face = "keras" if issubclass(own.cls, KerasOptimizer) else "v1"
+    for name, entry in by_rule().items():
+        face = "keras" if issubclass(entry.cls, KerasOptimizer) else "v1"
         rules[face][name] = partial(OfRule, name)
     losses = {
         f"{rule}, {scaling}, {runs} runs": partial(OfLoss, rule, scaling, runs)
         for rule in openseq2seq_steps.RULES
-        for scaling, runs in [*((each, 1) for each in SCALINGS), ("Backoff", 2)]
+        for scaling, runs in [*((scaling_name, 1) for scaling_name in SCALINGS), ("Backoff", 2)]
     }
     averaged = partial(OfLoss, averages_of_adam, "Backoff", 1)
     wrappers = {
@@ -234,12 +233,12 @@ def _faces() -> dict[str, dict[str, Callable[[], Any]]]:
         "averages in a step": averaged,
         "averages of sums in a step": partial(OfLoss, averages_of_adam, "none", 2),
     }
-    rest = {name: partial(OfRule, name) for name in by_class() if name not in by_rule()}
-    around = {name: partial(Around, make) for name, make in AROUND.items()}
+    other_makers = {name: partial(OfRule, name) for name in by_class() if name not in by_rule()}
+    wrapper_makers = {name: partial(Around, make) for name, make in WRAPPERS.items()}
     return {
         **rules,
-        "other classes of v1": rest,
-        "wrappers of v1": {**around, "averages": OfAverages},
+        "other classes of v1": other_makers,
+        "wrappers of v1": {**wrapper_makers, "averages": OfAverages},
         "openseq2seq": losses,
         "wrappers of openseq2seq": wrappers,
     }
@@ -248,39 +247,37 @@ def _faces() -> dict[str, dict[str, Callable[[], Any]]]:
 FACES = _faces()
 
 
-def everything(training: Any) -> dict[str, Any]:
-    """Copies of all that a training consists of, by name."""
-    own = {f"variable {key}": var.detach().clone() for key, var in training.variables().items()}
-    return {**own, **dict(flat(training.state()))}
+def copy_everything(training: Any) -> dict[str, Any]:
+    copies = {f"variable {key}": var.detach().clone() for key, var in training.variables().items()}
+    return {**copies, **dict(flat(training.state()))}
 
 
-def saved(training: Any) -> dict[str, Any]:
-    """What is written of a training, for another to go on from."""
-    own = {key: var.detach().clone() for key, var in training.variables().items()}
-    return {"variables": own, "state": training.state()}
+def make_checkpoint(training: Any) -> dict[str, Any]:
+    variables = {key: var.detach().clone() for key, var in training.variables().items()}
+    return {"variables": variables, "state": training.state()}
 
 
-def gone_on(make: Callable[[], Any], found: dict[str, Any], number: int) -> dict[str, Any]:
+def resume_training(make: Callable[[], Any], state: dict[str, Any], number: int) -> dict[str, Any]:
     """Everything, after a new training has loaded a saved one and taken the steps left."""
     training = make()
     with torch.no_grad():
         for key, var in training.variables().items():
-            var.copy_(found["variables"][key])
-    training.load(found["state"], number)
-    for left in range(number, STEPS):
-        training.step(left)
-    return everything(training)
+            var.copy_(state["variables"][key])
+    training.load(state["state"], number)
+    for step in range(number, STEPS):
+        training.step(step)
+    return copy_everything(training)
 
 
 def main(folder: str) -> None:
     torch.set_num_threads(1)
-    asked = torch.load(Path(folder, SAVED), weights_only=True)
+    saved_stops = torch.load(Path(folder, CHECKPOINT), weights_only=True)
     makers = {name: make for face in FACES.values() for name, make in face.items()}
-    ended = {
-        name: [gone_on(makers[name], each, number) for number, each in enumerate(stops)]
-        for name, stops in asked.items()
+    final_states = {
+        name: [resume_training(makers[name], stop, number) for number, stop in enumerate(stops)]
+        for name, stops in saved_stops.items()
     }
-    torch.save(ended, Path(folder, ENDED))
+    torch.save(final_states, Path(folder, FINAL))
 
 
 if __name__ == "__main__":

@@ -16,15 +16,15 @@ ROWS = [3, 1, 3]
 
 def trained(rule: Any, dtype: torch.dtype, kind: str, rate: float = 0.05) -> list[torch.Tensor]:
     """The variables after four steps, and their slots."""
-    variables = [Variable(each.detach().clone(), f"w{place}")
-                 for place, each in enumerate(params_of(dtype)[2:])]  # fmt: skip
+    variables = [Variable(param.detach().clone(), f"w{place}")
+                 for place, param in enumerate(params_of(dtype)[2:])]  # fmt: skip
     opt = RuleOptimizer(rule, learning_rate=rate)
     for step in range(4):
-        given: list[Any] = gradients_of(step, dtype)[2:]
+        grads: list[Any] = gradients_of(step, dtype)[2:]
         if kind == "sparse":
-            given = [IndexedSlices(g[: len(ROWS)], torch.tensor(ROWS), g.shape) for g in given]
+            grads = [IndexedSlices(g[: len(ROWS)], torch.tensor(ROWS), g.shape) for g in grads]
         if kind == "none" and step != 1:
-            given[0] = None
-        opt.apply_gradients(zip(given, variables, strict=True))
+            grads[0] = None
+        opt.apply_gradients(zip(grads, variables, strict=True))
     slots = [slot.name for slot in rule.slots if not slot.scalar]
     return [*variables, *(opt.get_slot(var, name) for var in variables for name in slots)]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -28,7 +29,7 @@ KEEP, FLUSH = Selection("cpu", "keep"), Selection("cpu", "flush")
 
 @dataclass(frozen=True)
 class Scale:
-    """How a slot answers to a transformation of the problem.
+    """Response of a slot to a transformation of the problem.
 
     Attributes:
         sign: 1 if it stays when variable and gradient change sign, -1 if it changes too.
@@ -46,7 +47,7 @@ MEAN, SQUARE, SPEED = Scale(-1, grad=1), Scale(1, grad=2), Scale(-1, var=1)
 
 @dataclass(frozen=True)
 class Row:
-    """What the tests must know about one rule.
+    """Properties of one rule that tests use.
 
     Attributes:
         slots: A `Scale` per slot.
@@ -156,8 +157,8 @@ class Case:
 
     def scalars(self, dtype: type[np.floating], step: int = 3) -> dict[str, Any]:
         """The scalars of one step, as the public optimizer would make them."""
-        own = {hyper.name: hyper.default for hyper in self.rule.hypers} | self.hypers
-        values: dict[str, Any] = {name: dtype(value) for name, value in own.items()}
+        hypers = {hyper.name: hyper.default for hyper in self.rule.hypers} | self.hypers
+        values: dict[str, Any] = {name: dtype(value) for name, value in hypers.items()}
         for power, hyper in self.rule.powers.items():
             values[power] = scalars.power(values[hyper], dtype(step))
         values["t"], values["momentum_cache"] = dtype(step), dtype(0.7)
@@ -184,7 +185,6 @@ def slow_unless(quick: bool, *values: Any) -> Any:
 
 
 def label(value: Any) -> str:
-    """A part of a case's name."""
     if isinstance(value, Case):
         return f"{value.rule.name}-{value.config}"
     if isinstance(value, tuple):
@@ -201,8 +201,8 @@ by_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype)
 by_rule_and_dtype = pytest.mark.parametrize(
     ("case", "dtype"),
     [
-        slow_unless(dtype.itemsize > 2 or each.rule.name in KINDS, each, dtype)
-        for each in FIRST
+        slow_unless(dtype.itemsize > 2 or case.rule.name in KINDS, case, dtype)
+        for case in FIRST
         for dtype in DTYPES
     ],
     ids=label,
@@ -211,9 +211,9 @@ by_rule_and_dtype = pytest.mark.parametrize(
 
 def by_rule_and_dtypes(cases: Sequence[Case] = tuple(FIRST)) -> pytest.MarkDecorator:
     """Parametrise a test over cases, as `case`, and the dtypes that it mixes, as `dtypes`."""
-    some = DTYPES[:2]
-    rows = [slow_unless(each.rule.name in KINDS, each, DTYPES) for each in cases]
-    rows += [pytest.param(each, some) for each in cases if each.rule.name not in KINDS]
+    dtypes = DTYPES[:2]
+    rows = [slow_unless(case.rule.name in KINDS, case, DTYPES) for case in cases]
+    rows += [pytest.param(case, dtypes) for case in cases if case.rule.name not in KINDS]
     return pytest.mark.parametrize(("case", "dtypes"), rows, ids=label)
 
 
@@ -228,15 +228,14 @@ SPECIAL = np.array([
 def numbers(
     shape: Any, rng: np.random.Generator, special: float, low: float | None, high: float
 ) -> np.ndarray:
-    """Random numbers, as `values` has them."""
     if low is not None:
-        made = rng.uniform(low, high, shape)
+        drawn = rng.uniform(low, high, shape)
     else:
-        made = rng.standard_normal(shape) * 10.0 ** rng.integers(-4, 3, shape)
+        drawn = rng.standard_normal(shape) * 10.0 ** rng.integers(-4, 3, shape)
     if special:
-        other = SPECIAL[rng.integers(0, len(SPECIAL), shape)]
-        made = np.where(rng.random(shape) < special, other, made)
-    return made
+        specials = SPECIAL[rng.integers(0, len(SPECIAL), shape)]
+        drawn = np.where(rng.random(shape) < special, specials, drawn)
+    return drawn
 
 
 def values(
@@ -268,6 +267,8 @@ class Problem:
     variables: list[torch.Tensor]
     slots: list[list[torch.Tensor]]
     gradients: list[Any]
+    # Test, rule and seed of the problem made last, for the message of a failed comparison.
+    last_made: ClassVar[tuple[str, str]] = "", ""
 
     @classmethod
     def make(
@@ -276,8 +277,9 @@ class Problem:
     ) -> Problem:  # fmt: skip
         # All numbers at once: a call takes longer than those of a tensor.
         rng, count = np.random.default_rng(seed), len(row.rule.element_slots)
-        plain = [torch.Size([shape] if isinstance(shape, int) else shape) for shape in shapes]
-        sizes, kinds = [shape.numel() for shape in plain], list(zip(plain, dtypes, strict=True))
+        extents = [torch.Size([shape] if isinstance(shape, int) else shape) for shape in shapes]
+        sizes, kinds = [size.numel() for size in extents], list(zip(extents, dtypes, strict=True))
+        Problem.last_made = _current_test(), f"{row.name}, seed {seed}"
 
         def made(low: float | None = None, high: float = 2.0) -> list[torch.Tensor]:
             flat = torch.from_numpy(numbers(sum(sizes), rng, special, low, high))
@@ -286,16 +288,16 @@ class Problem:
 
         variables, gradients = made(), made()
         columns = [made(*row.warm) for _ in range(count)]
-        slots = [list(own) for own in zip(*columns, strict=True)] or [[] for _ in variables]
+        slots = [list(row) for row in zip(*columns, strict=True)] or [[] for _ in variables]
         return cls(variables, slots, gradients)
 
     def copy(self) -> Problem:
-        """The same, with variables and slots of its own; the gradients are shared."""
-        slots = [[slot.clone() for slot in each] for each in self.slots]
+        """Return a copy with new variables and slots, and the same gradients."""
+        slots = [[slot.clone() for slot in row] for row in self.slots]
         return Problem([var.clone() for var in self.variables], slots, list(self.gradients))
 
     def written(self) -> list[torch.Tensor]:
-        return [*self.variables, *(slot for each in self.slots for slot in each)]
+        return [*self.variables, *(slot for row in self.slots for slot in row)]
 
     def permuted(self, order: Sequence[int]) -> Problem:
         return Problem(*[[part[i] for i in order] for part in vars(self).values()])
@@ -310,20 +312,20 @@ class Engines:
     def __init__(self) -> None:
         self.gate, self.last = Dispatcher(), None
 
-    def plan_step(self, asked: StepRequest) -> Any:
-        if self.last is None or not self.last.try_rebind(asked):
-            narrow = asked.copies is not None
-            check_gradients(asked.variables, asked.gradients, asked.titles, narrow=narrow)
-            made = self.gate.plan_step(asked)
-            self.last = made if made.is_single else None
-            return made
+    def plan_step(self, request: StepRequest) -> Any:
+        if self.last is None or not self.last.try_rebind(request):
+            narrow = request.copies is not None
+            check_gradients(request.variables, request.gradients, request.titles, narrow=narrow)
+            plan = self.gate.plan_step(request)
+            self.last = plan if plan.is_single else None
+            return plan
         return self.last
 
-    def take(self, asked: StepRequest, shared: Any, separate: Any = None) -> None:
-        ready = self.plan_step(asked)
+    def take(self, request: StepRequest, shared: Any, separate: Any = None) -> None:
+        ready = self.plan_step(request)
         with torch.no_grad():
-            for each in ready.make_rounds(Columns(shared(ready.dtypes), separate or {})):
-                atomic_section.run(each.calls)
+            for step_round in ready.make_rounds(Columns(shared(ready.dtypes), separate or {})):
+                atomic_section.run(step_round.calls)
         ready.release_gradients()
 
 
@@ -335,7 +337,7 @@ def take(
     """Take steps in place, as the public optimizer does; returns the problem."""
     engines = engines or Engines()
     names = [f"w{index}" for index in range(len(problem.variables))]
-    asked = StepRequest(
+    request = StepRequest(
         case.rule, stages, problem.variables, problem.gradients, problem.slots, names, selection,
         copies, from_copies,
     )  # fmt: skip
@@ -348,52 +350,54 @@ def take(
                 for dtype in dtypes
             }
 
-        engines.take(asked, shared)
+        engines.take(request, shared)
     return problem
 
 
 def reference(
     case: Case, problem: Problem, selection: Selection = KEEP, **keywords: Any
 ) -> Problem:
-    """The same steps on a copy, by the reference engine."""
+    """Take the steps on a copy by the reference engine."""
     return take(case, problem.copy(), selection._replace(name="reference"), **keywords)
 
 
-def plain_rule(update: Any, slots: int = 0, **keywords: Any) -> Case:
+def update_case(update: Any, slots: int = 0, **keywords: Any) -> Case:
     """A case of a rule made up by a test, with no hyperparameters unless given."""
     from thalweg import Slot
 
-    named = tuple(Slot(f"s{index}") for index in range(slots))
-    rule = Rule(name=update.__name__, update=update, slots=named, **{"hypers": (), **keywords})
+    items = tuple(Slot(f"s{index}") for index in range(slots))
+    rule = Rule(name=update.__name__, update=update, slots=items, **{"hypers": (), **keywords})
     return Case(Row(rule), "default", {})
 
 
-def sparse(rows: Any, indices: Any, like: torch.Tensor, kind: torch.dtype = torch.int64) -> Any:
-    """A sparse gradient of a variable."""
-    return IndexedSlices(rows, torch.as_tensor(indices, dtype=kind), tuple(like.shape))
+def sparse(rows: Any, indices: Any, var: torch.Tensor, kind: torch.dtype = torch.int64) -> Any:
+    return IndexedSlices(rows, torch.as_tensor(indices, dtype=kind), tuple(var.shape))
 
 
 # Bits
 
 
+def _current_test() -> str:
+    return os.environ.get("PYTEST_CURRENT_TEST", "")
+
+
 def raw(tensor: torch.Tensor) -> torch.Tensor:
-    """The bit patterns."""
     return tensor.detach().reshape(-1).view(BITS[tensor.element_size()])
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
     """The bit patterns, every NaN as one."""
-    plain = tensor.detach().clone(memory_format=torch.contiguous_format)
-    plain.masked_fill_(plain != plain, torch.nan)
-    return plain.view(BITS[plain.element_size()])
+    contiguous = tensor.detach().clone(memory_format=torch.contiguous_format)
+    contiguous.masked_fill_(contiguous != contiguous, torch.nan)
+    return contiguous.view(BITS[contiguous.element_size()])
 
 
 def assert_same(
-    got: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor], note: str = ""
+    got: Sequence[torch.Tensor], expected: Sequence[torch.Tensor], note: str = ""
 ) -> None:
-    """The same bits, or a failure that names the first difference in hex and in ulp."""
-    assert len(got) == len(wanted)
-    for number, (a, b) in enumerate(zip(got, wanted, strict=True)):
+    """Compare bits; fail with the first difference: test, index, hex, ulps and seed."""
+    assert len(got) == len(expected)
+    for number, (a, b) in enumerate(zip(got, expected, strict=True)):
         assert a.dtype == b.dtype
         assert a.shape == b.shape
         if torch.equal(raw(a), raw(b)):
@@ -406,10 +410,14 @@ def assert_same(
         mask, p, q = (1 << 4 * size) - 1, int(x[index]), int(y[index])
         count = int((x != y).sum())
         first = (a.reshape(-1)[index].item(), b.reshape(-1)[index].item())
+        made_in, made = Problem.last_made
+        source = f"{note} ({made})" if made and made_in == _current_test() else note
+        # Negative numbers count downwards from -0, which is next to 0.
+        ulps = abs(p - q if (p < 0) == (q < 0) else (p & mask >> 1) + (q & mask >> 1))
         pytest.fail(
-            f"{note} tensor {number} ({a.dtype}, {tuple(a.shape)}): {count} of {len(x)} differ,"
+            f"{source} tensor {number} ({a.dtype}, {tuple(a.shape)}): {count} of {len(x)} differ,"
             f" first at {index}: {first[0]} ({p & mask:0{size}x}) is not {first[1]}"
-            f" ({q & mask:0{size}x}), {abs(p - q)} ulp apart"
+            f" ({q & mask:0{size}x}), {ulps} ulp apart"
         )
 
 

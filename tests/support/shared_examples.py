@@ -11,7 +11,7 @@ from hypothesis import given, settings
 
 
 def check_examples(
-    check: Callable[..., None], count: int, strategy: Any, first: int = 0, every: int = 1
+    check: Callable[..., None], count: int, strategy: Any, first: int = 0, stride: int = 1
 ) -> None:
     """Call `check` with each of so many examples; one that fails is made as small as can be.
 
@@ -23,10 +23,10 @@ def check_examples(
         count: How many.
         strategy: Of tuples of its arguments; the same object for all that share them.
         first: The first example to check.
-        every: The distance between two examples to check; others are for other tests.
+        stride: The distance between two examples to check; others are for other tests.
     """
     try:
-        for example in _drawn(count, strategy)[first::every]:
+        for example in _drawn(count, strategy)[first::stride]:
             check(*example)
     except (Exception, pytest.fail.Exception):
         settings(max_examples=count)(given(strategy)(lambda example: check(*example)))()
@@ -35,12 +35,12 @@ def check_examples(
 
 @cache
 def _drawn(count: int, strategy: Any) -> list[Any]:
-    found: list[Any] = []
+    examples: list[Any] = []
 
     @settings(max_examples=count)
     @given(strategy)
     def draw(example: Any) -> None:
-        found.append(example)
+        examples.append(example)
 
     draw()
-    return found
+    return examples

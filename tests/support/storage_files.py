@@ -17,8 +17,8 @@ Header = dict[str, Any]
 def stored(dtype: str, shape: tuple[int, ...], start: int = 0) -> StoredTensor:
     """A tensor of bytes that count upwards; of zeros and ones where it is of booleans."""
     size = ITEM_BYTES[dtype]
-    for each in shape:
-        size *= each
+    for length in shape:
+        size *= length
     highest = 2 if dtype == "BOOL" else 256
     pattern = bytes((start + i) % highest for i in range(256))
     return StoredTensor(dtype, shape, memoryview((pattern * (size // 256 + 1))[:size]))
@@ -39,23 +39,22 @@ def a_few() -> dict[str, StoredTensor]:
 DOCUMENT = {"rate": 0.1, "names": ["a", "ü"], "nothing": None, "inside": {"deep": [True, 2**63]}}
 
 
-def same(one: container.Contents, other: container.Contents) -> bool:
-    """Whether two files have the same in them, in the same order."""
+def have_equal_contents(first: container.Contents, second: container.Contents) -> bool:
+    """Return whether two files have equal contents in the same order."""
 
     def plain(contents: container.Contents) -> Any:
         tensors = contents.tensors.items()
         return contents.document, [
-            (name, each.dtype, each.shape, bytes(each.data)) for name, each in tensors
+            (name, tensor.dtype, tensor.shape, bytes(tensor.data)) for name, tensor in tensors
         ]
 
-    return plain(one) == plain(other)
+    return plain(first) == plain(second)
 
 
 def parts(raw: bytes) -> tuple[Header, Header, bytes]:
-    """Header, manifest and data of a file."""
     length = int.from_bytes(raw[:8], "little")
-    found = json.loads(raw[8 : 8 + length])
-    return found, json.loads(found["__metadata__"]["manifest"]), raw[8 + length :]
+    header = json.loads(raw[8 : 8 + length])
+    return header, json.loads(header["__metadata__"]["manifest"]), raw[8 + length :]
 
 
 def whole(text: str | bytes, data: bytes) -> bytes:
@@ -65,28 +64,27 @@ def whole(text: str | bytes, data: bytes) -> bytes:
     return (header.seal_header(length, raw) if header.BEGIN.match(raw) else length + raw) + data
 
 
-def packed(found: Header, manifest: Header | str, data: bytes) -> bytes:
-    """A file of these parts, with the right checksum of the header."""
+def packed(header: Header, manifest: Header | str, data: bytes) -> bytes:
     text = manifest if isinstance(manifest, str) else json.dumps(manifest)
-    metadata = {**found["__metadata__"], "manifest": text}
-    made = json.dumps({**found, "__metadata__": metadata}, separators=(",", ":"))
-    return whole(made, data)
+    metadata = {**header["__metadata__"], "manifest": text}
+    encoded_header = json.dumps({**header, "__metadata__": metadata}, separators=(",", ":"))
+    return whole(encoded_header, data)
 
 
 def forged(path: Path, change: Callable[[Header, Header], bytes | None]) -> bytes:
     """The file at `path` after `change` of header and manifest; `change` may return other data."""
-    found, manifest, data = parts(path.read_bytes())
-    other = change(found, manifest)
-    return packed(found, manifest, data if other is None else other)
+    header, manifest, data = parts(path.read_bytes())
+    changed_content = change(header, manifest)
+    return packed(header, manifest, data if changed_content is None else changed_content)
 
 
 def resummed(path: Path) -> Callable[[Header, Header], None]:
     """A change that gives each tensor the checksum of the bytes where the header says it is."""
     raw = parts(path.read_bytes())[2]
 
-    def change(found: Header, manifest: Header) -> None:
-        for name, each in manifest["tensors"].items():
-            begin, end = found[name]["data_offsets"]
-            each[2] = crc32c(raw[begin:end])
+    def change(header: Header, manifest: Header) -> None:
+        for name, entry in manifest["tensors"].items():
+            begin, end = header[name]["data_offsets"]
+            entry[2] = crc32c(raw[begin:end])
 
     return change

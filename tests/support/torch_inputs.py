@@ -1,4 +1,4 @@
-"""What torch tests its optimizers with, read from the installed torch: inputs and errors."""
+"""Inputs and errors that torch tests its optimizers with, read from the installed torch."""
 
 from __future__ import annotations
 
@@ -56,11 +56,11 @@ class Input:
     def make(self, module: Any, params: Any, **arguments: Any) -> Any:
         """The optimizer of `torch.optim` or `thalweg.optim`; that of torch loops over tensors."""
         cls = getattr(module, self.name)
-        given = {**copy.deepcopy(self.arguments), **arguments}
+        options = {**copy.deepcopy(self.arguments), **arguments}
         if module is torch.optim:
             # torch's own choice on the CPU, if nothing is said
-            given |= {"foreach": False} if self.name != "SparseAdam" else {}
-        return cls(params, **given)
+            options |= {"foreach": False} if self.name != "SparseAdam" else {}
+        return cls(params, **options)
 
     def __str__(self) -> str:
         return f"{self.name}-{self.described or 'default'}".replace(" ", "_")
@@ -68,17 +68,16 @@ class Input:
 
 def _inputs() -> Iterator[Input]:
     for name, info in INFOS.items():
-        for each in info.optim_inputs_func(device="cpu"):
-            if not any(each.kwargs.get(key) for key in _OTHER_WAYS):
-                yield Input(name, dict(each.kwargs), each.desc)
+        for info_input in info.optim_inputs_func(device="cpu"):
+            if not any(info_input.kwargs.get(key) for key in _OTHER_WAYS):
+                yield Input(name, dict(info_input.kwargs), info_input.desc)
 
 
 INPUTS = list(_inputs())
 
 
-def told() -> str:
-    """All inputs, to be compared."""
-    return "\n".join(f"{each} {sorted(each.arguments.items())!r}" for each in INPUTS)
+def describe_inputs() -> str:
+    return "\n".join(f"{case} {sorted(case.arguments.items())!r}" for case in INPUTS)
 
 
 def shapes_of(name: str) -> Any:
@@ -89,23 +88,21 @@ def shapes_of(name: str) -> Any:
 
 
 def params_of(dtype: torch.dtype, shapes: Any = SHAPES) -> list[torch.Tensor]:
-    """Parameters of several shapes."""
-    made = torch.Generator().manual_seed(0)
-    return [torch.randn(s, dtype=dtype, generator=made).requires_grad_() for s in shapes]
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(s, dtype=dtype, generator=generator).requires_grad_() for s in shapes]
 
 
-def give(params: list[torch.Tensor], step: int, sparse: bool = False) -> None:
-    """Set the gradients of a step."""
-    made = torch.Generator().manual_seed(1000 + step)
+def set_grads(params: list[torch.Tensor], step: int, sparse: bool = False) -> None:
+    generator = torch.Generator().manual_seed(1000 + step)
     for param in params:
         if sparse:
-            rows = torch.randint(len(param), (4,), generator=made)
-            values = torch.randn((4, *param.shape[1:]), dtype=param.dtype, generator=made)
+            rows = torch.randint(len(param), (4,), generator=generator)
+            values = torch.randn((4, *param.shape[1:]), dtype=param.dtype, generator=generator)
             param.grad = torch.sparse_coo_tensor(
                 rows[None], values, param.shape, check_invariants=True
             )
         else:
-            param.grad = torch.randn(param.shape, dtype=param.dtype, generator=made)
+            param.grad = torch.randn(param.shape, dtype=param.dtype, generator=generator)
 
 
 # What torch has to set rates with.

@@ -16,7 +16,6 @@ sys.modules["thalweg"] = package
 
 
 def command(program: str, *arguments: str) -> list[str]:
-    """The command that runs a program with `thalweg` on the standard library alone."""
     source = str(Path(thalweg.__file__).parent)
     text = _BARE.format(source=source) + program
     return [sys.executable, "-I", "-S", "-c", text, *arguments]

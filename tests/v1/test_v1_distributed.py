@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import distributed
 
-from parallel_workers import told_by_ranks
+from parallel_workers import run_ranks
 from thalweg import Variable
 from thalweg.v1 import train
 
@@ -37,7 +37,7 @@ distributed.destroy_process_group()
 
 @pytest.mark.skipif(not distributed.is_available(), reason="torch without torch.distributed")
 def test_gradients_are_summed_over_ranks(tmp_path: Path) -> None:
-    told = told_by_ranks(RANK, tmp_path)
+    told = run_ranks(RANK, tmp_path)
     assert told[0] == told[1]
     w, table, step = told[0]
     assert w == pytest.approx([1 - 0.3, 1 - 0.6])
@@ -172,7 +172,7 @@ REFUSED = {
 def told(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     if not distributed.is_available():
         pytest.skip("torch without torch.distributed")
-    return told_by_ranks(MASKS, tmp_path_factory.mktemp("ranks"))
+    return run_ranks(MASKS, tmp_path_factory.mktemp("ranks"))
 
 
 @pytest.mark.parametrize("name", VALUES)
@@ -267,7 +267,7 @@ distributed.destroy_process_group()
 
 @pytest.mark.skipif(not distributed.is_available(), reason="torch without torch.distributed")
 def test_replicas_of_a_module_take_the_step_of_one_with_all_examples(tmp_path: Path) -> None:
-    first, second = told_by_ranks(REPLICAS, tmp_path)
+    first, second = run_ranks(REPLICAS, tmp_path)
     assert {kind: replica for kind, (replica, _) in first.items()} == {
         kind: replica for kind, (replica, _) in second.items()
     }

@@ -53,7 +53,7 @@ bound_of = partial(golden_files.bound_of, BOUNDS)
 
 def scale_of(value: replay.Value) -> Any:
     """The largest magnitude among a tensor's elements before and after the step."""
-    return np.abs(np.nan_to_num([value.recorded, value.previous])).max(initial=0)
+    return np.abs(np.nan_to_num([value.expected, value.previous])).max(initial=0)
 
 
 def ulp_of(value: replay.Value) -> float:
@@ -63,7 +63,7 @@ def ulp_of(value: replay.Value) -> float:
 
 def check(case_id: str, value: replay.Value, tolerance: Any) -> None:
     """Elements may be apart by `tolerance`; a tolerance of None asks for the same bits."""
-    got, recorded = np.asarray(value.got), np.asarray(value.recorded)
+    got, recorded = np.asarray(value.got), np.asarray(value.expected)
     assert (got.dtype, got.shape) == (recorded.dtype, recorded.shape)
     if tolerance is None:
         bad = replay.distances(got, recorded) != 0
@@ -73,7 +73,7 @@ def check(case_id: str, value: replay.Value, tolerance: Any) -> None:
         at = tuple(int(i) for i in np.argwhere(bad)[0])
         ulps = replay.distances(got, recorded)[at]
         pair = f"got {float(got[at]).hex()}, recorded {float(recorded[at]).hex()}"
-        pytest.fail(f"{case_id}: {value.what} at {at}: {pair}, {ulps:.0f} ulp apart", False)
+        pytest.fail(f"{case_id}: {value.name} at {at}: {pair}, {ulps:.0f} ulp apart", False)
 
 
 def every_run_of(cases: list[str]) -> Any:
@@ -102,7 +102,7 @@ def test_each_step_is_within_its_bound(case_id: str, face: str, engine: str) -> 
         if value.got.dtype.kind != "f":
             check(case_id, value, None)
             continue
-        factor = 2 if "accum_update" in value.what else 1  # a square doubles the distance
+        factor = 2 if "accum_update" in value.name else 1  # a square doubles the distance
         check(case_id, value, factor * (bound_of(case_id) or 0) * ulp_of(value))
 
 
