@@ -13,7 +13,7 @@ from torch import distributed
 
 import lost_cases
 from fresh_process import Fresh
-from lost_cases import AT, TIMEOUT
+from lost_cases import LOST_STEP, TIMEOUT
 from thalweg import Variable
 from thalweg.keras.optimizers import Adam
 
@@ -48,7 +48,7 @@ def told_by_survivor(case: str, folder: Path) -> dict[str, Any]:
 )
 def test_survivors_raise_in_time_at_a_whole_step(case: str, tmp_path: Path) -> None:
     report = told_by_survivor(case, tmp_path)
-    steps = AT if case.endswith("after") else AT - 1
+    steps = LOST_STEP if case.endswith("after") else LOST_STEP - 1
     assert report["steps"] == steps
     assert report["alike"]
     assert {name: report[name] for name in ("first", "slots")} == after(steps)
@@ -71,13 +71,12 @@ QUICK_SHARED = ("kill-joining", "raise-before")
 def test_without_the_slots_of_a_rank_nothing_goes_on(case: str, tmp_path: Path) -> None:
     report = told_by_survivor(f"{case}-shared", tmp_path)
     message, is_torn = report["message"], case.endswith("joining")
-    last_step = AT if case.endswith("after") else AT - 1
+    last_step = LOST_STEP if case.endswith("after") else LOST_STEP - 1
     assert report["seconds"] < TIMEOUT + 2
     assert message.startswith("rank 1 did not answer rank 0 within 3 s: ")
     if is_torn:
-        assert (
-            f"mixed: parts of them as after step {AT} and parts as after step {AT - 1}" in message
-        )
+        steps = f"parts of them as after step {LOST_STEP} and parts as after step {LOST_STEP - 1}"
+        assert f"mixed: {steps}" in message
         assert not report["alike"]
     else:
         assert f"variables are as after step {last_step} here, and may be mixed" in message

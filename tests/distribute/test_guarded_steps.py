@@ -9,7 +9,7 @@ import pytest
 from torch import distributed
 
 import guard_cases
-from guard_cases import AT, LOST, OPTIMIZERS, TIMEOUT
+from guard_cases import FAULT_STEP, OPTIMIZERS, TIMEOUT, TIMEOUT_CASES
 from parallel_workers import told_by_ranks
 
 pytestmark = pytest.mark.skipif(
@@ -44,10 +44,10 @@ def cases(count: int) -> list[str]:
     names = [f"{case}:{name}" for name in torchs for case in (*DIFFERENT, *OTHER_CASES)]
     names = [case_name for case_name in names if case_name != "slotgone:SGD"]
     lost_names = ("AdamW", "Mixed", "LAMB") if count == 2 else ("AdamW",)
-    names += [f"{case}:{name}" for name in lost_names for case in LOST]
+    names += [f"{case}:{name}" for name in lost_names for case in TIMEOUT_CASES]
     names += [f"{case}:{name}" for name, cases in OF_TENSORFLOW.items() for case in (*cases, "cut")]
     if count == 4:
-        return [f"{case}:grid" for case in (*DIFFERENT, *OTHER_CASES, *LOST)]
+        return [f"{case}:grid" for case in (*DIFFERENT, *OTHER_CASES, *TIMEOUT_CASES)]
     return [*names, "nan:plain", "save:Keras"]
 
 
@@ -84,7 +84,7 @@ def check_difference(case: str, name: str, reports: Reports) -> None:
             f"ReplicaMismatchError: rank {last_rank} disagrees with rank "
         )
         check_unchanged(report, expected=case != "slotgone" or rank != last_rank)
-        assert report.get("after", AT + 1) == AT + 1
+        assert report.get("after", FAULT_STEP + 1) == FAULT_STEP + 1
 
 
 def check_unchanged(report: dict[str, Any], expected: bool = True) -> None:
