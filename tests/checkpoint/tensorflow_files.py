@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
@@ -99,6 +100,12 @@ def held(file: TensorFlowCheckpoint) -> dict[str, np.ndarray]:
 def fresh(shapes: dict[str, tuple[int, ...]]) -> dict[str, thalweg.Variable]:
     """Return variables full of zeros."""
     return {name: thalweg.Variable(torch.zeros(shape), name) for name, shape in shapes.items()}
+
+
+def copied_variables(entries: Mapping[str, Any], zeros: bool = False) -> dict[str, Any]:
+    """Return variables with the values of a file's entries, or zeros in their place."""
+    tensors = {name: entry.tensor() for name, entry in entries.items()}
+    return {name: thalweg.Variable(t * 0 if zeros else t, name) for name, t in tensors.items()}
 
 
 def counter() -> thalweg.Variable:

@@ -11,7 +11,16 @@ import torch
 
 import thalweg
 from golden_files import FOLDER
-from tensorflow_files import RULES, TRAINED, Network, counter, held, prefix_of, recorded
+from tensorflow_files import (
+    RULES,
+    TRAINED,
+    Network,
+    copied_variables,
+    counter,
+    held,
+    prefix_of,
+    recorded,
+)
 from thalweg import (
     CheckpointMismatchError,
     InvalidArgumentError,
@@ -82,10 +91,7 @@ def test_object_checkpoints_go_back_with_every_value(name: str, tmp_path: Path) 
 def test_files_of_keras(file: str, tmp_path: Path) -> None:
     tensorflow.convert(FOLDER / "keras_files" / file, tmp_path / "run")
     original = tensorflow.load(FOLDER / "keras_files" / file)
-    params = {
-        name: thalweg.Variable(entry.tensor() * 0, name)
-        for name, entry in original.variables.items()
-    }
+    params = copied_variables(original.variables, zeros=True)
     loaded = restore(tmp_path / "run", variables=params)
     assert loaded.optimizer.iterations.item() == 5
     for name, var in params.items():
