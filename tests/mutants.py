@@ -83,15 +83,13 @@ def mutants(source: str) -> list[Mutant]:
     tree = ast.parse(source)
     mutations: list[Mutant] = []
     for node, change in _changes(tree):
-        old_code = ast.unparse(node)
+        old = ast.unparse(node)
         attributes = copy.copy(node.__dict__)
         attributes = {key: copy.copy(value) for key, value in attributes.items()}
         change()
-        new_code = ast.unparse(node)
-        if new_code != old_code:
-            mutations.append(
-                Mutant(getattr(node, "lineno", 0), old_code, new_code, ast.unparse(tree))
-            )
+        new = ast.unparse(node)
+        if new != old:
+            mutations.append(Mutant(getattr(node, "lineno", 0), old, new, ast.unparse(tree)))
         node.__dict__.update(attributes)
     return sorted(mutations, key=lambda mutant: mutant.line)
 
@@ -207,10 +205,8 @@ def main() -> int:
     killed = total = 0
     for module in options.modules or MODULES:
         with tempfile.TemporaryDirectory() as folder:
-            module_killed, module_total = _measured(
-                Path(folder) / "src", module, options.count, options.seed
-            )
-        killed, total = killed + module_killed, total + module_total
+            hits, size = _measured(Path(folder) / "src", module, options.count, options.seed)
+        killed, total = killed + hits, total + size
     sys.stdout.write(f"all: {killed} of {total} mutants killed, {killed / max(total, 1):.0%}\n")
     return 0
 

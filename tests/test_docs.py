@@ -42,12 +42,7 @@ QUICK = {
     for name, page_sessions in SESSIONS.items()
     if (quick := [session for session in page_sessions if session.mark not in ("slow", "process")])
 }
-SLOW = [
-    session
-    for page_sessions in SESSIONS.values()
-    for session in page_sessions
-    if session.mark in ("slow", "process")
-]
+SLOW = [block for page in SESSIONS.values() for block in page if block.mark in ("slow", "process")]
 OF_KERAS = ("docs/keras3.md", "docs/tensorflow.md", "docs/tutorials/keras.md")
 COMMANDS = [
     (path.relative_to(ROOT), line.partition("#")[0])
@@ -59,7 +54,7 @@ SOURCE = Path(thalweg.__file__).parent
 FILES = (path.relative_to(SOURCE.parent).with_suffix("") for path in SOURCE.rglob("*.py"))
 NAMES = (".".join(path.parts).removesuffix(".__init__") for path in FILES)
 MODULES = sorted(name for name in NAMES if not re.search(r"\.(cli|race|bench)\b", name))
-REQUIREMENTS = {  # what modules import that may not be installed
+EXTRAS = {  # what modules import that may not be installed
     re.compile(r"\.keras3|\.tf\.keras\.(models|lookup)"): "keras",
     re.compile(r"cuda\.(device|blockwise)_functions"): "triton",
     re.compile(r"integrations\.lightning$"): "lightning",
@@ -163,8 +158,7 @@ def test_a_command_of_the_pages_is_one(command: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "line"),
-    [command for command in COMMANDS if re.match(r"(python|torchrun) ", command[1])],
+    ("path", "line"), [row for row in COMMANDS if re.match(r"(python|torchrun) ", row[1])]
 )
 def test_a_script_of_the_pages_is_there(path: Path, line: str) -> None:
     scripts = re.findall(r"\S+/\S+\.py", line)
@@ -291,10 +285,7 @@ def test_links_that_fail_in_the_sources_are_found(tmp_path: Path) -> None:
 
 @many("name", MODULES)
 def test_docstring_examples(name: str) -> None:
-    if any(
-        pattern.search(name) and find_spec(package) is None
-        for pattern, package in REQUIREMENTS.items()
-    ):
+    if any(regex.search(name) and find_spec(package) is None for regex, package in EXTRAS.items()):
         return
     module = importlib.import_module(name)
     if module.__name__.startswith("torch."):  # such as `thalweg.optim.lr_scheduler`, which it is

@@ -79,14 +79,8 @@ def test_groups_of_another_machine_are_named(load: Any) -> None:
     assert not merged.is_one_run
     assert " Rows marked `adam`: another processor, 96 cores, torch 9.9." in tables.few(merged)
     assert record.of_json(merged.as_json()) == merged
-    replacement = record.combine(
-        merged, record.Record(machine, current.groups), current.groups, True
-    )
-    assert (replacement.machine, replacement.elsewhere, replacement.is_one_run) == (
-        machine,
-        {},
-        True,
-    )
+    fresh = record.combine(merged, record.Record(machine, current.groups), current.groups, True)
+    assert (fresh.machine, fresh.elsewhere, fresh.is_one_run) == (machine, {}, True)
 
 
 def test_figures_of_one_run_say_so(load: Any) -> None:
@@ -110,12 +104,9 @@ def test_picture_has_each_figure_beside_its_peer(load: Any) -> None:
     (axes,) = picture.picture(current).axes
     lengths = [bar.get_width() for bar in axes.patches]
     assert lengths[1::2] == [1.0] * len(picture.ROWS)
-    bar_lengths = dict(zip([name for name, _, _ in picture.ROWS], lengths[::2], strict=True))
-    assert bar_lengths["adam_gpt2"] == current.figures["adam_gpt2"].value
-    assert (
-        bar_lengths["sparse_adagrad_vs_torch"]
-        == 1 / current.figures["sparse_adagrad_vs_torch"].value
-    )
+    bars = dict(zip([name for name, _, _ in picture.ROWS], lengths[::2], strict=True))
+    assert bars["adam_gpt2"] == current.figures["adam_gpt2"].value
+    assert bars["sparse_adagrad_vs_torch"] == 1 / current.figures["sparse_adagrad_vs_torch"].value
 
 
 def test_programs_of_the_first_step_run(load: Any, tmp_path: Path) -> None:

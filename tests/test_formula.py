@@ -62,21 +62,21 @@ def numbers(value: Any) -> list[float]:
 @pytest.mark.parametrize("kind", KINDS)
 @np.errstate(all="ignore")
 def test_functions_of_formulas_take_numbers_of_every_kind(kind: str) -> None:
-    for function, arguments, expected in CASES:
-        values = tuple(map(KINDS[kind], arguments))
+    for function, args, expected in CASES:
+        values = tuple(map(KINDS[kind], args))
         output = function(*values)
         actual = numbers(output)
         assert actual == pytest.approx([expected] * len(actual), abs=0, nan_ok=True), (
             function,
-            arguments,
+            args,
         )
         signs = {math.copysign(1, number) for number in actual if number == number}
-        assert signs <= {math.copysign(1, expected)}, (function, arguments)
+        assert signs <= {math.copysign(1, expected)}, (function, args)
         if kind in ("float32", "float64") and function is not f.sign:  # which is a number of Python
-            assert output.dtype == kind, (function, arguments)
+            assert output.dtype == kind, (function, args)
         if kind in ("array", "tensor"):
-            assert type(output) is type(values[0]), (function, arguments)
-            assert output.dtype == values[0].dtype, (function, arguments)
+            assert type(output) is type(values[0]), (function, args)
+            assert output.dtype == values[0].dtype, (function, args)
 
 
 def test_where_chooses_by_numbers_arrays_and_tensors() -> None:

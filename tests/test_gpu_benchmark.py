@@ -94,19 +94,14 @@ def printed(title: str) -> list[float]:
     text = (ROOT / "benchmarks" / "gpu_h200.txt").read_text()
     block = text.partition(f"\n{title}\n")[2].partition("\n\n")[0]
     line = r"^  {} .*?busy +(\S+)  host +(\d+) us.*?(?:(\d+)% of a copy.*)?$"
-    match = re.search(line.format("thalweg"), block, re.MULTILINE)
+    row = re.search(line.format("thalweg"), block, re.MULTILINE)
     peer = re.search(line.format(r"torch \w+"), block, re.MULTILINE)
     ratio = re.search(r"busy (\S+) of torch", block)
-    assert match is not None
+    assert row is not None
     assert peer is not None
     assert ratio is not None
-    share = [float(match[3])] if match[3] else []
-    return [
-        *map(float, (match[1], peer[1], ratio[1])),
-        *share,
-        int(match[2]) / 1e3,
-        int(peer[2]) / 1e3,
-    ]
+    share = [float(row[3])] if row[3] else []
+    return [*map(float, (row[1], peer[1], ratio[1])), *share, int(row[2]) / 1e3, int(peer[2]) / 1e3]
 
 
 def test_the_page_has_what_the_benchmark_printed() -> None:

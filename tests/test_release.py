@@ -151,12 +151,8 @@ def test_addresses_are_written_everywhere(copy: Path) -> None:
     urls = TOOL["project_in"](copy)["urls"]
     assert urls["Documentation"] == "https://pages.example/fork"
     assert urls["Source"] == "https://github.com/someone/fork"
-    placeholders = [
-        text.partition(" has the placeholder ")[2] for text in found("placeholders", copy)
-    ]
-    assert [
-        placeholder for placeholder in placeholders if not placeholder.startswith("pypi.org/")
-    ] == []
+    hosts = [text.partition(" has the placeholder ")[2] for text in found("placeholders", copy)]
+    assert [host for host in hosts if not host.startswith("pypi.org/")] == []
 
 
 PLACEHOLDERS = """# A comment, and an empty line.

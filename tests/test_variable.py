@@ -226,13 +226,11 @@ def test_arrays_of_ml_dtypes_keep_their_bits():
     array = np.array([1.5, -3e38, np.inf], ml_dtypes.bfloat16)
     assert tf.constant(array).tolist() == array.astype(np.float64).tolist()
     assert tf.constant(array, tf.float64).tolist() == array.astype(np.float64).tolist()
-    native_array = np.array([7, 8], tf.bfloat16.as_numpy_dtype)
-    assert Variable(np.zeros(2, native_array.dtype)).assign(native_array).tolist() == [7, 8]
+    pair = np.array([7, 8], tf.bfloat16.as_numpy_dtype)
+    assert Variable(np.zeros(2, pair.dtype)).assign(pair).tolist() == [7, 8]
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-        placeholder = tf.compat.v1.placeholder(tf.bfloat16, [2])
-        assert session.run(
-            tf.cast(placeholder, tf.float32), {placeholder: native_array}
-        ).tolist() == [7, 8]
+        feed = tf.compat.v1.placeholder(tf.bfloat16, [2])
+        assert session.run(tf.cast(feed, tf.float32), {feed: pair}).tolist() == [7, 8]
     with pytest.raises(InvalidTypeError, match="Cannot convert array"):
         Variable(np.ones(2, ml_dtypes.int4))
 

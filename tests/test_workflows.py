@@ -52,9 +52,7 @@ def test_a_workflow_has_least_privilege_and_limits(name: str) -> None:
         assert job["timeout-minutes"] <= 350
         granted.append(job.get("permissions", {}))
     writes = [permission for permission in granted if "write" in str(permission)]
-    assert all(
-        permission in ({}, {"contents": "read"}, {"id-token": "write"}) for permission in granted
-    )
+    assert all(grant in ({}, {"contents": "read"}, {"id-token": "write"}) for grant in granted)
     assert len(writes) == (name == "release.yml")
     assert "github.ref" in workflow["concurrency"]["group"]
     assert "pull_request_target" not in workflow[True]
@@ -72,9 +70,7 @@ def test_an_action_has_one_version() -> None:
     versions: dict[str, set[str]] = {}
     for action, version in re.findall(r"uses: ([\w./-]+)@(.*)$", text, re.MULTILINE):
         versions.setdefault(action, set()).add(version)
-    assert {
-        action: len(references) for action, references in versions.items() if len(references) > 1
-    } == {}
+    assert {action: len(uses) for action, uses in versions.items() if len(uses) > 1} == {}
 
 
 @pytest.mark.parametrize("name", JOBS)
@@ -92,9 +88,7 @@ def test_packages_are_cached_and_no_credentials_stay(name: str) -> None:
 def test_tests_run_on_each_python_of_the_classifiers() -> None:
     prefix = "Programming Language :: Python :: 3."
     expected = [
-        classifier[len(prefix) - 2 :]
-        for classifier in PROJECT["classifiers"]
-        if classifier.startswith(prefix)
+        text[len(prefix) - 2 :] for text in PROJECT["classifiers"] if text.startswith(prefix)
     ]
     job = load("tests.yml")["jobs"]["tests"]
     assert job["strategy"]["matrix"]["python"] == expected

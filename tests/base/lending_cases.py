@@ -26,10 +26,8 @@ def changed(initial: list[dict[str, Any]]) -> list[str]:
     """Return the names that were added, removed or changed."""
     names: list[str] = []
     for cls, old in zip(CLASSES, initial, strict=True):
-        current = vars(cls)
-        names += [
-            f"{cls.__name__}.{k}" for k in {*old, *current} if old.get(k) is not current.get(k)
-        ]
+        new = vars(cls)
+        names += [f"{cls.__name__}.{k}" for k in {*old, *new} if old.get(k) is not new.get(k)]
     return sorted(names)
 
 

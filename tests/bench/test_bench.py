@@ -57,15 +57,9 @@ def test_named_sets_have_the_shapes_of_the_models(name, tensors, parameters):
 
 @pytest.fixture
 def state_dict():
-    tensor = torch.zeros(4, 3)
+    head = torch.zeros(4, 3)
     norm, batches = torch.ones(3, dtype=torch.float16), torch.tensor(7)
-    return {
-        "in": tensor,
-        "out": tensor,
-        "norm": norm,
-        "batches": batches,
-        "empty": torch.zeros(0, 2),
-    }
+    return {"in": head, "out": head, "norm": norm, "batches": batches, "empty": torch.zeros(0, 2)}
 
 
 @pytest.mark.parametrize("wrap", [lambda state: state, lambda state: {"epoch": 3, "model": state}])
@@ -329,9 +323,7 @@ def test_a_row_whose_ratio_spreads_is_marked(monkeypatch, noisy, verdict):
     anchor = [1.0, 1.2] * 3 if noisy else [1.0] * 6
 
     def measured(contenders, **_):
-        seconds = {
-            contender.name: [1.2, 1.0] * 3 if noisy else [1.0] * 6 for contender in contenders
-        }
+        seconds = {peer.name: [1.2, 1.0] * 3 if noisy else [1.0] * 6 for peer in contenders}
         return timing.Timings(seconds | {compare.ANCHOR: anchor}, [0.0] * 6)
 
     monkeypatch.setattr(compare, "measure", measured)
@@ -383,7 +375,7 @@ WIDE = Rule(name="Wide", update=wide, slots=[Slot(name) for name in "abcdefg"])
 
 
 @pytest.fixture
-def module_path(tmp_path):
+def module(tmp_path):
     path = tmp_path / "own.py"
     path.write_text(MODULE)
     return str(path)
@@ -408,9 +400,7 @@ def test_json_holds_every_contender(run):
     assert report["shapes"] == {"name": "model", "tensors": 2, "parameters": 15, "bytes": 60}
     assert report["threads"] == 1
     pairs = {(row["rule"], row["contender"]) for row in report["results"]}
-    adam = {
-        ("Adam", contender) for contender in ("thalweg", "torch-fused", "torch-foreach", "roofline")
-    }
+    adam = {("Adam", peer) for peer in ("thalweg", "torch-fused", "torch-foreach", "roofline")}
     assert pairs == adam | {("Ftrl", "thalweg"), ("Ftrl", "roofline")}
     for row in report["results"]:
         assert row["ms"] > 0
@@ -495,17 +485,15 @@ def test_what_a_rule_of_rows_reads_counts(name, slots, read):
     assert (entry.slots, entry.norms) == (slots, read)
 
 
-def test_rules_of_the_user_are_measured_beside_the_others(run, module_path):
-    names = f"Adam,{module_path}:SUM,{module_path}:ADAM"
+def test_rules_of_the_user_are_measured_beside_the_others(run, module):
+    names = f"Adam,{module}:SUM,{module}:ADAM"
     result = run("--rules", names, "--rounds", "1", "--json", "--threads", "1")
     assert result.exit_code == 0, result.output
     report = json.loads(result.stdout)
     assert report["noise"]["verdict"] in ("quiet", "busy", "unsteady")
     pairs = {(row["rule"], row["contender"]) for row in report["results"]}
     expected = {
-        (name, contender)
-        for name in ("Sum", f"{module_path}:ADAM")
-        for contender in ("thalweg", "roofline")
+        (name, peer) for name in ("Sum", f"{module}:ADAM") for peer in ("thalweg", "roofline")
     }
     assert expected <= pairs
     assert len(pairs) == 4 + len(expected)
@@ -553,14 +541,9 @@ def test_progress_is_shown_on_a_terminal_only(run, monkeypatch, terminal, argume
         monkeypatch.delenv("FORCE_COLOR", raising=False)
     result = run("--rounds", "1", "--peers", "torch-fused", *arguments)
     assert result.exit_code == 0, result.output
-    for message in (
-        "Adam on model",
-        "warming up thalweg",
-        "round 1, torch-fused",
-        "the memory that",
-    ):
-        assert (message in result.stderr) is expected
-        assert message not in result.stdout
+    for text in ("Adam on model", "warming up thalweg", "round 1, torch-fused", "the memory that"):
+        assert (text in result.stderr) is expected
+        assert text not in result.stdout
 
 
 def test_more_threads_than_cores_are_not_used(run, monkeypatch):
@@ -601,11 +584,11 @@ def test_a_wrong_option_is_exit_code_2(run, arguments, message):
     assert message in result.output
 
 
-def test_a_rule_of_the_user_that_cannot_be_measured(run, module_path):
-    result = run("--rules", f"{module_path}:HYPERS")
+def test_a_rule_of_the_user_that_cannot_be_measured(run, module):
+    result = run("--rules", f"{module}:HYPERS")
     assert result.exit_code == 2
     assert "is a tuple, not a thalweg.Rule" in result.output
-    result = run("--rules", f"{module_path}:WIDE")
+    result = run("--rules", f"{module}:WIDE")
     assert result.exit_code == 2
     assert "has 7 slots; up to 6 can be measured" in result.output
 

@@ -102,7 +102,7 @@ def fresh(shapes: dict[str, tuple[int, ...]]) -> dict[str, thalweg.Variable]:
     return {name: thalweg.Variable(torch.zeros(shape), name) for name, shape in shapes.items()}
 
 
-def copied_variables(entries: Mapping[str, Any], zeros: bool = False) -> dict[str, Any]:
+def load_vars(entries: Mapping[str, Any], zeros: bool = False) -> dict[str, Any]:
     """Return variables with the values of a file's entries, or zeros in their place."""
     tensors = {name: entry.tensor() for name, entry in entries.items()}
     return {name: thalweg.Variable(t * 0 if zeros else t, name) for name, t in tensors.items()}

@@ -71,10 +71,8 @@ def tensors(module: torch.nn.Module) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("into_existing", [False, True], ids=["made", "given"])
-def test_a_training_goes_on_with_the_same_bits(
-    name: str, into_existing: bool, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("in_place", [False, True], ids=["made", "given"])
+def test_a_training_goes_on_with_the_same_bits(name: str, in_place: bool, tmp_path: Path) -> None:
     module, optimizer = network(), made(name)
     counter = getattr(optimizer, "_global_step", None)  # of AdagradDA
     options = {} if counter is None else {"variables": {"global_step": counter}}
@@ -82,15 +80,13 @@ def test_a_training_goes_on_with_the_same_bits(
     checkpoint.save(tmp_path / "run", optimizer=optimizer, module=module, **options)
     stepped(optimizer, module, range(3, 6))
 
-    target, target_opt = network(1), made(name) if into_existing else None
+    target, target_opt = network(1), made(name) if in_place else None
     if counter is not None:
         step_var = Variable(np.int64(0), "global_step", trainable=False)
-        options = {
-            "variables": {"global_step": target_opt._global_step if into_existing else step_var}
-        }
+        options = {"variables": {"global_step": target_opt._global_step if in_place else step_var}}
     loaded = checkpoint.restore(tmp_path / "run", optimizer=target_opt, module=target, **options)
     assert type(loaded.optimizer) is type(optimizer)
-    assert (loaded.optimizer is target_opt) == into_existing
+    assert (loaded.optimizer is target_opt) == in_place
     stepped(loaded.optimizer, target, range(3, 6))
     assert_same(tensors(target), tensors(module), name)
 
@@ -126,12 +122,9 @@ def test_schedules_and_clipping_come_back(schedule: str, tmp_path: Path) -> None
     module, target = network(), network(1)
     stepped(optimizer, module, range(2))
     checkpoint.save(tmp_path / "run", optimizer=optimizer, module=module)
-    restored_opt = checkpoint.restore(tmp_path / "run", module=target).optimizer
-    assert (restored_opt.global_clipnorm, restored_opt.get_config()) == (
-        0.5,
-        optimizer.get_config(),
-    )
-    for opt, training in ((optimizer, module), (restored_opt, target)):
+    loaded = checkpoint.restore(tmp_path / "run", module=target).optimizer
+    assert (loaded.global_clipnorm, loaded.get_config()) == (0.5, optimizer.get_config())
+    for opt, training in ((optimizer, module), (loaded, target)):
         stepped(opt, training, range(2, 6))
     assert_same(tensors(target), tensors(module))
 
@@ -464,14 +457,10 @@ def test_extra_states_of_modules_are_restored(tmp_path: Path) -> None:
     checkpoint.save(tmp_path / "run", module=counting(extra, 7))
     target = counting(None, None)
     checkpoint.restore(tmp_path / "run", module=target)
-    target_extra = target[0].extra
-    assert (target_extra["calls"], target_extra["pair"], target[1].extra) == (
-        3,
-        (1, float("inf")),
-        7,
-    )
-    assert torch.equal(target_extra["total"], extra["total"])
-    target_extra["total"].add_(1)  # memory of its own
+    state = target[0].extra
+    assert (state["calls"], state["pair"], target[1].extra) == (3, (1, float("inf")), 7)
+    assert torch.equal(state["total"], extra["total"])
+    state["total"].add_(1)  # memory of its own
     with pytest.warns(CheckpointWarning, match=r"states of modules, such as '0\._extra_state'"):
         checkpoint.restore(tmp_path / "run", variables=dict(target.named_parameters()))
     loaded = checkpoint.restore(tmp_path / "run", variables=False)
@@ -900,7 +889,7 @@ def test_a_save_that_has_ended_is_known_in_children(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "has_targets"),
+    ("make", "has_vars"),
     [
         (lambda: Adam(0.1), True),
         (lambda: Adam(0.1), False),
@@ -909,16 +898,16 @@ def test_a_save_that_has_ended_is_known_in_children(tmp_path: Path) -> None:
     ids=["keras", "waiting", "v1"],
 )
 def test_what_was_restored_is_in_memory(
-    make: Callable[[], Any], has_targets: bool, tmp_path: Path
+    make: Callable[[], Any], has_vars: bool, tmp_path: Path
 ) -> None:
     """Overwrite the file as soon as `restore` has returned."""
     w, opt, path = Variable([1.0, 2.0], "w"), make(), tmp_path / "run"
     target, target_opt = Variable([0.0, 0.0], "w"), make()
     opt.apply_gradients([([1.0, 2.0], w)])
     extra = {"order": torch.arange(9)}
-    checkpoint.save(path, optimizer=opt, variables=[w] if has_targets else None, extra=extra)
+    checkpoint.save(path, optimizer=opt, variables=[w] if has_vars else None, extra=extra)
     loaded = checkpoint.restore(
-        path, optimizer=target_opt, variables=[target] if has_targets else None
+        path, optimizer=target_opt, variables=[target] if has_vars else None
     )
     with path.open("r+b") as file:
         file.write(b"x" * path.stat().st_size)
@@ -939,10 +928,8 @@ def test_the_model_alone(tmp_path: Path) -> None:
         checkpoint.restore(tmp_path / "run", module=target)
     loaded = checkpoint.restore(tmp_path / "run", module=target, optimizer=False)
     assert (loaded.optimizer, loaded.left) == (None, ("optimizer",))
-    for expected, actual in zip(
-        model.state_dict().values(), target.state_dict().values(), strict=True
-    ):
-        assert torch.equal(expected, actual)
+    for old, new in zip(model.state_dict().values(), target.state_dict().values(), strict=True):
+        assert torch.equal(old, new)
     checkpoint.save(tmp_path / "model", module=model)
     assert checkpoint.restore(tmp_path / "model", module=target, optimizer=False).left == ()
 

@@ -22,22 +22,20 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "split": {"weights": "split"},
     "both": {"weights": "split", "state_storage": "dynamic8"},
 }
-Training = tuple[dict[str, torch.nn.Parameter], Any]
+Pair = tuple[dict[str, torch.nn.Parameter], Any]
 
 
-def made(
-    names: Any = SIZES, fill: float | None = None, make: Any = optim.AdamW, **options: Any
-) -> Training:
+def made(names: Any = SIZES, fill: float | None = None, make: Any = optim.AdamW, **kw: Any) -> Pair:
     generator = torch.Generator().manual_seed(1)
     values = {name: torch.randn(SIZES[name], generator=generator) for name in SIZES}
     params = {
         name: torch.nn.Parameter((values[name] if fill is None else values[name] * fill).bfloat16())
         for name in names
     }
-    return params, make(params.items(), lr=1e-3, **options)
+    return params, make(params.items(), lr=1e-3, **kw)
 
 
-def trained(training: Training, steps: int = 3) -> Training:
+def trained(training: Pair, steps: int = 3) -> Pair:
     generator = torch.Generator().manual_seed(2)
     for _ in range(steps):
         for name in SIZES:
@@ -46,18 +44,18 @@ def trained(training: Training, steps: int = 3) -> Training:
     return training
 
 
-def restored(source: Training, target: Training, path: Path, **options: Any) -> Training:
+def restored(source: Pair, target: Pair, path: Path, **options: Any) -> Pair:
     checkpoint.save(path, optimizer=source[1], variables=source[0])
     checkpoint.restore(path, optimizer=target[1], variables=target[0], **options)
     return target
 
 
-def dtypes(training: Training) -> list[list[torch.dtype]]:
+def dtypes(training: Pair) -> list[list[torch.dtype]]:
     param_states = [training[1].state[training[0][name]] for name in SIZES]
     return [[state[name].dtype for name in sorted(state)] for state in param_states]
 
 
-def states(training: Training) -> list[torch.Tensor]:
+def states(training: Pair) -> list[torch.Tensor]:
     """Return all tensors of the state as float32."""
     param_states = [training[1].state[training[0][name]] for name in SIZES]
     return [state[name].float() for state in param_states for name in sorted(state)]

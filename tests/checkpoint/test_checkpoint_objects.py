@@ -67,13 +67,13 @@ class Network:
 
     def __init__(self, opt: Any, make: Callable[..., Any] = Variable) -> None:
         shapes = {"W1": (4, 6), "b1": (6,), "W2": (6, 3), "b2": (3,)}
-        self.variables = {name: make(np.zeros(shapes[name], "f4"), name=name) for name in NAMES}
+        self.vars = {name: make(np.zeros(shapes[name], "f4"), name=name) for name in NAMES}
         self.opt = opt
         self.step: Any = make(np.int64(0), name="step", trainable=False)
         layers = {
             f"layer_with_weights-{i}": {
-                "kernel": self.variables[f"W{i + 1}"],
-                "bias": self.variables[f"b{i + 1}"],
+                "kernel": self.vars[f"W{i + 1}"],
+                "bias": self.vars[f"b{i + 1}"],
             }
             for i in (0, 1)
         }
@@ -83,7 +83,7 @@ class Network:
         self.checkpoint = Checkpoint(**objects)
 
     def loss(self, x: Any, y: Any) -> Any:
-        w1, b1, w2, b2 = self.variables.values()
+        w1, b1, w2, b2 = self.vars.values()
         return ((torch.relu(x @ w1 + b1) @ w2 + b2 - y) ** 2).mean()
 
     def take(self, golden: Golden, batches: range) -> None:
@@ -92,7 +92,7 @@ class Network:
             if isinstance(self.opt, train.Optimizer):
                 self.opt.minimize(lambda x=x, y=y: self.loss(x, y), global_step=self.step)
             else:
-                self.opt.minimize(lambda x=x, y=y: self.loss(x, y), list(self.variables.values()))
+                self.opt.minimize(lambda x=x, y=y: self.loss(x, y), list(self.vars.values()))
 
     def values(self) -> dict[str, torch.Tensor]:
         """Return the present values by TensorFlow's keys."""
@@ -161,8 +161,7 @@ def test_slots_are_there_for_whoever_asks() -> None:
         network = Network(OPTIMIZERS["ckpt_v1/adam_object"]())
         network.checkpoint.read(golden.prefix)
         assert (
-            look(network.opt, network.variables["W1"]).numpy().tobytes()
-            == golden.value(name).tobytes()
+            look(network.opt, network.vars["W1"]).numpy().tobytes() == golden.value(name).tobytes()
         )
     golden, network = Golden("ckpt_v2/adam"), Network(keras.Adam())
     assert network.opt.weights == []
@@ -180,7 +179,7 @@ def in_graph(graph: Any, folder: str) -> tuple[Network, Any, Any, Any]:
     def build() -> Any:
         if isinstance(network.opt, train.Optimizer):
             return network.opt.minimize(network.loss(x, y), network.step)
-        return network.opt.minimize(lambda: network.loss(x, y), list(network.variables.values()))
+        return network.opt.minimize(lambda: network.loss(x, y), list(network.vars.values()))
 
     return network, x, y, build
 
@@ -201,10 +200,8 @@ def test_graphs_go_on(graph: Any, folder: str, order: str) -> None:
     if "run" in order:
         status.initialize_or_restore(session)
         train_op = build()
-        uninitialized = [
-            v for v in tf.global_variables() if not session.run(tf.is_variable_initialized(v))
-        ]
-        session.run(tf.variables_initializer(uninitialized))
+        unset = [v for v in tf.global_variables() if not session.run(tf.is_variable_initialized(v))]
+        session.run(tf.variables_initializer(unset))
     else:
         train_op = build() if train_op is None else train_op
         status.initialize_or_restore(session)
@@ -401,10 +398,8 @@ def snapshot(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
     return checkpoint._snapshot()[1]
 
 
-def same(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> bool:
-    return first.keys() == second.keys() and all(
-        torch.equal(first[key], second[key]) for key in first
-    )
+def same(old: dict[str, torch.Tensor], new: dict[str, torch.Tensor]) -> bool:
+    return old.keys() == new.keys() and all(torch.equal(old[key], new[key]) for key in old)
 
 
 def trained(*shape: int, opt: Any = None) -> tuple[Variable, Any, Checkpoint]:

@@ -147,10 +147,8 @@ def averages(optimizer: Any, params: list[Variable]) -> list[Any]:
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("into_existing", [False, True], ids=["made", "given"])
-def test_a_training_goes_on_with_the_same_bits(
-    case: str, into_existing: bool, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("in_place", [False, True], ids=["made", "given"])
+def test_a_training_goes_on_with_the_same_bits(case: str, in_place: bool, tmp_path: Path) -> None:
     params, optimizer, take = CASES[case]()
     names = [f"file/{var.name.split(':')[0]}" for var in params]
     for _ in range(2):
@@ -165,10 +163,10 @@ def test_a_training_goes_on_with_the_same_bits(
         var.assign(torch.zeros_like(var))
     loaded = checkpoint.restore(
         tmp_path / "run",
-        optimizer=target_opt if into_existing else None,
+        optimizer=target_opt if in_place else None,
         variables=dict(zip(names, targets, strict=True)),
     )
-    assert (loaded.optimizer is target_opt) == into_existing
+    assert (loaded.optimizer is target_opt) == in_place
     take = stepping(loaded.optimizer, targets)
     for _ in range(STEPS):
         take()
@@ -176,19 +174,14 @@ def test_a_training_goes_on_with_the_same_bits(
         [*group[:2], *averages(opt, group)]
         for opt, group in ((loaded.optimizer, targets), (optimizer, params))
     )
-    assert_same(
-        [tensor.float() for tensor in actual], [tensor.float() for tensor in expected], case
-    )
+    assert_same([var.float() for var in actual], [var.float() for var in expected], case)
     assert int(targets[2]) == 2 + STEPS
 
 
 # optimize_loss: the loss is yours, so the step is always given.
 
 STEPPED: dict[str, dict[str, Any]] = {
-    **{
-        f"policy {name}": {"policy": (name, policy_params)}
-        for name, policy_params in POLICIES.items()
-    },
+    **{f"policy {name}": {"policy": (name, config)} for name, config in POLICIES.items()},
     "Backoff": {"dtype": "mixed", "loss_scaling": "Backoff"},
     "LogMax": {"dtype": "mixed", "loss_scaling": "LogMax"},
     "static": {"dtype": "mixed", "loss_scaling": 64.0},
@@ -319,10 +312,6 @@ def test_nothing_public_is_missing_here() -> None:
             thing = getattr(room, name)
             if inspect.isclass(thing) and issubclass(thing, train.Optimizer):
                 assert thing in classes or name in other_names, name
-    functions = [
-        function for function in vars(lr_policies).values() if inspect.isfunction(function)
-    ]
-    names = {
-        function.__name__ for function in functions if function.__module__ == lr_policies.__name__
-    }
+    policies = [policy for policy in vars(lr_policies).values() if inspect.isfunction(policy)]
+    names = {policy.__name__ for policy in policies if policy.__module__ == lr_policies.__name__}
     assert {name for name in names if not name.startswith("_")} == {*POLICIES}

@@ -82,10 +82,8 @@ def test_five_more_steps_have_the_values_of_tensorflow(name: str) -> None:
         kernel = "kernel" if part == "weight" else "bias"
         names = (layer, f"model/layer_with_weights-{int(layer[-1]) - 1}")
         keys = [f"after10|{stem}/{kernel}" for stem in names]
-        candidates = [
-            values[key] for full in keys for key in (full, full + SUFFIX) if key in values
-        ]
-        expected = candidates[0].T if part == "weight" else candidates[0]
+        arrays = [values[key] for full in keys for key in (full, full + SUFFIX) if key in values]
+        expected = arrays[0].T if part == "weight" else arrays[0]
         np.testing.assert_allclose(param.detach().numpy(), expected, rtol=1e-5, atol=1e-6)
     if isinstance(opt, V1Optimizer):
         assert steps.item() == 10
@@ -116,13 +114,11 @@ def _by_object_names(arrays: dict[str, Any], params: dict[str, Any]) -> dict[str
 @pytest.mark.parametrize("case_id", TENSORFLOW_CASES)
 def test_recorded_gradients_give_the_bits_of_tensorflow(case_id: str) -> None:
     case = recorded()[case_id]
-    gradients = arrays_of(case_id, "gradient")
+    grads = arrays_of(case_id, "gradient")
     prefix = FOLDER / "checkpoints_with_gradients" / case["prefix"]
     opt, params, steps = _restored(case, str(prefix))
     for number in range(5):
-        pairs = [
-            (torch.from_numpy(gradients[name][number].copy()), params[name]) for name in params
-        ]
+        pairs = [(torch.from_numpy(grads[name][number].copy()), params[name]) for name in params]
         step_kwargs = {"global_step": steps} if case_id.startswith("saver/") else {}
         opt.apply_gradients(pairs, **step_kwargs)
     expected = _by_object_names(arrays_of(case_id, "value_after"), params)
@@ -151,9 +147,7 @@ def _is_slot(key: str, name: str, kind: str, case: dict[str, Any]) -> bool:
 
 def _training(case: dict[str, Any], weights: dict[str, Any], factors: dict[str, Any]) -> Any:
     """Return a training step as OpenSeq2Seq built it."""
-    params = {
-        key: argument for key, argument in case["arguments"].items() if key != "learning_rate"
-    }
+    params = {key: arg for key, arg in case["arguments"].items() if key != "learning_rate"}
     kind: Any = case["optimizer"]
     if kind == "NovoGrad":
         kind = NovoGrad
@@ -230,21 +224,17 @@ def _compare(
 def test_masters_without_a_step_give_an_optimizer_of_masters() -> None:
     case = recorded()["openseq2seq/momentum_backoff"]
     value = arrays_of(case["id"], "value")
-    weights = {
+    params = {
         name: thalweg.Variable(torch.from_numpy(value[name].copy()) * 0, name)
         for name in arrays_of(case["id"], "gradient")
     }
     prefix = FOLDER / "checkpoints_with_gradients" / case["prefix"]
     opt = tensorflow.restore(
-        prefix,
-        weights,
-        learning_rate=0.125,
-        momentum=0.9,
-        loss_scaling_params=case["scaler_params"],
+        prefix, params, learning_rate=0.125, momentum=0.9, loss_scaling_params=case["scaler_params"]
     )
     assert type(opt).__name__ == "MixedPrecisionOptimizerWrapper"
     for name, full in [(n[1], key) for key, n in case["roles"].items() if n[0] == "master"]:
-        assert np.array_equal(opt.get_master(weights[name]).numpy(), value[full])
+        assert np.array_equal(opt.get_master(params[name]).numpy(), value[full])
     assert opt.loss_scale.item() == value["Loss_Optimization/Variable_2"]
 
 
@@ -280,7 +270,7 @@ def test_a_step_has_to_know_its_variables() -> None:
 
 
 def test_batches_to_an_update_are_counted_anew() -> None:
-    case, prefix, weights = _momentum()
+    case, prefix, params = _momentum()
     config = {
         "optimizer": "Momentum",
         "optimizer_params": {"momentum": 0.9},
@@ -292,15 +282,15 @@ def test_batches_to_an_update_are_counted_anew() -> None:
         "iter_size": 2,
         "max_steps": 10,
     }
-    factors = {name: torch.ones(var.shape) for name, var in weights.items()}
+    scale = {name: torch.ones(var.shape) for name, var in params.items()}
 
     def loss() -> torch.Tensor:
         return torch.stack(
-            [(factors[name] * var.float()).sum() for name, var in weights.items()]
+            [(scale[name] * var.float()).sum() for name, var in params.items()]
         ).sum()
 
-    step = from_config(config).optimize(loss, list(weights.values()))
-    assert tensorflow.restore(prefix, weights, optimizer=step) is step
+    step = from_config(config).optimize(loss, list(params.values()))
+    assert tensorflow.restore(prefix, params, optimizer=step) is step
     step()
     assert (step.was_applied, step.global_step.item()) == (False, 4)
     step()

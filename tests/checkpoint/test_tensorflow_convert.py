@@ -11,16 +11,7 @@ import torch
 
 import thalweg
 from golden_files import FOLDER
-from tensorflow_files import (
-    RULES,
-    TRAINED,
-    Network,
-    copied_variables,
-    counter,
-    held,
-    prefix_of,
-    recorded,
-)
+from tensorflow_files import RULES, TRAINED, Network, counter, held, load_vars, prefix_of, recorded
 from thalweg import (
     CheckpointMismatchError,
     InvalidArgumentError,
@@ -42,9 +33,7 @@ def _state(optimizer: Any, variables: list[Any]) -> dict[str, Any]:
     if isinstance(optimizer, train.Optimizer):
         return optimizer.state_dict(variables)
     state = optimizer.state_dict()
-    slots = {
-        f"{title}|{n}": s for title, entries in state["slots"].items() for n, s in entries.items()
-    }
+    slots = {f"{title}|{n}": s for title, part in state["slots"].items() for n, s in part.items()}
     return {**slots, **state["weights"], "iterations": state["iterations"]}
 
 
@@ -91,7 +80,7 @@ def test_object_checkpoints_go_back_with_every_value(name: str, tmp_path: Path) 
 def test_files_of_keras(file: str, tmp_path: Path) -> None:
     tensorflow.convert(FOLDER / "keras_files" / file, tmp_path / "run")
     original = tensorflow.load(FOLDER / "keras_files" / file)
-    params = copied_variables(original.variables, zeros=True)
+    params = load_vars(original.variables, zeros=True)
     loaded = restore(tmp_path / "run", variables=params)
     assert loaded.optimizer.iterations.item() == 5
     for name, var in params.items():
@@ -121,9 +110,7 @@ def _with_more(prefix: str, target: Path, *extra_names: str) -> dict[str, torch.
     """Write a checkpoint with further tensors beside one of its variables; return those tensors."""
     tensors = bundle.read(prefix).tensors
     extra = {name: torch.rand(tensors["layer1/kernel"].shape) for name in extra_names}
-    bundle.write(
-        target, {**tensors, **{name: of_tensor(tensor) for name, tensor in extra.items()}}, None
-    )
+    bundle.write(target, {**tensors, **{name: of_tensor(new) for name, new in extra.items()}}, None)
     return extra
 
 
@@ -152,16 +139,12 @@ def test_all_that_is_left_out_is_named(tmp_path: Path) -> None:
     _with_more(prefix_of("ckpt_v1/adam"), tmp_path / "model", *slot_names, AVERAGE)
     index = [opt.name for opt in tensorflow.load(tmp_path / "model").optimizers].index("Adam")
     kwargs = TRAINED["ckpt_v1/adam"]
-    leftover = tensorflow.convert(
-        tmp_path / "model", tmp_path / "run", RULES, which=index, **kwargs
-    )
-    assert sorted(leftover) == sorted(slot_names)
+    gaps = tensorflow.convert(tmp_path / "model", tmp_path / "run", RULES, which=index, **kwargs)
+    assert sorted(gaps) == sorted(slot_names)
     rules = {"layer1/*": "-", "*/kernel": "*.weight dense", "*/bias": "*.bias"}
-    leftover = tensorflow.convert(
-        tmp_path / "model", tmp_path / "run", rules, which=index, **kwargs
-    )
+    gaps = tensorflow.convert(tmp_path / "model", tmp_path / "run", rules, which=index, **kwargs)
     slots = [f"layer1/{name}{part}" for name in ("kernel", "bias") for part in ("", *SLOTS)]
-    assert sorted(leftover) == sorted([*slot_names, AVERAGE, *slots])
+    assert sorted(gaps) == sorted([*slot_names, AVERAGE, *slots])
 
 
 def test_what_a_file_of_ours_has_besides_is_named(tmp_path: Path) -> None:

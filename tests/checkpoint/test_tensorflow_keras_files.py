@@ -15,7 +15,7 @@ import torch
 import thalweg
 from golden_files import FOLDER
 from replay import distances
-from tensorflow_files import copied_variables
+from tensorflow_files import load_vars
 from thalweg import InvalidConfigError, NumericsWarning, UnsupportedCheckpointError, checkpoint
 from thalweg._formats import keras_files
 from thalweg._formats.keras_files import KerasFile, config
@@ -63,7 +63,7 @@ def _floats(bits: np.ndarray) -> torch.Tensor:
 def _restored(case: dict[str, Any]) -> tuple[Any, dict[str, thalweg.Variable]]:
     """Return the optimizer, and the variables by the names of the case."""
     file = tensorflow.load(HOME / case["file"])
-    targets = copied_variables(file.variables, zeros=True)
+    targets = load_vars(file.variables, zeros=True)
     cls, kwargs = CLASSES.get(case["id"], (None, {}))
     opt = tensorflow.restore(file, targets, optimizer=cls, **kwargs)
     return opt, dict(zip(case["variables"], targets.values(), strict=True))
@@ -119,7 +119,7 @@ def test_packages_of_classes(case_id: str, package: str, as_class: bool) -> None
     name = case["class_name"].removeprefix("Custom>")
     read = keras_files.read(HOME / case["file"])
     file = sorted_file("run", replace(read, class_name=f"{package}>{name}"))
-    targets = copied_variables(file.variables, zeros=True)
+    targets = load_vars(file.variables, zeros=True)
     if package in ("mine", "my.package"):
         with pytest.raises(
             thalweg.CheckpointMismatchError, match=f"{package}>{name} is not a class of Keras"
@@ -208,7 +208,7 @@ def test_slots_of_options_around_the_update_are_left_out(options: tuple[str, ...
     values[2:2] = extra
     arrays = {f"optimizer/vars/{index}": entry for index, entry in enumerate(values)}
     source = sorted_file("run", replace(file, optimizer=arrays))
-    targets = copied_variables(variables, zeros=True)
+    targets = load_vars(variables, zeros=True)
     with pytest.raises(UnsupportedCheckpointError, match=options[0]):
         tensorflow.restore(source, targets)
     opt = tensorflow.restore(source, targets, optimizer=optimizers.Adam(0.1))
@@ -256,7 +256,7 @@ def test_slots_stand_beside_their_own_variables(name: str) -> None:
 
 def test_what_a_configuration_says_is_taken_over() -> None:
     file = tensorflow.load(HOME / "adam_schedule.keras")
-    targets = copied_variables(file.variables)
+    targets = load_vars(file.variables)
     opt = tensorflow.restore(file, targets)
     assert opt.learning_rate.decay_steps == 3
     assert opt.get_config()["beta_1"] == float(np.float32(0.9))
@@ -287,7 +287,7 @@ def _file(
 )
 def test_what_keras_did_beside_the_update_is_refused_by_name(config: dict[str, Any]) -> None:
     file, variables = _file(**config)
-    targets = copied_variables(variables)
+    targets = load_vars(variables)
     (name, value) = next(iter(config.items()))
     for optimizer in (None, optimizers.Adam):  # a class is no more than a kind
         with pytest.raises(UnsupportedCheckpointError, match=f"{name}={value}"):
@@ -308,7 +308,7 @@ def test_what_keras_did_beside_the_update_is_refused_by_name(config: dict[str, A
 )
 def test_configurations_that_say_nothing(config: dict[str, Any], message: str) -> None:
     file, variables = _file(**config)
-    targets = copied_variables(variables)
+    targets = load_vars(variables)
     if "learning_rate" in config:
         arrays = {n: entry for n, entry in file.optimizer.items() if n != "optimizer/vars/1"}
         file = KerasFile(file.kind, file.class_name, file.config, arrays, file.variables)
@@ -320,7 +320,7 @@ def test_configurations_that_say_nothing(config: dict[str, Any], message: str) -
 def test_classes_that_do_not_fit_are_named(class_name: str) -> None:
     file, variables = _file(class_name=class_name)
     source = sorted_file("run", file)
-    targets = copied_variables(variables)
+    targets = load_vars(variables)
     with pytest.raises(thalweg.CheckpointMismatchError, match=f"{class_name}, 6 arrays"):
         tensorflow.restore(source, targets)
     assert len(source.unknown) == 6
@@ -344,7 +344,7 @@ def test_a_schedule_takes_the_place_of_a_rate_in_weights(
     values += [of_tensor(entry.tensor() * 7) for entry in variables.values()] * bool(momentum)
     arrays = {f"optimizer/vars/{index}": entry for index, entry in enumerate(values)}
     source = sorted_file("run", KerasFile("weights.h5", None, None, arrays, variables))
-    targets = copied_variables(variables, zeros=True)
+    targets = load_vars(variables, zeros=True)
     schedule = optimizers.schedules.ExponentialDecay(0.1, 10, 0.5)
     kwargs: dict[str, Any] = {"learning_rate": schedule, "momentum": momentum}
     if as_class:
@@ -369,7 +369,7 @@ def test_a_training_without_an_optimizer_is_told(
 ) -> None:
     file, variables = _file(kind, class_name)
     source = sorted_file("run", replace(file, optimizer={}))
-    targets = copied_variables(variables, zeros=True)
+    targets = load_vars(variables, zeros=True)
     with pytest.raises(thalweg.CheckpointMismatchError, match=message):
         tensorflow.restore(source, targets)
     assert not any(bool(var.any()) for var in targets.values())
@@ -381,7 +381,7 @@ def test_a_training_without_an_optimizer_is_told(
 
 def test_the_scale_of_the_loss_is_taken_over(tmp_path: Path) -> None:
     file = tensorflow.load(HOME / _cases()[SCALED_CASE]["file"])
-    targets = copied_variables(file.variables)
+    targets = load_vars(file.variables)
     scale = DynamicLossScale(2.0)
     tensorflow.restore(file, targets, loss_scale=scale)
     loss_scale = file.optimizers[0].loss_scale
@@ -394,7 +394,7 @@ def test_the_scale_of_the_loss_is_taken_over(tmp_path: Path) -> None:
     with pytest.raises(thalweg.InvalidArgumentError, match="must be a DynamicLossScale"):
         tensorflow.restore(file, targets, loss_scale=FixedLossScale(2.0))
     plain_file = tensorflow.load(HOME / "adam.keras")
-    targets = copied_variables(plain_file.variables)
+    targets = load_vars(plain_file.variables)
     with pytest.raises(thalweg.CheckpointMismatchError, match="no loss scale around"):
         tensorflow.restore(plain_file, targets, loss_scale=scale)
 
@@ -404,7 +404,7 @@ def test_rmsprop_of_keras_3_warns_of_its_epsilon() -> None:
     values = list(file.optimizer.items())
     arrays = dict([*values[:2], values[2], values[4]])
     source = KerasFile("keras", "RMSprop", file.config, arrays, variables)
-    targets = copied_variables(variables)
+    targets = load_vars(variables)
     with pytest.warns(NumericsWarning, match="epsilon"):
         tensorflow.restore(sorted_file("run", source), targets)
 

@@ -12,7 +12,7 @@ import torch
 
 import thalweg
 from golden_files import FOLDER
-from tensorflow_files import copied_variables
+from tensorflow_files import load_vars
 from thalweg import checkpoint
 from thalweg._formats import bundle
 from thalweg._formats.stored_tensor import of_tensor
@@ -106,7 +106,7 @@ def _recorded() -> Any:
 )
 def test_training_of_keras_3_goes_on(name: str, options: dict[str, Any], form: str) -> None:
     file = tensorflow.load(HOME / name)
-    targets = copied_variables(file.variables, zeros=True)
+    targets = load_vars(file.variables, zeros=True)
     cls = SGD if options else Adam
     optimizer = {"new": None, "class": cls, "instance": cls(0.01, **options)}[form]
     opt = tensorflow.restore(
@@ -129,7 +129,7 @@ def test_training_of_keras_3_goes_on(name: str, options: dict[str, Any], form: s
 
 def test_the_loss_scale_around_an_optimizer_of_keras_3() -> None:
     file = tensorflow.load(HOME / "keras3_scaled")
-    targets = copied_variables(file.variables, zeros=True)
+    targets = load_vars(file.variables, zeros=True)
     scale = DynamicLossScale()
     tensorflow.restore(file, targets, momentum=0.9, loss_scale=scale)
     assert scale._current_loss_scale.item() == _recorded()["keras3_scaled|scale"] == 128
@@ -186,7 +186,7 @@ ORDERS: dict[str, tuple[list[VariableSpec], list[int]]] = {
 def test_variables_of_one_name_keep_their_slots(name: str, tmp_path: Path) -> None:
     variables, order = ORDERS[name]
     file = _written(tmp_path, variables, order)
-    targets = copied_variables(file.variables)
+    targets = load_vars(file.variables)
     for optimizer in (None, Adam(0.5)):
         opt = tensorflow.restore(file, targets, optimizer=optimizer)
         for index, (path, _, _) in enumerate(variables):
@@ -240,7 +240,7 @@ def test_a_loss_scale_of_tf_keras_is_no_variable_of_the_model(steps: str, tmp_pa
     scale = {"current_loss_scale": torch.tensor(512.0), steps: torch.tensor(7)}
     tensors = {f"optimizer__loss_scale__{name}": entry for name, entry in scale.items()}
     file = _written(tmp_path, [("model/w", "w", (2,))], [0], **tensors)
-    targets = copied_variables(file.variables)
+    targets = load_vars(file.variables)
     assert [*targets] == ["model/w"]
     loss_scale = DynamicLossScale()
     tensorflow.restore(file, targets, loss_scale=loss_scale)

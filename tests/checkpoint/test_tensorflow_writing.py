@@ -139,10 +139,8 @@ def test_other_optimizers_of_keras_go_there_and_back(make: Any, tmp_path: Path) 
     kwargs = {"learning_rate": opt.learning_rate} if scheduled else {}
     target_opt = tensorflow.restore(tmp_path / "ckpt", targets, **kwargs)
     assert type(target_opt) is type(opt)
-    for optimizer in (opt, target_opt):
-        optimizer.apply_gradients(
-            [(torch.ones(3), {id(opt): params, id(target_opt): targets}[id(optimizer)]["w"])]
-        )
+    for optimizer, weights in ((opt, params), (target_opt, targets)):
+        optimizer.apply_gradients([(torch.ones(3), weights["w"])])
     assert params["w"].numpy().tobytes() == targets["w"].numpy().tobytes()
 
 

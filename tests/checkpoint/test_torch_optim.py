@@ -99,14 +99,12 @@ def test_a_group_has_all_that_torch_has_in_one(case: Case) -> None:
     torch_opt, _, opt, variables = taken_over(case, torch.float64)
     with expected(case.warning):
         (group,) = to_torch(opt, variables, step=3)["param_groups"]
-    (torch_group,) = torch_opt.state_dict()["param_groups"]
-    torch_group |= {"param_names": ["w", "b"]}
-    different = {
-        key for key in torch_group.keys() | group.keys() if torch_group.get(key) != group.get(key)
-    }
+    (peer,) = torch_opt.state_dict()["param_groups"]
+    peer |= {"param_names": ["w", "b"]}
+    different = {key for key in peer.keys() | group.keys() if peer.get(key) != group.get(key)}
     # What is called tiny is rounded to float32, and where an accumulator began is no longer known.
     assert different <= {"eps", "initial_accumulator_value"}
-    assert abs(group.get("eps", 0) - torch_group.get("eps", 0)) < 1e-36
+    assert abs(group.get("eps", 0) - peer.get("eps", 0)) < 1e-36
 
 
 def warned(say: str, *arguments: Any, **options: Any) -> None:
@@ -131,13 +129,11 @@ def test_names_decide_where_both_sides_have_them() -> None:
 
 def test_a_dict_names_variables_as_torch_does() -> None:
     params = parameters(torch.float32)
-    torch_opt = torch.optim.SGD(
-        [("enc.w", params["w"]), ("enc.b", params["b"])], lr=0.1, momentum=0.9
-    )
-    torch_step(torch_opt, 0)
+    sgd = torch.optim.SGD([("enc.w", params["w"]), ("enc.b", params["b"])], lr=0.1, momentum=0.9)
+    torch_step(sgd, 0)
     opt, (w, b) = MomentumOptimizer(0.1, 0.9), named()
-    from_torch(torch_opt.state_dict(), into=opt, variables={"enc.b": b, "enc.w": w})
-    assert torch.equal(opt.get_slot(b, "momentum"), torch_opt.state[params["b"]]["momentum_buffer"])
+    from_torch(sgd.state_dict(), into=opt, variables={"enc.b": b, "enc.w": w})
+    assert torch.equal(opt.get_slot(b, "momentum"), sgd.state[params["b"]]["momentum_buffer"])
 
 
 def test_a_state_by_names_is_read() -> None:
@@ -313,10 +309,8 @@ def test_schedules_and_clipping_stay_behind() -> None:
     rate = schedules.ExponentialDecay(0.5, 1, 0.5)
     opt, variables = RMSprop(rate, clipnorm=1.0), named()
     our_step(opt, variables, 0)
-    message = (
-        r"the learning rate stays 0\.25, what the schedule gives now; clipnorm: clip before step"
-    )
-    with pytest.warns(NumericsWarning, match=message):
+    text = r"the learning rate stays 0\.25, what the schedule gives now; clipnorm: clip before step"
+    with pytest.warns(NumericsWarning, match=text):
         (group,) = to_torch(opt, variables)["param_groups"]
     assert group["lr"] == 0.25
     opt = RMSprop(0.5, decay=1.0)
@@ -333,12 +327,11 @@ def test_the_decay_of_weights_stays_behind_where_torch_has_none() -> None:
 
 
 def test_slots_that_wait_for_their_variable_are_handed_on() -> None:
-    opt, target, variables = Adadelta(), Adadelta(), named()
+    opt, copy, variables = Adadelta(), Adadelta(), named()
     our_step(opt, variables, 0)
-    target.load_state_dict(opt.state_dict())
+    copy.load_state_dict(opt.state_dict())
     assert torch.equal(
-        to_torch(target, variables)["state"][1]["acc_delta"],
-        opt.get_slot(variables[1], "accum_var"),
+        to_torch(copy, variables)["state"][1]["acc_delta"], opt.get_slot(variables[1], "accum_var")
     )
 
 

@@ -524,12 +524,10 @@ def test_the_picture_holds_its_title_and_all_names() -> None:
     from thalweg._cli.race.problems import PROBLEMS
     from thalweg._cli.race.run import run
 
-    outcome = run(PROBLEMS["digits"](0), line_up(["SGD"], {}, "digits"), epochs=1)
-    outcome.problem = replace(outcome.problem, description="many words " * 20)
-    outcome.lanes[0].contestant = replace(
-        outcome.lanes[0].contestant, name="folder/" * 20 + "a.py:A"
-    )
-    figure = plot.figure([outcome])
+    heat = run(PROBLEMS["digits"](0), line_up(["SGD"], {}, "digits"), epochs=1)
+    heat.problem = replace(heat.problem, description="many words " * 20)
+    heat.lanes[0].contestant = replace(heat.lanes[0].contestant, name="folder/" * 20 + "a.py:A")
+    figure = plot.figure([heat])
     figure.draw_without_rendering()
     width, height = figure.bbox.size
     for part in (figure._suptitle, figure.axes[1].get_legend()):

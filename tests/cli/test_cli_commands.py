@@ -167,22 +167,20 @@ def test_an_example_runs_as_it_is_printed(
     line: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = do_instead(monkeypatch)
-    _, name, *arguments = shlex.split(line)
+    _, name, *args = shlex.split(line)
     packages = {*re.findall(r"(\w+)[\w.]*:[A-Z]", line)} - {"mine", "optim", "torch"}
     if missing := [package for package in packages if importlib.util.find_spec(package) is None]:
         pytest.skip(f"{', '.join(missing)} is not installed")
     if name == "bench":
         save_file({"w": torch.zeros(4, 3)}, "model.safetensors")
-    if "converted.safetensors" in arguments:
-        for example in printed_examples(HELP["convert"])[:1]:
-            first = run(
-                example.removeprefix("thalweg ").replace("model.safetensors", arguments[-1])
-            )
+    if "converted.safetensors" in args:
+        for text in printed_examples(HELP["convert"])[:1]:
+            first = run(text.removeprefix("thalweg ").replace("model.safetensors", args[-1]))
             assert first.exit_code == 0, first.output
     outcome = run(line.removeprefix("thalweg "))
     expected = 1 if name == "diff" and "run7" in line else 0
     assert outcome.exit_code == expected, outcome.output
-    assert (name in ("race", "bench") or "--atlas" in arguments) == bool(calls)
+    assert (name in ("race", "bench") or "--atlas" in args) == bool(calls)
 
 
 @pytest.mark.parametrize("name", RUN)

@@ -62,15 +62,8 @@ def test_keras_optimizers_go_to_tensorflow_2(tmp_path: Path) -> None:
 
 def test_flags_are_arguments_too(tmp_path: Path) -> None:
     momentum = SAVER.parents[1] / "momentum/model.ckpt-5"
-    settings = (
-        "--set",
-        "learning_rate=0.01",
-        "--set",
-        "momentum=0.9",
-        "--set",
-        "use_nesterov=true",
-    )
-    assert run("convert", momentum, tmp_path / "ours", *settings).exit_code == 0
+    flags = ("--set", "learning_rate=0.01", "--set", "momentum=0.9", "--set", "use_nesterov=true")
+    assert run("convert", momentum, tmp_path / "ours", *flags).exit_code == 0
     assert "use_nesterov=True" in " ".join(run("inspect", tmp_path / "ours").output.split())
 
 
@@ -97,11 +90,8 @@ def test_what_is_refused(
 def test_what_is_there_is_not_written_over(tmp_path: Path) -> None:
     settings = [word for number in NUMBERS for word in ("--set", number)]
     (tmp_path / "ours").write_text("mine")
-    outcome = run("convert", SAVER, tmp_path / "ours", *settings)
-    assert (outcome.exit_code, "is there: give another OUT, or --force" in outcome.output) == (
-        1,
-        True,
-    )
+    reply = run("convert", SAVER, tmp_path / "ours", *settings)
+    assert (reply.exit_code, "is there: give another OUT, or --force" in reply.output) == (1, True)
     assert (tmp_path / "ours").read_text() == "mine"
     assert run("convert", SAVER, tmp_path / "ours", *settings, "--force").exit_code == 0
     command = ("convert", "--to", "tf1", tmp_path / "ours", tmp_path / "back")

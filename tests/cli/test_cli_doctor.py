@@ -30,24 +30,20 @@ def folder(tmp_path, monkeypatch):
 
 
 def test_versions_engines_and_threads(folder):
-    document = json.loads(run("--json"))
-    assert document["versions"]["thalweg"] == thalweg.__version__
-    assert document["versions"]["python"] == platform.python_version()
-    assert document["versions"]["torch"] == torch.__version__
-    assert document["engines"] == {
-        "reference": "",
-        "cpu": "",
-        "cuda": availability.why_unavailable(),
-    }
-    assert document["threads"] == torch.get_num_threads()
+    report = json.loads(run("--json"))
+    assert report["versions"]["thalweg"] == thalweg.__version__
+    assert report["versions"]["python"] == platform.python_version()
+    assert report["versions"]["torch"] == torch.__version__
+    assert report["engines"] == {"reference": "", "cpu": "", "cuda": availability.why_unavailable()}
+    assert report["threads"] == torch.get_num_threads()
     if sys.platform == "linux":
-        assert document["threads_of_a_step"] == {"number": document["threads"], "trouble": ""}
+        assert report["threads_of_a_step"] == {"number": report["threads"], "trouble": ""}
     suffixes = [path.suffix for path in folder.iterdir()]  # of the step that was tried
     assert set(suffixes) <= {".o"}
-    assert document["kernels"] == {"folder": str(folder), "trouble": "", "files": len(suffixes)}
-    assert len(document["gpus"]) == torch.cuda.device_count()
-    assert platform.machine() in document["system"]
-    assert document["environment"]["THALWEG_CACHE_DIR"] == str(folder.parent)
+    assert report["kernels"] == {"folder": str(folder), "trouble": "", "files": len(suffixes)}
+    assert len(report["gpus"]) == torch.cuda.device_count()
+    assert platform.machine() in report["system"]
+    assert report["environment"]["THALWEG_CACHE_DIR"] == str(folder.parent)
 
 
 def test_lines_for_eyes(folder, monkeypatch):

@@ -38,8 +38,8 @@ def trained(tmp_path: Path) -> Path:
 
 
 def test_inspect_lists_tensors_optimizer_and_step(trained: Path) -> None:
-    outcome = run("inspect", trained)
-    assert outcome.exit_code == 0
+    reply = run("inspect", trained)
+    assert reply.exit_code == 0
     for part in (
         "optimizer: Adam (",
         "clipnorm=1.0",
@@ -47,9 +47,9 @@ def test_inspect_lists_tensors_optimizer_and_step(trained: Path) -> None:
         "loss: 0.25",
         "thalweg, 4 tensors",
     ):
-        assert part in outcome.output
+        assert part in reply.output
     lines = {
-        line.split()[0]: line.split()[1:] for line in outcome.output.splitlines() if line.strip()
+        line.split()[0]: line.split()[1:] for line in reply.output.splitlines() if line.strip()
     }
     assert lines["variables/w"] == ["F32", "1", "x", "2", "8", "B"]
     assert lines["optimizer/iterations"] == ["I64", "()", "8", "B"]
@@ -114,14 +114,10 @@ def test_nothing_counts_in_a_file_of_tensors(tmp_path: Path) -> None:
 
 
 def test_inspect_as_json(trained: Path) -> None:
-    document = json.loads(run("inspect", "--json", trained).output)
-    assert (document["kind"], document["step"], document["metrics"]) == (
-        "thalweg",
-        2,
-        {"loss": 0.25},
-    )
-    assert document["optimizer"]["class"] == "Adam"
-    entries = {entry["name"]: entry for entry in document["tensors"]}
+    report = json.loads(run("inspect", "--json", trained).output)
+    assert (report["kind"], report["step"], report["metrics"]) == ("thalweg", 2, {"loss": 0.25})
+    assert report["optimizer"]["class"] == "Adam"
+    entries = {entry["name"]: entry for entry in report["tensors"]}
     assert entries["variables/w"] == {
         "name": "variables/w", "dtype": "F32", "shape": [1, 2], "bytes": 8
     }  # fmt: skip
@@ -162,11 +158,9 @@ def test_verify(trained: Path) -> None:
 
 
 def test_files_without_checksums_are_not_called_verified() -> None:
-    outcome = run("verify", Path(__file__).parents[1] / "goldens/keras_files/adam.h5")
-    assert outcome.exit_code == 0
-    assert "13 tensors, 620 B, readable; HDF5 holds no checksums" in " ".join(
-        outcome.output.split()
-    )
+    reply = run("verify", Path(__file__).parents[1] / "goldens/keras_files/adam.h5")
+    assert reply.exit_code == 0
+    assert "13 tensors, 620 B, readable; HDF5 holds no checksums" in " ".join(reply.output.split())
 
 
 def test_diff(trained: Path, tmp_path: Path) -> None:
@@ -233,10 +227,7 @@ def test_what_a_file_holds_neither_formats_nor_moves_the_terminal(tmp_path: Path
         ("convert", file, tmp_path / "out"), ("inspect", tmp_path / f"none{hostile}"),
         ("--debug", "verify", damaged),
     ]  # fmt: skip
-    texts = [
-        "\n".join((outcome.stdout, outcome.stderr))
-        for outcome in (run(*arguments) for arguments in runs)
-    ]
+    texts = ["\n".join((reply.stdout, reply.stderr)) for reply in (run(*words) for words in runs)]
     for text in texts:
         assert "MarkupError" not in text
         assert not set(text) & set("\x1b\u202e\x9b")

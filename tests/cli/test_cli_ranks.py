@@ -49,13 +49,13 @@ def test_ranks_run_the_race_of_one(tmp_path: Path) -> None:
         ran(tmp_path, *RACE, *names, "--nproc", count, "--out", count) for count in ("1", "2")
     )
     assert (first.returncode, two.returncode) == (0, 0), first.stderr + two.stderr
-    documents = {
-        entry["settings"]["ranks"]: entry for entry in map(json.loads, (first.stdout, two.stdout))
+    races = {
+        race["settings"]["ranks"]: race for race in map(json.loads, (first.stdout, two.stdout))
     }
-    assert set(documents) == {1, 2}
-    assert json.loads((tmp_path / "2" / "race.json").read_text()) == documents[2]
+    assert set(races) == {1, 2}
+    assert json.loads((tmp_path / "2" / "race.json").read_text()) == races[2]
     losses = [
-        {row["optimizer"]: row["losses"] for row in documents[count]["results"]} for count in (1, 2)
+        {row["optimizer"]: row["losses"] for row in races[count]["results"]} for count in (1, 2)
     ]
     for name, expected in losses[0].items():
         assert losses[1][name] == pytest.approx(expected, rel=1e-3)

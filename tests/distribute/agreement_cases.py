@@ -60,16 +60,10 @@ def other_calls(s: Strategy) -> Any:
     is_last_rank = s.ranks.rank == s.ranks.size - 1
     report: dict[str, Any] = {}
 
-    def tried(
-        name: str, last_call: Callable[[], str], other_call: Callable[[], str], training: Training
-    ) -> None:
-        words = last_call() if is_last_rank else other_call()
-        initial = training.w.tolist()
-        report[name] = [
-            words,
-            training.good(),
-            [b - a for a, b in zip(initial, training.w.tolist())],
-        ]
+    def tried(name: str, call: Callable[[], str], peer: Callable[[], str], job: Training) -> None:
+        words = call() if is_last_rank else peer()
+        old = job.w.tolist()
+        report[name] = [words, job.good(), [b - a for a, b in zip(old, job.w.tolist())]]
 
     def fresh(make: Callable[[], Any] = lambda: SGD(0.5)) -> Training:
         return Training(s, make())
@@ -134,15 +128,13 @@ class Hooked(SGD):
 @case
 def hooks_before_the_sum(s: Strategy) -> Any:
     is_last_rank = s.ranks.rank == s.ranks.size - 1
-    training = Training(s, Hooked(0.5))
-    variable = Variable([0.0, 0.0], name="other")
-    training.optimizer.raises = is_last_rank
-    first = training.good()
-    training.optimizer.raises = False
-    second = training.apply(
-        (torch.ones(2), training.w), (torch.ones(2) if is_last_rank else None, variable)
-    )
-    return [first, second, training.w.tolist(), variable.tolist()]
+    job = Training(s, Hooked(0.5))
+    var = Variable([0.0, 0.0], name="other")
+    job.optimizer.raises = is_last_rank
+    first = job.good()
+    job.optimizer.raises = False
+    second = job.apply((torch.ones(2), job.w), (torch.ones(2) if is_last_rank else None, var))
+    return [first, second, job.w.tolist(), var.tolist()]
 
 
 @case
@@ -235,15 +227,13 @@ def graphs_that_differ(s: Strategy) -> Any:
         total = s.run(lambda: current_replica().all_reduce("sum", x))
         with Session() as session:
             session.run(v1.global_variables_initializer())
-            feeds = {x: [1.0, 1.0]}
-            report["feed"] = said(
-                lambda: session.run(op, {} if rank == s.ranks.size - 1 else feeds)
-            )
-            long = {x: [1.0, 1.0, 1.0]} if rank == s.ranks.size - 1 else feeds
+            feed = {x: [1.0, 1.0]}
+            report["feed"] = said(lambda: session.run(op, {} if rank == s.ranks.size - 1 else feed))
+            long = {x: [1.0, 1.0, 1.0]} if rank == s.ranks.size - 1 else feed
             report["run"] = said(lambda: session.run(op, long))
-            session.run(op, feeds)
+            session.run(op, feed)
             report["w"] = session.run(w).tolist()
-            report["total"] = session.run(total, feeds).tolist()
+            report["total"] = session.run(total, feed).tolist()
     return report
 
 

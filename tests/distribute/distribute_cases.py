@@ -205,10 +205,8 @@ def reductions(s: Strategy) -> Any:
         s.reduce("sum", uneven, axis=0).item(),
         s.extended.reduce_to("mean", ones(s)).tolist(),
         [
-            total.tolist()
-            for total in s.extended.batch_reduce_to(
-                ReduceOp.SUM, [(ones(s), None), (ones(s), None)]
-            )
+            got.tolist()
+            for got in s.extended.batch_reduce_to(ReduceOp.SUM, [(ones(s), None), (ones(s), None)])
         ],
     ]
 
@@ -221,13 +219,11 @@ def reductions_of_whole_numbers(s: Strategy) -> Any:
     with Graph().as_default(), Session() as session:
         x = v1.placeholder(torch.int64, [None, 2])
         nest = {**value, "a": x}
-        graph_means = [s.reduce("mean", nest, axis) for axis in (None, 1)]
+        nodes = [s.reduce("mean", nest, axis) for axis in (None, 1)]
         node = s.reduce("sum", 1.5)
         assert node.dtype == torch.float32
-        means += [
-            {**mean, "a": session.run(mean["a"], {x: value["a"].numpy()})} for mean in graph_means
-        ]
-        dtypes = [str(mean["a"].dtype) for mean in graph_means]
+        means += [{**mean, "a": session.run(mean["a"], {x: value["a"].numpy()})} for mean in nodes]
+        dtypes = [str(mean["a"].dtype) for mean in nodes]
         total = float(session.run(node))
     return [[[mean["a"].tolist(), mean["none"]] for mean in means], dtypes, total]
 
@@ -270,19 +266,15 @@ def what_ordered_sums_depend_on(s: Strategy) -> Any:
 def none_counts_as_zeros(s: Strategy) -> Any:
     rank, report = s.ranks.rank, {}
     for name, make in FACES.items():
-        first_var, second_var, nowhere = variable("one"), variable("other"), variable("nowhere")
+        w1, w2, nowhere = variable("one"), variable("other"), variable("nowhere")
         first, second = (ones(s), None) if rank == 0 else (None, ones(s))
         opt = make()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            s.run(
-                opt.apply_gradients, ([(first, first_var), (second, second_var), (None, nowhere)],)
-            )
-            report[name] = [var.tolist() for var in (first_var, second_var, nowhere)]
+            s.run(opt.apply_gradients, ([(first, w1), (second, w2), (None, nowhere)],))
+            report[name] = [var.tolist() for var in (w1, w2, nowhere)]
             report[f"{name} none"] = refused(
-                lambda opt=opt, first_var=first_var: s.run(
-                    opt.apply_gradients, ([(None, first_var)],)
-                )
+                lambda opt=opt, first_var=w1: s.run(opt.apply_gradients, ([(None, first_var)],))
             ).split(".")[0]
     return report
 
@@ -349,18 +341,16 @@ def distributed_apply(s: Strategy) -> Any:
 @case
 def extended(s: Strategy) -> Any:
     w, step = variable(), Variable(0, name="step")
-    extended = s.extended
-    with extended.colocate_vars_with(w):
+    ext = s.extended
+    with ext.colocate_vars_with(w):
         second_var = Variable([0.0])
     return [
-        extended.update(
+        ext.update(
             w, lambda var, delta: [in_cross_replica_context(), (var + delta).tolist()], (1.0,)
         ),
-        extended.update(step, lambda var: var.assign_add(1).item(), group=False),
-        extended.update_non_slot(
-            extended.non_slot_devices([w]), lambda a, b=0: a + b, (1,), {"b": 2}
-        ),
-        list(extended.non_slot_devices([w, second_var])),
+        ext.update(step, lambda var: var.assign_add(1).item(), group=False),
+        ext.update_non_slot(ext.non_slot_devices([w]), lambda a, b=0: a + b, (1,), {"b": 2}),
+        list(ext.non_slot_devices([w, second_var])),
     ]
 
 
@@ -400,7 +390,7 @@ def assignments_are_aggregated(s: Strategy) -> Any:
 @case
 def assignments_in_graphs(s: Strategy) -> Any:
     rank, report = s.ranks.rank, {}
-    modes, syncs = v1.VariableAggregation, v1.VariableSynchronization
+    modes, sync = v1.VariableAggregation, v1.VariableSynchronization
     with Graph().as_default():
         x = v1.placeholder(torch.float32)
         variables: dict[str, Any] = {
@@ -409,9 +399,7 @@ def assignments_in_graphs(s: Strategy) -> Any:
             "v1": v1.Variable([0.0, 0.0], aggregation=modes.ONLY_FIRST_REPLICA),
             "get_variable": v1.get_variable("g", initializer=[0.0, 0.0], aggregation=modes.MEAN),
             "compat": tf.compat.v1.Variable([0.0, 0.0], aggregation=modes.SUM),
-            "on read": v1.Variable(
-                [0.0, 0.0], aggregation=modes.SUM, synchronization=syncs.ON_READ
-            ),
+            "on read": v1.Variable([0.0, 0.0], aggregation=modes.SUM, synchronization=sync.ON_READ),
         }
         sets = {name: s.run(w.assign, (x,)) for name, w in variables.items()}
         adds = {name: s.run(v1.assign_add, (w, [rank + 1.0, 0.0])) for name, w in variables.items()}
@@ -497,19 +485,16 @@ def examples_of_the_documents(s: Strategy) -> Any:
         step = v1.train.get_or_create_global_step()
 
         def update(strategy: Strategy, grad: Any) -> Any:  # as `_distributed_apply` is written
-            extended = strategy.extended
-            (grad,) = extended.batch_reduce_to(ReduceOp.SUM, [(grad, w)])
-            with extended.colocate_vars_with(w):
-                ops = extended.update(w, lambda var: var.assign_sub(grad), group=False)
-            finish = extended.update_non_slot(
-                extended.non_slot_devices([w]),
-                lambda updates: strategy.group(updates),
-                (ops,),
-                group=False,
+            ext = strategy.extended
+            (grad,) = ext.batch_reduce_to(ReduceOp.SUM, [(grad, w)])
+            with ext.colocate_vars_with(w):
+                ops = ext.update(w, lambda var: var.assign_sub(grad), group=False)
+            finish = ext.update_non_slot(
+                ext.non_slot_devices([w]), lambda moves: strategy.group(moves), (ops,), group=False
             )
             calls.append(in_cross_replica_context())
             with v1.control_dependencies(finish):
-                return strategy.group(extended.update(step, v1.assign_add, (1,)), name="all")
+                return strategy.group(ext.update(step, v1.assign_add, (1,)), name="all")
 
         op = s.run(lambda: current_replica().merge_call(update, (v1.constant([1.0]),)))
         with Session() as session:
@@ -564,9 +549,7 @@ def graphs(s: Strategy) -> Any:
         )
         keras = s.run(lambda: SGD(0.5).apply_gradients([(x, k)]))
         total = s.run(lambda: current_replica().all_reduce("sum", x))
-        report["train_op"] = [operation.name for operation in graph.get_collection("train_op")] == [
-            op.name
-        ]
+        report["train_op"] = [node.name for node in graph.get_collection("train_op")] == [op.name]
         report["across"] = refused(lambda: train.AdamOptimizer().minimize((w * x).sum()))
         with Session() as session:
             session.run(v1.global_variables_initializer())
@@ -736,7 +719,7 @@ def many_buckets(s: Strategy) -> Any:
         small = Strategy(bucket_size=size)
         sums = small.reduce("sum", gradients)
         report.append(
-            all(torch.allclose(actual, two) for actual, two in zip(sums, expected, strict=True))
+            all(torch.allclose(got, two) for got, two in zip(sums, expected, strict=True))
         )
     return report
 
@@ -749,13 +732,11 @@ def gradients_are_sent_while_others_are_computed(s: Strategy) -> Any:
         small = Strategy(bucket_size=1)
         a, b, table = variable("a"), variable("b"), Variable([[0.0], [0.0], [0.0]], name="table")
         frozen = Variable([5.0], name="frozen", trainable=False)
-        bucket_sizes: list[int] = []
+        sizes: list[int] = []
         real = Bucket.send
 
-        def send(
-            self: Any, *args: Any, bucket_sizes: list[int] = bucket_sizes, real: Any = real
-        ) -> None:
-            bucket_sizes.append(len(self.places))
+        def send(self: Any, *args: Any, sizes: list[int] = sizes, real: Any = real) -> None:
+            sizes.append(len(self.places))
             real(self, *args)
 
         def step(number: int) -> Tensor:
@@ -787,7 +768,7 @@ def gradients_are_sent_while_others_are_computed(s: Strategy) -> Any:
         finally:
             Bucket.send = real
         report[name] = [a.tolist(), b.tolist(), table.flatten().tolist(), frozen.item()]
-        report[f"{name} sent"] = len(bucket_sizes)
+        report[f"{name} sent"] = len(sizes)
         report[f"{name} told"] = messages
     return report
 
@@ -843,15 +824,11 @@ def gradients_that_change_their_kind(s: Strategy) -> Any:
         s.run(lambda number=number: opt.minimize(lambda: loss(number), [w, table]))
     report["sparse"] = [w.tolist(), table.flatten().tolist()]
 
-    first_var, second_var, adding = variable("one"), variable("other"), Adding(0.5)
+    w1, w2, adding = variable("one"), variable("other"), Adding(0.5)
     for number in range(3):
-        used = first_var if number == 1 else first_var + second_var
-        s.run(
-            lambda used=used: adding.minimize(
-                lambda: (used * ones(s)).sum(), [first_var, second_var]
-            )
-        )
-    report["added"] = [first_var.tolist(), second_var.tolist()]
+        used = w1 if number == 1 else w1 + w2
+        s.run(lambda used=used: adding.minimize(lambda: (used * ones(s)).sum(), [w1, w2]))
+    report["added"] = [w1.tolist(), w2.tolist()]
 
     twice, optimizer = variable(), SGD(0.5)
     for _ in range(3):
@@ -859,15 +836,11 @@ def gradients_that_change_their_kind(s: Strategy) -> Any:
     report["twice"] = twice.tolist()
 
     # One rank alone computes gradients of a variable that is not the optimizer's.
-    trained_var, foreign, opt = variable(), variable("foreign"), SGD(0.5)
+    leaf, foreign, opt = variable(), variable("foreign"), SGD(0.5)
     for number in range(5):
-        extra = foreign.sum() if number > 2 and s.ranks.rank == 0 else 0.0
-        s.run(
-            lambda extra=extra: opt.minimize(
-                lambda: (trained_var * ones(s)).sum() + extra, [trained_var]
-            )
-        )
-    report["foreign"] = trained_var.tolist()
+        plus = foreign.sum() if number > 2 and s.ranks.rank == 0 else 0.0
+        s.run(lambda plus=plus: opt.minimize(lambda: (leaf * ones(s)).sum() + plus, [leaf]))
+    report["foreign"] = leaf.tolist()
     return report
 
 
@@ -1140,19 +1113,16 @@ def resumed_jobs(s: Strategy) -> Any:
                 path = folder / f"{reduction}-{size}"
                 checkpoint.save(path, optimizer=job.optimizer, module=job.model)
         distributed.barrier()
-        for first_size in able:
-            for second_size, strategy in jobs.items():
+        for old in able:
+            for new, strategy in jobs.items():
                 job = Job(strategy)
                 with torch.no_grad():
                     job.table.weight.zero_()
-                path = folder / f"{reduction}-{first_size}"
+                path = folder / f"{reduction}-{old}"
                 job.optimizer = checkpoint.restore(path, module=job.model).optimizer
                 end = job.train(range(int(job.optimizer.iterations), Job.STEPS))
                 distance = float((end - expected).abs().max())
-                report[f"{reduction} {first_size} {second_size}"] = [
-                    torch.equal(end, expected),
-                    distance,
-                ]
+                report[f"{reduction} {old} {new}"] = [torch.equal(end, expected), distance]
     return report
 
 
@@ -1209,12 +1179,10 @@ def files_that_several_ranks_write(s: Strategy) -> Any:
         checkpoint.save(folder / "one", optimizer=job.optimizer, module=job.model)
         manager.save(number, optimizer=job.optimizer, module=job.model)
     s.ranks.take_maximum(torch.zeros(1))
-    restored_job = Job(s)
+    copy = Job(s)
     for path in (folder / "one", manager.latest() or folder):
-        checkpoint.restore(path, optimizer=restored_job.optimizer, module=restored_job.model)
-    matches = [
-        torch.equal(a, b) for a, b in zip(job.variables, restored_job.variables, strict=True)
-    ]
+        checkpoint.restore(path, optimizer=copy.optimizer, module=copy.model)
+    matches = [torch.equal(a, b) for a, b in zip(job.variables, copy.variables, strict=True)]
     return [matches, sorted(file.name for file in folder.iterdir())]
 
 

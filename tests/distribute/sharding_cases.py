@@ -105,17 +105,13 @@ def drawn(step: int, rank: int, params: Sequence[Variable]) -> list[Any]:
 def total(step: int, count: int, params: Sequence[Variable]) -> list[Any]:
     """Return the gradients summed over all ranks, as ranks that share out slots sum them."""
     grads: list[Any] = []
-    for rank_grads in zip(*(drawn(step, rank, params) for rank in range(count)), strict=True):
-        if isinstance(rank_grads[0], IndexedSlices):
-            values, indices = zip(
-                *((part.values, part.indices) for part in rank_grads), strict=True
-            )
+    for parts in zip(*(drawn(step, rank, params) for rank in range(count)), strict=True):
+        if isinstance(parts[0], IndexedSlices):
+            values, indices = zip(*((part.values, part.indices) for part in parts), strict=True)
             grads.append(IndexedSlices(torch.cat(values), torch.cat(indices)))
         else:
-            template = next(grad for grad in rank_grads if grad is not None)
-            grads.append(
-                in_pairs([torch.zeros_like(template) if g is None else g for g in rank_grads])
-            )
+            template = next(grad for grad in parts if grad is not None)
+            grads.append(in_pairs([torch.zeros_like(template) if g is None else g for g in parts]))
     return grads
 
 
@@ -383,20 +379,15 @@ def in_tf_train(s: Strategy) -> Any:
             else:
                 sharing.run(opt.apply_gradients, (local_pairs,))
         alone(reference, expected_vars, range(3), count)
-        arguments = [] if is_keras else [sharded]
-        state, expected = (
-            opt.state_dict(*arguments),
-            reference.state_dict(*(arguments and [expected_vars])),
-        )
+        args = [] if is_keras else [sharded]
+        state, expected = (opt.state_dict(*args), reference.state_dict(*(args and [expected_vars])))
         if is_keras:
             is_equal = slots_of(state) == slots_of(expected)
         else:
             is_equal = all(torch.equal(state[key], expected[key]) for key in expected)
             opt.load_state_dict(expected, sharded)
-            later_state = opt.state_dict(sharded)
-            is_equal = is_equal and all(
-                torch.equal(later_state[key], expected[key]) for key in expected
-            )
+            final = opt.state_dict(sharded)
+            is_equal = is_equal and all(torch.equal(final[key], expected[key]) for key in expected)
             kind = opt.get_slot_names()[0]
             is_equal = is_equal and opt.get_slot(sharded[0], kind).shape == sharded[0].shape
         report[name] = [bits(sharded) == bits(expected_vars), is_equal]
@@ -455,8 +446,7 @@ def of_a_mesh(s: Strategy) -> Any:
         for step in range(3):
             noise = torch.Generator().manual_seed(step)
             grads = {
-                key: torch.randn(variable.shape, generator=noise)
-                for key, variable in expected_vars.items()
+                key: torch.randn(var.shape, generator=noise) for key, var in expected_vars.items()
             }
             pairs = [(placed(grads[key], kinds[key][1]), var) for key, var in sharded.items()]
             opt.apply_gradients(pairs)

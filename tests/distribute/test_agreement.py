@@ -46,17 +46,17 @@ def test_what_differs_is_told_to_all(reports: Reports, case: str, difference: st
 
 @ranks
 @pytest.mark.parametrize(
-    ("case", "subject", "error"), [("dtypes", "values", INT16), ("no pair", "gradients", PAIRS)]
+    ("case", "part", "error"), [("dtypes", "values", INT16), ("no pair", "gradients", PAIRS)]
 )
 def test_what_a_rank_refuses_is_told_to_all(
-    reports: Reports, case: str, subject: str, error: str
+    reports: Reports, case: str, part: str, error: str
 ) -> None:
     *peers, failing = (report["other_calls"][case] for report in reports)
     assert failing[0].startswith(error)
     for words, later_message, movement in (*peers, failing):
         assert (later_message, movement) == ("", [-0.5 * len(reports)] * 2)
         if words != failing[0]:
-            assert words.startswith(RAISED.format(last=len(reports) - 1, what=subject, error=error))
+            assert words.startswith(RAISED.format(last=len(reports) - 1, what=part, error=error))
             assert words.endswith(NO_CHANGE)
     assert all(words != failing[0] for words, _, _ in peers)
 
@@ -121,9 +121,9 @@ def test_losses_of_micro_batches_that_fail(reports: Reports) -> None:
     assert failing[0] == "KeyError: 'no batch'"
     expected = RAISED.format(last=len(reports) - 1, what="gradients", error=failing[0]) + NO_CHANGE
     assert [first for first, *_ in peers] == [expected] * len(peers)
-    assert [outcome[1:] for outcome in (*peers, failing)] == [
-        ["", [-0.5 * len(reports)] * 2]
-    ] * len(reports)
+    assert [row[1:] for row in (*peers, failing)] == [["", [-0.5 * len(reports)] * 2]] * len(
+        reports
+    )
 
 
 @ranks
@@ -148,6 +148,4 @@ def test_runs_that_fail_on_one_rank(reports: Reports, case: str) -> None:
 
 @ranks
 def test_values_of_any_dtype_are_broadcast(reports: Reports) -> None:
-    assert [report["other_dtypes_are_broadcast"] for report in reports] == [[True] * 4] * len(
-        reports
-    )
+    assert [row["other_dtypes_are_broadcast"] for row in reports] == [[True] * 4] * len(reports)

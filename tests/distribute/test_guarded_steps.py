@@ -74,16 +74,14 @@ def test_ranks_raise_together_and_nothing_changes(reports: Reports) -> None:
 
 
 def check_difference(case: str, name: str, reports: Reports) -> None:
-    last_rank = len(reports) - 1
+    bad = len(reports) - 1
     words = OF_TENSORFLOW.get(name, DIFFERENT)[case]
     if name == "Mixed" and case == "order":
         words = f"at {FIRST}: "
     for rank, report in enumerate(reports):
         assert words in report["said"], (name, case, report)
-        assert report["said"].startswith(
-            f"ReplicaMismatchError: rank {last_rank} disagrees with rank "
-        )
-        check_unchanged(report, expected=case != "slotgone" or rank != last_rank)
+        assert report["said"].startswith(f"ReplicaMismatchError: rank {bad} disagrees with rank ")
+        check_unchanged(report, expected=case != "slotgone" or rank != bad)
         assert report.get("after", FAULT_STEP + 1) == FAULT_STEP + 1
 
 

@@ -115,24 +115,18 @@ def of_one(reports: Reports, name: str, rank: int) -> tuple[str, set[str]]:
 
 @ranks
 def test_a_step_that_fails_on_one_rank_fails_on_all(reports: Reports) -> None:
-    message, peer_messages = of_one(reports, "schedule", 1)
-    assert message == "KeyError: 'no rate'"
+    text, peers = of_one(reports, "schedule", 1)
+    assert text == "KeyError: 'no rate'"
     raised = "ReplicaMismatchError: rank 1 raised an error in its step: KeyError: 'no rate'. "
-    assert peer_messages == {f"{raised}Nothing has changed on any rank."}
-    message, peer_messages = of_one(reports, "constraint", 1)
-    assert (
-        message == "RuntimeError: Cannot use a constraint function on a sparse variable: 'rows:0'."
-    )
-    assert len(peer_messages) == 1
-    assert peer_messages.pop().startswith(
-        "ReplicaMismatchError: rank 1 raised an error in its step: Runt"
-    )
-    message, peer_messages = of_one(reports, "resized", 1)
-    assert message.startswith("InvalidArgumentError: 'cut:0' has 131072 elements now")
-    assert len(peer_messages) == 1
-    assert peer_messages.pop().startswith(
-        "ReplicaMismatchError: rank 1 raised an error before its grad"
-    )
+    assert peers == {f"{raised}Nothing has changed on any rank."}
+    text, peers = of_one(reports, "constraint", 1)
+    assert text == "RuntimeError: Cannot use a constraint function on a sparse variable: 'rows:0'."
+    assert len(peers) == 1
+    assert peers.pop().startswith("ReplicaMismatchError: rank 1 raised an error in its step: Runt")
+    text, peers = of_one(reports, "resized", 1)
+    assert text.startswith("InvalidArgumentError: 'cut:0' has 131072 elements now")
+    assert len(peers) == 1
+    assert peers.pop().startswith("ReplicaMismatchError: rank 1 raised an error before its grad")
     shapes = [report["ranks_in_trouble"]["shape"] for report in reports]
     assert shapes[0].startswith("ReplicaMismatchError: rank ")
     assert all(message.startswith("InvalidArgumentError: Gradient of") for message in shapes[1:])

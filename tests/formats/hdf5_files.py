@@ -24,9 +24,7 @@ def made(path: Path, fill: Callable[[h5py.File], Any], **kwargs: Any) -> Path:
 def arrays(path: Path) -> dict[str, StoredTensor]:
     """Return all arrays of a file by path."""
     with open_source(path) as source:
-        return {
-            dataset.name: dataset.read() for dataset in file.root_group(source).iterate_datasets()
-        }
+        return {array.name: array.read() for array in file.root_group(source).iterate_datasets()}
 
 
 def texts(path: Path, group_path: str = "") -> dict[str, list[bytes]]:

@@ -165,12 +165,12 @@ BOTTOM = ((2, 2), (0, 2))
 
 
 def sliced(
-    *slices, shape: tuple[int, ...] = (4, 2), present=None, **fields
+    *slices, shape: tuple[int, ...] = (4, 2), used=None, **fields
 ) -> dict[bytes, BundleEntry]:
     """Return the entries of a tensor in slices that follow each other in the file."""
     entries = {b"w": BundleEntry(1, shape, slices=slices, **fields)}
     place = 0
-    for extents in slices if present is None else present:
+    for extents in slices if used is None else used:
         part_shape = tuple(
             full if length is None else length
             for (_, length), full in zip(extents, shape, strict=False)
@@ -196,20 +196,16 @@ SLICES: dict[str, tuple[dict[bytes, BundleEntry | bytes], type[ThalwegError], st
         "its slices lie upon each other",
     ),
     "twice": (sliced(TOP, TOP), DataLossError, "the slice 0,2:0,2 has no entry, or comes twice"),
-    "no entry": (
-        sliced(TOP, BOTTOM, present=[TOP]),
-        DataLossError,
-        "the slice 2,2:0,2 has no entry",
-    ),
+    "no entry": (sliced(TOP, BOTTOM, used=[TOP]), DataLossError, "the slice 2,2:0,2 has no entry"),
     "no tensor": (
-        sliced(TOP, BOTTOM, present=[TOP, BOTTOM, ((0, 1), (0, 2))]),
+        sliced(TOP, BOTTOM, used=[TOP, BOTTOM, ((0, 1), (0, 2))]),
         DataLossError,
         "belongs to no tensor",
     ),
     "beyond the shape": (sliced(TOP, ((3, 2), (0, 2))), DataLossError, "does not lie in shape"),
     "before the shape": (sliced(TOP, ((-2, 2), (0, 2))), DataLossError, "does not lie in shape"),
     "negative length": (
-        sliced(TOP, ((2, -2), (0, 2)), present=[TOP]),
+        sliced(TOP, ((2, -2), (0, 2)), used=[TOP]),
         DataLossError,
         "does not lie in shape",
     ),
@@ -285,10 +281,8 @@ def test_what_the_slices_are_made_of_is_read(tmp_path: Path) -> None:
         prefix = write(tmp_path / "ckpt", sliced(*slices), PAYLOAD)
         tensor = bundle.read(prefix).tensors["w"]
         assert tensor.array().tolist() == [[0, 1], [2, 3], [4, 5], [6, 7]]
-    left_part, right_part = ((0, None), (0, 1)), ((0, None), (1, 1))
-    tensor = bundle.read(write(tmp_path / "ckpt", sliced(left_part, right_part), PAYLOAD)).tensors[
-        "w"
-    ]
+    first, second = ((0, None), (0, 1)), ((0, None), (1, 1))
+    tensor = bundle.read(write(tmp_path / "ckpt", sliced(first, second), PAYLOAD)).tensors["w"]
     assert tensor.array().tolist() == [[0, 4], [1, 5], [2, 6], [3, 7]]
     assert tensor.tensor().is_contiguous()
 

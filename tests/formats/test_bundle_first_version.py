@@ -25,7 +25,7 @@ from thalweg.errors import (
 SAMPLE = RECORDED / "version_1" / "model.ckpt"
 TOP: Slice = ((0, 1), (0, None))
 BOTTOM: Slice = ((1, 1), (0, None))
-FULL: Slice = ((0, None), (0, None))
+BOX: Slice = ((0, None), (0, None))
 
 
 def floats(*values: float) -> bytes:
@@ -33,13 +33,11 @@ def floats(*values: float) -> bytes:
 
 
 def described(
-    slices: Sequence[Slice] = (FULL,), shape: tuple[int, ...] = (2, 2), dtype: int = 1
+    slices: Sequence[Slice] = (BOX,), shape: tuple[int, ...] = (2, 2), dtype: int = 1
 ) -> bytes:
     """Return an encoded description of the tensor "w"."""
     body = string_field(1, "w") + bytes_field(2, encoded_shape(shape)) + number_field(3, dtype)
-    return bytes_field(
-        1, body + b"".join(bytes_field(4, encoded_slice(extents)) for extents in slices)
-    )
+    return bytes_field(1, body + b"".join(bytes_field(4, encoded_slice(part)) for part in slices))
 
 
 def value(extents: Slice, data: bytes) -> tuple[bytes, bytes]:
@@ -56,7 +54,7 @@ def put(path: Path, description: bytes, *values: tuple[bytes, bytes]) -> Path:
 
 FOUR = floats(1, 2, 3, 4)
 GOOD: dict[str, tuple[bytes, list[tuple[bytes, bytes]], object]] = {
-    "one slice": (described(), [value(FULL, FOUR)], [[1, 2], [3, 4]]),
+    "one slice": (described(), [value(BOX, FOUR)], [[1, 2], [3, 4]]),
     "two slices": (
         described([TOP, BOTTOM]),
         [value(TOP, floats(1, 2)), value(BOTTOM, floats(3, 4))],
@@ -64,14 +62,14 @@ GOOD: dict[str, tuple[bytes, list[tuple[bytes, bytes]], object]] = {
     ),
     "numbers one by one": (
         described(),
-        [value(FULL, b"".join(b"\x2d" + struct.pack("<f", number) for number in range(4)))],
+        [value(BOX, b"".join(b"\x2d" + struct.pack("<f", real) for real in range(4)))],
         [[0, 1], [2, 3]],
     ),
     "negative numbers": (
         described(dtype=6),
         [
             value(
-                FULL,
+                BOX,
                 bytes_field(
                     7,
                     encode_varint(-128) + encode_varint(127) + encode_varint(-1) + encode_varint(0),
@@ -82,15 +80,11 @@ GOOD: dict[str, tuple[bytes, list[tuple[bytes, bytes]], object]] = {
     ),
     "numbers of 64 bits": (
         described(dtype=9),
-        [
-            value(
-                FULL, bytes_field(10, encode_varint(-(2**63)) + encode_varint(2**63 - 1) + b"\0\1")
-            )
-        ],
+        [value(BOX, bytes_field(10, encode_varint(-(2**63)) + encode_varint(2**63 - 1) + b"\0\1"))],
         [[-(2**63), 2**63 - 1], [0, 1]],
     ),
-    "one number": (described(shape=(1, 1), dtype=10), [value(FULL, b"\x58\1")], [[True]]),
-    "nothing": (described(shape=(0, 5)), [value(FULL, b"")], []),
+    "one number": (described(shape=(1, 1), dtype=10), [value(BOX, b"\x58\1")], [[True]]),
+    "nothing": (described(shape=(0, 5)), [value(BOX, b"")], []),
 }
 
 
@@ -105,42 +99,42 @@ def test_it_is_read(name: str, tmp_path: Path) -> None:
 
 
 WRONG: dict[str, tuple[bytes, list[tuple[bytes, bytes]], type[ThalwegError], str]] = {
-    "fewer numbers": (described(), [value(FULL, floats(1))], DataLossError, "4 bytes are given"),
-    "more numbers": (described(), [value(FULL, FOUR * 2)], DataLossError, "32 bytes are given"),
+    "fewer numbers": (described(), [value(BOX, floats(1))], DataLossError, "4 bytes are given"),
+    "more numbers": (described(), [value(BOX, FOUR * 2)], DataLossError, "32 bytes are given"),
     "three bytes": (
         described(),
-        [value(FULL, bytes_field(5, b"abc"))],
+        [value(BOX, bytes_field(5, b"abc"))],
         DataLossError,
         "3 bytes are given, not 16",
     ),
     "another field": (
         described(),
-        [value(FULL, bytes_field(6, bytes(16)))],
+        [value(BOX, bytes_field(6, bytes(16)))],
         DataLossError,
         "0 bytes are given",
     ),
-    "another kind": (described(), [value(FULL, b"\x28\1")], DataLossError, "numbers are of kind 0"),
+    "another kind": (described(), [value(BOX, b"\x28\1")], DataLossError, "numbers are of kind 0"),
     "too large a number": (
         described(dtype=6),
-        [value(FULL, bytes_field(7, b"\x80\1\0\0\0"))],
+        [value(BOX, bytes_field(7, b"\x80\1\0\0\0"))],
         DataLossError,
         "128 is beyond I8",
     ),
     "negative without a sign": (
         described(dtype=4),
-        [value(FULL, bytes_field(7, encode_varint(-1)))],
+        [value(BOX, bytes_field(7, encode_varint(-1)))],
         DataLossError,
         "18446744073709551615 is beyond U8",
     ),
     "no bool": (
         described(dtype=10),
-        [value(FULL, bytes_field(11, b"\2"))],
+        [value(BOX, bytes_field(11, b"\2"))],
         DataLossError,
         "2 is no bool",
     ),
     "half a number": (
         described(dtype=3),
-        [value(FULL, bytes_field(7, b"\x80"))],
+        [value(BOX, bytes_field(7, b"\x80"))],
         DataLossError,
         "a number is cut off",
     ),
@@ -153,7 +147,7 @@ WRONG: dict[str, tuple[bytes, list[tuple[bytes, bytes]], type[ThalwegError], str
     ),
     "no tensor": (
         described(),
-        [value(FULL, FOUR), value(TOP, floats(1, 2))],
+        [value(BOX, FOUR), value(TOP, floats(1, 2))],
         DataLossError,
         "belongs to no tensor, or comes twice",
     ),
@@ -176,32 +170,32 @@ WRONG: dict[str, tuple[bytes, list[tuple[bytes, bytes]], type[ThalwegError], str
     "beyond all memory": (described(shape=(2**40, 2**40)), [], DataLossError, "beyond all memory"),
     "a large promise": (
         described(shape=(2**20, 2**20)),
-        [value(FULL, FOUR)],
+        [value(BOX, FOUR)],
         DataLossError,
         "16 bytes are given, not 4398046511104",
     ),
     "unknown dtype": (
         described(dtype=77),
-        [value(FULL, b"")],
+        [value(BOX, b"")],
         UnsupportedCheckpointError,
         r"'w' \(unknown dtype 77\)",
     ),
     "a later dtype": (
         described(dtype=25),
-        [value(FULL, b"")],
+        [value(BOX, b"")],
         DataLossError,
         "it is F8_E4M3, which this format does not have",
     ),
     "strings in slices": (described([TOP, BOTTOM], dtype=7), [], DataLossError, "in 2 slices"),
     "fewer strings": (
         described(dtype=7),
-        [value(FULL, bytes_field(8, b"a"))],
+        [value(BOX, bytes_field(8, b"a"))],
         DataLossError,
         "1 strings are given, not 4",
     ),
     "numbers for strings": (
         described(shape=(1, 1), dtype=7),
-        [value(FULL, b"\x40\1")],
+        [value(BOX, b"\x40\1")],
         DataLossError,
         "0 strings are given, not 1",
     ),
@@ -223,20 +217,20 @@ def test_strings_are_read(tmp_path: Path) -> None:
     path = put(
         tmp_path / "ckpt",
         described(shape=(1, 2), dtype=7),
-        value(FULL, bytes_field(8, b"a") + bytes_field(8, b"")),
+        value(BOX, bytes_field(8, b"a") + bytes_field(8, b"")),
     )
     assert bundle.read(path).strings == {"w": [b"a", b""]}
 
 
 def test_a_file_without_a_description_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "ckpt"
-    path.write_bytes(encoded_table([value(FULL, FOUR)]))
+    path.write_bytes(encoded_table([value(BOX, FOUR)]))
     with pytest.raises(DataLossError, match="it has no description of its tensors"):
         bundle.read(path)
 
 
 def test_each_byte_is_checked(tmp_path: Path) -> None:
-    path = put(tmp_path / "ckpt", described(), value(FULL, FOUR))
+    path = put(tmp_path / "ckpt", described(), value(BOX, FOUR))
     data, expected = path.read_bytes(), bits(path)
     harmless: set[int] = set()
     for place in range(len(data)):
@@ -282,8 +276,6 @@ def test_what_is_no_table_is_missing(tmp_path: Path) -> None:
         assert not bundle.is_bundle(tmp_path / name)
         is_file = name == "ckpt"
         error = DataLossError if is_file else MissingFileError
-        message = (
-            "ckpt: It is no checkpoint of TensorFlow" if is_file else rf"{name}\.index: No such"
-        )
-        with pytest.raises(error, match=message):
+        text = "ckpt: It is no checkpoint of TensorFlow" if is_file else rf"{name}\.index: No such"
+        with pytest.raises(error, match=text):
             bundle.read(tmp_path / name)

@@ -18,7 +18,7 @@ from thalweg._formats.bundle.object_graph import KEY
 from thalweg.errors import UnsupportedCheckpointError
 
 SAMPLES = sorted(path.with_suffix("") for path in GOLDENS.glob("ckpt_v*/*/*.index"))
-RECORDED_VALUES: dict[str, Any] = json.loads((RECORDED / "values.json").read_text())["recorded"]
+RECORD: dict[str, Any] = json.loads((RECORDED / "values.json").read_text())["recorded"]
 READ = [
     "boxes",
     "dtypes",
@@ -63,19 +63,17 @@ def test_samples_are_written_as_tensorflow_wrote_them(prefix: Path, tmp_path: Pa
 @pytest.mark.parametrize("name", READ)
 def test_recorded_bundles_are_read_to_the_bit(name: str) -> None:
     contents = bundle.read(RECORDED / name / "model.ckpt")
-    expected = dict(RECORDED_VALUES[name]["tensors"])
+    expected = dict(RECORD[name]["tensors"])
     assert (KEY in expected) == (contents.graph is not None)
     expected.pop(KEY, None)
     strings = {key: value[2] for key, value in expected.items() if value[0] == "string"}
     assert {
-        key: [string.hex() for string in value] for key, value in contents.strings.items()
+        key: [text.hex() for text in value] for key, value in contents.strings.items()
     } == strings
     tensors = {key: value for key, value in expected.items() if key not in strings}
-    assert {
-        key: bundle_examples.kept(tensor) for key, tensor in contents.tensors.items()
-    } == tensors
+    assert {key: bundle_examples.kept(array) for key, array in contents.tensors.items()} == tensors
     entries = {entry.name: entry for entry in bundle.describe(RECORDED / name / "model.ckpt")}
-    assert entries.keys() == RECORDED_VALUES[name]["tensors"].keys()
+    assert entries.keys() == RECORD[name]["tensors"].keys()
     for key, tensor in contents.tensors.items():
         assert (entries[key].dtype, entries[key].shape) == (tensor.dtype, tensor.shape)
         assert entries[key].bytes == tensor.data.nbytes
@@ -90,7 +88,7 @@ def test_a_bundle_of_many_names_is_read_and_written_alike(tmp_path: Path) -> Non
     prefix = tmp_path / "model.ckpt"
     contents = bundle.read(prefix)
     lines = [f"{name} {tensor.data.hex()}\n" for name, tensor in contents.tensors.items()]
-    summary = RECORDED_VALUES["many"]
+    summary = RECORD["many"]
     assert len(lines) == summary["count"]
     digest = hashlib.sha256("".join(lines).encode()).hexdigest()
     assert digest == summary["sha256 of 'name hex' in lines"]
@@ -112,10 +110,7 @@ def test_states_of_iterators_are_skipped_and_named() -> None:
     for names, variants in ((None, (name,)), (dtypes.keys() - {name}, ())):
         contents = bundle.read(prefix, names)
         assert contents.variants == variants
-        assert (
-            bundle_examples.kept(contents.tensors[key])
-            == RECORDED_VALUES["variant"]["tensors"][key]
-        )
+        assert bundle_examples.kept(contents.tensors[key]) == RECORD["variant"]["tensors"][key]
 
 
 @pytest.mark.parametrize("name", ["ours", "ours_object"])

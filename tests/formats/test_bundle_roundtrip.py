@@ -58,9 +58,7 @@ def tensors(draw: Any) -> StoredTensor:
 
 
 def shown(tensors: dict[str, StoredTensor]) -> dict[str, Any]:
-    return {
-        name: (tensor.dtype, tensor.shape, bytes(tensor.data)) for name, tensor in tensors.items()
-    }
+    return {name: (part.dtype, part.shape, bytes(part.data)) for name, part in tensors.items()}
 
 
 @SHARED_FIXTURES

@@ -230,10 +230,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
     (tmp_path / f"{small(tmp_path / 'ckpt')}{DATA}").unlink()
     with pytest.raises(MissingFileError, match=rf"ckpt{DATA}: No such file or directory\."):
         bundle.read(tmp_path / "ckpt")
-    assert [entry.name for entry in bundle.describe(tmp_path / "ckpt")] == [
-        "dec/bias",
-        "dec/kernel",
-    ]
+    assert [part.name for part in bundle.describe(tmp_path / "ckpt")] == ["dec/bias", "dec/kernel"]
 
 
 def test_a_file_names_its_checkpoint(tmp_path: Path) -> None:

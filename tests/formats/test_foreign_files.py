@@ -103,26 +103,23 @@ def of_thalweg(folder: Path) -> bytes:
     return (folder / "made").read_bytes()
 
 
-ANY_FORMAT = "checkpoint of thalweg, TensorFlow or Keras"
+KINDS = "checkpoint of thalweg, TensorFlow or Keras"
 READERS: dict[str, tuple[Callable[[Path], Any], str]] = {
     "container.read": (container.read, "file of thalweg"),
     "container.describe": (container.describe, "file of thalweg"),
     "container.verify": (container.verify, "file of thalweg"),
     "bundle.read": (lambda path: bundle.read(str(path)), "checkpoint of TensorFlow"),
     "bundle.describe": (lambda path: bundle.describe(str(path)), "checkpoint of TensorFlow"),
-    "listing": (inspection.list_file, ANY_FORMAT),
-    "verified": (inspection.list_verified, ANY_FORMAT),
-    "contents": (inspection.read_tensors, ANY_FORMAT),
-    "tensorflow.load": (tensorflow.load, ANY_FORMAT),
-    "tensorflow.restore": (lambda path: tensorflow.restore(path, {}), ANY_FORMAT),
-    "convert": (lambda path: tensorflow.convert(path, path.with_name("out")), ANY_FORMAT),
-    "convert to": (
-        lambda path: tensorflow.convert(path, path.with_name("out"), to="tf"),
-        ANY_FORMAT,
-    ),
-    "restore": (lambda path: checkpoint.restore(path, variables=False), ANY_FORMAT),
-    "Checkpoint.restore": (lambda path: train.Checkpoint().restore(path), ANY_FORMAT),
-    "NewCheckpointReader": (train.NewCheckpointReader, ANY_FORMAT),
+    "listing": (inspection.list_file, KINDS),
+    "verified": (inspection.list_verified, KINDS),
+    "contents": (inspection.read_tensors, KINDS),
+    "tensorflow.load": (tensorflow.load, KINDS),
+    "tensorflow.restore": (lambda path: tensorflow.restore(path, {}), KINDS),
+    "convert": (lambda path: tensorflow.convert(path, path.with_name("out")), KINDS),
+    "convert to": (lambda path: tensorflow.convert(path, path.with_name("out"), to="tf"), KINDS),
+    "restore": (lambda path: checkpoint.restore(path, variables=False), KINDS),
+    "Checkpoint.restore": (lambda path: train.Checkpoint().restore(path), KINDS),
+    "NewCheckpointReader": (train.NewCheckpointReader, KINDS),
 }
 
 
@@ -165,10 +162,8 @@ def test_readers_of_another_kind_name_what_opens_a_file(kind: str, tmp_path: Pat
     source, looks = FOREIGN_FILES[kind]
     path = tmp_path / "it"
     shutil.copy(source, path)
-    for read, format_name in (READERS["container.read"], READERS["bundle.read"]):
-        with pytest.raises(
-            UnsupportedCheckpointError, match=f"no {format_name}: it is {looks}. {READ}"
-        ):
+    for read, title in (READERS["container.read"], READERS["bundle.read"]):
+        with pytest.raises(UnsupportedCheckpointError, match=f"no {title}: it is {looks}. {READ}"):
             read(path)
     with pytest.raises(UnsupportedCheckpointError, match=f"is a checkpoint of Keras: {READ}"):
         checkpoint.restore(path)
@@ -207,13 +202,11 @@ CUTS = (0, 1, 7, 9, 30, 0.5, 0.9, -20, -1)
 @pytest.mark.parametrize("kind", DAMAGED)
 def test_files_that_are_cut_off_are_named_and_told(kind: str, tmp_path: Path) -> None:
     sources, readers = DAMAGED[kind]
-    contents = {end: path.read_bytes() for end, path in sources.items()} or {
-        "": of_thalweg(tmp_path)
-    }
+    parts = {end: path.read_bytes() for end, path in sources.items()} or {"": of_thalweg(tmp_path)}
     path = tmp_path / "it"
-    for ending, content in contents.items():
+    for ending, content in parts.items():
         for cut in CUTS:
-            for other_ending, bytes_ in contents.items():
+            for other_ending, bytes_ in parts.items():
                 Path(f"{path}{other_ending}").write_bytes(bytes_)
             length = int(cut * len(content)) if isinstance(cut, float) else cut % len(content)
             Path(f"{path}{ending}").write_bytes(content[: length if cut else 0])
@@ -229,14 +222,12 @@ def test_files_that_are_cut_off_are_named_and_told(kind: str, tmp_path: Path) ->
 @pytest.mark.parametrize("kind", DAMAGED)
 def test_files_with_a_flipped_bit_are_named(kind: str, tmp_path: Path) -> None:
     sources, readers = DAMAGED[kind]
-    contents = {end: path.read_bytes() for end, path in sources.items()} or {
-        "": of_thalweg(tmp_path)
-    }
+    parts = {end: path.read_bytes() for end, path in sources.items()} or {"": of_thalweg(tmp_path)}
     path = tmp_path / "it"
-    for ending, content in contents.items():
+    for ending, content in parts.items():
         places = [*range(12), *np.linspace(12, len(content) - 1, 20, dtype=int).tolist()]
         for place in places:
-            for other_ending, bytes_ in contents.items():
+            for other_ending, bytes_ in parts.items():
                 Path(f"{path}{other_ending}").write_bytes(bytes_)
             flipped = bytearray(content)
             flipped[place] ^= 16
@@ -262,13 +253,11 @@ COMMANDS = (("inspect",), ("verify",), ("diff",), ("convert",), ("convert", "--t
 @pytest.mark.parametrize("kind", FOREIGN)
 def test_commands_say_the_same(kind: str, tmp_path: Path) -> None:
     make, (_, pattern) = FOREIGN[kind]
-    path, target = tmp_path / "it", tmp_path / "out"
+    path, new = tmp_path / "it", tmp_path / "out"
     path.write_bytes(make())
     for command, *options in COMMANDS:
-        arguments = {"diff": [path, SAVER], "convert": [*options, path, target]}.get(
-            command, [path]
-        )
-        outcome = CliRunner().invoke(main, [command, *map(str, arguments)])
+        args = {"diff": [path, SAVER], "convert": [*options, path, new]}.get(command, [path])
+        outcome = CliRunner().invoke(main, [command, *map(str, args)])
         text = " ".join(outcome.output.split())
         assert outcome.exit_code == 1, (command, outcome.output)
         assert "it" in text, command

@@ -429,9 +429,7 @@ def test_structures_that_overlap_cost_no_more_than_the_file(tmp_path: Path) -> N
 
     path = made(tmp_path / "a.h5", fill)
     data = bytearray(path.read_bytes())
-    heaps = [
-        offset for offset in range(0, len(data) - 8, 8) if data[offset : offset + 4] == b"HEAP"
-    ]
+    heaps = [pos for pos in range(0, len(data) - 8, 8) if data[pos : pos + 4] == b"HEAP"]
     for offset in heaps[1:]:  # each is as long as the rest of the file
         size, begin = len(data) - offset, offset
         data[offset + 8 : offset + 16] = size.to_bytes(8, "little")

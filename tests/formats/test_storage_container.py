@@ -142,7 +142,7 @@ def test_what_cannot_be_stored(tensor: Any, error: type[Exception], message: str
         of_tensor(tensor)
 
 
-INVALID_INPUTS: dict[str, tuple[dict[str, StoredTensor], dict[Any, Any], str]] = {
+INVALID: dict[str, tuple[dict[str, StoredTensor], dict[Any, Any], str]] = {
     "a reserved name": ({"__metadata__": stored("U8", (1,))}, {}, "can be called '__metadata__'"),
     "half a surrogate": ({"\ud800": stored("U8", (1,))}, {}, "No tensor can be called"),
     "an unknown dtype": (
@@ -157,9 +157,7 @@ INVALID_INPUTS: dict[str, tuple[dict[str, StoredTensor], dict[Any, Any], str]] =
 }
 
 
-@pytest.mark.parametrize(
-    ("tensors", "document", "message"), INVALID_INPUTS.values(), ids=INVALID_INPUTS
-)
+@pytest.mark.parametrize(("tensors", "document", "message"), INVALID.values(), ids=INVALID)
 def test_what_cannot_be_written(
     tensors: dict[str, StoredTensor], document: dict[Any, Any], message: str, path: Path
 ) -> None:

@@ -208,9 +208,7 @@ def noted(name: str, value: Any) -> Change:
 
 
 def without(place: int, name: str) -> Change:
-    return lambda *arguments: (
-        (arguments[place].get("tensors") or arguments[place]).pop(name) and None
-    )
+    return lambda *args: (args[place].get("tensors") or args[place]).pop(name) and None
 
 
 def moved(header: Header, manifest: Header) -> None:
@@ -291,40 +289,38 @@ FORGED: dict[str, tuple[Change, type[ThalwegError], str]] = {
 
 
 @pytest.fixture
-def plain_file(tmp_path: Path) -> Path:
+def valid(tmp_path: Path) -> Path:
     tensors = {"a": stored("F32", (2,)), "b": stored("U8", (3,))}
     container.write(tmp_path / "plain", tensors, {"a": 1})
     return tmp_path / "plain"
 
 
 @pytest.mark.parametrize(("change", "error", "message"), FORGED.values(), ids=FORGED)
-def test_forged_files(
-    change: Change, error: type[ThalwegError], message: str, plain_file: Path
-) -> None:
-    plain_file.write_bytes(storage_files.forged(plain_file, change))
+def test_forged_files(change: Change, error: type[ThalwegError], message: str, valid: Path) -> None:
+    valid.write_bytes(storage_files.forged(valid, change))
     functions = [container.read, container.verify]
     if "Checksum" not in message:
         functions.append(container.describe)
     for function in functions:
         with pytest.raises(error, match=re.escape(message)) as raised:
-            function(plain_file)
+            function(valid)
         assert type(raised.value) is error
-        assert str(raised.value).startswith(f"{plain_file}: ")
+        assert str(raised.value).startswith(f"{valid}: ")
 
 
-def test_what_is_packed_again_is_read(plain_file: Path) -> None:
-    initial = container.read(plain_file)
-    plain_file.write_bytes(packed(*parts(plain_file.read_bytes())))
-    assert same(container.read(plain_file), initial)
+def test_what_is_packed_again_is_read(valid: Path) -> None:
+    initial = container.read(valid)
+    valid.write_bytes(packed(*parts(valid.read_bytes())))
+    assert same(container.read(valid), initial)
 
 
-def test_many_differences_are_not_all_told(plain_file: Path) -> None:
+def test_many_differences_are_not_all_told(valid: Path) -> None:
     def change(header: Header, manifest: Header) -> None:
         manifest["tensors"].update({f"c{i}": ["F32", [0], 0] for i in range(25)})
 
-    plain_file.write_bytes(storage_files.forged(plain_file, change))
+    valid.write_bytes(storage_files.forged(valid, change))
     with pytest.raises(CheckpointMismatchError) as error:
-        container.read(plain_file)
+        container.read(valid)
     lines = str(error.value).split("\n")
     assert len(lines) == 13
     assert lines[-2:] == ["and 15 more", "Nothing was loaded."]
@@ -370,11 +366,11 @@ TEXTS: dict[str, tuple[Callable[[str], str | bytes], type[ThalwegError], str]] =
 
 @pytest.mark.parametrize(("change", "error", "message"), TEXTS.values(), ids=TEXTS)
 def test_forged_headers(
-    change: Callable[[str], str | bytes], error: type[ThalwegError], message: str, plain_file: Path
+    change: Callable[[str], str | bytes], error: type[ThalwegError], message: str, valid: Path
 ) -> None:
-    remade(plain_file, change)
+    remade(valid, change)
     with pytest.raises(error, match=re.escape(message)):
-        container.read(plain_file)
+        container.read(valid)
 
 
 MANIFESTS: dict[str, str] = {
@@ -392,11 +388,11 @@ MANIFESTS: dict[str, str] = {
 
 
 @pytest.mark.parametrize("manifest", MANIFESTS.values(), ids=MANIFESTS)
-def test_forged_manifests(manifest: str, plain_file: Path) -> None:
-    header, _, data = parts(plain_file.read_bytes())
-    plain_file.write_bytes(packed(header, manifest, data))
-    with pytest.raises(InvalidConfigError, match=re.escape(f"{plain_file}: manifest: ")):
-        container.read(plain_file)
+def test_forged_manifests(manifest: str, valid: Path) -> None:
+    header, _, data = parts(valid.read_bytes())
+    valid.write_bytes(packed(header, manifest, data))
+    with pytest.raises(InvalidConfigError, match=re.escape(f"{valid}: manifest: ")):
+        container.read(valid)
 
 
 # Names lead nowhere: they are keys.

@@ -37,12 +37,8 @@ def _copied(folder: Path) -> Path:
 def test_a_bundle_is_found_by_the_name_of_each_of_its_files(ending: str, tmp_path: Path) -> None:
     prefix = _copied(tmp_path)
     Path(f"{prefix}.meta").write_bytes(b"a graph")
-    location = locate_checkpoint(f"{prefix}{ending}")
-    assert (location.path, location.kind, location.writer) == (
-        str(prefix),
-        PathKind.BUNDLE,
-        "tensorflow",
-    )
+    place = locate_checkpoint(f"{prefix}{ending}")
+    assert (place.path, place.kind, place.writer) == (str(prefix), PathKind.BUNDLE, "tensorflow")
 
 
 def test_ours_is_found_with_and_without_its_ending(tmp_path: Path) -> None:

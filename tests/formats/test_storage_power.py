@@ -55,10 +55,8 @@ def without(*places: int) -> Callable[[list[Op]], list[Op]]:
 
 def in_place(log: list[Op]) -> list[Op]:
     """Return the writes of a log, redirected to the file itself."""
-    target = log[-2].to
-    return [
-        Op(op.kind, target, "", op.begin, op.data) for op in log if op.kind in ("write", "sync")
-    ]
+    new = log[-2].to
+    return [Op(op.kind, new, "", op.begin, op.data) for op in log if op.kind in ("write", "sync")]
 
 
 def renamed_first(log: list[Op]) -> list[Op]:

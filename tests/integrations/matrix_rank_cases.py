@@ -44,7 +44,7 @@ from thalweg.errors import ReplicaLostError  # noqa: E402
 from thalweg.keras.optimizers import RuleOptimizer  # noqa: E402
 
 CASES: dict[str, Callable[[int, int, Path], Any]] = {}
-PLACEMENTS = (
+PLACES = (
     Shard(0), Shard(1), Shard(0), Shard(1), Replicate(), Shard(0), None, Shard(0), Shard(1),
 )  # fmt: skip
 ALL_SHAPES = (*SHAPES, (3, 4), (8, 8), (16, 16), (16, 16))
@@ -80,7 +80,7 @@ def one_per_row(rows: int, columns: int) -> tuple[int, int]:
     return rows, 1
 
 
-SCALED_RULE = Rule(
+SCALING = Rule(
     name="Scaled",
     passes=(Pass(ahead, makes="step"), Stage(scale_rows), Stage(center, every=3)),
     update=update,
@@ -93,7 +93,7 @@ def turn_rows(*, step: Tensor, rows: Tensor) -> dict[str, Tensor]:
     return {"step": step * rows}
 
 
-TWICE = replace(SCALED_RULE, passes=(*SCALED_RULE.passes[:2], Stage(turn_rows)))
+TWICE = replace(SCALING, passes=(*SCALING.passes[:2], Stage(turn_rows)))
 Factory = Callable[[Any], Any]
 MAKERS: dict[str, Factory] = {
     "Muon": lambda params: optim.Muon(params, lr=0.02),
@@ -106,10 +106,10 @@ MAKERS: dict[str, Factory] = {
     "KLSOAP": lambda params: optim.KLSOAP(params, lr=0.01, precondition_frequency=2, **_SIDES),
     "SOAP of many types": lambda params: optim.SOAP(params, lr=0.01, **_SIDES),
     "SOAP heads": lambda params: optim.SOAP(params[:3], lr=0.01, **HEADS, **_SIDES),
-    "a rule": lambda params: optim.RuleOptimizer(params, SCALED_RULE),
+    "a rule": lambda params: optim.RuleOptimizer(params, SCALING),
     "two stages": lambda params: optim.RuleOptimizer(params, TWICE),
     "a rule in Mixed": lambda params: optim.Mixed(
-        [{"params": params[:2], "rule": SCALED_RULE}, {"params": params[2:], "rule": "Muon"}]
+        [{"params": params[:2], "rule": SCALING}, {"params": params[2:], "rule": "Muon"}]
     ),
     "Mixed clipped": lambda params: optim.Mixed(
         [
@@ -133,7 +133,7 @@ def placed(value: Tensor, mesh: Any, placement: Any) -> Tensor:
     return distribute_tensor(value.clone(), mesh, placements, src_data_rank=None)
 
 
-def shared(mesh: Any, placements: Any = PLACEMENTS, dtypes: Any = (torch.float32,)) -> list[Tensor]:
+def shared(mesh: Any, placements: Any = PLACES, dtypes: Any = (torch.float32,)) -> list[Tensor]:
     pairs = zip(alone(dtypes), placements, strict=True)
     return [placed(param.detach(), mesh, placement).requires_grad_() for param, placement in pairs]
 
@@ -144,9 +144,7 @@ def alone(dtypes: Any = (torch.float32,)) -> list[Tensor]:
     return [param.to(dtype).requires_grad_() for param, dtype in pairs]
 
 
-def step(
-    optimizer: Any, params: Any, seed: int, mesh: Any = None, placements: Any = PLACEMENTS
-) -> Any:
+def step(optimizer: Any, params: Any, seed: int, mesh: Any = None, placements: Any = PLACES) -> Any:
     grads = values(100 + seed)
     grad_placements = [None] * len(grads) if mesh is None else placements
     for param, grad, placement in zip(params, grads, grad_placements, strict=True):
@@ -173,7 +171,7 @@ def trained(rank: int, count: int, _: Path) -> Any:
     mesh, report = init_device_mesh("cpu", (count,)), {}
     for name, make in MAKERS.items():
         dtypes = TYPES if "types" in name else (torch.float32,)
-        sharded, reference = shared(mesh, PLACEMENTS, dtypes), alone(dtypes)
+        sharded, reference = shared(mesh, PLACES, dtypes), alone(dtypes)
         optimizer, plain_opt = make(sharded), make(reference)
         for seed in range(5):
             step(optimizer, sharded, seed, mesh)
@@ -285,7 +283,7 @@ def in_trouble(rank: int, count: int, _: Path) -> Any:
         return center(**arguments)
 
     failing.__signature__ = signature(center)  # pyright: ignore[reportFunctionMemberAccess]
-    rule = replace(SCALED_RULE, passes=(*SCALED_RULE.passes[:2], Stage(failing)))
+    rule = replace(SCALING, passes=(*SCALING.passes[:2], Stage(failing)))
     makers: dict[str, Factory] = {
         "alone": lambda params: optim.RuleOptimizer(params, rule),
         "mixed": lambda params: optim.Mixed(
@@ -326,7 +324,7 @@ def in_trouble(rank: int, count: int, _: Path) -> Any:
                     {"stage": in_stage, "interrupted": interrupted}[name]()
             try:
                 grads = values(101)
-                for param, grad, placement in zip(params, grads, PLACEMENTS, strict=True):
+                for param, grad, placement in zip(params, grads, PLACES, strict=True):
                     is_lacking = name == "lacking" and rank == count - 1 and param is params[2]
                     param.grad = None if is_lacking else placed(grad, mesh, placement)
                 optimizer.step()
@@ -381,7 +379,7 @@ def of_many_dimensions(rank: int, count: int, _: Path) -> Any:
         return optim.Mixed([{"params": [param], "rule": rule} for param, rule in pairs])
 
     report["rules"] = taken([flat_param, two], [flat_param.detach(), two.detach()], of_two)
-    keras = RuleOptimizer(SCALED_RULE)
+    keras = RuleOptimizer(SCALING)
     report["keras"] = refused(lambda: keras.apply_gradients([(flat_param.detach(), flat_param)]))
     report["moved"] = [whole(param).eq(1).all().item() for param in (grid_param, flat_param, two)]
     return report
@@ -406,7 +404,7 @@ def messages(rank: int, count: int, _: Path) -> Any:
         return {}
 
     rule = replace(
-        SCALED_RULE, passes=(SCALED_RULE.passes[0], Stage(counted, every=3)), slots=(Slot("mean"),)
+        SCALING, passes=(SCALING.passes[0], Stage(counted, every=3)), slots=(Slot("mean"),)
     )
     params = shared(mesh)
     optimizer = optim.RuleOptimizer(params, rule)
@@ -438,9 +436,7 @@ def messages(rank: int, count: int, _: Path) -> Any:
     finally:
         Ranks.begin_exchanging = real
     report["twice"] = sizes[start:]
-    looking = replace(
-        SCALED_RULE, passes=(SCALED_RULE.passes[0], Stage(seen)), slots=(Slot("mean"),)
-    )
+    looking = replace(SCALING, passes=(SCALING.passes[0], Stage(seen)), slots=(Slot("mean"),))
     pairs = [(params, optim.RuleOptimizer(params, looking)) for params in (shared(mesh), values(0))]
     step(pairs[0][1], pairs[0][0], 0, mesh)
     step(pairs[1][1], pairs[1][0], 0)
@@ -459,17 +455,17 @@ def of_strategies(rank: int, count: int, _: Path) -> Any:
     report: dict[str, Any] = {}
     for is_shared in (False, True):
         strategy = Strategy(shard_slots=is_shared)
-        variable, reference = (Variable(values(0)[0], name="w") for _ in range(2))
-        optimizer, plain_opt = RuleOptimizer(SCALED_RULE), RuleOptimizer(SCALED_RULE)
+        var, reference = (Variable(values(0)[0], name="w") for _ in range(2))
+        optimizer, plain_opt = RuleOptimizer(SCALING), RuleOptimizer(SCALING)
         for seed in range(3):
             grad = values(seed)[1].t().contiguous()
-            pairs = [(grad * (1.0 if rank == 0 else 0.5), variable)]
-            message = refused(partial(strategy.run, optimizer.apply_gradients, (pairs,)))
+            pairs = [(grad * (1.0 if rank == 0 else 0.5), var)]
+            text = refused(partial(strategy.run, optimizer.apply_gradients, (pairs,)))
             plain_opt.apply_gradients([(grad * (1 + 0.5 * (count - 1)), reference)])
         report[str(is_shared)] = [
-            message,
-            apart([variable], [reference]) < 1e-5,
-            torch.equal(variable, values(0)[0]),
+            text,
+            apart([var], [reference]) < 1e-5,
+            torch.equal(var, values(0)[0]),
         ]
     return report
 

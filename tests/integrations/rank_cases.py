@@ -138,7 +138,7 @@ def zero(rank: int, count: int, _: Path) -> Any:
         warnings.simplefilter("ignore")  # torch's own, about its compiler of before
         from torch.distributed.optim import ZeroRedundancyOptimizer
     report = {}
-    for cls, options in (
+    for cls, kwargs in (
         (optim.Adam, {}),
         (optim.SGD, {"momentum": 0.9}),
         (optim.tensorflow.Adam, {}),
@@ -146,20 +146,16 @@ def zero(rank: int, count: int, _: Path) -> Any:
     ):
         module, reference = (DistributedDataParallel(model()) for _ in range(2))
         shared = ZeroRedundancyOptimizer(
-            module.parameters(), optimizer_class=cls, lr=0.05, **options
+            module.parameters(), optimizer_class=cls, lr=0.05, **kwargs
         )
-        plain_opt = cls(reference.parameters(), lr=0.05, **options)
+        plain_opt = cls(reference.parameters(), lr=0.05, **kwargs)
         for batches in (data()[:4], data()[4:]):
-            for trained_module, optimizer in ((module, shared), (reference, plain_opt)):
-                steps(
-                    trained_module,
-                    optimizer,
-                    [(x[rank::count], y[rank::count]) for x, y in batches],
-                )
+            for net, optimizer in ((module, shared), (reference, plain_opt)):
+                steps(net, optimizer, [(x[rank::count], y[rank::count]) for x, y in batches])
             shared.consolidate_state_dict()
             state = shared.state_dict() if rank == 0 else None
             if rank == 0:
-                single = cls([p.detach().clone() for p in module.parameters()], lr=0.05, **options)
+                single = cls([p.detach().clone() for p in module.parameters()], lr=0.05, **kwargs)
                 single.load_state_dict(state)
         matches = [torch.equal(a, b) for a, b in zip(module.parameters(), reference.parameters())]
         report[cls.__module__ + cls.__name__] = [matches, len(shared.optim.state)]
@@ -240,17 +236,15 @@ def farthest(actual: list[Tensor], expected: list[Tensor]) -> float:
     return max(((a - b).abs() / b.abs().clamp(min=1)).max().item() for a, b in wide)
 
 
-def step_alike(
-    batch: Any, module: nn.Module, optimizer: Any, reference: nn.Module, plain_opt: Any
-) -> None:
+def step_alike(batch: Any, module: nn.Module, optimizer: Any, full: nn.Module, peer: Any) -> None:
     """Take a step of parts, and one of full parameters with the same gradients.
 
     A mean over three ranks is rounded, even of equal gradients.
     """
     loss_of(module, batch).backward()
-    for param, two in zip(module.parameters(), reference.parameters(), strict=True):
+    for param, two in zip(module.parameters(), full.parameters(), strict=True):
         two.grad = whole(param.grad)
-    for opt in (optimizer, plain_opt):
+    for opt in (optimizer, peer):
         opt.step()
         opt.zero_grad()
 

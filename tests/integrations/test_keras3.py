@@ -572,11 +572,9 @@ def test_importing_thalweg_imports_no_keras() -> None:
 
 
 def test_other_backend_is_refused() -> None:
-    process = fresh_process.run("import thalweg.integrations.keras3", KERAS_BACKEND="jax")
-    assert "FailedPreconditionError" in process.stderr
-    assert (
-        "the backend is 'jax'. Set the environment variable KERAS_BACKEND=torch" in process.stderr
-    )
+    run = fresh_process.run("import thalweg.integrations.keras3", KERAS_BACKEND="jax")
+    assert "FailedPreconditionError" in run.stderr
+    assert "the backend is 'jax'. Set the environment variable KERAS_BACKEND=torch" in run.stderr
 
 
 def test_missing_keras_is_said() -> None:

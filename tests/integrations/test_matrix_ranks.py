@@ -107,9 +107,7 @@ def test_a_stage_that_is_not_due_sends_nothing(reports: Reports) -> None:
         assert report["messages"]["twice"][2] == 0
         assert report["messages"]["left out"] == [False, 0]
     assert all(report["messages"]["looked"] <= BOUND for report in reports)
-    assert all(
-        "is for matrices, of two dimensions" in report["messages"]["vector"] for report in reports
-    )
+    assert all("is for matrices, of two dimensions" in row["messages"]["vector"] for row in reports)
 
 
 def test_copies_under_a_strategy_are_updated_everywhere(reports: Reports) -> None:

@@ -60,12 +60,10 @@ REDUCING = {
 @pytest.mark.parametrize("kind", REDUCING)
 def test_flat_parameters_raise_where_a_rule_reduces_over_them(kind: str, reports: Reports) -> None:
     for report in reports:
-        outcomes = report["flat_buffers"][kind]
-        assert {name for name, outcome in outcomes.items() if isinstance(outcome, str)} == REDUCING[
-            kind
-        ]
-        torch.testing.assert_close(*(torch.tensor(outcomes[name]) for name in ("AdamW", "torch")))
-        assert all("is a flat buffer of FullySharded" in outcomes[name] for name in REDUCING[kind])
+        rows = report["flat_buffers"][kind]
+        assert {name for name, row in rows.items() if isinstance(row, str)} == REDUCING[kind]
+        torch.testing.assert_close(*(torch.tensor(rows[name]) for name in ("AdamW", "torch")))
+        assert all("is a flat buffer of FullySharded" in rows[name] for name in REDUCING[kind])
 
 
 def test_a_share_of_the_state_gives_the_numbers_of_all(reports: Reports) -> None:
@@ -146,8 +144,8 @@ def test_parts_of_another_dimension_draw_no_bits(reports: Reports) -> None:
 
 def test_what_is_not_defined_for_parts_is_refused(reports: Reports) -> None:
     for report in reports:
-        for message, option in zip(
+        for message, name in zip(
             report["not_for_parts"],
             ["accumulate", "in_backward", "masters", "gradients='flat'"] * 2,
         ):
-            assert f"{option} is not defined for parameters that are DTensors" in message
+            assert f"{name} is not defined for parameters that are DTensors" in message

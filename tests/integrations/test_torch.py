@@ -100,13 +100,11 @@ def test_a_profiler_tells_steps_by_name(name: str) -> None:
     assert sorted(names) == [f"Optimizer.step#{kind}.step", f"Optimizer.zero_grad#{kind}.zero_grad"]
 
 
-@pytest.mark.parametrize(
-    "duplicate", [copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))]
-)
+@pytest.mark.parametrize("dup", [copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))])
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_a_copy_goes_on_alone(name: str, duplicate: Any) -> None:
+def test_a_copy_goes_on_alone(name: str, dup: Any) -> None:
     module, optimizer = trained(OPTIMIZERS[name], data()[:4])
-    second_module, second_opt = duplicate((module, optimizer))
+    second_module, second_opt = dup((module, optimizer))
     for training in ((module, optimizer), (second_module, second_opt)):
         on(*training)
     assert_same_training((second_module, second_opt), (module, optimizer))

@@ -35,9 +35,9 @@ def files(tmp_path: Path) -> list[str]:
     return [*(str(FOLDER / case) for case in CASES), *examples]
 
 
-def _run(*command: str, environment: Mapping[str, str]) -> str:
+def _run(*command: str, env: Mapping[str, str]) -> str:
     process = subprocess.run(
-        command, cwd=FOLDER, capture_output=True, text=True, env={**os.environ, **environment}
+        command, cwd=FOLDER, capture_output=True, text=True, env={**os.environ, **env}
     )
     assert process.returncode in (0, 1), process.stdout + process.stderr
     return process.stdout
@@ -45,16 +45,14 @@ def _run(*command: str, environment: Mapping[str, str]) -> str:
 
 def by_pyright(files: Sequence[str], folder: Path) -> list[tuple[str, int]]:
     command = (sys.executable, "-m", "pyright", "--outputjson", "--pythonpath", sys.executable)
-    diagnostics = json.loads(_run(*command, *files, environment={"PYTHONPATH": SOURCE}))[
-        "generalDiagnostics"
-    ]
-    errors = [diagnostic for diagnostic in diagnostics if diagnostic["severity"] == "error"]
+    rows = json.loads(_run(*command, *files, env={"PYTHONPATH": SOURCE}))["generalDiagnostics"]
+    errors = [row for row in rows if row["severity"] == "error"]
     return [(Path(error["file"]).name, error["range"]["start"]["line"] + 1) for error in errors]
 
 
 def by_mypy(files: Sequence[str], folder: Path) -> list[tuple[str, int]]:
     command = (sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent")
-    output = _run(*command, "--cache-dir", str(folder), *files, environment={"MYPYPATH": SOURCE})
+    output = _run(*command, "--cache-dir", str(folder), *files, env={"MYPYPATH": SOURCE})
     matches = re.findall(r"^(\S+):(\d+): error:", output, re.MULTILINE)
     return [(Path(name).name, int(line)) for name, line in matches]
 

@@ -63,7 +63,7 @@ def test_the_model_looks_at_nothing_that_follows() -> None:
     assert not torch.equal(logits[..., 40:], altered_logits[..., 40:])
 
 
-HIDDEN_MATRICES = {
+MATRICES = {
     "lm": [f"layers.{layer}.{name}.weight" for layer in (0, 1)
            for name in ("queries", "keys", "values", "joined", "wide", "narrow")],
     "digits": ["0.weight", "2.weight", "6.weight"],
@@ -78,10 +78,8 @@ def test_hidden_matrices_of_each_problem(name: str) -> None:
         pytest.importorskip("sklearn")
     problem = PROBLEMS[name](0)
     model = problem.make_model()
-    matrix_ids = {id(param) for param in problem.hidden_matrices(model)}
-    assert [
-        name for name, param in model.named_parameters() if id(param) in matrix_ids
-    ] == HIDDEN_MATRICES[name]
+    ids = {id(param) for param in problem.hidden_matrices(model)}
+    assert [name for name, param in model.named_parameters() if id(param) in ids] == MATRICES[name]
 
 
 @pytest.mark.parametrize("name", ["optim:Muon", "torch:Muon", "optim:SOAP"])
@@ -91,7 +89,7 @@ def test_adamw_has_all_but_the_hidden_matrices(name: str) -> None:
     groups = [group for part in optimizer._optimizers for group in part.param_groups]
     names = {id(param): title for title, param in race.lanes[0].model.named_parameters()}
     first, second = (sorted(names[id(param)] for param in group["params"]) for group in groups)
-    assert first == sorted(HIDDEN_MATRICES["lm"])
+    assert first == sorted(MATRICES["lm"])
     assert sorted(first + second) == sorted(names.values())
 
 

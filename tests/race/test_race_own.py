@@ -137,7 +137,7 @@ def results_of(*arguments: str) -> dict[str, dict[str, Any]]:
 
 
 # Entries that take the same steps, and the learning rate they race with.
-EQUAL_ENTRIES = {
+TWINS = {
     "a class of a package": ("torch.optim:AdamW(lr=0.002)", "torch:AdamW", 0.002),
     "its default rate": ("torch.optim:AdamW", "torch:AdamW(lr=0.001)", 0.001),
     "options": (
@@ -169,12 +169,10 @@ EQUAL_ENTRIES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("entry", "equal_entry", "rate"), EQUAL_ENTRIES.values(), ids=EQUAL_ENTRIES
-)
-def test_entries_that_take_the_same_steps(entry: str, equal_entry: str, rate: float | None) -> None:
+@pytest.mark.parametrize(("entry", "twin", "rate"), TWINS.values(), ids=TWINS)
+def test_entries_that_take_the_same_steps(entry: str, twin: str, rate: float | None) -> None:
     problem = PROBLEMS["digits"](0)
-    first, second = run(problem, line_up([entry, equal_entry], {}, "digits"), epochs=1).lanes
+    first, second = run(problem, line_up([entry, twin], {}, "digits"), epochs=1).lanes
     assert first.losses == second.losses
     assert min(first.losses[1:]) < first.losses[0]
     assert rate is None or first.learning_rate == rate
@@ -205,10 +203,8 @@ def test_rates_by_the_name_with_options() -> None:
 
 
 def test_a_rate_for_all_is_not_that_of_one_with_its_own() -> None:
-    contestants = line_up(
-        ["SGD", "SGD(lr=0.5)", "torch:SGD(lr=0.4)"], {"torch:SGD": 0.3}, "digits", 0.1
-    )
-    assert [contestant.learning_rate for contestant in contestants] == [0.1, 0.5, 0.3]
+    lanes = line_up(["SGD", "SGD(lr=0.5)", "torch:SGD(lr=0.4)"], {"torch:SGD": 0.3}, "digits", 0.1)
+    assert [contestant.learning_rate for contestant in lanes] == [0.1, 0.5, 0.3]
 
 
 def test_a_sweep_begins_at_the_default_rate() -> None:

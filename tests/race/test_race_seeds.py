@@ -40,14 +40,7 @@ def races(**accuracies: list[float]) -> list[Race]:
     seeds = range(len(next(iter(accuracies.values()))))
     problem: Any = None
     return [
-        Race(
-            problem,
-            [lane(name, values[seed]) for name, values in accuracies.items()],
-            1,
-            seed,
-            1,
-            2,
-        )
+        Race(problem, [lane(name, row[seed]) for name, row in accuracies.items()], 1, seed, 1, 2)
         for seed in seeds
     ]
 

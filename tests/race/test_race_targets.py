@@ -351,24 +351,18 @@ def test_a_race_that_is_stopped_goes_on(monkeypatch: pytest.MonkeyPatch) -> None
     assert uninterrupted.exit_code == 0, uninterrupted.output
     assert uninterrupted.stdout == Path("target.json").read_text()
     Path("target.json").unlink()
-    for name, count, trial_count in (
-        ("run_trial", 5, 5),
-        ("run_trial", 4, 9),
-        ("time_trial", 2, 12),
-    ):
+    for name, count, total in (("run_trial", 5, 5), ("run_trial", 4, 9), ("time_trial", 2, 12)):
         with monkeypatch.context() as patch:
             stop_after(patch, name, count)
             outcome = invoke(*SHORT, *(["--resume"] if Path("target.json").exists() else []))
         assert outcome.exit_code == 130
-        assert f"stopped; {trial_count} of 12 trials are kept" in outcome.stderr
-        assert len(json.loads(Path("target.json").read_text())["trials"]) == trial_count
+        assert f"stopped; {total} of 12 trials are kept" in outcome.stderr
+        assert len(json.loads(Path("target.json").read_text())["trials"]) == total
         refusal = invoke(*SHORT)
         assert refusal.exit_code == 2
         assert "has trials of a race that was stopped" in refusal.stderr
-    timed_rows = [
-        row for row in json.loads(Path("target.json").read_text())["trials"] if "timed" in row
-    ]
-    assert len(timed_rows) == 2
+    times = [row for row in json.loads(Path("target.json").read_text())["trials"] if "timed" in row]
+    assert len(times) == 2
     outcome = invoke(*SHORT, "--resume")
     assert outcome.exit_code == 0, outcome.output
     assert "Steps to the target" in outcome.stdout
@@ -429,11 +423,9 @@ def test_a_file_that_is_damaged_is_refused(trials: Any, message: str) -> None:
         {"format": 1, "settings": plan.settings(), "trials": trials}
     )  # fmt: skip
     path.write_text(text)
-    with pytest.raises(
-        RaceError, match=r"is no file of a race to a target, or is damaged"
-    ) as error:
+    with pytest.raises(RaceError, match=r"is no file of a race to a target, or is damaged") as info:
         resume(plan, path)
-    assert message in str(error.value)
+    assert message in str(info.value)
     assert path.read_text() == text
 
 

@@ -79,14 +79,10 @@ def test_damaged_lines_are_counted(line: str, tmp_path: Path) -> None:
     "row", [[0.25, 1e-5], [None, "NaN"], ["Infinity", 0], [3, -1e300], ["0.5", True], [2, 2]]
 )
 def test_records_in_other_forms_have_the_same_numbers(row: list[Any], tmp_path: Path) -> None:
-    document = record(1, row)
-    reversed_document = dict(reversed(document.items()))
-    texts = [
-        json.dumps(document),
-        json.dumps(document, separators=(",", ":")),
-        json.dumps(reversed_document),
-    ]
-    texts += [json.dumps(document, indent=1).replace("\n", " "), json.dumps(document)]
+    entry = record(1, row)
+    mirror = dict(reversed(entry.items()))
+    texts = [json.dumps(entry), json.dumps(entry, separators=(",", ":")), json.dumps(mirror)]
+    texts += [json.dumps(entry, indent=1).replace("\n", " "), json.dumps(entry)]
     path = write(tmp_path / "run.jsonl", HEADER, *texts)
     with JsonLinesReader(path) as reader:
         first, *copies = reader.read_all()
@@ -463,10 +459,8 @@ CASES = {
 
 @pytest.mark.parametrize(("columns", "start", "end", "expected"), CASES.values(), ids=CASES)
 def test_warnings(columns: Any, start: int, end: int, expected: list[Any]) -> None:
-    events = feed(changed(usual(160), start, end, **columns))
-    assert [
-        ("x" if "momentum" in event[2] else event[0], *event[1:]) for event in events
-    ] == expected
+    rows = feed(changed(usual(160), start, end, **columns))
+    assert [("x" if "momentum" in row[2] else row[0], *row[1:]) for row in rows] == expected
 
 
 LAYERS = tuple("abcdefgh")

@@ -64,27 +64,22 @@ addEventListener("load", () => {
 
 def history() -> History:
     """Return a history of 1,000 steps of 300 layers."""
-    page_history, rng = History(), np.random.default_rng(0)
+    log, rng = History(), np.random.default_rng(0)
     parts = (
         "attention.queries.weight",
         "a.very.long.name.of.a.projection.of.something.weight",
         "bias",
     )
-    page_history.names = ["embedding.weight", HOSTILE]
-    page_history.names += [
-        f"transformer.layers.{place // 3}.{parts[place % 3]}" for place in range(298)
-    ]
+    log.names = ["embedding.weight", HOSTILE]
+    log.names += [f"transformer.layers.{place // 3}.{parts[place % 3]}" for place in range(298)]
     for step in range(1, 1001):
-        page_history.losses[step] = 3 + 1 / step
-        page_history.rows[step] = {
-            "ratio": rng.lognormal(-7, 1, 300),
-            "gradient_norm": np.ones(300),
-        }
-    page_history.rows[505]["ratio"][1] = 0.1234
+        log.losses[step] = 3 + 1 / step
+        log.rows[step] = {"ratio": rng.lognormal(-7, 1, 300), "gradient_norm": np.ones(300)}
+    log.rows[505]["ratio"][1] = 0.1234
     words = f"2 layers left their band, farthest {HOSTILE}: update beside weight"
     crowd = ("embedding.weight", HOSTILE)
-    page_history.warnings = [Warned("", 505, words, 0.1234, 0.001, "batch", crowd)]
-    return page_history
+    log.warnings = [Warned("", 505, words, 0.1234, 0.001, "batch", crowd)]
+    return log
 
 
 @pytest.mark.slow
