@@ -65,12 +65,9 @@ def test_functions_of_formulas_take_numbers_of_every_kind(kind: str) -> None:
     for function, args, expected in CASES:
         values = tuple(map(KINDS[kind], args))
         output = function(*values)
-        actual = numbers(output)
-        assert actual == pytest.approx([expected] * len(actual), abs=0, nan_ok=True), (
-            function,
-            args,
-        )
-        signs = {math.copysign(1, number) for number in actual if number == number}
+        got = numbers(output)
+        assert got == pytest.approx([expected] * len(got), abs=0, nan_ok=True), (function, args)
+        signs = {math.copysign(1, number) for number in got if number == number}
         assert signs <= {math.copysign(1, expected)}, (function, args)
         if kind in ("float32", "float64") and function is not f.sign:  # which is a number of Python
             assert output.dtype == kind, (function, args)

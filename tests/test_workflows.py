@@ -87,9 +87,7 @@ def test_packages_are_cached_and_no_credentials_stay(name: str) -> None:
 
 def test_tests_run_on_each_python_of_the_classifiers() -> None:
     prefix = "Programming Language :: Python :: 3."
-    expected = [
-        text[len(prefix) - 2 :] for text in PROJECT["classifiers"] if text.startswith(prefix)
-    ]
+    expected = [row[len(prefix) - 2 :] for row in PROJECT["classifiers"] if row.startswith(prefix)]
     job = load("tests.yml")["jobs"]["tests"]
     assert job["strategy"]["matrix"]["python"] == expected
     assert PROJECT["requires-python"] == f">={expected[0]}"

@@ -902,19 +902,17 @@ def test_what_was_restored_is_in_memory(
 ) -> None:
     """Overwrite the file as soon as `restore` has returned."""
     w, opt, path = Variable([1.0, 2.0], "w"), make(), tmp_path / "run"
-    target, target_opt = Variable([0.0, 0.0], "w"), make()
+    target, fresh = Variable([0.0, 0.0], "w"), make()
     opt.apply_gradients([([1.0, 2.0], w)])
     extra = {"order": torch.arange(9)}
     checkpoint.save(path, optimizer=opt, variables=[w] if has_vars else None, extra=extra)
-    loaded = checkpoint.restore(
-        path, optimizer=target_opt, variables=[target] if has_vars else None
-    )
+    loaded = checkpoint.restore(path, optimizer=fresh, variables=[target] if has_vars else None)
     with path.open("r+b") as file:
         file.write(b"x" * path.stat().st_size)
     assert loaded.extra["order"].tolist() == list(range(9))
     target.assign(w)
     opt.apply_gradients([([3.0, 4.0], w)])
-    target_opt.apply_gradients([([3.0, 4.0], target)])
+    fresh.apply_gradients([([3.0, 4.0], target)])
     assert_same(w, target)
 
 

@@ -282,12 +282,10 @@ def test_batches_to_an_update_are_counted_anew() -> None:
         "iter_size": 2,
         "max_steps": 10,
     }
-    scale = {name: torch.ones(var.shape) for name, var in params.items()}
+    gain = {name: torch.ones(var.shape) for name, var in params.items()}
 
     def loss() -> torch.Tensor:
-        return torch.stack(
-            [(scale[name] * var.float()).sum() for name, var in params.items()]
-        ).sum()
+        return torch.stack([(gain[name] * var.float()).sum() for name, var in params.items()]).sum()
 
     step = from_config(config).optimize(loss, list(params.values()))
     assert tensorflow.restore(prefix, params, optimizer=step) is step

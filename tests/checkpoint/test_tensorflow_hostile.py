@@ -17,8 +17,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import thalweg
-from tensorflow_files import RULES, Network, prefix_of
+from tensorflow_files import RULES, Network, fresh, prefix_of
 from thalweg import (
     CheckpointMismatchError,
     DataLossError,
@@ -84,9 +83,7 @@ def _tried(file: tensorflow.TensorFlowCheckpoint) -> None:
     assert file.counters is not None
     shapes = {name: entry.shape for name, entry in file.variables.items()}
     for optimizer in (None, train.AdamOptimizer(0.1), Adam(0.1), train.MomentumOptimizer):
-        targets = {
-            name: thalweg.Variable(torch.zeros(shape), name) for name, shape in shapes.items()
-        }
+        targets = fresh(shapes)
         options = {"learning_rate": 0.1, "momentum": 0.9} if isinstance(optimizer, type) else {}
         try:
             with warnings.catch_warnings():

@@ -147,10 +147,8 @@ def test_names_of_slots_count_before_their_order() -> None:
     (expected,) = sorted_file("run", file).optimizers
     (actual,) = sorted_file("run", replace(file, optimizer=arrays)).optimizers
     assert actual.slots == expected.slots
-    other_arrays = {
-        name.replace("layer1/", "gone/"): entry for name, entry in file.optimizer.items()
-    }
-    (by_order,) = sorted_file("run", replace(file, optimizer=other_arrays)).optimizers
+    foreign = {name.replace("layer1/", "gone/"): entry for name, entry in file.optimizer.items()}
+    (by_order,) = sorted_file("run", replace(file, optimizer=foreign)).optimizers
     assert by_order.slots == expected.slots
 
 
@@ -217,19 +215,19 @@ def test_slots_of_options_around_the_update_are_left_out(options: tuple[str, ...
 
 @pytest.mark.parametrize("class_name", ["LossScaleOptimizer", "LossScaleOptimizerV3"])
 def test_what_is_inside_of_a_loss_scale_of_keras_2_15(class_name: str) -> None:
-    plain_file = keras_files.read(HOME / "k215_rmsprop.h5")
-    assert plain_file.config is not None
-    inner = {"class_name": "RMSprop", "config": plain_file.config, "module": "keras.optimizers"}
+    simple = keras_files.read(HOME / "k215_rmsprop.h5")
+    assert simple.config is not None
+    inner = {"class_name": "RMSprop", "config": simple.config, "module": "keras.optimizers"}
     # There the slots have no scope.
-    arrays = {name.removeprefix("RMSprop/"): entry for name, entry in plain_file.optimizer.items()}
+    arrays = {name.removeprefix("RMSprop/"): entry for name, entry in simple.optimizer.items()}
     scaling = replace(
-        plain_file, class_name=class_name, config={"inner_optimizer": inner}, optimizer=arrays
+        simple, class_name=class_name, config={"inner_optimizer": inner}, optimizer=arrays
     )
-    (actual,), (expected,) = (
+    (got,), (expected,) = (
         sorted_file("m", scaling).optimizers,
-        sorted_file("m", plain_file).optimizers,
+        sorted_file("m", simple).optimizers,
     )
-    assert (actual.slots, actual.hyperparameters) == (expected.slots, expected.hyperparameters)
+    assert (got.slots, got.hyperparameters) == (expected.slots, expected.hyperparameters)
     inner["registered_name"] = "mine>RMSprop"
     (unknown,) = sorted_file("m", scaling).optimizers
     assert unknown.lost == ("mine>RMSprop is not a class of Keras",)
@@ -410,17 +408,15 @@ def test_rmsprop_of_keras_3_warns_of_its_epsilon() -> None:
 
 
 def test_h5_files_say_what_was_inside_of_a_loss_scale() -> None:
-    plain_file = keras_files.read(HOME / "sgd.h5")
-    inner = {"class_name": plain_file.class_name, "config": plain_file.config}
-    scaling = replace(
-        plain_file, class_name="LossScaleOptimizer", config={"inner_optimizer": inner}
-    )
-    (actual,), (expected,) = (
+    simple = keras_files.read(HOME / "sgd.h5")
+    inner = {"class_name": simple.class_name, "config": simple.config}
+    scaling = replace(simple, class_name="LossScaleOptimizer", config={"inner_optimizer": inner})
+    (got,), (expected,) = (
         sorted_file("m", scaling).optimizers,
-        sorted_file("m", plain_file).optimizers,
+        sorted_file("m", simple).optimizers,
     )
-    assert actual.hyperparameters == expected.hyperparameters != {}
-    assert actual.slots == expected.slots
+    assert got.hyperparameters == expected.hyperparameters != {}
+    assert got.slots == expected.slots
 
 
 def _weights(*shapes: tuple[str, tuple[int, ...]], kind: str = "weights.h5") -> KerasFile:

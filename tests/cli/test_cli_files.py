@@ -48,11 +48,9 @@ def test_inspect_lists_tensors_optimizer_and_step(trained: Path) -> None:
         "thalweg, 4 tensors",
     ):
         assert part in reply.output
-    lines = {
-        line.split()[0]: line.split()[1:] for line in reply.output.splitlines() if line.strip()
-    }
-    assert lines["variables/w"] == ["F32", "1", "x", "2", "8", "B"]
-    assert lines["optimizer/iterations"] == ["I64", "()", "8", "B"]
+    rows = {line.split()[0]: line.split()[1:] for line in reply.output.splitlines() if line.strip()}
+    assert rows["variables/w"] == ["F32", "1", "x", "2", "8", "B"]
+    assert rows["optimizer/iterations"] == ["I64", "()", "8", "B"]
 
 
 def _keras_on_a_schedule(path: Path) -> None:

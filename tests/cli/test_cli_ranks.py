@@ -49,9 +49,7 @@ def test_ranks_run_the_race_of_one(tmp_path: Path) -> None:
         ran(tmp_path, *RACE, *names, "--nproc", count, "--out", count) for count in ("1", "2")
     )
     assert (first.returncode, two.returncode) == (0, 0), first.stderr + two.stderr
-    races = {
-        race["settings"]["ranks"]: race for race in map(json.loads, (first.stdout, two.stdout))
-    }
+    races = {row["settings"]["ranks"]: row for row in map(json.loads, (first.stdout, two.stdout))}
     assert set(races) == {1, 2}
     assert json.loads((tmp_path / "2" / "race.json").read_text()) == races[2]
     losses = [

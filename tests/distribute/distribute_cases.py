@@ -28,6 +28,7 @@ import sharding_cases
 import thalweg
 import thalweg.tf as tf
 from busy import scale_to_load
+from sharding_cases import refused
 from thalweg import IndexedSlices, Variable, checkpoint, diagnostics, optim, v1
 from thalweg._graph import Graph, Session
 from thalweg.distribute import (
@@ -54,15 +55,6 @@ def case(function: Callable[[Strategy], Any]) -> Callable[[Strategy], Any]:
     """Register a case under the name of its function."""
     CASES[function.__name__] = function
     return function
-
-
-def refused(function: Callable[[], Any]) -> str:
-    """Return the class and message of the error that a call raises."""
-    try:
-        function()
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return "nothing was raised"
 
 
 def ones(strategy: Strategy, size: int = 2) -> Tensor:
@@ -713,14 +705,12 @@ def many_buckets(s: Strategy) -> Any:
     gradients = [
         torch.randn(n, dtype=d) for n in (3, 700, 1, 0, 40) for d in (torch.float32, torch.float64)
     ]
-    expected = [torch.stack(s.ranks.all_gather(gradient)).sum(0) for gradient in gradients]
+    totals = [torch.stack(s.ranks.all_gather(gradient)).sum(0) for gradient in gradients]
     report = []
     for size in (1, 1000, 10**9):
         small = Strategy(bucket_size=size)
         sums = small.reduce("sum", gradients)
-        report.append(
-            all(torch.allclose(got, two) for got, two in zip(sums, expected, strict=True))
-        )
+        report.append(all(torch.allclose(got, two) for got, two in zip(sums, totals, strict=True)))
     return report
 
 

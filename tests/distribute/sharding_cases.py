@@ -441,24 +441,20 @@ def of_a_mesh(s: Strategy) -> Any:
             for key, value in values.items()
         }
         thalweg.named_variables(list(sharded.items()))
-        expected_vars = {key: Variable(value.clone(), name=key) for key, value in values.items()}
+        copies = {key: Variable(value.clone(), name=key) for key, value in values.items()}
         opt, reference = make(), make()
         for step in range(3):
             noise = torch.Generator().manual_seed(step)
-            grads = {
-                key: torch.randn(var.shape, generator=noise) for key, var in expected_vars.items()
-            }
+            grads = {key: torch.randn(var.shape, generator=noise) for key, var in copies.items()}
             pairs = [(placed(grads[key], kinds[key][1]), var) for key, var in sharded.items()]
             opt.apply_gradients(pairs)
-            reference.apply_gradients([(grads[key], var) for key, var in expected_vars.items()])
+            reference.apply_gradients([(grads[key], var) for key, var in copies.items()])
         full = [v.full_tensor() if isinstance(v, DTensor) else v for v in sharded.values()]
         is_v1 = name == "lars"
         state = opt.state_dict(list(sharded.values())) if is_v1 else opt.state_dict()
-        expected = (
-            reference.state_dict(list(expected_vars.values())) if is_v1 else reference.state_dict()
-        )
+        expected = reference.state_dict(list(copies.values())) if is_v1 else reference.state_dict()
         report[name] = {
-            "variables": far(full, list(expected_vars.values())),
+            "variables": far(full, list(copies.values())),
             "slots": far(tensors_of(state), tensors_of(expected)),
         }
         restored_vars = {

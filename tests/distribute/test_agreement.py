@@ -117,13 +117,11 @@ def test_a_constraint_that_fails_on_one_rank_is_told_in_the_next_step(
 
 @ranks
 def test_losses_of_micro_batches_that_fail(reports: Reports) -> None:
-    *peers, failing = (report["gradients_that_fail"] for report in reports)
-    assert failing[0] == "KeyError: 'no batch'"
-    expected = RAISED.format(last=len(reports) - 1, what="gradients", error=failing[0]) + NO_CHANGE
+    *peers, bad = (report["gradients_that_fail"] for report in reports)
+    assert bad[0] == "KeyError: 'no batch'"
+    expected = RAISED.format(last=len(reports) - 1, what="gradients", error=bad[0]) + NO_CHANGE
     assert [first for first, *_ in peers] == [expected] * len(peers)
-    assert [row[1:] for row in (*peers, failing)] == [["", [-0.5 * len(reports)] * 2]] * len(
-        reports
-    )
+    assert [row[1:] for row in (*peers, bad)] == [["", [-0.5 * len(reports)] * 2]] * len(reports)
 
 
 @ranks

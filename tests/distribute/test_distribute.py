@@ -51,17 +51,11 @@ def agreed(reports: Reports, name: str) -> Any:
 
 
 def test_storages_that_were_cut_are_refused(reports: Reports, count: int) -> None:
-    *peers, failing = [report["storages_that_were_cut_on_the_last_rank"] for report in reports]
-    assert {
-        name: message
-        for name, message in failing.items()
-        if not message.startswith("LayoutError: ")
-    } == {}
+    *peers, bad = [report["storages_that_were_cut_on_the_last_rank"] for report in reports]
+    assert {name: text for name, text in bad.items() if not text.startswith("LayoutError: ")} == {}
     word = f"ReplicaMismatchError: rank {count - 1} raised an error before its "
     for peer in peers:
-        assert {
-            name: message for name, message in peer.items() if not message.startswith(word)
-        } == {}
+        assert {name: text for name, text in peer.items() if not text.startswith(word)} == {}
 
 
 CROSS = {
@@ -131,11 +125,8 @@ def test_values_are_reduced(reports: Reports, count: int) -> None:
 
 
 def test_whole_numbers_have_means(reports: Reports, count: int) -> None:
-    elementwise, along_axis = (
-        [1.0, 1 + SUM[count] / count],
-        (count + SUM[count] + count) / (2 * count),
-    )
-    expected = [[[elementwise], None], [[along_axis], None]]
+    cells, axis_mean = ([1.0, 1 + SUM[count] / count], (count + SUM[count] + count) / (2 * count))
+    expected = [[[cells], None], [[axis_mean], None]]
     outcome = agreed(reports, "reductions_of_whole_numbers")
     assert outcome == [expected * 2, ["torch.float32"] * 2, 1.5 * count]
 
@@ -224,15 +215,10 @@ def test_assignments_of_graphs_are_aggregated(reports: Reports, count: int) -> N
 
 
 def test_refused_assignments_keep_no_rank_waiting(reports: Reports, count: int) -> None:
-    error_names = [
-        "InvalidArgumentError",
-        "InvalidArgumentError",
-        "InvalidTypeError",
-        "InvalidTypeError",
-    ]
+    names = ["InvalidArgumentError", "InvalidArgumentError", "InvalidTypeError", "InvalidTypeError"]
     for rank, report in enumerate(reports):
         errors, w, u, first = report["refused_assignments"]
-        kinds = error_names if rank == count - 1 else ["ReplicaMismatchError"] * 4
+        kinds = names if rank == count - 1 else ["ReplicaMismatchError"] * 4
         assert [error.partition(":")[0] for error in errors] == [*kinds, "ReplicaMismatchError"]
         detail = "disagrees with rank 0 at what is assigned to: 'u:0', MEAN vs 'w:0', MEAN."
         assert detail in errors[-1]
@@ -287,13 +273,9 @@ def test_reductions_are_nodes_of_a_graph(reports: Reports, count: int) -> None:
 
 
 def test_a_mean_loss_is_scaled_for_estimators_alone(reports: Reports, count: int) -> None:
-    identity = [1.0, False]
-    fraction = [pytest.approx(1 / count), True]
-    unknown, of_a_sum, of_a_mean = (
-        [identity, fraction, identity],
-        [identity] * 3,
-        [identity, fraction, identity],
-    )
+    unit = [1.0, False]
+    share = [pytest.approx(1 / count), True]
+    unknown, of_a_sum, of_a_mean = ([unit, share, unit], [unit] * 3, [unit, share, unit])
     assert agreed(reports, "scaled_losses") == [*unknown, *of_a_sum, *of_a_mean]
 
 
@@ -353,12 +335,10 @@ def test_ranks_that_differ_all_say_where(reports: Reports, name: str) -> None:
 
 
 def test_a_rank_in_trouble_stops_all(reports: Reports) -> None:
-    outcomes = [report["ranks_that_differ"] for report in reports]
-    assert all(outcome["untouched"] == [[1.0, 2.0]] * 2 for outcome in outcomes)
-    assert all(
-        "is dense on one rank and sparse on another" in outcome["kinds"] for outcome in outcomes
-    )
-    first, *peers = [outcome["trouble"] for outcome in outcomes]
+    rows = [report["ranks_that_differ"] for report in reports]
+    assert all(row["untouched"] == [[1.0, 2.0]] * 2 for row in rows)
+    assert all("is dense on one rank and sparse on another" in row["kinds"] for row in rows)
+    first, *peers = [row["trouble"] for row in rows]
     assert " raised an error before its gradients were there" in first
     assert all(peer.startswith("InvalidTypeError: Gradient must be conv") for peer in peers)
 
@@ -417,18 +397,15 @@ def test_buckets_stay_and_sums_that_somebody_keeps_do_too(reports: Reports, coun
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_what_16_bits_leave_out_is_sent_later(reports: Reports, count: int, dtype: str) -> None:
     outcome = agreed(reports, "compressed_sums")
-    (is_equal, with_feedback), (also_equal, without_feedback) = (
-        outcome[f"{dtype} True"],
-        outcome[f"{dtype} False"],
-    )
+    (is_equal, exact), (also_equal, lossy) = (outcome[f"{dtype} True"], outcome[f"{dtype} False"])
     assert is_equal
     assert also_equal
     # No more than half a spacing is left, of a number that was divided by the ranks.
     spacing = {"float16": (2**-24, 2**-11), "bfloat16": (2**-34, 2**-8)}[dtype]
-    assert with_feedback[0] == pytest.approx(32e-8, abs=count * spacing[0] / 2)
-    assert with_feedback[1] == pytest.approx(32 * (1 + 2**-12), abs=count * spacing[1] / 2)
-    assert abs(without_feedback[1] - 32 * (1 + 2**-12)) > 32 * 2**-14
-    assert without_feedback[0] == 0 or dtype == "bfloat16"
+    assert exact[0] == pytest.approx(32e-8, abs=count * spacing[0] / 2)
+    assert exact[1] == pytest.approx(32 * (1 + 2**-12), abs=count * spacing[1] / 2)
+    assert abs(lossy[1] - 32 * (1 + 2**-12)) > 32 * 2**-14
+    assert lossy[0] == 0 or dtype == "bfloat16"
 
 
 def test_compression_saves_bytes_of_wide_dense_gradients(reports: Reports, count: int) -> None:
@@ -488,10 +465,8 @@ def check_resumed(reports: Reports, count: int) -> None:
     sizes = range(1, count + 1)
     powers = [size for size in sizes if size & (size - 1) == 0]
     for rank, report in enumerate(reports):
-        pairs = {f"sum {first} {second}" for first in sizes for second in sizes if second > rank}
-        pairs |= {
-            f"ordered {first} {second}" for first in powers for second in powers if second > rank
-        }
+        pairs = {f"sum {old} {new}" for old in sizes for new in sizes if new > rank}
+        pairs |= {f"ordered {old} {new}" for old in powers for new in powers if new > rank}
         assert report["resumed_jobs"].keys() == pairs
         for name, (is_equal, distance) in report["resumed_jobs"].items():
             assert is_equal or name.startswith("sum"), name

@@ -62,19 +62,17 @@ def test_samples_are_written_as_tensorflow_wrote_them(prefix: Path, tmp_path: Pa
 
 @pytest.mark.parametrize("name", READ)
 def test_recorded_bundles_are_read_to_the_bit(name: str) -> None:
-    contents = bundle.read(RECORDED / name / "model.ckpt")
+    loaded = bundle.read(RECORDED / name / "model.ckpt")
     expected = dict(RECORD[name]["tensors"])
-    assert (KEY in expected) == (contents.graph is not None)
+    assert (KEY in expected) == (loaded.graph is not None)
     expected.pop(KEY, None)
     strings = {key: value[2] for key, value in expected.items() if value[0] == "string"}
-    assert {
-        key: [text.hex() for text in value] for key, value in contents.strings.items()
-    } == strings
+    assert {key: [text.hex() for text in value] for key, value in loaded.strings.items()} == strings
     tensors = {key: value for key, value in expected.items() if key not in strings}
-    assert {key: bundle_examples.kept(array) for key, array in contents.tensors.items()} == tensors
+    assert {key: bundle_examples.kept(array) for key, array in loaded.tensors.items()} == tensors
     entries = {entry.name: entry for entry in bundle.describe(RECORDED / name / "model.ckpt")}
     assert entries.keys() == RECORD[name]["tensors"].keys()
-    for key, tensor in contents.tensors.items():
+    for key, tensor in loaded.tensors.items():
         assert (entries[key].dtype, entries[key].shape) == (tensor.dtype, tensor.shape)
         assert entries[key].bytes == tensor.data.nbytes
     assert {key for key, entry in entries.items() if entry.dtype == "string"} - {KEY} == set(

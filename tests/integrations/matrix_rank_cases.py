@@ -240,14 +240,12 @@ def of_fully_shard(rank: int, count: int, folder: Path) -> Any:
         (module, optimizer), (reference, plain_opt), resumed, fifth, single = trainings
         for seed in range(3):
             turn(module, optimizer, seed, (reference, plain_opt))
-        model_state, optim_state = get_state_dict(module, optimizer)
-        dcp.save(
-            {"model": model_state, "optim": optim_state}, checkpoint_id=folder / f"matrices {kind}"
-        )
+        model_state, slots = get_state_dict(module, optimizer)
+        dcp.save({"model": model_state, "optim": slots}, checkpoint_id=folder / f"matrices {kind}")
         options = StateDictOptions(full_state_dict=True)
         full = get_optimizer_state_dict(module, optimizer, options=options)
-        model_state, optim_state = get_state_dict(*resumed)
-        state = {"model": model_state, "optim": optim_state}
+        model_state, slots = get_state_dict(*resumed)
+        state = {"model": model_state, "optim": slots}
         dcp.load(state, checkpoint_id=folder / f"matrices {kind}")
         set_state_dict(*resumed, model_state_dict=state["model"], optim_state_dict=state["optim"])
         weights = {name: whole(tensor) for name, tensor in module.state_dict().items()}
@@ -455,18 +453,14 @@ def of_strategies(rank: int, count: int, _: Path) -> Any:
     report: dict[str, Any] = {}
     for is_shared in (False, True):
         strategy = Strategy(shard_slots=is_shared)
-        var, reference = (Variable(values(0)[0], name="w") for _ in range(2))
+        var, full = (Variable(values(0)[0], name="w") for _ in range(2))
         optimizer, plain_opt = RuleOptimizer(SCALING), RuleOptimizer(SCALING)
         for seed in range(3):
             grad = values(seed)[1].t().contiguous()
             pairs = [(grad * (1.0 if rank == 0 else 0.5), var)]
             text = refused(partial(strategy.run, optimizer.apply_gradients, (pairs,)))
-            plain_opt.apply_gradients([(grad * (1 + 0.5 * (count - 1)), reference)])
-        report[str(is_shared)] = [
-            text,
-            apart([var], [reference]) < 1e-5,
-            torch.equal(var, values(0)[0]),
-        ]
+            plain_opt.apply_gradients([(grad * (1 + 0.5 * (count - 1)), full)])
+        report[str(is_shared)] = [text, apart([var], [full]) < 1e-5, torch.equal(var, values(0)[0])]
     return report
 
 

@@ -138,24 +138,22 @@ def zero(rank: int, count: int, _: Path) -> Any:
         warnings.simplefilter("ignore")  # torch's own, about its compiler of before
         from torch.distributed.optim import ZeroRedundancyOptimizer
     report = {}
-    for cls, kwargs in (
+    for cls, extra in (
         (optim.Adam, {}),
         (optim.SGD, {"momentum": 0.9}),
         (optim.tensorflow.Adam, {}),
         (optim.tensorflow.Ftrl, {"l1": 0.001}),
     ):
         module, reference = (DistributedDataParallel(model()) for _ in range(2))
-        shared = ZeroRedundancyOptimizer(
-            module.parameters(), optimizer_class=cls, lr=0.05, **kwargs
-        )
-        plain_opt = cls(reference.parameters(), lr=0.05, **kwargs)
+        shared = ZeroRedundancyOptimizer(module.parameters(), optimizer_class=cls, lr=0.05, **extra)
+        plain_opt = cls(reference.parameters(), lr=0.05, **extra)
         for batches in (data()[:4], data()[4:]):
             for net, optimizer in ((module, shared), (reference, plain_opt)):
                 steps(net, optimizer, [(x[rank::count], y[rank::count]) for x, y in batches])
             shared.consolidate_state_dict()
             state = shared.state_dict() if rank == 0 else None
             if rank == 0:
-                single = cls([p.detach().clone() for p in module.parameters()], lr=0.05, **kwargs)
+                single = cls([p.detach().clone() for p in module.parameters()], lr=0.05, **extra)
                 single.load_state_dict(state)
         matches = [torch.equal(a, b) for a, b in zip(module.parameters(), reference.parameters())]
         report[cls.__module__ + cls.__name__] = [matches, len(shared.optim.state)]

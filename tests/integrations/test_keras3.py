@@ -266,10 +266,8 @@ SCHEDULES = {
 def test_schedule_gives_the_rate_of_each_step(kind: str) -> None:
     keras_opt = keras3.SGD(SCHEDULES[kind]())
     thalweg_opt = optimizers.SGD(SCHEDULES["thalweg"]())
-    for keras_value, thalweg_value in zip(
-        run_in_keras(keras_opt), run_alone(thalweg_opt), strict=True
-    ):
-        np.testing.assert_allclose(keras_value, thalweg_value, rtol=1e-6)
+    for got, expected in zip(run_in_keras(keras_opt), run_alone(thalweg_opt), strict=True):
+        np.testing.assert_allclose(got, expected, rtol=1e-6)
     np.testing.assert_allclose(float(keras_opt.learning_rate), 0.5 * 0.5**1.5, rtol=1e-6)
 
 

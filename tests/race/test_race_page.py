@@ -77,9 +77,7 @@ def test_the_page_of_a_race(names: str) -> None:
         else:
             assert (training["names"], training["columns"]) == ([], [])
             assert training["note"].startswith("Its loss alone")
-    (note,) = [
-        training["note"] for name, training in trainings.items() if name.startswith("torch:")
-    ]
+    (note,) = [row["note"] for name, row in trainings.items() if name.startswith("torch:")]
     assert "torch's own" in note
     assert "thalweg.optim" in trainings[HOSTILE]["note"]
 
