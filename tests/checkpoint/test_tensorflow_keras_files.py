@@ -223,10 +223,8 @@ def test_what_is_inside_of_a_loss_scale_of_keras_2_15(class_name: str) -> None:
     scaling = replace(
         simple, class_name=class_name, config={"inner_optimizer": inner}, optimizer=arrays
     )
-    (got,), (expected,) = (
-        sorted_file("m", scaling).optimizers,
-        sorted_file("m", simple).optimizers,
-    )
+    (got,) = sorted_file("m", scaling).optimizers
+    (expected,) = sorted_file("m", simple).optimizers
     assert (got.slots, got.hyperparameters) == (expected.slots, expected.hyperparameters)
     inner["registered_name"] = "mine>RMSprop"
     (unknown,) = sorted_file("m", scaling).optimizers
@@ -411,10 +409,8 @@ def test_h5_files_say_what_was_inside_of_a_loss_scale() -> None:
     simple = keras_files.read(HOME / "sgd.h5")
     inner = {"class_name": simple.class_name, "config": simple.config}
     scaling = replace(simple, class_name="LossScaleOptimizer", config={"inner_optimizer": inner})
-    (got,), (expected,) = (
-        sorted_file("m", scaling).optimizers,
-        sorted_file("m", simple).optimizers,
-    )
+    (got,) = sorted_file("m", scaling).optimizers
+    (expected,) = sorted_file("m", simple).optimizers
     assert got.hyperparameters == expected.hyperparameters != {}
     assert got.slots == expected.slots
 

@@ -545,9 +545,7 @@ def ranks_in_trouble(s: Strategy) -> Any:
     def grads() -> list[Any]:
         return list(zip(drawn(1, rank, sharded), sharded, strict=True))
 
-    report["shape"] = step(
-        opt, [(torch.ones(8), sharded[1])] if rank else [(torch.ones(7), sharded[1])]
-    )
+    report["shape"] = step(opt, [(torch.ones(8 if rank else 7), sharded[1])])
 
     def rate() -> float:
         if rank == 1:
