@@ -86,10 +86,10 @@ def _followers_of_ranks(items: list[pytest.Item]) -> set[pytest.Item]:
     followers: set[pytest.Item] = set()
     for item in items:
         params = getattr(getattr(item, "callspec", None), "params", {})
-        if "told" in params:
+        if "reports" in params:
             module = getattr(item, "module", None)
-            home = item.path if hasattr(module, "told") else item.path.parent
-            key = (home, str(params["told"]))
+            home = item.path if hasattr(module, "reports") else item.path.parent
+            key = (home, str(params["reports"]))
             if key in leaders:
                 followers.add(item)
             leaders.add(key)
