@@ -490,7 +490,7 @@ def test_names_are_left_as_they_are() -> None:
         SGD(0.5).apply_gradients([(torch.zeros(3), param), (torch.zeros(2, 1), variables[0])])
 
 
-def test_what_is_no_variable_is_named_by_its_place() -> None:
+def test_objects_without_a_variable_are_named_by_position() -> None:
     w = thalweg.Variable([1.0])
     with pytest.raises(
         NotImplementedError, match="Tensor 'Tensor:0' at index 1: it is not a variable"

@@ -196,7 +196,7 @@ def test_slots_may_be_of_any_stored_type(dtype: torch.dtype) -> None:
         (lambda: rule(slots=[Slot("m"), Slot("v"), Slot("v")]), "two slots named 'v'"),
     ],
 )  # fmt: skip
-def test_what_no_rule_is_made_of(make: Any, message: str) -> None:
+def test_invalid_rules_raise(make: Any, message: str) -> None:
     with pytest.raises(RuleError, match=message):
         make()
 

@@ -288,7 +288,7 @@ def _waited_for(tree: ast.AST) -> set[str]:
     return {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module}
 
 
-def test_what_is_imported_late_asks_for_nothing_late() -> None:
+def test_late_imports_need_no_late_names() -> None:
     # Else two threads could wait for each other: one for `importing`, one for a module.
     homes = {f"thalweg.{package}": import_module(f"thalweg.{package}")._HOMES for package in LATE}
     trees = {_title(path): _parsed(path.read_text()) for path in MODULES}
@@ -344,7 +344,7 @@ def test_faces_load_no_more_than_they_need(name: str, moment: str) -> None:
 
 
 @pytest.mark.parametrize("package", [*LATE, "optim"])
-def test_what_is_imported_late_is_offered(package: str) -> None:
+def test_late_imports_are_public(package: str) -> None:
     program = f"""
 import thalweg.{package} as package
 assert set(package.__all__) <= set(dir(package))

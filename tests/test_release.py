@@ -93,7 +93,7 @@ BROKEN: dict[str, tuple[str, Callable[[Path], Any], str]] = {
 
 
 @pytest.mark.parametrize(("check", "damage", "message"), BROKEN.values(), ids=BROKEN)
-def test_what_is_missing_is_told(
+def test_damage_is_reported(
     check: str, damage: Callable[[Path], Any], message: str, copy: Path
 ) -> None:
     damage(copy)
@@ -117,7 +117,7 @@ def test_a_tag_is_looked_for(copy: Path) -> None:
     assert found("tag", copy) == ["there are changes that are not committed"]
 
 
-def test_what_was_built_is_looked_at(copy: Path) -> None:
+def test_built_files_are_checked(copy: Path) -> None:
     (fault,) = found("wheel", copy)
     assert fault.startswith("dist has nothing, not thalweg-0.1.0-py3-none-any.whl")
     (copy / "dist").mkdir()

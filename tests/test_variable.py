@@ -167,7 +167,7 @@ def test_repr_is_that_of_tensorflow(variable, text):
         torch.exp,
     ],
 )
-def test_what_is_computed_from_a_variable_is_a_plain_tensor(function):
+def test_results_of_variables_are_tensors(function):
     assert type(function(Variable([1.0, 2.0]))) is torch.Tensor
 
 

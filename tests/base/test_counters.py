@@ -66,7 +66,7 @@ def test_a_counter_that_has_moved_since_is_asked() -> None:
     assert device_counters.number_of(step) == step.item() == 2
 
 
-def test_what_was_never_moved_is_asked() -> None:
+def test_tensors_without_moves_are_read() -> None:
     assert device_counters.number_of(torch.tensor([3])) == 3
 
 
@@ -85,7 +85,7 @@ def test_memory_that_was_replaced_is_asked() -> None:
     assert device_counters.number_of(step) == 40
 
 
-def test_what_a_device_knows_goes_on_counting() -> None:
+def test_known_numbers_continue_after_writes() -> None:
     """Write in a way that torch does not count: the write is not seen at once, and not lost."""
     power = counter(1.0)
     move((power, 0.5))

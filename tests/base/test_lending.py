@@ -56,7 +56,7 @@ def test_faces_leave_torchs_classes_alone() -> None:
         "from thalweg import v1; v1.disable_eager_execution()",
     ],
 )
-def test_who_asks_has_them(statement: str) -> None:
+def test_statements_that_add_names(statement: str) -> None:
     code = f"{statement}\nimport torch; raise SystemExit(not hasattr(torch.float32, 'base_dtype'))"
     process = fresh_process.run(code)
     assert process.returncode == 0, process.stderr
@@ -96,7 +96,7 @@ def test_blocks_in_blocks(as_torch_has_them: Any) -> None:
     assert not has_names()
 
 
-def test_what_is_lent_stays_until_it_is_ended() -> None:
+def test_names_stay_until_their_end() -> None:
     first, second = lend_names(), lend_names()
     first.close()
     assert has_names()
@@ -107,7 +107,7 @@ def test_what_is_lent_stays_until_it_is_ended() -> None:
     assert not has_names()
 
 
-def test_who_ended_in_between_is_not_lent_to_again() -> None:
+def test_names_do_not_return_after_an_end() -> None:
     first = lend_names()
     with take_back_names():
         first.close()
@@ -120,7 +120,7 @@ def test_an_error_ends_a_block() -> None:
     assert not has_names()
 
 
-def test_what_the_classes_had_before_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_earlier_attributes_return(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.nn.Parameter, "name", "mine", raising=False)
     monkeypatch.setattr(torch.nn.Parameter, "handle", "theirs", raising=False)
     with lend_names():
@@ -129,7 +129,7 @@ def test_what_the_classes_had_before_comes_back(monkeypatch: pytest.MonkeyPatch)
     assert (parameter().name, parameter().handle) == ("mine", "theirs")
 
 
-def test_what_others_put_in_a_names_place_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_foreign_replacements_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     with lend_names():
         monkeypatch.setattr(torch.Tensor, "set_shape", "theirs", raising=False)
     assert torch.zeros(1).set_shape == "theirs"  # pyright: ignore[reportAttributeAccessIssue]

@@ -342,7 +342,7 @@ def test_the_plot_holds_its_title():
     assert box.x1 <= figure.bbox.width
 
 
-def test_what_is_done_before_a_step_is_not_timed():
+def test_preparation_of_a_step_is_not_timed():
     order = []
     contender = timing.Contender("a", lambda: order.append("step"), lambda: order.append("before"))
     assert len(timing.time_steps(contender, 2)) == 2
@@ -480,7 +480,7 @@ def test_rules_of_rows_and_columns_are_measured(run):
     # A gradient twice and a variable; the gradient and none of what is kept of rows and columns.
     [("optim:Adafactor", 0, 3), ("optim:SM3", 0, 1), ("optim:AdamW", 2, 0)],
 )
-def test_what_a_rule_of_rows_reads_counts(name, slots, read):
+def test_reads_of_row_statistics_count(name, slots, read):
     entry = registry.entry(name)
     assert (entry.slots, entry.norms) == (slots, read)
 
@@ -591,7 +591,7 @@ def test_a_rule_of_the_user_that_cannot_be_measured(run, module):
     assert "has 7 slots; up to 6 can be measured" in result.output
 
 
-def test_what_does_not_fit_into_memory_is_not_begun(run, monkeypatch):
+def test_sets_larger_than_memory_fail_early(run, monkeypatch):
     monkeypatch.setattr(memory, "available_bytes", lambda: 100)
     result = run()
     assert result.exit_code == 1

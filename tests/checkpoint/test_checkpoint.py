@@ -190,7 +190,7 @@ YOURS: dict[str, tuple[Callable[[], Any], str]] = {
 
 
 @pytest.mark.parametrize("case", YOURS)
-def test_what_is_yours_is_asked_for(case: str, tmp_path: Path) -> None:
+def test_user_objects_must_be_passed(case: str, tmp_path: Path) -> None:
     make, message = YOURS[case]
     w = Variable([1.0, 2.0], name="w")
     optimizer = make()
@@ -239,7 +239,7 @@ def test_numbers_of_clipping_are_compared(tmp_path: Path) -> None:
         checkpoint.restore(tmp_path / "run", optimizer=SGD(0.1, clipnorm=2.0), variables=[w])
 
 
-def test_a_class_of_yours_goes_on(tmp_path: Path) -> None:
+def test_user_classes_continue(tmp_path: Path) -> None:
     w, opt = Variable([1.0], name="w"), Mine(0.1, momentum=0.9)
     opt.apply_gradients([([1.0], w)])
     checkpoint.save(tmp_path / "run", optimizer=opt, variables=[w])
@@ -388,7 +388,7 @@ def test_slots_that_do_not_fit_leave_the_variables_as_they_were(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("by_name", [False, True])
-def test_without_variables_an_optimizer_keeps_what_waits(by_name: bool, tmp_path: Path) -> None:
+def test_pending_slots_stay_without_variables(by_name: bool, tmp_path: Path) -> None:
     def training() -> tuple[list[Variable], Any]:
         return [Variable([value], name="w") for value in (1.0, 2.0)], Adam(0.1)
 
@@ -542,7 +542,7 @@ def test_extra_values_come_back_as_they_were(tmp_path: Path) -> None:
         ({"extra": np.array(["x"])}, TypeError, "'extra' is a ndarray, which no file holds"),
     ],
 )
-def test_what_cannot_be_saved(
+def test_unsupported_values_raise(
     kwargs: dict[str, Any], error: type[Exception], message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(error, match=message):
@@ -601,7 +601,7 @@ def test_hostile_documents_are_refused(change: dict[str, Any], tmp_path: Path) -
     assert w.item() == 3.0
 
 
-def test_what_a_part_of_a_file_should_be_is_told(tmp_path: Path) -> None:
+def test_errors_name_the_expected_type_of_a_part(tmp_path: Path) -> None:
     from thalweg._formats import container
 
     checkpoint.save(tmp_path / "run", variables=[w := Variable([1.0], name="w")])
@@ -646,9 +646,7 @@ def test_two_variables_may_not_have_one_name_in_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "make", [lambda: Adam(0.1), lambda: train.AdamOptimizer(0.1)], ids=["keras", "v1"]
 )
-def test_what_no_new_optimizer_could_take_is_not_saved(
-    make: Callable[[], Any], tmp_path: Path
-) -> None:
+def test_states_that_no_optimizer_could_load_raise(make: Callable[[], Any], tmp_path: Path) -> None:
     opt, model, head = make(), network(), Variable([1.0, 2.0], name="head")
     weights = [*thalweg.named_variables(model), head]
     opt.apply_gradients([(torch.ones_like(weight), weight) for weight in weights])
@@ -680,7 +678,7 @@ def test_copies_of_variables_have_no_optimizer(tmp_path: Path) -> None:
     checkpoint.restore(tmp_path / "run", variables=model.state_dict(), optimizer=False)
 
 
-def test_names_that_differ_tell_why(tmp_path: Path) -> None:
+def test_differing_names_explain_the_cause(tmp_path: Path) -> None:
     single, parallel = torch.nn.Linear(2, 1), torch.nn.DataParallel(torch.nn.Linear(2, 1))
     checkpoint.save(tmp_path / "one", module=single)
     checkpoint.save(tmp_path / "other", module=parallel)
@@ -735,7 +733,7 @@ def test_a_callback_that_trains_does_not_change_what_is_saved(tmp_path: Path) ->
 # Saving beside the training
 
 
-def test_what_is_saved_is_what_was_there_when_it_was_called(tmp_path: Path) -> None:
+def test_asynchronous_saves_write_values_of_the_call(tmp_path: Path) -> None:
     w, optimizer = Variable(torch.zeros(100_000), name="w"), SGD(1.0)
     saving = checkpoint.save_async(tmp_path / "run", optimizer=optimizer, variables=[w])
     for _ in range(20):
@@ -772,7 +770,7 @@ def test_a_failure_nobody_waited_for_is_raised_by_the_next_save(tmp_path: Path) 
     assert checkpoint.restore(path).extra == 3
 
 
-def test_no_file_is_remembered_once_it_is_there(tmp_path: Path) -> None:
+def test_finished_saves_are_forgotten(tmp_path: Path) -> None:
     for number in range(3):
         saving = checkpoint.save_async(tmp_path / str(number), extra=number)
         saving.wait()
@@ -897,7 +895,7 @@ def test_a_save_that_has_ended_is_known_in_children(tmp_path: Path) -> None:
     ],
     ids=["keras", "waiting", "v1"],
 )
-def test_what_was_restored_is_in_memory(
+def test_restored_values_are_in_memory(
     make: Callable[[], Any], has_vars: bool, tmp_path: Path
 ) -> None:
     """Overwrite the file as soon as `restore` has returned."""
@@ -952,9 +950,7 @@ def test_variables_that_stay_in_the_file_are_told(tmp_path: Path) -> None:
         ({"variables": {"w": torch.ones(2)}, "optimizer": Adam(0.5, epsilon=1e-3)}, "epsilon"),
     ],
 )
-def test_what_does_not_fit_is_told_with_the_file(
-    kwargs: dict[str, Any], message: str, tmp_path: Path
-) -> None:
+def test_mismatches_name_the_file(kwargs: dict[str, Any], message: str, tmp_path: Path) -> None:
     w, opt = Variable([1.0, 2.0], name="w"), Adam(0.5)
     opt.apply_gradients([([1.0, 1.0], w)])
     checkpoint.save(tmp_path / "run", optimizer=opt, variables=[w])

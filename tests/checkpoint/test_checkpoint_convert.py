@@ -108,7 +108,7 @@ def test_masters_are_decoded_beside_the_parameters_of_the_file(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("make", [optim.AdamW, tensorflow.Adam])
-def test_what_a_file_lacks_begins_at_the_parameters(make: Any, tmp_path: Path) -> None:
+def test_missing_state_starts_at_the_parameters(make: Any, tmp_path: Path) -> None:
     source, target = trained(made(make=make)), made(make=make, ema_decay=0.9)
     with pytest.raises(CheckpointMismatchError, match=r"ema_decay is .*check_arguments=False\) "):
         restored(source, target, tmp_path / "file", convert=True)
@@ -134,7 +134,7 @@ def test_managers_convert(tmp_path: Path) -> None:
         trained(target, 1)
 
 
-def test_what_differs_besides_is_refused(tmp_path: Path) -> None:
+def test_other_differences_raise(tmp_path: Path) -> None:
     source, target = trained(made(state_storage="8bit")), made(clip_grad_norm=1.0)
     ways = r"check_arguments=False, convert=True\) goes on with yours"
     with pytest.raises(CheckpointMismatchError, match=ways):

@@ -122,7 +122,7 @@ def test_a_file_of_a_newer_version_always_raises(step: int, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("fields", [{"time": "yesterday"}, {"metrics": 3}, {"time": "nan"}])
-def test_odd_files_do_not_begin_a_training_anew(fields: dict[str, Any], tmp_path: Path) -> None:
+def test_invalid_files_do_not_restart_a_training(fields: dict[str, Any], tmp_path: Path) -> None:
     container.write(tmp_path / "checkpoint-1.safetensors", {}, {"kind": "training", **fields})
     with pytest.raises(thalweg.InvalidConfigError, match=r"checkpoint-1\.safetensors"):
         CheckpointManager(tmp_path).restore_or_initialize()
@@ -144,7 +144,7 @@ def test_a_manager_needs_a_folder(tmp_path: Path) -> None:
             CheckpointManager(tmp_path / name)
 
 
-def test_what_cannot_be_removed_is_told(tmp_path: Path, monkeypatch: Any) -> None:
+def test_files_that_cannot_be_removed_warn(tmp_path: Path, monkeypatch: Any) -> None:
     manager = CheckpointManager(tmp_path, keep=1)
     manager.save(0)
 
@@ -234,7 +234,7 @@ def test_wrong_arguments(kwargs: dict[str, Any], message: str, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("step", [-1, 10**18, True, 1.0, "1", torch.tensor(1.0)])
-def test_what_is_no_step(step: Any, tmp_path: Path) -> None:
+def test_invalid_steps_raise(step: Any, tmp_path: Path) -> None:
     manager = CheckpointManager(tmp_path)
     for call in (manager.save, manager.restore):
         with pytest.raises(ValueError, match="step must be a whole number"):

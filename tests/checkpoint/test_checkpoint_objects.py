@@ -408,7 +408,7 @@ def trained(*shape: int, opt: Any = None) -> tuple[Variable, Any, Checkpoint]:
     return w, opt, Checkpoint(w=w, opt=opt)
 
 
-def test_what_is_there_must_fit(tmp_path: Path) -> None:
+def test_stored_values_must_fit(tmp_path: Path) -> None:
     path = trained(2)[2].write(tmp_path / "ckpt")
     checkpoint = trained(3)[2]
     initial = snapshot(checkpoint)
@@ -553,7 +553,7 @@ INVALID_VALUES = {"int": 3, "float": 0.5, "string": "x", "function": len, "none"
 
 
 @pytest.mark.parametrize("value", INVALID_VALUES.values(), ids=INVALID_VALUES)
-def test_what_cannot_be_saved(value: Any, tmp_path: Path) -> None:
+def test_unsupported_objects_raise(value: Any, tmp_path: Path) -> None:
     with pytest.raises(InvalidTypeError, match=r"'thing' is a .* which no checkpoint holds"):
         Checkpoint(thing=value)
     with pytest.raises(InvalidTypeError, match=r"'things/0' is a .* which no checkpoint holds"):

@@ -275,7 +275,7 @@ def test_arithmetic_on_a_noisy_rate_keeps_its_random_numbers(tmp_path: Path) -> 
     assert_same(targets[:2], params[:2])
 
 
-def test_what_only_a_graph_has_is_refused(tmp_path: Path) -> None:
+def test_optimizers_of_graphs_raise(tmp_path: Path) -> None:
     optimizer = train.SyncReplicasOptimizer(train.GradientDescentOptimizer(0.1), 2)
     with pytest.raises(FailedPreconditionError, match=r"of sync_replicas is .* of a graph"):
         checkpoint.save(tmp_path / "run", optimizer=optimizer)

@@ -134,7 +134,7 @@ def test_moving_averages_are_carried_there_and_back(tmp_path: Path) -> None:
     assert leftover == ("extra/tensorflow/averages/layer1.weight",)
 
 
-def test_all_that_is_left_out_is_named(tmp_path: Path) -> None:
+def test_omitted_tensors_are_named(tmp_path: Path) -> None:
     slot_names = ("layer1/kernel/Momentum", "layer1/kernel/RMSProp", "layer1/kernel/RMSProp_1")
     _with_more(prefix_of("ckpt_v1/adam"), tmp_path / "model", *slot_names, AVERAGE)
     index = [opt.name for opt in tensorflow.load(tmp_path / "model").optimizers].index("Adam")
@@ -147,7 +147,7 @@ def test_all_that_is_left_out_is_named(tmp_path: Path) -> None:
     assert sorted(gaps) == sorted([*slot_names, AVERAGE, *slots])
 
 
-def test_what_a_file_of_ours_has_besides_is_named(tmp_path: Path) -> None:
+def test_extra_parts_of_own_files_are_named(tmp_path: Path) -> None:
     w = thalweg.Variable(torch.ones(3), "w")
     save(tmp_path / "run", variables=[w], extra={"epoch": 3, "tensorflow": {"kind": "saver"}})
     assert tensorflow.convert(tmp_path / "run", tmp_path / "back", to="tf1") == ("extra/epoch",)
@@ -174,7 +174,7 @@ def test_a_step_that_an_optimizer_reads_is_a_variable(tmp_path: Path) -> None:
     assert tensorflow.load(tmp_path / "back").step == 3
 
 
-def test_what_is_missing_is_asked_for_and_nothing_is_written(tmp_path: Path) -> None:
+def test_missing_arguments_raise_and_nothing_is_written(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="learning_rate and momentum of MomentumOptimizer"):
         tensorflow.convert(prefix_of("ckpt_v1/momentum"), tmp_path / "run")
     for rules, name in (
@@ -197,13 +197,13 @@ def test_what_is_missing_is_asked_for_and_nothing_is_written(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("document", [{}, {"variables": [1]}, {"variables": {"w": 3}}], ids=str)
-def test_what_is_no_training_is_refused(document: dict[str, Any], tmp_path: Path) -> None:
+def test_files_without_a_training_raise(document: dict[str, Any], tmp_path: Path) -> None:
     container.write(tmp_path / "run", {}, document)
     with pytest.raises(InvalidConfigError, match="checkpoint of a training"):
         tensorflow.convert(tmp_path / "run", tmp_path / "back", to="tf")
 
 
-def test_what_is_ours_already_is_told(tmp_path: Path) -> None:
+def test_own_files_are_not_converted_again(tmp_path: Path) -> None:
     save(tmp_path / "run")
     with pytest.raises(UnsupportedCheckpointError, match='thalweg already: to="tf" turns it'):
         tensorflow.convert(tmp_path / "run", tmp_path / "again")

@@ -248,7 +248,7 @@ def test_damage_is_refused_and_nothing_changes(suffix: str, tmp_path: Path) -> N
     assert all(map(torch.equal, initial, model.parameters()))
 
 
-def test_what_is_no_checkpoint_is_named(tmp_path: Path) -> None:
+def test_files_without_a_checkpoint_raise_by_name(tmp_path: Path) -> None:
     with pytest.raises(MissingFileError, match=r"none does not exist.* or \.index after it"):
         tensorflow.load(tmp_path / "none")
     with pytest.raises(MissingFileError, match="is a folder"):

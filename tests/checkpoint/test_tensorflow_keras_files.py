@@ -214,7 +214,7 @@ def test_slots_of_options_around_the_update_are_left_out(options: tuple[str, ...
 
 
 @pytest.mark.parametrize("class_name", ["LossScaleOptimizer", "LossScaleOptimizerV3"])
-def test_what_is_inside_of_a_loss_scale_of_keras_2_15(class_name: str) -> None:
+def test_inner_optimizers_of_loss_scales_of_keras_2_15(class_name: str) -> None:
     simple = keras_files.read(HOME / "k215_rmsprop.h5")
     assert simple.config is not None
     inner = {"class_name": "RMSprop", "config": simple.config, "module": "keras.optimizers"}
@@ -250,7 +250,7 @@ def test_slots_stand_beside_their_own_variables(name: str) -> None:
         assert np.array_equal(file.slots[name][kind].array(), recorded_slots[key])
 
 
-def test_what_a_configuration_says_is_taken_over() -> None:
+def test_configured_hyperparameters_are_restored() -> None:
     file = tensorflow.load(HOME / "adam_schedule.keras")
     targets = load_vars(file.variables)
     opt = tensorflow.restore(file, targets)
@@ -281,7 +281,7 @@ def _file(
     [{"weight_decay": 0.004}, {"use_ema": True}, {"gradient_accumulation_steps": 4}],
     ids=str,
 )
-def test_what_keras_did_beside_the_update_is_refused_by_name(config: dict[str, Any]) -> None:
+def test_unsupported_options_of_keras_raise_by_name(config: dict[str, Any]) -> None:
     file, variables = _file(**config)
     targets = load_vars(variables)
     (name, value) = next(iter(config.items()))

@@ -46,7 +46,7 @@ def test_rules_lead_there_and_back(name: str, target: str, axes: tuple[int, ...]
     assert rules.name(target) == (name, axes)
 
 
-def test_what_no_rule_is_for() -> None:
+def test_names_without_a_rule() -> None:
     rules = parse(TEXT)
     assert rules.place("old_head/w/x") == Place(None)
     for name in (
@@ -224,7 +224,7 @@ def test_a_square_kernel_is_not_taken_as_it_is() -> None:
     assert not (model.bias == 1).all()
 
 
-def test_what_leaves_doubt_is_not_guessed() -> None:
+def test_ambiguous_names_raise() -> None:
     message = _differences(_file(bias=(3,)), _zeros(a__bias=(3,), b__bias=(3,)))
     assert "'bias' belongs to nothing here" in message
     assert "'a/bias' is given nothing; the nearest is 'bias'" in message
@@ -305,7 +305,7 @@ def test_dtypes_have_to_be_the_same() -> None:
     assert "'w' is float32 of shape (2,), and 'w' is float64 of shape (2,)" in message
 
 
-def test_what_is_left_out_stays_out_with_its_slots() -> None:
+def test_excluded_variables_stay_out_with_their_slots() -> None:
     rules = {"layer2/*": "-", **RULES}
     model = torch.nn.ModuleDict({"layer1": torch.nn.Linear(4, 6)})
     opt = tensorflow.restore(prefix_of(ADAM), model, rules, learning_rate=0.1)
@@ -345,7 +345,7 @@ def test_object_checkpoints_are_found_by_path_and_by_name() -> None:
         assert torch.equal(first_param, second_param)
 
 
-def test_what_restore_cannot_take() -> None:
+def test_invalid_arguments_of_restore_raise() -> None:
     with pytest.raises(thalweg.InvalidTypeError, match="optimizer must be an optimizer"):
         tensorflow.restore(prefix_of(ADAM), Network(), RULES, optimizer=3)
     optimizer = train.AdamOptimizer(0.1, 0.8, 0.99)

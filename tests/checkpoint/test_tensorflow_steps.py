@@ -67,7 +67,7 @@ def _of(steps: int, dtype: Any = np.float32, **betas: float) -> dict[str, Any]:
         ({}, {"global_step": 9}, 9, (None, None), 0),
     ],
 )
-def test_what_powers_tell(
+def test_powers_give_steps_and_betas(
     powers: dict[str, Any],
     counters: dict[str, int],
     count: int | None,

@@ -63,7 +63,7 @@ def test_tensorflow_went_on_with_the_same_bits(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", TRAINED)
-def test_what_is_read_and_written_is_the_same(name: str, tmp_path: Path) -> None:
+def test_files_are_equal_after_reading_and_writing(name: str, tmp_path: Path) -> None:
     model, steps = Network(), counter()
     opt = tensorflow.restore(prefix_of(name), model, READING, global_step=steps, **TRAINED[name])
     file = tensorflow.load(prefix_of(name))
@@ -180,7 +180,7 @@ INVALID_RULES: list[tuple[Any, str]] = [
 
 
 @pytest.mark.parametrize(("rules", "message"), INVALID_RULES, ids=range(len(INVALID_RULES)))
-def test_what_cannot_be_named_is_refused(rules: Any, message: str, tmp_path: Path) -> None:
+def test_invalid_rules_raise(rules: Any, message: str, tmp_path: Path) -> None:
     opt, params = _trained(train.AdamOptimizer(0.1))
     with pytest.raises(CheckpointMismatchError, match=f"{message}.*Nothing was written"):
         tensorflow.save(tmp_path / "ckpt", opt, params, rules)

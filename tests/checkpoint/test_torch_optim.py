@@ -295,7 +295,7 @@ WARNINGS = {
 
 
 @pytest.mark.parametrize(("torch_factory", "factory", "message"), WARNINGS.values(), ids=WARNINGS)
-def test_what_differs_is_said(torch_factory: Any, factory: Any, message: str) -> None:
+def test_differences_warn(torch_factory: Any, factory: Any, message: str) -> None:
     params = parameters(torch.float32)
     optimizer, opt = torch_factory(list(params.values())), factory()
     torch_step(optimizer, 0)

@@ -154,13 +154,13 @@ def test_ten_differences_are_listed_at_most() -> None:
     ],
     ids=["other", "Adamax", "RAdam", "ASGD", "no counterpart", "wrapper"],
 )
-def test_what_has_no_counterpart_is_refused(cls: Any, target: Any, message: str) -> None:
+def test_classes_without_a_counterpart_raise(cls: Any, target: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         from_torch(saved(cls), into=target, variables=variables())
 
 
 @pytest.mark.parametrize("state", [None, [], {}, {"state": {}}, 3, torch.ones(1)], ids=repr)
-def test_what_is_no_state_is_refused(state: Any) -> None:
+def test_invalid_states_raise(state: Any) -> None:
     with pytest.raises(InvalidTypeError, match=r"an optimizer of torch\.optim or its state_dict"):
         from_torch(state, into=Adam(), variables=variables())
 

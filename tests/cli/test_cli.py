@@ -367,7 +367,7 @@ class Interrupting:
         monkeypatch.setattr(run, "applied", applied)
 
 
-def test_what_was_raced_before_ctrl_c_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_before_ctrl_c_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     Interrupting.after(monkeypatch, 60)
     result = invoke("race", *SMALL, "--optimizers", "SGD,Adam,mine.py:Bad")
     assert result.exit_code == 130

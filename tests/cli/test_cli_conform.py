@@ -55,7 +55,7 @@ def test_parting() -> None:
     assert "changes tried closes it: theirs eps=1e-16, " in result.stdout
 
 
-def test_what_closes_it_and_the_arguments_of_ours() -> None:
+def test_own_arguments_close_a_difference() -> None:
     arguments = ("torch.optim:AdamW", "--rule", "OPTIM:adam", "--set", "weight_decay=0.1")
     result = run(*arguments)
     assert result.exit_code == 1, result.output

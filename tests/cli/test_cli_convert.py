@@ -29,7 +29,7 @@ def test_there_and_back_to_the_bit(tmp_path: Path) -> None:
     assert run("diff", tmp_path / "back", SAVER).output == "All tensors are equal, to the bit.\n"
 
 
-def test_what_is_converted_is_restored_without_a_word_of_it(tmp_path: Path) -> None:
+def test_converted_files_are_restored_without_warnings(tmp_path: Path) -> None:
     settings = [word for number in NUMBERS for word in ("--set", number)]
     run("convert", SAVER, tmp_path / "ours", *settings)
     shapes = {"layer1/kernel": (4, 6), "layer1/bias": (6,), "layer2/kernel": (6, 3)}
@@ -40,7 +40,7 @@ def test_what_is_converted_is_restored_without_a_word_of_it(tmp_path: Path) -> N
     assert optimizer.get_slot(variables["layer1/kernel"], "v").any()
 
 
-def test_what_is_left_out_is_told(tmp_path: Path) -> None:
+def test_omitted_tensors_are_printed(tmp_path: Path) -> None:
     rules = tmp_path / "rules"
     rules.write_text("layer1/bias -> -\n** -> **\n")
     settings = [word for number in NUMBERS for word in ("--set", number)]
@@ -78,7 +78,7 @@ def test_flags_are_arguments_too(tmp_path: Path) -> None:
         (("--to", "pickle"), 2, "'pickle' is not one of"),
     ],
 )
-def test_what_is_refused(
+def test_invalid_options_fail(
     options: tuple[str, ...], status: int, message: str, tmp_path: Path
 ) -> None:
     outcome = run("convert", SAVER, tmp_path / "ours", *options)
@@ -87,7 +87,7 @@ def test_what_is_refused(
     assert not (tmp_path / "ours").exists()
 
 
-def test_what_is_there_is_not_written_over(tmp_path: Path) -> None:
+def test_existing_files_are_not_overwritten(tmp_path: Path) -> None:
     settings = [word for number in NUMBERS for word in ("--set", number)]
     (tmp_path / "ours").write_text("mine")
     reply = run("convert", SAVER, tmp_path / "ours", *settings)
@@ -110,7 +110,7 @@ def test_what_is_there_is_not_written_over(tmp_path: Path) -> None:
         (("--which", "1"), "which"),
     ],
 )
-def test_what_a_file_of_ours_has_is_not_taken_from_options(
+def test_options_of_a_new_optimizer_fail(
     options: tuple[str, ...], name: str, tmp_path: Path
 ) -> None:
     settings = [word for number in NUMBERS for word in ("--set", number)]
@@ -121,7 +121,7 @@ def test_what_a_file_of_ours_has_is_not_taken_from_options(
     assert not (tmp_path / "back.index").exists()
 
 
-def test_what_is_missing_is_asked_for_as_an_option(tmp_path: Path) -> None:
+def test_missing_arguments_are_requested_as_options(tmp_path: Path) -> None:
     outcome = run("convert", SAVER, tmp_path / "ours")
     assert "AdamOptimizer: give --set learning_rate=...." in " ".join(outcome.output.split())
 
@@ -135,7 +135,7 @@ CONVERSIONS: dict[str, tuple[Path, list[str]]] = {
 
 
 @pytest.mark.parametrize("name", CONVERSIONS)
-def test_what_was_converted_is_compared_by_its_own_map(name: str, tmp_path: Path) -> None:
+def test_converted_files_equal_their_sources(name: str, tmp_path: Path) -> None:
     path, options = CONVERSIONS[name]
     numbers = NUMBERS if path == SAVER else ()
     settings = [word for number in numbers for word in ("--set", number)]
@@ -149,7 +149,7 @@ def test_what_was_converted_is_compared_by_its_own_map(name: str, tmp_path: Path
     assert run("diff", target, tmp_path / "back").exit_code == 0
 
 
-def test_what_differs_from_what_was_converted_is_told(tmp_path: Path) -> None:
+def test_differences_from_converted_files_are_printed(tmp_path: Path) -> None:
     settings = [word for number in NUMBERS for word in ("--set", number)]
     run("convert", SAVER, tmp_path / "ours", *settings)
     file = tensorflow.load(SAVER)

@@ -70,7 +70,7 @@ def test_steps_of_one_thread(folder, monkeypatch, threads, line):
     assert threads_line.removeprefix("threads of a step").strip() == line
 
 
-def test_what_is_not_installed(folder, monkeypatch):
+def test_missing_packages(folder, monkeypatch):
     monkeypatch.setattr(doctor, "_PACKAGES", ("no-such-package",))
     assert json.loads(run("--json"))["versions"]["no-such-package"] is None
     assert "not installed" in run()

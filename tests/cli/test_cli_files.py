@@ -203,7 +203,7 @@ def test_differences_of_dtypes(
     assert message in run("diff", tmp_path / "a", tmp_path / "b").output
 
 
-def test_what_a_file_holds_neither_formats_nor_moves_the_terminal(tmp_path: Path) -> None:
+def test_contents_of_files_are_escaped_on_the_terminal(tmp_path: Path) -> None:
     hostile = "[/x][red]\x1b[2J\u202e\x9b"
     escaped = "[/x][red]\\x1b[2J\\u202e\\x9b"
     file, empty = tmp_path / "[b]\x1bone", tmp_path / "other"
@@ -296,7 +296,7 @@ def test_pickles_are_not_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("command", ["inspect", "verify"])
-def test_what_is_no_checkpoint(command: str, tmp_path: Path) -> None:
+def test_files_without_a_checkpoint_fail(command: str, tmp_path: Path) -> None:
     text = tmp_path / "text"
     text.write_text("hello")
     for path, message in (

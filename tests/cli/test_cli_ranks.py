@@ -60,7 +60,7 @@ def test_ranks_run_the_race_of_one(tmp_path: Path) -> None:
         assert expected[-1] < 0.9 * expected[0]
 
 
-def test_what_a_rank_raises_is_one_line(tmp_path: Path) -> None:
+def test_errors_of_a_rank_are_one_line(tmp_path: Path) -> None:
     (tmp_path / "late.py").write_text(LATE)
     process = ran(tmp_path, *RACE, "--nproc", "2", "--optimizers", "late.py:late")
     assert process.returncode == 1

@@ -36,7 +36,7 @@ PAIRS = "InvalidTypeError: grads_and_vars must hold pairs (gradient, variable), 
         ("a step", "step: 7 vs 6."),
     ],
 )
-def test_what_differs_is_told_to_all(reports: Reports, case: str, difference: str) -> None:
+def test_differences_raise_on_all_ranks(reports: Reports, case: str, difference: str) -> None:
     count = len(reports)
     for report in reports:
         words, later_message, movement = report["other_calls"][case]
@@ -48,9 +48,7 @@ def test_what_differs_is_told_to_all(reports: Reports, case: str, difference: st
 @pytest.mark.parametrize(
     ("case", "part", "error"), [("dtypes", "values", INT16), ("no pair", "gradients", PAIRS)]
 )
-def test_what_a_rank_refuses_is_told_to_all(
-    reports: Reports, case: str, part: str, error: str
-) -> None:
+def test_errors_of_a_rank_raise_on_all(reports: Reports, case: str, part: str, error: str) -> None:
     *peers, failing = (report["other_calls"][case] for report in reports)
     assert failing[0].startswith(error)
     for words, later_message, movement in (*peers, failing):
@@ -80,7 +78,7 @@ def test_optimizers_that_do_not_sum_are_refused(reports: Reports) -> None:
 
 
 @ranks
-def test_who_sums_by_itself_is_waited_for_by_nobody(reports: Reports) -> None:
+def test_own_aggregators_do_not_block_other_ranks(reports: Reports) -> None:
     first, *peers = (report["own_aggregators"] for report in reports)
     assert first == ["", [-0.5, -0.5]]
     assert peers == [["KeyError: 'no batch'", [0.0, 0.0]]] * len(peers)

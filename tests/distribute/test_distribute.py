@@ -395,7 +395,9 @@ def test_buckets_stay_and_sums_that_somebody_keeps_do_too(reports: Reports, coun
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_what_16_bits_leave_out_is_sent_later(reports: Reports, count: int, dtype: str) -> None:
+def test_rounding_errors_of_16_bits_are_sent_later(
+    reports: Reports, count: int, dtype: str
+) -> None:
     outcome = agreed(reports, "compressed_sums")
     (is_equal, exact), (also_equal, lossy) = (outcome[f"{dtype} True"], outcome[f"{dtype} False"])
     assert is_equal

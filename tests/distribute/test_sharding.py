@@ -142,7 +142,7 @@ def test_a_step_that_fails_on_one_rank_fails_on_all(reports: Reports) -> None:
 
 
 @ranks
-def test_what_does_not_go_with_shared_slots_is_refused(reports: Reports) -> None:
+def test_options_without_shared_slots_raise(reports: Reports) -> None:
     for report in reports:
         outcome = report["ranks_in_trouble"]
         assert "are shared out over the ranks of a strategy" in outcome["elsewhere"]

@@ -146,7 +146,7 @@ def test_a_wrong_entry_is_refused(name: str, tmp_path: Path) -> None:
     assert "'w'" in str(error.value)
 
 
-def test_what_the_entries_are_made_of_is_read(tmp_path: Path) -> None:
+def test_valid_entries_are_read(tmp_path: Path) -> None:
     tensors = bundle.read(write(tmp_path / "ckpt", TWO_TENSORS, PAYLOAD)).tensors
     assert [tensor.array().tolist() for tensor in tensors.values()] == [[0, 1, 2, 3], [4, 5, 6, 7]]
     gap = {b"a": at(0, 8), b"w": at(24, 8)}
@@ -276,7 +276,7 @@ def test_wrong_slices_are_refused(name: str, tmp_path: Path) -> None:
     assert type(error.value) is kind
 
 
-def test_what_the_slices_are_made_of_is_read(tmp_path: Path) -> None:
+def test_valid_slices_are_read(tmp_path: Path) -> None:
     for slices in ((TOP, BOTTOM), (TOP, ((2, 2), (0, None))), (((0, None), (0, None)),)):
         prefix = write(tmp_path / "ckpt", sliced(*slices), PAYLOAD)
         tensor = bundle.read(prefix).tensors["w"]
@@ -375,7 +375,7 @@ def test_a_link_is_not_followed(suffix: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", [".index", DATA])
-def test_what_is_no_file_is_not_read(suffix: str, tmp_path: Path) -> None:
+def test_paths_without_a_file_raise(suffix: str, tmp_path: Path) -> None:
     prefix = small(tmp_path / "ckpt")
     Path(f"{prefix}{suffix}").unlink()
     os.mkfifo(f"{prefix}{suffix}")  # nobody writes to it

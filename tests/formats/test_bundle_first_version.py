@@ -204,7 +204,7 @@ WRONG: dict[str, tuple[bytes, list[tuple[bytes, bytes]], type[ThalwegError], str
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_what_is_wrong_is_refused(name: str, tmp_path: Path) -> None:
+def test_damaged_files_raise(name: str, tmp_path: Path) -> None:
     description, values, kind, words = WRONG[name]
     path = put(tmp_path / "ckpt", description, *values)
     with pytest.raises(kind, match=words) as error:
@@ -269,7 +269,7 @@ def test_names_can_be_chosen() -> None:
     assert contents.tensors["part"].shape == (5, 2)
 
 
-def test_what_is_no_table_is_missing(tmp_path: Path) -> None:
+def test_files_without_a_table_count_as_missing(tmp_path: Path) -> None:
     (tmp_path / "ckpt").write_text("text" * 20)
     (tmp_path / "folder").mkdir()
     for name in ("ckpt", "folder", "none"):

@@ -78,7 +78,7 @@ def test_a_flip_is_told_with_the_name_and_both_checksums(tmp_path: Path) -> None
     )
 
 
-def test_what_is_not_asked_for_is_not_read(tmp_path: Path) -> None:
+def test_unrequested_tensors_are_not_read(tmp_path: Path) -> None:
     prefix = small(tmp_path / "ckpt")
     data = bytearray(Path(f"{prefix}{DATA}").read_bytes())
     data[-1] ^= 1

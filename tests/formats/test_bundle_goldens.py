@@ -112,7 +112,7 @@ def test_states_of_iterators_are_skipped_and_named() -> None:
 
 
 @pytest.mark.parametrize("name", ["ours", "ours_object"])
-def test_what_tensorflow_has_restored_is_what_is_written(name: str, tmp_path: Path) -> None:
+def test_written_files_are_those_that_tensorflow_restored(name: str, tmp_path: Path) -> None:
     # tools/record_bundles.py --restore had TensorFlow 2.21 restore these files.
     bundle_examples.write(tmp_path)
     document = json.loads((RECORDED / name / "values.json").read_text())

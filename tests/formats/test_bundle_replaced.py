@@ -33,7 +33,7 @@ def _failing(monkeypatch: pytest.MonkeyPatch, name: str, number: int) -> list[No
 
 @pytest.mark.parametrize(("name", "number"), CALLS)
 @pytest.mark.parametrize("has_old", [True, False])
-def test_what_is_left_is_what_the_error_says(
+def test_errors_describe_the_remaining_files(
     name: str, number: int, has_old: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "ckpt"

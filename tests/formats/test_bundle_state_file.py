@@ -191,7 +191,7 @@ def test_nothing_is_written_that_leads_outside(tmp_path: Path) -> None:
     assert not os.listdir(tmp_path)
 
 
-def test_what_is_no_plain_file_is_refused(tmp_path: Path) -> None:
+def test_special_files_raise(tmp_path: Path) -> None:
     cases: dict[str, type[ThalwegError]] = {
         "link": UnsafeCheckpointError,
         "pipe": DataLossError,

@@ -173,7 +173,7 @@ def test_a_damaged_table_is_refused(name: str, tmp_path: Path) -> None:
         assert str(error.value).startswith(f"{prefix}: ")
 
 
-def test_what_the_cases_are_made_of_is_read(tmp_path: Path) -> None:
+def test_undamaged_tables_are_read(tmp_path: Path) -> None:
     (tmp_path / f"ckpt{DATA}").write_bytes(PAYLOAD)
     second = block(pairs({b"c": entry(b"", shape=(0,)).encode_message()}))
     for data in (table(GOOD), table(GOOD, second, limits=[b"b", b"cc"])):
@@ -206,7 +206,7 @@ def test_an_index_larger_than_any_is_refused_unread(tmp_path: Path) -> None:
         bundle.read(tmp_path / "ckpt")
 
 
-def test_what_is_no_bundle_is_told_apart(tmp_path: Path) -> None:
+def test_other_paths_are_not_bundles(tmp_path: Path) -> None:
     small(tmp_path / "ckpt")
     assert bundle.is_bundle(tmp_path / "ckpt")
     assert not bundle.is_bundle(tmp_path / "other")
@@ -270,6 +270,6 @@ def test_a_file_that_becomes_shorter_is_noticed(tmp_path: Path) -> None:
             file.read(4, file.size - 4)
 
 
-def test_what_the_system_says_is_passed_on(tmp_path: Path) -> None:
+def test_errors_of_the_system_are_raised(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="too long"):
         bundle.read(tmp_path / ("x" * 300))

@@ -550,7 +550,7 @@ def test_hostile_descriptions_are_refused(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("untouched")
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_what_is_no_optimizer_is_refused(name: str, tmp_path: Path) -> None:
+def test_invalid_descriptions_of_optimizers_raise(name: str, tmp_path: Path) -> None:
     description = OPTIMIZERS[name]
     new = in_archive(tmp_path / "a.keras", optimizer(description))
     old = in_attribute(tmp_path / "b.h5", json.dumps({"optimizer_config": description}).encode())

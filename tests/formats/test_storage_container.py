@@ -35,7 +35,7 @@ def path(tmp_path: Path) -> Path:
     return target
 
 
-def test_what_is_written_is_read(path: Path) -> None:
+def test_files_are_read_back(path: Path) -> None:
     assert same(container.read(path), Contents(DOCUMENT, a_few()))
 
 
@@ -137,7 +137,7 @@ NO_TENSORS: dict[str, tuple[Any, type[Exception], str]] = {
 
 
 @pytest.mark.parametrize(("tensor", "error", "message"), NO_TENSORS.values(), ids=NO_TENSORS)
-def test_what_cannot_be_stored(tensor: Any, error: type[Exception], message: str) -> None:
+def test_unsupported_tensors_raise(tensor: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         of_tensor(tensor)
 
@@ -158,7 +158,7 @@ INVALID: dict[str, tuple[dict[str, StoredTensor], dict[Any, Any], str]] = {
 
 
 @pytest.mark.parametrize(("tensors", "document", "message"), INVALID.values(), ids=INVALID)
-def test_what_cannot_be_written(
+def test_invalid_inputs_raise(
     tensors: dict[str, StoredTensor], document: dict[Any, Any], message: str, path: Path
 ) -> None:
     with pytest.raises(InvalidArgumentError, match=message):
@@ -191,7 +191,7 @@ def test_some_tensors_can_be_read_alone(path: Path) -> None:
         container.read(path, ["dec/kernel"])
 
 
-def test_what_a_damaged_tensor_is_told(path: Path) -> None:
+def test_errors_describe_the_damaged_tensor(path: Path) -> None:
     entry = container.describe(path).tensors["dec/kernel"]
     raw = bytearray(path.read_bytes())
     raw[entry.begin + 10] ^= 64
@@ -218,7 +218,7 @@ def test_kinds_of_files_are_told_apart(path: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("function", [container.read, container.verify, container.describe])
-def test_what_is_no_file_is_refused(function: Any, tmp_path: Path) -> None:
+def test_paths_without_a_file_raise(function: Any, tmp_path: Path) -> None:
     for missing in (tmp_path / "missing", tmp_path / "a\0b"):
         with pytest.raises(MissingFileError):
             function(missing)
@@ -291,7 +291,7 @@ def test_many_tensors(tmp_path: Path) -> None:
     assert same(container.read(tmp_path / "a"), Contents({"n": 2000}, tensors))
 
 
-def test_what_is_mapped_is_what_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mapped_tensors_equal_read_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "file"
     container.write(path, {"w": of_tensor(torch.arange(5.0))}, {"a": 1})
     content = path.read_bytes()
@@ -308,7 +308,7 @@ def test_what_is_mapped_is_what_is_read(tmp_path: Path, monkeypatch: pytest.Monk
         assert contents.tensors["w"].tensor().tolist() == [0, 1, 2, 3, 4]
 
 
-def test_what_is_damaged_is_not_mapped(tmp_path: Path) -> None:
+def test_damaged_files_are_not_mapped(tmp_path: Path) -> None:
     path = tmp_path / "file"
     container.write(path, {"w": of_tensor(torch.arange(5.0))}, {})
     content = bytearray(path.read_bytes())

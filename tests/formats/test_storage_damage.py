@@ -308,7 +308,7 @@ def test_forged_files(change: Change, error: type[ThalwegError], message: str, v
         assert str(raised.value).startswith(f"{valid}: ")
 
 
-def test_what_is_packed_again_is_read(valid: Path) -> None:
+def test_repacked_files_are_read(valid: Path) -> None:
     initial = container.read(valid)
     valid.write_bytes(packed(*parts(valid.read_bytes())))
     assert same(container.read(valid), initial)

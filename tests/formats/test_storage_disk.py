@@ -141,7 +141,7 @@ def test_other_names_of_a_file_keep_the_old_content(path: Path) -> None:
     assert link.read_bytes() == OLD
 
 
-def test_what_is_no_file_is_left_alone(path: Path, tmp_path: Path) -> None:
+def test_folders_and_pipes_are_not_replaced(path: Path, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for target, kind in ((tmp_path, "a folder"), (tmp_path / "pipe", "a device or a pipe")):
         with pytest.raises(InvalidArgumentError, match=f"This is {kind}, not a file"):
@@ -161,7 +161,7 @@ ERRORS: dict[str, tuple[str, int]] = {
 
 
 @pytest.mark.parametrize("name", ERRORS, ids=lambda name: name[:9])
-def test_where_nothing_can_be_written(name: str, path: Path) -> None:
+def test_unwritable_paths_raise(name: str, path: Path) -> None:
     path.with_name("circle").symlink_to("circle")
     message, number = ERRORS[name]
     with pytest.raises(CheckpointWriteError, match=message) as error:
@@ -203,7 +203,7 @@ def test_errors_of_the_caller_leave_nothing(
 
 
 @pytest.mark.parametrize("total", [0, len(NEW_CONTENT) - 1, len(NEW_CONTENT) + 1])
-def test_what_was_promised_must_come(total: int, path: Path) -> None:
+def test_announced_sizes_must_match(total: int, path: Path) -> None:
     with pytest.raises(InvalidArgumentError, match=f"{total} bytes were promised"):
         atomic_write.replace(path, NEW, total)
     assert path.read_bytes() == OLD
@@ -282,7 +282,7 @@ def dead() -> int:
     return process.pid
 
 
-def test_what_crashed_writers_left_is_deleted(path: Path) -> None:
+def test_leftovers_of_crashed_writers_are_deleted(path: Path) -> None:
     deleted = [left(path, dead()), left(path, os.getpid())]
     stay = [left(path, 1), left(path.with_name("other"), dead()), path.with_name(".ckpt.1.tmp")]
     stay[2].write_bytes(b"not ours")
@@ -291,7 +291,7 @@ def test_what_crashed_writers_left_is_deleted(path: Path) -> None:
     assert all(file.exists() for file in stay)
 
 
-def test_what_is_locked_is_of_another_machine(path: Path) -> None:
+def test_locked_leftovers_stay(path: Path) -> None:
     import fcntl
 
     foreign = left(path, os.getpid())

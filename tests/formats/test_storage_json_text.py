@@ -37,7 +37,7 @@ INVALID_TEXTS = {
 
 
 @pytest.mark.parametrize("text", INVALID_TEXTS.values(), ids=INVALID_TEXTS)
-def test_what_is_refused(text: str | bytes) -> None:
+def test_invalid_texts_raise(text: str | bytes) -> None:
     with pytest.raises(InvalidConfigError):
         json_text.loads(text)
 
@@ -64,7 +64,7 @@ READ: list[tuple[str | bytes, Any]] = [
 
 
 @pytest.mark.parametrize(("text", "expected"), READ)
-def test_what_is_read(text: str | bytes, expected: Any) -> None:
+def test_valid_texts_are_read(text: str | bytes, expected: Any) -> None:
     document = json_text.loads(text)
     assert expected is None or repr(document) == repr(expected)
 
@@ -79,7 +79,7 @@ ROUND_TRIPS: list[Any] = [
 
 
 @pytest.mark.parametrize("value", ROUND_TRIPS, ids=repr)
-def test_what_is_written_is_read(value: Any) -> None:
+def test_values_are_read_back(value: Any) -> None:
     document = json_text.loads(json_text.dumps(value))
     assert repr(document) == repr(value)
 
@@ -114,12 +114,12 @@ UNWRITABLE: list[tuple[Any, type[Exception], str]] = [
 
 
 @pytest.mark.parametrize(("value", "error", "message"), UNWRITABLE)
-def test_what_is_not_written(value: Any, error: type[Exception], message: str) -> None:
+def test_unsupported_values_raise(value: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         json_text.dumps(value)
 
 
-def test_what_holds_itself_is_not_written() -> None:
+def test_cyclic_values_raise() -> None:
     value: list[Any] = []
     value.append(value)
     with pytest.raises(InvalidArgumentError, match="more than 100 levels"):

@@ -81,7 +81,7 @@ def test_other_ways_break(change: Callable[[list[Op]], list[Op]], tmp_path: Path
     assert broken(log, tmp_path / "ckpt", b"old" * 1000)[1] > 0
 
 
-def test_what_is_left_by_others_does_not_matter(tmp_path: Path) -> None:
+def test_leftovers_of_other_processes_are_removed(tmp_path: Path) -> None:
     path = tmp_path / "ckpt"
     leftover = path.with_name(f".ckpt.{os.getpid()}-{'0' * 16}.tmp")
     leftover.write_bytes(b"half")

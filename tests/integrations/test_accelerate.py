@@ -53,7 +53,7 @@ def test_a_training_is_the_plain_loops(name: str, tmp_path: Path) -> None:
     assert_same_training((resumed[1], resumed[2].optimizer), expected)
 
 
-def test_what_accelerate_asks_for(tmp_path: Path) -> None:
+def test_attributes_that_accelerate_uses(tmp_path: Path) -> None:
     with touching("accelerate") as accessed:
         training = prepared(lambda params: watched(optim.AdamW)(params, lr=0.05))
         run(*training, data()[:2])

@@ -69,7 +69,7 @@ def test_a_fresh_optimizer_goes_on(make: Callable[[], Any], count: int) -> None:
     assert same(target_opt.state_dict(), opt.state_dict())
 
 
-def test_what_keras_keeps_has_names() -> None:
+def test_variables_of_keras_have_names() -> None:
     opt, params = MAKE["averages"](), variables()
     step(opt, params, 0)
     assert list(opt.state_dict()["keras"]) == ["w_average", "b_average"]

@@ -44,7 +44,7 @@ def test_a_training_is_the_plain_loops(name: str, kind: str, cases: Any, tmp_pat
 
 
 @pytest.mark.parametrize("kind", ["Fitted", "ByHand"])
-def test_what_lightning_asks_for(kind: str, cases: Any, tmp_path: Path) -> None:
+def test_attributes_that_lightning_uses(kind: str, cases: Any, tmp_path: Path) -> None:
     fit, kind_of = cases.fit, getattr(cases, kind)
 
     def make(params: Any) -> Any:

@@ -75,7 +75,7 @@ def test_a_share_of_the_state_gives_the_numbers_of_all(reports: Reports) -> None
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 @pytest.mark.parametrize("name", MAKERS)
-def test_what_ranks_saved_goes_on_there_and_alone(name: str, reports: Reports) -> None:
+def test_checkpoints_of_ranks_continue_there_and_on_one(name: str, reports: Reports) -> None:
     assert all(report["saved_together"][name] for report in reports)
     module = model()
     optimizer = MAKERS[name](module.parameters())
@@ -142,7 +142,7 @@ def test_parts_of_another_dimension_draw_no_bits(reports: Reports) -> None:
             assert "is a DTensor with the placements (S(1)); round='stochastic' is def" in message
 
 
-def test_what_is_not_defined_for_parts_is_refused(reports: Reports) -> None:
+def test_unsupported_options_of_parts_raise(reports: Reports) -> None:
     for report in reports:
         for message, name in zip(
             report["not_for_parts"],

@@ -14,7 +14,7 @@ from training import data, loss_of, model
 pytest.importorskip("tensorboard", reason="TensorBoard is not installed")
 
 
-def test_what_a_step_tells_is_written(tmp_path: Path) -> None:
+def test_diagnostics_of_a_step_are_written(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     from torch.utils.tensorboard.writer import SummaryWriter
 

@@ -179,7 +179,7 @@ def _use(part: str, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("part", ATTRIBUTES)
-def test_what_torch_asks_for(part: str, tmp_path: Path) -> None:
+def test_attributes_that_torch_uses(part: str, tmp_path: Path) -> None:
     with touching(part) as accessed:
         _use(part, tmp_path)
     assert_known(accessed, ATTRIBUTES[part])

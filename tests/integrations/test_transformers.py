@@ -94,7 +94,7 @@ def test_a_class_with_its_arguments(cls: Any, arguments: dict[str, Any], tmp_pat
         assert not torch.equal(param, old)
 
 
-def test_what_transformers_asks_for(tmp_path: Path) -> None:
+def test_attributes_that_transformers_uses(tmp_path: Path) -> None:
     with touching("transformers", "accelerate") as accessed:
         cls = watched(optim.AdamW)
         trained_by(tmp_path, lambda params: cls(params, lr=0.05))

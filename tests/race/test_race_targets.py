@@ -277,7 +277,7 @@ def test_places_and_ranks_that_studies_leave_open(costs: Any, expected: str) -> 
     assert ", ".join(rows) == expected
 
 
-def test_what_tuning_takes_and_what_cannot_be_told() -> None:
+def test_costs_of_tuning_and_undecided_places() -> None:
     results = finished({"A": [[30, None], [20, None]], "B": [[40, 80], [41, 80]]})
     overview = summary.summarize(results)
     assert vars(overview.tuning["A"]) == {"steps": 425.0, "hits": 2, "studies": 2}
@@ -470,7 +470,7 @@ def test_a_process_that_is_killed_is_named(monkeypatch: pytest.MonkeyPatch) -> N
         (["--out", "gone"], "there is no folder 'gone'"),
     ],
 )
-def test_what_is_refused_with_a_target(arguments: list[str], message: str) -> None:
+def test_options_that_exclude_a_target_fail(arguments: list[str], message: str) -> None:
     result = CliRunner().invoke(main, ["race", "--target", *arguments])
     assert result.exit_code == 2, result.output
     assert message in result.stderr
@@ -478,7 +478,7 @@ def test_what_is_refused_with_a_target(arguments: list[str], message: str) -> No
 
 
 @pytest.mark.parametrize("option", ["--trials=2", "--studies=2", "--jobs=1", "--resume"])
-def test_what_is_refused_without_a_target(option: str) -> None:
+def test_options_that_need_a_target_fail(option: str) -> None:
     result = CliRunner().invoke(main, ["race", option])
     assert result.exit_code == 2
     assert f"{option.partition('=')[0]} goes with --target." in result.stderr
@@ -491,7 +491,7 @@ def test_what_is_refused_without_a_target(option: str) -> None:
         (["--problem", "lm", "--nproc", "17"], "--nproc 17 is more than the 16 examples"),
     ],
 )
-def test_what_is_refused_of_a_race(arguments: list[str], message: str) -> None:
+def test_invalid_options_of_a_race_fail(arguments: list[str], message: str) -> None:
     result = CliRunner().invoke(main, ["race", *arguments])
     assert result.exit_code == 2
     assert message in result.stderr

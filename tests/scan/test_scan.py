@@ -136,7 +136,7 @@ VERDICTS = [
 
 
 @many("use,state,words", VERDICTS, ids=lambda part: str(part)[:60])
-def test_what_becomes_of_a_name(use: Use, state: str, words: str) -> None:
+def test_verdict_of_a_name(use: Use, state: str, words: str) -> None:
     outcome = verdict(use, version_1=False)
     assert outcome.state == state
     assert words in outcome.words
@@ -191,7 +191,7 @@ def test_private_modules_are_found_as_import_finds_them(tmp_path: Path) -> None:
     assert [(entry.name, entry.state) for entry in scan(path).names] == [("tf.python", "missing")]
 
 
-def test_what_differs_is_there() -> None:
+def test_changed_names_are_reachable() -> None:
     for name in CHANGED:
         assert not reached(tuple(name.split("."))).missing, name
 
@@ -230,7 +230,7 @@ def test_the_version_is_told_by_names(text: str, version: int, tmp_path: Path) -
     ],
     ids=["python 2", "indent", "null", "encoding", "unknown encoding", "deep", "absent"],
 )
-def test_what_cannot_be_parsed(content: bytes | None, words: str, tmp_path: Path) -> None:
+def test_invalid_scripts_fail(content: bytes | None, words: str, tmp_path: Path) -> None:
     path = tmp_path / "a.py"
     if content is not None:
         path.write_bytes(content)
@@ -265,7 +265,7 @@ def _inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("book.ipynb").write_text("{}")
 
 
-def test_what_is_printed_of_a_script() -> None:
+def test_output_for_a_script() -> None:
     result = run("lacks.py")
     assert result.exit_code == 1
     assert result.stdout.splitlines() == [
