@@ -47,7 +47,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, Any, Any]:
-    """What is collected stays to the end: it is not searched for garbage again and again."""
+    """Exempt collected items from garbage collection: they stay to the end."""
     gc.disable()
     try:
         return (yield)
@@ -62,23 +62,23 @@ def pytest_unconfigure() -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tests that may take longer than others come first: one of minutes at the end would run alone.
+    """Order tests that may take longer first: one of minutes at the end would run alone.
 
     pytest-xdist keeps the order, but begins with large parts, of which one worker would get all of
     these: `--maxschedchunk=1` is for where they are chosen.
     """
-    usual = float(config.getini("timeout"))
+    default = float(config.getini("timeout"))
 
     def longer(item: pytest.Item) -> float:
-        own = item.get_closest_marker("timeout")
-        return max(usual, own.args[0]) if own else usual
+        mark = item.get_closest_marker("timeout")
+        return max(default, mark.args[0]) if mark else default
 
     items.sort(key=longer, reverse=True)
     items.sort(key=_followers_of_ranks(items).__contains__)
 
 
 def _followers_of_ranks(items: list[pytest.Item]) -> set[pytest.Item]:
-    """Return the tests that read what ranks have told to an earlier one.
+    """Return the tests that read reports of ranks after an earlier test.
 
     They come last: next to the first of them, they would wait for its ranks on another worker.
     """
@@ -86,10 +86,10 @@ def _followers_of_ranks(items: list[pytest.Item]) -> set[pytest.Item]:
     followers: set[pytest.Item] = set()
     for item in items:
         params = getattr(getattr(item, "callspec", None), "params", {})
-        if "told" in params:
+        if "reports" in params:
             module = getattr(item, "module", None)
-            home = item.path if hasattr(module, "told") else item.path.parent
-            key = (home, str(params["told"]))
+            home = item.path if hasattr(module, "reports") else item.path.parent
+            key = (home, str(params["reports"]))
             if key in leaders:
                 followers.add(item)
             leaders.add(key)
@@ -98,7 +98,7 @@ def _followers_of_ranks(items: list[pytest.Item]) -> set[pytest.Item]:
 
 @pytest.fixture(scope="session", autouse=True)
 def looks() -> None:
-    """Where it is asked for, steps in one call are looked at carefully, too."""
+    """Check steps in one call in full, too, where an environment variable requests that."""
     if os.environ.get("THALWEG_CHECK_LOOK") == "1":
         from replay_cross_check import check_steps  # after the environment is set
 
@@ -107,7 +107,7 @@ def looks() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def eager_mode() -> None:
-    """Tests begin in eager mode, whatever the first of them calls."""
+    """Begin each test in eager mode, whatever earlier tests called."""
     from thalweg._graph import enable_eager_execution  # after the environment is set
 
     enable_eager_execution()
@@ -115,46 +115,46 @@ def eager_mode() -> None:
 
 @pytest.fixture(scope="module")
 def with_keras() -> None:
-    """Keras 3 is imported before the tests of a module; collecting them need not wait for it."""
+    """Import Keras 3 before the tests of a module, so that collecting need not wait for it."""
     pytest.importorskip("keras", reason="Keras 3 is not installed")
 
 
 @pytest.fixture
 def graph() -> Iterator[Any]:
-    """A graph of its own, in which the test builds."""
+    """Yield a new graph, in which the test builds."""
     from thalweg._graph import Graph  # after the environment is set
 
-    with Graph().as_default() as made:
-        yield made
+    with Graph().as_default() as new_graph:
+        yield new_graph
 
 
 @pytest.fixture
 def logged() -> Iterator[Logged]:
-    """What is logged in the test."""
-    found, root = Logged(), logging.getLogger()
-    root.addHandler(found)
-    yield found
-    root.removeHandler(found)
+    """Yield the messages that are logged in the test."""
+    handler, root = Logged(), logging.getLogger()
+    root.addHandler(handler)
+    yield handler
+    root.removeHandler(handler)
 
 
 @pytest.fixture
 def threads_change_often() -> Iterator[None]:
-    """Python's threads take turns after every few bytecodes."""
-    before = sys.getswitchinterval()
+    """Switch between Python's threads after every few bytecodes."""
+    initial = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
     yield
-    sys.setswitchinterval(before)
+    sys.setswitchinterval(initial)
 
 
 @pytest.fixture
 def threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], None]]:
-    """Sets how many threads of torch kernels run on, however small the tensors."""
+    """Return a function that sets the threads of torch kernels, also for small tensors."""
     import torch
 
     from thalweg._engines.cpu import launch
     from thalweg._engines.cpu.tuning import Tuning
 
     monkeypatch.setattr(launch, "tuning", lambda: Tuning(serial=0))
-    before = torch.get_num_threads()
+    initial = torch.get_num_threads()
     yield torch.set_num_threads
-    torch.set_num_threads(before)
+    torch.set_num_threads(initial)

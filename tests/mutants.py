@@ -1,6 +1,6 @@
-"""Mutants of a few modules: how many random changes of the code do the tests that belong notice?
+"""Mutants of a few modules, and the share of them that the tests of the modules detect.
 
-python tests/mutants.py [--count N] [--seed S] [MODULE ...]
+    python tests/mutants.py [--count N] [--seed S] [MODULE ...]
 
 A change is one of: a comparison, an operation, a condition or a bool turned round, a number moved
 by 1, a statement taken out, a result forgotten. The tests see a copy of the library with the
@@ -67,35 +67,35 @@ class Mutant:
     """A module with one change.
 
     Attributes:
-        line: Where the change is.
-        before, after: The changed part as it was and as it is.
+        line: The line of the change.
+        old_code, new_code: The changed part before and after.
         source: The whole module with it.
     """
 
     line: int
-    before: str
-    after: str
+    old_code: str
+    new_code: str
     source: str
 
 
 def mutants(source: str) -> list[Mutant]:
-    """All of them, in the order of the source."""
+    """Return all mutants, in the order of the source."""
     tree = ast.parse(source)
-    made: list[Mutant] = []
+    mutations: list[Mutant] = []
     for node, change in _changes(tree):
-        before = ast.unparse(node)
-        kept = copy.copy(node.__dict__)
-        kept = {key: copy.copy(value) for key, value in kept.items()}
+        old = ast.unparse(node)
+        attributes = copy.copy(node.__dict__)
+        attributes = {key: copy.copy(value) for key, value in attributes.items()}
         change()
-        after = ast.unparse(node)
-        if after != before:
-            made.append(Mutant(getattr(node, "lineno", 0), before, after, ast.unparse(tree)))
-        node.__dict__.update(kept)
-    return sorted(made, key=lambda each: each.line)
+        new = ast.unparse(node)
+        if new != old:
+            mutations.append(Mutant(getattr(node, "lineno", 0), old, new, ast.unparse(tree)))
+        node.__dict__.update(attributes)
+    return sorted(mutations, key=lambda mutant: mutant.line)
 
 
 def _changes(tree: ast.Module) -> Iterator[tuple[ast.AST, Callable[[], None]]]:
-    """Nodes, and what changes each in place; it is put back from a copy of its fields."""
+    """Yield nodes, and functions that change each in place; callers restore its fields."""
     for node in _code(tree):
         if isinstance(node, ast.Compare):
             for place, op in enumerate(node.ops):
@@ -103,8 +103,8 @@ def _changes(tree: ast.Module) -> Iterator[tuple[ast.AST, Callable[[], None]]]:
         elif isinstance(node, ast.BinOp) and type(node.op) in OPERATIONS:
             yield node, lambda n=node: setattr(n, "op", OPERATIONS[type(n.op)]())
         elif isinstance(node, ast.BoolOp):
-            other = ast.Or if isinstance(node.op, ast.And) else ast.And
-            yield node, lambda n=node, o=other: setattr(n, "op", o())
+            operator = ast.Or if isinstance(node.op, ast.And) else ast.And
+            yield node, lambda n=node, o=operator: setattr(n, "op", o())
         elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
             yield node, lambda n=node: setattr(n, "op", ast.UAdd())
         elif isinstance(node, ast.Constant) and type(node.value) is bool:
@@ -120,8 +120,8 @@ def _changes(tree: ast.Module) -> Iterator[tuple[ast.AST, Callable[[], None]]]:
                 yield node, lambda n=node, k=place: _put(n.ifs, k, ast.UnaryOp(ast.Not(), n.ifs[k]))
         body = getattr(node, "body", None)
         if isinstance(body, list) and isinstance(node, ast.stmt):
-            for place, each in enumerate(body):
-                if isinstance(each, REMOVED) and not _is_text(each):
+            for place, statement in enumerate(body):
+                if isinstance(statement, REMOVED) and not _is_text(statement):
                     yield node, lambda b=node, k=place: _put(b.body, k, ast.Pass())
 
 
@@ -130,30 +130,30 @@ def _put(home: list, place: int, value: ast.AST) -> None:
 
 
 def _is_text(node: ast.AST) -> bool:
-    """Whether it is a docstring, or another text that stands alone."""
+    """Return whether a statement is a docstring, or another string on its own."""
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
 
 
 def _code(node: ast.AST) -> Iterator[ast.AST]:
-    """The nodes inside functions and classes, and values of the module; no annotations."""
+    """Yield the nodes inside functions and classes, and values of the module; no annotations."""
     for name, value in ast.iter_fields(node):
         if name in ("annotation", "returns", "decorator_list"):
             continue
-        for each in value if isinstance(value, list) else [value]:
-            if isinstance(each, ast.AST) and not isinstance(each, ast.Import | ast.ImportFrom):
-                if _is_text(each) or _is_listing(each):
+        for child in value if isinstance(value, list) else [value]:
+            if isinstance(child, ast.AST) and not isinstance(child, ast.Import | ast.ImportFrom):
+                if _is_text(child) or _is_listing(child):
                     continue
-                yield each
-                yield from _code(each)
+                yield child
+                yield from _code(child)
 
 
 def _is_listing(node: ast.AST) -> bool:
-    """Whether it assigns `__all__`, which names are listed in."""
+    """Return whether a statement assigns `__all__`."""
     return isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
 
 
 class Library:
-    """A copy of the library in a folder of its own, in which one module is changed at a time."""
+    """A copy of the library in a temporary folder, in which one module is changed at a time."""
 
     def __init__(self, folder: Path, module: str) -> None:
         shutil.copytree(SOURCE, folder, ignore=shutil.ignore_patterns("__pycache__"))
@@ -161,7 +161,7 @@ class Library:
         self.source = self.path.read_text()
 
     def outcome(self, source: str, tests: list[str]) -> str:
-        """What the tests say of it with this source: "passed", "failed" or "hung"."""
+        """Return the outcome of the tests with this source: "passed", "failed" or "hung"."""
         self.path.write_text(source)
         child = os.fork()
         if not child:
@@ -177,7 +177,7 @@ class Library:
 
 
 def _test(folder: Path, tests: list[str]) -> int:
-    """Run tests in this process until one fails; the status of pytest."""
+    """Run tests in this process until one fails; return the status of pytest."""
     import pytest
 
     faulthandler.disable()
@@ -198,23 +198,23 @@ def main() -> int:
     parser.add_argument("modules", nargs="*", metavar="MODULE", help=f"of {', '.join(MODULES)}")
     parser.add_argument("--count", type=int, default=25, help="changes of each module")
     parser.add_argument("--seed", type=int, default=0, help="chooses the changes; 0 by default")
-    given = parser.parse_args()
-    if unknown := set(given.modules) - set(MODULES):
+    options = parser.parse_args()
+    if unknown := set(options.modules) - set(MODULES):
         parser.error(f"no tests are named for {', '.join(sorted(unknown))}")
     _warm()
-    killed = tried = 0
-    for module in given.modules or MODULES:
+    killed = total = 0
+    for module in options.modules or MODULES:
         with tempfile.TemporaryDirectory() as folder:
-            own, all_of_it = _measured(Path(folder) / "src", module, given.count, given.seed)
-        killed, tried = killed + own, tried + all_of_it
-    sys.stdout.write(f"all: {killed} of {tried} mutants killed, {killed / max(tried, 1):.0%}\n")
+            hits, size = _measured(Path(folder) / "src", module, options.count, options.seed)
+        killed, total = killed + hits, total + size
+    sys.stdout.write(f"all: {killed} of {total} mutants killed, {killed / max(total, 1):.0%}\n")
     return 0
 
 
 def _warm() -> None:
-    """Load what is no part of the library, once for all children."""
+    """Import modules outside of the library, once for all children."""
     sys.dont_write_bytecode = True
-    sys.path[:] = [each for each in sys.path if Path(each).resolve() != SOURCE]
+    sys.path[:] = [path for path in sys.path if Path(path).resolve() != SOURCE]
     import llvmlite.ir
     import torch.testing
 
@@ -225,28 +225,28 @@ def _measured(folder: Path, module: str, count: int, seed: int) -> tuple[int, in
     library, tests = Library(folder, module), MODULES[module]
     if library.outcome(ast.unparse(ast.parse(library.source)), tests) != "passed":
         raise SystemExit(f"{module}: its tests fail without a change")
-    every = mutants(library.source)
-    chosen = random.Random(seed).sample(every, min(count, len(every)))
+    all_mutants = mutants(library.source)
+    sample = random.Random(seed).sample(all_mutants, min(count, len(all_mutants)))
     outcomes: list[str] = []
     begin = time.perf_counter()
-    for mutant in chosen:
+    for mutant in sample:
         outcomes.append(library.outcome(mutant.source, tests))
         if outcomes[-1] == "passed":
             sys.stdout.write(f"  {module}.py:{mutant.line}: {_shown(mutant)}\n")
             sys.stdout.flush()
-    killed = len(chosen) - outcomes.count("passed")
+    killed = len(sample) - outcomes.count("passed")
     sys.stdout.write(
-        f"{module}: {killed} of {len(chosen)} mutants killed, {outcomes.count('hung')} of them"
-        f" hung, of {len(every)} there are; seed {seed},"
+        f"{module}: {killed} of {len(sample)} mutants killed, {outcomes.count('hung')} of them"
+        f" hung, of {len(all_mutants)} there are; seed {seed},"
         f" {time.perf_counter() - begin:.0f} s\n"
     )
     sys.stdout.flush()
-    return killed, len(chosen)
+    return killed, len(sample)
 
 
 def _shown(mutant: Mutant) -> str:
-    """The lines that differ."""
-    old, new = mutant.before.splitlines(), mutant.after.splitlines()
+    """Return the lines that differ."""
+    old, new = mutant.old_code.splitlines(), mutant.new_code.splitlines()
     if len(old) == len(new):
         pairs = [(a.strip(), b.strip()) for a, b in zip(old, new, strict=True) if a != b]
         return "; ".join(f"{a} -> {b}" for a, b in pairs)

@@ -113,9 +113,9 @@ def test_sources_may_be_an_iterator():
     [("none", None), ("zero", 0.0), (UnconnectedGradients.ZERO, 0.0)],
 )
 def test_unconnected_sources(unconnected, expected):
-    x, other = Variable(1.0), Variable(2.0)
+    x, unused = Variable(1.0), Variable(2.0)
     tape, y = square_of(x)
-    gradient = tape.gradient(y, [x, other], unconnected_gradients=unconnected)[1]
+    gradient = tape.gradient(y, [x, unused], unconnected_gradients=unconnected)[1]
     assert (gradient if gradient is None else gradient.item()) == expected
 
 
@@ -225,12 +225,12 @@ def test_intermediate_tensors_can_be_sources():
 
 
 def test_only_watched_variables_count_without_watch_accessed_variables():
-    x, other = Variable(3.0), Variable(5.0)
+    x, factor = Variable(3.0), Variable(5.0)
     with GradientTape(watch_accessed_variables=False) as tape:
         tape.watch(x)
-        y, unseen = x * other, other * 2
+        y, unseen = x * factor, factor * 2
         z = y * unseen
-    gradients = tape.gradient(z, [x, other, y, unseen])
+    gradients = tape.gradient(z, [x, factor, y, unseen])
     assert [g if g is None else g.item() for g in gradients] == [50, None, 10, None]
 
 
@@ -355,8 +355,8 @@ def test_sparse_gradient_under_an_outer_tape(rank):
 
 def test_variables_come_in_order_of_creation():
     b, a = Variable(1.0, name="b"), Variable(2.0, name="a")
-    plain = torch.ones((), requires_grad=True)
-    assert variables_of([plain * a, b * a]) == [b, a, plain]
+    tensor = torch.ones((), requires_grad=True)
+    assert variables_of([tensor * a, b * a]) == [b, a, tensor]
 
 
 def test_non_trainable_variables_are_not_found():
@@ -391,11 +391,11 @@ def test_watched_variables(accessed, names):
 
 
 def test_gradients_of_takes_variables_in_any_state():
-    x, other, fixed = Variable(3.0), Variable(1.0), torch.ones(1)
-    gradient, *none = gradients_of(x * x, [x, other, fixed])
+    x, second, fixed = Variable(3.0), Variable(1.0), torch.ones(1)
+    gradient, *gradients = gradients_of(x * x, [x, second, fixed])
     assert isinstance(gradient, torch.Tensor)
     assert gradient.item() == 6
-    assert none == [None, None]
+    assert gradients == [None, None]
 
 
 def test_gradients_of_a_constant_are_none():

@@ -21,15 +21,15 @@ def test_limits_grow_with_the_load(
 
 
 def test_a_process_that_does_not_end_is_reported_with_its_output(tmp_path: Path) -> None:
-    written = tmp_path / "written"
+    marker = tmp_path / "written"
     program = f"""
 import pathlib, sys, time
 print("waits", file=sys.stderr, flush=True)
-pathlib.Path({str(written)!r}).touch()
+pathlib.Path({str(marker)!r}).touch()
 time.sleep(600)
 """
     with fresh_process.Fresh(program) as process:
-        while not written.exists():
+        while not marker.exists():
             time.sleep(0.01)
         with pytest.raises(TimeoutError, match=r"had not ended after 0 s, at a load .*: waits"):
             process.done(0)

@@ -37,32 +37,32 @@ class Section(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The name of a test case."""
+        """Return the name of a test case."""
         return "-".join([self.face, self.page.name, *map(str, self.options.values())])
 
     def sentence(self, title: str) -> str:
         """Return what the section says under a title, or "" if it says nothing."""
-        found = re.search(rf"^\*\*{title}\*\*: (.*)$", self.text, re.MULTILINE)
-        return found[1] if found else ""
+        match = re.search(rf"^\*\*{title}\*\*: (.*)$", self.text, re.MULTILINE)
+        return match[1] if match else ""
 
     def table(self, title: str) -> list[list[str]]:
         """Return the rows of the first table whose first heading begins with a title."""
-        found = re.search(rf"^\| {title}.*\n\|---.*\n((?:\|.*\n?)*)", self.text, re.MULTILINE)
-        rows = found[1].splitlines() if found else []
+        match = re.search(rf"^\| {title}.*\n\|---.*\n((?:\|.*\n?)*)", self.text, re.MULTILINE)
+        rows = match[1].splitlines() if match else []
         return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
 
 
 @cache
 def sections() -> list[Section]:
     """Return all sections of all pages; what a section leaves out is that of the page's first."""
-    found: list[Section] = []
+    page_sections: list[Section] = []
     for face in class_pages.faces():
         for page in face.pages:
             _, *parts = class_pages.page_text(face, page).split("\n## ")
             for (options, _), part in zip(page.rules, parts, strict=True):
-                whole = f"{part}\n\n{parts[0]}" if part is not parts[0] else part
-                found.append(Section(face.folder, page, options, whole))
-    return found
+                text = f"{part}\n\n{parts[0]}" if part is not parts[0] else part
+                page_sections.append(Section(face.folder, page, options, text))
+    return page_sections
 
 
 each_section = many("section", sections(), ids=lambda section: section.name)
@@ -71,12 +71,12 @@ each_section = many("section", sections(), ids=lambda section: section.name)
 def make(section: Section, param: Any, **options: Any) -> Any:
     """Return an optimizer of the class of a section over one parameter."""
     cls = section.page.cls
-    given = {**section.options, **options}
+    kwargs = {**section.options, **options}
     if issubclass(cls, torch.optim.Optimizer):
-        return cls([param], **{"lr": 0.1, **given})
+        return cls([param], **{"lr": 0.1, **kwargs})
     if issubclass(cls, train.AdagradDAOptimizer):
-        given["global_step"] = Variable(np.int64(0), "global_step", trainable=False)
-    return cls(**{"learning_rate": 0.1, **given})
+        kwargs["global_step"] = Variable(np.int64(0), "global_step", trainable=False)
+    return cls(**{"learning_rate": 0.1, **kwargs})
 
 
 def new_param(section: Section) -> Any:
@@ -107,16 +107,16 @@ def state_of(optimizer: Any, param: Any) -> dict[str, Any]:
     return {name: optimizer.get_slot(param, name) for name in optimizer.get_slot_names()}
 
 
-def changed_rows(before: list[torch.Tensor], after: list[torch.Tensor]) -> set[int]:
+def changed_rows(old: list[torch.Tensor], new: list[torch.Tensor]) -> set[int]:
     """Return the rows in which tensors of the parameter's shape differ."""
-    pairs = zip(before, after, strict=True)
+    pairs = zip(old, new, strict=True)
     return {row for a, b in pairs for row in (a != b).any(1).nonzero().flatten().tolist()}
 
 
 def tensors_of(optimizer: Any, param: Any) -> list[torch.Tensor]:
     """Return copies of the parameter and of the slots that have its shape."""
-    kept = [value for value in state_of(optimizer, param).values() if torch.is_tensor(value)]
-    dense = [value.to_dense() if value.is_sparse else value for value in [param, *kept]]
+    slots = [value for value in state_of(optimizer, param).values() if torch.is_tensor(value)]
+    dense = [value.to_dense() if value.is_sparse else value for value in [param, *slots]]
     return [value.detach().clone() for value in dense if value.shape == SHAPE]
 
 
@@ -132,26 +132,26 @@ def test_a_page_says_what_a_sparse_gradient_does(section: Section) -> None:
     param = new_param(section)
     optimizer = make(section, param)
     if message := re.match(r"refused; `step` raises RuntimeError: (.*)", words):
-        before = param.detach().clone()
+        initial = param.detach().clone()
         with pytest.raises(RuntimeError, match=f"^{re.escape(message[1])}"):
             take_step(optimizer, param, FIRST, values_for(FIRST))
-        assert torch.equal(param, before)
+        assert torch.equal(param, initial)
         return
     take_step(optimizer, param, FIRST, values_for(FIRST))
-    before = tensors_of(optimizer, param)
+    initial = tensors_of(optimizer, param)
     take_step(optimizer, param, SECOND, values_for(SECOND))
-    after = tensors_of(optimizer, param)
-    changed = changed_rows(before, after)
+    final = tensors_of(optimizer, param)
+    rows = changed_rows(initial, final)
     if words.startswith("touched rows of the variable, all rows of "):
-        assert changed_rows(before[:1], after[:1]) == {*SECOND}
-        assert changed == {*FIRST, *SECOND}  # a slot that begins at 0 cannot decay elsewhere
+        assert changed_rows(initial[:1], final[:1]) == {*SECOND}
+        assert rows == {*FIRST, *SECOND}  # a slot that begins at 0 cannot decay elsewhere
     elif words.startswith("touched rows"):
-        assert changed == {*SECOND}
+        assert rows == {*SECOND}
     elif words.startswith("torch's own step updates every row that a gradient has named so far"):
-        assert changed == {*FIRST, *SECOND}
+        assert rows == {*FIRST, *SECOND}
     else:
         assert words.startswith("all rows")
-        assert changed >= {*FIRST, *SECOND}
+        assert rows >= {*FIRST, *SECOND}
 
 
 def fill_tensors(optimizer: Any, param: Any) -> None:
@@ -180,20 +180,20 @@ def rows_by_name(section: Section, **options: Any) -> dict[str, tuple[set[int], 
     fill_tensors(optimizer, param)
 
     def tensors() -> dict[str, torch.Tensor]:
-        named = {"the variable": param, **state_of(optimizer, param)}
+        entries = {"the variable": param, **state_of(optimizer, param)}
         dense = {
             name: value.to_dense() if value.is_sparse else value
-            for name, value in named.items()
+            for name, value in entries.items()
             if torch.is_tensor(value)
         }
         return {
             name: value.detach().clone() for name, value in dense.items() if value.shape == SHAPE
         }
 
-    before = tensors()
+    initial = tensors()
     take_step(optimizer, param, SECOND, values_for(SECOND))
-    after = tensors()
-    return {name: (changed_rows([before[name]], [after[name]]), after[name]) for name in before}
+    final = tensors()
+    return {name: (changed_rows([initial[name]], [final[name]]), final[name]) for name in initial}
 
 
 @each_section
@@ -201,19 +201,19 @@ def test_a_page_says_which_rows_of_which_tensors_change(section: Section) -> Non
     words = section.sentence("Sparse gradients").partition(";")[0].rstrip(".")
     if words.startswith("refused"):
         return
-    named, everything = {*SECOND}, {*range(SHAPE[0])}
-    changed = {name: rows for name, (rows, _) in rows_by_name(section).items()}
+    gradient_rows, everything = {*SECOND}, {*range(SHAPE[0])}
+    changes = {name: rows for name, (rows, _) in rows_by_name(section).items()}
     if parts := re.match(r"touched rows of the variable, all rows of ([^,]*)", words):
-        expected = dict.fromkeys(changed, named) | dict.fromkeys(
+        expected = dict.fromkeys(changes, gradient_rows) | dict.fromkeys(
             parts[1].split(" and "), everything
         )
     elif words.startswith("touched rows"):
-        expected = dict.fromkeys(changed, named)
+        expected = dict.fromkeys(changes, gradient_rows)
     else:
         # The dense gradient before has named every row for torch's own step.
         assert words.startswith(("all rows", "torch's own step"))
-        expected = dict.fromkeys(changed, everything)
-    assert changed == expected
+        expected = dict.fromkeys(changes, everything)
+    assert changes == expected
 
 
 @each_section
@@ -223,7 +223,7 @@ def test_a_page_says_which_rows_a_sparse_gradient_decays(section: Section) -> No
     if words.startswith("refused") or "they are refused" in words or not takes_decay:
         assert "weight decay" not in words
         return
-    (_, plain), (_, decayed) = (
+    (_, undecayed), (_, with_decay) = (
         rows_by_name(section, weight_decay=decay)["the variable"] for decay in (0.0, 0.1)
     )
     expected = {*SECOND} if words.startswith("touched rows") else {*range(SHAPE[0])}
@@ -231,7 +231,7 @@ def test_a_page_says_which_rows_a_sparse_gradient_decays(section: Section) -> No
         expected = {*SECOND}
     elif "no weight decay" in words:
         expected = set()
-    assert changed_rows([plain], [decayed]) == expected
+    assert changed_rows([undecayed], [with_decay]) == expected
 
 
 @each_section
@@ -239,11 +239,11 @@ def test_a_page_says_how_rows_are_added_up(section: Section) -> None:
     words = section.sentence("Sparse gradients")
     if words.startswith("refused"):
         return
-    both = values_for([1, 1])
+    row_values = values_for([1, 1])
     results: list[torch.Tensor] = []
     dense = torch.zeros(SHAPE)
-    dense[1] = both[0] + both[1]
-    for rows, values in (([1, 1], both), ([1], both.sum(0, keepdim=True)), ([], dense)):
+    dense[1] = row_values[0] + row_values[1]
+    for rows, values in (([1, 1], row_values), ([1], row_values.sum(0, keepdim=True)), ([], dense)):
         param = new_param(section)
         if rows or "made dense" in words:
             take_step(make(section, param), param, rows, values)
@@ -296,7 +296,7 @@ def default_of(argument: str, parameters: Mapping[str, inspect.Parameter]) -> st
 @each_section
 def test_a_page_has_the_defaults_of_the_signature(section: Section) -> None:
     parameters = inspect.signature(section.page.cls).parameters
-    is_open = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+    is_open = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     for number, argument, default, doc in section.table("number"):
         if not default:  # such as `beta1_power`, which follows from `beta1`
             assert doc.endswith("to the power of the step")
@@ -327,8 +327,8 @@ def test_a_page_has_every_number_that_the_constructor_takes(section: Section) ->
         for number, argument, *_ in section.table("number")
     }
     arguments |= {*re.findall(r"\(`(\w+)`\)", section.text)}
-    beside = {"slice_p", "learning_rate_power", "momentum", "dampening"}  # these choose a rule
-    assert numbers - arguments <= beside
+    allowed = {"slice_p", "learning_rate_power", "momentum", "dampening"}  # these choose a rule
+    assert numbers - arguments <= allowed
 
 
 @each_section
@@ -376,12 +376,12 @@ def starts_of(section: Section, **options: Any) -> dict[str, Any]:
 @each_section
 def test_a_page_says_what_the_state_begins_at(section: Section) -> None:
     state = starts_of(section)
-    changed: set[str] = set()
+    covered: set[str] = set()
     for title, words, shape in section.table("state"):
         name = title.strip("`")
         start, _, argument = words.rstrip("`)").partition(" (`")
         if argument:
-            changed.add(argument)
+            covered.add(argument)
             value = torch.as_tensor(starts_of(section, **{argument: 0.25})[name])
             assert torch.allclose(value.float(), torch.tensor(0.25), rtol=1e-4), name
             parameters = inspect.signature(section.page.cls).parameters
@@ -393,4 +393,4 @@ def test_a_page_says_what_the_state_begins_at(section: Section) -> None:
             value = torch.as_tensor(state[name]).double()
             assert torch.allclose(value, torch.tensor(float(start)).double(), atol=2e-8), name
     initial = {name for name in inspect.signature(section.page.cls).parameters if "initial" in name}
-    assert initial <= changed
+    assert initial <= covered

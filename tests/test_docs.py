@@ -27,11 +27,11 @@ from thalweg.v1 import train
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 DOCS = ROOT / "docs"
-WRITTEN = ("_build", "classes")  # by the documentation's build
+GENERATED = ("_build", "classes")  # by the documentation's build
 PAGES = sorted(
     path
     for path in DOCS.rglob("*.md")
-    if path.relative_to(DOCS).parts[0] not in (*WRITTEN, "with")  # tests/integrations has those
+    if path.relative_to(DOCS).parts[0] not in (*GENERATED, "with")  # tests/integrations has those
 )
 SESSIONS = {
     str(path.relative_to(ROOT)): [*doc_blocks.sessions(path)]
@@ -39,10 +39,10 @@ SESSIONS = {
 }
 QUICK = {
     name: quick
-    for name, found in SESSIONS.items()
-    if (quick := [each for each in found if each.mark not in ("slow", "process")])
+    for name, page_sessions in SESSIONS.items()
+    if (quick := [session for session in page_sessions if session.mark not in ("slow", "process")])
 }
-SLOW = [each for found in SESSIONS.values() for each in found if each.mark in ("slow", "process")]
+SLOW = [block for page in SESSIONS.values() for block in page if block.mark in ("slow", "process")]
 OF_KERAS = ("docs/keras3.md", "docs/tensorflow.md", "docs/tutorials/keras.md")
 COMMANDS = [
     (path.relative_to(ROOT), line.partition("#")[0])
@@ -54,7 +54,7 @@ SOURCE = Path(thalweg.__file__).parent
 FILES = (path.relative_to(SOURCE.parent).with_suffix("") for path in SOURCE.rglob("*.py"))
 NAMES = (".".join(path.parts).removesuffix(".__init__") for path in FILES)
 MODULES = sorted(name for name in NAMES if not re.search(r"\.(cli|race|bench)\b", name))
-NEEDS = {  # what modules import that may not be installed
+EXTRAS = {  # what modules import that may not be installed
     re.compile(r"\.keras3|\.tf\.keras\.(models|lookup)"): "keras",
     re.compile(r"cuda\.(device|blockwise)_functions"): "triton",
     re.compile(r"integrations\.lightning$"): "lightning",
@@ -64,7 +64,7 @@ NEEDS = {  # what modules import that may not be installed
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where blocks run: what they write is not in the repository, whose files they find."""
+    """Return a folder in which blocks run, with links to the files of the repository."""
     for name in ("tests", "examples"):
         (tmp_path / name).symlink_to(ROOT / name)
     monkeypatch.chdir(tmp_path)
@@ -87,34 +87,34 @@ def test_the_command_line_converts_a_checkpoint(tmp_path: Path) -> None:
     (block,) = re.findall(r"```sh\n(thalweg convert .*?)```", page, re.DOTALL)
     (tmp_path / "tests").symlink_to(ROOT / "tests")
     command = f'thalweg() {{ "{sys.executable}" -m thalweg "$@"; }}\n{block}'
-    done = subprocess.run(["sh", "-ec", command], cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "variables/layer2/kernel" in done.stdout
+    process = subprocess.run(["sh", "-ec", command], cwd=tmp_path, capture_output=True, text=True)
+    assert process.returncode == 0, process.stderr
+    assert "variables/layer2/kernel" in process.stdout
     tensors = container.read(tmp_path / "adam.safetensors").tensors
     variables = {
-        name.removeprefix("variables/"): thalweg.Variable(torch.zeros_like(each.tensor()))
-        for name, each in tensors.items()
+        name.removeprefix("variables/"): thalweg.Variable(torch.zeros_like(tensor.tensor()))
+        for name, tensor in tensors.items()
         if name.startswith("variables/")
     }
-    found = checkpoint.restore(tmp_path / "adam.safetensors", variables=variables)
-    assert (found.optimizer._lr, found.optimizer._beta1) == (0.01, 0.8)
+    loaded = checkpoint.restore(tmp_path / "adam.safetensors", variables=variables)
+    assert (loaded.optimizer._lr, loaded.optimizer._beta1) == (0.01, 0.8)
 
 
 @pytest.mark.slow
 def test_a_page_trains_on_two_ranks() -> None:
     pytest.importorskip("torch.distributed.run")
     page = (DOCS / "distribute.md").read_text()
-    ((command, said),) = re.findall(r"```sh\n(torchrun .*)\n# (.*)\n```", page)
+    ((command, message),) = re.findall(r"```sh\n(torchrun .*)\n# (.*)\n```", page)
     command = command.replace("torchrun", f"{sys.executable} -m torch.distributed.run --standalone")
-    done = subprocess.run(command.split(), cwd=ROOT, capture_output=True, text=True, timeout=280)
-    assert done.stdout.splitlines() == [said], done.stderr
+    process = subprocess.run(command.split(), cwd=ROOT, capture_output=True, text=True, timeout=280)
+    assert process.stdout.splitlines() == [message], process.stderr
 
 
 @pytest.mark.parametrize("name", QUICK)
 def test_each_block_of_a_page_runs_alone(name: str, folder: Path) -> None:
     if name in OF_KERAS:
         pytest.importorskip("keras", reason="Keras 3 is not installed")
-    assert "".join(doc_blocks.run(each, folder) for each in QUICK[name]) == ""
+    assert "".join(doc_blocks.run(session, folder) for session in QUICK[name]) == ""
 
 
 @pytest.mark.slow
@@ -140,58 +140,58 @@ def test_a_mark_that_means_nothing_is_refused(mark: str, tmp_path: Path) -> None
 def test_a_block_that_prints_something_else_is_told(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("```python\nx = 1\nprint(x)  # 2\n```\n\n```python\n>>> x\n1\n```\n")
-    plain, prompted = doc_blocks.sessions(page)
-    assert doc_blocks.run(plain, tmp_path) == "page.md:2 says ['2'] and prints ['1']"
+    unprompted, prompted = doc_blocks.sessions(page)
+    assert doc_blocks.run(unprompted, tmp_path) == "page.md:2 says ['2'] and prints ['1']"
     assert "NameError" in doc_blocks.run(prompted, tmp_path)  # x is of the block before
 
 
 @many("command", [f"{path}: {line}" for path, line in COMMANDS if line.startswith("thalweg ")])
 def test_a_command_of_the_pages_is_one(command: str) -> None:
-    """Nothing is run: its name, its options and the number of its arguments are read."""
+    """Parse the name, the options and the number of arguments; nothing runs."""
     click = pytest.importorskip("click", reason="the command line is not installed")
     from thalweg._cli.main import main
 
     name, *arguments = shlex.split(command.partition(": thalweg ")[2])
-    found = main.get_command(click.Context(main), name)
-    assert found is not None, command
-    found.make_context(name, arguments)
+    subcommand = main.get_command(click.Context(main), name)
+    assert subcommand is not None, command
+    subcommand.make_context(name, arguments)
 
 
 @pytest.mark.parametrize(
-    ("path", "line"), [each for each in COMMANDS if re.match(r"(python|torchrun) ", each[1])]
+    ("path", "line"), [row for row in COMMANDS if re.match(r"(python|torchrun) ", row[1])]
 )
 def test_a_script_of_the_pages_is_there(path: Path, line: str) -> None:
     scripts = re.findall(r"\S+/\S+\.py", line)
-    assert all((ROOT / each).exists() for each in scripts), f"{path}: {line}"
+    assert all((ROOT / script).exists() for script in scripts), f"{path}: {line}"
 
 
 def test_every_class_has_a_page(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(DOCS / "extensions"))
     texts = importlib.import_module("class_pages").texts()
-    made = {name.removesuffix(".md") for name in texts if not name.endswith("index.md")}
+    page_names = {name.removesuffix(".md") for name in texts if not name.endswith("index.md")}
     rooms = {
         "optim": optim,
         "tensorflow": optim.tensorflow,
         "keras": keras_optimizers,
         "v1": train,
     }
-    without = {"LBFGS", "Mixed", "Optimizer", "RuleOptimizer", "SyncReplicasOptimizer"}
+    exceptions = {"LBFGS", "Mixed", "Optimizer", "RuleOptimizer", "SyncReplicasOptimizer"}
     public = {
         f"{face}/{name}"
         for face, room in rooms.items()
-        for name in set(dir(room)) - without
-        if isinstance(found := getattr(room, name), type)
-        and issubclass(found, (torch.optim.Optimizer, SlotOptimizer))
+        for name in set(dir(room)) - exceptions
+        if isinstance(member := getattr(room, name), type)
+        and issubclass(member, (torch.optim.Optimizer, SlotOptimizer))
     }
-    assert public <= made
-    for name in made:
+    assert public <= page_names
+    for name in page_names:
         text = texts[f"{name}.md"]
         assert "## Formula" in text
         assert "def update" in text
         assert "**Source**" in text
 
 
-ENTERED = """
+TRACER = """
 import os, sys, torch, thalweg
 from thalweg.keras.optimizers import Adam
 
@@ -210,8 +210,8 @@ def test_a_step_goes_through_the_files_that_the_contributing_page_lists(tmp_path
     page = (ROOT / "CONTRIBUTING.md").read_text().partition("## Files of a step")[2]
     files = re.findall(r"^\| \d \| `(\S+)` \|", page.partition("\n## ")[0], re.MULTILINE)
     assert len(files) == 8
-    entered = fresh_process.run(ENTERED, THALWEG_CACHE_DIR=str(tmp_path)).stdout.split()
-    assert {*files} <= {*entered}
+    paths = fresh_process.run(TRACER, THALWEG_CACHE_DIR=str(tmp_path)).stdout.split()
+    assert {*files} <= {*paths}
 
 
 def test_pages_for_beginners_install_the_command_before_they_run_it() -> None:
@@ -225,10 +225,10 @@ def test_pages_for_beginners_install_the_command_before_they_run_it() -> None:
 def test_links_that_lead_nowhere_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "tools"))
     links = ("b.html#here", "b.html#there", "c.html", "#", "https://example.org/")
-    tmp_path.joinpath("a.html").write_text("".join(f'<a href="{each}">' for each in links))
+    tmp_path.joinpath("a.html").write_text("".join(f'<a href="{link}">' for link in links))
     tmp_path.joinpath("b.html").write_text('<p id="here">')
-    outside, wrong = importlib.import_module("links").links_of(tmp_path)
-    assert outside == {"https://example.org/": {"a.html"}}
+    external, wrong = importlib.import_module("links").links_of(tmp_path)
+    assert external == {"https://example.org/": {"a.html"}}
     assert wrong == [
         "a.html: b.html#there leads to no anchor",
         "a.html: c.html leads to no file",
@@ -260,9 +260,9 @@ def fault_of(path: Path, text: str, target: str) -> str:
 def faults_of_links(path: Path) -> list[tuple[str, str]]:
     """Return the targets of the wrong links of a page with what is wrong."""
     links = re.findall(r"(?<!!)\[([^\]]*)\]\(([^)\s]+)\)", outside_code(path))
-    inside = [(text, target) for text, target in links if not re.match(r"\w+:", target)]
-    found = [(target, fault_of(path, text, target)) for text, target in inside]
-    return [(target, fault) for target, fault in found if fault]
+    internal = [(text, target) for text, target in links if not re.match(r"\w+:", target)]
+    faults = [(target, fault_of(path, text, target)) for text, target in internal]
+    return [(target, fault) for target, fault in faults if fault]
 
 
 @many("path", [*PAGES, *ROOT.glob("*.md")], ids=lambda path: str(path.relative_to(ROOT)))
@@ -285,15 +285,15 @@ def test_links_that_fail_in_the_sources_are_found(tmp_path: Path) -> None:
 
 @many("name", MODULES)
 def test_docstring_examples(name: str) -> None:
-    if any(each.search(name) and find_spec(package) is None for each, package in NEEDS.items()):
+    if any(regex.search(name) and find_spec(package) is None for regex, package in EXTRAS.items()):
         return
     module = importlib.import_module(name)
     if module.__name__.startswith("torch."):  # such as `thalweg.optim.lr_scheduler`, which it is
         return
     runner = doctest.DocTestRunner()
-    for each in doctest.DocTestFinder().find(module):
-        if each.examples:  # before any run, doctest looks whether any file of source has changed
-            runner.run(each)
+    for test in doctest.DocTestFinder().find(module):
+        if test.examples:  # before any run, doctest looks whether any file of source has changed
+            runner.run(test)
     assert runner.summarize().failed == 0
 
 

@@ -1,4 +1,4 @@
-"""Every refusal: its classes and first line, and that no variable and no slot has changed."""
+"""Every error of a step: its classes and first line; no variable and no slot changes."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ def leaf(tensor: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Refusal:
-    """A pair that must be refused, given with a good one before it."""
+    """A pair that raises, passed after a valid one."""
 
-    what: str
+    title: str
     variable: Any  # a name among `variables()`, or a callable that makes one
     gradient: Any
     classes: tuple[type[BaseException], ...]
@@ -212,27 +212,27 @@ REFUSALS = [
     ),
     Refusal("name as variable", lambda: "w", [1.0], TYPE, "Expected a variable, received 'w'"),
 ]
-refusals = pytest.mark.parametrize("refusal", REFUSALS, ids=lambda refusal: refusal.what)
+refusals = pytest.mark.parametrize("refusal", REFUSALS, ids=lambda refusal: refusal.title)
 
 
-def pairs_of(refusal: Refusal, known: dict[str, Any]) -> list[tuple[Any, Any]]:
+def pairs_of(refusal: Refusal, params: dict[str, Any]) -> list[tuple[Any, Any]]:
     name = refusal.variable
-    good = [(torch.ones_like(var), var) for key, var in known.items() if key != name]
-    return [*good, (refusal.gradient, known[name] if name in known else name())]
+    good = [(torch.ones_like(var), var) for key, var in params.items() if key != name]
+    return [*good, (refusal.gradient, params[name] if name in params else name())]
 
 
 @both_engines
 @refusals
 @pytest.mark.filterwarnings("ignore:Sparse CSR")
 def test_first_step_is_refused_as_a_whole(refusal: Refusal, engine: str) -> None:
-    opt, known = refusal.optimizer(), variables()
+    opt, params = refusal.optimizer(), variables()
     opt.engine = engine
-    before = snapshot(opt, list(known.values()))
+    initial = snapshot(opt, list(params.values()))
     with pytest.raises(refusal.classes[0], match=refusal.message) as raised:
-        opt.apply_gradients(pairs_of(refusal, known))
+        opt.apply_gradients(pairs_of(refusal, params))
     assert isinstance(raised.value, refusal.classes)
     assert all(isinstance(raised.value, cls) for cls in refusal.classes)
-    assert_same_bits(snapshot(opt, list(known.values())), before)
+    assert_same_bits(snapshot(opt, list(params.values())), initial)
     assert opt.iterations.item() == 0
 
 
@@ -240,14 +240,14 @@ def test_first_step_is_refused_as_a_whole(refusal: Refusal, engine: str) -> None
 @refusals
 @pytest.mark.filterwarnings("ignore:Sparse CSR")
 def test_later_step_is_refused_as_a_whole(refusal: Refusal, engine: str) -> None:
-    opt, known = refusal.optimizer(), variables()
+    opt, params = refusal.optimizer(), variables()
     opt.engine = engine
-    train(opt, list(known.values()), 2)
-    before = snapshot(opt, list(known.values()))
+    train(opt, list(params.values()), 2)
+    initial = snapshot(opt, list(params.values()))
     with pytest.raises(refusal.classes[0], match=refusal.message):
-        opt.apply_gradients(pairs_of(refusal, known))
-    assert_same_bits(snapshot(opt, list(known.values())), before)
-    train(opt, list(known.values()), 1, first=3)
+        opt.apply_gradients(pairs_of(refusal, params))
+    assert_same_bits(snapshot(opt, list(params.values())), initial)
+    train(opt, list(params.values()), 1, first=3)
     assert opt.iterations.item() == 3
 
 
@@ -270,19 +270,19 @@ def test_two_variables_over_one_memory(engine: str, is_trained: bool) -> None:
     opt.engine = engine
     if is_trained:
         train(opt, [a], 1), train(opt, [b], 1)
-    before = snapshot(opt, [a, b])
+    initial = snapshot(opt, [a, b])
     with pytest.raises(LayoutError, match="they share memory"):
         opt.apply_gradients([(torch.ones(4), a), (torch.ones(4), b)])
-    assert_same_bits(snapshot(opt, [a, b]), before)
+    assert_same_bits(snapshot(opt, [a, b]), initial)
 
 
 V1 = {Adam: v1.AdamOptimizer, Adagrad: v1.AdagradOptimizer, Ftrl: v1.FtrlOptimizer}
 V1[SGD] = v1.GradientDescentOptimizer
 
 
-def bits_of(opt: Any, known: list[Any]) -> list[bytes]:
-    tensors = [*known, *opt.variables()]
-    return [each.detach().reshape(-1).view(torch.uint8).numpy().tobytes() for each in tensors]
+def bits_of(opt: Any, params: list[Any]) -> list[bytes]:
+    tensors = [*params, *opt.variables()]
+    return [tensor.detach().reshape(-1).view(torch.uint8).numpy().tobytes() for tensor in tensors]
 
 
 @both_engines
@@ -290,14 +290,14 @@ def bits_of(opt: Any, known: list[Any]) -> list[bytes]:
 @refusals
 @pytest.mark.filterwarnings("ignore:Sparse CSR")
 def test_tensorflow_1_refuses_a_step_as_a_whole(refusal: Refusal, steps: int, engine: str) -> None:
-    opt, known = V1[refusal.optimizer](0.1), variables()
+    opt, params = V1[refusal.optimizer](0.1), variables()
     opt.engine = engine
     for _ in range(steps):
-        opt.apply_gradients([(torch.ones_like(var), var) for var in known.values()])
-    before = bits_of(opt, list(known.values()))
+        opt.apply_gradients([(torch.ones_like(var), var) for var in params.values()])
+    initial = bits_of(opt, list(params.values()))
     with pytest.raises(refusal.classes, match=refusal.message):
-        opt.apply_gradients(pairs_of(refusal, known))
-    assert bits_of(opt, list(known.values())) == before
+        opt.apply_gradients(pairs_of(refusal, params))
+    assert bits_of(opt, list(params.values())) == initial
 
 
 # Tensors that are none of this memory
@@ -316,7 +316,7 @@ def quantised(dtype: torch.dtype) -> Any:
 
 @pytest.fixture(scope="module")
 def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """This process as a group of one."""
+    """Yield a mesh of this process alone."""
     distributed = pytest.importorskip("torch.distributed")
     if not distributed.is_available():
         pytest.skip("torch has no distributed package here")
@@ -370,17 +370,17 @@ def test_a_variable_of_another_kind_is_refused(
     foreign: str, face: str, steps: int, mesh: Any
 ) -> None:
     make, gradient, error, message = FOREIGN[foreign]
-    opt, known = FACES[face](), list(variables().values())
-    good = [(torch.ones_like(var), var) for var in known]
+    opt, params = FACES[face](), list(variables().values())
+    good = [(torch.ones_like(var), var) for var in params]
     for _ in range(steps):
         opt.apply_gradients(good)
     state = opt.weights if face == "keras" else opt.variables()
-    before = [each.clone() for each in (*known, *state)]
+    initial = [tensor.clone() for tensor in (*params, *state)]
     with pytest.raises(error, match=re.escape(message)):
         opt.apply_gradients([*good, (gradient, make(mesh))])
-    now = [*known, *(opt.weights if face == "keras" else opt.variables())]
-    assert len(now) == len(before)
-    assert all(map(torch.equal, now, before))
+    final = [*params, *(opt.weights if face == "keras" else opt.variables())]
+    assert len(final) == len(initial)
+    assert all(map(torch.equal, final, initial))
 
 
 @pytest.mark.parametrize("face", FACES)
@@ -428,7 +428,7 @@ def test_arguments(call: Any, classes: Any, message: str) -> None:
 )
 def test_classes_are_also_the_standard_ones(cls: Any, standard: Any) -> None:
     assert issubclass(cls, ThalwegError)
-    assert all(issubclass(cls, each) for each in standard)
+    assert all(issubclass(cls, base) for base in standard)
 
 
 @both_engines
@@ -485,12 +485,12 @@ def test_names_are_left_as_they_are() -> None:
     variables = thalweg.named_variables(zip("abc", unnamed(), strict=True))
     with pytest.raises(ValueError, match=r"^Gradient of 'c:0' has shape \(3, 3\) but the"):
         SGD(0.5).apply_gradients([(torch.zeros(3, 3), variables[2]), (None, variables[0])][:1])
-    one = torch.nn.Parameter(torch.zeros(2))
+    param = torch.nn.Parameter(torch.zeros(2))
     with pytest.raises(ValueError, match=r"^Gradient of 'Variable:0' has shape"):
-        SGD(0.5).apply_gradients([(torch.zeros(3), one), (torch.zeros(2, 1), variables[0])])
+        SGD(0.5).apply_gradients([(torch.zeros(3), param), (torch.zeros(2, 1), variables[0])])
 
 
-def test_what_is_no_variable_is_named_by_its_place() -> None:
+def test_objects_without_a_variable_are_named_by_position() -> None:
     w = thalweg.Variable([1.0])
     with pytest.raises(
         NotImplementedError, match="Tensor 'Tensor:0' at index 1: it is not a variable"
@@ -499,9 +499,9 @@ def test_what_is_no_variable_is_named_by_its_place() -> None:
 
 
 def test_a_mismatch_of_unnamed_variables_says_how_to_name_them() -> None:
-    opt, other, variables = Adam(), Adam(), unnamed()
+    opt, target, variables = Adam(), Adam(), unnamed()
     opt.apply_gradients([(torch.zeros_like(var), var) for var in variables])
     with pytest.raises(thalweg.CheckpointMismatchError, match="Variable#2") as raised:
-        other.load_state_dict(opt.state_dict(), variables[::-1])
+        target.load_state_dict(opt.state_dict(), variables[::-1])
     assert "matched by their order; thalweg.named_variables(module)" in str(raised.value)
     assert str(raised.value).endswith("Nothing was loaded.")

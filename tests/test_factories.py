@@ -40,5 +40,5 @@ COMPLETE = 'dtype=torch.int64, device="cpu"'
     ],
 )
 def test_incomplete_calls_are_found(call: str, problem: str | None) -> None:
-    found = [each for _, each in LINT["find_incomplete"](call)]
-    assert found == ([] if problem is None else [problem])
+    problems = [message for _, message in LINT["find_incomplete"](call)]
+    assert problems == ([] if problem is None else [problem])

@@ -18,7 +18,7 @@ FILES = ("figure", "record", "tables", "picture", "startup")
 
 @pytest.fixture
 def load(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Imports one of the scripts' modules, which find each other in their own folder."""
+    """Import one of the scripts' modules, which import each other from their folder."""
     pytest.importorskip("rich", reason="rich is not installed")
     monkeypatch.syspath_prepend(str(BENCHMARKS))
 
@@ -32,63 +32,63 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 @pytest.mark.parametrize("file", ["README.md", "benchmarks/README.md"])
 def test_table_is_the_one_of_the_record(load: Any, file: str) -> None:
-    tables, stands = load("tables"), load("record").load()
+    tables, current = load("tables"), load("record").load()
     path = BENCHMARKS.parent / file
-    assert tables.between(path)[1] == tables.tables(stands)[path] + "\n"
+    assert tables.between(path)[1] == tables.tables(current)[path] + "\n"
 
 
 def test_figure_measured_beside_other_work_is_marked(load: Any) -> None:
-    tables, stands = load("tables"), load("record").load()
-    stands.groups["adam"] = [replace(each, disturbance=1.0) for each in stands.groups["adam"]]
-    first = stands.figures["adam_gpt2"]
-    assert "| ? |" in tables.all_of(stands)
-    assert "so the figure says little" in tables.all_of(stands)
-    assert "?" not in tables.few(stands)
-    assert f"| {first.value:.3g} · " not in tables.few(stands)
-    assert "Rows that were measured beside other processes are left out." in tables.few(stands)
+    tables, current = load("tables"), load("record").load()
+    current.groups["adam"] = [replace(figure, disturbance=1.0) for figure in current.groups["adam"]]
+    first = current.figures["adam_gpt2"]
+    assert "| ? |" in tables.all_of(current)
+    assert "so the figure says little" in tables.all_of(current)
+    assert "?" not in tables.few(current)
+    assert f"| {first.value:.3g} · " not in tables.few(current)
+    assert "Rows that were measured beside other processes are left out." in tables.few(current)
 
 
 def test_readme_has_every_row_that_was_measured_alone(load: Any) -> None:
-    tables, stands = load("tables"), load("record").load()
-    alone = {
+    tables, current = load("tables"), load("record").load()
+    quiet_groups = {
         name: [replace(figure, disturbance=0.0) for figure in group]
-        for name, group in stands.groups.items()
+        for name, group in current.groups.items()
     }
-    text = tables.few(replace(stands, groups=alone))
+    text = tables.few(replace(current, groups=quiet_groups))
     assert "left out" not in text
-    assert text.count("\n| ") >= tables.few(stands).count("\n| ")
+    assert text.count("\n| ") >= tables.few(current).count("\n| ")
 
 
 def test_a_row_is_there_once_its_figures_were_measured(load: Any) -> None:
-    tables, stands = load("tables"), load("record").load()
-    rows = tables.few(stands).count("| ")
-    missing = [name for name in stands.groups if name.startswith("training")]
+    tables, current = load("tables"), load("record").load()
+    rows = tables.few(current).count("| ")
+    missing = [name for name in current.groups if name.startswith("training")]
     for name in missing:
-        del stands.groups[name]
-    assert 0 < tables.few(stands).count("| ") < rows
+        del current.groups[name]
+    assert 0 < tables.few(current).count("| ") < rows
 
 
 def test_groups_of_another_machine_are_named(load: Any) -> None:
     tables, record = load("tables"), load("record")
-    stands = replace(record.load(), elsewhere={})
-    other = {"processor": "another processor", "cores": 96, "torch": "9.9"}
-    made = record.Record(other, {"adam": stands.groups["adam"]})
-    both = record.combine(stands, made, stands.groups, is_complete=True)
-    assert (both.machine, both.elsewhere) == (stands.machine, {"adam": other})
-    assert both.groups == stands.groups
-    assert not both.is_one_run
-    assert " Rows marked `adam`: another processor, 96 cores, torch 9.9." in tables.few(both)
-    assert record.of_json(both.as_json()) == both
-    whole = record.combine(both, record.Record(other, stands.groups), stands.groups, True)
-    assert (whole.machine, whole.elsewhere, whole.is_one_run) == (other, {}, True)
+    current = replace(record.load(), elsewhere={})
+    machine = {"processor": "another processor", "cores": 96, "torch": "9.9"}
+    new_record = record.Record(machine, {"adam": current.groups["adam"]})
+    merged = record.combine(current, new_record, current.groups, is_complete=True)
+    assert (merged.machine, merged.elsewhere) == (current.machine, {"adam": machine})
+    assert merged.groups == current.groups
+    assert not merged.is_one_run
+    assert " Rows marked `adam`: another processor, 96 cores, torch 9.9." in tables.few(merged)
+    assert record.of_json(merged.as_json()) == merged
+    fresh = record.combine(merged, record.Record(machine, current.groups), current.groups, True)
+    assert (fresh.machine, fresh.elsewhere, fresh.is_one_run) == (machine, {}, True)
 
 
 def test_figures_of_one_run_say_so(load: Any) -> None:
     tables, record = load("tables"), load("record")
-    stands = record.load()
-    assert "of one run" not in tables.few(replace(stands, is_one_run=False))
-    kept = record.of_json(replace(stands, is_one_run=True).as_json())
-    assert "Medians of one run. " in tables.few(kept)
+    current = record.load()
+    assert "of one run" not in tables.few(replace(current, is_one_run=False))
+    reloaded = record.of_json(replace(current, is_one_run=True).as_json())
+    assert "Medians of one run. " in tables.few(reloaded)
 
 
 def test_file_without_markers_is_refused(load: Any, tmp_path: Path) -> None:
@@ -100,13 +100,13 @@ def test_file_without_markers_is_refused(load: Any, tmp_path: Path) -> None:
 
 def test_picture_has_each_figure_beside_its_peer(load: Any) -> None:
     pytest.importorskip("matplotlib", reason="matplotlib is not installed")
-    picture, stands = load("picture"), load("record").load()
-    (axes,) = picture.picture(stands).axes
+    picture, current = load("picture"), load("record").load()
+    (axes,) = picture.picture(current).axes
     lengths = [bar.get_width() for bar in axes.patches]
     assert lengths[1::2] == [1.0] * len(picture.ROWS)
-    named = dict(zip([name for name, _, _ in picture.ROWS], lengths[::2], strict=True))
-    assert named["adam_gpt2"] == stands.figures["adam_gpt2"].value
-    assert named["sparse_adagrad_vs_torch"] == 1 / stands.figures["sparse_adagrad_vs_torch"].value
+    bars = dict(zip([name for name, _, _ in picture.ROWS], lengths[::2], strict=True))
+    assert bars["adam_gpt2"] == current.figures["adam_gpt2"].value
+    assert bars["sparse_adagrad_vs_torch"] == 1 / current.figures["sparse_adagrad_vs_torch"].value
 
 
 def test_programs_of_the_first_step_run(load: Any, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The functions that formulas may use, called as plain Python, and what a rule says of itself."""
+"""Functions that formulas may use, called as plain Python, and properties of rules."""
 
 from __future__ import annotations
 
@@ -62,18 +62,18 @@ def numbers(value: Any) -> list[float]:
 @pytest.mark.parametrize("kind", KINDS)
 @np.errstate(all="ignore")
 def test_functions_of_formulas_take_numbers_of_every_kind(kind: str) -> None:
-    for function, given, wanted in CASES:
-        values = tuple(map(KINDS[kind], given))
-        made = function(*values)
-        found = numbers(made)
-        assert found == pytest.approx([wanted] * len(found), abs=0, nan_ok=True), (function, given)
-        signs = {math.copysign(1, number) for number in found if number == number}
-        assert signs <= {math.copysign(1, wanted)}, (function, given)
+    for function, args, expected in CASES:
+        values = tuple(map(KINDS[kind], args))
+        output = function(*values)
+        got = numbers(output)
+        assert got == pytest.approx([expected] * len(got), abs=0, nan_ok=True), (function, args)
+        signs = {math.copysign(1, number) for number in got if number == number}
+        assert signs <= {math.copysign(1, expected)}, (function, args)
         if kind in ("float32", "float64") and function is not f.sign:  # which is a number of Python
-            assert made.dtype == kind, (function, given)
+            assert output.dtype == kind, (function, args)
         if kind in ("array", "tensor"):
-            assert type(made) is type(values[0]), (function, given)
-            assert made.dtype == values[0].dtype, (function, given)
+            assert type(output) is type(values[0]), (function, args)
+            assert output.dtype == values[0].dtype, (function, args)
 
 
 def test_where_chooses_by_numbers_arrays_and_tensors() -> None:
@@ -81,20 +81,20 @@ def test_where_chooses_by_numbers_arrays_and_tensors() -> None:
     assert f.where(np.bool_(False), 1, 2) == 2
     assert f.where(np.array([True, False]), 1.0, 2.0).tolist() == [1.0, 2.0]
     tensor = torch.tensor([True, False])
-    for one, other in [(1.0, 2.0), (torch.ones(2), 2.0), (1.0, torch.full((2,), 2.0))]:
-        assert f.where(tensor, one, other).tolist() == [1.0, 2.0]
+    for first, second in [(1.0, 2.0), (torch.ones(2), 2.0), (1.0, torch.full((2,), 2.0))]:
+        assert f.where(tensor, first, second).tolist() == [1.0, 2.0]
     assert isinstance(f.where(np.array([True]), torch.ones(1).numpy(), 0.0), np.ndarray)
 
 
 def test_scalars_of_float32_are_rounded_once() -> None:
     x, y = np.float32(1.1), np.float32(2.7)
-    for made, wanted in [
+    for actual, expected in [
         (f.exp(x), math.exp(x)),
         (f.log(x), math.log(x)),
         (f.power(x, y), math.pow(x, y)),
     ]:
-        assert made == np.float32(wanted)
-        assert type(made) is np.float32
+        assert actual == np.float32(expected)
+        assert type(actual) is np.float32
     assert f.exp(1.5) == np.exp(1.5)
     assert f.log(1.5) == np.log(1.5)
     assert f.power(1.5, 2.5) == 1.5**2.5
@@ -108,9 +108,9 @@ def test_wide_and_narrow() -> None:
     assert f.wide(np.full(2, third)).dtype == np.float64
     assert f.narrow(np.float64(1 / 3), third) == third
     assert type(f.narrow(np.float64(1 / 3), third)) is np.float32
-    narrowed = f.narrow(torch.tensor([1 / 3], dtype=torch.float64), torch.ones(1))
-    assert narrowed.dtype == torch.float32
-    assert narrowed.item() == third
+    narrow_tensor = f.narrow(torch.tensor([1 / 3], dtype=torch.float64), torch.ones(1))
+    assert narrow_tensor.dtype == torch.float32
+    assert narrow_tensor.item() == third
 
 
 # Rules
@@ -129,11 +129,11 @@ def rule(**keywords: Any) -> Rule:
 
 
 def reading(**measures: Any) -> dict[str, Any]:
-    return {"measures": measures, "per_variable": lambda **given: {}}
+    return {"measures": measures, "per_variable": lambda **kwargs: {}}
 
 
 @pytest.mark.parametrize(
-    ("keywords", "is_whole"),
+    ("keywords", "expected"),
     [
         ({}, False),
         ({"whole": True}, True),
@@ -142,16 +142,16 @@ def reading(**measures: Any) -> dict[str, Any]:
         ({**reading(a=gradient_squares), "whole": True}, True),
     ],
 )
-def test_sums_of_a_rules_own_are_over_all_elements(keywords: Any, is_whole: bool) -> None:
-    assert rule(**keywords).is_whole is is_whole
+def test_sums_of_a_rules_own_are_over_all_elements(keywords: Any, expected: bool) -> None:
+    assert rule(**keywords).is_whole is expected
 
 
 def test_slots_are_of_elements_or_scalars() -> None:
     m, count, v = Slot("m"), Slot("count", 1.0, scalar=True), Slot("v", dtype=torch.float64)
-    made = rule(slots=[m, count, v], per_variable=lambda **given: {})
-    assert made.slots == (m, count, v)
-    assert made.element_slots == (m, v)
-    assert made.scalar_slots == (count,)
+    new_rule = rule(slots=[m, count, v], per_variable=lambda **kwargs: {})
+    assert new_rule.slots == (m, count, v)
+    assert new_rule.element_slots == (m, v)
+    assert new_rule.scalar_slots == (count,)
     assert (m.initial, m.dtype, m.scalar) == (0.0, None, False)
     assert rule(hypers=iter([Hyper("a", 1.0)])).hypers == (Hyper("a", 1.0, ""),)
     assert rule().hypers == (Hyper("learning_rate", 0.001),)
@@ -159,9 +159,9 @@ def test_slots_are_of_elements_or_scalars() -> None:
 
 
 def test_a_rule_is_its_own_copy() -> None:
-    made = rule()
-    assert copy.deepcopy(made) is made
-    assert made != rule()  # two rules are two, whatever they say
+    new_rule = rule()
+    assert copy.deepcopy(new_rule) is new_rule
+    assert new_rule != rule()  # two rules are two, whatever they say
 
 
 @pytest.mark.parametrize("dtype", f.STORED)
@@ -196,7 +196,7 @@ def test_slots_may_be_of_any_stored_type(dtype: torch.dtype) -> None:
         (lambda: rule(slots=[Slot("m"), Slot("v"), Slot("v")]), "two slots named 'v'"),
     ],
 )  # fmt: skip
-def test_what_no_rule_is_made_of(make: Any, message: str) -> None:
+def test_invalid_rules_raise(make: Any, message: str) -> None:
     with pytest.raises(RuleError, match=message):
         make()
 

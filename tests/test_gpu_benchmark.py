@@ -1,4 +1,4 @@
-"""The parts of `benchmarks/gpu.py` on the CPU, with small shapes."""
+"""Parts of `benchmarks/gpu.py` on the CPU, with small shapes."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ def test_steps_run(cuda: Any, kind: str) -> None:
 
 def test_a_table_says_what_became_of_its_target(cuda: Any) -> None:
     table = cuda.Table("Adam, small", {}, 4 * 10**6, 0.5)
-    found = {"thalweg": cuda.Measured(1.2, 1.0, 20, 1, 0)}
-    found["torch fused"] = cuda.Measured(1.6, 1.6, 30, 4, 0)
-    assert cuda.lines(table, found, 8e9) == [
+    measurements = {"thalweg": cuda.Measured(1.2, 1.0, 20, 1, 0)}
+    measurements["torch fused"] = cuda.Measured(1.6, 1.6, 30, 4, 0)
+    assert cuda.lines(table, measurements, 8e9) == [
         "Adam, small",
         "  thalweg                      1.200 ms  busy    1.000  host       20 us      1 launches"
         "    0 waits"
@@ -59,8 +59,8 @@ def test_a_table_says_what_became_of_its_target(cuda: Any) -> None:
 
 
 def test_shapes_are_those_of_the_model(cuda: Any) -> None:
-    made = cuda.llama_1b()
-    assert (len(made.shapes), made.parameters) == (146, 1_235_814_400)
+    llama = cuda.llama_1b()
+    assert (len(llama.shapes), llama.parameters) == (146, 1_235_814_400)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
@@ -94,14 +94,14 @@ def printed(title: str) -> list[float]:
     text = (ROOT / "benchmarks" / "gpu_h200.txt").read_text()
     block = text.partition(f"\n{title}\n")[2].partition("\n\n")[0]
     line = r"^  {} .*?busy +(\S+)  host +(\d+) us.*?(?:(\d+)% of a copy.*)?$"
-    own = re.search(line.format("thalweg"), block, re.MULTILINE)
+    row = re.search(line.format("thalweg"), block, re.MULTILINE)
     peer = re.search(line.format(r"torch \w+"), block, re.MULTILINE)
     ratio = re.search(r"busy (\S+) of torch", block)
-    assert own is not None
+    assert row is not None
     assert peer is not None
     assert ratio is not None
-    share = [float(own[3])] if own[3] else []
-    return [*map(float, (own[1], peer[1], ratio[1])), *share, int(own[2]) / 1e3, int(peer[2]) / 1e3]
+    share = [float(row[3])] if row[3] else []
+    return [*map(float, (row[1], peer[1], ratio[1])), *share, int(row[2]) / 1e3, int(peer[2]) / 1e3]
 
 
 def test_the_page_has_what_the_benchmark_printed() -> None:
@@ -110,10 +110,10 @@ def test_the_page_has_what_the_benchmark_printed() -> None:
     lines = table.splitlines()[2:]
     assert len(lines) == len(PRINTED)
     for line in lines:
-        what, *cells = [cell.strip() for cell in line.strip("|").split("|")]
+        label, *cells = [cell.strip() for cell in line.strip("|").split("|")]
         numbers = [float(cell.removesuffix(" %")) for cell in cells if cell]
-        (title,) = [title for start, title in PRINTED.items() if what.startswith(start)]
-        assert numbers == pytest.approx(printed(title), rel=0, abs=0.0051), what
+        (title,) = [title for start, title in PRINTED.items() if label.startswith(start)]
+        assert numbers == pytest.approx(printed(title), rel=0, abs=0.0051), label
 
 
 def test_the_readme_has_what_the_benchmark_printed() -> None:
@@ -122,7 +122,7 @@ def test_the_readme_has_what_the_benchmark_printed() -> None:
         r"Adam's step for GPT-2 takes (\S+) of the time .*?"
         r" and reaches (\d+) % of the bandwidth of a plain memory copy"
     )
-    found = re.search(sentence, readme)
-    assert found is not None
+    match = re.search(sentence, readme)
+    assert match is not None
     _, _, ratio, share, *_ = printed("Adam, gpt2")
-    assert [float(found[1]), float(found[2])] == [ratio, share]
+    assert [float(match[1]), float(match[2])] == [ratio, share]

@@ -98,9 +98,9 @@ def test_sum_is_in_order_of_appearance(dtype):
     large = 2.0**14 if dtype == torch.float16 else 2.0**60
     tiny = 2.0**-14 if dtype == torch.float16 else 1.0
     first = slices_of([large, tiny, -large], [1, 1, 1], dtype).deduplicated()
-    last = slices_of([large, -large, tiny], [1, 1, 1], dtype).deduplicated()
+    merged = slices_of([large, -large, tiny], [1, 1, 1], dtype).deduplicated()
     assert first.values.item() == 0
-    assert last.values.item() == tiny
+    assert merged.values.item() == tiny
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -172,10 +172,10 @@ def test_whole_tensors_need_indices_in_range(convert):
 
 def test_sparse_round_trip_keeps_order_and_repeats():
     slices = slices_of([[1.0], [2.0], [4.0]], [3, 0, 3])
-    back = IndexedSlices.from_sparse(slices.to_sparse())
-    assert back.indices.tolist() == [3, 0, 3]
-    assert back.values.tolist() == [[1], [2], [4]]
-    assert back.shape == (4, 1)
+    round_trip = IndexedSlices.from_sparse(slices.to_sparse())
+    assert round_trip.indices.tolist() == [3, 0, 3]
+    assert round_trip.values.tolist() == [[1], [2], [4]]
+    assert round_trip.shape == (4, 1)
 
 
 def test_coalesced_tensors_are_accepted():
@@ -245,8 +245,8 @@ def test_as_gradient_makes_other_sparse_gradients_dense():
 @pytest.mark.parametrize("ids", [[3, 0, 3], [[3, 0], [0, 3]], 2, np.array([1, 1])])
 def test_embedding_lookup_gathers_rows(row_shape, ids):
     params = Variable(torch.randn(4, *row_shape))
-    found = embedding_lookup(params, ids)
-    assert torch.equal(found, params[torch.as_tensor(ids)])
+    rows = embedding_lookup(params, ids)
+    assert torch.equal(rows, params[torch.as_tensor(ids)])
 
 
 @pytest.mark.parametrize("row_shape", [(), (2,), (2, 3)])
@@ -269,7 +269,7 @@ def test_slices_and_lookups_of_a_graph_are_made_by_v1() -> None:
     with v1.Graph().as_default(), v1.Session() as session:
         values, rows = v1.placeholder("float32", [None, 1]), v1.placeholder("int32", [None])
         table = v1.Variable([[1.0], [2.0]])
-        for refused in (
+        for call in (
             lambda: IndexedSlices(values, rows),
             lambda: IndexedSlices(torch.ones(1, 1), rows),
             lambda: IndexedSlices(torch.ones(1, 1), [0], rows),
@@ -277,7 +277,7 @@ def test_slices_and_lookups_of_a_graph_are_made_by_v1() -> None:
             lambda: embedding_lookup(torch.ones(1, 1), rows),
         ):
             with pytest.raises(TypeError, match=r"belongs to a graph: use thalweg\.v1\.\w+ there"):
-                refused()
+                call()
         slices = v1.IndexedSlices(values, rows)
         train = v1.train.GradientDescentOptimizer(0.5).apply_gradients([(slices, table)])
         session.run(v1.global_variables_initializer())
@@ -285,4 +285,4 @@ def test_slices_and_lookups_of_a_graph_are_made_by_v1() -> None:
         assert session.run(table).tolist() == [[1.0], [1.0]]
     eager = v1.IndexedSlices([[1.0]], [0])
     assert type(eager) is IndexedSlices
-    assert all(isinstance(each, v1.IndexedSlices) for each in (eager, slices))
+    assert all(isinstance(entry, v1.IndexedSlices) for entry in (eager, slices))

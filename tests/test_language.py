@@ -47,11 +47,11 @@ def f(self, kept: int, *, rate: float = 0.1):
 '''
     package = package_of(source, tmp_path, monkeypatch)
     assert sorted(name for name, _ in package.bindings) == ["kept", "own", "rate", "total", "x"]
-    counted = LANGUAGE["counted"]
-    assert counted(package, "B1", set()) == (["kept  module.py:2", "own  module.py:4"], 5)
-    assert counted(package, "short", set()) == (["x  module.py:5"], 5)
-    assert counted(package, "B2", set()) == (["What this is.  module.py:1"], 2)
-    assert counted(package, "types", {"kept"}) == (["kept: int  module.py:2"], 2)
+    counter = LANGUAGE["counted"]
+    assert counter(package, "B1", set()) == (["kept  module.py:2", "own  module.py:4"], 5)
+    assert counter(package, "short", set()) == (["x  module.py:5"], 5)
+    assert counter(package, "B2", set()) == (["What this is.  module.py:1"], 2)
+    assert counter(package, "types", {"kept"}) == (["kept: int  module.py:2"], 2)
 
 
 def test_names_of_many_types_are_ambiguous() -> None:
@@ -102,4 +102,4 @@ def test_parameters_of_external_functions_are_left_out(monkeypatch: pytest.Monke
 )
 def test_subjects_of_commits(subject: str, fault: str) -> None:
     faults = COMMITS["find_faults"](subject, COMMITS["read_verbs"]())
-    assert (faults == []) if not fault else any(fault in each for each in faults)
+    assert (faults == []) if not fault else any(fault in text for text in faults)

@@ -1,4 +1,4 @@
-"""Each room knows only the rooms below it, and no two modules need each other."""
+"""Each package imports only from lower layers, and no two modules need each other."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _parsed = cache(ast.parse)
 
 @pytest.fixture(autouse=True, scope="module")
 def _forgotten() -> Iterator[None]:
-    """Trees are of use here alone, and large."""
+    """Drop cached trees after the tests of this file: they are large."""
     yield
     _parsed.cache_clear()
     _asked.cache_clear()
@@ -68,23 +68,23 @@ def _room_of(parts: Sequence[str]) -> str:
 
 @cache
 def _asked(tree: ast.AST) -> set[str]:
-    """All that is imported anywhere, in functions, by literal names and for types alone, too.
+    """Return all imported names, also those in functions, by literal names and for types alone.
 
     `from p import b` asks for `p.b`, which is a module or a name of `p`.
     """
-    found: set[str] = set()
+    modules: set[str] = set()
     for node in ast.walk(tree):
         match node:
             case ast.Import():
-                found |= {alias.name for alias in node.names}
+                modules |= {alias.name for alias in node.names}
             case ast.ImportFrom(module=str(module)):
-                found |= {f"{module}.{alias.name}" for alias in node.names}
+                modules |= {f"{module}.{alias.name}" for alias in node.names}
             case ast.Call(
                 func=ast.Name(id="import_module") | ast.Attribute(attr="import_module"),
                 args=[ast.Constant(value=str(module)), *_],
             ):
-                found.add(module)
-    return found
+                modules.add(module)
+    return modules
 
 
 def _imports(path: Path) -> set[str]:
@@ -102,15 +102,15 @@ def test_nothing_imports_upwards(path: Path) -> None:
     room = _room(path)
     if room == "__init__":
         return
-    found = _imports(path)
+    modules = _imports(path)
     if path.name == "__init__.py":  # which lists what the package's own modules offer
-        found = {other for other in found if not other.startswith(f"{room}.")}
-    above = {other for other in found if LEVEL.get(other, 0) > LEVEL[room]}
-    assert not above, f"{path.name} is in {room!r} and imports {sorted(above)}"
+        modules = {module for module in modules if not module.startswith(f"{room}.")}
+    upper = {module for module in modules if LEVEL.get(module, 0) > LEVEL[room]}
+    assert not upper, f"{path.name} is in {room!r} and imports {sorted(upper)}"
 
 
 # What stands on TensorFlow's side registers itself with the core, which knows no name of it.
-BEYOND = {"_graph", "v1", "openseq2seq", "tf"}
+FRONT_ENDS = {"_graph", "v1", "openseq2seq", "tf"}
 NUMBERS = [path for path in MODULES if LEVEL.get(_room(path), 99) <= LEVEL["keras"]]
 
 
@@ -123,7 +123,7 @@ def test_nothing_of_the_numbers_knows_a_graph(path: Path) -> None:
         and isinstance(node.value, str)
         and re.fullmatch(r"thalweg(\.\w+)+", node.value)
     }
-    assert not (_imports(path) | strings) & BEYOND
+    assert not (_imports(path) | strings) & FRONT_ENDS
 
 
 def _title(path: Path) -> str:
@@ -132,43 +132,43 @@ def _title(path: Path) -> str:
 
 
 def _packages(name: str) -> set[str]:
-    """Those that it lies in: `p` and `p.q` of `p.q.x`."""
-    return {name[:at] for at, sign in enumerate(name) if sign == "."}
+    """Return the packages around a module: `p` and `p.q` of `p.q.x`."""
+    return {name[:end] for end, sign in enumerate(name) if sign == "."}
 
 
-def _needed(title: str, tree: ast.AST, known: set[str]) -> set[str]:
-    """The modules among `known` that a module needs."""
-    found: set[str] = set()
+def _needed(title: str, tree: ast.AST, titles: set[str]) -> set[str]:
+    """Return the modules among `titles` that a module needs."""
+    modules: set[str] = set()
     for name in _asked(tree):
-        within = [each for each in _packages(f"{name}.") if each in known]
-        if within:
-            module = max(within, key=len)
-            found |= {module, *(_packages(module) & known) - _packages(title)}
-    return found - {title}
+        packages = [package for package in _packages(f"{name}.") if package in titles]
+        if packages:
+            module = max(packages, key=len)
+            modules |= {module, *(_packages(module) & titles) - _packages(title)}
+    return modules - {title}
 
 
 def _reached(start: str, imports: dict[str, set[str]]) -> set[str]:
-    """What `start` imports, directly or by way of others."""
-    reached: set[str] = set()
+    """Return the modules that `start` imports, directly or through others."""
+    modules: set[str] = set()
     pending = list(imports[start])
     while pending:
         module = pending.pop()
-        if module not in reached:
-            reached.add(module)
+        if module not in modules:
+            modules.add(module)
             pending += imports[module]
-    return reached
+    return modules
 
 
 def _circles(sources: dict[str, str]) -> list[set[str]]:
-    """The sets of modules that import each other, however many others lie between."""
+    """Return sets of modules that import each other, with any number of modules between."""
     imports = {
         title: _needed(title, _parsed(source), set(sources)) for title, source in sources.items()
     }
-    reached = {title: _reached(title, imports) for title in imports}
+    closures = {title: _reached(title, imports) for title in imports}
     circles: list[set[str]] = []
     for title in sorted(imports):
-        if title in reached[title] and not any(title in circle for circle in circles):
-            circles.append({other for other in reached[title] if title in reached[other]})
+        if title in closures[title] and not any(title in circle for circle in circles):
+            circles.append({member for member in closures[title] if title in closures[member]})
     return circles
 
 
@@ -241,8 +241,8 @@ RATES = [
 def test_schedules_decays_and_policies_are_names_over_the_formulas(path: Path) -> None:
     nodes = list(ast.walk(_parsed(path.read_text())))
     assert not [node for node in nodes if isinstance(node, ast.Div | ast.Pow)]
-    called = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
-    assert not called & {"exp", "log", "cos", "sqrt", "floor", "ceil"}
+    attributes = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+    assert not attributes & {"exp", "log", "cos", "sqrt", "floor", "ceil"}
 
 
 FACES = [
@@ -281,30 +281,30 @@ LATE = {
 
 
 def _waited_for(tree: ast.AST) -> set[str]:
-    """The modules that are imported while `importing` is held."""
+    """Return the modules that are imported while `importing` is held."""
     blocks = [node for node in ast.walk(tree) if isinstance(node, ast.With)]
-    held = [node for node in blocks if "importing" in map(ast.unparse, node.items)]
-    nodes = [each for node in held for each in node.body]
-    return {each.module for each in nodes if isinstance(each, ast.ImportFrom) and each.module}
+    guards = [node for node in blocks if "importing" in map(ast.unparse, node.items)]
+    nodes = [statement for node in guards for statement in node.body]
+    return {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module}
 
 
-def test_what_is_imported_late_asks_for_nothing_late() -> None:
+def test_late_imports_need_no_late_names() -> None:
     # Else two threads could wait for each other: one for `importing`, one for a module.
-    homes = {f"thalweg.{each}": import_module(f"thalweg.{each}")._HOMES for each in LATE}
+    homes = {f"thalweg.{package}": import_module(f"thalweg.{package}")._HOMES for package in LATE}
     trees = {_title(path): _parsed(path.read_text()) for path in MODULES}
     imports = {title: _needed(title, tree, set(trees)) for title, tree in trees.items()}
     late = {
-        f"thalweg.{package}.{each.partition(':')[0]}"
+        f"thalweg.{package}.{entry.partition(':')[0]}"
         for owner, package in LATE.items()
-        for each in homes[f"thalweg.{owner}"].values()
+        for entry in homes[f"thalweg.{owner}"].values()
     }
     late |= {module for tree in trees.values() for module in _waited_for(tree)}
     assert {"thalweg.rules.adam", "thalweg._engines.offload"} <= late <= set(trees)
-    for title in late.union(*(_reached(each, imports) for each in late)):
+    for title in late.union(*(_reached(module, imports) for module in late)):
         for node in trees[title].body:
             if isinstance(node, ast.ImportFrom) and node.module in homes:
-                asked = {alias.name for alias in node.names}
-                assert asked.isdisjoint(homes[node.module]), title
+                names = {alias.name for alias in node.names}
+                assert names.isdisjoint(homes[node.module]), title
 
 
 def test_folders_of_tests_are_packages() -> None:
@@ -325,26 +325,26 @@ def test_private_names_are_imported_by_tests_of_their_own_room_alone() -> None:
     names = re.compile(r"^ *from thalweg\.(\w+)\S* import (\([^)]*\)|.*)", re.MULTILINE)
     for path in TESTS.rglob("*.py"):
         for room, imported in names.findall(path.read_text()):
-            is_own = path.parent.name == room.removeprefix("_")
-            assert is_own or not re.search(r"\b_[a-zA-Z]", imported), path
+            is_same_package = path.parent.name == room.removeprefix("_")
+            assert is_same_package or not re.search(r"\b_[a-zA-Z]", imported), path
 
 
 def _printed(program: str) -> str:
-    done = fresh_process.run(program)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    process = fresh_process.run(program)
+    assert process.returncode == 0, process.stderr
+    return process.stdout
 
 
-@pytest.mark.parametrize("when", ["import", "training"])
+@pytest.mark.parametrize("moment", ["import", "training"])
 @pytest.mark.parametrize("name", CLOSURE["BOUNDS"])
-def test_faces_load_no_more_than_they_need(name: str, when: str) -> None:
-    loaded = CLOSURE[f"after_{when}"](CLOSURE["FACES"][name], _printed)
+def test_faces_load_no_more_than_they_need(name: str, moment: str) -> None:
+    loaded = CLOSURE[f"after_{moment}"](CLOSURE["FACES"][name], _printed)
     assert sum(loaded.values()) <= CLOSURE["BOUNDS"][name], sorted(loaded)
     assert "thalweg.diagnostics" not in loaded
 
 
 @pytest.mark.parametrize("package", [*LATE, "optim"])
-def test_what_is_imported_late_is_offered(package: str) -> None:
+def test_late_imports_are_public(package: str) -> None:
     program = f"""
 import thalweg.{package} as package
 assert set(package.__all__) <= set(dir(package))

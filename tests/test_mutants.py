@@ -19,7 +19,7 @@ def f(a: "1 + 1", b):
         raise ValueError(-1)
     return c
 '''
-WANTED = {
+EXPECTED = {
     (8, "each > 0", "each >= 0"),
     (8, "0", "1"),
     (9, "b == 2", "b != 2"),
@@ -33,15 +33,15 @@ WANTED = {
 
 
 def test_every_change_is_made_alone() -> None:
-    made = mutants.mutants(SOURCE)
-    assert {(each.line, each.before, each.after) for each in made} >= WANTED
-    whole = ast.unparse(ast.parse(SOURCE)).splitlines()
-    for each in made:
-        changed = ast.unparse(ast.parse(each.source)).splitlines()
-        if len(changed) == len(whole):
-            assert sum(a != b for a, b in zip(changed, whole, strict=True)) == 1, each
-    assert len({each.source for each in made}) == len(made)
-    assert not any("function" in each.before and each.line == 1 for each in made)
+    mutations = mutants.mutants(SOURCE)
+    assert {(mutant.line, mutant.old_code, mutant.new_code) for mutant in mutations} >= EXPECTED
+    lines = ast.unparse(ast.parse(SOURCE)).splitlines()
+    for mutant in mutations:
+        new_lines = ast.unparse(ast.parse(mutant.source)).splitlines()
+        if len(new_lines) == len(lines):
+            assert sum(a != b for a, b in zip(new_lines, lines, strict=True)) == 1, mutant
+    assert len({mutant.source for mutant in mutations}) == len(mutations)
+    assert not any("function" in mutant.old_code and mutant.line == 1 for mutant in mutations)
 
 
 def test_the_modules_and_their_tests_are_there() -> None:

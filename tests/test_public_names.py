@@ -37,18 +37,17 @@ MODULES = [
     "thalweg.v1.train",
     "thalweg.v1.train.experimental",
 ]
-BESIDE = {"thalweg": {"__version__", "tf"}}  # whose import lends names: no star asks for it
+EXTRA_NAMES = {"thalweg": {"__version__", "tf"}}  # whose import lends names: no star asks for it
 
 
 @pytest.mark.parametrize("name", MODULES)
 def test_dir_shows_public_names_alone(name: str) -> None:
     module = importlib.import_module(name)
-    assert dir(module) == sorted({*module.__all__} | BESIDE.get(name, set()))
-    assert all(hasattr(module, each) for each in dir(module))
+    assert dir(module) == sorted({*module.__all__} | EXTRA_NAMES.get(name, set()))
+    assert all(hasattr(module, name) for name in dir(module))
 
 
 def test_annotations_of_options_are_resolved() -> None:
-    """Their `__module__` is not the one that defines them."""
     options = importlib.import_module("thalweg.optim.options")
     for name in options.__all__:
         assert get_type_hints(getattr(options, name))

@@ -35,7 +35,7 @@ def test_the_repository_has_what_a_release_needs(check: str) -> None:
 
 
 def test_the_changelog_lacks_a_date_at_most() -> None:
-    assert [each for each in found("changelog", ROOT) if "has no date" not in each] == []
+    assert [text for text in found("changelog", ROOT) if "has no date" not in text] == []
 
 
 @pytest.fixture
@@ -93,12 +93,12 @@ BROKEN: dict[str, tuple[str, Callable[[Path], Any], str]] = {
 
 
 @pytest.mark.parametrize(("check", "damage", "message"), BROKEN.values(), ids=BROKEN)
-def test_what_is_missing_is_told(
+def test_damage_is_reported(
     check: str, damage: Callable[[Path], Any], message: str, copy: Path
 ) -> None:
     damage(copy)
-    (told,) = [each for each in found(check, copy) if "has no date" not in each]
-    assert message in told
+    (fault,) = [text for text in found(check, copy) if "has no date" not in text]
+    assert message in fault
 
 
 def git(root: Path, *arguments: str) -> None:
@@ -117,14 +117,14 @@ def test_a_tag_is_looked_for(copy: Path) -> None:
     assert found("tag", copy) == ["there are changes that are not committed"]
 
 
-def test_what_was_built_is_looked_at(copy: Path) -> None:
-    (told,) = found("wheel", copy)
-    assert told.startswith("dist has nothing, not thalweg-0.1.0-py3-none-any.whl")
+def test_built_files_are_checked(copy: Path) -> None:
+    (fault,) = found("wheel", copy)
+    assert fault.startswith("dist has nothing, not thalweg-0.1.0-py3-none-any.whl")
     (copy / "dist").mkdir()
     summary = TOOL["project_in"](copy)["description"]
     with zipfile.ZipFile(copy / "dist" / "thalweg-0.1.0-py3-none-any.whl", "w") as wheel:
-        said = f"Metadata-Version: 2.4\nVersion: 0.1.0\nSummary: {summary}\n"
-        wheel.writestr("thalweg-0.1.0.dist-info/METADATA", said)
+        metadata = f"Metadata-Version: 2.4\nVersion: 0.1.0\nSummary: {summary}\n"
+        wheel.writestr("thalweg-0.1.0.dist-info/METADATA", metadata)
         for name in TOOL["IN_WHEEL"][1:]:
             wheel.writestr(name, "")
     with tarfile.open(copy / "dist" / "thalweg-0.1.0.tar.gz", "w:gz"):
@@ -138,24 +138,24 @@ def test_what_was_built_is_looked_at(copy: Path) -> None:
 def test_addresses_are_written_everywhere(copy: Path) -> None:
     git(copy, "init")
     git(copy, "add", ".")
-    before = TOOL["project_in"](copy)["urls"]
-    changed = TOOL["move"](copy, "https://github.com/someone/fork/")
-    assert {"README.md", "pyproject.toml", "CITATION.cff"} <= {*changed}
-    changed = TOOL["move_documentation"](copy, "https://pages.example/fork/")
-    assert {"README.md", "pyproject.toml", "CITATION.cff"} <= {*changed}
+    old_urls = TOOL["project_in"](copy)["urls"]
+    paths = TOOL["move"](copy, "https://github.com/someone/fork/")
+    assert {"README.md", "pyproject.toml", "CITATION.cff"} <= {*paths}
+    paths = TOOL["move_documentation"](copy, "https://pages.example/fork/")
+    assert {"README.md", "pyproject.toml", "CITATION.cff"} <= {*paths}
     assert found("links", copy) == []
     text = (copy / "README.md").read_text()
-    assert before["Source"].removeprefix("https://") not in text
-    assert before["Documentation"].removeprefix("https://") not in text
+    assert old_urls["Source"].removeprefix("https://") not in text
+    assert old_urls["Documentation"].removeprefix("https://") not in text
     assert "<https://pages.example/fork>" in text
     urls = TOOL["project_in"](copy)["urls"]
     assert urls["Documentation"] == "https://pages.example/fork"
     assert urls["Source"] == "https://github.com/someone/fork"
-    rest = [each.partition(" has the placeholder ")[2] for each in found("placeholders", copy)]
-    assert [each for each in rest if not each.startswith("pypi.org/")] == []
+    hosts = [text.partition(" has the placeholder ")[2] for text in found("placeholders", copy)]
+    assert [host for host in hosts if not host.startswith("pypi.org/")] == []
 
 
-LISTED = """# A comment, and an empty line.
+PLACEHOLDERS = """# A comment, and an empty line.
 
 pages.example replace it
 code.example/a/b ask the owner
@@ -163,7 +163,7 @@ code.example/a/b ask the owner
 
 
 @pytest.mark.parametrize(
-    ("text", "wanted"),
+    ("text", "expected"),
     [
         ("one\nhttps://pages.example/x\n", ["2 has the placeholder pages.example: replace it"]),
         ("at pages.example.", ["1 has the placeholder pages.example: replace it"]),
@@ -178,16 +178,16 @@ code.example/a/b ask the owner
     ],
 )
 def test_placeholders_are_named_with_file_and_line(
-    text: str, wanted: list[str], tmp_path: Path
+    text: str, expected: list[str], tmp_path: Path
 ) -> None:
     (tmp_path / "tools").mkdir()
-    (tmp_path / "tools" / "placeholders.txt").write_text(LISTED)
+    (tmp_path / "tools" / "placeholders.txt").write_text(PLACEHOLDERS)
     (tmp_path / "page.md").write_text(text)
     (tmp_path / "picture.png").write_bytes(b"\x89PNG\xff\xfe")
     (tmp_path / "ignored.md").write_text("pages.example")
     git(tmp_path, "init")
     git(tmp_path, "add", "tools", "page.md", "picture.png")
-    assert found("placeholders", tmp_path) == [f"page.md:{each}" for each in wanted]
+    assert found("placeholders", tmp_path) == [f"page.md:{place}" for place in expected]
 
 
 def test_a_release_fails_while_a_placeholder_is_used(
@@ -204,5 +204,5 @@ def test_a_release_fails_while_a_placeholder_is_used(
 
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="lists the files of the repository")
 def test_commands_replace_every_placeholder_of_the_repository() -> None:
-    files = {each.partition(":")[0] for each in found("placeholders", ROOT)}
+    files = {text.partition(":")[0] for text in found("placeholders", ROOT)}
     assert {Path(name).suffix for name in files} <= TOOL["SUFFIXES"]

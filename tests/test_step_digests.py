@@ -50,13 +50,13 @@ def test_another_digest_fails_and_another_machine_skips(tmp_path: Path) -> None:
     assert run_tool("--record", record, "--only", name).returncode == 0
     text = record.read_text()
     assert run_tool("--check", record, "--only", name, "--jobs", 1).returncode == 0
-    machine, first, *others = text.splitlines()
-    changed = first[:-1] + ("0" if first[-1] != "0" else "1")
-    record.write_text("\n".join([machine, changed, *others, ""]))
+    machine, first, *lines = text.splitlines()
+    altered = first[:-1] + ("0" if first[-1] != "0" else "1")
+    record.write_text("\n".join([machine, altered, *lines, ""]))
     check = run_tool("--check", record, "--only", name, "--jobs", 1)
     assert check.returncode == 1
     assert f"different digests: 1\n  {' '.join(first.split()[:6])}\n" in check.stdout
-    record.write_text("\n".join(["# another machine", first, *others, ""]))
+    record.write_text("\n".join(["# another machine", first, *lines, ""]))
     check = run_tool("--check", record, "--only", name)
     assert check.returncode == 0
     assert check.stdout.startswith("skipped: recorded with another machine; this is torch")
@@ -65,13 +65,13 @@ def test_another_digest_fails_and_another_machine_skips(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_an_interrupted_record_continues(tmp_path: Path) -> None:
     arguments = ("--only", "keras.Adamax", "--jobs", 1)
-    whole, continued = tmp_path / "whole.txt", tmp_path / "continued.txt"
-    assert run_tool("--record", whole, *arguments).returncode == 0
-    machine, first, *_ = whole.read_text().splitlines()
+    complete, continued = tmp_path / "whole.txt", tmp_path / "continued.txt"
+    assert run_tool("--record", complete, *arguments).returncode == 0
+    machine, first, *_ = complete.read_text().splitlines()
     first_part = f"{machine}\n{first[:-1]}\n"
     (tmp_path / "continued.txt.part").write_text(first_part)
     assert run_tool("--record", continued, *arguments).returncode == 0
-    expected = whole.read_text().replace(first, first[:-1])
+    expected = complete.read_text().replace(first, first[:-1])
     assert continued.read_text() == expected
     assert not (tmp_path / "continued.txt.part").exists()
 

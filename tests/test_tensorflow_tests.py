@@ -90,6 +90,6 @@ def test_counts_and_failures_are_printed(tmp_path: Path) -> None:
         path.write_text(text)
     report = tmp_path / "report.json"
     command = [sys.executable, TOOL, tmp_path, "--report", report]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=250)
-    assert (done.stdout, done.stderr) == (EXPECTED, "")
+    process = subprocess.run(command, capture_output=True, text=True, timeout=250)
+    assert (process.stdout, process.stderr) == (EXPECTED, "")
     assert "Supervisor()" in report.read_text()

@@ -167,7 +167,7 @@ def test_repr_is_that_of_tensorflow(variable, text):
         torch.exp,
     ],
 )
-def test_what_is_computed_from_a_variable_is_a_plain_tensor(function):
+def test_results_of_variables_are_tensors(function):
     assert type(function(Variable([1.0, 2.0]))) is torch.Tensor
 
 
@@ -226,11 +226,11 @@ def test_arrays_of_ml_dtypes_keep_their_bits():
     array = np.array([1.5, -3e38, np.inf], ml_dtypes.bfloat16)
     assert tf.constant(array).tolist() == array.astype(np.float64).tolist()
     assert tf.constant(array, tf.float64).tolist() == array.astype(np.float64).tolist()
-    own = np.array([7, 8], tf.bfloat16.as_numpy_dtype)
-    assert Variable(np.zeros(2, own.dtype)).assign(own).tolist() == [7, 8]
+    pair = np.array([7, 8], tf.bfloat16.as_numpy_dtype)
+    assert Variable(np.zeros(2, pair.dtype)).assign(pair).tolist() == [7, 8]
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-        fed = tf.compat.v1.placeholder(tf.bfloat16, [2])
-        assert session.run(tf.cast(fed, tf.float32), {fed: own}).tolist() == [7, 8]
+        feed = tf.compat.v1.placeholder(tf.bfloat16, [2])
+        assert session.run(tf.cast(feed, tf.float32), {feed: pair}).tolist() == [7, 8]
     with pytest.raises(InvalidTypeError, match="Cannot convert array"):
         Variable(np.ones(2, ml_dtypes.int4))
 
@@ -258,9 +258,9 @@ def test_assignment_is_not_differentiated():
 @pytest.mark.parametrize("read", [Variable.value, Variable.read_value, Variable.numpy])
 def test_reading_takes_a_snapshot(read):
     variable = Variable([1.0])
-    before = read(variable)
+    snapshot = read(variable)
     variable.assign([2.0])
-    assert before.tolist() == [1]
+    assert snapshot.tolist() == [1]
 
 
 def test_read_value_is_differentiable():
@@ -312,12 +312,12 @@ def through_torch_save(variable):
 @pytest.mark.parametrize("trainable", [True, False])
 def test_copies_keep_everything_but_the_memory(duplicate, trainable):
     original = Variable([1.0, 2.0], "w", trainable, clip)
-    other = duplicate(original)
-    assert type(other) is Variable
-    assert (other.name, other.trainable, other.constraint) == ("w:0", trainable, clip)
-    assert other.requires_grad == trainable
-    assert other.is_leaf
-    other.assign([5.0, 5.0])
+    twin = duplicate(original)
+    assert type(twin) is Variable
+    assert (twin.name, twin.trainable, twin.constraint) == ("w:0", trainable, clip)
+    assert twin.requires_grad == trainable
+    assert twin.is_leaf
+    twin.assign([5.0, 5.0])
     assert original.tolist() == [1, 2]
 
 
@@ -388,9 +388,9 @@ def test_variables_that_share_their_moves_count_them_together():
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
 def test_a_copy_counts_its_moves_alone(duplicate):
     moves = Moves()
-    copied = duplicate(over(torch.zeros(2), "m", moves))
-    copied.data = torch.ones(2)
-    assert (copied.moves.count, moves.count) == (1, 0)
+    twin = duplicate(over(torch.zeros(2), "m", moves))
+    twin.data = torch.ones(2)
+    assert (twin.moves.count, moves.count) == (1, 0)
 
 
 @settings(derandomize=True, deadline=None, max_examples=50)
@@ -413,28 +413,28 @@ ARRAY_OPERATORS = {
 
 
 @pytest.mark.parametrize("name", ARRAY_OPERATORS)
-@pytest.mark.parametrize("is_left", [False, True], ids=["right", "left"])
+@pytest.mark.parametrize("array_first", [False, True], ids=["right", "left"])
 @pytest.mark.parametrize(
     "dtype", [np.float32, np.float64, np.int64, list], ids=lambda d: d.__name__
 )
-def test_arrays_are_operands_in_the_dtype_of_the_variable(name, is_left, dtype):
+def test_arrays_are_operands_in_the_dtype_of_the_variable(name, array_first, dtype):
     apply, values = ARRAY_OPERATORS[name], [2.0, 3.0]
     w = Variable([1.5, 4.0])
     array = values if dtype is list else np.array(values, dtype)
-    pair = (array, w) if is_left else (w, array)
+    pair = (array, w) if array_first else (w, array)
     got = apply(*pair)
-    plain = w.detach().requires_grad_()
-    expected = apply(*(torch.tensor(values) if each is array else plain for each in pair))
+    param = w.detach().requires_grad_()
+    expected = apply(*(torch.tensor(values) if operand is array else param for operand in pair))
     assert (type(got), got.dtype) == (torch.Tensor, expected.dtype)
     assert torch.equal(got, expected)
     if expected.requires_grad and name != "floordiv":
         got.sum().backward()
         expected.sum().backward()
-        assert torch.equal(w.grad, plain.grad)
+        assert torch.equal(w.grad, param.grad)
 
 
 def test_an_array_of_fractions_beside_an_integer_variable_loses_them():
-    """As in TensorFlow 2.21."""
+    """Truncate fractions, as TensorFlow 2.21."""
     variable, array = Variable([3, 2]), np.array([0.5, 2.5])
     for product in (variable * array, array * variable):
         assert (product.dtype, product.tolist()) == (torch.int32, [0, 4])

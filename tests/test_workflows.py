@@ -51,8 +51,8 @@ def test_a_workflow_has_least_privilege_and_limits(name: str) -> None:
         assert job["runs-on"] == "ubuntu-24.04"
         assert job["timeout-minutes"] <= 350
         granted.append(job.get("permissions", {}))
-    writes = [each for each in granted if "write" in str(each)]
-    assert all(each in ({}, {"contents": "read"}, {"id-token": "write"}) for each in granted)
+    writes = [permission for permission in granted if "write" in str(permission)]
+    assert all(grant in ({}, {"contents": "read"}, {"id-token": "write"}) for grant in granted)
     assert len(writes) == (name == "release.yml")
     assert "github.ref" in workflow["concurrency"]["group"]
     assert "pull_request_target" not in workflow[True]
@@ -70,7 +70,7 @@ def test_an_action_has_one_version() -> None:
     versions: dict[str, set[str]] = {}
     for action, version in re.findall(r"uses: ([\w./-]+)@(.*)$", text, re.MULTILINE):
         versions.setdefault(action, set()).add(version)
-    assert {action: len(found) for action, found in versions.items() if len(found) > 1} == {}
+    assert {action: len(uses) for action, uses in versions.items() if len(uses) > 1} == {}
 
 
 @pytest.mark.parametrize("name", JOBS)
@@ -87,21 +87,21 @@ def test_packages_are_cached_and_no_credentials_stay(name: str) -> None:
 
 def test_tests_run_on_each_python_of_the_classifiers() -> None:
     prefix = "Programming Language :: Python :: 3."
-    wanted = [each[len(prefix) - 2 :] for each in PROJECT["classifiers"] if each.startswith(prefix)]
+    expected = [row[len(prefix) - 2 :] for row in PROJECT["classifiers"] if row.startswith(prefix)]
     job = load("tests.yml")["jobs"]["tests"]
-    assert job["strategy"]["matrix"]["python"] == wanted
-    assert PROJECT["requires-python"] == f">={wanted[0]}"
-    (setup,) = [each for each in job["steps"] if "setup-python" in each.get("uses", "")]
+    assert job["strategy"]["matrix"]["python"] == expected
+    assert PROJECT["requires-python"] == f">={expected[0]}"
+    (setup,) = [step for step in job["steps"] if "setup-python" in step.get("uses", "")]
     assert setup["with"]["python-version"] == "${{ matrix.python }}"
 
 
 @pytest.mark.parametrize("name", ["complete.yml", "docs.yml", "release.yml"])
 def test_other_workflows_run_on_the_python_of_the_documentation(name: str) -> None:
     settings = yaml.safe_load((ROOT / ".readthedocs.yaml").read_text())
-    wanted = settings["build"]["tools"]["python"]
-    found = {step["with"]["python-version"] for step in steps_of(name, "actions/setup-python")}
-    assert found == {wanted}
-    assert PROJECT["requires-python"] == f">={wanted}"
+    expected = settings["build"]["tools"]["python"]
+    versions = {step["with"]["python-version"] for step in steps_of(name, "actions/setup-python")}
+    assert versions == {expected}
+    assert PROJECT["requires-python"] == f">={expected}"
 
 
 @pytest.mark.parametrize("name", JOBS)
@@ -150,13 +150,13 @@ def test_the_documentation_is_built_as_where_it_is_hosted() -> None:
 def test_a_form_has_what_github_requires(name: str) -> None:
     form = yaml.safe_load(FORMS[name].read_text())
     assert {"name", "description", "body"} <= {*form}
-    fields = [each for each in form["body"] if each["type"] != "markdown"]
-    assert any(each.get("validations", {}).get("required") for each in fields)
-    ids = [each["id"] for each in fields]
+    fields = [field for field in form["body"] if field["type"] != "markdown"]
+    assert any(field.get("validations", {}).get("required") for field in fields)
+    ids = [field["id"] for field in fields]
     assert len({*ids}) == len(ids)
-    for each in fields:
-        assert each["type"] in ("checkboxes", "dropdown", "input", "textarea")
-        assert each["attributes"]["label"]
+    for field in fields:
+        assert field["type"] in ("checkboxes", "dropdown", "input", "textarea")
+        assert field["attributes"]["label"]
 
 
 def test_forms_for_bugs_and_features_and_a_private_contact_exist() -> None:
@@ -173,4 +173,4 @@ def test_the_readme_has_badges_of_existing_workflows_alone() -> None:
 
 def test_actions_are_updated_by_proposals() -> None:
     settings = yaml.safe_load((FOLDER / "dependabot.yml").read_text())
-    assert [each["package-ecosystem"] for each in settings["updates"]] == ["github-actions"]
+    assert [update["package-ecosystem"] for update in settings["updates"]] == ["github-actions"]

@@ -1,4 +1,4 @@
-"""What imports and steps leave of torch's classes, tried in a process of its own.
+"""Attributes of torch's classes after imports and steps, tested in a separate process.
 
     python tests/base/lending_cases.py MODULE ...
 
@@ -18,17 +18,17 @@ CLASSES: tuple[type, ...] = (torch.dtype, torch.Size, torch.Tensor, torch.nn.Par
 
 
 def attributes() -> list[dict[str, Any]]:
-    """All that torch's classes have."""
+    """Return all attributes of torch's classes."""
     return [dict(vars(cls)) for cls in CLASSES]
 
 
-def changed(before: list[dict[str, Any]]) -> list[str]:
-    """The names that have come, gone or changed since then."""
-    found: list[str] = []
-    for cls, then in zip(CLASSES, before, strict=True):
-        now = vars(cls)
-        found += [f"{cls.__name__}.{k}" for k in {*then, *now} if then.get(k) is not now.get(k)]
-    return sorted(found)
+def changed(initial: list[dict[str, Any]]) -> list[str]:
+    """Return the names that were added, removed or changed."""
+    names: list[str] = []
+    for cls, old in zip(CLASSES, initial, strict=True):
+        new = vars(cls)
+        names += [f"{cls.__name__}.{k}" for k in {*old, *new} if old.get(k) is not new.get(k)]
+    return sorted(names)
 
 
 def _step_of_torchs_kind(module: Any) -> None:
@@ -91,13 +91,13 @@ STEPS = {
 
 
 def main(names: list[str]) -> int:
-    before, found = attributes(), False
+    initial, differs = attributes(), False
     for name in names:
         STEPS[name](importlib.import_module(name))
-        if changed(before):
-            sys.stdout.write(f"{name}: {' '.join(changed(before))}\n")
-            found = True
-    return found
+        if changed(initial):
+            sys.stdout.write(f"{name}: {' '.join(changed(initial))}\n")
+            differs = True
+    return differs
 
 
 if __name__ == "__main__":

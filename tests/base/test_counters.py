@@ -1,4 +1,4 @@
-"""Counters that a device moves; here the CPU stands for it."""
+"""Counters on a device; here the CPU stands for it."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from thalweg import Variable
 from thalweg._base import device_counters
 from thalweg._core.atomic_section import run
 
-HERE = torch.device("cpu")
+CPU = torch.device("cpu")
 
 
 def counter(value: float, dtype: torch.dtype = torch.float32) -> Variable:
     return Variable(value, dtype=dtype, trainable=False)
 
 
-def move(*moves: tuple[Tensor, float | None], taken: bool = True) -> None:
-    run(device_counters.moved(moves, torch.tensor(taken)))
+def move(*moves: tuple[Tensor, float | None], step_taken: bool = True) -> None:
+    run(device_counters.moved(moves, torch.tensor(step_taken)))
 
 
 @pytest.fixture
@@ -31,12 +31,12 @@ def unasked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Tensor, "item", refused)
 
 
-@pytest.mark.parametrize("taken", [True, False])
-def test_a_step_counts_if_it_is_taken(taken: bool) -> None:
+@pytest.mark.parametrize("step_taken", [True, False])
+def test_a_step_counts_if_it_is_taken(step_taken: bool) -> None:
     step, power = counter(4, torch.int64), counter(0.9)
-    move((power, 0.5), (step, None), taken=taken)
-    assert step.item() == (5 if taken else 4)
-    assert power.item() == torch.tensor(0.45 if taken else 0.9).item()
+    move((power, 0.5), (step, None), step_taken=step_taken)
+    assert step.item() == (5 if step_taken else 4)
+    assert power.item() == torch.tensor(0.45 if step_taken else 0.9).item()
     assert step.dtype == torch.int64
     assert power.dtype == torch.float32
 
@@ -45,11 +45,11 @@ def test_a_step_counts_if_it_is_taken(taken: bool) -> None:
 def test_a_number_is_known_without_asking() -> None:
     step, power = counter(2**40, torch.int64), counter(0.9)
     move((power, 0.5), (step, None))
-    found = device_counters.number_of(step)
-    assert found == 2**40 + 1
-    assert type(found) is int
+    number = device_counters.number_of(step)
+    assert number == 2**40 + 1
+    assert type(number) is int
     assert device_counters.number_of(power) == float(torch.tensor(0.45).numpy())
-    move((power, 0.5), (step, None), taken=False)
+    move((power, 0.5), (step, None), step_taken=False)
     assert device_counters.number_of(step) == 2**40 + 1
 
 
@@ -66,16 +66,16 @@ def test_a_counter_that_has_moved_since_is_asked() -> None:
     assert device_counters.number_of(step) == step.item() == 2
 
 
-def test_what_was_never_moved_is_asked() -> None:
+def test_tensors_without_moves_are_read() -> None:
     assert device_counters.number_of(torch.tensor([3])) == 3
 
 
 def test_numbers_of_no_counter_are_kept() -> None:
     gc.collect()
-    before = len(device_counters._transfers)
+    initial = len(device_counters._transfers)
     move((counter(1.0), 2.0))
     gc.collect()
-    assert len(device_counters._transfers) == before
+    assert len(device_counters._transfers) == initial
 
 
 def test_memory_that_was_replaced_is_asked() -> None:
@@ -85,8 +85,8 @@ def test_memory_that_was_replaced_is_asked() -> None:
     assert device_counters.number_of(step) == 40
 
 
-def test_what_a_device_knows_goes_on_counting() -> None:
-    """A write that torch does not count is not seen at once, and not lost."""
+def test_known_numbers_continue_after_writes() -> None:
+    """Write in a way that torch does not count: the write is not seen at once, and not lost."""
     power = counter(1.0)
     move((power, 0.5))
     power.data.fill_(8.0)
@@ -121,4 +121,4 @@ def test_a_counter_of_inference_mode_counts() -> None:
 def test_nothing_moves() -> None:
     assert device_counters.moved([], torch.tensor(True)) == []
     step = counter(1, torch.int64)
-    assert device_counters.at(HERE, step).data_ptr() == step.data_ptr()
+    assert device_counters.at(CPU, step).data_ptr() == step.data_ptr()

@@ -1,4 +1,4 @@
-"""TensorFlow's names on torch's classes: lent to those who ask, and taken back."""
+"""TensorFlow's names on torch's classes: added on request, and removed again."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ CASES = Path(__file__).parent / "lending_cases.py"
 
 @pytest.fixture(autouse=True)
 def as_torch_has_them() -> Iterator[list[dict[str, Any]]]:
-    """What the classes have without any names of ours."""
+    """Yield the attributes of the classes without any of the library's names."""
     with take_back_names():
-        before = attributes()
-        yield before
+        initial = attributes()
+        yield initial
         take_back_names()
-        assert not changed(before)
+        assert not changed(initial)
 
 
 def parameter() -> Any:
-    made = torch.nn.Parameter(torch.tensor([1.0, 2.0]))
-    thalweg.named_variables([("w", made)])
-    return made
+    param = torch.nn.Parameter(torch.tensor([1.0, 2.0]))
+    thalweg.named_variables([("w", param)])
+    return param
 
 
 def has_names() -> bool:
@@ -41,12 +41,12 @@ def has_names() -> bool:
 
 
 def test_faces_leave_torchs_classes_alone() -> None:
-    told = fresh_process.run(CASES, *STEPS)
-    assert (told.returncode, told.stdout.strip()) == (0, ""), told.stderr
+    process = fresh_process.run(CASES, *STEPS)
+    assert (process.returncode, process.stdout.strip()) == (0, ""), process.stderr
 
 
 @pytest.mark.parametrize(
-    "begins",
+    "statement",
     [
         "import thalweg.tf",
         "from thalweg.tf.keras import optimizers",
@@ -56,10 +56,10 @@ def test_faces_leave_torchs_classes_alone() -> None:
         "from thalweg import v1; v1.disable_eager_execution()",
     ],
 )
-def test_who_asks_has_them(begins: str) -> None:
-    code = f"{begins}\nimport torch; raise SystemExit(not hasattr(torch.float32, 'base_dtype'))"
-    told = fresh_process.run(code)
-    assert told.returncode == 0, told.stderr
+def test_statements_that_add_names(statement: str) -> None:
+    code = f"{statement}\nimport torch; raise SystemExit(not hasattr(torch.float32, 'base_dtype'))"
+    process = fresh_process.run(code)
+    assert process.returncode == 0, process.stderr
 
 
 def test_names_are_there_for_a_block(as_torch_has_them: Any) -> None:
@@ -96,7 +96,7 @@ def test_blocks_in_blocks(as_torch_has_them: Any) -> None:
     assert not has_names()
 
 
-def test_what_is_lent_stays_until_it_is_ended() -> None:
+def test_names_stay_until_their_end() -> None:
     first, second = lend_names(), lend_names()
     first.close()
     assert has_names()
@@ -107,7 +107,7 @@ def test_what_is_lent_stays_until_it_is_ended() -> None:
     assert not has_names()
 
 
-def test_who_ended_in_between_is_not_lent_to_again() -> None:
+def test_names_do_not_return_after_an_end() -> None:
     first = lend_names()
     with take_back_names():
         first.close()
@@ -120,7 +120,7 @@ def test_an_error_ends_a_block() -> None:
     assert not has_names()
 
 
-def test_what_the_classes_had_before_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_earlier_attributes_return(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.nn.Parameter, "name", "mine", raising=False)
     monkeypatch.setattr(torch.nn.Parameter, "handle", "theirs", raising=False)
     with lend_names():
@@ -129,7 +129,7 @@ def test_what_the_classes_had_before_comes_back(monkeypatch: pytest.MonkeyPatch)
     assert (parameter().name, parameter().handle) == ("mine", "theirs")
 
 
-def test_what_others_put_in_a_names_place_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_foreign_replacements_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     with lend_names():
         monkeypatch.setattr(torch.Tensor, "set_shape", "theirs", raising=False)
     assert torch.zeros(1).set_shape == "theirs"  # pyright: ignore[reportAttributeAccessIssue]
@@ -157,7 +157,7 @@ def test_threads_lend_and_end(threads_change_often: None) -> None:
 
 
 class Written(SGD):
-    """A subclass as TensorFlow's users wrote them."""
+    """Subclass in the form of TensorFlow's users."""
 
     def _resource_apply_dense(self, grad: Any, var: Any, apply_state: Any = None) -> Any:
         rate = self._get_hyper("learning_rate", var.dtype.base_dtype)
@@ -167,9 +167,9 @@ class Written(SGD):
 @pytest.mark.parametrize("variable", [parameter, lambda: thalweg.Variable([1.0, 2.0], name="w")])
 def test_subclasses_for_tensorflow_ask_for_names(variable: Any) -> None:
     opt, w = Written(0.5), variable()
-    with pytest.raises(AttributeError, match="base_dtype") as caught:
+    with pytest.raises(AttributeError, match="base_dtype") as error:
         opt.apply_gradients([([1.0, 1.0], w)])
-    assert "thalweg.lend_names() gives" in caught.value.__notes__[-1]
+    assert "thalweg.lend_names() gives" in error.value.__notes__[-1]
     with lend_names():
         opt.apply_gradients([([1.0, 1.0], w)])
     assert w.tolist() == [0.5, 1.5]

@@ -24,7 +24,7 @@ class Holder:
 
 
 class Reading:
-    """An object whose `repr` reads a tensor."""
+    """Object whose `repr` reads a tensor."""
 
     def __init__(self, value: torch.Tensor) -> None:
         self.value = value
@@ -43,7 +43,7 @@ CUT = "a Tensor of shape (4, 3) and type float32 whose storage was cut"
 
 
 @pytest.mark.parametrize(
-    ("make", "wanted"),
+    ("make", "expected"),
     [
         (cut_tensor, CUT),
         (lambda: [cut_tensor()], f"[{CUT}]"),
@@ -60,5 +60,5 @@ CUT = "a Tensor of shape (4, 3) and type float32 whose storage was cut"
         (lambda: 1.5, "1.5"),
     ],
 )
-def test_values_are_shown(make: Any, wanted: str) -> None:
-    assert show_value(make()) == wanted
+def test_values_are_shown(make: Any, expected: str) -> None:
+    assert show_value(make()) == expected

@@ -1,4 +1,4 @@
-"""Blocks that switch something: it is switched back wherever an interruption comes."""
+"""Blocks that switch a setting: it is switched back after an interruption at any place."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ BLOCKS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "knowing": lambda: HYPERS.knowing({}),
     "uncalled": HYPERS.uncalled,
 }
-OUTSIDE = {
+OUTER_BLOCKS = {
     "torch's default": lambda: torch.inference_mode(False),
     "no_grad": torch.no_grad,
     "inference_mode": torch.inference_mode,
@@ -49,14 +49,15 @@ def state() -> Any:
 
 
 def interrupted(number: int, work: Callable[[], Any]) -> bool:
-    """Do work that is interrupted where a signal may do so: where Python code is entered or left,
-    or has called something in C. False if there are fewer such places."""
-    left = number
+    """Interrupt work where a signal may do so: where Python code is entered or left, or has called
+    C code. Return False if there are fewer such places.
+    """
+    remaining = number
 
     def profile(frame: Any, *_: Any) -> None:
-        nonlocal left
-        left -= frame.f_code is not interrupted.__code__
-        if left < 0:
+        nonlocal remaining
+        remaining -= frame.f_code is not interrupted.__code__
+        if remaining < 0:
             sys.setprofile(None)
             raise KeyboardInterrupt
 
@@ -76,23 +77,23 @@ def within(block: Callable[[], AbstractContextManager[Any]]) -> None:
 
 
 def places(block: Callable[[], AbstractContextManager[Any]]) -> list[int]:
-    """Where an interruption leaves something switched, of all places; there is one place more."""
+    """Return places where an interruption leaves something switched, and minus their number."""
     wrong: list[int] = []
     for number in itertools.count():
-        before = state()
-        found = interrupted(number, lambda: within(block))
-        if state() != before:
+        initial = state()
+        was_hit = interrupted(number, lambda: within(block))
+        if state() != initial:
             wrong.append(number)
             torch.set_grad_enabled(True)
-        if not found:
+        if not was_hit:
             return [*wrong, -number]
     return wrong
 
 
-@pytest.mark.parametrize("outside", OUTSIDE)
+@pytest.mark.parametrize("outer", OUTER_BLOCKS)
 @pytest.mark.parametrize("name", BLOCKS)
-def test_a_block_that_is_interrupted_anywhere_is_left_whole(name: str, outside: str) -> None:
-    with OUTSIDE[outside]():
+def test_a_block_that_is_interrupted_anywhere_is_left_whole(name: str, outer: str) -> None:
+    with OUTER_BLOCKS[outer]():
         (count,) = places(BLOCKS[name])
     assert count < -4
 
@@ -103,21 +104,21 @@ def test_torchs_own_blocks_are_not() -> None:
 
 
 @pytest.mark.parametrize("name", ["no_grad", "enable_grad", "writable", "outside_inference"])
-@pytest.mark.parametrize("outside", OUTSIDE)
-def test_a_block_records_what_it_says(name: str, outside: str) -> None:
-    with OUTSIDE[outside]():
-        before = state()
+@pytest.mark.parametrize("outer", OUTER_BLOCKS)
+def test_a_block_records_what_it_says(name: str, outer: str) -> None:
+    with OUTER_BLOCKS[outer]():
+        initial = state()
         with BLOCKS[name]():
-            is_inference = outside == "inference_mode" and name.endswith("_grad")
+            is_inference = outer == "inference_mode" and name.endswith("_grad")
             assert torch.is_inference_mode_enabled() == is_inference
             assert torch.is_grad_enabled() == (name in ("enable_grad", "outside_inference"))
-        assert state() == before
+        assert state() == initial
 
 
 def test_a_block_may_be_that_of_a_function() -> None:
     @context_managers.no_grad()
-    def doubled(x: torch.Tensor, by: int = 2) -> torch.Tensor:
-        return x * by
+    def doubled(x: torch.Tensor, factor: int = 2) -> torch.Tensor:
+        return x * factor
 
-    made = doubled(torch.ones(1, requires_grad=True), by=3)
-    assert (made.item(), made.requires_grad, doubled.__name__) == (3, False, "doubled")
+    product = doubled(torch.ones(1, requires_grad=True), factor=3)
+    assert (product.item(), product.requires_grad, doubled.__name__) == (3, False, "doubled")

@@ -1,4 +1,4 @@
-"""`thalweg bench`: what is measured is right; how long it takes is not tested."""
+"""`thalweg bench`: contents of its results; figures are not tested."""
 
 import io
 import json
@@ -35,7 +35,7 @@ TINY = shapes.of("tiny", [(3, 4), (5,), ()])
 
 @pytest.fixture(autouse=True)
 def short_blocks(monkeypatch):
-    """Blocks of two steps: how long they are decides how exact figures are, and nothing else."""
+    """Measure blocks of two steps: their length decides how exact figures are, and nothing else."""
     steps = timing._steps_of_block
     monkeypatch.setattr(timing, "_steps_of_block", lambda contender, block: steps(contender, 0.0))
 
@@ -49,26 +49,26 @@ def short_blocks(monkeypatch):
     ],
 )
 def test_named_sets_have_the_shapes_of_the_models(name, tensors, parameters):
-    made = shapes.load(name)
-    assert len(made.shapes) == tensors
-    assert made.parameters == parameters
-    assert made.bytes == 4 * parameters
+    model_shapes = shapes.load(name)
+    assert len(model_shapes.shapes) == tensors
+    assert model_shapes.parameters == parameters
+    assert model_shapes.bytes == 4 * parameters
 
 
 @pytest.fixture
 def state_dict():
-    tied = torch.zeros(4, 3)
+    head = torch.zeros(4, 3)
     norm, batches = torch.ones(3, dtype=torch.float16), torch.tensor(7)
-    return {"in": tied, "out": tied, "norm": norm, "batches": batches, "empty": torch.zeros(0, 2)}
+    return {"in": head, "out": head, "norm": norm, "batches": batches, "empty": torch.zeros(0, 2)}
 
 
 @pytest.mark.parametrize("wrap", [lambda state: state, lambda state: {"epoch": 3, "model": state}])
 def test_a_state_dict_counts_tied_weights_once_and_skips_integers(tmp_path, state_dict, wrap):
     torch.save(wrap(state_dict), tmp_path / "model.pt")
-    made = shapes.load(str(tmp_path / "model.pt"))
-    assert made.name == "model"
-    assert made.shapes == ((4, 3), (3,))
-    assert made.dtypes == (torch.float32, torch.float16)
+    model_shapes = shapes.load(str(tmp_path / "model.pt"))
+    assert model_shapes.name == "model"
+    assert model_shapes.shapes == ((4, 3), (3,))
+    assert model_shapes.dtypes == (torch.float32, torch.float16)
 
 
 def test_a_safetensors_file_gives_its_shapes(tmp_path):
@@ -76,8 +76,8 @@ def test_a_safetensors_file_gives_its_shapes(tmp_path):
         {"a": torch.zeros(4, 3), "b": torch.zeros(2, dtype=torch.bfloat16), "n": torch.tensor([1])},
         tmp_path / "model.safetensors",
     )
-    made = shapes.load(str(tmp_path / "model.safetensors"))
-    assert set(zip(made.shapes, made.dtypes, strict=True)) == {
+    model_shapes = shapes.load(str(tmp_path / "model.safetensors"))
+    assert set(zip(model_shapes.shapes, model_shapes.dtypes, strict=True)) == {
         ((4, 3), torch.float32),
         ((2,), torch.bfloat16),
     }
@@ -100,7 +100,7 @@ def _archive(path, name="a.txt"):
 
 
 class Network(torch.nn.Linear):
-    """Of which only the state_dict should be saved."""
+    """Module that is pickled in place of its state_dict."""
 
 
 # What is in the way, and what is said of it.
@@ -137,16 +137,16 @@ WRONG = {
 
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_file_speaks_for_itself(name, tmp_path):
-    make, said = WRONG[name]
+    make, message = WRONG[name]
     make(tmp_path / name)
-    done = CliRunner().invoke(command, ["bench", str(tmp_path / name)])
-    assert done.exit_code == 2, done.output
-    (line,) = done.stderr.splitlines()
+    outcome = CliRunner().invoke(command, ["bench", str(tmp_path / name)])
+    assert outcome.exit_code == 2, outcome.output
+    (line,) = outcome.stderr.splitlines()
     assert line.startswith("Error: Invalid value for SHAPES: ")
     assert name in line
-    assert said in line
+    assert message in line
     assert "gpt2, resnet50, small2000, a state_dict saved with torch.save, or a" in line
-    assert not done.stdout
+    assert not outcome.stdout
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read all files")
@@ -188,13 +188,13 @@ def test_every_rule_can_be_measured():
 
 @pytest.mark.parametrize("name", registry.CLASSES)
 def test_every_optimizer_of_tensorflow_1_can_be_measured_by_its_name(name):
-    entry, made = registry.entry(name), workload.make_tensors(TINY)
+    entry, tensors = registry.entry(name), workload.make_tensors(TINY)
     optimizer = workload.make_optimizer(entry)
     assert type(optimizer) is by_class()[name].cls
     assert len(optimizer._choose_rule().element_slots) == entry.slots
-    before = [var.detach().clone() for var in made.variables]
-    workload.thalweg_step(entry, made)()
-    assert not any(torch.equal(a, b) for a, b in zip(before, made.variables, strict=True))
+    initial = [var.detach().clone() for var in tensors.variables]
+    workload.thalweg_step(entry, tensors)()
+    assert not any(torch.equal(a, b) for a, b in zip(initial, tensors.variables, strict=True))
 
 
 def test_the_names_of_tensorflow_1_are_all_there():
@@ -202,54 +202,54 @@ def test_the_names_of_tensorflow_1_are_all_there():
 
 
 def test_a_measured_adagrad_da_counts_its_steps():
-    seen = []
-    entry, made = registry.entry("v1:AdagradDAOptimizer"), workload.make_tensors(TINY)
+    steps = []
+    entry, tensors = registry.entry("v1:AdagradDAOptimizer"), workload.make_tensors(TINY)
     optimizer = workload.make_optimizer(entry)
     for _ in range(3):
-        applied(optimizer)(zip(made.gradients, made.variables, strict=True))
-        seen.append(int(optimizer._global_step))
-    assert seen == [1, 2, 3]
+        applied(optimizer)(zip(tensors.gradients, tensors.variables, strict=True))
+        steps.append(int(optimizer._global_step))
+    assert steps == [1, 2, 3]
 
 
 def test_norms_are_streams_of_their_own(monkeypatch):
     monkeypatch.setattr(memory, "extra_bytes", lambda step: 0)
     rows = compare.compare("LARS", registry.entry("LARS"), TINY, (), rounds=3)
-    ours, limit = rows
+    row, limit = rows
     assert limit.of_roofline == 1
-    shares = [7 / 5 * b / a for a, b in zip(ours.rounds_ms, limit.rounds_ms, strict=True)]
-    assert min(shares) <= ours.of_roofline <= max(shares)
+    shares = [7 / 5 * b / a for a, b in zip(row.rounds_ms, limit.rounds_ms, strict=True)]
+    assert min(shares) <= row.of_roofline <= max(shares)
 
 
 @pytest.mark.parametrize("form", peers.TORCH_FORMS)
 def test_torch_steps_move_the_shared_variables(form):
-    made = workload.make_tensors(TINY)
-    before = [var.detach().clone() for var in made.variables]
-    step = peers.torch_step(registry.entry("Adam"), made, form)
+    tensors = workload.make_tensors(TINY)
+    initial = [var.detach().clone() for var in tensors.variables]
+    step = peers.torch_step(registry.entry("Adam"), tensors, form)
     assert step is not None
     step()
-    assert not any(torch.equal(a, b) for a, b in zip(before, made.variables, strict=True))
+    assert not any(torch.equal(a, b) for a, b in zip(initial, tensors.variables, strict=True))
 
 
 def test_a_rule_that_torch_lacks_has_no_torch_step():
-    made = workload.make_tensors(TINY)
-    assert peers.torch_step(registry.entry("Ftrl"), made, "foreach") is None
-    assert peers.torch_step(registry.entry("Nadam"), made, "fused") is None
+    tensors = workload.make_tensors(TINY)
+    assert peers.torch_step(registry.entry("Ftrl"), tensors, "foreach") is None
+    assert peers.torch_step(registry.entry("Nadam"), tensors, "fused") is None
 
 
 def test_rounds_are_interleaved_and_counted():
     calls = []
     contenders = [timing.Contender(name, lambda name=name: calls.append(name)) for name in "ab"]
-    made = timing.measure(contenders, rounds=4, block=0.0, budget=0.0)
-    assert {name: len(times) for name, times in made.seconds.items()} == {"a": 3, "b": 3}
+    timings = timing.measure(contenders, rounds=4, block=0.0, budget=0.0)
+    assert {name: len(times) for name, times in timings.seconds.items()} == {"a": 3, "b": 3}
     # Warm-up of a and b, then rounds a b, b a, a b of three steps each.
     assert "".join(calls[6:]) == "aaabbb" + "bbbaaa" + "aaabbb"
 
 
 def test_disturbed_rounds_do_not_count():
     seconds = {"a": [1.0, 1.0, 9.0, 1.1, 1.0], "b": [2.0, 2.0, 2.0, 2.0, 7.0]}
-    made = timing.Timings(seconds, [0.0, 0.0, 0.0, 0.0, 0.0])
-    assert made.quiet() == [0, 1, 3]
-    assert made.ratio("b", "a") == 2.0
+    timings = timing.Timings(seconds, [0.0, 0.0, 0.0, 0.0, 0.0])
+    assert timings.quiet() == [0, 1, 3]
+    assert timings.ratio("b", "a") == 2.0
     busy = timing.Timings(seconds, [0.0, 2.0, 2.0, 2.0, 0.0])
     assert busy.quiet() == [0]
     assert busy.counted() == [0, 1, 2, 3, 4]
@@ -257,7 +257,7 @@ def test_disturbed_rounds_do_not_count():
 
 
 @pytest.mark.parametrize(
-    ("seconds", "others", "verdict"),
+    ("seconds", "disturbances", "verdict"),
     [
         ([1.0, 1.0, 1.1, 1.0], [0.0, 0.0, 0.0, 2.0], "quiet"),
         ([1.0], [0.0], "quiet"),
@@ -265,18 +265,18 @@ def test_disturbed_rounds_do_not_count():
         ([1.0, 2.0, 3.0, 4.0], [0.0, 0.0, 0.0, 0.0], "unsteady"),
     ],
 )
-def test_the_verdict_on_noise(seconds, others, verdict):
-    assert timing.Timings({"a": seconds}, others).verdict == verdict
+def test_the_verdict_on_noise(seconds, disturbances, verdict):
+    assert timing.Timings({"a": seconds}, disturbances).verdict == verdict
 
 
-def row(verdict, others=0.0, contender="thalweg"):
+def row(verdict, disturbance=0.0, contender="thalweg"):
     return compare.BenchmarkRow(
-        "Adam", contender, 1.0, 1.0, 1.0, 1.0, 1, 8.0, others, verdict, (1.0,)
+        "Adam", contender, 1.0, 1.0, 1.0, 1.0, 1, 8.0, disturbance, verdict, (1.0,)
     )
 
 
 @pytest.mark.parametrize(
-    ("rows", "verdict", "said"),
+    ("rows", "verdict", "message"),
     [
         ([row("quiet")], "quiet", ""),
         (
@@ -298,23 +298,23 @@ def row(verdict, others=0.0, contender="thalweg"):
         ),
     ],
 )
-def test_the_report_says_whether_to_trust_it(rows, verdict, said):
+def test_the_report_says_whether_to_trust_it(rows, verdict, message):
     report = table.report(TINY, rows, {"lr": 0.1})
     assert report["options"] == {"lr": 0.1}
     noise = report["noise"]
     assert (noise["verdict"], noise["trusted"]) == (verdict, verdict == "quiet")
-    assert noise["message"].startswith(said)
-    assert bool(noise["message"]) is bool(said)
-    assert [each["ms"] for each in report["results"]] == [1.0] * len(rows)
+    assert noise["message"].startswith(message)
+    assert bool(noise["message"]) is bool(message)
+    assert [entry["ms"] for entry in report["results"]] == [1.0] * len(rows)
 
 
 def test_ratios_that_spread_are_not_steady():
     # All rounds are quiet by themselves; between them, another has used the memory.
     seconds = {"a": [1.0, 1.2, 1.0, 1.2, 1.0], "b": [1.2, 1.0, 1.2, 1.0, 1.2]}
-    made = timing.Timings(seconds, [0.0] * 5)
-    assert made.verdict == "quiet"
-    assert made.spread("a", "a") == 0
-    assert made.spread("a", "b") == pytest.approx((1.2 - 1 / 1.2) / (1 / 1.2))
+    timings = timing.Timings(seconds, [0.0] * 5)
+    assert timings.verdict == "quiet"
+    assert timings.spread("a", "a") == 0
+    assert timings.spread("a", "b") == pytest.approx((1.2 - 1 / 1.2) / (1 / 1.2))
     assert timing.Timings({"a": [1.0]}, [0.0]).spread("a", "a") == 0
 
 
@@ -323,26 +323,26 @@ def test_a_row_whose_ratio_spreads_is_marked(monkeypatch, noisy, verdict):
     anchor = [1.0, 1.2] * 3 if noisy else [1.0] * 6
 
     def measured(contenders, **_):
-        own = {each.name: [1.2, 1.0] * 3 if noisy else [1.0] * 6 for each in contenders}
-        return timing.Timings(own | {compare.ANCHOR: anchor}, [0.0] * 6)
+        seconds = {peer.name: [1.2, 1.0] * 3 if noisy else [1.0] * 6 for peer in contenders}
+        return timing.Timings(seconds | {compare.ANCHOR: anchor}, [0.0] * 6)
 
     monkeypatch.setattr(compare, "measure", measured)
     rows = compare.compare("Adam", registry.entry("Adam"), TINY, ())
-    assert {each.verdict for each in rows} == {verdict}
-    assert {each.quiet_rounds for each in rows} == {6}
+    assert {row.verdict for row in rows} == {verdict}
+    assert {row.quiet_rounds for row in rows} == {6}
 
 
 def test_the_plot_holds_its_title():
     pytest.importorskip("matplotlib")
-    many = shapes.of("a_model_with_a_long_name" * 4, [(3, 4)] * 1000)
-    figure = table.figure(many, [row("quiet"), row("quiet", contender="roofline")])
+    large = shapes.of("a_model_with_a_long_name" * 4, [(3, 4)] * 1000)
+    figure = table.figure(large, [row("quiet"), row("quiet", contender="roofline")])
     figure.draw_without_rendering()
     box = figure._suptitle.get_window_extent()
     assert box.x0 >= 0
     assert box.x1 <= figure.bbox.width
 
 
-def test_what_is_done_before_a_step_is_not_timed():
+def test_preparation_of_a_step_is_not_timed():
     order = []
     contender = timing.Contender("a", lambda: order.append("step"), lambda: order.append("before"))
     assert len(timing.time_steps(contender, 2)) == 2
@@ -350,13 +350,13 @@ def test_what_is_done_before_a_step_is_not_timed():
 
 
 def test_memory_of_a_step_counts_python_numpy_and_torch():
-    held = torch.zeros(1)
-    assert memory.torch_peak(lambda: held.add_(1)) < 1024
+    tensor = torch.zeros(1)
+    assert memory.torch_peak(lambda: tensor.add_(1)) < 1024
     assert memory.torch_peak(lambda: torch.zeros(100_000).sum()) >= 400_000
     assert memory.python_peak(lambda: bytearray(200_000)) >= 200_000
 
 
-OWN = """
+MODULE = """
 from thalweg import Hyper, Rule, Slot
 
 def update(var, grad, m, *, learning_rate):
@@ -375,9 +375,9 @@ WIDE = Rule(name="Wide", update=wide, slots=[Slot(name) for name in "abcdefg"])
 
 
 @pytest.fixture
-def own(tmp_path):
+def module(tmp_path):
     path = tmp_path / "own.py"
-    path.write_text(OWN)
+    path.write_text(MODULE)
     return str(path)
 
 
@@ -399,9 +399,9 @@ def test_json_holds_every_contender(run):
     report = json.loads(result.stdout)
     assert report["shapes"] == {"name": "model", "tensors": 2, "parameters": 15, "bytes": 60}
     assert report["threads"] == 1
-    found = {(row["rule"], row["contender"]) for row in report["results"]}
-    adam = {("Adam", each) for each in ("thalweg", "torch-fused", "torch-foreach", "roofline")}
-    assert found == adam | {("Ftrl", "thalweg"), ("Ftrl", "roofline")}
+    pairs = {(row["rule"], row["contender"]) for row in report["results"]}
+    adam = {("Adam", peer) for peer in ("thalweg", "torch-fused", "torch-foreach", "roofline")}
+    assert pairs == adam | {("Ftrl", "thalweg"), ("Ftrl", "roofline")}
     for row in report["results"]:
         assert row["ms"] > 0
         assert row["extra_bytes"] >= 0
@@ -413,8 +413,8 @@ def test_json_holds_every_contender(run):
 @pytest.mark.slow
 def test_arguments_are_those_of_the_rules_and_states_are_counted(tmp_path):
     torch.save({"w": torch.ones(64, 128)}, tmp_path / "model.pt")
-    called = (str(tmp_path / "model.pt"), "--rules", "optim:AdamW", "--rounds", "1", "--json")
-    result = CliRunner().invoke(bench, [*called, "--set", "state_storage=8bit"])
+    arguments = (str(tmp_path / "model.pt"), "--rules", "optim:AdamW", "--rounds", "1", "--json")
+    result = CliRunner().invoke(bench, [*arguments, "--set", "state_storage=8bit"])
     assert result.exit_code == 0, result.output
     rows = {row["contender"]: row["state_bytes"] for row in json.loads(result.stdout)["results"]}
     count = 64 * 128
@@ -423,55 +423,55 @@ def test_arguments_are_those_of_the_rules_and_states_are_counted(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("setting", "message"),
     [("state_storage=zip", "has 'zip'"), ("nonsense=1", "nonsense"), ("1", "1"),
      ("lr=fast", "optim:AdamW with lr='fast': TypeError"), ("betas=(0.9,)", "betas must be a pair"),
      ("capturable=True", "AssertionError: If capturable=True"), ("params=3", "'params'"),
      ("in_backward=True", "which is timed, idles"), ("learning_rate=-1", "learning rate: -1")],
 )  # fmt: skip
-def test_strange_arguments_of_rules_are_refused(run, given, said):
-    result = run("--rules", "optim:AdamW", "--set", given, "--rounds", "1")
+def test_strange_arguments_of_rules_are_refused(run, setting, message):
+    result = run("--rules", "optim:AdamW", "--set", setting, "--rounds", "1")
     assert result.exit_code == 2
-    assert said in result.output
+    assert message in result.output
 
 
 def test_a_rate_is_an_argument_too():
-    for each in (registry.entry("Adam"), registry.own(rules.ADAM)):
-        made = workload.make_optimizer(each, {"learning_rate": 0.5})
-        assert float(made.learning_rate) == 0.5
+    for entry in (registry.entry("Adam"), registry.own(rules.ADAM)):
+        optimizer = workload.make_optimizer(entry, {"learning_rate": 0.5})
+        assert float(optimizer.learning_rate) == 0.5
 
 
 def test_rules_of_tensorflow_1_have_the_peers_of_their_kin(run):
     result = run("--rules", "v1:adamoptimizer,LARS,Adam", "--rounds", "1", "--json")
     assert result.exit_code == 0, result.output
-    found = {(row["rule"], row["contender"]) for row in json.loads(result.stdout)["results"]}
+    pairs = {(row["rule"], row["contender"]) for row in json.loads(result.stdout)["results"]}
     all_four = ("thalweg", "torch-fused", "torch-foreach", "roofline")
-    adam = {(rule, each) for rule in ("Adam", "v1:AdamOptimizer") for each in all_four}
-    assert found == adam | {("LARS", "thalweg"), ("LARS", "roofline")}
+    adam = {(rule, contender) for rule in ("Adam", "v1:AdamOptimizer") for contender in all_four}
+    assert pairs == adam | {("LARS", "thalweg"), ("LARS", "roofline")}
 
 
 def test_optimizers_of_torch_are_measured_by_their_names(run):
     result = run("--rules", "optim:adamw,torch:Momentum", "--rounds", "1", "--json")
     assert result.exit_code == 0, result.output
-    found = {(row["rule"], row["contender"]) for row in json.loads(result.stdout)["results"]}
+    pairs = {(row["rule"], row["contender"]) for row in json.loads(result.stdout)["results"]}
     peers = ("torch-fused", "torch-foreach", "roofline")
-    assert found == {
-        *(("optim:AdamW", each) for each in ("thalweg", *peers)),
-        *(("torch:Momentum", each) for each in ("torch", *peers)),
+    assert pairs == {
+        *(("optim:AdamW", contender) for contender in ("thalweg", *peers)),
+        *(("torch:Momentum", contender) for contender in ("torch", *peers)),
     }
-    refused = run("--rules", "optim:Muon")
-    assert (refused.exit_code, "'optim:Muon' is for matrices" in refused.output) == (2, True)
+    refusal = run("--rules", "optim:Muon")
+    assert (refusal.exit_code, "'optim:Muon' is for matrices" in refusal.output) == (2, True)
 
 
 def test_rules_of_rows_and_columns_are_measured(run):
     result = run("--rules", "optim:Adafactor,torch:Adafactor,optim:SM3", "--rounds", "1", "--json")
     assert result.exit_code == 0, result.output
-    found = {(row["rule"], row["contender"]) for row in json.loads(result.stdout)["results"]}
+    pairs = {(row["rule"], row["contender"]) for row in json.loads(result.stdout)["results"]}
     peers = ("torch-foreach", "roofline")
-    assert found == {
-        *(("optim:Adafactor", each) for each in ("thalweg", *peers)),
-        *(("torch:Adafactor", each) for each in ("torch", *peers)),
-        *(("optim:SM3", each) for each in ("thalweg", "roofline")),
+    assert pairs == {
+        *(("optim:Adafactor", contender) for contender in ("thalweg", *peers)),
+        *(("torch:Adafactor", contender) for contender in ("torch", *peers)),
+        *(("optim:SM3", contender) for contender in ("thalweg", "roofline")),
     }
 
 
@@ -480,37 +480,37 @@ def test_rules_of_rows_and_columns_are_measured(run):
     # A gradient twice and a variable; the gradient and none of what is kept of rows and columns.
     [("optim:Adafactor", 0, 3), ("optim:SM3", 0, 1), ("optim:AdamW", 2, 0)],
 )
-def test_what_a_rule_of_rows_reads_counts(name, slots, read):
+def test_reads_of_row_statistics_count(name, slots, read):
     entry = registry.entry(name)
     assert (entry.slots, entry.norms) == (slots, read)
 
 
-def test_rules_of_the_user_are_measured_beside_the_others(run, own):
-    names = f"Adam,{own}:SUM,{own}:ADAM"
+def test_rules_of_the_user_are_measured_beside_the_others(run, module):
+    names = f"Adam,{module}:SUM,{module}:ADAM"
     result = run("--rules", names, "--rounds", "1", "--json", "--threads", "1")
     assert result.exit_code == 0, result.output
     report = json.loads(result.stdout)
     assert report["noise"]["verdict"] in ("quiet", "busy", "unsteady")
-    found = {(row["rule"], row["contender"]) for row in report["results"]}
-    both = {(name, each) for name in ("Sum", f"{own}:ADAM") for each in ("thalweg", "roofline")}
-    assert both <= found
-    assert len(found) == 4 + len(both)
+    pairs = {(row["rule"], row["contender"]) for row in report["results"]}
+    new = {(name, peer) for name in ("Sum", f"{module}:ADAM") for peer in ("thalweg", "roofline")}
+    assert new <= pairs
+    assert len(pairs) == 4 + len(new)
 
 
 def test_a_step_of_a_rule_of_the_user_is_its_own():
-    made, entry = workload.make_tensors(TINY), registry.own(rules.MOMENTUM)
+    tensors, entry = workload.make_tensors(TINY), registry.own(rules.MOMENTUM)
     assert entry.slots == 1
-    workload.thalweg_step(entry, made)()
+    workload.thalweg_step(entry, tensors)()
     assert workload.make_optimizer(entry).rule is rules.MOMENTUM
     for form in peers.TORCH_FORMS:
-        assert peers.torch_step(entry, made, form) is None
-    assert peers.keras_step(entry, made) is None
+        assert peers.torch_step(entry, tensors, form) is None
+    assert peers.keras_step(entry, tensors) is None
 
 
 @pytest.mark.slow
 def test_a_busy_machine_is_told_once(run, monkeypatch):
-    seen = iter(range(10_000))
-    monkeypatch.setattr(timing, "busy_elsewhere", lambda: float(next(seen)))
+    counter = iter(range(10_000))
+    monkeypatch.setattr(timing, "busy_elsewhere", lambda: float(next(counter)))
     result = run("--rules", "Adam,SGD", "--rounds", "2", "--peers", "torch-fused")
     assert result.exit_code == 0, result.output
     assert result.stdout.startswith("Warning: Other processes used ")
@@ -525,10 +525,10 @@ def test_a_busy_machine_is_told_once(run, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("terminal", "arguments", "is_shown"),
+    ("terminal", "arguments", "expected"),
     [(True, [], True), (True, ["--json"], False), (False, [], False)],
 )
-def test_progress_is_shown_on_a_terminal_only(run, monkeypatch, terminal, arguments, is_shown):
+def test_progress_is_shown_on_a_terminal_only(run, monkeypatch, terminal, arguments, expected):
     monkeypatch.setattr(timing, "busy_elsewhere", lambda: 0.0)
     monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.setenv("TERM", "xterm")
@@ -539,9 +539,9 @@ def test_progress_is_shown_on_a_terminal_only(run, monkeypatch, terminal, argume
         monkeypatch.delenv("FORCE_COLOR", raising=False)
     result = run("--rounds", "1", "--peers", "torch-fused", *arguments)
     assert result.exit_code == 0, result.output
-    for said in ("Adam on model", "warming up thalweg", "round 1, torch-fused", "the memory that"):
-        assert (said in result.stderr) is is_shown
-        assert said not in result.stdout
+    for text in ("Adam on model", "warming up thalweg", "round 1, torch-fused", "the memory that"):
+        assert (text in result.stderr) is expected
+        assert text not in result.stdout
 
 
 def test_more_threads_than_cores_are_not_used(run, monkeypatch):
@@ -553,18 +553,18 @@ def test_more_threads_than_cores_are_not_used(run, monkeypatch):
 
 def test_the_table_and_the_plot(run, tmp_path):
     pytest.importorskip("matplotlib")
-    before = torch.get_num_threads()
+    initial = torch.get_num_threads()
     plot = tmp_path / "steps.svg"
     result = run("--rounds", "3", "--peers", "torch-fused", "--plot", str(plot))
     assert result.exit_code == 0, result.output
     assert "thalweg" in result.stdout
     assert "2 tensors, 15 parameters" in result.stdout
     assert "<svg" in plot.read_text()
-    assert torch.get_num_threads() == before
+    assert torch.get_num_threads() == initial
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["--rules", "Adan"], "no rule 'Adan'; near it: Adam,"),
         (["--rules", "v1:RMSProp"], "near it: v1:RMSPropOptimizer"),
@@ -576,22 +576,22 @@ def test_the_table_and_the_plot(run, tmp_path):
         (["--rounds", "0"], "'--rounds': it must be a whole number, 1 or more; not '0'"),
     ],
 )
-def test_a_wrong_option_is_exit_code_2(run, arguments, said):
+def test_a_wrong_option_is_exit_code_2(run, arguments, message):
     result = run(*arguments)
     assert result.exit_code == 2
-    assert said in result.output
+    assert message in result.output
 
 
-def test_a_rule_of_the_user_that_cannot_be_measured(run, own):
-    result = run("--rules", f"{own}:HYPERS")
+def test_a_rule_of_the_user_that_cannot_be_measured(run, module):
+    result = run("--rules", f"{module}:HYPERS")
     assert result.exit_code == 2
     assert "is a tuple, not a thalweg.Rule" in result.output
-    result = run("--rules", f"{own}:WIDE")
+    result = run("--rules", f"{module}:WIDE")
     assert result.exit_code == 2
     assert "has 7 slots; up to 6 can be measured" in result.output
 
 
-def test_what_does_not_fit_into_memory_is_not_begun(run, monkeypatch):
+def test_sets_larger_than_memory_fail_early(run, monkeypatch):
     monkeypatch.setattr(memory, "available_bytes", lambda: 100)
     result = run()
     assert result.exit_code == 1
@@ -606,8 +606,8 @@ def test_a_narrow_terminal_gets_fewer_columns():
         quiet_rounds=1, spread=0.0,
     )  # fmt: skip
     for width, count in ((120, 8), (80, 6), (60, 4), (50, 3), (10, 3)):
-        made = table.table(TINY, [figures], width)
-        assert len(made.columns) == count, width
+        new_table = table.table(TINY, [figures], width)
+        assert len(new_table.columns) == count, width
         screen = Console(file=io.StringIO(), width=width)
-        screen.print(made)
+        screen.print(new_table)
         assert ("v1:RMSPropOptimizer" in screen.file.getvalue()) is (width > 10)

@@ -1,8 +1,9 @@
-"""Checkpoints that TensorFlow and Keras wrote, and what is known of them."""
+"""Checkpoints written by TensorFlow and Keras, with their recorded values."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
@@ -30,20 +31,20 @@ SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
 
 
 def prefix_of(name: str) -> str:
-    """The prefix of one of the checkpoints of `TRAINED`."""
+    """Return the prefix of one of the checkpoints of `TRAINED`."""
     folder = FOLDER / "checkpoints" / name
     return str(folder / json.loads((folder / "values.json").read_text())["prefix"])
 
 
 @cache
 def values_of(name: str) -> Any:
-    """What is known of it: "value|...", "after10|...", x, y, losses."""
+    """Return recorded arrays: "value|...", "after10|...", x, y, losses."""
     return np.load(FOLDER / "checkpoints" / name / "values.npz")
 
 
 @cache
 def recorded() -> dict[str, Case]:
-    """The checkpoints with gradients, by id."""
+    """Return the checkpoints with gradients, by id."""
     path = FOLDER / "checkpoints_with_gradients" / "cases.json"
     return {case["id"]: case for case in json.loads(path.read_text())["cases"]}
 
@@ -53,15 +54,15 @@ def _arrays() -> Any:
     return np.load(FOLDER / "checkpoints_with_gradients" / "cases.npz")
 
 
-def arrays_of(case_id: str, what: str) -> dict[str, np.ndarray]:
-    """The arrays of such a case: of "value", "gradient" or "value_after", by name."""
-    start = f"{case_id}|{what}|"
+def arrays_of(case_id: str, part: str) -> dict[str, np.ndarray]:
+    """Return arrays of a recorded case by name: "value", "gradient" or "value_after"."""
+    start = f"{case_id}|{part}|"
     arrays = _arrays()
     return {name.removeprefix(start): arrays[name] for name in arrays if name.startswith(start)}
 
 
 class Network(torch.nn.Module):
-    """The model that the checkpoints of `TRAINED` are of."""
+    """Model of the checkpoints of `TRAINED`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -73,34 +74,40 @@ class Network(torch.nn.Module):
 
 
 def held(file: TensorFlowCheckpoint) -> dict[str, np.ndarray]:
-    """Everything that a checkpoint was found to hold, by TensorFlow's names."""
-    found = {name: value.array() for name, value in {**file.variables, **file.counters}.items()}
-    for each in file.optimizers:
-        scope = f"{each.name}/" if file.kind == "object" else ""
-        found |= {f"{scope}{name}": value.array() for name, value in each.scalars.items()}
+    """Return all arrays read from a checkpoint, by TensorFlow's names."""
+    arrays = {name: value.array() for name, value in {**file.variables, **file.counters}.items()}
+    for optimizer in file.optimizers:
+        scope = f"{optimizer.name}/" if file.kind == "object" else ""
+        arrays |= {f"{scope}{name}": value.array() for name, value in optimizer.scalars.items()}
         if file.kind == "object":
-            found |= {
+            arrays |= {
                 f"{scope}{name}": np.float32(value)
-                for name, value in each.hyperparameters.items()
-                if name not in each.scalars and each.face == "keras"
+                for name, value in optimizer.hyperparameters.items()
+                if name not in optimizer.scalars and optimizer.face == "keras"
             }
-        for variable, own in each.slots.items():
-            for index, (kind, value) in enumerate(own.items()):
+        for variable, slots in optimizer.slots.items():
+            for index, (kind, value) in enumerate(slots.items()):
                 number = f"_{index}" if index else ""
                 title = (
                     f"{variable}/.OPTIMIZER_SLOT/{scope}{kind}"
                     if file.kind == "object"
-                    else f"{variable}/{each.name}{number}"
+                    else f"{variable}/{optimizer.name}{number}"
                 )
-                found[title] = value.array()
-    return found
+                arrays[title] = value.array()
+    return arrays
 
 
 def fresh(shapes: dict[str, tuple[int, ...]]) -> dict[str, thalweg.Variable]:
-    """Variables full of zeros."""
+    """Return variables full of zeros."""
     return {name: thalweg.Variable(torch.zeros(shape), name) for name, shape in shapes.items()}
 
 
+def load_vars(entries: Mapping[str, Any], zeros: bool = False) -> dict[str, Any]:
+    """Return variables with the values of a file's entries, or zeros in their place."""
+    tensors = {name: entry.tensor() for name, entry in entries.items()}
+    return {name: thalweg.Variable(t * 0 if zeros else t, name) for name, t in tensors.items()}
+
+
 def counter() -> thalweg.Variable:
-    """A variable that counts steps."""
+    """Return a variable that counts steps."""
     return thalweg.Variable(np.int64(0), "global_step", trainable=False)

@@ -1,4 +1,4 @@
-"""`thalweg.checkpoint`: a training goes on from a file with the same bits, or nothing is loaded."""
+"""`thalweg.checkpoint`: trainings continue with the same bits, or nothing is loaded."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ NAMES = list(dict.fromkeys([*by_rule(), *by_class()]))
 
 
 def network(seed: int = 0) -> torch.nn.Module:
-    """A module with parameters that have no names, and a buffer."""
+    """Return a module with parameters that have no names, and a buffer."""
     torch.manual_seed(seed)
     return torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
 
@@ -58,52 +58,52 @@ def stepped(optimizer: Any, module: torch.nn.Module, steps: range) -> None:
     for step in steps:
         numbers = np.random.default_rng(step)
         pairs = [
-            (torch.from_numpy(numbers.standard_normal(tuple(each.shape), np.float32)), each)
-            for each in module.parameters()
+            (torch.from_numpy(numbers.standard_normal(tuple(param.shape), np.float32)), param)
+            for param in module.parameters()
         ]
         applied(optimizer)(pairs)
 
 
 def tensors(module: torch.nn.Module) -> list[torch.Tensor]:
-    """All parameters and buffers; whole numbers as floats, which hold them here."""
-    found = module.state_dict().values()
-    return [each if each.is_floating_point() else each.double() for each in found]
+    """Return all parameters and buffers; integers as floats, which represent them exactly here."""
+    values = module.state_dict().values()
+    return [tensor if tensor.is_floating_point() else tensor.double() for tensor in values]
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("given", [False, True], ids=["made", "given"])
-def test_a_training_goes_on_with_the_same_bits(name: str, given: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("in_place", [False, True], ids=["made", "given"])
+def test_a_training_goes_on_with_the_same_bits(name: str, in_place: bool, tmp_path: Path) -> None:
     module, optimizer = network(), made(name)
     counter = getattr(optimizer, "_global_step", None)  # of AdagradDA
-    named = {} if counter is None else {"variables": {"global_step": counter}}
+    options = {} if counter is None else {"variables": {"global_step": counter}}
     stepped(optimizer, module, range(3))
-    checkpoint.save(tmp_path / "run", optimizer=optimizer, module=module, **named)
+    checkpoint.save(tmp_path / "run", optimizer=optimizer, module=module, **options)
     stepped(optimizer, module, range(3, 6))
 
-    again, other = network(1), made(name) if given else None
+    target, target_opt = network(1), made(name) if in_place else None
     if counter is not None:
-        own = Variable(np.int64(0), "global_step", trainable=False)
-        named = {"variables": {"global_step": other._global_step if given else own}}
-    found = checkpoint.restore(tmp_path / "run", optimizer=other, module=again, **named)
-    assert type(found.optimizer) is type(optimizer)
-    assert (found.optimizer is other) == given
-    stepped(found.optimizer, again, range(3, 6))
-    assert_same(tensors(again), tensors(module), name)
+        step_var = Variable(np.int64(0), "global_step", trainable=False)
+        options = {"variables": {"global_step": target_opt._global_step if in_place else step_var}}
+    loaded = checkpoint.restore(tmp_path / "run", optimizer=target_opt, module=target, **options)
+    assert type(loaded.optimizer) is type(optimizer)
+    assert (loaded.optimizer is target_opt) == in_place
+    stepped(loaded.optimizer, target, range(3, 6))
+    assert_same(tensors(target), tensors(module), name)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_before_the_first_step(name: str, tmp_path: Path) -> None:
     module, optimizer = network(), made(name)
     counter = getattr(optimizer, "_global_step", None)
-    named = {} if counter is None else {"variables": {"global_step": counter}}
-    checkpoint.save(tmp_path / "run", optimizer=optimizer, module=module, **named)
-    again = network(1)
+    options = {} if counter is None else {"variables": {"global_step": counter}}
+    checkpoint.save(tmp_path / "run", optimizer=optimizer, module=module, **options)
+    target = network(1)
     if counter is not None:
-        named = {"variables": [Variable(np.int64(0), "global_step", trainable=False)]}
-    found = checkpoint.restore(tmp_path / "run", module=again, **named)
-    for own, training in ((optimizer, module), (found.optimizer, again)):
-        stepped(own, training, range(2))
-    assert_same(tensors(again), tensors(module), name)
+        options = {"variables": [Variable(np.int64(0), "global_step", trainable=False)]}
+    loaded = checkpoint.restore(tmp_path / "run", module=target, **options)
+    for opt, training in ((optimizer, module), (loaded.optimizer, target)):
+        stepped(opt, training, range(2))
+    assert_same(tensors(target), tensors(module), name)
 
 
 # What is part of an optimizer
@@ -119,14 +119,14 @@ SCHEDULES: dict[str, Callable[[], Any]] = {
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_schedules_and_clipping_come_back(schedule: str, tmp_path: Path) -> None:
     optimizer = RMSprop(SCHEDULES[schedule](), momentum=0.9, centered=True, global_clipnorm=0.5)
-    module, again = network(), network(1)
+    module, target = network(), network(1)
     stepped(optimizer, module, range(2))
     checkpoint.save(tmp_path / "run", optimizer=optimizer, module=module)
-    other = checkpoint.restore(tmp_path / "run", module=again).optimizer
-    assert (other.global_clipnorm, other.get_config()) == (0.5, optimizer.get_config())
-    for own, training in ((optimizer, module), (other, again)):
-        stepped(own, training, range(2, 6))
-    assert_same(tensors(again), tensors(module))
+    loaded = checkpoint.restore(tmp_path / "run", module=target).optimizer
+    assert (loaded.global_clipnorm, loaded.get_config()) == (0.5, optimizer.get_config())
+    for opt, training in ((optimizer, module), (loaded, target)):
+        stepped(opt, training, range(2, 6))
+    assert_same(tensors(target), tensors(module))
 
 
 def test_rates_of_tensorflow_1_follow_the_step_of_the_file(tmp_path: Path) -> None:
@@ -143,11 +143,11 @@ def test_rates_of_tensorflow_1_follow_the_step_of_the_file(tmp_path: Path) -> No
     run(step, w, optimizer, 3)
     checkpoint.save(tmp_path / "run", optimizer=optimizer, variables=[step, w])
     run(step, w, optimizer, 3)
-    again, other, _ = training()
-    found = checkpoint.restore(tmp_path / "run", variables=[again, other])
-    run(again, other, found.optimizer, 3)
-    assert_same([other], [w])
-    assert (int(again), int(step)) == (6, 6)
+    first, second, _ = training()
+    loaded = checkpoint.restore(tmp_path / "run", variables=[first, second])
+    run(first, second, loaded.optimizer, 3)
+    assert_same([second], [w])
+    assert (int(first), int(step)) == (6, 6)
 
 
 def test_a_rate_whose_step_is_not_given_is_named(tmp_path: Path) -> None:
@@ -190,25 +190,25 @@ YOURS: dict[str, tuple[Callable[[], Any], str]] = {
 
 
 @pytest.mark.parametrize("case", YOURS)
-def test_what_is_yours_is_asked_for(case: str, tmp_path: Path) -> None:
+def test_user_objects_must_be_passed(case: str, tmp_path: Path) -> None:
     make, message = YOURS[case]
     w = Variable([1.0, 2.0], name="w")
     optimizer = make()
     optimizer.apply_gradients([([1.0, 1.0], w)])
     checkpoint.save(tmp_path / "run", optimizer=optimizer, variables=[w])
-    before = w.detach().clone()
+    initial = w.detach().clone()
     w.assign([5.0, 5.0])
     with pytest.raises(NotFoundError, match=message) as raised:
         checkpoint.restore(tmp_path / "run", variables=[w])
     assert "restore(path, optimizer=...)" in str(raised.value)
     assert w.tolist() == [5.0, 5.0]
-    found = checkpoint.restore(tmp_path / "run", optimizer=make(), variables=[w])
-    assert_same([w], [before])
-    assert found.optimizer is not optimizer
+    loaded = checkpoint.restore(tmp_path / "run", optimizer=make(), variables=[w])
+    assert_same([w], [initial])
+    assert loaded.optimizer is not optimizer
 
 
 @pytest.mark.parametrize(
-    ("other", "message"),
+    ("factory", "message"),
     [
         (lambda: SGD(0.1), "the optimizer is SGD, in the file it is Adam"),
         (lambda: Adam(0.1, amsgrad=True), "amsgrad is True, in the file False"),
@@ -218,16 +218,16 @@ def test_what_is_yours_is_asked_for(case: str, tmp_path: Path) -> None:
     ],
 )
 def test_an_optimizer_made_otherwise_is_refused(
-    other: Callable[[], Any], message: str, tmp_path: Path
+    factory: Callable[[], Any], message: str, tmp_path: Path
 ) -> None:
     w, optimizer = Variable([1.0], name="w"), Adam(0.1)
     optimizer.apply_gradients([([1.0], w)])
     checkpoint.save(tmp_path / "run", optimizer=optimizer, variables=[w])
     w.assign([7.0])
-    refused = other()
+    target = factory()
     with pytest.raises(CheckpointMismatchError, match=f"{message}.*Nothing was loaded"):
-        checkpoint.restore(tmp_path / "run", optimizer=refused, variables=[w])
-    assert (w.item(), int(refused.iterations)) == (7.0, 0)
+        checkpoint.restore(tmp_path / "run", optimizer=target, variables=[w])
+    assert (w.item(), int(target.iterations)) == (7.0, 0)
 
 
 def test_numbers_of_clipping_are_compared(tmp_path: Path) -> None:
@@ -239,13 +239,13 @@ def test_numbers_of_clipping_are_compared(tmp_path: Path) -> None:
         checkpoint.restore(tmp_path / "run", optimizer=SGD(0.1, clipnorm=2.0), variables=[w])
 
 
-def test_a_class_of_yours_goes_on(tmp_path: Path) -> None:
+def test_user_classes_continue(tmp_path: Path) -> None:
     w, opt = Variable([1.0], name="w"), Mine(0.1, momentum=0.9)
     opt.apply_gradients([([1.0], w)])
     checkpoint.save(tmp_path / "run", optimizer=opt, variables=[w])
-    other = Mine(0.1, momentum=0.9)
-    checkpoint.restore(tmp_path / "run", optimizer=other, variables=[w])
-    assert int(other.iterations) == 1
+    target = Mine(0.1, momentum=0.9)
+    checkpoint.restore(tmp_path / "run", optimizer=target, variables=[w])
+    assert int(target.iterations) == 1
 
 
 def test_numbers_of_keras_are_set_and_those_of_tensorflow_1_compared(tmp_path: Path) -> None:
@@ -254,15 +254,15 @@ def test_numbers_of_keras_are_set_and_those_of_tensorflow_1_compared(tmp_path: P
     for optimizer in (keras, classic):
         optimizer.apply_gradients([([1.0], w)])
         checkpoint.save(tmp_path / type(optimizer).__name__, optimizer=optimizer, variables=[w])
-    other = Adam(0.7)
-    checkpoint.restore(tmp_path / "Adam", optimizer=other, variables=[w])
-    assert (round(float(other.learning_rate), 6), round(float(other.beta_1), 6)) == (0.1, 0.8)
-    refused = train.AdamOptimizer(0.1)
+    target = Adam(0.7)
+    checkpoint.restore(tmp_path / "Adam", optimizer=target, variables=[w])
+    assert (round(float(target.learning_rate), 6), round(float(target.beta_1), 6)) == (0.1, 0.8)
+    v1_opt = train.AdamOptimizer(0.1)
     with pytest.raises(CheckpointMismatchError, match=r"beta1 is 0\.9, in the file 0\.8"):
-        checkpoint.restore(tmp_path / "AdamOptimizer", optimizer=refused, variables=[w])
+        checkpoint.restore(tmp_path / "AdamOptimizer", optimizer=v1_opt, variables=[w])
     path = tmp_path / "AdamOptimizer"
-    checkpoint.restore(path, optimizer=refused, variables=[w], check_arguments=False)
-    assert refused.get_slot(w, "m") is not None
+    checkpoint.restore(path, optimizer=v1_opt, variables=[w], check_arguments=False)
+    assert v1_opt.get_slot(w, "m") is not None
 
 
 def plain(var: Any, grad: Any, *, learning_rate: Any) -> Any:
@@ -274,8 +274,8 @@ def test_rules_of_the_library_come_back_and_others_are_asked_for(tmp_path: Path)
     optimizer = RuleOptimizer(ADAM, learning_rate=0.1)
     optimizer.apply_gradients([([1.0, 1.0], w)])
     checkpoint.save(tmp_path / "run", optimizer=optimizer, variables=[w])
-    found = checkpoint.restore(tmp_path / "run", variables=[w]).optimizer
-    assert found.rule is ADAM
+    restored_opt = checkpoint.restore(tmp_path / "run", variables=[w]).optimizer
+    assert restored_opt.rule is ADAM
     rule = thalweg.Rule(name="Mine", update=plain)
     checkpoint.save(tmp_path / "own", optimizer=RuleOptimizer(rule), variables=[w])
     with pytest.raises(NotFoundError, match="rule of RuleOptimizer was your rule 'Mine'"):
@@ -310,26 +310,26 @@ def half() -> tuple[torch.nn.Module, Any]:
     return module, lambda: (module(x).float() - 1).square().mean()
 
 
-@pytest.mark.parametrize("taken", [0, 3])
-def test_a_training_step_goes_on(taken: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("step_count", [0, 3])
+def test_a_training_step_goes_on(step_count: int, tmp_path: Path) -> None:
     def training(config: dict[str, Any] = CONFIG) -> tuple[torch.nn.Module, Any]:
         module, loss = half()
         return module, from_config(config).optimize(loss, module)
 
     module, step = training()
-    for _ in range(taken):
+    for _ in range(step_count):
         step()
     checkpoint.save(tmp_path / "run", optimizer=step, module=module)
     losses = [step() for _ in range(3)]
-    again, other = training()
+    target, target_step = training()
     with torch.no_grad():
-        for each in again.parameters():
-            each.zero_()
-    checkpoint.restore(tmp_path / "run", optimizer=other, module=again)
-    assert_same([other() for _ in range(3)], losses)
-    assert_same(tensors(again), tensors(module))
+        for param in target.parameters():
+            param.zero_()
+    checkpoint.restore(tmp_path / "run", optimizer=target_step, module=target)
+    assert_same([target_step() for _ in range(3)], losses)
+    assert_same(tensors(target), tensors(module))
     with pytest.raises(NotFoundError, match="loss of openseq2seq:optimize_loss was the function"):
-        checkpoint.restore(tmp_path / "run", module=again)
+        checkpoint.restore(tmp_path / "run", module=target)
     for change, message in (
         ({"max_grad_norm": 2.0}, "clip_gradients is 2.0, in the file 1.0"),
         ({"loss_scaling": "LogMax"}, "loss_scaling.algorithm is 'logmax', in the file 'backoff'"),
@@ -342,11 +342,11 @@ def test_a_training_step_goes_on(taken: int, tmp_path: Path) -> None:
             r"optimizer_params.momentum is 0\.8, in the file 0\.9",
         ),
     ):
-        refused, wrong = training({**CONFIG, **change})
-        before = [each.clone() for each in tensors(refused)]
+        other_model, wrong = training({**CONFIG, **change})
+        initial = [tensor.clone() for tensor in tensors(other_model)]
         with pytest.raises(CheckpointMismatchError, match=message):
-            checkpoint.restore(tmp_path / "run", optimizer=wrong, module=refused)
-        assert_same(tensors(refused), before)
+            checkpoint.restore(tmp_path / "run", optimizer=wrong, module=other_model)
+        assert_same(tensors(other_model), initial)
 
 
 def test_a_policy_that_is_yours_is_told_by_its_name(tmp_path: Path) -> None:
@@ -363,13 +363,13 @@ def test_a_tensor_that_does_not_fit_leaves_all_as_it_was(tmp_path: Path) -> None
     module, optimizer = network(), Adam(0.1)
     stepped(optimizer, module, range(2))
     checkpoint.save(tmp_path / "run", optimizer=optimizer, module=module)
-    other = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.ReLU())
-    other[0].bias = torch.nn.Parameter(torch.zeros(5))
-    fresh, before = Adam(0.1), [each.clone() for each in tensors(other)]
+    target = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.ReLU())
+    target[0].bias = torch.nn.Parameter(torch.zeros(5))
+    fresh, initial = Adam(0.1), [tensor.clone() for tensor in tensors(target)]
     message = r"The variables: '0.bias' is float32 of shape \(4,\), not float32 of shape \(5,\)"
     with pytest.raises(CheckpointMismatchError, match=message):
-        checkpoint.restore(tmp_path / "run", optimizer=fresh, module=other)
-    assert_same(tensors(other), before)
+        checkpoint.restore(tmp_path / "run", optimizer=fresh, module=target)
+    assert_same(tensors(target), initial)
     assert (int(fresh.iterations), fresh.get_slot_names()) == (0, [])
 
 
@@ -377,36 +377,36 @@ def test_slots_that_do_not_fit_leave_the_variables_as_they_were(tmp_path: Path) 
     module, optimizer = network(), Adam(0.1)
     stepped(optimizer, module, range(2))
     checkpoint.save(tmp_path / "run", optimizer=optimizer, module=module)
-    again, busy = network(1), Adam(0.1)
+    target, busy = network(1), Adam(0.1)
     stranger = Variable([1.0], name="stranger")
     busy.apply_gradients([([1.0], stranger)])
-    before = [each.clone() for each in tensors(again)]
+    initial = [tensor.clone() for tensor in tensors(target)]
     with pytest.raises(CheckpointMismatchError, match="'stranger/m' is missing"):
-        checkpoint.restore(tmp_path / "run", optimizer=busy, module=again)
-    assert_same(tensors(again), before)
+        checkpoint.restore(tmp_path / "run", optimizer=busy, module=target)
+    assert_same(tensors(target), initial)
     assert int(busy.iterations) == 1
 
 
 @pytest.mark.parametrize("by_name", [False, True])
-def test_without_variables_an_optimizer_keeps_what_waits(by_name: bool, tmp_path: Path) -> None:
+def test_pending_slots_stay_without_variables(by_name: bool, tmp_path: Path) -> None:
     def training() -> tuple[list[Variable], Any]:
         return [Variable([value], name="w") for value in (1.0, 2.0)], Adam(0.1)
 
     def run(variables: list[Variable], optimizer: Any) -> None:
-        optimizer.apply_gradients([([0.5 + i], each) for i, each in enumerate(variables)])
+        optimizer.apply_gradients([([0.5 + i], var) for i, var in enumerate(variables)])
 
     variables, optimizer = training()
     run(variables, optimizer)
-    given = {"variables": dict(zip(("w", "w#1"), variables, strict=True))} if by_name else {}
-    checkpoint.save(tmp_path / "run", optimizer=optimizer, **given)
-    again, _ = training()
-    for own, other in zip(again, variables, strict=True):
-        own.assign(other)
-    other = checkpoint.restore(tmp_path / "run", variables=False).optimizer
+    kwargs = {"variables": dict(zip(("w", "w#1"), variables, strict=True))} if by_name else {}
+    checkpoint.save(tmp_path / "run", optimizer=optimizer, **kwargs)
+    targets, _ = training()
+    for target, source in zip(targets, variables, strict=True):
+        target.assign(source)
+    restored_opt = checkpoint.restore(tmp_path / "run", variables=False).optimizer
     run(variables, optimizer)
-    run(again, other)
-    assert_same(again, variables)
-    assert list(other.state_dict()["slots"]) == ["w:0", "w:0#1"]
+    run(targets, restored_opt)
+    assert_same(targets, variables)
+    assert list(restored_opt.state_dict()["slots"]) == ["w:0", "w:0#1"]
 
 
 def test_sparse_slots_and_mixed_dtypes_keep_their_bits(tmp_path: Path) -> None:
@@ -417,16 +417,16 @@ def test_sparse_slots_and_mixed_dtypes_keep_their_bits(tmp_path: Path) -> None:
     pairs = [(rows, table), (torch.ones(2, dtype=torch.float64), wide)]
     optimizer.apply_gradients(pairs)
     checkpoint.save(tmp_path / "run", optimizer=optimizer, variables=[table, wide])
-    kept = [table.detach().clone(), wide.detach().clone()]
+    copies = [table.detach().clone(), wide.detach().clone()]
     slots = [optimizer.get_slot(var, name) for var in (table, wide) for name in ("m", "v")]
-    kept += [each.detach().clone() for each in slots]
+    copies += [slot.detach().clone() for slot in slots]
     optimizer.apply_gradients(pairs)
     checkpoint.restore(tmp_path / "run", optimizer=optimizer, variables=[table, wide])
-    assert_same([table, wide, *slots], kept)
+    assert_same([table, wide, *slots], copies)
 
 
 class Telling(torch.nn.Linear):
-    """A module that tells more than it can be told."""
+    """Module with a `get_extra_state`, but no `set_extra_state`."""
 
     def get_extra_state(self) -> Any:
         return 1
@@ -435,51 +435,51 @@ class Telling(torch.nn.Linear):
 class Counting(torch.nn.Linear):
     """A module with a state that is neither parameter nor buffer."""
 
-    def __init__(self, seen: Any) -> None:
+    def __init__(self, extra: Any) -> None:
         super().__init__(2, 1)
-        self.seen = seen
+        self.extra = extra
 
     def get_extra_state(self) -> Any:
-        return self.seen
+        return self.extra
 
     def set_extra_state(self, state: Any) -> None:
         if state == "bad":
             raise ValueError("no such state")
-        self.seen = state
+        self.extra = state
 
 
-def counting(*seen: Any) -> torch.nn.Module:
-    return torch.nn.Sequential(*map(Counting, seen))
+def counting(*extras: Any) -> torch.nn.Module:
+    return torch.nn.Sequential(*map(Counting, extras))
 
 
 def test_extra_states_of_modules_are_restored(tmp_path: Path) -> None:
-    seen = {"calls": 3, "pair": (1, float("inf")), "total": torch.arange(3)}
-    checkpoint.save(tmp_path / "run", module=counting(seen, 7))
-    again = counting(None, None)
-    checkpoint.restore(tmp_path / "run", module=again)
-    own = again[0].seen
-    assert (own["calls"], own["pair"], again[1].seen) == (3, (1, float("inf")), 7)
-    assert torch.equal(own["total"], seen["total"])
-    own["total"].add_(1)  # memory of its own
+    extra = {"calls": 3, "pair": (1, float("inf")), "total": torch.arange(3)}
+    checkpoint.save(tmp_path / "run", module=counting(extra, 7))
+    target = counting(None, None)
+    checkpoint.restore(tmp_path / "run", module=target)
+    state = target[0].extra
+    assert (state["calls"], state["pair"], target[1].extra) == (3, (1, float("inf")), 7)
+    assert torch.equal(state["total"], extra["total"])
+    state["total"].add_(1)  # memory of its own
     with pytest.warns(CheckpointWarning, match=r"states of modules, such as '0\._extra_state'"):
-        checkpoint.restore(tmp_path / "run", variables=dict(again.named_parameters()))
-    found = checkpoint.restore(tmp_path / "run", variables=False)
-    assert found.left[-2:] == ("0._extra_state", "1._extra_state")
+        checkpoint.restore(tmp_path / "run", variables=dict(target.named_parameters()))
+    loaded = checkpoint.restore(tmp_path / "run", variables=False)
+    assert loaded.left[-2:] == ("0._extra_state", "1._extra_state")
 
 
 def test_extra_states_are_set_with_all_else_or_not_at_all(tmp_path: Path) -> None:
     checkpoint.save(tmp_path / "run", module=counting(1, "bad"))
-    own, half = counting({"x": 1}, 2), torch.nn.Sequential(Counting(1), torch.nn.Linear(2, 1))
-    before = [each.clone() for each in own.parameters()]
+    target, half = counting({"x": 1}, 2), torch.nn.Sequential(Counting(1), torch.nn.Linear(2, 1))
+    initial = [param.clone() for param in target.parameters()]
     with pytest.raises(ValueError, match="no such state"):
-        checkpoint.restore(tmp_path / "run", module=own)
+        checkpoint.restore(tmp_path / "run", module=target)
     with pytest.raises(CheckpointMismatchError, match=r"'1\._extra_state' belongs to nothing here"):
         checkpoint.restore(tmp_path / "run", module=half)
-    checkpoint.save(tmp_path / "bare", variables=dict(own.named_parameters()))
+    checkpoint.save(tmp_path / "bare", variables=dict(target.named_parameters()))
     with pytest.raises(CheckpointMismatchError, match=r"'1\._extra_state' is missing"):
-        checkpoint.restore(tmp_path / "bare", module=own)
-    assert (own[0].seen, own[1].seen) == ({"x": 1}, 2)
-    assert_same(list(own.parameters()), before)
+        checkpoint.restore(tmp_path / "bare", module=target)
+    assert (target[0].extra, target[1].extra) == ({"x": 1}, 2)
+    assert_same(list(target.parameters()), initial)
 
 
 EXTRA = {
@@ -498,18 +498,18 @@ EXTRA = {
 
 def test_extra_values_come_back_as_they_were(tmp_path: Path) -> None:
     checkpoint.save(tmp_path / "run", extra=EXTRA)
-    found = checkpoint.restore(tmp_path / "run").extra
-    assert list(found) == list(EXTRA)
-    assert found["tensor"].dtype == torch.int16
-    assert found["tensor"].tolist() == [0, 1, 2, 3]
-    assert (type(found["pair"]), type(found["array"])) == (tuple, np.float64)
-    assert found["$odd"]["deep"][0]["x"].item() is True
-    plain = [key for key in EXTRA if key not in ("tensor", "$odd")]
-    assert {key: found[key] for key in plain} == {key: EXTRA[key] for key in plain}
+    extra = checkpoint.restore(tmp_path / "run").extra
+    assert list(extra) == list(EXTRA)
+    assert extra["tensor"].dtype == torch.int16
+    assert extra["tensor"].tolist() == [0, 1, 2, 3]
+    assert (type(extra["pair"]), type(extra["array"])) == (tuple, np.float64)
+    assert extra["$odd"]["deep"][0]["x"].item() is True
+    plain_keys = [key for key in EXTRA if key not in ("tensor", "$odd")]
+    assert {key: extra[key] for key in plain_keys} == {key: EXTRA[key] for key in plain_keys}
 
 
 @pytest.mark.parametrize(
-    ("given", "error", "message"),
+    ("kwargs", "error", "message"),
     [
         ({"extra": {"f": print}}, TypeError, "'extra/f' is a builtin_function_or_method, which no"),
         ({"optimizer": torch.optim.SGD}, TypeError, "optimizer must be one of thalweg.keras"),
@@ -542,25 +542,25 @@ def test_extra_values_come_back_as_they_were(tmp_path: Path) -> None:
         ({"extra": np.array(["x"])}, TypeError, "'extra' is a ndarray, which no file holds"),
     ],
 )
-def test_what_cannot_be_saved(
-    given: dict[str, Any], error: type[Exception], message: str, tmp_path: Path
+def test_unsupported_values_raise(
+    kwargs: dict[str, Any], error: type[Exception], message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(error, match=message):
-        checkpoint.save(tmp_path / "run", **given)
+        checkpoint.save(tmp_path / "run", **kwargs)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_file_of_another_kind_is_no_training(tmp_path: Path) -> None:
     from thalweg._formats import container
 
-    for kind, said in (
+    for kind, message in (
         ("other", "`thalweg inspect` shows what is in it"),
         (3, "`thalweg inspect` shows what is in it"),
         ("tf.train.Saver", "thalweg.v1.train.Saver reads it, in a session"),
         ("tf.train.Checkpoint", "thalweg.v1.train.Checkpoint reads it"),
     ):
         container.write(tmp_path / "run", {}, {"kind": kind})
-        with pytest.raises(InvalidConfigError, match=f"not a checkpoint of a training: {said}"):
+        with pytest.raises(InvalidConfigError, match=f"not a checkpoint of a training: {message}"):
             checkpoint.restore(tmp_path / "run")
     with pytest.raises(FileNotFoundError):
         checkpoint.restore(tmp_path / "none")
@@ -601,7 +601,7 @@ def test_hostile_documents_are_refused(change: dict[str, Any], tmp_path: Path) -
     assert w.item() == 3.0
 
 
-def test_what_a_part_of_a_file_should_be_is_told(tmp_path: Path) -> None:
+def test_errors_name_the_expected_type_of_a_part(tmp_path: Path) -> None:
     from thalweg._formats import container
 
     checkpoint.save(tmp_path / "run", variables=[w := Variable([1.0], name="w")])
@@ -646,20 +646,18 @@ def test_two_variables_may_not_have_one_name_in_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "make", [lambda: Adam(0.1), lambda: train.AdamOptimizer(0.1)], ids=["keras", "v1"]
 )
-def test_what_no_new_optimizer_could_take_is_not_saved(
-    make: Callable[[], Any], tmp_path: Path
-) -> None:
+def test_states_that_no_optimizer_could_load_raise(make: Callable[[], Any], tmp_path: Path) -> None:
     opt, model, head = make(), network(), Variable([1.0, 2.0], name="head")
     weights = [*thalweg.named_variables(model), head]
-    opt.apply_gradients([(torch.ones_like(each), each) for each in weights])
+    opt.apply_gradients([(torch.ones_like(weight), weight) for weight in weights])
     with pytest.raises(
         ValueError, match=r"slots of variables that are neither .*: \['head(:0)?'\]"
     ):
         checkpoint.save(tmp_path / "run", optimizer=opt, module=model)
     assert list(tmp_path.iterdir()) == []
     checkpoint.save(tmp_path / "run", optimizer=opt, module=model, variables=[head])
-    again = network(), Variable([0.0, 0.0], name="head")
-    checkpoint.restore(tmp_path / "run", module=again[0], variables=[again[1]])
+    targets = network(), Variable([0.0, 0.0], name="head")
+    checkpoint.restore(tmp_path / "run", module=targets[0], variables=[targets[1]])
     checkpoint.save(tmp_path / "alone", optimizer=opt)
 
 
@@ -672,28 +670,28 @@ def test_copies_of_variables_have_no_optimizer(tmp_path: Path) -> None:
         checkpoint.save(tmp_path / "run", optimizer=opt, variables=model.state_dict())
     assert list(tmp_path.iterdir()) == []
     checkpoint.save(tmp_path / "run", optimizer=opt, module=model)
-    before = [each.clone() for each in tensors(model)]
-    for given in ({}, {"optimizer": opt}):
+    initial = [tensor.clone() for tensor in tensors(model)]
+    for kwargs in ({}, {"optimizer": opt}):
         with pytest.raises(ValueError, match=r"slots of '0\.weight', which is no variable but"):
-            checkpoint.restore(tmp_path / "run", variables=model.state_dict(), **given)
-    assert_same(tensors(model), before)
+            checkpoint.restore(tmp_path / "run", variables=model.state_dict(), **kwargs)
+    assert_same(tensors(model), initial)
     checkpoint.restore(tmp_path / "run", variables=model.state_dict(), optimizer=False)
 
 
-def test_names_that_differ_tell_why(tmp_path: Path) -> None:
-    one, other = torch.nn.Linear(2, 1), torch.nn.DataParallel(torch.nn.Linear(2, 1))
-    checkpoint.save(tmp_path / "one", module=one)
-    checkpoint.save(tmp_path / "other", module=other)
-    names = {name.replace(".", "/"): each for name, each in network().named_parameters()}
+def test_differing_names_explain_the_cause(tmp_path: Path) -> None:
+    single, parallel = torch.nn.Linear(2, 1), torch.nn.DataParallel(torch.nn.Linear(2, 1))
+    checkpoint.save(tmp_path / "one", module=single)
+    checkpoint.save(tmp_path / "other", module=parallel)
+    names = {name.replace(".", "/"): param for name, param in network().named_parameters()}
     checkpoint.save(tmp_path / "theirs", variables=names)
     with pytest.raises(
         CheckpointMismatchError, match=r"given wraps .* give that inside 'module\.'"
     ):
-        checkpoint.restore(tmp_path / "one", module=other)
+        checkpoint.restore(tmp_path / "one", module=parallel)
     with pytest.raises(CheckpointMismatchError, match=r"saved wraps one such as this, as 'module"):
-        checkpoint.restore(tmp_path / "other", module=one)
+        checkpoint.restore(tmp_path / "other", module=single)
     with pytest.raises(CheckpointMismatchError, match=r"TensorFlow's: convert .* with rules"):
-        checkpoint.restore(tmp_path / "theirs", module=one)
+        checkpoint.restore(tmp_path / "theirs", module=single)
 
 
 def test_slots_without_variables_say_what_to_give(tmp_path: Path) -> None:
@@ -709,16 +707,16 @@ def test_hooks_of_a_module_do_not_decide_what_is_restored(tmp_path: Path) -> Non
     module = network()
 
     def copies(_: Any, state: dict[str, Any], *__: Any) -> None:
-        state.update({name: each.clone() for name, each in state.items()})
+        state.update({name: tensor.clone() for name, tensor in state.items()})
 
     module._register_state_dict_hook(copies)
-    kept = [each.clone() for each in tensors(module)]
+    initial = [tensor.clone() for tensor in tensors(module)]
     checkpoint.save(tmp_path / "run", module=module)
     with torch.no_grad():
-        for each in module.parameters():
-            each.zero_()
+        for param in module.parameters():
+            param.zero_()
     checkpoint.restore(tmp_path / "run", module=module)
-    assert_same(tensors(module), kept)
+    assert_same(tensors(module), initial)
 
 
 def test_a_callback_that_trains_does_not_change_what_is_saved(tmp_path: Path) -> None:
@@ -735,7 +733,7 @@ def test_a_callback_that_trains_does_not_change_what_is_saved(tmp_path: Path) ->
 # Saving beside the training
 
 
-def test_what_is_saved_is_what_was_there_when_it_was_called(tmp_path: Path) -> None:
+def test_asynchronous_saves_write_values_of_the_call(tmp_path: Path) -> None:
     w, optimizer = Variable(torch.zeros(100_000), name="w"), SGD(1.0)
     saving = checkpoint.save_async(tmp_path / "run", optimizer=optimizer, variables=[w])
     for _ in range(20):
@@ -772,7 +770,7 @@ def test_a_failure_nobody_waited_for_is_raised_by_the_next_save(tmp_path: Path) 
     assert checkpoint.restore(path).extra == 3
 
 
-def test_no_file_is_remembered_once_it_is_there(tmp_path: Path) -> None:
+def test_finished_saves_are_forgotten(tmp_path: Path) -> None:
     for number in range(3):
         saving = checkpoint.save_async(tmp_path / str(number), extra=number)
         saving.wait()
@@ -790,14 +788,14 @@ def test_failures_that_nobody_heard_of_are_warned_of_at_the_end(tmp_path: Path) 
         checkpoint.save_async(sys.argv[1] + "/none/run", extra=1)
         checkpoint.save_async(sys.argv[1] + "/neither/run", extra=1)
     """
-    told = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(lines), str(tmp_path)],
         capture_output=True,
         text=True,
         check=True,
         timeout=TIMEOUT,
     )
-    assert all(f"{name}/run was not saved" in told.stderr for name in ("none", "neither"))
+    assert all(f"{name}/run was not saved" in process.stderr for name in ("none", "neither"))
 
 
 def test_no_copy_mixes_two_steps(tmp_path: Path, threads_change_often: None) -> None:
@@ -813,52 +811,52 @@ def test_no_copy_mixes_two_steps(tmp_path: Path, threads_change_often: None) -> 
     try:
         for _ in range(10):
             checkpoint.save(tmp_path / "run", optimizer=optimizer, variables=[w])
-            copy, other = Variable(torch.zeros(3), name="w"), SGD(1.0, momentum=0.5)
-            checkpoint.restore(tmp_path / "run", optimizer=other, variables=[copy])
-            check, same = SGD(1.0, momentum=0.5), Variable(torch.zeros(3), name="w")
-            for _ in range(min(int(other.iterations), 200)):
-                check.apply_gradients([(torch.ones(3), same)])
-            if int(other.iterations) <= 200:
-                assert_same([copy], [same])
+            copy, target_opt = Variable(torch.zeros(3), name="w"), SGD(1.0, momentum=0.5)
+            checkpoint.restore(tmp_path / "run", optimizer=target_opt, variables=[copy])
+            check, expected = SGD(1.0, momentum=0.5), Variable(torch.zeros(3), name="w")
+            for _ in range(min(int(target_opt.iterations), 200)):
+                check.apply_gradients([(torch.ones(3), expected)])
+            if int(target_opt.iterations) <= 200:
+                assert_same([copy], [expected])
     finally:
         stop.set()
         thread.join()
 
 
 def test_names_of_one_tensor_are_given_one_value(tmp_path: Path) -> None:
-    one, other = thalweg.Variable([1.0], "one"), thalweg.Variable([2.0], "other")
-    checkpoint.save(tmp_path / "run", variables={"a": one, "b": other})
-    tied = thalweg.Variable([0.0], "tied")
+    first, second = thalweg.Variable([1.0], "one"), thalweg.Variable([2.0], "other")
+    checkpoint.save(tmp_path / "run", variables={"a": first, "b": second})
+    target = thalweg.Variable([0.0], "tied")
     with pytest.raises(CheckpointMismatchError, match="'a' and 'b' share memory here"):
-        checkpoint.restore(tmp_path / "run", variables={"a": tied, "b": tied})
-    assert tied.item() == 0
-    other.assign([1.0])
-    checkpoint.save(tmp_path / "run", variables={"a": one, "b": other})
-    checkpoint.restore(tmp_path / "run", variables={"a": tied, "b": tied})
-    assert tied.item() == 1
+        checkpoint.restore(tmp_path / "run", variables={"a": target, "b": target})
+    assert target.item() == 0
+    second.assign([1.0])
+    checkpoint.save(tmp_path / "run", variables={"a": first, "b": second})
+    checkpoint.restore(tmp_path / "run", variables={"a": target, "b": target})
+    assert target.item() == 1
 
 
 def test_children_that_are_one_tensor_are_given_one_value(tmp_path: Path) -> None:
-    one, other = thalweg.Variable([1.0]), thalweg.Variable([2.0])
-    path = train.Checkpoint(a=one, b=other).save(str(tmp_path / "run"))
-    tied = thalweg.Variable([0.0])
+    first, second = thalweg.Variable([1.0]), thalweg.Variable([2.0])
+    path = train.Checkpoint(a=first, b=second).save(str(tmp_path / "run"))
+    target = thalweg.Variable([0.0])
     with pytest.raises(CheckpointMismatchError, match="share memory here"):
-        train.Checkpoint(a=tied, b=tied).restore(path)
-    assert tied.item() == 0
+        train.Checkpoint(a=target, b=target).restore(path)
+    assert target.item() == 0
 
 
 def test_children_that_are_one_variable_of_a_graph_are_given_one_value(tmp_path: Path) -> None:
-    one, other = thalweg.Variable([1.0]), thalweg.Variable([2.0])
-    path = train.Checkpoint(a=one, b=other).save(str(tmp_path / "run"))
+    first, second = thalweg.Variable([1.0]), thalweg.Variable([2.0])
+    path = train.Checkpoint(a=first, b=second).save(str(tmp_path / "run"))
     with _graph.Graph().as_default():
-        tied = _graph.Variable([0.0])
+        target = _graph.Variable([0.0])
         with pytest.raises(CheckpointMismatchError, match="are one variable here, and are given"):
-            train.Checkpoint(a=tied, b=tied).restore(path)
+            train.Checkpoint(a=target, b=target).restore(path)
 
 
 def test_a_save_under_way_is_the_parents(tmp_path: Path) -> None:
-    path, goes_on = tmp_path / "run", threading.Event()
-    saving = checkpoint.save_async(path, extra=1, progress=lambda *_: goes_on.wait(TIMEOUT) or None)
+    path, resume = tmp_path / "run", threading.Event()
+    saving = checkpoint.save_async(path, extra=1, progress=lambda *_: resume.wait(TIMEOUT) or None)
 
     def child() -> list[str]:
         refusals: list[str] = []
@@ -877,7 +875,7 @@ def test_a_save_under_way_is_the_parents(tmp_path: Path) -> None:
     assert len(refusals) == 2
     assert "only that one knows whether it is there" in refusals[0]
     assert checkpoint.restore(path).extra == 2
-    goes_on.set()
+    resume.set()
     saving.wait()
     assert checkpoint.restore(path).extra == 1
 
@@ -889,7 +887,7 @@ def test_a_save_that_has_ended_is_known_in_children(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "is_met"),
+    ("make", "has_vars"),
     [
         (lambda: Adam(0.1), True),
         (lambda: Adam(0.1), False),
@@ -897,39 +895,39 @@ def test_a_save_that_has_ended_is_known_in_children(tmp_path: Path) -> None:
     ],
     ids=["keras", "waiting", "v1"],
 )
-def test_what_was_restored_is_in_memory(
-    make: Callable[[], Any], is_met: bool, tmp_path: Path
+def test_restored_values_are_in_memory(
+    make: Callable[[], Any], has_vars: bool, tmp_path: Path
 ) -> None:
-    """The file may be written over as soon as `restore` has returned."""
+    """Overwrite the file as soon as `restore` has returned."""
     w, opt, path = Variable([1.0, 2.0], "w"), make(), tmp_path / "run"
-    again, other = Variable([0.0, 0.0], "w"), make()
+    target, fresh = Variable([0.0, 0.0], "w"), make()
     opt.apply_gradients([([1.0, 2.0], w)])
     extra = {"order": torch.arange(9)}
-    checkpoint.save(path, optimizer=opt, variables=[w] if is_met else None, extra=extra)
-    found = checkpoint.restore(path, optimizer=other, variables=[again] if is_met else None)
+    checkpoint.save(path, optimizer=opt, variables=[w] if has_vars else None, extra=extra)
+    loaded = checkpoint.restore(path, optimizer=fresh, variables=[target] if has_vars else None)
     with path.open("r+b") as file:
         file.write(b"x" * path.stat().st_size)
-    assert found.extra["order"].tolist() == list(range(9))
-    again.assign(w)
+    assert loaded.extra["order"].tolist() == list(range(9))
+    target.assign(w)
     opt.apply_gradients([([3.0, 4.0], w)])
-    other.apply_gradients([([3.0, 4.0], again)])
-    assert_same(w, again)
+    fresh.apply_gradients([([3.0, 4.0], target)])
+    assert_same(w, target)
 
 
 def test_the_model_alone(tmp_path: Path) -> None:
     model, opt = network(), SGD(lambda: 0.1, momentum=0.9)
     weights = thalweg.named_variables(model)
-    opt.apply_gradients([(torch.ones_like(each), each) for each in weights])
+    opt.apply_gradients([(torch.ones_like(weight), weight) for weight in weights])
     checkpoint.save(tmp_path / "run", optimizer=opt, module=model)
-    again = network(1)
+    target = network(1)
     with pytest.raises(NotFoundError, match="learning_rate of SGD was the function"):
-        checkpoint.restore(tmp_path / "run", module=again)
-    found = checkpoint.restore(tmp_path / "run", module=again, optimizer=False)
-    assert (found.optimizer, found.left) == (None, ("optimizer",))
-    for one, other in zip(model.state_dict().values(), again.state_dict().values(), strict=True):
-        assert torch.equal(one, other)
+        checkpoint.restore(tmp_path / "run", module=target)
+    loaded = checkpoint.restore(tmp_path / "run", module=target, optimizer=False)
+    assert (loaded.optimizer, loaded.left) == (None, ("optimizer",))
+    for old, new in zip(model.state_dict().values(), target.state_dict().values(), strict=True):
+        assert torch.equal(old, new)
     checkpoint.save(tmp_path / "model", module=model)
-    assert checkpoint.restore(tmp_path / "model", module=again, optimizer=False).left == ()
+    assert checkpoint.restore(tmp_path / "model", module=target, optimizer=False).left == ()
 
 
 def test_variables_that_stay_in_the_file_are_told(tmp_path: Path) -> None:
@@ -937,14 +935,14 @@ def test_variables_that_stay_in_the_file_are_told(tmp_path: Path) -> None:
     opt.apply_gradients([([1.0], w)])
     checkpoint.save(tmp_path / "run", optimizer=opt, variables=[w])
     with pytest.warns(thalweg.errors.CheckpointWarning, match="variables, such as 'w', and none"):
-        found = checkpoint.restore(tmp_path / "run")
-    assert found.left == ("w",)
+        loaded = checkpoint.restore(tmp_path / "run")
+    assert loaded.left == ("w",)
     assert checkpoint.restore(tmp_path / "run", variables=False).left == ("w",)
     assert checkpoint.restore(tmp_path / "run", variables=[w]).left == ()
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("kwargs", "message"),
     [
         ({"variables": {"v": torch.ones(2)}}, "'v' is missing"),
         ({"variables": {"w": torch.ones(3)}}, "'w'"),
@@ -952,14 +950,12 @@ def test_variables_that_stay_in_the_file_are_told(tmp_path: Path) -> None:
         ({"variables": {"w": torch.ones(2)}, "optimizer": Adam(0.5, epsilon=1e-3)}, "epsilon"),
     ],
 )
-def test_what_does_not_fit_is_told_with_the_file(
-    given: dict[str, Any], message: str, tmp_path: Path
-) -> None:
+def test_mismatches_name_the_file(kwargs: dict[str, Any], message: str, tmp_path: Path) -> None:
     w, opt = Variable([1.0, 2.0], name="w"), Adam(0.5)
     opt.apply_gradients([([1.0, 1.0], w)])
     checkpoint.save(tmp_path / "run", optimizer=opt, variables=[w])
     with pytest.raises(CheckpointMismatchError) as error:
-        checkpoint.restore(tmp_path / "run", **given)
+        checkpoint.restore(tmp_path / "run", **kwargs)
     assert str(error.value).startswith(f"{tmp_path / 'run'}: ")
     assert message in str(error.value)
 
@@ -970,13 +966,13 @@ def test_a_file_without_an_optimizer_is_named(tmp_path: Path) -> None:
         checkpoint.restore(tmp_path / "run", optimizer=SGD(0.5), variables=False)
 
 
-@pytest.mark.parametrize("given", [None, train.AdamOptimizer(0.1)])
-def test_optimizers_of_tensorflow_1_need_their_variables(given: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("optimizer", [None, train.AdamOptimizer(0.1)])
+def test_optimizers_of_tensorflow_1_need_their_variables(optimizer: Any, tmp_path: Path) -> None:
     w, opt = Variable([1.0, 2.0], name="w"), train.AdamOptimizer(0.1)
     opt.apply_gradients([([1.0, 1.0], w)])
     checkpoint.save(tmp_path / "run", optimizer=opt, variables=[w])
     with pytest.raises(FailedPreconditionError, match=r"run: .*give restore\(\.\.\., module="):
-        checkpoint.restore(tmp_path / "run", optimizer=given, variables=False)
+        checkpoint.restore(tmp_path / "run", optimizer=optimizer, variables=False)
 
 
 def test_readers_of_objects_name_what_reads_a_training(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""`restore(..., convert=True)` into an optimizer that keeps its state otherwise."""
+"""`restore(..., convert=True)` into an optimizer with another form of state."""
 
 from __future__ import annotations
 
@@ -22,121 +22,121 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "split": {"weights": "split"},
     "both": {"weights": "split", "state_storage": "dynamic8"},
 }
-Own = tuple[dict[str, torch.nn.Parameter], Any]
+Pair = tuple[dict[str, torch.nn.Parameter], Any]
 
 
-def made(names: Any = SIZES, fill: float | None = None, make: Any = optim.AdamW, **how: Any) -> Own:
-    drawn = torch.Generator().manual_seed(1)
-    values = {name: torch.randn(SIZES[name], generator=drawn) for name in SIZES}
+def made(names: Any = SIZES, fill: float | None = None, make: Any = optim.AdamW, **kw: Any) -> Pair:
+    generator = torch.Generator().manual_seed(1)
+    values = {name: torch.randn(SIZES[name], generator=generator) for name in SIZES}
     params = {
         name: torch.nn.Parameter((values[name] if fill is None else values[name] * fill).bfloat16())
         for name in names
     }
-    return params, make(params.items(), lr=1e-3, **how)
+    return params, make(params.items(), lr=1e-3, **kw)
 
 
-def trained(own: Own, steps: int = 3) -> Own:
-    drawn = torch.Generator().manual_seed(2)
+def trained(training: Pair, steps: int = 3) -> Pair:
+    generator = torch.Generator().manual_seed(2)
     for _ in range(steps):
         for name in SIZES:
-            own[0][name].grad = torch.randn(SIZES[name], generator=drawn).bfloat16()
-        own[1].step()
-    return own
+            training[0][name].grad = torch.randn(SIZES[name], generator=generator).bfloat16()
+        training[1].step()
+    return training
 
 
-def restored(own: Own, other: Own, path: Path, **how: Any) -> Own:
-    checkpoint.save(path, optimizer=own[1], variables=own[0])
-    checkpoint.restore(path, optimizer=other[1], variables=other[0], **how)
-    return other
+def restored(source: Pair, target: Pair, path: Path, **options: Any) -> Pair:
+    checkpoint.save(path, optimizer=source[1], variables=source[0])
+    checkpoint.restore(path, optimizer=target[1], variables=target[0], **options)
+    return target
 
 
-def dtypes(own: Own) -> list[list[torch.dtype]]:
-    found = [own[1].state[own[0][name]] for name in SIZES]
-    return [[each[name].dtype for name in sorted(each)] for each in found]
+def dtypes(training: Pair) -> list[list[torch.dtype]]:
+    param_states = [training[1].state[training[0][name]] for name in SIZES]
+    return [[state[name].dtype for name in sorted(state)] for state in param_states]
 
 
-def states(own: Own) -> list[torch.Tensor]:
-    """All of the state, bytes as numbers."""
-    found = [own[1].state[own[0][name]] for name in SIZES]
-    return [each[name].float() for each in found for name in sorted(each)]
+def states(training: Pair) -> list[torch.Tensor]:
+    """Return all tensors of the state as float32."""
+    param_states = [training[1].state[training[0][name]] for name in SIZES]
+    return [state[name].float() for state in param_states for name in sorted(state)]
 
 
 @pytest.mark.parametrize("make", [optim.AdamW, tensorflow.Adam])
-@pytest.mark.parametrize(("theirs", "ours"), [*itertools.permutations(OPTIONS, 2)])
+@pytest.mark.parametrize(("source_case", "target_case"), [*itertools.permutations(OPTIONS, 2)])
 @pytest.mark.filterwarnings("ignore:.*lower bits of weights")
 def test_a_file_is_converted_as_a_state_is(
-    theirs: str, ours: str, make: Any, tmp_path: Path
+    source_case: str, target_case: str, make: Any, tmp_path: Path
 ) -> None:
-    """Of parameters in another order, and of other values until they are loaded."""
-    own = trained(made(make=make, **OPTIONS[theirs]))
-    other = made([*SIZES][::-1], 3.0, make, **OPTIONS[ours])
-    if {theirs, ours} != {"plain", "round"} or ours == "plain":
+    """Convert parameters in another order, with other values until they are loaded."""
+    source = trained(made(make=make, **OPTIONS[source_case]))
+    target = made([*SIZES][::-1], 3.0, make, **OPTIONS[target_case])
+    if {source_case, target_case} != {"plain", "round"} or target_case == "plain":
         with pytest.raises(CheckpointMismatchError, match=r"restore\(\.\.\., convert=True\)"):
-            restored(own, other, tmp_path / "file")
-    restored(own, other, tmp_path / "file", convert=True)
-    wanted = made(make=make, **OPTIONS[ours])
+            restored(source, target, tmp_path / "file")
+    restored(source, target, tmp_path / "file", convert=True)
+    expected = made(make=make, **OPTIONS[target_case])
     with torch.no_grad():
-        for name, param in wanted[0].items():
-            param.copy_(own[0][name])
-    wanted[1].load_state_dict(own[1].state_dict(), convert=True)
-    assert_same([other[0][name].detach() for name in SIZES], [*map(detached, own[0].values())])
-    assert dtypes(other) == dtypes(wanted)
-    assert_same(states(other), states(wanted))
-    trained(other, 1)
+        for name, param in expected[0].items():
+            param.copy_(source[0][name])
+    expected[1].load_state_dict(source[1].state_dict(), convert=True)
+    assert_same([target[0][name].detach() for name in SIZES], [*map(detached, source[0].values())])
+    assert dtypes(target) == dtypes(expected)
+    assert_same(states(target), states(expected))
+    trained(target, 1)
 
 
-def detached(each: torch.Tensor) -> torch.Tensor:
-    return each.detach()
+def detached(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach()
 
 
 def test_masters_are_decoded_beside_the_parameters_of_the_file(tmp_path: Path) -> None:
-    own = trained(made(weights="split"))
-    other = restored(own, made(fill=3.0, masters=True), tmp_path / "a", convert=True)
-    wanted = optim.full_precision(own[1], masters=True)["state"]
+    source = trained(made(weights="split"))
+    target = restored(source, made(fill=3.0, masters=True), tmp_path / "a", convert=True)
+    expected = optim.full_precision(source[1], masters=True)["state"]
     assert_same(
-        [other[1].state[param]["master"] for param in other[0].values()],
-        [each["master"] for each in wanted.values()],
+        [target[1].state[param]["master"] for param in target[0].values()],
+        [state["master"] for state in expected.values()],
     )
-    trained(other, 1)
-    back = restored(other, made(fill=3.0, weights="split"), tmp_path / "b", convert=True)
-    again = optim.full_precision(back[1], masters=True)["state"]
-    for param, each in zip(other[0].values(), again.values(), strict=True):
+    trained(target, 1)
+    round_trip = restored(target, made(fill=3.0, weights="split"), tmp_path / "b", convert=True)
+    decoded = optim.full_precision(round_trip[1], masters=True)["state"]
+    for param, state in zip(target[0].values(), decoded.values(), strict=True):
         # 16 digits, of which the last may be one too low where torch rounds a tie up
         torch.testing.assert_close(
-            each["master"], other[1].state[param]["master"], rtol=2**-15, atol=0
+            state["master"], target[1].state[param]["master"], rtol=2**-15, atol=0
         )
 
 
 @pytest.mark.parametrize("make", [optim.AdamW, tensorflow.Adam])
-def test_what_a_file_lacks_begins_at_the_parameters(make: Any, tmp_path: Path) -> None:
-    own, other = trained(made(make=make)), made(make=make, ema_decay=0.9)
+def test_missing_state_starts_at_the_parameters(make: Any, tmp_path: Path) -> None:
+    source, target = trained(made(make=make)), made(make=make, ema_decay=0.9)
     with pytest.raises(CheckpointMismatchError, match=r"ema_decay is .*check_arguments=False\) "):
-        restored(own, other, tmp_path / "file", convert=True)
+        restored(source, target, tmp_path / "file", convert=True)
     with pytest.raises(CheckpointMismatchError, match="small/ema' is missing"):
-        restored(own, other, tmp_path / "file", check_arguments=False)
+        restored(source, target, tmp_path / "file", check_arguments=False)
     with pytest.warns(CheckpointWarning, match="no 'ema', which begins at the parameters"):
-        restored(own, other, tmp_path / "file", check_arguments=False, convert=True)
-    trained(other, 1)
-    averages = [other[1].state[each]["ema"].bfloat16() for each in other[0].values()]
-    assert_same(averages, [*map(detached, other[0].values())])
+        restored(source, target, tmp_path / "file", check_arguments=False, convert=True)
+    trained(target, 1)
+    averages = [target[1].state[param]["ema"].bfloat16() for param in target[0].values()]
+    assert_same(averages, [*map(detached, target[0].values())])
 
 
 def test_managers_convert(tmp_path: Path) -> None:
-    own = trained(made(state_storage="8bit"))
+    source = trained(made(state_storage="8bit"))
     manager = checkpoint.CheckpointManager(tmp_path)
-    manager.save(1, optimizer=own[1], variables=own[0])
+    manager.save(1, optimizer=source[1], variables=source[0])
     for restore in (manager.restore, manager.restore_or_initialize):
-        other = made()
+        target = made()
         with pytest.raises(CheckpointMismatchError, match=r"\(\.\.\., convert=True\) goes on"):
-            restore(optimizer=other[1], variables=other[0])
-        restore(optimizer=other[1], variables=other[0], convert=True)
-        assert other[1].state[other[0]["w"]]["exp_avg"].dtype == torch.bfloat16
-        trained(other, 1)
+            restore(optimizer=target[1], variables=target[0])
+        restore(optimizer=target[1], variables=target[0], convert=True)
+        assert target[1].state[target[0]["w"]]["exp_avg"].dtype == torch.bfloat16
+        trained(target, 1)
 
 
-def test_what_differs_besides_is_refused(tmp_path: Path) -> None:
-    own, other = trained(made(state_storage="8bit")), made(clip_grad_norm=1.0)
+def test_other_differences_raise(tmp_path: Path) -> None:
+    source, target = trained(made(state_storage="8bit")), made(clip_grad_norm=1.0)
     ways = r"check_arguments=False, convert=True\) goes on with yours"
     with pytest.raises(CheckpointMismatchError, match=ways):
-        restored(own, other, tmp_path / "file")
-    restored(own, other, tmp_path / "file", check_arguments=False, convert=True)
+        restored(source, target, tmp_path / "file")
+    restored(source, target, tmp_path / "file", check_arguments=False, convert=True)

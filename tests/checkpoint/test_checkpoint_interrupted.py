@@ -1,4 +1,4 @@
-"""Interruptions of saves and restores, which give back the locks of optimizers."""
+"""Interrupted saves and restores release the locks of optimizers."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from thalweg.v1.train.saving.objects.members import hold_steps
 
 def is_free(lock: Lock) -> bool:
     """Return True if another thread can take a lock."""
-    taken: list[bool] = []
+    acquired: list[bool] = []
 
     def take() -> None:
-        taken.append(lock.acquire(blocking=False))
-        if taken[0]:
+        acquired.append(lock.acquire(blocking=False))
+        if acquired[0]:
             lock.release()
 
     thread = threading.Thread(target=take)
     thread.start()
     thread.join()
-    return taken[0]
+    return acquired[0]
 
 
 @pytest.mark.parametrize("call", ["snapshot", "read"])
@@ -54,7 +54,7 @@ def test_an_interrupted_checkpoint_holds_no_lock(call: str, tmp_path: Path) -> N
 
 
 class Locked:
-    """What has a lock, as an optimizer."""
+    """Object with a lock, like an optimizer."""
 
     def __init__(self, lock: Lock) -> None:
         self._lock = lock

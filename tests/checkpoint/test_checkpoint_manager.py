@@ -1,4 +1,4 @@
-"""`CheckpointManager`: what stays of many checkpoints, and which is the latest and the best."""
+"""`CheckpointManager`: which checkpoints stay, and which one is the latest and the best."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from thalweg.keras.optimizers import SGD
 
 class Clock:
     def __init__(self) -> None:
-        self.now = 1000.0
+        self.seconds = 1000.0
 
     def __call__(self) -> float:
-        return self.now
+        return self.seconds
 
 
 def steps(manager: CheckpointManager) -> list[int]:
-    return [each.step for each in manager.checkpoints()]
+    return [entry.step for entry in manager.checkpoints()]
 
 
 def test_the_last_ones_stay(tmp_path: Path) -> None:
@@ -53,13 +53,13 @@ def test_a_training_that_goes_back_keeps_what_it_saves(tmp_path: Path) -> None:
     assert manager.restore().extra == "step 1"
 
 
-@pytest.mark.parametrize("moved", [-50.0, 0.0])
-def test_a_clock_that_goes_back_loses_nothing(moved: float, tmp_path: Path) -> None:
+@pytest.mark.parametrize("shift", [-50.0, 0.0])
+def test_a_clock_that_goes_back_loses_nothing(shift: float, tmp_path: Path) -> None:
     clock = Clock()
     manager = CheckpointManager(tmp_path, keep=1, clock=clock)
     for step in (10, 11, 3):
         path = manager.save(step)
-        clock.now += moved
+        clock.seconds += shift
         assert manager.latest() == path
 
 
@@ -121,9 +121,9 @@ def test_a_file_of_a_newer_version_always_raises(step: int, tmp_path: Path) -> N
         manager.restore_or_initialize()
 
 
-@pytest.mark.parametrize("odd", [{"time": "yesterday"}, {"metrics": 3}, {"time": "nan"}])
-def test_odd_files_do_not_begin_a_training_anew(odd: dict[str, Any], tmp_path: Path) -> None:
-    container.write(tmp_path / "checkpoint-1.safetensors", {}, {"kind": "training", **odd})
+@pytest.mark.parametrize("fields", [{"time": "yesterday"}, {"metrics": 3}, {"time": "nan"}])
+def test_invalid_files_do_not_restart_a_training(fields: dict[str, Any], tmp_path: Path) -> None:
+    container.write(tmp_path / "checkpoint-1.safetensors", {}, {"kind": "training", **fields})
     with pytest.raises(thalweg.InvalidConfigError, match=r"checkpoint-1\.safetensors"):
         CheckpointManager(tmp_path).restore_or_initialize()
 
@@ -144,7 +144,7 @@ def test_a_manager_needs_a_folder(tmp_path: Path) -> None:
             CheckpointManager(tmp_path / name)
 
 
-def test_what_cannot_be_removed_is_told(tmp_path: Path, monkeypatch: Any) -> None:
+def test_files_that_cannot_be_removed_warn(tmp_path: Path, monkeypatch: Any) -> None:
     manager = CheckpointManager(tmp_path, keep=1)
     manager.save(0)
 
@@ -161,28 +161,28 @@ def test_one_stays_in_each_span_of_time(tmp_path: Path) -> None:
     manager = CheckpointManager(tmp_path, keep=2, keep_every=100, clock=clock)
     for step in range(10):
         manager.save(step)
-        clock.now += 30
+        clock.seconds += 30
     # 0 at 1000 s, 4 at 1120 s, then the last two; 8 is 120 s after 4.
     assert steps(manager) == [0, 4, 8, 9]
-    again = CheckpointManager(tmp_path, keep=1, keep_every=100, clock=clock)
-    again.save(10)
-    assert steps(again) == [0, 4, 8, 10]
+    new_manager = CheckpointManager(tmp_path, keep=1, keep_every=100, clock=clock)
+    new_manager.save(10)
+    assert steps(new_manager) == [0, 4, 8, 10]
 
 
-@pytest.mark.parametrize(("mode", "kept"), [("min", [1, 4]), ("max", [2, 4])])
-def test_the_best_stays(mode: Any, kept: list[int], tmp_path: Path) -> None:
+@pytest.mark.parametrize(("mode", "expected"), [("min", [1, 4]), ("max", [2, 4])])
+def test_the_best_stays(mode: Any, expected: list[int], tmp_path: Path) -> None:
     manager = CheckpointManager(tmp_path, keep=1, best="loss", mode=mode)
     assert manager.best() is None
     for step, loss in enumerate([0.5, 0.1, 0.9, float("nan"), 0.4]):
         manager.save(step, metrics={"loss": loss, "other": 1.0})
-    assert steps(manager) == kept
+    assert steps(manager) == expected
     best = manager.best()
     assert best is not None
-    assert best.name == f"checkpoint-{kept[0]}.safetensors"
-    assert manager.restore(kept[0]).metrics["other"] == 1.0
+    assert best.name == f"checkpoint-{expected[0]}.safetensors"
+    assert manager.restore(expected[0]).metrics["other"] == 1.0
     with pytest.raises(ValueError, match="metrics must have 'loss'"):
         manager.save(9)
-    assert steps(manager) == kept
+    assert steps(manager) == expected
 
 
 def test_all_stay(tmp_path: Path) -> None:
@@ -193,14 +193,14 @@ def test_all_stay(tmp_path: Path) -> None:
 
 
 def test_other_files_are_left_alone(tmp_path: Path) -> None:
-    others = ["checkpoint-1.txt", "checkpoint-x.safetensors", "other-1.safetensors"]
-    for name in others:
+    foreign = ["checkpoint-1.txt", "checkpoint-x.safetensors", "other-1.safetensors"]
+    for name in foreign:
         (tmp_path / name).write_text("mine")
     manager = CheckpointManager(tmp_path, keep=1)
     for step in range(3):
         manager.save(step)
-    assert sorted(each.name for each in tmp_path.iterdir()) == sorted(
-        [*others, "checkpoint-2.safetensors"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
+        [*foreign, "checkpoint-2.safetensors"]
     )
 
 
@@ -220,7 +220,7 @@ def test_a_damaged_one_is_told_and_neither_counted_nor_removed(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("kwargs", "message"),
     [
         ({"keep": 0}, "keep must be 1 or more"),
         ({"keep_every": 0}, "keep_every must be above 0"),
@@ -228,13 +228,13 @@ def test_a_damaged_one_is_told_and_neither_counted_nor_removed(tmp_path: Path) -
         ({"name": "a/b"}, "name must be the name of a file"),
     ],
 )
-def test_wrong_arguments(given: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_wrong_arguments(kwargs: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=message):
-        CheckpointManager(tmp_path, **given)
+        CheckpointManager(tmp_path, **kwargs)
 
 
 @pytest.mark.parametrize("step", [-1, 10**18, True, 1.0, "1", torch.tensor(1.0)])
-def test_what_is_no_step(step: Any, tmp_path: Path) -> None:
+def test_invalid_steps_raise(step: Any, tmp_path: Path) -> None:
     manager = CheckpointManager(tmp_path)
     for call in (manager.save, manager.restore):
         with pytest.raises(ValueError, match="step must be a whole number"):
@@ -246,19 +246,19 @@ def test_what_is_no_step(step: Any, tmp_path: Path) -> None:
 def test_arguments_need_not_agree_and_progress_is_told(tmp_path: Path) -> None:
     manager, w = CheckpointManager(tmp_path), Variable([0.0], name="w")
     manager.save(1, optimizer=SGD(1.0, clipnorm=1.0), variables=[w])
-    mine, seen = SGD(1.0, clipnorm=2.0), list[tuple[int, int]]()
+    target, calls = SGD(1.0, clipnorm=2.0), list[tuple[int, int]]()
     for call in (manager.restore, manager.restore_or_initialize):
         with pytest.raises(thalweg.CheckpointMismatchError, match="clipnorm"):
-            call(optimizer=mine, variables=[w])
-        seen.clear()
+            call(optimizer=target, variables=[w])
+        calls.clear()
         call(
-            optimizer=mine,
+            optimizer=target,
             variables=[w],
             check_arguments=False,
-            progress=lambda done, total: seen.append((done, total)),
+            progress=lambda count, total: calls.append((count, total)),
         )
-        assert seen
-        assert seen[-1][0] == seen[-1][1]
+        assert calls
+        assert calls[-1][0] == calls[-1][1]
 
 
 def test_a_thread_writes_while_the_training_goes_on(tmp_path: Path) -> None:
@@ -277,12 +277,12 @@ def test_a_thread_writes_while_the_training_goes_on(tmp_path: Path) -> None:
 
 
 def test_start_or_resume(tmp_path: Path) -> None:
-    def run(until: int) -> tuple[int, float]:
+    def run(end: int) -> tuple[int, float]:
         w, opt = Variable([0.0], name="w"), SGD(1.0)
         manager = checkpoint.CheckpointManager(tmp_path / "runs")
-        found = manager.restore_or_initialize(optimizer=opt, variables=[w])
-        first = found.step + 1 if found else 0
-        for step in range(first, until):
+        loaded = manager.restore_or_initialize(optimizer=opt, variables=[w])
+        first = loaded.step + 1 if loaded else 0
+        for step in range(first, end):
             opt.apply_gradients([([-1.0], w)])
             manager.save(step, optimizer=opt, variables=[w])
         return first, w.item()

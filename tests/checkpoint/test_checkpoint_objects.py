@@ -1,4 +1,4 @@
-"""Object checkpoints, TensorFlow's and ours: what is restored has the same bits and goes on."""
+"""Object checkpoints, TensorFlow's and ours: restored values have the same bits and train on."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ every_golden = pytest.mark.parametrize("folder", OPTIMIZERS)
 
 
 class Golden:
-    """A checkpoint of TensorFlow's and the network it was of."""
+    """Checkpoint of TensorFlow's, and recorded values of its network."""
 
     def __init__(self, folder: str) -> None:
         self.prefix = str(GOLDENS / folder / "model.ckpt")
@@ -52,14 +52,14 @@ class Golden:
         tensors = json.loads((GOLDENS / folder / "values.json").read_text())["tensors"]
         self.names = [key.removesuffix(ENDING) for key in tensors]
 
-    def value(self, name: str, when: str = "value") -> np.ndarray:
-        return self.arrays[f"{when}|{name}{ENDING}"]
+    def value(self, name: str, moment: str = "value") -> np.ndarray:
+        return self.arrays[f"{moment}|{name}{ENDING}"]
 
 
 def names_in(path: str) -> list[str]:
-    """The names of the values in a file, without TensorFlow's ending."""
-    found = container.read(f"{path}.safetensors").tensors
-    return sorted(key.removesuffix(ENDING) for key in found)
+    """Return the names of the values in a file, without TensorFlow's ending."""
+    tensors = container.read(f"{path}.safetensors").tensors
+    return sorted(key.removesuffix(ENDING) for key in tensors)
 
 
 class Network:
@@ -67,13 +67,13 @@ class Network:
 
     def __init__(self, opt: Any, make: Callable[..., Any] = Variable) -> None:
         shapes = {"W1": (4, 6), "b1": (6,), "W2": (6, 3), "b2": (3,)}
-        self.own = {name: make(np.zeros(shapes[name], "f4"), name=name) for name in NAMES}
+        self.vars = {name: make(np.zeros(shapes[name], "f4"), name=name) for name in NAMES}
         self.opt = opt
         self.step: Any = make(np.int64(0), name="step", trainable=False)
         layers = {
             f"layer_with_weights-{i}": {
-                "kernel": self.own[f"W{i + 1}"],
-                "bias": self.own[f"b{i + 1}"],
+                "kernel": self.vars[f"W{i + 1}"],
+                "bias": self.vars[f"b{i + 1}"],
             }
             for i in (0, 1)
         }
@@ -83,19 +83,19 @@ class Network:
         self.checkpoint = Checkpoint(**objects)
 
     def loss(self, x: Any, y: Any) -> Any:
-        w1, b1, w2, b2 = self.own.values()
+        w1, b1, w2, b2 = self.vars.values()
         return ((torch.relu(x @ w1 + b1) @ w2 + b2 - y) ** 2).mean()
 
     def take(self, golden: Golden, batches: range) -> None:
         for i in batches:
-            x, y = (torch.tensor(golden.arrays[each][i]) for each in "xy")
+            x, y = (torch.tensor(golden.arrays[key][i]) for key in "xy")
             if isinstance(self.opt, train.Optimizer):
                 self.opt.minimize(lambda x=x, y=y: self.loss(x, y), global_step=self.step)
             else:
-                self.opt.minimize(lambda x=x, y=y: self.loss(x, y), list(self.own.values()))
+                self.opt.minimize(lambda x=x, y=y: self.loss(x, y), list(self.vars.values()))
 
     def values(self) -> dict[str, torch.Tensor]:
-        """What a checkpoint would have now, by TensorFlow's keys."""
+        """Return the present values by TensorFlow's keys."""
         _, values = self.checkpoint._snapshot()
         return {key.removesuffix(ENDING): value for key, value in values.items()}
 
@@ -113,12 +113,12 @@ def assert_ends(values: dict[str, torch.Tensor], golden: Golden) -> None:
 
 
 @every_golden
-@pytest.mark.parametrize("taken", [0, 1, 3])
-def test_a_checkpoint_of_tensorflow_goes_on(folder: str, taken: int) -> None:
+@pytest.mark.parametrize("step_count", [0, 1, 3])
+def test_a_checkpoint_of_tensorflow_goes_on(folder: str, step_count: int) -> None:
     golden, network = Golden(folder), Network(OPTIMIZERS[folder]())
-    network.take(golden, range(taken))  # slots exist after the first
+    network.take(golden, range(step_count))  # slots exist after the first
     status = network.checkpoint.read(golden.prefix)
-    assert bool(status.waiting) == (taken == 0)
+    assert bool(status.waiting) == (step_count == 0)
     assert_bits(network.values(), golden)
     status.assert_consumed().assert_nontrivial_match().assert_existing_objects_matched()
     network.take(golden, range(5, 10))
@@ -144,9 +144,9 @@ def test_ours_has_the_names_and_the_bits_of_tensorflow(folder: str, tmp_path: Pa
     network.checkpoint.read(golden.prefix)
     path = network.checkpoint.write(tmp_path / "ours")  # before anything was made by a step
     assert names_in(path) == sorted(golden.names)
-    other = Network(OPTIMIZERS[folder]())
-    other.checkpoint.read(path)
-    assert_bits(other.values(), golden)
+    target = Network(OPTIMIZERS[folder]())
+    target.checkpoint.read(path)
+    assert_bits(target.values(), golden)
 
 
 def test_slots_are_there_for_whoever_asks() -> None:
@@ -161,12 +161,12 @@ def test_slots_are_there_for_whoever_asks() -> None:
         network = Network(OPTIMIZERS["ckpt_v1/adam_object"]())
         network.checkpoint.read(golden.prefix)
         assert (
-            look(network.opt, network.own["W1"]).numpy().tobytes() == golden.value(name).tobytes()
+            look(network.opt, network.vars["W1"]).numpy().tobytes() == golden.value(name).tobytes()
         )
     golden, network = Golden("ckpt_v2/adam"), Network(keras.Adam())
     assert network.opt.weights == []
     network.checkpoint.read(golden.prefix)
-    assert [tuple(each.shape) for each in network.opt.weights] == [
+    assert [tuple(weight.shape) for weight in network.opt.weights] == [
         (), *[(4, 6), (6,), (6, 3), (3,)] * 2
     ]  # fmt: skip
     assert network.opt.get_weights()[5].tobytes() == golden.value(name).tobytes()
@@ -179,7 +179,7 @@ def in_graph(graph: Any, folder: str) -> tuple[Network, Any, Any, Any]:
     def build() -> Any:
         if isinstance(network.opt, train.Optimizer):
             return network.opt.minimize(network.loss(x, y), network.step)
-        return network.opt.minimize(lambda: network.loss(x, y), list(network.own.values()))
+        return network.opt.minimize(lambda: network.loss(x, y), list(network.vars.values()))
 
     return network, x, y, build
 
@@ -200,8 +200,8 @@ def test_graphs_go_on(graph: Any, folder: str, order: str) -> None:
     if "run" in order:
         status.initialize_or_restore(session)
         train_op = build()
-        left = [v for v in tf.global_variables() if not session.run(tf.is_variable_initialized(v))]
-        session.run(tf.variables_initializer(left))
+        unset = [v for v in tf.global_variables() if not session.run(tf.is_variable_initialized(v))]
+        session.run(tf.variables_initializer(unset))
     else:
         train_op = build() if train_op is None else train_op
         status.initialize_or_restore(session)
@@ -214,25 +214,25 @@ def test_graphs_go_on(graph: Any, folder: str, order: str) -> None:
 
 def test_in_graphs_a_session_is_given_the_values(graph: Any, tmp_path: Path) -> None:
     w = tf.Variable([1.0, 2.0], name="w")
-    other = tf.Variable([7.0], name="other")
-    one, two = tf.Session(graph=graph), tf.Session(graph=graph)
-    for session in (one, two):
+    other_var = tf.Variable([7.0], name="other")
+    first, two = tf.Session(graph=graph), tf.Session(graph=graph)
+    for session in (first, two):
         session.run(tf.global_variables_initializer())
-    one.run(w.assign([5.0, 6.0]).op)
+    first.run(w.assign([5.0, 6.0]).op)
     checkpoint = Checkpoint(w=w)
     with pytest.raises(InvalidArgumentError, match="No default session"):
         checkpoint.save(tmp_path / "ckpt")
     assert int(checkpoint.save_counter) == 0
-    path = checkpoint.save(tmp_path / "ckpt", session=one)
-    with one.as_default():
+    path = checkpoint.save(tmp_path / "ckpt", session=first)
+    with first.as_default():
         assert checkpoint.save(tmp_path / "ckpt") == f"{tmp_path}/ckpt-2"
-    status = Checkpoint(w=w, other=other).restore(path)
+    status = Checkpoint(w=w, other=other_var).restore(path)
     assert two.run(w).tolist() == [1.0, 2.0]
-    two.run(other.assign([8.0]).op)
+    two.run(other_var.assign([8.0]).op)
     status.run_restore_ops(two)
-    assert (two.run(w).tolist(), two.run(other).tolist()) == ([5.0, 6.0], [8.0])
+    assert (two.run(w).tolist(), two.run(other_var).tolist()) == ([5.0, 6.0], [8.0])
     status.initialize_or_restore(two)
-    assert two.run(other).tolist() == [7.0]
+    assert two.run(other_var).tolist() == [7.0]
     with pytest.raises(NotConsumedError, match="no values for 'other'"):
         status.assert_existing_objects_matched()
 
@@ -243,15 +243,15 @@ def test_parameters_have_a_variable_in_each_graph(graph: Any, tmp_path: Path) ->
     train_op = train.MomentumOptimizer(0.5, 0.5).minimize(layer(x).sum())
     session = tf.Session(graph=graph)
     session.run(tf.global_variables_initializer())
-    before = layer.weight.detach().clone()
+    initial = layer.weight.detach().clone()
     session.run(train_op, {x: [[1.0, 2.0]]})
     path = Checkpoint(layer=layer).write(tmp_path / "layer", session)
-    assert torch.equal(layer.weight, before)
-    found = container.read(f"{path}.safetensors").tensors[f"layer/weight{ENDING}"].tensor()
-    assert torch.equal(found, before - 0.5 * torch.tensor([[1.0, 2.0]]))
+    assert torch.equal(layer.weight, initial)
+    tensor = container.read(f"{path}.safetensors").tensors[f"layer/weight{ENDING}"].tensor()
+    assert torch.equal(tensor, initial - 0.5 * torch.tensor([[1.0, 2.0]]))
     session.run(tf.global_variables_initializer())
     Checkpoint(layer=layer).read(path).run_restore_ops(session)
-    assert session.run(graph.stand_ins[id(layer.weight)][1]).tolist() == found.tolist()
+    assert session.run(graph.stand_ins[id(layer.weight)][1]).tolist() == tensor.tolist()
 
 
 class Block(torch.nn.Module):
@@ -273,50 +273,50 @@ def test_modules_by_the_names_of_their_parts(tmp_path: Path) -> None:
         "net/norm/bias", "net/norm/num_batches_tracked", "net/norm/running_mean",
         "net/norm/running_var", "net/norm/weight", "net/stack/0/bias", "net/tied",
     ]  # fmt: skip
-    other = Block()
-    Checkpoint(net=other).read(path).assert_consumed()
+    target = Block()
+    Checkpoint(net=target).read(path).assert_consumed()
     assert all(
-        torch.equal(a, b) for a, b in zip(block.state_dict().values(), other.state_dict().values())
+        torch.equal(a, b) for a, b in zip(block.state_dict().values(), target.state_dict().values())
     )
     parts = Checkpoint(block)  # as root
     assert (
         "norm/running_mean" + ENDING
         in container.read(f"{parts.write(tmp_path / 'root')}.safetensors").tensors
     )
-    again = Block()
-    Checkpoint(root=again).read(tmp_path / "root").assert_consumed()
-    assert torch.equal(again.norm.running_mean, block.norm.running_mean)
+    root_target = Block()
+    Checkpoint(root=root_target).read(tmp_path / "root").assert_consumed()
+    assert torch.equal(root_target.norm.running_mean, block.norm.running_mean)
 
 
 def test_an_optimizer_as_root(tmp_path: Path) -> None:
     w, opt = Variable([1.0, 2.0]), keras.SGD(0.5, momentum=0.5)
     opt.apply_gradients([([1.0, 1.0], w)])
     path = Checkpoint(opt, w=w).write(tmp_path / "root")
-    v, other = Variable([0.0, 0.0]), keras.SGD(0.1, momentum=0.1)
-    status = Checkpoint(other, w=v).read(path)
-    other.apply_gradients([([1.0, 1.0], v)])
+    v, target = Variable([0.0, 0.0]), keras.SGD(0.1, momentum=0.1)
+    status = Checkpoint(target, w=v).read(path)
+    target.apply_gradients([([1.0, 1.0], v)])
     opt.apply_gradients([([1.0, 1.0], w)])
     status.assert_consumed()
     assert torch.equal(v, w)
-    assert other.get_config() == {**opt.get_config(), "name": "SGD"}
+    assert target.get_config() == {**opt.get_config(), "name": "SGD"}
 
 
 def test_containers_and_other_checkpoints(tmp_path: Path) -> None:
     values = [Variable(float(i)) for i in range(5)]
     inner = Checkpoint(x=values[0])
 
-    def whole(given: list[Any], within: Checkpoint) -> Checkpoint:
+    def whole(parts: list[Any], inner: Checkpoint) -> Checkpoint:
         return Checkpoint(
-            inner=within, pair=(given[1], given[2]), table={"a.b/c": [given[3]], "d": given[4]}
+            inner=inner, pair=(parts[1], parts[2]), table={"a.b/c": [parts[3]], "d": parts[4]}
         )
 
     path = whole(values, inner).save(tmp_path / "ckpt")
     assert names_in(path) == [
         "inner/x", "pair/0", "pair/1", "save_counter", "table/a..b.Sc/0", "table/d"
     ]  # fmt: skip
-    others = [Variable(9.0) for _ in range(5)]
-    whole(others, Checkpoint(x=others[0])).restore(path).assert_consumed()
-    assert [float(each) for each in others] == [0.0, 1.0, 2.0, 3.0, 4.0]
+    targets = [Variable(9.0) for _ in range(5)]
+    whole(targets, Checkpoint(x=targets[0])).restore(path).assert_consumed()
+    assert [float(target) for target in targets] == [0.0, 1.0, 2.0, 3.0, 4.0]
 
 
 DTYPES = [
@@ -330,30 +330,30 @@ DTYPES = [
 def test_every_dtype_keeps_its_bits(dtype: torch.dtype, shape: Any, tmp_path: Path) -> None:
     value = torch.randn(shape, generator=torch.Generator().manual_seed(0)).mul(9).to(dtype)
     path = Checkpoint(w=value).write(tmp_path / "w")
-    other = (
+    target = (
         torch.zeros(shape, dtype=dtype).mT.contiguous().mT
         if len(shape) == 2
         else torch.zeros(shape, dtype=dtype)
     )
-    Checkpoint(w=other).read(path).assert_consumed()
-    assert torch.equal(other, value)
+    Checkpoint(w=target).read(path).assert_consumed()
+    assert torch.equal(target, value)
 
 
 def test_half_variables_have_float32_slots(tmp_path: Path) -> None:
-    made = []
+    trainings = []
     for start in (1.0, 0.0):
         w = Variable(torch.full((3,), start, dtype=torch.bfloat16), name="w")
         opt = keras.Ftrl(0.5)
-        made.append((w, opt, Checkpoint(w=w, opt=opt)))
-    (w, opt, one), (v, other, two) = made
+        trainings.append((w, opt, Checkpoint(w=w, opt=opt)))
+    (w, opt, first), (v, other_opt, two) = trainings
     grad = torch.tensor([0.1, 0.2, 0.3], dtype=torch.bfloat16)
     opt.apply_gradients([(grad, w)])
-    status = two.read(one.write(tmp_path / "ckpt"))
-    opt.apply_gradients([(grad, w)]), other.apply_gradients([(grad, v)])
+    status = two.read(first.write(tmp_path / "ckpt"))
+    opt.apply_gradients([(grad, w)]), other_opt.apply_gradients([(grad, v)])
     status.assert_consumed()
     assert torch.equal(w, v)
     for name in opt.get_slot_names():
-        assert torch.equal(opt.get_slot(w, name), other.get_slot(v, name))
+        assert torch.equal(opt.get_slot(w, name), other_opt.get_slot(v, name))
 
 
 def test_schedules_and_callables_store_nothing(tmp_path: Path) -> None:
@@ -375,19 +375,19 @@ def test_a_variable_given_as_hyperparameter_is_saved(tmp_path: Path) -> None:
 
 
 def test_nadam_and_added_weights(tmp_path: Path) -> None:
-    made = []
+    trainings = []
     for _ in range(2):
         w, opt = Variable([1.0, 2.0]), keras.Nadam(0.5)
-        made.append((w, opt, Checkpoint(w=w, opt=opt)))
-    (w, opt, one), (v, other, two) = made
+        trainings.append((w, opt, Checkpoint(w=w, opt=opt)))
+    (w, opt, first), (v, other_opt, two) = trainings
     for _ in range(2):
         opt.apply_gradients([([1.0, 1.0], w)])
-    added = opt.add_weight("mine", (2,), initializer="ones")
-    status = two.read(one.write(tmp_path / "ckpt"))
-    opt.apply_gradients([([1.0, 1.0], w)]), other.apply_gradients([([1.0, 1.0], v)])
+    weight = opt.add_weight("mine", (2,), initializer="ones")
+    status = two.read(first.write(tmp_path / "ckpt"))
+    opt.apply_gradients([([1.0, 1.0], w)]), other_opt.apply_gradients([([1.0, 1.0], v)])
     assert torch.equal(w, v)
     assert status.waiting == ["opt/mine"]
-    assert torch.equal(other.add_weight("mine", (2,)), added)
+    assert torch.equal(other_opt.add_weight("mine", (2,)), weight)
     assert status.waiting == []
 
 
@@ -398,8 +398,8 @@ def snapshot(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
     return checkpoint._snapshot()[1]
 
 
-def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
+def same(old: dict[str, torch.Tensor], new: dict[str, torch.Tensor]) -> bool:
+    return old.keys() == new.keys() and all(torch.equal(old[key], new[key]) for key in old)
 
 
 def trained(*shape: int, opt: Any = None) -> tuple[Variable, Any, Checkpoint]:
@@ -408,16 +408,16 @@ def trained(*shape: int, opt: Any = None) -> tuple[Variable, Any, Checkpoint]:
     return w, opt, Checkpoint(w=w, opt=opt)
 
 
-def test_what_is_there_must_fit(tmp_path: Path) -> None:
+def test_stored_values_must_fit(tmp_path: Path) -> None:
     path = trained(2)[2].write(tmp_path / "ckpt")
     checkpoint = trained(3)[2]
-    before = snapshot(checkpoint)
+    initial = snapshot(checkpoint)
     first = f"{path}: 'w' is float32 of shape (2,), not float32 of shape (3,); 'w/.OPTIMIZER_SLOT"
-    with pytest.raises(CheckpointMismatchError) as caught:
+    with pytest.raises(CheckpointMismatchError) as error:
         checkpoint.read(path)
-    assert str(caught.value).startswith(first)
-    assert str(caught.value).endswith("Nothing was loaded.")
-    assert same(snapshot(checkpoint), before)
+    assert str(error.value).startswith(first)
+    assert str(error.value).endswith("Nothing was loaded.")
+    assert same(snapshot(checkpoint), initial)
     fresh = Variable(torch.ones(2, dtype=torch.float64))
     with pytest.raises(CheckpointMismatchError, match=r"'w' is float32 .*, not float64"):
         Checkpoint(w=fresh, opt=train.MomentumOptimizer(0.5, 0.5)).read(path)
@@ -440,17 +440,17 @@ def test_a_refused_restore_leaves_nothing_waiting(tmp_path: Path) -> None:
 def test_a_slot_that_does_not_fit_refuses_the_step(make: Callable[[], Any], tmp_path: Path) -> None:
     _, _, checkpoint = trained(2, opt=make())
     path = checkpoint.write(tmp_path / "ckpt")
-    found = container.read(f"{path}.safetensors")
+    contents = container.read(f"{path}.safetensors")
     key = f"w/.OPTIMIZER_SLOT/opt/v{ENDING}"
-    found.tensors[key] = of_tensor(torch.ones(5))
-    container.write(f"{path}.safetensors", found.tensors, found.document)
+    contents.tensors[key] = of_tensor(torch.ones(5))
+    container.write(f"{path}.safetensors", contents.tensors, contents.document)
     w, u, opt = Variable(torch.zeros(2), name="w"), Variable(torch.ones(2), name="u"), make()
     status = Checkpoint(w=w, opt=opt).read(path)  # the slot has no object yet
-    then = w.detach().clone()
+    initial = w.detach().clone()
     for _ in range(2):
         with pytest.raises(CheckpointMismatchError, match=r"OPTIMIZER_SLOT/opt/v' is .* not"):
             opt.apply_gradients([(torch.ones(2), u), (torch.ones(2), w)])
-        assert torch.equal(w, then)
+        assert torch.equal(w, initial)
         assert torch.equal(u, torch.ones(2))
         assert status.waiting == ["w/.OPTIMIZER_SLOT/opt/v"]
     opt.apply_gradients([(torch.ones(2), u)])
@@ -465,13 +465,13 @@ def test_a_power_that_does_not_fit_refuses_the_step(tmp_path: Path) -> None:
     path = checkpoint.write(tmp_path / "ckpt")
     w, opt = Variable(torch.zeros(2), name="w"), train.AdamOptimizer(0.5)
     status = Checkpoint(w=w, opt=opt).read(path)
-    then = w.detach().clone()
+    initial = w.detach().clone()
     for _ in range(2):
         with pytest.raises(
             CheckpointMismatchError, match=r"'beta1_power' is float64 .* not float32"
         ):
             opt.apply_gradients([(torch.ones(2), w)])
-        assert torch.equal(w, then)
+        assert torch.equal(w, initial)
         assert "opt/beta1_power" in status.waiting
 
 
@@ -500,9 +500,9 @@ BAD_GRAPHS = {
 }
 
 
-@pytest.mark.parametrize("given", BAD_GRAPHS.values(), ids=BAD_GRAPHS)
-def test_damaged_graphs(given: Any, tmp_path: Path) -> None:
-    container.write(tmp_path / "ckpt.safetensors", {}, {"object_graph": given})
+@pytest.mark.parametrize("graph", BAD_GRAPHS.values(), ids=BAD_GRAPHS)
+def test_damaged_graphs(graph: Any, tmp_path: Path) -> None:
+    container.write(tmp_path / "ckpt.safetensors", {}, {"object_graph": graph})
     with pytest.raises(DataLossError, match="ckpt: its object graph"):
         Checkpoint(w=Variable(0.0)).read(tmp_path / "ckpt")
 
@@ -549,11 +549,11 @@ def test_nothing_in_common(tmp_path: Path) -> None:
         Checkpoint(b=Variable(2.0)).read(path).assert_nontrivial_match()
 
 
-REFUSED = {"int": 3, "float": 0.5, "string": "x", "function": len, "none": None, "set": {1}}
+INVALID_VALUES = {"int": 3, "float": 0.5, "string": "x", "function": len, "none": None, "set": {1}}
 
 
-@pytest.mark.parametrize("value", REFUSED.values(), ids=REFUSED)
-def test_what_cannot_be_saved(value: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("value", INVALID_VALUES.values(), ids=INVALID_VALUES)
+def test_unsupported_objects_raise(value: Any, tmp_path: Path) -> None:
     with pytest.raises(InvalidTypeError, match=r"'thing' is a .* which no checkpoint holds"):
         Checkpoint(thing=value)
     with pytest.raises(InvalidTypeError, match=r"'things/0' is a .* which no checkpoint holds"):
@@ -582,9 +582,9 @@ def test_save_numbers_its_files(tmp_path: Path) -> None:
     with pytest.raises(InvalidTypeError):
         checkpoint.save(prefix)
     assert int(checkpoint.save_counter) == 2
-    other = Checkpoint(w=w)
-    other.restore(latest_checkpoint(tmp_path / "run")).assert_consumed()
-    assert other.save(prefix) == f"{prefix}-3"
+    target = Checkpoint(w=w)
+    target.restore(latest_checkpoint(tmp_path / "run")).assert_consumed()
+    assert target.save(prefix) == f"{prefix}-3"
 
 
 def test_a_failed_save_uses_no_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -606,55 +606,55 @@ def test_manager_keeps_the_newest(tmp_path: Path) -> None:
         paths.append(manager.save())
     assert manager.checkpoints == paths[2:]
     assert manager.latest_checkpoint == paths[3]
-    assert sorted(each.name for each in (tmp_path / "run").iterdir()) == [
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == [
         "checkpoint", "ckpt-3.safetensors", "ckpt-4.safetensors"
     ]  # fmt: skip
     w.assign(9.0)
-    again = CheckpointManager(Checkpoint(w=w), tmp_path / "run", max_to_keep=2)
-    assert again.checkpoints == paths[2:]
-    assert again.directory == str(tmp_path / "run")
-    assert again.restore_or_initialize() == paths[3]
+    new_manager = CheckpointManager(Checkpoint(w=w), tmp_path / "run", max_to_keep=2)
+    assert new_manager.checkpoints == paths[2:]
+    assert new_manager.directory == str(tmp_path / "run")
+    assert new_manager.restore_or_initialize() == paths[3]
     assert float(w) == 3.0
-    assert again.save() == f"{tmp_path}/run/ckpt-5"
-    assert again.checkpoints == [
+    assert new_manager.save() == f"{tmp_path}/run/ckpt-5"
+    assert new_manager.checkpoints == [
         paths[3],
-        again.latest_checkpoint,
+        new_manager.latest_checkpoint,
     ]
-    assert again.save(checkpoint_number=40) == f"{tmp_path}/run/ckpt-40"
+    assert new_manager.save(checkpoint_number=40) == f"{tmp_path}/run/ckpt-40"
 
 
 def test_manager_keeps_one_every_n_hours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [1000.0]
-    monkeypatch.setattr("time.time", lambda: now[0])
+    clock = [1000.0]
+    monkeypatch.setattr("time.time", lambda: clock[0])
     manager = CheckpointManager(
         Checkpoint(w=Variable(0.0)), tmp_path, 1, keep_checkpoint_every_n_hours=1
     )
     for _ in range(6):
         manager.save()
-        now[0] += 1800
-    kept = sorted(each.name for each in tmp_path.glob("*.safetensors"))
-    assert kept == ["ckpt-3.safetensors", "ckpt-5.safetensors", "ckpt-6.safetensors"]
+        clock[0] += 1800
+    names = sorted(path.name for path in tmp_path.glob("*.safetensors"))
+    assert names == ["ckpt-3.safetensors", "ckpt-5.safetensors", "ckpt-6.safetensors"]
 
 
 def test_manager_counts_steps(tmp_path: Path) -> None:
-    step, called = Variable(0, trainable=False), []
+    step, calls = Variable(0, trainable=False), []
     options: dict[str, Any] = {"step_counter": step, "checkpoint_interval": 3}
     manager = CheckpointManager(
-        Checkpoint(step=step), tmp_path, None, init_fn=lambda: called.append(1), **options
+        Checkpoint(step=step), tmp_path, None, init_fn=lambda: calls.append(1), **options
     )
     assert manager.restore_or_initialize() is None
-    assert called == [1]
-    saved = []
+    assert calls == [1]
+    outcomes = []
     for value in range(8):
         step.assign(value)
-        saved.append(manager.save() is not None)
-    assert saved == [True, False, False, True, False, False, True, False]
+        outcomes.append(manager.save() is not None)
+    assert outcomes == [True, False, False, True, False, False, True, False]
     assert manager.save(check_interval=False) is not None
     step.assign(0)
-    other = CheckpointManager(Checkpoint(step=step), tmp_path, None, **options)
-    other.restore_or_initialize()
+    new_manager = CheckpointManager(Checkpoint(step=step), tmp_path, None, **options)
+    new_manager.restore_or_initialize()
     assert int(step) == 7
-    assert other.save() is None
+    assert new_manager.save() is None
     for arguments in ({"max_to_keep": 0}, {"max_to_keep": 1, "checkpoint_interval": 3}):
         with pytest.raises(ValueError, match=r"max_to_keep|step_counter"):
             CheckpointManager(Checkpoint(), tmp_path, **arguments)
@@ -673,9 +673,9 @@ def test_a_manager_deletes_no_checkpoint_of_others(writer: str, tmp_path: Path) 
     newest = latest_checkpoint(tmp_path)
     manager = CheckpointManager(Checkpoint(w=Variable(1.0)), tmp_path, max_to_keep=1)
     assert (manager.latest_checkpoint, manager.checkpoints) == (newest, [])
-    saved = [manager.save() for _ in range(3)]
-    assert manager.checkpoints == saved[-1:]
+    paths = [manager.save() for _ in range(3)]
+    assert manager.checkpoints == paths[-1:]
     names = {path.name.partition(".")[0] for path in tmp_path.iterdir()}
     assert {"unmanaged-1", "ckpt-3"} <= names
     assert "ckpt-2" not in names
-    assert CheckpointManager(Checkpoint(), tmp_path, max_to_keep=1).checkpoints == saved[-1:]
+    assert CheckpointManager(Checkpoint(), tmp_path, max_to_keep=1).checkpoints == paths[-1:]

@@ -1,4 +1,4 @@
-"""Whatever is public and part of an optimizer goes on from a file, or is asked for by name."""
+"""Every public part of an optimizer continues from a file, or an error names it."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ STEPS = 3
 
 
 def numbers(step: int, shape: Any, dtype: torch.dtype) -> torch.Tensor:
-    drawn = np.random.default_rng(step).standard_normal(tuple(shape), np.float32)
-    return torch.from_numpy(drawn).to(dtype)
+    values = np.random.default_rng(step).standard_normal(tuple(shape), np.float32)
+    return torch.from_numpy(values).to(dtype)
 
 
 def variables(dtype: torch.dtype = torch.float32) -> list[Variable]:
@@ -48,20 +48,20 @@ def variables(dtype: torch.dtype = torch.float32) -> list[Variable]:
 
 
 def trained(make: Callable[..., Any], dtype: torch.dtype = torch.float32) -> Training:
-    """Gradients of two variables, applied by an optimizer; the third one counts."""
-    known = variables(dtype)
-    optimizer = make(known)
-    return known, optimizer, stepping(optimizer, known)
+    """Apply gradients to two variables; return all three, of which the last counts steps."""
+    params = variables(dtype)
+    optimizer = make(params)
+    return params, optimizer, stepping(optimizer, params)
 
 
-def stepping(optimizer: Any, known: list[Variable]) -> Callable[[], object]:
-    *own, step = known
+def stepping(optimizer: Any, params: list[Variable]) -> Callable[[], object]:
+    *weights, step = params
 
     def take() -> object:
-        pairs = [(numbers(int(step), each.shape, torch.float32), each) for each in own]
+        pairs = [(numbers(int(step), var.shape, torch.float32), var) for var in weights]
         if isinstance(optimizer, MixedPrecisionOptimizerWrapper):
-            loss = lambda: sum((grad * each.float()).sum() for grad, each in pairs)  # noqa: E731
-            return optimizer.minimize(loss, global_step=step, var_list=own)
+            loss = lambda: sum((grad * var.float()).sum() for grad, var in pairs)  # noqa: E731
+            return optimizer.minimize(loss, global_step=step, var_list=weights)
         if isinstance(optimizer, train.Optimizer):
             return optimizer.apply_gradients(pairs, global_step=step)
         optimizer.apply_gradients(pairs)
@@ -84,17 +84,17 @@ POLICIES: dict[str, dict[str, Any]] = {
     "inv_poly_decay": {"decay_steps": 6, "min_lr": 0.01},
 }
 WRAPPERS: dict[str, Callable[[list[Variable]], Any]] = {
-    "MovingAverageOptimizer": lambda own: opt.MovingAverageOptimizer(
-        train.MomentumOptimizer(0.1, 0.9), 0.75, num_updates=own[2]
+    "MovingAverageOptimizer": lambda params: opt.MovingAverageOptimizer(
+        train.MomentumOptimizer(0.1, 0.9), 0.75, num_updates=params[2]
     ),
-    "VariableClippingOptimizer": lambda own: opt.VariableClippingOptimizer(
-        train.AdamOptimizer(0.1), {own[0]: [1]}, 0.5
+    "VariableClippingOptimizer": lambda params: opt.VariableClippingOptimizer(
+        train.AdamOptimizer(0.1), {params[0]: [1]}, 0.5
     ),
-    "averages around clipping": lambda own: opt.MovingAverageOptimizer(
-        opt.VariableClippingOptimizer(train.AdagradOptimizer(0.1), {own[1]: [0]}, 0.5), 0.5
+    "averages around clipping": lambda params: opt.MovingAverageOptimizer(
+        opt.VariableClippingOptimizer(train.AdagradOptimizer(0.1), {params[1]: [0]}, 0.5), 0.5
     ),
-    "averages of a noisy rate": lambda own: opt.MovingAverageOptimizer(
-        train.MomentumOptimizer(train.noisy_linear_cosine_decay(0.1, own[2], 6), 0.9), 0.5
+    "averages of a noisy rate": lambda params: opt.MovingAverageOptimizer(
+        train.MomentumOptimizer(train.noisy_linear_cosine_decay(0.1, params[2], 6), 0.9), 0.5
     ),
 }
 
@@ -112,10 +112,10 @@ def of_schedule(name: str) -> Training:
 def of_decay(name: str) -> Training:
     function = getattr(train, name)
 
-    def made(known: list[Variable]) -> Any:
+    def made(params: list[Variable]) -> Any:
         place = "x" if "piecewise" in name else "global_step"
         first = {} if place == "x" else {"learning_rate": 0.1}
-        rate = function(**{place: known[2]}, **first, **arguments(function))
+        rate = function(**{place: params[2]}, **first, **arguments(function))
         return train.MomentumOptimizer(rate, 0.9)
 
     return trained(made)
@@ -138,50 +138,50 @@ CASES: dict[str, Callable[[], Training]] = {
 CASES.pop("schedule LearningRateSchedule")
 
 
-def averages(optimizer: Any, known: list[Variable]) -> list[Any]:
+def averages(optimizer: Any, params: list[Variable]) -> list[Any]:
     if isinstance(optimizer, opt.MovingAverageOptimizer):
-        return [optimizer.average(each) for each in known[:2]]
+        return [optimizer.average(var) for var in params[:2]]
     if isinstance(optimizer, MixedPrecisionOptimizerWrapper):
-        return [optimizer.get_master(each) for each in known[:2]]
+        return [optimizer.get_master(var) for var in params[:2]]
     return []
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("given", [False, True], ids=["made", "given"])
-def test_a_training_goes_on_with_the_same_bits(case: str, given: bool, tmp_path: Path) -> None:
-    known, optimizer, take = CASES[case]()
-    names = [f"file/{each.name.split(':')[0]}" for each in known]
+@pytest.mark.parametrize("in_place", [False, True], ids=["made", "given"])
+def test_a_training_goes_on_with_the_same_bits(case: str, in_place: bool, tmp_path: Path) -> None:
+    params, optimizer, take = CASES[case]()
+    names = [f"file/{var.name.split(':')[0]}" for var in params]
     for _ in range(2):
         take()
     checkpoint.save(
-        tmp_path / "run", optimizer=optimizer, variables=dict(zip(names, known, strict=True))
+        tmp_path / "run", optimizer=optimizer, variables=dict(zip(names, params, strict=True))
     )
     for _ in range(STEPS):
         take()
-    again, other, _ = CASES[case]()
-    for each in again[:2]:
-        each.assign(torch.zeros_like(each))
-    found = checkpoint.restore(
+    targets, target_opt, _ = CASES[case]()
+    for var in targets[:2]:
+        var.assign(torch.zeros_like(var))
+    loaded = checkpoint.restore(
         tmp_path / "run",
-        optimizer=other if given else None,
-        variables=dict(zip(names, again, strict=True)),
+        optimizer=target_opt if in_place else None,
+        variables=dict(zip(names, targets, strict=True)),
     )
-    assert (found.optimizer is other) == given
-    take = stepping(found.optimizer, again)
+    assert (loaded.optimizer is target_opt) == in_place
+    take = stepping(loaded.optimizer, targets)
     for _ in range(STEPS):
         take()
-    own, wanted = (
-        [*those[:2], *averages(each, those)]
-        for each, those in ((found.optimizer, again), (optimizer, known))
+    actual, expected = (
+        [*group[:2], *averages(opt, group)]
+        for opt, group in ((loaded.optimizer, targets), (optimizer, params))
     )
-    assert_same([each.float() for each in own], [each.float() for each in wanted], case)
-    assert int(again[2]) == 2 + STEPS
+    assert_same([var.float() for var in actual], [var.float() for var in expected], case)
+    assert int(targets[2]) == 2 + STEPS
 
 
 # optimize_loss: the loss is yours, so the step is always given.
 
 STEPPED: dict[str, dict[str, Any]] = {
-    **{f"policy {name}": {"policy": (name, own)} for name, own in POLICIES.items()},
+    **{f"policy {name}": {"policy": (name, config)} for name, config in POLICIES.items()},
     "Backoff": {"dtype": "mixed", "loss_scaling": "Backoff"},
     "LogMax": {"dtype": "mixed", "loss_scaling": "LogMax"},
     "static": {"dtype": "mixed", "loss_scaling": 64.0},
@@ -195,123 +195,123 @@ STEPPED: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("case", STEPPED)
 def test_a_step_of_a_loss_goes_on_with_the_same_bits(case: str, tmp_path: Path) -> None:
     options = dict(STEPPED[case])
-    name, own = options.pop("policy", ("fixed_lr", {}))
+    name, policy_params = options.pop("policy", ("fixed_lr", {}))
     policy = getattr(lr_policies, name)
     dtype = torch.float16 if "dtype" in options else torch.float32
 
     def training() -> tuple[list[Variable], Any]:
-        *known, _ = variables(dtype)
+        *params, _ = variables(dtype)
 
         def loss() -> Any:
-            return sum(each.float().square().sum() for each in known)
+            return sum(var.float().square().sum() for var in params)
 
-        given = {"optimizer": "Momentum", "optimizer_params": {"momentum": 0.9}, **options}
-        if "iter_size" in given:
+        config = {"optimizer": "Momentum", "optimizer_params": {"momentum": 0.9}, **options}
+        if "iter_size" in config:
             rate = {"lr_policy": policy, "lr_policy_params": {"learning_rate": 0.1}}
-            return known, from_config({**given, **rate, "max_steps": 9}).optimize(loss, known)
-        rate = lambda step: policy(step, learning_rate=0.1, **own)  # noqa: E731
-        return known, optimize_loss(loss, learning_rate_decay_fn=rate, var_list=known, **given)
+            return params, from_config({**config, **rate, "max_steps": 9}).optimize(loss, params)
+        rate = lambda step: policy(step, learning_rate=0.1, **policy_params)  # noqa: E731
+        return params, optimize_loss(loss, learning_rate_decay_fn=rate, var_list=params, **config)
 
-    known, step = training()
+    params, step = training()
     for _ in range(3):
         step()
-    checkpoint.save(tmp_path / "run", optimizer=step, variables=known)
-    wanted = [step() for _ in range(STEPS)]
+    checkpoint.save(tmp_path / "run", optimizer=step, variables=params)
+    expected = [step() for _ in range(STEPS)]
     # Masters set their variables, too.
-    for those in [False, None] if dtype == torch.float16 else [None]:
-        again, other = training()
-        for each in again:
-            each.assign(torch.ones_like(each))
-        given = again if those is None else those
-        checkpoint.restore(tmp_path / "run", optimizer=other, variables=given)
-        assert_same([other() for _ in range(STEPS)], wanted)
-        assert_same([each.float() for each in again], [each.float() for each in known])
-        assert int(other.global_step) == int(step.global_step)
+    for selection in [False, None] if dtype == torch.float16 else [None]:
+        targets, target_step = training()
+        for var in targets:
+            var.assign(torch.ones_like(var))
+        restore_into = targets if selection is None else selection
+        checkpoint.restore(tmp_path / "run", optimizer=target_step, variables=restore_into)
+        assert_same([target_step() for _ in range(STEPS)], expected)
+        assert_same([var.float() for var in targets], [var.float() for var in params])
+        assert int(target_step.global_step) == int(step.global_step)
 
 
 # What cannot go on by itself
 
 
-def changed(path: Path, other: Path, **parts: Any) -> None:
-    """Write a file again with other parts of its document."""
+def changed(path: Path, target_path: Path, **parts: Any) -> None:
+    """Rewrite a file with other parts of its document."""
     contents = container.read(path)
-    container.write(other, contents.tensors, {**contents.document, **parts})
+    container.write(target_path, contents.tensors, {**contents.document, **parts})
 
 
 def test_random_numbers_that_are_not_there_are_named(tmp_path: Path) -> None:
-    known, optimizer, take = of_schedule("NoisyLinearCosineDecay")
+    params, optimizer, take = of_schedule("NoisyLinearCosineDecay")
     take()
-    checkpoint.save(tmp_path / "run", optimizer=optimizer, variables=known)
-    other = of_schedule("NoisyLinearCosineDecay")[1]
-    before = other.learning_rate.state_dict()
-    for damage, said in (
+    checkpoint.save(tmp_path / "run", optimizer=optimizer, variables=params)
+    target_opt = of_schedule("NoisyLinearCosineDecay")[1]
+    initial = target_opt.learning_rate.state_dict()
+    for damage, message in (
         ({}, "The learning rates: the random numbers of learning_rate are missing"),
         ({"learning_rate": {"state": 1}}, "The state of NoisyLinearCosineDecay"),
         ({"learning_rate": 3}, "The state of NoisyLinearCosineDecay"),
     ):
         changed(tmp_path / "run", tmp_path / "other", rates=damage)
-        with pytest.raises(CheckpointMismatchError, match=f"{said}.*Nothing was loaded"):
-            checkpoint.restore(tmp_path / "other", optimizer=other, variables=known)
-        assert (other.learning_rate.state_dict(), int(other.iterations)) == (before, 0)
+        with pytest.raises(CheckpointMismatchError, match=f"{message}.*Nothing was loaded"):
+            checkpoint.restore(tmp_path / "other", optimizer=target_opt, variables=params)
+        assert (target_opt.learning_rate.state_dict(), int(target_opt.iterations)) == (initial, 0)
     changed(tmp_path / "run", tmp_path / "other", rates={})
-    options: dict[str, Any] = {"variables": known, "check_arguments": False}
-    checkpoint.restore(tmp_path / "other", optimizer=other, **options)
-    plain = SGD(0.1, momentum=0.9)
-    checkpoint.restore(tmp_path / "run", optimizer=plain, **options)
+    options: dict[str, Any] = {"variables": params, "check_arguments": False}
+    checkpoint.restore(tmp_path / "other", optimizer=target_opt, **options)
+    plain_sgd = SGD(0.1, momentum=0.9)
+    checkpoint.restore(tmp_path / "run", optimizer=plain_sgd, **options)
 
 
 def test_arithmetic_on_a_noisy_rate_keeps_its_random_numbers(tmp_path: Path) -> None:
-    def made(known: list[Variable]) -> Any:
-        rate = train.noisy_linear_cosine_decay(0.1, known[2], 6)
+    def made(params: list[Variable]) -> Any:
+        rate = train.noisy_linear_cosine_decay(0.1, params[2], 6)
         return train.GradientDescentOptimizer(torch.clamp(rate * 2.0 + rate, min=0.0))
 
-    known, optimizer, take = trained(made)
+    params, optimizer, take = trained(made)
     take()
-    checkpoint.save(tmp_path / "run", optimizer=optimizer, variables=known)
+    checkpoint.save(tmp_path / "run", optimizer=optimizer, variables=params)
     take()
-    again, other, repeat = trained(made)
-    checkpoint.restore(tmp_path / "run", optimizer=other, variables=again)
+    targets, target_opt, repeat = trained(made)
+    checkpoint.restore(tmp_path / "run", optimizer=target_opt, variables=targets)
     repeat()
-    assert_same(again[:2], known[:2])
+    assert_same(targets[:2], params[:2])
 
 
-def test_what_only_a_graph_has_is_refused(tmp_path: Path) -> None:
-    made = train.SyncReplicasOptimizer(train.GradientDescentOptimizer(0.1), 2)
+def test_optimizers_of_graphs_raise(tmp_path: Path) -> None:
+    optimizer = train.SyncReplicasOptimizer(train.GradientDescentOptimizer(0.1), 2)
     with pytest.raises(FailedPreconditionError, match=r"of sync_replicas is .* of a graph"):
-        checkpoint.save(tmp_path / "run", optimizer=made)
+        checkpoint.save(tmp_path / "run", optimizer=optimizer)
 
 
 def test_extended_classes_are_yours_and_all_their_numbers_are_compared(tmp_path: Path) -> None:
     cls = opt.extend_with_decoupled_weight_decay(train.MomentumOptimizer)
 
     def made(rate: float = 0.1, decay: float = 0.01, nesterov: bool = False) -> Training:
-        own = {"learning_rate": rate, "momentum": 0.9, "use_nesterov": nesterov}
-        return trained(lambda _: cls(weight_decay=decay, **own))
+        options = {"learning_rate": rate, "momentum": 0.9, "use_nesterov": nesterov}
+        return trained(lambda _: cls(weight_decay=decay, **options))
 
-    known, optimizer, take = made()
+    params, optimizer, take = made()
     take()
-    checkpoint.save(tmp_path / "run", optimizer=optimizer, variables=known)
+    checkpoint.save(tmp_path / "run", optimizer=optimizer, variables=params)
     with pytest.raises(NotFoundError, match="your own class"):
-        checkpoint.restore(tmp_path / "run", variables=known)
-    for change, said in (
+        checkpoint.restore(tmp_path / "run", variables=params)
+    for change, message in (
         ({"rate": 0.2}, r"learning_rate is 0\.2, in the file 0\.1"),
         ({"decay": 0.02}, r"weight_decay is 0\.02, in the file 0\.01"),
         ({"nesterov": True}, "use_nesterov is True, in the file False"),
     ):
-        with pytest.raises(CheckpointMismatchError, match=said):
-            checkpoint.restore(tmp_path / "run", optimizer=made(**change)[1], variables=known)
-    checkpoint.restore(tmp_path / "run", optimizer=made()[1], variables=known)
+        with pytest.raises(CheckpointMismatchError, match=message):
+            checkpoint.restore(tmp_path / "run", optimizer=made(**change)[1], variables=params)
+    checkpoint.restore(tmp_path / "run", optimizer=made()[1], variables=params)
 
 
 def test_nothing_public_is_missing_here() -> None:
-    made = {each.cls for each in by_class().values()}
+    classes = {entry.cls for entry in by_class().values()}
     wrapping = {name for name in WRAPPERS if " " not in name}
-    known = {*wrapping, "Optimizer", "SyncReplicasOptimizer", "DecoupledWeightDecayExtension"}
+    other_names = {*wrapping, "Optimizer", "SyncReplicasOptimizer", "DecoupledWeightDecayExtension"}
     for room in (train, opt):
         for name in room.__all__:
             thing = getattr(room, name)
             if inspect.isclass(thing) and issubclass(thing, train.Optimizer):
-                assert thing in made or name in known, name
-    own = [each for each in vars(lr_policies).values() if inspect.isfunction(each)]
-    names = {each.__name__ for each in own if each.__module__ == lr_policies.__name__}
+                assert thing in classes or name in other_names, name
+    policies = [policy for policy in vars(lr_policies).values() if inspect.isfunction(policy)]
+    names = {policy.__name__ for policy in policies if policy.__module__ == lr_policies.__name__}
     assert {name for name in names if not name.startswith("_")} == {*POLICIES}

@@ -1,4 +1,4 @@
-"""Powers of a beta by repeated multiplication, and back."""
+"""Powers of a beta by repeated multiplication, and the number of steps of a power."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def test_powers_are_those_of_an_optimizer(beta: float, kind: Any) -> None:
     for steps in range(1, 200):
         opt.apply_gradients([(torch.ones(1), w)])
         power = opt._get_beta_accumulators()[0]
-        found = power_after(kind(beta), steps)
-        assert (found.dtype, found) == (power.numpy().dtype, power.numpy())
+        actual = power_after(kind(beta), steps)
+        assert (actual.dtype, actual) == (power.numpy().dtype, power.numpy())
 
 
-@pytest.mark.parametrize(("beta", "most"), [(0.9, 830), (0.999, 20_000), (0.5, 140)])
-def test_a_power_tells_its_steps(beta: float, most: int) -> None:
+@pytest.mark.parametrize(("beta", "limit"), [(0.9, 830), (0.999, 20_000), (0.5, 140)])
+def test_a_power_tells_its_steps(beta: float, limit: int) -> None:
     factor = product = np.float32(beta)
-    for steps in range(most):
+    for steps in range(limit):
         if steps % 97 == 0 or steps < 50:
             assert steps_of(product, factor) == steps
         product = product * factor
@@ -56,9 +56,9 @@ def test_a_long_training_is_saved_as_tensorflow_does_and_read_again(
     for power, beta in zip(powers, (np.float32(0.9), np.float32(0.999)), strict=True):
         power.assign(torch.tensor(power_after(beta, steps - 1)))
     opt.apply_gradients([([1.0], w)])
-    wanted = [power_after(np.float32(beta), steps) for beta in (0.9, 0.999)]
-    assert [power.item() for power in powers] == wanted  # below the normal numbers 0
+    expected = [power_after(np.float32(beta), steps) for beta in (0.9, 0.999)]
+    assert [power.item() for power in powers] == expected  # below the normal numbers 0
     tensorflow.save(tmp_path / "ckpt", opt, [w], kind="tf1")
-    again = Variable([0.0], name="w")
-    found = tensorflow.restore(tmp_path / "ckpt", [again], learning_rate=0.1)
-    assert [each.item() for each in found._get_beta_accumulators()] == wanted
+    target = Variable([0.0], name="w")
+    restored_opt = tensorflow.restore(tmp_path / "ckpt", [target], learning_rate=0.1)
+    assert [beta_power.item() for beta_power in restored_opt._get_beta_accumulators()] == expected

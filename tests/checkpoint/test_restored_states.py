@@ -1,4 +1,4 @@
-"""One validation of states: a file is rejected for what `load_state_dict` rejects."""
+"""Files are rejected for the same states as `load_state_dict` rejects."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ CASES: dict[str, tuple[Any, str, dict[str, Any], str]] = {
     "tensorflow": (tensorflow, "Adam", {}, "m"),
 }
 CHANGES: dict[str, Any] = {
-    "int64": lambda own: own.long(),
-    "uint8": lambda own: own.byte(),
-    "bool": lambda own: own.bool(),
-    "complex64": lambda own: own.to(torch.complex64),
-    "a shape": lambda own: torch.zeros(7),
-    "a text": lambda own: "x",
-    "a list": lambda own: [0.5],
+    "int64": lambda tensor: tensor.long(),
+    "uint8": lambda tensor: tensor.byte(),
+    "bool": lambda tensor: tensor.bool(),
+    "complex64": lambda tensor: tensor.to(torch.complex64),
+    "a shape": lambda tensor: torch.zeros(7),
+    "a text": lambda tensor: "x",
+    "a list": lambda tensor: [0.5],
 }
 
 
@@ -63,11 +63,11 @@ def _text(opt: Any, param: Tensor) -> str:
 
 
 def _write_changed(path: Path, key: str, change: Any) -> None:
-    """Change one tensor of a state in a file, under right checksums."""
-    found = container.read(path)
+    """Write a file again with one changed tensor and correct checksums."""
+    contents = container.read(path)
     name = f"optimizer/state/w/{key}"
-    value = change(found.tensors[name].tensor().clone())
-    tensors, document = dict(found.tensors), copy.deepcopy(dict(found.document))
+    value = change(contents.tensors[name].tensor().clone())
+    tensors, document = dict(contents.tensors), copy.deepcopy(dict(contents.document))
     if isinstance(value, Tensor):
         tensors[name] = of_tensor(value)
     else:
@@ -86,15 +86,15 @@ def test_files_and_states_are_rejected_alike(case: str, change: str, tmp_path: P
     _write_changed(path, key, CHANGES[change])
     with torch.no_grad():
         param.fill_(0.25)
-    before = _text(opt, param)
+    initial = _text(opt, param)
     with pytest.raises(CheckpointMismatchError, match=f"'w/{key}' is .*Nothing was loaded"):
         checkpoint.restore(path, optimizer=opt, variables={"w": param})
-    assert _text(opt, param) == before
+    assert _text(opt, param) == initial
     if CASES[case][0] is not torch.optim:
         state["state"][0][key] = CHANGES[change](state["state"][0][key])
         with pytest.raises(CheckpointMismatchError, match=f"'0/{key}' is "):
             opt.load_state_dict(state)
-        assert _text(opt, param) == before
+        assert _text(opt, param) == initial
     _step(opt, param, 1)
 
 
@@ -132,11 +132,11 @@ def test_numbers_of_steps_that_are_accepted_go_on(
 
 
 ALIASES: dict[str, Any] = {
-    "of another parameter": lambda own, params: own[0].update(exp_avg=own[1]["exp_avg"]),
-    "another slot": lambda own, params: own[0].update(exp_avg=own[0]["exp_avg_sq"]),
-    "the parameter": lambda own, params: own[0].update(exp_avg=params[0].detach()),
-    "expanded": lambda own, params: own[0].update(exp_avg=torch.ones(3).expand(4, 3)),
-    "overlapping": lambda own, params: own[0].update(
+    "of another parameter": lambda states, params: states[0].update(exp_avg=states[1]["exp_avg"]),
+    "another slot": lambda states, params: states[0].update(exp_avg=states[0]["exp_avg_sq"]),
+    "the parameter": lambda states, params: states[0].update(exp_avg=params[0].detach()),
+    "expanded": lambda states, params: states[0].update(exp_avg=torch.ones(3).expand(4, 3)),
+    "overlapping": lambda states, params: states[0].update(
         exp_avg=torch.ones(6).as_strided((4, 3), (1, 1))
     ),
 }
@@ -147,25 +147,25 @@ ALIASES: dict[str, Any] = {
 def test_slots_that_share_memory_are_copied(alias: str, options: dict[str, Any]) -> None:
     params = [torch.nn.Parameter(torch.ones(4, 3)) for _ in range(2)]
     opt = optim.AdamW(params, lr=0.1, **options)
-    for each in params:
-        each.grad = torch.ones(4, 3)
+    for param in params:
+        param.grad = torch.ones(4, 3)
     opt.step()
     state = copy.deepcopy(opt.state_dict())
     ALIASES[alias](state["state"], params)
-    wanted = state["state"][0]["exp_avg"].clone()
+    expected = state["state"][0]["exp_avg"].clone()
     opt.load_state_dict(state)
-    assert torch.equal(opt.state[params[0]]["exp_avg"], wanted)
+    assert torch.equal(opt.state[params[0]]["exp_avg"], expected)
     opt.step()
 
 
 def test_groups_of_a_file_agree_in_what_they_have_in_common(tmp_path: Path) -> None:
     params = {name: torch.nn.Parameter(torch.ones(3)) for name in "wb"}
-    opt = optim.Prodigy([{"params": [each]} for each in params.values()])
+    opt = optim.Prodigy([{"params": [param]} for param in params.values()])
     checkpoint.save(tmp_path / "run", optimizer=opt, variables=params)
-    found = container.read(tmp_path / "run")
-    document = copy.deepcopy(dict(found.document))
+    contents = container.read(tmp_path / "run")
+    document = copy.deepcopy(dict(contents.document))
     document["state"]["groups"][1]["d0"] = 0.5
-    container.write(tmp_path / "run", found.tensors, document)
+    container.write(tmp_path / "run", contents.tensors, document)
     with pytest.raises(CheckpointMismatchError, match="groups of Prodigy have it in common"):
         checkpoint.restore(tmp_path / "run", optimizer=opt, variables=params)
     state = copy.deepcopy(opt.state_dict())

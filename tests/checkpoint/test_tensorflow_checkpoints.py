@@ -1,4 +1,4 @@
-"""Checkpoints of TensorFlow are read to the bit, and their training goes on with its numbers."""
+"""Checkpoints of TensorFlow are read to the bit, and training continues with its numbers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from thalweg.openseq2seq.optimizers.novograd import NovoGrad
 from thalweg.openseq2seq.optimizers.optimizers import optimize_loss
 from thalweg.v1.train import Optimizer as V1Optimizer
 
-PLAIN = [name for name in recorded() if not name.startswith("openseq2seq/")]
+TENSORFLOW_CASES = [name for name in recorded() if not name.startswith("openseq2seq/")]
 MIXED = [name for name in recorded() if name.startswith("openseq2seq/")]
 # Of those whose kernels multiply by the processor's own reciprocal root; see docs/numbers.md.
 BOUNDS = {"saver/adagrad": 1e-6, "saver/adadelta": 1e-6}
@@ -44,18 +44,18 @@ def test_every_tensor_is_read_to_the_bit(name: str) -> None:
     file = tensorflow.load(prefix_of(name))
     values = values_of(name)
     keys = {key.removeprefix("value|"): key for key in values if key.startswith("value|")}
-    wanted = {key.removesuffix(SUFFIX): values[full] for key, full in keys.items()}
-    found = held(file)
+    expected = {key.removesuffix(SUFFIX): values[full] for key, full in keys.items()}
+    actual = held(file)
     if file.optimizers[0].face == "keras":
-        assert found.keys() - wanted.keys() <= {"optimizer/amsgrad", "optimizer/centered"}
+        assert actual.keys() - expected.keys() <= {"optimizer/amsgrad", "optimizer/centered"}
     else:
-        extra = found.keys() - wanted.keys()
+        extra = actual.keys() - expected.keys()
         assert not extra
     assert not file.unknown
-    for key, value in wanted.items():
-        assert found[key].dtype == value.dtype
-        assert found[key].shape == value.shape
-        assert found[key].tobytes() == value.tobytes(), key
+    for key, value in expected.items():
+        assert actual[key].dtype == value.dtype
+        assert actual[key].shape == value.shape
+        assert actual[key].tobytes() == value.tobytes(), key
     assert file.step == 5
 
 
@@ -77,14 +77,14 @@ def test_five_more_steps_have_the_values_of_tensorflow(name: str) -> None:
         else:
             opt.minimize(loss, weights)
     np.testing.assert_allclose(losses, values["losses"][5:], rtol=1e-5)
-    for title, own in model.named_parameters():
+    for title, param in model.named_parameters():
         layer, part = title.split(".")
         kernel = "kernel" if part == "weight" else "bias"
         names = (layer, f"model/layer_with_weights-{int(layer[-1]) - 1}")
-        keys = [f"after10|{each}/{kernel}" for each in names]
-        found = [values[key] for full in keys for key in (full, full + SUFFIX) if key in values]
-        wanted = found[0].T if part == "weight" else found[0]
-        np.testing.assert_allclose(own.detach().numpy(), wanted, rtol=1e-5, atol=1e-6)
+        keys = [f"after10|{stem}/{kernel}" for stem in names]
+        arrays = [values[key] for full in keys for key in (full, full + SUFFIX) if key in values]
+        expected = arrays[0].T if part == "weight" else arrays[0]
+        np.testing.assert_allclose(param.detach().numpy(), expected, rtol=1e-5, atol=1e-6)
     if isinstance(opt, V1Optimizer):
         assert steps.item() == 10
     else:
@@ -92,51 +92,51 @@ def test_five_more_steps_have_the_values_of_tensorflow(name: str) -> None:
 
 
 def _restored(case: dict[str, Any], prefix: str) -> tuple[Any, dict[str, Any], Any]:
-    """The optimizer of a case, its variables, and the count of steps."""
+    """Return the optimizer of a case, its variables, and the count of steps."""
     shapes = {name: grad.shape[1:] for name, grad in arrays_of(case["id"], "gradient").items()}
-    own, steps = fresh({name: shapes[name] for name in case["variables"]}), counter()
+    params, steps = fresh({name: shapes[name] for name in case["variables"]}), counter()
     file = tensorflow.load(prefix)
-    return tensorflow.restore(file, own, global_step=steps, **case["arguments"]), own, steps
+    return tensorflow.restore(file, params, global_step=steps, **case["arguments"]), params, steps
 
 
-def _by_object_names(found: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
-    """Recorded values by the names of variables, whatever the kind of checkpoint."""
-    named: dict[str, Any] = {}
-    for key, value in found.items():
+def _by_object_names(arrays: dict[str, Any], params: dict[str, Any]) -> dict[str, Any]:
+    """Return recorded values by the names of variables, for any kind of checkpoint."""
+    by_name: dict[str, Any] = {}
+    for key, value in arrays.items():
         name = key.removesuffix(SUFFIX)
         for layer in ("1", "2"):
             name = name.replace(f"model/layer_with_weights-{int(layer) - 1}", f"layer{layer}")
-        named[name] = value
-    assert own.keys() <= named.keys()
-    return named
+        by_name[name] = value
+    assert params.keys() <= by_name.keys()
+    return by_name
 
 
-@pytest.mark.parametrize("case_id", PLAIN)
+@pytest.mark.parametrize("case_id", TENSORFLOW_CASES)
 def test_recorded_gradients_give_the_bits_of_tensorflow(case_id: str) -> None:
     case = recorded()[case_id]
-    gradients = arrays_of(case_id, "gradient")
+    grads = arrays_of(case_id, "gradient")
     prefix = FOLDER / "checkpoints_with_gradients" / case["prefix"]
-    opt, own, steps = _restored(case, str(prefix))
+    opt, params, steps = _restored(case, str(prefix))
     for number in range(5):
-        pairs = [(torch.from_numpy(gradients[name][number].copy()), own[name]) for name in own]
-        counted = {"global_step": steps} if case_id.startswith("saver/") else {}
-        opt.apply_gradients(pairs, **counted)
-    after = _by_object_names(arrays_of(case_id, "value_after"), own)
+        pairs = [(torch.from_numpy(grads[name][number].copy()), params[name]) for name in params]
+        step_kwargs = {"global_step": steps} if case_id.startswith("saver/") else {}
+        opt.apply_gradients(pairs, **step_kwargs)
+    expected = _by_object_names(arrays_of(case_id, "value_after"), params)
     bound = BOUNDS.get(case_id)
-    for name, var in own.items():
+    for name, var in params.items():
         if bound is None:
-            assert distances(var.numpy(), after[name]).max() == 0, name
+            assert distances(var.numpy(), expected[name]).max() == 0, name
         else:
-            np.testing.assert_allclose(var.numpy(), after[name], rtol=bound, atol=1e-7)
-    for name, var in own.items():
+            np.testing.assert_allclose(var.numpy(), expected[name], rtol=bound, atol=1e-7)
+    for name, var in params.items():
         for kind in opt.get_slot_names():
-            keys = [key for key in after if _is_slot(key, name, kind, case)]
+            keys = [key for key in expected if _is_slot(key, name, kind, case)]
             assert len(keys) == 1
             slot = opt.get_slot(var, kind).numpy()
             if bound is None:
-                assert distances(slot, after[keys[0]]).max() == 0, keys[0]
+                assert distances(slot, expected[keys[0]]).max() == 0, keys[0]
             else:
-                np.testing.assert_allclose(slot, after[keys[0]], rtol=bound, atol=1e-7)
+                np.testing.assert_allclose(slot, expected[keys[0]], rtol=bound, atol=1e-7)
 
 
 def _is_slot(key: str, name: str, kind: str, case: dict[str, Any]) -> bool:
@@ -145,15 +145,15 @@ def _is_slot(key: str, name: str, kind: str, case: dict[str, Any]) -> bool:
     return key == f"{name}/.OPTIMIZER_SLOT/optimizer/{kind}"
 
 
-def _training(case: dict[str, Any], own: dict[str, Any], fed: dict[str, Any]) -> Any:
-    """A step of training as OpenSeq2Seq made it."""
-    params = {key: each for key, each in case["arguments"].items() if key != "learning_rate"}
+def _training(case: dict[str, Any], weights: dict[str, Any], factors: dict[str, Any]) -> Any:
+    """Return a training step as OpenSeq2Seq built it."""
+    params = {key: arg for key, arg in case["arguments"].items() if key != "learning_rate"}
     kind: Any = case["optimizer"]
     if kind == "NovoGrad":
         kind = NovoGrad
 
     def loss() -> torch.Tensor:
-        parts = [(fed[name] * var.float()).sum() for name, var in own.items()]
+        parts = [(factors[name] * var.float()).sum() for name, var in weights.items()]
         return torch.stack(parts).sum()
 
     return optimize_loss(
@@ -161,7 +161,7 @@ def _training(case: dict[str, Any], own: dict[str, Any], fed: dict[str, Any]) ->
         kind,
         params,
         lambda step: case["arguments"]["learning_rate"],
-        var_list=list(own.values()),
+        var_list=list(weights.values()),
         dtype="mixed",
         loss_scaling=case["scaler"],
         loss_scaling_params=case["scaler_params"],
@@ -172,103 +172,105 @@ def _training(case: dict[str, Any], own: dict[str, Any], fed: dict[str, Any]) ->
 @pytest.mark.parametrize("case_id", MIXED)
 def test_a_training_of_openseq2seq_goes_on(case_id: str) -> None:
     case = recorded()[case_id]
-    value, after = arrays_of(case_id, "value"), arrays_of(case_id, "value_after")
+    value, final = arrays_of(case_id, "value"), arrays_of(case_id, "value_after")
     gradients = arrays_of(case_id, "gradient")
-    own = {
+    weights = {
         name: thalweg.Variable(torch.zeros(value[name].shape, dtype=kind), name)
         for name in gradients
         for kind in [torch.float16 if value[name].dtype == np.float16 else torch.float32]
     }
-    fed: dict[str, Any] = {}
-    step = _training(case, own, fed)
+    factors: dict[str, Any] = {}
+    step = _training(case, weights, factors)
     prefix = FOLDER / "checkpoints_with_gradients" / case["prefix"]
-    assert tensorflow.restore(prefix, own, optimizer=step) is step
+    assert tensorflow.restore(prefix, weights, optimizer=step) is step
     assert step.global_step.item() == value["global_step"]
-    _compare(step, own, case, value, 0)
-    applied = []
+    _compare(step, weights, case, value, 0)
+    flags = []
     for number in range(5):
-        fed |= {name: torch.from_numpy(grad[number].copy()) for name, grad in gradients.items()}
+        factors |= {name: torch.from_numpy(grad[number].copy()) for name, grad in gradients.items()}
         step()
-        applied.append(step.was_applied)
-    assert applied == [5 + number not in case["overflows"] for number in range(5)]
-    assert step.global_step.item() == after["global_step"]
-    _compare(step, own, case, after, 1 if case["optimizer"] == "NovoGrad" else 0)
+        flags.append(step.was_applied)
+    assert flags == [5 + number not in case["overflows"] for number in range(5)]
+    assert step.global_step.item() == final["global_step"]
+    _compare(step, weights, case, final, 1 if case["optimizer"] == "NovoGrad" else 0)
 
 
-def _compare(step: Any, own: dict[str, Any], case: dict[str, Any], values: Any, ulps: int) -> None:
-    """Variables, masters, slots, powers and the scale are those of the checkpoint."""
-    for name, var in own.items():
+def _compare(
+    step: Any, weights: dict[str, Any], case: dict[str, Any], values: Any, ulps: int
+) -> None:
+    """Compare variables, masters, slots, powers and the scale with those of the checkpoint."""
+    for name, var in weights.items():
         assert distances(var.numpy(), values[name]).max() <= ulps
     masters = {role[1]: name for name, role in case["roles"].items() if role[0] == "master"}
     for name, full in masters.items():
-        master = step.optimizer.get_master(own[name])
+        master = step.optimizer.get_master(weights[name])
         assert distances(master.numpy(), values[full]).max() <= ulps
     for full, role in case["roles"].items():
         if role[0] == "slot":
             name = role[1].partition("FP32-master-copy/")[2] or role[1]
-            slot = step.optimizer.get_slot(own[name], role[2])
+            slot = step.optimizer.get_slot(weights[name], role[2])
             assert distances(slot.numpy(), values[full]).max() <= ulps
         if role[0] == "power":
             power = step.optimizer.optimizer._get_non_slot_variable(role[1])
             assert power.numpy() == values[full]
         if role[0] == "scaler" and role[1] != "last_overflow_iteration":
-            found = step.loss_scaler.variables[role[1]].numpy()
+            array = step.loss_scaler.variables[role[1]].numpy()
             if case["scaler"] == "Backoff":
-                assert found == values[full]
+                assert array == values[full]
             else:
-                np.testing.assert_allclose(found, values[full], rtol=2e-5)
+                np.testing.assert_allclose(array, values[full], rtol=2e-5)
 
 
 def test_masters_without_a_step_give_an_optimizer_of_masters() -> None:
     case = recorded()["openseq2seq/momentum_backoff"]
     value = arrays_of(case["id"], "value")
-    own = {
+    params = {
         name: thalweg.Variable(torch.from_numpy(value[name].copy()) * 0, name)
         for name in arrays_of(case["id"], "gradient")
     }
     prefix = FOLDER / "checkpoints_with_gradients" / case["prefix"]
     opt = tensorflow.restore(
-        prefix, own, learning_rate=0.125, momentum=0.9, loss_scaling_params=case["scaler_params"]
+        prefix, params, learning_rate=0.125, momentum=0.9, loss_scaling_params=case["scaler_params"]
     )
     assert type(opt).__name__ == "MixedPrecisionOptimizerWrapper"
     for name, full in [(n[1], key) for key, n in case["roles"].items() if n[0] == "master"]:
-        assert np.array_equal(opt.get_master(own[name]).numpy(), value[full])
+        assert np.array_equal(opt.get_master(params[name]).numpy(), value[full])
     assert opt.loss_scale.item() == value["Loss_Optimization/Variable_2"]
 
 
 def _momentum() -> tuple[dict[str, Any], Any, dict[str, Any]]:
-    """The case of momentum, its checkpoint, and its variables."""
+    """Return the case of momentum, its checkpoint, and its variables."""
     case = recorded()["openseq2seq/momentum_backoff"]
     value = arrays_of(case["id"], "value")
-    own = {
+    weights = {
         name: thalweg.Variable(torch.from_numpy(value[name].copy()) * 0, name)
         for name in arrays_of(case["id"], "gradient")
     }
-    return case, FOLDER / "checkpoints_with_gradients" / case["prefix"], own
+    return case, FOLDER / "checkpoints_with_gradients" / case["prefix"], weights
 
 
 def test_masters_need_a_loss_scale() -> None:
-    _, prefix, own = _momentum()
+    _, prefix, weights = _momentum()
     file = tensorflow.load(prefix)
     assert file.mixed is not None
     fixed = replace(file, mixed=replace(file.mixed, scaler="", scale={}))
     with pytest.raises(thalweg.errors.OptionError, match=r"give restore.*loss_scale="):
-        tensorflow.restore(fixed, own, learning_rate=0.1, momentum=0.9)
-    opt = tensorflow.restore(fixed, own, learning_rate=0.1, momentum=0.9, loss_scale=64.0)
+        tensorflow.restore(fixed, weights, learning_rate=0.1, momentum=0.9)
+    opt = tensorflow.restore(fixed, weights, learning_rate=0.1, momentum=0.9, loss_scale=64.0)
     assert opt.loss_scale == 64.0
 
 
 def test_a_step_has_to_know_its_variables() -> None:
-    case, prefix, own = _momentum()
-    step = _training(case, own, {})
+    case, prefix, weights = _momentum()
+    step = _training(case, weights, {})
     step._variables = None
     with pytest.raises(thalweg.FailedPreconditionError, match="Give var_list to optimize_loss"):
-        tensorflow.restore(prefix, own, optimizer=step)
-    assert not any(var.detach().any() for var in own.values())
+        tensorflow.restore(prefix, weights, optimizer=step)
+    assert not any(var.detach().any() for var in weights.values())
 
 
 def test_batches_to_an_update_are_counted_anew() -> None:
-    case, prefix, own = _momentum()
+    case, prefix, params = _momentum()
     config = {
         "optimizer": "Momentum",
         "optimizer_params": {"momentum": 0.9},
@@ -280,13 +282,13 @@ def test_batches_to_an_update_are_counted_anew() -> None:
         "iter_size": 2,
         "max_steps": 10,
     }
-    fed = {name: torch.ones(var.shape) for name, var in own.items()}
+    gain = {name: torch.ones(var.shape) for name, var in params.items()}
 
     def loss() -> torch.Tensor:
-        return torch.stack([(fed[name] * var.float()).sum() for name, var in own.items()]).sum()
+        return torch.stack([(gain[name] * var.float()).sum() for name, var in params.items()]).sum()
 
-    step = from_config(config).optimize(loss, list(own.values()))
-    assert tensorflow.restore(prefix, own, optimizer=step) is step
+    step = from_config(config).optimize(loss, list(params.values()))
+    assert tensorflow.restore(prefix, params, optimizer=step) is step
     step()
     assert (step.was_applied, step.global_step.item()) == (False, 4)
     step()
@@ -295,9 +297,9 @@ def test_batches_to_an_update_are_counted_anew() -> None:
 
 def test_novograd_needs_an_average_for_each_variable() -> None:
     case = recorded()["openseq2seq/novograd_backoff"]
-    _, _, own = _momentum()
+    _, _, weights = _momentum()
     file = tensorflow.load(FOLDER / "checkpoints_with_gradients" / case["prefix"])
-    some = {name: each for name, each in file.source.items() if not name.endswith("ema1")}
-    short = sorted_names(file.path, some)
+    subset = {name: tensor for name, tensor in file.source.items() if not name.endswith("ema1")}
+    short = sorted_names(file.path, subset)
     with pytest.raises(thalweg.CheckpointMismatchError, match=r"2 averages .* for 3 variables"):
-        tensorflow.restore(short, own, optimizer=_training(case, own, {}))
+        tensorflow.restore(short, weights, optimizer=_training(case, weights, {}))

@@ -1,4 +1,4 @@
-"""Checkpoints of TensorFlow become the library's, and go back, without a module."""
+"""Conversion of TensorFlow's checkpoints to the library's and back, without a module."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 import thalweg
 from golden_files import FOLDER
-from tensorflow_files import RULES, TRAINED, Network, counter, held, prefix_of, recorded
+from tensorflow_files import RULES, TRAINED, Network, counter, held, load_vars, prefix_of, recorded
 from thalweg import (
     CheckpointMismatchError,
     InvalidArgumentError,
@@ -32,26 +32,26 @@ SAVERS = [name for name in TRAINED if tensorflow.load(prefix_of(name)).kind == "
 def _state(optimizer: Any, variables: list[Any]) -> dict[str, Any]:
     if isinstance(optimizer, train.Optimizer):
         return optimizer.state_dict(variables)
-    found = optimizer.state_dict()
-    slots = {f"{title}|{n}": s for title, own in found["slots"].items() for n, s in own.items()}
-    return {**slots, **found["weights"], "iterations": found["iterations"]}
+    state = optimizer.state_dict()
+    slots = {f"{title}|{n}": s for title, part in state["slots"].items() for n, s in part.items()}
+    return {**slots, **state["weights"], "iterations": state["iterations"]}
 
 
 @pytest.mark.parametrize("name", TRAINED)
 def test_a_converted_file_restores_what_the_original_does(name: str, tmp_path: Path) -> None:
     tensorflow.convert(prefix_of(name), tmp_path / "run", RULES, **TRAINED[name])
-    one, other = Network(), Network()
-    thalweg.named_variables(one)
-    found = restore(tmp_path / "run", module=one)
-    opt = tensorflow.restore(prefix_of(name), other, RULES, **TRAINED[name])
-    assert type(found.optimizer) is type(opt)
-    assert found.extra["tensorflow"]["global_step"] == 5
-    for a, b in zip(one.parameters(), other.parameters(), strict=True):
+    target, reference = Network(), Network()
+    thalweg.named_variables(target)
+    loaded = restore(tmp_path / "run", module=target)
+    opt = tensorflow.restore(prefix_of(name), reference, RULES, **TRAINED[name])
+    assert type(loaded.optimizer) is type(opt)
+    assert loaded.extra["tensorflow"]["global_step"] == 5
+    for a, b in zip(target.parameters(), reference.parameters(), strict=True):
         assert torch.equal(a, b)
-    mine = _state(found.optimizer, list(one.parameters()))
-    theirs = _state(opt, list(other.parameters()))
-    assert mine.keys() == theirs.keys()
-    assert all(torch.equal(mine[key], theirs[key]) for key in mine)
+    actual = _state(loaded.optimizer, list(target.parameters()))
+    expected = _state(opt, list(reference.parameters()))
+    assert actual.keys() == expected.keys()
+    assert all(torch.equal(actual[key], expected[key]) for key in actual)
 
 
 @pytest.mark.parametrize("rules", [None, RULES], ids=["same names", "rules"])
@@ -68,27 +68,25 @@ def test_there_and_back_gives_tensorflows_own_bytes(name: str, rules: Any, tmp_p
 def test_object_checkpoints_go_back_with_every_value(name: str, tmp_path: Path) -> None:
     tensorflow.convert(prefix_of(name), tmp_path / "run", **TRAINED[name])
     tensorflow.convert(tmp_path / "run", tmp_path / "back", to="tf")
-    before = held(tensorflow.load(prefix_of(name)))
-    after = held(tensorflow.load(tmp_path / "back"))
-    before.pop("step", None)  # a variable of the root, which no optimizer has
-    assert after.pop("save_counter") == 1
-    assert before.keys() == after.keys()
-    assert all(before[key].tobytes() == after[key].tobytes() for key in before)
+    initial = held(tensorflow.load(prefix_of(name)))
+    final = held(tensorflow.load(tmp_path / "back"))
+    initial.pop("step", None)  # a variable of the root, which no optimizer has
+    assert final.pop("save_counter") == 1
+    assert initial.keys() == final.keys()
+    assert all(initial[key].tobytes() == final[key].tobytes() for key in initial)
 
 
 @pytest.mark.parametrize("file", ["adam.keras", "nadam.h5", "adam_schedule.keras", "rmsprop.h5"])
 def test_files_of_keras(file: str, tmp_path: Path) -> None:
     tensorflow.convert(FOLDER / "keras_files" / file, tmp_path / "run")
     original = tensorflow.load(FOLDER / "keras_files" / file)
-    own = {
-        name: thalweg.Variable(each.tensor() * 0, name) for name, each in original.variables.items()
-    }
-    found = restore(tmp_path / "run", variables=own)
-    assert found.optimizer.iterations.item() == 5
-    for name, var in own.items():
+    params = load_vars(original.variables, zeros=True)
+    loaded = restore(tmp_path / "run", variables=params)
+    assert loaded.optimizer.iterations.item() == 5
+    for name, var in params.items():
         assert np.array_equal(var.numpy(), original.variables[name].array())
         for kind, slot in original.slots[name].items():
-            assert np.array_equal(found.optimizer.get_slot(var, kind).numpy(), slot.array())
+            assert np.array_equal(loaded.optimizer.get_slot(var, kind).numpy(), slot.array())
 
 
 def test_weights_of_keras_need_the_class(tmp_path: Path) -> None:
@@ -108,12 +106,12 @@ def test_masters_need_their_step(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def _with_more(prefix: str, out: Path, *more: str) -> dict[str, torch.Tensor]:
-    """A checkpoint with further tensors beside one of its variables."""
-    found = bundle.read(prefix).tensors
-    added = {name: torch.rand(found["layer1/kernel"].shape) for name in more}
-    bundle.write(out, {**found, **{name: of_tensor(each) for name, each in added.items()}}, None)
-    return added
+def _with_more(prefix: str, target: Path, *extra_names: str) -> dict[str, torch.Tensor]:
+    """Write a checkpoint with further tensors beside one of its variables; return those tensors."""
+    tensors = bundle.read(prefix).tensors
+    extra = {name: torch.rand(tensors["layer1/kernel"].shape) for name in extra_names}
+    bundle.write(target, {**tensors, **{name: of_tensor(new) for name, new in extra.items()}}, None)
+    return extra
 
 
 SLOTS = ("/Adam", "/Adam_1")
@@ -121,35 +119,35 @@ AVERAGE = "layer1/kernel/ExponentialMovingAverage"
 
 
 def test_moving_averages_are_carried_there_and_back(tmp_path: Path) -> None:
-    added = _with_more(prefix_of("ckpt_v1/adam"), tmp_path / "model", AVERAGE)
-    given = TRAINED["ckpt_v1/adam"]
-    assert tensorflow.convert(tmp_path / "model", tmp_path / "run", RULES, **given) == ()
-    found = restore(tmp_path / "run", module=Network()).extra["tensorflow"]["averages"]
-    assert list(found) == ["layer1.weight"]
-    assert torch.equal(found["layer1.weight"], added[AVERAGE].T)
+    extra = _with_more(prefix_of("ckpt_v1/adam"), tmp_path / "model", AVERAGE)
+    kwargs = TRAINED["ckpt_v1/adam"]
+    assert tensorflow.convert(tmp_path / "model", tmp_path / "run", RULES, **kwargs) == ()
+    averages = restore(tmp_path / "run", module=Network()).extra["tensorflow"]["averages"]
+    assert list(averages) == ["layer1.weight"]
+    assert torch.equal(averages["layer1.weight"], extra[AVERAGE].T)
     assert tensorflow.convert(tmp_path / "run", tmp_path / "back", RULES, "tf1") == ()
-    one, other = (bundle.read(tmp_path / name).tensors for name in ("model", "back"))
-    assert {name: bytes(each.data) for name, each in one.items()} == {
-        name: bytes(each.data) for name, each in other.items()
+    original, round_trip = (bundle.read(tmp_path / name).tensors for name in ("model", "back"))
+    assert {name: bytes(tensor.data) for name, tensor in original.items()} == {
+        name: bytes(tensor.data) for name, tensor in round_trip.items()
     }
-    left = tensorflow.convert(tmp_path / "run", tmp_path / "objects", RULES, "tf")
-    assert left == ("extra/tensorflow/averages/layer1.weight",)
+    leftover = tensorflow.convert(tmp_path / "run", tmp_path / "objects", RULES, "tf")
+    assert leftover == ("extra/tensorflow/averages/layer1.weight",)
 
 
-def test_all_that_is_left_out_is_named(tmp_path: Path) -> None:
-    others = ("layer1/kernel/Momentum", "layer1/kernel/RMSProp", "layer1/kernel/RMSProp_1")
-    _with_more(prefix_of("ckpt_v1/adam"), tmp_path / "model", *others, AVERAGE)
-    which = [each.name for each in tensorflow.load(tmp_path / "model").optimizers].index("Adam")
-    given = TRAINED["ckpt_v1/adam"]
-    left = tensorflow.convert(tmp_path / "model", tmp_path / "run", RULES, which=which, **given)
-    assert sorted(left) == sorted(others)
+def test_omitted_tensors_are_named(tmp_path: Path) -> None:
+    slot_names = ("layer1/kernel/Momentum", "layer1/kernel/RMSProp", "layer1/kernel/RMSProp_1")
+    _with_more(prefix_of("ckpt_v1/adam"), tmp_path / "model", *slot_names, AVERAGE)
+    index = [opt.name for opt in tensorflow.load(tmp_path / "model").optimizers].index("Adam")
+    kwargs = TRAINED["ckpt_v1/adam"]
+    gaps = tensorflow.convert(tmp_path / "model", tmp_path / "run", RULES, which=index, **kwargs)
+    assert sorted(gaps) == sorted(slot_names)
     rules = {"layer1/*": "-", "*/kernel": "*.weight dense", "*/bias": "*.bias"}
-    left = tensorflow.convert(tmp_path / "model", tmp_path / "run", rules, which=which, **given)
+    gaps = tensorflow.convert(tmp_path / "model", tmp_path / "run", rules, which=index, **kwargs)
     slots = [f"layer1/{name}{part}" for name in ("kernel", "bias") for part in ("", *SLOTS)]
-    assert sorted(left) == sorted([*others, AVERAGE, *slots])
+    assert sorted(gaps) == sorted([*slot_names, AVERAGE, *slots])
 
 
-def test_what_a_file_of_ours_has_besides_is_named(tmp_path: Path) -> None:
+def test_extra_parts_of_own_files_are_named(tmp_path: Path) -> None:
     w = thalweg.Variable(torch.ones(3), "w")
     save(tmp_path / "run", variables=[w], extra={"epoch": 3, "tensorflow": {"kind": "saver"}})
     assert tensorflow.convert(tmp_path / "run", tmp_path / "back", to="tf1") == ("extra/epoch",)
@@ -166,17 +164,17 @@ def test_a_step_that_an_optimizer_reads_is_a_variable(tmp_path: Path) -> None:
         opt.apply_gradients([(torch.ones(3), w)], global_step=step)
     tensorflow.save(tmp_path / "model", opt, [w], kind="tf1", global_step=step)
     tensorflow.convert(tmp_path / "model", tmp_path / "run", learning_rate=0.1)
-    again, count = thalweg.Variable(torch.zeros(3), "w"), counter()
-    found = restore(tmp_path / "run", variables={"w": again, "global_step": count})
+    target, count = thalweg.Variable(torch.zeros(3), "w"), counter()
+    loaded = restore(tmp_path / "run", variables={"w": target, "global_step": count})
     assert count.item() == 3
-    for optimizer, var, number in ((opt, w, step), (found.optimizer, again, count)):
+    for optimizer, var, number in ((opt, w, step), (loaded.optimizer, target, count)):
         optimizer.apply_gradients([(torch.ones(3), var)], global_step=number)
-    assert torch.equal(w, again)
+    assert torch.equal(w, target)
     tensorflow.convert(tmp_path / "run", tmp_path / "back", to="tf1")
     assert tensorflow.load(tmp_path / "back").step == 3
 
 
-def test_what_is_missing_is_asked_for_and_nothing_is_written(tmp_path: Path) -> None:
+def test_missing_arguments_raise_and_nothing_is_written(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="learning_rate and momentum of MomentumOptimizer"):
         tensorflow.convert(prefix_of("ckpt_v1/momentum"), tmp_path / "run")
     for rules, name in (
@@ -199,13 +197,13 @@ def test_what_is_missing_is_asked_for_and_nothing_is_written(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("document", [{}, {"variables": [1]}, {"variables": {"w": 3}}], ids=str)
-def test_what_is_no_training_is_refused(document: dict[str, Any], tmp_path: Path) -> None:
+def test_files_without_a_training_raise(document: dict[str, Any], tmp_path: Path) -> None:
     container.write(tmp_path / "run", {}, document)
     with pytest.raises(InvalidConfigError, match="checkpoint of a training"):
         tensorflow.convert(tmp_path / "run", tmp_path / "back", to="tf")
 
 
-def test_what_is_ours_already_is_told(tmp_path: Path) -> None:
+def test_own_files_are_not_converted_again(tmp_path: Path) -> None:
     save(tmp_path / "run")
     with pytest.raises(UnsupportedCheckpointError, match='thalweg already: to="tf" turns it'):
         tensorflow.convert(tmp_path / "run", tmp_path / "again")
@@ -215,8 +213,8 @@ def test_variables_alone(tmp_path: Path) -> None:
     model = Network()
     tensorflow.save(tmp_path / "model", None, model, kind="tf1")
     tensorflow.convert(tmp_path / "model", tmp_path / "run", {"**": "**"})
-    again = Network()
-    assert restore(tmp_path / "run", module=again).optimizer is None
-    assert all(map(torch.equal, model.parameters(), again.parameters()))
+    target = Network()
+    assert restore(tmp_path / "run", module=target).optimizer is None
+    assert all(map(torch.equal, model.parameters(), target.parameters()))
     tensorflow.convert(tmp_path / "run", tmp_path / "back", {"model/**": "**"}, to="tf")
     assert "model/layer1/weight" in tensorflow.load(tmp_path / "back").variables

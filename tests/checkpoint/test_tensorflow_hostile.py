@@ -1,4 +1,4 @@
-"""Checkpoints that lie: only the documented errors, in bounded time, and nothing changes."""
+"""Crafted checkpoints: only the documented errors, in bounded time, and nothing changes."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import thalweg
-from tensorflow_files import RULES, Network, prefix_of
+from tensorflow_files import RULES, Network, fresh, prefix_of
 from thalweg import (
     CheckpointMismatchError,
     DataLossError,
@@ -62,16 +61,16 @@ def contents(size: int) -> Any:
 
 @st.composite
 def named(draw: Any, lists: Any) -> dict[str, StoredTensor]:
-    found: dict[str, StoredTensor] = {}
+    tensors: dict[str, StoredTensor] = {}
     for name in draw(lists):
         dtype, shape = draw(KINDS), draw(SHAPES)
         size = ITEM_BYTES[dtype] * math.prod(shape)
-        found[name] = StoredTensor(dtype, shape, memoryview(draw(contents(size))))
-    return found
+        tensors[name] = StoredTensor(dtype, shape, memoryview(draw(contents(size))))
+    return tensors
 
 
 def tensors(names: Any) -> Any:
-    """Tensors of any dtypes and small shapes, full of any bytes."""
+    """Draw tensors of any dtypes and small shapes, full of any bytes."""
     return named(st.lists(names, max_size=12, unique=True))
 
 
@@ -79,41 +78,41 @@ paths = st.lists(st.sampled_from([*PARTS, ""]), min_size=1, max_size=4).map("/".
 
 
 def _tried(file: tensorflow.TensorFlowCheckpoint) -> None:
-    """Restoring it either raises one of the library's errors, or does what it says."""
+    """Restore a file: either a documented error is raised, or all variables are set."""
     assert isinstance(file.summary(), str)
     assert file.counters is not None
-    shapes = {name: each.shape for name, each in file.variables.items()}
+    shapes = {name: entry.shape for name, entry in file.variables.items()}
     for optimizer in (None, train.AdamOptimizer(0.1), Adam(0.1), train.MomentumOptimizer):
-        own = {name: thalweg.Variable(torch.zeros(shape), name) for name, shape in shapes.items()}
+        targets = fresh(shapes)
         options = {"learning_rate": 0.1, "momentum": 0.9} if isinstance(optimizer, type) else {}
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", NumericsWarning)
-                tensorflow.restore(file, own, optimizer=optimizer, **options)
+                tensorflow.restore(file, targets, optimizer=optimizer, **options)
         except ThalwegError:
-            assert all(not var.detach().any() for var in own.values())
+            assert all(not var.detach().any() for var in targets.values())
 
 
 # As many cases as a day has time for; THALWEG_CASES=20000 with `-m slow` is for a night.
-MANY = int(os.environ.get("THALWEG_CASES", "2000"))
-counted = pytest.mark.parametrize(
+CASE_COUNT = int(os.environ.get("THALWEG_CASES", "2000"))
+case_counts = pytest.mark.parametrize(
     "count",
-    [50, pytest.param(MANY, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])],
+    [50, pytest.param(CASE_COUNT, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])],
     ids=["few", "many"],
 )
 
 
-def cases(count: int, of: Any) -> Callable[[Callable[[Any], None]], None]:
-    """Call a function with so many draws."""
-    return lambda tried: settings(max_examples=count)(given(of)(tried))()
+def cases(count: int, strategy: Any) -> Callable[[Callable[[Any], None]], None]:
+    """Return a decorator that calls a function with so many draws."""
+    return lambda check: settings(max_examples=count)(given(strategy)(check))()
 
 
-@counted
+@case_counts
 def test_any_names_of_a_saver(count: int) -> None:
     @cases(count, tensors(paths))
-    def _(found: dict[str, StoredTensor]) -> None:
+    def _(tensors: dict[str, StoredTensor]) -> None:
         with contextlib.suppress(ThalwegError):
-            _tried(sorted_names("m", found))
+            _tried(sorted_names("m", tensors))
 
 
 TENSORS, COUNTS = tensors(st.sampled_from(KEYS)), st.integers(0, 6)
@@ -121,7 +120,7 @@ TENSORS, COUNTS = tensors(st.sampled_from(KEYS)), st.integers(0, 6)
 
 @functools.cache
 def parts_of_nodes(count: int, names: int) -> Any:
-    """Children, attributes and slots of a node of so many, beside so many names."""
+    """Draw children, attributes and slots of a node."""
     index, keys = st.integers(-1, count), st.sampled_from(KEYS)
     kind, name = st.sampled_from(["VARIABLE_VALUE", "OTHER"]), st.integers(0, names - 1)
     return st.tuples(
@@ -133,23 +132,23 @@ def parts_of_nodes(count: int, names: int) -> Any:
 
 @st.composite
 def graphs(draw: Any) -> tuple[dict[str, StoredTensor], ObjectGraph]:
-    """Tensors, and a graph that may or may not fit them."""
-    found, count = draw(TENSORS), draw(COUNTS)
-    names = [*found, "missing"]
+    """Draw tensors, and a graph that may or may not fit them."""
+    tensors, count = draw(TENSORS), draw(COUNTS)
+    names = [*tensors, "missing"]
     nodes = []
     for _ in range(count):
         children, attributes, slots = draw(parts_of_nodes(count, len(names)))
-        own = tuple(SavedAttribute(kind, path, names[name]) for kind, path, name in attributes)
-        nodes.append(Node(children, own, slots))
-    return found, ObjectGraph(tuple(nodes))
+        attrs = tuple(SavedAttribute(kind, path, names[name]) for kind, path, name in attributes)
+        nodes.append(Node(children, attrs, slots))
+    return tensors, ObjectGraph(tuple(nodes))
 
 
-@counted
+@case_counts
 def test_any_object_graph(count: int) -> None:
     @cases(count, graphs())
-    def _(drawn: tuple[dict[str, StoredTensor], ObjectGraph]) -> None:
+    def _(parts: tuple[dict[str, StoredTensor], ObjectGraph]) -> None:
         with contextlib.suppress(ThalwegError):
-            _tried(sorted_objects("m", *drawn))
+            _tried(sorted_objects("m", *parts))
 
 
 values = st.one_of(
@@ -176,7 +175,7 @@ files_of_keras = st.tuples(
 )
 
 
-@counted
+@case_counts
 def test_any_file_of_keras(count: int) -> None:
     @cases(count, files_of_keras)
     def _(parts: Any) -> None:
@@ -187,9 +186,9 @@ def test_any_file_of_keras(count: int) -> None:
 def test_numbers_beyond_float32_are_compared() -> None:
     slots = {"optimizer/vars/0": StoredTensor("F32", (), memoryview(bytes(4)))}
     file = KerasFile("keras", "SGD", {"momentum": 1e39}, slots, {})
-    given = {"learning_rate": 0.1, "momentum": 0.9}
+    kwargs = {"learning_rate": 0.1, "momentum": 0.9}
     with pytest.raises(CheckpointMismatchError, match=r"momentum is 1e\+39 in the file, not 0\.9"):
-        tensorflow.restore(sorted_file("m", file), {}, optimizer=train.MomentumOptimizer, **given)
+        tensorflow.restore(sorted_file("m", file), {}, optimizer=train.MomentumOptimizer, **kwargs)
 
 
 def test_names_without_end_take_no_time() -> None:
@@ -200,9 +199,9 @@ def test_names_without_end_take_no_time() -> None:
         "w/" * 100_000 + "beta1_power",
         "w" + "_1" * 300_000,
     ]
-    found = dict.fromkeys(names, small)
+    tensors = dict.fromkeys(names, small)
     start = time.process_time()
-    file = sorted_names("m", found)
+    file = sorted_names("m", tensors)
     model = torch.nn.Linear(3, 3)
     with pytest.raises(CheckpointMismatchError):
         tensorflow.restore(file, model, {"**/kernel/**/**": "**.weight.**.**"})
@@ -230,12 +229,12 @@ def test_a_slot_of_what_is_no_variable() -> None:
         sorted_objects("run", {"m": small}, ObjectGraph(nodes))
 
 
-def _damaged(tmp_path: Path, suffix: str, at: int) -> str:
+def _damaged(tmp_path: Path, suffix: str, position: int) -> str:
     home = Path(prefix_of("ckpt_v1/adam")).parent
     for path in home.glob("model.ckpt-5*"):
         data = bytearray(path.read_bytes())
         if path.name.endswith(suffix):
-            data[at] ^= 1
+            data[position] ^= 1
         (tmp_path / path.name).write_bytes(data)
     return str(tmp_path / "model.ckpt-5")
 
@@ -243,13 +242,13 @@ def _damaged(tmp_path: Path, suffix: str, at: int) -> str:
 @pytest.mark.parametrize("suffix", ["00001", "index"])
 def test_damage_is_refused_and_nothing_changes(suffix: str, tmp_path: Path) -> None:
     model = Network()
-    before = [own.detach().clone() for own in model.parameters()]
+    initial = [param.detach().clone() for param in model.parameters()]
     with pytest.raises(DataLossError, match=r"model\.ckpt-5"):
         tensorflow.restore(_damaged(tmp_path, suffix, 100), model, RULES, learning_rate=0.1)
-    assert all(map(torch.equal, before, model.parameters()))
+    assert all(map(torch.equal, initial, model.parameters()))
 
 
-def test_what_is_no_checkpoint_is_named(tmp_path: Path) -> None:
+def test_files_without_a_checkpoint_raise_by_name(tmp_path: Path) -> None:
     with pytest.raises(MissingFileError, match=r"none does not exist.* or \.index after it"):
         tensorflow.load(tmp_path / "none")
     with pytest.raises(MissingFileError, match="is a folder"):
@@ -286,6 +285,6 @@ def test_some_tensors_alone_can_be_read() -> None:
 
 
 def test_reading_tells_how_far_it_is() -> None:
-    seen: list[tuple[int, int]] = []
-    tensorflow.load(prefix_of("ckpt_v1/adam"), lambda done, total: seen.append((done, total)))
-    assert seen[-1][0] == seen[-1][1] == 628
+    calls: list[tuple[int, int]] = []
+    tensorflow.load(prefix_of("ckpt_v1/adam"), lambda count, total: calls.append((count, total)))
+    assert calls[-1][0] == calls[-1][1] == 628

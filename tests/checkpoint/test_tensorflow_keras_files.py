@@ -1,4 +1,4 @@
-"""Files of Keras are sorted, their optimizers restored, and their training goes on."""
+"""Files of Keras are read, their optimizers restored, and their training continues."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import torch
 import thalweg
 from golden_files import FOLDER
 from replay import distances
+from tensorflow_files import load_vars
 from thalweg import InvalidConfigError, NumericsWarning, UnsupportedCheckpointError, checkpoint
 from thalweg._formats import keras_files
 from thalweg._formats.keras_files import KerasFile, config
@@ -32,7 +33,7 @@ CLASSES = {
     "keras3/adam_weights": (optimizers.Adam, {"beta_1": 0.8}),
     "keras3/bfloat16": (optimizers.SGD, {"momentum": 0.9}),
 }
-SCALED = "keras3/mixed"  # its loss is scaled, and its gradients with it
+SCALED_CASE = "keras3/mixed"  # its loss is scaled, and its gradients with it
 # Keras 2.11 to 2.15 keeps slots of a momentum of 0, which have no effect.
 WITHOUT_EFFECT = "keras2.15/sgd"
 
@@ -47,65 +48,63 @@ def _arrays() -> Any:
     return np.load(HOME / "cases.npz")
 
 
-def _of(case: dict[str, Any], what: str) -> dict[str, np.ndarray]:
-    start = f"{case['id']}|{what}|"
+def _of(case: dict[str, Any], part: str) -> dict[str, np.ndarray]:
+    start = f"{case['id']}|{part}|"
     return {key.removeprefix(start): _arrays()[key] for key in _arrays() if key.startswith(start)}
 
 
 def _floats(bits: np.ndarray) -> torch.Tensor:
-    """Recorded values; those of bfloat16 are recorded as bits."""
+    """Return recorded values; those of bfloat16 are recorded as bits."""
     if bits.dtype == np.uint16:
         return torch.from_numpy(bits.view(np.int16).copy()).view(torch.bfloat16)
     return torch.from_numpy(bits.copy())
 
 
 def _restored(case: dict[str, Any]) -> tuple[Any, dict[str, thalweg.Variable]]:
-    """The optimizer and the variables, by the names that the case has."""
+    """Return the optimizer, and the variables by the names of the case."""
     file = tensorflow.load(HOME / case["file"])
-    own = {
-        name: thalweg.Variable(value.tensor() * 0, name) for name, value in file.variables.items()
-    }
-    cls, given = CLASSES.get(case["id"], (None, {}))
-    opt = tensorflow.restore(file, own, optimizer=cls, **given)
-    return opt, dict(zip(case["variables"], own.values(), strict=True))
+    targets = load_vars(file.variables, zeros=True)
+    cls, kwargs = CLASSES.get(case["id"], (None, {}))
+    opt = tensorflow.restore(file, targets, optimizer=cls, **kwargs)
+    return opt, dict(zip(case["variables"], targets.values(), strict=True))
 
 
 @pytest.mark.parametrize("case_id", _cases())
 def test_every_value_is_restored_to_the_bit(case_id: str) -> None:
     case = _cases()[case_id]
-    opt, own = _restored(case)
+    opt, targets = _restored(case)
     for name, value in _of(case, "value").items():
-        assert torch.equal(own[name].detach(), _floats(value)), name
+        assert torch.equal(targets[name].detach(), _floats(value)), name
     slots = [value for value in _of(case, "slot").values() if value.shape]
     slots = [] if case_id == WITHOUT_EFFECT else slots
-    found = [
+    actual = [
         slot
-        for var in own.values()
+        for var in targets.values()
         for slot in [opt.get_slot(var, kind) for kind in opt.get_slot_names()]
     ]
-    wanted = sorted(_floats(value).float().numpy().tobytes() for value in slots)
-    assert sorted(slot.float().detach().numpy().tobytes() for slot in found) == wanted
+    expected = sorted(_floats(value).float().numpy().tobytes() for value in slots)
+    assert sorted(slot.float().detach().numpy().tobytes() for slot in actual) == expected
     assert opt.iterations.item() == 5
 
 
 @pytest.mark.parametrize("case_id", _cases())
 def test_five_more_steps_have_the_values_of_keras(case_id: str) -> None:
     case = _cases()[case_id]
-    opt, own = _restored(case)
-    scale = 1024.0 if case_id == SCALED else 1.0
+    opt, targets = _restored(case)
+    scale = 1024.0 if case_id == SCALED_CASE else 1.0
     gradients = _of(case, "gradient")
     for number in range(5):
         opt.apply_gradients(
-            [(_floats(grad[number]) / scale, own[name]) for name, grad in gradients.items()]
+            [(_floats(grad[number]) / scale, targets[name]) for name, grad in gradients.items()]
         )
     for name, value in _of(case, "value_after").items():
-        wanted = _floats(value)
+        expected = _floats(value)
         if case["keras"] == 2:  # OptimizerV2, whose arithmetic this is
-            assert distances(own[name].numpy(), value).max() == 0, name
-        elif wanted.dtype == torch.bfloat16:
-            torch.testing.assert_close(own[name].detach(), wanted, rtol=1e-2, atol=1e-2)
+            assert distances(targets[name].numpy(), value).max() == 0, name
+        elif expected.dtype == torch.bfloat16:
+            torch.testing.assert_close(targets[name].detach(), expected, rtol=1e-2, atol=1e-2)
         else:
-            torch.testing.assert_close(own[name].detach(), wanted, rtol=1e-5, atol=1e-6)
+            torch.testing.assert_close(targets[name].detach(), expected, rtol=1e-5, atol=1e-6)
 
 
 NEWER = [case_id for case_id, case in _cases().items() if case["keras"] == 2.15]
@@ -115,47 +114,47 @@ NEWER = [case_id for case_id, case in _cases().items() if case["keras"] == 2.15]
 @pytest.mark.parametrize("package", ["Custom", "thalweg", "mine", "my.package"])
 @pytest.mark.parametrize("as_class", [False, True])
 def test_packages_of_classes(case_id: str, package: str, as_class: bool) -> None:
-    """Registered names are read; a class that Keras does not define must be given."""
+    """Read registered names; a class that Keras does not define must be passed."""
     case = _cases()[case_id]
     name = case["class_name"].removeprefix("Custom>")
     read = keras_files.read(HOME / case["file"])
     file = sorted_file("run", replace(read, class_name=f"{package}>{name}"))
-    own = {key: thalweg.Variable(each.tensor() * 0, key) for key, each in file.variables.items()}
+    targets = load_vars(file.variables, zeros=True)
     if package in ("mine", "my.package"):
         with pytest.raises(
             thalweg.CheckpointMismatchError, match=f"{package}>{name} is not a class of Keras"
         ):
-            tensorflow.restore(file, own)
-        assert not any(bool(each.any()) for each in own.values())
+            tensorflow.restore(file, targets)
+        assert not any(bool(var.any()) for var in targets.values())
     cls: Any = type("Mine", (getattr(optimizers, name),), {})
     structure = {key: case["arguments"].get(key) for key in ("amsgrad", "momentum", "centered")}
-    given = {key: value for key, value in structure.items() if value is not None}
-    given |= {"schedule_decay": 1.0} if name == "Nadam" else {}
+    kwargs = {key: value for key, value in structure.items() if value is not None}
+    kwargs |= {"schedule_decay": 1.0} if name == "Nadam" else {}
     if case_id == "keras2.15/adam_schedule" and not as_class:
-        given["learning_rate"] = optimizers.schedules.ExponentialDecay(0.1, 3, 0.5)
-    opt = tensorflow.restore(file, own, optimizer=cls if as_class else cls(**given))
+        kwargs["learning_rate"] = optimizers.schedules.ExponentialDecay(0.1, 3, 0.5)
+    opt = tensorflow.restore(file, targets, optimizer=cls if as_class else cls(**kwargs))
     assert (type(opt), opt.iterations.item()) == (cls, 5)
     for key, value in _of(case, "value").items():
-        assert torch.equal(own[key].detach(), _floats(value)), key
-    recorded = [value for value in _of(case, "slot").values() if value.shape]
-    slots = [opt.get_slot(var, kind) for var in own.values() for kind in opt.get_slot_names()]
-    assert len(slots) == (0 if case_id == WITHOUT_EFFECT else len(recorded))
+        assert torch.equal(targets[key].detach(), _floats(value)), key
+    recorded_slots = [value for value in _of(case, "slot").values() if value.shape]
+    slots = [opt.get_slot(var, kind) for var in targets.values() for kind in opt.get_slot_names()]
+    assert len(slots) == (0 if case_id == WITHOUT_EFFECT else len(recorded_slots))
 
 
 def test_names_of_slots_count_before_their_order() -> None:
     file = keras_files.read(HOME / "k215_adam_amsgrad.h5")
     arrays = dict(reversed(file.optimizer.items()))
     (expected,) = sorted_file("run", file).optimizers
-    (found,) = sorted_file("run", replace(file, optimizer=arrays)).optimizers
-    assert found.slots == expected.slots
-    renamed = {name.replace("layer1/", "gone/"): each for name, each in file.optimizer.items()}
-    (by_order,) = sorted_file("run", replace(file, optimizer=renamed)).optimizers
+    (actual,) = sorted_file("run", replace(file, optimizer=arrays)).optimizers
+    assert actual.slots == expected.slots
+    foreign = {name.replace("layer1/", "gone/"): entry for name, entry in file.optimizer.items()}
+    (by_order,) = sorted_file("run", replace(file, optimizer=foreign)).optimizers
     assert by_order.slots == expected.slots
 
 
 def _described(**fields: Any) -> str | None:
-    described = {"class_name": "Adam", "config": {}, **fields}
-    return config.optimizer_of("run", described)[0]
+    description = {"class_name": "Adam", "config": {}, **fields}
+    return config.optimizer_of("run", description)[0]
 
 
 @pytest.mark.parametrize(
@@ -180,18 +179,18 @@ def test_classes_of_your_own_are_not_those_of_keras(
 ) -> None:
     assert _described(**fields) == class_name
     file, _ = _file(class_name=_described(**fields))
-    (found,) = sorted_file("run", file).optimizers
-    assert (found.family is None) == (class_name not in ("Adam", "Custom>Adam"))
+    (actual,) = sorted_file("run", file).optimizers
+    assert (actual.family is None) == (class_name not in ("Adam", "Custom>Adam"))
 
 
 @pytest.mark.parametrize("steps", [0, 1, 5, 400, 1500, 10**15])
 def test_the_momentum_product_of_nadam_is_recomputed(steps: int) -> None:
     beta = 0.8 if steps < 1000 else 0.999999
     file, _ = _file(class_name="Nadam", beta_1=beta)
-    (found,) = momentum_product(file, steps).values()
+    (product,) = momentum_product(file, steps).values()
     factors = beta * (1 - 0.5 * 0.96 ** np.arange(1.0, min(steps, 10**6) + 1))
     expected = np.prod(factors) * beta ** float(max(steps - 10**6, 0))
-    np.testing.assert_allclose(found.array(), expected, rtol=1e-3, atol=1e-44)
+    np.testing.assert_allclose(product.array(), expected, rtol=1e-3, atol=1e-44)
     broken, _ = _file(class_name="Nadam", beta_1="fast")
     assert momentum_product(broken, steps) == {}
 
@@ -203,29 +202,30 @@ def test_the_momentum_product_of_nadam_is_recomputed(steps: int) -> None:
 def test_slots_of_options_around_the_update_are_left_out(options: tuple[str, ...]) -> None:
     file, variables = _file("keras", "Adam", **dict.fromkeys(options, 1))
     values = list(file.optimizer.values())
-    extra = [of_tensor(each.tensor() * 7) for _ in options for each in variables.values()]
+    extra = [of_tensor(entry.tensor() * 7) for _ in options for entry in variables.values()]
     values[2:2] = extra
-    arrays = {f"optimizer/vars/{index}": each for index, each in enumerate(values)}
-    found = sorted_file("run", replace(file, optimizer=arrays))
-    own = {name: thalweg.Variable(each.tensor() * 0, name) for name, each in variables.items()}
+    arrays = {f"optimizer/vars/{index}": entry for index, entry in enumerate(values)}
+    source = sorted_file("run", replace(file, optimizer=arrays))
+    targets = load_vars(variables, zeros=True)
     with pytest.raises(UnsupportedCheckpointError, match=options[0]):
-        tensorflow.restore(found, own)
-    opt = tensorflow.restore(found, own, optimizer=optimizers.Adam(0.1))
-    assert [opt.get_slot(var, "v").sum().item() for var in own.values()] == [6, 3]
+        tensorflow.restore(source, targets)
+    opt = tensorflow.restore(source, targets, optimizer=optimizers.Adam(0.1))
+    assert [opt.get_slot(var, "v").sum().item() for var in targets.values()] == [6, 3]
 
 
 @pytest.mark.parametrize("class_name", ["LossScaleOptimizer", "LossScaleOptimizerV3"])
-def test_what_is_inside_of_a_loss_scale_of_keras_2_15(class_name: str) -> None:
-    plain = keras_files.read(HOME / "k215_rmsprop.h5")
-    assert plain.config is not None
-    inner = {"class_name": "RMSprop", "config": plain.config, "module": "keras.optimizers"}
+def test_inner_optimizers_of_loss_scales_of_keras_2_15(class_name: str) -> None:
+    simple = keras_files.read(HOME / "k215_rmsprop.h5")
+    assert simple.config is not None
+    inner = {"class_name": "RMSprop", "config": simple.config, "module": "keras.optimizers"}
     # There the slots have no scope.
-    arrays = {name.removeprefix("RMSprop/"): each for name, each in plain.optimizer.items()}
+    arrays = {name.removeprefix("RMSprop/"): entry for name, entry in simple.optimizer.items()}
     scaling = replace(
-        plain, class_name=class_name, config={"inner_optimizer": inner}, optimizer=arrays
+        simple, class_name=class_name, config={"inner_optimizer": inner}, optimizer=arrays
     )
-    (found,), (expected,) = sorted_file("m", scaling).optimizers, sorted_file("m", plain).optimizers
-    assert (found.slots, found.hyperparameters) == (expected.slots, expected.hyperparameters)
+    (got,) = sorted_file("m", scaling).optimizers
+    (expected,) = sorted_file("m", simple).optimizers
+    assert (got.slots, got.hyperparameters) == (expected.slots, expected.hyperparameters)
     inner["registered_name"] = "mine>RMSprop"
     (unknown,) = sorted_file("m", scaling).optimizers
     assert unknown.lost == ("mine>RMSprop is not a class of Keras",)
@@ -234,26 +234,26 @@ def test_what_is_inside_of_a_loss_scale_of_keras_2_15(class_name: str) -> None:
 @pytest.mark.parametrize("class_name", ["adam", "ADAM", "Custom>adam"])
 def test_classes_of_keras_are_found_in_any_case(class_name: str) -> None:
     file, _ = _file(class_name=class_name)
-    (found,) = sorted_file("run", file).optimizers
-    assert found.family is not None
-    assert found.family.cls == "Adam"
+    (actual,) = sorted_file("run", file).optimizers
+    assert actual.family is not None
+    assert actual.family.cls == "Adam"
 
 
 @pytest.mark.parametrize("name", ["layer1/kernel", "layer1/bias", "layer2/kernel"])
 def test_slots_stand_beside_their_own_variables(name: str) -> None:
     file = tensorflow.load(HOME / "adam.keras")
     case = _cases()["keras3/adam"]
-    recorded = _of(case, "slot")
+    recorded_slots = _of(case, "slot")
     title = name.replace("/", "_")
     for kind, word in (("m", "momentum"), ("v", "velocity")):
-        key = next(key for key in recorded if key.endswith(f"{title}_{word}"))
-        assert np.array_equal(file.slots[name][kind].array(), recorded[key])
+        key = next(key for key in recorded_slots if key.endswith(f"{title}_{word}"))
+        assert np.array_equal(file.slots[name][kind].array(), recorded_slots[key])
 
 
-def test_what_a_configuration_says_is_taken_over() -> None:
+def test_configured_hyperparameters_are_restored() -> None:
     file = tensorflow.load(HOME / "adam_schedule.keras")
-    own = {name: thalweg.Variable(each.tensor(), name) for name, each in file.variables.items()}
-    opt = tensorflow.restore(file, own)
+    targets = load_vars(file.variables)
+    opt = tensorflow.restore(file, targets)
     assert opt.learning_rate.decay_steps == 3
     assert opt.get_config()["beta_1"] == float(np.float32(0.9))
     legacy = tensorflow.load(HOME / "adam_amsgrad.h5").optimizer
@@ -265,14 +265,14 @@ def test_what_a_configuration_says_is_taken_over() -> None:
 def _file(
     kind: str = "keras", class_name: str | None = "Adam", **config: Any
 ) -> tuple[KerasFile, dict[str, StoredTensor]]:
-    """A file with one layer, and its variables."""
+    """Return a file with one layer, and its variables."""
     variables = {
         "dense/kernel": of_tensor(torch.ones(2, 3)),
         "dense/bias": of_tensor(torch.ones(3)),
     }
-    slots = [each for each in variables.values() for _ in range(2)]
+    slots = [entry for entry in variables.values() for _ in range(2)]
     values = [of_tensor(torch.tensor(5)), of_tensor(torch.tensor(0.1)), *slots]
-    arrays = {f"optimizer/vars/{index}": each for index, each in enumerate(values)}
+    arrays = {f"optimizer/vars/{index}": entry for index, entry in enumerate(values)}
     return KerasFile(kind, class_name, config or None, arrays, variables), variables
 
 
@@ -281,15 +281,15 @@ def _file(
     [{"weight_decay": 0.004}, {"use_ema": True}, {"gradient_accumulation_steps": 4}],
     ids=str,
 )
-def test_what_keras_did_beside_the_update_is_refused_by_name(config: dict[str, Any]) -> None:
+def test_unsupported_options_of_keras_raise_by_name(config: dict[str, Any]) -> None:
     file, variables = _file(**config)
-    own = {name: thalweg.Variable(each.tensor(), name) for name, each in variables.items()}
+    targets = load_vars(variables)
     (name, value) = next(iter(config.items()))
-    for given in (None, optimizers.Adam):  # a class is no more than a kind
+    for optimizer in (None, optimizers.Adam):  # a class is no more than a kind
         with pytest.raises(UnsupportedCheckpointError, match=f"{name}={value}"):
-            tensorflow.restore(sorted_file("run", file), own, optimizer=given)
+            tensorflow.restore(sorted_file("run", file), targets, optimizer=optimizer)
     opt = optimizers.Adam(0.1)
-    assert tensorflow.restore(sorted_file("run", file), own, optimizer=opt) is opt
+    assert tensorflow.restore(sorted_file("run", file), targets, optimizer=opt) is opt
 
 
 @pytest.mark.parametrize(
@@ -304,29 +304,29 @@ def test_what_keras_did_beside_the_update_is_refused_by_name(config: dict[str, A
 )
 def test_configurations_that_say_nothing(config: dict[str, Any], message: str) -> None:
     file, variables = _file(**config)
-    own = {name: thalweg.Variable(each.tensor(), name) for name, each in variables.items()}
+    targets = load_vars(variables)
     if "learning_rate" in config:
-        arrays = {n: each for n, each in file.optimizer.items() if n != "optimizer/vars/1"}
+        arrays = {n: entry for n, entry in file.optimizer.items() if n != "optimizer/vars/1"}
         file = KerasFile(file.kind, file.class_name, file.config, arrays, file.variables)
     with pytest.raises(InvalidConfigError, match=message):
-        tensorflow.restore(sorted_file("run", file), own)
+        tensorflow.restore(sorted_file("run", file), targets)
 
 
 @pytest.mark.parametrize("class_name", ["AdamW", "Lion", "Adagrad"])
 def test_classes_that_do_not_fit_are_named(class_name: str) -> None:
     file, variables = _file(class_name=class_name)
-    found = sorted_file("run", file)
-    own = {name: thalweg.Variable(each.tensor(), name) for name, each in variables.items()}
+    source = sorted_file("run", file)
+    targets = load_vars(variables)
     with pytest.raises(thalweg.CheckpointMismatchError, match=f"{class_name}, 6 arrays"):
-        tensorflow.restore(found, own)
-    assert len(found.unknown) == 6
-    for given in (optimizers.Adam, optimizers.Adam(0.1)):  # would lose its slots
+        tensorflow.restore(source, targets)
+    assert len(source.unknown) == 6
+    for optimizer in (optimizers.Adam, optimizers.Adam(0.1)):  # would lose its slots
         with pytest.raises(
             thalweg.CheckpointMismatchError, match=rf"{class_name}.*: .*{class_name}"
         ):
-            tensorflow.restore(found, own, optimizer=given)
-    assert tensorflow.restore(found, own, optimizer=False) is None
-    assert torch.equal(own["dense/kernel"].detach(), torch.ones(2, 3))
+            tensorflow.restore(source, targets, optimizer=optimizer)
+    assert tensorflow.restore(source, targets, optimizer=False) is None
+    assert torch.equal(targets["dense/kernel"].detach(), torch.ones(2, 3))
 
 
 @pytest.mark.parametrize("as_class", [False, True])
@@ -337,19 +337,19 @@ def test_a_schedule_takes_the_place_of_a_rate_in_weights(
 ) -> None:
     variables = {"scale/a": of_tensor(torch.ones(())), "dense/kernel": of_tensor(torch.ones(3))}
     values = [of_tensor(torch.tensor(5)), *[of_tensor(torch.tensor(0.1))] * has_rate]
-    values += [of_tensor(each.tensor() * 7) for each in variables.values()] * bool(momentum)
-    arrays = {f"optimizer/vars/{index}": each for index, each in enumerate(values)}
-    found = sorted_file("run", KerasFile("weights.h5", None, None, arrays, variables))
-    own = {name: thalweg.Variable(each.tensor() * 0, name) for name, each in variables.items()}
+    values += [of_tensor(entry.tensor() * 7) for entry in variables.values()] * bool(momentum)
+    arrays = {f"optimizer/vars/{index}": entry for index, entry in enumerate(values)}
+    source = sorted_file("run", KerasFile("weights.h5", None, None, arrays, variables))
+    targets = load_vars(variables, zeros=True)
     schedule = optimizers.schedules.ExponentialDecay(0.1, 10, 0.5)
-    given: dict[str, Any] = {"learning_rate": schedule, "momentum": momentum}
+    kwargs: dict[str, Any] = {"learning_rate": schedule, "momentum": momentum}
     if as_class:
-        opt = tensorflow.restore(found, own, optimizer=optimizers.SGD, **given)
+        opt = tensorflow.restore(source, targets, optimizer=optimizers.SGD, **kwargs)
     else:
-        opt = tensorflow.restore(found, own, optimizer=optimizers.SGD(**given))
+        opt = tensorflow.restore(source, targets, optimizer=optimizers.SGD(**kwargs))
     assert (opt.iterations.item(), opt.learning_rate) == (5, schedule)
     if momentum:
-        assert [opt.get_slot(var, "momentum").sum().item() for var in own.values()] == [7, 21]
+        assert [opt.get_slot(var, "momentum").sum().item() for var in targets.values()] == [7, 21]
 
 
 @pytest.mark.parametrize(
@@ -364,54 +364,55 @@ def test_a_training_without_an_optimizer_is_told(
     kind: str, class_name: str | None, message: str, tmp_path: Path
 ) -> None:
     file, variables = _file(kind, class_name)
-    found = sorted_file("run", replace(file, optimizer={}))
-    own = {name: thalweg.Variable(each.tensor() * 0, name) for name, each in variables.items()}
+    source = sorted_file("run", replace(file, optimizer={}))
+    targets = load_vars(variables, zeros=True)
     with pytest.raises(thalweg.CheckpointMismatchError, match=message):
-        tensorflow.restore(found, own)
-    assert not any(bool(each.any()) for each in own.values())
-    assert tensorflow.restore(found, own, optimizer=False) is None
-    assert all(bool(each.all()) for each in own.values())
+        tensorflow.restore(source, targets)
+    assert not any(bool(var.any()) for var in targets.values())
+    assert tensorflow.restore(source, targets, optimizer=False) is None
+    assert all(bool(var.all()) for var in targets.values())
     opt = optimizers.Adam(0.1)
-    assert tensorflow.restore(found, own, optimizer=opt) is opt
+    assert tensorflow.restore(source, targets, optimizer=opt) is opt
 
 
 def test_the_scale_of_the_loss_is_taken_over(tmp_path: Path) -> None:
-    file = tensorflow.load(HOME / _cases()[SCALED]["file"])
-    own = {name: thalweg.Variable(each.tensor(), name) for name, each in file.variables.items()}
+    file = tensorflow.load(HOME / _cases()[SCALED_CASE]["file"])
+    targets = load_vars(file.variables)
     scale = DynamicLossScale(2.0)
-    tensorflow.restore(file, own, loss_scale=scale)
-    found = file.optimizers[0].loss_scale
-    assert scale._current_loss_scale.item() == found["current_loss_scale"].array() > 2
-    assert scale._num_good_steps.item() == found["good_steps"].array()
+    tensorflow.restore(file, targets, loss_scale=scale)
+    loss_scale = file.optimizers[0].loss_scale
+    assert scale._current_loss_scale.item() == loss_scale["current_loss_scale"].array() > 2
+    assert scale._num_good_steps.item() == loss_scale["good_steps"].array()
     assert "the loss was scaled, at the end by" in file.summary()
-    assert tensorflow.convert(HOME / _cases()[SCALED]["file"], tmp_path / "ours") == ()
-    extra = checkpoint.restore(tmp_path / "ours", variables=own).extra
+    assert tensorflow.convert(HOME / _cases()[SCALED_CASE]["file"], tmp_path / "ours") == ()
+    extra = checkpoint.restore(tmp_path / "ours", variables=targets).extra
     assert extra["tensorflow"]["loss_scale"]["current_loss_scale"] == scale().item()
     with pytest.raises(thalweg.InvalidArgumentError, match="must be a DynamicLossScale"):
-        tensorflow.restore(file, own, loss_scale=FixedLossScale(2.0))
-    plain = tensorflow.load(HOME / "adam.keras")
-    own = {name: thalweg.Variable(each.tensor(), name) for name, each in plain.variables.items()}
+        tensorflow.restore(file, targets, loss_scale=FixedLossScale(2.0))
+    plain_file = tensorflow.load(HOME / "adam.keras")
+    targets = load_vars(plain_file.variables)
     with pytest.raises(thalweg.CheckpointMismatchError, match="no loss scale around"):
-        tensorflow.restore(plain, own, loss_scale=scale)
+        tensorflow.restore(plain_file, targets, loss_scale=scale)
 
 
 def test_rmsprop_of_keras_3_warns_of_its_epsilon() -> None:
     file, variables = _file(class_name="RMSprop", momentum=0.0, centered=False)
     values = list(file.optimizer.items())
     arrays = dict([*values[:2], values[2], values[4]])
-    found = KerasFile("keras", "RMSprop", file.config, arrays, variables)
-    own = {name: thalweg.Variable(each.tensor(), name) for name, each in variables.items()}
+    source = KerasFile("keras", "RMSprop", file.config, arrays, variables)
+    targets = load_vars(variables)
     with pytest.warns(NumericsWarning, match="epsilon"):
-        tensorflow.restore(sorted_file("run", found), own)
+        tensorflow.restore(sorted_file("run", source), targets)
 
 
 def test_h5_files_say_what_was_inside_of_a_loss_scale() -> None:
-    plain = keras_files.read(HOME / "sgd.h5")
-    inner = {"class_name": plain.class_name, "config": plain.config}
-    scaling = replace(plain, class_name="LossScaleOptimizer", config={"inner_optimizer": inner})
-    (found,), (expected,) = sorted_file("m", scaling).optimizers, sorted_file("m", plain).optimizers
-    assert found.hyperparameters == expected.hyperparameters != {}
-    assert found.slots == expected.slots
+    simple = keras_files.read(HOME / "sgd.h5")
+    inner = {"class_name": simple.class_name, "config": simple.config}
+    scaling = replace(simple, class_name="LossScaleOptimizer", config={"inner_optimizer": inner})
+    (got,) = sorted_file("m", scaling).optimizers
+    (expected,) = sorted_file("m", simple).optimizers
+    assert got.hyperparameters == expected.hyperparameters != {}
+    assert got.slots == expected.slots
 
 
 def _weights(*shapes: tuple[str, tuple[int, ...]], kind: str = "weights.h5") -> KerasFile:
@@ -423,7 +424,7 @@ A, B, C = (2, 3), (3,), (3, 2)
 
 
 @pytest.mark.parametrize(
-    ("variables", "shapes", "wanted"),
+    ("variables", "shapes", "expected"),
     [
         # Layers of one class are numbered in their order.
         (
@@ -442,24 +443,24 @@ A, B, C = (2, 3), (3,), (3, 2)
     ids=["one class", "two classes", "alike", "mean", "frozen"],
 )  # fmt: skip
 def test_the_order_of_layers_is_found_or_not_guessed(
-    variables: list[str], shapes: list[tuple[int, ...]], wanted: list[int] | None
+    variables: list[str], shapes: list[tuple[int, ...]], expected: list[int] | None
 ) -> None:
-    own = {"kernel": {"conv": A, "dense": C}, "bias": {}, "gamma": {}}
+    layer_shapes = {"kernel": {"conv": A, "dense": C}, "bias": {}, "gamma": {}}
     numbered = "dense_1/kernel" in variables or len(variables) < 3
-    given = []
+    layers = []
     for name in variables:
         layer, part = name.split("/")
-        shape = own.get(part, {}).get(layer, B if part in ("bias", "gamma") else A)
-        given.append((name, A if numbered and part == "kernel" else shape))
-    found = trained_in(_weights(*given), shapes)
-    assert found == (None if wanted is None else [variables[index] for index in wanted])
+        shape = layer_shapes.get(part, {}).get(layer, B if part in ("bias", "gamma") else A)
+        layers.append((name, A if numbered and part == "kernel" else shape))
+    actual = trained_in(_weights(*layers), shapes)
+    assert actual == (None if expected is None else [variables[index] for index in expected])
 
 
 def test_a_keras_file_may_have_layers_that_are_not_trained() -> None:
     names = [("a/kernel", A), ("a/bias", B), ("b/kernel", C), ("b/bias", (2,))]
     assert trained_in(_weights(*names, kind="keras"), [C, (2,)]) == ["b/kernel", "b/bias"]
-    alike = [("a/kernel", A), ("b/kernel", A)]
-    assert trained_in(_weights(*alike, kind="keras"), [A]) is None
+    layers = [("a/kernel", A), ("b/kernel", A)]
+    assert trained_in(_weights(*layers, kind="keras"), [A]) is None
 
 
 PLACES: dict[str, tuple[dict[str, tuple[int | None, str]], list[str] | None]] = {
@@ -478,11 +479,11 @@ PLACES: dict[str, tuple[dict[str, tuple[int | None, str]], list[str] | None]] = 
 
 @pytest.mark.parametrize("case", PLACES)
 def test_keras_files_list_layers_in_their_order_and_attributes_by_name(case: str) -> None:
-    places, wanted = PLACES[case]
+    places, expected = PLACES[case]
     file = _weights(*[(f"{name}/kernel", A) for name in places], kind="keras")
     file = replace(file, places={f"{name}/kernel": place for name, place in places.items()})
-    found = trained_in(file, [A, A])
-    assert found == (None if wanted is None else [f"{name}/kernel" for name in wanted])
+    actual = trained_in(file, [A, A])
+    assert actual == (None if expected is None else [f"{name}/kernel" for name in expected])
 
 
 def test_shapes_tell_the_order_of_attributes() -> None:

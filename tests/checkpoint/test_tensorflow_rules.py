@@ -1,4 +1,4 @@
-"""Rules that map TensorFlow's variables to parameters, and what is said where they do not."""
+"""Rules that map TensorFlow's variables to parameters, and errors of rules that do not."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_rules_lead_there_and_back(name: str, target: str, axes: tuple[int, ...]
     assert rules.name(target) == (name, axes)
 
 
-def test_what_no_rule_is_for() -> None:
+def test_names_without_a_rule() -> None:
     rules = parse(TEXT)
     assert rules.place("old_head/w/x") == Place(None)
     for name in (
@@ -110,8 +110,8 @@ def test_lines_that_are_no_rules(line: str, message: str) -> None:
 def test_rules_come_from_files_dictionaries_and_functions(tmp_path: Path) -> None:
     path = tmp_path / "model.rules"
     path.write_text(TEXT)
-    for given in (path, str(path)):
-        rules = Rules.of(given)
+    for source in (path, str(path)):
+        rules = Rules.of(source)
         assert rules is not None
         assert rules.place("odd") == Place("even", (2, 0, 1))
     assert Rules.of({"odd": "even transpose 2 0 1"}).place("odd") == Place("even", (2, 0, 1))
@@ -145,7 +145,6 @@ def test_a_function_says_name_and_axes() -> None:
 
 @pytest.mark.parametrize("word", AXES)
 def test_words_for_axes(word: str) -> None:
-    """TensorFlow has the channels last, torch first."""
     rank = len(AXES[word])
     layer = {2: torch.nn.Linear, 3: torch.nn.Conv1d, 4: torch.nn.Conv2d, 5: torch.nn.Conv3d}[rank]
     model = layer(2, 3, **({} if rank == 2 else {"kernel_size": tuple(range(4, 2 + rank))}))
@@ -161,12 +160,12 @@ def test_words_for_axes(word: str) -> None:
 
 def _file(**shapes: tuple[int, ...]) -> tensorflow.TensorFlowCheckpoint:
     tensors = {name.replace("__", "/"): torch.ones(shape) for name, shape in shapes.items()}
-    return sorted_names("m", {name: of_tensor(each) for name, each in tensors.items()})
+    return sorted_names("m", {name: of_tensor(tensor) for name, tensor in tensors.items()})
 
 
 def _filled(variables: Any) -> list[str]:
-    own = TargetTensors.of(variables).tensors
-    return [name for name, tensor in own.items() if tensor.detach().min() == 1]
+    targets = TargetTensors.of(variables).tensors
+    return [name for name, tensor in targets.items() if tensor.detach().min() == 1]
 
 
 def _zeros(**shapes: tuple[int, ...]) -> dict[str, thalweg.Variable]:
@@ -177,15 +176,15 @@ def _zeros(**shapes: tuple[int, ...]) -> dict[str, thalweg.Variable]:
 
 
 def test_variables_of_the_same_names_need_no_rules() -> None:
-    own = _zeros(net__kernel=(2, 3), net__bias=(3,))
-    tensorflow.restore(_file(net__kernel=(2, 3), net__bias=(3,)), list(own.values()))
-    assert _filled(own) == ["net/kernel", "net/bias"]
+    targets = _zeros(net__kernel=(2, 3), net__bias=(3,))
+    tensorflow.restore(_file(net__kernel=(2, 3), net__bias=(3,)), list(targets.values()))
+    assert _filled(targets) == ["net/kernel", "net/bias"]
 
 
 def test_names_that_end_alike_need_no_rules() -> None:
-    own = _zeros(bias=(3,), other__scale=(2,))
-    tensorflow.restore(_file(net__bias=(3,), scale=(2,)), own)
-    assert _filled(own) == ["bias", "other/scale"]
+    targets = _zeros(bias=(3,), other__scale=(2,))
+    tensorflow.restore(_file(net__bias=(3,), scale=(2,)), targets)
+    assert _filled(targets) == ["bias", "other/scale"]
 
 
 def test_torchs_words_for_what_has_the_same_axes() -> None:
@@ -209,24 +208,23 @@ def test_torchs_words_for_what_has_the_same_axes() -> None:
     }
 
 
-def _differences(*given: Any, **options: Any) -> str:
-    with pytest.raises(CheckpointMismatchError) as caught:
-        tensorflow.restore(*given, **options)
-    assert str(caught.value).endswith("Nothing was loaded.")
-    return str(caught.value)
+def _differences(*arguments: Any, **options: Any) -> str:
+    with pytest.raises(CheckpointMismatchError) as error:
+        tensorflow.restore(*arguments, **options)
+    assert str(error.value).endswith("Nothing was loaded.")
+    return str(error.value)
 
 
 def test_a_square_kernel_is_not_taken_as_it_is() -> None:
-    """Its shape would fit, and its axes would be the wrong ones."""
     model = torch.nn.Linear(3, 3)
-    before = model.weight.detach().clone()
+    initial = model.weight.detach().clone()
     message = _differences(_file(kernel=(3, 3), bias=(3,)), model)
     assert "if it is 'weight', a rule has to say so: its axes are in another order" in message
-    assert torch.equal(model.weight, before)
+    assert torch.equal(model.weight, initial)
     assert not (model.bias == 1).all()
 
 
-def test_what_leaves_doubt_is_not_guessed() -> None:
+def test_ambiguous_names_raise() -> None:
     message = _differences(_file(bias=(3,)), _zeros(a__bias=(3,), b__bias=(3,)))
     assert "'bias' belongs to nothing here" in message
     assert "'a/bias' is given nothing; the nearest is 'bias'" in message
@@ -275,24 +273,24 @@ def test_mistakes_in_rules_are_listed_and_nothing_changes(
 ) -> None:
     model, step = Network(), thalweg.Variable(torch.tensor(7), "step", trainable=False)
     opt = train.AdamOptimizer(0.1, 0.8, 0.99)
-    before = {name: own.detach().clone() for name, own in model.named_parameters()}
+    initial = {name: param.detach().clone() for name, param in model.named_parameters()}
     message = _differences(prefix_of(ADAM), model, rules, optimizer=opt, global_step=step)
-    for each in messages:
-        assert each in message
-    assert all(torch.equal(before[name], own) for name, own in model.named_parameters())
+    for part in messages:
+        assert part in message
+    assert all(torch.equal(initial[name], param) for name, param in model.named_parameters())
     assert step.item() == 7
     assert opt.variables() == []
 
 
 @pytest.mark.parametrize("rules", [{"dec/**": "-"}, {"other/**": "-", "dec/**": "-"}], ids=len)
 def test_beside_rules_a_name_alone_does_not_count(rules: dict[str, str]) -> None:
-    file, own = _file(w=(2,), v=(3,), **{"dec/w": (4,)}), _zeros(w=(2,), v=(3,))
-    message = _differences(file, own, rules)
+    file, targets = _file(w=(2,), v=(3,), **{"dec/w": (4,)}), _zeros(w=(2,), v=(3,))
+    message = _differences(file, targets, rules)
     assert message.startswith("m: no rule is for 'w': give 'w -> w', too; no rule is for 'v'")
     assert "nearest" not in message
     assert message.count("'w'") == 1
-    tensorflow.restore(file, own, {**rules, "w": "w", "v": "v"})
-    assert all(bool((each.detach() == 1).all()) for each in own.values())
+    tensorflow.restore(file, targets, {**rules, "w": "w", "v": "v"})
+    assert all(bool((var.detach() == 1).all()) for var in targets.values())
 
 
 def test_ten_differences_are_listed() -> None:
@@ -307,7 +305,7 @@ def test_dtypes_have_to_be_the_same() -> None:
     assert "'w' is float32 of shape (2,), and 'w' is float64 of shape (2,)" in message
 
 
-def test_what_is_left_out_stays_out_with_its_slots() -> None:
+def test_excluded_variables_stay_out_with_their_slots() -> None:
     rules = {"layer2/*": "-", **RULES}
     model = torch.nn.ModuleDict({"layer1": torch.nn.Linear(4, 6)})
     opt = tensorflow.restore(prefix_of(ADAM), model, rules, learning_rate=0.1)
@@ -318,18 +316,18 @@ def test_a_module_gives_its_parameters_their_names() -> None:
     model = Network()
     tensorflow.restore(prefix_of(ADAM), model, RULES, learning_rate=0.1)
     assert thalweg.name_of(model.layer1.weight) == "layer1.weight:0"
-    named = Network()
-    thalweg.named_variables([("mine", named.layer1.weight)])
-    tensorflow.restore(prefix_of(ADAM), named, RULES, learning_rate=0.1)
-    assert thalweg.name_of(named.layer1.weight) == "mine:0"
+    network = Network()
+    thalweg.named_variables([("mine", network.layer1.weight)])
+    tensorflow.restore(prefix_of(ADAM), network, RULES, learning_rate=0.1)
+    assert thalweg.name_of(network.layer1.weight) == "mine:0"
 
 
 def test_variables_without_names_are_asked_for_them() -> None:
-    own = [torch.nn.Parameter(torch.zeros(2)) for _ in range(2)]
+    targets = [torch.nn.Parameter(torch.zeros(2)) for _ in range(2)]
     with pytest.raises(thalweg.InvalidArgumentError, match="2 variables are called 'Variable'"):
-        tensorflow.restore(_file(a=(2,), b=(2,)), own)
-    tensorflow.restore(_file(a=(2,), b=(2,)), dict(zip("ab", own, strict=True)))
-    assert all((var == 1).all() for var in own)
+        tensorflow.restore(_file(a=(2,), b=(2,)), targets)
+    tensorflow.restore(_file(a=(2,), b=(2,)), dict(zip("ab", targets, strict=True)))
+    assert all((var == 1).all() for var in targets)
 
 
 def test_object_checkpoints_are_found_by_path_and_by_name() -> None:
@@ -343,16 +341,16 @@ def test_object_checkpoints_are_found_by_path_and_by_name() -> None:
     first, second = Network(), Network()
     tensorflow.restore(prefix, first, by_path)
     tensorflow.restore(prefix, second, RULES)
-    for one, other in zip(first.parameters(), second.parameters(), strict=True):
-        assert torch.equal(one, other)
+    for first_param, second_param in zip(first.parameters(), second.parameters(), strict=True):
+        assert torch.equal(first_param, second_param)
 
 
-def test_what_restore_cannot_take() -> None:
+def test_invalid_arguments_of_restore_raise() -> None:
     with pytest.raises(thalweg.InvalidTypeError, match="optimizer must be an optimizer"):
         tensorflow.restore(prefix_of(ADAM), Network(), RULES, optimizer=3)
-    given = train.AdamOptimizer(0.1, 0.8, 0.99)
+    optimizer = train.AdamOptimizer(0.1, 0.8, 0.99)
     with pytest.raises(thalweg.InvalidArgumentError, match="one was given"):
-        tensorflow.restore(prefix_of(ADAM), Network(), RULES, given, learning_rate=0.2)
+        tensorflow.restore(prefix_of(ADAM), Network(), RULES, optimizer, learning_rate=0.2)
     with pytest.raises(thalweg.errors.OptionError, match=r"no 'learning_rat'\. Did you mean"):
         tensorflow.restore(prefix_of(ADAM), Network(), RULES, learning_rat=0.2)
     step = thalweg.Variable(torch.tensor(7), "step", trainable=False)

@@ -1,4 +1,4 @@
-"""Powers of beta tell how many steps a checkpoint has seen."""
+"""Number of steps of a checkpoint, from its powers of beta."""
 
 from __future__ import annotations
 
@@ -67,17 +67,17 @@ def _of(steps: int, dtype: Any = np.float32, **betas: float) -> dict[str, Any]:
         ({}, {"global_step": 9}, 9, (None, None), 0),
     ],
 )
-def test_what_powers_tell(
+def test_powers_give_steps_and_betas(
     powers: dict[str, Any],
     counters: dict[str, int],
     count: int | None,
     betas: tuple[float | None, float | None],
     notes: int,
 ) -> None:
-    found = steps_and_betas(powers, counters)
-    assert found.count == count
-    assert (found.betas.get("beta1"), found.betas.get("beta2")) == betas
-    assert len(found.notes) == notes
+    inferred = steps_and_betas(powers, counters)
+    assert inferred.count == count
+    assert (inferred.betas.get("beta1"), inferred.betas.get("beta2")) == betas
+    assert len(inferred.notes) == notes
 
 
 def test_a_count_beyond_measure_is_not_looked_for() -> None:
@@ -87,5 +87,5 @@ def test_a_count_beyond_measure_is_not_looked_for() -> None:
 
 def test_betas_that_are_doubles_stay_doubles() -> None:
     powers = _of(5, np.float64, beta1=0.9, beta2=0.999)
-    found = steps_and_betas(powers, {"global_step": 5})
-    assert {type(beta) for beta in found.betas.values()} == {np.float64}
+    inferred = steps_and_betas(powers, {"global_step": 5})
+    assert {type(beta) for beta in inferred.betas.values()} == {np.float64}

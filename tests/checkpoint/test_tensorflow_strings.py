@@ -1,4 +1,4 @@
-"""Variables of strings in object checkpoints are skipped, and named."""
+"""String variables in object checkpoints are skipped, and named."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_strings_and_variants_are_skipped_by_name(
     restore(tmp_path / "out", variables={"w": w})
     assert w.tolist() == [1, 2]
     listing = inspection.list_file(path)
-    assert [(each.name, each.shape) for each in listing.tensors][1:] == [
+    assert [(tensor.name, tensor.shape) for tensor in listing.tensors][1:] == [
         (f"note{SUFFIX}", shape), (f"w{SUFFIX}", (2,)),
     ]  # fmt: skip
     assert not any("cannot be told" in line for line in listing.optimizers)

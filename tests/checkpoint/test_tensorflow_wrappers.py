@@ -1,4 +1,4 @@
-"""Saver files are restored into optimizers that wrap another one, and training goes on."""
+"""Saver files restored into optimizers that wrap another one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from thalweg.v1.train.experimental import (
 
 train = v1.train
 GRADIENTS = torch.from_numpy(np.random.default_rng(5).normal(size=(8, 4, 3)).astype(np.float32))
-MADE: dict[str, Callable[[], Any]] = {
+FACTORIES: dict[str, Callable[[], Any]] = {
     "sgd": lambda: train.GradientDescentOptimizer(0.1),
     "momentum": lambda: train.MomentumOptimizer(0.05, 0.9),
     "adam": lambda: train.AdamOptimizer(0.01, beta1=0.8),
@@ -59,32 +59,32 @@ def step(optimizer: Any, var: thalweg.Variable, numbers: range) -> None:
 
 
 @pytest.mark.parametrize("wrapper", WRAPPERS)
-@pytest.mark.parametrize("name", MADE)
+@pytest.mark.parametrize("name", FACTORIES)
 def test_training_goes_on_inside_a_wrapper(name: str, wrapper: str, tmp_path: Path) -> None:
-    w, plain = variable(), MADE[name]()
-    step(plain, w, range(4))
-    tensorflow.save(tmp_path / "model", plain, {"enc/w": w}, kind="tf1")
+    w, source_opt = variable(), FACTORIES[name]()
+    step(source_opt, w, range(4))
+    tensorflow.save(tmp_path / "model", source_opt, {"enc/w": w}, kind="tf1")
     tensors = dict(tensorflow.load(tmp_path / "model").tensors())
     is_dynamic, is_averaged = wrapper in ("dynamic", "twice"), "averag" in wrapper
     if is_dynamic:
-        tensors |= {key: of_tensor(each) for key, each in SCALE.items()}
+        tensors |= {key: of_tensor(tensor) for key, tensor in SCALE.items()}
     if is_averaged:
         tensors["enc/w/ExponentialMovingAverage"] = of_tensor(torch.full((4, 3), 7.0))
-    restored, optimizer = variable(), WRAPPERS[wrapper](MADE[name]())
+    target, optimizer = variable(), WRAPPERS[wrapper](FACTORIES[name]())
     file = sorted_names("run", tensors)
-    assert tensorflow.restore(file, {"enc/w": restored}, optimizer=optimizer) is optimizer
-    assert torch.equal(restored, w)
-    step(plain, w, range(4, 6))
-    step(optimizer, restored, range(4, 6))
-    assert torch.equal(restored, w)
+    assert tensorflow.restore(file, {"enc/w": target}, optimizer=optimizer) is optimizer
+    assert torch.equal(target, w)
+    step(source_opt, w, range(4, 6))
+    step(optimizer, target, range(4, 6))
+    assert torch.equal(target, w)
     if is_dynamic:
         # The second of two more good steps doubles the scale.
         scale = optimizer._loss_scale
         assert (scale().item(), scale._num_good_steps.item()) == (32, 0)
     if is_averaged:
         averaging = optimizer if wrapper == "averaged" else optimizer._opt
-        before = averaging.average(restored).mean().item()
-        assert 1 < before < 7  # two steps have halved the distance twice
+        initial = averaging.average(target).mean().item()
+        assert 1 < initial < 7  # two steps have halved the distance twice
 
 
 @pytest.mark.parametrize("name", ["sgd", "momentum"])
@@ -92,11 +92,11 @@ def test_a_loss_scale_beside_a_class(name: str) -> None:
     tensors = {"enc/w": torch.ones(4, 3), **SCALE}
     if name == "momentum":
         tensors["enc/w/Momentum"] = torch.ones(4, 3)
-    cls, given = type(MADE[name]()), {"momentum": 0.9} if name == "momentum" else {}
-    file = sorted_names("run", {key: of_tensor(each) for key, each in tensors.items()})
+    cls, kwargs = type(FACTORIES[name]()), {"momentum": 0.9} if name == "momentum" else {}
+    file = sorted_names("run", {key: of_tensor(tensor) for key, tensor in tensors.items()})
     scale, w = DynamicLossScale(8.0), variable()
     opt = tensorflow.restore(
-        file, {"enc/w": w}, optimizer=cls, loss_scale=scale, learning_rate=0.1, **given
+        file, {"enc/w": w}, optimizer=cls, loss_scale=scale, learning_rate=0.1, **kwargs
     )
     assert (type(opt), scale().item(), scale._num_good_steps.item()) == (cls, 16, 2)
 
@@ -104,17 +104,17 @@ def test_a_loss_scale_beside_a_class(name: str) -> None:
 @pytest.mark.parametrize("wrapper", ["dynamic", "twice"])
 def test_a_file_without_a_loss_scale_is_no_file_of_its_wrapper(wrapper: str) -> None:
     tensors = {"enc/w": torch.zeros(4, 3), "enc/w/Momentum": torch.ones(4, 3)}
-    file = sorted_names("run", {key: of_tensor(each) for key, each in tensors.items()})
-    w, optimizer = variable(), WRAPPERS[wrapper](MADE["momentum"]())
+    file = sorted_names("run", {key: of_tensor(tensor) for key, tensor in tensors.items()})
+    w, optimizer = variable(), WRAPPERS[wrapper](FACTORIES["momentum"]())
     with pytest.raises(thalweg.CheckpointMismatchError, match="current_loss_scale' is missing"):
         tensorflow.restore(file, {"enc/w": w}, optimizer=optimizer)
     assert w.sum().item() == 12
 
 
 def test_the_state_of_a_loss_scale_around_no_slots() -> None:
-    optimizer = WRAPPERS["dynamic"](MADE["sgd"]())
-    saved = {**optimizer.state_dict(), "loss_scale/current_loss_scale": torch.tensor(64.0)}
-    optimizer.load_state_dict(saved)
+    optimizer = WRAPPERS["dynamic"](FACTORIES["sgd"]())
+    state = {**optimizer.state_dict(), "loss_scale/current_loss_scale": torch.tensor(64.0)}
+    optimizer.load_state_dict(state)
     assert optimizer._loss_scale().item() == 64
     with pytest.raises(thalweg.CheckpointMismatchError, match="is missing"):
         optimizer.load_state_dict({})

@@ -1,4 +1,4 @@
-"""Checkpoints that are written for TensorFlow: it has restored these very files, and gone on."""
+"""Checkpoints written for TensorFlow, which has restored these very files and trained on."""
 
 from __future__ import annotations
 
@@ -32,38 +32,38 @@ def test_files_are_those_that_tensorflow_restored(name: str, tmp_path: Path) -> 
     write(CASES[name], tmp_path / "ckpt")
     sums = json.loads((HOME / "sha256.json").read_text())
     for file in FILES:
-        made = hashlib.sha256((tmp_path / file).read_bytes()).hexdigest()
-        assert made == sums[f"{name}/{file}"], file
-        assert made == hashlib.sha256((HOME / name / file).read_bytes()).hexdigest()
+        digest = hashlib.sha256((tmp_path / file).read_bytes()).hexdigest()
+        assert digest == sums[f"{name}/{file}"], file
+        assert digest == hashlib.sha256((HOME / name / file).read_bytes()).hexdigest()
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_tensorflow_went_on_with_the_same_bits(name: str) -> None:
     case = CASES[name]
     is_saver = case.kind == "tf1"
-    own, steps = variables(), counter()
+    targets, steps = variables(), counter()
     with torch.no_grad():
-        for var in own.values():
+        for var in targets.values():
             var.zero_()
     opt = tensorflow.restore(
         HOME / name / "ckpt",
-        own,
+        targets,
         case.rules,
         optimizer=case.optimizer(),
         global_step=steps if is_saver else None,
     )
     for number in range(5, 10):
-        step(opt, own, number, steps if is_saver else None)
-    recorded = np.load(HOME / "values.npz")
-    for title, var in own.items():
+        step(opt, targets, number, steps if is_saver else None)
+    arrays = np.load(HOME / "values.npz")
+    for title, var in targets.items():
         key = title.replace(".", "/").replace("weight", "kernel")
-        assert np.array_equal(var.numpy(), turned(title, recorded[f"{name}|{key}"])), title
+        assert np.array_equal(var.numpy(), turned(title, arrays[f"{name}|{key}"])), title
     if is_saver:
-        assert steps.item() == recorded[f"{name}|global_step"] == 10
+        assert steps.item() == arrays[f"{name}|global_step"] == 10
 
 
 @pytest.mark.parametrize("name", TRAINED)
-def test_what_is_read_and_written_is_the_same(name: str, tmp_path: Path) -> None:
+def test_files_are_equal_after_reading_and_writing(name: str, tmp_path: Path) -> None:
     model, steps = Network(), counter()
     opt = tensorflow.restore(prefix_of(name), model, READING, global_step=steps, **TRAINED[name])
     file = tensorflow.load(prefix_of(name))
@@ -74,20 +74,20 @@ def test_what_is_read_and_written_is_the_same(name: str, tmp_path: Path) -> None
     tensorflow.save(
         tmp_path / "again", opt, model, rules, kind, global_step=steps if kind == "tf1" else None
     )
-    again = tensorflow.load(tmp_path / "again")
-    before, after = held(file), held(again)
+    second_file = tensorflow.load(tmp_path / "again")
+    initial, final = held(file), held(second_file)
     extra = {"save_counter", "step"} if kind == "tf2" else set()
-    assert before.keys() - extra == after.keys() - extra
-    for key in before.keys() - extra:
-        assert before[key].tobytes() == after[key].tobytes(), key
-    assert again.optimizers[0].family == file.optimizers[0].family
+    assert initial.keys() - extra == final.keys() - extra
+    for key in initial.keys() - extra:
+        assert initial[key].tobytes() == final[key].tobytes(), key
+    assert second_file.optimizers[0].family == file.optimizers[0].family
     assert values_of(name)["x"].shape == (10, 8, 4)
 
 
 def _trained(optimizer: Any, *names: str) -> tuple[Any, dict[str, thalweg.Variable]]:
-    own = {name: thalweg.Variable(torch.arange(3.0), name) for name in names or ("w",)}
-    optimizer.apply_gradients([(torch.ones(3), var) for var in own.values()])
-    return optimizer, own
+    params = {name: thalweg.Variable(torch.arange(3.0), name) for name in names or ("w",)}
+    optimizer.apply_gradients([(torch.ones(3), var) for var in params.values()])
+    return optimizer, params
 
 
 V1: list[Any] = [
@@ -106,14 +106,16 @@ V1: list[Any] = [
 @pytest.mark.parametrize("kind", ["tf1", "tf2"])
 @pytest.mark.parametrize("make", V1, ids=range(len(V1)))
 def test_other_optimizers_go_there_and_back(make: Any, kind: str, tmp_path: Path) -> None:
-    opt, own = _trained(make(), "a", "b")
-    tensorflow.save(tmp_path / "ckpt", opt, own, {"model/*": "*"} if kind == "tf2" else None, kind)
-    again = {name: thalweg.Variable(torch.zeros(3), name) for name in own}
+    opt, params = _trained(make(), "a", "b")
+    tensorflow.save(
+        tmp_path / "ckpt", opt, params, {"model/*": "*"} if kind == "tf2" else None, kind
+    )
+    targets = {name: thalweg.Variable(torch.zeros(3), name) for name in params}
     rules = {"model/*": "*"} if kind == "tf2" else None
-    other = tensorflow.restore(tmp_path / "ckpt", again, rules, optimizer=make())
-    for name, value in opt.state_dict(own.values()).items():
-        assert torch.equal(other.state_dict(again.values())[name], value), name
-    assert all(torch.equal(own[name], again[name]) for name in own)
+    target_opt = tensorflow.restore(tmp_path / "ckpt", targets, rules, optimizer=make())
+    for name, value in opt.state_dict(params.values()).items():
+        assert torch.equal(target_opt.state_dict(targets.values())[name], value), name
+    assert all(torch.equal(params[name], targets[name]) for name in params)
 
 
 KERAS: list[Any] = [
@@ -130,27 +132,27 @@ KERAS: list[Any] = [
 
 @pytest.mark.parametrize("make", KERAS, ids=range(len(KERAS)))
 def test_other_optimizers_of_keras_go_there_and_back(make: Any, tmp_path: Path) -> None:
-    opt, own = _trained(make())
-    tensorflow.save(tmp_path / "ckpt", opt, own)
-    again = {"w": thalweg.Variable(torch.zeros(3), "w")}
+    opt, params = _trained(make())
+    tensorflow.save(tmp_path / "ckpt", opt, params)
+    targets = {"w": thalweg.Variable(torch.zeros(3), "w")}
     scheduled = isinstance(opt._hyper.raw("learning_rate"), keras.schedules.LearningRateSchedule)
-    given = {"learning_rate": opt.learning_rate} if scheduled else {}
-    other = tensorflow.restore(tmp_path / "ckpt", again, **given)
-    assert type(other) is type(opt)
-    for each in (opt, other):
-        each.apply_gradients([(torch.ones(3), {id(opt): own, id(other): again}[id(each)]["w"])])
-    assert own["w"].numpy().tobytes() == again["w"].numpy().tobytes()
+    kwargs = {"learning_rate": opt.learning_rate} if scheduled else {}
+    target_opt = tensorflow.restore(tmp_path / "ckpt", targets, **kwargs)
+    assert type(target_opt) is type(opt)
+    for optimizer, weights in ((opt, params), (target_opt, targets)):
+        optimizer.apply_gradients([(torch.ones(3), weights["w"])])
+    assert params["w"].numpy().tobytes() == targets["w"].numpy().tobytes()
 
 
 def test_before_the_first_step_there_are_hyperparameters(tmp_path: Path) -> None:
-    own = {"w": thalweg.Variable(torch.ones(3), "w")}
-    tensorflow.save(tmp_path / "ckpt", keras.Adam(0.25, beta_1=0.5), own, global_step=counter())
+    params = {"w": thalweg.Variable(torch.ones(3), "w")}
+    tensorflow.save(tmp_path / "ckpt", keras.Adam(0.25, beta_1=0.5), params, global_step=counter())
     file = tensorflow.load(tmp_path / "ckpt")
     assert file.optimizer is not None
     assert file.optimizer.hyperparameters["learning_rate"] == 0.25
     assert file.optimizer.candidates == ()  # it has no slots yet
     assert file.step == 0
-    opt = tensorflow.restore(file, own, {"model/*": "*"}, optimizer=keras.Adam())
+    opt = tensorflow.restore(file, params, {"model/*": "*"}, optimizer=keras.Adam())
     assert (opt.learning_rate.item(), opt.beta_1.item()) == (0.25, 0.5)
 
 
@@ -164,12 +166,12 @@ def test_without_rules_names_are_those_of_the_module(tmp_path: Path) -> None:
 
 
 def test_dots_in_names_are_written_as_tensorflow_does(tmp_path: Path) -> None:
-    own = {"net.v1/w": thalweg.Variable(torch.ones(2), "net.v1/w")}
-    tensorflow.save(tmp_path / "ckpt", None, own, {"model/net.v1/*": "net.v1/*"})
+    params = {"net.v1/w": thalweg.Variable(torch.ones(2), "net.v1/w")}
+    tensorflow.save(tmp_path / "ckpt", None, params, {"model/net.v1/*": "net.v1/*"})
     assert "model/net..v1/w/.ATTRIBUTES/VARIABLE_VALUE" in bundle.read(tmp_path / "ckpt").tensors
 
 
-REFUSED: list[tuple[Any, str]] = [
+INVALID_RULES: list[tuple[Any, str]] = [
     ({"a*": "b*"}, "no rule says what 'w' is called in TensorFlow"),
     ({"k": "w conv2d"}, "'w' has 1 axes, its rule 4"),
     ({"optimizer/w": "w"}, "begins with 'optimizer', which is another object"),
@@ -177,47 +179,47 @@ REFUSED: list[tuple[Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("rules", "message"), REFUSED, ids=range(len(REFUSED)))
-def test_what_cannot_be_named_is_refused(rules: Any, message: str, tmp_path: Path) -> None:
-    opt, own = _trained(train.AdamOptimizer(0.1))
+@pytest.mark.parametrize(("rules", "message"), INVALID_RULES, ids=range(len(INVALID_RULES)))
+def test_invalid_rules_raise(rules: Any, message: str, tmp_path: Path) -> None:
+    opt, params = _trained(train.AdamOptimizer(0.1))
     with pytest.raises(CheckpointMismatchError, match=f"{message}.*Nothing was written"):
-        tensorflow.save(tmp_path / "ckpt", opt, own, rules)
+        tensorflow.save(tmp_path / "ckpt", opt, params, rules)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_two_variables_of_one_name_are_refused(tmp_path: Path) -> None:
-    own = {name: thalweg.Variable(torch.ones(2), name) for name in ("a.b", "a/b")}
+    params = {name: thalweg.Variable(torch.ones(2), name) for name in ("a.b", "a/b")}
     with pytest.raises(CheckpointMismatchError, match="'a/b' would be several variables"):
-        tensorflow.save(tmp_path / "ckpt", None, own, kind="tf1")
+        tensorflow.save(tmp_path / "ckpt", None, params, kind="tf1")
 
 
 def test_a_variable_that_is_called_like_a_slot_is_refused(tmp_path: Path) -> None:
-    opt, own = _trained(train.MomentumOptimizer(0.1, 0.9), "w", "w/Momentum")
+    opt, params = _trained(train.MomentumOptimizer(0.1, 0.9), "w", "w/Momentum")
     with pytest.raises(CheckpointMismatchError, match="'w/Momentum' is a variable and a slot"):
-        tensorflow.save(tmp_path / "ckpt", opt, own, kind="tf1")
-    own = {"beta1_power": thalweg.Variable(torch.ones(2), "beta1_power")}
+        tensorflow.save(tmp_path / "ckpt", opt, params, kind="tf1")
+    params = {"beta1_power": thalweg.Variable(torch.ones(2), "beta1_power")}
     opt = train.AdamOptimizer(0.1)
-    opt.apply_gradients([(torch.ones(2), own["beta1_power"])])
+    opt.apply_gradients([(torch.ones(2), params["beta1_power"])])
     with pytest.raises(CheckpointMismatchError, match="a variable and the optimizer's"):
-        tensorflow.save(tmp_path / "ckpt", opt, own, kind="tf1")
+        tensorflow.save(tmp_path / "ckpt", opt, params, kind="tf1")
 
 
 def test_slots_of_other_variables_are_refused(tmp_path: Path) -> None:
-    opt, own = _trained(train.AdamOptimizer(0.1), "a", "b")
+    opt, params = _trained(train.AdamOptimizer(0.1), "a", "b")
     with pytest.raises(CheckpointMismatchError, match="the optimizer has slots of 'b'"):
-        tensorflow.save(tmp_path / "ckpt", opt, {"a": own["a"]})
+        tensorflow.save(tmp_path / "ckpt", opt, {"a": params["a"]})
 
 
 def test_optimizers_without_a_checkpoint_of_this_kind(tmp_path: Path) -> None:
-    own = {"w": thalweg.Variable(torch.ones(2), "w")}
+    params = {"w": thalweg.Variable(torch.ones(2), "w")}
     with pytest.raises(InvalidTypeError, match="write an optimizer of Keras as 'tf2'"):
-        tensorflow.save(tmp_path / "ckpt", keras.SGD(0.1), own, kind="tf1")
-    around = contrib.MovingAverageOptimizer(train.GradientDescentOptimizer(0.1))
+        tensorflow.save(tmp_path / "ckpt", keras.SGD(0.1), params, kind="tf1")
+    averaging = contrib.MovingAverageOptimizer(train.GradientDescentOptimizer(0.1))
     with pytest.raises(InvalidTypeError, match="wraps another optimizer"):
-        tensorflow.save(tmp_path / "ckpt", around, own)
+        tensorflow.save(tmp_path / "ckpt", averaging, params)
     with pytest.raises(InvalidTypeError, match=r"must be one of thalweg\.v1"):
-        tensorflow.save(tmp_path / "ckpt", torch.optim.SGD(own.values(), 0.1), own)
+        tensorflow.save(tmp_path / "ckpt", torch.optim.SGD(params.values(), 0.1), params)
     with pytest.raises(thalweg.InvalidArgumentError, match="kind must be one of tf2, tf1"):
-        tensorflow.save(tmp_path / "ckpt", None, own, kind="tf3")  # pyright: ignore
+        tensorflow.save(tmp_path / "ckpt", None, params, kind="tf3")  # pyright: ignore
     with pytest.raises(CheckpointWriteError):
-        tensorflow.save(tmp_path / "none" / "ckpt", None, own)
+        tensorflow.save(tmp_path / "none" / "ckpt", None, params)

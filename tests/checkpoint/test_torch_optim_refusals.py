@@ -1,4 +1,4 @@
-"""States of `torch.optim` that do not fit are refused by name, and nothing has changed then."""
+"""States of `torch.optim` that do not fit: errors name them, and nothing changes."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ State = dict[str, Any]
 
 
 def saved(cls: Any = torch.optim.Adam, **options: Any) -> State:
-    """A state of "w" of shape (7,) and "b" of shape (2, 3) after two steps."""
-    own = parameters(torch.float32)
-    optimizer = cls(list(own.items()), **options)
+    """Return a state of "w" of shape (7,) and "b" of shape (2, 3) after two steps."""
+    params = parameters(torch.float32)
+    optimizer = cls(list(params.items()), **options)
     torch_step(optimizer, 0), torch_step(optimizer, 1)
     return through_a_file(optimizer.state_dict())
 
 
 def variables(*names: str) -> list[Any]:
-    own = parameters(torch.float32)
-    return [Variable(own[name].detach(), name) for name in names or ("w", "b")]
+    params = parameters(torch.float32)
+    return [Variable(params[name].detach(), name) for name in names or ("w", "b")]
 
 
 def of(number: int, change: Callable[[State], Any]) -> Callable[[State], Any]:
@@ -47,46 +47,46 @@ def renamed(state: State) -> None:
 
 # name -> (change of a good state, message); "w" is 0 and "b" is 1.
 SLIPS: dict[str, tuple[Callable[[State], Any], str]] = {
-    "missing": (of(1, lambda own: own.pop("exp_avg")), r"'b/m' is missing"),
+    "missing": (of(1, lambda slots: slots.pop("exp_avg")), r"'b/m' is missing"),
     "more": (
-        of(0, lambda own: own.update(max_exp_avg_sq=torch.zeros(7))),
+        of(0, lambda slots: slots.update(max_exp_avg_sq=torch.zeros(7))),
         r"'w/max_exp_avg_sq' belongs to nothing here",
     ),
     "longer": (
-        of(0, lambda own: own.update(exp_avg=torch.zeros(8))),
+        of(0, lambda slots: slots.update(exp_avg=torch.zeros(8))),
         r"'w/m' is float32 of shape \(8,\), not float32 of shape \(7,\)",
     ),
     "of as many elements": (
-        of(1, lambda own: own.update(exp_avg_sq=torch.zeros(3, 2))),
+        of(1, lambda slots: slots.update(exp_avg_sq=torch.zeros(3, 2))),
         r"'b/v' is float32 of shape \(3, 2\), not float32 of shape \(2, 3\)",
     ),
     "broadcastable": (
-        of(1, lambda own: own.update(exp_avg_sq=torch.zeros(3))),
+        of(1, lambda slots: slots.update(exp_avg_sq=torch.zeros(3))),
         r"'b/v' is float32 of shape \(3,\), not float32 of shape \(2, 3\)",
     ),
     "of another dtype": (
-        of(1, lambda own: own.update(exp_avg=torch.zeros(2, 3).double())),
+        of(1, lambda slots: slots.update(exp_avg=torch.zeros(2, 3).double())),
         r"'b/m' is float64 of shape \(2, 3\), not float32",
     ),
     "no tensor": (
-        of(0, lambda own: own.update(exp_avg=[0.0])),
+        of(0, lambda slots: slots.update(exp_avg=[0.0])),
         "'w/m' is (no tensor|float32 of shape)",
     ),
     "without values": (
-        of(0, lambda own: own.update(exp_avg=torch.zeros(7, device="meta"))),
+        of(0, lambda slots: slots.update(exp_avg=torch.zeros(7, device="meta"))),
         r"'w/m' is float32 of shape \(7,\) on the meta device",
     ),
     "renamed": (renamed, r"'b' is none of its parameters; 'c' belongs to nothing here"),
     "of other steps": (
-        of(1, lambda own: own.update(step=torch.tensor(9.0))),
+        of(1, lambda slots: slots.update(step=torch.tensor(9.0))),
         r"'b' has taken 9 steps, 'w' 2\. Here the steps of all variables are counted together",
     ),
     "of half a step": (
-        of(1, lambda own: own.update(step=torch.tensor(1.5))),
+        of(1, lambda slots: slots.update(step=torch.tensor(1.5))),
         r"'b' has the step 1\.5",
     ),
-    "without a step": (of(0, lambda own: own.pop("step")), r"'w' has the step None"),
-    "of no step": (of(0, lambda own: own.update(step=float("nan"))), r"'w' has the step nan"),
+    "without a step": (of(0, lambda slots: slots.pop("step")), r"'w' has the step None"),
+    "of no step": (of(0, lambda slots: slots.update(step=float("nan"))), r"'w' has the step nan"),
     "of a parameter that is not there": (
         lambda state: state["state"].update({7: {}}),
         "the state of 7 is of no parameter",
@@ -114,32 +114,32 @@ SLIPS: dict[str, tuple[Callable[[State], Any], str]] = {
 def test_a_slip_is_named_and_nothing_has_changed(
     change: Callable[[State], Any], message: str, is_fresh: bool, make: Any
 ) -> None:
-    opt, own, state = make(), variables(), saved()
+    opt, params, state = make(), variables(), saved()
     if not is_fresh:
-        our_step(opt, own, 5)
-    before = everything(opt, own)
+        our_step(opt, params, 5)
+    initial = everything(opt, params)
     change(state)
     with pytest.raises(CheckpointMismatchError, match=message) as raised:
-        from_torch(state, into=opt, variables=own)
+        from_torch(state, into=opt, variables=params)
     assert str(raised.value).endswith("Nothing was loaded.")
-    assert same(everything(opt, own), before)
+    assert same(everything(opt, params), initial)
 
 
 def test_ten_differences_are_listed_at_most() -> None:
-    own = [torch.nn.Parameter(torch.ones(1)) for _ in range(12)]
-    optimizer = torch.optim.Adam(own)
-    for param in own:
+    params = [torch.nn.Parameter(torch.ones(1)) for _ in range(12)]
+    optimizer = torch.optim.Adam(params)
+    for param in params:
         param.grad = torch.ones(1)
     optimizer.step()
     state = optimizer.state_dict()
     for number in range(1, 12):
         state["state"][number]["step"] = torch.tensor(2.0)
     with pytest.raises(CheckpointMismatchError, match=r"and 1 more\. .*Here the steps"):
-        from_torch(state, into=Adam(), variables=own)
+        from_torch(state, into=Adam(), variables=params)
 
 
 @pytest.mark.parametrize(
-    ("cls", "into", "message"),
+    ("cls", "target", "message"),
     [
         (torch.optim.SGD, Adam(), r"to Adam: Adam goes on with the state of torch\.optim\.Adam"),
         (torch.optim.Adamax, Adam(), "goes on with the state of torch.optim.Adam"),
@@ -154,15 +154,15 @@ def test_ten_differences_are_listed_at_most() -> None:
     ],
     ids=["other", "Adamax", "RAdam", "ASGD", "no counterpart", "wrapper"],
 )
-def test_what_has_no_counterpart_is_refused(cls: Any, into: Any, message: str) -> None:
+def test_classes_without_a_counterpart_raise(cls: Any, target: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        from_torch(saved(cls), into=into, variables=variables())
+        from_torch(saved(cls), into=target, variables=variables())
 
 
-@pytest.mark.parametrize("given", [None, [], {}, {"state": {}}, 3, torch.ones(1)], ids=repr)
-def test_what_is_no_state_is_refused(given: Any) -> None:
+@pytest.mark.parametrize("state", [None, [], {}, {"state": {}}, 3, torch.ones(1)], ids=repr)
+def test_invalid_states_raise(state: Any) -> None:
     with pytest.raises(InvalidTypeError, match=r"an optimizer of torch\.optim or its state_dict"):
-        from_torch(given, into=Adam(), variables=variables())
+        from_torch(state, into=Adam(), variables=variables())
 
 
 def test_a_momentum_that_is_not_kept_here_is_refused() -> None:
@@ -192,29 +192,29 @@ def test_products_that_differ_are_refused() -> None:
 
 
 def live() -> tuple[torch.optim.Optimizer, list[Any]]:
-    """An optimizer of torch's over parameters of one shape, after a step."""
-    own: list[Any] = [torch.nn.Parameter(torch.full((2,), value)) for value in (1.0, 2.0)]
-    optimizer = torch.optim.RMSprop(own, lr=0.001, alpha=0.9, eps=1e-7)
-    (own[0].sum() + 3 * own[1].sum()).backward()
+    """Return an optimizer of torch's after a step, and its parameters of one shape."""
+    params: list[Any] = [torch.nn.Parameter(torch.full((2,), value)) for value in (1.0, 2.0)]
+    optimizer = torch.optim.RMSprop(params, lr=0.001, alpha=0.9, eps=1e-7)
+    (params[0].sum() + 3 * params[1].sum()).backward()
     optimizer.step()
-    return optimizer, own
+    return optimizer, params
 
 
 def test_parameters_of_the_optimizer_are_known_in_any_order() -> None:
-    old, own = live()
-    into = RMSprop()
-    from_torch(old, into, own[::-1])
-    for var in own:
-        assert torch.equal(into.get_slot(var, "rms"), old.state[var]["square_avg"])
+    old, params = live()
+    target = RMSprop()
+    from_torch(old, target, params[::-1])
+    for var in params:
+        assert torch.equal(target.get_slot(var, "rms"), old.state[var]["square_avg"])
 
 
 def test_parameters_of_the_optimizer_among_others_are_refused() -> None:
-    old, own = live()
-    into, other = RMSprop(), Variable([0.0, 0.0], "other")
+    old, params = live()
+    target, foreign = RMSprop(), Variable([0.0, 0.0], "other")
     with pytest.raises(CheckpointMismatchError) as error:
-        from_torch(old, into, [own[1], other])
+        from_torch(old, target, [params[1], foreign])
     assert "'other:0' is none of its parameters; its parameter 0 is not given" in str(error.value)
-    assert not into.weights
+    assert not target.weights
 
 
 def test_numbers_of_variables_must_be_the_same() -> None:
@@ -236,9 +236,11 @@ def test_a_step_is_a_count(step: Any) -> None:
 def test_in_a_graph_saver_is_the_way(make: Any) -> None:
     state = saved()
     with v1.Graph().as_default():
-        own = [v1.Variable(param.detach().numpy(), name=name) for name, param in _named().items()]
+        params = [
+            v1.Variable(param.detach().numpy(), name=name) for name, param in _named().items()
+        ]
         opt = make()
-        opt.apply_gradients([(torch.ones(var.shape), var) for var in own])
+        opt.apply_gradients([(torch.ones(var.shape), var) for var in params])
         with pytest.raises(FailedPreconditionError, match=r"thalweg\.v1\.train\.Saver"):
             to_torch(opt, list(_named().values()))
     with pytest.raises(FailedPreconditionError, match=r"thalweg\.v1\.train\.Saver"):
@@ -250,29 +252,29 @@ def _named() -> dict[str, torch.nn.Parameter]:
 
 
 def test_steps_that_are_not_known_are_asked_for() -> None:
-    opt, own = RMSPropOptimizer(0.1), variables()
-    our_step(opt, own, 0)
+    opt, params = RMSPropOptimizer(0.1), variables()
+    our_step(opt, params, 0)
     with pytest.raises(
         InvalidArgumentError, match=r"how many steps it has taken: give step=\.\.\."
     ):
-        to_torch(opt, own)
+        to_torch(opt, params)
 
 
 def test_a_rate_of_zero_cannot_be_taken_out_of_a_slot() -> None:
-    opt, own = SGD(0.5, momentum=0.5), variables()
-    our_step(opt, own, 0)
+    opt, params = SGD(0.5, momentum=0.5), variables()
+    our_step(opt, params, 0)
     opt.learning_rate = 0.0
     with pytest.raises(InvalidArgumentError, match="The slot momentum has the learning rate as a"):
-        to_torch(opt, own)
+        to_torch(opt, params)
 
 
 def test_an_optimizer_that_knows_other_variables_is_refused() -> None:
-    opt, more = MomentumOptimizer(0.1, 0.9), Variable([1.0], name="more")
-    opt.apply_gradients([([1.0], more)])
+    opt, extra = MomentumOptimizer(0.1, 0.9), Variable([1.0], name="more")
+    opt.apply_gradients([([1.0], extra)])
     with pytest.raises(ValueError, match=r"not in it: \['more'\]"):
         from_torch(saved(torch.optim.SGD, momentum=0.9), into=opt, variables=variables())
     opt = Adagrad()
-    opt.apply_gradients([([1.0], more)])
+    opt.apply_gradients([([1.0], extra)])
     with pytest.raises(CheckpointMismatchError, match="'more/accumulator' is missing"):
         from_torch(saved(torch.optim.Adagrad), into=opt, variables=variables())
 
@@ -291,7 +293,7 @@ FUZZED = {
 def test_a_damaged_state_is_taken_or_refused_as_a_whole(
     cls: Any, options: dict[str, Any], make: Any, count: int
 ) -> None:
-    good, refused = saved(cls, **options), 0
+    good, error_count = saved(cls, **options), 0
     for number in range(count):
         dice = random.Random(f"{cls.__name__}/{number}")
         state = copy.deepcopy(good)
@@ -299,15 +301,15 @@ def test_a_damaged_state_is_taken_or_refused_as_a_whole(
         damage = mutations.mutated(parts, dice)
         if "state" in parts:
             state = {"state": parts["state"], "param_groups": [parts.get("group")]}
-        opt, own = make(), variables()
+        opt, params = make(), variables()
         if number % 2:
-            our_step(opt, own, 5)
-        before = everything(opt, own)
+            our_step(opt, params, 5)
+        initial = everything(opt, params)
         try:
-            from_torch(state, into=opt, variables=own)
+            from_torch(state, into=opt, variables=params)
         except (ThalwegError, ValueError, TypeError):
-            refused += 1
-            assert same(everything(opt, own), before), damage
+            error_count += 1
+            assert same(everything(opt, params), initial), damage
         except Exception as error:
             raise AssertionError(f"{damage} raised {error!r}") from error
-    assert refused > count / 4
+    assert error_count > count / 4

@@ -1,4 +1,4 @@
-"""Files that say one wrong thing under right checksums, as `attack/resealed.py` met them."""
+"""Files with one wrong value under correct checksums, as `attack/resealed.py` produced them."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ VALUES: tuple[Any, ...] = (
 
 
 def _restored(path: Path) -> list[Variable]:
-    own = [Variable([0.0, 0.0], "w")]
-    checkpoint.restore(path, variables=own)
-    return own
+    targets = [Variable([0.0, 0.0], "w")]
+    checkpoint.restore(path, variables=targets)
+    return targets
 
 
 def _managed(path: Path) -> None:
@@ -52,8 +52,8 @@ def test_a_part_that_is_no_dictionary_once_it_is_read(
     opt = Adam(0.1)
     opt.apply_gradients([([1.0, 1.0], w)])
     checkpoint.save(path, variables=[w], optimizer=opt)
-    found = container.read(path)
-    container.write(path, found.tensors, {**found.document, part: value})
+    contents = container.read(path)
+    container.write(path, contents.tensors, {**contents.document, part: value})
     with pytest.raises(InvalidConfigError, match=part):
         read(path)
 
@@ -63,11 +63,11 @@ def test_an_argument_that_is_no_number(value: Any, tmp_path: Path) -> None:
     w, opt = Variable([1.0, 2.0], "w"), Adam(0.1)
     opt.apply_gradients([([1.0, 1.0], w)])
     checkpoint.save(tmp_path / "run", variables=[w], optimizer=opt)
-    found = container.read(tmp_path / "run")
-    description = dict(found.document["optimizer"])
+    contents = container.read(tmp_path / "run")
+    description = dict(contents.document["optimizer"])
     arguments = {**description["arguments"], "amsgrad": {"$number": ["float32", value]}}
-    document = {**found.document, "optimizer": {**description, "arguments": arguments}}
-    container.write(tmp_path / "run", found.tensors, document)
+    document = {**contents.document, "optimizer": {**description, "arguments": arguments}}
+    container.write(tmp_path / "run", contents.tensors, document)
     with pytest.raises(InvalidConfigError, match=r"\$number of .* is no number"):
         _restored(tmp_path / "run")
 
@@ -78,12 +78,12 @@ def test_a_step_of_several_numbers(tmp_path: Path) -> None:
     w.grad = torch.ones(2)
     opt.step()
     checkpoint.save(tmp_path / "run", optimizer=opt, variables={"w": w})
-    found = container.read(tmp_path / "run")
+    contents = container.read(tmp_path / "run")
     tensors = {
-        name: of_tensor(torch.ones(2)) if name.endswith("step") else each
-        for name, each in found.tensors.items()
+        name: of_tensor(torch.ones(2)) if name.endswith("step") else tensor
+        for name, tensor in contents.tensors.items()
     }
-    container.write(tmp_path / "run", tensors, dict(found.document))
+    container.write(tmp_path / "run", tensors, dict(contents.document))
     with pytest.raises(CheckpointMismatchError, match=r"'w/step' is of shape \(2,\), not \(\)"):
         checkpoint.restore(tmp_path / "run", optimizer=opt, variables={"w": w})
     assert opt.state[w]["step"].item() == 1
@@ -96,16 +96,16 @@ def test_counts_that_no_integer_holds(dtype: torch.dtype) -> None:
 
 
 def test_a_power_that_is_no_real_number(tmp_path: Path) -> None:
-    made = _Graph()
-    node = made.add_variable("w", of_tensor(torch.ones(2)), "w")
-    place = made.find_or_add(["optimizer"])
+    graph = _Graph()
+    node = graph.add_variable("w", of_tensor(torch.ones(2)), "w")
+    place = graph.find_or_add(["optimizer"])
     for kind, name in (("m", "w/Adam"), ("v", "w/Adam_1")):
-        made.add_slot(place, node, "w", kind, of_tensor(torch.ones(2)), name)
+        graph.add_slot(place, node, "w", kind, of_tensor(torch.ones(2)), name)
     for power in ("beta1_power", "beta2_power"):
-        made.add_variable(f"optimizer/{power}", of_tensor(torch.tensor(1j)), power)
-    made.add_variable("global_step", of_tensor(torch.tensor(5)), "global_step")
-    bundle.write(tmp_path / "ckpt", made.tensors, made.as_object_graph())
-    own, given = {"w": Variable([0.0, 0.0], "w")}, {"learning_rate": 0.1, "epsilon": 1e-6}
+        graph.add_variable(f"optimizer/{power}", of_tensor(torch.tensor(1j)), power)
+    graph.add_variable("global_step", of_tensor(torch.tensor(5)), "global_step")
+    bundle.write(tmp_path / "ckpt", graph.tensors, graph.as_object_graph())
+    targets, kwargs = {"w": Variable([0.0, 0.0], "w")}, {"learning_rate": 0.1, "epsilon": 1e-6}
     with pytest.raises(CheckpointMismatchError, match="beta1_power' is complex64"):
-        tensorflow.restore(tmp_path / "ckpt", own, **given)
-    assert not own["w"].any()
+        tensorflow.restore(tmp_path / "ckpt", targets, **kwargs)
+    assert not targets["w"].any()

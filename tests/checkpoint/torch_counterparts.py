@@ -1,4 +1,4 @@
-"""Optimizers of `torch.optim`, and the library's that go on with their state.
+"""Optimizers of `torch.optim`, and the library's that continue with their state.
 
 Hyperparameters are powers of two and their sums, so that they are the same numbers in each dtype.
 """
@@ -33,15 +33,15 @@ class Case:
     """A pair of optimizers that compute the same.
 
     Attributes:
-        torch: Makes torch's of parameters.
-        ours: Makes the library's.
-        says: What a warning says of it; "" where nothing differs.
-        bound: How far float64 variables may be apart after five steps, relatively.
+        torch: Returns torch's optimizer of parameters.
+        native: Returns the library's.
+        warning: Text of the warning about differences; "" where nothing differs.
+        bound: Largest relative distance of float64 variables after five steps.
     """
 
     torch: Callable[[Any], torch.optim.Optimizer]
-    ours: Callable[[], Any]
-    says: str = ""
+    native: Callable[[], Any]
+    warning: str = ""
     bound: float = 1e-13
 
 
@@ -54,7 +54,7 @@ def _sgd(**options: Any) -> Callable[[Any], torch.optim.Optimizer]:
 
 
 _HAT = "before bias correction"
-_IN = "has the learning rate in it"
+_RATE_INSIDE = "has the learning rate in it"
 _ROOT = "inside of the root"
 _ADAM = _of(torch.optim.Adam, betas=BETAS, eps=TINY)
 _ADAMAX = _of(torch.optim.Adamax, betas=BETAS, eps=TINY)
@@ -65,8 +65,8 @@ _ADADELTA = _of(torch.optim.Adadelta, rho=0.875, eps=2.0**-20)
 CASES = {
     "SGD to SGD": Case(_of(torch.optim.SGD), lambda: keras.SGD(RATE)),
     "SGD to v1": Case(_of(torch.optim.SGD), lambda: train.GradientDescentOptimizer(RATE)),
-    "momentum to SGD": Case(_sgd(), lambda: keras.SGD(RATE, 0.75), _IN),
-    "Nesterov to SGD": Case(_sgd(nesterov=True), lambda: keras.SGD(RATE, 0.75, True), _IN),
+    "momentum to SGD": Case(_sgd(), lambda: keras.SGD(RATE, 0.75), _RATE_INSIDE),
+    "Nesterov to SGD": Case(_sgd(nesterov=True), lambda: keras.SGD(RATE, 0.75, True), _RATE_INSIDE),
     "momentum to v1": Case(_sgd(), lambda: train.MomentumOptimizer(RATE, 0.75)),
     "Nesterov to v1": Case(
         _sgd(nesterov=True), lambda: train.MomentumOptimizer(RATE, 0.75, use_nesterov=True)
@@ -83,12 +83,12 @@ CASES = {
     "RMSprop with momentum": Case(
         _of(torch.optim.RMSprop, **_WITH_MOMENTUM),
         lambda: keras.RMSprop(RATE, 0.875, 0.75, TINY),
-        f"{_ROOT}.*{_IN}",
+        f"{_ROOT}.*{_RATE_INSIDE}",
     ),
     "centered RMSprop with momentum": Case(
         _of(torch.optim.RMSprop, centered=True, **_WITH_MOMENTUM),
         lambda: keras.RMSprop(RATE, 0.875, 0.75, TINY, centered=True),
-        f"{_ROOT}.*{_IN}",
+        f"{_ROOT}.*{_RATE_INSIDE}",
     ),
     "RMSprop to v1": Case(
         _of(torch.optim.RMSprop, **_EXACT),
@@ -98,12 +98,12 @@ CASES = {
     "RMSprop with momentum to v1": Case(
         _of(torch.optim.RMSprop, **_WITH_MOMENTUM),
         lambda: train.RMSPropOptimizer(RATE, 0.875, 0.75, TINY),
-        f"{_ROOT}.*{_IN}",
+        f"{_ROOT}.*{_RATE_INSIDE}",
     ),
     "centered RMSprop with momentum to v1": Case(
         _of(torch.optim.RMSprop, centered=True, **_WITH_MOMENTUM),
         lambda: train.RMSPropOptimizer(RATE, 0.875, 0.75, TINY, centered=True),
-        f"{_ROOT}.*{_IN}",
+        f"{_ROOT}.*{_RATE_INSIDE}",
     ),
     "Adagrad": Case(
         _of(torch.optim.Adagrad, eps=2.0**-20, lr_decay=0.25, initial_accumulator_value=0.5),
@@ -166,11 +166,11 @@ def gradients(number: int, dtype: torch.dtype) -> list[Tensor]:
 
 
 def torch_step(optimizer: torch.optim.Optimizer, number: int) -> None:
-    own = [param for group in optimizer.param_groups for param in group["params"]]
-    for param, grad in zip(own, gradients(number, own[0].dtype), strict=True):
+    params = [param for group in optimizer.param_groups for param in group["params"]]
+    for param, grad in zip(params, gradients(number, params[0].dtype), strict=True):
         param.grad = grad
     optimizer.step()
 
 
-def our_step(optimizer: Any, own: list[Any], number: int) -> None:
-    applied(optimizer)(list(zip(gradients(number, own[0].dtype), own, strict=True)))
+def our_step(optimizer: Any, params: list[Any], number: int) -> None:
+    applied(optimizer)(list(zip(gradients(number, params[0].dtype), params, strict=True)))

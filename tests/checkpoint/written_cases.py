@@ -1,4 +1,4 @@
-"""Checkpoints that are written for TensorFlow, the same ones each time.
+"""Checkpoints written for TensorFlow, the same ones each time.
 
     python tests/checkpoint/written_cases.py FOLDER
 
@@ -29,15 +29,15 @@ SHAPES = {
 RULES = {"model/*/kernel": "*.weight dense", "model/*/bias": "*.bias"}
 # A `Sequential` of Keras tracks its layers so.
 SEQUENTIAL_RULES = {
-    f"model/layer_with_weights-{index}/{part}": f"layer{index + 1}.{own}"
+    f"model/layer_with_weights-{index}/{part}": f"layer{index + 1}.{suffix}"
     for index in (0, 1)
-    for part, own in (("kernel", "weight dense"), ("bias", "bias"))
+    for part, suffix in (("kernel", "weight dense"), ("bias", "bias"))
 }
 SAVER_RULES = {"*/kernel": "*.weight dense", "*/bias": "*.bias"}
 
 
 class Written(NamedTuple):
-    """A case: a class, its arguments, and the kind of checkpoint."""
+    """A class, its arguments, and the kind of checkpoint."""
 
     room: Any
     cls: str
@@ -46,7 +46,7 @@ class Written(NamedTuple):
     rules: dict[str, str] = RULES
 
     def optimizer(self) -> Any:
-        """A new optimizer."""
+        """Return a new optimizer."""
         return getattr(self.room, self.cls)(**self.arguments)
 
 
@@ -89,7 +89,7 @@ CASES = {
 
 
 def gradients() -> dict[str, np.ndarray]:
-    """Those of ten steps, in TensorFlow's order of axes."""
+    """Return the gradients of ten steps, in TensorFlow's order of axes."""
     random = np.random.default_rng(11)
     names = {name: name.replace(".", "/").replace("weight", "kernel") for name in SHAPES}
     return {
@@ -99,7 +99,7 @@ def gradients() -> dict[str, np.ndarray]:
 
 
 def variables() -> dict[str, Variable]:
-    """The variables before the first step."""
+    """Return the variables before the first step."""
     random = np.random.default_rng(12)
     return {
         name: Variable(random.normal(size=shape).astype(np.float32), name)
@@ -108,16 +108,16 @@ def variables() -> dict[str, Variable]:
 
 
 def turned(name: str, values: Any) -> np.ndarray:
-    """Values of a variable with torch's axes, from those with TensorFlow's, or the other way."""
+    """Swap the axes of a variable between torch's order and TensorFlow's."""
     return np.ascontiguousarray(values.T) if name.endswith(("weight", "kernel")) else values
 
 
-def step(optimizer: Any, own: dict[str, Any], number: int, counter: Any = None) -> None:
+def step(optimizer: Any, params: dict[str, Any], number: int, counter: Any = None) -> None:
     """Take a recorded step."""
-    given = gradients()
+    grads = gradients()
     pairs = []
-    for name, var in own.items():
-        grad = given[name.replace(".", "/").replace("weight", "kernel")][number]
+    for name, var in params.items():
+        grad = grads[name.replace(".", "/").replace("weight", "kernel")][number]
         pairs.append((torch.from_numpy(turned(name, grad).copy()), var))
     if counter is None:
         optimizer.apply_gradients(pairs)
@@ -127,15 +127,15 @@ def step(optimizer: Any, own: dict[str, Any], number: int, counter: Any = None) 
 
 def write(case: Written, prefix: Path) -> None:
     """Train five steps, and write the checkpoint."""
-    optimizer, own = case.optimizer(), variables()
+    optimizer, params = case.optimizer(), variables()
     counter = Variable(np.int64(0), "global_step", trainable=False)
     is_saver = case.kind == "tf1"
     for number in range(STEPS):
-        step(optimizer, own, number, counter if is_saver else None)
+        step(optimizer, params, number, counter if is_saver else None)
     tensorflow.save(
         prefix,
         optimizer,
-        own,
+        params,
         case.rules,
         "tf1" if is_saver else "tf2",
         global_step=counter if is_saver else None,

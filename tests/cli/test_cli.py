@@ -1,4 +1,4 @@
-"""The command line: races on both problems, listings, and every way to be refused."""
+"""The command line: races on both problems, listings, and errors of all options."""
 
 from __future__ import annotations
 
@@ -192,10 +192,10 @@ def test_same_start_same_batches_same_numbers() -> None:
 
 
 def test_the_seed_decides() -> None:
-    one, two = (race("--optimizers", "SGD") for _ in range(2))
-    assert one["results"][0]["losses"] == two["results"][0]["losses"]
-    other = race("--optimizers", "SGD", "--seed", "4")
-    assert one["results"][0]["losses"] != other["results"][0]["losses"]
+    first, two = (race("--optimizers", "SGD") for _ in range(2))
+    assert first["results"][0]["losses"] == two["results"][0]["losses"]
+    third = race("--optimizers", "SGD", "--seed", "4")
+    assert first["results"][0]["losses"] != third["results"][0]["losses"]
 
 
 def test_races_rules_and_optimizers_of_the_user() -> None:
@@ -229,21 +229,21 @@ def test_races_optimizers_of_tensorflow_1_beside_all_others() -> None:
 
 def test_races_novograd_by_both_names() -> None:
     rows = by_name(race("--optimizers", "NovoGrad,openseq2seq:NovoGrad", "--lr", "NovoGrad=0.01"))
-    rule, whole = rows["NovoGrad"], rows["openseq2seq:NovoGrad"]
+    rule, full_row = rows["NovoGrad"], rows["openseq2seq:NovoGrad"]
     assert rule["learning_rate"] == 0.01
-    assert whole["source"] == "thalweg.openseq2seq.optimizers.novograd"
-    assert whole["losses"][-1] < whole["losses"][0]
+    assert full_row["source"] == "thalweg.openseq2seq.optimizers.novograd"
+    assert full_row["losses"][-1] < full_row["losses"][0]
 
 
 def test_races_optimizers_of_torch_beside_those_of_the_library() -> None:
     names = "Adam,OPTIM:adam,torch:Adam,optim:momentum,torch:SGD"
     rows = by_name(race("--optimizers", names, "--lr", "torch:SGD=0.1"))
     assert sorted(rows) == ["Adam", "optim:Adam", "optim:Momentum", "torch:Adam", "torch:SGD"]
-    own, torchs = rows["optim:Adam"], rows["torch:Adam"]
-    assert own["losses"] == pytest.approx(torchs["losses"], rel=1e-3)
-    assert own["losses"] != rows["Adam"]["losses"]  # epsilon stands elsewhere
-    assert own["learning_rate"] == torchs["learning_rate"] == rows["Adam"]["learning_rate"]
-    assert (own["source"], torchs["source"]) == ("thalweg.optim.classes", "torch.optim.adam")
+    fused, torchs = rows["optim:Adam"], rows["torch:Adam"]
+    assert fused["losses"] == pytest.approx(torchs["losses"], rel=1e-3)
+    assert fused["losses"] != rows["Adam"]["losses"]  # epsilon stands elsewhere
+    assert fused["learning_rate"] == torchs["learning_rate"] == rows["Adam"]["learning_rate"]
+    assert (fused["source"], torchs["source"]) == ("thalweg.optim.classes", "torch.optim.adam")
     assert rows["optim:Momentum"]["arguments"] == {"momentum": 0.9}
     assert rows["torch:SGD"]["learning_rate"] == 0.1
 
@@ -272,7 +272,7 @@ def test_every_optimizer_has_a_rate_for_every_problem() -> None:
 
     for problem in PROBLEMS:
         racing = line_up([*names(), *by_torch()], {}, problem)
-        assert [each.name for each in racing if each.learning_rate is None] == []
+        assert [contestant.name for contestant in racing if contestant.learning_rate is None] == []
 
 
 def test_a_rule_of_tensorflow_1_races_through_its_optimizer() -> None:
@@ -282,9 +282,9 @@ def test_a_rule_of_tensorflow_1_races_through_its_optimizer() -> None:
 
     for rule in (*V1_RULES, *OPENSEQ2SEQ_RULES):
         (contestant,) = line_up([rule.name], {}, "digits")
-        made: Any = contestant.make(None)
-        assert made._choose_rule() is rule
-        assert isinstance(made, by_rule()[rule.name].cls)
+        optimizer: Any = contestant.make(None)
+        assert optimizer._choose_rule() is rule
+        assert isinstance(optimizer, by_rule()[rule.name].cls)
 
 
 @pytest.mark.slow
@@ -305,16 +305,16 @@ def test_a_file_of_the_user_may_import_its_neighbours() -> None:
     Path("rules").mkdir()
     Path("rules/neighbour_of_mine.py").write_text(RULE)
     Path("rules/entry.py").write_text("from neighbour_of_mine import SIGN\n")
-    before = list(sys.path)
+    initial = list(sys.path)
     assert "SignSGD" in by_name(race("--optimizers", "rules/entry.py:SIGN"))
-    assert sys.path == before
+    assert sys.path == initial
 
 
 def test_a_file_that_changes_the_path_itself() -> None:
     Path("own.py").write_text("import sys\nsys.path.pop(0)\n" + RULE)
-    before = list(sys.path)
+    initial = list(sys.path)
     assert "sign(grad)" in invoke("show", "own.py").stdout
-    assert sys.path == before
+    assert sys.path == initial
 
 
 def test_nan_ranks_last_and_is_null() -> None:
@@ -343,7 +343,7 @@ def test_a_race_that_fails_leaves_no_folder_of_events() -> None:
 
 
 class Interrupting:
-    """An optimizer in whose step Ctrl-C comes, the n-th of all."""
+    """Optimizer that raises KeyboardInterrupt in the n-th step of all."""
 
     steps = 0
 
@@ -367,7 +367,7 @@ class Interrupting:
         monkeypatch.setattr(run, "applied", applied)
 
 
-def test_what_was_raced_before_ctrl_c_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_before_ctrl_c_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     Interrupting.after(monkeypatch, 60)
     result = invoke("race", *SMALL, "--optimizers", "SGD,Adam,mine.py:Bad")
     assert result.exit_code == 130
@@ -434,7 +434,7 @@ def test_outputs_are_tried_before_the_race(
 
 @pytest.fixture
 def somebody(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Somebody at a terminal, who gives the answers."""
+    """A terminal with prepared answers."""
     from thalweg._cli import output_paths as command
 
     class Terminal:
@@ -450,9 +450,9 @@ def somebody(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("somebody")
 def test_a_folder_that_is_not_there_is_made_if_somebody_agrees() -> None:
     arguments = ["race", *SMALL, "--optimizers", "SGD", "--out", "a/b"]
-    done = CliRunner().invoke(main, arguments, input="y\n")
-    assert done.exit_code == 0, done.output
-    assert "There is no folder 'a/b'. Make it? [y/N]" in done.stderr
+    outcome = CliRunner().invoke(main, arguments, input="y\n")
+    assert outcome.exit_code == 0, outcome.output
+    assert "There is no folder 'a/b'. Make it? [y/N]" in outcome.stderr
     assert Path("a/b/race.json").is_file()
 
 
@@ -461,9 +461,9 @@ def test_a_folder_that_nobody_wants_is_not_made(monkeypatch: pytest.MonkeyPatch)
     from thalweg._cli.race.problems import PROBLEMS
 
     monkeypatch.setitem(PROBLEMS, "digits", refuse_to_load)
-    done = CliRunner().invoke(main, ["race", "--out", "a/b"], input="n\n")
-    assert (done.exit_code, Path("a").exists()) == (1, False)
-    assert done.stderr.endswith("Error: stopped.\n")
+    outcome = CliRunner().invoke(main, ["race", "--out", "a/b"], input="n\n")
+    assert (outcome.exit_code, Path("a").exists()) == (1, False)
+    assert outcome.stderr.endswith("Error: stopped.\n")
 
 
 def test_a_result_in_the_way_is_replaced_as_a_whole() -> None:
@@ -480,16 +480,16 @@ def test_a_result_in_the_way_is_replaced_as_a_whole() -> None:
 def test_a_result_is_closed_to_whom_the_old_one_was(mode: int) -> None:
     from thalweg._cli.race.report import whole
 
-    before = os.umask(0o022)
+    old_umask = os.umask(0o022)
     try:
         Path("race.json").write_text("old")
         Path("race.json").chmod(mode)
         for name in ("race.json", "new.json"):
             with whole(Path(name)) as file:
-                written = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
-                assert written == (mode if name == "race.json" else 0o644)
+                actual_mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+                assert actual_mode == (mode if name == "race.json" else 0o644)
     finally:
-        os.umask(before)
+        os.umask(old_umask)
     assert stat.S_IMODE(Path("race.json").stat().st_mode) == mode
     assert stat.S_IMODE(Path("new.json").stat().st_mode) == 0o644
 
@@ -524,10 +524,10 @@ def test_the_picture_holds_its_title_and_all_names() -> None:
     from thalweg._cli.race.problems import PROBLEMS
     from thalweg._cli.race.run import run
 
-    made = run(PROBLEMS["digits"](0), line_up(["SGD"], {}, "digits"), epochs=1)
-    made.problem = replace(made.problem, description="many words " * 20)
-    made.lanes[0].contestant = replace(made.lanes[0].contestant, name="folder/" * 20 + "a.py:A")
-    figure = plot.figure([made])
+    heat = run(PROBLEMS["digits"](0), line_up(["SGD"], {}, "digits"), epochs=1)
+    heat.problem = replace(heat.problem, description="many words " * 20)
+    heat.lanes[0].contestant = replace(heat.lanes[0].contestant, name="folder/" * 20 + "a.py:A")
+    figure = plot.figure([heat])
     figure.draw_without_rendering()
     width, height = figure.bbox.size
     for part in (figure._suptitle, figure.axes[1].get_legend()):
@@ -660,11 +660,11 @@ def test_missing_extra(
     assert "pip install 'thalweg[race]'" in result.stderr
 
 
-@pytest.mark.parametrize("where", ["before", "after"])
-def test_debug_shows_the_traceback(where: str) -> None:
+@pytest.mark.parametrize("position", ["before", "after"])
+def test_debug_shows_the_traceback(position: str) -> None:
     arguments = ["race", "--optimizers", "failing.py:RULE"]
-    at = 0 if where == "before" else 1
-    result = invoke(*arguments[:at], "--debug", *arguments[at:])
+    index = 0 if position == "before" else 1
+    result = invoke(*arguments[:index], "--debug", *arguments[index:])
     assert result.exit_code == 1
     assert "Traceback" in result.stderr
     assert "ZeroDivisionError" in result.stderr
@@ -684,8 +684,8 @@ def test_rules_lists_every_rule() -> None:
 
     result = invoke("rules")
     assert result.exit_code == 0
-    listed = json.loads(invoke("rules", "--json").stdout)
-    assert [entry["name"] for entry in listed] == [rule.name for rule in RULES]
+    document = json.loads(invoke("rules", "--json").stdout)
+    assert [entry["name"] for entry in document] == [rule.name for rule in RULES]
     lines = result.stdout.splitlines()
     assert max(map(len, lines)) <= 80
     ends = next(number for number, line in enumerate(lines) if number > 2 and not line.strip())
@@ -696,10 +696,10 @@ def test_rules_lists_every_rule() -> None:
     for rule in RULES:
         assert all(slot.name[:20] in result.stdout for slot in rule.slots)
         first = starts[rule.name]
-        following = min((number for number in starts.values() if number > first), default=ends)
-        cells = [line[column:] for line in lines[first:following]]
+        next_start = min((number for number in starts.values() if number > first), default=ends)
+        cells = [line[column:] for line in lines[first:next_start]]
         assert " ".join(" ".join(cells).split()) == sparse_words(rule)
-    for row in listed:
+    for row in document:
         assert {"slots", "hypers", "sparse", "source", "differs"} <= set(row)
 
 
@@ -711,14 +711,14 @@ def test_show_prints_the_formula() -> None:
     assert "    v = v + (grad * grad - v) * (1 - beta2)\n" in result.stdout
     assert "torch.optim.Adam adds epsilon after bias correction" in result.stdout
     assert "0.999" in result.stdout
-    shown = json.loads(invoke("show", "Adam", "--json").stdout)
-    assert "def update(" in shown["formula"]
-    assert "root_correction" in shown["torch"]["formula"]
+    document = json.loads(invoke("show", "Adam", "--json").stdout)
+    assert "def update(" in document["formula"]
+    assert "root_correction" in document["torch"]["formula"]
     assert "root_correction" in result.stdout
 
 
 @pytest.mark.parametrize(
-    ("name", "count", "said"),
+    ("name", "count", "message"),
     [
         ("Adam", 1, "1 a step: the update"),
         ("optim:LAMB", 2, "2 a step: variable and step; the update"),
@@ -726,8 +726,8 @@ def test_show_prints_the_formula() -> None:
         ("optim:Adafactor", 3, "3 a step: row, column and variable; step; the update"),
     ],
 )
-def test_show_prints_how_often_a_step_goes_over_memory(name: str, count: int, said: str) -> None:
-    assert said in invoke("show", name).stdout
+def test_show_prints_how_often_a_step_goes_over_memory(name: str, count: int, message: str) -> None:
+    assert message in invoke("show", name).stdout
     assert json.loads(invoke("show", name, "--json").stdout)["sweeps"] == count
 
 
@@ -752,8 +752,8 @@ def test_show_prints_the_defaults_and_sparse_gradients_of_a_class() -> None:
     from thalweg._cli.class_facts import sparse_words
     from thalweg._cli.registry import by_torch
 
-    shown = json.loads(invoke("show", "optim:AdamW", "--json").stdout)
-    hypers = {hyper["name"]: hyper["default"] for hyper in shown["hypers"]}
+    document = json.loads(invoke("show", "optim:AdamW", "--json").stdout)
+    hypers = {hyper["name"]: hyper["default"] for hyper in document["hypers"]}
     assert (hypers["weight_decay"], hypers["decoupled_weight_decay"]) == (0.01, True)
     assert re.search(r"weight_decay +0\.01 ", invoke("show", "optim:AdamW").stdout)
     assert "refused; `step` raises RuntimeError: Lion" in invoke("show", "optim:lion").stdout
@@ -799,10 +799,10 @@ def test_show_prints_what_lies_around_a_step() -> None:
         "from thalweg.rules.wrappers import cautious, cautious_decay\n"
         "WRAPPED = cautious(cautious_decay(ADAM_W))\n"
     )
-    shown = invoke("show", "wrapped.py:WRAPPED").stdout
-    order = [shown.index(f"def {each}(") for each in ("update", "decayed_where_smaller")]
-    assert order < [shown.index("def cautious_step("), shown.index("def decayed(")]
-    assert "all rows, made dense" in shown
+    text = invoke("show", "wrapped.py:WRAPPED").stdout
+    order = [text.index(f"def {name}(") for name in ("update", "decayed_where_smaller")]
+    assert order < [text.index("def cautious_step("), text.index("def decayed(")]
+    assert "all rows, made dense" in text
 
 
 def test_show_takes_a_rule_of_the_user() -> None:
@@ -816,17 +816,17 @@ def test_show_tells_what_rules_say_of_slots_and_which_stages_are_fused() -> None
         "m, v = ADAM.slots\n"
         "KEPT = replace(ADAM, slots=(replace(m, storage='linear8'), v))\n"
     )
-    shown = invoke("show", "kept.py:KEPT").stdout
-    assert re.search("m +starts at 0, kept in linear8\n", shown)
-    assert re.search("v +starts at 0, never negative\n", shown)
-    assert "Before the update" not in shown
-    shown = invoke("show", "optim:SM3").stdout
-    assert "  Measure of cover, makes rows\n" in shown
-    assert "  FusedStage of keep, makes accumulator_0, accumulator_1\n" in shown
-    told = json.loads(invoke("show", "optim:SM3", "--json").stdout)
-    assert [each["kind"] for each in told["passes"]] == ["Measure", "Measure", "FusedStage"]
-    told = json.loads(invoke("show", "Adagrad", "--json").stdout)
-    assert (told["slots"][0]["positive"], told["slots"][0]["exact"]) == (True, True)
+    text = invoke("show", "kept.py:KEPT").stdout
+    assert re.search("m +starts at 0, kept in linear8\n", text)
+    assert re.search("v +starts at 0, never negative\n", text)
+    assert "Before the update" not in text
+    text = invoke("show", "optim:SM3").stdout
+    assert "  Measure of cover, makes rows\n" in text
+    assert "  FusedStage of keep, makes accumulator_0, accumulator_1\n" in text
+    document = json.loads(invoke("show", "optim:SM3", "--json").stdout)
+    assert [entry["kind"] for entry in document["passes"]] == ["Measure", "Measure", "FusedStage"]
+    document = json.loads(invoke("show", "Adagrad", "--json").stdout)
+    assert (document["slots"][0]["positive"], document["slots"][0]["exact"]) == (True, True)
     assert "  Stage of " in invoke("show", "optim:Muon").stdout
 
 

@@ -1,4 +1,4 @@
-"""What all commands have: examples that run as they are printed, JSON, plain text, completion."""
+"""Features of all commands: examples that run as printed, JSON, plain text, completion."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from thalweg.optim.diagnostics import Diagnostics, JsonLines
 
 SAVER = Path(__file__).parents[1] / "goldens/checkpoints/ckpt_v1/adam"
 WEIGHTS = Path(__file__).parents[1] / "goldens/keras_files"
-MINE = """
+MODULE = """
 import torch
 from thalweg import Hyper, Rule, sign
 
@@ -78,10 +78,10 @@ RUN = [
 
 
 def printed_examples(text: str) -> list[str]:
-    """The lines below `Examples:` in the help of a command."""
-    _, _, rest = text.partition("Examples:\n")
-    joined = rest.partition("\n\n")[0].replace("\\\n", "")
-    return [" ".join(line.split()) for line in joined.splitlines()]
+    """Return the lines below `Examples:` in the help of a command."""
+    _, _, examples = text.partition("Examples:\n")
+    block = examples.partition("\n\n")[0].replace("\\\n", "")
+    return [" ".join(line.split()) for line in block.splitlines()]
 
 
 HELP = {name: CliRunner().invoke(main, [name, "--help"]).stdout for name in main.commands}
@@ -93,11 +93,11 @@ EXAMPLES = [
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """What the examples name."""
+    """Create the files that the examples name, and work in their folder."""
     monkeypatch.chdir(tmp_path)
     for name in ("NO_COLOR", "FORCE_COLOR"):
         monkeypatch.delenv(name, raising=False)
-    Path("mine.py").write_text(MINE)
+    Path("mine.py").write_text(MODULE)
     Path("train.py").write_text(SCRIPT)
     Path("project").mkdir()
     Path("project/train.py").write_text(SCRIPT)
@@ -107,12 +107,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for step in (11, 12):
         opt.apply_gradients([([[1.0, -1.0]], w)])
         checkpoint.save(f"run7/checkpoint-{step}.safetensors", optimizer=opt, variables=[w])
-    told = Diagnostics(sinks=[JsonLines("run.jsonl")])
+    recorder = Diagnostics(sinks=[JsonLines("run.jsonl")])
     weight = torch.nn.Parameter(torch.ones(2))
-    plain = optim.SGD([("weight", weight)], lr=0.1, diagnostics=told)
+    optimizer = optim.SGD([("weight", weight)], lr=0.1, diagnostics=recorder)
     weight.grad = torch.ones(2)
-    plain.step()
-    told.close()
+    optimizer.step()
+    recorder.close()
     for path in SAVER.glob("model.ckpt-5.*"):
         shutil.copy(path, ".")
     shutil.copy(next(WEIGHTS.rglob("*.h5")), "weights.h5")
@@ -122,34 +122,34 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def run(line: str, **env: str) -> Result:
     words = shlex.split(line)
     expanded = [
-        each
+        path
         for word in words
-        for each in (sorted(map(str, Path().glob(word))) if "*" in word else [word])
+        for path in (sorted(map(str, Path().glob(word))) if "*" in word else [word])
     ]
     return CliRunner().invoke(main, expanded, env=env)
 
 
 @pytest.mark.parametrize("name", main.commands)
 def test_every_command_has_examples_of_its_own_and_json(name: str) -> None:
-    found = printed_examples(HELP[name])
-    assert found
-    assert all(line.startswith(f"thalweg {name}") for line in found)
+    examples = printed_examples(HELP[name])
+    assert examples
+    assert all(line.startswith(f"thalweg {name}") for line in examples)
     assert "--json" in HELP[name]
     assert name in QUICK
 
 
 def do_instead(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Take the places of what trains or measures for minutes; arguments are looked at before."""
-    called: list[str] = []
+    """Replace long trainings and measurements; return the names of replaced calls."""
+    calls: list[str] = []
 
     def survey(table: atlas.Atlas, *_: object) -> atlas.Atlas:
-        called.append("conform")
+        calls.append("conform")
         for cell in (cell for row in table.rows for cell in row.cells):
             cell.verdict = "not driven"
         return table
 
-    def note(what: str, made: object = None) -> Callable[..., Any]:
-        return lambda *_, **__: called.append(what) or made
+    def note(command: str, returned: object = None) -> Callable[..., Any]:
+        return lambda *_, **__: calls.append(command) or returned
 
     monkeypatch.setattr(race, "_run_race", note("race"))
     monkeypatch.setattr(race, "launch_ranks", note("race"))
@@ -159,45 +159,45 @@ def do_instead(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr("thalweg._cli.bench.table.judge_noise", lambda rows: {"message": ""})
     monkeypatch.setattr("thalweg._cli.bench.table.plot", note("bench"))
     monkeypatch.setattr(atlas, "survey", survey)
-    return called
+    return calls
 
 
 @pytest.mark.parametrize("line", dict.fromkeys(EXAMPLES))
 def test_an_example_runs_as_it_is_printed(
     line: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    called = do_instead(monkeypatch)
-    _, name, *given = shlex.split(line)
+    calls = do_instead(monkeypatch)
+    _, name, *args = shlex.split(line)
     packages = {*re.findall(r"(\w+)[\w.]*:[A-Z]", line)} - {"mine", "optim", "torch"}
     if missing := [package for package in packages if importlib.util.find_spec(package) is None]:
         pytest.skip(f"{', '.join(missing)} is not installed")
     if name == "bench":
         save_file({"w": torch.zeros(4, 3)}, "model.safetensors")
-    if "converted.safetensors" in given:
-        for each in printed_examples(HELP["convert"])[:1]:
-            made = run(each.removeprefix("thalweg ").replace("model.safetensors", given[-1]))
-            assert made.exit_code == 0, made.output
-    found = run(line.removeprefix("thalweg "))
+    if "converted.safetensors" in args:
+        for text in printed_examples(HELP["convert"])[:1]:
+            first = run(text.removeprefix("thalweg ").replace("model.safetensors", args[-1]))
+            assert first.exit_code == 0, first.output
+    outcome = run(line.removeprefix("thalweg "))
     expected = 1 if name == "diff" and "run7" in line else 0
-    assert found.exit_code == expected, found.output
-    assert (name in ("race", "bench") or "--atlas" in given) == bool(called)
+    assert outcome.exit_code == expected, outcome.output
+    assert (name in ("race", "bench") or "--atlas" in args) == bool(calls)
 
 
 @pytest.mark.parametrize("name", RUN)
 def test_json_is_json_and_nothing_else(name: str, folder: Path) -> None:
     save_file({"w": torch.zeros(4, 3)}, "model.safetensors")
-    found = run(f"{QUICK[name]} --json", **TERMINAL)
-    assert found.exit_code == (name in DIFFER), found.output
-    assert json.loads(found.stdout)
+    outcome = run(f"{QUICK[name]} --json", **TERMINAL)
+    assert outcome.exit_code == (name in DIFFER), outcome.output
+    assert json.loads(outcome.stdout)
 
 
 @pytest.mark.parametrize("name", RUN)
 def test_without_color_there_are_no_escape_codes(name: str, folder: Path) -> None:
     save_file({"w": torch.zeros(4, 3)}, "model.safetensors")
-    found = run(QUICK[name], **TERMINAL, NO_COLOR="1")
-    assert found.exit_code == (name in DIFFER), found.output
-    assert found.stdout
-    assert "\x1b" not in found.stdout + found.stderr
+    outcome = run(QUICK[name], **TERMINAL, NO_COLOR="1")
+    assert outcome.exit_code == (name in DIFFER), outcome.output
+    assert outcome.stdout
+    assert "\x1b" not in outcome.stdout + outcome.stderr
 
 
 def test_with_color_there_are(folder: Path) -> None:
@@ -210,9 +210,9 @@ def test_json_of_what_cannot_be_verified(folder: Path) -> None:
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
-    found = run(f"{QUICK['verify']} --json")
-    assert found.exit_code == 1
-    states = {each["path"]: each["state"] for each in json.loads(found.stdout)}
+    outcome = run(f"{QUICK['verify']} --json")
+    assert outcome.exit_code == 1
+    states = {entry["path"]: entry["state"] for entry in json.loads(outcome.stdout)}
     assert states == {str(path): "failed", "run7/checkpoint-12.safetensors": "verified"}
 
 
@@ -226,50 +226,50 @@ def complete(env: dict[str, str]) -> Result:
 )
 def test_shells_complete(words: str, expected: str) -> None:
     env = {"COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
-    found = complete({**env, "_THALWEG_COMPLETE": "bash_complete"})
-    assert expected in found.stdout
-    assert "Usage" not in found.stdout
+    process = complete({**env, "_THALWEG_COMPLETE": "bash_complete"})
+    assert expected in process.stdout
+    assert "Usage" not in process.stdout
 
 
 def test_the_help_tells_how_shells_complete() -> None:
     text = CliRunner().invoke(main, ["--help"]).stdout
     for shell in re.findall(r"_THALWEG_COMPLETE=(\w+)", text):
-        found = complete({"_THALWEG_COMPLETE": shell})
-        assert "_THALWEG_COMPLETE" in found.stdout, shell
+        process = complete({"_THALWEG_COMPLETE": shell})
+        assert "_THALWEG_COMPLETE" in process.stdout, shell
     assert text.count("_THALWEG_COMPLETE=") == 3
 
 
 class Terminal:
-    """A stderr that is one."""
+    """A stderr that is a terminal."""
 
     encoding = "utf-8"
 
     def __init__(self) -> None:
-        self.written = ""
+        self.text = ""
 
     def write(self, text: str) -> int:
-        self.written += text
+        self.text += text
         return len(text)
 
     def flush(self) -> None:
-        """Nothing is held back."""
+        """Write without a buffer."""
 
     def isatty(self) -> bool:
         return True
 
 
-@pytest.mark.parametrize("is_plain", [False, True])
-def test_progress_on_a_terminal(is_plain: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("no_color", [False, True])
+def test_progress_on_a_terminal(no_color: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     stderr = Terminal()
     monkeypatch.setattr(sys, "stderr", stderr)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.delenv("FORCE_COLOR", raising=False)
-    monkeypatch.setenv("NO_COLOR", "1" if is_plain else "")
+    monkeypatch.setenv("NO_COLOR", "1" if no_color else "")
     with progress.watch_shares("begun") as tell:
         tell(0.25, lambda: "a quarter")
     with progress.show_busy("busy"):
         pass
-    assert ("25 %" in stderr.written) == (not is_plain)
-    assert ("busy" in stderr.written) == (not is_plain)
-    assert ("\x1b" in stderr.written) == (not is_plain)
-    assert make_console(stderr=True).is_terminal == (not is_plain)
+    assert ("25 %" in stderr.text) == (not no_color)
+    assert ("busy" in stderr.text) == (not no_color)
+    assert ("\x1b" in stderr.text) == (not no_color)
+    assert make_console(stderr=True).is_terminal == (not no_color)

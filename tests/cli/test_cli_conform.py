@@ -1,4 +1,4 @@
-"""`thalweg conform`: what it prints, and with which exit status."""
+"""`thalweg conform`: its output and exit status."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 import other_optimizers as others
 from thalweg._cli.main import main
 
-PLAIN, SIGN = f"{others.__file__}:Plain", f"{others.__file__}:SIGN"
+PLAIN_CLASS, SIGN = f"{others.__file__}:Plain", f"{others.__file__}:SIGN"
 
 
 def run(*arguments: str) -> Result:
@@ -55,25 +55,25 @@ def test_parting() -> None:
     assert "changes tried closes it: theirs eps=1e-16, " in result.stdout
 
 
-def test_what_closes_it_and_the_arguments_of_ours() -> None:
-    given = ("torch.optim:AdamW", "--rule", "OPTIM:adam", "--set", "weight_decay=0.1")
-    result = run(*given)
+def test_own_arguments_close_a_difference() -> None:
+    arguments = ("torch.optim:AdamW", "--rule", "OPTIM:adam", "--set", "weight_decay=0.1")
+    result = run(*arguments)
     assert result.exit_code == 1, result.output
     closing = "Closed by: ours decoupled_weight_decay=True; or both weight_decay=0.0."
     assert closing in result.stdout
-    assert run(*given, "--ours", "decoupled_weight_decay=True").exit_code == 0
+    assert run(*arguments, "--ours", "decoupled_weight_decay=True").exit_code == 0
 
 
 def test_json_and_what_a_class_prints() -> None:
     result = run(*of_file("Scribbling"), "--json")
-    told = json.loads(result.stdout)
+    document = json.loads(result.stdout)
     assert result.exit_code == 0
     assert "a step" in result.stderr
-    assert told["outcome"]["verdict"] == "bits"
-    assert (told["ours"], told["note"]) == ("SignSGD", "")
-    told = json.loads(run(*of_file("NotFinite"), "--json").stdout)
-    assert told["outcome"]["parting"]["theirs"] is None
-    assert told["outcome"]["difference"] is None
+    assert document["outcome"]["verdict"] == "bits"
+    assert (document["ours"], document["note"]) == ("SignSGD", "")
+    document = json.loads(run(*of_file("NotFinite"), "--json").stdout)
+    assert document["outcome"]["parting"]["theirs"] is None
+    assert document["outcome"]["difference"] is None
 
 
 def test_a_group_has_what_the_class_wants() -> None:
@@ -137,16 +137,16 @@ def test_atlas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         {"name": "torch", "module": "torch.optim"}, {"name": "others"},
         {"name": "missing", "module": "no_such_package"},
     ]  # fmt: skip
-    listed, drawn = tmp_path / "list.json", tmp_path / "atlas.svg"
-    listed.write_text(json.dumps({"seconds": 100, "packages": packages, "optimizers": [row]}))
-    result = run("--atlas", str(drawn), "--list", str(listed), "--steps", "3", "--json")
+    list_path, picture = tmp_path / "list.json", tmp_path / "atlas.svg"
+    list_path.write_text(json.dumps({"seconds": 100, "packages": packages, "optimizers": [row]}))
+    result = run("--atlas", str(picture), "--list", str(list_path), "--steps", "3", "--json")
     assert result.exit_code == 0, result.output
-    told = json.loads(result.stdout)
-    assert [each["version"] is None for each in told["columns"]] == [False, True, True]
-    same, grouped, missing = told["rows"][0]["cells"]
-    assert (same["verdict"], same["way"]) == ("bits", "list")
+    document = json.loads(result.stdout)
+    assert [column["version"] is None for column in document["columns"]] == [False, True, True]
+    equal, grouped, missing = document["rows"][0]["cells"]
+    assert (equal["verdict"], equal["way"]) == ("bits", "list")
     assert (grouped["verdict"], grouped["way"]) == ("parts", "groups")
     assert "--group lr=0.01" in grouped["command"]
     assert missing["note"] == "no_such_package is not installed"
-    assert "no_such_package is not installed" in drawn.read_text()
-    assert f"--list {listed} --steps 3" in drawn.read_text()
+    assert "no_such_package is not installed" in picture.read_text()
+    assert f"--list {list_path} --steps 3" in picture.read_text()

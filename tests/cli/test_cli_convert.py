@@ -18,52 +18,52 @@ NUMBERS = ("learning_rate=0.01", "beta1=0.8", "beta2=0.99", "epsilon=1e-6")
 
 
 def run(*arguments: object) -> Result:
-    return CliRunner().invoke(main, [str(each) for each in arguments])
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
 
 
 def test_there_and_back_to_the_bit(tmp_path: Path) -> None:
-    given = [each for number in NUMBERS for each in ("--set", number)]
-    told = run("convert", SAVER, tmp_path / "ours", *given)
-    assert (told.exit_code, "14 tensors, 620 B" in told.output) == (0, True), told.output
+    settings = [word for number in NUMBERS for word in ("--set", number)]
+    outcome = run("convert", SAVER, tmp_path / "ours", *settings)
+    assert (outcome.exit_code, "14 tensors, 620 B" in outcome.output) == (0, True), outcome.output
     assert run("convert", "--to", "tf1", tmp_path / "ours", tmp_path / "back").exit_code == 0
     assert run("diff", tmp_path / "back", SAVER).output == "All tensors are equal, to the bit.\n"
 
 
-def test_what_is_converted_is_restored_without_a_word_of_it(tmp_path: Path) -> None:
-    given = [each for number in NUMBERS for each in ("--set", number)]
-    run("convert", SAVER, tmp_path / "ours", *given)
+def test_converted_files_are_restored_without_warnings(tmp_path: Path) -> None:
+    settings = [word for number in NUMBERS for word in ("--set", number)]
+    run("convert", SAVER, tmp_path / "ours", *settings)
     shapes = {"layer1/kernel": (4, 6), "layer1/bias": (6,), "layer2/kernel": (6, 3)}
     shapes["layer2/bias"] = (3,)
     variables = {name: Variable(torch.zeros(shape), name=name) for name, shape in shapes.items()}
-    found = checkpoint.restore(tmp_path / "ours", variables=variables).optimizer
-    assert type(found).__name__ == "AdamOptimizer"
-    assert found.get_slot(variables["layer1/kernel"], "v").any()
+    optimizer = checkpoint.restore(tmp_path / "ours", variables=variables).optimizer
+    assert type(optimizer).__name__ == "AdamOptimizer"
+    assert optimizer.get_slot(variables["layer1/kernel"], "v").any()
 
 
-def test_what_is_left_out_is_told(tmp_path: Path) -> None:
+def test_omitted_tensors_are_printed(tmp_path: Path) -> None:
     rules = tmp_path / "rules"
     rules.write_text("layer1/bias -> -\n** -> **\n")
-    given = [each for number in NUMBERS for each in ("--set", number)]
-    told = run("convert", SAVER, tmp_path / "ours", "--rules", rules, *given)
-    assert told.exit_code == 0, told.output
+    settings = [word for number in NUMBERS for word in ("--set", number)]
+    outcome = run("convert", SAVER, tmp_path / "ours", "--rules", rules, *settings)
+    assert outcome.exit_code == 0, outcome.output
     names = ("layer1/bias", "layer1/bias/Adam", "layer1/bias/Adam_1")
-    assert told.output.splitlines()[1:] == [f"left out: {name!r}" for name in names]
+    assert outcome.output.splitlines()[1:] == [f"left out: {name!r}" for name in names]
 
 
 def test_keras_optimizers_go_to_tensorflow_2(tmp_path: Path) -> None:
     w, opt = Variable([[1.0, 2.0]], name="w"), Adam(0.5)
     opt.apply_gradients([([[1.0, -1.0]], w)])
     checkpoint.save(tmp_path / "ours", optimizer=opt, variables=[w])
-    told = run("convert", "--to", "tf", tmp_path / "ours", tmp_path / "theirs")
-    assert told.exit_code == 0, told.output
-    listed = run("inspect", tmp_path / "theirs").output
-    assert ".OPTIMIZER_SLOT" in listed
+    outcome = run("convert", "--to", "tf", tmp_path / "ours", tmp_path / "theirs")
+    assert outcome.exit_code == 0, outcome.output
+    listing = run("inspect", tmp_path / "theirs").output
+    assert ".OPTIMIZER_SLOT" in listing
 
 
 def test_flags_are_arguments_too(tmp_path: Path) -> None:
     momentum = SAVER.parents[1] / "momentum/model.ckpt-5"
-    given = ("--set", "learning_rate=0.01", "--set", "momentum=0.9", "--set", "use_nesterov=true")
-    assert run("convert", momentum, tmp_path / "ours", *given).exit_code == 0
+    flags = ("--set", "learning_rate=0.01", "--set", "momentum=0.9", "--set", "use_nesterov=true")
+    assert run("convert", momentum, tmp_path / "ours", *flags).exit_code == 0
     assert "use_nesterov=True" in " ".join(run("inspect", tmp_path / "ours").output.split())
 
 
@@ -78,28 +78,28 @@ def test_flags_are_arguments_too(tmp_path: Path) -> None:
         (("--to", "pickle"), 2, "'pickle' is not one of"),
     ],
 )
-def test_what_is_refused(
+def test_invalid_options_fail(
     options: tuple[str, ...], status: int, message: str, tmp_path: Path
 ) -> None:
-    told = run("convert", SAVER, tmp_path / "ours", *options)
-    assert told.exit_code == status
-    assert message in " ".join(told.output.split())
+    outcome = run("convert", SAVER, tmp_path / "ours", *options)
+    assert outcome.exit_code == status
+    assert message in " ".join(outcome.output.split())
     assert not (tmp_path / "ours").exists()
 
 
-def test_what_is_there_is_not_written_over(tmp_path: Path) -> None:
-    given = [each for number in NUMBERS for each in ("--set", number)]
+def test_existing_files_are_not_overwritten(tmp_path: Path) -> None:
+    settings = [word for number in NUMBERS for word in ("--set", number)]
     (tmp_path / "ours").write_text("mine")
-    told = run("convert", SAVER, tmp_path / "ours", *given)
-    assert (told.exit_code, "is there: give another OUT, or --force" in told.output) == (1, True)
+    reply = run("convert", SAVER, tmp_path / "ours", *settings)
+    assert (reply.exit_code, "is there: give another OUT, or --force" in reply.output) == (1, True)
     assert (tmp_path / "ours").read_text() == "mine"
-    assert run("convert", SAVER, tmp_path / "ours", *given, "--force").exit_code == 0
-    back = ("convert", "--to", "tf1", tmp_path / "ours", tmp_path / "back")
-    assert [run(*back).exit_code, run(*back).exit_code, run(*back, "--force").exit_code] == [
-        0,
-        1,
-        0,
-    ]
+    assert run("convert", SAVER, tmp_path / "ours", *settings, "--force").exit_code == 0
+    command = ("convert", "--to", "tf1", tmp_path / "ours", tmp_path / "back")
+    assert [
+        run(*command).exit_code,
+        run(*command).exit_code,
+        run(*command, "--force").exit_code,
+    ] == [0, 1, 0]
 
 
 @pytest.mark.parametrize(
@@ -110,63 +110,63 @@ def test_what_is_there_is_not_written_over(tmp_path: Path) -> None:
         (("--which", "1"), "which"),
     ],
 )
-def test_what_a_file_of_ours_has_is_not_taken_from_options(
+def test_options_of_a_new_optimizer_fail(
     options: tuple[str, ...], name: str, tmp_path: Path
 ) -> None:
-    given = [each for number in NUMBERS for each in ("--set", number)]
-    run("convert", SAVER, tmp_path / "ours", *given)
-    told = run("convert", "--to", "tf1", tmp_path / "ours", tmp_path / "back", *options)
-    assert told.exit_code == 1
-    assert f"{name} would be of a new optimizer" in " ".join(told.output.split())
+    settings = [word for number in NUMBERS for word in ("--set", number)]
+    run("convert", SAVER, tmp_path / "ours", *settings)
+    outcome = run("convert", "--to", "tf1", tmp_path / "ours", tmp_path / "back", *options)
+    assert outcome.exit_code == 1
+    assert f"{name} would be of a new optimizer" in " ".join(outcome.output.split())
     assert not (tmp_path / "back.index").exists()
 
 
-def test_what_is_missing_is_asked_for_as_an_option(tmp_path: Path) -> None:
-    told = run("convert", SAVER, tmp_path / "ours")
-    assert "AdamOptimizer: give --set learning_rate=...." in " ".join(told.output.split())
+def test_missing_arguments_are_requested_as_options(tmp_path: Path) -> None:
+    outcome = run("convert", SAVER, tmp_path / "ours")
+    assert "AdamOptimizer: give --set learning_rate=...." in " ".join(outcome.output.split())
 
 
 ADAM = SAVER.parents[3] / "keras_files/adam.keras"
-CONVERTED: dict[str, tuple[Path, list[str]]] = {
+CONVERSIONS: dict[str, tuple[Path, list[str]]] = {
     "by name": (SAVER, []),
     "by rules": (SAVER, ["--rules", "examples/two_layers.rules"]),
     "of Keras": (ADAM, []),
 }
 
 
-@pytest.mark.parametrize("name", CONVERTED)
-def test_what_was_converted_is_compared_by_its_own_map(name: str, tmp_path: Path) -> None:
-    path, options = CONVERTED[name]
+@pytest.mark.parametrize("name", CONVERSIONS)
+def test_converted_files_equal_their_sources(name: str, tmp_path: Path) -> None:
+    path, options = CONVERSIONS[name]
     numbers = NUMBERS if path == SAVER else ()
-    given = [each for number in numbers for each in ("--set", number)]
-    ours = tmp_path / "ours.safetensors"
-    assert run("convert", path, ours, *options, *given).exit_code == 0
-    for pair in ((path, ours), (ours, path)):
-        told = run("diff", *pair)
-        assert (told.exit_code, told.output) == (0, "All tensors are equal, to the bit.\n")
-    to = ["--to", "tf1"] if path == SAVER else ["--to", "tf"]
-    assert run("convert", *to, *options, ours, tmp_path / "back").exit_code == 0
-    assert run("diff", ours, tmp_path / "back").exit_code == 0
+    settings = [word for number in numbers for word in ("--set", number)]
+    target = tmp_path / "ours.safetensors"
+    assert run("convert", path, target, *options, *settings).exit_code == 0
+    for pair in ((path, target), (target, path)):
+        outcome = run("diff", *pair)
+        assert (outcome.exit_code, outcome.output) == (0, "All tensors are equal, to the bit.\n")
+    target_format = ["--to", "tf1"] if path == SAVER else ["--to", "tf"]
+    assert run("convert", *target_format, *options, target, tmp_path / "back").exit_code == 0
+    assert run("diff", target, tmp_path / "back").exit_code == 0
 
 
-def test_what_differs_from_what_was_converted_is_told(tmp_path: Path) -> None:
-    given = [each for number in NUMBERS for each in ("--set", number)]
-    run("convert", SAVER, tmp_path / "ours", *given)
+def test_differences_from_converted_files_are_printed(tmp_path: Path) -> None:
+    settings = [word for number in NUMBERS for word in ("--set", number)]
+    run("convert", SAVER, tmp_path / "ours", *settings)
     file = tensorflow.load(SAVER)
-    own = {name: Variable(each.tensor(), name) for name, each in file.variables.items()}
+    targets = {name: Variable(entry.tensor(), name) for name, entry in file.variables.items()}
     step = Variable(torch.tensor(0), name="global_step", trainable=False)
-    opt = tensorflow.restore(file, own, learning_rate=0.01, epsilon=1e-6, global_step=step)
+    opt = tensorflow.restore(file, targets, learning_rate=0.01, epsilon=1e-6, global_step=step)
     with torch.no_grad():
-        own["layer2/bias"] += 1
+        targets["layer2/bias"] += 1
         step += 1
-    tensorflow.save(tmp_path / "theirs", opt, own, kind="tf1", global_step=step)
-    told = run("diff", tmp_path / "theirs", tmp_path / "ours")
-    assert told.exit_code == 1
-    assert told.output.splitlines()[0] == "global_step is 6 and 5"
-    assert "'variables/layer2/bias' differs in 3 of 3 elements, by 1 at most" in told.output
-    assert len(told.output.splitlines()) == 2
-    other = run("diff", ADAM, tmp_path / "ours")
-    assert other.output.startswith("convert makes neither of the other: ")
+    tensorflow.save(tmp_path / "theirs", opt, targets, kind="tf1", global_step=step)
+    outcome = run("diff", tmp_path / "theirs", tmp_path / "ours")
+    assert outcome.exit_code == 1
+    assert outcome.output.splitlines()[0] == "global_step is 6 and 5"
+    assert "'variables/layer2/bias' differs in 3 of 3 elements, by 1 at most" in outcome.output
+    assert len(outcome.output.splitlines()) == 2
+    other_outcome = run("diff", ADAM, tmp_path / "ours")
+    assert other_outcome.output.startswith("convert makes neither of the other: ")
 
 
 def test_native_files_are_compared_as_they_are_written_for_tensorflow(tmp_path: Path) -> None:

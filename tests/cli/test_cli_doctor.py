@@ -1,4 +1,4 @@
-"""`thalweg doctor` tells what is here, and why what is missing is missing."""
+"""`thalweg doctor` reports available parts, and reasons for missing ones."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ def folder(tmp_path, monkeypatch):
 
 
 def test_versions_engines_and_threads(folder):
-    found = json.loads(run("--json"))
-    assert found["versions"]["thalweg"] == thalweg.__version__
-    assert found["versions"]["python"] == platform.python_version()
-    assert found["versions"]["torch"] == torch.__version__
-    assert found["engines"] == {"reference": "", "cpu": "", "cuda": availability.why_unavailable()}
-    assert found["threads"] == torch.get_num_threads()
+    report = json.loads(run("--json"))
+    assert report["versions"]["thalweg"] == thalweg.__version__
+    assert report["versions"]["python"] == platform.python_version()
+    assert report["versions"]["torch"] == torch.__version__
+    assert report["engines"] == {"reference": "", "cpu": "", "cuda": availability.why_unavailable()}
+    assert report["threads"] == torch.get_num_threads()
     if sys.platform == "linux":
-        assert found["threads_of_a_step"] == {"number": found["threads"], "trouble": ""}
-    kept = [path.suffix for path in folder.iterdir()]  # of the step that was tried
-    assert set(kept) <= {".o"}
-    assert found["kernels"] == {"folder": str(folder), "trouble": "", "files": len(kept)}
-    assert len(found["gpus"]) == torch.cuda.device_count()
-    assert platform.machine() in found["system"]
-    assert found["environment"]["THALWEG_CACHE_DIR"] == str(folder.parent)
+        assert report["threads_of_a_step"] == {"number": report["threads"], "trouble": ""}
+    suffixes = [path.suffix for path in folder.iterdir()]  # of the step that was tried
+    assert set(suffixes) <= {".o"}
+    assert report["kernels"] == {"folder": str(folder), "trouble": "", "files": len(suffixes)}
+    assert len(report["gpus"]) == torch.cuda.device_count()
+    assert platform.machine() in report["system"]
+    assert report["environment"]["THALWEG_CACHE_DIR"] == str(folder.parent)
 
 
 def test_lines_for_eyes(folder, monkeypatch):
@@ -51,12 +51,12 @@ def test_lines_for_eyes(folder, monkeypatch):
     monkeypatch.setattr(doctor, "version", lambda name: "1.2")
     assert len(run().splitlines()) <= 20
     lines = dict(line.split("  ", 1) for line in run().splitlines())
-    found = {name.strip(): text.strip() for name, text in lines.items()}
-    assert found["triton"] == "1.2"
-    assert found["engine cpu"] == "yes"
-    assert found["engine cuda"] == "no: torch sees no GPU"
-    kept = len(list(folder.iterdir()))
-    assert found["kernels"] == f"{folder} (private, can be written; {kept} there)"
+    fields = {name.strip(): text.strip() for name, text in lines.items()}
+    assert fields["triton"] == "1.2"
+    assert fields["engine cpu"] == "yes"
+    assert fields["engine cuda"] == "no: torch sees no GPU"
+    file_count = len(list(folder.iterdir()))
+    assert fields["kernels"] == f"{folder} (private, can be written; {file_count} there)"
 
 
 @pytest.mark.parametrize(
@@ -66,11 +66,11 @@ def test_lines_for_eyes(folder, monkeypatch):
 def test_steps_of_one_thread(folder, monkeypatch, threads, line):
     monkeypatch.setattr(openmp, "gomp_parallel", lambda: None)
     monkeypatch.setattr(openmp, "team_size", lambda: threads)
-    (found,) = (each for each in run().splitlines() if each.startswith("threads of a step"))
-    assert found.removeprefix("threads of a step").strip() == line
+    (threads_line,) = (text for text in run().splitlines() if text.startswith("threads of a step"))
+    assert threads_line.removeprefix("threads of a step").strip() == line
 
 
-def test_what_is_not_installed(folder, monkeypatch):
+def test_missing_packages(folder, monkeypatch):
     monkeypatch.setattr(doctor, "_PACKAGES", ("no-such-package",))
     assert json.loads(run("--json"))["versions"]["no-such-package"] is None
     assert "not installed" in run()
@@ -79,8 +79,8 @@ def test_what_is_not_installed(folder, monkeypatch):
 def test_a_folder_that_others_may_write_to(folder, monkeypatch):
     folder.mkdir(mode=0o755)
     folder.chmod(0o777)
-    found = json.loads(run("--json"))["kernels"]
-    assert f"{folder}-2" in found["trouble"]
+    kernels = json.loads(run("--json"))["kernels"]
+    assert f"{folder}-2" in kernels["trouble"]
 
 
 def test_a_folder_that_is_no_absolute_path(monkeypatch):
@@ -101,8 +101,8 @@ def test_an_engine_that_fails(folder, monkeypatch):
         raise RuntimeError("no such\ntarget")
 
     monkeypatch.setattr(launch, "update_kernel", fail)
-    found = json.loads(run("--json"))["engines"]["cpu"]
-    assert "no such target" in found
+    engine = json.loads(run("--json"))["engines"]["cpu"]
+    assert "no such target" in engine
 
 
 def test_an_engine_with_other_bits(folder, monkeypatch):

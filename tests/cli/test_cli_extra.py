@@ -1,4 +1,4 @@
-"""The command is an extra: the library does without click and rich, and says what is missing."""
+"""The command is an extra: the library works without click and rich, and names what is missing."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from rulebook import slow_unless
 
 SOURCE = Path(thalweg.__file__).parent
 # What these show is made of rich's tables; nobody imports them but the command and benchmarks.
-SHOWN = {
+ALLOWED = {
     SOURCE / name
     for name in ("_base/terminal_tables.py", "_cli/race/report.py", "_cli/bench/table.py")
 }
-OTHERS = [
+OTHER_PATHS = [
     path
     for path in sorted(SOURCE.rglob("*.py"))
-    if path not in SHOWN and not path.is_relative_to(SOURCE / "_cli")
+    if path not in ALLOWED and not path.is_relative_to(SOURCE / "_cli")
 ]
 RUN = {
     "script": "from thalweg.__main__ import main; main()",
@@ -32,13 +32,13 @@ RUN = {
 
 
 def run_without(missing: str, code: str) -> subprocess.CompletedProcess[str]:
-    hidden = dict.fromkeys(missing.split())
-    return fresh_process.run(f"import sys; sys.modules.update({hidden})\n{code}", "rules")
+    hidden_modules = dict.fromkeys(missing.split())
+    return fresh_process.run(f"import sys; sys.modules.update({hidden_modules})\n{code}", "rules")
 
 
 @pytest.mark.parametrize("code", RUN.values(), ids=RUN)
 @pytest.mark.parametrize(
-    ("missing", "said"),
+    ("missing", "message"),
     [
         slow_unless(False, "click", "click is"),
         slow_unless(False, "rich", "rich is"),
@@ -46,49 +46,49 @@ def run_without(missing: str, code: str) -> subprocess.CompletedProcess[str]:
     ],
 )
 def test_without_the_extra_the_command_says_what_to_install(
-    missing: str, said: str, code: str
+    missing: str, message: str, code: str
 ) -> None:
-    done = run_without(missing, code)
-    assert done.returncode == 2
-    assert not done.stdout
-    assert done.stderr == (
-        f"Error: {said} not installed; the command needs: pip install 'thalweg[cli]'\n"
+    process = run_without(missing, code)
+    assert process.returncode == 2
+    assert not process.stdout
+    assert process.stderr == (
+        f"Error: {message} not installed; the command needs: pip install 'thalweg[cli]'\n"
     )
 
 
 @pytest.mark.parametrize("code", RUN.values(), ids=RUN)
 def test_with_the_extra_the_command_runs(code: str) -> None:
-    done = run_without("", code)
-    assert done.returncode == 0, done.stderr
-    assert "AMSGrad" in done.stdout
+    process = run_without("", code)
+    assert process.returncode == 0, process.stderr
+    assert "AMSGrad" in process.stdout
 
 
 def test_the_library_trains_without_the_extra() -> None:
-    done = run_without(
+    process = run_without(
         "click rich",
         "import thalweg, thalweg.tf, thalweg._cli.race.run, thalweg._cli.bench.compare\n"
         "w = thalweg.Variable([1.0])\n"
         "thalweg.keras.optimizers.SGD(0.5).apply_gradients([([1.0], w)])\n"
         "print(w.item())",
     )
-    assert done.stdout == "0.5\n", done.stderr
+    assert process.stdout == "0.5\n", process.stderr
 
 
-@many("path", OTHERS)
+@many("path", OTHER_PATHS)
 def test_only_the_command_imports_its_packages(path: Path) -> None:
-    found: set[str] = set()
+    packages: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            found |= {alias.name.partition(".")[0] for alias in node.names}
+            packages |= {alias.name.partition(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            found.add(node.module.partition(".")[0])
-    assert not found & {"click", "rich"}
+            packages.add(node.module.partition(".")[0])
+    assert not packages & {"click", "rich"}
 
 
 def test_the_extras_that_run_the_command_include_it() -> None:
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
-    needs = {name.partition(">")[0] for name in project["dependencies"]}
-    assert needs == {"llvmlite", "numpy", "safetensors", "torch"}
+    dependencies = {name.partition(">")[0] for name in project["dependencies"]}
+    assert dependencies == {"llvmlite", "numpy", "safetensors", "torch"}
     extras = project["optional-dependencies"]
     assert {name.partition(">")[0] for name in extras["cli"]} == {"click", "rich"}
     assert "thalweg[cli]" in extras["race"]

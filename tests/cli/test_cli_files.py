@@ -24,12 +24,12 @@ from thalweg.v1 import train
 
 
 def run(*arguments: object) -> Result:
-    return CliRunner().invoke(main, [str(each) for each in arguments])
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
 
 
 @pytest.fixture
 def trained(tmp_path: Path) -> Path:
-    """A checkpoint of two steps."""
+    """Return the path of a checkpoint after two steps."""
     w, opt = Variable([[1.0, 2.0]], name="w"), Adam(0.5, clipnorm=1.0)
     manager = checkpoint.CheckpointManager(tmp_path)
     for _ in range(2):
@@ -38,8 +38,8 @@ def trained(tmp_path: Path) -> Path:
 
 
 def test_inspect_lists_tensors_optimizer_and_step(trained: Path) -> None:
-    told = run("inspect", trained)
-    assert told.exit_code == 0
+    reply = run("inspect", trained)
+    assert reply.exit_code == 0
     for part in (
         "optimizer: Adam (",
         "clipnorm=1.0",
@@ -47,10 +47,10 @@ def test_inspect_lists_tensors_optimizer_and_step(trained: Path) -> None:
         "loss: 0.25",
         "thalweg, 4 tensors",
     ):
-        assert part in told.output
-    lines = {line.split()[0]: line.split()[1:] for line in told.output.splitlines() if line.strip()}
-    assert lines["variables/w"] == ["F32", "1", "x", "2", "8", "B"]
-    assert lines["optimizer/iterations"] == ["I64", "()", "8", "B"]
+        assert part in reply.output
+    rows = {line.split()[0]: line.split()[1:] for line in reply.output.splitlines() if line.strip()}
+    assert rows["variables/w"] == ["F32", "1", "x", "2", "8", "B"]
+    assert rows["optimizer/iterations"] == ["I64", "()", "8", "B"]
 
 
 def _keras_on_a_schedule(path: Path) -> None:
@@ -75,7 +75,7 @@ def _v1_with_global_step(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("saved", "rate"),
+    ("save", "rate"),
     [
         (
             _keras_on_a_schedule,
@@ -91,13 +91,13 @@ def _v1_with_global_step(path: Path) -> None:
     ],
 )
 def test_inspect_tells_what_counts_and_the_rate(
-    saved: Callable[[Path], None], rate: str, tmp_path: Path
+    save: Callable[[Path], None], rate: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "run"
-    saved(path)
-    told = run("inspect", path).output
-    assert "step: 3\n" in told
-    assert rate in told
+    save(path)
+    text = run("inspect", path).output
+    assert "step: 3\n" in text
+    assert rate in text
     assert json.loads(run("inspect", "--json", path).output)["step"] == 3
     content = bytearray(path.read_bytes())
     length = int.from_bytes(content[:8], "little")
@@ -112,11 +112,11 @@ def test_nothing_counts_in_a_file_of_tensors(tmp_path: Path) -> None:
 
 
 def test_inspect_as_json(trained: Path) -> None:
-    found = json.loads(run("inspect", "--json", trained).output)
-    assert (found["kind"], found["step"], found["metrics"]) == ("thalweg", 2, {"loss": 0.25})
-    assert found["optimizer"]["class"] == "Adam"
-    named = {each["name"]: each for each in found["tensors"]}
-    assert named["variables/w"] == {
+    report = json.loads(run("inspect", "--json", trained).output)
+    assert (report["kind"], report["step"], report["metrics"]) == ("thalweg", 2, {"loss": 0.25})
+    assert report["optimizer"]["class"] == "Adam"
+    entries = {entry["name"]: entry for entry in report["tensors"]}
+    assert entries["variables/w"] == {
         "name": "variables/w", "dtype": "F32", "shape": [1, 2], "bytes": 8
     }  # fmt: skip
 
@@ -129,9 +129,9 @@ def test_inspect_as_a_tree(trained: Path) -> None:
 
 def test_inspect_reads_checkpoints_of_tensorflow(tmp_path: Path) -> None:
     bundle.write(tmp_path / "model.ckpt-5", {"layer/w": of_tensor(torch.ones(2, 3))})
-    told = run("inspect", tmp_path / "model.ckpt-5").output
-    assert "TensorFlow, 1 tensors, 24 B" in " ".join(told.split())
-    assert "2 x 3" in told
+    text = run("inspect", tmp_path / "model.ckpt-5").output
+    assert "TensorFlow, 1 tensors, 24 B" in " ".join(text.split())
+    assert "2 x 3" in text
 
 
 def test_savers_name_files_without_their_ending(trained: Path) -> None:
@@ -150,38 +150,38 @@ def test_verify(trained: Path) -> None:
     bad = run("verify", damaged)
     assert bad.exit_code == 1
     assert "Checksum does not match" in " ".join(bad.output.split())
-    both = run("verify", damaged, trained)
-    assert both.exit_code == 1
-    assert "verified" in both.output
+    outcome = run("verify", damaged, trained)
+    assert outcome.exit_code == 1
+    assert "verified" in outcome.output
 
 
 def test_files_without_checksums_are_not_called_verified() -> None:
-    found = run("verify", Path(__file__).parents[1] / "goldens/keras_files/adam.h5")
-    assert found.exit_code == 0
-    assert "13 tensors, 620 B, readable; HDF5 holds no checksums" in " ".join(found.output.split())
+    reply = run("verify", Path(__file__).parents[1] / "goldens/keras_files/adam.h5")
+    assert reply.exit_code == 0
+    assert "13 tensors, 620 B, readable; HDF5 holds no checksums" in " ".join(reply.output.split())
 
 
 def test_diff(trained: Path, tmp_path: Path) -> None:
-    same = run("diff", trained, trained)
-    assert (same.exit_code, same.output) == (0, "All tensors are equal, to the bit.\n")
-    one, other = tmp_path / "one", tmp_path / "other"
+    equal = run("diff", trained, trained)
+    assert (equal.exit_code, equal.output) == (0, "All tensors are equal, to the bit.\n")
+    first, second = tmp_path / "one", tmp_path / "other"
     a, b = Variable([1.0, 2.0], name="a"), Variable([1.0, 2.5], name="a")
     zeros = [Variable([value], name="z") for value in (0.0, -0.0)]
-    checkpoint.save(one, variables=[a, zeros[0], Variable([1.0], name="only")])
-    checkpoint.save(other, variables=[b, zeros[1], Variable([1.0], name="new")])
-    told = run("diff", one, other)
-    assert told.exit_code == 1
-    assert told.output.splitlines() == [
-        f"'variables/only' is in {one} only",
-        f"'variables/new' is in {other} only",
+    checkpoint.save(first, variables=[a, zeros[0], Variable([1.0], name="only")])
+    checkpoint.save(second, variables=[b, zeros[1], Variable([1.0], name="new")])
+    outcome = run("diff", first, second)
+    assert outcome.exit_code == 1
+    assert outcome.output.splitlines() == [
+        f"'variables/only' is in {first} only",
+        f"'variables/new' is in {second} only",
         "'variables/a' differs in 1 of 2 elements, by 0.5 at most",
         "'variables/z' has other bits of equal values",
     ]
-    assert len(json.loads(run("diff", "--json", one, other).output)["differences"]) == 4
+    assert len(json.loads(run("diff", "--json", first, second).output)["differences"]) == 4
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "said"),
+    ("first", "second", "message"),
     [
         (torch.tensor([1 + 2j]), torch.tensor([1 + 3j]), "1 of 1 elements, by 1 at most"),
         (torch.tensor([2**53]), torch.tensor([2**53 + 1]), "1 of 1 elements, by 1 at most"),
@@ -196,19 +196,19 @@ def test_diff(trained: Path, tmp_path: Path) -> None:
     ],
 )
 def test_differences_of_dtypes(
-    one: torch.Tensor, other: torch.Tensor, said: str, tmp_path: Path
+    first: torch.Tensor, second: torch.Tensor, message: str, tmp_path: Path
 ) -> None:
-    for name, value in (("a", one), ("b", other)):
+    for name, value in (("a", first), ("b", second)):
         checkpoint.save(tmp_path / name, variables={"w": value})
-    assert said in run("diff", tmp_path / "a", tmp_path / "b").output
+    assert message in run("diff", tmp_path / "a", tmp_path / "b").output
 
 
-def test_what_a_file_holds_neither_formats_nor_moves_the_terminal(tmp_path: Path) -> None:
+def test_contents_of_files_are_escaped_on_the_terminal(tmp_path: Path) -> None:
     hostile = "[/x][red]\x1b[2J\u202e\x9b"
-    shown = "[/x][red]\\x1b[2J\\u202e\\x9b"
-    one, other = tmp_path / "[b]\x1bone", tmp_path / "other"
+    escaped = "[/x][red]\\x1b[2J\\u202e\\x9b"
+    file, empty = tmp_path / "[b]\x1bone", tmp_path / "other"
     container.write(
-        one,
+        file,
         {hostile: of_tensor(torch.ones(2))},
         {
             "optimizer": {"class": hostile, "arguments": {hostile: hostile}},
@@ -216,61 +216,61 @@ def test_what_a_file_holds_neither_formats_nor_moves_the_terminal(tmp_path: Path
             "metrics": {hostile: hostile},
         },
     )
-    container.write(other, {}, {})
+    container.write(empty, {}, {})
     damaged = tmp_path / "[y]\x1bdamaged"
-    damaged.write_bytes(one.read_bytes()[:-1] + b"\1")
+    damaged.write_bytes(file.read_bytes()[:-1] + b"\1")
     runs = [
-        ("inspect", one), ("inspect", "--tree", one), ("inspect", other), ("verify", one),
-        ("verify", one, damaged), ("verify", damaged), ("diff", one, other),
-        ("convert", one, tmp_path / "out"), ("inspect", tmp_path / f"none{hostile}"),
+        ("inspect", file), ("inspect", "--tree", file), ("inspect", empty), ("verify", file),
+        ("verify", file, damaged), ("verify", damaged), ("diff", file, empty),
+        ("convert", file, tmp_path / "out"), ("inspect", tmp_path / f"none{hostile}"),
         ("--debug", "verify", damaged),
     ]  # fmt: skip
-    told = ["\n".join((each.stdout, each.stderr)) for each in (run(*each) for each in runs)]
-    for text in told:
+    texts = ["\n".join((reply.stdout, reply.stderr)) for reply in (run(*words) for words in runs)]
+    for text in texts:
         assert "MarkupError" not in text
         assert not set(text) & set("\x1b\u202e\x9b")
-    assert sum(shown in text for text in told) >= 6
-    assert f"optimizer: {shown} ({shown}={shown})" in told[0]
-    assert "[b]\\x1bone: 1 tensors, 8 B, verified" in told[3]
-    assert "[y]\\x1bdamaged" in told[5]
+    assert sum(escaped in text for text in texts) >= 6
+    assert f"optimizer: {escaped} ({escaped}={escaped})" in texts[0]
+    assert "[b]\\x1bone: 1 tensors, 8 B, verified" in texts[3]
+    assert "[y]\\x1bdamaged" in texts[5]
 
 
 SAVER = Path(__file__).parents[1] / "goldens" / "checkpoints" / "ckpt_v1" / "adam" / "model.ckpt-5"
 KERAS = Path(__file__).parents[1] / "goldens" / "keras_files" / "adam.keras"
-WATCHED = [
+READ_COMMANDS = [
     *[("verify", "ours"), ("verify", "tensorflow"), ("verify", "keras"), ("inspect", "keras")],
     *[("diff", "ours"), ("diff", "tensorflow"), ("diff", "keras")],
     *[("convert", "tensorflow"), ("convert", "keras"), ("convert --to tf", "ours")],
 ]
 
 
-@pytest.mark.parametrize(("command", "kind"), WATCHED)
+@pytest.mark.parametrize(("command", "kind"), READ_COMMANDS)
 @pytest.mark.parametrize("large", [True, False])
 def test_large_files_have_a_bar(
     command: str, kind: str, large: bool, trained: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from rich.progress import Progress
 
-    seen: list[tuple[int, int]] = []
+    updates: list[tuple[int, int]] = []
 
     def update(self: Progress, task: Any, *, completed: int, total: int) -> None:
-        seen.append((completed, total))
+        updates.append((completed, total))
 
     monkeypatch.setattr(Progress, "update", update)
     monkeypatch.setattr(files, "LARGE", 100 if large else 1 << 30)
     monkeypatch.setenv("FORCE_COLOR", "1")  # rich then takes the terminal for one
     path = {"ours": trained, "tensorflow": SAVER, "keras": KERAS}[kind]
     name, *options = command.split()
-    given = {"diff": [path, path], "convert": [*options, path, trained.parent / "out"]}
+    arguments = {"diff": [path, path], "convert": [*options, path, trained.parent / "out"]}
     if kind == "tensorflow":
-        given["convert"] += ["--set", "learning_rate=0.1"]
-    told = run(name, *given.get(name, [path]))
-    assert told.exit_code == 0, told.output
-    assert bool(seen) == large
+        arguments["convert"] += ["--set", "learning_rate=0.1"]
+    outcome = run(name, *arguments.get(name, [path]))
+    assert outcome.exit_code == 0, outcome.output
+    assert bool(updates) == large
     if large:
-        assert f"{path.name} " in told.stderr
-        assert seen[-1][0] == seen[-1][1]
-        falls = sum(one[0] > other[0] for one, other in pairwise(seen))
+        assert f"{path.name} " in outcome.stderr
+        assert updates[-1][0] == updates[-1][1]
+        falls = sum(first[0] > second[0] for first, second in pairwise(updates))
         assert falls <= (name == "diff")  # the second file may begin at 0
 
 
@@ -290,22 +290,22 @@ def test_pickles_are_not_read(tmp_path: Path) -> None:
     torch.save({"w": torch.ones(2)}, tmp_path / "run.pt")
     (tmp_path / "raw").write_bytes(b"\x80\x04K\x01.")
     for path in (tmp_path / "run.pt", tmp_path / "raw"):
-        told = run("inspect", path)
-        assert told.exit_code == 1
-        assert "torch.load(weights_only=True)" in " ".join(told.output.split())
+        outcome = run("inspect", path)
+        assert outcome.exit_code == 1
+        assert "torch.load(weights_only=True)" in " ".join(outcome.output.split())
 
 
 @pytest.mark.parametrize("command", ["inspect", "verify"])
-def test_what_is_no_checkpoint(command: str, tmp_path: Path) -> None:
+def test_files_without_a_checkpoint_fail(command: str, tmp_path: Path) -> None:
     text = tmp_path / "text"
     text.write_text("hello")
     for path, message in (
         (text, "is no checkpoint of thalweg, TensorFlow or Keras"),
         (tmp_path / "none", "does not exist"),
     ):
-        told = run(command, path)
-        assert told.exit_code == 1
-        assert message in " ".join(told.output.split())
+        outcome = run(command, path)
+        assert outcome.exit_code == 1
+        assert message in " ".join(outcome.output.split())
 
 
 GOLDENS = Path(__file__).parents[1] / "goldens"
@@ -322,6 +322,6 @@ def test_optimizers_of_others_are_shown(
     name: str, lines: str, step: int | None, optimizer: str
 ) -> None:
     assert lines in run("inspect", GOLDENS / name).output
-    found = json.loads(run("inspect", "--json", GOLDENS / name).output)
-    assert found["optimizer"]["class"] == optimizer
-    assert step is None or found["step"] == step
+    document = json.loads(run("inspect", "--json", GOLDENS / name).output)
+    assert document["optimizer"]["class"] == optimizer
+    assert step is None or document["step"] == step

@@ -22,24 +22,24 @@ from thalweg._cli.race.problems import PROBLEMS
     [(10, 0), (60, 3), (600, 10), (3600, 10), (100_000, 167)],
 )
 def test_lines_of_work_that_takes_so_long(seconds: int, count: int, capfd: Any) -> None:
-    now = [0.0]
-    told = ProgressLines(lambda: now[0])
+    clock = [0.0]
+    progress = ProgressLines(lambda: clock[0])
     for step in range(1000):
-        now[0] = seconds * step / 1000
-        told.tell(step / 1000, lambda: "so far")
+        clock[0] = seconds * step / 1000
+        progress.tell(step / 1000, lambda: "so far")
     captured = capfd.readouterr()
-    found = captured.err.splitlines()
-    assert abs(len(found) - count) <= (count > 0)
+    lines = captured.err.splitlines()
+    assert abs(len(lines) - count) <= (count > 0)
     assert not captured.out
-    assert all(re.fullmatch(r"so far, \d+%, (\d+:)?\d+:\d\d", line) for line in found)
+    assert all(re.fullmatch(r"so far, \d+%, (\d+:)?\d+:\d\d", line) for line in lines)
 
 
 def test_the_time_of_a_line(capfd: Any) -> None:
-    now = [0.0]
-    told = ProgressLines(lambda: now[0])
+    clock = [0.0]
+    progress = ProgressLines(lambda: clock[0])
     for second in (62.4, 3723):
-        now[0] = second
-        told.tell(second / 4000, lambda: "x")
+        clock[0] = second
+        progress.tell(second / 4000, lambda: "x")
     assert capfd.readouterr().err == "x, 2%, 1:02\nx, 93%, 1:02:03\n"
 
 
@@ -53,9 +53,9 @@ def test_a_race_without_a_terminal(capfd: Any) -> None:
     with race_progress.watch_race(Console(file=io.StringIO()), "digits") as progress:
         race_seeds(PROBLEMS["digits"], line_up(["SGD"], {}, "digits"), seeds=[0], epochs=1,
             progress=progress)  # fmt: skip
-    found = capfd.readouterr().err.splitlines()
-    assert 8 <= len(found) <= 10
-    assert re.fullmatch(r"step \d+ of 44, ahead: SGD with [\d.]+%, \d+%, \d+:\d\d", found[-1])
+    lines = capfd.readouterr().err.splitlines()
+    assert 8 <= len(lines) <= 10
+    assert re.fullmatch(r"step \d+ of 44, ahead: SGD with [\d.]+%, \d+%, \d+:\d\d", lines[-1])
 
 
 @pytest.mark.usefixtures("often")
@@ -63,8 +63,8 @@ def test_a_large_file_without_a_terminal(monkeypatch: pytest.MonkeyPatch, capfd:
     monkeypatch.setattr(files, "_bytes_of", lambda path: files.LARGE)
     with files._watch_progress("run/model\x1b.ckpt") as progress:
         assert progress is not None
-        for done in range(0, 2001, 500):
-            progress(done, 2000)
-    found = capfd.readouterr().err.splitlines()
-    assert found[1] == "model\\x1b.ckpt: 500 B of 2 kB, 25%, 0:00"
-    assert len(found) == 5
+        for size in range(0, 2001, 500):
+            progress(size, 2000)
+    lines = capfd.readouterr().err.splitlines()
+    assert lines[1] == "model\\x1b.ckpt: 500 B of 2 kB, 25%, 0:00"
+    assert len(lines) == 5

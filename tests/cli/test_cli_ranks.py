@@ -45,30 +45,30 @@ def test_ranks_run_the_race_of_one(tmp_path: Path) -> None:
     names = ("--optimizers", "Adam,v1:MomentumOptimizer")
     for count in "12":
         (tmp_path / count).mkdir()
-    one, two = (
+    first, two = (
         ran(tmp_path, *RACE, *names, "--nproc", count, "--out", count) for count in ("1", "2")
     )
-    assert (one.returncode, two.returncode) == (0, 0), one.stderr + two.stderr
-    told = {each["settings"]["ranks"]: each for each in map(json.loads, (one.stdout, two.stdout))}
-    assert set(told) == {1, 2}
-    assert json.loads((tmp_path / "2" / "race.json").read_text()) == told[2]
+    assert (first.returncode, two.returncode) == (0, 0), first.stderr + two.stderr
+    races = {row["settings"]["ranks"]: row for row in map(json.loads, (first.stdout, two.stdout))}
+    assert set(races) == {1, 2}
+    assert json.loads((tmp_path / "2" / "race.json").read_text()) == races[2]
     losses = [
-        {row["optimizer"]: row["losses"] for row in told[count]["results"]} for count in (1, 2)
+        {row["optimizer"]: row["losses"] for row in races[count]["results"]} for count in (1, 2)
     ]
-    for name, alone in losses[0].items():
-        assert losses[1][name] == pytest.approx(alone, rel=1e-3)
-        assert alone[-1] < 0.9 * alone[0]
+    for name, expected in losses[0].items():
+        assert losses[1][name] == pytest.approx(expected, rel=1e-3)
+        assert expected[-1] < 0.9 * expected[0]
 
 
-def test_what_a_rank_raises_is_one_line(tmp_path: Path) -> None:
+def test_errors_of_a_rank_are_one_line(tmp_path: Path) -> None:
     (tmp_path / "late.py").write_text(LATE)
-    done = ran(tmp_path, *RACE, "--nproc", "2", "--optimizers", "late.py:late")
-    assert done.returncode == 1
-    (line,) = done.stderr.strip().splitlines()
+    process = ran(tmp_path, *RACE, "--nproc", "2", "--optimizers", "late.py:late")
+    assert process.returncode == 1
+    (line,) = process.stderr.strip().splitlines()
     assert line == "Error: late failed at step 1: 'too late'"
 
 
 def test_more_ranks_than_examples_in_a_batch_are_refused(tmp_path: Path) -> None:
-    done = ran(tmp_path, *RACE, "--nproc", "33")
-    assert done.returncode == 2
-    assert "32" in done.stderr
+    process = ran(tmp_path, *RACE, "--nproc", "33")
+    assert process.returncode == 2
+    assert "32" in process.stderr

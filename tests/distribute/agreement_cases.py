@@ -1,4 +1,4 @@
-"""Cases of ranks that do not do the same: what each of them is told, and that they can go on."""
+"""Cases in which one rank deviates, and all ranks are informed and can continue."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ CASES: dict[str, Callable[[Strategy], Any]] = {}
 
 
 def case(function: Callable[[Strategy], Any]) -> Callable[[Strategy], Any]:
-    """A case of that name."""
+    """Register a case under the name of its function."""
     CASES[function.__name__] = function
     return function
 
 
 def said(function: Callable[[], Any]) -> str:
-    """What a call raises, in words."""
+    """Return the class and message of the error that a call raises."""
     try:
         function()
     except Exception as error:
@@ -56,14 +56,14 @@ def broken(var: Tensor) -> Tensor:
 
 @case
 def other_calls(s: Strategy) -> Any:
-    """A call on the last rank, and another one on the others, each followed by a step of all."""
-    is_last = s.ranks.rank == s.ranks.size - 1
-    found: dict[str, Any] = {}
+    """Make one call on the last rank, another on the others, then a step on all of them."""
+    is_last_rank = s.ranks.rank == s.ranks.size - 1
+    report: dict[str, Any] = {}
 
-    def tried(name: str, one: Callable[[], str], other: Callable[[], str], own: Training) -> None:
-        words = one() if is_last else other()
-        before = own.w.tolist()
-        found[name] = [words, own.good(), [b - a for a, b in zip(before, own.w.tolist())]]
+    def tried(name: str, call: Callable[[], str], peer: Callable[[], str], job: Training) -> None:
+        words = call() if is_last_rank else peer()
+        old = job.w.tolist()
+        report[name] = [words, job.good(), [b - a for a, b in zip(old, job.w.tolist())]]
 
     def fresh(make: Callable[[], Any] = lambda: SGD(0.5)) -> Training:
         return Training(s, make())
@@ -71,51 +71,51 @@ def other_calls(s: Strategy) -> Any:
     def reduced(value: Any) -> Callable[[], str]:
         return lambda: said(lambda: s.reduce("sum", value))
 
-    own = fresh()
-    tried("apply and minimize", own.good, own.minimize, own)
+    training = fresh()
+    tried("apply and minimize", training.good, training.minimize, training)
 
-    def later(name: str, one: Callable[[Training], str]) -> None:
-        own = fresh()
+    def later(name: str, last_call: Callable[[Training], str]) -> None:
+        training = fresh()
         for _ in range(3):
-            own.minimize()  # gradients are sent while others are computed
-        tried(name, lambda: one(own), own.minimize, own)
+            training.minimize()  # gradients are sent while others are computed
+        tried(name, lambda: last_call(training), training.minimize, training)
 
     later("apply later", Training.good)
-    later("a value later", lambda own: reduced(torch.ones(2))())
-    later("values of rank 0 later", lambda own: said(lambda: s.broadcast([own.w])))
-    other = Training(s, SGD(0.5, momentum=0.5))
-    other.minimize()
-    later("another optimizer", lambda own: other.minimize())
-    own = fresh()
-    tried("a step and a value", own.good, reduced(torch.ones(2)), own)
-    tried("no pairs", own.apply, own.good, own)
-    tried("values", reduced([torch.ones(2)] * 2), reduced([torch.ones(2)]), own)
-    tried("shapes", reduced(torch.ones(2, 3)), reduced(torch.ones(3, 2)), own)
-    tried("dtypes", reduced(torch.ones(2, dtype=torch.int16)), reduced(torch.ones(2)), own)
+    later("a value later", lambda training: reduced(torch.ones(2))())
+    later("values of rank 0 later", lambda training: said(lambda: s.broadcast([training.w])))
+    second_training = Training(s, SGD(0.5, momentum=0.5))
+    second_training.minimize()
+    later("another optimizer", lambda training: second_training.minimize())
+    training = fresh()
+    tried("a step and a value", training.good, reduced(torch.ones(2)), training)
+    tried("no pairs", training.apply, training.good, training)
+    tried("values", reduced([torch.ones(2)] * 2), reduced([torch.ones(2)]), training)
+    tried("shapes", reduced(torch.ones(2, 3)), reduced(torch.ones(3, 2)), training)
+    tried("dtypes", reduced(torch.ones(2, dtype=torch.int16)), reduced(torch.ones(2)), training)
 
     def changed() -> str:
-        own.optimizer.learning_rate = 0.25
-        words = own.good()
-        own.optimizer.learning_rate = 0.5
+        training.optimizer.learning_rate = 0.25
+        words = training.good()
+        training.optimizer.learning_rate = 0.5
         return words
 
-    tried("a rate", changed, own.good, own)
+    tried("a rate", changed, training.good, training)
 
     def ahead() -> str:
-        own.optimizer.iterations.add_(1)
-        words = own.good()
-        own.optimizer.iterations.sub_(1)
+        training.optimizer.iterations.add_(1)
+        words = training.good()
+        training.optimizer.iterations.sub_(1)
         return words
 
-    tried("a step", ahead, own.good, own)
+    tried("a step", ahead, training.good, training)
     classic = fresh(lambda: train.GradientDescentOptimizer(0.5))
     malformed: Any = torch.ones(2)
     tried("no pair", lambda: classic.apply((malformed,)), classic.good, classic)
-    return found
+    return report
 
 
 class Hooked(SGD):
-    """An optimizer whose hook sees gradients before they are summed, and raises if told to."""
+    """An optimizer with a hook that sees gradients before their sum, and can raise."""
 
     raises = False
 
@@ -127,14 +127,14 @@ class Hooked(SGD):
 
 @case
 def hooks_before_the_sum(s: Strategy) -> Any:
-    is_last = s.ranks.rank == s.ranks.size - 1
-    own = Training(s, Hooked(0.5))
-    other = Variable([0.0, 0.0], name="other")
-    own.optimizer.raises = is_last
-    first = own.good()
-    own.optimizer.raises = False
-    second = own.apply((torch.ones(2), own.w), (torch.ones(2) if is_last else None, other))
-    return [first, second, own.w.tolist(), other.tolist()]
+    is_last_rank = s.ranks.rank == s.ranks.size - 1
+    job = Training(s, Hooked(0.5))
+    var = Variable([0.0, 0.0], name="other")
+    job.optimizer.raises = is_last_rank
+    first = job.good()
+    job.optimizer.raises = False
+    second = job.apply((torch.ones(2), job.w), (torch.ones(2) if is_last_rank else None, var))
+    return [first, second, job.w.tolist(), var.tolist()]
 
 
 @case
@@ -149,74 +149,74 @@ def optimizers_of_torch(s: Strategy) -> Any:
 
 @case
 def own_aggregators(s: Strategy) -> Any:
-    """Who does not sum waits for nobody, and is waited for by nobody."""
-    own = Training(s, SGD(0.5, gradient_aggregator=lambda pairs: pairs))
+    """Run an optimizer that does not sum; no rank waits for another."""
+    training = Training(s, SGD(0.5, gradient_aggregator=lambda pairs: pairs))
 
     def loss() -> Tensor:
         if s.ranks.rank:
             raise KeyError("no batch")
-        return own.w.sum()
+        return training.w.sum()
 
-    words = said(lambda: s.run(own.optimizer.minimize, (loss, [own.w])))
-    return [words, own.w.tolist()]
+    words = said(lambda: s.run(training.optimizer.minimize, (loss, [training.w])))
+    return [words, training.w.tolist()]
 
 
 @case
 def variables_that_one_rank_changes(s: Strategy) -> Any:
-    """In shape, where gradients are sent before a word, in strides, and in a constraint."""
-    is_last = s.ranks.rank == s.ranks.size - 1
-    found: dict[str, Any] = {}
-    own = Training(s)
+    """Change the shape, strides or constraint of a variable on one rank."""
+    is_last_rank = s.ranks.rank == s.ranks.size - 1
+    report: dict[str, Any] = {}
+    training = Training(s)
     for _ in range(3):
-        own.minimize()
-    before = own.w.data
-    if is_last:
-        own.w.data = torch.zeros(3)
-    words = own.minimize()
-    own.w.data = before
-    found["shape"] = [words, own.minimize(), own.w.tolist()]
+        training.minimize()
+    original = training.w.data
+    if is_last_rank:
+        training.w.data = torch.zeros(3)
+    words = training.minimize()
+    training.w.data = original
+    report["shape"] = [words, training.minimize(), training.w.tolist()]
     square = Variable(torch.zeros(2, 3), name="square")
-    if is_last:
+    if is_last_rank:
         square.data = torch.zeros(3, 2).t()
-    found["strides"] = [own.apply((torch.ones(2, 3), square)), square.tolist()]
+    report["strides"] = [training.apply((torch.ones(2, 3), square)), square.tolist()]
     for name, optimizer in (("keras", SGD(0.5)), ("v1", train.GradientDescentOptimizer(0.5))):
-        own = Training(s, optimizer)
-        own.good()
-        own.w.constraint = broken if is_last else torch.abs
-        other = [own.good()]
-        own.w.constraint = None
-        other.append(own.good())
-        s.broadcast([own.w])
-        found[name] = [*other, own.good(), own.w.tolist()]
-    return found
+        training = Training(s, optimizer)
+        training.good()
+        training.w.constraint = broken if is_last_rank else torch.abs
+        messages = [training.good()]
+        training.w.constraint = None
+        messages.append(training.good())
+        s.broadcast([training.w])
+        report[name] = [*messages, training.good(), training.w.tolist()]
+    return report
 
 
 @case
 def gradients_that_fail(s: Strategy) -> Any:
-    own = Training(s)
+    training = Training(s)
 
     def loss(number: int) -> Tensor:
         if number == s.ranks.size - 1:
             raise KeyError("no batch")
-        return own.w.sum()
+        return training.w.sum()
 
     def step() -> None:
-        pairs = s.gradients(loss, [own.w], s.ranks.size)
-        s.run(own.optimizer.apply_gradients, (pairs,))
+        pairs = s.gradients(loss, [training.w], s.ranks.size)
+        s.run(training.optimizer.apply_gradients, (pairs,))
 
-    return [said(step), own.good(), own.w.tolist()]
+    return [said(step), training.good(), training.w.tolist()]
 
 
 @case
 def graphs_that_differ(s: Strategy) -> Any:
-    """Graphs of other orders and rates, and runs that fail on one rank, before and in the run."""
-    rank, found = s.ranks.rank, {}
+    """Build graphs of other orders and rates, and fail on one rank, before and in a run."""
+    rank, report = s.ranks.rank, {}
     for name, order, rate in (("order", rank, 0), ("rate", 0, rank)):
         with Graph().as_default(), s.scope():
-            made = [v1.Variable([1.0], name=each) for each in "ab"]
-            pairs = [(v1.constant([1.0]), each) for each in made]
+            variables = [v1.Variable([1.0], name=letter) for letter in "ab"]
+            pairs = [(v1.constant([1.0]), variable) for variable in variables]
             opt = train.GradientDescentOptimizer(0.5 + rate)
-            found[name] = said(
+            report[name] = said(
                 lambda opt=opt, pairs=pairs, order=order: s.run(
                     opt.apply_gradients, (pairs[::-1] if order else pairs,)
                 )
@@ -227,14 +227,14 @@ def graphs_that_differ(s: Strategy) -> Any:
         total = s.run(lambda: current_replica().all_reduce("sum", x))
         with Session() as session:
             session.run(v1.global_variables_initializer())
-            feeds = {x: [1.0, 1.0]}
-            found["feed"] = said(lambda: session.run(op, {} if rank == s.ranks.size - 1 else feeds))
-            long = {x: [1.0, 1.0, 1.0]} if rank == s.ranks.size - 1 else feeds
-            found["run"] = said(lambda: session.run(op, long))
-            session.run(op, feeds)
-            found["w"] = session.run(w).tolist()
-            found["total"] = session.run(total, feeds).tolist()
-    return found
+            feed = {x: [1.0, 1.0]}
+            report["feed"] = said(lambda: session.run(op, {} if rank == s.ranks.size - 1 else feed))
+            long = {x: [1.0, 1.0, 1.0]} if rank == s.ranks.size - 1 else feed
+            report["run"] = said(lambda: session.run(op, long))
+            session.run(op, feed)
+            report["w"] = session.run(w).tolist()
+            report["total"] = session.run(total, feed).tolist()
+    return report
 
 
 @case
@@ -242,4 +242,4 @@ def other_dtypes_are_broadcast(s: Strategy) -> Any:
     kinds = (torch.bool, torch.int16, torch.float8_e4m3fn, torch.complex64)
     tensors = [torch.full((2, 3), s.ranks.rank + 1).to(kind).t() for kind in kinds]
     s.broadcast(tensors)
-    return [bool((each.to(torch.complex64) == 1).all()) for each in tensors]
+    return [bool((tensor.to(torch.complex64) == 1).all()) for tensor in tensors]

@@ -1,4 +1,4 @@
-"""What ranks have found, for the tests of several files."""
+"""Fixture with the reports of all ranks, for the tests of several files."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import pytest
 
 
 @pytest.fixture(scope="session")
-def told(
+def reports(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> list[dict[str, Any]]:
-    """What so many ranks have found in the cases of `distribute_cases`; they run once.
+    """Return the report of each rank on the cases of `distribute_cases`; ranks run once.
 
-    Four have run those of `sharding_cases` alone: the others are written for two and three.
+    Four ranks run those of `sharding_cases` alone: the others are written for two and three.
     """
     import distribute_cases
     import sharding_cases

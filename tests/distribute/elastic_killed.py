@@ -10,16 +10,16 @@ from typing import Any
 
 from thalweg.keras.optimizers import Adam
 
-AT = 11  # the step, between two checkpoints
+KILL_STEP = 11  # the step, between two checkpoints
 
 
 def main() -> None:
     real, steps = Adam.apply_gradients, []
-    is_chosen = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and os.environ["RANK"] == "1"
+    is_victim = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and os.environ["RANK"] == "1"
 
     def apply_gradients(self: Adam, *args: Any, **options: Any) -> Any:
         steps.append(args)
-        if is_chosen and len(steps) == AT:
+        if is_victim and len(steps) == KILL_STEP:
             os.kill(os.getpid(), signal.SIGKILL)
         return real(self, *args, **options)
 

@@ -1,6 +1,6 @@
-"""Steps over DTensors of which one rank differs, as JSON; run by `test_guarded_steps.py`.
+"""Steps over DTensors in which one rank deviates, as JSON; run by `test_guarded_steps.py`.
 
-Every case runs in forks of its own, one for each rank, so that a process that aborts is seen.
+Every case runs in one fork per rank, so that a process that aborts is noticed.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from thalweg.v1.contrib.opt import LARSOptimizer
 
 PATIENCE, TIMEOUT = 120.0, 5.0  # seconds, of steps before the one in question and of that one
 SHAPES = ((6, 4), (5, 3), (8, 8), (7,))
-AT = 3  # the steps before the one in which a rank differs
+FAULT_STEP = 3  # the steps before the one in which a rank differs
 GRID = (2, 2)  # of a mesh of two dimensions
 # Cases in which a rank is lost: the other ranks wait for it until their timeout.
-LOST = ("raise", "skip", "extra")
-LOST_AT_ONCE = 3
+TIMEOUT_CASES = ("raise", "skip", "extra")
+PARALLEL_TIMEOUTS = 3
 
-Made = Callable[[list[Any]], Any]
+Factory = Callable[[list[Any]], Any]
 
 
 def mixed(params: list[Any]) -> Any:
@@ -45,7 +45,7 @@ def mixed(params: list[Any]) -> Any:
     return optim.Mixed(groups, clip_grad_norm=1.0)
 
 
-OPTIMIZERS: dict[str, Made] = {
+OPTIMIZERS: dict[str, Factory] = {
     "AdamW": lambda params: optim.AdamW(params, lr=0.02, clip_grad_norm=1.0, ema_decay=0.9),
     "Mixed": mixed,
     "SGD": lambda params: optim.SGD(params, lr=0.02, clip_grad_norm=1.0),
@@ -63,8 +63,6 @@ OPTIMIZERS: dict[str, Made] = {
 
 
 class Training:
-    """An optimizer over DTensors, with the gradients of any step."""
-
     def __init__(self, name: str, rank: int, count: int) -> None:
         self.is_of_torch = name not in ("Keras", "v1")
         self.rank, self.is_bad = rank, rank == count - 1
@@ -96,16 +94,16 @@ class Training:
             self.optimizer.apply_gradients([(param.grad, param) for param in self.params])
 
     def kept(self) -> list[Tensor]:
-        """All tensors of the training, copied."""
-        found: list[Any] = list(self.params)
+        """Return copies of all tensors of the training."""
+        tensors: list[Any] = list(self.params)
         if self.is_of_torch:
-            for own in self.optimizer.state.values():
-                found += [each for each in own.values() if isinstance(each, Tensor)]
-        local = (each.to_local() if isinstance(each, DTensor) else each for each in found)
-        return [each.detach().clone() for each in local]
+            for slots in self.optimizer.state.values():
+                tensors += [entry for entry in slots.values() if isinstance(entry, Tensor)]
+        local = (tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors)
+        return [tensor.detach().clone() for tensor in local]
 
     def differ(self, case: str) -> None:
-        """Have this rank be otherwise than the others."""
+        """Make this rank deviate in the way of the case."""
         params, optimizer = self.params, self.optimizer
         if case == "shape":
             params[0].grad = None
@@ -137,13 +135,13 @@ def raising() -> None:
 
 
 def tried(training: Training, case: str, folder: Path) -> str:
-    """What the step in question, or what comes in its place, raises."""
+    """Return the class and message of the error that the step of the case raises."""
     if case == "save":
         if training.is_bad:
             training.params[0].to_local().untyped_storage().resize_(0)
         variables = dict(enumerate(training.params))
-        named = {f"w{place}": param for place, param in variables.items()}
-        checkpoint.save(str(folder / "saved"), optimizer=training.optimizer, variables=named)
+        named_vars = {f"w{place}": param for place, param in variables.items()}
+        checkpoint.save(str(folder / "saved"), optimizer=training.optimizer, variables=named_vars)
     elif training.is_bad and case == "skip":
         return "skipped"
     elif training.is_bad and case == "raise":
@@ -157,41 +155,43 @@ def tried(training: Training, case: str, folder: Path) -> str:
 
 def run(name: str, case: str, rank: int, count: int, folder: Path) -> dict[str, Any]:
     training = Training(name, rank, count)
-    for step in range(AT):
+    for step in range(FAULT_STEP):
         training.differentiate(step)
         training.step()
-    training.differentiate(AT)
+    training.differentiate(FAULT_STEP)
     distributed.barrier()
-    if case in LOST:
+    if case in TIMEOUT_CASES:
         for dim in range(training.mesh.ndim):
             limit = timedelta(seconds=TIMEOUT)
             distributed.distributed_c10d._set_pg_timeout(limit, training.mesh.get_group(dim))
-    sent: list[int] = []
+    messages: list[int] = []
     begin: Any = RankMessage.__init__
 
     def counted(*args: Any, **keywords: Any) -> None:
-        sent.append(1)
+        messages.append(1)
         begin(*args, **keywords)
 
     RankMessage.__init__ = counted
-    before, begun, notes = training.kept(), time.monotonic(), list[str]()
+    initial, start, notes = training.kept(), time.monotonic(), list[str]()
     try:
-        said = tried(training, case, folder)
+        message = tried(training, case, folder)
     except BaseException as error:
-        said, notes = f"{type(error).__name__}: {error}", getattr(error, "__notes__", [])
-    seconds, after = time.monotonic() - begun, [] if case == "save" else training.kept()
-    found = {
-        "said": said,
+        message, notes = f"{type(error).__name__}: {error}", getattr(error, "__notes__", [])
+    seconds, final = time.monotonic() - start, [] if case == "save" else training.kept()
+    report = {
+        "said": message,
         "notes": notes,
         "seconds": seconds,
-        "messages": len(sent),
-        "unchanged": len(before) == len(after) and all(map(torch.equal, before, after)),
+        "messages": len(messages),
+        "unchanged": len(initial) == len(final) and all(map(torch.equal, initial, final)),
     }
     if case in ("shape", "nograd", "cut"):  # of which nothing is left but the gradients
-        training.differentiate(AT)
+        training.differentiate(FAULT_STEP)
         training.step()
-        found["after"] = training.optimizer.last_step.count if training.is_of_torch else AT + 1
-    return found
+        report["after"] = (
+            training.optimizer.last_step.count if training.is_of_torch else FAULT_STEP + 1
+        )
+    return report
 
 
 def fork_case(name: str, case: str, rank: int, count: int, folder: Path) -> tuple[int, Path]:
@@ -239,26 +239,26 @@ def run_cases(
     Returns:
         The results by "case:optimizer".
     """
-    found: dict[str, dict[str, Any]] = {}
-    lost = [pair for pair in pairs if pair[0] in LOST]
-    others = [pair for pair in pairs if pair[0] not in LOST]
-    parts = max(1, -(-len(lost) // LOST_AT_ONCE))
+    reports: dict[str, dict[str, Any]] = {}
+    timeout_pairs = [pair for pair in pairs if pair[0] in TIMEOUT_CASES]
+    other_pairs = [pair for pair in pairs if pair[0] not in TIMEOUT_CASES]
+    parts = max(1, -(-len(timeout_pairs) // PARALLEL_TIMEOUTS))
     for part in range(parts):
         waiting = {
             f"{case}:{name}": fork_case(name, case, rank, count, folder)
-            for case, name in lost[part::parts]
+            for case, name in timeout_pairs[part::parts]
         }
-        for case, name in others[part::parts]:
-            found[f"{case}:{name}"] = read_result(*fork_case(name, case, rank, count, folder))
-        found |= {title: read_result(*started) for title, started in waiting.items()}
-    return found
+        for case, name in other_pairs[part::parts]:
+            reports[f"{case}:{name}"] = read_result(*fork_case(name, case, rank, count, folder))
+        reports |= {title: read_result(*handle) for title, handle in waiting.items()}
+    return reports
 
 
 def main() -> None:
     rank, store, count = int(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    pairs = [(case, name) for case, name in (each.split(":") for each in sys.argv[4:])]
+    pairs = [(case, name) for case, name in (argument.split(":") for argument in sys.argv[4:])]
     sys.stdout.write(json.dumps(run_cases(pairs, rank, count, store.parent)))
 
 

@@ -1,4 +1,4 @@
-"""A rank that is lost: what the others find, as JSON. Run by `test_distribute_lost_rank.py`."""
+"""A rank that is lost: reports of the others, as JSON. Run by `test_distribute_lost_rank.py`."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ from thalweg.keras.optimizers import Adam
 
 PATIENCE = 60.0  # seconds, of steps in which nobody is lost, however busy the machine is
 TIMEOUT = 3.0  # seconds
-AT = 3  # the step in which it is lost
+LOST_STEP = 3  # the step in which it is lost
 
 
-def lose(how: str) -> None:
-    if how == "kill":
+def lose(fault: str) -> None:
+    if fault == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
-    elif how == "stop":
+    elif fault == "stop":
         os.kill(os.getpid(), signal.SIGSTOP)
-    elif how == "exit":
+    elif fault == "exit":
         sys.exit(3)
     else:
         raise RuntimeError("lost")
 
 
 class Stalls(threading.Thread):
-    """How long the machine kept this process from running where it was to run."""
+    """Seconds for which the machine kept this process from running."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
@@ -50,14 +50,14 @@ class Stalls(threading.Thread):
 
     def run(self) -> None:
         while True:
-            begun = time.monotonic()
+            start = time.monotonic()
             time.sleep(0.05)
-            self.seconds += time.monotonic() - begun - 0.05
+            self.seconds += time.monotonic() - start - 0.05
 
 
 def main() -> None:
     rank, path, count = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
-    how, when, *kind = sys.argv[4].split("-")
+    fault, moment, *kind = sys.argv[4].split("-")
     is_shared = bool(kind)  # the slots
     patience = scale_to_load(PATIENCE)
     distributed.init_process_group(
@@ -71,67 +71,67 @@ def main() -> None:
     strategy = Strategy(timeout=patience, shard_slots=is_shared)
     size = 2 * LEAF if is_shared else 1000
     w, opt = Variable(torch.zeros(size), name="w"), Adam(0.1)
-    number, saved = 0, str(Path(path).parent / "saved")
+    number, checkpoint_path = 0, str(Path(path).parent / "saved")
 
     def step() -> None:
-        if (rank, number, when) == (1, AT, "before"):
-            lose(how)
+        if (rank, number, moment) == (1, LOST_STEP, "before"):
+            lose(fault)
         opt.apply_gradients([(torch.ones(size), w)])
         if is_shared and number == 1:
-            checkpoint.save(saved, optimizer=opt, variables=[w])
-        if (rank, number, when) == (1, AT, "after"):
-            lose(how)
+            checkpoint.save(checkpoint_path, optimizer=opt, variables=[w])
+        if (rank, number, moment) == (1, LOST_STEP, "after"):
+            lose(fault)
 
     sender: Any = Scatter if is_shared else Bucket
     real = sender.send
 
     def send(self: Any, ranks: Ranks, ordered: bool) -> None:
-        if (rank, number, when) == (1, AT, "during"):
-            lose(how)
+        if (rank, number, moment) == (1, LOST_STEP, "during"):
+            lose(fault)
         real(self, ranks, ordered)
 
     sender.send = send
     real_join = shared_step.join_parts
 
     def join(*args: Any) -> None:
-        if (rank, number, when) == (1, AT, "joining"):
-            lose(how)
+        if (rank, number, moment) == (1, LOST_STEP, "joining"):
+            lose(fault)
         real_join(*args)
 
     shared_step.join_parts = join
     stalls = Stalls()
     stalls.start()
-    begun = stalled = 0.0
+    start = stalled = 0.0
     try:
         while True:
             number += 1
-            if number == AT + (when == "after"):
+            if number == LOST_STEP + (moment == "after"):
                 strategy.ranks._timeout = timedelta(seconds=TIMEOUT)
-            begun, stalled = time.monotonic(), stalls.seconds
+            start, stalled = time.monotonic(), stalls.seconds
             strategy.run(step)
     except ReplicaLostError as error:
-        seconds = time.monotonic() - begun - (stalls.seconds - stalled)
-        again = save = ""
+        seconds = time.monotonic() - start - (stalls.seconds - stalled)
+        second_error = save = ""
         try:
             strategy.run(step)
-        except ReplicaLostError as other:
-            again = str(other)
+        except ReplicaLostError as later_error:
+            second_error = str(later_error)
         try:
-            checkpoint.save(saved, optimizer=opt, variables=[w])
-        except ReplicaLostError as other:
-            save = str(other)
-        found = {
+            checkpoint.save(checkpoint_path, optimizer=opt, variables=[w])
+        except ReplicaLostError as later_error:
+            save = str(later_error)
+        report = {
             "message": str(error),
-            "again": again,
+            "again": second_error,
             "save": save,
             "seconds": seconds,
             "steps": int(opt.iterations),
             "first": w[0].item(),
             "alike": bool((w == w[0]).all()),
             "slots": [float(slot.flatten()[0]) for slot in opt.weights[1:]],
-            "saved": saved,
+            "saved": checkpoint_path,
         }
-        print(json.dumps(found), flush=True)
+        print(json.dumps(report), flush=True)
     os._exit(0)  # a group without one of its ranks cannot be left
 
 

@@ -13,7 +13,7 @@ from torch import distributed
 
 import lost_cases
 from fresh_process import Fresh
-from lost_cases import AT, TIMEOUT
+from lost_cases import LOST_STEP, TIMEOUT
 from thalweg import Variable
 from thalweg.keras.optimizers import Adam
 
@@ -21,13 +21,13 @@ pytestmark = pytest.mark.skipif(
     not distributed.is_available(), reason="torch without torch.distributed"
 )
 
-HOW, WHEN = ("kill", "stop", "raise", "exit"), ("before", "during", "after")
-ALL = [f"{how}-{when}" for how, when in itertools.product(HOW, WHEN)]
+FAULTS, MOMENTS = ("kill", "stop", "raise", "exit"), ("before", "during", "after")
+CASES = [f"{fault}-{moment}" for fault, moment in itertools.product(FAULTS, MOMENTS)]
 QUICK = ("kill-during", "stop-before", "raise-during", "exit-after")
 
 
 def after(steps: int) -> dict[str, Any]:
-    """What one rank alone has after so many steps with the gradients of both."""
+    """Return the result of one process after some steps with the gradients of both ranks."""
     w, opt = Variable(torch.zeros(1), name="w"), Adam(0.1)
     for _ in range(steps):
         opt.apply_gradients([(torch.full((1,), 2.0), w)])
@@ -36,31 +36,31 @@ def after(steps: int) -> dict[str, Any]:
 
 
 def told_by_survivor(case: str, folder: Path) -> dict[str, Any]:
-    script, given = Path(lost_cases.__file__), (str(folder / "store"), "2", case)
-    with Fresh(script, "0", *given) as first, Fresh(script, "1", *given):
-        done = first.done()
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    script, arguments = Path(lost_cases.__file__), (str(folder / "store"), "2", case)
+    with Fresh(script, "0", *arguments) as first, Fresh(script, "1", *arguments):
+        process = first.done()
+    assert process.returncode == 0, process.stderr
+    return json.loads(process.stdout.splitlines()[-1])
 
 
 @pytest.mark.parametrize(
-    "case", [pytest.param(case, marks=() if case in QUICK else pytest.mark.slow) for case in ALL]
+    "case", [pytest.param(case, marks=() if case in QUICK else pytest.mark.slow) for case in CASES]
 )
 def test_survivors_raise_in_time_at_a_whole_step(case: str, tmp_path: Path) -> None:
-    found = told_by_survivor(case, tmp_path)
-    steps = AT if case.endswith("after") else AT - 1
-    assert found["steps"] == steps
-    assert found["alike"]
-    assert {name: found[name] for name in ("first", "slots")} == after(steps)
-    assert found["seconds"] < TIMEOUT + 2
-    message = found["message"]
+    report = told_by_survivor(case, tmp_path)
+    steps = LOST_STEP if case.endswith("after") else LOST_STEP - 1
+    assert report["steps"] == steps
+    assert report["alike"]
+    assert {name: report[name] for name in ("first", "slots")} == after(steps)
+    assert report["seconds"] < TIMEOUT + 2
+    message = report["message"]
     assert message.startswith("rank 1 did not answer rank 0 within 3 s: ")
     assert f"In step {steps + 1} " in message
     assert message.endswith(f"variables are as after step {steps}.")
-    assert found["again"].startswith("rank 1 did not answer rank 0")
+    assert report["again"].startswith("rank 1 did not answer rank 0")
 
 
-SHARED = [f"{how}-{when}" for how, when in itertools.product(HOW, (*WHEN, "joining"))]
+SHARED = [f"{fault}-{moment}" for fault, moment in itertools.product(FAULTS, (*MOMENTS, "joining"))]
 QUICK_SHARED = ("kill-joining", "raise-before")
 
 
@@ -69,21 +69,20 @@ QUICK_SHARED = ("kill-joining", "raise-before")
     [pytest.param(case, marks=() if case in QUICK_SHARED else pytest.mark.slow) for case in SHARED],
 )
 def test_without_the_slots_of_a_rank_nothing_goes_on(case: str, tmp_path: Path) -> None:
-    found = told_by_survivor(f"{case}-shared", tmp_path)
-    message, is_torn = found["message"], case.endswith("joining")
-    done = AT if case.endswith("after") else AT - 1
-    assert found["seconds"] < TIMEOUT + 2
+    report = told_by_survivor(f"{case}-shared", tmp_path)
+    message, is_torn = report["message"], case.endswith("joining")
+    last_step = LOST_STEP if case.endswith("after") else LOST_STEP - 1
+    assert report["seconds"] < TIMEOUT + 2
     assert message.startswith("rank 1 did not answer rank 0 within 3 s: ")
     if is_torn:
-        assert (
-            f"mixed: parts of them as after step {AT} and parts as after step {AT - 1}" in message
-        )
-        assert not found["alike"]
+        steps = f"parts of them as after step {LOST_STEP} and parts as after step {LOST_STEP - 1}"
+        assert f"mixed: {steps}" in message
+        assert not report["alike"]
     else:
-        assert f"variables are as after step {done} here, and may be mixed" in message
-        assert found["alike"]
-        assert found["steps"] == done
-    assert message.endswith(f"Start again from the last checkpoint, {found['saved']}.")
-    for later in (found["again"], found["save"]):
-        assert "no step can be taken and no state saved any more" in later
-        assert ("may be mixed: parts" in later) == is_torn
+        assert f"variables are as after step {last_step} here, and may be mixed" in message
+        assert report["alike"]
+        assert report["steps"] == last_step
+    assert message.endswith(f"Start again from the last checkpoint, {report['saved']}.")
+    for error in (report["again"], report["save"]):
+        assert "no step can be taken and no state saved any more" in error
+        assert ("may be mixed: parts" in error) == is_torn

@@ -14,24 +14,24 @@ from thalweg._formats.keras_files.file_source import open_source
 from thalweg._formats.stored_tensor import StoredTensor
 
 
-def made(path: Path, fill: Callable[[h5py.File], Any], **given: Any) -> Path:
-    """A file that a function has filled."""
-    with h5py.File(path, "w", **given) as hdf5:
+def made(path: Path, fill: Callable[[h5py.File], Any], **kwargs: Any) -> Path:
+    """Write a file with h5py, filled by a function; return its path."""
+    with h5py.File(path, "w", **kwargs) as hdf5:
         fill(hdf5)
     return path
 
 
 def arrays(path: Path) -> dict[str, StoredTensor]:
-    """All arrays of a file by path."""
+    """Return all arrays of a file by path."""
     with open_source(path) as source:
-        return {each.name: each.read() for each in file.root_group(source).iterate_datasets()}
+        return {array.name: array.read() for array in file.root_group(source).iterate_datasets()}
 
 
-def texts(path: Path, at: str = "") -> dict[str, list[bytes]]:
-    """The attributes of a group."""
+def texts(path: Path, group_path: str = "") -> dict[str, list[bytes]]:
+    """Return the attributes of a group."""
     with open_source(path) as source:
         group: Any = file.root_group(source)
-        for name in at.split("/") if at else []:
+        for name in group_path.split("/") if group_path else []:
             group = group.members[name]
         assert isinstance(group, Group)
-        return {name: each.read_texts() for name, each in group.attributes.items()}
+        return {name: attribute.read_texts() for name, attribute in group.attributes.items()}

@@ -1,4 +1,4 @@
-"""Entries that promise what is not there are refused by name, and nothing is read."""
+"""Entries that do not match the data: errors name them, and nothing is read."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ PAYLOAD = struct.pack("<8f", *range(8))  # what every file of data below holds
 HALF = PAYLOAD[:16]
 
 
-def at(begin: int, length: int, **changed: Any) -> BundleEntry:
-    """The entry of a part of the payload."""
-    return entry(PAYLOAD[begin : begin + length], **{"offset": begin, **changed})
+def at(begin: int, length: int, **fields: Any) -> BundleEntry:
+    """Return the entry of a part of the payload."""
+    return entry(PAYLOAD[begin : begin + length], **{"offset": begin, **fields})
 
 
 GOOD = at(0, 16).encode_message()
-WHOLE = {b"a": at(0, 16), b"w": at(16, 16)}
+TWO_TENSORS = {b"a": at(0, 16), b"w": at(16, 16)}
 
 # The entry of "w" instead, the class of the error, its words behind the name.
 ENTRIES: dict[str, tuple[BundleEntry | bytes, type[ThalwegError], str]] = {
@@ -137,25 +137,25 @@ ENTRIES: dict[str, tuple[BundleEntry | bytes, type[ThalwegError], str]] = {
 
 @pytest.mark.parametrize("name", ENTRIES)
 def test_a_wrong_entry_is_refused(name: str, tmp_path: Path) -> None:
-    made, kind, words = ENTRIES[name]
-    prefix = write(tmp_path / "ckpt", {**WHOLE, b"w": made}, PAYLOAD)
-    with pytest.raises(kind, match=words) as caught:
+    bad_entry, kind, words = ENTRIES[name]
+    prefix = write(tmp_path / "ckpt", {**TWO_TENSORS, b"w": bad_entry}, PAYLOAD)
+    with pytest.raises(kind, match=words) as error:
         bundle.read(prefix)
-    assert type(caught.value) is kind
-    assert str(caught.value).startswith(f"{prefix}: ")
-    assert "'w'" in str(caught.value)
+    assert type(error.value) is kind
+    assert str(error.value).startswith(f"{prefix}: ")
+    assert "'w'" in str(error.value)
 
 
-def test_what_the_entries_are_made_of_is_read(tmp_path: Path) -> None:
-    found = bundle.read(write(tmp_path / "ckpt", WHOLE, PAYLOAD)).tensors
-    assert [each.array().tolist() for each in found.values()] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+def test_valid_entries_are_read(tmp_path: Path) -> None:
+    tensors = bundle.read(write(tmp_path / "ckpt", TWO_TENSORS, PAYLOAD)).tensors
+    assert [tensor.array().tolist() for tensor in tensors.values()] == [[0, 1, 2, 3], [4, 5, 6, 7]]
     gap = {b"a": at(0, 8), b"w": at(24, 8)}
     assert len(bundle.read(write(tmp_path / "gap", gap, PAYLOAD)).tensors) == 2
-    more = {
-        **WHOLE,
+    entries = {
+        **TWO_TENSORS,
         b"w": at(16, 16).encode_message() + b"\xfa\x7f\2ab",
     }  # a field of later versions
-    assert len(bundle.read(write(tmp_path / "more", more, PAYLOAD)).tensors) == 2
+    assert len(bundle.read(write(tmp_path / "more", entries, PAYLOAD)).tensors) == 2
 
 
 # Slices: rows 0 to 2 and 2 to 4 of a tensor of shape (4, 2).
@@ -165,22 +165,22 @@ BOTTOM = ((2, 2), (0, 2))
 
 
 def sliced(
-    *slices, shape: tuple[int, ...] = (4, 2), kept=None, **changed
+    *slices, shape: tuple[int, ...] = (4, 2), used=None, **fields
 ) -> dict[bytes, BundleEntry]:
-    """The entries of a tensor in slices that follow each other in the file."""
-    made = {b"w": BundleEntry(1, shape, slices=slices, **changed)}
+    """Return the entries of a tensor in slices that follow each other in the file."""
+    entries = {b"w": BundleEntry(1, shape, slices=slices, **fields)}
     place = 0
-    for extents in slices if kept is None else kept:
-        own = tuple(
-            whole if length is None else length
-            for (_, length), whole in zip(extents, shape, strict=False)
+    for extents in slices if used is None else used:
+        part_shape = tuple(
+            full if length is None else length
+            for (_, length), full in zip(extents, shape, strict=False)
         )
         size = 4
-        for length in own:
+        for length in part_shape:
             size *= max(length, 0)
-        made[key_of("w", extents)] = at(place, size, shape=own)
+        entries[key_of("w", extents)] = at(place, size, shape=part_shape)
         place += size
-    return made
+    return entries
 
 
 SLICES: dict[str, tuple[dict[bytes, BundleEntry | bytes], type[ThalwegError], str]] = {
@@ -196,16 +196,16 @@ SLICES: dict[str, tuple[dict[bytes, BundleEntry | bytes], type[ThalwegError], st
         "its slices lie upon each other",
     ),
     "twice": (sliced(TOP, TOP), DataLossError, "the slice 0,2:0,2 has no entry, or comes twice"),
-    "no entry": (sliced(TOP, BOTTOM, kept=[TOP]), DataLossError, "the slice 2,2:0,2 has no entry"),
+    "no entry": (sliced(TOP, BOTTOM, used=[TOP]), DataLossError, "the slice 2,2:0,2 has no entry"),
     "no tensor": (
-        sliced(TOP, BOTTOM, kept=[TOP, BOTTOM, ((0, 1), (0, 2))]),
+        sliced(TOP, BOTTOM, used=[TOP, BOTTOM, ((0, 1), (0, 2))]),
         DataLossError,
         "belongs to no tensor",
     ),
     "beyond the shape": (sliced(TOP, ((3, 2), (0, 2))), DataLossError, "does not lie in shape"),
     "before the shape": (sliced(TOP, ((-2, 2), (0, 2))), DataLossError, "does not lie in shape"),
     "negative length": (
-        sliced(TOP, ((2, -2), (0, 2)), kept=[TOP]),
+        sliced(TOP, ((2, -2), (0, 2)), used=[TOP]),
         DataLossError,
         "does not lie in shape",
     ),
@@ -269,22 +269,22 @@ SLICES: dict[str, tuple[dict[bytes, BundleEntry | bytes], type[ThalwegError], st
 
 @pytest.mark.parametrize("name", SLICES)
 def test_wrong_slices_are_refused(name: str, tmp_path: Path) -> None:
-    made, kind, words = SLICES[name]
-    prefix = write(tmp_path / "ckpt", made, PAYLOAD)
-    with pytest.raises(kind, match=words) as caught:
+    entries, kind, words = SLICES[name]
+    prefix = write(tmp_path / "ckpt", entries, PAYLOAD)
+    with pytest.raises(kind, match=words) as error:
         bundle.read(prefix)
-    assert type(caught.value) is kind
+    assert type(error.value) is kind
 
 
-def test_what_the_slices_are_made_of_is_read(tmp_path: Path) -> None:
+def test_valid_slices_are_read(tmp_path: Path) -> None:
     for slices in ((TOP, BOTTOM), (TOP, ((2, 2), (0, None))), (((0, None), (0, None)),)):
         prefix = write(tmp_path / "ckpt", sliced(*slices), PAYLOAD)
-        found = bundle.read(prefix).tensors["w"]
-        assert found.array().tolist() == [[0, 1], [2, 3], [4, 5], [6, 7]]
-    left, right = ((0, None), (0, 1)), ((0, None), (1, 1))
-    found = bundle.read(write(tmp_path / "ckpt", sliced(left, right), PAYLOAD)).tensors["w"]
-    assert found.array().tolist() == [[0, 4], [1, 5], [2, 6], [3, 7]]
-    assert found.tensor().is_contiguous()
+        tensor = bundle.read(prefix).tensors["w"]
+        assert tensor.array().tolist() == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    first, second = ((0, None), (0, 1)), ((0, None), (1, 1))
+    tensor = bundle.read(write(tmp_path / "ckpt", sliced(first, second), PAYLOAD)).tensors["w"]
+    assert tensor.array().tolist() == [[0, 4], [1, 5], [2, 6], [3, 7]]
+    assert tensor.tensor().is_contiguous()
 
 
 HEADERS: dict[str, tuple[BundleHeader | bytes, type[ThalwegError], str]] = {
@@ -333,7 +333,7 @@ HEADERS: dict[str, tuple[BundleHeader | bytes, type[ThalwegError], str]] = {
 @pytest.mark.parametrize("name", HEADERS)
 def test_a_wrong_header_is_refused(name: str, tmp_path: Path) -> None:
     header, kind, words = HEADERS[name]
-    prefix = write(tmp_path / "ckpt", WHOLE, PAYLOAD, header)
+    prefix = write(tmp_path / "ckpt", TWO_TENSORS, PAYLOAD, header)
     for call in (bundle.read, bundle.describe):
         with pytest.raises(kind, match=words):
             call(prefix)
@@ -344,8 +344,8 @@ def test_names_are_keys_of_dictionaries_and_nothing_else(tmp_path: Path) -> None
     home.mkdir()
     names = ["../../x", "/etc/passwd", "CON", "..", ".", " ", "é", "a\nb", "x" * 1_000_000]
     tensors = {name: entry(b"", shape=(0,)) for name in names}
-    found = bundle.read(write(home / "ckpt", {k.encode(): v for k, v in tensors.items()}))
-    assert found.tensors.keys() == set(names)
+    contents = bundle.read(write(home / "ckpt", {k.encode(): v for k, v in tensors.items()}))
+    assert contents.tensors.keys() == set(names)
     assert os.listdir(tmp_path) == ["inside"]
     assert sorted(os.listdir(home)) == [f"ckpt{DATA}", "ckpt.index"]
     with pytest.raises(DataLossError, match=r"names: b'a\\xff' is no UTF-8"):
@@ -353,15 +353,15 @@ def test_names_are_keys_of_dictionaries_and_nothing_else(tmp_path: Path) -> None
     with pytest.raises(DataLossError, match=r"the slice b'\\x00a' belongs to no tensor"):
         bundle.read(write(home / "ckpt", {b"\0a": entry(b"", shape=(0,))}))
     long = {b"x" * 1_000_000: entry(b"", shape=(1,), size=0)}
-    with pytest.raises(DataLossError, match=r"x{200}'\.\.\. \(1000000 long\)") as caught:
+    with pytest.raises(DataLossError, match=r"x{200}'\.\.\. \(1000000 long\)") as error:
         bundle.read(write(home / "ckpt", long))
-    assert len(str(caught.value)) < 1000
+    assert len(str(error.value)) < 1000
 
 
 @pytest.mark.parametrize("suffix", [".index", DATA])
 def test_a_link_is_not_followed(suffix: str, tmp_path: Path) -> None:
     prefix = small(tmp_path / "ckpt")
-    before = bits(prefix)
+    initial = bits(prefix)
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     Path(f"{prefix}{suffix}").rename(elsewhere / "file")
@@ -371,11 +371,11 @@ def test_a_link_is_not_followed(suffix: str, tmp_path: Path) -> None:
     Path(f"{prefix}{suffix}").unlink()
     (elsewhere / "file").rename(f"{prefix}{suffix}")
     (tmp_path / "linked").symlink_to(tmp_path)  # a folder that the user names may be one
-    assert bits(tmp_path / "linked" / "ckpt") == before
+    assert bits(tmp_path / "linked" / "ckpt") == initial
 
 
 @pytest.mark.parametrize("suffix", [".index", DATA])
-def test_what_is_no_file_is_not_read(suffix: str, tmp_path: Path) -> None:
+def test_paths_without_a_file_raise(suffix: str, tmp_path: Path) -> None:
     prefix = small(tmp_path / "ckpt")
     Path(f"{prefix}{suffix}").unlink()
     os.mkfifo(f"{prefix}{suffix}")  # nobody writes to it
@@ -409,13 +409,13 @@ def test_wrong_strings_are_refused(tmp_path: Path) -> None:
         len(LENGTHS): "Checksum does not match",
         len(data) - 1: "Checksum does not match",
     }.items():
-        other = bytearray(data)
-        other[place] ^= 1
+        damaged = bytearray(data)
+        damaged[place] ^= 1
         with pytest.raises(DataLossError, match=f"'t': .*{words}"):
-            bundle.read(write(tmp_path / "ckpt", strings(data, checksum), bytes(other)))
-    swapped = b"\2\1" + data[2:]  # as many bytes, cut elsewhere
+            bundle.read(write(tmp_path / "ckpt", strings(data, checksum), bytes(damaged)))
+    recut = b"\2\1" + data[2:]  # as many bytes, cut elsewhere
     with pytest.raises(DataLossError, match="Checksum does not match"):
-        bundle.read(write(tmp_path / "ckpt", strings(swapped, checksum), swapped))
+        bundle.read(write(tmp_path / "ckpt", strings(recut, checksum), recut))
     for count in (2, 4):
         with pytest.raises(DataLossError, match=f"{count} strings with"):
             bundle.read(write(tmp_path / "ckpt", strings(data, checksum, count), data))
@@ -426,19 +426,19 @@ def test_wrong_strings_are_refused(tmp_path: Path) -> None:
 
 def test_promises_take_no_memory(tmp_path: Path) -> None:
     large = ((0, None), (0, None))
-    whole = (2**20, 2**20)
+    shape = (2**20, 2**20)
     cases: dict[str, dict[bytes, BundleEntry]] = {
         "size": {b"w": at(0, 16, shape=(2**40,), size=2**42)},
         "strings": {b"w": at(0, 16, dtype=7, shape=(2**40,), size=2**41)},
         "slices": {
-            b"w": BundleEntry(1, whole, slices=(large,)),
-            key_of("w", large): at(0, 16, shape=whole, size=2**42),
+            b"w": BundleEntry(1, shape, slices=(large,)),
+            key_of("w", large): at(0, 16, shape=shape, size=2**42),
         },
     }
     small(tmp_path / "small")
     bundle.read(tmp_path / "small")
-    for name, made in cases.items():
-        prefix = write(tmp_path / name, made, PAYLOAD)
+    for name, entries in cases.items():
+        prefix = write(tmp_path / name, entries, PAYLOAD)
         tracemalloc.start()
         try:
             with pytest.raises(DataLossError, match="it lies from 0 to "):

@@ -25,7 +25,7 @@ from thalweg.errors import (
 SAMPLE = BUNDLES / "version_1" / "model.ckpt"
 TOP: Slice = ((0, 1), (0, None))
 BOTTOM: Slice = ((1, 1), (0, None))
-ALL: Slice = ((0, None), (0, None))
+BOX: Slice = ((0, None), (0, None))
 
 
 def floats(*values: float) -> bytes:
@@ -33,28 +33,28 @@ def floats(*values: float) -> bytes:
 
 
 def described(
-    slices: Sequence[Slice] = (ALL,), shape: tuple[int, ...] = (2, 2), dtype: int = 1
+    slices: Sequence[Slice] = (BOX,), shape: tuple[int, ...] = (2, 2), dtype: int = 1
 ) -> bytes:
-    """What is said of the tensor "w"."""
-    made = string_field(1, "w") + bytes_field(2, encoded_shape(shape)) + number_field(3, dtype)
-    return bytes_field(1, made + b"".join(bytes_field(4, encoded_slice(each)) for each in slices))
+    """Return an encoded description of the tensor "w"."""
+    body = string_field(1, "w") + bytes_field(2, encoded_shape(shape)) + number_field(3, dtype)
+    return bytes_field(1, body + b"".join(bytes_field(4, encoded_slice(part)) for part in slices))
 
 
 def value(extents: Slice, data: bytes) -> tuple[bytes, bytes]:
-    """A slice of "w" with its key."""
-    made = string_field(1, "w") + bytes_field(2, encoded_slice(extents)) + bytes_field(3, data)
-    return key_of("w", extents), bytes_field(2, made)
+    """Return a slice of "w" with its key."""
+    body = string_field(1, "w") + bytes_field(2, encoded_slice(extents)) + bytes_field(3, data)
+    return key_of("w", extents), bytes_field(2, body)
 
 
-def put(path: Path, described: bytes, *values: tuple[bytes, bytes]) -> Path:
-    """A file with such values, in order."""
-    path.write_bytes(encoded_table([(b"", bytes_field(1, described)), *sorted(values)]))
+def put(path: Path, description: bytes, *values: tuple[bytes, bytes]) -> Path:
+    """Write a file with these values, in order."""
+    path.write_bytes(encoded_table([(b"", bytes_field(1, description)), *sorted(values)]))
     return path
 
 
 FOUR = floats(1, 2, 3, 4)
 GOOD: dict[str, tuple[bytes, list[tuple[bytes, bytes]], object]] = {
-    "one slice": (described(), [value(ALL, FOUR)], [[1, 2], [3, 4]]),
+    "one slice": (described(), [value(BOX, FOUR)], [[1, 2], [3, 4]]),
     "two slices": (
         described([TOP, BOTTOM]),
         [value(TOP, floats(1, 2)), value(BOTTOM, floats(3, 4))],
@@ -62,14 +62,14 @@ GOOD: dict[str, tuple[bytes, list[tuple[bytes, bytes]], object]] = {
     ),
     "numbers one by one": (
         described(),
-        [value(ALL, b"".join(b"\x2d" + struct.pack("<f", each) for each in range(4)))],
+        [value(BOX, b"".join(b"\x2d" + struct.pack("<f", real) for real in range(4)))],
         [[0, 1], [2, 3]],
     ),
     "negative numbers": (
         described(dtype=6),
         [
             value(
-                ALL,
+                BOX,
                 bytes_field(
                     7,
                     encode_varint(-128) + encode_varint(127) + encode_varint(-1) + encode_varint(0),
@@ -80,61 +80,61 @@ GOOD: dict[str, tuple[bytes, list[tuple[bytes, bytes]], object]] = {
     ),
     "numbers of 64 bits": (
         described(dtype=9),
-        [value(ALL, bytes_field(10, encode_varint(-(2**63)) + encode_varint(2**63 - 1) + b"\0\1"))],
+        [value(BOX, bytes_field(10, encode_varint(-(2**63)) + encode_varint(2**63 - 1) + b"\0\1"))],
         [[-(2**63), 2**63 - 1], [0, 1]],
     ),
-    "one number": (described(shape=(1, 1), dtype=10), [value(ALL, b"\x58\1")], [[True]]),
-    "nothing": (described(shape=(0, 5)), [value(ALL, b"")], []),
+    "one number": (described(shape=(1, 1), dtype=10), [value(BOX, b"\x58\1")], [[True]]),
+    "nothing": (described(shape=(0, 5)), [value(BOX, b"")], []),
 }
 
 
 @pytest.mark.parametrize("name", GOOD)
 def test_it_is_read(name: str, tmp_path: Path) -> None:
-    told, values, wanted = GOOD[name]
-    path = put(tmp_path / "ckpt", told, *values)
+    description, values, expected = GOOD[name]
+    path = put(tmp_path / "ckpt", description, *values)
     assert bundle.is_bundle(path)
-    found = bundle.read(path)
-    assert found.tensors["w"].array().tolist() == wanted
-    assert [each.name for each in bundle.describe(path)] == ["w"]
+    contents = bundle.read(path)
+    assert contents.tensors["w"].array().tolist() == expected
+    assert [entry.name for entry in bundle.describe(path)] == ["w"]
 
 
 WRONG: dict[str, tuple[bytes, list[tuple[bytes, bytes]], type[ThalwegError], str]] = {
-    "fewer numbers": (described(), [value(ALL, floats(1))], DataLossError, "4 bytes are given"),
-    "more numbers": (described(), [value(ALL, FOUR * 2)], DataLossError, "32 bytes are given"),
+    "fewer numbers": (described(), [value(BOX, floats(1))], DataLossError, "4 bytes are given"),
+    "more numbers": (described(), [value(BOX, FOUR * 2)], DataLossError, "32 bytes are given"),
     "three bytes": (
         described(),
-        [value(ALL, bytes_field(5, b"abc"))],
+        [value(BOX, bytes_field(5, b"abc"))],
         DataLossError,
         "3 bytes are given, not 16",
     ),
     "another field": (
         described(),
-        [value(ALL, bytes_field(6, bytes(16)))],
+        [value(BOX, bytes_field(6, bytes(16)))],
         DataLossError,
         "0 bytes are given",
     ),
-    "another kind": (described(), [value(ALL, b"\x28\1")], DataLossError, "numbers are of kind 0"),
+    "another kind": (described(), [value(BOX, b"\x28\1")], DataLossError, "numbers are of kind 0"),
     "too large a number": (
         described(dtype=6),
-        [value(ALL, bytes_field(7, b"\x80\1\0\0\0"))],
+        [value(BOX, bytes_field(7, b"\x80\1\0\0\0"))],
         DataLossError,
         "128 is beyond I8",
     ),
     "negative without a sign": (
         described(dtype=4),
-        [value(ALL, bytes_field(7, encode_varint(-1)))],
+        [value(BOX, bytes_field(7, encode_varint(-1)))],
         DataLossError,
         "18446744073709551615 is beyond U8",
     ),
     "no bool": (
         described(dtype=10),
-        [value(ALL, bytes_field(11, b"\2"))],
+        [value(BOX, bytes_field(11, b"\2"))],
         DataLossError,
         "2 is no bool",
     ),
     "half a number": (
         described(dtype=3),
-        [value(ALL, bytes_field(7, b"\x80"))],
+        [value(BOX, bytes_field(7, b"\x80"))],
         DataLossError,
         "a number is cut off",
     ),
@@ -147,7 +147,7 @@ WRONG: dict[str, tuple[bytes, list[tuple[bytes, bytes]], type[ThalwegError], str
     ),
     "no tensor": (
         described(),
-        [value(ALL, FOUR), value(TOP, floats(1, 2))],
+        [value(BOX, FOUR), value(TOP, floats(1, 2))],
         DataLossError,
         "belongs to no tensor, or comes twice",
     ),
@@ -170,32 +170,32 @@ WRONG: dict[str, tuple[bytes, list[tuple[bytes, bytes]], type[ThalwegError], str
     "beyond all memory": (described(shape=(2**40, 2**40)), [], DataLossError, "beyond all memory"),
     "a large promise": (
         described(shape=(2**20, 2**20)),
-        [value(ALL, FOUR)],
+        [value(BOX, FOUR)],
         DataLossError,
         "16 bytes are given, not 4398046511104",
     ),
     "unknown dtype": (
         described(dtype=77),
-        [value(ALL, b"")],
+        [value(BOX, b"")],
         UnsupportedCheckpointError,
         r"'w' \(unknown dtype 77\)",
     ),
     "a later dtype": (
         described(dtype=25),
-        [value(ALL, b"")],
+        [value(BOX, b"")],
         DataLossError,
         "it is F8_E4M3, which this format does not have",
     ),
     "strings in slices": (described([TOP, BOTTOM], dtype=7), [], DataLossError, "in 2 slices"),
     "fewer strings": (
         described(dtype=7),
-        [value(ALL, bytes_field(8, b"a"))],
+        [value(BOX, bytes_field(8, b"a"))],
         DataLossError,
         "1 strings are given, not 4",
     ),
     "numbers for strings": (
         described(shape=(1, 1), dtype=7),
-        [value(ALL, b"\x40\1")],
+        [value(BOX, b"\x40\1")],
         DataLossError,
         "0 strings are given, not 1",
     ),
@@ -204,39 +204,39 @@ WRONG: dict[str, tuple[bytes, list[tuple[bytes, bytes]], type[ThalwegError], str
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_what_is_wrong_is_refused(name: str, tmp_path: Path) -> None:
-    told, values, kind, words = WRONG[name]
-    path = put(tmp_path / "ckpt", told, *values)
-    with pytest.raises(kind, match=words) as caught:
+def test_damaged_files_raise(name: str, tmp_path: Path) -> None:
+    description, values, kind, words = WRONG[name]
+    path = put(tmp_path / "ckpt", description, *values)
+    with pytest.raises(kind, match=words) as error:
         bundle.read(path)
-    assert type(caught.value) is kind
-    assert str(caught.value).startswith(f"{path}: ")
+    assert type(error.value) is kind
+    assert str(error.value).startswith(f"{path}: ")
 
 
 def test_strings_are_read(tmp_path: Path) -> None:
     path = put(
         tmp_path / "ckpt",
         described(shape=(1, 2), dtype=7),
-        value(ALL, bytes_field(8, b"a") + bytes_field(8, b"")),
+        value(BOX, bytes_field(8, b"a") + bytes_field(8, b"")),
     )
     assert bundle.read(path).strings == {"w": [b"a", b""]}
 
 
 def test_a_file_without_a_description_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "ckpt"
-    path.write_bytes(encoded_table([value(ALL, FOUR)]))
+    path.write_bytes(encoded_table([value(BOX, FOUR)]))
     with pytest.raises(DataLossError, match="it has no description of its tensors"):
         bundle.read(path)
 
 
 def test_each_byte_is_checked(tmp_path: Path) -> None:
-    path = put(tmp_path / "ckpt", described(), value(ALL, FOUR))
-    data, wanted = path.read_bytes(), bits(path)
+    path = put(tmp_path / "ckpt", described(), value(BOX, FOUR))
+    data, expected = path.read_bytes(), bits(path)
     harmless: set[int] = set()
     for place in range(len(data)):
         path.write_bytes(data[:place] + bytes([data[place] ^ 0xFF]) + data[place + 1 :])
         try:
-            assert bits(path) == wanted
+            assert bits(path) == expected
             harmless.add(place)
         except (DataLossError, MissingFileError):
             continue
@@ -247,13 +247,13 @@ def test_several_files_are_one_checkpoint(tmp_path: Path) -> None:
     for place, (extents, data) in enumerate(((TOP, floats(1, 2)), (BOTTOM, floats(3, 4)))):
         path = tmp_path / f"ckpt-{place:05d}-of-00002"
         put(path, described([extents]), value(extents, data))
-    told: list[tuple[int, int]] = []
-    found = bundle.read(tmp_path / "ckpt", progress=lambda *numbers: told.append(numbers))
-    assert found.tensors["w"].array().tolist() == [[1, 2], [3, 4]]
-    assert told[-1][0] == told[-1][1] == sum(each.stat().st_size for each in tmp_path.iterdir())
+    calls: list[tuple[int, int]] = []
+    contents = bundle.read(tmp_path / "ckpt", progress=lambda *numbers: calls.append(numbers))
+    assert contents.tensors["w"].array().tolist() == [[1, 2], [3, 4]]
+    assert calls[-1][0] == calls[-1][1] == sum(path.stat().st_size for path in tmp_path.iterdir())
     assert bundle.is_bundle(tmp_path / "ckpt")
-    described_ = bundle.describe(tmp_path / "ckpt")
-    assert [(each.dtype, each.shape, each.bytes) for each in described_] == [("F32", (2, 2), 16)]
+    entries = bundle.describe(tmp_path / "ckpt")
+    assert [(entry.dtype, entry.shape, entry.bytes) for entry in entries] == [("F32", (2, 2), 16)]
     second = tmp_path / "ckpt-00001-of-00002"
     second.rename(tmp_path / "real")
     with pytest.raises(MissingFileError, match="ckpt-00001-of-00002: No such file"):
@@ -264,18 +264,18 @@ def test_several_files_are_one_checkpoint(tmp_path: Path) -> None:
 
 
 def test_names_can_be_chosen() -> None:
-    found = bundle.read(SAMPLE, ["part"])
-    assert found.tensors.keys() == {"part"}
-    assert found.tensors["part"].shape == (5, 2)
+    contents = bundle.read(SAMPLE, ["part"])
+    assert contents.tensors.keys() == {"part"}
+    assert contents.tensors["part"].shape == (5, 2)
 
 
-def test_what_is_no_table_is_missing(tmp_path: Path) -> None:
+def test_files_without_a_table_count_as_missing(tmp_path: Path) -> None:
     (tmp_path / "ckpt").write_text("text" * 20)
     (tmp_path / "folder").mkdir()
     for name in ("ckpt", "folder", "none"):
         assert not bundle.is_bundle(tmp_path / name)
         is_file = name == "ckpt"
         error = DataLossError if is_file else MissingFileError
-        said = "ckpt: It is no checkpoint of TensorFlow" if is_file else rf"{name}\.index: No such"
-        with pytest.raises(error, match=said):
+        text = "ckpt: It is no checkpoint of TensorFlow" if is_file else rf"{name}\.index: No such"
+        with pytest.raises(error, match=text):
             bundle.read(tmp_path / name)

@@ -1,4 +1,4 @@
-"""A bundle with any byte changed is refused, or what is read is what was written."""
+"""A bundle with any byte changed raises an error, or its values are those that were written."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ PLACES = 4  # bytes at the end of a small table that say where two blocks are
 
 
 def harmless(prefix: Path, flips: list[int]) -> set[int]:
-    """The bytes of the index whose flips were not noticed; the values must be the same, then."""
-    wanted: dict[str, object] = bits(prefix)
-    found: set[int] = set()
+    """Return the positions in the index whose flips change no value and raise no error."""
+    expected: dict[str, object] = bits(prefix)
+    positions: set[int] = set()
     for suffix in (".index", DATA):
         with Path(f"{prefix}{suffix}").open("r+b", buffering=0) as file:
             for place, byte in enumerate(file.read()):
                 for flipped in flips:
                     put(file, place, byte ^ flipped)
                     with contextlib.suppress(DataLossError):
-                        assert (bits(prefix), suffix) == (wanted, ".index"), (place, flipped)
-                        found.add(place)
+                        assert (bits(prefix), suffix) == (expected, ".index"), (place, flipped)
+                        positions.add(place)
                 put(file, place, byte)
-    return found
+    return positions
 
 
 def put(file: IO[bytes], place: int, byte: int) -> None:
@@ -46,8 +46,8 @@ def test_each_bit_of_a_small_bundle_is_checked(tmp_path: Path) -> None:
     # What the end of a table is filled up with says nothing. The last bit of the number before it
     # makes it a longer way to write the same.
     filling = set(range(end - FOOTER + PLACES, end - 8))
-    found = harmless(prefix, [1 << bit for bit in range(8)])
-    assert filling <= found <= filling | {min(filling) - 1}
+    positions = harmless(prefix, [1 << bit for bit in range(8)])
+    assert filling <= positions <= filling | {min(filling) - 1}
 
 
 @pytest.mark.slow
@@ -70,15 +70,15 @@ def test_a_flip_is_told_with_the_name_and_both_checksums(tmp_path: Path) -> None
     data = bytearray(Path(f"{prefix}{DATA}").read_bytes())
     data[-1] ^= 1
     Path(f"{prefix}{DATA}").write_bytes(data)
-    with pytest.raises(DataLossError) as caught:
+    with pytest.raises(DataLossError) as error:
         bundle.read(prefix)
-    assert str(caught.value) == (
+    assert str(error.value) == (
         f"{prefix}: 'dec/kernel': Checksum does not match: stored 3944279238"
         " vs. calculated on the restored bytes 426995653"
     )
 
 
-def test_what_is_not_asked_for_is_not_read(tmp_path: Path) -> None:
+def test_unrequested_tensors_are_not_read(tmp_path: Path) -> None:
     prefix = small(tmp_path / "ckpt")
     data = bytearray(Path(f"{prefix}{DATA}").read_bytes())
     data[-1] ^= 1
@@ -101,16 +101,17 @@ def test_data_that_is_truncated_is_refused(tmp_path: Path) -> None:
 def test_random_flips_of_a_large_bundle_are_refused(tmp_path: Path) -> None:
     tensors = {f"w{place}": torch.randn(1 << 20) for place in range(4)}
     bundle.write(
-        tmp_path / "ckpt", {name: stored_tensor.of_tensor(each) for name, each in tensors.items()}
+        tmp_path / "ckpt",
+        {name: stored_tensor.of_tensor(tensor) for name, tensor in tensors.items()},
     )
     path, dice = tmp_path / f"ckpt{DATA}", random.Random(0)
     with path.open("r+b", buffering=0) as file:
         for _ in range(200):
             place, bit = dice.randrange(1 << 24), 1 << dice.randrange(8)
             file.seek(place)
-            before = file.read(1)[0]
-            put(file, place, before ^ bit)
+            initial = file.read(1)[0]
+            put(file, place, initial ^ bit)
             with pytest.raises(DataLossError, match=f"'w{place >> 22}': Checksum"):
                 bundle.read(tmp_path / "ckpt", [f"w{place >> 22}"])
-            put(file, place, before)
+            put(file, place, initial)
     assert len(bundle.read(tmp_path / "ckpt").tensors) == 4

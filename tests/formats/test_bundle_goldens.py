@@ -1,4 +1,4 @@
-"""Bundles that TensorFlow wrote are read to the bit, and written again to the byte."""
+"""Bundles of TensorFlow are read to the bit, and written again to the byte."""
 
 from __future__ import annotations
 
@@ -18,7 +18,11 @@ from thalweg._formats.bundle.object_graph import KEY
 from thalweg.errors import UnsupportedCheckpointError
 
 SAMPLES = sorted(path.with_suffix("") for path in GOLDENS.glob("ckpt_v*/*/*.index"))
+<<<<<<< HEAD
 TOLD: dict[str, Any] = json.loads((BUNDLES / "values.json").read_text())["recorded"]
+=======
+RECORD: dict[str, Any] = json.loads((RECORDED / "values.json").read_text())["recorded"]
+>>>>>>> tests-files
 READ = [
     "boxes",
     "dtypes",
@@ -37,31 +41,32 @@ def title(prefix: Path) -> str:
 
 @pytest.mark.parametrize("prefix", SAMPLES, ids=title)
 def test_samples_are_read_to_the_bit(prefix: Path) -> None:
-    found = bundle.read(prefix)
+    contents = bundle.read(prefix)
     with np.load(prefix.parent / "values.npz") as file:
-        wanted = {key[6:]: file[key] for key in file if key.startswith("value|")}
-    assert found.tensors.keys() == wanted.keys()
-    for name, each in wanted.items():
-        array = found.tensors[name].array()
-        assert (array.dtype, array.shape) == (each.dtype, each.shape), name
-        assert array.tobytes() == each.tobytes(), name
-        tensor = found.tensors[name].tensor()
-        assert tensor.numpy().tobytes() == each.tobytes(), name
-    assert (found.graph is None) == (prefix.name == "model.ckpt-5")
-    assert not found.strings
+        expected = {key[6:]: file[key] for key in file if key.startswith("value|")}
+    assert contents.tensors.keys() == expected.keys()
+    for name, expected_array in expected.items():
+        array = contents.tensors[name].array()
+        assert (array.dtype, array.shape) == (expected_array.dtype, expected_array.shape), name
+        assert array.tobytes() == expected_array.tobytes(), name
+        tensor = contents.tensors[name].tensor()
+        assert tensor.numpy().tobytes() == expected_array.tobytes(), name
+    assert (contents.graph is None) == (prefix.name == "model.ckpt-5")
+    assert not contents.strings
 
 
 @pytest.mark.parametrize("prefix", SAMPLES, ids=title)
 def test_samples_are_written_as_tensorflow_wrote_them(prefix: Path, tmp_path: Path) -> None:
-    found = bundle.read(prefix)
-    bundle.write(tmp_path / "again", found.tensors, found.graph)
+    contents = bundle.read(prefix)
+    bundle.write(tmp_path / "again", contents.tensors, contents.graph)
     for suffix in (".index", DATA):
-        again = (tmp_path / f"again{suffix}").read_bytes()
-        assert again == Path(f"{prefix}{suffix}").read_bytes(), suffix
+        content = (tmp_path / f"again{suffix}").read_bytes()
+        assert content == Path(f"{prefix}{suffix}").read_bytes(), suffix
 
 
 @pytest.mark.parametrize("name", READ)
 def test_recorded_bundles_are_read_to_the_bit(name: str) -> None:
+<<<<<<< HEAD
     found = bundle.read(BUNDLES / name / "model.ckpt")
     wanted = dict(TOLD[name]["tensors"])
     assert (KEY in wanted) == (found.graph is not None)
@@ -76,6 +81,22 @@ def test_recorded_bundles_are_read_to_the_bit(name: str) -> None:
         assert (described[key].dtype, described[key].shape) == (each.dtype, each.shape)
         assert described[key].bytes == each.data.nbytes
     assert {key for key, each in described.items() if each.dtype == "string"} - {KEY} == set(
+=======
+    loaded = bundle.read(RECORDED / name / "model.ckpt")
+    expected = dict(RECORD[name]["tensors"])
+    assert (KEY in expected) == (loaded.graph is not None)
+    expected.pop(KEY, None)
+    strings = {key: value[2] for key, value in expected.items() if value[0] == "string"}
+    assert {key: [text.hex() for text in value] for key, value in loaded.strings.items()} == strings
+    tensors = {key: value for key, value in expected.items() if key not in strings}
+    assert {key: bundle_examples.kept(array) for key, array in loaded.tensors.items()} == tensors
+    entries = {entry.name: entry for entry in bundle.describe(RECORDED / name / "model.ckpt")}
+    assert entries.keys() == RECORD[name]["tensors"].keys()
+    for key, tensor in loaded.tensors.items():
+        assert (entries[key].dtype, entries[key].shape) == (tensor.dtype, tensor.shape)
+        assert entries[key].bytes == tensor.data.nbytes
+    assert {key for key, entry in entries.items() if entry.dtype == "string"} - {KEY} == set(
+>>>>>>> tests-files
         strings
     )
 
@@ -84,13 +105,13 @@ def test_a_bundle_of_many_names_is_read_and_written_alike(tmp_path: Path) -> Non
     for path in (BUNDLES / "many").iterdir():
         (tmp_path / path.stem).write_bytes(lzma.decompress(path.read_bytes()))
     prefix = tmp_path / "model.ckpt"
-    found = bundle.read(prefix)
-    lines = [f"{name} {each.data.hex()}\n" for name, each in found.tensors.items()]
-    told = TOLD["many"]
-    assert len(lines) == told["count"]
+    contents = bundle.read(prefix)
+    lines = [f"{name} {tensor.data.hex()}\n" for name, tensor in contents.tensors.items()]
+    summary = RECORD["many"]
+    assert len(lines) == summary["count"]
     digest = hashlib.sha256("".join(lines).encode()).hexdigest()
-    assert digest == told["sha256 of 'name hex' in lines"]
-    bundle.write(tmp_path / "again", found.tensors)
+    assert digest == summary["sha256 of 'name hex' in lines"]
+    bundle.write(tmp_path / "again", contents.tensors)
     index = (tmp_path / "model.ckpt.index").read_bytes()
     assert len(index) > 2 << 18  # several blocks
     assert (tmp_path / "again.index").read_bytes() == index
@@ -100,26 +121,35 @@ def test_a_bundle_of_many_names_is_read_and_written_alike(tmp_path: Path) -> Non
 def test_states_of_iterators_are_skipped_and_named() -> None:
     prefix = BUNDLES / "variant" / "model.ckpt"
     name = "data/.ATTRIBUTES/ITERATOR_STATE"
-    described = {each.name: each.dtype for each in bundle.describe(prefix)}
-    assert described[name] == "variant"
+    dtypes = {entry.name: entry.dtype for entry in bundle.describe(prefix)}
+    assert dtypes[name] == "variant"
     with pytest.raises(UnsupportedCheckpointError, match=rf"{name}' \(variant\)"):
         bundle.read(prefix, {name})
     key = "w/.ATTRIBUTES/VARIABLE_VALUE"
-    for names, variants in ((None, (name,)), (described.keys() - {name}, ())):
-        found = bundle.read(prefix, names)
-        assert found.variants == variants
-        assert bundle_examples.kept(found.tensors[key]) == TOLD["variant"]["tensors"][key]
+    for names, variants in ((None, (name,)), (dtypes.keys() - {name}, ())):
+        contents = bundle.read(prefix, names)
+        assert contents.variants == variants
+        assert bundle_examples.kept(contents.tensors[key]) == RECORD["variant"]["tensors"][key]
 
 
 @pytest.mark.parametrize("name", ["ours", "ours_object"])
-def test_what_tensorflow_has_restored_is_what_is_written(name: str, tmp_path: Path) -> None:
+def test_written_files_are_those_that_tensorflow_restored(name: str, tmp_path: Path) -> None:
     # tools/record_bundles.py --restore had TensorFlow 2.21 restore these files.
     bundle_examples.write(tmp_path)
+<<<<<<< HEAD
     told = json.loads((BUNDLES / name / "values.json").read_text())
     assert bundle_examples.digests(BUNDLES / name) == told["sha256"]
     assert bundle_examples.digests(tmp_path / name) == told["sha256"]
     found = bundle.read(BUNDLES / name / "model.ckpt")
     assert {key: bundle_examples.kept(each) for key, each in found.tensors.items()} == {
         key: told["tensors"][key] for key in sorted(told["tensors"])
+=======
+    document = json.loads((RECORDED / name / "values.json").read_text())
+    assert bundle_examples.digests(RECORDED / name) == document["sha256"]
+    assert bundle_examples.digests(tmp_path / name) == document["sha256"]
+    contents = bundle.read(RECORDED / name / "model.ckpt")
+    assert {key: bundle_examples.kept(tensor) for key, tensor in contents.tensors.items()} == {
+        key: document["tensors"][key] for key in sorted(document["tensors"])
+>>>>>>> tests-files
     }
-    assert found.graph == (bundle_examples.as_objects()[1] if name == "ours_object" else None)
+    assert contents.graph == (bundle_examples.as_objects()[1] if name == "ours_object" else None)

@@ -1,4 +1,4 @@
-"""Graphs of objects: those of the samples in words, and those with one thing wrong."""
+"""Graphs of objects: those of the samples as text, and those with one thing wrong."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ VALUE = ".ATTRIBUTES/VARIABLE_VALUE"
 
 
 def put(folder: Path, *texts: bytes) -> Path:
-    """A bundle with such a graph."""
+    """Write a bundle with this graph."""
     data, checksum = encoded_strings(texts)
     shape = () if len(texts) == 1 else (len(texts),)
     return write(
@@ -85,18 +85,18 @@ def test_a_wrong_graph_is_refused(name: str, tmp_path: Path) -> None:
 
 
 def test_a_graph_is_one_string(tmp_path: Path) -> None:
-    whole = encode_graph(ObjectGraph((Node(),)))
-    assert bundle.read(put(tmp_path, whole)).graph == ObjectGraph((Node(),))
+    graph = encode_graph(ObjectGraph((Node(),)))
+    assert bundle.read(put(tmp_path, graph)).graph == ObjectGraph((Node(),))
     with pytest.raises(DataLossError, match=f"'{KEY}': it has 2 strings"):
-        bundle.read(put(tmp_path, whole, whole))
+        bundle.read(put(tmp_path, graph, graph))
 
 
 def test_a_graph_that_turns_in_a_circle_is_read(tmp_path: Path) -> None:
-    around = ObjectGraph((Node({"next": 1, "self": 0}), Node({"back": 0})))
-    assert bundle.read(put(tmp_path, encode_graph(around))).graph == around
+    cycle = ObjectGraph((Node({"next": 1, "self": 0}), Node({"back": 0})))
+    assert bundle.read(put(tmp_path, encode_graph(cycle))).graph == cycle
 
 
 def test_a_graph_is_read_whatever_is_asked_for() -> None:
-    found = bundle.read(GOLDENS / "ckpt_v2" / "adam" / "model.ckpt", ())
-    assert found.tensors == {}
-    assert found.graph is not None
+    contents = bundle.read(GOLDENS / "ckpt_v2" / "adam" / "model.ckpt", ())
+    assert contents.tensors == {}
+    assert contents.graph is not None

@@ -1,4 +1,4 @@
-"""A checkpoint of TensorFlow in the place of another: what a failure leaves, and what it says."""
+"""Replacement of a TensorFlow checkpoint: files and error messages after a failure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CALLS = [(name, number) for name in ("open", "write", "fsync", "replace") for nu
 
 
 def _failing(monkeypatch: pytest.MonkeyPatch, name: str, number: int) -> list[None]:
-    """Have one call fail; what is returned grows with each."""
+    """Make one call fail; the returned counter grows with each call."""
     real, calls = getattr(os, name), list[None]()
 
     def call(*args: Any, **options: Any) -> Any:
@@ -33,35 +33,35 @@ def _failing(monkeypatch: pytest.MonkeyPatch, name: str, number: int) -> list[No
 
 @pytest.mark.parametrize(("name", "number"), CALLS)
 @pytest.mark.parametrize("has_old", [True, False])
-def test_what_is_left_is_what_the_error_says(
+def test_errors_describe_the_remaining_files(
     name: str, number: int, has_old: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "ckpt"
     if has_old:
         bundle.write(path, OLD)
-    told, calls = "", list[None]()
+    message, calls = "", list[None]()
     with monkeypatch.context() as patch:
         calls = _failing(patch, name, number)
         try:
             bundle.write(path, NEW)
         except CheckpointWriteError as error:
-            told = str(error)
-    if not told:
+            message = str(error)
+    if not message:
         assert len(calls) <= number or name == "open"
         assert bundle.read(path).tensors["w"].tensor()[0] == 2
-    elif "the previous checkpoint is intact" in told:
+    elif "the previous checkpoint is intact" in message:
         assert has_old
         assert bundle.read(path).tensors["w"].tensor()[0] == 1
-    elif "nothing was saved" in told:
+    elif "nothing was saved" in message:
         assert not has_old
         assert not bundle.is_bundle(path)
-    elif "there is no checkpoint to be read" in told:
+    elif "there is no checkpoint to be read" in message:
         assert (name, number) == ("replace", 1)
         with pytest.raises(DataLossError):
             bundle.read(path)
     else:
-        assert "the new checkpoint is in its place" in told
+        assert "the new checkpoint is in its place" in message
         assert bundle.read(path).tensors["w"].tensor()[0] == 2
-    assert not [each for each in os.listdir(tmp_path) if each.endswith(".tmp")]
+    assert not [name for name in os.listdir(tmp_path) if name.endswith(".tmp")]
     bundle.write(path, NEW)
     assert bundle.read(path).tensors["w"].tensor()[0] == 2

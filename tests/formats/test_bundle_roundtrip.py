@@ -1,4 +1,4 @@
-"""What is written is read again to the bit, whatever its names, shapes and dtypes."""
+"""Bundles are read back to the bit, for all names, shapes and dtypes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from thalweg.errors import (
     UnsupportedCheckpointError,
 )
 
-ALIKE = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+SHARED_FIXTURES = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 CHARACTERS = st.characters(codec="utf-8")
 NAMES = st.text(CHARACTERS, min_size=1).filter(lambda name: name[0] != "\0" and name != KEY)
 SHAPES = st.lists(st.integers(0, 4), max_size=5).map(tuple)
@@ -36,7 +36,7 @@ SHAPES = st.lists(st.integers(0, 4), max_size=5).map(tuple)
 
 @pytest.fixture(autouse=True)
 def _nothing_lasts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody waits for the disk."""
+    """Skip waiting for the disk."""
     monkeypatch.setattr(os, "fsync", lambda file: None)
 
 
@@ -57,21 +57,21 @@ def tensors(draw: Any) -> StoredTensor:
     )
 
 
-def shown(found: dict[str, StoredTensor]) -> dict[str, Any]:
-    return {name: (each.dtype, each.shape, bytes(each.data)) for name, each in found.items()}
+def shown(tensors: dict[str, StoredTensor]) -> dict[str, Any]:
+    return {name: (part.dtype, part.shape, bytes(part.data)) for name, part in tensors.items()}
 
 
-@ALIKE
+@SHARED_FIXTURES
 @given(st.dictionaries(NAMES, tensors(), max_size=8))
 def test_tensors_come_back(tmp_path: Path, given_tensors: dict[str, StoredTensor]) -> None:
     bundle.write(tmp_path / "ckpt", given_tensors)
-    found = bundle.read(tmp_path / "ckpt")
-    assert shown(found.tensors) == shown(given_tensors)
-    assert list(found.tensors) == sorted(given_tensors, key=str.encode)
-    assert (found.graph, found.strings) == (None, {})
+    contents = bundle.read(tmp_path / "ckpt")
+    assert shown(contents.tensors) == shown(given_tensors)
+    assert list(contents.tensors) == sorted(given_tensors, key=str.encode)
+    assert (contents.graph, contents.strings) == (None, {})
     assert bundle.is_bundle(tmp_path / "ckpt")
-    for each in found.tensors.values():
-        assert each.tensor().shape == each.shape  # every dtype is one of torch, too
+    for tensor in contents.tensors.values():
+        assert tensor.tensor().shape == tensor.shape  # every dtype is one of torch, too
 
 
 @given(st.dictionaries(st.binary(max_size=12), st.binary(max_size=6), max_size=60))
@@ -96,23 +96,23 @@ KEYS = st.tuples(st.text(CHARACTERS), st.lists(st.tuples(LENGTHS, LENGTHS), max_
 
 
 @given(KEYS, KEYS)
-def test_keys_of_slices_have_the_order_of_what_they_stand_for(one: Any, other: Any) -> None:
+def test_keys_of_slices_have_the_order_of_what_they_stand_for(first: Any, second: Any) -> None:
     def rank(name: str, extents: Any) -> Any:
         return name.encode(), len(extents), extents
 
-    keys = [slices.key_of(*each) for each in (one, other)]
-    assert (keys[0] < keys[1]) == (rank(*one) < rank(*other))
-    assert (keys[0] == keys[1]) == (rank(*one) == rank(*other))
+    keys = [slices.key_of(*pair) for pair in (first, second)]
+    assert (keys[0] < keys[1]) == (rank(*first) < rank(*second))
+    assert (keys[0] == keys[1]) == (rank(*first) == rank(*second))
 
 
 @cache
 def nodes(count: int) -> Any:
-    """A node of a graph of so many."""
+    """Draw a node of a graph of `count` nodes."""
     ids, text = st.integers(0, count - 1), st.text(CHARACTERS, max_size=5)
     values = st.builds(SavedAttribute, text, text, text)
     slots = st.builds(SlotVariable, ids, text, ids)
-    some = [st.lists(each, max_size=3).map(tuple) for each in (values, slots)]
-    return st.builds(Node, st.dictionaries(text, ids, max_size=4), *some)
+    tuples = [st.lists(element, max_size=3).map(tuple) for element in (values, slots)]
+    return st.builds(Node, st.dictionaries(text, ids, max_size=4), *tuples)
 
 
 COUNTS = st.integers(1, 6)
@@ -124,39 +124,39 @@ def graphs(draw: Any) -> ObjectGraph:
     return ObjectGraph(tuple(draw(nodes(count)) for _ in range(count)))
 
 
-@ALIKE
+@SHARED_FIXTURES
 @given(graphs())
 def test_graphs_come_back(tmp_path: Path, graph: ObjectGraph) -> None:
     bundle.write(tmp_path / "ckpt", {}, graph)
     assert bundle.read(tmp_path / "ckpt").graph == graph
-    assert [each.name for each in bundle.describe(tmp_path / "ckpt")] == [KEY]
+    assert [entry.name for entry in bundle.describe(tmp_path / "ckpt")] == [KEY]
 
 
 def test_memory_is_shared_with_nobody_and_can_be_written(tmp_path: Path) -> None:
     prefix = small(tmp_path / "ckpt")
-    one, other = (bundle.read(prefix).tensors["dec/bias"] for _ in range(2))
-    tensor = one.tensor()
+    first, second = (bundle.read(prefix).tensors["dec/bias"] for _ in range(2))
+    tensor = first.tensor()
     tensor += 1
-    assert one.array().tolist() == [1, 2, 3]
-    assert other.array().tolist() == [0, 1, 2]
+    assert first.array().tolist() == [1, 2, 3]
+    assert second.array().tolist() == [0, 1, 2]
 
 
 def test_progress_goes_from_nothing_to_all(tmp_path: Path) -> None:
     def watched() -> tuple[list[tuple[int, int]], Any]:
-        told: list[tuple[int, int]] = []
-        return told, lambda *numbers: told.append(numbers)
+        calls: list[tuple[int, int]] = []
+        return calls, lambda *numbers: calls.append(numbers)
 
-    made = {name: stored_tensor.of_tensor(torch.ones(5)) for name in "abc"}
-    told, progress = watched()
-    bundle.write(tmp_path / "ckpt", made, progress=progress)
-    assert told[-1] == (60, 60)
-    assert sorted(told) == told
-    told, progress = watched()
+    tensors = {name: stored_tensor.of_tensor(torch.ones(5)) for name in "abc"}
+    calls, progress = watched()
+    bundle.write(tmp_path / "ckpt", tensors, progress=progress)
+    assert calls[-1] == (60, 60)
+    assert sorted(calls) == calls
+    calls, progress = watched()
     bundle.read(tmp_path / "ckpt", progress=progress)
-    assert told == [(20, 60), (40, 60), (60, 60)]
-    told, progress = watched()
+    assert calls == [(20, 60), (40, 60), (60, 60)]
+    calls, progress = watched()
     bundle.read(tmp_path / "ckpt", ["b"], progress)
-    assert told == [(20, 20)]
+    assert calls == [(20, 20)]
 
 
 @pytest.mark.parametrize(
@@ -193,15 +193,15 @@ def test_a_folder_that_is_not_there_is_told(tmp_path: Path) -> None:
 
 
 def test_reading_takes_the_memory_of_the_tensors(tmp_path: Path) -> None:
-    made = {f"w{place}": stored_tensor.of_tensor(torch.ones(1 << 18)) for place in range(4)}
-    bundle.write(tmp_path / "ckpt", made)
+    tensors = {f"w{place}": stored_tensor.of_tensor(torch.ones(1 << 18)) for place in range(4)}
+    bundle.write(tmp_path / "ckpt", tensors)
     bundle.read(tmp_path / "ckpt")
     gc.collect()
     tracemalloc.start()
     try:
-        found = bundle.read(tmp_path / "ckpt")
-        now, peak = tracemalloc.get_traced_memory()
+        contents = bundle.read(tmp_path / "ckpt")
+        current, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    size = sum(each.data.nbytes for each in found.tensors.values())
-    assert size <= now <= peak < size + 200_000
+    size = sum(tensor.data.nbytes for tensor in contents.tensors.values())
+    assert size <= current <= peak < size + 200_000

@@ -1,4 +1,4 @@
-"""The file `checkpoint`: read, written, and refused where it leads out of its folder."""
+"""The file `checkpoint`: read, written, and rejected where it leads out of its folder."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from bundle_files import GOLDENS
 from thalweg._formats.bundle import CheckpointState, read_state, write_state
 from thalweg.errors import DataLossError, ThalwegError, UnsafeCheckpointError
 
-ALIKE = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-LAST = 'model_checkpoint_path: "model.ckpt-5"\n'
+SHARED_FIXTURES = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+LAST_LINE = 'model_checkpoint_path: "model.ckpt-5"\n'
 
 
 def parsed(folder: Path, text: str | bytes) -> CheckpointState | None:
@@ -55,7 +55,7 @@ PATHS = st.text(st.characters(codec="utf-8", exclude_characters="/\0"), min_size
 TIMES = st.floats(allow_nan=False, allow_infinity=False)
 
 
-@ALIKE
+@SHARED_FIXTURES
 @given(st.lists(PATHS.filter(lambda path: path not in (".", "..")), max_size=3), st.lists(TIMES))
 def test_it_comes_back(tmp_path: Path, names: list[str], times: list[float]) -> None:
     paths = [str(tmp_path / name) for name in names]
@@ -67,7 +67,7 @@ def test_it_comes_back(tmp_path: Path, names: list[str], times: list[float]) -> 
 TEXTS = {
     "": "",
     "# nothing\n": "",
-    LAST: "model.ckpt-5",
+    LAST_LINE: "model.ckpt-5",
     "model_checkpoint_path:'a'": "a",
     'model_checkpoint_path : "a" "b"\n \'c\' # more\n': "abc",
     'model_checkpoint_path: "a",': "a",
@@ -80,10 +80,10 @@ TEXTS = {
 
 @pytest.mark.parametrize("text", TEXTS)
 def test_text_is_understood(text: str, tmp_path: Path) -> None:
-    found = parsed(tmp_path, text)
-    wanted = TEXTS[text]
-    assert found is not None
-    assert found.model_checkpoint_path == (str(tmp_path / wanted) if wanted else "")
+    state = parsed(tmp_path, text)
+    expected = TEXTS[text]
+    assert state is not None
+    assert state.model_checkpoint_path == (str(tmp_path / expected) if expected else "")
 
 
 DAMAGED = {
@@ -105,23 +105,23 @@ DAMAGED = {
     'model_checkpoint_path: ["a"': "there is '' in a list",
     'model_checkpoint_path: ["a",]': "where a value is due",
     'model_checkpoint_path: ["a" 5]': "there is '5' in a list",
-    f"{LAST}{LAST}": "more than one checkpoint as the last one",
+    f"{LAST_LINE}{LAST_LINE}": "more than one checkpoint as the last one",
     'other: "a"': "other: there is no such field",
     "model_checkpoint_path { }": "it makes no sense at character 22",
-    f"{LAST}5": "there is '5' where a name and a colon are due",
+    f"{LAST_LINE}5": "there is '5' where a name and a colon are due",
     "\0": "it makes no sense at character 0",
 }
 
 
 @pytest.mark.parametrize("text", DAMAGED)
 def test_damaged_text_is_refused(text: str, tmp_path: Path) -> None:
-    with pytest.raises(DataLossError, match=DAMAGED[text]) as caught:
+    with pytest.raises(DataLossError, match=DAMAGED[text]) as error:
         parsed(tmp_path, text.encode("latin-1"))
-    assert str(caught.value).startswith(str(tmp_path / "checkpoint"))
-    assert len(str(caught.value)) < 500
+    assert str(error.value).startswith(str(tmp_path / "checkpoint"))
+    assert len(str(error.value)) < 500
 
 
-OUTSIDE = [
+OUTSIDE_PATHS = [
     "/etc/passwd",
     "../x",
     "sub/../../x",
@@ -139,16 +139,16 @@ OUTSIDE = [
 
 
 @pytest.mark.parametrize("field", ["model_checkpoint_path", "all_model_checkpoint_paths"])
-@pytest.mark.parametrize("path", OUTSIDE)
+@pytest.mark.parametrize("path", OUTSIDE_PATHS)
 def test_a_path_that_leads_outside_is_refused(path: str, field: str, tmp_path: Path) -> None:
     home = tmp_path / "run"
     (home / "sub").mkdir(parents=True)
     (home / "link").symlink_to("/etc")
     text = f'{field}: "{path}"'
     if not path:
-        found = parsed(home, text)
-        assert found is not None
-        assert {found.model_checkpoint_path, *found.all_model_checkpoint_paths} == {""}
+        state = parsed(home, text)
+        assert state is not None
+        assert {state.model_checkpoint_path, *state.all_model_checkpoint_paths} == {""}
         return
     with pytest.raises(UnsafeCheckpointError, match="it names"):
         parsed(home, text)
@@ -161,13 +161,13 @@ def test_a_path_that_stays_inside_is_taken(tmp_path: Path) -> None:
     for path in ("x", "./x", "sub/x", "sub/../x", "../run/x", str(home / "x"),
                  str(tmp_path / "linked" / "x")):  # fmt: skip
         for folder in (home, tmp_path / "linked"):
-            found = parsed(folder, f'model_checkpoint_path: "{path}"')
-            assert found is not None
-            assert found.model_checkpoint_path == os.path.join(folder, path)
-    beside = tmp_path / "run2"
-    beside.mkdir()
+            state = parsed(folder, f'model_checkpoint_path: "{path}"')
+            assert state is not None
+            assert state.model_checkpoint_path == os.path.join(folder, path)
+    sibling = tmp_path / "run2"
+    sibling.mkdir()
     with pytest.raises(UnsafeCheckpointError):
-        parsed(home, f'model_checkpoint_path: "{beside}/x"')
+        parsed(home, f'model_checkpoint_path: "{sibling}/x"')
 
 
 def test_a_relative_folder_is_as_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,11 +176,11 @@ def test_a_relative_folder_is_as_good(tmp_path: Path, monkeypatch: pytest.Monkey
         Path(folder or ".").mkdir(exist_ok=True)
         path = os.path.join(folder, "model.ckpt-5")
         write_state(folder, CheckpointState(path, [path]))
-        assert Path(folder, "checkpoint").read_text().startswith(LAST)
+        assert Path(folder, "checkpoint").read_text().startswith(LAST_LINE)
         assert read_state(folder) == CheckpointState(path, [path])
     absolute = str(tmp_path / "run" / "model.ckpt-5")
     write_state("run", CheckpointState(absolute))
-    assert Path("run/checkpoint").read_text() == LAST  # so that the folder can be moved
+    assert Path("run/checkpoint").read_text() == LAST_LINE  # so that the folder can be moved
 
 
 def test_nothing_is_written_that_leads_outside(tmp_path: Path) -> None:
@@ -191,14 +191,14 @@ def test_nothing_is_written_that_leads_outside(tmp_path: Path) -> None:
     assert not os.listdir(tmp_path)
 
 
-def test_what_is_no_plain_file_is_refused(tmp_path: Path) -> None:
+def test_special_files_raise(tmp_path: Path) -> None:
     cases: dict[str, type[ThalwegError]] = {
         "link": UnsafeCheckpointError,
         "pipe": DataLossError,
         "folder": DataLossError,
         "large": DataLossError,
     }
-    (tmp_path / "real").write_text(LAST)
+    (tmp_path / "real").write_text(LAST_LINE)
     (tmp_path / "link").symlink_to("real")
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "folder").mkdir()

@@ -1,4 +1,4 @@
-"""Tables with one thing wrong are refused in words that name it."""
+"""Tables with one thing wrong raise errors that name it."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ EMPTY = sealed(block(()))
 
 
 def damaged(data: bytes) -> bytes:
-    """A table whose only block has a wrong checksum."""
-    made = bytearray(table(data))
-    made[3] ^= 1
-    return bytes(made)
+    """Return a table whose only block has a wrong checksum."""
+    raw = bytearray(table(data))
+    raw[3] ^= 1
+    return bytes(raw)
 
 
 def beyond(offset: int, length: int) -> bytes:
-    """A table that says its block is elsewhere."""
+    """Return a table whose footer points elsewhere."""
     return ended(sealed(GOOD), [(0, b"\xff", handle(offset, length))])
 
 
@@ -56,7 +56,7 @@ ELEVEN = b"\x80" * 10 + b"\1"  # a number of eleven bytes
 SIXTY_FIVE = b"\xff" * 9 + b"\2"  # one of ten bytes that is 2 ** 64 and more
 START = len(block(PAIRS)) - 8  # where the whole keys are listed
 
-REFUSED: dict[str, tuple[bytes, str]] = {
+DAMAGED_TABLES: dict[str, tuple[bytes, str]] = {
     "no bytes": (b"", "does not end as a table does"),
     "47 bytes": (b"\0" * 47, "does not end as a table does"),
     "no magic number": (table(GOOD)[:-1] + b"\0", "does not end as a table does"),
@@ -161,19 +161,19 @@ REFUSED: dict[str, tuple[bytes, str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("name", DAMAGED_TABLES)
 def test_a_damaged_table_is_refused(name: str, tmp_path: Path) -> None:
-    data, words = REFUSED[name]
+    data, words = DAMAGED_TABLES[name]
     (tmp_path / "ckpt.index").write_bytes(data)
     (tmp_path / f"ckpt{DATA}").write_bytes(PAYLOAD)
     prefix = tmp_path / "ckpt"
     for call in (bundle.read, bundle.describe):
-        with pytest.raises(DataLossError, match=words) as caught:
+        with pytest.raises(DataLossError, match=words) as error:
             call(prefix)
-        assert str(caught.value).startswith(f"{prefix}: ")
+        assert str(error.value).startswith(f"{prefix}: ")
 
 
-def test_what_the_cases_are_made_of_is_read(tmp_path: Path) -> None:
+def test_undamaged_tables_are_read(tmp_path: Path) -> None:
     (tmp_path / f"ckpt{DATA}").write_bytes(PAYLOAD)
     second = block(pairs({b"c": entry(b"", shape=(0,)).encode_message()}))
     for data in (table(GOOD), table(GOOD, second, limits=[b"b", b"cc"])):
@@ -206,7 +206,7 @@ def test_an_index_larger_than_any_is_refused_unread(tmp_path: Path) -> None:
         bundle.read(tmp_path / "ckpt")
 
 
-def test_what_is_no_bundle_is_told_apart(tmp_path: Path) -> None:
+def test_other_paths_are_not_bundles(tmp_path: Path) -> None:
     small(tmp_path / "ckpt")
     assert bundle.is_bundle(tmp_path / "ckpt")
     assert not bundle.is_bundle(tmp_path / "other")
@@ -230,7 +230,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
     (tmp_path / f"{small(tmp_path / 'ckpt')}{DATA}").unlink()
     with pytest.raises(MissingFileError, match=rf"ckpt{DATA}: No such file or directory\."):
         bundle.read(tmp_path / "ckpt")
-    assert [each.name for each in bundle.describe(tmp_path / "ckpt")] == ["dec/bias", "dec/kernel"]
+    assert [part.name for part in bundle.describe(tmp_path / "ckpt")] == ["dec/bias", "dec/kernel"]
 
 
 def test_a_file_names_its_checkpoint(tmp_path: Path) -> None:
@@ -239,26 +239,26 @@ def test_a_file_names_its_checkpoint(tmp_path: Path) -> None:
         assert bits(Path(f"{prefix}{suffix}")) == bits(prefix)
         assert bundle.is_bundle(f"{prefix}{suffix}")
         assert bundle.describe(f"{prefix}{suffix}") == bundle.describe(prefix)
-    other = small(tmp_path / "a.index")  # which is a prefix, too
-    Path(f"{other}{DATA}").unlink()
+    second_prefix = small(tmp_path / "a.index")  # which is a prefix, too
+    Path(f"{second_prefix}{DATA}").unlink()
     with pytest.raises(MissingFileError, match=rf"a\.index{DATA}"):
-        bundle.read(other)
+        bundle.read(second_prefix)
 
 
 def test_files_are_found_by_their_paths_where_folders_cannot_be_opened(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prefix = small(tmp_path / "ckpt")
-    wanted = bits(prefix)
+    expected = bits(prefix)
     monkeypatch.setattr(checkpoint_directory, "_BY_FOLDER", False)
-    assert bits(prefix) == wanted
+    assert bits(prefix) == expected
     with pytest.raises(MissingFileError, match=r"other\.index: No such file"):
         bundle.read(tmp_path / "other")
     (tmp_path / "link.index").symlink_to("ckpt.index")
     with pytest.raises(UnsafeCheckpointError, match=r"link\.index is a link"):
         bundle.read(tmp_path / "link")
     monkeypatch.chdir(tmp_path)
-    assert bits(Path("ckpt")) == wanted
+    assert bits(Path("ckpt")) == expected
 
 
 def test_a_file_that_becomes_shorter_is_noticed(tmp_path: Path) -> None:
@@ -270,6 +270,6 @@ def test_a_file_that_becomes_shorter_is_noticed(tmp_path: Path) -> None:
             file.read(4, file.size - 4)
 
 
-def test_what_the_system_says_is_passed_on(tmp_path: Path) -> None:
+def test_errors_of_the_system_are_raised(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="too long"):
         bundle.read(tmp_path / ("x" * 300))

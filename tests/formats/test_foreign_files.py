@@ -1,6 +1,6 @@
-"""Files that are cut off, flipped, of another kind, or of others: each reader and command says so.
+"""Files that are cut off, flipped or of another kind: messages of all readers and commands.
 
-Every message names the file, what it looks like, and what is accepted or what opens it.
+Every message names the file, its apparent format, and the accepted formats or the right reader.
 """
 
 from __future__ import annotations
@@ -103,67 +103,67 @@ def of_thalweg(folder: Path) -> bytes:
     return (folder / "made").read_bytes()
 
 
-ANY = "checkpoint of thalweg, TensorFlow or Keras"
+KINDS = "checkpoint of thalweg, TensorFlow or Keras"
 READERS: dict[str, tuple[Callable[[Path], Any], str]] = {
     "container.read": (container.read, "file of thalweg"),
     "container.describe": (container.describe, "file of thalweg"),
     "container.verify": (container.verify, "file of thalweg"),
     "bundle.read": (lambda path: bundle.read(str(path)), "checkpoint of TensorFlow"),
     "bundle.describe": (lambda path: bundle.describe(str(path)), "checkpoint of TensorFlow"),
-    "listing": (inspection.list_file, ANY),
-    "verified": (inspection.list_verified, ANY),
-    "contents": (inspection.read_tensors, ANY),
-    "tensorflow.load": (tensorflow.load, ANY),
-    "tensorflow.restore": (lambda path: tensorflow.restore(path, {}), ANY),
-    "convert": (lambda path: tensorflow.convert(path, path.with_name("out")), ANY),
-    "convert to": (lambda path: tensorflow.convert(path, path.with_name("out"), to="tf"), ANY),
-    "restore": (lambda path: checkpoint.restore(path, variables=False), ANY),
-    "Checkpoint.restore": (lambda path: train.Checkpoint().restore(path), ANY),
-    "NewCheckpointReader": (train.NewCheckpointReader, ANY),
+    "listing": (inspection.list_file, KINDS),
+    "verified": (inspection.list_verified, KINDS),
+    "contents": (inspection.read_tensors, KINDS),
+    "tensorflow.load": (tensorflow.load, KINDS),
+    "tensorflow.restore": (lambda path: tensorflow.restore(path, {}), KINDS),
+    "convert": (lambda path: tensorflow.convert(path, path.with_name("out")), KINDS),
+    "convert to": (lambda path: tensorflow.convert(path, path.with_name("out"), to="tf"), KINDS),
+    "restore": (lambda path: checkpoint.restore(path, variables=False), KINDS),
+    "Checkpoint.restore": (lambda path: train.Checkpoint().restore(path), KINDS),
+    "NewCheckpointReader": (train.NewCheckpointReader, KINDS),
 }
 
 
 @pytest.mark.parametrize("kind", FOREIGN)
-@pytest.mark.parametrize("is_whole", [True, False], ids=["whole", "half"])
-def test_readers_say_what_a_foreign_file_is(kind: str, is_whole: bool, tmp_path: Path) -> None:
-    make, (error, said) = FOREIGN[kind]
+@pytest.mark.parametrize("is_complete", [True, False], ids=["whole", "half"])
+def test_readers_say_what_a_foreign_file_is(kind: str, is_complete: bool, tmp_path: Path) -> None:
+    make, (error, pattern) = FOREIGN[kind]
     content = make()
     path = tmp_path / "it"
-    path.write_bytes(content if is_whole else content[: len(content) // 2])
-    for name, (read, wanted) in READERS.items():
-        with pytest.raises(error) as caught:
+    path.write_bytes(content if is_complete else content[: len(content) // 2])
+    for name, (read, format_name) in READERS.items():
+        with pytest.raises(error) as raised:
             read(path)
-        text = str(caught.value)
+        text = str(raised.value)
         assert text.startswith(f"{path}"), name
-        assert re.search(said, text) or _is_of_bundles(kind, name, text), (name, text)
+        assert re.search(pattern, text) or _is_of_bundles(kind, name, text), (name, text)
         if not _is_of_bundles(kind, name, text):
-            assert f"It is no {wanted}" in text, (name, text)
+            assert f"It is no {format_name}" in text, (name, text)
     with pytest.raises(ThalwegError, match=re.escape(str(path))):
         keras_files.read(path)
-    assert [each.name for each in tmp_path.iterdir()] == ["it"]
+    assert [path.name for path in tmp_path.iterdir()] == ["it"]
 
 
 def _is_of_bundles(kind: str, name: str, text: str) -> bool:
-    """Whether it is a table that TensorFlow wrote, of which more can be told."""
+    """Return True for a table of TensorFlow's, whose messages are more specific."""
     return kind == "index of a bundle" and (
         "the index of a later checkpoint" in text or "checkpoint of TensorFlow" in text
     )
 
 
-THEIRS: dict[str, tuple[Path, str]] = {
+FOREIGN_FILES: dict[str, tuple[Path, str]] = {
     "keras": (KERAS / "adam.keras", "a `.keras` file"),
     "weights.h5": (KERAS / "adam_weights.weights.h5", "an HDF5 file, as Keras writes"),
     "h5": (KERAS / "adam.h5", "an HDF5 file, as Keras writes"),
 }
 
 
-@pytest.mark.parametrize("kind", THEIRS)
+@pytest.mark.parametrize("kind", FOREIGN_FILES)
 def test_readers_of_another_kind_name_what_opens_a_file(kind: str, tmp_path: Path) -> None:
-    source, looks = THEIRS[kind]
+    source, looks = FOREIGN_FILES[kind]
     path = tmp_path / "it"
     shutil.copy(source, path)
-    for read, wanted in (READERS["container.read"], READERS["bundle.read"]):
-        with pytest.raises(UnsupportedCheckpointError, match=f"no {wanted}: it is {looks}. {READ}"):
+    for read, title in (READERS["container.read"], READERS["bundle.read"]):
+        with pytest.raises(UnsupportedCheckpointError, match=f"no {title}: it is {looks}. {READ}"):
             read(path)
     with pytest.raises(UnsupportedCheckpointError, match=f"is a checkpoint of Keras: {READ}"):
         checkpoint.restore(path)
@@ -202,39 +202,39 @@ CUTS = (0, 1, 7, 9, 30, 0.5, 0.9, -20, -1)
 @pytest.mark.parametrize("kind", DAMAGED)
 def test_files_that_are_cut_off_are_named_and_told(kind: str, tmp_path: Path) -> None:
     sources, readers = DAMAGED[kind]
-    whole = {end: path.read_bytes() for end, path in sources.items()} or {"": of_thalweg(tmp_path)}
+    parts = {end: path.read_bytes() for end, path in sources.items()} or {"": of_thalweg(tmp_path)}
     path = tmp_path / "it"
-    for ending, content in whole.items():
+    for ending, content in parts.items():
         for cut in CUTS:
-            for each, bytes_ in whole.items():
-                Path(f"{path}{each}").write_bytes(bytes_)
+            for other_ending, bytes_ in parts.items():
+                Path(f"{path}{other_ending}").write_bytes(bytes_)
             length = int(cut * len(content)) if isinstance(cut, float) else cut % len(content)
             Path(f"{path}{ending}").write_bytes(content[: length if cut else 0])
             for name in readers:
-                with pytest.raises(ThalwegError, match=re.escape(str(path))) as caught:
+                with pytest.raises(ThalwegError, match=re.escape(str(path))) as error:
                     READERS[name][0](path)
-                text = str(caught.value)
-                told = "cut off|It is no|ends at|does not end|should follow|beyond the end|first"
-                assert re.search(told, text), (ending, cut, name, text)
+                text = str(error.value)
+                pattern = "cut off|It is no|ends at|does not end|should follow|beyond the end|first"
+                assert re.search(pattern, text), (ending, cut, name, text)
                 assert "pickle" not in text, (ending, cut, name, text)
 
 
 @pytest.mark.parametrize("kind", DAMAGED)
 def test_files_with_a_flipped_bit_are_named(kind: str, tmp_path: Path) -> None:
     sources, readers = DAMAGED[kind]
-    whole = {end: path.read_bytes() for end, path in sources.items()} or {"": of_thalweg(tmp_path)}
+    parts = {end: path.read_bytes() for end, path in sources.items()} or {"": of_thalweg(tmp_path)}
     path = tmp_path / "it"
-    for ending, content in whole.items():
+    for ending, content in parts.items():
         places = [*range(12), *np.linspace(12, len(content) - 1, 20, dtype=int).tolist()]
         for place in places:
-            for each, bytes_ in whole.items():
-                Path(f"{path}{each}").write_bytes(bytes_)
+            for other_ending, bytes_ in parts.items():
+                Path(f"{path}{other_ending}").write_bytes(bytes_)
             flipped = bytearray(content)
             flipped[place] ^= 16
             Path(f"{path}{ending}").write_bytes(flipped)
             for name in readers:
-                said = _error(lambda name=name: READERS[name][0](path))
-                assert said is None or str(path) in said, (ending, place, name, said)
+                message = _error(lambda name=name: READERS[name][0](path))
+                assert message is None or str(path) in message, (ending, place, name, message)
 
 
 def _error(read: Callable[[], Any]) -> str | None:
@@ -252,18 +252,18 @@ COMMANDS = (("inspect",), ("verify",), ("diff",), ("convert",), ("convert", "--t
 
 @pytest.mark.parametrize("kind", FOREIGN)
 def test_commands_say_the_same(kind: str, tmp_path: Path) -> None:
-    make, (_, said) = FOREIGN[kind]
-    path, out = tmp_path / "it", tmp_path / "out"
+    make, (_, pattern) = FOREIGN[kind]
+    path, new = tmp_path / "it", tmp_path / "out"
     path.write_bytes(make())
     for command, *options in COMMANDS:
-        given = {"diff": [path, SAVER], "convert": [*options, path, out]}.get(command, [path])
-        told = CliRunner().invoke(main, [command, *map(str, given)])
-        text = " ".join(told.output.split())
-        assert told.exit_code == 1, (command, told.output)
+        args = {"diff": [path, SAVER], "convert": [*options, path, new]}.get(command, [path])
+        outcome = CliRunner().invoke(main, [command, *map(str, args)])
+        text = " ".join(outcome.output.split())
+        assert outcome.exit_code == 1, (command, outcome.output)
         assert "it" in text, command
-        assert re.search(said, text) or _is_of_bundles(kind, command, text), (command, text)
+        assert re.search(pattern, text) or _is_of_bundles(kind, command, text), (command, text)
         assert "Traceback" not in text, command
-    assert [each.name for each in tmp_path.iterdir()] == ["it"]
+    assert [path.name for path in tmp_path.iterdir()] == ["it"]
 
 
 @pytest.mark.parametrize("place", range(8, 8 + len(header.FIRST)))

@@ -1,4 +1,4 @@
-"""HDF5 files: what h5py writes is read to the bit, and what leads astray is refused by name."""
+"""HDF5 files: those of h5py are read to the bit, and misleading ones raise errors by name."""
 
 from __future__ import annotations
 
@@ -59,9 +59,9 @@ def test_arrays_are_read_to_the_bit(name: str, settings: dict[str, Any], tmp_pat
     )
     expected = np.asarray(ARRAYS[name])
     expected = expected.astype(expected.dtype.newbyteorder("<"))
-    found = arrays(path)["x"].array()
-    assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
-    assert found.tobytes() == expected.tobytes()
+    array = arrays(path)["x"].array()
+    assert (array.dtype, array.shape) == (expected.dtype, expected.shape)
+    assert array.tobytes() == expected.tobytes()
 
 
 CHUNKED: dict[str, dict[str, Any]] = {
@@ -118,11 +118,11 @@ def test_groups_of_any_size_are_read(count: int, settings: dict[str, Any], tmp_p
         for number, name in enumerate(names):
             file[name] = np.int32(number)
 
-    found = arrays(made(tmp_path / "a.h5", fill, **settings))
-    assert {name: found[name].array().item() for name in names} == {
+    datasets = arrays(made(tmp_path / "a.h5", fill, **settings))
+    assert {name: datasets[name].array().item() for name in names} == {
         name: number for number, name in enumerate(names)
     }
-    assert len(found) == count
+    assert len(datasets) == count
 
 
 def test_names_may_have_any_letters(tmp_path: Path) -> None:
@@ -181,10 +181,10 @@ def test_newer_structures_are_checked(settings: dict[str, Any], tmp_path: Path) 
             file[f"name{number}"] = np.int32(number)
 
     path = made(tmp_path / "a.h5", fill, **settings)
-    whole = path.read_bytes()
+    content = path.read_bytes()
     for signature in (b"OHDR", b"FRHP", b"FHDB", b"BTHD", b"BTLF"):
-        damaged = bytearray(whole)
-        damaged[whole.index(signature) + 12] ^= 1
+        damaged = bytearray(content)
+        damaged[content.index(signature) + 12] ^= 1
         path.write_bytes(damaged)
         with pytest.raises((DataLossError, UnsupportedCheckpointError)):
             arrays(path)
@@ -309,8 +309,8 @@ def _no_lzf(file: h5py.File) -> None:
     x.id.write_direct_chunk((0,), b"\xe0\x10\xff" * 3)
 
 
-def _filter(**given: Any) -> Fill:
-    return lambda file: file.create_dataset("x", data=np.arange(100), chunks=(10,), **given)
+def _filter(**options: Any) -> Fill:
+    return lambda file: file.create_dataset("x", data=np.arange(100), chunks=(10,), **options)
 
 
 def _plugin(file: h5py.File) -> None:
@@ -334,7 +334,7 @@ def _long_name(file: h5py.File) -> None:
     file["a" * 2000] = 1.0
 
 
-REFUSED: dict[str, tuple[Fill, dict[str, Any], type[Exception], str]] = {
+UNSUPPORTED: dict[str, tuple[Fill, dict[str, Any], type[Exception], str]] = {
     "soft link": (_soft, {}, UnsafeCheckpointError, "at byte .*: 'x' is a soft link"),
     "circle of soft links": (_soft_cycle, {}, UnsafeCheckpointError, "'a' is a soft link"),
     "new soft link": (_soft, {"track_order": True}, UnsafeCheckpointError, "'x' is a soft link"),
@@ -389,16 +389,16 @@ REFUSED: dict[str, tuple[Fill, dict[str, Any], type[Exception], str]] = {
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # of h5py, about long floats
-@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("name", UNSUPPORTED)
 def test_refused_by_name(name: str, tmp_path: Path) -> None:
-    fill, settings, error, message = REFUSED[name]
+    fill, settings, error, message = UNSUPPORTED[name]
     path = made(tmp_path / "a.h5", fill, **settings)
     tracemalloc.start()
-    with pytest.raises(error, match=message) as found:
+    with pytest.raises(error, match=message) as raised:
         arrays(path)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert str(path) in str(found.value)
+    assert str(path) in str(raised.value)
     assert peak < 2_000_000
 
 
@@ -413,15 +413,15 @@ def test_no_file_is_no_hdf5(tmp_path: Path) -> None:
 
 def test_a_file_that_ends_too_early_is_refused_at_every_length(tmp_path: Path) -> None:
     path = made(tmp_path / "a.h5", lambda file: file.create_dataset("x/y", data=MATRIX))
-    whole = path.read_bytes()
-    for size in range(0, len(whole), 61):
-        path.write_bytes(whole[:size])
+    content = path.read_bytes()
+    for size in range(0, len(content), 61):
+        path.write_bytes(content[:size])
         with pytest.raises(DataLossError, match=r"should have|end of the file|begins with|follow"):
             arrays(path)
 
 
 def test_structures_that_overlap_cost_no_more_than_the_file(tmp_path: Path) -> None:
-    """A table of names that every group shares would be read once for each."""
+    """Let every group share a table of names, which would be read once for each."""
 
     def fill(file: h5py.File) -> None:
         for number in range(2000):
@@ -429,11 +429,11 @@ def test_structures_that_overlap_cost_no_more_than_the_file(tmp_path: Path) -> N
 
     path = made(tmp_path / "a.h5", fill)
     data = bytearray(path.read_bytes())
-    heaps = [at for at in range(0, len(data) - 8, 8) if data[at : at + 4] == b"HEAP"]
-    for at in heaps[1:]:  # each is as long as the rest of the file
-        size, begin = len(data) - at, at
-        data[at + 8 : at + 16] = size.to_bytes(8, "little")
-        data[at + 24 : at + 32] = begin.to_bytes(8, "little")
+    heaps = [pos for pos in range(0, len(data) - 8, 8) if data[pos : pos + 4] == b"HEAP"]
+    for offset in heaps[1:]:  # each is as long as the rest of the file
+        size, begin = len(data) - offset, offset
+        data[offset + 8 : offset + 16] = size.to_bytes(8, "little")
+        data[offset + 24 : offset + 32] = begin.to_bytes(8, "little")
     path.write_bytes(data)
     with pytest.raises(DataLossError, match="structures of the file overlap"):
         arrays(path)
@@ -442,8 +442,8 @@ def test_structures_that_overlap_cost_no_more_than_the_file(tmp_path: Path) -> N
 def test_chunks_are_no_larger_than_the_file_that_says_so(tmp_path: Path) -> None:
     path = made(tmp_path / "a.h5", _bomb)
     data, key = bytearray(path.read_bytes()), struct.pack("<IIQ", 12, 0, 0)
-    at = data.index(key)
-    data[at : at + 4] = (2**31).to_bytes(4, "little")
+    position = data.index(key)
+    data[position : position + 4] = (2**31).to_bytes(4, "little")
     path.write_bytes(data)
     tracemalloc.start()
     with pytest.raises(DataLossError, match="1073741824 bytes, and 2147483648 are stored"):

@@ -1,4 +1,4 @@
-"""Keras' files: recorded ones to the bit, and hostile ones refused by name."""
+"""Keras' files: recorded ones are read to the bit, and hostile ones raise errors by name."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ WEIGHTS = FOLDER / "keras_files" / "adam_weights.weights.h5"
 LEGACY = FOLDER / "keras_files" / "adam.h5"
 
 
-def same(found: StoredTensor, case: dict[str, Any], kind: str, name: str) -> bool:
-    """Whether an array has the bits, the shape and the dtype of a recorded one."""
+def same(tensor: StoredTensor, case: dict[str, Any], kind: str, name: str) -> bool:
+    """Return whether an array has the bits, the shape and the dtype of a recorded one."""
     expected = array_of(HOME, case, kind, name)
     title = DTYPES[case["dtypes"][name]]
-    bits = bytes(found.data) == expected.tobytes()
-    return bits and (found.dtype, found.shape) == (title, expected.shape)
+    bits = bytes(tensor.data) == expected.tobytes()
+    return bits and (tensor.dtype, tensor.shape) == (title, expected.shape)
 
 
 @pytest.fixture(scope="module", params=CASES)
-def recorded(request: pytest.FixtureRequest) -> tuple[dict[str, Any], KerasFile]:
+def recorded_case(request: pytest.FixtureRequest) -> tuple[dict[str, Any], KerasFile]:
     case = CASES[request.param]
     return case, read(FOLDER / "keras_files" / case["file"])
 
@@ -55,38 +55,38 @@ def recorded(request: pytest.FixtureRequest) -> tuple[dict[str, Any], KerasFile]
 # --- What Keras wrote --------------------------------------------------------------------------
 
 
-def test_variables_are_read_to_the_bit(recorded: tuple[dict[str, Any], KerasFile]) -> None:
-    case, found = recorded
+def test_variables_are_read_to_the_bit(recorded_case: tuple[dict[str, Any], KerasFile]) -> None:
+    case, file = recorded_case
     names = [name.removeprefix("sequential/") for name in case["variables"]]
-    given = [name.removeprefix("sequential/") for name in found.variables]
-    assert given == names
-    for name, stored in zip(case["variables"], found.variables.values(), strict=True):
-        assert same(stored, case, "value", name), name
+    actual = [name.removeprefix("sequential/") for name in file.variables]
+    assert actual == names
+    for name, tensor in zip(case["variables"], file.variables.values(), strict=True):
+        assert same(tensor, case, "value", name), name
 
 
-def test_optimizers_are_read_to_the_bit(recorded: tuple[dict[str, Any], KerasFile]) -> None:
-    case, found = recorded
+def test_optimizers_are_read_to_the_bit(recorded_case: tuple[dict[str, Any], KerasFile]) -> None:
+    case, file = recorded_case
     if case["keras"] == 2:
         expected = dict(zip(case["optimizer"], case["optimizer"]))
-    elif found.kind == "h5":
+    elif file.kind == "h5":
         expected = {name.partition("|")[2]: name for name in case["optimizer"]}
     else:
         expected = {f"optimizer/vars/{name.partition('|')[0]}": name for name in case["optimizer"]}
     inner = "optimizer/inner_optimizer/"  # which a loss scaler repeats among its own
-    given = {name: each for name, each in found.optimizer.items() if not name.startswith(inner)}
-    assert list(given) == list(expected)
-    for name, stored in given.items():
-        assert same(stored, case, "slot", expected[name]), name
+    actual = {name: tensor for name, tensor in file.optimizer.items() if not name.startswith(inner)}
+    assert list(actual) == list(expected)
+    for name, tensor in actual.items():
+        assert same(tensor, case, "slot", expected[name]), name
 
 
 def test_optimizers_are_told_by_class_and_configuration(
-    recorded: tuple[dict[str, Any], KerasFile],
+    recorded_case: tuple[dict[str, Any], KerasFile],
 ) -> None:
-    case, found = recorded
-    if found.kind == "weights.h5":
-        assert (found.class_name, found.config) == (None, None)
+    case, file = recorded_case
+    if file.kind == "weights.h5":
+        assert (file.class_name, file.config) == (None, None)
         return
-    name, config = found.class_name, found.config
+    name, config = file.class_name, file.config
     assert config is not None
     if case["model"] == "mixed_float16":
         assert name == "LossScaleOptimizer"
@@ -102,11 +102,11 @@ def test_optimizers_are_told_by_class_and_configuration(
 
 def test_kinds_are_told_by_content(tmp_path: Path) -> None:
     for path, kind in ((ADAM, "keras"), (WEIGHTS, "weights.h5"), (LEGACY, "h5")):
-        renamed = tmp_path / "model"
-        renamed.write_bytes(path.read_bytes())
-        assert is_keras_file(renamed)
-        assert is_keras_file(str(renamed))
-        assert read(renamed).kind == kind
+        copy = tmp_path / "model"
+        copy.write_bytes(path.read_bytes())
+        assert is_keras_file(copy)
+        assert is_keras_file(str(copy))
+        assert read(copy).kind == kind
 
 
 def test_other_files_are_none_of_keras(tmp_path: Path) -> None:
@@ -136,7 +136,7 @@ def test_neither_keras_nor_h5py_is_needed(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def weights(path: Path, layers: dict[str, list[Any]], names: dict[str, str] | None = None) -> Path:
-    """A file as `save_weights` of Keras 3 writes it, with numbered variables in each group."""
+    """Write a file like `save_weights` of Keras 3, with numbered variables in each group."""
 
     def fill(file: h5py.File) -> None:
         for owner, values in layers.items():
@@ -195,21 +195,21 @@ NAMES: dict[str, tuple[dict[str, list[Any]], dict[str, str], list[str]]] = {
 @pytest.mark.parametrize("name", NAMES)
 def test_variables_have_the_names_of_layers(name: str, tmp_path: Path) -> None:
     layers, names, expected = NAMES[name]
-    found = read(weights(tmp_path / "a.weights.h5", layers, names)).variables
-    assert list(found) == expected if name != "its own" else set(found) == set(expected)
+    variables = read(weights(tmp_path / "a.weights.h5", layers, names)).variables
+    assert list(variables) == expected if name != "its own" else set(variables) == set(expected)
 
 
 def test_more_than_ten_variables_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
-    found = read(weights(tmp_path / "a.h5", {"optimizer": [*range(120)], "layers/dense": [0]}))
-    assert list(found.optimizer) == [f"optimizer/vars/{number}" for number in range(120)]
-    assert [each.array().item() for each in found.optimizer.values()] == [*range(120)]
+    file = read(weights(tmp_path / "a.h5", {"optimizer": [*range(120)], "layers/dense": [0]}))
+    assert list(file.optimizer) == [f"optimizer/vars/{number}" for number in range(120)]
+    assert [tensor.array().item() for tensor in file.optimizer.values()] == [*range(120)]
 
 
 def legacy(path: Path, layers: dict[str, dict[str, Any]], slots: dict[str, Any]) -> Path:
-    """A file as Keras 2 writes it; lists of more than 40 names are cut in pieces."""
+    """Write a file like Keras 2; lists of more than 40 names are cut in pieces."""
 
     def listed(group: Any, title: str, names: list[str]) -> None:
-        pieces = [names[at : at + 40] for at in range(0, len(names), 40)]
+        pieces = [names[start : start + 40] for start in range(0, len(names), 40)]
         for number, piece in enumerate(pieces):
             texts = np.array([name.encode() for name in piece])
             group.attrs[title if len(pieces) == 1 else f"{title}{number}"] = texts
@@ -232,16 +232,16 @@ def legacy(path: Path, layers: dict[str, dict[str, Any]], slots: dict[str, Any])
 def test_long_lists_of_names_are_put_together(tmp_path: Path) -> None:
     slots = {f"Adam/w{number}/m:0": number for number in range(1000)}
     path = legacy(tmp_path / "a.h5", {"dense": {"dense/kernel:0": 1}}, slots)
-    found = read(path)
-    assert list(found.optimizer) == [f"Adam/w{number}/m" for number in range(1000)]
-    assert found.optimizer["Adam/w777/m"].array() == 777
-    assert (found.class_name, found.config) == (None, None)
+    file = read(path)
+    assert list(file.optimizer) == [f"Adam/w{number}/m" for number in range(1000)]
+    assert file.optimizer["Adam/w777/m"].array() == 777
+    assert (file.class_name, file.config) == (None, None)
 
 
 def test_layers_tell_variables_of_one_name_apart(tmp_path: Path) -> None:
     layers = {"b": {"kernel:0": 1}, "a": {"kernel:0": 2, "bias:0": 3}}
-    found = read(legacy(tmp_path / "a.h5", layers, {"iter:0": 0})).variables
-    assert list(found) == ["b/kernel", "a/kernel", "a/bias"]
+    variables = read(legacy(tmp_path / "a.h5", layers, {"iter:0": 0})).variables
+    assert list(variables) == ["b/kernel", "a/kernel", "a/bias"]
 
 
 @pytest.mark.parametrize(
@@ -294,11 +294,11 @@ def test_hdf5_of_others_is_refused(tmp_path: Path) -> None:
 Change = Callable[[zipfile.ZipFile, dict[str, bytes]], None]
 
 
-def archive(path: Path, change: Change | None = None, **given: Any) -> Path:
-    """The file of Adam, packed again; `change` may write or alter members before."""
+def archive(path: Path, change: Change | None = None, **options: Any) -> Path:
+    """Write the file of Adam again; `change` may write or alter members before."""
     with zipfile.ZipFile(ADAM) as old:
         members = {name: old.read(name) for name in old.namelist()}
-    with zipfile.ZipFile(path, "w", **given) as new:
+    with zipfile.ZipFile(path, "w", **options) as new:
         if change is not None:
             change(new, members)
         for name, data in members.items():
@@ -307,10 +307,10 @@ def archive(path: Path, change: Change | None = None, **given: Any) -> Path:
 
 
 def test_archives_that_others_packed_are_read(tmp_path: Path) -> None:
-    expected = {name: bytes(each.data) for name, each in read(ADAM).optimizer.items()}
-    for number, given in enumerate(({}, {"compression": zipfile.ZIP_DEFLATED})):
-        path = archive(tmp_path / f"{number}.keras", **given)
-        assert {name: bytes(each.data) for name, each in read(path).optimizer.items()} == expected
+    expected = {name: bytes(tensor.data) for name, tensor in read(ADAM).optimizer.items()}
+    for number, options in enumerate(({}, {"compression": zipfile.ZIP_DEFLATED})):
+        path = archive(tmp_path / f"{number}.keras", **options)
+        assert {name: bytes(part.data) for name, part in read(path).optimizer.items()} == expected
     large = tmp_path / "large.keras"
 
     def wide(new: zipfile.ZipFile, members: dict[str, bytes]) -> None:
@@ -318,8 +318,8 @@ def test_archives_that_others_packed_are_read(tmp_path: Path) -> None:
             with new.open(name, "w", force_zip64=True) as member:
                 member.write(members.pop(name))
 
-    found = read(archive(large, wide)).optimizer
-    assert {name: bytes(each.data) for name, each in found.items()} == expected
+    slots = read(archive(large, wide)).optimizer
+    assert {name: bytes(tensor.data) for name, tensor in slots.items()} == expected
 
 
 def _named(name: str) -> Change:
@@ -337,11 +337,11 @@ def _nested(new: zipfile.ZipFile, members: dict[str, bytes]) -> None:
     members["model.weights.h5"] = ADAM.read_bytes()
 
 
-def _without(name: str, other: str = "") -> Change:
+def _without(name: str, new_name: str = "") -> Change:
     def change(new: zipfile.ZipFile, members: dict[str, bytes]) -> None:
         del members[name]
-        if other:
-            members[other] = b"x"
+        if new_name:
+            members[new_name] = b"x"
 
     return change
 
@@ -389,25 +389,25 @@ def test_hostile_archives_are_refused(name: str, tmp_path: Path) -> None:
     path = archive(tmp_path / "a.keras", change)
     with measured(), pytest.raises(error, match=message.replace("(", r"\(")):
         read(path)
-    assert [each.name for each in tmp_path.iterdir()] == ["a.keras"]
+    assert [path.name for path in tmp_path.iterdir()] == ["a.keras"]
 
 
 @contextlib.contextmanager
-def measured(most: int = 5_000_000) -> Iterator[None]:
-    """No more memory than this is taken in the block."""
+def measured(limit: int = 5_000_000) -> Iterator[None]:
+    """Assert that the block allocates no more than so many bytes."""
     tracemalloc.start()
     try:
         yield
-        assert tracemalloc.get_traced_memory()[1] < most
+        assert tracemalloc.get_traced_memory()[1] < limit
     finally:
         tracemalloc.stop()
 
 
-def patched(path: Path, signature: bytes, offset: int, value: bytes, last: bool = True) -> None:
+def patched(path: Path, signature: bytes, offset: int, value: bytes, from_end: bool = True) -> None:
     """Change bytes at an offset from a signature."""
     data = bytearray(path.read_bytes())
-    at = (data.rindex(signature) if last else data.index(signature)) + offset
-    data[at : at + len(value)] = value
+    position = (data.rindex(signature) if from_end else data.index(signature)) + offset
+    data[position : position + len(value)] = value
     path.write_bytes(data)
 
 
@@ -437,20 +437,20 @@ def test_damaged_archives_are_refused(name: str, tmp_path: Path) -> None:
 
 
 def test_each_flipped_byte_of_weights_is_noticed(tmp_path: Path) -> None:
-    path, whole = tmp_path / "a.keras", ADAM.read_bytes()
-    begin = whole.index(b"\x89HDF")
-    for at in range(begin, begin + 18_000, 997):
-        data = bytearray(whole)
-        data[at] ^= 4
+    path, content = tmp_path / "a.keras", ADAM.read_bytes()
+    begin = content.index(b"\x89HDF")
+    for position in range(begin, begin + 18_000, 997):
+        data = bytearray(content)
+        data[position] ^= 4
         path.write_bytes(data)
         with pytest.raises(DataLossError, match=r"'model\.weights\.h5': Checksum does not match"):
             read(path)
 
 
 def test_an_archive_that_ends_too_early_is_refused(tmp_path: Path) -> None:
-    path, whole = tmp_path / "a.keras", ADAM.read_bytes()
-    for size in [*range(0, len(whole), 499), len(whole) - 1]:
-        path.write_bytes(whole[:size])
+    path, content = tmp_path / "a.keras", ADAM.read_bytes()
+    for size in [*range(0, len(content), 499), len(content) - 1]:
+        path.write_bytes(content[:size])
         with pytest.raises(DataLossError):
             read(path)
         assert not is_keras_file(path)
@@ -462,11 +462,11 @@ def test_archives_of_too_many_members_are_refused_before_they_are_listed(
 ) -> None:
     path = tmp_path / "a.keras"
     entry = b"PK\1\2" + bytes(24) + struct.pack("<H", 1) + bytes(16) + b"a"
-    listed = entry * count
-    end = b"PK\6\6" + struct.pack("<QHHIIQQQQ", 44, 45, 45, 0, 0, count, count, len(listed), 4)
-    locator = b"PK\6\7" + struct.pack("<IQI", 0, 4 + len(listed), 1)
+    entries = entry * count
+    end = b"PK\6\6" + struct.pack("<QHHIIQQQQ", 44, 45, 45, 0, 0, count, count, len(entries), 4)
+    locator = b"PK\6\7" + struct.pack("<IQI", 0, 4 + len(entries), 1)
     small = b"PK\5\6" + struct.pack("<HHHHIIH", 0, 0, 65535, 65535, 2**32 - 1, 2**32 - 1, 0)
-    path.write_bytes(b"PK\3\4" + listed + end + locator + small)
+    path.write_bytes(b"PK\3\4" + entries + end + locator + small)
     with measured(100_000), pytest.raises(DataLossError, match=f"{count} members, and 65536 are"):
         read(path)
 
@@ -479,7 +479,7 @@ def optimizer(value: Any) -> bytes:
 
 
 class Canary:
-    """What pickle would run."""
+    """Object that creates a folder when it is unpickled."""
 
     def __reduce__(self) -> Any:
         return os.mkdir, ("canary",)
@@ -509,7 +509,7 @@ OPTIMIZERS: dict[str, Any] = {
 
 
 def in_archive(path: Path, text: bytes) -> Path:
-    """A file of Keras 3 with this description."""
+    """Write a file of Keras 3 with this description."""
 
     def change(new: zipfile.ZipFile, members: dict[str, bytes]) -> None:
         members["config.json"] = text
@@ -518,7 +518,7 @@ def in_archive(path: Path, text: bytes) -> Path:
 
 
 def in_attribute(path: Path, text: bytes) -> Path:
-    """A file of Keras 2 with this description."""
+    """Write a file of Keras 2 with this description."""
 
     def fill(file: h5py.File) -> None:
         length = len(text) if 0 < len(text) < 60_000 else None
@@ -531,29 +531,29 @@ def in_attribute(path: Path, text: bytes) -> Path:
 
 @pytest.fixture
 def untouched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Nothing is imported, and nothing made, but the two files."""
+    """Assert that nothing was imported, and no file created but the two."""
     monkeypatch.chdir(tmp_path)
     modules = set(sys.modules)
     yield
-    assert sorted(each.name for each in tmp_path.iterdir()) == ["a.keras", "b.h5"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.keras", "b.h5"]
     assert set(sys.modules) == modules
 
 
 @pytest.mark.usefixtures("untouched")
 @pytest.mark.parametrize("name", TEXTS)
 def test_hostile_descriptions_are_refused(name: str, tmp_path: Path) -> None:
-    for made_of, title in ((in_archive, "a.keras"), (in_attribute, "b.h5")):
-        path = made_of(tmp_path / title, TEXTS[name])
+    for writer, title in ((in_archive, "a.keras"), (in_attribute, "b.h5")):
+        path = writer(tmp_path / title, TEXTS[name])
         with pytest.raises(InvalidConfigError, match=title):
             read(path)
 
 
 @pytest.mark.usefixtures("untouched")
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_what_is_no_optimizer_is_refused(name: str, tmp_path: Path) -> None:
-    given = OPTIMIZERS[name]
-    new = in_archive(tmp_path / "a.keras", optimizer(given))
-    old = in_attribute(tmp_path / "b.h5", json.dumps({"optimizer_config": given}).encode())
+def test_invalid_descriptions_of_optimizers_raise(name: str, tmp_path: Path) -> None:
+    description = OPTIMIZERS[name]
+    new = in_archive(tmp_path / "a.keras", optimizer(description))
+    old = in_attribute(tmp_path / "b.h5", json.dumps({"optimizer_config": description}).encode())
     for path in (new, old):
         with pytest.raises(InvalidConfigError, match="the optimizer"):
             read(path)
@@ -561,14 +561,14 @@ def test_what_is_no_optimizer_is_refused(name: str, tmp_path: Path) -> None:
 
 def test_the_class_of_an_optimizer_is_only_a_name(tmp_path: Path) -> None:
     config = {"class_name": "Custom>MyOwn", "config": {"module": "os", "a": [1, None]}}
-    found = read(in_archive(tmp_path / "a.keras", optimizer(config)))
-    assert (found.class_name, found.config) == ("Custom>MyOwn", {"module": "os", "a": [1, None]})
+    file = read(in_archive(tmp_path / "a.keras", optimizer(config)))
+    assert (file.class_name, file.config) == ("Custom>MyOwn", {"module": "os", "a": [1, None]})
 
 
 def test_models_that_were_not_compiled_have_no_optimizer(tmp_path: Path) -> None:
-    found = read(in_archive(tmp_path / "a.keras", b'{"compile_config": null}'))
-    assert (found.class_name, found.config) == (None, None)
-    assert found.optimizer
+    file = read(in_archive(tmp_path / "a.keras", b'{"compile_config": null}'))
+    assert (file.class_name, file.config) == (None, None)
+    assert file.optimizer
 
 
 def test_models_have_the_order_and_the_names_of_their_description(tmp_path: Path) -> None:
@@ -588,11 +588,11 @@ def test_models_have_the_order_and_the_names_of_their_description(tmp_path: Path
         members["config.json"] = json.dumps(config).encode()
         members["model.weights.h5"] = inner
 
-    found = read(archive(tmp_path / "a.keras", change)).variables
-    assert {name: each.array().item() for name, each in found.items()} == {
+    variables = read(archive(tmp_path / "a.keras", change)).variables
+    assert {name: tensor.array().item() for name, tensor in variables.items()} == {
         "last/kernel": 2, "conv2d/kernel": 1, "dense/kernel": 3,
     }  # fmt: skip
-    assert list(found) == ["last/kernel", "conv2d/kernel", "dense/kernel"]
+    assert list(variables) == ["last/kernel", "conv2d/kernel", "dense/kernel"]
 
 
 def test_sums_of_metrics_are_left_out(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""CRC32C, by each of the three ways in which it is computed."""
+"""CRC32C, by each of its three implementations."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ READ_PDU = bytes.fromhex(
     "0200000000000000"
 )
 # RFC 3720, appendix B.4, and the check value of the catalogue of CRCs.
-KNOWN = [
+CHECKSUMS = [
     (b"", 0),
     (b"123456789", 0xE3069283),
     (bytes(32), 0x8A9136AA),
@@ -35,27 +35,27 @@ KNOWN = [
 
 
 @pytest.fixture(params=WAYS)
-def way(request: pytest.FixtureRequest) -> Callable[[memoryview, int], int]:
-    found = WAYS[request.param]
-    if found is None:
+def crc(request: pytest.FixtureRequest) -> Callable[[memoryview, int], int]:
+    function = WAYS[request.param]
+    if function is None:
         pytest.skip("this processor has no such instruction")
-    return found
+    return function
 
 
-@pytest.mark.parametrize(("data", "wanted"), KNOWN)
-def test_known_values(data: bytes, wanted: int, way: Callable[[memoryview, int], int]) -> None:
-    assert crc32c(data) == wanted
+@pytest.mark.parametrize(("data", "expected"), CHECKSUMS)
+def test_known_values(data: bytes, expected: int, crc: Callable[[memoryview, int], int]) -> None:
+    assert crc32c(data) == expected
     if data:
-        assert way(memoryview(data), 0) == wanted
+        assert crc(memoryview(data), 0) == expected
 
 
-def test_all_ways_agree_at_all_lengths_and_places(way: Callable[[memoryview, int], int]) -> None:
+def test_all_ways_agree_at_all_lengths_and_places(crc: Callable[[memoryview, int], int]) -> None:
     data = memoryview(random.Random(0).randbytes(400))
     for length in range(1, 300):
         place = length % 9
         part = data[place : place + length]
         value = length * 0x1234567 & 0xFFFFFFFF
-        assert way(part, value) == checksum._by_table(part, value)
+        assert crc(part, value) == checksum._by_table(part, value)
 
 
 @pytest.mark.parametrize("size", [10, 4096, 4097, 100_001])

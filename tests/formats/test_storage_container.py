@@ -1,4 +1,4 @@
-"""Our files: what is written is read to the bit, by us and by safetensors, and nothing else is."""
+"""The library's files: written tensors are read to the bit, also by safetensors."""
 
 from __future__ import annotations
 
@@ -30,13 +30,18 @@ from thalweg.errors import (
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    found = tmp_path / "ckpt"
-    container.write(found, a_few(), DOCUMENT)
-    return found
+    target = tmp_path / "ckpt"
+    container.write(target, a_few(), DOCUMENT)
+    return target
 
 
+<<<<<<< HEAD
 def test_what_is_written_is_read(path: Path) -> None:
     assert have_equal_contents(container.read(path), Contents(DOCUMENT, a_few()))
+=======
+def test_files_are_read_back(path: Path) -> None:
+    assert same(container.read(path), Contents(DOCUMENT, a_few()))
+>>>>>>> tests-files
 
 
 def test_a_file_without_tensors_holds_its_document(tmp_path: Path) -> None:
@@ -47,54 +52,54 @@ def test_a_file_without_tensors_holds_its_document(tmp_path: Path) -> None:
 def test_safetensors_reads_it(path: Path) -> None:
     with safe_open(path, "pt") as file:
         metadata = file.metadata()
-        for name, each in a_few().items():
-            found = file.get_tensor(name)
-            assert torch.equal(found, each.tensor())
-            assert found.dtype == each.tensor().dtype
+        for name, tensor in a_few().items():
+            actual = file.get_tensor(name)
+            assert torch.equal(actual, tensor.tensor())
+            assert actual.dtype == tensor.tensor().dtype
     assert (metadata["format"], metadata["version"]) == ("thalweg", "1")
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 0, 3), (2, 3, 4)])
 @pytest.mark.parametrize("dtype", ITEM_BYTES)
 def test_every_dtype_goes_both_ways(dtype: str, shape: tuple[int, ...], tmp_path: Path) -> None:
-    wanted = stored(dtype, shape)
-    tensor = wanted.tensor()
+    expected = stored(dtype, shape)
+    tensor = expected.tensor()
     assert tuple(tensor.shape) == shape
     container.write(tmp_path / "a", {"x": of_tensor(tensor)}, {})
-    found = container.read(tmp_path / "a").tensors["x"]
-    assert (found.dtype, found.shape, bytes(found.data)) == (dtype, shape, bytes(wanted.data))
+    actual = container.read(tmp_path / "a").tensors["x"]
+    assert (actual.dtype, actual.shape, bytes(actual.data)) == (dtype, shape, bytes(expected.data))
     with safe_open(tmp_path / "a", "pt") as file:
         pairs = (2,) if dtype in ("C64", "C128") else ()
         assert tuple(file.get_tensor("x").shape) == (*shape, *pairs)
 
 
 def test_tensors_share_the_memory_that_was_read(path: Path) -> None:
-    found = container.read(path).tensors["dec/kernel"]
-    found.tensor().view(torch.uint8)[0, 0] = 77
-    assert found.data[0] == 77
-    assert found.tensor().data_ptr() % 64 == 0
-    assert np.shares_memory(found.array(), np.frombuffer(found.data, np.uint8))
+    entry = container.read(path).tensors["dec/kernel"]
+    entry.tensor().view(torch.uint8)[0, 0] = 77
+    assert entry.data[0] == 77
+    assert entry.tensor().data_ptr() % 64 == 0
+    assert np.shares_memory(entry.array(), np.frombuffer(entry.data, np.uint8))
 
 
 def test_memory_that_is_read_only_is_copied() -> None:
-    given = stored("F32", (3,))
-    tensor = given.tensor()
+    entry = stored("F32", (3,))
+    tensor = entry.tensor()
     tensor.zero_()
-    assert bytes(given.data) == bytes(range(12))
+    assert bytes(entry.data) == bytes(range(12))
 
 
 def test_memory_that_is_not_aligned_is_copied() -> None:
     room = memoryview(bytearray(range(33)))
     for begin in range(8):
-        found = StoredTensor("F64", (3,), room[begin : begin + 24])
-        assert found.tensor().data_ptr() % 8 == 0
-        assert bytes(found.tensor().view(torch.uint8).numpy()) == bytes(found.data)
-        assert found.array().flags.aligned
+        entry = StoredTensor("F64", (3,), room[begin : begin + 24])
+        assert entry.tensor().data_ptr() % 8 == 0
+        assert bytes(entry.tensor().view(torch.uint8).numpy()) == bytes(entry.data)
+        assert entry.array().flags.aligned
 
 
 def test_bools_are_true_or_false() -> None:
-    found = StoredTensor("BOOL", (3,), memoryview(b"\0\1\2"))
-    for function in (found.tensor, found.array):
+    entry = StoredTensor("BOOL", (3,), memoryview(b"\0\1\2"))
+    for function in (entry.tensor, entry.array):
         with pytest.raises(DataLossError, match=re.escape("A bool of shape (3,)")):
             function()
 
@@ -117,16 +122,16 @@ TENSORS: dict[str, torch.Tensor] = {
 
 @pytest.mark.parametrize("tensor", TENSORS.values(), ids=TENSORS)
 def test_any_strided_tensor_is_stored(tensor: torch.Tensor) -> None:
-    found = of_tensor(tensor).tensor()
-    assert found.dtype == tensor.dtype
-    assert torch.equal(found, tensor.detach().clone())
+    actual = of_tensor(tensor).tensor()
+    assert actual.dtype == tensor.dtype
+    assert torch.equal(actual, tensor.detach().clone())
 
 
 def test_contiguous_tensors_are_not_copied() -> None:
     tensor = torch.zeros(3)
-    found = of_tensor(tensor)
+    entry = of_tensor(tensor)
     tensor += 1
-    assert bytes(found.data) == np.ones(3, "f4").tobytes()
+    assert bytes(entry.data) == np.ones(3, "f4").tobytes()
 
 
 NO_TENSORS: dict[str, tuple[Any, type[Exception], str]] = {
@@ -137,12 +142,12 @@ NO_TENSORS: dict[str, tuple[Any, type[Exception], str]] = {
 
 
 @pytest.mark.parametrize(("tensor", "error", "message"), NO_TENSORS.values(), ids=NO_TENSORS)
-def test_what_cannot_be_stored(tensor: Any, error: type[Exception], message: str) -> None:
+def test_unsupported_tensors_raise(tensor: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         of_tensor(tensor)
 
 
-GIVEN: dict[str, tuple[dict[str, StoredTensor], dict[Any, Any], str]] = {
+INVALID: dict[str, tuple[dict[str, StoredTensor], dict[Any, Any], str]] = {
     "a reserved name": ({"__metadata__": stored("U8", (1,))}, {}, "can be called '__metadata__'"),
     "half a surrogate": ({"\ud800": stored("U8", (1,))}, {}, "No tensor can be called"),
     "an unknown dtype": (
@@ -157,8 +162,8 @@ GIVEN: dict[str, tuple[dict[str, StoredTensor], dict[Any, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize(("tensors", "document", "message"), GIVEN.values(), ids=GIVEN)
-def test_what_cannot_be_written(
+@pytest.mark.parametrize(("tensors", "document", "message"), INVALID.values(), ids=INVALID)
+def test_invalid_inputs_raise(
     tensors: dict[str, StoredTensor], document: dict[Any, Any], message: str, path: Path
 ) -> None:
     with pytest.raises(InvalidArgumentError, match=message):
@@ -168,43 +173,49 @@ def test_what_cannot_be_written(
 
 
 def test_a_file_is_described_without_its_tensors(path: Path) -> None:
-    found = container.describe(path)
-    assert found == container.verify(path)
-    assert found.document == DOCUMENT
-    assert found.bytes == path.stat().st_size
-    assert list(found.tensors) == list(a_few())
-    for name, each in a_few().items():
-        described = found.tensors[name]
-        assert (described.dtype, described.shape) == (each.dtype, each.shape)
-        raw = path.read_bytes()[described.begin : described.begin + described.bytes]
-        assert raw == bytes(each.data)
+    description = container.describe(path)
+    assert description == container.verify(path)
+    assert description.document == DOCUMENT
+    assert description.bytes == path.stat().st_size
+    assert list(description.tensors) == list(a_few())
+    for name, tensor in a_few().items():
+        entry = description.tensors[name]
+        assert (entry.dtype, entry.shape) == (tensor.dtype, tensor.shape)
+        raw = path.read_bytes()[entry.begin : entry.begin + entry.bytes]
+        assert raw == bytes(tensor.data)
 
 
 def test_some_tensors_can_be_read_alone(path: Path) -> None:
     raw = bytearray(path.read_bytes())
     raw[container.describe(path).tensors["dec/kernel"].begin] ^= 1
     path.write_bytes(raw)
+<<<<<<< HEAD
     found = container.read(path, {"step", "flags", "unknown"})
     wanted = {name: each for name, each in a_few().items() if name in ("step", "flags")}
     assert have_equal_contents(found, Contents(DOCUMENT, wanted))
+=======
+    contents = container.read(path, {"step", "flags", "unknown"})
+    expected = {name: tensor for name, tensor in a_few().items() if name in ("step", "flags")}
+    assert same(contents, Contents(DOCUMENT, expected))
+>>>>>>> tests-files
     with pytest.raises(DataLossError, match="'dec/kernel': Checksum does not match"):
         container.read(path, ["dec/kernel"])
 
 
-def test_what_a_damaged_tensor_is_told(path: Path) -> None:
-    described = container.describe(path).tensors["dec/kernel"]
+def test_errors_describe_the_damaged_tensor(path: Path) -> None:
+    entry = container.describe(path).tensors["dec/kernel"]
     raw = bytearray(path.read_bytes())
-    raw[described.begin + 10] ^= 64
+    raw[entry.begin + 10] ^= 64
     path.write_bytes(raw)
-    actual = storage_files.crc32c(raw[described.begin : described.begin + described.bytes])
+    actual = storage_files.crc32c(raw[entry.begin : entry.begin + entry.bytes])
     message = (
-        f"{path}: 'dec/kernel': Checksum does not match: stored {described.checksum} vs."
+        f"{path}: 'dec/kernel': Checksum does not match: stored {entry.checksum} vs."
         f" calculated on the restored bytes {actual}"
     )
     for function in (container.read, container.verify):
-        with pytest.raises(DataLossError) as caught:
+        with pytest.raises(DataLossError) as error:
             function(path)
-        assert str(caught.value) == message
+        assert str(error.value) == message
 
 
 def test_kinds_of_files_are_told_apart(path: Path, tmp_path: Path) -> None:
@@ -218,7 +229,7 @@ def test_kinds_of_files_are_told_apart(path: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("function", [container.read, container.verify, container.describe])
-def test_what_is_no_file_is_refused(function: Any, tmp_path: Path) -> None:
+def test_paths_without_a_file_raise(function: Any, tmp_path: Path) -> None:
     for missing in (tmp_path / "missing", tmp_path / "a\0b"):
         with pytest.raises(MissingFileError):
             function(missing)
@@ -231,10 +242,10 @@ def test_what_is_no_file_is_refused(function: Any, tmp_path: Path) -> None:
 
 def test_progress_goes_from_nothing_to_all(tmp_path: Path) -> None:
     tensors = {"a": stored("F32", (3000, 700)), "b": stored("U8", (5,))}
-    seen: list[tuple[int, int]] = []
+    calls: list[tuple[int, int]] = []
 
-    def note(done: int, total: int) -> None:
-        seen.append((done, total))
+    def note(count: int, total: int) -> None:
+        calls.append((count, total))
 
     container.write(tmp_path / "a", tensors, {}, note)
     size = (tmp_path / "a").stat().st_size
@@ -244,18 +255,18 @@ def test_progress_goes_from_nothing_to_all(tmp_path: Path) -> None:
         (container.verify, 8_400_005),
     ):
         if function is not None:
-            seen.clear()
+            calls.clear()
             function(tmp_path / "a", progress=note)
-        assert len(seen) > 2
-        assert seen == sorted(seen)
-        assert seen[-1] == (total, total)
+        assert len(calls) > 2
+        assert calls == sorted(calls)
+        assert calls[-1] == (total, total)
 
 
 def test_a_tensor_that_changes_meanwhile_makes_no_damaged_file(tmp_path: Path) -> None:
-    tensor, over = torch.zeros(1_000_000), threading.Event()
+    tensor, stop = torch.zeros(1_000_000), threading.Event()
 
     def change() -> None:
-        while not over.is_set():
+        while not stop.is_set():
             tensor.add_(1.0)
 
     thread = threading.Thread(target=change)
@@ -265,7 +276,7 @@ def test_a_tensor_that_changes_meanwhile_makes_no_damaged_file(tmp_path: Path) -
             container.write(tmp_path / "a", {"x": of_tensor(tensor)}, {})
             container.verify(tmp_path / "a")
     finally:
-        over.set()
+        stop.set()
         thread.join()
 
 
@@ -291,24 +302,24 @@ def test_many_tensors(tmp_path: Path) -> None:
     assert have_equal_contents(container.read(tmp_path / "a"), Contents({"n": 2000}, tensors))
 
 
-def test_what_is_mapped_is_what_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mapped_tensors_equal_read_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "file"
     container.write(path, {"w": of_tensor(torch.arange(5.0))}, {"a": 1})
-    before = path.read_bytes()
+    content = path.read_bytes()
     mapped = container.mapped(path)
     mapped.tensors["w"].tensor().zero_()  # does not reach the file
-    assert path.read_bytes() == before
+    assert path.read_bytes() == content
 
     def refuse(*_: object, **__: object) -> None:
         raise OSError("no mapping here")
 
     monkeypatch.setattr("mmap.mmap", refuse)
-    for found in (container.mapped(path), container.read(path)):
-        assert found.document == {"a": 1}
-        assert found.tensors["w"].tensor().tolist() == [0, 1, 2, 3, 4]
+    for contents in (container.mapped(path), container.read(path)):
+        assert contents.document == {"a": 1}
+        assert contents.tensors["w"].tensor().tolist() == [0, 1, 2, 3, 4]
 
 
-def test_what_is_damaged_is_not_mapped(tmp_path: Path) -> None:
+def test_damaged_files_are_not_mapped(tmp_path: Path) -> None:
     path = tmp_path / "file"
     container.write(path, {"w": of_tensor(torch.arange(5.0))}, {})
     content = bytearray(path.read_bytes())

@@ -1,4 +1,4 @@
-"""Files are replaced as a whole, or not at all, and nothing is left beside them."""
+"""Files are replaced completely, or not at all, and no temporary file is left."""
 
 from __future__ import annotations
 
@@ -24,75 +24,75 @@ from thalweg.errors import CheckpointWriteError, InvalidArgumentError, MissingFi
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs POSIX")
 
 OLD, NEW = b"old" * 100, [b"new", b"", bytearray(b"er" * 5000), memoryview(b"!")]
-WHOLE = b"".join(NEW)
+NEW_CONTENT = b"".join(NEW)
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    found = tmp_path / "ckpt"
-    found.write_bytes(OLD)
-    return found
+    target = tmp_path / "ckpt"
+    target.write_bytes(OLD)
+    return target
 
 
 def replaced(path: Any) -> None:
-    atomic_write.replace(path, NEW, len(WHOLE))
+    atomic_write.replace(path, NEW, len(NEW_CONTENT))
 
 
 def test_the_new_content_is_there(path: Path) -> None:
     replaced(path)
-    assert path.read_bytes() == WHOLE
+    assert path.read_bytes() == NEW_CONTENT
     assert os.listdir(path.parent) == ["ckpt"]
 
 
 def test_any_kind_of_path_will_do(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(path.parent)
-    for number, given in enumerate((path, str(path), os.fsencode(path), "ckpt", "./ckpt")):
-        atomic_write.replace(given, [b"%d" % number], 1)
+    for number, path_form in enumerate((path, str(path), os.fsencode(path), "ckpt", "./ckpt")):
+        atomic_write.replace(path_form, [b"%d" % number], 1)
         assert path.read_bytes() == b"%d" % number
 
 
 def test_the_beginning_is_written_last(path: Path) -> None:
-    seen: list[str] = []
+    order: list[str] = []
 
     def parts() -> Iterator[bytes]:
-        for each in (b"one", b"two"):
-            seen.append(each.decode())
-            yield each
+        for part in (b"one", b"two"):
+            order.append(part.decode())
+            yield part
 
     def head() -> bytes:
-        seen.append("head")
+        order.append("head")
         return b"head"
 
     atomic_write.replace(path, parts(), 10, reserved=4, make_head=head)
     assert path.read_bytes() == b"headonetwo"
-    assert seen == ["one", "two", "head"]
+    assert order == ["one", "two", "head"]
 
 
 @pytest.mark.parametrize("umask", [0o022, 0o077, 0o027])
 def test_permissions_are_those_of_new_files(umask: int, path: Path) -> None:
-    before = os.umask(umask)
+    old_umask = os.umask(umask)
     try:
         replaced(path)
         replaced(path.with_name("other"))
     finally:
-        os.umask(before)
-    for each in (path, path.with_name("other")):
-        assert stat.S_IMODE(each.stat().st_mode) == 0o666 & ~umask
+        os.umask(old_umask)
+    for target in (path, path.with_name("other")):
+        assert stat.S_IMODE(target.stat().st_mode) == 0o666 & ~umask
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o640, 0o604, 0o660])
 def test_a_private_file_stays_private(mode: int, path: Path) -> None:
     path.chmod(mode)
-    seen: list[int] = []
+    modes: list[int] = []
 
     def parts() -> Iterator[bytes]:
-        (made,) = set(path.parent.iterdir()) - {path}
-        seen.append(stat.S_IMODE(made.stat().st_mode))
-        yield WHOLE
+        (temporary,) = set(path.parent.iterdir()) - {path}
+        modes.append(stat.S_IMODE(temporary.stat().st_mode))
+        yield NEW_CONTENT
 
-    atomic_write.replace(path, parts(), len(WHOLE))
-    assert path.read_bytes() == WHOLE
-    assert [*seen, stat.S_IMODE(path.stat().st_mode)] == [mode & 0o644] * 2
+    atomic_write.replace(path, parts(), len(NEW_CONTENT))
+    assert path.read_bytes() == NEW_CONTENT
+    assert [*modes, stat.S_IMODE(path.stat().st_mode)] == [mode & 0o644] * 2
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
@@ -100,8 +100,8 @@ def test_a_file_stays_its_owners(path: Path) -> None:
     os.chown(path, 1234, 4321)
     path.chmod(0o640)
     replaced(path)
-    found = path.stat()
-    assert (found.st_uid, found.st_gid, stat.S_IMODE(found.st_mode)) == (1234, 4321, 0o640)
+    status = path.stat()
+    assert (status.st_uid, status.st_gid, stat.S_IMODE(status.st_mode)) == (1234, 4321, 0o640)
 
 
 def test_a_group_that_may_not_have_the_file_does_not_see_it(
@@ -127,7 +127,7 @@ def test_links_are_followed(path: Path, tmp_path: Path) -> None:
     (tmp_path / "folder").symlink_to("real")
     for link, target in (("link", "a"), ("new", "b"), ("folder/c", "c")):
         replaced(tmp_path / link)
-        assert (tmp_path / "real" / target).read_bytes() == WHOLE
+        assert (tmp_path / "real" / target).read_bytes() == NEW_CONTENT
     assert (tmp_path / "link").is_symlink()
     assert (tmp_path / "new").is_symlink()
     assert sorted(os.listdir(tmp_path)) == ["ckpt", "folder", "link", "new", "real"]
@@ -135,24 +135,24 @@ def test_links_are_followed(path: Path, tmp_path: Path) -> None:
 
 
 def test_other_names_of_a_file_keep_the_old_content(path: Path) -> None:
-    other = path.with_name("other")
-    os.link(path, other)
+    link = path.with_name("other")
+    os.link(path, link)
     replaced(path)
-    assert other.read_bytes() == OLD
+    assert link.read_bytes() == OLD
 
 
-def test_what_is_no_file_is_left_alone(path: Path, tmp_path: Path) -> None:
+def test_folders_and_pipes_are_not_replaced(path: Path, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    for given, kind in ((tmp_path, "a folder"), (tmp_path / "pipe", "a device or a pipe")):
+    for target, kind in ((tmp_path, "a folder"), (tmp_path / "pipe", "a device or a pipe")):
         with pytest.raises(InvalidArgumentError, match=f"This is {kind}, not a file"):
-            replaced(given)
+            replaced(target)
     assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
     assert sorted(os.listdir(tmp_path)) == ["ckpt", "pipe"]
     with pytest.raises(InvalidArgumentError, match="null"):
         replaced("a\0b")
 
 
-REFUSED: dict[str, tuple[str, int]] = {
+ERRORS: dict[str, tuple[str, int]] = {
     "missing/ckpt": (r"missing/ckpt: No such file or directory after 0.0 of 0.0 MB", errno.ENOENT),
     "ckpt/x": (r"ckpt/x: Not a directory", errno.ENOTDIR),
     "circle": (r"circle: Too many levels of symbolic links", errno.ELOOP),
@@ -160,20 +160,20 @@ REFUSED: dict[str, tuple[str, int]] = {
 }
 
 
-@pytest.mark.parametrize("name", REFUSED, ids=lambda name: name[:9])
-def test_where_nothing_can_be_written(name: str, path: Path) -> None:
+@pytest.mark.parametrize("name", ERRORS, ids=lambda name: name[:9])
+def test_unwritable_paths_raise(name: str, path: Path) -> None:
     path.with_name("circle").symlink_to("circle")
-    message, number = REFUSED[name]
-    with pytest.raises(CheckpointWriteError, match=message) as caught:
+    message, number = ERRORS[name]
+    with pytest.raises(CheckpointWriteError, match=message) as error:
         replaced(path.parent / name)
-    assert caught.value.errno == number
-    assert str(caught.value).endswith("; nothing was saved.")
+    assert error.value.errno == number
+    assert str(error.value).endswith("; nothing was saved.")
     assert path.read_bytes() == OLD
     assert sorted(os.listdir(path.parent)) == ["circle", "ckpt"]
 
 
 class Stopped(Exception):
-    """Raised by what a caller gives."""
+    """Error of a caller's data."""
 
 
 @pytest.mark.parametrize("error", [Stopped, KeyboardInterrupt, OSError, MemoryError])
@@ -189,7 +189,7 @@ def test_errors_of_the_caller_leave_nothing(
         if place == "parts":
             stop()
 
-    with pytest.raises(error, match="by the caller") as caught:
+    with pytest.raises(error, match="by the caller") as raised:
         atomic_write.replace(
             path,
             parts(),
@@ -197,13 +197,13 @@ def test_errors_of_the_caller_leave_nothing(
             stop if place == "progress" else None,
             make_head=stop if place == "head" else None,
         )
-    assert type(caught.value) is error
+    assert type(raised.value) is error
     assert path.read_bytes() == OLD
     assert os.listdir(path.parent) == ["ckpt"]
 
 
-@pytest.mark.parametrize("total", [0, len(WHOLE) - 1, len(WHOLE) + 1])
-def test_what_was_promised_must_come(total: int, path: Path) -> None:
+@pytest.mark.parametrize("total", [0, len(NEW_CONTENT) - 1, len(NEW_CONTENT) + 1])
+def test_announced_sizes_must_match(total: int, path: Path) -> None:
     with pytest.raises(InvalidArgumentError, match=f"{total} bytes were promised"):
         atomic_write.replace(path, NEW, total)
     assert path.read_bytes() == OLD
@@ -213,35 +213,35 @@ def test_what_was_promised_must_come(total: int, path: Path) -> None:
 def test_a_disk_that_is_full_is_told_with_figures(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write, left = os.write, [12_000_000]
+    write, free = os.write, [12_000_000]
 
     def limited(file: int, data: Any) -> int:
-        if not left[0]:
+        if not free[0]:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        count = write(file, data[: left[0]])
-        left[0] -= count
+        count = write(file, data[: free[0]])
+        free[0] -= count
         return count
 
     monkeypatch.setattr(atomic_write.os, "write", limited)
-    with pytest.raises(CheckpointWriteError) as caught:
+    with pytest.raises(CheckpointWriteError) as error:
         atomic_write.replace(path, [bytes(16_000_000)] * 3, 48_000_000)
-    assert str(caught.value) == (
+    assert str(error.value) == (
         f"{path}: No space left on device after 12.0 of 48.0 MB; the previous checkpoint is intact."
     )
-    assert caught.value.errno == errno.ENOSPC
-    assert isinstance(caught.value, OSError)
+    assert error.value.errno == errno.ENOSPC
+    assert isinstance(error.value, OSError)
     assert path.read_bytes() == OLD
     assert os.listdir(path.parent) == ["ckpt"]
 
 
-@pytest.mark.parametrize("most", [1, 7, 4096])
+@pytest.mark.parametrize("limit", [1, 7, 4096])
 def test_writes_that_are_cut_short_go_on(
-    most: int, path: Path, monkeypatch: pytest.MonkeyPatch
+    limit: int, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write = os.write
-    monkeypatch.setattr(atomic_write.os, "write", lambda file, data: write(file, data[:most]))
+    monkeypatch.setattr(atomic_write.os, "write", lambda file, data: write(file, data[:limit]))
     replaced(path)
-    assert path.read_bytes() == WHOLE
+    assert path.read_bytes() == NEW_CONTENT
 
 
 def test_a_write_of_nothing_does_not_go_on_for_ever(
@@ -253,15 +253,15 @@ def test_a_write_of_nothing_does_not_go_on_for_ever(
 
 
 def test_signals_that_are_handled_do_not_end_it(path: Path) -> None:
-    seen: list[int] = []
-    before = signal.signal(signal.SIGALRM, lambda *_: seen.append(1))
+    signals: list[int] = []
+    old_handler = signal.signal(signal.SIGALRM, lambda *_: signals.append(1))
     signal.setitimer(signal.ITIMER_REAL, 0.0005, 0.0005)
     try:
-        while len(seen) < 20:
+        while len(signals) < 20:
             atomic_write.replace(path, [bytes(1 << 16)] * 32, 1 << 21)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        signal.signal(signal.SIGALRM, old_handler)
     assert path.stat().st_size == 1 << 21
     assert os.listdir(path.parent) == ["ckpt"]
 
@@ -270,37 +270,37 @@ def test_signals_that_are_handled_do_not_end_it(path: Path) -> None:
 
 
 def left(path: Path, process: int) -> Path:
-    found = path.with_name(f".{path.name}.{process}-{os.urandom(8).hex()}.tmp")
-    found.write_bytes(b"half")
-    return found
+    leftover = path.with_name(f".{path.name}.{process}-{os.urandom(8).hex()}.tmp")
+    leftover.write_bytes(b"half")
+    return leftover
 
 
 def dead() -> int:
-    """The number of a process that is no more."""
-    done = subprocess.Popen([sys.executable, "-c", ""])
-    done.wait()
-    return done.pid
+    """Return the number of a process that has ended."""
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return process.pid
 
 
-def test_what_crashed_writers_left_is_deleted(path: Path) -> None:
-    gone = [left(path, dead()), left(path, os.getpid())]
+def test_leftovers_of_crashed_writers_are_deleted(path: Path) -> None:
+    deleted = [left(path, dead()), left(path, os.getpid())]
     stay = [left(path, 1), left(path.with_name("other"), dead()), path.with_name(".ckpt.1.tmp")]
     stay[2].write_bytes(b"not ours")
     replaced(path)
-    assert not any(each.exists() for each in gone)
-    assert all(each.exists() for each in stay)
+    assert not any(file.exists() for file in deleted)
+    assert all(file.exists() for file in stay)
 
 
-def test_what_is_locked_is_of_another_machine(path: Path) -> None:
+def test_locked_leftovers_stay(path: Path) -> None:
     import fcntl
 
-    theirs = left(path, os.getpid())
-    with theirs.open("rb") as file:
+    foreign = left(path, os.getpid())
+    with foreign.open("rb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         replaced(path)
-        assert theirs.exists()
+        assert foreign.exists()
     replaced(path)
-    assert not theirs.exists()
+    assert not foreign.exists()
 
 
 def test_links_in_place_of_temporary_files_are_not_followed(path: Path) -> None:
@@ -315,10 +315,10 @@ def test_links_in_place_of_temporary_files_are_not_followed(path: Path) -> None:
 def test_names_may_hold_anything(tmp_path: Path) -> None:
     for name in (".hidden", "a b", "a\nb", "*", "ckpt.(1)[2]", "-", "ü"):
         target = tmp_path / name
-        gone = left(target, dead())
+        deleted = left(target, dead())
         replaced(target)
-        assert target.read_bytes() == WHOLE
-        assert not gone.exists()
+        assert target.read_bytes() == NEW_CONTENT
+        assert not deleted.exists()
 
 
 def test_writers_at_the_same_time_make_whole_files(path: Path) -> None:
@@ -398,7 +398,7 @@ def test_files_are_opened(path: Path) -> None:
 
 
 def test_no_descriptors_are_left_open(path: Path) -> None:
-    before = os.listdir("/proc/self/fd")
+    initial = os.listdir("/proc/self/fd")
     replaced(path)
     for bad in (path.parent, path / "x"):
         with pytest.raises((InvalidArgumentError, CheckpointWriteError)):
@@ -407,7 +407,7 @@ def test_no_descriptors_are_left_open(path: Path) -> None:
         atomic_write.replace(path, NEW, 1)
     with pytest.raises(InvalidArgumentError):
         atomic_write.open_for_reading(path.parent)
-    assert os.listdir("/proc/self/fd") == before
+    assert os.listdir("/proc/self/fd") == initial
 
 
 def test_the_standard_library_is_enough() -> None:
@@ -416,7 +416,7 @@ def test_the_standard_library_is_enough() -> None:
         "found = {name.split('.')[0] for name in sys.modules} - set(sys.stdlib_module_names)\n"
         "sys.exit(repr(found) if found != {'thalweg', '__main__'} else 0)"
     )
-    done = subprocess.run(
+    process = subprocess.run(
         without_torch.command(program), capture_output=True, text=True, check=False
     )
-    assert not done.returncode, done.stderr
+    assert not process.returncode, process.stderr

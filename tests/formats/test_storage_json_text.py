@@ -1,4 +1,4 @@
-"""What is JSON for us, and what is refused that Python takes."""
+"""JSON of the library's files, and texts that only Python's `json` accepts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from thalweg._formats import json_text
 from thalweg.errors import InvalidArgumentError, InvalidConfigError, InvalidTypeError
 
-REFUSED = {
+INVALID_TEXTS = {
     "300,000 levels": "[" * 300_000 + "]" * 300_000,
     "300,000 levels of objects": '{"a":' * 300_000 + "1" + "}" * 300_000,
     "300,000 brackets": "[" * 300_000,
@@ -36,20 +36,20 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("text", REFUSED.values(), ids=REFUSED)
-def test_what_is_refused(text: str | bytes) -> None:
+@pytest.mark.parametrize("text", INVALID_TEXTS.values(), ids=INVALID_TEXTS)
+def test_invalid_texts_raise(text: str | bytes) -> None:
     with pytest.raises(InvalidConfigError):
         json_text.loads(text)
 
 
 def test_depth_is_bounded_whatever_python_allows() -> None:
-    before = sys.getrecursionlimit()
+    old_limit = sys.getrecursionlimit()
     sys.setrecursionlimit(10**6)
     try:
         with pytest.raises(InvalidConfigError, match="More than 100 levels"):
-            json_text.loads(REFUSED["300,000 levels"])
+            json_text.loads(INVALID_TEXTS["300,000 levels"])
     finally:
-        sys.setrecursionlimit(before)
+        sys.setrecursionlimit(old_limit)
 
 
 READ: list[tuple[str | bytes, Any]] = [
@@ -63,13 +63,13 @@ READ: list[tuple[str | bytes, Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("text", "wanted"), READ)
-def test_what_is_read(text: str | bytes, wanted: Any) -> None:
-    found = json_text.loads(text)
-    assert wanted is None or repr(found) == repr(wanted)
+@pytest.mark.parametrize(("text", "expected"), READ)
+def test_valid_texts_are_read(text: str | bytes, expected: Any) -> None:
+    document = json_text.loads(text)
+    assert expected is None or repr(document) == repr(expected)
 
 
-KEPT: list[Any] = [
+ROUND_TRIPS: list[Any] = [
     {"": [], "a": {"b": [1, -2.5, "ü\n\"'\\\u2028", None, True]}},
     2**63,
     5e-324,
@@ -78,10 +78,10 @@ KEPT: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize("value", KEPT, ids=repr)
-def test_what_is_written_is_read(value: Any) -> None:
-    found = json_text.loads(json_text.dumps(value))
-    assert repr(found) == repr(value)
+@pytest.mark.parametrize("value", ROUND_TRIPS, ids=repr)
+def test_values_are_read_back(value: Any) -> None:
+    document = json_text.loads(json_text.dumps(value))
+    assert repr(document) == repr(value)
 
 
 def test_tuples_come_back_as_lists() -> None:
@@ -96,10 +96,10 @@ def _deep(levels: int) -> Any:
 
 
 class Text(str):
-    """No plain string: its own methods may say anything."""
+    """String with overridden methods."""
 
 
-NOT_WRITTEN: list[tuple[Any, type[Exception], str]] = [
+UNWRITABLE: list[tuple[Any, type[Exception], str]] = [
     ({"a": {"b": math.nan}}, InvalidArgumentError, "a/b is nan"),
     ([math.inf], InvalidArgumentError, "0 is inf"),
     ({"a": {1, 2}}, InvalidTypeError, "a is a set, which JSON cannot hold"),
@@ -113,13 +113,13 @@ NOT_WRITTEN: list[tuple[Any, type[Exception], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("value", "error", "message"), NOT_WRITTEN)
-def test_what_is_not_written(value: Any, error: type[Exception], message: str) -> None:
+@pytest.mark.parametrize(("value", "error", "message"), UNWRITABLE)
+def test_unsupported_values_raise(value: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         json_text.dumps(value)
 
 
-def test_what_holds_itself_is_not_written() -> None:
+def test_cyclic_values_raise() -> None:
     value: list[Any] = []
     value.append(value)
     with pytest.raises(InvalidArgumentError, match="more than 100 levels"):

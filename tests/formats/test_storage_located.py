@@ -1,4 +1,4 @@
-"""What a path leads to, and what is said of one that leads to no checkpoint."""
+"""Paths of checkpoints, and errors for paths that lead to none."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ def _copied(folder: Path) -> Path:
 def test_a_bundle_is_found_by_the_name_of_each_of_its_files(ending: str, tmp_path: Path) -> None:
     prefix = _copied(tmp_path)
     Path(f"{prefix}.meta").write_bytes(b"a graph")
-    found = locate_checkpoint(f"{prefix}{ending}")
-    assert (found.path, found.kind, found.writer) == (str(prefix), PathKind.BUNDLE, "tensorflow")
+    place = locate_checkpoint(f"{prefix}{ending}")
+    assert (place.path, place.kind, place.writer) == (str(prefix), PathKind.BUNDLE, "tensorflow")
 
 
 def test_ours_is_found_with_and_without_its_ending(tmp_path: Path) -> None:
     checkpoint.save(tmp_path / "run.safetensors", variables={"w": torch.ones(2)})
     for name in ("run", "run.safetensors"):
-        found = locate_checkpoint(tmp_path / name)
-        assert (found.path, found.kind) == (str(tmp_path / "run.safetensors"), PathKind.OURS)
+        location = locate_checkpoint(tmp_path / name)
+        assert (location.path, location.kind) == (str(tmp_path / "run.safetensors"), PathKind.OURS)
 
 
 @pytest.mark.parametrize("ending", ["", ".safetensors"])
@@ -104,7 +104,7 @@ def _made(kind: str, folder: Path) -> Path:
     return path
 
 
-REFUSED = {
+INVALID_PATHS = {
     "nothing": (
         MissingFileError,
         r"it does not exist: there is no file .* with \.safetensors or \.index after it",
@@ -134,19 +134,19 @@ REFUSED = {
     "read",
     [tensorflow.load, inspection.list_file, inspection.list_verified, inspection.read_tensors],
 )
-@pytest.mark.parametrize("kind", REFUSED)
+@pytest.mark.parametrize("kind", INVALID_PATHS)
 def test_every_reader_says_the_same_of_what_is_no_checkpoint(
     kind: str, read: object, tmp_path: Path
 ) -> None:
-    cls, message = REFUSED[kind]
+    cls, message = INVALID_PATHS[kind]
     with pytest.raises(cls, match=message):
         read(_made(kind, tmp_path))  # pyright: ignore
 
 
-@pytest.mark.parametrize("kind", REFUSED)
+@pytest.mark.parametrize("kind", INVALID_PATHS)
 def test_savers_and_checkpoints_of_objects_say_it_too(kind: str, tmp_path: Path) -> None:
     path = _made(kind, tmp_path)
-    cls, message = REFUSED[kind]
+    cls, message = INVALID_PATHS[kind]
     if locate_checkpoint(path).kind is not PathKind.MISSING:  # there a saver has TensorFlow's words
         with pytest.raises(cls, match=message):
             train.NewCheckpointReader(path)
@@ -157,21 +157,21 @@ def test_savers_and_checkpoints_of_objects_say_it_too(kind: str, tmp_path: Path)
 
 LOOPED: dict[str, Callable[[str], Any]] = {
     "a list": train.latest_checkpoint,
-    "rules": lambda at: tensorflow.restore(SAVER, {}, at),
+    "rules": lambda path: tensorflow.restore(SAVER, {}, path),
     "events": FileWriter,
-    "a bundle": lambda at: bundle.read(Path(at, "ckpt")),
-    "a folder": lambda at: CheckpointManager(Path(at, "run")),
-    "a new bundle": lambda at: tensorflow.save(Path(at, "ckpt"), None, {"w": Variable(1.0)}),
+    "a bundle": lambda path: bundle.read(Path(path, "ckpt")),
+    "a folder": lambda path: CheckpointManager(Path(path, "run")),
+    "a new bundle": lambda path: tensorflow.save(Path(path, "ckpt"), None, {"w": Variable(1.0)}),
     "a file of text": gfile.GFile,
 }
 
 
-@pytest.mark.parametrize("what", LOOPED)
-def test_links_that_lead_to_one_another_are_named(what: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("case", LOOPED)
+def test_links_that_lead_to_one_another_are_named(case: str, tmp_path: Path) -> None:
     (tmp_path / "one").symlink_to("other")
     (tmp_path / "other").symlink_to("one")
     with pytest.raises(ThalwegError, match=str(tmp_path / "one")):
-        LOOPED[what](str(tmp_path / "one"))
+        LOOPED[case](str(tmp_path / "one"))
     assert train.get_checkpoint_mtimes([tmp_path / "one", tmp_path / "one" / "ckpt"]) == []
     train.remove_checkpoint(tmp_path / "one" / "ckpt")
     assert sorted(os.listdir(tmp_path)) == ["one", "other"]

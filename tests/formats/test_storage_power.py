@@ -1,4 +1,4 @@
-"""After the power has failed, at any time and with any part on the disk, old or new is there."""
+"""After a power failure, at any time and with any part on the disk, old or new is there."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ def saved(path: Path) -> None:
 
 
 def log_of(path: Path, old: Content) -> list[Op]:
-    """What a save asks of the system."""
+    """Return the operations that a save requests of the system."""
     if old is not None:
         path.write_bytes(old)
     return power.recorded(lambda: saved(path))
 
 
 def broken(log: list[Op], path: Path, old: Content) -> tuple[int, int]:
-    """How many states of the disk there are, and in how many the file is neither old nor new.
+    """Count the states of the disk, and those in which the file is neither old nor new.
 
-    After all was done only the new one will do.
+    After all operations only the new file is right.
     """
     new, count, bad = path.read_bytes(), 0, 0
-    for is_over, content in power.contents(log, path, old):
+    for is_finished, content in power.contents(log, path, old):
         count += 1
-        bad += content != new and (is_over or content != old)
+        bad += content != new and (is_finished or content != old)
     return count, bad
 
 
@@ -54,15 +54,15 @@ def without(*places: int) -> Callable[[list[Op]], list[Op]]:
 
 
 def in_place(log: list[Op]) -> list[Op]:
-    """The same writes to the file itself."""
-    to = log[-2].to
-    return [Op(op.kind, to, "", op.begin, op.data) for op in log if op.kind in ("write", "sync")]
+    """Return the writes of a log, redirected to the file itself."""
+    new = log[-2].to
+    return [Op(op.kind, new, "", op.begin, op.data) for op in log if op.kind in ("write", "sync")]
 
 
 def renamed_first(log: list[Op]) -> list[Op]:
     make, *writes, sync, rename, folder = log
-    later = [Op(op.kind, rename.to, "", op.begin, op.data) for op in (*writes, sync)]
-    return [make, rename, *later, folder]
+    direct_writes = [Op(op.kind, rename.to, "", op.begin, op.data) for op in (*writes, sync)]
+    return [make, rename, *direct_writes, folder]
 
 
 # The same model finds what is wrong with other ways.
@@ -81,12 +81,12 @@ def test_other_ways_break(change: Callable[[list[Op]], list[Op]], tmp_path: Path
     assert broken(log, tmp_path / "ckpt", b"old" * 1000)[1] > 0
 
 
-def test_what_is_left_by_others_does_not_matter(tmp_path: Path) -> None:
+def test_leftovers_of_other_processes_are_removed(tmp_path: Path) -> None:
     path = tmp_path / "ckpt"
-    left = path.with_name(f".ckpt.{os.getpid()}-{'0' * 16}.tmp")
-    left.write_bytes(b"half")
+    leftover = path.with_name(f".ckpt.{os.getpid()}-{'0' * 16}.tmp")
+    leftover.write_bytes(b"half")
     log = log_of(path, b"old")
-    assert Op("unlink", str(left)) in log
+    assert Op("unlink", str(leftover)) in log
     assert not broken(log, path, b"old")[1]
 
 

@@ -1,4 +1,4 @@
-"""Which attributes of an optimizer a framework asks for, or sets."""
+"""Attributes of an optimizer that a framework reads or sets."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-_SEEN: dict[str, set[str]] = defaultdict(set)
+_NAMES: dict[str, set[str]] = defaultdict(set)
 
 
 def _note(name: str) -> None:
     if not name.startswith("__"):
-        _SEEN[sys._getframe(2).f_globals.get("__name__", "")].add(name)
+        _NAMES[sys._getframe(2).f_globals.get("__name__", "")].add(name)
 
 
 class _Watched:
@@ -31,28 +31,28 @@ class _Watched:
 
 
 def watched(cls: Any) -> Any:
-    """A subclass that notes who asks for which attribute; its name is the class's own."""
+    """Return a subclass, of the same name, that records attributes by calling module."""
     return type(cls.__name__, (_Watched, cls), {})
 
 
 @contextmanager
 def touching(*frameworks: str) -> Iterator[set[str]]:
-    """What modules of frameworks touched, when the `with` block has ended."""
-    _SEEN.clear()
-    found: set[str] = set()
-    yield found
-    for module, names in _SEEN.items():
-        if f"{module}.".startswith(tuple(f"{each}." for each in frameworks)):
-            found |= names
+    """Yield a set, filled at the end of the block with the names that frameworks used."""
+    _NAMES.clear()
+    accessed: set[str] = set()
+    yield accessed
+    for module, names in _NAMES.items():
+        if f"{module}.".startswith(tuple(f"{framework}." for framework in frameworks)):
+            accessed |= names
 
 
-def assert_known(found: set[str], known: str) -> None:
-    """Assert that a framework asks for nothing that it did not ask for before.
+def assert_known(accessed: set[str], expected: str) -> None:
+    """Assert that a framework uses no attribute outside of a recorded list.
 
     Args:
-        found: What it touched.
-        known: The list that is kept, separated by spaces.
+        accessed: Names that it used.
+        expected: The recorded list, separated by spaces.
     """
-    assert found, "nothing was watched"
-    new = sorted(found - set(known.split()))
+    assert accessed, "nothing was watched"
+    new = sorted(accessed - set(expected.split()))
     assert not new, f"This release also asks an optimizer for {', '.join(new)}."

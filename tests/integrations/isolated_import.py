@@ -1,4 +1,4 @@
-"""A subpackage without the package around it, which needs more than is installed."""
+"""Import of a subpackage without the package around it, which needs more than is installed."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ import pytest
 
 
 def import_alone(patch: pytest.MonkeyPatch, name: str, **stubs: object) -> Any:
-    """Import `package.module` with an empty `package`; skips where that is not installed.
+    """Import `package.module` with an empty `package`; skip where that is not installed.
 
     Args:
-        patch: Takes all of it back.
+        patch: Undoes all changes.
         name: The module.
-        **stubs: Other modules of the package that it imports, and what stands for them.
+        **stubs: Replacements of other modules of the package that it imports.
     """
     package = name.partition(".")[0]
-    for known in [each for each in sys.modules if each.partition(".")[0] == package]:
-        patch.delitem(sys.modules, known)
+    for module_name in [name for name in sys.modules if name.partition(".")[0] == package]:
+        patch.delitem(sys.modules, module_name)
     spec = find_spec(package)
     if spec is None:
         pytest.skip(f"{package} is not installed")

@@ -1,4 +1,4 @@
-"""Trainings of Lightning, which takes seconds to import: the tests do it when they run."""
+"""Trainings of Lightning, imported by tests when they run, for it takes seconds to import."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Fitted(lightning.LightningModule):
 
 
 class ByHand(Fitted):
-    """One that takes its steps itself."""
+    """Model that takes its steps itself."""
 
     def __init__(self, make: Any) -> None:
         super().__init__(make)
@@ -63,7 +63,7 @@ def fit(module: Any, epochs: int, path: Path, resume: Path | None = None) -> tup
 
 
 def logged_by(module: Any, path: Path, callback: Any) -> dict[str, float]:
-    """What a training of one epoch has logged, with a callback."""
+    """Return the metrics that a training of one epoch logs, with a callback."""
     trainer = lightning.Trainer(
         accelerator="cpu",
         max_epochs=1,

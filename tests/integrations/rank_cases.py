@@ -1,4 +1,4 @@
-"""What ranks of torch's own distributed packages do in tests: each case returns what it found.
+"""Cases of torch's own distributed packages, which run on every rank and return a report.
 
 Run by `test_ranks.py` on each rank: rank, a file to meet, the number of ranks, a folder.
 """
@@ -45,31 +45,31 @@ from thalweg.optim.diagnostics import COLUMNS  # noqa: E402
 from training import data, loss_of, model, numbers  # noqa: E402
 
 CASES: dict[str, Callable[[int, int, Path], Any]] = {}
-ROUNDED: dict[str, Any] = {"round": "stochastic", "seed": 7, "state_dtype": torch.bfloat16}
+ROUNDING: dict[str, Any] = {"round": "stochastic", "seed": 7, "state_dtype": torch.bfloat16}
 MAKERS: dict[str, Callable[[Any], Any]] = {
     "Adam": lambda params: optim.Adam(params, lr=0.05),
     "SGD": lambda params: optim.SGD(params, lr=0.05, momentum=0.9),
     "tensorflow.Adam": lambda params: optim.tensorflow.Adam(params, lr=0.05),
     "tensorflow.Ftrl": lambda params: optim.tensorflow.Ftrl(params, lr=0.05, l1=0.001),
-    "rounded": lambda params: optim.AdamW(params, lr=0.05, **ROUNDED),
-    "tensorflow.rounded": lambda params: optim.tensorflow.Adam(params, lr=0.05, **ROUNDED),
+    "rounded": lambda params: optim.AdamW(params, lr=0.05, **ROUNDING),
+    "tensorflow.rounded": lambda params: optim.tensorflow.Adam(params, lr=0.05, **ROUNDING),
 }
 
 
 def case(function: Callable[[int, int, Path], Any]) -> Callable[[int, int, Path], Any]:
-    """A case of that name."""
+    """Register a case under the name of its function."""
     CASES[function.__name__] = function
     return function
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """All of a tensor that ranks share."""
+    """Return the full tensor of a DTensor."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def as_lists(tensors: list[Tensor]) -> list[list[float]]:
-    """Tensors for JSON, without loss."""
-    return [whole(each).detach().double().flatten().tolist() for each in tensors]
+    """Convert tensors for JSON, without loss."""
+    return [whole(tensor).detach().double().flatten().tolist() for tensor in tensors]
 
 
 def steps(module: nn.Module, optimizer: Any, batches: Any) -> None:
@@ -91,12 +91,12 @@ FLATTENED: dict[str, Callable[[Any], Any]] = {
 
 @case
 def flat_buffers(rank: int, count: int, _: Path) -> Any:
-    """Parameters that FSDP1 has flattened: numbers after two steps, or the error."""
-    found: dict[str, dict[str, Any]] = {}
+    """Train parameters that FSDP1 has flattened: report numbers after two steps, or the error."""
+    report: dict[str, dict[str, Any]] = {}
     strategies = {"shards": ShardingStrategy.FULL_SHARD, "whole": ShardingStrategy.NO_SHARD}
     for title, strategy in strategies.items():
         for keeps_params in (False, True):
-            own = found[f"{title}, {keeps_params}"] = {}
+            outcomes = report[f"{title}, {keeps_params}"] = {}
             for name, make in FLATTENED.items():
                 torch.manual_seed(0)
                 layers = nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 1)
@@ -113,60 +113,60 @@ def flat_buffers(rank: int, count: int, _: Path) -> Any:
                     for _step in range(2):
                         module(torch.ones(2, 4)).square().mean().backward()
                         optimizer.step()
-                    own[name] = module(torch.ones(2, 4)).tolist()
+                    outcomes[name] = module(torch.ones(2, 4)).tolist()
                 except ValueError as error:
-                    own[name] = str(error)
-    return found
+                    outcomes[name] = str(error)
+    return report
 
 
 @case
 def ddp(rank: int, count: int, _: Path) -> Any:
-    """Each rank has a part of each batch, and all have the same numbers in the end."""
-    found = {}
+    """Train with a part of each batch per rank; all ranks have the same numbers in the end."""
+    report = {}
     for name, make in MAKERS.items():
         module = DistributedDataParallel(model())
         optimizer = make(module.parameters())
         steps(module, optimizer, [(x[rank::count], y[rank::count]) for x, y in data()])
-        found[name] = as_lists(numbers(module, optimizer))
-    return found
+        report[name] = as_lists(numbers(module, optimizer))
+    return report
 
 
 @case
 def zero(rank: int, count: int, _: Path) -> Any:
-    """Each rank keeps the state of some parameters; the numbers are those of one that keeps all."""
+    """Train with the state of some parameters on each rank, and with all of it on one."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's own, about its compiler of before
         from torch.distributed.optim import ZeroRedundancyOptimizer
-    found = {}
-    for cls, given in (
+    report = {}
+    for cls, extra in (
         (optim.Adam, {}),
         (optim.SGD, {"momentum": 0.9}),
         (optim.tensorflow.Adam, {}),
         (optim.tensorflow.Ftrl, {"l1": 0.001}),
     ):
-        module, other = (DistributedDataParallel(model()) for _ in range(2))
-        shared = ZeroRedundancyOptimizer(module.parameters(), optimizer_class=cls, lr=0.05, **given)
-        plain = cls(other.parameters(), lr=0.05, **given)
+        module, reference = (DistributedDataParallel(model()) for _ in range(2))
+        shared = ZeroRedundancyOptimizer(module.parameters(), optimizer_class=cls, lr=0.05, **extra)
+        plain_opt = cls(reference.parameters(), lr=0.05, **extra)
         for batches in (data()[:4], data()[4:]):
-            for each, optimizer in ((module, shared), (other, plain)):
-                steps(each, optimizer, [(x[rank::count], y[rank::count]) for x, y in batches])
+            for net, optimizer in ((module, shared), (reference, plain_opt)):
+                steps(net, optimizer, [(x[rank::count], y[rank::count]) for x, y in batches])
             shared.consolidate_state_dict()
             state = shared.state_dict() if rank == 0 else None
             if rank == 0:
-                alone = cls([p.detach().clone() for p in module.parameters()], lr=0.05, **given)
-                alone.load_state_dict(state)
-        alike = [torch.equal(a, b) for a, b in zip(module.parameters(), other.parameters())]
-        found[cls.__module__ + cls.__name__] = [alike, len(shared.optim.state)]
-    return found
+                single = cls([p.detach().clone() for p in module.parameters()], lr=0.05, **extra)
+                single.load_state_dict(state)
+        matches = [torch.equal(a, b) for a, b in zip(module.parameters(), reference.parameters())]
+        report[cls.__module__ + cls.__name__] = [matches, len(shared.optim.state)]
+    return report
 
 
 def loaded(make: Any, path: Path) -> tuple[nn.Module, Any]:
-    """A new model and its optimizer, with what was saved; nothing moves before."""
+    """Return a new model and its optimizer with a saved state; nothing moves before."""
     module = model()
     optimizer = make(module.parameters())
-    kept, own = get_state_dict(module, optimizer)
+    model_state, optim_state = get_state_dict(module, optimizer)
     assert all(map(torch.equal, module.parameters(), model().parameters()))
-    state = {"model": kept, "optim": own}
+    state = {"model": model_state, "optim": optim_state}
     dcp.load(state, checkpoint_id=path, no_dist=not distributed.is_initialized())
     set_state_dict(
         module, optimizer, model_state_dict=state["model"], optim_state_dict=state["optim"]
@@ -176,20 +176,20 @@ def loaded(make: Any, path: Path) -> tuple[nn.Module, Any]:
 
 @case
 def saved_together(rank: int, count: int, folder: Path) -> Any:
-    """Ranks save together, load, and go on."""
-    found = {}
+    """Save on all ranks together, load, and continue."""
+    report = {}
     for name, make in MAKERS.items():
         module = model()
         optimizer = make(module.parameters())
         steps(module, optimizer, data()[:4])
-        kept, own = get_state_dict(module, optimizer)
-        dcp.save({"model": kept, "optim": own}, checkpoint_id=folder / name)
+        model_state, optim_state = get_state_dict(module, optimizer)
+        dcp.save({"model": model_state, "optim": optim_state}, checkpoint_id=folder / name)
         steps(module, optimizer, data()[4:])
-        again, resumed = loaded(make, folder / name)
-        steps(again, resumed, data()[4:])
-        pairs = zip(numbers(module, optimizer), numbers(again, resumed), strict=True)
-        found[name] = all(torch.equal(one, other) for one, other in pairs)
-    return found
+        target, resumed = loaded(make, folder / name)
+        steps(target, resumed, data()[4:])
+        pairs = zip(numbers(module, optimizer), numbers(target, resumed), strict=True)
+        report[name] = all(torch.equal(actual, expected) for actual, expected in pairs)
+    return report
 
 
 SHARDED: dict[str, Callable[[Any], Any]] = {
@@ -212,14 +212,14 @@ SHARDED: dict[str, Callable[[Any], Any]] = {
 
 
 def in_parts(count: int) -> nn.Module:
-    """A model of parts that are uneven on two ranks, and of one that is on the first alone."""
+    """Return a model of parts that are uneven on two ranks, and of one on the first rank alone."""
     module = narrow()
     fully_shard(module, mesh=init_device_mesh("cpu", (count,)))
     return module
 
 
 def narrow() -> nn.Module:
-    """The same as a whole."""
+    """Return the model of `in_parts` with full parameters."""
     module = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 1))
     with torch.no_grad():
         for index, param in enumerate(module.parameters(), start=1):
@@ -227,56 +227,56 @@ def narrow() -> nn.Module:
     return module
 
 
-def farthest(one: list[Tensor], other: list[Tensor]) -> float:
-    """The largest difference; relative, of numbers above 1."""
-    pairs = zip(map(whole, one), other, strict=True)
+def farthest(actual: list[Tensor], expected: list[Tensor]) -> float:
+    """Return the largest difference; relative, of numbers above 1."""
+    pairs = zip(map(whole, actual), expected, strict=True)
     wide = [(a.detach().double(), b.detach().double()) for a, b in pairs]
     return max(((a - b).abs() / b.abs().clamp(min=1)).max().item() for a, b in wide)
 
 
-def step_alike(batch: Any, module: nn.Module, optimizer: Any, other: nn.Module, plain: Any) -> None:
-    """A step of parts, and one of whole parameters with the same gradients.
+def step_alike(batch: Any, module: nn.Module, optimizer: Any, full: nn.Module, peer: Any) -> None:
+    """Take a step of parts, and one of full parameters with the same gradients.
 
     A mean over three ranks is rounded, even of equal gradients.
     """
     loss_of(module, batch).backward()
-    for one, two in zip(module.parameters(), other.parameters(), strict=True):
-        two.grad = whole(one.grad)
-    for each in (optimizer, plain):
-        each.step()
-        each.zero_grad()
+    for param, two in zip(module.parameters(), full.parameters(), strict=True):
+        two.grad = whole(param.grad)
+    for opt in (optimizer, peer):
+        opt.step()
+        opt.zero_grad()
 
 
 @case
 def sharded(rank: int, count: int, folder: Path) -> Any:
-    """Parameters of `fully_shard` beside a training of whole ones, and what is saved of them."""
+    """Train `fully_shard` beside full parameters, and reload its checkpoint."""
     warnings.simplefilter("ignore", NumericsWarning)  # of the last bias, which has no sphere
-    found = {}
+    report = {}
     for name, make in SHARDED.items():
-        module, other, again = in_parts(count), narrow(), in_parts(count)
-        optimizer, plain, resumed = (make(m.parameters()) for m in (module, other, again))
+        module, reference, target = in_parts(count), narrow(), in_parts(count)
+        optimizer, plain_opt, resumed = (make(m.parameters()) for m in (module, reference, target))
         for batch in data()[:4]:
-            step_alike(batch, module, optimizer, other, plain)
-        kept, own = get_state_dict(module, optimizer)
+            step_alike(batch, module, optimizer, reference, plain_opt)
+        model_state, optim_state = get_state_dict(module, optimizer)
         path = folder / f"sharded {name}"
-        dcp.save({"model": kept, "optim": own}, checkpoint_id=path)
-        kept, own = get_state_dict(again, resumed)
-        state = {"model": kept, "optim": own}
+        dcp.save({"model": model_state, "optim": optim_state}, checkpoint_id=path)
+        model_state, optim_state = get_state_dict(target, resumed)
+        state = {"model": model_state, "optim": optim_state}
         dcp.load(state, checkpoint_id=path)
         set_state_dict(
-            again, resumed, model_state_dict=state["model"], optim_state_dict=state["optim"]
+            target, resumed, model_state_dict=state["model"], optim_state_dict=state["optim"]
         )
         for batch in data()[4:]:
-            steps(again, resumed, [batch])
-            step_alike(batch, module, optimizer, other, plain)
-        wanted = numbers(other, plain)
-        found[name] = [
-            farthest(numbers(*pair), wanted) for pair in ((module, optimizer), (again, resumed))
+            steps(target, resumed, [batch])
+            step_alike(batch, module, optimizer, reference, plain_opt)
+        expected = numbers(reference, plain_opt)
+        report[name] = [
+            farthest(numbers(*pair), expected) for pair in ((module, optimizer), (target, resumed))
         ]
         if "averaged" in name:
-            with optimizer.swapped(), plain.swapped():
-                found[name].append(farthest([*module.parameters()], [*other.parameters()]))
-    return found
+            with optimizer.swapped(), plain_opt.swapped():
+                report[name].append(farthest([*module.parameters()], [*reference.parameters()]))
+    return report
 
 
 DIAGNOSED: dict[str, dict[str, Any]] = {
@@ -289,80 +289,80 @@ DIAGNOSED: dict[str, dict[str, Any]] = {
 
 @case
 def diagnosed(rank: int, count: int, _: Path) -> Any:
-    """Tables of parameters that ranks have parts of, some of them none, and of whole ones."""
-    found = {}
-    for name, own in DIAGNOSED.items():
-        module, other = in_parts(count), narrow()
+    """Report tables of parameters with parts on each rank, some of them none, and of full ones."""
+    report = {}
+    for name, options in DIAGNOSED.items():
+        module, reference = in_parts(count), narrow()
         if name == "of 16 bits":
-            module, other = module.bfloat16(), other.bfloat16()
-        made = [
-            optim.AdamW(each.named_parameters(), lr=0.05, diagnostics=2, **own)
-            for each in (module, other)
+            module, reference = module.bfloat16(), reference.bfloat16()
+        optimizers = [
+            optim.AdamW(model.named_parameters(), lr=0.05, diagnostics=2, **options)
+            for model in (module, reference)
         ]
         for batch in data()[:4]:
-            batch = [each.to(next(other.parameters()).dtype) for each in batch]
-            step_alike(batch, module, made[0], other, made[1])
-        found[name] = [
-            {column: each.diagnostics.records[column].tolist() for column in COLUMNS}
-            for each in made
+            batch = [tensor.to(next(reference.parameters()).dtype) for tensor in batch]
+            step_alike(batch, module, optimizers[0], reference, optimizers[1])
+        report[name] = [
+            {column: opt.diagnostics.records[column].tolist() for column in COLUMNS}
+            for opt in optimizers
         ]
-    return found
+    return report
 
 
 @case
 def diagnosed_but_for_one(rank: int, count: int, _: Path) -> Any:
-    """Of which parameters the gradient is known in a step that a rank cannot measure, and then."""
+    """Fail to measure a step on one rank; report which gradients are known then and afterwards."""
 
     def fail() -> Any:
         raise MemoryError
 
-    def begin(watch: Any, *given: Any) -> Any:
-        rounds = usual(watch, *given)
-        watch._shares = [each._replace(finish=fail) for each in watch._shares]
+    def begin(watch: Any, *arguments: Any) -> Any:
+        rounds = original(watch, *arguments)
+        watch._shares = [share._replace(finish=fail) for share in watch._shares]
         return rounds
 
-    usual, module = StepWatch.begin, in_parts(count)
+    original, module = StepWatch.begin, in_parts(count)
     optimizer = optim.AdamW(module.named_parameters(), lr=0.05, diagnostics=1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", NumericsWarning)
         if rank == 1:
             StepWatch.begin = begin
         steps(module, optimizer, data()[:1])
-    StepWatch.begin = usual
-    found = [None if optimizer.diagnostics is None else optimizer.diagnostics.measured]
+    StepWatch.begin = original
+    measurements = [None if optimizer.diagnostics is None else optimizer.diagnostics.measured]
     steps(module, optimizer, data()[1:2])
-    found.append(optimizer.diagnostics.measured)
-    return [None if each is None else each["gradient_norm"].tolist() for each in found]
+    measurements.append(optimizer.diagnostics.measured)
+    return [None if record is None else record["gradient_norm"].tolist() for record in measurements]
 
 
 @case
 def rounded_in_parts(rank: int, count: int, _: Path) -> Any:
-    """The bits of parameters and slots of 16 bits, rounded by random bits, in several parts.
+    """Report the bits of 16-bit parameters and slots, rounded by random bits, in several parts.
 
-    What lies across the cut of another dimension is refused.
+    Parts that are cut along another dimension raise an error.
     """
-    mesh, found = init_device_mesh("cpu", (count,)), {}
+    mesh, report = init_device_mesh("cpu", (count,)), {}
     for name, placement in (("cut", Shard(0)), ("not cut", Replicate()), ("across", Shard(1))):
         params = [
-            nn.Parameter(distribute_tensor(each, mesh, [placement])) for each in bfloat_params()
+            nn.Parameter(distribute_tensor(param, mesh, [placement])) for param in bfloat_params()
         ]
         for cls in (optim.AdamW, optim.tensorflow.Adam):
-            message = refused(lambda cls=cls, own=params: bfloat_steps(cls, own))
+            message = refused(lambda cls=cls, params=params: bfloat_steps(cls, params))
             key = f"{cls.__module__.split('.')[-1]} {name}"
-            found[key] = message or as_lists(bfloat_steps(cls, params))
-    return found
+            report[key] = message or as_lists(bfloat_steps(cls, params))
+    return report
 
 
 def bfloat_params() -> list[Tensor]:
-    """Parameters of which ranks have parts of several sizes, or none."""
+    """Return parameters whose parts on ranks have several sizes, or none."""
     noise = torch.Generator().manual_seed(3)
     return [torch.randn(shape, generator=noise).bfloat16() for shape in ((13, 7), (1, 5), (300, 9))]
 
 
-def bfloat_steps(cls: Any, given: list[Any]) -> list[Tensor]:
-    """Parameters and slots after some steps from these parameters, which stay."""
-    params = [nn.Parameter(each.detach().clone()) for each in given]
-    made = cls(params, lr=0.01, round="stochastic", seed=7)
+def bfloat_steps(cls: Any, sources: list[Any]) -> list[Tensor]:
+    """Return parameters and slots after some steps from copies of these parameters."""
+    params = [nn.Parameter(param.detach().clone()) for param in sources]
+    optimizer = cls(params, lr=0.01, round="stochastic", seed=7)
     for step in range(4):
         noise = torch.Generator().manual_seed(step)
         for param in params:
@@ -370,13 +370,13 @@ def bfloat_steps(cls: Any, given: list[Any]) -> list[Tensor]:
             if isinstance(param, DTensor):
                 grad = distribute_tensor(grad, param.device_mesh, param.placements)
             param.grad = grad
-        made.step()
-    slots = [x for param in params for x in made.state[param].values() if x.dim()]
+        optimizer.step()
+    slots = [x for param in params for x in optimizer.state[param].values() if x.dim()]
     return [*params, *slots]
 
 
 def refused(function: Callable[[], Any]) -> str:
-    """What a call raises, in words."""
+    """Return the class and message of the error that a call raises."""
     try:
         function()
     except Exception as error:
@@ -389,15 +389,15 @@ FLAT = {"gradients": "flat"}
 
 @case
 def not_for_parts(rank: int, count: int, _: Path) -> Any:
-    """What is refused for DTensors, before anything moves."""
+    """Report the errors of options that DTensors do not support, before anything moves."""
     module = in_parts(count).to(torch.bfloat16)
     params = list(module.parameters())
     for param in params:
         param.grad = torch.zeros_like(param)
     return [
-        refused(lambda cls=cls, given=given: cls(params, lr=0.1, **given).step())
+        refused(lambda cls=cls, options=options: cls(params, lr=0.1, **options).step())
         for cls in (optim.Adam, optim.tensorflow.Adam)
-        for given in ({"accumulate": 2}, {"in_backward": True}, {"masters": True}, FLAT)
+        for options in ({"accumulate": 2}, {"in_backward": True}, {"masters": True}, FLAT)
     ]
 
 

@@ -16,7 +16,7 @@ from training import OPTIMIZERS, assert_same_training, data, loss_of, model, sch
 accelerate = pytest.importorskip("accelerate", reason="Accelerate is not installed")
 
 # What Accelerate 1.15 asks an optimizer for.
-ASKED = "_is_accelerate_prepared load_state_dict state_dict step zero_grad"
+ATTRIBUTES = "_is_accelerate_prepared load_state_dict state_dict step zero_grad"
 
 
 def prepared(make: Any) -> tuple[Any, nn.Module, Any, Any]:
@@ -53,14 +53,14 @@ def test_a_training_is_the_plain_loops(name: str, tmp_path: Path) -> None:
     assert_same_training((resumed[1], resumed[2].optimizer), expected)
 
 
-def test_what_accelerate_asks_for(tmp_path: Path) -> None:
-    with touching("accelerate") as found:
-        given = prepared(lambda params: watched(optim.AdamW)(params, lr=0.05))
-        run(*given, data()[:2])
-        given[0].save_state(tmp_path)
-        given[0].load_state(tmp_path)
-        given[0].free_memory()
-    assert_known(found, ASKED)
+def test_attributes_that_accelerate_uses(tmp_path: Path) -> None:
+    with touching("accelerate") as accessed:
+        training = prepared(lambda params: watched(optim.AdamW)(params, lr=0.05))
+        run(*training, data()[:2])
+        training[0].save_state(tmp_path)
+        training[0].load_state(tmp_path)
+        training[0].free_memory()
+    assert_known(accessed, ATTRIBUTES)
 
 
 def test_steps_that_a_scaler_leaves_out_are_told() -> None:
@@ -68,11 +68,11 @@ def test_steps_that_a_scaler_leaves_out_are_told() -> None:
 
     accelerate.Accelerator(cpu=True)  # its state is that of the process
     module, scaler = model(), torch.amp.GradScaler("cpu", init_scale=2.0)
-    own = OPTIMIZERS["AdamW"](module.parameters())
-    optimizer = AcceleratedOptimizer(own, scaler=scaler)
+    inner = OPTIMIZERS["AdamW"](module.parameters())
+    optimizer = AcceleratedOptimizer(inner, scaler=scaler)
     for factor in (float("inf"), 1.0):
         scaler.scale(loss_of(module, data()[0]) * factor).backward()
         optimizer.step()
         assert optimizer.step_was_skipped == (factor != 1.0)
         optimizer.zero_grad()
-    assert {state["step"].item() for state in own.state.values()} == {1}
+    assert {state["step"].item() for state in inner.state.values()} == {1}

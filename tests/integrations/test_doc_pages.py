@@ -1,4 +1,4 @@
-"""The pages of `docs/with` run, each where what it is about is installed."""
+"""The pages of `docs/with` run, each where its framework is installed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from thalweg import optim
 
 PAGES = Path(__file__).parents[2] / "docs" / "with"
 CONFIGS = (PAGES / "configs.md").read_text()
-NEEDED = {
+REQUIRED_MODULES = {
     "configs.md": ("hydra",),
     "hf-trainer.md": ("transformers", "accelerate"),
     "lightning.md": ("lightning", "jsonargparse"),
@@ -26,16 +26,16 @@ NEEDED = {
 
 
 def test_every_page_is_here() -> None:
-    assert {path.name for path in PAGES.glob("*.md")} == {*NEEDED}
+    assert {path.name for path in PAGES.glob("*.md")} == {*REQUIRED_MODULES}
 
 
-@pytest.mark.parametrize("name", NEEDED)
+@pytest.mark.parametrize("name", REQUIRED_MODULES)
 def test_a_page_runs(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     if name == "timm.md":  # without its models, which need torchvision
         models: Any = ModuleType("timm.models")
         models.group_parameters = None
         import_alone(monkeypatch, "timm.optim", models=models)
-    for package in NEEDED[name]:
+    for package in REQUIRED_MODULES[name]:
         if package != "timm":
             pytest.importorskip(package)
     monkeypatch.chdir(tmp_path)  # where trainers write
@@ -43,7 +43,7 @@ def test_a_page_runs(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
         warnings.simplefilter("ignore")  # of the frameworks
         sessions = [*doc_blocks.sessions(PAGES / name)]
         assert sessions
-        output = "".join(doc_blocks.run(each, tmp_path) for each in sessions)
+        output = "".join(doc_blocks.run(session, tmp_path) for session in sessions)
     if output:
         pytest.fail(output, pytrace=False)
 
@@ -58,8 +58,8 @@ def test_torchtune_makes_a_component(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     (block,) = re.findall(r"```yaml\n(optimizer:\n  _component_.*?)```", CONFIGS, re.DOTALL)
     model = torch.nn.Linear(2, 2)
-    made = config.instantiate(omegaconf.OmegaConf.create(block).optimizer, model.parameters())
-    assert type(made) is optim.AdamW
-    assert made.param_groups[0]["lr"] == 2e-5
-    assert made.defaults["ema_decay"] == 0.999
-    assert made.param_groups[0]["params"][0] is model.weight
+    optimizer = config.instantiate(omegaconf.OmegaConf.create(block).optimizer, model.parameters())
+    assert type(optimizer) is optim.AdamW
+    assert optimizer.param_groups[0]["lr"] == 2e-5
+    assert optimizer.defaults["ema_decay"] == 0.999
+    assert optimizer.param_groups[0]["params"][0] is model.weight

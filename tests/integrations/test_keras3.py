@@ -52,8 +52,8 @@ Y = (X[:, :1] * 2 + 1).astype("f4")
 
 def make_model(optimizer: Any = None, **layer: Any) -> Any:
     keras.utils.set_random_seed(1)
-    hidden = keras.layers.Dense(4, activation="tanh", **layer)
-    model = keras.Sequential([keras.Input((5,)), hidden, keras.layers.Dense(1)])
+    hidden_layer = keras.layers.Dense(4, activation="tanh", **layer)
+    model = keras.Sequential([keras.Input((5,)), hidden_layer, keras.layers.Dense(1)])
     if optimizer is not None:
         model.compile(optimizer=optimizer, loss="mse")
     return model
@@ -80,12 +80,12 @@ def values(variables: Any) -> list[np.ndarray]:
 
 def assert_same(first: Any, second: Any) -> None:
     assert len(first) == len(second)
-    for left, right in zip(first, second, strict=True):
-        np.testing.assert_array_equal(left, right)
+    for first_value, second_value in zip(first, second, strict=True):
+        np.testing.assert_array_equal(first_value, second_value)
 
 
 def run_alone(optimizer: Any, steps: int = 3) -> list[np.ndarray]:
-    """What the optimizer of thalweg does without Keras."""
+    """Train the optimizer of thalweg without Keras."""
     variables = [thalweg.Variable(value) for value in values(make_variables())]
     for step in range(steps):
         optimizer.apply_gradients(zip(make_gradients(step), variables, strict=True))
@@ -101,10 +101,10 @@ def run_in_keras(optimizer: Any, steps: int = 3) -> list[np.ndarray]:
 
 @pytest.mark.parametrize(("name", "config"), CONFIGS, ids=IDS)
 def test_steps_have_the_bits_of_thalweg(name: str, config: dict[str, Any]) -> None:
-    inside = getattr(keras3, name)(learning_rate=0.1, **config)
-    outside = getattr(optimizers, name)(learning_rate=0.1, **config)
-    assert_same(run_in_keras(inside), run_alone(outside))
-    assert_same(inside.get_weights(), outside.get_weights())
+    keras_opt = getattr(keras3, name)(learning_rate=0.1, **config)
+    thalweg_opt = getattr(optimizers, name)(learning_rate=0.1, **config)
+    assert_same(run_in_keras(keras_opt), run_alone(thalweg_opt))
+    assert_same(keras_opt.get_weights(), thalweg_opt.get_weights())
 
 
 @pytest.mark.parametrize(("name", "config"), CONFIGS, ids=IDS)
@@ -126,32 +126,32 @@ def test_training_goes_on_from_a_saved_model(
 @pytest.mark.parametrize("name", NAMES)
 def test_fit_lowers_the_loss(name: str) -> None:
     model = make_model(getattr(keras3, name)(learning_rate=0.01))
-    before = model.evaluate(X, Y, verbose=0)
+    initial_loss = model.evaluate(X, Y, verbose=0)
     train(model, epochs=3)
-    assert model.evaluate(X, Y, verbose=0) < before
+    assert model.evaluate(X, Y, verbose=0) < initial_loss
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_defaults_are_those_of_thalweg(name: str) -> None:
-    own = getattr(optimizers, name)().get_config()
+    thalweg_config = getattr(optimizers, name)().get_config()
     config = getattr(keras3, name)().get_config()
     if name == "Nadam":
-        own["schedule_decay"] = own.pop("decay")
-    numbers = {key: np.float32(value) for key, value in own.items() if key != "name"}
+        thalweg_config["schedule_decay"] = thalweg_config.pop("decay")
+    numbers = {key: np.float32(value) for key, value in thalweg_config.items() if key != "name"}
     assert {key: np.float32(config[key]) for key in numbers} == numbers
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_signature_and_documentation_are_those_of_thalweg(name: str) -> None:
-    inside, outside = getattr(keras3, name), getattr(optimizers, name)
-    assert inspect.signature(inside) == inspect.signature(outside)
-    assert inspect.getdoc(inside).startswith(
-        inspect.getdoc(outside).partition("Example:")[0].rstrip()
+    keras_cls, thalweg_cls = getattr(keras3, name), getattr(optimizers, name)
+    assert inspect.signature(keras_cls) == inspect.signature(thalweg_cls)
+    assert inspect.getdoc(keras_cls).startswith(
+        inspect.getdoc(thalweg_cls).partition("Example:")[0].rstrip()
     )
-    assert "Example:" not in inside.__doc__
-    assert "FusedOptimizer" in inside.__doc__
-    assert inside.__qualname__ == name
-    assert keras.saving.get_registered_name(inside) == f"thalweg>{name}"
+    assert "Example:" not in keras_cls.__doc__
+    assert "FusedOptimizer" in keras_cls.__doc__
+    assert keras_cls.__qualname__ == name
+    assert keras.saving.get_registered_name(keras_cls) == f"thalweg>{name}"
 
 
 def test_arguments_by_place_and_a_class_of_the_users() -> None:
@@ -159,10 +159,10 @@ def test_arguments_by_place_and_a_class_of_the_users() -> None:
         def __init__(self, rate: float = 0.5) -> None:
             super().__init__(rate, 0.9, True, "mine", clipvalue=2.0, weight_decay=0.25)
 
-    made = Mine()
-    assert (made.name, made.wrapped.nesterov, made.clipvalue) == ("mine", True, 2.0)
-    assert (float(made.learning_rate), float(made.momentum)) == (0.5, np.float32(0.9))
-    assert made.weight_decay == 0.25
+    optimizer = Mine()
+    assert (optimizer.name, optimizer.wrapped.nesterov, optimizer.clipvalue) == ("mine", True, 2.0)
+    assert (float(optimizer.learning_rate), float(optimizer.momentum)) == (0.5, np.float32(0.9))
+    assert optimizer.weight_decay == 0.25
     with pytest.raises(TypeError, match="too many positional"):
         keras3.SGD(0.1, 0.9, True, "mine", 5)
 
@@ -194,15 +194,15 @@ def test_variables_of_keras_can_be_set() -> None:
 
 
 def test_wrapped_optimizer_and_keras_share_state() -> None:
-    own = optimizers.RMSprop(0.01)
-    optimizer = keras3.from_thalweg(own)
+    inner = optimizers.RMSprop(0.01)
+    optimizer = keras3.from_thalweg(inner)
     train(make_model(optimizer))
-    assert int(own.iterations.numpy()) == int(optimizer.iterations.value) == 4
-    own.learning_rate = 0.5
+    assert int(inner.iterations.numpy()) == int(optimizer.iterations.value) == 4
+    inner.learning_rate = 0.5
     assert float(optimizer.learning_rate.value) == 0.5
     optimizer.learning_rate = 0.25
-    assert own.learning_rate.numpy() == 0.25
-    own.set_weights([np.array(10), *own.get_weights()[1:]])
+    assert inner.learning_rate.numpy() == 0.25
+    inner.set_weights([np.array(10), *inner.get_weights()[1:]])
     assert int(optimizer.iterations.value) == 10
 
 
@@ -230,11 +230,11 @@ CLIPPINGS = [
 
 @pytest.mark.parametrize("clipping", CLIPPINGS, ids="-".join)
 def test_clipping_is_that_of_thalweg(clipping: dict[str, float]) -> None:
-    inside, outside = keras3.Adam(0.1, **clipping), optimizers.Adam(0.1, **clipping)
-    assert_same(run_in_keras(inside), run_alone(outside))
-    assert {key: getattr(inside, key) for key in clipping} == clipping
-    again = keras3.Adam.from_config(inside.get_config())
-    assert_same(run_in_keras(again), run_alone(optimizers.Adam(0.1, **clipping)))
+    keras_opt, thalweg_opt = keras3.Adam(0.1, **clipping), optimizers.Adam(0.1, **clipping)
+    assert_same(run_in_keras(keras_opt), run_alone(thalweg_opt))
+    assert {key: getattr(keras_opt, key) for key in clipping} == clipping
+    restored_opt = keras3.Adam.from_config(keras_opt.get_config())
+    assert_same(run_in_keras(restored_opt), run_alone(optimizers.Adam(0.1, **clipping)))
 
 
 def test_clipping_can_be_changed() -> None:
@@ -264,18 +264,18 @@ SCHEDULES = {
 
 @pytest.mark.parametrize("kind", SCHEDULES)
 def test_schedule_gives_the_rate_of_each_step(kind: str) -> None:
-    inside = keras3.SGD(SCHEDULES[kind]())
-    outside = optimizers.SGD(SCHEDULES["thalweg"]())
-    for left, right in zip(run_in_keras(inside), run_alone(outside), strict=True):
-        np.testing.assert_allclose(left, right, rtol=1e-6)
-    np.testing.assert_allclose(float(inside.learning_rate), 0.5 * 0.5**1.5, rtol=1e-6)
+    keras_opt = keras3.SGD(SCHEDULES[kind]())
+    thalweg_opt = optimizers.SGD(SCHEDULES["thalweg"]())
+    for got, expected in zip(run_in_keras(keras_opt), run_alone(thalweg_opt), strict=True):
+        np.testing.assert_allclose(got, expected, rtol=1e-6)
+    np.testing.assert_allclose(float(keras_opt.learning_rate), 0.5 * 0.5**1.5, rtol=1e-6)
 
 
-@pytest.mark.parametrize("kept", ["named", "wrapped"])
+@pytest.mark.parametrize("form", ["named", "wrapped"])
 @pytest.mark.parametrize("kind", SCHEDULES)
-def test_schedule_is_saved(kind: str, kept: str, tmp_path: Path) -> None:
+def test_schedule_is_saved(kind: str, form: str, tmp_path: Path) -> None:
     schedule = SCHEDULES[kind]()
-    if kept == "wrapped":
+    if form == "wrapped":
         from_keras = keras3.SGD(schedule).wrapped
         optimizer = keras3.from_thalweg(from_keras)
     else:
@@ -308,9 +308,9 @@ def test_own_schedule_is_found_where_it_is_registered(tmp_path: Path) -> None:
 
 
 def test_callable_rate() -> None:
-    inside, outside = keras3.SGD(lambda: 0.5), optimizers.SGD(lambda: 0.5)
-    assert_same(run_in_keras(inside), run_alone(outside))
-    assert inside.learning_rate == 0.5
+    keras_opt, thalweg_opt = keras3.SGD(lambda: 0.5), optimizers.SGD(lambda: 0.5)
+    assert_same(run_in_keras(keras_opt), run_alone(thalweg_opt))
+    assert keras_opt.learning_rate == 0.5
 
 
 def test_rate_can_become_a_schedule() -> None:
@@ -329,20 +329,20 @@ def test_integer_rate_takes_fractions_later() -> None:
 
 
 def test_integer_variable_is_no_rate() -> None:
-    own = optimizers.SGD(1)
-    own.apply_gradients([([1.0], thalweg.Variable([1.0]))])
+    inner = optimizers.SGD(1)
+    inner.apply_gradients([([1.0], thalweg.Variable([1.0]))])
     with pytest.raises(InvalidTypeError, match="learning_rate of 'SGD' is an integer variable"):
-        keras3.from_thalweg(own)
+        keras3.from_thalweg(inner)
 
 
 def test_learning_rate_scheduler_callback() -> None:
     optimizer = keras3.SGD(0.5)
     rates: list[float] = []
     callback = keras.callbacks.LearningRateScheduler(lambda epoch, rate: 0.5 / (epoch + 1))
-    seen = keras.callbacks.LambdaCallback(
+    recorder = keras.callbacks.LambdaCallback(
         on_epoch_end=lambda epoch, logs: rates.append(float(optimizer.wrapped.learning_rate))
     )
-    train(make_model(optimizer), epochs=3, callbacks=[callback, seen])
+    train(make_model(optimizer), epochs=3, callbacks=[callback, recorder])
     np.testing.assert_allclose(rates, [0.5, 0.25, 0.5 / 3], rtol=1e-6)
 
 
@@ -388,9 +388,9 @@ def test_gradient_accumulation_takes_one_step_for_several() -> None:
     gradients = make_gradients(0)
     for _ in range(4):
         accumulating.apply(gradients, variables)
-    plain, expected = keras3.Adam(0.1), make_variables()
+    plain_opt, expected = keras3.Adam(0.1), make_variables()
     for _ in range(2):
-        plain.apply(gradients, expected)
+        plain_opt.apply(gradients, expected)
     assert_same(values(variables), values(expected))
     assert int(accumulating.iterations) == 2
 
@@ -411,11 +411,11 @@ def test_constraint_follows_the_update() -> None:
 
 
 def test_loss_scaling() -> None:
-    scaled = keras.optimizers.LossScaleOptimizer(keras3.Adam(0.01), initial_scale=4.0)
-    model, plain = make_model(scaled), make_model(keras3.Adam(0.01))
+    scaled_opt = keras.optimizers.LossScaleOptimizer(keras3.Adam(0.01), initial_scale=4.0)
+    model, plain_model = make_model(scaled_opt), make_model(keras3.Adam(0.01))
     train(model)
-    train(plain)
-    assert_same(model.get_weights(), plain.get_weights())
+    train(plain_model)
+    assert_same(model.get_weights(), plain_model.get_weights())
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
@@ -425,25 +425,25 @@ def test_loss_scaling_skips_a_step_with_a_bad_gradient(
     name: str, config: dict[str, Any], place: int, bad: float
 ) -> None:
     inner, variables = getattr(keras3, name)(**config), make_variables()
-    scaled = keras.optimizers.LossScaleOptimizer(inner, initial_scale=8.0)
-    scaled.apply([grad * 8 for grad in make_gradients(0)], variables)
-    before = values([*variables, *inner.variables])
+    scaled_opt = keras.optimizers.LossScaleOptimizer(inner, initial_scale=8.0)
+    scaled_opt.apply([grad * 8 for grad in make_gradients(0)], variables)
+    initial = values([*variables, *inner.variables])
     gradients = make_gradients(1)
     gradients[0].view(-1)[place] = bad
-    scaled.apply([grad * 8 for grad in gradients])
-    assert_same(values([*variables, *inner.variables]), before)
-    assert float(scaled.dynamic_scale.value) == 4.0
-    scaled.apply([grad * 4 for grad in make_gradients(1)])
-    assert not any(map(np.array_equal, values(variables), before))
+    scaled_opt.apply([grad * 8 for grad in gradients])
+    assert_same(values([*variables, *inner.variables]), initial)
+    assert float(scaled_opt.dynamic_scale.value) == 4.0
+    scaled_opt.apply([grad * 4 for grad in make_gradients(1)])
+    assert not any(map(np.array_equal, values(variables), initial))
 
 
 def test_frozen_layer_stays() -> None:
     model = make_model()
     model.layers[0].trainable = False
     model.compile(optimizer=keras3.Adam(0.1), loss="mse")
-    before = values(model.layers[0].variables)
+    initial = values(model.layers[0].variables)
     train(model)
-    assert_same(values(model.layers[0].variables), before)
+    assert_same(values(model.layers[0].variables), initial)
     assert len(model.optimizer.get_weights()) == 5
 
 
@@ -452,8 +452,8 @@ def test_sparse_gradient() -> None:
     table = keras.Variable(np.ones((4, 2), "f4"))
     slices = thalweg.IndexedSlices(torch.ones(1, 2), torch.tensor([2]))
     optimizer.apply([slices], [table])
-    changed = (values([table])[0] != 1).any(axis=1)
-    assert changed.tolist() == [False, False, True, False]
+    changed_rows = (values([table])[0] != 1).any(axis=1)
+    assert changed_rows.tolist() == [False, False, True, False]
 
 
 STATELESS = [
@@ -474,15 +474,15 @@ def test_stateless_apply_is_apply_on_copies(make: Any) -> None:
     state = [torch.from_numpy(value) for value in values(optimizer.variables)]
     for step in range(2, 5):
         start, state = optimizer.stateless_apply(state, make_gradients(step), start)
-    untouched, own = values(variables), values(optimizer.variables)
-    other, expected = make(0.1), make_variables()
+    untouched, optimizer_values = values(variables), values(optimizer.variables)
+    reference, expected = make(0.1), make_variables()
     for step in range(5):
-        other.apply(make_gradients(step), expected)
+        reference.apply(make_gradients(step), expected)
         if step == 1:
             assert_same(untouched, values(expected))
-            assert_same(own, values(other.variables))
+            assert_same(optimizer_values, values(reference.variables))
     assert_same([tensor.detach().numpy() for tensor in start], values(expected))
-    assert_same([tensor.detach().numpy() for tensor in state], values(other.variables))
+    assert_same([tensor.detach().numpy() for tensor in state], values(reference.variables))
 
 
 def sign_update(var: Any, grad: Any, *, learning_rate: Any) -> Any:
@@ -518,21 +518,21 @@ def test_own_class_trains_and_is_saved(tmp_path: Path) -> None:
             var.mul_(0.5)
 
     model = make_model(keras3.from_thalweg(Halver()))
-    before = values(model.trainable_variables)
+    initial = values(model.trainable_variables)
     train(model)
-    assert_same(values(model.trainable_variables), [value / 16 for value in before])
+    assert_same(values(model.trainable_variables), [value / 16 for value in initial])
     model.save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras", custom_objects={"Halver": Halver})
     assert_same(loaded.optimizer.get_weights(), model.optimizer.get_weights())
 
 
 def test_two_models_may_share_an_optimizer_of_thalweg() -> None:
-    own = optimizers.Adam(0.01)
-    first, second = keras3.from_thalweg(own), keras3.from_thalweg(own)
+    inner = optimizers.Adam(0.01)
+    first, second = keras3.from_thalweg(inner), keras3.from_thalweg(inner)
     train(make_model(first))
     train(make_model(second))
     assert len(first.variables) == len(second.variables) == 10
-    assert len(own.get_weights()) == 17
+    assert len(inner.get_weights()) == 17
 
 
 def test_only_optimizers_of_thalweg_can_be_wrapped() -> None:
@@ -565,14 +565,14 @@ def test_state_that_does_not_fit_is_refused(store: dict[str, Any], message: str)
 
 
 def test_importing_thalweg_imports_no_keras() -> None:
-    done = fresh_process.run("import sys, thalweg; sys.exit('keras' in sys.modules)")
-    assert done.returncode == 0, done.stderr
+    process = fresh_process.run("import sys, thalweg; sys.exit('keras' in sys.modules)")
+    assert process.returncode == 0, process.stderr
 
 
 def test_other_backend_is_refused() -> None:
-    done = fresh_process.run("import thalweg.integrations.keras3", KERAS_BACKEND="jax")
-    assert "FailedPreconditionError" in done.stderr
-    assert "the backend is 'jax'. Set the environment variable KERAS_BACKEND=torch" in done.stderr
+    run = fresh_process.run("import thalweg.integrations.keras3", KERAS_BACKEND="jax")
+    assert "FailedPreconditionError" in run.stderr
+    assert "the backend is 'jax'. Set the environment variable KERAS_BACKEND=torch" in run.stderr
 
 
 def test_missing_keras_is_said() -> None:
@@ -581,8 +581,8 @@ def test_missing_keras_is_said() -> None:
         "def fail(name, path=None, target=None):\n"
         " if name == 'keras': raise ModuleNotFoundError('no keras', name='keras')\n"
     )
-    done = fresh_process.run(f"{fail}{hide}\nimport thalweg.integrations.keras3")
-    assert "needs Keras 3. Install it with: pip install 'thalweg[keras]'" in done.stderr
+    process = fresh_process.run(f"{fail}{hide}\nimport thalweg.integrations.keras3")
+    assert "needs Keras 3. Install it with: pip install 'thalweg[keras]'" in process.stderr
 
 
 # Compiled, and forked
@@ -601,11 +601,11 @@ def test_jit_compile_trains_with_the_same_bits(options, monkeypatch):
         train(model, epochs=2)
         return model.get_weights()
 
-    wanted = weights()
+    expected = weights()
     # Inductor would compute the loss with other roundings.
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
-    for one, other in zip(weights(jit_compile=True), wanted, strict=True):
-        np.testing.assert_array_equal(one, other)
+    for compiled_weight, eager_weight in zip(weights(jit_compile=True), expected, strict=True):
+        np.testing.assert_array_equal(compiled_weight, eager_weight)
 
 
 @pytest.mark.slow
@@ -632,23 +632,29 @@ def test_a_step_under_way_at_a_fork_is_neither_continued_nor_saved(tmp_path):
             stop()
 
     def child() -> Any:
-        refused = []
-        before = model.get_weights()
+        messages = []
+        initial = model.get_weights()
         uses = [lambda: train(model), lambda: model.save_weights(str(tmp_path / "x.weights.h5"))]
         for use in [*uses, model.optimizer.get_weights]:
-            with pytest.raises(RuntimeError, match="forked") as caught:
+            with pytest.raises(RuntimeError, match="forked") as error:
                 use()
-            refused.append(str(caught.value))
-        same = all(map(np.array_equal, before, model.get_weights()))
+            messages.append(str(error.value))
+        is_equal = all(map(np.array_equal, initial, model.get_weights()))
         model.load_weights(file)
         train(model)
         model.save_weights(str(tmp_path / "x.weights.h5"))
-        return refused, same
+        return messages, is_equal
 
     with stop.reached_by(hold):
+<<<<<<< HEAD
         refused, same = run_in_child(child)
     assert len(refused) == 3
     assert same
+=======
+        messages, is_equal = told(child)
+    assert len(messages) == 3
+    assert is_equal
+>>>>>>> tests-files
 
 
 @pytest.mark.parametrize("kind", ["class", "layer"])
@@ -669,20 +675,20 @@ def test_slots_in_keras_files_are_never_those_of_other_variables(
     model.fit(np.ones((4, 3)), np.eye(4, 3), verbose=0)
     model.save(tmp_path / "model.keras")
     file = load(tmp_path / "model.keras")
-    (found,) = file.optimizers
+    (loaded,) = file.optimizers
     trained = [*zip(model.trainable_variables, model.optimizer.momentums, strict=True)]
     if width == 3:  # nothing tells which of the two was made first
-        assert found.slots == {}
+        assert loaded.slots == {}
         with pytest.raises(CheckpointMismatchError, match="cannot be told to be slots of its"):
             restore(file, {n: thalweg.Variable(v.array(), n) for n, v in file.variables.items()})
         return
-    for name, slots in found.slots.items():
-        own = file.variables[name].array()
+    for name, slots in loaded.slots.items():
+        array = file.variables[name].array()
         ((_, slot),) = [
-            pair for pair in trained if np.array_equal(pair[0].numpy(), own) and own.any()
+            pair for pair in trained if np.array_equal(pair[0].numpy(), array) and array.any()
         ]
         np.testing.assert_array_equal(slots["momentum"].array(), slot.numpy())
-    assert len(found.slots) == 4
+    assert len(loaded.slots) == 4
 
 
 FILES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -705,32 +711,32 @@ FILES: dict[str, tuple[str, dict[str, Any]]] = {
 def test_files_with_classes_of_this_package_go_on_to_the_bit(
     name: str, same_shapes: bool, tmp_path: Path
 ) -> None:
-    cls, given = FILES[name]
+    cls, options = FILES[name]
     layers = [keras.layers.Dense(4, use_bias=not same_shapes) for _ in range(2)]
     model = keras.Sequential([keras.Input((4,)), *layers])
-    optimizer = getattr(keras3, cls)(0.01, **given)
+    optimizer = getattr(keras3, cls)(0.01, **options)
     model.compile(optimizer, loss="mse")
     model.fit(np.eye(8, 4), np.ones((8, 4)), verbose=0, epochs=3)
     model.save(tmp_path / "model.keras")
     file = load(tmp_path / "model.keras")
-    own = {n: thalweg.Variable(v.array(), n) for n, v in file.variables.items()}
-    restored = restore(file, own)
-    gradients = [torch.ones(var.shape) for var in own.values()]
+    targets = {n: thalweg.Variable(v.array(), n) for n, v in file.variables.items()}
+    loaded = restore(file, targets)
+    gradients = [torch.ones(var.shape) for var in targets.values()]
     optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
-    restored.apply_gradients(zip(gradients, own.values(), strict=True))
-    for var, trained in zip(own.values(), model.trainable_variables, strict=True):
+    loaded.apply_gradients(zip(gradients, targets.values(), strict=True))
+    for var, trained in zip(targets.values(), model.trainable_variables, strict=True):
         assert np.array_equal(var.numpy(), keras.ops.convert_to_numpy(trained))
 
 
-@pytest.mark.parametrize("given", ["optimizer", "model"])
-def test_steps_are_told_of(given: str) -> None:
+@pytest.mark.parametrize("target", ["optimizer", "model"])
+def test_steps_are_told_of(target: str) -> None:
     optimizer = keras3.Adam(gradient_accumulation_steps=2)
     model = make_model(optimizer)
-    told = thalweg.diagnostics.attach(model if given == "model" else optimizer)
+    recorder = thalweg.diagnostics.attach(model if target == "model" else optimizer)
     train(model, epochs=2)
     names = [f"{weight.path}:0" for weight in model.trainable_variables]
-    assert (list(told.table), told.table.step) == (names, 4)  # of eight batches
-    assert (told.table.unchanged == 0).all()
+    assert (list(recorder.table), recorder.table.step) == (names, 4)  # of eight batches
+    assert (recorder.table.unchanged == 0).all()
 
 
 def test_diagnostics_are_logged_by_callbacks(tmp_path: Path) -> None:
@@ -739,14 +745,14 @@ def test_diagnostics_are_logged_by_callbacks(tmp_path: Path) -> None:
     from thalweg.optim.diagnostics import Diagnostics
 
     class Own(keras.Model):
-        """Its steps are those of an optimizer of torch's kind."""
+        """Model whose steps are those of a torch-style optimizer."""
 
-        def __init__(self, told: Diagnostics) -> None:
+        def __init__(self, recorder: Diagnostics) -> None:
             super().__init__()
             self.layer = keras.layers.Dense(1)
             self.build((None, 5))
             params = [(var.path, var.value) for var in self.trainable_variables]
-            self.fused: Any = optim.AdamW(params, lr=0.01, diagnostics=told)
+            self.fused: Any = optim.AdamW(params, lr=0.01, diagnostics=recorder)
 
         def build(self, shape: Any) -> None:
             self.layer.build(shape)
@@ -765,14 +771,14 @@ def test_diagnostics_are_logged_by_callbacks(tmp_path: Path) -> None:
 
     tables: list[Any] = []
     batches: list[dict[str, float]] = []
-    told = Diagnostics(3, [tables.append])
-    model = Own(told)
+    recorder = Diagnostics(3, [tables.append])
+    model = Own(recorder)
     model.compile(loss="mse")
     note = keras.callbacks.LambdaCallback(on_train_batch_end=lambda _, logs: batches.append(logs))
     file = keras.callbacks.CSVLogger(tmp_path / "run.csv")
-    history = train(model, 2, callbacks=[LogDiagnostics(told, [note, file], ["ratio", "clip"])])
+    history = train(model, 2, callbacks=[LogDiagnostics(recorder, [note, file], ["ratio", "clip"])])
     assert list(history.history) == ["mine"]  # nobody else is given them
-    assert told.sinks == [tables.append]  # nor after the training
+    assert recorder.sinks == [tables.append]  # nor after the training
     assert [table.step for table in tables] == [3, 6]
     numbers = [table.scalars(["ratio", "clip"]) for table in tables]
     assert len(numbers[0]) == 4
@@ -784,4 +790,4 @@ def test_diagnostics_are_logged_by_callbacks(tmp_path: Path) -> None:
     with pytest.raises(InvalidTypeError, match="recorder must be a Diagnostics, not 3"):
         LogDiagnostics(3, [])  # pyright: ignore[reportArgumentType]
     with pytest.raises(InvalidArgumentError, match="columns has 'norm'"):
-        LogDiagnostics(told, [], ["norm"])
+        LogDiagnostics(recorder, [], ["norm"])

@@ -1,4 +1,4 @@
-"""`state_dict` of an optimizer of Keras 3, with what Keras keeps beside the one it wraps."""
+"""`state_dict` of an optimizer of Keras 3, with Keras' variables beside the wrapped one's."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MAKE: dict[str, Callable[[], Any]] = {
     "several batches": lambda: keras3.Adam(0.1, gradient_accumulation_steps=3),
     "weight decay": lambda: keras3.Ftrl(0.1, weight_decay=0.1, clipnorm=1.0),
 }
-every = pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)
+every_case = pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)
 
 
 def variables() -> list[Any]:
@@ -40,38 +40,38 @@ def variables() -> list[Any]:
     ]
 
 
-def step(opt: Any, own: list[Any], number: int) -> None:
+def step(opt: Any, params: list[Any], number: int) -> None:
     generator = torch.Generator().manual_seed(number)
-    opt.apply([torch.randn(tuple(var.shape), generator=generator) for var in own], own)
+    opt.apply([torch.randn(tuple(var.shape), generator=generator) for var in params], params)
 
 
-def values(own: list[Any]) -> list[Any]:
-    return [var.numpy().copy() for var in own]
+def values(params: list[Any]) -> list[Any]:
+    return [var.numpy().copy() for var in params]
 
 
-@every
+@every_case
 @pytest.mark.parametrize("count", range(5))
 def test_a_fresh_optimizer_goes_on(make: Callable[[], Any], count: int) -> None:
-    opt, own = make(), variables()
-    opt.build(own)
+    opt, params = make(), variables()
+    opt.build(params)
     for number in range(count):
-        step(opt, own, number)
+        step(opt, params, number)
     state = through_a_file(opt.state_dict())
-    again, others = make(), variables()
-    for var, other in zip(own, others, strict=True):
-        other.assign(var)
+    target_opt, targets = make(), variables()
+    for var, target in zip(params, targets, strict=True):
+        target.assign(var)
     if count % 2 or state["keras"]:
-        again.build(others)
-    again.load_state_dict(state)
+        target_opt.build(targets)
+    target_opt.load_state_dict(state)
     for number in range(count, 6):
-        step(opt, own, number), step(again, others, number)
-    assert all(map(np.array_equal, values(own), values(others)))
-    assert same(again.state_dict(), opt.state_dict())
+        step(opt, params, number), step(target_opt, targets, number)
+    assert all(map(np.array_equal, values(params), values(targets)))
+    assert same(target_opt.state_dict(), opt.state_dict())
 
 
-def test_what_keras_keeps_has_names() -> None:
-    opt, own = MAKE["averages"](), variables()
-    step(opt, own, 0)
+def test_variables_of_keras_have_names() -> None:
+    opt, params = MAKE["averages"](), variables()
+    step(opt, params, 0)
     assert list(opt.state_dict()["keras"]) == ["w_average", "b_average"]
     assert list(opt.state_dict()["slots"]) == ["w:0", "b:0"]
     assert MAKE["Adam"]().state_dict()["keras"] == {}
@@ -90,15 +90,15 @@ SLIPS: dict[str, Callable[[dict[str, Any]], Any]] = {
 
 @pytest.mark.parametrize(("message", "change"), SLIPS.items(), ids=SLIPS)
 def test_a_slip_changes_nothing(message: str, change: Callable[[dict[str, Any]], Any]) -> None:
-    opt, own = MAKE["averages"](), variables()
-    step(opt, own, 0)
+    opt, params = MAKE["averages"](), variables()
+    step(opt, params, 0)
     state = through_a_file(opt.state_dict())
-    step(opt, own, 1)
+    step(opt, params, 1)
     change(state)
-    before = opt.state_dict()
+    initial = opt.state_dict()
     with pytest.raises(CheckpointMismatchError, match=rf"{message}.*Nothing was loaded\.$"):
         opt.load_state_dict(state)
-    assert same(opt.state_dict(), before)
+    assert same(opt.state_dict(), initial)
 
 
 def test_an_optimizer_that_is_not_built_has_no_averages() -> None:

@@ -12,7 +12,7 @@ from thalweg import optim
 from training import OPTIMIZERS, assert_same_training, data, trained
 
 # What Lightning 2.6 asks an optimizer for; `_cache` for methods of ours that its wrapper inherits.
-ASKED = """
+ATTRIBUTES = """
     _on_after_step _on_before_step _optimizer _cache _strategy _zero_grad_profile_name
     consolidate_state_dict defaults load_state_dict param_groups state state_dict step zero_grad
 """
@@ -44,16 +44,16 @@ def test_a_training_is_the_plain_loops(name: str, kind: str, cases: Any, tmp_pat
 
 
 @pytest.mark.parametrize("kind", ["Fitted", "ByHand"])
-def test_what_lightning_asks_for(kind: str, cases: Any, tmp_path: Path) -> None:
+def test_attributes_that_lightning_uses(kind: str, cases: Any, tmp_path: Path) -> None:
     fit, kind_of = cases.fit, getattr(cases, kind)
 
     def make(params: Any) -> Any:
         return watched(optim.AdamW)(params, lr=0.05)
 
-    with touching("lightning") as found:
+    with touching("lightning") as accessed:
         fit(kind_of(make), 1, tmp_path)
         fit(kind_of(make), 2, tmp_path, tmp_path / "last.ckpt")
-    assert_known(found, ASKED)
+    assert_known(accessed, ATTRIBUTES)
 
 
 def test_diagnostics_are_logged_as_all_else(cases: Any, tmp_path: Path) -> None:

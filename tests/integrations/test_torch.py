@@ -1,4 +1,4 @@
-"""What torch itself does with optimizers: schedules, compiling, profiling, copies, processes."""
+"""torch's features around optimizers: schedules, compiling, profiling, copies, processes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from training import (
 )
 
 # What parts of torch 2.13 ask an optimizer for.
-ASKED = {
+ATTRIBUTES = {
     "torch.optim.lr_scheduler": "_opt_called defaults param_groups step",
     "torch.amp.grad_scaler": ("_step_supports_amp_scaling found_inf grad_scale param_groups step"),
     "torch.distributed.checkpoint": (
@@ -43,20 +43,20 @@ ASKED = {
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_a_schedule_is_the_rate_set_by_hand(name: str, rate: Any) -> None:
     scheduled, by_hand = model(), model()
-    one, other = (
+    scheduled_opt, reference_opt = (
         optim.tensorflow.Momentum(module.parameters(), lr=copy.deepcopy(rate))
         for module in (scheduled, by_hand)
     )
-    rates = SCHEDULES[name](one)
+    rates = SCHEDULES[name](scheduled_opt)
     for batch in data(9 if name == "OneCycleLR" else 20):
-        for module, optimizer in ((scheduled, one), (by_hand, other)):
+        for module, optimizer in ((scheduled, scheduled_opt), (by_hand, reference_opt)):
             loss_of(module, batch).backward()
-            group = one.param_groups[0]
-            other.param_groups[0].update(lr=float(group["lr"]), momentum=group["momentum"])
+            group = scheduled_opt.param_groups[0]
+            reference_opt.param_groups[0].update(lr=float(group["lr"]), momentum=group["momentum"])
             optimizer.step()
             optimizer.zero_grad()
         rates.step(*([1.0] if name == "ReduceLROnPlateau" else []))
-    assert_same_training((scheduled, one), (by_hand, other))
+    assert_same_training((scheduled, scheduled_opt), (by_hand, reference_opt))
 
 
 def compiled(make: Any, batches: Any) -> tuple[nn.Module, Any]:
@@ -82,9 +82,9 @@ def compiled(make: Any, batches: Any) -> tuple[nn.Module, Any]:
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_compiled_step_has_the_bits_of_eager_mode(name: str) -> None:
     torch._dynamo.reset()
-    found = compiled(OPTIMIZERS[name], data(4))
+    actual = compiled(OPTIMIZERS[name], data(4))
     torch._dynamo.reset()
-    assert_same_training(found, trained(OPTIMIZERS[name], data(4)))
+    assert_same_training(actual, trained(OPTIMIZERS[name], data(4)))
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -95,31 +95,31 @@ def test_a_profiler_tells_steps_by_name(name: str) -> None:
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         optimizer.step()
         optimizer.zero_grad()
-    seen = [event.key for event in profile.key_averages() if event.key.startswith("Optimizer")]
+    names = [event.key for event in profile.key_averages() if event.key.startswith("Optimizer")]
     kind = name.removeprefix("tensorflow.")
-    assert sorted(seen) == [f"Optimizer.step#{kind}.step", f"Optimizer.zero_grad#{kind}.zero_grad"]
+    assert sorted(names) == [f"Optimizer.step#{kind}.step", f"Optimizer.zero_grad#{kind}.zero_grad"]
 
 
-@pytest.mark.parametrize("how", [copy.deepcopy, lambda each: pickle.loads(pickle.dumps(each))])
+@pytest.mark.parametrize("dup", [copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))])
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_a_copy_goes_on_alone(name: str, how: Any) -> None:
+def test_a_copy_goes_on_alone(name: str, dup: Any) -> None:
     module, optimizer = trained(OPTIMIZERS[name], data()[:4])
-    again, copied = how((module, optimizer))
-    for each in ((module, optimizer), (again, copied)):
-        on(*each)
-    assert_same_training((again, copied), (module, optimizer))
+    second_module, second_opt = dup((module, optimizer))
+    for training in ((module, optimizer), (second_module, second_opt)):
+        on(*training)
+    assert_same_training((second_module, second_opt), (module, optimizer))
 
 
 @pytest.mark.slow  # a process that imports all anew
 def test_other_processes_go_on_with_what_they_are_sent() -> None:
     context = multiprocessing.get_context("spawn")
     queue = context.SimpleQueue()
-    both = [trained(make, data()[:4]) for make in OPTIMIZERS.values()]
-    process = context.Process(target=send_on, args=(queue, pickle.dumps(both)))
+    trainings = [trained(make, data()[:4]) for make in OPTIMIZERS.values()]
+    process = context.Process(target=send_on, args=(queue, pickle.dumps(trainings)))
     process.start()
-    found = queue.get()
+    actual = queue.get()
     process.join()
-    assert found == [[each.tolist() for each in on(*pair)] for pair in both]
+    assert actual == [[tensor.tolist() for tensor in on(*pair)] for pair in trainings]
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -129,27 +129,27 @@ def test_files_are_read_as_weights_alone(name: str) -> None:
     torch.save([module.state_dict(), optimizer.state_dict()], file)
     file.seek(0)
     weights, state = torch.load(file, weights_only=True)
-    again = model()
-    again.load_state_dict(weights)
-    resumed = OPTIMIZERS[name](again.parameters())
+    target = model()
+    target.load_state_dict(weights)
+    resumed = OPTIMIZERS[name](target.parameters())
     resumed.load_state_dict(state)
-    on(module, optimizer), on(again, resumed)
-    assert_same_training((again, resumed), (module, optimizer))
+    on(module, optimizer), on(target, resumed)
+    assert_same_training((target, resumed), (module, optimizer))
 
 
 def test_hooks_see_and_change_states() -> None:
     _, optimizer = trained(OPTIMIZERS["tensorflow.Adam"], data()[:1])
-    seen: list[str] = []
-    optimizer.register_state_dict_pre_hook(lambda _: seen.append("before"))
+    events: list[str] = []
+    optimizer.register_state_dict_pre_hook(lambda _: events.append("before"))
     optimizer.register_state_dict_post_hook(lambda _, state: {**state, "more": 1})
     optimizer.register_load_state_dict_pre_hook(
         lambda _, state: {key: state[key] for key in ("state", "param_groups")}
     )
-    optimizer.register_load_state_dict_post_hook(lambda _: seen.append("after"))
+    optimizer.register_load_state_dict_post_hook(lambda _: events.append("after"))
     state = optimizer.state_dict()
     assert state["more"] == 1
     optimizer.load_state_dict(state)
-    assert seen == ["before", "after"]
+    assert events == ["before", "after"]
 
 
 def _use(part: str, folder: Path) -> None:
@@ -178,8 +178,8 @@ def _use(part: str, folder: Path) -> None:
         state_dict.set_optimizer_state_dict(module, optimizer, state)
 
 
-@pytest.mark.parametrize("part", ASKED)
-def test_what_torch_asks_for(part: str, tmp_path: Path) -> None:
-    with touching(part) as found:
+@pytest.mark.parametrize("part", ATTRIBUTES)
+def test_attributes_that_torch_uses(part: str, tmp_path: Path) -> None:
+    with touching(part) as accessed:
         _use(part, tmp_path)
-    assert_known(found, ASKED[part])
+    assert_known(accessed, ATTRIBUTES[part])

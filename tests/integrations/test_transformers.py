@@ -14,13 +14,13 @@ from thalweg import optim, rules
 from training import OPTIMIZERS, assert_same_training, data, loss_of, model, schedule, trained
 
 # What transformers 5.23 asks an optimizer for, itself or through Accelerate 1.15.
-ASKED = """
+ATTRIBUTES = """
     _is_accelerate_prepared load_state_dict optimizer param_groups state_dict step train zero_grad
 """
 
 
 class Wrapped(nn.Module):
-    """The model as the Trainer calls it."""
+    """Model with the signature that the Trainer calls."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -30,12 +30,12 @@ class Wrapped(nn.Module):
         return {"loss": loss_of(self.inner, (x, labels))}
 
 
-def trainer(folder: Path, module: nn.Module, **given: Any) -> Any:
+def trainer(folder: Path, module: nn.Module, **options: Any) -> Any:
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
     pytest.importorskip("accelerate", reason="Accelerate is not installed")
 
     class InOrder(transformers.Trainer):
-        """One that does not shuffle."""
+        """Trainer that does not shuffle."""
 
         def _get_train_sampler(self, *_: Any) -> Any:
             return torch.utils.data.SequentialSampler(self.train_dataset)
@@ -54,14 +54,14 @@ def trainer(folder: Path, module: nn.Module, **given: Any) -> Any:
         dataloader_pin_memory=False,
     )
     rows = [{"x": x, "labels": y} for batch in data() for x, y in zip(*batch, strict=True)]
-    return InOrder(module, arguments, train_dataset=rows, **given)
+    return InOrder(module, arguments, train_dataset=rows, **options)
 
 
 def trained_by(folder: Path, make: Any, checkpoint: str | None = None) -> Any:
     module = Wrapped()
     optimizer = make(module.parameters())
-    made = trainer(folder, module, optimizers=(optimizer, schedule(optimizer)))
-    made.train(resume_from_checkpoint=checkpoint)
+    hf_trainer = trainer(folder, module, optimizers=(optimizer, schedule(optimizer)))
+    hf_trainer.train(resume_from_checkpoint=checkpoint)
     return module.inner, optimizer
 
 
@@ -83,38 +83,38 @@ def test_a_training_is_the_plain_loops(name: str, tmp_path: Path) -> None:
     ids=["AdamW", "tensorflow.Ftrl", "RuleOptimizer"],
 )
 def test_a_class_with_its_arguments(cls: Any, arguments: dict[str, Any], tmp_path: Path) -> None:
-    """The Trainer makes the optimizer, of the groups that it has with decay and without."""
-    made = trainer(tmp_path, Wrapped(), optimizer_cls_and_kwargs=(cls, arguments))
-    before = [param.detach().clone() for param in made.model.parameters()]
-    made.train()
-    assert type(made.optimizer.optimizer) is cls
-    assert len(made.optimizer.param_groups) == 2
-    assert made.optimizer.optimizer.last_step.count == 8
-    for param, old in zip(made.model.parameters(), before, strict=True):
+    """Let the Trainer create the optimizer, of its groups with decay and without."""
+    hf_trainer = trainer(tmp_path, Wrapped(), optimizer_cls_and_kwargs=(cls, arguments))
+    initial = [param.detach().clone() for param in hf_trainer.model.parameters()]
+    hf_trainer.train()
+    assert type(hf_trainer.optimizer.optimizer) is cls
+    assert len(hf_trainer.optimizer.param_groups) == 2
+    assert hf_trainer.optimizer.optimizer.last_step.count == 8
+    for param, old in zip(hf_trainer.model.parameters(), initial, strict=True):
         assert not torch.equal(param, old)
 
 
-def test_what_transformers_asks_for(tmp_path: Path) -> None:
-    with touching("transformers", "accelerate") as found:
+def test_attributes_that_transformers_uses(tmp_path: Path) -> None:
+    with touching("transformers", "accelerate") as accessed:
         cls = watched(optim.AdamW)
         trained_by(tmp_path, lambda params: cls(params, lr=0.05))
         trained_by(tmp_path, lambda params: cls(params, lr=0.05), str(tmp_path / "checkpoint-4"))
         trainer(tmp_path, Wrapped(), optimizer_cls_and_kwargs=(cls, {"lr": 0.05})).train()
-    assert_known(found, ASKED)
+    assert_known(accessed, ATTRIBUTES)
 
 
 def test_diagnostics_are_logged_as_all_else(tmp_path: Path) -> None:
     module = Wrapped()
     optimizer = optim.AdamW(module.named_parameters(), lr=0.05, diagnostics=3)
-    made = trainer(tmp_path, module, optimizers=(optimizer, schedule(optimizer)))
+    hf_trainer = trainer(tmp_path, module, optimizers=(optimizer, schedule(optimizer)))
     from thalweg.integrations.transformers import LogDiagnostics
 
-    made.add_callback(LogDiagnostics(made, ["ratio"]))
-    made.train()
-    told = [each for each in made.state.log_history if any("ratio/" in name for name in each)]
-    assert [each["step"] for each in told] == [3, 6]
+    hf_trainer.add_callback(LogDiagnostics(hf_trainer, ["ratio"]))
+    hf_trainer.train()
+    rows = [row for row in hf_trainer.state.log_history if any("ratio/" in name for name in row)]
+    assert [row["step"] for row in rows] == [3, 6]
     numbers = optimizer.diagnostics.scalars(["ratio"])
     assert len(numbers) == len(list(module.parameters()))
-    assert numbers.items() <= told[-1].items()
+    assert numbers.items() <= rows[-1].items()
     with pytest.raises(TypeError, match="trainer must be a Trainer"):
         LogDiagnostics(print)

@@ -1,4 +1,4 @@
-"""A small training that every integration repeats: its model, its data, and the plain loop."""
+"""A small training for every integration: its model, its data, and the plain loop."""
 
 from __future__ import annotations
 
@@ -22,37 +22,37 @@ OPTIMIZERS: dict[str, Make] = {
 
 
 def model() -> nn.Module:
-    """A model, the same each time."""
-    made = torch.Generator().manual_seed(0)
+    """Return a model, the same each time."""
+    generator = torch.Generator().manual_seed(0)
     module = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 1))
     with torch.no_grad():
         for param in module.parameters():
-            param.copy_(torch.randn(param.shape, generator=made) / 2)
+            param.copy_(torch.randn(param.shape, generator=generator) / 2)
     return module
 
 
 def data(count: int = 8, size: int = 4) -> list[tuple[Tensor, Tensor]]:
-    """Batches, the same each time."""
-    made = torch.Generator().manual_seed(1)
-    inputs = [torch.randn(size, 4, generator=made) for _ in range(count)]
+    """Return batches, the same each time."""
+    generator = torch.Generator().manual_seed(1)
+    inputs = [torch.randn(size, 4, generator=generator) for _ in range(count)]
     return [(x, x.sin().sum(1, keepdim=True)) for x in inputs]
 
 
 def loss_of(module: nn.Module, batch: Any) -> Tensor:
-    """What is made small."""
+    """Return the loss of a batch."""
     x, y = batch
     return mse_loss(module(x), y)
 
 
 def schedule(optimizer: Any) -> Any:
-    """A rate that moves with every step."""
+    """Return a schedule that changes the rate in every step."""
     return optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
 
 
 def trained(
     make: Make, batches: Any, *, accumulate: int = 1, clip: float | None = None
 ) -> tuple[nn.Module, Any]:
-    """What the plain loop makes of the model."""
+    """Train the model with the plain loop; return it with its optimizer."""
     module = model()
     optimizer = make(module.parameters())
     rate = schedule(optimizer)
@@ -68,24 +68,24 @@ def trained(
 
 
 def numbers(module: nn.Module, optimizer: Any) -> list[Tensor]:
-    """All parameters, and their state."""
+    """Return all parameters, and their state."""
     params = [param for group in optimizer.param_groups for param in group["params"]]
     state = [optimizer.state[param] for param in params]
-    own = [torch.as_tensor(value) for each in state for value in each.values()]
-    return [*(param.detach() for param in module.parameters()), *own]
+    tensors = [torch.as_tensor(value) for slots in state for value in slots.values()]
+    return [*(param.detach() for param in module.parameters()), *tensors]
 
 
-def assert_same_training(one: tuple[nn.Module, Any], other: tuple[nn.Module, Any]) -> None:
+def assert_same_training(first: tuple[nn.Module, Any], second: tuple[nn.Module, Any]) -> None:
     """Assert that models and states have the same bits."""
-    found, wanted = numbers(*one), numbers(*other)
-    assert len(found) == len(wanted)
-    for got, expected in zip(found, wanted, strict=True):
+    actual, references = numbers(*first), numbers(*second)
+    assert len(actual) == len(references)
+    for got, expected in zip(actual, references, strict=True):
         assert got.dtype == expected.dtype
         assert torch.equal(got, expected)
 
 
 def on(module: nn.Module, optimizer: Any) -> list[Tensor]:
-    """What four further steps make of them."""
+    """Take four further steps; return all parameters and states."""
     for batch in data()[4:]:
         loss_of(module, batch).backward()
         optimizer.step()
@@ -93,6 +93,6 @@ def on(module: nn.Module, optimizer: Any) -> list[Tensor]:
     return numbers(module, optimizer)
 
 
-def send_on(queue: Any, given: bytes) -> None:
-    """The same of pairs that were sent to another process."""
-    queue.put([[each.tolist() for each in on(*pair)] for pair in pickle.loads(given)])
+def send_on(queue: Any, content: bytes) -> None:
+    """Take four further steps of pickled pairs, and put the numbers into the queue."""
+    queue.put([[tensor.tolist() for tensor in on(*pair)] for pair in pickle.loads(content)])

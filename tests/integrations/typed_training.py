@@ -19,12 +19,12 @@ FUNCTION = adamw
 
 
 def made(params: ParamsT) -> Optimizer:
-    """One of several, by torch's type."""
+    """Return one of several optimizers, by torch's type."""
     return optim.NAdam(params, lr=torch.tensor(0.1), betas=(0.9, 0.99), decoupled_weight_decay=True)
 
 
 def every_option(params: Iterable[Tensor]) -> optim.AdamW:
-    """All that a constructor takes beside torch's own."""
+    """Pass every option of a constructor beside torch's."""
     return AdamW(
         params,
         1e-3,
@@ -52,10 +52,10 @@ def every_option(params: Iterable[Tensor]) -> optim.AdamW:
 
 
 def groups() -> list[torch.optim.Optimizer]:
-    """Groups, names and other classes."""
-    own: list[dict[str, Any]] = [{"params": MODEL.parameters(), "lr": 0.1}]
+    """Pass groups, names and other classes."""
+    param_groups: list[dict[str, Any]] = [{"params": MODEL.parameters(), "lr": 0.1}]
     return [
-        optim.SGD(own, momentum=0.9, nesterov=True),
+        optim.SGD(param_groups, momentum=0.9, nesterov=True),
         optim.Lion(MODEL.named_parameters(), ema_decay=0.9),
         optim.Muon([MODEL.weight], ns_steps=5, ns_coefficients="quintic", heads=2),
         optim.ScheduleFreeAdamW(MODEL.parameters(), warmup_steps=10),
@@ -67,7 +67,7 @@ def groups() -> list[torch.optim.Optimizer]:
 
 
 def train(optimizer: optim.AdamW) -> None:
-    """What a loop asks for."""
+    """Use the methods that a training loop calls."""
     schedule: LRScheduler = StepLR(optimizer, 3)
     warmup = schedules.LinearLR(optimizer)
     averaged = AveragedModel(MODEL)

@@ -1,4 +1,4 @@
-"""The problem of characters, what rules of matrices have of it, and how means are evaluated."""
+"""The problem of characters, its hidden matrices, and the evaluation of means."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def _short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_seed_has_the_same_examples_and_another_has_others() -> None:
-    one, again, other = map(PROBLEMS["lm"], (3, 3, 4))
-    for each in ("train", "test"):
-        examples, same = getattr(one, each), getattr(again, each)
-        assert torch.equal(examples.inputs, same.inputs)
-        assert not torch.equal(examples.inputs, getattr(other, each).inputs)
+    problem, same_problem, other_problem = map(PROBLEMS["lm"], (3, 3, 4))
+    for part in ("train", "test"):
+        examples, same_examples = getattr(problem, part), getattr(same_problem, part)
+        assert torch.equal(examples.inputs, same_examples.inputs)
+        assert not torch.equal(examples.inputs, getattr(other_problem, part).inputs)
         assert torch.equal(examples.inputs[:, 1:], examples.targets[:, :-1])
-    assert one.train.inputs.shape == (64, 64)
-    assert one.steps_per_epoch == 4
+    assert problem.train.inputs.shape == (64, 64)
+    assert problem.steps_per_epoch == 4
 
 
 @pytest.mark.parametrize(
@@ -53,17 +53,17 @@ def test_characters_have_classes(text: str, classes: list[int]) -> None:
 def test_the_model_looks_at_nothing_that_follows() -> None:
     torch.manual_seed(0)
     model = lm.Transformer()
-    assert sum(each.numel() for each in model.parameters()) == 116_193
+    assert sum(param.numel() for param in model.parameters()) == 116_193
     characters = torch.randint(lm.CLASSES, (2, lm.CONTEXT))
-    changed = characters.clone()
-    changed[:, 40:] = 5
-    one, other = model(characters), model(changed)
-    assert one.shape == (2, lm.CLASSES, lm.CONTEXT)
-    torch.testing.assert_close(one[..., :40], other[..., :40])
-    assert not torch.equal(one[..., 40:], other[..., 40:])
+    altered = characters.clone()
+    altered[:, 40:] = 5
+    logits, altered_logits = model(characters), model(altered)
+    assert logits.shape == (2, lm.CLASSES, lm.CONTEXT)
+    torch.testing.assert_close(logits[..., :40], altered_logits[..., :40])
+    assert not torch.equal(logits[..., 40:], altered_logits[..., 40:])
 
 
-HIDDEN = {
+MATRICES = {
     "lm": [f"layers.{layer}.{name}.weight" for layer in (0, 1)
            for name in ("queries", "keys", "values", "joined", "wide", "narrow")],
     "digits": ["0.weight", "2.weight", "6.weight"],
@@ -78,67 +78,67 @@ def test_hidden_matrices_of_each_problem(name: str) -> None:
         pytest.importorskip("sklearn")
     problem = PROBLEMS[name](0)
     model = problem.make_model()
-    own = {id(param) for param in problem.hidden_matrices(model)}
-    assert [name for name, each in model.named_parameters() if id(each) in own] == HIDDEN[name]
+    ids = {id(param) for param in problem.hidden_matrices(model)}
+    assert [name for name, param in model.named_parameters() if id(param) in ids] == MATRICES[name]
 
 
 @pytest.mark.parametrize("name", ["optim:Muon", "torch:Muon", "optim:SOAP"])
 def test_adamw_has_all_but_the_hidden_matrices(name: str) -> None:
     race = run(PROBLEMS["lm"](0), line_up([name], {}, "lm"))
-    made: Any = race.lanes[0].optimizer
-    groups = [group for each in made._optimizers for group in each.param_groups]
+    optimizer: Any = race.lanes[0].optimizer
+    groups = [group for part in optimizer._optimizers for group in part.param_groups]
     names = {id(param): title for title, param in race.lanes[0].model.named_parameters()}
-    first, rest = (sorted(names[id(param)] for param in group["params"]) for group in groups)
-    assert first == sorted(HIDDEN["lm"])
-    assert sorted(first + rest) == sorted(names.values())
+    first, second = (sorted(names[id(param)] for param in group["params"]) for group in groups)
+    assert first == sorted(MATRICES["lm"])
+    assert sorted(first + second) == sorted(names.values())
 
 
 def test_without_hidden_matrices_all_of_two_dimensions_are_matrices() -> None:
     optimizer = named("optim:Muon").make(0.1)
     matrix, vector = torch.ones(3, 2), torch.ones(3)
     optimizer.apply_gradients([(torch.ones(3, 2), matrix), (torch.ones(3), vector)])
-    first, rest = (group["params"] for group in optimizer._optimizers[0].param_groups)
-    assert ([*map(id, first)], [*map(id, rest)]) == ([id(matrix)], [id(vector)])
+    first, second = (group["params"] for group in optimizer._optimizers[0].param_groups)
+    assert ([*map(id, first)], [*map(id, second)]) == ([id(matrix)], [id(vector)])
 
 
 def test_a_schedule_free_class_is_evaluated_as_its_means(monkeypatch: pytest.MonkeyPatch) -> None:
-    inside: list[str] = []
+    events: list[str] = []
     evaluated, scores = ApplyGradientsAdapter.evaluated, lm.Problem.scores
 
     @contextmanager
     def told(self: Any) -> Iterator[None]:
         with evaluated(self):
-            inside.append(f"{self.factory.__name__} {self._optimizers[0]._cache.holds_averages}")
+            events.append(f"{self.factory.__name__} {self._optimizers[0]._cache.holds_averages}")
             yield
-            inside.append("out")
+            events.append("out")
 
     def scored(self: Any, model: Any) -> Any:
-        inside.append("scored")
+        events.append("scored")
         return scores(self, model)
 
     monkeypatch.setattr(ApplyGradientsAdapter, "evaluated", told)
     monkeypatch.setattr(lm.Problem, "scores", scored)
     names = ["optim:ScheduleFreeAdamW", "optim:AdamW"]
     run(PROBLEMS["lm"](0), line_up(names, {}, "lm"))
-    assert {" ".join(inside[at : at + 3]) for at in range(0, len(inside), 3)} == {
+    assert {" ".join(events[start : start + 3]) for start in range(0, len(events), 3)} == {
         "ScheduleFreeAdamW True scored out",
         "AdamW False scored out",
     }
 
 
 def test_the_race_of_its_contestants() -> None:
-    done = CliRunner().invoke(main, ["race", "--problem", "LM", "--json"])
-    assert done.exit_code == 0, done.output
-    told = json.loads(done.stdout)
-    assert told["problem"]["name"] == "lm"
-    assert told["problem"]["parameters"] == 116_193
-    assert {row["optimizer"] for row in told["results"]} == set(DEFAULT_OPTIMIZERS["lm"])
-    for row in told["results"]:
+    outcome = CliRunner().invoke(main, ["race", "--problem", "LM", "--json"])
+    assert outcome.exit_code == 0, outcome.output
+    document = json.loads(outcome.stdout)
+    assert document["problem"]["name"] == "lm"
+    assert document["problem"]["parameters"] == 116_193
+    assert {row["optimizer"] for row in document["results"]} == set(DEFAULT_OPTIMIZERS["lm"])
+    for row in document["results"]:
         assert row["losses"][-1] < row["losses"][0], row["optimizer"]
 
 
 def test_a_library_without_sources_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stdlib_text, "root", lambda: Path("nowhere"))
-    done = CliRunner().invoke(main, ["race", "--problem", "lm"])
-    assert done.exit_code == 1
-    assert "'lm' found 0 .py files of the standard library in nowhere" in done.stderr
+    outcome = CliRunner().invoke(main, ["race", "--problem", "lm"])
+    assert outcome.exit_code == 1
+    assert "'lm' found 0 .py files of the standard library in nowhere" in outcome.stderr

@@ -119,7 +119,7 @@ def _inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def _short(monkeypatch: pytest.MonkeyPatch) -> None:
     def load(seed: int) -> Problem:
         problem = digits.load(seed)
-        train, test = (Examples(*(each[:count] for each in examples)) for examples, count in (
+        train, test = (Examples(*(tensor[:count] for tensor in examples)) for examples, count in (
             (problem.train, 320), (problem.test, 100)))  # fmt: skip
         return replace(problem, train=train, train_sample=test, test=test)
 
@@ -137,7 +137,7 @@ def results_of(*arguments: str) -> dict[str, dict[str, Any]]:
 
 
 # Entries that take the same steps, and the learning rate they race with.
-ALIKE = {
+TWINS = {
     "a class of a package": ("torch.optim:AdamW(lr=0.002)", "torch:AdamW", 0.002),
     "its default rate": ("torch.optim:AdamW", "torch:AdamW(lr=0.001)", 0.001),
     "options": (
@@ -169,10 +169,10 @@ ALIKE = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("one", "other", "rate"), ALIKE.values(), ids=ALIKE)
-def test_entries_that_take_the_same_steps(one: str, other: str, rate: float | None) -> None:
+@pytest.mark.parametrize(("entry", "twin", "rate"), TWINS.values(), ids=TWINS)
+def test_entries_that_take_the_same_steps(entry: str, twin: str, rate: float | None) -> None:
     problem = PROBLEMS["digits"](0)
-    first, second = run(problem, line_up([one, other], {}, "digits"), epochs=1).lanes
+    first, second = run(problem, line_up([entry, twin], {}, "digits"), epochs=1).lanes
     assert first.losses == second.losses
     assert min(first.losses[1:]) < first.losses[0]
     assert rate is None or first.learning_rate == rate
@@ -194,24 +194,24 @@ def test_the_command_with_entries_of_both_forms() -> None:
 def test_rates_by_the_name_with_options() -> None:
     names = "mine.py:Sign(scale=2,mode=fast),mine.py:Sign,Adam,optim:Adam,some_optimizers:Sign"
     rates = "Sign(scale=2,mode=fast)=0.003,Sign=0.002,some_optimizers:Sign=0.004,Adam=0.005"
-    found = {name: row["learning_rate"] for name, row in results_of(
+    rates_by_name = {name: row["learning_rate"] for name, row in results_of(
         "--optimizers", names, "--lr", rates).items()}  # fmt: skip
-    assert found == {
+    assert rates_by_name == {
         "Sign(scale=2,mode=fast)": 0.003, "Sign": 0.002, "some_optimizers:Sign": 0.004,
         "Adam": 0.005, "optim:Adam": 0.002,
     }  # fmt: skip
 
 
 def test_a_rate_for_all_is_not_that_of_one_with_its_own() -> None:
-    found = line_up(["SGD", "SGD(lr=0.5)", "torch:SGD(lr=0.4)"], {"torch:SGD": 0.3}, "digits", 0.1)
-    assert [each.learning_rate for each in found] == [0.1, 0.5, 0.3]
+    lanes = line_up(["SGD", "SGD(lr=0.5)", "torch:SGD(lr=0.4)"], {"torch:SGD": 0.3}, "digits", 0.1)
+    assert [contestant.learning_rate for contestant in lanes] == [0.1, 0.5, 0.3]
 
 
 def test_a_sweep_begins_at_the_default_rate() -> None:
     result = race("--optimizers", "mine.py:Sign", "--lr", "sweep", "--json")
     assert result.exit_code == 0, result.output
-    tried = json.loads(result.stdout)["sweep"][0]["tried"]
-    assert [each["learning_rate"] for each in tried] == [0.0001, 0.0003, 0.001, 0.003, 0.01]
+    trials = json.loads(result.stdout)["sweep"][0]["tried"]
+    assert [trial["learning_rate"] for trial in trials] == [0.0001, 0.0003, 0.001, 0.003, 0.01]
 
 
 def test_modes_of_a_schedule_free_optimizer() -> None:
@@ -228,7 +228,7 @@ def test_layers_of_an_own_class_are_measured_where_it_can() -> None:
     assert result.exit_code == 0, result.output
     (text,) = [line for line in Path("race.html").read_text().splitlines() if 'id="data"' in line]
     data = json.loads(text[text.index("{") : text.rindex("}") + 1])
-    columns = {each["name"]: len(each["columns"]) for each in data["trainings"]}
+    columns = {training["name"]: len(training["columns"]) for training in data["trainings"]}
     assert columns == {"AdamW": 2, "torch.optim:AdamW": 0, "make": 0}
 
 
@@ -323,10 +323,10 @@ def test_the_default_race() -> None:
     )  # fmt: skip
     result = race()
     assert result.exit_code == 0, result.output
-    told = json.loads(Path("race.json").read_text())
-    rows = {row["optimizer"]: row for row in told["results"]}
+    document = json.loads(Path("race.json").read_text())
+    rows = {row["optimizer"]: row for row in document["results"]}
     assert set(rows) == set(DEFAULT_OPTIMIZERS["digits"])
-    assert told["settings"]["baseline"] == "torch:AdamW"
+    assert document["settings"]["baseline"] == "torch:AdamW"
     assert rows["optim:AdamW8bit"]["arguments"] == {"state_storage": "8bit"}
     for row in rows.values():
         assert min(row["losses"][1:]) < row["losses"][0], row["optimizer"]

@@ -54,40 +54,40 @@ def test_the_page_of_a_race(names: str) -> None:
     for arguments in ((), ("--report", "race.html")):
         result = race("--optimizers", names, *arguments)
         assert result.exit_code == 0, result.output
-        told = json.loads(Path("race.json").read_text())
-        losses.append({row["optimizer"]: row["losses"] for row in told["results"]})
-        assert told["settings"]["measured_every"] == (1 if arguments else None)
+        document = json.loads(Path("race.json").read_text())
+        losses.append({row["optimizer"]: row["losses"] for row in document["results"]})
+        assert document["settings"]["measured_every"] == (1 if arguments else None)
     assert result.stdout.splitlines()[-1] == "Saved race.json, race.png, race.html"
     assert "the times are not to be compared" in " ".join(result.stdout.split())
     assert losses[0] == losses[1]  # to the bit
 
     data = read_page(Path("race.html"))
-    steps = told["settings"]["steps"]
+    steps = document["settings"]["steps"]
     assert data["bins"] == {"first": 1, "width": 1, "count": steps, "last": steps}
-    own = {each["name"]: each for each in data["trainings"]}
-    assert list(own) == [row["optimizer"] for row in told["results"]]
+    trainings = {training["name"]: training for training in data["trainings"]}
+    assert list(trainings) == [row["optimizer"] for row in document["results"]]
     model = [*dict(PROBLEMS["digits"](3).make_model().named_parameters())]
-    for name, each in own.items():
-        assert each["loss"]["mean"] == [float(f"{loss:.4g}") for loss in losses[1][name]]
-        assert "learning rate" in each["summary"] or name == HOSTILE
+    for name, training in trainings.items():
+        assert training["loss"]["mean"] == [float(f"{loss:.4g}") for loss in losses[1][name]]
+        assert "learning rate" in training["summary"] or name == HOSTILE
         if name.startswith("optim:"):
-            assert (each["names"], each["note"]) == (model, "")
-            assert [column["key"] for column in each["columns"]] == ["ratio", "gradient_norm"]
-            assert all("AAAA" not in column["codes"][:400] for column in each["columns"])
+            assert (training["names"], training["note"]) == (model, "")
+            assert [column["key"] for column in training["columns"]] == ["ratio", "gradient_norm"]
+            assert all("AAAA" not in column["codes"][:400] for column in training["columns"])
         else:
-            assert (each["names"], each["columns"]) == ([], [])
-            assert each["note"].startswith("Its loss alone")
-    (note,) = [each["note"] for name, each in own.items() if name.startswith("torch:")]
+            assert (training["names"], training["columns"]) == ([], [])
+            assert training["note"].startswith("Its loss alone")
+    (note,) = [row["note"] for name, row in trainings.items() if name.startswith("torch:")]
     assert "torch's own" in note
-    assert "thalweg.optim" in own[HOSTILE]["note"]
+    assert "thalweg.optim" in trainings[HOSTILE]["note"]
 
 
 def test_the_first_of_several_seeds_is_measured() -> None:
     racing = line_up(["optim:SGD"], {}, "digits")
-    found = race_seeds(PROBLEMS["digits"], racing, seeds=[1, 2], epochs=1, measures=True)
-    first, second = (race.lanes[0].recorder for race in found.races)
+    outcome = race_seeds(PROBLEMS["digits"], racing, seeds=[1, 2], epochs=1, measures=True)
+    first, second = (race.lanes[0].recorder for race in outcome.races)
     assert first is not None
-    assert len(first.history.rows) == len(first.history.losses) == found.race.steps
+    assert len(first.history.rows) == len(first.history.losses) == outcome.race.steps
     assert second is None
 
 
@@ -96,7 +96,7 @@ def refuse_to_load(seed: int) -> None:
 
 
 OPTIM = ("--optimizers", "optim:SGD")
-REFUSED = {
+INVALID_REPORTS = {
     "nobody": (
         ("--optimizers", "SGD,Adam"),
         "--report shows layers of optimizers of thalweg.optim, and none races: SGD, ",
@@ -115,13 +115,13 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize(("arguments", "message"), REFUSED.values(), ids=REFUSED)
+@pytest.mark.parametrize(("arguments", "message"), INVALID_REPORTS.values(), ids=INVALID_REPORTS)
 def test_pages_are_refused_before_the_race(
     arguments: tuple[str, ...], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(PROBLEMS, "digits", refuse_to_load)
-    given = arguments if "--report" in arguments else (*arguments, "--report", "race.html")
-    arguments = ("race", *given)
+    options = arguments if "--report" in arguments else (*arguments, "--report", "race.html")
+    arguments = ("race", *options)
     result = CliRunner().invoke(main, arguments)
     assert result.exit_code == 2, result.output
     assert message in result.stderr

@@ -27,20 +27,20 @@ LONG = "v1:ProximalGradientDescentOptimizer"
 
 def lane(name: str, accuracy: float, loss: float = 0.1, rate: float = 0.1) -> Lane:
     contestant = Contestant(name, lambda rate: None, rate, "here")  # pyright: ignore[reportArgumentType]
-    made = Lane(contestant, torch.nn.Linear(1, 1), None, losses=[1.0, loss])
-    made.model_times, made.optimizer_times = [0.1, 0.1], [0.1, 0.1]
+    new_lane = Lane(contestant, torch.nn.Linear(1, 1), None, losses=[1.0, loss])
+    new_lane.model_times, new_lane.optimizer_times = [0.1, 0.1], [0.1, 0.1]
     if math.isnan(accuracy):
-        made.diverged_at = 1
+        new_lane.diverged_at = 1
     else:
-        made.evaluations.append(Evaluation(2, Scores(loss, loss, accuracy)))
-    return made
+        new_lane.evaluations.append(Evaluation(2, Scores(loss, loss, accuracy)))
+    return new_lane
 
 
 def races(**accuracies: list[float]) -> list[Race]:
     seeds = range(len(next(iter(accuracies.values()))))
     problem: Any = None
     return [
-        Race(problem, [lane(name, each[seed]) for name, each in accuracies.items()], 1, seed, 1, 2)
+        Race(problem, [lane(name, row[seed]) for name, row in accuracies.items()], 1, seed, 1, 2)
         for seed in seeds
     ]
 
@@ -61,18 +61,18 @@ def races(**accuracies: list[float]) -> list[Race]:
     ],
 )
 def test_ranks_that_seeds_leave_open(accuracies: dict[str, list[float]], ranks: str) -> None:
-    found = standings.rank_contestants(races(**accuracies))
-    told = [f"{each.name}{report._format_ranks(each)}" for each in found]
-    assert " ".join(told) == ranks
+    rows = standings.rank_contestants(races(**accuracies))
+    texts = [f"{row.name}{report._format_ranks(row)}" for row in rows]
+    assert " ".join(texts) == ranks
 
 
 def test_means_and_spread() -> None:
-    (found,) = standings.rank_contestants(races(A=[0.5, 0.7, math.nan]))
-    assert found.accuracies == [0.5, 0.7, 0.0]
-    assert (found.accuracy, found.diverged) == (pytest.approx(0.4), 1)
-    assert found.spread == pytest.approx(0.36056, abs=1e-5)
-    assert found.train_loss == pytest.approx(0.1)
-    assert report.cells_of(found)[1:3] == ["NaN in 1 of 3", "40.00% ± 36.06"]
+    (row,) = standings.rank_contestants(races(A=[0.5, 0.7, math.nan]))
+    assert row.accuracies == [0.5, 0.7, 0.0]
+    assert (row.accuracy, row.diverged) == (pytest.approx(0.4), 1)
+    assert row.spread == pytest.approx(0.36056, abs=1e-5)
+    assert row.train_loss == pytest.approx(0.1)
+    assert report.cells_of(row)[1:3] == ["NaN in 1 of 3", "40.00% ± 36.06"]
 
 
 @pytest.mark.parametrize(
@@ -126,9 +126,9 @@ def test_the_lowest_train_loss_wins(losses: tuple[float, ...], won: int, edge: b
 
 
 def test_everyone_tries_as_many_rates_around_its_own() -> None:
-    entered = sweep.enter_rates(line_up(["SGD", "Adam"], {}, "digits"))
-    assert [each.name for each in entered] == ["SGD"] * 5 + ["Adam"] * 5
-    rates = [each.learning_rate for each in entered]
+    contestants = sweep.enter_rates(line_up(["SGD", "Adam"], {}, "digits"))
+    assert [contestant.name for contestant in contestants] == ["SGD"] * 5 + ["Adam"] * 5
+    rates = [contestant.learning_rate for contestant in contestants]
     assert rates == [0.02, 0.06, 0.2, 0.6, 2, 0.0002, 0.0006, 0.002, 0.006, 0.02]
 
 
@@ -151,37 +151,39 @@ def test_seeds_and_a_sweep() -> None:
     assert "seeds 3 to 4" in result.stdout
     assert "Ranked by the mean test accuracy of 2 seeds" in result.stdout
     assert Path("race.png").read_bytes().startswith(b"\x89PNG")
-    told = json.loads(Path("race.json").read_text())
-    assert told["settings"]["seeds"] == [3, 4]
-    swept = {each["optimizer"]: each for each in told["sweep"]}
-    assert all(len(each["tried"]) == 5 for each in swept.values())
-    rows = {each["optimizer"]: each for each in told["results"]}
+    document = json.loads(Path("race.json").read_text())
+    assert document["settings"]["seeds"] == [3, 4]
+    swept = {entry["optimizer"]: entry for entry in document["sweep"]}
+    assert all(len(entry["tried"]) == 5 for entry in swept.values())
+    rows = {entry["optimizer"]: entry for entry in document["results"]}
     for name, row in rows.items():
-        losses = {each["learning_rate"]: each["train_loss"] for each in swept[name]["tried"]}
+        losses = {trial["learning_rate"]: trial["train_loss"] for trial in swept[name]["tried"]}
         assert row["learning_rate"] == swept[name]["learning_rate"] == min(losses, key=losses.get)
         assert f"{row['learning_rate']:g}" in result.stdout
-        several = [
-            each["test_accuracy"]
-            for race in told["races"]
-            for each in race["results"]
-            if each["optimizer"] == name
+        accuracies = [
+            entry["test_accuracy"]
+            for race in document["races"]
+            for entry in race["results"]
+            if entry["optimizer"] == name
         ]
-        assert several == row["test_accuracies"]
+        assert accuracies == row["test_accuracies"]
         assert len(list(Path("runs/digits", name).iterdir())) == 2
 
 
 def test_a_seed_of_several_is_the_race_of_that_seed() -> None:
-    several = json.loads(invoke("--optimizers", "SGD", "--seeds", "2", "--json").stdout)
-    alone = json.loads(invoke("--optimizers", "SGD", "--seed", "1", "--json").stdout)
-    one, other = several["races"][1]["results"][0], alone["results"][0]
-    assert one["losses"] == other["losses"]
-    assert alone["results"][0]["evaluations"][-1]["test_accuracy"] == one["test_accuracy"]
+    document = json.loads(invoke("--optimizers", "SGD", "--seeds", "2", "--json").stdout)
+    single = json.loads(invoke("--optimizers", "SGD", "--seed", "1", "--json").stdout)
+    row, single_row = document["races"][1]["results"][0], single["results"][0]
+    assert row["losses"] == single_row["losses"]
+    assert single["results"][0]["evaluations"][-1]["test_accuracy"] == row["test_accuracy"]
 
 
-@pytest.mark.parametrize("at", ["loading", "racing"])
-def test_ctrl_c_keeps_the_seeds_that_were_over(at: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("moment", ["loading", "racing"])
+def test_ctrl_c_keeps_the_seeds_that_were_over(
+    moment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def load(seed: int) -> Any:
-        if seed == 2 and at == "loading":
+        if seed == 2 and moment == "loading":
             raise KeyboardInterrupt
         return problem(seed)
 
@@ -196,8 +198,8 @@ def test_ctrl_c_keeps_the_seeds_that_were_over(at: str, monkeypatch: pytest.Monk
     result = invoke("--optimizers", "SGD", "--seeds", "4")
     assert result.exit_code == 130
     assert "stopped; the races of 2 of 4 seeds are kept." in result.stderr
-    told = json.loads(Path("race.json").read_text())
-    assert (told["settings"]["seeds"], told["stopped"]) == ([0, 1], True)
+    document = json.loads(Path("race.json").read_text())
+    assert (document["settings"]["seeds"], document["stopped"]) == ([0, 1], True)
 
 
 def test_ctrl_c_in_a_sweep_keeps_the_best_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,13 +209,13 @@ def test_ctrl_c_in_a_sweep_keeps_the_best_so_far(monkeypatch: pytest.MonkeyPatch
 
     take = run._take_turns
     monkeypatch.setattr(run, "_take_turns", turns)
-    made = outcomes.race_seeds(
+    outcome = outcomes.race_seeds(
         PROBLEMS["digits"], line_up(["SGD"], {}, "digits"), seeds=[0, 1], sweeps=True, epochs=1
     )
-    assert made.stopped
-    (race,) = made.races
-    assert made.swept is not None
-    assert race.lanes == [sweep.best_lane(made.swept.lanes)]
+    assert outcome.stopped
+    (race,) = outcome.races
+    assert outcome.swept is not None
+    assert race.lanes == [sweep.best_lane(outcome.swept.lanes)]
 
 
 def test_progress_goes_from_nothing_to_all() -> None:
@@ -234,9 +236,9 @@ def test_progress_goes_from_nothing_to_all() -> None:
 
 
 def test_the_picture_of_several_seeds_has_an_area_for_each() -> None:
-    made = outcomes.race_seeds(
+    outcome = outcomes.race_seeds(
         PROBLEMS["digits"], line_up(["SGD", "Adam"], {}, "digits"), seeds=[0, 1], epochs=1
     )
-    left, right, *_ = plot.figure(made.races).axes
-    assert [len(axes.collections) for axes in (left, right)] == [2, 2]
-    assert [len(axes.lines) for axes in (left, right)] == [2, 2]
+    left_axes, right_axes, *_ = plot.figure(outcome.races).axes
+    assert [len(axes.collections) for axes in (left_axes, right_axes)] == [2, 2]
+    assert [len(axes.lines) for axes in (left_axes, right_axes)] == [2, 2]

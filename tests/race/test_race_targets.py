@@ -39,7 +39,7 @@ MODEL = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
 
 
 def load_tiny(seed: int) -> Problem:
-    """Which third of a line a number is in, told by four of its features."""
+    """Return a problem of three classes, given by the sum of four features."""
     generator = torch.Generator().manual_seed(seed)
     inputs = torch.randn(64, 4, generator=generator)
     examples = Examples(inputs, (inputs.sum(1) > 1).long() + (inputs.sum(1) > -1).long())
@@ -52,7 +52,7 @@ def load_tiny(seed: int) -> Problem:
 
 @pytest.fixture(autouse=True)
 def _small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """All problems are a tiny one, for 12 steps."""
+    """Replace all problems by a tiny one, for 12 steps."""
     monkeypatch.chdir(tmp_path)
     for name in PROBLEMS:
         monkeypatch.setitem(PROBLEMS, name, load_tiny)
@@ -69,7 +69,7 @@ def _small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_points_fill_each_part_of_the_interval(seed: int, base: int) -> None:
     points = halton(base**3, 2, seed)
     column = sorted(point[base - 2] for point in points)
-    gaps = [after - before for before, after in pairwise([*column, column[0] + 1])]
+    gaps = [current - previous for previous, current in pairwise([*column, column[0] + 1])]
     assert gaps == pytest.approx([base**-3] * base**3)
     assert all(0 <= x < 1 for x in column)
 
@@ -86,8 +86,8 @@ def test_each_space_has_a_source_and_makes_optimizers(name: str) -> None:
     for number, unit in enumerate(halton(3, space.dimensions, 0)):
         model = problem.make_model()
         optimizer = make_optimizer(space, space.draw(number, unit), model, problem, 100)
-        held = [id(x) for group in optimizer.param_groups for x in group["params"]]
-        assert sorted(held) == sorted(map(id, model.parameters()))
+        param_ids = [id(x) for group in optimizer.param_groups for x in group["params"]]
+        assert sorted(param_ids) == sorted(map(id, model.parameters()))
         kinds = {group.get("rule", space.rule) for group in optimizer.param_groups}
         assert kinds <= {space.rule, "AdamW"}
         assert space.rule in kinds
@@ -156,19 +156,19 @@ def test_contestants_without_a_space_are_named(names: list[str], message: str) -
 def test_a_trial_ends_at_the_target_and_again_the_same() -> None:
     space = SPACES["optim:AdamW"]
     point = {"lr": 0.032, "weight_decay": 0.0, "beta1": 0.9, "beta2": 0.95}
-    ran = trial.run_trial("lm", space, point, 0, 1)
-    again = trial.run_trial("lm", space, point, 0, 1)
-    assert replace(ran, seconds=0) == replace(again, seconds=0)
-    assert ran.steps == ran.taken
-    assert ran.taken in range(3, 25, 3)
-    assert ran.loss <= 1.0
+    first = trial.run_trial("lm", space, point, 0, 1)
+    second = trial.run_trial("lm", space, point, 0, 1)
+    assert replace(first, seconds=0) == replace(second, seconds=0)
+    assert first.steps == first.taken
+    assert first.taken in range(3, 25, 3)
+    assert first.loss <= 1.0
     assert trial.run_trial("lm", space, {**point, "lr": 1e-7}, 0, 1).steps is None
 
 
 def test_a_loss_that_is_no_number_ends_a_trial() -> None:
     point = {"lr": 1e30, "weight_decay": 0.0, "beta1": 0.9, "beta2": 0.95}
-    ran = trial.run_trial("lm", SPACES["optim:AdamW"], point, 0, 1)
-    assert (ran.steps, ran.taken < 24) == (None, True)
+    outcome = trial.run_trial("lm", SPACES["optim:AdamW"], point, 0, 1)
+    assert (outcome.steps, outcome.taken < 24) == (None, True)
 
 
 def test_a_step_that_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,31 +183,31 @@ def test_a_step_that_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_means_are_what_a_schedule_free_class_is_evaluated_with(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    seen: list[bool] = []
+    flags: list[bool] = []
 
     def test_loss(self: Problem, model: nn.Module) -> float:
-        seen.append(made[-1]._cache.holds_averages)
+        flags.append(optimizers[-1]._cache.holds_averages)
         return math.inf
 
     def remembered(*arguments: Any) -> Any:
-        made.append(make_optimizer(*arguments))
-        return made[-1]
+        optimizers.append(make_optimizer(*arguments))
+        return optimizers[-1]
 
-    made: list[Any] = []
+    optimizers: list[Any] = []
     monkeypatch.setattr(Problem, "test_loss", test_loss)
     monkeypatch.setattr(trial, "make_optimizer", remembered)
     for name in ("optim:ScheduleFreeAdamW", "optim:Lion"):
         space = SPACES[name]
         trial.run_trial("lm", space, space.draw(0, [0.0] * space.dimensions), 0, 1)
-    assert seen == [True, False]
+    assert flags == [True, False]
 
 
 def test_tables_are_dense_for_everyone(monkeypatch: pytest.MonkeyPatch) -> None:
     def load(seed: int) -> Problem:
-        made = load_tiny(seed)
-        inputs = (made.train.inputs[:, 0] > 0).long()
-        examples = made.train._replace(inputs=inputs)
-        return replace(made, train=examples, test=examples, make_model=model, output="1.*")
+        problem = load_tiny(seed)
+        inputs = (problem.train.inputs[:, 0] > 0).long()
+        examples = problem.train._replace(inputs=inputs)
+        return replace(problem, train=examples, test=examples, make_model=model, output="1.*")
 
     def model() -> nn.Module:
         return nn.Sequential(nn.Embedding(2, 8, sparse=True), nn.Linear(8, 3))
@@ -243,7 +243,7 @@ def test_a_score_is_the_mean_of_the_profile_that_is_drawn(ratios: list[float]) -
 
 
 def finished(costs: dict[str, list[list[int | None]]], problems: int = 1) -> Results:
-    """Results of contestants: for each study the steps of its trials."""
+    """Return results of contestants: for each study the steps of its trials."""
     names = dict(zip(costs, SPACES.values(), strict=False))
     first = next(iter(costs.values()))
     plan = StudyPlan([*GOALS][:problems], names, len(first[0]), len(first))
@@ -257,7 +257,7 @@ def finished(costs: dict[str, list[list[int | None]]], problems: int = 1) -> Res
 
 
 @pytest.mark.parametrize(
-    ("costs", "told"),
+    ("costs", "expected"),
     [
         # The fastest of a study, then the median of the studies.
         ({"A": [[30, 10], [20, None], [19, 50]], "B": [[80, 60]] * 3}, "A 19 1, B 60 2"),
@@ -267,36 +267,37 @@ def finished(costs: dict[str, list[list[int | None]]], problems: int = 1) -> Res
         ({"A": [[20]] * 3, "B": [[20]] * 3}, "A 20 1-2, B 20 1-2"),
     ],
 )
-def test_places_and_ranks_that_studies_leave_open(costs: Any, told: str) -> None:
-    found = profile.place_all(finished(costs), profile.steps_of)
+def test_places_and_ranks_that_studies_leave_open(costs: Any, expected: str) -> None:
+    places = profile.place_all(finished(costs), profile.steps_of)
     rows = [
-        f"{each.name} {each.costs['digits']:.0f} {each.first}"
-        + f"-{each.last}" * (each.first != each.last)
-        for each in found
+        f"{place.name} {place.costs['digits']:.0f} {place.first}"
+        + f"-{place.last}" * (place.first != place.last)
+        for place in places
     ]
-    assert ", ".join(rows) == told
+    assert ", ".join(rows) == expected
 
 
-def test_what_tuning_takes_and_what_cannot_be_told() -> None:
+def test_costs_of_tuning_and_undecided_places() -> None:
     results = finished({"A": [[30, None], [20, None]], "B": [[40, 80], [41, 80]]})
-    made = summary.summarize(results)
-    assert vars(made.tuning["A"]) == {"steps": 425.0, "hits": 2, "studies": 2}
-    assert vars(made.tuning["B"]) == {"steps": 120.5, "hits": 2, "studies": 2}
-    assert [each.name for each in made.seconds] == ["A", "B"]
-    assert "cannot tell B from A" in summary.write_notes(results, made)[1]
-    assert json.loads(json.dumps(summary.as_json(made), allow_nan=False))["by_clock"] is True
+    overview = summary.summarize(results)
+    assert vars(overview.tuning["A"]) == {"steps": 425.0, "hits": 2, "studies": 2}
+    assert vars(overview.tuning["B"]) == {"steps": 120.5, "hits": 2, "studies": 2}
+    assert [entry.name for entry in overview.seconds] == ["A", "B"]
+    assert "cannot tell B from A" in summary.write_notes(results, overview)[1]
+    assert json.loads(json.dumps(summary.as_json(overview), allow_nan=False))["by_clock"] is True
 
 
 def test_times_are_the_processors_where_others_took_the_cores() -> None:
     results = finished({"A": [[30], [20]], "B": [[40], [41]]})
-    made = summary.summarize(results)
-    assert [each.costs["digits"] for each in made.seconds] == [2.5, 4.05]
-    for key, timed in results.timings.items():
-        results.timings[key] = replace(timed, seconds=100.0)
-    made = summary.summarize(results)
-    assert [each.costs["digits"] for each in made.seconds] == [2.5, 4.05]
+    overview = summary.summarize(results)
+    assert [entry.costs["digits"] for entry in overview.seconds] == [2.5, 4.05]
+    for key, timing in results.timings.items():
+        results.timings[key] = replace(timing, seconds=100.0)
+    overview = summary.summarize(results)
+    assert [entry.costs["digits"] for entry in overview.seconds] == [2.5, 4.05]
     assert (
-        "a timed run had 2% of one. So times are the proc" in summary.write_notes(results, made)[-1]
+        "a timed run had 2% of one. So times are the proc"
+        in summary.write_notes(results, overview)[-1]
     )
     results.plan = replace(results.plan, threads=2)  # of several threads it says nothing
     assert summary.summarize(results).seconds[0].costs["digits"] == 100.0
@@ -304,13 +305,13 @@ def test_times_are_the_processors_where_others_took_the_cores() -> None:
 
 def test_the_picture_is_the_same_each_time(tmp_path: Path) -> None:
     results = finished({"A": [[30], [20]], "B": [[None], [41]]}, problems=4)
-    made = summary.summarize(results)
+    overview = summary.summarize(results)
     for name in ("one.svg", "two.svg"):
-        picture.save(results, made, tmp_path / name)
-    drawn = (tmp_path / "one.svg").read_text()
-    assert drawn == (tmp_path / "two.svg").read_text()
-    assert "digits, lines, stdlib, lm" in drawn
-    assert [len(axes.lines) for axes in picture.figure(results.plan, made).axes] == [2, 2]
+        picture.save(results, overview, tmp_path / name)
+    text = (tmp_path / "one.svg").read_text()
+    assert text == (tmp_path / "two.svg").read_text()
+    assert "digits, lines, stdlib, lm" in text
+    assert [len(axes.lines) for axes in picture.figure(results.plan, overview).axes] == [2, 2]
 
 
 # The command
@@ -324,51 +325,51 @@ SHORT = ("--trials", "2", "--studies", "2", "--problem", "lm",
          "--optimizers", "adamw,ScheduleFreeAdamW,optim:Muon")  # fmt: skip
 
 
-def stop_after(monkeypatch: pytest.MonkeyPatch, where: str, count: int) -> None:
-    """Ctrl-C comes in one of the trials, or when one is timed."""
-    run, left = getattr(run_trials, where), [count]
+def stop_after(monkeypatch: pytest.MonkeyPatch, name: str, count: int) -> None:
+    """Raise KeyboardInterrupt after so many calls of a function of `run_trials`."""
+    run, remaining = getattr(run_trials, name), [count]
 
     def stopping(*arguments: Any) -> Any:
-        left[0] -= 1
-        if left[0] < 0:
+        remaining[0] -= 1
+        if remaining[0] < 0:
             raise KeyboardInterrupt
         return run(*arguments)
 
-    monkeypatch.setattr(run_trials, where, stopping)
+    monkeypatch.setattr(run_trials, name, stopping)
 
 
 def numbers_of(text: str) -> Any:
-    told = json.loads(text)
-    for row in told["trials"]:
+    document = json.loads(text)
+    for row in document["trials"]:
         del row["seconds"]
         row.pop("timed", None)
-    return told["trials"], told["settings"]
+    return document["trials"], document["settings"]
 
 
 def test_a_race_that_is_stopped_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = invoke(*SHORT, "--json")
-    assert whole.exit_code == 0, whole.output
-    assert whole.stdout == Path("target.json").read_text()
+    uninterrupted = invoke(*SHORT, "--json")
+    assert uninterrupted.exit_code == 0, uninterrupted.output
+    assert uninterrupted.stdout == Path("target.json").read_text()
     Path("target.json").unlink()
-    for where, count, kept in (("run_trial", 5, 5), ("run_trial", 4, 9), ("time_trial", 2, 12)):
+    for name, count, total in (("run_trial", 5, 5), ("run_trial", 4, 9), ("time_trial", 2, 12)):
         with monkeypatch.context() as patch:
-            stop_after(patch, where, count)
-            done = invoke(*SHORT, *(["--resume"] if Path("target.json").exists() else []))
-        assert done.exit_code == 130
-        assert f"stopped; {kept} of 12 trials are kept" in done.stderr
-        assert len(json.loads(Path("target.json").read_text())["trials"]) == kept
-        refused = invoke(*SHORT)
-        assert refused.exit_code == 2
-        assert "has trials of a race that was stopped" in refused.stderr
-    timed = [row for row in json.loads(Path("target.json").read_text())["trials"] if "timed" in row]
-    assert len(timed) == 2
-    done = invoke(*SHORT, "--resume")
-    assert done.exit_code == 0, done.output
-    assert "Steps to the target" in done.stdout
-    assert "Seconds to the target" in done.stdout
-    assert "optim:Muon" in done.stdout
-    assert done.stdout.endswith("Saved target.json, target.svg\n")
-    assert numbers_of(Path("target.json").read_text()) == numbers_of(whole.stdout)
+            stop_after(patch, name, count)
+            outcome = invoke(*SHORT, *(["--resume"] if Path("target.json").exists() else []))
+        assert outcome.exit_code == 130
+        assert f"stopped; {total} of 12 trials are kept" in outcome.stderr
+        assert len(json.loads(Path("target.json").read_text())["trials"]) == total
+        refusal = invoke(*SHORT)
+        assert refusal.exit_code == 2
+        assert "has trials of a race that was stopped" in refusal.stderr
+    times = [row for row in json.loads(Path("target.json").read_text())["trials"] if "timed" in row]
+    assert len(times) == 2
+    outcome = invoke(*SHORT, "--resume")
+    assert outcome.exit_code == 0, outcome.output
+    assert "Steps to the target" in outcome.stdout
+    assert "Seconds to the target" in outcome.stdout
+    assert "optim:Muon" in outcome.stdout
+    assert outcome.stdout.endswith("Saved target.json, target.svg\n")
+    assert numbers_of(Path("target.json").read_text()) == numbers_of(uninterrupted.stdout)
     assert Path("target.svg").read_text().startswith("<?xml")
     assert invoke(*SHORT).exit_code == 0  # one that is over is replaced
 
@@ -376,15 +377,15 @@ def test_a_race_that_is_stopped_goes_on(monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_race_that_goes_on_has_the_same_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     short = ("--trials", "1", "--studies", "1", "--problem", "lm", "--optimizers", "Lion")
     assert invoke(*short).exit_code == 0
-    for changed, message in (
+    for changes, message in (
         (("--trials", "2"), "trials 1 there, 2 here"),
         (("--seed", "1", "--studies", "2"), "studies 1 there, 2 here; seed 0 there, 1 here"),
         (("--optimizers", "Muon"), "contestants optim:Lion there, optim:Muon here"),
         (("--problem", "lm,digits"), "problems lm there, lm, digits here"),
     ):
-        done = invoke(*short, *changed, "--resume")
-        assert done.exit_code == 1
-        assert f"'target.json' has results of other settings: {message}." in done.stderr
+        outcome = invoke(*short, *changes, "--resume")
+        assert outcome.exit_code == 1
+        assert f"'target.json' has results of other settings: {message}." in outcome.stderr
     monkeypatch.setitem(GOALS, "lm", Goal(0.7, 24, 3))
     assert "problems: lm is another one" in invoke(*short, "--resume").stderr
 
@@ -397,10 +398,10 @@ def test_settings_that_are_missing_are_told_in_a_few_words() -> None:
     plan, path = StudyPlan(["lm"], find_spaces(["Lion"]), 1, 1), Path("target.json")
     settings = {"seed": 0, "trials": {}, "machine": "x" * 5000}
     path.write_text(json.dumps({"format": 1, "settings": settings, "trials": []}))
-    with pytest.raises(RaceError, match="problems missing there, lm here; ") as told:
+    with pytest.raises(RaceError, match="problems missing there, lm here; ") as error:
         resume(plan, path)
-    assert "contestants missing there, optim:Lion here" in str(told.value)
-    assert len(str(told.value)) < 1000
+    assert "contestants missing there, optim:Lion here" in str(error.value)
+    assert len(str(error.value)) < 1000
 
 
 @pytest.mark.parametrize(
@@ -422,9 +423,9 @@ def test_a_file_that_is_damaged_is_refused(trials: Any, message: str) -> None:
         {"format": 1, "settings": plan.settings(), "trials": trials}
     )  # fmt: skip
     path.write_text(text)
-    with pytest.raises(RaceError, match=r"is no file of a race to a target, or is damaged") as told:
+    with pytest.raises(RaceError, match=r"is no file of a race to a target, or is damaged") as info:
         resume(plan, path)
-    assert message in str(told.value)
+    assert message in str(info.value)
     assert path.read_text() == text
 
 
@@ -435,9 +436,9 @@ def test_a_process_that_is_killed_is_named(monkeypatch: pytest.MonkeyPatch) -> N
         def submit(self, *arguments: Any) -> Any:
             from concurrent.futures import Future
 
-            made: Future[Any] = Future()
-            made.set_exception(BrokenProcessPool())
-            return made
+            future: Future[Any] = Future()
+            future.set_exception(BrokenProcessPool())
+            return future
 
     class Opened:
         def __enter__(self) -> Pool:
@@ -469,7 +470,7 @@ def test_a_process_that_is_killed_is_named(monkeypatch: pytest.MonkeyPatch) -> N
         (["--out", "gone"], "there is no folder 'gone'"),
     ],
 )
-def test_what_is_refused_with_a_target(arguments: list[str], message: str) -> None:
+def test_options_that_exclude_a_target_fail(arguments: list[str], message: str) -> None:
     result = CliRunner().invoke(main, ["race", "--target", *arguments])
     assert result.exit_code == 2, result.output
     assert message in result.stderr
@@ -477,7 +478,7 @@ def test_what_is_refused_with_a_target(arguments: list[str], message: str) -> No
 
 
 @pytest.mark.parametrize("option", ["--trials=2", "--studies=2", "--jobs=1", "--resume"])
-def test_what_is_refused_without_a_target(option: str) -> None:
+def test_options_that_need_a_target_fail(option: str) -> None:
     result = CliRunner().invoke(main, ["race", option])
     assert result.exit_code == 2
     assert f"{option.partition('=')[0]} goes with --target." in result.stderr
@@ -490,7 +491,7 @@ def test_what_is_refused_without_a_target(option: str) -> None:
         (["--problem", "lm", "--nproc", "17"], "--nproc 17 is more than the 16 examples"),
     ],
 )
-def test_what_is_refused_of_a_race(arguments: list[str], message: str) -> None:
+def test_invalid_options_of_a_race_fail(arguments: list[str], message: str) -> None:
     result = CliRunner().invoke(main, ["race", *arguments])
     assert result.exit_code == 2
     assert message in result.stderr
@@ -510,9 +511,9 @@ def test_names_are_those_of_problems_and_goals() -> None:
 
 def test_a_narrow_terminal_gets_fewer_columns() -> None:
     results = finished({"A": [[30], [20]], "B": [[None], [41]]}, problems=4)
-    made = summary.summarize(results)
+    overview = summary.summarize(results)
     for width, count in ((120, 9), (45, 7), (16, 2)):
-        table = command._table_of_steps(results.plan, made, width)
+        table = command._table_of_steps(results.plan, overview, width)
         assert len(table.columns) <= count
     assert str(table.columns[0].header) == "optimizer"
 
@@ -531,12 +532,12 @@ def test_processes_end_with_ctrl_c_and_the_race_goes_on(tmp_path: Path) -> None:
             time.sleep(0.02)
         process.send_signal(signal.SIGINT)
         assert process.stderr is not None
-        *_, said = process.stderr.read().splitlines()
+        *_, message = process.stderr.read().splitlines()
     assert process.returncode == 130
-    assert re.search(r"stopped; \d+ of 24 trials are kept", said)
-    kept = len(json.loads(path.read_text())["trials"])
-    done = subprocess.run(
+    assert re.search(r"stopped; \d+ of 24 trials are kept", message)
+    trial_count = len(json.loads(path.read_text())["trials"])
+    second_process = subprocess.run(
         [*command, "--resume"], cwd=tmp_path, capture_output=True, text=True, check=False
     )
-    assert done.returncode == 0, done.stderr
-    assert 0 < kept < len(json.loads(path.read_text())["trials"]) == 24
+    assert second_process.returncode == 0, second_process.stderr
+    assert 0 < trial_count < len(json.loads(path.read_text())["trials"]) == 24

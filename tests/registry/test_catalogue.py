@@ -1,4 +1,4 @@
-"""Every optimizer by name: what a name makes, how it may be spelled, what is said otherwise."""
+"""Every optimizer by name: its class, accepted spellings, and errors for unknown names."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ NAMES = registry.names()
 @pytest.mark.parametrize("name", NAMES)
 def test_a_name_makes_an_optimizer_in_any_case_of_letters(name: str) -> None:
     assert registry.spelled(name.upper()) == registry.spelled(name.lower()) == name
-    named = registry.named(name)
-    made = named.make(0.25)
-    assert type(made) is named.cls
-    assert named.cls is registry.by_class()[named.of].cls
-    assert float(getattr(made, registry.rate_name(made) or "")) == 0.25
+    entry = registry.named(name)
+    optimizer = entry.make(0.25)
+    assert type(optimizer) is entry.cls
+    assert entry.cls is registry.by_class()[entry.of].cls
+    assert float(getattr(optimizer, registry.rate_name(optimizer) or "")) == 0.25
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
 def test_the_name_of_a_rule_makes_what_runs_it(rule: thalweg.Rule) -> None:
-    named = registry.by_rule()[rule.name]
-    assert named.rule is rule
-    assert (named.of in registry.KERAS) == (rule in KERAS_RULES)
+    entry = registry.by_rule()[rule.name]
+    assert entry.rule is rule
+    assert (entry.of in registry.KERAS) == (rule in KERAS_RULES)
 
 
 def test_names_are_those_of_rules_and_of_classes() -> None:
     assert NAMES[: len(RULES)] == [rule.name for rule in RULES]
     assert set(registry.KERAS) < set(NAMES)
-    others = [name.partition(":")[0] for name in NAMES[len(RULES) :]]
-    assert others == ["v1"] * (len(others) - 1) + ["openseq2seq"]
+    prefixes = [name.partition(":")[0] for name in NAMES[len(RULES) :]]
+    assert prefixes == ["v1"] * (len(prefixes) - 1) + ["openseq2seq"]
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_measuring_steps_knows_nothing_of_the_race() -> None:
 @pytest.mark.parametrize("name", ["Muon", "NorMuon", "MuonH", "SOAP", "KLSOAP"])
 def test_rules_of_matrices_take_kernels_of_conv1d(name: str) -> None:
     variable = torch.nn.Parameter(torch.ones(3, 2, 4))
-    made = registry.named(f"optim:{name}").make(0.1)
+    optimizer = registry.named(f"optim:{name}").make(0.1)
     for _ in range(2):  # the first step of SOAP moves nothing
-        made.apply_gradients([(torch.arange(24.0).reshape(3, 2, 4), variable)])
+        optimizer.apply_gradients([(torch.arange(24.0).reshape(3, 2, 4), variable)])
     assert not torch.equal(variable.detach(), torch.ones(3, 2, 4))

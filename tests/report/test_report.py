@@ -37,8 +37,8 @@ def record(step: int, ratio: object = (0.001, 0.002), loss: object = 1.0) -> dic
 
 
 def write(path: Path, *lines: object) -> Path:
-    texts = [each if isinstance(each, str) else json.dumps(each) for each in lines]
-    path.write_text("".join(f"{each}\n" for each in texts))
+    texts = [line if isinstance(line, str) else json.dumps(line) for line in lines]
+    path.write_text("".join(f"{text}\n" for text in texts))
     return path
 
 
@@ -71,7 +71,7 @@ DAMAGED = {
 def test_damaged_lines_are_counted(line: str, tmp_path: Path) -> None:
     path = write(tmp_path / "run.jsonl", HEADER, record(1), line, record(3))
     with JsonLinesReader(path) as reader:
-        assert [each.step for each in reader.read_all()] == [1, 3]
+        assert [row.step for row in reader.read_all()] == [1, 3]
         assert reader.damaged == 1
 
 
@@ -79,18 +79,18 @@ def test_damaged_lines_are_counted(line: str, tmp_path: Path) -> None:
     "row", [[0.25, 1e-5], [None, "NaN"], ["Infinity", 0], [3, -1e300], ["0.5", True], [2, 2]]
 )
 def test_records_in_other_forms_have_the_same_numbers(row: list[Any], tmp_path: Path) -> None:
-    told = record(1, row)
-    other = dict(reversed(told.items()))
-    texts = [json.dumps(told), json.dumps(told, separators=(",", ":")), json.dumps(other)]
-    texts += [json.dumps(told, indent=1).replace("\n", " "), json.dumps(told)]
+    entry = record(1, row)
+    mirror = dict(reversed(entry.items()))
+    texts = [json.dumps(entry), json.dumps(entry, separators=(",", ":")), json.dumps(mirror)]
+    texts += [json.dumps(entry, indent=1).replace("\n", " "), json.dumps(entry)]
     path = write(tmp_path / "run.jsonl", HEADER, *texts)
     with JsonLinesReader(path) as reader:
-        first, *others = reader.read_all()
+        first, *copies = reader.read_all()
         assert reader.damaged == 0
     assert first.rows["gradient_norm"].tolist() == [1.0, 2.0]
-    for each in others:
-        np.testing.assert_equal(each, first)
-    assert len(others) == 4
+    for copy in copies:
+        np.testing.assert_equal(copy, first)
+    assert len(copies) == 4
 
 
 def test_numbers_that_are_none(tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_numbers_that_are_none(tmp_path: Path) -> None:
         tmp_path / "run.jsonl", HEADER, record(1, [None, "NaN"]), record(2, ["Infinity", 0])
     )
     with JsonLinesReader(path) as reader:
-        first, second = (each.rows["ratio"].tolist() for each in reader.read_all())
+        first, second = (row.rows["ratio"].tolist() for row in reader.read_all())
     assert first[0] == UNMEASURED
     assert math.isnan(first[1])
     assert second == [math.inf, 0.0]
@@ -113,10 +113,10 @@ def test_a_growing_file_is_followed(run: Path) -> None:
         assert not list(reader.read_new())
         file.write(text[20:])
         file.flush()
-        assert [each.step for each in reader.read_new()] == [31]
+        assert [row.step for row in reader.read_new()] == [31]
         assert reader.damaged == 0
         write(run, HEADER, record(1))
-        assert [each.step for each in reader.read_new()] == [1]
+        assert [row.step for row in reader.read_new()] == [1]
         assert reader.restarts == 1
 
 
@@ -132,13 +132,13 @@ def test_files_of_another_kind_are_refused(text: str, tmp_path: Path) -> None:
         assert "is no file of diagnostics" in result.stderr
 
 
-@pytest.mark.parametrize("begins", ["\ufeff", "\n", "\ufeff \r\n\n"])
-def test_files_that_begin_with_a_mark_or_blank_lines_are_read(begins: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("prefix", ["\ufeff", "\n", "\ufeff \r\n\n"])
+def test_files_that_begin_with_a_mark_or_blank_lines_are_read(prefix: str, tmp_path: Path) -> None:
     path = write(tmp_path / "run.jsonl", HEADER, record(1), record(2))
-    path.write_bytes(begins.encode() + path.read_bytes())
+    path.write_bytes(prefix.encode() + path.read_bytes())
     with JsonLinesReader(path) as reader:
-        assert [each.step for each in reader.read_all()] == [1, 2]
-        assert reader.damaged == (begins[1:] != "" and begins[0] == "\ufeff")
+        assert [row.step for row in reader.read_all()] == [1, 2]
+        assert reader.damaged == (prefix[1:] != "" and prefix[0] == "\ufeff")
 
 
 def test_other_versions_and_missing_files_are_refused(tmp_path: Path) -> None:
@@ -150,60 +150,60 @@ def test_other_versions_and_missing_files_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_resumed_training_takes_the_place_of_its_steps(tmp_path: Path) -> None:
-    other = {**HEADER, "names": [HOSTILE, "new"]}
-    path = write(tmp_path / "run.jsonl", HEADER, *map(record, range(1, 9)), other,
+    second_header = {**HEADER, "names": [HOSTILE, "new"]}
+    path = write(tmp_path / "run.jsonl", HEADER, *map(record, range(1, 9)), second_header,
                  record(5, [0.5, 0.25], 7.0))  # fmt: skip
-    found = read_history(path)
-    assert (list(found.losses), found.losses[5], found.resumed) == ([1, 2, 3, 4, 5], 7.0, [5])
-    steps, values = found.column("ratio")
-    assert (steps.tolist(), found.names) == ([1, 2, 3, 4, 5], ["a.weight", HOSTILE, "new"])
+    history = read_history(path)
+    assert (list(history.losses), history.losses[5], history.resumed) == ([1, 2, 3, 4, 5], 7.0, [5])
+    steps, values = history.column("ratio")
+    assert (steps.tolist(), history.names) == ([1, 2, 3, 4, 5], ["a.weight", HOSTILE, "new"])
     assert values[-1].tolist() == [UNMEASURED, 0.5, 0.25]
     assert values[0].tolist() == [0.001, 0.002, UNMEASURED]
 
 
 @pytest.mark.parametrize(
-    ("first", "last", "every", "expected"),
+    ("first", "end", "interval", "expected"),
     [(1, 1, 1, (1, 1)), (1, 1000, 1, (1, 1000)), (1, 1001, 1, (2, 501)),
      (1, 10_000, 10, (10, 1000)), (10, 137, 10, (10, 13)), (1, 123_457, 10, (130, 950))],
 )  # fmt: skip
-def test_bins(first: int, last: int, every: int, expected: tuple[int, int]) -> None:
-    made = bins.make_bins(first, last, every)
-    assert (made.width, made.count) == expected
-    assert made.place(np.array([first, last])).tolist() == [0, made.count - 1]
+def test_bins(first: int, end: int, interval: int, expected: tuple[int, int]) -> None:
+    new_bins = bins.make_bins(first, end, interval)
+    assert (new_bins.width, new_bins.count) == expected
+    assert new_bins.place(np.array([first, end])).tolist() == [0, new_bins.count - 1]
 
 
 def test_a_bin_keeps_its_largest_number() -> None:
-    made = bins.Bins(1, 3, 3)
+    new_bins = bins.Bins(1, 3, 3)
     values = np.array([[1.0, UNMEASURED], [5.0, 0.0], [2.0, math.nan], [7.0, math.inf]])
-    kept = bins.keep_largest(made, np.array([1, 2, 3, 8]), values)
-    np.testing.assert_equal(kept, [[5, math.nan], [UNMEASURED] * 2, [7, math.inf]])
+    largest = bins.keep_largest(new_bins, np.array([1, 2, 3, 8]), values)
+    np.testing.assert_equal(largest, [[5, math.nan], [UNMEASURED] * 2, [7, math.inf]])
 
 
 def decode(text: str) -> list[float]:
-    """As the page reads numbers."""
+    """Return numbers from their codes, as the page decodes them."""
     raw = np.frombuffer(base64.b64decode(text), np.uint8).reshape(-1, 3).astype(int)
-    found: list[float] = []
+    numbers: list[float] = []
     for code in (raw @ [1, 256, 65536]).tolist():
         if code < bins.FIRST:
-            found.append([UNMEASURED, 0.0, math.nan, math.inf][code])
+            numbers.append([UNMEASURED, 0.0, math.nan, math.inf][code])
             continue
-        rest, sign = divmod(code - bins.FIRST, 2)
-        exponent, digits = divmod(rest, 9000)
+        magnitude, sign = divmod(code - bins.FIRST, 2)
+        exponent, digits = divmod(magnitude, 9000)
         text = f"{'-' * sign}{digits + 1000}e{exponent + bins.LEAST_EXPONENT - 3}"
-        found.append(float(text))
-    return found
+        numbers.append(float(text))
+    return numbers
 
 
 def test_numbers_of_four_digits_are_kept_exactly() -> None:
-    drawn = np.random.default_rng(0)
-    sizes = 10.0 ** drawn.uniform(-307, 308, 5000)
-    values = [float(f"{each:.4g}") for each in sizes * drawn.choice([1, -1], 5000)]
+    rng = np.random.default_rng(0)
+    sizes = 10.0 ** rng.uniform(-307, 308, 5000)
+    values = [float(f"{number:.4g}") for number in sizes * rng.choice([1, -1], 5000)]
     values += [1.0, 9.999, 0.9999, 1e-3, 1e22, 1e-22, 0.0, math.nan, math.inf, UNMEASURED, 5e-324]
     np.testing.assert_equal(decode(bins.encode(np.array(values))), values)
 
 
 class Scripts(html.parser.HTMLParser):
-    """The elements of a page, and what the one of data holds."""
+    """Parser of the elements of a page, and of the element that holds its data."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -236,15 +236,15 @@ def test_the_page(run: Path, tmp_path: Path) -> None:
     data, tags = read_page(page)
     assert HOSTILE not in page
     assert "img" not in tags
-    (own,) = data["trainings"]
-    assert (data["title"], own["names"]) == (HOSTILE, ["a.weight", HOSTILE])
+    (training,) = data["trainings"]
+    assert (data["title"], training["names"]) == (HOSTILE, ["a.weight", HOSTILE])
     assert not re.search(r"https?:|//[a-z]|@import|url\(", page)
     assert data["bins"] == {"first": 1, "width": 1, "count": 31, "last": 31}
-    ratio, gradient = (decode(each["codes"]) for each in own["columns"])
+    ratio, gradient = (decode(column["codes"]) for column in training["columns"])
     np.testing.assert_equal(ratio, [*[0.001] * 30, UNMEASURED, *[0.002] * 30, math.nan])
     assert gradient == [1.0] * 31 + [2.0] * 31
-    assert own["loss"]["mean"] == [*[1.0] * 30, "NaN"]
-    assert [each[:3] for each in own["warned"]][-1] == [-1, 31, "loss left its band"]
+    assert training["loss"]["mean"] == [*[1.0] * 30, "NaN"]
+    assert [warning[:3] for warning in training["warned"]][-1] == [-1, 31, "loss left its band"]
 
 
 def test_several_trainings_have_one_axis(run: Path) -> None:
@@ -263,7 +263,7 @@ def test_several_trainings_have_one_axis(run: Path) -> None:
     assert (first["name"], first["summary"], second["note"]) == (HOSTILE, "rate 1", "no")
     assert second["loss"]["mean"] == [2.0] * 10 + [None] * 20
     assert second["facts"] == "Steps 1 to 10. Loss from 2 to 2."
-    assert [len(each["columns"]) for each in (first, second, third)] == [2, 0, 0]
+    assert [len(training["columns"]) for training in (first, second, third)] == [2, 0, 0]
 
 
 @pytest.mark.parametrize("columns", [[], ["cosine"], ["gradient_norm"]])
@@ -271,9 +271,9 @@ def test_several_trainings_have_one_axis(run: Path) -> None:
 def test_pages_and_tables_with_other_columns(
     columns: list[str], layers: int, tmp_path: Path
 ) -> None:
-    rows = [{"step": step, **{each: [1, 2][:layers] for each in columns}} for step in range(3)]
-    own = {each: HEADER[each][:layers] for each in ("names", "sizes", "groups")}
-    path = write(tmp_path / "run.jsonl", {**HEADER, **own, "columns": columns}, *rows)
+    rows = [{"step": step, **{column: [1, 2][:layers] for column in columns}} for step in range(3)]
+    fields = {key: HEADER[key][:layers] for key in ("names", "sizes", "groups")}
+    path = write(tmp_path / "run.jsonl", {**HEADER, **fields, "columns": columns}, *rows)
     assert invoke("report", path).exit_code == 0
     result = invoke("watch", path)
     assert (result.exit_code, "step 2" in result.stdout) == (0, True), result.output
@@ -296,29 +296,29 @@ def test_a_file_with_a_header_alone(tmp_path: Path) -> None:
 
 
 def test_a_large_page_is_small() -> None:
-    found, drawn = History(), np.random.default_rng(0)
-    found.names = [f"transformer.h.{place // 12}.weight{place % 12}" for place in range(300)]
+    history, rng = History(), np.random.default_rng(0)
+    history.names = [f"transformer.h.{place // 12}.weight{place % 12}" for place in range(300)]
     for step in range(1, 10_001):
-        found.losses[step] = 1 / step
+        history.losses[step] = 1 / step
     for step in range(1, 10_001, 10):  # as many columns as there are at most
-        row = drawn.lognormal(-6, 2, 300)
-        found.rows[step] = {"ratio": row, "gradient_norm": row * 100}
-    assert len(draw([TrainingReport(found)], "large").encode()) < 3_000_000
+        row = rng.lognormal(-6, 2, 300)
+        history.rows[step] = {"ratio": row, "gradient_norm": row * 100}
+    assert len(draw([TrainingReport(history)], "large").encode()) < 3_000_000
 
 
 def test_the_largest_numbers_are_drawn(run: Path) -> None:
     with run.open("a") as file:
         file.write(json.dumps(record(32, [1.7976931348623157e308, 1.0])) + "\n")
         file.write('{"step": 33, "loss": 1.7976931348623157e308}\n')
-    found = invoke("report", run, "--json")
-    assert found.exit_code == 0, found.output
-    assert json.loads(found.stdout)["step"] == 33
+    outcome = invoke("report", run, "--json")
+    assert outcome.exit_code == 0, outcome.output
+    assert json.loads(outcome.stdout)["step"] == 33
 
 
 def test_a_page_goes_where_it_is_asked_to(run: Path, tmp_path: Path) -> None:
-    out = tmp_path / "page.html"
-    assert invoke("report", run, "-o", out).stdout == f"Saved {out}\n"
-    assert out.is_file()
+    target = tmp_path / "page.html"
+    assert invoke("report", run, "-o", target).stdout == f"Saved {target}\n"
+    assert target.is_file()
     result = invoke("report", run, "-o", run)
     assert (result.exit_code, "is FILE itself" in result.stderr) == (2, True)
     assert run.read_text().startswith("{")
@@ -327,7 +327,7 @@ def test_a_page_goes_where_it_is_asked_to(run: Path, tmp_path: Path) -> None:
 
 
 def test_a_page_never_takes_the_place_of_its_file_or_of_a_device(run: Path) -> None:
-    before = run.read_bytes()
+    content = run.read_bytes()
     page = run.rename(run.with_suffix(".html"))  # so that the default is the same file
     for arguments in ((page,), (page, "-o", page)):
         result = invoke("report", *arguments)
@@ -336,7 +336,7 @@ def test_a_page_never_takes_the_place_of_its_file_or_of_a_device(run: Path) -> N
     result = invoke("report", page, "-o", pipe)
     assert (result.exit_code, "is a device" in result.stderr) == (2, True)
     assert pipe.is_fifo()
-    assert page.read_bytes() == before
+    assert page.read_bytes() == content
     assert "Is a directory" in invoke("report", "").stderr  # a variable of a shell that is not set
 
 
@@ -352,9 +352,9 @@ def test_watch_prints_one_table_where_it_is_piped(run: Path) -> None:
     result = invoke("watch", run, COLUMNS="60")
     assert result.exit_code == 0, result.output
     assert max(map(len, result.stdout.splitlines())) <= 60
-    lines = [each.split() for each in result.stdout.splitlines()]
-    assert ["NaN", "2"] in [each[-2:] for each in lines]
-    _, first, second = [each[0] for each in lines if each and each[-1] in ("1", "2")]
+    lines = [line.split() for line in result.stdout.splitlines()]
+    assert ["NaN", "2"] in [line[-2:] for line in lines]
+    _, first, second = [line[0] for line in lines if line and line[-1] in ("1", "2")]
     assert (first[0], second) == ("<", "a.weight")  # what is not finite stands first
     assert "not finite first, then the largest update" in result.stdout
     assert "1 damaged line was skipped." in result.stdout
@@ -378,9 +378,9 @@ def test_ctrl_c_ends_watch_without_a_word(
     monkeypatch.setattr(watch.sys, "stdout", screen)
     monkeypatch.setattr(watch, "make_console", lambda: Console(file=screen, force_terminal=True))
     monkeypatch.setattr(watch.time, "sleep", interrupt)
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit) as error:
         main(["watch", str(run)])
-    assert ended.value.code == 130
+    assert error.value.code == 130
     assert "step 30" in screen.getvalue()
     assert capsys.readouterr().err == ""
 
@@ -392,8 +392,8 @@ def test_examples_of_help_run(command: str, run: Path, monkeypatch: pytest.Monke
     monkeypatch.chdir(run.parent)
     examples = re.findall(r"^ +thalweg (.*)$", invoke(command, "--help").stdout, re.MULTILINE)
     assert examples
-    for each in examples:
-        result = invoke(*shlex.split(each))
+    for example in examples:
+        result = invoke(*shlex.split(example))
         assert result.exit_code == 0, result.output
 
 
@@ -417,27 +417,25 @@ def test_long_names_are_elided_in_the_middle() -> None:
 def feed(
     rows: list[dict[str, Any]], losses: list[float] | None = None
 ) -> list[tuple[str, int, str]]:
-    spikes, found = Spikes(), []
+    spikes, events = Spikes(), []
     for place, row in enumerate(rows):
         loss = None if losses is None else losses[place]
-        columns = {key: np.array(each, float) for key, each in row.items()}
-        found += spikes.feed(columns, ("a", "b"), place + 1, loss, (100, 100))
-    return [(each.name, each.step, each.what) for each in found]
+        columns = {key: np.array(column, float) for key, column in row.items()}
+        events += spikes.feed(columns, ("a", "b"), place + 1, loss, (100, 100))
+    return [(event.name, event.step, event.what) for event in events]
 
 
 def usual(count: int) -> list[dict[str, Any]]:
-    drawn = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     return [
-        {"ratio": drawn.lognormal(-7, 0.2, 2), "gradient_norm": drawn.lognormal(0, 0.3, 2),
-         "update_norm": [1, 1], "weight_norm": [10, 10], "cosine": drawn.uniform(-1, 1, 2)}
+        {"ratio": rng.lognormal(-7, 0.2, 2), "gradient_norm": rng.lognormal(0, 0.3, 2),
+         "update_norm": [1, 1], "weight_norm": [10, 10], "cosine": rng.uniform(-1, 1, 2)}
         for _ in range(count)
     ]  # fmt: skip
 
 
-def changed(rows: list[dict[str, Any]], since: int, until: int, **columns: Any) -> list[Any]:
-    return [
-        {**row, **columns} if since <= step < until else row for step, row in enumerate(rows, 1)
-    ]
+def changed(rows: list[dict[str, Any]], start: int, end: int, **columns: Any) -> list[Any]:
+    return [{**row, **columns} if start <= step < end else row for step, row in enumerate(rows, 1)]
 
 
 CASES = {
@@ -459,10 +457,10 @@ CASES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("columns", "since", "until", "expected"), CASES.values(), ids=CASES)
-def test_warnings(columns: Any, since: int, until: int, expected: list[Any]) -> None:
-    found = feed(changed(usual(160), since, until, **columns))
-    assert [("x" if "momentum" in each[2] else each[0], *each[1:]) for each in found] == expected
+@pytest.mark.parametrize(("columns", "start", "end", "expected"), CASES.values(), ids=CASES)
+def test_warnings(columns: Any, start: int, end: int, expected: list[Any]) -> None:
+    rows = feed(changed(usual(160), start, end, **columns))
+    assert [("x" if "momentum" in row[2] else row[0], *row[1:]) for row in rows] == expected
 
 
 LAYERS = tuple("abcdefgh")
@@ -487,19 +485,19 @@ BATCHES: dict[str, tuple[dict[str, str], int, int | None, str]] = {
 def test_a_batch_is_reported_where_most_layers_leave(
     columns: dict[str, str], rows: int, loss_step: int | None, crowd: str
 ) -> None:
-    spikes, found, drawn = Spikes(), [], np.random.default_rng(0)
+    spikes, events, rng = Spikes(), [], np.random.default_rng(0)
     for step in range(1, 91):
-        row = {"ratio": drawn.lognormal(-7, 0.2, 8), "gradient_norm": drawn.lognormal(0, 0.3, 8),
+        row = {"ratio": rng.lognormal(-7, 0.2, 8), "gradient_norm": rng.lognormal(0, 0.3, 8),
                "nonfinite": np.zeros(8), "zero": np.full(8, 0.5)}  # fmt: skip
         if 60 <= step < 60 + rows:
             for key, layers in columns.items():
                 row[key][[LAYERS.index(layer) for layer in layers]] = LARGE[key]
-        found += spikes.feed(row, LAYERS, step, 9.0 if step == loss_step else 1.0)
-    batches = [each for each in found if each.kind == "batch"]
-    of_layers = [each for each in found if each.kind == "spike"]
+        events += spikes.feed(row, LAYERS, step, 9.0 if step == loss_step else 1.0)
+    batches = [event for event in events if event.kind == "batch"]
+    of_layers = [event for event in events if event.kind == "spike"]
     if not crowd:
         assert not batches
-        assert sorted(each.name for each in of_layers) == [*("bcde" if rows > 1 else "")]
+        assert sorted(event.name for event in of_layers) == [*("bcde" if rows > 1 else "")]
         return
     assert not of_layers
     (batch,) = batches
@@ -507,28 +505,28 @@ def test_a_batch_is_reported_where_most_layers_leave(
     assert batch.layers == tuple(crowd)
     assert batch.what.startswith(f"{len(crowd)} layers left their band, farthest ")
     assert str(batch).startswith("step 60: batch: ")
-    assert len(found) == 1 + (loss_step is not None)
+    assert len(events) == 1 + (loss_step is not None)
 
 
 def test_a_layer_that_leaves_first_is_named_before_the_batch() -> None:
-    spikes, found, drawn = Spikes(), [], np.random.default_rng(0)
+    spikes, events, rng = Spikes(), [], np.random.default_rng(0)
     for step in range(1, 66):
-        norms = drawn.lognormal(0, 0.3, 8)
+        norms = rng.lognormal(0, 0.3, 8)
         norms[2 if step == 60 else slice(None)] *= 1000 if step >= 60 else 1
-        found += spikes.feed({"gradient_norm": norms}, LAYERS, step)
-    assert [(each.title, each.step, "".join(each.layers)) for each in found] == [
+        events += spikes.feed({"gradient_norm": norms}, LAYERS, step)
+    assert [(event.title, event.step, "".join(event.layers)) for event in events] == [
         ("c", 60, ""), ("batch", 61, "abdefgh")
     ]  # fmt: skip
 
 
 def test_frozen_layers_have_no_say_in_a_batch() -> None:
-    spikes, found, drawn = Spikes(), [], np.random.default_rng(0)
+    spikes, events, rng = Spikes(), [], np.random.default_rng(0)
     for step in range(1, 91):
-        norms = drawn.lognormal(0, 0.3, 8)
+        norms = rng.lognormal(0, 0.3, 8)
         norms[3:] = UNMEASURED
         norms[:2] *= 1000 if step >= 60 else 1
-        found += spikes.feed({"gradient_norm": norms}, LAYERS, step)
-    batches = ["".join(each.layers) for each in found if each.kind == "batch"]
+        events += spikes.feed({"gradient_norm": norms}, LAYERS, step)
+    batches = ["".join(event.layers) for event in events if event.kind == "batch"]
     assert batches == ["ab"]
 
 
@@ -537,12 +535,12 @@ def test_pages_and_tables_tell_of_a_batch(tmp_path: Path) -> None:
     rows = [{**record(step), "loss": 9.0 if step == 40 else 1.0, "gradient_norm": large[step == 40]}
             for step in range(1, 50)]  # fmt: skip
     path = write(tmp_path / "run.jsonl", HEADER, *rows)
-    told = json.loads(invoke("report", path, "--json").stdout)["warned"]
-    assert [(each["kind"], each["layers"]) for each in told] == [
+    events = json.loads(invoke("report", path, "--json").stdout)["warned"]
+    assert [(event["kind"], event["layers"]) for event in events] == [
         ("batch", HEADER["names"]), ("loss", [])
     ]  # fmt: skip
-    (own,) = read_page(path.with_suffix(".html").read_text())[0]["trainings"]
-    assert [(each[0], each[1], *each[5:]) for each in own["warned"]] == [
+    (training,) = read_page(path.with_suffix(".html").read_text())[0]["trainings"]
+    assert [(warning[0], warning[1], *warning[5:]) for warning in training["warned"]] == [
         (-1, 40, "batch", [0, 1]), (-1, 40, "loss", [])
     ]  # fmt: skip
     assert "step 40: batch: 2 layers left their band" in invoke("watch", path).stdout
@@ -554,8 +552,8 @@ def test_a_page_without_drawn_columns_tells_of_a_batch(tmp_path: Path) -> None:
     path = write(tmp_path / "run.jsonl", {**HEADER, "columns": ["zero"]}, *rows)
     result = invoke("report", path)
     assert result.exit_code == 0, result.output
-    (own,) = read_page(path.with_suffix(".html").read_text())[0]["trainings"]
-    assert [each[5:] for each in own["warned"]] == [["batch", []], ["loss", []]]
+    (training,) = read_page(path.with_suffix(".html").read_text())[0]["trainings"]
+    assert [warning[5:] for warning in training["warned"]] == [["batch", []], ["loss", []]]
 
 
 def test_the_loss_makes_a_short_spike_sure() -> None:
@@ -568,26 +566,26 @@ def test_the_loss_makes_a_short_spike_sure() -> None:
 def test_weights_that_grow_are_named() -> None:
     rows = [{**row, "weight_norm": [10, 10 * 1.03 ** max(0, step - 150)]}
             for step, row in enumerate(usual(200))]  # fmt: skip
-    ((name, step, what),) = feed(rows)
-    assert (name, what) == ("b", "weights grow, in 50 steps by a factor of")
+    ((name, step, description),) = feed(rows)
+    assert (name, description) == ("b", "weights grow, in 50 steps by a factor of")
     assert 170 < step < 180
 
 
 def test_parameters_without_elements_are_not_silent() -> None:
     spikes, rows = Spikes(), {"gradient_norm": np.array([1.0, UNMEASURED])}
-    assert not [each for n in range(99) for each in spikes.feed(rows, "ab", n, None, (4, 0))]
+    assert not [event for n in range(99) for event in spikes.feed(rows, "ab", n, None, (4, 0))]
 
 
 def test_a_resumed_training_is_judged_from_there() -> None:
-    spikes, found = Spikes(), []
-    for is_again, steps in ((False, range(1, 1001)), (True, range(501, 701))):
+    spikes, events = Spikes(), []
+    for is_resumed, steps in ((False, range(1, 1001)), (True, range(501, 701))):
         for step in steps:
-            grown = 1.03 ** max(0, step - 600) if is_again else 1.0
-            zero = step > 990 if not is_again else step < 570
+            growth = 1.03 ** max(0, step - 600) if is_resumed else 1.0
+            zero = step > 990 if not is_resumed else step < 570
             row = {"gradient_norm": np.array([1.0, float(not zero)]),
-                   "weight_norm": np.array([10.0, 10.0 * grown])}  # fmt: skip
-            found += spikes.feed(row, ("a", "b"), step)
-    assert [(each.step, each.what) for each in found] == [
+                   "weight_norm": np.array([10.0, 10.0 * growth])}  # fmt: skip
+            events += spikes.feed(row, ("a", "b"), step)
+    assert [(event.step, event.what) for event in events] == [
         (551, "gradient is all 0"), (624, "weights grow, in 50 steps by a factor of")
     ]  # fmt: skip
 
@@ -595,6 +593,6 @@ def test_a_resumed_training_is_judged_from_there() -> None:
 def test_files_are_judged_afterwards(tmp_path: Path) -> None:
     rows = [record(step, [0.001, 1 if step > 40 else 0.002]) for step in range(1, 60)]
     path = write(tmp_path / "run.jsonl", HEADER, *rows)
-    (found,) = Spikes.read(path)
-    assert (found.name, found.step, found.number, found.kind) == (HOSTILE, 41, 1.0, "spike")
-    assert str(found).endswith("update beside weight 1, usually 0.002")
+    (event,) = Spikes.read(path)
+    assert (event.name, event.step, event.number, event.kind) == (HOSTILE, 41, 1.0, "spike")
+    assert str(event).endswith("update beside weight 1, usually 0.002")

@@ -1,4 +1,4 @@
-"""The page in a browser: nothing fails, nothing is wider than the window, pointing tells values."""
+"""The page in a browser: no errors, nothing wider than the window, tooltips with values."""
 
 from __future__ import annotations
 
@@ -63,32 +63,32 @@ addEventListener("load", () => {
 
 
 def history() -> History:
-    """1,000 steps of 300 layers."""
-    found, drawn = History(), np.random.default_rng(0)
+    """Return a history of 1,000 steps of 300 layers."""
+    log, rng = History(), np.random.default_rng(0)
     parts = (
         "attention.queries.weight",
         "a.very.long.name.of.a.projection.of.something.weight",
         "bias",
     )
-    found.names = ["embedding.weight", HOSTILE]
-    found.names += [f"transformer.layers.{place // 3}.{parts[place % 3]}" for place in range(298)]
+    log.names = ["embedding.weight", HOSTILE]
+    log.names += [f"transformer.layers.{place // 3}.{parts[place % 3]}" for place in range(298)]
     for step in range(1, 1001):
-        found.losses[step] = 3 + 1 / step
-        found.rows[step] = {"ratio": drawn.lognormal(-7, 1, 300), "gradient_norm": np.ones(300)}
-    found.rows[505]["ratio"][1] = 0.1234
+        log.losses[step] = 3 + 1 / step
+        log.rows[step] = {"ratio": rng.lognormal(-7, 1, 300), "gradient_norm": np.ones(300)}
+    log.rows[505]["ratio"][1] = 0.1234
     words = f"2 layers left their band, farthest {HOSTILE}: update beside weight"
     crowd = ("embedding.weight", HOSTILE)
-    found.warnings = [Warned("", 505, words, 0.1234, 0.001, "batch", crowd)]
-    return found
+    log.warnings = [Warned("", 505, words, 0.1234, 0.001, "batch", crowd)]
+    return log
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
-@pytest.mark.parametrize("several", [False, True])
+@pytest.mark.parametrize("is_multiple", [False, True])
 @pytest.mark.parametrize("width", [390, 1280])
-def test_the_page_in_a_browser(width: int, several: bool, tmp_path: Path) -> None:
+def test_the_page_in_a_browser(width: int, is_multiple: bool, tmp_path: Path) -> None:
     trainings = [TrainingReport(history())]
-    if several:
+    if is_multiple:
         unmeasured, diverged = History(), history()
         unmeasured.losses = {step: 4.0 + step for step in range(1, 401)}
         diverged.losses |= {600: math.nan, 601: 1e300}
@@ -104,27 +104,27 @@ def test_the_page_in_a_browser(width: int, several: bool, tmp_path: Path) -> Non
         f"--user-data-dir={tmp_path / 'data'}",
         "--window-size=1400,950",
     )
-    done = subprocess.run([*command, frame.as_uri()], capture_output=True, text=True, timeout=60)
-    assert "CONSOLE" not in done.stderr, done.stderr
-    (text,) = re.findall(r'<output id="result">(.*?)</output>', done.stdout)
-    found: dict[str, Any] = json.loads(html.unescape(text))
-    assert found["drawn"] == "yes"
-    assert found["told"].startswith(HOSTILE)
-    assert "update / weight 0.1234" in found["told"]
-    assert "step 505, loss 3.002" in found["told"]
-    assert (found["shown"], found["hidden"]) == (True, True)
-    assert found["inner"] == width
-    assert found["wide"] <= width
-    assert found["images"] == 0
-    names = [HOSTILE, "b", "c" * 99] if several else []
+    process = subprocess.run([*command, frame.as_uri()], capture_output=True, text=True, timeout=60)
+    assert "CONSOLE" not in process.stderr, process.stderr
+    (text,) = re.findall(r'<output id="result">(.*?)</output>', process.stdout)
+    state: dict[str, Any] = json.loads(html.unescape(text))
+    assert state["drawn"] == "yes"
+    assert state["told"].startswith(HOSTILE)
+    assert "update / weight 0.1234" in state["told"]
+    assert "step 505, loss 3.002" in state["told"]
+    assert (state["shown"], state["hidden"]) == (True, True)
+    assert state["inner"] == width
+    assert state["wide"] <= width
+    assert state["images"] == 0
+    names = [HOSTILE, "b", "c" * 99] if is_multiple else []
     numbered = [f"{number}. {name}" for number, name in enumerate(names, 1)]
-    assert found["headings"] == [HOSTILE, *names, *numbered]
-    assert found["relative"] == ["usual"] * (2 if several else 1)
-    assert not found["cut"]
-    assert found["lead"].startswith(
+    assert state["headings"] == [HOSTILE, *names, *numbered]
+    assert state["relative"] == ["usual"] * (2 if is_multiple else 1)
+    assert not state["cut"]
+    assert state["lead"].startswith(
         f"batch at step 505: 2 layers left their band, farthest {HOSTILE}"
     )
     # A ring per layer and column, in each training with layers.
-    assert found["marks"] == (8 if several else 4)
-    assert found["pixel"][3] == 255
-    assert found["navigation"] < 10_000  # generous: other processes may have the cores
+    assert state["marks"] == (8 if is_multiple else 4)
+    assert state["pixel"][3] == 255
+    assert state["navigation"] < 10_000  # generous: other processes may have the cores

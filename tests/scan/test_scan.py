@@ -1,4 +1,4 @@
-"""Names of TensorFlow in scripts: which are found, what becomes of them, what is said."""
+"""Names of TensorFlow in scripts: detected uses, their verdicts, and the output."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from thalweg.tf.behavior_differences import CHANGED
 DOCS = Path(__file__).parents[2] / "docs" / "tensorflow.md"
 
 # A script, and the names that it uses.
-FOUND = {
+NAMES_IN_SCRIPTS = {
     "import tensorflow as tf\ntf.nn.relu(1)": "nn.relu",
     "import tensorflow\ntensorflow.constant(1)": "constant",
     "import tensorflow.compat.v1 as tf\ntf.Session()": "compat.v1 compat.v1.Session",
@@ -81,10 +81,10 @@ FOUND = {
 }  # fmt: skip
 
 
-@many("script", FOUND)
+@many("script", NAMES_IN_SCRIPTS)
 def test_names_are_found_in_their_scopes(script: str) -> None:
-    found = {".".join(use.path) for use in uses(ast.parse(script))}
-    assert " ".join(sorted(found)) == FOUND[script]
+    names = {".".join(use.path) for use in uses(ast.parse(script))}
+    assert " ".join(sorted(names)) == NAMES_IN_SCRIPTS[script]
 
 
 def test_lines_calls_and_what_is_caught() -> None:
@@ -135,12 +135,12 @@ VERDICTS = [
 ]  # fmt: skip
 
 
-@many("use,state,words", VERDICTS, ids=lambda each: str(each)[:60])
-def test_what_becomes_of_a_name(use: Use, state: str, words: str) -> None:
-    found = verdict(use, version_1=False)
-    assert found.state == state
-    assert words in found.words
-    assert bool(words) == bool(found.words)
+@many("use,state,words", VERDICTS, ids=lambda part: str(part)[:60])
+def test_verdict_of_a_name(use: Use, state: str, words: str) -> None:
+    outcome = verdict(use, version_1=False)
+    assert outcome.state == state
+    assert words in outcome.words
+    assert bool(words) == bool(outcome.words)
 
 
 def test_a_script_for_tensorflow_1_has_its_names(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,8 +155,8 @@ def test_a_script_for_tensorflow_1_has_its_names(monkeypatch: pytest.MonkeyPatch
     try:
         assert verdict(use, False).words == "takes no argument 'keep_dims'"
         assert verdict(use, True) == ("there", ("of_both",), "")
-        only = verdict(Use(("distribute", "Strategy"), 1, None), True)
-        assert only == verdict(Use(("distribute", "Strategy"), 1, None), False)
+        outcome = verdict(Use(("distribute", "Strategy"), 1, None), True)
+        assert outcome == verdict(Use(("distribute", "Strategy"), 1, None), False)
     finally:
         reached.cache_clear()
 
@@ -179,8 +179,8 @@ except ImportError:
 def test_private_modules_are_found_as_import_finds_them(tmp_path: Path) -> None:
     path = tmp_path / "private.py"
     path.write_text(PRIVATE)
-    told = {each.name: (each.state, each.lines) for each in scan(path).names}
-    assert told == {
+    states = {entry.name: (entry.state, entry.lines) for entry in scan(path).names}
+    assert states == {
         "tf.python": ("changed", (3, 4, 5, 7, 8)),
         "tf.python.ops.rnn": ("missing", (3,)),
         "tf.python.ops.math_ops.nothing": ("missing", (6,)),
@@ -188,10 +188,10 @@ def test_private_modules_are_found_as_import_finds_them(tmp_path: Path) -> None:
         "tf.python.client.device_lib": ("changed", (10,)),
     }
     path.write_text("import tensorflow as tf\ntf.python.ops.math_ops.cast")  # nobody imported it
-    assert [(each.name, each.state) for each in scan(path).names] == [("tf.python", "missing")]
+    assert [(entry.name, entry.state) for entry in scan(path).names] == [("tf.python", "missing")]
 
 
-def test_what_differs_is_there() -> None:
+def test_changed_names_are_reachable() -> None:
     for name in CHANGED:
         assert not reached(tuple(name.split("."))).missing, name
 
@@ -230,7 +230,7 @@ def test_the_version_is_told_by_names(text: str, version: int, tmp_path: Path) -
     ],
     ids=["python 2", "indent", "null", "encoding", "unknown encoding", "deep", "absent"],
 )
-def test_what_cannot_be_parsed(content: bytes | None, words: str, tmp_path: Path) -> None:
+def test_invalid_scripts_fail(content: bytes | None, words: str, tmp_path: Path) -> None:
     path = tmp_path / "a.py"
     if content is not None:
         path.write_bytes(content)
@@ -265,7 +265,7 @@ def _inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("book.ipynb").write_text("{}")
 
 
-def test_what_is_printed_of_a_script() -> None:
+def test_output_for_a_script() -> None:
     result = run("lacks.py")
     assert result.exit_code == 1
     assert result.stdout.splitlines() == [
@@ -277,19 +277,19 @@ def test_what_is_printed_of_a_script() -> None:
 
 def test_json() -> None:
     result = run("--json", "lacks.py", "none.py")
-    one, other = json.loads(result.stdout)
-    assert (one["path"], one["tensorflow"], other["tensorflow"]) == ("lacks.py", 1, None)
-    by_name = {each["name"]: each for each in one["names"]}
+    first, second = json.loads(result.stdout)
+    assert (first["path"], first["tensorflow"], second["tensorflow"]) == ("lacks.py", 1, None)
+    by_name = {entry["name"]: entry for entry in first["names"]}
     assert by_name["tf.hub"] == {
         "name": "tf.hub", "state": "missing", "words": "use torch.hub", "lines": [3, 5],
         "uses": ["tf.hub.Module.load"],
     }  # fmt: skip
     assert by_name["tf.train.AdamOptimizer"]["state"] == "there"
-    assert other["names"] == []
+    assert second["names"] == []
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "out", "err"),
+    ("arguments", "code", "stdout", "err"),
     [
         (["whole.py"], 0, "whole.py: TensorFlow 2, 1 there\n", ""),
         (["none.py"], 0, "none.py: no names of TensorFlow\n", ""),
@@ -308,10 +308,10 @@ def test_json() -> None:
         (["--markdown", "whole.py"], 2, "", "--markdown goes with --names"),
     ],
 )
-def test_exit_status(arguments: list[str], code: int, out: str, err: str) -> None:
+def test_exit_status(arguments: list[str], code: int, stdout: str, err: str) -> None:
     result = run(*arguments)
     assert result.exit_code == code, result.output
-    assert out in result.stdout
+    assert stdout in result.stdout
     assert err in result.stderr
     assert bool(err) == bool(result.stderr)
 
@@ -327,24 +327,24 @@ def test_names_that_would_write_on_the_terminal() -> None:
 
 
 def test_the_table_of_names() -> None:
-    found = table.names()
-    assert {"tf", "tf.nn", "tf.math", "tf.train", "tf.compat.v1"} <= set(found.there)
-    assert {"GradientTape", "Variable", "newaxis", "float32"} <= set(found.there["tf"])
-    assert "Session" in found.there["tf.compat.v1"]
-    assert "AdamOptimizer" in found.there["tf.train"]
-    for module, names in found.there.items():
+    listing = table.names()
+    assert {"tf", "tf.nn", "tf.math", "tf.train", "tf.compat.v1"} <= set(listing.there)
+    assert {"GradientTape", "Variable", "newaxis", "float32"} <= set(listing.there["tf"])
+    assert "Session" in listing.there["tf.compat.v1"]
+    assert "AdamOptimizer" in listing.there["tf.train"]
+    for module, names in listing.there.items():
         parts = tuple(module.split(".")[1:])
         assert not {"Any", "annotations", "torch", "graph", "attribute_of"} & set(names)
         assert all(reached((*parts, name)).missing == () for name in names)
-    assert found.missing["tf.hub"] == "use torch.hub"
-    for name in found.missing:
+    assert listing.missing["tf.hub"] == "use torch.hub"
+    for name in listing.missing:
         assert reached(tuple(name.split(".")[1:])) != Reached(None, (), "")
-    assert json.loads(run("--names", "--json").stdout) == found._asdict()
+    assert json.loads(run("--names", "--json").stdout) == listing._asdict()
     assert "use torch.hub" in run("--names").stdout
 
 
 def test_the_documentation_has_the_table() -> None:
-    (kept,) = re.findall(
+    (block,) = re.findall(
         r"<!-- names -->\n\n(.*?)\n\n<!-- end of names -->", DOCS.read_text(), re.DOTALL
     )
-    assert run("--names", "--markdown").stdout == f"{kept}\n", "write it: python tools/names.py"
+    assert run("--names", "--markdown").stdout == f"{block}\n", "write it: python tools/names.py"
