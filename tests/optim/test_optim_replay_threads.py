@@ -222,6 +222,6 @@ def test_a_child_looks_by_itself(
 
     def child() -> Any:
         opt.step()
-        return taken(opt), openmp._alone
+        return taken(opt), openmp._has_lost_team
 
     assert told(child) == (3, not is_sent_home)

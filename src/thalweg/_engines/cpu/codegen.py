@@ -14,7 +14,7 @@ from thalweg._engines.cpu.machine_code import tuning
 from thalweg._engines.formula_parser import FUNCTION_PREFIX, LITERAL
 
 
-class Stored(NamedTuple):
+class NumberFormat(NamedTuple):
     """How numbers of a storage type are addressed, and templates to read and write them."""
 
     pointer: str
@@ -24,10 +24,10 @@ class Stored(NamedTuple):
 
 
 STORAGE = {
-    "float32": Stored("float32_pointer", 4, "{0}", "{0}"),
-    "float64": Stored("float64_pointer", 8, "{0}", "{0}"),
-    "float16": Stored("uint16_pointer", 2, "half_to_float({0})", "float_to_half({0})"),
-    "bfloat16": Stored("uint16_pointer", 2, "bfloat_to_float({0})", "float_to_bfloat({0})"),
+    "float32": NumberFormat("float32_pointer", 4, "{0}", "{0}"),
+    "float64": NumberFormat("float64_pointer", 8, "{0}", "{0}"),
+    "float16": NumberFormat("uint16_pointer", 2, "half_to_float({0})", "float_to_half({0})"),
+    "bfloat16": NumberFormat("uint16_pointer", 2, "bfloat_to_float({0})", "float_to_bfloat({0})"),
 }
 
 HEADER = "{literal} = {compute}\n\n\n"
@@ -61,7 +61,7 @@ _SATURATED = """def saturated(value):
     kept = -{limit} if value < -{limit} else value
     return {limit} if kept > {limit} else kept"""
 _RESUMED = """def resumed(value, bits, one):
-    return value if {is_left} else {compute}({loaded})"""
+    return value if {matches_copy} else {compute}({loaded})"""
 
 LINE = 64  # bytes of a cache line
 
@@ -75,9 +75,11 @@ _SLOW = {FUNCTION_PREFIX + name for name in ("sqrt", "exp", "log", "power", "whe
 @cache
 def compiler_digest() -> str:
     """A hash of what makes machine code of a source: llvmlite and our compiler."""
-    own = (Path(__file__).with_name(name).read_text() for name in ("compiler.py", "primitives.py"))
+    source_texts = (
+        Path(__file__).with_name(name).read_text() for name in ("compiler.py", "primitives.py")
+    )
     # Asked of the installation: what it imports takes longer than a step.
-    return digest(version("llvmlite"), *own)
+    return digest(version("llvmlite"), *source_texts)
 
 
 def name_kernel(
@@ -101,11 +103,11 @@ class Element:
 
     def define_functions(self) -> str:
         """The functions that its lines call."""
-        found = self.update.define_functions(FormulaWriter())
+        definitions = self.update.define_functions(FormulaWriter())
         if self.update.copy:
-            found |= of_copies(self.update.storage[-1], self.compute)
+            definitions |= of_copies(self.update.storage[-1], self.compute)
         header = HEADER.format(literal=LITERAL, compute=self.compute)
-        return header + "\n\n".join(found.values()) + "\n"
+        return header + "\n\n".join(definitions.values()) + "\n"
 
     def update_element(self, vectors: Mapping[str, str] | None = None) -> list[str]:
         """Read what the formula takes, compute it, and write what changes.
@@ -115,7 +117,8 @@ class Element:
         """
         update = self.update
         reads = [
-            f"{update.name_of(each)} = {self.begins_at(each)}" for each in update.read_streams()
+            f"{update.name_of(stream)} = {self.begins_at(stream)}"
+            for stream in update.read_streams()
         ]
         writes: list[str] = []
         for result, stream in update.written_results():
@@ -199,13 +202,13 @@ def write_kernel(
 def of_copies(storage: str, compute: str) -> dict[str, str]:
     """The functions that have to do with copies of a storage type."""
     _, _, load, save = STORAGE[storage]
-    left, loaded = "saturated(value) * one", load.format("bits")
-    is_left = f"{save.format(left)} == bits"
+    saturated_value, loaded = "saturated(value) * one", load.format("bits")
+    matches_copy = f"{save.format(saturated_value)} == bits"
     if storage == "bfloat16":
-        is_left = f"is_nearest_bfloat({left}, bits)"
+        matches_copy = f"is_nearest_bfloat({saturated_value}, bits)"
     return {
         "saturated": _SATURATED.format(limit=f"{compute}({LARGEST[storage]!r})"),
-        "resumed": _RESUMED.format(is_left=is_left, loaded=loaded, compute=compute),
+        "resumed": _RESUMED.format(matches_copy=matches_copy, loaded=loaded, compute=compute),
     }
 
 
@@ -237,8 +240,8 @@ def _update_chunk(definitions: str, element: Element) -> list[str]:
     for size in dict.fromkeys(sizes):
         first = f"begin * {size} + {distance}"
         blocks.append(f"    for line in range({first}, {first} + {BLOCK * size}, {LINE}):")
-        places = [index for index, each in enumerate(sizes) if each == size]
-        blocks += [f"        prefetch(at{index} + line)" for index in places]
+        streams = [stream for stream, stream_size in enumerate(sizes) if stream_size == size]
+        blocks += [f"        prefetch(at{stream} + line)" for stream in streams]
     blocks.append(f"    for i in each(begin, min(begin + {BLOCK}, length)):")
     return blocks + indent_by(inner, 1).splitlines()
 

@@ -16,7 +16,7 @@ from thalweg._engines.codecs.dither import PERIOD, TURN
 from thalweg._engines.codecs.split8 import HALF
 from thalweg._engines.codegen import NONE, FormulaWriter, Kernel, Update, indent_by
 from thalweg._engines.cpu.codegen import STORAGE, Element, first_of, write_kernel
-from thalweg._engines.cpu.codegen_random_bits import begin_draws, draw_for, rounded
+from thalweg._engines.cpu.codegen_random_bits import begin_draws, draw_for, round_by_draw
 from thalweg._engines.cpu.work_table import STEP
 from thalweg._engines.formula_parser import FUNCTION_PREFIX, transcribe
 from thalweg._engines.random_bits import NARROW, SCALARS
@@ -48,8 +48,8 @@ for j in range({block}):
     p{stream}[part + j] = {decode}(float32(stored{stream}[j]), scale)
 """
 
-# See `_is_whole`.
-_STORED = """
+# See `_is_decoded_inline`.
+_OPEN_RECORD = """
 record = at{stream} + (begin >> {shift}) * {record}
 stored{stream}, scale{stream} = {kind}_pointer(record + {header}), float32_pointer(record)[0]
 """
@@ -110,13 +110,13 @@ def generate_blocks(
     Returns:
         The kernel, and the names of the vectors that it reads, in the order of the table.
     """
-    every = {k: CODECS[name] for k, name in enumerate(storage) if name in CODECS}
-    coded = {k: codec for k, codec in every.items() if not codec.is_beside}
-    lower = next((k for k, codec in every.items() if codec.is_beside), None)
-    plain = tuple(_NUMBERS if k in every else name for k, name in enumerate(storage))
+    codecs = {k: CODECS[name] for k, name in enumerate(storage) if name in CODECS}
+    coded = {k: codec for k, codec in codecs.items() if not codec.is_beside}
+    lower_stream = next((k for k, codec in codecs.items() if codec.is_beside), None)
+    plain_storage = tuple(_NUMBERS if k in codecs else name for k, name in enumerate(storage))
     update = Update(
         formula,
-        plain,
+        plain_storage,
         stages,
         before=before,
         copy=copy,
@@ -125,30 +125,34 @@ def generate_blocks(
         draws=draws,
         dithers=bool(coded),
     )
-    changed = {stream for _, stream in update.written_results()}
-    written = {k: codec for k, codec in coded.items() if k in changed}
-    whole = {k: codec for k, codec in coded.items() if _is_whole(codec)}
-    parts = {k: codec for k, codec in coded.items() if k not in whole}
-    turn = [_TURN] if written else []
+    written_streams = {stream for _, stream in update.written_results()}
+    written_codecs = {k: codec for k, codec in coded.items() if k in written_streams}
+    inline_codecs = {k: codec for k, codec in coded.items() if _is_decoded_inline(codec)}
+    block_codecs = {k: codec for k, codec in coded.items() if k not in inline_codecs}
+    turn_lines = [_TURN] if written_codecs else []
     encoding = [
-        turn,
-        _lines_of(_CLEAR, written),
-        *(_each_block(x, written) for x in (_SCALE, _ENCODE)),
+        turn_lines,
+        _fill(_CLEAR, written_codecs),
+        *(_fill_blocks(x, written_codecs) for x in (_SCALE, _ENCODE)),
     ]
-    drawn = {k: k and k - 1 for k in sorted(changed) if draws and storage[k] in NARROW}
-    element = _Element(update, coded, drawn, lower)
+    draw_numbers = {
+        k: k and k - 1 for k in sorted(written_streams) if draws and storage[k] in NARROW
+    }
+    element = _Element(update, coded, draw_numbers, lower_stream)
     elements = _CHUNK.format(
         step=STEP,
-        pointers=indent_by(_point_at_elements(update, coded, lower), 1),
-        decoding=indent_by([*_lines_of(_STORED, whole), *_each_block(_DECODE, parts)], 1),
-        drawing=indent_by(draw_for(drawn) if drawn else [], 1),
-        elements=indent_by(_each_element(element), 1),
+        pointers=indent_by(_point_at_elements(update, coded, lower_stream), 1),
+        decoding=indent_by(
+            [*_fill(_OPEN_RECORD, inline_codecs), *_fill_blocks(_DECODE, block_codecs)], 1
+        ),
+        drawing=indent_by(draw_for(draw_numbers) if draw_numbers else [], 1),
+        elements=indent_by(_loop_over_elements(element), 1),
         encoding=indent_by([line for lines in encoding for line in lines], 1),
     )
     definitions = element.define_functions() + "\n" + _define_codecs({*coded.values()})
-    pointers = _point_at_chunk(update, coded, lower)
-    begin = begin_draws(update, drawn.values()) if drawn else []
-    begin += _begin_dithers(update) if written else []
+    pointers = _point_at_chunk(update, coded, lower_stream)
+    begin = begin_draws(update, draw_numbers.values()) if draw_numbers else []
+    begin += _begin_dithers(update) if written_codecs else []
     lines = [*begin, *elements.strip().splitlines()]
     return write_kernel(element, definitions, pointers, lines), tuple(update.vectors)
 
@@ -166,39 +170,40 @@ class _Element(Element):
     """
 
     def __init__(
-        self, update: Update, coded: Coded, drawn: Container[int], lower: int | None
+        self, update: Update, coded: Coded, draw_streams: Container[int], lower: int | None
     ) -> None:
         super().__init__(update, _NUMBERS)
-        self._coded, self._drawn, self._lower = coded, drawn, lower
+        self._coded, self._draw_streams, self._lower_stream = coded, draw_streams, lower
 
     def begins_at(self, stream: int) -> str:
-        if self.update.before and stream == 0 and 0 in self._drawn:  # rounded once, at the end
+        if self.update.before and stream == 0 and 0 in self._draw_streams:
+            # Random bits round the variable once, when it is stored.
             return self.update.apply_stages(self.update.before, self.load_value(0))
         return super().begins_at(stream)
 
     def load_value(self, stream: int) -> str:
-        if stream == self._lower:
+        if stream == self._lower_stream:
             return f"join_bfloat(p0[i], p{stream}[i])"
         codec = self._coded.get(stream)
-        if codec is not None and _is_whole(codec):
+        if codec is not None and _is_decoded_inline(codec):
             name = _name_of("decode", codec)
             return f"{name}(float32(stored{stream}[i]), scale{stream})"
         return super().load_value(stream)
 
     def store_value(self, stream: int, value: str) -> str:
-        if self._lower is not None and stream in (0, self._lower):
+        if self._lower_stream is not None and stream in (0, self._lower_stream):
             part = "lower" if stream else "upper"
-            bits = "drawn0[i]" if 0 in self._drawn else f"uint16({HALF})"
+            bits = "drawn0[i]" if 0 in self._draw_streams else f"uint16({HALF})"
             return f"p{stream}[i] = {part}_of({value}, {bits})"
         codec = self._coded.get(stream)
         if codec is not None:
             value = f"{_name_of('prepare', codec)}({value})"
-        if stream in self._drawn:
-            return f"p{stream}[i] = {rounded(stream, self.update.storage[stream], value)}"
+        if stream in self._draw_streams:
+            return f"p{stream}[i] = {round_by_draw(stream, self.update.storage[stream], value)}"
         return super().store_value(stream, value)
 
 
-def _each_element(element: Element) -> list[str]:
+def _loop_over_elements(element: Element) -> list[str]:
     """Update `count` elements from `begin` of a chunk on."""
     if element.update.vectors:
         with importing:
@@ -207,7 +212,7 @@ def _each_element(element: Element) -> list[str]:
     return ["for i in each(count):", *indent_by(element.update_element(), 1).splitlines()]
 
 
-def _is_whole(codec: Codec) -> bool:
+def _is_decoded_inline(codec: Codec) -> bool:
     """Return whether the update's own loop decodes blocks, by a formula that is short enough."""
     return codec.block == STEP and len(transcribe(codec.decode).nodes) <= _LONGEST
 
@@ -226,17 +231,17 @@ def _define_codecs(codecs: set[Codec]) -> str:
     return "\n\n".join(texts) + "\n"
 
 
-def _each_block(template: str, coded: Coded) -> list[str]:
+def _fill_blocks(template: str, coded: Coded) -> list[str]:
     """What is done to each block of streams."""
     lines: list[str] = []
     for block in dict.fromkeys(codec.block for codec in coded.values()):
-        own = {k: codec for k, codec in coded.items() if codec.block == block}
+        block_codecs = {k: codec for k, codec in coded.items() if codec.block == block}
         lines.append(_BLOCKS.format(block=block))
-        lines += [f"    {line}" for line in _lines_of(template, own)]
+        lines += [f"    {line}" for line in _fill(template, block_codecs)]
     return lines
 
 
-def _lines_of(template: str, coded: Coded) -> list[str]:
+def _fill(template: str, coded: Coded) -> list[str]:
     """A template for each of these streams."""
     lines: list[str] = []
     for stream, codec in coded.items():
@@ -290,11 +295,11 @@ def _point_at_chunk(update: Update, coded: Coded, lower: int | None) -> list[str
 
 def _point_at_elements(update: Update, coded: Coded, lower: int | None) -> list[str]:
     """Point at the elements of the streams that are not on the stack, from `begin` on."""
-    found: list[str] = []
+    lines: list[str] = []
     for stream, kind in enumerate(update.storage):
         if stream in coded:
             continue
-        stored = STORAGE[kind]
-        pointer, size = (stored.pointer, stored.size) if stream != lower else ("uint8_pointer", 1)
-        found.append(f"p{stream} = {pointer}(at{stream} + begin * {size})")
-    return found
+        fmt = STORAGE[kind]
+        pointer, size = (fmt.pointer, fmt.size) if stream != lower else ("uint8_pointer", 1)
+        lines.append(f"p{stream} = {pointer}(at{stream} + begin * {size})")
+    return lines

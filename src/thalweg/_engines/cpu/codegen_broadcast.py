@@ -10,7 +10,7 @@ from thalweg._engines.formula_parser import LITERAL
 from thalweg._engines.reduction_order import LANES
 
 SHORT = 8  # elements of a row that is too short for a loop of its own
-_USUAL = 3  # elements of a row of most kernels of convolutions
+_TRIPLE = 3  # elements of a row of most kernels of convolutions
 
 
 def generate_seeing(update: Update, compute: str) -> Kernel:
@@ -37,15 +37,15 @@ def each_line(element: Element, first: str, count: str) -> list[str]:
         name: f"{LITERAL}({spread_name(vector)}[i - done])"
         for name, vector in update.vectors.items()
     }
-    stored = STORAGE[element.compute]
-    given = [
+    fmt = STORAGE[element.compute]
+    vector_lines = [
         vectors[name.rstrip("0123456789")].format(
-            name=name, pointer=stored.pointer, size=stored.size, place=place, k=k
+            name=name, pointer=fmt.pointer, size=fmt.size, place=place, k=k
         )
         for k, name in enumerate(update.vectors.values())
     ]
     pointers = {
-        vector: f"{stored.pointer}(base[{place} + {k}])"
+        vector: f"{fmt.pointer}(base[{place} + {k}])"
         for k, vector in enumerate(update.vectors.values())
     }
     return [
@@ -65,7 +65,7 @@ def each_line(element: Element, first: str, count: str) -> list[str]:
         f"    stop = min((line + 1) * columns - {first}, {count})",
         # Where the columns would begin that element i finds its own in at [i].
         f"    column = (line // rows - line) * columns + {first}",
-        *indent_by([*given, "for i in range(done, stop):"], 1).splitlines(),
+        *indent_by([*vector_lines, "for i in range(done, stop):"], 1).splitlines(),
         *indent_by(element.update_element(), 2).splitlines(),
         "    done = stop",
     ]
@@ -89,11 +89,11 @@ def spread_vectors(pointers: Mapping[str, str], count: str) -> list[str]:
         return ["pass"]
 
     def see(place: str, j: str) -> list[str]:
-        of = {"row": "line", "column": f"along + {j}"}
-        return [f"{spread_name(name)}[{place}] = all_{name}[{of[name.rstrip('0123456789')]}]"
+        indices = {"row": "line", "column": f"along + {j}"}
+        return [f"{spread_name(name)}[{place}] = all_{name}[{indices[name.rstrip('0123456789')]}]"
                 for name in pointers]  # fmt: skip
 
-    following = ["line += 1", "below += 1", "if below == rows:", "    below = 0",
+    next_row = ["line += 1", "below += 1", "if below == rows:", "    below = 0",
                  "    along += columns"]  # fmt: skip
     return [
         *[f"all_{name} = {pointer}" for name, pointer in pointers.items()],
@@ -103,15 +103,15 @@ def spread_vectors(pointers: Mapping[str, str], count: str) -> list[str]:
         "below = line - below * rows",
         "i = 0",
         f"while i < {count}:",
-        f"    while columns == {_USUAL} and j == 0 and i + {_USUAL} <= {count}:",
-        *(f"        {line}" for k in range(_USUAL) for line in see(f"i + {k}", str(k))),
-        f"        i += {_USUAL}",
-        *(f"        {line}" for line in following),
+        f"    while columns == {_TRIPLE} and j == 0 and i + {_TRIPLE} <= {count}:",
+        *(f"        {line}" for k in range(_TRIPLE) for line in see(f"i + {k}", str(k))),
+        f"        i += {_TRIPLE}",
+        *(f"        {line}" for line in next_row),
         f"    if i < {count}:",
         *(f"        {line}" for line in see("i", "j")),
         "        i += 1",
         "        j += 1",
         "        if j == columns:",
         "            j = 0",
-        *(f"            {line}" for line in following),
+        *(f"            {line}" for line in next_row),
     ]

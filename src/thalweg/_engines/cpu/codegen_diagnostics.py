@@ -74,7 +74,7 @@ def KERNEL_NAME(argument):
     end_denormals(found)
 """
 
-_KEPT = ("gradient", "update", "weight", "momentum")  # of a block
+_QUANTITIES = ("gradient", "update", "weight", "momentum")  # of a block
 
 # Of the type of gradients: its bits without the sign, what they are kept in, the least that is no
 # denormal, and infinity.
@@ -90,12 +90,12 @@ def can_diagnose(update: Update) -> bool:
     return update.storage[0] != "float64" and update.storage[1] in _BITS
 
 
-def generate_diagnosed(update: Update, first: int, momentum: int | None, sign: int) -> Kernel:
+def generate_diagnosed(update: Update, stage_count: int, momentum: int | None, sign: int) -> Kernel:
     """The kernel of an update in float32 that measures itself.
 
     Args:
         update: What becomes of an element; one for which `can_diagnose`.
-        first: How many of its stages come before a gradient is measured.
+        stage_count: How many of its stages come before a gradient is measured.
         momentum: The stream of the momentum; None for none.
         sign: -1 if it is that of negatives of gradients, else 1.
 
@@ -103,8 +103,8 @@ def generate_diagnosed(update: Update, first: int, momentum: int | None, sign: i
         The kernel; of each leaf it makes `MEASURED`, where those of a momentum are 0 without one.
     """
     element = Element(update, "float32")
-    kept = _KEPT if momentum is not None else _KEPT[:3]
-    sums = {name: pair for name, pair in PRODUCTS.items() if {*pair} <= {*kept}}
+    quantities = _QUANTITIES if momentum is not None else _QUANTITIES[:3]
+    sums = {name: pair for name, pair in PRODUCTS.items() if {*pair} <= {*quantities}}
     magnitude, raw, tiny, infinite = _BITS[update.storage[1]]
     scalars = [f"s{k} = scalars[row + {k}]" for k in range(len(update.scalars))]
 
@@ -114,23 +114,23 @@ def generate_diagnosed(update: Update, first: int, momentum: int | None, sign: i
     keep += [f"{places[name]} = float64({name})" for name in COUNTS]
     text = _KERNEL.format(
         lanes=indent_by([f"lanes_{name} = lanes({COLUMNS})" for name in sums], 1),
-        kept=indent_by([f"kept_{name} = numbers({BLOCK})" for name in kept], 1),
+        kept=indent_by([f"kept_{name} = numbers({BLOCK})" for name in quantities], 1),
         pointers=indent_by(point_at_chunk(update), 3),
         n_scalars=len(update.scalars),
         scalars=indent_by(scalars or ["pass"], 3),
         count=COLUMNS,
         block=BLOCK,
         zero=indent_by([f"lanes_{name}[lane] = 0.0" for name in sums], 4),
-        clear=indent_by([f"{name}_max = int32(0)" for name in kept], 3),
+        clear=indent_by([f"{name}_max = int32(0)" for name in quantities], 3),
         raw=raw,
-        begin=indent_by([f"{name}_peak = int32(0)" for name in kept], 4),
+        begin=indent_by([f"{name}_peak = int32(0)" for name in quantities], 4),
         magnitude=magnitude,
         tiny=tiny,
         infinite=infinite,
-        element=indent_by(_update_element(element, first, momentum, sign, magnitude), 5),
-        pad=indent_by([f"kept_{name}[at] = float32(0.0)" for name in kept], 5),
-        scale=indent_by([line for name in kept for line in _scale(name)], 4),
-        add=indent_by(_add_columns(kept, sums), 5),
+        element=indent_by(_update_element(element, stage_count, momentum, sign, magnitude), 5),
+        pad=indent_by([f"kept_{name}[at] = float32(0.0)" for name in quantities], 5),
+        scale=indent_by([line for name in quantities for line in _scale(name)], 4),
+        add=indent_by(_add_columns(quantities, sums), 5),
         fold=indent_by([f"lanes_{name}[lane] += lanes_{name}[lane + width]" for name in sums], 5),
         keep=indent_by(keep, 3),
     )
@@ -138,38 +138,40 @@ def generate_diagnosed(update: Update, first: int, momentum: int | None, sign: i
 
 
 def _update_element(
-    element: Element, first: int, momentum: int | None, sign: int, magnitude: str
+    element: Element, stage_count: int, momentum: int | None, sign: int, magnitude: str
 ) -> list[str]:
     """Update element i, and keep what is summed up."""
     update = element.update
     gradient = update.name_of(1)
     lines = element.update_element()
-    at = len(update.local_scalars()) + len(update.read_streams())
+    insertion_index = len(update.local_scalars()) + len(update.read_streams())
     # A product with one flushes what any arithmetic of the update flushes; LLVM cannot tell that it
     # is one. Loads and stages keep denormals that nothing has computed with.
-    before = [
+    measure_lines = [
         f"old_value = {element.load_value(0)}",
-        *_keep("gradient", f"{update.apply_stages(update.stages[:first], gradient)} * one"),
+        *_keep("gradient", f"{update.apply_stages(update.stages[:stage_count], gradient)} * one"),
         f"raw_value = {magnitude}",
         _largest("most", "raw_value"),
         "least = raw_value if raw_value < least else least",
     ]
     if momentum is not None:
         minus = "-" if sign < 0 else ""
-        before += _keep("momentum", f"{minus}{update.name_of(momentum)} * one")
+        measure_lines += _keep("momentum", f"{minus}{update.name_of(momentum)} * one")
         # Not by the sign of a product, which may be too small for one.
         signs = "(now_gradient {0} float32(0.0)) & (now_momentum {0} float32(0.0))"
-        both = [signs.format(order) for order in "<>"]
-        before.append(f"agreement = int32(agreement + int32({both[0]} | {both[1]}))")
-    is_written = any(stream == 0 for _, stream in update.written_results())
-    new = STORAGE[update.storage[0]].load.format("p0[i]") if is_written else "old_value"
-    after = [
+        sign_tests = [signs.format(order) for order in "<>"]
+        measure_lines.append(
+            f"agreement = int32(agreement + int32({sign_tests[0]} | {sign_tests[1]}))"
+        )
+    writes_variable = any(stream == 0 for _, stream in update.written_results())
+    new = STORAGE[update.storage[0]].load.format("p0[i]") if writes_variable else "old_value"
+    final_lines = [
         f"new_value = {new}",
         *_keep("update", "new_value - old_value"),
         *_keep("weight", "new_value * one"),
         "unchanged = int32(unchanged + int32((new_value == old_value) & (raw_value != 0)))",
     ]
-    return [*lines[:at], *before, *lines[at:], *after]
+    return [*lines[:insertion_index], *measure_lines, *lines[insertion_index:], *final_lines]
 
 
 def _keep(name: str, value: str) -> list[str]:
@@ -191,12 +193,12 @@ def _scale(name: str) -> list[str]:
     ]
 
 
-def _add_columns(kept: Sequence[str], sums: Mapping[str, tuple[str, str]]) -> list[str]:
+def _add_columns(quantities: Sequence[str], sums: Mapping[str, tuple[str, str]]) -> list[str]:
     """Add up the rows of a block, and add their sums to the lanes."""
     lines: list[str] = []
     for row in range(ROWS):
-        at = f"lane + {row * COLUMNS}" if row else "lane"
-        lines += [f"{name} = kept_{name}[{at}] * scale_{name}" for name in kept]
+        index_text = f"lane + {row * COLUMNS}" if row else "lane"
+        lines += [f"{name} = kept_{name}[{index_text}] * scale_{name}" for name in quantities]
         lines += [f"sum_{name} {'+=' if row else '='} {a} * {b}" for name, (a, b) in sums.items()]
     return lines + [
         f"lanes_{name}[lane] += float64(sum_{name}) * (undo_{a} * undo_{b})"

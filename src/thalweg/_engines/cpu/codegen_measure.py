@@ -116,18 +116,18 @@ class Elements(Sweep):
         """Point at what is read of a leaf."""
         lines: list[str] = []
         for stream in self.read:
-            stored = STORAGE[self.storage[stream]]
-            address = f"base[tensor * streams + {stream}] + offset * {stored.size}"
-            lines.append(f"p{stream} = {stored.pointer}({address})")
+            fmt = STORAGE[self.storage[stream]]
+            address = f"base[tensor * streams + {stream}] + offset * {fmt.size}"
+            lines.append(f"p{stream} = {fmt.pointer}({address})")
         return lines
 
     def reserve_scratch(self, elements: int) -> list[str]:
         """Return lines that reserve memory for so many elements of each stream that is read."""
         lines = ["layouts = int64_pointer(work[10])"]
         for stream in self.read:
-            stored = STORAGE[self.storage[stream]]
-            buffer = f"address_of(numbers({elements * stored.size // 4}))"
-            lines.append(f"scratch{stream} = {stored.pointer}({buffer})")
+            fmt = STORAGE[self.storage[stream]]
+            buffer = f"address_of(numbers({elements * fmt.size // 4}))"
+            lines.append(f"scratch{stream} = {fmt.pointer}({buffer})")
         return lines
 
     def gather(self, elements: int) -> list[str]:
@@ -135,24 +135,21 @@ class Elements(Sweep):
         copy: list[str] = []
         point: list[str] = []
         for stream in self.read:
-            stored = STORAGE[self.storage[stream]]
-            begin = f"base[tensor * streams + {stream}] + origin * {stored.size}"
-            loop = "each" if stored.size > 2 else "range"
+            fmt = STORAGE[self.storage[stream]]
+            begin = f"base[tensor * streams + {stream}] + origin * {fmt.size}"
+            loop = "each" if fmt.size > 2 else "range"
             copy += [
-                f"source{stream} = {stored.pointer}({begin})",
-                f"ahead = address_of(source{stream}) + (period + place) * {stored.size}",
-                f"for i in range(0, run * {stored.size}, {_LINE}):",
+                f"source{stream} = {fmt.pointer}({begin})",
+                f"ahead = address_of(source{stream}) + (period + place) * {fmt.size}",
+                f"for i in range(0, run * {fmt.size}, {_LINE}):",
                 "    prefetch_to_read(ahead + i)",
                 f"for i in {loop}(run):",
                 f"    scratch{stream}[taken + i] = source{stream}[within[place + i]]",
             ]
-            address = f"address_of(scratch{stream}) - start * {stored.size}"
-            point.append(f"p{stream} = {stored.pointer}({address})")
+            address = f"address_of(scratch{stream}) - start * {fmt.size}"
+            point.append(f"p{stream} = {fmt.pointer}({address})")
         text = _GATHER.format(
-            elements=elements,
-            run=_RUN,
-            copy=indent_by(copy, 1),
-            point=indent_by(point, 1),
+            elements=elements, run=_RUN, copy=indent_by(copy, 1), point=indent_by(point, 1)
         )
         return text.strip().splitlines()
 
@@ -169,8 +166,8 @@ class Elements(Sweep):
         if self.copy is not None:
             lines.append(f"e0 = resumed(e0, p{self.copy}[i], {self.storage[0]}(1))")
         for index, stage in enumerate(self.stages):
-            given = [f"{STAGE_LITERAL}({self.scalar[name]})" for name in stage.scalars]
-            lines.append(f"e1 = {FUNCTION_PREFIX}stage{index}({', '.join(['e1', *given])})")
+            scalar_texts = [f"{STAGE_LITERAL}({self.scalar[name]})" for name in stage.scalars]
+            lines.append(f"e1 = {FUNCTION_PREFIX}stage{index}({', '.join(['e1', *scalar_texts])})")
         if not all(self.are_like_update):
             lines += [f"w{stream} = float64(e{stream})" for stream in self.used]
         if any(self.are_like_update):
@@ -195,14 +192,14 @@ class Elements(Sweep):
 
     def define_functions(self, compute: str) -> list[str]:
         """The functions that `measure_element` calls."""
-        found = [HEADER.format(literal=LITERAL, compute="float64")]
+        definitions = [HEADER.format(literal=LITERAL, compute="float64")]
         if self.stages or any(self.are_like_update):
-            found.append(HEADER.format(literal=STAGE_LITERAL, compute=compute))
+            definitions.append(HEADER.format(literal=STAGE_LITERAL, compute=compute))
         for index, stage in enumerate(self.stages):
-            found.append(FormulaWriter(STAGE_LITERAL).define_function(f"stage{index}", stage))
+            definitions.append(FormulaWriter(STAGE_LITERAL).define_function(f"stage{index}", stage))
         if self.copy is not None:
-            found += of_copies(self.storage[-1], self.storage[0]).values()
-        return found
+            definitions += of_copies(self.storage[-1], self.storage[0]).values()
+        return definitions
 
     def add_rows(self, rows: int) -> list[str]:
         """Add the elements of so many rows to one lane, row after row."""
@@ -248,23 +245,25 @@ def generate_measure(
         RuleError: A formula takes more values than there are, or returns several.
     """
     readable, count = len(storage) - from_copy, len(formulas)
-    whole = Sweep(formulas, stages, storage, readable, from_copy)
+    all_formulas = Sweep(formulas, stages, storage, readable, from_copy)
     # For counts nothing is read, nor lanes kept; some measure is left to be taken.
-    leaves = {k: "float64(length)" for k in range(1, count) if _counts(whole.measures[k])}
-    kept = [k for k in range(count) if k not in leaves]
-    leaves |= {k: f"lanes{index}[0]" for index, k in enumerate(kept)}
-    sweep = Elements(tuple(formulas[k] for k in kept), stages, storage, readable, from_copy)
+    leaves = {k: "float64(length)" for k in range(1, count) if _counts(all_formulas.measures[k])}
+    summed_indices = [k for k in range(count) if k not in leaves]
+    leaves |= {k: f"lanes{index}[0]" for index, k in enumerate(summed_indices)}
+    sweep = Elements(
+        tuple(formulas[k] for k in summed_indices), stages, storage, readable, from_copy
+    )
     rows = _ROWS if len(sweep.read) <= _STREAMS else 1
     gathers = gathers and bool(sweep.read)
     scratch = sweep.reserve_scratch(rows * LANES) if gathers else []
-    gathered = [sweep.gather(each * LANES) if gathers else [] for each in (rows, 1)]
+    gather_lines = [sweep.gather(n * LANES) if gathers else [] for n in (rows, 1)]
     text = _MEASURE.format(
         parameters=", ".join(["i", *sweep.arguments]),
         element=indent_by(sweep.measure_element(), 1),
         lanes=indent_by(sweep.per_measure(f"lanes{{0}} = lanes({LANES})"), 1),
         scratch=indent_by(scratch, 1),
-        gather_rows=indent_by(gathered[0], 4),
-        gather_row=indent_by(gathered[1], 4),
+        gather_rows=indent_by(gather_lines[0], 4),
+        gather_row=indent_by(gather_lines[1], 4),
         pointers=indent_by(sweep.point_at_leaf() or ["pass"], 3),
         scalars=indent_by([f"s{k} = scalars[row + {k}]" for k in range(len(sweep.scalars))], 3),
         count=LANES,

@@ -22,11 +22,11 @@ class Reduction:
         """What lanes begin with."""
         return "0.0" if self.reduce == "sum" else "-1e999"
 
-    def join(self, one: str, other: str) -> str:
+    def join(self, first: str, second: str) -> str:
         """Both in one."""
         if self.reduce == "sum":
-            return f"({one} + {other})"
-        return f"{FUNCTION_PREFIX}maximum({one}, {other})"
+            return f"({first} + {second})"
+        return f"{FUNCTION_PREFIX}maximum({first}, {second})"
 
     def fold(self, values: list[str]) -> str:
         """Values in the least power of two of places, folded to one."""

@@ -19,10 +19,10 @@ from thalweg.formula import Formula
 # are then read and written once for all of them. What pays is to read memory in its order: a cache
 # fetches ahead in a row, but not from one to the next, nor where short ones take turns. Rows are
 # long where the nearest cache does not hold what there is of all columns.
-_SEVERAL, WIDE = 4, 4
-_CACHE = 28 << 10  # bytes of it
+_ROWS_AT_ONCE, WIDE = 4, 4
+_CACHE_BYTES = 28 << 10  # bytes of it
 _HALF = LANES // 2
-_MOST = 16 * LANES  # lanes of columns in all: they are on the stack of a thread
+_MAX_LANES = 16 * LANES  # lanes of columns in all: they are on the stack of a thread
 
 # Of a tensor the table has its streams, its vectors, rows and columns of its matrices, how many
 # tiles lie below one another and side by side, and where what tiles have of each measure goes.
@@ -113,7 +113,7 @@ def KERNEL_NAME(argument):
 
 
 @dataclass(frozen=True)
-class _Kept(Reduction):
+class _TileReduction(Reduction):
     """What is kept of one formula in the course of a tile.
 
     Attributes:
@@ -131,18 +131,22 @@ class _Kept(Reduction):
         return not self.targets.keys().isdisjoint(("column", "variable"))
 
 
-def _share_formulas(measures: tuple[Measure, ...]) -> tuple[tuple[Formula, ...], list[_Kept]]:
+def _share_formulas(
+    measures: tuple[Measure, ...],
+) -> tuple[tuple[Formula, ...], list[_TileReduction]]:
     """The formulas, each once, and what is kept of each."""
-    formulas = tuple(dict.fromkeys(each.function for each in measures))
-    kept: dict[tuple[int, str], _Kept] = {}
-    for number, each in enumerate(measures):
-        index = formulas.index(each.function)
-        own = kept.setdefault((index, each.reduce), _Kept(each.reduce, index, {}))
-        own.targets.setdefault(each.over, []).append(number)
-    return formulas, [*kept.values()]
+    formulas = tuple(dict.fromkeys(measure.function for measure in measures))
+    reductions: dict[tuple[int, str], _TileReduction] = {}
+    for number, measure in enumerate(measures):
+        index = formulas.index(measure.function)
+        reduction = reductions.setdefault(
+            (index, measure.reduce), _TileReduction(measure.reduce, index, {})
+        )
+        reduction.targets.setdefault(measure.over, []).append(number)
+    return formulas, [*reductions.values()]
 
 
-class _Short:
+class _ShortTile:
     """The parts that have to do with it in tiles of short rows, of which each case has its text.
 
     Args:
@@ -150,25 +154,25 @@ class _Short:
         name: Names its lanes.
     """
 
-    def __init__(self, kept: _Kept, name: int) -> None:
-        self._kept, self.lanes, self._name = kept, f"short_lanes{name}", name
+    def __init__(self, reduction: _TileReduction, name: int) -> None:
+        self._reduction, self.lanes, self._name = reduction, f"short_lanes{name}", name
 
     def begin(self, columns: int) -> list[str]:
         """Before the rows of a tile."""
-        zeros = range(columns if self._kept.has_columns else 0)
-        return [f"sum{self._name}_{j} = {self._kept.zero}" for j in zeros]
+        zeros = range(columns if self._reduction.has_columns else 0)
+        return [f"sum{self._name}_{j} = {self._reduction.zero}" for j in zeros]
 
     def add_row(self, columns: int) -> list[str]:
         """What becomes of a row."""
         values = [f"value{self._name}_{j}" for j in range(columns)]
         lines = [f"{value} = {self.lanes}[i + {j}]" for j, value in enumerate(values)]
-        whole = self._kept.fold(values)
-        lines += [f"target{k}[line] = {whole}" for k in self._kept.targets.get("row", ())]
-        if self._kept.has_columns:
+        row_text = self._reduction.fold(values)
+        lines += [f"target{k}[line] = {row_text}" for k in self._reduction.targets.get("row", ())]
+        if self._reduction.has_columns:
             sums = [f"sum{self._name}_{j}" for j in range(columns)]
             lines += [
-                f"{one} = {self._kept.join(one, value)}"
-                for one, value in zip(sums, values, strict=True)
+                f"{sum_name} = {self._reduction.join(sum_name, value)}"
+                for sum_name, value in zip(sums, values, strict=True)
             ]
         return lines
 
@@ -176,32 +180,32 @@ class _Short:
         """After the rows of a tile."""
         sums = [f"sum{self._name}_{j}" for j in range(columns)]
         return [
-            f"target{k}[column + {j}] = {each}"
-            for k in self._kept.targets.get("column", ())
-            for j, each in enumerate(sums)
+            f"target{k}[column + {j}] = {sum_name}"
+            for k in self._reduction.targets.get("column", ())
+            for j, sum_name in enumerate(sums)
         ] + [
-            f"target{k}[own] = {self._kept.fold(sums)}"
-            for k in self._kept.targets.get("variable", ())
+            f"target{k}[own] = {self._reduction.fold(sums)}"
+            for k in self._reduction.targets.get("variable", ())
         ]
 
 
-def _short_cases(kept: list[_Short]) -> list[str]:
+def _write_short_cases(short_tiles: list[_ShortTile]) -> list[str]:
     """Add up the tile `own`, whose rows have one of a few lengths."""
     lines: list[str] = []
     for columns in range(1, SHORT + 1):
         lines += [
             f"if columns == {columns}:",
-            *(f"    {line}" for each in kept for line in each.begin(columns)),
+            *(f"    {line}" for tile in short_tiles for line in tile.begin(columns)),
             "    while line < end_line:",
-            *(f"        {line}" for each in kept for line in each.add_row(columns)),
+            *(f"        {line}" for tile in short_tiles for line in tile.add_row(columns)),
             "        line += 1",
             f"        i += {columns}",
-            *(f"    {line}" for each in kept for line in each.end(columns)),
+            *(f"    {line}" for tile in short_tiles for line in tile.end(columns)),
         ]
     return lines
 
 
-class _Tile:
+class _LongTile:
     """The parts of the text that have to do with one of what is kept.
 
     Args:
@@ -210,33 +214,45 @@ class _Tile:
         wide: How many tiles of a row there are lanes for.
     """
 
-    def __init__(self, kept: _Kept, name: int, wide: int) -> None:
-        self._kept, self._wide, self._column = kept, wide, f"column_lanes{name}"
-        self.has_row = "row" in kept.targets
+    def __init__(self, reduction: _TileReduction, name: int, tile_count: int) -> None:
+        self._reduction, self._tile_count, self._column = (
+            reduction,
+            tile_count,
+            f"column_lanes{name}",
+        )
+        self.has_row = "row" in reduction.targets
         self._row = f"row_lanes{name}"
 
     @property
     def lanes(self) -> list[str]:
         return [
-            *([f"{self._row} = lanes({_SEVERAL * _HALF})"] if self.has_row else []),
-            *([f"{self._column} = lanes({self._wide * LANES})"] if self._kept.has_columns else []),
+            *([f"{self._row} = lanes({_ROWS_AT_ONCE * _HALF})"] if self.has_row else []),
+            *(
+                [f"{self._column} = lanes({self._tile_count * LANES})"]
+                if self._reduction.has_columns
+                else []
+            ),
         ]
 
     @property
     def zero(self) -> list[str]:
-        return [f"{self._column}[lane] = {self._kept.zero}"] if self._kept.has_columns else []
+        return (
+            [f"{self._column}[lane] = {self._reduction.zero}"]
+            if self._reduction.has_columns
+            else []
+        )
 
     def add(self, rows: int, upper: bool) -> list[str]:
         """What becomes of an element of each of some rows, in the lower or upper half of a tile."""
-        values, lines = [f"v{self._kept.value}_{k}" for k in range(rows)], list[str]()
-        if self._kept.has_columns:
+        values, lines = [f"v{self._reduction.value}_{k}" for k in range(rows)], list[str]()
+        if self._reduction.has_columns:
             total = place = f"{self._column}[shift + i]"
             for value in values:
-                total = self._kept.join(total, value)
+                total = self._reduction.join(total, value)
             lines.append(f"{place} = {total}")
         for row, value in enumerate(values if self.has_row else ()):
             place = f"{self._row}[i + {row * _HALF}{' - half' if upper else ''}]"
-            lines.append(f"{place} = {self._kept.join(place, value) if upper else value}")
+            lines.append(f"{place} = {self._reduction.join(place, value) if upper else value}")
         return lines
 
     @property
@@ -244,23 +260,23 @@ class _Tile:
         """Fold what there is of a row, and leave it."""
         if not self.has_row:
             return []
-        first, *others = (f"{self._row}[lane + {k} * span]" for k in range(4))
+        first, *other_quarters = (f"{self._row}[lane + {k} * span]" for k in range(4))
         return [
             "span = half",
             "while span > 2:",
             "    span >>= 2",
             f"    for lane in range(below * {_HALF}, below * {_HALF} + span):",
-            f"        {first} = {self._kept.fold([first, *others])}",
+            f"        {first} = {self._reduction.fold([first, *other_quarters])}",
             f"lane = below * {_HALF}",
             "if span > 1:",
             f"    {self._row}[lane] = "
-            + self._kept.join(f"{self._row}[lane]", f"{self._row}[lane + 1]"),
-            *(f"target{k}[place] = {self._row}[lane]" for k in self._kept.targets["row"]),
+            + self._reduction.join(f"{self._row}[lane]", f"{self._row}[lane + 1]"),
+            *(f"target{k}[place] = {self._row}[lane]" for k in self._reduction.targets["row"]),
         ]
 
     @property
     def keep(self) -> list[str]:
-        targets, lines = self._kept.targets, list[str]()
+        targets, lines = self._reduction.targets, list[str]()
         if "column" in targets:
             lines.append("for lane in range(min(room, columns - left)):")
             lines += [
@@ -268,14 +284,14 @@ class _Tile:
                 for k in targets["column"]
             ]
         if "variable" in targets:
-            place, other = (f"{self._column}[shift + lane{more}]" for more in ("", " + span"))
+            place, partner = (f"{self._column}[shift + lane{suffix}]" for suffix in ("", " + span"))
             lines += [
                 "for side in range(wide):",
                 f"    shift = side * {LANES}",
                 f"    span = tail_half if own + side + 1 == across else {LANES // 2}",
                 "    while span > 0:",
                 "        for lane in range(span):",
-                f"            {place} = {self._kept.join(place, other)}",
+                f"            {place} = {self._reduction.join(place, partner)}",
                 "        span >>= 1",
                 *(
                     f"    target{k}[tile + side] = {self._column}[shift]"
@@ -285,7 +301,7 @@ class _Tile:
         return lines
 
 
-class _Lines:
+class _RowLoop:
     """The text that adds up some rows of a tile, of which each reads by names of its own.
 
     Args:
@@ -294,35 +310,37 @@ class _Lines:
         of_rows: Lines that read what a row sees of vectors.
     """
 
-    def __init__(self, sweep: Elements, tiles: list[_Tile], of_rows: list[str]) -> None:
+    def __init__(self, sweep: Elements, tiles: list[_LongTile], of_rows: list[str]) -> None:
         self._sweep, self._tiles = sweep, tiles
-        self._of_row = [*of_rows, *sweep.point_at_leaf()]
-        self._own = {each.split(" ")[0] for each in self._of_row}
+        self._row_lines = [*of_rows, *sweep.point_at_leaf()]
+        self._row_names = {line.split(" ")[0] for line in self._row_lines}
 
     def _name(self, name: str, row: int) -> str:
-        return f"{name}_{row}" if name in self._own else name
+        return f"{name}_{row}" if name in self._row_names else name
 
     def add(self, rows: int) -> list[str]:
         """Add up so many rows, from `line` on."""
         lines: list[str] = []
         for row in range(rows):
             lines.append(f"offset = (line + {row}) * columns + start")
-            for each in self._of_row:
-                name, value = each.split(" = ")
-                own = value.replace("[line]", f"[line + {row}]")
-                lines.append(f"{self._name(name, row)} = {own}")
-        if not any(each.has_row for each in self._tiles):
+            for line in self._row_lines:
+                name, expression = line.split(" = ")
+                expression = expression.replace("[line]", f"[line + {row}]")
+                lines.append(f"{self._name(name, row)} = {expression}")
+        if not any(tile.has_row for tile in self._tiles):
             return [*lines, *self._loop("count", rows, upper=False)]
         halves = (("half", False), ("half, count", True))
-        return lines + [line for own, upper in halves for line in self._loop(own, rows, upper)]
+        return lines + [
+            line for limits, upper in halves for line in self._loop(limits, rows, upper)
+        ]
 
     def _loop(self, limits: str, rows: int, upper: bool) -> list[str]:
         lines: list[str] = []
         for row in range(rows):
-            own = ", ".join(f"v{index}_{row}" for index in range(len(self._sweep.measures)))
-            given = ", ".join(["i", *(self._name(each, row) for each in self._sweep.arguments)])
-            lines.append(f"{own} = measured({given})")
-        lines += [line for each in self._tiles for line in each.add(rows, upper)]
+            results = ", ".join(f"v{index}_{row}" for index in range(len(self._sweep.measures)))
+            arguments = [self._name(name, row) for name in self._sweep.arguments]
+            lines.append(f"{results} = measured({', '.join(['i', *arguments])})")
+        lines += [line for tile in self._tiles for line in tile.add(rows, upper)]
         return [f"for i in range({limits}):", *(f"    {line}" for line in lines)]
 
 
@@ -347,50 +365,56 @@ def generate_lines(
     """
     if TILE_COLUMNS != LANES:
         raise RuntimeError("a tile is as wide as there are lanes")
-    formulas, kept = _share_formulas(measures)
+    formulas, reductions = _share_formulas(measures)
     readable = len(storage) - from_copy
     sweep = Elements(formulas, stages, storage, readable, from_copy, vectors)
-    wide = min(WIDE, _MOST // LANES // max(1, sum(each.has_columns for each in kept)) or 1)
-    tiles = [_Tile(each, name, wide) for name, each in enumerate(kept)]
+    wide = min(
+        WIDE,
+        _MAX_LANES // LANES // max(1, sum(reduction.has_columns for reduction in reductions)) or 1,
+    )
+    tiles = [_LongTile(reduction, name, wide) for name, reduction in enumerate(reductions)]
     sides = len(storage) + len(sweep.vectors)
     kind = STORAGE[compute]
-    of_rows = [
+    row_vector_lines = [
         f"{name} = {kind.pointer}(base[tensor * streams + {len(storage) + k}])[line]"
         for k, name in enumerate(sweep.vectors.values())
         if name.startswith("row")
     ]
-    of_columns = [
+    column_vector_lines = [
         f"{name} = {kind.pointer}(base[tensor * streams + {len(storage) + k}]"
         f" + column * {kind.size})"
         for k, name in enumerate(sweep.vectors.values())
         if name.startswith("column")
     ]
-    short = [_Short(each, name) for name, each in enumerate(kept)]
+    short_tiles = [_ShortTile(reduction, name) for name, reduction in enumerate(reductions)]
     spread = {
         name: f"{kind.pointer}(base[tensor * streams + {len(storage) + k}])"
         for k, name in enumerate(sweep.vectors.values())
     }
     lanes_of = {name: spread_name(name) for name in spread}
-    given = [f"{lanes_of[x]}[i]" if x.startswith("row") else lanes_of.get(x, x)
+    short_arguments = [f"{lanes_of[x]}[i]" if x.startswith("row") else lanes_of.get(x, x)
              for x in sweep.arguments]  # fmt: skip
     results = ", ".join(f"v{index}" for index in range(len(formulas)))
     bytes_of_column = sum(
         [
-            *(8 * each.has_columns + 4 * ("row" in each.targets) for each in kept),
+            *(
+                8 * reduction.has_columns + 4 * ("row" in reduction.targets)
+                for reduction in reductions
+            ),
             *(STORAGE[storage[stream]].size for stream in sweep.read),
-            kind.size * len(of_columns),
+            kind.size * len(column_vector_lines),
         ]
     )
-    several = _Lines(sweep, tiles, of_rows)
+    row_loop = _RowLoop(sweep, tiles, row_vector_lines)
     text = _MEASURE.format(
         parameters=", ".join(["i", *sweep.arguments]),
         element=indent_by(sweep.measure_element(), 1),
         width=sides + 4 + len(measures),
         lanes=indent_by(
             [
-                *(line for each in tiles for line in each.lanes),
-                *(f"{each.lanes} = lanes({LANES})" for each in short),
-                *(f"{each} = lanes({LANES})" for each in lanes_of.values()),
+                *(line for tile in tiles for line in tile.lanes),
+                *(f"{tile.lanes} = lanes({LANES})" for tile in short_tiles),
+                *(f"{lanes} = lanes({LANES})" for lanes in lanes_of.values()),
             ],
             1,
         ),
@@ -399,12 +423,15 @@ def generate_lines(
         spread=indent_by(spread_vectors(spread, "count"), 3),
         values_short=indent_by(
             [
-                f"{results} = measured({', '.join(['i', *given])})",
-                *(f"{each.lanes}[i] = v{own.value}" for each, own in zip(short, kept, strict=True)),
+                f"{results} = measured({', '.join(['i', *short_arguments])})",
+                *(
+                    f"{tile.lanes}[i] = v{reduction.value}"
+                    for tile, reduction in zip(short_tiles, reductions, strict=True)
+                ),
             ],
             4,
         ),
-        cases=indent_by(_short_cases(short), 4),
+        cases=indent_by(_write_short_cases(short_tiles), 4),
         sides=sides,
         targets=indent_by(
             [
@@ -417,15 +444,15 @@ def generate_lines(
         tile_rows=TILE_ROWS,
         tile_columns=TILE_COLUMNS,
         lane_count=LANES,
-        zero=indent_by([line for each in tiles for line in each.zero] or ["pass"], 4),
-        several=_SEVERAL,
+        zero=indent_by([line for tile in tiles for line in tile.zero] or ["pass"], 4),
+        several=_ROWS_AT_ONCE,
         wide=wide,
-        long=_CACHE // bytes_of_column,
-        columns=indent_by(of_columns, 5),
-        keep_row=indent_by([line for each in tiles for line in each.keep_row] or ["pass"], 6),
-        several_lines=indent_by(several.add(_SEVERAL), 6),
-        one_line=indent_by(several.add(1), 6),
-        keep=indent_by([line for each in tiles for line in each.keep], 3),
+        long=_CACHE_BYTES // bytes_of_column,
+        columns=indent_by(column_vector_lines, 5),
+        keep_row=indent_by([line for tile in tiles for line in tile.keep_row] or ["pass"], 6),
+        several_lines=indent_by(row_loop.add(_ROWS_AT_ONCE), 6),
+        one_line=indent_by(row_loop.add(1), 6),
+        keep=indent_by([line for tile in tiles for line in tile.keep], 3),
     )
     definitions = "\n\n".join(sweep.define_functions(compute))
     kernel = name_kernel("l", definitions, text, sweep.scalars, len(measures))

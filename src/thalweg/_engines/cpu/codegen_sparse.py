@@ -33,8 +33,8 @@ def KERNEL_NAME(argument):
 """
 
 _AHEAD = 8  # rows between the one that is updated and the one that is prefetched
-_SHORT = 256  # elements of a row that are prefetched
-_NEXT = "entry = int64(following[entry])"
+_NEAR = 256  # elements of a row that are prefetched
+_NEXT_ENTRY = "entry = int64(following[entry])"
 
 
 class _Row(Element, ABC):
@@ -51,9 +51,9 @@ class _Row(Element, ABC):
 
     def point_at(self, stream: int) -> str:
         """Point at what the row has of a stream."""
-        stored = STORAGE[self.update.storage[stream]]
-        address = f"base[{stream}] + offset * {stored.size}" if stream != 1 else "gradient"
-        return f"p{stream} = {stored.pointer}({address})"
+        fmt = STORAGE[self.update.storage[stream]]
+        address = f"base[{stream}] + offset * {fmt.size}" if stream != 1 else "gradient"
+        return f"p{stream} = {fmt.pointer}({address})"
 
     def entry_address(self) -> str:
         """Where the numbers of `entry` are."""
@@ -72,7 +72,7 @@ class _Row(Element, ABC):
         )
 
 
-class _Summed(_Row):
+class _SummedRow(_Row):
     """A row is updated once, by the sum of its entries, which has the type of the variable."""
 
     def update_row(self) -> list[str]:
@@ -96,15 +96,15 @@ class _Summed(_Row):
         scratch.
         """
         var, grad = self.update.storage[:2]
-        start = [f"gradient = {self.entry_address()}", _NEXT]
+        start = [f"gradient = {self.entry_address()}", _NEXT_ENTRY]
         pointers = f"{STORAGE[grad].pointer}(gradient), {self.compute}_pointer(scratch)"
-        both = f"values, wide = {pointers}"
+        pointer_line = f"values, wide = {pointers}"
         value = self.entry_value("values")
         if self.update.entries or var != grad:
             begin = ["for i in range(width):", f"    wide[i] = {value}"]
-            return [*start, both, *begin, *self._add_entries()]
+            return [*start, pointer_line, *begin, *self._add_entries()]
         add = f"    wide[i] = {value} + {self.entry_value('more')}"
-        begin = [both, *self._read_entry(), add, _NEXT]
+        begin = [pointer_line, *self._read_entry(), add, _NEXT_ENTRY]
         return [*start, "if entry >= 0:", *_indent_lines(*begin, *self._add_entries())]
 
     def _read_entry(self) -> list[str]:
@@ -114,26 +114,34 @@ class _Summed(_Row):
 
     def _add_entries(self) -> list[str]:
         """Add the further entries, and point at the sum in the type of the variable."""
-        add = [*self._read_entry(), f"    wide[i] = wide[i] + {self.entry_value('more')}", _NEXT]
+        add = [
+            *self._read_entry(),
+            f"    wide[i] = wide[i] + {self.entry_value('more')}",
+            _NEXT_ENTRY,
+        ]
         lines = ["while entry >= 0:", *_indent_lines(*add), "gradient = scratch"]
-        stored = STORAGE[self.update.storage[0]]
+        fmt = STORAGE[self.update.storage[0]]
         if self.update.storage[0] == self.compute:
             return lines
         return [
             *lines,
             f"gradient = scratch + width * {STORAGE[self.compute].size}",
-            f"narrow = {stored.pointer}(gradient)",
+            f"narrow = {fmt.pointer}(gradient)",
             "for i in range(width):",
-            f"    narrow[i] = {stored.save.format('wide[i]')}",
+            f"    narrow[i] = {fmt.save.format('wide[i]')}",
         ]
 
 
-class _Successive(_Row):
+class _SuccessiveRow(_Row):
     """A row is updated once for each of its entries."""
 
     def update_row(self) -> list[str]:
-        each = [f"gradient = {self.entry_address()}", _NEXT, *self.update_by_gradient()]
-        return [*self._begin_row(), "while entry >= 0:", *_indent_lines(*each)]
+        entry_lines = [
+            f"gradient = {self.entry_address()}",
+            _NEXT_ENTRY,
+            *self.update_by_gradient(),
+        ]
+        return [*self._begin_row(), "while entry >= 0:", *_indent_lines(*entry_lines)]
 
     def read_value(self, stream: int) -> str:
         return super().read_value(stream) if stream != 1 else self.entry_value("p1")
@@ -160,7 +168,7 @@ def generate_rows(update: Update, compute: str, duplicates: Literal["sum", "succ
         compute: "float32" or "float64".
         duplicates: What happens to a row that the gradient names several times.
     """
-    element = (_Summed if duplicates == "sum" else _Successive)(update, compute)
+    element = (_SummedRow if duplicates == "sum" else _SuccessiveRow)(update, compute)
     text = _ROWS.format(
         literal=LITERAL,
         compute=compute,
@@ -178,7 +186,7 @@ def _prefetch_rows(storage: tuple[str, ...]) -> list[str]:
         f"ahead = group + {_AHEAD}",
         "if ahead < groups:",
         "    there = row_of[ahead] * width",
-        f"    for i in range(there, there + min(width, {_SHORT}), {LINE // max(sizes.values())}):",
+        f"    for i in range(there, there + min(width, {_NEAR}), {LINE // max(sizes.values())}):",
         # Gradients are read almost in order.
         *(f"        prefetch(base[{k}] + i * {size})" for k, size in sizes.items()),
     ]

@@ -15,15 +15,15 @@ class Values(NamedTuple):
 
     Attributes:
         name: The beginning of these names.
-        of: "row", "column" or "matrix"; "" for a scalar, of which `name` is the text.
+        axis: "row", "column" or "matrix"; "" for a scalar, of which `name` is the text.
     """
 
     name: str
-    of: str
+    axis: str
 
     def at(self, line: int) -> str:
         """Return the text of the number of a row or column, or of the one number."""
-        place = {"row": f"_{line}", "column": f"_{line}", "matrix": "_0", "": ""}[self.of]
+        place = {"row": f"_{line}", "column": f"_{line}", "matrix": "_0", "": ""}[self.axis]
         return self.name + place
 
 
@@ -38,7 +38,7 @@ class StageWriter(FormulaWriter):
 
     def __init__(self, title: str, literal: str, counts: Mapping[str, int]) -> None:
         super().__init__(literal)
-        self._title, self._counts = title, counts
+        self._prefix, self._counts = title, counts
 
     def write_stage(
         self, formula: LineFormula, inputs: Mapping[str, Values]
@@ -57,7 +57,7 @@ class StageWriter(FormulaWriter):
             elif node.op == "const":
                 values[node] = Values(self.write_number(node.args[0]), kind)
             else:
-                values[node] = target = Values(f"{self._title}_node{len(values)}", kind)
+                values[node] = target = Values(f"{self._prefix}_node{len(values)}", kind)
                 for line in range(self._counts[kind]):
                     lines.append(f"{target.at(line)} = {self._write_line(node, values, line)}")
         return lines, [values[result] for result in formula.graph.results]
@@ -80,7 +80,7 @@ class StageWriter(FormulaWriter):
         """Return the mean of terms, with the bits of `mean_over_rows`."""
         divisor = f"{self.literal}({len(terms)})"
         while len(terms) > 1:
-            rest = terms[len(terms) - len(terms) % 2 :]
+            remainder = terms[len(terms) - len(terms) % 2 :]
             pairs = zip(terms[::2], terms[1::2], strict=False)
-            terms = [*(f"({a} + {b})" for a, b in pairs), *rest]
+            terms = [*(f"({a} + {b})" for a, b in pairs), *remainder]
         return f"({terms[0]} + {self.literal}(0.0)) / {divisor}"

@@ -28,17 +28,18 @@ def take_apart(
         spare: Lanes for what is halfway, if there are two steps.
     """
 
-    def move(to: str) -> Callable[[str, str], str]:
-        return lambda lane, place: f"{to}[{lane}] = {load.format(f'{source}[{place}]')}"
+    def move(lanes: str) -> Callable[[str, str], str]:
+        return lambda lane, place: f"{lanes}[{lane}] = {load.format(f'{source}[{place}]')}"
 
     rows, columns = sides
     if rows * columns <= SIDE:
-        return _each_number(rows * columns, LANES, "count", move(target))
-    lines = _each_number(columns, rows * LANES, f"count * {rows}", move(spare))
+        return _move_numbers(rows * columns, LANES, "count", move(target))
+    lines = _move_numbers(columns, rows * LANES, f"count * {rows}", move(spare))
     for column in range(columns):
         lines.append("for i in range(count):")
         lines += [
-            f"    {target}[{there}] = {spare}[{here}]" for here, there in _each(sides, column)
+            f"    {target}[{lane_index}] = {spare}[{spare_index}]"
+            for spare_index, lane_index in _list_indices(sides, column)
         ]
     return lines
 
@@ -48,22 +49,23 @@ def put_together(
 ) -> list[str]:
     """The way back: `source` are the lanes."""
 
-    def move(of: str) -> Callable[[str, str], str]:
-        return lambda lane, place: f"{target}[{place}] = {save.format(f'{of}[{lane}]')}"
+    def move(lanes: str) -> Callable[[str, str], str]:
+        return lambda lane, place: f"{target}[{place}] = {save.format(f'{lanes}[{lane}]')}"
 
     rows, columns = sides
     if rows * columns <= SIDE:
-        return _each_number(rows * columns, LANES, "count", move(source))
+        return _move_numbers(rows * columns, LANES, "count", move(source))
     lines: list[str] = []
     for column in range(columns):
         lines.append("for i in range(count):")
         lines += [
-            f"    {spare}[{here}] = {source}[{there}]" for here, there in _each(sides, column)
+            f"    {spare}[{spare_index}] = {source}[{lane_index}]"
+            for spare_index, lane_index in _list_indices(sides, column)
         ]
-    return [*lines, *_each_number(columns, rows * LANES, f"count * {rows}", move(spare))]
+    return [*lines, *_move_numbers(columns, rows * LANES, f"count * {rows}", move(spare))]
 
 
-def _each(sides: tuple[int, int], column: int) -> list[tuple[str, str]]:
+def _list_indices(sides: tuple[int, int], column: int) -> list[tuple[str, str]]:
     """Where each row of a column of matrix i lies halfway, and where it lies in lanes."""
     rows, columns = sides
     return [
@@ -72,7 +74,9 @@ def _each(sides: tuple[int, int], column: int) -> list[tuple[str, str]]:
     ]
 
 
-def _each_number(count: int, lanes: int, length: str, move: Callable[[str, str], str]) -> list[str]:
+def _move_numbers(
+    count: int, lanes: int, length: str, move: Callable[[str, str], str]
+) -> list[str]:
     """Move `count` numbers of each matrix, of which each comes to lie `lanes` further on.
 
     Args:
@@ -81,14 +85,14 @@ def _each_number(count: int, lanes: int, length: str, move: Callable[[str, str],
         move: Makes a statement of the place in lanes, and of that where matrices follow each other.
     """
     places = [(f"i + {k * lanes}", f"i * {count} + {k}") for k in range(count)]
-    return [f"for i in range({length}):", *(f"    {move(*each)}" for each in places)]
+    return [f"for i in range({length}):", *(f"    {move(*indices)}" for indices in places)]
 
 
-def reduce_values(each: Measure, values: str, sides: tuple[int, int]) -> list[str]:
+def reduce_values(measure: Measure, values: str, sides: tuple[int, int]) -> list[str]:
     """What becomes of a matrix's values in each line.
 
     Args:
-        each: The measure.
+        measure: The measure.
         values: What the names of the values begin with; their numbers come after it.
         sides: Rows and columns.
 
@@ -96,13 +100,15 @@ def reduce_values(each: Measure, values: str, sides: tuple[int, int]) -> list[st
         An expression for each row, or for each column, or one for the variable.
     """
     rows, columns = map(range, sides)
-    how = Reduction(each.reduce)
-    if each.over == "row":
-        return [how.fold([f"{values}_{row * len(columns) + k}" for k in columns]) for row in rows]
-    found: list[str] = []
+    reduction = Reduction(measure.reduce)
+    if measure.over == "row":
+        return [
+            reduction.fold([f"{values}_{row * len(columns) + k}" for k in columns]) for row in rows
+        ]
+    column_texts: list[str] = []
     for column in columns:
-        total = how.zero
+        total = reduction.zero
         for row in rows:
-            total = how.join(total, f"{values}_{row * len(columns) + column}")
-        found.append(total)
-    return found if each.over == "column" else [how.fold(found)]
+            total = reduction.join(total, f"{values}_{row * len(columns) + column}")
+        column_texts.append(total)
+    return column_texts if measure.over == "column" else [reduction.fold(column_texts)]

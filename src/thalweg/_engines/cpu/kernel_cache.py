@@ -18,20 +18,20 @@ from thalweg.errors import PerformanceWarning, warn
 
 _lock = Awaited()
 _addresses: dict[str, int] = {}
-_warned: set[str] = set()
+_warned_paths: set[str] = set()
 
 
 def kernels_folder() -> Path:
     """`kernels` in `THALWEG_CACHE_DIR`, by default in `thalweg` in the user's cache folder."""
-    given = os.environ.get("THALWEG_CACHE_DIR")
+    configured_path = os.environ.get("THALWEG_CACHE_DIR")
     base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return (Path(given) if given else Path(base) / "thalweg") / "kernels"
+    return (Path(configured_path) if configured_path else Path(base) / "thalweg") / "kernels"
 
 
 def _warn_once(error: OSError) -> None:
     path = str(kernels_folder())
-    if path not in _warned:
-        _warned.add(path)
+    if path not in _warned_paths:
+        _warned_paths.add(path)
         warn(
             f"Kernels cannot be kept in {path} ({error}); they are compiled again in each process."
             " Set THALWEG_CACHE_DIR to a folder of your own, by an absolute path.",
@@ -51,8 +51,8 @@ def _read_code(name: str) -> bytes:
         return b""
     try:
         with ExitStack() as stack:
-            kept = private_directory.open_folder(stack, str(kernels_folder()))
-            content = private_directory.read_file(kept, name) or b""
+            descriptor = private_directory.open_folder(stack, str(kernels_folder()))
+            content = private_directory.read_file(descriptor, name) or b""
     except OSError as error:
         _warn_once(error)
         return b""
@@ -65,8 +65,8 @@ def _write_code(name: str, code: bytes) -> None:
         return
     try:
         with ExitStack() as stack:
-            kept = private_directory.open_folder(stack, str(kernels_folder()))
-            private_directory.write_file(kept, name, _seal_code(name, code))
+            descriptor = private_directory.open_folder(stack, str(kernels_folder()))
+            private_directory.write_file(descriptor, name, _seal_code(name, code))
     except OSError as error:
         _warn_once(error)
 
@@ -81,19 +81,19 @@ def address_of(name: str, source: str, briefly: bool = False) -> int:
     """
     machine_code.tuning()  # which takes another lock: never within this one, for forks take both
     with _lock:
-        found = _addresses.get(name)
-        if found is None:
-            found = _addresses[name] = _load_address(name, source, briefly)
-        return found
+        address = _addresses.get(name)
+        if address is None:
+            address = _addresses[name] = _load_address(name, source, briefly)
+        return address
 
 
 def _load_address(name: str, source: str, briefly: bool) -> int:
     file = f"{name}.{digest(machine_code.target_digest())}.o"
-    found = machine_code.link_kernel(name, _read_code(file))
-    if found:
-        return found
+    address = machine_code.link_kernel(name, _read_code(file))
+    if address:
+        return address
     code = machine_code.compile_kernel(name, source, briefly)
-    found = machine_code.link_kernel(name, code)
-    if found:
+    address = machine_code.link_kernel(name, code)
+    if address:
         _write_code(file, code)
-    return found or machine_code.compile_in_memory(name, source, briefly)
+    return address or machine_code.compile_in_memory(name, source, briefly)

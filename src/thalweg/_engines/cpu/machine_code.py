@@ -53,15 +53,15 @@ def _cpu_features(avx: bool) -> str:
     from llvmlite import binding
 
     try:
-        found = binding.get_host_cpu_features()
+        cpu_features = binding.get_host_cpu_features()
     except RuntimeError:  # LLVM cannot tell on this platform
         return ""
-    for feature in found:
-        found[feature] &= avx or not feature.startswith("avx")
+    for feature in cpu_features:
+        cpu_features[feature] &= avx or not feature.startswith("avx")
     # LLVM avoids vectors of 512 bits where they slow a processor down; what waits for memory gains.
     sign = "-" if tuning().vectors == 512 else "+"
-    own = f",{sign}prefer-256-bit" if found.get("avx512f") else ""
-    return found.flatten() + own
+    vector_option = f",{sign}prefer-256-bit" if cpu_features.get("avx512f") else ""
+    return cpu_features.flatten() + vector_option
 
 
 def _optimization_level() -> int:
@@ -75,9 +75,9 @@ def target_digest() -> str:
     """What machine code is good for: this platform, processor and LLVM, made in this way."""
     from llvmlite import binding
 
-    made = Path(__file__).read_text()
+    own_source = Path(__file__).read_text()
     settings = [os.environ.get(name) for name in SETTINGS]
-    return "\n".join([*_make_target(), repr(binding.llvm_version_info), repr(settings), made])
+    return "\n".join([*_make_target(), repr(binding.llvm_version_info), repr(settings), own_source])
 
 
 @cache
@@ -119,8 +119,8 @@ def _has_halves() -> bool:
     """
     from llvmlite import binding
 
-    made = _target_machine().emit_assembly(binding.parse_assembly(_WIDENING))
-    return "extendhfsf" not in made and "gnu_h2f" not in made
+    assembly = _target_machine().emit_assembly(binding.parse_assembly(_WIDENING))
+    return "extendhfsf" not in assembly and "gnu_h2f" not in assembly
 
 
 def _optimize_module(name: str, source: str, briefly: bool) -> Any:
@@ -129,9 +129,9 @@ def _optimize_module(name: str, source: str, briefly: bool) -> Any:
     from thalweg._engines.cpu.compiler import build_module
 
     machine = _target_machine()
-    written = build_module(name, source, "half" not in source or _has_halves())
-    written.triple, written.data_layout = machine.triple, str(machine.target_data)
-    module = binding.parse_assembly(str(written))
+    unoptimized = build_module(name, source, "half" not in source or _has_halves())
+    unoptimized.triple, unoptimized.data_layout = machine.triple, str(machine.target_data)
+    module = binding.parse_assembly(str(unoptimized))
     options = binding.create_pipeline_tuning_options(1 if briefly else _optimization_level())
     options.loop_vectorization = not briefly
     options.loop_unrolling = False  # a fifth of LLVM's time, for code that waits for memory

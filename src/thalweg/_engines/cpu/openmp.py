@@ -66,7 +66,7 @@ class _Fork(threading.local):
 
 
 _fork = _Fork()
-_alone = False  # whether the team of the thread that forked was lost
+_has_lost_team = False  # whether the team of the thread that forked was lost
 
 
 def _dismiss_team() -> None:
@@ -82,8 +82,8 @@ def _dismiss_team() -> None:
 
 
 def _in_child() -> None:
-    global _alone
-    _alone = _alone or not _fork.dismissed
+    global _has_lost_team
+    _has_lost_team = _has_lost_team or not _fork.dismissed
 
 
 if hasattr(os, "register_at_fork"):
@@ -100,7 +100,7 @@ def run_on_team(address: int, argument: int, threads: int) -> None:
 
 def call_on_team(address: int, argument: int, threads: int) -> Callable[[], object]:
     """The same as a function in C, to be called later."""
-    parallel = None if threads <= 1 or _alone else gomp_parallel()
+    parallel = None if threads <= 1 or _has_lost_team else gomp_parallel()
     if parallel is None:
         return partial(ENTRY(address), argument)
     return partial(parallel, address, argument, threads, 0)
@@ -108,7 +108,7 @@ def call_on_team(address: int, argument: int, threads: int) -> Callable[[], obje
 
 def parallel_address() -> int:
     """The address of `GOMP_parallel`, or 0 where there is none, or no team to be called."""
-    function: Any = None if _alone else gomp_parallel()
+    function: Any = None if _has_lost_team else gomp_parallel()
     return 0 if function is None else ctypes.cast(function, ctypes.c_void_p).value or 0
 
 

@@ -42,13 +42,13 @@ def open_folder(stack: ExitStack, path: str) -> int:
         OSError: A folder on the way is not safe, or the folder cannot be made.
     """
     parent, base = os.path.split(path)
-    here, where = _walk_down(stack, parent)
+    parent_descriptor, parent_path = _walk_down(stack, parent)
     reasons: list[_Unsafe] = []
     for number in range(1, _FRESH + 1):
         name = base if number == 1 else f"{base}-{number}"
-        full = os.path.join(where, name)
+        full = os.path.join(parent_path, name)
         try:
-            found, is_new = _enter_folder(stack, name, here, full)
+            descriptor, is_new = _enter_folder(stack, name, parent_descriptor, full)
         except _Unsafe as error:
             reasons.append(error)
             continue
@@ -58,7 +58,7 @@ def open_folder(stack: ExitStack, path: str) -> int:
                 f" new ones are kept in {full}. The old folder can be deleted.",
                 PerformanceWarning,
             )
-        return found
+        return descriptor
     raise reasons[0]
 
 
@@ -66,13 +66,13 @@ def read_file(folder: int, name: str) -> bytes | None:
     """The content of a file, None if there is none that only the user or root can have written."""
     try:
         # A pipe in its place must not make us wait.
-        with _open_descriptor(name, os.O_RDONLY | os.O_NONBLOCK, folder) as found:
-            status = os.fstat(found)
+        with _open_descriptor(name, os.O_RDONLY | os.O_NONBLOCK, folder) as descriptor:
+            status = os.fstat(descriptor)
             _check_private(status, name)
             # A second name is one that others may have given to a file of the user's.
             if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
                 return None
-            with open(found, "rb", closefd=False) as file:
+            with open(descriptor, "rb", closefd=False) as file:
                 return file.read()
     except OSError:
         return None
@@ -88,8 +88,8 @@ def write_file(folder: int, name: str, content: bytes) -> None:
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
     try:
         with (
-            _open_descriptor(temporary, flags, folder) as found,
-            open(found, "wb", closefd=False) as file,
+            _open_descriptor(temporary, flags, folder) as descriptor,
+            open(descriptor, "wb", closefd=False) as file,
         ):
             file.write(content)
         os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
@@ -102,24 +102,24 @@ def write_file(folder: int, name: str, content: bytes) -> None:
 def _walk_down(stack: ExitStack, path: str) -> tuple[int, str]:
     if not os.path.isabs(path):  # what is in the working directory may come from anybody
         raise PermissionError(f"{path} is not absolute")
-    top = here = stack.enter_context(_open_descriptor("/", _passing_flags()))
-    where, left, links = "/", _split_path(path), 0
-    _check_private(os.fstat(top), where, passed=True)
-    while left:
-        name = left.pop()
-        full = os.path.join(where, name)
-        target = _link_target(name, here, full)
+    root_descriptor = descriptor = stack.enter_context(_open_descriptor("/", _passing_flags()))
+    current_path, names, link_count = "/", _split_path(path), 0
+    _check_private(os.fstat(root_descriptor), current_path, is_ancestor=True)
+    while names:
+        name = names.pop()
+        full = os.path.join(current_path, name)
+        target = _link_target(name, descriptor, full)
         if target is None:
-            here, _ = _enter_folder(stack, name, here, full, passed=True)
-            where = full
+            descriptor, _ = _enter_folder(stack, name, descriptor, full, is_ancestor=True)
+            current_path = full
             continue
-        links += 1
-        if links > _LINKS:
+        link_count += 1
+        if link_count > _LINKS:
             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
-        left += _split_path(target)
+        names += _split_path(target)
         if os.path.isabs(target):
-            here, where = top, "/"
-    return here, where
+            descriptor, current_path = root_descriptor, "/"
+    return descriptor, current_path
 
 
 def _split_path(path: str) -> list[str]:
@@ -139,24 +139,24 @@ def _link_target(name: str, folder: int, full: str) -> str | None:
 
 
 def _enter_folder(
-    stack: ExitStack, name: str, folder: int, full: str, passed: bool = False
+    stack: ExitStack, name: str, folder: int, full: str, is_ancestor: bool = False
 ) -> tuple[int, bool]:
     """The descriptor of a folder, and whether it was made."""
     is_new = False
     try:
         try:
-            found = stack.enter_context(_open_descriptor(name, _passing_flags(), folder))
+            descriptor = stack.enter_context(_open_descriptor(name, _passing_flags(), folder))
         except FileNotFoundError:
             with contextlib.suppress(FileExistsError):
                 os.mkdir(name, 0o700, dir_fd=folder)
                 is_new = True
-            found = stack.enter_context(_open_descriptor(name, _passing_flags(), folder))
+            descriptor = stack.enter_context(_open_descriptor(name, _passing_flags(), folder))
     except OSError as error:
         if error.errno in (errno.ENOTDIR, errno.ELOOP, errno.EMLINK):  # EMLINK: a link, on FreeBSD
             raise _Unsafe(f"{full} is no folder") from error
         raise
-    _check_private(os.fstat(found), full, passed)
-    return found, is_new
+    _check_private(os.fstat(descriptor), full, is_ancestor)
+    return descriptor, is_new
 
 
 def _passing_flags() -> int:
@@ -166,18 +166,18 @@ def _passing_flags() -> int:
 
 @contextmanager
 def _open_descriptor(name: str, flags: int, folder: int | None = None) -> Generator[int]:
-    found = os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=folder)
+    descriptor = os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=folder)
     try:
-        yield found
+        yield descriptor
     finally:
-        os.close(found)
+        os.close(descriptor)
 
 
-def _check_private(status: os.stat_result, full: str, passed: bool = False) -> None:
+def _check_private(status: os.stat_result, full: str, is_ancestor: bool = False) -> None:
     _check_owner(status, full)
     is_shared = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-    if is_shared and not (passed and status.st_mode & stat.S_ISVTX):
-        advice = f"; `chmod go-w {full}` if it is yours" if passed else ""
+    if is_shared and not (is_ancestor and status.st_mode & stat.S_ISVTX):
+        advice = f"; `chmod go-w {full}` if it is yours" if is_ancestor else ""
         raise _Unsafe(f"others may write to {full}{advice}")
 
 

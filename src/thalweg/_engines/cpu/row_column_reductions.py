@@ -40,7 +40,7 @@ class Lines:
         self._views, self._vectors = list(map(view_of, shapes)), vectors
         self._bases: dict[tuple[str, ...], Int64] = {}
         # Memory for measures, and what kernels are given beside the addresses of streams.
-        self._rooms: dict[tuple[Measure, ...], tuple[TileMeasures, Int64]] = {}
+        self._buffers: dict[tuple[Measure, ...], tuple[TileMeasures, Int64]] = {}
         self._elements = sum(shape.numel() for shape in shapes)
         self._sides = np.array([(view.rows, view.columns) for view in self._views], np.int64)
         self._tiles = np.array([(view.down, view.across) for view in self._views], np.int64)
@@ -52,20 +52,20 @@ class Lines:
         """Where vectors begin, and the sides of matrices: (variables, names + 2)."""
         key = tuple(names)
         if key not in self._bases:  # vectors stay where they are
-            places = [[own[name].data_ptr() for name in names] for own in self._vectors]
-            found = np.array(places, np.int64).reshape(len(self._views), len(names))
-            self._bases[key] = np.hstack([found, self._sides])
+            places = [[vectors[name].data_ptr() for name in names] for vectors in self._vectors]
+            addresses = np.array(places, np.int64).reshape(len(self._views), len(names))
+            self._bases[key] = np.hstack([addresses, self._sides])
         return self._bases[key]
 
-    def _room_for(
+    def _buffers_for(
         self, kernel: Compiled, measures: tuple[Measure, ...]
     ) -> tuple[TileMeasures, Int64]:
         """Memory that stays, as that of a step anew has a computer fetch pages for it."""
-        if measures not in self._rooms:
+        if measures not in self._buffers:
             tiles = TileMeasures(self._views, measures, torch.device("cpu"))
-            beside = np.hstack([self.base_of(kernel.vectors), self._tiles, tiles.targets])
-            self._rooms[measures] = tiles, beside
-        return self._rooms[measures]
+            fixed_columns = np.hstack([self.base_of(kernel.vectors), self._tiles, tiles.targets])
+            self._buffers[measures] = tiles, fixed_columns
+        return self._buffers[measures]
 
     def measure(
         self,
@@ -84,8 +84,8 @@ class Lines:
             scalars: The kernel's by name: a number for all variables, or an array of one for each.
             flush: Whether denormals count as zero.
         """
-        tiles, beside = self._room_for(kernel, tuple(measures))
-        base = np.concatenate((streams, beside), axis=1)
+        tiles, fixed_columns = self._buffers_for(kernel, tuple(measures))
+        base = np.concatenate((streams, fixed_columns), axis=1)
         rows = scalar_rows(kernel.scalars, scalars)
         block = np.array(
             [

@@ -36,7 +36,7 @@ class _Scratch:
         self.room = room
         self.row_of = np.empty(room, np.int64)
         self.first = np.empty(room, np.int32)
-        self.following = np.empty(room + 1, np.int32)
+        self.next_entry = np.empty(room + 1, np.int32)
         self._table = np.empty(_count_places(room), np.int32)
 
     def hash_table(self, count: int) -> Int32:
@@ -57,8 +57,8 @@ class SparsePlan(RowsPlan):
         asked: The step.
     """
 
-    def __init__(self, asked: StepRequest) -> None:
-        super().__init__(asked)
+    def __init__(self, request: StepRequest) -> None:
+        super().__init__(request)
         rule, var, copy = self.rule, self.var, self._copy
         names = [layout.STORAGE_NAMES[tensor.dtype] for tensor in self.written]
         width = self._width
@@ -122,21 +122,26 @@ class SparsePlan(RowsPlan):
             self._scratch = _Scratch(count)
             self._argument[6] = self._scratch.row_of.ctypes.data
             self._argument[7] = self._scratch.first.ctypes.data
-            self._argument[8] = self._scratch.following.ctypes.data
-        kept, entries = self._scratch, indices.numpy()
+            self._argument[8] = self._scratch.next_entry.ctypes.data
+        scratch, entries = self._scratch, indices.numpy()
         self._values = values
         self._groups, bad = self._group(
-            entries, self._shape[0], kept.hash_table(count), kept.row_of, kept.first, kept.following
+            entries,
+            self._shape[0],
+            scratch.hash_table(count),
+            scratch.row_of,
+            scratch.first,
+            scratch.next_entry,
         )
         return bad
 
     def make_calls(self, columns: Columns) -> list[Call]:
         """What updates the rows that the gradient names, and the others where the rule says so."""
         scalars = columns.scalars_of(0, self.compute)
-        made = self._touched_calls(scalars)
+        calls = self._touched_calls(scalars)
         if self._untouched is not None:
-            made.append(self._untouched_call(self._untouched, scalars))
-        return [*made, self._mark]
+            calls.append(self._untouched_call(self._untouched, scalars))
+        return [*calls, self._mark]
 
     def _touched_calls(self, scalars: Scalars) -> list[Call]:
         width, groups, kernel = self._width, self._groups, self._touched
@@ -159,14 +164,17 @@ class SparsePlan(RowsPlan):
     def _untouched_call(self, kernel: launch.Compiled, scalars: Scalars) -> Call:
         width, height = self._width, self._shape[0]
         limit = max(CHUNK // max(width, 1), 1)
-        ordered = np.sort(self._scratch.row_of[: self._groups])
+        sorted_rows = np.sort(self._scratch.row_of[: self._groups])
         chunks = np.empty((self._groups + 1 + height // limit, 4), np.int64)
-        found = chunks[
-            : launch.jit_loop(sparse_rows.gap_chunks)(ordered, height, width, limit, chunks)
+        gap_chunks = chunks[
+            : launch.jit_loop(sparse_rows.gap_chunks)(sorted_rows, height, width, limit, chunks)
         ]
         row = np.array([[scalars[name] for name in kernel.scalars]], kernel.dtype)
         base = np.array([self._pointers], np.int64)
-        self._gaps = make_table(base, found, cut_slices(found), np.zeros(1, np.int64)), row
+        self._gaps = (
+            make_table(base, gap_chunks, cut_slices(gap_chunks), np.zeros(1, np.int64)),
+            row,
+        )
         return kernel.bind_table(*self._gaps, self._flush)
 
     def release_gradients(self) -> None:

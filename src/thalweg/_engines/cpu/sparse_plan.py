@@ -76,7 +76,7 @@ class RowsPlan(ABC):
     def _read_addresses(self) -> list[int]:
         return list(map(Tensor.data_ptr, self.written))
 
-    def _stands(self) -> bool:
+    def _has_same_memory(self) -> bool:
         """Whether the written tensors lie where they lay, as they were."""
         try:
             return (
@@ -88,7 +88,7 @@ class RowsPlan(ABC):
         except RuntimeError:
             return False
 
-    def _is_of(self, request: StepRequest) -> bool:
+    def _matches_request(self, request: StepRequest) -> bool:
         if (
             request.rule is not self.rule
             or request.stages != self.stages
@@ -100,7 +100,7 @@ class RowsPlan(ABC):
             return False
         # Else torch looks for an override whenever a `Variable` is asked for something.
         with DisableTorchFunctionSubclass():
-            return self._stands()
+            return self._has_same_memory()
 
     def serves(self, request: StepRequest) -> bool:
         """Whether a plan made for this step would be this one."""
@@ -109,19 +109,19 @@ class RowsPlan(ABC):
             request.gradients[0].dtype == self._kind
             and len(slots) == len(self.slots)
             and all(map(is_, slots, self.slots))
-            and self._is_of(request)
+            and self._matches_request(request)
         )
 
     def try_rebind(self, request: StepRequest, bounds: Int64) -> bool:
         """See `Part`. Nothing is written; False leaves the reasons to the careful path."""
-        return self._is_of(request) and self._aim(request.gradients[0], bounds)
+        return self._matches_request(request) and self._bind_gradient(request.gradients[0], bounds)
 
-    def _aim(self, grad: Any, bounds: Int64) -> bool:
+    def _bind_gradient(self, grad: Any, bounds: Int64) -> bool:
         try:
-            found = values_and_indices(grad)
-            if found is None:
+            values_with_indices = values_and_indices(grad)
+            if values_with_indices is None:
                 return False
-            values, indices = found
+            values, indices = values_with_indices
             if type(values) is not Tensor or type(indices) is not Tensor:
                 return False
             shape = grad.shape  # of torch's sparse tensor; ours may have none
@@ -179,10 +179,10 @@ class RowsPlan(ABC):
         self, formulas: Formulas, stages: Stages, columns: Columns
     ) -> Sequence[Float64]:
         """See `StepPlan`."""
-        own, var = columns.scalars_of(0, self.compute), self.var
+        scalars, var = columns.scalars_of(0, self.compute), self.var
         if self._copy is not None and self._from_copies and variable_squares in formulas:
             var = resumed(var, self._copy)
-        return sums_of_pair(formulas, self.values, var, stages, own, self.compute, self._flush)
+        return sums_of_pair(formulas, self.values, var, stages, scalars, self.compute, self._flush)
 
     def compute_leaves(self, formulas: Formulas, stages: Stages, columns: Columns) -> list[Float64]:
         """See `StepPlan`."""

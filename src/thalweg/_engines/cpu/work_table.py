@@ -101,8 +101,8 @@ def cut_slices(chunks: Int64, chunk: int = CHUNK) -> Int64:
     count = len(chunks)
     if not count:
         return np.zeros(1, np.int64)
-    before = np.cumsum(chunks[:, 3]) - chunks[:, 3]
-    number = before // chunk
+    elements_before = np.cumsum(chunks[:, 3]) - chunks[:, 3]
+    number = elements_before // chunk
     starts = np.empty(count, bool)
     starts[0] = True
     np.not_equal(number[1:], number[:-1], out=starts[1:])
