@@ -15,7 +15,7 @@ from thalweg._engines.formula_parser import FUNCTION_PREFIX, LITERAL
 
 
 class NumberFormat(NamedTuple):
-    """How numbers of a storage type are addressed, and templates to read and write them."""
+    """Pointer type and bytes of a storage type, and templates that load and save a number."""
 
     pointer: str
     size: int
@@ -55,8 +55,8 @@ def KERNEL_NAME(argument):
     end_denormals(found)
 """
 
-# What a copy may have of a number, and where a step begins: at the variable or, where others wrote
-# to its copy, at that.
+# `saturated` bounds a number by the range of a copy. `resumed` returns the variable or, if others
+# have written to its copy, the copy.
 _SATURATED = """def saturated(value):
     kept = -{limit} if value < -{limit} else value
     return {limit} if kept > {limit} else kept"""
@@ -65,36 +65,40 @@ _RESUMED = """def resumed(value, bits, one):
 
 LINE = 64  # bytes of a cache line
 
-# Divisions and roots keep a processor from running far enough ahead of them to have its memory
-# fetched in time, above all where a page ends. Nobody fetches what is only written: copies, and
-# slots that choices leave unread.
-BLOCK = 128  # elements between two looks ahead
+BLOCK = 128  # elements between two prefetches
 _SLOW = {FUNCTION_PREFIX + name for name in ("sqrt", "exp", "log", "power", "where")}
 
 
 @cache
 def compiler_digest() -> str:
-    """A hash of what makes machine code of a source: llvmlite and our compiler."""
+    """Return a hash of the version of llvmlite and of the sources of the compiler."""
     source_texts = (
         Path(__file__).with_name(name).read_text() for name in ("compiler.py", "primitives.py")
     )
-    # Asked of the installation: what it imports takes longer than a step.
+    # Importing llvmlite for its version would take longer than a step.
     return digest(version("llvmlite"), *source_texts)
 
 
 def name_kernel(
     kind: str, definitions: str, text: str, scalars: tuple[str, ...], measures: int = 0
 ) -> Kernel:
-    """The kernel of a text in which its name is KERNEL_NAME."""
+    """Return a kernel, with a name made of its kind and a hash in place of KERNEL_NAME in its text.
+
+    Args:
+        kind: The letters that the name begins with.
+        definitions: The functions that the text calls; they come first in the source.
+        text: The kernel function.
+        scalars, measures: As for `Kernel`.
+    """
     name = f"{kind}_{digest(definitions, text, compiler_digest())}"
     return Kernel(name, definitions + text.replace("KERNEL_NAME", name), scalars, measures)
 
 
 class Element:
-    """Writes what a kernel does to element i of what p0, p1, ... point at.
+    """Writer of the update of element i of the streams at pointers p0, p1, ...
 
     Args:
-        update: What becomes of it.
+        update: The update of an element.
         compute: The type of the arithmetic, "float32" or "float64".
     """
 
@@ -102,7 +106,7 @@ class Element:
         self.update, self.compute = update, compute
 
     def define_functions(self) -> str:
-        """The functions that its lines call."""
+        """Return the text of the functions that the lines of an element call."""
         definitions = self.update.define_functions(FormulaWriter())
         if self.update.copy:
             definitions |= of_copies(self.update.storage[-1], self.compute)
@@ -110,7 +114,7 @@ class Element:
         return header + "\n\n".join(definitions.values()) + "\n"
 
     def update_element(self, vectors: Mapping[str, str] | None = None) -> list[str]:
-        """Read what the formula takes, compute it, and write what changes.
+        """Return lines that load the inputs of the formula, compute it and store changed streams.
 
         Args:
             vectors: As for `Update.local_scalars`.
@@ -122,7 +126,8 @@ class Element:
         ]
         writes: list[str] = []
         for result, stream in update.written_results():
-            # A number that was chosen and not computed is flushed by `one`, which LLVM cannot know.
+            # A product with `one` flushes a number that was selected and not computed. LLVM does
+            # not know the value of `one` and keeps the product.
             value = f"out{result}" if update.formula.is_rounded(result) else f"out{result} * one"
             writes.append(self.store_value(stream, value))
         if update.writes_copy():
@@ -136,18 +141,18 @@ class Element:
         ]
 
     def begins_at(self, stream: int) -> str:
-        """What the formula begins with: a number that was read; the variable after `before`."""
+        """Return an expression for the input of a stream: the loaded number, after `before`."""
         if stream or not self.update.before:
             return self.load_value(stream)
         return STORAGE[self.update.storage[0]].load.format(self.prepare_variable())
 
     def prepare_variable(self) -> str:
-        """The variable after `before`, as it is stored."""
+        """Return an expression for the variable after `before`, in its storage type."""
         value = self.update.apply_stages(self.update.before, self.load_value(0))
         return STORAGE[self.update.storage[0]].save.format(f"{value} * one")
 
     def load_value(self, stream: int) -> str:
-        """A number in the type of the arithmetic."""
+        """Return an expression for a stream's number in the type of the arithmetic."""
         value, kind = self.read_value(stream), self.update.storage[stream]
         if ("float32" if kind in LARGEST else kind) != self.compute:
             value = f"{LITERAL}({value})"
@@ -156,20 +161,20 @@ class Element:
         return value
 
     def read_value(self, stream: int) -> str:
-        """A number as it is read."""
+        """Return an expression that loads a stream's number, of any type."""
         return STORAGE[self.update.storage[stream]].load.format(f"p{stream}[i]")
 
     def store_value(self, stream: int, value: str) -> str:
-        """Write a number."""
+        """Return a statement that stores an expression in a stream."""
         return f"p{stream}[i] = {STORAGE[self.update.storage[stream]].save.format(value)}"
 
     def store_copy(self, value: str) -> str:
-        """Write the copy of a number."""
+        """Return a statement that stores an expression, saturated, in the low-precision copy."""
         return self.store_value(len(self.update.storage) - 1, f"saturated({value}) * one")
 
 
 def generate_update(update: Update, compute: str) -> Kernel:
-    """The kernel of an update of chunks of tensors, in "float32" or "float64"."""
+    """Return the kernel that updates chunks of tensors, in arithmetic of type `compute`."""
     element = Element(update, compute)
     definitions, pointers = element.define_functions(), point_at_chunk(update)
     return write_kernel(element, definitions, pointers, _update_chunk(definitions, element))
@@ -178,12 +183,12 @@ def generate_update(update: Update, compute: str) -> Kernel:
 def write_kernel(
     element: Element, definitions: str, pointers: list[str], elements: list[str]
 ) -> Kernel:
-    """The kernel of an update of chunks.
+    """Return a kernel that runs lines for each chunk of its work table.
 
     Args:
-        element: What becomes of an element.
+        element: The writer of an element, with the scalars and type of the arithmetic.
         definitions: The functions that are called.
-        pointers: Lines that point at what a chunk has of each stream.
+        pointers: Lines that set the pointers of each stream of a chunk.
         elements: Lines that update its elements.
     """
     scalars = element.update.scalars
@@ -200,7 +205,7 @@ def write_kernel(
 
 
 def of_copies(storage: str, compute: str) -> dict[str, str]:
-    """The functions that have to do with copies of a storage type."""
+    """Return the functions "saturated" and "resumed" for copies of a storage type, by name."""
     _, _, load, save = STORAGE[storage]
     saturated_value, loaded = "saturated(value) * one", load.format("bits")
     matches_copy = f"{save.format(saturated_value)} == bits"
@@ -213,7 +218,7 @@ def of_copies(storage: str, compute: str) -> dict[str, str]:
 
 
 def point_at_chunk(update: Update) -> list[str]:
-    """Point at what a chunk has of each stream."""
+    """Return lines that set address `at{k}` and pointer `p{k}` of each stream k of a chunk."""
     lines: list[str] = []
     for stream, kind in enumerate(update.storage):
         start = "grad_offset" if update.grad and stream == 1 else "offset"
@@ -223,12 +228,12 @@ def point_at_chunk(update: Update) -> list[str]:
 
 
 def first_of(update: Update, stream: int) -> str:
-    """Where a stream of the tensor of a chunk begins."""
+    """Return an expression for the address of a stream of the chunk's tensor."""
     return f"base[tensor * {update.width} + {stream}]"
 
 
 def _update_chunk(definitions: str, element: Element) -> list[str]:
-    """Update the elements of a chunk one after the other."""
+    """Return a loop that updates the elements of a chunk, in blocks with prefetches if they pay."""
     lines, storage = element.update_element(), element.update.storage
     inner, distance = indent_by(lines, 1).splitlines(), tuning().prefetch
     # The processor does not fetch lines ahead that are only written, such as those of a copy.

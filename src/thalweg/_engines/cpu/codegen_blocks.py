@@ -1,8 +1,7 @@
-"""Write the source of a CPU kernel that goes block by block, through the stack: where slots are
-encoded, and where numbers of 16 bits are rounded by random bits.
+"""Source of CPU kernels for encoded slots and for random rounding of 16-bit numbers.
 
-The elements between are updated by the very lines of a kernel without codecs, which find the
-numbers of an encoded slot in an array of the stack.
+A kernel decodes a block of elements onto the stack, updates it with the lines of a kernel without
+codecs, and encodes it.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ for begin in range(0, length, {step}):
 {encoding}
 """
 
-# One loop over blocks for all slots of the same length: what one waits for, another computes.
+# All slots of one block length share a loop, so that their latencies overlap.
 _BLOCKS = "for part in range(0, count, {block}):"
 
 _RECORD = "record = at{stream} + ((begin + part) >> {shift}) * {record}"
@@ -48,13 +47,13 @@ for j in range({block}):
     p{stream}[part + j] = {decode}(float32(stored{stream}[j]), scale)
 """
 
-# See `_is_decoded_inline`.
+# Only for codecs with `_is_decoded_inline`.
 _OPEN_RECORD = """
 record = at{stream} + (begin >> {shift}) * {record}
 stored{stream}, scale{stream} = {kind}_pointer(record + {header}), float32_pointer(record)[0]
 """
 
-# What lies beyond the last element must not be counted for a peak, whatever was decoded there.
+# Numbers beyond the last element must not change the peak of a block.
 _CLEAR = """
 for j in range(count, (count + {block} - 1) & -{block}):
     p{stream}[j] = 0
@@ -62,7 +61,7 @@ for j in range(count, (count + {block} - 1) & -{block}):
 
 _TURN = f"turn = (((offset + begin) >> {PERIOD.bit_length() - 1}) * {TURN}) & {PERIOD - 1}"
 
-# Peaks of all blocks come before any code: nobody waits for one.
+# Peaks of all blocks are stored before any code is computed, so that no block waits for its peak.
 _SCALE = """
 {at_record}
 peak = int32(0)
@@ -100,7 +99,7 @@ def generate_blocks(
     draws: bool = False,
     vectors: Mapping[str, str] = NONE,
 ) -> tuple[Kernel, tuple[str, ...]]:
-    """The kernel of an update of chunks of tensors, in float32.
+    """Return a kernel that updates chunks of tensors in float32, and the vectors that it reads.
 
     Args:
         formula: `update` of a rule.
@@ -158,15 +157,15 @@ def generate_blocks(
 
 
 class _Element(Element):
-    """Writes what becomes of an element, whose encoded slots are on the stack.
+    """Writer of the update of an element whose encoded slots are on the stack.
 
-    Numbers are left there prepared: a root that an update has computed is not computed twice.
+    Numbers are stored after the `prepare` formula of their codec, which the encoder expects.
 
     Args:
-        update: What becomes of it.
+        update: The update of an element.
         coded: The slots that are on the stack.
-        drawn: The streams that are rounded by random bits.
-        lower: The slot that has the lower part of the variable, in `split8`.
+        draw_streams: The streams that are rounded by random bits.
+        lower: The slot with the lower bits of the variable, in `split8`; None without one.
     """
 
     def __init__(
@@ -204,7 +203,7 @@ class _Element(Element):
 
 
 def _loop_over_elements(element: Element) -> list[str]:
-    """Update `count` elements from `begin` of a chunk on."""
+    """Return a loop that updates `count` elements from `begin` of a chunk on."""
     if element.update.vectors:
         with importing:
             from thalweg._engines.cpu.codegen_broadcast import each_line
@@ -213,7 +212,7 @@ def _loop_over_elements(element: Element) -> list[str]:
 
 
 def _is_decoded_inline(codec: Codec) -> bool:
-    """Return whether the update's own loop decodes blocks, by a formula that is short enough."""
+    """Return whether the loop of the update decodes, for long blocks and a short formula."""
     return codec.block == STEP and len(transcribe(codec.decode).nodes) <= _LONGEST
 
 
@@ -222,7 +221,7 @@ def _name_of(part: str, codec: Codec) -> str:
 
 
 def _define_codecs(codecs: set[Codec]) -> str:
-    """The functions of codecs."""
+    """Return the text of the functions that decode, prepare and encode, of each codec."""
     texts = [
         FormulaWriter().define_function(f"{part}_{codec.name}", transcribe(getattr(codec, part)))
         for codec in sorted(codecs, key=lambda codec: codec.name)
@@ -232,7 +231,7 @@ def _define_codecs(codecs: set[Codec]) -> str:
 
 
 def _fill_blocks(template: str, coded: Coded) -> list[str]:
-    """What is done to each block of streams."""
+    """Return one loop over blocks per block length, with a template filled for each stream."""
     lines: list[str] = []
     for block in dict.fromkeys(codec.block for codec in coded.values()):
         block_codecs = {k: codec for k, codec in coded.items() if codec.block == block}
@@ -242,7 +241,7 @@ def _fill_blocks(template: str, coded: Coded) -> list[str]:
 
 
 def _fill(template: str, coded: Coded) -> list[str]:
-    """A template for each of these streams."""
+    """Return the lines of a template filled for each stream and its codec."""
     lines: list[str] = []
     for stream, codec in coded.items():
         shift, size = _shift_of(codec), codec.record_bytes
@@ -266,7 +265,7 @@ def _fill(template: str, coded: Coded) -> list[str]:
 
 
 def _begin_dithers(update: Update) -> list[str]:
-    """Return the lines that make the dithers of a step, twice, so that turns need not wrap."""
+    """Return lines with two periods of dithers, so that reads from `turn` on need not wrap."""
     return [
         f"dithers, step_number = numbers({2 * PERIOD}), int64({update.scalar[SCALARS[0]]})",
         f"for rank in range({2 * PERIOD}):",
@@ -279,7 +278,7 @@ def _shift_of(codec: Codec) -> int:
 
 
 def _point_at_chunk(update: Update, coded: Coded, lower: int | None) -> list[str]:
-    """Point at what a chunk has of each stream: elements, or records and room for their numbers."""
+    """Return lines with the address of each stream of a chunk, and arrays for encoded ones."""
     lines: list[str] = []
     for stream, kind in enumerate(update.storage):
         codec, first = coded.get(stream), first_of(update, stream)
@@ -294,7 +293,7 @@ def _point_at_chunk(update: Update, coded: Coded, lower: int | None) -> list[str
 
 
 def _point_at_elements(update: Update, coded: Coded, lower: int | None) -> list[str]:
-    """Point at the elements of the streams that are not on the stack, from `begin` on."""
+    """Return lines that point at the elements from `begin` on of streams that are not encoded."""
     lines: list[str] = []
     for stream, kind in enumerate(update.storage):
         if stream in coded:

@@ -1,4 +1,4 @@
-"""Write the loops of a CPU kernel over elements that see numbers of their row and column."""
+"""Loops of CPU kernels whose formulas read vectors over rows and columns."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _TRIPLE = 3  # elements of a row of most kernels of convolutions
 
 
 def generate_seeing(update: Update, compute: str) -> Kernel:
-    """As `generate_update` of `codegen`, where elements see their row and column.
+    """Return the kernel of an update that reads vectors over rows and columns.
 
-    What the table has of a tensor is its streams, its vectors, and how many rows and columns its
-    matrices have.
+    The table has for each tensor the addresses of its streams and vectors, and the numbers of rows
+    and columns of its matrices.
     """
     element = Element(update, compute)
     definitions, pointers = element.define_functions(), point_at_chunk(update)
@@ -25,7 +25,15 @@ def generate_seeing(update: Update, compute: str) -> Kernel:
 
 
 def each_line(element: Element, first: str, count: str) -> list[str]:
-    """Update `count` elements, from element `first` of a tensor on, which see rows and columns."""
+    """Return loops that update `count` elements from element `first` of a tensor on.
+
+    Rows of up to `SHORT` elements are taken together: the vectors are first copied to lanes, an
+    element for each. Longer rows have a loop each.
+
+    Args:
+        element: The writer of an element, with vectors of rows and columns.
+        first, count: Expressions.
+    """
     update = element.update
     place = f"tensor * {update.width} + {update.vectors_at}"
     sides = f"base[{place} + {len(update.vectors)}], base[{place} + {len(update.vectors) + 1}]"
@@ -63,7 +71,7 @@ def each_line(element: Element, first: str, count: str) -> list[str]:
         f"while done < {count}:",
         f"    line = ({first} + done) // columns",
         f"    stop = min((line + 1) * columns - {first}, {count})",
-        # Where the columns would begin that element i finds its own in at [i].
+        # Offset of the column vectors with which element i finds its number at [i].
         f"    column = (line // rows - line) * columns + {first}",
         *indent_by([*vector_lines, "for i in range(done, stop):"], 1).splitlines(),
         *indent_by(element.update_element(), 2).splitlines(),
@@ -72,18 +80,19 @@ def each_line(element: Element, first: str, count: str) -> list[str]:
 
 
 def spread_name(vector: str) -> str:
-    """The lanes that hold what each of some elements sees of a vector."""
+    """Return the name of the lanes that hold a vector's number for each element."""
     return f"each_{vector}"
 
 
 def spread_vectors(pointers: Mapping[str, str], count: str) -> list[str]:
-    """Have lanes hold what the elements from `start` on, of row `line`, see of vectors.
+    """Return lines that copy the vectors' numbers of each element into lanes.
 
-    Loops over short rows cost more than what they do, so that those run over this.
+    The elements are those from `start` on, in row `line`. A loop over many short rows is then one
+    loop over lanes.
 
     Args:
-        pointers: To where vectors of the tensor begin, by name.
-        count: How many elements there are.
+        pointers: Expressions for pointers to the vectors of the tensor, by name.
+        count: An expression for the number of elements.
     """
     if not pointers:
         return ["pass"]

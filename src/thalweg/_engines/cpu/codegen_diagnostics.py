@@ -1,10 +1,9 @@
-"""Write the source of an update that also measures itself, leaf by leaf; see `diagnostics`.
+"""Source of CPU kernels that update chunks and reduce the diagnostics of each chunk.
 
-Each element is updated as by the plain kernel. Beside that its gradient, weight, momentum and move,
-which are in registers, go into largest magnitudes, as integers that order them, and into room on
-the stack for a block, from which they are summed up as `diagnostic_sums` has it. What is rare among
-the gradients of a leaf is counted afterwards, if its smallest or largest magnitude says that there
-is any.
+Each element is updated as by the kernel without diagnostics. Its gradient, weight, momentum and
+move then go into maxima of magnitudes, as integers, and into a block on the stack, which is summed
+in the order of `diagnostic_sums`. Zeros, denormals and non-finite gradients are counted in a second
+loop, only if the smallest or largest magnitude shows that there are any.
 """
 
 from __future__ import annotations
@@ -86,21 +85,21 @@ _BITS = {
 
 
 def can_diagnose(update: Update) -> bool:
-    """Whether there is a kernel for it: of float32, with a gradient of 32 bits or fewer."""
+    """Return whether the arithmetic is float32 and the gradient has at most 32 bits."""
     return update.storage[0] != "float64" and update.storage[1] in _BITS
 
 
 def generate_diagnosed(update: Update, stage_count: int, momentum: int | None, sign: int) -> Kernel:
-    """The kernel of an update in float32 that measures itself.
+    """Return the kernel of an update in float32 that also computes diagnostics.
 
     Args:
-        update: What becomes of an element; one for which `can_diagnose`.
-        stage_count: How many of its stages come before a gradient is measured.
+        update: The update of an element; `can_diagnose` returns True for it.
+        stage_count: The number of stages applied to a gradient before it is measured.
         momentum: The stream of the momentum; None for none.
-        sign: -1 if it is that of negatives of gradients, else 1.
+        sign: -1 if the momentum averages negative gradients, else 1.
 
     Returns:
-        The kernel; of each leaf it makes `MEASURED`, where those of a momentum are 0 without one.
+        The kernel. It writes `MEASURED` for each chunk, with 0 for the momentum without one.
     """
     element = Element(update, "float32")
     quantities = _QUANTITIES if momentum is not None else _QUANTITIES[:3]
@@ -140,7 +139,7 @@ def generate_diagnosed(update: Update, stage_count: int, momentum: int | None, s
 def _update_element(
     element: Element, stage_count: int, momentum: int | None, sign: int, magnitude: str
 ) -> list[str]:
-    """Update element i, and keep what is summed up."""
+    """Return lines that update element i, and store its quantities in the block at `at`."""
     update = element.update
     gradient = update.name_of(1)
     lines = element.update_element()
@@ -175,6 +174,7 @@ def _update_element(
 
 
 def _keep(name: str, value: str) -> list[str]:
+    """Return lines that store a quantity in the block and include it in the block's peak."""
     return [
         f"now_{name} = {value}",
         f"kept_{name}[at] = now_{name}",
@@ -183,7 +183,7 @@ def _keep(name: str, value: str) -> list[str]:
 
 
 def _scale(name: str) -> list[str]:
-    """What a block's numbers are multiplied by, and what undoes that."""
+    """Return lines with the scale of a quantity in a block, a power of two, and its inverse."""
     return [
         _largest(f"{name}_max", f"{name}_peak"),
         f"power = min({name}_peak >> 23, {POWERS[1]})",
@@ -194,7 +194,7 @@ def _scale(name: str) -> list[str]:
 
 
 def _add_columns(quantities: Sequence[str], sums: Mapping[str, tuple[str, str]]) -> list[str]:
-    """Add up the rows of a block, and add their sums to the lanes."""
+    """Return lines that add the products of a block's rows in a column to its lanes."""
     lines: list[str] = []
     for row in range(ROWS):
         index_text = f"lane + {row * COLUMNS}" if row else "lane"
@@ -207,4 +207,5 @@ def _add_columns(quantities: Sequence[str], sums: Mapping[str, tuple[str, str]])
 
 
 def _largest(name: str, value: str) -> str:
+    """Return a statement that raises a variable to a larger value."""
     return f"{name} = {value} if {value} > {name} else {name}"

@@ -1,4 +1,4 @@
-"""Write the source of a measuring kernel: formulas summed leaf by leaf, or largest magnitudes."""
+"""Source of CPU kernels that sum formulas over leaves, or find largest magnitudes."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ def KERNEL_NAME(argument):
     end_denormals(found)
 """
 
-# A block of elements is copied into row-major order, of a tensor whose memory has another one, so
-# that the copy is still in the cache when it is added up. `layouts` is that of `Offsets`.
+# Copies a block of a tensor that is not in row-major order into row-major scratch, which is still
+# in the cache when it is added up. `layouts` is the table of `Offsets`.
 _GATHER = """
 period, taken = layouts[3 * tensor], 0
 within = int32_pointer(layouts[3 * tensor + 1])
@@ -110,10 +110,10 @@ def KERNEL_NAME(argument):
 
 
 class Elements(Sweep):
-    """The parts of a measuring kernel's text."""
+    """Writer of the parts of a kernel that reduces formulas."""
 
     def point_at_leaf(self) -> list[str]:
-        """Point at what is read of a leaf."""
+        """Return lines that set pointer `p{k}` of each stream k that is read of a leaf."""
         lines: list[str] = []
         for stream in self.read:
             fmt = STORAGE[self.storage[stream]]
@@ -122,7 +122,7 @@ class Elements(Sweep):
         return lines
 
     def reserve_scratch(self, elements: int) -> list[str]:
-        """Return lines that reserve memory for so many elements of each stream that is read."""
+        """Return lines that reserve scratch of `elements` numbers for each stream that is read."""
         lines = ["layouts = int64_pointer(work[10])"]
         for stream in self.read:
             fmt = STORAGE[self.storage[stream]]
@@ -131,7 +131,7 @@ class Elements(Sweep):
         return lines
 
     def gather(self, elements: int) -> list[str]:
-        """Return lines that copy up to so many elements from `start` on into the scratch memory."""
+        """Return lines that copy up to `elements` numbers from `start` on into the scratch."""
         copy: list[str] = []
         point: list[str] = []
         for stream in self.read:
@@ -154,11 +154,11 @@ class Elements(Sweep):
         return text.strip().splitlines()
 
     def see_vectors(self) -> dict[str, str]:
-        """What element i has of vectors, by the names of scalars."""
+        """Return expressions for the numbers of element i in vectors, by the names of scalars."""
         return read_vectors(self.vectors)
 
     def measure_element(self) -> list[str]:
-        """Return every measure of element i."""
+        """Return the body of a function that returns every measure of element i."""
         lines: list[str] = []
         for stream in self.used:
             load = STORAGE[self.storage[stream]].load
@@ -177,7 +177,8 @@ class Elements(Sweep):
         return [*lines, f"return {self._list_names('v')}"]
 
     def _write_measure(self, formula_graph: FormulaGraph, index: int) -> list[str]:
-        # Measures are not functions: each costs as much time to compile as all else together.
+        """Return lines that assign a measure of element i to `v{index}`."""
+        # A measure is inlined: a function each would double the time to compile.
         is_narrow = self.are_like_update[index]
         letter, kind = ("n", STAGE_LITERAL) if is_narrow else ("w", "float64")
         inputs = [(f"{stream}", f"{letter}{stream}") for stream in formula_graph.streams]
@@ -191,7 +192,7 @@ class Elements(Sweep):
         return [*lines, *operations, f"v{index} = float64({result})"]
 
     def define_functions(self, compute: str) -> list[str]:
-        """The functions that `measure_element` calls."""
+        """Return the definitions that the lines of `measure_element` need."""
         definitions = [HEADER.format(literal=LITERAL, compute="float64")]
         if self.stages or any(self.are_like_update):
             definitions.append(HEADER.format(literal=STAGE_LITERAL, compute=compute))
@@ -202,7 +203,7 @@ class Elements(Sweep):
         return definitions
 
     def add_rows(self, rows: int) -> list[str]:
-        """Add the elements of so many rows to one lane, row after row."""
+        """Return lines that add the elements of `rows` rows of lanes to the lanes at `lane`."""
         lines = self.per_measure("sum{0} = lanes{0}[lane]")
         for row in range(rows):
             values = ", ".join([f"start + lane + {row * LANES}", *self.arguments])
@@ -211,7 +212,7 @@ class Elements(Sweep):
         return lines + self.per_measure("lanes{0}[lane] = sum{0}")
 
     def per_measure(self, *lines: str) -> list[str]:
-        """Lines for every measure, with its number."""
+        """Return lines for every measure, with its index in place of {0}."""
         return [line.format(index) for index in range(len(self.measures)) for line in lines]
 
     def _list_names(self, name: str) -> str:
@@ -219,7 +220,7 @@ class Elements(Sweep):
 
 
 def _counts(formula_graph: FormulaGraph) -> bool:
-    """Return whether a measure adds up ones, `where(.., 1.0, 1.0)`: any order of these is exact."""
+    """Return whether a measure is `where(.., 1.0, 1.0)`, whose sum is the number of elements."""
     (result,) = formula_graph.results
     values = result.inputs[1:] if result.op == "where" else []
     return bool(values) and all(node.op == "const" and node.args == (1.0,) for node in values)
@@ -233,20 +234,20 @@ def generate_measure(
     from_copy: bool = False,
     gathers: bool = False,
 ) -> Kernel:
-    """The kernel that sums formulas over each leaf, all of them in one sweep.
+    """Return the kernel that sums formulas over each leaf, in one pass over memory.
 
     Args:
         formulas, stages, storage, from_copy: As for `Sweep`.
         compute: In what stages are evaluated, "float32" or "float64".
-        gathers: Whether the memory of a tensor may have its elements in another order; the block
-            of the kernel then has the address of `Offsets.table`.
+        gathers: Whether tensors may have another order of elements than row-major; the argument of
+            the kernel then has the address of `Offsets.table`.
 
     Raises:
         RuleError: A formula takes more values than there are, or returns several.
     """
     readable, count = len(storage) - from_copy, len(formulas)
     all_formulas = Sweep(formulas, stages, storage, readable, from_copy)
-    # For counts nothing is read, nor lanes kept; some measure is left to be taken.
+    # Counts need neither memory nor lanes; the first measure is always summed.
     leaves = {k: "float64(length)" for k in range(1, count) if _counts(all_formulas.measures[k])}
     summed_indices = [k for k in range(count) if k not in leaves]
     leaves |= {k: f"lanes{index}[0]" for index, k in enumerate(summed_indices)}
@@ -279,7 +280,11 @@ def generate_measure(
 
 
 def generate_peak(size: int) -> Kernel:
-    """The kernel that finds each chunk's largest magnitude, as the bits of a number."""
+    """Return the kernel that stores the bits of each chunk's largest magnitude.
+
+    Args:
+        size: Bytes of a number: 2, 4 or 8.
+    """
     header = HEADER.format(literal=LITERAL, compute="float64")
     magnitude = hex(2 ** (8 * size - 1) - 1)
     integer = {2: "uint16", 4: "int32", 8: "int64"}[size]

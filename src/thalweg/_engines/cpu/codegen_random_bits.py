@@ -1,4 +1,4 @@
-"""The parts of a CPU kernel's text that draw random bits; see `thalweg._engines.philox`."""
+"""Lines of CPU kernels that draw random bits; see `thalweg._engines.philox`."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from thalweg._engines.cpu.codegen import first_of
 from thalweg._engines.philox import INCREMENTS, MASK, MULTIPLIERS, ROUNDS
 from thalweg._engines.random_bits import GROUP, SCALARS
 
-# Streams take each round side by side: what one waits for, another computes. What lies above the
-# lower 32 bits is left where it is, until a product asks for them.
+# All streams compute a round together, so that their latencies overlap. Bits above the lower 32 are
+# masked only where a product needs it.
 _PRODUCTS = """
 left{k}, right{k} = {first} * (a{k} & {mask}), {second} * (c{k} & {mask})
 """
@@ -36,7 +36,12 @@ _ADDRESS = "drawn{stream} = uint16_pointer(address_of(words{k}) + 2 * (position 
 
 
 def begin_draws(update: Update, numbers: Iterable[int]) -> list[str]:
-    """What a chunk knows of its draws: key, step, number of the variable, room for words."""
+    """Return lines that set key, step, position and buffers of the draws of a chunk.
+
+    Args:
+        update: The update, with the scalars of `SCALARS` and `draws`.
+        numbers: The indices of the random numbers that an element needs.
+    """
     names = dict(zip(SCALARS, ("step", "key_low", "key_high"), strict=True))
     stream_count = len(update.storage)
     return [
@@ -48,10 +53,10 @@ def begin_draws(update: Update, numbers: Iterable[int]) -> list[str]:
 
 
 def draw_for(streams: Mapping[int, int]) -> list[str]:
-    """Draw for `count` elements from `begin` of a chunk on.
+    """Return lines that draw bits for `count` elements from `begin` of a chunk on.
 
     Args:
-        streams: Where they are stored, and which of an element's numbers that is.
+        streams: The index of the random number of each stream, by stream.
     """
     numbers, last_index, of_group = streams.values(), GROUP - 1, GROUP.bit_length() - 1
     round_lines = _fill_template(_PRODUCTS, numbers) + _fill_template(_WORDS, numbers)
@@ -75,13 +80,13 @@ def draw_for(streams: Mapping[int, int]) -> list[str]:
 
 
 def _fill_template(template: str, numbers: Iterable[int]) -> list[str]:
-    """A template for each of these numbers of an element."""
+    """Return the lines of a template filled for each index of a random number."""
     first, second = MULTIPLIERS
     texts = [template.format(k=k, first=first, second=second, mask=MASK) for k in numbers]
     return [line for text in texts for line in text.strip().splitlines()]
 
 
 def round_by_draw(stream: int, kind: str, value: str) -> str:
-    """A number of 16 bits, rounded by what was drawn for it."""
+    """Return an expression that rounds a value to a 16-bit type by the bits drawn for a stream."""
     short = {"float16": "half", "bfloat16": "bfloat"}[kind]
     return f"float_to_{short}_by({value}, drawn{stream}[i])"

@@ -1,4 +1,4 @@
-"""Write the source of a kernel that measures rows, columns and variables, tile by tile."""
+"""Source of the CPU kernel that reduces rows, columns and variables, tile by tile."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _CACHE_BYTES = 28 << 10  # bytes of it
 _HALF = LANES // 2
 _MAX_LANES = 16 * LANES  # lanes of columns in all: they are on the stack of a thread
 
-# Of a tensor the table has its streams, its vectors, rows and columns of its matrices, how many
-# tiles lie below one another and side by side, and where what tiles have of each measure goes.
+# A row of the table has for a tensor: addresses of streams and vectors, rows and columns of its
+# matrices, tiles per column and per row, and the address of the tile results of each measure.
 _MEASURE = """
 def measured({parameters}):
 {element}
@@ -114,12 +114,12 @@ def KERNEL_NAME(argument):
 
 @dataclass(frozen=True)
 class _TileReduction(Reduction):
-    """What is kept of one formula in the course of a tile.
+    """Reduction of one formula in a tile, and the measures that take it.
 
     Attributes:
-        value: The number of its value.
-        targets: The numbers of the measures of each "row", "column" and "variable", where there
-            are some: two may be alike.
+        value: The index of the formula.
+        targets: The indices of measures over "row", "column" and "variable", by these words; two
+            measures may be alike.
     """
 
     value: int
@@ -127,14 +127,14 @@ class _TileReduction(Reduction):
 
     @property
     def has_columns(self) -> bool:
-        """Whether columns are added up."""
+        """Return whether measures need the reductions of columns."""
         return not self.targets.keys().isdisjoint(("column", "variable"))
 
 
 def _share_formulas(
     measures: tuple[Measure, ...],
 ) -> tuple[tuple[Formula, ...], list[_TileReduction]]:
-    """The formulas, each once, and what is kept of each."""
+    """Return the distinct formulas of measures, and a reduction per formula and way to reduce."""
     formulas = tuple(dict.fromkeys(measure.function for measure in measures))
     reductions: dict[tuple[int, str], _TileReduction] = {}
     for number, measure in enumerate(measures):
@@ -147,23 +147,23 @@ def _share_formulas(
 
 
 class _ShortTile:
-    """The parts that have to do with it in tiles of short rows, of which each case has its text.
+    """Lines of a reduction in tiles of short rows; each number of columns has its own text.
 
     Args:
-        kept: What is kept.
-        name: Names its lanes.
+        reduction: The reduction.
+        name: The suffix of the names of lanes and sums.
     """
 
     def __init__(self, reduction: _TileReduction, name: int) -> None:
         self._reduction, self.lanes, self._name = reduction, f"short_lanes{name}", name
 
     def begin(self, columns: int) -> list[str]:
-        """Before the rows of a tile."""
+        """Return lines that set the sums of columns to zero, before the rows of a tile."""
         zeros = range(columns if self._reduction.has_columns else 0)
         return [f"sum{self._name}_{j} = {self._reduction.zero}" for j in zeros]
 
     def add_row(self, columns: int) -> list[str]:
-        """What becomes of a row."""
+        """Return lines that write the reduction of a row and add its elements to the columns."""
         values = [f"value{self._name}_{j}" for j in range(columns)]
         lines = [f"{value} = {self.lanes}[i + {j}]" for j, value in enumerate(values)]
         row_text = self._reduction.fold(values)
@@ -177,7 +177,7 @@ class _ShortTile:
         return lines
 
     def end(self, columns: int) -> list[str]:
-        """After the rows of a tile."""
+        """Return lines that write the reductions of columns and of the tile, after its rows."""
         sums = [f"sum{self._name}_{j}" for j in range(columns)]
         return [
             f"target{k}[column + {j}] = {sum_name}"
@@ -190,7 +190,7 @@ class _ShortTile:
 
 
 def _write_short_cases(short_tiles: list[_ShortTile]) -> list[str]:
-    """Add up the tile `own`, whose rows have one of a few lengths."""
+    """Return branches that reduce the tile `own`, one for each length of short rows."""
     lines: list[str] = []
     for columns in range(1, SHORT + 1):
         lines += [
@@ -206,12 +206,12 @@ def _write_short_cases(short_tiles: list[_ShortTile]) -> list[str]:
 
 
 class _LongTile:
-    """The parts of the text that have to do with one of what is kept.
+    """Lines of a reduction in tiles of long rows.
 
     Args:
-        kept: What is kept.
-        name: Names its lanes.
-        wide: How many tiles of a row there are lanes for.
+        reduction: The reduction.
+        name: The suffix of the names of lanes.
+        tile_count: The number of tiles of a row that have lanes.
     """
 
     def __init__(self, reduction: _TileReduction, name: int, tile_count: int) -> None:
@@ -225,6 +225,7 @@ class _LongTile:
 
     @property
     def lanes(self) -> list[str]:
+        """Return lines that reserve the lanes of rows and columns."""
         return [
             *([f"{self._row} = lanes({_ROWS_AT_ONCE * _HALF})"] if self.has_row else []),
             *(
@@ -236,6 +237,7 @@ class _LongTile:
 
     @property
     def zero(self) -> list[str]:
+        """Return the statement that resets a lane of columns, if there are any."""
         return (
             [f"{self._column}[lane] = {self._reduction.zero}"]
             if self._reduction.has_columns
@@ -243,7 +245,13 @@ class _LongTile:
         )
 
     def add(self, rows: int, upper: bool) -> list[str]:
-        """What becomes of an element of each of some rows, in the lower or upper half of a tile."""
+        """Return lines that add element i of several rows to the lanes.
+
+        Args:
+            rows: The number of rows.
+            upper: Whether element i is in the upper half of a tile, whose row lanes are those of
+                the lower half.
+        """
         values, lines = [f"v{self._reduction.value}_{k}" for k in range(rows)], list[str]()
         if self._reduction.has_columns:
             total = place = f"{self._column}[shift + i]"
@@ -257,7 +265,7 @@ class _LongTile:
 
     @property
     def keep_row(self) -> list[str]:
-        """Fold what there is of a row, and leave it."""
+        """Return lines that fold the lanes of row `below` and write its reduction."""
         if not self.has_row:
             return []
         first, *other_quarters = (f"{self._row}[lane + {k} * span]" for k in range(4))
@@ -276,6 +284,7 @@ class _LongTile:
 
     @property
     def keep(self) -> list[str]:
+        """Return lines that write the reductions of columns and of each tile of a band."""
         targets, lines = self._reduction.targets, list[str]()
         if "column" in targets:
             lines.append("for lane in range(min(room, columns - left)):")
@@ -302,24 +311,26 @@ class _LongTile:
 
 
 class _RowLoop:
-    """The text that adds up some rows of a tile, of which each reads by names of its own.
+    """Writer of loops over some rows of a tile, with names per row.
 
     Args:
-        sweep: What is read and computed of an element.
-        tiles: The parts of what is kept.
-        of_rows: Lines that read what a row sees of vectors.
+        sweep: The writer of an element.
+        tiles: The writers of the reductions.
+        row_vector_lines: Lines that load the number of a row in each vector of rows.
     """
 
-    def __init__(self, sweep: Elements, tiles: list[_LongTile], of_rows: list[str]) -> None:
+    def __init__(
+        self, sweep: Elements, tiles: list[_LongTile], row_vector_lines: list[str]
+    ) -> None:
         self._sweep, self._tiles = sweep, tiles
-        self._row_lines = [*of_rows, *sweep.point_at_leaf()]
+        self._row_lines = [*row_vector_lines, *sweep.point_at_leaf()]
         self._row_names = {line.split(" ")[0] for line in self._row_lines}
 
     def _name(self, name: str, row: int) -> str:
         return f"{name}_{row}" if name in self._row_names else name
 
     def add(self, rows: int) -> list[str]:
-        """Add up so many rows, from `line` on."""
+        """Return lines that reduce `rows` rows from `line` on."""
         lines: list[str] = []
         for row in range(rows):
             lines.append(f"offset = (line + {row}) * columns + start")
@@ -335,6 +346,7 @@ class _RowLoop:
         ]
 
     def _loop(self, limits: str, rows: int, upper: bool) -> list[str]:
+        """Return the loop over elements of several rows, from one half of a tile or all."""
         lines: list[str] = []
         for row in range(rows):
             results = ", ".join(f"v{index}_{row}" for index in range(len(self._sweep.measures)))
@@ -352,13 +364,13 @@ def generate_lines(
     vectors: Mapping[str, str],
     from_copy: bool,
 ) -> tuple[Kernel, tuple[str, ...]]:
-    """The kernel that takes measures in one sweep.
+    """Return the kernel that computes measures in one pass over memory, and its vectors.
 
     Args:
         measures: The measures.
         stages, storage, from_copy: As for `Sweep`.
         compute: The type of vectors and stages, "float32" or "float64".
-        vectors: What formulas are given of a "row" or a "column", by name.
+        vectors: "row" or "column" for each name of a vector that formulas may read.
 
     Returns:
         The kernel, and the names of the vectors that it reads, in the order of the table.

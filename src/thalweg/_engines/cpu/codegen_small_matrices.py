@@ -1,10 +1,8 @@
-"""Write the source of kernels over matrices of few rows and columns, many of them side by side.
+"""Source of CPU kernels over many small matrices at once.
 
-Such matrices, as those of convolutions, keep about as many numbers of rows and columns as elements.
-A kernel takes a block of them through the stack, where lane i of every array belongs to matrix i:
-what is done to a matrix is done to all lanes at once, and what measures and fused stages make of
-rows and columns never leaves the stack. The bits are those of
-`_engines/row_column_reductions.py`, and of a stage's Python.
+A kernel transposes a block of matrices onto the stack, where lane i of every array belongs to
+matrix i, so that loops over lanes are vectorized and vectors stay on the stack. The bits are those
+of `_engines/row_column_reductions.py`, and of a stage's Python.
 """
 
 from __future__ import annotations
@@ -75,21 +73,21 @@ target[first // {lanes}] = {total}[0]
 
 
 def stream_of_pass(rule: Rule, storage: Sequence[str], place: int) -> int:
-    """The column of the table that says where what a pass measures of blocks goes.
+    """Return the column of the table with the address of a pass's results, one per block.
 
-    Before those of passes there are those of streams, and of slots of rows and columns.
+    The columns before are the addresses of streams, and of slots of rows and columns.
     """
     return len(storage) + len(rule.shaped_slots) + place
 
 
 class _MeasureGroup(Elements):
-    """Measures that follow one another, of element i of lanes.
+    """Writer of consecutive measures of element i of lanes, as one function.
 
     Args:
-        number: Of the group.
-        formulas, stages, storage: As for `Sweep`; storage is that of lanes.
-        scalars: All scalars of the kernel, by name.
-        kinds: What formulas may ask for of a "row" or a "column", by name.
+        number: The index of the group, for the name of the function.
+        formulas, stages, storage: As for `Sweep`, with the storage types of lanes.
+        scalars: The local name of each scalar of the kernel.
+        kinds: "row" or "column" for each name of a vector that formulas may read.
     """
 
     def __init__(
@@ -108,33 +106,33 @@ class _MeasureGroup(Elements):
         self.arguments = [*streams, *self.scalar.values(), *self.see_vectors().values()]
 
     def see_vectors(self) -> dict[str, str]:
+        """Return the names of parameters for vectors, by the names of scalars."""
         return {name: f"seen_{name}" for name in self.vectors}
 
     def define(self, compute: str) -> list[str]:
-        """The functions of the group."""
+        """Return definitions that end with the function of the group."""
         body = indent_by(self.measure_element(), 1)
         parameters = ", ".join(["i", *self.arguments])
         return [*self.define_functions(compute), f"def {self._name}({parameters}):\n{body}"]
 
     def call(self, vector_texts: Mapping[str, str]) -> str:
-        """Its values of element i, which sees this of its row and column."""
+        """Return a call of the function for element i, given expressions for its vectors."""
         arguments = self.arguments[: len(self.arguments) - len(self.vectors)]
         arguments += [vector_texts[name] for name in self.vectors]
         return f"{self._name}({', '.join(['i', *arguments])})"
 
 
 class Short:
-    """Writes a kernel over matrices of so many rows and columns.
+    """Writer of a kernel over matrices of one shape.
 
     Args:
         rule: A rule of measures and fused stages.
-        passes: What the kernel does of its passes, in order: all fused stages and measures of rows
-            and columns, and those measures of variables that it leaves in memory, block by block.
-        update: The update as engines take it, or None: it is followed by writing what stages have
-            made of slots.
+        passes: The passes of the kernel, in order: all fused stages and measures of rows and
+            columns, and the measures of variables whose results per block it writes.
+        update: The update, after which slots of rows and columns are written, or None.
         stages: As for `Update`.
         storage: Storage types of variable, gradient and slots of elements.
-        lines: Those of slots of rows and columns.
+        lines: Storage types of slots of rows and columns.
         compute: "float32" or "float64".
         sides: Rows and columns.
         flush: Whether the update, and measures after `stages`, treat denormals as zero.
@@ -160,7 +158,7 @@ class Short:
         self._plain_storage = (compute,) * len(storage)
         self._update = update and Update(update, self._plain_storage, stages, vectors=rule.vectors)
         self._place = {name: place for place, name in enumerate(self._list_scalars())}
-        self._arrays: dict[str, str] = {}  # what makes each array
+        self._arrays: dict[str, str] = {}  # calls that reserve arrays, by name
         self._definitions = [
             HEADER.format(literal=LITERAL, compute="float64"),
             HEADER.format(literal=STAGE_LITERAL, compute=compute),
@@ -170,11 +168,11 @@ class Short:
         self._vectors: dict[str, Values] = {}
         self._slot_values: dict[str, Values] = {}
         self._narrow_names: set[str] = set()  # names of vectors in the type of the update
-        # What is done to matrix `lane`, in parts that treat denormals in one way each.
+        # Whether denormals are flushed, and lines for matrix `lane`.
         self._parts: list[tuple[bool, list[str]]] = []
 
     def write(self) -> Kernel:
-        """The kernel."""
+        """Return the kernel, with all passes and the update."""
         slots, totals = self._read_slots(), list[str]()
         for number, pass_group in enumerate(_group_passes(self._passes)):
             if isinstance(pass_group, FusedStage):
@@ -210,7 +208,7 @@ class Short:
         return name_kernel("s", definitions, text, names)
 
     def _add_part(self, lines: list[str], flush: bool = False) -> None:
-        """Have something done to matrix `lane`."""
+        """Append lines for matrix `lane` to the part that treats denormals alike, or begin one."""
         flush = flush and self._flush
         if self._parts and self._parts[-1][0] == flush:
             self._parts[-1][1].extend(lines)
@@ -218,7 +216,7 @@ class Short:
             self._parts.append((flush, lines))
 
     def _loop_matrices(self) -> list[str]:
-        """One loop over matrices for each part; what a later one reads goes through the stack."""
+        """Return one loop over matrices per part; names that later parts read get stack arrays."""
         names, loops = [_find_names(lines) for _, lines in self._parts], list[str]()
         for number, (flush, lines) in enumerate(self._parts):
             read_names, assigned_names = names[number]
@@ -247,7 +245,7 @@ class Short:
         return loops
 
     def _list_scalars(self) -> dict[str, None]:
-        """The names of all that formulas ask for, but numbers of rows and columns, and sizes."""
+        """Return the names of all scalars of formulas, without vectors and sizes."""
         names: dict[str, None] = {}
         for rule_pass in self._passes:
             if isinstance(rule_pass, FusedStage):
@@ -269,14 +267,14 @@ class Short:
         return names | dict.fromkeys(self._update.scalars if self._update is not None else ())
 
     def _reserve(self, name: str, count: int, array_type: str = "lanes") -> str:
-        """An array of so many numbers of each matrix."""
+        """Register a stack array of `count` numbers per matrix, and return its name."""
         self._arrays[name] = f"{array_type}({count * LANES})"
         return name
 
     # Memory
 
     def _read_slots(self) -> list[str]:
-        """Read what is kept of rows and columns."""
+        """Return lines that transpose slots of rows and columns onto the stack, and load them."""
         lines: list[str] = []
         for place, slot in enumerate(self._rule.shaped_slots):
             axis = str(slot.per)
@@ -290,7 +288,7 @@ class Short:
         return lines
 
     def _write_slots(self) -> list[str]:
-        """Write what stages have made of them, rounded as torch does."""
+        """Return lines that store the slots of rows and columns that stages have changed."""
         lines: list[str] = []
         for place, slot in enumerate(self._rule.shaped_slots):
             if slot.name in self._slot_values:
@@ -307,6 +305,7 @@ class Short:
         return lines
 
     def _read_stream(self, stream: int) -> list[str]:
+        """Return lines that transpose a stream of elements onto the stack."""
         kind, count = self._storage[stream], prod(self._sides)
         name = self._reserve(f"p{stream}", count, self._array_type)
         load = f"{STAGE_LITERAL}({STORAGE[kind].load})"
@@ -314,6 +313,7 @@ class Short:
         return [pointer, *take_apart(f"x{stream}", name, self._sides, load, spare)]
 
     def _write_stream(self, stream: int) -> list[str]:
+        """Return lines that transpose a stream of elements back into memory."""
         save, spare = STORAGE[self._storage[stream]].save, self._reserve_spare()
         return put_together(f"p{stream}", f"x{stream}", self._sides, save, spare)
 
@@ -329,10 +329,10 @@ class Short:
     # Arithmetic
 
     def _narrow(self, names: Iterable[str]) -> dict[str, Values]:
-        """What elements see of rows and columns, in the type of the arithmetic.
+        """Append conversions of vectors to the type of the update; return the new values by name.
 
-        It is rounded where denormals are kept, and goes through the stack in this type: LLVM would
-        compare what is wider in its place, in which no number of the type is denormal.
+        They are rounded while denormals are kept, and stored in this type: LLVM would otherwise
+        compare the wider numbers, of which none is denormal.
         """
         narrow_values = {name: Values(f"seen_{name}", self._vectors[name].axis) for name in names}
         for name, values in narrow_values.items():
@@ -345,17 +345,17 @@ class Short:
 
     @staticmethod
     def _index_vectors(vectors: Mapping[str, Values], row: int, column: int) -> dict[str, str]:
-        """What an element is given of its row and column."""
+        """Return the local name of each vector's number in a row and column."""
         places = {"row": row, "column": column}
         return {name: values.at(places[values.axis]) for name, values in vectors.items()}
 
     def _list_elements(self) -> Iterator[tuple[int, int, int]]:
-        """The number of each element, with its row and column."""
+        """Yield the index of each element, with its row and column."""
         for number in range(prod(self._sides)):
             yield number, *divmod(number, self._sides[1])
 
     def _measure(self, number: int, measures: list[Measure]) -> list[str]:
-        """Take measures; returns what leaves those of variables in memory."""
+        """Append measures, and return lines that write the results of those over variables."""
         formulas = tuple(dict.fromkeys(measure.function for measure in measures))
         scalars = {name: f"s{place}" for name, place in self._place.items()}
         kinds = {name: values.axis for name, values in self._vectors.items()}
@@ -387,7 +387,7 @@ class Short:
         return totals
 
     def _run_stage(self, stage: FusedStage) -> None:
-        """Run a fused stage."""
+        """Append a fused stage, and set the values of the vectors and slots that it makes."""
         formula, title = read_stage(self._rule, stage), f"stage{self._passes.index(stage)}"
         letter, literal = ("t", STAGE_LITERAL) if is_like_update(stage.function) else ("s", LITERAL)
         inputs = {name: Values(f"{letter}{place}", "") for name, place in self._place.items()}
@@ -401,7 +401,7 @@ class Short:
             if name not in kinds:
                 self._vectors[name] = stage_values
                 continue
-            # Later stages see it as it is stored, in no wider a type than that of the arithmetic.
+            # Later stages read a slot as it is stored, in at most the type of the arithmetic.
             self._slot_values[name] = slot_values = Values(f"{title}_new_{name}", stage_values.axis)
             kind = kinds[name] if kinds[name] != "float64" else self._compute
             template = _ROUND_TRIP.get(kind, f"{kind}({{}})")
@@ -412,7 +412,7 @@ class Short:
         self._add_part(lines)
 
     def _update_elements(self, update: Update) -> None:
-        """Update the elements."""
+        """Append the update of each element."""
         element = Element(update, self._compute)
         update.scalar = {name: f"t{self._place[name]}" for name in update.scalar}
         self._definitions.append(use_update_type(element.define_functions()))
@@ -426,12 +426,12 @@ class Short:
 
 
 def use_update_type(text: str) -> str:
-    """Return a text of a formula in the type of the update."""
+    """Return the text of a formula with constants in the type of the update."""
     return re.sub(rf"\b{LITERAL}\b", STAGE_LITERAL, text)
 
 
 def _group_passes(passes: Sequence[Measure | FusedStage]) -> list[FusedStage | list[Measure]]:
-    """The passes, with measures that follow one another together unless one reads another."""
+    """Return the passes in order, with consecutive independent measures in one list."""
     groups: list[FusedStage | list[Measure]] = []
     for rule_pass in passes:
         last_group = groups[-1] if groups else None
@@ -447,7 +447,7 @@ def _group_passes(passes: Sequence[Measure | FusedStage]) -> list[FusedStage | l
 
 
 def _find_names(lines: Sequence[str]) -> tuple[dict[str, None], dict[str, None]]:
-    """The names that lines read before they give them to something, and those that they give."""
+    """Return the names that lines read before they assign them, and those that they assign."""
     read_names, assigned_names = dict[str, None](), dict[str, None]()
     for line in lines:
         target = _ASSIGNED.match(line)

@@ -1,4 +1,4 @@
-"""Write the source of a CPU kernel over the rows that a sparse gradient names."""
+"""Source of CPU kernels that update the rows of a sparse gradient."""
 
 from __future__ import annotations
 
@@ -33,34 +33,40 @@ def KERNEL_NAME(argument):
 """
 
 _AHEAD = 8  # rows between the one that is updated and the one that is prefetched
-_NEAR = 256  # elements of a row that are prefetched
+_SPAN = 256  # elements of a row that are prefetched
 _NEXT_ENTRY = "entry = int64(following[entry])"
 
 
 class _Row(Element, ABC):
-    """Writes what a kernel does to a row, of which `entry` is the first entry."""
+    """Writer of the update of a row, of which `entry` is the first entry."""
 
     @abstractmethod
     def update_row(self) -> list[str]:
-        """Update the row."""
+        """Return lines that update the row by all of its entries."""
 
     def update_by_gradient(self) -> list[str]:
-        """Update each of its elements, by what lies at `gradient`."""
+        """Return a loop that updates the elements of the row by the numbers at `gradient`."""
         pointers = map(self.point_at, range(len(self.update.storage)))
         return [*pointers, "for i in range(width):", *_indent_lines(*self.update_element())]
 
     def point_at(self, stream: int) -> str:
-        """Point at what the row has of a stream."""
+        """Return a line that points at the row's numbers in a stream."""
         fmt = STORAGE[self.update.storage[stream]]
         address = f"base[{stream}] + offset * {fmt.size}" if stream != 1 else "gradient"
         return f"p{stream} = {fmt.pointer}({address})"
 
     def entry_address(self) -> str:
-        """Where the numbers of `entry` are."""
+        """Return an expression for the address of the numbers of `entry`."""
         return f"base[1] + entry * width * {STORAGE[self.update.storage[1]].size}"
 
     def entry_value(self, numbers: str) -> str:
-        """An element of an entry after its stages, of which the type of the variable is left."""
+        """Return an expression for element i of an entry after its stages.
+
+        After stages, the number is rounded to the type of the variable.
+
+        Args:
+            numbers: The name of the pointer to the entry.
+        """
         value = STORAGE[self.update.storage[1]].load.format(f"{numbers}[i]")
         if not self.update.entries:
             return value
@@ -73,7 +79,7 @@ class _Row(Element, ABC):
 
 
 class _SummedRow(_Row):
-    """A row is updated once, by the sum of its entries, which has the type of the variable."""
+    """Writer of one update of a row, by the sum of its entries in the type of the variable."""
 
     def update_row(self) -> list[str]:
         return [*self._sum_entries(), *self.update_by_gradient()]
@@ -89,11 +95,10 @@ class _SummedRow(_Row):
         return STORAGE[self.update.storage[0]].load.format("p1[i]")
 
     def _sum_entries(self) -> list[str]:
-        """Point at the row's only entry where it lies, or at a sum, in scratch.
+        """Return lines that point `gradient` at the row's only entry, or at its sum in scratch.
 
         The first two entries are added without a copy; a sum in another type is rounded once.
-        Entries that have stages, or are of another type than the variable, are always brought to
-        scratch.
+        Entries with stages, or of another type than the variable, are always copied to scratch.
         """
         var, grad = self.update.storage[:2]
         start = [f"gradient = {self.entry_address()}", _NEXT_ENTRY]
@@ -108,12 +113,12 @@ class _SummedRow(_Row):
         return [*start, "if entry >= 0:", *_indent_lines(*begin, *self._add_entries())]
 
     def _read_entry(self) -> list[str]:
-        """Come to the elements of a further entry."""
+        """Return lines that begin a loop over the elements of a further entry, `more`."""
         pointer = STORAGE[self.update.storage[1]].pointer
         return [f"more = {pointer}({self.entry_address()})", "for i in range(width):"]
 
     def _add_entries(self) -> list[str]:
-        """Add the further entries, and point at the sum in the type of the variable."""
+        """Return lines that add further entries, and point at the sum in the variable's type."""
         add = [
             *self._read_entry(),
             f"    wide[i] = wide[i] + {self.entry_value('more')}",
@@ -133,7 +138,7 @@ class _SummedRow(_Row):
 
 
 class _SuccessiveRow(_Row):
-    """A row is updated once for each of its entries."""
+    """Writer of successive updates of a row, one per entry."""
 
     def update_row(self) -> list[str]:
         entry_lines = [
@@ -150,7 +155,7 @@ class _SuccessiveRow(_Row):
         return self.load_value(stream)
 
     def _begin_row(self) -> list[str]:
-        """What the row gets once, before the first of its entries."""
+        """Return lines that apply `before` to the row once, before its first entry."""
         if not self.update.before:
             return []
         pointers, writes = [self.point_at(0)], [f"p0[i] = {self.prepare_variable()}"]
@@ -161,12 +166,12 @@ class _SuccessiveRow(_Row):
 
 
 def generate_rows(update: Update, compute: str, duplicates: Literal["sum", "successive"]) -> Kernel:
-    """The kernel of an update of rows.
+    """Return the kernel that updates the rows of a sparse gradient.
 
     Args:
         update: The update; it takes a gradient.
         compute: "float32" or "float64".
-        duplicates: What happens to a row that the gradient names several times.
+        duplicates: Whether several entries of a row are summed, or update it one after another.
     """
     element = (_SummedRow if duplicates == "sum" else _SuccessiveRow)(update, compute)
     text = _ROWS.format(
@@ -180,14 +185,15 @@ def generate_rows(update: Update, compute: str, duplicates: Literal["sum", "succ
 
 
 def _prefetch_rows(storage: tuple[str, ...]) -> list[str]:
-    # In one loop, as far as a line of the widest: LLVM takes long for each.
+    """Return lines that prefetch a later row of all streams but the gradient."""
+    # One loop for all streams: each loop adds to the time of LLVM.
     sizes = {k: STORAGE[kind].size for k, kind in enumerate(storage) if k != 1}
     return [
         f"ahead = group + {_AHEAD}",
         "if ahead < groups:",
         "    there = row_of[ahead] * width",
-        f"    for i in range(there, there + min(width, {_NEAR}), {LINE // max(sizes.values())}):",
-        # Gradients are read almost in order.
+        f"    for i in range(there, there + min(width, {_SPAN}), {LINE // max(sizes.values())}):",
+        # Gradients are read almost in order, which processors fetch ahead themselves.
         *(f"        prefetch(base[{k}] + i * {size})" for k, size in sizes.items()),
     ]
 

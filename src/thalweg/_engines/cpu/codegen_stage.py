@@ -1,4 +1,4 @@
-"""Write a fused stage as text of a kernel, over the rows and columns of one matrix."""
+"""Source of fused stages over the rows and columns of one matrix."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from thalweg._engines.fused_stage import MEANS, LineFormula
 
 
 class Values(NamedTuple):
-    """Numbers of rows or columns of matrix `lane`, or one number: a local name each.
+    """Local names of the numbers of rows or columns of matrix `lane`, or of one number.
 
     Attributes:
         name: The beginning of these names.
@@ -33,7 +33,7 @@ class StageWriter(FormulaWriter):
     Args:
         title: The beginning of the names of intermediate values.
         literal: As for `FormulaWriter`.
-        counts: How many rows, columns and matrices there are, by the kind of values.
+        counts: The number of rows, columns and matrices, by the axis of values.
     """
 
     def __init__(self, title: str, literal: str, counts: Mapping[str, int]) -> None:
@@ -63,7 +63,7 @@ class StageWriter(FormulaWriter):
         return lines, [values[result] for result in formula.graph.results]
 
     def _write_line(self, node: Node, node_values: Mapping[Node, Values], index: int) -> str:
-        """Return the text of an operation for a row or column."""
+        """Return the text of an operation for the row or column `index`; a mean is over all."""
         if node.op in MEANS:
             (arg,) = node.inputs
             count = self._counts[MEANS[node.op]]
@@ -73,6 +73,7 @@ class StageWriter(FormulaWriter):
         )
 
     def _read(self, node: Node, node_values: Mapping[Node, Values], index: int) -> str:
+        """Return the text of an operand for the row or column `index`."""
         text = node_values[node].at(index)
         return f"{self.literal}({text})" if node.op == "scalar" else text
 

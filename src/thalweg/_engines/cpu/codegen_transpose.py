@@ -1,7 +1,7 @@
-"""Write how matrices that lie one after the other come to lie side by side, and how they are added.
+"""Lines that transpose small matrices into lanes and back, and reductions of their values.
 
-Element k of matrix i lies at [k * LANES + i] of an array of lanes, so that a loop over i does the
-same to many matrices at once.
+Element k of matrix i is at [k * LANES + i] of an array of lanes, so that a loop over i runs over
+many matrices at once.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ LANES = 32  # matrices side by side
 def take_apart(
     source: str, target: str, sides: tuple[int, int], load: str, spare: str
 ) -> list[str]:
-    """Have lanes hold `count` matrices.
+    """Return lines that copy `count` matrices from memory into lanes.
 
     Args:
-        source: A pointer to the first one.
-        target: The lanes.
-        sides: Rows and columns; matrices of more than `SIDE` elements take a step for each.
-        load: How a number is read.
-        spare: Lanes for what is halfway, if there are two steps.
+        source: The name of a pointer to the first matrix.
+        target: The name of the lanes.
+        sides: Rows and columns; matrices of more than `SIDE` elements take two steps.
+        load: The template that loads a number.
+        spare: The name of lanes for the first of two steps.
     """
 
     def move(lanes: str) -> Callable[[str, str], str]:
@@ -47,7 +47,10 @@ def take_apart(
 def put_together(
     source: str, target: str, sides: tuple[int, int], save: str, spare: str
 ) -> list[str]:
-    """The way back: `source` are the lanes."""
+    """Return lines that copy `count` matrices from lanes into memory.
+
+    Arguments as those of `take_apart`: `source` names lanes, `save` is the template that stores.
+    """
 
     def move(lanes: str) -> Callable[[str, str], str]:
         return lambda lane, place: f"{target}[{place}] = {save.format(f'{lanes}[{lane}]')}"
@@ -66,7 +69,7 @@ def put_together(
 
 
 def _list_indices(sides: tuple[int, int], column: int) -> list[tuple[str, str]]:
-    """Where each row of a column of matrix i lies halfway, and where it lies in lanes."""
+    """Return the indices of each row of a column of matrix i: in spare lanes, and in lanes."""
     rows, columns = sides
     return [
         (f"i * {rows} + {column * rows * LANES + row}", f"i + {(row * columns + column) * LANES}")
@@ -77,27 +80,28 @@ def _list_indices(sides: tuple[int, int], column: int) -> list[tuple[str, str]]:
 def _move_numbers(
     count: int, lanes: int, length: str, move: Callable[[str, str], str]
 ) -> list[str]:
-    """Move `count` numbers of each matrix, of which each comes to lie `lanes` further on.
+    """Return a loop that moves `count` numbers per iteration.
 
     Args:
-        count, lanes: Both.
-        length: Of the loop.
-        move: Makes a statement of the place in lanes, and of that where matrices follow each other.
+        count: The numbers that are contiguous in memory.
+        lanes: The distance of two of them in lanes.
+        length: An expression for the iterations.
+        move: Returns a statement, given the index in lanes and the index in memory.
     """
     places = [(f"i + {k * lanes}", f"i * {count} + {k}") for k in range(count)]
     return [f"for i in range({length}):", *(f"    {move(*indices)}" for indices in places)]
 
 
 def reduce_values(measure: Measure, values: str, sides: tuple[int, int]) -> list[str]:
-    """What becomes of a matrix's values in each line.
+    """Return expressions that reduce the values of a matrix.
 
     Args:
         measure: The measure.
-        values: What the names of the values begin with; their numbers come after it.
+        values: The prefix of the names of values, before the index of the element.
         sides: Rows and columns.
 
     Returns:
-        An expression for each row, or for each column, or one for the variable.
+        An expression for each row or each column, or one for the variable.
     """
     rows, columns = map(range, sides)
     reduction = Reduction(measure.reduce)

@@ -1,4 +1,4 @@
-"""Plain loops over NumPy arrays, compiled like kernels, anew for other kinds of arguments."""
+"""Python loops over NumPy arrays, compiled like kernels for each combination of dtypes."""
 
 from __future__ import annotations
 
@@ -33,15 +33,17 @@ def LOOP_NAME(argument):
 
 
 def _address_of(memory: Any) -> int:
-    # For an array the cheapest way; `array.ctypes.data` takes six times as long.
+    # `array.ctypes.data` takes six times as long.
     return addressof(_Memory.from_buffer(memory))
 
 
 class Loop:
-    """A function of contiguous arrays and integers that returns integers; runs without the GIL.
+    """Compiled function of contiguous arrays and integers, which runs without the GIL.
+
+    It returns one or several integers, as its first `return` statement has it.
 
     Args:
-        functions: The function, then those it calls.
+        functions: The function, then the functions that it calls.
     """
 
     def __init__(self, *functions: Callable[..., Any]) -> None:
@@ -59,10 +61,10 @@ class Loop:
         self._compiled: dict[tuple[Kind, ...], tuple[Callable[[int], None], Struct]] = {}
 
     def __call__(self, *arguments: Array | int) -> Any:
-        """Call it.
+        """Call the function, which is compiled for new dtypes and ranks, and return its integers.
 
         Raises:
-            TypeError: If an argument is neither an integer nor a contiguous array.
+            TypeError: An argument is neither an integer nor a contiguous array.
         """
         kinds: list[Kind] = []
         block = [0] * self._result_count
@@ -90,6 +92,7 @@ class Loop:
         return results if self._returns_tuple else results[0]
 
     def _compile_for(self, kinds: tuple[Kind, ...]) -> Callable[[int], None]:
+        """Return a C function that takes the address of a block of results and arguments."""
         arguments: list[str] = []
         place = self._result_count
         for kind in kinds:

@@ -1,10 +1,9 @@
-"""Kernels, written in a little of Python, become LLVM's intermediate code.
+"""Compiler from a subset of Python, in which kernels are written, to LLVM's intermediate code.
 
-Their language has numbers, pointers and contiguous arrays; assignments, `if`, `while`, and `for`
-over a `range`, or over `each` number of one where no iteration reads or writes what another one
-writes; the functions of `primitives`, and functions of the text itself, which are written out
-where they are called. A name keeps its kind, but where the code is straight. Arithmetic of integers
-is of 64 bits, and nothing is checked: no index, no division.
+The subset has numbers, pointers and contiguous arrays; assignments, `if`, `while`, `for` over a
+`range`, and `for` over `each`, a range whose iterations are independent; the functions of
+`primitives`, and functions of the text itself, which are inlined. A name keeps its kind, except in
+straight code. Integers have 64 bits. Indices and divisions are not checked.
 """
 
 # llvmlite has no types.
@@ -38,7 +37,7 @@ _OF_INTEGERS = {
 
 
 class _Distinct(ir.MDValue):
-    """Metadata that is none other, however alike; llvmlite, too, takes equal nodes for one."""
+    """Distinct LLVM metadata; compared by identity, as llvmlite merges equal nodes."""
 
     def __eq__(self, other: object) -> bool:
         return self is other
@@ -61,12 +60,12 @@ class _Variable:
 
 @dataclass
 class _Frame:
-    """A function that is being written out.
+    """State of a function that is being inlined.
 
     Attributes:
-        names: Its parameters and variables.
-        results: Where what it returns is kept.
-        end: Where the code goes on after it has returned.
+        end: The block in which the code continues after a return.
+        names: The parameters and variables.
+        results: The variables that hold the returned values.
     """
 
     end: Any
@@ -75,12 +74,12 @@ class _Frame:
 
 
 def build_module(name: str, source: str, halves: bool = True) -> ir.Module:
-    """The module of a kernel.
+    """Return the LLVM module of a kernel.
 
     Args:
-        name: Of the function that is the kernel. It takes an address and returns nothing; or it
-            takes several words and returns one.
-        source: Its text, with the functions that it calls and other names for primitives.
+        name: The kernel function in the source. It takes an address and returns nothing, or it
+            takes several int64 and returns one.
+        source: Function definitions, and assignments that give primitives other names.
         halves: Whether the processor has instructions for float16.
     """
     compiler = _Compiler(source, name, halves)
@@ -90,6 +89,8 @@ def build_module(name: str, source: str, halves: bool = True) -> ir.Module:
 
 
 class _Compiler:
+    """Visitor of the statements and expressions of a source, which writes their instructions."""
+
     def __init__(self, source: str, name: str, halves: bool) -> None:
         self._functions: dict[str, ast.FunctionDef] = {}
         self._aliases: dict[str, ast.expr] = {}
@@ -109,7 +110,7 @@ class _Compiler:
         return self.code.builder
 
     def write_out(self, name: str, arguments: list[Any]) -> list[Value]:
-        """Write the body of a function; returns its results."""
+        """Inline a function: write its body for arguments, and return its results."""
         node, outer = self._functions[name], self._frame
         self._frame = frame = _Frame(self.code.append_block(f"after.{name}"))
         for parameter, value in zip(node.args.args, arguments, strict=True):
@@ -125,6 +126,11 @@ class _Compiler:
         return Value(self._builder.load(variable.cell), variable.kind)
 
     def _assign_name(self, name: str, value: Any) -> None:
+        """Store a value in a variable of the frame, which is made at its first assignment.
+
+        Raises:
+            TypeError: The variable has another kind in an outer block.
+        """
         names = self._frame.names
         if isinstance(value, Array):
             names[name] = value
@@ -144,7 +150,7 @@ class _Compiler:
             getattr(self, f"_visit_{type(statement).__name__}")(statement)
 
     def _write_block(self, block: Any, body: list[ast.stmt], next_block: Any) -> None:
-        """Write statements into a block, from which the code goes on at another."""
+        """Write statements into a block, and a jump from its end to the next block."""
         self._builder.position_at_end(block)
         self._depth += 1
         self._write_body(body)
@@ -238,11 +244,11 @@ class _Compiler:
         self._builder.position_at_end(end_block)
 
     def _mark_parallel(self, jump: Any, blocks: list[Any]) -> None:
-        """Tell LLVM that iterations of a loop are independent: else it compares addresses before.
+        """Mark the iterations of a loop as independent, so that LLVM adds no tests of addresses.
 
         Args:
-            jump: Its jump to the next iteration.
-            blocks: What is done in one.
+            jump: The jump to the next iteration.
+            blocks: The blocks of an iteration.
         """
         module = self.code.module
         group = _Distinct(module, (), str(len(module.metadata)))
@@ -269,7 +275,8 @@ class _Compiler:
 
     def _visit_Name(self, node: ast.Name) -> Any:
         variable = self._frame.names.get(node.id)
-        if variable is None:  # a constant
+        # A name without an assignment in the frame is an alias of the module.
+        if variable is None:
             return self._write_value(self._aliases[node.id])
         return variable if isinstance(variable, Array) else self._load_variable(variable)
 
@@ -280,7 +287,7 @@ class _Compiler:
         return Value(self._builder.load(place), kind)
 
     def _write_address(self, node: Any) -> tuple[Any, Kind]:
-        """The address of an element, and its kind."""
+        """Return the address of an element of an array or pointer, and its kind."""
         array = self._write_value(node.value)
         indices = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
         place, *other_indices = [
@@ -352,7 +359,7 @@ class _Compiler:
         return value
 
     def _write_call(self, node: Any) -> list[Any]:
-        """What a call returns."""
+        """Write a call of a defined function, a primitive, `array` or `len`; return its results."""
         name = node.func.attr if isinstance(node.func, ast.Attribute) else node.func.id
         alias = self._aliases.get(name)
         name = alias.id if isinstance(alias, ast.Name) else name

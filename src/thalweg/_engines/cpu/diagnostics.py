@@ -1,4 +1,4 @@
-"""Updates on the CPU that measure themselves, in place of those of groups; see `diagnostics`."""
+"""CPU updates of groups that also compute diagnostics; see `thalweg._engines.diagnostics`."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _OF_MOMENTUM = ("product", "momentum", "agreement")
 
 
 class DiagnosedUpdate:
-    """The update of a group of variables that measures itself.
+    """Update of a group of variables that also computes diagnostics.
 
     Args:
-        group: A `Group` of this engine, aimed at the gradients of the step.
-        sizes: Elements of each of its variables.
-        kernel: Of `diagnosed_kernel`.
+        group: A `Group` of this engine, bound to the gradients of the step.
+        sizes: The number of elements of each variable.
+        kernel: The kernel from `diagnosed_kernel`.
         has_momentum: Whether the kernel measures a momentum.
 
     Attributes:
@@ -45,7 +45,7 @@ class DiagnosedUpdate:
         self._block = np.zeros(0, np.int64)
 
     def make_calls(self, columns: Columns) -> list[Call]:
-        """What updates the variables, as functions in C; see `Group`."""
+        """Return the call that updates the variables and fills the leaves' results; see `Group`."""
         group, leaves = self._group, self._leaves
         group.set_scalars(columns.shared[group.dtype], columns.separate)
         arrays = (leaves.bounds, leaves.chunks, group.table.base, group.table.scalar_row)
@@ -56,7 +56,7 @@ class DiagnosedUpdate:
         return [self._kernel.bind_argument(self._block.ctypes.data, threads)]
 
     def combine(self) -> tuple[Float64, npt.NDArray[np.bool_]]:
-        """(members, measured) float64, and which of them were measured; the step is written."""
+        """Return results after the step: (members, measured) float64, and a mask of valid ones."""
         leaf_results = self._leaves.combine(self._leaf_results)
         counts = self._leaves.counts
         with np.errstate(all="ignore"):
@@ -70,15 +70,14 @@ class DiagnosedUpdate:
 def diagnosed_updates(
     groups: Sequence[Any], request: StepRequest, measured_stages: Stages
 ) -> dict[int, DiagnosedUpdate]:
-    """Updates that measure themselves, by `id` of the groups whose place they take.
+    """Return updates with diagnostics, by `id` of the groups that they replace.
 
-    Elements that see rows and columns, that are encoded or rounded by random bits, and float64 have
-    none.
+    Groups with vectors of rows and columns, encoded slots, random rounding or float64 have none.
 
     Args:
-        groups: Those of a plan.
-        request: What the plan was made for.
-        measured_stages: The stages that the gradients go through before they are measured.
+        groups: The groups of a plan.
+        request: The step of the plan.
+        measured_stages: The stages applied to gradients before they are measured.
     """
     updates: dict[int, DiagnosedUpdate] = {}
     for group in groups:
@@ -115,7 +114,7 @@ def diagnosed_kernel(
     momentum: int | None,
     sign: int,
 ) -> Compiled | None:
-    """The compiled kernel of `generate_diagnosed`; None if there is none for these types."""
+    """Return the compiled kernel of `generate_diagnosed`; None if `can_diagnose` is False."""
     update = Update(formula, storage, stages, True, (), before, copy, from_copy)
     if not can_diagnose(update):
         return None

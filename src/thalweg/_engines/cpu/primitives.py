@@ -1,6 +1,6 @@
-"""What kernels are made of: numbers of a few kinds, pointers to them, and the functions they call.
+"""LLVM code of the functions that kernels may call, on numbers and pointers.
 
-Imports llvmlite's writer of code, which a kernel from the disk does without.
+Imports `llvmlite.ir`; kernels loaded from the disk do not need this module.
 """
 
 # llvmlite has no types.
@@ -69,7 +69,7 @@ KINDS = {
 
 
 def common_kind(a: Kind, b: Kind) -> Kind:
-    """The kind that holds numbers of both."""
+    """Return the kind of an operation on two kinds: float64 if they differ and one is a float."""
     if a == b or b == BOOL:
         return a
     if a == BOOL:
@@ -78,20 +78,21 @@ def common_kind(a: Kind, b: Kind) -> Kind:
 
 
 def pointer_to(kind: Kind) -> Kind:
+    """Return the kind of pointers to numbers of a kind."""
     return Kind(kind.llvm.as_pointer(), item=kind)
 
 
 class Code:
-    """The instructions of one function, as they are written.
+    """Writer of the instructions of one function.
 
     Args:
-        name: Of the function.
+        name: The name of the function.
         halves: Whether the processor has instructions for float16.
-        words: The number of words that the function takes; it returns one then. If it is 0, the
-            function takes an address and returns nothing.
+        words: The number of int64 parameters of a function that returns an int64; 0 for a function
+            that takes an address and returns nothing.
 
     Attributes:
-        builder: Writes where the function goes on.
+        builder: The llvmlite builder, positioned where the function continues.
     """
 
     def __init__(self, name: str, halves: bool, words: int = 0) -> None:
@@ -118,7 +119,7 @@ class Code:
         """Return from the function.
 
         Args:
-            results: The word that it returns, if it returns one.
+            results: The int64 that it returns, if it returns one.
         """
         if self._returns:
             self.builder.ret(self.cast_to(results[0], INT64).llvm)
@@ -130,19 +131,19 @@ class Code:
         return self.function.append_basic_block(name)
 
     def go_on_at(self, block: Any) -> None:
-        """Jump there, and write there from now on."""
+        """Write a jump to a block, and position the builder in the block."""
         self.builder.branch(block)
         self.builder.position_at_end(block)
 
     def reserve_stack(self, llvm: Any, count: int | None = None) -> Any:
-        """Memory on the stack, kept until the function returns."""
+        """Return a pointer to stack memory, allocated at the entry of the function."""
         return self._entry.alloca(llvm, count)
 
     def write_constant(self, value: float, kind: Kind) -> Value:
         return Value(ir.Constant(kind.llvm, value), kind)
 
     def cast_to(self, value: Value, kind: Kind) -> Value:
-        """The same number in another kind; what does not fit an integer loses its high bits."""
+        """Return a number converted to a kind; integers that do not fit lose their high bits."""
         operand, source_kind, write = value.llvm, value.kind, self.builder
         if source_kind == kind:
             return value
@@ -163,23 +164,24 @@ class Code:
         return Value(cast_operand, kind)
 
     def cast_alike(self, a: Value, b: Value) -> tuple[Any, Any, Kind]:
-        """Two numbers in the kind that an operation on both has, and that kind."""
+        """Return two operands converted to their common kind, and this kind; integers are int64."""
         kind = common_kind(a.kind, b.kind)
         if not kind.is_float and kind != BOOL:
             kind = INT64
         return self.cast_to(a, kind).llvm, self.cast_to(b, kind).llvm, kind
 
     def declare_external(self, name: str, result: Any, arguments: list[Any]) -> Any:
-        """A function of LLVM or C."""
+        """Return a function of LLVM or C, declared in the module once."""
         kind = ir.FunctionType(result, arguments)
         return self.module.globals.get(name) or ir.Function(self.module, kind, name)
 
     def compare_values(self, sign: str, a: Value, b: Value) -> Value:
+        """Return the bool of a comparison such as "<"; NaN differs from every number."""
         kind = common_kind(a.kind, b.kind)
         left_operand, right_operand = self.cast_to(a, kind).llvm, self.cast_to(b, kind).llvm
         if not kind.is_float:
             compare = self.builder.icmp_signed if kind.signed else self.builder.icmp_unsigned
-        else:  # NaN differs from everything
+        else:
             compare = self.builder.fcmp_unordered if sign == "!=" else self.builder.fcmp_ordered
         return Value(compare(sign, left_operand, right_operand), BOOL)
 
@@ -199,14 +201,14 @@ def _pointer_from(kind: Kind, code: Code, address: Value) -> Value:
 
 
 def _reserve_lanes(code: Code, count: Value) -> Value:
-    """So many running sums of a leaf, a constant."""
+    """Return a pointer to float64 stack memory for `count` numbers, a constant."""
     memory = code.reserve_stack(FLOAT64.llvm, count.llvm)
     memory.align = 64
     return Value(memory, pointer_to(FLOAT64))
 
 
 def _prefetch_line(writes: int, code: Code, address: Value) -> None:
-    """Ask for the cache line at an address: 1 takes it from other cores, to be written soon."""
+    """Prefetch the cache line at an address; `writes` is 1 for a line that is written soon."""
     kinds = [_BYTE, _I32, _I32, _I32]
     function = code.declare_external("llvm.prefetch.p0", ir.VoidType(), kinds)
     hints = [ir.Constant(_I32, value) for value in (writes, 3, 1)]  # near, data
@@ -214,16 +216,16 @@ def _prefetch_line(writes: int, code: Code, address: Value) -> None:
 
 
 def _take_ticket(code: Code, pointer: Value) -> Value:
-    """Read the counter at `pointer` and add one to it, atomically."""
+    """Return the counter at `pointer`, and add one to it, atomically."""
     kind = pointer.kind.item
     increment = ir.Constant(kind.llvm, 1)
     return Value(code.builder.atomic_rmw("add", pointer.llvm, increment, "monotonic"), kind)
 
 
 def _call_address(code: Code, address: Value, *words: Value) -> Value:
-    """Call the function of C at an address, of integers and pointers; what it returns, if it does.
+    """Return the int64 result of the C function at an address, on integers and pointers.
 
-    Of a narrower result the high bits mean nothing.
+    The high bits of a narrower result are undefined.
     """
     kind = ir.FunctionType(_I64, [_I64] * len(words))
     function = code.builder.inttoptr(address.llvm, kind.as_pointer())
@@ -232,7 +234,7 @@ def _call_address(code: Code, address: Value, *words: Value) -> Value:
 
 
 def _call_typed_address(kind: Kind, code: Code, address: Value, *numbers: Value) -> Value:
-    """Call the function of C at an address, of numbers of a kind, which returns one."""
+    """Return the result of the C function at an address, on numbers of one kind."""
     function_type = ir.FunctionType(kind.llvm, [kind.llvm] * len(numbers))
     function = code.builder.inttoptr(address.llvm, function_type.as_pointer())
     operands = [code.cast_to(number, kind).llvm for number in numbers]
@@ -240,7 +242,7 @@ def _call_typed_address(kind: Kind, code: Code, address: Value, *numbers: Value)
 
 
 def _reserve_cell(code: Code) -> Value:
-    """A word on the stack."""
+    """Return a pointer to an int64 on the stack."""
     return Value(code.reserve_stack(_I64), pointer_to(INT64))
 
 
@@ -255,7 +257,7 @@ def _half_to_float(code: Code, bits: Value) -> Value:
 
 
 def _float_to_half(code: Code, value: Value) -> Value:
-    """The nearest one, ties to even; a float64 is rounded to float32 first, as torch does."""
+    """Return the nearest float16, ties to even; float64 becomes float32 first, as in torch."""
     value = code.cast_to(value, FLOAT32)
     if not code.halves:
         return _half_from_float(code, value)
@@ -268,7 +270,7 @@ def _i32(number: int) -> Any:
 
 
 def _float_from_half(code: Code, bits: Value) -> Value:
-    """The same without instructions for it."""
+    """Return a float16 as float32, by integer operations alone."""
     write = code.builder
     wide = write.zext(bits.llvm, _I32)
     size = write.and_(wide, _i32(0x7FFF))
@@ -284,6 +286,7 @@ def _float_from_half(code: Code, bits: Value) -> Value:
 
 
 def _half_from_float(code: Code, value: Value) -> Value:
+    """Return the float16 nearest to a float32, ties to even, by integer operations alone."""
     write = code.builder
     bits = write.bitcast(value.llvm, _I32)
     size = write.and_(bits, _i32(0x7FFFFFFF))
@@ -309,7 +312,7 @@ def _bfloat_to_float(code: Code, bits: Value) -> Value:
 
 
 def _float_to_bfloat(code: Code, value: Value) -> Value:
-    """The nearest one, ties to even; NaN becomes 0x7FC0. A float64 as in `_float_to_half`."""
+    """Return the nearest bfloat16, ties to even; NaN becomes 0x7FC0, float64 is rounded first."""
     write, sixteen = code.builder, ir.Constant(_I32, 16)
     value = code.cast_to(value, FLOAT32)
     bits = write.bitcast(value.llvm, _I32)
@@ -331,7 +334,7 @@ def _is_nearest_bfloat(code: Code, value: Value, bits: Value) -> Value:
 
 
 def _round_to_bfloat(code: Code, value: Value, bits: Value) -> Value:
-    """Rounded by random bits; see `thalweg._engines.philox.round_to_bfloat`."""
+    """Return a bfloat16 rounded by random bits; see `thalweg._engines.philox.round_to_bfloat`."""
     write, value = code.builder, code.cast_to(value, FLOAT32)
     float_bits = write.bitcast(value.llvm, _I32)
     size = write.and_(float_bits, _i32(0x7FFFFFFF))
@@ -344,7 +347,7 @@ def _round_to_bfloat(code: Code, value: Value, bits: Value) -> Value:
 
 
 def _round_to_half(code: Code, value: Value, bits: Value) -> Value:
-    """The same as float16; see `round_to_half`."""
+    """Return a float16 rounded by random bits; see `thalweg._engines.philox.round_to_half`."""
     write, one_float = code.builder, ir.Constant(FLOAT32.llvm, 1.0)
     value = code.cast_to(value, FLOAT32)
     float_bits = write.bitcast(value.llvm, _I32)
@@ -375,7 +378,7 @@ def _round_to_half(code: Code, value: Value, bits: Value) -> Value:
 
 
 def _reserve_words(code: Code) -> Value:
-    """Room for what is drawn for some blocks, and for what lies before and after."""
+    """Return a pointer to stack memory for the random bits of `STEP` elements, padded to blocks."""
     memory = code.reserve_stack(_I64, STEP // 4 + 16)
     memory.align = 64
     return Value(memory, pointer_to(INT64))
@@ -385,19 +388,20 @@ def _reserve_words(code: Code) -> Value:
 
 
 def _reserve_numbers(code: Code, count: Value) -> Value:
-    """Room for so many numbers, a constant."""
+    """Return a pointer to float32 stack memory for `count` numbers, a constant."""
     memory = code.reserve_stack(FLOAT32.llvm, count.llvm)
     memory.align = 64
     return Value(memory, pointer_to(FLOAT32))
 
 
 def _magnitude_of(code: Code, x: Value) -> Value:
-    """The bits of a float32 without its sign: integers in the order of magnitudes, NaN on top."""
+    """Return the bits of a float32 without its sign, ordered as magnitudes with NaN above all."""
     bits = code.builder.bitcast(x.llvm, _I32)
     return Value(code.builder.and_(bits, _i32(0x7FFFFFFF)), KINDS["int32"])
 
 
 def _float_of(code: Code, bits: Value) -> Value:
+    """Return the float32 with these bits."""
     return Value(code.builder.bitcast(bits.llvm, FLOAT32.llvm), FLOAT32)
 
 
@@ -416,7 +420,7 @@ def _dither_of(code: Code, step: Value, rank: Value) -> Value:
 
 
 def _positive_code(code: Code, x: Value, dither_value: Value, lower_limit: Value) -> Value:
-    """Return the code of a real one that is not negative; see `dither.round_codes`."""
+    """Return the integer code of a number that is not negative; see `dither.round_codes`."""
     write, zero = code.builder, ir.Constant(FLOAT32.llvm, 0.0)
     low = code.cast_to(lower_limit, FLOAT32).llvm
     raised = write.select(write.fcmp_ordered(">", x.llvm, low), x.llvm, low)
@@ -426,7 +430,7 @@ def _positive_code(code: Code, x: Value, dither_value: Value, lower_limit: Value
 
 
 def _signed_code(code: Code, x: Value, dither_value: Value) -> Value:
-    """Return the code of a real one of any sign; see `dither.round_codes`."""
+    """Return the integer code of a number of any sign; see `dither.round_codes`."""
     write = code.builder
     bits = write.bitcast(x.llvm, _I32)
     size = write.bitcast(write.and_(bits, _i32(0x7FFFFFFF)), FLOAT32.llvm)
@@ -438,10 +442,11 @@ def _signed_code(code: Code, x: Value, dither_value: Value) -> Value:
     return Value(write.trunc(code_value, _I8), KINDS["uint8"])
 
 
-# Numbers of which a bfloat16 is the upper part; see `thalweg._engines.codecs.split8`.
+# Numbers split into a bfloat16 and 8 lower bits; see `thalweg._engines.codecs.split8`.
 
 
 def _join_bfloat(code: Code, upper: Value, codes: Value) -> Value:
+    """Return the float32 of a bfloat16 and its lower bits, ignored for zero, infinity and NaN."""
     write = code.builder
     wide = write.zext(upper.llvm, _I32)
     size = write.and_(wide, _i32(0x7FFF))
@@ -454,7 +459,7 @@ def _join_bfloat(code: Code, upper: Value, codes: Value) -> Value:
 
 
 def _round_to_24_bits(code: Code, value: Value, bits: Value) -> Any:
-    """A number rounded to 24 bits by 8 of others."""
+    """Return the upper 24 bits of a float32, rounded by 8 random bits."""
     write = code.builder
     float_bits = write.bitcast(code.cast_to(value, FLOAT32).llvm, _I32)
     random_bits = write.and_(write.zext(bits.llvm, _I32), _i32(0xFF))
@@ -490,7 +495,7 @@ def _minimum_of_integers(code: Code, a: Value, b: Value) -> Value:
 
 
 def _call_intrinsic(name: str, code: Code, x: Value) -> Value:
-    """A function of one float or double that is an instruction, not a call."""
+    """Return the result of an LLVM intrinsic on one float or double."""
     kind = x.kind.llvm
     function = code.declare_external(f"llvm.{name}.{kind.intrinsic_name}", kind, [kind])
     return Value(code.builder.call(function, [x.llvm]), x.kind)
@@ -501,7 +506,7 @@ def _square(code: Code, x: Value) -> Value:
 
 
 def _sign(code: Code, x: Value) -> Value:
-    """-1, 0 or 1; NaN stays NaN."""
+    """Return -1, 0 or 1; NaN stays NaN."""
     write = code.builder
     minus_one, zero, plus_one = (code.write_constant(n, x.kind) for n in (-1.0, 0.0, 1.0))
     sign_or_operand = write.select(code.compare_values("<", x, zero).llvm, minus_one.llvm, x.llvm)
@@ -518,7 +523,7 @@ def _where(code: Code, condition: Value, a: Value, b: Value) -> Value:
 
 
 def _extreme(sign: str, code: Code, a: Value, b: Value) -> Value:
-    """The one of two that compares so to the other; NaN if either is."""
+    """Return the minimum or maximum by the sign of its comparison; NaN if either operand is."""
     left_operand, right_operand, kind = code.cast_alike(a, b)
     is_nan = code.builder.fcmp_unordered("uno", left_operand, left_operand)
     selects_left_operand = code.builder.or_(
@@ -528,7 +533,7 @@ def _extreme(sign: str, code: Code, a: Value, b: Value) -> Value:
 
 
 def _call_libm(name: str, code: Code, *arguments: Value) -> Value:
-    """A function of the C library, evaluated in double and rounded once to the arguments' kind."""
+    """Return a function of `libm`, evaluated in float64 and rounded once to the arguments' kind."""
     function = code.declare_external(name, FLOAT64.llvm, [FLOAT64.llvm] * len(arguments))
     for attribute in ("nounwind", "readnone"):
         function.attributes.add(attribute)
@@ -564,7 +569,7 @@ def _fpcr(code: Code, value: Any = None) -> Any:
 
 
 def _switch_flags(code: Code, is_flushing: Any, previous_flags: Any, bits: int) -> Any:
-    """The flags that were found, with some on or off."""
+    """Return the previous flags with `bits` on or off."""
     write, kind = code.builder, previous_flags.type
     all_bits = (1 << kind.width) - 1
     flushing_flags = write.or_(previous_flags, ir.Constant(kind, bits))
@@ -573,7 +578,7 @@ def _switch_flags(code: Code, is_flushing: Any, previous_flags: Any, bits: int) 
 
 
 def _begin_denormals(code: Code, flush: Value) -> Value:
-    """Flush denormals on this thread if `flush` is 1, else keep them; returns what it found."""
+    """Flush denormals on this thread if `flush` is 1, else keep them; return the previous flags."""
     is_flushing = code.cast_to(flush, BOOL).llvm
     if X86:
         cell = code.reserve_stack(_I32)
@@ -590,7 +595,7 @@ def _begin_denormals(code: Code, flush: Value) -> Value:
 
 
 def _end_denormals(code: Code, previous_flags: Value) -> None:
-    """Restore the flags that `begin_denormals` found."""
+    """Restore the flags that `begin_denormals` returned."""
     if X86:
         cell = code.reserve_stack(_I32)
         code.builder.store(code.builder.trunc(previous_flags.llvm, _I32), cell)

@@ -1,4 +1,4 @@
-"""One sparse gradient on the CPU engine: rows updated in place, scratch kept between steps."""
+"""Plan of one variable with sparse gradients on the CPU, with scratch reused between steps."""
 
 # The loops of `rows` have no types.
 # pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false
@@ -24,12 +24,12 @@ _BLOCK = 64  # bytes; what two threads write lies in blocks of its own
 
 
 def from_zero(grad: Any) -> Any:
-    """TensorFlow adds the rows of a gradient onto zeros, which takes the sign from -0."""
+    """Return the gradient added to zero, as in TensorFlow's sums of rows: -0 becomes +0."""
     return grad + 0
 
 
 class _Scratch:
-    """Arrays for the entries of a gradient; they grow, and are never given back."""
+    """Arrays for up to a power of two of entries of a gradient."""
 
     def __init__(self, count: int) -> None:
         room = 1 << max(count - 1, 0).bit_length()
@@ -40,21 +40,22 @@ class _Scratch:
         self._table = np.empty(_count_places(room), np.int32)
 
     def hash_table(self, count: int) -> Int32:
-        """The places of a hash table for so many entries."""
+        """Return a hash table for so many entries, not cleared."""
         return self._table[: _count_places(count)]
 
 
 def _count_places(count: int) -> int:
-    # Many places make few collisions, until clearing them costs more.
+    """Return the length of a hash table for so many entries."""
+    # A longer table has fewer collisions, but takes longer to clear.
     room = 1 << max(count - 1, 0).bit_length()
     return max(2 * room, min(8 * room, _HASH))
 
 
 class SparsePlan(RowsPlan):
-    """See `RowsPlan`.
+    """CPU kernels for the rows that a gradient names, and for the others if the rule updates them.
 
     Args:
-        asked: The step.
+        request: The step.
     """
 
     def __init__(self, request: StepRequest) -> None:
@@ -87,7 +88,7 @@ class SparsePlan(RowsPlan):
         self._group = launch.jit_loop(sparse_rows.group_rows)
         self._base = np.array([self._pointers[0], 0, *self._pointers[1:]], np.int64)
         self._scalars = np.zeros((1, len(self._touched.scalars)), self.compute)
-        # What the kernel reads; entries 0 and 13 are counters that its threads share.
+        # The kernel's argument block; entries 0 and 13 are counters that its threads share.
         self._argument = np.zeros(14, np.int64)
         self._argument[5] = width
         self._argument[9] = self._base.ctypes.data
@@ -110,13 +111,14 @@ class SparsePlan(RowsPlan):
         """See `RowsPlan`."""
         indices = layout.as_packed(grad.indices)
         bad = self._group_by_row(layout.as_packed(grad.values), indices)
-        if bad >= 0:  # checked before, but a callback may have changed it since
+        # A callback may have changed an index since validation.
+        if bad >= 0:
             raise InvalidArgumentError(
                 f"indices[{bad}] = {int(indices[bad])} is not in [0, {self._shape[0]})"
             )
 
     def _group_by_row(self, values: Tensor, indices: Tensor) -> int:
-        """Group the entries by row; the position of an index out of range, or -1."""
+        """Group the entries by row; return the position of an index out of range, or -1."""
         count = indices.shape[0]
         if count > self._scratch.room or not self._argument[6]:
             self._scratch = _Scratch(count)
@@ -136,7 +138,7 @@ class SparsePlan(RowsPlan):
         return bad
 
     def make_calls(self, columns: Columns) -> list[Call]:
-        """What updates the rows that the gradient names, and the others where the rule says so."""
+        """Return calls that update the named rows, then the others if the rule updates them."""
         scalars = columns.scalars_of(0, self.compute)
         calls = self._touched_calls(scalars)
         if self._untouched is not None:
@@ -144,6 +146,7 @@ class SparsePlan(RowsPlan):
         return [*calls, self._mark]
 
     def _touched_calls(self, scalars: Scalars) -> list[Call]:
+        """Return the call that updates the named rows; an empty list without elements."""
         width, groups, kernel = self._width, self._groups, self._touched
         elements = self.values.numel()
         if not elements:
@@ -162,6 +165,7 @@ class SparsePlan(RowsPlan):
         return [kernel.bind_argument(self._address, threads)]
 
     def _untouched_call(self, kernel: launch.Compiled, scalars: Scalars) -> Call:
+        """Return the call that updates the rows that no index names."""
         width, height = self._width, self._shape[0]
         limit = max(CHUNK // max(width, 1), 1)
         sorted_rows = np.sort(self._scratch.row_of[: self._groups])

@@ -1,9 +1,9 @@
-"""Sparse gradients as work: which rows are named, by which entries, and which rows are left.
+"""Loops over the indices of sparse gradients: named rows, their entries, and gaps between them.
 
-The functions with plain loops are compiled (see `launch.jit_loop`) and also run as they are.
+The functions are compiled (see `launch.jit_loop`), and also run as Python.
 """
 
-# Code for `compiler`, which finds its types itself.
+# Source for `compiler`, which infers types.
 # pyright: basic
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 
 def group_rows(indices, rows, table, row_of, first, next_entry):  # pyright: ignore
-    """Group entries by row, rows in order of first appearance, entries in order of appearance.
+    """Group entries by row; rows in order of first appearance, entries in order of appearance.
 
     Args:
         indices: (n,) rows named by the entries.
@@ -39,7 +39,7 @@ def group_rows(indices, rows, table, row_of, first, next_entry):  # pyright: ign
             place = (place + 1) & mask
             last_entry = np.int64(table[place])
         next_entry[entry] = -1
-        # What follows is written in either case: whether a row is new cannot be predicted.
+        # These are written for rows that are not new, too: processors cannot predict a branch here.
         next_entry[count if last_entry < 0 else last_entry] = entry
         table[place] = entry
         row_of[groups] = row
@@ -49,14 +49,14 @@ def group_rows(indices, rows, table, row_of, first, next_entry):  # pyright: ign
 
 
 def gap_chunks(named_rows, rows, width, limit, chunks):  # pyright: ignore
-    """The runs of rows between the named ones, cut to `limit` rows.
+    """Write chunks of the rows between the named ones, of up to `limit` rows, into `chunks`.
 
     Args:
         named_rows: (n,) the named rows, ascending, each once.
         chunks: out; long enough for n + 1 + rows // limit runs.
 
     Returns:
-        How many chunks were written.
+        The number of chunks.
     """
     count = 0
     start = np.int64(0)
