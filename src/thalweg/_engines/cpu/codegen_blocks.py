@@ -99,15 +99,11 @@ def generate_blocks(
     draws: bool = False,
     vectors: Mapping[str, str] = NONE,
 ) -> tuple[Kernel, tuple[str, ...]]:
-    """Return a kernel that updates chunks of tensors in float32, and the vectors that it reads.
+    """Return a kernel that updates chunks in float32, and its vectors in the order of the table.
 
     Args:
-        formula: `update` of a rule.
         storage: As for `Update`; the names of codecs for slots that are encoded.
-        stages, before, copy, from_copy, draws, vectors: As for `Update`.
-
-    Returns:
-        The kernel, and the names of the vectors that it reads, in the order of the table.
+        formula, stages, before, copy, from_copy, draws, vectors: As for `Update`.
     """
     codecs = {k: CODECS[name] for k, name in enumerate(storage) if name in CODECS}
     coded = {k: codec for k, codec in codecs.items() if not codec.is_beside}
@@ -126,33 +122,12 @@ def generate_blocks(
     )
     written_streams = {stream for _, stream in update.written_results()}
     written_codecs = {k: codec for k, codec in coded.items() if k in written_streams}
-    inline_codecs = {k: codec for k, codec in coded.items() if _is_decoded_inline(codec)}
-    block_codecs = {k: codec for k, codec in coded.items() if k not in inline_codecs}
-    turn_lines = [_TURN] if written_codecs else []
-    encoding = [
-        turn_lines,
-        _fill(_CLEAR, written_codecs),
-        *(_fill_blocks(x, written_codecs) for x in (_SCALE, _ENCODE)),
-    ]
-    draw_numbers = {
-        k: k and k - 1 for k in sorted(written_streams) if draws and storage[k] in NARROW
-    }
+    rounded_streams = [k for k in sorted(written_streams) if draws and storage[k] in NARROW]
+    draw_numbers = {k: k and k - 1 for k in rounded_streams}
     element = _Element(update, coded, draw_numbers, lower_stream)
-    elements = _CHUNK.format(
-        step=STEP,
-        pointers=indent_by(_point_at_elements(update, coded, lower_stream), 1),
-        decoding=indent_by(
-            [*_fill(_OPEN_RECORD, inline_codecs), *_fill_blocks(_DECODE, block_codecs)], 1
-        ),
-        drawing=indent_by(draw_for(draw_numbers) if draw_numbers else [], 1),
-        elements=indent_by(_loop_over_elements(element), 1),
-        encoding=indent_by([line for lines in encoding for line in lines], 1),
-    )
     definitions = element.define_functions() + "\n" + _define_codecs({*coded.values()})
     pointers = _point_at_chunk(update, coded, lower_stream)
-    begin = begin_draws(update, draw_numbers.values()) if draw_numbers else []
-    begin += _begin_dithers(update) if written_codecs else []
-    lines = [*begin, *elements.strip().splitlines()]
+    lines = _update_chunk(element, coded, lower_stream, draw_numbers, written_codecs)
     return write_kernel(element, definitions, pointers, lines), tuple(update.vectors)
 
 
@@ -200,6 +175,43 @@ class _Element(Element):
         if stream in self._draw_streams:
             return f"p{stream}[i] = {round_by_draw(stream, self.update.storage[stream], value)}"
         return super().store_value(stream, value)
+
+
+def _update_chunk(
+    element: Element,
+    coded: Coded,
+    lower_stream: int | None,
+    draw_numbers: Mapping[int, int],
+    written_codecs: Coded,
+) -> list[str]:
+    """Return lines that decode, update and encode a chunk, block by block, and draw random bits.
+
+    Args:
+        element: The writer of an element.
+        coded: The codecs of streams on the stack.
+        lower_stream: The stream with the lower bits of the variable, or None.
+        draw_numbers: The index of the random number of each randomly rounded stream.
+        written_codecs: The codecs of streams that the update changes.
+    """
+    inline_codecs = {k: codec for k, codec in coded.items() if _is_decoded_inline(codec)}
+    block_codecs = {k: codec for k, codec in coded.items() if k not in inline_codecs}
+    encoding = [_TURN] if written_codecs else []
+    encoding += _fill(_CLEAR, written_codecs)
+    for template in (_SCALE, _ENCODE):
+        encoding += _fill_blocks(template, written_codecs)
+    text = _CHUNK.format(
+        step=STEP,
+        pointers=indent_by(_point_at_elements(element.update, coded, lower_stream), 1),
+        decoding=indent_by(
+            [*_fill(_OPEN_RECORD, inline_codecs), *_fill_blocks(_DECODE, block_codecs)], 1
+        ),
+        drawing=indent_by(draw_for(draw_numbers) if draw_numbers else [], 1),
+        elements=indent_by(_loop_over_elements(element), 1),
+        encoding=indent_by(encoding, 1),
+    )
+    begin = begin_draws(element.update, draw_numbers.values()) if draw_numbers else []
+    begin += _begin_dithers(element.update) if written_codecs else []
+    return [*begin, *text.strip().splitlines()]
 
 
 def _loop_over_elements(element: Element) -> list[str]:

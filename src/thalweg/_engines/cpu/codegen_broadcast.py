@@ -27,38 +27,33 @@ def generate_seeing(update: Update, compute: str) -> Kernel:
 def each_line(element: Element, first: str, count: str) -> list[str]:
     """Return loops that update `count` elements from element `first` of a tensor on.
 
-    Rows of up to `SHORT` elements are taken together: the vectors are first copied to lanes, an
-    element for each. Longer rows have a loop each.
-
     Args:
         element: The writer of an element, with vectors of rows and columns.
         first, count: Expressions.
     """
     update = element.update
-    place = f"tensor * {update.width} + {update.vectors_at}"
-    sides = f"base[{place} + {len(update.vectors)}], base[{place} + {len(update.vectors) + 1}]"
-    vectors = {
-        "row": "{name} = {pointer}(base[{place} + {k}])[line]",
-        "column": "{name} = {pointer}(base[{place} + {k}] + column * {size})",
-    }
-    short = {
-        name: f"{LITERAL}({spread_name(vector)}[i - done])"
-        for name, vector in update.vectors.items()
-    }
-    fmt = STORAGE[element.compute]
-    vector_lines = [
-        vectors[name.rstrip("0123456789")].format(
-            name=name, pointer=fmt.pointer, size=fmt.size, place=place, k=k
-        )
-        for k, name in enumerate(update.vectors.values())
+    place, index = f"tensor * {update.width} + {update.vectors_at}", len(update.vectors)
+    return [
+        f"rows, columns = base[{place} + {index}], base[{place} + {index + 1}]",
+        "done = 0",
+        *_loop_over_short_rows(element, first, count, place),
+        *_loop_over_long_rows(element, first, count, place),
     ]
+
+
+def _loop_over_short_rows(element: Element, first: str, count: str, place: str) -> list[str]:
+    """Return a loop over rows of up to `SHORT` elements, `LANES` elements at a time.
+
+    The numbers of vectors are first copied to lanes, one for each element.
+    """
+    vectors, pointer = element.update.vectors, STORAGE[element.compute].pointer
     pointers = {
-        vector: f"{fmt.pointer}(base[{place} + {k}])"
-        for k, vector in enumerate(update.vectors.values())
+        vector: f"{pointer}(base[{place} + {k}])" for k, vector in enumerate(vectors.values())
+    }
+    texts = {
+        name: f"{LITERAL}({spread_name(vector)}[i - done])" for name, vector in vectors.items()
     }
     return [
-        f"rows, columns = {sides}",
-        "done = 0",
         *[f"{spread_name(vector)} = lanes({LANES})" for vector in pointers],
         f"while done < {count} and columns <= {SHORT}:",
         f"    block = min({LANES}, {count} - done)",
@@ -66,8 +61,25 @@ def each_line(element: Element, first: str, count: str) -> list[str]:
         "    line = start // columns",
         *indent_by(spread_vectors(pointers, "block"), 1).splitlines(),
         "    for i in range(done, done + block):",
-        *indent_by(element.update_element(short), 2).splitlines(),
+        *indent_by(element.update_element(texts), 2).splitlines(),
         "    done += block",
+    ]
+
+
+def _loop_over_long_rows(element: Element, first: str, count: str, place: str) -> list[str]:
+    """Return a loop over the remaining rows, with a loop over the elements of each."""
+    fmt = STORAGE[element.compute]
+    templates = {
+        "row": "{name} = {pointer}(base[{place} + {k}])[line]",
+        "column": "{name} = {pointer}(base[{place} + {k}] + column * {size})",
+    }
+    vector_lines = [
+        templates[name.rstrip("0123456789")].format(
+            name=name, pointer=fmt.pointer, size=fmt.size, place=place, k=k
+        )
+        for k, name in enumerate(element.update.vectors.values())
+    ]
+    return [
         f"while done < {count}:",
         f"    line = ({first} + done) // columns",
         f"    stop = min((line + 1) * columns - {first}, {count})",

@@ -8,7 +8,7 @@ loop, only if the smallest or largest magnitude shows that there are any.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from thalweg._engines.codegen import Kernel, Update, indent_by
 from thalweg._engines.cpu.codegen import STORAGE, Element, name_kernel, point_at_chunk
@@ -106,11 +106,6 @@ def generate_diagnosed(update: Update, stage_count: int, momentum: int | None, s
     sums = {name: pair for name, pair in PRODUCTS.items() if {*pair} <= {*quantities}}
     magnitude, raw, tiny, infinite = _BITS[update.storage[1]]
     scalars = [f"s{k} = scalars[row + {k}]" for k in range(len(update.scalars))]
-
-    places = {name: f"results[{len(MEASURED)} * chunk + {k}]" for k, name in enumerate(MEASURED)}
-    keep = [f"{places[name]} = lanes_{name}[0]" for name in sums]
-    keep += [f"{places[name]} = float64(float_of({name}))" for name in PEAKS]
-    keep += [f"{places[name]} = float64({name})" for name in COUNTS]
     text = _KERNEL.format(
         lanes=indent_by([f"lanes_{name} = lanes({COLUMNS})" for name in sums], 1),
         kept=indent_by([f"kept_{name} = numbers({BLOCK})" for name in quantities], 1),
@@ -131,9 +126,18 @@ def generate_diagnosed(update: Update, stage_count: int, momentum: int | None, s
         scale=indent_by([line for name in quantities for line in _scale(name)], 4),
         add=indent_by(_add_columns(quantities, sums), 5),
         fold=indent_by([f"lanes_{name}[lane] += lanes_{name}[lane + width]" for name in sums], 5),
-        keep=indent_by(keep, 3),
+        keep=indent_by(_store_results(sums), 3),
     )
     return name_kernel("d", element.define_functions(), text, update.scalars)
+
+
+def _store_results(sums: Iterable[str]) -> list[str]:
+    """Return lines that write sums, largest magnitudes and counts to the results of a chunk."""
+    values = {name: f"lanes_{name}[0]" for name in sums}
+    values |= {name: f"float64(float_of({name}))" for name in PEAKS}
+    values |= {name: f"float64({name})" for name in COUNTS}
+    columns = {name: f"{len(MEASURED)} * chunk + {k}" for k, name in enumerate(MEASURED)}
+    return [f"results[{columns[name]}] = {value}" for name, value in values.items()]
 
 
 def _update_element(

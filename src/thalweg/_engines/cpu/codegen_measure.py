@@ -226,6 +226,22 @@ def _counts(formula_graph: FormulaGraph) -> bool:
     return bool(values) and all(node.op == "const" and node.args == (1.0,) for node in values)
 
 
+def _lane_fields(sweep: Elements, gathers: bool) -> dict[str, object]:
+    """Return the fields of `_MEASURE` that fill, add and fold lanes."""
+    rows = _ROWS if len(sweep.read) <= _STREAMS else 1
+    return {
+        "lanes": indent_by(sweep.per_measure(f"lanes{{0}} = lanes({LANES})"), 1),
+        "scratch": indent_by(sweep.reserve_scratch(rows * LANES) if gathers else [], 1),
+        "rows": rows,
+        "gather_rows": indent_by(sweep.gather(rows * LANES) if gathers else [], 4),
+        "gather_row": indent_by(sweep.gather(LANES) if gathers else [], 4),
+        "zero": indent_by(sweep.per_measure("lanes{0}[lane] = 0.0"), 4),
+        "add_rows": indent_by(sweep.add_rows(rows), 5),
+        "add_row": indent_by(sweep.add_rows(1), 5),
+        "fold": indent_by(sweep.per_measure(*_FOLD), 4),
+    }
+
+
 def generate_measure(
     formulas: tuple[Formula, ...],
     stages: tuple[Formula, ...],
@@ -254,26 +270,14 @@ def generate_measure(
     sweep = Elements(
         tuple(formulas[k] for k in summed_indices), stages, storage, readable, from_copy
     )
-    rows = _ROWS if len(sweep.read) <= _STREAMS else 1
-    gathers = gathers and bool(sweep.read)
-    scratch = sweep.reserve_scratch(rows * LANES) if gathers else []
-    gather_lines = [sweep.gather(n * LANES) if gathers else [] for n in (rows, 1)]
     text = _MEASURE.format(
         parameters=", ".join(["i", *sweep.arguments]),
         element=indent_by(sweep.measure_element(), 1),
-        lanes=indent_by(sweep.per_measure(f"lanes{{0}} = lanes({LANES})"), 1),
-        scratch=indent_by(scratch, 1),
-        gather_rows=indent_by(gather_lines[0], 4),
-        gather_row=indent_by(gather_lines[1], 4),
         pointers=indent_by(sweep.point_at_leaf() or ["pass"], 3),
         scalars=indent_by([f"s{k} = scalars[row + {k}]" for k in range(len(sweep.scalars))], 3),
         count=LANES,
-        rows=rows,
-        zero=indent_by(sweep.per_measure("lanes{0}[lane] = 0.0"), 4),
-        add_rows=indent_by(sweep.add_rows(rows), 5),
-        add_row=indent_by(sweep.add_rows(1), 5),
-        fold=indent_by(sweep.per_measure(*_FOLD), 4),
         keep=indent_by([f"leaves[leaf * {count} + {k}] = {leaves[k]}" for k in leaves], 3),
+        **_lane_fields(sweep, gathers and bool(sweep.read)),
     )
     definitions = "\n\n".join(sweep.define_functions(compute))
     return name_kernel("m", definitions, text, sweep.scalars, count)

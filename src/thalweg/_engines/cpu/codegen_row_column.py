@@ -37,7 +37,8 @@ def KERNEL_NAME(argument):
     chunks, base = int64_pointer(work[4]), int64_pointer(work[5])
     scalar_step, scalars = work[6], float64_pointer(work[7])
     streams = {width}
-{lanes}
+{long_lanes}
+{short_lanes}
     found = begin_denormals(flush)
     ticket = take_ticket(work)
     while ticket < slices:
@@ -356,6 +357,70 @@ class _RowLoop:
         return [f"for i in range({limits}):", *(f"    {line}" for line in lines)]
 
 
+def _short_fields(
+    sweep: Elements, reductions: list[_TileReduction], addresses: Mapping[str, str], pointer: str
+) -> dict[str, str]:
+    """Return the fields of `_MEASURE` for tiles of short rows; arguments as in `_long_fields`."""
+    tiles = [_ShortTile(reduction, name) for name, reduction in enumerate(reductions)]
+    lanes_of = {name: spread_name(name) for name in addresses}
+    arguments = [lanes_of.get(name, name) for name in sweep.arguments]
+    # Lanes of columns are passed as pointers: formulas index them.
+    for index, name in enumerate(sweep.arguments):
+        arguments[index] += "[i]" if name.startswith("row") else ""
+    results = ", ".join(f"v{index}" for index in range(len(sweep.measures)))
+    values = [f"{results} = measured({', '.join(['i', *arguments])})"]
+    for tile, reduction in zip(tiles, reductions, strict=True):
+        values.append(f"{tile.lanes}[i] = v{reduction.value}")
+    names = [*(tile.lanes for tile in tiles), *lanes_of.values()]
+    pointers = {name: f"{pointer}({address})" for name, address in addresses.items()}
+    return {
+        "short_lanes": indent_by([f"{name} = lanes({LANES})" for name in names], 1),
+        "pointers_short": indent_by(sweep.point_at_leaf() or ["pass"], 3),
+        "spread": indent_by(spread_vectors(pointers, "count"), 3),
+        "values_short": indent_by(values, 4),
+        "cases": indent_by(_write_short_cases(tiles), 4),
+        "short": str(SHORT),
+    }
+
+
+def _long_fields(
+    sweep: Elements, reductions: list[_TileReduction], addresses: Mapping[str, str], compute: str
+) -> dict[str, object]:
+    """Return the fields of `_MEASURE` for tiles of long rows.
+
+    Args:
+        sweep: The writer of an element.
+        reductions: The reductions of a tile.
+        addresses: Expressions for the addresses of vectors, by their local names.
+        compute: The type of vectors.
+    """
+    if TILE_COLUMNS != LANES:
+        raise RuntimeError("a tile is as wide as there are lanes")
+    pointer, size = STORAGE[compute].pointer, STORAGE[compute].size
+    rows = [name for name in addresses if name.startswith("row")]
+    columns = [name for name in addresses if name.startswith("column")]
+    column_lanes = sum(reduction.has_columns for reduction in reductions)
+    wide = min(WIDE, _MAX_LANES // LANES // max(1, column_lanes) or 1)
+    tiles = [_LongTile(reduction, name, wide) for name, reduction in enumerate(reductions)]
+    row_loop = _RowLoop(sweep, tiles, [f"{x} = {pointer}({addresses[x]})[line]" for x in rows])
+    column_lines = [f"{x} = {pointer}({addresses[x]} + column * {size})" for x in columns]
+    bytes_of_column = 8 * column_lanes + 4 * sum("row" in x.targets for x in reductions)
+    bytes_of_column += sum(STORAGE[sweep.storage[stream]].size for stream in sweep.read)
+    bytes_of_column += size * len(columns)
+    return {
+        "long_lanes": indent_by([line for tile in tiles for line in tile.lanes], 1),
+        "zero": indent_by([line for tile in tiles for line in tile.zero] or ["pass"], 4),
+        "wide": wide,
+        "several": _ROWS_AT_ONCE,
+        "long": _CACHE_BYTES // bytes_of_column,
+        "columns": indent_by(column_lines, 5),
+        "keep_row": indent_by([line for tile in tiles for line in tile.keep_row] or ["pass"], 6),
+        "several_lines": indent_by(row_loop.add(_ROWS_AT_ONCE), 6),
+        "one_line": indent_by(row_loop.add(1), 6),
+        "keep": indent_by([line for tile in tiles for line in tile.keep], 3),
+    }
+
+
 def generate_lines(
     measures: tuple[Measure, ...],
     stages: tuple[Formula, ...],
@@ -364,107 +429,33 @@ def generate_lines(
     vectors: Mapping[str, str],
     from_copy: bool,
 ) -> tuple[Kernel, tuple[str, ...]]:
-    """Return the kernel that computes measures in one pass over memory, and its vectors.
+    """Return the kernel that computes measures in one pass, and its vectors in the table's order.
 
     Args:
         measures: The measures.
         stages, storage, from_copy: As for `Sweep`.
         compute: The type of vectors and stages, "float32" or "float64".
         vectors: "row" or "column" for each name of a vector that formulas may read.
-
-    Returns:
-        The kernel, and the names of the vectors that it reads, in the order of the table.
     """
-    if TILE_COLUMNS != LANES:
-        raise RuntimeError("a tile is as wide as there are lanes")
     formulas, reductions = _share_formulas(measures)
-    readable = len(storage) - from_copy
-    sweep = Elements(formulas, stages, storage, readable, from_copy, vectors)
-    wide = min(
-        WIDE,
-        _MAX_LANES // LANES // max(1, sum(reduction.has_columns for reduction in reductions)) or 1,
-    )
-    tiles = [_LongTile(reduction, name, wide) for name, reduction in enumerate(reductions)]
+    sweep = Elements(formulas, stages, storage, len(storage) - from_copy, from_copy, vectors)
     sides = len(storage) + len(sweep.vectors)
-    kind = STORAGE[compute]
-    row_vector_lines = [
-        f"{name} = {kind.pointer}(base[tensor * streams + {len(storage) + k}])[line]"
-        for k, name in enumerate(sweep.vectors.values())
-        if name.startswith("row")
-    ]
-    column_vector_lines = [
-        f"{name} = {kind.pointer}(base[tensor * streams + {len(storage) + k}]"
-        f" + column * {kind.size})"
-        for k, name in enumerate(sweep.vectors.values())
-        if name.startswith("column")
-    ]
-    short_tiles = [_ShortTile(reduction, name) for name, reduction in enumerate(reductions)]
-    spread = {
-        name: f"{kind.pointer}(base[tensor * streams + {len(storage) + k}])"
-        for k, name in enumerate(sweep.vectors.values())
-    }
-    lanes_of = {name: spread_name(name) for name in spread}
-    short_arguments = [f"{lanes_of[x]}[i]" if x.startswith("row") else lanes_of.get(x, x)
-             for x in sweep.arguments]  # fmt: skip
-    results = ", ".join(f"v{index}" for index in range(len(formulas)))
-    bytes_of_column = sum(
-        [
-            *(
-                8 * reduction.has_columns + 4 * ("row" in reduction.targets)
-                for reduction in reductions
-            ),
-            *(STORAGE[storage[stream]].size for stream in sweep.read),
-            kind.size * len(column_vector_lines),
-        ]
-    )
-    row_loop = _RowLoop(sweep, tiles, row_vector_lines)
+    names = enumerate(sweep.vectors.values(), len(storage))
+    addresses = {name: f"base[tensor * streams + {column}]" for column, name in names}
+    targets = [f"base[tensor * streams + {sides + 4 + k}]" for k in range(len(measures))]
+    targets = [f"target{k} = float64_pointer({target})" for k, target in enumerate(targets)]
     text = _MEASURE.format(
         parameters=", ".join(["i", *sweep.arguments]),
         element=indent_by(sweep.measure_element(), 1),
         width=sides + 4 + len(measures),
-        lanes=indent_by(
-            [
-                *(line for tile in tiles for line in tile.lanes),
-                *(f"{tile.lanes} = lanes({LANES})" for tile in short_tiles),
-                *(f"{lanes} = lanes({LANES})" for lanes in lanes_of.values()),
-            ],
-            1,
-        ),
-        short=SHORT,
-        pointers_short=indent_by(sweep.point_at_leaf() or ["pass"], 3),
-        spread=indent_by(spread_vectors(spread, "count"), 3),
-        values_short=indent_by(
-            [
-                f"{results} = measured({', '.join(['i', *short_arguments])})",
-                *(
-                    f"{tile.lanes}[i] = v{reduction.value}"
-                    for tile, reduction in zip(short_tiles, reductions, strict=True)
-                ),
-            ],
-            4,
-        ),
-        cases=indent_by(_write_short_cases(short_tiles), 4),
         sides=sides,
-        targets=indent_by(
-            [
-                f"target{k} = float64_pointer(base[tensor * streams + {sides + 4 + k}])"
-                for k in range(len(measures))
-            ],
-            2,
-        ),
+        targets=indent_by(targets, 2),
         scalars=indent_by([f"s{k} = scalars[row + {k}]" for k in range(len(sweep.scalars))], 2),
         tile_rows=TILE_ROWS,
         tile_columns=TILE_COLUMNS,
         lane_count=LANES,
-        zero=indent_by([line for tile in tiles for line in tile.zero] or ["pass"], 4),
-        several=_ROWS_AT_ONCE,
-        wide=wide,
-        long=_CACHE_BYTES // bytes_of_column,
-        columns=indent_by(column_vector_lines, 5),
-        keep_row=indent_by([line for tile in tiles for line in tile.keep_row] or ["pass"], 6),
-        several_lines=indent_by(row_loop.add(_ROWS_AT_ONCE), 6),
-        one_line=indent_by(row_loop.add(1), 6),
-        keep=indent_by([line for tile in tiles for line in tile.keep], 3),
+        **_short_fields(sweep, reductions, addresses, STORAGE[compute].pointer),
+        **_long_fields(sweep, reductions, addresses, compute),
     )
     definitions = "\n\n".join(sweep.define_functions(compute))
     kernel = name_kernel("l", definitions, text, sweep.scalars, len(measures))

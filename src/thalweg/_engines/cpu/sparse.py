@@ -10,7 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from thalweg._engines import layout
-from thalweg._engines.array_types import Array, Int32
+from thalweg._engines.array_types import Array, Int32, Int64
 from thalweg._engines.cpu import launch, sparse_rows
 from thalweg._engines.cpu.sparse_plan import RowsPlan
 from thalweg._engines.cpu.work_table import CHUNK, ENTRIES, Table, cut_slices, make_table
@@ -88,21 +88,25 @@ class SparsePlan(RowsPlan):
         self._group = launch.jit_loop(sparse_rows.group_rows)
         self._base = np.array([self._pointers[0], 0, *self._pointers[1:]], np.int64)
         self._scalars = np.zeros((1, len(self._touched.scalars)), self.compute)
-        # The kernel's argument block; entries 0 and 13 are counters that its threads share.
-        self._argument = np.zeros(14, np.int64)
-        self._argument[5] = width
-        self._argument[9] = self._base.ctypes.data
-        self._argument[10] = self._scalars.ctypes.data
         # A thread sums the entries of a row in its own block: in the type of the arithmetic, and
         # then rounded to the type of the values.
         bytes_of_row = width * (np.dtype(self.compute).itemsize + var.element_size())
         self._block = -(-bytes_of_row // _BLOCK) * _BLOCK
-        self._argument[12] = self._block
+        self._argument = self._argument_block()
         self._address = self._argument.ctypes.data
         self._scratch = _Scratch(0)
         self._sums = np.empty(0, np.uint8)
         self._groups = 0
         self._gaps: tuple[Table, Array] | None = None  # the rows that no index names
+
+    def _argument_block(self) -> Int64:
+        """Return the kernel's argument block; entries 0 and 13 are counters of its threads."""
+        argument = np.zeros(14, np.int64)
+        argument[5] = self._width
+        argument[9] = self._base.ctypes.data
+        argument[10] = self._scalars.ctypes.data
+        argument[12] = self._block
+        return argument
 
     def _take_entries(self, values: Tensor, indices: Tensor) -> bool:
         return len(indices) < ENTRIES and self._group_by_row(values, indices) < 0
