@@ -20,7 +20,7 @@ from thalweg.formula import Formula
 # fetches ahead in a row, but not from one to the next, nor where short ones take turns. Rows are
 # long where the nearest cache does not hold what there is of all columns.
 _ROWS_AT_ONCE, WIDE = 4, 4
-_CACHE_BYTES = 28 << 10  # bytes of it
+_CACHE_BYTES = 28 << 10
 _HALF = LANES // 2
 _MAX_LANES = 16 * LANES  # lanes of columns in all: they are on the stack of a thread
 

@@ -165,6 +165,7 @@ class _Compiler:
             self._write_call(node.value)
 
     def _visit_Assign(self, node: Any) -> None:
+        """Write an assignment to a name, an element, or a tuple of them."""
         (target,) = node.targets
         if not isinstance(target, ast.Tuple):
             self._write_target(target, self._write_value(node.value))
@@ -188,6 +189,7 @@ class _Compiler:
             self._builder.store(self.code.cast_to(value, kind).llvm, place)
 
     def _visit_Return(self, node: Any) -> None:
+        """Store the results of the inlined function, and jump to its end."""
         frame, returned = self._frame, node.value
         expressions = returned.elts if isinstance(returned, ast.Tuple) else [returned]
         values = [self._write_value(expression) for expression in expressions]
@@ -216,6 +218,7 @@ class _Compiler:
         self._builder.position_at_end(end_block)
 
     def _visit_For(self, node: Any) -> None:
+        """Write a loop over a `range`, or over `each`, whose iterations are marked independent."""
         limits = [
             self.code.cast_to(self._write_value(limit), INT64).llvm for limit in node.iter.args
         ]
@@ -320,6 +323,7 @@ class _Compiler:
         return Value(getattr(self._builder, name)(a, b), kind)
 
     def _visit_BoolOp(self, node: ast.BoolOp) -> Value:
+        """Write `and` or `or`, which skips operands as Python does; return a bool."""
         result_cell = self.code.reserve_stack(BOOL.llvm)
         end_block = self.code.append_block("decided")
         for value in node.values:
@@ -337,6 +341,7 @@ class _Compiler:
         return Value(self._builder.load(result_cell), BOOL)
 
     def _visit_IfExp(self, node: ast.IfExp) -> Value:
+        """Write a conditional expression, of the common kind of both values."""
         then_block, else_block, end_block = map(self.code.append_block, ("then", "else", "chosen"))
         self._builder.cbranch(self._write_condition(node.test), then_block, else_block)
         self._builder.position_at_end(then_block)

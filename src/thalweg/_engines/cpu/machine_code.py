@@ -86,6 +86,7 @@ def target_digest() -> str:
 
 @cache
 def _target_machine() -> Any:
+    """Return LLVM's target machine for this process; `__wrapped__` makes another one."""
     from llvmlite import binding
 
     triple, cpu, features = _make_target()
