@@ -13,7 +13,7 @@ TEXT = "def NAME(argument):\n    float64_pointer(address_of(argument))[0] = floa
 
 def forget(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel_cache, "_addresses", {})
-    monkeypatch.setattr(kernel_cache, "_warned", set())
+    monkeypatch.setattr(kernel_cache, "_warned_paths", set())
 
 
 def made(name: str, value: float) -> float:

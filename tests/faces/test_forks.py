@@ -617,7 +617,7 @@ def test_one_thread_where_the_team_cannot_be_sent_home(threads, monkeypatch):
 
     def child() -> Any:
         optimizer.apply_gradients([(grad, var)])
-        return openmp._alone, var.detach().numpy().tolist() == [0.0] * 400_000
+        return openmp._has_lost_team, var.detach().numpy().tolist() == [0.0] * 400_000
 
     assert run_in_child(child) == (True, True)
 

@@ -222,6 +222,6 @@ def test_a_child_looks_by_itself(
 
     def child() -> Any:
         opt.step()
-        return count_replays(opt), openmp._alone
+        return count_replays(opt), openmp._has_lost_team
 
     assert run_in_child(child) == (3, not is_sent_home)

@@ -14,8 +14,8 @@ from thalweg._engines.cpu.machine_code import tuning
 from thalweg._engines.formula_parser import FUNCTION_PREFIX, LITERAL
 
 
-class Stored(NamedTuple):
-    """How numbers of a storage type are addressed, and templates to read and write them."""
+class NumberFormat(NamedTuple):
+    """Pointer type and bytes of a storage type, and templates that load and save a number."""
 
     pointer: str
     size: int
@@ -24,10 +24,10 @@ class Stored(NamedTuple):
 
 
 STORAGE = {
-    "float32": Stored("float32_pointer", 4, "{0}", "{0}"),
-    "float64": Stored("float64_pointer", 8, "{0}", "{0}"),
-    "float16": Stored("uint16_pointer", 2, "half_to_float({0})", "float_to_half({0})"),
-    "bfloat16": Stored("uint16_pointer", 2, "bfloat_to_float({0})", "float_to_bfloat({0})"),
+    "float32": NumberFormat("float32_pointer", 4, "{0}", "{0}"),
+    "float64": NumberFormat("float64_pointer", 8, "{0}", "{0}"),
+    "float16": NumberFormat("uint16_pointer", 2, "half_to_float({0})", "float_to_half({0})"),
+    "bfloat16": NumberFormat("uint16_pointer", 2, "bfloat_to_float({0})", "float_to_bfloat({0})"),
 }
 
 HEADER = "{literal} = {compute}\n\n\n"
@@ -55,44 +55,50 @@ def KERNEL_NAME(argument):
     end_denormals(found)
 """
 
-# What a copy may have of a number, and where a step begins: at the variable or, where others wrote
-# to its copy, at that.
+# `saturated` bounds a number by the range of a copy. `resumed` returns the variable or, if others
+# have written to its copy, the copy.
 _SATURATED = """def saturated(value):
     kept = -{limit} if value < -{limit} else value
     return {limit} if kept > {limit} else kept"""
 _RESUMED = """def resumed(value, bits, one):
-    return value if {is_left} else {compute}({loaded})"""
+    return value if {matches_copy} else {compute}({loaded})"""
 
 LINE = 64  # bytes of a cache line
 
-# Divisions and roots keep a processor from running far enough ahead of them to have its memory
-# fetched in time, above all where a page ends. Nobody fetches what is only written: copies, and
-# slots that choices leave unread.
-BLOCK = 128  # elements between two looks ahead
+BLOCK = 128  # elements between two prefetches
 _SLOW = {FUNCTION_PREFIX + name for name in ("sqrt", "exp", "log", "power", "where")}
 
 
 @cache
 def compiler_digest() -> str:
-    """A hash of what makes machine code of a source: llvmlite and our compiler."""
-    own = (Path(__file__).with_name(name).read_text() for name in ("compiler.py", "primitives.py"))
-    # Asked of the installation: what it imports takes longer than a step.
-    return digest(version("llvmlite"), *own)
+    """Return a hash of the version of llvmlite and of the sources of the compiler."""
+    source_texts = (
+        Path(__file__).with_name(name).read_text() for name in ("compiler.py", "primitives.py")
+    )
+    # Importing llvmlite for its version would take longer than a step.
+    return digest(version("llvmlite"), *source_texts)
 
 
 def name_kernel(
     kind: str, definitions: str, text: str, scalars: tuple[str, ...], measures: int = 0
 ) -> Kernel:
-    """The kernel of a text in which its name is KERNEL_NAME."""
+    """Return a kernel, with a name made of its kind and a hash in place of KERNEL_NAME in its text.
+
+    Args:
+        kind: The letters that the name begins with.
+        definitions: The functions that the text calls; they come first in the source.
+        text: The kernel function.
+        scalars, measures: As for `Kernel`.
+    """
     name = f"{kind}_{digest(definitions, text, compiler_digest())}"
     return Kernel(name, definitions + text.replace("KERNEL_NAME", name), scalars, measures)
 
 
 class Element:
-    """Writes what a kernel does to element i of what p0, p1, ... point at.
+    """Writer of the update of element i of the streams at pointers p0, p1, ...
 
     Args:
-        update: What becomes of it.
+        update: The update of an element.
         compute: The type of the arithmetic, "float32" or "float64".
     """
 
@@ -100,26 +106,28 @@ class Element:
         self.update, self.compute = update, compute
 
     def define_functions(self) -> str:
-        """The functions that its lines call."""
-        found = self.update.define_functions(FormulaWriter())
+        """Return the text of the functions that the lines of an element call."""
+        definitions = self.update.define_functions(FormulaWriter())
         if self.update.copy:
-            found |= of_copies(self.update.storage[-1], self.compute)
+            definitions |= of_copies(self.update.storage[-1], self.compute)
         header = HEADER.format(literal=LITERAL, compute=self.compute)
-        return header + "\n\n".join(found.values()) + "\n"
+        return header + "\n\n".join(definitions.values()) + "\n"
 
     def update_element(self, vectors: Mapping[str, str] | None = None) -> list[str]:
-        """Read what the formula takes, compute it, and write what changes.
+        """Return lines that load the inputs of the formula, compute it and store changed streams.
 
         Args:
             vectors: As for `Update.local_scalars`.
         """
         update = self.update
         reads = [
-            f"{update.name_of(each)} = {self.begins_at(each)}" for each in update.read_streams()
+            f"{update.name_of(stream)} = {self.begins_at(stream)}"
+            for stream in update.read_streams()
         ]
         writes: list[str] = []
         for result, stream in update.written_results():
-            # A number that was chosen and not computed is flushed by `one`, which LLVM cannot know.
+            # A product with `one` flushes a number that was selected and not computed. LLVM does
+            # not know the value of `one` and keeps the product.
             value = f"out{result}" if update.formula.is_rounded(result) else f"out{result} * one"
             writes.append(self.store_value(stream, value))
         if update.writes_copy():
@@ -133,18 +141,18 @@ class Element:
         ]
 
     def begins_at(self, stream: int) -> str:
-        """What the formula begins with: a number that was read; the variable after `before`."""
+        """Return an expression for the input of a stream: the loaded number, after `before`."""
         if stream or not self.update.before:
             return self.load_value(stream)
         return STORAGE[self.update.storage[0]].load.format(self.prepare_variable())
 
     def prepare_variable(self) -> str:
-        """The variable after `before`, as it is stored."""
+        """Return an expression for the variable after `before`, in its storage type."""
         value = self.update.apply_stages(self.update.before, self.load_value(0))
         return STORAGE[self.update.storage[0]].save.format(f"{value} * one")
 
     def load_value(self, stream: int) -> str:
-        """A number in the type of the arithmetic."""
+        """Return an expression for a stream's number in the type of the arithmetic."""
         value, kind = self.read_value(stream), self.update.storage[stream]
         if ("float32" if kind in LARGEST else kind) != self.compute:
             value = f"{LITERAL}({value})"
@@ -153,20 +161,20 @@ class Element:
         return value
 
     def read_value(self, stream: int) -> str:
-        """A number as it is read."""
+        """Return an expression that loads a stream's number, of any type."""
         return STORAGE[self.update.storage[stream]].load.format(f"p{stream}[i]")
 
     def store_value(self, stream: int, value: str) -> str:
-        """Write a number."""
+        """Return a statement that stores an expression in a stream."""
         return f"p{stream}[i] = {STORAGE[self.update.storage[stream]].save.format(value)}"
 
     def store_copy(self, value: str) -> str:
-        """Write the copy of a number."""
+        """Return a statement that stores an expression, saturated, in the low-precision copy."""
         return self.store_value(len(self.update.storage) - 1, f"saturated({value}) * one")
 
 
 def generate_update(update: Update, compute: str) -> Kernel:
-    """The kernel of an update of chunks of tensors, in "float32" or "float64"."""
+    """Return the kernel that updates chunks of tensors, in arithmetic of type `compute`."""
     element = Element(update, compute)
     definitions, pointers = element.define_functions(), point_at_chunk(update)
     return write_kernel(element, definitions, pointers, _update_chunk(definitions, element))
@@ -175,12 +183,12 @@ def generate_update(update: Update, compute: str) -> Kernel:
 def write_kernel(
     element: Element, definitions: str, pointers: list[str], elements: list[str]
 ) -> Kernel:
-    """The kernel of an update of chunks.
+    """Return a kernel that runs lines for each chunk of its work table.
 
     Args:
-        element: What becomes of an element.
+        element: The writer of an element, with the scalars and type of the arithmetic.
         definitions: The functions that are called.
-        pointers: Lines that point at what a chunk has of each stream.
+        pointers: Lines that set the pointers of each stream of a chunk.
         elements: Lines that update its elements.
     """
     scalars = element.update.scalars
@@ -197,20 +205,20 @@ def write_kernel(
 
 
 def of_copies(storage: str, compute: str) -> dict[str, str]:
-    """The functions that have to do with copies of a storage type."""
+    """Return the functions "saturated" and "resumed" for copies of a storage type, by name."""
     _, _, load, save = STORAGE[storage]
-    left, loaded = "saturated(value) * one", load.format("bits")
-    is_left = f"{save.format(left)} == bits"
+    saturated_value, loaded = "saturated(value) * one", load.format("bits")
+    matches_copy = f"{save.format(saturated_value)} == bits"
     if storage == "bfloat16":
-        is_left = f"is_nearest_bfloat({left}, bits)"
+        matches_copy = f"is_nearest_bfloat({saturated_value}, bits)"
     return {
         "saturated": _SATURATED.format(limit=f"{compute}({LARGEST[storage]!r})"),
-        "resumed": _RESUMED.format(is_left=is_left, loaded=loaded, compute=compute),
+        "resumed": _RESUMED.format(matches_copy=matches_copy, loaded=loaded, compute=compute),
     }
 
 
 def point_at_chunk(update: Update) -> list[str]:
-    """Point at what a chunk has of each stream."""
+    """Return lines that set address `at{k}` and pointer `p{k}` of each stream k of a chunk."""
     lines: list[str] = []
     for stream, kind in enumerate(update.storage):
         start = "grad_offset" if update.grad and stream == 1 else "offset"
@@ -220,12 +228,12 @@ def point_at_chunk(update: Update) -> list[str]:
 
 
 def first_of(update: Update, stream: int) -> str:
-    """Where a stream of the tensor of a chunk begins."""
+    """Return an expression for the address of a stream of the chunk's tensor."""
     return f"base[tensor * {update.width} + {stream}]"
 
 
 def _update_chunk(definitions: str, element: Element) -> list[str]:
-    """Update the elements of a chunk one after the other."""
+    """Return a loop that updates the elements of a chunk, in blocks with prefetches if they pay."""
     lines, storage = element.update_element(), element.update.storage
     inner, distance = indent_by(lines, 1).splitlines(), tuning().prefetch
     # The processor does not fetch lines ahead that are only written, such as those of a copy.
@@ -237,8 +245,8 @@ def _update_chunk(definitions: str, element: Element) -> list[str]:
     for size in dict.fromkeys(sizes):
         first = f"begin * {size} + {distance}"
         blocks.append(f"    for line in range({first}, {first} + {BLOCK * size}, {LINE}):")
-        places = [index for index, each in enumerate(sizes) if each == size]
-        blocks += [f"        prefetch(at{index} + line)" for index in places]
+        streams = [stream for stream, stream_size in enumerate(sizes) if stream_size == size]
+        blocks += [f"        prefetch(at{stream} + line)" for stream in streams]
     blocks.append(f"    for i in each(begin, min(begin + {BLOCK}, length)):")
     return blocks + indent_by(inner, 1).splitlines()
 

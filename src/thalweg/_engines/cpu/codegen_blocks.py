@@ -1,8 +1,7 @@
-"""Write the source of a CPU kernel that goes block by block, through the stack: where slots are
-encoded, and where numbers of 16 bits are rounded by random bits.
+"""Source of CPU kernels for encoded slots and for random rounding of 16-bit numbers.
 
-The elements between are updated by the very lines of a kernel without codecs, which find the
-numbers of an encoded slot in an array of the stack.
+A kernel decodes a block of elements onto the stack, updates it with the lines of a kernel without
+codecs, and encodes it.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from thalweg._engines.codecs.dither import PERIOD, TURN
 from thalweg._engines.codecs.split8 import HALF
 from thalweg._engines.codegen import NONE, FormulaWriter, Kernel, Update, indent_by
 from thalweg._engines.cpu.codegen import STORAGE, Element, first_of, write_kernel
-from thalweg._engines.cpu.codegen_random_bits import begin_draws, draw_for, rounded
+from thalweg._engines.cpu.codegen_random_bits import begin_draws, draw_for, round_by_draw
 from thalweg._engines.cpu.work_table import STEP
 from thalweg._engines.formula_parser import FUNCTION_PREFIX, transcribe
 from thalweg._engines.random_bits import NARROW, SCALARS
@@ -36,7 +35,7 @@ for begin in range(0, length, {step}):
 {encoding}
 """
 
-# One loop over blocks for all slots of the same length: what one waits for, another computes.
+# All slots of one block length share a loop, so that their latencies overlap.
 _BLOCKS = "for part in range(0, count, {block}):"
 
 _RECORD = "record = at{stream} + ((begin + part) >> {shift}) * {record}"
@@ -48,13 +47,13 @@ for j in range({block}):
     p{stream}[part + j] = {decode}(float32(stored{stream}[j]), scale)
 """
 
-# See `_is_whole`.
-_STORED = """
+# Only for codecs with `_is_decoded_inline`.
+_OPEN_RECORD = """
 record = at{stream} + (begin >> {shift}) * {record}
 stored{stream}, scale{stream} = {kind}_pointer(record + {header}), float32_pointer(record)[0]
 """
 
-# What lies beyond the last element must not be counted for a peak, whatever was decoded there.
+# Numbers beyond the last element must not change the peak of a block.
 _CLEAR = """
 for j in range(count, (count + {block} - 1) & -{block}):
     p{stream}[j] = 0
@@ -62,7 +61,7 @@ for j in range(count, (count + {block} - 1) & -{block}):
 
 _TURN = f"turn = (((offset + begin) >> {PERIOD.bit_length() - 1}) * {TURN}) & {PERIOD - 1}"
 
-# Peaks of all blocks come before any code: nobody waits for one.
+# Peaks of all blocks are stored before any code is computed, so that no block waits for its peak.
 _SCALE = """
 {at_record}
 peak = int32(0)
@@ -100,23 +99,19 @@ def generate_blocks(
     draws: bool = False,
     vectors: Mapping[str, str] = NONE,
 ) -> tuple[Kernel, tuple[str, ...]]:
-    """The kernel of an update of chunks of tensors, in float32.
+    """Return a kernel that updates chunks in float32, and its vectors in the order of the table.
 
     Args:
-        formula: `update` of a rule.
         storage: As for `Update`; the names of codecs for slots that are encoded.
-        stages, before, copy, from_copy, draws, vectors: As for `Update`.
-
-    Returns:
-        The kernel, and the names of the vectors that it reads, in the order of the table.
+        formula, stages, before, copy, from_copy, draws, vectors: As for `Update`.
     """
-    every = {k: CODECS[name] for k, name in enumerate(storage) if name in CODECS}
-    coded = {k: codec for k, codec in every.items() if not codec.is_beside}
-    lower = next((k for k, codec in every.items() if codec.is_beside), None)
-    plain = tuple(_NUMBERS if k in every else name for k, name in enumerate(storage))
+    codecs = {k: CODECS[name] for k, name in enumerate(storage) if name in CODECS}
+    coded = {k: codec for k, codec in codecs.items() if not codec.is_beside}
+    lower_stream = next((k for k, codec in codecs.items() if codec.is_beside), None)
+    plain_storage = tuple(_NUMBERS if k in codecs else name for k, name in enumerate(storage))
     update = Update(
         formula,
-        plain,
+        plain_storage,
         stages,
         before=before,
         copy=copy,
@@ -125,81 +120,102 @@ def generate_blocks(
         draws=draws,
         dithers=bool(coded),
     )
-    changed = {stream for _, stream in update.written_results()}
-    written = {k: codec for k, codec in coded.items() if k in changed}
-    whole = {k: codec for k, codec in coded.items() if _is_whole(codec)}
-    parts = {k: codec for k, codec in coded.items() if k not in whole}
-    turn = [_TURN] if written else []
-    encoding = [
-        turn,
-        _lines_of(_CLEAR, written),
-        *(_each_block(x, written) for x in (_SCALE, _ENCODE)),
-    ]
-    drawn = {k: k and k - 1 for k in sorted(changed) if draws and storage[k] in NARROW}
-    element = _Element(update, coded, drawn, lower)
-    elements = _CHUNK.format(
-        step=STEP,
-        pointers=indent_by(_point_at_elements(update, coded, lower), 1),
-        decoding=indent_by([*_lines_of(_STORED, whole), *_each_block(_DECODE, parts)], 1),
-        drawing=indent_by(draw_for(drawn) if drawn else [], 1),
-        elements=indent_by(_each_element(element), 1),
-        encoding=indent_by([line for lines in encoding for line in lines], 1),
-    )
+    written_streams = {stream for _, stream in update.written_results()}
+    written_codecs = {k: codec for k, codec in coded.items() if k in written_streams}
+    rounded_streams = [k for k in sorted(written_streams) if draws and storage[k] in NARROW]
+    draw_numbers = {k: k and k - 1 for k in rounded_streams}
+    element = _Element(update, coded, draw_numbers, lower_stream)
     definitions = element.define_functions() + "\n" + _define_codecs({*coded.values()})
-    pointers = _point_at_chunk(update, coded, lower)
-    begin = begin_draws(update, drawn.values()) if drawn else []
-    begin += _begin_dithers(update) if written else []
-    lines = [*begin, *elements.strip().splitlines()]
+    pointers = _point_at_chunk(update, coded, lower_stream)
+    lines = _update_chunk(element, coded, lower_stream, draw_numbers, written_codecs)
     return write_kernel(element, definitions, pointers, lines), tuple(update.vectors)
 
 
 class _Element(Element):
-    """Writes what becomes of an element, whose encoded slots are on the stack.
+    """Writer of the update of an element whose encoded slots are on the stack.
 
-    Numbers are left there prepared: a root that an update has computed is not computed twice.
+    Numbers are stored after the `prepare` formula of their codec, which the encoder expects.
 
     Args:
-        update: What becomes of it.
+        update: The update of an element.
         coded: The slots that are on the stack.
-        drawn: The streams that are rounded by random bits.
-        lower: The slot that has the lower part of the variable, in `split8`.
+        draw_streams: The streams that are rounded by random bits.
+        lower: The slot with the lower bits of the variable, in `split8`; None without one.
     """
 
     def __init__(
-        self, update: Update, coded: Coded, drawn: Container[int], lower: int | None
+        self, update: Update, coded: Coded, draw_streams: Container[int], lower: int | None
     ) -> None:
         super().__init__(update, _NUMBERS)
-        self._coded, self._drawn, self._lower = coded, drawn, lower
+        self._coded, self._draw_streams, self._lower_stream = coded, draw_streams, lower
 
     def begins_at(self, stream: int) -> str:
-        if self.update.before and stream == 0 and 0 in self._drawn:  # rounded once, at the end
+        if self.update.before and stream == 0 and 0 in self._draw_streams:
+            # Random bits round the variable once, when it is stored.
             return self.update.apply_stages(self.update.before, self.load_value(0))
         return super().begins_at(stream)
 
     def load_value(self, stream: int) -> str:
-        if stream == self._lower:
+        if stream == self._lower_stream:
             return f"join_bfloat(p0[i], p{stream}[i])"
         codec = self._coded.get(stream)
-        if codec is not None and _is_whole(codec):
+        if codec is not None and _is_decoded_inline(codec):
             name = _name_of("decode", codec)
             return f"{name}(float32(stored{stream}[i]), scale{stream})"
         return super().load_value(stream)
 
     def store_value(self, stream: int, value: str) -> str:
-        if self._lower is not None and stream in (0, self._lower):
+        if self._lower_stream is not None and stream in (0, self._lower_stream):
             part = "lower" if stream else "upper"
-            bits = "drawn0[i]" if 0 in self._drawn else f"uint16({HALF})"
+            bits = "drawn0[i]" if 0 in self._draw_streams else f"uint16({HALF})"
             return f"p{stream}[i] = {part}_of({value}, {bits})"
         codec = self._coded.get(stream)
         if codec is not None:
             value = f"{_name_of('prepare', codec)}({value})"
-        if stream in self._drawn:
-            return f"p{stream}[i] = {rounded(stream, self.update.storage[stream], value)}"
+        if stream in self._draw_streams:
+            return f"p{stream}[i] = {round_by_draw(stream, self.update.storage[stream], value)}"
         return super().store_value(stream, value)
 
 
-def _each_element(element: Element) -> list[str]:
-    """Update `count` elements from `begin` of a chunk on."""
+def _update_chunk(
+    element: Element,
+    coded: Coded,
+    lower_stream: int | None,
+    draw_numbers: Mapping[int, int],
+    written_codecs: Coded,
+) -> list[str]:
+    """Return lines that decode, update and encode a chunk, block by block, and draw random bits.
+
+    Args:
+        element: The writer of an element.
+        coded: The codecs of streams on the stack.
+        lower_stream: The stream with the lower bits of the variable, or None.
+        draw_numbers: The index of the random number of each randomly rounded stream.
+        written_codecs: The codecs of streams that the update changes.
+    """
+    inline_codecs = {k: codec for k, codec in coded.items() if _is_decoded_inline(codec)}
+    block_codecs = {k: codec for k, codec in coded.items() if k not in inline_codecs}
+    encoding = [_TURN] if written_codecs else []
+    encoding += _fill(_CLEAR, written_codecs)
+    for template in (_SCALE, _ENCODE):
+        encoding += _fill_blocks(template, written_codecs)
+    text = _CHUNK.format(
+        step=STEP,
+        pointers=indent_by(_point_at_elements(element.update, coded, lower_stream), 1),
+        decoding=indent_by(
+            [*_fill(_OPEN_RECORD, inline_codecs), *_fill_blocks(_DECODE, block_codecs)], 1
+        ),
+        drawing=indent_by(draw_for(draw_numbers) if draw_numbers else [], 1),
+        elements=indent_by(_loop_over_elements(element), 1),
+        encoding=indent_by(encoding, 1),
+    )
+    begin = begin_draws(element.update, draw_numbers.values()) if draw_numbers else []
+    begin += _begin_dithers(element.update) if written_codecs else []
+    return [*begin, *text.strip().splitlines()]
+
+
+def _loop_over_elements(element: Element) -> list[str]:
+    """Return a loop that updates `count` elements from `begin` of a chunk on."""
     if element.update.vectors:
         with importing:
             from thalweg._engines.cpu.codegen_broadcast import each_line
@@ -207,8 +223,8 @@ def _each_element(element: Element) -> list[str]:
     return ["for i in each(count):", *indent_by(element.update_element(), 1).splitlines()]
 
 
-def _is_whole(codec: Codec) -> bool:
-    """Return whether the update's own loop decodes blocks, by a formula that is short enough."""
+def _is_decoded_inline(codec: Codec) -> bool:
+    """Return whether the loop of the update decodes, for long blocks and a short formula."""
     return codec.block == STEP and len(transcribe(codec.decode).nodes) <= _LONGEST
 
 
@@ -217,7 +233,7 @@ def _name_of(part: str, codec: Codec) -> str:
 
 
 def _define_codecs(codecs: set[Codec]) -> str:
-    """The functions of codecs."""
+    """Return the text of the functions that decode, prepare and encode, of each codec."""
     texts = [
         FormulaWriter().define_function(f"{part}_{codec.name}", transcribe(getattr(codec, part)))
         for codec in sorted(codecs, key=lambda codec: codec.name)
@@ -226,18 +242,18 @@ def _define_codecs(codecs: set[Codec]) -> str:
     return "\n\n".join(texts) + "\n"
 
 
-def _each_block(template: str, coded: Coded) -> list[str]:
-    """What is done to each block of streams."""
+def _fill_blocks(template: str, coded: Coded) -> list[str]:
+    """Return one loop over blocks per block length, with a template filled for each stream."""
     lines: list[str] = []
     for block in dict.fromkeys(codec.block for codec in coded.values()):
-        own = {k: codec for k, codec in coded.items() if codec.block == block}
+        block_codecs = {k: codec for k, codec in coded.items() if codec.block == block}
         lines.append(_BLOCKS.format(block=block))
-        lines += [f"    {line}" for line in _lines_of(template, own)]
+        lines += [f"    {line}" for line in _fill(template, block_codecs)]
     return lines
 
 
-def _lines_of(template: str, coded: Coded) -> list[str]:
-    """A template for each of these streams."""
+def _fill(template: str, coded: Coded) -> list[str]:
+    """Return the lines of a template filled for each stream and its codec."""
     lines: list[str] = []
     for stream, codec in coded.items():
         shift, size = _shift_of(codec), codec.record_bytes
@@ -261,7 +277,7 @@ def _lines_of(template: str, coded: Coded) -> list[str]:
 
 
 def _begin_dithers(update: Update) -> list[str]:
-    """Return the lines that make the dithers of a step, twice, so that turns need not wrap."""
+    """Return lines with two periods of dithers, so that reads from `turn` on need not wrap."""
     return [
         f"dithers, step_number = numbers({2 * PERIOD}), int64({update.scalar[SCALARS[0]]})",
         f"for rank in range({2 * PERIOD}):",
@@ -274,7 +290,7 @@ def _shift_of(codec: Codec) -> int:
 
 
 def _point_at_chunk(update: Update, coded: Coded, lower: int | None) -> list[str]:
-    """Point at what a chunk has of each stream: elements, or records and room for their numbers."""
+    """Return lines with the address of each stream of a chunk, and arrays for encoded ones."""
     lines: list[str] = []
     for stream, kind in enumerate(update.storage):
         codec, first = coded.get(stream), first_of(update, stream)
@@ -289,12 +305,12 @@ def _point_at_chunk(update: Update, coded: Coded, lower: int | None) -> list[str
 
 
 def _point_at_elements(update: Update, coded: Coded, lower: int | None) -> list[str]:
-    """Point at the elements of the streams that are not on the stack, from `begin` on."""
-    found: list[str] = []
+    """Return lines that point at the elements from `begin` on of streams that are not encoded."""
+    lines: list[str] = []
     for stream, kind in enumerate(update.storage):
         if stream in coded:
             continue
-        stored = STORAGE[kind]
-        pointer, size = (stored.pointer, stored.size) if stream != lower else ("uint8_pointer", 1)
-        found.append(f"p{stream} = {pointer}(at{stream} + begin * {size})")
-    return found
+        fmt = STORAGE[kind]
+        pointer, size = (fmt.pointer, fmt.size) if stream != lower else ("uint8_pointer", 1)
+        lines.append(f"p{stream} = {pointer}(at{stream} + begin * {size})")
+    return lines

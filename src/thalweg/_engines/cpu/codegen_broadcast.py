@@ -1,4 +1,4 @@
-"""Write the loops of a CPU kernel over elements that see numbers of their row and column."""
+"""Loops of CPU kernels whose formulas read vectors over rows and columns."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from thalweg._engines.formula_parser import LITERAL
 from thalweg._engines.reduction_order import LANES
 
 SHORT = 8  # elements of a row that is too short for a loop of its own
-_USUAL = 3  # elements of a row of most kernels of convolutions
+_TRIPLE = 3  # elements of a row of most kernels of convolutions
 
 
 def generate_seeing(update: Update, compute: str) -> Kernel:
-    """As `generate_update` of `codegen`, where elements see their row and column.
+    """Return the kernel of an update that reads vectors over rows and columns.
 
-    What the table has of a tensor is its streams, its vectors, and how many rows and columns its
-    matrices have.
+    The table has for each tensor the addresses of its streams and vectors, and the numbers of rows
+    and columns of its matrices.
     """
     element = Element(update, compute)
     definitions, pointers = element.define_functions(), point_at_chunk(update)
@@ -25,32 +25,35 @@ def generate_seeing(update: Update, compute: str) -> Kernel:
 
 
 def each_line(element: Element, first: str, count: str) -> list[str]:
-    """Update `count` elements, from element `first` of a tensor on, which see rows and columns."""
+    """Return loops that update `count` elements from element `first` of a tensor on.
+
+    Args:
+        element: The writer of an element, with vectors of rows and columns.
+        first, count: Expressions.
+    """
     update = element.update
-    place = f"tensor * {update.width} + {update.vectors_at}"
-    sides = f"base[{place} + {len(update.vectors)}], base[{place} + {len(update.vectors) + 1}]"
-    vectors = {
-        "row": "{name} = {pointer}(base[{place} + {k}])[line]",
-        "column": "{name} = {pointer}(base[{place} + {k}] + column * {size})",
-    }
-    short = {
-        name: f"{LITERAL}({spread_name(vector)}[i - done])"
-        for name, vector in update.vectors.items()
-    }
-    stored = STORAGE[element.compute]
-    given = [
-        vectors[name.rstrip("0123456789")].format(
-            name=name, pointer=stored.pointer, size=stored.size, place=place, k=k
-        )
-        for k, name in enumerate(update.vectors.values())
+    place, index = f"tensor * {update.width} + {update.vectors_at}", len(update.vectors)
+    return [
+        f"rows, columns = base[{place} + {index}], base[{place} + {index + 1}]",
+        "done = 0",
+        *_loop_over_short_rows(element, first, count, place),
+        *_loop_over_long_rows(element, first, count, place),
     ]
+
+
+def _loop_over_short_rows(element: Element, first: str, count: str, place: str) -> list[str]:
+    """Return a loop over rows of up to `SHORT` elements, `LANES` elements at a time.
+
+    The numbers of vectors are first copied to lanes, one for each element.
+    """
+    vectors, pointer = element.update.vectors, STORAGE[element.compute].pointer
     pointers = {
-        vector: f"{stored.pointer}(base[{place} + {k}])"
-        for k, vector in enumerate(update.vectors.values())
+        vector: f"{pointer}(base[{place} + {k}])" for k, vector in enumerate(vectors.values())
+    }
+    texts = {
+        name: f"{LITERAL}({spread_name(vector)}[i - done])" for name, vector in vectors.items()
     }
     return [
-        f"rows, columns = {sides}",
-        "done = 0",
         *[f"{spread_name(vector)} = lanes({LANES})" for vector in pointers],
         f"while done < {count} and columns <= {SHORT}:",
         f"    block = min({LANES}, {count} - done)",
@@ -58,42 +61,60 @@ def each_line(element: Element, first: str, count: str) -> list[str]:
         "    line = start // columns",
         *indent_by(spread_vectors(pointers, "block"), 1).splitlines(),
         "    for i in range(done, done + block):",
-        *indent_by(element.update_element(short), 2).splitlines(),
+        *indent_by(element.update_element(texts), 2).splitlines(),
         "    done += block",
+    ]
+
+
+def _loop_over_long_rows(element: Element, first: str, count: str, place: str) -> list[str]:
+    """Return a loop over the remaining rows, with a loop over the elements of each."""
+    fmt = STORAGE[element.compute]
+    templates = {
+        "row": "{name} = {pointer}(base[{place} + {k}])[line]",
+        "column": "{name} = {pointer}(base[{place} + {k}] + column * {size})",
+    }
+    vector_lines = [
+        templates[name.rstrip("0123456789")].format(
+            name=name, pointer=fmt.pointer, size=fmt.size, place=place, k=k
+        )
+        for k, name in enumerate(element.update.vectors.values())
+    ]
+    return [
         f"while done < {count}:",
         f"    line = ({first} + done) // columns",
         f"    stop = min((line + 1) * columns - {first}, {count})",
-        # Where the columns would begin that element i finds its own in at [i].
+        # Offset of the column vectors with which element i finds its number at [i].
         f"    column = (line // rows - line) * columns + {first}",
-        *indent_by([*given, "for i in range(done, stop):"], 1).splitlines(),
+        *indent_by([*vector_lines, "for i in range(done, stop):"], 1).splitlines(),
         *indent_by(element.update_element(), 2).splitlines(),
         "    done = stop",
     ]
 
 
 def spread_name(vector: str) -> str:
-    """The lanes that hold what each of some elements sees of a vector."""
+    """Return the name of the lanes that hold a vector's number for each element."""
     return f"each_{vector}"
 
 
 def spread_vectors(pointers: Mapping[str, str], count: str) -> list[str]:
-    """Have lanes hold what the elements from `start` on, of row `line`, see of vectors.
+    """Return lines that copy the vectors' numbers of each element into lanes.
 
-    Loops over short rows cost more than what they do, so that those run over this.
+    The elements are those from `start` on, in row `line`. A loop over many short rows is then one
+    loop over lanes.
 
     Args:
-        pointers: To where vectors of the tensor begin, by name.
-        count: How many elements there are.
+        pointers: Expressions for pointers to the vectors of the tensor, by name.
+        count: An expression for the number of elements.
     """
     if not pointers:
         return ["pass"]
 
     def see(place: str, j: str) -> list[str]:
-        of = {"row": "line", "column": f"along + {j}"}
-        return [f"{spread_name(name)}[{place}] = all_{name}[{of[name.rstrip('0123456789')]}]"
+        indices = {"row": "line", "column": f"along + {j}"}
+        return [f"{spread_name(name)}[{place}] = all_{name}[{indices[name.rstrip('0123456789')]}]"
                 for name in pointers]  # fmt: skip
 
-    following = ["line += 1", "below += 1", "if below == rows:", "    below = 0",
+    next_row = ["line += 1", "below += 1", "if below == rows:", "    below = 0",
                  "    along += columns"]  # fmt: skip
     return [
         *[f"all_{name} = {pointer}" for name, pointer in pointers.items()],
@@ -103,15 +124,15 @@ def spread_vectors(pointers: Mapping[str, str], count: str) -> list[str]:
         "below = line - below * rows",
         "i = 0",
         f"while i < {count}:",
-        f"    while columns == {_USUAL} and j == 0 and i + {_USUAL} <= {count}:",
-        *(f"        {line}" for k in range(_USUAL) for line in see(f"i + {k}", str(k))),
-        f"        i += {_USUAL}",
-        *(f"        {line}" for line in following),
+        f"    while columns == {_TRIPLE} and j == 0 and i + {_TRIPLE} <= {count}:",
+        *(f"        {line}" for k in range(_TRIPLE) for line in see(f"i + {k}", str(k))),
+        f"        i += {_TRIPLE}",
+        *(f"        {line}" for line in next_row),
         f"    if i < {count}:",
         *(f"        {line}" for line in see("i", "j")),
         "        i += 1",
         "        j += 1",
         "        if j == columns:",
         "            j = 0",
-        *(f"            {line}" for line in following),
+        *(f"            {line}" for line in next_row),
     ]

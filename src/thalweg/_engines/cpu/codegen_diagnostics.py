@@ -1,15 +1,14 @@
-"""Write the source of an update that also measures itself, leaf by leaf; see `diagnostics`.
+"""Source of CPU kernels that update chunks and reduce the diagnostics of each chunk.
 
-Each element is updated as by the plain kernel. Beside that its gradient, weight, momentum and move,
-which are in registers, go into largest magnitudes, as integers that order them, and into room on
-the stack for a block, from which they are summed up as `diagnostic_sums` has it. What is rare among
-the gradients of a leaf is counted afterwards, if its smallest or largest magnitude says that there
-is any.
+Each element is updated as by the kernel without diagnostics. Its gradient, weight, momentum and
+move then go into maxima of magnitudes, as integers, and into a block on the stack, which is summed
+in the order of `diagnostic_sums`. Zeros, denormals and non-finite gradients are counted in a second
+loop, only if the smallest or largest magnitude shows that there are any.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from thalweg._engines.codegen import Kernel, Update, indent_by
 from thalweg._engines.cpu.codegen import STORAGE, Element, name_kernel, point_at_chunk
@@ -74,7 +73,7 @@ def KERNEL_NAME(argument):
     end_denormals(found)
 """
 
-_KEPT = ("gradient", "update", "weight", "momentum")  # of a block
+_QUANTITIES = ("gradient", "update", "weight", "momentum")  # of a block
 
 # Of the type of gradients: its bits without the sign, what they are kept in, the least that is no
 # denormal, and infinity.
@@ -86,93 +85,100 @@ _BITS = {
 
 
 def can_diagnose(update: Update) -> bool:
-    """Whether there is a kernel for it: of float32, with a gradient of 32 bits or fewer."""
+    """Return whether the arithmetic is float32 and the gradient has at most 32 bits."""
     return update.storage[0] != "float64" and update.storage[1] in _BITS
 
 
-def generate_diagnosed(update: Update, first: int, momentum: int | None, sign: int) -> Kernel:
-    """The kernel of an update in float32 that measures itself.
+def generate_diagnosed(update: Update, stage_count: int, momentum: int | None, sign: int) -> Kernel:
+    """Return the kernel of an update in float32 that also computes diagnostics.
 
     Args:
-        update: What becomes of an element; one for which `can_diagnose`.
-        first: How many of its stages come before a gradient is measured.
+        update: The update of an element; `can_diagnose` returns True for it.
+        stage_count: The number of stages applied to a gradient before it is measured.
         momentum: The stream of the momentum; None for none.
-        sign: -1 if it is that of negatives of gradients, else 1.
+        sign: -1 if the momentum averages negative gradients, else 1.
 
     Returns:
-        The kernel; of each leaf it makes `MEASURED`, where those of a momentum are 0 without one.
+        The kernel. It writes `MEASURED` for each chunk, with 0 for the momentum without one.
     """
     element = Element(update, "float32")
-    kept = _KEPT if momentum is not None else _KEPT[:3]
-    sums = {name: pair for name, pair in PRODUCTS.items() if {*pair} <= {*kept}}
+    quantities = _QUANTITIES if momentum is not None else _QUANTITIES[:3]
+    sums = {name: pair for name, pair in PRODUCTS.items() if {*pair} <= {*quantities}}
     magnitude, raw, tiny, infinite = _BITS[update.storage[1]]
     scalars = [f"s{k} = scalars[row + {k}]" for k in range(len(update.scalars))]
-
-    places = {name: f"results[{len(MEASURED)} * chunk + {k}]" for k, name in enumerate(MEASURED)}
-    keep = [f"{places[name]} = lanes_{name}[0]" for name in sums]
-    keep += [f"{places[name]} = float64(float_of({name}))" for name in PEAKS]
-    keep += [f"{places[name]} = float64({name})" for name in COUNTS]
     text = _KERNEL.format(
         lanes=indent_by([f"lanes_{name} = lanes({COLUMNS})" for name in sums], 1),
-        kept=indent_by([f"kept_{name} = numbers({BLOCK})" for name in kept], 1),
+        kept=indent_by([f"kept_{name} = numbers({BLOCK})" for name in quantities], 1),
         pointers=indent_by(point_at_chunk(update), 3),
         n_scalars=len(update.scalars),
         scalars=indent_by(scalars or ["pass"], 3),
         count=COLUMNS,
         block=BLOCK,
         zero=indent_by([f"lanes_{name}[lane] = 0.0" for name in sums], 4),
-        clear=indent_by([f"{name}_max = int32(0)" for name in kept], 3),
+        clear=indent_by([f"{name}_max = int32(0)" for name in quantities], 3),
         raw=raw,
-        begin=indent_by([f"{name}_peak = int32(0)" for name in kept], 4),
+        begin=indent_by([f"{name}_peak = int32(0)" for name in quantities], 4),
         magnitude=magnitude,
         tiny=tiny,
         infinite=infinite,
-        element=indent_by(_update_element(element, first, momentum, sign, magnitude), 5),
-        pad=indent_by([f"kept_{name}[at] = float32(0.0)" for name in kept], 5),
-        scale=indent_by([line for name in kept for line in _scale(name)], 4),
-        add=indent_by(_add_columns(kept, sums), 5),
+        element=indent_by(_update_element(element, stage_count, momentum, sign, magnitude), 5),
+        pad=indent_by([f"kept_{name}[at] = float32(0.0)" for name in quantities], 5),
+        scale=indent_by([line for name in quantities for line in _scale(name)], 4),
+        add=indent_by(_add_columns(quantities, sums), 5),
         fold=indent_by([f"lanes_{name}[lane] += lanes_{name}[lane + width]" for name in sums], 5),
-        keep=indent_by(keep, 3),
+        keep=indent_by(_store_results(sums), 3),
     )
     return name_kernel("d", element.define_functions(), text, update.scalars)
 
 
+def _store_results(sums: Iterable[str]) -> list[str]:
+    """Return lines that write sums, largest magnitudes and counts to the results of a chunk."""
+    values = {name: f"lanes_{name}[0]" for name in sums}
+    values |= {name: f"float64(float_of({name}))" for name in PEAKS}
+    values |= {name: f"float64({name})" for name in COUNTS}
+    columns = {name: f"{len(MEASURED)} * chunk + {k}" for k, name in enumerate(MEASURED)}
+    return [f"results[{columns[name]}] = {value}" for name, value in values.items()]
+
+
 def _update_element(
-    element: Element, first: int, momentum: int | None, sign: int, magnitude: str
+    element: Element, stage_count: int, momentum: int | None, sign: int, magnitude: str
 ) -> list[str]:
-    """Update element i, and keep what is summed up."""
+    """Return lines that update element i, and store its quantities in the block at `at`."""
     update = element.update
     gradient = update.name_of(1)
     lines = element.update_element()
-    at = len(update.local_scalars()) + len(update.read_streams())
+    insertion_index = len(update.local_scalars()) + len(update.read_streams())
     # A product with one flushes what any arithmetic of the update flushes; LLVM cannot tell that it
     # is one. Loads and stages keep denormals that nothing has computed with.
-    before = [
+    measure_lines = [
         f"old_value = {element.load_value(0)}",
-        *_keep("gradient", f"{update.apply_stages(update.stages[:first], gradient)} * one"),
+        *_keep("gradient", f"{update.apply_stages(update.stages[:stage_count], gradient)} * one"),
         f"raw_value = {magnitude}",
         _largest("most", "raw_value"),
         "least = raw_value if raw_value < least else least",
     ]
     if momentum is not None:
         minus = "-" if sign < 0 else ""
-        before += _keep("momentum", f"{minus}{update.name_of(momentum)} * one")
+        measure_lines += _keep("momentum", f"{minus}{update.name_of(momentum)} * one")
         # Not by the sign of a product, which may be too small for one.
         signs = "(now_gradient {0} float32(0.0)) & (now_momentum {0} float32(0.0))"
-        both = [signs.format(order) for order in "<>"]
-        before.append(f"agreement = int32(agreement + int32({both[0]} | {both[1]}))")
-    is_written = any(stream == 0 for _, stream in update.written_results())
-    new = STORAGE[update.storage[0]].load.format("p0[i]") if is_written else "old_value"
-    after = [
+        sign_tests = [signs.format(order) for order in "<>"]
+        measure_lines.append(
+            f"agreement = int32(agreement + int32({sign_tests[0]} | {sign_tests[1]}))"
+        )
+    writes_variable = any(stream == 0 for _, stream in update.written_results())
+    new = STORAGE[update.storage[0]].load.format("p0[i]") if writes_variable else "old_value"
+    final_lines = [
         f"new_value = {new}",
         *_keep("update", "new_value - old_value"),
         *_keep("weight", "new_value * one"),
         "unchanged = int32(unchanged + int32((new_value == old_value) & (raw_value != 0)))",
     ]
-    return [*lines[:at], *before, *lines[at:], *after]
+    return [*lines[:insertion_index], *measure_lines, *lines[insertion_index:], *final_lines]
 
 
 def _keep(name: str, value: str) -> list[str]:
+    """Return lines that store a quantity in the block and include it in the block's peak."""
     return [
         f"now_{name} = {value}",
         f"kept_{name}[at] = now_{name}",
@@ -181,7 +187,7 @@ def _keep(name: str, value: str) -> list[str]:
 
 
 def _scale(name: str) -> list[str]:
-    """What a block's numbers are multiplied by, and what undoes that."""
+    """Return lines with the scale of a quantity in a block, a power of two, and its inverse."""
     return [
         _largest(f"{name}_max", f"{name}_peak"),
         f"power = min({name}_peak >> 23, {POWERS[1]})",
@@ -191,12 +197,12 @@ def _scale(name: str) -> list[str]:
     ]
 
 
-def _add_columns(kept: Sequence[str], sums: Mapping[str, tuple[str, str]]) -> list[str]:
-    """Add up the rows of a block, and add their sums to the lanes."""
+def _add_columns(quantities: Sequence[str], sums: Mapping[str, tuple[str, str]]) -> list[str]:
+    """Return lines that add the products of a block's rows in a column to its lanes."""
     lines: list[str] = []
     for row in range(ROWS):
-        at = f"lane + {row * COLUMNS}" if row else "lane"
-        lines += [f"{name} = kept_{name}[{at}] * scale_{name}" for name in kept]
+        index_text = f"lane + {row * COLUMNS}" if row else "lane"
+        lines += [f"{name} = kept_{name}[{index_text}] * scale_{name}" for name in quantities]
         lines += [f"sum_{name} {'+=' if row else '='} {a} * {b}" for name, (a, b) in sums.items()]
     return lines + [
         f"lanes_{name}[lane] += float64(sum_{name}) * (undo_{a} * undo_{b})"
@@ -205,4 +211,5 @@ def _add_columns(kept: Sequence[str], sums: Mapping[str, tuple[str, str]]) -> li
 
 
 def _largest(name: str, value: str) -> str:
+    """Return a statement that raises a variable to a larger value."""
     return f"{name} = {value} if {value} > {name} else {name}"

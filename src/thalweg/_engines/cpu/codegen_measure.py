@@ -1,4 +1,4 @@
-"""Write the source of a measuring kernel: formulas summed leaf by leaf, or largest magnitudes."""
+"""Source of CPU kernels that sum formulas over leaves, or find largest magnitudes."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ def KERNEL_NAME(argument):
     end_denormals(found)
 """
 
-# A block of elements is copied into row-major order, of a tensor whose memory has another one, so
-# that the copy is still in the cache when it is added up. `layouts` is that of `Offsets`.
+# Copies a block of a tensor that is not in row-major order into row-major scratch, which is still
+# in the cache when it is added up. `layouts` is the table of `Offsets`.
 _GATHER = """
 period, taken = layouts[3 * tensor], 0
 within = int32_pointer(layouts[3 * tensor + 1])
@@ -127,7 +127,7 @@ def KERNEL_NAME(argument):
 
 
 class Elements(Sweep):
-    """Parts of the text of a measuring kernel."""
+    """Writer of the parts of a kernel that reduces formulas."""
 
     @lazy
     def coded(self) -> dict[int, Codec]:
@@ -144,7 +144,7 @@ class Elements(Sweep):
         return "float32" if stream in self.coded else self.storage[stream]
 
     def point_at_leaf(self) -> list[str]:
-        """Return lines that point at the streams of a leaf."""
+        """Return lines that set pointer `p{k}` of each stream k that is read of a leaf."""
         lines: list[str] = []
         for stream in self.read:
             if codec := self.coded.get(stream):
@@ -152,28 +152,28 @@ class Elements(Sweep):
                 lines.append(f"records{stream} = base[tensor * streams + {stream}] + {first}")
                 lines.append(f"p{stream} = float32_pointer(address_of(scratch{stream}))")
                 continue
-            stored = STORAGE[self.storage[stream]]
-            address = f"base[tensor * streams + {stream}] + offset * {stored.size}"
-            lines.append(f"p{stream} = {stored.pointer}({address})")
+            fmt = STORAGE[self.storage[stream]]
+            address = f"base[tensor * streams + {stream}] + offset * {fmt.size}"
+            lines.append(f"p{stream} = {fmt.pointer}({address})")
         return lines
 
     def reserve_scratch(self, elements: int) -> list[str]:
-        """Return lines that reserve memory for so many elements of each stream that is read."""
+        """Return lines that reserve scratch of `elements` numbers for each stream that is read."""
         lines = ["layouts = int64_pointer(work[10])"]
         for stream in self.read:
-            stored = STORAGE[self.storage[stream]]
-            buffer = f"address_of(numbers({elements * stored.size // 4}))"
-            lines.append(f"scratch{stream} = {stored.pointer}({buffer})")
+            fmt = STORAGE[self.storage[stream]]
+            buffer = f"address_of(numbers({elements * fmt.size // 4}))"
+            lines.append(f"scratch{stream} = {fmt.pointer}({buffer})")
         return lines
 
     def reserve_decoded(self, elements: int) -> list[str]:
-        """Return lines that reserve memory for so many decoded elements of each encoded slot."""
+        """Return lines that reserve memory for `elements` decoded numbers of each encoded slot."""
         return [
             f"scratch{k} = float32_pointer(address_of(numbers({elements})))" for k in self.coded
         ]
 
     def decode(self, elements: int) -> list[str]:
-        """Return lines that decode up to so many elements of encoded slots from `start` on."""
+        """Return lines that decode up to `elements` numbers of encoded slots from `start` on."""
         lines: list[str] = []
         for stream, codec in self.coded.items():
             text = _DECODE.format(
@@ -190,37 +190,34 @@ class Elements(Sweep):
         return lines
 
     def gather(self, elements: int) -> list[str]:
-        """Return lines that copy up to so many elements from `start` on into the scratch memory."""
+        """Return lines that copy up to `elements` numbers from `start` on into the scratch."""
         copy: list[str] = []
         point: list[str] = []
         for stream in self.read:
-            stored = STORAGE[self.storage[stream]]
-            begin = f"base[tensor * streams + {stream}] + origin * {stored.size}"
-            loop = "each" if stored.size > 2 else "range"
+            fmt = STORAGE[self.storage[stream]]
+            begin = f"base[tensor * streams + {stream}] + origin * {fmt.size}"
+            loop = "each" if fmt.size > 2 else "range"
             copy += [
-                f"source{stream} = {stored.pointer}({begin})",
-                f"ahead = address_of(source{stream}) + (period + place) * {stored.size}",
-                f"for i in range(0, run * {stored.size}, {_LINE}):",
+                f"source{stream} = {fmt.pointer}({begin})",
+                f"ahead = address_of(source{stream}) + (period + place) * {fmt.size}",
+                f"for i in range(0, run * {fmt.size}, {_LINE}):",
                 "    prefetch_to_read(ahead + i)",
                 f"for i in {loop}(run):",
                 f"    scratch{stream}[taken + i] = source{stream}[within[place + i]]",
             ]
-            address = f"address_of(scratch{stream}) - start * {stored.size}"
-            point.append(f"p{stream} = {stored.pointer}({address})")
+            address = f"address_of(scratch{stream}) - start * {fmt.size}"
+            point.append(f"p{stream} = {fmt.pointer}({address})")
         text = _GATHER.format(
-            elements=elements,
-            run=_RUN,
-            copy=indent_by(copy, 1),
-            point=indent_by(point, 1),
+            elements=elements, run=_RUN, copy=indent_by(copy, 1), point=indent_by(point, 1)
         )
         return text.strip().splitlines()
 
     def see_vectors(self) -> dict[str, str]:
-        """What element i has of vectors, by the names of scalars."""
+        """Return expressions for the numbers of element i in vectors, by the names of scalars."""
         return read_vectors(self.vectors)
 
     def measure_element(self) -> list[str]:
-        """Return every measure of element i."""
+        """Return the body of a function that returns every measure of element i."""
         lines: list[str] = []
         for stream in self.used:
             load = STORAGE[self.stored_type(stream)].load
@@ -228,8 +225,8 @@ class Elements(Sweep):
         if self.copy is not None:
             lines.append(f"e0 = resumed(e0, p{self.copy}[i], {self.storage[0]}(1))")
         for index, stage in enumerate(self.stages):
-            given = [f"{STAGE_LITERAL}({self.scalar[name]})" for name in stage.scalars]
-            lines.append(f"e1 = {FUNCTION_PREFIX}stage{index}({', '.join(['e1', *given])})")
+            scalar_texts = [f"{STAGE_LITERAL}({self.scalar[name]})" for name in stage.scalars]
+            lines.append(f"e1 = {FUNCTION_PREFIX}stage{index}({', '.join(['e1', *scalar_texts])})")
         if not all(self.are_like_update):
             lines += [f"w{stream} = float64(e{stream})" for stream in self.used]
         if any(self.are_like_update):
@@ -239,7 +236,8 @@ class Elements(Sweep):
         return [*lines, f"return {self._list_names('v')}"]
 
     def _write_measure(self, formula_graph: FormulaGraph, index: int) -> list[str]:
-        # Measures are not functions: each costs as much time to compile as all else together.
+        """Return lines that assign a measure of element i to `v{index}`."""
+        # A measure is inlined: a function each would double the time to compile.
         is_narrow = self.are_like_update[index]
         letter, kind = ("n", STAGE_LITERAL) if is_narrow else ("w", "float64")
         inputs = [(f"{stream}", f"{letter}{stream}") for stream in formula_graph.streams]
@@ -253,21 +251,21 @@ class Elements(Sweep):
         return [*lines, *operations, f"v{index} = float64({result})"]
 
     def define_functions(self, compute: str) -> list[str]:
-        """The functions that `measure_element` calls."""
-        found = [HEADER.format(literal=LITERAL, compute="float64")]
+        """Return the definitions that the lines of `measure_element` need."""
+        definitions = [HEADER.format(literal=LITERAL, compute="float64")]
         if self.stages or self.coded or any(self.are_like_update):
-            found.append(HEADER.format(literal=STAGE_LITERAL, compute=compute))
+            definitions.append(HEADER.format(literal=STAGE_LITERAL, compute=compute))
         for index, stage in enumerate(self.stages):
-            found.append(FormulaWriter(STAGE_LITERAL).define_function(f"stage{index}", stage))
+            definitions.append(FormulaWriter(STAGE_LITERAL).define_function(f"stage{index}", stage))
         for codec in dict.fromkeys(self.coded.values()):
             writer, graph = FormulaWriter(STAGE_LITERAL), transcribe(codec.decode)
-            found.append(writer.define_function(f"decode_{codec.name}", graph))
+            definitions.append(writer.define_function(f"decode_{codec.name}", graph))
         if self.copy is not None:
-            found += of_copies(self.storage[-1], self.storage[0]).values()
-        return found
+            definitions += of_copies(self.storage[-1], self.storage[0]).values()
+        return definitions
 
     def add_rows(self, rows: int) -> list[str]:
-        """Add the elements of so many rows to one lane, row after row."""
+        """Return lines that add the elements of `rows` rows of lanes to the lanes at `lane`."""
         lines = self.per_measure("sum{0} = lanes{0}[lane]")
         for row in range(rows):
             values = ", ".join([f"start + lane + {row * LANES}", *self.arguments])
@@ -276,7 +274,7 @@ class Elements(Sweep):
         return lines + self.per_measure("lanes{0}[lane] = sum{0}")
 
     def per_measure(self, *lines: str) -> list[str]:
-        """Lines for every measure, with its number."""
+        """Return lines for every measure, with its index in place of {0}."""
         return [line.format(index) for index in range(len(self.measures)) for line in lines]
 
     def _list_names(self, name: str) -> str:
@@ -284,10 +282,30 @@ class Elements(Sweep):
 
 
 def _counts(formula_graph: FormulaGraph) -> bool:
-    """Return whether a measure adds up ones, `where(.., 1.0, 1.0)`: any order of these is exact."""
+    """Return whether a measure is `where(.., 1.0, 1.0)`, whose sum is the number of elements."""
     (result,) = formula_graph.results
     values = result.inputs[1:] if result.op == "where" else []
     return bool(values) and all(node.op == "const" and node.args == (1.0,) for node in values)
+
+
+def _lane_fields(sweep: Elements, gathers: bool) -> dict[str, object]:
+    """Return the fields of `_MEASURE` that fill, add and fold lanes."""
+    rows = _ROWS if len(sweep.read) <= _STREAMS else 1
+    # Tensors with encoded slots are in row-major order.
+    gathers = gathers and bool(sweep.read) and not sweep.coded
+    reserve = sweep.reserve_scratch if gathers else sweep.reserve_decoded
+    gather = sweep.gather if gathers else sweep.decode
+    return {
+        "lanes": indent_by(sweep.per_measure(f"lanes{{0}} = lanes({LANES})"), 1),
+        "scratch": indent_by(reserve(rows * LANES), 1),
+        "rows": rows,
+        "gather_rows": indent_by(gather(rows * LANES), 4),
+        "gather_row": indent_by(gather(LANES), 4),
+        "zero": indent_by(sweep.per_measure("lanes{0}[lane] = 0.0"), 4),
+        "add_rows": indent_by(sweep.add_rows(rows), 5),
+        "add_row": indent_by(sweep.add_rows(1), 5),
+        "fold": indent_by(sweep.per_measure(*_FOLD), 4),
+    }
 
 
 def generate_measure(
@@ -298,53 +316,45 @@ def generate_measure(
     from_copy: bool = False,
     gathers: bool = False,
 ) -> Kernel:
-    """The kernel that sums formulas over each leaf, all of them in one sweep.
+    """Return the kernel that sums formulas over each leaf, in one pass over memory.
 
     Args:
         formulas, stages, storage, from_copy: As for `Sweep`.
         compute: In what stages are evaluated, "float32" or "float64".
-        gathers: Whether the memory of a tensor may have its elements in another order; the block
-            of the kernel then has the address of `Offsets.table`.
+        gathers: Whether tensors may have another order of elements than row-major; the argument of
+            the kernel then has the address of `Offsets.table`.
 
     Raises:
         RuleError: A formula takes more values than there are, or returns several.
     """
     readable, count = len(storage) - from_copy, len(formulas)
-    whole = Sweep(formulas, stages, storage, readable, from_copy)
-    # For counts nothing is read, nor lanes kept; some measure is left to be taken.
-    leaves = {k: "float64(length)" for k in range(1, count) if _counts(whole.measures[k])}
-    kept = [k for k in range(count) if k not in leaves]
-    leaves |= {k: f"lanes{index}[0]" for index, k in enumerate(kept)}
-    sweep = Elements(tuple(formulas[k] for k in kept), stages, storage, readable, from_copy)
-    rows = _ROWS if len(sweep.read) <= _STREAMS else 1
-    # Tensors with encoded slots are in row-major order.
-    gathers = gathers and bool(sweep.read) and not sweep.coded
-    reserve = sweep.reserve_scratch if gathers else sweep.reserve_decoded
-    gather = sweep.gather if gathers else sweep.decode
-    scratch, gathered = reserve(rows * LANES), [gather(each * LANES) for each in (rows, 1)]
+    all_formulas = Sweep(formulas, stages, storage, readable, from_copy)
+    # Counts need neither memory nor lanes; the first measure is always summed.
+    leaves = {k: "float64(length)" for k in range(1, count) if _counts(all_formulas.measures[k])}
+    summed_indices = [k for k in range(count) if k not in leaves]
+    leaves |= {k: f"lanes{index}[0]" for index, k in enumerate(summed_indices)}
+    sweep = Elements(
+        tuple(formulas[k] for k in summed_indices), stages, storage, readable, from_copy
+    )
     text = _MEASURE.format(
         parameters=", ".join(["i", *sweep.arguments]),
         element=indent_by(sweep.measure_element(), 1),
-        lanes=indent_by(sweep.per_measure(f"lanes{{0}} = lanes({LANES})"), 1),
-        scratch=indent_by(scratch, 1),
-        gather_rows=indent_by(gathered[0], 4),
-        gather_row=indent_by(gathered[1], 4),
         pointers=indent_by(sweep.point_at_leaf() or ["pass"], 3),
         scalars=indent_by([f"s{k} = scalars[row + {k}]" for k in range(len(sweep.scalars))], 3),
         count=LANES,
-        rows=rows,
-        zero=indent_by(sweep.per_measure("lanes{0}[lane] = 0.0"), 4),
-        add_rows=indent_by(sweep.add_rows(rows), 5),
-        add_row=indent_by(sweep.add_rows(1), 5),
-        fold=indent_by(sweep.per_measure(*_FOLD), 4),
         keep=indent_by([f"leaves[leaf * {count} + {k}] = {leaves[k]}" for k in leaves], 3),
+        **_lane_fields(sweep, gathers),
     )
     definitions = "\n\n".join(sweep.define_functions(compute))
     return name_kernel("m", definitions, text, sweep.scalars, count)
 
 
 def generate_peak(size: int) -> Kernel:
-    """The kernel that finds each chunk's largest magnitude, as the bits of a number."""
+    """Return the kernel that stores the bits of each chunk's largest magnitude.
+
+    Args:
+        size: Bytes of a number: 2, 4 or 8.
+    """
     header = HEADER.format(literal=LITERAL, compute="float64")
     magnitude = hex(2 ** (8 * size - 1) - 1)
     integer = {2: "uint16", 4: "int32", 8: "int64"}[size]

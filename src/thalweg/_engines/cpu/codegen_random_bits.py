@@ -1,4 +1,4 @@
-"""The parts of a CPU kernel's text that draw random bits; see `thalweg._engines.philox`."""
+"""Lines of CPU kernels that draw random bits; see `thalweg._engines.philox`."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from thalweg._engines.cpu.codegen import first_of
 from thalweg._engines.philox import INCREMENTS, MASK, MULTIPLIERS, ROUNDS
 from thalweg._engines.random_bits import GROUP, SCALARS
 
-# Streams take each round side by side: what one waits for, another computes. What lies above the
-# lower 32 bits is left where it is, until a product asks for them.
+# All streams compute a round together, so that their latencies overlap. Bits above the lower 32 are
+# masked only where a product needs it.
 _PRODUCTS = """
 left{k}, right{k} = {first} * (a{k} & {mask}), {second} * (c{k} & {mask})
 """
@@ -21,7 +21,7 @@ c{k}, d{k} = (left{k} >> 32) ^ d{k} ^ k1, left{k}
 _COUNTER = """
 a{k}, b{k}, c{k}, d{k} = group, step, number, {k} | ((group >> 32) << 8)
 """
-_KEPT = """
+_STORE_WORDS = """
 words{k}[2 * j] = (a{k} & {mask}) | (b{k} << 32)
 words{k}[2 * j + 1] = (c{k} & {mask}) | (d{k} << 32)
 """
@@ -30,52 +30,63 @@ _DRAW = """
 position = origin + begin
 for j in range(((count + (position & {last}) + {most}) >> {shift}) << 3):
     group, k0, k1 = (position >> {of_group}) + j, key_low, key_high
-{each}
+{draw}
 """
 _ADDRESS = "drawn{stream} = uint16_pointer(address_of(words{k}) + 2 * (position & {last}))"
 
 
 def begin_draws(update: Update, numbers: Iterable[int]) -> list[str]:
-    """What a chunk knows of its draws: key, step, number of the variable, room for words."""
+    """Return lines that set key, step, position and buffers of the draws of a chunk.
+
+    Args:
+        update: The update, with the scalars of `SCALARS` and `draws`.
+        numbers: The indices of the random numbers that an element needs.
+    """
     names = dict(zip(SCALARS, ("step", "key_low", "key_high"), strict=True))
-    beside = len(update.storage)
+    stream_count = len(update.storage)
     return [
-        *(f"{own} = int64({update.scalar[name]})" for name, own in names.items()),
-        f"number = {first_of(update, beside)}",
-        f"origin = {first_of(update, beside + 1)} + offset",
+        *(f"{local_name} = int64({update.scalar[name]})" for name, local_name in names.items()),
+        f"number = {first_of(update, stream_count)}",
+        f"origin = {first_of(update, stream_count + 1)} + offset",
         *(f"words{k} = words()" for k in numbers),
     ]
 
 
 def draw_for(streams: Mapping[int, int]) -> list[str]:
-    """Draw for `count` elements from `begin` of a chunk on.
+    """Return lines that draw bits for `count` elements from `begin` of a chunk on.
 
     Args:
-        streams: Where they are stored, and which of an element's numbers that is.
+        streams: The index of the random number of each stream, by stream.
     """
-    numbers, last, of_group = streams.values(), GROUP - 1, GROUP.bit_length() - 1
-    once = _each(_PRODUCTS, numbers) + _each(_WORDS, numbers)
+    numbers, last_index, of_group = streams.values(), GROUP - 1, GROUP.bit_length() - 1
+    round_lines = _fill_template(_PRODUCTS, numbers) + _fill_template(_WORDS, numbers)
     keys = "k0, k1 = k0 + {}, k1 + {}".format(*INCREMENTS)
-    each = [*_each(_COUNTER, numbers), *[*once, keys] * ROUNDS, *_each(_KEPT, numbers)]
+    loop_lines = [
+        *_fill_template(_COUNTER, numbers),
+        *[*round_lines, keys] * ROUNDS,
+        *_fill_template(_STORE_WORDS, numbers),
+    ]
     text = _DRAW.format(
-        last=last,
+        last=last_index,
         most=8 * GROUP - 1,
         shift=of_group + 3,
         of_group=of_group,
-        each=indent_by(each, 1),
+        draw=indent_by(loop_lines, 1),
     )
-    addresses = [_ADDRESS.format(stream=stream, k=k, last=last) for stream, k in streams.items()]
+    addresses = [
+        _ADDRESS.format(stream=stream, k=k, last=last_index) for stream, k in streams.items()
+    ]
     return [*text.strip().splitlines(), *addresses]
 
 
-def _each(template: str, numbers: Iterable[int]) -> list[str]:
-    """A template for each of these numbers of an element."""
+def _fill_template(template: str, numbers: Iterable[int]) -> list[str]:
+    """Return the lines of a template filled for each index of a random number."""
     first, second = MULTIPLIERS
     texts = [template.format(k=k, first=first, second=second, mask=MASK) for k in numbers]
     return [line for text in texts for line in text.strip().splitlines()]
 
 
-def rounded(stream: int, kind: str, value: str) -> str:
-    """A number of 16 bits, rounded by what was drawn for it."""
+def round_by_draw(stream: int, kind: str, value: str) -> str:
+    """Return an expression that rounds a value to a 16-bit type by the bits drawn for a stream."""
     short = {"float16": "half", "bfloat16": "bfloat"}[kind]
     return f"float_to_{short}_by({value}, drawn{stream}[i])"

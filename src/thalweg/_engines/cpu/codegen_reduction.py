@@ -9,7 +9,7 @@ from thalweg._engines.formula_parser import FUNCTION_PREFIX
 
 @dataclass(frozen=True)
 class Reduction:
-    """How values become one.
+    """Expressions that reduce values to one.
 
     Attributes:
         reduce: As that of a `Measure`: "sum" or "largest".
@@ -19,17 +19,17 @@ class Reduction:
 
     @property
     def zero(self) -> str:
-        """What lanes begin with."""
+        """Return the neutral number, with which lanes begin."""
         return "0.0" if self.reduce == "sum" else "-1e999"
 
-    def join(self, one: str, other: str) -> str:
-        """Both in one."""
+    def join(self, first: str, second: str) -> str:
+        """Return an expression that reduces two expressions."""
         if self.reduce == "sum":
-            return f"({one} + {other})"
-        return f"{FUNCTION_PREFIX}maximum({one}, {other})"
+            return f"({first} + {second})"
+        return f"{FUNCTION_PREFIX}maximum({first}, {second})"
 
     def fold(self, values: list[str]) -> str:
-        """Values in the least power of two of places, folded to one."""
+        """Return an expression that reduces values by halves, padded to a power of two."""
         values = values + [self.zero] * ((1 << (len(values) - 1).bit_length()) - len(values))
         while len(values) > 1:
             half = len(values) // 2

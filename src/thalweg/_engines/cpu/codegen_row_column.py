@@ -1,4 +1,4 @@
-"""Write the source of a kernel that measures rows, columns and variables, tile by tile."""
+"""Source of the CPU kernel that reduces rows, columns and variables, tile by tile."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from thalweg.formula import Formula
 # are then read and written once for all of them. What pays is to read memory in its order: a cache
 # fetches ahead in a row, but not from one to the next, nor where short ones take turns. Rows are
 # long where the nearest cache does not hold what there is of all columns.
-_SEVERAL, WIDE = 4, 4
-_CACHE = 28 << 10  # bytes of it
+_ROWS_AT_ONCE, WIDE = 4, 4
+_CACHE_BYTES = 28 << 10
 _HALF = LANES // 2
-_MOST = 16 * LANES  # lanes of columns in all: they are on the stack of a thread
+_MAX_LANES = 16 * LANES  # lanes of columns in all: they are on the stack of a thread
 
-# Of a tensor the table has its streams, its vectors, rows and columns of its matrices, how many
-# tiles lie below one another and side by side, and where what tiles have of each measure goes.
+# A row of the table has for a tensor: addresses of streams and vectors, rows and columns of its
+# matrices, tiles per column and per row, and the address of the tile results of each measure.
 _MEASURE = """
 def measured({parameters}):
 {element}
@@ -37,7 +37,8 @@ def KERNEL_NAME(argument):
     chunks, base = int64_pointer(work[4]), int64_pointer(work[5])
     scalar_step, scalars = work[6], float64_pointer(work[7])
     streams = {width}
-{lanes}
+{long_lanes}
+{short_lanes}
     found = begin_denormals(flush)
     ticket = take_ticket(work)
     while ticket < slices:
@@ -113,13 +114,13 @@ def KERNEL_NAME(argument):
 
 
 @dataclass(frozen=True)
-class _Kept(Reduction):
-    """What is kept of one formula in the course of a tile.
+class _TileReduction(Reduction):
+    """Reduction of one formula in a tile, and the measures that take it.
 
     Attributes:
-        value: The number of its value.
-        targets: The numbers of the measures of each "row", "column" and "variable", where there
-            are some: two may be alike.
+        value: The index of the formula.
+        targets: The indices of measures over "row", "column" and "variable", by these words; two
+            measures may be alike.
     """
 
     value: int
@@ -127,140 +128,165 @@ class _Kept(Reduction):
 
     @property
     def has_columns(self) -> bool:
-        """Whether columns are added up."""
+        """Return whether measures need the reductions of columns."""
         return not self.targets.keys().isdisjoint(("column", "variable"))
 
 
-def _share_formulas(measures: tuple[Measure, ...]) -> tuple[tuple[Formula, ...], list[_Kept]]:
-    """The formulas, each once, and what is kept of each."""
-    formulas = tuple(dict.fromkeys(each.function for each in measures))
-    kept: dict[tuple[int, str], _Kept] = {}
-    for number, each in enumerate(measures):
-        index = formulas.index(each.function)
-        own = kept.setdefault((index, each.reduce), _Kept(each.reduce, index, {}))
-        own.targets.setdefault(each.over, []).append(number)
-    return formulas, [*kept.values()]
+def _share_formulas(
+    measures: tuple[Measure, ...],
+) -> tuple[tuple[Formula, ...], list[_TileReduction]]:
+    """Return the distinct formulas of measures, and a reduction per formula and way to reduce."""
+    formulas = tuple(dict.fromkeys(measure.function for measure in measures))
+    reductions: dict[tuple[int, str], _TileReduction] = {}
+    for number, measure in enumerate(measures):
+        index = formulas.index(measure.function)
+        reduction = reductions.setdefault(
+            (index, measure.reduce), _TileReduction(measure.reduce, index, {})
+        )
+        reduction.targets.setdefault(measure.over, []).append(number)
+    return formulas, [*reductions.values()]
 
 
-class _Short:
-    """The parts that have to do with it in tiles of short rows, of which each case has its text.
+class _ShortTile:
+    """Lines of a reduction in tiles of short rows; each number of columns has its own text.
 
     Args:
-        kept: What is kept.
-        name: Names its lanes.
+        reduction: The reduction.
+        name: The suffix of the names of lanes and sums.
     """
 
-    def __init__(self, kept: _Kept, name: int) -> None:
-        self._kept, self.lanes, self._name = kept, f"short_lanes{name}", name
+    def __init__(self, reduction: _TileReduction, name: int) -> None:
+        self._reduction, self.lanes, self._name = reduction, f"short_lanes{name}", name
 
     def begin(self, columns: int) -> list[str]:
-        """Before the rows of a tile."""
-        zeros = range(columns if self._kept.has_columns else 0)
-        return [f"sum{self._name}_{j} = {self._kept.zero}" for j in zeros]
+        """Return lines that set the sums of columns to zero, before the rows of a tile."""
+        zeros = range(columns if self._reduction.has_columns else 0)
+        return [f"sum{self._name}_{j} = {self._reduction.zero}" for j in zeros]
 
     def add_row(self, columns: int) -> list[str]:
-        """What becomes of a row."""
+        """Return lines that write the reduction of a row and add its elements to the columns."""
         values = [f"value{self._name}_{j}" for j in range(columns)]
         lines = [f"{value} = {self.lanes}[i + {j}]" for j, value in enumerate(values)]
-        whole = self._kept.fold(values)
-        lines += [f"target{k}[line] = {whole}" for k in self._kept.targets.get("row", ())]
-        if self._kept.has_columns:
+        row_text = self._reduction.fold(values)
+        lines += [f"target{k}[line] = {row_text}" for k in self._reduction.targets.get("row", ())]
+        if self._reduction.has_columns:
             sums = [f"sum{self._name}_{j}" for j in range(columns)]
             lines += [
-                f"{one} = {self._kept.join(one, value)}"
-                for one, value in zip(sums, values, strict=True)
+                f"{sum_name} = {self._reduction.join(sum_name, value)}"
+                for sum_name, value in zip(sums, values, strict=True)
             ]
         return lines
 
     def end(self, columns: int) -> list[str]:
-        """After the rows of a tile."""
+        """Return lines that write the reductions of columns and of the tile, after its rows."""
         sums = [f"sum{self._name}_{j}" for j in range(columns)]
         return [
-            f"target{k}[column + {j}] = {each}"
-            for k in self._kept.targets.get("column", ())
-            for j, each in enumerate(sums)
+            f"target{k}[column + {j}] = {sum_name}"
+            for k in self._reduction.targets.get("column", ())
+            for j, sum_name in enumerate(sums)
         ] + [
-            f"target{k}[own] = {self._kept.fold(sums)}"
-            for k in self._kept.targets.get("variable", ())
+            f"target{k}[own] = {self._reduction.fold(sums)}"
+            for k in self._reduction.targets.get("variable", ())
         ]
 
 
-def _short_cases(kept: list[_Short]) -> list[str]:
-    """Add up the tile `own`, whose rows have one of a few lengths."""
+def _write_short_cases(short_tiles: list[_ShortTile]) -> list[str]:
+    """Return branches that reduce the tile `own`, one for each length of short rows."""
     lines: list[str] = []
     for columns in range(1, SHORT + 1):
         lines += [
             f"if columns == {columns}:",
-            *(f"    {line}" for each in kept for line in each.begin(columns)),
+            *(f"    {line}" for tile in short_tiles for line in tile.begin(columns)),
             "    while line < end_line:",
-            *(f"        {line}" for each in kept for line in each.add_row(columns)),
+            *(f"        {line}" for tile in short_tiles for line in tile.add_row(columns)),
             "        line += 1",
             f"        i += {columns}",
-            *(f"    {line}" for each in kept for line in each.end(columns)),
+            *(f"    {line}" for tile in short_tiles for line in tile.end(columns)),
         ]
     return lines
 
 
-class _Tile:
-    """The parts of the text that have to do with one of what is kept.
+class _LongTile:
+    """Lines of a reduction in tiles of long rows.
 
     Args:
-        kept: What is kept.
-        name: Names its lanes.
-        wide: How many tiles of a row there are lanes for.
+        reduction: The reduction.
+        name: The suffix of the names of lanes.
+        tile_count: The number of tiles of a row that have lanes.
     """
 
-    def __init__(self, kept: _Kept, name: int, wide: int) -> None:
-        self._kept, self._wide, self._column = kept, wide, f"column_lanes{name}"
-        self.has_row = "row" in kept.targets
+    def __init__(self, reduction: _TileReduction, name: int, tile_count: int) -> None:
+        self._reduction, self._tile_count, self._column = (
+            reduction,
+            tile_count,
+            f"column_lanes{name}",
+        )
+        self.has_row = "row" in reduction.targets
         self._row = f"row_lanes{name}"
 
     @property
     def lanes(self) -> list[str]:
+        """Return lines that reserve the lanes of rows and columns."""
         return [
-            *([f"{self._row} = lanes({_SEVERAL * _HALF})"] if self.has_row else []),
-            *([f"{self._column} = lanes({self._wide * LANES})"] if self._kept.has_columns else []),
+            *([f"{self._row} = lanes({_ROWS_AT_ONCE * _HALF})"] if self.has_row else []),
+            *(
+                [f"{self._column} = lanes({self._tile_count * LANES})"]
+                if self._reduction.has_columns
+                else []
+            ),
         ]
 
     @property
     def zero(self) -> list[str]:
-        return [f"{self._column}[lane] = {self._kept.zero}"] if self._kept.has_columns else []
+        """Return the statement that resets a lane of columns, if there are any."""
+        return (
+            [f"{self._column}[lane] = {self._reduction.zero}"]
+            if self._reduction.has_columns
+            else []
+        )
 
     def add(self, rows: int, upper: bool) -> list[str]:
-        """What becomes of an element of each of some rows, in the lower or upper half of a tile."""
-        values, lines = [f"v{self._kept.value}_{k}" for k in range(rows)], list[str]()
-        if self._kept.has_columns:
+        """Return lines that add element i of several rows to the lanes.
+
+        Args:
+            rows: The number of rows.
+            upper: Whether element i is in the upper half of a tile, whose row lanes are those of
+                the lower half.
+        """
+        values, lines = [f"v{self._reduction.value}_{k}" for k in range(rows)], list[str]()
+        if self._reduction.has_columns:
             total = place = f"{self._column}[shift + i]"
             for value in values:
-                total = self._kept.join(total, value)
+                total = self._reduction.join(total, value)
             lines.append(f"{place} = {total}")
         for row, value in enumerate(values if self.has_row else ()):
             place = f"{self._row}[i + {row * _HALF}{' - half' if upper else ''}]"
-            lines.append(f"{place} = {self._kept.join(place, value) if upper else value}")
+            lines.append(f"{place} = {self._reduction.join(place, value) if upper else value}")
         return lines
 
     @property
     def keep_row(self) -> list[str]:
-        """Fold what there is of a row, and leave it."""
+        """Return lines that fold the lanes of row `below` and write its reduction."""
         if not self.has_row:
             return []
-        first, *others = (f"{self._row}[lane + {k} * span]" for k in range(4))
+        first, *other_quarters = (f"{self._row}[lane + {k} * span]" for k in range(4))
         return [
             "span = half",
             "while span > 2:",
             "    span >>= 2",
             f"    for lane in range(below * {_HALF}, below * {_HALF} + span):",
-            f"        {first} = {self._kept.fold([first, *others])}",
+            f"        {first} = {self._reduction.fold([first, *other_quarters])}",
             f"lane = below * {_HALF}",
             "if span > 1:",
             f"    {self._row}[lane] = "
-            + self._kept.join(f"{self._row}[lane]", f"{self._row}[lane + 1]"),
-            *(f"target{k}[place] = {self._row}[lane]" for k in self._kept.targets["row"]),
+            + self._reduction.join(f"{self._row}[lane]", f"{self._row}[lane + 1]"),
+            *(f"target{k}[place] = {self._row}[lane]" for k in self._reduction.targets["row"]),
         ]
 
     @property
     def keep(self) -> list[str]:
-        targets, lines = self._kept.targets, list[str]()
+        """Return lines that write the reductions of columns and of each tile of a band."""
+        targets, lines = self._reduction.targets, list[str]()
         if "column" in targets:
             lines.append("for lane in range(min(room, columns - left)):")
             lines += [
@@ -268,14 +294,14 @@ class _Tile:
                 for k in targets["column"]
             ]
         if "variable" in targets:
-            place, other = (f"{self._column}[shift + lane{more}]" for more in ("", " + span"))
+            place, partner = (f"{self._column}[shift + lane{suffix}]" for suffix in ("", " + span"))
             lines += [
                 "for side in range(wide):",
                 f"    shift = side * {LANES}",
                 f"    span = tail_half if own + side + 1 == across else {LANES // 2}",
                 "    while span > 0:",
                 "        for lane in range(span):",
-                f"            {place} = {self._kept.join(place, other)}",
+                f"            {place} = {self._reduction.join(place, partner)}",
                 "        span >>= 1",
                 *(
                     f"    target{k}[tile + side] = {self._column}[shift]"
@@ -285,45 +311,114 @@ class _Tile:
         return lines
 
 
-class _Lines:
-    """The text that adds up some rows of a tile, of which each reads by names of its own.
+class _RowLoop:
+    """Writer of loops over some rows of a tile, with names per row.
 
     Args:
-        sweep: What is read and computed of an element.
-        tiles: The parts of what is kept.
-        of_rows: Lines that read what a row sees of vectors.
+        sweep: The writer of an element.
+        tiles: The writers of the reductions.
+        row_vector_lines: Lines that load the number of a row in each vector of rows.
     """
 
-    def __init__(self, sweep: Elements, tiles: list[_Tile], of_rows: list[str]) -> None:
+    def __init__(
+        self, sweep: Elements, tiles: list[_LongTile], row_vector_lines: list[str]
+    ) -> None:
         self._sweep, self._tiles = sweep, tiles
-        self._of_row = [*of_rows, *sweep.point_at_leaf()]
-        self._own = {each.split(" ")[0] for each in self._of_row}
+        self._row_lines = [*row_vector_lines, *sweep.point_at_leaf()]
+        self._row_names = {line.split(" ")[0] for line in self._row_lines}
 
     def _name(self, name: str, row: int) -> str:
-        return f"{name}_{row}" if name in self._own else name
+        return f"{name}_{row}" if name in self._row_names else name
 
     def add(self, rows: int) -> list[str]:
-        """Add up so many rows, from `line` on."""
+        """Return lines that reduce `rows` rows from `line` on."""
         lines: list[str] = []
         for row in range(rows):
             lines.append(f"offset = (line + {row}) * columns + start")
-            for each in self._of_row:
-                name, value = each.split(" = ")
-                own = value.replace("[line]", f"[line + {row}]")
-                lines.append(f"{self._name(name, row)} = {own}")
-        if not any(each.has_row for each in self._tiles):
+            for line in self._row_lines:
+                name, expression = line.split(" = ")
+                expression = expression.replace("[line]", f"[line + {row}]")
+                lines.append(f"{self._name(name, row)} = {expression}")
+        if not any(tile.has_row for tile in self._tiles):
             return [*lines, *self._loop("count", rows, upper=False)]
         halves = (("half", False), ("half, count", True))
-        return lines + [line for own, upper in halves for line in self._loop(own, rows, upper)]
+        return lines + [
+            line for limits, upper in halves for line in self._loop(limits, rows, upper)
+        ]
 
     def _loop(self, limits: str, rows: int, upper: bool) -> list[str]:
+        """Return the loop over elements of several rows, from one half of a tile or all."""
         lines: list[str] = []
         for row in range(rows):
-            own = ", ".join(f"v{index}_{row}" for index in range(len(self._sweep.measures)))
-            given = ", ".join(["i", *(self._name(each, row) for each in self._sweep.arguments)])
-            lines.append(f"{own} = measured({given})")
-        lines += [line for each in self._tiles for line in each.add(rows, upper)]
+            results = ", ".join(f"v{index}_{row}" for index in range(len(self._sweep.measures)))
+            arguments = [self._name(name, row) for name in self._sweep.arguments]
+            lines.append(f"{results} = measured({', '.join(['i', *arguments])})")
+        lines += [line for tile in self._tiles for line in tile.add(rows, upper)]
         return [f"for i in range({limits}):", *(f"    {line}" for line in lines)]
+
+
+def _short_fields(
+    sweep: Elements, reductions: list[_TileReduction], addresses: Mapping[str, str], pointer: str
+) -> dict[str, str]:
+    """Return the fields of `_MEASURE` for tiles of short rows; arguments as in `_long_fields`."""
+    tiles = [_ShortTile(reduction, name) for name, reduction in enumerate(reductions)]
+    lanes_of = {name: spread_name(name) for name in addresses}
+    arguments = [lanes_of.get(name, name) for name in sweep.arguments]
+    # Lanes of columns are passed as pointers: formulas index them.
+    for index, name in enumerate(sweep.arguments):
+        arguments[index] += "[i]" if name.startswith("row") else ""
+    results = ", ".join(f"v{index}" for index in range(len(sweep.measures)))
+    values = [f"{results} = measured({', '.join(['i', *arguments])})"]
+    for tile, reduction in zip(tiles, reductions, strict=True):
+        values.append(f"{tile.lanes}[i] = v{reduction.value}")
+    names = [*(tile.lanes for tile in tiles), *lanes_of.values()]
+    pointers = {name: f"{pointer}({address})" for name, address in addresses.items()}
+    return {
+        "short_lanes": indent_by([f"{name} = lanes({LANES})" for name in names], 1),
+        "pointers_short": indent_by(sweep.point_at_leaf() or ["pass"], 3),
+        "spread": indent_by(spread_vectors(pointers, "count"), 3),
+        "values_short": indent_by(values, 4),
+        "cases": indent_by(_write_short_cases(tiles), 4),
+        "short": str(SHORT),
+    }
+
+
+def _long_fields(
+    sweep: Elements, reductions: list[_TileReduction], addresses: Mapping[str, str], compute: str
+) -> dict[str, object]:
+    """Return the fields of `_MEASURE` for tiles of long rows.
+
+    Args:
+        sweep: The writer of an element.
+        reductions: The reductions of a tile.
+        addresses: Expressions for the addresses of vectors, by their local names.
+        compute: The type of vectors.
+    """
+    if TILE_COLUMNS != LANES:
+        raise RuntimeError("a tile is as wide as there are lanes")
+    pointer, size = STORAGE[compute].pointer, STORAGE[compute].size
+    rows = [name for name in addresses if name.startswith("row")]
+    columns = [name for name in addresses if name.startswith("column")]
+    column_lanes = sum(reduction.has_columns for reduction in reductions)
+    wide = min(WIDE, _MAX_LANES // LANES // max(1, column_lanes) or 1)
+    tiles = [_LongTile(reduction, name, wide) for name, reduction in enumerate(reductions)]
+    row_loop = _RowLoop(sweep, tiles, [f"{x} = {pointer}({addresses[x]})[line]" for x in rows])
+    column_lines = [f"{x} = {pointer}({addresses[x]} + column * {size})" for x in columns]
+    bytes_of_column = 8 * column_lanes + 4 * sum("row" in x.targets for x in reductions)
+    bytes_of_column += sum(STORAGE[sweep.storage[stream]].size for stream in sweep.read)
+    bytes_of_column += size * len(columns)
+    return {
+        "long_lanes": indent_by([line for tile in tiles for line in tile.lanes], 1),
+        "zero": indent_by([line for tile in tiles for line in tile.zero] or ["pass"], 4),
+        "wide": wide,
+        "several": _ROWS_AT_ONCE,
+        "long": _CACHE_BYTES // bytes_of_column,
+        "columns": indent_by(column_lines, 5),
+        "keep_row": indent_by([line for tile in tiles for line in tile.keep_row] or ["pass"], 6),
+        "several_lines": indent_by(row_loop.add(_ROWS_AT_ONCE), 6),
+        "one_line": indent_by(row_loop.add(1), 6),
+        "keep": indent_by([line for tile in tiles for line in tile.keep], 3),
+    }
 
 
 def generate_lines(
@@ -334,98 +429,33 @@ def generate_lines(
     vectors: Mapping[str, str],
     from_copy: bool,
 ) -> tuple[Kernel, tuple[str, ...]]:
-    """The kernel that takes measures in one sweep.
+    """Return the kernel that computes measures in one pass, and its vectors in the table's order.
 
     Args:
         measures: The measures.
         stages, storage, from_copy: As for `Sweep`.
         compute: The type of vectors and stages, "float32" or "float64".
-        vectors: What formulas are given of a "row" or a "column", by name.
-
-    Returns:
-        The kernel, and the names of the vectors that it reads, in the order of the table.
+        vectors: "row" or "column" for each name of a vector that formulas may read.
     """
-    if TILE_COLUMNS != LANES:
-        raise RuntimeError("a tile is as wide as there are lanes")
-    formulas, kept = _share_formulas(measures)
-    readable = len(storage) - from_copy
-    sweep = Elements(formulas, stages, storage, readable, from_copy, vectors)
-    wide = min(WIDE, _MOST // LANES // max(1, sum(each.has_columns for each in kept)) or 1)
-    tiles = [_Tile(each, name, wide) for name, each in enumerate(kept)]
+    formulas, reductions = _share_formulas(measures)
+    sweep = Elements(formulas, stages, storage, len(storage) - from_copy, from_copy, vectors)
     sides = len(storage) + len(sweep.vectors)
-    kind = STORAGE[compute]
-    of_rows = [
-        f"{name} = {kind.pointer}(base[tensor * streams + {len(storage) + k}])[line]"
-        for k, name in enumerate(sweep.vectors.values())
-        if name.startswith("row")
-    ]
-    of_columns = [
-        f"{name} = {kind.pointer}(base[tensor * streams + {len(storage) + k}]"
-        f" + column * {kind.size})"
-        for k, name in enumerate(sweep.vectors.values())
-        if name.startswith("column")
-    ]
-    short = [_Short(each, name) for name, each in enumerate(kept)]
-    spread = {
-        name: f"{kind.pointer}(base[tensor * streams + {len(storage) + k}])"
-        for k, name in enumerate(sweep.vectors.values())
-    }
-    lanes_of = {name: spread_name(name) for name in spread}
-    given = [f"{lanes_of[x]}[i]" if x.startswith("row") else lanes_of.get(x, x)
-             for x in sweep.arguments]  # fmt: skip
-    results = ", ".join(f"v{index}" for index in range(len(formulas)))
-    bytes_of_column = sum(
-        [
-            *(8 * each.has_columns + 4 * ("row" in each.targets) for each in kept),
-            *(STORAGE[storage[stream]].size for stream in sweep.read),
-            kind.size * len(of_columns),
-        ]
-    )
-    several = _Lines(sweep, tiles, of_rows)
+    names = enumerate(sweep.vectors.values(), len(storage))
+    addresses = {name: f"base[tensor * streams + {column}]" for column, name in names}
+    targets = [f"base[tensor * streams + {sides + 4 + k}]" for k in range(len(measures))]
+    targets = [f"target{k} = float64_pointer({target})" for k, target in enumerate(targets)]
     text = _MEASURE.format(
         parameters=", ".join(["i", *sweep.arguments]),
         element=indent_by(sweep.measure_element(), 1),
         width=sides + 4 + len(measures),
-        lanes=indent_by(
-            [
-                *(line for each in tiles for line in each.lanes),
-                *(f"{each.lanes} = lanes({LANES})" for each in short),
-                *(f"{each} = lanes({LANES})" for each in lanes_of.values()),
-            ],
-            1,
-        ),
-        short=SHORT,
-        pointers_short=indent_by(sweep.point_at_leaf() or ["pass"], 3),
-        spread=indent_by(spread_vectors(spread, "count"), 3),
-        values_short=indent_by(
-            [
-                f"{results} = measured({', '.join(['i', *given])})",
-                *(f"{each.lanes}[i] = v{own.value}" for each, own in zip(short, kept, strict=True)),
-            ],
-            4,
-        ),
-        cases=indent_by(_short_cases(short), 4),
         sides=sides,
-        targets=indent_by(
-            [
-                f"target{k} = float64_pointer(base[tensor * streams + {sides + 4 + k}])"
-                for k in range(len(measures))
-            ],
-            2,
-        ),
+        targets=indent_by(targets, 2),
         scalars=indent_by([f"s{k} = scalars[row + {k}]" for k in range(len(sweep.scalars))], 2),
         tile_rows=TILE_ROWS,
         tile_columns=TILE_COLUMNS,
         lane_count=LANES,
-        zero=indent_by([line for each in tiles for line in each.zero] or ["pass"], 4),
-        several=_SEVERAL,
-        wide=wide,
-        long=_CACHE // bytes_of_column,
-        columns=indent_by(of_columns, 5),
-        keep_row=indent_by([line for each in tiles for line in each.keep_row] or ["pass"], 6),
-        several_lines=indent_by(several.add(_SEVERAL), 6),
-        one_line=indent_by(several.add(1), 6),
-        keep=indent_by([line for each in tiles for line in each.keep], 3),
+        **_short_fields(sweep, reductions, addresses, STORAGE[compute].pointer),
+        **_long_fields(sweep, reductions, addresses, compute),
     )
     definitions = "\n\n".join(sweep.define_functions(compute))
     kernel = name_kernel("l", definitions, text, sweep.scalars, len(measures))

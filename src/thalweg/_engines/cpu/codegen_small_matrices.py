@@ -1,10 +1,8 @@
-"""Write the source of kernels over matrices of few rows and columns, many of them side by side.
+"""Source of CPU kernels over many small matrices at once.
 
-Such matrices, as those of convolutions, keep about as many numbers of rows and columns as elements.
-A kernel takes a block of them through the stack, where lane i of every array belongs to matrix i:
-what is done to a matrix is done to all lanes at once, and what measures and fused stages make of
-rows and columns never leaves the stack. The bits are those of
-`_engines/row_column_reductions.py`, and of a stage's Python.
+A kernel transposes a block of matrices onto the stack, where lane i of every array belongs to
+matrix i, so that loops over lanes are vectorized and vectors stay on the stack. The bits are those
+of `_engines/row_column_reductions.py`, and of a stage's Python.
 """
 
 from __future__ import annotations
@@ -55,7 +53,9 @@ def KERNEL_NAME(argument):
         ticket = take_ticket(work)
 """
 
-_ROUNDED = {kind: STORAGE[kind].load.format(STORAGE[kind].save) for kind in ("float16", "bfloat16")}
+_ROUND_TRIP = {
+    kind: STORAGE[kind].load.format(STORAGE[kind].save) for kind in ("float16", "bfloat16")
+}
 
 # The tree of `lines.combine_tiles`, as far as a block of a power of two goes.
 _COMBINE = """
@@ -73,21 +73,21 @@ target[first // {lanes}] = {total}[0]
 
 
 def stream_of_pass(rule: Rule, storage: Sequence[str], place: int) -> int:
-    """The column of the table that says where what a pass measures of blocks goes.
+    """Return the column of the table with the address of a pass's results, one per block.
 
-    Before those of passes there are those of streams, and of slots of rows and columns.
+    The columns before are the addresses of streams, and of slots of rows and columns.
     """
     return len(storage) + len(rule.shaped_slots) + place
 
 
-class _Measured(Elements):
-    """Measures that follow one another, of element i of lanes.
+class _MeasureGroup(Elements):
+    """Writer of consecutive measures of element i of lanes, as one function.
 
     Args:
-        number: Of the group.
-        formulas, stages, storage: As for `Sweep`; storage is that of lanes.
-        scalars: All scalars of the kernel, by name.
-        kinds: What formulas may ask for of a "row" or a "column", by name.
+        number: The index of the group, for the name of the function.
+        formulas, stages, storage: As for `Sweep`, with the storage types of lanes.
+        scalars: The local name of each scalar of the kernel.
+        kinds: "row" or "column" for each name of a vector that formulas may read.
     """
 
     def __init__(
@@ -106,32 +106,33 @@ class _Measured(Elements):
         self.arguments = [*streams, *self.scalar.values(), *self.see_vectors().values()]
 
     def see_vectors(self) -> dict[str, str]:
+        """Return the names of parameters for vectors, by the names of scalars."""
         return {name: f"seen_{name}" for name in self.vectors}
 
     def define(self, compute: str) -> list[str]:
-        """The functions of the group."""
+        """Return definitions that end with the function of the group."""
         body = indent_by(self.measure_element(), 1)
         parameters = ", ".join(["i", *self.arguments])
         return [*self.define_functions(compute), f"def {self._name}({parameters}):\n{body}"]
 
-    def call(self, seen: Mapping[str, str]) -> str:
-        """Its values of element i, which sees this of its row and column."""
-        given = [*self.arguments[: len(self.arguments) - len(self.vectors)]]
-        return f"{self._name}({', '.join(['i', *given, *(seen[name] for name in self.vectors)])})"
+    def call(self, vector_texts: Mapping[str, str]) -> str:
+        """Return a call of the function for element i, given expressions for its vectors."""
+        arguments = self.arguments[: len(self.arguments) - len(self.vectors)]
+        arguments += [vector_texts[name] for name in self.vectors]
+        return f"{self._name}({', '.join(['i', *arguments])})"
 
 
 class Short:
-    """Writes a kernel over matrices of so many rows and columns.
+    """Writer of a kernel over matrices of one shape.
 
     Args:
         rule: A rule of measures and fused stages.
-        passes: What the kernel does of its passes, in order: all fused stages and measures of rows
-            and columns, and those measures of variables that it leaves in memory, block by block.
-        update: The update as engines take it, or None: it is followed by writing what stages have
-            made of slots.
+        passes: The passes of the kernel, in order: all fused stages and measures of rows and
+            columns, and the measures of variables whose results per block it writes.
+        update: The update, after which slots of rows and columns are written, or None.
         stages: As for `Update`.
         storage: Storage types of variable, gradient and slots of elements.
-        lines: Those of slots of rows and columns.
+        lines: Storage types of slots of rows and columns.
         compute: "float32" or "float64".
         sides: Rows and columns.
         flush: Whether the update, and measures after `stages`, treat denormals as zero.
@@ -153,42 +154,45 @@ class Short:
         self._storage, self._lines, self._compute = storage, lines, compute
         self._sides, self._flush = sides, flush
         self._counts = {"row": sides[0], "column": sides[1], "matrix": 1, "": 1}
-        self._room = "numbers" if compute == "float32" else "lanes"
-        self._plain = (compute,) * len(storage)
-        self._update = update and Update(update, self._plain, stages, vectors=rule.vectors)
+        self._array_type = "numbers" if compute == "float32" else "lanes"
+        self._plain_storage = (compute,) * len(storage)
+        self._update = update and Update(update, self._plain_storage, stages, vectors=rule.vectors)
         self._place = {name: place for place, name in enumerate(self._list_scalars())}
-        self._rooms: dict[str, str] = {}  # what makes each array
+        self._arrays: dict[str, str] = {}  # calls that reserve arrays, by name
         self._definitions = [
             HEADER.format(literal=LITERAL, compute="float64"),
             HEADER.format(literal=STAGE_LITERAL, compute=compute),
         ]
         self._read: set[int] = set()
-        self._seen: dict[str, Values] = {}  # what elements see of rows and columns,
-        self._made: dict[str, Values] = {}  # and what stages have made of slots, which they do not
-        self._narrowed: set[str] = set()  # names of what elements see, in their type
-        # What is done to matrix `lane`, in parts that treat denormals in one way each.
+        # Elements read vectors of rows and columns, but not the slots that stages have computed.
+        self._vectors: dict[str, Values] = {}
+        self._slot_values: dict[str, Values] = {}
+        self._narrow_names: set[str] = set()  # names of vectors in the type of the update
+        # Whether denormals are flushed, and lines for matrix `lane`.
         self._parts: list[tuple[bool, list[str]]] = []
 
     def write(self) -> Kernel:
-        """The kernel."""
+        """Return the kernel, with all passes and the update."""
         slots, totals = self._read_slots(), list[str]()
-        for number, own in enumerate(_grouped(self._passes)):
-            if isinstance(own, FusedStage):
-                self._run_stage(own)
+        for number, pass_group in enumerate(_group_passes(self._passes)):
+            if isinstance(pass_group, FusedStage):
+                self._run_stage(pass_group)
             else:
-                totals += self._measure(number, own)
-        written = list[str]()
+                totals += self._measure(number, pass_group)
+        write_lines = list[str]()
         if self._update is not None:
             self._update_elements(self._update)
             self._read |= {*self._update.read_streams()}
-            changed = {stream for _, stream in self._update.written_results()}
-            written += [line for stream in sorted(changed) for line in self._write_stream(stream)]
-            written += self._write_slots()
-        read = [line for stream in sorted(self._read) for line in self._read_stream(stream)]
-        computed, names = self._each_matrix(), tuple(self._place)
+            written_streams = {stream for _, stream in self._update.written_results()}
+            write_lines += [
+                line for stream in sorted(written_streams) for line in self._write_stream(stream)
+            ]
+            write_lines += self._write_slots()
+        read_lines = [line for stream in sorted(self._read) for line in self._read_stream(stream)]
+        matrix_lines, names = self._loop_matrices(), tuple(self._place)
         text = _KERNEL.format(
             literal=STAGE_LITERAL,
-            rooms=indent_by([f"{name} = {made}" for name, made in self._rooms.items()], 1),
+            rooms=indent_by([f"{name} = {call}" for name, call in self._arrays.items()], 1),
             width=stream_of_pass(self._rule, self._storage, len(self._rule.passes)),
             n_scalars=len(names),
             scalars=indent_by(
@@ -198,229 +202,256 @@ class Short:
                 3,
             ),
             lanes=LANES,
-            block=indent_by([*slots, *read, *computed, *totals, *written], 4),
+            block=indent_by([*slots, *read_lines, *matrix_lines, *totals, *write_lines], 4),
         )
         definitions = "\n\n".join(dict.fromkeys(self._definitions)) + "\n"
         return name_kernel("s", definitions, text, names)
 
-    def _do(self, lines: list[str], flush: bool = False) -> None:
-        """Have something done to matrix `lane`."""
+    def _add_part(self, lines: list[str], flush: bool = False) -> None:
+        """Append lines for matrix `lane` to the part that treats denormals alike, or begin one."""
         flush = flush and self._flush
         if self._parts and self._parts[-1][0] == flush:
             self._parts[-1][1].extend(lines)
         else:
             self._parts.append((flush, lines))
 
-    def _each_matrix(self) -> list[str]:
-        """One loop over matrices for each part; what a later one reads goes through the stack."""
-        names, found = [_names_of(lines) for _, lines in self._parts], list[str]()
+    def _loop_matrices(self) -> list[str]:
+        """Return one loop over matrices per part; names that later parts read get stack arrays."""
+        names, loops = [_find_names(lines) for _, lines in self._parts], list[str]()
         for number, (flush, lines) in enumerate(self._parts):
-            given, made = names[number]
-            before = {name for _, own in names[:number] for name in own}
-            kept = [name for name in made if any(name in read for read, _ in names[number + 1 :])]
-            for name in kept:
-                room = self._room if name in self._narrowed else "lanes"
-                self._reserve(f"kept_{name}", 1, room)
+            read_names, assigned_names = names[number]
+            earlier_names = {name for _, assigned in names[:number] for name in assigned}
+            kept_names = [
+                name
+                for name in assigned_names
+                if any(name in read for read, _ in names[number + 1 :])
+            ]
+            for name in kept_names:
+                array_type = self._array_type if name in self._narrow_names else "lanes"
+                self._reserve(f"kept_{name}", 1, array_type)
             loop = [
                 "for lane in range(count):",
-                *(f"    {name} = kept_{name}[lane]" for name in given if name in before),
+                *(
+                    f"    {name} = kept_{name}[lane]"
+                    for name in read_names
+                    if name in earlier_names
+                ),
                 *(f"    {line}" for line in lines),
-                *(f"    kept_{name}[lane] = {name}" for name in kept),
+                *(f"    kept_{name}[lane] = {name}" for name in kept_names),
             ]
             if flush:
                 loop = ["found = begin_denormals(flush)", *loop, "end_denormals(found)"]
-            found += loop
-        return found
+            loops += loop
+        return loops
 
     def _list_scalars(self) -> dict[str, None]:
-        """The names of all that formulas ask for, but numbers of rows and columns, and sizes."""
+        """Return the names of all scalars of formulas, without vectors and sizes."""
         names: dict[str, None] = {}
-        for each in self._passes:
-            if isinstance(each, FusedStage):
-                own = read_stage(self._rule, each).scalars
-                names |= dict.fromkeys(name for name in own if name not in SIZES)
+        for rule_pass in self._passes:
+            if isinstance(rule_pass, FusedStage):
+                stage_scalars = read_stage(self._rule, rule_pass).scalars
+                names |= dict.fromkeys(name for name in stage_scalars if name not in SIZES)
             else:
-                plain = self._plain
+                plain_storage = self._plain_storage
                 kinds = self._rule.vectors
                 names |= dict.fromkeys(
                     Elements(
-                        (each.function,), self._stages, plain, len(plain), False, kinds
+                        (rule_pass.function,),
+                        self._stages,
+                        plain_storage,
+                        len(plain_storage),
+                        False,
+                        kinds,
                     ).scalars
                 )
         return names | dict.fromkeys(self._update.scalars if self._update is not None else ())
 
-    def _reserve(self, name: str, count: int, room: str = "lanes") -> str:
-        """An array of so many numbers of each matrix."""
-        self._rooms[name] = f"{room}({count * LANES})"
+    def _reserve(self, name: str, count: int, array_type: str = "lanes") -> str:
+        """Register a stack array of `count` numbers per matrix, and return its name."""
+        self._arrays[name] = f"{array_type}({count * LANES})"
         return name
 
     # Memory
 
     def _read_slots(self) -> list[str]:
-        """Read what is kept of rows and columns."""
+        """Return lines that transpose slots of rows and columns onto the stack, and load them."""
         lines: list[str] = []
         for place, slot in enumerate(self._rule.shaped_slots):
-            of = str(slot.per)
-            count, stored = self._counts[of], STORAGE[self._lines[place]]
-            name = self._reserve(f"slot_{slot.name}", count, self._room)
+            axis = str(slot.per)
+            count, fmt = self._counts[axis], STORAGE[self._lines[place]]
+            name = self._reserve(f"slot_{slot.name}", count, self._array_type)
             stream = len(self._storage) + place
             lines.append(self._point_at(stream, self._lines[place], count))
-            lines += take_apart(f"x{stream}", name, (1, count), stored.load, "")
-            self._seen[slot.name] = values = Values(f"own_{slot.name}", of)
-            self._do([f"{values.at(k)} = {name}[lane + {k * LANES}]" for k in range(count)])
+            lines += take_apart(f"x{stream}", name, (1, count), fmt.load, "")
+            self._vectors[slot.name] = values = Values(f"own_{slot.name}", axis)
+            self._add_part([f"{values.at(k)} = {name}[lane + {k * LANES}]" for k in range(count)])
         return lines
 
     def _write_slots(self) -> list[str]:
-        """Write what stages have made of them, rounded as torch does."""
+        """Return lines that store the slots of rows and columns that stages have changed."""
         lines: list[str] = []
         for place, slot in enumerate(self._rule.shaped_slots):
-            if slot.name in self._made:
-                count, stored = self._counts[str(slot.per)], STORAGE[self._lines[place]]
-                name, made = self._reserve(f"new_{slot.name}", count), self._made[slot.name]
-                self._do([f"{name}[lane + {k * LANES}] = {made.at(k)}" for k in range(count)])
+            if slot.name in self._slot_values:
+                count, fmt = self._counts[str(slot.per)], STORAGE[self._lines[place]]
+                name, slot_values = (
+                    self._reserve(f"new_{slot.name}", count),
+                    self._slot_values[slot.name],
+                )
+                self._add_part(
+                    [f"{name}[lane + {k * LANES}] = {slot_values.at(k)}" for k in range(count)]
+                )
                 target = f"x{len(self._storage) + place}"
-                lines += put_together(name, target, (1, count), stored.save, "")
+                lines += put_together(name, target, (1, count), fmt.save, "")
         return lines
 
     def _read_stream(self, stream: int) -> list[str]:
+        """Return lines that transpose a stream of elements onto the stack."""
         kind, count = self._storage[stream], prod(self._sides)
-        name = self._reserve(f"p{stream}", count, self._room)
+        name = self._reserve(f"p{stream}", count, self._array_type)
         load = f"{STAGE_LITERAL}({STORAGE[kind].load})"
         pointer, spare = self._point_at(stream, kind, count), self._reserve_spare()
         return [pointer, *take_apart(f"x{stream}", name, self._sides, load, spare)]
 
     def _write_stream(self, stream: int) -> list[str]:
+        """Return lines that transpose a stream of elements back into memory."""
         save, spare = STORAGE[self._storage[stream]].save, self._reserve_spare()
         return put_together(f"p{stream}", f"x{stream}", self._sides, save, spare)
 
     def _reserve_spare(self) -> str:
         size = prod(self._sides)
-        return self._reserve("spare", size, self._room) if size > SIDE else ""
+        return self._reserve("spare", size, self._array_type) if size > SIDE else ""
 
     def _point_at(self, stream: int, kind: str, count: int) -> str:
-        stored = STORAGE[kind]
-        at = f"base[place + {stream}] + first * {count * stored.size}"
-        return f"x{stream} = {stored.pointer}({at})"
+        fmt = STORAGE[kind]
+        address = f"base[place + {stream}] + first * {count * fmt.size}"
+        return f"x{stream} = {fmt.pointer}({address})"
 
     # Arithmetic
 
     def _narrow(self, names: Iterable[str]) -> dict[str, Values]:
-        """What elements see of rows and columns, in the type of the arithmetic.
+        """Append conversions of vectors to the type of the update; return the new values by name.
 
-        It is rounded where denormals are kept, and goes through the stack in this type: LLVM would
-        compare what is wider in its place, in which no number of the type is denormal.
+        They are rounded while denormals are kept, and stored in this type: LLVM would otherwise
+        compare the wider numbers, of which none is denormal.
         """
-        found = {name: Values(f"seen_{name}", self._seen[name].of) for name in names}
-        for name, each in found.items():
-            lines = range(self._counts[each.of])
-            self._narrowed |= {each.at(k) for k in lines}
-            self._do([f"{each.at(k)} = {STAGE_LITERAL}({self._seen[name].at(k)})" for k in lines])
-        return found
+        narrow_values = {name: Values(f"seen_{name}", self._vectors[name].axis) for name in names}
+        for name, values in narrow_values.items():
+            lines = range(self._counts[values.axis])
+            self._narrow_names |= {values.at(k) for k in lines}
+            self._add_part(
+                [f"{values.at(k)} = {STAGE_LITERAL}({self._vectors[name].at(k)})" for k in lines]
+            )
+        return narrow_values
 
     @staticmethod
-    def _of_element(seen: Mapping[str, Values], row: int, column: int) -> dict[str, str]:
-        """What an element is given of its row and column."""
+    def _index_vectors(vectors: Mapping[str, Values], row: int, column: int) -> dict[str, str]:
+        """Return the local name of each vector's number in a row and column."""
         places = {"row": row, "column": column}
-        return {name: each.at(places[each.of]) for name, each in seen.items()}
+        return {name: values.at(places[values.axis]) for name, values in vectors.items()}
 
-    def _each_element(self) -> Iterator[tuple[int, int, int]]:
-        """The number of each element, with its row and column."""
+    def _list_elements(self) -> Iterator[tuple[int, int, int]]:
+        """Yield the index of each element, with its row and column."""
         for number in range(prod(self._sides)):
             yield number, *divmod(number, self._sides[1])
 
     def _measure(self, number: int, measures: list[Measure]) -> list[str]:
-        """Take measures; returns what leaves those of variables in memory."""
-        formulas = tuple(dict.fromkeys(each.function for each in measures))
+        """Append measures, and return lines that write the results of those over variables."""
+        formulas = tuple(dict.fromkeys(measure.function for measure in measures))
         scalars = {name: f"s{place}" for name, place in self._place.items()}
-        kinds = {name: each.of for name, each in self._seen.items()}
-        own = _Measured(number, formulas, self._stages, self._plain, scalars, kinds)
-        self._definitions += own.define(self._compute)
-        self._read |= {*own.read}
-        seen = self._narrow(own.vectors)
+        kinds = {name: values.axis for name, values in self._vectors.items()}
+        group = _MeasureGroup(number, formulas, self._stages, self._plain_storage, scalars, kinds)
+        self._definitions += group.define(self._compute)
+        self._read |= {*group.read}
+        vectors = self._narrow(group.vectors)
         lines, totals = list[str](), list[str]()
         values = {formula: f"value{number}_{k}" for k, formula in enumerate(formulas)}
-        for k, row, column in self._each_element():
+        for k, row, column in self._list_elements():
             targets = ", ".join(f"{name}_{k}" for name in values.values())
-            call = own.call(self._of_element(seen, row, column))
+            call = group.call(self._index_vectors(vectors, row, column))
             lines += [f"i = lane + {k * LANES}", f"{targets} = {call}"]
-        for each in measures:
-            found = reduce_values(each, values[each.function], self._sides)
-            if each.over != "variable":
-                self._seen[each.makes] = made = Values(f"measured_{each.makes}", each.over)
-                lines += [f"{made.at(k)} = {value} + 0.0" for k, value in enumerate(found)]
+        for measure in measures:
+            line_texts = reduce_values(measure, values[measure.function], self._sides)
+            if measure.over != "variable":
+                line_values = Values(f"measured_{measure.makes}", measure.over)
+                self._vectors[measure.makes] = line_values
+                lines += [
+                    f"{line_values.at(k)} = {text} + 0.0" for k, text in enumerate(line_texts)
+                ]
                 continue
-            total = self._reserve(f"total_{each.makes}", 1)
-            lines.append(f"{total}[lane] = {found[0]}")
-            stream = stream_of_pass(self._rule, self._storage, self._rule.passes.index(each))
-            text = _COMBINE.format(total=total, stream=stream, lanes=LANES)
-            totals += text.strip().splitlines()
-        self._do(lines, flush=bool(self._stages))
+            total = self._reserve(f"total_{measure.makes}", 1)
+            lines.append(f"{total}[lane] = {line_texts[0]}")
+            stream = stream_of_pass(self._rule, self._storage, self._rule.passes.index(measure))
+            combine_text = _COMBINE.format(total=total, stream=stream, lanes=LANES)
+            totals += combine_text.strip().splitlines()
+        self._add_part(lines, flush=bool(self._stages))
         return totals
 
     def _run_stage(self, stage: FusedStage) -> None:
-        """Run a fused stage."""
+        """Append a fused stage, and set the values of the vectors and slots that it makes."""
         formula, title = read_stage(self._rule, stage), f"stage{self._passes.index(stage)}"
         letter, literal = ("t", STAGE_LITERAL) if is_like_update(stage.function) else ("s", LITERAL)
         inputs = {name: Values(f"{letter}{place}", "") for name, place in self._place.items()}
         for name, count in zip(SIZES, self._sides, strict=False):
             inputs[name] = Values(str(count), "")
-        inputs |= {**self._seen, **self._made}
+        inputs |= {**self._vectors, **self._slot_values}
         writer = StageWriter(title, literal, self._counts)
         lines, results = writer.write_stage(formula, inputs)
         kinds = {slot.name: self._lines[k] for k, slot in enumerate(self._rule.shaped_slots)}
-        for name, made in zip(stage.makes, results, strict=True):
+        for name, stage_values in zip(stage.makes, results, strict=True):
             if name not in kinds:
-                self._seen[name] = made
+                self._vectors[name] = stage_values
                 continue
-            # Later stages see it as it is stored, in no wider a type than that of the arithmetic.
-            self._made[name] = stored = Values(f"{title}_new_{name}", made.of)
+            # Later stages read a slot as it is stored, in at most the type of the arithmetic.
+            self._slot_values[name] = slot_values = Values(f"{title}_new_{name}", stage_values.axis)
             kind = kinds[name] if kinds[name] != "float64" else self._compute
-            rounded = _ROUNDED.get(kind, f"{kind}({{}})")
+            template = _ROUND_TRIP.get(kind, f"{kind}({{}})")
             lines += [
-                f"{stored.at(k)} = {rounded.format(made.at(k))}"
-                for k in range(self._counts[made.of])
+                f"{slot_values.at(k)} = {template.format(stage_values.at(k))}"
+                for k in range(self._counts[stage_values.axis])
             ]
-        self._do(lines)
+        self._add_part(lines)
 
     def _update_elements(self, update: Update) -> None:
-        """Update the elements."""
+        """Append the update of each element."""
         element = Element(update, self._compute)
         update.scalar = {name: f"t{self._place[name]}" for name in update.scalar}
-        self._definitions.append(of_update(element.define_functions()))
-        seen, lines = self._narrow(update.vectors), list[str]()
-        for k, row, column in self._each_element():
-            own = map(of_update, element.update_element(self._of_element(seen, row, column)))
-            lines += [f"i = lane + {k * LANES}", *own]
-        self._do(lines, flush=True)
+        self._definitions.append(use_update_type(element.define_functions()))
+        vectors, lines = self._narrow(update.vectors), list[str]()
+        for k, row, column in self._list_elements():
+            element_lines = map(
+                use_update_type, element.update_element(self._index_vectors(vectors, row, column))
+            )
+            lines += [f"i = lane + {k * LANES}", *element_lines]
+        self._add_part(lines, flush=True)
 
 
-def of_update(text: str) -> str:
-    """Return a text of a formula in the type of the update."""
+def use_update_type(text: str) -> str:
+    """Return the text of a formula with constants in the type of the update."""
     return re.sub(rf"\b{LITERAL}\b", STAGE_LITERAL, text)
 
 
-def _grouped(passes: Sequence[Measure | FusedStage]) -> list[FusedStage | list[Measure]]:
-    """The passes, with measures that follow one another together unless one reads another."""
-    found: list[FusedStage | list[Measure]] = []
-    for each in passes:
-        last = found[-1] if found else None
-        if isinstance(each, FusedStage):
-            found.append(each)
-        elif isinstance(last, list) and not any(
-            other.makes in transcribe(each.function).scalars for other in last
+def _group_passes(passes: Sequence[Measure | FusedStage]) -> list[FusedStage | list[Measure]]:
+    """Return the passes in order, with consecutive independent measures in one list."""
+    groups: list[FusedStage | list[Measure]] = []
+    for rule_pass in passes:
+        last_group = groups[-1] if groups else None
+        if isinstance(rule_pass, FusedStage):
+            groups.append(rule_pass)
+        elif isinstance(last_group, list) and not any(
+            measure.makes in transcribe(rule_pass.function).scalars for measure in last_group
         ):
-            last.append(each)
+            last_group.append(rule_pass)
         else:
-            found.append([each])
-    return found
+            groups.append([rule_pass])
+    return groups
 
 
-def _names_of(lines: Sequence[str]) -> tuple[dict[str, None], dict[str, None]]:
-    """The names that lines read before they give them to something, and those that they give."""
-    given, made = dict[str, None](), dict[str, None]()
+def _find_names(lines: Sequence[str]) -> tuple[dict[str, None], dict[str, None]]:
+    """Return the names that lines read before they assign them, and those that they assign."""
+    read_names, assigned_names = dict[str, None](), dict[str, None]()
     for line in lines:
         target = _ASSIGNED.match(line)
-        read = _NAMES.findall(line[target.end() :] if target else line)
-        given |= dict.fromkeys(name for name in read if name not in made)
-        made |= dict.fromkeys(target[1].split(", ") if target else ())
-    return given, made
+        line_names = _NAMES.findall(line[target.end() :] if target else line)
+        read_names |= dict.fromkeys(name for name in line_names if name not in assigned_names)
+        assigned_names |= dict.fromkeys(target[1].split(", ") if target else ())
+    return read_names, assigned_names

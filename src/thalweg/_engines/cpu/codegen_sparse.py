@@ -1,4 +1,4 @@
-"""Write the source of a CPU kernel over the rows that a sparse gradient names."""
+"""Source of CPU kernels that update the rows of a sparse gradient."""
 
 from __future__ import annotations
 
@@ -33,34 +33,40 @@ def KERNEL_NAME(argument):
 """
 
 _AHEAD = 8  # rows between the one that is updated and the one that is prefetched
-_SHORT = 256  # elements of a row that are prefetched
-_NEXT = "entry = int64(following[entry])"
+_SPAN = 256  # elements of a row that are prefetched
+_NEXT_ENTRY = "entry = int64(following[entry])"
 
 
 class _Row(Element, ABC):
-    """Writes what a kernel does to a row, of which `entry` is the first entry."""
+    """Writer of the update of a row, of which `entry` is the first entry."""
 
     @abstractmethod
     def update_row(self) -> list[str]:
-        """Update the row."""
+        """Return lines that update the row by all of its entries."""
 
     def update_by_gradient(self) -> list[str]:
-        """Update each of its elements, by what lies at `gradient`."""
+        """Return a loop that updates the elements of the row by the numbers at `gradient`."""
         pointers = map(self.point_at, range(len(self.update.storage)))
         return [*pointers, "for i in range(width):", *_indent_lines(*self.update_element())]
 
     def point_at(self, stream: int) -> str:
-        """Point at what the row has of a stream."""
-        stored = STORAGE[self.update.storage[stream]]
-        address = f"base[{stream}] + offset * {stored.size}" if stream != 1 else "gradient"
-        return f"p{stream} = {stored.pointer}({address})"
+        """Return a line that points at the row's numbers in a stream."""
+        fmt = STORAGE[self.update.storage[stream]]
+        address = f"base[{stream}] + offset * {fmt.size}" if stream != 1 else "gradient"
+        return f"p{stream} = {fmt.pointer}({address})"
 
     def entry_address(self) -> str:
-        """Where the numbers of `entry` are."""
+        """Return an expression for the address of the numbers of `entry`."""
         return f"base[1] + entry * width * {STORAGE[self.update.storage[1]].size}"
 
     def entry_value(self, numbers: str) -> str:
-        """An element of an entry after its stages, of which the type of the variable is left."""
+        """Return an expression for element i of an entry after its stages.
+
+        After stages, the number is rounded to the type of the variable.
+
+        Args:
+            numbers: The name of the pointer to the entry.
+        """
         value = STORAGE[self.update.storage[1]].load.format(f"{numbers}[i]")
         if not self.update.entries:
             return value
@@ -72,8 +78,8 @@ class _Row(Element, ABC):
         )
 
 
-class _Summed(_Row):
-    """A row is updated once, by the sum of its entries, which has the type of the variable."""
+class _SummedRow(_Row):
+    """Writer of one update of a row, by the sum of its entries in the type of the variable."""
 
     def update_row(self) -> list[str]:
         return [*self._sum_entries(), *self.update_by_gradient()]
@@ -89,51 +95,58 @@ class _Summed(_Row):
         return STORAGE[self.update.storage[0]].load.format("p1[i]")
 
     def _sum_entries(self) -> list[str]:
-        """Point at the row's only entry where it lies, or at a sum, in scratch.
+        """Return lines that point `gradient` at the row's only entry, or at its sum in scratch.
 
         The first two entries are added without a copy; a sum in another type is rounded once.
-        Entries that have stages, or are of another type than the variable, are always brought to
-        scratch.
+        Entries with stages, or of another type than the variable, are always copied to scratch.
         """
         var, grad = self.update.storage[:2]
-        start = [f"gradient = {self.entry_address()}", _NEXT]
+        start = [f"gradient = {self.entry_address()}", _NEXT_ENTRY]
         pointers = f"{STORAGE[grad].pointer}(gradient), {self.compute}_pointer(scratch)"
-        both = f"values, wide = {pointers}"
+        pointer_line = f"values, wide = {pointers}"
         value = self.entry_value("values")
         if self.update.entries or var != grad:
             begin = ["for i in range(width):", f"    wide[i] = {value}"]
-            return [*start, both, *begin, *self._add_entries()]
+            return [*start, pointer_line, *begin, *self._add_entries()]
         add = f"    wide[i] = {value} + {self.entry_value('more')}"
-        begin = [both, *self._read_entry(), add, _NEXT]
+        begin = [pointer_line, *self._read_entry(), add, _NEXT_ENTRY]
         return [*start, "if entry >= 0:", *_indent_lines(*begin, *self._add_entries())]
 
     def _read_entry(self) -> list[str]:
-        """Come to the elements of a further entry."""
+        """Return lines that begin a loop over the elements of a further entry, `more`."""
         pointer = STORAGE[self.update.storage[1]].pointer
         return [f"more = {pointer}({self.entry_address()})", "for i in range(width):"]
 
     def _add_entries(self) -> list[str]:
-        """Add the further entries, and point at the sum in the type of the variable."""
-        add = [*self._read_entry(), f"    wide[i] = wide[i] + {self.entry_value('more')}", _NEXT]
+        """Return lines that add further entries, and point at the sum in the variable's type."""
+        add = [
+            *self._read_entry(),
+            f"    wide[i] = wide[i] + {self.entry_value('more')}",
+            _NEXT_ENTRY,
+        ]
         lines = ["while entry >= 0:", *_indent_lines(*add), "gradient = scratch"]
-        stored = STORAGE[self.update.storage[0]]
+        fmt = STORAGE[self.update.storage[0]]
         if self.update.storage[0] == self.compute:
             return lines
         return [
             *lines,
             f"gradient = scratch + width * {STORAGE[self.compute].size}",
-            f"narrow = {stored.pointer}(gradient)",
+            f"narrow = {fmt.pointer}(gradient)",
             "for i in range(width):",
-            f"    narrow[i] = {stored.save.format('wide[i]')}",
+            f"    narrow[i] = {fmt.save.format('wide[i]')}",
         ]
 
 
-class _Successive(_Row):
-    """A row is updated once for each of its entries."""
+class _SuccessiveRow(_Row):
+    """Writer of successive updates of a row, one per entry."""
 
     def update_row(self) -> list[str]:
-        each = [f"gradient = {self.entry_address()}", _NEXT, *self.update_by_gradient()]
-        return [*self._begin_row(), "while entry >= 0:", *_indent_lines(*each)]
+        entry_lines = [
+            f"gradient = {self.entry_address()}",
+            _NEXT_ENTRY,
+            *self.update_by_gradient(),
+        ]
+        return [*self._begin_row(), "while entry >= 0:", *_indent_lines(*entry_lines)]
 
     def read_value(self, stream: int) -> str:
         return super().read_value(stream) if stream != 1 else self.entry_value("p1")
@@ -142,7 +155,7 @@ class _Successive(_Row):
         return self.load_value(stream)
 
     def _begin_row(self) -> list[str]:
-        """What the row gets once, before the first of its entries."""
+        """Return lines that apply `before` to the row once, before its first entry."""
         if not self.update.before:
             return []
         pointers, writes = [self.point_at(0)], [f"p0[i] = {self.prepare_variable()}"]
@@ -153,14 +166,14 @@ class _Successive(_Row):
 
 
 def generate_rows(update: Update, compute: str, duplicates: Literal["sum", "successive"]) -> Kernel:
-    """The kernel of an update of rows.
+    """Return the kernel that updates the rows of a sparse gradient.
 
     Args:
         update: The update; it takes a gradient.
         compute: "float32" or "float64".
-        duplicates: What happens to a row that the gradient names several times.
+        duplicates: Whether several entries of a row are summed, or update it one after another.
     """
-    element = (_Summed if duplicates == "sum" else _Successive)(update, compute)
+    element = (_SummedRow if duplicates == "sum" else _SuccessiveRow)(update, compute)
     text = _ROWS.format(
         literal=LITERAL,
         compute=compute,
@@ -172,14 +185,15 @@ def generate_rows(update: Update, compute: str, duplicates: Literal["sum", "succ
 
 
 def _prefetch_rows(storage: tuple[str, ...]) -> list[str]:
-    # In one loop, as far as a line of the widest: LLVM takes long for each.
+    """Return lines that prefetch a later row of all streams but the gradient."""
+    # One loop for all streams: each loop adds to the time of LLVM.
     sizes = {k: STORAGE[kind].size for k, kind in enumerate(storage) if k != 1}
     return [
         f"ahead = group + {_AHEAD}",
         "if ahead < groups:",
         "    there = row_of[ahead] * width",
-        f"    for i in range(there, there + min(width, {_SHORT}), {LINE // max(sizes.values())}):",
-        # Gradients are read almost in order.
+        f"    for i in range(there, there + min(width, {_SPAN}), {LINE // max(sizes.values())}):",
+        # Gradients are read almost in order, which processors fetch ahead themselves.
         *(f"        prefetch(base[{k}] + i * {size})" for k, size in sizes.items()),
     ]
 

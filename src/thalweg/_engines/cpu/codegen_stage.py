@@ -1,4 +1,4 @@
-"""Write a fused stage as text of a kernel, over the rows and columns of one matrix."""
+"""Source of fused stages over the rows and columns of one matrix."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from thalweg._engines.fused_stage import MEANS, LineFormula
 
 
 class Values(NamedTuple):
-    """Numbers of rows or columns of matrix `lane`, or one number: a local name each.
+    """Local names of the numbers of rows or columns of matrix `lane`, or of one number.
 
     Attributes:
         name: The beginning of these names.
-        of: "row", "column" or "matrix"; "" for a scalar, of which `name` is the text.
+        axis: "row", "column" or "matrix"; "" for a scalar, of which `name` is the text.
     """
 
     name: str
-    of: str
+    axis: str
 
     def at(self, line: int) -> str:
         """Return the text of the number of a row or column, or of the one number."""
-        place = {"row": f"_{line}", "column": f"_{line}", "matrix": "_0", "": ""}[self.of]
+        place = {"row": f"_{line}", "column": f"_{line}", "matrix": "_0", "": ""}[self.axis]
         return self.name + place
 
 
@@ -33,12 +33,12 @@ class StageWriter(FormulaWriter):
     Args:
         title: The beginning of the names of intermediate values.
         literal: As for `FormulaWriter`.
-        counts: How many rows, columns and matrices there are, by the kind of values.
+        counts: The number of rows, columns and matrices, by the axis of values.
     """
 
     def __init__(self, title: str, literal: str, counts: Mapping[str, int]) -> None:
         super().__init__(literal)
-        self._title, self._counts = title, counts
+        self._prefix, self._counts = title, counts
 
     def write_stage(
         self, formula: LineFormula, inputs: Mapping[str, Values]
@@ -57,13 +57,13 @@ class StageWriter(FormulaWriter):
             elif node.op == "const":
                 values[node] = Values(self.write_number(node.args[0]), kind)
             else:
-                values[node] = target = Values(f"{self._title}_node{len(values)}", kind)
+                values[node] = target = Values(f"{self._prefix}_node{len(values)}", kind)
                 for line in range(self._counts[kind]):
                     lines.append(f"{target.at(line)} = {self._write_line(node, values, line)}")
         return lines, [values[result] for result in formula.graph.results]
 
     def _write_line(self, node: Node, node_values: Mapping[Node, Values], index: int) -> str:
-        """Return the text of an operation for a row or column."""
+        """Return the text of an operation for the row or column `index`; a mean is over all."""
         if node.op in MEANS:
             (arg,) = node.inputs
             count = self._counts[MEANS[node.op]]
@@ -73,6 +73,7 @@ class StageWriter(FormulaWriter):
         )
 
     def _read(self, node: Node, node_values: Mapping[Node, Values], index: int) -> str:
+        """Return the text of an operand for the row or column `index`."""
         text = node_values[node].at(index)
         return f"{self.literal}({text})" if node.op == "scalar" else text
 
@@ -80,7 +81,7 @@ class StageWriter(FormulaWriter):
         """Return the mean of terms, with the bits of `mean_over_rows`."""
         divisor = f"{self.literal}({len(terms)})"
         while len(terms) > 1:
-            rest = terms[len(terms) - len(terms) % 2 :]
+            remainder = terms[len(terms) - len(terms) % 2 :]
             pairs = zip(terms[::2], terms[1::2], strict=False)
-            terms = [*(f"({a} + {b})" for a, b in pairs), *rest]
+            terms = [*(f"({a} + {b})" for a, b in pairs), *remainder]
         return f"({terms[0]} + {self.literal}(0.0)) / {divisor}"

@@ -1,7 +1,7 @@
-"""Write how matrices that lie one after the other come to lie side by side, and how they are added.
+"""Lines that transpose small matrices into lanes and back, and reductions of their values.
 
-Element k of matrix i lies at [k * LANES + i] of an array of lanes, so that a loop over i does the
-same to many matrices at once.
+Element k of matrix i is at [k * LANES + i] of an array of lanes, so that a loop over i runs over
+many matrices at once.
 """
 
 from __future__ import annotations
@@ -18,27 +18,28 @@ LANES = 32  # matrices side by side
 def take_apart(
     source: str, target: str, sides: tuple[int, int], load: str, spare: str
 ) -> list[str]:
-    """Have lanes hold `count` matrices.
+    """Return lines that copy `count` matrices from memory into lanes.
 
     Args:
-        source: A pointer to the first one.
-        target: The lanes.
-        sides: Rows and columns; matrices of more than `SIDE` elements take a step for each.
-        load: How a number is read.
-        spare: Lanes for what is halfway, if there are two steps.
+        source: The name of a pointer to the first matrix.
+        target: The name of the lanes.
+        sides: Rows and columns; matrices of more than `SIDE` elements take two steps.
+        load: The template that loads a number.
+        spare: The name of lanes for the first of two steps.
     """
 
-    def move(to: str) -> Callable[[str, str], str]:
-        return lambda lane, place: f"{to}[{lane}] = {load.format(f'{source}[{place}]')}"
+    def move(lanes: str) -> Callable[[str, str], str]:
+        return lambda lane, place: f"{lanes}[{lane}] = {load.format(f'{source}[{place}]')}"
 
     rows, columns = sides
     if rows * columns <= SIDE:
-        return _each_number(rows * columns, LANES, "count", move(target))
-    lines = _each_number(columns, rows * LANES, f"count * {rows}", move(spare))
+        return _move_numbers(rows * columns, LANES, "count", move(target))
+    lines = _move_numbers(columns, rows * LANES, f"count * {rows}", move(spare))
     for column in range(columns):
         lines.append("for i in range(count):")
         lines += [
-            f"    {target}[{there}] = {spare}[{here}]" for here, there in _each(sides, column)
+            f"    {target}[{lane_index}] = {spare}[{spare_index}]"
+            for spare_index, lane_index in _list_indices(sides, column)
         ]
     return lines
 
@@ -46,25 +47,29 @@ def take_apart(
 def put_together(
     source: str, target: str, sides: tuple[int, int], save: str, spare: str
 ) -> list[str]:
-    """The way back: `source` are the lanes."""
+    """Return lines that copy `count` matrices from lanes into memory.
 
-    def move(of: str) -> Callable[[str, str], str]:
-        return lambda lane, place: f"{target}[{place}] = {save.format(f'{of}[{lane}]')}"
+    Arguments as those of `take_apart`: `source` names lanes, `save` is the template that stores.
+    """
+
+    def move(lanes: str) -> Callable[[str, str], str]:
+        return lambda lane, place: f"{target}[{place}] = {save.format(f'{lanes}[{lane}]')}"
 
     rows, columns = sides
     if rows * columns <= SIDE:
-        return _each_number(rows * columns, LANES, "count", move(source))
+        return _move_numbers(rows * columns, LANES, "count", move(source))
     lines: list[str] = []
     for column in range(columns):
         lines.append("for i in range(count):")
         lines += [
-            f"    {spare}[{here}] = {source}[{there}]" for here, there in _each(sides, column)
+            f"    {spare}[{spare_index}] = {source}[{lane_index}]"
+            for spare_index, lane_index in _list_indices(sides, column)
         ]
-    return [*lines, *_each_number(columns, rows * LANES, f"count * {rows}", move(spare))]
+    return [*lines, *_move_numbers(columns, rows * LANES, f"count * {rows}", move(spare))]
 
 
-def _each(sides: tuple[int, int], column: int) -> list[tuple[str, str]]:
-    """Where each row of a column of matrix i lies halfway, and where it lies in lanes."""
+def _list_indices(sides: tuple[int, int], column: int) -> list[tuple[str, str]]:
+    """Return the indices of each row of a column of matrix i: in spare lanes, and in lanes."""
     rows, columns = sides
     return [
         (f"i * {rows} + {column * rows * LANES + row}", f"i + {(row * columns + column) * LANES}")
@@ -72,37 +77,42 @@ def _each(sides: tuple[int, int], column: int) -> list[tuple[str, str]]:
     ]
 
 
-def _each_number(count: int, lanes: int, length: str, move: Callable[[str, str], str]) -> list[str]:
-    """Move `count` numbers of each matrix, of which each comes to lie `lanes` further on.
+def _move_numbers(
+    count: int, lanes: int, length: str, move: Callable[[str, str], str]
+) -> list[str]:
+    """Return a loop that moves `count` numbers per iteration.
 
     Args:
-        count, lanes: Both.
-        length: Of the loop.
-        move: Makes a statement of the place in lanes, and of that where matrices follow each other.
+        count: The numbers that are contiguous in memory.
+        lanes: The distance of two of them in lanes.
+        length: An expression for the iterations.
+        move: Returns a statement, given the index in lanes and the index in memory.
     """
     places = [(f"i + {k * lanes}", f"i * {count} + {k}") for k in range(count)]
-    return [f"for i in range({length}):", *(f"    {move(*each)}" for each in places)]
+    return [f"for i in range({length}):", *(f"    {move(*indices)}" for indices in places)]
 
 
-def reduce_values(each: Measure, values: str, sides: tuple[int, int]) -> list[str]:
-    """What becomes of a matrix's values in each line.
+def reduce_values(measure: Measure, values: str, sides: tuple[int, int]) -> list[str]:
+    """Return expressions that reduce the values of a matrix.
 
     Args:
-        each: The measure.
-        values: What the names of the values begin with; their numbers come after it.
+        measure: The measure.
+        values: The prefix of the names of values, before the index of the element.
         sides: Rows and columns.
 
     Returns:
-        An expression for each row, or for each column, or one for the variable.
+        An expression for each row or each column, or one for the variable.
     """
     rows, columns = map(range, sides)
-    how = Reduction(each.reduce)
-    if each.over == "row":
-        return [how.fold([f"{values}_{row * len(columns) + k}" for k in columns]) for row in rows]
-    found: list[str] = []
+    reduction = Reduction(measure.reduce)
+    if measure.over == "row":
+        return [
+            reduction.fold([f"{values}_{row * len(columns) + k}" for k in columns]) for row in rows
+        ]
+    column_texts: list[str] = []
     for column in columns:
-        total = how.zero
+        total = reduction.zero
         for row in rows:
-            total = how.join(total, f"{values}_{row * len(columns) + column}")
-        found.append(total)
-    return found if each.over == "column" else [how.fold(found)]
+            total = reduction.join(total, f"{values}_{row * len(columns) + column}")
+        column_texts.append(total)
+    return column_texts if measure.over == "column" else [reduction.fold(column_texts)]

@@ -1,4 +1,4 @@
-"""Plain loops over NumPy arrays, compiled like kernels, anew for other kinds of arguments."""
+"""Python loops over NumPy arrays, compiled like kernels for each combination of dtypes."""
 
 from __future__ import annotations
 
@@ -33,45 +33,54 @@ def LOOP_NAME(argument):
 
 
 def _address_of(memory: Any) -> int:
-    # For an array the cheapest way; `array.ctypes.data` takes six times as long.
+    # `array.ctypes.data` takes six times as long.
     return addressof(_Memory.from_buffer(memory))
 
 
 class Loop:
-    """A function of contiguous arrays and integers that returns integers; runs without the GIL.
+    """Compiled function of contiguous arrays and integers, which runs without the GIL.
+
+    It returns one or several integers, as its first `return` statement has it.
 
     Args:
-        functions: The function, then those it calls.
+        functions: The function, then the functions that it calls.
     """
 
     def __init__(self, *functions: Callable[..., Any]) -> None:
         self._name = functions[0].__name__
-        texts = [textwrap.dedent(inspect.getsource(each)) for each in functions]
+        texts = [textwrap.dedent(inspect.getsource(function)) for function in functions]
         self._text = "\n\n".join(reversed(texts))
         nodes = ast.walk(ast.parse(texts[0]))
-        found = [node.value for node in nodes if isinstance(node, ast.Return) and node.value]
-        self._several = bool(found) and isinstance(found[0], ast.Tuple)
-        self._results = len(found[0].elts) if isinstance(found[0], ast.Tuple) else 1
+        return_values = [
+            node.value for node in nodes if isinstance(node, ast.Return) and node.value
+        ]
+        self._returns_tuple = bool(return_values) and isinstance(return_values[0], ast.Tuple)
+        self._result_count = (
+            len(return_values[0].elts) if isinstance(return_values[0], ast.Tuple) else 1
+        )
         self._compiled: dict[tuple[Kind, ...], tuple[Callable[[int], None], Struct]] = {}
 
     def __call__(self, *arguments: Array | int) -> Any:
-        """Call it.
+        """Call the function, which is compiled for new dtypes and ranks, and return its integers.
 
         Raises:
-            TypeError: If an argument is neither an integer nor a contiguous array.
+            TypeError: An argument is neither an integer nor a contiguous array.
         """
         kinds: list[Kind] = []
-        block = [0] * self._results
-        for each in arguments:
-            if isinstance(each, np.ndarray):
-                flags = each.flags
+        block = [0] * self._result_count
+        for argument in arguments:
+            if isinstance(argument, np.ndarray):
+                flags = argument.flags
                 if not flags.c_contiguous:
                     raise TypeError(f"{self._name} takes contiguous arrays only.")
-                kinds.append((each.dtype, each.ndim))
-                block += (_address_of(each) if flags.writeable else each.ctypes.data, *each.shape)
+                kinds.append((argument.dtype, argument.ndim))
+                block += (
+                    _address_of(argument) if flags.writeable else argument.ctypes.data,
+                    *argument.shape,
+                )
             else:
                 kinds.append(None)
-                block.append(index(each))
+                block.append(index(argument))
         key = tuple(kinds)
         compiled = self._compiled.get(key)
         if compiled is None:
@@ -79,12 +88,13 @@ class Loop:
         function, layout = compiled
         memory = bytearray(layout.pack(*block))
         function(_address_of(memory))
-        results = layout.unpack(memory)[: self._results]
-        return results if self._several else results[0]
+        results = layout.unpack(memory)[: self._result_count]
+        return results if self._returns_tuple else results[0]
 
     def _compile_for(self, kinds: tuple[Kind, ...]) -> Callable[[int], None]:
+        """Return a C function that takes the address of a block of results and arguments."""
         arguments: list[str] = []
-        place = self._results
+        place = self._result_count
         for kind in kinds:
             if kind is None:
                 arguments.append(f"block[{place}]")
@@ -98,7 +108,7 @@ class Loop:
         source = _SOURCE.format(
             functions=self._text,
             function=self._name,
-            results=", ".join(f"block[{place}]" for place in range(self._results)),
+            results=", ".join(f"block[{place}]" for place in range(self._result_count)),
             arguments=", ".join(arguments),
         )
         name = f"j_{digest(source, compiler_digest())}"

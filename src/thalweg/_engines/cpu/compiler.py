@@ -1,10 +1,9 @@
-"""Kernels, written in a little of Python, become LLVM's intermediate code.
+"""Compiler from a subset of Python, in which kernels are written, to LLVM's intermediate code.
 
-Their language has numbers, pointers and contiguous arrays; assignments, `if`, `while`, and `for`
-over a `range`, or over `each` number of one where no iteration reads or writes what another one
-writes; the functions of `primitives`, and functions of the text itself, which are written out
-where they are called. A name keeps its kind, but where the code is straight. Arithmetic of integers
-is of 64 bits, and nothing is checked: no index, no division.
+The subset has numbers, pointers and contiguous arrays; assignments, `if`, `while`, `for` over a
+`range`, and `for` over `each`, a range whose iterations are independent; the functions of
+`primitives`, and functions of the text itself, which are inlined. A name keeps its kind, except in
+straight code. Integers have 64 bits. Indices and divisions are not checked.
 """
 
 # llvmlite has no types.
@@ -38,7 +37,7 @@ _OF_INTEGERS = {
 
 
 class _Distinct(ir.MDValue):
-    """Metadata that is none other, however alike; llvmlite, too, takes equal nodes for one."""
+    """Distinct LLVM metadata; compared by identity, as llvmlite merges equal nodes."""
 
     def __eq__(self, other: object) -> bool:
         return self is other
@@ -47,24 +46,26 @@ class _Distinct(ir.MDValue):
         return id(self)
 
     def descr(self, buf: list[str]) -> None:
-        buf.append(f"distinct !{{ {', '.join(each.get_reference() for each in self.operands)} }}\n")
+        buf.append(
+            f"distinct !{{ {', '.join(operand.get_reference() for operand in self.operands)} }}\n"
+        )
 
 
 @dataclass
 class _Variable:
-    room: Any
+    cell: Any
     kind: Kind
     depth: int
 
 
 @dataclass
 class _Frame:
-    """A function that is being written out.
+    """State of a function that is being inlined.
 
     Attributes:
-        names: Its parameters and variables.
-        results: Where what it returns is kept.
-        end: Where the code goes on after it has returned.
+        end: The block in which the code continues after a return.
+        names: The parameters and variables.
+        results: The variables that hold the returned values.
     """
 
     end: Any
@@ -73,12 +74,12 @@ class _Frame:
 
 
 def build_module(name: str, source: str, halves: bool = True) -> ir.Module:
-    """The module of a kernel.
+    """Return the LLVM module of a kernel.
 
     Args:
-        name: Of the function that is the kernel. It takes an address and returns nothing; or it
-            takes several words and returns one.
-        source: Its text, with the functions that it calls and other names for primitives.
+        name: The kernel function in the source. It takes an address and returns nothing, or it
+            takes several int64 and returns one.
+        source: Function definitions, and assignments that give primitives other names.
         halves: Whether the processor has instructions for float16.
     """
     compiler = _Compiler(source, name, halves)
@@ -88,52 +89,59 @@ def build_module(name: str, source: str, halves: bool = True) -> ir.Module:
 
 
 class _Compiler:
+    """Visitor of the statements and expressions of a source, which writes their instructions."""
+
     def __init__(self, source: str, name: str, halves: bool) -> None:
-        self._defined: dict[str, ast.FunctionDef] = {}
-        self._alias: dict[str, ast.expr] = {}
+        self._functions: dict[str, ast.FunctionDef] = {}
+        self._aliases: dict[str, ast.expr] = {}
         for node in ast.parse(source).body:
             match node:
                 case ast.FunctionDef():
-                    self._defined[node.name] = node
+                    self._functions[node.name] = node
                 case ast.Assign(targets=[ast.Name(id=alias)]):
-                    self._alias[alias] = node.value
-        count = len(self._defined[name].args.args)
+                    self._aliases[alias] = node.value
+        count = len(self._functions[name].args.args)
         self.code = Code(name, halves, count if count > 1 else 0)
         self._depth = 0
-        self._now = _Frame(None)
+        self._frame = _Frame(None)
 
     @property
     def _builder(self) -> Any:
         return self.code.builder
 
-    def write_out(self, name: str, given: list[Any]) -> list[Value]:
-        """Write the body of a function; returns its results."""
-        node, outer = self._defined[name], self._now
-        self._now = frame = _Frame(self.code.append_block(f"after.{name}"))
-        for parameter, value in zip(node.args.args, given, strict=True):
+    def write_out(self, name: str, arguments: list[Any]) -> list[Value]:
+        """Inline a function: write its body for arguments, and return its results."""
+        node, outer = self._functions[name], self._frame
+        self._frame = frame = _Frame(self.code.append_block(f"after.{name}"))
+        for parameter, value in zip(node.args.args, arguments, strict=True):
             self._assign_name(parameter.arg, value)
         self._write_body(node.body)
         self.code.go_on_at(frame.end)
-        self._now = outer
-        return [self._load_variable(each) for each in frame.results]
+        self._frame = outer
+        return [self._load_variable(variable) for variable in frame.results]
 
     # Names
 
     def _load_variable(self, variable: _Variable) -> Value:
-        return Value(self._builder.load(variable.room), variable.kind)
+        return Value(self._builder.load(variable.cell), variable.kind)
 
     def _assign_name(self, name: str, value: Any) -> None:
-        names = self._now.names
+        """Store a value in a variable of the frame, which is made at its first assignment.
+
+        Raises:
+            TypeError: The variable has another kind in an outer block.
+        """
+        names = self._frame.names
         if isinstance(value, Array):
             names[name] = value
             return
-        known = names.get(name)
-        if not isinstance(known, _Variable) or known.kind != value.kind:
-            if isinstance(known, _Variable) and known.depth != self._depth:
+        variable = names.get(name)
+        if not isinstance(variable, _Variable) or variable.kind != value.kind:
+            if isinstance(variable, _Variable) and variable.depth != self._depth:
                 raise TypeError(f"{name} is of two kinds.")
-            known = _Variable(self.code.reserve_stack(value.kind.llvm), value.kind, self._depth)
-            names[name] = known
-        self._builder.store(value.llvm, known.room)
+            variable = _Variable(self.code.reserve_stack(value.kind.llvm), value.kind, self._depth)
+            names[name] = variable
+        self._builder.store(value.llvm, variable.cell)
 
     # Statements
 
@@ -141,13 +149,13 @@ class _Compiler:
         for statement in body:
             getattr(self, f"_visit_{type(statement).__name__}")(statement)
 
-    def _write_block(self, block: Any, body: list[ast.stmt], then: Any) -> None:
-        """Write statements into a block, from which the code goes on at another."""
+    def _write_block(self, block: Any, body: list[ast.stmt], next_block: Any) -> None:
+        """Write statements into a block, and a jump from its end to the next block."""
         self._builder.position_at_end(block)
         self._depth += 1
         self._write_body(body)
         self._depth -= 1
-        self._builder.branch(then)
+        self._builder.branch(next_block)
 
     def _visit_Pass(self, node: ast.Pass) -> None:
         pass
@@ -157,6 +165,7 @@ class _Compiler:
             self._write_call(node.value)
 
     def _visit_Assign(self, node: Any) -> None:
+        """Write an assignment to a name, an element, or a tuple of them."""
         (target,) = node.targets
         if not isinstance(target, ast.Tuple):
             self._write_target(target, self._write_value(node.value))
@@ -165,12 +174,12 @@ class _Compiler:
         values = (
             map(self._write_value, node.value.elts) if is_tuple else self._write_call(node.value)
         )
-        for one, value in zip(target.elts, list(values), strict=True):
-            self._write_target(one, value)
+        for element, value in zip(target.elts, list(values), strict=True):
+            self._write_target(element, value)
 
     def _visit_AugAssign(self, node: Any) -> None:
-        before = ast.Name(node.target.id) if isinstance(node.target, ast.Name) else node.target
-        self._write_target(node.target, self._write_value(ast.BinOp(before, node.op, node.value)))
+        operand = ast.Name(node.target.id) if isinstance(node.target, ast.Name) else node.target
+        self._write_target(node.target, self._write_value(ast.BinOp(operand, node.op, node.value)))
 
     def _write_target(self, target: ast.expr, value: Any) -> None:
         if isinstance(target, ast.Name):
@@ -180,71 +189,79 @@ class _Compiler:
             self._builder.store(self.code.cast_to(value, kind).llvm, place)
 
     def _visit_Return(self, node: Any) -> None:
-        frame, returned = self._now, node.value
-        several = returned.elts if isinstance(returned, ast.Tuple) else [returned]
-        values = [self._write_value(each) for each in several]
+        """Store the results of the inlined function, and jump to its end."""
+        frame, returned = self._frame, node.value
+        expressions = returned.elts if isinstance(returned, ast.Tuple) else [returned]
+        values = [self._write_value(expression) for expression in expressions]
         if not frame.results:
             frame.results = [
                 _Variable(self.code.reserve_stack(value.kind.llvm), value.kind, 0)
                 for value in values
             ]
         for value, result in zip(values, frame.results, strict=True):
-            self._builder.store(self.code.cast_to(value, result.kind).llvm, result.room)
+            self._builder.store(self.code.cast_to(value, result.kind).llvm, result.cell)
         self._builder.branch(frame.end)
         self._builder.position_at_end(self.code.append_block("never"))
 
     def _visit_If(self, node: ast.If) -> None:
-        yes, no, after = map(self.code.append_block, ("then", "else", "after"))
-        self._builder.cbranch(self._write_condition(node.test), yes, no)
-        self._write_block(yes, node.body, after)
-        self._write_block(no, node.orelse, after)
-        self._builder.position_at_end(after)
+        then_block, else_block, end_block = map(self.code.append_block, ("then", "else", "after"))
+        self._builder.cbranch(self._write_condition(node.test), then_block, else_block)
+        self._write_block(then_block, node.body, end_block)
+        self._write_block(else_block, node.orelse, end_block)
+        self._builder.position_at_end(end_block)
 
     def _visit_While(self, node: ast.While) -> None:
-        head, body, after = map(self.code.append_block, ("while", "do", "done"))
-        self.code.go_on_at(head)
-        self._builder.cbranch(self._write_condition(node.test), body, after)
-        self._write_block(body, node.body, head)
-        self._builder.position_at_end(after)
+        head_block, body_block, end_block = map(self.code.append_block, ("while", "do", "done"))
+        self.code.go_on_at(head_block)
+        self._builder.cbranch(self._write_condition(node.test), body_block, end_block)
+        self._write_block(body_block, node.body, head_block)
+        self._builder.position_at_end(end_block)
 
     def _visit_For(self, node: Any) -> None:
-        limits = [self.code.cast_to(self._write_value(each), INT64).llvm for each in node.iter.args]
-        first, *more = [ir.Constant(INT64.llvm, 0), *limits] if len(limits) == 1 else limits
-        end, step = [*more, ir.Constant(INT64.llvm, 1)][:2]
+        """Write a loop over a `range`, or over `each`, whose iterations are marked independent."""
+        limits = [
+            self.code.cast_to(self._write_value(limit), INT64).llvm for limit in node.iter.args
+        ]
+        start, *end_and_step = [ir.Constant(INT64.llvm, 0), *limits] if len(limits) == 1 else limits
+        end, step = [*end_and_step, ir.Constant(INT64.llvm, 1)][:2]
         counter = self.code.reserve_stack(INT64.llvm)
-        self._builder.store(first, counter)
-        head, body, following, after = map(self.code.append_block, ("for", "in", "next", "end"))
-        self.code.go_on_at(head)
-        now = self._builder.load(counter)
-        self._builder.cbranch(self._builder.icmp_signed("<", now, end), body, after)
-        self._builder.position_at_end(body)
-        self._assign_name(node.target.id, Value(now, INT64))
-        written = len(self.code.function.blocks)
-        self._write_block(body, node.body, following)
-        inner = [body, *self.code.function.blocks[written:]]
-        self._builder.position_at_end(following)
-        self._builder.store(self._builder.add(now, step, flags=["nsw"]), counter)
-        again = self._builder.branch(head)
+        self._builder.store(start, counter)
+        head_block, body_block, next_block, end_block = map(
+            self.code.append_block, ("for", "in", "next", "end")
+        )
+        self.code.go_on_at(head_block)
+        counter_value = self._builder.load(counter)
+        self._builder.cbranch(
+            self._builder.icmp_signed("<", counter_value, end), body_block, end_block
+        )
+        self._builder.position_at_end(body_block)
+        self._assign_name(node.target.id, Value(counter_value, INT64))
+        block_count = len(self.code.function.blocks)
+        self._write_block(body_block, node.body, next_block)
+        inner_blocks = [body_block, *self.code.function.blocks[block_count:]]
+        self._builder.position_at_end(next_block)
+        self._builder.store(self._builder.add(counter_value, step, flags=["nsw"]), counter)
+        jump = self._builder.branch(head_block)
         if node.iter.func.id == "each":
-            self._mark_parallel(again, inner)
-        self._builder.position_at_end(after)
+            self._mark_parallel(jump, inner_blocks)
+        self._builder.position_at_end(end_block)
 
-    def _mark_parallel(self, again: Any, blocks: list[Any]) -> None:
-        """Tell LLVM that iterations of a loop are independent: else it compares addresses before.
+    def _mark_parallel(self, jump: Any, blocks: list[Any]) -> None:
+        """Mark the iterations of a loop as independent, so that LLVM adds no tests of addresses.
 
         Args:
-            again: Its jump to the next iteration.
-            blocks: What is done in one.
+            jump: The jump to the next iteration.
+            blocks: The blocks of an iteration.
         """
         module = self.code.module
         group = _Distinct(module, (), str(len(module.metadata)))
-        for instruction in (each for block in blocks for each in block.instructions):
+        for instruction in (line for block in blocks for line in block.instructions):
             if instruction.opname in ("load", "store"):
                 instruction.set_metadata("llvm.access.group", group)
         accesses = module.add_metadata(["llvm.loop.parallel_accesses", group])
         loop = _Distinct(module, (), str(len(module.metadata)))
         loop.operands = loop, accesses
-        again.set_metadata("llvm.loop", loop)
+        jump.set_metadata("llvm.loop", loop)
 
     # Expressions
 
@@ -260,10 +277,11 @@ class _Compiler:
         )
 
     def _visit_Name(self, node: ast.Name) -> Any:
-        known = self._now.names.get(node.id)
-        if known is None:  # a constant
-            return self._write_value(self._alias[node.id])
-        return known if isinstance(known, Array) else self._load_variable(known)
+        variable = self._frame.names.get(node.id)
+        # A name without an assignment in the frame is an alias of the module.
+        if variable is None:
+            return self._write_value(self._aliases[node.id])
+        return variable if isinstance(variable, Array) else self._load_variable(variable)
 
     def _visit_Subscript(self, node: Any) -> Value:
         if isinstance(node.value, ast.Attribute):  # a shape
@@ -272,15 +290,17 @@ class _Compiler:
         return Value(self._builder.load(place), kind)
 
     def _write_address(self, node: Any) -> tuple[Any, Kind]:
-        """The address of an element, and its kind."""
-        home = self._write_value(node.value)
+        """Return the address of an element of an array or pointer, and its kind."""
+        array = self._write_value(node.value)
         indices = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
-        place, *rest = [self.code.cast_to(self._write_value(each), INT64).llvm for each in indices]
-        if isinstance(home, Array):
-            for length, index in zip(home.shape[1:], rest, strict=True):
+        place, *other_indices = [
+            self.code.cast_to(self._write_value(index_node), INT64).llvm for index_node in indices
+        ]
+        if isinstance(array, Array):
+            for length, index in zip(array.shape[1:], other_indices, strict=True):
                 place = self._builder.add(self._builder.mul(place, length.llvm), index)
-            home = home.data
-        return self._builder.gep(home.llvm, [place]), home.kind.item
+            array = array.data
+        return self._builder.gep(array.llvm, [place]), array.kind.item
 
     def _visit_UnaryOp(self, node: ast.UnaryOp) -> Value:
         value = self._write_value(node.operand)
@@ -303,49 +323,56 @@ class _Compiler:
         return Value(getattr(self._builder, name)(a, b), kind)
 
     def _visit_BoolOp(self, node: ast.BoolOp) -> Value:
-        found = self.code.reserve_stack(BOOL.llvm)
-        after = self.code.append_block("decided")
+        """Write `and` or `or`, which skips operands as Python does; return a bool."""
+        result_cell = self.code.reserve_stack(BOOL.llvm)
+        end_block = self.code.append_block("decided")
         for value in node.values:
-            condition, more = self._write_condition(value), self.code.append_block("undecided")
-            self._builder.store(condition, found)
-            is_and = isinstance(node.op, ast.And)
-            self._builder.cbranch(condition, *((more, after) if is_and else (after, more)))
-            self._builder.position_at_end(more)
-        self.code.go_on_at(after)
-        return Value(self._builder.load(found), BOOL)
+            condition, next_block = (
+                self._write_condition(value),
+                self.code.append_block("undecided"),
+            )
+            self._builder.store(condition, result_cell)
+            is_conjunction = isinstance(node.op, ast.And)
+            self._builder.cbranch(
+                condition, *((next_block, end_block) if is_conjunction else (end_block, next_block))
+            )
+            self._builder.position_at_end(next_block)
+        self.code.go_on_at(end_block)
+        return Value(self._builder.load(result_cell), BOOL)
 
     def _visit_IfExp(self, node: ast.IfExp) -> Value:
-        yes, no, after = map(self.code.append_block, ("then", "else", "chosen"))
-        self._builder.cbranch(self._write_condition(node.test), yes, no)
-        self._builder.position_at_end(yes)
-        one, yes = self._write_value(node.body), self._builder.block
-        self._builder.position_at_end(no)
-        other, no = self._write_value(node.orelse), self._builder.block
-        kind, chosen = common_kind(one.kind, other.kind), []
-        for block, value in ((yes, one), (no, other)):
+        """Write a conditional expression, of the common kind of both values."""
+        then_block, else_block, end_block = map(self.code.append_block, ("then", "else", "chosen"))
+        self._builder.cbranch(self._write_condition(node.test), then_block, else_block)
+        self._builder.position_at_end(then_block)
+        then_value, then_block = self._write_value(node.body), self._builder.block
+        self._builder.position_at_end(else_block)
+        else_value, else_block = self._write_value(node.orelse), self._builder.block
+        kind, incoming = common_kind(then_value.kind, else_value.kind), []
+        for block, value in ((then_block, then_value), (else_block, else_value)):
             self._builder.position_at_end(block)
-            chosen.append((self.code.cast_to(value, kind).llvm, block))
-            self._builder.branch(after)
-        self._builder.position_at_end(after)
-        found = self._builder.phi(kind.llvm)
-        for value, block in chosen:
-            found.add_incoming(value, block)
-        return Value(found, kind)
+            incoming.append((self.code.cast_to(value, kind).llvm, block))
+            self._builder.branch(end_block)
+        self._builder.position_at_end(end_block)
+        phi = self._builder.phi(kind.llvm)
+        for value, block in incoming:
+            phi.add_incoming(value, block)
+        return Value(phi, kind)
 
     def _visit_Call(self, node: ast.Call) -> Any:
         (value,) = self._write_call(node)
         return value
 
     def _write_call(self, node: Any) -> list[Any]:
-        """What a call returns."""
+        """Write a call of a defined function, a primitive, `array` or `len`; return its results."""
         name = node.func.attr if isinstance(node.func, ast.Attribute) else node.func.id
-        alias = self._alias.get(name)
+        alias = self._aliases.get(name)
         name = alias.id if isinstance(alias, ast.Name) else name
-        given = [self._write_value(each) for each in node.args]
-        if name in self._defined:
-            return self.write_out(name, given)
+        arguments = [self._write_value(argument) for argument in node.args]
+        if name in self._functions:
+            return self.write_out(name, arguments)
         if name == "array":
-            return [Array(given[0], tuple(given[1:]))]
+            return [Array(arguments[0], tuple(arguments[1:]))]
         if name == "len":
-            return [given[0].shape[0]]
-        return [PRIMITIVES[name](self.code, *given)]
+            return [arguments[0].shape[0]]
+        return [PRIMITIVES[name](self.code, *arguments)]

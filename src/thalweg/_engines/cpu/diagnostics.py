@@ -1,4 +1,4 @@
-"""Updates on the CPU that measure themselves, in place of those of groups; see `diagnostics`."""
+"""CPU updates of groups that also compute diagnostics; see `thalweg._engines.diagnostics`."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _OF_MOMENTUM = ("product", "momentum", "agreement")
 
 
 class DiagnosedUpdate:
-    """The update of a group of variables that measures itself.
+    """Update of a group of variables that also computes diagnostics.
 
     Args:
-        group: A `Group` of this engine, aimed at the gradients of the step.
-        sizes: Elements of each of its variables.
-        kernel: Of `diagnosed_kernel`.
+        group: A `Group` of this engine, bound to the gradients of the step.
+        sizes: The number of elements of each variable.
+        kernel: The kernel from `diagnosed_kernel`.
         has_momentum: Whether the kernel measures a momentum.
 
     Attributes:
@@ -41,66 +41,65 @@ class DiagnosedUpdate:
         self._group, self._kernel, self._has_momentum = group, kernel, has_momentum
         self.members: list[int] = group.members
         self._leaves = Leaves(sizes)
-        self._found = np.zeros((len(self._leaves.chunks), len(MEASURED)), np.float64)
+        self._leaf_results = np.zeros((len(self._leaves.chunks), len(MEASURED)), np.float64)
         self._block = np.zeros(0, np.int64)
 
     def make_calls(self, columns: Columns) -> list[Call]:
-        """What updates the variables, as functions in C; see `Group`."""
+        """Return the call that updates the variables and fills the leaves' results; see `Group`."""
         group, leaves = self._group, self._leaves
         group.set_scalars(columns.shared[group.dtype], columns.separate)
         arrays = (leaves.bounds, leaves.chunks, group.table.base, group.table.scalar_row)
-        given = [each.ctypes.data for each in (*arrays, group.scalars, self._found)]
+        addresses = [array.ctypes.data for array in (*arrays, group.scalars, self._leaf_results)]
         slices = len(leaves.bounds) - 1
-        self._block = np.array([0, slices, group.flush, *given], np.int64)
+        self._block = np.array([0, slices, group.flush, *addresses], np.int64)
         threads = launch.threads_for(slices, leaves.elements)
         return [self._kernel.bind_argument(self._block.ctypes.data, threads)]
 
     def combine(self) -> tuple[Float64, npt.NDArray[np.bool_]]:
-        """(members, measured) float64, and which of them were measured; the step is written."""
-        made = self._leaves.combine(self._found)
+        """Return results after the step: (members, measured) float64, and a mask of valid ones."""
+        leaf_results = self._leaves.combine(self._leaf_results)
         counts = self._leaves.counts
         with np.errstate(all="ignore"):
-            largest = np.maximum.reduceat(self._found, np.cumsum(counts) - counts)
+            largest = np.maximum.reduceat(self._leaf_results, np.cumsum(counts) - counts)
         for name in PEAKS:
-            made[:, MEASURED.index(name)] = largest[:, MEASURED.index(name)]
-        known = [self._has_momentum or name not in _OF_MOMENTUM for name in MEASURED]
-        return made, np.tile(known, (len(made), 1))
+            leaf_results[:, MEASURED.index(name)] = largest[:, MEASURED.index(name)]
+        measured_mask = [self._has_momentum or name not in _OF_MOMENTUM for name in MEASURED]
+        return leaf_results, np.tile(measured_mask, (len(leaf_results), 1))
 
 
 def diagnosed_updates(
-    groups: Sequence[Any], asked: StepRequest, first: Stages
+    groups: Sequence[Any], request: StepRequest, measured_stages: Stages
 ) -> dict[int, DiagnosedUpdate]:
-    """Updates that measure themselves, by `id` of the groups whose place they take.
+    """Return updates with diagnostics, by `id` of the groups that they replace.
 
-    Elements that see rows and columns, that are encoded or rounded by random bits, and float64 have
-    none.
+    Groups with vectors of rows and columns, encoded slots, random rounding or float64 have none.
 
     Args:
-        groups: Those of a plan.
-        asked: What the plan was made for.
-        first: The stages that the gradients go through before they are measured.
+        groups: The groups of a plan.
+        request: The step of the plan.
+        measured_stages: The stages applied to gradients before they are measured.
     """
-    made: dict[int, DiagnosedUpdate] = {}
+    updates: dict[int, DiagnosedUpdate] = {}
     for group in groups:
-        own = streams_of(asked, group.members)
-        if group.kernel.vectors or own.draws or not STORAGE.keys() >= {*own.names}:
+        streams = streams_of(request, group.members)
+        if group.kernel.vectors or streams.draws or not STORAGE.keys() >= {*streams.names}:
             continue
-        place, sign = momentum_of(asked.rule)
+        place, sign = momentum_of(request.rule)
         stream = None if place is None else place + 2
         kernel = diagnosed_kernel(
-            asked.rule.update,
-            asked.stages,
-            own.names,
-            asked.rule.before,
-            own.copied,
-            own.from_copy,
-            len(first),
+            request.rule.update,
+            request.stages,
+            streams.names,
+            request.rule.before,
+            streams.copied,
+            streams.from_copy,
+            len(measured_stages),
             stream,
             sign,
         )
         if kernel is not None:
-            made[id(group)] = DiagnosedUpdate(group, own.sizes, kernel, place is not None)
-    return made
+            updates[id(group)] = DiagnosedUpdate(group, streams.sizes, kernel, place is not None)
+    return updates
 
 
 @cache
@@ -111,12 +110,12 @@ def diagnosed_kernel(
     before: Formula | None,
     copy: bool,
     from_copy: bool,
-    first: int,
+    stage_count: int,
     momentum: int | None,
     sign: int,
 ) -> Compiled | None:
-    """The compiled kernel of `generate_diagnosed`; None if there is none for these types."""
+    """Return the compiled kernel of `generate_diagnosed`; None if `can_diagnose` is False."""
     update = Update(formula, storage, stages, True, (), before, copy, from_copy)
     if not can_diagnose(update):
         return None
-    return Compiled(generate_diagnosed(update, first, momentum, sign), np.float32)
+    return Compiled(generate_diagnosed(update, stage_count, momentum, sign), np.float32)

@@ -1,7 +1,7 @@
-"""Where compiled kernels live: a private folder whose file names hold a hash of their source.
+"""Cache of compiled kernels, in memory and in a private folder.
 
-One file of machine code per source, named by its hash, keeps an edited rule from running its old
-formula and one rule from loading another's kernel.
+A file holds the object code of one source and is named by its hash, so that an edited rule is
+compiled again and never loads the kernel of another formula.
 """
 
 from __future__ import annotations
@@ -18,20 +18,21 @@ from thalweg.errors import PerformanceWarning, warn
 
 _lock = Awaited()
 _addresses: dict[str, int] = {}
-_warned: set[str] = set()
+_warned_paths: set[str] = set()
 
 
 def kernels_folder() -> Path:
-    """`kernels` in `THALWEG_CACHE_DIR`, by default in `thalweg` in the user's cache folder."""
-    given = os.environ.get("THALWEG_CACHE_DIR")
+    """Return the folder of kernels, in `THALWEG_CACHE_DIR` or the user's cache folder."""
+    configured_path = os.environ.get("THALWEG_CACHE_DIR")
     base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return (Path(given) if given else Path(base) / "thalweg") / "kernels"
+    return (Path(configured_path) if configured_path else Path(base) / "thalweg") / "kernels"
 
 
 def _warn_once(error: OSError) -> None:
+    """Warn that kernels cannot be written, once per folder."""
     path = str(kernels_folder())
-    if path not in _warned:
-        _warned.add(path)
+    if path not in _warned_paths:
+        _warned_paths.add(path)
         warn(
             f"Kernels cannot be kept in {path} ({error}); they are compiled again in each process."
             " Set THALWEG_CACHE_DIR to a folder of your own, by an absolute path.",
@@ -40,19 +41,19 @@ def _warn_once(error: OSError) -> None:
 
 
 def _seal_code(name: str, code: bytes) -> bytes:
-    # Against damage; who may have written it is for `private` to know. The name is sealed with the
-    # code: nothing can take another kernel's place.
+    """Return the content of a file: a hash of name and code, then the code."""
+    # The hash detects damage and swapped files; `private_directory` checks who may write them.
     return hashlib.blake2b(name.encode() + b"\0" + code).digest() + code
 
 
 def _read_code(name: str) -> bytes:
-    """The code in a file, empty if it is missing or damaged."""
+    """Return the code in a file, b"" if it is missing, damaged or not readable."""
     if not private_directory.AVAILABLE:
         return b""
     try:
         with ExitStack() as stack:
-            kept = private_directory.open_folder(stack, str(kernels_folder()))
-            content = private_directory.read_file(kept, name) or b""
+            descriptor = private_directory.open_folder(stack, str(kernels_folder()))
+            content = private_directory.read_file(descriptor, name) or b""
     except OSError as error:
         _warn_once(error)
         return b""
@@ -61,39 +62,42 @@ def _read_code(name: str) -> bytes:
 
 
 def _write_code(name: str, code: bytes) -> None:
+    """Write code to a file; warn if this fails."""
     if not private_directory.AVAILABLE:
         return
     try:
         with ExitStack() as stack:
-            kept = private_directory.open_folder(stack, str(kernels_folder()))
-            private_directory.write_file(kept, name, _seal_code(name, code))
+            descriptor = private_directory.open_folder(stack, str(kernels_folder()))
+            private_directory.write_file(descriptor, name, _seal_code(name, code))
     except OSError as error:
         _warn_once(error)
 
 
 def address_of(name: str, source: str, briefly: bool = False) -> int:
-    """The address of the function of a generated source, from memory, disk or LLVM.
+    """Return the address of a generated function, from memory, the disk or LLVM.
 
     Args:
-        name: The function's name, which holds the hash of all that matters to its code.
-        source: Its text, in the language of `compiler`.
-        briefly: How it is compiled, see `machine_code.compile_kernel`; always the same for a name.
+        name: The name of the function, with a hash of its source.
+        source: The text, in the language of `compiler`.
+        briefly: As for `machine_code.compile_kernel`; always equal for one name.
     """
-    machine_code.tuning()  # which takes another lock: never within this one, for forks take both
+    # It acquires `importing`, never within `_lock`: forks acquire both, and must not deadlock.
+    machine_code.tuning()
     with _lock:
-        found = _addresses.get(name)
-        if found is None:
-            found = _addresses[name] = _load_address(name, source, briefly)
-        return found
+        address = _addresses.get(name)
+        if address is None:
+            address = _addresses[name] = _load_address(name, source, briefly)
+        return address
 
 
 def _load_address(name: str, source: str, briefly: bool) -> int:
+    """Load a kernel from its file, or compile it and write the file; return the address."""
     file = f"{name}.{digest(machine_code.target_digest())}.o"
-    found = machine_code.link_kernel(name, _read_code(file))
-    if found:
-        return found
+    address = machine_code.link_kernel(name, _read_code(file))
+    if address:
+        return address
     code = machine_code.compile_kernel(name, source, briefly)
-    found = machine_code.link_kernel(name, code)
-    if found:
+    address = machine_code.link_kernel(name, code)
+    if address:
         _write_code(file, code)
-    return found or machine_code.compile_in_memory(name, source, briefly)
+    return address or machine_code.compile_in_memory(name, source, briefly)

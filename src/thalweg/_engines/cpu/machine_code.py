@@ -1,6 +1,6 @@
-"""Machine code of kernels: made by LLVM once, loaded later. LLVM is imported at first use.
+"""Compilation of kernels to object code, and loading of it. LLVM is imported at first use.
 
-A kernel calls nothing but the functions of `libm`.
+Kernels may call the functions of `libm`, and no others.
 """
 
 # llvmlite has no types.
@@ -17,14 +17,16 @@ from thalweg._base.locks import importing
 from thalweg._engines import libm
 from thalweg._engines.cpu.tuning import VARIABLE, Tuning, tuning_of
 
-# What decides, besides the processor, on the code that is made: as it does for Numba.
+# Environment variables of Numba that change the code, in addition to the processor.
 SETTINGS = ("NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES", "NUMBA_ENABLE_AVX", "NUMBA_OPT")
 
-_libraries: list[Any] = []  # each owns its code, which must live as long as its address is used
+# A library owns its code and must not be freed while addresses in it are used.
+_libraries: list[Any] = []
 
 
 @cache
 def _make_target() -> tuple[str, str, str]:
+    """Return the triple, the processor and the features of this machine, for LLVM."""
     from llvmlite import binding
 
     binding.initialize_native_target()
@@ -36,7 +38,7 @@ def _make_target() -> tuple[str, str, str]:
 
 
 def processor() -> str:
-    """What LLVM calls the processor that code is made for."""
+    """Return LLVM's name of the processor for which code is compiled."""
     from llvmlite import binding
 
     return os.environ.get("NUMBA_CPU_NAME") or binding.get_host_cpu_name()
@@ -44,44 +46,47 @@ def processor() -> str:
 
 @cache
 def tuning() -> Tuning:
-    """What suits it."""
-    with importing:  # LLVM, which a fork waits for
+    """Return the tuning parameters of the processor, or those of the environment variable."""
+    # A fork must wait for the import of LLVM.
+    with importing:
         return tuning_of(processor(), os.environ.get(VARIABLE, ""))
 
 
 def _cpu_features(avx: bool) -> str:
+    """Return the features of this processor for LLVM, with AVX or without."""
     from llvmlite import binding
 
     try:
-        found = binding.get_host_cpu_features()
-    except RuntimeError:  # LLVM cannot tell on this platform
+        cpu_features = binding.get_host_cpu_features()
+    except RuntimeError:  # LLVM does not support this on all platforms.
         return ""
-    for feature in found:
-        found[feature] &= avx or not feature.startswith("avx")
-    # LLVM avoids vectors of 512 bits where they slow a processor down; what waits for memory gains.
+    for feature in cpu_features:
+        cpu_features[feature] &= avx or not feature.startswith("avx")
+    # LLVM avoids vectors of 512 bits on some processors; kernels that wait for memory gain by them.
     sign = "-" if tuning().vectors == 512 else "+"
-    own = f",{sign}prefer-256-bit" if found.get("avx512f") else ""
-    return found.flatten() + own
+    vector_option = f",{sign}prefer-256-bit" if cpu_features.get("avx512f") else ""
+    return cpu_features.flatten() + vector_option
 
 
 def _optimization_level() -> int:
-    """How much time LLVM is to take for faster code, from 0 to 3."""
+    """Return LLVM's optimization level, from 0 to 3, by the environment variable NUMBA_OPT."""
     level = os.environ.get("NUMBA_OPT", "3")
     return int(level) if level in ("0", "1", "2") else 3
 
 
 @cache
 def target_digest() -> str:
-    """What machine code is good for: this platform, processor and LLVM, made in this way."""
+    """Return a text that differs where object code differs: target, LLVM, settings, this module."""
     from llvmlite import binding
 
-    made = Path(__file__).read_text()
+    own_source = Path(__file__).read_text()
     settings = [os.environ.get(name) for name in SETTINGS]
-    return "\n".join([*_make_target(), repr(binding.llvm_version_info), repr(settings), made])
+    return "\n".join([*_make_target(), repr(binding.llvm_version_info), repr(settings), own_source])
 
 
 @cache
 def _target_machine() -> Any:
+    """Return LLVM's target machine for this process; `__wrapped__` makes another one."""
     from llvmlite import binding
 
     triple, cpu, features = _make_target()
@@ -113,28 +118,30 @@ define float @widened(half %x) {
 
 @cache
 def _has_halves() -> bool:
-    """Whether the processor has instructions for float16.
+    """Return whether the processor has instructions for float16.
 
-    Where it has none, LLVM calls functions of a compiler's library that need not be there.
+    LLVM otherwise calls functions of a compiler's library that may be missing.
     """
     from llvmlite import binding
 
-    made = _target_machine().emit_assembly(binding.parse_assembly(_WIDENING))
-    return "extendhfsf" not in made and "gnu_h2f" not in made
+    assembly = _target_machine().emit_assembly(binding.parse_assembly(_WIDENING))
+    return "extendhfsf" not in assembly and "gnu_h2f" not in assembly
 
 
 def _optimize_module(name: str, source: str, briefly: bool) -> Any:
+    """Return the optimized LLVM module of a kernel; arguments as those of `compile_kernel`."""
     from llvmlite import binding
 
     from thalweg._engines.cpu.compiler import build_module
 
     machine = _target_machine()
-    written = build_module(name, source, "half" not in source or _has_halves())
-    written.triple, written.data_layout = machine.triple, str(machine.target_data)
-    module = binding.parse_assembly(str(written))
+    unoptimized = build_module(name, source, "half" not in source or _has_halves())
+    unoptimized.triple, unoptimized.data_layout = machine.triple, str(machine.target_data)
+    module = binding.parse_assembly(str(unoptimized))
     options = binding.create_pipeline_tuning_options(1 if briefly else _optimization_level())
     options.loop_vectorization = not briefly
-    options.loop_unrolling = False  # a fifth of LLVM's time, for code that waits for memory
+    # Unrolling takes a fifth of LLVM's time, and kernels wait for memory.
+    options.loop_unrolling = False
     builder = binding.create_pass_builder(machine, options)
     if briefly:
         builder.getFunctionPassManager().run(module.get_function(name), builder)
@@ -144,31 +151,31 @@ def _optimize_module(name: str, source: str, briefly: bool) -> Any:
 
 
 def compile_kernel(name: str, source: str, briefly: bool = False) -> bytes:
-    """Object code of a kernel.
+    """Return the object code of a kernel.
 
     Args:
-        name: Of its function, under which the code is found.
-        source: Its text, in the language of `compiler`.
-        briefly: Whether it is one whose loops have nothing to gain from vectors, such as a look at
-            objects here and there: LLVM takes a third of the time, and the code is as fast.
+        name: The kernel's function, the symbol of the object code.
+        source: The text, in the language of `compiler`.
+        briefly: Whether to skip vectorization, for kernels whose loops read scattered objects: LLVM
+            takes a third of the time, and the code is as fast.
     """
     return _target_machine().emit_object(_optimize_module(name, source, briefly))
 
 
 def compile_to_assembly(name: str, source: str) -> str:
-    """The same for people to read."""
+    """Return the assembly of a kernel, as text."""
     return _target_machine().emit_assembly(_optimize_module(name, source, briefly=False))
 
 
 def link_kernel(name: str, code: bytes) -> int:
-    """Load object code; not for two threads at once.
+    """Load object code, in one thread at a time.
 
     Args:
-        name: The symbol to look for.
-        code: What `compile_kernel` returned for this `target_digest`.
+        name: The symbol of the kernel.
+        code: The bytes from `compile_kernel` for this `target_digest`, or b"".
 
     Returns:
-        The address of the symbol, or 0 if there is none or LLVM cannot load the code here.
+        The address of the symbol, or 0 if there is no code or LLVM cannot load it here.
     """
     if not code:
         return 0
@@ -186,7 +193,7 @@ def link_kernel(name: str, code: bytes) -> int:
 
 
 def compile_in_memory(name: str, source: str, briefly: bool = False) -> int:
-    """The address of a kernel that is compiled for this process alone, where `link_kernel` cannot.
+    """Compile a kernel for this process alone, if `link_kernel` fails, and return its address.
 
     Arguments as those of `compile_kernel`.
     """
@@ -194,7 +201,7 @@ def compile_in_memory(name: str, source: str, briefly: bool = False) -> int:
 
     for symbol, function in libm.SYMBOLS.items():
         binding.add_symbol(symbol, libm.address_of(function))
-    # LLVM's older loader, which knows more platforms; it takes the machine with it.
+    # MCJIT, the older loader, supports more platforms. It takes ownership of the target machine.
     engine = binding.create_mcjit_compiler(
         _optimize_module(name, source, briefly), _target_machine.__wrapped__()
     )

@@ -1,8 +1,8 @@
-"""Threads: run one C function on torch's own OpenMP team, or on one thread where there is none.
+"""Calls of C functions on torch's OpenMP team, or on one thread without it.
 
-Torch's workers spin after each parallel region, so a second pool of threads would compete with them
-for the cores; joining their team costs one to two microseconds. Threads of Python's own could be
-neither started nor awaited without an interruption.
+Torch's workers spin after each parallel region, so that a second pool of threads would compete
+with them for the cores; joining their team costs one to two microseconds. Python threads cannot be
+started or joined without an interruption.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ _SOFT = 1  # omp_pause_soft: settings stay
 
 @cache
 def _find_runtime() -> ctypes.CDLL | None:
-    """What has the OpenMP runtime that torch runs on, or None where there is none.
+    """Return the library in which torch's OpenMP runtime is found, or None.
 
-    It is torch's own module: a symbol is looked for in the libraries that one was linked to, too.
-    Others may be mapped beside it, such as the one that scikit-learn ships.
+    It is torch's module: symbols are searched in the libraries that it is linked to, too. Other
+    runtimes may be loaded in the process, such as that of scikit-learn.
     """
-    with contextlib.suppress(OSError, AttributeError):  # such as Windows, which asks itself alone
+    # Windows does not search linked libraries.
+    with contextlib.suppress(OSError, AttributeError):
         runtime = ctypes.CDLL(torch._C.__file__)  # pyright: ignore[reportPrivateUsage]
         _ = runtime.GOMP_parallel
         return runtime
@@ -39,10 +40,10 @@ def _find_runtime() -> ctypes.CDLL | None:
 
 @cache
 def gomp_parallel() -> Callable[[int, int, int, int], None] | None:
-    """`GOMP_parallel` of the OpenMP runtime that torch runs on, or None where there is none.
+    """Return `GOMP_parallel` of torch's OpenMP runtime, or None if it has none.
 
     Warns:
-        PerformanceWarning: There is none, and torch has several threads; it is said once.
+        PerformanceWarning: It has none, and torch has several threads; warned once.
     """
     runtime = _find_runtime()
     if runtime is None:
@@ -60,20 +61,21 @@ def gomp_parallel() -> Callable[[int, int, int, int], None] | None:
 
 
 class _Fork(threading.local):
-    """What one thread knows of its team when it forks."""
+    """Thread-local flag: whether the team of this thread was dismissed before a fork."""
 
     dismissed = False
 
 
 _fork = _Fork()
-_alone = False  # whether the team of the thread that forked was lost
+# Whether this process was forked by a thread whose team could not be dismissed.
+_has_lost_team = False
 
 
 def _dismiss_team() -> None:
-    """Before a fork: send the team of this thread home; its next parallel region calls a new one.
+    """Dismiss the team of this thread before a fork; its next parallel region starts a new one.
 
-    libgomp's workers do not survive a fork, and the child would wait for them for ever: in our
-    kernels, and in each operation of torch on a tensor of some size.
+    libgomp's workers do not survive a fork, and the child would wait for them forever, in kernels
+    and in torch's operations on large tensors.
     """
     _fork.dismissed = False
     pause = getattr(_find_runtime(), "omp_pause_resource_all", None)
@@ -82,8 +84,9 @@ def _dismiss_team() -> None:
 
 
 def _in_child() -> None:
-    global _alone
-    _alone = _alone or not _fork.dismissed
+    """Note in a forked process that the team was not dismissed; kernels then use one thread."""
+    global _has_lost_team
+    _has_lost_team = _has_lost_team or not _fork.dismissed
 
 
 if hasattr(os, "register_at_fork"):
@@ -91,27 +94,27 @@ if hasattr(os, "register_at_fork"):
 
 
 def run_on_team(address: int, argument: int, threads: int) -> None:
-    """Call the C function `void f(void*)` at `address` on up to `threads` threads at once.
+    """Call the C function `void f(void*)` at `address` on up to `threads` threads, without the GIL.
 
-    Every call receives the same argument; the function shares out its own work, without the GIL.
+    Every thread receives the same argument, and takes its share of the work.
     """
     call_on_team(address, argument, threads)()
 
 
 def call_on_team(address: int, argument: int, threads: int) -> Callable[[], object]:
-    """The same as a function in C, to be called later."""
-    parallel = None if threads <= 1 or _alone else gomp_parallel()
+    """Return a callable that does what `run_on_team` does, without Python code."""
+    parallel = None if threads <= 1 or _has_lost_team else gomp_parallel()
     if parallel is None:
         return partial(ENTRY(address), argument)
     return partial(parallel, address, argument, threads, 0)
 
 
 def parallel_address() -> int:
-    """The address of `GOMP_parallel`, or 0 where there is none, or no team to be called."""
-    function: Any = None if _alone else gomp_parallel()
+    """Return the address of `GOMP_parallel`, or 0 without one or without a team."""
+    function: Any = None if _has_lost_team else gomp_parallel()
     return 0 if function is None else ctypes.cast(function, ctypes.c_void_p).value or 0
 
 
 def team_size() -> int:
-    """How many threads torch uses for one operation, now."""
+    """Return the number of threads that torch uses for an operation at present."""
     return torch.get_num_threads()

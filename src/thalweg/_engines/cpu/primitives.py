@@ -1,6 +1,6 @@
-"""What kernels are made of: numbers of a few kinds, pointers to them, and the functions they call.
+"""LLVM code of the functions that kernels may call, on numbers and pointers.
 
-Imports llvmlite's writer of code, which a kernel from the disk does without.
+Imports `llvmlite.ir`; kernels loaded from the disk do not need this module.
 """
 
 # llvmlite has no types.
@@ -69,7 +69,7 @@ KINDS = {
 
 
 def common_kind(a: Kind, b: Kind) -> Kind:
-    """The kind that holds numbers of both."""
+    """Return the kind of an operation on two kinds: float64 if they differ and one is a float."""
     if a == b or b == BOOL:
         return a
     if a == BOOL:
@@ -78,20 +78,21 @@ def common_kind(a: Kind, b: Kind) -> Kind:
 
 
 def pointer_to(kind: Kind) -> Kind:
+    """Return the kind of pointers to numbers of a kind."""
     return Kind(kind.llvm.as_pointer(), item=kind)
 
 
 class Code:
-    """The instructions of one function, as they are written.
+    """Writer of the instructions of one function.
 
     Args:
-        name: Of the function.
+        name: The name of the function.
         halves: Whether the processor has instructions for float16.
-        words: The number of words that the function takes; it returns one then. If it is 0, the
-            function takes an address and returns nothing.
+        words: The number of int64 parameters of a function that returns an int64; 0 for a function
+            that takes an address and returns nothing.
 
     Attributes:
-        builder: Writes where the function goes on.
+        builder: The llvmlite builder, positioned where the function continues.
     """
 
     def __init__(self, name: str, halves: bool, words: int = 0) -> None:
@@ -102,81 +103,87 @@ class Code:
             kind = ir.FunctionType(_I64, [_I64] * words)
         self.function = ir.Function(self.module, kind, name)
         self._returns = words > 0
-        self._rooms = ir.IRBuilder(self.function.append_basic_block("rooms"))
+        self._entry = ir.IRBuilder(self.function.append_basic_block("rooms"))
         self._start = self.append_block("start")
         self.builder = ir.IRBuilder(self._start)
 
     @property
     def arguments(self) -> list[Value]:
         kinds = {_I64: INT64}
-        return [Value(each, kinds.get(each.type, Kind(_BYTE))) for each in self.function.args]
+        return [
+            Value(argument, kinds.get(argument.type, Kind(_BYTE)))
+            for argument in self.function.args
+        ]
 
     def end_function(self, results: Sequence[Value] = ()) -> None:
         """Return from the function.
 
         Args:
-            results: The word that it returns, if it returns one.
+            results: The int64 that it returns, if it returns one.
         """
         if self._returns:
             self.builder.ret(self.cast_to(results[0], INT64).llvm)
         else:
             self.builder.ret_void()
-        self._rooms.branch(self._start)
+        self._entry.branch(self._start)
 
     def append_block(self, name: str) -> Any:
         return self.function.append_basic_block(name)
 
     def go_on_at(self, block: Any) -> None:
-        """Jump there, and write there from now on."""
+        """Write a jump to a block, and position the builder in the block."""
         self.builder.branch(block)
         self.builder.position_at_end(block)
 
     def reserve_stack(self, llvm: Any, count: int | None = None) -> Any:
-        """Memory on the stack, kept until the function returns."""
-        return self._rooms.alloca(llvm, count)
+        """Return a pointer to stack memory, allocated at the entry of the function."""
+        return self._entry.alloca(llvm, count)
 
     def write_constant(self, value: float, kind: Kind) -> Value:
         return Value(ir.Constant(kind.llvm, value), kind)
 
     def cast_to(self, value: Value, kind: Kind) -> Value:
-        """The same number in another kind; what does not fit an integer loses its high bits."""
-        given, own, write = value.llvm, value.kind, self.builder
-        if own == kind:
+        """Return a number converted to a kind; integers that do not fit lose their high bits."""
+        operand, source_kind, write = value.llvm, value.kind, self.builder
+        if source_kind == kind:
             return value
-        if own.is_float and not kind.is_float:
-            made = write.fptosi(given, kind.llvm)
-        elif own.is_float:
-            made = (write.fpext if kind == FLOAT64 else write.fptrunc)(given, kind.llvm)
+        if source_kind.is_float and not kind.is_float:
+            cast_operand = write.fptosi(operand, kind.llvm)
+        elif source_kind.is_float:
+            cast_operand = (write.fpext if kind == FLOAT64 else write.fptrunc)(operand, kind.llvm)
         elif kind.is_float:
-            made = (write.sitofp if own.signed else write.uitofp)(given, kind.llvm)
+            cast_operand = (write.sitofp if source_kind.signed else write.uitofp)(
+                operand, kind.llvm
+            )
         elif kind == BOOL:
-            made = write.icmp_signed("!=", given, ir.Constant(own.llvm, 0))
-        elif own.llvm.width < kind.llvm.width:
-            made = (write.sext if own.signed else write.zext)(given, kind.llvm)
+            cast_operand = write.icmp_signed("!=", operand, ir.Constant(source_kind.llvm, 0))
+        elif source_kind.llvm.width < kind.llvm.width:
+            cast_operand = (write.sext if source_kind.signed else write.zext)(operand, kind.llvm)
         else:
-            made = write.trunc(given, kind.llvm)
-        return Value(made, kind)
+            cast_operand = write.trunc(operand, kind.llvm)
+        return Value(cast_operand, kind)
 
     def cast_alike(self, a: Value, b: Value) -> tuple[Any, Any, Kind]:
-        """Two numbers in the kind that an operation on both has, and that kind."""
+        """Return two operands converted to their common kind, and this kind; integers are int64."""
         kind = common_kind(a.kind, b.kind)
         if not kind.is_float and kind != BOOL:
             kind = INT64
         return self.cast_to(a, kind).llvm, self.cast_to(b, kind).llvm, kind
 
     def declare_external(self, name: str, result: Any, arguments: list[Any]) -> Any:
-        """A function of LLVM or C."""
+        """Return a function of LLVM or C, declared in the module once."""
         kind = ir.FunctionType(result, arguments)
         return self.module.globals.get(name) or ir.Function(self.module, kind, name)
 
     def compare_values(self, sign: str, a: Value, b: Value) -> Value:
+        """Return the bool of a comparison such as "<"; NaN differs from every number."""
         kind = common_kind(a.kind, b.kind)
-        one, other = self.cast_to(a, kind).llvm, self.cast_to(b, kind).llvm
+        left_operand, right_operand = self.cast_to(a, kind).llvm, self.cast_to(b, kind).llvm
         if not kind.is_float:
             compare = self.builder.icmp_signed if kind.signed else self.builder.icmp_unsigned
-        else:  # NaN differs from everything
+        else:
             compare = self.builder.fcmp_unordered if sign == "!=" else self.builder.fcmp_ordered
-        return Value(compare(sign, one, other), BOOL)
+        return Value(compare(sign, left_operand, right_operand), BOOL)
 
 
 Function = Callable[..., Value | None]
@@ -189,53 +196,53 @@ def _address_of(code: Code, pointer: Value) -> Value:
 
 
 def _pointer_from(kind: Kind, code: Code, address: Value) -> Value:
-    made = pointer_to(kind)
-    return Value(code.builder.inttoptr(address.llvm, made.llvm), made)
+    pointer_kind = pointer_to(kind)
+    return Value(code.builder.inttoptr(address.llvm, pointer_kind.llvm), pointer_kind)
 
 
 def _reserve_lanes(code: Code, count: Value) -> Value:
-    """So many running sums of a leaf, a constant."""
+    """Return a pointer to float64 stack memory for `count` numbers, a constant."""
     memory = code.reserve_stack(FLOAT64.llvm, count.llvm)
     memory.align = 64
     return Value(memory, pointer_to(FLOAT64))
 
 
 def _prefetch_line(writes: int, code: Code, address: Value) -> None:
-    """Ask for the cache line at an address: 1 takes it from other cores, to be written soon."""
+    """Prefetch the cache line at an address; `writes` is 1 for a line that is written soon."""
     kinds = [_BYTE, _I32, _I32, _I32]
     function = code.declare_external("llvm.prefetch.p0", ir.VoidType(), kinds)
-    how = [ir.Constant(_I32, value) for value in (writes, 3, 1)]  # near, data
-    code.builder.call(function, [code.builder.inttoptr(address.llvm, _BYTE), *how])
+    hints = [ir.Constant(_I32, value) for value in (writes, 3, 1)]  # near, data
+    code.builder.call(function, [code.builder.inttoptr(address.llvm, _BYTE), *hints])
 
 
 def _take_ticket(code: Code, pointer: Value) -> Value:
-    """Read the counter at `pointer` and add one to it, atomically."""
+    """Return the counter at `pointer`, and add one to it, atomically."""
     kind = pointer.kind.item
-    one = ir.Constant(kind.llvm, 1)
-    return Value(code.builder.atomic_rmw("add", pointer.llvm, one, "monotonic"), kind)
+    increment = ir.Constant(kind.llvm, 1)
+    return Value(code.builder.atomic_rmw("add", pointer.llvm, increment, "monotonic"), kind)
 
 
 def _call_address(code: Code, address: Value, *words: Value) -> Value:
-    """Call the function of C at an address, of integers and pointers; what it returns, if it does.
+    """Return the int64 result of the C function at an address, on integers and pointers.
 
-    Of a narrower result the high bits mean nothing.
+    The high bits of a narrower result are undefined.
     """
     kind = ir.FunctionType(_I64, [_I64] * len(words))
     function = code.builder.inttoptr(address.llvm, kind.as_pointer())
-    given = [code.cast_to(each, INT64).llvm for each in words]
-    return Value(code.builder.call(function, given), INT64)
+    operands = [code.cast_to(word, INT64).llvm for word in words]
+    return Value(code.builder.call(function, operands), INT64)
 
 
-def _call_of_numbers(kind: Kind, code: Code, address: Value, *given: Value) -> Value:
-    """Call the function of C at an address, of numbers of a kind, which returns one."""
-    own = ir.FunctionType(kind.llvm, [kind.llvm] * len(given))
-    function = code.builder.inttoptr(address.llvm, own.as_pointer())
-    words = [code.cast_to(each, kind).llvm for each in given]
-    return Value(code.builder.call(function, words), kind)
+def _call_typed_address(kind: Kind, code: Code, address: Value, *numbers: Value) -> Value:
+    """Return the result of the C function at an address, on numbers of one kind."""
+    function_type = ir.FunctionType(kind.llvm, [kind.llvm] * len(numbers))
+    function = code.builder.inttoptr(address.llvm, function_type.as_pointer())
+    operands = [code.cast_to(number, kind).llvm for number in numbers]
+    return Value(code.builder.call(function, operands), kind)
 
 
 def _reserve_cell(code: Code) -> Value:
-    """A word on the stack."""
+    """Return a pointer to an int64 on the stack."""
     return Value(code.reserve_stack(_I64), pointer_to(INT64))
 
 
@@ -244,58 +251,59 @@ def _reserve_cell(code: Code) -> Value:
 
 def _half_to_float(code: Code, bits: Value) -> Value:
     if not code.halves:
-        return _half_by_bits(code, bits)
+        return _float_from_half(code, bits)
     half = code.builder.bitcast(bits.llvm, _HALF)
     return Value(code.builder.fpext(half, FLOAT32.llvm), FLOAT32)
 
 
 def _float_to_half(code: Code, value: Value) -> Value:
-    """The nearest one, ties to even; a float64 is rounded to float32 first, as torch does."""
+    """Return the nearest float16, ties to even; float64 becomes float32 first, as in torch."""
     value = code.cast_to(value, FLOAT32)
     if not code.halves:
-        return _to_half_by_bits(code, value)
+        return _half_from_float(code, value)
     half = code.builder.fptrunc(value.llvm, _HALF)
     return Value(code.builder.bitcast(half, _I16), UINT16)
 
 
-def _word_of(number: int) -> Any:
+def _i32(number: int) -> Any:
     return ir.Constant(_I32, number)
 
 
-def _half_by_bits(code: Code, bits: Value) -> Value:
-    """The same without instructions for it."""
+def _float_from_half(code: Code, bits: Value) -> Value:
+    """Return a float16 as float32, by integer operations alone."""
     write = code.builder
     wide = write.zext(bits.llvm, _I32)
-    size = write.and_(wide, _word_of(0x7FFF))
-    shifted = write.shl(size, _word_of(13))
-    normal = write.add(shifted, _word_of((127 - 15) << 23))
-    special = write.or_(shifted, _word_of(0x7F800000))  # infinity and NaN
+    size = write.and_(wide, _i32(0x7FFF))
+    shifted = write.shl(size, _i32(13))
+    normal = write.add(shifted, _i32((127 - 15) << 23))
+    special = write.or_(shifted, _i32(0x7F800000))  # infinity and NaN
     small = write.fmul(write.uitofp(size, FLOAT32.llvm), ir.Constant(FLOAT32.llvm, 2.0**-24))
-    found = write.select(write.icmp_unsigned(">=", size, _word_of(0x7C00)), special, normal)
-    is_small = write.icmp_unsigned("<", size, _word_of(0x0400))
-    found = write.select(is_small, write.bitcast(small, _I32), found)
-    sign = write.shl(write.and_(wide, _word_of(0x8000)), _word_of(16))
-    return Value(write.bitcast(write.or_(found, sign), FLOAT32.llvm), FLOAT32)
+    magnitude = write.select(write.icmp_unsigned(">=", size, _i32(0x7C00)), special, normal)
+    is_small = write.icmp_unsigned("<", size, _i32(0x0400))
+    magnitude = write.select(is_small, write.bitcast(small, _I32), magnitude)
+    sign = write.shl(write.and_(wide, _i32(0x8000)), _i32(16))
+    return Value(write.bitcast(write.or_(magnitude, sign), FLOAT32.llvm), FLOAT32)
 
 
-def _to_half_by_bits(code: Code, value: Value) -> Value:
+def _half_from_float(code: Code, value: Value) -> Value:
+    """Return the float16 nearest to a float32, ties to even, by integer operations alone."""
     write = code.builder
     bits = write.bitcast(value.llvm, _I32)
-    size = write.and_(bits, _word_of(0x7FFFFFFF))
-    odd = write.and_(write.lshr(size, _word_of(13)), _word_of(1))
-    down = write.sub(size, _word_of((127 - 15) << 23))
-    normal = write.lshr(write.add(down, write.add(odd, _word_of(0xFFF))), _word_of(13))
+    size = write.and_(bits, _i32(0x7FFFFFFF))
+    last_bit = write.and_(write.lshr(size, _i32(13)), _i32(1))
+    down = write.sub(size, _i32((127 - 15) << 23))
+    normal = write.lshr(write.add(down, write.add(last_bit, _i32(0xFFF))), _i32(13))
     # The last bit of a sum with 0.5 is worth as much as that of a denormal half.
     half = ir.Constant(FLOAT32.llvm, 0.5)
-    moved = write.bitcast(write.fadd(write.bitcast(size, FLOAT32.llvm), half), _I32)
-    small = write.sub(moved, _word_of(0x3F000000))
-    found = write.select(write.icmp_unsigned("<", size, _word_of(0x38800000)), small, normal)
-    is_large = write.icmp_unsigned(">=", size, _word_of(0x477FF000))  # 65520 is infinite
-    found = write.select(is_large, _word_of(0x7C00), found)
-    is_nan = write.icmp_unsigned(">", size, _word_of(0x7F800000))
-    found = write.select(is_nan, _word_of(0x7E00), found)
-    sign = write.and_(write.lshr(bits, _word_of(16)), _word_of(0x8000))
-    return Value(write.trunc(write.or_(found, sign), _I16), UINT16)
+    sum_bits = write.bitcast(write.fadd(write.bitcast(size, FLOAT32.llvm), half), _I32)
+    small = write.sub(sum_bits, _i32(0x3F000000))
+    half_bits = write.select(write.icmp_unsigned("<", size, _i32(0x38800000)), small, normal)
+    is_large = write.icmp_unsigned(">=", size, _i32(0x477FF000))  # 65520 is infinite
+    half_bits = write.select(is_large, _i32(0x7C00), half_bits)
+    is_nan = write.icmp_unsigned(">", size, _i32(0x7F800000))
+    half_bits = write.select(is_nan, _i32(0x7E00), half_bits)
+    sign = write.and_(write.lshr(bits, _i32(16)), _i32(0x8000))
+    return Value(write.trunc(write.or_(half_bits, sign), _I16), UINT16)
 
 
 def _bfloat_to_float(code: Code, bits: Value) -> Value:
@@ -304,69 +312,73 @@ def _bfloat_to_float(code: Code, bits: Value) -> Value:
 
 
 def _float_to_bfloat(code: Code, value: Value) -> Value:
-    """The nearest one, ties to even; NaN becomes 0x7FC0. A float64 as in `_float_to_half`."""
+    """Return the nearest bfloat16, ties to even; NaN becomes 0x7FC0, float64 is rounded first."""
     write, sixteen = code.builder, ir.Constant(_I32, 16)
     value = code.cast_to(value, FLOAT32)
     bits = write.bitcast(value.llvm, _I32)
-    odd = write.and_(write.lshr(bits, sixteen), ir.Constant(_I32, 1))
-    rounded = write.add(bits, write.add(odd, ir.Constant(_I32, 0x7FFF)))
+    last_bit = write.and_(write.lshr(bits, sixteen), ir.Constant(_I32, 1))
+    rounded_bits = write.add(bits, write.add(last_bit, ir.Constant(_I32, 0x7FFF)))
     nan = write.fcmp_unordered("uno", value.llvm, value.llvm)
-    chosen = write.select(nan, ir.Constant(_I32, 0x7FC0), write.lshr(rounded, sixteen))
-    return Value(write.trunc(chosen, _I16), UINT16)
+    bfloat_bits = write.select(nan, ir.Constant(_I32, 0x7FC0), write.lshr(rounded_bits, sixteen))
+    return Value(write.trunc(bfloat_bits, _I16), UINT16)
 
 
 def _is_nearest_bfloat(code: Code, value: Value, bits: Value) -> Value:
     """Return whether a bfloat16 is one of the nearest to a number; see `copies.is_nearest`."""
     write, value = code.builder, code.cast_to(value, FLOAT32)
-    own = write.bitcast(value.llvm, _I32)
-    apart = write.sub(own, write.shl(write.zext(bits.llvm, _I32), _word_of(16)))
-    is_near = write.icmp_unsigned("<=", write.add(apart, _word_of(0x8000)), _word_of(0x10000))
+    float_bits = write.bitcast(value.llvm, _I32)
+    distance = write.sub(float_bits, write.shl(write.zext(bits.llvm, _I32), _i32(16)))
+    is_close = write.icmp_unsigned("<=", write.add(distance, _i32(0x8000)), _i32(0x10000))
     is_number = write.fcmp_ordered("ord", value.llvm, value.llvm)
-    return Value(write.and_(is_near, is_number), BOOL)
+    return Value(write.and_(is_close, is_number), BOOL)
 
 
-def _bfloat_by(code: Code, value: Value, bits: Value) -> Value:
-    """Rounded by random bits; see `thalweg._engines.philox.round_to_bfloat`."""
+def _round_to_bfloat(code: Code, value: Value, bits: Value) -> Value:
+    """Return a bfloat16 rounded by random bits; see `thalweg._engines.philox.round_to_bfloat`."""
     write, value = code.builder, code.cast_to(value, FLOAT32)
-    own = write.bitcast(value.llvm, _I32)
-    size = write.and_(own, _word_of(0x7FFFFFFF))
-    is_plain = write.icmp_unsigned("<", size, _word_of(0x7F7F0000))
+    float_bits = write.bitcast(value.llvm, _I32)
+    size = write.and_(float_bits, _i32(0x7FFFFFFF))
+    is_below_largest = write.icmp_unsigned("<", size, _i32(0x7F7F0000))
     # Beyond the largest, which is odd, ties go up as well: half a place rounds to the nearest.
-    added = write.select(is_plain, write.zext(bits.llvm, _I32), _word_of(0x8000))
-    moved = write.lshr(write.add(own, added), _word_of(16))
+    addend = write.select(is_below_largest, write.zext(bits.llvm, _I32), _i32(0x8000))
+    upper_bits = write.lshr(write.add(float_bits, addend), _i32(16))
     nan = write.fcmp_unordered("uno", value.llvm, value.llvm)
-    return Value(write.trunc(write.select(nan, _word_of(0x7FC0), moved), _I16), UINT16)
+    return Value(write.trunc(write.select(nan, _i32(0x7FC0), upper_bits), _I16), UINT16)
 
 
-def _half_by(code: Code, value: Value, bits: Value) -> Value:
-    """The same as float16; see `round_to_half`."""
-    write, one = code.builder, ir.Constant(FLOAT32.llvm, 1.0)
+def _round_to_half(code: Code, value: Value, bits: Value) -> Value:
+    """Return a float16 rounded by random bits; see `thalweg._engines.philox.round_to_half`."""
+    write, one_float = code.builder, ir.Constant(FLOAT32.llvm, 1.0)
     value = code.cast_to(value, FLOAT32)
-    own = write.bitcast(value.llvm, _I32)
-    size = write.and_(own, _word_of(0x7FFFFFFF))
-    exponent = write.lshr(size, _word_of(23))
-    is_small = write.icmp_unsigned("<", exponent, _word_of(113))
-    least = write.sub(write.select(is_small, _word_of(113), exponent), _word_of(10))
-    unit = write.bitcast(write.shl(least, _word_of(23)), FLOAT32.llvm)
-    inverse = write.shl(write.sub(_word_of(254), least), _word_of(23))
-    places = write.fmul(write.bitcast(size, FLOAT32.llvm), write.bitcast(inverse, FLOAT32.llvm))
-    is_plain = write.icmp_unsigned("<", size, _word_of(0x477FE000))
-    safe = write.select(is_plain, places, one)
-    whole = write.sitofp(write.fptosi(safe, _I32), FLOAT32.llvm)
-    share = write.fmul(write.fsub(safe, whole), ir.Constant(FLOAT32.llvm, 65536.0))
-    share = write.fadd(share, write.uitofp(write.zext(bits.llvm, _I32), FLOAT32.llvm))
-    goes_up = write.fcmp_ordered(">=", share, ir.Constant(FLOAT32.llvm, 65536.0))
+    float_bits = write.bitcast(value.llvm, _I32)
+    size = write.and_(float_bits, _i32(0x7FFFFFFF))
+    exponent = write.lshr(size, _i32(23))
+    is_small = write.icmp_unsigned("<", exponent, _i32(113))
+    unit_exponent = write.sub(write.select(is_small, _i32(113), exponent), _i32(10))
+    unit = write.bitcast(write.shl(unit_exponent, _i32(23)), FLOAT32.llvm)
+    inverse = write.shl(write.sub(_i32(254), unit_exponent), _i32(23))
+    size_in_units = write.fmul(
+        write.bitcast(size, FLOAT32.llvm), write.bitcast(inverse, FLOAT32.llvm)
+    )
+    is_below_largest = write.icmp_unsigned("<", size, _i32(0x477FE000))
+    finite_size = write.select(is_below_largest, size_in_units, one_float)
+    whole_units = write.sitofp(write.fptosi(finite_size, _I32), FLOAT32.llvm)
+    fraction = write.fmul(write.fsub(finite_size, whole_units), ir.Constant(FLOAT32.llvm, 65536.0))
+    fraction = write.fadd(fraction, write.uitofp(write.zext(bits.llvm, _I32), FLOAT32.llvm))
+    rounds_up = write.fcmp_ordered(">=", fraction, ir.Constant(FLOAT32.llvm, 65536.0))
     zero = ir.Constant(FLOAT32.llvm, 0.0)
-    moved = write.fmul(write.fadd(whole, write.select(goes_up, one, zero)), unit)
-    found = write.zext(_float_to_half(code, Value(moved, FLOAT32)).llvm, _I32)
-    sign = write.and_(write.lshr(own, _word_of(16)), _word_of(0x8000))
+    rounded_size = write.fmul(
+        write.fadd(whole_units, write.select(rounds_up, one_float, zero)), unit
+    )
+    half_bits = write.zext(_float_to_half(code, Value(rounded_size, FLOAT32)).llvm, _I32)
+    sign = write.and_(write.lshr(float_bits, _i32(16)), _i32(0x8000))
     nearest = write.zext(_float_to_half(code, value).llvm, _I32)
-    chosen = write.select(is_plain, write.or_(found, sign), nearest)
-    return Value(write.trunc(chosen, _I16), UINT16)
+    selected_bits = write.select(is_below_largest, write.or_(half_bits, sign), nearest)
+    return Value(write.trunc(selected_bits, _I16), UINT16)
 
 
 def _reserve_words(code: Code) -> Value:
-    """Room for what is drawn for some blocks, and for what lies before and after."""
+    """Return a pointer to stack memory for the random bits of `STEP` elements, padded to blocks."""
     memory = code.reserve_stack(_I64, STEP // 4 + 16)
     memory.align = 64
     return Value(memory, pointer_to(INT64))
@@ -376,107 +388,114 @@ def _reserve_words(code: Code) -> Value:
 
 
 def _reserve_numbers(code: Code, count: Value) -> Value:
-    """Room for so many numbers, a constant."""
+    """Return a pointer to float32 stack memory for `count` numbers, a constant."""
     memory = code.reserve_stack(FLOAT32.llvm, count.llvm)
     memory.align = 64
     return Value(memory, pointer_to(FLOAT32))
 
 
 def _magnitude_of(code: Code, x: Value) -> Value:
-    """The bits of a float32 without its sign: integers in the order of magnitudes, NaN on top."""
+    """Return the bits of a float32 without its sign, ordered as magnitudes with NaN above all."""
     bits = code.builder.bitcast(x.llvm, _I32)
-    return Value(code.builder.and_(bits, _word_of(0x7FFFFFFF)), KINDS["int32"])
+    return Value(code.builder.and_(bits, _i32(0x7FFFFFFF)), KINDS["int32"])
 
 
 def _float_of(code: Code, bits: Value) -> Value:
+    """Return the float32 with these bits."""
     return Value(code.builder.bitcast(bits.llvm, FLOAT32.llvm), FLOAT32)
 
 
 def _dither_of(code: Code, step: Value, rank: Value) -> Value:
     """Return a dither of a step, by its rank; see `thalweg._engines.codecs.dither`."""
     write = code.builder
-    number, place = (write.trunc(each.llvm, _I32) for each in (step, rank))
-    place = write.and_(place, _word_of(dither.PERIOD - 1))
-    moved = write.mul(place, _word_of(dither.ELEMENT_STRIDE))
-    total = write.add(write.mul(number, _word_of(dither.STEP_STRIDE)), moved)
-    share = write.sitofp(write.lshr(total, _word_of(dither.SHIFT)), FLOAT32.llvm)
+    number, place = (write.trunc(argument.llvm, _I32) for argument in (step, rank))
+    place = write.and_(place, _i32(dither.PERIOD - 1))
+    offset = write.mul(place, _i32(dither.ELEMENT_STRIDE))
+    total = write.add(write.mul(number, _i32(dither.STEP_STRIDE)), offset)
+    share = write.sitofp(write.lshr(total, _i32(dither.SHIFT)), FLOAT32.llvm)
     half = ir.Constant(FLOAT32.llvm, 0.5)
-    made = write.fmul(write.fadd(share, half), ir.Constant(FLOAT32.llvm, dither.UNIT))
-    is_uncounted = write.icmp_signed("<", number, _word_of(0))
-    return Value(write.select(is_uncounted, half, made), FLOAT32)
+    dither_value = write.fmul(write.fadd(share, half), ir.Constant(FLOAT32.llvm, dither.UNIT))
+    is_uncounted = write.icmp_signed("<", number, _i32(0))
+    return Value(write.select(is_uncounted, half, dither_value), FLOAT32)
 
 
-def _positive_code(code: Code, x: Value, added: Value, least: Value) -> Value:
-    """Return the code of a real one that is not negative; see `dither.round_codes`."""
+def _positive_code(code: Code, x: Value, dither_value: Value, lower_limit: Value) -> Value:
+    """Return the integer code of a number that is not negative; see `dither.round_codes`."""
     write, zero = code.builder, ir.Constant(FLOAT32.llvm, 0.0)
-    low = code.cast_to(least, FLOAT32).llvm
+    low = code.cast_to(lower_limit, FLOAT32).llvm
     raised = write.select(write.fcmp_ordered(">", x.llvm, low), x.llvm, low)
-    moved = write.fadd(raised, added.llvm)
-    found = write.select(write.fcmp_ordered(">", x.llvm, zero), moved, zero)
-    return Value(write.trunc(write.fptosi(found, _I32), _I8), KINDS["uint8"])
+    dithered = write.fadd(raised, dither_value.llvm)
+    code_value = write.select(write.fcmp_ordered(">", x.llvm, zero), dithered, zero)
+    return Value(write.trunc(write.fptosi(code_value, _I32), _I8), KINDS["uint8"])
 
 
-def _signed_code(code: Code, x: Value, added: Value) -> Value:
-    """Return the code of a real one of any sign; see `dither.round_codes`."""
+def _signed_code(code: Code, x: Value, dither_value: Value) -> Value:
+    """Return the integer code of a number of any sign; see `dither.round_codes`."""
     write = code.builder
     bits = write.bitcast(x.llvm, _I32)
-    size = write.bitcast(write.and_(bits, _word_of(0x7FFFFFFF)), FLOAT32.llvm)
-    one = ir.Constant(FLOAT32.llvm, 1.0)
-    share = write.select(write.fcmp_ordered("<", size, one), size, one)
-    sign = write.and_(bits, _word_of(0x80000000))
-    signed = write.bitcast(write.or_(write.bitcast(added.llvm, _I32), sign), FLOAT32.llvm)
-    whole = write.fptosi(write.fadd(write.fmul(x.llvm, share), signed), _I32)
-    return Value(write.trunc(whole, _I8), KINDS["uint8"])
+    size = write.bitcast(write.and_(bits, _i32(0x7FFFFFFF)), FLOAT32.llvm)
+    one_float = ir.Constant(FLOAT32.llvm, 1.0)
+    share = write.select(write.fcmp_ordered("<", size, one_float), size, one_float)
+    sign = write.and_(bits, _i32(0x80000000))
+    signed = write.bitcast(write.or_(write.bitcast(dither_value.llvm, _I32), sign), FLOAT32.llvm)
+    code_value = write.fptosi(write.fadd(write.fmul(x.llvm, share), signed), _I32)
+    return Value(write.trunc(code_value, _I8), KINDS["uint8"])
 
 
-# Numbers of which a bfloat16 is the upper part; see `thalweg._engines.codecs.split8`.
+# Numbers split into a bfloat16 and 8 lower bits; see `thalweg._engines.codecs.split8`.
 
 
 def _join_bfloat(code: Code, upper: Value, codes: Value) -> Value:
+    """Return the float32 of a bfloat16 and its lower bits, ignored for zero, infinity and NaN."""
     write = code.builder
     wide = write.zext(upper.llvm, _I32)
-    size = write.and_(wide, _word_of(0x7FFF))
-    less = write.sub(size, _word_of(1))  # zero becomes the largest of all
-    is_plain = write.icmp_unsigned("<", less, _word_of(0x7F7F))
-    signed = write.shl(write.sext(codes.llvm, _I32), _word_of(8))
-    rest = write.select(is_plain, signed, _word_of(0))
-    joined = write.add(write.shl(wide, _word_of(16)), rest)
-    return Value(write.bitcast(joined, FLOAT32.llvm), FLOAT32)
+    size = write.and_(wide, _i32(0x7FFF))
+    size_minus_one = write.sub(size, _i32(1))  # zero becomes the largest of all
+    has_lower_part = write.icmp_unsigned("<", size_minus_one, _i32(0x7F7F))
+    signed = write.shl(write.sext(codes.llvm, _I32), _i32(8))
+    lower_bits = write.select(has_lower_part, signed, _i32(0))
+    float_bits = write.add(write.shl(wide, _i32(16)), lower_bits)
+    return Value(write.bitcast(float_bits, FLOAT32.llvm), FLOAT32)
 
 
-def _word_of_24(code: Code, value: Value, bits: Value) -> Any:
-    """A number rounded to 24 bits by 8 of others."""
+def _round_to_24_bits(code: Code, value: Value, bits: Value) -> Any:
+    """Return the upper 24 bits of a float32, rounded by 8 random bits."""
     write = code.builder
-    own = write.bitcast(code.cast_to(value, FLOAT32).llvm, _I32)
-    given = write.and_(write.zext(bits.llvm, _I32), _word_of(0xFF))
-    moved = write.lshr(write.add(own, given), _word_of(8))
+    float_bits = write.bitcast(code.cast_to(value, FLOAT32).llvm, _I32)
+    random_bits = write.and_(write.zext(bits.llvm, _I32), _i32(0xFF))
+    upper_bits = write.lshr(write.add(float_bits, random_bits), _i32(8))
     is_nan = write.fcmp_unordered("uno", value.llvm, value.llvm)
-    return write.select(is_nan, _word_of(0x7FC000), moved)
+    return write.select(is_nan, _i32(0x7FC000), upper_bits)
 
 
 def _upper_of(code: Code, value: Value, bits: Value) -> Value:
     write = code.builder
-    moved = write.add(_word_of_24(code, value, bits), _word_of(0x80))
-    return Value(write.trunc(write.lshr(moved, _word_of(8)), _I16), UINT16)
+    rounded_word = write.add(_round_to_24_bits(code, value, bits), _i32(0x80))
+    return Value(write.trunc(write.lshr(rounded_word, _i32(8)), _I16), UINT16)
 
 
 def _lower_of(code: Code, value: Value, bits: Value) -> Value:
-    return Value(code.builder.trunc(_word_of_24(code, value, bits), _I8), KINDS["uint8"])
+    return Value(code.builder.trunc(_round_to_24_bits(code, value, bits), _I8), KINDS["uint8"])
 
 
 # Integers
 
 
-def _smaller(code: Code, a: Value, b: Value) -> Value:
-    one, other, kind = code.cast_alike(a, b)
-    return Value(code.builder.select(code.builder.icmp_signed("<", other, one), other, one), kind)
+def _minimum_of_integers(code: Code, a: Value, b: Value) -> Value:
+    left_operand, right_operand, kind = code.cast_alike(a, b)
+    return Value(
+        code.builder.select(
+            code.builder.icmp_signed("<", right_operand, left_operand), right_operand, left_operand
+        ),
+        kind,
+    )
 
 
 # The functions of formulas
 
 
-def _of_llvm(name: str, code: Code, x: Value) -> Value:
-    """A function of one float or double that is an instruction, not a call."""
+def _call_intrinsic(name: str, code: Code, x: Value) -> Value:
+    """Return the result of an LLVM intrinsic on one float or double."""
     kind = x.kind.llvm
     function = code.declare_external(f"llvm.{name}.{kind.intrinsic_name}", kind, [kind])
     return Value(code.builder.call(function, [x.llvm]), x.kind)
@@ -487,42 +506,50 @@ def _square(code: Code, x: Value) -> Value:
 
 
 def _sign(code: Code, x: Value) -> Value:
-    """-1, 0 or 1; NaN stays NaN."""
+    """Return -1, 0 or 1; NaN stays NaN."""
     write = code.builder
-    minus, zero, one = (code.write_constant(n, x.kind) for n in (-1.0, 0.0, 1.0))
-    rest = write.select(code.compare_values("<", x, zero).llvm, minus.llvm, x.llvm)
-    return Value(write.select(code.compare_values(">", x, zero).llvm, one.llvm, rest), x.kind)
+    minus_one, zero, plus_one = (code.write_constant(n, x.kind) for n in (-1.0, 0.0, 1.0))
+    sign_or_operand = write.select(code.compare_values("<", x, zero).llvm, minus_one.llvm, x.llvm)
+    return Value(
+        write.select(code.compare_values(">", x, zero).llvm, plus_one.llvm, sign_or_operand), x.kind
+    )
 
 
 def _where(code: Code, condition: Value, a: Value, b: Value) -> Value:
-    one, other, kind = code.cast_alike(a, b)
-    return Value(code.builder.select(code.cast_to(condition, BOOL).llvm, one, other), kind)
+    left_operand, right_operand, kind = code.cast_alike(a, b)
+    return Value(
+        code.builder.select(code.cast_to(condition, BOOL).llvm, left_operand, right_operand), kind
+    )
 
 
 def _extreme(sign: str, code: Code, a: Value, b: Value) -> Value:
-    """The one of two that compares so to the other; NaN if either is."""
-    one, other, kind = code.cast_alike(a, b)
-    is_nan = code.builder.fcmp_unordered("uno", one, one)
-    found = code.builder.or_(code.builder.fcmp_ordered(sign, one, other), is_nan)
-    return Value(code.builder.select(found, one, other), kind)
+    """Return the minimum or maximum by the sign of its comparison; NaN if either operand is."""
+    left_operand, right_operand, kind = code.cast_alike(a, b)
+    is_nan = code.builder.fcmp_unordered("uno", left_operand, left_operand)
+    selects_left_operand = code.builder.or_(
+        code.builder.fcmp_ordered(sign, left_operand, right_operand), is_nan
+    )
+    return Value(code.builder.select(selects_left_operand, left_operand, right_operand), kind)
 
 
-def _of_c(name: str, code: Code, *given: Value) -> Value:
-    """A function of the C library, evaluated in double and rounded once to the arguments' kind."""
-    function = code.declare_external(name, FLOAT64.llvm, [FLOAT64.llvm] * len(given))
+def _call_libm(name: str, code: Code, *arguments: Value) -> Value:
+    """Return a function of `libm`, evaluated in float64 and rounded once to the arguments' kind."""
+    function = code.declare_external(name, FLOAT64.llvm, [FLOAT64.llvm] * len(arguments))
     for attribute in ("nounwind", "readnone"):
         function.attributes.add(attribute)
-    found = code.builder.call(function, [code.cast_to(value, FLOAT64).llvm for value in given])
-    kind = FLOAT64 if FLOAT64 in {value.kind for value in given} else FLOAT32
-    return code.cast_to(Value(found, FLOAT64), kind)
+    returned_value = code.builder.call(
+        function, [code.cast_to(value, FLOAT64).llvm for value in arguments]
+    )
+    kind = FLOAT64 if FLOAT64 in {value.kind for value in arguments} else FLOAT32
+    return code.cast_to(Value(returned_value, FLOAT64), kind)
 
 
 def _cast_to(kind: Kind, code: Code, x: Value) -> Value:
     return code.cast_to(x, kind)
 
 
-def _narrow(code: Code, x: Value, like: Value) -> Value:
-    return code.cast_to(x, like.kind)
+def _narrow(code: Code, x: Value, example: Value) -> Value:
+    return code.cast_to(x, example.kind)
 
 
 # Flags of the processor
@@ -541,58 +568,58 @@ def _fpcr(code: Code, value: Any = None) -> Any:
     return code.builder.call(function, [value])
 
 
-def _switch_flags(code: Code, on: Any, found: Any, bits: int) -> Any:
-    """The flags that were found, with some on or off."""
-    write, kind = code.builder, found.type
-    every = (1 << kind.width) - 1
-    flushed = write.or_(found, ir.Constant(kind, bits))
-    kept = write.and_(found, ir.Constant(kind, every & ~bits))
-    return write.select(on, flushed, kept)
+def _switch_flags(code: Code, is_flushing: Any, previous_flags: Any, bits: int) -> Any:
+    """Return the previous flags with `bits` on or off."""
+    write, kind = code.builder, previous_flags.type
+    all_bits = (1 << kind.width) - 1
+    flushing_flags = write.or_(previous_flags, ir.Constant(kind, bits))
+    keeping_flags = write.and_(previous_flags, ir.Constant(kind, all_bits & ~bits))
+    return write.select(is_flushing, flushing_flags, keeping_flags)
 
 
 def _begin_denormals(code: Code, flush: Value) -> Value:
-    """Flush denormals on this thread if `flush` is 1, else keep them; returns what it found."""
-    on = code.cast_to(flush, BOOL).llvm
+    """Flush denormals on this thread if `flush` is 1, else keep them; return the previous flags."""
+    is_flushing = code.cast_to(flush, BOOL).llvm
     if X86:
         cell = code.reserve_stack(_I32)
         _mxcsr(code, "stmxcsr", cell)
-        found = code.builder.load(cell)
-        code.builder.store(_switch_flags(code, on, found, FTZ_DAZ), cell)
+        previous_flags = code.builder.load(cell)
+        code.builder.store(_switch_flags(code, is_flushing, previous_flags, FTZ_DAZ), cell)
         _mxcsr(code, "ldmxcsr", cell)
-        return Value(code.builder.zext(found, _I64), INT64)
+        return Value(code.builder.zext(previous_flags, _I64), INT64)
     if ARM64:
-        found = _fpcr(code)
-        _fpcr(code, _switch_flags(code, on, found, FPCR_FZ))
-        return Value(found, INT64)
+        previous_flags = _fpcr(code)
+        _fpcr(code, _switch_flags(code, is_flushing, previous_flags, FPCR_FZ))
+        return Value(previous_flags, INT64)
     return code.write_constant(0, INT64)
 
 
-def _end_denormals(code: Code, found: Value) -> None:
-    """Restore the flags that `begin_denormals` found."""
+def _end_denormals(code: Code, previous_flags: Value) -> None:
+    """Restore the flags that `begin_denormals` returned."""
     if X86:
         cell = code.reserve_stack(_I32)
-        code.builder.store(code.builder.trunc(found.llvm, _I32), cell)
+        code.builder.store(code.builder.trunc(previous_flags.llvm, _I32), cell)
         _mxcsr(code, "ldmxcsr", cell)
     elif ARM64:
-        _fpcr(code, found.llvm)
+        _fpcr(code, previous_flags.llvm)
 
 
-_OF_FORMULAS: dict[str, Function] = {
-    "sqrt": partial(_of_llvm, "sqrt"),  # C's may set errno
-    "absolute": partial(_of_llvm, "fabs"),
+_FORMULA_FUNCTIONS: dict[str, Function] = {
+    "sqrt": partial(_call_intrinsic, "sqrt"),  # C's may set errno
+    "absolute": partial(_call_intrinsic, "fabs"),
     "sign": _sign,
     "square": _square,
     "where": _where,
     "maximum": partial(_extreme, ">"),
     "minimum": partial(_extreme, "<"),
-    "exp": partial(_of_c, "thalweg_exp"),
-    "log": partial(_of_c, "thalweg_log"),
-    "power": partial(_of_c, "thalweg_pow"),
+    "exp": partial(_call_libm, "thalweg_exp"),
+    "log": partial(_call_libm, "thalweg_log"),
+    "power": partial(_call_libm, "thalweg_pow"),
     "wide": partial(_cast_to, FLOAT64),
     "narrow": _narrow,
 }
 PRIMITIVES: dict[str, Function] = {
-    **{FUNCTION_PREFIX + name: function for name, function in _OF_FORMULAS.items()},
+    **{FUNCTION_PREFIX + name: function for name, function in _FORMULA_FUNCTIONS.items()},
     **{name: partial(_cast_to, kind) for name, kind in KINDS.items()},
     **{f"{name}_pointer": partial(_pointer_from, kind) for name, kind in KINDS.items()},
     "address_of": _address_of,
@@ -601,16 +628,16 @@ PRIMITIVES: dict[str, Function] = {
     "prefetch_to_read": partial(_prefetch_line, 0),
     "take_ticket": _take_ticket,
     "call": _call_address,
-    "call_float32": partial(_call_of_numbers, FLOAT32),
-    "call_float64": partial(_call_of_numbers, FLOAT64),
+    "call_float32": partial(_call_typed_address, FLOAT32),
+    "call_float64": partial(_call_typed_address, FLOAT64),
     "cell": _reserve_cell,
     "half_to_float": _half_to_float,
     "float_to_half": _float_to_half,
     "bfloat_to_float": _bfloat_to_float,
     "float_to_bfloat": _float_to_bfloat,
     "is_nearest_bfloat": _is_nearest_bfloat,
-    "float_to_half_by": _half_by,
-    "float_to_bfloat_by": _bfloat_by,
+    "float_to_half_by": _round_to_half,
+    "float_to_bfloat_by": _round_to_bfloat,
     "words": _reserve_words,
     "numbers": _reserve_numbers,
     "magnitude_of": _magnitude_of,
@@ -621,7 +648,7 @@ PRIMITIVES: dict[str, Function] = {
     "dither_of": _dither_of,
     "positive_code": _positive_code,
     "signed_code": _signed_code,
-    "min": _smaller,
+    "min": _minimum_of_integers,
     "begin_denormals": _begin_denormals,
     "end_denormals": _end_denormals,
 }

@@ -1,13 +1,12 @@
-"""A folder that only its user and root can change, and the files in it.
+"""Folder that only the user and root can change, and the files in it.
 
-What lies there is executed. So every folder from / on is opened inside the one before it, belongs
-to the user or root, and is writable by nobody else. What is looked at is what was opened, whatever
-has its name by then. The system follows no link: one that belongs to the user or root, where nobody
-else could have put it, such as a ~/.cache on another disk, is read, and its folders are looked at
-like all others.
+The files are executed. Every folder from / on is therefore opened by the descriptor of its
+parent, belongs to the user or root, and is not writable by others. Checks read the open descriptor,
+not the name. The system follows no links: a link of the user or root, such as a ~/.cache on another
+disk, is read, and its folders are checked like all others.
 
-A folder that others may write to can be passed if it is sticky, as /tmp is: what belongs to the
-user or root in it cannot be renamed or replaced by others, and all else is refused.
+An ancestor that others may write to is accepted if it is sticky, as /tmp is: others cannot rename
+or replace what belongs to the user or root in it.
 """
 
 from __future__ import annotations
@@ -21,34 +20,34 @@ from contextlib import ExitStack, contextmanager
 
 from thalweg.errors import PerformanceWarning, warn
 
-# Elsewhere, as on Windows, who may write to a file is not for this module to see.
+# False on Windows, for example, where this module cannot check who may write to a file.
 AVAILABLE = os.open in os.supports_dir_fd and hasattr(os, "geteuid")
 
 _LINKS = 40  # as many as Linux follows
-_FRESH = 9  # folders of one name that are tried
+_FRESH = 9  # names that are tried: the folder, folder-2, ...
 
 
 class _Unsafe(PermissionError):
-    """Somebody else may have written it, or can."""
+    """Raised for a file or folder that other users may have written, or can write."""
 
 
 def open_folder(stack: ExitStack, path: str) -> int:
-    """The descriptor of a folder, made where it is missing; the stack closes it.
+    """Return the descriptor of a folder, which is made if it is missing; the stack closes it.
 
-    A folder that others may write to, or have made, is left as it is: what lies in it may be
-    theirs. Then `path-2` is taken or made, or `path-3`, and so on.
+    If others can write to the folder or own it, its files may be theirs: it is not used, but
+    `path-2`, or `path-3`, and so on. A new folder of such a name is announced by a warning.
 
     Raises:
-        OSError: A folder on the way is not safe, or the folder cannot be made.
+        OSError: An ancestor is not safe, or the folder cannot be made.
     """
     parent, base = os.path.split(path)
-    here, where = _walk_down(stack, parent)
+    parent_descriptor, parent_path = _walk_down(stack, parent)
     reasons: list[_Unsafe] = []
     for number in range(1, _FRESH + 1):
         name = base if number == 1 else f"{base}-{number}"
-        full = os.path.join(where, name)
+        full = os.path.join(parent_path, name)
         try:
-            found, is_new = _enter_folder(stack, name, here, full)
+            descriptor, is_new = _enter_folder(stack, name, parent_descriptor, full)
         except _Unsafe as error:
             reasons.append(error)
             continue
@@ -58,38 +57,38 @@ def open_folder(stack: ExitStack, path: str) -> int:
                 f" new ones are kept in {full}. The old folder can be deleted.",
                 PerformanceWarning,
             )
-        return found
+        return descriptor
     raise reasons[0]
 
 
 def read_file(folder: int, name: str) -> bytes | None:
-    """The content of a file, None if there is none that only the user or root can have written."""
+    """Return the content of a file; None if it is missing or others may have written it."""
     try:
-        # A pipe in its place must not make us wait.
-        with _open_descriptor(name, os.O_RDONLY | os.O_NONBLOCK, folder) as found:
-            status = os.fstat(found)
+        # Opening a pipe of this name must not block.
+        with _open_descriptor(name, os.O_RDONLY | os.O_NONBLOCK, folder) as descriptor:
+            status = os.fstat(descriptor)
             _check_private(status, name)
-            # A second name is one that others may have given to a file of the user's.
+            # Others may have made a hard link to a file of the user.
             if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
                 return None
-            with open(found, "rb", closefd=False) as file:
+            with open(descriptor, "rb", closefd=False) as file:
                 return file.read()
     except OSError:
         return None
 
 
 def write_file(folder: int, name: str, content: bytes) -> None:
-    """Write a file as a whole: other processes may be reading it, or writing it, too.
+    """Write a file atomically, by a rename, as other processes may read or write it.
 
     Raises:
-        OSError: It cannot be written.
+        OSError: The file cannot be written.
     """
     temporary = f"{name}.{os.urandom(8).hex()}.tmp"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
     try:
         with (
-            _open_descriptor(temporary, flags, folder) as found,
-            open(found, "wb", closefd=False) as file,
+            _open_descriptor(temporary, flags, folder) as descriptor,
+            open(descriptor, "wb", closefd=False) as file,
         ):
             file.write(content)
         os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
@@ -100,34 +99,41 @@ def write_file(folder: int, name: str, content: bytes) -> None:
 
 
 def _walk_down(stack: ExitStack, path: str) -> tuple[int, str]:
-    if not os.path.isabs(path):  # what is in the working directory may come from anybody
+    """Return the descriptor of an existing or new folder, and its path without links.
+
+    Raises:
+        OSError: The path is relative, has too many links, or an ancestor is not safe.
+    """
+    # The working directory may belong to another user.
+    if not os.path.isabs(path):
         raise PermissionError(f"{path} is not absolute")
-    top = here = stack.enter_context(_open_descriptor("/", _passing_flags()))
-    where, left, links = "/", _split_path(path), 0
-    _check_private(os.fstat(top), where, passed=True)
-    while left:
-        name = left.pop()
-        full = os.path.join(where, name)
-        target = _link_target(name, here, full)
+    root_descriptor = descriptor = stack.enter_context(_open_descriptor("/", _passing_flags()))
+    current_path, names, link_count = "/", _split_path(path), 0
+    _check_private(os.fstat(root_descriptor), current_path, is_ancestor=True)
+    while names:
+        name = names.pop()
+        full = os.path.join(current_path, name)
+        target = _link_target(name, descriptor, full)
         if target is None:
-            here, _ = _enter_folder(stack, name, here, full, passed=True)
-            where = full
+            descriptor, _ = _enter_folder(stack, name, descriptor, full, is_ancestor=True)
+            current_path = full
             continue
-        links += 1
-        if links > _LINKS:
+        link_count += 1
+        if link_count > _LINKS:
             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
-        left += _split_path(target)
+        names += _split_path(target)
         if os.path.isabs(target):
-            here, where = top, "/"
-    return here, where
+            descriptor, current_path = root_descriptor, "/"
+    return descriptor, current_path
 
 
 def _split_path(path: str) -> list[str]:
+    """Return the names in a path, the last one first."""
     return [part for part in reversed(path.split("/")) if part not in ("", ".")]
 
 
 def _link_target(name: str, folder: int, full: str) -> str | None:
-    """What a link says, None for anything else."""
+    """Return the target of a link of the user or root; None for anything else."""
     try:
         status = os.stat(name, dir_fd=folder, follow_symlinks=False)
     except FileNotFoundError:
@@ -139,48 +145,56 @@ def _link_target(name: str, folder: int, full: str) -> str | None:
 
 
 def _enter_folder(
-    stack: ExitStack, name: str, folder: int, full: str, passed: bool = False
+    stack: ExitStack, name: str, folder: int, full: str, is_ancestor: bool = False
 ) -> tuple[int, bool]:
-    """The descriptor of a folder, and whether it was made."""
+    """Return the descriptor of a folder, and whether it was made.
+
+    Raises:
+        OSError: It is not a folder, cannot be opened, or is not safe; see `_check_private`.
+    """
     is_new = False
     try:
         try:
-            found = stack.enter_context(_open_descriptor(name, _passing_flags(), folder))
+            descriptor = stack.enter_context(_open_descriptor(name, _passing_flags(), folder))
         except FileNotFoundError:
             with contextlib.suppress(FileExistsError):
                 os.mkdir(name, 0o700, dir_fd=folder)
                 is_new = True
-            found = stack.enter_context(_open_descriptor(name, _passing_flags(), folder))
+            descriptor = stack.enter_context(_open_descriptor(name, _passing_flags(), folder))
     except OSError as error:
         if error.errno in (errno.ENOTDIR, errno.ELOOP, errno.EMLINK):  # EMLINK: a link, on FreeBSD
             raise _Unsafe(f"{full} is no folder") from error
         raise
-    _check_private(os.fstat(found), full, passed)
-    return found, is_new
+    _check_private(os.fstat(descriptor), full, is_ancestor)
+    return descriptor, is_new
 
 
 def _passing_flags() -> int:
-    # O_PATH: it may be a folder that the user can enter but not list.
+    """Return the flags that open a folder to enter it."""
+    # O_PATH opens folders that the user can enter but not list, too.
     return os.O_DIRECTORY | getattr(os, "O_PATH", os.O_RDONLY)
 
 
 @contextmanager
 def _open_descriptor(name: str, flags: int, folder: int | None = None) -> Generator[int]:
-    found = os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=folder)
+    """Open a name in a folder, without following links, and close it at the end."""
+    descriptor = os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=folder)
     try:
-        yield found
+        yield descriptor
     finally:
-        os.close(found)
+        os.close(descriptor)
 
 
-def _check_private(status: os.stat_result, full: str, passed: bool = False) -> None:
+def _check_private(status: os.stat_result, full: str, is_ancestor: bool = False) -> None:
+    """Raise if others own or can write to a file or folder; ancestors may be sticky."""
     _check_owner(status, full)
     is_shared = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-    if is_shared and not (passed and status.st_mode & stat.S_ISVTX):
-        advice = f"; `chmod go-w {full}` if it is yours" if passed else ""
+    if is_shared and not (is_ancestor and status.st_mode & stat.S_ISVTX):
+        advice = f"; `chmod go-w {full}` if it is yours" if is_ancestor else ""
         raise _Unsafe(f"others may write to {full}{advice}")
 
 
 def _check_owner(status: os.stat_result, full: str) -> None:
+    """Raise unless a file or folder belongs to the user or root."""
     if status.st_uid not in (0, os.geteuid()):
         raise _Unsafe(f"{full} belongs to user {status.st_uid}")

@@ -1,4 +1,4 @@
-"""Measures of rows, columns and variables on the CPU: one sweep over tiles."""
+"""Reductions over rows, columns and variables on the CPU, in one pass over tiles."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _SLICE = 1 << 16  # elements that a thread takes at a time
 
 
 class Lines:
-    """Rows and columns of a set of variables with elements; made once, used in each step.
+    """Tiles of a set of variables, none empty; made once, used in each step.
 
     Args:
-        shapes: Of the variables.
-        vectors: What formulas are given of rows and columns of each, by name.
+        shapes: The shapes of the variables.
+        vectors: Tensors over rows and columns that formulas read, by name, for each variable.
     """
 
     def __init__(
@@ -39,8 +39,8 @@ class Lines:
     ) -> None:
         self._views, self._vectors = list(map(view_of, shapes)), vectors
         self._bases: dict[tuple[str, ...], Int64] = {}
-        # Memory for measures, and what kernels are given beside the addresses of streams.
-        self._rooms: dict[tuple[Measure, ...], tuple[TileMeasures, Int64]] = {}
+        # Memory for tile results, and the columns of the table after the addresses of streams.
+        self._buffers: dict[tuple[Measure, ...], tuple[TileMeasures, Int64]] = {}
         self._elements = sum(shape.numel() for shape in shapes)
         self._sides = np.array([(view.rows, view.columns) for view in self._views], np.int64)
         self._tiles = np.array([(view.down, view.across) for view in self._views], np.int64)
@@ -49,23 +49,24 @@ class Lines:
         )
 
     def base_of(self, names: Sequence[str]) -> Int64:
-        """Where vectors begin, and the sides of matrices: (variables, names + 2)."""
+        """Return addresses of vectors, and rows and columns of matrices: (variables, names + 2)."""
         key = tuple(names)
-        if key not in self._bases:  # vectors stay where they are
-            places = [[own[name].data_ptr() for name in names] for own in self._vectors]
-            found = np.array(places, np.int64).reshape(len(self._views), len(names))
-            self._bases[key] = np.hstack([found, self._sides])
+        # Vectors are never reallocated, so that their addresses can be cached.
+        if key not in self._bases:
+            places = [[vectors[name].data_ptr() for name in names] for vectors in self._vectors]
+            addresses = np.array(places, np.int64).reshape(len(self._views), len(names))
+            self._bases[key] = np.hstack([addresses, self._sides])
         return self._bases[key]
 
-    def _room_for(
+    def _buffers_for(
         self, kernel: Compiled, measures: tuple[Measure, ...]
     ) -> tuple[TileMeasures, Int64]:
-        """Memory that stays, as that of a step anew has a computer fetch pages for it."""
-        if measures not in self._rooms:
+        """Return cached tile results and fixed columns; new memory would cause page faults."""
+        if measures not in self._buffers:
             tiles = TileMeasures(self._views, measures, torch.device("cpu"))
-            beside = np.hstack([self.base_of(kernel.vectors), self._tiles, tiles.targets])
-            self._rooms[measures] = tiles, beside
-        return self._rooms[measures]
+            fixed_columns = np.hstack([self.base_of(kernel.vectors), self._tiles, tiles.targets])
+            self._buffers[measures] = tiles, fixed_columns
+        return self._buffers[measures]
 
     def measure(
         self,
@@ -75,17 +76,17 @@ class Lines:
         scalars: Mapping[str, Any],
         flush: bool,
     ) -> list[list[Tensor]]:
-        """Of each variable its measures, in memory that the next ones of these are in, too.
+        """Return the measures of each variable, in memory that the next call overwrites.
 
         Args:
             kernel: From `launch.lines_kernel`.
             measures: The measures.
-            streams: (variables, streams) addresses; whoever calls keeps that memory alive.
-            scalars: The kernel's by name: a number for all variables, or an array of one for each.
+            streams: (variables, streams) addresses; the caller keeps that memory alive.
+            scalars: The scalars by name: a number for all variables, or an array of one for each.
             flush: Whether denormals count as zero.
         """
-        tiles, beside = self._room_for(kernel, tuple(measures))
-        base = np.concatenate((streams, beside), axis=1)
+        tiles, fixed_columns = self._buffers_for(kernel, tuple(measures))
+        base = np.concatenate((streams, fixed_columns), axis=1)
         rows = scalar_rows(kernel.scalars, scalars)
         block = np.array(
             [
@@ -106,9 +107,9 @@ class Lines:
 
 
 def _cut_tiles(index: int, view: View) -> Int64:
-    """The tiles of a variable, in slices: (slices, 3): variable, first tile, end.
+    """Return the tiles of a variable in slices: (slices, 3): index of variable, first tile, end.
 
-    Those side by side are in one slice, or in few, so that memory is read in its order.
+    Tiles of one band are in one slice, or in few, so that memory is read in order.
     """
     bands, pieces = view.matrices * view.down, -(-view.across // WIDE)
     size = min(view.rows, TILE_ROWS) * min(view.columns, TILE_COLUMNS)

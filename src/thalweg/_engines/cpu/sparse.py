@@ -1,4 +1,4 @@
-"""One sparse gradient on the CPU engine: rows updated in place, scratch kept between steps."""
+"""Plan of one variable with sparse gradients on the CPU, with scratch reused between steps."""
 
 # The loops of `rows` have no types.
 # pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false
@@ -10,7 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from thalweg._engines import layout
-from thalweg._engines.array_types import Array, Int32
+from thalweg._engines.array_types import Array, Int32, Int64
 from thalweg._engines.cpu import launch, sparse_rows
 from thalweg._engines.cpu.sparse_plan import RowsPlan
 from thalweg._engines.cpu.work_table import CHUNK, ENTRIES, Table, cut_slices, make_table
@@ -24,41 +24,42 @@ _BLOCK = 64  # bytes; what two threads write lies in blocks of its own
 
 
 def from_zero(grad: Any) -> Any:
-    """TensorFlow adds the rows of a gradient onto zeros, which takes the sign from -0."""
+    """Return the gradient added to zero, as in TensorFlow's sums of rows: -0 becomes +0."""
     return grad + 0
 
 
 class _Scratch:
-    """Arrays for the entries of a gradient; they grow, and are never given back."""
+    """Arrays for up to a power of two of entries of a gradient."""
 
     def __init__(self, count: int) -> None:
         room = 1 << max(count - 1, 0).bit_length()
         self.room = room
         self.row_of = np.empty(room, np.int64)
         self.first = np.empty(room, np.int32)
-        self.following = np.empty(room + 1, np.int32)
+        self.next_entry = np.empty(room + 1, np.int32)
         self._table = np.empty(_count_places(room), np.int32)
 
     def hash_table(self, count: int) -> Int32:
-        """The places of a hash table for so many entries."""
+        """Return a hash table for so many entries, not cleared."""
         return self._table[: _count_places(count)]
 
 
 def _count_places(count: int) -> int:
-    # Many places make few collisions, until clearing them costs more.
+    """Return the length of a hash table for so many entries."""
+    # A longer table has fewer collisions, but takes longer to clear.
     room = 1 << max(count - 1, 0).bit_length()
     return max(2 * room, min(8 * room, _HASH))
 
 
 class SparsePlan(RowsPlan):
-    """See `RowsPlan`.
+    """CPU kernels for the rows that a gradient names, and for the others if the rule updates them.
 
     Args:
-        asked: The step.
+        request: The step.
     """
 
-    def __init__(self, asked: StepRequest) -> None:
-        super().__init__(asked)
+    def __init__(self, request: StepRequest) -> None:
+        super().__init__(request)
         rule, var, copy = self.rule, self.var, self._copy
         names = [layout.STORAGE_NAMES[tensor.dtype] for tensor in self.written]
         width = self._width
@@ -87,21 +88,25 @@ class SparsePlan(RowsPlan):
         self._group = launch.jit_loop(sparse_rows.group_rows)
         self._base = np.array([self._pointers[0], 0, *self._pointers[1:]], np.int64)
         self._scalars = np.zeros((1, len(self._touched.scalars)), self.compute)
-        # What the kernel reads; entries 0 and 13 are counters that its threads share.
-        self._argument = np.zeros(14, np.int64)
-        self._argument[5] = width
-        self._argument[9] = self._base.ctypes.data
-        self._argument[10] = self._scalars.ctypes.data
         # A thread sums the entries of a row in its own block: in the type of the arithmetic, and
         # then rounded to the type of the values.
         bytes_of_row = width * (np.dtype(self.compute).itemsize + var.element_size())
         self._block = -(-bytes_of_row // _BLOCK) * _BLOCK
-        self._argument[12] = self._block
+        self._argument = self._argument_block()
         self._address = self._argument.ctypes.data
         self._scratch = _Scratch(0)
         self._sums = np.empty(0, np.uint8)
         self._groups = 0
         self._gaps: tuple[Table, Array] | None = None  # the rows that no index names
+
+    def _argument_block(self) -> Int64:
+        """Return the kernel's argument block; entries 0 and 13 are counters of its threads."""
+        argument = np.zeros(14, np.int64)
+        argument[5] = self._width
+        argument[9] = self._base.ctypes.data
+        argument[10] = self._scalars.ctypes.data
+        argument[12] = self._block
+        return argument
 
     def _take_entries(self, values: Tensor, indices: Tensor) -> bool:
         return len(indices) < ENTRIES and self._group_by_row(values, indices) < 0
@@ -110,35 +115,42 @@ class SparsePlan(RowsPlan):
         """See `RowsPlan`."""
         indices = layout.as_packed(grad.indices)
         bad = self._group_by_row(layout.as_packed(grad.values), indices)
-        if bad >= 0:  # checked before, but a callback may have changed it since
+        # A callback may have changed an index since validation.
+        if bad >= 0:
             raise InvalidArgumentError(
                 f"indices[{bad}] = {int(indices[bad])} is not in [0, {self._shape[0]})"
             )
 
     def _group_by_row(self, values: Tensor, indices: Tensor) -> int:
-        """Group the entries by row; the position of an index out of range, or -1."""
+        """Group the entries by row; return the position of an index out of range, or -1."""
         count = indices.shape[0]
         if count > self._scratch.room or not self._argument[6]:
             self._scratch = _Scratch(count)
             self._argument[6] = self._scratch.row_of.ctypes.data
             self._argument[7] = self._scratch.first.ctypes.data
-            self._argument[8] = self._scratch.following.ctypes.data
-        kept, entries = self._scratch, indices.numpy()
+            self._argument[8] = self._scratch.next_entry.ctypes.data
+        scratch, entries = self._scratch, indices.numpy()
         self._values = values
         self._groups, bad = self._group(
-            entries, self._shape[0], kept.hash_table(count), kept.row_of, kept.first, kept.following
+            entries,
+            self._shape[0],
+            scratch.hash_table(count),
+            scratch.row_of,
+            scratch.first,
+            scratch.next_entry,
         )
         return bad
 
     def make_calls(self, columns: Columns) -> list[Call]:
-        """What updates the rows that the gradient names, and the others where the rule says so."""
+        """Return calls that update the named rows, then the others if the rule updates them."""
         scalars = columns.scalars_of(0, self.compute)
-        made = self._touched_calls(scalars)
+        calls = self._touched_calls(scalars)
         if self._untouched is not None:
-            made.append(self._untouched_call(self._untouched, scalars))
-        return [*made, self._mark]
+            calls.append(self._untouched_call(self._untouched, scalars))
+        return [*calls, self._mark]
 
     def _touched_calls(self, scalars: Scalars) -> list[Call]:
+        """Return the call that updates the named rows; an empty list without elements."""
         width, groups, kernel = self._width, self._groups, self._touched
         elements = self.values.numel()
         if not elements:
@@ -157,16 +169,20 @@ class SparsePlan(RowsPlan):
         return [kernel.bind_argument(self._address, threads)]
 
     def _untouched_call(self, kernel: launch.Compiled, scalars: Scalars) -> Call:
+        """Return the call that updates the rows that no index names."""
         width, height = self._width, self._shape[0]
         limit = max(CHUNK // max(width, 1), 1)
-        ordered = np.sort(self._scratch.row_of[: self._groups])
+        sorted_rows = np.sort(self._scratch.row_of[: self._groups])
         chunks = np.empty((self._groups + 1 + height // limit, 4), np.int64)
-        found = chunks[
-            : launch.jit_loop(sparse_rows.gap_chunks)(ordered, height, width, limit, chunks)
+        gap_chunks = chunks[
+            : launch.jit_loop(sparse_rows.gap_chunks)(sorted_rows, height, width, limit, chunks)
         ]
         row = np.array([[scalars[name] for name in kernel.scalars]], kernel.dtype)
         base = np.array([self._pointers], np.int64)
-        self._gaps = make_table(base, found, cut_slices(found), np.zeros(1, np.int64)), row
+        self._gaps = (
+            make_table(base, gap_chunks, cut_slices(gap_chunks), np.zeros(1, np.int64)),
+            row,
+        )
         return kernel.bind_table(*self._gaps, self._flush)
 
     def release_gradients(self) -> None:

@@ -1,4 +1,4 @@
-"""The plan of one variable's steps by sparse gradients: what the engines have in common of it."""
+"""Base class of the plans of one variable with sparse gradients, for all engines."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _INDICES = (torch.int64, torch.int32)
 
 
 def values_and_indices(grad: Any) -> tuple[Tensor, Tensor] | None:
-    """Values and indices of a sparse gradient, torch's or ours; None if it is neither."""
+    """Return values and indices of `IndexedSlices` or a torch sparse tensor; None for others."""
     if type(grad) is IndexedSlices:
         return grad.values, grad.indices
     if type(grad) is Tensor and grad.layout is torch.sparse_coo and grad.sparse_dim() == 1:
@@ -37,15 +37,16 @@ def values_and_indices(grad: Any) -> tuple[Tensor, Tensor] | None:
 
 
 class RowsPlan(ABC):
-    """Updates of one variable by sparse gradients; a `Part` of a step.
+    """Plan of updates of one variable by sparse gradients; a `Part` of a step.
 
-    A step calls `try_rebind` or `point_at`, then `make_calls`. A plan owns what it writes to.
+    A step calls `try_rebind` or `point_at`, then `make_calls`. The plan keeps the tensors that it
+    writes alive.
 
     Args:
-        asked: The step, of a contiguous variable whose gradient is `IndexedSlices`.
+        request: The step, of a contiguous variable whose gradient is `IndexedSlices`.
 
     Attributes:
-        written: What it writes.
+        written: The tensors that it writes: variable, slots, copy if any.
     """
 
     def __init__(self, request: StepRequest) -> None:
@@ -76,8 +77,8 @@ class RowsPlan(ABC):
     def _read_addresses(self) -> list[int]:
         return list(map(Tensor.data_ptr, self.written))
 
-    def _stands(self) -> bool:
-        """Whether the written tensors lie where they lay, as they were."""
+    def _has_same_memory(self) -> bool:
+        """Return whether the written tensors have the addresses, shapes and dtypes of the plan."""
         try:
             return (
                 self._read_addresses() == self._pointers
@@ -88,7 +89,8 @@ class RowsPlan(ABC):
         except RuntimeError:
             return False
 
-    def _is_of(self, request: StepRequest) -> bool:
+    def _matches_request(self, request: StepRequest) -> bool:
+        """Return whether rule, stages, variable and options of a step are those of the plan."""
         if (
             request.rule is not self.rule
             or request.stages != self.stages
@@ -98,33 +100,35 @@ class RowsPlan(ABC):
             or request.from_copies != self._from_copies
         ):
             return False
-        # Else torch looks for an override whenever a `Variable` is asked for something.
+        # Without this, torch dispatches each attribute of a `Variable` to its override.
         with DisableTorchFunctionSubclass():
-            return self._stands()
+            return self._has_same_memory()
 
     def serves(self, request: StepRequest) -> bool:
-        """Whether a plan made for this step would be this one."""
+        """Return whether a plan for this step would equal this one."""
         (slots,) = request.slots
         return (
             request.gradients[0].dtype == self._kind
             and len(slots) == len(self.slots)
             and all(map(is_, slots, self.slots))
-            and self._is_of(request)
+            and self._matches_request(request)
         )
 
     def try_rebind(self, request: StepRequest, bounds: Int64) -> bool:
-        """See `Part`. Nothing is written; False leaves the reasons to the careful path."""
-        return self._is_of(request) and self._aim(request.gradients[0], bounds)
+        """See `Part`. Return False, without an error, if the step must be validated."""
+        return self._matches_request(request) and self._bind_gradient(request.gradients[0], bounds)
 
-    def _aim(self, grad: Any, bounds: Int64) -> bool:
+    def _bind_gradient(self, grad: Any, bounds: Int64) -> bool:
+        """Use a gradient if it is valid and apart from all written memory; return if it was."""
         try:
-            found = values_and_indices(grad)
-            if found is None:
+            values_with_indices = values_and_indices(grad)
+            if values_with_indices is None:
                 return False
-            values, indices = found
+            values, indices = values_with_indices
             if type(values) is not Tensor or type(indices) is not Tensor:
                 return False
-            shape = grad.shape  # of torch's sparse tensor; ours may have none
+            # `IndexedSlices` may have no shape.
+            shape = grad.shape
             size = indices.shape
             if (
                 (shape is not None and shape != self._shape)
@@ -145,7 +149,7 @@ class RowsPlan(ABC):
         )
 
     def _is_readable(self, tensor: Tensor) -> bool:
-        """Whether the elements lie in memory as they read, one after the other."""
+        """Return whether the elements are allocated, contiguous, aligned and not negated."""
         return (
             tensor.get_device() == self._device
             and tensor.is_contiguous()
@@ -158,11 +162,11 @@ class RowsPlan(ABC):
 
     @abstractmethod
     def _take_entries(self, values: Tensor, indices: Tensor) -> bool:
-        """Get ready for readable values and indices; False if they do not fit."""
+        """Use readable values and indices; return False if an index is out of range."""
 
     @abstractmethod
     def point_at(self, grad: IndexedSlices) -> None:
-        """Get ready for a gradient of the variable's row shape, copied if need be.
+        """Use a gradient of the variable's row shape; values and indices are packed if needed.
 
         Raises:
             InvalidArgumentError: An index is out of range.
@@ -170,7 +174,7 @@ class RowsPlan(ABC):
 
     @property
     def values(self) -> Tensor:
-        """The values of the gradient that the plan is ready for."""
+        """Return the values of the gradient in use; raise RuntimeError without one."""
         if self._values is None:
             raise RuntimeError("the plan is not aimed at a gradient")
         return self._values
@@ -179,10 +183,10 @@ class RowsPlan(ABC):
         self, formulas: Formulas, stages: Stages, columns: Columns
     ) -> Sequence[Float64]:
         """See `StepPlan`."""
-        own, var = columns.scalars_of(0, self.compute), self.var
+        scalars, var = columns.scalars_of(0, self.compute), self.var
         if self._copy is not None and self._from_copies and variable_squares in formulas:
             var = resumed(var, self._copy)
-        return sums_of_pair(formulas, self.values, var, stages, own, self.compute, self._flush)
+        return sums_of_pair(formulas, self.values, var, stages, scalars, self.compute, self._flush)
 
     def compute_leaves(self, formulas: Formulas, stages: Stages, columns: Columns) -> list[Float64]:
         """See `StepPlan`."""
@@ -191,7 +195,7 @@ class RowsPlan(ABC):
     def compute_lines(
         self, measures: tuple[Measure, ...], stages: Stages, columns: Columns
     ) -> list[list[Tensor]]:
-        """Not asked of it: rows of a sparse gradient are no rows of a matrix."""
+        """Raise NotImplementedError: rows of sparse gradients are not rows of matrices."""
         raise NotImplementedError("rows of a sparse gradient are no rows of a matrix")
 
     def max_abs(self) -> Float64:
@@ -203,5 +207,5 @@ class RowsPlan(ABC):
         """See `Part`."""
 
     def release_gradients(self) -> None:
-        """Forget the gradient."""
+        """Release the gradient."""
         self._values = None

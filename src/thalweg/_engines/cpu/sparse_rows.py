@@ -1,24 +1,24 @@
-"""Sparse gradients as work: which rows are named, by which entries, and which rows are left.
+"""Loops over the indices of sparse gradients: named rows, their entries, and gaps between them.
 
-The functions with plain loops are compiled (see `launch.jit_loop`) and also run as they are.
+The functions are compiled (see `launch.jit_loop`), and also run as Python.
 """
 
-# Code for `compiler`, which finds its types itself.
+# Source for `compiler`, which infers types.
 # pyright: basic
 from __future__ import annotations
 
 import numpy as np
 
 
-def group_rows(indices, rows, table, row_of, first, following):  # pyright: ignore
-    """Group entries by row, rows in order of first appearance, entries in order of appearance.
+def group_rows(indices, rows, table, row_of, first, next_entry):  # pyright: ignore
+    """Group entries by row; rows in order of first appearance, entries in order of appearance.
 
     Args:
         indices: (n,) rows named by the entries.
         rows: Number of rows of the variable.
         table: (power of two >= 2 n,) scratch, for hashing.
         row_of, first: (n,) out: per group its row and its first entry.
-        following: (n + 1,) out: the next entry of the same row, or -1; the last element is scratch.
+        next_entry: (n + 1,) out: the next entry of the same row, or -1; the last one is scratch.
 
     Returns:
         (number of groups, -1), or (0, position) of the first index that is not in [0, rows).
@@ -34,34 +34,34 @@ def group_rows(indices, rows, table, row_of, first, following):  # pyright: igno
             return 0, entry
         # The table holds the last entry of each row so far.
         place = ((row * -7046029254386353131) >> 40) & mask
-        last = np.int64(table[place])
-        while last >= 0 and indices[last] != row:
+        last_entry = np.int64(table[place])
+        while last_entry >= 0 and indices[last_entry] != row:
             place = (place + 1) & mask
-            last = np.int64(table[place])
-        following[entry] = -1
-        # What follows is written in either case: whether a row is new cannot be predicted.
-        following[count if last < 0 else last] = entry
+            last_entry = np.int64(table[place])
+        next_entry[entry] = -1
+        # These are written for rows that are not new, too: processors cannot predict a branch here.
+        next_entry[count if last_entry < 0 else last_entry] = entry
         table[place] = entry
         row_of[groups] = row
         first[groups] = entry
-        groups += last < 0
+        groups += last_entry < 0
     return groups, -1
 
 
-def gap_chunks(ordered, rows, width, limit, chunks):  # pyright: ignore
-    """The runs of rows between the named ones, cut to `limit` rows.
+def gap_chunks(named_rows, rows, width, limit, chunks):  # pyright: ignore
+    """Write chunks of the rows between the named ones, of up to `limit` rows, into `chunks`.
 
     Args:
-        ordered: (n,) the named rows, ascending, each once.
+        named_rows: (n,) the named rows, ascending, each once.
         chunks: out; long enough for n + 1 + rows // limit runs.
 
     Returns:
-        How many chunks were written.
+        The number of chunks.
     """
     count = 0
     start = np.int64(0)
-    for k in range(len(ordered) + 1):
-        stop = ordered[k] if k < len(ordered) else rows
+    for k in range(len(named_rows) + 1):
+        stop = named_rows[k] if k < len(named_rows) else rows
         while start < stop:
             length = min(stop - start, limit)
             chunks[count, 0] = 0

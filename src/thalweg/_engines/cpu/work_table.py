@@ -1,7 +1,6 @@
-"""The work table: a step over any set of tensors as a list of chunks with raw addresses.
+"""Work table: the tensors of a kernel launch as a list of chunks with raw addresses.
 
-A chunk is a run of elements of one tensor, of about 64k elements. Chunks are shared out in slices,
-which threads take one at a time.
+A chunk is a run of about 64k elements of one tensor. Threads take slices of chunks, one at a time.
 """
 
 from __future__ import annotations
@@ -22,15 +21,15 @@ SERIAL = 50_000  # elements below which a second thread costs more than it bring
 
 @dataclass(eq=False)
 class Table:
-    """One launch's worth of work.
+    """Work of one kernel launch.
 
     Attributes:
         base: (tensors, streams) addresses of the first elements.
         chunks: (n, 4): tensor, offset of variable and slots, offset of the gradient, length; all
             counted in elements.
         bounds: (slices + 1,): slice k is the chunks bounds[k] to bounds[k + 1].
-        scalar_row: (tensors,): which row of the scalars each tensor reads.
-        elements: How many elements the chunks hold.
+        scalar_row: (tensors,): the row of scalars that each tensor reads.
+        elements: The number of elements of all chunks.
     """
 
     base: Int64
@@ -51,21 +50,27 @@ class Table:
         self._address = argument.ctypes.data
 
     def fill_argument(self, scalars: npt.NDArray[np.floating], flush: bool) -> int:
-        """The address of the kernel's argument block, with the ticket counter at 0."""
+        """Fill the argument block for scalars, with a ticket counter of 0; return its address."""
         block = self._argument
         block[0] = 0
         block[2] = flush
-        block[7] = scalars.__array_interface__["data"][0]  # the cheapest way to an address
+        # Faster than `ctypes.data`.
+        block[7] = scalars.__array_interface__["data"][0]
         return self._address
 
     def copy_of_argument(self, flush: bool) -> Int64:
-        """A block of its own, for whoever fills it without the table."""
+        """Return a copy of the argument block, which native code fills without the table."""
         block = self._argument.copy()
         block[0], block[2] = 0, flush
         return block
 
     def fill_peak_argument(self, partial: Int64, column: int) -> int:
-        """The argument block of a kernel for peaks, which fills one partial result per chunk."""
+        """Fill the argument block of a peak kernel; return its address.
+
+        Args:
+            partial: (chunks,) the results of the kernel.
+            column: The stream whose peaks are computed.
+        """
         block = self._argument
         block[0] = 0
         block[8] = partial.ctypes.data
@@ -75,7 +80,7 @@ class Table:
 
 
 def dense_chunks(sizes: Sequence[int], chunk: int = CHUNK) -> Int64:
-    """Cut whole tensors of `sizes` elements into chunks; empty tensors give none."""
+    """Return the chunks of tensors of `sizes` elements; empty tensors have none."""
     extents = np.asarray(sizes, np.int64)
     counts = -(-extents // chunk)
     tensor, number = numbered(counts)
@@ -87,12 +92,12 @@ def dense_chunks(sizes: Sequence[int], chunk: int = CHUNK) -> Int64:
 
 
 def chunk_of(elements: int) -> int:
-    """Elements per chunk of so much work: few chunks per thread cannot be shared out evenly."""
+    """Return the elements per chunk for so many elements, with enough chunks to balance threads."""
     return min(CHUNK, max(-(-elements // 32 // STEP) * STEP, CHUNK // 8))
 
 
 def cut_slices(chunks: Int64, chunk: int = CHUNK) -> Int64:
-    """Bounds of slices of about `chunk` elements.
+    """Return bounds of slices of about `chunk` elements: (slices + 1,) indices of chunks.
 
     Args:
         chunks: (n, 4) chunks.
@@ -101,8 +106,8 @@ def cut_slices(chunks: Int64, chunk: int = CHUNK) -> Int64:
     count = len(chunks)
     if not count:
         return np.zeros(1, np.int64)
-    before = np.cumsum(chunks[:, 3]) - chunks[:, 3]
-    number = before // chunk
+    elements_before = np.cumsum(chunks[:, 3]) - chunks[:, 3]
+    number = elements_before // chunk
     starts = np.empty(count, bool)
     starts[0] = True
     np.not_equal(number[1:], number[:-1], out=starts[1:])
@@ -110,7 +115,7 @@ def cut_slices(chunks: Int64, chunk: int = CHUNK) -> Int64:
 
 
 def make_table(base: Int64, chunks: Int64, bounds: Int64, scalar_row: Int64) -> Table:
-    """A table whose arrays have the layout that kernels read."""
+    """Return a table, with arrays converted to contiguous int64 for kernels."""
     return Table(
         np.ascontiguousarray(base, np.int64),
         np.ascontiguousarray(chunks, np.int64),
