@@ -11,6 +11,6 @@ from thalweg._engines.codecs.split8 import SPLIT8
 
 # Those that slots may be kept in, and all.
 OF_SLOTS: dict[str, Codec] = {
-    each.name: each for each in (SOFTSIGN8, ROOT8, LINEAR8, DYNAMIC8, DYNAMIC8_POSITIVE)
+    codec.name: codec for codec in (SOFTSIGN8, ROOT8, LINEAR8, DYNAMIC8, DYNAMIC8_POSITIVE)
 }
 CODECS: dict[str, Codec] = {**OF_SLOTS, SPLIT8.name: SPLIT8}

@@ -27,11 +27,13 @@ def codecs_of(codecs: Sequence[str | None], slots: Sequence[Tensor]) -> list[Cod
     """
     if not codecs:
         return [None] * len(slots)
-    named = zip(codecs, slots, strict=True)
-    return [CODECS[name] if name and slot.dtype == torch.uint8 else None for name, slot in named]
+    slot_pairs = zip(codecs, slots, strict=True)
+    return [
+        CODECS[name] if name and slot.dtype == torch.uint8 else None for name, slot in slot_pairs
+    ]
 
 
-def check_encoded(asked: StepRequest) -> None:
+def check_encoded(request: StepRequest) -> None:
     """Refuse a step in which an encoded slot could not be updated.
 
     Raises:
@@ -41,13 +43,13 @@ def check_encoded(asked: StepRequest) -> None:
             bytes than its elements take.
         LayoutError: The bytes do not lie one after the other, or have no memory.
     """
-    rows = zip(asked.variables, asked.gradients, asked.slots, asked.titles, strict=True)
+    rows = zip(request.variables, request.gradients, request.slots, request.titles, strict=True)
     for var, grad, slots, title in rows:
-        for k, codec in enumerate(codecs_of(asked.rule.codecs, slots)):
+        for index, codec in enumerate(codecs_of(request.rule.codecs, slots)):
             if codec is not None:
-                name = f"slot '{asked.rule.element_slots[k].name}' of '{title}'"
+                name = f"slot '{request.rule.element_slots[index].name}' of '{title}'"
                 _check_variable(codec, var, grad, title, name)
-                _check_records(codec, var, slots[k], name)
+                _check_records(codec, var, slots[index], name)
 
 
 def _check_variable(codec: Codec, var: Tensor, grad: object, title: str, name: str) -> None:
@@ -76,11 +78,12 @@ def _check_variable(codec: Codec, var: Tensor, grad: object, title: str, name: s
 
 
 def _check_records(codec: Codec, var: Tensor, slot: Tensor, name: str) -> None:
-    wanted = (codec.bytes_of(var.numel()),)
-    if slot.shape != wanted or slot.device != var.device:
+    expected_shape = (codec.bytes_of(var.numel()),)
+    if slot.shape != expected_shape or slot.device != var.device:
         raise InvalidArgumentError(
             f"{name} has shape {tuple(slot.shape)} on {slot.device}; {codec.name} keeps"
-            f" {var.numel()} elements of {dtype_name(var.dtype)} in shape {wanted} on {var.device}."
+            f" {var.numel()} elements of {dtype_name(var.dtype)} in shape {expected_shape}"
+            f" on {var.device}."
         )
     layout.check_memory(slot, name)
     if not slot.is_contiguous() or slot.data_ptr() % ALIGNMENT:

@@ -60,7 +60,7 @@ def dithers_of(count: int, step: int) -> Float32:
 def round_codes(codec: Codec, codes: Float32, dithers: Float32) -> npt.NDArray[np.int16]:
     """Return the codes of real ones, as `Codec.encode` makes them, after a dither was added."""
     if codec.positive:
-        moved = np.maximum(codes, np.float32(codec.least)) + dithers
-        return np.where(codes > 0, moved, np.float32(0)).astype(np.int16)
+        dithered = np.maximum(codes, np.float32(codec.least)) + dithers
+        return np.where(codes > 0, dithered, np.float32(0)).astype(np.int16)
     small = codes * np.minimum(np.abs(codes), np.float32(1))
     return (small + np.copysign(dithers, codes)).astype(np.int16)

@@ -30,18 +30,18 @@ def decade(share, count):
     return where(share < border(1e-3, count / 8), low, high)
 
 
-def end_of(count, most):
+def end_of(count, upper_count):
     """The end of the decade with so many numbers."""
-    low = where(count < most / 32, 1e-6, where(count < most / 16, 1e-5, 1e-4))
-    high = where(count < most / 4, 1e-3, where(count < most / 2, 1e-2, 1e-1))
-    return where(count < most / 8, low, where(count < most, high, 1.0))
+    low = where(count < upper_count / 32, 1e-6, where(count < upper_count / 16, 1e-5, 1e-4))
+    high = where(count < upper_count / 4, 1e-3, where(count < upper_count / 2, 1e-2, 1e-1))
+    return where(count < upper_count / 8, low, where(count < upper_count, high, 1.0))
 
 
-def count_of(end, most):
+def count_of(end, upper_count):
     """How many numbers a decade has."""
-    low = where(end < 5e-6, most / 64, where(end < 5e-5, most / 32, most / 16))
-    high = where(end < 5e-3, most / 8, where(end < 5e-2, most / 4, most / 2))
-    return where(end < 5e-4, low, where(end < 0.5, high, most))
+    low = where(end < 5e-6, upper_count / 64, where(end < 5e-5, upper_count / 32, upper_count / 16))
+    high = where(end < 5e-3, upper_count / 8, where(end < 5e-2, upper_count / 4, upper_count / 2))
+    return where(end < 5e-4, low, where(end < 0.5, high, upper_count))
 
 
 def within(share, end, count):
@@ -52,9 +52,9 @@ def within(share, end, count):
     the last decade's before 1.
     """
     place = (share / end - 0.1) * count / 0.9 - 0.5
-    beyond = place - (count - 1.0)
-    above = count - 1.0 + where(end > 0.5, beyond * 2.0, beyond * (1 / 3))
-    return where(beyond > 0, above, minimum(place, place * (5 / 3)))
+    gap_place = place - (count - 1.0)
+    gap_rank = count - 1.0 + where(end > 0.5, gap_place * 2.0, gap_place * (1 / 3))
+    return where(gap_place > 0, gap_rank, minimum(place, place * (5 / 3)))
 
 
 def number_at(place, end, count):

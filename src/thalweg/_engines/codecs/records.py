@@ -30,8 +30,8 @@ from thalweg.variable import numpy_copy
 Bytes = npt.NDArray[np.uint8]
 Float32 = npt.NDArray[np.float32]
 
-_SIGN = np.uint32(0x7FFFFFFF)  # all bits but it
-_ONE = 0x3F800000  # 1, as bits
+_MAGNITUDE_MASK = np.uint32(0x7FFFFFFF)  # all bits but it
+_ONE_BITS = 0x3F800000  # 1, as bits
 
 
 def encode_array(codec: Codec, numbers: Float32, dithers: Float32 | None = None) -> Bytes:
@@ -46,24 +46,24 @@ def encode_array(codec: Codec, numbers: Float32, dithers: Float32 | None = None)
     blocks = np.zeros((len(records), codec.block), np.float32)
     blocks.reshape(-1)[: len(numbers)] = numbers
     with np.errstate(all="ignore"):
-        prepared: Any = numpy_formula(codec.prepare, np.float32)(blocks)[0]
+        prepared_numbers: Any = numpy_formula(codec.prepare, np.float32)(blocks)[0]
     # Compared as integers, which no flag of the processor takes for zeros, and puts NaN on top.
-    peaks = (prepared.view(np.uint32) & _SIGN).max(1, keepdims=True)
-    is_usual = (peaks > LEAST_PEAK) & (peaks <= LARGEST_PEAK)
-    scales = np.where(is_usual, peaks, np.uint32(_ONE)).view(np.float32)
+    peaks = (prepared_numbers.view(np.uint32) & _MAGNITUDE_MASK).max(1, keepdims=True)
+    has_scale = (peaks > LEAST_PEAK) & (peaks <= LARGEST_PEAK)
+    scales = np.where(has_scale, peaks, np.uint32(_ONE_BITS)).view(np.float32)
     with np.errstate(all="ignore"):
-        usual = np.where(is_usual, prepared, np.float32(0))
-        codes: Any = numpy_formula(codec.encode, np.float32)(usual, scales)[0]
+        scaled_numbers = np.where(has_scale, prepared_numbers, np.float32(0))
+        codes: Any = numpy_formula(codec.encode, np.float32)(scaled_numbers, scales)[0]
     unusual = np.where(peaks > LARGEST_PEAK, np.uint32(NAN), np.uint32(0))
-    kept = np.where(is_usual, peaks, unusual)
-    records[:, :SCALE_BYTES] = kept.view(np.uint8)
+    scale_bits = np.where(has_scale, peaks, unusual)
+    records[:, :SCALE_BYTES] = scale_bits.view(np.uint8)
     if dithers is None:
-        rounded = np.rint(codes).astype(np.int16)
+        integer_codes = np.rint(codes).astype(np.int16)
     else:
         padded = np.zeros(blocks.size, np.float32)
         padded[: len(dithers)] = dithers
-        rounded = round_codes(codec, codes, padded.reshape(blocks.shape))
-    records[:, SCALE_BYTES:] = rounded.astype(np.uint8)
+        integer_codes = round_codes(codec, codes, padded.reshape(blocks.shape))
+    records[:, SCALE_BYTES:] = integer_codes.astype(np.uint8)
     return records.reshape(-1)
 
 
@@ -104,13 +104,13 @@ def decode_tensor(codec: Codec, records: Tensor, var: Tensor) -> Tensor:
         records: The records.
         var: The variable; a bfloat16, of which numbers are the lower part, if the codec says so.
     """
-    own = numpy_copy(records.detach().contiguous())
+    record_array = numpy_copy(records.detach().contiguous())
     if codec.is_beside:
         bits = numpy_copy(var.detach().contiguous().view(torch.int16).reshape(-1))
-        made = join_numbers(bits.view(np.uint16), own)
+        numbers = join_numbers(bits.view(np.uint16), record_array)
     else:
-        made = np.ascontiguousarray(decode_array(codec, own, var.numel()))
-    return torch.from_numpy(made).view(var.shape).to(var.device)
+        numbers = np.ascontiguousarray(decode_array(codec, record_array, var.numel()))
+    return torch.from_numpy(numbers).view(var.shape).to(var.device)
 
 
 def split_tensor(
@@ -124,8 +124,8 @@ def split_tensor(
     """
     flat = numpy_copy(numbers.detach().float().contiguous().reshape(-1))
     upper, codes = split_numbers(flat, bits)
-    made = torch.from_numpy(upper.view(np.int16)).view(torch.bfloat16).view(numbers.shape)
-    return made.to(numbers.device), torch.from_numpy(codes).to(numbers.device)
+    upper_tensor = torch.from_numpy(upper.view(np.int16)).view(torch.bfloat16).view(numbers.shape)
+    return upper_tensor.to(numbers.device), torch.from_numpy(codes).to(numbers.device)
 
 
 def lower_of(numbers: Tensor, upper: Tensor | None = None) -> Tensor:
@@ -139,9 +139,9 @@ def lower_of(numbers: Tensor, upper: Tensor | None = None) -> Tensor:
             them, the numbers are beside themselves as torch rounds them.
     """
     flat = numbers.detach().float().contiguous().reshape(-1)
-    beside = flat.to(torch.bfloat16)
+    base = flat.to(torch.bfloat16)
     if upper is not None:
         upper_flat = upper.detach().to(flat.device).contiguous().reshape(-1)
-        beside = torch.where(is_nearest(flat, upper_flat), upper_flat, beside)
-    bits = numpy_copy(beside.view(torch.int16)).view(np.uint16)
+        base = torch.where(is_nearest(flat, upper_flat), upper_flat, base)
+    bits = numpy_copy(base.view(torch.int16)).view(np.uint16)
     return torch.from_numpy(lower_beside(numpy_copy(flat), bits)).to(numbers.device)

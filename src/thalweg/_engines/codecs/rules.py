@@ -14,27 +14,27 @@ def fault_of(rule: Rule) -> str:
         if slot.storage is None:
             continue
         codec = CODECS.get(slot.storage)
-        is_whole = codec is not None and codec.is_beside
-        if codec is None or (is_whole and not isinstance(rule.update, Split)):
-            what = "is of weights='split' alone" if is_whole else "is no codec"
+        is_split = codec is not None and codec.is_beside
+        if codec is None or (is_split and not isinstance(rule.update, Split)):
+            reason = "is of weights='split' alone" if is_split else "is no codec"
             return (
-                f"slot {slot.name!r} has the storage {slot.storage!r}, which {what}; expected:"
+                f"slot {slot.name!r} has the storage {slot.storage!r}, which {reason}; expected:"
                 f" {', '.join(OF_SLOTS)}"
             )
         if codec.positive and not slot.positive:
             return (
                 f"{codec.name} holds numbers that are never negative, and slot {slot.name!r} of"
                 f" {rule.name!r} may have others; expected:"
-                f" {', '.join(name for name, each in OF_SLOTS.items() if not each.positive)}"
+                f" {', '.join(name for name, entry in OF_SLOTS.items() if not entry.positive)}"
             )
     if rule.codecs and rule.passes:
         return "it works on whole matrices, beside slots that are kept as numbers"
-    taken = [*rule.made, *(slot.name for slot in rule.element_slots)]
+    stream_names = [*rule.made, *(slot.name for slot in rule.element_slots)]
     coded = {slot.name for slot in rule.element_slots if slot.storage}
-    levels = (each.measures for each in rule.levels)
-    every = [each for own in (rule.measures, *levels) for each in own.items()]
-    for name, measure in every:
-        read = coded.intersection(taken[: len(transcribe(measure).positional) - 2])
+    levels = (level.measures for level in rule.levels)
+    measures = [pair for mapping in (rule.measures, *levels) for pair in mapping.items()]
+    for name, measure in measures:
+        read = coded.intersection(stream_names[: len(transcribe(measure).positional) - 2])
         if coded and read:
             return (
                 f"it measures its slot {min(read)!r}, which has to be kept as numbers for that"

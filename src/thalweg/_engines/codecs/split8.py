@@ -33,10 +33,10 @@ def split_numbers(
         numbers: Of any shape.
         bits: Random ones, of which the lower 8 round to 24 bits in place of the nearest.
     """
-    own = np.ascontiguousarray(numbers).view(np.uint32)
-    moved = own + (np.uint32(HALF) if bits is None else bits & np.uint32(0xFF))
-    is_nan = (own & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
-    words = np.where(is_nan, np.uint32(NAN), moved >> np.uint32(8))
+    number_bits = np.ascontiguousarray(numbers).view(np.uint32)
+    incremented_bits = number_bits + (np.uint32(HALF) if bits is None else bits & np.uint32(0xFF))
+    is_nan = (number_bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
+    words = np.where(is_nan, np.uint32(NAN), incremented_bits >> np.uint32(8))
     upper = (words + np.uint32(HALF)) >> np.uint32(8)
     return upper.astype(np.uint16), words.astype(np.uint8)
 
@@ -45,15 +45,15 @@ def lower_beside(numbers: Float32, upper: Uint16) -> Uint8:
     """The codes of numbers beside bfloat16 that others have rounded, at most half a place away."""
     words = (numbers.view(np.uint32).astype(np.int64) + HALF) >> 8
     codes = np.clip(words - (upper.astype(np.int64) << 8), -128, 127)
-    is_plain = (upper & np.uint16(0x7FFF)) < INFINITY
-    return (codes * is_plain).astype(np.int8).view(np.uint8)
+    is_finite = (upper & np.uint16(0x7FFF)) < INFINITY
+    return (codes * is_finite).astype(np.int8).view(np.uint8)
 
 
 def join_numbers(upper: Uint16, codes: Uint8) -> Float32:
     """The numbers of which that is the upper part and the rest."""
     size = upper & np.uint16(0x7FFF)
-    is_plain = (size != 0) & (size < INFINITY)
-    signed = codes.view(np.int8).astype(np.int32) * is_plain
+    is_nonzero_finite = (size != 0) & (size < INFINITY)
+    signed = codes.view(np.int8).astype(np.int32) * is_nonzero_finite
     words = (upper.astype(np.int32) << 16) + (signed << 8)
     return words.view(np.float32)
 

@@ -28,11 +28,11 @@ SHIFT, UNIT = tl.constexpr(dither.SHIFT), tl.constexpr(dither.UNIT)
 
 
 @triton.jit
-def words_of(group, step, number, stream, low, high):
+def words_of(group, step, stream_number, stream, low, high):
     """Four words for each group of eight elements, by its number (int64)."""
     lower = (group & 0xFFFFFFFF).to(tl.uint32)
     upper = (((group >> 32) << 8) | stream).to(tl.uint32)
-    return philox_impl(lower, step, number, upper, low, high)
+    return philox_impl(lower, step, stream_number, upper, low, high)
 
 
 @triton.jit
@@ -50,45 +50,65 @@ def bits_of(position, step, number, stream, low, high, COUNT: tl.constexpr, ALIG
     w0, w1, w2, w3 = words_of(group, step, number, stream, low, high)
     if not ALIGNED:  # then eight elements have words of two groups, of which some are left out
         w4, w5, w6, w7 = words_of(group + 1, step, number, stream, low, high)
-        is_far, is_odd = (position & 4) != 0, (position & 2) != 0
-        w0, w1, w2 = tl.where(is_far, w2, w0), tl.where(is_far, w3, w1), tl.where(is_far, w4, w2)
-        w3, w4, w5 = tl.where(is_far, w5, w3), tl.where(is_far, w6, w4), tl.where(is_far, w7, w5)
-        w0, w1, w2 = tl.where(is_odd, w1, w0), tl.where(is_odd, w2, w1), tl.where(is_odd, w3, w2)
-        w3, w4 = tl.where(is_odd, w4, w3), tl.where(is_odd, w5, w4)
-        is_half = (position & 1) != 0
-        w0 = tl.where(is_half, (w0 >> 16) | (w1 << 16), w0)
-        w1 = tl.where(is_half, (w1 >> 16) | (w2 << 16), w1)
-        w2 = tl.where(is_half, (w2 >> 16) | (w3 << 16), w2)
-        w3 = tl.where(is_half, (w3 >> 16) | (w4 << 16), w3)
+        skips_two_words, skips_one_word = (position & 4) != 0, (position & 2) != 0
+        w0, w1, w2 = (
+            tl.where(skips_two_words, w2, w0),
+            tl.where(skips_two_words, w3, w1),
+            tl.where(skips_two_words, w4, w2),
+        )
+        w3, w4, w5 = (
+            tl.where(skips_two_words, w5, w3),
+            tl.where(skips_two_words, w6, w4),
+            tl.where(skips_two_words, w7, w5),
+        )
+        w0, w1, w2 = (
+            tl.where(skips_one_word, w1, w0),
+            tl.where(skips_one_word, w2, w1),
+            tl.where(skips_one_word, w3, w2),
+        )
+        w3, w4 = tl.where(skips_one_word, w4, w3), tl.where(skips_one_word, w5, w4)
+        skips_half_word = (position & 1) != 0
+        w0 = tl.where(skips_half_word, (w0 >> 16) | (w1 << 16), w0)
+        w1 = tl.where(skips_half_word, (w1 >> 16) | (w2 << 16), w1)
+        w2 = tl.where(skips_half_word, (w2 >> 16) | (w3 << 16), w2)
+        w3 = tl.where(skips_half_word, (w3 >> 16) | (w4 << 16), w3)
     words = tl.join(tl.join(w0, w2), tl.join(w1, w3))
     return tl.reshape(tl.join(words & 0xFFFF, words >> 16), (COUNT,))
 
 
 @triton.jit
-def to_bfloat16_by(x, bits):
+def to_bfloat16_by(x, random_bits):
     """A number as bfloat16, rounded by random bits."""
-    own = x.to(tl.uint32, bitcast=True)
-    size = own & 0x7FFFFFFF
-    moved = own + tl.where(size < 0x7F7F0000, bits, ((own >> 16) & 1) + 0x7FFF)
-    found = tl.where(size > 0x7F800000, 0x7FC0, moved >> 16)
-    return found.to(tl.int16).to(tl.bfloat16, bitcast=True)
+    x_bits = x.to(tl.uint32, bitcast=True)
+    magnitude = x_bits & 0x7FFFFFFF
+    carried_bits = x_bits + tl.where(
+        magnitude < 0x7F7F0000, random_bits, ((x_bits >> 16) & 1) + 0x7FFF
+    )
+    upper_bits = tl.where(magnitude > 0x7F800000, 0x7FC0, carried_bits >> 16)
+    return upper_bits.to(tl.int16).to(tl.bfloat16, bitcast=True)
 
 
 @triton.jit
-def to_float16_by(x, bits):
+def to_float16_by(x, random_bits):
     """The same as float16."""
-    own = x.to(tl.uint32, bitcast=True)
-    size = own & 0x7FFFFFFF
-    exponent = size >> 23
-    least = tl.where(exponent > 113, exponent, 113) - 10  # a last place
-    unit = (least << 23).to(tl.float32, bitcast=True)
-    places = size.to(tl.float32, bitcast=True) * ((254 - least) << 23).to(tl.float32, bitcast=True)
-    whole = tl.floor(places)
-    share = (places - whole) * 65536.0 + bits.to(tl.float32)
-    found = (tl.where(share >= 65536.0, whole + 1.0, whole) * unit).to(tl.float16)
-    moved = found.to(tl.int16, bitcast=True) | ((own >> 16) & 0x8000).to(tl.int16)
-    nearest = to_float16(x).to(tl.int16, bitcast=True)
-    return tl.where(size < 0x477FE000, moved, nearest).to(tl.float16, bitcast=True)
+    x_bits = x.to(tl.uint32, bitcast=True)
+    magnitude = x_bits & 0x7FFFFFFF
+    exponent = magnitude >> 23
+    unit_exponent = tl.where(exponent > 113, exponent, 113) - 10  # a last place
+    unit = (unit_exponent << 23).to(tl.float32, bitcast=True)
+    units = magnitude.to(tl.float32, bitcast=True) * ((254 - unit_exponent) << 23).to(
+        tl.float32, bitcast=True
+    )
+    full_units = tl.floor(units)
+    fraction = (units - full_units) * 65536.0 + random_bits.to(tl.float32)
+    rounded_magnitude = (tl.where(fraction >= 65536.0, full_units + 1.0, full_units) * unit).to(
+        tl.float16
+    )
+    signed_bits = rounded_magnitude.to(tl.int16, bitcast=True) | ((x_bits >> 16) & 0x8000).to(
+        tl.int16
+    )
+    nearest_bits = to_float16(x).to(tl.int16, bitcast=True)
+    return tl.where(magnitude < 0x477FE000, signed_bits, nearest_bits).to(tl.float16, bitcast=True)
 
 
 # Numbers of which a bfloat16 is the upper part
@@ -97,30 +117,32 @@ def to_float16_by(x, bits):
 @triton.jit
 def joined(upper, code):
     """The number of a bfloat16 and a code."""
-    wide = upper.to(tl.int16, bitcast=True).to(tl.uint16, bitcast=True).to(tl.int32)
-    size = wide & 0x7FFF
-    rest = tl.where((size != 0) & (size < 0x7F80), code.to(tl.int32) << 8, 0)
-    return ((wide << 16) + rest).to(tl.float32, bitcast=True)
+    upper_bits = upper.to(tl.int16, bitcast=True).to(tl.uint16, bitcast=True).to(tl.int32)
+    magnitude = upper_bits & 0x7FFF
+    code_bits = tl.where((magnitude != 0) & (magnitude < 0x7F80), code.to(tl.int32) << 8, 0)
+    return ((upper_bits << 16) + code_bits).to(tl.float32, bitcast=True)
 
 
 @triton.jit
-def _word_of(x, bits):
+def _word_of(x, random_bits):
     """A number rounded to 24 bits by 8 of others."""
-    own = x.to(tl.uint32, bitcast=True)
-    return tl.where((own & 0x7FFFFFFF) > 0x7F800000, 0x7FC000, (own + (bits & 0xFF)) >> 8)
+    x_bits = x.to(tl.uint32, bitcast=True)
+    return tl.where(
+        (x_bits & 0x7FFFFFFF) > 0x7F800000, 0x7FC000, (x_bits + (random_bits & 0xFF)) >> 8
+    )
 
 
 @triton.jit
-def upper_of(x, bits):
+def upper_of(x, random_bits):
     """The bfloat16 of a number."""
-    moved = (_word_of(x, bits) + 0x80) >> 8
-    return moved.to(tl.int16).to(tl.bfloat16, bitcast=True)
+    upper_bits = (_word_of(x, random_bits) + 0x80) >> 8
+    return upper_bits.to(tl.int16).to(tl.bfloat16, bitcast=True)
 
 
 @triton.jit
-def lower_of(x, bits):
+def lower_of(x, random_bits):
     """Its code."""
-    return _word_of(x, bits).to(tl.int8)
+    return _word_of(x, random_bits).to(tl.int8)
 
 
 # Records of codecs
@@ -133,21 +155,21 @@ def records(addresses, element):
 
 
 @triton.jit
-def store_where(start, at, value, is_there, MASKED: tl.constexpr):
+def store_where(start, offsets, values, mask, MASKED: tl.constexpr):
     """Write a part of records, of which integers lose what does not fit."""
-    value = value.to(start.dtype.element_ty)
+    values = values.to(start.dtype.element_ty)
     if MASKED:
-        tl.store(start + at, value, mask=is_there)
+        tl.store(start + offsets, values, mask=mask)
     else:
-        tl.store(start + at, value)
+        tl.store(start + offsets, values)
 
 
 @triton.jit
-def tile_of(x, at, length, MASKED: tl.constexpr):
+def tile_of(x, offsets, length, MASKED: tl.constexpr):
     """Numbers of a tile, with zeros beyond the last element."""
-    x = tl.broadcast_to(x, at.shape)
+    x = tl.broadcast_to(x, offsets.shape)
     if MASKED:
-        x = tl.where(at < length, x, 0.0)
+        x = tl.where(offsets < length, x, 0.0)
     return x
 
 
@@ -157,9 +179,9 @@ def peaks_of(x, PARTS: tl.constexpr):
     peaks = tl.max(x.to(tl.int32, bitcast=True) & 0x7FFFFFFF, axis=1)
     if PARTS > 1:
         ROWS: tl.constexpr = x.shape[0]
-        several = tl.max(tl.reshape(peaks, (ROWS // PARTS, PARTS)), axis=1)
+        block_peaks = tl.max(tl.reshape(peaks, (ROWS // PARTS, PARTS)), axis=1)
         peaks = tl.reshape(
-            tl.broadcast_to(tl.expand_dims(several, 1), (ROWS // PARTS, PARTS)), (ROWS,)
+            tl.broadcast_to(tl.expand_dims(block_peaks, 1), (ROWS // PARTS, PARTS)), (ROWS,)
         )
     return tl.expand_dims(peaks, 1)
 
@@ -196,15 +218,15 @@ def dithers_of(element, step):
 
 
 @triton.jit
-def positive_code(x, dithers, LEAST: tl.constexpr):
+def positive_code(x, dithers, SMALLEST_CODE: tl.constexpr):
     """The bits of codes of real ones that are not negative."""
-    moved = tl.where(x > LEAST, x, LEAST * 1.0) + dithers
-    return tl.where(x > 0.0, moved, 0.0).to(tl.int32)
+    dithered = tl.where(x > SMALLEST_CODE, x, SMALLEST_CODE * 1.0) + dithers
+    return tl.where(x > 0.0, dithered, 0.0).to(tl.int32)
 
 
 @triton.jit
 def signed_code(x, dithers):
     """The bits of codes of real ones of any sign."""
-    size = tl.abs(x)
-    moved = x * tl.where(size < 1.0, size, 1.0) + tl.where(x < 0.0, -dithers, dithers)
-    return moved.to(tl.int32)
+    magnitude = tl.abs(x)
+    dithered = x * tl.where(magnitude < 1.0, magnitude, 1.0) + tl.where(x < 0.0, -dithers, dithers)
+    return dithered.to(tl.int32)

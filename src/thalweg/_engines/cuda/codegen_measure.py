@@ -105,20 +105,20 @@ class Program:
     def define_functions(self) -> str:
         """The function that returns every measure of a block, after those that it calls."""
         stages = enumerate(self.sweep.stages)
-        found = [self._single.define_function(f"stage{k}", stage) for k, stage in stages]
+        stage_functions = [self._single.define_function(f"stage{k}", stage) for k, stage in stages]
         parameters = ", ".join([*self.sweep.arguments, "at", "length", "MASKED: tl.constexpr"])
         element = (
             f"@triton.jit\ndef element({parameters}):\n{indent_by(self._measure_element(), 1)}"
         )
-        return "\n\n\n".join([*found, element]) + "\n"
+        return "\n\n\n".join([*stage_functions, element]) + "\n"
 
     def _measure_element(self) -> list[str]:
         lines = [line for stream in self.sweep.used for line in self._read_stream(stream)]
         for index, stage in enumerate(self.sweep.stages):
-            given = [
+            scalar_args = [
                 f"{self.sweep.scalar[name]}.to(tl.{self._single.compute})" for name in stage.scalars
             ]
-            lines.append(f"e1 = {FUNCTION_PREFIX}stage{index}({', '.join(['e1', *given])})")
+            lines.append(f"e1 = {FUNCTION_PREFIX}stage{index}({', '.join(['e1', *scalar_args])})")
         if self.sweep.stages:
             lines.append("e1 = e1.to(tl.float64)")
         for index, measure in enumerate(self.sweep.measures):
@@ -153,9 +153,9 @@ class Program:
             f"m{index} = tl.where(at < length, m{index}, tl.full((), 0, tl.float64))",
         ]
 
-    def read_vector(self, stored: str) -> str:
+    def read_vector(self, load_expression: str) -> str:
         """What there is of a row or a column, of what is stored, in float64."""
-        return self._double.read_value(stored, self._single.compute)
+        return self._double.read_value(load_expression, self._single.compute)
 
     def flush_value(self, value: str) -> str:
         """A number of float64 that was computed."""
@@ -187,9 +187,9 @@ class Program:
         values = ", ".join(f"value{index}" for index in range(len(self.sweep.measures)))
         lines: list[str] = []
         for part in range(_PARTS):
-            at = f"{start} + {part * _PART} + tl.arange(0, {_PART})"
-            given = ", ".join([*self.sweep.arguments, at, "length", str(masked)])
-            lines.append(f"{values} = element({given})")
+            offsets = f"{start} + {part * _PART} + tl.arange(0, {_PART})"
+            call_args = ", ".join([*self.sweep.arguments, offsets, "length", str(masked)])
+            lines.append(f"{values} = element({call_args})")
             for index in range(len(self.sweep.measures)):
                 total = self._double.flush_value(f"sum{index}_{part} + value{index}")
                 lines.append(f"sum{index}_{part} = {total}")
@@ -211,12 +211,14 @@ class Program:
                 lines.append(f"sum{index}_{part} = {total}")
         return [*lines, f"sum{index} = sum{index}_0", *self.fold_lanes(f"sum{index}", _PART)]
 
-    def fold_lanes(self, name: str, lanes: int, each: int = 1, fold: str = "fold") -> list[str]:
+    def fold_lanes(
+        self, name: str, lanes: int, numbers_per_lane: int = 1, fold: str = "fold"
+    ) -> list[str]:
         """Join the upper half of lanes, with so many numbers each, until one is left."""
         lines: list[str] = []
         while lanes > 1:
             lanes //= 2
-            folded = self._double.flush_value(f"{fold}({name}, {lanes * each})")
+            folded = self._double.flush_value(f"{fold}({name}, {lanes * numbers_per_lane})")
             lines.append(f"{name} = {folded}")
         return lines
 
@@ -231,7 +233,7 @@ def generate_measure(
     formulas: tuple[Formula, ...],
     stages: tuple[Formula, ...],
     storage: tuple[str, ...],
-    measured: int,
+    n_readable: int,
     compute: str,
     flush: bool,
     from_copy: bool = False,
@@ -240,13 +242,13 @@ def generate_measure(
 
     Args:
         formulas, stages, storage, from_copy: As for `Sweep`.
-        measured: How many of the tensors formulas may read.
+        n_readable: How many of the tensors formulas may read.
         compute, flush: As for `generate_update` of `codegen`.
 
     Raises:
         RuleError: A formula takes more values than there are, or returns several.
     """
-    sweep = Sweep(formulas, stages, storage, measured, from_copy)
+    sweep = Sweep(formulas, stages, storage, n_readable, from_copy)
     program = Program(sweep, compute, flush)
     kernel = _MEASURE.format(
         leaf=LEAF,

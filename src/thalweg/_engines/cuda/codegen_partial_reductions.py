@@ -16,7 +16,7 @@ _OF_MATRICES = 4  # numbers of a tensor's record: sides, and how many tiles or m
 _ZERO = {"sum": "0.0", "largest": "float('-inf')"}
 
 
-class Kept:
+class ReducedFormula:
     """The values of a formula that are reduced alike.
 
     Args:
@@ -49,8 +49,8 @@ class Kept:
 
     def join(self, a: str, b: str) -> str:
         """What two values become."""
-        both = f"{a} + {b}" if self._reduce == "sum" else f"maximum({a}, {b})"
-        return self._program.flush_value(both)
+        expression = f"{a} + {b}" if self._reduce == "sum" else f"maximum({a}, {b})"
+        return self._program.flush_value(expression)
 
     def fold(self, names: Sequence[str]) -> list[str]:
         """Have the first one hold what all hold: the upper half is joined to the lower half.
@@ -69,18 +69,18 @@ class Kept:
             count = half
         return lines
 
-    def fold_lanes(self, name: str, lanes: int, each: int) -> list[str]:
+    def fold_lanes(self, name: str, lanes: int, numbers_per_lane: int) -> list[str]:
         """The same of lanes, each of which has so many numbers."""
-        return self._program.fold_lanes(name, lanes, each, self._lanes_fold)
+        return self._program.fold_lanes(name, lanes, numbers_per_lane, self._lanes_fold)
 
-    def store(self, over: str, place: str, value: str, mask: str = "") -> list[str]:
+    def store(self, scope: str, offset: str, value: str, mask: str = "") -> list[str]:
         """Store the measures of a row, a column or a variable."""
-        where = f", mask={mask}" if mask else ""
-        targets = self.targets.get(over, ())
-        return [f"tl.store(target{k} + {place}, {value}{where})" for k in targets]
+        mask_argument = f", mask={mask}" if mask else ""
+        targets = self.targets.get(scope, ())
+        return [f"tl.store(target{k} + {offset}, {value}{mask_argument})" for k in targets]
 
 
-class Measuring:
+class MeasureBuilder:
     """Measures of rows, columns and variables in one sweep, whatever the layout of matrices.
 
     Args:
@@ -94,7 +94,7 @@ class Measuring:
         program: Writes the functions that a kernel calls.
         read: Which streams it reads.
         of_rows, of_columns: The names of vectors.
-        kept: What becomes of values, by formula and by how they become one.
+        reduced_formulas: What becomes of values, by formula and by how they become one.
         sides: The place in a tensor's record of the sides of its matrices, after its vectors.
         width: How many numbers that record has.
     """
@@ -104,25 +104,25 @@ class Measuring:
         measures: tuple[Measure, ...],
         stages: tuple[Formula, ...],
         storage: tuple[str, ...],
-        measured: int,
+        n_readable: int,
         compute: str,
         vectors: Mapping[str, str],
         flush: bool,
         from_copy: bool,
     ) -> None:
-        formulas = tuple(dict.fromkeys(each.function for each in measures))
-        self._sweep = sweep = Sweep(formulas, stages, storage, measured, from_copy, vectors)
+        formulas = tuple(dict.fromkeys(measure.function for measure in measures))
+        self._sweep = sweep = Sweep(formulas, stages, storage, n_readable, from_copy, vectors)
         self.program = program = Program(sweep, compute, flush)
         self._compute, self._measures, self._values = compute, len(measures), len(formulas)
         self.read, names = sweep.read, list(sweep.vectors.values())
         self.of_rows = [name for name in names if name.startswith("row")]
         self.of_columns = [name for name in names if name.startswith("column")]
-        kept: dict[tuple[int, str], Kept] = {}
-        for number, each in enumerate(measures):
-            key = formulas.index(each.function), each.reduce
-            own = kept.setdefault(key, Kept(program, *key))
-            own.targets.setdefault(each.over, []).append(number)
-        self.kept = list(kept.values())
+        reduced_formulas: dict[tuple[int, str], ReducedFormula] = {}
+        for number, measure in enumerate(measures):
+            key = formulas.index(measure.function), measure.reduce
+            reduced_formula = reduced_formulas.setdefault(key, ReducedFormula(program, *key))
+            reduced_formula.targets.setdefault(measure.over, []).append(number)
+        self.reduced_formulas = list(reduced_formulas.values())
         self.sides = len(names)
         self.width = self.sides + _OF_MATRICES + len(measures)
 
@@ -138,20 +138,20 @@ class Measuring:
             places.append((f"of_p{stream}", place, sweep.storage[stream]))
         return [f"{name} = pointer({place}, tl.{kind}, False)" for name, place, kind in places]
 
-    def take(self, column: int, at: str, length: str, suffix: str = "") -> str:
+    def take(self, column: int, offsets: str, length: str, suffix: str = "") -> str:
         """Take the values of some elements, which see the vectors of this column.
 
         Args:
             column: With its number, names of vectors of columns end.
-            at, length: Of elements, as for the function of `Program`.
+            offsets, length: Of elements, as for the function of `Program`.
             suffix: What names of values end with.
         """
-        found = ", ".join(f"v{index}{suffix}" for index in range(self._values))
+        value_names = ", ".join(f"v{index}{suffix}" for index in range(self._values))
         names = self._sweep.arguments
-        given = [f"{name}_{column}" if name in self.of_columns else name for name in names]
-        return f"{found} = element({', '.join(given)}, {at}, {length}, True)"
+        call_args = [f"{name}_{column}" if name in self.of_columns else name for name in names]
+        return f"{value_names} = element({', '.join(call_args)}, {offsets}, {length}, True)"
 
-    def kernel_of(self, text: str, threads: int, **given: object) -> Kernel:
+    def kernel_of(self, text: str, threads: int, **fields: object) -> Kernel:
         """The kernel of a template, given what it asks for beside what all have."""
         sweep = self._sweep
         text = text.format(
@@ -160,8 +160,12 @@ class Measuring:
             n_scalars=len(sweep.scalars),
             scalars=indent_by(self.program.load_scalars(), 1),
             threads=threads,
-            **given,
+            **fields,
         )
         text = self.program.write_header() + self.program.define_functions() + text
-        own = {"measures": self._measures, "vectors": tuple(sweep.vectors), "threads": threads}
-        return name_kernel(text, sweep.scalars, **own)
+        attributes = {
+            "measures": self._measures,
+            "vectors": tuple(sweep.vectors),
+            "threads": threads,
+        }
+        return name_kernel(text, sweep.scalars, **attributes)

@@ -65,7 +65,9 @@ class _Summed(Element):
     """A row is updated once, by the sum of its entries, which is rounded to the variable's type."""
 
     def pointed_streams(self) -> list[int]:
-        return [each for each in super().pointed_streams() if each != 1]
+        return [
+            pointed_stream for pointed_stream in super().pointed_streams() if pointed_stream != 1
+        ]
 
     def read_value(self, stream: int) -> list[str]:
         return (
@@ -76,21 +78,24 @@ class _Summed(Element):
 
     def streams_ahead(self) -> list[int]:
         """The streams that are read before the entries are."""
-        return [each for each in self.update.read_streams() if each != 1]
+        return [stream for stream in self.update.read_streams() if stream != 1]
 
     def load_value(self, stream: int) -> str:
         return f"ahead{stream}" if stream in self.streams_ahead() else super().load_value(stream)
 
     def extra_arguments(self) -> list[str]:
         """What the function gets beside pointers and scalars."""
-        return ["sum_of_entries", *(f"ahead{each}" for each in self.streams_ahead())]
+        return ["sum_of_entries", *(f"ahead{stream}" for stream in self.streams_ahead())]
 
     def update_row(self) -> list[str]:
         """Update the row."""
         writer, kind = self.writer, self.update.storage[0]
         total = writer.flush_value(f"found + {self._entry_value()}")
         return [
-            *(f"ahead{each} = load(p{each}, at, width, True)" for each in self.streams_ahead()),
+            *(
+                f"ahead{stream} = load(p{stream}, at, width, True)"
+                for stream in self.streams_ahead()
+            ),
             f"found = {self._entry_value()}",
             *_while_same(f"found = {total}"),
             f"found = {writer.read_value(writer.value_to_store('found', kind), kind)}",
@@ -107,8 +112,8 @@ class _Summed(Element):
         return self.writer.read_value(self.writer.value_to_store(value, kind), kind)
 
     def _call_element(self) -> str:
-        others = ["found", *self.extra_arguments()[1:], "at", "width", "True"]
-        return f"element({', '.join([*self.arguments, *others])})"
+        extra_args = ["found", *self.extra_arguments()[1:], "at", "width", "True"]
+        return f"element({', '.join([*self.arguments, *extra_args])})"
 
 
 class _Successive(_Summed):
@@ -121,8 +126,8 @@ class _Successive(_Summed):
         return []
 
     def update_row(self) -> list[str]:
-        once = [f"found = {self._entry_value()}", self._call_element()]
-        return [*self._begin_row(), *once, *_while_same(*once)]
+        update_entry = [f"found = {self._entry_value()}", self._call_element()]
+        return [*self._begin_row(), *update_entry, *_while_same(*update_entry)]
 
     def _begin_row(self) -> list[str]:
         """Apply `before` to the variable, before the first of the entries."""
@@ -191,9 +196,9 @@ def generate_untouched(update: Update, compute: str, flush: bool, fast: bool = F
 
 def _while_same(*body: str) -> list[str]:
     """Do it for every further entry of the row."""
-    following = [
+    advance = [
         "place += 1",
         "more = tl.load(rows + place, mask=place < count, other=-1) == row",
     ]
-    further = ["entry = tl.load(order + place)", *body, *following]
-    return [*following, "while more:", *("    " + line for line in further)]
+    loop_body = ["entry = tl.load(order + place)", *body, *advance]
+    return [*advance, "while more:", *("    " + line for line in loop_body)]

@@ -73,8 +73,8 @@ def absolute(x):
 @triton.jit
 def sign(x):
     """-1, 0 or 1; NaN stays NaN."""
-    one = tl.full((), 1, x.dtype)
-    return tl.where(x > 0, one, tl.where(x < 0, -one, x))
+    unit = tl.full((), 1, x.dtype)
+    return tl.where(x > 0, unit, tl.where(x < 0, -unit, x))
 
 
 @triton.jit
@@ -112,28 +112,30 @@ if INTERPRETED:
     import numpy as np
     from triton.runtime.interpreter import TensorHandle
 
-    def _of_c(function, *given):
-        kind = given[0].dtype
-        arrays = np.broadcast_arrays(*(each.handle.data.astype(np.float64) for each in given))
-        made = np.vectorize(function, otypes=[np.float64])(*arrays)
-        dtype = np.float64 if kind == tl.float64 else np.float32
+    def _call_numpy(function, *operands):
+        triton_dtype = operands[0].dtype
+        arrays = np.broadcast_arrays(
+            *(operand.handle.data.astype(np.float64) for operand in operands)
+        )
+        results = np.vectorize(function, otypes=[np.float64])(*arrays)
+        numpy_dtype = np.float64 if triton_dtype == tl.float64 else np.float32
         with np.errstate(all="ignore"):
-            data = np.asarray(made, np.float64).astype(dtype)
-        shape = [tl.constexpr(size) for size in data.shape]
-        block = tl.block_type(kind, shape) if shape else kind
-        return tl.tensor(TensorHandle(data, kind), block)
+            array = np.asarray(results, np.float64).astype(numpy_dtype)
+        shape = [tl.constexpr(size) for size in array.shape]
+        block = tl.block_type(triton_dtype, shape) if shape else triton_dtype
+        return tl.tensor(TensorHandle(array, triton_dtype), block)
 
     def exponential(x):
         """e to a number."""
-        return _of_c(libm.exp, x)
+        return _call_numpy(libm.exp, x)
 
     def logarithm(x):
         """The natural logarithm."""
-        return _of_c(libm.log, x)
+        return _call_numpy(libm.log, x)
 
     def power(x, y):
         """A number to the power of another."""
-        return _of_c(libm.power, x, y)
+        return _call_numpy(libm.power, x, y)
 
 else:
     from triton.language.extra import libdevice
@@ -210,10 +212,10 @@ def literal64(value: tl.constexpr):
 def flush(x):
     """A number, or a zero of its sign in place of a denormal one."""
     if x.dtype == tl.float32:
-        least = tl.full((), 1.1754943508222875e-38, tl.float32)
+        smallest_normal = tl.full((), 1.1754943508222875e-38, tl.float32)
     else:
-        least = tl.full((), 2.2250738585072014e-308, tl.float64)
-    return tl.where(tl.abs(x) < least, x * tl.full((), 0, x.dtype), x)
+        smallest_normal = tl.full((), 2.2250738585072014e-308, tl.float64)
+    return tl.where(tl.abs(x) < smallest_normal, x * tl.full((), 0, x.dtype), x)
 
 
 @triton.jit
@@ -225,37 +227,37 @@ def pointer(addresses, element: tl.constexpr, ALIGNED: tl.constexpr):
         element: The type of the elements there.
         ALIGNED: Whether it is a multiple of 16 bytes.
     """
-    found = tl.load(addresses).to(tl.pointer_type(element))
+    address = tl.load(addresses).to(tl.pointer_type(element))
     if ALIGNED:
-        found = tl.multiple_of(found, 16)
-    return found
+        address = tl.multiple_of(address, 16)
+    return address
 
 
 @triton.jit
-def load(start, at, length, MASKED: tl.constexpr):
+def load(start, offsets, length, MASKED: tl.constexpr):
     """Elements, as they are stored."""
     if MASKED:
-        return tl.load(start + at, mask=at < length, other=0)
+        return tl.load(start + offsets, mask=offsets < length, other=0)
     else:
-        return tl.load(start + at)
+        return tl.load(start + offsets)
 
 
 @triton.jit
-def load_where(start, at, is_there, MASKED: tl.constexpr):
+def load_where(start, offsets, mask, MASKED: tl.constexpr):
     """The same of places that are there."""
     if MASKED:
-        return tl.load(start + at, mask=is_there, other=0)
+        return tl.load(start + offsets, mask=mask, other=0)
     else:
-        return tl.load(start + at)
+        return tl.load(start + offsets)
 
 
 @triton.jit
-def store(start, at, value, length, MASKED: tl.constexpr):
+def store(start, offsets, values, length, MASKED: tl.constexpr):
     """Write elements, of the type that is stored."""
     if MASKED:
-        tl.store(start + at, value, mask=at < length)
+        tl.store(start + offsets, values, mask=offsets < length)
     else:
-        tl.store(start + at, value)
+        tl.store(start + offsets, values)
 
 
 @triton.jit
@@ -275,8 +277,8 @@ def is_same_float16(x, copy):
 def is_nearest_bfloat16(x, copy):
     """Return whether a copy is a nearest bfloat16 to a float32; see `copies.is_nearest`."""
     upper = copy.to(tl.int16, bitcast=True).to(tl.uint16, bitcast=True).to(tl.uint32) << 16
-    apart = x.to(tl.uint32, bitcast=True) - upper
-    return (apart + 0x8000 <= 0x10000) & (x == x)
+    difference = x.to(tl.uint32, bitcast=True) - upper
+    return (difference + 0x8000 <= 0x10000) & (x == x)
 
 
 @triton.jit
@@ -307,5 +309,5 @@ def fold_largest(x, HALF: tl.constexpr):
 @triton.jit
 def fold_neighbours(x, HALF: tl.constexpr):
     """Each number of an even place and the one after it, added."""
-    even, odd = tl.split(tl.reshape(x, (HALF, 2)))
-    return even + odd
+    even_lanes, odd_lanes = tl.split(tl.reshape(x, (HALF, 2)))
+    return even_lanes + odd_lanes

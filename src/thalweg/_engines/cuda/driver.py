@@ -21,11 +21,11 @@ def _load_driver() -> Any:
     return ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")
 
 
-def _check_code(code: int, what: str) -> None:
+def _check_code(code: int, action: str) -> None:
     if code:
         text = c_char_p()
         _load_driver().cuGetErrorString(code, byref(text))
-        raise RuntimeError(f"{what} failed: {(text.value or b'').decode()} (CUDA error {code}).")
+        raise RuntimeError(f"{action} failed: {(text.value or b'').decode()} (CUDA error {code}).")
 
 
 @cache
@@ -37,23 +37,23 @@ def load_function(cubin: bytes, name: str, device: int) -> c_void_p:
     """
     with torch.cuda.device(device):
         torch.cuda.current_stream(device).query()  # the device's context is there from now on
-        module, found = c_void_p(), c_void_p()
+        module, function = c_void_p(), c_void_p()
         _check_code(_load_driver().cuModuleLoadData(byref(module), cubin), f"Loading {name}")
         _check_code(
-            _load_driver().cuModuleGetFunction(byref(found), module, name.encode()),
+            _load_driver().cuModuleGetFunction(byref(function), module, name.encode()),
             f"Finding {name}",
         )
-    return found
+    return function
 
 
 @cache
 def _context_of(device: int) -> c_void_p:
     with torch.cuda.device(device):
-        found = c_void_p()
-        _check_code(_load_driver().cuCtxGetCurrent(byref(found)), "Asking for the context")
-    if not found.value:
+        context = c_void_p()
+        _check_code(_load_driver().cuCtxGetCurrent(byref(context)), "Asking for the context")
+    if not context.value:
         raise RuntimeError(f"GPU {device} has no context in this thread.")
-    return found
+    return context
 
 
 class Starter(NamedTuple):
@@ -88,8 +88,10 @@ class Launch:
         self, starter: Starter, grid: tuple[int, int], arguments: Sequence[torch.Tensor | int]
     ) -> None:
         count = starter.parameters
-        given = [each if isinstance(each, int) else each.data_ptr() for each in arguments]
-        values = (c_int64 * count)(*given)
+        addresses = [
+            argument if isinstance(argument, int) else argument.data_ptr() for argument in arguments
+        ]
+        values = (c_int64 * count)(*addresses)
         first = ctypes.addressof(values)
         pointers = (c_void_p * count)(*range(first, first + 8 * count, 8))
         # The driver reads them when it is called, which may be after the launch itself is gone.
@@ -103,11 +105,11 @@ class Launch:
     def make_calls(self) -> list[Callable[[], Any]]:
         """What starts it on the current stream, as functions in C."""
         self._stream.value = torch.cuda.current_stream(self._device).cuda_stream
-        library, before = _load_driver(), c_void_p()
+        library, popped_context = _load_driver(), c_void_p()
         return [
             partial(library.cuCtxPushCurrent_v2, _context_of(self._device)),
             partial(library.cuLaunchKernel, *self._bound),
-            partial(library.cuCtxPopCurrent_v2, byref(before)),
+            partial(library.cuCtxPopCurrent_v2, byref(popped_context)),
         ]
 
     def run(self) -> None:

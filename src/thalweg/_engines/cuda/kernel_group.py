@@ -39,48 +39,48 @@ class Group:
 
     measures_in_place = False
 
-    def __init__(self, asked: StepRequest, members: list[int]) -> None:
-        own = streams_of(asked, members)
-        self._names, self._from_copy = own.names, own.from_copy
-        self._measurable = len(own.names) - own.copied
-        self.dtype = own.compute
-        self._flush = asked.selection.denormals == "flush"
-        self._kinds = tuple(getattr(asked.rule.update, "vectors", {}).items())
+    def __init__(self, request: StepRequest, members: list[int]) -> None:
+        kernel_streams = streams_of(request, members)
+        self._names, self._from_copy = kernel_streams.names, kernel_streams.from_copy
+        self._measurable = len(kernel_streams.names) - kernel_streams.copied
+        self.dtype = kernel_streams.compute
+        self._flush = request.selection.denormals == "flush"
+        self._kinds = tuple(getattr(request.rule.update, "vectors", {}).items())
         self.kernel = launch.update_kernel(
-            asked.rule.update,
-            asked.stages,
+            request.rule.update,
+            request.stages,
             self._names,
             self.dtype,
             self._flush,
-            copy=own.copied,
-            before=asked.rule.before,
-            fast=asked.selection.math == "fast",
-            from_copy=own.from_copy,
-            draws=own.draws,
+            copy=kernel_streams.copied,
+            before=request.rule.before,
+            fast=request.selection.math == "fast",
+            from_copy=kernel_streams.from_copy,
+            draws=kernel_streams.draws,
             vectors=self._kinds,
         )
         self.members = members
-        self.whole = len(members) == len(asked.variables)
-        self._sizes, self.bytes = own.sizes, own.bytes
-        self._device = device = asked.variables[members[0]].device
-        streams = len(own.names)
-        base = np.ascontiguousarray(own.base[:, :streams])
+        self.whole = len(members) == len(request.variables)
+        self._sizes, self.bytes = kernel_streams.sizes, kernel_streams.bytes
+        self._device = device = request.variables[members[0]].device
+        n_streams = len(kernel_streams.names)
+        base = np.ascontiguousarray(kernel_streams.base[:, :n_streams])
         self._base = Mirror(base, device)
         self._table: Tensor | None = None  # of this step, once it has been asked for
-        self._is_aligned = bool((base[:, _are_elements(own.names)] % WIDTH == 0).all())
+        self._is_aligned = bool((base[:, _are_elements(kernel_streams.names)] % WIDTH == 0).all())
         # What the kernel is given beside tables and scalars, and whether chunks begin at eights.
-        self._beside: tuple[Tensor, ...] = ()
+        self._extra_arguments: tuple[Tensor, ...] = ()
         self._is_grouped = True
-        if own.draws:
-            places = own.base[:, streams:]
-            self._beside = (send_constant(places, np.int64, device),)
+        if kernel_streams.draws:
+            places = kernel_streams.base[:, n_streams:]
+            self._extra_arguments = (send_constant(places, np.int64, device),)
             self._is_grouped = not (places[:, 1] % GROUP).any()
-        self._shapes = [asked.variables[i].shape for i in members]
-        self._vectors = [asked.vectors[i] for i in members] if asked.vectors else []
+        self._shapes = [request.variables[index].shape for index in members]
+        self._vectors = [request.vectors[index] for index in members] if request.vectors else []
         if self.kernel.vectors:
-            self._beside += (self.lines.table_of(self.kernel.vectors),)
-        self._chunks = send_constant(chunks_of(own.sizes, CHUNK), np.int32, device)
-        self._there = send_constant(own.sizes, np.int64, device)
+            self._extra_arguments += (self.lines.table_of(self.kernel.vectors),)
+        self._chunks = send_constant(chunks_of(kernel_streams.sizes, CHUNK), np.int32, device)
+        self._sizes_on_device = send_constant(kernel_streams.sizes, np.int64, device)
         self._one_row = send_constant(np.zeros(len(members)), np.int64, device)
         self._rows: dict[launch.Compiled, Rows] = {}
         self._bound: launch.Bound | None = None
@@ -110,8 +110,8 @@ class Group:
         return send_constant(np.arange(len(self.members)), np.int64, self._device)
 
     @lazy
-    def _sizes_if_taken(self) -> Tensor:
-        return torch.empty_like(self._there)
+    def _written_sizes(self) -> Tensor:
+        return torch.empty_like(self._sizes_on_device)
 
     def point_at(self, addresses: Int64) -> None:
         """See `thalweg._engines.dense_plan.Group`."""
@@ -129,24 +129,24 @@ class Group:
         shared, separate = columns.shared.get(self.dtype, {}), columns.separate
         shared = {**UNCOUNTED, **shared}
         is_shared = separate.keys().isdisjoint(kernel.scalars)
-        known: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         for name in kernel.scalars:
             value = separate.get(name)
             if isinstance(value, Tensor):
-                known[name] = value if self.whole else value[self._member_places]
+                values[name] = value if self.whole else value[self._member_places]
             else:
-                known[name] = shared[name] if value is None else value[self.members]
-        rows = 1 if is_shared else len(self.members)
-        own = self._rows.get(kernel)
-        if own is None or own.count != rows:
-            own = self._rows[kernel] = Rows(rows, kernel, self._device)
-        return self._one_row if is_shared else self._own_rows, own.send_if_changed(known)
+                values[name] = shared[name] if value is None else value[self.members]
+        n_rows = 1 if is_shared else len(self.members)
+        device_rows = self._rows.get(kernel)
+        if device_rows is None or device_rows.count != n_rows:
+            device_rows = self._rows[kernel] = Rows(n_rows, kernel, self._device)
+        return self._one_row if is_shared else self._own_rows, device_rows.send_if_changed(values)
 
     def _sizes_of(self, columns: Columns) -> Tensor:
         """The sizes; none of what is not written has any elements."""
         if columns.taken is None:
-            return self._there
-        return torch.mul(self._there, columns.taken, out=self._sizes_if_taken)
+            return self._sizes_on_device
+        return torch.mul(self._sizes_on_device, columns.taken, out=self._written_sizes)
 
     def _all_aligned(self) -> bool:
         return self._is_aligned and not (self._base.host[:, 1] % WIDTH).any()
@@ -156,10 +156,17 @@ class Group:
         rows, scalars = self._send_scalars(self.kernel, columns)
         aligned = self._is_grouped and self._all_aligned()
         base, self._table = self._send_addresses(), None
-        arguments = (base, self._chunks, self._sizes_of(columns), rows, scalars, *self._beside)
-        before, was_aligned = self._bound_to
-        is_same = aligned == was_aligned and all(map(is_, arguments, before))
-        if self._bound is None or not is_same:
+        arguments = (
+            base,
+            self._chunks,
+            self._sizes_of(columns),
+            rows,
+            scalars,
+            *self._extra_arguments,
+        )
+        bound_arguments, was_aligned = self._bound_to
+        can_reuse_binding = aligned == was_aligned and all(map(is_, arguments, bound_arguments))
+        if self._bound is None or not can_reuse_binding:
             self._bound = self.kernel.bind_to((len(self._chunks), 1), arguments, aligned)
             self._bound_to = arguments, aligned
         return self._bound.make_calls()
@@ -174,29 +181,29 @@ class Group:
 
     def compute_leaves(self, formulas: Formulas, stages: Stages, columns: Columns) -> list[Float64]:
         """See `thalweg._engines.dense_plan.Group`."""
-        found = self._measure_leaves(formulas, stages, columns).cpu().numpy()
-        return np.split(found, np.cumsum(self._leaves.counts)[:-1])
+        leaves = self._measure_leaves(formulas, stages, columns).cpu().numpy()
+        return np.split(leaves, np.cumsum(self._leaves.counts)[:-1])
 
     def _measure_leaves(self, formulas: Formulas, stages: Stages, columns: Columns) -> Tensor:
         flush = self._flush and bool(stages)
         kernel = launch.sum_kernel(
             formulas, stages, self._names, self._measurable, self.dtype, flush, self._from_copy
         )
-        rows, there = self._send_scalars(kernel, columns)
-        found = torch.empty(
+        rows, scalars = self._send_scalars(kernel, columns)
+        leaves = torch.empty(
             (len(self._leaves.chunks), kernel.measures), dtype=torch.float64, device=self._device
         )
         arguments = (
             self._send_addresses(),
             self._leaves.chunks,
-            self._there,
+            self._sizes_on_device,
             rows,
-            there,
-            found,
+            scalars,
+            leaves,
             LEAF,
         )
-        kernel.bind_to((len(found), 1), arguments, self._all_aligned()).run()
-        return found
+        kernel.bind_to((len(leaves), 1), arguments, self._all_aligned()).run()
+        return leaves
 
     def compute_lines(
         self, measures: tuple[Measure, ...], stages: Stages, columns: Columns
@@ -221,19 +228,19 @@ class Group:
 
     def max_abs(self) -> Float64:
         """See `thalweg._engines.dense_plan.Group`."""
-        return self._measure_peaks(self._there).cpu().numpy()
+        return self._measure_peaks(self._sizes_on_device).cpu().numpy()
 
     def max_abs_on_device(self, is_checked: Tensor) -> Tensor:
         """See `thalweg._engines.dense_plan.Group`."""
-        return self._measure_peaks(self._there * is_checked)
+        return self._measure_peaks(self._sizes_on_device * is_checked)
 
     def _measure_peaks(self, sizes: Tensor) -> Tensor:
-        kind = self._names[1]
-        found = torch.zeros(len(self._leaves.chunks), dtype=torch.int64, device=self._device)
-        streams = len(self._names)
-        arguments = (self._send_addresses(), self._leaves.chunks, sizes, found, found, streams)
-        launch.peak_kernel(kind).bind_to((len(found), 1), arguments, self._all_aligned()).run()
-        return self._leaves.largest_of(found, kind)
+        storage = self._names[1]
+        peaks = torch.zeros(len(self._leaves.chunks), dtype=torch.int64, device=self._device)
+        n_streams = len(self._names)
+        arguments = (self._send_addresses(), self._leaves.chunks, sizes, peaks, peaks, n_streams)
+        launch.peak_kernel(storage).bind_to((len(peaks), 1), arguments, self._all_aligned()).run()
+        return self._leaves.largest_of(peaks, storage)
 
 
 def _are_elements(names: Sequence[str]) -> list[bool]:
@@ -258,13 +265,13 @@ class _Leaves:
         """One number for each tensor and measure."""
         return self._tree.combine(leaves)
 
-    def largest_of(self, bits: Tensor, kind: str) -> Tensor:
+    def largest_of(self, bits: Tensor, storage: str) -> Tensor:
         """The largest magnitude of each tensor, of those of its leaves."""
-        found = torch.zeros(self._members, dtype=torch.int64, device=bits.device)
-        found.scatter_reduce_(0, self.chunks[:, 0].long(), bits, "amax")
-        dtype: torch.dtype = getattr(torch, kind)
+        peaks = torch.zeros(self._members, dtype=torch.int64, device=bits.device)
+        peaks.scatter_reduce_(0, self.chunks[:, 0].long(), bits, "amax")
+        dtype: torch.dtype = getattr(torch, storage)
         integer = {2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize]
-        return found.to(integer).view(dtype).double()
+        return peaks.to(integer).view(dtype).double()
 
 
 def chunks_of(sizes: Sequence[int], chunk: int) -> Array:

@@ -46,7 +46,7 @@ class Compiled:
         self.scalars, self.dtype, self.measures = kernel.scalars, compute, kernel.measures
         self.vectors = kernel.vectors
         self._kernel = kernel
-        self._on: dict[tuple[bool, int], driver.Starter] = {}  # by alignment and device
+        self._starters: dict[tuple[bool, int], driver.Starter] = {}  # by alignment and device
 
     def bind_to(self, grid: tuple[int, int], arguments: Sequence[Argument], aligned: bool) -> Bound:
         """The kernel with its arguments, to be started any number of times.
@@ -61,10 +61,12 @@ class Compiled:
         """
         if is_interpreted() or not all(grid):
             return _Interpreted(self._kernel, grid, arguments, aligned)
-        number = next(each.get_device() for each in arguments if isinstance(each, Tensor))
-        starter = self._on.get((aligned, number))
+        number = next(
+            argument.get_device() for argument in arguments if isinstance(argument, Tensor)
+        )
+        starter = self._starters.get((aligned, number))
         if starter is None:
-            starter = self._on[aligned, number] = self._try_start(aligned, number, arguments)
+            starter = self._starters[aligned, number] = self._try_start(aligned, number, arguments)
         return driver.Launch(starter, grid, arguments)
 
     def _try_start(
@@ -81,11 +83,11 @@ class Compiled:
         return starter
 
 
-def _of_nothing(name: str, given: Argument) -> Argument:
+def _of_nothing(name: str, argument: Argument) -> Argument:
     """An argument with which a program finds no elements to write."""
-    if isinstance(given, Tensor):
-        return torch.zeros_like(given) if name == "sizes" else given
-    return 0 if name in ("width", "elements") else given
+    if isinstance(argument, Tensor):
+        return torch.zeros_like(argument) if name == "sizes" else argument
+    return 0 if name in ("width", "elements") else argument
 
 
 class Bound(Protocol):
@@ -139,8 +141,13 @@ def compiled_for(kernel: Kernel, aligned: bool, capability: int) -> Binary:
         source = compiler.ASTSource(function, signature, {"ALIGNED": aligned})
         options = {"num_warps": kernel.threads // WARP, "enable_fp_fusion": kernel.fast}
         target = backends.GPUTarget("cuda", capability, WARP)
-        made = triton.compile(source, target=target, options=options)
-    return Binary(made.asm["ptx"], made.asm["cubin"], made.metadata.shared, function.arg_names[:-1])
+        compiled = triton.compile(source, target=target, options=options)
+    return Binary(
+        compiled.asm["ptx"],
+        compiled.asm["cubin"],
+        compiled.metadata.shared,
+        function.arg_names[:-1],
+    )
 
 
 @cache
@@ -205,10 +212,10 @@ def update_kernel(
     if draws or not SIZES.keys() >= {*storage}:  # slots are encoded
         with importing:
             from thalweg._engines.cuda.codegen_blocks import generate_blocks
-        own: dict[str, Any] = {"stages": stages, "before": before, "vectors": dict(vectors)}
-        own |= {"copy": copy, "from_copy": from_copy}
+        options: dict[str, Any] = {"stages": stages, "before": before, "vectors": dict(vectors)}
+        options |= {"copy": copy, "from_copy": from_copy}
         kernel = generate_blocks(
-            formula, storage, flush, fast, draws=draws, before_name="before", **own
+            formula, storage, flush, fast, draws=draws, before_name="before", **options
         )
         return Compiled(kernel, compute)
     update = Update(
@@ -237,14 +244,14 @@ def sum_kernel(
     formulas: tuple[Formula, ...],
     stages: tuple[Formula, ...],
     storage: tuple[str, ...],
-    measured: int,
+    n_readable: int,
     compute: type[np.floating[Any]],
     flush: bool,
     from_copy: bool = False,
 ) -> Compiled:
     """The kernel that sums formulas over leaves; arguments as those of `generate_measure`."""
     name = np.dtype(compute).name
-    kernel = generate_measure(formulas, stages, storage, measured, name, flush, from_copy)
+    kernel = generate_measure(formulas, stages, storage, n_readable, name, flush, from_copy)
     return Compiled(kernel, np.float64)
 
 
@@ -253,7 +260,7 @@ def lines_kernel(
     measures: tuple[Measure, ...],
     stages: tuple[Formula, ...],
     storage: tuple[str, ...],
-    measured: int,
+    n_readable: int,
     compute: type[np.floating[Any]],
     vectors: tuple[tuple[str, str], ...],
     flush: bool,
@@ -265,17 +272,19 @@ def lines_kernel(
     Args:
         layout: Of the matrices.
 
-    The others are those of `Measuring`.
+    The others are those of `MeasureBuilder`.
     """
     with importing:
-        from thalweg._engines.cuda.codegen_partial_reductions import Measuring
+        from thalweg._engines.cuda.codegen_partial_reductions import MeasureBuilder
         from thalweg._engines.cuda.codegen_row_column import generate_lines
         from thalweg._engines.cuda.codegen_small_matrices import generate_short
-    name, known = np.dtype(compute).name, dict(vectors)
-    own = Measuring(measures, stages, storage, measured, name, known, flush, from_copy)
+    name, vector_scopes = np.dtype(compute).name, dict(vectors)
+    builder = MeasureBuilder(
+        measures, stages, storage, n_readable, name, vector_scopes, flush, from_copy
+    )
     if layout.sides:
-        return Compiled(generate_short(own, layout.sides), np.float64)
-    return Compiled(generate_lines(own, layout.columns), np.float64)
+        return Compiled(generate_short(builder, layout.sides), np.float64)
+    return Compiled(generate_lines(builder, layout.columns), np.float64)
 
 
 @cache

@@ -19,7 +19,7 @@ from thalweg._engines.cuda.reduction_layouts import Layout, layout_of
 from thalweg._engines.row_column_reductions import TileMeasures, view_of
 
 
-class _Room(NamedTuple):
+class _Workspace(NamedTuple):
     """What kernels of measures are given, and where they leave what tiles have.
 
     Attributes:
@@ -50,29 +50,33 @@ class Lines:
         self._views, self._vectors, self._device = list(map(view_of, shapes)), vectors, device
         self._layouts = list(map(layout_of, self._views))
         self._tables: dict[tuple[str, ...], Tensor] = {}
-        self._rooms: dict[tuple[Compiled, ...], _Room] = {}
+        self._workspaces: dict[tuple[Compiled, ...], _Workspace] = {}
 
     @lazy
     def _chunks(self) -> dict[Layout, Tensor]:
         """For each layout the variable and the number of what programs work on."""
-        found: dict[Layout, Tensor] = {}
+        layout_chunks: dict[Layout, Tensor] = {}
         for layout in dict.fromkeys(self._layouts):
-            own = [k for k, each in enumerate(self._layouts) if each == layout]
-            views = [self._views[k] for k in own]
+            indices = [
+                index
+                for index, variable_layout in enumerate(self._layouts)
+                if variable_layout == layout
+            ]
+            views = [self._views[index] for index in indices]
             if layout.sides:
                 counts = [-(-view.matrices // THREADS) for view in views]
             else:
                 counts = [view.matrices * view.down * view.across for view in views]
             tensor, number = numbered(np.array(counts, np.int64))
-            chunks = np.stack([np.array(own)[tensor], number], axis=1)
-            found[layout] = send_constant(chunks, np.int32, self._device)
-        return found
+            chunks = np.stack([np.array(indices)[tensor], number], axis=1)
+            layout_chunks[layout] = send_constant(chunks, np.int32, self._device)
+        return layout_chunks
 
     def _places_of(self, names: tuple[str, ...]) -> Array:
         """Where vectors begin, and the sides of matrices: (variables, names + 2)."""
         places = [
-            [*(own[name].data_ptr() for name in names), view.rows, view.columns]
-            for own, view in zip(self._vectors, self._views, strict=True)
+            [*(vectors[name].data_ptr() for name in names), view.rows, view.columns]
+            for vectors, view in zip(self._vectors, self._views, strict=True)
         ]
         return np.array(places, np.int64)
 
@@ -82,14 +86,14 @@ class Lines:
             self._tables[names] = send_constant(self._places_of(names), np.int64, self._device)
         return self._tables[names]
 
-    def _room_for(self, kernel: Compiled, measures: Sequence[Measure]) -> _Room:
-        made = TileMeasures(self._views, measures, self._device)
+    def _make_workspace(self, kernel: Compiled, measures: Sequence[Measure]) -> _Workspace:
+        tile_measures = TileMeasures(self._views, measures, self._device)
         pairs = zip(self._views, self._layouts, strict=True)
         tiles = [(x.matrices if layout.sides else x.down, x.across) for x, layout in pairs]
         table = np.hstack(
-            [self._places_of(kernel.vectors), np.array(tiles, np.int64), made.targets]
+            [self._places_of(kernel.vectors), np.array(tiles, np.int64), tile_measures.targets]
         )
-        return _Room(send_constant(table, np.int64, self._device), made)
+        return _Workspace(send_constant(table, np.int64, self._device), tile_measures)
 
     def kernels(self, kernel_for: Callable[[Layout], Compiled]) -> tuple[Compiled, ...]:
         """The kernels that measure, one for each layout; they read the same scalars and vectors."""
@@ -113,10 +117,10 @@ class Lines:
             scalar_row, scalars: Which row of scalars each variable reads, and the rows.
             flush: Whether denormals are treated as zero.
         """
-        room = self._rooms.get(kernels)
-        if room is None:
-            room = self._rooms[kernels] = self._room_for(kernels[0], measures)
+        workspace = self._workspaces.get(kernels)
+        if workspace is None:
+            workspace = self._workspaces[kernels] = self._make_workspace(kernels[0], measures)
         for kernel, chunks in zip(kernels, self._chunks.values(), strict=True):
-            arguments = (base, chunks, room.table, scalar_row, scalars)
+            arguments = (base, chunks, workspace.table, scalar_row, scalars)
             kernel.bind_to((len(chunks), 1), arguments, False).run()
-        return room.tiles.combine(flush)
+        return workspace.tiles.combine(flush)

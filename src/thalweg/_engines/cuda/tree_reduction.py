@@ -48,8 +48,8 @@ class LaunchedTree:
         """
         measures = leaves.shape[1] if leaves.dim() > 1 else 1
         for first, sizes in self._levels:
-            above = leaves.new_empty((len(sizes), *leaves.shape[1:]))
-            given = (first, sizes, leaves.contiguous(), above, measures)
-            launch.combine_kernel().bind_to((len(sizes), measures), given, False).run()
-            leaves = above
+            parents = leaves.new_empty((len(sizes), *leaves.shape[1:]))
+            arguments = (first, sizes, leaves.contiguous(), parents, measures)
+            launch.combine_kernel().bind_to((len(sizes), measures), arguments, False).run()
+            leaves = parents
         return leaves
