@@ -1,4 +1,4 @@
-"""What may not be together with slots that are encoded, in words."""
+"""Validation of a step with encoded slots."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ HOMES = ("cpu", "cuda")  # kinds of devices on which encoded slots are updated
 
 
 def codecs_of(codecs: Sequence[str | None], slots: Sequence[Tensor]) -> list[Codec | None]:
-    """The codec of each slot of a variable that is encoded; small ones are not.
+    """Return for each slot of a variable its codec; None for slots kept as numbers.
 
     Args:
-        codecs: Those of the rule, nothing if it has none.
-        slots: The slots, as they are kept.
+        codecs: The codec names of the rule's slots; empty if it has none.
+        slots: The slots. Encoded ones are uint8; slots of small variables stay numbers.
     """
     if not codecs:
         return [None] * len(slots)
@@ -34,14 +34,14 @@ def codecs_of(codecs: Sequence[str | None], slots: Sequence[Tensor]) -> list[Cod
 
 
 def check_encoded(request: StepRequest) -> None:
-    """Refuse a step in which an encoded slot could not be updated.
+    """Raise an error if an encoded slot of the step cannot be updated.
 
     Raises:
-        InvalidTypeError: The variable is of float64.
-        NotImplementedError: Its gradient is sparse.
-        InvalidArgumentError: It is neither on the CPU nor on a GPU, or there are more or fewer
-            bytes than its elements take.
-        LayoutError: The bytes do not lie one after the other, or have no memory.
+        InvalidTypeError: A variable is float64, or one with `weights='split'` is not bfloat16.
+        NotImplementedError: A gradient is sparse.
+        InvalidArgumentError: A variable is neither on the CPU nor on a CUDA GPU, or a slot has the
+            wrong number of bytes or is on another device.
+        LayoutError: A slot is not contiguous, not aligned, or has no memory.
     """
     rows = zip(request.variables, request.gradients, request.slots, request.titles, strict=True)
     for var, grad, slots, title in rows:
@@ -53,6 +53,7 @@ def check_encoded(request: StepRequest) -> None:
 
 
 def _check_variable(codec: Codec, var: Tensor, grad: object, title: str, name: str) -> None:
+    """Raise an error if the dtype or device of a variable, or its gradient, is not supported."""
     option = "weights='split'" if codec.is_beside else "state_storage"
     if codec.is_beside and var.dtype != torch.bfloat16:
         raise InvalidTypeError(
@@ -78,6 +79,7 @@ def _check_variable(codec: Codec, var: Tensor, grad: object, title: str, name: s
 
 
 def _check_records(codec: Codec, var: Tensor, slot: Tensor, name: str) -> None:
+    """Raise an error if shape, device, or memory of an encoded slot is wrong."""
     expected_shape = (codec.bytes_of(var.numel()),)
     if slot.shape != expected_shape or slot.device != var.device:
         raise InvalidArgumentError(

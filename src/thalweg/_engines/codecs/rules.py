@@ -1,4 +1,4 @@
-"""Which slots of a rule a codec can hold."""
+"""Validation of the codecs of a rule's slots."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from thalweg.formula import Rule
 
 
 def fault_of(rule: Rule) -> str:
-    """Why the slots of a rule cannot be kept as it says; "" if they can."""
+    """Return the reason why a rule's slots cannot have their codecs; "" if they can."""
     for slot in rule.element_slots:
         if slot.storage is None:
             continue

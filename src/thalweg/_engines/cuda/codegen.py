@@ -1,4 +1,4 @@
-"""Write the source of a GPU's kernel: a rule's formula inlined into a Triton program."""
+"""Generator of Triton kernels that apply a rule's formula to chunks of dense tensors."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from thalweg._engines.cuda.device_functions import *
 from thalweg._engines.cuda.device_functions import {literal}
 '''
 
-# Names that the operations of a formula have in kernels, for other functions.
+# Replaces the exact functions of operations by fast ones.
 _FAST = """divide, square_root = divide_nearly, square_root_nearly
 """
 
@@ -59,8 +59,8 @@ def KERNEL_NAME({parameters}, ALIGNED: tl.constexpr):
 """
 
 
-# Of a chunk, where the update sees rows and columns: the sides of the tensor's matrices, the place
-# of the first element in its line, that line among all and in its matrix, and the matrix.
+# For an update that reads row and column vectors, of a chunk: the sides of the tensor's matrices,
+# and of its first element the column, the row in the tensor and in its matrix, and the matrix.
 _SIDES = """
 rows = tl.load(lines + tensor * {width} + {count}).to(tl.int32)
 columns = tl.load(lines + tensor * {width} + {count} + 1).to(tl.int32)
@@ -69,7 +69,7 @@ begun, top, matrix = (offset % columns).to(tl.int32), (line % rows).to(tl.int32)
 """
 _OF_SIDES = ("rows", "columns", "begun", "line", "top", "matrix")
 
-# The same of each element; divisions of 64 bits are slow.
+# Row and column of each element, relative to those of the chunk: 64-bit divisions are slow.
 _OF_ELEMENT = """
 across = (begun + at).to(tl.int32)
 below = across // columns
@@ -84,11 +84,11 @@ class Kernel(codegen.Kernel):
     """A generated kernel.
 
     Attributes:
-        integers: Names of those of its parameters that are integers, no pointers.
-        kind: The type of its scalars.
-        fast: Whether a product and a sum may be rounded together.
-        threads: Of a program.
-        vectors: Names of what it reads of rows and columns, in the order of the table.
+        integers: Names of its parameters that are integers instead of pointers.
+        kind: The dtype of its scalars, "float32" or "float64".
+        fast: Whether a product and a sum may be rounded together (FMA).
+        threads: Threads of a program.
+        vectors: Scalars of the formula that are row or column vectors, in the order of the table.
     """
 
     integers: tuple[str, ...] = ()
@@ -100,18 +100,19 @@ class Kernel(codegen.Kernel):
 
 @cache
 def _read_function_sources() -> str:
+    """Return the source of the functions that kernels call, a part of the hash in their names."""
     names = ("device_functions.py", "blockwise_functions.py")
     return "\0".join(Path(__file__).with_name(name).read_text() for name in names)
 
 
 def name_kernel(text: str, scalars: tuple[str, ...], **attributes: Any) -> Kernel:
-    """The kernel of a text in which its name is KERNEL_NAME."""
+    """Return a kernel named by the hash of its text, put in place of KERNEL_NAME."""
     name = f"g_{digest(text, _read_function_sources())}"
     return Kernel(name, text.replace("KERNEL_NAME", name), scalars, **attributes)
 
 
 def write_header(compute: str, fast: bool = False) -> str:
-    """What stands before all kernels of an arithmetic."""
+    """Return imports and names of operations for kernels that compute in a dtype."""
     literal = "literal32" if compute == "float32" else "literal64"
     names = [
         f"{FUNCTION_PREFIX}{name} = {function_name}" for name, function_name in FUNCTIONS.items()
@@ -125,15 +126,15 @@ _SHRINKING = {*ROUNDED, "square", "exp", "power", "narrow"}
 
 
 class Writer(FormulaWriter):
-    """Writes lines of a kernel in one arithmetic.
+    """Writer of formulas as Triton code in one compute dtype.
 
     Each operation is rounded once, and denormals are kept or flushed as chosen.
 
     Args:
         compute: "float32" or "float64".
-        flush: Whether denormals are zero: of what is read, and after each operation.
-        fast: Whether they are left as they come within a formula, where products and sums that
-            are rounded together have none in between.
+        flush: Whether denormals become zero, after loads and after each operation.
+        fast: Whether operations inside a formula do not flush: fused products and sums have no
+            intermediate number to flush.
         literal: As for `FormulaWriter`.
     """
 
@@ -163,43 +164,45 @@ class Writer(FormulaWriter):
         return f"flush({text})" if self._flushes_operations and operation in _SHRINKING else text
 
     def flush_value(self, value: str) -> str:
-        """A number that was read, or computed by no operation of a formula."""
+        """Return the expression with denormals flushed, for a number from outside of a formula."""
         return f"flush({value})" if self.flush else value
 
     def read_value(self, load_expression: str, kind: str) -> str:
-        """A number in the type of the arithmetic, of one that is stored."""
+        """Return the expression of a loaded number of dtype `kind` in the compute dtype."""
         if kind in LOW_PRECISION:
             load_expression = f"from_{kind}({load_expression})"
             kind = "float32"
         if kind == self.compute:
             return self.flush_value(load_expression)
-        if kind == "float32":  # whose denormal numbers are none in float64
+        # A denormal float32 is a normal float64: it is flushed before the conversion.
+        if kind == "float32":
             return f"{self.flush_value(load_expression)}.to(tl.{self.compute})"
         return self.flush_value(f"{load_expression}.to(tl.{self.compute})")
 
     def value_to_store(self, value: str, kind: str) -> str:
-        """The other way round."""
+        """Return the expression of a number of the compute dtype in the storage dtype `kind`."""
         if kind == self.compute:
             return value
-        if self.compute == "float64":  # what is denormal in float32 only
+        # A normal float64 may be denormal in float32.
+        if self.compute == "float64":
             value = self.flush_value(f"{value}.to(tl.float32)")
         return f"to_{kind}({value})" if kind in LOW_PRECISION else f"{value}.to(tl.{kind})"
 
     def value_of_copy(self, value: str, kind: str) -> str:
-        """What a copy of that type is of a number, as it is stored."""
+        """Return the expression of a number as a 16-bit copy stores it: saturated, then rounded."""
         return self.value_to_store(self.saturate_value(value, kind), kind)
 
     def saturate_value(self, value: str, kind: str) -> str:
-        """Return a number, or the largest of a type where it is larger in magnitude."""
+        """Return the expression of a number clamped to the largest magnitudes of dtype `kind`."""
         largest = f"{LITERAL}({LARGEST[kind]!r})"
         return self.flush_value(f"saturated({value}, {largest})")
 
     def resume_at_copy(self, name: str, storage: Sequence[str], *load_args: str) -> list[str]:
-        """Begin at the copy, the last of `storage`, where it is not what a step left of a number.
+        """Return lines that set a variable to its copy where other code has written to the copy.
 
         Args:
-            name: The number's, which is the variable.
-            storage: As for `generate_update`.
+            name: The name of the variable's number in the kernel.
+            storage: Storage dtypes of the streams; the last one is that of the copy.
             where: What `load` is given after the pointer.
         """
         kind = storage[-1]
@@ -214,11 +217,11 @@ class Writer(FormulaWriter):
 
 
 class Element:
-    """Writes the function that updates a block of elements, `at` those of p0, p1, ...
+    """Writer of the Triton function `element`: updates elements `at` of streams p0, p1, ...
 
     Args:
-        update: What becomes of them.
-        writer: In which arithmetic.
+        update: The formulas and streams.
+        writer: Writer for the compute dtype.
     """
 
     def __init__(self, update: Update, writer: Writer) -> None:
@@ -232,17 +235,17 @@ class Element:
             self.arguments += [*self._vectors, *_OF_SIDES]
 
     def pointed_streams(self) -> list[int]:
-        """What the function gets pointers of."""
+        """Return the indices of the streams that the function gets pointers to."""
         return list(range(len(self.update.storage)))
 
     def point_at_streams(self, start: str) -> list[str]:
-        """Point at what the function is given of streams."""
+        """Return lines that load pointers of streams, from a table at `start`, and of vectors."""
         kinds = [(stream, f"tl.{self.type_of(stream)}") for stream in self.pointed_streams()]
         lines = [f"p{k} = pointer({start}{k}, {kind}, ALIGNED) + offset" for k, kind in kinds]
         return [*lines, *self._point_at_vectors()]
 
     def _point_at_vectors(self) -> list[str]:
-        """Point at what the function is given of rows and columns."""
+        """Return lines that load the sides of matrices and pointers of row and column vectors."""
         if not self._vectors:
             return []
         count, kind = len(self._vectors), f"tl.{self.writer.compute}"
@@ -253,7 +256,7 @@ class Element:
         return [*sides, *(f"{name} = pointer({x}, {kind}, False)" for name, x in places)]
 
     def _read_vectors(self) -> list[str]:
-        """Read what elements have of rows and columns."""
+        """Return lines that load the row's or column's number of each vector for all elements."""
         if not self._vectors:
             return []
         lines: list[str] = [*_OF_ELEMENT.strip().splitlines()]
@@ -266,16 +269,16 @@ class Element:
         return lines
 
     def type_of(self, stream: int) -> str:
-        """As what its elements are read."""
+        """Return the storage dtype of a stream."""
         return self.update.storage[stream]
 
     def call_over(self, start: str, elements: str, masked: bool) -> str:
-        """A call of the function for those elements of a chunk, from `start` on."""
+        """Return a call of `element` for elements of a chunk, counted from `start`."""
         call_args = [*self.arguments, f"{start} + {elements}", "length", str(masked)]
         return f"element({', '.join(call_args)})"
 
     def define_functions(self, *extra_parameters: str) -> str:
-        """The function, which gets `others` beside its arguments, after those that it calls."""
+        """Return the text of `element` with extra parameters, after the functions it calls."""
         parameters = ", ".join(
             [*self.arguments, *extra_parameters, "at", "length", "MASKED: tl.constexpr"]
         )
@@ -283,11 +286,11 @@ class Element:
         return "\n\n\n".join([*self.called_functions().values(), text]) + "\n"
 
     def called_functions(self) -> dict[str, str]:
-        """The functions that its lines call."""
+        """Return the texts of the functions that `element` calls, by name."""
         return self.update.define_functions(self.writer)
 
     def update_element(self) -> list[str]:
-        """Read what the formula takes, compute it, and write what changes."""
+        """Return the body of `element`: loads, the formulas, and stores of changed streams."""
         update = self.update
         reads = [line for stream in update.read_streams() for line in self.read_value(stream)]
         writes: list[str] = []
@@ -311,7 +314,7 @@ class Element:
         ]
 
     def read_value(self, stream: int) -> list[str]:
-        """Read a number in the type of the arithmetic."""
+        """Return lines that load a stream in the compute dtype; a variable from its copy."""
         name, storage = self.update.name_of(stream), self.update.storage
         lines = [f"{name} = {self.writer.read_value(self.load_value(stream), storage[stream])}"]
         if self.update.from_copy and stream == 0:
@@ -319,41 +322,41 @@ class Element:
         return lines
 
     def load_value(self, stream: int) -> str:
-        """Numbers as they are stored."""
+        """Return the expression that loads a stream in its storage dtype."""
         return f"load(p{stream}, at, length, MASKED)"
 
     def apply_before(self) -> list[str]:
-        """Apply `before` to the variable."""
+        """Return lines that apply the formula `before`, if any, and round to the storage dtype."""
         if not self.update.before:
             return []
         var, kind = self.update.name_of(0), self.update.storage[0]
         return [f"{var} = {self.writer.read_value(self.prepare_variable(var), kind)}"]
 
     def prepare_variable(self, var: str) -> str:
-        """The variable after `before`, as it is stored."""
+        """Return the expression of the variable after `before`, in its storage dtype."""
         value = self.writer.flush_value(self.update.apply_stages(self.update.before, var))
         return self.writer.value_to_store(value, self.update.storage[0])
 
     def write_value(self, stream: int, value: str) -> list[str]:
-        """Write a number of the type of the arithmetic."""
+        """Return lines that convert a number of the compute dtype and store it into a stream."""
         return [
             self.store_value(stream, self.writer.value_to_store(value, self.update.storage[stream]))
         ]
 
     def store_value(self, stream: int, value: str) -> str:
-        """Write a number as it is stored, which is that of the last stream if it is -1."""
+        """Return the call that stores a number of the storage dtype; stream -1 is the last one."""
         stream %= len(self.update.storage)
         return f"store(p{stream}, at, {value}, length, MASKED)"
 
 
 def generate_update(update: Update, compute: str, flush: bool, fast: bool = False) -> Kernel:
-    """The kernel of an update of tensors.
+    """Return the kernel that updates tensors with dense gradients.
 
     Args:
-        update: The update; it takes a gradient.
+        update: The update; it reads a gradient.
         compute: "float32" or "float64".
         flush: Whether denormals are treated as zero.
-        fast: Whether products and sums may be rounded together, and quotients and roots be near.
+        fast: Whether products and sums may be fused, and quotients and roots be approximate.
     """
     element = Element(update, Writer(compute, flush, fast))
     block = THREADS * share_of(update.storage)
@@ -362,13 +365,13 @@ def generate_update(update: Update, compute: str, flush: bool, fast: bool = Fals
 
 
 def write_dense(element: Element, block: int, elements: str, *extra_parameters: str) -> str:
-    """The program over a chunk of a tensor.
+    """Return the text of a program that updates one chunk of a tensor.
 
     Args:
-        element: What it does with some elements of it.
-        block: How many at a time.
-        elements: Their places, counted from that of the first.
-        more: Names of parameters beside the usual ones.
+        element: Writer of the function that updates a block.
+        block: Elements of a block.
+        elements: Expression of the element indices of a block, relative to its first element.
+        extra_parameters: Names of additional parameters of the kernel.
     """
     update = element.update
     return _DENSE.format(
@@ -394,14 +397,14 @@ def write_dense(element: Element, block: int, elements: str, *extra_parameters: 
 def assemble_kernel(
     element: Element, text: str, *integers: str, threads: int = THREADS, imports: str = ""
 ) -> Kernel:
-    """The kernel of an update.
+    """Return the kernel of an update, with header and name.
 
     Args:
-        element: What it does.
-        text: Its text.
-        integers: Names of its integers.
-        threads: Of a program.
-        imports: What it imports beside the usual functions.
+        element: Writer of the function that updates a block.
+        text: The text of the functions.
+        integers: Names of integer parameters.
+        threads: Threads of a program.
+        imports: Additional import lines.
     """
     compute, fast = element.writer.compute, element.writer.fast
     text = write_header(compute, fast) + imports + "\n\n" + text
@@ -411,14 +414,14 @@ def assemble_kernel(
 
 
 def load_scalars(element: Element, start: str) -> list[str]:
-    """Load what the function is given of scalars."""
+    """Return lines that load the scalars of the formulas from the address expression `start`."""
     values = [f"tl.load({start}{index})" for index in range(len(element.update.scalars))]
     return [f"s{k} = {element.writer.flush_value(value)}" for k, value in enumerate(values)]
 
 
 def share_of(storage: Sequence[str]) -> int:
-    """Elements that a thread works on at a time: one load of the widest of them.
+    """Return how many elements a thread updates at a time: those of one load of the widest dtype.
 
-    More would take more registers than let enough threads run at once.
+    With more elements a thread needs so many registers that too few threads run at once.
     """
     return WIDTH // max(SIZES[dtype] for dtype in storage)

@@ -1,7 +1,7 @@
-"""Write the source of a GPU's kernel that rounds by random bits, or has slots in codes of 8 bits.
+"""Generator of Triton kernels with stochastic rounding or with slots in 8-bit codes.
 
-A program goes over its chunk in tiles, of whole blocks where slots are encoded: a row is a block of
-the shortest of codecs, or a part of one of the others.
+A program updates its chunk tile by tile. Tiles hold complete blocks of encoded slots: a row of a
+tile is a block of the codec with the shortest blocks, or a part of a longer block.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from thalweg._engines.random_bits import GROUP, NARROW, SCALARS
 from thalweg.formula import Formula
 
 _FUNCTION_IMPORT = "from thalweg._engines.cuda.blockwise_functions import *\n"
-_NUMBERS = "float32"  # what codecs hold, and all that is computed beside them
+_NUMBERS = "float32"  # dtype of decoded slots and of the arithmetic
 _PARTS = ("decode", "prepare", "encode")  # the formulas of a codec
 
 _PLACE = [
@@ -35,8 +35,8 @@ _PLACE = [
     "position = tl.load(places + 2 * tensor + 1) + offset",
 ]
 
-# Of a tile: where its rows begin in the chunk, in which records they are, and where they have codes
-# there. A record is there, as a whole, if its first element is.
+# Of a tile: the first element of each row in the chunk, the index of its record, and the offsets of
+# its codes. A record is inside the tensor, as a whole, if its first element is.
 _ROWS = """
 first = begin + tl.arange(0, {rows})[:, None] * {row}
 """
@@ -74,13 +74,13 @@ def generate_blocks(
     draws: bool = False,
     **update_options: Any,
 ) -> Kernel:
-    """The kernel of an update of chunks of tensors, in float32.
+    """Return the kernel that updates chunks of tensors in float32.
 
     Args:
         formula: `update` of a rule.
-        storage: As for `Update`; the names of codecs for slots that are encoded.
-        flush, fast: As for `generate_update`; where slots are encoded, all is exact.
-        draws: As for `Update`. The kernel is given places of variables then.
+        storage: As for `Update`; names of codecs for encoded slots.
+        flush, fast: As for `generate_update`; with encoded slots `fast` has no effect.
+        draws: As for `Update`. The kernel then reads `places`: stream numbers and positions.
         others: What `Update` takes beside.
     """
     codecs = {k: CODECS[name] for k, name in enumerate(storage) if name in CODECS}
@@ -101,14 +101,14 @@ def generate_blocks(
 
 
 class _Element(Element):
-    """Writes the function that updates a tile.
+    """Writer of the function that updates a tile.
 
     Args:
-        update: What becomes of it.
-        writer: In which arithmetic.
-        codecs: Those of slots that are encoded.
-        drawn: The streams that are rounded by random bits, and which of an element's numbers each
-            has.
+        update: The formulas and streams.
+        writer: Writer for float32.
+        codecs: The codec of each encoded stream.
+        random_streams: For each stream with stochastic rounding, which of an element's random
+            numbers it uses.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class _Element(Element):
         self._coded = {k: codec for k, codec in codecs.items() if not codec.is_beside}
         self._lower = next((k for k, codec in codecs.items() if codec.is_beside), None)
         self._random_streams = random_streams
-        # Elements at a time: where bits are drawn each thread has those of one call of Philox.
+        # With random bits each thread updates the elements of one Philox call.
         self.block = THREADS * (GROUP if random_streams else share_of(update.storage))
         super().__init__(update, writer)
         records = [f"{kind}{stream}" for stream in self._coded for kind in "wc"]
@@ -132,14 +132,14 @@ class _Element(Element):
     # The program around it
 
     def places_of_tile(self) -> str:
-        """The places of a tile's elements, counted from that of the first."""
+        """Return the expression of a tile's element indices, relative to its first element."""
         if not self._coded:
             return f"tl.arange(0, {self.block})"
         rows = f"tl.arange(0, {self.block // self._row})[:, None] * {self._row}"
         return f"{rows} + tl.arange(0, {self._row})[None, :]"
 
     def pointed_streams(self) -> list[int]:
-        return [each for each in super().pointed_streams() if each not in self._coded]
+        return [stream for stream in super().pointed_streams() if stream not in self._coded]
 
     def type_of(self, stream: int) -> str:
         return "int8" if stream == self._lower else super().type_of(stream)
@@ -163,7 +163,7 @@ class _Element(Element):
         call_args = [*self.arguments, *extra_args, f"{start} + {elements}", "length", str(masked)]
         return f"element({', '.join(call_args)})"
 
-    # What it does
+    # The function
 
     def called_functions(self) -> dict[str, str]:
         functions = super().called_functions()
@@ -186,7 +186,8 @@ class _Element(Element):
 
     def read_value(self, stream: int) -> list[str]:
         name = self.update.name_of(stream)
-        if self._lower is not None and stream == 0:  # of which there is no number but the whole
+        # The variable's number is read together with its lower part.
+        if self._lower is not None and stream == 0:
             return [f"upper = {self.load_value(0)}"]
         if stream == self._lower:
             number = f"joined(upper, {self.load_value(stream)})"
@@ -199,7 +200,8 @@ class _Element(Element):
     def apply_before(self) -> list[str]:
         if not (self.update.before and 0 in self._random_streams):
             return super().apply_before()
-        var = self.update.name_of(0)  # rounded once, at the end
+        # Not rounded here: the final store rounds once, with random bits.
+        var = self.update.name_of(0)
         value = self.update.apply_stages(self.update.before, var)
         return [f"{var} = {self.writer.flush_value(value)}"]
 
@@ -208,9 +210,8 @@ class _Element(Element):
         if codec is not None:
             parts = codec.block // self._row
             return _fill_template(_WRITE, codec, stream=stream, value=value, parts=parts)
-        if (
-            stream in self._random_streams
-        ):  # only now: so an element has less in registers meanwhile
+        # Bits are drawn just before the store, which keeps fewer registers busy.
+        if stream in self._random_streams:
             lines.append(f"drawn{stream} = {self._draw_bits(stream)}")
         if self._lower is not None and stream in (0, self._lower):
             part = "lower" if stream else "upper"
@@ -222,7 +223,7 @@ class _Element(Element):
         return [*lines, self.store_value(stream, f"to_{kind}_by({value}, drawn{stream})")]
 
     def _draw_bits(self, stream: int) -> str:
-        """Bits for what is stored of a stream, in the shape of the tile."""
+        """Return the expression of a stream's random bits, in the shape of the tile."""
         step, low, high = (
             f"{self.update.scalar[scalar]}.to(tl.int32).to(tl.uint32)" for scalar in SCALARS
         )
@@ -232,7 +233,7 @@ class _Element(Element):
 
 
 def _fill_template(template: str, codec: Codec | None = None, **fields: object) -> list[str]:
-    """The lines of a template, for a codec."""
+    """Return the lines of a template, filled with fields of a codec and with `fields`."""
     if codec is not None:
         fields |= {part: f"{FUNCTION_PREFIX}{part}_{codec.name}" for part in _PARTS}
         fields |= {"block": codec.block, "shift": _shift_of(codec), "header": SCALE_BYTES}
@@ -243,9 +244,10 @@ def _fill_template(template: str, codec: Codec | None = None, **fields: object) 
 
 
 def _shift_of(codec: Codec) -> int:
+    """Return the base-2 logarithm of a codec's block size."""
     return codec.block.bit_length() - 1
 
 
 def _words_of(codec: Codec) -> int:
-    """How many words of 32 bits a record has."""
+    """Return the length of a record in 32-bit words."""
     return codec.record_bytes // SCALE_BYTES

@@ -1,6 +1,6 @@
-"""Write the source of a measuring kernel: formulas summed leaf by leaf, or largest magnitudes.
+"""Generator of Triton kernels that reduce tensors: sums of formulas, or largest magnitudes.
 
-A program makes one leaf, in the order of `thalweg._engines.reduction_order`.
+A program computes one leaf, in the order of `thalweg._engines.reduction_order`.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from thalweg._engines.formula_parser import FUNCTION_PREFIX, LOCAL_PREFIX
 from thalweg._engines.reduction_order import LANES, LEAF
 from thalweg.formula import Formula
 
-# Makes numbers of stages, which are of the type of the update; formulas are float64.
+# The literal function of stages, which have the dtype of the update; formulas are float64.
 _STAGE_LITERAL = "_stage_literal"
 
-# A program keeps its lanes in parts: the sum of two of them moves nothing between threads, and the
-# rest of the tree is over so many lanes alone.
+# The lanes of a program are in parts: adding two parts moves nothing between threads, and the
+# remaining tree is over the lanes of one part.
 _PARTS = 2
 _PART = LANES // _PARTS
 
-# The length of a leaf is an argument: a loop of a known length would be unrolled, and take more
-# registers than there are.
+# The length of a leaf is an argument: Triton would unroll a loop of constant length, and it would
+# need more registers than a thread has.
 _MEASURE = """
 @triton.jit
 def KERNEL_NAME(base, chunks, sizes, scalar_row, scalars, leaves, whole, ALIGNED: tl.constexpr):
@@ -60,10 +60,10 @@ def KERNEL_NAME(base, chunks, sizes, found, scalars, streams, ALIGNED: tl.conste
     tl.store(found + leaf, tl.max(peak, axis=0))
 """
 
-FAN = 1 << 10  # leaves that a program folds
-_OF_THREAD = 8  # neighbours that one thread folds: only what is left moves between threads
+FAN = 1 << 10  # leaves that a program adds up
+_OF_THREAD = 8  # neighbouring leaves that a thread adds before numbers move between threads
 
-# What is missing is -0, which changes no number that it is added to.
+# A missing leaf is -0, which changes no number that it is added to.
 _COMBINE = """
 @triton.jit
 def KERNEL_NAME(first, sizes, leaves, above, measures, ALIGNED: tl.constexpr):
@@ -85,11 +85,11 @@ _MAGNITUDES = {
 
 
 class Program:
-    """The parts of a measuring kernel's text.
+    """Writer of the parts of a reduction kernel.
 
     Args:
-        sweep: What it reads and computes.
-        compute: "float32" or "float64": the type of the update, in which stages are.
+        sweep: The streams that it reads and the formulas that it computes.
+        compute: "float32" or "float64": the dtype of the update and of gradient stages.
         flush: Whether denormals are treated as zero.
     """
 
@@ -99,11 +99,11 @@ class Program:
         self._single = Writer(compute, flush, literal=_STAGE_LITERAL)
 
     def write_header(self) -> str:
-        """What stands before the functions."""
+        """Return imports and names of operations."""
         return write_header("float64") + _stage_header(self._single.compute) + "\n\n"
 
     def define_functions(self) -> str:
-        """The function that returns every measure of a block, after those that it calls."""
+        """Return the text of `element`, which computes all formulas, after its stages."""
         stages = enumerate(self.sweep.stages)
         stage_functions = [self._single.define_function(f"stage{k}", stage) for k, stage in stages]
         parameters = ", ".join([*self.sweep.arguments, "at", "length", "MASKED: tl.constexpr"])
@@ -113,6 +113,7 @@ class Program:
         return "\n\n\n".join([*stage_functions, element]) + "\n"
 
     def _measure_element(self) -> list[str]:
+        """Return the body of `element`: loads, then stages of the gradient, then formulas."""
         lines = [line for stream in self.sweep.used for line in self._read_stream(stream)]
         for index, stage in enumerate(self.sweep.stages):
             scalar_args = [
@@ -127,6 +128,7 @@ class Program:
         return [*lines, f"return {names}"]
 
     def _read_stream(self, stream: int) -> list[str]:
+        """Return lines that load a stream as e0, e1, ..., in the dtype of stages or in float64."""
         writer = self._single if stream == 1 and self.sweep.stages else self._double
         value = writer.read_value(
             f"load(p{stream}, at, length, MASKED)", self.sweep.storage[stream]
@@ -140,6 +142,7 @@ class Program:
         return self._single if self.sweep.are_like_update[index] else self._double
 
     def _write_measure(self, formula_graph: FormulaGraph, index: int) -> list[str]:
+        """Return lines that compute formula `index` as a float64, 0 beyond the last element."""
         writer = self._writer_of(index)
         cast = f".to(tl.{writer.compute})" if self.sweep.are_like_update[index] else ""
         lines, (result,) = writer.write_formula(formula_graph, f"node{index}_")
@@ -154,20 +157,20 @@ class Program:
         ]
 
     def read_vector(self, load_expression: str) -> str:
-        """What there is of a row or a column, of what is stored, in float64."""
+        """Return the expression of a loaded element of a row or column vector in float64."""
         return self._double.read_value(load_expression, self._single.compute)
 
     def flush_value(self, value: str) -> str:
-        """A number of float64 that was computed."""
+        """Return the expression of a float64 number, with denormals flushed if chosen."""
         return self._double.flush_value(value)
 
     def load_scalars(self) -> list[str]:
-        """Load the scalars of a tensor."""
+        """Return lines that load the scalars of a tensor as s0, s1, ..."""
         values = [f"tl.load(scalars + row + {k})" for k in range(len(self.sweep.scalars))]
         return [f"s{k} = {self._double.flush_value(value)}" for k, value in enumerate(values)]
 
     def point_at_leaf(self) -> list[str]:
-        """Point at what is read of a leaf."""
+        """Return lines that point at the first element of the leaf in each stream."""
         lines: list[str] = []
         for stream in self.sweep.read:
             place = f"base + tensor * {len(self.sweep.storage)} + {stream}"
@@ -176,14 +179,14 @@ class Program:
         return lines
 
     def begin_sums(self) -> list[str]:
-        """Begin the sums of all lanes."""
+        """Return lines that set the sums of all lanes to zero."""
         names = [
             f"sum{k}_{part}" for k in range(len(self.sweep.measures)) for part in range(_PARTS)
         ]
         return [f"{name} = tl.zeros(({_PART},), tl.float64)" for name in names]
 
     def add_elements(self, start: str, masked: bool) -> list[str]:
-        """Add the next element of each lane to it."""
+        """Return lines that add to each lane its next element, with bounds checked if `masked`."""
         values = ", ".join(f"value{index}" for index in range(len(self.sweep.measures)))
         lines: list[str] = []
         for part in range(_PARTS):
@@ -196,7 +199,7 @@ class Program:
         return lines
 
     def fold_sums(self) -> list[str]:
-        """Add the upper half of the lanes to the lower half until one is left."""
+        """Return lines that add the upper half of the lanes to the lower half until one is left."""
         return [
             line for index in range(len(self.sweep.measures)) for line in self._fold_measure(index)
         ]
@@ -214,7 +217,7 @@ class Program:
     def fold_lanes(
         self, name: str, lanes: int, numbers_per_lane: int = 1, fold: str = "fold"
     ) -> list[str]:
-        """Join the upper half of lanes, with so many numbers each, until one is left."""
+        """Return lines that fold lanes, of several numbers each, by halves until one is left."""
         lines: list[str] = []
         while lanes > 1:
             lanes //= 2
@@ -223,7 +226,7 @@ class Program:
         return lines
 
     def store_sums(self) -> list[str]:
-        """Store the sums of a leaf."""
+        """Return lines that store the sums of a leaf."""
         count = len(self.sweep.measures)
         places = [f"leaves + leaf * {count} + {k} + tl.arange(0, 1)" for k in range(count)]
         return [f"tl.store({place}, sum{k})" for k, place in enumerate(places)]
@@ -238,11 +241,11 @@ def generate_measure(
     flush: bool,
     from_copy: bool = False,
 ) -> Kernel:
-    """The kernel that sums formulas over the leaves of tensors of the given storage types.
+    """Return the kernel that sums formulas over the leaves of tensors.
 
     Args:
         formulas, stages, storage, from_copy: As for `Sweep`.
-        n_readable: How many of the tensors formulas may read.
+        n_readable: Number of leading streams that formulas may read.
         compute, flush: As for `generate_update` of `codegen`.
 
     Raises:
@@ -267,14 +270,14 @@ def generate_measure(
 
 
 def generate_peak(kind: str) -> Kernel:
-    """The kernel that finds the largest magnitude in each leaf, as bits; NaN is above infinity."""
+    """Return the kernel for the largest gradient magnitude of each leaf, as bits."""
     integer, magnitude = _MAGNITUDES[kind]
     kernel = _PEAK.format(leaf=LEAF, lanes=LANES, integer=integer, magnitude=magnitude)
     return name_kernel(write_header("float64") + "\n\n" + kernel, (), integers=("streams",))
 
 
 def generate_combine() -> Kernel:
-    """The kernel that adds leaves in pairs of neighbours until one is left."""
+    """Return the kernel that adds neighbouring leaves in pairs until one is left."""
     read = [
         f"total{k} = tl.load(leaves + (begin + at + {k}) * measures + measure,"
         f" mask=at + {k} < count, other=-0.0)"

@@ -1,9 +1,9 @@
-"""Write the source of a kernel that measures rows, columns and variables, tile by tile.
+"""Generator of Triton kernels that reduce rows, columns and variables, tile by tile.
 
-A program makes what a tile has of each measure, in the order of
-`_engines/row_column_reductions.py`. A row of a tile
-lies in parts, one beside the other: a thread has the same place of each, and adds them up on
-its own. What is left of several rows moves between threads together.
+A program computes the partial result of each measure for one tile, in the order of
+`_engines/row_column_reductions.py`. A row of a tile has several parts side by side: a thread has
+the same lane of each part and adds these up alone. Then numbers of several rows move between
+threads together.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from thalweg._engines.cuda.codegen import THREADS, Kernel
 from thalweg._engines.cuda.codegen_partial_reductions import MeasureBuilder, ReducedFormula
 from thalweg._engines.row_column_reductions import TILE_COLUMNS, TILE_ROWS
 
-# Of a tensor the table has its vectors, rows and columns of its matrices, how many tiles lie below
-# one another and side by side, and where what tiles have of each measure goes.
+# A table row of a tensor: its vectors, rows and columns of its matrices, numbers of tiles down and
+# across, and for each measure the address of the results of tiles.
 _MEASURE = """
 @triton.jit
 def KERNEL_NAME(base, chunks, lines, scalar_row, scalars, ALIGNED: tl.constexpr):
@@ -44,25 +44,25 @@ def KERNEL_NAME(base, chunks, lines, scalar_row, scalars, ALIGNED: tl.constexpr)
 {end}
 """
 
-# Rows, a power of two. With four, loads of so many elements come first that there are registers for
-# few programs at a time; with one, threads wait for each other twice as often.
+# Rows, a power of two. Four rows need so many registers that few programs run at once; with one,
+# threads wait for each other twice as often.
 _ROWS_PER_PASS = 2
 
 
 class _Tile:
-    """Writes what is done to a tile.
+    """Writer of the reductions of a tile.
 
     Args:
-        kept: What is kept of each row and column.
-        parts: How many parts a row has.
-        lanes: Places of a part.
+        reduced_formulas: The formulas and their reductions.
+        parts: Number of parts of a row.
+        lanes: Lanes of a part.
     """
 
     def __init__(self, reduced_formulas: Sequence[ReducedFormula], parts: int, lanes: int) -> None:
         self._reduced_formulas, self._parts, self._lanes = reduced_formulas, parts, lanes
 
     def begin(self) -> list[str]:
-        """Before the first row."""
+        """Return lines before the first row: neutral elements of column results."""
         return [
             reduced_formula.begin(name, self._lanes)
             for reduced_formula in self._reduced_formulas
@@ -71,7 +71,7 @@ class _Tile:
         ]
 
     def add_part(self, row: int, part: int) -> list[str]:
-        """What is done with the values of a part of a row."""
+        """Return lines that add one part of a row to the row and column results."""
         lines: list[str] = []
         for reduced_formula in self._reduced_formulas:
             value, column = (
@@ -86,7 +86,7 @@ class _Tile:
         return lines
 
     def end_rows(self) -> list[str]:
-        """After the last part of the last of so many rows."""
+        """Return lines that reduce the rows of one pass over lanes and store their results."""
         lines: list[str] = []
         for reduced_formula in self._reduced_formulas:
             if "row" not in reduced_formula.targets:
@@ -109,7 +109,7 @@ class _Tile:
         return lines
 
     def end(self) -> list[str]:
-        """After the last row."""
+        """Return lines after the last row: store the column and variable results."""
         lines: list[str] = []
         for reduced_formula in self._reduced_formulas:
             names = self._names(reduced_formula.name)
@@ -130,19 +130,19 @@ class _Tile:
 
 
 def _joined(names: Sequence[str]) -> str:
-    """Blocks of lanes as one, in which a lane has a number of each, in this order."""
+    """Return the expression that joins blocks: each lane holds one number of each, in order."""
     if len(names) == 1:
         return names[0]
     return f"tl.join({_joined(names[::2])}, {_joined(names[1::2])})"
 
 
 def generate_lines(builder: MeasureBuilder, columns: int) -> Kernel:
-    """The kernel that takes measures in one sweep.
+    """Return the kernel that computes measures of rows and columns in one pass over the tensors.
 
     Args:
         builder: The measures.
-        columns: How many a tile has room for, a power of two: `TILE_COLUMNS`, or fewer, from a warp
-            on, where no matrix has more.
+        columns: Columns of a tile, a power of two from `WARP` to `TILE_COLUMNS`; fewer than that
+            only if no matrix is wider.
     """
     lanes = min(columns, THREADS)
     parts = range(columns // lanes)
@@ -156,7 +156,7 @@ def generate_lines(builder: MeasureBuilder, columns: int) -> Kernel:
     each_rows: list[str] = []
     for row in range(_ROWS_PER_PASS):
         each_rows += [
-            # Rows that are missing have no places.
+            # A row beyond the last one has width 0, so that all of its lanes are masked.
             f"width = tl.where(number + {row} < most, count, 0)",
             f"offset = (line + {row}) * columns + start",
         ]

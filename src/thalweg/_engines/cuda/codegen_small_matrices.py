@@ -1,7 +1,7 @@
-"""Write the source of a kernel that measures matrices of few rows and columns, side by side.
+"""Generator of Triton kernels that reduce rows and columns of small matrices.
 
-A thread has a matrix of its own, such as a kernel of a convolution, and nothing moves between
-threads. All matrices of a launch have the same sides, which are numbers of its text.
+Each thread reduces one matrix, such as a 3x3 convolution kernel, and nothing moves between
+threads. All matrices of a launch have the same sides, which are constants of the text.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from thalweg._engines.codegen import indent_by
 from thalweg._engines.cuda.codegen import THREADS, Kernel
 from thalweg._engines.cuda.codegen_partial_reductions import MeasureBuilder, ReducedFormula
 
-# Of a tensor the table has what it has for `codegen_lines`, with the number of matrices in place of
-# that of tiles below one another.
+# A table row is that of `codegen_row_column`, with the number of matrices in place of tiles down.
 _MEASURE = """
 @triton.jit
 def KERNEL_NAME(base, chunks, lines, scalar_row, scalars, ALIGNED: tl.constexpr):
@@ -31,18 +30,18 @@ def KERNEL_NAME(base, chunks, lines, scalar_row, scalars, ALIGNED: tl.constexpr)
 
 
 class _Matrix:
-    """Writes what is done to a matrix, row by row, so that few values are there at a time.
+    """Writer of the reductions of a matrix, row by row, so that few values are live at a time.
 
     Args:
-        kept: What is kept of each row and column.
-        rows, columns: How many it has.
+        reduced_formulas: The formulas and their reductions.
+        rows, columns: The sides of the matrix.
     """
 
     def __init__(self, reduced_formulas: Sequence[ReducedFormula], rows: int, columns: int) -> None:
         self._reduced_formulas, self._rows, self._columns = reduced_formulas, rows, columns
 
     def begin(self) -> list[str]:
-        """Before the first row."""
+        """Return lines before the first row: neutral elements of column results."""
         return [
             reduced_formula.begin(name, THREADS)
             for reduced_formula in self._reduced_formulas
@@ -51,7 +50,7 @@ class _Matrix:
         ]
 
     def add_row(self, row: int) -> list[str]:
-        """What is done with the values of a row."""
+        """Return lines that add a row to the column results, and reduce and store its own."""
         lines: list[str] = []
         for reduced_formula in self._reduced_formulas:
             values = self._names(reduced_formula.value)
@@ -69,7 +68,7 @@ class _Matrix:
         return lines
 
     def end(self) -> list[str]:
-        """After the last row."""
+        """Return lines after the last row: store the column and variable results."""
         lines: list[str] = []
         for reduced_formula in self._reduced_formulas:
             names = self._names(reduced_formula.name)
@@ -88,7 +87,7 @@ class _Matrix:
 
 
 def generate_short(builder: MeasureBuilder, sides: tuple[int, int]) -> Kernel:
-    """The kernel that takes measures in one sweep.
+    """Return the kernel that computes measures of small matrices in one pass.
 
     Args:
         builder: The measures.

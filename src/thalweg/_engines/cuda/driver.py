@@ -1,7 +1,7 @@
-"""The few functions of the CUDA driver that start a kernel, each one call in C.
+"""CUDA driver functions that launch a kernel, each a single call in C.
 
-Triton starts kernels from Python, where an interruption could come between two of them; a call of a
-bound function in C comes as a whole or not at all.
+Triton launches kernels from Python, where an interruption could come between two of them; a call of
+a bound C function is atomic.
 """
 
 from __future__ import annotations
@@ -18,10 +18,12 @@ import torch
 
 @cache
 def _load_driver() -> Any:
+    """Load the library of the CUDA driver."""
     return ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")
 
 
 def _check_code(code: int, action: str) -> None:
+    """Raise a RuntimeError with the driver's text if an action has failed."""
     if code:
         text = c_char_p()
         _load_driver().cuGetErrorString(code, byref(text))
@@ -30,13 +32,13 @@ def _check_code(code: int, action: str) -> None:
 
 @cache
 def load_function(cubin: bytes, name: str, device: int) -> c_void_p:
-    """A kernel of a binary, on a device.
+    """Load a binary on a device and return the handle of one kernel.
 
     Raises:
-        RuntimeError: The driver refuses it.
+        RuntimeError: The driver cannot load it.
     """
     with torch.cuda.device(device):
-        torch.cuda.current_stream(device).query()  # the device's context is there from now on
+        torch.cuda.current_stream(device).query()  # creates the context of the device
         module, function = c_void_p(), c_void_p()
         _check_code(_load_driver().cuModuleLoadData(byref(module), cubin), f"Loading {name}")
         _check_code(
@@ -48,6 +50,7 @@ def load_function(cubin: bytes, name: str, device: int) -> c_void_p:
 
 @cache
 def _context_of(device: int) -> c_void_p:
+    """Return the current context of a device; raise a RuntimeError if it has none."""
     with torch.cuda.device(device):
         context = c_void_p()
         _check_code(_load_driver().cuCtxGetCurrent(byref(context)), "Asking for the context")
@@ -57,14 +60,14 @@ def _context_of(device: int) -> c_void_p:
 
 
 class Starter(NamedTuple):
-    """A kernel on a device.
+    """Kernel on a device.
 
     Attributes:
         handle: From `load_function`.
-        threads: Of a program.
-        shared: Bytes of shared memory that one needs.
-        parameters: How many parameters it has; what comes after its arguments is zero.
-        device: The number of its device.
+        threads: Threads of a program.
+        shared: Bytes of shared memory of a program.
+        parameters: Number of parameters; those after the arguments are zero.
+        device: The index of the device.
     """
 
     handle: c_void_p
@@ -75,13 +78,12 @@ class Starter(NamedTuple):
 
 
 class Launch:
-    """A kernel with its arguments.
+    """Kernel with its arguments.
 
     Args:
         starter: The kernel.
-        grid: How many programs there are, in two dimensions.
-        arguments: What it is given; tensors as their addresses. Whoever has its calls keeps them
-            alive.
+        grid: Numbers of programs in two dimensions.
+        arguments: Integers, and tensors whose addresses are passed. The calls keep them alive.
     """
 
     def __init__(
@@ -94,7 +96,7 @@ class Launch:
         values = (c_int64 * count)(*addresses)
         first = ctypes.addressof(values)
         pointers = (c_void_p * count)(*range(first, first + 8 * count, 8))
-        # The driver reads them when it is called, which may be after the launch itself is gone.
+        # The driver reads them when it is called, perhaps after this object has been deleted.
         pointers.read = values, arguments  # pyright: ignore[reportAttributeAccessIssue]
         self._device, self._stream = starter.device, c_void_p()
         self._bound = (
@@ -103,7 +105,7 @@ class Launch:
         )  # fmt: skip
 
     def make_calls(self) -> list[Callable[[], Any]]:
-        """What starts it on the current stream, as functions in C."""
+        """Return C functions that launch on the current stream: push context, launch, pop."""
         self._stream.value = torch.cuda.current_stream(self._device).cuda_stream
         library, popped_context = _load_driver(), c_void_p()
         return [
@@ -113,10 +115,10 @@ class Launch:
         ]
 
     def run(self) -> None:
-        """Start it now.
+        """Launch the kernel now.
 
         Raises:
-            RuntimeError: The driver refuses it.
+            RuntimeError: The driver reports an error.
         """
         for call in self.make_calls():
             _check_code(c_int(call()).value, "Starting a kernel")

@@ -1,4 +1,4 @@
-"""Small arrays that are written on the host and read on a device."""
+"""Small arrays that the host writes and a device reads."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import torch
 
 from thalweg._engines.array_types import Array, Int64
 
-MAX_IN_FLIGHT = 16  # copies that are on their way: so many steps the host is ahead, at most
+MAX_IN_FLIGHT = 16  # pending copies, and so the steps that the host may be ahead of the device
 
 
 class Mirror:
-    """An array and its copy on a device, which is sent when it has changed, without waiting.
+    """Array on the host and its copy on a device, sent without waiting when it has changed.
 
     Args:
-        host: The array; whoever changes it calls `mark_changed`.
-        device: Where the copy is.
+        host: The array; code that changes it calls `mark_changed`.
+        device: The device of the copy.
 
     Attributes:
-        host: The same.
+        host: The array.
         device_copy: The copy, as it was sent last.
     """
 
@@ -30,24 +30,27 @@ class Mirror:
         host_tensor = torch.from_numpy(host)  # pyright: ignore[reportUnknownMemberType]
         self.device_copy = torch.empty_like(host_tensor, device=device)
         self._is_current = False
-        # What was sent may still be on its way when the next is written; the oldest is first.
+        # Pinned buffers that pending copies read, with an event after each copy; oldest first.
         self._in_flight: deque[tuple[torch.Tensor, Any]] = deque()
         self._pinned = device.type == "cuda"
         self._host_tensor = host_tensor
-        self._spare: torch.Tensor | None = None  # what the next graph reads
+        self._spare: torch.Tensor | None = None  # buffer for the next CUDA graph
         self._in_graphs: list[torch.Tensor] = []
         self._provide_spare()
 
     def mark_changed(self) -> None:
-        """Say that the array has changed."""
+        """Have the next `send_if_changed` copy the array."""
         self._is_current = False
 
     def _provide_spare(self) -> None:
+        """Allocate a buffer for the next CUDA graph; a capture cannot pin memory."""
         if self._spare is None:
             self._spare = torch.empty_like(self._host_tensor, pin_memory=self._pinned)
 
     def send_if_changed(self) -> torch.Tensor:
-        """The copy, which is on its way at the latest now; in a CUDA graph one of its own.
+        """Start copying the array if it has changed, and return the tensor on the device.
+
+        While a CUDA graph is captured, the tensor is a new one that each replay fills again.
 
         Raises:
             RuntimeError: Two graphs are captured without a step between them.
@@ -80,10 +83,11 @@ class Mirror:
         return buffer, event
 
     def _copy_in_graph(self) -> torch.Tensor:
-        """A copy that each replay makes again, of memory that nobody writes to any more."""
+        """Return a copy that each replay makes again, from memory that stays as it is."""
         return torch.empty_like(self.device_copy).copy_(self._keep_for_graph(), non_blocking=True)
 
     def _keep_for_graph(self) -> torch.Tensor:
+        """Write the array to the spare buffer and return it; it lives as long as the mirror."""
         if self._spare is None:
             raise RuntimeError(
                 "Take a step outside of a CUDA graph before another one is captured."
@@ -94,11 +98,11 @@ class Mirror:
 
 
 def is_capturing() -> bool:
-    """Whether what is started now becomes a part of a CUDA graph."""
+    """Return whether the current stream is being captured into a CUDA graph."""
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
 def send_constant(values: Any, dtype: Any, device: torch.device) -> torch.Tensor:
-    """An array that never changes, on a device."""
+    """Return a new tensor on a device with constant values."""
     host = np.ascontiguousarray(values, dtype)
     return torch.from_numpy(host.copy()).to(device)  # pyright: ignore[reportUnknownMemberType]

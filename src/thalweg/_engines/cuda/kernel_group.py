@@ -1,4 +1,4 @@
-"""Variables of one storage signature on one GPU: one kernel, one table, one launch."""
+"""Variables of one storage signature on one GPU: one kernel, one table and one launch."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 
 
 class Group:
-    """See `thalweg._engines.dense_plan.Group`.
+    """Group of variables that one kernel updates; see `thalweg._engines.dense_plan.Group`.
 
     Args:
-        asked: The step.
-        members: Positions of these variables in it.
+        request: The step.
+        members: The indices of these variables in the step.
     """
 
     measures_in_place = False
@@ -66,9 +66,9 @@ class Group:
         n_streams = len(kernel_streams.names)
         base = np.ascontiguousarray(kernel_streams.base[:, :n_streams])
         self._base = Mirror(base, device)
-        self._table: Tensor | None = None  # of this step, once it has been asked for
+        self._table: Tensor | None = None  # addresses on the device, once this step has sent them
         self._is_aligned = bool((base[:, _are_elements(kernel_streams.names)] % WIDTH == 0).all())
-        # What the kernel is given beside tables and scalars, and whether chunks begin at eights.
+        # Arguments after tables and scalars; whether all chunks begin at groups of random bits.
         self._extra_arguments: tuple[Tensor, ...] = ()
         self._is_grouped = True
         if kernel_streams.draws:
@@ -92,7 +92,7 @@ class Group:
 
     @lazy
     def lines(self) -> Lines:
-        """Rows and columns of the members."""
+        """Return the row and column tables of the members."""
         with importing:
             from thalweg._engines.cuda.row_column_reductions import Lines
         return Lines(self._shapes, self._vectors, self._device)
@@ -125,7 +125,7 @@ class Group:
         return self._table
 
     def _send_scalars(self, kernel: launch.Compiled, columns: Columns) -> tuple[Tensor, Tensor]:
-        """Which row of scalars each variable reads, and the rows, which are sent."""
+        """Send scalars; return device tensors: each variable's row index, and the rows."""
         shared, separate = columns.shared.get(self.dtype, {}), columns.separate
         shared = {**UNCOUNTED, **shared}
         is_shared = separate.keys().isdisjoint(kernel.scalars)
@@ -143,12 +143,13 @@ class Group:
         return self._one_row if is_shared else self._own_rows, device_rows.send_if_changed(values)
 
     def _sizes_of(self, columns: Columns) -> Tensor:
-        """The sizes; none of what is not written has any elements."""
+        """Return the sizes of variables on the device: all 0 if a device scalar skips the step."""
         if columns.taken is None:
             return self._sizes_on_device
         return torch.mul(self._sizes_on_device, columns.taken, out=self._written_sizes)
 
     def _all_aligned(self) -> bool:
+        """Return whether all variables, slots and gradients begin at multiples of 16 bytes."""
         return self._is_aligned and not (self._base.host[:, 1] % WIDTH).any()
 
     def make_calls(self, columns: Columns) -> list[Call]:
@@ -185,6 +186,7 @@ class Group:
         return np.split(leaves, np.cumsum(self._leaves.counts)[:-1])
 
     def _measure_leaves(self, formulas: Formulas, stages: Stages, columns: Columns) -> Tensor:
+        """Return float64 sums of formulas for each leaf, of shape (leaves, formulas)."""
         flush = self._flush and bool(stages)
         kernel = launch.sum_kernel(
             formulas, stages, self._names, self._measurable, self.dtype, flush, self._from_copy
@@ -235,6 +237,7 @@ class Group:
         return self._measure_peaks(self._sizes_on_device * is_checked)
 
     def _measure_peaks(self, sizes: Tensor) -> Tensor:
+        """Return each variable's largest gradient magnitude as float64; 0 if its size is 0."""
         storage = self._names[1]
         peaks = torch.zeros(len(self._leaves.chunks), dtype=torch.int64, device=self._device)
         n_streams = len(self._names)
@@ -244,7 +247,7 @@ class Group:
 
 
 def _are_elements(names: Sequence[str]) -> list[bool]:
-    """Which streams have elements, one after the other; others have records."""
+    """Return for each stream whether it holds plain elements instead of records of a codec."""
     if SIZES.keys() >= {*names}:
         return [True] * len(names)
     with importing:
@@ -253,7 +256,7 @@ def _are_elements(names: Sequence[str]) -> list[bool]:
 
 
 class _Leaves:
-    """The leaves of a group's gradients, in the order of `sum_kernel`."""
+    """Leaves of a group's variables, in the order of `sum_kernel`."""
 
     def __init__(self, sizes: Sequence[int], device: torch.device) -> None:
         self.counts = leaf_counts(sizes)
@@ -262,11 +265,11 @@ class _Leaves:
         self._members = len(sizes)
 
     def combine(self, leaves: Tensor) -> Tensor:
-        """One number for each tensor and measure."""
+        """Return the sums of each variable from those of its leaves."""
         return self._tree.combine(leaves)
 
     def largest_of(self, bits: Tensor, storage: str) -> Tensor:
-        """The largest magnitude of each tensor, of those of its leaves."""
+        """Return each variable's largest magnitude, as float64, from bits of its leaves."""
         peaks = torch.zeros(self._members, dtype=torch.int64, device=bits.device)
         peaks.scatter_reduce_(0, self.chunks[:, 0].long(), bits, "amax")
         dtype: torch.dtype = getattr(torch, storage)
@@ -275,6 +278,6 @@ class _Leaves:
 
 
 def chunks_of(sizes: Sequence[int], chunk: int) -> Array:
-    """Tensor and number of each chunk of so many elements: (n, 2)."""
+    """Return the tensor index and the chunk index of each chunk, of shape (chunks, 2)."""
     counts = -(-np.asarray(sizes, np.int64) // chunk)
     return np.stack(numbered(counts), axis=1)

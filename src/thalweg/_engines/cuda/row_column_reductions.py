@@ -1,4 +1,4 @@
-"""Rows and columns of variables on a GPU: where they lie, and their measures."""
+"""Measures of rows and columns of variables on a GPU, and tables of their addresses."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from thalweg._engines.row_column_reductions import TileMeasures, view_of
 
 
 class _Workspace(NamedTuple):
-    """What kernels of measures are given, and where they leave what tiles have.
+    """Device table of measuring kernels, and the memory of their partial results.
 
     Attributes:
-        table: Of each variable its vectors, sides, tiles down and across, and where measures go;
-            of small matrices, in place of tiles down, how many there are.
-        tiles: What has the memory there.
+        table: For each variable addresses of vectors, sides, numbers of tiles down and across, and
+            addresses of results; for small matrices their number in place of tiles down.
+        tiles: The partial results of tiles, which the table points at.
     """
 
     table: Tensor
@@ -33,12 +33,12 @@ class _Workspace(NamedTuple):
 
 
 class Lines:
-    """Rows and columns of a set of variables with elements; made once, used in each step.
+    """Rows and columns of a set of non-empty variables; created once, used in each step.
 
     Args:
-        shapes: Of the variables.
-        vectors: What formulas are given of rows and columns of each, by name.
-        device: Where they are.
+        shapes: The shapes of the variables.
+        vectors: For each variable the row and column vectors that formulas read, by name.
+        device: The device of the variables.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Lines:
 
     @lazy
     def _chunks(self) -> dict[Layout, Tensor]:
-        """For each layout the variable and the number of what programs work on."""
+        """Return for each layout the variable index and the tile index of each program."""
         layout_chunks: dict[Layout, Tensor] = {}
         for layout in dict.fromkeys(self._layouts):
             indices = [
@@ -73,7 +73,7 @@ class Lines:
         return layout_chunks
 
     def _places_of(self, names: tuple[str, ...]) -> Array:
-        """Where vectors begin, and the sides of matrices: (variables, names + 2)."""
+        """Return addresses of vectors and sides of matrices, of shape (variables, names + 2)."""
         places = [
             [*(vectors[name].data_ptr() for name in names), view.rows, view.columns]
             for vectors, view in zip(self._vectors, self._views, strict=True)
@@ -81,12 +81,14 @@ class Lines:
         return np.array(places, np.int64)
 
     def table_of(self, names: tuple[str, ...]) -> Tensor:
-        """The same on the device."""
-        if names not in self._tables:  # vectors stay where they are
+        """Return addresses of vectors and sides of matrices as a tensor on the device."""
+        # Cached, since vectors are never reallocated.
+        if names not in self._tables:
             self._tables[names] = send_constant(self._places_of(names), np.int64, self._device)
         return self._tables[names]
 
     def _make_workspace(self, kernel: Compiled, measures: Sequence[Measure]) -> _Workspace:
+        """Allocate partial results and send the table that kernels read."""
         tile_measures = TileMeasures(self._views, measures, self._device)
         pairs = zip(self._views, self._layouts, strict=True)
         tiles = [(x.matrices if layout.sides else x.down, x.across) for x, layout in pairs]
@@ -96,7 +98,7 @@ class Lines:
         return _Workspace(send_constant(table, np.int64, self._device), tile_measures)
 
     def kernels(self, kernel_for: Callable[[Layout], Compiled]) -> tuple[Compiled, ...]:
-        """The kernels that measure, one for each layout; they read the same scalars and vectors."""
+        """Return the kernel of each layout; all read the same scalars and vectors."""
         return tuple(map(kernel_for, self._chunks))
 
     def measure(
@@ -108,13 +110,13 @@ class Lines:
         scalars: Tensor,
         flush: bool,
     ) -> list[list[Tensor]]:
-        """Of each variable its measures; nobody waits for the device.
+        """Return the measures of each variable as tensors, without waiting for the device.
 
         Args:
             kernels: From `kernels`.
             measures: The measures.
             base: (variables, streams) addresses.
-            scalar_row, scalars: Which row of scalars each variable reads, and the rows.
+            scalar_row, scalars: Each variable's index of a scalar row, and the scalar rows.
             flush: Whether denormals are treated as zero.
         """
         workspace = self._workspaces.get(kernels)

@@ -1,4 +1,4 @@
-"""Sparse gradients on a GPU: a program for each row that one names, which no other touches."""
+"""Plan of a step with a sparse gradient on a GPU; one program updates one row."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from thalweg.indexed_slices import IndexedSlices, assert_in_range
 
 
 class RowsPart(RowsPlan):
-    """See `RowsPlan`.
+    """Plan of a sparse step on a GPU; see `RowsPlan`.
 
-    Entries are sorted by row, those of a row in order of appearance; where a row begins, a program
-    adds up its entries one after the other. How many rows there are, the host never asks.
+    Entries are sorted by row, in order of appearance inside a row. The program of a row's first
+    entry adds up its entries one by one. The host does not wait for the number of rows.
 
     Args:
-        asked: The step.
+        request: The step.
     """
 
     def __init__(self, request: StepRequest) -> None:
-        _check_not_capturing()  # before anything is copied
+        _check_not_capturing()
         super().__init__(request)
         self._indices: Tensor | None = None
         self._home = self.var.device
@@ -43,6 +43,7 @@ class RowsPart(RowsPlan):
             self._untouched = self._plan_untouched(request, names)
 
     def _plan_touched(self, request: StepRequest, storage: Sequence[str]) -> None:
+        """Create the kernel and tables for rows with entries; `storage` are dtypes of streams."""
         rule = self.rule
         threads = threads_for(self._width, storage)
         self._blocks = -(-self._width // (threads * share_of(storage)))
@@ -68,6 +69,7 @@ class RowsPart(RowsPlan):
         self._are_rows_aligned = self._is_aligned and not self._width % multiple
 
     def _plan_untouched(self, request: StepRequest, storage: Sequence[str]) -> launch.Compiled:
+        """Create the tables for rows without entries and return their kernel."""
         kernel = launch.update_kernel(
             self.rule.update_untouched,
             (),
@@ -81,11 +83,12 @@ class RowsPart(RowsPlan):
         )
         self._base_of_all = send_constant(self._pointers, np.int64, self._home)
         self._scalars_of_all = Rows(1, kernel, self._home)
-        # No thread reads of two rows at once.
+        # No load of a thread spans two rows.
         self._are_shares_aligned = self._is_aligned and not self._width % share_of(storage)
         return kernel
 
     def _take_entries(self, values: Tensor, indices: Tensor) -> bool:
+        """Bind the plan to entries; return False if an index on the host is out of range."""
         if indices.is_cuda:
             assert_in_range(indices, self._shape[0])
         else:
@@ -97,7 +100,7 @@ class RowsPart(RowsPlan):
         return True
 
     def point_at(self, grad: IndexedSlices) -> None:
-        """See `RowsPlan`; indices have been checked where they are."""
+        """See `RowsPlan`; indices have been checked before."""
         self._values, self._indices = layout.as_packed(grad.values), grad.indices
 
     def make_calls(self, columns: Columns) -> list[Call]:
@@ -121,7 +124,8 @@ class RowsPart(RowsPlan):
             rows = torch.where(is_step_enabled, rows, -1)
         base, address = self._base, self.values.data_ptr()
         if base.host[1] != address:
-            base.mark_changed()  # first: what is interrupted in between is sent again
+            # Marked first: after an interruption in between the table is sent again.
+            base.mark_changed()
             base.host[1] = address
         is_aligned = self._are_rows_aligned and not address % WIDTH
         device_scalars = self._scalars.send_if_changed(scalars)
@@ -139,7 +143,8 @@ class RowsPart(RowsPlan):
         row_flags = torch.zeros(height, dtype=torch.int8, device=rows.device).index_fill_(
             0, rows, 1
         )
-        if is_step_enabled is not None:  # as if all were named
+        # A skipped step updates no row, as if all rows had entries.
+        if is_step_enabled is not None:
             row_flags = torch.where(is_step_enabled, row_flags, 1)
         device_scalars = self._scalars_of_all.send_if_changed(scalars)
         arguments = (self._base_of_all, row_flags, elements, self._width, device_scalars)
@@ -154,7 +159,7 @@ class RowsPart(RowsPlan):
 
 
 def threads_for(width: int, storage: Sequence[str]) -> int:
-    """Threads of a program over a row: no more warps than have elements of it."""
+    """Return the threads of a program that updates rows of `width` elements: no idle warps."""
     threads = WARP
     while threads < THREADS and threads * share_of(storage) < width:
         threads *= 2
@@ -162,5 +167,6 @@ def threads_for(width: int, storage: Sequence[str]) -> int:
 
 
 def _check_not_capturing() -> None:
+    """Raise a RuntimeError while a CUDA graph is captured."""
     if is_capturing():
         raise RuntimeError("A step with a sparse gradient cannot be part of a CUDA graph.")
