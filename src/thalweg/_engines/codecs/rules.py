@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from thalweg._base.rule_passes import Measure
 from thalweg._engines.codecs import CODECS, OF_SLOTS
 from thalweg._engines.formula_parser import place_of, transcribe
 from thalweg._engines.split_weight_rule import Split
@@ -27,17 +28,16 @@ def fault_of(rule: Rule) -> str:
                 f" {rule.name!r} may have others; expected:"
                 f" {', '.join(name for name, entry in OF_SLOTS.items() if not entry.positive)}"
             )
-    if rule.codecs and rule.passes:
-        return "it works on whole matrices, beside slots that are kept as numbers"
+    # Rows and columns are measured by kernels that do not decode.
     stream_names = [*rule.made, *(slot.name for slot in rule.element_slots)]
     coded = {slot.name for slot in rule.element_slots if slot.storage}
-    levels = (level.measures for level in rule.levels)
-    measures = [pair for mapping in (rule.measures, *levels) for pair in mapping.items()]
-    for name, measure in measures:
-        read = coded.intersection(stream_names[: len(transcribe(measure).positional) - 2])
-        if coded and read:
-            return (
-                f"it measures its slot {min(read)!r}, which has to be kept as numbers for that"
-                f" ({name!r}, {place_of(measure)})"
-            )
+    for step in rule.passes:
+        if isinstance(step, Measure):
+            positional = transcribe(step.function).positional
+            read = coded.intersection(stream_names[: len(positional) - 2])
+            if read:
+                return (
+                    f"{step.makes!r} measures rows or columns of its slot {min(read)!r}, which must"
+                    f" be stored as numbers for this ({place_of(step.function)})"
+                )
     return ""

@@ -145,6 +145,12 @@ def records(addresses, element):
 
 
 @triton.jit
+def word_pointer(start):
+    """Return a pointer to bytes as a pointer to 32-bit integers."""
+    return start.to(tl.pointer_type(tl.int32), bitcast=True)
+
+
+@triton.jit
 def store_where(start, offsets, values, mask, MASKED: tl.constexpr):
     """Store values, cut to the integer type of `start`; only where `mask` if MASKED."""
     values = values.to(start.dtype.element_ty)

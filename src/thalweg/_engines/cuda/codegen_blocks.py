@@ -14,6 +14,7 @@ from thalweg._engines.codecs.codec import SCALE_BYTES, Codec
 from thalweg._engines.codecs.split8 import HALF
 from thalweg._engines.codegen import Update
 from thalweg._engines.cuda.codegen import (
+    BLOCKWISE,
     THREADS,
     Element,
     Kernel,
@@ -26,7 +27,6 @@ from thalweg._engines.formula_parser import FUNCTION_PREFIX, transcribe
 from thalweg._engines.random_bits import GROUP, NARROW, SCALARS
 from thalweg.formula import Formula
 
-_FUNCTION_IMPORT = "from thalweg._engines.cuda.blockwise_functions import *\n"
 _NUMBERS = "float32"  # dtype of decoded slots and of the arithmetic
 _PARTS = ("decode", "prepare", "encode")  # the formulas of a codec
 
@@ -96,7 +96,7 @@ def generate_blocks(
     return assemble_kernel(
         element,
         element.define_functions(*element.extra_parameters) + program,
-        imports=_FUNCTION_IMPORT,
+        imports=BLOCKWISE,
     )
 
 
