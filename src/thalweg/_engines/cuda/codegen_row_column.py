@@ -59,12 +59,12 @@ class _Tile:
     """
 
     def __init__(self, reduced_formulas: Sequence[ReducedFormula], parts: int, lanes: int) -> None:
-        self._reduced_formulas, self._parts, self._lanes = reduced_formulas, parts, lanes
+        self._reduced_formulas, self.parts, self.lanes = reduced_formulas, parts, lanes
 
     def begin(self) -> list[str]:
         """Return lines before the first row: neutral elements of column results."""
         return [
-            reduced_formula.begin(name, self._lanes)
+            reduced_formula.begin(name, self.lanes)
             for reduced_formula in self._reduced_formulas
             if reduced_formula.has_columns
             for name in self._names(reduced_formula.name)
@@ -101,9 +101,9 @@ class _Tile:
                 _joined([names[0] for names in rows]),
             )
             lines.append(
-                f"{block_name} = tl.reshape({joined_rows}, ({_ROWS_PER_PASS * self._lanes},))"
+                f"{block_name} = tl.reshape({joined_rows}, ({_ROWS_PER_PASS * self.lanes},))"
             )
-            lines += reduced_formula.fold_lanes(block_name, self._lanes, _ROWS_PER_PASS)
+            lines += reduced_formula.fold_lanes(block_name, self.lanes, _ROWS_PER_PASS)
             offset = "(line + below) * across + side"
             lines += reduced_formula.store("row", offset, block_name, "number + below < most")
         return lines
@@ -114,19 +114,19 @@ class _Tile:
         for reduced_formula in self._reduced_formulas:
             names = self._names(reduced_formula.name)
             for part, name in enumerate(names):
-                offset = f"band * columns + start + {part * self._lanes} + lane"
-                mask = f"lane < count - {part * self._lanes}"
+                offset = f"band * columns + start + {part * self.lanes} + lane"
+                mask = f"lane < count - {part * self.lanes}"
                 lines += reduced_formula.store("column", offset, name, mask)
             if "variable" in reduced_formula.targets:
                 lines += [
                     *reduced_formula.fold(names),
-                    *reduced_formula.fold_lanes(names[0], self._lanes, 1),
+                    *reduced_formula.fold_lanes(names[0], self.lanes, 1),
                 ]
                 lines += reduced_formula.store("variable", "tile + tl.arange(0, 1)", names[0])
         return lines
 
     def _names(self, name: str) -> list[str]:
-        return [f"{name}_{part}" for part in range(self._parts)]
+        return [f"{name}_{part}" for part in range(self.parts)]
 
 
 def _joined(names: Sequence[str]) -> str:
@@ -134,6 +134,28 @@ def _joined(names: Sequence[str]) -> str:
     if len(names) == 1:
         return names[0]
     return f"tl.join({_joined(names[::2])}, {_joined(names[1::2])})"
+
+
+def _add_row(builder: MeasureBuilder, tile: _Tile, row: int) -> list[str]:
+    """Return lines that load a row of a pass, compute its values and add them to the results."""
+    lines = [
+        # A row beyond the last one has width 0, so that all of its lanes are masked.
+        f"width = tl.where(number + {row} < most, count, 0)",
+        f"offset = (line + {row}) * columns + start",
+    ]
+    for name in builder.of_rows:
+        load_expression = f"tl.load(of_{name} + line + {row}, mask=number + {row} < most, other=0)"
+        vector = builder.program.read_vector(load_expression)
+        lines.append(f"{name} = tl.broadcast_to({vector}, ({tile.lanes},))")
+    for k in range(tile.parts):
+        lines += [
+            *(f"p{x} = of_p{x} + offset + {k * tile.lanes}" for x in builder.read),
+            f"left = width - {k * tile.lanes}",
+            "is_there = lane < left",
+            builder.take(k, "lane", "left"),
+            *tile.add_part(row, k),
+        ]
+    return lines
 
 
 def generate_lines(builder: MeasureBuilder, columns: int) -> Kernel:
@@ -153,27 +175,7 @@ def generate_lines(builder: MeasureBuilder, columns: int) -> Kernel:
             place = f"of_{name} + matrix * columns + start + {k * lanes}"
             load_expression = f"load({place}, lane, count - {k * lanes}, True)"
             begin.append(f"{name}_{k} = {builder.program.read_vector(load_expression)}")
-    each_rows: list[str] = []
-    for row in range(_ROWS_PER_PASS):
-        each_rows += [
-            # A row beyond the last one has width 0, so that all of its lanes are masked.
-            f"width = tl.where(number + {row} < most, count, 0)",
-            f"offset = (line + {row}) * columns + start",
-        ]
-        for name in builder.of_rows:
-            load_expression = (
-                f"tl.load(of_{name} + line + {row}, mask=number + {row} < most, other=0)"
-            )
-            value = builder.program.read_vector(load_expression)
-            each_rows.append(f"{name} = tl.broadcast_to({value}, ({lanes},))")
-        for k in parts:
-            each_rows += [
-                *(f"p{x} = of_p{x} + offset + {k * lanes}" for x in builder.read),
-                f"left = width - {k * lanes}",
-                "is_there = lane < left",
-                builder.take(k, "lane", "left"),
-                *tile.add_part(row, k),
-            ]
+    rows = [line for row in range(_ROWS_PER_PASS) for line in _add_row(builder, tile, row)]
     return builder.kernel_of(
         _MEASURE,
         threads=lanes,
@@ -182,6 +184,6 @@ def generate_lines(builder: MeasureBuilder, columns: int) -> Kernel:
         lanes=lanes,
         at_once=_ROWS_PER_PASS,
         begin=indent_by([*begin, *tile.begin()], 1),
-        each=indent_by([*each_rows, *tile.end_rows()], 2),
+        each=indent_by([*rows, *tile.end_rows()], 2),
         end=indent_by(tile.end(), 1),
     )

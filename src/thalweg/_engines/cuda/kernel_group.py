@@ -19,7 +19,7 @@ from thalweg._engines.cuda.codegen import CHUNK, SIZES, WIDTH
 from thalweg._engines.cuda.device_scalars import Rows
 from thalweg._engines.cuda.host_device_mirror import Mirror, send_constant
 from thalweg._engines.cuda.tree_reduction import LaunchedTree
-from thalweg._engines.kernel_streams import streams_of
+from thalweg._engines.kernel_streams import Streams, streams_of
 from thalweg._engines.protocol import Call, Columns, Formulas, Stages, StepRequest
 from thalweg._engines.random_bits import GROUP, UNCOUNTED
 from thalweg._engines.reduction_order import LEAF, leaf_counts
@@ -46,19 +46,7 @@ class Group:
         self.dtype = kernel_streams.compute
         self._flush = request.selection.denormals == "flush"
         self._kinds = tuple(getattr(request.rule.update, "vectors", {}).items())
-        self.kernel = launch.update_kernel(
-            request.rule.update,
-            request.stages,
-            self._names,
-            self.dtype,
-            self._flush,
-            copy=kernel_streams.copied,
-            before=request.rule.before,
-            fast=request.selection.math == "fast",
-            from_copy=kernel_streams.from_copy,
-            draws=kernel_streams.draws,
-            vectors=self._kinds,
-        )
+        self.kernel = self._generate_kernel(request, kernel_streams)
         self.members = members
         self.whole = len(members) == len(request.variables)
         self._sizes, self.bytes = kernel_streams.sizes, kernel_streams.bytes
@@ -68,8 +56,9 @@ class Group:
         self._base = Mirror(base, device)
         self._table: Tensor | None = None  # addresses on the device, once this step has sent them
         self._is_aligned = bool((base[:, _are_elements(kernel_streams.names)] % WIDTH == 0).all())
-        # Arguments after tables and scalars; whether all chunks begin at groups of random bits.
+        # The kernel's arguments after tables and scalars.
         self._extra_arguments: tuple[Tensor, ...] = ()
+        # Whether the chunks of all variables begin at groups of random bits.
         self._is_grouped = True
         if kernel_streams.draws:
             places = kernel_streams.base[:, n_streams:]
@@ -85,6 +74,22 @@ class Group:
         self._rows: dict[launch.Compiled, Rows] = {}
         self._bound: launch.Bound | None = None
         self._bound_to: tuple[Sequence[Any], bool] = (), False
+
+    def _generate_kernel(self, request: StepRequest, kernel_streams: Streams) -> launch.Compiled:
+        """Return the kernel that updates variables with these streams."""
+        return launch.update_kernel(
+            request.rule.update,
+            request.stages,
+            self._names,
+            self.dtype,
+            self._flush,
+            copy=kernel_streams.copied,
+            before=request.rule.before,
+            fast=request.selection.math == "fast",
+            from_copy=kernel_streams.from_copy,
+            draws=kernel_streams.draws,
+            vectors=self._kinds,
+        )
 
     @lazy
     def _leaves(self) -> _Leaves:

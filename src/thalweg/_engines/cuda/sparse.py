@@ -119,6 +119,7 @@ class RowsPart(RowsPlan):
     def _calls_of_touched(
         self, rows: Tensor, order: Tensor, scalars: Scalars, is_step_enabled: Tensor | None
     ) -> list[Call]:
+        """Return launches that update the rows with entries; `rows` and `order` are sorted."""
         # With every row -1, no row differs from the one before the first, so no program begins one.
         if is_step_enabled is not None:
             rows = torch.where(is_step_enabled, rows, -1)
@@ -139,6 +140,7 @@ class RowsPart(RowsPlan):
         scalars: Scalars,
         is_step_enabled: Tensor | None,
     ) -> list[Call]:
+        """Return launches that update the rows without entries."""
         height, elements = self._shape[0], self.var.numel()
         row_flags = torch.zeros(height, dtype=torch.int8, device=rows.device).index_fill_(
             0, rows, 1
