@@ -145,6 +145,7 @@ class _Element(Element):
         return "int8" if stream == self._lower else super().type_of(stream)
 
     def point_at_streams(self, start: str) -> list[str]:
+        """See `Element`; records have two pointers, to 32-bit words (w) and to codes (c)."""
         lines = [*super().point_at_streams(start), *(_PLACE if self._random_streams else [])]
         for stream, codec in self._coded.items():
             record = f"(offset >> {_shift_of(codec)})"
@@ -166,6 +167,7 @@ class _Element(Element):
     # The function
 
     def called_functions(self) -> dict[str, str]:
+        """See `Element`; adds the formulas of codecs."""
         functions = super().called_functions()
         for codec in sorted({*self._coded.values()}, key=lambda entry: entry.name):
             for part in _PARTS:
@@ -185,6 +187,7 @@ class _Element(Element):
         return [*lines, *super().update_element()]
 
     def read_value(self, stream: int) -> list[str]:
+        """See `Element`; decodes slots, and joins the variable with its lower part."""
         name = self.update.name_of(stream)
         # The variable's number is read together with its lower part.
         if self._lower is not None and stream == 0:
@@ -206,6 +209,7 @@ class _Element(Element):
         return [f"{var} = {self.writer.flush_value(value)}"]
 
     def write_value(self, stream: int, value: str) -> list[str]:
+        """See `Element`; encodes slots, and rounds with random bits."""
         codec, lines = self._coded.get(stream), list[str]()
         if codec is not None:
             parts = codec.block // self._row
