@@ -124,19 +124,19 @@ def warn(message: str, category: type[Warning]) -> None:
     warnings.warn(message, category, stacklevel=level)
 
 
-def listed(texts: Iterable[str], between: str = ", ", most: int = LISTED) -> str:
-    """Join the first `most` texts, and add the number of omitted ones."""
+def listed(texts: Iterable[str], separator: str = ", ", limit: int = LISTED) -> str:
+    """Join the first `limit` texts, and add the number of omitted ones."""
     all_texts = list(texts)
-    text, omitted = between.join(all_texts[:most]), len(all_texts) - most
-    return f"{text}{between.replace(', ', ' ')}and {omitted} more" if omitted > 0 else text
+    text, omitted = separator.join(all_texts[:limit]), len(all_texts) - limit
+    return f"{text}{separator.replace(', ', ' ')}and {omitted} more" if omitted > 0 else text
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
+def did_you_mean(name: str, known_names: Iterable[str]) -> str:
     """Return a question with the most similar known name, or "" if none is similar.
 
     Case, "_" and "-" are ignored.
     """
-    names = {_plain(known_name): known_name for known_name in sorted(known, reverse=True)}
+    names = {_plain(known_name): known_name for known_name in sorted(known_names, reverse=True)}
     matches = difflib.get_close_matches(_plain(name), names, n=1, cutoff=0.75)
     return f"Did you mean '{names[matches[0]]}'?" if matches else ""
 

@@ -51,7 +51,7 @@ _OFFERED = {
     "WrappedStepFormula": "wrapped_formula",
     "StepMeasure": "wrapped_formula",
 }
-_UP, _DOWN = 2.0**SHIFT, 2.0**-SHIFT
+_SCALE_UP, _SCALE_DOWN = 2.0**SHIFT, 2.0**-SHIFT
 
 
 def _check_named(spec: Slot | Hyper, number: str) -> None:
@@ -71,12 +71,12 @@ def _checked_tuple(rule: str, field_name: str, entries: Any, kind: type) -> tupl
         raise RuleError(f"{requirement}, not one alone: a comma is missing in ({entries!r},).")
     if not isinstance(entries, Iterable) or isinstance(entries, str | bytes | Mapping):
         raise RuleError(f"{requirement}, not {show_value(entries)}.")
-    converted = tuple(entries)
-    for entry in converted:
+    entry_tuple = tuple(entries)
+    for entry in entry_tuple:
         if not isinstance(entry, kind):
             hint = f" Write {kind.__name__}({entry!r}, ...)." if isinstance(entry, str) else ""
             raise RuleError(f"{requirement}; {entry!r} is a {type(entry).__name__}.{hint}")
-    return converted
+    return entry_tuple
 
 
 @dataclass(frozen=True)
@@ -492,13 +492,13 @@ def gradient_squares(var: Any, grad: Any) -> Any:
 
 def large_gradient_squares(var: Any, grad: Any) -> Any:
     """Return `gradient_squares` scaled down, so that large elements do not overflow."""
-    grad = grad * _DOWN
+    grad = grad * _SCALE_DOWN
     return grad * grad
 
 
 def small_gradient_squares(var: Any, grad: Any) -> Any:
     """Return `gradient_squares` scaled up, so that small elements do not underflow."""
-    grad = grad * _UP
+    grad = grad * _SCALE_UP
     return grad * grad
 
 

@@ -16,7 +16,7 @@ from thalweg._engines.cuda import launch
 from thalweg._engines.cuda.codegen import WARP, WIDTH, generate_update
 from thalweg._engines.cuda.codegen_blocks import generate_blocks
 from thalweg._engines.cuda.codegen_measure import generate_combine, generate_measure, generate_peak
-from thalweg._engines.cuda.codegen_partial_reductions import Measuring
+from thalweg._engines.cuda.codegen_partial_reductions import MeasureBuilder
 from thalweg._engines.cuda.codegen_row_column import generate_lines
 from thalweg._engines.cuda.codegen_small_matrices import generate_short
 from thalweg._engines.cuda.codegen_sparse import generate_rows, generate_untouched
@@ -431,7 +431,7 @@ PASSES = [MEASURES, TORCH_ADAFACTOR.passes[:3]]
 @pytest.mark.parametrize("measures", PASSES, ids=["mixed", "Adafactor"])
 @BY_NAME
 def test_measures_of_lines(name, measures, layout, tmp_path):
-    measuring = Measuring(measures, (), (name,) * 3, 2, computed(name), VECTORS, True, False)
+    measuring = MeasureBuilder(measures, (), (name,) * 3, 2, computed(name), VECTORS, True, False)
     if layout.sides:
         kernel = generate_short(measuring, layout.sides)
     else:

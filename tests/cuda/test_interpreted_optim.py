@@ -209,7 +209,7 @@ def spoil_the_host(training):
         for group in plan.groups:
             for mirror in [group._base, *(rows._mirror for rows in group._rows.values())]:
                 mirror.host[:] = 0
-                for mirror_buffer, _ in mirror._staged:
+                for mirror_buffer, _ in mirror._in_flight:
                     mirror_buffer.zero_()
 
 

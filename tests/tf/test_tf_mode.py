@@ -20,7 +20,7 @@ from thalweg.errors import FailedPreconditionError
 def beginning() -> Iterator[None]:
     """The state of a program in which nothing was done yet."""
     tf.reset_default_graph()
-    process.settled = False
+    process.is_mode_fixed = False
     yield
     tf.enable_v2_behavior()
 
@@ -99,7 +99,7 @@ def _in_a_block() -> None:
 @pytest.mark.parametrize("name", NEITHER)
 def test_what_leaves_it_open(beginning: None, name: str) -> None:
     NEITHER[name]()
-    assert not process.settled
+    assert not process.is_mode_fixed
 
 
 def test_variables_before_the_first_placeholder_are_of_the_graph(beginning: None) -> None:
@@ -119,7 +119,7 @@ def test_a_program_that_only_imports_decides_nothing() -> None:
     done = fresh_process.run(
         "import thalweg.tf.compat.v1 as tf\n"
         "from thalweg._base.execution_context import process\n"
-        "print(process.settled)\n"
+        "print(process.is_mode_fixed)\n"
         "a = tf.constant(2)\n"
         "session = tf.Session()\n"
         "print(session.run(a + 3), tf.__version__, tf.VERSION, tf.version.VERSION)\n"

@@ -229,7 +229,7 @@ def test_sessions_of_a_test_in_eager_mode() -> None:
 
 @pytest.fixture
 def unsettled() -> Iterator[None]:
-    process.settled = False
+    process.is_mode_fixed = False
     yield
     v1.enable_v2_behavior()
 

@@ -126,14 +126,14 @@ class _Process:
 
     Attributes:
         eager: Whether calls compute at once outside of any graph.
-        settled: Whether the mode was set, or reported as eager to a caller.
+        is_mode_fixed: Whether the mode was set, or reported as eager to a caller.
         resource_variables: Whether graph variables are resource variables by default.
         default_graph: Returns the graph that calls add to, or None as long as there are no graphs.
     """
 
     def __init__(self) -> None:
         self.eager = True
-        self.settled = False
+        self.is_mode_fixed = False
         self.resource_variables = True
         self.default_graph: Callable[[], Any] = lambda: None
 
@@ -152,7 +152,7 @@ def executing_eagerly() -> bool:
         return True
     if thread.graphs:
         return False
-    process.settled = True
+    process.is_mode_fixed = True
     return process.eager
 
 

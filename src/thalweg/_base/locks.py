@@ -93,6 +93,7 @@ class Guard(Lock):
         """Record that all guarded state is complete."""
 
     def _renew(self) -> None:
+        """Reset the lock in a forked child; replace the owner's lock by a `Mark` if needed."""
         if not self.is_abandoned():
             return
         thread = int((re.findall(r"owner=(\d+)", repr(self)) or "0")[0])
@@ -132,6 +133,7 @@ class Mark(Guard):
             vars(owner)["_lock"] = self._guard
 
     def _reason(self) -> str:
+        """Return the error message: the owner, the fork, and what to do."""
         owner = self._owner()
         kind, name = type(owner).__name__, getattr(owner, "_name", None)
         title = f"{kind} '{name}'" if name else kind

@@ -50,7 +50,7 @@ def reset_default_graph() -> None:
 def disable_eager_execution() -> None:
     """Let calls build the default graph from now on, in all threads."""
     lend_for_good()
-    process.settled = True
+    process.is_mode_fixed = True
     if process.eager:
         process.eager = False
         interception.start_intercepting()
@@ -60,7 +60,7 @@ def enable_eager_execution(
     config: object = None, device_policy: object = None, execution_mode: object = None
 ) -> None:
     """Undo `disable_eager_execution`; all arguments are ignored."""
-    process.settled = True
+    process.is_mode_fixed = True
     if not process.eager:
         process.eager = True
         interception.stop_intercepting()
@@ -71,7 +71,7 @@ def begin_graphs() -> None:
 
     The program is one of TensorFlow 1, whose variables are no resource variables by default.
     """
-    if not (process.settled or thread.frames or thread.eager_blocks or thread.graphs):
+    if not (process.is_mode_fixed or thread.frames or thread.eager_blocks or thread.graphs):
         disable_eager_execution()
         process.resource_variables = False
 

@@ -107,14 +107,14 @@ class Atlas:
                  NOT_DRIVEN: NOT_DRIVEN}  # fmt: skip
         counts = ", ".join(f"{verdicts.count(verdict)} {word}" for verdict, word in words.items())
         names = {row.optimizer for row, _, _ in self.list_cells()}
-        is_closed = [
+        closable = [
             all(cell.closed_by for cell in row.cells if cell.verdict == "parts")
             for row in self.rows
             if any(cell.verdict == "parts" for cell in row.cells)
         ]
         return (
-            f"{len(verdicts)} classes: {counts}. {len(is_closed)} of {len(names)} names stand for"
-            f" different optimizers, {sum(is_closed)} of them up to one argument."
+            f"{len(verdicts)} classes: {counts}. {len(closable)} of {len(names)} names stand for"
+            f" different optimizers, {sum(closable)} of them up to one argument."
         )
 
 

@@ -100,6 +100,7 @@ def drive(side: Candidate, protocol: StepProtocol, steps: int, seed: int = 0) ->
 
 
 def _drive(side: Candidate, protocol: StepProtocol, steps: int) -> list[list[Tensor]]:
+    """Return the parameters before the first step and after each of `steps` steps."""
     params = params_of(protocol.shapes)
     argument: Any = params
     if protocol.kind == "groups":

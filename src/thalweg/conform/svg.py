@@ -84,6 +84,7 @@ def _draw_cell(cell: Cell, x: float, y: float) -> Iterator[str]:
 
 
 def _words_of(cell: Cell) -> tuple[str, str]:
+    """Return the two lines of text of a cell: its verdict and a detail."""
     name = cell.name.rpartition(":")[2]
     if cell.verdict == REFERENCE:
         return name, "reference"

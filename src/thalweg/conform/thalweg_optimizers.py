@@ -66,6 +66,7 @@ def find_like(title: str) -> Candidate:
 
 
 def _load_rule(name: str) -> Candidate:
+    """Return a candidate that optimizes by the rule `name`; raise a `ConformError` without one."""
     from thalweg._cli.race.entry import load
     from thalweg._cli.race.errors import EntryError, RaceError
     from thalweg._core.step_scalars import defaults_of

@@ -4,7 +4,7 @@ from thalweg.formula import Hyper, Rule, Slot, moved, sqrt
 
 
 def update(var, grad, accum_grad, accum_var, *, learning_rate, rho, epsilon):
-    """Once per element; 1 / sqrt(x) stands for the kernel's rsqrt(x), whose last bit is its own."""
+    """Return the updated variable and slots; computes the kernel's rsqrt(x) as 1 / sqrt(x)."""
     accum_grad = accum_grad * rho + grad * grad * (1 - rho)
     step = sqrt(accum_var + epsilon) * (1 / sqrt(accum_grad + epsilon)) * grad
     var = moved(var, -(step * learning_rate))

@@ -4,7 +4,7 @@ from thalweg.formula import Hyper, Rule, Slot, moved, sqrt
 
 
 def update(var, grad, accumulator, *, learning_rate, epsilon):
-    """Once per element; ApplyAdagradV2 and SparseApplyAdagradV2."""
+    """Return the updated variable and slots; ApplyAdagradV2 and SparseApplyAdagradV2."""
     accumulator = accumulator + grad * grad
     var = moved(var, -(grad * learning_rate / (sqrt(accumulator) + epsilon)))
     return var, accumulator

@@ -9,32 +9,36 @@ from thalweg.formula import Hyper, Rule, Slot, absolute, maximum, narrow, sign, 
 
 
 def update(var, grad, total, squares, *, learning_rate, l1, l2, t):
-    """Once per element; ApplyAdagradDA."""
+    """Return the updated variable and slots; ApplyAdagradDA."""
     total = total + grad
     squares = squares + grad * grad
     sparse = learning_rate * -1 * sign(total) * maximum(absolute(total) - t * l1, 0)
-    plain = learning_rate * total * -1
-    return where(l1 > 0, sparse, plain) / (l2 * (t * learning_rate) + sqrt(squares)), total, squares
+    without_l1 = learning_rate * total * -1
+    return (
+        where(l1 > 0, sparse, without_l1) / (l2 * (t * learning_rate) + sqrt(squares)),
+        total,
+        squares,
+    )
 
 
 def update_sparse(var, grad, total, squares, *, learning_rate, l1, l2, t):
-    """Once per element of a touched row; SparseApplyAdagradDA works with the mean gradient."""
+    """Return variable and slots of a touched row; SparseApplyAdagradDA uses the mean gradient."""
     total = total + grad
     squares = squares + grad * grad
     sparse = -1 * sign(total) * maximum(absolute(total) / t - l1, 0)
-    plain = -1 * (total / t)
-    var = where(l1 > 0, sparse, plain) / (l2 + sqrt(squares) / (t * learning_rate))
+    without_l1 = -1 * (total / t)
+    var = where(l1 > 0, sparse, without_l1) / (l2 + sqrt(squares) / (t * learning_rate))
     return var, total, squares
 
 
 def update_single(var, grad, total, squares, *, learning_rate, l1, l2, t):
-    """Rows of one element; SparseApplyAdagradDA computes these in double precision."""
+    """Return variable and slots of a one-element row, in float64 as in SparseApplyAdagradDA."""
     total = total + grad
     squares = narrow(wide(squares) + wide(grad) * wide(grad), squares)
     size = wide(learning_rate) * maximum(wide(absolute(total)) - wide(t) * l1, 0)
     sparse = where(total > 0, -size, size)
-    plain = -total * wide(learning_rate)
-    var = where(l1 > 0, sparse, plain) / (wide(t) * l2 * learning_rate + sqrt(squares))
+    without_l1 = -total * wide(learning_rate)
+    var = where(l1 > 0, sparse, without_l1) / (wide(t) * l2 * learning_rate + sqrt(squares))
     return narrow(var, total), total, squares
 
 

@@ -8,17 +8,17 @@ from thalweg.rules.adagrad_v1 import ADAGRAD_V1
 
 
 def update(var, grad, accumulator, *, learning_rate):
-    """Once per element; 1 / sqrt(x) stands for the kernel's rsqrt(x), whose last bit is its own."""
+    """Return the updated variable and slots; computes the kernel's rsqrt(x) as 1 / sqrt(x)."""
     return var - grad * learning_rate * (1 / sqrt(accumulator)), accumulator
 
 
 def update_single(var, grad, accumulator, *, learning_rate):
-    """Rows of one element named by a sparse gradient; here the kernel divides."""
+    """Return the updated variable and slots of a one-element row; the kernel divides."""
     return var - grad * learning_rate / sqrt(accumulator), accumulator
 
 
 def update_beside(var, grad, accumulator, *, learning_rate, epsilon):
-    """Once per element; ApplyAdagradV2."""
+    """Return the updated variable and slots; ApplyAdagradV2."""
     return var - grad * learning_rate / (sqrt(accumulator) + epsilon), accumulator
 
 

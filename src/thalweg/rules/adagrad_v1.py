@@ -4,13 +4,13 @@ from thalweg.formula import Hyper, Rule, Slot, moved, sqrt
 
 
 def update(var, grad, accumulator, *, learning_rate):
-    """Once per element; 1 / sqrt(x) stands for the kernel's rsqrt(x), whose last bit is its own."""
+    """Return the updated variable and slots; computes the kernel's rsqrt(x) as 1 / sqrt(x)."""
     accumulator = accumulator + grad * grad
     return moved(var, -(grad * learning_rate * (1 / sqrt(accumulator)))), accumulator
 
 
 def update_single(var, grad, accumulator, *, learning_rate):
-    """Rows of one element named by a sparse gradient; here the kernel divides."""
+    """Return the updated variable and slots of a one-element row; the kernel divides."""
     accumulator = accumulator + grad * grad
     return var - grad * learning_rate / sqrt(accumulator), accumulator
 

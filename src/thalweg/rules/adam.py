@@ -4,7 +4,7 @@ from thalweg.formula import Hyper, Rule, Slot, moved, sqrt
 
 
 def prepare(*, learning_rate, beta1_power, beta2_power):
-    """Once a step; the kernel and the Python code associate the same three factors differently."""
+    """Return the scalars of a step; kernel and Python code order the same factors differently."""
     root = sqrt(1 - beta2_power)
     return {
         "alpha": learning_rate * root / (1 - beta1_power),
@@ -13,21 +13,21 @@ def prepare(*, learning_rate, beta1_power, beta2_power):
 
 
 def update(var, grad, m, v, *, alpha, beta1, beta2, epsilon):
-    """Once per element; ApplyAdam."""
+    """Return the updated variable and slots; ApplyAdam."""
     m = m + (grad - m) * (1 - beta1)
     v = v + (grad * grad - v) * (1 - beta2)
     return moved(var, -((m * alpha) / (sqrt(v) + epsilon))), m, v
 
 
 def update_sparse(var, grad, m, v, *, alpha_sparse, beta1, beta2, epsilon):
-    """Once per element of a touched row; Adam._resource_apply_sparse."""
+    """Return the updated variable and slots of a touched row; Adam._resource_apply_sparse."""
     m = m * beta1 + grad * (1 - beta1)
     v = v * beta2 + (grad * grad) * (1 - beta2)
     return var - (alpha_sparse * m) / (sqrt(v) + epsilon), m, v
 
 
 def update_untouched(var, m, v, *, alpha_sparse, beta1, beta2, epsilon):
-    """Once per element of the other rows: TensorFlow's sparse Adam is not lazy."""
+    """Return the updated variable and slots of untouched rows (sparse Adam is not lazy)."""
     m = m * beta1
     v = v * beta2
     return var - (alpha_sparse * m) / (sqrt(v) + epsilon), m, v

@@ -12,7 +12,7 @@ from thalweg.rules.adam import ADAM
 
 
 def prepare(*, learning_rate, beta1_power, beta2_power):
-    """Once a step; unlike in Keras, one order of operations serves dense and sparse gradients."""
+    """Return the scalars of a step; unlike in Keras, dense and sparse use one order of factors."""
     alpha = learning_rate * sqrt(1 - beta2_power) / (1 - beta1_power)
     return {"alpha": alpha, "alpha_sparse": alpha}
 

@@ -11,7 +11,7 @@ from thalweg.rules.weight_decay import WEIGHT_DECAY_HYPER, decayed
 
 
 def update(var, grad, m, v, *, alpha, beta1, beta2, epsilon, weight_decay):
-    """Once per element; the decay and ApplyAdam."""
+    """Return the updated variable and slots; the decay and ApplyAdam."""
     var = decayed(var, weight_decay)
     m = m + (grad - m) * (1 - beta1)
     v = v + (grad * grad - v) * (1 - beta2)
@@ -19,7 +19,7 @@ def update(var, grad, m, v, *, alpha, beta1, beta2, epsilon, weight_decay):
 
 
 def update_sparse(var, grad, m, v, *, alpha, beta1, beta2, epsilon, weight_decay):
-    """Once per element of a touched row. The other rows decay in m and v and move, as in Adam."""
+    """Return the updated variable and slots of a touched row; others move, too, as in Adam."""
     var = decayed(var, weight_decay)
     m = m * beta1 + grad * (1 - beta1)
     v = v * beta2 + (grad * grad) * (1 - beta2)

@@ -4,25 +4,25 @@ from thalweg.formula import Hyper, Rule, Slot, absolute, moved, where
 
 
 def prepare(*, learning_rate, beta1_power):
-    """Once a step."""
+    """Return the scalars of a step."""
     return {"alpha": learning_rate / (1 - beta1_power)}
 
 
 def update(var, grad, m, v, *, alpha, beta1, beta2, epsilon):
-    """Once per element; ApplyAdaMax, whose maximum ignores a gradient of NaN."""
+    """Return the updated variable and slots; ApplyAdaMax; the maximum ignores a NaN gradient."""
     m = m + (grad - m) * (1 - beta1)
     size = absolute(grad)
-    decayed = beta2 * v
-    v = where(size > decayed, size, decayed)
+    decayed_max = beta2 * v
+    v = where(size > decayed_max, size, decayed_max)
     return moved(var, -(alpha * (m / (v + epsilon)))), m, v
 
 
 def update_sparse(var, grad, m, v, *, alpha, beta1, beta2, epsilon):
-    """Once per element of a touched row; Adamax._resource_apply_sparse, lazy unlike Adam's."""
+    """Return variable and slots of a touched row; Adamax._resource_apply_sparse (lazy)."""
     m = m * beta1 + grad * (1 - beta1)
     size = absolute(grad)
-    decayed = v * beta2
-    v = where((size > decayed) | (size != size), size, decayed)
+    decayed_max = v * beta2
+    v = where((size > decayed_max) | (size != size), size, decayed_max)
     return var - alpha * (m / (v + epsilon)), m, v
 
 

@@ -4,13 +4,13 @@ from thalweg.formula import Hyper, Rule, Slot, exp, sign
 
 
 def update_add(var, grad, m, *, learning_rate, alpha, sign_decay, beta):
-    """Once per element; ApplyAddSign."""
+    """Return the updated variable and slots; ApplyAddSign."""
     m = m * beta + grad * (1 - beta)
     return var - learning_rate * (alpha + sign_decay * (sign(grad) * sign(m))) * grad, m
 
 
 def update_power(var, grad, m, *, learning_rate, logbase, sign_decay, beta):
-    """Once per element; ApplyPowerSign, the last bit of whose exp is its own."""
+    """Return the updated variable and slots; ApplyPowerSign; the last bit of exp may differ."""
     m = m * beta + grad * (1 - beta)
     return var - learning_rate * exp(logbase * sign_decay * (sign(grad) * sign(m))) * grad, m
 

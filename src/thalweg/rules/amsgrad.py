@@ -5,7 +5,7 @@ from thalweg.rules.adam import HYPERS, POWERS, prepare
 
 
 def update(var, grad, m, v, vhat, *, alpha, beta1, beta2, epsilon):
-    """Once per element; ApplyAdamWithAmsgrad, whose maximum ignores a `v` of NaN."""
+    """Return the updated variable and slots; ApplyAdamWithAmsgrad; the maximum ignores NaN."""
     m = m + (grad - m) * (1 - beta1)
     v = v + (grad * grad - v) * (1 - beta2)
     vhat = where(v > vhat, v, vhat)
@@ -13,7 +13,7 @@ def update(var, grad, m, v, vhat, *, alpha, beta1, beta2, epsilon):
 
 
 def update_sparse(var, grad, m, v, vhat, *, alpha_sparse, beta1, beta2, epsilon):
-    """Once per element of a touched row; Adam._resource_apply_sparse."""
+    """Return the updated variable and slots of a touched row; Adam._resource_apply_sparse."""
     m = m * beta1 + grad * (1 - beta1)
     v = v * beta2 + (grad * grad) * (1 - beta2)
     vhat = maximum(vhat, v)
@@ -21,7 +21,7 @@ def update_sparse(var, grad, m, v, vhat, *, alpha_sparse, beta1, beta2, epsilon)
 
 
 def update_untouched(var, m, v, vhat, *, alpha_sparse, beta1, beta2, epsilon):
-    """Once per element of the other rows, which decay and move too."""
+    """Return the updated variable and slots of untouched rows, which decay and move too."""
     m = m * beta1
     v = v * beta2
     vhat = maximum(vhat, v)

@@ -11,7 +11,7 @@ WEIGHT = "ema_weight"
 
 
 def average(var: Any, ema: Any, *, ema_weight: Any) -> Any:
-    """Once per element; `torch.optim.swa_utils.get_ema_avg_fn`, with 1 - decay as the weight."""
+    """Return the new average, as torch's `swa_utils.get_ema_avg_fn`, with weight 1 - decay."""
     difference = var - ema
-    near = ema + ema_weight * difference
-    return where(ema_weight < 0.5, near, var + (ema_weight - 1) * difference)
+    from_ema = ema + ema_weight * difference
+    return where(ema_weight < 0.5, from_ema, var + (ema_weight - 1) * difference)

@@ -4,22 +4,22 @@ from thalweg.formula import maximum, minimum
 
 
 def unscale(grad, *, unscaling):
-    """The reciprocal of a loss scale goes first."""
+    """Return the gradient times the reciprocal of the loss scale."""
     return grad * unscaling
 
 
 def clip_by_value(grad, *, clipvalue):
-    """tf.clip_by_value(grad, -clipvalue, clipvalue); NaN stays NaN."""
+    """Return the gradient clamped to [-clipvalue, clipvalue], as tf.clip_by_value; NaN stays."""
     return maximum(minimum(grad, clipvalue), -clipvalue)
 
 
 def clip_by_norm(grad, *, clipnorm, clip_divisor):
-    """tf.clip_by_norm; `clip_divisor` is the larger of the gradient's own norm and `clipnorm`."""
+    """Return the clipped gradient, as tf.clip_by_norm; `clip_divisor` is max(norm, clipnorm)."""
     return grad * clipnorm / clip_divisor
 
 
 def clip_by_global_norm(grad, *, clip_scale):
-    """tf.clip_by_global_norm, with the factor that all gradients have."""
+    """Return the gradient times the common factor of tf.clip_by_global_norm."""
     return grad * clip_scale
 
 
@@ -29,5 +29,5 @@ def clip_by_common_norm(grad, *, clip_scale, clip_unit):
 
 
 def scale_by_trust(grad, *, trust_factor):
-    """LARC: each variable has a factor of its own."""
+    """Return the gradient times its variable's trust factor (LARC)."""
     return grad * trust_factor

@@ -7,7 +7,7 @@ from thalweg.formula import Hyper, Rule, Slot, absolute, maximum, minimum, sign,
 
 
 def prepare(*, learning_rate, l2, beta):
-    """Once a step; Keras has no guard, so learning rate 0 gives NaN."""
+    """Return the scalars of a step; Keras has no guard, so learning rate 0 gives NaN."""
     return {"l2_adjusted": l2 + beta / (2 * learning_rate)}
 
 
@@ -27,28 +27,28 @@ def clipped(linear, quadratic, l1):
 
 
 def update(var, grad, accumulator, linear, *, learning_rate, l1, l2_adjusted, l2_shrinkage):
-    """Once per element; learning_rate_power -0.5. The first step forgets the initial weights."""
+    """Return the updated variable and slots; learning_rate_power -0.5; drops initial weights."""
     new = accumulator + grad * grad
-    shrunk = shrink(grad, var, l2_shrinkage)
-    linear = linear + (shrunk - (sqrt(new) - sqrt(accumulator)) / learning_rate * var)
+    shrunk_grad = shrink(grad, var, l2_shrinkage)
+    linear = linear + (shrunk_grad - (sqrt(new) - sqrt(accumulator)) / learning_rate * var)
     quadratic = sqrt(new) / learning_rate + 2 * l2_adjusted
     return thresholded(linear, quadratic, l1), new, linear
 
 
 def update_sparse(var, grad, accumulator, linear, *, learning_rate, l1, l2_adjusted, l2_shrinkage):
-    """Once per element of a row that a sparse gradient names."""
+    """Return the updated variable and slots of a row with sparse entries."""
     new = accumulator + grad * grad
-    shrunk = shrink(grad, var, l2_shrinkage)
-    linear = linear + (shrunk - (sqrt(new) - sqrt(accumulator)) / learning_rate * var)
+    shrunk_grad = shrink(grad, var, l2_shrinkage)
+    linear = linear + (shrunk_grad - (sqrt(new) - sqrt(accumulator)) / learning_rate * var)
     quadratic = sqrt(new) / learning_rate + 2 * l2_adjusted
     return clipped(linear, quadratic, l1), new, linear
 
 
 def update_single(var, grad, accumulator, linear, *, learning_rate, l1, l2_adjusted, l2_shrinkage):
-    """Rows of one element named by a sparse gradient: (linear + grad) - ..., else the same."""
+    """Return the updated variable and slots of a one-element row; adds `linear + grad` first."""
     new = accumulator + grad * grad
-    shrunk = shrink(grad, var, l2_shrinkage)
-    linear = (linear + shrunk) - (sqrt(new) - sqrt(accumulator)) / learning_rate * var
+    shrunk_grad = shrink(grad, var, l2_shrinkage)
+    linear = (linear + shrunk_grad) - (sqrt(new) - sqrt(accumulator)) / learning_rate * var
     quadratic = sqrt(new) / learning_rate + 2 * l2_adjusted
     return clipped(linear, quadratic, l1), new, linear
 

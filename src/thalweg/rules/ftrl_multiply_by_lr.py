@@ -10,19 +10,19 @@ from thalweg.rules.ftrl_v1 import FTRL_POWER_V1, FTRL_V1
 
 
 def update(var, grad, accum, linear, *, learning_rate, l1, l2_adjusted, l2_shrinkage):
-    """Once per element; learning_rate_power -0.5."""
+    """Return the updated variable and slots; learning_rate_power -0.5."""
     new = accum + grad * grad
-    shrunk = shrink(grad, var, l2_shrinkage)
-    linear = linear + (shrunk * learning_rate - (sqrt(new) - sqrt(accum)) * var)
+    shrunk_grad = shrink(grad, var, l2_shrinkage)
+    linear = linear + (shrunk_grad * learning_rate - (sqrt(new) - sqrt(accum)) * var)
     quadratic = sqrt(new) + 2 * l2_adjusted * learning_rate
     return thresholded(linear, quadratic, l1 * learning_rate), new, linear
 
 
 def update_sparse(var, grad, accum, linear, *, learning_rate, l1, l2_adjusted, l2_shrinkage):
-    """Once per element of a row that a sparse gradient names."""
+    """Return the updated variable and slots of a row with sparse entries."""
     new = accum + grad * grad
-    shrunk = shrink(grad, var, l2_shrinkage)
-    linear = linear + (shrunk * learning_rate - (sqrt(new) - sqrt(accum)) * var)
+    shrunk_grad = shrink(grad, var, l2_shrinkage)
+    linear = linear + (shrunk_grad * learning_rate - (sqrt(new) - sqrt(accum)) * var)
     quadratic = sqrt(new) + 2 * l2_adjusted * learning_rate
     return clipped(linear, quadratic, l1 * learning_rate), new, linear
 
@@ -30,12 +30,12 @@ def update_sparse(var, grad, accum, linear, *, learning_rate, l1, l2_adjusted, l
 def update_by_power(
     var, grad, accum, linear, *, learning_rate, learning_rate_power, l1, l2_adjusted, l2_shrinkage
 ):
-    """Once per element."""
+    """Return the updated variable and slots."""
     new = accum + grad * grad
     root = power(new, -learning_rate_power)
     change = root - power(accum, -learning_rate_power)
-    shrunk = shrink(grad, var, l2_shrinkage)
-    linear = linear + (shrunk * learning_rate - change * var)
+    shrunk_grad = shrink(grad, var, l2_shrinkage)
+    linear = linear + (shrunk_grad * learning_rate - change * var)
     quadratic = root + 2 * l2_adjusted * learning_rate
     return thresholded(linear, quadratic, l1 * learning_rate), new, linear
 
@@ -43,12 +43,12 @@ def update_by_power(
 def update_sparse_by_power(
     var, grad, accum, linear, *, learning_rate, learning_rate_power, l1, l2_adjusted, l2_shrinkage
 ):
-    """Once per element of a row that a sparse gradient names."""
+    """Return the updated variable and slots of a row with sparse entries."""
     new = accum + grad * grad
     root = power(new, -learning_rate_power)
     change = root - power(accum, -learning_rate_power)
-    shrunk = shrink(grad, var, l2_shrinkage)
-    linear = linear + (shrunk * learning_rate - change * var)
+    shrunk_grad = shrink(grad, var, l2_shrinkage)
+    linear = linear + (shrunk_grad * learning_rate - change * var)
     quadratic = root + 2 * l2_adjusted * learning_rate
     return clipped(linear, quadratic, l1 * learning_rate), new, linear
 

@@ -21,12 +21,12 @@ def update(
     l2_adjusted,
     l2_shrinkage,
 ):
-    """Once per element; the last bit of TensorFlow's pow is its own."""
+    """Return the updated variable and slots; the last bit of TensorFlow's pow may differ."""
     new = accumulator + grad * grad
     root = power(new, -learning_rate_power)
     change = root - power(accumulator, -learning_rate_power)
-    shrunk = shrink(grad, var, l2_shrinkage)
-    linear = linear + (shrunk - change / learning_rate * var)
+    shrunk_grad = shrink(grad, var, l2_shrinkage)
+    linear = linear + (shrunk_grad - change / learning_rate * var)
     quadratic = root / learning_rate + 2 * l2_adjusted
     return thresholded(linear, quadratic, l1), new, linear
 
@@ -43,12 +43,12 @@ def update_sparse(
     l2_adjusted,
     l2_shrinkage,
 ):
-    """Once per element of a row that a sparse gradient names."""
+    """Return the updated variable and slots of a row with sparse entries."""
     new = accumulator + grad * grad
     root = power(new, -learning_rate_power)
     change = root - power(accumulator, -learning_rate_power)
-    shrunk = shrink(grad, var, l2_shrinkage)
-    linear = linear + (shrunk - change / learning_rate * var)
+    shrunk_grad = shrink(grad, var, l2_shrinkage)
+    linear = linear + (shrunk_grad - change / learning_rate * var)
     quadratic = root / learning_rate + 2 * l2_adjusted
     return clipped(linear, quadratic, l1), new, linear
 
@@ -65,12 +65,12 @@ def update_single(
     l2_adjusted,
     l2_shrinkage,
 ):
-    """Rows of one element named by a sparse gradient."""
+    """Return the updated variable and slots of a one-element sparse row."""
     new = accumulator + grad * grad
     root = power(new, -learning_rate_power)
     change = root - power(accumulator, -learning_rate_power)
-    shrunk = shrink(grad, var, l2_shrinkage)
-    linear = (linear + shrunk) - change / learning_rate * var
+    shrunk_grad = shrink(grad, var, l2_shrinkage)
+    linear = (linear + shrunk_grad) - change / learning_rate * var
     quadratic = root / learning_rate + 2 * l2_adjusted
     return clipped(linear, quadratic, l1), new, linear
 

@@ -13,12 +13,12 @@ from thalweg.rules.ftrl_power import FTRL_POWER
 
 
 def adjusted_l2(learning_rate, l2, beta):
-    """l2 with beta in it; a learning rate of 0 gives no NaN, unlike in Keras."""
+    """Return l2 with beta added; a learning rate of 0 does not give NaN, unlike in Keras."""
     return l2 + beta / (2 * maximum(learning_rate, number_like(1e-36, learning_rate)))
 
 
 def prepare(*, learning_rate, l2, beta):
-    """Once a step."""
+    """Return the scalars of a step."""
     return {"l2_adjusted": adjusted_l2(learning_rate, l2, beta)}
 
 

@@ -4,7 +4,7 @@ from thalweg.formula import Hyper, Rule, moved
 
 
 def update(var, grad, *, learning_rate):
-    """Once per element; a sparse gradient is TensorFlow's ScatterAdd, one entry after the other."""
+    """Return the updated variable; sparse entries one by one, as TensorFlow's ScatterAdd."""
     return (moved(var, -(grad * learning_rate)),)
 
 

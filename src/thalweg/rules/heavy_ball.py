@@ -8,19 +8,19 @@ from thalweg.formula import Hyper, Rule, Slot, moved
 
 
 def update(var, grad, velocity, *, learning_rate, momentum):
-    """Once per element; ApplyMomentum and SparseApplyMomentum."""
+    """Return the updated variable and slots; ApplyMomentum and SparseApplyMomentum."""
     velocity = velocity * momentum + grad
     return moved(var, -(velocity * learning_rate)), velocity
 
 
 def update_nesterov(var, grad, velocity, *, learning_rate, momentum):
-    """Once per element; ApplyMomentum with use_nesterov."""
+    """Return the updated variable and slots; ApplyMomentum with use_nesterov."""
     velocity = velocity * momentum + grad
     return moved(var, -(grad * learning_rate + velocity * momentum * learning_rate)), velocity
 
 
 def update_nesterov_sparse(var, grad, velocity, *, learning_rate, momentum):
-    """Once per element of a touched row; the sparse kernel multiplies the two scalars first."""
+    """Return the updated variable and slots of a touched row; scalars are multiplied first."""
     velocity = velocity * momentum + grad
     return var - (grad * learning_rate + learning_rate * momentum * velocity), velocity
 

@@ -20,7 +20,7 @@ from thalweg.formula import (
 
 
 def per_variable(*, variable_squares, gradient_squares, eeta, weight_decay, epsilon, adaptive):
-    """Once per variable: how much of the learning rate it gets; 1 where a norm is 0 or NaN."""
+    """Return a variable's factor of the learning rate; 1 where a norm is 0 or NaN."""
     variable_norm = narrow(sqrt(variable_squares), like=eeta)
     gradient_norm = narrow(sqrt(gradient_squares), like=eeta)
     divisor = gradient_norm + weight_decay * variable_norm + epsilon
@@ -36,26 +36,26 @@ def scaled(var, grad, learning_rate, weight_decay, trust_ratio):
 
 
 def update(var, grad, velocity, *, learning_rate, momentum, weight_decay, trust_ratio):
-    """Once per element; ApplyMomentum with a learning rate of 1."""
+    """Return the updated variable and slots; ApplyMomentum with a learning rate of 1."""
     velocity = velocity * momentum + scaled(var, grad, learning_rate, weight_decay, trust_ratio)
     return var - velocity, velocity
 
 
 def update_nesterov(var, grad, velocity, *, learning_rate, momentum, weight_decay, trust_ratio):
-    """Once per element; the same with use_nesterov."""
+    """Return the updated variable and slots; with use_nesterov."""
     step = scaled(var, grad, learning_rate, weight_decay, trust_ratio)
     velocity = velocity * momentum + step
     return var - (step + velocity * momentum), velocity
 
 
 def update_sparse(var, grad, velocity, *, learning_rate, momentum):
-    """Once per element of a touched row; SparseApplyMomentum, as in `heavy_ball.py`."""
+    """Return the updated variable and slots of a touched row; SparseApplyMomentum."""
     velocity = velocity * momentum + grad
     return var - velocity * learning_rate, velocity
 
 
 def update_nesterov_sparse(var, grad, velocity, *, learning_rate, momentum):
-    """Once per element of a touched row; the same with use_nesterov."""
+    """Return the updated variable and slots of a touched row; with use_nesterov."""
     velocity = velocity * momentum + grad
     return var - (grad * learning_rate + learning_rate * momentum * velocity), velocity
 

@@ -4,13 +4,13 @@ from thalweg.formula import Hyper, Rule, Slot, moved
 
 
 def update(var, grad, velocity, *, learning_rate, momentum):
-    """Once per element; ApplyKerasMomentum and SparseApplyKerasMomentum."""
+    """Return the updated variable and slots; ApplyKerasMomentum and SparseApplyKerasMomentum."""
     velocity = velocity * momentum - grad * learning_rate
     return moved(var, velocity), velocity
 
 
 def update_nesterov(var, grad, velocity, *, learning_rate, momentum):
-    """Once per element; the same kernels with use_nesterov."""
+    """Return the updated variable and slots; the same kernels with use_nesterov."""
     velocity = velocity * momentum - grad * learning_rate
     return moved(var, velocity * momentum - grad * learning_rate), velocity
 

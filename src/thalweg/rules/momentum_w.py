@@ -9,20 +9,20 @@ from thalweg.rules.weight_decay import WEIGHT_DECAY_HYPER, decayed
 
 
 def update(var, grad, velocity, *, learning_rate, momentum, weight_decay):
-    """Once per element; the decay and ApplyMomentum."""
+    """Return the updated variable and slots; the decay and ApplyMomentum."""
     velocity = velocity * momentum + grad
     return moved(decayed(var, weight_decay), -(velocity * learning_rate)), velocity
 
 
 def update_nesterov(var, grad, velocity, *, learning_rate, momentum, weight_decay):
-    """Once per element; the decay and ApplyMomentum with use_nesterov."""
+    """Return the updated variable and slots; the decay and ApplyMomentum with use_nesterov."""
     velocity = velocity * momentum + grad
     step = grad * learning_rate + velocity * momentum * learning_rate
     return moved(decayed(var, weight_decay), -step), velocity
 
 
 def update_nesterov_sparse(var, grad, velocity, *, learning_rate, momentum, weight_decay):
-    """Once per element of a touched row; the decay and SparseApplyMomentum with use_nesterov."""
+    """Return variable and slots of a touched row: decay, SparseApplyMomentum (use_nesterov)."""
     velocity = velocity * momentum + grad
     step = grad * learning_rate + learning_rate * momentum * velocity
     return decayed(var, weight_decay) - step, velocity

@@ -11,13 +11,13 @@ from thalweg.formula import Hyper, Rule, Slot, moved, number_like, power, sqrt
 
 
 def schedule(beta1, decay, t):
-    """mu_t; the base 0.96 is a float32 in TensorFlow whatever the dtype."""
+    """Return the momentum mu_t; the base 0.96 is a float32 for all dtypes in TensorFlow."""
     half, base = number_like(0.5, t), number_like(0.9599999785423279, t)
     return beta1 * (1 - half * power(base, decay * t))
 
 
 def prepare(*, beta1, beta2_power, decay, t, momentum_cache):
-    """Once a step, on the host."""
+    """Return the scalars of a step, on the host."""
     mu, mu_next = schedule(beta1, decay, t), schedule(beta1, decay, t + 1)
     product = momentum_cache * mu
     return {
@@ -46,7 +46,7 @@ def update(
     one_minus_product_next,
     one_minus_power,
 ):
-    """Once per element; Nadam._resource_apply_dense, and the same numbers in the sparse form."""
+    """Return the updated variable and slots; as Nadam._resource_apply_dense."""
     m = beta1 * m + (1 - beta1) * grad
     v = beta2 * v + (1 - beta2) * (grad * grad)
     mean = one_minus_mu * (grad / one_minus_product) + mu_next * (m / one_minus_product_next)
@@ -54,7 +54,7 @@ def update(
 
 
 def update_untouched(var, m, v, *, beta1, beta2):
-    """Rows that a sparse gradient does not name: the averages decay, the variable stays."""
+    """Return the unchanged variable and decayed averages of untouched rows."""
     return var, m * beta1, v * beta2
 
 

@@ -10,7 +10,7 @@ from thalweg.rules.adam_v1 import ADAM_V1
 
 
 def update(var, grad, m, v, *, alpha, beta1, beta2, epsilon):
-    """Once per element; ApplyAdam with use_nesterov."""
+    """Return the updated variable and slots; ApplyAdam with use_nesterov."""
     m = m + (grad - m) * (1 - beta1)
     v = v + (grad * grad - v) * (1 - beta2)
     ahead = grad * (1 - beta1) + beta1 * m
@@ -18,7 +18,7 @@ def update(var, grad, m, v, *, alpha, beta1, beta2, epsilon):
 
 
 def update_sparse(var, grad, m, v, *, alpha, beta1, beta2, epsilon):
-    """Once per element of a touched row."""
+    """Return the updated variable and slots of a touched row."""
     new = grad * (1 - beta1)
     m = m * beta1 + new
     v = v * beta2 + (grad * grad) * (1 - beta2)
@@ -26,7 +26,7 @@ def update_sparse(var, grad, m, v, *, alpha, beta1, beta2, epsilon):
 
 
 def update_untouched(var, m, v, *, beta1, beta2):
-    """Rows that a sparse gradient does not name: the averages decay, the variable stays."""
+    """Return the unchanged variable and decayed averages of untouched rows."""
     return var, m * beta1, v * beta2
 
 

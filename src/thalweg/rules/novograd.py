@@ -11,28 +11,28 @@ from thalweg.formula import Hyper, Rule, Slot, gradient_squares, narrow, sqrt, w
 
 
 def prepare(*, beta1, beta2, fresh=None, share=None):
-    """Once a step, on the host."""
-    one = type(beta1)(1)
+    """Return the scalars of a step, on the host."""
+    unit = type(beta1)(1)
     return {
-        "fresh": one - beta2 if fresh is None else fresh,
-        "share": one if share is None else share,
+        "fresh": unit - beta2 if fresh is None else fresh,
+        "share": unit if share is None else share,
     }
 
 
 def per_variable(*, gradient_squares, grads_ema, beta2, fresh, epsilon):
-    """Once per variable: the average of squared norms moves; it begins with the first of them."""
+    """Return a variable's average of squared norms, starting at the first, and its scale."""
     squares = narrow(gradient_squares, like=epsilon)
     average = where(grads_ema == 0, squares, grads_ema * beta2 + squares * fresh)
     return {"grads_ema": average, "grad_scale": 1 / sqrt(average + epsilon)}
 
 
 def per_variable_as_shipped(*, gradient_squares, epsilon):
-    """Once per variable; OpenSeq2Seq forgets to store the average, so each is the first."""
+    """Return a variable's scale; OpenSeq2Seq does not store the average, so each is the first."""
     return {"grad_scale": 1 / sqrt(narrow(gradient_squares, like=epsilon) + epsilon)}
 
 
 def update(var, grad, velocity, *, learning_rate, beta1, weight_decay, grad_scale, share):
-    """Once per element; after the gradient has been made, it is ApplyMomentum."""
+    """Return the updated variable and slots; ApplyMomentum on the normalised gradient."""
     normalised = grad * grad_scale
     step = where(weight_decay > 0, normalised + weight_decay * var, normalised)
     velocity = velocity * beta1 + step * share

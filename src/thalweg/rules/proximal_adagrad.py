@@ -5,7 +5,7 @@ from thalweg.rules.proximal_gradient_descent import shrunk
 
 
 def update(var, grad, accumulator, *, learning_rate, l1, l2):
-    """Once per element; 1 / sqrt(x) stands for the kernel's rsqrt(x), whose last bit is its own."""
+    """Return the updated variable and slots; computes the kernel's rsqrt(x) as 1 / sqrt(x)."""
     accumulator = accumulator + grad * grad
     rate = learning_rate * (1 / sqrt(accumulator))
     var = var - grad * rate
@@ -14,7 +14,7 @@ def update(var, grad, accumulator, *, learning_rate, l1, l2):
 
 
 def update_single(var, grad, accumulator, *, learning_rate, l1, l2):
-    """Rows of one element named by a sparse gradient; the last division is in double precision."""
+    """Return the updated variable and slots of a one-element sparse row; divides in float64."""
     accumulator = accumulator + grad * grad
     rate = learning_rate / sqrt(accumulator)
     var = var - grad * rate

@@ -10,7 +10,7 @@ def shrunk(value, width):
 
 
 def update(var, grad, *, learning_rate, l1, l2):
-    """Once per element; ApplyProximalGradientDescent, and the same numbers in rows."""
+    """Return the updated variable; ApplyProximalGradientDescent, also for sparse rows."""
     var = var - grad * learning_rate
     var = where(l1 > 0, shrunk(var, learning_rate * l1), var)
     return (var / (1 + l2 * learning_rate),)

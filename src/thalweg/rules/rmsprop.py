@@ -4,25 +4,25 @@ from thalweg.formula import Hyper, Rule, Slot, moved, sqrt
 
 
 def update(var, grad, rms, *, learning_rate, rho, epsilon):
-    """Once per element; RMSprop._resource_apply_dense, and the same numbers in the sparse form."""
+    """Return the updated variable and slots; as RMSprop._resource_apply_dense."""
     rms = rho * rms + (1 - rho) * (grad * grad)
     return moved(var, -(learning_rate * grad / (sqrt(rms) + epsilon))), rms
 
 
 def update_untouched(var, rms, *, rho):
-    """Rows that a sparse gradient does not name: the average decays, the variable stays."""
+    """Return the unchanged variable and the decayed average of untouched rows."""
     return var, rms * rho
 
 
 def update_centered(var, grad, rms, mg, *, learning_rate, rho, epsilon):
-    """Once per element; a variance rounded below 0 gives NaN, as in TensorFlow."""
+    """Return the updated variable and slots; a variance below 0 gives NaN, as in TensorFlow."""
     rms = rho * rms + (1 - rho) * (grad * grad)
     mg = rho * mg + (1 - rho) * grad
     return moved(var, -(learning_rate * grad / (sqrt(rms - mg * mg) + epsilon))), rms, mg
 
 
 def update_centered_untouched(var, rms, mg, *, rho):
-    """Rows that a sparse gradient does not name."""
+    """Return the unchanged variable and the decayed averages of untouched rows."""
     return var, rms * rho, mg * rho
 
 

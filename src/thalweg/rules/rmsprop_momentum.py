@@ -4,21 +4,21 @@ from thalweg.formula import Hyper, Rule, Slot, moved, sqrt
 
 
 def update(var, grad, rms, mom, *, learning_rate, rho, momentum, epsilon):
-    """Once per element; ApplyRMSProp."""
+    """Return the updated variable and slots; ApplyRMSProp."""
     rms = rms + (grad * grad - rms) * (1 - rho)
     mom = mom * momentum + (grad * learning_rate) / sqrt(rms + epsilon)
     return moved(var, -mom), rms, mom
 
 
 def update_sparse(var, grad, rms, mom, *, learning_rate, rho, momentum, epsilon):
-    """Once per element of a touched row; SparseApplyRMSProp, 1 / sqrt(x) for its rsqrt(x)."""
+    """Return variable and slots of a touched row; SparseApplyRMSProp, rsqrt as 1 / sqrt."""
     rms = rms * rho + grad * grad * (1 - rho)
     mom = mom * momentum + 1 / sqrt(rms + epsilon) * learning_rate * grad
     return var - mom, rms, mom
 
 
 def update_centered(var, grad, rms, mom, mg, *, learning_rate, rho, momentum, epsilon):
-    """Once per element; ApplyCenteredRMSProp."""
+    """Return the updated variable and slots; ApplyCenteredRMSProp."""
     rms = rms + (grad * grad - rms) * (1 - rho)
     mg = mg + (grad - mg) * (1 - rho)
     mom = mom * momentum + (grad * learning_rate) / sqrt((rms - mg * mg) + epsilon)
@@ -26,7 +26,7 @@ def update_centered(var, grad, rms, mom, mg, *, learning_rate, rho, momentum, ep
 
 
 def update_centered_sparse(var, grad, rms, mom, mg, *, learning_rate, rho, momentum, epsilon):
-    """Once per element of a touched row; SparseApplyCenteredRMSProp."""
+    """Return the updated variable and slots of a touched row; SparseApplyCenteredRMSProp."""
     rms = rms * rho + grad * grad * (1 - rho)
     mg = mg * rho + grad * (1 - rho)
     mom = mom * momentum + 1 / sqrt((rms + epsilon) - mg * mg) * learning_rate * grad

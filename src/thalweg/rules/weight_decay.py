@@ -12,12 +12,12 @@ def decayed(var, weight_decay):
 
 
 def update(var, grad, *, weight_decay):
-    """Once per element; of a sparse gradient only the named rows decay."""
+    """Return the updated variable; of a sparse gradient only the named rows decay."""
     return (decayed(var, weight_decay),)
 
 
 def before(var, *, decoupled_decay):
-    """Once per element, before the formulas of a rule that gets the decay."""
+    """Return the updated variable, before the formulas of a rule that gets the decay."""
     return decayed(var, decoupled_decay)
 
 
@@ -35,7 +35,7 @@ WEIGHT_DECAY = Rule(
 
 @cache
 def with_decay(rule: Rule) -> Rule | None:
-    """`WEIGHT_DECAY` and then a rule, as one rule with the hyperparameter `decoupled_decay`.
+    """Return a rule preceded by decay, with the hyperparameter `decoupled_decay`.
 
     The name leaves a rule its own `weight_decay`, which is a part of the gradient.
 

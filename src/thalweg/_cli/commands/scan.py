@@ -134,7 +134,7 @@ def _format_line(path: str, name: Name) -> object:
 def _names_below(name: Name) -> str:
     from thalweg.errors import listed
 
-    return listed((use.removeprefix(f"{name.name}.") for use in name.uses), most=5)
+    return listed((use.removeprefix(f"{name.name}.") for use in name.uses), limit=5)
 
 
 def _print_names(markdown: bool, as_json: bool) -> None:

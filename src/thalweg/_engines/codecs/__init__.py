@@ -1,4 +1,4 @@
-"""Codecs: how slots are kept in 8 bits. One file each; engines decode and encode in the update."""
+"""Codecs of slots in 8 bits, one file each; engines decode and encode inside the update."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from thalweg._engines.codecs.root8 import ROOT8
 from thalweg._engines.codecs.softsign8 import SOFTSIGN8
 from thalweg._engines.codecs.split8 import SPLIT8
 
-# Those that slots may be kept in, and all.
+# Codecs for `Slot.storage`; `CODECS` also has the one of `weights='split'`.
 OF_SLOTS: dict[str, Codec] = {
-    each.name: each for each in (SOFTSIGN8, ROOT8, LINEAR8, DYNAMIC8, DYNAMIC8_POSITIVE)
+    codec.name: codec for codec in (SOFTSIGN8, ROOT8, LINEAR8, DYNAMIC8, DYNAMIC8_POSITIVE)
 }
 CODECS: dict[str, Codec] = {**OF_SLOTS, SPLIT8.name: SPLIT8}

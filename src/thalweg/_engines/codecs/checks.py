@@ -1,4 +1,4 @@
-"""What may not be together with slots that are encoded, in words."""
+"""Validation of a step with encoded slots."""
 
 from __future__ import annotations
 
@@ -19,38 +19,41 @@ HOMES = ("cpu", "cuda")  # kinds of devices on which encoded slots are updated
 
 
 def codecs_of(codecs: Sequence[str | None], slots: Sequence[Tensor]) -> list[Codec | None]:
-    """The codec of each slot of a variable that is encoded; small ones are not.
+    """Return for each slot of a variable its codec; None for slots kept as numbers.
 
     Args:
-        codecs: Those of the rule, nothing if it has none.
-        slots: The slots, as they are kept.
+        codecs: The codec names of the rule's slots; empty if it has none.
+        slots: The slots. Encoded ones are uint8; slots of small variables stay numbers.
     """
     if not codecs:
         return [None] * len(slots)
-    named = zip(codecs, slots, strict=True)
-    return [CODECS[name] if name and slot.dtype == torch.uint8 else None for name, slot in named]
+    slot_pairs = zip(codecs, slots, strict=True)
+    return [
+        CODECS[name] if name and slot.dtype == torch.uint8 else None for name, slot in slot_pairs
+    ]
 
 
-def check_encoded(asked: StepRequest) -> None:
-    """Refuse a step in which an encoded slot could not be updated.
+def check_encoded(request: StepRequest) -> None:
+    """Raise an error if an encoded slot of the step cannot be updated.
 
     Raises:
-        InvalidTypeError: The variable is of float64.
-        NotImplementedError: Its gradient is sparse.
-        InvalidArgumentError: It is neither on the CPU nor on a GPU, or there are more or fewer
-            bytes than its elements take.
-        LayoutError: The bytes do not lie one after the other, or have no memory.
+        InvalidTypeError: A variable is float64, or one with `weights='split'` is not bfloat16.
+        NotImplementedError: A gradient is sparse.
+        InvalidArgumentError: A variable is neither on the CPU nor on a CUDA GPU, or a slot has the
+            wrong number of bytes or is on another device.
+        LayoutError: A slot is not contiguous, not aligned, or has no memory.
     """
-    rows = zip(asked.variables, asked.gradients, asked.slots, asked.titles, strict=True)
+    rows = zip(request.variables, request.gradients, request.slots, request.titles, strict=True)
     for var, grad, slots, title in rows:
-        for k, codec in enumerate(codecs_of(asked.rule.codecs, slots)):
+        for index, codec in enumerate(codecs_of(request.rule.codecs, slots)):
             if codec is not None:
-                name = f"slot '{asked.rule.element_slots[k].name}' of '{title}'"
+                name = f"slot '{request.rule.element_slots[index].name}' of '{title}'"
                 _check_variable(codec, var, grad, title, name)
-                _check_records(codec, var, slots[k], name)
+                _check_records(codec, var, slots[index], name)
 
 
 def _check_variable(codec: Codec, var: Tensor, grad: object, title: str, name: str) -> None:
+    """Raise an error if the dtype or device of a variable, or its gradient, is not supported."""
     option = "weights='split'" if codec.is_beside else "state_storage"
     if codec.is_beside and var.dtype != torch.bfloat16:
         raise InvalidTypeError(
@@ -76,11 +79,13 @@ def _check_variable(codec: Codec, var: Tensor, grad: object, title: str, name: s
 
 
 def _check_records(codec: Codec, var: Tensor, slot: Tensor, name: str) -> None:
-    wanted = (codec.bytes_of(var.numel()),)
-    if slot.shape != wanted or slot.device != var.device:
+    """Raise an error if shape, device, or memory of an encoded slot is wrong."""
+    expected_shape = (codec.bytes_of(var.numel()),)
+    if slot.shape != expected_shape or slot.device != var.device:
         raise InvalidArgumentError(
             f"{name} has shape {tuple(slot.shape)} on {slot.device}; {codec.name} keeps"
-            f" {var.numel()} elements of {dtype_name(var.dtype)} in shape {wanted} on {var.device}."
+            f" {var.numel()} elements of {dtype_name(var.dtype)} in shape {expected_shape}"
+            f" on {var.device}."
         )
     layout.check_memory(slot, name)
     if not slot.is_contiguous() or slot.data_ptr() % ALIGNMENT:

@@ -34,19 +34,19 @@ import numpy.typing as npt
 
 from thalweg._engines.codecs.codec import Codec
 
-PERIOD = 256  # dithers of a step
-TURN = 151  # ranks between elements that are a period apart
-ELEMENT_STRIDE = 0x6A09E667  # the fraction of the root of 2
-STEP_STRIDE = 0x9E3779B9  # the fraction of the golden ratio
+PERIOD = 256  # distinct dithers of a step
+TURN = 151  # change of rank between elements that are a period apart
+ELEMENT_STRIDE = 0x6A09E667  # fractional bits of the square root of 2
+STEP_STRIDE = 0x9E3779B9  # fractional bits of the golden ratio
 MASK = 0xFFFFFFFF
-SHIFT = 18  # bits of a sum that are not used
+SHIFT = 18  # unused low bits of a sum
 UNIT = 2.0**-14
 
 Float32 = npt.NDArray[np.float32]
 
 
 def dithers_of(count: int, step: int) -> Float32:
-    """Return the dithers of the first elements of a parameter in a step; -1 is a step uncounted."""
+    """Return the dithers of the first `count` elements in a step; 0.5 if `step` is negative."""
     if step < 0:
         return np.full(count, 0.5, np.float32)
     elements = np.arange(count, dtype=np.uint64)
@@ -58,9 +58,9 @@ def dithers_of(count: int, step: int) -> Float32:
 
 
 def round_codes(codec: Codec, codes: Float32, dithers: Float32) -> npt.NDArray[np.int16]:
-    """Return the codes of real ones, as `Codec.encode` makes them, after a dither was added."""
+    """Return the codes of real numbers from `Codec.encode`, after adding dithers."""
     if codec.positive:
-        moved = np.maximum(codes, np.float32(codec.least)) + dithers
-        return np.where(codes > 0, moved, np.float32(0)).astype(np.int16)
+        dithered = np.maximum(codes, np.float32(codec.least)) + dithers
+        return np.where(codes > 0, dithered, np.float32(0)).astype(np.int16)
     small = codes * np.minimum(np.abs(codes), np.float32(1))
     return (small + np.copysign(dithers, codes)).astype(np.int16)

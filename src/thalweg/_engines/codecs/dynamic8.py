@@ -1,8 +1,8 @@
 """dynamic8: seven decades below the largest magnitude of a block of 256, the upper ones finer.
 
-The i-th of the seven has 2**i numbers in the middles of so many equal parts of it, from a tenth of
-its end to the end; of numbers that are never negative (`dynamic8_positive`) twice as many. The map
-of bitsandbytes 0.50.2, where the codes are indices of a sorted table.
+Decade i has 2**i numbers, at the middles of equal parts between a tenth of its end and the end;
+for nonnegative numbers (`dynamic8_positive`) it has twice as many. This is the map of bitsandbytes
+0.50.2, whose codes are indices of a sorted table.
 """
 
 # Formulas have no types.
@@ -10,18 +10,18 @@ of bitsandbytes 0.50.2, where the codes are indices of a sorted table.
 from thalweg._engines.codecs.codec import Codec
 from thalweg.formula import absolute, minimum, where
 
-# The first number of the lowest decade. 1 beside numbers of both signs is the code 128.
+# The first number of the lowest decade. In `dynamic8` the number 1 has the code 128.
 FIRST = 0.55e-6
 FIRST_POSITIVE = 0.325e-6
 
 
 def border(tenth, count):
-    """Halfway between the last number of a decade and the first of the next, which has `count`."""
+    """Return the middle between a decade's last number and the first of the next with `count`."""
     return tenth * (0.1 + 0.18 / count)
 
 
 def decade(share, count):
-    """The end of the decade in which a share is, where the upper one has `count` numbers."""
+    """Return the end of the decade of a share in [0, 1]; the top decade has `count` numbers."""
     low = where(share < border(1e-4, count / 16), 1e-5, 1e-4)
     low = where(share < border(1e-5, count / 32), 1e-6, low)
     high = where(share < border(1.0, count), 1e-1, 1.0)
@@ -30,18 +30,18 @@ def decade(share, count):
     return where(share < border(1e-3, count / 8), low, high)
 
 
-def end_of(count, most):
-    """The end of the decade with so many numbers."""
-    low = where(count < most / 32, 1e-6, where(count < most / 16, 1e-5, 1e-4))
-    high = where(count < most / 4, 1e-3, where(count < most / 2, 1e-2, 1e-1))
-    return where(count < most / 8, low, where(count < most, high, 1.0))
+def end_of(count, upper_count):
+    """Return the end of the decade with `count` numbers; the top decade has `upper_count`."""
+    low = where(count < upper_count / 32, 1e-6, where(count < upper_count / 16, 1e-5, 1e-4))
+    high = where(count < upper_count / 4, 1e-3, where(count < upper_count / 2, 1e-2, 1e-1))
+    return where(count < upper_count / 8, low, where(count < upper_count, high, 1.0))
 
 
-def count_of(end, most):
-    """How many numbers a decade has."""
-    low = where(end < 5e-6, most / 64, where(end < 5e-5, most / 32, most / 16))
-    high = where(end < 5e-3, most / 8, where(end < 5e-2, most / 4, most / 2))
-    return where(end < 5e-4, low, where(end < 0.5, high, most))
+def count_of(end, upper_count):
+    """Return the count of numbers of the decade with the given end."""
+    low = where(end < 5e-6, upper_count / 64, where(end < 5e-5, upper_count / 32, upper_count / 16))
+    high = where(end < 5e-3, upper_count / 8, where(end < 5e-2, upper_count / 4, upper_count / 2))
+    return where(end < 5e-4, low, where(end < 0.5, high, upper_count))
 
 
 def within(share, end, count):
@@ -52,18 +52,18 @@ def within(share, end, count):
     the last decade's before 1.
     """
     place = (share / end - 0.1) * count / 0.9 - 0.5
-    beyond = place - (count - 1.0)
-    above = count - 1.0 + where(end > 0.5, beyond * 2.0, beyond * (1 / 3))
-    return where(beyond > 0, above, minimum(place, place * (5 / 3)))
+    gap_place = place - (count - 1.0)
+    gap_rank = count - 1.0 + where(end > 0.5, gap_place * 2.0, gap_place * (1 / 3))
+    return where(gap_place > 0, gap_rank, minimum(place, place * (5 / 3)))
 
 
 def number_at(place, end, count):
-    """The number at a place of a decade."""
+    """Return the number at a place of a decade."""
     return (0.1 + (place + 0.5) * 0.9 / count) * end
 
 
 def power_below(rank):
-    """The largest power of 2 that is no larger than a number from 1 to 255."""
+    """Return the largest power of 2 that is not above a rank from 1 to 255."""
     low = where(rank < 2, 1.0, where(rank < 4, 2.0, where(rank < 8, 4.0, 8.0)))
     high = where(rank < 32, 16.0, where(rank < 64, 32.0, where(rank < 128, 64.0, 128.0)))
     return where(rank < 16, low, high)
@@ -79,7 +79,7 @@ def encode(number, scale):
 
 
 def decode(code, scale):
-    """The same backwards; the code 128 is read as -128."""
+    """Return the number of a code; 128, which is read as -128, is the scale."""
     rank = absolute(code)
     count = power_below(rank)
     share = number_at(rank - count, end_of(count, 64.0), count)
@@ -88,7 +88,7 @@ def decode(code, scale):
 
 
 def encode_positive(number, scale):
-    """Return the rank of a number."""
+    """Return the rank of a nonnegative number."""
     share = number / scale
     end = decade(share, 128.0)
     count = count_of(end, 128.0)
@@ -97,7 +97,7 @@ def encode_positive(number, scale):
 
 
 def decode_positive(code, scale):
-    """The same backwards."""
+    """Return the nonnegative number of a code."""
     count = power_below(code + 1.0)
     share = number_at(code + 1.0 - count, end_of(count, 128.0), count)
     return where(code < 1, 0.0, where(code > 254.5, 1.0, share)) * scale

@@ -8,12 +8,12 @@ STEP = 1 / 127  # 127 times it is 1 in float32, too
 
 
 def encode(number, scale):
-    """The share of the largest magnitude, in steps."""
+    """Return the number in steps of a 127th of the scale."""
     return number * (127.0 / scale)
 
 
 def decode(code, scale):
-    """The same backwards; exactly the scale at the largest code."""
+    """Return the number of a code; the code 127 gives exactly the scale."""
     return code * STEP * scale
 
 

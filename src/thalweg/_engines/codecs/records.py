@@ -1,6 +1,6 @@
-"""Records of a codec as arrays: encoded and decoded by NumPy, as kernels do to the last bit.
+"""Encoding and decoding of records with NumPy, bit for bit as in kernels.
 
-Tensors of other devices come to the host for that, and what is made of them goes back.
+Tensors on other devices are copied to the host, and results back to the device.
 """
 
 # torch.from_numpy has no types.
@@ -30,8 +30,8 @@ from thalweg.variable import numpy_copy
 Bytes = npt.NDArray[np.uint8]
 Float32 = npt.NDArray[np.float32]
 
-_SIGN = np.uint32(0x7FFFFFFF)  # all bits but it
-_ONE = 0x3F800000  # 1, as bits
+_MAGNITUDE_MASK = np.uint32(0x7FFFFFFF)  # all bits but the sign
+_ONE_BITS = 0x3F800000  # the bits of 1.0
 
 
 def encode_array(codec: Codec, numbers: Float32, dithers: Float32 | None = None) -> Bytes:
@@ -40,35 +40,35 @@ def encode_array(codec: Codec, numbers: Float32, dithers: Float32 | None = None)
     Args:
         codec: The codec.
         numbers: Numbers in one dimension.
-        dithers: The dither of each number, as `dithers_of` makes them; None for the nearest codes.
+        dithers: The dither of each number, from `dithers_of`; None for the nearest codes.
     """
     records = np.zeros((-(-len(numbers) // codec.block), codec.record_bytes), np.uint8)
     blocks = np.zeros((len(records), codec.block), np.float32)
     blocks.reshape(-1)[: len(numbers)] = numbers
     with np.errstate(all="ignore"):
-        prepared: Any = numpy_formula(codec.prepare, np.float32)(blocks)[0]
-    # Compared as integers, which no flag of the processor takes for zeros, and puts NaN on top.
-    peaks = (prepared.view(np.uint32) & _SIGN).max(1, keepdims=True)
-    is_usual = (peaks > LEAST_PEAK) & (peaks <= LARGEST_PEAK)
-    scales = np.where(is_usual, peaks, np.uint32(_ONE)).view(np.float32)
+        prepared_numbers: Any = numpy_formula(codec.prepare, np.float32)(blocks)[0]
+    # Compared as integers: denormals are not flushed to zero, and NaN is the largest.
+    peaks = (prepared_numbers.view(np.uint32) & _MAGNITUDE_MASK).max(1, keepdims=True)
+    has_scale = (peaks > LEAST_PEAK) & (peaks <= LARGEST_PEAK)
+    scales = np.where(has_scale, peaks, np.uint32(_ONE_BITS)).view(np.float32)
     with np.errstate(all="ignore"):
-        usual = np.where(is_usual, prepared, np.float32(0))
-        codes: Any = numpy_formula(codec.encode, np.float32)(usual, scales)[0]
+        scaled_numbers = np.where(has_scale, prepared_numbers, np.float32(0))
+        codes: Any = numpy_formula(codec.encode, np.float32)(scaled_numbers, scales)[0]
     unusual = np.where(peaks > LARGEST_PEAK, np.uint32(NAN), np.uint32(0))
-    kept = np.where(is_usual, peaks, unusual)
-    records[:, :SCALE_BYTES] = kept.view(np.uint8)
+    scale_bits = np.where(has_scale, peaks, unusual)
+    records[:, :SCALE_BYTES] = scale_bits.view(np.uint8)
     if dithers is None:
-        rounded = np.rint(codes).astype(np.int16)
+        integer_codes = np.rint(codes).astype(np.int16)
     else:
         padded = np.zeros(blocks.size, np.float32)
         padded[: len(dithers)] = dithers
-        rounded = round_codes(codec, codes, padded.reshape(blocks.shape))
-    records[:, SCALE_BYTES:] = rounded.astype(np.uint8)
+        integer_codes = round_codes(codec, codes, padded.reshape(blocks.shape))
+    records[:, SCALE_BYTES:] = integer_codes.astype(np.uint8)
     return records.reshape(-1)
 
 
 def decode_array(codec: Codec, records: Bytes, count: int) -> Float32:
-    """The numbers that records hold, `count` of them."""
+    """Return the first `count` numbers of records."""
     rows = records.reshape(-1, codec.record_bytes)
     scales = np.ascontiguousarray(rows[:, :SCALE_BYTES]).view(np.float32)
     kind = np.int8 if codec.signed else np.uint8
@@ -84,9 +84,9 @@ def encode_tensor(codec: Codec, numbers: Tensor, step: int | None = None) -> Ten
     Args:
         codec: The codec.
         numbers: The tensor.
-        step: The number of the step that made the numbers, or -1, as for `dithers_of`. None for
-            numbers that do not come from a step: they get the nearest code, but no positive one
-            becomes 0.
+        step: The number of the step that computed the numbers, or -1, as for `dithers_of`. None
+            for numbers from outside of a step: they get the nearest code, but a positive number of
+            a positive codec never becomes 0.
     """
     flat = numpy_copy(numbers.detach().float().contiguous().reshape(-1))
     if codec.is_beside:
@@ -97,51 +97,51 @@ def encode_tensor(codec: Codec, numbers: Tensor, step: int | None = None) -> Ten
 
 
 def decode_tensor(codec: Codec, records: Tensor, var: Tensor) -> Tensor:
-    """The numbers that records hold, a new float32 tensor of the shape of a variable, beside it.
+    """Return the numbers of records, a new float32 tensor of the variable's shape and device.
 
     Args:
         codec: The codec.
         records: The records.
-        var: The variable; a bfloat16, of which numbers are the lower part, if the codec says so.
+        var: The variable; for `split8` the bfloat16 that has the upper bits.
     """
-    own = numpy_copy(records.detach().contiguous())
+    record_array = numpy_copy(records.detach().contiguous())
     if codec.is_beside:
         bits = numpy_copy(var.detach().contiguous().view(torch.int16).reshape(-1))
-        made = join_numbers(bits.view(np.uint16), own)
+        numbers = join_numbers(bits.view(np.uint16), record_array)
     else:
-        made = np.ascontiguousarray(decode_array(codec, own, var.numel()))
-    return torch.from_numpy(made).view(var.shape).to(var.device)
+        numbers = np.ascontiguousarray(decode_array(codec, record_array, var.numel()))
+    return torch.from_numpy(numbers).view(var.shape).to(var.device)
 
 
 def split_tensor(
     numbers: Tensor, bits: npt.NDArray[np.uint32] | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Numbers as a bfloat16 of their shape, and as the records of `split8` beside it.
+    """Return a bfloat16 tensor of the upper bits of numbers, and the records of `split8`.
 
     Args:
         numbers: The numbers.
-        bits: Random ones for each, as `split_numbers` takes them.
+        bits: Random bits for each number, as for `split_numbers`.
     """
     flat = numpy_copy(numbers.detach().float().contiguous().reshape(-1))
     upper, codes = split_numbers(flat, bits)
-    made = torch.from_numpy(upper.view(np.int16)).view(torch.bfloat16).view(numbers.shape)
-    return made.to(numbers.device), torch.from_numpy(codes).to(numbers.device)
+    upper_tensor = torch.from_numpy(upper.view(np.int16)).view(torch.bfloat16).view(numbers.shape)
+    return upper_tensor.to(numbers.device), torch.from_numpy(codes).to(numbers.device)
 
 
 def lower_of(numbers: Tensor, upper: Tensor | None = None) -> Tensor:
-    """Return the records of `split8` of numbers beside bfloat16.
+    """Return the records of `split8` for numbers whose upper bits are already in bfloat16.
 
-    Of two that are as near torch rounds to the even one: half a place up is then a 256th too low.
+    torch rounds ties to even: for a tie half a place up, the restored number is a 256th too low.
 
     Args:
         numbers: The numbers.
-        upper: Optional. The bfloat16, where they are one of the nearest; elsewhere, and without
-            them, the numbers are beside themselves as torch rounds them.
+        upper: Optional. bfloat16 numbers, used where they are a nearest one; elsewhere, and by
+            default, the upper bits are those that torch rounds to.
     """
     flat = numbers.detach().float().contiguous().reshape(-1)
-    beside = flat.to(torch.bfloat16)
+    base = flat.to(torch.bfloat16)
     if upper is not None:
         upper_flat = upper.detach().to(flat.device).contiguous().reshape(-1)
-        beside = torch.where(is_nearest(flat, upper_flat), upper_flat, beside)
-    bits = numpy_copy(beside.view(torch.int16)).view(np.uint16)
+        base = torch.where(is_nearest(flat, upper_flat), upper_flat, base)
+    bits = numpy_copy(base.view(torch.int16)).view(np.uint16)
     return torch.from_numpy(lower_beside(numpy_copy(flat), bits)).to(numbers.device)

@@ -1,4 +1,4 @@
-"""root8: numbers that are never negative, such as mean squares, by their roots.
+"""root8: nonnegative numbers, such as mean squares, encoded by their square roots.
 
 The code is 255 times the root, divided by the largest root of the block. Formulas of FlashOptim
 (arXiv 2602.23349). A block with a negative number is NaN, as its root is.
@@ -13,17 +13,17 @@ STEP = 1 / 255  # 255 times it is 1 in float32, too
 
 
 def root(number):
-    """What is shared out among codes. Updates often have it already, and then nobody waits."""
+    """Return the square root, which an update has often computed already, so that it is free."""
     return sqrt(number)
 
 
 def encode(value, scale):
-    """The share of the largest root, in steps."""
+    """Return the root in steps of a 255th of the scale."""
     return value * (255.0 / scale)
 
 
 def decode(code, scale):
-    """The same backwards; exactly the square of the scale at the largest code."""
+    """Return the number of a code; the code 255 gives exactly the square of the scale."""
     value = code * STEP * scale
     return value * value
 

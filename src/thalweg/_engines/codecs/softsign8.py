@@ -1,8 +1,8 @@
-"""softsign8: numbers of both signs, small ones finer than large ones.
+"""softsign8: numbers of both signs, with finer codes for small ones.
 
-A number x beside a largest magnitude s has the code 254 x / (s + |x|), which is 127 times the
-softsign 2 y / (1 + |y|) of y = x / s. Formulas of FlashOptim (arXiv 2602.23349), with their
-divisions taken into one, for which processors wait.
+A number x in a block with the largest magnitude s has the code 254 x / (s + |x|), which is 127
+times the softsign 2 y / (1 + |y|) of y = x / s. Formulas of FlashOptim (arXiv 2602.23349), with
+their two divisions merged into one, since divisions are slow.
 """
 
 # Formulas have no types.
@@ -12,13 +12,13 @@ from thalweg.formula import absolute
 
 
 def encode(number, scale):
-    """Halves, whose sum is no infinity."""
+    """Return the code as a real number; halves are added, since the full sum may overflow."""
     half = number * 0.5
     return half / (scale * 0.5 + absolute(half)) * 254.0
 
 
 def decode(code, scale):
-    """The same backwards; exactly the scale at the largest code."""
+    """Return the number of a code; the code 127 gives exactly the scale."""
     return code / (254.0 - absolute(code)) * scale
 
 

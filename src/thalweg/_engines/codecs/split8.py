@@ -1,10 +1,10 @@
-"""split8: numbers of 24 bits, whose upper 16 are the variable, a bfloat16; the slot has the rest.
+"""split8: 24-bit numbers whose upper 16 bits are the bfloat16 variable and whose rest is the slot.
 
-A number is rounded to the nearest that has 16 digits, ties away from zero, and that again to a
-bfloat16 of 8, ties away from zero. A code is the difference, from -128 to 127 of 256ths of what a
-last place of the bfloat16 is worth, along the numbers of its sign: so both are one integer of 24
-bits, of which the code is the lower part. NaN, infinities and zeros are the bfloat16's, whatever
-the code: what becomes of a variable that others set to zero is zero.
+A number is rounded to 16 significant bits, ties away from zero, and then to a bfloat16 of 8
+significant bits, ties away from zero. A code is the difference, from -128 to 127, in 256ths of a
+last place of the bfloat16, counted away from zero. Together they are one 24-bit integer, whose
+lower part is the code. NaN, infinities and zeros come from the bfloat16 alone: a variable that
+other code sets to zero is zero.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ Float32 = npt.NDArray[np.float32]
 Uint16 = npt.NDArray[np.uint16]
 Uint8 = npt.NDArray[np.uint8]
 
-CORRECTION = "correction"  # what the slot is called
-HALF = 0x80  # half of what a code's last place is worth, and half of a bfloat16's, in codes
+CORRECTION = "correction"  # the name of the slot
+HALF = 0x80  # half of a bfloat16's last place, in codes; half of a code, in bits of float32
 INFINITY = 0x7F80  # the bits of a bfloat16
 NAN = 0x7FC000  # the 24 bits of NaN
 
@@ -27,33 +27,34 @@ NAN = 0x7FC000  # the 24 bits of NaN
 def split_numbers(
     numbers: Float32, bits: npt.NDArray[np.uint32] | None = None
 ) -> tuple[Uint16, Uint8]:
-    """The bits of bfloat16, and codes.
+    """Return the bits of bfloat16 numbers, and codes, both of the shape of `numbers`.
 
     Args:
-        numbers: Of any shape.
-        bits: Random ones, of which the lower 8 round to 24 bits in place of the nearest.
+        numbers: Numbers of any shape.
+        bits: Random bits, of which the lower 8 round to 24 bits stochastically; None for the
+            nearest.
     """
-    own = np.ascontiguousarray(numbers).view(np.uint32)
-    moved = own + (np.uint32(HALF) if bits is None else bits & np.uint32(0xFF))
-    is_nan = (own & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
-    words = np.where(is_nan, np.uint32(NAN), moved >> np.uint32(8))
+    number_bits = np.ascontiguousarray(numbers).view(np.uint32)
+    incremented_bits = number_bits + (np.uint32(HALF) if bits is None else bits & np.uint32(0xFF))
+    is_nan = (number_bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
+    words = np.where(is_nan, np.uint32(NAN), incremented_bits >> np.uint32(8))
     upper = (words + np.uint32(HALF)) >> np.uint32(8)
     return upper.astype(np.uint16), words.astype(np.uint8)
 
 
 def lower_beside(numbers: Float32, upper: Uint16) -> Uint8:
-    """The codes of numbers beside bfloat16 that others have rounded, at most half a place away."""
+    """Return the codes of numbers for given bfloat16 bits, at most half a last place away."""
     words = (numbers.view(np.uint32).astype(np.int64) + HALF) >> 8
     codes = np.clip(words - (upper.astype(np.int64) << 8), -128, 127)
-    is_plain = (upper & np.uint16(0x7FFF)) < INFINITY
-    return (codes * is_plain).astype(np.int8).view(np.uint8)
+    is_finite = (upper & np.uint16(0x7FFF)) < INFINITY
+    return (codes * is_finite).astype(np.int8).view(np.uint8)
 
 
 def join_numbers(upper: Uint16, codes: Uint8) -> Float32:
-    """The numbers of which that is the upper part and the rest."""
+    """Return the numbers of bfloat16 bits and codes."""
     size = upper & np.uint16(0x7FFF)
-    is_plain = (size != 0) & (size < INFINITY)
-    signed = codes.view(np.int8).astype(np.int32) * is_plain
+    is_nonzero_finite = (size != 0) & (size < INFINITY)
+    signed = codes.view(np.int8).astype(np.int32) * is_nonzero_finite
     words = (upper.astype(np.int32) << 16) + (signed << 8)
     return words.view(np.float32)
 

@@ -1,4 +1,4 @@
-"""The engine of GPUs: the rules as Triton kernels over tables of addresses."""
+"""Engine for CUDA GPUs: rules as Triton kernels over tables of tensor addresses."""
 
 from __future__ import annotations
 

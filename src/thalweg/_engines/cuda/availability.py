@@ -1,4 +1,4 @@
-"""Whether this engine can run, and if not, why."""
+"""Availability of the CUDA engine on this machine and for a device."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ import torch
 
 from thalweg._engines.engine_selection import EngineName
 
-CAPABILITY = (8, 0)  # the least: older GPUs have no instructions for bfloat16
+# The lowest compute capability supported: older GPUs have no bfloat16 instructions.
+CAPABILITY = (8, 0)
 
 
 def is_interpreted() -> bool:
-    """Whether Triton interprets its programs with NumPy, on tensors of the CPU."""
+    """Return whether Triton interprets programs with NumPy, on CPU tensors (TRITON_INTERPRET=1)."""
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
 @cache
 def why_unavailable() -> str:
-    """Why there is no engine for GPUs here; empty if there is one."""
+    """Return the reason why the CUDA engine cannot run; an empty string if it can."""
     try:
         version("triton")
     except PackageNotFoundError:
@@ -38,9 +39,9 @@ def _is_able(index: int) -> bool:
 
 
 def takes_device(device: torch.device, name: EngineName) -> bool:
-    """Whether this engine takes the variables of a device when the engine of that name is chosen.
+    """Return whether the engine `name` updates variables on `device` with Triton kernels.
 
-    Those of the CPU are taken by name alone, by Triton's interpreter.
+    CPU variables need the name "cuda" and Triton's interpreter; "auto" never selects them.
     """
     if device.type == "cuda":
         able = name in ("auto", "cuda") and not is_interpreted()

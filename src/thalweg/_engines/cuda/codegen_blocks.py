@@ -1,7 +1,7 @@
-"""Write the source of a GPU's kernel that rounds by random bits, or has slots in codes of 8 bits.
+"""Generator of Triton kernels with stochastic rounding or with slots in 8-bit codes.
 
-A program goes over its chunk in tiles, of whole blocks where slots are encoded: a row is a block of
-the shortest of codecs, or a part of one of the others.
+A program updates its chunk tile by tile. Tiles hold complete blocks of encoded slots: a row of a
+tile is a block of the codec with the shortest blocks, or a part of a longer block.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from thalweg._engines.formula_parser import FUNCTION_PREFIX, transcribe
 from thalweg._engines.random_bits import GROUP, NARROW, SCALARS
 from thalweg.formula import Formula
 
-_NUMBERS = "float32"  # what codecs hold, and all that is computed beside them
+_NUMBERS = "float32"  # dtype of decoded slots and of the arithmetic
 _PARTS = ("decode", "prepare", "encode")  # the formulas of a codec
 
 _PLACE = [
@@ -35,8 +35,8 @@ _PLACE = [
     "position = tl.load(places + 2 * tensor + 1) + offset",
 ]
 
-# Of a tile: where its rows begin in the chunk, in which records they are, and where they have codes
-# there. A record is there, as a whole, if its first element is.
+# Of a tile: the first element of each row in the chunk, the index of its record, and the offsets of
+# its codes. A record is inside the tensor, as a whole, if its first element is.
 _ROWS = """
 first = begin + tl.arange(0, {rows})[:, None] * {row}
 """
@@ -72,170 +72,186 @@ def generate_blocks(
     flush: bool,
     fast: bool = False,
     draws: bool = False,
-    **others: Any,
+    **update_options: Any,
 ) -> Kernel:
-    """The kernel of an update of chunks of tensors, in float32.
+    """Return the kernel that updates chunks of tensors in float32.
 
     Args:
         formula: `update` of a rule.
-        storage: As for `Update`; the names of codecs for slots that are encoded.
-        flush, fast: As for `generate_update`; where slots are encoded, all is exact.
-        draws: As for `Update`. The kernel is given places of variables then.
+        storage: As for `Update`; names of codecs for encoded slots.
+        flush, fast: As for `generate_update`; with encoded slots `fast` has no effect.
+        draws: As for `Update`. The kernel then reads `places`: stream numbers and positions.
         others: What `Update` takes beside.
     """
-    every = {k: CODECS[name] for k, name in enumerate(storage) if name in CODECS}
-    plain = tuple(_NUMBERS if k in every else name for k, name in enumerate(storage))
-    dithers = any(not codec.is_beside for codec in every.values())
-    update = Update(formula, plain, draws=draws, dithers=dithers, **others)
-    changed = {stream for _, stream in update.written_results()}
-    drawn = {k: k and k - 1 for k in sorted(changed) if draws and storage[k] in NARROW}
-    element = _Element(update, Writer(_NUMBERS, flush, fast and not every), every, drawn)
+    codecs = {k: CODECS[name] for k, name in enumerate(storage) if name in CODECS}
+    numeric_storage = tuple(_NUMBERS if k in codecs else name for k, name in enumerate(storage))
+    dithers = any(not codec.is_beside for codec in codecs.values())
+    update = Update(formula, numeric_storage, draws=draws, dithers=dithers, **update_options)
+    written_streams = {stream for _, stream in update.written_results()}
+    random_streams = {
+        k: k and k - 1 for k in sorted(written_streams) if draws and storage[k] in NARROW
+    }
+    element = _Element(update, Writer(_NUMBERS, flush, fast and not codecs), codecs, random_streams)
     program = write_dense(element, element.block, element.places_of_tile(), *["places"] * draws)
     return assemble_kernel(
-        element, element.define_functions(*element.more) + program, more=BLOCKWISE
+        element,
+        element.define_functions(*element.extra_parameters) + program,
+        imports=BLOCKWISE,
     )
 
 
 class _Element(Element):
-    """Writes the function that updates a tile.
+    """Writer of the function that updates a tile.
 
     Args:
-        update: What becomes of it.
-        writer: In which arithmetic.
-        codecs: Those of slots that are encoded.
-        drawn: The streams that are rounded by random bits, and which of an element's numbers each
-            has.
+        update: The formulas and streams.
+        writer: Writer for float32.
+        codecs: The codec of each encoded stream.
+        random_streams: For each stream with stochastic rounding, which of an element's random
+            numbers it uses.
     """
 
     def __init__(
-        self, update: Update, writer: Writer, codecs: Coded, drawn: Mapping[int, int]
+        self, update: Update, writer: Writer, codecs: Coded, random_streams: Mapping[int, int]
     ) -> None:
         self._coded = {k: codec for k, codec in codecs.items() if not codec.is_beside}
         self._lower = next((k for k, codec in codecs.items() if codec.is_beside), None)
-        self._drawn = drawn
-        # Elements at a time: where bits are drawn each thread has those of one call of Philox.
-        self.block = THREADS * (GROUP if drawn else share_of(update.storage))
+        self._random_streams = random_streams
+        # With random bits each thread updates the elements of one Philox call.
+        self.block = THREADS * (GROUP if random_streams else share_of(update.storage))
         super().__init__(update, writer)
         records = [f"{kind}{stream}" for stream in self._coded for kind in "wc"]
         self.arguments = [*records, *self.arguments]
         blocks = {codec.block: codec for codec in self._coded.values()}
         self._blocks, self._row = list(blocks.values()), min(blocks, default=1)
-        self.more = ["begin", "offset"] if self._coded else []
-        self.more += ["number", "position", "WHOLE: tl.constexpr"] if drawn else []
+        self.extra_parameters = ["begin", "offset"] if self._coded else []
+        self.extra_parameters += (
+            ["number", "position", "WHOLE: tl.constexpr"] if random_streams else []
+        )
 
     # The program around it
 
     def places_of_tile(self) -> str:
-        """The places of a tile's elements, counted from that of the first."""
+        """Return the expression of a tile's element indices, relative to its first element."""
         if not self._coded:
             return f"tl.arange(0, {self.block})"
         rows = f"tl.arange(0, {self.block // self._row})[:, None] * {self._row}"
         return f"{rows} + tl.arange(0, {self._row})[None, :]"
 
     def pointed_streams(self) -> list[int]:
-        return [each for each in super().pointed_streams() if each not in self._coded]
+        return [stream for stream in super().pointed_streams() if stream not in self._coded]
 
     def type_of(self, stream: int) -> str:
         return "int8" if stream == self._lower else super().type_of(stream)
 
     def point_at_streams(self, start: str) -> list[str]:
-        lines = [*super().point_at_streams(start), *(_PLACE if self._drawn else [])]
+        """See `Element`; records have two pointers, to 32-bit words (w) and to codes (c)."""
+        lines = [*super().point_at_streams(start), *(_PLACE if self._random_streams else [])]
         for stream, codec in self._coded.items():
             record = f"(offset >> {_shift_of(codec)})"
             kind = "int8" if codec.signed else "uint8"
-            for name, own, size in (
+            for name, element_type, size in (
                 ("w", "int32", _words_of(codec)),
                 ("c", kind, codec.record_bytes),
             ):
-                found = f"records({start}{stream}, tl.{own})"
-                lines.append(f"{name}{stream} = {found} + {record} * {size}")
+                start_of_records = f"records({start}{stream}, tl.{element_type})"
+                lines.append(f"{name}{stream} = {start_of_records} + {record} * {size}")
         return lines
 
     def call_over(self, start: str, elements: str, masked: bool) -> str:
-        more = [start, "offset"] if self._coded else []
-        more += ["number", f"position + {start}", "ALIGNED"] if self._drawn else []
-        given = [*self.arguments, *more, f"{start} + {elements}", "length", str(masked)]
-        return f"element({', '.join(given)})"
+        extra_args = [start, "offset"] if self._coded else []
+        extra_args += ["number", f"position + {start}", "ALIGNED"] if self._random_streams else []
+        call_args = [*self.arguments, *extra_args, f"{start} + {elements}", "length", str(masked)]
+        return f"element({', '.join(call_args)})"
 
-    # What it does
+    # The function
 
     def called_functions(self) -> dict[str, str]:
-        found = super().called_functions()
-        for codec in sorted({*self._coded.values()}, key=lambda each: each.name):
+        """See `Element`; adds the formulas of codecs."""
+        functions = super().called_functions()
+        for codec in sorted({*self._coded.values()}, key=lambda entry: entry.name):
             for part in _PARTS:
                 name, formula = f"{part}_{codec.name}", transcribe(getattr(codec, part))
-                found[name] = self.writer.define_function(name, formula)
-        return found
+                functions[name] = self.writer.define_function(name, formula)
+        return functions
 
     def update_element(self) -> list[str]:
         lines: list[str] = []
         if self._coded:
-            lines += _lines_of(_ROWS, rows=self.block // self._row, row=self._row)
+            lines += _fill_template(_ROWS, rows=self.block // self._row, row=self._row)
         for codec in self._blocks:
-            lines += _lines_of(_RECORDS, codec, row=self._row)
+            lines += _fill_template(_RECORDS, codec, row=self._row)
         if self._coded:
             step = f"{self.update.scalar[SCALARS[0]]}.to(tl.int32)"
             lines.append(f"dithers = dithers_of(offset + at, {step})")
         return [*lines, *super().update_element()]
 
     def read_value(self, stream: int) -> list[str]:
+        """See `Element`; decodes slots, and joins the variable with its lower part."""
         name = self.update.name_of(stream)
-        if self._lower is not None and stream == 0:  # of which there is no number but the whole
+        # The variable's number is read together with its lower part.
+        if self._lower is not None and stream == 0:
             return [f"upper = {self.load_value(0)}"]
         if stream == self._lower:
-            whole = f"joined(upper, {self.load_value(stream)})"
-            return [f"{name} = {self.writer.flush_value(whole)}"]
+            number = f"joined(upper, {self.load_value(stream)})"
+            return [f"{name} = {self.writer.flush_value(number)}"]
         if stream not in self._coded:
             return super().read_value(stream)
         scale = self.writer.flush_value(f"scale{stream}.to(tl.float32, bitcast=True)")
-        return _lines_of(_READ, self._coded[stream], stream=stream, name=name, scale=scale)
+        return _fill_template(_READ, self._coded[stream], stream=stream, name=name, scale=scale)
 
     def apply_before(self) -> list[str]:
-        if not (self.update.before and 0 in self._drawn):
+        if not (self.update.before and 0 in self._random_streams):
             return super().apply_before()
-        var = self.update.name_of(0)  # rounded once, at the end
+        # Not rounded here: the final store rounds once, with random bits.
+        var = self.update.name_of(0)
         value = self.update.apply_stages(self.update.before, var)
         return [f"{var} = {self.writer.flush_value(value)}"]
 
     def write_value(self, stream: int, value: str) -> list[str]:
+        """See `Element`; encodes slots, and rounds with random bits."""
         codec, lines = self._coded.get(stream), list[str]()
         if codec is not None:
             parts = codec.block // self._row
-            return _lines_of(_WRITE, codec, stream=stream, value=value, parts=parts)
-        if stream in self._drawn:  # only now: so an element has less in registers meanwhile
-            lines.append(f"drawn{stream} = {self._draw_for(stream)}")
+            return _fill_template(_WRITE, codec, stream=stream, value=value, parts=parts)
+        # Bits are drawn just before the store, which keeps fewer registers busy.
+        if stream in self._random_streams:
+            lines.append(f"drawn{stream} = {self._draw_bits(stream)}")
         if self._lower is not None and stream in (0, self._lower):
             part = "lower" if stream else "upper"
-            bits = "drawn0" if 0 in self._drawn else str(HALF)
+            bits = "drawn0" if 0 in self._random_streams else str(HALF)
             return [*lines, self.store_value(stream, f"{part}_of({value}, {bits})")]
-        if stream not in self._drawn:
+        if stream not in self._random_streams:
             return super().write_value(stream, value)
         kind = self.update.storage[stream]
         return [*lines, self.store_value(stream, f"to_{kind}_by({value}, drawn{stream})")]
 
-    def _draw_for(self, stream: int) -> str:
-        """Bits for what is stored of a stream, in the shape of the tile."""
-        step, low, high = (f"{self.update.scalar[x]}.to(tl.int32).to(tl.uint32)" for x in SCALARS)
-        given = f"position, {step}, number, {self._drawn[stream]}, {low}, {high}"
-        made = f"bits_of({given}, {self.block}, WHOLE)"
-        return f"tl.reshape({made}, at.shape)" if self._coded else made
+    def _draw_bits(self, stream: int) -> str:
+        """Return the expression of a stream's random bits, in the shape of the tile."""
+        step, low, high = (
+            f"{self.update.scalar[scalar]}.to(tl.int32).to(tl.uint32)" for scalar in SCALARS
+        )
+        call_args = f"position, {step}, number, {self._random_streams[stream]}, {low}, {high}"
+        bits = f"bits_of({call_args}, {self.block}, WHOLE)"
+        return f"tl.reshape({bits}, at.shape)" if self._coded else bits
 
 
-def _lines_of(template: str, codec: Codec | None = None, **given: object) -> list[str]:
-    """The lines of a template, for a codec."""
+def _fill_template(template: str, codec: Codec | None = None, **fields: object) -> list[str]:
+    """Return the lines of a template, filled with fields of a codec and with `fields`."""
     if codec is not None:
-        given |= {part: f"{FUNCTION_PREFIX}{part}_{codec.name}" for part in _PARTS}
-        given |= {"block": codec.block, "shift": _shift_of(codec), "header": SCALE_BYTES}
-        given["round_to"] = "positive_code" if codec.positive else "signed_code"
-        given["least"] = f", {codec.least}" if codec.positive else ""
-        given |= {"bytes": codec.record_bytes, "words": _words_of(codec)}
-    return template.format(**given).strip().splitlines()
+        fields |= {part: f"{FUNCTION_PREFIX}{part}_{codec.name}" for part in _PARTS}
+        fields |= {"block": codec.block, "shift": _shift_of(codec), "header": SCALE_BYTES}
+        fields["round_to"] = "positive_code" if codec.positive else "signed_code"
+        fields["least"] = f", {codec.least}" if codec.positive else ""
+        fields |= {"bytes": codec.record_bytes, "words": _words_of(codec)}
+    return template.format(**fields).strip().splitlines()
 
 
 def _shift_of(codec: Codec) -> int:
+    """Return the base-2 logarithm of a codec's block size."""
     return codec.block.bit_length() - 1
 
 
 def _words_of(codec: Codec) -> int:
-    """How many words of 32 bits a record has."""
+    """Return the length of a record in 32-bit words."""
     return codec.record_bytes // SCALE_BYTES

@@ -1,6 +1,6 @@
-"""Write the source of a measuring kernel: formulas summed leaf by leaf, or largest magnitudes.
+"""Generator of Triton kernels that reduce tensors: sums of formulas, or largest magnitudes.
 
-A program makes one leaf, in the order of `thalweg._engines.reduction_order`.
+A program computes one leaf, in the order of `thalweg._engines.reduction_order`.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from thalweg.formula import Formula
 if TYPE_CHECKING:
     from thalweg._engines.codecs.codec import Codec
 
-# Makes numbers of stages, which are of the type of the update; formulas are float64.
+# The literal function of stages, which have the dtype of the update; formulas are float64.
 _STAGE_LITERAL = "_stage_literal"
 
-# A program keeps its lanes in parts: the sum of two of them moves nothing between threads, and the
-# rest of the tree is over so many lanes alone.
+# The lanes of a program are in parts: adding two parts moves nothing between threads, and the
+# remaining tree is over the lanes of one part.
 _PARTS = 2
 _PART = LANES // _PARTS
 
-# The length of a leaf is an argument: a loop of a known length would be unrolled, and take more
-# registers than there are.
+# The length of a leaf is an argument: Triton would unroll a loop of constant length, and it would
+# need more registers than a thread has.
 _MEASURE = """
 @triton.jit
 def KERNEL_NAME(base, chunks, sizes, scalar_row, scalars, leaves, whole, ALIGNED: tl.constexpr):
@@ -57,7 +57,7 @@ def KERNEL_NAME(base, chunks, sizes, scalar_row, scalars, leaves, whole, ALIGNED
 {keep}
 """
 
-# Decodes elements of a slot; `p` points at the first record of the leaf.
+# Decodes elements of a slot; p0, p1, ... point at the first record of the leaf.
 _DECODE = """
 record{stream} = (at >> {shift}) * {bytes}
 scale{stream} = load_where(word_pointer(p{stream}), record{stream} // 4, at < length, MASKED)
@@ -84,10 +84,10 @@ def KERNEL_NAME(base, chunks, sizes, found, scalars, streams, ALIGNED: tl.conste
     tl.store(found + leaf, tl.max(peak, axis=0))
 """
 
-FAN = 1 << 10  # leaves that a program folds
-_OF_THREAD = 8  # neighbours that one thread folds: only what is left moves between threads
+FAN = 1 << 10  # leaves that a program adds up
+_OF_THREAD = 8  # neighbouring leaves that a thread adds before numbers move between threads
 
-# What is missing is -0, which changes no number that it is added to.
+# A missing leaf is -0, which changes no number that it is added to.
 _COMBINE = """
 @triton.jit
 def KERNEL_NAME(first, sizes, leaves, above, measures, ALIGNED: tl.constexpr):
@@ -109,11 +109,11 @@ _MAGNITUDES = {
 
 
 class Program:
-    """The parts of a measuring kernel's text.
+    """Writer of the parts of a reduction kernel.
 
     Args:
-        sweep: What it reads and computes.
-        compute: "float32" or "float64": the type of the update, in which stages are.
+        sweep: The streams that it reads and the formulas that it computes.
+        compute: "float32" or "float64": the dtype of the update and of gradient stages.
         flush: Whether denormals are treated as zero.
     """
 
@@ -129,30 +129,31 @@ class Program:
         self._single = Writer(compute, flush, literal=_STAGE_LITERAL)
 
     def write_header(self) -> str:
-        """What stands before the functions."""
-        more = BLOCKWISE if self._coded else ""
-        return write_header("float64") + more + _stage_header(self._single.compute) + "\n\n"
+        """Return imports and names of operations."""
+        imports = BLOCKWISE if self._coded else ""
+        return write_header("float64") + imports + _stage_header(self._single.compute) + "\n\n"
 
     def define_functions(self) -> str:
-        """The function that returns every measure of a block, after those that it calls."""
+        """Return the text of `element`, which computes all formulas, after its stages."""
         stages = enumerate(self.sweep.stages)
-        found = [self._single.define_function(f"stage{k}", stage) for k, stage in stages]
+        functions = [self._single.define_function(f"stage{k}", stage) for k, stage in stages]
         for codec in dict.fromkeys(self._coded.values()):
             graph = transcribe(codec.decode)
-            found.append(self._single.define_function(f"decode_{codec.name}", graph))
+            functions.append(self._single.define_function(f"decode_{codec.name}", graph))
         parameters = ", ".join([*self.sweep.arguments, "at", "length", "MASKED: tl.constexpr"])
         element = (
             f"@triton.jit\ndef element({parameters}):\n{indent_by(self._measure_element(), 1)}"
         )
-        return "\n\n\n".join([*found, element]) + "\n"
+        return "\n\n\n".join([*functions, element]) + "\n"
 
     def _measure_element(self) -> list[str]:
+        """Return the body of `element`: loads, then stages of the gradient, then formulas."""
         lines = [line for stream in self.sweep.used for line in self._read_stream(stream)]
         for index, stage in enumerate(self.sweep.stages):
-            given = [
+            scalar_args = [
                 f"{self.sweep.scalar[name]}.to(tl.{self._single.compute})" for name in stage.scalars
             ]
-            lines.append(f"e1 = {FUNCTION_PREFIX}stage{index}({', '.join(['e1', *given])})")
+            lines.append(f"e1 = {FUNCTION_PREFIX}stage{index}({', '.join(['e1', *scalar_args])})")
         if self.sweep.stages:
             lines.append("e1 = e1.to(tl.float64)")
         for index, measure in enumerate(self.sweep.measures):
@@ -161,6 +162,7 @@ class Program:
         return [*lines, f"return {names}"]
 
     def _read_stream(self, stream: int) -> list[str]:
+        """Return lines that load a stream as e0, e1, ..., in the dtype of stages or in float64."""
         if codec := self._coded.get(stream):
             return self._decode(stream, codec)
         writer = self._single if stream == 1 and self.sweep.stages else self._double
@@ -173,6 +175,7 @@ class Program:
         return lines
 
     def _decode(self, stream: int, codec: Codec) -> list[str]:
+        """Return lines that load and decode an encoded stream as e0, e1, ..., in float64."""
         text = _DECODE.format(
             stream=stream,
             shift=codec.block.bit_length() - 1,
@@ -189,6 +192,7 @@ class Program:
         return self._single if self.sweep.are_like_update[index] else self._double
 
     def _write_measure(self, formula_graph: FormulaGraph, index: int) -> list[str]:
+        """Return lines that compute formula `index` as a float64, 0 beyond the last element."""
         writer = self._writer_of(index)
         cast = f".to(tl.{writer.compute})" if self.sweep.are_like_update[index] else ""
         lines, (result,) = writer.write_formula(formula_graph, f"node{index}_")
@@ -202,21 +206,21 @@ class Program:
             f"m{index} = tl.where(at < length, m{index}, tl.full((), 0, tl.float64))",
         ]
 
-    def read_vector(self, stored: str) -> str:
-        """What there is of a row or a column, of what is stored, in float64."""
-        return self._double.read_value(stored, self._single.compute)
+    def read_vector(self, load_expression: str) -> str:
+        """Return the expression of a loaded element of a row or column vector in float64."""
+        return self._double.read_value(load_expression, self._single.compute)
 
     def flush_value(self, value: str) -> str:
-        """A number of float64 that was computed."""
+        """Return the expression of a float64 number, with denormals flushed if chosen."""
         return self._double.flush_value(value)
 
     def load_scalars(self) -> list[str]:
-        """Load the scalars of a tensor."""
+        """Return lines that load the scalars of a tensor as s0, s1, ..."""
         values = [f"tl.load(scalars + row + {k})" for k in range(len(self.sweep.scalars))]
         return [f"s{k} = {self._double.flush_value(value)}" for k, value in enumerate(values)]
 
     def point_at_leaf(self) -> list[str]:
-        """Point at what is read of a leaf."""
+        """Return lines that point at the first element of the leaf in each stream."""
         lines: list[str] = []
         for stream in self.sweep.read:
             place = f"base + tensor * {len(self.sweep.storage)} + {stream}"
@@ -230,27 +234,27 @@ class Program:
         return lines
 
     def begin_sums(self) -> list[str]:
-        """Begin the sums of all lanes."""
+        """Return lines that set the sums of all lanes to zero."""
         names = [
             f"sum{k}_{part}" for k in range(len(self.sweep.measures)) for part in range(_PARTS)
         ]
         return [f"{name} = tl.zeros(({_PART},), tl.float64)" for name in names]
 
     def add_elements(self, start: str, masked: bool) -> list[str]:
-        """Add the next element of each lane to it."""
+        """Return lines that add to each lane its next element, with bounds checked if `masked`."""
         values = ", ".join(f"value{index}" for index in range(len(self.sweep.measures)))
         lines: list[str] = []
         for part in range(_PARTS):
-            at = f"{start} + {part * _PART} + tl.arange(0, {_PART})"
-            given = ", ".join([*self.sweep.arguments, at, "length", str(masked)])
-            lines.append(f"{values} = element({given})")
+            offsets = f"{start} + {part * _PART} + tl.arange(0, {_PART})"
+            call_args = ", ".join([*self.sweep.arguments, offsets, "length", str(masked)])
+            lines.append(f"{values} = element({call_args})")
             for index in range(len(self.sweep.measures)):
                 total = self._double.flush_value(f"sum{index}_{part} + value{index}")
                 lines.append(f"sum{index}_{part} = {total}")
         return lines
 
     def fold_sums(self) -> list[str]:
-        """Add the upper half of the lanes to the lower half until one is left."""
+        """Return lines that add the upper half of the lanes to the lower half until one is left."""
         return [
             line for index in range(len(self.sweep.measures)) for line in self._fold_measure(index)
         ]
@@ -265,17 +269,19 @@ class Program:
                 lines.append(f"sum{index}_{part} = {total}")
         return [*lines, f"sum{index} = sum{index}_0", *self.fold_lanes(f"sum{index}", _PART)]
 
-    def fold_lanes(self, name: str, lanes: int, each: int = 1, fold: str = "fold") -> list[str]:
-        """Join the upper half of lanes, with so many numbers each, until one is left."""
+    def fold_lanes(
+        self, name: str, lanes: int, numbers_per_lane: int = 1, fold: str = "fold"
+    ) -> list[str]:
+        """Return lines that fold lanes, of several numbers each, by halves until one is left."""
         lines: list[str] = []
         while lanes > 1:
             lanes //= 2
-            folded = self._double.flush_value(f"{fold}({name}, {lanes * each})")
+            folded = self._double.flush_value(f"{fold}({name}, {lanes * numbers_per_lane})")
             lines.append(f"{name} = {folded}")
         return lines
 
     def store_sums(self) -> list[str]:
-        """Store the sums of a leaf."""
+        """Return lines that store the sums of a leaf."""
         count = len(self.sweep.measures)
         places = [f"leaves + leaf * {count} + {k} + tl.arange(0, 1)" for k in range(count)]
         return [f"tl.store({place}, sum{k})" for k, place in enumerate(places)]
@@ -285,22 +291,22 @@ def generate_measure(
     formulas: tuple[Formula, ...],
     stages: tuple[Formula, ...],
     storage: tuple[str, ...],
-    measured: int,
+    n_readable: int,
     compute: str,
     flush: bool,
     from_copy: bool = False,
 ) -> Kernel:
-    """The kernel that sums formulas over the leaves of tensors of the given storage types.
+    """Return the kernel that sums formulas over the leaves of tensors.
 
     Args:
         formulas, stages, storage, from_copy: As for `Sweep`.
-        measured: How many of the tensors formulas may read.
+        n_readable: Number of leading streams that formulas may read.
         compute, flush: As for `generate_update` of `codegen`.
 
     Raises:
         RuleError: A formula takes more values than there are, or returns several.
     """
-    sweep = Sweep(formulas, stages, storage, measured, from_copy)
+    sweep = Sweep(formulas, stages, storage, n_readable, from_copy)
     program = Program(sweep, compute, flush)
     kernel = _MEASURE.format(
         leaf=LEAF,
@@ -319,14 +325,14 @@ def generate_measure(
 
 
 def generate_peak(kind: str) -> Kernel:
-    """The kernel that finds the largest magnitude in each leaf, as bits; NaN is above infinity."""
+    """Return the kernel for the largest gradient magnitude of each leaf, as bits."""
     integer, magnitude = _MAGNITUDES[kind]
     kernel = _PEAK.format(leaf=LEAF, lanes=LANES, integer=integer, magnitude=magnitude)
     return name_kernel(write_header("float64") + "\n\n" + kernel, (), integers=("streams",))
 
 
 def generate_combine() -> Kernel:
-    """The kernel that adds leaves in pairs of neighbours until one is left."""
+    """Return the kernel that adds neighbouring leaves in pairs until one is left."""
     read = [
         f"total{k} = tl.load(leaves + (begin + at + {k}) * measures + measure,"
         f" mask=at + {k} < count, other=-0.0)"

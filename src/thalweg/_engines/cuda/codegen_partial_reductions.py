@@ -1,4 +1,4 @@
-"""Write what becomes of the values of elements that are measured by row, column and variable."""
+"""Parts of Triton kernels that reduce formulas over rows, columns and variables."""
 
 from __future__ import annotations
 
@@ -12,24 +12,23 @@ from thalweg._engines.cuda.codegen_measure import Program
 from thalweg._engines.row_column_reductions import places_for
 from thalweg.formula import Formula
 
-_OF_MATRICES = 4  # numbers of a tensor's record: sides, and how many tiles or matrices
+_OF_MATRICES = 4  # numbers of a table row: two sides, and counts of tiles or matrices
 _ZERO = {"sum": "0.0", "largest": "float('-inf')"}
 
 
-class Kept:
-    """The values of a formula that are reduced alike.
+class ReducedFormula:
+    """Formula and reduction that several measures share.
 
     Args:
-        program: In which arithmetic.
-        value: The number of the formula.
-        reduce: How values become one.
+        program: Writer of the kernel's functions.
+        value: The index of the formula.
+        reduce: The reduction, "sum" or "largest".
 
     Attributes:
         value: The name of an element's value.
-        name: What names of what is kept begin with.
-        zero: What a sum, or a largest value, begins with.
-        targets: The numbers of the measures of each "row", "column" and "variable": two may be
-            alike.
+        name: The prefix of names of partial results.
+        zero: The neutral element of the reduction.
+        targets: For "row", "column" and "variable" the indices of the measures to store.
     """
 
     def __init__(self, program: Program, value: int, reduce: str) -> None:
@@ -40,23 +39,23 @@ class Kept:
 
     @property
     def has_columns(self) -> bool:
-        """Whether columns are reduced: a variable is made of these."""
+        """Return whether column results are needed, which also those of variables come from."""
         return not self.targets.keys().isdisjoint(("column", "variable"))
 
     def begin(self, name: str, lanes: int) -> str:
-        """Begin a sum of each lane, or its largest value."""
+        """Return a line that sets all lanes to the neutral element."""
         return f"{name} = tl.full(({lanes},), {self.zero}, tl.float64)"
 
     def join(self, a: str, b: str) -> str:
-        """What two values become."""
-        both = f"{a} + {b}" if self._reduce == "sum" else f"maximum({a}, {b})"
-        return self._program.flush_value(both)
+        """Return the expression that reduces two values."""
+        expression = f"{a} + {b}" if self._reduce == "sum" else f"maximum({a}, {b})"
+        return self._program.flush_value(expression)
 
     def fold(self, names: Sequence[str]) -> list[str]:
-        """Have the first one hold what all hold: the upper half is joined to the lower half.
+        """Return lines that reduce all names into the first, upper half into lower half.
 
-        What is missing to a power of two would be +0, which could only turn -0 into +0; and no
-        result is -0.
+        Missing values up to a power of two would be +0, which only turns -0 into +0; no result is
+        -0, so they are left out.
         """
         lines: list[str] = []
         count = len(names)
@@ -69,34 +68,34 @@ class Kept:
             count = half
         return lines
 
-    def fold_lanes(self, name: str, lanes: int, each: int) -> list[str]:
-        """The same of lanes, each of which has so many numbers."""
-        return self._program.fold_lanes(name, lanes, each, self._lanes_fold)
+    def fold_lanes(self, name: str, lanes: int, numbers_per_lane: int) -> list[str]:
+        """Return lines that reduce lanes, of several numbers each, to one lane."""
+        return self._program.fold_lanes(name, lanes, numbers_per_lane, self._lanes_fold)
 
-    def store(self, over: str, place: str, value: str, mask: str = "") -> list[str]:
-        """Store the measures of a row, a column or a variable."""
-        where = f", mask={mask}" if mask else ""
-        targets = self.targets.get(over, ())
-        return [f"tl.store(target{k} + {place}, {value}{where})" for k in targets]
+    def store(self, scope: str, offset: str, value: str, mask: str = "") -> list[str]:
+        """Return lines that store a value into the measures of a row, column or variable."""
+        mask_argument = f", mask={mask}" if mask else ""
+        targets = self.targets.get(scope, ())
+        return [f"tl.store(target{k} + {offset}, {value}{mask_argument})" for k in targets]
 
 
-class Measuring:
-    """Measures of rows, columns and variables in one sweep, whatever the layout of matrices.
+class MeasureBuilder:
+    """Builder of kernels that compute measures of rows, columns and variables in one pass.
 
     Args:
         measures: The measures.
         stages, storage, measured, from_copy: As for `generate_measure`.
-        compute: The type of vectors and stages, "float32" or "float64".
-        vectors: What formulas are given of a "row" or a "column", by name.
+        compute: The dtype of vectors and stages, "float32" or "float64".
+        vectors: For each vector that formulas read, whether it is a "row" or a "column".
         flush: Whether denormals are treated as zero.
 
     Attributes:
-        program: Writes the functions that a kernel calls.
-        read: Which streams it reads.
-        of_rows, of_columns: The names of vectors.
-        kept: What becomes of values, by formula and by how they become one.
-        sides: The place in a tensor's record of the sides of its matrices, after its vectors.
-        width: How many numbers that record has.
+        program: Writer of the functions that a kernel calls.
+        read: The indices of streams that it reads.
+        of_rows, of_columns: The names of row vectors and of column vectors.
+        reduced_formulas: The distinct pairs of formula and reduction.
+        sides: The index of matrix sides in a table row, after the vectors.
+        width: The length of a table row.
     """
 
     def __init__(
@@ -104,30 +103,30 @@ class Measuring:
         measures: tuple[Measure, ...],
         stages: tuple[Formula, ...],
         storage: tuple[str, ...],
-        measured: int,
+        n_readable: int,
         compute: str,
         vectors: Mapping[str, str],
         flush: bool,
         from_copy: bool,
     ) -> None:
-        formulas = tuple(dict.fromkeys(each.function for each in measures))
-        self._sweep = sweep = Sweep(formulas, stages, storage, measured, from_copy, vectors)
+        formulas = tuple(dict.fromkeys(measure.function for measure in measures))
+        self._sweep = sweep = Sweep(formulas, stages, storage, n_readable, from_copy, vectors)
         self.program = program = Program(sweep, compute, flush)
         self._compute, self._measures, self._values = compute, len(measures), len(formulas)
         self.read, names = sweep.read, list(sweep.vectors.values())
         self.of_rows = [name for name in names if name.startswith("row")]
         self.of_columns = [name for name in names if name.startswith("column")]
-        kept: dict[tuple[int, str], Kept] = {}
-        for number, each in enumerate(measures):
-            key = formulas.index(each.function), each.reduce
-            own = kept.setdefault(key, Kept(program, *key))
-            own.targets.setdefault(each.over, []).append(number)
-        self.kept = list(kept.values())
+        reduced_formulas: dict[tuple[int, str], ReducedFormula] = {}
+        for number, measure in enumerate(measures):
+            key = formulas.index(measure.function), measure.reduce
+            reduced_formula = reduced_formulas.setdefault(key, ReducedFormula(program, *key))
+            reduced_formula.targets.setdefault(measure.over, []).append(number)
+        self.reduced_formulas = list(reduced_formulas.values())
         self.sides = len(names)
         self.width = self.sides + _OF_MATRICES + len(measures)
 
     def point(self) -> list[str]:
-        """Point at rows and columns, at what is made, and at what is read."""
+        """Return lines that load pointers of vectors, of results, and of streams."""
         sweep, places = self._sweep, list[tuple[str, str, str]]()
         for k, name in enumerate(sweep.vectors.values()):
             places.append((f"of_{name}", f"own + {k}", self._compute))
@@ -138,21 +137,21 @@ class Measuring:
             places.append((f"of_p{stream}", place, sweep.storage[stream]))
         return [f"{name} = pointer({place}, tl.{kind}, False)" for name, place, kind in places]
 
-    def take(self, column: int, at: str, length: str, suffix: str = "") -> str:
-        """Take the values of some elements, which see the vectors of this column.
+    def take(self, column: int, offsets: str, length: str, suffix: str = "") -> str:
+        """Return a line that computes all formulas for some elements.
 
         Args:
-            column: With its number, names of vectors of columns end.
-            at, length: Of elements, as for the function of `Program`.
-            suffix: What names of values end with.
+            column: The suffix of names of column vectors.
+            offsets, length: Expressions of element offsets and their bound.
+            suffix: The suffix of names of values.
         """
-        found = ", ".join(f"v{index}{suffix}" for index in range(self._values))
+        value_names = ", ".join(f"v{index}{suffix}" for index in range(self._values))
         names = self._sweep.arguments
-        given = [f"{name}_{column}" if name in self.of_columns else name for name in names]
-        return f"{found} = element({', '.join(given)}, {at}, {length}, True)"
+        call_args = [f"{name}_{column}" if name in self.of_columns else name for name in names]
+        return f"{value_names} = element({', '.join(call_args)}, {offsets}, {length}, True)"
 
-    def kernel_of(self, text: str, threads: int, **given: object) -> Kernel:
-        """The kernel of a template, given what it asks for beside what all have."""
+    def kernel_of(self, text: str, threads: int, **fields: object) -> Kernel:
+        """Return the kernel of a template, filled with common fields and with `fields`."""
         sweep = self._sweep
         text = text.format(
             width=self.width,
@@ -160,8 +159,12 @@ class Measuring:
             n_scalars=len(sweep.scalars),
             scalars=indent_by(self.program.load_scalars(), 1),
             threads=threads,
-            **given,
+            **fields,
         )
         text = self.program.write_header() + self.program.define_functions() + text
-        own = {"measures": self._measures, "vectors": tuple(sweep.vectors), "threads": threads}
-        return name_kernel(text, sweep.scalars, **own)
+        attributes = {
+            "measures": self._measures,
+            "vectors": tuple(sweep.vectors),
+            "threads": threads,
+        }
+        return name_kernel(text, sweep.scalars, **attributes)

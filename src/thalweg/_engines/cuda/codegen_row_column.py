@@ -1,9 +1,9 @@
-"""Write the source of a kernel that measures rows, columns and variables, tile by tile.
+"""Generator of Triton kernels that reduce rows, columns and variables, tile by tile.
 
-A program makes what a tile has of each measure, in the order of
-`_engines/row_column_reductions.py`. A row of a tile
-lies in parts, one beside the other: a thread has the same place of each, and adds them up on
-its own. What is left of several rows moves between threads together.
+A program computes the partial result of each measure for one tile, in the order of
+`_engines/row_column_reductions.py`. A row of a tile has several parts side by side: a thread has
+the same lane of each part and adds these up alone. Then numbers of several rows move between
+threads together.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from collections.abc import Sequence
 
 from thalweg._engines.codegen import indent_by
 from thalweg._engines.cuda.codegen import THREADS, Kernel
-from thalweg._engines.cuda.codegen_partial_reductions import Kept, Measuring
+from thalweg._engines.cuda.codegen_partial_reductions import MeasureBuilder, ReducedFormula
 from thalweg._engines.row_column_reductions import TILE_COLUMNS, TILE_ROWS
 
-# Of a tensor the table has its vectors, rows and columns of its matrices, how many tiles lie below
-# one another and side by side, and where what tiles have of each measure goes.
+# A table row of a tensor: its vectors, rows and columns of its matrices, numbers of tiles down and
+# across, and for each measure the address of the results of tiles.
 _MEASURE = """
 @triton.jit
 def KERNEL_NAME(base, chunks, lines, scalar_row, scalars, ALIGNED: tl.constexpr):
@@ -44,127 +44,146 @@ def KERNEL_NAME(base, chunks, lines, scalar_row, scalars, ALIGNED: tl.constexpr)
 {end}
 """
 
-# Rows, a power of two. With four, loads of so many elements come first that there are registers for
-# few programs at a time; with one, threads wait for each other twice as often.
-_AT_ONCE = 2
+# Rows, a power of two. Four rows need so many registers that few programs run at once; with one,
+# threads wait for each other twice as often.
+_ROWS_PER_PASS = 2
 
 
 class _Tile:
-    """Writes what is done to a tile.
+    """Writer of the reductions of a tile.
 
     Args:
-        kept: What is kept of each row and column.
-        parts: How many parts a row has.
-        lanes: Places of a part.
+        reduced_formulas: The formulas and their reductions.
+        parts: Number of parts of a row.
+        lanes: Lanes of a part.
     """
 
-    def __init__(self, kept: Sequence[Kept], parts: int, lanes: int) -> None:
-        self._kept, self._parts, self._lanes = kept, parts, lanes
+    def __init__(self, reduced_formulas: Sequence[ReducedFormula], parts: int, lanes: int) -> None:
+        self._reduced_formulas, self.parts, self.lanes = reduced_formulas, parts, lanes
 
     def begin(self) -> list[str]:
-        """Before the first row."""
+        """Return lines before the first row: neutral elements of column results."""
         return [
-            own.begin(name, self._lanes)
-            for own in self._kept
-            if own.has_columns
-            for name in self._names(own.name)
+            reduced_formula.begin(name, self.lanes)
+            for reduced_formula in self._reduced_formulas
+            if reduced_formula.has_columns
+            for name in self._names(reduced_formula.name)
         ]
 
     def add_part(self, row: int, part: int) -> list[str]:
-        """What is done with the values of a part of a row."""
+        """Return lines that add one part of a row to the row and column results."""
         lines: list[str] = []
-        for own in self._kept:
-            value, column = f"row{row}_{own.name}_{part}", f"{own.name}_{part}"
-            lines.append(f"{value} = tl.where(is_there, {own.value}, {own.zero})")
-            if own.has_columns:
-                lines.append(f"{column} = {own.join(column, value)}")
+        for reduced_formula in self._reduced_formulas:
+            value, column = (
+                f"row{row}_{reduced_formula.name}_{part}",
+                f"{reduced_formula.name}_{part}",
+            )
+            lines.append(
+                f"{value} = tl.where(is_there, {reduced_formula.value}, {reduced_formula.zero})"
+            )
+            if reduced_formula.has_columns:
+                lines.append(f"{column} = {reduced_formula.join(column, value)}")
         return lines
 
     def end_rows(self) -> list[str]:
-        """After the last part of the last of so many rows."""
+        """Return lines that reduce the rows of one pass over lanes and store their results."""
         lines: list[str] = []
-        for own in self._kept:
-            if "row" not in own.targets:
+        for reduced_formula in self._reduced_formulas:
+            if "row" not in reduced_formula.targets:
                 continue
-            rows = [self._names(f"row{row}_{own.name}") for row in range(_AT_ONCE)]
+            rows = [
+                self._names(f"row{row}_{reduced_formula.name}") for row in range(_ROWS_PER_PASS)
+            ]
             for names in rows:
-                lines += own.fold(names)
-            several, joined = f"rows_{own.name}", _joined([names[0] for names in rows])
-            lines.append(f"{several} = tl.reshape({joined}, ({_AT_ONCE * self._lanes},))")
-            lines += own.fold_lanes(several, self._lanes, _AT_ONCE)
-            place = "(line + below) * across + side"
-            lines += own.store("row", place, several, "number + below < most")
+                lines += reduced_formula.fold(names)
+            block_name, joined_rows = (
+                f"rows_{reduced_formula.name}",
+                _joined([names[0] for names in rows]),
+            )
+            lines.append(
+                f"{block_name} = tl.reshape({joined_rows}, ({_ROWS_PER_PASS * self.lanes},))"
+            )
+            lines += reduced_formula.fold_lanes(block_name, self.lanes, _ROWS_PER_PASS)
+            offset = "(line + below) * across + side"
+            lines += reduced_formula.store("row", offset, block_name, "number + below < most")
         return lines
 
     def end(self) -> list[str]:
-        """After the last row."""
+        """Return lines after the last row: store the column and variable results."""
         lines: list[str] = []
-        for own in self._kept:
-            names = self._names(own.name)
+        for reduced_formula in self._reduced_formulas:
+            names = self._names(reduced_formula.name)
             for part, name in enumerate(names):
-                place = f"band * columns + start + {part * self._lanes} + lane"
-                mask = f"lane < count - {part * self._lanes}"
-                lines += own.store("column", place, name, mask)
-            if "variable" in own.targets:
-                lines += [*own.fold(names), *own.fold_lanes(names[0], self._lanes, 1)]
-                lines += own.store("variable", "tile + tl.arange(0, 1)", names[0])
+                offset = f"band * columns + start + {part * self.lanes} + lane"
+                mask = f"lane < count - {part * self.lanes}"
+                lines += reduced_formula.store("column", offset, name, mask)
+            if "variable" in reduced_formula.targets:
+                lines += [
+                    *reduced_formula.fold(names),
+                    *reduced_formula.fold_lanes(names[0], self.lanes, 1),
+                ]
+                lines += reduced_formula.store("variable", "tile + tl.arange(0, 1)", names[0])
         return lines
 
     def _names(self, name: str) -> list[str]:
-        return [f"{name}_{part}" for part in range(self._parts)]
+        return [f"{name}_{part}" for part in range(self.parts)]
 
 
 def _joined(names: Sequence[str]) -> str:
-    """Blocks of lanes as one, in which a lane has a number of each, in this order."""
+    """Return the expression that joins blocks: each lane holds one number of each, in order."""
     if len(names) == 1:
         return names[0]
     return f"tl.join({_joined(names[::2])}, {_joined(names[1::2])})"
 
 
-def generate_lines(own: Measuring, columns: int) -> Kernel:
-    """The kernel that takes measures in one sweep.
+def _add_row(builder: MeasureBuilder, tile: _Tile, row: int) -> list[str]:
+    """Return lines that load a row of a pass, compute its values and add them to the results."""
+    lines = [
+        # A row beyond the last one has width 0, so that all of its lanes are masked.
+        f"width = tl.where(number + {row} < most, count, 0)",
+        f"offset = (line + {row}) * columns + start",
+    ]
+    for name in builder.of_rows:
+        load_expression = f"tl.load(of_{name} + line + {row}, mask=number + {row} < most, other=0)"
+        vector = builder.program.read_vector(load_expression)
+        lines.append(f"{name} = tl.broadcast_to({vector}, ({tile.lanes},))")
+    for k in range(tile.parts):
+        lines += [
+            *(f"p{x} = of_p{x} + offset + {k * tile.lanes}" for x in builder.read),
+            f"left = width - {k * tile.lanes}",
+            "is_there = lane < left",
+            builder.take(k, "lane", "left"),
+            *tile.add_part(row, k),
+        ]
+    return lines
+
+
+def generate_lines(builder: MeasureBuilder, columns: int) -> Kernel:
+    """Return the kernel that computes measures of rows and columns in one pass over the tensors.
 
     Args:
-        own: The measures.
-        columns: How many a tile has room for, a power of two: `TILE_COLUMNS`, or fewer, from a warp
-            on, where no matrix has more.
+        builder: The measures.
+        columns: Columns of a tile, a power of two from `WARP` to `TILE_COLUMNS`; fewer than that
+            only if no matrix is wider.
     """
     lanes = min(columns, THREADS)
     parts = range(columns // lanes)
-    tile = _Tile(own.kept, len(parts), lanes)
-    begin = own.point()
-    for name in own.of_columns:
+    tile = _Tile(builder.reduced_formulas, len(parts), lanes)
+    begin = builder.point()
+    for name in builder.of_columns:
         for k in parts:
             place = f"of_{name} + matrix * columns + start + {k * lanes}"
-            stored = f"load({place}, lane, count - {k * lanes}, True)"
-            begin.append(f"{name}_{k} = {own.program.read_vector(stored)}")
-    each_rows: list[str] = []
-    for row in range(_AT_ONCE):
-        each_rows += [
-            # Rows that are missing have no places.
-            f"width = tl.where(number + {row} < most, count, 0)",
-            f"offset = (line + {row}) * columns + start",
-        ]
-        for name in own.of_rows:
-            stored = f"tl.load(of_{name} + line + {row}, mask=number + {row} < most, other=0)"
-            value = own.program.read_vector(stored)
-            each_rows.append(f"{name} = tl.broadcast_to({value}, ({lanes},))")
-        for k in parts:
-            each_rows += [
-                *(f"p{x} = of_p{x} + offset + {k * lanes}" for x in own.read),
-                f"left = width - {k * lanes}",
-                "is_there = lane < left",
-                own.take(k, "lane", "left"),
-                *tile.add_part(row, k),
-            ]
-    return own.kernel_of(
+            load_expression = f"load({place}, lane, count - {k * lanes}, True)"
+            begin.append(f"{name}_{k} = {builder.program.read_vector(load_expression)}")
+    rows = [line for row in range(_ROWS_PER_PASS) for line in _add_row(builder, tile, row)]
+    return builder.kernel_of(
         _MEASURE,
         threads=lanes,
         tile_rows=TILE_ROWS,
         tile_columns=TILE_COLUMNS,
         lanes=lanes,
-        at_once=_AT_ONCE,
+        at_once=_ROWS_PER_PASS,
         begin=indent_by([*begin, *tile.begin()], 1),
-        each=indent_by([*each_rows, *tile.end_rows()], 2),
+        each=indent_by([*rows, *tile.end_rows()], 2),
         end=indent_by(tile.end(), 1),
     )

@@ -1,7 +1,7 @@
-"""Write the source of a kernel that measures matrices of few rows and columns, side by side.
+"""Generator of Triton kernels that reduce rows and columns of small matrices.
 
-A thread has a matrix of its own, such as a kernel of a convolution, and nothing moves between
-threads. All matrices of a launch have the same sides, which are numbers of its text.
+Each thread reduces one matrix, such as a 3x3 convolution kernel, and nothing moves between
+threads. All matrices of a launch have the same sides, which are constants of the text.
 """
 
 from __future__ import annotations
@@ -10,10 +10,9 @@ from collections.abc import Sequence
 
 from thalweg._engines.codegen import indent_by
 from thalweg._engines.cuda.codegen import THREADS, Kernel
-from thalweg._engines.cuda.codegen_partial_reductions import Kept, Measuring
+from thalweg._engines.cuda.codegen_partial_reductions import MeasureBuilder, ReducedFormula
 
-# Of a tensor the table has what it has for `codegen_lines`, with the number of matrices in place of
-# that of tiles below one another.
+# A table row is that of `codegen_row_column`, with the number of matrices in place of tiles down.
 _MEASURE = """
 @triton.jit
 def KERNEL_NAME(base, chunks, lines, scalar_row, scalars, ALIGNED: tl.constexpr):
@@ -31,82 +30,87 @@ def KERNEL_NAME(base, chunks, lines, scalar_row, scalars, ALIGNED: tl.constexpr)
 
 
 class _Matrix:
-    """Writes what is done to a matrix, row by row, so that few values are there at a time.
+    """Writer of the reductions of a matrix, row by row, so that few values are live at a time.
 
     Args:
-        kept: What is kept of each row and column.
-        rows, columns: How many it has.
+        reduced_formulas: The formulas and their reductions.
+        rows, columns: The sides of the matrix.
     """
 
-    def __init__(self, kept: Sequence[Kept], rows: int, columns: int) -> None:
-        self._kept, self._rows, self._columns = kept, rows, columns
+    def __init__(self, reduced_formulas: Sequence[ReducedFormula], rows: int, columns: int) -> None:
+        self._reduced_formulas, self._rows, self._columns = reduced_formulas, rows, columns
 
     def begin(self) -> list[str]:
-        """Before the first row."""
+        """Return lines before the first row: neutral elements of column results."""
         return [
-            own.begin(name, THREADS)
-            for own in self._kept
-            if own.has_columns
-            for name in self._names(own.name)
+            reduced_formula.begin(name, THREADS)
+            for reduced_formula in self._reduced_formulas
+            if reduced_formula.has_columns
+            for name in self._names(reduced_formula.name)
         ]
 
     def add_row(self, row: int) -> list[str]:
-        """What is done with the values of a row."""
+        """Return lines that add a row to the column results, and reduce and store its own."""
         lines: list[str] = []
-        for own in self._kept:
-            values = self._names(own.value)
-            if own.has_columns:
-                pairs = zip(self._names(own.name), values, strict=True)
-                lines += [f"{column} = {own.join(column, value)}" for column, value in pairs]
-            if "row" in own.targets:
-                names = self._names(f"row_{own.name}")
+        for reduced_formula in self._reduced_formulas:
+            values = self._names(reduced_formula.value)
+            if reduced_formula.has_columns:
+                pairs = zip(self._names(reduced_formula.name), values, strict=True)
+                lines += [
+                    f"{column} = {reduced_formula.join(column, value)}" for column, value in pairs
+                ]
+            if "row" in reduced_formula.targets:
+                names = self._names(f"row_{reduced_formula.name}")
                 lines += [f"{name} = {x}" for name, x in zip(names, values, strict=True)]
-                lines += own.fold(names)
-                place = f"matrix * {self._rows} + {row}"
-                lines += own.store("row", place, names[0], "is_there")
+                lines += reduced_formula.fold(names)
+                offset = f"matrix * {self._rows} + {row}"
+                lines += reduced_formula.store("row", offset, names[0], "is_there")
         return lines
 
     def end(self) -> list[str]:
-        """After the last row."""
+        """Return lines after the last row: store the column and variable results."""
         lines: list[str] = []
-        for own in self._kept:
-            names = self._names(own.name)
+        for reduced_formula in self._reduced_formulas:
+            names = self._names(reduced_formula.name)
             for column, name in enumerate(names):
-                place = f"matrix * {self._columns} + {column}"
-                lines += own.store("column", place, name, "is_there")
-            if "variable" in own.targets:
-                lines += [*own.fold(names), *own.store("variable", "matrix", names[0], "is_there")]
+                offset = f"matrix * {self._columns} + {column}"
+                lines += reduced_formula.store("column", offset, name, "is_there")
+            if "variable" in reduced_formula.targets:
+                lines += [
+                    *reduced_formula.fold(names),
+                    *reduced_formula.store("variable", "matrix", names[0], "is_there"),
+                ]
         return lines
 
     def _names(self, name: str) -> list[str]:
         return [f"{name}_{column}" for column in range(self._columns)]
 
 
-def generate_short(own: Measuring, sides: tuple[int, int]) -> Kernel:
-    """The kernel that takes measures in one sweep.
+def generate_short(builder: MeasureBuilder, sides: tuple[int, int]) -> Kernel:
+    """Return the kernel that computes measures of small matrices in one pass.
 
     Args:
-        own: The measures.
+        builder: The measures.
         sides: Rows and columns of all matrices.
     """
     rows, columns = sides
-    matrix = _Matrix(own.kept, rows, columns)
-    lines = own.point()
-    lines += [f"p{stream} = of_p{stream}" for stream in own.read]
+    matrix = _Matrix(builder.reduced_formulas, rows, columns)
+    lines = builder.point()
+    lines += [f"p{stream} = of_p{stream}" for stream in builder.read]
 
     def read(name: str, count: int, line: int) -> str:
-        stored = f"load_where(of_{name}, matrix * {count} + {line}, is_there, True)"
-        return own.program.read_vector(stored)
+        load_expression = f"load_where(of_{name}, matrix * {count} + {line}, is_there, True)"
+        return builder.program.read_vector(load_expression)
 
-    for name in own.of_columns:
+    for name in builder.of_columns:
         lines += [f"{name}_{k} = {read(name, columns, k)}" for k in range(columns)]
     lines += matrix.begin()
     for row in range(rows):
-        lines += [f"{name} = {read(name, rows, row)}" for name in own.of_rows]
+        lines += [f"{name} = {read(name, rows, row)}" for name in builder.of_rows]
         for k in range(columns):
-            at = f"matrix * {rows * columns} + {row * columns + k}"
-            lines.append(own.take(k, at, "length", f"_{k}"))
+            offsets = f"matrix * {rows * columns} + {row * columns + k}"
+            lines.append(builder.take(k, offsets, "length", f"_{k}"))
         lines += matrix.add_row(row)
-    each = indent_by([*lines, *matrix.end()], 1)
+    body = indent_by([*lines, *matrix.end()], 1)
     size = rows * columns
-    return own.kernel_of(_MEASURE, THREADS, size=size, each=each)
+    return builder.kernel_of(_MEASURE, THREADS, size=size, each=body)

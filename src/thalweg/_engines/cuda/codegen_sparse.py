@@ -1,4 +1,4 @@
-"""Write the source of GPU kernels over rows: those that a sparse gradient names, or the others."""
+"""Generator of Triton kernels that update the rows of a sparse gradient, or all other rows."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from thalweg._engines.cuda.codegen import (
     share_of,
 )
 
-# A program waits for what says where its row is, and then for the row: what it reads for the one is
-# asked for at once, and so is what it reads for the other.
+# A program waits twice: for the index of its row, then for the row. Loads of each kind are issued
+# together, so that it waits for memory only twice.
 _ROWS = """
 @triton.jit
 def KERNEL_NAME(base, rows, order, count, width, scalars, ALIGNED: tl.constexpr):
@@ -38,9 +38,9 @@ def KERNEL_NAME(base, rows, order, count, width, scalars, ALIGNED: tl.constexpr)
 {update}
 """
 
-# Programs share out all elements, whatever the rows' width, in groups that a thread reads at once;
-# each lies in one row. Which one is found by a division of 32 bits, since one of 64 bits is slow: a
-# row longer than a chunk may as well be as long as that, for it has at most one end in a chunk.
+# Programs divide all elements into chunks, and those into groups that a thread reads at once; each
+# group lies in one row. Its row comes from a 32-bit division, since one of 64 bits is slow: a row
+# longer than a chunk counts as a chunk, for at most one row ends in it.
 _UNTOUCHED = """
 @triton.jit
 def KERNEL_NAME(base, named, elements, row_size, scalars, ALIGNED: tl.constexpr):
@@ -62,10 +62,12 @@ def KERNEL_NAME(base, named, elements, row_size, scalars, ALIGNED: tl.constexpr)
 
 
 class _Summed(Element):
-    """A row is updated once, by the sum of its entries, which is rounded to the variable's type."""
+    """Writer that updates a row once, with the sum of its entries in the variable's dtype."""
 
     def pointed_streams(self) -> list[int]:
-        return [each for each in super().pointed_streams() if each != 1]
+        return [
+            pointed_stream for pointed_stream in super().pointed_streams() if pointed_stream != 1
+        ]
 
     def read_value(self, stream: int) -> list[str]:
         return (
@@ -75,22 +77,25 @@ class _Summed(Element):
         )
 
     def streams_ahead(self) -> list[int]:
-        """The streams that are read before the entries are."""
-        return [each for each in self.update.read_streams() if each != 1]
+        """Return the streams that are loaded before the entries are summed."""
+        return [stream for stream in self.update.read_streams() if stream != 1]
 
     def load_value(self, stream: int) -> str:
         return f"ahead{stream}" if stream in self.streams_ahead() else super().load_value(stream)
 
     def extra_arguments(self) -> list[str]:
-        """What the function gets beside pointers and scalars."""
-        return ["sum_of_entries", *(f"ahead{each}" for each in self.streams_ahead())]
+        """Return parameters of `element` after pointers and scalars: the sum, loaded streams."""
+        return ["sum_of_entries", *(f"ahead{stream}" for stream in self.streams_ahead())]
 
     def update_row(self) -> list[str]:
-        """Update the row."""
+        """Return lines that load the row, sum its entries and update it."""
         writer, kind = self.writer, self.update.storage[0]
         total = writer.flush_value(f"found + {self._entry_value()}")
         return [
-            *(f"ahead{each} = load(p{each}, at, width, True)" for each in self.streams_ahead()),
+            *(
+                f"ahead{stream} = load(p{stream}, at, width, True)"
+                for stream in self.streams_ahead()
+            ),
             f"found = {self._entry_value()}",
             *_while_same(f"found = {total}"),
             f"found = {writer.read_value(writer.value_to_store('found', kind), kind)}",
@@ -98,7 +103,7 @@ class _Summed(Element):
         ]
 
     def _entry_value(self) -> str:
-        """An entry's numbers after its stages, of which the type of the variable is left."""
+        """Return the expression of an entry; stages, if any, round it to the variable's dtype."""
         start = "gradient + entry * width"
         value = self.writer.read_value(f"load({start}, at, width, True)", self.update.storage[1])
         if not self.update.entries:
@@ -107,12 +112,12 @@ class _Summed(Element):
         return self.writer.read_value(self.writer.value_to_store(value, kind), kind)
 
     def _call_element(self) -> str:
-        others = ["found", *self.extra_arguments()[1:], "at", "width", "True"]
-        return f"element({', '.join([*self.arguments, *others])})"
+        extra_args = ["found", *self.extra_arguments()[1:], "at", "width", "True"]
+        return f"element({', '.join([*self.arguments, *extra_args])})"
 
 
 class _Successive(_Summed):
-    """A row is updated once for each of its entries."""
+    """Writer that updates a row once for each of its entries, in order."""
 
     def streams_ahead(self) -> list[int]:
         return []
@@ -121,11 +126,11 @@ class _Successive(_Summed):
         return []
 
     def update_row(self) -> list[str]:
-        once = [f"found = {self._entry_value()}", self._call_element()]
-        return [*self._begin_row(), *once, *_while_same(*once)]
+        update_entry = [f"found = {self._entry_value()}", self._call_element()]
+        return [*self._begin_row(), *update_entry, *_while_same(*update_entry)]
 
     def _begin_row(self) -> list[str]:
-        """Apply `before` to the variable, before the first of the entries."""
+        """Return lines that apply the formula `before` to the row before its first entry."""
         if not self.update.before:
             return []
         writer, storage = self.writer, self.update.storage
@@ -134,7 +139,8 @@ class _Successive(_Summed):
             lines += writer.resume_at_copy("begun", storage, "at", "width", "True")
         lines.append(f"begun = {self.prepare_variable('begun')}")
         lines.append("store(p0, at, begun, width, True)")
-        if self.update.from_copy:  # else the first entry would begin at the copy
+        # Without a new copy the first entry would start from the old one.
+        if self.update.from_copy:
             value = writer.value_of_copy(writer.read_value("begun", storage[0]), storage[-1])
             lines.append(f"store(p{len(storage) - 1}, at, {value}, width, True)")
         return lines
@@ -148,12 +154,12 @@ def generate_rows(
     fast: bool = False,
     threads: int = THREADS,
 ) -> Kernel:
-    """The kernel of an update of the rows that a sparse gradient names.
+    """Return the kernel that updates the rows of a sparse gradient.
 
     Args:
         update, compute, flush, fast: As for `generate_update` of `codegen`.
-        duplicates: What happens to a row that the gradient names several times.
-        threads: Of a program, which works on as many shares of a row.
+        duplicates: "sum" adds the entries of a row first; "successive" updates for each entry.
+        threads: Threads of a program.
     """
     element = (_Summed if duplicates == "sum" else _Successive)(
         update, Writer(compute, flush, fast)
@@ -171,10 +177,10 @@ def generate_rows(
 
 
 def generate_untouched(update: Update, compute: str, flush: bool, fast: bool = False) -> Kernel:
-    """The kernel of an update of the rows that a sparse gradient does not name.
+    """Return the kernel that updates the rows without an entry in the sparse gradient.
 
     Args:
-        update: The update; it takes no gradient.
+        update: The update; it reads no gradient.
         compute, flush, fast: As for `generate_update` of `codegen`.
     """
     element, share = Element(update, Writer(compute, flush, fast)), share_of(update.storage)
@@ -190,10 +196,10 @@ def generate_untouched(update: Update, compute: str, flush: bool, fast: bool = F
 
 
 def _while_same(*body: str) -> list[str]:
-    """Do it for every further entry of the row."""
-    following = [
+    """Return a loop that advances to each further entry of the row and runs `body`."""
+    advance = [
         "place += 1",
         "more = tl.load(rows + place, mask=place < count, other=-1) == row",
     ]
-    further = ["entry = tl.load(order + place)", *body, *following]
-    return [*following, "while more:", *("    " + line for line in further)]
+    loop_body = ["entry = tl.load(order + place)", *body, *advance]
+    return [*advance, "while more:", *("    " + line for line in loop_body)]

@@ -1,8 +1,8 @@
-"""What generated kernels call: arithmetic, memory by address, denormals.
+"""Triton functions that generated kernels call: exact arithmetic, loads, stores, denormals.
 
-Imports Triton, so only generated kernels may import it. `/` and `sqrt` of float32 are approximate
-in Triton; `div_rn` and `sqrt_rn`, which know float32 alone, are not, but flush denormals before
-Triton 3.5: a GPU is given the instructions themselves.
+Imports Triton, so only generated kernels may import it. In Triton, `/` and `sqrt` of float32 are
+approximate; `div_rn` and `sqrt_rn` are exact but flush denormals before Triton 3.5. On a GPU the
+PTX instructions are used instead.
 """
 
 # Code for Triton, which has no types.
@@ -22,7 +22,7 @@ INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
 
 @triton.jit
 def divide(a, b):
-    """The nearest number to a quotient."""
+    """Return a quotient, correctly rounded."""
     if (a + b).dtype != tl.float32:
         return a / b
     elif INTERPRETED:
@@ -35,7 +35,7 @@ def divide(a, b):
 
 @triton.jit
 def square_root(x):
-    """The nearest number to a root."""
+    """Return a square root, correctly rounded."""
     if x.dtype != tl.float32:
         return tl.sqrt(x)
     elif INTERPRETED:
@@ -48,134 +48,138 @@ def square_root(x):
 
 @triton.jit
 def divide_nearly(a, b):
-    """A quotient, in float32 within 2 ulp."""
+    """Return a quotient, in float32 within 2 ulp."""
     return a / b
 
 
 @triton.jit
 def square_root_nearly(x):
-    """A root, in float32 within one part in 2^23."""
+    """Return a square root, in float32 within one part in 2^23."""
     return tl.sqrt(x)
 
 
 @triton.jit
 def square(x):
-    """A number times itself."""
+    """Return a number times itself."""
     return x * x
 
 
 @triton.jit
 def absolute(x):
-    """A magnitude."""
+    """Return the magnitude of a number."""
     return tl.abs(x)
 
 
 @triton.jit
 def sign(x):
-    """-1, 0 or 1; NaN stays NaN."""
-    one = tl.full((), 1, x.dtype)
-    return tl.where(x > 0, one, tl.where(x < 0, -one, x))
+    """Return -1, 0 or 1; NaN for NaN."""
+    unit = tl.full((), 1, x.dtype)
+    return tl.where(x > 0, unit, tl.where(x < 0, -unit, x))
 
 
 @triton.jit
 def choose(condition, a, b):
-    """`a` where the condition holds, else `b`."""
+    """Return `a` where the condition holds, else `b`."""
     return tl.where(condition, a, b)
 
 
 @triton.jit
 def maximum(a, b):
-    """The larger one; NaN if either is."""
+    """Return the larger number; NaN if either is NaN."""
     return tl.where((a > b) | (a != a), a, b)
 
 
 @triton.jit
 def minimum(a, b):
-    """The smaller one; NaN if either is."""
+    """Return the smaller number; NaN if either is NaN."""
     return tl.where((a < b) | (a != a), a, b)
 
 
 @triton.jit
 def wide(x):
-    """A number as float64."""
+    """Return a number as float64."""
     return x.to(tl.float64)
 
 
 @triton.jit
 def narrow(x, like):
-    """A number rounded to the type of another."""
+    """Return a number rounded to the dtype of `like`."""
     return x.to(like.dtype)
 
 
 if INTERPRETED:
-    # In the interpreter numbers are NumPy's, and these the functions of the other engines.
+    # The interpreter computes with NumPy; these are the functions of the other engines.
     import numpy as np
     from triton.runtime.interpreter import TensorHandle
 
-    def _of_c(function, *given):
-        kind = given[0].dtype
-        arrays = np.broadcast_arrays(*(each.handle.data.astype(np.float64) for each in given))
-        made = np.vectorize(function, otypes=[np.float64])(*arrays)
-        dtype = np.float64 if kind == tl.float64 else np.float32
+    def _call_numpy(function, *operands):
+        """Apply a float64 function of `libm` to tensors; round to the dtype of the first one."""
+        triton_dtype = operands[0].dtype
+        arrays = np.broadcast_arrays(
+            *(operand.handle.data.astype(np.float64) for operand in operands)
+        )
+        results = np.vectorize(function, otypes=[np.float64])(*arrays)
+        numpy_dtype = np.float64 if triton_dtype == tl.float64 else np.float32
         with np.errstate(all="ignore"):
-            data = np.asarray(made, np.float64).astype(dtype)
-        shape = [tl.constexpr(size) for size in data.shape]
-        block = tl.block_type(kind, shape) if shape else kind
-        return tl.tensor(TensorHandle(data, kind), block)
+            array = np.asarray(results, np.float64).astype(numpy_dtype)
+        shape = [tl.constexpr(size) for size in array.shape]
+        block = tl.block_type(triton_dtype, shape) if shape else triton_dtype
+        return tl.tensor(TensorHandle(array, triton_dtype), block)
 
     def exponential(x):
-        """e to a number."""
-        return _of_c(libm.exp, x)
+        """Return e to the power x."""
+        return _call_numpy(libm.exp, x)
 
     def logarithm(x):
-        """The natural logarithm."""
-        return _of_c(libm.log, x)
+        """Return the natural logarithm."""
+        return _call_numpy(libm.log, x)
 
     def power(x, y):
-        """A number to the power of another."""
-        return _of_c(libm.power, x, y)
+        """Return x to the power y."""
+        return _call_numpy(libm.power, x, y)
 
 else:
     from triton.language.extra import libdevice
 
     @triton.jit
     def exponential(x):
-        """e to a number, computed in float64 and rounded once."""
+        """Return e to the power x, computed in float64 and rounded once."""
         return libdevice.exp(x.to(tl.float64)).to(x.dtype)
 
     @triton.jit
     def logarithm(x):
-        """The natural logarithm, likewise."""
+        """Return the natural logarithm, computed in float64 and rounded once."""
         return libdevice.log(x.to(tl.float64)).to(x.dtype)
 
     @triton.jit
     def power(x, y):
-        """A number to the power of another, likewise."""
+        """Return x to the power y, computed in float64 and rounded once."""
         return libdevice.pow(x.to(tl.float64), y.to(tl.float64)).to(x.dtype)
 
 
 @triton.jit
 def to_float16(x):
-    """The nearest number of 16 bits, by way of float32."""
+    """Return a number rounded to float32, then to float16."""
     return x.to(tl.float32).to(tl.float16)
 
 
 @triton.jit
 def from_float16(x):
-    """A number of 16 bits as float32."""
+    """Return a float16 as float32."""
     return x.to(tl.float32)
 
 
-if INTERPRETED:  # which cuts bits off, and reads denormal numbers wrong
+# The interpreter truncates to bfloat16 and misreads denormal bfloat16: bits are computed.
+if INTERPRETED:
 
     @triton.jit
     def from_bfloat16(x):
-        """Likewise."""
+        """Return a bfloat16 as float32."""
         return (x.to(tl.int16, bitcast=True).to(tl.int32) << 16).to(tl.float32, bitcast=True)
 
     @triton.jit
     def to_bfloat16(x):
-        """Likewise."""
+        """Return a number rounded to float32, then to bfloat16."""
         x = x.to(tl.float32)
         bits = x.to(tl.int32, bitcast=True)
         bits = tl.where(x == x, bits + 0x7FFF + ((bits >> 16) & 1), 0x7FC00000)
@@ -185,82 +189,82 @@ else:
 
     @triton.jit
     def from_bfloat16(x):
-        """Likewise."""
+        """Return a bfloat16 as float32."""
         return x.to(tl.float32)
 
     @triton.jit
     def to_bfloat16(x):
-        """Likewise."""
+        """Return a number rounded to float32, then to bfloat16."""
         return x.to(tl.float32).to(tl.bfloat16)
 
 
 @triton.jit
 def literal32(value: tl.constexpr):
-    """A number of a formula in float32."""
+    """Return a constant of a formula as float32."""
     return tl.full((), value, tl.float32)
 
 
 @triton.jit
 def literal64(value: tl.constexpr):
-    """A number of a formula in float64."""
+    """Return a constant of a formula as float64."""
     return tl.full((), value, tl.float64)
 
 
 @triton.jit
 def flush(x):
-    """A number, or a zero of its sign in place of a denormal one."""
+    """Return a number, or a zero of its sign if it is denormal."""
     if x.dtype == tl.float32:
-        least = tl.full((), 1.1754943508222875e-38, tl.float32)
+        smallest_normal = tl.full((), 1.1754943508222875e-38, tl.float32)
     else:
-        least = tl.full((), 2.2250738585072014e-308, tl.float64)
-    return tl.where(tl.abs(x) < least, x * tl.full((), 0, x.dtype), x)
+        smallest_normal = tl.full((), 2.2250738585072014e-308, tl.float64)
+    return tl.where(tl.abs(x) < smallest_normal, x * tl.full((), 0, x.dtype), x)
 
 
 @triton.jit
 def pointer(addresses, element: tl.constexpr, ALIGNED: tl.constexpr):
-    """What an address in a table points at.
+    """Load an address from a table and return it as a typed pointer.
 
     Args:
-        addresses: A pointer to it.
-        element: The type of the elements there.
-        ALIGNED: Whether it is a multiple of 16 bytes.
+        addresses: Pointer to the address.
+        element: The dtype of the elements at the address.
+        ALIGNED: Whether the address is a multiple of 16 bytes.
     """
-    found = tl.load(addresses).to(tl.pointer_type(element))
+    address = tl.load(addresses).to(tl.pointer_type(element))
     if ALIGNED:
-        found = tl.multiple_of(found, 16)
-    return found
+        address = tl.multiple_of(address, 16)
+    return address
 
 
 @triton.jit
-def load(start, at, length, MASKED: tl.constexpr):
-    """Elements, as they are stored."""
+def load(start, offsets, length, MASKED: tl.constexpr):
+    """Load elements at offsets, in their storage dtype; 0 from `length` on if MASKED."""
     if MASKED:
-        return tl.load(start + at, mask=at < length, other=0)
+        return tl.load(start + offsets, mask=offsets < length, other=0)
     else:
-        return tl.load(start + at)
+        return tl.load(start + offsets)
 
 
 @triton.jit
-def load_where(start, at, is_there, MASKED: tl.constexpr):
-    """The same of places that are there."""
+def load_where(start, offsets, mask, MASKED: tl.constexpr):
+    """Load elements at offsets, in their storage dtype; 0 outside of `mask` if MASKED."""
     if MASKED:
-        return tl.load(start + at, mask=is_there, other=0)
+        return tl.load(start + offsets, mask=mask, other=0)
     else:
-        return tl.load(start + at)
+        return tl.load(start + offsets)
 
 
 @triton.jit
-def store(start, at, value, length, MASKED: tl.constexpr):
-    """Write elements, of the type that is stored."""
+def store(start, offsets, values, length, MASKED: tl.constexpr):
+    """Store values of the storage dtype at offsets; only those below `length` if MASKED."""
     if MASKED:
-        tl.store(start + at, value, mask=at < length)
+        tl.store(start + offsets, values, mask=offsets < length)
     else:
-        tl.store(start + at, value)
+        tl.store(start + offsets, values)
 
 
 @triton.jit
 def saturated(x, largest):
-    """A number no larger than that in magnitude; NaN stays NaN."""
+    """Return a number clamped to [-largest, largest]; NaN for NaN."""
     x = tl.where(x < -largest, -largest, x)
     return tl.where(x > largest, largest, x)
 
@@ -275,18 +279,19 @@ def is_same_float16(x, copy):
 def is_nearest_bfloat16(x, copy):
     """Return whether a copy is a nearest bfloat16 to a float32; see `copies.is_nearest`."""
     upper = copy.to(tl.int16, bitcast=True).to(tl.uint16, bitcast=True).to(tl.uint32) << 16
-    apart = x.to(tl.uint32, bitcast=True) - upper
-    return (apart + 0x8000 <= 0x10000) & (x == x)
+    difference = x.to(tl.uint32, bitcast=True) - upper
+    return (difference + 0x8000 <= 0x10000) & (x == x)
 
 
 @triton.jit
 def _added(a, b):
+    """Return a sum, as `tl.reduce` takes it."""
     return a + b
 
 
 @triton.jit
 def fold(x, HALF: tl.constexpr):
-    """The upper half of lanes added to the lower half."""
+    """Return the upper half of lanes added to the lower half."""
     if INTERPRETED:
         low, high = tl.split(tl.permute(tl.reshape(x, (2, HALF)), (1, 0)))
         return low + high
@@ -296,7 +301,7 @@ def fold(x, HALF: tl.constexpr):
 
 @triton.jit
 def fold_largest(x, HALF: tl.constexpr):
-    """The larger ones of the upper half of lanes and the lower half."""
+    """Return the elementwise maximum of the upper and the lower half of lanes."""
     if INTERPRETED:
         low, high = tl.split(tl.permute(tl.reshape(x, (2, HALF)), (1, 0)))
         return maximum(low, high)
@@ -306,6 +311,6 @@ def fold_largest(x, HALF: tl.constexpr):
 
 @triton.jit
 def fold_neighbours(x, HALF: tl.constexpr):
-    """Each number of an even place and the one after it, added."""
-    even, odd = tl.split(tl.reshape(x, (HALF, 2)))
-    return even + odd
+    """Return the sum of each even lane and the next lane."""
+    even_lanes, odd_lanes = tl.split(tl.reshape(x, (HALF, 2)))
+    return even_lanes + odd_lanes

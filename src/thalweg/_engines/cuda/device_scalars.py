@@ -1,4 +1,4 @@
-"""The scalars of a step on a device."""
+"""Scalars of a step, copied to a device."""
 
 from __future__ import annotations
 
@@ -14,34 +14,36 @@ from thalweg._engines.cuda.host_device_mirror import Mirror
 
 
 class Rows:
-    """Rows of a kernel's scalars, on its device.
+    """Table of a kernel's scalars on a device, one row per variable or one for all.
 
     Args:
-        count: How many rows.
-        kernel: The kernel.
+        count: Number of rows.
+        kernel: The kernel, which names the columns.
         device: The device.
     """
 
     def __init__(self, count: int, kernel: launch.Compiled, device: torch.device) -> None:
         self.count, self._names = count, kernel.scalars
         self._mirror = Mirror(np.zeros((count, len(kernel.scalars)), kernel.dtype), device)
-        self._sent: tuple[Any, ...] = ()  # the bytes, and which columns were copied on the device
+        # The bytes sent last, and the columns that were copied on the device.
+        self._sent_state: tuple[Any, ...] = ()
 
     def send_if_changed(self, scalars: Mapping[str, Any]) -> Tensor:
-        """The rows; what the host knows is sent if it has changed, the rest is copied there."""
+        """Return the table after sending host scalars that changed and copying device scalars."""
         host = self._mirror.host
-        there: dict[int, Tensor] = {}
+        device_columns: dict[int, Tensor] = {}
         for column, name in enumerate(self._names):
             value = scalars[name]
             if isinstance(value, Tensor):
-                there[column] = value
+                device_columns[column] = value
             else:
                 host[:, column] = value
-        sending = host.tobytes(), *there
-        if sending != self._sent:
-            self._mirror.mark_changed()  # first: what is interrupted in between is sent again
-            self._sent = sending
-        sent = self._mirror.send_if_changed()
-        for column, value in there.items():
-            sent[:, column].copy_(value)
-        return sent
+        sending = host.tobytes(), *device_columns
+        if sending != self._sent_state:
+            # Marked first: after an interruption in between the rows are sent again.
+            self._mirror.mark_changed()
+            self._sent_state = sending
+        device_rows = self._mirror.send_if_changed()
+        for column, value in device_columns.items():
+            device_rows[:, column].copy_(value)
+        return device_rows

@@ -1,7 +1,7 @@
-"""The few functions of the CUDA driver that start a kernel, each one call in C.
+"""CUDA driver functions that launch a kernel, each a single call in C.
 
-Triton starts kernels from Python, where an interruption could come between two of them; a call of a
-bound function in C comes as a whole or not at all.
+Triton launches kernels from Python, where an interruption could come between two of them; a call of
+a bound C function is atomic.
 """
 
 from __future__ import annotations
@@ -18,53 +18,56 @@ import torch
 
 @cache
 def _load_driver() -> Any:
+    """Load the library of the CUDA driver."""
     return ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")
 
 
-def _check_code(code: int, what: str) -> None:
+def _check_code(code: int, action: str) -> None:
+    """Raise a RuntimeError with the driver's text if an action has failed."""
     if code:
         text = c_char_p()
         _load_driver().cuGetErrorString(code, byref(text))
-        raise RuntimeError(f"{what} failed: {(text.value or b'').decode()} (CUDA error {code}).")
+        raise RuntimeError(f"{action} failed: {(text.value or b'').decode()} (CUDA error {code}).")
 
 
 @cache
 def load_function(cubin: bytes, name: str, device: int) -> c_void_p:
-    """A kernel of a binary, on a device.
+    """Load a binary on a device and return the handle of one kernel.
 
     Raises:
-        RuntimeError: The driver refuses it.
+        RuntimeError: The driver cannot load it.
     """
     with torch.cuda.device(device):
-        torch.cuda.current_stream(device).query()  # the device's context is there from now on
-        module, found = c_void_p(), c_void_p()
+        torch.cuda.current_stream(device).query()  # creates the context of the device
+        module, function = c_void_p(), c_void_p()
         _check_code(_load_driver().cuModuleLoadData(byref(module), cubin), f"Loading {name}")
         _check_code(
-            _load_driver().cuModuleGetFunction(byref(found), module, name.encode()),
+            _load_driver().cuModuleGetFunction(byref(function), module, name.encode()),
             f"Finding {name}",
         )
-    return found
+    return function
 
 
 @cache
 def _context_of(device: int) -> c_void_p:
+    """Return the current context of a device; raise a RuntimeError if it has none."""
     with torch.cuda.device(device):
-        found = c_void_p()
-        _check_code(_load_driver().cuCtxGetCurrent(byref(found)), "Asking for the context")
-    if not found.value:
+        context = c_void_p()
+        _check_code(_load_driver().cuCtxGetCurrent(byref(context)), "Asking for the context")
+    if not context.value:
         raise RuntimeError(f"GPU {device} has no context in this thread.")
-    return found
+    return context
 
 
 class Starter(NamedTuple):
-    """A kernel on a device.
+    """Kernel on a device.
 
     Attributes:
         handle: From `load_function`.
-        threads: Of a program.
-        shared: Bytes of shared memory that one needs.
-        parameters: How many parameters it has; what comes after its arguments is zero.
-        device: The number of its device.
+        threads: Threads of a program.
+        shared: Bytes of shared memory of a program.
+        parameters: Number of parameters; those after the arguments are zero.
+        device: The index of the device.
     """
 
     handle: c_void_p
@@ -75,24 +78,25 @@ class Starter(NamedTuple):
 
 
 class Launch:
-    """A kernel with its arguments.
+    """Kernel with its arguments.
 
     Args:
         starter: The kernel.
-        grid: How many programs there are, in two dimensions.
-        arguments: What it is given; tensors as their addresses. Whoever has its calls keeps them
-            alive.
+        grid: Numbers of programs in two dimensions.
+        arguments: Integers, and tensors whose addresses are passed. The calls keep them alive.
     """
 
     def __init__(
         self, starter: Starter, grid: tuple[int, int], arguments: Sequence[torch.Tensor | int]
     ) -> None:
         count = starter.parameters
-        given = [each if isinstance(each, int) else each.data_ptr() for each in arguments]
-        values = (c_int64 * count)(*given)
+        addresses = [
+            argument if isinstance(argument, int) else argument.data_ptr() for argument in arguments
+        ]
+        values = (c_int64 * count)(*addresses)
         first = ctypes.addressof(values)
         pointers = (c_void_p * count)(*range(first, first + 8 * count, 8))
-        # The driver reads them when it is called, which may be after the launch itself is gone.
+        # The driver reads them when it is called, perhaps after this object has been deleted.
         pointers.read = values, arguments  # pyright: ignore[reportAttributeAccessIssue]
         self._device, self._stream = starter.device, c_void_p()
         self._bound = (
@@ -101,20 +105,20 @@ class Launch:
         )  # fmt: skip
 
     def make_calls(self) -> list[Callable[[], Any]]:
-        """What starts it on the current stream, as functions in C."""
+        """Return C functions that launch on the current stream: push context, launch, pop."""
         self._stream.value = torch.cuda.current_stream(self._device).cuda_stream
-        library, before = _load_driver(), c_void_p()
+        library, popped_context = _load_driver(), c_void_p()
         return [
             partial(library.cuCtxPushCurrent_v2, _context_of(self._device)),
             partial(library.cuLaunchKernel, *self._bound),
-            partial(library.cuCtxPopCurrent_v2, byref(before)),
+            partial(library.cuCtxPopCurrent_v2, byref(popped_context)),
         ]
 
     def run(self) -> None:
-        """Start it now.
+        """Launch the kernel now.
 
         Raises:
-            RuntimeError: The driver refuses it.
+            RuntimeError: The driver reports an error.
         """
         for call in self.make_calls():
             _check_code(c_int(call()).value, "Starting a kernel")

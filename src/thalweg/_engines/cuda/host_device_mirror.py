@@ -1,4 +1,4 @@
-"""Small arrays that are written on the host and read on a device."""
+"""Small arrays that the host writes and a device reads."""
 
 from __future__ import annotations
 
@@ -10,44 +10,47 @@ import torch
 
 from thalweg._engines.array_types import Array, Int64
 
-MOST = 16  # copies that are on their way: so many steps the host is ahead, at most
+MAX_IN_FLIGHT = 16  # pending copies, and so the steps that the host may be ahead of the device
 
 
 class Mirror:
-    """An array and its copy on a device, which is sent when it has changed, without waiting.
+    """Array on the host and its copy on a device, sent without waiting when it has changed.
 
     Args:
-        host: The array; whoever changes it calls `mark_changed`.
-        device: Where the copy is.
+        host: The array; code that changes it calls `mark_changed`.
+        device: The device of the copy.
 
     Attributes:
-        host: The same.
-        there: The copy, as it was sent last.
+        host: The array.
+        device_copy: The copy, as it was sent last.
     """
 
     def __init__(self, host: Array | Int64, device: torch.device) -> None:
         self.host = host
-        plain = torch.from_numpy(host)  # pyright: ignore[reportUnknownMemberType]
-        self.there = torch.empty_like(plain, device=device)
-        self._is_sent = False
-        # What was sent may still be on its way when the next is written; the oldest is first.
-        self._staged: deque[tuple[torch.Tensor, Any]] = deque()
+        host_tensor = torch.from_numpy(host)  # pyright: ignore[reportUnknownMemberType]
+        self.device_copy = torch.empty_like(host_tensor, device=device)
+        self._is_current = False
+        # Pinned buffers that pending copies read, with an event after each copy; oldest first.
+        self._in_flight: deque[tuple[torch.Tensor, Any]] = deque()
         self._pinned = device.type == "cuda"
-        self._plain = plain
-        self._spare: torch.Tensor | None = None  # what the next graph reads
+        self._host_tensor = host_tensor
+        self._spare: torch.Tensor | None = None  # buffer for the next CUDA graph
         self._in_graphs: list[torch.Tensor] = []
         self._provide_spare()
 
     def mark_changed(self) -> None:
-        """Say that the array has changed."""
-        self._is_sent = False
+        """Have the next `send_if_changed` copy the array."""
+        self._is_current = False
 
     def _provide_spare(self) -> None:
+        """Allocate a buffer for the next CUDA graph; a capture cannot pin memory."""
         if self._spare is None:
-            self._spare = torch.empty_like(self._plain, pin_memory=self._pinned)
+            self._spare = torch.empty_like(self._host_tensor, pin_memory=self._pinned)
 
     def send_if_changed(self) -> torch.Tensor:
-        """The copy, which is on its way at the latest now; in a CUDA graph one of its own.
+        """Start copying the array if it has changed, and return the tensor on the device.
+
+        While a CUDA graph is captured, the tensor is a new one that each replay fills again.
 
         Raises:
             RuntimeError: Two graphs are captured without a step between them.
@@ -55,50 +58,51 @@ class Mirror:
         if is_capturing():
             return self._copy_in_graph()
         self._provide_spare()
-        if self._is_sent:
-            return self.there
+        if self._is_current:
+            return self.device_copy
         if self._pinned:
-            staged, event = self._take_arrived()
-            staged.copy_(self._plain)
-            with torch.cuda.device(self.there.device):
-                self.there.copy_(staged, non_blocking=True)
+            buffer, event = self._take_buffer()
+            buffer.copy_(self._host_tensor)
+            with torch.cuda.device(self.device_copy.device):
+                self.device_copy.copy_(buffer, non_blocking=True)
                 event.record()
-            self._staged.append((staged, event))
+            self._in_flight.append((buffer, event))
         else:
-            self.there.copy_(self._plain)
-        self._is_sent = True
-        return self.there
+            self.device_copy.copy_(self._host_tensor)
+        self._is_current = True
+        return self.device_copy
 
-    def _take_arrived(self) -> tuple[torch.Tensor, Any]:
-        """Pinned memory that nothing reads any more; nobody waits, unless `MOST` are being read."""
-        has_arrived = bool(self._staged) and self._staged[0][1].query()
-        if not has_arrived and len(self._staged) < MOST:
-            return torch.empty_like(self._plain, pin_memory=True), torch.cuda.Event()
-        staged, event = self._staged.popleft()
+    def _take_buffer(self) -> tuple[torch.Tensor, Any]:
+        """Return pinned memory that no copy reads; wait only for the oldest of `MAX_IN_FLIGHT`."""
+        has_arrived = bool(self._in_flight) and self._in_flight[0][1].query()
+        if not has_arrived and len(self._in_flight) < MAX_IN_FLIGHT:
+            return torch.empty_like(self._host_tensor, pin_memory=True), torch.cuda.Event()
+        buffer, event = self._in_flight.popleft()
         if not has_arrived:
             event.synchronize()
-        return staged, event
+        return buffer, event
 
     def _copy_in_graph(self) -> torch.Tensor:
-        """A copy that each replay makes again, of memory that nobody writes to any more."""
-        return torch.empty_like(self.there).copy_(self._keep_for_graph(), non_blocking=True)
+        """Return a copy that each replay makes again, from memory that stays as it is."""
+        return torch.empty_like(self.device_copy).copy_(self._keep_for_graph(), non_blocking=True)
 
     def _keep_for_graph(self) -> torch.Tensor:
+        """Write the array to the spare buffer and return it; it lives as long as the mirror."""
         if self._spare is None:
             raise RuntimeError(
                 "Take a step outside of a CUDA graph before another one is captured."
             )
-        staged, self._spare = self._spare, None
-        self._in_graphs.append(staged.copy_(self._plain))
-        return staged
+        buffer, self._spare = self._spare, None
+        self._in_graphs.append(buffer.copy_(self._host_tensor))
+        return buffer
 
 
 def is_capturing() -> bool:
-    """Whether what is started now becomes a part of a CUDA graph."""
+    """Return whether the current stream is being captured into a CUDA graph."""
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
 def send_constant(values: Any, dtype: Any, device: torch.device) -> torch.Tensor:
-    """An array that never changes, on a device."""
+    """Return a new tensor on a device with constant values."""
     host = np.ascontiguousarray(values, dtype)
     return torch.from_numpy(host.copy()).to(device)  # pyright: ignore[reportUnknownMemberType]

@@ -1,4 +1,4 @@
-"""Variables of one storage signature on one GPU: one kernel, one table, one launch."""
+"""Variables of one storage signature on one GPU: one kernel, one table and one launch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from thalweg._engines.cuda.codegen import CHUNK, SIZES, WIDTH
 from thalweg._engines.cuda.device_scalars import Rows
 from thalweg._engines.cuda.host_device_mirror import Mirror, send_constant
 from thalweg._engines.cuda.tree_reduction import LaunchedTree
-from thalweg._engines.kernel_streams import streams_of
+from thalweg._engines.kernel_streams import Streams, streams_of
 from thalweg._engines.protocol import Call, Columns, Formulas, Stages, StepRequest
 from thalweg._engines.random_bits import GROUP, UNCOUNTED
 from thalweg._engines.reduction_order import LEAF, leaf_counts
@@ -30,61 +30,66 @@ if TYPE_CHECKING:
 
 
 class Group:
-    """See `thalweg._engines.dense_plan.Group`.
+    """Group of variables that one kernel updates; see `thalweg._engines.dense_plan.Group`.
 
     Args:
-        asked: The step.
-        members: Positions of these variables in it.
+        request: The step.
+        members: The indices of these variables in the step.
     """
 
     measures_in_place = False
 
-    def __init__(self, asked: StepRequest, members: list[int]) -> None:
-        own = streams_of(asked, members)
-        self._names, self._from_copy = own.names, own.from_copy
-        self._measurable = len(own.names) - own.copied
-        self.dtype = own.compute
-        self._flush = asked.selection.denormals == "flush"
-        self._kinds = tuple(getattr(asked.rule.update, "vectors", {}).items())
-        self.kernel = launch.update_kernel(
-            asked.rule.update,
-            asked.stages,
-            self._names,
-            self.dtype,
-            self._flush,
-            copy=own.copied,
-            before=asked.rule.before,
-            fast=asked.selection.math == "fast",
-            from_copy=own.from_copy,
-            draws=own.draws,
-            vectors=self._kinds,
-        )
+    def __init__(self, request: StepRequest, members: list[int]) -> None:
+        kernel_streams = streams_of(request, members)
+        self._names, self._from_copy = kernel_streams.names, kernel_streams.from_copy
+        self._measurable = len(kernel_streams.names) - kernel_streams.copied
+        self.dtype = kernel_streams.compute
+        self._flush = request.selection.denormals == "flush"
+        self._kinds = tuple(getattr(request.rule.update, "vectors", {}).items())
+        self.kernel = self._generate_kernel(request, kernel_streams)
         self.members = members
-        self.whole = len(members) == len(asked.variables)
-        self._sizes, self.bytes = own.sizes, own.bytes
-        self._device = device = asked.variables[members[0]].device
-        streams = len(own.names)
-        base = np.ascontiguousarray(own.base[:, :streams])
+        self.whole = len(members) == len(request.variables)
+        self._sizes, self.bytes = kernel_streams.sizes, kernel_streams.bytes
+        self._device = device = request.variables[members[0]].device
+        n_streams = len(kernel_streams.names)
+        base = np.ascontiguousarray(kernel_streams.base[:, :n_streams])
         self._base = Mirror(base, device)
-        self._table: Tensor | None = None  # of this step, once it has been asked for
-        self._is_aligned = bool((base[:, _are_elements(own.names)] % WIDTH == 0).all())
-        # What the kernel is given beside tables and scalars, and whether chunks begin at eights.
-        self._beside: tuple[Tensor, ...] = ()
+        self._table: Tensor | None = None  # addresses on the device, once this step has sent them
+        self._is_aligned = bool((base[:, _are_elements(kernel_streams.names)] % WIDTH == 0).all())
+        # The kernel's arguments after tables and scalars.
+        self._extra_arguments: tuple[Tensor, ...] = ()
+        # Whether the chunks of all variables begin at groups of random bits.
         self._is_grouped = True
-        if own.draws:
-            places = own.base[:, streams:]
-            self._beside = (send_constant(places, np.int64, device),)
+        if kernel_streams.draws:
+            places = kernel_streams.base[:, n_streams:]
+            self._extra_arguments = (send_constant(places, np.int64, device),)
             self._is_grouped = not (places[:, 1] % GROUP).any()
-        self._shapes = [asked.variables[i].shape for i in members]
-        self._vectors = [asked.vectors[i] for i in members] if asked.vectors else []
+        self._shapes = [request.variables[index].shape for index in members]
+        self._vectors = [request.vectors[index] for index in members] if request.vectors else []
         if self.kernel.vectors:
-            self._beside += (self.lines.table_of(self.kernel.vectors),)
-        self._chunks = send_constant(chunks_of(own.sizes, CHUNK), np.int32, device)
-        self._there = send_constant(own.sizes, np.int64, device)
+            self._extra_arguments += (self.lines.table_of(self.kernel.vectors),)
+        self._chunks = send_constant(chunks_of(kernel_streams.sizes, CHUNK), np.int32, device)
+        self._sizes_on_device = send_constant(kernel_streams.sizes, np.int64, device)
         self._one_row = send_constant(np.zeros(len(members)), np.int64, device)
         self._rows: dict[launch.Compiled, Rows] = {}
         self._bound: launch.Bound | None = None
         self._bound_to: tuple[Sequence[Any], bool] = (), False
+
+    def _generate_kernel(self, request: StepRequest, kernel_streams: Streams) -> launch.Compiled:
+        """Return the kernel that updates variables with these streams."""
+        return launch.update_kernel(
+            request.rule.update,
+            request.stages,
+            self._names,
+            self.dtype,
+            self._flush,
+            copy=kernel_streams.copied,
+            before=request.rule.before,
+            fast=request.selection.math == "fast",
+            from_copy=kernel_streams.from_copy,
+            draws=kernel_streams.draws,
+            vectors=self._kinds,
+        )
 
     @lazy
     def _leaves(self) -> _Leaves:
@@ -92,7 +97,7 @@ class Group:
 
     @lazy
     def lines(self) -> Lines:
-        """Rows and columns of the members."""
+        """Return the row and column tables of the members."""
         with importing:
             from thalweg._engines.cuda.row_column_reductions import Lines
         return Lines(self._shapes, self._vectors, self._device)
@@ -110,8 +115,8 @@ class Group:
         return send_constant(np.arange(len(self.members)), np.int64, self._device)
 
     @lazy
-    def _sizes_if_taken(self) -> Tensor:
-        return torch.empty_like(self._there)
+    def _written_sizes(self) -> Tensor:
+        return torch.empty_like(self._sizes_on_device)
 
     def point_at(self, addresses: Int64) -> None:
         """See `thalweg._engines.dense_plan.Group`."""
@@ -125,30 +130,31 @@ class Group:
         return self._table
 
     def _send_scalars(self, kernel: launch.Compiled, columns: Columns) -> tuple[Tensor, Tensor]:
-        """Which row of scalars each variable reads, and the rows, which are sent."""
+        """Send scalars; return device tensors: each variable's row index, and the rows."""
         shared, separate = columns.shared.get(self.dtype, {}), columns.separate
         shared = {**UNCOUNTED, **shared}
         is_shared = separate.keys().isdisjoint(kernel.scalars)
-        known: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         for name in kernel.scalars:
             value = separate.get(name)
             if isinstance(value, Tensor):
-                known[name] = value if self.whole else value[self._member_places]
+                values[name] = value if self.whole else value[self._member_places]
             else:
-                known[name] = shared[name] if value is None else value[self.members]
-        rows = 1 if is_shared else len(self.members)
-        own = self._rows.get(kernel)
-        if own is None or own.count != rows:
-            own = self._rows[kernel] = Rows(rows, kernel, self._device)
-        return self._one_row if is_shared else self._own_rows, own.send_if_changed(known)
+                values[name] = shared[name] if value is None else value[self.members]
+        n_rows = 1 if is_shared else len(self.members)
+        device_rows = self._rows.get(kernel)
+        if device_rows is None or device_rows.count != n_rows:
+            device_rows = self._rows[kernel] = Rows(n_rows, kernel, self._device)
+        return self._one_row if is_shared else self._own_rows, device_rows.send_if_changed(values)
 
     def _sizes_of(self, columns: Columns) -> Tensor:
-        """The sizes; none of what is not written has any elements."""
+        """Return the sizes of variables on the device: all 0 if a device scalar skips the step."""
         if columns.apply_flag is None:
-            return self._there
-        return torch.mul(self._there, columns.apply_flag, out=self._sizes_if_taken)
+            return self._sizes_on_device
+        return torch.mul(self._sizes_on_device, columns.apply_flag, out=self._written_sizes)
 
     def _all_aligned(self) -> bool:
+        """Return whether all variables, slots and gradients begin at multiples of 16 bytes."""
         return self._is_aligned and not (self._base.host[:, 1] % WIDTH).any()
 
     def make_calls(self, columns: Columns) -> list[Call]:
@@ -156,10 +162,17 @@ class Group:
         rows, scalars = self._send_scalars(self.kernel, columns)
         aligned = self._is_grouped and self._all_aligned()
         base, self._table = self._send_addresses(), None
-        arguments = (base, self._chunks, self._sizes_of(columns), rows, scalars, *self._beside)
-        before, was_aligned = self._bound_to
-        is_same = aligned == was_aligned and all(map(is_, arguments, before))
-        if self._bound is None or not is_same:
+        arguments = (
+            base,
+            self._chunks,
+            self._sizes_of(columns),
+            rows,
+            scalars,
+            *self._extra_arguments,
+        )
+        bound_arguments, was_aligned = self._bound_to
+        can_reuse_binding = aligned == was_aligned and all(map(is_, arguments, bound_arguments))
+        if self._bound is None or not can_reuse_binding:
             self._bound = self.kernel.bind_to((len(self._chunks), 1), arguments, aligned)
             self._bound_to = arguments, aligned
         return self._bound.make_calls()
@@ -174,29 +187,30 @@ class Group:
 
     def compute_leaves(self, formulas: Formulas, stages: Stages, columns: Columns) -> list[Float64]:
         """See `thalweg._engines.dense_plan.Group`."""
-        found = self._measure_leaves(formulas, stages, columns).cpu().numpy()
-        return np.split(found, np.cumsum(self._leaves.counts)[:-1])
+        leaves = self._measure_leaves(formulas, stages, columns).cpu().numpy()
+        return np.split(leaves, np.cumsum(self._leaves.counts)[:-1])
 
     def _measure_leaves(self, formulas: Formulas, stages: Stages, columns: Columns) -> Tensor:
+        """Return float64 sums of formulas for each leaf, of shape (leaves, formulas)."""
         flush = self._flush and bool(stages)
         kernel = launch.sum_kernel(
             formulas, stages, self._names, self._measurable, self.dtype, flush, self._from_copy
         )
-        rows, there = self._send_scalars(kernel, columns)
-        found = torch.empty(
+        rows, scalars = self._send_scalars(kernel, columns)
+        leaves = torch.empty(
             (len(self._leaves.chunks), kernel.measures), dtype=torch.float64, device=self._device
         )
         arguments = (
             self._send_addresses(),
             self._leaves.chunks,
-            self._there,
+            self._sizes_on_device,
             rows,
-            there,
-            found,
+            scalars,
+            leaves,
             LEAF,
         )
-        kernel.bind_to((len(found), 1), arguments, self._all_aligned()).run()
-        return found
+        kernel.bind_to((len(leaves), 1), arguments, self._all_aligned()).run()
+        return leaves
 
     def compute_lines(
         self, measures: tuple[Measure, ...], stages: Stages, columns: Columns
@@ -221,23 +235,24 @@ class Group:
 
     def max_abs(self) -> Float64:
         """See `thalweg._engines.dense_plan.Group`."""
-        return self._measure_peaks(self._there).cpu().numpy()
+        return self._measure_peaks(self._sizes_on_device).cpu().numpy()
 
     def max_abs_on_device(self, is_checked: Tensor) -> Tensor:
         """See `thalweg._engines.dense_plan.Group`."""
-        return self._measure_peaks(self._there * is_checked)
+        return self._measure_peaks(self._sizes_on_device * is_checked)
 
     def _measure_peaks(self, sizes: Tensor) -> Tensor:
-        kind = self._names[1]
-        found = torch.zeros(len(self._leaves.chunks), dtype=torch.int64, device=self._device)
-        streams = len(self._names)
-        arguments = (self._send_addresses(), self._leaves.chunks, sizes, found, found, streams)
-        launch.peak_kernel(kind).bind_to((len(found), 1), arguments, self._all_aligned()).run()
-        return self._leaves.largest_of(found, kind)
+        """Return each variable's largest gradient magnitude as float64; 0 if its size is 0."""
+        storage = self._names[1]
+        peaks = torch.zeros(len(self._leaves.chunks), dtype=torch.int64, device=self._device)
+        n_streams = len(self._names)
+        arguments = (self._send_addresses(), self._leaves.chunks, sizes, peaks, peaks, n_streams)
+        launch.peak_kernel(storage).bind_to((len(peaks), 1), arguments, self._all_aligned()).run()
+        return self._leaves.largest_of(peaks, storage)
 
 
 def _are_elements(names: Sequence[str]) -> list[bool]:
-    """Which streams have elements, one after the other; others have records."""
+    """Return for each stream whether it holds plain elements instead of records of a codec."""
     if SIZES.keys() >= {*names}:
         return [True] * len(names)
     with importing:
@@ -246,7 +261,7 @@ def _are_elements(names: Sequence[str]) -> list[bool]:
 
 
 class _Leaves:
-    """The leaves of a group's gradients, in the order of `sum_kernel`."""
+    """Leaves of a group's variables, in the order of `sum_kernel`."""
 
     def __init__(self, sizes: Sequence[int], device: torch.device) -> None:
         self.counts = leaf_counts(sizes)
@@ -255,19 +270,19 @@ class _Leaves:
         self._members = len(sizes)
 
     def combine(self, leaves: Tensor) -> Tensor:
-        """One number for each tensor and measure."""
+        """Return the sums of each variable from those of its leaves."""
         return self._tree.combine(leaves)
 
-    def largest_of(self, bits: Tensor, kind: str) -> Tensor:
-        """The largest magnitude of each tensor, of those of its leaves."""
-        found = torch.zeros(self._members, dtype=torch.int64, device=bits.device)
-        found.scatter_reduce_(0, self.chunks[:, 0].long(), bits, "amax")
-        dtype: torch.dtype = getattr(torch, kind)
+    def largest_of(self, bits: Tensor, storage: str) -> Tensor:
+        """Return each variable's largest magnitude, as float64, from bits of its leaves."""
+        peaks = torch.zeros(self._members, dtype=torch.int64, device=bits.device)
+        peaks.scatter_reduce_(0, self.chunks[:, 0].long(), bits, "amax")
+        dtype: torch.dtype = getattr(torch, storage)
         integer = {2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize]
-        return found.to(integer).view(dtype).double()
+        return peaks.to(integer).view(dtype).double()
 
 
 def chunks_of(sizes: Sequence[int], chunk: int) -> Array:
-    """Tensor and number of each chunk of so many elements: (n, 2)."""
+    """Return the tensor index and the chunk index of each chunk, of shape (chunks, 2)."""
     counts = -(-np.asarray(sizes, np.int64) // chunk)
     return np.stack(numbered(counts), axis=1)

@@ -1,4 +1,4 @@
-"""Triton kernels: generated, compiled once for a kind of GPU, and started with one call in C."""
+"""Triton kernels: generated, compiled once per GPU architecture, launched by one call in C."""
 
 from __future__ import annotations
 
@@ -33,44 +33,46 @@ _compiling = Awaited()
 
 
 class Compiled:
-    """A kernel ready to run.
+    """Kernel that can be launched.
 
     Attributes:
         scalars: Names of the scalars it reads, in the order of a scalar row.
-        dtype: The type of its scalars.
-        measures: How many numbers it makes of each leaf, if it measures.
-        vectors: Names of what it reads of rows and columns, in the order of the table.
+        dtype: The dtype of its scalars.
+        measures: Number of results for each leaf, if it measures.
+        vectors: Names of row and column vectors, in the order of the table.
     """
 
     def __init__(self, kernel: Kernel, compute: type[np.floating[Any]]) -> None:
         self.scalars, self.dtype, self.measures = kernel.scalars, compute, kernel.measures
         self.vectors = kernel.vectors
         self._kernel = kernel
-        self._on: dict[tuple[bool, int], driver.Starter] = {}  # by alignment and device
+        self._starters: dict[tuple[bool, int], driver.Starter] = {}  # by alignment and device
 
     def bind_to(self, grid: tuple[int, int], arguments: Sequence[Argument], aligned: bool) -> Bound:
-        """The kernel with its arguments, to be started any number of times.
+        """Return the kernel with its arguments, for any number of launches.
 
         Args:
-            grid: How many programs, in two dimensions.
-            arguments: Its tensors, on the device where it runs, and its integers.
-            aligned: Whether all that its addresses point at begins at multiples of 16 bytes.
+            grid: Numbers of programs in two dimensions.
+            arguments: Tensors on one device, and integers.
+            aligned: Whether all addresses in its tables are multiples of 16 bytes.
 
         Raises:
             RuntimeError: The driver cannot start it.
         """
         if is_interpreted() or not all(grid):
             return _Interpreted(self._kernel, grid, arguments, aligned)
-        number = next(each.get_device() for each in arguments if isinstance(each, Tensor))
-        starter = self._on.get((aligned, number))
+        number = next(
+            argument.get_device() for argument in arguments if isinstance(argument, Tensor)
+        )
+        starter = self._starters.get((aligned, number))
         if starter is None:
-            starter = self._on[aligned, number] = self._try_start(aligned, number, arguments)
+            starter = self._starters[aligned, number] = self._try_start(aligned, number, arguments)
         return driver.Launch(starter, grid, arguments)
 
     def _try_start(
         self, aligned: bool, number: int, arguments: Sequence[Argument]
     ) -> driver.Starter:
-        """What starts it on a device, after a start over nothing: a step is too late for errors."""
+        """Load the kernel on a device and launch it without elements, to raise errors early."""
         major, minor = torch.cuda.get_device_capability(number)
         binary = compiled_for(self._kernel, aligned, 10 * major + minor)
         handle = driver.load_function(binary.cubin, self._kernel.name, number)
@@ -81,34 +83,34 @@ class Compiled:
         return starter
 
 
-def _of_nothing(name: str, given: Argument) -> Argument:
-    """An argument with which a program finds no elements to write."""
-    if isinstance(given, Tensor):
-        return torch.zeros_like(given) if name == "sizes" else given
-    return 0 if name in ("width", "elements") else given
+def _of_nothing(name: str, argument: Argument) -> Argument:
+    """Return an argument in whose place a program finds no elements to write."""
+    if isinstance(argument, Tensor):
+        return torch.zeros_like(argument) if name == "sizes" else argument
+    return 0 if name in ("width", "elements") else argument
 
 
 class Bound(Protocol):
-    """A kernel with its arguments."""
+    """Kernel with its arguments."""
 
     def make_calls(self) -> list[Callable[[], Any]]:
-        """Functions in C that start it on the current stream; in the interpreter of Python."""
+        """Return C functions that launch on the current stream; Python ones if interpreted."""
         ...
 
     def run(self) -> None:
-        """Start it now."""
+        """Launch the kernel now."""
         ...
 
 
 class Binary:
-    """What Triton makes of a kernel for one kind of GPU.
+    """Kernel compiled by Triton for one GPU architecture.
 
     Attributes:
-        ptx: Its text.
-        cubin: Its machine code.
-        shared: Bytes of shared memory.
-        names: Those of its parameters that are arguments.
-        parameters: How many there are in all.
+        ptx: The assembly text.
+        cubin: The machine code.
+        shared: Bytes of shared memory of a program.
+        names: Names of the parameters that take arguments.
+        parameters: Number of all parameters.
     """
 
     def __init__(self, ptx: str, cubin: bytes, shared: int, names: Sequence[str]) -> None:
@@ -119,11 +121,11 @@ class Binary:
 
 @cache
 def compiled_for(kernel: Kernel, aligned: bool, capability: int) -> Binary:
-    """A kernel for GPUs of a compute capability (90 stands for 9.0); needs no GPU.
+    """Compile a kernel for a compute capability (90 means 9.0); a GPU is not needed.
 
-    Triton keeps it on disk, by its content.
+    Triton caches the binary on disk.
     """
-    # It has no types, and need not be there.
+    # Triton has no types, and may not be installed.
     triton: Any = import_module("triton")
     compiler: Any = import_module("triton.compiler")
     backends: Any = import_module("triton.backends.compiler")
@@ -139,13 +141,18 @@ def compiled_for(kernel: Kernel, aligned: bool, capability: int) -> Binary:
         source = compiler.ASTSource(function, signature, {"ALIGNED": aligned})
         options = {"num_warps": kernel.threads // WARP, "enable_fp_fusion": kernel.fast}
         target = backends.GPUTarget("cuda", capability, WARP)
-        made = triton.compile(source, target=target, options=options)
-    return Binary(made.asm["ptx"], made.asm["cubin"], made.metadata.shared, function.arg_names[:-1])
+        compiled = triton.compile(source, target=target, options=options)
+    return Binary(
+        compiled.asm["ptx"],
+        compiled.asm["cubin"],
+        compiled.metadata.shared,
+        function.arg_names[:-1],
+    )
 
 
 @cache
 def load_module(name: str, source: str) -> ModuleType:
-    """The module of a generated source; Triton reads the text of its functions again."""
+    """Run a generated source as a module; Triton reads its text again through `linecache`."""
     module, file = ModuleType(f"thalweg_kernels.{name}"), f"<{name}>"
     sys.modules[module.__name__] = module
     linecache.cache[file] = (len(source), None, source.splitlines(True), file)
@@ -161,7 +168,7 @@ _POINTERS = {
 
 
 class _Interpreted:
-    """A kernel that Triton's interpreter runs, or one without programs; see `Compiled`."""
+    """Kernel with arguments for Triton's interpreter, or with an empty grid."""
 
     def __init__(
         self, kernel: Kernel, grid: tuple[int, int], arguments: Sequence[Argument], aligned: bool
@@ -200,15 +207,15 @@ def update_kernel(
     draws: bool = False,
     vectors: tuple[tuple[str, str], ...] = (),
 ) -> Compiled:
-    """The kernel of a formula for these storage types; arguments as those of `Update`."""
+    """Return the update kernel of a formula for storage dtypes; arguments as for `Update`."""
     name = np.dtype(compute).name
     if draws or not SIZES.keys() >= {*storage}:  # slots are encoded
         with importing:
             from thalweg._engines.cuda.codegen_blocks import generate_blocks
-        own: dict[str, Any] = {"stages": stages, "before": before, "vectors": dict(vectors)}
-        own |= {"copy": copy, "from_copy": from_copy}
+        options: dict[str, Any] = {"stages": stages, "before": before, "vectors": dict(vectors)}
+        options |= {"copy": copy, "from_copy": from_copy}
         kernel = generate_blocks(
-            formula, storage, flush, fast, draws=draws, before_name="before", **own
+            formula, storage, flush, fast, draws=draws, before_name="before", **options
         )
         return Compiled(kernel, compute)
     update = Update(
@@ -237,14 +244,14 @@ def sum_kernel(
     formulas: tuple[Formula, ...],
     stages: tuple[Formula, ...],
     storage: tuple[str, ...],
-    measured: int,
+    n_readable: int,
     compute: type[np.floating[Any]],
     flush: bool,
     from_copy: bool = False,
 ) -> Compiled:
-    """The kernel that sums formulas over leaves; arguments as those of `generate_measure`."""
+    """Return the kernel that sums formulas over leaves; arguments as for `generate_measure`."""
     name = np.dtype(compute).name
-    kernel = generate_measure(formulas, stages, storage, measured, name, flush, from_copy)
+    kernel = generate_measure(formulas, stages, storage, n_readable, name, flush, from_copy)
     return Compiled(kernel, np.float64)
 
 
@@ -253,38 +260,40 @@ def lines_kernel(
     measures: tuple[Measure, ...],
     stages: tuple[Formula, ...],
     storage: tuple[str, ...],
-    measured: int,
+    n_readable: int,
     compute: type[np.floating[Any]],
     vectors: tuple[tuple[str, str], ...],
     flush: bool,
     from_copy: bool,
     layout: Layout,
 ) -> Compiled:
-    """The kernel that measures rows, columns and variables.
+    """Return the kernel that measures rows, columns and variables.
 
     Args:
-        layout: Of the matrices.
+        layout: The layout of the matrices.
 
-    The others are those of `Measuring`.
+    The others are those of `MeasureBuilder`.
     """
     with importing:
-        from thalweg._engines.cuda.codegen_partial_reductions import Measuring
+        from thalweg._engines.cuda.codegen_partial_reductions import MeasureBuilder
         from thalweg._engines.cuda.codegen_row_column import generate_lines
         from thalweg._engines.cuda.codegen_small_matrices import generate_short
-    name, known = np.dtype(compute).name, dict(vectors)
-    own = Measuring(measures, stages, storage, measured, name, known, flush, from_copy)
+    name, vector_scopes = np.dtype(compute).name, dict(vectors)
+    builder = MeasureBuilder(
+        measures, stages, storage, n_readable, name, vector_scopes, flush, from_copy
+    )
     if layout.sides:
-        return Compiled(generate_short(own, layout.sides), np.float64)
-    return Compiled(generate_lines(own, layout.columns), np.float64)
+        return Compiled(generate_short(builder, layout.sides), np.float64)
+    return Compiled(generate_lines(builder, layout.columns), np.float64)
 
 
 @cache
 def peak_kernel(kind: str) -> Compiled:
-    """The kernel that finds the largest magnitude among numbers of a storage type."""
+    """Return the kernel for the largest magnitudes of leaves of a storage dtype."""
     return Compiled(generate_peak(kind), np.float64)
 
 
 @cache
 def combine_kernel() -> Compiled:
-    """The kernel that combines leaves; see `thalweg._engines.cuda.tree_reduction`."""
+    """Return the kernel that adds up leaves; see `thalweg._engines.cuda.tree_reduction`."""
     return Compiled(generate_combine(), np.float64)

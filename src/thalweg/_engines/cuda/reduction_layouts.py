@@ -1,4 +1,4 @@
-"""For which matrices a kernel that measures rows and columns is made."""
+"""Layouts of matrices for kernels that measure rows and columns."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from typing import NamedTuple
 from thalweg._engines.cuda.codegen import WARP
 from thalweg._engines.row_column_reductions import TILE_COLUMNS, View, places_for
 
-SIDE = 8  # rows and columns of small matrices, at most: kernels have a text for each element
+# Most rows and columns of small matrices, since their kernels unroll all elements.
+SIDE = 8
 
 
 class Layout(NamedTuple):
-    """What a kernel that measures is made for.
+    """Shape of matrices that a measuring kernel is generated for.
 
     Attributes:
-        sides: Rows and columns of matrices that have few of both; None for all others.
-        columns: Otherwise how many columns a tile has room for.
+        sides: Rows and columns of small matrices; None for larger ones, which are cut into tiles.
+        columns: Columns of a tile; 0 for small matrices.
     """
 
     sides: tuple[int, int] | None
@@ -23,7 +24,7 @@ class Layout(NamedTuple):
 
 
 def layout_of(view: View) -> Layout:
-    """The layout of matrices such as those of a variable."""
+    """Return the layout for the matrices of a variable."""
     if max(view.rows, view.columns) <= SIDE:
         return Layout((view.rows, view.columns))
     return Layout(None, min(max(places_for(view.columns), WARP), TILE_COLUMNS))

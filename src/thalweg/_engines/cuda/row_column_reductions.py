@@ -1,4 +1,4 @@
-"""Rows and columns of variables on a GPU: where they lie, and their measures."""
+"""Measures of rows and columns of variables on a GPU, and tables of their addresses."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from thalweg._engines.cuda.reduction_layouts import Layout, layout_of
 from thalweg._engines.row_column_reductions import TileMeasures, view_of
 
 
-class _Room(NamedTuple):
-    """What kernels of measures are given, and where they leave what tiles have.
+class _Workspace(NamedTuple):
+    """Device table of measuring kernels, and the memory of their partial results.
 
     Attributes:
-        table: Of each variable its vectors, sides, tiles down and across, and where measures go;
-            of small matrices, in place of tiles down, how many there are.
-        tiles: What has the memory there.
+        table: For each variable addresses of vectors, sides, numbers of tiles down and across, and
+            addresses of results; for small matrices their number in place of tiles down.
+        tiles: The partial results of tiles, which the table points at.
     """
 
     table: Tensor
@@ -33,12 +33,12 @@ class _Room(NamedTuple):
 
 
 class Lines:
-    """Rows and columns of a set of variables with elements; made once, used in each step.
+    """Rows and columns of a set of non-empty variables; created once, used in each step.
 
     Args:
-        shapes: Of the variables.
-        vectors: What formulas are given of rows and columns of each, by name.
-        device: Where they are.
+        shapes: The shapes of the variables.
+        vectors: For each variable the row and column vectors that formulas read, by name.
+        device: The device of the variables.
     """
 
     def __init__(
@@ -50,49 +50,55 @@ class Lines:
         self._views, self._vectors, self._device = list(map(view_of, shapes)), vectors, device
         self._layouts = list(map(layout_of, self._views))
         self._tables: dict[tuple[str, ...], Tensor] = {}
-        self._rooms: dict[tuple[Compiled, ...], _Room] = {}
+        self._workspaces: dict[tuple[Compiled, ...], _Workspace] = {}
 
     @lazy
     def _chunks(self) -> dict[Layout, Tensor]:
-        """For each layout the variable and the number of what programs work on."""
-        found: dict[Layout, Tensor] = {}
+        """Return for each layout the variable index and the tile index of each program."""
+        layout_chunks: dict[Layout, Tensor] = {}
         for layout in dict.fromkeys(self._layouts):
-            own = [k for k, each in enumerate(self._layouts) if each == layout]
-            views = [self._views[k] for k in own]
+            indices = [
+                index
+                for index, variable_layout in enumerate(self._layouts)
+                if variable_layout == layout
+            ]
+            views = [self._views[index] for index in indices]
             if layout.sides:
                 counts = [-(-view.matrices // THREADS) for view in views]
             else:
                 counts = [view.matrices * view.down * view.across for view in views]
             tensor, number = numbered(np.array(counts, np.int64))
-            chunks = np.stack([np.array(own)[tensor], number], axis=1)
-            found[layout] = send_constant(chunks, np.int32, self._device)
-        return found
+            chunks = np.stack([np.array(indices)[tensor], number], axis=1)
+            layout_chunks[layout] = send_constant(chunks, np.int32, self._device)
+        return layout_chunks
 
     def _places_of(self, names: tuple[str, ...]) -> Array:
-        """Where vectors begin, and the sides of matrices: (variables, names + 2)."""
+        """Return addresses of vectors and sides of matrices, of shape (variables, names + 2)."""
         places = [
-            [*(own[name].data_ptr() for name in names), view.rows, view.columns]
-            for own, view in zip(self._vectors, self._views, strict=True)
+            [*(vectors[name].data_ptr() for name in names), view.rows, view.columns]
+            for vectors, view in zip(self._vectors, self._views, strict=True)
         ]
         return np.array(places, np.int64)
 
     def table_of(self, names: tuple[str, ...]) -> Tensor:
-        """The same on the device."""
-        if names not in self._tables:  # vectors stay where they are
+        """Return addresses of vectors and sides of matrices as a tensor on the device."""
+        # Cached, since vectors are never reallocated.
+        if names not in self._tables:
             self._tables[names] = send_constant(self._places_of(names), np.int64, self._device)
         return self._tables[names]
 
-    def _room_for(self, kernel: Compiled, measures: Sequence[Measure]) -> _Room:
-        made = TileMeasures(self._views, measures, self._device)
+    def _make_workspace(self, kernel: Compiled, measures: Sequence[Measure]) -> _Workspace:
+        """Allocate partial results and send the table that kernels read."""
+        tile_measures = TileMeasures(self._views, measures, self._device)
         pairs = zip(self._views, self._layouts, strict=True)
         tiles = [(x.matrices if layout.sides else x.down, x.across) for x, layout in pairs]
         table = np.hstack(
-            [self._places_of(kernel.vectors), np.array(tiles, np.int64), made.targets]
+            [self._places_of(kernel.vectors), np.array(tiles, np.int64), tile_measures.targets]
         )
-        return _Room(send_constant(table, np.int64, self._device), made)
+        return _Workspace(send_constant(table, np.int64, self._device), tile_measures)
 
     def kernels(self, kernel_for: Callable[[Layout], Compiled]) -> tuple[Compiled, ...]:
-        """The kernels that measure, one for each layout; they read the same scalars and vectors."""
+        """Return the kernel of each layout; all read the same scalars and vectors."""
         return tuple(map(kernel_for, self._chunks))
 
     def measure(
@@ -104,19 +110,19 @@ class Lines:
         scalars: Tensor,
         flush: bool,
     ) -> list[list[Tensor]]:
-        """Of each variable its measures; nobody waits for the device.
+        """Return the measures of each variable as tensors, without waiting for the device.
 
         Args:
             kernels: From `kernels`.
             measures: The measures.
             base: (variables, streams) addresses.
-            scalar_row, scalars: Which row of scalars each variable reads, and the rows.
+            scalar_row, scalars: Each variable's index of a scalar row, and the scalar rows.
             flush: Whether denormals are treated as zero.
         """
-        room = self._rooms.get(kernels)
-        if room is None:
-            room = self._rooms[kernels] = self._room_for(kernels[0], measures)
+        workspace = self._workspaces.get(kernels)
+        if workspace is None:
+            workspace = self._workspaces[kernels] = self._make_workspace(kernels[0], measures)
         for kernel, chunks in zip(kernels, self._chunks.values(), strict=True):
-            arguments = (base, chunks, room.table, scalar_row, scalars)
+            arguments = (base, chunks, workspace.table, scalar_row, scalars)
             kernel.bind_to((len(chunks), 1), arguments, False).run()
-        return room.tiles.combine(flush)
+        return workspace.tiles.combine(flush)

@@ -1,4 +1,4 @@
-"""Sparse gradients on a GPU: a program for each row that one names, which no other touches."""
+"""Plan of a step with a sparse gradient on a GPU; one program updates one row."""
 
 from __future__ import annotations
 
@@ -21,28 +21,29 @@ from thalweg.indexed_slices import IndexedSlices, assert_in_range
 
 
 class RowsPart(RowsPlan):
-    """See `RowsPlan`.
+    """Plan of a sparse step on a GPU; see `RowsPlan`.
 
-    Entries are sorted by row, those of a row in order of appearance; where a row begins, a program
-    adds up its entries one after the other. How many rows there are, the host never asks.
+    Entries are sorted by row, in order of appearance inside a row. The program of a row's first
+    entry adds up its entries one by one. The host does not wait for the number of rows.
 
     Args:
-        asked: The step.
+        request: The step.
     """
 
-    def __init__(self, asked: StepRequest) -> None:
-        _refuse_capture()  # before anything is copied
-        super().__init__(asked)
+    def __init__(self, request: StepRequest) -> None:
+        _check_not_capturing()
+        super().__init__(request)
         self._indices: Tensor | None = None
         self._home = self.var.device
-        self._is_aligned = not any(each % WIDTH for each in self._pointers)
-        names = [layout.STORAGE_NAMES[each] for each in self._dtypes]
-        self._plan_touched(asked, [names[0], layout.STORAGE_NAMES[self._kind], *names[1:]])
+        self._is_aligned = not any(pointer % WIDTH for pointer in self._pointers)
+        names = [layout.STORAGE_NAMES[dtype] for dtype in self._dtypes]
+        self._plan_touched(request, [names[0], layout.STORAGE_NAMES[self._kind], *names[1:]])
         self._untouched: launch.Compiled | None = None
         if self.rule.update_untouched is not None:
-            self._untouched = self._plan_untouched(asked, names)
+            self._untouched = self._plan_untouched(request, names)
 
-    def _plan_touched(self, asked: StepRequest, storage: Sequence[str]) -> None:
+    def _plan_touched(self, request: StepRequest, storage: Sequence[str]) -> None:
+        """Create the kernel and tables for rows with entries; `storage` are dtypes of streams."""
         rule = self.rule
         threads = threads_for(self._width, storage)
         self._blocks = -(-self._width // (threads * share_of(storage)))
@@ -56,18 +57,19 @@ class RowsPart(RowsPlan):
             copy=self._copy is not None,
             entries=self.stages,
             before=rule.before,
-            fast=asked.selection.math == "fast",
+            fast=request.selection.math == "fast",
             from_copy=self._from_copy,
             threads=threads,
         )
-        first, *rest = self._pointers
-        self._base = Mirror(np.array([first, 0, *rest], np.int64), self._home)
+        var_pointer, *other_pointers = self._pointers
+        self._base = Mirror(np.array([var_pointer, 0, *other_pointers], np.int64), self._home)
         self._scalars = Rows(1, self._touched, self._home)
-        whole = WIDTH // min(SIZES[kind] for kind in storage)
+        multiple = WIDTH // min(SIZES[kind] for kind in storage)
         # All rows begin at multiples of 16 bytes if the gradient's values do.
-        self._are_rows_aligned = self._is_aligned and not self._width % whole
+        self._are_rows_aligned = self._is_aligned and not self._width % multiple
 
-    def _plan_untouched(self, asked: StepRequest, storage: Sequence[str]) -> launch.Compiled:
+    def _plan_untouched(self, request: StepRequest, storage: Sequence[str]) -> launch.Compiled:
+        """Create the tables for rows without entries and return their kernel."""
         kernel = launch.update_kernel(
             self.rule.update_untouched,
             (),
@@ -76,16 +78,17 @@ class RowsPart(RowsPlan):
             self._flush,
             False,
             copy=self._copy is not None,
-            fast=asked.selection.math == "fast",
+            fast=request.selection.math == "fast",
             from_copy=self._from_copy,
         )
         self._base_of_all = send_constant(self._pointers, np.int64, self._home)
         self._scalars_of_all = Rows(1, kernel, self._home)
-        # No thread reads of two rows at once.
+        # No load of a thread spans two rows.
         self._are_shares_aligned = self._is_aligned and not self._width % share_of(storage)
         return kernel
 
     def _take_entries(self, values: Tensor, indices: Tensor) -> bool:
+        """Bind the plan to entries; return False if an index on the host is out of range."""
         if indices.is_cuda:
             assert_in_range(indices, self._shape[0])
         else:
@@ -97,45 +100,56 @@ class RowsPart(RowsPlan):
         return True
 
     def point_at(self, grad: IndexedSlices) -> None:
-        """See `RowsPlan`; indices have been checked where they are."""
+        """See `RowsPlan`; indices have been checked before."""
         self._values, self._indices = layout.as_packed(grad.values), grad.indices
 
     def make_calls(self, columns: Columns) -> list[Call]:
         """See `Part`."""
         if self._indices is None:
             raise RuntimeError("the part is not aimed at a gradient")
-        _refuse_capture()
-        separate = {name: each[0] for name, each in columns.separate.items()}
+        _check_not_capturing()
+        separate = {name: vector[0] for name, vector in columns.separate.items()}
         scalars = {**columns.shared[self.compute], **separate}
         rows, order = self._indices.long().sort(stable=True)
-        made = self._calls_of_touched(rows, order, scalars, columns.apply_flag)
+        calls = self._calls_of_touched(rows, order, scalars, columns.apply_flag)
         if self._untouched is not None:
-            made += self._calls_of_untouched(self._untouched, rows, scalars, columns.apply_flag)
-        return [*made, self._mark]
+            calls += self._calls_of_untouched(self._untouched, rows, scalars, columns.apply_flag)
+        return [*calls, self._mark]
 
     def _calls_of_touched(
-        self, rows: Tensor, order: Tensor, scalars: Scalars, taken: Tensor | None
+        self, rows: Tensor, order: Tensor, scalars: Scalars, is_step_enabled: Tensor | None
     ) -> list[Call]:
-        if taken is not None:  # no row begins with an entry whose row is that before the first one
-            rows = torch.where(taken, rows, -1)
+        """Return launches that update the rows with entries; `rows` and `order` are sorted."""
+        # With every row -1, no row differs from the one before the first, so no program begins one.
+        if is_step_enabled is not None:
+            rows = torch.where(is_step_enabled, rows, -1)
         base, address = self._base, self.values.data_ptr()
         if base.host[1] != address:
-            base.mark_changed()  # first: what is interrupted in between is sent again
+            # Marked first: after an interruption in between the table is sent again.
+            base.mark_changed()
             base.host[1] = address
         is_aligned = self._are_rows_aligned and not address % WIDTH
-        sent = self._scalars.send_if_changed(scalars)
-        arguments = (base.send_if_changed(), rows, order, len(rows), self._width, sent)
+        device_scalars = self._scalars.send_if_changed(scalars)
+        arguments = (base.send_if_changed(), rows, order, len(rows), self._width, device_scalars)
         return self._touched.bind_to((len(rows), self._blocks), arguments, is_aligned).make_calls()
 
     def _calls_of_untouched(
-        self, kernel: launch.Compiled, rows: Tensor, scalars: Scalars, taken: Tensor | None
+        self,
+        kernel: launch.Compiled,
+        rows: Tensor,
+        scalars: Scalars,
+        is_step_enabled: Tensor | None,
     ) -> list[Call]:
+        """Return launches that update the rows without entries."""
         height, elements = self._shape[0], self.var.numel()
-        named = torch.zeros(height, dtype=torch.int8, device=rows.device).index_fill_(0, rows, 1)
-        if taken is not None:  # as if all were named
-            named = torch.where(taken, named, 1)
-        sent = self._scalars_of_all.send_if_changed(scalars)
-        arguments = (self._base_of_all, named, elements, self._width, sent)
+        row_flags = torch.zeros(height, dtype=torch.int8, device=rows.device).index_fill_(
+            0, rows, 1
+        )
+        # A skipped step updates no row, as if all rows had entries.
+        if is_step_enabled is not None:
+            row_flags = torch.where(is_step_enabled, row_flags, 1)
+        device_scalars = self._scalars_of_all.send_if_changed(scalars)
+        arguments = (self._base_of_all, row_flags, elements, self._width, device_scalars)
         return kernel.bind_to(
             (-(-elements // CHUNK), 1), arguments, self._are_shares_aligned
         ).make_calls()
@@ -147,13 +161,14 @@ class RowsPart(RowsPlan):
 
 
 def threads_for(width: int, storage: Sequence[str]) -> int:
-    """Threads of a program over a row: no more warps than have elements of it."""
+    """Return the threads of a program that updates rows of `width` elements: no idle warps."""
     threads = WARP
     while threads < THREADS and threads * share_of(storage) < width:
         threads *= 2
     return threads
 
 
-def _refuse_capture() -> None:
+def _check_not_capturing() -> None:
+    """Raise a RuntimeError while a CUDA graph is captured."""
     if is_capturing():
         raise RuntimeError("A step with a sparse gradient cannot be part of a CUDA graph.")

@@ -1,8 +1,8 @@
-"""The leaves of several tensors become one number for each in one launch, or a few.
+"""Sums of the leaves of several tensors, in one kernel launch or a few.
 
 The order is that of `_engines/reduction_order.py`: neighbours are added in pairs, level by level. A
-program folds `FAN` leaves, which are ten levels; a tensor of more than 67 million elements has more
-of them, and what a launch leaves is folded by the next.
+program adds `FAN` leaves, which are ten levels. A tensor of more than 67 million elements has more
+leaves; the next launch adds the results of the last one.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from thalweg._engines.cuda.host_device_mirror import send_constant
 
 
 class LaunchedTree:
-    """As `thalweg._engines.reduction_order.Tree`, on a GPU.
+    """Sums of leaves on a GPU; see `thalweg._engines.reduction_order.Tree`.
 
     Args:
         counts: (tensors,) leaves of each tensor.
-        device: Where the leaves are.
+        device: The device of the leaves.
     """
 
     def __init__(self, counts: Int64, device: torch.device) -> None:
         self._levels: list[tuple[Tensor, Tensor]] = []  # where each program begins; how many it has
         while True:
-            # A tensor without leaves has a program, too, which makes 0 of nothing.
+            # A tensor without leaves has a program, too, which stores 0.
             programs = np.maximum(-(-counts // FAN), 1)
             tensor, number = numbered(programs)
             first = (np.cumsum(counts) - counts)[tensor] + FAN * number
@@ -48,8 +48,8 @@ class LaunchedTree:
         """
         measures = leaves.shape[1] if leaves.dim() > 1 else 1
         for first, sizes in self._levels:
-            above = leaves.new_empty((len(sizes), *leaves.shape[1:]))
-            given = (first, sizes, leaves.contiguous(), above, measures)
-            launch.combine_kernel().bind_to((len(sizes), measures), given, False).run()
-            leaves = above
+            parents = leaves.new_empty((len(sizes), *leaves.shape[1:]))
+            arguments = (first, sizes, leaves.contiguous(), parents, measures)
+            launch.combine_kernel().bind_to((len(sizes), measures), arguments, False).run()
+            leaves = parents
         return leaves

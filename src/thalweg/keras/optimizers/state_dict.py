@@ -314,4 +314,4 @@ def _flatten_slots(slots: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
 
 def _list_quoted(names: Iterable[str]) -> str:
-    return listed((f"'{name}'" for name in names), most=4)
+    return listed((f"'{name}'" for name in names), limit=4)

@@ -4,12 +4,12 @@ from thalweg.formula import Hyper, Rule, moved
 from thalweg.rules.modern.common import SLOTS, corrections, hypers, lerp, mean_square, root_of
 
 
-def as_it_is(value, other, learning_rate, weight_decay):
+def as_it_is(value, counterpart, learning_rate, weight_decay):
     """Return a gradient, or a variable, without decay."""
     return value
 
 
-def adamw(module, name, decay, *, grad_of=as_it_is, shrunk=as_it_is, source, differs):
+def adamw(module, name, decay, *, grad_of=as_it_is, var_of=as_it_is, source, differs):
     """Return a rule from where the decay goes.
 
     Args:
@@ -17,7 +17,7 @@ def adamw(module, name, decay, *, grad_of=as_it_is, shrunk=as_it_is, source, dif
         name: The rule's name.
         decay: What its `weight_decay` says of itself.
         grad_of: The gradient with the decay: of (grad, var, learning_rate, weight_decay).
-        shrunk: The variable with the decay: of (var, step, learning_rate, weight_decay).
+        var_of: The variable with the decay: of (var, step, learning_rate, weight_decay).
         source, differs: As those of a `Rule`.
     """
 
@@ -29,7 +29,7 @@ def adamw(module, name, decay, *, grad_of=as_it_is, shrunk=as_it_is, source, dif
         exp_avg = lerp(exp_avg, grad, mean_weight)
         exp_avg_sq = mean_square(exp_avg_sq, grad, beta2, square_weight)
         step = exp_avg / root_of(exp_avg_sq, root_correction, epsilon)
-        var = shrunk(var, step, learning_rate, weight_decay)
+        var = var_of(var, step, learning_rate, weight_decay)
         return moved(var, -(learning_rate / mean_correction * step)), exp_avg, exp_avg_sq
 
     update.__module__, update.__qualname__ = module, "update"

@@ -5,7 +5,7 @@ from thalweg.rules.modern.adamw import adamw
 
 
 def shrunk(var, step, learning_rate, weight_decay):
-    """The step is subtracted: one of the variable's sign makes it smaller."""
+    """Return the variable, decayed where the subtracted step has its sign and so shrinks it."""
     return where(step * var > 0, var * (1 - learning_rate * weight_decay), var)
 
 
@@ -13,7 +13,7 @@ ADAMW_CAUTIOUS_DECAY = adamw(
     __name__,
     "AdamWCautiousDecay",
     "share of the variable that it loses, times the rate, where the step makes it smaller",
-    shrunk=shrunk,
+    var_of=shrunk,
     source="Chen et al. 2025; https://arxiv.org/abs/2510.12402",
     differs="torch.optim.AdamW decays all elements.",
 )

@@ -12,7 +12,7 @@ ADAMW_DECOUPLED = adamw(
     __name__,
     "AdamWDecoupled",
     "share of the variable that it loses, times the rate",
-    shrunk=shrunk,
+    var_of=shrunk,
     source="Loshchilov & Hutter 2019; https://arxiv.org/abs/1711.05101",
     differs="The formula of torch.optim.AdamW, for comparison with the other decays.",
 )

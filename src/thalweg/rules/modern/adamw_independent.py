@@ -4,7 +4,7 @@ from thalweg.rules.modern.adamw import adamw
 
 
 def shrunk(var, step, learning_rate, weight_decay):
-    """A schedule of the rate leaves the decay as it is."""
+    """Return the decayed variable; the decay does not depend on the learning rate."""
     return var * (1 - weight_decay)
 
 
@@ -12,7 +12,7 @@ ADAMW_INDEPENDENT = adamw(
     __name__,
     "AdamWIndependent",
     "share of the variable that it loses in a step",
-    shrunk=shrunk,
+    var_of=shrunk,
     source="Loshchilov & Hutter 2019; Wortsman et al. 2023, https://arxiv.org/abs/2309.14322",
     differs="torch.optim.AdamW multiplies the decay by the rate; here it is what it says. The"
     " papers multiply it by the schedule: set that of weight_decay, too.",

@@ -6,15 +6,15 @@ from thalweg.rules.torch.common import as_read
 
 
 def prepare(*, learning_rate, beta1, beta2, last_beta, t):
-    """Once a step, in float64."""
-    t, rate, beta1, beta2, last = map(as_read, (t, learning_rate, beta1, beta2, last_beta))
+    """Return the scalars of a step, in float64."""
+    t, rate, beta1, beta2, square_beta = map(as_read, (t, learning_rate, beta1, beta2, last_beta))
     return {
         "mean_weight": 1 - beta1,
         "change_weight": 1 - beta2,
-        "square_weight": 1 - last,
+        "square_weight": 1 - square_beta,
         "mean_rate": rate / (1 - beta1**t),
         "change_rate": rate * beta2 / (1 - beta2**t),
-        "root_correction": (1 - last**t) ** 0.5,
+        "root_correction": (1 - square_beta**t) ** 0.5,
         "steps_before": t - 1,
     }
 
@@ -24,7 +24,7 @@ def update(
     last_beta, epsilon, weight_decay, no_prox, mean_weight, change_weight, square_weight,
     mean_rate, change_rate, root_correction, steps_before,
 ):  # fmt: skip
-    """Once per element."""
+    """Return the updated variable and slots."""
     change = where(steps_before == 0, 0.0, grad - last_grad)
     exp_avg = lerp(exp_avg, grad, mean_weight)
     exp_avg_diff = exp_avg_diff * beta2 + change_weight * change

@@ -6,27 +6,27 @@ from thalweg.rules.torch.common import as_read
 
 
 def prepare(*, beta1, beta2, clip_exp, t):
-    """Once a step, in float64; the first one only measures."""
-    before = as_read(t) - 1
-    bound = before ** as_read(clip_exp)
-    return {**weights(beta1=beta1, beta2=beta2), "steps_before": before, "bound": bound}
+    """Return the scalars of a step, in float64; the first one only measures."""
+    steps_before = as_read(t) - 1
+    bound = steps_before ** as_read(clip_exp)
+    return {**weights(beta1=beta1, beta2=beta2), "steps_before": steps_before, "bound": bound}
 
 
 def update(
     var, grad, exp_avg, exp_avg_sq, *, learning_rate, beta2, epsilon, weight_decay, decoupled,
     mean_weight, square_weight, steps_before, bound,
 ):  # fmt: skip
-    """Once per element."""
+    """Return the updated variable and slots."""
     grad = where((weight_decay != 0) & (decoupled == 0), grad + weight_decay * var, grad)
-    shrunk = where(decoupled != 0, var - learning_rate * weight_decay * var, var)
+    shrunk_var = where(decoupled != 0, var - learning_rate * weight_decay * var, var)
     normed = grad / maximum(sqrt(exp_avg_sq), epsilon)
     normed = maximum(minimum(normed, bound), -bound)
-    moved = lerp(exp_avg, normed, mean_weight)
+    next_mean = lerp(exp_avg, normed, mean_weight)
     square = where(
         steps_before == 0, grad * grad, mean_square(exp_avg_sq, grad, beta2, square_weight)
     )
-    var = where(steps_before == 0, var, shrunk - learning_rate * moved)
-    return var, where(steps_before == 0, exp_avg, moved), square
+    var = where(steps_before == 0, var, shrunk_var - learning_rate * next_mean)
+    return var, where(steps_before == 0, exp_avg, next_mean), square
 
 
 CLIP = Hyper("clip_exp", 0.25, "a step is at most the number of steps before to this power")

@@ -19,7 +19,7 @@ def kept(var, grad, exp_avg, exp_avg_sq, *, mean_weight):
 
 
 def per_variable(*, kept, count, learning_rate):
-    """Once a step for each variable."""
+    """Return the scalars of a variable in a step."""
     share = maximum(kept / maximum(count, 1.0), 1e-3)
     return {"gain": narrow(1 / share, like=learning_rate)}
 
@@ -28,7 +28,7 @@ def update(
     var, grad, exp_avg, exp_avg_sq, *, learning_rate, beta2, epsilon, weight_decay, mean_weight,
     square_weight, mean_correction, root_correction, gain,
 ):  # fmt: skip
-    """Once per element."""
+    """Return the updated variable and slots."""
     var = var * (1 - learning_rate * weight_decay)
     exp_avg = lerp(exp_avg, grad, mean_weight)
     exp_avg_sq = mean_square(exp_avg_sq, grad, beta2, square_weight)

@@ -18,7 +18,7 @@ SLOTS = (Slot("exp_avg", momentum=1), Slot("exp_avg_sq", positive=True))
 
 
 def hypers(**defaults):
-    """AdamW's, with defaults of a rule's own."""
+    """Return AdamW's hyperparameters with some defaults replaced."""
     return tuple(replace(x, default=defaults.get(x.name, x.default)) for x in _HYPERS)
 
 
@@ -28,7 +28,7 @@ def lerp(start, end, weight):
 
 
 def ones(var, grad):
-    """A measure: the number of elements."""
+    """Return a term of a sum: the number of elements."""
     return where(var == var, 1.0, 1.0)
 
 
@@ -43,7 +43,7 @@ def root_of(square, root_correction, epsilon):
 
 
 def measured_step(mean, square, mean_correction, root_correction, epsilon):
-    """Adam's step but for its last bits: what is divided is one number an element, not three."""
+    """Return Adam's step up to rounding, with one division per element instead of three."""
     root = sqrt(square) + epsilon * root_correction
     return mean * (root_correction / mean_correction) / root
 
@@ -65,23 +65,23 @@ def corrections(*, beta1, beta2, t):
 
 
 def check_one_rate(name, rates):
-    """Refuse rates, an array or one number, of which two differ that are not 0.
+    """Raise an error if two nonzero rates, in an array or a scalar, differ.
 
     Raises:
-        InvalidArgumentError: They do.
+        InvalidArgumentError: Two nonzero rates differ.
     """
-    found = sorted({*rates.flat} - {0.0})
-    if len(found) > 1:
+    distinct_rates = sorted({*rates.flat} - {0.0})
+    if len(distinct_rates) > 1:
         raise InvalidArgumentError(
-            f"Groups of {name} have one rate, or 0, not {' and '.join(map(str, found))}."
+            f"Groups of {name} have one rate, or 0, not {' and '.join(map(str, distinct_rates))}."
         )
 
 
 def check_count(name, value):
-    """Refuse an option that is no number of things.
+    """Raise an error unless an option is a positive integer.
 
     Raises:
-        ValueError: It is no positive integer.
+        ValueError: The option is not a positive integer.
     """
     if type(value) is not int or value < 1:
         raise ValueError(f"{name} must be a positive integer, not {show_value(value)}.")

@@ -17,15 +17,15 @@ def side(rows, columns, *, largest, of_columns, heads=1):
 
 
 def turn(matrices, rows, columns):
-    """Matrices in the basis of these eigenvectors."""
-    made = rows.mT @ matrices if rows.numel() else matrices
-    return made @ columns if columns.numel() else made
+    """Return matrices in the basis of eigenvectors; an empty basis leaves its side unchanged."""
+    rotated = rows.mT @ matrices if rows.numel() else matrices
+    return rotated @ columns if columns.numel() else rotated
 
 
 def turn_back(matrices, rows, columns):
     """Rotate matrices back from the basis."""
-    made = rows @ matrices if rows.numel() else matrices
-    return made @ columns.mT if columns.numel() else made
+    rotated = rows @ matrices if rows.numel() else matrices
+    return rotated @ columns.mT if columns.numel() else rotated
 
 
 def first_basis(factor):
@@ -33,7 +33,7 @@ def first_basis(factor):
     if not factor.numel():
         return factor
     eye = torch.eye(factor.shape[1], dtype=factor.dtype, device=factor.device)
-    # One that no eigenvectors can be found of would leave all others of the batch without.
+    # One non-finite factor would make `eigh` fail for the whole batch.
     is_finite = factor.isfinite().all(2, keepdim=True).all(1, keepdim=True)
     factor = torch.where(is_finite, factor, eye)
     return torch.linalg.eigh(factor + _TINY * eye).eigenvectors.flip(2)
@@ -50,7 +50,7 @@ def next_basis(factor, basis):
 
 
 def reorder(square, rows, columns):
-    """Mean squares after `next_basis` of both sides."""
+    """Return mean squares in the order of `next_basis`; None keeps the order of a side."""
     if rows is not None:
         square = square.gather(1, rows.unsqueeze(2).expand_as(square))
     if columns is not None:
@@ -68,9 +68,9 @@ def whiten(factor, basis, epsilon):
     return (basis / (values * basis.shape[1])) @ basis.mT
 
 
-def add_product(factor, grad, between, weight):
-    """Return a factor with a share of a gradient's square, which something may stand between."""
+def add_product(factor, grad, whitening, weight):
+    """Return a factor moved by `weight` to grad @ whitening @ grad.T; None means no whitening."""
     if not factor.numel():
         return factor
-    square = grad @ grad.mT if between is None else grad @ between @ grad.mT
+    square = grad @ grad.mT if whitening is None else grad @ whitening @ grad.mT
     return factor + weight * (square - factor)

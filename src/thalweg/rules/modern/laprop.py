@@ -14,21 +14,21 @@ def prepare(*, learning_rate, beta1, beta2, t, rate_mean=None):
 
     The mean holds rates, too; the mean of the rates corrects its bias under a schedule.
     """
-    own = weights(beta1=beta1, beta2=beta2)
-    own["square_correction"] = 1 - as_read(beta2) ** as_read(t)
+    scalars = weights(beta1=beta1, beta2=beta2)
+    scalars["square_correction"] = 1 - as_read(beta2) ** as_read(t)
     if rate_mean is None:
-        return {**own, "step_size": 1 / (1 - as_read(beta1) ** as_read(t))}
+        return {**scalars, "step_size": 1 / (1 - as_read(beta1) ** as_read(t))}
     rate = as_read(learning_rate)
-    rate_mean = multiplied(rate_mean, as_read(beta1)) + own["mean_weight"] * rate
+    rate_mean = multiplied(rate_mean, as_read(beta1)) + scalars["mean_weight"] * rate
     step_size = value_if(rate_mean != 0, lambda: rate / rate_mean, 0.0)
-    return {**own, "step_size": step_size, "rate_mean": rate_mean}
+    return {**scalars, "step_size": step_size, "rate_mean": rate_mean}
 
 
 def update(
     var, grad, exp_avg, exp_avg_sq, *, learning_rate, beta1, beta2, epsilon, weight_decay,
     mean_weight, square_weight, square_correction, step_size,
 ):  # fmt: skip
-    """Once per element; decay is that of the variable that has moved."""
+    """Return the updated variable and slots; decay is that of the variable that has moved."""
     exp_avg_sq = mean_square(exp_avg_sq, grad, beta2, square_weight)
     normed = grad / (sqrt(exp_avg_sq / square_correction) + epsilon)
     exp_avg = exp_avg * beta1 + learning_rate * mean_weight * normed

@@ -12,12 +12,12 @@ def corrected(grad, last_grad, gain, steps_before):
 
 def squares(var, grad, last_grad, *, gain, steps_before):
     """Return the squares of the corrected gradients."""
-    own = corrected(grad, last_grad, gain, steps_before)
-    return own * own
+    corrected_grad = corrected(grad, last_grad, gain, steps_before)
+    return corrected_grad * corrected_grad
 
 
 def per_variable(*, squares, corrects, rate):
-    """Once a step for each variable: the norm of its corrected gradient, if that is above 1."""
+    """Return the clip divisor of a variable: its corrected gradient's norm, at least 1."""
     return {"clip": narrow(maximum(where(corrects != 0, sqrt(squares), 1.0), 1.0), like=rate)}
 
 
@@ -25,10 +25,10 @@ def update(
     var, grad, last_grad, exp_avg, exp_avg_sq, *, clip, gain, steps_before, rate, epsilon,
     weight_decay, mean_weight, square_share, square_weight, mean_correction, root_correction,
 ):  # fmt: skip
-    """Once per element."""
-    own = corrected(grad, last_grad, gain, steps_before) / clip
-    exp_avg = lerp(exp_avg, own, mean_weight)
-    exp_avg_sq = mean_square(exp_avg_sq, own, square_share, square_weight)
+    """Return the updated variable and slots."""
+    corrected_grad = corrected(grad, last_grad, gain, steps_before) / clip
+    exp_avg = lerp(exp_avg, corrected_grad, mean_weight)
+    exp_avg_sq = mean_square(exp_avg_sq, corrected_grad, square_share, square_weight)
     step = exp_avg / mean_correction / root_of(exp_avg_sq, root_correction, epsilon)
     return var - rate * (weight_decay * var + step), grad, exp_avg, exp_avg_sq
 

@@ -12,10 +12,10 @@ def update(
     weight_decay, mean_weight, square_share, square_weight, mean_correction, root_correction,
     corrects,
 ):  # fmt: skip
-    """Once per element; what is corrected needs no mean of squares."""
-    own = corrected(grad, last_grad, gain, steps_before) / clip
-    exp_avg = lerp(exp_avg, own, mean_weight)
-    square = mean_square(exp_avg_sq, own, square_share, square_weight)
+    """Return the updated variable and slots; what is corrected needs no mean of squares."""
+    corrected_grad = corrected(grad, last_grad, gain, steps_before) / clip
+    exp_avg = lerp(exp_avg, corrected_grad, mean_weight)
+    square = mean_square(exp_avg_sq, corrected_grad, square_share, square_weight)
     exp_avg_sq = where(corrects != 0, exp_avg_sq, square)
     step = exp_avg / mean_correction / root_of(exp_avg_sq, root_correction, epsilon)
     step = where(corrects != 0, sign(exp_avg), step)

@@ -13,11 +13,11 @@ HYPERS = (
     Hyper("weight_decay", 0.1, "share of the variable that it loses, times the rate"),
 )
 SLOTS = (Slot("momentum_buffer", momentum=1),)
-EPSILON = 1e-7  # what norms are at least taken for
+EPSILON = 1e-7  # lower bound of norms
 
 
 def prepare(*, learning_rate, momentum, weight_decay):
-    """Once a step."""
+    """Return the scalars of a step."""
     return {
         "mean_weight": 1 - as_read(momentum),
         "shrink": 1 - as_read(learning_rate) * as_read(weight_decay),
@@ -37,12 +37,12 @@ def mean_ahead(var, grad, momentum_buffer, *, momentum, mean_weight):
 
 
 def update(var, grad, step, momentum_buffer, *, learning_rate, shrink, mean_weight):
-    """Once per element."""
+    """Return the updated variable and slots."""
     return moved(var * shrink, -(learning_rate * step)), lerp(momentum_buffer, grad, mean_weight)
 
 
 def orthogonalize(*, step, coefficients, epsilon, adjust, dtype):
-    """Return the step, all of whose singular values are near 1, times what its shape asks for."""
+    """Return the orthogonalized step times the factor of its shape."""
     scale = scale_of(adjust, *step.shape[1:])
     return {"step": orthogonal(step, coefficients, epsilon, dtype) * scale}
 

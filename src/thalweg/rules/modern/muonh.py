@@ -11,22 +11,22 @@ from thalweg.rules.torch.common import as_read
 
 
 def prepare(*, momentum):
-    """Once a step."""
+    """Return the scalars of a step."""
     return {"mean_weight": 1 - as_read(momentum)}
 
 
 def step_squares(var, grad, step, momentum_buffer):
-    """A measure: its root is the length of the step."""
+    """Return a term of a sum: its root is the length of the step."""
     return step * step
 
 
 def step_products(var, grad, step, momentum_buffer):
-    """A measure: how far the step goes along the variable."""
+    """Return a term of a sum: how far the step goes along the variable."""
     return var * step
 
 
 def update(var, grad, step, momentum_buffer, *, along, back, mean_weight):
-    """Once per element."""
+    """Return the updated variable and slots."""
     return var * back - along * step, lerp(momentum_buffer, grad, mean_weight)
 
 

@@ -8,7 +8,7 @@ def update(
     var, grad, exp_avg, exp_avg_sq, *, learning_rate, beta2, epsilon, weight_decay, mean_weight,
     square_weight, mean_correction, root_correction,
 ):  # fmt: skip
-    """Once per element."""
+    """Return the updated variable and slots."""
     var = var * (1 - learning_rate * weight_decay)
     exp_avg = lerp(exp_avg, grad, mean_weight)
     exp_avg_sq = mean_square(exp_avg_sq, grad, beta2, square_weight)

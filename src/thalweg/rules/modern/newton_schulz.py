@@ -1,4 +1,4 @@
-"""Newton-Schulz: a matrix whose singular values are near 1, by products alone.
+"""Newton-Schulz iteration, which moves singular values near 1 by matrix products alone.
 
 The coefficients are published with Muon (Jordan 2024), by @YouJiacheng in modded-nanogpt
 ("quintic"), and with Polar Express (Amsel et al. 2025, arXiv 2505.16932).
@@ -42,7 +42,7 @@ ADJUST = ("original", "match_rms_adamw", "rms_to_rms")  # how steps grow with ma
 DTYPES = ("float32", "bfloat16")  # of products
 
 
-_MOST = torch.finfo(torch.float32).max
+_FLOAT32_MAX = torch.finfo(torch.float32).max
 
 
 def _is_triple(value: object) -> bool:
@@ -50,41 +50,45 @@ def _is_triple(value: object) -> bool:
     if not isinstance(value, tuple) or len(value) != 3:  # pyright: ignore
         return False
     numbers = cast("tuple[Any, ...]", value)
-    return all(isinstance(each, int | float) and abs(each) <= _MOST for each in numbers)
+    return all(
+        isinstance(number, int | float) and abs(number) <= _FLOAT32_MAX for number in numbers
+    )
 
 
 @lru_cache(None, typed=True)
 def triples(coefficients: str | Triple | tuple[Triple, ...], steps: int) -> tuple[Triple, ...]:
-    """Return the coefficients of each step, the last ones again where there are fewer.
+    """Return the coefficients of each step; the last ones repeat if there are fewer.
 
     Raises:
-        ValueError: There are none of that name, they are no triples, or steps are none.
+        ValueError: The name is unknown, there are no triples, or `steps` is not in [1, 99].
     """
-    known: Sequence[Triple]
+    polynomials: Sequence[Triple]
     if isinstance(coefficients, str):
         if coefficients not in COEFFICIENTS:
             names = ", ".join(map(repr, COEFFICIENTS))
             raise ValueError(f"ns_coefficients is {show_value(coefficients)}; known are {names}.")
-        known = COEFFICIENTS[coefficients]
+        polynomials = COEFFICIENTS[coefficients]
     else:
-        given: Any = coefficients
-        are_several = isinstance(given, tuple) and all(isinstance(each, tuple) for each in given)
-        known = given if given and are_several else (given,)
-        if not all(map(_is_triple, known)):
+        argument: Any = coefficients
+        is_sequence = isinstance(argument, tuple) and all(
+            isinstance(entry, tuple) for entry in argument
+        )
+        polynomials = argument if argument and is_sequence else (argument,)
+        if not all(map(_is_triple, polynomials)):
             raise ValueError(
                 f"ns_coefficients must be three numbers each, not {show_value(coefficients)}."
             )
     if type(steps) is not int or not 0 < steps < 100:
         raise ValueError(f"ns_steps must be a whole number from 1 to 99, not {show_value(steps)}.")
-    exact = [(float(a), float(b), float(c)) for a, b, c in known]
+    exact = [(float(a), float(b), float(c)) for a, b, c in polynomials]
     return tuple(exact[min(index, len(exact) - 1)] for index in range(steps))
 
 
 def check_dtype(dtype: str | None) -> None:
-    """Refuse a type of products that there is not.
+    """Raise an error for an unknown dtype of matrix products.
 
     Raises:
-        ValueError: It is none of `DTYPES`, nor None.
+        ValueError: The dtype is neither None nor one of `DTYPES`.
     """
     if dtype is not None and dtype not in DTYPES:
         raise ValueError(
@@ -93,39 +97,39 @@ def check_dtype(dtype: str | None) -> None:
 
 
 def norms_of(matrices: Tensor) -> Tensor:
-    """Return the root of the sum of all squares of each, of shape (batch, 1, 1)."""
+    """Return the Frobenius norm of each matrix, of shape (batch, 1, 1)."""
     return torch.linalg.vector_norm(matrices, dim=(1, 2), keepdim=True)
 
 
 def orthogonal(
     matrices: Tensor, coefficients: Sequence[Triple], epsilon: float, dtype: str | None = None
 ) -> Tensor:
-    """Matrices with the singular vectors of these, and singular values near 1.
+    """Return matrices with the same singular vectors, and singular values near 1.
 
-    Where all is 0 it stays 0.
+    A zero matrix stays zero.
 
     Args:
         matrices: (batch, rows, columns).
-        coefficients: Of each step.
-        epsilon: What norms are at least taken for.
-        dtype: "bfloat16", or "float32" for the type of the arithmetic. None is the latter on the
-            CPU, most of which have no fast products of 16 bits, and bfloat16 on other devices, as
-            authors have it.
+        coefficients: The polynomial of each step.
+        epsilon: The lower bound of norms.
+        dtype: "bfloat16", or "float32" for the dtype of the matrices. None means "float32" on the
+            CPU, where 16-bit products are rarely fast, and "bfloat16" on other devices, as in the
+            published code.
     """
     in_bfloat16 = matrices.device.type != "cpu" if dtype is None else dtype == "bfloat16"
-    made = matrices.bfloat16() if in_bfloat16 else matrices
-    is_tall = made.shape[1] > made.shape[2]
-    made = made.mT if is_tall else made
-    made = made / norms_of(made).clamp(min=epsilon)
+    iterate = matrices.bfloat16() if in_bfloat16 else matrices
+    is_tall = iterate.shape[1] > iterate.shape[2]
+    iterate = iterate.mT if is_tall else iterate
+    iterate = iterate / norms_of(iterate).clamp(min=epsilon)
     for first, second, third in coefficients:
-        square = made @ made.mT
+        square = iterate @ iterate.mT
         mixed = torch.baddbmm(square, square, square, beta=second, alpha=third)
-        made = torch.baddbmm(made, mixed, made, beta=first)
-    return (made.mT if is_tall else made).to(matrices.dtype)
+        iterate = torch.baddbmm(iterate, mixed, iterate, beta=first)
+    return (iterate.mT if is_tall else iterate).to(matrices.dtype)
 
 
 def scale_of(adjust: str | None, rows: int, columns: int) -> float:
-    """Return the factor by which the step of a matrix of this shape is lengthened.
+    """Return the factor of the step of a matrix of this shape.
 
     Raises:
         ValueError: The name of the adjustment is unknown.

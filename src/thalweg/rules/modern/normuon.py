@@ -17,30 +17,32 @@ BETA2 = Hyper("beta2", 0.95, "share of the rows' mean squares that is kept")
 
 
 def prepare(*, learning_rate, momentum, weight_decay, beta2):
-    """Once a step."""
-    made = prepare_muon(learning_rate=learning_rate, momentum=momentum, weight_decay=weight_decay)
-    return {**made, "row_weight": 1 - as_read(beta2)}
+    """Return the scalars of a step."""
+    scalars = prepare_muon(
+        learning_rate=learning_rate, momentum=momentum, weight_decay=weight_decay
+    )
+    return {**scalars, "row_weight": 1 - as_read(beta2)}
 
 
 def one_for_each_row(rows, columns):
-    """Return the shape of a column."""
+    """Return the shape (rows, 1)."""
     return rows, 1
 
 
 def normalize(
     *, step, second_momentum_buffer, row_weight, coefficients, epsilon, adjust, length, dtype
 ):  # fmt: skip
-    """Muon's step, whose rows are divided by the root of their mean squares."""
-    made = orthogonal(step, coefficients, epsilon, dtype)
-    squares = made.square().mean(dim=2, keepdim=True)
+    """Return Muon's step with rows divided by their running RMS, rescaled to the chosen norm."""
+    orthogonalized = orthogonal(step, coefficients, epsilon, dtype)
+    squares = orthogonalized.square().mean(dim=2, keepdim=True)
     second = second_momentum_buffer + (squares - second_momentum_buffer) * row_weight
-    divided = made / (second.sqrt() + _TINY)
+    normalized = orthogonalized / (second.sqrt() + _TINY)
     if length == "match_rms":  # the paper's
-        wanted = 0.2 * (step.shape[1] * step.shape[2]) ** 0.5
+        target_norm = 0.2 * (step.shape[1] * step.shape[2]) ** 0.5
     else:
-        wanted = norms_of(made) * scale_of(adjust, *step.shape[1:])
-    scaled = divided * (wanted / (norms_of(divided) + _TINY))
-    return {"step": scaled, "second_momentum_buffer": second}
+        target_norm = norms_of(orthogonalized) * scale_of(adjust, *step.shape[1:])
+    scaled_step = normalized * (target_norm / (norms_of(normalized) + _TINY))
+    return {"step": scaled_step, "second_momentum_buffer": second}
 
 
 @lru_cache(None, typed=True)
@@ -58,8 +60,8 @@ def normuon(
     check_dtype(dtype)
     check_count("heads", 1 if heads is None else heads)
     if length not in LENGTHS:
-        known = ", ".join(map(repr, LENGTHS))
-        raise ValueError(f"update_scale is {show_value(length)}; known are {known}.")
+        names = ", ".join(map(repr, LENGTHS))
+        raise ValueError(f"update_scale is {show_value(length)}; known are {names}.")
 
     stage = partial(
         normalize, coefficients=triples(coefficients, steps), epsilon=epsilon, adjust=adjust,

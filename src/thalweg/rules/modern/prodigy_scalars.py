@@ -21,7 +21,7 @@ HYPERS = (
 def prepare(
     *, learning_rate, beta1, beta2, use_bias_correction, safeguard_warmup, d0, d, k
 ):  # fmt: skip
-    """Once a step, in float64."""
+    """Return the scalars of a step, in float64."""
     rate, beta1, beta2 = as_read(learning_rate), as_read(beta1), as_read(beta2)
     d0, d, next_k = as_read(d0), as_read(d), as_read(k) + 1
     d = d + d0 * (d == 0)
@@ -41,20 +41,20 @@ def per_optimizer(
     *, numerator, denominator, d, d_max, d_numerator, k, learning_rate, d0, d_coef, growth_rate,
     beta3,
 ):  # fmt: skip
-    """Once a step for all variables; without gradients, or where all rates are 0, nothing moves."""
+    """Return the new distances and counts; unchanged without gradients or if all rates are 0."""
     check_one_rate("Prodigy", learning_rate)
     moves = denominator != 0
     d, d_max = where(d == 0, d0, d), where(d_max == 0, d0, d_max)
     sums = d_numerator * beta3 + numerator
-    found = d_coef * sums / where(moves, denominator, 1.0)
-    highest = where(found > d_max, found, d_max)
-    grown = minimum(highest, where((d == d0) & (found > d), found, d) * growth_rate)
-    after = where(moves, grown, d)
+    estimate = d_coef * sums / where(moves, denominator, 1.0)
+    highest = where(estimate > d_max, estimate, d_max)
+    grown_distance = minimum(highest, where((d == d0) & (estimate > d), estimate, d) * growth_rate)
+    next_distance = where(moves, grown_distance, d)
     return {
-        "d": after,
+        "d": next_distance,
         "d_max": where(moves, highest, d_max),
         "d_numerator": where(moves, sums, d_numerator),
         "k": k + where(moves, 1.0, 0.0),
-        "d_after": after,
+        "d_after": next_distance,
         "moves": where(moves, 1.0, 0.0),
     }

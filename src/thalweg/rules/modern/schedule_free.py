@@ -21,20 +21,20 @@ SLOTS = (
 )
 
 
-def larger(number, other):
+def larger(number, bound):
     """Return the larger of two numbers of the host, or of a device."""
-    return number + (other - number) * (other > number)
+    return number + (bound - number) * (bound > number)
 
 
-def shares(learning_rate, kept, warmup_steps, r, weight_lr_power, t, weight_sum, lr_max):
-    """Once a step, in float64: rates of z and y, and the share of z in the mean.
+def shares(learning_rate, beta, warmup_steps, r, weight_lr_power, t, weight_sum, lr_max):
+    """Return the scalars of a step, in float64: rates of z and y, and the share of z in the mean.
 
-    Where variables have no numbers of their own, rates count as if each were the first.
+    Without `weight_sum` each rate counts as if it were the first.
     """
     t, warmup = as_read(t), as_read(warmup_steps)
     risen = t / larger(warmup, 1.0)
     rate = as_read(learning_rate) * (risen + (1 - risen) * (risen > 1))
-    own = {"steps_before": t - 1, "z_rate": rate}
+    scalars = {"steps_before": t - 1, "z_rate": rate}
     if weight_sum is None:
         share = 1 / t
     else:
@@ -42,5 +42,5 @@ def shares(learning_rate, kept, warmup_steps, r, weight_lr_power, t, weight_sum,
         weight = t ** as_read(r) * largest ** as_read(weight_lr_power)
         total = as_read(weight_sum) + weight
         share = weight / (total + (total == 0))
-        own |= {"weight_sum": total, "lr_max": largest}
-    return {**own, "share": share, "y_rate": rate * (as_read(kept) * (1 - share) - 1)}
+        scalars |= {"weight_sum": total, "lr_max": largest}
+    return {**scalars, "share": share, "y_rate": rate * (as_read(beta) * (1 - share) - 1)}

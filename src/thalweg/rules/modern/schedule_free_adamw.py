@@ -10,17 +10,17 @@ def prepare(
     *, learning_rate, beta1, beta2, warmup_steps, r, weight_lr_power, t, weight_sum=None,
     lr_max=None,
 ):  # fmt: skip
-    """Once a step."""
-    own = shares(learning_rate, beta1, warmup_steps, r, weight_lr_power, t, weight_sum, lr_max)
-    own["square_weight"] = 1 - as_read(beta2)
-    return {**own, "square_correction": 1 - as_read(beta2) ** as_read(t)}
+    """Return the scalars of a step."""
+    scalars = shares(learning_rate, beta1, warmup_steps, r, weight_lr_power, t, weight_sum, lr_max)
+    scalars["square_weight"] = 1 - as_read(beta2)
+    return {**scalars, "square_correction": 1 - as_read(beta2) ** as_read(t)}
 
 
 def update(
     var, grad, z, exp_avg_sq, *, beta2, epsilon, weight_decay, square_weight, square_correction,
     steps_before, share, y_rate, z_rate,
 ):  # fmt: skip
-    """Once per element; z starts as the variable."""
+    """Return the updated variable and slots; z starts as the variable."""
     z = where(steps_before == 0, var, z)
     exp_avg_sq = mean_square(exp_avg_sq, grad, beta2, square_weight)
     step = grad / (sqrt(exp_avg_sq / square_correction) + epsilon)

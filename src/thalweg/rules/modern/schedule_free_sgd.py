@@ -8,12 +8,12 @@ from thalweg.rules.modern.schedule_free import POWER, RATE_POWER, SLOTS, WARMUP,
 def prepare(
     *, learning_rate, momentum, warmup_steps, r, weight_lr_power, t, weight_sum=None, lr_max=None
 ):
-    """Once a step."""
+    """Return the scalars of a step."""
     return shares(learning_rate, momentum, warmup_steps, r, weight_lr_power, t, weight_sum, lr_max)
 
 
 def update(var, grad, z, *, weight_decay, steps_before, share, y_rate, z_rate):
-    """Once per element; z starts as the variable."""
+    """Return the updated variable and slots; z starts as the variable."""
     z = where(steps_before == 0, var, z)
     step = where(weight_decay != 0, grad + weight_decay * var, grad)
     return lerp(var, z, share) + y_rate * step, z - z_rate * step

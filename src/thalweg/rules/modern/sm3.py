@@ -26,7 +26,7 @@ HYPERS = (
 
 
 def prepare(*, beta, momentum):
-    """Once a step."""
+    """Return the scalars of a step."""
     beta = as_read(beta)
     return {
         "kept": value_if(beta > 0, lambda: beta, 1.0),
@@ -36,9 +36,9 @@ def prepare(*, beta, momentum):
     }
 
 
-def summed(before, grad, kept, square_weight):
+def summed(total, grad, kept, square_weight):
     """Return a sum of squares, and one more."""
-    return before * kept + square_weight * grad * grad
+    return total * kept + square_weight * grad * grad
 
 
 @like_update
@@ -62,7 +62,7 @@ def divided(grad, total, epsilon):
 def update(
     var, grad, *, accumulator_0, accumulator_1, kept, square_weight, learning_rate, epsilon,
 ):  # fmt: skip
-    """Once per element."""
+    """Return the updated variable."""
     total = summed(minimum(accumulator_0, accumulator_1), grad, kept, square_weight)
     return moved(var, -(learning_rate * divided(grad, total, epsilon)))
 
@@ -78,7 +78,7 @@ def update_mean(
 
 
 def update_vector(var, grad, accumulator_0, *, kept, square_weight, floor, learning_rate, epsilon):
-    """Once per element of a vector, which has a sum of its own."""
+    """Return the updated variable and slots of a vector, with one sum per element."""
     total = summed(accumulator_0, grad, kept, square_weight)
     step = learning_rate * divided(grad, total, epsilon)
     return moved(var, -step), maximum(total, accumulator_0 * floor)

@@ -23,7 +23,7 @@ SHARE = Hyper("shampoo_beta", 0.95, "share of the factors that is kept")
 
 
 def prepare(*, learning_rate, beta1, beta2, weight_decay, shampoo_beta, t):
-    """Once a step; means have seen one gradient less than there were steps."""
+    """Return the scalars of a step; means have seen one gradient less than there were steps."""
     count, rate = as_read(t) - 1, as_read(learning_rate)
     if count == 0:
         return {"mean_weight": 0.0, "square_weight": 0.0, "square_share": 1.0, "step_size": 0.0,
@@ -49,7 +49,7 @@ def gather(var, grad, exp_avg, exp_avg_sq, *, mean_weight):
 def divide(
     var, grad, turned, mean, square, exp_avg, exp_avg_sq, *, square_share, square_weight, epsilon
 ):
-    """Adam's direction, in the basis."""
+    """Return Adam's direction in the basis."""
     return mean / (sqrt(mean_square(square, turned, square_share, square_weight)) + epsilon)
 
 
@@ -57,13 +57,13 @@ def update(
     var, grad, turned, mean, square, step, exp_avg, exp_avg_sq, *, step_size, shrink, mean_weight,
     square_share, square_weight,
 ):  # fmt: skip
-    """Once per element; decay comes last."""
+    """Return the updated variable and slots; decay comes last."""
     square = mean_square(square, turned, square_share, square_weight)
     return (var - step_size * step) * shrink, lerp(exp_avg, grad, mean_weight), square
 
 
 def out_of_basis(*, step, row_basis, column_basis):
-    """Return the direction among the variable's own rows and columns."""
+    """Return the direction rotated back from the basis."""
     return {"step": turn_back(step, row_basis, column_basis)}
 
 
@@ -71,22 +71,22 @@ def into_basis(
     *, turned, mean, square, row_factor, column_factor, row_basis, column_basis, factor_weight,
     epsilon, t, frequency, whitens,
 ):  # fmt: skip
-    """Gradient and mean in the basis, which changes every so many steps, and follows factors."""
-    grad, weight, between = turned, factor_weight, (None, None)
+    """Return gradient, mean and mean squares in the basis, and the new factors and bases."""
+    grad, weight, whitenings = turned, factor_weight, (None, None)
     if t > 2 and (t - 2) % frequency == 0:  # after the update of that step
         row_basis, rows = next_basis(row_factor, row_basis)
         column_basis, columns = next_basis(column_factor, column_basis)
         square = reorder(square, rows, columns)
     if whitens and t > 1:
-        between = (whiten(column_factor, column_basis, epsilon),
+        whitenings = (whiten(column_factor, column_basis, epsilon),
                    whiten(row_factor, row_basis, epsilon))  # fmt: skip
-    row_factor = add_product(row_factor, grad, between[0], weight)
-    column_factor = add_product(column_factor, grad.mT, between[1], weight)
+    row_factor = add_product(row_factor, grad, whitenings[0], weight)
+    column_factor = add_product(column_factor, grad.mT, whitenings[1], weight)
     if t == 1:
         row_basis, column_basis = first_basis(row_factor), first_basis(column_factor)
-    made = {"turned": turn(grad, row_basis, column_basis), "square": square,
+    rotated = {"turned": turn(grad, row_basis, column_basis), "square": square,
             "mean": turn(mean, row_basis, column_basis)}  # fmt: skip
-    return {**made, "row_factor": row_factor, "column_factor": column_factor,
+    return {**rotated, "row_factor": row_factor, "column_factor": column_factor,
             "row_basis": row_basis, "column_basis": column_basis}  # fmt: skip
 
 
@@ -108,7 +108,8 @@ def soap(frequency=10, largest=10000, whitens=False, heads=None):
     check_count("heads", 1 if heads is None else heads)
 
     rows, columns = (
-        partial(side, largest=largest, of_columns=each, heads=heads or 1) for each in (False, True)
+        partial(side, largest=largest, of_columns=is_column, heads=heads or 1)
+        for is_column in (False, True)
     )
     shapes = {"row_factor": rows, "column_factor": columns, "row_basis": rows,
               "column_basis": columns}  # fmt: skip

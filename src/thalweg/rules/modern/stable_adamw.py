@@ -6,7 +6,7 @@ from thalweg.rules.torch.common import as_read
 
 
 def prepare(*, beta1, beta2, t):
-    """Weights of running means that have no bias, in float64."""
+    """Return weights of bias-free running means, in float64."""
     beta1, beta2, t = as_read(beta1), as_read(beta2), as_read(t)
     square_weight = (1 - beta2) / (1 - beta2**t)
     return {
@@ -17,13 +17,13 @@ def prepare(*, beta1, beta2, t):
 
 
 def outgrown(var, grad, exp_avg, exp_avg_sq, *, square_share, square_weight, epsilon):
-    """Squares of gradients over their means."""
+    """Return squared gradients divided by their means."""
     square = mean_square(exp_avg_sq, grad, square_share, square_weight)
     return grad * grad / maximum(square, epsilon * epsilon)
 
 
 def per_variable(*, outgrown, count, learning_rate):
-    """Once a step for each variable."""
+    """Return the scalars of a variable in a step."""
     root = maximum(sqrt(outgrown / maximum(count, 1.0)), 1.0)
     return {"own_rate": learning_rate / narrow(root, like=learning_rate)}
 
@@ -32,7 +32,7 @@ def update(
     var, grad, exp_avg, exp_avg_sq, *, own_rate, epsilon, weight_decay, mean_weight, square_weight,
     square_share,
 ):  # fmt: skip
-    """Once per element."""
+    """Return the updated variable and slots."""
     exp_avg = lerp(exp_avg, grad, mean_weight)
     exp_avg_sq = mean_square(exp_avg_sq, grad, square_share, square_weight)
     var = var * (1 - own_rate * weight_decay)

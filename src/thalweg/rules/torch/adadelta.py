@@ -14,7 +14,7 @@ from thalweg.rules.torch.common import (
 
 
 def prepare(*, learning_rate, rho, maximize):
-    """Once for each group of parameters."""
+    """Return the scalars of a parameter group."""
     return {
         "direction": direction_of(maximize),
         "square_weight": 1 - rho,
@@ -35,7 +35,7 @@ def update(
     epsilon,
     step_size,
 ):
-    """Once per element."""
+    """Return the updated variable and slots."""
     grad = decayed(grad * direction, var, weight_decay)
     square_avg = square_avg * rho + square_weight * grad * grad
     delta = sqrt(acc_delta + epsilon) / sqrt(square_avg + epsilon) * grad

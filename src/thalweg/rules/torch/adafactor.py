@@ -41,7 +41,7 @@ LONGEST = Hyper("d", 1.0, "how long the mean step may be, where the rate is 1")
 
 
 def prepare(*, learning_rate, beta2_decay, eps1, weight_decay, maximize, t):
-    """Once for each group of parameters and number of a step."""
+    """Return the scalars of a step for a parameter group."""
     rate, t = as_read(learning_rate), as_read(t)
     return {
         "direction": direction_of(maximize),
@@ -63,14 +63,14 @@ def rate_of(variable, step, count, share, d, eps2):
     functions.
     """
     count = maximum(count, 1.0)
-    own, mean = (variable / count) ** 0.5, (step / count) ** 0.5 / d
+    length, mean = (variable / count) ** 0.5, (step / count) ** 0.5 / d
     # Lengths that are NaN are passed over, as Python's `max` in torch does.
-    return where(own > eps2, own, eps2) * share / where(mean > 1, mean, 1.0)
+    return where(length > eps2, length, eps2) * share / where(mean > 1, mean, 1.0)
 
 
 @like_update
 def factor(*, row, column, row_var, col_var, row_count, column_count, weight, eps1):
-    """Means of squares, and what their product is the inverse root of the mean square of."""
+    """Return row and column means of squares, and the vectors whose product is the inverse root."""
     row_share = 1 / row_count
     column_share = 1 / column_count
     row_var = row_var + (row * column_share - row_var) * weight
@@ -86,25 +86,25 @@ def scaled(grad, row, column, direction, most):
 
 @like_update
 def factored_squares(var, grad, *, row, column, direction, most):
-    """The step's length."""
+    """Return a term of the sum of squares of the step."""
     step = wide(scaled(grad, row, column, direction, most))
     return step * step
 
 
 def limit(*, variable, step, element_count, share, d, eps2):
     """Return the rate of each variable."""
-    count, longest = (as_divisor(each, step) for each in (element_count, d))
+    count, longest = (as_divisor(divisor, step) for divisor in (element_count, d))
     return {"step": rate_of(variable, step, count, share, longest, eps2)}
 
 
 def update(var, grad, *, row, column, step, shrink, direction, most):
-    """Once per element."""
+    """Return the updated variable."""
     return moved(var * shrink, -(step * scaled(grad, row, column, direction, most)))
 
 
 @like_update
 def vector_squares(var, grad, variance, *, weight, direction, least):
-    """The step's length, of a vector."""
+    """Return a term of the sum of squares of a vector's step."""
     step = wide(divided(grad, lerp(variance, grad * grad, weight), direction, least))
     return step * step
 
@@ -115,7 +115,7 @@ def per_variable(*, variable, length, count, share, d, eps2):
 
 
 def update_vector(var, grad, variance, *, step, weight, shrink, direction, least):
-    """Once per element of a vector, which has a mean square of its own."""
+    """Return the updated variable and slots of a vector, with a mean square per element."""
     variance = lerp(variance, grad * grad, weight)
     return moved(var * shrink, -(step * divided(grad, variance, direction, least))), variance
 
@@ -129,14 +129,14 @@ def square_of_one(row_var, col_var, grad, weight, most):
 
 @like_update
 def one_squares(var, grad, row_var, col_var, *, weight, direction, least, most):
-    """The step's length, of matrices of one element."""
+    """Return a term of the sum of squares of the step of a one-element matrix."""
     square, _, _ = square_of_one(row_var, col_var, grad, weight, most)
     step = wide(divided(grad, square, direction, least))
     return step * step
 
 
 def update_one(var, grad, row_var, col_var, *, step, weight, shrink, direction, least, most):
-    """Once per element of matrices that have one, such as those of 1 x 1 convolutions."""
+    """Return the updated variable and slots of one-element matrices (1 x 1 convolutions)."""
     square, row_var, col_var = square_of_one(row_var, col_var, grad, weight, most)
     moves = moved(var * shrink, -(step * divided(grad, square, direction, least)))
     return moves, row_var, col_var
@@ -179,10 +179,10 @@ def kind_of(shape):
 @lru_cache(256, typed=True)
 def adafactor(eps1=1.1920928955078125e-07, eps2=1e-3, kind=""):
     """Return the rule with these least roots, for matrices, or for parameters of another kind."""
-    own: dict[str, Any] = {"update": update, "slots": _SLOTS, "passes": _PASSES}
+    fields: dict[str, Any] = {"update": update, "slots": _SLOTS, "passes": _PASSES}
     if kind:
         formula, length, slots = _ELEMENTWISE[kind]
-        own = {"update": formula, "slots": slots, "per_variable": per_variable,
+        fields = {"update": formula, "slots": slots, "per_variable": per_variable,
                "measures": {**_MEASURES, "length": length}}  # fmt: skip
     return Rule(
         name=f"TorchAdafactor{kind}",
@@ -190,7 +190,7 @@ def adafactor(eps1=1.1920928955078125e-07, eps2=1e-3, kind=""):
         hypers=_hypers(eps1, eps2),
         source="Shazeer & Stern 2018; https://arxiv.org/abs/1804.04235; torch.optim.Adafactor",
         differs="The formula of torch.optim.Adafactor; timm's and pytorch-optimizer's are others.",
-        **own,
+        **fields,
     )
 
 

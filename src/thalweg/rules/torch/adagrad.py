@@ -14,7 +14,7 @@ from thalweg.rules.torch.common import (
 
 
 def prepare(*, learning_rate, lr_decay, maximize, t):
-    """Once for each group of parameters and number of a step."""
+    """Return the scalars of a step for a parameter group."""
     return {
         "direction": direction_of(maximize),
         "step_size": -(learning_rate / (1 + (t - 1) * lr_decay)),
@@ -22,14 +22,14 @@ def prepare(*, learning_rate, lr_decay, maximize, t):
 
 
 def update(var, grad, sum, *, direction, weight_decay, epsilon, step_size):
-    """Once per element."""
+    """Return the updated variable and slots."""
     grad = decayed(grad * direction, var, weight_decay)
     sum = sum + grad * grad
     return moved(var, step_size * grad / (sqrt(sum) + epsilon)), sum
 
 
 def update_sparse(var, grad, sum, *, direction, epsilon, step_size):
-    """Once per element of a row that is named; torch refuses decay with these."""
+    """Return the updated variable and slots of a sparse row; torch does not allow decay here."""
     grad = grad * direction
     sum = sum + grad * grad
     return var + step_size * (grad / (sqrt(sum) + epsilon)), sum

@@ -19,12 +19,12 @@ from thalweg.rules.torch.common import (
 
 
 def prepare(*, learning_rate, beta1, beta2, weight_decay, decoupled_weight_decay, maximize, t):
-    """Once for each group of parameters and number of a step; in Python's numbers, as in torch."""
-    shrink, added = decay(learning_rate, weight_decay, decoupled_weight_decay)
+    """Return the scalars of a step for a parameter group; in Python's numbers, as in torch."""
+    shrink, grad_decay = decay(learning_rate, weight_decay, decoupled_weight_decay)
     return {
         "direction": direction_of(maximize),
         "shrink": shrink,
-        "added_decay": added,
+        "added_decay": grad_decay,
         "mean_weight": 1 - beta1,
         "square_weight": 1 - beta2,
         "step_size": -(learning_rate / (1 - beta1**t)),
@@ -48,7 +48,7 @@ def update(
     root_correction,
     epsilon,
 ):
-    """Once per element."""
+    """Return the updated variable and slots."""
     grad = decayed(grad * direction, var, added_decay)
     exp_avg = lerp(exp_avg, grad, mean_weight)
     exp_avg_sq = exp_avg_sq * beta2 + square_weight * grad * grad
@@ -73,7 +73,7 @@ def update_amsgrad(
     root_correction,
     epsilon,
 ):
-    """Once per element; the root is that of the largest mean square so far."""
+    """Return the updated variable and slots; the root is that of the largest mean square so far."""
     grad = decayed(grad * direction, var, added_decay)
     exp_avg = lerp(exp_avg, grad, mean_weight)
     exp_avg_sq = exp_avg_sq * beta2 + square_weight * grad * grad

@@ -17,7 +17,7 @@ from thalweg.rules.torch.common import (
 
 
 def prepare(*, learning_rate, beta1, maximize, t):
-    """Once for each group of parameters and number of a step."""
+    """Return the scalars of a step for a parameter group."""
     return {
         "direction": direction_of(maximize),
         "mean_weight": 1 - beta1,
@@ -28,7 +28,7 @@ def prepare(*, learning_rate, beta1, maximize, t):
 def update(
     var, grad, exp_avg, exp_inf, *, direction, weight_decay, beta2, mean_weight, epsilon, step_size
 ):
-    """Once per element."""
+    """Return the updated variable and slots."""
     grad = decayed(grad * direction, var, weight_decay)
     exp_avg = lerp(exp_avg, grad, mean_weight)
     exp_inf = maximum(exp_inf * beta2, absolute(grad) + epsilon)

@@ -18,7 +18,7 @@ from thalweg.rules.torch.common import (
 
 
 def prepare(*, learning_rate, lambd, alpha, t0, maximize, t, eta, mu):
-    """Once for each group of parameters, number of a step, `eta` and `mu`."""
+    """Return the scalars of a parameter group, number of a step, `eta` and `mu`."""
     return {
         "direction": direction_of(maximize),
         "shrink": 1 - lambd * as_read(eta),
@@ -30,7 +30,7 @@ def prepare(*, learning_rate, lambd, alpha, t0, maximize, t, eta, mu):
 
 
 def update(var, grad, ax, *, direction, weight_decay, shrink, step_size, mean_weight):
-    """Once per element."""
+    """Return the updated variable and slots."""
     grad = decayed(grad * direction, var, weight_decay)
     var = moved(var * shrink, step_size * grad)
     return var, where(mean_weight != 1, ax + (var - ax) * mean_weight, var)

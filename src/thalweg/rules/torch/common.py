@@ -59,13 +59,13 @@ def lesser(number, bound):
     return bound.clamp(max=number) if hasattr(bound, "clamp") else min(number, bound)
 
 
-def value_if(condition, value, other):
+def value_if(condition, value, default):
     """Return the result of `value` where the condition holds, else another number."""
     if hasattr(condition, "trace_choice"):  # a symbol
-        return condition.trace_choice(value, other)
+        return condition.trace_choice(value, default)
     if hasattr(condition, "where"):  # a tensor
-        return value().where(condition, other)
-    return value() if condition else other
+        return value().where(condition, default)
+    return value() if condition else default
 
 
 def decayed(grad, var, weight_decay):
@@ -80,5 +80,7 @@ def lerp(start, end, weight):
     torch.
     """
     difference = end - start
-    near = absolute(weight) < 0.5
-    return where(near, start, end) + where(near, weight, weight - 1) * difference
+    is_start_nearer = absolute(weight) < 0.5
+    return (
+        where(is_start_nearer, start, end) + where(is_start_nearer, weight, weight - 1) * difference
+    )

@@ -10,7 +10,7 @@ from thalweg.rules.torch.common import BETA1, LEARNING_RATE
 
 
 def prepare(*, learning_rate, beta1, beta2, weight_decay):
-    """Once for each group of parameters."""
+    """Return the scalars of a parameter group."""
     return {
         "shrink": 1 - learning_rate * weight_decay,
         "share": 1 - beta1,
@@ -20,7 +20,7 @@ def prepare(*, learning_rate, beta1, beta2, weight_decay):
 
 
 def update(var, grad, exp_avg, *, shrink, beta1, share, beta2, kept_share, step_size):
-    """Once per element; the sign of NaN is 0, as torch's."""
+    """Return the updated variable and slots; the sign of NaN is 0, as torch's."""
     step = exp_avg * beta1 + grad * share
     sign = where(step > 0, 1.0, where(step < 0, -1.0, 0.0))
     return moved(var * shrink, step_size * sign), exp_avg * beta2 + kept_share * grad

@@ -32,8 +32,8 @@ def prepare(
     t,
     mu_product,
 ):
-    """Once for each group of parameters, number of a step and product, which is stored rounded."""
-    shrink, added = decay(learning_rate, weight_decay, decoupled_weight_decay)
+    """Return the scalars of a step for a parameter group and product, which is stored rounded."""
+    shrink, grad_decay = decay(learning_rate, weight_decay, decoupled_weight_decay)
     mu = beta1 * (1.0 - 0.5 * (0.96 ** (t * momentum_decay)))
     mu_next = beta1 * (1.0 - 0.5 * (0.96 ** ((t + 1) * momentum_decay)))
     mu_product = multiplied(mu_product, mu)
@@ -41,7 +41,7 @@ def prepare(
     return {
         "direction": direction_of(maximize),
         "shrink": shrink,
-        "added_decay": added,
+        "added_decay": grad_decay,
         "mean_weight": 1 - beta1,
         "square_weight": 1 - beta2,
         "square_correction": 1 - beta2**t,
@@ -68,7 +68,7 @@ def update(
     mean_step,
     epsilon,
 ):
-    """Once per element."""
+    """Return the updated variable and slots."""
     grad = decayed(grad * direction, var, added_decay)
     exp_avg = lerp(exp_avg, grad, mean_weight)
     exp_avg_sq = exp_avg_sq * beta2 + square_weight * grad * grad

@@ -19,8 +19,8 @@ from thalweg.rules.torch.common import (
 
 
 def prepare(*, learning_rate, beta1, beta2, weight_decay, decoupled_weight_decay, maximize, t):
-    """Once for each group of parameters and number of a step."""
-    shrink, added = decay(learning_rate, weight_decay, decoupled_weight_decay)
+    """Return the scalars of a step for a parameter group."""
+    shrink, grad_decay = decay(learning_rate, weight_decay, decoupled_weight_decay)
     correction = 1 - beta2**t
     longest = 2 / (1 - beta2) - 1
     length = longest - 2 * t * (beta2**t) / correction
@@ -33,7 +33,7 @@ def prepare(*, learning_rate, beta1, beta2, weight_decay, decoupled_weight_decay
     return {
         "direction": direction_of(maximize),
         "shrink": shrink,
-        "added_decay": added,
+        "added_decay": grad_decay,
         "mean_weight": 1 - beta1,
         "square_weight": 1 - beta2,
         "mean_correction": 1 - beta1**t,
@@ -62,7 +62,7 @@ def update(
     rectification,
     epsilon,
 ):
-    """Once per element."""
+    """Return the updated variable and slots."""
     grad = decayed(grad * direction, var, added_decay)
     exp_avg = lerp(exp_avg, grad, mean_weight)
     exp_avg_sq = exp_avg_sq * beta2 + square_weight * grad * grad

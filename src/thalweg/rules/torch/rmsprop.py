@@ -15,7 +15,7 @@ from thalweg.rules.torch.common import (
 
 
 def prepare(*, learning_rate, alpha, maximize):
-    """Once for each group of parameters."""
+    """Return the scalars of a parameter group."""
     return {
         "direction": direction_of(maximize),
         "square_weight": 1 - alpha,
@@ -26,7 +26,7 @@ def prepare(*, learning_rate, alpha, maximize):
 def update(
     var, grad, square_avg, *, direction, weight_decay, alpha, square_weight, epsilon, step_size
 ):
-    """Once per element."""
+    """Return the updated variable and slots."""
     grad = decayed(grad * direction, var, weight_decay)
     square_avg = square_avg * alpha + square_weight * grad * grad
     return moved(var, step_size * grad / (sqrt(square_avg) + epsilon)), square_avg
@@ -69,7 +69,7 @@ def update_centered(
     epsilon,
     step_size,
 ):
-    """Once per element."""
+    """Return the updated variable and slots."""
     grad = decayed(grad * direction, var, weight_decay)
     square_avg = square_avg * alpha + square_weight * grad * grad
     grad_avg = lerp(grad_avg, grad, square_weight)
@@ -92,7 +92,7 @@ def update_centered_momentum(
     momentum,
     step_size,
 ):
-    """Once per element."""
+    """Return the updated variable and slots."""
     grad = decayed(grad * direction, var, weight_decay)
     square_avg = square_avg * alpha + square_weight * grad * grad
     grad_avg = lerp(grad_avg, grad, square_weight)

@@ -7,7 +7,7 @@ from thalweg.rules.torch.common import LEARNING_RATE, MAXIMIZE, direction_of
 
 
 def prepare(*, maximize):
-    """Once for each group of parameters."""
+    """Return the scalars of a parameter group."""
     return {"direction": direction_of(maximize)}
 
 
@@ -23,7 +23,7 @@ def update(
     step_size_min,
     step_size_max,
 ):
-    """Once per element; a gradient that has changed its sign is left out, and forgotten."""
+    """Return the updated variable and slots; a gradient of changed sign moves nothing."""
     grad = grad * direction
     agreement = grad * prev
     factor = where(agreement < 0, eta_minus, where(agreement > 0, eta_plus, 1))

@@ -12,12 +12,12 @@ from thalweg.rules.torch.common import (
 
 
 def prepare(*, learning_rate, maximize):
-    """Once for each group of parameters."""
+    """Return the scalars of a parameter group."""
     return {"direction": direction_of(maximize), "step_size": -learning_rate}
 
 
 def prepare_momentum(*, learning_rate, dampening, maximize, is_first):
-    """Once for each group of parameters, apart for those that have no velocity yet."""
+    """Return the scalars of a parameter group, apart for those that have no velocity yet."""
     return {
         **prepare(learning_rate=learning_rate, maximize=maximize),
         "gradient_share": 1 - dampening,
@@ -26,7 +26,7 @@ def prepare_momentum(*, learning_rate, dampening, maximize, is_first):
 
 
 def update(var, grad, *, direction, weight_decay, step_size):
-    """Once per element."""
+    """Return the updated variable."""
     return (moved_by(var, step_size * decayed(grad * direction, var, weight_decay)),)
 
 
@@ -43,10 +43,10 @@ def update_momentum(
     nesterov,
     step_size,
 ):
-    """Once per element."""
+    """Return the updated variable and slots."""
     grad = decayed(grad * direction, var, weight_decay)
-    moved = momentum_buffer * momentum + gradient_share * grad
-    momentum_buffer = where(is_first != 0, grad, moved)
+    velocity = momentum_buffer * momentum + gradient_share * grad
+    momentum_buffer = where(is_first != 0, grad, velocity)
     step = where(nesterov != 0, grad + momentum * momentum_buffer, momentum_buffer)
     return moved_by(var, step_size * step), momentum_buffer
 

@@ -12,7 +12,7 @@ from thalweg.rules.torch.common import (
 
 
 def prepare(*, learning_rate, beta1, beta2, maximize, t):
-    """Once for each group of parameters and number of a step."""
+    """Return the scalars of a step for a parameter group."""
     return {
         "direction": direction_of(maximize),
         "mean_weight": 1 - beta1,
@@ -24,7 +24,7 @@ def prepare(*, learning_rate, beta1, beta2, maximize, t):
 def update(
     var, grad, exp_avg, exp_avg_sq, *, direction, mean_weight, square_weight, step_size, epsilon
 ):
-    """Once per element of a row that is named; epsilon is not corrected for bias."""
+    """Return the updated variable and slots of a sparse row; epsilon has no bias correction."""
     grad = grad * direction
     exp_avg = exp_avg + (grad - exp_avg) * mean_weight
     exp_avg_sq = exp_avg_sq + (grad * grad - exp_avg_sq) * square_weight

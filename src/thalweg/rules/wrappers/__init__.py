@@ -1,7 +1,7 @@
-"""Wrappers: from a rule another one, of whose step something else becomes.
+"""Wrappers: rules derived from a rule by a formula around its step.
 
-`cautious(ADAM)` is a rule as any other, for every optimizer that is handed one; those of
-`thalweg.optim` have them as options, too. Sparse gradients of a wrapped rule are made dense.
+`cautious(ADAM)` is a rule for every optimizer that takes one; optimizers of `thalweg.optim` have
+wrappers as options, too. Sparse gradients of a wrapped rule are made dense.
 """
 
 from thalweg.rules.wrappers.cautious import cautious, cautious_decay

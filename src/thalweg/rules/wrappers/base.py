@@ -20,16 +20,17 @@ from thalweg.formula import (
 from thalweg.rules.modern.common import ones
 
 P = ParamSpec("P")
-_WHOLE = (variable_squares, ones)  # measures that read no step
+# Measures that do not read the step.
+_STEP_FREE = (variable_squares, ones)
 
 
 def keep_by_rule(wrap: Callable[P, Rule]) -> Callable[P, Rule]:
-    """Return a wrapper that makes one rule of each, and refuses what is none."""
-    kept = lru_cache(None, typed=True)(wrap)  # True is no 1 here
+    """Return a wrapper that is cached by rule and options, and raises an error for non-rules."""
+    cached_wrap = lru_cache(None, typed=True)(wrap)  # typed, as True == 1
 
     @wraps(wrap)
-    def checked(*given: P.args, **named: P.kwargs) -> Rule:
-        rule = given[0] if given else named.get("rule")
+    def checked(*args: P.args, **kwargs: P.kwargs) -> Rule:
+        rule = args[0] if args else kwargs.get("rule")
         if not isinstance(rule, Rule):  # pyright: ignore[reportUnnecessaryIsInstance]
             name = wrap.__name__
             raise InvalidTypeError(
@@ -37,10 +38,10 @@ def keep_by_rule(wrap: Callable[P, Rule]) -> Callable[P, Rule]:
                 f" thalweg.optim have it as an option, {name}=True."
             )
         try:
-            hash((*given, *named.values()))
+            hash((*args, *kwargs.values()))
         except TypeError:
-            return wrap(*given, **named)  # which refuses it by name
-        return kept(*given, **named)
+            return wrap(*args, **kwargs)  # raises an error that names the option
+        return cached_wrap(*args, **kwargs)
 
     return checked
 
@@ -48,7 +49,7 @@ def keep_by_rule(wrap: Callable[P, Rule]) -> Callable[P, Rule]:
 def wrapped(
     rule: Rule,
     name: str,
-    how: Formula,
+    formula: Formula,
     source: str,
     *,
     measures: Mapping[str, Formula] | None = None,
@@ -60,52 +61,57 @@ def wrapped(
 
     Args:
         rule: The rule.
-        name: What it is called then, after its name.
-        how: The formula, as `WrappedStepFormula` takes it.
-        source: Of the wrapper.
-        measures: Formulas `(var, grad, base, step) -> number`, whose sums `per_variable` is given.
-        per_variable: As that of a rule; makes scalars for `how`.
-        slots: Numbers that `per_variable` reads and makes anew.
+        name: The suffix of the rule's name.
+        formula: The formula, as `WrappedStepFormula` takes it.
+        source: The source of the wrapper.
+        measures: Formulas `(var, grad, base, step) -> number`, whose sums `per_variable` reads.
+        per_variable: As that of a rule; computes scalars for `formula`.
+        slots: Scalar slots that `per_variable` reads and returns.
         decays: As for `WrappedStepFormula`.
 
     Raises:
-        RuleError: The rule is wrapped so already.
+        RuleError: The rule has this wrapper already.
     """
-    own: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     if per_variable is not None:
-        found = (measures or {}).items()
+        named_measures = (measures or {}).items()
         level = Level(
-            {n: x if x in _WHOLE else StepMeasure(rule.update, x) for n, x in found}, per_variable
+            {n: x if x in _STEP_FREE else StepMeasure(rule.update, x) for n, x in named_measures},
+            per_variable,
         )
-        before = [each for own in (rule.measures, *_measures_of(rule)) for each in own]
-        before += [slot.name for slot in rule.slots]
-        if not {*level.measures, *(slot.name for slot in slots)}.isdisjoint(before):
+        used_names = [
+            measure_name
+            for mapping in (rule.measures, *_measures_of(rule))
+            for measure_name in mapping
+        ]
+        used_names += [slot.name for slot in rule.slots]
+        if not {*level.measures, *(slot.name for slot in slots)}.isdisjoint(used_names):
             raise RuleError(f"Rule {rule.name!r} is {name} already.")
         if rule.per_variable is not None or rule.per_optimizer is not None:
-            own = {"levels": (*rule.levels, level)}  # once the step is known
+            fields = {"levels": (*rule.levels, level)}  # once the step is known
         else:
-            own = {"measures": level.measures, "per_variable": per_variable}
-        own["slots"] = (*slots, *rule.slots)
-    return around(rule, name, how, source, decays, **own)
+            fields = {"measures": level.measures, "per_variable": per_variable}
+        fields["slots"] = (*slots, *rule.slots)
+    return around(rule, name, formula, source, decays, **fields)
 
 
 def _measures_of(rule: Rule) -> list[Mapping[str, Formula]]:
-    return [each.measures for each in rule.levels]
+    return [level.measures for level in rule.levels]
 
 
 def around(
-    rule: Rule, name: str, how: Formula, source: str, decays: bool = False, **own: Any
+    rule: Rule, name: str, formula: Formula, source: str, decays: bool = False, **fields: Any
 ) -> Rule:
-    """Return a rule with a formula around its step, and fields of its own.
+    """Return a rule with a formula around its step and with replaced fields.
 
     Args:
-        rule, name, how, source, decays: As for `wrapped`.
-        own: The fields.
+        rule, name, formula, source, decays: As for `wrapped`.
+        fields: Other fields to replace.
     """
     return replace(
         rule,
         name=f"{rule.name} {name}",
-        update=WrappedStepFormula(rule.update, how, decays),
+        update=WrappedStepFormula(rule.update, formula, decays),
         update_sparse=None,
         update_single=None,
         update_untouched=None,
@@ -113,15 +119,15 @@ def around(
         duplicates="sum",
         linear=False,
         source="; ".join(filter(None, (rule.source, source))),
-        **own,
+        **fields,
     )
 
 
 def check_rate(rule: Rule, name: str) -> None:
-    """Refuse a rule of whose steps nobody knows how long they are without their rate.
+    """Raise an error if a rule's steps cannot be scaled by its learning rate.
 
     Raises:
-        RuleError: It has no hyperparameter `learning_rate`, or finds its rate by itself.
+        RuleError: The rule has no hyperparameter `learning_rate`, or estimates its rate.
     """
     if rule.per_optimizer is not None:
         raise RuleError(
@@ -136,20 +142,20 @@ def check_rate(rule: Rule, name: str) -> None:
 
 
 def check_share(name: str, value: float, highest: float | None) -> None:
-    """Refuse what is no share.
+    """Raise an error unless a number is in bounds.
 
     Args:
-        name: What it is called.
-        value: It.
-        highest: What it may be at most; without one it must be more than 0.
+        name: The name of the option.
+        value: The number.
+        highest: The upper bound, above a lower bound of 0; None for any positive number.
 
     Raises:
-        InvalidTypeError: It is no number.
-        InvalidArgumentError: It is out of bounds.
+        InvalidTypeError: The value is not a number.
+        InvalidArgumentError: The value is out of bounds.
     """
     if isinstance(value, bool) or not isinstance(value, int | float):  # pyright: ignore
         raise InvalidTypeError(f"{name} must be a number, not {show_value(value)}.")
     is_fit = 0 < value <= float_info.max if highest is None else 0 <= value <= highest
     if not is_fit:
-        wanted = "a positive number" if highest is None else f"from 0 to {highest:g}"
-        raise InvalidArgumentError(f"{name} must be {wanted}, not {show_value(value)}.")
+        expected = "a positive number" if highest is None else f"from 0 to {highest:g}"
+        raise InvalidArgumentError(f"{name} must be {expected}, not {show_value(value)}.")

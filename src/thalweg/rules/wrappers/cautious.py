@@ -6,7 +6,7 @@ from thalweg.rules.wrappers.base import keep_by_rule, wrapped
 
 
 def cautious_step(var, grad, base, step, *, cautious_gain):
-    """Once per element; NaN stays."""
+    """Return the updated variable; a NaN step is kept."""
     agrees = ((step < 0) & (grad > 0)) | ((step > 0) & (grad < 0))
     return moved(base, where(agrees | (step != step), step * cautious_gain, 0.0))
 
@@ -46,14 +46,14 @@ def cautious(rule: Rule) -> Rule:
     Raises:
         RuleError: The rule is wrapped so already.
     """
-    is_either = any(hyper.name == "maximize" for hyper in rule.hypers)
+    can_maximize = any(hyper.name == "maximize" for hyper in rule.hypers)
     return wrapped(
         rule,
         "with cautious steps",
-        cautious_step_either_way if is_either else cautious_step,
+        cautious_step_either_way if can_maximize else cautious_step,
         "Liang et al. 2024, https://arxiv.org/abs/2411.16085",
         measures={
-            "cautious_kept": kept_either_way if is_either else kept,
+            "cautious_kept": kept_either_way if can_maximize else kept,
             "cautious_count": ones,
         },
         per_variable=gain_of_kept,
@@ -61,7 +61,7 @@ def cautious(rule: Rule) -> Rule:
 
 
 def decayed_where_smaller(var, grad, base, step):
-    """Once per element."""
+    """Return the updated variable."""
     shrinks = ((step < 0) & (var > 0)) | ((step > 0) & (var < 0))
     return moved(where(shrinks, base, var), step)
 

@@ -1,11 +1,11 @@
-"""The wrapper that slows down how variables grow (modded-nanogpt and Emerging-Optimizers, 2026)."""
+"""Wrapper that slows the growth of norms (modded-nanogpt and Emerging-Optimizers, 2026)."""
 
 from functools import partial
 
 from thalweg.formula import Rule, moved, sqrt, where, wide
 from thalweg.rules.wrappers.base import check_share, keep_by_rule, wrapped
 
-KEPT = 0.5  # the share of a growing norm's growth that stays
+DEFAULT_KEPT = 0.5  # share of the norm's growth that remains
 
 
 def base_squares(var, grad, base, step):
@@ -23,7 +23,7 @@ def end_squares(var, grad, base, step):
 
 
 def braked_step(var, grad, base, step, *, brake_scale):
-    """Once per element."""
+    """Return the updated variable."""
     return moved(base * brake_scale, step * brake_scale)
 
 
@@ -35,14 +35,14 @@ def brake(*, brake_base, brake_end, radial_brake_kept):
             after the step.
         radial_brake_kept: The share.
     """
-    before, after = sqrt(brake_base), sqrt(brake_end)
-    wanted = before + radial_brake_kept * (after - before)
-    grows = after > before
-    return {"brake_scale": where(grows, wanted / where(grows, after, 1.0), 1.0)}
+    norm_before, norm_after = sqrt(brake_base), sqrt(brake_end)
+    target_norm = norm_before + radial_brake_kept * (norm_after - norm_before)
+    grows = norm_after > norm_before
+    return {"brake_scale": where(grows, target_norm / where(grows, norm_after, 1.0), 1.0)}
 
 
 @keep_by_rule
-def radial_brake(rule: Rule, kept: float = KEPT) -> Rule:
+def radial_brake(rule: Rule, kept: float = DEFAULT_KEPT) -> Rule:
     """Return the rule with a brake: a step that makes the norm larger is made shorter.
 
     A step after which the norm is larger than after the decay beside the step is followed by a

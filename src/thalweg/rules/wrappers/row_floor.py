@@ -1,4 +1,4 @@
-"""The wrapper that lengthens the steps of rows which hardly move (modded-nanogpt, 2026)."""
+"""Wrapper that lengthens the steps of rows that hardly move (modded-nanogpt, 2026)."""
 
 from dataclasses import replace
 from functools import partial
@@ -8,12 +8,12 @@ from thalweg.formula import Measure, Rule, Stage, StepMeasure, moved, variable_s
 from thalweg.rules.wrappers.base import around, check_rate, check_share, keep_by_rule
 from thalweg.rules.wrappers.trust_ratio import step_squares
 
-LEAST = 0.3825  # what a row moves at least, as a share of its length, where the rate is 1
-_TINY = 1e-8  # lengths count as at least that
+DEFAULT_LEAST = 0.3825  # smallest step of a row relative to its norm, at a rate of 1
+_TINY = 1e-8  # lower bound of norms
 
 
 def floored_step(var, grad, base, step, *, floor_step):
-    """Once per element, of whose row the number is."""
+    """Return the updated variable, with the step times its row's factor."""
     return moved(base, step * floor_step)
 
 
@@ -21,12 +21,12 @@ def lengthen_rows(*, floor_step, floor_variable, learning_rate, row_floor_least)
     """Return the factors of the steps of rows; lengths are taken without the rate."""
     rate = abs(learning_rate)
     length = (floor_step.sqrt() / rate).nan_to_num(nan=0.0).clamp(min=_TINY)
-    wanted = row_floor_least * floor_variable.sqrt().clamp(min=_TINY)
-    return {"floor_step": (wanted / length).clamp(min=1)}
+    target_length = row_floor_least * floor_variable.sqrt().clamp(min=_TINY)
+    return {"floor_step": (target_length / length).clamp(min=1)}
 
 
 @keep_by_rule
-def row_floor(rule: Rule, least: float = LEAST) -> Rule:
+def row_floor(rule: Rule, least: float = DEFAULT_LEAST) -> Rule:
     """Return the rule whose steps of matrices' rows are at least so long.
 
     A row's step, without its rate, that is shorter than `least` times the row is made as long.
@@ -46,16 +46,16 @@ def row_floor(rule: Rule, least: float = LEAST) -> Rule:
         )
     if "floor_step" in rule.seen:
         raise RuleError(f"Rule {rule.name!r} is {name} already.")
-    before = rule.passes
+    passes = rule.passes
     if not rule.is_of_lines:  # its stages see whole matrices, and go on to
-        before = tuple(replace(x, of_matrices=True) if isinstance(x, Stage) else x for x in before)
+        passes = tuple(replace(x, of_matrices=True) if isinstance(x, Stage) else x for x in passes)
     return around(
         rule,
         name,
         floored_step,
         "https://github.com/KellerJordan/modded-nanogpt/pull/328",
         passes=(
-            *before,
+            *passes,
             Measure(StepMeasure(rule.update, step_squares), makes="floor_step", over="row"),
             Measure(variable_squares, makes="floor_variable", over="row"),
             Stage(partial(lengthen_rows, row_floor_least=float(least))),

@@ -17,7 +17,7 @@ def step_products(var, grad, base, step):
 
 
 def scaled_step(var, grad, base, step, *, trust_scale):
-    """Once per element."""
+    """Return the updated variable."""
     return moved(base, step * trust_scale)
 
 
@@ -49,12 +49,12 @@ def trust_ratio(rule: Rule) -> Rule:
 
 
 def step_on_sphere(var, grad, base, step, *, sphere_back, sphere_along):
-    """Once per element; what decays would be put back anyway."""
+    """Return the updated variable; what decays would be put back anyway."""
     return moved(where(sphere_back == 0, base, var * sphere_back), step * sphere_along)
 
 
 def turn(*, sphere_variable, sphere_step, sphere_product, radius, learning_rate):
-    """The norm that a step leads to follows from three sums; without a radius it is the rule's.
+    """Return the factors of step and variable that keep the norm, and the radius.
 
     Args:
         sphere_variable, sphere_step, sphere_product: Sums of the variable's and of the step's
@@ -63,13 +63,19 @@ def turn(*, sphere_variable, sphere_step, sphere_product, radius, learning_rate)
         learning_rate: How long the step is, as a share of the radius.
     """
     radius = wide(narrow(where(radius < 0, sqrt(sphere_variable), radius), learning_rate))
-    along = learning_rate * radius / sqrt(where(sphere_step > 0, sphere_step, 1.0))
-    after = sphere_variable + 2 * along * sphere_product + along * along * sphere_step
-    moves = (radius > 0) & (sphere_step > 0) & (after > 0)
-    back = where(moves, radius / sqrt(where(moves, after, 1.0)), where(radius > 0, 1.0, 0.0))
+    along_factor = learning_rate * radius / sqrt(where(sphere_step > 0, sphere_step, 1.0))
+    end_squares = (
+        sphere_variable
+        + 2 * along_factor * sphere_product
+        + along_factor * along_factor * sphere_step
+    )
+    moves = (radius > 0) & (sphere_step > 0) & (end_squares > 0)
+    back_factor = where(
+        moves, radius / sqrt(where(moves, end_squares, 1.0)), where(radius > 0, 1.0, 0.0)
+    )
     return {
-        "sphere_back": back,
-        "sphere_along": where(moves, along * back, 1.0),
+        "sphere_back": back_factor,
+        "sphere_along": where(moves, along_factor * back_factor, 1.0),
         "radius": narrow(radius, learning_rate),
     }
 

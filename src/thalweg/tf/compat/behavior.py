@@ -99,7 +99,7 @@ def begins_graphs(function: F) -> F:
 
     @functools.wraps(function)
     def call(*args: object, **kwargs: object) -> Any:
-        if not process.settled:
+        if not process.is_mode_fixed:
             arguments = leaves_of((args, kwargs))
             if not any(isinstance(argument, torch.Tensor) for argument in arguments):
                 begin_graphs()
