@@ -351,7 +351,7 @@ GOOD = {
 
 
 def attempt(name: str, share: float) -> str:
-    """What became of one of them, with so much of a storage left: a word if it ended well."""
+    """Return the outcome of a case with a share of its storage left; one word if it ended well."""
     SHARE_LEFT[0] = share
     act, param = CASES[name]()
     old = param.detach().clone()

@@ -87,7 +87,7 @@ def of_average(victim: str, debiased: bool) -> Build:
 
 
 def of_first(make: Callable[[], Any]) -> Build:
-    """What keeps an average takes its first step."""
+    """Build a first step of an optimizer or an average."""
 
     def build() -> list[Any]:
         p, q = pair()
@@ -144,7 +144,7 @@ def of_decay() -> list[Any]:
 
 
 def of_lr(make: Callable[..., Any]) -> Build:
-    """The same of an optimizer of torch's kind."""
+    """Build a case of a torch-style optimizer whose learning rate was cut."""
 
     def build() -> list[Any]:
         p, q = (torch.nn.Parameter(torch.ones(SIZE)) for _ in "pq")
@@ -159,7 +159,7 @@ def of_lr(make: Callable[..., Any]) -> Build:
 
 
 def of_state(make: Callable[..., Any], key: str) -> Build:
-    """What `load_state_dict` is given."""
+    """Build a case of `load_state_dict` whose state was cut."""
 
     def build() -> list[Any]:
         p, q = (torch.nn.Parameter(torch.ones(SIZE)) for _ in "pq")
@@ -194,7 +194,7 @@ def of_files(act: Callable[..., Any], victim: str) -> Build:
 
 
 def of_graph(victim: str, act: Callable[..., Any]) -> Build:
-    """What a session runs, where what it has of a variable, or is fed, was cut."""
+    """Build a run of a session in which a variable or a fed tensor was cut."""
 
     def build() -> list[Any]:
         graph = v1.Graph()
@@ -229,7 +229,7 @@ def of_graph(victim: str, act: Callable[..., Any]) -> Build:
 
 
 def in_graph(make: Callable[[Tensor], Any]) -> Callable[[Tensor], Any]:
-    """What a session makes of a constant."""
+    """Return a function that runs an operation on a constant in a session."""
 
     def act(value: Tensor) -> Any:
         with v1.Graph().as_default(), v1.Session() as session:

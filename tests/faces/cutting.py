@@ -91,7 +91,7 @@ VICTIMS = ("variable", "slot", "gradient")
 
 
 def outcome(step: Callable[[], Any], tensors_of: Callable[[], list[Tensor]]) -> str:
-    """What became of a step: "refused", of which nothing is seen, "taken", or what was changed."""
+    """Return the outcome of a step: "refused" (nothing changed), "taken", or a description."""
     initial = [tensor.detach().clone() for tensor in tensors_of()]
     try:
         step()
@@ -194,7 +194,7 @@ def mixed(name: str, victim: str) -> str:
 
 
 def attempt(kind: str, *args: Any) -> str:
-    """What became of one training."""
+    """Return the outcome of one training."""
     run_case: Any = {"updating": updating, "constrained": constrained, "mixed": mixed}[kind]
     return run_case(*args)
 

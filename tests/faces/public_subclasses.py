@@ -784,7 +784,7 @@ CASES = {
 
 
 def taken(case: str) -> dict[str, Any]:
-    """What becomes of one of `CASES`."""
+    """Return the outcomes of one of `CASES`."""
     mode, face, name = CASES[case]
     return mode(face, name)
 

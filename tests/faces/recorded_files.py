@@ -16,7 +16,7 @@ from thalweg.v1 import train
 
 
 class Folder(NamedTuple):
-    """What is written into a folder, and what it tells who goes on from there."""
+    """A writer of a folder, and a reader that continues from there."""
 
     write: Callable[[Path], Any]
     tell: Callable[[Path], Any]

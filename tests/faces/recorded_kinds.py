@@ -36,7 +36,7 @@ STEPS = 2
 
 
 class Kind(NamedTuple):
-    """How an object is made, and what it tells once it has gone on; both take no more than that."""
+    """A function that builds an object, and one that describes it after another step."""
 
     make: Callable[[], Any]
     tell: Callable[[Any], Any]

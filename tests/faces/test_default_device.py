@@ -316,7 +316,7 @@ for optimizer in (keras.optimizers.Nadam(0.1), train.AdamOptimizer(0.1)):
 
 
 def test_defaults_may_be_set_before_the_package_is_imported() -> None:
-    """What is allocated once in a process, when it is first needed, is on the CPU, too."""
+    """Tensors allocated once per process, at the first use, are on the CPU, too."""
     with (
         fresh_process.Fresh(PROGRAM, "float32") as usual_run,
         fresh_process.Fresh(PROGRAM, "meta") as other_run,

@@ -81,7 +81,7 @@ def samples(case: Case, step: int) -> dict[str, np.ndarray]:
 
 
 def check(case: Case, step: int, key: str, got: np.ndarray, digest: int, sample: Any) -> None:
-    """The same bits, or for what `BOUNDS` lists the recorded elements within the bound."""
+    """Assert equal bits or, for entries of `BOUNDS`, recorded elements within the bound."""
     if record.digest(got) == digest:
         return
     names, rtol, atol, _ = BOUNDS.get((case["rule"], case["dtype"]), ((), 0.0, 0.0, ""))

@@ -1,4 +1,4 @@
-"""What is raised in a step says, truly, whether it was taken; in every face."""
+"""Errors raised in a step state truly whether it was taken, in every front end."""
 
 from __future__ import annotations
 

@@ -134,7 +134,7 @@ def start(dtype: torch.dtype) -> list[torch.Tensor]:
 
 
 def gradients(step: int, dtype: torch.dtype) -> list[torch.Tensor]:
-    """What `loss` has as gradients: of the whole variable, and of the rows that are looked up."""
+    """Return the gradients of `loss`: of the full variable, and of the rows that are looked up."""
     return [
         values(SHAPE, 10 + step, dtype),
         values((len(ROWS), TABLE[1]), 20 + step, dtype),

@@ -48,7 +48,7 @@ BOUNDS = promised()
 
 
 def distance(got: torch.Tensor, golden: np.ndarray) -> float:
-    """How far they are apart at most, in units of the largest element recorded."""
+    """Return the largest difference, in units of the largest recorded element."""
     target = torch.from_numpy(golden).view(got.dtype).double()
     assert bool(target.isfinite().all())
     return ((got.detach().double() - target).abs().max() / target.abs().max().clamp(1e-30)).item()

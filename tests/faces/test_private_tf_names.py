@@ -1,4 +1,4 @@
-"""What subclasses and scripts reach for inside of TensorFlow's optimizers."""
+"""Private names of TensorFlow's optimizers that subclasses and scripts use."""
 
 from __future__ import annotations
 

@@ -223,7 +223,7 @@ def test_a_closure_may_step() -> None:
 
 @pytest.mark.parametrize("steps", [1, 6])
 def test_a_state_that_is_read_within_a_step_is_that_of_before_or_after(steps: int) -> None:
-    """What a handler of SIGTERM saves."""
+    """State dicts that a handler of SIGTERM saves within a step."""
 
     def read(param: Any, optimizer: Any) -> list[torch.Tensor]:
         slots = optimizer.state_dict()["state"].get(0, {})

@@ -1,4 +1,4 @@
-"""What is done to variables between two steady steps is noticed by the next."""
+"""Changes to variables between two replayed steps are noticed by the next step."""
 
 from __future__ import annotations
 

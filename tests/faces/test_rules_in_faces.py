@@ -40,7 +40,7 @@ def floating(opt: Any, variables: list[Any]) -> list[Tensor]:
 
 
 def trained(name: str, start: list[Tensor], steps: list[list[Any]], engine: Any) -> list[Tensor]:
-    """What has become of variables and slots under one engine."""
+    """Return variables and slots after the steps of one engine."""
     variables = [Variable(value.clone(), f"w{place}") for place, value in enumerate(start)]
     opt = by_rule()[name].make(0.1)
     opt.engine = engine
@@ -107,7 +107,7 @@ def clean(dtypes: tuple[torch.dtype, ...]) -> tuple[list[Tensor], list[Any]]:
 
 
 def spoiled(gradients: list[Any], bad: str, places: list[tuple[int, int]]) -> list[Any]:
-    """The same with a bad number in a vector and in a table of each dtype, at one of the places."""
+    """Copy gradients with a bad number in a vector and in a table of each dtype."""
     grads = list(gradients)
     for index, (place, row) in zip(range(0, len(grads), 4), places, strict=True):
         vector, table = grads[index].clone(), grads[index + 1]

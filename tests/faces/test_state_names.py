@@ -133,14 +133,14 @@ class OfLoss(OfRule):
 
 
 class OfAveragesInLoss(OfLoss):
-    """The same, with averages of the masters."""
+    """Averages of the masters of a mixed training."""
 
     def inside(self, rule: str) -> Any:
         return lambda learning_rate: MovingAverageOptimizer(train.AdamOptimizer(learning_rate))
 
 
 class OfWrapper(OfAveragesInLoss):
-    """The same, with the state of the `MixedPrecisionOptimizerWrapper`."""
+    """State of the `MixedPrecisionOptimizerWrapper`."""
 
     def __init__(self, rule: str) -> None:
         super().__init__(rule)
@@ -192,7 +192,7 @@ def kind(tensor: Tensor) -> str:
 
 
 def differences(slots: Slots, expected: Slots) -> list[str]:
-    """What is to be said of a state, in the order of the slots."""
+    """Return the expected complaints about a state, in the order of the slots."""
     lines = []
     for name, slot in slots.items():
         if name not in expected:

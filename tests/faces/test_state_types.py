@@ -1,4 +1,4 @@
-"""What is in a state, of every face: plain types alone, and all bits and dtypes through a file."""
+"""States of every front end hold plain types and keep all bits and dtypes through a file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.filterwarnings('ignore:dtype is "mixed", but nothing')
 
 
 def types(value: Any) -> set[type]:
-    """Those of all leaves; containers of other classes are leaves."""
+    """Return the types of all leaves; containers of other classes are leaves."""
     if type(value) is dict:
         return types([*value.keys(), *value.values()])
     if type(value) in (list, tuple):

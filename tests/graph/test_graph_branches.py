@@ -24,7 +24,7 @@ ROWS = np.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]], "f4")
 
 
 def both(build: Callable[..., Any], *arrays: Any) -> list[Any]:
-    """What `build` gives of these arrays, eagerly and in a graph."""
+    """Return the leaves of `build` for these arrays, computed eagerly and in a graph."""
     eager = build(*(tf.constant(array) for array in arrays))
     values = [[np.asarray(leaf.detach()) for leaf in leaves_of(eager)]]
     with tf.Graph().as_default():

@@ -29,7 +29,7 @@ def settings() -> Iterator[None]:
 
 
 def fetched(w: Any, opt: Any, steps: int = 3) -> tuple[list[Any], list[Any]]:
-    """What is fetched of the variable and its slot, beside the step and after it."""
+    """Return the values of a variable and its slot, fetched with the step and after it."""
     w2 = w * 1.0
     loss, slots = tf.reduce_sum(w * w), opt.get_slot_names
     op = opt.minimize(loss)

@@ -1,4 +1,4 @@
-"""What one call of `apply_gradients` adds to a graph is one update, whoever wrote the method."""
+"""One call of `apply_gradients` adds one update to a graph, whoever wrote the method."""
 
 from __future__ import annotations
 

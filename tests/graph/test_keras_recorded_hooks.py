@@ -200,7 +200,7 @@ class AtEachRun(InTorch):
 
 
 class ByValue(AtEachRun):
-    """What only a run has."""
+    """An optimizer whose hook reads values, which only a run has."""
 
     def _resource_apply_dense(self, grad: Any, var: Any, apply_state: Any = None) -> None:
         if float(grad.sum()) != 0.0:

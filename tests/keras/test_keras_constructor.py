@@ -1,4 +1,4 @@
-"""What constructors accept and refuse, and the options that clip."""
+"""Arguments of constructors, and the options that clip."""
 
 from __future__ import annotations
 

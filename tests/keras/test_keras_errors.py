@@ -1,4 +1,4 @@
-"""What a constructor is given in error: refused at once, by the name of the argument."""
+"""Invalid arguments of constructors raise at once and name the argument."""
 
 from __future__ import annotations
 

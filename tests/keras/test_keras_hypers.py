@@ -16,7 +16,7 @@ HALVING = schedules.ExponentialDecay(1.0, 1, 0.5)
 
 
 def moved(opt: Any, steps: int = 1) -> list[float]:
-    """How far each of some steps with gradient 1 moves a variable down."""
+    """Return how far each step with gradient 1 moves a variable down."""
     w, moves = thalweg.Variable(0.0, dtype="float64"), []
     for _ in range(steps):
         previous = w.item()

@@ -1,4 +1,4 @@
-"""What a process loads that trains with Keras' optimizers alone, and what it can do afterwards."""
+"""Modules that a process loads to train with Keras' optimizers alone, and later imports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an optimizer says of itself."""
+"""Representations of optimizers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What OpenSeq2Seq computed: its recorded numbers, which have as many digits as float32 needs."""
+"""Recorded numbers of OpenSeq2Seq, with as many digits as float32 needs."""
 
 from __future__ import annotations
 

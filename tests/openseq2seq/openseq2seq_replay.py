@@ -71,7 +71,7 @@ def initial(case: Case) -> dict[str, np.ndarray[Any, Any]]:
 
 
 def arguments(case: Case, variables: dict[str, Any], as_shipped: bool) -> dict[str, Any]:
-    """Those of `optimize_loss` that eager mode and graphs have in common."""
+    """Return the arguments of `optimize_loss` that eager mode and graphs have in common."""
     config = case["config"]
     name, rate = config["optimizer"], config["lr_policy"]
     names = config.get("var_list", list(variables))
@@ -91,7 +91,7 @@ def arguments(case: Case, variables: dict[str, Any], as_shipped: bool) -> dict[s
 
 
 def penalties(case: Case, variables: dict[str, Any]) -> list[Any]:
-    """What the regularizers of the case return for their variables."""
+    """Return the penalties of the case's regularizers."""
     options = case["config"].get("l2_regularizer")
     if options is None:
         return []
@@ -118,7 +118,7 @@ class Peers:
 
 
 def trained_eagerly(case: Case, as_shipped: bool) -> Iterator[Observed]:
-    """What there is after each step."""
+    """Yield the observed values after each step."""
     params = {name: Variable(value, name=name) for name, value in initial(case).items()}
     data: dict[str, Any] = {}
     skip, peers, writer = [False], Peers(), Writer()
@@ -153,7 +153,7 @@ def trained_eagerly(case: Case, as_shipped: bool) -> Iterator[Observed]:
 
 
 def trained_in_a_session(case: Case, as_shipped: bool) -> Iterator[Observed]:
-    """What there is after each step."""
+    """Yield the observed values after each step."""
     config = case["config"]
     with _graph.Graph().as_default(), _graph.Session() as session:
         params = {name: _graph.Variable(value, name=name) for name, value in initial(case).items()}
@@ -202,7 +202,7 @@ def named(ending: str) -> Any:
 
 
 def told(writer: Writer, params: dict[str, Any]) -> Observed:
-    """What the summaries of a step say, by the names of the recordings."""
+    """Return the summaries of a step by the names of the recordings."""
     scope = "Loss_Optimization/"
     observed: Observed = {"lr": writer.scalars["learning_rate"]}
     norm = writer.scalars.get(f"{scope}global_gradient_norm")

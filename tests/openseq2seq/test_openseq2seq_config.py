@@ -71,7 +71,7 @@ def regularize(case: Case) -> Callable[[str, Any], bool]:
 
 
 def trained_eagerly(case: Case) -> Iterator[Observed]:
-    """What there is after each step."""
+    """Yield the observed values after each step."""
     params = {name: Variable(value, name=name) for name, value in initial(case).items()}
     data: dict[str, Any] = {}
     skip, peers, writer = [False], Peers(), Writer()
@@ -96,7 +96,7 @@ def trained_eagerly(case: Case) -> Iterator[Observed]:
 
 
 def trained_in_a_session(case: Case) -> Iterator[Observed]:
-    """What there is after each step."""
+    """Yield the observed values after each step."""
     with tf.Graph().as_default(), tf.Session() as session:
         params = {name: tf.Variable(value, name=name) for name, value in initial(case).items()}
         feeds = {

@@ -1,4 +1,4 @@
-"""How long a training is, and what its learning-rate policy is told of that."""
+"""Lengths of trainings, and the parameters of learning-rate policies that depend on them."""
 
 from __future__ import annotations
 

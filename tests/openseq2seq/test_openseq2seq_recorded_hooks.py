@@ -46,7 +46,7 @@ class Momentum(train.Optimizer):
 
 
 class Own(Momentum):
-    """The same by an `apply_gradients` of its own."""
+    """Momentum by an overriding `apply_gradients`."""
 
     NAME = "Own"
 
@@ -67,7 +67,7 @@ class Own(Momentum):
 
 
 class InTorch(Momentum):
-    """The same by torch's functions that write in place."""
+    """Momentum by torch's functions that write in place."""
 
     NAME = "InTorch"
 
@@ -146,7 +146,7 @@ def eagerly(options: dict[str, Any]) -> list[Any]:
 
 
 def in_a_session(options: dict[str, Any], optimizer: Any) -> tuple[list[Any], Any]:
-    """The same in a graph, and the optimizer."""
+    """Return the values after each step in a graph, and the optimizer."""
     optimizers = []
 
     def make(learning_rate: Any) -> Any:

@@ -180,7 +180,7 @@ def by_updates(scaler: AutomaticLossScaler, events: list[tuple[bool, Any]]) -> I
 
 
 def by_formula(scaler: AutomaticLossScaler, events: list[tuple[bool, Any]]) -> Iterator[Any]:
-    """The same without variables."""
+    """Yield the scales without reading variables."""
     policy, state = scaler.scaler._policy(), scaler.scaler._initial()
     for has_nan, amax in events:
         state |= policy(state, amax, has_nan or math.isinf(amax))

@@ -49,7 +49,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 class Told(NamedTuple):
-    """What a directory of events holds: by tag the step and the numbers of each event."""
+    """Return step and numbers of each event of a directory, by tag."""
 
     scalars: dict[str, list[tuple[int, float]]]
     histograms: dict[str, list[tuple[int, list[float]]]]
@@ -250,7 +250,7 @@ def test_tags_are_distinct() -> None:
 
 
 def collected(serialized: bytes) -> Told:
-    """What a `Summary` holds, as `read` gives it, for step 0."""
+    """Return the contents of a `Summary` in the form of `read`, for step 0."""
     summary = protos.Summary.FromString(serialized)
     scalars = {
         value.tag: [(0, value.simple_value)]
@@ -267,7 +267,7 @@ def collected(serialized: bytes) -> Told:
 
 
 def merged(folder: Path, options: dict[str, Any], **overrides: Any) -> tuple[list[bytes], Told]:
-    """What `merge_all` gives in each run, alone and beside the step; and what the writer got."""
+    """Return the outputs of `merge_all` in each run, and the events that the writer got."""
     separate, merged_runs = [], []
     with _graph.Graph().as_default(), _graph.Session() as session, SummaryWriter(folder) as writer:
         w = _graph.Variable(torch.tensor(START["w"], dtype=torch.float16), name="w")

@@ -1,4 +1,4 @@
-"""What code written for TensorFlow asks of dtypes, shapes, tensors and variables of torch's."""
+"""TensorFlow's attributes and methods on dtypes, shapes, tensors and variables of torch."""
 
 from __future__ import annotations
 

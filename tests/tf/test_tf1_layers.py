@@ -26,7 +26,7 @@ def graph() -> Iterator[tf.Graph]:
 
 
 def valued(fetch: Any, feeds: Any = None) -> Any:
-    """What a new session gives."""
+    """Return the values of tensors in a new, initialized session."""
     with tf.Session() as session:
         session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
         return session.run(fetch, feeds)

@@ -22,7 +22,7 @@ def graph() -> Iterator[tf.Graph]:
 
 
 def events(folder: Path) -> list[Any]:
-    """What lies in the files of a folder by time, but for the version that each begins with."""
+    """Return the events in a folder's files by time, without the version events."""
     from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
 
     new_events = []

@@ -207,7 +207,7 @@ def test_models_without_weights_are_summed_up(unbuilt: str) -> None:
 
 
 def metrics_of_two(**metrics: Any) -> dict[str, float]:
-    """What metrics say of the outputs 2 and 0 where 0 was expected, as tf_keras has them."""
+    """Return the metrics for outputs 2 and 0 where 0 was expected, named as in tf_keras."""
     inputs = tf.keras.Input((2,))
     ends = [
         tf.keras.layers.Dense(1, kernel_initializer=start, name=name)(inputs)

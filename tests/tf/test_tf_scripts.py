@@ -1,4 +1,4 @@
-"""What scripts use around training: `tf.flags`, `tf.app`, `tf.logging`, `tf.gfile`."""
+"""Modules that scripts use around training: `tf.flags`, `tf.app`, `tf.logging`, `tf.gfile`."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def bound_of(case_id: str) -> int:
 
 
 def check(case_id: str, label: str, got: Any, golden: Any) -> None:
-    """The same bits, or values within the case's bound."""
+    """Assert equal bits, or values within the case's bound."""
     got = np.asarray(got)
     assert (got.shape, got.dtype) == (golden.shape, golden.dtype), label
     bound = bound_of(case_id) * np.spacing(np.abs(golden).max(initial=0))

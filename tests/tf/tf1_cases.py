@@ -508,7 +508,7 @@ Pixels = Callable[[bytes], Any]
 
 
 def measured(tf: Any, name: str, message: Any, pixels: Pixels) -> dict[str, Any]:
-    """What a library makes of a case.
+    """Return the outputs, gradients and variables that a library computes for a case.
 
     Args:
         tf: `tf.compat.v1`, in graph mode.
@@ -590,7 +590,7 @@ def _of_summary(summary: Any, pixels: Pixels) -> dict[str, Any]:
 
 
 def told(values: dict[str, Any]) -> dict[str, Any]:
-    """The same in few numbers: of an array its shape, its norm, and a sum with changing weights."""
+    """Reduce each array to its shape, its norm, and a sum with changing weights."""
     return {key: y if isinstance(y, list) else _short(y) for key, y in values.items()}
 
 

@@ -315,7 +315,7 @@ class Rectified(Written):
         return tf.where(step <= first, rate * (step / first), decayed_rate)
 
     def _seen(self, grad: Any, m_t: Any) -> Any:
-        """What the second moment is the average of."""
+        """Return the values that the second moment averages."""
         return tf.square(grad)
 
     def _move(self, m_t: Any, v_t: Any, var: Any) -> Any:

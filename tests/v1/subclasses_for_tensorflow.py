@@ -434,7 +434,7 @@ WITHOUT_ROWS = ("Largest",)  # whose sparse gradients TensorFlow leaves to Adam'
 
 
 def taken(name: str, counts: bool) -> dict[str, Any]:
-    """What an optimizer makes of a few steps.
+    """Return names, operations and values after each of a few steps.
 
     Args:
         name: One of `CASES`.

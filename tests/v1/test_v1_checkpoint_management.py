@@ -1,4 +1,4 @@
-"""Which checkpoints there are, what is in them, and variables that begin with them."""
+"""Listing and reading checkpoints, and `init_from_checkpoint`."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def gradients(dtype: Any) -> Iterator[dict[str, Gradient]]:
 
 
 def hypers(case: str, name: str, dtype: Any, rate: float) -> dict[str, Any]:
-    """What the oracle of one variable is told; Python floats are float32 on the way."""
+    """Return the hyperparameters of one variable's oracle; Python floats pass through float32."""
     kwargs = {key: value for key, value in CASES[case][1].items() if isinstance(value, float)}
     scalars = {key: dtype(np.float32(value)) for key, value in kwargs.items()}
     scalars["learning_rate"] = dtype(np.float32(rate))

@@ -42,7 +42,7 @@ each_optimizer = pytest.mark.parametrize("kind", list(OPTIMIZERS))
 
 
 def names_of(opt: Any, var: Any) -> Names:
-    """What the slots of a variable are called, by the short names of `get_slot`."""
+    """Return the names of a variable's slots by the short names of `get_slot`."""
     slots = {name: opt.get_slot(var, name) for name in opt.get_slot_names()}
     return {name: slot.op.name for name, slot in slots.items()}
 

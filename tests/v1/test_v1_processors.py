@@ -1,4 +1,4 @@
-"""What optimizers with an `apply_gradients` of their own call, as TensorFlow's does."""
+"""Private hooks and processors that an overriding `apply_gradients` calls."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MAKERS: dict[str, Callable[[], Any]] = {
 
 
 def applied(opt: Any, pairs: list[tuple[Any, Any]]) -> Any:
-    """What an `apply_gradients` does that calls the hooks itself."""
+    """Call the hooks of a step one by one, as an overriding `apply_gradients` does."""
     opt._create_slots([var for _, var in pairs])
     opt._prepare()
     updates = [base._get_processor(var).update_op(opt, grad) for grad, var in pairs]

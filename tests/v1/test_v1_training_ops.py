@@ -154,7 +154,7 @@ def test_dense_kernels_are_their_optimizers(
 
 
 def initial(opt: Any, var: Variable, slots: list[str]) -> list[torch.Tensor]:
-    """What the slots of an optimizer start from."""
+    """Return the initial values of an optimizer's slots."""
     opt._create_slots([var])
     return [opt.get_slot(var, name).detach().clone() for name in slots]
 

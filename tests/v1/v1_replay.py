@@ -37,7 +37,7 @@ def gradient(case: Case, name: str, step: int) -> Any:
 
 
 def calls(case: Case) -> bool:
-    """Whether a hyperparameter is a callable, which a graph calls once, when it is built."""
+    """Return whether a hyperparameter is a callable; a graph calls it once, when it is built."""
     return any(isinstance(value, dict) for value in case["kwargs"].values())
 
 
@@ -129,7 +129,7 @@ class InGraph(Eager):
         return tf.Variable(value, name=name, **options)
 
     def _place(self, name: str) -> Any:
-        """What a gradient is fed through: a placeholder, or slices of two."""
+        """Return the placeholder that feeds a gradient, or slices of two placeholders."""
         if name not in self._places:
             dtype, variable = self.variables[name].dtype, self.case["vars"][name]
             if variable["grad"] == "dense":
