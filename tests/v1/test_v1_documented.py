@@ -132,7 +132,7 @@ def test_no_variables(name: str, in_graph: bool, pairs: Any) -> None:
 class Noting(train.GradientDescentOptimizer):
     """Keeps what `_distributed_apply` is given."""
 
-    pairs_passed: Any = None
+    grads_and_vars: Any = None
 
     def _distributed_apply(self, distribution: Any, grads_and_vars: Any, *args: Any) -> Any:
         self.grads_and_vars = list(grads_and_vars)

@@ -20,7 +20,7 @@ with_and_without_hook = pytest.mark.parametrize("hooked", [False, True], ids=["r
 class Hooked(train.MomentumOptimizer):
     """Momentum whose hook hands each variable to the rule, and fails at one of them if told to."""
 
-    hook_calls = 0
+    call_count = 0
     fails_at = ""
 
     def _apply_dense(self, grad: Any, var: Any) -> Any:

@@ -45,7 +45,7 @@ def test_slots_beside_an_eager_variable(kind: str) -> None:
     assert slot.dtype == getattr(torch, dtype)
 
 
-@many("beside", ["variable", "tensor"])
+@many("source", ["variable", "tensor"])
 @many("kind", list(SLOT_MAKERS))
 def test_slots_of_a_graph(kind: str, source: str) -> None:
     make, expected, dtype = SLOT_MAKERS[kind]
