@@ -76,41 +76,23 @@ tell()
 
 
 def test_fit_is_that_of_one_process_with_all_examples(tmp_path: Path) -> None:
-<<<<<<< HEAD
-    first, *others = run_ranks(FIT, tmp_path)
-    alone, replicas = first
-    assert all(each == first for each in others)
-    for one, all_ in zip(alone, replicas, strict=True):
-        assert all_ == [pytest.approx(row, rel=1e-4, abs=1e-6) for row in one]
-=======
-    first, *peers = told_by_ranks(FIT, tmp_path)
+    first, *peers = run_ranks(FIT, tmp_path)
     single, replicas = first
     assert all(peer == first for peer in peers)
     for expected, actual in zip(single, replicas, strict=True):
         assert actual == [pytest.approx(row, rel=1e-4, abs=1e-6) for row in expected]
->>>>>>> tests-files
 
 
 def test_four_ranks(tmp_path: Path) -> None:
     names = "resumed_jobs", "ordered_sums", "files_that_several_ranks_write", "many_buckets"
     kernels = "replicas_hold_equal_bits_in_kernels"
-<<<<<<< HEAD
-    told = run_ranks(Path(distribute_cases.__file__), tmp_path, 4, *names, kernels)
-    check_resumed(told, 4)
-    for each in told:
-        assert each["ordered_sums"][:3] == [True, True, [1.0, 2.0]]
-        assert each["files_that_several_ranks_write"][0] == [True] * 3
-        assert each["many_buckets"] == [True] * 3
-        names, differ = each[kernels]
-=======
-    reports = told_by_ranks(Path(distribute_cases.__file__), tmp_path, 4, *names, kernels)
+    reports = run_ranks(Path(distribute_cases.__file__), tmp_path, 4, *names, kernels)
     check_resumed(reports, 4)
     for report in reports:
         assert report["ordered_sums"][:3] == [True, True, [1.0, 2.0]]
         assert report["files_that_several_ranks_write"][0] == [True] * 3
         assert report["many_buckets"] == [True] * 3
         names, differ = report[kernels]
->>>>>>> tests-files
         assert len(names) == len(by_rule())
         assert differ == []
 

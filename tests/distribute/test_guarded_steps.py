@@ -9,13 +9,8 @@ import pytest
 from torch import distributed
 
 import guard_cases
-<<<<<<< HEAD
-from guard_cases import AT, LOST, OPTIMIZERS, TIMEOUT
-from parallel_workers import run_ranks
-=======
 from guard_cases import FAULT_STEP, OPTIMIZERS, TIMEOUT, TIMEOUT_CASES
-from parallel_workers import told_by_ranks
->>>>>>> tests-files
+from parallel_workers import run_ranks
 
 pytestmark = pytest.mark.skipif(
     not distributed.is_available(), reason="torch without torch.distributed"

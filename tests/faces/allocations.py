@@ -19,14 +19,14 @@ class Failing(TorchDispatchMode):
 
     def __init__(self, number: int) -> None:
         super().__init__()
-        self.left = number
+        self.remaining = number
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         schema = func._schema
         writes = any(argument.alias_info is not None for argument in schema.arguments)
-        gives = any(str(value.type) == "Tensor" for value in schema.returns)
-        if gives and not writes:
-            self.left -= 1
-            if self.left == -1:
+        is_allocation = any(str(value.type) == "Tensor" for value in schema.returns)
+        if is_allocation and not writes:
+            self.remaining -= 1
+            if self.remaining == -1:
                 raise MemoryError(f"{func} found no memory")
         return func(*args, **(kwargs or {}))

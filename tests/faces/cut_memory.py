@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cut_values import KEPT, SIZE, VALUES, cut
+from cut_values import SHARE_LEFT, SIZE, VALUES, cut
 from thalweg import IndexedSlices, Variable, checkpoint, keras, optim, v1
 from thalweg.openseq2seq.optimizers import optimize_loss
 
@@ -36,52 +36,54 @@ class Parts:
         self.p = torch.nn.Parameter(torch.ones(shape, dtype=dtype))
         self.q = torch.nn.Parameter(torch.ones(shape, dtype=dtype))
         self.rows = rows
-        self.made = make([self.p, self.q])
+        self.optimizer = make([self.p, self.q])
         self.step()
 
     def give(self) -> None:
-        for each in (self.p, self.q):
-            each.grad = sparse() if self.rows else torch.ones_like(each)
+        for param in (self.p, self.q):
+            param.grad = sparse() if self.rows else torch.ones_like(param)
 
     def step(self) -> None:
         self.give()
-        self.made.step()
+        self.optimizer.step()
 
     def state(self, key: str) -> Tensor:
-        return self.made.state[self.p][key]
+        return self.optimizer.state[self.p][key]
 
 
-def stepping(make: Any, victim: Callable[[Parts], Tensor], **how: Any) -> Callable[[], list[Any]]:
+def stepping(
+    make: Any, victim: Callable[[Parts], Tensor], **kwargs: Any
+) -> Callable[[], list[Any]]:
     """A step with a gradient, a slot or a parameter that was cut."""
 
     def build() -> list[Any]:
-        own = Parts(make, **how)
-        own.give()
-        cut(victim(own))
-        return [own.made.step, own.q]
+        run = Parts(make, **kwargs)
+        run.give()
+        cut(victim(run))
+        return [run.optimizer.step, run.q]
 
     return build
 
 
-def grad(own: Parts) -> Tensor:
-    assert own.p.grad is not None
-    return own.p.grad
+def grad(run: Parts) -> Tensor:
+    assert run.p.grad is not None
+    return run.p.grad
 
 
-def grad_values(own: Parts) -> Tensor:
-    return grad(own)._values()
+def grad_values(run: Parts) -> Tensor:
+    return grad(run)._values()
 
 
-def grad_indices(own: Parts) -> Tensor:
-    return grad(own)._indices()
+def grad_indices(run: Parts) -> Tensor:
+    return grad(run)._indices()
 
 
 def slot(key: str) -> Callable[[Parts], Tensor]:
-    return lambda own: own.state(key)
+    return lambda run: run.state(key)
 
 
-def param(own: Parts) -> Tensor:
-    return own.p.data
+def param(run: Parts) -> Tensor:
+    return run.p.data
 
 
 def of_several_rules(params: Any) -> Any:
@@ -91,43 +93,43 @@ def of_several_rules(params: Any) -> Any:
 
 def swapping(victim: Callable[[Parts], Tensor]) -> Callable[[], list[Any]]:
     def build() -> list[Any]:
-        own = Parts(lambda p: optim.SGD(p, 0.1, ema_decay=0.5))
-        cut(victim(own))
+        run = Parts(lambda p: optim.SGD(p, 0.1, ema_decay=0.5))
+        cut(victim(run))
 
         def swap() -> None:
-            with own.made.swapped():
+            with run.optimizer.swapped():
                 pass
 
-        return [swap, own.q]
+        return [swap, run.q]
 
     return build
 
 
 def swapping_back() -> list[Any]:
-    own = Parts(lambda p: optim.SGD(p, 0.1, ema_decay=0.5))
+    run = Parts(lambda p: optim.SGD(p, 0.1, ema_decay=0.5))
 
     def swap() -> None:
-        with own.made.swapped():
-            cut(own.p.data)
+        with run.optimizer.swapped():
+            cut(run.p.data)
 
-    return [swap, own.q]
+    return [swap, run.q]
 
 
 def written_since() -> list[Any]:
-    own = Parts(lambda p: optim.Adam(p, 0.1, masters=True), dtype=torch.bfloat16)
-    own.give()
+    run = Parts(lambda p: optim.Adam(p, 0.1, masters=True), dtype=torch.bfloat16)
+    run.give()
     with torch.no_grad():
-        own.p.mul_(2)
-    cut(own.state("master"))
-    return [own.made.step, own.q]
+        run.p.mul_(2)
+    cut(run.state("master"))
+    return [run.optimizer.step, run.q]
 
 
 def flat() -> list[Any]:
-    own = Parts(lambda p: optim.SGD(p, 0.1, gradients="flat"))
-    own.made.zero_grad()
-    assert own.made._cache.flat is not None
-    cut(own.made._cache.flat.views[0])
-    return [own.made.zero_grad, own.q]
+    run = Parts(lambda p: optim.SGD(p, 0.1, gradients="flat"))
+    run.optimizer.zero_grad()
+    assert run.optimizer._cache.flat is not None
+    cut(run.optimizer._cache.flat.views[0])
+    return [run.optimizer.zero_grad, run.q]
 
 
 def momentum(params: Any) -> Any:
@@ -137,39 +139,41 @@ def momentum(params: Any) -> Any:
 
 def a_first_gradient() -> list[Any]:
     p, q = (torch.nn.Parameter(torch.ones(SIZE)) for _ in "pq")
-    made = optim.SGD([p, q], 0.1, **FOLD)
+    optimizer = optim.SGD([p, q], 0.1, **FOLD)
     p.grad, q.grad = torch.ones(SIZE), torch.ones(SIZE)
     cut(p.grad)
-    return [made.step, q]
+    return [optimizer.step, q]
 
 
 def zeroed() -> list[Any]:
-    own = Parts(lambda p: optim.Adam(p, 0.1))
-    own.give()
-    cut(grad(own))
-    return [lambda: own.made.zero_grad(set_to_none=False), own.q]
+    run = Parts(lambda p: optim.Adam(p, 0.1))
+    run.give()
+    cut(grad(run))
+    return [lambda: run.optimizer.zero_grad(set_to_none=False), run.q]
 
 
 def copied() -> list[Any]:
-    own = Parts(lambda p: optim.Adam(p, 0.1))
-    cut(own.p.data)
-    return [lambda: copy.deepcopy(own.made), own.q]
+    run = Parts(lambda p: optim.Adam(p, 0.1))
+    cut(run.p.data)
+    return [lambda: copy.deepcopy(run.optimizer), run.q]
 
 
-def saved(victim: Callable[[Parts], Tensor], by: str) -> Callable[[], list[Any]]:
+def saved(victim: Callable[[Parts], Tensor], method: str) -> Callable[[], list[Any]]:
     def build() -> list[Any]:
-        own = Parts(lambda p: optim.Adam(p, 0.1))
-        cut(victim(own))
+        run = Parts(lambda p: optim.Adam(p, 0.1))
+        cut(victim(run))
         folder = Path(tempfile.mkdtemp())
 
         def save() -> None:
-            named = {"p": own.p, "q": own.q}
-            if by == "save":
-                checkpoint.save(folder / "made", optimizer=own.made, variables=named)
+            params = {"p": run.p, "q": run.q}
+            if method == "save":
+                checkpoint.save(folder / "made", optimizer=run.optimizer, variables=params)
             else:
-                checkpoint.save_async(folder / "made", optimizer=own.made, variables=named).wait()
+                checkpoint.save_async(
+                    folder / "made", optimizer=run.optimizer, variables=params
+                ).wait()
 
-        return [save, own.q]
+        return [save, run.q]
 
     return build
 
@@ -266,11 +270,11 @@ def of_mixed(victim: str) -> Callable[[], list[Any]]:
             lambda: 0, "Adam", {}, lambda _: 0.1, var_list=[w], dtype="mixed",
             loss_scaling="Backoff", clip_gradients=1.0,
         )  # fmt: skip
-        given = torch.ones(SIZE, dtype=torch.float16)
+        gradient = torch.ones(SIZE, dtype=torch.float16)
         for _ in range(3):
-            step.apply_gradients([given])
-        cut({"gradient": given, "variable": w}[victim])
-        return [lambda: step.apply_gradients([given]), torch.ones(1)]
+            step.apply_gradients([gradient])
+        cut({"gradient": gradient, "variable": w}[victim])
+        return [lambda: step.apply_gradients([gradient]), torch.ones(1)]
 
     return build
 
@@ -280,7 +284,7 @@ def merged(averages: Any, p: Variable, q: Variable) -> None:
 
 
 def zeros(opt: Any) -> list[Any]:
-    return [torch.zeros(each.shape, dtype=each.dtype).numpy() for each in opt.weights]
+    return [torch.zeros(weight.shape, dtype=weight.dtype).numpy() for weight in opt.weights]
 
 
 KERAS: dict[str, Callable[[Any, Variable], Any]] = {
@@ -304,7 +308,7 @@ V1: dict[str, Callable[[Any, Variable], Any]] = {
     "apply": lambda opt, p: opt.apply_gradients([(torch.ones(SIZE), p)]),
     "state_dict": lambda opt, p: copy.deepcopy(opt.state_dict()),
     "load_state_dict": lambda opt, p: opt.load_state_dict(
-        {k: torch.zeros_like(each) for k, each in opt.state_dict().items()}
+        {k: torch.zeros_like(tensor) for k, tensor in opt.state_dict().items()}
     ),
 }
 SLICES: dict[str, Callable[[IndexedSlices], Any]] = {
@@ -313,7 +317,7 @@ SLICES: dict[str, Callable[[IndexedSlices], Any]] = {
     "check_range": lambda slices: slices.check_range(SIZE),
     "repr": repr,
 }
-OTHERS: dict[str, Callable[[], list[Any]]] = {
+OTHER_CASES: dict[str, Callable[[], list[Any]]] = {
     **{
         f"keras {name}, {victim}": of_optimizer(lambda: keras.optimizers.Adam(0.1), act, victim)
         for name, act in KERAS.items()
@@ -333,7 +337,7 @@ OTHERS: dict[str, Callable[[], list[Any]]] = {
     },
     **{f"mixed, {victim}": of_mixed(victim) for victim in ("gradient", "variable")},
 }
-CASES = {**OPTIM, **OTHERS, **VALUES}
+CASES = {**OPTIM, **OTHER_CASES, **VALUES}
 # What does not touch what was cut; a text says that it was.
 GOOD = {
     *(f"keras {name}, variable" for name in ("get_weights", "set_weights", "deepcopy", "repr")),
@@ -346,18 +350,18 @@ GOOD = {
 }
 
 
-def attempt(name: str, kept: float) -> str:
-    """What became of one of them, with so much of a storage left: a word if it ended well."""
-    KEPT[0] = kept
-    act, other = CASES[name]()
-    before = other.detach().clone()
+def attempt(name: str, share: float) -> str:
+    """Return the outcome of a case with a share of its storage left; one word if it ended well."""
+    SHARE_LEFT[0] = share
+    act, param = CASES[name]()
+    old = param.detach().clone()
     try:
         act()
     except (ValueError, TypeError, RuntimeError) as error:
-        said = f"{type(error).__name__}: {error}"
+        text = f"{type(error).__name__}: {error}"
     else:
-        said = "taken"
-    return said if torch.equal(other.detach(), before) or said == "taken" else f"changed, {said}"
+        text = "taken"
+    return text if torch.equal(param.detach(), old) or text == "taken" else f"changed, {text}"
 
 
 def warm() -> None:

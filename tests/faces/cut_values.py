@@ -20,15 +20,15 @@ from thalweg.v1 import train, training_ops
 from thalweg.v1.train.experimental.loss_scale_optimizer import MixedPrecisionLossScaleOptimizer
 
 SIZE = 33
-KEPT = [0.0]  # how much of a tensor's memory is left
+SHARE_LEFT = [0.0]  # how much of a tensor's memory is left
 Build = Callable[[], list[Any]]
 tf1: Any = tf.compat.v1
 
 
 def cut(tensor: Tensor) -> None:
-    kept = int(tensor.nbytes * KEPT[0])
+    size = int(tensor.nbytes * SHARE_LEFT[0])
     start = tensor.storage_offset() * tensor.itemsize
-    tensor.untyped_storage().resize_(start + kept if kept else 0)
+    tensor.untyped_storage().resize_(start + size if size else 0)
 
 
 def pair() -> list[Variable]:
@@ -87,15 +87,15 @@ def of_average(victim: str, debiased: bool) -> Build:
 
 
 def of_first(make: Callable[[], Any]) -> Build:
-    """What keeps an average takes its first step."""
+    """Build a first step of an optimizer or an average."""
 
     def build() -> list[Any]:
         p, q = pair()
-        own = make()
+        opt = make()
         cut(p)
-        if isinstance(own, train.ExponentialMovingAverage):
-            return [lambda: own.apply([p, q]), q]
-        return [lambda: own.apply_gradients([(torch.ones(SIZE), p), (torch.ones(SIZE), q)]), q]
+        if isinstance(opt, train.ExponentialMovingAverage):
+            return [lambda: opt.apply([p, q]), q]
+        return [lambda: opt.apply_gradients([(torch.ones(SIZE), p), (torch.ones(SIZE), q)]), q]
 
     return build
 
@@ -103,7 +103,7 @@ def of_first(make: Callable[[], Any]) -> Build:
 def of_scaled(part: str) -> Build:
     def build() -> list[Any]:
         p, q = (Variable(torch.ones(SIZE, 2), name=name) for name in "pq")
-        own = MixedPrecisionLossScaleOptimizer(train.AdamOptimizer(0.1), "dynamic")
+        opt = MixedPrecisionLossScaleOptimizer(train.AdamOptimizer(0.1), "dynamic")
         grad: Any = torch.ones(SIZE, 2)
         victim = grad
         if part in ("values", "indices"):
@@ -116,7 +116,7 @@ def of_scaled(part: str) -> Build:
             )
             victim = getattr(grad, part)()
         cut(victim)
-        return [lambda: own.apply_gradients([(grad, p), (torch.ones(SIZE, 2), q)]), q]
+        return [lambda: opt.apply_gradients([(grad, p), (torch.ones(SIZE, 2), q)]), q]
 
     return build
 
@@ -127,10 +127,10 @@ def of_rate(make: Callable[[Any], Any], kind: Callable[..., Any] = Variable) -> 
     def build() -> list[Any]:
         rate = kind(0.1)
         p, q = pair()
-        own = make(rate)
-        own.apply_gradients([(torch.ones(SIZE), p), (torch.ones(SIZE), q)])
+        opt = make(rate)
+        opt.apply_gradients([(torch.ones(SIZE), p), (torch.ones(SIZE), q)])
         cut(rate)
-        return [lambda: own.apply_gradients([(torch.ones(SIZE), p), (torch.ones(SIZE), q)]), q]
+        return [lambda: opt.apply_gradients([(torch.ones(SIZE), p), (torch.ones(SIZE), q)]), q]
 
     return build
 
@@ -144,35 +144,35 @@ def of_decay() -> list[Any]:
 
 
 def of_lr(make: Callable[..., Any]) -> Build:
-    """The same of an optimizer of torch's kind."""
+    """Build a case of a torch-style optimizer whose learning rate was cut."""
 
     def build() -> list[Any]:
         p, q = (torch.nn.Parameter(torch.ones(SIZE)) for _ in "pq")
-        own = make([p, q], lr=torch.tensor(0.1))
+        opt = make([p, q], lr=torch.tensor(0.1))
         for _ in range(2):
             p.grad, q.grad = torch.ones(SIZE), torch.ones(SIZE)
-            own.step()
-        cut(own.param_groups[0]["lr"])
-        return [own.step, q]
+            opt.step()
+        cut(opt.param_groups[0]["lr"])
+        return [opt.step, q]
 
     return build
 
 
 def of_state(make: Callable[..., Any], key: str) -> Build:
-    """What `load_state_dict` is given."""
+    """Build a case of `load_state_dict` whose state was cut."""
 
     def build() -> list[Any]:
         p, q = (torch.nn.Parameter(torch.ones(SIZE)) for _ in "pq")
-        own = make([p, q])
+        opt = make([p, q])
         p.grad, q.grad = torch.ones(SIZE), torch.ones(SIZE)
-        own.step()
-        given = own.state_dict()
-        given["state"] = {
-            place: {name: each.clone() for name, each in kept.items()}
-            for place, kept in given["state"].items()
+        opt.step()
+        state_read = opt.state_dict()
+        state_read["state"] = {
+            place: {name: slot.clone() for name, slot in slots.items()}
+            for place, slots in state_read["state"].items()
         }
-        cut(given["state"][0][key])
-        return [lambda: own.load_state_dict(given), own.state[q][key]]
+        cut(state_read["state"][0][key])
+        return [lambda: opt.load_state_dict(state_read), opt.state[q][key]]
 
     return build
 
@@ -180,56 +180,56 @@ def of_state(make: Callable[..., Any], key: str) -> Build:
 def of_files(act: Callable[..., Any], victim: str) -> Build:
     def build() -> list[Any]:
         p, q = pair()
-        own = keras.optimizers.Adam(0.1)
-        own.apply_gradients([(torch.ones(SIZE), p), (torch.ones(SIZE), q)])
+        opt = keras.optimizers.Adam(0.1)
+        opt.apply_gradients([(torch.ones(SIZE), p), (torch.ones(SIZE), q)])
         folder = tempfile.mkdtemp()
-        checkpoint.save(f"{folder}/own", optimizer=own, variables=[p, q])
-        objects = train.Checkpoint(own=own, p=p, q=q)
+        checkpoint.save(f"{folder}/own", optimizer=opt, variables=[p, q])
+        objects = train.Checkpoint(own=opt, p=p, q=q)
         path = objects.save(f"{folder}/objects")
         q.assign(torch.zeros(SIZE))
-        cut(p if victim == "p" else own.get_slot(p, "m"))
-        return [lambda: act(own, [p, q], folder, objects, path), q]
+        cut(p if victim == "p" else opt.get_slot(p, "m"))
+        return [lambda: act(opt, [p, q], folder, objects, path), q]
 
     return build
 
 
 def of_graph(victim: str, act: Callable[..., Any]) -> Build:
-    """What a session runs, where what it has of a variable, or is fed, was cut."""
+    """Build a run of a session in which a variable or a fed tensor was cut."""
 
     def build() -> list[Any]:
         graph = v1.Graph()
         with graph.as_default():
             p, q = (v1.Variable(torch.ones(SIZE), name=name) for name in "pq")
-            fed = v1.placeholder(torch.float32, (SIZE,), name="p")
-            own, averages = train.AdamOptimizer(0.1), train.ExponentialMovingAverage(0.5)
+            feed = v1.placeholder(torch.float32, (SIZE,), name="p")
+            opt, averages = train.AdamOptimizer(0.1), train.ExponentialMovingAverage(0.5)
             ops: dict[str, Any] = {
-                "step": own.apply_gradients([(torch.ones(SIZE), p), (torch.ones(SIZE), q)]),
-                "step, fed": train.GradientDescentOptimizer(0.1).apply_gradients([(fed, q)]),
+                "step": opt.apply_gradients([(torch.ones(SIZE), p), (torch.ones(SIZE), q)]),
+                "step, fed": train.GradientDescentOptimizer(0.1).apply_gradients([(feed, q)]),
                 "average": averages.apply([p, q]),
                 "histogram": v1.summary.histogram("p", p),
-                "histogram, fed": v1.summary.histogram("p", fed),
+                "histogram, fed": v1.summary.histogram("p", feed),
                 "scatter": v1.scatter_add(p, [1], [1.0]),
                 "assign": q.assign(p),
                 "clip": tf.clip_by_norm(p, 1.0),
                 "add": p + 1,
                 "read": p,
-                "fed": fed + 1,
+                "fed": feed + 1,
             }
             saver = train.Saver()
             session = v1.Session(graph=graph)
             session.run(v1.global_variables_initializer())
         path = saver.save(session, f"{tempfile.mkdtemp()}/model")
-        found = {"p": p, "slot": own.get_slot(p, "m"), "average": averages.average(p)}
-        given = torch.ones(SIZE)
-        cut(given if victim == "fed" else session.leaf(found[victim]))
-        feeds = {fed: given}
+        victims = {"p": p, "slot": opt.get_slot(p, "m"), "average": averages.average(p)}
+        fed_tensor = torch.ones(SIZE)
+        cut(fed_tensor if victim == "fed" else session.leaf(victims[victim]))
+        feeds = {feed: fed_tensor}
         return [lambda: act(session, ops, saver, path, feeds), session.leaf(q)]
 
     return build
 
 
 def in_graph(make: Callable[[Tensor], Any]) -> Callable[[Tensor], Any]:
-    """What a session makes of a constant."""
+    """Return a function that runs an operation on a constant in a session."""
 
     def act(value: Tensor) -> Any:
         with v1.Graph().as_default(), v1.Session() as session:
@@ -275,14 +275,14 @@ SCATTERS: dict[str, Callable[[Any, Tensor, Tensor], Any]] = {
     "method": lambda q, indices, updates: q.scatter_max(IndexedSlices(updates, indices)),
 }
 FILES: dict[str, Callable[..., Any]] = {
-    "restore": lambda own, variables, folder, objects, path: checkpoint.restore(
-        f"{folder}/own", optimizer=own, variables=variables
+    "restore": lambda opt, variables, folder, objects, path: checkpoint.restore(
+        f"{folder}/own", optimizer=opt, variables=variables
     ),
-    "for TensorFlow": lambda own, variables, folder, objects, path: tensorflow.save(
-        f"{folder}/theirs", own, variables
+    "for TensorFlow": lambda opt, variables, folder, objects, path: tensorflow.save(
+        f"{folder}/theirs", opt, variables
     ),
-    "objects": lambda own, variables, folder, objects, path: objects.save(f"{folder}/next"),
-    "objects back": lambda own, variables, folder, objects, path: objects.restore(path),
+    "objects": lambda opt, variables, folder, objects, path: objects.save(f"{folder}/next"),
+    "objects back": lambda opt, variables, folder, objects, path: objects.restore(path),
 }
 RUNS = [
     ("p", "step"), ("slot", "step"), ("p", "average"), ("average", "average"), ("p", "histogram"),
@@ -311,10 +311,10 @@ VALUES: dict[str, Build] = {
         for name, act in SCATTERS.items()
         for victim in ("indices", "updates")
     },
-    **{f"kernel, {each}": of_kernel(each, False) for each in ("p", "slot", "rate", "gradient")},
+    **{f"kernel, {name}": of_kernel(name, False) for name in ("p", "slot", "rate", "gradient")},
     **{
-        f"kernel of rows, {each}": of_kernel(each, True)
-        for each in ("p", "slot", "rate", "gradient", "indices")
+        f"kernel of rows, {name}": of_kernel(name, True)
+        for name in ("p", "slot", "rate", "gradient", "indices")
     },
     **{
         f"assign_moving_average, {victim}, {debiased}": of_average(victim, debiased)
@@ -352,7 +352,7 @@ VALUES: dict[str, Build] = {
     },
     **{
         f"graph {name}, {victim}": of_graph(
-            victim, lambda session, ops, *beside, name=name: session.run(ops[name], beside[-1])
+            victim, lambda session, ops, *args, name=name: session.run(ops[name], args[-1])
         )
         for victim, name in RUNS
     },
@@ -360,8 +360,8 @@ VALUES: dict[str, Build] = {
         f"graph {name}, {victim}": of_graph(victim, act)
         for victim in ("p", "slot", "average")
         for name, act in {
-            "save": lambda session, ops, saver, path, fed: saver.save(session, path, 2),
-            "restore": lambda session, ops, saver, path, fed: saver.restore(session, path),
+            "save": lambda session, ops, saver, path, feed: saver.save(session, path, 2),
+            "restore": lambda session, ops, saver, path, feed: saver.restore(session, path),
         }.items()
     },
     **{f"constant {name}": of_value(in_graph(make)) for name, make in CONSTANTS.items()},

@@ -90,44 +90,44 @@ MAKE: dict[str, Callable[[Cut], Any]] = {
 VICTIMS = ("variable", "slot", "gradient")
 
 
-def outcome(step: Callable[[], Any], looked_at: Callable[[], list[Tensor]]) -> str:
-    """What became of a step: "refused", of which nothing is seen, "taken", or what was changed."""
-    before = [each.detach().clone() for each in looked_at()]
+def outcome(step: Callable[[], Any], tensors_of: Callable[[], list[Tensor]]) -> str:
+    """Return the outcome of a step: "refused" (nothing changed), "taken", or a description."""
+    initial = [tensor.detach().clone() for tensor in tensors_of()]
     try:
         step()
     except Exception as error:
         if not any(word in str(error).lower() for word in ("memory", "not resizable")):
             return f"{type(error).__name__}: {error}"
-        same = all(map(torch.equal, looked_at(), before))
-        return "refused" if same else f"half a step: {error}"
+        is_equal = all(map(torch.equal, tensors_of(), initial))
+        return "refused" if is_equal else f"half a step: {error}"
     return "taken"
 
 
 def updating(name: str, victim: str, sparse: bool, steps: int) -> str:
     """Cut in a hook, or in a function that a step reads."""
     armed: list[Tensor] = []
-    called: list[int] = []
+    calls: list[int] = []
 
     def cut(pairs: Any = None) -> Any:
-        called.append(1)
+        calls.append(1)
         for tensor in armed:
             tensor.untyped_storage().resize_(0)
         return 0.1 if pairs is None else pairs
 
     opt = MAKE[name](cut)
-    w, other = (Variable(torch.ones(ROWS, 16), name=title) for title in ("w", "other"))
+    w, witness = (Variable(torch.ones(ROWS, 16), name=title) for title in ("w", "other"))
     grad: Any = torch.ones(ROWS, 16)
     if sparse:
         grad = IndexedSlices(torch.ones(4, 16), torch.arange(4), (ROWS, 16))
-    pairs = [(torch.ones(ROWS, 16), other), (grad, w)]
+    pairs = [(torch.ones(ROWS, 16), witness), (grad, w)]
     for _ in range(steps):
         opt.apply_gradients(pairs)
     victims = {"variable": lambda: w, "slot": lambda: opt.get_slot(w, "m")}
     victims["gradient"] = lambda: grad.values if sparse else grad
     armed.append(victims[victim]())
-    called.clear()
-    found = outcome(lambda: opt.apply_gradients(pairs), lambda: [other])
-    return found if called or found != "taken" else "not called"
+    calls.clear()
+    message = outcome(lambda: opt.apply_gradients(pairs), lambda: [witness])
+    return message if calls or message != "taken" else "not called"
 
 
 def constrained(face: str, victim: str, twice: bool) -> str:
@@ -135,34 +135,34 @@ def constrained(face: str, victim: str, twice: bool) -> str:
     armed: list[Any] = []
 
     def constraint(value: Tensor) -> Tensor:
-        made = value.detach().clone()
+        copy = value.detach().clone()
         for tensor in armed:
-            (made if tensor is None else tensor).untyped_storage().resize_(0)
-        return value if armed and armed[0] is value else made
+            (copy if tensor is None else tensor).untyped_storage().resize_(0)
+        return value if armed and armed[0] is value else copy
 
     opt: Any = {"keras": KERAS, "v1": V1}[face](0.1)
     w = Variable(torch.ones(ROWS), name="w", constraint=constraint)
-    other = Variable(torch.ones(ROWS), name="other", constraint=lambda value: value * 1)
+    witness = Variable(torch.ones(ROWS), name="other", constraint=lambda value: value * 1)
     count = Variable(torch.zeros((), dtype=torch.int64), name="count", trainable=False)
-    pairs = [(torch.ones(ROWS), w), (torch.ones(ROWS), other)]
+    pairs = [(torch.ones(ROWS), w), (torch.ones(ROWS), witness)]
     pairs += pairs[:1] if twice else []
-    more = {"global_step": count} if face == "v1" else {}
+    extra = {"global_step": count} if face == "v1" else {}
     for _ in range(STEADY):
-        opt.apply_gradients(pairs, **more)
-    victims = {"variable": w, "other": other, "value": None, "counter": count}
+        opt.apply_gradients(pairs, **extra)
+    victims = {"variable": w, "other": witness, "value": None, "counter": count}
     victims["slot"] = opt.get_slot(w, "m")
     armed.append(victims[victim])
-    return outcome(lambda: opt.apply_gradients(pairs, **more), list)
+    return outcome(lambda: opt.apply_gradients(pairs, **extra), list)
 
 
 def mixed(name: str, victim: str) -> str:
     """Cut in what `optimize_loss` calls; the loss itself reads nothing that is cut."""
     armed: list[Tensor] = []
 
-    def cut(given: Any = 0.1, *_: Any) -> Any:
+    def cut(rate: Any = 0.1, *_: Any) -> Any:
         for tensor in armed:
             tensor.untyped_storage().resize_(0)
-        return given
+        return rate
 
     class Writer:
         def add_scalar(self, *_: Any, **__: Any) -> None:
@@ -171,15 +171,15 @@ def mixed(name: str, victim: str) -> str:
         add_histogram = add_scalar
 
     w = Variable(torch.ones(ROWS, dtype=torch.float16), name="w")
-    how: dict[str, Any] = {
+    options: dict[str, Any] = {
         "policy": {"learning_rate_decay_fn": lambda _: cut()},
         "skip": {"iter_size": 2, "skip_update_ph": lambda: bool(cut(0))},
         "writer": {"summary_writer": Writer(), "summaries": ["learning_rate", "gradient_norm"]},
     }[name]
-    how = {"learning_rate_decay_fn": lambda _: 0.1, **how}
+    options = {"learning_rate_decay_fn": lambda _: 0.1, **options}
     step = optimize_loss(
         lambda: 0, "Adam", {}, var_list=[w], dtype="mixed", loss_scaling="Backoff",
-        clip_gradients=1.0, **how,
+        clip_gradients=1.0, **options,
     )  # fmt: skip
     opt: Any = step.optimizer
     grad = torch.ones(ROWS, dtype=torch.float16)
@@ -193,10 +193,10 @@ def mixed(name: str, victim: str) -> str:
     return outcome(step_twice, list)
 
 
-def attempt(kind: str, *how: Any) -> str:
-    """What became of one training."""
-    made: Any = {"updating": updating, "constrained": constrained, "mixed": mixed}[kind]
-    return made(*how)
+def attempt(kind: str, *args: Any) -> str:
+    """Return the outcome of one training."""
+    run_case: Any = {"updating": updating, "constrained": constrained, "mixed": mixed}[kind]
+    return run_case(*args)
 
 
 def warm() -> None:

@@ -17,13 +17,13 @@ from typing import Any
 
 import numpy as np
 
-IS_HERE = importlib.util.find_spec("thalweg") is not None  # or TensorFlow records
-tf: Any = importlib.import_module("thalweg.tf" if IS_HERE else "tensorflow")
+THALWEG = importlib.util.find_spec("thalweg") is not None  # or TensorFlow records
+tf: Any = importlib.import_module("thalweg.tf" if THALWEG else "tensorflow")
 v1 = tf.compat.v1
 keras: Any = (
-    tf.keras.optimizers if IS_HERE else importlib.import_module("tf_keras").optimizers.legacy
+    tf.keras.optimizers if THALWEG else importlib.import_module("tf_keras").optimizers.legacy
 )
-schedules = keras.schedules if IS_HERE else importlib.import_module("tf_keras").optimizers.schedules
+schedules = keras.schedules if THALWEG else importlib.import_module("tf_keras").optimizers.schedules
 
 STEPS = 5
 SHAPES = {"dense/kernel": (2, 3), "dense/bias": (3,), "table": (4, 2)}
@@ -106,13 +106,13 @@ class Rectified(Base):
         )  # fmt: skip
         unbiased = m_t / (1.0 - tf.pow(0.9, t))
         adapted = root * unbiased / (tf.sqrt(v_t / (1.0 - power)) + 1e-7)
-        moved = tf.where(length > 4.0, adapted, unbiased)
-        return tf.group(var.assign_sub(self._rate * moved), m_t, v_t)
+        step = tf.where(length > 4.0, adapted, unbiased)
+        return tf.group(var.assign_sub(self._rate * step), m_t, v_t)
 
     def _finish(self, update_ops: Any, name_scope: str) -> Any:
         with tf.control_dependencies([op for op in update_ops if op is not None]):
-            counted = self._step().assign_add(1.0)
-        return tf.group(*[op for op in update_ops if op is not None], counted, name=name_scope)
+            new_count = self._step().assign_add(1.0)
+        return tf.group(*[op for op in update_ops if op is not None], new_count, name=name_scope)
 
 
 class Bounded(Base):
@@ -152,23 +152,23 @@ class Lookahead(Base):
         self, grads_and_vars: Any, global_step: Any = None, name: Any = None
     ) -> Any:
         pairs = [(grad, var) for grad, var in grads_and_vars if grad is not None]
-        own = [var for _, var in pairs]
+        variables = [var for _, var in pairs]
         with tf.init_scope():
-            self._create_slots(own)
+            self._create_slots(variables)
         step = v1.train.get_or_create_global_step()
-        applied = self._inner.apply_gradients(pairs, step, name)
-        with tf.control_dependencies([] if applied is None else [applied]):
-            due = tf.equal(step % 2, 0)
+        inner_op = self._inner.apply_gradients(pairs, step, name)
+        with tf.control_dependencies([] if inner_op is None else [inner_op]):
+            is_time = tf.equal(step % 2, 0)
 
             def together() -> Any:
-                made = []
-                for var in own:
+                updates = []
+                for var in variables:
                     slow = self.get_slot(var, "slow")
-                    moved = slow.assign(slow + 0.5 * (var - slow))
-                    made.append(var.assign(moved))
-                return tf.group(*made)
+                    new_slow = slow.assign(slow + 0.5 * (var - slow))
+                    updates.append(var.assign(new_slow))
+                return tf.group(*updates)
 
-            return tf.group(tf.cond(due, together, tf.no_op), name=name)
+            return tf.group(tf.cond(is_time, together, tf.no_op), name=name)
 
 
 class Centralized(v1.train.MomentumOptimizer):
@@ -178,12 +178,12 @@ class Centralized(v1.train.MomentumOptimizer):
         super().__init__(0.1, 0.9)
 
     def compute_gradients(self, *args: Any, **kwargs: Any) -> Any:
-        found = []
+        new_pairs = []
         for grad, var in super().compute_gradients(*args, **kwargs):
             if not isinstance(grad, tf.IndexedSlices) and len(grad.shape) > 1:
                 grad = grad - tf.reduce_mean(grad, axis=0, keepdims=True)
-            found.append((grad, var))
-        return found
+            new_pairs.append((grad, var))
+        return new_pairs
 
 
 class Restarting(Base):
@@ -203,16 +203,16 @@ class Restarting(Base):
         return var.assign_sub(rate * grad)
 
     def _finish(self, update_ops: Any, name_scope: str) -> Any:
-        done = [op for op in update_ops if op is not None]
+        ops = [op for op in update_ops if op is not None]
         current, period = self._own("current"), self._own("period")
-        with tf.control_dependencies(done):
-            following = tf.identity(current) + 1.0
-            over = following >= period
-            longer = tf.where(over, period * 2.0, period)
+        with tf.control_dependencies(ops):
+            next_step = tf.identity(current) + 1.0
+            ends = next_step >= period
+            longer = tf.where(ends, period * 2.0, period)
             with tf.control_dependencies([longer]):
-                first = current.assign(tf.where(over, tf.zeros_like(following), following))
+                first = current.assign(tf.where(ends, tf.zeros_like(next_step), next_step))
                 second = period.assign(longer)
-        return tf.group(*done, first, second, name=name_scope)
+        return tf.group(*ops, first, second, name=name_scope)
 
 
 class Averaging(v1.train.GradientDescentOptimizer):
@@ -226,14 +226,14 @@ class Averaging(v1.train.GradientDescentOptimizer):
     ) -> Any:
         pairs = list(grads_and_vars)
         step = v1.train.get_or_create_global_step()
-        applied = super().apply_gradients(pairs, step, name)
-        made = []
-        with tf.control_dependencies([] if applied is None else [applied]):
+        op = super().apply_gradients(pairs, step, name)
+        updates = []
+        with tf.control_dependencies([] if op is None else [op]):
             count = tf.maximum(tf.cast(step, tf.float32) - 1.0, 1.0)
             for _, var in pairs:
                 average = self._zeros_slot(var, "average", self._name)
-                made.append(average.assign_add((var - average) / count))
-        return tf.group(*made)
+                updates.append(average.assign_add((var - average) / count))
+        return tf.group(*updates)
 
 
 class Multiplied(Base):
@@ -278,17 +278,17 @@ class Lars(Base):
     def _update(self, grad: Any, var: Any) -> Any:
         rate: Any = self._rate
         if not any(part in var.name for part in ("bias", "beta")):
-            own, other = tf.norm(var, ord=2), tf.norm(grad, ord=2)
+            norm, size = tf.norm(var, ord=2), tf.norm(grad, ord=2)
             ratio = tf.where(
-                tf.greater(own, 0.0),
-                tf.where(tf.greater(other, 0.0), 0.1 * own / (other + 1e-3 * own + 1e-9), 1.0),
+                tf.greater(norm, 0.0),
+                tf.where(tf.greater(size, 0.0), 0.1 * norm / (size + 1e-3 * norm + 1e-9), 1.0),
                 1.0,
             )
             rate = self._rate * ratio
             grad = grad + 1e-3 * var
         momentum = self.get_slot(var, "momentum")
-        moved = momentum.assign(momentum * 0.9 - rate * grad)
-        return var.assign_add(moved)
+        new_m = momentum.assign(momentum * 0.9 - rate * grad)
+        return var.assign_add(new_m)
 
 
 class Accumulating(Base):
@@ -302,22 +302,22 @@ class Accumulating(Base):
         self, grads_and_vars: Any, global_step: Any = None, name: Any = None
     ) -> Any:
         pairs = [(tf.convert_to_tensor(grad), var) for grad, var in grads_and_vars]
-        own = [var for _, var in pairs]
-        sums = [self._zeros_slot(var, "sum", self._name) for var in own]
+        variables = [var for _, var in pairs]
+        sums = [self._zeros_slot(var, "sum", self._name) for var in variables]
         if tf.executing_eagerly():
-            self._inner._create_slots(own)
-        count = self._create_non_slot_variable(0.0, "count", own[0])
-        added = [total.assign_add(grad) for total, (grad, _) in zip(sums, pairs)]
-        with tf.control_dependencies([*added, count.assign_add(1.0)]):
+            self._inner._create_slots(variables)
+        count = self._create_non_slot_variable(0.0, "count", variables[0])
+        sums_op = [total.assign_add(grad) for total, (grad, _) in zip(sums, pairs)]
+        with tf.control_dependencies([*sums_op, count.assign_add(1.0)]):
 
             def step() -> Any:
-                means = [(total / 2.0, var) for total, var in zip(sums, own)]
-                applied = self._inner.apply_gradients(means, global_step)
-                with tf.control_dependencies([] if applied is None else [applied]):
+                means = [(total / 2.0, var) for total, var in zip(sums, variables)]
+                op = self._inner.apply_gradients(means, global_step)
+                with tf.control_dependencies([] if op is None else [op]):
                     return tf.group(*[total.assign(tf.zeros_like(total)) for total in sums])
 
-            due = tf.equal(count % 2.0, 0.0)
-            return tf.group(tf.cond(due, step, tf.no_op), name=name)
+            is_time = tf.equal(count % 2.0, 0.0)
+            return tf.group(tf.cond(is_time, step, tf.no_op), name=name)
 
 
 V1: dict[str, Callable[[], Any]] = {
@@ -365,8 +365,8 @@ class Slotted(keras.Optimizer):
     def _resource_apply_sparse(
         self, grad: Any, var: Any, indices: Any, apply_state: Any = None
     ) -> Any:
-        whole = tf.math.unsorted_segment_sum(grad, indices, var.shape[0])
-        return self._update(whole, var, apply_state)
+        dense = tf.math.unsorted_segment_sum(grad, indices, var.shape[0])
+        return self._update(dense, var, apply_state)
 
     def get_config(self) -> Any:
         rate = self._serialize_hyperparameter("learning_rate")
@@ -375,10 +375,10 @@ class Slotted(keras.Optimizer):
 
 def rate_of(optimizer: Any, var: Any, apply_state: Any) -> Any:
     device, dtype = var.device, var.dtype.base_dtype
-    found = (apply_state or {}).get((device, dtype)) or optimizer._fallback_apply_state(
+    hypers = (apply_state or {}).get((device, dtype)) or optimizer._fallback_apply_state(
         device, dtype
     )
-    return found["lr_t"]
+    return hypers["lr_t"]
 
 
 class KerasDecaying(Slotted):
@@ -418,10 +418,10 @@ class KerasLamb(Slotted):
         direction = unbiased / (tf.sqrt(v_t / (1.0 - tf.pow(0.99, step))) + 1e-6)
         if "bias" not in var.name:
             direction += 0.01 * var
-        own, other = tf.norm(var, ord=2), tf.norm(direction, ord=2)
-        ratio = tf.where(own > 0, tf.where(other > 0, own / other, 1.0), 1.0)
-        moved = var.assign_sub(ratio * rate_of(self, var, apply_state) * direction)
-        return tf.group(moved, m_t, v_t)
+        norm, size = tf.norm(var, ord=2), tf.norm(direction, ord=2)
+        ratio = tf.where(norm > 0, tf.where(size > 0, norm / size, 1.0), 1.0)
+        var_update = var.assign_sub(ratio * rate_of(self, var, apply_state) * direction)
+        return tf.group(var_update, m_t, v_t)
 
 
 class KerasFactored(Slotted):
@@ -448,15 +448,13 @@ class KerasFactored(Slotted):
                 columns * decay + tf.reduce_mean(squares, 0) * (1.0 - decay)
             )
             by_rows = tf.math.rsqrt(new_rows / tf.reduce_mean(new_rows))
-            moved = (
-                grad * tf.expand_dims(by_rows, 1) * tf.expand_dims(tf.math.rsqrt(new_columns), 0)
-            )
+            move = grad * tf.expand_dims(by_rows, 1) * tf.expand_dims(tf.math.rsqrt(new_columns), 0)
         else:
-            whole = self.get_slot(var, "whole")
-            moved = grad * tf.math.rsqrt(whole.assign(whole * decay + squares * (1.0 - decay)))
-        moved /= tf.maximum(1.0, tf.sqrt(tf.reduce_mean(tf.square(moved))))
+            slot = self.get_slot(var, "whole")
+            move = grad * tf.math.rsqrt(slot.assign(slot * decay + squares * (1.0 - decay)))
+        move /= tf.maximum(1.0, tf.sqrt(tf.reduce_mean(tf.square(move))))
         rate = rate_of(self, var, apply_state) * tf.maximum(size, 1e-3)
-        return var.assign_sub(rate * moved)
+        return var.assign_sub(rate * move)
 
 
 class KerasDecayedAdam(keras.Adam):
@@ -472,24 +470,24 @@ class KerasDecayedAdam(keras.Adam):
     def _decayed(self, var: Any, apply_state: Any) -> Any:
         if "bias" in var.name:
             return tf.no_op()
-        own = apply_state[var.device, var.dtype.base_dtype]
-        return var.assign_sub(own["lr_t"] * var * own["decay"], use_locking=self._use_locking)
+        hypers = apply_state[var.device, var.dtype.base_dtype]
+        return var.assign_sub(hypers["lr_t"] * var * hypers["decay"], use_locking=self._use_locking)
 
     def apply_gradients(self, grads_and_vars: Any, name: Any = None, **kwargs: Any) -> Any:
-        grads, own = list(zip(*grads_and_vars))
+        grads, variables = list(zip(*grads_and_vars))
         grads, _ = tf.clip_by_global_norm(grads, clip_norm=1.0)
-        return super().apply_gradients(zip(grads, own), name=name, **kwargs)
+        return super().apply_gradients(zip(grads, variables), name=name, **kwargs)
 
     def _resource_apply_dense(self, grad: Any, var: Any, apply_state: Any = None) -> Any:
-        done = self._decayed(var, apply_state)
-        with tf.control_dependencies([] if done is None else [done]):
+        decay_op = self._decayed(var, apply_state)
+        with tf.control_dependencies([] if decay_op is None else [decay_op]):
             return super()._resource_apply_dense(grad, var, apply_state=apply_state)
 
     def _resource_apply_sparse(
         self, grad: Any, var: Any, indices: Any, apply_state: Any = None
     ) -> Any:
-        done = self._decayed(var, apply_state)
-        with tf.control_dependencies([] if done is None else [done]):
+        decay_op = self._decayed(var, apply_state)
+        with tf.control_dependencies([] if decay_op is None else [decay_op]):
             return super()._resource_apply_sparse(grad, var, indices, apply_state=apply_state)
 
 
@@ -553,22 +551,22 @@ class KerasLookahead(Slotted):
 
     def _together(self, var: Any) -> Any:
         slow = self.get_slot(var, "slow")
-        now = tf.equal((self.iterations + 1) % 2, 0)
-        moved = slow + 0.5 * (var - slow)
-        slow_t = slow.assign(tf.where(now, moved, slow))
+        is_time = tf.equal((self.iterations + 1) % 2, 0)
+        new_slow = slow + 0.5 * (var - slow)
+        slow_t = slow.assign(tf.where(is_time, new_slow, slow))
         with tf.control_dependencies([slow_t]):
-            return var.assign(tf.where(now, moved, var))
+            return var.assign(tf.where(is_time, new_slow, var))
 
     def _resource_apply_dense(self, grad: Any, var: Any, apply_state: Any = None) -> Any:
-        done = self._inner._resource_apply_dense(grad, var)
-        with tf.control_dependencies([] if done is None else [done]):
+        op = self._inner._resource_apply_dense(grad, var)
+        with tf.control_dependencies([] if op is None else [op]):
             return self._together(var)
 
     def _resource_apply_sparse(
         self, grad: Any, var: Any, indices: Any, apply_state: Any = None
     ) -> Any:
-        done = self._inner._resource_apply_sparse(grad, var, indices)
-        with tf.control_dependencies([] if done is None else [done]):
+        op = self._inner._resource_apply_sparse(grad, var, indices)
+        with tf.control_dependencies([] if op is None else [op]):
             return self._together(var)
 
 
@@ -585,8 +583,8 @@ class KerasAveraging(keras.SGD):
 
     def apply_gradients(self, grads_and_vars: Any, name: Any = None, **kwargs: Any) -> Any:
         pairs = list(grads_and_vars)
-        done = super().apply_gradients(pairs, name=name, **kwargs)
-        with tf.control_dependencies([done]):
+        op = super().apply_gradients(pairs, name=name, **kwargs)
+        with tf.control_dependencies([op]):
             count = tf.cast(self.iterations, tf.float32)
             averages = [(self.get_slot(var, "average"), var) for _, var in pairs]
             return tf.group(
@@ -628,12 +626,12 @@ class KerasAccumulating(Slotted):
 
     def _update(self, grad: Any, var: Any, apply_state: Any) -> Any:
         total, momentum = self.get_slot(var, "sum"), self.get_slot(var, "momentum")
-        added = total.assign_add(grad)
+        new_total = total.assign_add(grad)
         rate = rate_of(self, var, apply_state)
 
         def step() -> Any:
-            moved = momentum.assign(0.9 * momentum - rate * added / 2.0)
-            with tf.control_dependencies([var.assign_add(moved)]):
+            new_m = momentum.assign(0.9 * momentum - rate * new_total / 2.0)
+            with tf.control_dependencies([var.assign_add(new_m)]):
                 return tf.group(total.assign(tf.zeros_like(total)))
 
         return tf.cond(tf.equal((self.iterations + 1) % 2, 0), step, tf.no_op)
@@ -652,11 +650,11 @@ class KerasRectified(Slotted):
 
     def _update(self, grad: Any, var: Any, apply_state: Any) -> Any:
         m, v = self.get_slot(var, "m"), self.get_slot(var, "v")
-        one, two = self._get_hyper("beta_1", var.dtype), self._get_hyper("beta_2", var.dtype)
+        beta1, two = self._get_hyper("beta_1", var.dtype), self._get_hyper("beta_2", var.dtype)
         step = tf.cast(self.iterations + 1, var.dtype.base_dtype)
         share = tf.minimum(step / self._get_hyper("warmup", var.dtype), 1.0)
         rate = self._decayed_lr(var.dtype.base_dtype) * share
-        m_t = m.assign(one * m + (1.0 - one) * grad, use_locking=self._use_locking)
+        m_t = m.assign(beta1 * m + (1.0 - beta1) * grad, use_locking=self._use_locking)
         v_t = v.assign(two * v + (1.0 - two) * tf.square(grad), use_locking=self._use_locking)
         largest = 2.0 / (1.0 - two) - 1.0
         power = tf.pow(two, step)
@@ -666,11 +664,11 @@ class KerasRectified(Slotted):
             * (length - 2.0) / (largest - 2.0)
             * largest / length
         )  # fmt: skip
-        unbiased = m_t / (1.0 - tf.pow(one, step))
-        moved = tf.where(
+        unbiased = m_t / (1.0 - tf.pow(beta1, step))
+        move = tf.where(
             length >= 5.0, root * unbiased / (tf.sqrt(v_t / (1.0 - power)) + 1e-7), unbiased
         )
-        return tf.group(var.assign_sub(rate * moved, use_locking=self._use_locking), m_t, v_t)
+        return tf.group(var.assign_sub(rate * move, use_locking=self._use_locking), m_t, v_t)
 
 
 class KerasFalling(keras.SGD):
@@ -728,8 +726,8 @@ def starts() -> dict[str, np.ndarray[Any, Any]]:
     return {name: random.normal(size=shape).astype(np.float32) for name, shape in SHAPES.items()}
 
 
-def loss_of(own: dict[str, Any]) -> Any:
-    kernel, bias, table = own.values()
+def loss_of(params: dict[str, Any]) -> Any:
+    kernel, bias, table = params.values()
     rows = tf.square(tf.gather(table, ROWS)) * tf.constant([1.0, 2.0])
     return tf.reduce_sum(tf.square(kernel - 1.0) + kernel * bias) + tf.reduce_sum(rows)
 
@@ -741,39 +739,39 @@ def numbers(value: Any) -> list[float]:
 def in_a_graph(face: str, name: str) -> dict[str, Any]:
     """The values of all variables after each step, and the name of the operation."""
     with tf.Graph().as_default(), v1.Session() as session:
-        own = {each: v1.Variable(start, name=each) for each, start in starts().items()}
+        params = {name: v1.Variable(start, name=name) for name, start in starts().items()}
         step = v1.train.get_or_create_global_step()
         optimizer = {"v1": V1, "keras": KERAS}[face][name]()
         if face == "v1":
             gate = optimizer.GATE_GRAPH  # or TensorFlow may read what it has updated
-            op = optimizer.minimize(loss_of(own), step, list(own.values()), gate)
+            op = optimizer.minimize(loss_of(params), step, list(params.values()), gate)
         else:
-            grads = v1.gradients(loss_of(own), list(own.values()))
-            op = optimizer.apply_gradients(list(zip(v1.tuple(grads), own.values())))
+            grads = v1.gradients(loss_of(params), list(params.values()))
+            op = optimizer.apply_gradients(list(zip(v1.tuple(grads), params.values())))
         session.run(v1.global_variables_initializer())
         variables = {var.op.name: var for var in v1.global_variables()}
-        values: dict[str, list[Any]] = {each: [] for each in variables}
+        values: dict[str, list[Any]] = {name: [] for name in variables}
         for _ in range(STEPS):
             session.run(op)
-            for each, value in session.run(variables).items():
-                values[each].append(numbers(value))
+            for key, value in session.run(variables).items():
+                values[key].append(numbers(value))
         return {"name": op.name, "values": values}
 
 
 def eagerly(face: str, name: str) -> dict[str, Any]:
     """The values of the trained variables after each step."""
-    own = {each: tf.Variable(start, name=each) for each, start in starts().items()}
+    params = {name: tf.Variable(start, name=name) for name, start in starts().items()}
     optimizer = {"v1": V1, "keras": KERAS}[face][name]()
     step = v1.train.get_or_create_global_step()
     step.assign(0)
-    values: dict[str, list[Any]] = {each: [] for each in own}
+    values: dict[str, list[Any]] = {name: [] for name in params}
     for _ in range(STEPS):
         if face == "v1":
-            optimizer.minimize(lambda: loss_of(own), step, list(own.values()))
+            optimizer.minimize(lambda: loss_of(params), step, list(params.values()))
         else:
-            optimizer.minimize(lambda: loss_of(own), list(own.values()))
-        for each, var in own.items():
-            values[each].append(numbers(var.numpy()))
+            optimizer.minimize(lambda: loss_of(params), list(params.values()))
+        for key, var in params.items():
+            values[key].append(numbers(var.numpy()))
     return {"values": values}
 
 
@@ -786,12 +784,12 @@ CASES = {
 
 
 def taken(case: str) -> dict[str, Any]:
-    """What becomes of one of `CASES`."""
+    """Return the outcomes of one of `CASES`."""
     mode, face, name = CASES[case]
     return mode(face, name)
 
 
 if __name__ == "__main__":
-    recorded = {case: taken(case) for case in CASES}
-    lines = [f"{json.dumps(case)}: {json.dumps(found)}" for case, found in recorded.items()]
+    cases = {case: taken(case) for case in CASES}
+    lines = [f"{json.dumps(case)}: {json.dumps(outcome)}" for case, outcome in cases.items()]
     Path(sys.argv[1]).write_text("{\n" + ",\n".join(lines) + "\n}\n")

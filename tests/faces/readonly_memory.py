@@ -31,7 +31,7 @@ TABLE["optim-accumulate"] = of_torch(optim.AdamW, by_grad, accumulate=2)
 # Each updates its parameter before the next has a gradient.
 IN_TURN = ("optim-AdamW-in_backward",)
 # What wraps a step has averages that follow it.
-AFTER = ("v1-MovingAverageOptimizer",)
+UNCHECKED = ("v1-MovingAverageOptimizer",)
 
 
 def begin(name: str) -> tuple[Any, list[Any], Training]:
@@ -51,24 +51,24 @@ def begin(name: str) -> tuple[Any, list[Any], Training]:
 def numbers_of(optimizer: Any) -> Iterator[tuple[str, Tensor]]:
     """Yield the tensors of one element that steps of an optimizer write."""
     if isinstance(optimizer, torch.optim.Optimizer):
-        for place, own in enumerate(optimizer.state.values()):
-            for name, value in own.items():
+        for place, slots in enumerate(optimizer.state.values()):
+            for name, value in slots.items():
                 if isinstance(value, Tensor) and value.numel() == 1:
                     yield f"{name}/{place}", value
         return
     inner = [optimizer, *(getattr(optimizer, n, None) for n in ("_opt", "_optimizer", "_ema"))]
     scale = getattr(optimizer, "_loss_scale", None)
-    known: dict[int, tuple[str, Tensor]] = {}
-    for each in filter(None, inner):
-        found = each.variables() if hasattr(each, "variables") else []
-        found = found() if callable(found) else found
-        for var in [*found, getattr(each, "_global_step", None)]:
+    tensors: dict[int, tuple[str, Tensor]] = {}
+    for wrapper in filter(None, inner):
+        variables_of = wrapper.variables() if hasattr(wrapper, "variables") else []
+        variables_of = variables_of() if callable(variables_of) else variables_of
+        for var in [*variables_of, getattr(wrapper, "_global_step", None)]:
             if isinstance(var, Tensor) and var.numel() == 1:
-                known[id(var)] = var.name, var
+                tensors[id(var)] = var.name, var
     scaler = getattr(scale, "scaler", scale)
     for var in {**getattr(scale, "_weights", {}), **getattr(scaler, "_variables", {})}.values():
-        known[id(var)] = var.name, var
-    yield from known.values()
+        tensors[id(var)] = var.name, var
+    yield from tensors.values()
 
 
 def protect(tensor: Tensor, folder: str) -> Tensor:
@@ -85,7 +85,7 @@ def count_numbers(name: str) -> int:
     return len(list(numbers_of(begin(name)[0])))
 
 
-def attempt(name: str, place: int, is_replaced: bool) -> str:
+def attempt(name: str, place: int, replaces: bool) -> str:
     """Take a step with a number in read-only memory, and return what became of it.
 
     Args:
@@ -97,18 +97,18 @@ def attempt(name: str, place: int, is_replaced: bool) -> str:
     title, number = list(numbers_of(optimizer))[place]
     with tempfile.TemporaryDirectory() as folder:
         protected = protect(number, folder)
-        if is_replaced:
+        if replaces:
             key, _, param = title.rpartition("/")
             list(optimizer.state.values())[int(param)][key] = protected
         else:
             number.data = protected
-        before = [var.detach().clone() for var in variables]
+        initial = [var.detach().clone() for var in variables]
         try:
             for step in range(4, 6):
                 training.step(optimizer, variables, step)
         except Exception as error:
-            is_same = all(map(torch.equal, before, variables)) or name in IN_TURN + AFTER
-            return f"{'refused' if is_same else 'changed'} {type(error).__name__}: {error}"
+            is_equal = all(map(torch.equal, initial, variables)) or name in IN_TURN + UNCHECKED
+            return f"{'refused' if is_equal else 'changed'} {type(error).__name__}: {error}"
     return "taken"
 
 

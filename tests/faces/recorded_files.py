@@ -16,28 +16,28 @@ from thalweg.v1 import train
 
 
 class Folder(NamedTuple):
-    """What is written into a folder, and what it tells who goes on from there."""
+    """A writer of a folder, and a reader that continues from there."""
 
     write: Callable[[Path], Any]
     tell: Callable[[Path], Any]
 
 
-def _named(own: list[Any]) -> dict[str, Any]:
-    return dict(zip("ab", own, strict=True))
+def _named(params: list[Any]) -> dict[str, Any]:
+    return dict(zip("ab", params, strict=True))
 
 
 def of_checkpoint(training: Training) -> Folder:
     """A file of `thalweg.checkpoint`."""
 
     def write(folder: Path) -> None:
-        optimizer, own = training.begun()
+        optimizer, params = training.begun()
         extra = {"epoch": 3, "order": torch.tensor([2, 0, 1])}
-        checkpoint.save(folder / "run", optimizer=optimizer, variables=_named(own), extra=extra)
+        checkpoint.save(folder / "run", optimizer=optimizer, variables=_named(params), extra=extra)
 
     def tell(folder: Path) -> Any:
-        optimizer, own = training.begun(0)
-        restored = checkpoint.restore(folder / "run", optimizer=optimizer, variables=_named(own))
-        return [restored.extra, training.gone_on((optimizer, own))]
+        optimizer, params = training.begun(0)
+        loaded = checkpoint.restore(folder / "run", optimizer=optimizer, variables=_named(params))
+        return [loaded.extra, training.gone_on((optimizer, params))]
 
     return Folder(write, tell)
 
@@ -45,41 +45,41 @@ def of_checkpoint(training: Training) -> Folder:
 def _write_kept(folder: Path) -> None:
     training = TRAININGS["named-Adam"]
     manager = checkpoint.CheckpointManager(folder, keep=1, best="loss", mode="min")
-    optimizer, own = training.begun()
+    optimizer, params = training.begun()
     for step, loss in ((1, 0.5), (2, 0.25), (3, 1.0)):
-        training.step(optimizer, own, step)
-        manager.save(step, optimizer=optimizer, variables=_named(own), metrics={"loss": loss})
+        training.step(optimizer, params, step)
+        manager.save(step, optimizer=optimizer, variables=_named(params), metrics={"loss": loss})
 
 
 def _tell_kept(folder: Path) -> Any:
     training = TRAININGS["named-Adam"]
     manager = checkpoint.CheckpointManager(folder, keep=1, best="loss", mode="min")
-    optimizer, own = training.begun(0)
-    manager.restore(optimizer=optimizer, variables=_named(own))
-    kept = [[each.step, dict(each.metrics)] for each in manager.checkpoints()]
+    optimizer, params = training.begun(0)
+    manager.restore(optimizer=optimizer, variables=_named(params))
+    entries = [[entry.step, dict(entry.metrics)] for entry in manager.checkpoints()]
     names = [path.name for path in (manager.latest(), manager.best()) if path]
-    return [kept, names, training.gone_on((optimizer, own))]
+    return [entries, names, training.gone_on((optimizer, params))]
 
 
 def _of_loss(half: bool) -> tuple[Any, Any]:
-    own = Variable(torch.ones(3, dtype=torch.float16 if half else torch.float32), name="w")
+    var = Variable(torch.ones(3, dtype=torch.float16 if half else torch.float32), name="w")
     dtype = "mixed" if half else torch.float32
-    return stepping([own], "Momentum", params={"momentum": 0.5}, dtype=dtype), own
+    return stepping([var], "Momentum", params={"momentum": 0.5}, dtype=dtype), var
 
 
 def of_optimize_loss(half: bool) -> Folder:
     """A step of `optimize_loss`, with its masters and its loss scale."""
 
     def write(folder: Path) -> None:
-        step, own = _of_loss(half)
-        step.apply_gradients([gradient(own, 0)])
-        checkpoint.save(folder / "run", optimizer=step, variables={"w": own})
+        step, var = _of_loss(half)
+        step.apply_gradients([gradient(var, 0)])
+        checkpoint.save(folder / "run", optimizer=step, variables={"w": var})
 
     def tell(folder: Path) -> Any:
-        step, own = _of_loss(half)
-        checkpoint.restore(folder / "run", optimizer=step, variables={"w": own})
-        step.apply_gradients([gradient(own, 1)])
-        return [own, step.state_dict()]
+        step, var = _of_loss(half)
+        checkpoint.restore(folder / "run", optimizer=step, variables={"w": var})
+        step.apply_gradients([gradient(var, 1)])
+        return [var, step.state_dict()]
 
     return Folder(write, tell)
 
@@ -88,22 +88,22 @@ def of_objects(training: Training) -> Folder:
     """A manager of `tf.train.Checkpoint`."""
 
     def write(folder: Path) -> None:
-        optimizer, own = training.begun()
-        objects = train.Checkpoint(model=own, optimizer=optimizer)
+        optimizer, params = training.begun()
+        objects = train.Checkpoint(model=params, optimizer=optimizer)
         manager = train.CheckpointManager(objects, str(folder), max_to_keep=2)
         for step in (1, 2, 3):
-            training.step(optimizer, own, step)
+            training.step(optimizer, params, step)
             manager.save()
 
     def tell(folder: Path) -> Any:
-        optimizer, own = training.begun(0)
-        objects = train.Checkpoint(model=own, optimizer=optimizer)
+        optimizer, params = training.begun(0)
+        objects = train.Checkpoint(model=params, optimizer=optimizer)
         manager = train.CheckpointManager(objects, str(folder), max_to_keep=2)
         status = objects.restore(manager.latest_checkpoint)
-        names = [Path(each).name for each in manager.checkpoints]
-        after = training.gone_on((optimizer, own))
+        names = [Path(path).name for path in manager.checkpoints]
+        state_after = training.gone_on((optimizer, params))
         status.assert_consumed()
-        return [names, objects.save_counter, after]
+        return [names, objects.save_counter, state_after]
 
     return Folder(write, tell)
 
@@ -113,30 +113,30 @@ class _Graph:
 
     def __init__(self) -> None:
         with tf.Graph().as_default() as graph:
-            own = tf.get_variable("w", initializer=[1.0, 2.0])
+            var = tf.get_variable("w", initializer=[1.0, 2.0])
             step = train.get_or_create_global_step()
             rate = train.exponential_decay(0.1, step, 2, 0.5)
             optimizer = train.AdamOptimizer(rate)
-            self.op = optimizer.minimize((own * own).sum(), global_step=step)
-            self.all = [step, own, *optimizer.variables()]
+            self.op = optimizer.minimize((var * var).sum(), global_step=step)
+            self.variables = [step, var, *optimizer.variables()]
             self.saver = train.Saver(max_to_keep=2)
             self.init = tf.global_variables_initializer()
         self.session = tf.Session(graph=graph)
 
 
 def _write_graph(folder: Path) -> None:
-    own = _Graph()
-    own.session.run(own.init)
+    run = _Graph()
+    run.session.run(run.init)
     for number in range(3):
-        own.session.run(own.op)
-        own.saver.save(own.session, str(folder / "model"), global_step=number)
+        run.session.run(run.op)
+        run.saver.save(run.session, str(folder / "model"), global_step=number)
 
 
 def _tell_graph(folder: Path) -> Any:
-    own = _Graph()
-    own.saver.restore(own.session, train.latest_checkpoint(str(folder)))
-    own.session.run(own.op)
-    return own.session.run(own.all)
+    run = _Graph()
+    run.saver.restore(run.session, train.latest_checkpoint(str(folder)))
+    run.session.run(run.op)
+    return run.session.run(run.variables)
 
 
 def _model(optimizer: Any) -> Any:

@@ -36,7 +36,7 @@ STEPS = 2
 
 
 class Kind(NamedTuple):
-    """How an object is made, and what it tells once it has gone on; both take no more than that."""
+    """A function that builds an object, and one that describes it after another step."""
 
     make: Callable[[], Any]
     tell: Callable[[Any], Any]
@@ -60,26 +60,26 @@ class Training(NamedTuple):
     def begun(self, steps: int = STEPS) -> tuple[Any, list[Any]]:
         """The optimizer and its variables, after some steps."""
         values = (torch.arange(1.0, 1 + math.prod(shape)).reshape(shape) / 4 for shape in SHAPES)
-        own = [self.variable(each.to(self.dtype), "ab"[k]) for k, each in enumerate(values)]
-        optimizer = self.make(own)
+        params = [self.variable(start.to(self.dtype), "ab"[k]) for k, start in enumerate(values)]
+        optimizer = self.make(params)
         for step in range(steps):
-            self.step(optimizer, own, step)
-        return optimizer, own
+            self.step(optimizer, params, step)
+        return optimizer, params
 
-    def gone_on(self, both: tuple[Any, list[Any]]) -> Any:
+    def gone_on(self, trained: tuple[Any, list[Any]]) -> Any:
         """The variables and the state after one more step."""
-        self.step(*both, STEPS)
-        return [*both[1], both[0].state_dict()]
+        self.step(*trained, STEPS)
+        return [*trained[1], trained[0].state_dict()]
 
     def loaded(self, state: Any) -> tuple[Any, list[Any]]:
         """Another optimizer, with a recorded state and variables."""
-        optimizer, own = self.begun(0)
+        optimizer, params = self.begun(0)
         with torch.no_grad():
-            for var, value in zip(own, state["variables"], strict=True):
+            for var, value in zip(params, state["variables"], strict=True):
                 var.copy_(value)
-        given = (own,) if not isinstance(optimizer, torch.optim.Optimizer) else ()
-        optimizer.load_state_dict(state["state"], *given)
-        return optimizer, own
+        args = (params,) if not isinstance(optimizer, torch.optim.Optimizer) else ()
+        optimizer.load_state_dict(state["state"], *args)
+        return optimizer, params
 
 
 def gradient(var: torch.Tensor, step: int) -> torch.Tensor:
@@ -88,18 +88,18 @@ def gradient(var: torch.Tensor, step: int) -> torch.Tensor:
     return torch.cos(count * 0.7 + step).to(var.dtype)
 
 
-def by_pairs(optimizer: Any, own: list[Any], step: int) -> None:
-    applied(optimizer)([(gradient(var, step), var) for var in own])
+def by_pairs(optimizer: Any, params: list[Any], step: int) -> None:
+    applied(optimizer)([(gradient(var, step), var) for var in params])
 
 
-def by_grad(optimizer: Any, own: list[Any], step: int) -> None:
-    for var in own:
+def by_grad(optimizer: Any, params: list[Any], step: int) -> None:
+    for var in params:
         var.grad = gradient(var, step)
     optimizer.step()
 
 
-def by_rows(optimizer: Any, own: list[Any], step: int) -> None:
-    for var in own:
+def by_rows(optimizer: Any, params: list[Any], step: int) -> None:
+    for var in params:
         rows = gradient(var[:1], step)
         var.grad = torch.sparse_coo_tensor(
             torch.ones(1, 1, dtype=torch.int64, device=var.device),
@@ -111,8 +111,8 @@ def by_rows(optimizer: Any, own: list[Any], step: int) -> None:
     optimizer.step()
 
 
-def in_backward(optimizer: Any, own: list[Any], step: int) -> None:
-    torch.stack([(var * gradient(var, step)).sum() for var in own]).sum().backward()
+def in_backward(optimizer: Any, params: list[Any], step: int) -> None:
+    torch.stack([(var * gradient(var, step)).sum() for var in params]).sum().backward()
     optimizer.step()
     optimizer.zero_grad()
 
@@ -122,38 +122,39 @@ def parameter(value: torch.Tensor, name: str) -> Any:
 
 
 def of_torch(make: Any, step: Any = by_grad, dtype: torch.dtype = torch.float32, **options: Any):
-    return Training(lambda own: make(own, lr=0.1, **options), step, dtype, parameter)
+    return Training(lambda params: make(params, lr=0.1, **options), step, dtype, parameter)
 
 
 def of_pairs(make: Any, dtype: torch.dtype = torch.float32) -> Training:
-    return Training(lambda own: make(), by_pairs, dtype)
+    return Training(lambda params: make(), by_pairs, dtype)
 
 
-def averaging(own: list[Any]) -> Any:
+def averaging(params: list[Any]) -> Any:
     return contrib.MovingAverageOptimizer(train.AdamOptimizer(0.1), 0.5)
 
 
-def of_loss(optimizer: Any, own: list[Any], step: int) -> None:
+def of_loss(optimizer: Any, params: list[Any], step: int) -> None:
     optimizer.minimize(
-        lambda: sum((var.float() * gradient(var, step).float()).sum() for var in own), var_list=own
+        lambda: sum((var.float() * gradient(var, step).float()).sum() for var in params),
+        var_list=params,
     )
 
 
 def _named() -> dict[str, Training]:
     """Keras', TensorFlow 1's and OpenSeq2Seq's, by rule and by class."""
-    found = {
-        name: each for name, each in {**by_class(), **by_rule()}.items() if name != "AdagradDA"
+    entries = {
+        name: entry for name, entry in {**by_class(), **by_rule()}.items() if name != "AdagradDA"
     }
     return {
-        f"named-{name.replace(':', '-')}": of_pairs(lambda each=each: each.make(0.1))
-        for name, each in found.items()
+        f"named-{name.replace(':', '-')}": of_pairs(lambda entry=entry: entry.make(0.1))
+        for name, entry in entries.items()
     }
 
 
 def _of_optim() -> dict[str, Training]:
     """`thalweg.optim` and `thalweg.optim.tensorflow`, with each option of theirs and of ours."""
     half = torch.bfloat16
-    ours: dict[str, dict[str, Any]] = {
+    options_of: dict[str, dict[str, Any]] = {
         "clip_norm": {"clip_grad_norm": 0.5},
         "clip_value": {"clip_grad_value": 0.5},
         "ema": {"ema_decay": 0.9},
@@ -161,13 +162,13 @@ def _of_optim() -> dict[str, Training]:
         "accumulate": {"accumulate": 2},
         "fused_unscale": {"fused_unscale": True},
     }
-    found: dict[str, Training] = {
+    trainings: dict[str, Training] = {
         "optim-SGD-momentum": of_torch(optim.SGD, momentum=0.9, nesterov=True),
         "optim-RMSprop-all": of_torch(optim.RMSprop, momentum=0.9, centered=True),
         "optim-Adam-amsgrad": of_torch(optim.Adam, amsgrad=True, weight_decay=0.1),
         "optim-SparseAdam": of_torch(optim.SparseAdam, by_rows),
         "optim-RuleOptimizer": Training(
-            lambda own: optim.RuleOptimizer(own, by_rule()["Adagrad"].rule), by_grad,
+            lambda params: optim.RuleOptimizer(params, by_rule()["Adagrad"].rule), by_grad,
             torch.float32, parameter,
         ),
         "optim-AdamW-half": of_torch(optim.AdamW, dtype=half, masters=True, ema_decay=0.9),
@@ -182,15 +183,15 @@ def _of_optim() -> dict[str, Training]:
         "tensorflow-Ftrl-power": of_torch(tensorflow.Ftrl, learning_rate_power=-0.75),
         "tensorflow-Adam-half": of_torch(tensorflow.Adam, dtype=half, masters=True),
     }  # fmt: skip
-    for name, options in ours.items():
-        found[f"optim-Adam-{name}"] = of_torch(optim.Adam, **options)
-        found[f"tensorflow-Adam-{name}"] = of_torch(tensorflow.Adam, **options)
+    for name, options in options_of.items():
+        trainings[f"optim-Adam-{name}"] = of_torch(optim.Adam, **options)
+        trainings[f"tensorflow-Adam-{name}"] = of_torch(tensorflow.Adam, **options)
     for name in ("ASGD", "SGD", "Adadelta", "Adagrad", "Adam", "Adamax", "NAdam", "RAdam",
                  "RMSprop", "Rprop"):  # fmt: skip
-        found[f"optim-{name}"] = of_torch(getattr(optim, name))
+        trainings[f"optim-{name}"] = of_torch(getattr(optim, name))
     for name in tensorflow.__all__:
-        found[f"tensorflow-{name}"] = of_torch(getattr(tensorflow, name))
-    return found
+        trainings[f"tensorflow-{name}"] = of_torch(getattr(tensorflow, name))
+    return trainings
 
 
 TRAININGS: dict[str, Training] = {
@@ -206,8 +207,8 @@ TRAININGS: dict[str, Training] = {
     "keras-RuleOptimizer": of_pairs(lambda: keras.RuleOptimizer(by_rule()["Adamax"].rule)),
     "v1-MovingAverageOptimizer": Training(averaging, by_pairs),
     "v1-VariableClippingOptimizer": Training(
-        lambda own: contrib.VariableClippingOptimizer(
-            train.GradientDescentOptimizer(0.1), {own[0]: [0]}, 1.0
+        lambda params: contrib.VariableClippingOptimizer(
+            train.GradientDescentOptimizer(0.1), {params[0]: [0]}, 1.0
         ),
         by_pairs,
     ),
@@ -217,13 +218,13 @@ TRAININGS: dict[str, Training] = {
         )
     ),
     "v1-loss-scale": Training(
-        lambda own: experimental.MixedPrecisionLossScaleOptimizer(
+        lambda params: experimental.MixedPrecisionLossScaleOptimizer(
             train.AdamOptimizer(0.1), experimental.DynamicLossScale(8.0, 2)
         ),
         of_loss,
     ),
     "openseq2seq-mixed": Training(
-        lambda own: MixedPrecisionOptimizerWrapper(
+        lambda params: MixedPrecisionOptimizerWrapper(
             train.AdamOptimizer(0.1), AutomaticLossScaler("Backoff", {"scale_max": 16.0})
         ),
         of_loss,
@@ -234,8 +235,8 @@ TRAININGS: dict[str, Training] = {
 
 def _errors() -> list[BaseException]:
     """One of each class."""
-    public = (each for each in vars(errors).values() if isinstance(each, type))
-    return [each("what", "more") for each in public if issubclass(each, Exception)]
+    public = (cls for cls in vars(errors).values() if isinstance(cls, type))
+    return [cls("what", "more") for cls in public if issubclass(cls, Exception)]
 
 
 def _about_error(error: Any) -> Any:
@@ -264,37 +265,37 @@ def _scaled(scaler: Any) -> Any:
 
 
 def _averages() -> Any:
-    own = Variable([1.0, 2.0], name="w")
+    var = Variable([1.0, 2.0], name="w")
     averages = train.ExponentialMovingAverage(0.5, zero_debias=False)
-    averages.apply([own])
-    return averages, own
+    averages.apply([var])
+    return averages, var
 
 
-def _averaged(both: Any) -> Any:
-    averages, own = both
-    own.assign([3.0, 5.0])
-    averages.apply([own])
-    return averages.average(own)
+def _averaged(pair: Any) -> Any:
+    averages, var = pair
+    var.assign([3.0, 5.0])
+    averages.apply([var])
+    return averages.average(var)
 
 
 def _on_schedule() -> Any:
-    optimizer, own = TRAININGS["optim-SGD-momentum"].begun()
-    return optimizer, own, torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+    optimizer, params = TRAININGS["optim-SGD-momentum"].begun()
+    return optimizer, params, torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
 
 
 def _rated(all_three: Any) -> Any:
-    optimizer, own, rates = all_three
+    optimizer, params, rates = all_three
     for step in range(3):
-        by_grad(optimizer, own, step)
+        by_grad(optimizer, params, step)
         rates.step()
-    return [rates.get_last_lr(), own]
+    return [rates.get_last_lr(), params]
 
 
 def _named_parameters() -> Any:
     model = torch.nn.Linear(2, 2)
     with torch.no_grad():
-        for each in thalweg.named_variables(model):
-            each.fill_(0.5)
+        for var in thalweg.named_variables(model):
+            var.fill_(0.5)
     return model
 
 
@@ -307,23 +308,23 @@ OBJECTS: dict[str, Kind] = {
         lambda: Variable([1.0], dtype="bfloat16", trainable=False), _about_variable
     ),
     "variable-of-state": Kind(
-        lambda: TRAININGS["keras-half"].begun()[0].iterations, lambda each: [each.name, each]
+        lambda: TRAININGS["keras-half"].begun()[0].iterations, lambda x: [x.name, x]
     ),
     "parameters": Kind(
         _named_parameters, lambda model: [[thalweg.name_of(p), p] for p in model.parameters()]
     ),
     "indexed_slices": Kind(
         lambda: IndexedSlices(torch.ones(2, 3), torch.tensor([0, 2]), (4, 3)),
-        lambda each: [each.values, each.indices, each.dense_shape, thalweg.IndexedSlices.__name__],
+        lambda x: [x.values, x.indices, x.dense_shape, thalweg.IndexedSlices.__name__],
     ),
-    "errors": Kind(_errors, lambda found: [_about_error(each) for each in found]),
+    "errors": Kind(_errors, lambda raised: [_about_error(error) for error in raised]),
     "rules": Kind(
         lambda: [*RULES, *TORCH_RULES],
-        lambda found: [[rule.name, len(rule.hypers), len(rule.slots)] for rule in found],
+        lambda rules: [[rule.name, len(rule.hypers), len(rule.slots)] for rule in rules],
     ),
     "shapes": Kind(
         lambda: [Shape([2, 3]), Shape([None, 3])],
-        lambda found: [[repr(each), each.merge_with([2, None]).as_list()] for each in found],
+        lambda shapes: [[repr(shape), shape.merge_with([2, None]).as_list()] for shape in shapes],
     ),
     "choices": Kind(
         lambda: [
@@ -331,7 +332,7 @@ OBJECTS: dict[str, Kind] = {
             *thalweg.VariableSynchronization,
             *ReduceOp,
         ],
-        lambda found: [str(each) for each in found],
+        lambda dtypes: [str(dtype) for dtype in dtypes],
     ),
     "schedule-exponential": Kind(lambda: schedules.ExponentialDecay(0.1, 3, 0.5), _scheduled),
     "schedule-inverse": Kind(lambda: schedules.InverseTimeDecay(0.1, 3, 0.5), _scheduled),
@@ -347,16 +348,16 @@ OBJECTS: dict[str, Kind] = {
     ),
     "policies": Kind(
         lambda: [lr_policies.fixed_lr, lr_policies.exp_decay, lr_policies.cosine_decay],
-        lambda found: [each.__name__ for each in found],
+        lambda classes: [cls.__name__ for cls in classes],
     ),
     "scaler-backoff": Kind(lambda: _scaler("Backoff"), _scaled),
     "scaler-logmax": Kind(lambda: _scaler("LogMax"), _scaled),
     "loss-scale-fixed": Kind(
-        lambda: experimental.FixedLossScale(8.0), lambda each: [each.get_config(), float(each())]
+        lambda: experimental.FixedLossScale(8.0), lambda scale: [scale.get_config(), float(scale())]
     ),
     "loss-scale-dynamic": Kind(
         lambda: experimental.DynamicLossScale(8.0, 2),
-        lambda each: [each.update([torch.ones(1)]), each.get_config(), float(each())][1:],
+        lambda scale: [scale.update([torch.ones(1)]), scale.get_config(), float(scale())][1:],
     ),
     "averages": Kind(_averages, _averaged),
     "lr_scheduler": Kind(_on_schedule, _rated),
@@ -368,16 +369,16 @@ def numbers(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return value.detach().double().tolist() if value.numel() else []
     if isinstance(value, dict):
-        return {str(key): numbers(each) for key, each in value.items()}
+        return {str(key): numbers(part) for key, part in value.items()}
     if isinstance(value, (list, tuple, torch.Size)):
-        return [numbers(each) for each in value]
+        return [numbers(part) for part in value]
     if isinstance(value, np.generic):
         return value.item()
-    plain = value is None or isinstance(value, (bool, int, float, str))
-    return value if plain else f"{type(value).__name__}"
+    is_primitive = value is None or isinstance(value, (bool, int, float, str))
+    return value if is_primitive else f"{type(value).__name__}"
 
 
 def contents(path: Path) -> dict[str, bytes]:
     """The recorded members by their names, "KIND/MEMBER"."""
     with tarfile.open(path) as file:
-        return {each.name: file.extractfile(each).read() for each in file}  # pyright: ignore[reportOptionalMemberAccess]
+        return {member.name: file.extractfile(member).read() for member in file}  # pyright: ignore[reportOptionalMemberAccess]

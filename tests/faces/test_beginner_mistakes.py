@@ -16,10 +16,10 @@ from thalweg.keras.optimizers import SGD, Adam, RuleOptimizer
 from thalweg.openseq2seq import from_config
 
 
-def network(is_named: bool = True) -> tuple[torch.nn.Module, list[Any]]:
+def network(with_names: bool = True) -> tuple[torch.nn.Module, list[Any]]:
     torch.manual_seed(0)
     model = torch.nn.Linear(2, 1)
-    return model, thalweg.named_variables(model) if is_named else list(model.parameters())
+    return model, thalweg.named_variables(model) if with_names else list(model.parameters())
 
 
 def loss_of(model: torch.nn.Module) -> Callable[[], torch.Tensor]:
@@ -46,7 +46,7 @@ def test_a_used_up_generator_is_told() -> None:
 def test_loaded_slots_that_no_variable_of_the_first_step_answers_to_are_told() -> None:
     opt = Adam(0.1)
     opt.load_state_dict(trained_state())
-    model, variables = network(is_named=False)
+    model, variables = network(with_names=False)
     with pytest.warns(NumericsWarning, match="slots for 'weight:0', 'bias:0', but the first step"):
         opt.minimize(loss_of(model), variables)
     opt.minimize(loss_of(model), variables)  # once is enough

@@ -16,16 +16,16 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    with Server("cutting") as made:
-        yield made
+    with Server("cutting") as server:
+        yield server
 
 
 def crashes(server: Server, cases: list[tuple[Any, ...]], good: tuple[str, ...]) -> dict[Any, str]:
     """The cases that did not end well, with what became of them."""
     return {
-        case: found
-        for case, found in zip(cases, server.run(cases), strict=True)
-        if found not in good
+        case: message
+        for case, message in zip(cases, server.run(cases), strict=True)
+        if message not in good
     }
 
 

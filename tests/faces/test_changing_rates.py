@@ -66,25 +66,25 @@ class Training:
         return getattr(self.optimizer._plans.now().replay, "taken", 0)
 
     def written(self) -> list[Tensor]:
-        own = (*self.variables, *self.optimizer.variables(), self.global_step)
-        return [each.detach().clone() for each in own]
+        tensors = (*self.variables, *self.optimizer.variables(), self.global_step)
+        return [tensor.detach().clone() for tensor in tensors]
 
 
 def compare(make: Callable[[Any], Any], change: Change | None, monkeypatch: Any) -> Training:
     """Take steps beside a twin that takes careful ones, and return the training."""
-    own, twin = Training(make, change), Training(make, change)
+    run, twin = Training(make, change), Training(make, change)
     for seed in range(STEPS):
-        before = own.taken
-        own.step(seed)
-        own.count_replayed += own.taken > before
+        count = run.taken
+        run.step(seed)
+        run.count_replayed += run.taken > count
         with monkeypatch.context() as careful:
             careful.setenv("THALWEG_NATIVE_LOOK", "0")
             twin.step(seed)
-        for one, other in zip(own.written(), twin.written(), strict=True):
-            assert torch.equal(one.nan_to_num(), other.nan_to_num()), f"step {seed}"
+        for tensor, twin_tensor in zip(run.written(), twin.written(), strict=True):
+            assert torch.equal(tensor.nan_to_num(), twin_tensor.nan_to_num()), f"step {seed}"
     assert twin.taken == 0
-    assert own.calls == twin.calls
-    return own
+    assert run.calls == twin.calls
+    return run
 
 
 class _Inverse(schedules.LearningRateSchedule):
@@ -116,8 +116,8 @@ SCHEDULES: dict[str, Callable[[], Any]] = {
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_schedules_of_keras(name: str, decay: float, monkeypatch: pytest.MonkeyPatch) -> None:
     make = SCHEDULES[name]
-    own = compare(lambda _: optimizers.Adam(make(), decay=decay), None, monkeypatch)
-    assert own.taken == STEPS - 2
+    run = compare(lambda _: optimizers.Adam(make(), decay=decay), None, monkeypatch)
+    assert run.taken == STEPS - 2
 
 
 def _keras(rate: Any = 0.1, **options: Any) -> Callable[[Any], Any]:
@@ -129,52 +129,52 @@ def _sgd(_: Any) -> Any:
 
 
 def _set(name: str, factor: float = 0.1) -> Change:
-    return lambda own, k: setattr(own.optimizer, name, factor / (1 + k))
+    return lambda run, k: setattr(run.optimizer, name, factor / (1 + k))
 
 
-def _assign_rate(own: Training, k: int) -> None:
+def _assign_rate(run: Training, k: int) -> None:
     if k:
-        own.optimizer._hyper["learning_rate"].assign(0.1 / k)
+        run.optimizer._hyper["learning_rate"].assign(0.1 / k)
 
 
-def _call_back(own: Training, k: int) -> None:
+def _call_back(run: Training, k: int) -> None:
     if k:
-        backend.set_value(own.optimizer._hyper["learning_rate"], 0.1 / k)
+        backend.set_value(run.optimizer._hyper["learning_rate"], 0.1 / k)
 
 
-def _fill_without_a_version(own: Training, k: int) -> None:
+def _fill_without_a_version(run: Training, k: int) -> None:
     if k:
-        own.optimizer._hyper["learning_rate"].data.fill_(0.1 / k)
+        run.optimizer._hyper["learning_rate"].data.fill_(0.1 / k)
 
 
-def _set_two(own: Training, k: int) -> None:
-    own.optimizer.learning_rate, own.optimizer.momentum = 0.1 / (1 + k), 0.9 - 0.01 * k
+def _set_two(run: Training, k: int) -> None:
+    run.optimizer.learning_rate, run.optimizer.momentum = 0.1 / (1 + k), 0.9 - 0.01 * k
 
 
-def _set_rarely(own: Training, k: int) -> None:
+def _set_rarely(run: Training, k: int) -> None:
     if k % 7 == 6:
-        own.optimizer.learning_rate = 0.1 / k
+        run.optimizer.learning_rate = 0.1 / k
 
 
-def _set_field(own: Training, k: int) -> None:
-    own.optimizer.learning_rate.decay_rate = 0.9 - 0.01 * k
+def _set_field(run: Training, k: int) -> None:
+    run.optimizer.learning_rate.decay_rate = 0.9 - 0.01 * k
 
 
-def _set_item(own: Training, k: int) -> None:
-    own.optimizer.learning_rate.values[1] = 0.05 / (1 + k)
+def _set_item(run: Training, k: int) -> None:
+    run.optimizer.learning_rate.values[1] = 0.05 / (1 + k)
 
 
-def _set_count(own: Training, k: int) -> None:
+def _set_count(run: Training, k: int) -> None:
     if k > 5 and k % 7 == 0:
-        own.optimizer.iterations.assign(k // 2)
+        run.optimizer.iterations.assign(k // 2)
 
 
-def _set_schedule(own: Training, k: int) -> None:
-    own.optimizer.learning_rate = schedules.ExponentialDecay(0.1 + k, 10, 0.9)
+def _set_schedule(run: Training, k: int) -> None:
+    run.optimizer.learning_rate = schedules.ExponentialDecay(0.1 + k, 10, 0.9)
 
 
-def _scale_tensor(own: Training, k: int) -> None:
-    own.optimizer._hyper["learning_rate"].mul_(0.9)
+def _scale_tensor(run: Training, k: int) -> None:
+    run.optimizer._hyper["learning_rate"].mul_(0.9)
 
 
 BY_HAND: dict[str, tuple[Callable[[Any], Any], Change]] = {
@@ -196,7 +196,7 @@ BY_HAND: dict[str, tuple[Callable[[Any], Any], Change]] = {
     "clipping beside a rate": (_keras(global_clipnorm=0.5), _set("learning_rate")),
     "clipping beside a schedule": (
         _keras(SCHEDULES["exponential"], global_clipnorm=0.5),
-        lambda own, k: None,
+        lambda run, k: None,
     ),
     "coefficient of Ftrl": (
         lambda _: optimizers.Ftrl(0.1, l1_regularization_strength=0.1),
@@ -211,20 +211,20 @@ def test_numbers_of_keras_that_are_set(name: str, monkeypatch: pytest.MonkeyPatc
 
 
 def test_attributes_of_users_that_are_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    def note(own: Training, k: int) -> None:
-        own.optimizer.note = k
-        own.optimizer.learning_rate = 0.1 / (1 + k)
+    def note(run: Training, k: int) -> None:
+        run.optimizer.note = k
+        run.optimizer.learning_rate = 0.1 / (1 + k)
 
     assert compare(_keras(), note, monkeypatch).count_replayed > STEPS - 8
 
 
 def test_attributes_in_another_dictionary(monkeypatch: pytest.MonkeyPatch) -> None:
-    def replace(own: Training, k: int) -> None:
-        own.optimizer.__dict__ = dict(own.optimizer.__dict__)
+    def replace(run: Training, k: int) -> None:
+        run.optimizer.__dict__ = dict(run.optimizer.__dict__)
 
     compare(_keras(SCHEDULES["exponential"]), replace, monkeypatch)
     compare(
-        lambda own: train.AdamOptimizer(DECAYS["cosine"](own.global_step)), replace, monkeypatch
+        lambda run: train.AdamOptimizer(DECAYS["cosine"](run.global_step)), replace, monkeypatch
     )
 
 
@@ -263,28 +263,28 @@ V1: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def _move_step(own: Training, k: int) -> None:
+def _move_step(run: Training, k: int) -> None:
     if k in (20, 21):
-        own.global_step.assign(10)
+        run.global_step.assign(10)
 
 
 @pytest.mark.parametrize("name", DECAYS)
 @pytest.mark.parametrize("optimizer", V1)
 def test_decays(optimizer: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    own = compare(lambda own: V1[optimizer](DECAYS[name](own.global_step)), _move_step, monkeypatch)
-    assert own.taken == STEPS - 2
+    run = compare(lambda run: V1[optimizer](DECAYS[name](run.global_step)), _move_step, monkeypatch)
+    assert run.taken == STEPS - 2
 
 
-def _scale_rate(own: Training, k: int) -> None:
-    own.rate_tensor.mul_(0.9 if k % 9 else 1e-30)
+def _scale_rate(run: Training, k: int) -> None:
+    run.rate_tensor.mul_(0.9 if k % 9 else 1e-30)
 
 
-def _lose_rate(own: Training, k: int) -> None:
-    own.rate_tensor.fill_(0.1 if k % 9 else float("nan"))
+def _lose_rate(run: Training, k: int) -> None:
+    run.rate_tensor.fill_(0.1 if k % 9 else float("nan"))
 
 
-def _move_rate(own: Training, k: int) -> None:
-    own.rate_tensor.data = own.rate_tensor.data.clone() * 0.9
+def _move_rate(run: Training, k: int) -> None:
+    run.rate_tensor.data = run.rate_tensor.data.clone() * 0.9
 
 
 RATES: dict[str, Callable[[], Tensor]] = {
@@ -303,12 +303,12 @@ RATES: dict[str, Callable[[], Tensor]] = {
 def test_rates_in_tensors(
     optimizer: str, name: str, change: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def make(own: Any) -> Any:
-        own.rate_tensor = RATES[name]()
-        return V1[optimizer](own.rate_tensor)
+    def make(run: Any) -> Any:
+        run.rate_tensor = RATES[name]()
+        return V1[optimizer](run.rate_tensor)
 
-    taken = compare(make, change, monkeypatch).count_replayed
-    assert taken == STEPS - 2 or change is _move_rate
+    count = compare(make, change, monkeypatch).count_replayed
+    assert count == STEPS - 2 or change is _move_rate
 
 
 def _optimize_loss(weights: Variable) -> Callable[[], object]:
@@ -321,7 +321,7 @@ FORESEEN: dict[str, Callable[[Any], Any]] = {
     "Keras, schedule": lambda _: optimizers.Adam(SCHEDULES["cosine"]()),
     "Keras, clipping": lambda _: optimizers.Adam(SCHEDULES["cosine"](), global_clipnorm=0.5),
     "v1, number": lambda _: train.AdamOptimizer(0.1),
-    "v1, decay": lambda own: train.AdamOptimizer(DECAYS["cosine"](own.global_step)),
+    "v1, decay": lambda run: train.AdamOptimizer(DECAYS["cosine"](run.global_step)),
     "v1, tensor": lambda _: train.AdamOptimizer(torch.tensor(0.1)),
 }
 
@@ -340,10 +340,10 @@ def _count_computations(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.mark.parametrize("name", FORESEEN)
 def test_numbers_are_computed_for_several_steps(name: str, monkeypatch: Any) -> None:
-    own, counts = Training(FORESEEN[name]), _count_computations(monkeypatch)
+    run, counts = Training(FORESEEN[name]), _count_computations(monkeypatch)
     for seed in range(STEPS):
-        own.step(seed)
-    assert own.taken == STEPS - 2
+        run.step(seed)
+    assert run.taken == STEPS - 2
     assert counts == [0, 1, 2, 4, 8, 16, 32]  # none when it is planned
 
 
@@ -363,12 +363,12 @@ def test_a_schedule_that_fails_fails_at_its_step() -> None:
 
     errors: list[Any] = []
     for is_careful in (False, True):
-        own = Training(make)
+        run = Training(make)
         for seed in range(STEPS):
             if is_careful:
-                own.optimizer._plans.now().replay = None
+                run.optimizer._plans.now().replay = None
             try:
-                own.step(seed)
+                run.step(seed)
             except (TypeError, ValueError, ArithmeticError) as error:
                 errors.append((seed, type(error), str(error), error.__notes__))
                 break
@@ -376,10 +376,10 @@ def test_a_schedule_that_fails_fails_at_its_step() -> None:
 
 
 def test_a_decay_that_draws_random_numbers() -> None:
-    own = Training(lambda own: train.AdamOptimizer(_noisy(own.global_step)))
+    run = Training(lambda run: train.AdamOptimizer(_noisy(run.global_step)))
     for seed in range(STEPS):
-        own.step(seed)
-    assert own.taken == STEPS - 2
+        run.step(seed)
+    assert run.taken == STEPS - 2
 
 
 def _noisy(step: Any) -> Any:
@@ -387,33 +387,33 @@ def _noisy(step: Any) -> Any:
 
 
 def test_a_decay_of_another_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    def make(own: Any) -> Any:
-        own.epoch = Variable(0, dtype=torch.int64)
-        return train.AdamOptimizer(train.exponential_decay(0.1, own.epoch, 3, 0.9))
+    def make(run: Any) -> Any:
+        run.epoch = Variable(0, dtype=torch.int64)
+        return train.AdamOptimizer(train.exponential_decay(0.1, run.epoch, 3, 0.9))
 
-    def begin_epoch(own: Any, k: int) -> None:
+    def begin_epoch(run: Any, k: int) -> None:
         if k % 5 == 4:
-            own.epoch.assign(k)
+            run.epoch.assign(k)
 
     assert compare(make, begin_epoch, monkeypatch).count_replayed == STEPS - 2
 
 
 FUNCTIONS: dict[str, Callable[[Any], Any]] = {
-    "Keras, rate": lambda own: optimizers.Adam(own.rate),
-    "Keras, beta": lambda own: optimizers.Adam(0.1, beta_1=own.rate),
-    "Keras, rate that decays": lambda own: optimizers.Adam(own.rate, decay=0.1),
-    "v1, rate": lambda own: train.AdamOptimizer(own.rate),
-    "v1, beta": lambda own: train.AdamOptimizer(0.1, beta1=own.rate),
-    "v1, momentum": lambda own: train.MomentumOptimizer(0.1, own.rate),
-    "v1, weight decay": lambda own: opt.AdamWOptimizer(own.rate, learning_rate=0.1),
+    "Keras, rate": lambda run: optimizers.Adam(run.rate),
+    "Keras, beta": lambda run: optimizers.Adam(0.1, beta_1=run.rate),
+    "Keras, rate that decays": lambda run: optimizers.Adam(run.rate, decay=0.1),
+    "v1, rate": lambda run: train.AdamOptimizer(run.rate),
+    "v1, beta": lambda run: train.AdamOptimizer(0.1, beta1=run.rate),
+    "v1, momentum": lambda run: train.MomentumOptimizer(0.1, run.rate),
+    "v1, weight decay": lambda run: opt.AdamWOptimizer(run.rate, learning_rate=0.1),
 }
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_functions_are_called_once_a_step(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    own = compare(FUNCTIONS[name], None, monkeypatch)
-    assert own.calls == own.taken + 2 + (name == "v1, beta")  # which makes a first value of it
-    assert own.taken == STEPS - 2
+    run = compare(FUNCTIONS[name], None, monkeypatch)
+    assert run.calls == run.taken + 2 + (name == "v1, beta")  # which makes a first value of it
+    assert run.taken == STEPS - 2
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
@@ -422,31 +422,31 @@ def test_functions_that_change_the_step_are_called_once(
 ) -> None:
     """After such a call the step is not the one that was compared, and is taken carefully."""
 
-    def make(own: Any) -> Any:
-        asked = own.rate
+    def make(run: Any) -> Any:
+        source = run.rate
 
         def rate() -> float:
-            if own.calls % 5 == 4:  # its memory is another one then
-                own.variables[0].data = own.variables[0].data.clone()
-            return asked()
+            if run.calls % 5 == 4:  # its memory is another one then
+                run.variables[0].data = run.variables[0].data.clone()
+            return source()
 
-        own.rate = rate
-        return FUNCTIONS[name](own)
+        run.rate = rate
+        return FUNCTIONS[name](run)
 
     assert 0 < compare(make, None, monkeypatch).count_replayed < STEPS - 2
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_a_step_that_is_refused_calls_no_function(name: str) -> None:
-    own = Training(FUNCTIONS[name])
+    run = Training(FUNCTIONS[name])
     for seed in range(5):
-        own.step(seed)
-    before, calls = own.written(), own.calls
-    grads = [(grad[:1] if grad.dim() else grad, var) for grad, var in own.pairs(5)]
+        run.step(seed)
+    tensors_before, calls = run.written(), run.calls
+    grads = [(grad[:1] if grad.dim() else grad, var) for grad, var in run.pairs(5)]
     with pytest.raises((ValueError, TypeError)):
-        own.optimizer.apply_gradients(grads)
-    assert own.calls == calls
-    assert all(map(torch.equal, before, own.written()))
+        run.optimizer.apply_gradients(grads)
+    assert run.calls == calls
+    assert all(map(torch.equal, tensors_before, run.written()))
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
@@ -454,36 +454,36 @@ def test_a_step_that_is_refused_calls_no_function(name: str) -> None:
 def test_functions_that_fail(name: str, result: Any) -> None:
     errors: list[tuple[Any, ...]] = []
     for is_careful in (False, True):
-        own = Training(FUNCTIONS[name])
-        asked = own.rate
+        run = Training(FUNCTIONS[name])
+        source = run.rate
 
-        def rate(own: Any = own, asked: Any = asked) -> Any:
-            if own.calls != 6:
-                return asked()
-            own.calls += 1
+        def rate(run: Any = run, rate: Any = source) -> Any:
+            if run.calls != 6:
+                return rate()
+            run.calls += 1
             if isinstance(result, Exception):
                 raise type(result)(*result.args)
             return result
 
-        own.rate = rate  # pyright: ignore[reportAttributeAccessIssue]
-        own.optimizer = FUNCTIONS[name](own)
+        run.rate = rate  # pyright: ignore[reportAttributeAccessIssue]
+        run.optimizer = FUNCTIONS[name](run)
         raised: list[Any] = []
         for seed in range(10):
             if is_careful:
-                own.optimizer._plans.now().replay = None
-            before = own.written()
+                run.optimizer._plans.now().replay = None
+            tensors_before = run.written()
             try:
-                own.step(seed)
+                run.step(seed)
             except (TypeError, ValueError) as error:
-                assert all(map(torch.equal, before, own.written()))
+                assert all(map(torch.equal, tensors_before, run.written()))
                 raised.append((seed, type(error), str(error), error.__notes__))
-        errors.append((raised, own.calls, [each.tolist() for each in own.written()]))
+        errors.append((raised, run.calls, [tensor.tolist() for tensor in run.written()]))
     assert repr(errors[0]) == repr(errors[1])
 
 
-@pytest.mark.parametrize("is_fed", [False, True])
-def test_runs_of_a_session(is_fed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    taken: list[int] = []
+@pytest.mark.parametrize("by_feed", [False, True])
+def test_runs_of_a_session(by_feed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    counts: list[int] = []
     values: list[Any] = []
     for is_careful in (False, True):
         with tf.Graph().as_default(), monkeypatch.context() as careful:
@@ -491,38 +491,38 @@ def test_runs_of_a_session(is_fed: bool, monkeypatch: pytest.MonkeyPatch) -> Non
                 careful.setenv("THALWEG_NATIVE_LOOK", "0")
             step = train.get_or_create_global_step()
             weights = tf.Variable(np.arange(6, dtype="float32"), name="weights")
-            fed = tf.placeholder("float32", ())
-            rate = fed if is_fed else train.exponential_decay(0.1, step, 10, 0.9)
+            feed = tf.placeholder("float32", ())
+            rate = feed if by_feed else train.exponential_decay(0.1, step, 10, 0.9)
             optimizer = train.AdamOptimizer(rate)
             op = optimizer.minimize((weights * weights).sum(), global_step=step)
             with tf.Session() as session:
                 session.run(tf.global_variables_initializer())
                 for k in range(STEPS):
-                    session.run(op, {fed: 0.1 / (1 + k)})
-                kept = optimizer._plans._sessions[session]
-                taken.append(getattr(kept.replay, "taken", 0))
+                    session.run(op, {feed: 0.1 / (1 + k)})
+                plans = optimizer._plans._sessions[session]
+                counts.append(getattr(plans.replay, "taken", 0))
                 values.append(session.run(weights))
-    assert taken == [STEPS - 2, 0]
+    assert counts == [STEPS - 2, 0]
     assert values[0].tobytes() == values[1].tobytes()
 
 
-@pytest.mark.parametrize("name", [each for each in DECAYS if each.startswith("policy")])
+@pytest.mark.parametrize("name", [name for name in DECAYS if name.startswith("policy")])
 def test_policies_of_optimize_loss(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    found: list[Any] = []
+    outcomes: list[Any] = []
     for is_careful in (False, True):
         weights = Variable(torch.arange(6.0))
         with monkeypatch.context() as careful:
             if is_careful:
                 careful.setenv("THALWEG_NATIVE_LOOK", "0")
             step = optimize_loss(
-                lambda own=weights: (own * own).sum(), "Adam", {}, DECAYS[name], [weights]
+                lambda w=weights: (w * w).sum(), "Adam", {}, DECAYS[name], [weights]
             )
             for _ in range(STEPS):
                 step()
         quick = step._inner._plans.now().replay
-        found.append((getattr(quick, "taken", 0), weights.detach()))
-    assert [taken for taken, _ in found] == [STEPS - 2, 0]
-    assert torch.equal(found[0][1], found[1][1])
+        outcomes.append((getattr(quick, "taken", 0), weights.detach()))
+    assert [count for count, _ in outcomes] == [STEPS - 2, 0]
+    assert torch.equal(outcomes[0][1], outcomes[1][1])
 
 
 RATES_WITHOUT_MEMORY = {
@@ -543,8 +543,8 @@ def test_rates_that_no_memory_holds_as_they_are(front_end: str, kind: str) -> No
                 [variable], lr=rate, foreach=isinstance(rate, Tensor) or None
             )
         else:
-            made = {"keras": optimizers.SGD, "v1": train.GradientDescentOptimizer}[front_end]
-            optimizer = made(rate)
+            make = {"keras": optimizers.SGD, "v1": train.GradientDescentOptimizer}[front_end]
+            optimizer = make(rate)
         for _ in range(6):
             gradient = torch.full((3,), 0.5)
             if front_end == "optim":

@@ -35,22 +35,22 @@ def test_a_gradient_that_is_not_finite_is_refused(
     face: str, sparse: bool, kind: str, steps: int, engine: Any
 ) -> None:
     a, b = Variable(torch.ones(5), name="a"), Variable(torch.ones(4, 3), name="b")
-    made = _sparse if sparse else torch.Tensor.clone
+    convert = _sparse if sparse else torch.Tensor.clone
     good, bad = torch.full((4, 3), 0.5), torch.full((4, 3), 0.5)
     bad[1, 2] = KINDS[kind]
     opt: Any = FACES[face]()
     with thalweg.engine(engine, check_numerics=True):
         for _ in range(steps):
-            opt.apply_gradients([(torch.ones(5), a), (made(good), b)])
-        before = a.detach().clone(), b.detach().clone()
+            opt.apply_gradients([(torch.ones(5), a), (convert(good), b)])
+        initial = a.detach().clone(), b.detach().clone()
         match = f"gradient of 'b:0' : Tensor had {kind.lstrip('-')} values"
-        with pytest.raises(InvalidArgumentError, match=match) as caught:
-            opt.apply_gradients([(torch.ones(5), a), (made(bad), b)])
-        assert "no variable and no slot has changed" in caught.value.__notes__[0]
-        assert torch.equal(a, before[0])
-        assert torch.equal(b, before[1])
-        opt.apply_gradients([(torch.ones(5), a), (made(good), b)])
-        assert not torch.equal(b, before[1])
+        with pytest.raises(InvalidArgumentError, match=match) as excinfo:
+            opt.apply_gradients([(torch.ones(5), a), (convert(bad), b)])
+        assert "no variable and no slot has changed" in excinfo.value.__notes__[0]
+        assert torch.equal(a, initial[0])
+        assert torch.equal(b, initial[1])
+        opt.apply_gradients([(torch.ones(5), a), (convert(good), b)])
+        assert not torch.equal(b, initial[1])
 
 
 @both_engines

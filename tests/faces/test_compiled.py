@@ -97,16 +97,16 @@ def training_step() -> tuple[Step, list[Any]]:
 
 def averages() -> tuple[Step, list[Any]]:
     weights = _model()
-    kept = v1.train.ExponentialMovingAverage(0.9)
-    kept.apply(weights)
+    averages = v1.train.ExponentialMovingAverage(0.9)
+    averages.apply(weights)
 
     def step(x: torch.Tensor) -> torch.Tensor:
         with torch.no_grad():
             weights[0].add_(x.sum())
-        kept.apply(weights)
+        averages.apply(weights)
         return x * 2
 
-    return step, [weights[0], kept.average(weights[0])]
+    return step, [weights[0], averages.average(weights[0])]
 
 
 def scheduled() -> tuple[Step, list[Any]]:
@@ -179,18 +179,18 @@ def anew():
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.parametrize("case", CASES)
 def test_a_compiled_step_has_the_bits_of_eager_mode(case, backend):
-    wanted = _results(CASES[case], lambda step: step)
-    found = _results(CASES[case], torch.compile(backend=backend))
-    for one, other in zip(wanted, found, strict=True):
-        assert torch.equal(one.detach(), other.detach())
+    expected = _results(CASES[case], lambda step: step)
+    results = _results(CASES[case], torch.compile(backend=backend))
+    for tensor, twin in zip(expected, results, strict=True):
+        assert torch.equal(tensor.detach(), twin.detach())
 
 
 @pytest.mark.parametrize("older", [False, True], ids=["this torch", "an older torch"])
 def test_what_a_step_calls_is_not_compiled(older, monkeypatch):
-    seen: list[Any] = []
+    graphs: list[Any] = []
 
     def backend(graph: Any, inputs: Any) -> Any:
-        seen.append(graph.code)
+        graphs.append(graph.code)
         return graph.forward
 
     def step() -> Any:
@@ -200,18 +200,18 @@ def test_what_a_step_calls_is_not_compiled(older, monkeypatch):
         monkeypatch.setattr(
             tracing, "_dynamo", type("", (), {"set_eval_frame": tracing._dynamo.set_eval_frame})
         )
-    outside = tracing.untraced(step)
+    call = tracing.untraced(step)
 
     @torch.compile(backend=backend)
     def train(x: torch.Tensor) -> Any:
         x = x + 1
-        made, compiling = outside()
-        return x * 2, made, compiling
+        y, compiling = call()
+        return x * 2, y, compiling
 
-    value, made, compiling = train(torch.zeros(2))
-    assert (value.tolist(), made.tolist(), compiling) == ([2.0, 2.0], [3.0, 3.0], False)
-    assert len(seen) == 2  # before and after
-    assert not any("mul(3)" in code for code in seen)
+    value, y, compiling = train(torch.zeros(2))
+    assert (value.tolist(), y.tolist(), compiling) == ([2.0, 2.0], [3.0, 3.0], False)
+    assert len(graphs) == 2  # before and after
+    assert not any("mul(3)" in code for code in graphs)
 
 
 def test_a_step_is_one_break():
@@ -235,33 +235,33 @@ def test_a_whole_graph_is_refused_in_words():
         optimizer.apply_gradients([(x, weights[0])])
         return x * 2
 
-    before = weights[0].detach().clone()
+    initial = weights[0].detach().clone()
     with pytest.raises(torch._dynamo.exc.Unsupported, match="thalweg reads and writes the memory"):
         step(torch.ones(3, 2))
-    assert torch.equal(weights[0], before)
+    assert torch.equal(weights[0], initial)
 
 
 def test_a_loss_that_was_compiled_stays_compiled_in_a_step():
     weights, optimizer = _model(), keras.SGD(0.1)
-    seen: list[Any] = []
+    graphs: list[Any] = []
 
     def backend(graph: Any, inputs: Any) -> Any:
-        seen.append(graph)
+        graphs.append(graph)
         return graph.forward
 
     loss = torch.compile(lambda: _loss(weights, torch.ones(4, 3)), backend=backend)
     optimizer.minimize(loss, weights)
     torch.compile(lambda: optimizer.minimize(loss, weights), backend="eager")()
-    assert len(seen) == 1
+    assert len(graphs) == 1
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own
 def test_inductor():
-    wanted = _results(CASES["keras"], lambda step: step)
-    found = _results(CASES["keras"], torch.compile)
-    for one, other in zip(wanted, found, strict=True):
-        torch.testing.assert_close(one.detach(), other.detach())
+    expected = _results(CASES["keras"], lambda step: step)
+    results = _results(CASES["keras"], torch.compile)
+    for tensor, twin in zip(expected, results, strict=True):
+        torch.testing.assert_close(tensor.detach(), twin.detach())
 
 
 def test_importing_imports_no_compiler():

@@ -50,33 +50,33 @@ def _gradient(kind: str, dtype: torch.dtype, step: int) -> tuple[Any, Any]:
 def test_bits_are_those_of_real_numbers(
     options: dict[str, Any], dtype: torch.dtype, kind: str, engine: Any
 ) -> None:
-    w, beside = Variable(_numbers((5, 3), dtype, 0), name="w"), Variable(torch.ones(4))
+    w, real_var = Variable(_numbers((5, 3), dtype, 0), name="w"), Variable(torch.ones(4))
     real = Variable(torch.view_as_real(w.detach().clone()))
-    opt, plain = keras.optimizers.SGD(0.1, **options), keras.optimizers.SGD(0.1, **options)
+    opt, plain_opt = keras.optimizers.SGD(0.1, **options), keras.optimizers.SGD(0.1, **options)
     with thalweg.engine(engine, check_numerics=True):
         for step in range(1, 5):
             grad, as_real = _gradient(kind, dtype, step)
-            opt.apply_gradients([(grad, w), (torch.ones(4), beside)])
-            plain.apply_gradients([(as_real, real)])
+            opt.apply_gradients([(grad, w), (torch.ones(4), real_var)])
+            plain_opt.apply_gradients([(as_real, real)])
             assert torch.equal(torch.view_as_real(w.detach()), real)
     assert opt.iterations.item() == 4
     for name in opt.get_slot_names():
         slot = opt.get_slot(w, name)
         assert slot.dtype == dtype
-        assert torch.equal(torch.view_as_real(slot.detach()), plain.get_slot(real, name))
+        assert torch.equal(torch.view_as_real(slot.detach()), plain_opt.get_slot(real, name))
 
 
 def test_a_state_goes_on() -> None:
     def made() -> tuple[Any, Any]:
         return keras.optimizers.SGD(0.1, momentum=0.9), Variable(_numbers((3,), torch.complex64, 0))
 
-    (opt, w), (other, copy) = made(), made()
+    (opt, w), (new_opt, copy) = made(), made()
     for step in range(3):
         opt.apply_gradients([(_numbers((3,), torch.complex64, step), w)])
     copy.assign(w)
-    other.load_state_dict(opt.state_dict(), [copy])
+    new_opt.load_state_dict(opt.state_dict(), [copy])
     grad = _numbers((3,), torch.complex64, 9)
-    opt.apply_gradients([(grad, w)]), other.apply_gradients([(grad, copy)])
+    opt.apply_gradients([(grad, w)]), new_opt.apply_gradients([(grad, copy)])
     assert torch.equal(w, copy)
 
 
@@ -84,7 +84,7 @@ Arrays = tuple[Any, ...]
 
 
 # Keras keeps hyperparameters as float32.
-RHO, DECAY, BETA2, MOMENTUM = (float(np.float32(each)) for each in (0.95, 0.9, 0.999, 0.8))
+RHO, DECAY, BETA2, MOMENTUM = (float(np.float32(number)) for number in (0.95, 0.9, 0.999, 0.8))
 
 
 def _adagrad(var: Any, grad: Any, accumulator: Any) -> Arrays:
@@ -138,50 +138,50 @@ def test_numbers_are_those_of_complex_arithmetic(
     name: str, dtype: torch.dtype, kind: str, engine: Any
 ) -> None:
     make, update, starts = ANALYTIC[name]
-    w, beside = Variable(_numbers((5, 3), dtype, 0), name="w"), Variable(torch.ones(4))
-    expected = w.detach().numpy().astype("c16"), *(np.full((5, 3), each, "c16") for each in starts)
+    w, real = Variable(_numbers((5, 3), dtype, 0), name="w"), Variable(torch.ones(4))
+    expected = w.detach().numpy().astype("c16"), *(np.full((5, 3), x, "c16") for x in starts)
     opt = make()
     with thalweg.engine(engine, check_numerics=True):
         for step in range(1, 5):
             grad, _ = _gradient(kind, dtype, step)
-            opt.apply_gradients([(grad, w), (torch.ones(4), beside)])
+            opt.apply_gradients([(grad, w), (torch.ones(4), real)])
             if isinstance(grad, IndexedSlices):
-                summed = torch.zeros((5, 3), dtype=dtype).index_add_(0, grad.indices, grad.values)
-                grad, named = summed, np.isin(np.arange(5), [0, 1, 3])
+                dense = torch.zeros((5, 3), dtype=dtype).index_add_(0, grad.indices, grad.values)
+                grad, mask = dense, np.isin(np.arange(5), [0, 1, 3])
             else:
-                named = np.full(5, True)
+                mask = np.full(5, True)
             numbers = (step,) if name == "Adam" else ()
-            var, *rest = expected
-            after = update(*numbers, var, grad.resolve_conj().numpy().astype("c16"), *rest)
+            var, *slots = expected
+            new_values = update(*numbers, var, grad.resolve_conj().numpy().astype("c16"), *slots)
             if name in ("Adadelta", "Adagrad", "momentum"):  # the rest of the rows stay as they are
-                after = tuple(
-                    np.where(named[:, None], new, old)
-                    for new, old in zip(after, expected, strict=True)
+                new_values = tuple(
+                    np.where(mask[:, None], new, old)
+                    for new, old in zip(new_values, expected, strict=True)
                 )
-            expected = after
+            expected = new_values
     precision = 1e-4 if dtype == torch.complex64 else 1e-9
     np.testing.assert_allclose(w.detach().numpy(), expected[0], rtol=precision, atol=precision)
-    for slot, wanted in zip(opt.get_slot_names(), expected[1:], strict=True):
-        found = opt.get_slot(w, slot)
-        assert found.dtype == dtype
-        np.testing.assert_allclose(found.numpy(), wanted, rtol=precision, atol=precision)
+    for slot, target in zip(opt.get_slot_names(), expected[1:], strict=True):
+        slot_value = opt.get_slot(w, slot)
+        assert slot_value.dtype == dtype
+        np.testing.assert_allclose(slot_value.numpy(), target, rtol=precision, atol=precision)
 
 
 def test_rows_may_be_numbered_by_int32() -> None:
-    found = []
+    weights = []
     for kind in (torch.int32, torch.int64):
         w, opt = Variable(_numbers((3, 2), torch.complex64, 0)), keras.optimizers.RMSprop(0.1)
         rows = torch.tensor([2, 0, 2], dtype=kind)
         opt.apply_gradients(
             [(IndexedSlices(_numbers((3, 2), torch.complex64, 1), rows, (3, 2)), w)]
         )
-        found.append(w.detach())
-    assert torch.equal(*found)
+        weights.append(w.detach())
+    assert torch.equal(*weights)
 
 
 def test_rows_that_are_looked_up_have_sparse_gradients() -> None:
     table = Variable(_numbers((4, 3), torch.complex128, 0))
-    before = table.detach().clone()
+    initial = table.detach().clone()
 
     def loss() -> Tensor:
         rows = thalweg.embedding_lookup(table, [2, 0, 2])
@@ -191,16 +191,16 @@ def test_rows_that_are_looked_up_have_sparse_gradients() -> None:
         value = loss()
     grad = tape.gradient(value, table)
     assert isinstance(grad, IndexedSlices)
-    expected = torch.zeros_like(before)
-    expected[0], expected[2] = 2 * before[0], 4 * before[2]
+    expected = torch.zeros_like(initial)
+    expected[0], expected[2] = 2 * initial[0], 4 * initial[2]
     assert torch.equal(grad.to_dense(), expected)
     keras.optimizers.SGD(0.25).minimize(loss, [table])
-    assert torch.equal(table.detach(), before - 0.25 * expected)
+    assert torch.equal(table.detach(), initial - 0.25 * expected)
 
 
 def test_nadam_keeps_a_real_product() -> None:
     """Its momentum schedule is one number, whichever variable comes first."""
-    found = []
+    weights = []
     for first in (True, False):
         w, real = Variable(_numbers((3,), torch.complex64, 0)), Variable(torch.ones(3))
         opt = keras.optimizers.Nadam(0.1)
@@ -208,32 +208,32 @@ def test_nadam_keeps_a_real_product() -> None:
             grad = _numbers((3,), torch.complex64, step)
             pairs = [(grad, w), (grad.real.clone(), real)]
             opt.apply_gradients(pairs if first else pairs[::-1])
-        found.append((w.detach(), real.detach()))
-    assert all(torch.equal(*each) for each in zip(*found, strict=True))
-    plain, other = Variable(torch.ones(3)), keras.optimizers.Nadam(0.1)
+        weights.append((w.detach(), real.detach()))
+    assert all(torch.equal(*pair) for pair in zip(*weights, strict=True))
+    real_w, real_opt = Variable(torch.ones(3)), keras.optimizers.Nadam(0.1)
     for step in range(1, 4):
-        other.apply_gradients([(_numbers((3,), torch.complex64, step).real.clone(), plain)])
-    assert torch.equal(plain, found[0][1])
+        real_opt.apply_gradients([(_numbers((3,), torch.complex64, step).real.clone(), real_w)])
+    assert torch.equal(real_w, weights[0][1])
 
 
 def test_a_step_that_fails_leaves_complex_variables_as_they_were() -> None:
-    w, beside = Variable(_numbers((3,), torch.complex64, 0)), Variable(torch.ones(2))
-    before = w.detach().clone()
+    w, real = Variable(_numbers((3,), torch.complex64, 0)), Variable(torch.ones(2))
+    initial = w.detach().clone()
 
     class Failing(keras.optimizers.Adagrad):
         def _resource_apply_dense(self, grad: Any, var: Any, apply_state: Any = None) -> Any:
-            if var is beside:
+            if var is real:
                 raise RuntimeError("no")
             return super()._resource_apply_dense(grad, var, apply_state)
 
     opt = Failing(0.5)
     with pytest.raises(RuntimeError, match="no"):
-        opt.apply_gradients([(_numbers((3,), torch.complex64, 1), w), (torch.ones(2), beside)])
-    assert torch.equal(w, before)
+        opt.apply_gradients([(_numbers((3,), torch.complex64, 1), w), (torch.ones(2), real)])
+    assert torch.equal(w, initial)
     assert opt.get_slot(w, "accumulator").tolist() == pytest.approx([0.1] * 3)
 
 
-REFUSED: dict[str, tuple[Any, str]] = {
+INVALID: dict[str, tuple[Any, str]] = {
     "Ftrl": (lambda: keras.optimizers.Ftrl(), "Ftrl is not defined for complex variables"),
     "Adamax": (lambda: keras.optimizers.Adamax(), "Adamax is not defined for complex variables"),
     "amsgrad": (lambda: keras.optimizers.Adam(amsgrad=True), "is not defined for complex"),
@@ -245,13 +245,13 @@ REFUSED: dict[str, tuple[Any, str]] = {
 }
 
 
-@pytest.mark.parametrize(("make", "match"), REFUSED.values(), ids=REFUSED)
+@pytest.mark.parametrize(("make", "match"), INVALID.values(), ids=INVALID)
 def test_what_is_not_defined_is_refused(make: Any, match: str) -> None:
-    w, beside = Variable(torch.ones(2, dtype=torch.complex64), name="w"), Variable(torch.ones(2))
-    pairs = [(torch.ones(2), beside), (torch.ones(2, dtype=torch.complex64), w)]
+    w, real = Variable(torch.ones(2, dtype=torch.complex64), name="w"), Variable(torch.ones(2))
+    pairs = [(torch.ones(2), real), (torch.ones(2, dtype=torch.complex64), w)]
     with pytest.raises(InvalidTypeError, match=match):
         make().apply_gradients(pairs)
-    assert beside.tolist() == w.tolist() == [1, 1]
+    assert real.tolist() == w.tolist() == [1, 1]
 
 
 @pytest.mark.parametrize(

@@ -22,28 +22,28 @@ NAMES = (
 )  # fmt: skip
 
 
-def is_good(name: str, said: str) -> bool:
+def is_good(name: str, message: str) -> bool:
     if name in GOOD:
-        return said == "taken"
-    is_named = any(each in said for each in NAMES)
+        return message == "taken"
+    has_name = any(name in message for name in NAMES)
     return (
-        said.startswith(REFUSALS)
-        and is_named
-        and (not said.startswith("LayoutError: ") or "has no memory that holds its" in said)
+        message.startswith(REFUSALS)
+        and has_name
+        and (not message.startswith("LayoutError: ") or "has no memory that holds its" in message)
     )
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    with Server("cut_memory") as made:
-        yield made
+    with Server("cut_memory") as server:
+        yield server
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-@pytest.mark.parametrize("kept", [0.0, 0.5])
-def test_what_was_cut_is_refused(server: Server, kept: float) -> None:
-    found = dict(zip(CASES, server.run([(name, kept) for name in CASES]), strict=True))
-    assert {name: said for name, said in found.items() if not is_good(name, said)} == {}
+@pytest.mark.parametrize("share", [0.0, 0.5])
+def test_what_was_cut_is_refused(server: Server, share: float) -> None:
+    texts = dict(zip(CASES, server.run([(name, share) for name in CASES]), strict=True))
+    assert {name: text for name, text in texts.items() if not is_good(name, text)} == {}
 
 
 def accumulating(shape: tuple[int, ...]) -> tuple[Any, Any]:
@@ -58,12 +58,12 @@ def accumulating(shape: tuple[int, ...]) -> tuple[Any, Any]:
 def test_a_sum_that_was_refused_is_as_it_was() -> None:
     optimizer, param = accumulating((SIZE,))
     param.grad = torch.ones(SIZE)
-    kept = param.grad.clone()
+    copy = param.grad.clone()
     cut(param.grad)
     with pytest.raises(LayoutError, match="The gradient of"):
         optimizer.step()
     assert optimizer.state[param]["gradient_sum"].tolist() == [1.0] * SIZE
-    param.grad = kept
+    param.grad = copy
     optimizer.step()
     assert optimizer.last_step.taken
     assert torch.allclose(param, torch.full((SIZE,), 0.8))

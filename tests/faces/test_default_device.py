@@ -83,46 +83,46 @@ def with_tensor_rate(variables: list[Any]) -> Any:
 def of_groups(variables: list[Any]) -> Any:
     """Make an optimizer with a rule of matrices and one of everything else."""
     matrices = [var for var in variables if var.dim() > 1]
-    others = [var for var in variables if var.dim() < 2]
+    vectors = [var for var in variables if var.dim() < 2]
     return optim.Mixed(
         [
             {"params": matrices, "rule": "Muon", "lr": 0.1},
-            {"params": others, "rule": "AdamW", "lr": 0.1},
+            {"params": vectors, "rule": "AdamW", "lr": 0.1},
         ]
     )
 
 
 def trainings() -> dict[str, Training]:
     """Return every public class, and a class with each option."""
-    found = dict(TRAININGS)
+    trainings = dict(TRAININGS)
     for name in KINDS:
         if name != "SparseAdam":
-            found[f"optim-{name}"] = of_torch(getattr(optim, name), replayed)
+            trainings[f"optim-{name}"] = of_torch(getattr(optim, name), replayed)
     for name in tensorflow.__all__:
-        found[f"tensorflow-{name}"] = of_torch(getattr(tensorflow, name), replayed)
+        trainings[f"tensorflow-{name}"] = of_torch(getattr(tensorflow, name), replayed)
     for name, options in OPTIONS.items():
-        found[f"option-{name}"] = of_torch(optim.AdamW, replayed, **options)
+        trainings[f"option-{name}"] = of_torch(optim.AdamW, replayed, **options)
     for name, options in HALF_OPTIONS.items():
-        found[f"half-{name}"] = of_torch(optim.AdamW, replayed, HALF, **options)
-    found["optim-Mixed"] = Training(of_groups, replayed, torch.float32, parameter)
-    found["option-tensor-rate"] = Training(with_tensor_rate, replayed, torch.float32, parameter)
-    found["half-Adafactor"] = of_torch(optim.Adafactor, replayed, HALF)
-    return found
+        trainings[f"half-{name}"] = of_torch(optim.AdamW, replayed, HALF, **options)
+    trainings["optim-Mixed"] = Training(of_groups, replayed, torch.float32, parameter)
+    trainings["option-tensor-rate"] = Training(with_tensor_rate, replayed, torch.float32, parameter)
+    trainings["half-Adafactor"] = of_torch(optim.Adafactor, replayed, HALF)
+    return trainings
 
 
 TABLE = trainings()
 # Whose numbers follow the default dtype in torch, too.
-FOLLOWING = {"optim-ASGD", "optim-NAdam"}
+DEVICE_FOLLOWERS = {"optim-ASGD", "optim-NAdam"}
 # Those that run by default under every default; the others under another device alone, or slowly.
 ALWAYS = ("optim-LaProp", "optim-ScheduleFreeAdamW", "optim-Adafactor", "named-v1-AdamOptimizer")
 
 
 def shapes_of(name: str) -> tuple[tuple[int, ...], ...]:
-    if name in {f"optim-{each}" for each in MATRICES}:
+    if name in {f"optim-{matrix}" for matrix in MATRICES}:
         return SHAPES[:1]
     if "Sparse" in name:
         return SHAPES[:2]
-    return tuple(each for each in SHAPES if len(each) == 2) if "row-floor" in name else SHAPES
+    return tuple(shape for shape in SHAPES if len(shape) == 2) if "row-floor" in name else SHAPES
 
 
 def make_variables(training: Training, shapes: tuple[tuple[int, ...], ...]) -> list[Any]:
@@ -137,23 +137,23 @@ def take_steps(
     training: Training, shapes: tuple[tuple[int, ...], ...], default: Callable[[], Any]
 ) -> dict[str, Tensor]:
     """Return variables and state after steps under a default of torch's, a load between them."""
-    variables, again = make_variables(training, shapes), make_variables(training, shapes)
+    variables, twins = make_variables(training, shapes), make_variables(training, shapes)
     with default():
         optimizer = training.make(variables)
         for step in range(4):
             training.step(optimizer, variables, step)
         state = optimizer.state_dict()
-        other = training.make(again)
-        if isinstance(other, torch.optim.Optimizer):
-            other.load_state_dict(state)
+        new_opt = training.make(twins)
+        if isinstance(new_opt, torch.optim.Optimizer):
+            new_opt.load_state_dict(state)
         else:
-            training.step(other, again, 0)  # makes what is loaded
-            other.load_state_dict(state, again)
-        for source, target in zip(variables, again, strict=True):
+            training.step(new_opt, twins, 0)  # makes what is loaded
+            new_opt.load_state_dict(state, twins)
+        for source, target in zip(variables, twins, strict=True):
             target.data.copy_(source.data)
         for step in range(4, 6):
-            training.step(other, again, step)
-    return dict(tensors_of([again, other.state_dict()], ""))
+            training.step(new_opt, twins, step)
+    return dict(tensors_of([twins, new_opt.state_dict()], ""))
 
 
 def tensors_of(value: Any, name: str) -> Iterator[tuple[str, Tensor]]:
@@ -175,14 +175,14 @@ def usual(name: str, is_large: bool) -> dict[str, Tensor]:
     return take_steps(TABLE[name], LARGE_SHAPES if is_large else shapes_of(name), nullcontext)
 
 
-def differing(wanted: dict[str, Tensor], found: dict[str, Tensor]) -> list[str]:
+def differing(expected: dict[str, Tensor], actual: dict[str, Tensor]) -> list[str]:
     """Return the places of what is not on the CPU, or differs in a bit."""
     return [
         name
-        for name in {**wanted, **found}
-        if name not in wanted or name not in found or found[name].device.type != "cpu"
+        for name in {**expected, **actual}
+        if name not in expected or name not in actual or actual[name].device.type != "cpu"
         # Torch keeps `step` in float64 if that is the default dtype.
-        or not torch.equal(wanted[name].double(), found[name].double())
+        or not torch.equal(expected[name].double(), actual[name].double())
     ]  # fmt: skip
 
 
@@ -197,12 +197,12 @@ def differing(wanted: dict[str, Tensor], found: dict[str, Tensor]) -> list[str]:
         )
         for name in TABLE
         for default in DEFAULTS
-        if name not in FOLLOWING or default == "device"
+        if name not in DEVICE_FOLLOWERS or default == "device"
     ],
 )
 def test_steps_do_not_depend_on_defaults_of_torch(name: str, default: str) -> None:
-    found = take_steps(TABLE[name], shapes_of(name), DEFAULTS[default])
-    assert differing(usual(name, is_large=False), found) == []
+    actual = take_steps(TABLE[name], shapes_of(name), DEFAULTS[default])
+    assert differing(usual(name, is_large=False), actual) == []
 
 
 @pytest.mark.parametrize(
@@ -214,27 +214,27 @@ def test_steps_do_not_depend_on_defaults_of_torch(name: str, default: str) -> No
     ],
 )
 def test_large_slots_do_not_depend_on_the_default_device(name: str) -> None:
-    takes_matrices = {"option-row-floor", *(f"optim-{each}" for each in MATRICES)}
+    takes_matrices = {"option-row-floor", *(f"optim-{matrix}" for matrix in MATRICES)}
     shapes = LARGE_SHAPES[:1] if name in takes_matrices else LARGE_SHAPES
-    found = take_steps(TABLE[name], shapes, DEFAULTS["device"])
-    assert differing(take_steps(TABLE[name], shapes, nullcontext), found) == []
+    actual = take_steps(TABLE[name], shapes, DEFAULTS["device"])
+    assert differing(take_steps(TABLE[name], shapes, nullcontext), actual) == []
 
 
 @pytest.mark.parametrize("default", ["float64", "bfloat16"])
 @pytest.mark.parametrize("name", ["ASGD", "NAdam"])
 def test_numbers_follow_the_default_dtype_as_in_torch(name: str, default: str) -> None:
-    made: list[dict[str, Any]] = []
+    states: list[dict[str, Any]] = []
     with DEFAULTS[default]():
         for cls in (getattr(torch.optim, name), getattr(optim, name)):
             variables = make_variables(of_torch(cls), SHAPES[:1])
             optimizer = cls(variables, lr=0.1, foreach=False)
             for step in range(5):
                 by_grad(optimizer, variables, step)
-            made.append(optimizer.state[variables[0]])
-    wanted, found = ({n: x for n, x in own.items() if not x.dim()} for own in made)
-    assert len(wanted) > 1
-    assert {n: (x.dtype, x.item()) for n, x in found.items()} == {
-        n: (x.dtype, x.item()) for n, x in wanted.items()
+            states.append(optimizer.state[variables[0]])
+    torch_slots, slots_here = ({n: x for n, x in slots.items() if not x.dim()} for slots in states)
+    assert len(torch_slots) > 1
+    assert {n: (x.dtype, x.item()) for n, x in slots_here.items()} == {
+        n: (x.dtype, x.item()) for n, x in torch_slots.items()
     }
 
 
@@ -242,20 +242,20 @@ def test_numbers_follow_the_default_dtype_as_in_torch(name: str, default: str) -
 @pytest.mark.parametrize("name", ["optim-AdamW", "named-Nadam", "named-v1-AdamOptimizer"])
 def test_files_do_not_depend_on_defaults_of_torch(name: str, default: str, tmp_path: Path) -> None:
     training = TABLE[name]
-    variables, again = (make_variables(training, SHAPES) for _ in range(2))
+    variables, twins = (make_variables(training, SHAPES) for _ in range(2))
     names = {f"v{place}": var for place, var in enumerate(variables)}
     with DEFAULTS[default]():
         optimizer = training.make(variables)
         training.step(optimizer, variables, 0)
         checkpoint.save(tmp_path / "a", optimizer=optimizer, variables=names)
-        other = training.make(again)
-        checkpoint.restore(tmp_path / "a", optimizer=other, variables=dict(zip(names, again)))
-        training.step(other, again, 1)
+        new_opt = training.make(twins)
+        checkpoint.restore(tmp_path / "a", optimizer=new_opt, variables=dict(zip(names, twins)))
+        training.step(new_opt, twins, 1)
         training.step(optimizer, variables, 1)
-    wanted, found = (
-        [own, opt.state_dict()] for own, opt in ((variables, optimizer), (again, other))
+    expected, actual = (
+        [params, opt.state_dict()] for params, opt in ((variables, optimizer), (twins, new_opt))
     )
-    assert differing(dict(tensors_of(wanted, "")), dict(tensors_of(found, ""))) == []
+    assert differing(dict(tensors_of(expected, "")), dict(tensors_of(actual, ""))) == []
 
 
 RATES: dict[str, Callable[[int], Any]] = {
@@ -280,13 +280,13 @@ RATES: dict[str, Callable[[int], Any]] = {
 @pytest.mark.parametrize("name", RATES)
 def test_rates_do_not_depend_on_defaults_of_torch(name: str, default: str) -> None:
     def rates() -> list[tuple[float, str]]:
-        found = [RATES[name](step) for step in (0, 1, 4, 30)]
-        found = [each() if callable(each) else each for each in found]
-        return [(float(each), str(getattr(each, "dtype", ""))) for each in found]
+        makers = [RATES[name](step) for step in (0, 1, 4, 30)]
+        values = [rate() if callable(rate) else rate for rate in makers]
+        return [(float(rate), str(getattr(rate, "dtype", ""))) for rate in values]
 
-    wanted = rates()
+    expected = rates()
     with DEFAULTS[default]():
-        assert rates() == wanted
+        assert rates() == expected
 
 
 PROGRAM = """
@@ -316,12 +316,12 @@ for optimizer in (keras.optimizers.Nadam(0.1), train.AdamOptimizer(0.1)):
 
 
 def test_defaults_may_be_set_before_the_package_is_imported() -> None:
-    """What is allocated once in a process, when it is first needed, is on the CPU, too."""
+    """Tensors allocated once per process, at the first use, are on the CPU, too."""
     with (
         fresh_process.Fresh(PROGRAM, "float32") as usual_run,
         fresh_process.Fresh(PROGRAM, "meta") as other_run,
     ):
-        found = [usual_run.done(), other_run.done()]
-    assert [each.returncode for each in found] == [0, 0], [each.stderr for each in found]
-    (printed,) = {each.stdout for each in found}
+        runs = [usual_run.done(), other_run.done()]
+    assert [run.returncode for run in runs] == [0, 0], [run.stderr for run in runs]
+    (printed,) = {run.stdout for run in runs}
     assert printed.startswith("True ")

@@ -34,9 +34,9 @@ def tool(name: str) -> Any:
 
 record, rows = tool("record_goldens"), tool("record_rows")
 
-RECORDED = json.loads((ROOT / "tests" / "goldens" / "wide.json").read_text())
+GOLDENS = json.loads((ROOT / "tests" / "goldens" / "wide.json").read_text())
 ARRAYS = np.load(ROOT / "tests" / "goldens" / "wide.npz")
-CASES = {case["id"]: case for case in RECORDED["cases"]}
+CASES = {case["id"]: case for case in GOLDENS["cases"]}
 
 Case = dict[str, Any]
 RSQRT = "TensorFlow takes the processor's approximate rsqrt, refined once, for whole packets"
@@ -53,21 +53,21 @@ BOUNDS: dict[tuple[str, str], tuple[tuple[str, ...], float, float, str]] = {
 EXACT = ("accumulator", "accum_grad", "rms", "mg")  # slots that the bounds do not concern
 
 
-def gradient(given: dict[str, np.ndarray], name: str, step: int) -> Any:
+def gradient(arrays: dict[str, np.ndarray], name: str, step: int) -> Any:
     """The gradient of a variable at a step, counted from 0."""
-    if f"grad|{name}" in given:
-        return torch.from_numpy(given[f"grad|{name}"][step].copy())
-    split = given[f"gsplit|{name}"]
+    if f"grad|{name}" in arrays:
+        return torch.from_numpy(arrays[f"grad|{name}"][step].copy())
+    split = arrays[f"gsplit|{name}"]
     part = slice(split[step], split[step + 1])
-    indices = torch.from_numpy(given[f"gidx|{name}"][part].astype(np.int64))
-    return thalweg.IndexedSlices(torch.from_numpy(given[f"gval|{name}"][part].copy()), indices)
+    indices = torch.from_numpy(arrays[f"gidx|{name}"][part].astype(np.int64))
+    return thalweg.IndexedSlices(torch.from_numpy(arrays[f"gval|{name}"][part].copy()), indices)
 
 
 def value(opt: Any, variables: dict[str, thalweg.Variable], key: str) -> np.ndarray:
     """A variable, or one of its slots, by the name of the recording."""
-    what, name, *slot = key.split("|")
+    part, name, *slot = key.split("|")
     return (
-        variables[name].numpy() if what == "var" else opt.get_slot(variables[name], *slot).numpy()
+        variables[name].numpy() if part == "var" else opt.get_slot(variables[name], *slot).numpy()
     )
 
 
@@ -81,22 +81,22 @@ def samples(case: Case, step: int) -> dict[str, np.ndarray]:
 
 
 def check(case: Case, step: int, key: str, got: np.ndarray, digest: int, sample: Any) -> None:
-    """The same bits, or for what `BOUNDS` lists the recorded elements within the bound."""
+    """Assert equal bits or, for entries of `BOUNDS`, recorded elements within the bound."""
     if record.digest(got) == digest:
         return
     names, rtol, atol, _ = BOUNDS.get((case["rule"], case["dtype"]), ((), 0.0, 0.0, ""))
     _, name, *slot = key.split("|")
     if name not in names or (slot and slot[0] in EXACT):
         rtol = atol = 0.0
-    some = got.ravel()[record.sample_positions(got.size)]
+    numbers = got.ravel()[record.sample_positions(got.size)]
     title = f"{case['id']} step {step + 1} {key}"
-    np.testing.assert_allclose(some, sample, rtol, atol, equal_nan=True, err_msg=title)
+    np.testing.assert_allclose(numbers, sample, rtol, atol, equal_nan=True, err_msg=title)
     assert atol, f"{title}: elements differ, though none of those recorded"
 
 
-@pytest.mark.parametrize("drawn", RECORDED["inputs"])
-def test_the_inputs_are_those_of_the_recording(drawn: str) -> None:
-    assert record.inputs_digest(*drawn.split("/")) == RECORDED["inputs"][drawn]
+@pytest.mark.parametrize("inputs", GOLDENS["inputs"])
+def test_the_inputs_are_those_of_the_recording(inputs: str) -> None:
+    assert record.inputs_digest(*inputs.split("/")) == GOLDENS["inputs"][inputs]
 
 
 @pytest.mark.parametrize(
@@ -108,16 +108,16 @@ def test_the_inputs_are_those_of_the_recording(drawn: str) -> None:
 )
 def test_every_array_has_tensorflow_s_bits(case_id: str) -> None:
     case = CASES[case_id]
-    given = record.wide_inputs(case["inputs"], case["dtype"])
+    arrays = record.wide_inputs(case["inputs"], case["dtype"])
     opt = getattr(optimizers, case["optimizer"])(**case["kwargs"])
     opt.engine = "cpu"
     names = record.WIDE_VARIABLES[case["inputs"]]
-    variables = {name: thalweg.Variable(given[f"var|{name}"][0], name) for name in names}
+    variables = {name: thalweg.Variable(arrays[f"var|{name}"][0], name) for name in names}
     for step, digests in enumerate(ARRAYS[f"{case_id}|digest"]):
-        opt.apply_gradients([(gradient(given, name, step), variables[name]) for name in names])
-        recorded = samples(case, step)
+        opt.apply_gradients([(gradient(arrays, name, step), variables[name]) for name in names])
+        golden = samples(case, step)
         for key, digest in zip(case["keys"], digests.tolist(), strict=True):
-            check(case, step, key, value(opt, variables, key), digest, recorded[key])
+            check(case, step, key, value(opt, variables, key), digest, golden[key])
 
 
 # Rows of sparse gradients, narrower and wider than a packet of the processor: 8 of float32
@@ -135,7 +135,7 @@ APPROXIMATE = {
     "keras/Adadelta": ("var", "accum_var"),
     "keras/MomentumRMSprop": ("var", "momentum"),
 }
-OFF = 1e-6
+TOLERANCE = 1e-6
 
 
 @pytest.mark.parametrize("width", rows.WIDTHS)
@@ -152,8 +152,8 @@ def test_rows_of_sparse_gradients(title: str, width: int) -> None:
         slices = thalweg.IndexedSlices(torch.from_numpy(values), torch.from_numpy(indices))
         opt.apply_gradients([(slices, var)])
     for key, tensor in {"var": var, **{slot: opt.get_slot(var, slot) for slot in slots}}.items():
-        got, recorded = tensor.numpy(), ROW_ARRAYS[f"{title}/{width}/{key}"]
+        got, golden = tensor.numpy(), ROW_ARRAYS[f"{title}/{width}/{key}"]
         if width >= PACKET and key in APPROXIMATE.get(title, ()):
-            assert np.abs(got - recorded).max() <= OFF * np.abs(recorded).max(), key
+            assert np.abs(got - golden).max() <= TOLERANCE * np.abs(golden).max(), key
         else:
-            assert got.tobytes() == recorded.tobytes(), key
+            assert got.tobytes() == golden.tobytes(), key

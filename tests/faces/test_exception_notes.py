@@ -1,4 +1,4 @@
-"""What is raised in a step says, truly, whether it was taken; in every face."""
+"""Errors raised in a step state truly whether it was taken, in every front end."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from thalweg import IndexedSlices, Variable, keras, optim, v1
 from thalweg.openseq2seq.optimizers import optimize_loss
 from thalweg.optim.step_in_backward import listen
 
-MANY = 10**9  # more lines than a step has
-APPLIED = "Gradients were applied in the backward pass: the next call of step counts them."
+ALL_LINES = 10**9  # more lines than a step has
+BACKWARD_NOTE = "Gradients were applied in the backward pass: the next call of step counts them."
 
 
 def burnt(*_: Any) -> Any:
@@ -35,7 +35,7 @@ class Torchs:
 
     def __init__(self, face: Any, **options: Any) -> None:
         self.params: list[Any] = [torch.nn.Parameter(torch.ones(3)) for _ in range(2)]
-        self.opt = face([{"params": [each]} for each in self.params], lr=0.1, **options)
+        self.opt = face([{"params": [param]} for param in self.params], lr=0.1, **options)
         for _ in range(2 * options.get("accumulate", 1)):
             self.give()
             self.opt.step()
@@ -50,8 +50,8 @@ class Torchs:
 
     def state(self) -> list[torch.Tensor]:
         states = [self.opt.state[param] for param in self.params]
-        kept = [each for own in states for name, each in own.items() if name != "gradient_sum"]
-        return [each.detach() for each in (*self.params, *kept) if each.untyped_storage().nbytes()]
+        extra = [x for slots in states for name, x in slots.items() if name != "gradient_sum"]
+        return [x.detach() for x in (*self.params, *extra) if x.untyped_storage().nbytes()]
 
 
 def cut(tensor: torch.Tensor) -> None:
@@ -59,15 +59,15 @@ def cut(tensor: torch.Tensor) -> None:
 
 
 TROUBLES: dict[str, Callable[[Torchs], Any]] = {
-    "a gradient without memory": lambda own: cut(own.params[1].grad),
-    "a rate that is no number": lambda own: own.group(lr="much"),
-    "a rate that is NaN": lambda own: own.group(lr=float("nan")),
-    "an option that is missing": lambda own: own.opt.param_groups[1].pop("lr"),
-    "a state without memory": lambda own: cut(own.opt.state[own.params[1]]["step"]),
-    "rows beyond the end": lambda own: setattr(
-        own.params[1], "grad", torch.sparse_coo_tensor([[9]], [1.0], (3,), check_invariants=False)
+    "a gradient without memory": lambda case: cut(case.params[1].grad),
+    "a rate that is no number": lambda case: case.group(lr="much"),
+    "a rate that is NaN": lambda case: case.group(lr=float("nan")),
+    "an option that is missing": lambda case: case.opt.param_groups[1].pop("lr"),
+    "a state without memory": lambda case: cut(case.opt.state[case.params[1]]["step"]),
+    "rows beyond the end": lambda case: setattr(
+        case.params[1], "grad", torch.sparse_coo_tensor([[9]], [1.0], (3,), check_invariants=False)
     ),
-    "found_inf that is no number": lambda own: setattr(own.opt, "found_inf", "much"),
+    "found_inf that is no number": lambda case: setattr(case.opt, "found_inf", "much"),
 }
 FACES: dict[str, Callable[[], Torchs]] = {
     "Adam": lambda: Torchs(optim.Adam),
@@ -86,36 +86,36 @@ CASES = [
 
 @pytest.mark.parametrize(("face", "trouble"), CASES)
 def test_a_step_that_is_refused_says_so(face: str, trouble: str) -> None:
-    own = FACES[face]()
-    before = [each.clone() for each in own.state()]
-    TROUBLES[trouble](own)
-    notes = notes_of(lambda: [own.opt.step(), own.give(), own.opt.step()])
+    case = FACES[face]()
+    tensors_before = [tensor.clone() for tensor in case.state()]
+    TROUBLES[trouble](case)
+    notes = notes_of(lambda: [case.opt.step(), case.give(), case.opt.step()])
     assert NOT_TAKEN in notes
-    assert "gradient_sum" in own.opt.state[own.params[0]] or not any("sums" in n for n in notes)
-    assert all(any(map(partial(torch.equal, each), before)) for each in own.state())
+    assert "gradient_sum" in case.opt.state[case.params[0]] or not any("sums" in n for n in notes)
+    assert all(any(map(partial(torch.equal, tensor), tensors_before)) for tensor in case.state())
 
 
 def test_a_closure_that_fails_and_a_block_of_averages() -> None:
-    own = FACES["clipped"]()
-    assert notes_of(lambda: own.opt.step(burnt)) == [NOT_TAKEN]
-    with own.opt.swapped():
-        assert notes_of(own.opt.step) == [NOT_TAKEN]
+    case = FACES["clipped"]()
+    assert notes_of(lambda: case.opt.step(burnt)) == [NOT_TAKEN]
+    with case.opt.swapped():
+        assert notes_of(case.opt.step) == [NOT_TAKEN]
 
 
 def test_gradients_that_were_added_to_their_sums_are_told() -> None:
-    told = 0
+    note_count = 0
     for number in itertools.count(0, 3):
-        own = FACES["sums"]()
-        error, _ = outcome(number, own.opt.step)
+        case = FACES["sums"]()
+        error, _ = outcome(number, case.opt.step)
         if error is None:
             break
         notes = getattr(error, "__notes__", [NOT_TAKEN])
-        is_added = own.opt.state[own.params[0]].get("gradient_sum") is not None
-        says_so = notes[1:] and notes[1].startswith("The gradients were added to their sums")
+        has_sum = case.opt.state[case.params[0]].get("gradient_sum") is not None
+        has_note = notes[1:] and notes[1].startswith("The gradients were added to their sums")
         assert notes[0] == NOT_TAKEN
-        assert is_added or not says_so
-        told += bool(says_so)
-    assert told
+        assert has_sum or not has_note
+        note_count += bool(has_note)
+    assert note_count
 
 
 def test_a_step_of_torchs_own_that_fails_is_undone() -> None:
@@ -132,12 +132,12 @@ def test_what_was_applied_in_the_backward_pass_is_not_denied(face: Any) -> None:
     opt = face(params, lr=0.1, in_backward=True)
     (params[0] * params[1]).sum().backward()
     opt.step()
-    before = [each.detach().clone() for each in params]
-    given: list[Any] = []
+    initial = [param.detach().clone() for param in params]
+    params_seen: list[Any] = []
 
     def trouble(param: Any) -> None:
-        given.append(param)
-        if len(given) == 2:
+        params_seen.append(param)
+        if len(params_seen) == 2:
             cut(param.grad)
 
     for param in params:  # hooks are called in order
@@ -145,15 +145,15 @@ def test_what_was_applied_in_the_backward_pass_is_not_denied(face: Any) -> None:
         param.register_post_accumulate_grad_hook(trouble)
     listen(opt)
     notes = notes_of((params[0] * params[1]).sum().backward)
-    assert notes == [APPLIED]
-    changed = [not torch.equal(*each) for each in zip(params, before, strict=True)]
-    assert sorted(changed) == [False, True]
+    assert notes == [BACKWARD_NOTE]
+    changes = [not torch.equal(*pair) for pair in zip(params, initial, strict=True)]
+    assert sorted(changes) == [False, True]
 
 
-def eager(make: Callable[[], Any], *further: Any) -> Callable[[list[Any]], Any]:
+def eager(make: Callable[[], Any], *args: Any) -> Callable[[list[Any]], Any]:
     def apply(pairs: list[Any]) -> Any:
         opt = make()
-        return opt.apply_gradients(pairs, *further)
+        return opt.apply_gradients(pairs, *args)
 
     return apply
 
@@ -195,12 +195,14 @@ def test_without_a_gate_what_was_updated_is_not_denied() -> None:
             count.append(1)
             return burnt() if len(count) == 2 else super()._resource_apply_dense(grad, handle)
 
-    own, values = Failing(1.0), [Variable([1.0], "a"), Variable([1.0], "b")]
+    failing, values = Failing(1.0), [Variable([1.0], "a"), Variable([1.0], "b")]
 
     def loss() -> Any:
         return (values[0] * values[1]).sum()
 
-    notes = notes_of(lambda: own.minimize(loss, var_list=values, gate_gradients=own.GATE_NONE))
+    notes = notes_of(
+        lambda: failing.minimize(loss, var_list=values, gate_gradients=failing.GATE_NONE)
+    )
     name = next(var.name for var in values if var.item() != 1.0)
     assert notes == [f"With GATE_NONE these variables had been updated before: ['{name}']."]
 
@@ -213,12 +215,12 @@ def test_a_step_that_is_skipped_does_not_say_that_it_was_taken() -> None:
         var_list=[w], dtype="mixed", loss_scaling="Backoff",
     )  # fmt: skip
     step(), step()  # compile what the step needs
-    before, factors[0] = w.numpy().tolist(), torch.inf
-    count = MANY - outcome(MANY, step)[1]
+    initial, factors[0] = w.numpy().tolist(), torch.inf
+    count = ALL_LINES - outcome(ALL_LINES, step)[1]
     notes: set[str] = set()
     for number in range(count // 2, count, 5):
         error, _ = outcome(number, step)
         notes.update(getattr(error, "__notes__", ()))
     assert "The step was skipped." in notes
     assert not any(note.startswith("The step was taken") for note in notes)
-    assert w.numpy().tolist() == before
+    assert w.numpy().tolist() == initial

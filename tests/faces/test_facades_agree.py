@@ -125,8 +125,8 @@ with_keras = [name for name, row in TABLE_OF_RULES.items() if row.keras is not N
 
 def values(shape: Sequence[int], seed: int, dtype: torch.dtype) -> torch.Tensor:
     """Numbers around 0 that float16 has, too."""
-    drawn = np.random.default_rng(seed).normal(size=shape)
-    return torch.from_numpy(drawn).to(torch.float16).to(dtype)
+    numbers = np.random.default_rng(seed).normal(size=shape)
+    return torch.from_numpy(numbers).to(torch.float16).to(dtype)
 
 
 def start(dtype: torch.dtype) -> list[torch.Tensor]:
@@ -134,15 +134,15 @@ def start(dtype: torch.dtype) -> list[torch.Tensor]:
 
 
 def gradients(step: int, dtype: torch.dtype) -> list[torch.Tensor]:
-    """What `loss` has as gradients: of the whole variable, and of the rows that are looked up."""
+    """Return the gradients of `loss`: of the full variable, and of the rows that are looked up."""
     return [
         values(SHAPE, 10 + step, dtype),
         values((len(ROWS), TABLE[1]), 20 + step, dtype),
     ]
 
 
-def loss(lookup: Any, w: Any, table: Any, whole: Any, rows: Any) -> Any:
-    return (w * whole).sum() + (lookup(table, ROWS) * rows).sum()
+def loss(lookup: Any, w: Any, table: Any, full: Any, rows: Any) -> Any:
+    return (w * full).sum() + (lookup(table, ROWS) * rows).sum()
 
 
 def bits(tensors: Sequence[Any]) -> list[np.ndarray]:
@@ -159,51 +159,51 @@ def in_a_graph(make: Callable[[Any], Any], dtype: torch.dtype) -> list[list[np.n
     """Variables and slots after each step."""
     with v1.Graph().as_default(), v1.Session() as session:
         variables = [v1.Variable(value) for value in start(dtype)]
-        fed = [v1.placeholder(dtype, value.shape) for value in gradients(0, dtype)]
+        feeds = [v1.placeholder(dtype, value.shape) for value in gradients(0, dtype)]
         count = train.get_or_create_global_step()
         opt = make(count)
-        step = opt.minimize(loss(v1.embedding_lookup, *variables, *fed), count)
+        step = opt.minimize(loss(v1.embedding_lookup, *variables, *feeds), count)
         session.run(v1.global_variables_initializer())
-        found = []
+        outcomes = []
         for number in range(STEPS):
-            session.run(step, dict(zip(fed, gradients(number, dtype), strict=True)))
-            found.append(bits(session.run([*variables, *slots_of(opt, variables)])))
-        return found
+            session.run(step, dict(zip(feeds, gradients(number, dtype), strict=True)))
+            outcomes.append(bits(session.run([*variables, *slots_of(opt, variables)])))
+        return outcomes
 
 
 def eagerly(make: Callable[[Any], Any], dtype: torch.dtype) -> list[list[np.ndarray]]:
     """Variables and slots after each step."""
     variables = [thalweg.Variable(value) for value in start(dtype)]
     count = thalweg.Variable(np.int64(0), trainable=False)
-    opt, found = make(count), []
+    opt, outcomes = make(count), []
     for number in range(STEPS):
-        given = [*variables, *gradients(number, dtype)]
-        opt.minimize(lambda given=given: loss(thalweg.embedding_lookup, *given), count)
-        found.append(bits([*variables, *slots_of(opt, variables)]))
-    return found
+        inputs = [*variables, *gradients(number, dtype)]
+        opt.minimize(lambda inputs=inputs: loss(thalweg.embedding_lookup, *inputs), count)
+        outcomes.append(bits([*variables, *slots_of(opt, variables)]))
+    return outcomes
 
 
 def with_keras_api(row: Row, dtype: torch.dtype) -> list[list[np.ndarray]]:
     """Variables after each step."""
     assert row.keras is not None
     variables = [thalweg.Variable(value) for value in start(dtype)]
-    opt, found = row.keras(), []
+    opt, outcomes = row.keras(), []
     opt._create_all_weights(variables)
     for name, value in row.starts:
         for var in variables:
             opt.get_slot(var, name).fill_(value)
     for number in range(STEPS):
-        given = [*variables, *gradients(number, dtype)]
-        opt.minimize(lambda given=given: loss(thalweg.embedding_lookup, *given), variables)
-        found.append(bits(variables))
-    return found
+        inputs = [*variables, *gradients(number, dtype)]
+        opt.minimize(lambda inputs=inputs: loss(thalweg.embedding_lookup, *inputs), variables)
+        outcomes.append(bits(variables))
+    return outcomes
 
 
-def assert_same(ours: list[list[np.ndarray]], theirs: list[list[np.ndarray]]) -> None:
-    for number, (one, other) in enumerate(zip(ours, theirs, strict=True)):
-        for place, (a, b) in enumerate(zip(one, other, strict=True)):
+def assert_same(actual: list[list[np.ndarray]], expected: list[list[np.ndarray]]) -> None:
+    for number, (a_step, b_step) in enumerate(zip(actual, expected, strict=True)):
+        for place, (a, b) in enumerate(zip(a_step, b_step, strict=True)):
             np.testing.assert_array_equal(a, b, f"tensor {place} after step {number + 1}")
-    assert not any(map(np.array_equal, ours[0][:2], ours[-1][:2]))  # both variables moved
+    assert not any(map(np.array_equal, actual[0][:2], actual[-1][:2]))  # both variables moved
 
 
 @every_dtype(TABLE_OF_RULES)
@@ -215,21 +215,21 @@ def test_a_session_takes_the_steps_of_eager_mode(rule: str, dtype: torch.dtype) 
 @every_dtype(with_keras)
 def test_keras_takes_the_steps_of_tensorflow_1(rule: str, dtype: torch.dtype) -> None:
     row = TABLE_OF_RULES[rule]
-    classic = [found[:2] for found in eagerly(row.v1, dtype)]
+    classic = [arrays[:2] for arrays in eagerly(row.v1, dtype)]
     assert_same(with_keras_api(row, dtype), classic)
 
 
 @pytest.mark.parametrize("dtype", DTYPES[:2], ids=lambda dtype: str(dtype)[6:])
 def test_rows_of_one_element_make_both_adagrads_divide(dtype: torch.dtype) -> None:
     """Beside an accumulator of 0.1 or more an epsilon of 1e-30 is nothing."""
-    found = []
+    tables = []
     for opt in (train.AdagradOptimizer(0.1), keras.Adagrad(0.1, epsilon=1e-30)):
         table = thalweg.Variable(values((6, 1), 1, dtype))
         for number in range(STEPS):
             rows = values((len(ROWS), 1), number, dtype)
             opt.apply_gradients([(thalweg.IndexedSlices(rows, ROWS, (6, 1)), table)])
-        found.append(bits([table]))
-    np.testing.assert_array_equal(*found)
+        tables.append(bits([table]))
+    np.testing.assert_array_equal(*tables)
 
 
 # What is denormal in float32, as a Python float is even beside float64 variables, counts as 0.
@@ -246,15 +246,15 @@ def test_rows_of_one_element_make_both_adagrads_divide(dtype: torch.dtype) -> No
 def test_denormal_hyperparameters_are_flushed(
     make: Any, rate: Any, dtype: Any, denormals: Any
 ) -> None:
-    given = rate() if callable(rate) else rate
-    wide = isinstance(given, np.float64)
-    kept = dtype(given if wide else np.float32(given))
-    is_normal = wide and dtype is np.float64 and abs(given) >= np.finfo(np.float64).tiny
+    number = rate() if callable(rate) else rate
+    wide = isinstance(number, np.float64)
+    float_rate = dtype(number if wide else np.float32(number))
+    is_normal = wide and dtype is np.float64 and abs(number) >= np.finfo(np.float64).tiny
     w = thalweg.Variable(np.zeros(9, dtype))
     with thalweg.engine(denormals=denormals):
         opt = make(rate)
         opt.apply_gradients([(torch.full((9,), -1e6, dtype=w.dtype), w)])
-    expected = kept * dtype(1e6) if is_normal or denormals == "keep" else dtype(0)
+    expected = float_rate * dtype(1e6) if is_normal or denormals == "keep" else dtype(0)
     np.testing.assert_array_equal(w.numpy(), np.full(9, expected))
 
 
@@ -263,7 +263,7 @@ def test_a_denormal_rate_is_flushed_before_anything_is_made_of_it() -> None:
     for grad in (1000.0, 1.0):
         opt.apply_gradients([([grad], w)])
     assert w.item() == 0.0
-    decayed = keras.SGD(1e-37, decay=99.0)  # 1e-39 in the second step
+    decaying = keras.SGD(1e-37, decay=99.0)  # 1e-39 in the second step
     for expected in (-1e-35, -1e-35):
-        decayed.apply_gradients([([100.0], w)])
+        decaying.apply_gradients([([100.0], w)])
         assert w.item() == np.float32(expected)

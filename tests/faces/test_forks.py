@@ -143,11 +143,11 @@ def training_step(stop: Callable[[], None]) -> Case:
 def training_step_in_the_update(stop: Stop) -> Case:
     case = training_step(lambda: None)
     inner = case.owner.optimizer
-    made = inner._make_hooks
+    original = inner._make_hooks
 
     def hooks(*args: Any) -> Any:
         stop()
-        return made(*args)
+        return original(*args)
 
     inner.__dict__["_make_hooks"] = hooks
     return case
@@ -176,27 +176,27 @@ def _refused(call: Callable[[], Any]) -> str:
 def test_a_step_under_way_at_the_fork_marks_its_optimizer_in_the_child(make):
     stop = Stop()
     case = make(stop)
-    before = case.values()
+    values_before = case.values()
 
     def child() -> Any:
-        refused = [_refused(call) for call in (case.step, *case.saves, case.step)]
+        messages = [_refused(call) for call in (case.step, *case.saves, case.step)]
         case.load()
         loaded = case.values()
         case.step()
         for save in case.saves:
             save()
-        return refused, loaded
+        return messages, loaded
 
     with stop.reached_by(case.step):
-        refused, loaded = run_in_child(child)
+        messages, loaded = run_in_child(child)
     name = type(case.owner).__name__
-    for message in refused:
+    for message in messages:
         assert name in message
         assert f"process {os.getpid()} forked" in message
         assert "load_state_dict" in message
-    assert loaded == before
+    assert loaded == values_before
     case.step()  # here nothing is marked
-    assert case.values() != before
+    assert case.values() != values_before
 
 
 @pytest.mark.parametrize("make", CASES, ids=lambda make: make.__name__)
@@ -220,15 +220,15 @@ def test_a_load_that_fails_leaves_the_mark(make):
 def test_others_step_on_in_the_child(make):
     stop = Stop()
     busy, free = make(stop), make(Stop())
-    copied = make(Stop())
-    copied.step()
+    opt_copy = make(Stop())
+    opt_copy.step()
 
     def child() -> Any:
         free.step()
         return free.values()
 
     with stop.reached_by(busy.step):
-        assert run_in_child(child) == copied.values()
+        assert run_in_child(child) == opt_copy.values()
 
 
 def test_a_fork_within_the_step_of_its_own_thread_marks_nothing():
@@ -242,7 +242,7 @@ def test_a_fork_within_the_step_of_its_own_thread_marks_nothing():
 
     optimizer = keras.Adam(rate)
     optimizer.apply_gradients([([1.0, 1.0], var)])
-    wanted = copy.deepcopy(optimizer)
+    twin = copy.deepcopy(optimizer)
     children: list[int] = []
 
     def fork() -> None:
@@ -264,7 +264,7 @@ def test_a_fork_within_the_step_of_its_own_thread_marks_nothing():
     with os.fdopen(reading, "rb") as pipe:
         assert pipe.read() == b"\0"
     os.waitpid(children[0], 0)
-    assert int(optimizer.iterations) == int(wanted.iterations) + 1
+    assert int(optimizer.iterations) == int(twin.iterations) + 1
 
 
 def test_averages_under_way_are_refused_in_the_child():
@@ -279,10 +279,10 @@ def test_averages_under_way_are_refused_in_the_child():
 
     def child() -> Any:
         calls = (lambda: averages.apply([var]), lambda: averages.average(var), averages.state_dict)
-        refused = [_refused(call) for call in calls]
+        messages = [_refused(call) for call in calls]
         averages.load_state_dict({"Variable/ExponentialMovingAverage": torch.tensor([3.0])}, [var])
         averages.apply([var])
-        return refused, averages.average(var).item()
+        return messages, averages.average(var).item()
 
     with stop.reached_by(hold):
         messages, average = run_in_child(child)
@@ -314,9 +314,9 @@ def test_a_fork_waits_for_a_compilation(monkeypatch, tmp_path):
     monkeypatch.setenv("THALWEG_CACHE_DIR", str(tmp_path))
     stop, make = Stop(), kernel_cache._load_address
 
-    def slowly(*given: Any) -> int:
+    def slowly(*args: Any) -> int:
         stop()
-        return make(*given)
+        return make(*args)
 
     monkeypatch.setattr(kernel_cache, "_load_address", slowly)
 
@@ -385,16 +385,16 @@ def test_a_run_that_updates_is_forgotten_in_the_child(graph):
     var, op, session, stop = _counting(graph)
 
     def child() -> Any:
-        refused = [_refused(partial(session.run, fetch)) for fetch in (var, op)]
+        messages = [_refused(partial(session.run, fetch)) for fetch in (var, op)]
         session.run(var.initializer)
         session.run(op)
         values = session.run(var).tolist()
         var.load([5.0, 5.0], session)
-        return refused, values, session.run(var).tolist()
+        return messages, values, session.run(var).tolist()
 
     with stop.reached_by(lambda: session.run(op)):
-        refused, values, loaded = run_in_child(child)
-    for message in refused:
+        messages, values, loaded = run_in_child(child)
+    for message in messages:
         assert "uninitialized value w" in message
         assert f"process {os.getpid()} forked" in message
     assert (values, loaded) == ([3.0, 4.0], [5.0, 5.0])
@@ -409,13 +409,13 @@ def test_a_run_that_reads_is_forgotten_in_the_child_and_its_values_are_not(graph
         stop()
         return value * 1
 
-    out = operation(read, [var], "read", kind="pure", outputs=var)
+    output = operation(read, [var], "read", kind="pure", outputs=var)
 
     def child() -> Any:
         session.run(op)
-        return session.run([var, out])[0].tolist()
+        return session.run([var, output])[0].tolist()
 
-    with stop.reached_by(lambda: session.run(out)):
+    with stop.reached_by(lambda: session.run(output)):
         assert run_in_child(child) == [3.0, 4.0]
 
 
@@ -443,28 +443,28 @@ def test_an_optimizer_in_a_run_is_its_session_s_affair(graph, face):
     stop = Stop()
     var = tf.Variable([1.0, 2.0], name="w")
     grad = torch.tensor([1.0, 1.0])
-    made: Any = keras.Adam(0.5) if face == "keras" else v1.train.GradientDescentOptimizer(0.5)
-    take = made._make_hooks
+    opt: Any = keras.Adam(0.5) if face == "keras" else v1.train.GradientDescentOptimizer(0.5)
+    take = opt._make_hooks
 
     def hooks(*args: Any) -> Any:
         stop()
         return take(*args)
 
-    made.__dict__["_make_hooks"] = hooks
-    op = made.apply_gradients([(grad, var)])
+    opt.__dict__["_make_hooks"] = hooks
+    op = opt.apply_gradients([(grad, var)])
     start = tf.global_variables_initializer()
     session = Session(graph=graph)
     session.run(start)
 
     def child() -> Any:
-        refused = _refused(lambda: session.run(op))
+        message = _refused(lambda: session.run(op))
         session.run(start)
         session.run(op)
-        return refused, session.run(var).tolist()
+        return message, session.run(var).tolist()
 
     with stop.reached_by(lambda: session.run(op)):
-        refused, values = run_in_child(child)
-    assert "uninitialized" in refused
+        message, values = run_in_child(child)
+    assert "uninitialized" in message
     assert np.allclose(values, [0.5, 1.5], atol=1e-3)
 
 
@@ -477,19 +477,21 @@ def test_a_module_that_was_being_called_has_its_own_weights_in_the_child(graph):
             return super().forward(x)
 
     layer = Layer(2, 2)
-    own = layer.weight
-    out = layer(tf.placeholder(torch.float32, (1, 2), name="x"))
+    weight = layer.weight
+    output = layer(tf.placeholder(torch.float32, (1, 2), name="x"))
     session = Session(graph=graph)
     session.run(tf.global_variables_initializer())
     feed = {"x:0": [[1.0, 2.0]]}
-    wanted = session.run(out, feed).tolist()
-    with stop.reached_by(lambda: session.run(out, feed)):
-        assert layer.weight is not own
-        assert run_in_child(lambda: (layer.weight is own, session.run(out, feed).tolist())) == (
+    values = session.run(output, feed).tolist()
+    with stop.reached_by(lambda: session.run(output, feed)):
+        assert layer.weight is not weight
+        assert run_in_child(
+            lambda: (layer.weight is weight, session.run(output, feed).tolist())
+        ) == (
             True,
-            wanted,
+            values,
         )
-    assert layer.weight is own
+    assert layer.weight is weight
 
 
 def test_a_graph_that_was_being_built_can_be_built_on(graph):
@@ -546,14 +548,14 @@ def test_a_half_added_gradient_ends_the_meeting_in_the_child():
             stop()
 
     def child() -> Any:
-        refused = _refused(lambda: meeting.meet([], 0))
+        message = _refused(lambda: meeting.meet([], 0))
         meeting.begin(0)
         meeting.put_tokens("token", 1)
-        return refused, meeting.meet([], 0)
+        return message, meeting.meet([], 0)
 
     with stop.reached_by(hold):
-        refused, token = run_in_child(child)
-    assert "forked" in refused
+        message, token = run_in_child(child)
+    assert "forked" in message
     assert token == "token"
 
 
@@ -590,10 +592,10 @@ def test_large_tensors_in_a_child_of_a_process_that_used_openmp(threads):
     optimizer.apply_gradients([(grad, var)])
     state = optimizer.state_dict()
 
-    def train(made: Any) -> float:
-        own = torch.nn.Parameter(torch.ones(count))
-        made.apply_gradients([(grad, own)])
-        return float(own.detach().double().sum())
+    def train(opt: Any) -> float:
+        param = torch.nn.Parameter(torch.ones(count))
+        opt.apply_gradients([(grad, param)])
+        return float(param.detach().double().sum())
 
     def child() -> Any:
         optimizer.apply_gradients([(grad, var)])
@@ -601,10 +603,10 @@ def test_large_tensors_in_a_child_of_a_process_that_used_openmp(threads):
         copy.deepcopy(optimizer)
         return train(keras.Adam(0.1, clipnorm=1.0)), train(v1.train.AdamOptimizer(0.1))
 
-    wanted = train(keras.Adam(0.1, clipnorm=1.0)), train(v1.train.AdamOptimizer(0.1))
-    assert run_in_child(child) == wanted
+    expected = train(keras.Adam(0.1, clipnorm=1.0)), train(v1.train.AdamOptimizer(0.1))
+    assert run_in_child(child) == expected
     optimizer.load_state_dict(state)
-    assert (train(keras.Adam(0.1, clipnorm=1.0)), train(v1.train.AdamOptimizer(0.1))) == wanted
+    assert (train(keras.Adam(0.1, clipnorm=1.0)), train(v1.train.AdamOptimizer(0.1))) == expected
 
 
 def test_one_thread_where_the_team_cannot_be_sent_home(threads, monkeypatch):
@@ -658,8 +660,8 @@ def test_every_lock_of_the_package_is_one_that_forks_renew():
     """`threading`'s own are left where a fork is answered otherwise."""
     folder = Path(thalweg.__file__).parent
     lock = re.compile(r"threading\.(R?Lock|Condition|Semaphore|Event)\(|cached_property")
-    found = {path for path in folder.rglob("*.py") if lock.search(path.read_text())}
-    assert {path.relative_to(folder).as_posix() for path in found} == {
+    paths = {path for path in folder.rglob("*.py") if lock.search(path.read_text())}
+    assert {path.relative_to(folder).as_posix() for path in paths} == {
         "_graph/locks.py",  # `ReadWriteLock.renew`
         "_base/lazy.py",
         "_base/locks.py",
@@ -677,8 +679,8 @@ def test_a_lock_is_as_threading_s():
 
 
 def _taken_by_another(lock: Lock) -> bool:
-    taken: list[bool] = []
-    thread = threading.Thread(target=lambda: taken.append(lock.acquire(blocking=False)))
+    is_free: list[bool] = []
+    thread = threading.Thread(target=lambda: is_free.append(lock.acquire(blocking=False)))
     thread.start()
     thread.join()
-    return taken[0]
+    return is_free[0]

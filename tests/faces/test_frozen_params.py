@@ -1,4 +1,4 @@
-"""What `requires_grad_(False)` froze is not trained, in any face; `trainable=False`, listed, is."""
+"""Parameters frozen by `requires_grad_(False)` do not train; listed `trainable=False` ones do."""
 
 from __future__ import annotations
 

@@ -35,23 +35,23 @@ def promised() -> dict[str, dict[str, tuple[float, float]]]:
     """Rule -> dtype -> the bounds of variables and slots, as docs/numbers.md has them."""
     text = (ROOT / "docs" / "numbers.md").read_text()
     (table,) = re.findall(r"\| 16 bits \|.*\n\|[-|]+\|\n((?:\|.*\n)+)", text)
-    found: dict[str, dict[str, tuple[float, float]]] = {}
+    bounds: dict[str, dict[str, tuple[float, float]]] = {}
     for line in table.splitlines():
         rules, *numbers = (cell.strip() for cell in line.strip("|").split("|"))
         a, b, c, d = (0.0 if cell == "-" else float(cell) for cell in numbers)
         for rule in rules.split("; "):
-            found[rule] = {"float16": (a, b), "bfloat16": (c, d)}
-    return found
+            bounds[rule] = {"float16": (a, b), "bfloat16": (c, d)}
+    return bounds
 
 
-PROMISED = promised()
+BOUNDS = promised()
 
 
-def distance(got: torch.Tensor, recorded: np.ndarray) -> float:
-    """How far they are apart at most, in units of the largest element recorded."""
-    wanted = torch.from_numpy(recorded).view(got.dtype).double()
-    assert bool(wanted.isfinite().all())
-    return ((got.detach().double() - wanted).abs().max() / wanted.abs().max().clamp(1e-30)).item()
+def distance(got: torch.Tensor, golden: np.ndarray) -> float:
+    """Return the largest difference, in units of the largest recorded element."""
+    target = torch.from_numpy(golden).view(got.dtype).double()
+    assert bool(target.isfinite().all())
+    return ((got.detach().double() - target).abs().max() / target.abs().max().clamp(1e-30)).item()
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -61,7 +61,7 @@ def test_half_precision_is_as_near_as_promised(name: str) -> None:
     var = torch.nn.Parameter(torch.from_numpy(start).to(getattr(torch, dtype)))
     opt = getattr(HOMES[face], cls)(**kwargs)
     opt.engine = "reference"
-    bound, of_slots = PROMISED[row][dtype]
+    bound, of_slots = BOUNDS[row][dtype]
     if row == "Ftrl" and dtype == "bfloat16" and "learning_rate_power" not in kwargs:
         bound = of_slots = 3e-2
     for step in range(halves.STEPS):
@@ -70,15 +70,15 @@ def test_half_precision_is_as_near_as_promised(name: str) -> None:
             grad = IndexedSlices(grad[: halves.ROWS], torch.from_numpy(indices[step]))
         opt.apply_gradients([(grad, var)])
         if step in halves.RECORDED_STEPS:
-            at = halves.RECORDED_STEPS.index(step)
-            assert distance(var, ARRAYS[f"{name}|var"][at]) <= bound
+            index = halves.RECORDED_STEPS.index(step)
+            assert distance(var, ARRAYS[f"{name}|var"][index]) <= bound
             for slot in opt.get_slot_names():
                 got = opt.get_slot(var, slot)
-                assert distance(got, ARRAYS[f"{name}|{slot}"][at]) <= of_slots, slot
+                assert distance(got, ARRAYS[f"{name}|{slot}"][index]) <= of_slots, slot
 
 
 def test_every_row_of_the_table_was_recorded() -> None:
-    assert {case[1] for case in CASES.values()} == set(PROMISED)
+    assert {case[1] for case in CASES.values()} == set(BOUNDS)
     assert all(any(f"/{dtype}/" in name for name in CASES) for dtype in halves.DTYPES)
 
 
@@ -102,13 +102,13 @@ PARTED: list[tuple[Any, float, str, float, float, float]] = [
 ]
 
 
-@pytest.mark.parametrize(("make", "rate", "dtype", "grad", "theirs", "ours"), PARTED)
+@pytest.mark.parametrize(("make", "rate", "dtype", "grad", "recorded_w", "expected_w"), PARTED)
 def test_where_tensorflow_is_not_followed(
-    make: Any, rate: float, dtype: str, grad: float, theirs: float, ours: float
+    make: Any, rate: float, dtype: str, grad: float, recorded_w: float, expected_w: float
 ) -> None:
     var = torch.nn.Parameter(torch.ones(2, dtype=getattr(torch, dtype)))
     opt = make(rate)
     for _ in range(2):
         opt.apply_gradients([(torch.full_like(var.detach(), grad), var)])
-    assert not np.isclose(theirs, ours, rtol=1e-2)
-    np.testing.assert_allclose(var.detach().double(), ours, rtol=0, atol=4e-3)
+    assert not np.isclose(recorded_w, expected_w, rtol=1e-2)
+    np.testing.assert_allclose(var.detach().double(), expected_w, rtol=0, atol=4e-3)

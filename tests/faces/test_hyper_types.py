@@ -90,29 +90,29 @@ KERAS: dict[str, tuple[Any, dict[str, Any], list[float]]] = {
 @both_engines
 @pytest.mark.parametrize("name", [*V1, *KERAS])
 def test_types_of_hyperparameters(name: str, engine: Any) -> None:
-    make, kwargs, wanted = {**V1, **KERAS}[name]
+    make, kwargs, expected = {**V1, **KERAS}[name]
     opt, var = make(**kwargs), Variable(START)
     opt.engine = engine
     for grad in GRADIENTS:
         opt.apply_gradients([(torch.tensor(grad), var)])
-    assert var.numpy().flatten().tolist() == wanted
+    assert var.numpy().flatten().tolist() == expected
 
 
 @pytest.mark.parametrize("name", V1)
 def test_types_of_hyperparameters_in_a_graph(name: str) -> None:
-    make, kwargs, wanted = V1[name]
+    make, kwargs, expected = V1[name]
     with tf.Graph().as_default(), tf.Session() as session:
         var, opt = tf.Variable(START), make(**kwargs)
         steps = [opt.apply_gradients([(tf.constant(grad), var)]) for grad in GRADIENTS]
         session.run(tf.global_variables_initializer())
         for step in steps:
             session.run(step)
-        assert session.run(var).flatten().tolist() == wanted
+        assert session.run(var).flatten().tolist() == expected
 
 
-BOTH = (0, 1)
-LATE: list[Sequence[int]] = [BOTH, BOTH, (1,), (1,), (1,), BOTH]
-FIRST: list[Sequence[int]] = [(1,), BOTH, (0,), (1,), BOTH]
+BOTH_VARS = (0, 1)
+LATE: list[Sequence[int]] = [BOTH_VARS, BOTH_VARS, (1,), (1,), (1,), BOTH_VARS]
+FIRST: list[Sequence[int]] = [(1,), BOTH_VARS, (0,), (1,), BOTH_VARS]
 SINGLE, FLOAT64 = torch.float32, torch.float64
 # Dtypes of two variables, which of them each step updates -> the variables and Nadam's cache.
 NADAM: list[tuple[Any, list[Sequence[int]], list[float]]] = [
@@ -132,13 +132,13 @@ class Watching(optimizers.Nadam):
 
 @both_engines
 @pytest.mark.parametrize("make", [optimizers.Nadam, Watching])
-@pytest.mark.parametrize(("dtypes", "steps", "wanted"), NADAM)
+@pytest.mark.parametrize(("dtypes", "steps", "expected"), NADAM)
 def test_a_step_without_the_dtype_of_nadams_cache_leaves_it(
-    dtypes: Any, steps: list[Sequence[int]], wanted: list[float], make: Any, engine: Any
+    dtypes: Any, steps: list[Sequence[int]], expected: list[float], make: Any, engine: Any
 ) -> None:
     variables = [torch.nn.Parameter(torch.ones(1, dtype=dtype)) for dtype in dtypes]
     opt = make(0.05)
     opt.engine = engine
     for step in steps:
         opt.apply_gradients([(torch.full_like(variables[i], 0.5), variables[i]) for i in step])
-    assert [*(var.item() for var in variables), opt.weights[1].item()] == wanted
+    assert [*(var.item() for var in variables), opt.weights[1].item()] == expected

@@ -11,6 +11,6 @@ SEED = 0
 
 
 def test_an_interrupted_step_is_whole_and_its_notes_are_true() -> None:
-    found, said = run_interrupted(",".join(TRAININGS), ",".join(KINDS), 1, SEED, timeout=280)
-    assert not set(found) & set(WRONG), said
-    assert sum(found.values()) == len(KINDS) * len(TRAININGS), said
+    counts, output = run_interrupted(",".join(TRAININGS), ",".join(KINDS), 1, SEED, timeout=280)
+    assert not set(counts) & set(WRONG), output
+    assert sum(counts.values()) == len(KINDS) * len(TRAININGS), output

@@ -32,11 +32,11 @@ LAYOUTS: tuple[Layout, ...] = (torch.clone, permuted, channels_last)
 FACES: dict[str, Callable[[list[Any]], Any]] = {
     "keras-clipnorm": lambda _: keras.optimizers.Adam(0.1, clipnorm=0.3),
     "keras-global_clipnorm": lambda _: keras.optimizers.SGD(0.1, 0.9, global_clipnorm=0.5),
-    "optim-clip_grad_norm": lambda own: optim.AdamW(own, lr=0.1, clip_grad_norm=0.5),
-    "optim-LAMB": lambda own: optim.LAMB(own, lr=0.1, clip_grad_norm=0.5),
-    "optim-trust_ratio": lambda own: optim.SGD(own, lr=0.1, momentum=0.9, trust_ratio=True),
-    "optim-Mixed": lambda own: optim.Mixed(
-        [{"params": own[:1], "rule": "SGD"}, {"params": own[1:], "rule": "Lion"}],
+    "optim-clip_grad_norm": lambda params: optim.AdamW(params, lr=0.1, clip_grad_norm=0.5),
+    "optim-LAMB": lambda params: optim.LAMB(params, lr=0.1, clip_grad_norm=0.5),
+    "optim-trust_ratio": lambda params: optim.SGD(params, lr=0.1, momentum=0.9, trust_ratio=True),
+    "optim-Mixed": lambda params: optim.Mixed(
+        [{"params": params[:1], "rule": "SGD"}, {"params": params[1:], "rule": "Lion"}],
         clip_grad_norm=0.5,
     ),
 }
@@ -47,17 +47,17 @@ def numbers(step: int, place: int) -> Tensor:
     return torch.randn(SHAPES[place], generator=generator, dtype=torch.float64)
 
 
-def take_step(made: Any, own: list[Any], step: int, layout: Layout) -> None:
-    grads = [layout(numbers(step, place)) for place in range(len(own))]
-    if isinstance(made, torch.optim.Optimizer):
-        for param, grad in zip(own, grads, strict=True):
+def take_step(opt: Any, params: list[Any], step: int, layout: Layout) -> None:
+    grads = [layout(numbers(step, place)) for place in range(len(params))]
+    if isinstance(opt, torch.optim.Optimizer):
+        for param, grad in zip(params, grads, strict=True):
             param.grad = grad
-        made.step()
+        opt.step()
     else:
-        made.apply_gradients(list(zip(grads, own, strict=True)))
+        opt.apply_gradients(list(zip(grads, params, strict=True)))
 
 
-def trained(face: str, layouts: tuple[Layout, Layout], later: Layout | None = None) -> list[Tensor]:
+def trained(face: str, layouts: tuple[Layout, Layout], relay: Layout | None = None) -> list[Tensor]:
     """Return variables of float64, whose every bit shows the norms, after six steps.
 
     Args:
@@ -67,16 +67,16 @@ def trained(face: str, layouts: tuple[Layout, Layout], later: Layout | None = No
     """
     of_variables, of_gradients = layouts
     values = [of_variables(numbers(999, place)) for place in range(len(SHAPES))]
-    own: list[Any] = [Variable(value, f"w{k}") for k, value in enumerate(values)]
+    params: list[Any] = [Variable(value, f"w{k}") for k, value in enumerate(values)]
     if face.startswith("optim"):
-        own = [torch.nn.Parameter(value) for value in values]
-    made = FACES[face](own)
+        params = [torch.nn.Parameter(value) for value in values]
+    opt = FACES[face](params)
     for step in range(6):
-        if later is not None and step == 3:
-            for var in own:
-                var.data = later(var.detach())
-        take_step(made, own, step, of_gradients)
-    return [var.detach().clone(memory_format=torch.contiguous_format) for var in own]
+        if relay is not None and step == 3:
+            for var in params:
+                var.data = relay(var.detach())
+        take_step(opt, params, step, of_gradients)
+    return [var.detach().clone(memory_format=torch.contiguous_format) for var in params]
 
 
 @pytest.mark.filterwarnings("ignore::thalweg.errors.PerformanceWarning")
@@ -89,14 +89,14 @@ def trained(face: str, layouts: tuple[Layout, Layout], later: Layout | None = No
     ],
 )
 def test_norms_depend_on_values_alone(face: str, engine: str) -> None:
-    wanted = trained(face, (torch.clone, torch.clone))
+    expected = trained(face, (torch.clone, torch.clone))
     with thalweg.engine(engine):
         for of_variables in LAYOUTS:
             for of_gradients in LAYOUTS:
-                assert_same(trained(face, (of_variables, of_gradients)), wanted)
-        for later in LAYOUTS[1:]:
-            assert_same(trained(face, (torch.clone, torch.clone), later), wanted)
-            assert_same(trained(face, (later, permuted), torch.clone), wanted)
+                assert_same(trained(face, (of_variables, of_gradients)), expected)
+        for new_layout in LAYOUTS[1:]:
+            assert_same(trained(face, (torch.clone, torch.clone), new_layout), expected)
+            assert_same(trained(face, (new_layout, permuted), torch.clone), expected)
 
 
 @pytest.mark.filterwarnings("ignore::thalweg.errors.PerformanceWarning")
@@ -104,17 +104,17 @@ def test_norms_depend_on_values_alone(face: str, engine: str) -> None:
 def test_norms_do_not_depend_on_slots_and_weights_that_were_set(count: int) -> None:
     """Slots of another layout leave a variable to the reference engine, among others."""
 
-    def make(is_changed: bool) -> list[Tensor]:
-        own = [Variable(numbers(999, place), f"w{place}") for place in range(len(SHAPES))]
-        made = keras.optimizers.Nadam(0.1, global_clipnorm=0.5)
+    def make(changes_slots: bool) -> list[Tensor]:
+        params = [Variable(numbers(999, place), f"w{place}") for place in range(len(SHAPES))]
+        opt = keras.optimizers.Nadam(0.1, global_clipnorm=0.5)
         for step in range(count):
-            take_step(made, own, step, torch.clone)
-        if is_changed:
-            slot = made.get_slot(own[1], "m")
+            take_step(opt, params, step, torch.clone)
+        if changes_slots:
+            slot = opt.get_slot(params[1], "m")
             slot.data = permuted(slot.detach())
-            made.set_weights(made.get_weights())
+            opt.set_weights(opt.get_weights())
         for step in range(count, count + 3):
-            take_step(made, own, step, torch.clone)
-        return [var.detach() for var in own]
+            take_step(opt, params, step, torch.clone)
+        return [var.detach() for var in params]
 
     assert_same(make(True), make(False))

@@ -19,39 +19,39 @@ import torch
 from recorded_files import FILES
 from recorded_kinds import OBJECTS, TRAININGS, contents, numbers
 
-RECORDED = Path(__file__).parents[1] / "goldens" / "recorded.tar.xz"
+ARCHIVE = Path(__file__).parents[1] / "goldens" / "recorded.tar.xz"
 
 
 @cache
 def recorded() -> dict[str, bytes]:
-    return contents(RECORDED)
+    return contents(ARCHIVE)
 
 
-def assert_told(what: Any, name: str) -> None:
+def assert_told(state: Any, name: str) -> None:
     """As it was recorded, but for what another processor rounds otherwise."""
-    assert_near(json.loads(json.dumps(numbers(what))), json.loads(recorded()[name]), "")
+    assert_near(json.loads(json.dumps(numbers(state))), json.loads(recorded()[name]), "")
 
 
-def assert_near(now: Any, then: Any, path: str) -> None:
-    assert type(now) is type(then), path
-    if isinstance(now, dict):
-        assert list(now) == list(then), path
-        now, then = list(now.values()), list(then.values())
-    if isinstance(now, list):
-        assert len(now) == len(then), path
-        for index, (left, right) in enumerate(zip(now, then, strict=True)):
-            assert_near(left, right, f"{path}/{index}")
-    elif isinstance(now, float):
-        assert now == pytest.approx(then, rel=1e-6, abs=1e-9, nan_ok=True), path
+def assert_near(actual: Any, expected: Any, path: str) -> None:
+    assert type(actual) is type(expected), path
+    if isinstance(actual, dict):
+        assert list(actual) == list(expected), path
+        actual, expected = list(actual.values()), list(expected.values())
+    if isinstance(actual, list):
+        assert len(actual) == len(expected), path
+        for index, (actual_part, right) in enumerate(zip(actual, expected, strict=True)):
+            assert_near(actual_part, right, f"{path}/{index}")
+    elif isinstance(actual, float):
+        assert actual == pytest.approx(expected, rel=1e-6, abs=1e-9, nan_ok=True), path
     else:
-        assert now == then, path
+        assert actual == expected, path
 
 
 @pytest.mark.parametrize("name", OBJECTS)
 @pytest.mark.parametrize("protocol", [2, 5])
 def test_what_was_pickled_goes_on(name: str, protocol: int) -> None:
-    found = pickle.loads(recorded()[f"{name}/{protocol}.pickle"])
-    assert_told(OBJECTS[name].tell(found), f"{name}/told.json")
+    unpickled = pickle.loads(recorded()[f"{name}/{protocol}.pickle"])
+    assert_told(OBJECTS[name].tell(unpickled), f"{name}/told.json")
 
 
 @pytest.mark.parametrize("name", TRAININGS)
@@ -77,5 +77,5 @@ def test_files_go_on(name: str, tmp_path: Path) -> None:
 
 
 def test_all_kinds_are_recorded() -> None:
-    there = {each.partition("/")[0] for each in recorded()}
-    assert there == {*OBJECTS, *TRAININGS, *FILES}
+    names = {name.partition("/")[0] for name in recorded()}
+    assert names == {*OBJECTS, *TRAININGS, *FILES}

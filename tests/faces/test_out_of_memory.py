@@ -13,13 +13,13 @@ from allocations import Failing
 from attack.states import same
 from resumed import FACES, OfAverages, copy_everything, normal
 
-OFTEN = 7  # of so many trainings of a face one is tried in each run of the tests
+STRIDE = 7  # of so many trainings of a face one is tried in each run of the tests
 every_training = pytest.mark.parametrize(
     "make",
     [
-        pytest.param(make, id=f"{face}-{name}", marks=[pytest.mark.slow] if place % OFTEN else [])
-        for face, own in FACES.items()
-        for place, (name, make) in enumerate(own.items())
+        pytest.param(make, id=f"{face}-{name}", marks=[pytest.mark.slow] if place % STRIDE else [])
+        for face, makers in FACES.items()
+        for place, (name, make) in enumerate(makers.items())
         if name != "averages"
     ],
 )
@@ -44,24 +44,24 @@ def values(training: Any) -> dict[str, Any]:
 def test_a_first_step_without_memory_may_be_taken_again(make: Callable[[], Any]) -> None:
     undisturbed = make()
     undisturbed.step(0), undisturbed.step(1)
-    wanted = copy_everything(undisturbed)
+    expected = copy_everything(undisturbed)
     failed = 0
     for number in itertools.count():
         training = make()
-        before = values(training)
+        initial = values(training)
         try:
             with Failing(number) as memory:
                 training.step(0)
         except MemoryError as error:
             if was_taken(error):  # what a wrapper does beside it was not done
-                assert not same(values(training), before)
+                assert not same(values(training), initial)
                 training.step(1), training.load(training.state(), 2)
                 continue
             failed += 1
-            assert same(values(training), before), f"allocation {number}"
+            assert same(values(training), initial), f"allocation {number}"
             training.step(0)
         training.step(1)
-        assert same(copy_everything(training), wanted), f"allocation {number}"
+        assert same(copy_everything(training), expected), f"allocation {number}"
         assert titles(training) == titles(undisturbed), f"allocation {number}"
         if memory.left >= 0:
             break
@@ -93,15 +93,15 @@ def test_a_state_without_memory_is_not_loaded(make: Callable[[], Any]) -> None:
     training.step(0), training.step(1)
     state = training.state()
     for number in itertools.count():
-        again = make()
-        before = values(again)
+        new_training = make()
+        initial = values(new_training)
         try:
             with Failing(number) as memory:
-                again.load(state, 1)
+                new_training.load(state, 1)
         except MemoryError:
-            assert same(values(again), before), f"allocation {number}"
-            again.load(state, 1)
-        assert same(again.state(), state), f"allocation {number}"
+            assert same(values(new_training), initial), f"allocation {number}"
+            new_training.load(state, 1)
+        assert same(new_training.state(), state), f"allocation {number}"
         if memory.left >= 0:
             break
     assert number or not state

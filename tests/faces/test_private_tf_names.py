@@ -1,4 +1,4 @@
-"""What subclasses and scripts reach for inside of TensorFlow's optimizers."""
+"""Private names of TensorFlow's optimizers that subclasses and scripts use."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from thalweg.keras.optimizers import optimizer as of_keras
 from thalweg.v1 import train
 from thalweg.v1.train import optimizer as base
 
-LEFT = [base._DenseResourceVariableProcessor, base._RefVariableProcessor, base._TensorProcessor]
+CLASSES = [base._DenseResourceVariableProcessor, base._RefVariableProcessor, base._TensorProcessor]
 
 
 def two() -> tuple[Any, Any]:
@@ -41,7 +41,7 @@ def test_slots_of_keras_are_a_dict_by_variable() -> None:
     assert list(opt._slots) == list(opt._slots.keys()) == [key, of_keras._var_key(p)]
     assert list(opt._slots[key].items()) == [(k, opt.get_slot(w, k)) for k in "mv"]
     assert opt._slots[key]["m"] is opt._slots.get(key)["m"] is opt.get_slot(w, "m")
-    assert [list(each) for _, each in opt._slots.items()] == [["m", "v"], ["m", "v"]]
+    assert [list(slots) for _, slots in opt._slots.items()] == [["m", "v"], ["m", "v"]]
     assert opt._slots.get("nothing") is None
     assert opt._slots.get("nothing", 7) == 7
     assert key in opt._slots
@@ -59,9 +59,9 @@ def test_slots_of_version_1_are_a_dict_by_name() -> None:
     assert opt._slots["m"][base._var_key(p)] is opt.get_slot(p, "m")
     assert dict(opt._slot_dict("m")) == dict(opt._slots["m"])
     assert dict(opt._slot_dict("nothing")) == {}
-    for other in (copy.deepcopy(opt), pickle.loads(pickle.dumps(opt))):
-        assert list(other._slots) == ["m", "v"]
-        assert all(len(each) == 2 for each in other._slots.values())
+    for opt_copy in (copy.deepcopy(opt), pickle.loads(pickle.dumps(opt))):
+        assert list(opt_copy._slots) == ["m", "v"]
+        assert all(len(slots) == 2 for slots in opt_copy._slots.values())
 
 
 def test_slots_of_a_graph_have_its_key() -> None:
@@ -71,32 +71,32 @@ def test_slots_of_a_graph_have_its_key() -> None:
         assert base._var_key(w) == (graph, "w")
         assert opt._slots["momentum"][graph, "w"] is opt.get_slot(w, "momentum")
         assert w._graph_key == graph._graph_key
-        own = optimizers.SGD(0.1, momentum=0.9)
-        own.minimize((w * w).sum(), [w])
+        graph_opt = optimizers.SGD(0.1, momentum=0.9)
+        graph_opt.minimize((w * w).sum(), [w])
         assert of_keras._var_key(w) == "w"
-        assert list(own._slots["w"]) == ["momentum"]
+        assert list(graph_opt._slots["w"]) == ["momentum"]
 
 
 def test_what_a_slot_dict_handed_out_is_seen_by_a_steady_step() -> None:
-    w, other = Variable([1.0]), Variable([1.0])
+    w, twin = Variable([1.0]), Variable([1.0])
     opts = [train.MomentumOptimizer(0.1, 0.9), train.MomentumOptimizer(0.1, 0.9)]
     for _ in range(3):
-        for opt, var in zip(opts, (w, other), strict=True):
+        for opt, var in zip(opts, (w, twin), strict=True):
             opt.apply_gradients([([1.0], var)])
     opts[0]._slots["momentum"][base._var_key(w)].data = torch.zeros(1)
-    opts[1].get_slot(other, "momentum").assign([0.0])
-    for opt, var in zip(opts, (w, other), strict=True):
+    opts[1].get_slot(twin, "momentum").assign([0.0])
+    for opt, var in zip(opts, (w, twin), strict=True):
         opt.apply_gradients([([1.0], var)])
-    assert torch.equal(w, other)
+    assert torch.equal(w, twin)
 
 
 @pytest.mark.parametrize("var_key", [of_keras._var_key, base._var_key])
 def test_every_tensor_has_a_key_of_its_own(var_key: Any) -> None:
     w, p = two()
     tensors = [w, p, torch.ones(2), torch.ones(2, requires_grad=True), Variable([1.0], name="w")]
-    keys = [var_key(each) for each in tensors]
+    keys = [var_key(tensor) for tensor in tensors]
     assert len(set(keys)) == len(keys)
-    assert keys == [var_key(each) for each in tensors]
+    assert keys == [var_key(tensor) for tensor in tensors]
 
 
 def test_variables_of_eager_mode_have_the_key_of_the_graph_outside() -> None:
@@ -112,34 +112,34 @@ def test_hyperparameters_are_a_dict() -> None:
     assert (len(opt._hyper), opt._hyper.get("beta"), opt._hyper["decay"]) == (3, None, 0.0)
     stepped(opt)
     assert opt._hyper["learning_rate"] is opt.learning_rate
-    assert sorted(float(each) for each in opt._hyper.values()) == [0.0, 0.0, 0.25]
+    assert sorted(float(non_tensor) for non_tensor in opt._hyper.values()) == [0.0, 0.0, 0.25]
     assert dict(opt._hyper.items()).keys() == set(opt._hyper.keys())
 
 
 def test_children_of_a_checkpoint() -> None:
     opt = optimizers.SGD(0.25)
     stepped(opt)
-    own = {each.name: each.ref for each in opt._checkpoint_dependencies}
-    assert own == opt._trackable_children()
-    assert own["iter"] is opt.iterations
+    children = {child.name: child.ref for child in opt._checkpoint_dependencies}
+    assert children == opt._trackable_children()
+    assert children["iter"] is opt.iterations
     ((name, ref),) = train.Checkpoint(opt=opt)._checkpoint_dependencies
     assert (name, ref) == ("opt", opt)
 
 
 def test_gradients_of_none_are_filtered() -> None:
     pairs = [(None, 1), (torch.ones(1), 2)]
-    found = base.get_filtered_grad_fn(lambda *args, **kwargs: [*pairs, (args, kwargs)])(3, a=4)
-    assert [var for _, var in found] == [2, {"a": 4}]
+    outs = base.get_filtered_grad_fn(lambda *args, **kwargs: [*pairs, (args, kwargs)])(3, a=4)
+    assert [var for _, var in outs] == [2, {"a": 4}]
 
 
-@pytest.mark.parametrize("given", [3, "w", None, [1.0], np.ones(2)])
-def test_processors_refuse_what_is_no_tensor(given: Any) -> None:
-    for make in (base._get_processor, *LEFT):
+@pytest.mark.parametrize("target", [3, "w", None, [1.0], np.ones(2)])
+def test_processors_refuse_what_is_no_tensor(target: Any) -> None:
+    for make in (base._get_processor, *CLASSES):
         with pytest.raises(NotImplementedError, match="Trying to optimize unsupported type"):
-            make(given)
+            make(target)
 
 
-@pytest.mark.parametrize("cls", LEFT)
+@pytest.mark.parametrize("cls", CLASSES)
 def test_processors_do_not_update_what_is_no_variable(cls: Any) -> None:
     x, opt = torch.ones(2), train.GradientDescentOptimizer(1.0)
     for grad in (torch.ones(2), tf.IndexedSlices(torch.ones(1), torch.tensor([0]))):
@@ -165,23 +165,23 @@ def nests() -> dict[str, Any]:
 
 @pytest.mark.parametrize("nest", nests())
 def test_variables_in_dicts_are_taken_in_the_order_of_their_keys(nest: str) -> None:
-    var_list, wanted = nests()[nest]
-    wanted = [each.name for each in wanted]
+    var_list, names = nests()[nest]
+    names = [var.name for var in names]
 
     def loss() -> Any:
-        return sum(each.sum() for each in tf_flat(var_list))
+        return sum(var.sum() for var in tf_flat(var_list))
 
     pairs = train.GradientDescentOptimizer(1.0).compute_gradients(loss, var_list)
-    assert [var.name for _, var in pairs] == wanted
+    assert [var.name for _, var in pairs] == names
     pairs = optimizers.SGD(1.0)._compute_gradients(loss, var_list)
-    assert [var.name for _, var in pairs] == wanted
+    assert [var.name for _, var in pairs] == names
 
 
 def tf_flat(nest: Any) -> list[Any]:
     if isinstance(nest, dict):
         nest = list(nest.values())
     return (
-        [leaf for each in nest for leaf in tf_flat(each)]
+        [leaf for part in nest for leaf in tf_flat(part)]
         if isinstance(nest, list | tuple)
         else [nest]
     )
@@ -211,8 +211,8 @@ def test_an_aggregation_that_is_none_is_refused_in_graphs(method: Any) -> None:
         ):
             with pytest.raises(ValueError, match=text):
                 use()
-        for known in (None, 0, 1, 2):
-            assert len(opt.compute_gradients(loss, aggregation_method=known)) == 1
+        for number in (None, 0, 1, 2):
+            assert len(opt.compute_gradients(loss, aggregation_method=number)) == 1
     v = Variable([1.0])
     opt.minimize(lambda: (v * v).sum(), var_list=[v], aggregation_method=method)  # as there
 
@@ -244,22 +244,22 @@ class Switched(optimizers.Optimizer):
 
     def get_config(self) -> dict[str, Any]:
         names = "learning_rate", "averages"
-        own = {name: self._serialize_hyperparameter(name) for name in names}
-        return {**super().get_config(), **own}
+        options = {name: self._serialize_hyperparameter(name) for name in names}
+        return {**super().get_config(), **options}
 
 
 @pytest.mark.parametrize("averages", [False, True, np.bool_(True)])
 def test_a_configuration_after_a_step_makes_the_same_optimizer(averages: Any) -> None:
     opt = Switched(averages=averages)
     w, _ = stepped(opt)
-    written = json.loads(json.dumps(opt.get_config()))
-    assert written["averages"] is bool(averages)
-    other = Switched.from_config(written)
-    assert torch.equal(stepped(other)[0], w)
-    assert other.get_config() == opt.get_config()
+    config = json.loads(json.dumps(opt.get_config()))
+    assert config["averages"] is bool(averages)
+    new_opt = Switched.from_config(config)
+    assert torch.equal(stepped(new_opt)[0], w)
+    assert new_opt.get_config() == opt.get_config()
 
 
-MADE = [
+OPTIMIZERS = [
     *(cls(np.float32(0.1), clipnorm=1.0) for cls in (optimizers.SGD, optimizers.Nadam)),
     *(cls(0.1) for cls in (optimizers.Adam, optimizers.Adamax, optimizers.Ftrl)),
     *(cls(torch.tensor(0.1)) for cls in (optimizers.Adagrad, optimizers.Adadelta)),
@@ -269,18 +269,18 @@ MADE = [
 ]
 
 
-@pytest.mark.parametrize("opt", MADE, ids=lambda opt: type(opt).__name__)
+@pytest.mark.parametrize("opt", OPTIMIZERS, ids=lambda opt: type(opt).__name__)
 def test_configurations_are_json(opt: Any) -> None:
     opt, end = copy.deepcopy(opt), []
     json.dumps(opt.get_config())
     stepped(opt)
-    written = json.loads(json.dumps(opt.get_config()))
-    for each in (type(opt).from_config(written), type(opt).from_config(opt.get_config())):
-        end.append(stepped(each)[0])
+    config = json.loads(json.dumps(opt.get_config()))
+    for new_opt in (type(opt).from_config(config), type(opt).from_config(opt.get_config())):
+        end.append(stepped(new_opt)[0])
     assert torch.equal(*end)
-    assert np.float32(written["learning_rate"]) == np.float32(0.1)
+    assert np.float32(config["learning_rate"]) == np.float32(0.1)
     with tf.Graph().as_default(), tf.Session() as session:
-        own, w = type(opt).from_config(written), tf.Variable([1.0])
-        own.minimize((w * w).sum(), [w])
+        opt_copy, w = type(opt).from_config(config), tf.Variable([1.0])
+        opt_copy.minimize((w * w).sum(), [w])
         session.run(tf.global_variables_initializer())
-        json.dumps(own.get_config())
+        json.dumps(opt_copy.get_config())

@@ -10,7 +10,7 @@ import public_subclasses as written
 from case_batches import many
 from golden_files import FOLDER
 
-RECORDED = json.loads((FOLDER / "public_subclasses.json").read_text())
+RECORDED_CASES = json.loads((FOLDER / "public_subclasses.json").read_text())
 
 # Where TensorFlow adds up in another order, or takes an approximate root or power: the distance in
 # ulp of the largest element.
@@ -22,17 +22,17 @@ BOUNDS = {
 }
 
 
-@many("case", list(RECORDED))
+@many("case", list(RECORDED_CASES))
 def test_a_subclass_gives_the_numbers_and_names_of_tensorflow(case: str) -> None:
-    recorded, found = RECORDED[case], written.taken(case)
-    assert found.get("name") == recorded.get("name")
-    assert list(found["values"]) == list(recorded["values"])
-    for variable, steps in recorded["values"].items():
+    golden, actual = RECORDED_CASES[case], written.taken(case)
+    assert actual.get("name") == golden.get("name")
+    assert list(actual["values"]) == list(golden["values"])
+    for variable, steps in golden["values"].items():
         expected = np.array(steps, np.float32)
-        distance = np.abs(np.array(found["values"][variable], np.float32) - expected)
+        distance = np.abs(np.array(actual["values"][variable], np.float32) - expected)
         bound = BOUNDS.get(case.rpartition("/")[0], 0) * np.spacing(np.abs(expected).max())
         assert distance.max() <= bound, variable
 
 
 def test_there_is_a_record_of_every_case() -> None:
-    assert set(RECORDED) == set(written.CASES)
+    assert set(RECORDED_CASES) == set(written.CASES)

@@ -16,7 +16,7 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="no list of mappings is read elsewhere"),
 ]
 # Those that run by default; the others are like one of them.
-OFTEN = (
+QUICK_CASES = (
     "optim-AdamW", "optim-ASGD", "optim-NAdam", "optim-Prodigy", "optim-ScheduleFreeAdamW",
     "optim-AdamH", "optim-MARS", "optim-sphere", "optim-accumulate", "optim-AdamW-half",
     "optim-RuleOptimizer", "tensorflow-Nadam", "tensorflow-AdamW", "named-Nadam", "named-Adam",
@@ -27,25 +27,25 @@ OFTEN = (
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    with Server("readonly_memory") as made:
-        yield made
+    with Server("readonly_memory") as server:
+        yield server
 
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=[] if name in OFTEN else [pytest.mark.slow]) for name in TABLE],
+    [pytest.param(name, marks=[] if name in QUICK_CASES else [pytest.mark.slow]) for name in TABLE],
 )
 def test_numbers_in_read_only_memory_are_refused(server: Server, name: str) -> None:
     is_torchs = name.startswith(("optim-", "tensorflow-"))
     cases = [
-        (name, place, is_replaced)
+        (name, place, replaces)
         for place in range(count_numbers(name))
-        for is_replaced in ((True, False) if is_torchs else (False,))
+        for replaces in ((True, False) if is_torchs else (False,))
     ]
-    assert cases or name not in OFTEN
-    found = dict(zip(cases, server.run(cases), strict=True))
-    wanted = "refused LayoutError: cannot update '"
+    assert cases or name not in QUICK_CASES
+    texts = dict(zip(cases, server.run(cases), strict=True))
+    start = "refused LayoutError: cannot update '"
     # A number that no step of this training writes may lie anywhere.
-    wrong = {case: said for case, said in found.items() if not said.startswith((wanted, "taken"))}
+    wrong = {case: text for case, text in texts.items() if not text.startswith((start, "taken"))}
     assert wrong == {}
-    assert not cases or any(said.startswith(wanted) for said in found.values())
+    assert not cases or any(text.startswith(start) for text in texts.values())

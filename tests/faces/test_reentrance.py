@@ -20,7 +20,7 @@ from thalweg.errors import FailedPreconditionError
 from thalweg.keras.optimizers import Adam
 from thalweg.v1 import train as v1
 
-ALL = 10**9  # more lines than a step has
+ALL_LINES = 10**9  # more lines than a step has
 NAMES = (
     "optim", "optim many rules", "optim mixed", "optim diagnostics", "optim accumulate",
     "optim tensorflow", "optim masters", "keras", "keras hooks", "keras twice",
@@ -42,7 +42,7 @@ def places(name: str, steps: int, count: int) -> Iterator[int]:
     """Some of the lines of a step."""
     prepared(name, steps).step(steps)  # kernels are compiled once
     training = prepared(name, steps)
-    lines = ALL - outcome(ALL, lambda: training.step(steps))[1]
+    lines = ALL_LINES - outcome(ALL_LINES, lambda: training.step(steps))[1]
     yield from range(0, lines, max(1, lines // count))
 
 
@@ -63,25 +63,25 @@ def bits_without_handler(name: str, steps: int, count: int) -> tuple[list[bytes]
 
 def check_step_within_step(name: str, steps: int, place: int) -> str:
     """Have a handler take a step at a line of a step; how that ended."""
-    ours = prepared(name, steps)
-    ended: list[str] = []
+    training = prepared(name, steps)
+    events: list[str] = []
 
     def handler() -> None:
         try:
-            ours.step(steps)
-            ended.append("counted")
+            training.step(steps)
+            events.append("counted")
         except FailedPreconditionError as error:
-            is_told = "was called within a step of the same optimizer" in str(error)
-            ended.append("raised" if is_told else str(error))
+            is_refusal = "was called within a step of the same optimizer" in str(error)
+            events.append("raised" if is_refusal else str(error))
 
-    left = outcome(place, lambda: ours.step(steps), handler=handler)[1]
-    assert bool(ended) == (left < 0), (name, steps, place)
-    wanted, wanted_later = bits_without_handler(name, steps, 1 + (ended == ["counted"]))
-    assert ours.bits() == wanted, (name, steps, place, ended)
-    ours.ready(steps + 1)
-    ours.step(steps + 1)
-    assert ours.bits() == wanted_later, (name, steps, place, ended)
-    return "".join(ended) or "not reached"
+    lines_left = outcome(place, lambda: training.step(steps), handler=handler)[1]
+    assert bool(events) == (lines_left < 0), (name, steps, place)
+    expected, expected_later = bits_without_handler(name, steps, 1 + (events == ["counted"]))
+    assert training.bits() == expected, (name, steps, place, events)
+    training.ready(steps + 1)
+    training.step(steps + 1)
+    assert training.bits() == expected_later, (name, steps, place, events)
+    return "".join(events) or "not reached"
 
 
 @pytest.mark.parametrize("steps", [1, 6])
@@ -130,7 +130,7 @@ def in_strategy() -> Training:
     )
 
 
-LEFT: dict[str, Callable[[], Training]] = {
+ENDINGS: dict[str, Callable[[], Training]] = {
     **{name: TRAININGS[name] for name in (*QUICK, "v1 diagnostics", "session")},
     "optim in backward": TRAININGS["optim in backward"],
     "v1 in backward": applied_in_backward,
@@ -138,13 +138,13 @@ LEFT: dict[str, Callable[[], Training]] = {
 }
 
 
-@pytest.mark.parametrize("name", LEFT)
+@pytest.mark.parametrize("name", ENDINGS)
 def test_a_step_whose_end_is_skipped_does_not_block_the_next(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Interrupt a step just before its block ends, as a debugger can, and keep the traceback."""
-    ours, twin = LEFT[name](), LEFT[name]()
-    for training in (ours, twin):
+    first, twin = ENDINGS[name](), ENDINGS[name]()
+    for training in (first, twin):
         training.ready(0)
     sections = reentrance._sections
 
@@ -155,14 +155,14 @@ def test_a_step_whose_end_is_skipped_does_not_block_the_next(
     with monkeypatch.context() as patch:
         patch.setattr(reentrance, "_sections", interrupted_sections)
         with pytest.raises(KeyboardInterrupt) as interrupted:
-            ours.step(0)
+            first.step(0)
     assert interrupted.traceback
-    ours.end()
+    first.end()
     twin.step(0)
     for number in range(1, 5):
-        ours.take(number)
+        first.take(number)
         twin.take(number)
-        assert ours.bits() == twin.bits()
+        assert first.bits() == twin.bits()
 
 
 def trained(steps: int, **options: Any) -> tuple[Any, Any]:
@@ -177,30 +177,30 @@ def trained(steps: int, **options: Any) -> tuple[Any, Any]:
 @pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="Windows has no such signal")
 def test_a_real_signal_within_a_careful_step() -> None:
     param, optimizer = trained(1)
-    said: list[str] = []
+    messages: list[str] = []
 
     def handler(*_: Any) -> None:
         try:
             optimizer.step()
         except RuntimeError as error:
-            said.append(str(error))
+            messages.append(str(error))
 
     class Rate(float):
         def __float__(self) -> float:
             signal.raise_signal(signal.SIGUSR1)
             return 0.1
 
-    before = signal.signal(signal.SIGUSR1, handler)
+    original_handler = signal.signal(signal.SIGUSR1, handler)
     try:
-        other, twin = trained(1)
+        twin_param, twin = trained(1)
         param.constraint = lambda value: (signal.raise_signal(signal.SIGUSR1), value)[1]
         optimizer.step()
     finally:
-        signal.signal(signal.SIGUSR1, before)
+        signal.signal(signal.SIGUSR1, original_handler)
     twin.step()
-    assert len(said) == 1
-    assert said[0].startswith("A step of Adam was called within a step of the same optimizer")
-    assert torch.equal(param, other)
+    assert len(messages) == 1
+    assert messages[0].startswith("A step of Adam was called within a step of the same optimizer")
+    assert torch.equal(param, twin_param)
     assert (optimizer.last_step.count, optimizer.state[param]["step"].item()) == (2, 2)
 
 
@@ -223,28 +223,28 @@ def test_a_closure_may_step() -> None:
 
 @pytest.mark.parametrize("steps", [1, 6])
 def test_a_state_that_is_read_within_a_step_is_that_of_before_or_after(steps: int) -> None:
-    """What a handler of SIGTERM saves."""
+    """State dicts that a handler of SIGTERM saves within a step."""
 
     def read(param: Any, optimizer: Any) -> list[torch.Tensor]:
-        own = optimizer.state_dict()["state"].get(0, {})
-        return [param.detach().clone(), *(own[name].clone() for name in sorted(own))]
+        slots = optimizer.state_dict()["state"].get(0, {})
+        return [param.detach().clone(), *(slots[name].clone() for name in sorted(slots))]
 
     def of_step(place: int) -> tuple[list[Any], int]:
         param, optimizer = trained(steps, clip_grad_norm=1.0)
-        found: list[Any] = []
-        left = outcome(place, optimizer.step, handler=lambda: found.extend(read(param, optimizer)))[
-            1
-        ]
-        return found, left
+        tensors: list[Any] = []
+        lines_left = outcome(
+            place, optimizer.step, handler=lambda: tensors.extend(read(param, optimizer))
+        )[1]
+        return tensors, lines_left
 
     states = []
     for number in (steps, steps + 1):
         states.append(read(*trained(number, clip_grad_norm=1.0)))
-    lines = ALL - of_step(ALL)[1]
+    lines = ALL_LINES - of_step(ALL_LINES)[1]
     for place in range(0, lines, max(1, lines // 40)):
-        found, _ = of_step(place)
+        tensors, _ = of_step(place)
         assert any(
-            len(found) == len(state) and all(map(torch.equal, found, state)) for state in states
+            len(tensors) == len(state) and all(map(torch.equal, tensors, state)) for state in states
         ), place
 
 

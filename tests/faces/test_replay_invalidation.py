@@ -1,4 +1,4 @@
-"""What is done to variables between two steady steps is noticed by the next."""
+"""Changes to variables between two replayed steps are noticed by the next step."""
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ def test_a_constraint_given_later_holds_from_then_on(make: Any, kind: Any) -> No
 def test_a_constraint_elsewhere_leaves_plans_in_force(
     make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    var, opt, other = Variable(torch.zeros(2)), make(), Variable(0.0)
+    var, opt, unused = Variable(torch.zeros(2)), make(), Variable(0.0)
     opt.apply_gradients([(torch.ones(2), var)])
-    found: list[bool] = []
-    again = DensePlan.try_rebind
+    rebinds: list[bool] = []
+    try_rebind = DensePlan.try_rebind
 
     def spied(*args: Any) -> bool:
-        found.append(again(*args))
-        return found[-1]
+        rebinds.append(try_rebind(*args))
+        return rebinds[-1]
 
     monkeypatch.setattr(DensePlan, "try_rebind", spied)
     for _ in range(3):
-        other.constraint = torch.relu
+        unused.constraint = torch.relu
         opt.apply_gradients([(torch.ones(2), var)])
-    assert found[:2] == [True] * 2  # the second repeats the first, the third plans what follows
-    assert all(found)
+    assert rebinds[:2] == [True] * 2  # the second repeats the first, the third plans what follows
+    assert all(rebinds)
     assert opt._plans.now().replay.taken == 2
 
 
@@ -77,10 +77,10 @@ def test_another_16_bit_dtype_of_a_variable_is_refused(make: Any) -> None:
     for _ in range(3):
         opt.apply_gradients([(grad, var)])
     var.data = var.data.view(torch.float16)
-    before = var.detach().clone()
+    initial = var.detach().clone()
     with pytest.raises(InvalidTypeError, match="bfloat16 but the variable is float16"):
         opt.apply_gradients([(grad, var)])
-    assert torch.equal(var, before)
+    assert torch.equal(var, initial)
 
 
 @each_face

@@ -14,19 +14,19 @@ from resumed import FACES, STEPS, copy_everything, make_checkpoint
 from rulebook import slow_unless
 
 
-def differing(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
+def differing(state: dict[str, Any], twin_state: dict[str, Any]) -> list[str]:
     """The names of values that are not the same to the bit."""
-    if one.keys() != other.keys():
-        return sorted(one.keys() ^ other.keys())
-    return [name for name in one if not same(one[name], other[name])]
+    if state.keys() != twin_state.keys():
+        return sorted(state.keys() ^ twin_state.keys())
+    return [name for name in state if not same(state[name], twin_state[name])]
 
 
-def same(one: Any, other: Any) -> bool:
-    if not isinstance(one, torch.Tensor):
-        return type(one) is type(other) and one == other
-    if (one.dtype, one.shape) != (other.dtype, other.shape):
+def same(state: Any, twin: Any) -> bool:
+    if not isinstance(state, torch.Tensor):
+        return type(state) is type(twin) and state == twin
+    if (state.dtype, state.shape) != (twin.dtype, twin.shape):
         return False
-    return torch.equal(one.reshape(-1).view(torch.uint8), other.reshape(-1).view(torch.uint8))
+    return torch.equal(state.reshape(-1).view(torch.uint8), twin.reshape(-1).view(torch.uint8))
 
 
 # The others differ from these by what is around the state, not by how it is written.
@@ -43,20 +43,22 @@ def test_every_stop_is_gone_on_from_in_another_process(face: str, tmp_path: Path
         stops[name] = [make_checkpoint(training)]
         ends[name] = copy_everything(training)
         for number in range(STEPS):
-            before = ends[name]
+            final = ends[name]
             training.step(number)
             ends[name] = copy_everything(training)
-            assert differing(before, ends[name]), "to load nothing would do"
+            assert differing(final, ends[name]), "to load nothing would do"
             stops[name].append(make_checkpoint(training))
     torch.save(stops, tmp_path / resumed.CHECKPOINT)
-    done = fresh_process.run(Path(resumed.__file__), str(tmp_path))
-    assert done.returncode == 0, done.stderr
-    found = torch.load(tmp_path / resumed.FINAL, weights_only=True)
+    process = fresh_process.run(Path(resumed.__file__), str(tmp_path))
+    assert process.returncode == 0, process.stderr
+    saved_states = torch.load(tmp_path / resumed.FINAL, weights_only=True)
     wrong = {
-        (name, number): differing(each, ends[name])
-        for name, others in found.items()
-        for number, each in enumerate(others)
-        if differing(each, ends[name])
+        (name, number): differing(state, ends[name])
+        for name, states in saved_states.items()
+        for number, state in enumerate(states)
+        if differing(state, ends[name])
     }
     assert wrong == {}
-    assert {name: len(others) for name, others in found.items()} == dict.fromkeys(ends, STEPS + 1)
+    assert {name: len(states) for name, states in saved_states.items()} == dict.fromkeys(
+        ends, STEPS + 1
+    )

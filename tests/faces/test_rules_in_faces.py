@@ -23,24 +23,24 @@ from thalweg._engines.engine_selection import DENORMALS
 
 each_rule = pytest.mark.parametrize("name", by_rule())
 LENGTH = st.one_of(st.sampled_from(LENGTHS), st.integers(0, 300))
-QUICK = [name for name, own in by_rule().items() if own.rule.name in KINDS]
+QUICK = [name for name, entry in by_rule().items() if entry.rule.name in KINDS]
 
 
 def tensors_of(state: Any) -> list[Tensor]:
     """All tensors of a state, in order."""
     if isinstance(state, dict):
-        return [tensor for each in state.values() for tensor in tensors_of(each)]
+        return [tensor for part in state.values() for tensor in tensors_of(part)]
     return [state] if isinstance(state, Tensor) else []
 
 
 def floating(opt: Any, variables: list[Any]) -> list[Tensor]:
     """Variables and all that the optimizer remembers but for counters."""
-    found = [*variables, *tensors_of(opt.state_dict())]
-    return [each for each in found if each.is_floating_point()]
+    tensors = [*variables, *tensors_of(opt.state_dict())]
+    return [tensor for tensor in tensors if tensor.is_floating_point()]
 
 
 def trained(name: str, start: list[Tensor], steps: list[list[Any]], engine: Any) -> list[Tensor]:
-    """What has become of variables and slots under one engine."""
+    """Return variables and slots after the steps of one engine."""
     variables = [Variable(value.clone(), f"w{place}") for place, value in enumerate(start)]
     opt = by_rule()[name].make(0.1)
     opt.engine = engine
@@ -78,8 +78,8 @@ def test_optimizers_take_the_steps_of_the_reference(name: str, budget: int) -> N
     def check(tensors: Any, seed: int, special: float, denormals: Any) -> None:
         start, *steps = tensors_of_steps(tuple(tensors), seed, special)
         with thalweg.engine(denormals=denormals):
-            got, wanted = (trained(name, start, steps, each) for each in ("cpu", "reference"))
-        assert_same(got, wanted, f"{name} seed {seed}")
+            got, expected = (trained(name, start, steps, engine) for engine in ("cpu", "reference"))
+        assert_same(got, expected, f"{name} seed {seed}")
 
     check_examples(check, budget, examples_of(dtypes))
 
@@ -107,33 +107,33 @@ def clean(dtypes: tuple[torch.dtype, ...]) -> tuple[list[Tensor], list[Any]]:
 
 
 def spoiled(gradients: list[Any], bad: str, places: list[tuple[int, int]]) -> list[Any]:
-    """The same with a bad number in a vector and in a table of each dtype, at one of the places."""
-    made = list(gradients)
-    for index, (place, row) in zip(range(0, len(made), 4), places, strict=True):
-        vector, table = made[index].clone(), made[index + 1]
+    """Copy gradients with a bad number in a vector and in a table of each dtype."""
+    grads = list(gradients)
+    for index, (place, row) in zip(range(0, len(grads), 4), places, strict=True):
+        vector, table = grads[index].clone(), grads[index + 1]
         rows = table.values.clone()
         vector[place] = rows[row, 3] = BAD[bad](torch.finfo(vector.dtype))
-        made[index] = vector
-        made[index + 1] = IndexedSlices(rows, table.indices, TABLE)
-    return made
+        grads[index] = vector
+        grads[index + 1] = IndexedSlices(rows, table.indices, TABLE)
+    return grads
 
 
-def harmed(got: list[Tensor], wanted: list[Tensor]) -> list[list[int]]:
+def harmed(got: list[Tensor], expected: list[Tensor]) -> list[list[int]]:
     """For each tensor the places along its first dimension that differ."""
     return [
         (rulebook.bits(a) != rulebook.bits(b)).reshape(len(a), -1).any(1).nonzero()[:, 0].tolist()
         if a.dim()
         else []
-        for a, b in zip(got, wanted, strict=True)
+        for a, b in zip(got, expected, strict=True)
     ]
 
 
 @pytest.mark.parametrize(
     ("name", "dtypes"),
     [
-        slow_unless(dtypes == (torch.float32,) or (both and name in QUICK), name, dtypes)
+        slow_unless(dtypes == (torch.float32,) or (is_joint and name in QUICK), name, dtypes)
         for name in by_rule()
-        for both, dtypes in (
+        for is_joint, dtypes in (
             (False, (torch.float32,)),
             (True, (torch.float32, torch.bfloat16)),
             (False, (torch.float16, torch.float64)),
@@ -146,15 +146,15 @@ def test_a_bad_gradient_harms_its_own_element_only(name: str, bad: str, dtypes: 
     rule = by_rule()[name].rule
     start, gradients = clean(dtypes)
     calm = trained(name, start, [gradients], "cpu")
-    whole = rule.per_variable is not None  # a norm joins all elements of a variable
+    has_norm = rule.per_variable is not None  # a norm joins all elements of a variable
     # Each bad number comes to another place in each dtype.
-    every = [*zip(PLACES.values(), (0, 1, 2, 4), strict=True)]
+    all_places = [*zip(PLACES.values(), (0, 1, 2, 4), strict=True)]
     turn = list(BAD).index(bad)
-    places = [every[(turn + 2 * number) % len(every)] for number in range(len(dtypes))]
+    places = [all_places[(turn + 2 * number) % len(all_places)] for number in range(len(dtypes))]
     steps = [spoiled(gradients, bad, places)]
-    got, wanted = (trained(name, start, steps, each) for each in ("cpu", "reference"))
-    assert_same(got, wanted, name)
-    for index, found in enumerate(harmed(got[: len(start)], calm[: len(start)])):
+    got, expected = (trained(name, start, steps, engine) for engine in ("cpu", "reference"))
+    assert_same(got, expected, name)
+    for index, rows in enumerate(harmed(got[: len(start)], calm[: len(start)])):
         place, row = places[index // 4]
         allowed = ([place], [NAMED_ROWS[row]], [], [])[index % 4]
-        assert set(found) <= set(allowed) or (whole and index % 4 < 2), (index, found)
+        assert set(rows) <= set(allowed) or (has_norm and index % 4 < 2), (index, rows)

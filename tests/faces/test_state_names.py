@@ -27,7 +27,7 @@ from thalweg.v1.contrib.opt import (
 from thalweg.variable import dtype_name
 
 Slots = dict[str, Tensor]  # by "variable/slot"
-OTHERS = sorted(by_class().keys() - by_rule().keys())  # classes that share a rule with another
+SHARED = sorted(by_class().keys() - by_rule().keys())  # classes that share a rule with another
 SHAPES = {"a": (3,), "b": (2, 3), "c": (3,)}
 
 
@@ -38,7 +38,7 @@ class OfRule:
         self.own = {key: Variable(torch.ones(shape), key) for key, shape in SHAPES.items()}
         self.optimizer = self.made(name)
         self.is_keras = isinstance(self.optimizer, KerasOptimizer)
-        self.what = "" if self.is_keras else f"The state of {self.optimizer._name}: "
+        self.prefix = "" if self.is_keras else f"The state of {self.optimizer._name}: "
 
     def made(self, name: str) -> Any:
         return named(name).make(0.1)
@@ -60,8 +60,8 @@ class OfRule:
             return {name: value for name, value in state.items() if "/" in name}
         return {
             f"{key.removesuffix(':0')}/{name}": value
-            for key, own in state["slots"].items()
-            for name, value in own.items()
+            for key, slots in state["slots"].items()
+            for name, value in slots.items()
         }
 
     def with_slots(self, state: dict[str, Any], slots: Slots) -> dict[str, Any]:
@@ -78,18 +78,18 @@ class Around(OfRule):
     """Three variables and an optimizer of `thalweg.v1` around another."""
 
     def made(self, name: str) -> Any:
-        return AROUND[name](self.own)
+        return WRAPPERS[name](self.own)
 
 
-AROUND: dict[str, Callable[[dict[str, Any]], Any]] = {
-    "averages of Adam": lambda own: MovingAverageOptimizer(train.AdamOptimizer()),
-    "averages without slots": lambda own: MovingAverageOptimizer(
+WRAPPERS: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "averages of Adam": lambda params: MovingAverageOptimizer(train.AdamOptimizer()),
+    "averages without slots": lambda params: MovingAverageOptimizer(
         train.GradientDescentOptimizer(0.1)
     ),
-    "short averages": lambda own: MovingAverageOptimizer(
-        VariableClippingOptimizer(train.AdagradOptimizer(0.1), {own["b"]: [1]}, 0.5)
+    "short averages": lambda params: MovingAverageOptimizer(
+        VariableClippingOptimizer(train.AdagradOptimizer(0.1), {params["b"]: [1]}, 0.5)
     ),
-    "Adagrad with decay": lambda own: extend_with_decoupled_weight_decay(train.AdagradOptimizer)(
+    "Adagrad with decay": lambda params: extend_with_decoupled_weight_decay(train.AdagradOptimizer)(
         0.1, 0.1
     ),
 }
@@ -111,7 +111,7 @@ class OfLoss(OfRule):
     """Three float16 variables with masters, and a step of `optimize_loss`."""
 
     is_keras = False
-    what = "The state of this training: "
+    prefix = "The state of this training: "
 
     def __init__(self, rule: str) -> None:
         self.own = {key: Variable(torch.ones(shape).half(), key) for key, shape in SHAPES.items()}
@@ -133,14 +133,14 @@ class OfLoss(OfRule):
 
 
 class OfAveragesInLoss(OfLoss):
-    """The same, with averages of the masters."""
+    """Averages of the masters of a mixed training."""
 
     def inside(self, rule: str) -> Any:
         return lambda learning_rate: MovingAverageOptimizer(train.AdamOptimizer(learning_rate))
 
 
 class OfWrapper(OfAveragesInLoss):
-    """The same, with the state of the `MixedPrecisionOptimizerWrapper`."""
+    """State of the `MixedPrecisionOptimizerWrapper`."""
 
     def __init__(self, rule: str) -> None:
         super().__init__(rule)
@@ -156,18 +156,18 @@ class OfWrapper(OfAveragesInLoss):
 
 
 MAKERS: dict[str, Callable[[], Any]] = {
-    **{name: partial(OfRule, name) for name in [*by_rule(), *OTHERS]},
-    **{name: partial(Around, name) for name in AROUND},
+    **{name: partial(OfRule, name) for name in [*by_rule(), *SHARED]},
+    **{name: partial(Around, name) for name in WRAPPERS},
     "averages": partial(OfAverages, "averages"),
     **{f"optimize_loss {name}": partial(OfLoss, name) for name in RULES},
     "optimize_loss of averages": partial(OfAveragesInLoss, "averages"),
     "mixed averages": partial(OfWrapper, "averages"),
 }
-WITHOUT_SLOTS = {name for name in [*by_rule(), *OTHERS] if not named(name).rule.slots}
+WITHOUT_SLOTS = {name for name in [*by_rule(), *SHARED] if not named(name).rule.slots}
 
 
-def exchanged(slots: Slots, one: str, other: str) -> Slots:
-    turn = {one: other, other: one}
+def exchanged(slots: Slots, first: str, second: str) -> Slots:
+    turn = {first: second, second: first}
     return {
         name: slots["/".join([turn.get(owner, owner), slot])]
         for name in slots
@@ -191,15 +191,15 @@ def kind(tensor: Tensor) -> str:
     return f"{dtype_name(tensor.dtype)} of shape {tuple(tensor.shape)}"
 
 
-def differences(slots: Slots, given: Slots) -> list[str]:
-    """What is to be said of a state, in the order of the slots."""
-    found = []
-    for name, own in slots.items():
-        if name not in given:
-            found.append(f"'{name}' is missing")
-        elif kind(given[name]) != kind(own):
-            found.append(f"'{name}' is {kind(given[name])}, not {kind(own)}")
-    return found + [f"'{name}' belongs to nothing here" for name in given if name not in slots]
+def differences(slots: Slots, expected: Slots) -> list[str]:
+    """Return the expected complaints about a state, in the order of the slots."""
+    lines = []
+    for name, slot in slots.items():
+        if name not in expected:
+            lines.append(f"'{name}' is missing")
+        elif kind(expected[name]) != kind(slot):
+            lines.append(f"'{name}' is {kind(expected[name])}, not {kind(slot)}")
+    return lines + [f"'{name}' belongs to nothing here" for name in expected if name not in slots]
 
 
 @dataclass(frozen=True)
@@ -247,9 +247,9 @@ SLIPS = {
 def bits(training: Any) -> dict[str, bytes]:
     tensors = {**training.own, **training.state(), **training.slots(training.state())}
     return {
-        name: each.detach().reshape(-1).view(torch.uint8).numpy().tobytes()
-        for name, each in tensors.items()
-        if isinstance(each, Tensor)
+        name: tensor.detach().reshape(-1).view(torch.uint8).numpy().tobytes()
+        for name, tensor in tensors.items()
+        if isinstance(tensor, Tensor)
     }
 
 
@@ -264,20 +264,20 @@ def test_slots_are_loaded_by_name_or_not_at_all(name: str, slip: str) -> None:
     state = through_a_file(training.state())
     training.step(2)
     slots = training.slots(state)
-    given = change.change(dict(slots))
-    changed = training.with_slots(state, given)
-    for each in (training, fresh):
-        before = bits(each)
+    new_slots = change.change(dict(slots))
+    new_state = training.with_slots(state, new_slots)
+    for target in (training, fresh):
+        bits_before = bits(target)
         if change.loads:
-            each.load(changed, "cab")
-            found = each.slots(each.state())
-            assert found.keys() == given.keys()
-            assert all(torch.equal(found[name], given[name]) for name in given)
+            target.load(new_state, "cab")
+            loaded_slots = target.slots(target.state())
+            assert loaded_slots.keys() == new_slots.keys()
+            assert all(torch.equal(loaded_slots[name], new_slots[name]) for name in new_slots)
             continue
         with pytest.raises(CheckpointMismatchError) as raised:
-            each.load(changed, "abc")
-        listed = differences(slots, given)
-        if len(listed) > 10:
-            listed[10:] = [f"and {len(listed) - 10} more"]
-        assert str(raised.value) == f"{each.what}{'; '.join(listed)}. Nothing was loaded."
-        assert bits(each) == before
+            target.load(new_state, "abc")
+        lines = differences(slots, new_slots)
+        if len(lines) > 10:
+            lines[10:] = [f"and {len(lines) - 10} more"]
+        assert str(raised.value) == f"{target.prefix}{'; '.join(lines)}. Nothing was loaded."
+        assert bits(target) == bits_before

@@ -62,7 +62,7 @@ MAKE: dict[str, Callable[[], Any]] = {
 }
 calls = pytest.mark.parametrize(
     "call",
-    [lambda each: each.state_dict(), lambda each: each.load_state_dict({})],
+    [lambda opt: opt.state_dict(), lambda opt: opt.load_state_dict({})],
     ids=["", "load"],
 )
 
@@ -71,12 +71,12 @@ calls = pytest.mark.parametrize(
 @pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)
 def test_saver_has_the_state_of_a_graph(make: Callable[[], Any], call: Any) -> None:
     with tf.Graph().as_default():
-        made = make()
+        opt = make()
         with pytest.raises(FailedPreconditionError, match=r"by thalweg\.v1\.train\.Saver\.$"):
-            call(made)
+            call(opt)
     if make not in (empty, MAKE["without slots"]):  # they know no variable of the graph
         with pytest.raises(FailedPreconditionError, match=r"by thalweg\.v1\.train\.Saver\.$"):
-            call(made)
+            call(opt)
 
 
 def test_a_step_of_eager_mode_keeps_its_state_while_a_graph_is_built() -> None:

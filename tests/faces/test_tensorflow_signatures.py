@@ -89,13 +89,13 @@ NOVOGRAD: dict[str, Any] = {
 
 def assert_first(cls: Any, reference: dict[str, Any]) -> None:
     """Assert that positional arguments are the reference's, and all others keywords."""
-    own = [*inspect.signature(cls).parameters.values()]
-    first, added = own[: len(reference)], own[len(reference) :]
-    assert [(each.name, each.default) for each in first] == [*reference.items()]
-    for each in first:
-        assert type(each.default) is type(reference[each.name])
-        assert each.kind is Parameter.POSITIONAL_OR_KEYWORD
-    assert all(each.kind in (Parameter.KEYWORD_ONLY, Parameter.VAR_KEYWORD) for each in added)
+    params = [*inspect.signature(cls).parameters.values()]
+    first, extra = params[: len(reference)], params[len(reference) :]
+    assert [(param.name, param.default) for param in first] == [*reference.items()]
+    for param in first:
+        assert type(param.default) is type(reference[param.name])
+        assert param.kind is Parameter.POSITIONAL_OR_KEYWORD
+    assert all(param.kind in (Parameter.KEYWORD_ONLY, Parameter.VAR_KEYWORD) for param in extra)
 
 
 @pytest.mark.parametrize("name", KERAS)

@@ -18,11 +18,7 @@ from thalweg._formats.bundle.object_graph import KEY
 from thalweg.errors import UnsupportedCheckpointError
 
 SAMPLES = sorted(path.with_suffix("") for path in GOLDENS.glob("ckpt_v*/*/*.index"))
-<<<<<<< HEAD
-TOLD: dict[str, Any] = json.loads((BUNDLES / "values.json").read_text())["recorded"]
-=======
-RECORD: dict[str, Any] = json.loads((RECORDED / "values.json").read_text())["recorded"]
->>>>>>> tests-files
+RECORD: dict[str, Any] = json.loads((BUNDLES / "values.json").read_text())["recorded"]
 READ = [
     "boxes",
     "dtypes",
@@ -66,23 +62,7 @@ def test_samples_are_written_as_tensorflow_wrote_them(prefix: Path, tmp_path: Pa
 
 @pytest.mark.parametrize("name", READ)
 def test_recorded_bundles_are_read_to_the_bit(name: str) -> None:
-<<<<<<< HEAD
-    found = bundle.read(BUNDLES / name / "model.ckpt")
-    wanted = dict(TOLD[name]["tensors"])
-    assert (KEY in wanted) == (found.graph is not None)
-    wanted.pop(KEY, None)
-    strings = {key: value[2] for key, value in wanted.items() if value[0] == "string"}
-    assert {key: [each.hex() for each in value] for key, value in found.strings.items()} == strings
-    tensors = {key: value for key, value in wanted.items() if key not in strings}
-    assert {key: bundle_examples.kept(each) for key, each in found.tensors.items()} == tensors
-    described = {each.name: each for each in bundle.describe(BUNDLES / name / "model.ckpt")}
-    assert described.keys() == TOLD[name]["tensors"].keys()
-    for key, each in found.tensors.items():
-        assert (described[key].dtype, described[key].shape) == (each.dtype, each.shape)
-        assert described[key].bytes == each.data.nbytes
-    assert {key for key, each in described.items() if each.dtype == "string"} - {KEY} == set(
-=======
-    loaded = bundle.read(RECORDED / name / "model.ckpt")
+    loaded = bundle.read(BUNDLES / name / "model.ckpt")
     expected = dict(RECORD[name]["tensors"])
     assert (KEY in expected) == (loaded.graph is not None)
     expected.pop(KEY, None)
@@ -90,13 +70,12 @@ def test_recorded_bundles_are_read_to_the_bit(name: str) -> None:
     assert {key: [text.hex() for text in value] for key, value in loaded.strings.items()} == strings
     tensors = {key: value for key, value in expected.items() if key not in strings}
     assert {key: bundle_examples.kept(array) for key, array in loaded.tensors.items()} == tensors
-    entries = {entry.name: entry for entry in bundle.describe(RECORDED / name / "model.ckpt")}
+    entries = {entry.name: entry for entry in bundle.describe(BUNDLES / name / "model.ckpt")}
     assert entries.keys() == RECORD[name]["tensors"].keys()
     for key, tensor in loaded.tensors.items():
         assert (entries[key].dtype, entries[key].shape) == (tensor.dtype, tensor.shape)
         assert entries[key].bytes == tensor.data.nbytes
     assert {key for key, entry in entries.items() if entry.dtype == "string"} - {KEY} == set(
->>>>>>> tests-files
         strings
     )
 
@@ -136,20 +115,11 @@ def test_states_of_iterators_are_skipped_and_named() -> None:
 def test_written_files_are_those_that_tensorflow_restored(name: str, tmp_path: Path) -> None:
     # tools/record_bundles.py --restore had TensorFlow 2.21 restore these files.
     bundle_examples.write(tmp_path)
-<<<<<<< HEAD
-    told = json.loads((BUNDLES / name / "values.json").read_text())
-    assert bundle_examples.digests(BUNDLES / name) == told["sha256"]
-    assert bundle_examples.digests(tmp_path / name) == told["sha256"]
-    found = bundle.read(BUNDLES / name / "model.ckpt")
-    assert {key: bundle_examples.kept(each) for key, each in found.tensors.items()} == {
-        key: told["tensors"][key] for key in sorted(told["tensors"])
-=======
-    document = json.loads((RECORDED / name / "values.json").read_text())
-    assert bundle_examples.digests(RECORDED / name) == document["sha256"]
+    document = json.loads((BUNDLES / name / "values.json").read_text())
+    assert bundle_examples.digests(BUNDLES / name) == document["sha256"]
     assert bundle_examples.digests(tmp_path / name) == document["sha256"]
-    contents = bundle.read(RECORDED / name / "model.ckpt")
+    contents = bundle.read(BUNDLES / name / "model.ckpt")
     assert {key: bundle_examples.kept(tensor) for key, tensor in contents.tensors.items()} == {
         key: document["tensors"][key] for key in sorted(document["tensors"])
->>>>>>> tests-files
     }
     assert contents.graph == (bundle_examples.as_objects()[1] if name == "ours_object" else None)

@@ -46,11 +46,11 @@ def test_what_a_run_reads_beside_a_count(name: str, is_counted_first: bool) -> N
     with tf.Graph().as_default(), tf.Session() as session:
         step = _made(**options)
         read = None if is_counted_first else tf.cast(step, tf.float32) * 10.0
-        counted = count(step)
+        new_count = count(step)
         read = tf.cast(step, tf.float32) * 10.0 if read is None else read
         session.run(tf.global_variables_initializer())
         feeds = {"by:0": 1} if name == "fed" else {}
-        assert session.run([read, counted.op], feeds)[0] == (10.0 if is_early else 0.0)
+        assert session.run([read, new_count.op], feeds)[0] == (10.0 if is_early else 0.0)
         assert session.run(step) == 1
 
 
@@ -89,9 +89,9 @@ def _train_as_bert(warmup: int) -> list[float]:
     step = tf.train.get_or_create_global_step()
     rate = tf.train.polynomial_decay(tf.constant(0.1), step, 10, 0.0, 1.0, False)
     if warmup:
-        done = tf.cast(tf.cast(step, tf.int32), tf.float32) / float(warmup)
+        progress = tf.cast(tf.cast(step, tf.int32), tf.float32) / float(warmup)
         is_warmup = tf.cast(tf.cast(step, tf.int32) < warmup, tf.float32)
-        rate = (1.0 - is_warmup) * rate + is_warmup * (0.1 * done)
+        rate = (1.0 - is_warmup) * rate + is_warmup * (0.1 * progress)
     variables = tf.trainable_variables()
     grads, _ = tf.clip_by_global_norm(tf.gradients(loss, variables), 1.0)
     pairs = list(zip(grads, variables, strict=True))
@@ -121,12 +121,12 @@ def _train_as_bert(warmup: int) -> list[float]:
 def test_berts_rate_of_reference_variables_is_that_of_the_step_after(
     is_resource: bool, warmup: int, expected: float
 ) -> None:
-    before = tf.resource_variables_enabled()
+    was_enabled = tf.resource_variables_enabled()
     try:
         (tf.enable_resource_variables if is_resource else tf.disable_resource_variables)()
         with tf.Graph().as_default():
             weights = _train_as_bert(warmup)
     finally:
-        (tf.enable_resource_variables if before else tf.disable_resource_variables)()
+        (tf.enable_resource_variables if was_enabled else tf.disable_resource_variables)()
     unit = (1.0 - 0.7145489454269409) / 0.09  # how far TensorFlow moves the weight, per rate
     assert 1.0 - weights[0] == pytest.approx(expected * unit, rel=1e-5, abs=1e-7)

@@ -24,16 +24,16 @@ ROWS = np.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]], "f4")
 
 
 def both(build: Callable[..., Any], *arrays: Any) -> list[Any]:
-    """What `build` gives of these arrays, eagerly and in a graph."""
+    """Return the leaves of `build` for these arrays, computed eagerly and in a graph."""
     eager = build(*(tf.constant(array) for array in arrays))
-    found = [[np.asarray(leaf.detach()) for leaf in leaves_of(eager)]]
+    values = [[np.asarray(leaf.detach()) for leaf in leaves_of(eager)]]
     with tf.Graph().as_default():
         places = [v1.placeholder(np.asarray(array).dtype, np.shape(array)) for array in arrays]
         nest = build(*places)
         feeds = dict(zip(places, arrays, strict=True))
         with initialized() as session:
-            found.append(list(leaves_of(session.run(nest, feeds))))
-    return found
+            values.append(list(leaves_of(session.run(nest, feeds))))
+    return values
 
 
 # name: (what is called on ROWS, what it gives)
@@ -77,8 +77,8 @@ VALUES: dict[str, tuple[Callable[[Any], Any], Any]] = {
     ),
     "while_loop over nests": (
         lambda x: tf.while_loop(
-            lambda i, held: i < 2,
-            lambda i, held: [i + 1, {"a": held["a"] + x, "b": held["a"]}],
+            lambda i, state: i < 2,
+            lambda i, state: [i + 1, {"a": state["a"] + x, "b": state["a"]}],
             [0, {"a": x, "b": x}],
         ),
         [2, ROWS * 3, ROWS * 2],
@@ -152,10 +152,10 @@ VALUES: dict[str, tuple[Callable[[Any], Any], Any]] = {
 
 @pytest.mark.parametrize(("build", "expected"), VALUES.values(), ids=VALUES.keys())
 def test_values(build: Callable[[Any], Any], expected: list[Any]) -> None:
-    for found in both(build, ROWS):
-        assert len(found) == len(expected)
-        for one, wanted in zip(found, expected, strict=True):
-            np.testing.assert_array_equal(one, wanted)
+    for leaves in both(build, ROWS):
+        assert len(leaves) == len(expected)
+        for leaf, target in zip(leaves, expected, strict=True):
+            np.testing.assert_array_equal(leaf, target)
 
 
 # name: (a loss of w = [2, 3] and p, which is 1 or -1; its gradient by w for both)
@@ -211,12 +211,12 @@ GRADIENTS: dict[str, tuple[Callable[[Any, Any], Any], Any, Any]] = {
 }
 
 
-@pytest.mark.parametrize(("loss", "up", "down"), GRADIENTS.values(), ids=GRADIENTS.keys())
-def test_gradients(graph: Any, loss: Callable[..., Any], up: Any, down: Any) -> None:
+@pytest.mark.parametrize(("loss", "growth", "down"), GRADIENTS.values(), ids=GRADIENTS.keys())
+def test_gradients(graph: Any, loss: Callable[..., Any], growth: Any, down: Any) -> None:
     w, p = tf.Variable([2.0, 3.0]), v1.placeholder(tf.float32, [])
     (gradient,) = v1.gradients(loss(w, p), [w])
     with initialized() as session:
-        np.testing.assert_array_equal(session.run(gradient, {p: 1.0}), up)
+        np.testing.assert_array_equal(session.run(gradient, {p: 1.0}), growth)
         np.testing.assert_array_equal(session.run(gradient, {p: -1.0}), down)
 
 
@@ -224,15 +224,15 @@ def test_only_the_branch_that_is_chosen_updates(graph: Any) -> None:
     p, k = v1.placeholder(tf.bool, []), tf.Variable(0.0)
     update = tf.cond(p, lambda: v1.assign_add(k, 1.0), lambda: v1.assign_sub(k, 5.0))
     with initialized() as session:
-        for chosen, value in ((True, 1.0), (True, 2.0), (False, -3.0)):
-            assert session.run(update, {p: chosen}) == value
+        for choice, value in ((True, 1.0), (True, 2.0), (False, -3.0)):
+            assert session.run(update, {p: choice}) == value
             assert session.run(k) == value
 
 
 def test_what_a_branch_uses_of_the_outside_runs_in_any_case(graph: Any) -> None:
     p, k = v1.placeholder(tf.bool, []), tf.Variable(0.0)
-    outside = v1.assign_add(k, 1.0)
-    x = tf.cond(p, lambda: tf.identity(outside), lambda: tf.constant(9.0))
+    update = v1.assign_add(k, 1.0)
+    x = tf.cond(p, lambda: tf.identity(update), lambda: tf.constant(9.0))
     with initialized() as session:
         assert session.run(x, {p: False}) == 9.0
         assert session.run(k) == 1.0
@@ -247,15 +247,15 @@ def test_an_optimizer_steps_only_when_it_is_told(graph: Any) -> None:
     train = tf.cond(p, lambda: optimizer.apply_gradients(pairs, global_step=step), tf.no_op)
     assert train.dtype == tf.bool
     with tf.control_dependencies([train]):
-        after = tf.identity(w)
+        w_after = tf.identity(w)
     with initialized() as session:
-        for chosen, value, count in (
+        for choice, value, count in (
             (False, 2.0, 0),
             (True, 1.6, 1),
             (False, 1.6, 1),
             (True, 0.92, 2),
         ):
-            assert session.run(after, {p: chosen}) == pytest.approx([value])
+            assert session.run(w_after, {p: choice}) == pytest.approx([value])
             assert session.run(step) == count
         assert [x.op.name for x in v1.global_variables()] == [
             "Variable",
@@ -295,16 +295,16 @@ def test_lookahead(graph: Any) -> None:
     train = v1.train.GradientDescentOptimizer(0.125).minimize(fast * fast, global_step=step)
 
     def follow() -> Any:
-        moved = slow.assign_add(0.5 * (fast.read_value() - slow))
-        return tf.group(fast.assign(moved))
+        update = slow.assign_add(0.5 * (fast.read_value() - slow))
+        return tf.group(fast.assign(update))
 
     with tf.control_dependencies([train]):
-        is_due = tf.equal(tf.math.mod(step.read_value(), 3), 0)
-        whole = tf.cond(is_due, follow, tf.no_op)
+        takes_slow_step = tf.equal(tf.math.mod(step.read_value(), 3), 0)
+        train_op = tf.cond(takes_slow_step, follow, tf.no_op)
     own_fast = own_slow = np.float32(4.0)
     with initialized() as session:
         for count in range(1, 8):
-            session.run(whole)
+            session.run(train_op)
             own_fast = own_fast - np.float32(0.125) * 2 * own_fast
             if count % 3 == 0:
                 own_slow = own_fast = own_slow + np.float32(0.5) * (own_fast - own_slow)
@@ -320,9 +320,9 @@ def test_gradients_flow_past_an_update_in_a_branch(graph: Any) -> None:
     )
 
     def train() -> Any:
-        found = tf.reduce_mean(w * w)
-        with tf.control_dependencies([v1.assign(mean, found)]):
-            return tf.identity(found)
+        loss = tf.reduce_mean(w * w)
+        with tf.control_dependencies([v1.assign(mean, loss)]):
+            return tf.identity(loss)
 
     y = tf.cond(p, train, lambda: mean.read_value()) * 2.0
     (gradient,) = v1.gradients(y, [w])
@@ -348,20 +348,20 @@ def test_rows_of_an_embedding_in_a_branch(graph: Any) -> None:
 
 def test_slices_come_out_of_a_branch(graph: Any) -> None:
     p = v1.placeholder(tf.bool, [])
-    one, other = (
+    first, second = (
         tf.IndexedSlices(tf.constant([[x]]), tf.constant([int(x)]), (3, 1)) for x in (1.0, 2.0)
     )
-    chosen = tf.cond(p, lambda: one, lambda: other)
+    choice = tf.cond(p, lambda: first, lambda: second)
     with initialized() as session:
-        assert session.run(chosen, {p: True}).indices.tolist() == [1]
-        assert session.run(chosen, {p: False}).indices.tolist() == [2]
+        assert session.run(choice, {p: True}).indices.tolist() == [1]
+        assert session.run(choice, {p: False}).indices.tolist() == [2]
 
 
 def test_modules_in_a_branch_keep_their_buffers_of_those_runs(graph: Any) -> None:
     p, x = v1.placeholder(tf.bool, []), v1.placeholder(tf.float32, [4, 1])
     norm = torch.nn.BatchNorm1d(1, momentum=1.0)
     y = tf.cond(p, lambda: norm(x), lambda: x)
-    mean = next(each for each in v1.global_variables() if "mean" in each.op.name)
+    mean = next(var for var in v1.global_variables() if "mean" in var.op.name)
     with initialized() as session:
         session.run(y, {p: False, x: np.ones((4, 1), "f4")})
         assert session.run(mean) == [0.0]
@@ -374,7 +374,7 @@ def test_variables_made_in_a_branch_are_outside_of_it(graph: Any) -> None:
     x = tf.cond(
         p, lambda: tf.Variable(1.0, name="a"), lambda: v1.get_variable("b", initializer=2.0)
     )
-    assert [each.op.name for each in v1.global_variables()] == ["cond/a", "b"]
+    assert [var.op.name for var in v1.global_variables()] == ["cond/a", "b"]
     with initialized() as session:
         assert session.run(x, {p: True}) == 1.0
         assert session.run(x, {p: False}) == 2.0
@@ -391,22 +391,22 @@ def test_an_uninitialized_variable_matters_only_where_it_is_read(graph: Any) -> 
 
 def test_a_branch_reads_what_was_before_a_later_update(graph: Any) -> None:
     p, w = v1.placeholder(tf.bool, []), tf.Variable([1.0])
-    before = tf.cond(p, lambda: w, lambda: w)
+    w_before = tf.cond(p, lambda: w, lambda: w)
     with initialized() as session:
-        assert session.run([before, w.assign([5.0])], {p: True})[0] == [1.0]
+        assert session.run([w_before, w.assign([5.0])], {p: True})[0] == [1.0]
 
 
 def test_random_numbers_are_drawn_anew_each_time(graph: Any) -> None:
-    drawn = tf.map_fn(lambda _: tf.random.uniform([], seed=1), tf.zeros([3]))
+    numbers = tf.map_fn(lambda _: tf.random.uniform([], seed=1), tf.zeros([3]))
     with v1.Session() as session:
-        first, second = session.run(drawn), session.run(drawn)
+        first, second = session.run(numbers), session.run(numbers)
     assert len({*first, *second}) == 6
 
 
 def test_names_and_static_shapes(graph: Any) -> None:
     p, x = v1.placeholder(tf.bool, []), v1.placeholder(tf.float32, [None, 3])
-    chosen = tf.cond(p, lambda: x, lambda: tf.zeros([2, 3]))
-    assert (chosen.name, chosen.shape, chosen.dtype) == ("cond/Merge:0", (None, 3), tf.float32)
+    choice = tf.cond(p, lambda: x, lambda: tf.zeros([2, 3]))
+    assert (choice.name, choice.shape, choice.dtype) == ("cond/Merge:0", (None, 3), tf.float32)
     assert tf.cond(p, lambda: x[0], lambda: tf.zeros([2, 3]), name="own").shape is UNKNOWN
     assert "own/Merge" in graph.operations
     assert tf.map_fn(lambda row: row[:2], x).shape == (None, 2)
@@ -417,7 +417,7 @@ def test_names_and_static_shapes(graph: Any) -> None:
     assert isinstance(tf.cond(p, lambda: [x], lambda: [x], strict=True), list)
 
 
-REFUSED: dict[str, tuple[Callable[[Any, Any], Any], type[Exception], str]] = {
+INVALID: dict[str, tuple[Callable[[Any, Any], Any], type[Exception], str]] = {
     "Python's bool": (lambda p, x: tf.cond(True, lambda: x, lambda: x), TypeError, "Python bool"),
     "no function": (lambda p, x: tf.cond(p, x, lambda: x), TypeError, "true_fn must be callable"),
     "None": (lambda p, x: tf.cond(p, lambda: x, lambda: None), ValueError, "must have a return"),
@@ -455,7 +455,7 @@ REFUSED: dict[str, tuple[Callable[[Any, Any], Any], type[Exception], str]] = {
 }
 
 
-@pytest.mark.parametrize(("build", "error", "match"), REFUSED.values(), ids=REFUSED.keys())
+@pytest.mark.parametrize(("build", "error", "match"), INVALID.values(), ids=INVALID.keys())
 def test_refused(graph: Any, build: Callable[..., Any], error: type[Exception], match: str) -> None:
     p, x = v1.placeholder(tf.bool, []), v1.placeholder(tf.float32, [3])
     with pytest.raises(error, match=match):
@@ -463,17 +463,17 @@ def test_refused(graph: Any, build: Callable[..., Any], error: type[Exception], 
 
 
 def test_what_a_branch_makes_is_not_used_outside(graph: Any) -> None:
-    p, held = v1.placeholder(tf.bool, []), []
-    tf.cond(p, lambda: held.append(tf.constant(1.0) + 1.0) or held[0], lambda: tf.constant(0.0))
+    p, outs = v1.placeholder(tf.bool, []), []
+    tf.cond(p, lambda: outs.append(tf.constant(1.0) + 1.0) or outs[0], lambda: tf.constant(0.0))
     for use in (
-        lambda: held[0] + 1.0,
-        lambda: tf.group(held[0]),
-        lambda: v1.Session().run(held[0]),
+        lambda: outs[0] + 1.0,
+        lambda: tf.group(outs[0]),
+        lambda: v1.Session().run(outs[0]),
     ):
         with pytest.raises(InvalidArgumentError, match=r"'cond/add.*return it from the function"):
             use()
     with pytest.raises(InvalidArgumentError, match="return it from the function"):
-        tf.cond(p, lambda: held[0], lambda: tf.constant(0.0))
+        tf.cond(p, lambda: outs[0], lambda: tf.constant(0.0))
 
 
 FAILING: dict[str, tuple[Callable[[Any], Any], str]] = {
@@ -497,9 +497,9 @@ def test_errors_of_runs(build: Callable[[Any], Any], match: str) -> None:
         build(tf.constant(0.0))
     with tf.Graph().as_default(), v1.Session() as session:
         x = v1.placeholder(tf.float32, [])
-        found = build(x)
+        tensor = build(x)
         with pytest.raises(InvalidArgumentError, match=match):
-            session.run(found, {x: 0.0})
+            session.run(tensor, {x: 0.0})
 
 
 def test_threads_that_run_branches_see_no_half_updates(graph: Any) -> None:
@@ -509,14 +509,14 @@ def test_threads_that_run_branches_see_no_half_updates(graph: Any) -> None:
         with tf.control_dependencies([a.assign_add(1)]):
             return tf.group(b.assign_add(1))
 
-    whole = tf.cond(p, update, tf.no_op)
+    train_op = tf.cond(p, update, tf.no_op)
     with initialized() as session:
 
         def work() -> None:
             for turn in range(20):
-                session.run(whole, {p: turn % 2 == 0})
-                one, other = session.run([a, b])
-                assert one == other
+                session.run(train_op, {p: turn % 2 == 0})
+                a_value, b_value = session.run([a, b])
+                assert a_value == b_value
 
         together(*[work] * 4)
         assert session.run(a) == 40
@@ -524,19 +524,19 @@ def test_threads_that_run_branches_see_no_half_updates(graph: Any) -> None:
 
 def test_a_branch_that_waits_lets_others_run(graph: Any) -> None:
     p, arrived, w = v1.placeholder(tf.bool, []), threading.Event(), tf.Variable(0)
-    more = w.assign_add(1)
+    increment = w.assign_add(1)
 
     def wait() -> Any:
         return tf.group(_waiting(arrived))
 
-    whole = tf.cond(p, wait, tf.no_op)
+    train_op = tf.cond(p, wait, tf.no_op)
     with initialized() as session:
 
         def arrive() -> None:
-            session.run(more)
+            session.run(increment)
             arrived.set()
 
-        together(lambda: session.run(whole, {p: True}), arrive)
+        together(lambda: session.run(train_op, {p: True}), arrive)
         assert session.run(w) == 1
 
 
@@ -551,11 +551,11 @@ def _waiting(event: threading.Event) -> Any:
 def test_loops_over_a_variable_that_they_update(graph: Any) -> None:
     w = tf.Variable(1.0)
 
-    def once(i: Any, seen: Any) -> Any:
+    def once(i: Any, total: Any) -> Any:
         with tf.control_dependencies([w.assign_add(1.0)]):
-            return i + 1, seen + w.read_value()
+            return i + 1, total + w.read_value()
 
-    loop = tf.while_loop(lambda i, seen: i < 3, once, (0, w))
+    loop = tf.while_loop(lambda i, total: i < 3, once, (0, w))
     with initialized() as session:
         assert session.run(loop) == (3, 1.0 + 2 + 3 + 4)
 

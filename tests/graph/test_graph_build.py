@@ -132,10 +132,8 @@ def test_an_unknown_shape_has_the_methods_of_a_tensor_shape() -> None:
     assert not shape.is_fully_defined()
     assert shape.is_compatible_with([2, 3])
     assert shape[0] is None
-    assert all(other is shape for other in (shape[1:], shape.concatenate([2]), UNKNOWN))
-    assert all(
-        other is shape for other in (copy.deepcopy(shape), pickle.loads(pickle.dumps(shape)))
-    )
+    assert all(new is shape for new in (shape[1:], shape.concatenate([2]), UNKNOWN))
+    assert all(new is shape for new in (copy.deepcopy(shape), pickle.loads(pickle.dumps(shape))))
     for function, text in ((len, "length"), (list, "iterate"), (lambda x: x.as_list(), "as_list")):
         with pytest.raises(ValueError, match=text):
             function(shape)
@@ -182,7 +180,7 @@ def test_wrong_arguments_are_refused_when_the_graph_is_built() -> None:
         torch.sum(x, nonsense=1)
 
 
-REFUSED: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
+INVALID: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
     "bool": (bool, TypeError, "has no value until a session runs it"),
     "if": (lambda x: 1 if x > 0 else 2, TypeError, "has no value"),
     "float": (float, TypeError, "has no value"),
@@ -209,7 +207,7 @@ REFUSED: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
 }
 
 
-@pytest.mark.parametrize(("use", "error", "message"), REFUSED.values(), ids=REFUSED.keys())
+@pytest.mark.parametrize(("use", "error", "message"), INVALID.values(), ids=INVALID.keys())
 def test_what_needs_a_value_is_refused(
     use: Callable[[Any], Any], error: type[Exception], message: str
 ) -> None:
@@ -297,12 +295,12 @@ def test_control_dependencies_nest_and_clear() -> None:
     a, b = tf.no_op("a"), tf.constant(1.0, name="b")
     with tf.control_dependencies([a]):
         with tf.control_dependencies([b]):
-            both = tf.no_op()
+            both_op = tf.no_op()
         with tf.control_dependencies(None):
-            neither = tf.no_op()
-        one = tf.no_op()
-    found = [[op.name for op in x.control_inputs] for x in (both, neither, one)]
-    assert found == [["a", "b"], [], ["a"]]
+            cleared_op = tf.no_op()
+        one_op = tf.no_op()
+    inputs = [[op.name for op in x.control_inputs] for x in (both_op, cleared_op, one_op)]
+    assert inputs == [["a", "b"], [], ["a"]]
     with pytest.raises(TypeError, match="Can not convert a int"), tf.control_dependencies([3]):
         pass
 
@@ -355,8 +353,8 @@ def test_collections(graph: tf.Graph) -> None:
 def test_a_graph_is_built_inside_of_an_eager_block(graph: tf.Graph) -> None:
     with eagerly():
         with tf.Graph().as_default() as inner, tf.Session() as session:
-            one = tf.constant(1.0) + 1.0
-            assert (one.graph, session.run(one)) == (inner, 2.0)
+            total = tf.constant(1.0) + 1.0
+            assert (total.graph, session.run(total)) == (inner, 2.0)
         assert tf.executing_eagerly()
     assert not tf.executing_eagerly()
 
@@ -453,50 +451,50 @@ def test_eager_mode_computes_at_once() -> None:
     with_graph = tf.get_default_graph()
 
     def compute() -> None:
-        found.append([tf.constant(1.0), tf.zeros([2]), tf.identity(3.0), tf.cast(1.5, "int32")])
+        values.append([tf.constant(1.0), tf.zeros([2]), tf.identity(3.0), tf.cast(1.5, "int32")])
         with pytest.raises(RuntimeError, match="not compatible with eager"):
             tf.placeholder("float32")
         with pytest.raises(RuntimeError, match="Use GradientTape"):
             tf.gradients(1, 2)
 
-    found: list[Any] = []
+    values: list[Any] = []
     in_thread(compute)
-    assert all(isinstance(x, torch.Tensor) for x in found[0])
+    assert all(isinstance(x, torch.Tensor) for x in values[0])
     assert with_graph.get_operations() == []
 
 
 def test_numbers_are_divided_by_a_tensor_itself() -> None:
     x = np.arange(1, 200, dtype="f4")
     assert (7 / tf.constant([2.0])).dtype == torch.float32
-    made = 0.1 / tf.placeholder(torch.float32, [None])
-    assert made.op.name.startswith("truediv")
-    value = tf.Session().run(made, {made.op.inputs[0]: x})
+    quotient = 0.1 / tf.placeholder(torch.float32, [None])
+    assert quotient.op.name.startswith("truediv")
+    value = tf.Session().run(quotient, {quotient.op.inputs[0]: x})
     np.testing.assert_array_equal(value, np.float32(0.1) / x)
     assert (7 / tf.constant([2])).dtype == torch.float32
 
 
 def test_a_description_of_an_operation() -> None:
-    one, two = tf.constant(1.0, name="one"), tf.constant([2.0, 3.0], name="two")
+    first, two = tf.constant(1.0, name="one"), tf.constant([2.0, 3.0], name="two")
     halves: Any = torch.split(two, 1)
     with tf.control_dependencies([two]):
-        total = tf.identity(one + halves[1], name="total")
-    described = total.op.node_def
-    assert (described.name, described.op, described.device) == ("total", "total", "cpu")
-    assert described.input == ["add", "^two"]
+        total = tf.identity(first + halves[1], name="total")
+    description = total.op.node_def
+    assert (description.name, description.op, description.device) == ("total", "total", "cpu")
+    assert description.input == ["add", "^two"]
     assert total.op.inputs[0].op.node_def.input == ["one", f"{halves[1].op.name}:1", "^two"]
-    assert not described.attr
+    assert not description.attr
     assert tf.Variable(1.0, name="w").op.node_def.attr == {"shared_name": "w"}
-    described.input[:] = []
+    description.input[:] = []
     assert total.op.node_def.input
 
 
 class Knowing:
     """An object of another library that knows its symbol."""
 
-    asked = 0
+    call_count = 0
 
     def _as_graph_element(self) -> Any:
-        self.asked += 1
+        self.call_count += 1
         return tf.constant(3.0) * 1.0
 
 
@@ -505,9 +503,9 @@ def test_an_object_that_knows_its_symbol() -> None:
     x = tf.Variable(2.0)
     product = x * item
     assert tf.Session().graph.as_graph_element(item) is tf.get_default_graph().symbol_of(item)
-    found = [product, item, tf.gradients(product, item)[0], tf.convert_to_tensor(item)]
+    tensors = [product, item, tf.gradients(product, item)[0], tf.convert_to_tensor(item)]
     session = tf.Session()
     session.run(tf.global_variables_initializer())
-    assert session.run(found, {item: 5.0}) == [10.0, 5.0, 2.0, 5.0]
+    assert session.run(tensors, {item: 5.0}) == [10.0, 5.0, 2.0, 5.0]
     assert session.run(item) == 3.0
-    assert item.asked == 1
+    assert item.call_count == 1

@@ -100,8 +100,8 @@ def test_a_graph_that_is_built_takes_no_step(make: Any) -> None:
     for _ in range(2):
         opt.apply_gradients(pairs)
     with Graph().as_default():
-        made = opt.apply_gradients(pairs)
-    assert isinstance(made, Operation)
+        train_op = opt.apply_gradients(pairs)
+    assert isinstance(train_op, Operation)
     assert w.tolist() == [0.0]
 
 

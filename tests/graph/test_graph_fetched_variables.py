@@ -29,24 +29,24 @@ def settings() -> Iterator[None]:
 
 
 def fetched(w: Any, opt: Any, steps: int = 3) -> tuple[list[Any], list[Any]]:
-    """What is fetched of the variable and its slot, beside the step and after it."""
+    """Return the values of a variable and its slot, fetched with the step and after it."""
     w2 = w * 1.0
     loss, slots = tf.reduce_sum(w * w), opt.get_slot_names
     op = opt.minimize(loss)
     slot = opt.get_slot(w, slots()[0])
     with tf.control_dependencies([op]):
-        later = w.read_value()
-    beside, after = [], []
+        read_op = w.read_value()
+    fetches, endings = [], []
     with Session() as session:
         session.run(tf.global_variables_initializer())
         for _ in range(steps):
-            before = session.run([w, slot])
-            _, value, own, read, computed = session.run([op, w, slot, later, w2])
-            beside.append((value, own))
-            after.append((before, session.run([w, slot])))
-            np.testing.assert_array_equal(read, after[-1][1][0])
-            np.testing.assert_array_equal(computed, before[0])
-    return beside, after
+            values = session.run([w, slot])
+            _, value, slot_value, read, w2_value = session.run([op, w, slot, read_op, w2])
+            fetches.append((value, slot_value))
+            endings.append((values, session.run([w, slot])))
+            np.testing.assert_array_equal(read, endings[-1][1][0])
+            np.testing.assert_array_equal(w2_value, values[0])
+    return fetches, endings
 
 
 @pytest.mark.parametrize("maker", MAKERS)
@@ -55,10 +55,10 @@ def test_a_resource_variable_is_read_before_and_any_other_after(
     maker: str, is_resource: bool
 ) -> None:
     with Graph().as_default():
-        beside, after = fetched(MAKERS[maker](is_resource), train.MomentumOptimizer(0.1, 0.9))
-    for got, (before, end) in zip(beside, after, strict=True):
-        for value, wanted in zip(got, before if is_resource else end, strict=True):
-            np.testing.assert_array_equal(value, wanted)
+        fetches, endings = fetched(MAKERS[maker](is_resource), train.MomentumOptimizer(0.1, 0.9))
+    for got, (start, end) in zip(fetches, endings, strict=True):
+        for value, expected in zip(got, start if is_resource else end, strict=True):
+            np.testing.assert_array_equal(value, expected)
 
 
 def kind_of(make: Callable[[], Any]) -> bool:
@@ -67,12 +67,16 @@ def kind_of(make: Callable[[], Any]) -> bool:
 
 
 def test_which_kind_a_variable_is(settings: None) -> None:
-    made = [lambda: tf.Variable(1.0), lambda: tf.get_variable("w", []), tf.train.create_global_step]
+    makers = [
+        lambda: tf.Variable(1.0),
+        lambda: tf.get_variable("w", []),
+        tf.train.create_global_step,
+    ]
     assert tf.resource_variables_enabled()
-    assert [kind_of(each) for each in made] == [True] * 3
+    assert [kind_of(make) for make in makers] == [True] * 3
     tf.disable_resource_variables()
     assert not tf.resource_variables_enabled()
-    assert [kind_of(each) for each in made] == [False] * 3
+    assert [kind_of(make) for make in makers] == [False] * 3
     assert kind_of(lambda: tf.Variable(1.0, use_resource=True))
 
     def scoped() -> Any:
@@ -81,7 +85,7 @@ def test_which_kind_a_variable_is(settings: None) -> None:
 
     assert kind_of(scoped)
     tf.enable_resource_variables()
-    assert kind_of(made[0])
+    assert kind_of(makers[0])
 
 
 def test_a_variable_that_is_differentiated_by_and_not_trained() -> None:
@@ -124,8 +128,8 @@ STARTS = {
 @pytest.mark.parametrize("start", STARTS)
 def test_the_count_that_a_script_fetches(start: str, tmp_path: Any) -> None:
     (tmp_path / "script.py").write_text(SCRIPT.format(start=start))
-    done = fresh_process.run("-m thalweg.tf", str(tmp_path / "script.py"))
-    assert done.stdout == STARTS[start], done.stderr
+    process = fresh_process.run("-m thalweg.tf", str(tmp_path / "script.py"))
+    assert process.stdout == STARTS[start], process.stderr
 
 
 def test_the_usual_kind_is_left_as_it_was() -> None:
@@ -136,11 +140,11 @@ def test_the_usual_kind_is_left_as_it_was() -> None:
 def test_hooks_count_alike_for_both_kinds(is_resource: bool, settings: None, tmp_path: Any) -> None:
     if not is_resource:
         tf.disable_resource_variables()
-    seen = []
+    counts = []
 
     class Saving(train.CheckpointSaverListener):
         def after_save(self, session: Any, global_step_value: int) -> None:
-            seen.append(global_step_value)
+            counts.append(global_step_value)
 
     with Graph().as_default():
         w, step = tf.Variable([4.0]), train.get_or_create_global_step()
@@ -152,4 +156,4 @@ def test_hooks_count_alike_for_both_kinds(is_resource: bool, settings: None, tmp
         with train.SingularMonitoredSession(hooks=hooks) as session:
             while not session.should_stop():
                 session.run(op)
-    assert seen == [0, 3, 6, 7]
+    assert counts == [0, 3, 6, 7]

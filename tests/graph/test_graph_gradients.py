@@ -53,9 +53,9 @@ def test_by_what_is_fed(trainable: bool) -> None:
 
 def test_pass_through_does_not_mix_up_paths() -> None:
     x = tf.Variable([1.0, 2.0])
-    same = x.contiguous()  # returns the variable's own tensor
-    y = (same * 2 + x * 10).sum()
-    (gradient,) = tf.gradients(y, same)
+    alias = x.contiguous()  # returns the variable's own tensor
+    y = (alias * 2 + x * 10).sum()
+    (gradient,) = tf.gradients(y, alias)
     np.testing.assert_array_equal(initialized().run(gradient), [2, 2])
 
 
@@ -67,16 +67,16 @@ def test_stop_gradients(stops: list[int]) -> None:
     xs = [b, c]
     got = tf.gradients([a + b, c], [a, *xs], stop_gradients=[xs[i] for i in stops])
     by_b = 1 if 1 in stops else 5
-    by_a = 1 if 0 in stops else 1 + 2 * by_b
-    assert initialized().run(got) == [by_a, by_b, 1]
+    grad_a = 1 if 0 in stops else 1 + 2 * by_b
+    assert initialized().run(got) == [grad_a, by_b, 1]
 
 
 def test_gradients_are_none_where_there_is_no_connection() -> None:
     x, y, z = tf.Variable(1.0), tf.Variable(2.0), tf.Variable([1, 2])
     loss = x * 2 + tf.stop_gradient(y) + (y > 1).to(torch.float32) + y.detach()
     assert tf.gradients(loss, [y, z]) == [None, None]
-    gradient, none = tf.gradients(loss, [x, y])
-    assert none is None
+    gradient, missing = tf.gradients(loss, [x, y])
+    assert missing is None
     assert initialized().run(gradient) == 2.0
 
 
@@ -86,9 +86,9 @@ def test_of_nothing_no_gradient_is_found(graph: tf.Graph) -> None:
 
 def test_no_operation_is_added_without_a_connection(graph: tf.Graph) -> None:
     x, y = tf.Variable(1.0), tf.Variable(2.0)
-    before = len(graph.get_operations())
+    count = len(graph.get_operations())
     tf.gradients(y, x)
-    assert len(graph.get_operations()) == before
+    assert len(graph.get_operations()) == count
 
 
 def test_zeros_where_there_is_no_connection() -> None:
@@ -102,8 +102,8 @@ def test_zeros_where_there_is_no_connection() -> None:
 def test_connection_is_followed_by_output() -> None:
     x, y = tf.Variable([1.0]), tf.Variable([2.0])
     function = lambda a, b: (a * 2, b * 3)  # noqa: E731
-    one, two = tf.get_default_graph().call(function, (x, y), name="both")
-    assert tf.gradients(one, y) == [None]
+    first, two = tf.get_default_graph().call(function, (x, y), name="both")
+    assert tf.gradients(first, y) == [None]
     assert tf.gradients(two, [x, y])[0] is None
 
 
@@ -111,10 +111,10 @@ def test_several_targets_and_weights() -> None:
     x = tf.Variable([1.0, 2.0])
     ys = [x * 2, (x * x).sum()]
     session = initialized()
-    (plain,) = tf.gradients(ys, x)
+    (total_grad,) = tf.gradients(ys, x)
     (weighted,) = tf.gradients(ys, x, grad_ys=[[1, 10], tf.constant(0.5)])
     (half,) = tf.gradients(ys, x, grad_ys=[None, 0.0])
-    got = session.run([plain, weighted, half])
+    got = session.run([total_grad, weighted, half])
     np.testing.assert_array_equal(got, [[4, 6], [3, 22], [2, 2]])
     with pytest.raises(InvalidArgumentError, match="1 grad_ys were given for 2 ys"):
         tf.gradients(ys, x, grad_ys=[None])
@@ -127,8 +127,8 @@ def test_several_gradients_in_one_run() -> None:
     x = tf.Variable(3.0)
     y = x * x * x
     first = tf.gradients(y, x)
-    again = tf.gradients(y * 2, x)
-    assert initialized().run([first, again, y]) == [[27.0], [54.0], 27.0]
+    second = tf.gradients(y * 2, x)
+    assert initialized().run([first, second, y]) == [[27.0], [54.0], 27.0]
 
 
 def test_gradients_of_gradients() -> None:
@@ -155,8 +155,8 @@ def test_gradients_equal_those_of_the_tape() -> None:
     with GradientTape() as tape:
         leaves = [torch.tensor(value, requires_grad=True) for value in values]
         loss = function(*leaves)
-    for mine, other in zip(got, tape.gradient(loss, leaves), strict=True):
-        np.testing.assert_array_equal(mine, other.numpy())
+    for grad, tape_grad in zip(got, tape.gradient(loss, leaves), strict=True):
+        np.testing.assert_array_equal(grad, tape_grad.numpy())
 
 
 LOOKUPS: dict[str, Callable[[Any, Any], Any]] = {
@@ -191,9 +191,9 @@ def test_slices_can_be_processed() -> None:
     np.testing.assert_array_equal(session.run(dense), [[-0.25], [0], [-0.25]])
     session.run(w.assign_sub(halved))
     np.testing.assert_array_equal(session.run(w), [[0.5], [2], [2.5]])
-    kept = tf.tuple_([slices, None])[0]
-    assert isinstance(kept, tf.SymbolicSlices)
-    assert session.run(kept).indices.tolist() == [0, 2]
+    same_slices = tf.tuple_([slices, None])[0]
+    assert isinstance(same_slices, tf.SymbolicSlices)
+    assert session.run(same_slices).indices.tolist() == [0, 2]
     with session.as_default():
         assert halved.eval().indices.tolist() == [0, 2]
 
@@ -219,11 +219,11 @@ def test_rows_that_only_the_run_finds() -> None:
     assert session.run(gradient).indices.tolist() == [1]
     np.testing.assert_array_equal(session.run(gradient * 2), [[0], [2]])
     np.testing.assert_array_equal(session.run(w.assign_sub(gradient)), [[1], [1]])
-    seen: list[Any] = []
-    session.run(tf.operation(seen.append, [gradient], "see"))
+    grads: list[Any] = []
+    session.run(tf.operation(grads.append, [gradient], "see"))
     (weighted,) = tf.gradients(w * 2, w, grad_ys=[gradient])
     np.testing.assert_array_equal(session.run(weighted), [[0], [2]])
-    assert isinstance(seen[0], IndexedSlices)
+    assert isinstance(grads[0], IndexedSlices)
 
 
 def _updated(w: Any) -> Any:
@@ -251,14 +251,14 @@ def test_a_gradient_after_an_update_is_that_of_the_values_before(
     w, x = tf.Variable(3.0, trainable), tf.placeholder("float32", [])
     y = tf.identity(w) * w * x
     with tf.control_dependencies([y]):
-        done = update(w)
-    with tf.control_dependencies([done]):
+        update_op = update(w)
+    with tf.control_dependencies([update_op]):
         first = tf.gradients(y, [w, x])
         second = tf.gradients(first[0], w)
-        later = tf.gradients(w * w, w)
-    found = initialized().run([y, first, second, later], {x: 2.0})
+        late_grads = tf.gradients(w * w, w)
+    values = initialized().run([y, first, second, late_grads], {x: 2.0})
     count = 2 if update is _in_a_loop else 1
-    assert found == [18.0, [12.0, 9.0], [4.0], [2 * (3.0 + count)]]
+    assert values == [18.0, [12.0, 9.0], [4.0], [2 * (3.0 + count)]]
 
 
 def test_gradients_and_updates_take_turns_in_a_loop() -> None:
@@ -281,8 +281,8 @@ def test_a_step_of_training_copies_nothing_that_autograd_saves() -> None:
     """Also where updates come first, if these are of other variables."""
     w, mean, x = tf.Variable(1.0), tf.Variable(0.0, trainable=False), tf.placeholder("float32", [])
     loss = w * w * x
-    moved = mean.assign_sub(0.5 * (mean - loss))
-    with tf.control_dependencies([moved]):
+    update = mean.assign_sub(0.5 * (mean - loss))
+    with tf.control_dependencies([update]):
         (gradient,) = tf.gradients(loss, w)
     train_op, session = w.assign_sub(gradient), initialized()
     session.run(train_op, {x: 2.0})
@@ -290,9 +290,9 @@ def test_a_step_of_training_copies_nothing_that_autograd_saves() -> None:
 
 
 def test_gradients_under_control_dependencies_come_after_the_update() -> None:
-    w, other = tf.Variable(2.0), tf.Variable(0.0)
+    w, counter = tf.Variable(2.0), tf.Variable(0.0)
     loss = w * w
-    with tf.control_dependencies([other.assign_add(1.0)]):
+    with tf.control_dependencies([counter.assign_add(1.0)]):
         (gradient,) = tf.gradients(loss, w)
-        seen = other.read_value()
-    assert initialized().run([gradient, seen, w.assign_sub(gradient)]) == [4.0, 1.0, -2.0]
+        count = counter.read_value()
+    assert initialized().run([gradient, count, w.assign_sub(gradient)]) == [4.0, 1.0, -2.0]

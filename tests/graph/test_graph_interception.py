@@ -17,29 +17,29 @@ class Passing(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.seen: list[Any] = []
+        self.inputs: list[Any] = []
 
     def forward(self, x: Any) -> Any:
-        self.seen.append(x)
+        self.inputs.append(x)
         return x
 
 
 def test_torch_is_left_as_it_was() -> None:
-    before = nn.Module.__call__
+    original = nn.Module.__call__
     with tf.Graph().as_default(), tf.Graph().as_default():
-        assert nn.Module.__call__ is not before
-    assert nn.Module.__call__ is before
+        assert nn.Module.__call__ is not original
+    assert nn.Module.__call__ is original
 
 
 def test_only_the_thread_that_builds_is_concerned() -> None:
-    module, found = Passing(), []
+    module, outputs = Passing(), []
     with tf.Graph().as_default():
         x = tf.placeholder("float32", [2])
-        thread = threading.Thread(target=lambda: found.append(module(x)))
+        thread = threading.Thread(target=lambda: outputs.append(module(x)))
         thread.start()
         thread.join()
-        assert found == [x]
-        assert module.seen == [x]
+        assert outputs == [x]
+        assert module.inputs == [x]
         assert module(x) is not x
         with eagerly():
             assert module(x) is x
@@ -47,16 +47,16 @@ def test_only_the_thread_that_builds_is_concerned() -> None:
 
 def test_a_wrapper_of_another_tracer_may_outlive_the_graph() -> None:
     """It puts back what it found, which by then belongs to a graph that is complete."""
-    before = nn.Module.__call__
+    original = nn.Module.__call__
     try:
         with tf.Graph().as_default():
-            ours = nn.Module.__call__
-            nn.Module.__call__ = lambda module, *args, **kwargs: ours(module, *args, **kwargs)
-        nn.Module.__call__ = ours
+            call = nn.Module.__call__
+            nn.Module.__call__ = lambda module, *args, **kwargs: call(module, *args, **kwargs)
+        nn.Module.__call__ = call
         with tf.Graph().as_default():
             x = tf.placeholder("float32", [None, 2])
             assert nn.Linear(2, 1)(x).op.type == "Linear"
             assert nn.Linear(2, 1)(torch.ones(1, 2)).shape == (1, 1)
         assert nn.Linear(2, 1)(torch.ones(1, 2)).shape == (1, 1)
     finally:
-        nn.Module.__call__ = before
+        nn.Module.__call__ = original

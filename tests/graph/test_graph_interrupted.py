@@ -19,20 +19,20 @@ from thalweg._graph import variable_store
 
 def in_time(work: Callable[[], Any]) -> None:
     """Another thread does it and need not wait for ever."""
-    done = threading.Event()
+    event = threading.Event()
 
     def run() -> None:
         work()
-        done.set()
+        event.set()
 
     threading.Thread(target=run, daemon=True).start()
-    assert done.wait(120)
+    assert event.wait(120)
 
 
 RUNS = {
-    "a run": lambda session, up, w: session.run([up, w]),
-    "a value that is loaded": lambda session, up, w: w.load(2.0, session),
-    "values that are loaded": lambda session, up, w: session.load_all({w: torch.tensor(2.0)}),
+    "a run": lambda session, update, w: session.run([update, w]),
+    "a value that is loaded": lambda session, update, w: w.load(2.0, session),
+    "values that are loaded": lambda session, update, w: session.load_all({w: torch.tensor(2.0)}),
 }
 
 
@@ -43,7 +43,7 @@ def test_a_lock_is_given_back(
 ) -> None:
     """Wherever others are told of it, which Python's own methods do in several steps."""
     w = tf.Variable(1.0)
-    up, session = w.assign_add(1.0), initialized()
+    update, session = w.assign_add(1.0), initialized()
     lock, calls = session._lock._condition, itertools.count()
     original = lock.notify_all
 
@@ -54,21 +54,21 @@ def test_a_lock_is_given_back(
 
     monkeypatch.setattr(lock, "notify_all", interrupted)
     with contextlib.suppress(KeyboardInterrupt):
-        use(session, up, w)
+        use(session, update, w)
     monkeypatch.undo()
     assert not thread.frames
-    before = session.run(w)
-    in_time(lambda: session.run(up))
-    assert session.run(w) == before + 1
+    initial = session.run(w)
+    in_time(lambda: session.run(update))
+    assert session.run(w) == initial + 1
 
 
-def _once(lock: Any, method: str, monkeypatch: pytest.MonkeyPatch, is_done: bool) -> None:
+def _once(lock: Any, method: str, monkeypatch: pytest.MonkeyPatch, has_effect: bool) -> None:
     """Interrupt a method the first time that it is called, before its work or after it."""
     original, calls = getattr(lock, method), itertools.count()
 
     def interrupted(*args: Any) -> None:
         is_first = not next(calls)
-        if is_done or not is_first:
+        if has_effect or not is_first:
             original(*args)
         if is_first:
             raise KeyboardInterrupt
@@ -76,20 +76,20 @@ def _once(lock: Any, method: str, monkeypatch: pytest.MonkeyPatch, is_done: bool
     monkeypatch.setattr(lock, method, interrupted)
 
 
-@pytest.mark.parametrize("is_done", [False, True])
+@pytest.mark.parametrize("has_effect", [False, True])
 @pytest.mark.parametrize("method", ["acquire", "release"])
 @pytest.mark.parametrize("use", RUNS.values(), ids=RUNS)
 def test_a_lock_is_given_back_that_was_not_taken_or_given_back_at_once(
-    use: Callable[..., Any], method: str, is_done: bool, graph: tf.Graph,
+    use: Callable[..., Any], method: str, has_effect: bool, graph: tf.Graph,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     w = tf.Variable(1.0)
-    up, session = w.assign_add(1.0), initialized()
-    _once(session._lock, method, monkeypatch, is_done)
+    update, session = w.assign_add(1.0), initialized()
+    _once(session._lock, method, monkeypatch, has_effect)
     with pytest.raises(KeyboardInterrupt):
-        use(session, up, w)
+        use(session, update, w)
     monkeypatch.undo()
-    in_time(lambda: session.run(up))
+    in_time(lambda: session.run(update))
     assert not thread.frames
 
 

@@ -77,10 +77,10 @@ def test_shapes_that_do_not_fit_are_refused(case: str, size: int | None) -> None
 )
 def test_the_operation_and_its_tensors_are_named(build: Build, message: str) -> None:
     graph, *tensors = graph_of(None)
-    before = len(graph.get_operations())
+    count = len(graph.get_operations())
     with graph.as_default(), pytest.raises(tf.InvalidArgumentError, match=message):
         build(*tensors)
-    assert len(graph.get_operations()) == before
+    assert len(graph.get_operations()) == count
 
 
 @pytest.mark.parametrize(

@@ -43,9 +43,9 @@ def test_a_call_is_one_operation_over_variables() -> None:
 
 def test_calling_again_shares_the_variables() -> None:
     layer = nn.Linear(2, 2)
-    one, two = layer(tf.zeros([1, 2])), layer(tf.ones([3, 2]))
-    other = nn.Linear(2, 2)(two)
-    assert [t.op.name for t in (one, two, other)] == ["Linear", "Linear_1", "Linear_2"]
+    first, two = layer(tf.zeros([1, 2])), layer(tf.ones([3, 2]))
+    third = nn.Linear(2, 2)(two)
+    assert [t.op.name for t in (first, two, third)] == ["Linear", "Linear_1", "Linear_2"]
     prefixes = [v.op.name.split("/")[0] for v in tf.global_variables()]
     assert prefixes == ["Linear", "Linear", "Linear_2", "Linear_2"]
 
@@ -60,13 +60,13 @@ def test_names_from_named_variables_and_name_scopes() -> None:
 
 def test_the_module_itself_is_not_trained() -> None:
     layer = nn.Linear(1, 1, bias=False)
-    before = layer.weight.item()
+    initial = layer.weight.item()
     w = tf.graph_variable_of(layer.weight)
     session_loss = layer(tf.ones([1, 1])).sum()
     session = initialized()
     session.run(w.assign_sub(tf.gradients(session_loss, w)[0]))
-    assert session.run(w) == pytest.approx(before - 1)
-    assert layer.weight.item() == before
+    assert session.run(w) == pytest.approx(initial - 1)
+    assert layer.weight.item() == initial
 
 
 def test_parameters_stand_for_their_variables() -> None:
@@ -84,8 +84,8 @@ def test_parameters_stand_for_their_variables() -> None:
 def test_eager_variables_become_variables_of_the_graph() -> None:
     w = Variable([1.0, 2.0], name="mine", constraint=torch.abs)
     y = tf.constant(2.0) * w
-    (found,) = tf.trainable_variables()
-    assert (found.name, found.constraint) == ("mine:0", torch.abs)
+    (variable,) = tf.trainable_variables()
+    assert (variable.name, variable.constraint) == ("mine:0", torch.abs)
     np.testing.assert_array_equal(initialized().run(y), [2, 4])
 
 
@@ -106,8 +106,8 @@ def test_small_network_learns() -> None:
     names = [name for name, _ in model.named_parameters()]
     for step in range(3):
         tensors = dict(zip(names, leaves, strict=True))
-        out = torch.func.functional_call(model, tensors, (torch.tensor(inputs),))
-        eager = nn.functional.mse_loss(out, torch.tensor(feeds[y]))
+        output = torch.func.functional_call(model, tensors, (torch.tensor(inputs),))
+        eager = nn.functional.mse_loss(output, torch.tensor(feeds[y]))
         assert eager.item() == losses[step]
         for leaf, g in zip(leaves, torch.autograd.grad(eager, leaves), strict=True):
             leaf.data.sub_(0.1 * g)
@@ -126,8 +126,8 @@ def test_batch_norm_updates_its_statistics_as_the_module_would() -> None:
         got = session.run(y, {x: value})
         np.testing.assert_array_equal(got, reference(torch.tensor(value)).detach().numpy())
     statistics = session.run([v for v in tf.global_variables() if not v.trainable])
-    for mine, other in zip(statistics, reference.buffers(), strict=True):
-        np.testing.assert_array_equal(mine, other.numpy())
+    for statistic, buffer in zip(statistics, reference.buffers(), strict=True):
+        np.testing.assert_array_equal(statistic, buffer.numpy())
     assert layer.running_mean is not None
     assert not layer.running_mean.any()
     layer.eval(), reference.eval()
@@ -160,27 +160,27 @@ def test_buffer_that_is_replaced() -> None:
 def test_lstm() -> None:
     layer = nn.LSTM(3, 4, num_layers=2, batch_first=True)
     x = tf.placeholder("float32", [None, 5, 3])
-    out, (h, c) = layer(x)
-    assert out.shape == (None, 5, 4)
+    output, (h, c) = layer(x)
+    assert output.shape == (None, 5, 4)
     value = numbers(2, 5, 3)
     session = initialized()
-    got = session.run([out, h, c], {x: value})
+    got = session.run([output, h, c], {x: value})
     expected, (eh, ec) = layer(torch.tensor(value))
-    for mine, other in zip(got, (expected, eh, ec), strict=True):
-        np.testing.assert_allclose(mine, other.detach().numpy(), rtol=1e-6)
-    gradients = tf.gradients(out.sum(), list(layer.parameters()))
+    for array, tensor in zip(got, (expected, eh, ec), strict=True):
+        np.testing.assert_allclose(array, tensor.detach().numpy(), rtol=1e-6)
+    gradients = tf.gradients(output.sum(), list(layer.parameters()))
     eager = torch.autograd.grad(expected.sum(), list(layer.parameters()))
-    for mine, other in zip(session.run(gradients, {x: value}), eager, strict=True):
-        np.testing.assert_allclose(mine, other.numpy(), rtol=1e-5, atol=1e-6)
+    for array, tensor in zip(session.run(gradients, {x: value}), eager, strict=True):
+        np.testing.assert_allclose(array, tensor.numpy(), rtol=1e-5, atol=1e-6)
 
 
 def test_dropout_asks_for_its_mode_in_each_run() -> None:
     layer = nn.Dropout(0.5)
     y = layer(tf.ones([1000]))
     session = tf.Session()
-    dropped = session.run(y)
-    assert set(dropped) == {0.0, 2.0}
-    assert (session.run(y) != dropped).any()
+    values = session.run(y)
+    assert set(values) == {0.0, 2.0}
+    assert (session.run(y) != values).any()
     layer.eval()
     np.testing.assert_array_equal(session.run(y), np.ones(1000))
 
@@ -208,12 +208,12 @@ def test_sparse_embedding(sparse: bool) -> None:
     model = Tagger(sparse)
     ids = tf.placeholder("int64", [None])
     table = model.embedding.weight
-    gradient, of_layer, none, _ = tf.gradients(
+    gradient, of_layer, missing, _ = tf.gradients(
         model(ids).sum(), [table, model.out.weight, *model.unused.parameters()]
     )
     assert isinstance(gradient, tf.SymbolicSlices) == sparse
     assert isinstance(of_layer, tf.SymbolicTensor)
-    assert none is None
+    assert missing is None
     got = initialized().run(gradient, {ids: [7, 1, 7]})
     dense = np.zeros((10, 2), np.float32)
     weight = model.out.weight.detach().numpy()[0]
@@ -309,19 +309,19 @@ def test_modules_compute_as_ever_on_tensors(graph: tf.Graph) -> None:
 
 
 def test_interception_ends_with_the_last_graph() -> None:
-    inside = nn.Module.__call__
+    call = nn.Module.__call__
     with tf.Graph().as_default():
-        assert nn.Module.__call__ is inside
-    assert nn.Module.__call__ is inside
-    found: list[Any] = []
+        assert nn.Module.__call__ is call
+    assert nn.Module.__call__ is call
+    outputs: list[Any] = []
 
     def elsewhere() -> None:
-        found.append(nn.Linear(1, 1)(torch.ones(1, 1)))
+        outputs.append(nn.Linear(1, 1)(torch.ones(1, 1)))
 
     thread = threading.Thread(target=elsewhere)
     thread.start()
     thread.join()
-    assert isinstance(found[0], torch.Tensor)
+    assert isinstance(outputs[0], torch.Tensor)
 
 
 def test_threads_share_a_module() -> None:
@@ -346,23 +346,23 @@ def test_module_that_writes_in_place_leaves_its_input_alone() -> None:
     x = tf.placeholder("float32", [3])
     w = tf.Variable([-1.0, 1.0])
     y, z = nn.ReLU(inplace=True)(x), x * 1
-    fed = torch.tensor([-1.0, 2.0, 3.0])
-    got = initialized().run([y, z, nn.ReLU(inplace=True)(w), w], {x: fed})
+    tensor = torch.tensor([-1.0, 2.0, 3.0])
+    got = initialized().run([y, z, nn.ReLU(inplace=True)(w), w], {x: tensor})
     assert [list(v) for v in got] == [[0, 2, 3], [-1, 2, 3], [0, 1], [-1, 1]]
-    assert fed[0] == -1
+    assert tensor[0] == -1
 
 
 def test_attention_and_its_weights() -> None:
     layer = nn.MultiheadAttention(4, 2, batch_first=True)
     x = tf.placeholder("float32", [None, 3, 4])
-    out, weights = layer(x, x, x)
-    alone, none = layer(x, x, x, need_weights=False)
-    assert none is None
+    output, weights = layer(x, x, x)
+    output2, missing = layer(x, x, x, need_weights=False)
+    assert missing is None
     value = numbers(2, 3, 4)
-    got = initialized().run([out, weights, alone], {x: value})
+    got = initialized().run([output, weights, output2], {x: value})
     expected = layer(*[torch.tensor(value)] * 3)
-    for mine, other in zip(got, (*expected, expected[0]), strict=True):
-        np.testing.assert_allclose(mine, other.detach().numpy(), rtol=1e-5, atol=1e-7)
+    for array, tensor in zip(got, (*expected, expected[0]), strict=True):
+        np.testing.assert_allclose(array, tensor.detach().numpy(), rtol=1e-5, atol=1e-7)
 
 
 def test_second_derivatives_through_a_module() -> None:

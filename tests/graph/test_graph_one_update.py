@@ -1,4 +1,4 @@
-"""What one call of `apply_gradients` adds to a graph is one update, whoever wrote the method."""
+"""One call of `apply_gradients` adds one update to a graph, whoever wrote the method."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ v1 = tf.compat.v1
 
 @pytest.fixture
 def session() -> Iterator[Any]:
-    with tf.Graph().as_default(), v1.Session() as opened:
-        yield opened
+    with tf.Graph().as_default(), v1.Session() as session:
+        yield session
 
 
-def checked(fails: Any, after: Any) -> Any:
+def checked(fails: Any, control_input: Any) -> Any:
     """An operation after `after` that fails where `fails` is not 0."""
-    with tf.control_dependencies([after]):
+    with tf.control_dependencies([control_input]):
         return v1.assert_equal(fails, 0.0)
 
 
@@ -36,15 +36,15 @@ class Assigning(train.Optimizer):
     def apply_gradients(
         self, grads_and_vars: Any, global_step: Any = None, name: Any = None
     ) -> Any:
-        made = [] if global_step is None else [global_step.assign_add(1)]
+        updates = [] if global_step is None else [global_step.assign_add(1)]
         for grad, var in grads_and_vars:
             m = v1.get_variable(
                 f"{var.op.name}/m", shape=[1], initializer=v1.zeros_initializer(), trainable=False
             )
-            moved = m.assign(m * 0.5 + grad)
-            made += [moved, var.assign(var - moved)]
-            made.append(checked(self._fails, made[-1]))
-        return tf.group(*made, name=name)
+            new_m = m.assign(m * 0.5 + grad)
+            updates += [new_m, var.assign(var - new_m)]
+            updates.append(checked(self._fails, updates[-1]))
+        return tf.group(*updates, name=name)
 
 
 class Twice(train.MomentumOptimizer):
@@ -58,10 +58,10 @@ class Twice(train.MomentumOptimizer):
         self, grads_and_vars: Any, global_step: Any = None, name: Any = None
     ) -> Any:
         first, second = list(grads_and_vars)
-        one = super().apply_gradients([first], global_step)
-        with tf.control_dependencies([checked(self._fails, one)]):
+        first_op = super().apply_gradients([first], global_step)
+        with tf.control_dependencies([checked(self._fails, first_op)]):
             two = super().apply_gradients([second])
-        return tf.group(one, two, checked(self._fails, two), name=name)
+        return tf.group(first_op, two, checked(self._fails, two), name=name)
 
 
 class Around(train.Optimizer):
@@ -99,8 +99,8 @@ class Mixed:
     fails: Any = None
 
     def apply_gradients(self, *args: Any, **kwargs: Any) -> Any:
-        done: Any = super().apply_gradients(*args, **kwargs)  # pyright: ignore
-        return checked(self.fails, done)
+        train_op: Any = super().apply_gradients(*args, **kwargs)  # pyright: ignore
+        return checked(self.fails, train_op)
 
 
 def mixed_with(cls: type[Any], *args: Any) -> Callable[[Any], Any]:
@@ -142,12 +142,12 @@ V1: dict[str, Callable[[Any], Any]] = {
 
 # Torch's functions that write are for hooks outside of branches.
 PLACES = [
-    (case, within) for case in V1 for within in (False, True) if not (within and case == "in torch")
+    (case, nested) for case in V1 for nested in (False, True) if not (nested and case == "in torch")
 ]
 
 
-@pytest.mark.parametrize(("case", "within"), PLACES)
-def test_an_apply_gradients_of_its_own_is_put_back(session: Any, case: str, within: bool) -> None:
+@pytest.mark.parametrize(("case", "nested"), PLACES)
+def test_an_apply_gradients_of_its_own_is_put_back(session: Any, case: str, nested: bool) -> None:
     a, b = v1.Variable([1.0], name="a"), v1.Variable([2.0], name="b")
     fails = v1.placeholder(tf.float32, [])
     step = v1.train.get_or_create_global_step()
@@ -156,7 +156,7 @@ def test_an_apply_gradients_of_its_own_is_put_back(session: Any, case: str, with
     def apply() -> Any:
         return tf.group(opt.apply_gradients(pairs, step))
 
-    op = tf.cond(fails > -1.0, apply, tf.no_op) if within else apply()
+    op = tf.cond(fails > -1.0, apply, tf.no_op) if nested else apply()
     session.run(v1.global_variables_initializer())
     check_put_back(session, op, fails, (a, b))
 
@@ -165,12 +165,12 @@ def check_put_back(session: Any, op: Any, fails: Any, trained: Any) -> None:
     """A run that fails changes nothing, and the runs around it do."""
     everything, start = v1.global_variables(), session.run(list(trained))
     session.run(op, {fails: 0.0})
-    before = session.run(everything)
-    with pytest.raises(Exception, match="assert") as caught:
+    old_values = session.run(everything)
+    with pytest.raises(Exception, match="assert") as raised:
         session.run(op, {fails: 1.0})
-    assert "The step was not taken: no variable and no slot has changed." in caught.value.__notes__
-    for var, one, other in zip(everything, session.run(everything), before, strict=True):
-        np.testing.assert_array_equal(one, other, err_msg=var.name)
+    assert "The step was not taken: no variable and no slot has changed." in raised.value.__notes__
+    for var, new, old in zip(everything, session.run(everything), old_values, strict=True):
+        np.testing.assert_array_equal(new, old, err_msg=var.name)
     session.run(op, {fails: 0.0})
-    for one, other in zip(session.run(list(trained)), start, strict=True):
-        assert (one != other).all()
+    for trained_value, start_value in zip(session.run(list(trained)), start, strict=True):
+        assert (trained_value != start_value).all()

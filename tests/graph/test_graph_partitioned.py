@@ -70,8 +70,8 @@ def test_parts_have_the_values_of_the_whole(axis: int, count: int, shapes: list[
     got = session.run(
         [2 * var, var - 1, torch.sum(var.as_tensor()), facade.reduce_sum(var), var[1]]
     )
-    for found, expected in zip(got, (2 * VALUES, VALUES - 1, 45.0, 45.0, VALUES[1]), strict=True):
-        np.testing.assert_array_equal(found, expected)
+    for actual, expected in zip(got, (2 * VALUES, VALUES - 1, 45.0, 45.0, VALUES[1]), strict=True):
+        np.testing.assert_array_equal(actual, expected)
     session.run(var.assign_add(np.ones([5, 2], np.float32)))
     np.testing.assert_array_equal(session.run(var), VALUES + 1)
     session.run(var.assign(VALUES))
@@ -111,8 +111,8 @@ def test_a_scope_gives_its_partitioner_and_finds_variables() -> None:
         assert tf.get_variable("v") is var
     with tf.variable_scope("s", reuse=tf.AUTO_REUSE, partitioner=tf.fixed_size_partitioner(2)):
         assert tf.get_variable("v", [4]) is var
-    with tf.variable_scope("other") as other:
-        other.set_partitioner(tf.fixed_size_partitioner(3))
+    with tf.variable_scope("other") as other_scope:
+        other_scope.set_partitioner(tf.fixed_size_partitioner(3))
         assert len(tf.get_variable("w", [3])) == 3
 
 
@@ -140,14 +140,14 @@ def test_an_initializer_without_a_signature_makes_parts() -> None:
 
 
 def test_initializers_are_given_the_position_of_a_part() -> None:
-    seen = []
+    positions = []
 
     def initialize(shape: Any, dtype: Any = None, partition_info: Any = None) -> Any:
-        seen.append((list(shape), partition_info.full_shape, partition_info.var_offset))
+        positions.append((list(shape), partition_info.full_shape, partition_info.var_offset))
         return torch.zeros(shape)
 
     parts_of("v", 2, shape=[3, 2], initializer=initialize)
-    assert seen == [([2, 2], [3, 2], [0, 0]), ([1, 2], [3, 2], [2, 0])]
+    assert positions == [([2, 2], [3, 2], [0, 0]), ([1, 2], [3, 2], [2, 0])]
     fans = parts_of("w", 10, shape=[1000, 2], initializer=tf.glorot_uniform_initializer(seed=1))
     assert abs(initialized().run(fans)).max() < (6 / 1002) ** 0.5
 
@@ -229,8 +229,8 @@ def test_errors(name: str) -> None:
     count = len(tf.global_variables())
     with pytest.raises(kind, match=text):
         function()
-    added = [var.op.name for var in tf.global_variables()[count:]]
-    assert added == (["e/part_0", "e/part_1"] if name == "lookup" else [])
+    new_names = [var.op.name for var in tf.global_variables()[count:]]
+    assert new_names == (["e/part_0", "e/part_1"] if name == "lookup" else [])
 
 
 @pytest.mark.parametrize(
@@ -277,13 +277,13 @@ def test_lookup_in_parts(strategy: str) -> None:
         rows = facade.nn.embedding_lookup(params, ids, partition_strategy=strategy)
         assert rows.shape.as_list() == [None, 2, 2]
         session = initialized()
-        for chosen in ([[0, 6], [3, 1]], [[2, 2], [5, 4]]):
-            found = session.run(rows, {ids: chosen})
-            assert found.tolist() == values[np.array(order)[np.array(chosen)]].tolist()
+        for indices in ([[0, 6], [3, 1]], [[2, 2], [5, 4]]):
+            rows_read = session.run(rows, {ids: indices})
+            assert rows_read.tolist() == values[np.array(order)[np.array(indices)]].tolist()
         assert session.run(rows, {ids: np.zeros((0, 2), np.int32)}).shape == (0, 2, 2)
-        for outside in (-1, 7):
+        for invalid_id in (-1, 7):
             with pytest.raises(InvalidArgumentError, match=r"not in \[0, 7\)"):
-                session.run(rows, {ids: [[0, outside]]})
+                session.run(rows, {ids: [[0, invalid_id]]})
 
 
 def test_graphs_and_eager_mode_have_the_strategies_of_their_releases() -> None:
@@ -300,36 +300,36 @@ def test_rows_of_parts_train_as_those_of_the_whole(strategy: str) -> None:
     order = [0, 3, 5, 1, 4, 6, 2] if strategy == "mod" else list(range(7))
     values = torch.arange(14.0).reshape(7, 2)
     parts = parts_of("v", 3, initializer=values)
-    whole = tf.get_variable("whole", initializer=values)
+    full_table = tf.get_variable("whole", initializer=values)
     ids = facade.compat.v1.placeholder(torch.int64, [None])
-    looked_up = (
+    embeddings = (
         facade.nn.embedding_lookup(parts, ids, partition_strategy=strategy),
-        facade.nn.embedding_lookup(whole, facade.gather(order, ids)),
+        facade.nn.embedding_lookup(full_table, facade.gather(order, ids)),
     )
-    losses = [facade.reduce_sum(facade.square(rows)) for rows in looked_up]
+    losses = [facade.reduce_sum(facade.square(rows)) for rows in embeddings]
     optimizer = train.AdamOptimizer(0.1)
     pairs = [optimizer.compute_gradients(loss) for loss in losses]
     slices = [grad for grad, var in pairs[0] if grad is not None]
     assert all(isinstance(grad, facade.IndexedSlices) for grad in slices)
     steps = [
         train.AdamOptimizer(0.1).minimize(loss, var_list=variables)
-        for loss, variables in zip(losses, (list(parts), [whole]), strict=True)
+        for loss, variables in zip(losses, (list(parts), [full_table]), strict=True)
     ]
     session = initialized()
-    for chosen in ([0, 6, 6], [1, 2, 0]):
-        session.run(steps, {ids: chosen})
-    trained, expected = session.run([parts.as_tensor(), whole])
+    for indices in ([0, 6, 6], [1, 2, 0]):
+        session.run(steps, {ids: indices})
+    trained, expected = session.run([parts.as_tensor(), full_table])
     assert trained.tolist() == expected.tolist() != values.tolist()
 
 
 def test_initializers_that_depend_on_the_whole_shape() -> None:
     initializers = facade.compat.v1.initializers
     identity = parts_of("identity", 2, shape=[3, 3], initializer=initializers.identity(gain=2.0))
-    scaled = parts_of("scaled", 4, shape=[400, 2], initializer=initializers.uniform_unit_scaling())
+    weight = parts_of("scaled", 4, shape=[400, 2], initializer=initializers.uniform_unit_scaling())
     session = initialized()
     assert session.run(identity.as_tensor()).tolist() == (2 * np.eye(3)).tolist()
     limit = (3 / 400) ** 0.5
-    assert limit * 0.95 < np.abs(session.run(scaled.as_tensor())).max() <= limit
+    assert limit * 0.95 < np.abs(session.run(weight.as_tensor())).max() <= limit
 
 
 # TensorFlow 2.21's losses for the classes and samples below.

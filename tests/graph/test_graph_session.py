@@ -70,8 +70,8 @@ def test_fetches_are_returned_in_their_structure() -> None:
     assert isinstance(result["b"], Pair)
     np.testing.assert_array_equal(result["b"].second, [2, 3])
     assert (result["c"], result["d"]) == (None, [])
-    own = tf.Session().run(defaultdict(list, x=x))
-    assert (type(own), own["x"], own["new"]) == (defaultdict, 1.0, [])
+    mapping = tf.Session().run(defaultdict(list, x=x))
+    assert (type(mapping), mapping["x"], mapping["new"]) == (defaultdict, 1.0, [])
 
 
 VALUES: dict[str, tuple[Any, Any]] = {
@@ -100,11 +100,11 @@ def test_dtypes_that_numpy_lacks_are_fetched_as_arrays(
 ) -> None:
     if not is_installed:
         monkeypatch.setitem(sys.modules, "ml_dtypes", None)
-    fetched = tf.Session().run(tf.constant(values).to(dtype))
+    output = tf.Session().run(tf.constant(values).to(dtype))
     expected = str(dtype).removeprefix("torch.") if is_installed else "float32"
-    assert fetched.dtype.name == expected
-    assert isinstance(fetched, np.generic if values == 1.5 else np.ndarray)
-    np.testing.assert_array_equal(np.asarray(fetched, np.float32), values)
+    assert output.dtype.name == expected
+    assert isinstance(output, np.generic if values == 1.5 else np.ndarray)
+    np.testing.assert_array_equal(np.asarray(output, np.float32), values)
 
 
 @pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
@@ -115,14 +115,14 @@ def test_complex_numbers_of_32_bits_are_fetched(
     if not is_installed:
         monkeypatch.setitem(sys.modules, "ml_dtypes", None)
     for value in (torch.tensor([1 + 2j]), torch.tensor([1 - 2j]).conj()):
-        fetched = tf.Session().run(tf.constant(value.to(torch.complex32)))
-        assert np.asarray(fetched, np.complex64).tolist() == [1 + 2j]
+        output = tf.Session().run(tf.constant(value.to(torch.complex32)))
+        assert np.asarray(output, np.complex64).tolist() == [1 + 2j]
 
 
 def test_rows_of_bfloat16_are_fetched_as_arrays() -> None:
     rows = tf.constant([[1.5], [2.0]], torch.bfloat16)
-    fetched = tf.Session().run(tf.SymbolicSlices(rows, tf.constant([0, 2])))
-    assert (fetched.values.dtype.name, fetched.values.tolist()) == ("bfloat16", [[1.5], [2.0]])
+    output = tf.Session().run(tf.SymbolicSlices(rows, tf.constant([0, 2])))
+    assert (output.values.dtype.name, output.values.tolist()) == ("bfloat16", [[1.5], [2.0]])
 
 
 class Ordered(collections.UserDict[str, Any]):
@@ -144,10 +144,10 @@ class Ordered(collections.UserDict[str, Any]):
     ],
 )
 def test_mappings_of_any_kind_are_fetched(make: Callable[..., Any], kind: type[Any]) -> None:
-    fetched = tf.Session().run(make(tf.constant(1.0), tf.constant(2.0)))
-    assert type(fetched) is kind
-    assert list(fetched) == ["a", "b"]
-    assert (fetched["a"], dict(fetched["b"])) == (1.0, {"c": (1.0, [2.0])})
+    output = tf.Session().run(make(tf.constant(1.0), tf.constant(2.0)))
+    assert type(output) is kind
+    assert list(output) == ["a", "b"]
+    assert (output["a"], dict(output["b"])) == (1.0, {"c": (1.0, [2.0])})
 
 
 def test_slots_of_an_optimizer_are_fetched() -> None:
@@ -157,12 +157,12 @@ def test_slots_of_an_optimizer_are_fetched() -> None:
     session = initialized()
     session.run(step)
     slots = {name: optimizer.get_slot(w, name) for name in ("m", "v")}
-    fetched = session.run(optimizer._slots)
-    assert {type(fetched), *map(type, fetched.values())} == {dict}
+    output = session.run(optimizer._slots)
+    assert {type(output), *map(type, output.values())} == {dict}
     assert all(optimizer.get_slot(w, name) is slot for name, slot in slots.items())
     key = (w.graph, "w")
-    assert {name: list(slots) for name, slots in fetched.items()} == {"m": [key], "v": [key]}
-    np.testing.assert_allclose(fetched["m"][key], [0.2, 0.4], rtol=1e-6)
+    assert {name: list(slots) for name, slots in output.items()} == {"m": [key], "v": [key]}
+    np.testing.assert_allclose(output["m"][key], [0.2, 0.4], rtol=1e-6)
     slot = optimizer.get_slot(w, "m")
     assert isinstance(slot, tf.GraphVariable)
     assert optimizer._slot_dict("m")[key] is slot
@@ -194,14 +194,14 @@ class Rows(MutableMapping[str, Any]):
 
 
 def test_a_fetched_mapping_is_not_written_to() -> None:
-    one = tf.constant(1.0)
+    tensor = tf.constant(1.0)
     for mapping in (
-        Rows({"a": one}),
-        collections.UserDict(a=one),
-        collections.ChainMap({"a": one}),
+        Rows({"a": tensor}),
+        collections.UserDict(a=tensor),
+        collections.ChainMap({"a": tensor}),
     ):
         assert dict(tf.Session().run(mapping)) == {"a": 1.0}
-        assert mapping["a"] is one
+        assert mapping["a"] is tensor
 
 
 def test_what_is_fetched_is_a_copy() -> None:
@@ -214,12 +214,12 @@ def test_what_is_fetched_is_a_copy() -> None:
 
 
 def test_only_what_is_needed_runs_and_once() -> None:
-    ran: list[float] = []
-    a = counted(ran, 1)
-    counted(ran, 2)
+    calls: list[float] = []
+    a = counted(calls, 1)
+    counted(calls, 2)
     c = a + a
     assert tf.Session().run([c, c * a, a]) == [2.0, 2.0, 1.0]
-    assert ran == [1]
+    assert calls == [1]
 
 
 BAD_FETCHES: dict[str, tuple[Any, str]] = {
@@ -246,11 +246,11 @@ def test_type_of_a_fetch_is_also_a_type_error() -> None:
 
 def test_fetch_from_another_graph() -> None:
     with tf.Graph().as_default():
-        other = tf.constant(1.0)
+        tensor = tf.constant(1.0)
     with pytest.raises(
         ValueError, match=r"cannot be interpreted as a Tensor\. .*not an element of"
     ):
-        tf.Session().run(other)
+        tf.Session().run(tensor)
 
 
 FEEDS: dict[str, tuple[Any, Any]] = {
@@ -320,17 +320,17 @@ def test_bad_feed(key: Any, value: Any, error: type[Exception], message: str) ->
 
 @pytest.mark.parametrize("value", [[1.0, 2.0], np.array([1.0, 2.0]), torch.tensor([1.0, 2.0])])
 def test_whole_numbers_are_fed_as_integers(value: Any) -> None:
-    found = tf.Session().run(tf.placeholder("int32", [None]) + 1, {"Placeholder:0": value})
-    np.testing.assert_array_equal(found, np.array([2, 3], "i4"), strict=True)
+    total = tf.Session().run(tf.placeholder("int32", [None]) + 1, {"Placeholder:0": value})
+    np.testing.assert_array_equal(total, np.array([2, 3], "i4"), strict=True)
 
 
 def test_placeholder_that_is_not_fed_stops_the_run_before_it_begins() -> None:
-    ran: list[float] = []
+    calls: list[float] = []
     x = tf.placeholder(torch.float32, name="x")
     message = "You must feed a value for placeholder tensor 'x' with dtype float32"
     with pytest.raises(InvalidArgumentError, match=message):
-        tf.Session().run([counted(ran), x + 1])
-    assert not ran
+        tf.Session().run([counted(calls), x + 1])
+    assert not calls
 
 
 def test_closed_session() -> None:
@@ -342,18 +342,18 @@ def test_closed_session() -> None:
 
 
 def test_error_names_the_operation_and_stops_what_follows() -> None:
-    ran: list[float] = []
+    calls: list[float] = []
     w = tf.Variable([1.0, 2.0], name="w")
     rows = tf.placeholder("int64", [None])
-    looked_up = tf.gather(w, rows)
-    with tf.control_dependencies([looked_up]):
-        after = counted(ran)
+    w_rows = tf.gather(w, rows)
+    with tf.control_dependencies([w_rows]):
+        call_after = counted(calls)
     session = initialized()
-    with pytest.raises(IndexError, match=r"indices\[1\] = 9 is not in \[0, 2\)") as caught:
-        session.run([after, w.assign_add([1, 1])], {rows: [0, 9]})
-    assert "In operation 'Gather' (Gather), made at " in caught.value.__notes__[0]
-    assert f"{__file__}:" in caught.value.__notes__[0]
-    assert not ran
+    with pytest.raises(IndexError, match=r"indices\[1\] = 9 is not in \[0, 2\)") as excinfo:
+        session.run([call_after, w.assign_add([1, 1])], {rows: [0, 9]})
+    assert "In operation 'Gather' (Gather), made at " in excinfo.value.__notes__[0]
+    assert f"{__file__}:" in excinfo.value.__notes__[0]
+    assert not calls
     np.testing.assert_array_equal(session.run(w), [1, 2])
 
 
@@ -395,9 +395,9 @@ def test_interactive_session() -> None:
 def test_sessions_have_values_of_their_own() -> None:
     w = tf.Variable(1.0)
     increase = w.assign_add(1.0)
-    one, two = initialized(), initialized()
-    assert [one.run(increase), one.run(increase)] == [2.0, 3.0]
-    assert (one.run(w), two.run(w)) == (3.0, 1.0)
+    first, two = initialized(), initialized()
+    assert [first.run(increase), first.run(increase)] == [2.0, 3.0]
+    assert (first.run(w), two.run(w)) == (3.0, 1.0)
 
 
 def test_make_callable() -> None:
@@ -412,21 +412,21 @@ def test_steady_state_plans_nothing() -> None:
     train = w.assign_add(x)
     session = initialized()
     session.run([train, w], {x: 1.0})
-    before = session.plans_made
+    plan_count = session.plans_made
     for step in range(5):
         session.run([train, w], {x: float(step)})
-    assert session.plans_made == before
+    assert session.plans_made == plan_count
     session.run([train, w], {x: 1.0, w: 2.0})
     session.run([w, train], {x: 1.0})
-    assert session.plans_made == before + 2
+    assert session.plans_made == plan_count + 2
 
 
 def test_variable_fetched_beside_an_update_has_its_value_from_before() -> None:
     w = tf.Variable([1.0, 2.0])
     train = w.assign_add([1, 1])
-    view, transposed, copied = w[1:], w.T, tf.identity(w)
+    view, transposed, w_copy = w[1:], w.T, tf.identity(w)
     session = initialized()
-    new, *old = session.run([train, w, view, transposed, copied])
+    new, *old = session.run([train, w, view, transposed, w_copy])
     np.testing.assert_array_equal(new, [2, 3])
     assert [list(x) for x in old] == [[1, 2], [2], [1, 2], [1, 2]]
 
@@ -451,11 +451,11 @@ def test_variable_assigned_to_a_view_of_itself() -> None:
 def test_control_dependencies_order_reads_after_updates() -> None:
     w = tf.Variable(1.0)
     with tf.control_dependencies([w.assign_add(1.0)]):
-        after = w.read_value()
+        w_after = w.read_value()
         with tf.control_dependencies([w.assign_add(10.0)]):
-            last = w * 1
+            late_w = w * 1
     session = initialized()
-    assert session.run([w, after, last, after + 0]) == [1.0, 2.0, 12.0, 2.0]
+    assert session.run([w, w_after, late_w, w_after + 0]) == [1.0, 2.0, 12.0, 2.0]
 
 
 def test_value_of_an_update_is_read_before_the_next() -> None:
@@ -468,12 +468,12 @@ def test_value_of_an_update_is_read_before_the_next() -> None:
 
 
 def test_group_and_tuple() -> None:
-    ran: list[float] = []
-    everything = tf.group(counted(ran, 1), [counted(ran, 2), None])
-    gated = tf.tuple_([counted(ran, 3), None, counted(ran, 4)], control_inputs=[everything])
+    calls: list[float] = []
+    everything = tf.group(counted(calls, 1), [counted(calls, 2), None])
+    gated = tf.tuple_([counted(calls, 3), None, counted(calls, 4)], control_inputs=[everything])
     assert gated[1] is None
     assert tf.Session().run(gated[0]) == 3.0
-    assert sorted(ran) == [1, 2, 3, 4]
+    assert sorted(calls) == [1, 2, 3, 4]
     with pytest.raises(TypeError, match="Can not convert a int"):
         tf.group(3)
 
@@ -519,22 +519,22 @@ def test_concurrent_runs_read_consistent_snapshots() -> None:
     a, b = tf.Variable(torch.zeros(2000)), tf.Variable(torch.zeros(2000))
     difference = torch.sum(torch.abs(a - b))
     loss = torch.sum(a * b)
-    both = tf.operation(
+    difference_op = tf.operation(
         lambda x, y: (x.add_(1), y.add_(1)), [tf.by_reference(a), tf.by_reference(b)], "both"
     )
     slopes = tf.gradients(loss, [a, b])
     train = a.assign_sub(slopes[0] - slopes[0])
     session = initialized()
-    seen: list[float] = []
+    errors: list[float] = []
 
     def work(number: int) -> None:
         for _ in range(40):
-            session.run(both if number % 2 else train)
-            found, one, other = session.run([difference, *slopes])
-            seen.append(found + np.abs(one - other).sum())
+            session.run(difference_op if number % 2 else train)
+            gap, slope, other_slope = session.run([difference, *slopes])
+            errors.append(gap + np.abs(slope - other_slope).sum())
 
     together(*(partial(work, number) for number in range(4)))
-    assert not any(seen)
+    assert not any(errors)
 
 
 def test_concurrent_gradients_that_follow_an_update_do_not_break() -> None:
@@ -554,15 +554,15 @@ def test_concurrent_gradients_that_follow_an_update_do_not_break() -> None:
 
 def test_blocking_operation_lets_others_run() -> None:
     w = tf.Variable(0.0)
-    opened = threading.Event()
-    wait = tf.operation(lambda: opened.wait(120), [], "wait", kind="blocking")
+    event = threading.Event()
+    wait = tf.operation(lambda: event.wait(120), [], "wait", kind="blocking")
     with tf.control_dependencies([wait]):
-        after = w.assign_add(1.0)
+        increment = w.assign_add(1.0)
     session = initialized()
-    thread = threading.Thread(target=session.run, args=(after,))
+    thread = threading.Thread(target=session.run, args=(increment,))
     thread.start()
     assert session.run(w.assign_add(10.0)) == 10.0
-    opened.set()
+    event.set()
     thread.join()
     assert session.run(w) == 11.0
 
@@ -571,16 +571,16 @@ def test_reading_run_gets_its_turn_among_runs_that_update() -> None:
     w = tf.Variable(0.0)
     add, doubled = w.assign_add(1.0).op, w * 2
     session = initialized()
-    done = threading.Event()
+    event = threading.Event()
 
     def work(number: int) -> None:
-        while number and not done.is_set():
+        while number and not event.is_set():
             session.run(add)
         if not number:
             for _ in range(100):
-                before = session.run(w)
-                assert session.run(doubled) >= 2 * before
-            done.set()
+                w_before = session.run(w)
+                assert session.run(doubled) >= 2 * w_before
+            event.set()
 
     together(*(partial(work, number) for number in range(4)))
     assert session.run(w) < 2000  # it did not have to wait for a gap among the writers

@@ -15,23 +15,23 @@ def test_a_tape_gives_operations_of_the_graph() -> None:
         with tf.GradientTape() as tape:
             tape.watch(x)
             loss = tf.reduce_sum(w * w * x)
-        found = tape.gradient(loss, {"w": w, "rest": [x]})
+        gradients = tape.gradient(loss, {"w": w, "rest": [x]})
         session.run(tf.global_variables_initializer())
-        values = session.run(found, {x: [3.0, 4.0]})
+        values = session.run(gradients, {x: [3.0, 4.0]})
     assert values["w"].tolist() == [6.0, 16.0]
     assert values["rest"][0].tolist() == [1.0, 4.0]
 
 
 def test_a_tape_in_a_graph_weighs_and_tells_what_is_unconnected() -> None:
     with tf.Graph().as_default(), tf.Session() as session:
-        w, other = tf.Variable([1.0, 2.0]), tf.Variable([5.0])
+        w, v = tf.Variable([1.0, 2.0]), tf.Variable([5.0])
         with tf.GradientTape(persistent=True) as tape:
             product = w * 3.0
-        of_w, of_other = tape.gradient(product, [w, other], output_gradients=tf.constant([1.0, 10]))
-        zero = tape.gradient(product, other, unconnected_gradients="zero")
+        of_w, v_grad = tape.gradient(product, [w, v], output_gradients=tf.constant([1.0, 10]))
+        zero = tape.gradient(product, v, unconnected_gradients="zero")
         session.run(tf.global_variables_initializer())
         assert session.run(of_w).tolist() == [3.0, 30.0]
-        assert of_other is None
+        assert v_grad is None
         assert session.run(zero).tolist() == [0.0]
 
 

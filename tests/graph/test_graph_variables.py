@@ -105,11 +105,11 @@ def test_uninitialized_variable(use: str) -> None:
 def test_what_is_initialized() -> None:
     a, b = tf.Variable(1.0, name="a"), tf.Variable(1.0, name="b")
     session = tf.Session()
-    report, known = tf.report_uninitialized_variables(), tf.is_variable_initialized(a)
+    report, is_a_ready = tf.report_uninitialized_variables(), tf.is_variable_initialized(a)
     assert session.run(report).tolist() == [b"a", b"b"]
     session.run(a.initializer)
     assert session.run(report).tolist() == [b"b"]
-    assert session.run(known)
+    assert session.run(is_a_ready)
     session.run(tf.variables_initializer([b]))
     assert session.run(report).tolist() == []
 
@@ -117,20 +117,20 @@ def test_what_is_initialized() -> None:
 def test_an_assertion_names_variables_that_are_not_initialized() -> None:
     assert tf.assert_variables_initialized() is None
     a, b = tf.Variable(1.0, name="a"), tf.Variable(1.0, name="b")
-    every, some = tf.assert_variables_initialized(), tf.assert_variables_initialized([a])
+    check_all, check_a = tf.assert_variables_initialized(), tf.assert_variables_initialized([a])
     session = tf.Session()
     with pytest.raises(FailedPreconditionError, match="uninitialized value a, b"):
-        session.run(every)
+        session.run(check_all)
     session.run(a.initializer)
-    session.run(some)
+    session.run(check_a)
     with pytest.raises(FailedPreconditionError, match="uninitialized value b"):
-        session.run(every)
+        session.run(check_all)
     session.run(b.initializer)
-    assert session.run(every) is None
+    assert session.run(check_all) is None
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"),
+    ("kwargs", "expected"),
     [
         ({"shape": [2], "initializer": tf.ones_initializer()}, [1.0, 1.0]),
         (
@@ -142,17 +142,17 @@ def test_an_assertion_names_variables_that_are_not_initialized() -> None:
         ({"shape": [2], "dtype": torch.int64}, [0, 0]),
     ],
 )
-def test_get_variable_makes_eager_variables_in_eager_mode(given: Any, expected: Any) -> None:
-    known = tf.global_variables()
+def test_get_variable_makes_eager_variables_in_eager_mode(kwargs: Any, expected: Any) -> None:
+    variables = tf.global_variables()
     with eagerly(), tf.variable_scope("layer"):
-        w, other = tf.get_variable("w", **given), tf.get_variable("w", **given)
-        fixed = tf.get_variable("fixed", **given, trainable=False)
-        assert (w.numpy().tolist(), w.name, w is other) == (expected, "layer/w:0", False)
-        assert w.assign_add(w).numpy().tolist() == [2 * each for each in expected]
+        w, twin = tf.get_variable("w", **kwargs), tf.get_variable("w", **kwargs)
+        fixed = tf.get_variable("fixed", **kwargs, trainable=False)
+        assert (w.numpy().tolist(), w.name, w is twin) == (expected, "layer/w:0", False)
+        assert w.assign_add(w).numpy().tolist() == [2 * x for x in expected]
         assert (w.trainable, fixed.trainable) == (True, False)
         with pytest.raises(ValueError, match="must be fully defined"):
             tf.get_variable("w", [None])
-    assert tf.global_variables() == known
+    assert tf.global_variables() == variables
 
 
 def test_initializing_again_starts_anew_in_the_same_memory() -> None:
@@ -169,8 +169,8 @@ def test_initialized_value_orders_initial_values() -> None:
     a = tf.Variable(tf.random_normal([3]), name="a")
     b = tf.Variable(a.initialized_value() * 2, name="b")
     session = initialized()
-    one, two = session.run([a, b])
-    np.testing.assert_array_equal(one * 2, two)
+    a_value, two = session.run([a, b])
+    np.testing.assert_array_equal(a_value * 2, two)
     session.run(a.assign([1.0, 2.0, 3.0]))
     session.run(b.initializer)
     np.testing.assert_array_equal(session.run(b), [2, 4, 6])
@@ -259,14 +259,14 @@ def test_a_variable_is_evaluated_in_the_session_given_first() -> None:
     x = tf.placeholder_with_default([1.0], [1])
     w = tf.Variable(x)
     session = initialized()
-    other = tf.Session()
-    other.run(w.initializer, {x: [5.0]})
-    assert (w.eval(session).tolist(), w.eval(session=other).tolist()) == ([1.0], [5.0])
-    assert (w.eval({x: [2.0]}, other).tolist(), w.eval(feed_dict={}, session=session)) == (
+    second_session = tf.Session()
+    second_session.run(w.initializer, {x: [5.0]})
+    assert (w.eval(session).tolist(), w.eval(session=second_session).tolist()) == ([1.0], [5.0])
+    assert (w.eval({x: [2.0]}, second_session).tolist(), w.eval(feed_dict={}, session=session)) == (
         [5.0],
         [1],
     )
-    with other.as_default():
+    with second_session.as_default():
         assert (w.eval().tolist(), w.eval({}).tolist(), w.eval(None, {}).tolist()) == ([5],) * 3
 
 
@@ -317,11 +317,11 @@ def test_a_snapshot_shares_no_memory() -> None:
     with tf.Graph().as_default(), tf.Session() as session:
         a, b = tf.Variable([1.0]), tf.Variable(torch.ones(2, 3).t(), trainable=False)
         session.run(tf.global_variables_initializer())
-        found = session.snapshot([a, b, a])
+        tensors = session.snapshot([a, b, a])
         session.run(a.assign_add([1.0]).op)
-        assert [x.tolist() for x in found] == [[1], [[1, 1]] * 3, [1]]
-        assert {type(x) for x in found} == {torch.Tensor}
-        assert not any(x.requires_grad for x in found)
+        assert [x.tolist() for x in tensors] == [[1], [[1, 1]] * 3, [1]]
+        assert {type(x) for x in tensors} == {torch.Tensor}
+        assert not any(x.requires_grad for x in tensors)
 
 
 def test_an_operation_may_load_variables() -> None:
@@ -339,11 +339,11 @@ def test_an_operation_may_load_variables() -> None:
 
 
 def test_eager_mode_makes_eager_variables() -> None:
-    node = tf.operation(lambda: made.append(tf.Variable([1.0], name="w")), [], "make")
-    made: list[Any] = []
+    node = tf.operation(lambda: variables.append(tf.Variable([1.0], name="w")), [], "make")
+    variables: list[Any] = []
     tf.Session().run(node)
-    assert isinstance(made[0], thalweg.Variable)
-    assert made[0].name == "w:0"
+    assert isinstance(variables[0], thalweg.Variable)
+    assert variables[0].name == "w:0"
 
 
 def test_variables_get_both_scopes_and_get_variable_one() -> None:
@@ -360,11 +360,11 @@ def test_variable_scope_opened_again_has_a_new_name_scope() -> None:
         assert (scope.name, scope.original_name_scope) == ("v", "v/")
         with tf.variable_scope("w") as inner:
             assert inner.name == tf.get_variable_scope().name == "v/w"
-    with tf.variable_scope("v") as again:
-        assert (again.name, again.original_name_scope) == ("v", "v_1/")
-    with tf.variable_scope("other"), tf.variable_scope(scope) as again:
+    with tf.variable_scope("v") as twin:
+        assert (twin.name, twin.original_name_scope) == ("v", "v_1/")
+    with tf.variable_scope("other"), tf.variable_scope(scope) as twin:
         assert tf.get_variable("x", []).op.name == "v/x"
-        assert (again.original_name_scope, tf.constant(1.0).op.name) == ("v/", "other/v/Const")
+        assert (twin.original_name_scope, tf.constant(1.0).op.name) == ("v/", "other/v/Const")
     assert tf.get_variable_scope().name == ""
 
 
@@ -394,26 +394,26 @@ def test_a_custom_getter_decides_about_a_scope() -> None:
 
     with tf.variable_scope("v", dtype=torch.float16, custom_getter=stored):
         w, n = tf.get_variable("w", [2]), tf.get_variable("n", [2], trainable=False)
-        again = tf.get_variable("plain", [1], custom_getter=lambda getter, **given: getter(**given))
+        p = tf.get_variable("plain", [1], custom_getter=lambda getter, **kwargs: getter(**kwargs))
     assert [(x.op.name, x.dtype) for x in tf.global_variables()] == [
         ("v/w", torch.float32),
         ("v/n", torch.float16),
         ("v/plain", torch.float16),
     ]
-    assert (w.dtype, n.dtype, again.op.name) == (torch.float16, torch.float16, "v/plain")
+    assert (w.dtype, n.dtype, p.op.name) == (torch.float16, torch.float16, "v/plain")
 
 
 def test_a_custom_getter_is_in_no_name_scope() -> None:
-    def twice(getter: Any, name: str, *args: Any, **given: Any) -> Any:
-        assert given["synchronization"] is VariableSynchronization.AUTO
-        assert given["aggregation"] is VariableAggregation.NONE
+    def twice(getter: Any, name: str, *args: Any, **kwargs: Any) -> Any:
+        assert kwargs["synchronization"] is VariableSynchronization.AUTO
+        assert kwargs["aggregation"] is VariableAggregation.NONE
         with tf.name_scope("twice"):
-            return getter(name, *args, **given) * 2.0
+            return getter(name, *args, **kwargs) * 2.0
 
     with tf.variable_scope("scope", custom_getter=twice):
         doubled = v1.get_variable("v", [1])
         assert (doubled.name, tf.get_default_graph().get_name_scope()) == ("twice/mul:0", "scope")
-    assert [each.name for each in tf.trainable_variables()] == ["scope/v:0"]
+    assert [var.name for var in tf.trainable_variables()] == ["scope/v:0"]
 
 
 def test_a_custom_getter_is_a_function() -> None:
@@ -434,7 +434,7 @@ def test_the_defaults_of_a_scope_are_set_inside_of_it() -> None:
         scope.set_dtype(torch.float64)
         scope.set_use_resource(True)
         v = tf.get_variable("v", [])
-        scope.set_custom_getter(lambda getter, name, **given: getter(f"{name}_own", **given))
+        scope.set_custom_getter(lambda getter, name, **kwargs: getter(f"{name}_own", **kwargs))
         w = tf.get_variable("w", [])
     assert (v.dtype, v.is_resource, w.name) == (torch.float64, True, "bar/w_own:0")
     assert initialized().run(tf.get_collection("regularization_losses")) == [0.5, 0.5]
@@ -442,11 +442,11 @@ def test_the_defaults_of_a_scope_are_set_inside_of_it() -> None:
 
 
 def test_custom_getters_lie_around_each_other() -> None:
-    asked: list[str] = []
+    calls: list[str] = []
 
     def noting(title: str) -> Any:
         def get(getter: Any, name: str, *args: Any, **kwargs: Any) -> Any:
-            asked.append(f"{title} {name}")
+            calls.append(f"{title} {name}")
             return getter(f"{name}{title}", *args, **kwargs)
 
         return get
@@ -456,7 +456,7 @@ def test_custom_getters_lie_around_each_other() -> None:
             assert tf.get_variable("x", []).op.name == "v/w/x21"
         with tf.variable_scope(scope, reuse=True), pytest.raises(ValueError, match="v/y1 does not"):
             tf.get_variable("y", [])
-    assert asked == ["2 v/w/x", "1 v/w/x2", "1 v/y"]
+    assert calls == ["2 v/w/x", "1 v/w/x2", "1 v/y"]
 
 
 def test_default_names_of_variable_scopes() -> None:
@@ -553,8 +553,8 @@ def test_an_initializer_without_arguments_has_the_shape() -> None:
 
 
 def test_trainable_may_be_left_open() -> None:
-    made = [tf.Variable(1.0, None), tf.get_variable("v", [], trainable=None)]
-    assert tf.trainable_variables() == made
+    variables = [tf.Variable(1.0, None), tf.get_variable("v", [], trainable=None)]
+    assert tf.trainable_variables() == variables
     with thalweg._base.execution_context.eagerly():
         assert tf.Variable(1.0, None).requires_grad
 
@@ -607,20 +607,20 @@ RANDOM: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
 @pytest.mark.parametrize(("make", "measure"), RANDOM.values(), ids=RANDOM.keys())
 def test_random_numbers(make: Callable[[Any], Any], measure: Callable[[Any], Any]) -> None:
     free, seeded = make(None), make(3)
-    one, two = tf.Session(), tf.Session()
-    first, second, other = one.run(seeded), one.run(seeded), two.run(seeded)
+    session, two = tf.Session(), tf.Session()
+    first, second, third = session.run(seeded), session.run(seeded), two.run(seeded)
     assert measure(first) == pytest.approx(1, abs=0.03)
     assert (first != second).any()
-    np.testing.assert_array_equal(first, other)
-    assert (one.run(free) != one.run(free)).any()
+    np.testing.assert_array_equal(first, third)
+    assert (session.run(free) != session.run(free)).any()
 
 
 def test_seed_of_the_graph() -> None:
     tf.set_random_seed(5)
     a, b = tf.random_normal([4]), tf.random_normal([4])
-    one, two = tf.Session().run([a, b]), tf.Session().run([a, b])
-    np.testing.assert_array_equal(one, two)
-    assert (one[0] != one[1]).any()
+    values, two = tf.Session().run([a, b]), tf.Session().run([a, b])
+    np.testing.assert_array_equal(values, two)
+    assert (values[0] != values[1]).any()
     with pytest.raises(ValueError, match="Must specify maxval"):
         tf.random_uniform([2], dtype=torch.int32)
 
@@ -631,16 +631,16 @@ def test_seed_of_the_graph() -> None:
 def test_leaf_is_a_variable_of_the_session() -> None:
     w = tf.Variable([1.0, 2.0], name="w", constraint=torch.abs)
     frozen = tf.Variable([1.0], name="frozen", trainable=False)
-    seen: list[Any] = []
+    values_seen: list[Any] = []
     inputs = [tf.by_reference(w), {"frozen": (tf.by_reference(frozen),)}, "plain", w * 3]
     session = initialized()
-    session.run(tf.operation(lambda *values: seen.extend(values), inputs, "look"))
-    leaf, nested, plain, value = seen
+    session.run(tf.operation(lambda *values: values_seen.extend(values), inputs, "look"))
+    leaf, nested, text, value = values_seen
     assert isinstance(leaf, thalweg.Variable)
     assert (leaf.name, leaf.trainable, leaf.constraint) == ("w:0", True, torch.abs)
     assert leaf.requires_grad
     assert not nested["frozen"][0].requires_grad
-    assert plain == "plain"
+    assert text == "plain"
     assert value.tolist() == [3, 6]
     assert session.leaf(w) is leaf
     assert tf.handle_of(leaf) is w
@@ -661,41 +661,41 @@ def test_an_operation_writes_in_place() -> None:
 
 def test_operations_with_values() -> None:
     x = tf.constant([1.0, 2.0])
-    one = tf.operation(lambda v: v + 1, [x], "one", kind="pure", outputs=x)
+    increment = tf.operation(lambda v: v + 1, [x], "one", kind="pure", outputs=x)
     two = tf.operation(
         lambda v: [v, v.sum()], [x], "two", outputs=[x, tf.Output(torch.float32, ())]
     )
-    assert (one.shape, one.dtype) == ((2,), torch.float32)
-    got = tf.Session().run([one, *two])
+    assert (increment.shape, increment.dtype) == ((2,), torch.float32)
+    got = tf.Session().run([increment, *two])
     assert [np.sum(v) for v in got] == [5, 3, 3]
 
 
 def test_control_inputs_of_an_operation() -> None:
-    ran: list[int] = []
-    first = tf.operation(lambda: ran.append(1), [], "first")
-    last = tf.operation(lambda: ran.append(2), [], "last", kind="pure", control_inputs=[first])
-    tf.Session().run(last)
-    assert ran == [1, 2]
+    calls: list[int] = []
+    first = tf.operation(lambda: calls.append(1), [], "first")
+    second = tf.operation(lambda: calls.append(2), [], "last", kind="pure", control_inputs=[first])
+    tf.Session().run(second)
+    assert calls == [1, 2]
 
 
 def test_resolve() -> None:
     w, x = tf.Variable(2.0, name="w"), tf.placeholder_with_default(5.0, [])
     y = x * w
-    seen: list[Any] = []
+    values_seen: list[Any] = []
 
     def look(value: Any) -> None:
-        seen.append([tf.resolve(w), tf.resolve(y), tf.resolve(x), tf.resolve(3), value])
-        seen.append([tf.current_session(), tf.executing_eagerly()])
+        values_seen.append([tf.resolve(w), tf.resolve(y), tf.resolve(x), tf.resolve(3), value])
+        values_seen.append([tf.current_session(), tf.executing_eagerly()])
 
     node = tf.operation(look, [x], "look")
     session = initialized()
     session.run(node, {x: 4.0})
-    before = session.plans_made
+    plan_count = session.plans_made
     session.run(node, {x: 6.0})
-    assert session.plans_made == before
-    assert seen[0] == [2, 8, 4, 3, 4]
-    assert seen[2] == [2, 12, 6, 3, 6]
-    assert seen[1] == [session, True]
+    assert session.plans_made == plan_count
+    assert values_seen[0] == [2, 8, 4, 3, 4]
+    assert values_seen[2] == [2, 12, 6, 3, 6]
+    assert values_seen[1] == [session, True]
     assert tf.resolve(w) is w
     with pytest.raises(FailedPreconditionError, match="uninitialized value w"):
         tf.Session().run(node)
@@ -742,9 +742,9 @@ def test_slot_in_a_collection_and_dtype_of_its_own() -> None:
 )
 def test_options_of_placement_change_nothing(ignored: dict[str, Any]) -> None:
     with tf.Graph().as_default(), tf.variable_scope("scope", **ignored), tf.Session() as session:
-        made = [tf.Variable([1.0], name="a", **ignored), tf.get_variable("b", [1], **ignored)]
+        variables = [tf.Variable([1.0], name="a", **ignored), tf.get_variable("b", [1], **ignored)]
         session.run(tf.global_variables_initializer())
-        assert [var.name for var in made] == ["scope/a:0", "scope/b:0"]
+        assert [var.name for var in variables] == ["scope/a:0", "scope/b:0"]
 
 
 @pytest.mark.parametrize("dtype", ["int32", "int64", "float32"])

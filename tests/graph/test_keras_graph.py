@@ -65,8 +65,8 @@ def test_a_session_takes_the_steps_of_eager_mode(kind: str) -> None:
     expected = eager(MAKERS[kind], 4)
     assert counts == [1, 2, 3, 4]
     assert len(got) == len(expected)
-    for ours, theirs in zip(got, expected, strict=True):
-        np.testing.assert_array_equal(ours, theirs)
+    for array, expected_array in zip(got, expected, strict=True):
+        np.testing.assert_array_equal(array, expected_array)
 
 
 def test_a_callable_loss_is_called_when_the_graph_is_built() -> None:
@@ -105,8 +105,8 @@ def test_gradients_and_updates() -> None:
             session.run(tf1.global_variables_initializer())
             assert session.run(grads[0]).tolist() == [3.0, 4.0]
             session.run(updates)
-            once = np.float32([3, 4]) - np.float32([3, 4]) / np.float32(5)
-            np.testing.assert_array_equal(session.run(w), once)
+            w_once = np.float32([3, 4]) - np.float32([3, 4]) / np.float32(5)
+            np.testing.assert_array_equal(session.run(w), w_once)
         with pytest.raises(ValueError, match="has `None` for gradient"):
             opt.get_gradients((w * w).sum(), [tf1.Variable(1.0)])
 
@@ -127,11 +127,11 @@ def test_a_placeholder_as_learning_rate() -> None:
 def test_a_callable_is_called_when_the_graph_is_built(kind: str) -> None:
     calls: list[int] = []
     with tf1.Graph().as_default():
-        fed = tf1.placeholder_with_default(0.25, [])
+        fed_rate = tf1.placeholder_with_default(0.25, [])
 
         def rate() -> Any:
             calls.append(1)
-            return 0.25 * len(calls) if kind == "number" else fed
+            return 0.25 * len(calls) if kind == "number" else fed_rate
 
         w = tf1.Variable(8.0)
         opt = optimizers.SGD(rate)
@@ -149,10 +149,10 @@ def test_a_callable_is_called_when_the_graph_is_built(kind: str) -> None:
 def test_a_callable_that_gives_no_number_is_refused_when_the_graph_is_built(value: Any) -> None:
     with tf1.Graph().as_default():
         w = tf1.Variable(8.0)
-        before = len(tf1.get_default_graph().get_operations())
+        count = len(tf1.get_default_graph().get_operations())
         with pytest.raises(ValueError, match=r"^learning_rate "):
             optimizers.SGD(lambda: value).apply_gradients([(torch.tensor(1.0), w)])
-        assert len(tf1.get_default_graph().get_operations()) == before
+        assert len(tf1.get_default_graph().get_operations()) == count
 
 
 def test_a_variable_of_the_graph_as_learning_rate() -> None:
@@ -160,13 +160,13 @@ def test_a_variable_of_the_graph_as_learning_rate() -> None:
         w, rate = tf1.Variable(8.0), tf1.Variable(1.0, trainable=False)
         train = optimizers.SGD(rate).minimize(1.0 * w, [w])
         halve = rate.assign(0.5)
-        with tf1.Session() as session, tf1.Session() as other:
-            for each in (session, other):
-                each.run(tf1.global_variables_initializer())
+        with tf1.Session() as session, tf1.Session() as second:
+            for any_session in (session, second):
+                any_session.run(tf1.global_variables_initializer())
             session.run(halve)
-            for each in (session, other):
-                each.run(train)
-            assert (session.run(w), other.run(w)) == (7.5, 7.0)
+            for any_session in (session, second):
+                any_session.run(train)
+            assert (session.run(w), second.run(w)) == (7.5, 7.0)
 
 
 @pytest.mark.parametrize("dtype", [np.int32, np.int64])
@@ -206,27 +206,27 @@ def test_weights_are_read_and_set_in_the_default_session() -> None:
         with tf1.Session() as session:
             session.run(tf1.global_variables_initializer())
             session.run(train)
-            saved = opt.get_weights()
+            weights = opt.get_weights()
             session.run(train)
-            opt.set_weights(saved)
+            opt.set_weights(weights)
             assert session.run(opt.iterations) == 1
 
 
 @pytest.mark.parametrize("stepped", [False, True], ids=["new", "stepped"])
 def test_the_state_of_a_graph_is_in_its_sessions(stepped: bool) -> None:
     eager = optimizers.Adam(0.1)
-    saved = eager.state_dict()
+    state = eager.state_dict()
     with tf1.Graph().as_default():
         w = tf1.Variable([1.0, 1.0], name="w")
         opt = optimizers.Adam(0.1)
         if stepped:
             opt.minimize(w.sum(), [w])
-        held = len(opt.weights)
+        weight_count = len(opt.weights)
         with pytest.raises(FailedPreconditionError, match=r"by thalweg\.v1\.train\.Saver"):
             opt.state_dict()
         with pytest.raises(FailedPreconditionError, match=r"by thalweg\.v1\.train\.Saver"):
-            opt.load_state_dict(saved, [w])
-        assert len(opt.weights) == held
+            opt.load_state_dict(state, [w])
+        assert len(opt.weights) == weight_count
         assert eager.state_dict()["iterations"] == 0  # made outside of the graph
 
 

@@ -30,7 +30,7 @@ RULES: dict[str, Callable[..., Any]] = {
 }
 RATES = ["constant", "assigned", "schedule", "placeholder", "decayed", "schedule of a placeholder"]
 CASES = [(rate, "float32") for rate in RATES] + [("decayed", "float64")]
-FED = [0.1, 0.1, 0.3, 0.2, 0.05]
+SET_RATES = [0.1, 0.1, 0.3, 0.2, 0.05]
 
 
 def session_of(graph: Any = None) -> Any:
@@ -57,9 +57,9 @@ def eagerly(rule: str, rate: str, dtype: str) -> list[Any]:
         opt = RULES[rule](halving(0.1) if rate == "schedule" else 0.1, **decay(rate))
     for step in range(STEPS):
         if rate in ("assigned", "placeholder", "decayed"):
-            opt.learning_rate = FED[step]
+            opt.learning_rate = SET_RATES[step]
         if rate == "schedule of a placeholder":
-            opt.learning_rate = halving(FED[step])
+            opt.learning_rate = halving(SET_RATES[step])
         opt.apply_gradients([(torch.tensor(grads[step]), w)])
     return [w.numpy(), *opt.get_weights()]
 
@@ -72,18 +72,21 @@ def in_graph(rule: str, rate: str, dtype: str) -> list[Any]:
     value, grads = start(dtype)
     with tf1.Graph().as_default():
         w, grad = tf1.Variable(value, name="w"), tf1.placeholder(dtype, [5, 3])
-        fed = tf1.placeholder("float32", [])
-        given: dict[str, Any] = {
-            "schedule": halving(0.1), "placeholder": fed, "schedule of a placeholder": halving(fed),
+        fed_rate = tf1.placeholder("float32", [])
+        rates: dict[str, Any] = {
+            "schedule": halving(0.1), "placeholder": fed_rate,
+            "schedule of a placeholder": halving(fed_rate),
         }  # fmt: skip
-        opt = RULES[rule](given.get(rate, 0.1), **decay(rate))
+        opt = RULES[rule](rates.get(rate, 0.1), **decay(rate))
         train = opt.apply_gradients([(grad, w)])
         with session_of() as session:
             for step in range(STEPS):
                 if rate in ("assigned", "decayed"):
-                    session.run(opt.lr.assign(FED[step]))
+                    session.run(opt.lr.assign(SET_RATES[step]))
                 feeds = {grad: grads[step]}
-                session.run(train, feeds | ({fed: FED[step]} if "placeholder" in rate else {}))
+                session.run(
+                    train, feeds | ({fed_rate: SET_RATES[step]} if "placeholder" in rate else {})
+                )
             return [session.run(w), *opt.get_weights()]
 
 
@@ -94,8 +97,8 @@ def test_a_session_has_the_bits_of_eager_mode(rule: str, rate: str, dtype: str) 
         pytest.skip("Nadam takes no schedule")
     expected, got = eagerly(rule, rate, dtype), in_graph(rule, rate, dtype)
     assert len(got) == len(expected)
-    for ours, theirs in zip(got, expected, strict=True):
-        np.testing.assert_array_equal(ours, theirs)
+    for array, expected_array in zip(got, expected, strict=True):
+        np.testing.assert_array_equal(array, expected_array)
 
 
 def descent(rate: Any = 1.0, **options: Any) -> tuple[Any, Any, Any]:
@@ -120,11 +123,11 @@ def test_variables_have_the_names_and_the_order_of_tensorflow() -> None:
         ops.append(optimizers.Adam(0.1).minimize((u * u).sum(), [u]))
         with tf1.name_scope("outer"):
             ops.append(optimizers.SGD(0.1, momentum=0.9).minimize((w * w).sum(), [w]))
-        other = optimizers.SGD(0.5)
-        read = [other.learning_rate, other.iterations]
-        made = names_of(graph.get_collection(tf1.GraphKeys.GLOBAL_VARIABLES))
+        second_opt = optimizers.SGD(0.5)
+        read = [second_opt.learning_rate, second_opt.iterations]
+        names = names_of(graph.get_collection(tf1.GraphKeys.GLOBAL_VARIABLES))
         assert names_of(graph.get_collection(tf1.GraphKeys.TRAINABLE_VARIABLES)) == ["w", "u"]
-    assert made == [
+    assert names == [
         *("w", "u", "Adam/iter", *(f"Adam/{name}" for name in HYPERS), "Adam/w/m", "Adam/w/v"),
         *("Adam_1/u/m", "Adam_1/u/v"),
         *("Adam_2/iter", *(f"Adam_2/{name}" for name in HYPERS), "Adam_2/u/m", "Adam_2/u/v"),
@@ -140,16 +143,16 @@ def test_variables_have_the_names_and_the_order_of_tensorflow() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "dtype"), [(1.0, "float32"), (1, "int32"), (np.float64(0.1), "float64")]
+    ("number", "dtype"), [(1.0, "float32"), (1, "int32"), (np.float64(0.1), "float64")]
 )
-def test_a_number_gives_the_variable_its_dtype(given: Any, dtype: str) -> None:
+def test_a_number_gives_the_variable_its_dtype(number: Any, dtype: str) -> None:
     with tf1.Graph().as_default():
-        rate = descent(given)[1].learning_rate
+        rate = descent(number)[1].learning_rate
         assert isinstance(rate, tf1.GraphVariable)
         assert not rate.trainable
         with session_of() as session:
             value = session.run(rate)
-    assert (str(value.dtype), value) == (dtype, given)
+    assert (str(value.dtype), value) == (dtype, number)
 
 
 def set_attribute(session: Any, opt: Any, value: float) -> None:
@@ -173,14 +176,14 @@ CHANGES: dict[str, Callable[[Any, Any, float], Any]] = {
 def test_each_session_has_its_own_rate(change: str) -> None:
     with tf1.Graph().as_default():
         w, opt, train = descent()
-        session, other = session_of(), session_of()
+        session, second = session_of(), session_of()
         with session.as_default():
             CHANGES[change](session, opt, 0.5)
             assert backend.get_value(opt.lr) == opt.get_config()["learning_rate"] == 0.5
-        for each in (session, other):
-            each.run(train)
-        assert (session.run(opt.lr), other.run(opt.lr)) == (0.5, 1.0)
-        assert (session.run(w), other.run(w)) == (7.5, 7.0)
+        for any_session in (session, second):
+            any_session.run(train)
+        assert (session.run(opt.lr), second.run(opt.lr)) == (0.5, 1.0)
+        assert (session.run(w), second.run(w)) == (7.5, 7.0)
 
 
 def test_other_hyperparameters_and_iterations_change_too() -> None:
@@ -204,28 +207,28 @@ def test_in_a_run_the_step_reads_before_anything_is_assigned() -> None:
         train = opt.minimize(1.0 * w, [w])
         late = opt.learning_rate.assign(0.5)
         with tf1.control_dependencies([early]):
-            after = opt.apply_gradients([(torch.tensor(1.0), w)])
+            train_op = opt.apply_gradients([(torch.tensor(1.0), w)])
         with session_of() as session:
             session.run([train, early])
             assert session.run([w, opt.lr]) == [7.0, 0.25]
             session.run([train, late])
             assert session.run([w, opt.lr]) == [6.75, 0.5]
-            session.run(after)
+            session.run(train_op)
             assert session.run([w, opt.lr]) == [6.5, 0.25]
 
 
 @pytest.mark.parametrize("new", ["schedule", "number"])
 def test_a_step_keeps_what_it_was_made_with(new: str) -> None:
     with tf1.Graph().as_default():
-        fed = tf1.placeholder_with_default(1.0, [])
-        w, opt, train = descent(fed)
+        rate = tf1.placeholder_with_default(1.0, [])
+        w, opt, train = descent(rate)
         opt.learning_rate = halving(4.0) if new == "schedule" else 4.0
-        later = opt.apply_gradients([(torch.tensor(1.0), w)])
+        late_op = opt.apply_gradients([(torch.tensor(1.0), w)])
         with session_of() as session:
             session.run(train)
             assert session.run(w) == 7.0
-            session.run(train, {fed: 0.5})
-            session.run(later)
+            session.run(train, {rate: 0.5})
+            session.run(late_op)
             assert session.run(w) == 6.5 - (2.0 if new == "schedule" else 4.0)
 
 
@@ -294,19 +297,19 @@ def test_a_schedule_of_a_tensor_is_a_tensor() -> None:
 
 @pytest.mark.parametrize("kind", ["number", "placeholder", "callable"])
 def test_the_rate_of_a_step_is_a_tensor_of_the_graph(kind: str) -> None:
-    fed = 0.5
+    number = 0.5
     with tf1.Graph().as_default():
-        given: Any = tf1.placeholder("float32", []) if kind == "placeholder" else 0.5
-        _, opt, train = descent(lambda: 0.5 if kind == "callable" else given, decay=0.5)
+        rate_input: Any = tf1.placeholder("float32", []) if kind == "placeholder" else 0.5
+        _, opt, train = descent(lambda: 0.5 if kind == "callable" else rate_input, decay=0.5)
         if kind != "callable":
-            _, opt, train = descent(given, decay=0.5)
+            _, opt, train = descent(rate_input, decay=0.5)
         rate, cast = opt._decayed_lr("float32"), opt._get_hyper("decay", "float64")
-        feeds = {given: fed} if kind == "placeholder" else {}
+        feeds = {rate_input: number} if kind == "placeholder" else {}
         with session_of() as session:
-            before = session.run(rate, feeds)
+            rate_before = session.run(rate, feeds)
             session.run(train, feeds)
             session.run(train, feeds)
-            assert (before, session.run(rate, feeds)) == (0.5, 0.25)
+            assert (rate_before, session.run(rate, feeds)) == (0.5, 0.25)
             assert session.run(cast) == np.float64(0.5)
 
 
@@ -324,9 +327,9 @@ class Subclass(optimizers.Optimizer):
         apply_state[var_device, var_dtype]["factor"] = factor * self._get_hyper("factor")
 
     def _resource_apply_dense(self, grad: Any, var: Any, apply_state: Any = None) -> None:
-        own = apply_state[str(var.device), var.dtype]
-        assert own["factor"].dtype == own["lr_t"].dtype == var.dtype
-        var.sub_(own["lr_t"] * own["factor"] * grad)
+        coefficients = apply_state[str(var.device), var.dtype]
+        assert coefficients["factor"].dtype == coefficients["lr_t"].dtype == var.dtype
+        var.sub_(coefficients["lr_t"] * coefficients["factor"] * grad)
 
     def get_config(self) -> dict[str, Any]:
         names = ("learning_rate", "factor")
@@ -360,12 +363,12 @@ def test_weights_and_configurations_of_the_default_session() -> None:
         with session_of() as session:
             session.run(train)
             opt.learning_rate = 0.25
-            saved, config = opt.get_weights(), opt.get_config()
-            assert saved == [1, -0.5]
+            weights, config = opt.get_weights(), opt.get_config()
+            assert weights == [1, -0.5]
             assert config["learning_rate"] == 0.25
             session.run(train)
-            opt.set_weights(saved)
-            assert opt.get_weights() == saved
+            opt.set_weights(weights)
+            assert opt.get_weights() == weights
         twin = optimizers.SGD.from_config(config)
         assert twin.get_config() == config
 
@@ -384,9 +387,9 @@ def test_what_no_variable_can_be_is_refused(value: Any, message: str) -> None:
     with tf1.Graph().as_default():
         _, opt, _ = descent()
         with session_of() as session:
-            given = value() if message == "cannot become the" else value
+            rate = value() if message == "cannot become the" else value
             with pytest.raises(ValueError, match=message):
-                opt.learning_rate = given
+                opt.learning_rate = rate
             assert session.run(opt.lr) == 1.0
 
 
@@ -433,18 +436,18 @@ def test_saver_and_checkpoint_have_the_hyperparameters(tmp_path: Any) -> None:
             opt.learning_rate = 0.25
             session.run(train)
             path = saver.save(session, str(tmp_path / "names"))
-            kept = objects.save(str(tmp_path / "objects"), session=session)
+            objects_path = objects.save(str(tmp_path / "objects"), session=session)
             names = [name for name, _ in tf.train.list_variables(path)]
-            keys = [name for name, _ in tf.train.list_variables(kept)]
+            keys = [name for name, _ in tf.train.list_variables(objects_path)]
         with session_of() as session:
             saver.restore(session, path)
             assert session.run([opt.lr, w]) == [0.25, 7.75]
         with session_of() as session:
-            objects.restore(kept).run_restore_ops(session)
+            objects.restore(objects_path).run_restore_ops(session)
             assert session.run([opt.lr, w]) == [0.25, 8.0]
-    own = ["decay", "iter", "learning_rate", "momentum"]
-    assert names == sorted(["w", "SGD/w/momentum", *(f"SGD/{name}" for name in own)])
-    paths = [f"optimizer/{name}/.ATTRIBUTES/VARIABLE_VALUE" for name in own]
+    names_of_hypers = ["decay", "iter", "learning_rate", "momentum"]
+    assert names == sorted(["w", "SGD/w/momentum", *(f"SGD/{name}" for name in names_of_hypers)])
+    paths = [f"optimizer/{name}/.ATTRIBUTES/VARIABLE_VALUE" for name in names_of_hypers]
     assert set(paths) <= set(keys)
 
 

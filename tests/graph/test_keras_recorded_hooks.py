@@ -20,8 +20,8 @@ v1 = tf.compat.v1
 
 @pytest.fixture
 def session() -> Iterator[Any]:
-    with tf.Graph().as_default(), v1.Session() as opened:
-        yield opened
+    with tf.Graph().as_default(), v1.Session() as session:
+        yield session
 
 
 class Noting(SGD):
@@ -31,9 +31,9 @@ class Noting(SGD):
         super().__init__(0.1, momentum=0.5, name="Mine", **kwargs)
         self.seen: list[Any] = []
 
-    def _note(self, hook: str, *others: Any) -> None:
+    def _note(self, hook: str, *details: Any) -> None:
         scope = v1.get_default_graph().get_name_scope()
-        self.seen.append((hook, scope, tf.executing_eagerly(), *others))
+        self.seen.append((hook, scope, tf.executing_eagerly(), *details))
 
     def _create_slots(self, var_list: Any) -> None:
         self._note("slots", *(var.op.name for var in var_list))
@@ -72,15 +72,15 @@ def test_hooks_are_called_once_in_the_scopes_of_tensorflow(session: Any) -> None
     loss = tf.reduce_sum(w * w) + tf.reduce_sum(tf.gather(e, [0, 2, 0]))
     opt = Noting(clipvalue=1.5)
     op = opt.minimize(loss, [w, e])
-    named = opt.minimize(loss, [w, e], name="named")
-    assert (op.name, named.name) == (
+    named_op = opt.minimize(loss, [w, e], name="named")
+    assert (op.name, named_op.name) == (
         "Mine/Mine/AssignAddVariableOp",
         "Mine_1/named/AssignAddVariableOp",
     )
     assert opt.seen == [
-        each
+        op
         for scope, inner in (("Mine", "Mine"), ("Mine_1", "named"))
-        for each in (
+        for op in (
             ("slots", scope, False, "w", "e"),
             ("prepare", scope, False),
             ("local", scope, False),
@@ -103,16 +103,16 @@ def test_hooks_are_called_once_in_the_scopes_of_tensorflow(session: Any) -> None
 class Failing(Optimizer):
     """Momentum with TensorFlow's names, of which one operation fails where it is told to."""
 
-    def __init__(self, fails: Any, where: str) -> None:
+    def __init__(self, fails: Any, hook: str) -> None:
         super().__init__("Failing")
-        self._fails, self._where = fails, where
+        self._fails, self._hook = fails, hook
 
     def _create_slots(self, var_list: Any) -> None:
         for var in var_list:
             self.add_slot(var, "m")
 
-    def _guard(self, where: str, value: Any) -> Any:
-        if where != self._where:
+    def _guard(self, hook: str, value: Any) -> Any:
+        if hook != self._hook:
             return value
         with tf.control_dependencies([v1.assert_equal(self._fails, 0.0)]):
             return tf.identity(value)
@@ -133,10 +133,10 @@ class Around:
 
     def apply_gradients(self, grads_and_vars: Any, name: Any = None, **kwargs: Any) -> Any:
         first, second = list(grads_and_vars)
-        plain: Any = super()
-        one = plain.apply_gradients([first], name, **kwargs)
-        two = plain.apply_gradients([second], name, **kwargs)
-        return tf.group(one, checked(self.fails, two))  # fails after both
+        parent: Any = super()
+        first_op = parent.apply_gradients([first], name, **kwargs)
+        two = parent.apply_gradients([second], name, **kwargs)
+        return tf.group(first_op, checked(self.fails, two))  # fails after both
 
 
 class OwnAdam(Around, Adam):
@@ -157,9 +157,9 @@ FAILING: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("case", FAILING)
-@pytest.mark.parametrize("within", [False, True], ids=["outside", "in a branch"])
+@pytest.mark.parametrize("nested", [False, True], ids=["outside", "in a branch"])
 def test_an_operation_that_fails_puts_everything_back(
-    session: Any, case: str, within: bool
+    session: Any, case: str, nested: bool
 ) -> None:
     a, b = v1.Variable([1.0], name="a"), v1.Variable([2.0], name="b")
     fails = v1.placeholder(tf.float32, [])
@@ -169,7 +169,7 @@ def test_an_operation_that_fails_puts_everything_back(
     def apply() -> Any:
         return tf.group(opt.apply_gradients(pairs))
 
-    op = tf.cond(fails > -1.0, apply, tf.no_op) if within else apply()
+    op = tf.cond(fails > -1.0, apply, tf.no_op) if nested else apply()
     session.run(v1.global_variables_initializer())
     check_put_back(session, op, fails, (a, b))
 
@@ -200,7 +200,7 @@ class AtEachRun(InTorch):
 
 
 class ByValue(AtEachRun):
-    """What only a run has."""
+    """An optimizer whose hook reads values, which only a run has."""
 
     def _resource_apply_dense(self, grad: Any, var: Any, apply_state: Any = None) -> None:
         if float(grad.sum()) != 0.0:
@@ -221,23 +221,23 @@ def steps(make: Callable[[], Any], dtype: torch.dtype = torch.float32) -> dict[s
         return {name: value.tolist() for name, value in session.run(variables).items()}
 
 
-@pytest.mark.parametrize("other", [AtEachRun, ByValue])
-def test_functions_of_torch_run_in_their_order(other: Any) -> None:
-    assert steps(InTorch) == steps(other)
+@pytest.mark.parametrize("other_cls", [AtEachRun, ByValue])
+def test_functions_of_torch_run_in_their_order(other_cls: Any) -> None:
+    assert steps(InTorch) == steps(other_cls)
 
 
-def passed_on(cls: Any, *hooks: str, each: bool = False) -> Any:
+def passed_on(cls: Any, *hooks: str, late: bool = False) -> Any:
     """A class whose hooks call those of the class that it is derived from."""
 
     def hook(name: str) -> Any:
-        return lambda self, *args, **kwargs: getattr(super(made, self), name)(*args, **kwargs)
+        return lambda self, *args, **kwargs: getattr(super(sub, self), name)(*args, **kwargs)
 
-    own = {name: hook(name) for name in hooks}
-    made = type(cls.__name__, (cls,), {**own, "HOOKS_AT_EACH_RUN": each})
-    return made
+    hook_methods = {name: hook(name) for name in hooks}
+    sub = type(cls.__name__, (cls,), {**hook_methods, "HOOKS_AT_EACH_RUN": late})
+    return sub
 
 
-OURS = ("SGD", "Adam", "Adamax", "Nadam", "Adagrad", "Adadelta", "RMSprop", "Ftrl")
+CLASS_NAMES = ("SGD", "Adam", "Adamax", "Nadam", "Adagrad", "Adadelta", "RMSprop", "Ftrl")
 KINDS = {
     "dense": ("_resource_apply_dense",),
     "sparse": ("_resource_apply_sparse",),
@@ -247,7 +247,7 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("name", CLASS_NAMES)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64])
 def test_hooks_that_call_their_class_take_the_steps_of_hooks_of_each_run(
@@ -255,12 +255,12 @@ def test_hooks_that_call_their_class_take_the_steps_of_hooks_of_each_run(
 ) -> None:
     cls = getattr(optimizers, name)
     rate = 0.1 if name == "Nadam" else optimizers.schedules.ExponentialDecay(0.1, 2, 0.5)
-    given = [{"clipnorm": 0.5}, {}, {"global_clipnorm": 1.0}][len(kind) % 3]
-    own, each = (passed_on(cls, *KINDS[kind], each=each) for each in (False, True))
-    found = steps(lambda: own(rate, **given), dtype)
-    assert found == steps(lambda: each(rate, **given), dtype)
+    options = [{"clipnorm": 0.5}, {}, {"global_clipnorm": 1.0}][len(kind) % 3]
+    early_cls, late_cls = (passed_on(cls, *KINDS[kind], late=late) for late in (False, True))
+    outcome = steps(lambda: early_cls(rate, **options), dtype)
+    assert outcome == steps(lambda: late_cls(rate, **options), dtype)
     if dtype is not torch.float16:  # in which hooks get rounded gradients
-        assert found == steps(lambda: cls(rate, **given), dtype)
+        assert outcome == steps(lambda: cls(rate, **options), dtype)
 
 
 def test_a_rate_that_is_left_in_the_coefficients_is_that_of_the_step() -> None:
@@ -272,9 +272,9 @@ def test_a_rate_that_is_left_in_the_coefficients_is_that_of_the_step() -> None:
         def _resource_apply_dense(self, grad: Any, var: Any, apply_state: Any = None) -> Any:
             return super()._resource_apply_dense(grad, var, apply_state)
 
-    found, other = steps(lambda: Halved(0.5, name="A")), steps(lambda: Adam(0.25, name="A"))
-    assert [each.pop("A/learning_rate") for each in (found, other)] == [0.5, 0.25]
-    assert found == other
+    actual, expected = steps(lambda: Halved(0.5, name="A")), steps(lambda: Adam(0.25, name="A"))
+    assert [outcome.pop("A/learning_rate") for outcome in (actual, expected)] == [0.5, 0.25]
+    assert actual == expected
 
 
 def test_variables_of_hyperparameters_are_read_at_each_run(session: Any) -> None:
@@ -316,16 +316,16 @@ NEEDS_VALUES = {
 }
 
 
-@pytest.mark.parametrize("what", NEEDS_VALUES)
-def test_a_hook_that_needs_values_is_refused_with_its_line(what: str) -> None:
-    cls = type("Mine", (Optimizer,), {"_resource_apply_dense": NEEDS_VALUES[what]})
+@pytest.mark.parametrize("name", NEEDS_VALUES)
+def test_a_hook_that_needs_values_is_refused_with_its_line(name: str) -> None:
+    cls = type("Mine", (Optimizer,), {"_resource_apply_dense": NEEDS_VALUES[name]})
     with tf.Graph().as_default():
         w = v1.Variable([1.0], name="w")
-        with pytest.raises(TypeError) as caught:
+        with pytest.raises(TypeError) as excinfo:
             cls("Mine").apply_gradients([(tf.ones([1]), w)])
-    line = NEEDS_VALUES[what].__code__.co_firstlineno
-    assert f"{__file__}:{line}, in the update of 'w' of Mine" in str(caught.value)
-    assert "HOOKS_AT_EACH_RUN = True" in str(caught.value)
+    line = NEEDS_VALUES[name].__code__.co_firstlineno
+    assert f"{__file__}:{line}, in the update of 'w' of Mine" in str(excinfo.value)
+    assert "HOOKS_AT_EACH_RUN = True" in str(excinfo.value)
 
 
 def test_a_transform_that_leaves_nothing_is_refused() -> None:

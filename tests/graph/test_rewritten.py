@@ -40,24 +40,24 @@ ROWS = {1.1: (0.0012099844170734286, 0.0012099845334887505), 0.7: (0.00048999366
 
 @pytest.mark.parametrize("name", VALUES)
 def test_a_session_computes_what_is_written(name: str) -> None:
-    function, number, written, rewritten = VALUES[name]
+    function, number, expected, rewritten = VALUES[name]
     with tf.Graph().as_default(), tf.Session() as session:
-        fed = tf.placeholder(tf.float32, [])
-        got = session.run(function(fed), {fed: number})
-    assert got == np.float32(written)
+        x = tf.placeholder(tf.float32, [])
+        got = session.run(function(x), {x: number})
+    assert got == np.float32(expected)
     assert abs(float(got) - rewritten) <= np.spacing(np.float32(rewritten))
 
 
 def test_sparse_adam_computes_what_is_written() -> None:
     with tf.Graph().as_default(), tf.Session() as session:
-        var, fed = tf.Variable([1.0, 2.0]), tf.placeholder(tf.float32, [2])
+        var, values = tf.Variable([1.0, 2.0]), tf.placeholder(tf.float32, [2])
         optimizer = tf.train.AdamOptimizer(0.1)
-        step = optimizer.apply_gradients([(tf.IndexedSlices(fed, tf.constant([0, 1])), var)])
+        step = optimizer.apply_gradients([(tf.IndexedSlices(values, tf.constant([0, 1])), var)])
         session.run(tf.global_variables_initializer())
-        session.run(step, {fed: list(ROWS)})
+        session.run(step, {values: list(ROWS)})
         got = session.run(optimizer.get_slot(var, "v"))
-    for value, (written, rewritten) in zip(got, ROWS.values(), strict=True):
-        assert value == np.float32(written)
+    for value, (expected, rewritten) in zip(got, ROWS.values(), strict=True):
+        assert value == np.float32(expected)
         assert abs(float(value) - rewritten) <= np.spacing(np.float32(rewritten))
 
 
@@ -71,7 +71,7 @@ def test_denormal_numbers_are_torchs(flush: bool) -> None:
         with eagerly():
             assert facade.sign(facade.constant(numbers)).tolist() == expected
         with tf.Graph().as_default(), tf.Session() as session:
-            fed = tf.placeholder(tf.float32, [3])
-            assert session.run(tf.sign(fed), {fed: numbers}).tolist() == expected
+            x = tf.placeholder(tf.float32, [3])
+            assert session.run(tf.sign(x), {x: numbers}).tolist() == expected
     finally:
         torch.set_flush_denormal(False)

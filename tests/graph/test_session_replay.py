@@ -47,7 +47,7 @@ CLASSES: dict[str, Callable[[Any], Any]] = {
 class Training:
     """A graph of a small loss, and a session that trains it; the twin's steps are careful."""
 
-    def __init__(self, name: str = "Adam", is_twin: bool = False, is_fed: bool = False) -> None:
+    def __init__(self, name: str = "Adam", is_twin: bool = False, by_feed: bool = False) -> None:
         self.is_twin = is_twin
         self.graph = tf.Graph()
         dice = np.random.default_rng(0)
@@ -60,9 +60,9 @@ class Training:
             self.optimizer = CLASSES[name](self.count)
             self.feeds = [placeholder("float32", var.shape) for var in self.variables]
             pairs = list(zip(self.feeds, self.variables, strict=True))
-            if not is_fed:
-                own = [(var * var * fed).sum() for fed, var in pairs]
-                self.loss = own[0] + own[1] + own[2]
+            if not by_feed:
+                losses = [(var * var * feed).sum() for feed, var in pairs]
+                self.loss = losses[0] + losses[1] + losses[2]
                 pairs = self.optimizer.compute_gradients(self.loss, self.variables)
             self.train_op = self.optimizer.apply_gradients(pairs, self.count)
             init = tf.global_variables_initializer()
@@ -86,105 +86,105 @@ class Training:
     def step(self, seed: int, op: Any = None, feed: Any = None) -> Any:
         if self.is_twin and self.kept is not None:
             self.kept.replay = None
-        given = self.feed(seed) if feed is None else feed
-        return self.session.run(self.train_op if op is None else op, given)
+        feed_dict = self.feed(seed) if feed is None else feed
+        return self.session.run(self.train_op if op is None else op, feed_dict)
 
     def written(self) -> list[torch.Tensor]:
-        every = self.graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES)
-        return self.session.snapshot([var for var in every if self.session.is_initialized(var)])
+        variables = self.graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES)
+        return self.session.snapshot([var for var in variables if self.session.is_initialized(var)])
 
 
-def both(name: str = "Adam", steps: int = 5, is_fed: bool = False) -> tuple[Training, Training]:
-    own, twin = Training(name, is_fed=is_fed), Training(name, is_twin=True, is_fed=is_fed)
+def both(name: str = "Adam", steps: int = 5, by_feed: bool = False) -> tuple[Training, Training]:
+    fast, twin = Training(name, by_feed=by_feed), Training(name, is_twin=True, by_feed=by_feed)
     for seed in range(steps):
-        own.step(seed)
+        fast.step(seed)
         twin.step(seed)
-        assert_same(own, twin)
-    return own, twin
+        assert_same(fast, twin)
+    return fast, twin
 
 
-def assert_same(own: Training, twin: Training) -> None:
-    assert all(map(torch.equal, own.written(), twin.written()))
+def assert_same(fast: Training, twin: Training) -> None:
+    assert all(map(torch.equal, fast.written(), twin.written()))
 
 
-@pytest.mark.parametrize("is_fed", [False, True])
+@pytest.mark.parametrize("by_feed", [False, True])
 @pytest.mark.parametrize("name", CLASSES)
-def test_every_class_has_them(name: str, is_fed: bool) -> None:
-    own, twin = both(name, 8, is_fed)
-    assert own.taken == 6
+def test_every_class_has_them(name: str, by_feed: bool) -> None:
+    fast, twin = both(name, 8, by_feed)
+    assert fast.taken == 6
     assert twin.taken == 0
 
 
 def test_what_is_fetched_beside_them() -> None:
-    own, twin = both(steps=0)
+    fast, twin = both(steps=0)
     for seed in range(6):
-        found = [
-            each.step(seed, {"done": each.train_op, "those": (each.loss, [each.count])})
-            for each in (own, twin)
+        fetches = [
+            run.step(seed, {"done": run.train_op, "those": (run.loss, [run.count])})
+            for run in (fast, twin)
         ]
-        assert found[0] == found[1]
-        assert found[0]["done"] is None
-        assert found[0]["those"][1] == [seed]
-    assert own.taken == 4
+        assert fetches[0] == fetches[1]
+        assert fetches[0]["done"] is None
+        assert fetches[0]["those"][1] == [seed]
+    assert fast.taken == 4
 
 
-def _load(own: Training) -> None:
-    own.variables[1].load(np.ones(70, "float32"), own.session)
+def _load(training: Training) -> None:
+    training.variables[1].load(np.ones(70, "float32"), training.session)
 
 
-def _load_all(own: Training) -> None:
-    own.session.load_all({own.variables[0]: torch.ones(3, 2), own.variables[2]: torch.ones(())})
+def _load_all(run: Training) -> None:
+    run.session.load_all({run.variables[0]: torch.ones(3, 2), run.variables[2]: torch.ones(())})
 
 
-def _power(own: Training) -> None:
-    power = own.optimizer._non_slots["beta1_power", own.graph]
-    power.load(0.25, own.session)
+def _power(training: Training) -> None:
+    power = training.optimizer._non_slots["beta1_power", training.graph]
+    power.load(0.25, training.session)
 
 
-def _power_without_a_version(own: Training) -> None:
-    power = own.optimizer._non_slots["beta1_power", own.graph]
-    own.session.leaf(power).data.fill_(0.25)
+def _power_without_a_version(training: Training) -> None:
+    power = training.optimizer._non_slots["beta1_power", training.graph]
+    training.session.leaf(power).data.fill_(0.25)
 
 
-def _count(own: Training) -> None:
-    own.count.load(100, own.session)
+def _count(training: Training) -> None:
+    training.count.load(100, training.session)
 
 
-def _other_memory(own: Training) -> None:
-    own.session.leaf(own.variables[1]).data = torch.ones(70)
+def _other_memory(training: Training) -> None:
+    training.session.leaf(training.variables[1]).data = torch.ones(70)
 
 
-def _constraint(own: Training) -> None:
-    own.session.leaf(own.variables[0]).constraint = torch.abs
+def _constraint(training: Training) -> None:
+    training.session.leaf(training.variables[0]).constraint = torch.abs
 
 
-def _other_leaves(own: Training) -> None:
-    every = own.graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES)
-    values = own.session.snapshot(every)
-    own.session.values.clear()
-    own.session.load_all(dict(zip(every, values, strict=True)))
+def _other_leaves(training: Training) -> None:
+    variables = training.graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES)
+    values = training.session.snapshot(variables)
+    training.session.values.clear()
+    training.session.load_all(dict(zip(variables, values, strict=True)))
 
 
-def _more_of_the_graph(own: Training) -> None:
-    with own.graph.as_default():
-        more = tf.Variable(1.0, name="more", trainable=False)
-    own.session.run(more.initializer)
+def _more_of_the_graph(training: Training) -> None:
+    with training.graph.as_default():
+        counter = tf.Variable(1.0, name="more", trainable=False)
+    training.session.run(counter.initializer)
 
 
-def _attribute(own: Training) -> None:
-    own.optimizer._lr = 0.9  # which a graph has read when it was built
+def _attribute(training: Training) -> None:
+    training.optimizer._lr = 0.9  # which a graph has read when it was built
 
 
-def _own_hook(own: Training) -> None:
-    hook = own.optimizer._prepare
-    own.optimizer._prepare = lambda: hook()
+def _own_hook(training: Training) -> None:
+    hook = training.optimizer._prepare
+    training.optimizer._prepare = lambda: hook()
 
 
-def _options(own: Training) -> None:
-    own.optimizer.engine = "reference"
+def _options(training: Training) -> None:
+    training.optimizer.engine = "reference"
 
 
-BETWEEN = [
+CHANGES = [
     (True, _load),
     (False, _load_all),
     (True, _power),
@@ -201,25 +201,25 @@ BETWEEN = [
 
 
 @pytest.mark.parametrize(
-    ("stays", "change"), BETWEEN, ids=lambda each: getattr(each, "__name__", "")
+    ("replay_stays", "change"), CHANGES, ids=lambda change: getattr(change, "__name__", "")
 )
 def test_what_happens_between_two_runs(
-    stays: bool, change: Callable[[Training], None], monkeypatch: pytest.MonkeyPatch
+    replay_stays: bool, change: Callable[[Training], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(PlanCache, "longest_wait", 1)
-    own, twin = both()
-    quick, taken = own.kept.replay, own.taken
-    assert taken == 3
-    for each in (own, twin):
-        change(each)
-    own.step(5)
+    fast, twin = both()
+    quick, replay_count = fast.kept.replay, fast.taken
+    assert replay_count == 3
+    for training in (fast, twin):
+        change(training)
+    fast.step(5)
     twin.step(5)
-    assert_same(own, twin)
-    assert (own.kept.replay is quick and quick.taken == taken + 1) is stays
+    assert_same(fast, twin)
+    assert (fast.kept.replay is quick and quick.taken == replay_count + 1) is replay_stays
     for seed in range(6, 10):
-        own.step(seed)
+        fast.step(seed)
         twin.step(seed)
-        assert_same(own, twin)
+        assert_same(fast, twin)
 
 
 def _as_lists(feed: dict[Any, Any]) -> dict[Any, Any]:
@@ -238,100 +238,100 @@ def _by_name(feed: dict[Any, Any]) -> dict[Any, Any]:
     return {key.name: value for key, value in feed.items()}
 
 
-@pytest.mark.parametrize("is_fed", [False, True])
+@pytest.mark.parametrize("by_feed", [False, True])
 @pytest.mark.parametrize("change", [_as_lists, _as_tensors, _as_doubles, _by_name])
-def test_what_is_fed(change: Callable[[Any], Any], is_fed: bool) -> None:
-    own, twin = both(is_fed=is_fed)
-    own.step(5, feed=change(own.feed(5)))
+def test_what_is_fed(change: Callable[[Any], Any], by_feed: bool) -> None:
+    fast, twin = both(by_feed=by_feed)
+    fast.step(5, feed=change(fast.feed(5)))
     twin.step(5)
-    assert_same(own, twin)
-    assert own.taken == 4
+    assert_same(fast, twin)
+    assert fast.taken == 4
 
 
 def test_what_was_fed_is_not_kept() -> None:
-    own, twin = both(is_fed=True)
-    feed = own.feed(5)
-    own.step(5, feed=feed)
+    fast, twin = both(by_feed=True)
+    feed = fast.feed(5)
+    fast.step(5, feed=feed)
     for value in feed.values():
         value.fill(7)
     twin.step(5)
-    assert_same(own, twin)
+    assert_same(fast, twin)
 
 
 def test_what_is_refused_is_so_after_them() -> None:
-    own, twin = both(is_fed=True)
-    before, errors = own.written(), []
-    for each in (own, twin):
-        with pytest.raises(ValueError, match="Cannot feed value of shape") as caught:
-            each.step(5, feed={**each.feed(5), each.feeds[0]: np.ones((2, 3), "float32")})
-        errors.append(str(caught.value))
+    fast, twin = both(by_feed=True)
+    tensors_before, errors = fast.written(), []
+    for run in (fast, twin):
+        with pytest.raises(ValueError, match="Cannot feed value of shape") as excinfo:
+            run.step(5, feed={**run.feed(5), run.feeds[0]: np.ones((2, 3), "float32")})
+        errors.append(str(excinfo.value))
     assert errors[0] == errors[1]
-    assert all(map(torch.equal, before, own.written()))
+    assert all(map(torch.equal, tensors_before, fast.written()))
 
 
 def test_two_steps_of_one_optimizer() -> None:
-    own, twin = both(steps=0)
-    others: list[Any] = []
-    for each in (own, twin):
-        with each.graph.as_default():
-            pairs = list(zip(each.feeds, each.variables, strict=True))
-            others.append(each.optimizer.apply_gradients(pairs[:2]))
+    fast, twin = both(steps=0)
+    second_ops: list[Any] = []
+    for training in (fast, twin):
+        with training.graph.as_default():
+            pairs = list(zip(training.feeds, training.variables, strict=True))
+            second_ops.append(training.optimizer.apply_gradients(pairs[:2]))
     for seed in range(9):
-        for each, other in zip((own, twin), others, strict=True):
-            each.step(seed)
-            each.step(seed + 100, other)
-        assert_same(own, twin)
+        for training, second_op in zip((fast, twin), second_ops, strict=True):
+            training.step(seed)
+            training.step(seed + 100, second_op)
+        assert_same(fast, twin)
 
 
 def test_two_sessions_of_one_graph() -> None:
-    own, twin = both()
-    with own.graph.as_default():
+    fast, twin = both()
+    with fast.graph.as_default():
         init = tf.global_variables_initializer()
-    first, other = own.session, tf.Session(graph=own.graph)
-    other.run(init)
-    again = Training(is_twin=True)
+    first, second_session = fast.session, tf.Session(graph=fast.graph)
+    second_session.run(init)
+    late_twin = Training(is_twin=True)
     for seed in range(6):
-        own.session = other
-        own.step(seed)
-        again.step(seed)
-        assert_same(own, again)
-        own.session = first
-        own.step(seed)
+        fast.session = second_session
+        fast.step(seed)
+        late_twin.step(seed)
+        assert_same(fast, late_twin)
+        fast.session = first
+        fast.step(seed)
         twin.step(seed)
-        assert_same(own, twin)
-    assert own.taken == 9
+        assert_same(fast, twin)
+    assert fast.taken == 9
 
 
 def test_a_closed_session() -> None:
-    own, _ = both()
-    own.session.close()
+    fast, _ = both()
+    fast.session.close()
     with pytest.raises(RuntimeError, match="closed Session"):
-        own.step(5)
-    assert own.taken == 3
+        fast.step(5)
+    assert fast.taken == 3
 
 
 def test_another_engine_is_seen() -> None:
-    own, twin = both()
-    quick = own.kept.replay
+    fast, twin = both()
+    quick = fast.kept.replay
     with thalweg.engine("reference"):
-        own.step(5)
+        fast.step(5)
         twin.step(5)
     assert quick.taken == 3
-    assert_same(own, twin)
+    assert_same(fast, twin)
 
 
 def test_a_rate_in_a_variable_is_read_at_each_run() -> None:
-    own, twin = both("a rate in a variable")
+    fast, twin = both("a rate in a variable")
     for seed in range(5, 9):
-        for each in (own, twin):
-            each.optimizer._lr.load(0.5 / seed, each.session)
-            each.step(seed)
-        assert_same(own, twin)
-    assert own.taken == 7
+        for training in (fast, twin):
+            training.optimizer._lr.load(0.5 / seed, training.session)
+            training.step(seed)
+        assert_same(fast, twin)
+    assert fast.taken == 7
 
 
 @pytest.mark.parametrize(
-    ("is_after", "error"),  # that a signal's function may raise
+    ("step_is_taken", "error"),  # that a signal's function may raise
     [
         (False, KeyboardInterrupt),
         (True, KeyboardInterrupt),
@@ -341,68 +341,68 @@ def test_a_rate_in_a_variable_is_read_at_each_run() -> None:
     ],
 )
 def test_an_interruption_leaves_the_step_whole(
-    is_after: bool, error: type[BaseException], monkeypatch: pytest.MonkeyPatch
+    step_is_taken: bool, error: type[BaseException], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own, twin = both()
+    fast, twin = both()
     take = guard_table.GuardTable.take
 
-    def interrupted(*given: Any) -> int:
-        mismatch = take(*given) if is_after else 0
+    def interrupted(*args: Any) -> int:
+        mismatch = take(*args) if step_is_taken else 0
         # Then the numbers of the step are computed, and this is called again.
         if mismatch == replay_kernel.NOT_TABLED:
             return mismatch
         raise error
 
     monkeypatch.setattr(guard_table.GuardTable, "take", interrupted)
-    with pytest.raises(error) as caught:
-        own.step(5)
+    with pytest.raises(error) as excinfo:
+        fast.step(5)
     monkeypatch.undo()
-    notes = getattr(caught.value, "__notes__", [])
-    assert ("The step was taken." in notes) is is_after
-    if is_after:
+    notes = getattr(excinfo.value, "__notes__", [])
+    assert ("The step was taken." in notes) is step_is_taken
+    if step_is_taken:
         twin.step(5)
-    assert_same(own, twin)
-    own.step(6)
+    assert_same(fast, twin)
+    fast.step(6)
     twin.step(6)
-    assert_same(own, twin)
+    assert_same(fast, twin)
     assert torch.is_grad_enabled()
 
 
 @pytest.mark.usefixtures("threads_change_often")
 def test_threads_of_one_session() -> None:
-    own = Training("GradientDescent")
+    training = Training("GradientDescent")
     steps = 60
 
     def train_alone() -> None:
         for seed in range(steps):
-            own.step(seed)
+            training.step(seed)
 
     threads = [threading.Thread(target=train_alone) for _ in range(3)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
-    assert int(own.session.run(own.count)) == 3 * steps
-    assert own.taken > steps
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert int(training.session.run(training.count)) == 3 * steps
+    assert training.taken > steps
 
 
 def test_a_list_of_an_operation_is_its_own_in_each_run() -> None:
     graph = tf.Graph()
-    found: list[Any] = []
+    nests: list[Any] = []
 
     def note(nest: Any) -> None:
         nest["plain"].append(len(nest["plain"]))
-        found.append(nest)
+        nests.append(nest)
 
     with graph.as_default():
-        fed = placeholder("float32", ())
-        op = operation(note, [{"fed": [fed], "plain": [], "pair": (fed, 2)}], "note")
+        feed = placeholder("float32", ())
+        op = operation(note, [{"fed": [feed], "plain": [], "pair": (feed, 2)}], "note")
     session = tf.Session(graph=graph)
-    session.run(op, {fed: 1.0})
-    session.run(op, {fed: 2.0})
-    assert [each["plain"] for each in found] == [[0], [0]]
-    assert [float(each["fed"][0]) for each in found] == [1.0, 2.0]
-    assert [(float(each["pair"][0]), each["pair"][1]) for each in found] == [(1.0, 2), (2.0, 2)]
+    session.run(op, {feed: 1.0})
+    session.run(op, {feed: 2.0})
+    assert [nest["plain"] for nest in nests] == [[0], [0]]
+    assert [float(nest["fed"][0]) for nest in nests] == [1.0, 2.0]
+    assert [(float(nest["pair"][0]), nest["pair"][1]) for nest in nests] == [(1.0, 2), (2.0, 2)]
 
 
 def test_a_variable_that_an_operation_cuts_is_refused_after_it() -> None:
@@ -416,12 +416,12 @@ def test_a_variable_that_an_operation_cuts_is_refused_after_it() -> None:
 
         op = operation(cut, [by_reference(var)], "cut", kind="pure", control_inputs=[first])
         with graph.control_dependencies([op]):
-            last = torch.exp(var)
+            exp_op = torch.exp(var)
         init = var.initializer
     session = tf.Session(graph=graph)
     session.run(init)
     with pytest.raises(thalweg.errors.LayoutError, match="storage was cut"):
-        session.run([first, last])
+        session.run([first, exp_op])
 
 
 def test_a_variable_that_a_run_gives_other_memory_is_read_anew() -> None:
@@ -432,9 +432,9 @@ def test_a_variable_that_a_run_gives_other_memory_is_read_anew() -> None:
         with graph.control_dependencies([first]):
             longer = tf.assign(var, np.zeros(3, "float32"), validate_shape=False)
         with graph.control_dependencies([longer]):
-            last = torch.exp(var)
+            exp_op = torch.exp(var)
         init = var.initializer
     session = tf.Session(graph=graph)
     session.run(init)
-    found = session.run([first, last])
-    assert [each.shape for each in found] == [(2,), (3,)]
+    values = session.run([first, exp_op])
+    assert [array.shape for array in values] == [(2,), (3,)]

@@ -646,15 +646,9 @@ def test_a_step_under_way_at_a_fork_is_neither_continued_nor_saved(tmp_path):
         return messages, is_equal
 
     with stop.reached_by(hold):
-<<<<<<< HEAD
-        refused, same = run_in_child(child)
-    assert len(refused) == 3
-    assert same
-=======
-        messages, is_equal = told(child)
+        messages, is_equal = run_in_child(child)
     assert len(messages) == 3
     assert is_equal
->>>>>>> tests-files
 
 
 @pytest.mark.parametrize("kind", ["class", "layer"])

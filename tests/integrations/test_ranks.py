@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from parallel_workers import shared_folder, told_by_ranks, told_once
+from parallel_workers import run_ranks, run_ranks_once, shared_folder
 from rank_cases import (
     DIAGNOSED,
     MAKERS,

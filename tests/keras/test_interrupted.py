@@ -74,8 +74,8 @@ def hooked_adam(fuse: Fuse) -> Any:
 class Overriding(Adam):
     """Adam with one of Keras' hooks overridden, which fails after its work is done."""
 
-    def at(self, hook: str, found: Any) -> Any:
-        return self.fuse(found) if hook == self.hook else found
+    def at(self, hook: str, hook_output: Any) -> Any:
+        return self.fuse(hook_output) if hook == self.hook else hook_output
 
     def _prepare(self, var_list: Any) -> Any:
         return self.at("_prepare", super()._prepare(var_list))
@@ -84,8 +84,8 @@ class Overriding(Adam):
         return self.at("_decayed_lr", super()._decayed_lr(var_dtype))
 
     def _transform_unaggregated_gradients(self, grads_and_vars: Any) -> Any:
-        found = list(super()._transform_unaggregated_gradients(grads_and_vars))
-        return self.at("_transform_unaggregated_gradients", found)
+        pairs = list(super()._transform_unaggregated_gradients(grads_and_vars))
+        return self.at("_transform_unaggregated_gradients", pairs)
 
     def _aggregate_gradients(self, grads_and_vars: Any) -> Any:
         return self.at("_aggregate_gradients", list(super()._aggregate_gradients(grads_and_vars)))
@@ -127,7 +127,7 @@ def test_step_is_not_taken(make: Any, steps: int, error: Any, engine: str) -> No
     opt = make(fuse)
     opt.engine = engine
     train(opt, variables, steps)
-    then, start = snapshot(opt, variables), [var.numpy() for var in variables]
+    state_before, start = snapshot(opt, variables), [var.numpy() for var in variables]
     fuse.lit = True
     with pytest.raises(error, match="burnt") as raised:
         opt.apply_gradients(gradients(variables, 9))
@@ -135,22 +135,22 @@ def test_step_is_not_taken(make: Any, steps: int, error: Any, engine: str) -> No
     assert all(np.array_equal(var.numpy(), old) for var, old in zip(variables, start, strict=True))
     assert opt.iterations.item() == steps
     if steps:
-        assert_same_bits(snapshot(opt, variables), then)
+        assert_same_bits(snapshot(opt, variables), state_before)
 
 
 @both_engines
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
 def test_next_step_is_as_if_nothing_had_happened(make: Any, engine: str) -> None:
-    fuse, variables, others = Fuse(RuntimeError), pair(), pair()
-    opt, plain = make(fuse), make(Fuse(RuntimeError))
-    opt.engine = plain.engine = engine
-    train(opt, variables, 2), train(plain, others, 2)
+    fuse, variables, twins = Fuse(RuntimeError), pair(), pair()
+    opt, plain_opt = make(fuse), make(Fuse(RuntimeError))
+    opt.engine = plain_opt.engine = engine
+    train(opt, variables, 2), train(plain_opt, twins, 2)
     fuse.lit = True
     with pytest.raises(RuntimeError, match="burnt"):
         opt.apply_gradients(gradients(variables, 9))
     fuse.lit = False
-    train(opt, variables, 2, first=3), train(plain, others, 2, first=3)
-    assert_same_bits(snapshot(opt, variables), snapshot(plain, others))
+    train(opt, variables, 2, first=3), train(plain_opt, twins, 2, first=3)
+    assert_same_bits(snapshot(opt, variables), snapshot(plain_opt, twins))
 
 
 @errors
@@ -159,11 +159,11 @@ def test_loss_that_fails(steps: int, error: Any) -> None:
     fuse, variables = Fuse(error), pair()
     opt = Adam()
     train(opt, variables, steps)
-    then = snapshot(opt, variables)
+    state_before = snapshot(opt, variables)
     fuse.lit = True
     with pytest.raises(error, match="burnt"):
         opt.minimize(fuse, variables)
-    assert_same_bits(snapshot(opt, variables), then)
+    assert_same_bits(snapshot(opt, variables), state_before)
     fuse.lit = False
     opt.minimize(lambda: (variables[0] * variables[1]).sum(), variables)
     assert opt.iterations.item() == steps + 1
@@ -240,10 +240,10 @@ def raising(error: BaseException) -> Any:
 @pytest.mark.parametrize("make", [lambda: SGD(1.0), lambda: Hooked(Fuse(RuntimeError))])
 @pytest.mark.parametrize("first", [True, False])
 def test_an_interruption_comes_before_other_errors(make: Any, first: bool) -> None:
-    found = [RuntimeError("ordinary"), KeyboardInterrupt("stop")]
+    errors = [RuntimeError("ordinary"), KeyboardInterrupt("stop")]
     variables = [
         thalweg.Variable([1.0], name, constraint=raising(error))
-        for name, error in zip("ab", found[:: -1 if first else 1], strict=True)
+        for name, error in zip("ab", errors[:: -1 if first else 1], strict=True)
     ]
     opt = make()
     with pytest.raises(KeyboardInterrupt, match="stop") as raised:
@@ -254,8 +254,8 @@ def test_an_interruption_comes_before_other_errors(make: Any, first: bool) -> No
 
 
 def test_of_several_ordinary_errors_the_first_is_raised() -> None:
-    found = [ValueError("one"), RuntimeError("two")]
-    variables = [thalweg.Variable([1.0], "w", constraint=raising(error)) for error in found]
+    errors = [ValueError("one"), RuntimeError("two")]
+    variables = [thalweg.Variable([1.0], "w", constraint=raising(error)) for error in errors]
     with pytest.raises(ValueError, match="one") as raised:
         SGD(1.0).apply_gradients([([2.0], var) for var in variables])
     assert "Also: RuntimeError: two" in raised.value.__notes__

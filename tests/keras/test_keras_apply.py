@@ -105,20 +105,22 @@ def test_transformers_apply_in_order(engine: str) -> None:
 
 def test_transformer_may_drop_a_variable() -> None:
     a, b = pair()
-    before = b.numpy()
+    initial = b.numpy()
     opt = SGD(0.5, gradient_transformers=[lambda pairs: pairs[:1]])
     opt.apply_gradients(gradients([a, b]))
-    assert np.array_equal(b.numpy(), before)
+    assert np.array_equal(b.numpy(), initial)
 
 
 def test_transformer_that_breaks_a_gradient_changes_nothing() -> None:
     variables = pair()
     opt = SGD(0.5, gradient_transformers=[lambda pairs: [(g[:1], v) for g, v in pairs]])
-    before = snapshot(opt, variables)[:2]
+    tensors_before = snapshot(opt, variables)[:2]
     with pytest.raises(ValueError, match="has shape"):
         opt.apply_gradients(gradients(variables))
-    now = snapshot(opt, variables)
-    assert all(torch.equal(a, b) for (_, a), (_, b) in zip(now, before, strict=False))
+    tensors_after = snapshot(opt, variables)
+    assert all(
+        torch.equal(a, b) for (_, a), (_, b) in zip(tensors_after, tensors_before, strict=False)
+    )
     assert opt.iterations.item() == 0
 
 
@@ -140,14 +142,14 @@ def test_empty_list_is_no_step(row: Row) -> None:
 
 
 @pytest.mark.parametrize(
-    "given",
+    "gradient",
     [[1.0, 2.0], (1.0, 2.0), np.array([1, 2], "f4"), torch.tensor([1.0, 2.0])],
     ids=["list", "tuple", "array", "tensor"],
 )
 @pytest.mark.parametrize("wrap", [list, tuple, iter, lambda pairs: zip(*zip(*pairs))])
-def test_what_a_gradient_may_be(given: Any, wrap: Any) -> None:
+def test_what_a_gradient_may_be(gradient: Any, wrap: Any) -> None:
     w = thalweg.Variable([0.0, 0.0])
-    SGD(1.0).apply_gradients(wrap([(given, w)]))
+    SGD(1.0).apply_gradients(wrap([(gradient, w)]))
     assert w.numpy().tolist() == [-1.0, -2.0]
 
 
@@ -163,20 +165,20 @@ def test_gradients_are_not_touched(row: Row, engine: str) -> None:
     opt, variables = row.make(clipvalue=0.1), pair()
     opt.engine = engine
     pairs = gradients(variables)
-    before = [(grad.clone(), grad._version) for grad, _ in pairs]
+    gradients_before = [(grad.clone(), grad._version) for grad, _ in pairs]
     opt.apply_gradients(pairs)
     assert all(
-        torch.equal(grad, then) and grad._version == version
-        for (grad, _), (then, version) in zip(pairs, before, strict=True)
+        torch.equal(grad, copy) and grad._version == version
+        for (grad, _), (copy, version) in zip(pairs, gradients_before, strict=True)
     )
 
 
 def test_none_is_skipped_with_a_warning() -> None:
     a, b = pair()
-    before, opt = a.numpy(), Adam()
+    initial, opt = a.numpy(), Adam()
     with pytest.warns(UserWarning, match=r"Gradients do not exist for variables \['a:0'\] when"):
         opt.apply_gradients([(None, a), gradients([b])[0]])
-    assert np.array_equal(a.numpy(), before)
+    assert np.array_equal(a.numpy(), initial)
     with pytest.raises(KeyError):
         opt.get_slot(a, "m")
 
@@ -200,18 +202,18 @@ def test_no_gradient_at_all() -> None:
 @both_engines
 @all_rows
 def test_same_variable_twice_is_two_updates_and_one_iteration(row: Row, engine: str) -> None:
-    (w, _), (other, _) = pair(), pair()
+    (w, _), (twin, _) = pair(), pair()
     first, second = gradients([w], 1)[0][0], gradients([w], 2)[0][0]
     opt, single = row.make(), row.make()
     opt.engine = single.engine = engine
     opt.apply_gradients([(first, w), (second, w)])
     assert opt.iterations.item() == 1
-    single.apply_gradients([(first, other)])
+    single.apply_gradients([(first, twin)])
     single.iterations.assign(np.int64(0))
     if row.name == "Nadam":
         single.weights[1].assign(np.float32(1))
-    single.apply_gradients([(second, other)])
-    assert torch.equal(w, other)
+    single.apply_gradients([(second, twin)])
+    assert torch.equal(w, twin)
 
 
 @both_engines
@@ -245,13 +247,13 @@ def test_sparse_gradient_of_a_constrained_variable_changes_nothing() -> None:
 @both_engines
 def test_torch_sparse_gradient_is_taken_as_it_is(engine: str) -> None:
     table = torch.nn.Embedding(5, 2, sparse=True)
-    before = table.weight.detach().clone()
+    initial = table.weight.detach().clone()
     table(torch.tensor([1, 3, 1])).sum().backward()
     opt = SGD(0.5)
     opt.engine = engine
     opt.apply_gradients([(table.weight.grad, table.weight)])
-    moved = (before - table.weight.detach()).sum(1)
-    assert moved.tolist() == pytest.approx([0, 2, 0, 1, 0], abs=1e-6)
+    decrease = (initial - table.weight.detach()).sum(1)
+    assert decrease.tolist() == pytest.approx([0, 2, 0, 1, 0], abs=1e-6)
 
 
 def test_named_parameters_of_a_module() -> None:
@@ -291,13 +293,13 @@ def test_any_shape(row: Row, engine: str, shape: tuple[int, ...]) -> None:
 @all_rows
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 def test_engines_agree(row: Row, dtype: str) -> None:
-    opt, plain = row.make(), row.make()
-    opt.engine, plain.engine = "cpu", "reference"
-    variables, others = pair((37,), dtype), pair((37,), dtype)
+    opt, plain_opt = row.make(), row.make()
+    opt.engine, plain_opt.engine = "cpu", "reference"
+    variables, twins = pair((37,), dtype), pair((37,), dtype)
     for step in (1, 2, 3):
         opt.apply_gradients(gradients(variables, step))
-        plain.apply_gradients(gradients(others, step))
-    assert_same_bits(snapshot(opt, variables), snapshot(plain, others))
+        plain_opt.apply_gradients(gradients(twins, step))
+    assert_same_bits(snapshot(opt, variables), snapshot(plain_opt, twins))
 
 
 def test_name_is_accepted() -> None:
@@ -332,30 +334,30 @@ OVERFLOWS: list[tuple[str, str, list[float], list[float]]] = [
 
 @both_engines
 @pytest.mark.parametrize("sparse", [False, True])
-@pytest.mark.parametrize(("option", "dtype", "given", "wanted"), OVERFLOWS)
+@pytest.mark.parametrize(("option", "dtype", "gradient", "expected"), OVERFLOWS)
 def test_a_sum_of_squares_that_its_dtype_cannot_hold_is_infinite(
-    option: str, dtype: str, given: list[float], wanted: list[float], sparse: bool, engine: str
+    option: str, dtype: str, gradient: list[float], expected: list[float], sparse: bool, engine: str
 ) -> None:
     var, opt = (
         thalweg.Variable(torch.ones(2, dtype=getattr(torch, dtype))),
         SGD(1.0, **{option: 0.5}),
     )
     opt.engine = engine
-    grad: Any = torch.tensor(given, dtype=var.dtype)
+    grad: Any = torch.tensor(gradient, dtype=var.dtype)
     opt.apply_gradients([(IndexedSlices(grad, torch.tensor([0, 1])) if sparse else grad, var)])
     tolerance = 1e-9 if dtype == "float64" else 1e-3
-    np.testing.assert_allclose(var.detach().double(), wanted, rtol=0, atol=tolerance)
+    np.testing.assert_allclose(var.detach().double(), expected, rtol=0, atol=tolerance)
 
 
 @both_engines
-@pytest.mark.parametrize("turned", [False, True])
-def test_norms_of_two_dtypes_overflow_each_in_its_own(turned: bool, engine: str) -> None:
+@pytest.mark.parametrize("is_reversed", [False, True])
+def test_norms_of_two_dtypes_overflow_each_in_its_own(is_reversed: bool, engine: str) -> None:
     def taken(**option: float) -> list[list[float]]:
-        single, double = (torch.nn.Parameter(torch.ones(2, dtype=each)) for each in dtypes)
+        single, double = (torch.nn.Parameter(torch.ones(2, dtype=dtype)) for dtype in dtypes)
         pairs = [(torch.full_like(var.detach(), 1e20), var) for var in (single, double)]
         opt = SGD(1.0, **option)
         opt.engine = engine
-        opt.apply_gradients(pairs[::-1] if turned else pairs)
+        opt.apply_gradients(pairs[::-1] if is_reversed else pairs)
         return [single.tolist(), double.tolist()]
 
     dtypes = torch.float32, torch.float64
@@ -374,11 +376,11 @@ def test_a_constraint_set_between_steps_is_applied() -> None:
 
 
 @pytest.mark.parametrize("count", range(1, 6))
-@pytest.mark.parametrize("how", ["an attribute", "a key", "another __dict__"])
+@pytest.mark.parametrize("setter", ["an attribute", "a key", "another __dict__"])
 @pytest.mark.parametrize("face", ["keras", "v1", "optim"])
 @pytest.mark.parametrize("kind", [Variable, torch.nn.Parameter])
 def test_a_constraint_is_applied_however_it_is_set(
-    kind: Any, face: str, how: str, count: int
+    kind: Any, face: str, setter: str, count: int
 ) -> None:
     """Also in a step that is replayed, which compares the attributes of variables."""
     w = kind(torch.ones(3))
@@ -395,9 +397,9 @@ def test_a_constraint_is_applied_however_it_is_set(
     for _ in range(count):
         step()
     name, constraint = "_constraint" if kind is Variable else "constraint", torch.zeros_like
-    if how == "an attribute":
+    if setter == "an attribute":
         w.constraint = constraint
-    elif how == "a key":
+    elif setter == "a key":
         w.__dict__[name] = constraint
     else:
         w.__dict__ = {**w.__dict__, name: constraint}

@@ -25,9 +25,9 @@ def forgotten() -> Iterator[None]:
 
 
 def test_the_facade_has_the_functions_under_both_names() -> None:
-    own = (K, tf.compat.v1.keras.backend)
+    modules = (K, tf.compat.v1.keras.backend)
     for name in ("get_value", "set_value", "batch_get_value", "batch_set_value", "get_session"):
-        assert all(getattr(module, name) is getattr(backend, name) for module in own)
+        assert all(getattr(module, name) is getattr(backend, name) for module in modules)
 
 
 def test_in_eager_mode_a_variable_changes_at_once() -> None:
@@ -37,7 +37,7 @@ def test_in_eager_mode_a_variable_changes_at_once() -> None:
     K.batch_set_value([(w, np.array([3, 4])), (opt.iterations, 7)])
     assert K.get_value(opt.lr) == opt.get_config()["learning_rate"] == 0.25
     values = K.batch_get_value([w, opt.iterations, "no tensor"])
-    assert [np.asarray(each).tolist() for each in values] == [[3.0, 4.0], 7, "no tensor"]
+    assert [np.asarray(value).tolist() for value in values] == [[3.0, 4.0], 7, "no tensor"]
     assert isinstance(K.get_value(w), np.ndarray)
 
 
@@ -105,12 +105,12 @@ def test_without_a_default_session_there_is_the_one_that_was_given_or_made() -> 
         opt.lr = 0.5
         session.run(train)
         assert K.batch_get_value([w, opt.lr, opt.iterations]) == [6.5, 0.5, 2]
-        other = tf1.Session()
-        K.set_session(other)
+        other_session = tf1.Session()
+        K.set_session(other_session)
         assert K.get_value(opt.lr) == 1.0
         assert session.run(opt.lr) == 0.5
     with tf1.Graph().as_default():
-        assert K.get_session() not in (session, other)
+        assert K.get_session() not in (session, other_session)
 
 
 def test_a_new_variable_of_an_optimizer_needs_no_initializer_to_be_read() -> None:

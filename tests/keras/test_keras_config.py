@@ -37,9 +37,9 @@ def test_default_config(row: Row) -> None:
 def test_round_trip(row: Row) -> None:
     opt = row.cls(name="mine", clipvalue=0.5, **row.changed)
     config = opt.get_config()
-    again = row.cls.from_config(config)
-    assert type(again) is row.cls
-    assert again.get_config() == config
+    new_opt = row.cls.from_config(config)
+    assert type(new_opt) is row.cls
+    assert new_opt.get_config() == config
     assert config == {**row.config, **row.changed, "name": "mine", "clipvalue": 0.5}
 
 
@@ -51,11 +51,11 @@ def test_config_is_json_before_training(row: Row) -> None:
 
 @all_rows
 def test_round_trip_after_training(row: Row) -> None:
-    opt, variables, others = row.cls(**row.changed), pair(), pair()
+    opt, variables, twins = row.cls(**row.changed), pair(), pair()
     train(opt, variables, 1)
-    again = row.cls.from_config(opt.get_config())
-    train(again, others, 1)
-    assert np.array_equal(variables[0].numpy(), others[0].numpy())
+    new_opt = row.cls.from_config(opt.get_config())
+    train(new_opt, twins, 1)
+    assert np.array_equal(variables[0].numpy(), twins[0].numpy())
 
 
 @pytest.mark.parametrize("key", ["clipvalue", "clipnorm", "global_clipnorm"])
@@ -83,9 +83,9 @@ def test_from_config_refuses_unknown_keys() -> None:
 
 @pytest.mark.parametrize("cls", [SGD, Adam, RMSprop, Adagrad])
 def test_schedule_round_trip(cls: Any) -> None:
-    again = cls.from_config(cls(HALVING).get_config())
-    assert isinstance(again.learning_rate, schedules.ExponentialDecay)
-    assert again.learning_rate.get_config() == HALVING.get_config()
+    new_opt = cls.from_config(cls(HALVING).get_config())
+    assert isinstance(new_opt.learning_rate, schedules.ExponentialDecay)
+    assert new_opt.learning_rate.get_config() == HALVING.get_config()
 
 
 def test_custom_schedule() -> None:
@@ -97,9 +97,9 @@ def test_custom_schedule() -> None:
             return {}
 
     config = SGD(Mine()).get_config()
-    again = SGD.from_config(config, custom_objects={"Mine": Mine})
+    new_opt = SGD.from_config(config, custom_objects={"Mine": Mine})
     w = thalweg.Variable(0.0)
-    again.apply_gradients([(1.0, w)]), again.apply_gradients([(1.0, w)])
+    new_opt.apply_gradients([(1.0, w)]), new_opt.apply_gradients([(1.0, w)])
     assert w.item() == -0.75
     with pytest.raises(ValueError, match="Mine"):
         SGD.from_config(config)
@@ -111,9 +111,9 @@ def test_callable_is_saved_as_its_value() -> None:
 
 def test_a_bfloat16_variable_is_saved_as_a_float() -> None:
     rate = thalweg.Variable(torch.tensor(0.25, dtype=torch.bfloat16))
-    saved = SGD(rate).get_config()["learning_rate"]
-    assert saved == 0.25
-    assert type(saved) is float
+    rate_config = SGD(rate).get_config()["learning_rate"]
+    assert rate_config == 0.25
+    assert type(rate_config) is float
 
 
 def test_nadam_round_trip_keeps_schedule_decay() -> None:
@@ -137,11 +137,11 @@ def test_get_by_name(row: Row, change: Any) -> None:
 
 @all_rows
 def test_serialize_round_trip(row: Row) -> None:
-    saved = optimizers.serialize(row.cls(**row.changed))
-    assert saved["class_name"] == row.name
-    for again in (optimizers.deserialize(saved), optimizers.get(saved)):
-        assert type(again) is row.cls
-        assert optimizers.serialize(again) == saved
+    serialized = optimizers.serialize(row.cls(**row.changed))
+    assert serialized["class_name"] == row.name
+    for new_opt in (optimizers.deserialize(serialized), optimizers.get(serialized)):
+        assert type(new_opt) is row.cls
+        assert optimizers.serialize(new_opt) == serialized
 
 
 def test_get_an_optimizer() -> None:
@@ -156,18 +156,18 @@ def test_get_something_else(identifier: Any) -> None:
 
 
 def test_custom_objects() -> None:
-    saved = optimizers.serialize(MyAdam(scale=2.0, learning_rate=0.5))
-    again = optimizers.deserialize(saved, custom_objects={"MyAdam": MyAdam})
-    assert isinstance(again, MyAdam)
-    assert (again.scale, again.learning_rate.item()) == (2.0, 0.5)
+    serialized = optimizers.serialize(MyAdam(scale=2.0, learning_rate=0.5))
+    new_opt = optimizers.deserialize(serialized, custom_objects={"MyAdam": MyAdam})
+    assert isinstance(new_opt, MyAdam)
+    assert (new_opt.scale, new_opt.learning_rate.item()) == (2.0, 0.5)
     with pytest.raises(ValueError, match="Unknown optimizer: MyAdam"):
-        optimizers.deserialize(saved)
+        optimizers.deserialize(serialized)
 
 
 def test_deserialize_leaves_the_dictionary() -> None:
-    saved = {"class_name": "sgd", "config": {"lr": 0.5}}
-    optimizers.deserialize(saved)
-    assert saved == {"class_name": "sgd", "config": {"lr": 0.5}}
+    serialized = {"class_name": "sgd", "config": {"lr": 0.5}}
+    optimizers.deserialize(serialized)
+    assert serialized == {"class_name": "sgd", "config": {"lr": 0.5}}
 
 
 def test_base_class_round_trip() -> None:

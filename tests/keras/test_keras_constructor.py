@@ -1,4 +1,4 @@
-"""What constructors accept and refuse, and the options that clip."""
+"""Arguments of constructors, and the options that clip."""
 
 from __future__ import annotations
 
@@ -192,11 +192,11 @@ def test_momentum_slot_is_decided_at_construction(cls: Any, momentum: Any, has_s
 @pytest.mark.parametrize("cls", [SGD, RMSprop])
 def test_momentum_set_later_from_zero_has_no_effect(cls: Any) -> None:
     opt, w = cls(0.5), thalweg.Variable([1.0])
-    plain, other = cls(0.5), thalweg.Variable([1.0])
+    plain_opt, twin = cls(0.5), thalweg.Variable([1.0])
     opt.momentum = 0.9
     opt.apply_gradients([([1.0], w)]), opt.apply_gradients([([1.0], w)])
-    plain.apply_gradients([([1.0], other)]), plain.apply_gradients([([1.0], other)])
-    assert w.item() == other.item()
+    plain_opt.apply_gradients([([1.0], twin)]), plain_opt.apply_gradients([([1.0], twin)])
+    assert w.item() == twin.item()
     assert "momentum" not in opt.get_slot_names()
 
 
@@ -241,9 +241,9 @@ def test_nadam_refuses_a_schedule_set_later() -> None:
 
 def test_attributes_set_later_take_effect() -> None:
     a, b = thalweg.Variable(1.0), thalweg.Variable(1.0)
-    opt, plain = Adam(0.5), Adam(0.5, epsilon=1.0, amsgrad=True)
+    opt, plain_opt = Adam(0.5), Adam(0.5, epsilon=1.0, amsgrad=True)
     opt.epsilon, opt.amsgrad = 1.0, True
-    opt.apply_gradients([(1.0, a)]), plain.apply_gradients([(1.0, b)])
+    opt.apply_gradients([(1.0, a)]), plain_opt.apply_gradients([(1.0, b)])
     assert a.item() == b.item() > 0.8
 
 
@@ -269,9 +269,9 @@ def unconnected(opt: Any) -> Any:
     ids=["lr", "base", "nadam", "decay", "apply", "minimize"],
 )
 def test_warnings_point_at_the_users_line(call: Any) -> None:
-    with pytest.warns(Warning) as caught:  # noqa: PT030
+    with pytest.warns(Warning) as caught_warnings:  # noqa: PT030
         call()
-    assert [warning.filename for warning in caught] == [__file__]
+    assert [warning.filename for warning in caught_warnings] == [__file__]
 
 
 def test_nadam_ignores_decay_and_says_so() -> None:

@@ -25,42 +25,42 @@ def test_deepcopy_goes_on_with_the_same_variables(row: Row, engine: str, steps: 
     opt.engine = engine
     train(opt, variables, steps)
     start = [var.numpy() for var in variables]
-    other = copy.deepcopy(opt)
+    opt_copy = copy.deepcopy(opt)
     train(opt, variables, 2, first=5)
-    then = snapshot(opt, variables)
+    state_before = snapshot(opt, variables)
     for var, value in zip(variables, start, strict=True):
         var.assign(value)
-    train(other, variables, 2, first=5)
-    assert_same_bits(snapshot(other, variables), then)
+    train(opt_copy, variables, 2, first=5)
+    assert_same_bits(snapshot(opt_copy, variables), state_before)
 
 
 @all_rows
 def test_deepcopy_has_its_own_state(row: Row) -> None:
     opt, variables = row.make(), pair()
     train(opt, variables, 2)
-    then = snapshot(opt, [])
-    other = copy.deepcopy(opt)
-    train(other, variables, 2, first=3)
-    assert_same_bits(snapshot(opt, []), then)
-    assert other.iterations.item() == 4
+    state_before = snapshot(opt, [])
+    opt_copy = copy.deepcopy(opt)
+    train(opt_copy, variables, 2, first=3)
+    assert_same_bits(snapshot(opt, []), state_before)
+    assert opt_copy.iterations.item() == 4
 
 
 @all_rows
 def test_variables_copied_together_go_with_the_copy(row: Row) -> None:
     opt, variables = row.make(), pair()
     train(opt, variables, 2)
-    other, copies = copy.deepcopy((opt, variables))
-    train(opt, variables, 2, first=3), train(other, copies, 2, first=3)
-    assert_same_bits(snapshot(other, copies), snapshot(opt, variables))
-    assert len(other.weights) == len(opt.weights)
+    opt_copy, copies = copy.deepcopy((opt, variables))
+    train(opt, variables, 2, first=3), train(opt_copy, copies, 2, first=3)
+    assert_same_bits(snapshot(opt_copy, copies), snapshot(opt, variables))
+    assert len(opt_copy.weights) == len(opt.weights)
 
 
 def test_deepcopy_copies_hyperparameters() -> None:
     opt = SGD(0.5)
     _ = opt.learning_rate
-    other = copy.deepcopy(opt)
-    other.learning_rate = 0.25
-    assert (opt.learning_rate.item(), other.learning_rate.item()) == (0.5, 0.25)
+    opt_copy = copy.deepcopy(opt)
+    opt_copy.learning_rate = 0.25
+    assert (opt.learning_rate.item(), opt_copy.learning_rate.item()) == (0.5, 0.25)
 
 
 @both_engines
@@ -69,10 +69,10 @@ def test_pickle_with_the_variables(row: Row, engine: str) -> None:
     opt, variables = row.make(clipnorm=0.5), pair()
     opt.engine = engine
     train(opt, variables, 2)
-    other, copies = pickle.loads(pickle.dumps((opt, variables)))
-    assert other.get_config() == opt.get_config()
-    train(opt, variables, 2, first=3), train(other, copies, 2, first=3)
-    assert_same_bits(snapshot(other, copies), snapshot(opt, variables))
+    opt_copy, copies = pickle.loads(pickle.dumps((opt, variables)))
+    assert opt_copy.get_config() == opt.get_config()
+    train(opt, variables, 2, first=3), train(opt_copy, copies, 2, first=3)
+    assert_same_bits(snapshot(opt_copy, copies), snapshot(opt, variables))
 
 
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
@@ -81,21 +81,21 @@ def test_every_protocol_of_pickle(make: Any, protocol: int) -> None:
     opt, w = make(0.1), thalweg.Variable([1.0, 2.0])
     opt.apply_gradients([([1.0, 1.0], w)])
     opt.engine = "reference"
-    other, again = pickle.loads(pickle.dumps((opt, w), protocol))
-    for each, var in ((opt, w), (other, again)):
-        each.apply_gradients([([1.0, 1.0], var)])
-    assert other.engine == "reference"
-    assert again.tolist() == w.tolist()
+    opt_copy, w_copy = pickle.loads(pickle.dumps((opt, w), protocol))
+    for optimizer, var in ((opt, w), (opt_copy, w_copy)):
+        optimizer.apply_gradients([([1.0, 1.0], var)])
+    assert opt_copy.engine == "reference"
+    assert w_copy.tolist() == w.tolist()
 
 
 def test_pickle_with_torch_parameters() -> None:
     opt, model = Adam(), torch.nn.Linear(2, 1)
     variables = thalweg.named_variables(model)
     train(opt, variables, 2)
-    other, again = pickle.loads(pickle.dumps((opt, model)))
-    train(opt, variables, 1, first=3), train(other, list(again.parameters()), 1, first=3)
-    assert torch.equal(again.weight, model.weight)
-    assert other.iterations.item() == 3
+    opt_copy, twin = pickle.loads(pickle.dumps((opt, model)))
+    train(opt, variables, 1, first=3), train(opt_copy, list(twin.parameters()), 1, first=3)
+    assert torch.equal(twin.weight, model.weight)
+    assert opt_copy.iterations.item() == 3
 
 
 def update(var: Any, grad: Any, *, learning_rate: Any) -> Any:
@@ -118,9 +118,9 @@ RULES = {
 def test_rule_optimizer(rule: Any, duplicate: Any) -> None:
     opt, variables = RuleOptimizer(rule), pair()
     train(opt, variables, 2)
-    other, copies = duplicate((opt, variables))
-    train(opt, variables, 2, first=3), train(other, copies, 2, first=3)
-    assert_same_bits(snapshot(other, copies), snapshot(opt, variables))
+    opt_copy, copies = duplicate((opt, variables))
+    train(opt, variables, 2, first=3), train(opt_copy, copies, 2, first=3)
+    assert_same_bits(snapshot(opt_copy, copies), snapshot(opt, variables))
 
 
 class Plain(Optimizer):
@@ -136,7 +136,7 @@ class Plain(Optimizer):
 def test_users_optimizer(duplicate: Any) -> None:
     opt, variables = Plain("Plain"), pair()
     train(opt, variables, 2)
-    other, copies = duplicate((opt, variables))
-    train(other, copies, 1)
-    assert np.array_equal(other.get_slot(copies[0], "count").numpy(), [3, 3, 3])
+    opt_copy, copies = duplicate((opt, variables))
+    train(opt_copy, copies, 1)
+    assert np.array_equal(opt_copy.get_slot(copies[0], "count").numpy(), [3, 3, 3])
     assert np.array_equal(opt.get_slot(variables[0], "count").numpy(), [2, 2, 2])

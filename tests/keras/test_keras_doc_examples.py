@@ -48,13 +48,13 @@ def test_var_list_as_callable() -> None:
     model.add(tf.keras.layers.Dense(num_classes, activation="sigmoid"))
     loss_fn = lambda: tf.keras.losses.mse(model(input), output)  # noqa: E731
     var_list_fn = lambda: model.trainable_weights  # noqa: E731
-    before = np.inf
+    previous_loss = np.inf
     for input, output in data:  # noqa: B007
-        now = loss_fn().sum().item()
+        current_loss = loss_fn().sum().item()
         opt.minimize(loss_fn, var_list_fn)
-        assert now < before
-        before = now
-    assert loss_fn().sum().item() < before
+        assert current_loss < previous_loss
+        previous_loss = current_loss
+    assert loss_fn().sum().item() < previous_loss
     assert opt.iterations.numpy() == 2
 
 

@@ -1,4 +1,4 @@
-"""What a constructor is given in error: refused at once, by the name of the argument."""
+"""Invalid arguments of constructors raise at once and name the argument."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from thalweg.keras.optimizers import (
     schedules,
 )
 
-WAY_OUT = r"Variables go to minimize\(\) or apply_gradients\(\)"
+MINIMIZE_HINT = r"Variables go to minimize\(\) or apply_gradients\(\)"
 NAN = float("nan")
 
 
@@ -67,20 +67,20 @@ def test_learning_rate_that_is_no_number(row: Row, value: Any) -> None:
     ids=["generator", "list", "tuple", "module", "named", "groups", "dict"],
 )
 def test_variables_in_place_of_the_learning_rate(value: Any) -> None:
-    with pytest.raises(TypeError, match=rf"^learning_rate must be a number.* {WAY_OUT}"):
+    with pytest.raises(TypeError, match=rf"^learning_rate must be a number.* {MINIMIZE_HINT}"):
         Adam(value)
 
 
 @all_rows
 @pytest.mark.filterwarnings("ignore:The `lr` argument is deprecated")
 def test_variables_beside_lr_as_torch_optim_takes_them(row: Row) -> None:
-    with pytest.raises(TypeError, match=rf"^learning_rate must be a number.* {WAY_OUT}"):
+    with pytest.raises(TypeError, match=rf"^learning_rate must be a number.* {MINIMIZE_HINT}"):
         type(row.make())(linear().parameters(), lr=1e-3)
 
 
 def test_variables_in_place_of_a_rule_or_a_name() -> None:
     for make in (RuleOptimizer, Optimizer):
-        with pytest.raises(TypeError, match=rf"^(rule|name) must be a.* {WAY_OUT}"):
+        with pytest.raises(TypeError, match=rf"^(rule|name) must be a.* {MINIMIZE_HINT}"):
             make(linear().parameters())
 
 
@@ -174,11 +174,11 @@ def test_other_arguments(cls: Any, name: str, value: Any, error: type[Exception]
     ],
     ids=["string", "list", "tensor", "callable", "nan", "negative"],
 )
-@pytest.mark.parametrize("later", [False, True], ids=["constructor", "attribute"])
-def test_clipping(name: str, value: Any, error: type[Exception], later: bool) -> None:
+@pytest.mark.parametrize("setter", [False, True], ids=["constructor", "attribute"])
+def test_clipping(name: str, value: Any, error: type[Exception], setter: bool) -> None:
     opt = SGD()
     with pytest.raises(error, match=rf"^{name} must be a number|^{name} is nan|^Expected {name}"):
-        setattr(opt, name, value) if later else SGD(**{name: value})
+        setattr(opt, name, value) if setter else SGD(**{name: value})
     assert getattr(opt, name) is None
 
 
@@ -228,9 +228,9 @@ def test_what_is_called_returns_no_number(value: Any, message: str, steps: int) 
 
 def test_a_rate_on_the_meta_device_is_refused_where_it_is_given() -> None:
     rate, opt = torch.tensor(1.0, device="meta"), SGD(0.5)
-    for refused in (lambda: SGD(rate), lambda: setattr(opt, "learning_rate", rate)):
+    for set_rate in (lambda: SGD(rate), lambda: setattr(opt, "learning_rate", rate)):
         with pytest.raises(TypeError, match="learning_rate must have a value, not be on the meta"):
-            refused()
+            set_rate()
     assert float(opt.learning_rate) == 0.5
 
 
@@ -267,20 +267,20 @@ def test_name_that_is_no_string(value: Any) -> None:
 
 
 @pytest.mark.parametrize("value", [3, "sum", [len]])
-@pytest.mark.parametrize("later", [False, True], ids=["constructor", "attribute"])
-def test_aggregator_that_is_no_function(value: Any, later: bool) -> None:
+@pytest.mark.parametrize("setter", [False, True], ids=["constructor", "attribute"])
+def test_aggregator_that_is_no_function(value: Any, setter: bool) -> None:
     opt = SGD()
     with pytest.raises(TypeError, match="gradient_aggregator must be a function, not"):
-        setattr(opt, "gradient_aggregator", value) if later else SGD(gradient_aggregator=value)
+        setattr(opt, "gradient_aggregator", value) if setter else SGD(gradient_aggregator=value)
     assert opt.gradient_aggregator is None
 
 
 @pytest.mark.parametrize("value", [3, len, ["sum"], [len, None]])
-@pytest.mark.parametrize("later", [False, True], ids=["constructor", "attribute"])
-def test_transformers_that_are_no_functions(value: Any, later: bool) -> None:
+@pytest.mark.parametrize("setter", [False, True], ids=["constructor", "attribute"])
+def test_transformers_that_are_no_functions(value: Any, setter: bool) -> None:
     opt = SGD()
     with pytest.raises(TypeError, match="gradient_transformers must be a list of functions, not"):
-        setattr(opt, "gradient_transformers", value) if later else SGD(gradient_transformers=value)
+        setattr(opt, "gradient_transformers", value) if setter else SGD(gradient_transformers=value)
     assert opt.gradient_transformers == []
 
 

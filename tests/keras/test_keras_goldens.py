@@ -61,12 +61,12 @@ def scale_of(value: replay.Value) -> Any:
 def check(case: dict[str, Any], value: replay.Value, tolerance: Any) -> None:
     """Elements may be apart by `tolerance`; a tolerance of None asks for the same bits."""
     assert value.got.dtype == value.expected.dtype or value.got.dtype.kind == "i"
-    got, recorded = np.asarray(value.got), np.asarray(value.expected, value.got.dtype)
-    assert got.shape == recorded.shape
+    got, expected = np.asarray(value.got), np.asarray(value.expected, value.got.dtype)
+    assert got.shape == expected.shape
     if tolerance is None:
-        bad = replay.distances(got, recorded) != 0
+        bad = replay.distances(got, expected) != 0
     else:
-        bad = ~np.isclose(got, recorded, rtol=0, atol=tolerance, equal_nan=True)
+        bad = ~np.isclose(got, expected, rtol=0, atol=tolerance, equal_nan=True)
     if bad.any():
         pytest.fail(replay.report(case, value, bad), pytrace=False)
 
@@ -116,11 +116,11 @@ def test_minimize_with_torchs_gradients(case_id: str, engine: str) -> None:
 def test_names_of_weights_and_config_after_training(case_id: str) -> None:
     case = replay.cases()[case_id]
     opt = replay.trained(case)
-    names, recorded = [weight.name for weight in opt.weights], case["weight_names"]
+    names, expected = [weight.name for weight in opt.weights], case["weight_names"]
     # The recorder made some of the weights outside the optimizer's scope.
     scope = f"{case['config']['name']}/"
     assert [name.removeprefix(scope) for name in names] == [
-        name.removeprefix(scope) for name in recorded
+        name.removeprefix(scope) for name in expected
     ]
     assert replay.plain(opt.get_config()) == replay.plain(case["config"])
 

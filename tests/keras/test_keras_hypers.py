@@ -16,13 +16,13 @@ HALVING = schedules.ExponentialDecay(1.0, 1, 0.5)
 
 
 def moved(opt: Any, steps: int = 1) -> list[float]:
-    """How far each of some steps with gradient 1 moves a variable down."""
-    w, found = thalweg.Variable(0.0, dtype="float64"), []
+    """Return how far each step with gradient 1 moves a variable down."""
+    w, moves = thalweg.Variable(0.0, dtype="float64"), []
     for _ in range(steps):
-        before = w.item()
+        previous = w.item()
         opt.apply_gradients([(1.0, w)])
-        found.append(before - w.item())
-    return found
+        moves.append(previous - w.item())
+    return moves
 
 
 @pytest.mark.parametrize(
@@ -228,10 +228,10 @@ def test_decay_set_later_has_no_effect_and_says_so() -> None:
 
 @pytest.mark.parametrize("key", ["rho", "momentum"])
 def test_other_hypers_may_be_callables(key: str) -> None:
-    variables, others = pair(), pair()
+    variables, twins = pair(), pair()
     train(RMSprop(0.1, **{key: lambda: 0.75}), variables)
-    train(RMSprop(0.1, **{key: 0.75}), others)
-    assert torch.equal(variables[0], others[0])
+    train(RMSprop(0.1, **{key: 0.75}), twins)
+    assert torch.equal(variables[0], twins[0])
 
 
 def test_get_hyper_with_a_dtype() -> None:

@@ -1,4 +1,4 @@
-"""What a process loads that trains with Keras' optimizers alone, and what it can do afterwards."""
+"""Modules that a process loads to train with Keras' optimizers alone, and later imports."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ beyond = ("graph", "v1", "openseq2seq", "tf", "distribute.strategy", "distribute
 assert not [name for name in loaded for each in beyond if f"{name}.".startswith(f"thalweg.{each}.")]
 """
 
-LATER = """
+GRAPHS_AFTERWARDS = """
 import thalweg._graph as tg
 
 for opt in opts:
@@ -88,7 +88,7 @@ assert not any(name.startswith("thalweg._graph") for name in sys.modules)
 """
 
 
-@pytest.mark.parametrize("then", [MODULES, LATER, NO_GRAPHS, REPLICAS])
-def test_optimizers_that_were_made_before_there_were_graphs_or_replicas(then: str) -> None:
-    done = run(BEGINNING + then)
-    assert done.returncode == 0, done.stderr
+@pytest.mark.parametrize("continuation", [MODULES, GRAPHS_AFTERWARDS, NO_GRAPHS, REPLICAS])
+def test_optimizers_that_were_made_before_there_were_graphs_or_replicas(continuation: str) -> None:
+    process = run(BEGINNING + continuation)
+    assert process.returncode == 0, process.stderr

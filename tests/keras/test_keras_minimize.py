@@ -27,10 +27,10 @@ def test_callable_loss_goes_down(row: Row, engine: str) -> None:
     def loss() -> torch.Tensor:
         return x * x + y * y
 
-    before = loss().item()
+    initial_loss = loss().item()
     for step in (1, 2, 3):
         assert opt.minimize(loss, [x, y]).item() == step
-    assert loss().item() < before
+    assert loss().item() < initial_loss
 
 
 def test_one_step() -> None:
@@ -54,15 +54,15 @@ def test_tensor_loss_without_tape() -> None:
 
 
 def test_var_list_callable_is_called_after_the_loss() -> None:
-    made: list[thalweg.Variable] = []
+    variables: list[thalweg.Variable] = []
 
     def loss() -> torch.Tensor:
-        if not made:
-            made.append(thalweg.Variable(2.0))
-        return made[0] ** 2
+        if not variables:
+            variables.append(thalweg.Variable(2.0))
+        return variables[0] ** 2
 
-    SGD(0.25).minimize(loss, lambda: made)
-    assert made[0].item() == 1.0
+    SGD(0.25).minimize(loss, lambda: variables)
+    assert variables[0].item() == 1.0
 
 
 @pytest.mark.parametrize("nest", [lambda x, y: [[x], (y,)], lambda x, y: {"x": x, "y": [y]}])
@@ -164,8 +164,8 @@ def test_loss_under_no_grad_of_the_caller() -> None:
 
 def test_get_gradients_clips_nothing() -> None:
     x, y = two()
-    found = SGD(clipvalue=2.5).get_gradients(x * y, [x, y])
-    assert [grad.item() for grad in found] == [3.0, 2.0]
+    grads = SGD(clipvalue=2.5).get_gradients(x * y, [x, y])
+    assert [grad.item() for grad in grads] == [3.0, 2.0]
     assert (x.item(), y.item()) == (2.0, 3.0)
 
 

@@ -38,22 +38,22 @@ def with_coefficients(cls: type[Any], factor: float) -> type[Any]:
 @both_engines
 @all_rows
 def test_coefficients_that_a_subclass_changes_are_used(row: Row, engine: str) -> None:
-    opt, plain = with_coefficients(row.cls, 0.5)(0.25), row.cls(0.125)
-    opt.engine = plain.engine = engine
-    variables, others = pair(), pair()
-    train(opt, variables, 3), train(plain, others, 3)
-    for var, other in zip(variables, others, strict=True):
-        assert torch.equal(var, other)
+    opt, plain_opt = with_coefficients(row.cls, 0.5)(0.25), row.cls(0.125)
+    opt.engine = plain_opt.engine = engine
+    variables, twins = pair(), pair()
+    train(opt, variables, 3), train(plain_opt, twins, 3)
+    for var, twin in zip(variables, twins, strict=True):
+        assert torch.equal(var, twin)
 
 
 @both_engines
 @all_rows
 def test_coefficients_left_as_they_are_change_nothing(row: Row, engine: str) -> None:
-    opt, plain = with_coefficients(row.cls, 1.0)(0.1), row.cls(0.1)
-    opt.engine = plain.engine = engine
-    variables, others = mixed(), mixed()
-    train(opt, variables, 3), train(plain, others, 3)
-    assert_same_bits(snapshot(opt, variables), snapshot(plain, others))
+    opt, plain_opt = with_coefficients(row.cls, 1.0)(0.1), row.cls(0.1)
+    opt.engine = plain_opt.engine = engine
+    variables, twins = mixed(), mixed()
+    train(opt, variables, 3), train(plain_opt, twins, 3)
+    assert_same_bits(snapshot(opt, variables), snapshot(plain_opt, twins))
 
 
 def test_changed_coefficients_of_a_schedule() -> None:
@@ -187,19 +187,19 @@ of_both_kinds = pytest.mark.parametrize("gradient", [dense_gradient, sparse_grad
 @of_both_kinds
 @pytest.mark.parametrize("cls", [SGD, Adam])
 def test_a_rate_that_moves_the_variable(kind: str, steps: int, gradient: Any, cls: Any) -> None:
-    w, other, old = (torch.nn.Parameter(torch.ones(4, 2)) for _ in range(3))
+    w, twin, old = (torch.nn.Parameter(torch.ones(4, 2)) for _ in range(3))
     acts: list[Any] = []
     rate, count = counted(kind, lambda: acts.pop()() if acts else None)
-    opt, plain = cls(rate), cls(0.5)
+    opt, plain_opt = cls(rate), cls(0.5)
     for _ in range(steps):
-        opt.apply_gradients([(gradient(), w)]), plain.apply_gradients([(gradient(), other)])
-    old, before = w.data, w.detach().clone()
+        opt.apply_gradients([(gradient(), w)]), plain_opt.apply_gradients([(gradient(), twin)])
+    old, initial = w.data, w.detach().clone()
     acts.append(lambda: moved(w))
-    opt.apply_gradients([(gradient(), w)]), plain.apply_gradients([(gradient(), other)])
+    opt.apply_gradients([(gradient(), w)]), plain_opt.apply_gradients([(gradient(), twin)])
     assert count.calls == opt.iterations.item() == steps + 1
     assert w.data_ptr() != old.data_ptr()
-    assert torch.equal(w, other)
-    assert torch.equal(old, before)
+    assert torch.equal(w, twin)
+    assert torch.equal(old, initial)
 
 
 @kinds
@@ -212,13 +212,13 @@ def test_a_rate_that_spoils_the_variable(kind: str, steps: int, gradient: Any, a
     opt = Adam(rate)
     for _ in range(steps):
         opt.apply_gradients([(gradient(), w)])
-    old, before = w.data, w.detach().clone()
+    old, initial = w.data, w.detach().clone()
     slots = snapshot(opt, []) if steps else None
     acts.append(lambda: act(w))
     with pytest.raises(thalweg.ThalwegError, match="Variable:0"):
         opt.apply_gradients([(gradient(), w)])
     assert (count.calls, opt.iterations.item()) == (steps + 1, steps)
-    assert torch.equal(old, before)
+    assert torch.equal(old, initial)
     if slots:
         assert_same_bits(snapshot(opt, []), slots)
 

@@ -76,118 +76,118 @@ class Training:
         self.optimizer.apply_gradients(change(self.pairs(seed)))
 
     def written(self) -> list[Any]:
-        return [each.clone() for each in (*self.variables, *self.optimizer.variables())]
+        return [tensor.clone() for tensor in (*self.variables, *self.optimizer.variables())]
 
 
-def assert_same(own: Training, twin: Training) -> None:
-    for one, other in zip(own.written(), twin.written(), strict=True):
-        assert torch.equal(one, other)
+def assert_same(training: Training, twin: Training) -> None:
+    for tensor, twin_tensor in zip(training.written(), twin.written(), strict=True):
+        assert torch.equal(tensor, twin_tensor)
 
 
 @pytest.mark.parametrize(("name", "options"), CLASSES, ids=["-".join((n, *o)) for n, o in CLASSES])
 def test_every_class_has_them(name: str, options: dict[str, Any]) -> None:
-    own, twin = Training(name, **options), Training(name, True, **options)
+    fast, twin = Training(name, **options), Training(name, True, **options)
     for seed in range(8):
-        own.step(seed)
+        fast.step(seed)
         twin.step(seed)
-        assert_same(own, twin)
-    assert own.taken == 6
+        assert_same(fast, twin)
+    assert fast.taken == 6
     assert twin.taken == 0
-    assert int(own.optimizer.iterations) == 8
+    assert int(fast.optimizer.iterations) == 8
 
 
 def test_those_that_are_zipped_have_them() -> None:
-    own, twin = Training(), Training(is_twin=True)
+    fast, twin = Training(), Training(is_twin=True)
     for seed in range(8):
-        gradients = [grad for grad, _ in own.pairs(seed)]
-        own.optimizer.apply_gradients(zip(gradients, own.variables, strict=True))
+        gradients = [grad for grad, _ in fast.pairs(seed)]
+        fast.optimizer.apply_gradients(zip(gradients, fast.variables, strict=True))
         twin.step(seed)
-        assert_same(own, twin)
-    assert own.taken == 6
+        assert_same(fast, twin)
+    assert fast.taken == 6
 
 
 def test_those_of_minimize_have_them() -> None:
-    own = Training()
+    training = Training()
     for _ in range(8):
-        own.optimizer.minimize(
-            lambda: sum((var * var).sum().float() for var in own.variables), own.variables
+        training.optimizer.minimize(
+            lambda: sum((var * var).sum().float() for var in training.variables), training.variables
         )
-    assert own.taken == 6
+    assert training.taken == 6
 
 
-NONE = {
+NO_REPLAYS = {
     "another number is counted": ("Nadam", {}),
 }
 
 
-@pytest.mark.parametrize(("name", "options"), NONE.values(), ids=list(NONE))
+@pytest.mark.parametrize(("name", "options"), NO_REPLAYS.values(), ids=list(NO_REPLAYS))
 def test_where_there_are_none(name: str, options: dict[str, Any]) -> None:
-    own = Training(name, **options)
+    training = Training(name, **options)
     for seed in range(5):
-        own.step(seed)
-    assert own.taken == 0
+        training.step(seed)
+    assert training.taken == 0
 
 
 # What may happen between two steps, and whether the next one is taken in a call all the same.
 
 
-def _other_rate(own: Training) -> None:
-    own.optimizer.learning_rate = 0.5
+def _other_rate(training: Training) -> None:
+    training.optimizer.learning_rate = 0.5
 
 
-def _written_rate(own: Training) -> None:
-    own.optimizer._hyper["learning_rate"].assign(0.5)
+def _written_rate(training: Training) -> None:
+    training.optimizer._hyper["learning_rate"].assign(0.5)
 
 
-def _rate_without_a_version(own: Training) -> None:
-    own.optimizer._hyper["learning_rate"].data.fill_(0.5)
+def _rate_without_a_version(training: Training) -> None:
+    training.optimizer._hyper["learning_rate"].data.fill_(0.5)
 
 
-def _other_beta(own: Training) -> None:
-    own.optimizer.beta_1 = 0.5
+def _other_beta(training: Training) -> None:
+    training.optimizer.beta_1 = 0.5
 
 
-def _other_epsilon(own: Training) -> None:
-    own.optimizer.epsilon = 1.0
+def _other_epsilon(training: Training) -> None:
+    training.optimizer.epsilon = 1.0
 
 
-def _other_count(own: Training) -> None:
-    own.optimizer.iterations.assign(100)
+def _other_count(training: Training) -> None:
+    training.optimizer.iterations.assign(100)
 
 
-def _count_without_a_version(own: Training) -> None:
-    own.optimizer.iterations.data.fill_(100)
+def _count_without_a_version(training: Training) -> None:
+    training.optimizer.iterations.data.fill_(100)
 
 
-def _written_variable(own: Training) -> None:
-    own.variables[0].assign(torch.ones(3, 2))
+def _written_variable(training: Training) -> None:
+    training.variables[0].assign(torch.ones(3, 2))
 
 
-def _other_memory(own: Training) -> None:
-    own.variables[1].data = torch.ones(70)
+def _other_memory(training: Training) -> None:
+    training.variables[1].data = torch.ones(70)
 
 
-def _constraint(own: Training) -> None:
-    own.variables[0].constraint = torch.abs
+def _constraint(training: Training) -> None:
+    training.variables[0].constraint = torch.abs
 
 
-def _other_weights(own: Training) -> None:
-    weights = own.optimizer.get_weights()
-    own.optimizer.set_weights([each * 0 + 1 for each in weights])
+def _other_weights(training: Training) -> None:
+    weights = training.optimizer.get_weights()
+    training.optimizer.set_weights([weight * 0 + 1 for weight in weights])
 
 
-def _clipped(own: Training) -> None:
-    own.optimizer.clipnorm = 0.1
+def _clipped(training: Training) -> None:
+    training.optimizer.clipnorm = 0.1
 
 
-def _rate_is_a_schedule(own: Training) -> None:
-    own.optimizer.learning_rate = ExponentialDecay(0.1, 2, 0.5)
+def _rate_is_a_schedule(training: Training) -> None:
+    training.optimizer.learning_rate = ExponentialDecay(0.1, 2, 0.5)
 
 
-def _own_scalars(own: Training) -> None:
-    made = own.optimizer._rule_scalars
-    own.optimizer._rule_scalars = lambda dtype, rate=None: {
-        **made(dtype),
+def _own_scalars(training: Training) -> None:
+    rule_scalars = training.optimizer._rule_scalars
+    training.optimizer._rule_scalars = lambda dtype, rate=None: {
+        **rule_scalars(dtype),
         "learning_rate": dtype(1),
     }
 
@@ -197,11 +197,11 @@ class _Doubled(optimizers.Adam):
         return super()._resource_apply_dense(grad * 2, var, apply_state)
 
 
-def _other_class(own: Training) -> None:
-    own.optimizer.__class__ = _Doubled
+def _other_class(training: Training) -> None:
+    training.optimizer.__class__ = _Doubled
 
 
-BETWEEN = [
+CHANGES = [
     (False, _other_class),
     (False, _own_scalars),
     (True, _other_rate),
@@ -221,28 +221,28 @@ BETWEEN = [
 
 
 @pytest.mark.parametrize(
-    ("stays", "change"), BETWEEN, ids=lambda each: getattr(each, "__name__", "")
+    ("replay_stays", "change"), CHANGES, ids=lambda change: getattr(change, "__name__", "")
 )
 def test_what_happens_between_two_steps(
-    stays: bool, change: Callable[[Training], None], monkeypatch: pytest.MonkeyPatch
+    replay_stays: bool, change: Callable[[Training], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(PlanCache, "longest_wait", 1)
-    own, twin = Training(), Training(is_twin=True)
+    fast, twin = Training(), Training(is_twin=True)
     for seed in range(5):
-        own.step(seed)
+        fast.step(seed)
         twin.step(seed)
-    quick, taken = own.kept.replay, own.taken
-    assert taken == 3
-    for each in (own, twin):
-        change(each)
-    own.step(5)
+    quick, replay_count = fast.kept.replay, fast.taken
+    assert replay_count == 3
+    for training in (fast, twin):
+        change(training)
+    fast.step(5)
     twin.step(5)
-    assert_same(own, twin)
-    assert (own.kept.replay is quick and quick.taken == taken + 1) is stays
+    assert_same(fast, twin)
+    assert (fast.kept.replay is quick and quick.taken == replay_count + 1) is replay_stays
     for seed in range(6, 10):
-        own.step(seed)
+        fast.step(seed)
         twin.step(seed)
-        assert_same(own, twin)
+        assert_same(fast, twin)
 
 
 OTHER_RULES: list[tuple[str, dict[str, Any], str, Any]] = [
@@ -255,28 +255,28 @@ OTHER_RULES: list[tuple[str, dict[str, Any], str, Any]] = [
 def test_another_rule_is_seen(
     name: str, options: dict[str, Any], attribute: str, value: Any
 ) -> None:
-    own, twin = Training(name, **options), Training(name, True, **options)
+    fast, twin = Training(name, **options), Training(name, True, **options)
     for seed in range(5):
-        own.step(seed)
+        fast.step(seed)
         twin.step(seed)
-    assert own.taken == 3
+    assert fast.taken == 3
     for seed in range(5, 9):
-        for each in (own, twin):
-            setattr(each.optimizer, attribute, value)
-            each.step(seed)
-        assert_same(own, twin)
+        for training in (fast, twin):
+            setattr(training.optimizer, attribute, value)
+            training.step(seed)
+        assert_same(fast, twin)
 
 
 @pytest.mark.parametrize("value", [np.array(0.1), torch.tensor(0.1)], ids=["array", "tensor"])
 def test_an_epsilon_that_can_be_written_in_place(value: Any) -> None:
-    own, twin = Training(), Training(is_twin=True)
-    for each in (own, twin):
-        each.optimizer.epsilon = deepcopy(value)
+    fast, twin = Training(), Training(is_twin=True)
+    for training in (fast, twin):
+        training.optimizer.epsilon = deepcopy(value)
     for seed in range(8):
-        for each in (own, twin):
-            each.step(seed)
-            each.optimizer.epsilon += 0.5
-        assert_same(own, twin)
+        for training in (fast, twin):
+            training.step(seed)
+            training.optimizer.epsilon += 0.5
+        assert_same(fast, twin)
 
 
 class _Halved(optimizers.Adam):
@@ -286,11 +286,11 @@ class _Halved(optimizers.Adam):
 
 def test_a_subclass_that_makes_its_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(optimizers, "Halved", _Halved, raising=False)
-    own, twin = Training("Halved"), Training("Halved", True)
+    fast, twin = Training("Halved"), Training("Halved", True)
     for seed in range(8):
-        own.step(seed)
+        fast.step(seed)
         twin.step(seed)
-        assert_same(own, twin)
+        assert_same(fast, twin)
 
 
 # What else may be given, of which none is taken in a call.
@@ -338,28 +338,28 @@ def _variable_itself(pairs: list[Any]) -> Any:
     return [(pairs[0][1].detach().as_subclass(torch.Tensor), pairs[0][1]), *pairs[1:]]
 
 
-OTHERS = [_a_tuple, _reversed, _fewer, _a_generator, _lists_as_pairs, _without_one, _rows,
+CHANGED_PAIRS = [_a_tuple, _reversed, _fewer, _a_generator, _lists_as_pairs, _without_one, _rows,
           _parameters, _of_other_strides, _variable_itself]  # fmt: skip
 
 
 @pytest.mark.filterwarnings("ignore:Gradients do not exist")
-@pytest.mark.parametrize("change", OTHERS)
+@pytest.mark.parametrize("change", CHANGED_PAIRS)
 def test_what_else_is_given(change: Callable[[list[Any]], Any]) -> None:
-    own, twin = Training(), Training(is_twin=True)
+    fast, twin = Training(), Training(is_twin=True)
     for seed in range(5):
-        own.step(seed)
+        fast.step(seed)
         twin.step(seed)
-    quick, taken = own.kept.replay, own.taken
-    own.step(5, change)
+    quick, replay_count = fast.kept.replay, fast.taken
+    fast.step(5, change)
     twin.step(5, change)
-    assert quick.taken == taken
+    assert quick.taken == replay_count
     for seed in range(6, 9):
-        own.step(seed)
+        fast.step(seed)
         twin.step(seed)
-        assert_same(own, twin)
+        assert_same(fast, twin)
 
 
-REFUSED = [
+INVALID_PAIRS = [
     lambda pairs: [(pairs[0][0].double(), pairs[0][1]), *pairs[1:]],
     lambda pairs: [(pairs[0][0][:1], pairs[0][1]), *pairs[1:]],
     lambda pairs: [(pairs[0][0].to("meta"), pairs[0][1]), *pairs[1:]],
@@ -369,22 +369,22 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize("change", REFUSED, ids=range(len(REFUSED)))
+@pytest.mark.parametrize("change", INVALID_PAIRS, ids=range(len(INVALID_PAIRS)))
 def test_what_is_refused_is_so_after_them(change: Callable[[list[Any]], Any]) -> None:
-    own, twin = Training(), Training(is_twin=True)
+    fast, twin = Training(), Training(is_twin=True)
     for seed in range(5):
-        own.step(seed)
+        fast.step(seed)
         twin.step(seed)
-    before, errors = own.written(), []
-    for each in (own, twin):
-        with pytest.raises((ValueError, TypeError)) as caught:
-            each.step(5, change)
-        errors.append((type(caught.value), str(caught.value), caught.value.__notes__))
+    tensors_before, errors = fast.written(), []
+    for training in (fast, twin):
+        with pytest.raises((ValueError, TypeError)) as excinfo:
+            training.step(5, change)
+        errors.append((type(excinfo.value), str(excinfo.value), excinfo.value.__notes__))
     assert errors[0] == errors[1]
-    assert all(map(torch.equal, before, own.written()))
-    own.step(6)
+    assert all(map(torch.equal, tensors_before, fast.written()))
+    fast.step(6)
     twin.step(6)
-    assert_same(own, twin)
+    assert_same(fast, twin)
 
 
 BLOCKS = {
@@ -396,33 +396,33 @@ BLOCKS = {
 
 @pytest.mark.parametrize("block", BLOCKS.values(), ids=list(BLOCKS))
 def test_blocks_are_seen(block: Callable[[], Any]) -> None:
-    own, twin = Training(), Training(is_twin=True)
+    fast, twin = Training(), Training(is_twin=True)
     for seed in range(5):
-        own.step(seed)
+        fast.step(seed)
         twin.step(seed)
-    quick = own.kept.replay
+    quick = fast.kept.replay
     with block():
-        own.step(5)
+        fast.step(5)
         twin.step(5)
     assert quick.taken == 3
-    own.step(6)
+    fast.step(6)
     twin.step(6)
-    assert_same(own, twin)
+    assert_same(fast, twin)
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, TimeoutError])  # a signal's function may
-@pytest.mark.parametrize("is_after", [False, True])
+@pytest.mark.parametrize("step_is_taken", [False, True])
 def test_an_interruption_says_what_has_become_of_the_step(
-    is_after: bool, error: type[BaseException], monkeypatch: pytest.MonkeyPatch
+    step_is_taken: bool, error: type[BaseException], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own, twin = Training(), Training(is_twin=True)
+    fast, twin = Training(), Training(is_twin=True)
     for seed in range(5):
-        own.step(seed)
+        fast.step(seed)
         twin.step(seed)
     take = guard_table.GuardTable.take
 
-    def interrupted(*given: Any) -> int:
-        mismatch = take(*given) if is_after else 0
+    def interrupted(*args: Any) -> int:
+        mismatch = take(*args) if step_is_taken else 0
         if (
             mismatch == replay_kernel.NOT_TABLED
         ):  # the numbers of the step are computed, and it is called again
@@ -430,31 +430,31 @@ def test_an_interruption_says_what_has_become_of_the_step(
         raise error
 
     monkeypatch.setattr(guard_table.GuardTable, "take", interrupted)
-    with pytest.raises(error) as caught:
-        own.step(5)
+    with pytest.raises(error) as excinfo:
+        fast.step(5)
     monkeypatch.undo()
-    said = [
-        note for note in getattr(caught.value, "__notes__", []) if note == "The step was taken."
+    notes = [
+        note for note in getattr(excinfo.value, "__notes__", []) if note == "The step was taken."
     ]
-    assert bool(said) is is_after
-    if is_after:
+    assert bool(notes) is step_is_taken
+    if step_is_taken:
         twin.step(5)
-    assert_same(own, twin)
-    own.step(6)
+    assert_same(fast, twin)
+    fast.step(6)
     twin.step(6)
-    assert_same(own, twin)
+    assert_same(fast, twin)
     # Not taken, it is planned anew: what was kept may be half of one step, half of another.
-    assert own.taken == (5 if is_after else 0)
-    assert int(own.optimizer.iterations) == 6 + is_after
+    assert fast.taken == (5 if step_is_taken else 0)
+    assert int(fast.optimizer.iterations) == 6 + step_is_taken
 
 
 def test_a_copy_begins_anew() -> None:
-    own = Training()
+    training = Training()
     for seed in range(5):
-        own.step(seed)
-    other = deepcopy(own)
-    assert other.taken == 0
+        training.step(seed)
+    duplicate = deepcopy(training)
+    assert duplicate.taken == 0
     for seed in range(5, 9):
-        own.step(seed)
-        other.step(seed)
-        assert_same(own, other)
+        training.step(seed)
+        duplicate.step(seed)
+        assert_same(training, duplicate)

@@ -1,4 +1,4 @@
-"""What an optimizer says of itself."""
+"""Representations of optimizers."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from thalweg.keras.optimizers import SGD, Adam, Optimizer, schedules
 
 def test_repr_before_and_after_a_step() -> None:
     opt, variables = Adam(0.1, clipnorm=1.0), pair()
-    described = (
+    prefix = (
         "<Adam 'Adam' decay=0.0 learning_rate=0.1 beta_1=0.9 beta_2=0.999 engine=auto clipnorm=1.0:"
     )
-    assert repr(opt) == f"{described} 0 bytes of slots for 0 variables>"
+    assert repr(opt) == f"{prefix} 0 bytes of slots for 0 variables>"
     assert opt.weights == []
     train(opt, variables, 2)
-    assert repr(opt) == f"{described} 48 bytes of slots for 2 variables>"
+    assert repr(opt) == f"{prefix} 48 bytes of slots for 2 variables>"
 
 
 def refuse() -> float:
@@ -28,7 +28,7 @@ def refuse() -> float:
 
 
 @pytest.mark.parametrize(
-    ("value", "shown"),
+    ("value", "expected"),
     [
         (refuse, "refuse"),
         (schedules.ExponentialDecay(0.1, 1, 0.5), "ExponentialDecay"),
@@ -38,8 +38,8 @@ def refuse() -> float:
         (1, "1"),
     ],
 )
-def test_repr_calls_nothing(value: Any, shown: str) -> None:
-    assert f" learning_rate={shown} " in repr(SGD(value))
+def test_repr_calls_nothing(value: Any, expected: str) -> None:
+    assert f" learning_rate={expected} " in repr(SGD(value))
 
 
 @all_rows

@@ -18,13 +18,13 @@ def plain(var: Any, grad: Any, *, learning_rate: Any) -> Any:
     return (var - learning_rate * grad,)
 
 
-PLAIN = Rule(name="Plain", update=plain)
+PLAIN_RULE = Rule(name="Plain", update=plain)
 
 
 def test_rule_optimizers_take_lr() -> None:
     w = Variable([1.0], name="w")
     with pytest.warns(DeprecationWarning, match="lr"):
-        opt = RuleOptimizer(PLAIN, lr=0.5)
+        opt = RuleOptimizer(PLAIN_RULE, lr=0.5)
     opt.apply_gradients([([1.0], w)])
     assert w.numpy().tolist() == [0.5]
 
@@ -49,8 +49,8 @@ def test_a_power_is_not_named_as_a_hyperparameter() -> None:
         RuleOptimizer(rule)
 
 
-def prepared_rule(**made: Any) -> Rule:
-    return Rule(name="Plain", update=plain, prepare=lambda *, learning_rate: made)
+def prepared_rule(**scalars: Any) -> Rule:
+    return Rule(name="Plain", update=plain, prepare=lambda *, learning_rate: scalars)
 
 
 @pytest.mark.parametrize("name", ["clip_divisor", "clip_scale", "clipvalue", "clipnorm"])
@@ -89,13 +89,13 @@ def test_rule_optimizers_come_back_from_their_configuration() -> None:
     rule = Rule(name="Mine", update=plain, hypers=(Hyper("learning_rate", 0.1),))
     opt = RuleOptimizer(rule, learning_rate=0.25, clipnorm=2.0, decay=0.5)
     config = opt.get_config()
-    again = RuleOptimizer.from_config(config, custom_objects={"Mine": rule})
-    assert again.get_config() == config
-    assert again.rule is rule
+    new_opt = RuleOptimizer.from_config(config, custom_objects={"Mine": rule})
+    assert new_opt.get_config() == config
+    assert new_opt.rule is rule
 
 
 def test_a_rule_that_nobody_knows() -> None:
-    config = RuleOptimizer(PLAIN).get_config()
+    config = RuleOptimizer(PLAIN_RULE).get_config()
     with pytest.raises(ValueError, match="Unknown rule: Plain"):
         RuleOptimizer.from_config(config)
 
@@ -128,8 +128,8 @@ def test_users_rule_on_every_engine(engine: str) -> None:
     start = [var.numpy() for var in variables]
     pairs = gradients(variables)
     opt.apply_gradients(pairs)
-    for (grad, var), before in zip(pairs, start, strict=True):
-        expected = before - np.float32(0.125) * np.sign(grad.numpy())
+    for (grad, var), initial in zip(pairs, start, strict=True):
+        expected = initial - np.float32(0.125) * np.sign(grad.numpy())
         assert np.array_equal(var.numpy(), expected)
 
 

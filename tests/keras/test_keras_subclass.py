@@ -115,22 +115,22 @@ def test_users_config_round_trip() -> None:
 
 
 def test_users_state_round_trip() -> None:
-    opt, again, variables = Momentum(), Momentum(), pair()
+    opt, new_opt, variables = Momentum(), Momentum(), pair()
     train(opt, variables, 2)
-    again.load_state_dict(opt.state_dict(), variables)
-    assert_same_bits(snapshot(again, []), snapshot(opt, []))
+    new_opt.load_state_dict(opt.state_dict(), variables)
+    assert_same_bits(snapshot(new_opt, []), snapshot(opt, []))
 
 
 def test_autograd_is_off_in_hooks() -> None:
-    seen: list[bool] = []
+    grad_modes: list[bool] = []
 
     class Look(SGD):
         def _resource_apply_dense(self, grad: Any, var: Any, apply_state: Any = None) -> None:
-            seen.append(torch.is_grad_enabled())
+            grad_modes.append(torch.is_grad_enabled())
 
     w = thalweg.Variable(1.0)
     Look().minimize(lambda: w * w, [w])
-    assert seen == [False]
+    assert grad_modes == [False]
     assert torch.is_grad_enabled()
 
 
@@ -138,10 +138,10 @@ def test_autograd_is_off_in_hooks() -> None:
 @all_rows
 def test_dense_hook_that_calls_super_changes_nothing(row: Row, engine: str) -> None:
     cls = passing_on(row.cls, "_resource_apply_dense")
-    opt, plain, variables, others = cls(0.1), row.cls(0.1), pair(), pair()
-    opt.engine = plain.engine = engine
-    train(opt, variables, 3), train(plain, others, 3)
-    assert_same_bits(snapshot(opt, variables), snapshot(plain, others))
+    opt, plain_opt, variables, twins = cls(0.1), row.cls(0.1), pair(), pair()
+    opt.engine = plain_opt.engine = engine
+    train(opt, variables, 3), train(plain_opt, twins, 3)
+    assert_same_bits(snapshot(opt, variables), snapshot(plain_opt, twins))
     assert opt.calls == 6
 
 
@@ -150,14 +150,14 @@ def test_dense_hook_that_calls_super_changes_nothing(row: Row, engine: str) -> N
     "hook", ["_resource_apply_sparse", "_resource_apply_sparse_duplicate_indices"]
 )
 def test_sparse_hook_that_calls_super_changes_nothing(row: Row, hook: str) -> None:
-    opt, plain = passing_on(row.cls, hook)(0.1), row.cls(0.1)
+    opt, plain_opt = passing_on(row.cls, hook)(0.1), row.cls(0.1)
     tables = [thalweg.Variable(np.ones((5, 2)), "a") for _ in range(2)]
     values = torch.arange(6.0, dtype=torch.float64).reshape(3, 2)
     for indices in ([1, 4, 1], [0, 1, 2]):
         slices = thalweg.IndexedSlices(values, torch.tensor(indices))
         opt.apply_gradients([(slices, tables[0])])
-        plain.apply_gradients([(slices, tables[1])])
-    assert_same_bits(snapshot(opt, tables[:1]), snapshot(plain, tables[1:]))
+        plain_opt.apply_gradients([(slices, tables[1])])
+    assert_same_bits(snapshot(opt, tables[:1]), snapshot(plain_opt, tables[1:]))
     # TensorFlow's SGD scatters, unless it has momentum, and calls no `_resource_apply_sparse`.
     assert getattr(opt, "calls", 0) == (
         0 if (row.cls, hook) == (SGD, "_resource_apply_sparse") else 2
@@ -184,11 +184,11 @@ def test_rows_decay_beside_sgd_only_where_it_has_momentum(momentum: float) -> No
     "hook", ["_transform_gradients", "_aggregate_gradients", "_prepare", "_create_slots"]
 )
 def test_other_hook_that_calls_super_changes_nothing(hook: str, engine: str) -> None:
-    opt, plain = passing_on(Adam, hook)(clipvalue=0.5), Adam(clipvalue=0.5)
-    variables, others = pair(), pair()
-    opt.engine = plain.engine = engine
-    train(opt, variables, 3), train(plain, others, 3)
-    assert_same_bits(snapshot(opt, variables), snapshot(plain, others))
+    opt, plain_opt = passing_on(Adam, hook)(clipvalue=0.5), Adam(clipvalue=0.5)
+    variables, twins = pair(), pair()
+    opt.engine = plain_opt.engine = engine
+    train(opt, variables, 3), train(plain_opt, twins, 3)
+    assert_same_bits(snapshot(opt, variables), snapshot(plain_opt, twins))
     assert opt.calls == (3 if hook != "_create_slots" else opt.calls)
 
 
@@ -197,10 +197,10 @@ def test_hook_may_change_the_gradient() -> None:
         def _transform_gradients(self, grads_and_vars: Any) -> Any:
             return [(-g, v) for g, v in super()._transform_gradients(grads_and_vars)]
 
-    variables, others = pair(), pair()
+    variables, twins = pair(), pair()
     Negated(0.1).apply_gradients(gradients(variables))
-    Adam(0.1).apply_gradients([(-g, v) for g, v in gradients(others)])
-    assert_same_bits(snapshot(Adam(), variables), snapshot(Adam(), others))
+    Adam(0.1).apply_gradients([(-g, v) for g, v in gradients(twins)])
+    assert_same_bits(snapshot(Adam(), variables), snapshot(Adam(), twins))
 
 
 @pytest.mark.parametrize("key", ["clipvalue", "clipnorm", "global_clipnorm"])
@@ -218,10 +218,10 @@ def test_decoupled_weight_decay_by_overriding() -> None:
             var.mul_(0.5)
             return super()._resource_apply_dense(grad, var, apply_state)
 
-    w, plain = thalweg.Variable([2.0]), thalweg.Variable([1.0])
+    w, plain_w = thalweg.Variable([2.0]), thalweg.Variable([1.0])
     Decayed(0.1).apply_gradients([([1.0], w)])
-    Nadam(0.1).apply_gradients([([1.0], plain)])
-    assert w.item() == plain.item()
+    Nadam(0.1).apply_gradients([([1.0], plain_w)])
+    assert w.item() == plain_w.item()
 
 
 def test_subclass_inherits_slots_and_state() -> None:
@@ -250,14 +250,14 @@ def test_engine_of_one_optimizer() -> None:
 
 
 def test_engine_as_context_manager() -> None:
-    opt, variables, others = Adam(), pair(), pair()
+    opt, variables, twins = Adam(), pair(), pair()
     with thalweg.engine("reference"):
         train(opt, variables, 2)
     with thalweg.engine("cpu"):
         train(opt, variables, 2, first=3)
-    plain = Adam()
-    train(plain, others, 4)
-    assert_same_bits(snapshot(opt, variables), snapshot(plain, others))
+    plain_opt = Adam()
+    train(plain_opt, twins, 4)
+    assert_same_bits(snapshot(opt, variables), snapshot(plain_opt, twins))
 
 
 @pytest.mark.parametrize("denormals", ["flush", "keep"])

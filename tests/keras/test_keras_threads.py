@@ -64,14 +64,14 @@ def test_a_state_is_of_one_step(make: Any) -> None:
 
 
 @pytest.mark.parametrize("make", [lambda: Summing("Summing"), Adam])
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda opt: pickle.loads(pickle.dumps(opt))])
-def test_copies_take_turns_of_their_own(make: Any, copied: Any) -> None:
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda opt: pickle.loads(pickle.dumps(opt))])
+def test_copies_take_turns_of_their_own(make: Any, duplicate: Any) -> None:
     opt, variables = make(), pair()
     train(opt, variables, 1)
-    again = copied(opt)
+    duplicate_opt = duplicate(opt)
     with opt._lock:
-        together(lambda: again.apply_gradients([([1.0], thalweg.Variable([1.0], "c"))]))
-    assert again.iterations.item() == 2
+        together(lambda: duplicate_opt.apply_gradients([([1.0], thalweg.Variable([1.0], "c"))]))
+    assert duplicate_opt.iterations.item() == 2
 
 
 def test_a_copy_made_within_a_step_asks_its_callables_anew() -> None:

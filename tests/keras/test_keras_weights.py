@@ -33,10 +33,10 @@ def test_iterations_start_at_zero_and_come_first() -> None:
 
 def test_preset_iterations_are_used_and_counted() -> None:
     opt, w = SGD(1.0, decay=1.0), thalweg.Variable(0.0)
-    mine = thalweg.Variable(np.int64(3), "mine", trainable=False)
-    opt.iterations = mine
-    assert opt.apply_gradients([(1.0, w)]) is mine
-    assert (mine.item(), w.item()) == (4, -0.25)
+    counter = thalweg.Variable(np.int64(3), "mine", trainable=False)
+    opt.iterations = counter
+    assert opt.apply_gradients([(1.0, w)]) is counter
+    assert (counter.item(), w.item()) == (4, -0.25)
     assert [weight.name for weight in opt.weights] == ["mine:0"]
 
 
@@ -207,10 +207,10 @@ def test_set_weights_restores_get_weights(row: Row) -> None:
     opt, variables = row.make(), pair()
     train(opt, variables, 2)
     values = opt.get_weights()
-    then = snapshot(opt, [])
+    state_before = snapshot(opt, [])
     train(opt, variables, 2, first=3)
     opt.set_weights(values)
-    assert_same_bits(snapshot(opt, []), then)
+    assert_same_bits(snapshot(opt, []), state_before)
 
 
 def test_get_weights_are_copies() -> None:
@@ -227,10 +227,10 @@ def test_get_weights_are_copies() -> None:
 def test_bfloat16_weights_pass_through_float32() -> None:
     opt, variables = Adam(), pair(dtype="bfloat16")
     train(opt, variables, 2)
-    then = snapshot(opt, [])
+    state_before = snapshot(opt, [])
     assert opt.get_weights()[1].dtype == np.float32
     opt.set_weights(opt.get_weights())
-    assert_same_bits(snapshot(opt, []), then)
+    assert_same_bits(snapshot(opt, []), state_before)
 
 
 def test_example_of_the_documentation() -> None:
@@ -248,7 +248,7 @@ def test_set_weights_takes_arrays_of_ml_dtypes() -> None:
     opt = tf.keras.optimizers.SGD(0.5, momentum=0.5)
     opt.apply_gradients([(tf.ones_like(w), w)])
     opt.set_weights([3, np.array([1.5, 2.0], tf.bfloat16.as_numpy_dtype)])
-    assert [each.tolist() for each in opt.get_weights()] == [3, [1.5, 2.0]]
+    assert [weight.tolist() for weight in opt.get_weights()] == [3, [1.5, 2.0]]
 
 
 @all_rows
@@ -273,36 +273,38 @@ def test_lengths_that_adam_accepts(count: int, amsgrad: bool) -> None:
     kinds = 3 if amsgrad else 2
     accepted = {1 + kinds * count, 1 + 3 * count}
     for length in range(14):
-        given = [np.array(7), *(np.full(3, float(place)) for place in range(1, length))]
+        weights = [np.array(7), *(np.full(3, float(place)) for place in range(1, length))]
         if length in accepted:
-            opt.set_weights(given)
+            opt.set_weights(weights)
             assert opt.iterations.item() == 7
-            last = opt.get_slot(variables[-1], "vhat" if amsgrad else "v")
-            assert last.tolist() == [float(kinds * count)] * 3
+            last_slot = opt.get_slot(variables[-1], "vhat" if amsgrad else "v")
+            assert last_slot.tolist() == [float(kinds * count)] * 3
             continue
-        then = snapshot(opt, variables)
+        state_before = snapshot(opt, variables)
         with pytest.raises(ValueError, match=f"weight list of length {length}"):
-            opt.set_weights(given[:length])
-        assert_same_bits(snapshot(opt, variables), then)
+            opt.set_weights(weights[:length])
+        assert_same_bits(snapshot(opt, variables), state_before)
 
 
 @pytest.mark.parametrize("cls", [Adagrad, RMSprop, Adadelta])
 def test_lengths_that_are_one_short(cls: Any) -> None:
     opt, variables = cls(), pair()
     train(opt, variables, 2)
-    whole = len(opt.get_weights())
-    for length in range(whole + 3):
+    weight_count = len(opt.get_weights())
+    for length in range(weight_count + 3):
         opt.iterations.assign(np.int64(5))
-        given = [np.full(3, 0.5) for _ in range(length)]
-        if length == whole:
-            given[0] = np.array(9)
-        if length in (whole, whole - 1):
-            opt.set_weights(given)
-            assert opt.iterations.item() == (9 if length == whole else 0)
+        weights = [np.full(3, 0.5) for _ in range(length)]
+        if length == weight_count:
+            weights[0] = np.array(9)
+        if length in (weight_count, weight_count - 1):
+            opt.set_weights(weights)
+            assert opt.iterations.item() == (9 if length == weight_count else 0)
             assert opt.weights[-1].tolist() == [0.5] * 3
         else:
-            with pytest.raises(ValueError, match=f"weight list of length {length}, but .* {whole}"):
-                opt.set_weights(given)
+            with pytest.raises(
+                ValueError, match=f"weight list of length {length}, but .* {weight_count}"
+            ):
+                opt.set_weights(weights)
             assert opt.iterations.item() == 5
 
 
@@ -317,20 +319,20 @@ def test_no_values_are_one_short_of_iterations(cls: Any) -> None:
 def test_set_weights_of_another_shape_changes_nothing() -> None:
     opt, variables = Adam(), pair()
     train(opt, variables, 1)
-    then = snapshot(opt, variables)
+    state_before = snapshot(opt, variables)
     values = [value + 1 for value in opt.get_weights()]
     values[-1] = np.zeros(4)
     with pytest.raises(ValueError, match=r"weight shape \(3,\) not compatible .* shape \(4,\)"):
         opt.set_weights(values)
-    assert_same_bits(snapshot(opt, variables), then)
+    assert_same_bits(snapshot(opt, variables), state_before)
 
 
 def test_adam_drops_the_vhat_of_amsgrad() -> None:
-    opt, other, variables, others = Adam(), Adam(amsgrad=True), pair(), pair()
-    train(opt, variables, 1), train(other, others, 3)
-    opt.set_weights(other.get_weights())
+    opt, other_opt, variables, twins = Adam(), Adam(amsgrad=True), pair(), pair()
+    train(opt, variables, 1), train(other_opt, twins, 3)
+    opt.set_weights(other_opt.get_weights())
     assert opt.iterations.item() == 3
-    assert torch.equal(opt.get_slot(variables[1], "v"), other.get_slot(others[1], "v"))
+    assert torch.equal(opt.get_slot(variables[1], "v"), other_opt.get_slot(twins[1], "v"))
 
 
 @pytest.mark.parametrize("cls", [Adagrad, RMSprop])
@@ -389,10 +391,10 @@ def test_slots_are_created_by_the_base_class_too() -> None:
 def test_set_weights_refuses_values_that_do_not_fit(value: Any, error: Any, message: str) -> None:
     opt, variables = Adam(), pair()
     train(opt, variables, 1)
-    then = snapshot(opt, variables)
+    state_before = snapshot(opt, variables)
     with pytest.raises(error, match=message):
-        opt.set_weights([value, *(each + 1 for each in opt.get_weights()[1:])])
-    assert_same_bits(snapshot(opt, variables), then)
+        opt.set_weights([value, *(weight + 1 for weight in opt.get_weights()[1:])])
+    assert_same_bits(snapshot(opt, variables), state_before)
 
 
 @pytest.mark.parametrize("value", [7, 7.0, np.float32(7), np.int8(7), torch.tensor(7.0), True])
@@ -412,16 +414,16 @@ def test_set_weights_rounds_to_the_dtype_of_a_slot() -> None:
 
 
 def test_set_weights_takes_another_optimizers_variables() -> None:
-    opt, other, variables = Adam(), Adam(), pair(dtype="bfloat16")
-    train(opt, variables, 2), train(other, variables, 1)
-    other.set_weights(opt.weights)
-    assert_same_bits(snapshot(other, []), snapshot(opt, []))
+    opt, other_opt, variables = Adam(), Adam(), pair(dtype="bfloat16")
+    train(opt, variables, 2), train(other_opt, variables, 1)
+    other_opt.set_weights(opt.weights)
+    assert_same_bits(snapshot(other_opt, []), snapshot(opt, []))
 
 
 def test_set_weights_before_the_first_step_says_what_to_do() -> None:
-    opt, other, variables = Adam(), Adam(), pair()
+    opt, other_opt, variables = Adam(), Adam(), pair()
     train(opt, variables, 1)
     with pytest.raises(ValueError, match=r"appear at the first apply_gradients; .* load_state_d"):
-        other.set_weights(opt.get_weights())
+        other_opt.set_weights(opt.get_weights())
     with pytest.raises(ValueError, match=r"Provided weights: \[\]\.\.\.$"):
         opt.set_weights([])

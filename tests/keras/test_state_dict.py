@@ -28,7 +28,7 @@ from thalweg.errors import CheckpointMismatchError
 from thalweg.keras import optimizers
 from thalweg.keras.optimizers import SGD, Adagrad, Adam, Ftrl, Nadam, Optimizer, schedules
 
-PLAIN = (str, int, float, bool, type(None), torch.Tensor)
+PLAIN_TYPES = (str, int, float, bool, type(None), torch.Tensor)
 
 
 def copies(variables: list[Any]) -> list[Any]:
@@ -37,7 +37,7 @@ def copies(variables: list[Any]) -> list[Any]:
 
 def leaves(value: Any) -> list[Any]:
     if isinstance(value, dict):
-        return [leaf for each in value.items() for part in each for leaf in leaves(part)]
+        return [leaf for item_pair in value.items() for part in item_pair for leaf in leaves(part)]
     if isinstance(value, list | tuple):
         return [leaf for part in value for leaf in leaves(part)]
     return [value]
@@ -47,33 +47,33 @@ def leaves(value: Any) -> list[Any]:
 def test_holds_only_plain_types(row: Row) -> None:
     opt, variables = row.make(), mixed()
     train(opt, variables, 2)
-    assert {type(leaf) for leaf in leaves(opt.state_dict())} <= set(PLAIN)
+    assert {type(leaf) for leaf in leaves(opt.state_dict())} <= set(PLAIN_TYPES)
 
 
 @both_engines
 @all_rows
-@pytest.mark.parametrize("given", [True, False], ids=["var_list", "deferred"])
+@pytest.mark.parametrize("with_variables", [True, False], ids=["var_list", "deferred"])
 @pytest.mark.parametrize("steps", [0, 1, 3])
-def test_fresh_optimizer_goes_on(row: Row, engine: str, given: bool, steps: int) -> None:
+def test_fresh_optimizer_goes_on(row: Row, engine: str, with_variables: bool, steps: int) -> None:
     opt, variables = row.make(), mixed()
     opt.engine = engine
     train(opt, variables, steps)
-    state, others = through_a_file(opt.state_dict()), copies(variables)
-    again = row.make()
-    again.engine = engine
-    again.load_state_dict(state, others if given and steps else None)
-    train(opt, variables, 2, first=5), train(again, others, 2, first=5)
-    assert_same_bits(snapshot(again, others), snapshot(opt, variables))
+    state, twins = through_a_file(opt.state_dict()), copies(variables)
+    new_opt = row.make()
+    new_opt.engine = engine
+    new_opt.load_state_dict(state, twins if with_variables and steps else None)
+    train(opt, variables, 2, first=5), train(new_opt, twins, 2, first=5)
+    assert_same_bits(snapshot(new_opt, twins), snapshot(opt, variables))
 
 
 @all_rows
 def test_loading_in_place_goes_back(row: Row) -> None:
     opt, variables = row.make(), mixed()
     train(opt, variables, 2)
-    then, state = snapshot(opt, []), through_a_file(opt.state_dict())
+    state_before, state = snapshot(opt, []), through_a_file(opt.state_dict())
     train(opt, variables, 2, first=3)
     opt.load_state_dict(state)
-    assert_same_bits(snapshot(opt, []), then)
+    assert_same_bits(snapshot(opt, []), state_before)
 
 
 @all_rows
@@ -81,9 +81,9 @@ def test_state_is_a_copy(row: Row) -> None:
     opt, variables = row.make(), pair()
     train(opt, variables, 1)
     state = opt.state_dict()
-    before = through_a_file(state)
+    state_before = through_a_file(state)
     train(opt, variables, 1, first=2)
-    old, new = leaves(before), leaves(state)
+    old, new = leaves(state_before), leaves(state)
     assert all(
         torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
         for a, b in zip(old, new, strict=True)
@@ -98,53 +98,53 @@ def test_contents() -> None:
     assert state["iterations"].dtype == torch.int64
     assert state["hyperparameters"]["learning_rate"] == 0.5
     assert set(state["weights"]) == {"momentum_cache"}
-    assert {name: sorted(own) for name, own in state["slots"].items()} == {
+    assert {name: sorted(variable_slots) for name, variable_slots in state["slots"].items()} == {
         "a:0": ["m", "v"],
         "b:0": ["m", "v"],
     }
 
 
 def test_hyperparameters_are_restored() -> None:
-    opt, again, variables = Adam(0.5, beta_1=0.75), Adam(), pair()
+    opt, new_opt, variables = Adam(0.5, beta_1=0.75), Adam(), pair()
     train(opt, variables, 1)
     opt.learning_rate = 0.25
-    again.load_state_dict(opt.state_dict())
-    assert (again.learning_rate.item(), again.beta_1.item()) == (0.25, 0.75)
+    new_opt.load_state_dict(opt.state_dict())
+    assert (new_opt.learning_rate.item(), new_opt.beta_1.item()) == (0.25, 0.75)
 
 
 def test_schedules_and_callables_stay_in_force() -> None:
     schedule = schedules.ExponentialDecay(1.0, 1, 0.5)
-    opt, again = Adam(0.5), Adam(schedule, beta_1=lambda: 0.5)
+    opt, new_opt = Adam(0.5), Adam(schedule, beta_1=lambda: 0.5)
     train(opt, pair(), 1)
-    again.load_state_dict(opt.state_dict())
-    assert again.learning_rate is schedule
-    assert "learning_rate" not in again.state_dict()["hyperparameters"]
+    new_opt.load_state_dict(opt.state_dict())
+    assert new_opt.learning_rate is schedule
+    assert "learning_rate" not in new_opt.state_dict()["hyperparameters"]
 
 
 def test_matched_by_name_in_any_order() -> None:
-    opt, again, (a, b) = Adam(), Adam(), pair()
+    opt, new_opt, (a, b) = Adam(), Adam(), pair()
     train(opt, [a, b], 2)
-    others = copies([b, a])
-    again.load_state_dict(opt.state_dict(), others)
-    assert torch.equal(again.get_slot(others[0], "m"), opt.get_slot(b, "m"))
-    assert torch.equal(again.get_slot(others[1], "m"), opt.get_slot(a, "m"))
+    twins = copies([b, a])
+    new_opt.load_state_dict(opt.state_dict(), twins)
+    assert torch.equal(new_opt.get_slot(twins[0], "m"), opt.get_slot(b, "m"))
+    assert torch.equal(new_opt.get_slot(twins[1], "m"), opt.get_slot(a, "m"))
 
 
 def test_variables_of_one_name_are_numbered() -> None:
     opt, variables = Adam(), [thalweg.Variable([1.0], "w"), thalweg.Variable([2.0], "w")]
     train(opt, variables, 2)
-    state, others, again = opt.state_dict(), copies(variables), Adam()
+    state, twins, new_opt = opt.state_dict(), copies(variables), Adam()
     assert list(state["slots"]) == ["w:0", "w:0#1"]
-    again.load_state_dict(state, others)
-    assert_same_bits(snapshot(again, []), snapshot(opt, []))
+    new_opt.load_state_dict(state, twins)
+    assert_same_bits(snapshot(new_opt, []), snapshot(opt, []))
 
 
 @pytest.mark.parametrize("opt", [SGD(0.1), Optimizer("plain")], ids=["SGD", "base"])
 def test_optimizer_without_slots(opt: Any) -> None:
-    again, variables = type(opt).from_config(opt.get_config()), pair()
+    new_opt, variables = type(opt).from_config(opt.get_config()), pair()
     opt.iterations.assign(np.int64(7))
-    again.load_state_dict(opt.state_dict(), variables)
-    assert again.iterations.item() == 7
+    new_opt.load_state_dict(opt.state_dict(), variables)
+    assert new_opt.iterations.item() == 7
 
 
 def test_slots_of_another_shape() -> None:
@@ -156,21 +156,21 @@ def test_slots_of_another_shape() -> None:
         def _resource_apply_dense(self, grad: Any, var: Any) -> None:
             self.get_slot(var, "rows").add_(grad.sum(1))
 
-    opt, again, variables = Rows("Rows"), Rows("Rows"), pair((3, 2))
+    opt, new_opt, variables = Rows("Rows"), Rows("Rows"), pair((3, 2))
     train(opt, variables, 2)
-    again.load_state_dict(through_a_file(opt.state_dict()), variables)
-    assert_same_bits(snapshot(again, []), snapshot(opt, []))
+    new_opt.load_state_dict(through_a_file(opt.state_dict()), variables)
+    assert_same_bits(snapshot(new_opt, []), snapshot(opt, []))
 
 
 def test_pending_slots_wait_for_their_variable() -> None:
-    opt, again, (a, b) = Adam(), Adam(), pair()
+    opt, new_opt, (a, b) = Adam(), Adam(), pair()
     train(opt, [a, b], 1)
-    again.load_state_dict(opt.state_dict())
+    new_opt.load_state_dict(opt.state_dict())
     (grad_a, _), (grad_b, _) = gradients([a, b], 2)
-    again.apply_gradients([(grad_a, a)])
-    again.apply_gradients([(grad_b, b)])
+    new_opt.apply_gradients([(grad_a, a)])
+    new_opt.apply_gradients([(grad_b, b)])
     expected = opt.get_slot(b, "m") * np.float32(0.9) + grad_b * (1 - np.float32(0.9))
-    torch.testing.assert_close(again.get_slot(b, "m"), expected, check_dtype=False)
+    torch.testing.assert_close(new_opt.get_slot(b, "m"), expected, check_dtype=False)
 
 
 def test_iterations_after_loading_is_the_same_variable() -> None:
@@ -190,30 +190,30 @@ def test_iterations_that_a_preset_counter_cannot_hold() -> None:
 
 
 def test_preset_iterations_of_another_integer_type() -> None:
-    opt, again, (a, _) = Adam(), Adam(), pair()
+    opt, new_opt, (a, _) = Adam(), Adam(), pair()
     opt.iterations = thalweg.Variable(3, "it", trainable=False)
     train(opt, [a], 2)
-    again.load_state_dict(through_a_file(opt.state_dict()), [a])
-    assert again.iterations.item() == 5
+    new_opt.load_state_dict(through_a_file(opt.state_dict()), [a])
+    assert new_opt.iterations.item() == 5
 
 
 def test_double_hyperparameter_stays_double() -> None:
-    opt, again = SGD(np.float64(0.1)), SGD(np.float64(0.5))
-    again.load_state_dict(opt.state_dict())
+    opt, new_opt = SGD(np.float64(0.1)), SGD(np.float64(0.5))
+    new_opt.load_state_dict(opt.state_dict())
     w = thalweg.Variable(1.0, dtype="float64")
-    again.apply_gradients([(1.0, w)])
+    new_opt.apply_gradients([(1.0, w)])
     assert w.item() == 1 - 0.1
 
 
 def test_integer_hyperparameter_refuses_a_fraction() -> None:
-    opt, again, variables = SGD(0.5), SGD(1), pair()
-    train(again, variables, 1)
-    before = snapshot(again, variables)
+    opt, new_opt, variables = SGD(0.5), SGD(1), pair()
+    train(new_opt, variables, 1)
+    state_before = snapshot(new_opt, variables)
     with pytest.raises(
         CheckpointMismatchError, match=r"'learning_rate' is 0\.5, no number that fits"
     ):
-        again.load_state_dict(opt.state_dict())
-    assert_same_bits(snapshot(again, variables), before)
+        new_opt.load_state_dict(opt.state_dict())
+    assert_same_bits(snapshot(new_opt, variables), state_before)
 
 
 Change = Callable[[dict[str, Any]], Any]
@@ -348,12 +348,12 @@ def trained() -> tuple[Any, list[Any], dict[str, Any]]:
 def test_bad_state_changes_nothing(change: Change, message: str) -> None:
     opt, variables, state = trained()
     change(state)
-    then = snapshot(opt, variables), opt.get_config()
+    state_before = snapshot(opt, variables), opt.get_config()
     with pytest.raises(ValueError, match=message) as raised:
         opt.load_state_dict(state)
     assert str(raised.value).endswith("Nothing was loaded.")
-    assert_same_bits(snapshot(opt, variables), then[0])
-    assert opt.get_config() == then[1]
+    assert_same_bits(snapshot(opt, variables), state_before[0])
+    assert opt.get_config() == state_before[1]
 
 
 @mutations
@@ -366,9 +366,9 @@ def test_bad_state_leaves_a_fresh_optimizer_fresh(change: Change, message: str) 
         opt.load_state_dict(state, variables)
     assert (opt.weights, opt.get_slot_names()) == ([], [])
     assert opt.get_config() == config
-    plain, others = Nadam(0.5), copies(variables)
-    train(opt, variables, 1), train(plain, others, 1)
-    assert_same_bits(snapshot(opt, variables), snapshot(plain, others))
+    plain_opt, twins = Nadam(0.5), copies(variables)
+    train(opt, variables, 1), train(plain_opt, twins, 1)
+    assert_same_bits(snapshot(opt, variables), snapshot(plain_opt, twins))
 
 
 @pytest.mark.parametrize("name", ["reshaped", "other dtype", "missing slot"])
@@ -376,11 +376,13 @@ def test_deferred_bad_state_refuses_the_step(name: str) -> None:
     _, variables, state = trained()
     change, message = MUTATIONS[name]
     change(state)
-    opt, before = Nadam(), [var.numpy() for var in variables]
+    opt, initial_values = Nadam(), [var.numpy() for var in variables]
     opt.load_state_dict(state)
     with pytest.raises(CheckpointMismatchError, match=message):
         opt.apply_gradients(gradients(variables))
-    assert all(np.array_equal(var.numpy(), then) for var, then in zip(variables, before))
+    assert all(
+        np.array_equal(var.numpy(), initial) for var, initial in zip(variables, initial_values)
+    )
     assert opt.iterations.item() == 2
 
 
@@ -411,10 +413,10 @@ def test_something_else_as_state(wrong: Any) -> None:
 def test_loaded_slots_survive_a_save_before_their_variable_comes() -> None:
     w, u, opt = Variable([1.0], name="w"), Variable([1.0], name="u"), Adam()
     opt.apply_gradients([([1.0], w), ([1.0], u)])
-    again = Adam()
-    again.load_state_dict(opt.state_dict())
-    again.apply_gradients([([1.0], w)])
-    assert set(again.state_dict()["slots"]) == {"w:0", "u:0"}
+    new_opt = Adam()
+    new_opt.load_state_dict(opt.state_dict())
+    new_opt.apply_gradients([([1.0], w)])
+    assert set(new_opt.state_dict()["slots"]) == {"w:0", "u:0"}
 
 
 def test_a_saved_slot_brings_only_itself() -> None:
@@ -440,8 +442,8 @@ def test_a_refused_state_leaves_callables_known() -> None:
     with pytest.raises(ValueError, match="'none' belongs to nothing here"):
         opt.load_state_dict({**opt.state_dict(), "hyperparameters": {"none": 1.0}})
     old = w.data
-    before = old.clone()
+    initial = old.clone()
     moves.append(True)
     opt.apply_gradients([(torch.ones(4), w)])
     assert w.tolist() == [-0.5] * 4
-    assert torch.equal(old, before)
+    assert torch.equal(old, initial)

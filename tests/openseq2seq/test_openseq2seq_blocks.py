@@ -128,16 +128,16 @@ def test_edges_of_clipping(values: Any, clip: float, result: Any) -> None:
 
 @pytest.mark.parametrize("clip", [-1.0, -1e-30, NAN])
 def test_a_bound_below_0_is_refused_but_as_shipped(clip: float) -> None:
-    given = [pair(3.0, 4.0)]
+    pairs = [pair(3.0, 4.0)]
     text = f"is the largest norm, 0 or more, not {clip}"
     for refuse in (
-        lambda: _clip_gradients_by_norm(given, clip),
-        lambda: _clip_by_global_norm([given[0][0]], clip),
-        lambda: post_process_gradients(given, [], 0.1, clip, None),
+        lambda: _clip_gradients_by_norm(pairs, clip),
+        lambda: _clip_by_global_norm([pairs[0][0]], clip),
+        lambda: post_process_gradients(pairs, [], 0.1, clip, None),
     ):
         with pytest.raises(ValueError, match=text):
             refuse()
-    ((clipped, _),) = _clip_gradients_by_norm(given, clip, as_shipped=True)
+    ((clipped, _),) = _clip_gradients_by_norm(pairs, clip, as_shipped=True)
     np.testing.assert_allclose(clipped, [NAN, NAN] if clip != clip else [3.0, 4.0])
 
 
@@ -158,9 +158,9 @@ def test_no_gradients_are_refused_in_words(take: Any) -> None:
 
 
 def test_clipped_gradients_are_of_their_variables_dtype() -> None:
-    made = _clip_gradients_by_norm([pair(3.0, dtype=torch.float16), pair(4.0)], 1.0)
-    assert [grad.dtype for grad, _ in made] == [torch.float16, torch.float32]
-    np.testing.assert_allclose([grad.item() for grad, _ in made], [0.6, 0.8], rtol=1e-3)
+    new_pairs = _clip_gradients_by_norm([pair(3.0, dtype=torch.float16), pair(4.0)], 1.0)
+    assert [grad.dtype for grad, _ in new_pairs] == [torch.float16, torch.float32]
+    np.testing.assert_allclose([grad.item() for grad, _ in new_pairs], [0.6, 0.8], rtol=1e-3)
 
 
 def test_scalars_are_clipped() -> None:
@@ -174,10 +174,10 @@ def test_scalars_are_refused_as_shipped() -> None:
         _clip_gradients_by_norm([(torch.tensor(4.0), SCALAR)], 1.0, as_shipped=True)
 
 
-@pytest.mark.parametrize("given", ["abc", b"abc", 3, iter([1.0])])
-def test_t_list_must_be_a_sequence(given: Any) -> None:
+@pytest.mark.parametrize("tensors", ["abc", b"abc", 3, iter([1.0])])
+def test_t_list_must_be_a_sequence(tensors: Any) -> None:
     with pytest.raises(TypeError, match="t_list should be a sequence, not"):
-        _clip_by_global_norm(given, 1.0, 1.0)
+        _clip_by_global_norm(tensors, 1.0, 1.0)
 
 
 def test_a_graph_clips_rows_and_tensors() -> None:
@@ -187,12 +187,12 @@ def test_a_graph_clips_rows_and_tensors() -> None:
         x = _graph.placeholder(torch.float32, ())
         loss = _graph.embedding_lookup(table, [1, 1]).sum() * x + (3.0 * w).sum() * x
         pairs = list(zip(_graph.gradients(loss, [table, w]), [table, w], strict=True))
-        made = _clip_gradients_by_norm(pairs, 2.0)
+        new_pairs = _clip_gradients_by_norm(pairs, 2.0)
         norm = _global_norm_with_cast(pairs)
-        assert isinstance(made[0][0], _graph.SymbolicSlices)
-        assert made[1][0].shape == (2,)
+        assert isinstance(new_pairs[0][0], _graph.SymbolicSlices)
+        assert new_pairs[1][0].shape == (2,)
         session.run(_graph.global_variables_initializer())
-        size, (rows, dense) = session.run([norm, [grad for grad, _ in made]], {x: 2.0})
+        size, (rows, dense) = session.run([norm, [grad for grad, _ in new_pairs]], {x: 2.0})
         assert size == pytest.approx(math.sqrt(80))
         np.testing.assert_allclose(rows.values, 2 * np.full((2, 1), 2.0) / size, rtol=1e-6)
         np.testing.assert_allclose(dense, 2 * np.full(2, 6.0) / size, rtol=1e-6)
@@ -280,9 +280,9 @@ def test_what_needs_norms_needs_gradients(options: Any, text: str) -> None:
 
 
 def test_otherwise_gradients_may_be_missing() -> None:
-    first, (none, var) = post_process_gradients([pair(1.0), (None, W)], [], 0.1, None, None)
+    first, (missing, var) = post_process_gradients([pair(1.0), (None, W)], [], 0.1, None, None)
     assert first[0].tolist() == [1.0]
-    assert none is None
+    assert missing is None
     assert var is W
 
 
@@ -337,19 +337,19 @@ def test_one_worker_is_its_own_mean() -> None:
 
 
 def test_a_given_function_gives_the_mean() -> None:
-    seen: list[Any] = []
+    grads: list[Any] = []
 
     def half(grad: Any) -> Any:
-        seen.append(grad)
+        grads.append(grad)
         return grad * 0.5
 
     rows = IndexedSlices(torch.tensor([[2.0]]), torch.tensor([1]), (3, 1))
     pairs = [pair(1.0), (None, W), (rows, W)]
-    made = reduce_gradients(pairs, True, all_reduce=half)
-    assert made[0][0].tolist() == [0.5]
-    assert made[1][0] is None
-    assert made[2][0].values.tolist() == [[1.0]]
-    assert len(seen) == 2
+    new_pairs = reduce_gradients(pairs, True, all_reduce=half)
+    assert new_pairs[0][0].tolist() == [0.5]
+    assert new_pairs[1][0] is None
+    assert new_pairs[2][0].values.tolist() == [[1.0]]
+    assert len(grads) == 2
 
 
 @pytest.mark.parametrize(("shared", "kind"), [(True, torch.Tensor), (False, IndexedSlices)])
@@ -363,10 +363,10 @@ def test_shared_embeddings_are_reduced_dense(shared: bool, kind: type) -> None:
 
 def test_as_shipped_rows_need_a_model() -> None:
     rows = IndexedSlices(torch.tensor([[2.0]]), torch.tensor([0]), (1, 1))
-    given: Any = {"all_reduce": lambda grad: grad, "as_shipped": True}
-    assert reduce_gradients([pair(1.0)], True, **given)
+    options: Any = {"all_reduce": lambda grad: grad, "as_shipped": True}
+    assert reduce_gradients([pair(1.0)], True, **options)
     with pytest.raises(AttributeError, match="_decoder"):
-        reduce_gradients([(rows, W)], True, **given)
+        reduce_gradients([(rows, W)], True, **options)
 
 
 RANK = """
@@ -400,9 +400,9 @@ distributed.destroy_process_group()
 
 @pytest.mark.skipif(not distributed.is_available(), reason="torch without torch.distributed")
 def test_ranks_take_the_mean_and_skip_together(tmp_path: Path) -> None:
-    told = run_ranks(RANK, tmp_path)
-    assert told[0] == told[1]
-    w, table, step, scale = told[0]
+    outcomes = run_ranks(RANK, tmp_path)
+    assert outcomes[0] == outcomes[1]
+    w, table, step, scale = outcomes[0]
     assert w == [1 - 0.375, 1 - 0.75]
     assert table == [-0.125, -0.125, -0.25]
     assert (step, scale) == (1, 4.0)
@@ -413,14 +413,14 @@ def test_ranks_take_the_mean_and_skip_together(tmp_path: Path) -> None:
 
 def test_items_of_the_collection_are_called_anew() -> None:
     w = Variable([1.0, 2.0], name="w")
-    kept = _graph.get_collection_ref(LOSSES)
-    kept += [lambda: (w * w).sum(), torch.tensor(1.5, dtype=torch.float16)]
+    collection = _graph.get_collection_ref(LOSSES)
+    collection += [lambda: (w * w).sum(), torch.tensor(1.5, dtype=torch.float16)]
     try:
         first = get_regularization_loss()
         w.assign([0.0, 1.0])
         second = get_regularization_loss()
     finally:
-        kept.clear()
+        collection.clear()
     assert (first.item(), second.item(), second.dtype) == (6.5, 2.5, torch.float32)
     (grad,) = torch.autograd.grad(second, [w])
     assert grad.tolist() == [0.0, 2.0]

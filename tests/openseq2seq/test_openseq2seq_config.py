@@ -36,69 +36,69 @@ from thalweg.openseq2seq.optimizers.novograd import NovoGrad
 
 Config = dict[str, Any]
 
-RENAMED = {"clip_gradients": "max_grad_norm", "on_horovod": "use_horovod"}
-KEPT = ("larc_params", "loss_scaling", "loss_scaling_params", "iter_size", "dtype")
+NEW_KEYS = {"clip_gradients": "max_grad_norm", "on_horovod": "use_horovod"}
+SHARED_KEYS = ("larc_params", "loss_scaling", "loss_scaling_params", "iter_size", "dtype")
 
 
 def base_params(case: Case) -> Config:
     """The config of a recorded training, as a file of OpenSeq2Seq would have it."""
-    recorded = case["config"]
-    name, rate = recorded["optimizer"], recorded["lr_policy"]
+    case_config = case["config"]
+    name, rate = case_config["optimizer"], case_config["lr_policy"]
     config = {
         "optimizer": NovoGrad if name in ("NovoGrad", NOT_SHIPPED) else name,
-        "optimizer_params": recorded.get("optimizer_params", {}),
+        "optimizer_params": case_config.get("optimizer_params", {}),
         "lr_policy": getattr(lr_policies, rate["name"]),
         "lr_policy_params": rate["params"],
         "max_steps": 100_000,
         "summaries": SUMMARIES,
-        **{key: recorded[key] for key in KEPT if key in recorded},
-        **{new: recorded[old] for old, new in RENAMED.items() if old in recorded},
+        **{key: case_config[key] for key in SHARED_KEYS if key in case_config},
+        **{new: case_config[old] for old, new in NEW_KEYS.items() if old in case_config},
     }
-    if recorded.get("iter_size", 1) > 1:
+    if case_config.get("iter_size", 1) > 1:
         config["use_horovod"] = True
-    if "l2_regularizer" in recorded:
+    if "l2_regularizer" in case_config:
         config["regularizer"] = tf.contrib.layers.l2_regularizer
-        config["regularizer_params"] = {"scale": recorded["l2_regularizer"]["scale"]}
-    if "var_list" in recorded:
-        frozen = [var["name"] for var in case["vars"] if var["name"] not in recorded["var_list"]]
+        config["regularizer_params"] = {"scale": case_config["l2_regularizer"]["scale"]}
+    if "var_list" in case_config:
+        frozen = [var["name"] for var in case["vars"] if var["name"] not in case_config["var_list"]]
         config["freeze_variables_regex"] = f"({'|'.join(frozen)}):0"
     return config
 
 
 def regularize(case: Case) -> Callable[[str, Any], bool]:
-    chosen = case["config"].get("l2_regularizer", {"vars": []})["vars"]
-    return lambda name, variable: name.removesuffix(":0") in chosen
+    regularized = case["config"].get("l2_regularizer", {"vars": []})["vars"]
+    return lambda name, variable: name.removesuffix(":0") in regularized
 
 
 def trained_eagerly(case: Case) -> Iterator[Observed]:
-    """What there is after each step."""
-    own = {name: Variable(value, name=name) for name, value in initial(case).items()}
+    """Yield the observed values after each step."""
+    params = {name: Variable(value, name=name) for name, value in initial(case).items()}
     data: dict[str, Any] = {}
     skip, peers, writer = [False], Peers(), Writer()
     as_shipped = case["config"]["optimizer"] != NOT_SHIPPED
     step = from_config(base_params(case), as_shipped=as_shipped).optimize(
-        lambda: loss_of(case, own, data),
-        own.items(),
+        lambda: loss_of(case, params, data),
+        params.items(),
         regularize=regularize(case),
         skip_update_ph=lambda: skip[0],
         all_reduce=peers if case["config"].get("world_size", 1) > 1 else None,
         summary_writer=writer,
     )
-    for recorded in case["steps"]:
-        data.update({name: torch.from_numpy(x) for name, x in data_of(recorded).items()})
-        skip[0] = recorded.get("skip_update", False)
-        peers.expect(recorded, list(own))
+    for step_record in case["steps"]:
+        data.update({name: torch.from_numpy(x) for name, x in data_of(step_record).items()})
+        skip[0] = step_record.get("skip_update", False)
+        peers.expect(step_record, list(params))
         writer.scalars.clear()
-        seen = {"loss": step(), "global_step": step.global_step, "vars": own}
+        row = {"loss": step(), "global_step": step.global_step, "vars": params}
         if step.loss_scaler is not None:
-            seen["loss_scale"] = step.loss_scaler.loss_scale
-        yield {**arrays(seen), **told(writer, own), "applied": step.was_applied}
+            row["loss_scale"] = step.loss_scaler.loss_scale
+        yield {**arrays(row), **told(writer, params), "applied": step.was_applied}
 
 
 def trained_in_a_session(case: Case) -> Iterator[Observed]:
-    """What there is after each step."""
+    """Yield the observed values after each step."""
     with tf.Graph().as_default(), tf.Session() as session:
-        own = {name: tf.Variable(value, name=name) for name, value in initial(case).items()}
+        params = {name: tf.Variable(value, name=name) for name, value in initial(case).items()}
         feeds = {
             name: tf.placeholder(torch.float32, value.shape)
             for name, value in data_of(case["steps"][0]).items()
@@ -106,7 +106,7 @@ def trained_in_a_session(case: Case) -> Iterator[Observed]:
         skip, peers, writer = tf.placeholder(torch.bool, ()), Peers(), Writer()
         as_shipped = case["config"]["optimizer"] != NOT_SHIPPED
         step = from_config(base_params(case), as_shipped=as_shipped).optimize(
-            loss_of(case, own, feeds),
+            loss_of(case, params, feeds),
             tf.trainable_variables(),
             regularize=regularize(case),
             skip_update_ph=skip,
@@ -114,16 +114,16 @@ def trained_in_a_session(case: Case) -> Iterator[Observed]:
             summary_writer=writer,
         )
         session.run(tf.global_variables_initializer())
-        shown = {"vars": own, "global_step": named("global_step")}
-        for recorded in case["steps"]:
-            feed = {feeds[name]: value for name, value in data_of(recorded).items()}
-            feed[skip] = recorded.get("skip_update", False)
-            peers.expect(recorded, list(own))
+        tensors = {"vars": params, "global_step": named("global_step")}
+        for step_record in case["steps"]:
+            feed = {feeds[name]: value for name, value in data_of(step_record).items()}
+            feed[skip] = step_record.get("skip_update", False)
+            peers.expect(step_record, list(params))
             writer.scalars.clear()
-            before = session.run(shown["global_step"])
+            start = session.run(tensors["global_step"])
             value = session.run(step, feed)
-            seen = {"loss": value, **session.run(shown)}
-            yield {**seen, **told(writer, own), "applied": seen["global_step"] > before}
+            row = {"loss": value, **session.run(tensors)}
+            yield {**row, **told(writer, params), "applied": row["global_step"] > start}
 
 
 @pytest.mark.parametrize("train", [trained_eagerly, trained_in_a_session])
@@ -132,10 +132,10 @@ def test_a_training_from_a_config_is_the_recorded_one(
     case: Case, train: Callable[[Case], Iterator[Observed]]
 ) -> None:
     # Masters and accumulators are looked at where `optimize_loss` itself is tested.
-    for number, (seen, whole) in enumerate(zip(train(case), case["expected"], strict=True)):
-        recorded = {key: value for key, value in whole.items() if key in seen}
-        assert recorded.keys() >= {"loss", "vars", "lr", "applied", "global_step"}
-        assert_recorded(seen, recorded, case["tol"], f"step {number}")
+    for number, (row, full) in enumerate(zip(train(case), case["expected"], strict=True)):
+        expected = {key: value for key, value in full.items() if key in row}
+        assert expected.keys() >= {"loss", "vars", "lr", "applied", "global_step"}
+        assert_recorded(row, expected, case["tol"], f"step {number}")
 
 
 CONFIG: Config = {
@@ -148,7 +148,7 @@ CONFIG: Config = {
 
 
 def square(*variables: torch.Tensor) -> Callable[[], torch.Tensor]:
-    return lambda: sum(((each.float() ** 2).sum() for each in variables), torch.zeros(())) / 2
+    return lambda: sum(((var.float() ** 2).sum() for var in variables), torch.zeros(())) / 2
 
 
 def test_the_config_of_the_caller_is_not_changed() -> None:
@@ -158,12 +158,12 @@ def test_the_config_of_the_caller_is_not_changed() -> None:
         "optimizer_params": {"weight_decay": 0.1},
         "lr_policy": lr_policies.poly_decay,
     }
-    before = copy.deepcopy(config)
+    original = copy.deepcopy(config)
     train = from_config(config)
     weights = Variable([1.0])
     for _ in range(2):
         train.optimize(square(weights), [weights])()
-    assert config == before
+    assert config == original
     assert train.params["optimizer_params"] == {"weight_decay": 0.1}
     assert train.lr_policy_params["decay_steps"] == 10
 
@@ -182,7 +182,7 @@ def test_what_it_makes_cannot_be_changed() -> None:
 
 
 def test_a_whole_config_may_be_given() -> None:
-    others = {
+    other_keys = {
         "random_seed": 0,
         "num_gpus": 2,
         "data_layer": object,
@@ -194,7 +194,7 @@ def test_a_whole_config_may_be_given() -> None:
         "initializer": None,
         "use_xla_jit": True,
     }
-    assert from_config({**CONFIG, **others}).params == from_config(CONFIG).params
+    assert from_config({**CONFIG, **other_keys}).params == from_config(CONFIG).params
 
 
 @pytest.mark.parametrize(
@@ -237,12 +237,12 @@ def test_a_policy_of_tensorflow_1() -> None:
 def test_variables_of_a_model_by_name() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
     model[1].bias.requires_grad_(False)
-    before = {name: each.clone() for name, each in model.named_parameters()}
+    old = {name: param.clone() for name, param in model.named_parameters()}
     config = {**CONFIG, "freeze_variables_regex": r"0\.w"}
     step = from_config(config).optimize(square(*model.parameters()), model)
     step()
-    moved = [name for name, each in model.named_parameters() if not torch.equal(each, before[name])]
-    assert moved == [name for name in ("0.bias", "1.weight") if before[name].any()]
+    changes = [name for name, var in model.named_parameters() if not torch.equal(var, old[name])]
+    assert changes == [name for name in ("0.bias", "1.weight") if old[name].any()]
 
 
 def test_freezing_matches_beginnings() -> None:
@@ -280,16 +280,16 @@ def test_regularizer_acts_on_masters_in_mixed_precision(dtype: torch.dtype) -> N
 
 def test_a_model_in_a_graph() -> None:
     model = torch.nn.Linear(2, 1)
-    kernel, bias = (each.detach().clone() for each in model.parameters())
+    kernel, bias = (param.detach().clone() for param in model.parameters())
     with tf.Graph().as_default(), tf.Session() as session:
         loss = 0.0 * model(tf.placeholder_with_default(torch.ones(1, 2), (1, 2))).sum()
         step = from_config({**CONFIG, **L2}).optimize(loss, model)
         session.run(tf.global_variables_initializer())
-        before = session.run(step)
-        after = session.run(tf.trainable_variables())
-    assert before == pytest.approx(0.25 * float(kernel.square().sum()))
-    np.testing.assert_allclose(after[0], 0.875 * kernel.numpy(), rtol=1e-6)
-    np.testing.assert_array_equal(after[1], bias.numpy())
+        loss_value = session.run(step)
+        weights = session.run(tf.trainable_variables())
+    assert loss_value == pytest.approx(0.25 * float(kernel.square().sum()))
+    np.testing.assert_allclose(weights[0], 0.875 * kernel.numpy(), rtol=1e-6)
+    np.testing.assert_array_equal(weights[1], bias.numpy())
 
 
 def test_no_penalty_of_scale_zero() -> None:
@@ -312,11 +312,11 @@ def test_every_iter_size_th_call_makes_an_update(as_shipped: bool, updates: list
     weights = Variable([1.0])
     config = {**CONFIG, "iter_size": 3, "use_horovod": True}
     step = from_config(config, as_shipped=as_shipped).optimize(lambda: weights.sum(), [weights])
-    seen: list[int] = []
+    steps_seen: list[int] = []
     for _ in updates:
         step()
-        seen.append(int(step.global_step))
-    assert seen == updates
+        steps_seen.append(int(step.global_step))
+    assert steps_seen == updates
 
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
@@ -335,14 +335,14 @@ def test_a_batch_counts_where_it_has_changed_something(error: type[BaseException
     step = from_config({**CONFIG, "iter_size": 2}).optimize(
         lambda: batches.pop() * weights.sum(), [weights], summary_writer=writer
     )
-    seen: list[float] = []
+    weights_seen: list[float] = []
     for batch, is_lit in ((4.0, True), (None, False), (8.0, True), (16.0, True), (16.0, False)):
         batches[:], writer.lit = [] if batch is None else [batch], is_lit
         failing = IndexError if batch is None else error
         with pytest.raises(failing) if batch is None or is_lit else contextlib.nullcontext():
             step()
-        seen.append(weights.item())
-    assert seen == [0.0, 0.0, -1.5, -1.5, -5.5]
+        weights_seen.append(weights.item())
+    assert weights_seen == [0.0, 0.0, -1.5, -1.5, -5.5]
 
 
 def test_updates_of_several_batches_weigh_them_alike() -> None:
@@ -371,12 +371,12 @@ def test_a_training_goes_on_between_batches_of_an_update() -> None:
     weights, step = begun(1.0)
     for _ in range(5):
         step()
-    resumed, other = begun(weights.item())
-    other.load_state_dict(step.state_dict())
+    resumed, other_step = begun(weights.item())
+    other_step.load_state_dict(step.state_dict())
     for _ in range(4):
         step()
-        other()
-    assert int(other.global_step) == 3
+        other_step()
+    assert int(other_step.global_step) == 3
     assert weights.item() == resumed.item()
 
 
@@ -393,13 +393,13 @@ def test_a_state_that_does_not_fit_is_not_loaded(broken: Callable[[Any], Any]) -
     step = from_config({**CONFIG, "iter_size": 2}).optimize(square(weights), [weights])
     for _ in range(3):
         step()
-    before = step.state_dict()
-    state = {**before, "global_step": torch.tensor(7)}
+    state_before = step.state_dict()
+    state = {**state_before, "global_step": torch.tensor(7)}
     broken(state)
     with pytest.raises(ValueError, match="Nothing was loaded"):
         step.load_state_dict(state)
-    after = step.state_dict()
-    assert all(torch.equal(after[name], value) for name, value in before.items())
+    state_after = step.state_dict()
+    assert all(torch.equal(state_after[name], value) for name, value in state_before.items())
 
 
 def without(*keys: str) -> Config:
@@ -606,7 +606,7 @@ def other_arguments(function: Callable[..., Any]) -> Callable[..., Any]:
         {"loss_scaling": [1.0]},  # means nothing unless the dtype is mixed
         {"loss_scaling_params": {"foo": 1}},  # nor does this with a static scale
         {"lr_policy": other_arguments(lr_policies.fixed_lr), "lr_policy_params": {"rate": 0.25}},
-        {"lr_policy": lambda global_step, **any_of_them: 0.25},
+        {"lr_policy": lambda global_step, **options: 0.25},
         {"lr_policy_params": {"learning_rate": lambda: 0.25}},
         {"lr_policy_params": {"learning_rate": torch.tensor(0.25)}},
         {"lr_policy_params": {"learning_rate": 1}},
@@ -615,7 +615,7 @@ def other_arguments(function: Callable[..., Any]) -> Callable[..., Any]:
         policy("transformer_policy", learning_rate=1, d_model=8, warmup_steps=0, max_lr=None),
         {"optimizer": "Ftrl", "optimizer_params": {"beta": None}},
         {"optimizer": "Momentum", "optimizer_params": {"momentum": lambda: 0.9}},
-        {"optimizer": lambda **given: tf.train.GradientDescentOptimizer(**given)},
+        {"optimizer": lambda **kwargs: tf.train.GradientDescentOptimizer(**kwargs)},
         {"optimizer": functools.partial(tf.train.MomentumOptimizer, momentum=0.9)},
     ],
 )

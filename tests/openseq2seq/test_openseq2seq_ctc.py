@@ -39,10 +39,10 @@ def example() -> Iterator[ModuleType]:
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
+    thread_count = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
-    torch.set_num_threads(before)
+    torch.set_num_threads(thread_count)
 
 
 class Record:
@@ -64,33 +64,33 @@ def small() -> digit_lines.DigitLines:
 
 
 def test_no_image_of_a_test_line_is_in_a_training_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[set[bytes]] = []
+    image_sets: list[set[bytes]] = []
     real = digit_lines.lines
 
-    def spied(images: np.ndarray, *others: Any) -> Any:
-        seen.append({image.tobytes() for image in images})
-        return real(images, *others)
+    def spied(images: np.ndarray, *args: Any) -> Any:
+        image_sets.append({image.tobytes() for image in images})
+        return real(images, *args)
 
     monkeypatch.setattr(digit_lines, "lines", spied)
     digit_lines.load(0, train_lines=1, test_lines=1)
-    train, test = seen
+    train, test = image_sets
     assert len(test) == 359
     assert not train & test
 
 
 def test_lines_hold_the_images_of_their_labels_in_order() -> None:
     images = np.stack([np.full((8, 8), digit + 1, np.float32) for digit in range(10)])
-    made = digit_lines.lines(images, np.arange(10), 50, np.random.default_rng(0))
-    for frames, classes in zip(made.inputs.numpy(), made.targets.tolist(), strict=True):
+    batch = digit_lines.lines(images, np.arange(10), 50, np.random.default_rng(0))
+    for frames, classes in zip(batch.inputs.numpy(), batch.targets.tolist(), strict=True):
         assert (frames == frames[0]).all()
         columns = frames[0][frames[0] > 0]
-        assert columns.reshape(-1, 8)[:, 0].tolist() == [each for each in classes if each]
+        assert columns.reshape(-1, 8)[:, 0].tolist() == [label for label in classes if label]
         assert len(columns) == 8 * np.count_nonzero(classes)
         assert 3 <= np.count_nonzero(classes) <= 6
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "edits"),
+    ("first", "second", "edits"),
     [
         ([], [], 0),
         ([], [1, 2], 2),
@@ -102,8 +102,8 @@ def test_lines_hold_the_images_of_their_labels_in_order() -> None:
         ([5, 5, 5], [1, 2], 3),
     ],
 )
-def test_edit_distance(one: list[int], other: list[int], edits: int) -> None:
-    assert digit_lines.distance(one, other) == edits
+def test_edit_distance(first: list[int], second: list[int], edits: int) -> None:
+    assert digit_lines.distance(first, second) == edits
 
 
 def test_reading_drops_repeats_and_blanks() -> None:
@@ -117,12 +117,12 @@ def test_model_keeps_batch_normalization_in_float32(
     dtype: torch.dtype, small: digit_lines.DigitLines
 ) -> None:
     model = digit_lines.LineReader(dtype)
-    kinds = {name.split(".")[0]: each.dtype for name, each in model.named_parameters()}
+    kinds = {name.split(".")[0]: param.dtype for name, param in model.named_parameters()}
     assert kinds == {"convolutions": dtype, "norms": torch.float32, "classes": dtype}
     scores = model(small.train.inputs[:4])
     assert (scores.dtype, scores.shape) == (torch.float32, (4, 11, digit_lines.FRAMES // 2))
     digit_lines.line_loss(scores, small.train.targets[:4]).backward()
-    assert all(each.grad is not None for each in model.parameters())
+    assert all(param.grad is not None for param in model.parameters())
 
 
 def test_trains_with_larc_in_mixed_precision_as_in_float32(
@@ -131,11 +131,11 @@ def test_trains_with_larc_in_mixed_precision_as_in_float32(
     config = {**example.CONFIGS["larc"], "num_epochs": 3}
     record = Record()
     mixed = example.train(config, small, writer=record)
-    whole = example.train({**config, "dtype": torch.float32}, small)
-    assert max(mixed.error_rate, whole.error_rate) <= 0.1
-    assert abs(mixed.error_rate - whole.error_rate) <= 0.04
-    assert mixed.skipped > whole.skipped == 0
-    assert len(whole.losses) == 3 * 1536 // 32
+    full = example.train({**config, "dtype": torch.float32}, small)
+    assert max(mixed.error_rate, full.error_rate) <= 0.1
+    assert abs(mixed.error_rate - full.error_rate) <= 0.04
+    assert mixed.skipped > full.skipped == 0
+    assert len(full.losses) == 3 * 1536 // 32
 
     scales = record.scalars[f"{SCOPE}loss_scale"]
     assert scales[:3] == [2.0**24, 2.0**23, 2.0**22]
@@ -166,13 +166,13 @@ def test_reads_nearly_all_digits(
     example: ModuleType, name: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     pytest.importorskip("tensorboard", reason="tensorboard is not installed")
-    found = example.main(["--config", name, "--logdir", str(tmp_path)])
-    rates = {kind: each.error_rate for kind, each in found.items()}
+    outcomes = example.main(["--config", name, "--logdir", str(tmp_path)])
+    rates = {kind: outcome.error_rate for kind, outcome in outcomes.items()}
     assert set(rates) == {"mixed", "float32"}
     assert max(rates.values()) <= 0.04
     assert abs(rates["mixed"] - rates["float32"]) <= 0.02
     assert capsys.readouterr().out.count("label error rate") == 2
-    assert {each.parent.name for each in tmp_path.rglob("events*")} == {
+    assert {path.parent.name for path in tmp_path.rglob("events*")} == {
         f"{name}-mixed",
         f"{name}-float32",
     }

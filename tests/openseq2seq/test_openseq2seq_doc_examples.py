@@ -74,10 +74,10 @@ SIGNATURES = {
 @pytest.mark.parametrize("name", SIGNATURES)
 def test_arguments_are_the_documented_ones_in_their_order(name: str) -> None:
     module, _, function = name.partition(".")
-    found = inspect.signature(attrgetter(function)(importlib.import_module(MODULES + module)))
+    signature = inspect.signature(attrgetter(function)(importlib.import_module(MODULES + module)))
     positional = [
         parameter.replace(annotation=inspect.Parameter.empty)
-        for parameter in found.parameters.values()
+        for parameter in signature.parameters.values()
         if parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
     ]
     assert ", ".join(map(str, positional)) == SIGNATURES[name]

@@ -85,12 +85,12 @@ def test_clipped_gradients_of_16_bit_variables_are_rounded_before_the_update() -
         lambda: None, "Momentum", {"momentum": 0.9}, lambda _: 0.3, [w], clip_gradients=1.0
     )
     factor = np.float32(1 / np.linalg.norm(grad.double().numpy()))
-    rounded = (grad.float().numpy() * factor).astype(np.float16).astype(np.float32)
+    rounded_grad = (grad.float().numpy() * factor).astype(np.float16).astype(np.float32)
     for _ in range(3):
         step.apply_gradients([grad])
-        moved = slot.astype(np.float32) * np.float32(0.9) + rounded
-        value = (value.astype(np.float32) - moved * np.float32(0.3)).astype(np.float16)
-        slot = moved.astype(np.float16)
+        new_slot = slot.astype(np.float32) * np.float32(0.9) + rounded_grad
+        value = (value.astype(np.float32) - new_slot * np.float32(0.3)).astype(np.float16)
+        slot = new_slot.astype(np.float16)
     np.testing.assert_array_equal(w.numpy(), value)
 
 
@@ -121,12 +121,12 @@ def test_gates_are_given_by_position() -> None:
 def test_a_step_in_inference_mode_is_the_step_outside_of_it(dtype: Any) -> None:
     kind = HALF if dtype == "mixed" else torch.float32
     ends = []
-    for inside in (False, True):
+    for in_inference_mode in (False, True):
         w = Variable(torch.ones(2, dtype=kind), name="w")
         step = optimize_loss(
             lambda w=w: (w.float() ** 2).sum(), "Adam", {}, lambda s: 0.1 / (1 + int(s)), [w], dtype
         )
-        with torch.inference_mode(inside):
+        with torch.inference_mode(in_inference_mode):
             losses = [step().item() for _ in range(2)]
         step()
         ends.append((losses, w.tolist()))
@@ -136,11 +136,11 @@ def test_a_step_in_inference_mode_is_the_step_outside_of_it(dtype: Any) -> None:
 class Overriding(train.MomentumOptimizer):
     """Momentum of a user who looks at each step."""
 
-    seen: list[Any]
+    grads_seen: list[Any]
 
     def apply_gradients(self, grads_and_vars: Any, *args: Any, **options: Any) -> Any:
         pairs = list(grads_and_vars)
-        self.seen = [*getattr(self, "seen", []), [grad for grad, _ in pairs]]
+        self.grads_seen = [*getattr(self, "seen", []), [grad for grad, _ in pairs]]
         return super().apply_gradients(pairs, *args, **options)
 
 
@@ -195,34 +195,34 @@ def test_what_an_override_raises_is_before_or_after_the_step(late: bool) -> None
             if self.armed:
                 raise OSError("burnt")
 
-    training, other = (
+    training, twin = (
         Training(Failing, HALF, loss_scaling="Backoff", loss_scaling_params={"step_window": 1})
         for _ in range(2)
     )
-    for each in (training, other):
-        each.step()
-    before = {**training.state(), **training.scaler_state()}
+    for member in (training, twin):
+        member.step()
+    old = {**training.state(), **training.scaler_state()}
     training.step.optimizer.optimizer.armed = True
     with pytest.raises(OSError, match="burnt") as raised:
         training.step()
     notes = raised.value.__notes__
-    wanted = other if late else training
+    ref = twin if late else training
     if late:
-        other.step()
-    after = {**training.state(), **training.scaler_state()}
-    assert differing(after, {**wanted.state(), **wanted.scaler_state()} if late else before) == []
+        twin.step()
+    new = {**training.state(), **training.scaler_state()}
+    assert differing(new, {**ref.state(), **ref.scaler_state()} if late else old) == []
     assert training.step.was_applied is late
-    said = "The step was taken." if late else (
+    note = "The step was taken." if late else (
         "The step was not taken: no variable and no slot has changed."
     )  # fmt: skip
-    assert notes == [said]
+    assert notes == [note]
 
 
 def interrupted_after(monkeypatch: pytest.MonkeyPatch, call: Callable[..., Any]) -> None:
     """Have a Ctrl-C come as soon as the optimizer has returned."""
 
-    def interrupted(*given: Any, **options: Any) -> Any:
-        call(*given, **options)
+    def interrupted(*args: Any, **options: Any) -> Any:
+        call(*args, **options)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(train.AdamOptimizer, "_take", interrupted)
@@ -237,26 +237,26 @@ def test_an_interruption_after_the_step_undoes_nothing(
                  learning_rate_decay_fn=lambda step: 0.1 / (1 + int(step)))
         for _ in range(2)
     ]  # fmt: skip
-    for each in trainings:
-        each.gradients["head"][2] = float("inf") if bad else 1.0
-    training, other = trainings
-    other.step()
+    for member in trainings:
+        member.gradients["head"][2] = float("inf") if bad else 1.0
+    training, twin = trainings
+    twin.step()
     with monkeypatch.context() as context:
         interrupted_after(context, train.AdamOptimizer._take)
         with pytest.raises(KeyboardInterrupt) as raised:
             training.step()
-    said = "The step was skipped." if bad else "The step was taken."
-    assert raised.value.__notes__ == [said]
+    note = "The step was skipped." if bad else "The step was taken."
+    assert raised.value.__notes__ == [note]
     assert training.step.was_applied is (not bad)
-    for each in trainings:
-        each.gradients["head"][2] = 1.0
-    assert differing(training.state(), other.state()) == []
-    assert differing(training.scaler_state(), other.scaler_state()) == []
+    for member in trainings:
+        member.gradients["head"][2] = 1.0
+    assert differing(training.state(), twin.state()) == []
+    assert differing(training.scaler_state(), twin.scaler_state()) == []
     with torch.no_grad():  # a master that began anew would follow
-        for each in trainings:
-            each.own["head"].fill_(3.0)
-            each.step()
-    assert differing(training.state(), other.state()) == []
+        for member in trainings:
+            member.own["head"].fill_(3.0)
+            member.step()
+    assert differing(training.state(), twin.state()) == []
 
 
 def test_an_interruption_after_gradients_were_added_up_says_so(
@@ -265,7 +265,7 @@ def test_an_interruption_after_gradients_were_added_up_says_so(
     training = Training("Adam", HALF, iter_size=2, skip_update_ph=True)
     from thalweg.openseq2seq.optimizers import gradient_pipeline
 
-    def interrupted(*given: Any) -> Any:
+    def interrupted(*args: Any) -> Any:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(gradient_pipeline, "told", interrupted)
@@ -278,29 +278,29 @@ def test_an_interruption_after_gradients_were_added_up_says_so(
 
 @pytest.mark.parametrize("algorithm", ["Backoff", "LogMax"])
 def test_what_a_scaler_will_write_is_written_by_its_calls(algorithm: str) -> None:
-    scaler, other = AutomaticLossScaler(algorithm), AutomaticLossScaler(algorithm)
-    before = scaler.state_dict()
+    scaler, twin = AutomaticLossScaler(algorithm), AutomaticLossScaler(algorithm)
+    state_before = scaler.state_dict()
     for has_nan, amax in ((False, 3.0), (True, 0.0), (False, float("inf")), (False, 0.5)):
-        taken, calls = scaler.scaler.decide(has_nan, amax)
-        assert taken is (not has_nan and np.isfinite(amax).item())
-        assert differing(before, scaler.state_dict()) == []
+        takes_step, calls = scaler.scaler.decide(has_nan, amax)
+        assert takes_step is (not has_nan and np.isfinite(amax).item())
+        assert differing(state_before, scaler.state_dict()) == []
         for call in calls:
             call()
-        other.update_op(has_nan, amax)
-        before = other.state_dict()
-        assert differing(before, scaler.state_dict()) == []
+        twin.update_op(has_nan, amax)
+        state_before = twin.state_dict()
+        assert differing(state_before, scaler.state_dict()) == []
 
 
 def test_a_static_scale_takes_its_step_without_looking_at_gradients(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    seen: list[Any] = []
-    own = update.update
+    transforms_seen: list[Any] = []
+    original = update.update
 
-    def watched(optimizer: Any, backward: Any, how: Any, *others: Any) -> Any:
-        seen.append(how)
-        return own(optimizer, backward, how, *others)
+    def watched(optimizer: Any, backward: Any, transforms: Any, *args: Any) -> Any:
+        transforms_seen.append(transforms)
+        return original(optimizer, backward, transforms, *args)
 
     monkeypatch.setattr("thalweg.openseq2seq.optimizers.gradient_pipeline.update", watched)
     stepping([Variable(torch.ones(2, dtype=HALF))]).apply_gradients([torch.ones(2, dtype=HALF)])
-    assert seen[0].measured == ()
+    assert transforms_seen[0].measured == ()

@@ -30,53 +30,53 @@ def variables(dtype: Any) -> list[Variable]:
     return [Variable(values[:8].reshape(2, 4), name="w"), Variable(values[8:], name="b")]
 
 
-def loss_of(own: list[Variable]) -> Tensor:
-    w, b = (each.float() for each in own)
+def loss_of(params: list[Variable]) -> Tensor:
+    w, b = (param.float() for param in params)
     return ((w @ w.t()).sum() + (b * b).sum()) * 3
 
 
-def made(own: list[Variable] | None, loss: Any, **options: Any) -> Any:
+def made(params: list[Variable] | None, loss: Any, **options: Any) -> Any:
     return optimize_loss(
-        loss, "Momentum", {"momentum": 0.9}, lambda s: fixed_lr(s, 0.01), var_list=own, **options
+        loss, "Momentum", {"momentum": 0.9}, lambda s: fixed_lr(s, 0.01), var_list=params, **options
     )
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_given_gradients_make_the_step_of_the_loss(kind: str) -> None:
     options = KINDS[kind]
-    ours, theirs = variables(options["dtype"]), variables(options["dtype"])
-    step = made(ours, lambda: pytest.fail("the loss is not asked for"), **options)
-    other = made(theirs, lambda: loss_of(theirs), **options)
+    params, twins = variables(options["dtype"]), variables(options["dtype"])
+    step = made(params, lambda: pytest.fail("the loss is not asked for"), **options)
+    twin_step = made(twins, lambda: loss_of(twins), **options)
     for _ in range(4):
-        scaled = loss_of(ours) * step.loss_scale
-        applied = step.apply_gradients(torch.autograd.grad(scaled, ours))
-        other()
-        assert applied is other.was_applied
-    for a, b in zip(ours, theirs, strict=True):
+        scaled_loss = loss_of(params) * step.loss_scale
+        has_updated = step.apply_gradients(torch.autograd.grad(scaled_loss, params))
+        twin_step()
+        assert has_updated is twin_step.was_applied
+    for a, b in zip(params, twins, strict=True):
         assert torch.equal(a.detach(), b.detach())
     assert 0 < int(step.global_step) <= 4
-    for name, value in other.state_dict().items():
+    for name, value in twin_step.state_dict().items():
         assert torch.equal(step.state_dict()[name], value), name
 
 
 def test_an_overflow_makes_no_update_and_halves_the_scale() -> None:
-    own = variables("mixed")
-    step = made(own, lambda: None, **KINDS["backoff"])
-    before, scale = [var.detach().clone() for var in own], float(step.loss_scale)
-    gradients = [torch.ones_like(var.detach()) for var in own]
+    params = variables("mixed")
+    step = made(params, lambda: None, **KINDS["backoff"])
+    initial, scale = [var.detach().clone() for var in params], float(step.loss_scale)
+    gradients = [torch.ones_like(var.detach()) for var in params]
     gradients[1][2] = float("inf")
     assert step.apply_gradients(gradients) is False
     assert step.was_applied is False
     assert float(step.loss_scale) == scale / 2
-    assert all(torch.equal(a, b.detach()) for a, b in zip(before, own, strict=True))
+    assert all(torch.equal(a, b.detach()) for a, b in zip(initial, params, strict=True))
 
 
 def test_what_does_not_fit_is_refused_and_changes_nothing() -> None:
-    own = variables("mixed")
-    step = made(own, lambda: None, **KINDS["backoff"])
-    good = [torch.ones_like(var.detach()) for var in own]
+    params = variables("mixed")
+    step = made(params, lambda: None, **KINDS["backoff"])
+    good = [torch.ones_like(var.detach()) for var in params]
     step.apply_gradients(good)
-    kept = {name: value.clone() for name, value in step.state_dict().items()}
+    state = {name: value.clone() for name, value in step.state_dict().items()}
     for bad, error, words in (
         (good[:1], ValueError, r"1 gradients for 2 variables: \['w:0', 'b:0'\]"),
         ([good[0], good[1].float()], TypeError, "'b:0' is torch.float32 but the variable is"),
@@ -85,7 +85,7 @@ def test_what_does_not_fit_is_refused_and_changes_nothing() -> None:
     ):
         with pytest.raises(error, match=words):
             step.apply_gradients(bad)
-        assert all(torch.equal(kept[name], value) for name, value in step.state_dict().items())
+        assert all(torch.equal(state[name], value) for name, value in step.state_dict().items())
     with Graph().as_default(), pytest.raises(RuntimeError, match="made in eager mode"):
         step.apply_gradients(good)
 
@@ -96,31 +96,31 @@ def test_variables_must_be_known() -> None:
 
 
 def test_without_mixed_precision_there_is_no_loss_scale() -> None:
-    own = variables(torch.float32)
-    assert made(own, lambda: None, dtype=torch.float32).loss_scale == 1.0
+    params = variables(torch.float32)
+    assert made(params, lambda: None, dtype=torch.float32).loss_scale == 1.0
 
 
 def test_given_gradients_count_as_batches() -> None:
-    own = variables(torch.float32)
+    params = variables(torch.float32)
     config = {
         "optimizer": "SGD", "lr_policy": fixed_lr, "lr_policy_params": {"learning_rate": 1.0},
         "iter_size": 2, "max_steps": 9,
     }  # fmt: skip
-    step = from_config(config).optimize(lambda: None, own)
-    gradients = [torch.ones_like(var.detach()) for var in own]
+    step = from_config(config).optimize(lambda: None, params)
+    gradients = [torch.ones_like(var.detach()) for var in params]
     assert [step.apply_gradients(gradients) for _ in range(4)] == [False, True, False, True]
     assert int(step.global_step) == 2
 
 
 @pytest.mark.parametrize(
-    ("own", "shown"),
+    ("params", "expected"),
     [
         (None, "<TrainingStep of MomentumOptimizer>"),
         (variables(torch.float32), "<TrainingStep of MomentumOptimizer, 2 variables>"),
     ],
 )
-def test_a_step_shows_what_it_trains(own: list[Variable] | None, shown: str) -> None:
-    assert repr(made(own, lambda: None, dtype=torch.float32)) == shown
+def test_a_step_shows_what_it_trains(params: list[Variable] | None, expected: str) -> None:
+    assert repr(made(params, lambda: None, dtype=torch.float32)) == expected
 
 
 def test_runs_without_any_gradient_are_refused_whatever_their_number() -> None:

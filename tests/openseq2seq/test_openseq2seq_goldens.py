@@ -30,7 +30,7 @@ from thalweg.openseq2seq.optimizers import (
 )
 
 Train = Callable[[Case, bool], Iterator[Observed]]
-each_way = pytest.mark.parametrize("train", [trained_eagerly, trained_in_a_session])
+each_mode = pytest.mark.parametrize("train", [trained_eagerly, trained_in_a_session])
 LOSSES = _graph.GraphKeys.REGULARIZATION_LOSSES
 
 # Where OpenSeq2Seq's numbers are those of a defect that is not computed by default.
@@ -41,64 +41,64 @@ DEFECTS = (
 )
 
 
-def assert_close(got: Any, wanted: Any, case: Case) -> None:
+def assert_close(got: Any, expected: Any, case: Case) -> None:
     tol = case["tol"]
     np.testing.assert_allclose(
         np.asarray(got, np.float64),
-        float32(wanted).astype(np.float64),
+        float32(expected).astype(np.float64),
         rtol=tol["rtol"],
         atol=tol["atol"],
     )
 
 
-@each_way
+@each_mode
 @by_case("traj/")
 def test_a_training_is_the_recorded_one(case: Case, train: Train) -> None:
     as_shipped = case["config"]["optimizer"] != NOT_SHIPPED
     steps = zip(train(case, as_shipped), case["expected"], strict=True)
-    for number, (seen, recorded) in enumerate(steps):
-        assert_recorded(seen, recorded, case["tol"], f"step {number}")
+    for number, (observed, record) in enumerate(steps):
+        assert_recorded(observed, record, case["tol"], f"step {number}")
 
 
 @by_case(*(name for name in cases() if name.startswith("traj/") and name not in DEFECTS))
 def test_a_training_without_defects_is_the_recorded_one(case: Case) -> None:
-    for seen, recorded in zip(trained_eagerly(case, False), case["expected"], strict=True):
-        assert_recorded(seen, recorded, case["tol"], case["id"])
+    for observed, record in zip(trained_eagerly(case, False), case["expected"], strict=True):
+        assert_recorded(observed, record, case["tol"], case["id"])
 
 
 @by_case(*(name for name in cases() if name.startswith("traj/") and "/mlp/" not in name))
 def test_variables_are_within_a_unit_in_the_last_place(case: Case) -> None:
     as_shipped = case["config"]["optimizer"] != NOT_SHIPPED
-    for seen, recorded in zip(trained_eagerly(case, as_shipped), case["expected"], strict=True):
+    for observed, record in zip(trained_eagerly(case, as_shipped), case["expected"], strict=True):
         for key in ("vars", "master"):
-            for name, value in recorded.get(key, {}).items():
-                wanted = float32(value)
-                unit = np.spacing(np.abs(wanted[np.isfinite(wanted)]).max(initial=1e-30))
-                got = np.float32(seen[key][name])
-                np.testing.assert_allclose(got, wanted, rtol=0, atol=unit, err_msg=name)
+            for name, value in record.get(key, {}).items():
+                expected = float32(value)
+                unit = np.spacing(np.abs(expected[np.isfinite(expected)]).max(initial=1e-30))
+                got = np.float32(observed[key][name])
+                np.testing.assert_allclose(got, expected, rtol=0, atol=unit, err_msg=name)
 
 
 @by_case("clip/")
 def test_clipping_is_the_recorded_one(case: Case) -> None:
-    given = [None if each is None else torch.from_numpy(float32(each)) for each in case["grads"]]
-    clipped, norm = optimizers._clip_by_global_norm(given, case["clip_norm"], as_shipped=True)
+    grads = [None if grad is None else torch.from_numpy(float32(grad)) for grad in case["grads"]]
+    clipped, norm = optimizers._clip_by_global_norm(grads, case["clip_norm"], as_shipped=True)
     assert_close(norm, case["expected"]["norm"], case)
-    for got, wanted in zip(clipped, case["expected"]["clipped"], strict=True):
-        assert (got is None) == (wanted is None)
+    for got, expected in zip(clipped, case["expected"]["clipped"], strict=True):
+        assert (got is None) == (expected is None)
         if got is not None:
-            assert_close(got, wanted, case)
+            assert_close(got, expected, case)
 
 
 @by_case("clip/")
 def test_clipping_in_a_session_is_the_recorded_one(case: Case) -> None:
     with _graph.Graph().as_default(), _graph.Session() as session:
-        given = [None if each is None else _graph.constant(float32(each)) for each in case["grads"]]
-        made, norm = optimizers._clip_by_global_norm(given, case["clip_norm"], as_shipped=True)
+        grads = [None if grad is None else _graph.constant(float32(grad)) for grad in case["grads"]]
+        clipped, norm = optimizers._clip_by_global_norm(grads, case["clip_norm"], as_shipped=True)
         assert_close(session.run(norm), case["expected"]["norm"], case)
-        for got, wanted in zip(made, case["expected"]["clipped"], strict=True):
-            assert (got is None) == (wanted is None)
+        for got, expected in zip(clipped, case["expected"]["clipped"], strict=True):
+            assert (got is None) == (expected is None)
             if got is not None:
-                assert_close(session.run(got), wanted, case)
+                assert_close(session.run(got), expected, case)
 
 
 @pytest.mark.parametrize("as_shipped", [False, True])
@@ -131,10 +131,10 @@ def test_the_regularization_loss_is_the_recorded_one(case: Case, is_deferred: bo
                 _graph.add_to_collection(LOSSES, _graph.constant(np.dtype(dtype).type(value)))
             got = session.run(get_regularization_loss())
     else:
-        kept = _graph.get_collection_ref(LOSSES)
-        kept += [torch.tensor(value, dtype=getattr(torch, d)) for value, d in case["losses"]]
+        collection = _graph.get_collection_ref(LOSSES)
+        collection += [torch.tensor(value, dtype=getattr(torch, d)) for value, d in case["losses"]]
         got = get_regularization_loss().numpy()
-        kept.clear()
+        collection.clear()
     assert got.dtype == np.float32
     assert_close(got, case["expected"], case)
 
@@ -142,8 +142,8 @@ def test_the_regularization_loss_is_the_recorded_one(case: Case, is_deferred: bo
 def table_steps(case: Case, is_deferred: bool) -> Iterator[tuple[Any, float]]:
     """The table after each step, and the global norm of its gradient."""
     config, writer = case["config"], Writer()
-    given = {key: config[key] for key in ("clip_gradients", "larc_params") if key in config}
-    given |= {"summaries": ["global_gradient_norm"], "summary_writer": writer, "as_shipped": True}
+    options = {key: config[key] for key in ("clip_gradients", "larc_params") if key in config}
+    options |= {"summaries": ["global_gradient_norm"], "summary_writer": writer, "as_shipped": True}
     rate = {"learning_rate_decay_fn": lambda step: config["lr"], "optimizer_params": {}}
     tag = "Loss_Optimization/global_gradient_norm"
     if is_deferred:
@@ -152,33 +152,34 @@ def table_steps(case: Case, is_deferred: bool) -> Iterator[tuple[Any, float]]:
             values = _graph.placeholder(torch.float32, (None, 2))
             indices = _graph.placeholder(torch.int64, (None,))
             loss = (_graph.embedding_lookup(table, indices) * values).sum()
-            step = optimize_loss(loss, config["optimizer"], **rate, **given)
+            step = optimize_loss(loss, config["optimizer"], **rate, **options)
             session.run(_graph.global_variables_initializer())
-            for each in case["steps"]:
-                session.run(step, {values: float32(each["values"]), indices: each["indices"]})
+            for entry in case["steps"]:
+                session.run(step, {values: float32(entry["values"]), indices: entry["indices"]})
                 yield session.run(table), writer.scalars[tag]
         return
-    own: Any = Variable(float32(case["init"]), name="table")
+    table_var: Any = Variable(float32(case["init"]), name="table")
     rows: list[Any] = [None]
 
     def loss_of_rows() -> Any:
-        found = torch.nn.functional.embedding(torch.tensor(rows[0]["indices"]), own, sparse=True)
-        return (found * torch.from_numpy(float32(rows[0]["values"]))).sum()
+        indices = torch.tensor(rows[0]["indices"])
+        used_rows = torch.nn.functional.embedding(indices, table_var, sparse=True)
+        return (used_rows * torch.from_numpy(float32(rows[0]["values"]))).sum()
 
-    step = optimize_loss(loss_of_rows, config["optimizer"], var_list=[own], **rate, **given)
-    for each in case["steps"]:
-        rows[0] = each
+    step = optimize_loss(loss_of_rows, config["optimizer"], var_list=[table_var], **rate, **options)
+    for entry in case["steps"]:
+        rows[0] = entry
         step()
-        yield own.numpy(), writer.scalars[tag]
+        yield table_var.numpy(), writer.scalars[tag]
 
 
 @pytest.mark.parametrize("is_deferred", [False, True])
 @by_case("sparse/")
 def test_sparse_gradients_give_the_recorded_table(case: Case, is_deferred: bool) -> None:
     steps = zip(table_steps(case, is_deferred), case["expected"], strict=True)
-    for (table, norm), recorded in steps:
-        assert_close(table, recorded["table"], case)
-        assert_close(norm, recorded["global_gradient_norm"], case)
+    for (table, norm), record in steps:
+        assert_close(table, record["table"], case)
+        assert_close(norm, record["global_gradient_norm"], case)
 
 
 def call_recorded(case: Case) -> None:
@@ -197,22 +198,22 @@ def call_recorded(case: Case) -> None:
         optimizers.reduce_gradients([], **kwargs)
     else:
         w = Variable([1.0], name="w")
-        given: dict[str, Any] = {
+        arguments: dict[str, Any] = {
             "optimizer": "SGD",
             "optimizer_params": {},
             "learning_rate_decay_fn": lambda step: 0.1,
             **kwargs,
         }
-        optimize_loss(lambda: (w * w).sum(), **given, as_shipped=True)
+        optimize_loss(lambda: (w * w).sum(), **arguments, as_shipped=True)
 
 
 @by_case("error/")
 def test_an_error_is_the_recorded_one(case: Case) -> None:
-    wanted = getattr(builtins, case["expected"]["raises"])
-    with pytest.raises(wanted) as caught:
+    error_cls = getattr(builtins, case["expected"]["raises"])
+    with pytest.raises(error_cls) as excinfo:
         call_recorded(case)
     for part in case["expected"]["mentions"]:
-        assert part in str(caught.value)
+        assert part in str(excinfo.value)
 
 
 def test_all_kinds_of_recordings_are_replayed() -> None:

@@ -65,11 +65,11 @@ class FailingWriter:
     def __init__(self, fuse: Fuse, method: str) -> None:
         self.fuse, self.method = fuse, method
 
-    def add_scalar(self, *given: Any) -> None:
+    def add_scalar(self, *args: Any) -> None:
         if self.method == "add_scalar":
             self.fuse()
 
-    def add_histogram(self, *given: Any) -> None:
+    def add_histogram(self, *args: Any) -> None:
         if self.method == "add_histogram":
             self.fuse()
 
@@ -113,7 +113,7 @@ class Failing(Training):
         assert self.step.loss_scaler is not None
         scaler = self.step.loss_scaler.scaler
         decide = scaler.decide
-        scaler.decide = lambda *given: self.at("scaler", decide(*given))
+        scaler.decide = lambda *args: self.at("scaler", decide(*args))
 
     def at(self, site: str, value: Any) -> Any:
         return self.fuse(value) if site == self.site else value
@@ -141,25 +141,25 @@ each_part = pytest.mark.parametrize("site", SWEPT)
 
 
 def assert_changes_nothing(training: Failing) -> None:
-    before = training.everything()
+    state_before = training.everything()
     training.fuse.lit = True
     with pytest.raises(training.fuse.error, match="burnt") as raised:
         training.run(1)
     training.fuse.lit = False
     assert raised.value.__notes__ == [NOT_TAKEN]
     assert training.step.was_applied is False
-    after = training.everything()
-    assert differing(before, {name: after[name] for name in before}) == []
+    state_after = training.everything()
+    assert differing(state_before, {name: state_after[name] for name in state_before}) == []
 
 
 def assert_goes_on(training: Failing, runs: int) -> None:
     """Fail unless the training is as one in which nothing has failed."""
-    other = Failing(training.site, Fuse(RuntimeError))
-    other.run(training.runs)
-    for each in (training, other):
-        each.run(runs)
-    assert training.step.global_step.item() == other.step.global_step.item()
-    assert differing(training.everything(), other.everything()) == []
+    twin = Failing(training.site, Fuse(RuntimeError))
+    twin.run(training.runs)
+    for member in (training, twin):
+        member.run(runs)
+    assert training.step.global_step.item() == twin.step.global_step.item()
+    assert differing(training.everything(), twin.everything()) == []
 
 
 @each_way
@@ -194,17 +194,17 @@ def test_nothing_is_added_up(site: str, runs: int, error: Any) -> None:
 
 @pytest.mark.parametrize("site", ["regularizer", "scaler", "all_reduce", "update"])
 def test_after_a_first_run_that_failed_variables_may_be_set(site: str) -> None:
-    training, other = Failing(site, Fuse(RuntimeError)), Failing(site, Fuse(RuntimeError))
-    training.runs = other.runs = 1  # the first run makes an update
+    training, twin = Failing(site, Fuse(RuntimeError)), Failing(site, Fuse(RuntimeError))
+    training.runs = twin.runs = 1  # the first run makes an update
     training.fuse.lit = True
     with pytest.raises(RuntimeError, match="burnt"):
         training.run(1)
     training.fuse.lit = False
-    for each in (training, other):
+    for member in (training, twin):
         with torch.no_grad():
-            each.own["head"].copy_(torch.linspace(-2, 2, 17))
-        each.run(1)
-    assert differing(training.everything(), other.everything()) == []
+            member.own["head"].copy_(torch.linspace(-2, 2, 17))
+        member.run(1)
+    assert differing(training.everything(), twin.everything()) == []
 
 
 def test_masters_begin_anew_however_often_the_first_run_failed() -> None:
@@ -247,18 +247,18 @@ def test_an_interruption_leaves_a_master_to_begin_anew() -> None:
 
 
 def test_a_state_that_is_loaded_after_a_first_run_that_failed_is_kept() -> None:
-    training, other = Failing("all_reduce", Fuse(RuntimeError)), Failing("", Fuse(RuntimeError))
-    other.run(2)
+    training, twin = Failing("all_reduce", Fuse(RuntimeError)), Failing("", Fuse(RuntimeError))
+    twin.run(2)
     training.runs, training.fuse.lit = 1, True
     with pytest.raises(RuntimeError, match="burnt"):
         training.run(1)
     training.fuse.lit = False
-    training.step.load_state_dict(other.step.state_dict())
-    training.own["norm"].assign(other.own["norm"].detach())
+    training.step.load_state_dict(twin.step.state_dict())
+    training.own["norm"].assign(twin.own["norm"].detach())
     training.runs = 2
-    for each in (training, other):
-        each.run(2)
-    assert differing(training.everything(), other.everything()) == []
+    for member in (training, twin):
+        member.run(2)
+    assert differing(training.everything(), twin.everything()) == []
 
 
 AFTERWARDS = {
@@ -275,18 +275,18 @@ AFTERWARDS = {
 def test_an_update_is_made_as_a_whole(
     site: str, note: str, updates: int, error: Any, way: str
 ) -> None:
-    training, other = Failing(site, Fuse(error)), Failing(site, Fuse(error))
-    for each in (training, other):
-        each.run(2 * updates + 1)
+    training, twin = Failing(site, Fuse(error)), Failing(site, Fuse(error))
+    for member in (training, twin):
+        member.run(2 * updates + 1)
     training.fuse.lit = True
     with pytest.raises(error, match="burnt") as raised:
         training.run(1)
     training.runs += 1
     training.fuse.lit = False
-    other.run(1)
+    twin.run(1)
     assert raised.value.__notes__ == [note]
     assert training.step.was_applied is True
-    assert differing(training.everything(), other.everything()) == []
+    assert differing(training.everything(), twin.everything()) == []
     assert_goes_on(training, 2)
 
 
@@ -313,13 +313,13 @@ def test_a_writer_that_fails_after_a_step_that_was_skipped(error: Any, way: str)
     training = Training("Adam", torch.float16, loss_scaling="Backoff", summary_writer=writer)
     writer.fuse.lit = True
     training.gradients["head"][2] = float("inf")
-    before = training.scaler_state()["scale"]
+    scale_before = training.scaler_state()["scale"]
     with pytest.raises(error, match="burnt") as raised:
         training.step()
     note = "The step was skipped, but its summaries were not written."
     assert raised.value.__notes__ == [note]
     assert training.step.was_applied is False
-    assert training.scaler_state()["scale"] == before / 2
+    assert training.scaler_state()["scale"] == scale_before / 2
 
 
 @errors
@@ -389,7 +389,7 @@ def test_a_step_in_a_session_is_taken_as_a_whole(site: str, error: Any) -> None:
         fuse = Fuse(error)
         run, values = in_session(site, fuse)
         run()
-        before = values()
+        values_before = values()
         fuse.lit = True
         with pytest.raises(error, match="burnt") as raised:
             run()
@@ -401,7 +401,7 @@ def test_a_step_in_a_session_is_taken_as_a_whole(site: str, error: Any) -> None:
         if site in AFTERWARDS:
             run()
         assert all(map(np.array_equal, failed, values()))
-    assert all(map(np.array_equal, failed, before)) == (site not in AFTERWARDS)
+    assert all(map(np.array_equal, failed, values_before)) == (site not in AFTERWARDS)
 
 
 def test_a_counter_that_others_move_does_not_hide_a_failure() -> None:
@@ -414,9 +414,9 @@ def test_a_counter_that_others_move_does_not_hide_a_failure() -> None:
             raise RuntimeError("burnt")
 
     step = stepping([w], Failing, dtype=torch.float32, global_step=count)
-    with pytest.raises(RuntimeError, match="burnt") as caught:
+    with pytest.raises(RuntimeError, match="burnt") as excinfo:
         step.apply_gradients([torch.ones(1)])
-    notes = " ".join(getattr(caught.value, "__notes__", []))
+    notes = " ".join(getattr(excinfo.value, "__notes__", []))
     assert "was not taken" in notes
     assert "The step was taken" not in notes
     assert w.item() == 1.0
@@ -427,23 +427,23 @@ def test_after_a_failure_the_scaler_is_as_before_and_plain_steps_work() -> None:
     armed = False
 
     class Failing(train.MomentumOptimizer):
-        def _group_variables(self, *given: Any) -> Any:
+        def _group_variables(self, *args: Any) -> Any:
             if armed:
                 raise RuntimeError("burnt")
-            return super()._group_variables(*given)
+            return super()._group_variables(*args)
 
     step = stepping([w], Failing, params={"momentum": 0.9}, loss_scaling="Backoff")
     step.apply_gradients([torch.ones(3)])
-    before = {name: value.clone() for name, value in step.state_dict().items()}
+    state_before = {name: value.clone() for name, value in step.state_dict().items()}
     armed = True
     with pytest.raises(RuntimeError, match="burnt"):
         step.apply_gradients([torch.ones(3)])
     armed = False
-    assert all(torch.equal(before[name], value) for name, value in step.state_dict().items())
+    assert all(torch.equal(state_before[name], value) for name, value in step.state_dict().items())
     inner = step.optimizer.optimizer
-    kept: Tensor = w.detach().clone()
+    initial: Tensor = w.detach().clone()
     inner.apply_gradients([(torch.zeros(3), w)])  # without unscaling and copies
-    assert torch.equal(w.detach(), kept - 0.5 * inner.get_slot(w, "momentum"))
+    assert torch.equal(w.detach(), initial - 0.5 * inner.get_slot(w, "momentum"))
 
 
 @pytest.mark.slow
@@ -464,9 +464,9 @@ def test_an_interrupted_run_with_an_override_leaves_no_step_under_way() -> None:
 
         # One that replaces the method before the graph is built is called at the build.
         optimizer.apply_gradients = override
-        kept: list[KeyboardInterrupt] = []
-        while interruption := interrupted_in_contextlib(len(kept), lambda: session.run(operation)):
-            kept.append(interruption)
-            assert optimizer._under_way is None, len(kept)
-    assert kept
+        errors: list[KeyboardInterrupt] = []
+        while error := interrupted_in_contextlib(len(errors), lambda: session.run(operation)):
+            errors.append(error)
+            assert optimizer._under_way is None, len(errors)
+    assert errors
     assert None not in calls

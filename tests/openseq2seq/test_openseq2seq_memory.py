@@ -101,34 +101,34 @@ READ_EARLY: dict[str, dict[str, Any]] = {
 PARTS = ("gradient", "values", "indices")
 
 
-@pytest.mark.parametrize("left", [0, 1, 3])
+@pytest.mark.parametrize("size", [0, 1, 3])
 @pytest.mark.parametrize("part", PARTS)
-@pytest.mark.parametrize("how", READ_EARLY)
-def test_a_cut_gradient_is_refused_before_it_is_read(how: str, part: str, left: int) -> None:
-    dtype = torch.float32 if "float32" in how else HALF
+@pytest.mark.parametrize("options", READ_EARLY)
+def test_a_cut_gradient_is_refused_before_it_is_read(options: str, part: str, size: int) -> None:
+    dtype = torch.float32 if "float32" in options else HALF
     w, v = (Variable(torch.ones(4, 2, dtype=dtype), name) for name in ("w", "v"))
-    if how == "penalised":
+    if options == "penalised":
         regularized(w)
-    step = stepping([v, w], **READ_EARLY[how])
-    whole = torch.ones(4, 2, dtype=dtype)
-    step.apply_gradients([whole, whole])
-    kept = step.state_dict()
-    grad, values, indices = (each.clone() for each in (whole, whole, torch.arange(4)))
+    step = stepping([v, w], **READ_EARLY[options])
+    gradient = torch.ones(4, 2, dtype=dtype)
+    step.apply_gradients([gradient, gradient])
+    state_before = step.state_dict()
+    grad, values, indices = (tensor.clone() for tensor in (gradient, gradient, torch.arange(4)))
     rows = IndexedSlices(values, indices, (4, 2))
-    {"gradient": grad, "values": values, "indices": indices}[part].untyped_storage().resize_(left)
+    {"gradient": grad, "values": values, "indices": indices}[part].untyped_storage().resize_(size)
     with pytest.raises(LayoutError, match=r"gradient of 'w:0' has no memory that holds its"):
-        step.apply_gradients([whole, grad if part == "gradient" else rows])
-    now = step.state_dict()
-    assert all(torch.equal(now[name], kept[name]) for name in kept)
+        step.apply_gradients([gradient, grad if part == "gradient" else rows])
+    state_after = step.state_dict()
+    assert all(torch.equal(state_after[name], state_before[name]) for name in state_before)
 
 
-@pytest.mark.parametrize("left", [0, 4, 28])
+@pytest.mark.parametrize("size", [0, 4, 28])
 @pytest.mark.parametrize("skip", [True, False])
-def test_a_sum_of_gradients_that_was_cut_is_refused(skip: bool, left: int) -> None:
+def test_a_sum_of_gradients_that_was_cut_is_refused(skip: bool, size: int) -> None:
     w = Variable(torch.ones(8), name="w")
     step = stepping([w], dtype=None, **{**ADDING, "skip_update_ph": skip})
     step.apply_gradients([torch.ones(8)])
-    step._accumulators.get(w).untyped_storage().resize_(left)
+    step._accumulators.get(w).untyped_storage().resize_(size)
     with pytest.raises(LayoutError, match="'w/gradient_sum:0' has no memory that holds its 8"):
         step.apply_gradients([torch.ones(8)])
     assert w.tolist() == ([1.0] * 8 if skip else [0.75] * 8)
@@ -152,15 +152,15 @@ def test_memory_of_a_penalty_that_was_cut_is_refused(role: str) -> None:
 def test_a_sum_whose_elements_share_memory_is_refused_before_others_are_added_to(
     skips: bool,
 ) -> None:
-    own = [Variable([1.0, 1.0], name="w"), Variable([1.0, 1.0], name="u")]
+    params = [Variable([1.0, 1.0], name="w"), Variable([1.0, 1.0], name="u")]
     skip = [True, skips]
     step = stepping(
-        own, dtype=torch.float32, summaries=[], iter_size=2, skip_update_ph=lambda: skip.pop(0)
+        params, dtype=torch.float32, summaries=[], iter_size=2, skip_update_ph=lambda: skip.pop(0)
     )
     step.apply_gradients([torch.ones(2)] * 2)
-    first, second = step._accumulators.of(own)
+    first, second = step._accumulators.of(params)
     second.data = second.detach()[:1].clone().expand(2)
-    before = first.detach().clone()
+    first_before = first.detach().clone()
     with pytest.raises(LayoutError, match="slot of 'u:0' in place: its elements share memory"):
         step.apply_gradients([torch.ones(2)] * 2)
-    assert torch.equal(first, before)
+    assert torch.equal(first, first_before)

@@ -58,14 +58,14 @@ def wrapped(scale: Any = None, inner: Any = None, **options: Any) -> MixedPrecis
 def test_gradients_are_by_float32_masters_and_unscaled(dtype: torch.dtype) -> None:
     w, b = half([1.0, 2.0], dtype=dtype), Variable([3.0], name="b")
     opt = wrapped(256.0)
-    (grad, master), (other, var) = opt.compute_gradients(
+    (grad, master), (var_grad, var) = opt.compute_gradients(
         lambda: (w.float() ** 2).sum() + 5 * b.sum(), [w, b]
     )
     assert (grad.dtype, master.dtype, master.name) == (
         torch.float32, torch.float32, "FP32-master-copy/w:0",
     )  # fmt: skip
     assert grad.tolist() == [2.0, 4.0]
-    assert other.tolist() == [5.0]
+    assert var_grad.tolist() == [5.0]
     assert var is b
     assert opt.get_master(w) is master
     assert opt.get_master(b) is None
@@ -75,8 +75,8 @@ def test_gradients_are_by_float32_masters_and_unscaled(dtype: torch.dtype) -> No
 def test_gradients_pass_through_the_variables_dtype(scale: float) -> None:
     w = half([1.0])
     ((grad, _),) = wrapped(scale).compute_gradients(lambda: (w.float() * 1e-8).sum(), [w])
-    rounded = np.float32(np.float16(np.float32(scale) * np.float32(1e-8)))
-    assert grad.item() == rounded * np.float32(1 / scale)
+    expected_grad = np.float32(np.float16(np.float32(scale) * np.float32(1e-8)))
+    assert grad.item() == expected_grad * np.float32(1 / scale)
 
 
 def test_slices_stay_slices() -> None:
@@ -172,7 +172,7 @@ def test_masters_keep_what_variables_round_away() -> None:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "value", "copied"),
+    ("dtype", "value", "expected"),
     [
         (torch.float16, 1e6, 65504.0),
         (torch.float16, -INF, -65504.0),
@@ -182,17 +182,17 @@ def test_masters_keep_what_variables_round_away() -> None:
         (torch.bfloat16, NAN, NAN),
     ],
 )
-def test_copies_are_never_infinite(dtype: torch.dtype, value: float, copied: float) -> None:
+def test_copies_are_never_infinite(dtype: torch.dtype, value: float, expected: float) -> None:
     w = half([0.0], dtype=dtype)
     opt = wrapped(None, train.GradientDescentOptimizer(1.0))
     opt.minimize(lambda: w.float().sum() * 0, var_list=[w])
     opt.apply_gradients([(torch.tensor([-value]), opt.get_master(w))])
-    np.testing.assert_equal(w.detach().float().numpy(), np.array([copied], np.float32))
+    np.testing.assert_equal(w.detach().float().numpy(), np.array([expected], np.float32))
     np.testing.assert_equal(opt.get_master(w).numpy(), np.array([value], np.float32))
 
 
 def state(opt: MixedPrecisionOptimizerWrapper, *variables: Any) -> list[bytes]:
-    return [each.detach().numpy().tobytes() for each in (*variables, *opt.variables())]
+    return [var.detach().numpy().tobytes() for var in (*variables, *opt.variables())]
 
 
 @pytest.mark.parametrize("bad", [INF, NAN])
@@ -206,14 +206,14 @@ def test_an_overflow_changes_the_scaler_alone(bad: float) -> None:
         return (w.float() ** 2).sum() * factor[0] + b.sum()
 
     opt.minimize(loss, global_step=step, var_list=[w, b])
-    before = state(opt, w, b, step)
+    state_before = state(opt, w, b, step)
     factor[0] = bad
     opt.minimize(loss, global_step=step, var_list=[w, b])
-    assert state(opt, w, b, step) == before
+    assert state(opt, w, b, step) == state_before
     assert (scaler.loss_scale.item(), step.item()) == (8.0, 1)
     factor[0] = 1.0
     opt.minimize(loss, global_step=step, var_list=[w, b])
-    assert state(opt, w, b, step) != before
+    assert state(opt, w, b, step) != state_before
 
 
 def test_a_static_scale_lets_infinities_through() -> None:
@@ -227,12 +227,12 @@ def test_a_refused_step_leaves_the_scaler_as_it_is() -> None:
     w = half([1.0, 2.0])
     opt = wrapped(backoff(scale_max=16.0, step_window=1))
     opt.minimize(lambda: w.float().sum(), var_list=[w])
-    before, scales = state(opt, w), opt.state_dict()
+    state_before, scales = state(opt, w), opt.state_dict()
     with pytest.raises(ValueError, match="has shape"):
         opt.apply_gradients([(torch.ones(3), opt.get_master(w))])
-    assert state(opt, w) == before
-    after = opt.state_dict()
-    assert all(torch.equal(after[name], value) for name, value in scales.items())
+    assert state(opt, w) == state_before
+    state_after = opt.state_dict()
+    assert all(torch.equal(state_after[name], value) for name, value in scales.items())
 
 
 def test_an_error_after_the_update_leaves_copies_and_scaler_in_step() -> None:
@@ -265,13 +265,13 @@ def test_masters_win_over_what_is_written_to_variables(
     with thalweg.engine(engine):
         for value in (7.0, -0.0, math.inf):
             opt.minimize(loss, var_list=[w])
-            wanted = opt.get_master(w).clone()
+            expected = opt.get_master(w).clone()
             w.data.fill_(value)
             opt.minimize(loss, var_list=[w])
-            wanted -= torch.tensor([[0.5], [0.0], [1.0]])
-            assert torch.equal(opt.get_master(w), wanted)
-            named = [0, 2] if sparse else [0, 1, 2]
-            assert torch.equal(w[named].float(), wanted[named])
+            expected -= torch.tensor([[0.5], [0.0], [1.0]])
+            assert torch.equal(opt.get_master(w), expected)
+            row_indices = [0, 2] if sparse else [0, 1, 2]
+            assert torch.equal(w[row_indices].float(), expected[row_indices])
 
 
 def test_slots_are_found_by_the_variable_and_by_its_master() -> None:
@@ -281,7 +281,7 @@ def test_slots_are_found_by_the_variable_and_by_its_master() -> None:
     master = opt.get_master(w)
     assert opt.get_slot(w, "m") is opt.get_slot(master, "m")
     assert opt.get_slot(w, "m").dtype == torch.float32
-    names = [each.name for each in opt.variables()]
+    names = [var.name for var in opt.variables()]
     assert names[0] == "FP32-master-copy/w:0"
     assert {"FP32-master-copy/w/Adam:0", "beta1_power:0"} < set(names)
 
@@ -291,11 +291,11 @@ def test_copies_take_the_same_steps(clone: Any) -> None:
     w = half([1.0, 2.0])
     opt = wrapped(backoff(scale_max=16.0))
     opt.minimize(lambda: (w.float() ** 2).sum(), var_list=[w])
-    other, v = clone((opt, w))
-    for optimizer, var in ((opt, w), (other, v)):
+    opt_copy, v = clone((opt, w))
+    for optimizer, var in ((opt, w), (opt_copy, v)):
         optimizer.minimize(lambda var=var: (var.float() ** 2).sum(), var_list=[var])
     assert torch.equal(w, v)
-    assert state(opt, w) == state(other, v)
+    assert state(opt, w) == state(opt_copy, v)
 
 
 # Penalties
@@ -352,10 +352,10 @@ def test_parameters_of_modules_have_penalties_in_graphs() -> None:
 # Graphs
 
 
-@pytest.mark.parametrize(("dtype", "applied"), [(torch.float16, 4), (torch.bfloat16, 5)])
+@pytest.mark.parametrize(("dtype", "update_count"), [(torch.float16, 4), (torch.bfloat16, 5)])
 @pytest.mark.parametrize("scale", [256.0, "Backoff"])
 def test_a_session_takes_the_steps_of_eager_mode(
-    dtype: torch.dtype, applied: int, scale: Any
+    dtype: torch.dtype, update_count: int, scale: Any
 ) -> None:
     factors = [1.0, 2.0, 1e8, INF, 3.0, 1.0]
 
@@ -364,10 +364,10 @@ def test_a_session_takes_the_steps_of_eager_mode(
 
     w, b = half([1.0, -2.0], dtype=dtype), Variable([3.0], name="b")
     opt = wrapped(scaled_by(scale))
-    seen = []
+    states = []
     for factor in factors:
         opt.minimize(lambda f=factor: (w.float() ** 2).sum() * f + b.sum(), var_list=[w, b])
-        seen.append([w.float().tolist(), b.tolist(), opt.get_master(w).tolist()])
+        states.append([w.float().tolist(), b.tolist(), opt.get_master(w).tolist()])
     with _graph.Graph().as_default(), _graph.Session() as session:
         w_, b_ = _graph.Variable(half([1.0, -2.0], dtype=dtype)), _graph.Variable([3.0])
         f = _graph.placeholder(torch.float32, ())
@@ -375,11 +375,11 @@ def test_a_session_takes_the_steps_of_eager_mode(
         step = _graph.Variable(np.int64(0), trainable=False)
         op = opt_.minimize((w_.float() ** 2).sum() * f + b_.sum(), step, [w_, b_])
         session.run(_graph.global_variables_initializer())
-        for factor, wanted in zip(factors, seen, strict=True):
+        for factor, expected in zip(factors, states, strict=True):
             session.run(op, {f: factor})
             got = session.run([w_.float(), b_, opt_.get_master(w_)])
-            np.testing.assert_equal([each.tolist() for each in got], wanted)
-        assert session.run(step) == (applied if scale == "Backoff" else 6)
+            np.testing.assert_equal([tensor.tolist() for tensor in got], expected)
+        assert session.run(step) == (update_count if scale == "Backoff" else 6)
         assert opt_.get_slot(w_, "m").graph is w_.graph
         with pytest.raises(FailedPreconditionError, match="session"):
             opt_.state_dict()
@@ -411,15 +411,15 @@ def run(opt: Any, w: Any, b: Any, steps: int) -> None:
 @pytest.mark.parametrize("steps", [0, 2])
 def test_a_loaded_state_goes_on_to_the_bit(steps: int) -> None:
     opt, w, b = trained(3)
-    saved, kept = opt.state_dict(), b.detach().clone()
-    assert {"w/master", "w/m", "b/v", "beta1_power", "loss_scale/scale"} < set(saved)
+    saved_state, b_value = opt.state_dict(), b.detach().clone()
+    assert {"w/master", "w/m", "b/v", "beta1_power", "loss_scale/scale"} < set(saved_state)
     run(opt, w, b, 3)
-    other, v, c = trained(steps)
-    c.assign(kept)
-    other.load_state_dict(saved, [v, c])
-    run(other, v, c, 3)
-    assert state(opt, w, b) == state(other, v, c)
-    assert opt.state_dict().keys() == saved.keys()
+    new_opt, v, c = trained(steps)
+    c.assign(b_value)
+    new_opt.load_state_dict(saved_state, [v, c])
+    run(new_opt, v, c, 3)
+    assert state(opt, w, b) == state(new_opt, v, c)
+    assert opt.state_dict().keys() == saved_state.keys()
 
 
 @pytest.mark.parametrize(
@@ -434,14 +434,14 @@ def test_a_loaded_state_goes_on_to_the_bit(steps: int) -> None:
 )
 @pytest.mark.parametrize("steps", [0, 2])
 def test_a_state_that_does_not_fit_is_refused(steps: int, changes: Any, text: str) -> None:
-    saved = {**trained(3)[0].state_dict(), **changes}
-    saved = {name: value for name, value in saved.items() if value is not None}
+    new_state = {**trained(3)[0].state_dict(), **changes}
+    new_state = {name: value for name, value in new_state.items() if value is not None}
     opt, w, b = trained(steps)
-    before = state(opt, w, b)
-    with pytest.raises(CheckpointMismatchError, match=re.escape(text)) as caught:
-        opt.load_state_dict(saved, [w, b])
-    assert str(caught.value).endswith("Nothing was loaded.")
-    assert state(opt, w, b) == before
+    state_before = state(opt, w, b)
+    with pytest.raises(CheckpointMismatchError, match=re.escape(text)) as excinfo:
+        opt.load_state_dict(new_state, [w, b])
+    assert str(excinfo.value).endswith("Nothing was loaded.")
+    assert state(opt, w, b) == state_before
 
 
 def test_a_state_needs_the_variables_before_the_first_step() -> None:
@@ -508,7 +508,7 @@ def test_a_mixed_training_of_float32_alone_warns_once(
 ) -> None:
     w = torch.nn.Parameter(torch.ones(2, 1, dtype=dtype))
     options: Any = {"dtype": "mixed", "loss_scaling": "Backoff"}
-    with warnings.catch_warnings(record=True) as caught, contextlib.ExitStack() as stack:
+    with warnings.catch_warnings(record=True) as caught_warnings, contextlib.ExitStack() as stack:
         warnings.simplefilter("always")
         loss: Any = lambda: loss_of(w)  # noqa: E731
         variables: list[Any] = [w]
@@ -516,20 +516,20 @@ def test_a_mixed_training_of_float32_alone_warns_once(
             stack.enter_context(v1.Graph().as_default())
             session = stack.enter_context(v1.Session())
             variables = [v1.graph_variable_of(w)]
-            loss, shown = loss_of(variables[0]), variables[0].to(torch.float32)
+            loss, probe = loss_of(variables[0]), variables[0].to(torch.float32)
         step = optimize_loss(loss, "SGD", {}, lambda s: 0.25, variables, **options)
         if in_graph:
             session.run(v1.global_variables_initializer())
         for _ in range(2):
             session.run(step) if in_graph else step()
-        after = session.run(shown) if in_graph else w.detach().float().numpy()
-    found = [each for each in caught if NOTHING_MIXED in str(each.message)]
+        final = session.run(probe) if in_graph else w.detach().float().numpy()
+    matches = [entry for entry in caught_warnings if NOTHING_MIXED in str(entry.message)]
     if in_graph and loss_of is autocast_loss:
         warns = True  # autocast is no part of a graph
-    assert [each.category for each in found] == [PerformanceWarning] * warns
-    assert all(each.filename == __file__ for each in found)
+    assert [entry.category for entry in matches] == [PerformanceWarning] * warns
+    assert all(entry.filename == __file__ for entry in matches)
     # The loss scale is put in and taken out again whatever the dtypes are.
-    np.testing.assert_array_equal(np.float32(after), np.full((2, 1), 0.5, np.float32))
+    np.testing.assert_array_equal(np.float32(final), np.full((2, 1), 0.5, np.float32))
 
 
 def test_a_mixed_training_of_float32_alone_is_that_of_float32() -> None:
@@ -563,12 +563,12 @@ def stepped() -> tuple[MixedPrecisionOptimizerWrapper, Variable]:
 
 def test_a_copied_wrapper_goes_on_with_the_same_variables() -> None:
     opt, var = stepped()
-    copied = copy.deepcopy(opt)
-    assert copied.get_master(var) is not None
-    before = copied.state_dict()
-    assert all(torch.equal(before[name], value) for name, value in opt.state_dict().items())
-    copied.minimize(lambda: var.float().sum(), var_list=[var])
-    assert copied.state_dict().keys() == opt.state_dict().keys()
+    opt_copy = copy.deepcopy(opt)
+    assert opt_copy.get_master(var) is not None
+    state_before = opt_copy.state_dict()
+    assert all(torch.equal(state_before[name], value) for name, value in opt.state_dict().items())
+    opt_copy.minimize(lambda: var.float().sum(), var_list=[var])
+    assert opt_copy.state_dict().keys() == opt.state_dict().keys()
 
 
 def test_a_pickled_wrapper_goes_on_with_its_variables() -> None:
@@ -580,10 +580,10 @@ def test_a_pickled_wrapper_goes_on_with_its_variables() -> None:
 
 def test_a_wrapper_whose_variable_has_grown_does_not_get_half_a_state() -> None:
     opt, var = stepped()
-    before = opt.state_dict()
+    state_before = opt.state_dict()
     var.data = torch.zeros(2, dtype=torch.float16)
-    state = {name: torch.full((2,), 5.0) for name in before}
+    state = {name: torch.full((2,), 5.0) for name in state_before}
     with pytest.raises(CheckpointMismatchError, match="Nothing was loaded"):
         opt.load_state_dict(state, [var])
     assert var.tolist() == [0.0, 0.0]
-    assert all(torch.equal(before[name], value) for name, value in opt.state_dict().items())
+    assert all(torch.equal(state_before[name], value) for name, value in opt.state_dict().items())

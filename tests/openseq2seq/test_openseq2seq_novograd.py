@@ -37,13 +37,13 @@ def test_steps_are_the_recorded_ones(case: Case, engine: Any) -> None:
     learning_rate = getattr(lr_policies, rate["name"])(None, **rate["params"])
     opt = NovoGrad(learning_rate, **config["optimizer_params"], as_shipped=as_shipped)
     opt.engine = engine
-    own = {var["name"]: Variable(float32(var["init"]), name=var["name"]) for var in case["vars"]}
-    for step, recorded in zip(case["steps"], case["expected"], strict=True):
-        opt.apply_gradients([(float32(step["coef"][name]), var) for name, var in own.items()])
-        for name, var in own.items():
-            wanted = float32(recorded["vars"][name])
-            unit = np.spacing(np.abs(wanted).max())
-            np.testing.assert_allclose(var.numpy(), wanted, rtol=0, atol=BOUND * unit)
+    params = {var["name"]: Variable(float32(var["init"]), name=var["name"]) for var in case["vars"]}
+    for step, record in zip(case["steps"], case["expected"], strict=True):
+        opt.apply_gradients([(float32(step["coef"][name]), var) for name, var in params.items()])
+        for name, var in params.items():
+            expected = float32(record["vars"][name])
+            unit = np.spacing(np.abs(expected).max())
+            np.testing.assert_allclose(var.numpy(), expected, rtol=0, atol=BOUND * unit)
 
 
 # The oracle
@@ -64,24 +64,24 @@ def gradients(dtype: Any) -> Iterator[dict[str, Gradient]]:
     """Rows are named twice, "b" has no gradient in step 1, "zero" has one of 0 up to step 1."""
     rng = np.random.default_rng(6)
     for step in range(STEPS):
-        found: dict[str, Gradient] = {}
+        grads: dict[str, Gradient] = {}
         for name, shape in SHAPES.items():
             if name == "table":
                 rows = rng.integers(0, shape[0], 9)
-                found[name] = rng.standard_normal((9, *shape[1:])).astype(dtype), rows
+                grads[name] = rng.standard_normal((9, *shape[1:])).astype(dtype), rows
             elif name != "b" or step != 1:
                 value = rng.standard_normal(shape).astype(dtype)
-                found[name] = value * dtype(name != "zero" or step > 1), None
-        yield found
+                grads[name] = value * dtype(name != "zero" or step > 1), None
+        yield grads
 
 
 def expected(config: str, dtype: Any) -> Iterator[tuple[dict[str, Array], ...]]:
     """Variables, velocities and averages after each step, whole array by whole array."""
-    given = {"beta1": 0.95, "beta2": 0.98, "epsilon": 1e-8, "weight_decay": 0.0, **CONFIGS[config]}
+    hypers = {"beta1": 0.95, "beta2": 0.98, "epsilon": 1e-8, "weight_decay": 0.0, **CONFIGS[config]}
     beta1, beta2, epsilon, decay = (
-        dtype(np.float32(given[name])) for name in ("beta1", "beta2", "epsilon", "weight_decay")
+        dtype(np.float32(hypers[name])) for name in ("beta1", "beta2", "epsilon", "weight_decay")
     )
-    rest1, rest2 = (dtype(np.float32(1 - given[name])) for name in ("beta1", "beta2"))
+    complement1, complement2 = (dtype(np.float32(1 - hypers[name])) for name in ("beta1", "beta2"))
     x = starts(SHAPES, dtype)
     velocity = {name: np.zeros_like(value) for name, value in x.items()}
     average = {name: dtype(0) for name in x}
@@ -92,25 +92,25 @@ def expected(config: str, dtype: Any) -> Iterator[tuple[dict[str, Array], ...]]:
                 g = np.zeros_like(x[name])
                 np.add.at(g, indices, values)
             square = dtype(np.sum(np.square(g.astype(np.float64))))
-            v = square if average[name] == 0 else average[name] * beta2 + square * rest2
-            if given.get("as_shipped"):
+            v = square if average[name] == 0 else average[name] * beta2 + square * complement2
+            if hypers.get("as_shipped"):
                 v = square
             else:
                 average[name] = v
             h = g * (dtype(1) / np.sqrt(v + epsilon))
             if decay > 0:
                 h = h + decay * x[name]
-            if given.get("grad_averaging"):
-                h = h * rest1
+            if hypers.get("grad_averaging"):
+                h = h * complement1
             velocity[name] = velocity[name] * beta1 + h
             x[name] = x[name] - velocity[name] * dtype(np.float32(rate))
         yield x, velocity, average
 
 
-def compare(own: dict[str, Any], opt: Any, wanted: Any, read: Any) -> None:
-    for name, var in own.items():
-        found = (var, opt.get_slot(var, "momentum"), opt.get_slot(var, AVERAGE))
-        for got, values in zip(found, (each[name] for each in wanted), strict=True):
+def compare(params: dict[str, Any], opt: Any, expected: Any, read: Any) -> None:
+    for name, var in params.items():
+        tensors = (var, opt.get_slot(var, "momentum"), opt.get_slot(var, AVERAGE))
+        for got, values in zip(tensors, (arrays[name] for arrays in expected), strict=True):
             array = np.asarray(read(got))
             assert array.dtype == values.dtype
             # The oracle adds up the squares in another order.
@@ -126,10 +126,10 @@ def test_steps_are_the_oracles(config: str, dtype: Any, engine: Any) -> None:
     rates = iter(RATES)
     opt = NovoGrad(lambda: next(rates), **CONFIGS[config])
     opt.engine = engine
-    own = {name: Variable(value, name=name) for name, value in starts(SHAPES, dtype).items()}
-    for wanted, grads in zip(expected(config, dtype), gradients(dtype), strict=True):
-        opt.apply_gradients((given(grads.get(name)), var) for name, var in own.items())
-        compare(own, opt, wanted, lambda var: var.numpy())
+    params = {name: Variable(value, name=name) for name, value in starts(SHAPES, dtype).items()}
+    for targets, grads in zip(expected(config, dtype), gradients(dtype), strict=True):
+        opt.apply_gradients((given(grads.get(name)), var) for name, var in params.items())
+        compare(params, opt, targets, lambda var: var.numpy())
 
 
 @each_dtype
@@ -138,7 +138,7 @@ def test_steps_in_a_graph_are_the_oracles(config: str, dtype: Any) -> None:
     kind = torch.float64 if dtype is np.float64 else torch.float32
     with _graph.Graph().as_default(), _graph.Session() as session:
         rate = _graph.placeholder(torch.float32, ())
-        own = {
+        params = {
             name: _graph.Variable(value, name=name) for name, value in starts(SHAPES, dtype).items()
         }
         opt = NovoGrad(rate, **CONFIGS[config])
@@ -147,18 +147,18 @@ def test_steps_in_a_graph_are_the_oracles(config: str, dtype: Any) -> None:
                 _graph.placeholder(kind, (9, 3) if name == "table" else SHAPES[name]),
                 _graph.placeholder(torch.int64, (9,)),
             )
-            for name in own
+            for name in params
         }
         pairs = {
             name: _graph.SymbolicSlices(*feeds[name]) if name == "table" else feeds[name][0]
-            for name in own
+            for name in params
         }
-        train_all = opt.apply_gradients([(pairs[name], var) for name, var in own.items()])
+        train_all = opt.apply_gradients([(pairs[name], var) for name, var in params.items()])
         without_b = opt.apply_gradients(
-            [(pairs[name], var) for name, var in own.items() if name != "b"]
+            [(pairs[name], var) for name, var in params.items() if name != "b"]
         )
         session.run(_graph.global_variables_initializer())
-        for number, wanted, grads in zip(
+        for number, targets, grads in zip(
             RATES, expected(config, dtype), gradients(dtype), strict=True
         ):
             feed: dict[Any, Any] = {rate: number}
@@ -167,7 +167,7 @@ def test_steps_in_a_graph_are_the_oracles(config: str, dtype: Any) -> None:
                 if indices is not None:
                     feed[feeds[name][1]] = indices
             session.run(train_all if "b" in grads else without_b, feed)
-            compare(own, opt, wanted, session.run)
+            compare(params, opt, targets, session.run)
 
 
 # What the oracle does not tell
@@ -181,27 +181,27 @@ def dense(grad: IndexedSlices) -> torch.Tensor:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_a_sparse_gradient_is_the_dense_one_to_the_bit(dtype: torch.dtype, engine: Any) -> None:
     start = torch.linspace(-1, 1, 12).reshape(6, 2).to(dtype)
-    one, other = Variable(start, name="one"), Variable(start, name="other")
+    w, twin = Variable(start, name="one"), Variable(start, name="other")
     opt = NovoGrad(0.1, weight_decay=0.01, grad_averaging=True)
     opt.engine = engine
     for step in range(4):
         values = torch.tensor([[1.0, 2.0], [0.5, -1.0], [3.0, step]]).to(dtype)
         grad = IndexedSlices(values, torch.tensor([4, 1, 4]))
-        opt.apply_gradients([(grad, one), (dense(grad), other)])
-        assert torch.equal(one, other)
-    assert torch.equal(opt.get_slot(one, AVERAGE), opt.get_slot(other, AVERAGE))
-    assert opt.get_slot(one, AVERAGE).dtype == torch.float32
+        opt.apply_gradients([(grad, w), (dense(grad), twin)])
+        assert torch.equal(w, twin)
+    assert torch.equal(opt.get_slot(w, AVERAGE), opt.get_slot(twin, AVERAGE))
+    assert opt.get_slot(w, AVERAGE).dtype == torch.float32
 
 
 @pytest.mark.parametrize(("as_shipped", "averages"), [(False, [25.0, 20.0, 25.0]), (True, [0] * 3)])
 def test_the_average_is_kept_unless_as_shipped(as_shipped: bool, averages: list[float]) -> None:
     w = Variable([0.0, 0.0], name="w")
     opt = NovoGrad(0.1, beta2=0.8, as_shipped=as_shipped)
-    seen = []
+    averages_seen = []
     for grad in ([3.0, 4.0], [0.0, 0.0], [3.0, 6.0]):
         opt.apply_gradients([(grad, w)])
-        seen.append(opt.get_slot(w, AVERAGE).item())
-    assert seen == pytest.approx(averages)
+        averages_seen.append(opt.get_slot(w, AVERAGE).item())
+    assert averages_seen == pytest.approx(averages)
 
 
 def test_gradients_of_zero_do_not_move_a_variable() -> None:
@@ -222,26 +222,26 @@ def test_slots_have_names_and_shapes() -> None:
 
 @each_engine
 def test_a_variable_given_twice_is_stepped_twice(engine: Any) -> None:
-    one, other = Variable([1.0, 2.0], name="w"), Variable([1.0, 2.0], name="w")
+    w, twin = Variable([1.0, 2.0], name="w"), Variable([1.0, 2.0], name="w")
     first, second = NovoGrad(0.1), NovoGrad(0.1)
     first.engine = second.engine = engine
     grads = [torch.tensor([3.0, 4.0]), torch.tensor([1.0, 0.0])]
-    first.apply_gradients([(grad, one) for grad in grads])
+    first.apply_gradients([(grad, w) for grad in grads])
     for grad in grads:
-        second.apply_gradients([(grad, other)])
-    assert torch.equal(one, other)
-    assert torch.equal(first.get_slot(one, AVERAGE), second.get_slot(other, AVERAGE))
+        second.apply_gradients([(grad, twin)])
+    assert torch.equal(w, twin)
+    assert torch.equal(first.get_slot(w, AVERAGE), second.get_slot(twin, AVERAGE))
 
 
 def test_a_step_that_fails_changes_nothing() -> None:
     w, v = Variable([1.0], name="w"), Variable([1.0, 2.0], name="v")
     opt = NovoGrad(0.5)
     opt.apply_gradients([(torch.ones(1), w), (torch.ones(2), v)])
-    before = [var.clone() for var in (w, v, *opt.variables())]
+    tensors_before = [var.clone() for var in (w, v, *opt.variables())]
     with pytest.raises(InvalidArgumentError):
         opt.apply_gradients([(torch.ones(1), w), (torch.ones(3), v)])
-    after = [w, v, *opt.variables()]
-    assert all(torch.equal(a, b) for a, b in zip(after, before, strict=True))
+    tensors_after = [w, v, *opt.variables()]
+    assert all(torch.equal(a, b) for a, b in zip(tensors_after, tensors_before, strict=True))
 
 
 def test_a_failing_hook_takes_the_average_back() -> None:
@@ -261,14 +261,14 @@ def test_a_failing_hook_takes_the_average_back() -> None:
 
 def test_repeated_steps_are_those_of_a_new_plan() -> None:
     start = torch.linspace(-1, 1, 50)
-    one, other = Variable(start, name="one"), Variable(start, name="other")
-    kept, fresh = NovoGrad(0.1), NovoGrad(0.1)
+    w, twin = Variable(start, name="one"), Variable(start, name="other")
+    reused, fresh = NovoGrad(0.1), NovoGrad(0.1)
     for step in range(4):
         grad = torch.sin(torch.arange(50.0) + step)
-        kept.apply_gradients([(grad, one)])
+        reused.apply_gradients([(grad, w)])
         fresh._plans = PlanCaches()
-        fresh.apply_gradients([(grad, other)])
-        assert torch.equal(one, other)
+        fresh.apply_gradients([(grad, twin)])
+        assert torch.equal(w, twin)
 
 
 @pytest.mark.parametrize("clone", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
@@ -276,11 +276,11 @@ def test_copies_take_the_same_steps(clone: Any) -> None:
     w = Variable([1.0, 2.0], name="w")
     opt = NovoGrad(0.1)
     opt.apply_gradients([(torch.tensor([3.0, 4.0]), w)])
-    other, v = clone((opt, w))
-    for optimizer, var in ((opt, w), (other, v)):
+    opt_copy, v = clone((opt, w))
+    for optimizer, var in ((opt, w), (opt_copy, v)):
         optimizer.apply_gradients([(torch.tensor([1.0, 4.0]), var)])
     assert torch.equal(w, v)
-    assert torch.equal(opt.get_slot(w, AVERAGE), other.get_slot(v, AVERAGE))
+    assert torch.equal(opt.get_slot(w, AVERAGE), opt_copy.get_slot(v, AVERAGE))
 
 
 def test_minimize_with_each_gate_gives_the_same_numbers() -> None:

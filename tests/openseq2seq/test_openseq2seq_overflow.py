@@ -73,11 +73,11 @@ class Spoiled:
         self.gradient, self.place, self.value = gradient, place, value
 
     def __enter__(self) -> None:
-        self.kept = self.gradient[self.place].clone()
+        self.good_values = self.gradient[self.place].clone()
         self.gradient[self.place] = self.value
 
     def __exit__(self, *error: object) -> None:
-        self.gradient[self.place] = self.kept
+        self.gradient[self.place] = self.good_values
 
 
 # Scales that adapt
@@ -86,15 +86,15 @@ class Spoiled:
 def assert_skips(
     training: Any, scaling: str, gradient: torch.Tensor, place: Any, value: float
 ) -> None:
-    before, scales = training.state(), training.scaler_state()
+    state_before, scales = training.state(), training.scaler_state()
     with Spoiled(gradient, place, value):
         training.step()
     assert training.step.was_applied is False
-    assert differing(before, training.state()) == []
-    wanted = AutomaticLossScaler(scaling, SCALINGS[scaling]["loss_scaling_params"])
-    wanted.load_state_dict(scales)
-    wanted.update_op(False, INF)
-    assert differing(training.scaler_state(), wanted.state_dict()) == []
+    assert differing(state_before, training.state()) == []
+    scaler = AutomaticLossScaler(scaling, SCALINGS[scaling]["loss_scaling_params"])
+    scaler.load_state_dict(scales)
+    scaler.update_op(False, INF)
+    assert differing(training.scaler_state(), scaler.state_dict()) == []
     if scaling == "Backoff":
         assert training.step.loss_scaler.loss_scale.item() == scales["scale"].item() / 2
     training.step.loss_scaler.load_state_dict(scales)
@@ -106,9 +106,9 @@ def assert_skips_all(training: Any, scaling: str, bad: str, places: Any) -> None
     for name, place in places:
         value = bad_value(bad, training.own[name].dtype)
         assert_skips(training, scaling, training.gradients[name], place, value)
-    before = training.state()
+    state_before = training.state()
     training.step()
-    assert {*training.own, "global step"} <= set(differing(before, training.state()))
+    assert {*training.own, "global step"} <= set(differing(state_before, training.state()))
 
 
 @each_way
@@ -134,13 +134,13 @@ def test_a_bad_gradient_is_seen_in_every_chunk(
 @each_way
 @each_rule
 def test_a_first_step_may_be_skipped(rule: str, way: str) -> None:
-    skipped, plain = (Training(rule, torch.float16, **SCALINGS["Backoff"]) for _ in range(2))
+    skipped, split = (Training(rule, torch.float16, **SCALINGS["Backoff"]) for _ in range(2))
     with Spoiled(skipped.gradients["head"], 16, INF):
         skipped.step()
-    for training in (skipped, plain):
+    for training in (skipped, split):
         training.step.loss_scaler.loss_scale.fill_(SCALE)
         training.step()
-    assert differing(skipped.state(), plain.state()) == []
+    assert differing(skipped.state(), split.state()) == []
 
 
 # Rows of tables
@@ -154,9 +154,9 @@ def test_a_bad_row_skips_the_step(rule: str, dtype: torch.dtype, bad: str, scali
     training.step.loss_scaler.loss_scale.fill_(SCALE)
     for place in ((0, 0), (2, 3), (4, 4)):  # rows 3, 3 again, and 0
         assert_skips(training, scaling, training.factors, place, bad_value(bad, dtype))
-    before = training.state()
+    state_before = training.state()
     training.step()
-    assert {"table", "global step"} <= set(differing(before, training.state()))
+    assert {"table", "global step"} <= set(differing(state_before, training.state()))
 
 
 # Static scales
@@ -194,7 +194,7 @@ def test_a_static_scale_lets_bad_gradients_reach_the_masters(
         if master is not None:
             copy = saturated(master.detach(), var.dtype)
             torch.testing.assert_close(var.detach(), copy, rtol=0, atol=0, equal_nan=True)
-    assert not all(each.isfinite().all() for each in training.state().values())
+    assert not all(tensor.isfinite().all() for tensor in training.state().values())
 
 
 def rounded(wide: Training, training: Training) -> None:
@@ -224,19 +224,19 @@ def test_both_ways_take_the_same_steps(
     scaling: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    swept, plain = (Training(rule, dtype, **{**SCALINGS[scaling], **options}) for _ in range(2))
+    swept, split = (Training(rule, dtype, **{**SCALINGS[scaling], **options}) for _ in range(2))
     for factor in (1.0, 3.0, INF, 0.5, 0.0):
-        for training in (swept, plain):
+        for training in (swept, split):
             training.gradients["head"].mul_(2.0)[3] = factor
         swept.step()
         with monkeypatch.context() as context:
             process_before(context)
-            plain.step()
-        assert plain.step.was_applied == swept.step.was_applied == math.isfinite(factor)
+            split.step()
+        assert split.step.was_applied == swept.step.was_applied == math.isfinite(factor)
         # NovoGrad divides by norms, which one way takes before gradients are rounded.
         units = 6 if rule == "NovoGrad" else 2
-        assert_near(swept.state(), plain.state(), units)
-        assert_near(swept.scaler_state(), plain.scaler_state())
+        assert_near(swept.state(), split.state(), units)
+        assert_near(swept.scaler_state(), split.scaler_state())
 
 
 class Counting(train.AdamOptimizer):
@@ -251,13 +251,13 @@ class Counting(train.AdamOptimizer):
 
 @each_dtype
 def test_an_optimizer_that_overrides_apply_gradients_is_called(dtype: torch.dtype) -> None:
-    swept, plain = (Training(rule, dtype, **SCALINGS["Backoff"]) for rule in ("Adam", Counting))
+    swept, split = (Training(rule, dtype, **SCALINGS["Backoff"]) for rule in ("Adam", Counting))
     for factor in (1.0, INF, 2.0):
-        for training in (swept, plain):
+        for training in (swept, split):
             training.gradients["head"][3] = factor
             training.step()
-    assert plain.step.optimizer.optimizer.steps == 2
-    assert_near(plain.state(), swept.state())
+    assert split.step.optimizer.optimizer.steps == 2
+    assert_near(split.state(), swept.state())
 
 
 def decay(weights: Any) -> Any:
@@ -270,18 +270,18 @@ def decay(weights: Any) -> Any:
 def test_both_ways_take_the_same_steps_with_penalties(
     bad: str, dtype: torch.dtype, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    swept, plain = (Training("Adam", dtype, **{**SCALINGS["Backoff"], **options}) for _ in range(2))
-    for training in (swept, plain):
+    swept, split = (Training("Adam", dtype, **{**SCALINGS["Backoff"], **options}) for _ in range(2))
+    for training in (swept, split):
         mp_regularizer_wrapper(decay)(training.own["head"])
     for value in (1.0, bad_value(bad, dtype), 2.0):
-        for training in (swept, plain):
+        for training in (swept, split):
             training.gradients["head"][3] = value
         swept.step()
         with monkeypatch.context() as context:
             process_before(context)
-            plain.step()
-        assert plain.step.was_applied == swept.step.was_applied == (value in (1.0, 2.0))
-        assert_near(swept.state(), plain.state())
+            split.step()
+        assert split.step.was_applied == swept.step.was_applied == (value in (1.0, 2.0))
+        assert_near(swept.state(), split.state())
     assert swept.step.loss_scaler.loss_scale.item() == SCALE / 2
 
 
@@ -318,28 +318,28 @@ NASTY: dict[str, tuple[list[float], list[float], dict[str, Any], bool]] = {
 
 
 @each_scaling
-@pytest.mark.parametrize(("head", "norm", "options", "taken"), NASTY.values(), ids=NASTY)
+@pytest.mark.parametrize(("head", "norm", "options", "takes_step"), NASTY.values(), ids=NASTY)
 def test_both_ways_decide_the_same(
     head: list[float],
     norm: list[float],
     options: dict[str, Any],
-    taken: bool,
+    takes_step: bool,
     scaling: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    swept, plain = (
+    swept, split = (
         Training("SGD", torch.float32, **{**SCALINGS[scaling], **options}) for _ in range(2)
     )
-    for training in (swept, plain):
+    for training in (swept, split):
         training.step.loss_scaler.loss_scale.fill_(1.0)
         for name, values in (("head", head), ("norm", norm)):
             training.gradients[name].zero_()[: len(values)] = torch.tensor(values)
     swept.step()
     process_before(monkeypatch)
-    plain.step()
-    assert (swept.step.was_applied, plain.step.was_applied) == (taken, taken)
-    assert_near(swept.state(), plain.state())
-    assert_near(swept.scaler_state(), plain.scaler_state())
+    split.step()
+    assert (swept.step.was_applied, split.step.was_applied) == (takes_step, takes_step)
+    assert_near(swept.state(), split.state())
+    assert_near(swept.scaler_state(), split.scaler_state())
 
 
 # Windows of several runs
@@ -367,7 +367,7 @@ def test_one_bad_run_drops_its_window(bad: str, spoiled: int, scaling: str, way:
     for _ in range(3):
         training.step()
         runs[0] += 1
-    before = training.state()
+    state_before = training.state()
     training.step.loss_scaler.loss_scale.fill_(SCALE)
     for run in range(3):
         scales = training.scaler_state()
@@ -378,7 +378,7 @@ def test_one_bad_run_drops_its_window(bad: str, spoiled: int, scaling: str, way:
         assert training.step.was_applied is False
         if run < 2:
             assert differing(scales, training.scaler_state()) == []
-    assert differing(before, training.state()) == []
+    assert differing(state_before, training.state()) == []
     assert not training.state()["sum of head"].any()
     assert training.step.loss_scaler.variables["iteration"] == 2
     if scaling == "Backoff":
@@ -393,13 +393,13 @@ def test_one_bad_run_drops_its_window(bad: str, spoiled: int, scaling: str, way:
 def test_runs_that_only_add_up_touch_nothing_else(way: str) -> None:
     runs = [0]
     training = accumulating(runs, **SCALINGS["Backoff"])
-    before = {name: var.detach().clone() for name, var in training.own.items()}
+    state_before = {name: var.detach().clone() for name, var in training.own.items()}
     training.step()
-    once = training.state()
+    state_once = training.state()
     training.step()
     twice = training.state()
-    assert differing(once, twice) == ["sum of head", "sum of norm"]
-    assert differing(before, {name: twice[name] for name in before}) == []
+    assert differing(state_once, twice) == ["sum of head", "sum of norm"]
+    assert differing(state_before, {name: twice[name] for name in state_before}) == []
     gradient = (training.gradients["head"] * SCALE).half().float() / SCALE
     share = gradient * (1 / torch.tensor(3.0))  # as sessions divide by a constant
     assert torch.equal(twice["sum of head"], share + share)
@@ -421,13 +421,13 @@ def test_a_bad_run_in_a_session_drops_its_window() -> None:
             **SCALINGS["Backoff"],
         )
         session.run(_graph.global_variables_initializer())
-        kept = [each for each in _graph.global_variables() if "Scaler" not in each.name]
+        variables = [var for var in _graph.global_variables() if "Scaler" not in var.name]
         session.run(op, {factor: 1.0, skip: True})
         session.run(op, {factor: 1.0, skip: False})
-        before = session.run(kept)
+        values_before = session.run(variables)
         session.run(op, {factor: INF, skip: True})
         session.run(op, {factor: 1.0, skip: False})
-        assert all(map(np.array_equal, before, session.run(kept)))
+        assert all(map(np.array_equal, values_before, session.run(variables)))
         session.run(op, {factor: 1.0, skip: True})
         session.run(op, {factor: 1.0, skip: False})
         assert session.run(w).tolist() == [-0.25] * 3

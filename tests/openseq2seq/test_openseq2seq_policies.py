@@ -28,18 +28,18 @@ def policy(case: Case, step: Any, **changes: Any) -> Any:
 
 @by_case("lr/")
 def test_numbers_are_the_recorded_bits(case: Case) -> None:
-    for step, recorded in zip(case["steps"], case["expected"], strict=True):
+    for step, expected in zip(case["steps"], case["expected"], strict=True):
         rate = policy(case, step)
-        assert_bits(rate() if callable(rate) else rate, recorded, f"step {step}")
+        assert_bits(rate() if callable(rate) else rate, expected, f"step {step}")
 
 
 @by_case("lr/")
 def test_a_variable_is_read_anew(case: Case) -> None:
     step = Variable(np.int64(0), name="global_step", trainable=False)
     rate = policy(case, step)
-    for number, recorded in zip(case["steps"], case["expected"], strict=True):
+    for number, expected in zip(case["steps"], case["expected"], strict=True):
         step.assign(number)
-        assert_bits(rate() if callable(rate) else rate, recorded, f"step {number}")
+        assert_bits(rate() if callable(rate) else rate, expected, f"step {number}")
 
 
 @by_case("lr/")
@@ -48,9 +48,9 @@ def test_numbers_of_sessions_are_the_recorded_bits(case: Case) -> None:
         step = train.get_or_create_global_step()
         rate = policy(case, step)
         session.run(_graph.global_variables_initializer())
-        for number, recorded in zip(case["steps"], case["expected"], strict=True):
+        for number, expected in zip(case["steps"], case["expected"], strict=True):
             got = session.run(rate, {step: number}) if _graph.is_symbolic(rate) else rate
-            assert_bits(got, recorded, f"step {number}")
+            assert_bits(got, expected, f"step {number}")
 
 
 # TensorFlow 2.21 computed these values: the published functions of OpenSeq2Seq in sessions with the
@@ -173,29 +173,29 @@ def test_the_result_is_a_float32_tensor(case: Case) -> None:
 @by_case("lr/exp", "lr/poly", "lr/cos", "lr/inv")
 def test_a_float64_learning_rate_is_computed_in_float64(case: Case) -> None:
     wide = np.float64(case["params"]["learning_rate"])
-    for step, recorded in zip(case["steps"], case["expected"], strict=True):
+    for step, expected in zip(case["steps"], case["expected"], strict=True):
         rate = policy(case, step, learning_rate=wide)()
         assert rate.dtype == torch.float64
-        assert rate.item() == pytest.approx(recorded, rel=2e-5, abs=1e-9)
+        assert rate.item() == pytest.approx(expected, rel=2e-5, abs=1e-9)
 
 
 @pytest.mark.parametrize("begin", [0, 4])
 def test_an_inverse_polynomial_begins_where_it_is_told(begin: int) -> None:
-    given = {"learning_rate": 0.1, "decay_steps": 20, "min_lr": 0.01, "power": 2.0}
+    options = {"learning_rate": 0.1, "decay_steps": 20, "min_lr": 0.01, "power": 2.0}
     steps = (0, 3, 4, 5, 14, 20, 24, 30)
-    wanted = [lr_policies.inv_poly_decay(max(step - begin, 0), **given)() for step in steps]
+    rates = [lr_policies.inv_poly_decay(max(step - begin, 0), **options)() for step in steps]
     count = Variable(np.int64(0), name="global_step", trainable=False)
-    rate = lr_policies.inv_poly_decay(count, **given, begin_decay_at=begin)
-    for step, expected in zip(steps, wanted, strict=True):
+    rate = lr_policies.inv_poly_decay(count, **options, begin_decay_at=begin)
+    for step, expected in zip(steps, rates, strict=True):
         count.assign(step)
         assert torch.equal(rate(), expected)
         if step == begin + 20:
             np.testing.assert_allclose(rate(), 0.01, rtol=1e-6)
     with _graph.Graph().as_default(), _graph.Session() as session:
-        fed = _graph.placeholder(torch.int64, ())
-        rate = lr_policies.inv_poly_decay(fed, **given, begin_decay_at=begin)
-        for step, expected in zip(steps, wanted, strict=True):
-            assert_bits(session.run(rate, {fed: step}), expected, f"step {step}")
+        placeholder = _graph.placeholder(torch.int64, ())
+        rate = lr_policies.inv_poly_decay(placeholder, **options, begin_decay_at=begin)
+        for step, expected in zip(steps, rates, strict=True):
+            assert_bits(session.run(rate, {placeholder: step}), expected, f"step {step}")
 
 
 @pytest.mark.parametrize("dtype", ["float16", torch.float16, torch.float64, np.float32])
@@ -218,15 +218,15 @@ def test_fixed_lr_returns_what_it_is_given() -> None:
 
 @by_case("error/inv", "error/pw")
 def test_recorded_errors(case: Case) -> None:
-    kwargs, wanted = case["kwargs"], case["expected"]
+    kwargs, expected = case["kwargs"], case["expected"]
     params = {
         name: tuple(value[1:]) if isinstance(value, list) and value[:1] == ["TUPLE"] else value
         for name, value in kwargs["params"].items()
     }
     step = Variable(np.int64(0), name="global_step", trainable=False)
-    with pytest.raises(RAISES[wanted["raises"]]) as caught:
+    with pytest.raises(RAISES[expected["raises"]]) as excinfo:
         getattr(lr_policies, kwargs["policy"])(step, **params)
-    assert all(word in str(caught.value) for word in wanted["mentions"])
+    assert all(word in str(excinfo.value) for word in expected["mentions"])
 
 
 PIECES: dict[str, Any] = {"learning_rate": 0.1, "boundaries": [5], "decay_rates": [0.5]}
@@ -297,14 +297,14 @@ def test_an_optimizer_follows_a_policy() -> None:
     w, step = Variable([0.0], name="w"), Variable(np.int64(0), name="step", trainable=False)
     rate = lr_policies.poly_decay(step, 1.0, 2)
     opt = train.GradientDescentOptimizer(rate)
-    seen = []
+    weights_seen = []
     for _ in range(3):
         opt.apply_gradients([(torch.ones(1), w)], global_step=step)
-        seen.append(w.item())
-    assert seen == [-1.0, -1.5, -1.5]
+        weights_seen.append(w.item())
+    assert weights_seen == [-1.0, -1.5, -1.5]
 
 
-DERIVED: dict[str, Any] = {
+DERIVED_POLICIES: dict[str, Any] = {
     "0.5 * rate": lambda rate: 0.5 * rate,
     "rate * 0.5": lambda rate: rate * 0.5,
     "numpy * rate": lambda rate: np.float32(0.3) * rate,
@@ -319,12 +319,12 @@ DERIVED: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("name", DERIVED)
+@pytest.mark.parametrize("name", DERIVED_POLICIES)
 @pytest.mark.parametrize("decay", [lr_policies.poly_decay, train.polynomial_decay])
 def test_a_policy_may_be_built_on_another(name: str, decay: Any) -> None:
     def policy(step: Any) -> Any:
         order = (step, 0.1) if decay is lr_policies.poly_decay else (0.1, step)
-        return DERIVED[name](decay(*order, 10))
+        return DERIVED_POLICIES[name](decay(*order, 10))
 
     step = Variable(np.int64(0), name="global_step", trainable=False)
     rate = policy(step)
@@ -336,8 +336,8 @@ def test_a_policy_may_be_built_on_another(name: str, decay: Any) -> None:
         symbolic_step = train.get_or_create_global_step()
         symbolic = policy(symbolic_step)
         session.run(_graph.global_variables_initializer())
-        for number, wanted in eager.items():
-            assert_bits(wanted, session.run(symbolic, {symbolic_step: number}), f"step {number}")
+        for number, expected in eager.items():
+            assert_bits(expected, session.run(symbolic, {symbolic_step: number}), f"step {number}")
 
 
 @pytest.mark.parametrize(

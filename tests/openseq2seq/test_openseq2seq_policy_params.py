@@ -1,4 +1,4 @@
-"""How long a training is, and what its learning-rate policy is told of that."""
+"""Lengths of trainings, and the parameters of learning-rate policies that depend on them."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ STEPS_300 = training_length(max_steps=300)
 @by_case("lr_fill/")
 def test_params_are_completed_as_recorded(case: Case) -> None:
     length = training_length(**case["run"])
-    made = policy_params(getattr(lr_policies, case["policy"]), case["params"], length)
-    assert made == case["expected"]["params"]
+    params = policy_params(getattr(lr_policies, case["policy"]), case["params"], length)
+    assert params == case["expected"]["params"]
     assert length.last_step == case["expected"]["last_step"]
     assert length.steps_in_epoch == case["expected"]["steps_in_epoch"]
 
@@ -31,8 +31,8 @@ def test_given_params_are_not_changed() -> None:
 
 
 def test_any_function_is_a_policy() -> None:
-    made = policy_params(train.cosine_decay, {"learning_rate": 0.1}, STEPS_300)
-    assert made == {"learning_rate": 0.1, "decay_steps": 300}
+    params = policy_params(train.cosine_decay, {"learning_rate": 0.1}, STEPS_300)
+    assert params == {"learning_rate": 0.1, "decay_steps": 300}
 
 
 @pytest.mark.parametrize("explicit", [77, 0, None])

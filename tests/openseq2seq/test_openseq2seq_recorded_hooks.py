@@ -37,8 +37,8 @@ class Momentum(train.Optimizer):
     def _apply_dense(self, grad: Any, var: Any) -> Any:
         self.calls += 1
         m = self.get_slot(var, "momentum")
-        moved = m.assign(m * 0.5 + grad)
-        return var.assign_sub(moved * self._rate)
+        new_m = m.assign(m * 0.5 + grad)
+        return var.assign_sub(new_m * self._rate)
 
     def _apply_sparse(self, grad: Any, var: Any) -> Any:
         self.calls += 1
@@ -46,7 +46,7 @@ class Momentum(train.Optimizer):
 
 
 class Own(Momentum):
-    """The same by an `apply_gradients` of its own."""
+    """Momentum by an overriding `apply_gradients`."""
 
     NAME = "Own"
 
@@ -55,19 +55,19 @@ class Own(Momentum):
     ) -> Any:
         pairs = list(grads_and_vars)
         self._create_slots([var for _, var in pairs])
-        made = [
+        updates = [
             self._apply_sparse_duplicate_indices(grad, var)
             if isinstance(grad, tf.IndexedSlices)
             else self._apply_dense(grad, var)
             for grad, var in pairs
         ]
-        with tf.control_dependencies(made):
-            made.append(global_step.assign_add(1))
-        return tf.group(*made)
+        with tf.control_dependencies(updates):
+            updates.append(global_step.assign_add(1))
+        return tf.group(*updates)
 
 
 class InTorch(Momentum):
-    """The same by torch's functions that write in place."""
+    """Momentum by torch's functions that write in place."""
 
     NAME = "InTorch"
 
@@ -104,17 +104,17 @@ FACTORS = [1.0, 2.0, float("inf"), -1.0, 0.5, 1.0]
 ROWS = torch.tensor([2, 0, 2])
 
 
-def loss_of(own: dict[str, Any], factor: Any) -> Any:
-    loss = (own["w"].float() ** 2).sum() * factor + (own["w"].float() * own["b"]).sum()
-    return loss + (tf.gather(own["emb"], ROWS) ** 2).sum()
+def loss_of(params: dict[str, Any], factor: Any) -> Any:
+    loss = (params["w"].float() ** 2).sum() * factor + (params["w"].float() * params["b"]).sum()
+    return loss + (tf.gather(params["emb"], ROWS) ** 2).sum()
 
 
 def starts(options: dict[str, Any]) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
     kind = HALF if "dtype" in options else SINGLE
     shapes = {"w": (3,), "b": (3,), "emb": (4, 2)}
-    made = {each: torch.randn(shape, generator=generator) for each, shape in shapes.items()}
-    return {**made, "w": made["w"].to(kind)}
+    tensors = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+    return {**tensors, "w": tensors["w"].to(kind)}
 
 
 def factors_of(options: dict[str, Any]) -> list[float]:
@@ -129,56 +129,56 @@ def rate(step: Any) -> Any:
 def eagerly(options: dict[str, Any]) -> list[Any]:
     """The values of all variables and of the global step after each run."""
     factor, skip = torch.tensor(1.0), torch.tensor(False)
-    own = {each: Variable(value, name=each) for each, value in starts(options).items()}
+    params = {name: Variable(value, name=name) for name, value in starts(options).items()}
     skips: dict[str, Any] = {"skip_update_ph": lambda: skip} if "iter_size" in options else {}
     step = optimize_loss(
-        lambda: loss_of(own, factor), Momentum, {}, rate, list(own.values()), **options, **skips
+        lambda: loss_of(params, factor), Momentum, {}, rate, [*params.values()], **options, **skips
     )
-    found = []
+    outcomes = []
     for index, value in enumerate(factors_of(options)):
         factor.fill_(value)
         skip.fill_(index % 2 == 0)
         loss = step()
-        found.append(
-            [loss.tolist(), *(var.tolist() for var in own.values()), int(step.global_step)]
+        outcomes.append(
+            [loss.tolist(), *(var.tolist() for var in params.values()), int(step.global_step)]
         )
-    return found
+    return outcomes
 
 
 def in_a_session(options: dict[str, Any], optimizer: Any) -> tuple[list[Any], Any]:
-    """The same in a graph, and the optimizer."""
-    made = []
+    """Return the values after each step in a graph, and the optimizer."""
+    optimizers = []
 
     def make(learning_rate: Any) -> Any:
-        made.append(optimizer(learning_rate))
-        return made[0]
+        optimizers.append(optimizer(learning_rate))
+        return optimizers[0]
 
     with tf.Graph().as_default(), v1.Session() as session:
-        own = {each: v1.Variable(value, name=each) for each, value in starts(options).items()}
+        params = {key: v1.Variable(value, name=key) for key, value in starts(options).items()}
         factor, skip = v1.placeholder(tf.float32, []), v1.placeholder(tf.bool, [])
         skips: dict[str, Any] = {"skip_update_ph": skip} if "iter_size" in options else {}
-        op = optimize_loss(loss_of(own, factor), make, {}, rate, **options, **skips)
+        op = optimize_loss(loss_of(params, factor), make, {}, rate, **options, **skips)
         assert v1.get_collection(v1.GraphKeys.TRAIN_OP) == [op.op]
         session.run(v1.global_variables_initializer())
-        found = []
+        outcomes = []
         for index, value in enumerate(factors_of(options)):
             loss = session.run(op, {factor: value, skip: index % 2 == 0})
-            values = session.run([*own.values(), train.get_global_step()])
-            found.append([loss.tolist(), *(each.tolist() for each in values)])
-    return found, made[0]
+            values = session.run([*params.values(), train.get_global_step()])
+            outcomes.append([loss.tolist(), *(array.tolist() for array in values)])
+    return outcomes, optimizers[0]
 
 
 @pytest.mark.parametrize("optimizer", [Momentum, Own, InTorch])
 @pytest.mark.parametrize("case", OPTIONS)
 def test_hooks_of_the_build_take_the_steps_of_hooks_of_each_run(case: str, optimizer: Any) -> None:
-    found, made = in_a_session(OPTIONS[case], optimizer)
-    wanted, _ = in_a_session(OPTIONS[case], AtEachRun)
-    assert made.calls == 3
-    assert wanted[-1][-1] > 1
-    for run, other, eager in zip(found, wanted, eagerly(OPTIONS[case]), strict=True):
-        for one, two, three in zip(run, other, eager, strict=True):
-            np.testing.assert_array_equal(one, two)
-            np.testing.assert_allclose(one, three, rtol=1e-5)  # gradients add up otherwise
+    outcomes, opt = in_a_session(OPTIONS[case], optimizer)
+    references, _ = in_a_session(OPTIONS[case], AtEachRun)
+    assert opt.calls == 3
+    assert references[-1][-1] > 1
+    for run, reference, eager in zip(outcomes, references, eagerly(OPTIONS[case]), strict=True):
+        for array, two, three in zip(run, reference, eager, strict=True):
+            np.testing.assert_array_equal(array, two)
+            np.testing.assert_allclose(array, three, rtol=1e-5)  # gradients add up otherwise
 
 
 def test_a_global_step_in_a_hook_is_that_of_the_graph() -> None:
@@ -207,19 +207,19 @@ def test_an_update_that_fails_puts_back_sums_masters_and_scale(case: str) -> Non
                 return tf.group(v1.assert_equal(fails, 0.0), name=name_scope)
 
     with tf.Graph().as_default(), v1.Session() as session:
-        own = {each: v1.Variable(value, name=each) for each, value in starts(options).items()}
+        params = {key: v1.Variable(value, name=key) for key, value in starts(options).items()}
         fails, skip = v1.placeholder(tf.float32, []), v1.placeholder(tf.bool, [])
         skips: dict[str, Any] = {"skip_update_ph": skip} if "iter_size" in options else {}
-        op = optimize_loss(loss_of(own, 1.0), Failing, {}, rate, **options, **skips)
+        op = optimize_loss(loss_of(params, 1.0), Failing, {}, rate, **options, **skips)
         session.run(v1.global_variables_initializer())
         session.run(op, {fails: 0.0, skip: True})
-        before = session.run(v1.global_variables())
-        with pytest.raises(Exception, match="assert") as caught:
+        values_before = session.run(v1.global_variables())
+        with pytest.raises(Exception, match="assert") as excinfo:
             session.run(op, {fails: 1.0, skip: False})
-        assert any("The step was not taken" in note for note in caught.value.__notes__)
-        after = session.run(v1.global_variables())
-        for one, other in zip(after, before, strict=True):
-            np.testing.assert_array_equal(one, other)
+        assert any("The step was not taken" in note for note in excinfo.value.__notes__)
+        values_after = session.run(v1.global_variables())
+        for value_after, value_before in zip(values_after, values_before, strict=True):
+            np.testing.assert_array_equal(value_after, value_before)
         step = session.run(train.get_global_step())
         session.run(op, {fails: 0.0, skip: False})
         assert session.run(train.get_global_step()) == step + 1
@@ -227,13 +227,13 @@ def test_an_update_that_fails_puts_back_sums_masters_and_scale(case: str) -> Non
 
 class Writer:
     def __init__(self) -> None:
-        self.told: list[Any] = []
+        self.messages: list[Any] = []
 
     def add_scalar(self, tag: str, value: float, step: int) -> None:
-        self.told.append((tag, value, step))
+        self.messages.append((tag, value, step))
 
     def add_histogram(self, tag: str, values: Any, step: int) -> None:
-        self.told.append((tag, values.tolist(), step))
+        self.messages.append((tag, values.tolist(), step))
 
 
 @pytest.mark.parametrize("case", ["clipped", "scaled", "all"])
@@ -241,23 +241,23 @@ def test_a_writer_is_told_what_it_is_told_of_other_optimizers(case: str) -> None
     def told(optimizer: Any) -> list[Any]:
         options, writer = OPTIONS[case], Writer()
         with tf.Graph().as_default(), v1.Session() as session:
-            own = {each: v1.Variable(value, name=each) for each, value in starts(options).items()}
+            params = {key: v1.Variable(value, name=key) for key, value in starts(options).items()}
             factor, skip = v1.placeholder(tf.float32, []), v1.placeholder(tf.bool, [])
             skips: dict[str, Any] = {"skip_update_ph": skip} if "iter_size" in options else {}
             summaries = ["learning_rate", "loss_scale", "global_gradient_norm", "variables"]
             summaries = [*summaries, "gradients"]
             op = optimize_loss(
-                loss_of(own, factor), optimizer, {}, rate, summaries=summaries,
+                loss_of(params, factor), optimizer, {}, rate, summaries=summaries,
                 summary_writer=writer, **options, **skips,
             )  # fmt: skip
             session.run(v1.global_variables_initializer())
             for index, value in enumerate(factors_of(options)):
                 session.run(op, {factor: value, skip: index % 2 == 0})
-        return writer.told
+        return writer.messages
 
-    found = told(Momentum)
-    assert repr(found) == repr(told(AtEachRun))  # NaN among them
-    assert found
+    messages = told(Momentum)
+    assert repr(messages) == repr(told(AtEachRun))  # NaN among them
+    assert messages
 
 
 @pytest.mark.parametrize("optimizer", [Momentum, Own])
@@ -266,19 +266,19 @@ def test_masters_alone_have_hooks_called_at_the_build(optimizer: Any, scale: Any
     def steps(cls: Callable[..., Any]) -> list[Any]:
         with tf.Graph().as_default(), v1.Session() as session:
             w = v1.Variable(torch.tensor([1.0, 2.0], dtype=HALF), name="w")
-            other, fed = v1.Variable([1.0], name="other"), v1.placeholder(tf.float32, [])
-            chosen = AutomaticLossScaler() if scale == "Backoff" else scale
+            u, factor = v1.Variable([1.0], name="other"), v1.placeholder(tf.float32, [])
+            loss_scale = AutomaticLossScaler() if scale == "Backoff" else scale
             opt, count = (
-                MixedPrecisionOptimizerWrapper(cls(0.1), chosen),
+                MixedPrecisionOptimizerWrapper(cls(0.1), loss_scale),
                 train.create_global_step(),
             )
-            loss = tf.reduce_sum(w.float() * fed) + tf.reduce_sum(other * w.float())
+            loss = tf.reduce_sum(w.float() * factor) + tf.reduce_sum(u * w.float())
             op = opt.minimize(loss, count)
             assert v1.get_collection(v1.GraphKeys.TRAIN_OP) == [op]
             session.run(v1.global_variables_initializer())
             for value in (1.0, float("inf"), 2.0) if scale == "Backoff" else (1.0, 2.0):
-                session.run(op, {fed: value})
-            return session.run([w, other, opt.get_master(w), count])
+                session.run(op, {factor: value})
+            return session.run([w, u, opt.get_master(w), count])
 
-    for one, two in zip(steps(optimizer), steps(AtEachRun), strict=True):
-        np.testing.assert_array_equal(one, two)
+    for array, two in zip(steps(optimizer), steps(AtEachRun), strict=True):
+        np.testing.assert_array_equal(array, two)

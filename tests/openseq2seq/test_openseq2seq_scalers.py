@@ -27,8 +27,8 @@ ALGORITHMS = ["Backoff", "LogMax"]
 each_algorithm = pytest.mark.parametrize("algorithm", ALGORITHMS)
 
 
-def check(state: dict[str, Any], recorded: dict[str, Any], note: Any) -> None:
-    for name, value in recorded.items():
+def check(state: dict[str, Any], expected_state: dict[str, Any], note: Any) -> None:
+    for name, value in expected_state.items():
         if name == "iteration":
             assert int(state[name]) == value
         else:
@@ -41,27 +41,27 @@ def check(state: dict[str, Any], recorded: dict[str, Any], note: Any) -> None:
 @by_case("scaler/")
 def test_states_are_the_recorded_bits(case: Case) -> None:
     scaler = AutomaticLossScaler(case["algorithm"], case["params"], as_shipped=True)
-    first, *others = case["expected"]
+    first, *records = case["expected"]
     check(scaler.state_dict(), first, "nothing")
-    for (has_nan, amax, repeat), recorded in zip(case["events"], others, strict=True):
+    for (has_nan, amax, repeat), record in zip(case["events"], records, strict=True):
         for _ in range(repeat):
             scaler.update_op(has_nan, float(amax))
-        check(scaler.state_dict(), recorded, (has_nan, amax))
+        check(scaler.state_dict(), record, (has_nan, amax))
 
 
 @by_case("scaler/")
 def test_states_that_tensors_move_are_the_recorded_bits(case: Case) -> None:
     """But for logarithms and powers, which are computed in float64 there and rounded once."""
     scaler = AutomaticLossScaler(case["algorithm"], case["params"], as_shipped=True)
-    for (has_nan, amax, repeat), recorded in zip(case["events"], case["expected"][1:], strict=True):
-        given = torch.tensor(has_nan), torch.tensor(float(amax), dtype=torch.float64)
+    for (has_nan, amax, repeat), record in zip(case["events"], case["expected"][1:], strict=True):
+        arguments = torch.tensor(has_nan), torch.tensor(float(amax), dtype=torch.float64)
         for _ in range(repeat):
-            run(scaler.scaler.decide(*given).calls)
+            run(scaler.scaler.decide(*arguments).calls)
         if case["algorithm"].strip().lower() == "backoff":
-            check(scaler.state_dict(), recorded, (has_nan, amax))
+            check(scaler.state_dict(), record, (has_nan, amax))
             continue
         for name, value in scaler.state_dict().items():
-            expected = np.float64(recorded[name])
+            expected = np.float64(record[name])
             np.testing.assert_allclose(value.item(), expected, rtol=2e-6, atol=1e-9, err_msg=name)
 
 
@@ -74,10 +74,10 @@ def test_states_of_sessions_are_the_recorded_bits(case: Case) -> None:
         update = scaler.update_op(has_nan, amax)
         session.run(_graph.global_variables_initializer())
         check(session.run(scaler.variables), case["expected"][0], "nothing")
-        for event, recorded in zip(events, case["expected"][1:], strict=False):
+        for event, record in zip(events, case["expected"][1:], strict=False):
             for _ in range(event[2]):
                 session.run(update, {has_nan: event[0], amax: float(event[1])})
-            check(session.run(scaler.variables), recorded, event)
+            check(session.run(scaler.variables), record, event)
 
 
 @by_case("check_grads/")
@@ -90,8 +90,8 @@ def test_check_grads_finds_what_is_recorded(case: Case) -> None:
         torch.bool, torch.float32, (), (),
     )  # fmt: skip
     assert has_nan.item() == case["expected"]["has_nan"]
-    recorded = case["expected"]["amax"]
-    np.testing.assert_equal(amax.item(), NAN if recorded == "unspecified" else float(recorded))
+    expected = case["expected"]["amax"]
+    np.testing.assert_equal(amax.item(), NAN if expected == "unspecified" else float(expected))
 
 
 @by_case("error/scaler_int", "error/scaler_unknown_param", "error/logmax", "error/backoff")
@@ -112,11 +112,11 @@ def clamped(scale: Any, params: dict[str, Any]) -> Any:
 def backoff(
     params: dict[str, Any], events: list[tuple[bool, Any]], as_shipped: bool
 ) -> Iterator[Any]:
-    scale, last = F(params["scale_max"]), -1
+    scale, last_change = F(params["scale_max"]), -1
     for i, (has_nan, amax) in enumerate(events):
         if has_nan or np.isinf(amax):
-            scale, last = clamped(scale * (F(1) / F(params["step_factor"])), params), i
-        elif (i - last) % params["step_window"] == 0:
+            scale, last_change = clamped(scale * (F(1) / F(params["step_factor"])), params), i
+        elif (i - last_change) % params["step_window"] == 0:
             scale = clamped(scale * F(params["step_factor"]), params)
         yield scale
 
@@ -130,7 +130,7 @@ def log_max(
     ceiling = F(16) if as_shipped else highest
     scale = F(1)
     beta1, beta2 = F(params["beta1"]), F(params["beta2"])
-    rest1, rest2 = F(1 - params["beta1"]), F(1 - params["beta2"])
+    complement1, complement2 = F(1 - params["beta1"]), F(1 - params["beta2"])
     mean = slow = square = F(0)
     weight1 = weight2 = F(1)
     for has_nan, amax in events:
@@ -139,8 +139,8 @@ def log_max(
             yield scale
             continue
         x = overflown if is_overflow else log(amax) * (F(1) / log(F(2)))
-        mean, slow = beta1 * mean + rest1 * x, beta2 * slow + rest2 * x
-        square = beta2 * square + rest2 * x * x
+        mean, slow = beta1 * mean + complement1 * x, beta2 * slow + complement2 * x
+        square = beta2 * square + complement2 * x * x
         weight1, weight2 = weight1 * beta1, weight2 * beta2
         slow_mean = slow / (F(1) - weight2)
         variance = square / (F(1) - weight2) - slow_mean * slow_mean
@@ -160,8 +160,8 @@ def params_of(algorithm: str, rng: np.random.Generator) -> dict[str, Any]:
         window = int(rng.integers(1, 40))
         return {**bounds, "step_factor": float(rng.choice([2, 4, 1.5, 3])), "step_window": window}
     betas = {"beta1": float(rng.uniform(0.5, 0.999)), "beta2": float(rng.uniform(0.5, 0.9999))}
-    others = {"log_max": float(rng.choice([2, 4, 16])), "overflow_std_dev": rng.uniform(0.0, 4.0)}
-    return {**bounds, **betas, **others}
+    noise = {"log_max": float(rng.choice([2, 4, 16])), "overflow_std_dev": rng.uniform(0.0, 4.0)}
+    return {**bounds, **betas, **noise}
 
 
 def events_of(rng: np.random.Generator, count: int) -> list[tuple[bool, Any]]:
@@ -169,8 +169,8 @@ def events_of(rng: np.random.Generator, count: int) -> list[tuple[bool, Any]]:
     kinds = np.where(rng.random(count) < share, rng.integers(1, 4, count), 0)
     sizes = np.exp(rng.normal(-3, 4, count)).astype(F)
     sizes[rng.random(count) < silent] = 0
-    found = {1: (True, F(NAN)), 2: (False, F(INF)), 3: (True, F(INF))}
-    return [found.get(int(kind), (False, size)) for kind, size in zip(kinds, sizes, strict=True)]
+    events = {1: (True, F(NAN)), 2: (False, F(INF)), 3: (True, F(INF))}
+    return [events.get(int(kind), (False, size)) for kind, size in zip(kinds, sizes, strict=True)]
 
 
 def by_updates(scaler: AutomaticLossScaler, events: list[tuple[bool, Any]]) -> Iterator[Any]:
@@ -180,22 +180,22 @@ def by_updates(scaler: AutomaticLossScaler, events: list[tuple[bool, Any]]) -> I
 
 
 def by_formula(scaler: AutomaticLossScaler, events: list[tuple[bool, Any]]) -> Iterator[Any]:
-    """The same without variables."""
+    """Yield the scales without reading variables."""
     policy, state = scaler.scaler._policy(), scaler.scaler._initial()
     for has_nan, amax in events:
         state |= policy(state, amax, has_nan or math.isinf(amax))
         yield state["scale"]
 
 
-def follow_patterns(algorithm: str, way: Any, as_shipped: bool, patterns: range) -> None:
+def follow_patterns(algorithm: str, follow: Any, as_shipped: bool, patterns: range) -> None:
     for seed in patterns:
         rng = np.random.default_rng(seed)
         params, events = params_of(algorithm, rng), events_of(rng, 200)
         scaler = AutomaticLossScaler(algorithm, params, as_shipped=as_shipped)
         with np.errstate(all="ignore"):
-            wanted = list(ORACLES[algorithm](params, events, as_shipped))
-            got = list(way(scaler, events))
-        assert np.array_equal(got, wanted, equal_nan=True), f"pattern {seed}: {params}"
+            expected = list(ORACLES[algorithm](params, events, as_shipped))
+            got = list(follow(scaler, events))
+        assert np.array_equal(got, expected, equal_nan=True), f"pattern {seed}: {params}"
 
 
 as_shipped_or_meant = pytest.mark.parametrize("as_shipped", [True, False], ids=["shipped", "meant"])
@@ -203,11 +203,11 @@ as_shipped_or_meant = pytest.mark.parametrize("as_shipped", [True, False], ids=[
 
 @as_shipped_or_meant
 @each_algorithm
-@pytest.mark.parametrize("way", [by_updates, by_formula])
+@pytest.mark.parametrize("follow", [by_updates, by_formula])
 def test_overflow_patterns_give_the_algorithms_scales(
-    algorithm: str, way: Any, as_shipped: bool
+    algorithm: str, follow: Any, as_shipped: bool
 ) -> None:
-    follow_patterns(algorithm, way, as_shipped, range(25))
+    follow_patterns(algorithm, follow, as_shipped, range(25))
 
 
 @pytest.mark.slow
@@ -229,11 +229,11 @@ def test_zero_gradients_leave_the_statistics_as_they_are(algorithm: str, warm: i
     scaler = AutomaticLossScaler(algorithm)
     for _ in range(warm):
         scaler.update_op(False, 0.5)
-    before = scaler.state_dict()
+    state_before = scaler.state_dict()
     scaler.update_op(False, 0.0)
-    after = scaler.state_dict()
-    assert after.pop("iteration") == before.pop("iteration") + 1
-    assert after == before
+    state_after = scaler.state_dict()
+    assert state_after.pop("iteration") == state_before.pop("iteration") + 1
+    assert state_after == state_before
 
 
 def test_zero_gradients_as_shipped_give_nan_for_good() -> None:
@@ -266,10 +266,10 @@ def test_log_max_is_the_ceiling(as_shipped: bool, scale: float) -> None:
 @each_algorithm
 @pytest.mark.parametrize("amax", [NAN, INF, 1e300])
 def test_what_is_not_finite_in_float32_is_an_overflow(algorithm: str, amax: float) -> None:
-    one, other = AutomaticLossScaler(algorithm), AutomaticLossScaler(algorithm)
-    one.update_op(False, amax)
-    other.update_op(True, 1.0)
-    assert one.state_dict() == other.state_dict()
+    scaler, twin = AutomaticLossScaler(algorithm), AutomaticLossScaler(algorithm)
+    scaler.update_op(False, amax)
+    twin.update_op(True, 1.0)
+    assert scaler.state_dict() == twin.state_dict()
 
 
 def test_updates_are_counted() -> None:
@@ -311,10 +311,10 @@ def test_gradients_without_elements_have_no_magnitude() -> None:
     assert (bool(has_nan), float(amax)) == (False, 0.0)
 
 
-@pytest.mark.parametrize("given", [[], [(None, None)]])
-def test_there_must_be_a_gradient(given: Any) -> None:
+@pytest.mark.parametrize("grads", [[], [(None, None)]])
+def test_there_must_be_a_gradient(grads: Any) -> None:
     with pytest.raises(ValueError, match="No gradients"):
-        AutomaticLossScaler.check_grads(given)
+        AutomaticLossScaler.check_grads(grads)
 
 
 def test_a_graph_checks_its_gradients() -> None:
@@ -356,25 +356,25 @@ def test_wrong_arguments(kwargs: dict[str, Any], text: str) -> None:
 
 @pytest.mark.parametrize("name", ["backoff", " LOGMAX ", "BackOff"])
 def test_names_of_algorithms_are_read_kindly(name: str) -> None:
-    made = type(AutomaticLossScaler(name).scaler).__name__
-    assert made.lower() == f"{name.strip().lower()}scaler"
+    class_name = type(AutomaticLossScaler(name).scaler).__name__
+    assert class_name.lower() == f"{name.strip().lower()}scaler"
 
 
 @each_algorithm
 @pytest.mark.parametrize(
-    ("given", "text"),
+    ("args", "text"),
     [
         ((False, torch.ones(2)), "amax must be a scalar"),
         ((False, "1"), "amax must be a number"),
         ((None, 1.0), "has_nan must be a number"),
     ],
 )
-def test_a_refused_update_changes_nothing(algorithm: str, given: Any, text: str) -> None:
+def test_a_refused_update_changes_nothing(algorithm: str, args: Any, text: str) -> None:
     scaler = AutomaticLossScaler(algorithm)
-    before = scaler.state_dict()
+    state_before = scaler.state_dict()
     with pytest.raises(ValueError, match=text):
-        scaler.update_op(*given)
-    assert scaler.state_dict() == before
+        scaler.update_op(*args)
+    assert scaler.state_dict() == state_before
 
 
 def trained(algorithm: str) -> AutomaticLossScaler:
@@ -385,25 +385,25 @@ def trained(algorithm: str) -> AutomaticLossScaler:
 
 
 def loaded(scaler: AutomaticLossScaler) -> AutomaticLossScaler:
-    made = AutomaticLossScaler(type(scaler.scaler).__name__.removesuffix("Scaler"))
-    made.load_state_dict(scaler.state_dict())
-    return made
+    new_scaler = AutomaticLossScaler(type(scaler.scaler).__name__.removesuffix("Scaler"))
+    new_scaler.load_state_dict(scaler.state_dict())
+    return new_scaler
 
 
 @each_algorithm
 @pytest.mark.parametrize(
-    "way", [loaded, copy.deepcopy, lambda each: pickle.loads(pickle.dumps(each))]
+    "duplicate", [loaded, copy.deepcopy, lambda scaler: pickle.loads(pickle.dumps(scaler))]
 )
-def test_a_copy_goes_on_alike(algorithm: str, way: Any) -> None:
+def test_a_copy_goes_on_alike(algorithm: str, duplicate: Any) -> None:
     scaler = trained(algorithm)
-    other = way(scaler)
-    assert other.state_dict() == scaler.state_dict()
+    duplicate_scaler = duplicate(scaler)
+    assert duplicate_scaler.state_dict() == scaler.state_dict()
     for amax in (INF, 2.0):
         scaler.update_op(False, amax)
-    assert other.state_dict() != scaler.state_dict()
+    assert duplicate_scaler.state_dict() != scaler.state_dict()
     for amax in (INF, 2.0):
-        other.update_op(False, amax)
-    assert other.state_dict() == scaler.state_dict()
+        duplicate_scaler.update_op(False, amax)
+    assert duplicate_scaler.state_dict() == scaler.state_dict()
 
 
 @each_algorithm
@@ -420,22 +420,22 @@ def test_a_state_that_does_not_fit_is_refused(algorithm: str, changes: Any, text
     state = {**trained(algorithm).state_dict(), **changes}
     state = {name: value for name, value in state.items() if value is not None}
     scaler = AutomaticLossScaler(algorithm)
-    before = scaler.state_dict()
-    with pytest.raises(CheckpointMismatchError, match=re.escape(text)) as caught:
+    state_before = scaler.state_dict()
+    with pytest.raises(CheckpointMismatchError, match=re.escape(text)) as excinfo:
         scaler.load_state_dict(state)
-    assert str(caught.value).endswith("Nothing was loaded.")
-    assert scaler.state_dict() == before
+    assert str(excinfo.value).endswith("Nothing was loaded.")
+    assert scaler.state_dict() == state_before
 
 
 def test_the_state_of_a_graph_is_in_its_sessions() -> None:
-    with _graph.Graph().as_default() as built:
+    with _graph.Graph().as_default() as graph:
         scaler = AutomaticLossScaler()
         assert set(scaler.variables.values()) <= set(_graph.global_variables())
         assert not _graph.trainable_variables()
         for call in (scaler.state_dict, lambda: scaler.load_state_dict({})):
             with pytest.raises(FailedPreconditionError, match="session"):
                 call()
-    assert scaler.loss_scale.graph is built
+    assert scaler.loss_scale.graph is graph
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)

@@ -21,12 +21,12 @@ skips = [False]
 
 def test_a_loaded_master_keeps_its_bits() -> None:
     w, v = (Variable(torch.ones(2, dtype=HALF), name="w") for _ in range(2))
-    step, other = stepping([w], rate=1e-4), stepping([v], rate=1e-4)
+    step, twin = stepping([w], rate=1e-4), stepping([v], rate=1e-4)
     step.apply_gradients([torch.ones(2, dtype=HALF)])
-    other.optimizer.load_state_dict(step.optimizer.state_dict(), [v])
-    for each in (step, other):
-        each.apply_gradients([torch.ones(2, dtype=HALF)])
-    assert torch.equal(step.optimizer.get_master(w), other.optimizer.get_master(v))
+    twin.optimizer.load_state_dict(step.optimizer.state_dict(), [v])
+    for stepper in (step, twin):
+        stepper.apply_gradients([torch.ones(2, dtype=HALF)])
+    assert torch.equal(step.optimizer.get_master(w), twin.optimizer.get_master(v))
 
 
 @pytest.mark.parametrize("names", [("a", "a", "a#1"), ("a#1", "a", "a"), ("a", "a#0", "a")])
@@ -37,10 +37,10 @@ def test_the_state_of_variables_with_like_names_is_whole(names: tuple[str, ...])
     assert sum("/" in name for name in step.state_dict()) == 3
 
 
-@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
-def test_a_step_is_not_copied(copied: Callable[[Any], Any]) -> None:
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_step_is_not_copied(duplicate: Callable[[Any], Any]) -> None:
     with pytest.raises(TypeError, match="load state_dict"):
-        copied(stepping([Variable([1.0])], dtype=torch.float32))
+        duplicate(stepping([Variable([1.0])], dtype=torch.float32))
 
 
 def averages_of_adam(learning_rate: Any) -> Any:
@@ -59,7 +59,7 @@ def test_averages_inside_of_a_step_are_part_of_its_state(dtype: Any) -> None:
 
 
 def test_to_ask_for_a_state_begins_no_averages() -> None:
-    asked, other = (
+    with_state_dict, without_reads = (
         stepping(
             [Variable(torch.zeros(2), name="w")],
             averages_of_adam,
@@ -71,8 +71,8 @@ def test_to_ask_for_a_state_begins_no_averages() -> None:
         for _ in range(2)
     )
     for skips[0] in (True, False, True, False):
-        for step in (asked, other):
+        for step in (with_state_dict, without_reads):
             step.apply_gradients([torch.ones(2)])
-        state = asked.state_dict()
-        asked.load_state_dict(state)
-    assert same(asked.state_dict(), other.state_dict())
+        state = with_state_dict.state_dict()
+        with_state_dict.load_state_dict(state)
+    assert same(with_state_dict.state_dict(), without_reads.state_dict())

@@ -33,7 +33,7 @@ INF, NAN = math.inf, math.nan
 HISTO = ("num", "min", "max", "sum", "sum_squares")
 HALF = 1e-3  # gradients of float16 variables are rounded
 SCOPE = "Loss_Optimization/"
-MASTER, OTHER = f"{SCOPE}FP32-master-copy/w_0", "b_0"
+MASTER, UNMIXED = f"{SCOPE}FP32-master-copy/w_0", "b_0"
 START = {"w": np.linspace(-1, 1, 17), "b": np.array([0.5, -0.25, 2.0])}
 RUNS: list[dict[str, np.ndarray[Any, Any]]] = [
     {"w": np.linspace(0.1, 3.0, 17), "b": np.array([1.0, 2.0, -3.0])},
@@ -49,25 +49,25 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 class Told(NamedTuple):
-    """What a directory of events holds: by tag the step and the numbers of each event."""
+    """Return step and numbers of each event of a directory, by tag."""
 
     scalars: dict[str, list[tuple[int, float]]]
     histograms: dict[str, list[tuple[int, list[float]]]]
 
 
 def read(folder: Path) -> Told:
-    found = events.EventAccumulator(str(folder), size_guidance={"scalars": 0, "histograms": 0})
-    found.Reload()
+    reader = events.EventAccumulator(str(folder), size_guidance={"scalars": 0, "histograms": 0})
+    reader.Reload()
     scalars = {
-        tag: [(event.step, event.value) for event in found.Scalars(tag)]
-        for tag in found.Tags()["scalars"]
+        tag: [(event.step, event.value) for event in reader.Scalars(tag)]
+        for tag in reader.Tags()["scalars"]
     }
     histograms = {}
-    for tag in found.Tags()["histograms"]:
-        given = [(event.step, event.histogram_value) for event in found.Histograms(tag)]
+    for tag in reader.Tags()["histograms"]:
+        series = [(event.step, event.histogram_value) for event in reader.Histograms(tag)]
         histograms[tag] = [
             (step, [value.num, value.min, value.max, value.sum, value.sum_squares])
-            for step, value in given
+            for step, value in series
         ]
     return Told(scalars, histograms)
 
@@ -89,15 +89,15 @@ def arguments(writer: Any, options: dict[str, Any]) -> dict[str, Any]:
 def eagerly(folder: Path, options: dict[str, Any]) -> Told:
     w = Variable(torch.tensor(START["w"], dtype=torch.float16), name="w")
     b = Variable(torch.tensor(START["b"], dtype=torch.float32), name="b")
-    given: dict[str, torch.Tensor] = {}
+    grads: dict[str, torch.Tensor] = {}
     with SummaryWriter(folder) as writer:
         step = optimize_loss(
-            lambda: (w.float() * given["w"]).sum() + (b * given["b"]).sum(),
+            lambda: (w.float() * grads["w"]).sum() + (b * grads["b"]).sum(),
             **arguments(writer, options),
             var_list=[w, b],
         )
         for run in RUNS:
-            given.update({name: torch.from_numpy(x).float() for name, x in run.items()})
+            grads.update({name: torch.from_numpy(x).float() for name, x in run.items()})
             step()
     return read(folder)
 
@@ -118,13 +118,13 @@ def in_a_session(folder: Path, options: dict[str, Any]) -> Told:
     return read(folder)
 
 
-def assert_same(got: Told, wanted: Told) -> None:
-    for ours, theirs in zip(got, wanted, strict=True):
-        assert ours.keys() == theirs.keys()
-        for tag, given in theirs.items():
-            assert [step for step, _ in ours[tag]] == [step for step, _ in given]
-            for (_, value), (_, other) in zip(ours[tag], given, strict=True):
-                np.testing.assert_allclose(value, other, rtol=1e-6, atol=1e-12, err_msg=tag)
+def assert_same(got: Told, expected: Told) -> None:
+    for part, twin in zip(got, expected, strict=True):
+        assert part.keys() == twin.keys()
+        for tag, points in twin.items():
+            assert [step for step, _ in part[tag]] == [step for step, _ in points]
+            for (_, value), (_, target) in zip(part[tag], points, strict=True):
+                np.testing.assert_allclose(value, target, rtol=1e-6, atol=1e-12, err_msg=tag)
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
@@ -145,19 +145,19 @@ LARC = ("larc_grad_update", "larc_final_lr")
 @each_way
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_each_summary_has_its_tag(options: dict[str, Any], way: str, tmp_path: Path) -> None:
-    told = eagerly(tmp_path, options)
+    logged = eagerly(tmp_path, options)
     kinds = [*PER_VARIABLE]
     if "larc_params" in options:
         kinds += LARC
         if "larc_mode" not in options["larc_params"]:
             kinds.append("larc_clip_on")
-    tags = {f"{SCOPE}{kind}/{name}" for kind in kinds for name in (MASTER, OTHER)}
+    tags = {f"{SCOPE}{kind}/{name}" for kind in kinds for name in (MASTER, UNMIXED)}
     tags |= {"learning_rate", f"{SCOPE}global_gradient_norm", f"{SCOPE}loss_scale"}
     if "clip_gradients" in options:
         tags.add(f"{SCOPE}global_clipped_gradient_norm")
-    assert told.scalars.keys() == tags
-    assert told.histograms.keys() == {
-        f"{SCOPE}{kind}/{name}" for kind in ("gradients", "variables") for name in (MASTER, OTHER)
+    assert logged.scalars.keys() == tags
+    assert logged.histograms.keys() == {
+        f"{SCOPE}{kind}/{name}" for kind in ("gradients", "variables") for name in (MASTER, UNMIXED)
     }
 
 
@@ -167,43 +167,43 @@ def norm_of(run: int, *names: str) -> float:
 
 @each_way
 def test_scalars_are_read_back(way: str, tmp_path: Path) -> None:
-    told = eagerly(tmp_path, OPTIONS["clip"]).scalars
+    logged = eagerly(tmp_path, OPTIONS["clip"]).scalars
     # The run that is skipped tells of the same step as the one after it.
-    assert [step for step, _ in told["learning_rate"]] == [0, 1, 1]
-    assert told["learning_rate"] == [(0, 0.125), (1, 0.125), (1, 0.125)]
-    assert told[f"{SCOPE}loss_scale"] == [(0, 64.0), (1, 64.0), (1, 32.0)]
-    norms = [value for _, value in told[f"{SCOPE}global_gradient_norm"]]
+    assert [step for step, _ in logged["learning_rate"]] == [0, 1, 1]
+    assert logged["learning_rate"] == [(0, 0.125), (1, 0.125), (1, 0.125)]
+    assert logged[f"{SCOPE}loss_scale"] == [(0, 64.0), (1, 64.0), (1, 32.0)]
+    norms = [value for _, value in logged[f"{SCOPE}global_gradient_norm"]]
     own_norms = [norm_of(0, "w", "b"), NAN, norm_of(2, "w", "b")]
     np.testing.assert_allclose(norms, own_norms, rtol=HALF)
-    clipped = [value for _, value in told[f"{SCOPE}global_clipped_gradient_norm"]]
+    clipped = [value for _, value in logged[f"{SCOPE}global_clipped_gradient_norm"]]
     np.testing.assert_allclose(clipped, [2.0, NAN, 2.0], rtol=HALF)
-    own = [value for _, value in told[f"{SCOPE}gradient_norm/{MASTER}"]]
+    norms_read = [value for _, value in logged[f"{SCOPE}gradient_norm/{MASTER}"]]
     shares = [2.0 * norm_of(run, "w") / norm_of(run, "w", "b") for run in (0, 2)]
-    np.testing.assert_allclose(own, [shares[0], NAN, shares[1]], rtol=HALF)
-    (_, size), *_ = told[f"{SCOPE}variable_norm/{OTHER}"]
+    np.testing.assert_allclose(norms_read, [shares[0], NAN, shares[1]], rtol=HALF)
+    (_, size), *_ = logged[f"{SCOPE}variable_norm/{UNMIXED}"]
     np.testing.assert_allclose(size, np.linalg.norm(START["b"]), rtol=1e-6)
 
 
 @each_way
 def test_histograms_are_read_back_and_gradients_masked(way: str, tmp_path: Path) -> None:
-    told = eagerly(tmp_path, OPTIONS["plain"]).histograms
-    first, masked, last = told[f"{SCOPE}gradients/{OTHER}"]
+    logged = eagerly(tmp_path, OPTIONS["plain"]).histograms
+    first, masked, last_point = logged[f"{SCOPE}gradients/{UNMIXED}"]
     assert first == (0, [3.0, -3.0, 2.0, 0.0, 14.0])
     assert masked == (1, [3.0, 0.0, 1.0, 1.0, 1.0])  # NaN and infinity count as 0
-    assert last[0] == 1
+    assert last_point[0] == 1
     numbers = START["w"].astype(np.float16).astype(np.float32)
-    wanted = [17.0, -1.0, 1.0, float(numbers.sum()), float(np.square(numbers).sum())]
-    step, values = told[f"{SCOPE}variables/{MASTER}"][0]
+    expected = [17.0, -1.0, 1.0, float(numbers.sum()), float(np.square(numbers).sum())]
+    step, values = logged[f"{SCOPE}variables/{MASTER}"][0]
     assert step == 0
-    np.testing.assert_allclose(values, wanted, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(values, expected, rtol=1e-6, atol=1e-6)
 
 
 @each_way
 def test_larc_is_read_back(way: str, tmp_path: Path) -> None:
-    told = eagerly(tmp_path, OPTIONS["larc"]).scalars
+    logged = eagerly(tmp_path, OPTIONS["larc"]).scalars
     ratio = 0.5 * float(np.linalg.norm(START["b"])) / (0.125 * norm_of(0, "b"))
-    assert told[f"{SCOPE}larc_clip_on/{OTHER}"][0] == (0, float(ratio < 1))
-    (_, factor), (_, rate) = (told[f"{SCOPE}{kind}/{OTHER}"][0] for kind in LARC)
+    assert logged[f"{SCOPE}larc_clip_on/{UNMIXED}"][0] == (0, float(ratio < 1))
+    (_, factor), (_, rate) = (logged[f"{SCOPE}{kind}/{UNMIXED}"][0] for kind in LARC)
     np.testing.assert_allclose([factor, rate], [min(ratio, 1), 0.125 * min(ratio, 1)], rtol=1e-5)
 
 
@@ -219,9 +219,9 @@ def test_variables_without_elements_have_no_histogram(way: str, tmp_path: Path) 
             summaries=OPTIMIZER_SUMMARIES,
             summary_writer=writer,
         )()
-    told = read(tmp_path)
-    assert told.histograms.keys() == {f"{SCOPE}gradients/w_0", f"{SCOPE}variables/w_0"}
-    assert told.scalars[f"{SCOPE}gradient_norm/empty_0"] == [(0, 0.0)]
+    logged = read(tmp_path)
+    assert logged.histograms.keys() == {f"{SCOPE}gradients/w_0", f"{SCOPE}variables/w_0"}
+    assert logged.scalars[f"{SCOPE}gradient_norm/empty_0"] == [(0, 0.0)]
 
 
 @each_way
@@ -236,8 +236,8 @@ def test_variables_that_are_not_finite_do_not_stop_the_writer(way: str, tmp_path
         )
         step()
         step()
-    told = read(tmp_path).histograms[f"{SCOPE}variables/{MASTER}"]
-    assert [at for at, _ in told] == [0, 1]
+    logged = read(tmp_path).histograms[f"{SCOPE}variables/{MASTER}"]
+    assert [step for step, _ in logged] == [0, 1]
     assert step.optimizer.get_master(w).tolist()[:2] == [-INF, INF]
 
 
@@ -249,9 +249,9 @@ def test_tags_are_distinct() -> None:
 # The graph's collection
 
 
-def collected(given: bytes) -> Told:
-    """What a `Summary` holds, as `read` gives it, for step 0."""
-    summary = protos.Summary.FromString(given)
+def collected(serialized: bytes) -> Told:
+    """Return the contents of a `Summary` in the form of `read`, for step 0."""
+    summary = protos.Summary.FromString(serialized)
     scalars = {
         value.tag: [(0, value.simple_value)]
         for value in summary.value
@@ -266,25 +266,25 @@ def collected(given: bytes) -> Told:
     return Told(scalars, histograms)
 
 
-def merged(folder: Path, options: dict[str, Any], **more: Any) -> tuple[list[bytes], Told]:
-    """What `merge_all` gives in each run, alone and beside the step; and what the writer got."""
-    alone, beside = [], []
+def merged(folder: Path, options: dict[str, Any], **overrides: Any) -> tuple[list[bytes], Told]:
+    """Return the outputs of `merge_all` in each run, and the events that the writer got."""
+    separate, merged_runs = [], []
     with _graph.Graph().as_default(), _graph.Session() as session, SummaryWriter(folder) as writer:
         w = _graph.Variable(torch.tensor(START["w"], dtype=torch.float16), name="w")
         b = _graph.Variable(torch.tensor(START["b"], dtype=torch.float32), name="b")
         feeds = {name: _graph.placeholder(torch.float32, x.shape) for name, x in START.items()}
         loss = (w.float() * feeds["w"]).sum() + (b * feeds["b"]).sum()
-        given = {**arguments(writer, options), "var_list": [w, b], **more}
-        op = optimize_loss(loss, **given)
+        all_arguments = {**arguments(writer, options), "var_list": [w, b], **overrides}
+        op = optimize_loss(loss, **all_arguments)
         summaries = summary.merge_all()
         session.run(_graph.global_variables_initializer())
         for run in RUNS:
-            fed = {feeds[name]: x.astype(np.float32) for name, x in run.items()}
-            if "all_reduce" not in more:
-                alone.append(session.run(summaries, fed))
-            beside.append(session.run([op, summaries], fed)[1])
-        assert alone in ([], beside)
-    return beside, read(folder)
+            feed = {feeds[name]: x.astype(np.float32) for name, x in run.items()}
+            if "all_reduce" not in overrides:
+                separate.append(session.run(summaries, feed))
+            merged_runs.append(session.run([op, summaries], feed)[1])
+        assert separate in ([], merged_runs)
+    return merged_runs, read(folder)
 
 
 WAYS: dict[str, dict[str, Any]] = {
@@ -294,16 +294,16 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("more", WAYS.values(), ids=WAYS)
+@pytest.mark.parametrize("overrides", WAYS.values(), ids=WAYS)
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_merge_all_gives_what_a_writer_gets(
-    options: dict[str, Any], more: dict[str, Any], tmp_path: Path
+    options: dict[str, Any], overrides: dict[str, Any], tmp_path: Path
 ) -> None:
-    beside, told = merged(tmp_path, options, **more)
-    for index, given in enumerate(beside):
+    summaries, logs = merged(tmp_path, options, **overrides)
+    for index, proto in enumerate(summaries):
         assert_same(
-            collected(given),
-            Told(*({tag: [(0, each[index][1])] for tag, each in kind.items()} for kind in told)),
+            collected(proto),
+            Told(*({tag: [(0, rows[index][1])] for tag, rows in kind.items()} for kind in logs)),
         )
 
 
@@ -314,10 +314,10 @@ def test_the_graphs_summaries_by_default() -> None:
         assert summary.merge_all() is None
         op = optimize_loss((w * w).sum(), "SGD", {}, lambda step: 0.5)
         session.run(_graph.global_variables_initializer())
-        _, given = session.run([op, summary.merge_all()])
+        _, proto = session.run([op, summary.merge_all()])
     scope = "Loss_Optimization_1/"  # the second one
     numbers = {"learning_rate": 0.5, f"{scope}loss": 25.0, f"{scope}global_gradient_norm": 10.0}
-    assert collected(given) == Told({tag: [(0, each)] for tag, each in numbers.items()}, {})
+    assert collected(proto) == Told({tag: [(0, number)] for tag, number in numbers.items()}, {})
 
 
 def test_summaries_of_averaged_gradients_are_run_with_the_step() -> None:
@@ -339,23 +339,23 @@ def test_post_processed_gradients_are_in_the_collection() -> None:
             [(_graph.convert_to_tensor([3.0, 4.0]), w)], None, 0.1, 1.0, None
         )
         session.run(_graph.global_variables_initializer())
-        given = session.run(summary.merge_all())
+        proto = session.run(summary.merge_all())
         np.testing.assert_allclose(session.run(pairs[0][0]), [0.6, 0.8], rtol=1e-6)
     norms = {"global_gradient_norm": 5.0, "global_clipped_gradient_norm": 1.0}
-    assert collected(given) == Told({tag: [(0, each)] for tag, each in norms.items()}, {})
+    assert collected(proto) == Told({tag: [(0, norm)] for tag, norm in norms.items()}, {})
 
 
-@pytest.mark.parametrize("named", [None, ["learning_rate"], []])
+@pytest.mark.parametrize("summaries", [None, ["learning_rate"], []])
 def test_without_tensorboard_summaries_are_in_the_collection(
-    named: Any, monkeypatch: pytest.MonkeyPatch
+    summaries: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "tensorboard", None)
-    given = {"optimizer": "SGD", "optimizer_params": {}, "learning_rate_decay_fn": lambda step: 0.5}
+    fixed = {"optimizer": "SGD", "optimizer_params": {}, "learning_rate_decay_fn": lambda step: 0.5}
     with _graph.Graph().as_default(), _graph.Session() as session:
         w = _graph.Variable([3.0, 4.0], name="w")
-        train = optimize_loss((w * w).sum(), **given, summaries=named)
+        train = optimize_loss((w * w).sum(), **fixed, summaries=summaries)
         session.run(_graph.global_variables_initializer())
         merged = summary.merge_all()
-        assert (merged is None) == (named == [])
-        fetched = session.run([train] if merged is None else [train, merged])
-        assert fetched[1:] == [b""] * len(fetched[1:])
+        assert (merged is None) == (summaries == [])
+        fetched_values = session.run([train] if merged is None else [train, merged])
+        assert fetched_values[1:] == [b""] * len(fetched_values[1:])

@@ -22,7 +22,7 @@ SIZE, RUNS = 70_001, 100
 RATE = 2.0**-10  # sums of it are exact in float16
 
 
-def options(**given: Any) -> dict[str, Any]:
+def options(**overrides: Any) -> dict[str, Any]:
     return {
         "optimizer": "SGD",
         "optimizer_params": {},
@@ -30,7 +30,7 @@ def options(**given: Any) -> dict[str, Any]:
         "dtype": "mixed",
         "loss_scaling": "Backoff",
         "loss_scaling_params": {"scale_max": 16.0},
-        **given,
+        **overrides,
     }
 
 
@@ -65,17 +65,17 @@ def test_a_state_is_taken_between_two_steps() -> None:
     w = Variable(torch.zeros(SIZE, dtype=torch.float16), name="w")
     step = optimize_loss(lambda: -w.float().sum(), **options(), var_list=[w])
     step()
-    done = threading.Event()
+    end = threading.Event()
 
     def work() -> None:
         for _ in range(RUNS):
             step()
-        done.set()
+        end.set()
 
     worker = threading.Thread(target=work)
     worker.start()
     states = [step.state_dict()]
-    while not done.is_set():
+    while not end.is_set():
         states.append(step.state_dict())
     worker.join()
     for state in states:
@@ -103,10 +103,10 @@ def test_a_thread_whose_run_fails_leaves_the_step_to_others(error: type[BaseExce
                 failures.append(type(failure))
 
     together(*[work] * 2)
-    taken = 2 * RUNS - len(failures)
+    update_count = 2 * RUNS - len(failures)
     assert failures == [error] * (2 * RUNS // 3 + 1)
-    assert (w == RATE * taken).all()
-    assert step.global_step == taken
+    assert (w == RATE * update_count).all()
+    assert step.global_step == update_count
 
 
 @pytest.mark.parametrize("threads", [2, 4])

@@ -61,7 +61,7 @@ def test_a_step_returns_the_loss_before_the_update() -> None:
 @pytest.mark.parametrize("dtype", ["mixed", torch.float32])
 def test_a_session_takes_the_steps_of_eager_mode(name: str, dtype: Any) -> None:
     kind = torch.float16 if dtype == "mixed" else torch.float32
-    given: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         "optimizer": name,
         "optimizer_params": PARAMS.get(name, {}),
         "learning_rate_decay_fn": poly(0.05),
@@ -73,23 +73,23 @@ def test_a_session_takes_the_steps_of_eager_mode(name: str, dtype: Any) -> None:
     factors = [1.0, 1e9, 0.5, 2.0, 3.0] if dtype == "mixed" else [1.0, 0.5, 2.0]
     w, b = variables(kind)
     factor = torch.tensor(1.0)
-    step = optimize_loss(lambda: loss_of(w, b, factor), **given)
-    seen = []
-    starts = [each.detach().clone() for each in (w, b)]
+    step = optimize_loss(lambda: loss_of(w, b, factor), **arguments)
+    records = []
+    starts = [tensor.detach().clone() for tensor in (w, b)]
     for value in factors:
         factor.fill_(value)
         loss = step().numpy()
-        seen.append((loss, w.numpy(), b.numpy(), step.global_step.item()))
+        records.append((loss, w.numpy(), b.numpy(), step.global_step.item()))
     with _graph.Graph().as_default(), _graph.Session() as session:
         w_, b_ = map(_graph.Variable, starts)
-        fed = _graph.placeholder(torch.float32, ())
-        op = optimize_loss(loss_of(w_, b_, fed), **given)
+        placeholder = _graph.placeholder(torch.float32, ())
+        op = optimize_loss(loss_of(w_, b_, placeholder), **arguments)
         session.run(_graph.global_variables_initializer())
-        for value, wanted in zip(factors, seen, strict=True):
-            loss = session.run(op, {fed: value})
+        for value, expected in zip(factors, records, strict=True):
+            loss = session.run(op, {placeholder: value})
             got = loss, *session.run([w_, b_, train.get_global_step()])
-            assert all(map(np.array_equal, got, wanted))
-    assert seen[-1][-1] == len(factors) - (dtype == "mixed")
+            assert all(map(np.array_equal, got, expected))
+    assert records[-1][-1] == len(factors) - (dtype == "mixed")
 
 
 def test_a_step_of_eager_mode_is_taken_in_eager_mode() -> None:
@@ -156,7 +156,7 @@ def test_torch_modules_train_in_half_precision() -> None:
     )
     losses = [step().item() for _ in range(30)]
     assert losses[-1] < 0.8 * losses[0]
-    assert all(step.optimizer.get_master(each) is not None for each in model.parameters())
+    assert all(step.optimizer.get_master(param) is not None for param in model.parameters())
 
 
 def test_each_step_has_a_global_step_of_its_own_unless_given() -> None:
@@ -268,7 +268,7 @@ def test_a_huge_norm_is_clipped(as_shipped: bool, value: float) -> None:
 
 @pytest.mark.parametrize(("as_shipped", "differs"), [(False, True), (True, False)])
 def test_novograd_keeps_its_average_unless_as_shipped(as_shipped: bool, differs: bool) -> None:
-    moved = []
+    weights = []
     for beta2 in (0.1, 0.9):
         w, b = variables()
         step = optimize_loss(
@@ -280,16 +280,16 @@ def test_novograd_keeps_its_average_unless_as_shipped(as_shipped: bool, differs:
         )
         for _ in range(3):
             step()
-        moved.append(w.tolist())
-    assert (moved[0] != moved[1]) == differs
+        weights.append(w.tolist())
+    assert (weights[0] != weights[1]) == differs
 
 
 # Accumulation
 
 
-def accumulating(w: Any, skips: Any, **given: Any) -> Any:
+def accumulating(w: Any, skips: Any, **options: Any) -> Any:
     return optimize_loss(
-        lambda: w.sum(), "SGD", {}, fixed(1.0), iter_size=2, skip_update_ph=skips, **given
+        lambda: w.sum(), "SGD", {}, fixed(1.0), iter_size=2, skip_update_ph=skips, **options
     )
 
 
@@ -298,11 +298,11 @@ def test_gradients_are_added_up(on_horovod: bool) -> None:
     w = Variable([1.0], name="w")
     flags = iter([True, False, False])
     step = accumulating(w, lambda: next(flags), on_horovod=on_horovod)
-    seen = []
+    outcomes = []
     for _ in range(3):
         step()
-        seen.append((w.item(), step.global_step.item(), step.was_applied))
-    assert seen == [(1.0, 0, False), (0.0, 1, True), (-0.5, 2, True)]
+        outcomes.append((w.item(), step.global_step.item(), step.was_applied))
+    assert outcomes == [(1.0, 0, False), (0.0, 1, True), (-0.5, 2, True)]
 
 
 def test_as_shipped_without_horovod_every_run_updates() -> None:
@@ -323,8 +323,8 @@ def test_rows_are_added_up_too() -> None:
     rows, flags = iter([[0, 2, 2], [2]]), iter([True, False])
 
     def loss() -> Any:
-        found = torch.nn.functional.embedding(torch.tensor(next(rows)), table, sparse=True)
-        return found.sum()
+        rows_of_table = torch.nn.functional.embedding(torch.tensor(next(rows)), table, sparse=True)
+        return rows_of_table.sum()
 
     step = optimize_loss(
         loss, "SGD", {}, fixed(1.0), iter_size=2, skip_update_ph=lambda: next(flags)
@@ -340,25 +340,25 @@ def test_a_session_adds_up_and_sets_back_to_zero() -> None:
         skip = _graph.placeholder(torch.bool, ())
         op = optimize_loss(w.sum(), "SGD", {}, fixed(1.0), iter_size=2, skip_update_ph=skip)
         session.run(_graph.global_variables_initializer())
-        seen = []
+        outcomes = []
         for flag in (True, False, False):
             session.run(op, {skip: flag})
-            seen.append(session.run(w).item())
-        assert seen == [1.0, 0.0, -0.5]
+            outcomes.append(session.run(w).item())
+        assert outcomes == [1.0, 0.0, -0.5]
 
 
 @pytest.mark.parametrize(
-    ("given", "text"),
+    ("iter_size", "text"),
     [
         ({"iter_size": 2}, "iter_size above 1 needs skip_update_ph"),
         ({"iter_size": 0}, "iter_size must be a positive integer, not 0"),
         ({"iter_size": 1.5}, "iter_size must be a positive integer, not 1.5"),
     ],
 )
-def test_a_wrong_iter_size(given: Any, text: str) -> None:
+def test_a_wrong_iter_size(iter_size: Any, text: str) -> None:
     w, b = variables()
     with pytest.raises(ValueError, match=text):
-        optimize_loss(lambda: loss_of(w, b), "SGD", {}, fixed(0.1), **given)
+        optimize_loss(lambda: loss_of(w, b), "SGD", {}, fixed(0.1), **iter_size)
 
 
 def test_skip_update_must_be_a_bool() -> None:
@@ -395,13 +395,13 @@ def test_an_error_changes_nothing() -> None:
     )
     step()
     step()
-    before = {**step.state_dict(), "w": w.detach().clone(), "b": b.detach().clone()}
+    state_before = {**step.state_dict(), "w": w.detach().clone(), "b": b.detach().clone()}
     fails[0] = True
     with pytest.raises(OSError, match="network"):
         step()
-    after = {**step.state_dict(), "w": w, "b": b}
-    assert before.keys() == after.keys()
-    assert all(torch.equal(before[name], after[name]) for name in before)
+    state_after = {**step.state_dict(), "w": w, "b": b}
+    assert state_before.keys() == state_after.keys()
+    assert all(torch.equal(state_before[name], state_after[name]) for name in state_before)
 
 
 def test_an_error_in_a_session_changes_nothing() -> None:
@@ -418,11 +418,11 @@ def test_an_error_in_a_session_changes_nothing() -> None:
             all_reduce=lambda grad: torch.ones(3),
         )
         session.run(_graph.global_variables_initializer())
-        before = session.run(_graph.global_variables())
+        values_before = session.run(_graph.global_variables())
         with pytest.raises(ValueError, match="has shape"):
             session.run(op)
-        after = session.run(_graph.global_variables())
-        assert all(map(np.array_equal, before, after))
+        values_after = session.run(_graph.global_variables())
+        assert all(map(np.array_equal, values_before, values_after))
 
 
 def test_a_writer_that_fails_says_that_the_step_was_taken() -> None:
@@ -430,9 +430,9 @@ def test_a_writer_that_fails_says_that_the_step_was_taken() -> None:
     writer = Writer()
     writer.add_scalar = failing  # pyright: ignore[reportAttributeAccessIssue]
     step = optimize_loss(lambda: loss_of(w, b), "SGD", {}, fixed(0.1), summary_writer=writer)
-    with pytest.raises(TypeError) as caught:
+    with pytest.raises(TypeError) as excinfo:
         step()
-    assert "The step was taken, but its summaries were not written." in caught.value.__notes__
+    assert "The step was taken, but its summaries were not written." in excinfo.value.__notes__
     assert step.global_step.item() == 1
 
 
@@ -441,30 +441,30 @@ def test_a_writer_that_fails_says_that_the_step_was_taken() -> None:
 
 @pytest.mark.parametrize("is_deferred", [False, True])
 def test_all_summaries_have_their_tags_and_values(is_deferred: bool) -> None:
-    writer, given = Writer(), {"larc_params": {"larc_eta": 0.01}}
-    told_of(writer, is_deferred, summaries=OPTIMIZER_SUMMARIES, **given)
+    writer, options = Writer(), {"larc_params": {"larc_eta": 0.01}}
+    told_of(writer, is_deferred, summaries=OPTIMIZER_SUMMARIES, **options)
     w, b = f"{SCOPE}FP32-master-copy/w_0", "b_0"
     norms = {w: math.sqrt(20), b: 27.0}
     ratios = {w: 0.01 * math.sqrt(5) / (0.5 * norms[w]), b: 0.01 * 3 / (0.5 * 27)}
-    wanted = {
+    expected = {
         "learning_rate": 0.5,
         f"{SCOPE}loss_scale": 16.0,
         f"{SCOPE}global_gradient_norm": math.hypot(*norms.values()),
     }
     for name in (w, b):
-        wanted[f"{SCOPE}gradient_norm/{name}"] = norms[name]
-        wanted[f"{SCOPE}variable_norm/{name}"] = math.sqrt(5) if name == w else 3.0
-        wanted[f"{SCOPE}larc_clip_on/{name}"] = 1
-        wanted[f"{SCOPE}larc_grad_update/{name}"] = ratios[name]
-        wanted[f"{SCOPE}larc_final_lr/{name}"] = 0.5 * ratios[name]
-    assert writer.scalars == pytest.approx(wanted, rel=1e-5)
+        expected[f"{SCOPE}gradient_norm/{name}"] = norms[name]
+        expected[f"{SCOPE}variable_norm/{name}"] = math.sqrt(5) if name == w else 3.0
+        expected[f"{SCOPE}larc_clip_on/{name}"] = 1
+        expected[f"{SCOPE}larc_grad_update/{name}"] = ratios[name]
+        expected[f"{SCOPE}larc_final_lr/{name}"] = 0.5 * ratios[name]
+    assert writer.scalars == pytest.approx(expected, rel=1e-5)
     assert writer.histograms[f"{SCOPE}gradients/{w}"].tolist() == [2.0, -4.0]
     assert writer.histograms[f"{SCOPE}variables/{w}"].tolist() == [1.0, -2.0]
     assert len(writer.histograms) == 4
     assert set(writer.steps) == {0}
 
 
-def told_of(writer: Writer, is_deferred: bool, **given: Any) -> None:
+def told_of(writer: Writer, is_deferred: bool, **options: Any) -> None:
     arguments: dict[str, Any] = {
         "optimizer": "SGD",
         "optimizer_params": {},
@@ -473,7 +473,7 @@ def told_of(writer: Writer, is_deferred: bool, **given: Any) -> None:
         "loss_scaling": "Backoff",
         "loss_scaling_params": {"scale_max": 16.0},
         "summary_writer": writer,
-        **given,
+        **options,
     }
     w, b = variables(torch.float16)
     if not is_deferred:
@@ -487,7 +487,7 @@ def told_of(writer: Writer, is_deferred: bool, **given: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "tags"),
+    ("options", "tags"),
     [
         (
             {},
@@ -512,9 +512,9 @@ def told_of(writer: Writer, is_deferred: bool, **given: Any) -> None:
         ({"dtype": "float32", "summaries": ["loss_scale"]}, {f"{SCOPE}loss_scale"}),
     ],
 )
-def test_summaries_are_those_that_are_wanted(given: Any, tags: set[str]) -> None:
+def test_summaries_are_those_that_are_wanted(options: Any, tags: set[str]) -> None:
     writer = Writer()
-    told_of(writer, False, **given)
+    told_of(writer, False, **options)
     assert set(writer.scalars) == tags
 
 
@@ -576,7 +576,7 @@ def test_without_norms_gradients_may_be_missing(is_deferred: bool) -> None:
             op = optimize_loss((w_ * w_).sum(), "SGD", {}, fixed(0.1), [w_, b_], summaries=[])
             session.run(_graph.global_variables_initializer())
             session.run(op)
-            got = [each.tolist() for each in session.run([w_, b_])]
+            got = [array.tolist() for array in session.run([w_, b_])]
     else:
         optimize_loss(lambda: (w * w).sum(), "SGD", {}, fixed(0.1), [w, b], summaries=[])()
         got = [w.tolist(), b.tolist()]
@@ -597,7 +597,7 @@ def test_a_graph_refuses_missing_gradients_when_it_is_built() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "error", "text"),
+    ("options", "error", "text"),
     [
         ({"optimizer": "sgd"}, ValueError, "one of [Adagrad, Adam, Ftrl, Momentum, RMSProp, SGD,"),
         ({"optimizer": 3}, TypeError, "optimizer must be a name or a class, not 3"),
@@ -625,14 +625,14 @@ def test_a_graph_refuses_missing_gradients_when_it_is_built() -> None:
         ({"summary_writer": 3}, TypeError, "summary_writer must have the methods"),
     ],
 )
-def test_wrong_arguments(given: Any, error: type[Exception], text: str) -> None:
+def test_wrong_arguments(options: Any, error: type[Exception], text: str) -> None:
     w, b = variables()
     arguments = {
         "loss": lambda: loss_of(w, b),
         "optimizer": "SGD",
         "optimizer_params": {},
         "learning_rate_decay_fn": fixed(0.1),
-        **given,
+        **options,
     }
     with pytest.raises(error, match=re.escape(text)):
         optimize_loss(**arguments)
@@ -685,13 +685,13 @@ def test_a_graph_refuses_what_it_cannot_run() -> None:
 
 
 def test_a_symbolic_loss_decides_for_its_graph() -> None:
-    built = _graph.Graph()
-    with built.as_default():
+    graph = _graph.Graph()
+    with graph.as_default():
         w = _graph.Variable([1.0], name="w")
         loss = w.sum()
     op = optimize_loss(loss, "SGD", {}, fixed(0.5))
-    with _graph.Session(graph=built) as session:
-        with built.as_default():
+    with _graph.Session(graph=graph) as session:
+        with graph.as_default():
             session.run(_graph.global_variables_initializer())
         assert session.run(op) == 1.0
         assert session.run(w) == 0.5
@@ -712,10 +712,10 @@ CONFIGS: dict[str, dict[str, Any]] = {
 class Training:
     """A model and its step, in which every third run makes an update if gradients are added up."""
 
-    def __init__(self, config: str, given: Any = None) -> None:
+    def __init__(self, config: str, variables_used: Any = None) -> None:
         options = {"optimizer_params": {}, "learning_rate_decay_fn": poly(0.3), **CONFIGS[config]}
         kind = torch.float16 if options.get("dtype") == "mixed" else torch.float32
-        self.w, self.b = variables(kind) if given is None else given
+        self.w, self.b = variables(kind) if variables_used is None else variables_used
         self.runs = 0
         self.step = optimize_loss(
             lambda: loss_of(self.w, self.b, 3e3 if self.runs in (0, 3) else 1.0),
@@ -735,39 +735,39 @@ class Training:
 
 
 @pytest.mark.parametrize("config", list(CONFIGS))
-@pytest.mark.parametrize(("runs", "before"), [(1, 0), (2, 1), (5, 0), (5, 2)])
-def test_a_loaded_state_goes_on_to_the_bit(config: str, runs: int, before: int) -> None:
+@pytest.mark.parametrize(("runs", "first_runs"), [(1, 0), (2, 1), (5, 0), (5, 2)])
+def test_a_loaded_state_goes_on_to_the_bit(config: str, runs: int, first_runs: int) -> None:
     first = Training(config).run(runs)
-    saved = {name: value.clone() for name, value in first.everything().items()}
-    second = Training(config).run(before)
-    second.w.assign(saved.pop("w"))
-    second.b.assign(saved.pop("b"))
-    second.step.load_state_dict(saved)
+    saved_state = {name: value.clone() for name, value in first.everything().items()}
+    second = Training(config).run(first_runs)
+    second.w.assign(saved_state.pop("w"))
+    second.b.assign(saved_state.pop("b"))
+    second.step.load_state_dict(saved_state)
     second.runs = first.runs
-    wanted, got = first.run(5).everything(), second.run(5).everything()
-    assert wanted.keys() == got.keys()
-    assert all(torch.equal(wanted[name], got[name]) for name in wanted)
+    expected, got = first.run(5).everything(), second.run(5).everything()
+    assert expected.keys() == got.keys()
+    assert all(torch.equal(expected[name], got[name]) for name in expected)
 
 
 def test_a_state_from_before_the_first_step_can_be_loaded() -> None:
-    saved = Training("mixed").step.state_dict()
-    assert set(saved) == {
+    saved_state = Training("mixed").step.state_dict()
+    assert set(saved_state) == {
         "global_step",
         "loss_scale/scale", "loss_scale/iteration", "loss_scale/last_overflow_iteration",
     }  # fmt: skip
     fresh = Training("mixed")
-    fresh.step.load_state_dict(saved)
+    fresh.step.load_state_dict(saved_state)
     assert fresh.run(1).step.global_step.item() == int(fresh.step.was_applied)
 
 
 def test_a_state_of_another_optimizer_is_refused() -> None:
-    saved = Training("mixed").run(1).step.state_dict()
-    other = Training("logmax").run(1)
-    before = other.everything()
+    saved_state = Training("mixed").run(1).step.state_dict()
+    other_training = Training("logmax").run(1)
+    state_before = other_training.everything()
     with pytest.raises(CheckpointMismatchError, match=r"belongs to nothing here.*Nothing was load"):
-        other.step.load_state_dict(saved)
-    after = other.everything()
-    assert all(torch.equal(before[name], after[name]) for name in before)
+        other_training.step.load_state_dict(saved_state)
+    state_after = other_training.everything()
+    assert all(torch.equal(state_before[name], state_after[name]) for name in state_before)
 
 
 def test_loading_needs_to_know_the_variables() -> None:

@@ -38,19 +38,19 @@ CUT = [
 
 def in_a_session(make: Callable[[], Any]) -> Any:
     with v1.Graph().as_default(), v1.Session() as session:
-        made = make()
+        outputs = make()
         session.run(v1.global_variables_initializer())
-        return session.run(made)
+        return session.run(outputs)
 
 
 @pytest.mark.parametrize("maker", MAKERS)
-@pytest.mark.parametrize(("value", "wanted"), CUT, ids=str)
-def test_arrays_of_floats_become_integers(maker: str, value: Any, wanted: Any) -> None:
+@pytest.mark.parametrize(("value", "expected"), CUT, ids=str)
+def test_arrays_of_floats_become_integers(maker: str, value: Any, expected: Any) -> None:
     make = MAKERS[maker]
-    made = make(value, dtype=tf.int32)
-    assert (made.dtype, np.asarray(made).tolist()) == (torch.int32, wanted)
-    found = in_a_session(lambda: make(value, dtype=tf.int32))
-    assert (found.dtype, found.tolist()) == (np.int32, wanted)
+    tensor = make(value, dtype=tf.int32)
+    assert (tensor.dtype, np.asarray(tensor).tolist()) == (torch.int32, expected)
+    array = in_a_session(lambda: make(value, dtype=tf.int32))
+    assert (array.dtype, array.tolist()) == (np.int32, expected)
 
 
 @pytest.mark.parametrize("maker", MAKERS)
@@ -101,14 +101,15 @@ def test_a_variable_with_a_value_and_a_shape(variable: Any, value: Any) -> None:
 def test_a_variable_of_an_open_shape_takes_what_fits(shape: Any) -> None:
     with v1.Graph().as_default(), v1.Session() as session:
         w = old.Variable(TABLE, shape=shape, name="w")
-        fed = v1.placeholder("float32", [None, 16])
-        grow, opt = w.assign(fed), v1.train.MomentumOptimizer(1.0, 0.9)
+        feed = v1.placeholder("float32", [None, 16])
+        grow, opt = w.assign(feed), v1.train.MomentumOptimizer(1.0, 0.9)
         train = opt.minimize((w * w).sum())
         session.run(v1.global_variables_initializer())
         session.run(train)
-        assert session.run(grow, {fed: np.ones((5, 16))}).shape == (5, 16)
+        assert session.run(grow, {feed: np.ones((5, 16))}).shape == (5, 16)
         assert session.run(w).shape == (5, 16)
-        assert session.run(w.assign_add(fed), {fed: np.ones((5, 16))}).tolist() == [[2.0] * 16] * 5
+        w_after = session.run(w.assign_add(feed), {feed: np.ones((5, 16))})
+        assert w_after.tolist() == [[2.0] * 16] * 5
         if isinstance(shape, list):
             with pytest.raises(InvalidArgumentError, match=r"has shape \(None, 16\)"):
                 w.assign(np.ones((5, 15), np.float32))
@@ -126,9 +127,9 @@ def test_a_variable_of_an_open_shape_grows_in_eager_mode(variable: Any, shape: A
     opt.apply_gradients([(tf.ones_like(w), w)])
     twin, loaded = copy.deepcopy(w), pickle.loads(pickle.dumps(w))
     larger = np.ones((5, 16), np.float32)
-    for each in (w, twin, loaded):
-        assert each.assign(larger) is each
-        assert each.numpy().tolist() == larger.tolist()
+    for var in (w, twin, loaded):
+        assert var.assign(larger) is var
+        assert var.numpy().tolist() == larger.tolist()
     larger += 1
     assert w.numpy().tolist() == [[1.0] * 16] * 5
     opt.apply_gradients([(tf.ones_like(w), w)])
@@ -143,21 +144,21 @@ def test_a_variable_of_an_open_shape_grows_in_eager_mode(variable: Any, shape: A
 
 
 MAKES_TRAINED: dict[str, Callable[..., Any]] = {
-    "tf.Variable": lambda **given: tf.Variable([1.0], **given),
-    "v1.Variable": lambda **given: old.Variable([1.0], **given),
-    "thalweg.v1.Variable": lambda **given: v1.Variable([1.0], **given),
-    "get_variable": lambda **given: old.get_variable("w", [1], **given),
+    "tf.Variable": lambda **kwargs: tf.Variable([1.0], **kwargs),
+    "v1.Variable": lambda **kwargs: old.Variable([1.0], **kwargs),
+    "thalweg.v1.Variable": lambda **kwargs: v1.Variable([1.0], **kwargs),
+    "get_variable": lambda **kwargs: old.get_variable("w", [1], **kwargs),
 }
 
 
-@pytest.mark.parametrize("how", list(MAKES_TRAINED))
-def test_variables_of_each_replica_are_not_trained_by_default(how: str) -> None:
-    make, when = MAKES_TRAINED[how], tf.VariableSynchronization
+@pytest.mark.parametrize("case", list(MAKES_TRAINED))
+def test_variables_of_each_replica_are_not_trained_by_default(case: str) -> None:
+    make, sync = MAKES_TRAINED[case], tf.VariableSynchronization
     for trainable, synchronization, trained in (
-        (None, when.ON_READ, False),
-        (True, when.ON_READ, True),
-        (None, when.ON_WRITE, True),
-        (False, when.AUTO, False),
+        (None, sync.ON_READ, False),
+        (True, sync.ON_READ, True),
+        (None, sync.ON_WRITE, True),
+        (False, sync.AUTO, False),
     ):
         with v1.Graph().as_default():
             w = make(trainable=trainable, synchronization=synchronization)
@@ -167,29 +168,29 @@ def test_variables_of_each_replica_are_not_trained_by_default(how: str) -> None:
         assert (w.trainable, w.requires_grad) == (trained, trained)
 
 
-@pytest.mark.parametrize("how", list(MAKES_TRAINED))
-def test_variables_tell_how_replicas_share_them(how: str) -> None:
-    make, when, by = MAKES_TRAINED[how], tf.VariableSynchronization, tf.VariableAggregation
+@pytest.mark.parametrize("case", list(MAKES_TRAINED))
+def test_variables_tell_how_replicas_share_them(case: str) -> None:
+    make, sync, agg = MAKES_TRAINED[case], tf.VariableSynchronization, tf.VariableAggregation
     for block in (lambda: v1.Graph().as_default(), contextlib.nullcontext):
-        for given in ((when.AUTO, by.NONE), (when.ON_READ, by.SUM), (when.ON_WRITE, by.MEAN)):
+        for pair in ((sync.AUTO, agg.NONE), (sync.ON_READ, agg.SUM), (sync.ON_WRITE, agg.MEAN)):
             with block():
-                made = make(synchronization=given[0], aggregation=given[1])
-            same = copy.deepcopy(made)
-            assert (made.synchronization, made.aggregation) == given
-            assert (same.synchronization, same.aggregation) == given
+                var = make(synchronization=pair[0], aggregation=pair[1])
+            twin = copy.deepcopy(var)
+            assert (var.synchronization, var.aggregation) == pair
+            assert (twin.synchronization, twin.aggregation) == pair
 
 
-@pytest.mark.parametrize("how", list(MAKES_TRAINED))
-def test_a_constraint_is_a_function(how: str) -> None:
+@pytest.mark.parametrize("case", list(MAKES_TRAINED))
+def test_a_constraint_is_a_function(case: str) -> None:
     with v1.Graph().as_default(), pytest.raises(ValueError, match="constraint must be None or a"):
-        MAKES_TRAINED[how](constraint=0)
+        MAKES_TRAINED[case](constraint=0)
     with pytest.raises(ValueError, match="constraint must be None or a function, not 0"):
-        MAKES_TRAINED[how](constraint=0)
+        MAKES_TRAINED[case](constraint=0)
 
 
 def test_a_variable_that_replicas_share_grows_across_them() -> None:
-    by = tf.VariableAggregation.MEAN
-    w = tf.Variable(TABLE, shape=tf.TensorShape(None), aggregation=by)
+    aggregation = tf.VariableAggregation.MEAN
+    w = tf.Variable(TABLE, shape=tf.TensorShape(None), aggregation=aggregation)
     assert w.assign(np.ones(3, np.float32)).numpy().tolist() == [1.0] * 3
     assert w.assign_sub(np.ones(3, np.float32)).numpy().tolist() == [0.0] * 3
 
@@ -210,7 +211,7 @@ def test_an_initializer_still_gets_the_shape() -> None:
     assert old.Variable(old.ones_initializer(), shape=[2, 3]).tolist() == [[1.0] * 3] * 2
 
 
-FILLED: list[tuple[Any, list[int], Any]] = [
+FILLED_CONSTANTS: list[tuple[Any, list[int], Any]] = [
     ([1, 2, 3], [6], [1, 2, 3, 3, 3, 3]),
     ([[1, 2], [3, 4]], [2, 3], [[1, 2, 3], [4, 4, 4]]),
     ([], [2], [0.0, 0.0]),
@@ -219,16 +220,16 @@ FILLED: list[tuple[Any, list[int], Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("value", "shape", "wanted"), FILLED, ids=str)
+@pytest.mark.parametrize(("value", "shape", "expected"), FILLED_CONSTANTS, ids=str)
 @pytest.mark.parametrize("constant", [old.constant, v1.constant])
 def test_constants_of_a_graph_are_filled_up(
-    constant: Any, value: Any, shape: Any, wanted: Any
+    constant: Any, value: Any, shape: Any, expected: Any
 ) -> None:
-    assert in_a_session(lambda: constant(value, shape=shape)).tolist() == wanted
+    assert in_a_session(lambda: constant(value, shape=shape)).tolist() == expected
     is_fitting = np.size(value) in (1, np.prod(shape))
     for make in (lambda: constant(value, shape=shape), lambda: tf.constant(value, shape=shape)):
         if is_fitting:
-            assert make().tolist() == wanted
+            assert make().tolist() == expected
         else:
             with pytest.raises(TypeError, match=r"values do not fit shape"):
                 make()

@@ -1,4 +1,4 @@
-"""What code written for TensorFlow asks of dtypes, shapes, tensors and variables of torch's."""
+"""TensorFlow's attributes and methods on dtypes, shapes, tensors and variables of torch."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from thalweg.keras.optimizers import SGD, Adagrad, Adam, Adamax, Ftrl, Nadam, RM
 def test_dtypes(dtype: Any, name: str, of_numpy: Any, kind: str, size: int, limits: Any) -> None:
     assert dtype.base_dtype is dtype
     assert (dtype.name, dtype.as_numpy_dtype, dtype.size) == (name, of_numpy, size)
-    kinds = {each for each in ("floating", "integer", "bool") if getattr(dtype, f"is_{each}")}
+    kinds = {kind for kind in ("floating", "integer", "bool") if getattr(dtype, f"is_{kind}")}
     assert kinds == {kind}
     assert dtype.is_compatible_with(name)
     assert not dtype.is_compatible_with(torch.complex64)
-    found = np.finfo(of_numpy) if limits is None else None
-    assert dtype.limits == (limits or (found.min, found.max))  # pyright: ignore
+    finfo = np.finfo(of_numpy) if limits is None else None
+    assert dtype.limits == (limits or (finfo.min, finfo.max))  # pyright: ignore
     assert dtype.is_unsigned == (dtype == torch.uint8)
 
 
@@ -59,21 +59,21 @@ def test_compiled_functions_may_ask() -> None:
 def test_shapes() -> None:
     shape = torch.zeros(2, 3).shape
     assert (shape.as_list(), shape.ndims, shape.num_elements()) == ([2, 3], 2, 6)  # pyright: ignore
-    given = torch.zeros(2, 3).get_shape()  # pyright: ignore
-    assert (given, given[0].value, given[1:], given.dims[1].value) == ((2, 3), 2, (3,), 3)
-    assert given == [2, 3]
-    assert given.is_compatible_with([None, 3])
-    assert given.merge_with(None) == Shape([None, 3]).merge_with((2, None)) == (2, 3)
-    assert given.concatenate([4]) == (2, 3, 4)
+    sizes = torch.zeros(2, 3).get_shape()  # pyright: ignore
+    assert (sizes, sizes[0].value, sizes[1:], sizes.dims[1].value) == ((2, 3), 2, (3,), 3)
+    assert sizes == [2, 3]
+    assert sizes.is_compatible_with([None, 3])
+    assert sizes.merge_with(None) == Shape([None, 3]).merge_with((2, None)) == (2, 3)
+    assert sizes.concatenate([4]) == (2, 3, 4)
     with pytest.raises(ValueError, match="must have rank 1"):
-        given.with_rank(1)
-    assert given.with_rank_at_least(1) == given.with_rank_at_most(2) == given
+        sizes.with_rank(1)
+    assert sizes.with_rank_at_least(1) == sizes.with_rank_at_most(2) == sizes
     with pytest.raises(ValueError, match="rank at least 3"):
-        given.with_rank_at_least(3)
+        sizes.with_rank_at_least(3)
     with pytest.raises(ValueError, match="rank at most 1"):
-        given.with_rank_at_most(1)
+        sizes.with_rank_at_most(1)
     with pytest.raises(ValueError, match="incompatible"):
-        given.assert_is_compatible_with([2, 4])
+        sizes.assert_is_compatible_with([2, 4])
     torch.zeros(2).set_shape([None])  # pyright: ignore
     with pytest.raises(InvalidArgumentError, match=r"cannot have shape \(3,\)"):
         torch.zeros(2).set_shape([3])  # pyright: ignore
@@ -184,21 +184,21 @@ COEFFICIENTS: dict[Any, tuple[str, str, float]] = {
 @pytest.mark.parametrize("cls", COEFFICIENTS)
 def test_coefficients_of_a_step(cls: Any) -> None:
     names, name, value = COEFFICIENTS[cls]
-    seen: list[Any] = []
+    coefficients: list[Any] = []
 
     class Look(cls):
         def _resource_apply_dense(self, grad: Any, var: Any, apply_state: Any = None) -> Any:
             by_device = apply_state[(var.device, var.dtype.base_dtype)]
             assert apply_state.get((str(var.device), var.dtype)) is by_device
-            seen.append(by_device)
+            coefficients.append(by_device)
             return super()._resource_apply_dense(grad, var, apply_state=apply_state)
 
-    opt, plain, own, other = Look(0.5), cls(0.5), *(thalweg.Variable([1.0]) for _ in range(2))
-    for each, var in ((opt, own), (plain, other)):
-        each.apply_gradients([([1.0], var)])
-    assert own.tolist() == other.tolist()
-    assert set(names.split()) <= seen[0].keys()
-    assert seen[0][name].item() == pytest.approx(value)
+    opt, plain_opt, w, plain_w = Look(0.5), cls(0.5), *(thalweg.Variable([1.0]) for _ in range(2))
+    for optimizer, var in ((opt, w), (plain_opt, plain_w)):
+        optimizer.apply_gradients([([1.0], var)])
+    assert w.tolist() == plain_w.tolist()
+    assert set(names.split()) <= coefficients[0].keys()
+    assert coefficients[0][name].item() == pytest.approx(value)
     assert "apply_state" in opt._dense_apply_args
 
 
@@ -206,8 +206,8 @@ def test_coefficients_of_a_step(cls: Any) -> None:
 def test_hyperparameters_of_any_dtype(dtype: Any) -> None:
     opt = SGD()
     opt._set_hyper("period", 6)
-    found = opt._get_hyper("period", dtype)
-    assert (found.item(), found.dtype) == (6, tf.as_dtype(dtype))
+    period = opt._get_hyper("period", dtype)
+    assert (period.item(), period.dtype) == (6, tf.as_dtype(dtype))
 
 
 def test_a_wrapper_is_put_back_with_what_it_wraps() -> None:
@@ -233,8 +233,8 @@ def test_a_wrapper_is_put_back_with_what_it_wraps() -> None:
 def test_roots_are_rounded_to_the_nearest() -> None:
     values = np.random.default_rng(0).random(10000)
     for kind in (np.float32, np.float64):
-        given = values.astype(kind)
-        assert np.array_equal(tf.sqrt(torch.from_numpy(given)).numpy(), np.sqrt(given))
+        array = values.astype(kind)
+        assert np.array_equal(tf.sqrt(torch.from_numpy(array)).numpy(), np.sqrt(array))
     x = torch.tensor(4.0, requires_grad=True)
     tf.sqrt(x).backward()
     assert x.grad == 0.25
@@ -249,14 +249,14 @@ def test_values_go_to_numpy() -> None:
 
 def test_optimizers_of_torchs_kind_bring_no_names() -> None:
     code = "import torch, thalweg.optim; raise SystemExit(hasattr(torch.float32, 'base_dtype'))"
-    told = fresh_process.run(code)
-    assert told.returncode == 0, told.stderr
+    process = fresh_process.run(code)
+    assert process.returncode == 0, process.stderr
 
 
 def test_a_restored_slot_has_the_shape_that_it_was_saved_with(tmp_path: Any) -> None:
     w = tf.Variable([[1.0, 2.0], [3.0, 4.0]])
-    saved, restored = SGD(), SGD()
-    saved.add_slot(w, "rows", "ones", shape=[2, 1])
-    path = tf.train.Checkpoint(var=w, optimizer=saved).save(str(tmp_path / "it"))
-    tf.train.Checkpoint(var=w, optimizer=restored).restore(path)
-    assert restored.get_slot(w, "rows").tolist() == [[1.0], [1.0]]
+    saved_opt, new_opt = SGD(), SGD()
+    saved_opt.add_slot(w, "rows", "ones", shape=[2, 1])
+    path = tf.train.Checkpoint(var=w, optimizer=saved_opt).save(str(tmp_path / "it"))
+    tf.train.Checkpoint(var=w, optimizer=new_opt).restore(path)
+    assert new_opt.get_slot(w, "rows").tolist() == [[1.0], [1.0]]

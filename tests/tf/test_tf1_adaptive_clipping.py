@@ -81,10 +81,10 @@ def test_optimize_loss_clips_an_exploding_gradient() -> None:
         session.run(tf.global_variables_initializer())
         for value in (1.0,) * 9:
             session.run(step, {slope: value})
-        before = session.run(w)
+        w_before = session.run(w)
         session.run(step, {slope: 1e6})
-        assert before == pytest.approx(-9.0, rel=1e-3)
-        assert before - session.run(w) == pytest.approx(1e6**0.05, rel=1e-3)
+        assert w_before == pytest.approx(-9.0, rel=1e-3)
+        assert w_before - session.run(w) == pytest.approx(1e6**0.05, rel=1e-3)
 
 
 def test_pairs_without_gradients_stay() -> None:

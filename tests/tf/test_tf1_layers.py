@@ -21,12 +21,12 @@ ROWS = np.random.RandomState(2).randn(8, 5).astype("f4")
 
 @pytest.fixture
 def graph() -> Iterator[tf.Graph]:
-    with tf.Graph().as_default() as made:
-        yield made
+    with tf.Graph().as_default() as graph:
+        yield graph
 
 
 def valued(fetch: Any, feeds: Any = None) -> Any:
-    """What a new session gives."""
+    """Return the values of tensors in a new, initialized session."""
     with tf.Session() as session:
         session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
         return session.run(fetch, feeds)
@@ -37,7 +37,7 @@ def names(variables: Any) -> list[str]:
 
 
 # What is refused: (what is called with rows of 5, images, and a placeholder without a rank)
-REFUSED: dict[str, tuple[Callable[[Any, Any, Any], Any], str]] = {
+INVALID: dict[str, tuple[Callable[[Any, Any, Any], Any], str]] = {
     "dense of a vector": (lambda r, i, u: tf.layers.dense(r[0], 2), "at least 2 dimensions"),
     "dense of anything": (lambda r, i, u: tf.layers.dense(u, 2), "of an unknown number"),
     "conv2d of rows": (lambda r, i, u: tf.layers.conv2d(r, 2, 3), "inputs of 4 dimensions"),
@@ -108,9 +108,9 @@ def test_arguments_that_no_layer_has(layer: Any, words: str) -> None:
         layer(IMAGES, 2, 3, unit=5)
 
 
-@many("name", REFUSED)
+@many("name", INVALID)
 def test_what_is_refused(name: str) -> None:
-    call, words = REFUSED[name]
+    call, words = INVALID[name]
     with tf.Graph().as_default():
         rows, images = tf.constant(ROWS), tf.constant(IMAGES)
         with pytest.raises(ValueError, match=words):
@@ -160,11 +160,11 @@ def test_static_shapes(name: str) -> None:
 
 
 def test_channels_first_is_the_same_convolution(graph: Any) -> None:
-    last = tf.constant(IMAGES)
-    first = tf.transpose(last, [0, 3, 1, 2])
+    nhwc = tf.constant(IMAGES)
+    first = tf.transpose(nhwc, [0, 3, 1, 2])
     options = {"padding": "same", "strides": 2, "activation": tf.nn.relu}
-    made = []
-    for images, data_format, reuse in ((last, "channels_last", None), (first, "channels_first", 1)):
+    tensors = []
+    for images, data_format, reuse in ((nhwc, "channels_last", None), (first, "channels_first", 1)):
         with tf.variable_scope("net", reuse=bool(reuse)):
             options["data_format"] = data_format
             x = tf.layers.conv2d(images, 4, 3, **options)
@@ -172,9 +172,9 @@ def test_channels_first_is_the_same_convolution(graph: Any) -> None:
             axis = 1 if reuse else -1
             x = tf.layers.batch_normalization(x, axis=axis, training=True)
             x = tf.layers.average_pooling2d(x, 2, 1, "same", data_format)
-            made.append(tf.layers.flatten(x, data_format=data_format))
-    one, other = valued(made)
-    np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+            tensors.append(tf.layers.flatten(x, data_format=data_format))
+    array, transposed = valued(tensors)
+    np.testing.assert_allclose(array, transposed, rtol=1e-4, atol=1e-5)
 
 
 def test_a_training_moves_averages_by_the_operations_in_update_ops(graph: Any) -> None:
@@ -207,9 +207,9 @@ def test_dropout_keeps_a_share_and_the_mean(graph: Any) -> None:
     new = newer.nn.dropout(x, rate=0.25, noise_shape=[200, 1], seed=1)
     layer = tf.layers.dropout(x, 0.25, training=training)
     feeds = {keep: 0.75, training: True}
-    for found in valued([old, new, layer], feeds):
-        assert set(np.unique(found.round(5))) == {0, np.float32(4 / 3).round(5)}
-        assert abs(found.mean() - 1) < 0.15
+    for values in valued([old, new, layer], feeds):
+        assert set(np.unique(values.round(5))) == {0, np.float32(4 / 3).round(5)}
+        assert abs(values.mean() - 1) < 0.15
     assert {len(np.unique(row)) for row in valued(new)} == {1}
     np.testing.assert_array_equal(valued(layer, {training: False}), np.ones([200, 100]))
     np.testing.assert_array_equal(valued(new), valued(new))
@@ -218,8 +218,8 @@ def test_dropout_keeps_a_share_and_the_mean(graph: Any) -> None:
 def test_the_gradient_of_dropout_is_what_was_kept(graph: Any) -> None:
     x = tf.constant(ROWS)
     y = tf.nn.dropout(x, keep_prob=tf.constant(0.5), seed=3)
-    found, (gradient,) = valued([y, tf.gradients(y, x)])
-    np.testing.assert_array_equal(gradient, np.where(found == 0, 0, 2))
+    values, (gradient,) = valued([y, tf.gradients(y, x)])
+    np.testing.assert_array_equal(gradient, np.where(values == 0, 0, 2))
 
 
 # As tf.enable_eager_execution() had it: layers hold variables, and do at once what they do.
@@ -230,7 +230,7 @@ def test_layers_in_eager_mode() -> None:
     with newer.GradientTape() as tape:
         loss = tf.reduce_sum(normal(dense(rows), training=True))
     assert isinstance(dense.kernel, thalweg.Variable)
-    assert [tuple(each.shape) for each in dense.weights] == [(5, 3), (3,)]
+    assert [tuple(weight.shape) for weight in dense.weights] == [(5, 3), (3,)]
     assert tape.gradient(loss, dense.trainable_variables)[0].shape == (5, 3)
     (penalty,) = dense.losses
     assert penalty.item() == pytest.approx((dense.kernel**2).sum().item())
@@ -294,9 +294,9 @@ NEWER: dict[str, tuple[Callable[[Any, Any], Any], Callable[[Any, Any], Any]]] = 
 
 @many("name", NEWER)
 def test_names_of_nn_in_eager_mode(name: str) -> None:
-    ours, wanted = NEWER[name]
+    function, reference = NEWER[name]
     images, rows = torch.from_numpy(IMAGES), torch.from_numpy(ROWS)
-    torch.testing.assert_close(ours(images, rows), wanted(images, rows))
+    torch.testing.assert_close(function(images, rows), reference(images, rows))
 
 
 def test_a_subclass_makes_its_own_variables(graph: Any) -> None:
@@ -357,33 +357,33 @@ SPREAD: dict[str, tuple[Callable[[], Any], float, float | None]] = {
 def test_initial_values_are_spread(name: str) -> None:
     make, deviation, largest = SPREAD[name]
     with tf.Graph().as_default():
-        found = valued(tf.get_variable("w", KERNEL, initializer=make()))
-    assert found.std() == pytest.approx(deviation, rel=0.03)
-    assert abs(found.mean()) < 0.05 * deviation
+        values = valued(tf.get_variable("w", KERNEL, initializer=make()))
+    assert values.std() == pytest.approx(deviation, rel=0.03)
+    assert abs(values.mean()) < 0.05 * deviation
     if largest is not None:
-        assert 0.9 * largest < np.abs(found).max() <= largest
+        assert 0.9 * largest < np.abs(values).max() <= largest
 
 
 @pytest.mark.parametrize("shape", [(4, 6), (6, 4), (2, 3, 4)])
 def test_orthogonal_initial_values(shape: tuple[int, ...], graph: Any) -> None:
-    found = valued(tf.orthogonal_initializer(gain=2.0)(shape)).reshape(-1, shape[-1])
-    small = found @ found.T if len(found) < shape[-1] else found.T @ found
+    values = valued(tf.orthogonal_initializer(gain=2.0)(shape)).reshape(-1, shape[-1])
+    small = values @ values.T if len(values) < shape[-1] else values.T @ values
     np.testing.assert_allclose(small, 4 * np.eye(len(small)), atol=1e-5)
 
 
 def test_a_sampler_gives_classes_by_their_frequency(graph: Any) -> None:
     labels = tf.constant([[0], [9]])
     unique = tf.nn.log_uniform_candidate_sampler(labels, 1, 8, True, 10, seed=1)
-    several = tf.nn.log_uniform_candidate_sampler(labels, 1, 20_000, False, 10, seed=1)
+    all_tries = tf.nn.log_uniform_candidate_sampler(labels, 1, 20_000, False, 10, seed=1)
     even = tf.nn.uniform_candidate_sampler(labels, 1, 20_000, False, 10)
-    unique, several, even = valued([unique, several, even])
+    unique, all_tries, even = valued([unique, all_tries, even])
     assert len(set(unique.sampled_candidates.tolist())) == 8
     assert ((unique.true_expected_count > 0) & (unique.true_expected_count <= 1)).all()
-    share = np.bincount(several.sampled_candidates, minlength=10) / 20_000
+    share = np.bincount(all_tries.sampled_candidates, minlength=10) / 20_000
     k = np.arange(10)
     np.testing.assert_allclose(share, np.log((k + 2) / (k + 1)) / np.log(11), atol=0.01)
-    wanted = 20_000 * np.log(2) / np.log(11), 20_000 * np.log(11 / 10) / np.log(11)
-    np.testing.assert_allclose(several.true_expected_count[:, 0], wanted, rtol=1e-5)
+    expected = 20_000 * np.log(2) / np.log(11), 20_000 * np.log(11 / 10) / np.log(11)
+    np.testing.assert_allclose(all_tries.true_expected_count[:, 0], expected, rtol=1e-5)
     assert set(np.bincount(even.sampled_candidates, minlength=10) // 1000) <= {1, 2}
     np.testing.assert_allclose(even.sampled_expected_count, 2000, rtol=1e-5)
 
@@ -391,9 +391,9 @@ def test_a_sampler_gives_classes_by_their_frequency(graph: Any) -> None:
 def test_the_expected_count_of_unique_classes_is_that_of_their_tries(graph: Any) -> None:
     labels = tf.constant([[0], [3]])
     everything = tf.nn.log_uniform_candidate_sampler(labels, 1, 4, True, 4, seed=1)
-    found = valued(everything)
+    sampled = valued(everything)
     p = np.log((np.array([0, 3]) + 2) / (np.array([0, 3]) + 1)) / np.log(5)
-    tries = np.log1p(-found.true_expected_count[:, 0]) / np.log1p(-p)
+    tries = np.log1p(-sampled.true_expected_count[:, 0]) / np.log1p(-p)
     assert tries[0] == pytest.approx(tries[1], rel=1e-3)
     assert round(tries[0]) >= 4
 
@@ -458,19 +458,19 @@ CONTRIB: dict[str, tuple[Callable[[Any, Any], Any], list[str]]] = {
 
 @many("name", CONTRIB)
 def test_variables_of_contrib_layers(name: str) -> None:
-    make, wanted = CONTRIB[name]
+    make, expected = CONTRIB[name]
     with tf.Graph().as_default():
         y = make(tf.constant(ROWS), tf.constant(IMAGES))
-        assert names(tf.global_variables()) == wanted
+        assert names(tf.global_variables()) == expected
         in_model = names(tf.get_collection(tf.GraphKeys.MODEL_VARIABLES))
-        assert sorted(in_model) == sorted(wanted)
+        assert sorted(in_model) == sorted(expected)
         assert np.isfinite(valued(y)).all()
 
 
 def test_layer_norm_is_that_of_each_example(graph: Any) -> None:
-    found = valued(tf.contrib.layers.layer_norm(tf.constant(IMAGES)))
-    wanted = torch.nn.functional.layer_norm(torch.from_numpy(IMAGES), IMAGES.shape[1:], eps=1e-12)
-    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+    normalized = valued(tf.contrib.layers.layer_norm(tf.constant(IMAGES)))
+    expected = torch.nn.functional.layer_norm(torch.from_numpy(IMAGES), IMAGES.shape[1:], eps=1e-12)
+    np.testing.assert_allclose(normalized, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_contrib_layers_are_reused_and_collected(graph: Any) -> None:
@@ -486,8 +486,8 @@ def test_contrib_layers_are_reused_and_collected(graph: Any) -> None:
     assert names(tf.get_collection("out")) == [first.op.name, second.op.name]
     assert set(names(tf.get_collection("W"))) == {"f/weights"}
     (penalty,) = tf.losses.get_regularization_losses()
-    one, other, loss, weights = valued([first, second, penalty, tf.trainable_variables()[0]])
-    np.testing.assert_array_equal(one, other)
+    old, reused, loss, weights = valued([first, second, penalty, tf.trainable_variables()[0]])
+    np.testing.assert_array_equal(old, reused)
     assert loss == pytest.approx((weights**2).sum(), rel=1e-5)
 
 
@@ -499,15 +499,15 @@ def test_batch_norm_of_contrib_waits_for_its_averages(graph: Any) -> None:
         session.run(tf.global_variables_initializer())
         session.run(y)
         np.testing.assert_allclose(session.run(mean), ROWS.mean(0) / 2, rtol=1e-5)
-        wanted = 0.5 + ROWS.var(0, ddof=1) / 2
-        np.testing.assert_allclose(session.run(variance), wanted, rtol=1e-5)
+        expected = 0.5 + ROWS.var(0, ddof=1) / 2
+        np.testing.assert_allclose(session.run(variance), expected, rtol=1e-5)
 
 
 def test_penalties_of_contrib(graph: Any) -> None:
     weights = tf.constant([[1.0, -2.0]])
     layers = tf.contrib.layers
-    both = layers.sum_regularizer([layers.l1_regularizer(0.5), layers.l2_regularizer(1.0), None])
-    total = layers.apply_regularization(both, [weights, weights])
+    norm = layers.sum_regularizer([layers.l1_regularizer(0.5), layers.l2_regularizer(1.0), None])
+    total = layers.apply_regularization(norm, [weights, weights])
     assert valued(total) == pytest.approx(2 * (1.5 + 2.5))
     assert tf.losses.get_regularization_losses() == [total]
 
@@ -515,7 +515,7 @@ def test_penalties_of_contrib(graph: Any) -> None:
 def test_metrics_begin_anew_with_their_variables(graph: Any) -> None:
     x = tf.placeholder(tf.float32, [None])
     value, update = tf.metrics.mean(x, metrics_collections=["m"], updates_collections=["u"])
-    again, _ = tf.metrics.mean(x)
+    second_mean, _ = tf.metrics.mean(x)
     assert names(tf.local_variables()) == [
         "mean/total",
         "mean/count",
@@ -530,7 +530,7 @@ def test_metrics_begin_anew_with_their_variables(graph: Any) -> None:
             assert session.run(value) == 0
             assert session.run(update, {x: [1, 2]}) == 1.5
             assert session.run(update, {x: [6]}) == 3
-            assert session.run([value, again]) == [3, 0]
+            assert session.run([value, second_mean]) == [3, 0]
 
 
 def test_metrics_need_a_graph() -> None:

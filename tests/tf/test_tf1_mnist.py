@@ -31,32 +31,32 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_parts_and_forms(folder: Path) -> None:
-    found = input_data.read_data_sets(str(folder), one_hot=True, validation_size=2)
-    assert [each.num_examples for each in found] == [7, 2, 4]
-    assert found.train.images.shape == (7, 784)
-    assert found.train.images.dtype == np.float32
+    data_sets = input_data.read_data_sets(str(folder), one_hot=True, validation_size=2)
+    assert [data_set.num_examples for data_set in data_sets] == [7, 2, 4]
+    assert data_sets.train.images.shape == (7, 784)
+    assert data_sets.train.images.dtype == np.float32
     np.testing.assert_array_equal(
-        found.train.images[0], PIXELS[2].reshape(-1) * np.float32(1 / 255)
+        data_sets.train.images[0], PIXELS[2].reshape(-1) * np.float32(1 / 255)
     )
-    np.testing.assert_array_equal(found.validation.labels.argmax(1), LABELS[:2])
-    assert found.test.labels.sum() == 4
-    plain = input_data.read_data_sets(
+    np.testing.assert_array_equal(data_sets.validation.labels.argmax(1), LABELS[:2])
+    assert data_sets.test.labels.sum() == 4
+    images_only = input_data.read_data_sets(
         str(folder), dtype="uint8", reshape=False, validation_size=0
     ).train
-    np.testing.assert_array_equal(plain.images, PIXELS[..., None])
-    np.testing.assert_array_equal(plain.labels, LABELS)
+    np.testing.assert_array_equal(images_only.images, PIXELS[..., None])
+    np.testing.assert_array_equal(images_only.labels, LABELS)
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_batches_go_on_with_the_next_epoch(folder: Path, shuffle: bool) -> None:
     train = input_data.read_data_sets(str(folder), validation_size=0, seed=1).train
     batches = [train.next_batch(5, shuffle=shuffle) for _ in range(9)]
-    given = np.concatenate([images[:, :2] for images, _ in batches]).tolist()
+    pixels = np.concatenate([images[:, :2] for images, _ in batches]).tolist()
     assert train.epochs_completed == 4
-    own = sorted(train.images[:, :2].tolist())
+    epoch_pixels = sorted(train.images[:, :2].tolist())
     for epoch in range(5):
-        assert sorted(given[9 * epoch : 9 * epoch + 9]) == own
-    assert (given[:9] == train.images[:, :2].tolist()) != shuffle
+        assert sorted(pixels[9 * epoch : 9 * epoch + 9]) == epoch_pixels
+    assert (pixels[:9] == train.images[:, :2].tolist()) != shuffle
 
 
 @pytest.mark.parametrize(

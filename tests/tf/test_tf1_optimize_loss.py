@@ -71,13 +71,13 @@ STEPS: dict[str, tuple[dict[str, Any], list[float]]] = {
 def test_one_step(name: str) -> None:
     options, expected = STEPS[name]
     w = weights()
-    own: dict[str, Any] = {"learning_rate": 0.5, "optimizer": "SGD", **options}
-    if "gradient_multipliers" in own:
-        own["gradient_multipliers"] = own["gradient_multipliers"](w)
+    arguments: dict[str, Any] = {"learning_rate": 0.5, "optimizer": "SGD", **options}
+    if "gradient_multipliers" in arguments:
+        arguments["gradient_multipliers"] = arguments["gradient_multipliers"](w)
     step = tf.train.get_or_create_global_step()
-    losses, after = trained(w, optimize_loss(tf.reduce_sum(w * w), step, **own))
+    losses, w_after = trained(w, optimize_loss(tf.reduce_sum(w * w), step, **arguments))
     assert losses == [25.0]
-    assert after == pytest.approx(expected, rel=2e-3, abs=1e-6)
+    assert w_after == pytest.approx(expected, rel=2e-3, abs=1e-6)
 
 
 def test_a_function_of_the_rate_makes_the_optimizer() -> None:
@@ -104,9 +104,9 @@ def test_a_rate_may_be_a_tensor(shape: Any) -> None:
 def test_noise_is_added_to_gradients() -> None:
     w = weights()
     train_op = optimize_loss(tf.reduce_sum(w * w), None, 0.5, "SGD", gradient_noise_scale=0.1)
-    after = trained(w, train_op)[1]
-    assert after != [0.0, 0.0]
-    assert after == pytest.approx([0.0, 0.0], abs=0.11)
+    w_after = trained(w, train_op)[1]
+    assert w_after != [0.0, 0.0]
+    assert w_after == pytest.approx([0.0, 0.0], abs=0.11)
 
 
 @pytest.mark.parametrize("dtype", [None, tf.float64], ids=str)
@@ -118,28 +118,28 @@ def test_sparse_gradients_are_multiplied(dtype: Any) -> None:
     assert trained(w, train_op)[1] == [[0.5], [1.0], [0.5]]
 
 
-@pytest.mark.parametrize("is_counted", [True, False])
-def test_steps_are_counted(is_counted: bool) -> None:
+@pytest.mark.parametrize("counts_steps", [True, False])
+def test_steps_are_counted(counts_steps: bool) -> None:
     w, step = weights(), tf.train.get_or_create_global_step()
     loss = tf.reduce_sum(w * w)
-    train_op = optimize_loss(loss, None, 0.1, "SGD", increment_global_step=is_counted)
+    train_op = optimize_loss(loss, None, 0.1, "SGD", increment_global_step=counts_steps)
     with tf.Session() as session:
         session.run(tf.global_variables_initializer())
         session.run([train_op] * 2)
         session.run(train_op)
-        assert session.run(step) == (2 if is_counted else 0)
+        assert session.run(step) == (2 if counts_steps else 0)
 
 
-@pytest.mark.parametrize("is_given", [False, True])
-def test_update_operations_come_before_the_loss(is_given: bool) -> None:
+@pytest.mark.parametrize("is_explicit", [False, True])
+def test_update_operations_come_before_the_loss(is_explicit: bool) -> None:
     w = weights()
     scale = tf.get_variable("scale", initializer=1.0, trainable=False)
     with tf.control_dependencies(None):
         update = scale.assign(2.0)
-    if not is_given:
+    if not is_explicit:
         tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, update)
-    given = [update] if is_given else None
-    train_op = optimize_loss(tf.reduce_sum(w * w), None, 0.1, "SGD", update_ops=given)
+    update_ops = [update] if is_explicit else None
+    train_op = optimize_loss(tf.reduce_sum(w * w), None, 0.1, "SGD", update_ops=update_ops)
     with tf.Session() as session:
         session.run(tf.global_variables_initializer())
         session.run(train_op)
@@ -168,15 +168,15 @@ def test_summaries(name: str) -> None:
     step = tf.train.get_or_create_global_step()
     optimize_loss(tf.reduce_sum(w * w), step, 0.5, "SGD", **options)
     merged = tf.summary.merge_all()
-    found = []
+    tags = []
     if merged is not None:
         with tf.Session() as session:
             session.run(tf.global_variables_initializer())
-            found = [value.tag for value in tf.Summary.FromString(session.run(merged)).value]
-    assert sorted(found) == [f"OptimizeLoss/{tag}" for tag in expected]
+            tags = [value.tag for value in tf.Summary.FromString(session.run(merged)).value]
+    assert sorted(tags) == [f"OptimizeLoss/{tag}" for tag in expected]
 
 
-REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+INVALID: dict[str, tuple[dict[str, Any], str]] = {
     "name": ({"optimizer": "SGDD"}, "Optimizer name should be one of"),
     "rate": ({"learning_rate": -0.1}, "learning_rate must be a float"),
     "integer": ({"learning_rate": 1}, "learning_rate must be a float"),
@@ -192,13 +192,13 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("name", INVALID)
 def test_arguments_that_do_not_fit_raise(name: str) -> None:
-    options, match = REFUSED[name]
+    options, match = INVALID[name]
     w = weights()
-    own: dict[str, Any] = {"learning_rate": 0.5, "optimizer": "SGD", **options}
+    arguments: dict[str, Any] = {"learning_rate": 0.5, "optimizer": "SGD", **options}
     with pytest.raises(ValueError, match=match):
-        optimize_loss(tf.reduce_sum(w * w), None, **own)
+        optimize_loss(tf.reduce_sum(w * w), None, **arguments)
 
 
 def test_version_1_offers_the_layers_of_the_facade() -> None:
@@ -210,7 +210,7 @@ def test_version_1_offers_the_layers_of_the_facade() -> None:
 
 
 def test_layers_of_version_1_load_the_facade_when_they_are_asked_for() -> None:
-    done = fresh_process.run(
+    process = fresh_process.run(
         "import sys\n"
         "from thalweg import v1\n"
         "v1.contrib.layers.l2_regularizer\n"
@@ -223,7 +223,7 @@ def test_layers_of_version_1_load_the_facade_when_they_are_asked_for() -> None:
         "    session.run(v1.global_variables_initializer())\n"
         "    print(session.run(step, {x: [[1.0, 2.0, 3.0]]}) >= 0)\n"
     )
-    assert done.stdout.split() == ["False", "True"], done.stderr
+    assert process.stdout.split() == ["False", "True"], process.stderr
 
 
 SCRIPT = """
@@ -253,5 +253,5 @@ with tf.Session() as session:
 
 
 def test_a_script_of_version_1_trains_on_slices() -> None:
-    done = fresh_process.run(SCRIPT)
-    assert done.stdout == "200 [2.0, 1.0]\n", done.stderr
+    process = fresh_process.run(SCRIPT)
+    assert process.stdout == "200 [2.0, 1.0]\n", process.stderr

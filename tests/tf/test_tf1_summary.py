@@ -17,19 +17,19 @@ pytest.importorskip("tensorboard")
 
 @pytest.fixture
 def graph() -> Iterator[tf.Graph]:
-    with tf.Graph().as_default() as made:
-        yield made
+    with tf.Graph().as_default() as graph:
+        yield graph
 
 
 def events(folder: Path) -> list[Any]:
-    """What lies in the files of a folder by time, but for the version that each begins with."""
+    """Return the events in a folder's files by time, without the version events."""
     from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
 
-    found = []
+    new_events = []
     for path in sorted(folder.iterdir()):
-        loaded = [newer.Event.FromString(each) for each in RawEventFileLoader(str(path)).Load()]
-        found += [event for event in loaded if not event.file_version]
-    return sorted(found, key=lambda event: event.wall_time)
+        loaded = [newer.Event.FromString(record) for record in RawEventFileLoader(str(path)).Load()]
+        new_events += [event for event in loaded if not event.file_version]
+    return sorted(new_events, key=lambda event: event.wall_time)
 
 
 def test_summaries_are_written_with_their_steps(graph: Any, tmp_path: Path) -> None:
@@ -37,24 +37,24 @@ def test_summaries_are_written_with_their_steps(graph: Any, tmp_path: Path) -> N
     tf.summary.scalar("loss", x)
     tf.summary.scalar("half", x / 2, collections=["other"])
     tf.summary.text("words", ["one", "two"])
-    merged, other = tf.summary.merge_all(), tf.summary.merge_all("other")
+    merged, second = tf.summary.merge_all(), tf.summary.merge_all("other")
     with tf.Session() as session, tf.summary.FileWriter(tmp_path, session.graph) as writer:
         for step in range(2):
             writer.add_summary(session.run(merged, {x: step + 1.5}), step)
-        writer.add_summary(session.run(other, {x: 3}), session.run(tf.constant(7)))
-        own = tf.Summary(value=[tf.Summary.Value(tag="own", simple_value=4.0)])
-        writer.add_summary(own, 8)
-    described, *rest = events(tmp_path)
-    told = [(event.step, value.tag) for event in rest for value in event.summary.value]
-    assert told == [
+        writer.add_summary(session.run(second, {x: 3}), session.run(tf.constant(7)))
+        summary = tf.Summary(value=[tf.Summary.Value(tag="own", simple_value=4.0)])
+        writer.add_summary(summary, 8)
+    first_event, *later = events(tmp_path)
+    tags = [(event.step, value.tag) for event in later for value in event.summary.value]
+    assert tags == [
         *((step, tag) for step in range(2) for tag in ("loss", "words")),
         (7, "half"),
         (8, "own"),
     ]
-    values = [event.summary.value[0].simple_value for event in rest]
+    values = [event.summary.value[0].simple_value for event in later]
     assert values == [1.5, 2.5, 1.5, 4]
-    assert list(rest[0].summary.value[1].tensor.string_val) == [b"one", b"two"]
-    nodes = {node.name: node for node in newer.GraphDef.FromString(described.graph_def).node}
+    assert list(later[0].summary.value[1].tensor.string_val) == [b"one", b"two"]
+    nodes = {node.name: node for node in newer.GraphDef.FromString(first_event.graph_def).node}
     assert nodes["x"].op == "Placeholder"
     assert list(nodes["loss/loss"].input) == ["x"]
 
@@ -62,24 +62,24 @@ def test_summaries_are_written_with_their_steps(graph: Any, tmp_path: Path) -> N
 def test_a_closed_writer_writes_nothing_until_it_is_reopened(tmp_path: Path) -> None:
     writer = tf.summary.FileWriter(str(tmp_path), filename_suffix=".a")
     assert writer.get_logdir() == str(tmp_path)
-    own = tf.Summary(value=[tf.Summary.Value(tag="own", simple_value=4.0)])
-    writer.add_summary(own.SerializeToString(), 1)
+    summary = tf.Summary(value=[tf.Summary.Value(tag="own", simple_value=4.0)])
+    writer.add_summary(summary.SerializeToString(), 1)
     writer.flush()
     assert len(events(tmp_path)) == 1
     writer.close()
     writer.close()
-    writer.add_summary(own, 2)
+    writer.add_summary(summary, 2)
     writer.flush()
     writer.reopen()
-    writer.add_summary(own, 3)
+    writer.add_summary(summary, 3)
     writer.close()
     assert [event.step for event in events(tmp_path)] == [1, 3]
 
 
 def test_one_writer_for_each_folder(tmp_path: Path) -> None:
     cache = tf.summary.FileWriterCache
-    first, other = cache.get(tmp_path), cache.get(tmp_path / "other")
-    assert cache.get(tmp_path) is first is not other
+    first, second = cache.get(tmp_path), cache.get(tmp_path / "other")
+    assert cache.get(tmp_path) is first is not second
     cache.clear()
     assert cache.get(tmp_path) is not first
     cache.clear()
@@ -91,9 +91,9 @@ def test_no_summaries_are_none(graph: Any) -> None:
 
 def test_what_a_summary_refuses(graph: Any, tmp_path: Path) -> None:
     with tf.Session() as session:
-        one = tf.summary.scalar("a", 1.0)
+        summary = tf.summary.scalar("a", 1.0)
         with pytest.raises(ValueError, match="Duplicate tag a"):
-            session.run(tf.summary.merge([one, one]))
+            session.run(tf.summary.merge([summary, summary]))
         with pytest.raises(ValueError, match=r"of a scalar, not of shape \(2,\)"):
             session.run(tf.summary.scalar("b", [1.0, 2.0]))
         with pytest.raises(ValueError, match="NaN or infinite in the summary of 'c'"):
@@ -158,9 +158,9 @@ print([(warning.category.__name__, str(warning.message)) for warning in caught])
 
 
 def test_without_tensorboard_graphs_run_and_one_warning_says_so(tmp_path: Path) -> None:
-    done = fresh_process.run(WITHOUT_TENSORBOARD, str(tmp_path))
-    lines = done.stdout.splitlines()
-    assert lines[:2] == ["0 b''", "['a', 'b'] 3.0"], done.stderr
+    process = fresh_process.run(WITHOUT_TENSORBOARD, str(tmp_path))
+    lines = process.stdout.splitlines()
+    assert lines[:2] == ["0 b''", "['a', 'b'] 3.0"], process.stderr
     assert lines[2:6] == ["0 0", "True simple_value", "0 1.0", "[2.0]"]
     assert lines[6] == "An element is NaN or inf"
     assert lines[-1].startswith("[('UserWarning', 'Summaries are not written, because TensorBoard")
@@ -176,6 +176,6 @@ def test_a_loss_that_is_trained_has_its_summary(graph: Any) -> None:
     train = tf.train.GradientDescentOptimizer(0.5).minimize(loss)
     with tf.Session() as session:
         session.run(tf.global_variables_initializer())
-        written, _ = session.run([merged, train])
-    (found, _) = tf.Summary.FromString(written).value
-    assert (found.tag, found.simple_value) == ("loss", 25.0)
+        serialized, _ = session.run([merged, train])
+    (summary_value, _) = tf.Summary.FromString(serialized).value
+    assert (summary_value.tag, summary_value.simple_value) == ("loss", 25.0)

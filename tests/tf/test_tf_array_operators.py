@@ -47,12 +47,12 @@ def test_an_array_takes_the_dtype_of_the_tensor(
 ) -> None:
     tensor = torch.from_numpy(SQUARE.copy()).requires_grad_(requires_grad)
     array = ARRAYS[kind]
-    converted = np.asarray(array, np.float32)
-    for left, right, expected in (
-        (tensor, array, function(SQUARE, converted)),
-        (array, tensor, function(converted, SQUARE)),
+    float_array = np.asarray(array, np.float32)
+    for lhs, right, expected in (
+        (tensor, array, function(SQUARE, float_array)),
+        (array, tensor, function(float_array, SQUARE)),
     ):
-        result = function(left, right)
+        result = function(lhs, right)
         assert isinstance(result, torch.Tensor)
         assert result.dtype == torch.from_numpy(expected).dtype
         np.testing.assert_allclose(result.detach().numpy(), expected, rtol=1e-6)
@@ -93,14 +93,14 @@ def test_an_array_beside_booleans_becomes_boolean(function: Callable[[Any, Any],
     assert function(tensor, array).tolist() == function(array, tensor).tolist() == expected
 
 
-@pytest.mark.parametrize("other", [np.array([1.0, 2.0, 3.0]), np.ones((3, 2))])
-def test_arrays_of_other_shapes_are_unequal(other: Any) -> None:
+@pytest.mark.parametrize("array", [np.array([1.0, 2.0, 3.0]), np.ones((3, 2))])
+def test_arrays_of_other_shapes_are_unequal(array: Any) -> None:
     tensor = tf.ones((2, 2))
-    for left, right in ((tensor, other), (other, tensor)):
-        assert (left == right).tolist() is False
-        assert (left != right).tolist() is True
+    for lhs, right in ((tensor, array), (array, tensor)):
+        assert (lhs == right).tolist() is False
+        assert (lhs != right).tolist() is True
     with pytest.raises(RuntimeError, match="must match"):
-        tensor + other
+        tensor + array
 
 
 def test_gradients_flow_through_operators_with_arrays() -> None:
@@ -117,11 +117,11 @@ def test_gradients_flow_through_operators_with_arrays() -> None:
 
 
 def test_an_augmented_assignment_to_an_array_makes_a_tensor() -> None:
-    array = before = np.array([1.0, 2.0])
+    array = original = np.array([1.0, 2.0])
     array -= tf.constant([0.5, 0.5])
     assert isinstance(array, torch.Tensor)
     assert (array.dtype, array.tolist()) == (tf.float32, [0.5, 1.5])
-    assert before.tolist() == [1.0, 2.0]
+    assert original.tolist() == [1.0, 2.0]
 
 
 @pytest.mark.parametrize("array", [np.array(["a", "b"]), np.array([1j, 2.0])])
@@ -163,8 +163,8 @@ def test_operators_between_tensors_are_torchs() -> None:
         name = f"__{function.__name__.rstrip('_')}__"
         if name != "__eq__":
             with take_back_names():
-                before = getattr(torch.Tensor, name)
-            assert getattr(torch.Tensor, name) is before
+                original = getattr(torch.Tensor, name)
+            assert getattr(torch.Tensor, name) is original
 
 
 FIRST = tf.constant([1.5, -2.0])
@@ -190,8 +190,8 @@ def test_arrays_in_a_list_take_the_dtype_of_its_tensors(join: Any) -> None:
 
 
 def test_an_array_of_fractions_in_a_list_with_integers_loses_them() -> None:
-    joined = tf.concat([tf.constant([1, 2]), np.array([2.5, -1.5])], 0)
-    assert (joined.dtype, joined.tolist()) == (tf.int32, [1, 2, 2, -1])
+    tensor = tf.concat([tf.constant([1, 2]), np.array([2.5, -1.5])], 0)
+    assert (tensor.dtype, tensor.tolist()) == (tf.int32, [1, 2, 2, -1])
     assert tf.stack([tf.constant(1), np.int64(2)]).dtype == tf.int32
 
 
@@ -205,15 +205,15 @@ INTEGERS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("case", INTEGERS.values(), ids=INTEGERS.keys())
-@pytest.mark.parametrize("other", [np.float64(2.5), np.array([2.5, 2.5])])
-def test_integer_variables_cut_fractions_off_numpys_numbers(case: Any, other: Any) -> None:
+@pytest.mark.parametrize("array", [np.float64(2.5), np.array([2.5, 2.5])])
+def test_integer_variables_cut_fractions_off_numpys_numbers(case: Any, array: Any) -> None:
     function, dtype, expected = case
-    eager = function(tf.Variable([7, 2]), other)
+    eager = function(tf.Variable([7, 2]), array)
     assert eager.dtype == tf.as_dtype(dtype)
     assert eager.tolist() == expected
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         variable = tf.Variable([7, 2])
-        results = function(variable, other), function(tf.constant([7, 2]), other)
+        results = function(variable, array), function(tf.constant([7, 2]), array)
         session.run(tf.compat.v1.global_variables_initializer())
         for value in session.run(results):
             assert (value.dtype, value.tolist()) == (dtype, expected)
@@ -221,5 +221,5 @@ def test_integer_variables_cut_fractions_off_numpys_numbers(case: Any, other: An
 
 def test_booleans_of_a_graph_take_arrays_of_numbers() -> None:
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-        both = session.run(tf.constant([True, False]) | np.array([0, 2]))
-    assert both.tolist() == [True, True]
+        values = session.run(tf.constant([True, False]) | np.array([0, 2]))
+    assert values.tolist() == [True, True]

@@ -108,7 +108,7 @@ DATASETS: dict[str, tuple[Callable[[], Any], list[Any]]] = {
 
 def listed(element: Any) -> Any:
     if isinstance(element, dict):
-        return {key: listed(each) for key, each in element.items()}
+        return {key: listed(part) for key, part in element.items()}
     if isinstance(element, tuple):
         return tuple(map(listed, element))
     return np.asarray(element).tolist()
@@ -140,10 +140,10 @@ def test_endless_datasets_have_no_length() -> None:
 def test_dataset_in_a_graph(name: str) -> None:
     make, expected = DATASETS[name]
     with tf.Graph().as_default(), v1.Session() as session:
-        following = make().make_one_shot_iterator().get_next()
-        assert [listed(session.run(following)) for _ in expected] == expected
+        element = make().make_one_shot_iterator().get_next()
+        assert [listed(session.run(element)) for _ in expected] == expected
         with pytest.raises(OutOfRangeError, match="End of sequence"):
-            session.run(following)
+            session.run(element)
 
 
 # name: (the dataset, shapes and dtypes as text)
@@ -179,15 +179,15 @@ def test_what_is_known_of_elements(name: str) -> None:
 
 
 def test_cache_makes_each_element_once() -> None:
-    made: list[int] = []
+    calls: list[int] = []
 
     def note(x: Any) -> Any:
-        made.append(int(x))
+        calls.append(int(x))
         return x
 
     dataset = Dataset.range(3).map(note).cache()
     assert [len(list(dataset)) for _ in range(3)] == [3, 3, 3]
-    assert made == [0, 1, 2]
+    assert calls == [0, 1, 2]
 
 
 @pytest.mark.parametrize("size", [1, 3, 10, 100])
@@ -200,13 +200,13 @@ def test_shuffle_gives_each_element_once(size: int) -> None:
 
 
 def test_shuffle_has_another_order_in_each_pass_unless_told() -> None:
-    again, fixed = (
-        [listed(x) for x in Dataset.range(20).shuffle(20, reshuffle_each_iteration=each).repeat(2)]
-        for each in (None, False)
+    reshuffled, fixed = (
+        [listed(x) for x in Dataset.range(20).shuffle(20, reshuffle_each_iteration=mode).repeat(2)]
+        for mode in (None, False)
     )
-    assert again[:20] != again[20:]
+    assert reshuffled[:20] != reshuffled[20:]
     assert fixed[:20] == fixed[20:]
-    assert sorted(again[:20]) == sorted(again[20:]) == list(range(20))
+    assert sorted(reshuffled[:20]) == sorted(reshuffled[20:]) == list(range(20))
 
 
 def test_shuffle_follows_the_seed_of_all_random_numbers() -> None:
@@ -241,12 +241,12 @@ def test_one_iterator_reads_several_datasets() -> None:
     with tf.Graph().as_default(), v1.Session() as session:
         train, test = Dataset.range(2), Dataset.range(10, 12)
         iterator = tf.data.Iterator.from_structure(train.output_types, train.output_shapes)
-        following = iterator.get_next()
-        begins = [iterator.make_initializer(each) for each in (train, test, train)]
+        element = iterator.get_next()
+        initializers = [iterator.make_initializer(dataset) for dataset in (train, test, train)]
         got = []
-        for begin in begins:
+        for begin in initializers:
             session.run(begin)
-            got += [int(session.run(following)) for _ in range(2)]
+            got += [int(session.run(element)) for _ in range(2)]
         assert got == [0, 1, 10, 11, 0, 1]
         with pytest.raises(FailedPreconditionError, match="does not have an initializer"):
             _ = iterator.initializer
@@ -267,18 +267,18 @@ def test_training_reads_one_batch_in_each_run() -> None:
 
 def test_sessions_are_at_places_of_their_own() -> None:
     with tf.Graph().as_default():
-        following = Dataset.range(3).make_one_shot_iterator().get_next()
-        one, other = v1.Session(), v1.Session()
-        assert [int(s.run(following)) for s in (one, one, other, one)] == [0, 1, 0, 2]
+        element = Dataset.range(3).make_one_shot_iterator().get_next()
+        first, second = v1.Session(), v1.Session()
+        assert [int(s.run(element)) for s in (first, first, second, first)] == [0, 1, 0, 2]
 
 
 def test_the_end_of_the_data_ends_a_monitored_session() -> None:
     with tf.Graph().as_default():
-        following = Dataset.range(3).make_one_shot_iterator().get_next()
+        element = Dataset.range(3).make_one_shot_iterator().get_next()
         got = []
         with v1.train.MonitoredTrainingSession() as session:
             while not session.should_stop():
-                got.append(int(session.run(following)))
+                got.append(int(session.run(element)))
         assert got == [0, 1, 2]
 
 
@@ -300,7 +300,7 @@ def growing() -> Any:
 
 
 # name: (what is refused, the error, a part of the message)
-REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
+INVALID: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "rows": (
         lambda: list(Dataset.from_tensor_slices(([1], [1, 2]))), InvalidArgumentError,
         r"as many rows, not \[1, 2\]",
@@ -345,9 +345,9 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("name", INVALID)
 def test_what_is_refused(name: str) -> None:
-    call, kind, message = REFUSED[name]
+    call, kind, message = INVALID[name]
     with pytest.raises(kind, match=message):
         call()
 
@@ -363,16 +363,18 @@ def test_keras_trains_on_a_dataset() -> None:
     rows, labels = np.eye(4, dtype="f4"), np.arange(4, dtype="f4")[:, None]
     pairs = Dataset.from_tensor_slices((rows, labels)).batch(2)
     models = []
-    for given in ((pairs,), (rows, labels)):
+    for feeds in ((pairs,), (rows, labels)):
         model = tf.keras.Sequential([tf.keras.layers.Dense(1, kernel_initializer="zeros")])
         model.compile("sgd", loss="mse")
-        model.fit(*given, epochs=2, batch_size=None if len(given) == 1 else 2, shuffle=False,
+        model.fit(*feeds, epochs=2, batch_size=None if len(feeds) == 1 else 2, shuffle=False,
                   validation_data=pairs, verbose=0)  # fmt: skip
         models.append(model)
-    one, other = models
+    first, second = models
     predicted = [model.predict(rows, verbose=0) for model in models]
     np.testing.assert_array_equal(*predicted)
-    assert one.evaluate(pairs, verbose=0) == other.evaluate(rows, labels, batch_size=2, verbose=0)
-    alone = Dataset.from_tensor_slices(rows).batch(2)
-    np.testing.assert_array_equal(one.predict(alone, verbose=0), one.predict(rows, verbose=0))
+    expected = second.evaluate(rows, labels, batch_size=2, verbose=0)
+    assert first.evaluate(pairs, verbose=0) == expected
+    rows_only = Dataset.from_tensor_slices(rows).batch(2)
+    predictions = first.predict(rows_only, verbose=0)
+    np.testing.assert_array_equal(predictions, first.predict(rows, verbose=0))
     model.fit(pairs.repeat(), steps_per_epoch=3, verbose=0)

@@ -179,23 +179,23 @@ def test_values(name: str, shapes: str) -> None:
     if expected.dtype == np.float64 and "float64" not in name:
         expected = expected.astype("f4")
     if shapes == "eager":
-        found = function(*(tf.constant(array) for array in arrays)).numpy()
+        values = function(*(tf.constant(array) for array in arrays)).numpy()
     else:
-        known: Any = {"known": lambda x: x.shape, "partly": lambda x: (None, *x.shape[1:])}
+        sizes: Any = {"known": lambda x: x.shape, "partly": lambda x: (None, *x.shape[1:])}
         with tf.Graph().as_default(), v1.Session() as session:
-            places = [v1.placeholder(x.dtype, known.get(shapes, lambda _: None)(x)) for x in arrays]
+            places = [v1.placeholder(x.dtype, sizes.get(shapes, lambda _: None)(x)) for x in arrays]
             if shapes == "unknown":
                 places[1:] = [v1.placeholder(tf.float32, [None, 3]), v1.placeholder(tf.int32, [2])]
-            made = function(*places)
-            found = session.run(made, dict(zip(places, arrays, strict=True)))
-            assert made.dtype in (None, torch.from_numpy(np.array(expected)).dtype)
-            assert made.shape.accepts(expected.shape)
-    assert found.dtype == expected.dtype
-    np.testing.assert_allclose(found, expected, rtol=2e-6, atol=1e-12)
+            output = function(*places)
+            values = session.run(output, dict(zip(places, arrays, strict=True)))
+            assert output.dtype in (None, torch.from_numpy(np.array(expected)).dtype)
+            assert output.shape.accepts(expected.shape)
+    assert values.dtype == expected.dtype
+    np.testing.assert_allclose(values, expected, rtol=2e-6, atol=1e-12)
 
 
 # name: (what is made of x, of shape (None, 4), and a constant of shape (3, 4); its shape and dtype)
-KNOWN: dict[str, tuple[Callable[..., Any], Any, Any]] = {
+KNOWN_SHAPES: dict[str, tuple[Callable[..., Any], Any, Any]] = {
     "equal": (lambda x, c: tf.equal(x, c), (3, 4), tf.bool),
     "add": (lambda x, c: x + c, (3, 4), tf.float32),
     "argmax": (lambda x, c: tf.argmax(x * c, 1), (3,), tf.int64),
@@ -212,13 +212,13 @@ KNOWN: dict[str, tuple[Callable[..., Any], Any, Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", KNOWN)
+@pytest.mark.parametrize("name", KNOWN_SHAPES)
 def test_what_is_known_where_a_size_must_be_that_of_another_tensor(name: str) -> None:
-    function, shape, dtype = KNOWN[name]
+    function, shape, dtype = KNOWN_SHAPES[name]
     with tf.Graph().as_default():
-        made = function(v1.placeholder(tf.float32, [None, 4]), tf.constant(A))
-        assert made.dtype == dtype
-        assert shape is None or made.shape == shape
+        output = function(v1.placeholder(tf.float32, [None, 4]), tf.constant(A))
+        assert output.dtype == dtype
+        assert shape is None or output.shape == shape
 
 
 @pytest.mark.parametrize("call", [tf.unstack, lambda x: tf.split(x, tf.shape(x))])
@@ -228,7 +228,7 @@ def test_how_many_parts_there_are_must_be_known(call: Any) -> None:
 
 
 # name: (what is refused of a and ids, what its error says)
-REFUSED: dict[str, tuple[Callable[..., Any], str]] = {
+INVALID: dict[str, tuple[Callable[..., Any], str]] = {
     "squeeze of more": (lambda a, i: tf.squeeze(a, [1]), r"axis \[1\] must name .* size 1"),
     "reduce_prod of no dimension": (lambda a, i: tf.reduce_prod(a, 2), "axis 2 must name"),
     "reduce_sum twice": (lambda a, i: tf.reduce_sum(a, [0, -2]), "must name dimensions of"),
@@ -272,9 +272,9 @@ REFUSED: dict[str, tuple[Callable[..., Any], str]] = {
 
 
 @pytest.mark.parametrize("mode", ["eager", "graph"])
-@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("name", INVALID)
 def test_what_is_refused(name: str, mode: str) -> None:
-    function, message = REFUSED[name]
+    function, message = INVALID[name]
     if mode == "eager":
         with pytest.raises((ValueError, TypeError), match=message):
             function(tf.constant(A), tf.constant(IDS))
@@ -291,8 +291,8 @@ def test_version_1_has_what_both_versions_have() -> None:
     assert v1.newaxis is None
 
 
-@pytest.mark.parametrize("of", ["categorical", "shuffle", "normal", "dropout", "uniform"])
-def test_the_numbers_of_a_seed_go_on_from_call_to_call(of: str) -> None:
+@pytest.mark.parametrize("source", ["categorical", "shuffle", "normal", "dropout", "uniform"])
+def test_the_numbers_of_a_seed_go_on_from_call_to_call(source: str) -> None:
     def draw() -> Any:
         return {
             "categorical": lambda: tf.random.categorical([[0.0, 1.0, 0.5]], 50, seed=3),
@@ -300,7 +300,7 @@ def test_the_numbers_of_a_seed_go_on_from_call_to_call(of: str) -> None:
             "normal": lambda: tf.random.normal([50], seed=3),
             "dropout": lambda: tf.nn.dropout(tf.ones([50]), rate=0.5, seed=3),
             "uniform": lambda: tf.random.uniform([50], seed=3),
-        }[of]()
+        }[source]()
 
     def several() -> list[Any]:
         tf.random.set_seed(1)
@@ -310,11 +310,11 @@ def test_the_numbers_of_a_seed_go_on_from_call_to_call(of: str) -> None:
     assert first[0] != first[1] != first[2]
     assert several() == first
     with tf.Graph().as_default():
-        drawn = draw()
+        numbers = draw()
         runs = []
         for _ in range(2):
             with v1.Session() as session:
-                runs.append([session.run(drawn).tolist() for _ in range(2)])
+                runs.append([session.run(numbers).tolist() for _ in range(2)])
     assert runs[0][0] != runs[0][1]
     assert runs[0] == runs[1]
 
@@ -341,9 +341,9 @@ def test_gradients_of_rows_of_what_was_computed(name: str) -> None:
     w = tf.Variable(start)
     with tf.GradientTape() as tape:
         loss = tf.reduce_sum(tf.gather(make(w), [1, 1, 2]))
-    found = tape.gradient(loss, w)
-    assert isinstance(found, tf.IndexedSlices) == is_sparse
-    expected = found.to_dense().numpy() if is_sparse else found.numpy()
+    gradient = tape.gradient(loss, w)
+    assert isinstance(gradient, tf.IndexedSlices) == is_sparse
+    expected = gradient.to_dense().numpy() if is_sparse else gradient.numpy()
     with tf.GradientTape() as tape:  # the same by products with ones and zeros
         table = make(w)
         ones = tf.one_hot([1, 1, 2], len(table), dtype=table.dtype)
@@ -373,8 +373,8 @@ def test_weights_of_metrics_without_the_last_dimension() -> None:
 
 def test_differences_of_unsigned_integers() -> None:
     with tf.Graph().as_default(), v1.Session() as session:
-        one, other = (tf.constant([x], tf.uint8) for x in (3, 5))
-        _, update = v1.metrics.mean_absolute_error(one, other)
+        label, prediction = (tf.constant([x], tf.uint8) for x in (3, 5))
+        _, update = v1.metrics.mean_absolute_error(label, prediction)
         session.run(v1.local_variables_initializer())
         assert session.run(update) == 2.0
 
@@ -389,14 +389,14 @@ def test_the_area_below_precision_is_interpolated() -> None:
             thresholds=[0.25, 0.75],
         )  # fmt: skip
         session.run(v1.local_variables_initializer())
-        found = session.run(update)
+        area = session.run(update)
     # From 0 to 5 right ones precision is 1/2; then there are 5 wrong ones with each right one; of
     # the 10 that are left, no wrong one comes along.
     t = np.linspace(5, 10, 200_001)
     inner = np.trapezoid(t / (t + 5 + 5 * (t - 5)), t) / 20
-    last = np.linspace(10, 20, 200_001)
-    outer = np.trapezoid(last / (last + 30), last) / 20
-    np.testing.assert_allclose(found, 0.25 * 0.5 + inner + outer, rtol=1e-5)
+    recalls = np.linspace(10, 20, 200_001)
+    outer = np.trapezoid(recalls / (recalls + 30), recalls) / 20
+    np.testing.assert_allclose(area, 0.25 * 0.5 + inner + outer, rtol=1e-5)
 
 
 def test_a_batch_size_is_fed() -> None:
@@ -425,18 +425,18 @@ def test_datasets_of_odd_sizes() -> None:
 
 
 def test_a_file_that_is_in_the_way(tmp_path: Path) -> None:
-    one, other = tmp_path / "one", tmp_path / "other"
-    one.write_text("1")
-    other.write_text("2")
+    source, target = tmp_path / "one", tmp_path / "other"
+    source.write_text("1")
+    target.write_text("2")
     for call in (
-        lambda: v1.gfile.Copy(one, other),
-        lambda: v1.gfile.Rename(one, other),
-        lambda: v1.gfile.MkDir(one),
-        lambda: v1.gfile.MakeDirs(one),
+        lambda: v1.gfile.Copy(source, target),
+        lambda: v1.gfile.Rename(source, target),
+        lambda: v1.gfile.MkDir(source),
+        lambda: v1.gfile.MakeDirs(source),
     ):
         with pytest.raises(tf.errors.AlreadyExistsError, match=r"one|other"):
             call()
         with pytest.raises(FileExistsError):
             call()
-    v1.gfile.Copy(one, other, overwrite=True)
-    assert other.read_text() == "1"
+    v1.gfile.Copy(source, target, overwrite=True)
+    assert target.read_text() == "1"

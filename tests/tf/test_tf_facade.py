@@ -21,7 +21,7 @@ B = np.array([[2.0, 2.0, 0.5], [1.0, -1.0, 3.0]], "f4")
 P = np.abs(A)
 BOOL = A > 0
 ROW = np.array([1.0, 2.0, 3.0], "f4")
-WHOLE = np.array([[1, -2, 0], [0, -5, 1]], "i4")
+MATRIX = np.array([[1, -2, 0], [0, -5, 1]], "i4")
 
 
 def softmax(x: Any) -> Any:
@@ -217,7 +217,7 @@ INTEGERS: dict[str, tuple[Callable[[Any], Any], Any]] = {
     "mean of int64": (lambda x: tf.reduce_mean(tf.cast(x, tf.int64)), np.int64(0)),
     "mean of int32": (lambda x: tf.reduce_mean(x, 0), np.array([0, -3, 0], "i4")),
     "mean of uint8": (lambda x: tf.reduce_mean(tf.cast(tf.abs(x), tf.uint8)), np.uint8(1)),
-    "mean along no axis": (lambda x: tf.reduce_mean(x, []), WHOLE),
+    "mean along no axis": (lambda x: tf.reduce_mean(x, []), MATRIX),
     "quotient of int32": (lambda x: tf.divide(x[0], 3), np.array([1, -2, 0]) / 3),
     "quotient of int64": (
         lambda x: tf.math.truediv(tf.cast(x[0], tf.int64), 3), np.array([1, -2, 0]) / 3,
@@ -242,7 +242,7 @@ def assert_exactly(got: Any, expected: Any) -> None:
 @pytest.mark.parametrize("name", INTEGERS)
 def test_integers_in_eager_mode(name: str) -> None:
     call, expected = INTEGERS[name]
-    assert_exactly(call(torch.tensor(WHOLE)).numpy(), expected)
+    assert_exactly(call(torch.tensor(MATRIX)).numpy(), expected)
 
 
 @pytest.mark.parametrize("name", INTEGERS)
@@ -252,10 +252,10 @@ def test_integers_in_a_graph(name: str) -> None:
         x = tf.compat.v1.placeholder(tf.int32, [None, 3])
         result = call(x)
         assert result.dtype == torch.from_numpy(np.asarray(expected)).dtype
-        assert_exactly(session.run(result, {x: WHOLE}), expected)
+        assert_exactly(session.run(result, {x: MATRIX}), expected)
 
 
-REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
+INVALID: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "mean of bool": (
         lambda: tf.reduce_mean([True, False]), TypeError, "numbers, not bool. Cast the tensor.",
     ),
@@ -286,9 +286,9 @@ def entropy(labels: Any, logits: Any = A) -> Any:
     return tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("name", INVALID)
 def test_what_is_refused(name: str) -> None:
-    call, error, message = REFUSED[name]
+    call, error, message = INVALID[name]
     with pytest.raises(error, match=message):
         call()
 
@@ -370,11 +370,11 @@ def test_version_1_where_takes_no_other_shapes() -> None:
 def test_gradients_of_labels_flow_where_the_name_ends_in_v2() -> None:
     with tf.Graph().as_default():
         w = tf.Variable(SQUARE)
-        both = {"labels": tf.nn.softmax(w), "logits": tf.constant(SQUARE)}
+        inputs = {"labels": tf.nn.softmax(w), "logits": tf.constant(SQUARE)}
         v1 = tf.compat.v1.nn
-        assert tf.gradients(v1.softmax_cross_entropy_with_logits(**both), [w]) == [None]
-        assert tf.gradients(v1.softmax_cross_entropy_with_logits_v2(**both), [w]) != [None]
-        stopped = {**both, "labels": tf.stop_gradient(both["labels"])}
+        assert tf.gradients(v1.softmax_cross_entropy_with_logits(**inputs), [w]) == [None]
+        assert tf.gradients(v1.softmax_cross_entropy_with_logits_v2(**inputs), [w]) != [None]
+        stopped = {**inputs, "labels": tf.stop_gradient(inputs["labels"])}
         assert tf.gradients(tf.nn.softmax_cross_entropy_with_logits(**stopped), [w]) == [None]
 
 
@@ -467,23 +467,23 @@ CLIPS: list[tuple[str, str, list[float], float, list[float]]] = [
 
 
 @pytest.mark.parametrize("eager", [True, False])
-@pytest.mark.parametrize(("name", "dtype", "given", "limit", "wanted"), CLIPS)
+@pytest.mark.parametrize(("name", "dtype", "values", "limit", "expected"), CLIPS)
 def test_clipping_has_tensorflows_numbers(
-    name: str, dtype: str, given: list[float], limit: float, wanted: list[float], eager: bool
+    name: str, dtype: str, values: list[float], limit: float, expected: list[float], eager: bool
 ) -> None:
     def clipped(x: Any) -> Any:
-        found = getattr(tf.compat.v1, name)([x] if "global" in name else x, limit)
-        return found[0][0] if "global" in name else found
+        clipped = getattr(tf.compat.v1, name)([x] if "global" in name else x, limit)
+        return clipped[0][0] if "global" in name else clipped
 
     if eager:
-        found = clipped(torch.tensor(given, dtype=getattr(torch, dtype)))
+        clipped_values = clipped(torch.tensor(values, dtype=getattr(torch, dtype)))
     else:
         with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-            made = clipped(tf.constant(given, getattr(tf, dtype)))
-            found = torch.as_tensor(session.run(tf.cast(made, tf.float64)))
-            assert made.dtype in (None, getattr(torch, dtype))
+            tensor = clipped(tf.constant(values, getattr(tf, dtype)))
+            clipped_values = torch.as_tensor(session.run(tf.cast(tensor, tf.float64)))
+            assert tensor.dtype in (None, getattr(torch, dtype))
     tolerance = {"float16": 1e-3, "bfloat16": 1e-2, "float32": 1e-6, "float64": 1e-9}[dtype]
-    np.testing.assert_allclose(found.double(), wanted, rtol=tolerance, atol=0)
+    np.testing.assert_allclose(clipped_values.double(), expected, rtol=tolerance, atol=0)
 
 
 def test_limits_of_other_dtypes_leave_the_dtype() -> None:
@@ -535,12 +535,12 @@ def test_order_in_eager_mode_is_that_of_the_code() -> None:
 
 @pytest.mark.parametrize("draw", ["normal", "uniform", "truncated_normal"])
 def test_seed_repeats_random_numbers(draw: str) -> None:
-    found = []
+    draws = []
     for _ in range(2):
         tf.random.set_seed(3)
-        found.append(getattr(tf.random, draw)([4], dtype=tf.float64).numpy())
-    np.testing.assert_array_equal(*found)
-    assert found[0].dtype == np.float64
+        draws.append(getattr(tf.random, draw)([4], dtype=tf.float64).numpy())
+    np.testing.assert_array_equal(*draws)
+    assert draws[0].dtype == np.float64
 
 
 def test_shuffle_keeps_the_rows() -> None:
@@ -611,8 +611,8 @@ def test_importing_the_facade_imports_no_keras() -> None:
         "import sys, thalweg.tf as tf; tf.keras.optimizers.Adam; hasattr(tf.keras, '_private');"
         " sys.exit('keras' in sys.modules)"
     )
-    done = fresh_process.run(code)
-    assert done.returncode == 0, done.stderr
+    process = fresh_process.run(code)
+    assert process.returncode == 0, process.stderr
 
 
 def test_a_training_script_of_tensorflow_1() -> None:
@@ -639,8 +639,8 @@ def test_a_training_script_of_tensorflow_1() -> None:
             session.run(tf.global_variables_initializer())
             for _ in range(60):
                 session.run(train, feed_dict={x: images, y_: labels})
-            found, steps = session.run([accuracy, step], {x: images, y_: labels})
-    assert found > 0.9
+            accuracy_value, steps = session.run([accuracy, step], {x: images, y_: labels})
+    assert accuracy_value > 0.9
     assert steps == 60
 
 
@@ -657,24 +657,24 @@ def keras_model(kind: str) -> Any:
 
 @keras_needed
 @pytest.mark.parametrize("kind", ["Sequential", "Model"])
-@pytest.mark.parametrize("given", ["name", "optimizer"])
-def test_models_compile_with_optimizers_of_thalweg(kind: str, given: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("form", ["name", "optimizer"])
+def test_models_compile_with_optimizers_of_thalweg(kind: str, form: str, tmp_path: Path) -> None:
     model = keras_model(kind)
-    optimizer = "adam" if given == "name" else tf.keras.optimizers.RMSprop(0.01)
+    optimizer = "adam" if form == "name" else tf.keras.optimizers.RMSprop(0.01)
     model.compile(optimizer, loss="mse", metrics=["mae"])
     model.fit(np.ones((4, 3)), np.ones(4), verbose=0)
     assert isinstance(model, getattr(tf.keras, kind))
     assert isinstance(model.optimizer, thalweg.keras.optimizers.Optimizer)
-    assert model.optimizer is optimizer or given == "name"
+    assert model.optimizer is optimizer or form == "name"
     assert int(model.optimizer.iterations) == 1
     model.save(tmp_path / "model.keras")
     loaded = tf.keras.models.load_model(tmp_path / "model.keras")
     assert type(loaded) is type(model)
     assert type(loaded.optimizer) is type(model.optimizer)
-    for own, saved in zip(
+    for weight, saved_weight in zip(
         model.optimizer.get_weights(), loaded.optimizer.get_weights(), strict=True
     ):
-        np.testing.assert_array_equal(own, saved)
+        np.testing.assert_array_equal(weight, saved_weight)
 
 
 @keras_needed
@@ -712,9 +712,9 @@ def test_tape_and_optimizer_take_variables_of_keras() -> None:
     with tf.GradientTape() as tape:
         loss = tf.reduce_mean(model(x))
     gradients = tape.gradient(loss, model.trainable_variables)
-    before = [var.numpy().copy() for var in model.trainable_variables]
+    initial = [var.numpy().copy() for var in model.trainable_variables]
     optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
-    for var, old in zip(model.trainable_variables, before, strict=True):
+    for var, old in zip(model.trainable_variables, initial, strict=True):
         np.testing.assert_allclose(var.numpy(), old - 0.5, rtol=1e-6)
     names = [weight.name for weight in optimizer.weights[1:]]
     assert names[0].startswith("SGD/")

@@ -66,7 +66,7 @@ except RuntimeError:
 print(tf1.placeholder(tf.float32).shape, tf.__version__)
 """
 
-SAID = [
+OUTPUT = [
     "__main__ ['--rate', '0.1']",
     "Cannot import tensorflow.lite: thalweg.tf has no 'lite'; use torch.export.",
     "Cannot import tensorflow.estimator: thalweg.tf has no 'estimator'; use tf.keras.Model.",
@@ -86,8 +86,8 @@ SAID = [
 def test_a_script_of_version_2(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(VERSION_2)
-    done = fresh_process.run("-m thalweg.tf", str(script), "--rate", "0.1")
-    assert done.stdout.splitlines() == SAID, done.stderr
+    process = fresh_process.run("-m thalweg.tf", str(script), "--rate", "0.1")
+    assert process.stdout.splitlines() == OUTPUT, process.stderr
 
 
 VERSION_1 = """
@@ -118,8 +118,8 @@ with tf.Session() as session:
 def test_a_script_of_version_1(tmp_path: Path, arguments: list[str]) -> None:
     (tmp_path / "script.py").write_text(VERSION_1)
     (tmp_path / "helper.py").write_text("import tensorflow as tf\nCONSTANT = tf.constant(1)\n")
-    done = fresh_process.run("-m thalweg.tf", *arguments, str(tmp_path / "script.py"))
-    assert done.stdout == "[0.5 1. ] 1.15.0 True\n", done.stderr
+    process = fresh_process.run("-m thalweg.tf", *arguments, str(tmp_path / "script.py"))
+    assert process.stdout == "[0.5 1. ] 1.15.0 True\n", process.stderr
 
 
 OPENSEQ2SEQ = """
@@ -161,13 +161,13 @@ OPENSEQ2SEQ_SAID = [
 def test_a_script_that_imports_openseq2seq(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(OPENSEQ2SEQ)
-    done = fresh_process.run("-m thalweg.tf", str(script))
-    assert done.stdout.splitlines() == OPENSEQ2SEQ_SAID, done.stderr
+    process = fresh_process.run("-m thalweg.tf", str(script))
+    assert process.stdout.splitlines() == OPENSEQ2SEQ_SAID, process.stderr
     (tmp_path / "open_seq2seq").mkdir()
     (tmp_path / "open_seq2seq" / "__init__.py").write_text("WHERE = 'its own'\n")
     script.write_text("import tensorflow\nfrom open_seq2seq import WHERE\nprint(WHERE)\n")
-    done = fresh_process.run("-m thalweg.tf", str(script))
-    assert done.stdout == "its own\n", done.stderr
+    process = fresh_process.run("-m thalweg.tf", str(script))
+    assert process.stdout == "its own\n", process.stderr
 
 
 # What packages do that look for a TensorFlow of their own; each is imported after the script's.
@@ -227,12 +227,12 @@ def test_packages_that_look_for_another_find_none() -> None:
         program += NEIGHBOURS_KERAS
         expected += ["torch False False"]
         expected += ["tensorflow.TypeSpec requires the tensorflow module.", "Sequential"]
-    done = fresh_process.run(program, KERAS_BACKEND="torch")
-    assert done.stdout.splitlines() == expected, done.stderr
+    process = fresh_process.run(program, KERAS_BACKEND="torch")
+    assert process.stdout.splitlines() == expected, process.stderr
 
 
 def test_a_real_tensorflow_is_left_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    before = list(sys.meta_path)
+    finders = list(sys.meta_path)
     monkeypatch.setitem(sys.modules, "tensorflow", ModuleType("tensorflow"))
     with pytest.raises(FailedPreconditionError, match="imported already"):
         thalweg.install_as_tensorflow()
@@ -243,7 +243,7 @@ def test_a_real_tensorflow_is_left_alone(monkeypatch: pytest.MonkeyPatch, tmp_pa
         thalweg.install_as_tensorflow()
     with pytest.raises(InvalidArgumentError, match="1 or 2, not 3"):
         thalweg.install_as_tensorflow(3)
-    assert sys.meta_path == before
+    assert sys.meta_path == finders
 
 
 def test_one_version_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:

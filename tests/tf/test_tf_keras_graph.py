@@ -30,13 +30,13 @@ def small() -> Any:
     """A functional model of two inputs."""
     rows, numbers = keras.layers.Input((2,), dtype="int32"), keras.layers.Input((4,))
     table = keras.layers.Flatten()(keras.layers.Embedding(3, 2)(rows))
-    hidden = keras.layers.Dense(3, activation="tanh")(numbers)
-    joined = keras.layers.Concatenate()([table, hidden])
-    return keras.models.Model([rows, numbers], keras.layers.Dense(1)(joined))
+    activation = keras.layers.Dense(3, activation="tanh")(numbers)
+    features = keras.layers.Concatenate()([table, activation])
+    return keras.models.Model([rows, numbers], keras.layers.Dense(1)(features))
 
 
-def distance(found: Any, labels: Any) -> Any:
-    return tf.reduce_mean(tf.square(found - labels))
+def distance(predictions: Any, labels: Any) -> Any:
+    return tf.reduce_mean(tf.square(predictions - labels))
 
 
 def v1_minimize(model: Any, loss: Any) -> Any:
@@ -72,9 +72,9 @@ def test_a_session_trains_as_eager_mode_does(train: Callable[..., Any]) -> None:
     expected: list[float] = []
 
     def compute() -> Any:
-        found = distance(model([torch.tensor(ROWS), torch.tensor(NUMBERS)]), torch.tensor(LABELS))
-        expected.append(found.item())
-        return found
+        loss = distance(model([torch.tensor(ROWS), torch.tensor(NUMBERS)]), torch.tensor(LABELS))
+        expected.append(loss.item())
+        return loss
 
     is_v1 = train in (v1_minimize, v1_apply)
     optimizer: Any = (tf.train.AdamOptimizer if is_v1 else keras.optimizers.Adam)(0.1)
@@ -82,8 +82,8 @@ def test_a_session_trains_as_eager_mode_does(train: Callable[..., Any]) -> None:
         for _ in range(4):
             optimizer.minimize(compute, var_list=model.trainable_variables)
     np.testing.assert_array_equal(losses, np.array(expected, np.float32))
-    for ours, theirs in zip(session.run(model.variables), model.get_weights(), strict=True):
-        np.testing.assert_array_equal(ours, theirs)
+    for got, weight in zip(session.run(model.variables), model.get_weights(), strict=True):
+        np.testing.assert_array_equal(got, weight)
     assert losses[-1] < losses[0]
 
 
@@ -93,24 +93,24 @@ def test_a_model_on_an_array_is_a_tensor_of_the_graph(kind: Callable[..., Any]) 
     optimizer = keras.optimizers.Adam(0.1)
     step = optimizer.minimize(lambda: distance(model(kind(NUMBERS)), LABELS), lambda: model.weights)
     session = initialized()
-    before = session.run([*model.weights, optimizer.get_slot(model.weights[0], "m")])
-    assert len(before) == 5
-    assert not before[-1].any()
+    values_before = session.run([*model.weights, optimizer.get_slot(model.weights[0], "m")])
+    assert len(values_before) == 5
+    assert not values_before[-1].any()
     session.run(step)
-    after = session.run(model.weights)
-    assert all((old != new).any() for old, new in zip(before, after, strict=False))
+    weights_after = session.run(model.weights)
+    assert all((old != new).any() for old, new in zip(values_before, weights_after, strict=False))
 
 
 @pytest.mark.parametrize("name", ["mean_squared_error", "MSE", "huber", "squared_hinge"])
 def test_losses_of_keras_take_tensors_of_the_graph(name: str) -> None:
     model, labels = keras.Sequential([keras.layers.Dense(1)]), LABELS.astype(np.float64)
-    found = model(NUMBERS)
-    loss = getattr(keras.losses, name)(labels, found)
+    predictions = model(NUMBERS)
+    loss = getattr(keras.losses, name)(labels, predictions)
     assert loss.dtype == torch.float32
     assert tuple(loss.shape) == (3,)
     step = keras.optimizers.SGD(0.1).minimize(lambda: loss, lambda: model.trainable_weights)
     session = initialized()
-    values = session.run([found, loss])
+    values = session.run([predictions, loss])
     with eagerly():
         expected = getattr(keras.losses, name)(torch.tensor(labels), torch.tensor(values[0]))
     np.testing.assert_array_equal(values[1], expected)
@@ -139,15 +139,15 @@ def test_slots_are_found_by_variables_of_keras(make: Callable[..., Any]) -> None
 def test_what_a_model_is_in_a_graph() -> None:
     source = keras.layers.Input((4,), name="numbers")
     model = keras.models.Model(source, keras.layers.Dense(2, name="last")(source))
-    found = tf.identity(model.outputs[0], name="found")
-    assert (found.dtype, tuple(found.shape)) == (torch.float32, (None, 2))
+    output = tf.identity(model.outputs[0], name="found")
+    assert (output.dtype, tuple(output.shape)) == (torch.float32, (None, 2))
     assert [v.name for v in tf.trainable_variables()] == ["last/kernel:0", "last/bias:0"]
     K.set_session(None)
     session = K.get_session()  # initializes variables of Keras
     tf.get_default_graph().finalize()  # no second call, no second placeholder
     np.testing.assert_array_equal(
         session.run(model.outputs[0], {model.inputs[0]: NUMBERS}),
-        session.run(found, {"numbers:0": NUMBERS}),
+        session.run(output, {"numbers:0": NUMBERS}),
     )
 
 
@@ -168,11 +168,11 @@ def twice() -> Any:
 def test_a_model_that_is_called_on_a_placeholder() -> None:
     x = tf.placeholder(tf.float32, [None, 4])
     model = twice()
-    found = model(x)
-    assert tuple(found["once"].shape) == (None, 2)
+    output = model(x)
+    assert tuple(output["once"].shape) == (None, 2)
     kernel, bias = model.trainable_variables
-    by_x, by_kernel = tf.gradients(found["twice"][0], [x, kernel])
-    values = initialized().run([found, by_x, by_kernel], {x: NUMBERS})
+    by_x, by_kernel = tf.gradients(output["twice"][0], [x, kernel])
+    values = initialized().run([output, by_x, by_kernel], {x: NUMBERS})
     expected = NUMBERS @ kernel.numpy() + bias.numpy()
     np.testing.assert_allclose(values[0]["once"], expected, rtol=1e-5)
     np.testing.assert_array_equal(values[0]["twice"][0], 2 * values[0]["once"])
@@ -183,22 +183,22 @@ def test_a_model_that_is_called_on_a_placeholder() -> None:
 
 def test_each_session_has_its_values_and_each_graph_its_symbols() -> None:
     model = small()
-    before = model.get_weights()
+    weights_before = model.get_weights()
     kernel = model.trainable_variables[1]
     loss = keras.ops.sum(model.outputs[0])
     step = tf.train.GradientDescentOptimizer(0.5).minimize(loss)
     feeds = dict(zip(model.inputs, (ROWS, NUMBERS), strict=True))
-    one, two = initialized(), initialized()
-    one.run(step, feeds)
-    assert one.run(loss, feeds) < two.run(loss, feeds)
-    assert not np.array_equal(*(session.run(kernel) for session in (one, two)))
-    for ours, first in zip(model.get_weights(), before, strict=True):
-        np.testing.assert_array_equal(ours, first)
+    session, two = initialized(), initialized()
+    session.run(step, feeds)
+    assert session.run(loss, feeds) < two.run(loss, feeds)
+    assert not np.array_equal(*(session.run(kernel) for session in (session, two)))
+    for weight, first in zip(model.get_weights(), weights_before, strict=True):
+        np.testing.assert_array_equal(weight, first)
     with tf.Graph().as_default():
-        again = tf.identity(loss)
-        assert initialized().run(again, feeds) == two.run(loss, feeds)
+        second_loss = tf.identity(loss)
+        assert initialized().run(second_loss, feeds) == two.run(loss, feeds)
         with pytest.raises(InvalidArgumentError, match="not an element of this graph"):
-            tf.get_default_graph().as_graph_element(one.graph.symbol_of(loss))
+            tf.get_default_graph().as_graph_element(session.graph.symbol_of(loss))
 
 
 def test_what_a_layer_keeps_is_kept_by_each_session() -> None:
@@ -206,22 +206,22 @@ def test_what_a_layer_keeps_is_kept_by_each_session() -> None:
     layer = keras.layers.BatchNormalization(momentum=0.5)
     normalized = layer(x, training=True)
     moving = layer.moving_mean
-    one, two = initialized(), initialized()
+    session, two = initialized(), initialized()
     for _ in range(2):
-        one.run(normalized, {x: NUMBERS})
-    np.testing.assert_allclose(one.run(moving), 0.75 * NUMBERS.mean(0), rtol=1e-5)
+        session.run(normalized, {x: NUMBERS})
+    np.testing.assert_allclose(session.run(moving), 0.75 * NUMBERS.mean(0), rtol=1e-5)
     np.testing.assert_array_equal(two.run(moving), np.zeros(4))
     np.testing.assert_array_equal(moving.numpy(), np.zeros(4))
-    np.testing.assert_allclose(one.run(normalized, {x: NUMBERS}).mean(0), 0, atol=1e-6)
-    still = layer(x)
-    expected = (NUMBERS - one.run(moving)) / np.sqrt(one.run(layer.moving_variance) + 1e-3)
-    np.testing.assert_allclose(one.run(still, {x: NUMBERS}), expected, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(session.run(normalized, {x: NUMBERS}).mean(0), 0, atol=1e-6)
+    frozen = layer(x)
+    expected = (NUMBERS - session.run(moving)) / np.sqrt(session.run(layer.moving_variance) + 1e-3)
+    np.testing.assert_allclose(session.run(frozen, {x: NUMBERS}), expected, rtol=1e-4, atol=1e-6)
 
 
 def test_dropout_draws_anew_in_each_run() -> None:
-    dropped = keras.layers.Dropout(0.5)(tf.ones([1, 100]), training=True)
+    noisy = keras.layers.Dropout(0.5)(tf.ones([1, 100]), training=True)
     session = initialized()
-    first, second = session.run(dropped), session.run(dropped)
+    first, second = session.run(noisy), session.run(noisy)
     assert set(np.unique(first)) == {0.0, 2.0}
     assert not np.array_equal(first, second)
 
@@ -231,16 +231,16 @@ def test_masks_pass_from_layer_to_layer() -> None:
     table = keras.layers.Embedding(3, 2, mask_zero=True)
     means = keras.layers.GlobalAveragePooling1D()(table(rows))
     tf.identity(means)
-    found = initialized().run(means, {rows: ROWS})
-    np.testing.assert_array_equal(found[0], table.get_weights()[0][2])
+    values = initialized().run(means, {rows: ROWS})
+    np.testing.assert_array_equal(values[0], table.get_weights()[0][2])
 
 
 def test_operators_between_outputs_and_symbols() -> None:
     source = keras.layers.Input((4,))
     doubled = 2 * source
     x = tf.placeholder(tf.float32, [3, 4])
-    found = [doubled - x, x - doubled, doubled / x, doubled < x, tf.maximum(x, doubled)]
-    values = tf.Session().run(found, {source: NUMBERS, x: NUMBERS})
+    tensors = [doubled - x, x - doubled, doubled / x, doubled < x, tf.maximum(x, doubled)]
+    values = tf.Session().run(tensors, {source: NUMBERS, x: NUMBERS})
     np.testing.assert_array_equal(values[0], NUMBERS)
     np.testing.assert_array_equal(values[1], -NUMBERS)
     np.testing.assert_array_equal(values[2], np.full((3, 4), 2))
@@ -252,14 +252,14 @@ def test_a_model_that_is_first_met_in_a_branch_is_outside_of_it() -> None:
     source = keras.layers.Input((4,))
     output = keras.layers.Dense(1)(source)
     choice = tf.placeholder(tf.bool, [])
-    chosen = tf.cond(choice, lambda: tf.identity(output), lambda: tf.zeros([3, 1]))
-    whole = tf.identity(output)
+    branch = tf.cond(choice, lambda: tf.identity(output), lambda: tf.zeros([3, 1]))
+    whole_output = tf.identity(output)
     session = initialized()
-    values = session.run([chosen, whole], {choice: True, source: NUMBERS})
+    values = session.run([branch, whole_output], {choice: True, source: NUMBERS})
     np.testing.assert_array_equal(*values)
 
 
-REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
+INVALID: dict[str, tuple[Callable[[], Any], str]] = {
     "no layer's output": (
         lambda: tf.gradients(keras.KerasTensor((1,)), []),
         "the output of no layer. Make inputs with tf.keras.Input",
@@ -275,9 +275,9 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("case", list(REFUSED))
+@pytest.mark.parametrize("case", list(INVALID))
 def test_what_is_refused(case: str) -> None:
-    call, message = REFUSED[case]
+    call, message = INVALID[case]
     with pytest.raises(InvalidTypeError, match=message):
         call()
 
@@ -294,9 +294,9 @@ def test_an_input_that_is_not_fed_is_named() -> None:
 def test_eager_mode_is_as_it_was() -> None:
     layer = keras.layers.Dense(1)
     with eagerly():
-        found = layer(torch.tensor(NUMBERS))
+        output = layer(torch.tensor(NUMBERS))
         kernel, bias = layer.get_weights()
-        np.testing.assert_allclose(found.detach().numpy(), NUMBERS @ kernel + bias, rtol=1e-5)
+        np.testing.assert_allclose(output.detach().numpy(), NUMBERS @ kernel + bias, rtol=1e-5)
     assert not tf.global_variables()
 
 
@@ -306,11 +306,11 @@ def test_models_compiled_in_a_graph_train_eagerly() -> None:
     dense = keras.layers.Dense(4)
     model = keras.models.Model([a, b], [dense(b), keras.layers.Dropout(0.5)(dense(a))])
     model.compile(keras.optimizers.SGD(0.1), "mse", metrics=["mae"])
-    before = model.get_weights()[0].copy()
+    kernel_before = model.get_weights()[0].copy()
     x, y = np.ones((4, 3), np.float32), np.ones((4, 4), np.float32)
-    found = model.fit([x, x], [y, y], epochs=2, batch_size=2, verbose=0)
-    assert sum("mae" in name for name in found.history) == 2
-    assert not np.array_equal(before, model.get_weights()[0])
+    history = model.fit([x, x], [y, y], epochs=2, batch_size=2, verbose=0)
+    assert sum("mae" in name for name in history.history) == 2
+    assert not np.array_equal(kernel_before, model.get_weights()[0])
     assert tf.Variable(1.0).graph is tf.get_default_graph()
 
 

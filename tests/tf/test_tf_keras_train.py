@@ -49,14 +49,14 @@ def test_the_steps_are_those_of_the_optimizer(name: str, mode: str) -> None:
         model.fit(ROWS, LABELS, batch_size=3, epochs=2, shuffle=False, verbose=0)
     assert int(model.optimizer.iterations) == 4
     with eagerly():
-        other, optimizer = small(), OPTIMIZERS[name]()
+        twin, optimizer = small(), OPTIMIZERS[name]()
         for rows in (ROWS[:3], ROWS[3:]) * 2:
             optimizer.minimize(
-                lambda rows=rows: tf.losses.mean_squared_error(LABELS[:3], other(rows)),
-                var_list=other.trainable_variables,
+                lambda rows=rows: tf.losses.mean_squared_error(LABELS[:3], twin(rows)),
+                var_list=twin.trainable_variables,
             )
-    for own, theirs in zip(model.get_weights(), other.get_weights(), strict=True):
-        np.testing.assert_allclose(own, theirs, rtol=1e-6)
+    for weight, twin_weight in zip(model.get_weights(), twin.get_weights(), strict=True):
+        np.testing.assert_allclose(weight, twin_weight, rtol=1e-6)
 
 
 def test_a_saved_model_is_compiled_again(tmp_path: Path) -> None:
@@ -83,17 +83,17 @@ def test_what_it_does_not_have() -> None:
 
 def test_in_a_graph() -> None:
     with tf.Graph().as_default():
-        given = keras.optimizers.SGD(0.1)
+        optimizer = keras.optimizers.SGD(0.1)
         model = small()
-        model.compile(given, "mse")
+        model.compile(optimizer, "mse")
         model.fit(ROWS, LABELS, verbose=0)
-        made = keras.optimizers.deserialize(keras.optimizers.serialize(model.optimizer))
-        assert made.get_config() == given.get_config()
-        scaled = tf.train.experimental.MixedPrecisionLossScaleOptimizer(
+        opt_copy = keras.optimizers.deserialize(keras.optimizers.serialize(model.optimizer))
+        assert opt_copy.get_config() == optimizer.get_config()
+        loss_scaled = tf.train.experimental.MixedPrecisionLossScaleOptimizer(
             tf.train.GradientDescentOptimizer(0.1), "dynamic"
         )
-        model.compile(scaled, "mse")
-        before = model.get_weights()
+        model.compile(loss_scaled, "mse")
+        weights_before = model.get_weights()
         with pytest.raises(ValueError, match="'current_loss_scale:0' was made in a graph"):
             model.fit(ROWS, LABELS, verbose=0)
-        assert all(map(np.array_equal, model.get_weights(), before))
+        assert all(map(np.array_equal, model.get_weights(), weights_before))

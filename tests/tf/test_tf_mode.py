@@ -79,7 +79,7 @@ def test_eager_mode_stays_where_it_was_relied_upon(beginning: None, name: str) -
 
 
 # what decides nothing
-NEITHER: dict[str, Callable[[], Any]] = {
+UNDECIDED: dict[str, Callable[[], Any]] = {
     "a block": lambda: _in_a_block(),
     "an optimizer": lambda: tf.train.AdamOptimizer(0.1),
     "an initializer": lambda: tf.zeros_initializer(),
@@ -96,9 +96,9 @@ def _in_a_block() -> None:
         assert session.run(tf.Variable(1.0).initializer) is None
 
 
-@pytest.mark.parametrize("name", NEITHER)
+@pytest.mark.parametrize("name", UNDECIDED)
 def test_what_leaves_it_open(beginning: None, name: str) -> None:
-    NEITHER[name]()
+    UNDECIDED[name]()
     assert not process.is_mode_fixed
 
 
@@ -116,7 +116,7 @@ def test_variables_before_the_first_placeholder_are_of_the_graph(beginning: None
 
 
 def test_a_program_that_only_imports_decides_nothing() -> None:
-    done = fresh_process.run(
+    process = fresh_process.run(
         "import thalweg.tf.compat.v1 as tf\n"
         "from thalweg._base.execution_context import process\n"
         "print(process.is_mode_fixed)\n"
@@ -124,7 +124,7 @@ def test_a_program_that_only_imports_decides_nothing() -> None:
         "session = tf.Session()\n"
         "print(session.run(a + 3), tf.__version__, tf.VERSION, tf.version.VERSION)\n"
     )
-    assert done.stdout == "False\n5 1.15.0 1.15.0 1.15.0\n", done.stderr
+    assert process.stdout == "False\n5 1.15.0 1.15.0 1.15.0\n", process.stderr
 
 
 def test_versions_can_be_parsed() -> None:

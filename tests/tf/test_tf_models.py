@@ -40,37 +40,37 @@ def test_optimizer_of_a_model_is_one_of_keras_for_everybody() -> None:
     assert optimizer.built
     assert len(optimizer.variables) == 6  # the learning rate is one of Keras' variables
     assert len(optimizer.variables()) == len(optimizer.get_weights()) == 5
-    optimizer.set_weights([each.value for each in optimizer.variables])
+    optimizer.set_weights([var.value for var in optimizer.variables])
     optimizer.loss_scale_factor = 2.0
     assert float(optimizer.scale_loss(torch.tensor(3.0))) == 6.0
     with pytest.raises(AttributeError, match="'Adam' object has no attribute 'nothing'"):
         optimizer.nothing  # noqa: B018
 
 
-@pytest.mark.parametrize("copied", ["copy", "deepcopy", "pickle", "config", "class"])
-def test_copy_of_an_optimizer_of_a_model_trains_alone(copied: str) -> None:
+@pytest.mark.parametrize("method", ["copy", "deepcopy", "pickle", "config", "class"])
+def test_copy_of_an_optimizer_of_a_model_trains_alone(method: str) -> None:
     ways: dict[str, Any] = {
         "copy": copy.copy,
         "deepcopy": copy.deepcopy,
-        "pickle": lambda each: pickle.loads(pickle.dumps(each)),
-        "config": lambda each: each.from_config(each.get_config()),
-        "class": lambda each: type(each)(0.5),
+        "pickle": lambda opt: pickle.loads(pickle.dumps(opt)),
+        "config": lambda opt: opt.from_config(opt.get_config()),
+        "class": lambda opt: type(opt)(0.5),
     }
     model = compiled(tf.keras.optimizers.SGD(0.5))
     model.fit(ONES, ZEROS, verbose=0)
-    other = ways[copied](model.optimizer)
-    assert isinstance(other, tf.keras.optimizers.SGD)
+    opt_copy = ways[method](model.optimizer)
+    assert isinstance(opt_copy, tf.keras.optimizers.SGD)
     variable = tf.Variable([1.0])
-    other.apply_gradients([(tf.constant([1.0]), variable)])
+    opt_copy.apply_gradients([(tf.constant([1.0]), variable)])
     assert variable.numpy().tolist() == [0.5]
-    before = model.get_weights()
+    weights_before = model.get_weights()
     model.fit(ONES, ZEROS, verbose=0)
-    assert before[0][0] != model.get_weights()[0][0]
+    assert weights_before[0][0] != model.get_weights()[0][0]
 
 
-@pytest.mark.parametrize("how", ["apply", "apply_gradients"])
-@pytest.mark.parametrize("given", ["name", "optimizer"])
-def test_train_step_of_your_own(how: str, given: str) -> None:
+@pytest.mark.parametrize("caller", ["apply", "apply_gradients"])
+@pytest.mark.parametrize("form", ["name", "optimizer"])
+def test_train_step_of_your_own(caller: str, form: str) -> None:
 
     class Own(tf.keras.Model):
         def train_step(self, data: Any) -> Any:
@@ -79,7 +79,7 @@ def test_train_step_of_your_own(how: str, given: str) -> None:
             self.zero_grad()
             loss.backward()
             grads = [weight.value.grad for weight in self.trainable_weights]
-            if how == "apply":
+            if caller == "apply":
                 self.optimizer.apply(grads, self.trainable_weights)
             else:
                 self.optimizer.apply_gradients(zip(grads, self.trainable_weights, strict=True))
@@ -87,14 +87,14 @@ def test_train_step_of_your_own(how: str, given: str) -> None:
 
     inputs = tf.keras.Input((3,))
     model = Own(inputs, tf.keras.layers.Dense(1, kernel_initializer="ones")(inputs))
-    model.compile("sgd" if given == "name" else tf.keras.optimizers.SGD(0.01), loss="mse")
+    model.compile("sgd" if form == "name" else tf.keras.optimizers.SGD(0.01), loss="mse")
     model.fit(ONES, ZEROS, verbose=0)
     np.testing.assert_allclose(model.get_weights()[0], np.full((3, 1), 0.94), rtol=1e-6)
     assert int(model.optimizer.iterations) == 1
 
 
-@pytest.mark.parametrize("how", ["alone", "in a model", "apply", "fit"])
-def test_constraints_of_keras_variables_are_applied_once(how: str) -> None:
+@pytest.mark.parametrize("caller", ["alone", "in a model", "apply", "fit"])
+def test_constraints_of_keras_variables_are_applied_once(caller: str) -> None:
     class Less:
         def __call__(self, w: Any) -> Any:
             return w - 1.0
@@ -104,21 +104,21 @@ def test_constraints_of_keras_variables_are_applied_once(how: str) -> None:
     model = tf.keras.Model(inputs, dense(inputs))
     (kernel,) = model.trainable_variables
     kernel.constraint = Less()
-    if how != "alone":
+    if caller != "alone":
         model.compile(optimizer, loss="mse")
     for step in (1, 2):
-        if how == "fit":
+        if caller == "fit":
             kernel.assign(np.zeros((3, 1)))
             model.fit(ONES, ZEROS, verbose=0)
             expected = -1.0
-        elif how == "apply":
+        elif caller == "apply":
             optimizer.apply([torch.ones(3, 1)], [kernel])
             expected = 1.0 - 1.01 * step
         else:
             optimizer.apply_gradients([(torch.ones(3, 1), kernel)])
             expected = 1.0 - 1.01 * step
         np.testing.assert_allclose(kernel.numpy(), np.full((3, 1), expected), rtol=1e-5)
-    if how == "in a model":
+    if caller == "in a model":
         optimizer.apply([torch.ones(3, 1)], [kernel])
         np.testing.assert_allclose(kernel.numpy(), np.full((3, 1), -2.03), rtol=1e-5)
 
@@ -135,8 +135,8 @@ def test_optimizer_of_a_model_may_be_assigned(tmp_path: Path) -> None:
     model.save(tmp_path / "model.keras")
     loaded = tf.keras.models.load_model(tmp_path / "model.keras").optimizer
     assert loaded.get_config()["beta_1"] == 0.5
-    for own, saved in zip(optimizer.get_weights(), loaded.get_weights(), strict=True):
-        np.testing.assert_array_equal(own, saved)
+    for current, saved_value in zip(optimizer.get_weights(), loaded.get_weights(), strict=True):
+        np.testing.assert_array_equal(current, saved_value)
     model.optimizer = keras.optimizers.SGD(0.2)
     model.fit(ONES, ZEROS, verbose=0)
     assert type(model.optimizer) is type(keras.optimizers.SGD())
@@ -150,8 +150,8 @@ def test_optimizer_of_two_models_keeps_them_apart(tmp_path: Path) -> None:
     for name, model in models.items():
         model.save(tmp_path / f"{name}.keras")
         loaded = tf.keras.models.load_model(tmp_path / f"{name}.keras").optimizer
-        for own, saved in zip(model.optimizer.variables, loaded.variables, strict=True):
-            np.testing.assert_array_equal(own.numpy(), saved.numpy())
+        for current, saved_value in zip(model.optimizer.variables, loaded.variables, strict=True):
+            np.testing.assert_array_equal(current.numpy(), saved_value.numpy())
     first, second = (model.optimizer.variables[2].numpy()[0] for model in models.values())
     assert first != second
 
@@ -206,17 +206,17 @@ def test_models_without_weights_are_summed_up(unbuilt: str) -> None:
         model.weights  # noqa: B018
 
 
-def metrics_of_two(**told: Any) -> dict[str, float]:
-    """What metrics say of the outputs 2 and 0 where 0 was expected, as tf_keras has them."""
+def metrics_of_two(**metrics: Any) -> dict[str, float]:
+    """Return the metrics for outputs 2 and 0 where 0 was expected, named as in tf_keras."""
     inputs = tf.keras.Input((2,))
     ends = [
         tf.keras.layers.Dense(1, kernel_initializer=start, name=name)(inputs)
         for name, start in {"a": "ones", "b": "zeros"}.items()
     ]
     model = tf.keras.Model(inputs, ends)
-    model.compile("sgd", loss="mse", **told)
-    found = model.evaluate(np.ones((4, 2)), [ZEROS, ZEROS], verbose=0, return_dict=True)
-    return {name: value for name, value in found.items() if "loss" not in name}
+    model.compile("sgd", loss="mse", **metrics)
+    logs = model.evaluate(np.ones((4, 2)), [ZEROS, ZEROS], verbose=0, return_dict=True)
+    return {name: value for name, value in logs.items() if "loss" not in name}
 
 
 METRICS_OF_TWO: dict[str, Any] = {
@@ -231,11 +231,11 @@ METRICS_OF_TWO: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("keyword", ["metrics", "weighted_metrics"])
-@pytest.mark.parametrize("told", METRICS_OF_TWO)
-def test_each_output_has_metrics_of_its_own(told: str, keyword: str) -> None:
-    given = METRICS_OF_TWO[told](tf.keras.metrics.MeanAbsoluteError)
+@pytest.mark.parametrize("form", METRICS_OF_TWO)
+def test_each_output_has_metrics_of_its_own(form: str, keyword: str) -> None:
+    metrics = METRICS_OF_TWO[form](tf.keras.metrics.MeanAbsoluteError)
     expected = {"a_mean_absolute_error": 2.0, "b_mean_absolute_error": 0.0}
-    assert metrics_of_two(**{keyword: given}) == expected
+    assert metrics_of_two(**{keyword: metrics}) == expected
 
 
 def test_metrics_that_would_count_for_two_are_refused() -> None:
@@ -247,7 +247,7 @@ def test_metrics_that_would_count_for_two_are_refused() -> None:
     with pytest.raises(TypeError, match=r"'own' is to count for each output.*scale"):
         metrics_of_two(metrics=[Own(1.0)])
     metric = Own(1.0)
-    for given in ([[metric], [metric]], {"a": metric, "b": metric}, [metric, metric]):
+    for metrics in ([[metric], [metric]], {"a": metric, "b": metric}, [metric, metric]):
         with pytest.raises(ValueError, match="'own' is given twice"):
-            metrics_of_two(metrics=given)
+            metrics_of_two(metrics=metrics)
     assert metrics_of_two(metrics=[[metric], [Own(1.0)]]) == {"a_own": 2.0, "b_own": 0.0}

@@ -12,7 +12,7 @@ from case_batches import many
 
 Pair = namedtuple("Pair", "first second")
 Twin = namedtuple("Pair", "first second")  # another class that is the same to TensorFlow
-Other = namedtuple("Pair", "first third")
+OtherPair = namedtuple("Pair", "first third")
 
 
 class Numbers(list[Any]):
@@ -46,9 +46,9 @@ def test_there_and_back(kind: str) -> None:
     structure, flat = FLAT[kind]
     assert tf.nest.flatten(structure) == flat
     assert tf.nest.is_nested(structure) == (kind not in ("leaf", "text", "none"))
-    again = tf.nest.pack_sequence_as(structure, flat)
-    assert (again, type(again)) == (structure, type(structure))
-    assert list(again) == list(structure) if isinstance(structure, dict) else True
+    new = tf.nest.pack_sequence_as(structure, flat)
+    assert (new, type(new)) == (structure, type(structure))
+    assert list(new) == list(structure) if isinstance(structure, dict) else True
 
 
 def test_a_default_is_kept() -> None:
@@ -61,36 +61,36 @@ def test_what_cannot_be_made_of_other_things_becomes_a_list(nest: Any) -> None:
     assert tf.nest.map_structure(str, nest) == ["0", "1"]
 
 
-ALIKE: dict[str, tuple[Any, Any, bool]] = {
+STRUCTURES: dict[str, tuple[Any, Any, bool]] = {
     "lists": ([1], Numbers([2]), True),
     "lists of classes": (Numbers([1]), Numbers([2]), True),
     "dicts": ({"a": 1}, OrderedDict(a=2), True),
     "mappings": (Table(a=1), UserDict(a=2), True),
     "named": (Pair(1, 2), Twin(3, 4), True),
-    "named otherwise": (Pair(1, 2), Other(3, 4), False),
+    "named otherwise": (Pair(1, 2), OtherPair(3, 4), False),
     "named and not": (Pair(1, 2), (3, 4), False),
     "queue and list": (deque([1]), [2], False),
 }
 
 
-@pytest.mark.parametrize("kind", ALIKE)
+@pytest.mark.parametrize("kind", STRUCTURES)
 def test_kinds_are_alike_as_they_are_in_tensorflow(kind: str) -> None:
-    one, other, is_alike = ALIKE[kind]
-    tf.nest.assert_same_structure(one, other, check_types=False)
-    if is_alike:
-        tf.nest.assert_same_structure(one, other)
+    first, second, is_same_structure = STRUCTURES[kind]
+    tf.nest.assert_same_structure(first, second, check_types=False)
+    if is_same_structure:
+        tf.nest.assert_same_structure(first, second)
         return
-    with pytest.raises(TypeError, match=f"One is a {type(one).__name__}, the other a"):
-        tf.nest.assert_same_structure(one, other)
+    with pytest.raises(TypeError, match=f"One is a {type(first).__name__}, the other a"):
+        tf.nest.assert_same_structure(first, second)
 
 
 def test_functions_see_what_is_at_one_place() -> None:
-    one, other = {"b": 1, "a": (2, 3)}, {"a": [10, 20], "b": 30}
-    assert tf.nest.map_structure(lambda x, y: x + y, one, other) == {"b": 31, "a": (12, 23)}
+    first, second = {"b": 1, "a": (2, 3)}, {"a": [10, 20], "b": 30}
+    assert tf.nest.map_structure(lambda x, y: x + y, first, second) == {"b": 31, "a": (12, 23)}
     assert tf.nest.map_structure(str, Pair(1, [2])) == Pair("1", ["2"])
 
 
-REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
+INVALID: dict[str, tuple[Any, type[Exception], str]] = {
     "too few": (lambda n: n.pack_sequence_as([1, 2], [3]), ValueError, "2 elements.* 1"),
     "too many": (lambda n: n.pack_sequence_as(1, [3, 4]), ValueError, "1 elements.* 2"),
     "other length": (lambda n: n.assert_same_structure([1], [1, 2]), ValueError, "same nested"),
@@ -102,9 +102,9 @@ REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
 }
 
 
-@many("kind", list(REFUSED))
+@many("kind", list(INVALID))
 def test_what_differs_is_refused(kind: str) -> None:
-    call, error, match = REFUSED[kind]
+    call, error, match = INVALID[kind]
     with pytest.raises(error, match=match):
         call(tf.nest)
     tf.nest.assert_same_structure([1], (1,), check_types=False)

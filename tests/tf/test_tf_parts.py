@@ -245,22 +245,22 @@ CALLS: dict[str, tuple[Callable[..., Any], Any]] = {
 def test_values(function: Callable[..., Any], expected: Any, shapes: str) -> None:
     arrays = (A, PLACES, IDS)
     if shapes == "eager":
-        found: Any = function(*(tf.constant(array) for array in arrays))
-        assert found.dtype == torch.from_numpy(np.array(expected)).dtype
-        np.testing.assert_allclose(found.numpy(), expected, rtol=1e-6)
+        output: Any = function(*(tf.constant(array) for array in arrays))
+        assert output.dtype == torch.from_numpy(np.array(expected)).dtype
+        np.testing.assert_allclose(output.numpy(), expected, rtol=1e-6)
         return
-    known = {"known": lambda x: x.shape, "partly": lambda x: (None, *x.shape[1:])}
+    sizes = {"known": lambda x: x.shape, "partly": lambda x: (None, *x.shape[1:])}
     with tf.Graph().as_default(), v1.Session() as session:
-        places = [v1.placeholder(x.dtype, known.get(shapes, lambda _: None)(x)) for x in arrays]
+        places = [v1.placeholder(x.dtype, sizes.get(shapes, lambda _: None)(x)) for x in arrays]
         if shapes == "unknown":
             places[1:] = [tf.constant(PLACES), tf.constant(IDS)]
-        made = function(*places)
+        tensor = function(*places)
         feeds = dict(zip(places, arrays, strict=True))
-        value = session.run(made, feeds)
+        value = session.run(tensor, feeds)
         assert value.dtype == np.asarray(expected).dtype
         np.testing.assert_allclose(value, expected, rtol=1e-6)
-        assert made.dtype in (None, torch.from_numpy(np.array(expected)).dtype)
-        assert made.shape.accepts(np.shape(expected))
+        assert tensor.dtype in (None, torch.from_numpy(np.array(expected)).dtype)
+        assert tensor.shape.accepts(np.shape(expected))
 
 
 # name: (what is made of x, of shape (None, 6), and n; its static shape)
@@ -467,27 +467,27 @@ def test_python_functions_that_return_something_else() -> None:
 
 
 def test_a_function_without_a_result_is_an_operation(graph: Any) -> None:
-    seen: list[Any] = []
+    calls: list[Any] = []
     x = v1.placeholder(tf.float32, [2])
-    op = v1.py_func(lambda y: seen.append(y.tolist()), [x], [])
+    op = v1.py_func(lambda y: calls.append(y.tolist()), [x], [])
     with v1.Session() as session:
         session.run(op, {x: [1.0, 2.0]})
-    assert seen == [[1.0, 2.0]]
+    assert calls == [[1.0, 2.0]]
 
 
 @pytest.mark.parametrize("in_graph", [False, True])
 def test_printing(in_graph: bool, capfd: Any) -> None:
     stream, x = io.StringIO(), np.arange(10)
     with tf.Graph().as_default() if in_graph else tf.init_scope():
-        session, held = v1.Session(), tf.constant(x)
+        session, x_tensor = v1.Session(), tf.constant(x)
         ops = [
-            tf.print("x:", held, {"a": held[:2]}, output_stream=stream),
-            tf.print(held, summarize=-1, sep=",", end="!", output_stream=stream),
+            tf.print("x:", x_tensor, {"a": x_tensor[:2]}, output_stream=stream),
+            tf.print(x_tensor, summarize=-1, sep=",", end="!", output_stream=stream),
             tf.print("to the screen"),
         ]
-        made = v1.Print(held, [held, held[0]], "message ", first_n=1, summarize=2)
+        print_op = v1.Print(x_tensor, [x_tensor, x_tensor[0]], "message ", first_n=1, summarize=2)
         for _ in range(2 if in_graph else 0):
-            session.run([*ops, made])
+            session.run([*ops, print_op])
     times = 2 if in_graph else 1
     text = "x: [0 1 2 ... 7 8 9] {'a': [0 1]}\n[0 1 2 3 4 5 6 7 8 9]!"
     assert stream.getvalue() == text * times
@@ -528,14 +528,14 @@ def test_scattering_into_variables() -> None:
 
 
 def test_a_template_makes_its_variables_once(graph: Any) -> None:
-    def scaled(x: Any, by: float) -> Any:
-        return v1.get_variable("w", [2]) * x * by
+    def scaled(x: Any, factor: float) -> Any:
+        return v1.get_variable("w", [2]) * x * factor
 
-    one, other = v1.make_template("scale", scaled, by=2.0), v1.make_template("scale", scaled)
-    one(tf.ones([2]))
-    one(tf.zeros([2]))
-    other(tf.ones([2]), by=1.0)
-    assert [each.op.name for each in v1.global_variables()] == ["scale/w", "scale_1/w"]
+    first, second = v1.make_template("scale", scaled, by=2.0), v1.make_template("scale", scaled)
+    first(tf.ones([2]))
+    first(tf.zeros([2]))
+    second(tf.ones([2]), by=1.0)
+    assert [var.op.name for var in v1.global_variables()] == ["scale/w", "scale_1/w"]
 
 
 def test_settings_are_accepted() -> None:

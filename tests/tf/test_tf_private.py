@@ -12,7 +12,7 @@ from case_batches import many
 from thalweg.tf import private_modules
 from thalweg.v1 import train
 
-ASKED = {
+PRIVATE_NAMES = {
     "distribute.distribute_utils": "get_loss_reduction is_distributed_variable value_container",
     "trackable.base": "SaveType Trackable TrackableReference",
     "trackable.constants": "SaveType",
@@ -55,11 +55,11 @@ ASKED = {
 }
 
 
-@many("path", list(ASKED))
+@many("path", list(PRIVATE_NAMES))
 def test_names_are_there(path: str) -> None:
-    found = private_modules.module(f"tensorflow.python.{path}")
-    for name in ASKED[path].split():
-        assert getattr(found, name) is not None
+    module = private_modules.module(f"tensorflow.python.{path}")
+    for name in PRIVATE_NAMES[path].split():
+        assert getattr(module, name) is not None
 
 
 def test_names_are_those_of_the_library() -> None:
@@ -87,19 +87,19 @@ def test_resources_are_initialized() -> None:
 def test_schedules_are_read_as_schedules() -> None:
     module = private_modules.module("tensorflow.python.keras.optimizer_v2.learning_rate_schedule")
     schedule = module.ExponentialDecay(0.5, 10, 0.25)
-    again = module.deserialize(module.serialize(schedule))
-    assert again.get_config() == schedule.get_config()
+    new_schedule = module.deserialize(module.serialize(schedule))
+    assert new_schedule.get_config() == schedule.get_config()
 
 
 def test_the_graph_of_inputs_is_found() -> None:
     find = private_modules.module("tensorflow.python.framework.ops")._get_graph_from_inputs
     with tf.Graph().as_default() as graph:
         x = tf.constant(1.0)
-    with tf.Graph().as_default() as other:
+    with tf.Graph().as_default() as other_graph:
         assert find([x]) is graph
-        assert find([1.0]) is other
-        assert find([x], other) is other
-    assert graph._graph_key != other._graph_key
+        assert find([1.0]) is other_graph
+        assert find([x], other_graph) is other_graph
+    assert graph._graph_key != other_graph._graph_key
 
 
 def test_modules_of_replicas_and_of_checkpoints_are_imported_in_scripts(tmp_path: Path) -> None:
@@ -137,5 +137,5 @@ assert w.numpy().tolist() == [1.0, 2.0]
 print("done")
 """.replace("FOLDER", repr(str(tmp_path)))
     )
-    done = fresh_process.run("-m thalweg.tf", str(script))
-    assert (done.stdout, done.returncode) == ("done\n", 0), done.stderr
+    process = fresh_process.run("-m thalweg.tf", str(script))
+    assert (process.stdout, process.returncode) == ("done\n", 0), process.stderr

@@ -1,4 +1,4 @@
-"""What scripts use around training: `tf.flags`, `tf.app`, `tf.logging`, `tf.gfile`."""
+"""Modules that scripts use around training: `tf.flags`, `tf.app`, `tf.logging`, `tf.gfile`."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ tf.app.run(main)
 
 def test_flags_are_parsed_when_one_is_read() -> None:
     switches = ("--name=x", "--fast", "--noloud", "--mode=test")
-    done = fresh_process.run(SCRIPT, *switches, "--steps", "5", "--layers", "a,b", "file")
-    assert done.stdout.splitlines() == [
+    process = fresh_process.run(SCRIPT, *switches, "--steps", "5", "--layers", "a,b", "file")
+    assert process.stdout.splitlines() == [
         "x 6 0.1 True False test ['a', 'b']",
         "True 5 0.1",
         "7",
         "x ['file']",
-    ], done.stderr
-    assert done.returncode == 3
+    ], process.stderr
+    assert process.returncode == 3
 
 
 def test_app_run_leaves_unknown_flags_to_main() -> None:
@@ -61,8 +61,8 @@ def test_app_run_leaves_unknown_flags_to_main() -> None:
         "def main(rest): print(rest[1:])\n"
         "tf.app.run()\n"
     )  # fmt: skip
-    done = fresh_process.run(script, "--unknown=1", "file")
-    assert (done.stdout, done.returncode) == ("['--unknown=1', 'file']\n", 0), done.stderr
+    process = fresh_process.run(script, "--unknown=1", "file")
+    assert (process.stdout, process.returncode) == ("['--unknown=1', 'file']\n", 0), process.stderr
 
 
 # Flags of absl.app, absl.logging and absl.flags, with what a script may define under their names.
@@ -113,16 +113,16 @@ tf.app.run(main)
 """
 
 
-@pytest.mark.parametrize("is_given", [False, True])
-def test_a_flag_replaces_one_of_absls(is_given: bool) -> None:
+@pytest.mark.parametrize("uses_absl", [False, True])
+def test_a_flag_replaces_one_of_absls(uses_absl: bool) -> None:
     # absl interprets --undefok before it looks for a flag of this name.
-    names = [name for name in ABSL_FLAGS if is_given and name != "undefok"]
-    given = {name: 7 if isinstance(ABSL_FLAGS[name], int) else "given" for name in names}
+    names = [name for name in ABSL_FLAGS if uses_absl and name != "undefok"]
+    switches = {name: 7 if isinstance(ABSL_FLAGS[name], int) else "given" for name in names}
     script = REPLACING.format(values=ABSL_FLAGS)
-    done = fresh_process.run(script, *(f"--{name}={value}" for name, value in given.items()))
-    expected = f"{ABSL_FLAGS | given}\ndefined twice\n"
-    assert (done.returncode, done.stdout) == (0, expected), done.stderr
-    assert "to stderr" in done.stderr
+    process = fresh_process.run(script, *(f"--{name}={value}" for name, value in switches.items()))
+    expected = f"{ABSL_FLAGS | switches}\ndefined twice\n"
+    assert (process.returncode, process.stdout) == (0, expected), process.stderr
+    assert "to stderr" in process.stderr
 
 
 @pytest.mark.parametrize(
@@ -140,10 +140,10 @@ def test_without_absl_flags_say_what_to_install(
 @pytest.fixture
 def verbosity() -> Iterator[None]:
     loggers = [logging.getLogger(name) for name in ("tensorflow", "thalweg")]
-    before = [each.level for each in loggers]
+    levels = [logger.level for logger in loggers]
     yield
-    for each, level in zip(loggers, before, strict=True):
-        each.setLevel(level)
+    for logger, level in zip(loggers, levels, strict=True):
+        logger.setLevel(level)
 
 
 def test_messages_have_levels(verbosity: None, logged: Logged) -> None:
@@ -154,7 +154,7 @@ def test_messages_have_levels(verbosity: None, logged: Logged) -> None:
     v1.logging.warn("slow")
     v1.logging.log_if(v1.logging.ERROR, "not so", False)
     logging.getLogger("thalweg").info("of a hook")
-    assert [(each.name, each.levelname, each.getMessage()) for each in logged.records] == [
+    assert [(record.name, record.levelname, record.getMessage()) for record in logged.records] == [
         ("tensorflow", "INFO", "step 3"),
         ("tensorflow", "WARNING", "slow"),
         ("thalweg", "INFO", "of a hook"),
@@ -168,7 +168,7 @@ def test_messages_of_one_line_are_counted(verbosity: None, logged: Logged) -> No
         v1.logging.log_every_n(v1.logging.INFO, "every %d", 2, step)
         v1.logging.log_first_n(v1.logging.INFO, "first %d", 2, step)
     expected = ["every 0", "first 0", "first 1", "every 2", "every 4"]
-    assert [each.getMessage() for each in logged.records] == expected
+    assert [record.getMessage() for record in logged.records] == expected
 
 
 def test_messages_are_of_the_line_that_writes_them(verbosity: None, logged: Logged) -> None:
@@ -182,7 +182,7 @@ def test_messages_are_of_the_line_that_writes_them(verbosity: None, logged: Logg
     log.log_every_n(log.INFO, "%d", 1, 1)
     log.log_first_n(log.INFO, "%d", 1, 1)
     assert len(logged.records) == 11
-    assert {each.pathname for each in logged.records} == {__file__}
+    assert {record.pathname for record in logged.records} == {__file__}
 
 
 def test_files(tmp_path: Path) -> None:
@@ -200,10 +200,10 @@ def test_files(tmp_path: Path) -> None:
     old.Copy(path, folder + "/y.txt")
     old.Rename(folder + "/y.txt", folder + "/z.txt")
     assert old.ListDirectory(folder) == gfile.listdir(folder) == ["x.txt", "z.txt"]
-    names = [Path(each).name for each in gfile.glob([folder + "/z*", folder + "/*.txt"])]
+    names = [Path(path).name for path in gfile.glob([folder + "/z*", folder + "/*.txt"])]
     assert names == ["z.txt", "x.txt", "z.txt"]
-    found = old.Stat(path)
-    assert (found.length, found.is_directory, found.mtime_nsec > 0) == (6, False, True)
+    status = old.Stat(path)
+    assert (status.length, status.is_directory, status.mtime_nsec > 0) == (6, False, True)
     assert (gfile.isdir(folder), old.IsDirectory(path)) == (True, False)
     walked = [(top, folders, sorted(files)) for top, folders, files in old.Walk(tmp_path / "a")]
     assert walked == [(str(tmp_path / "a"), ["b"], []), (folder, [], ["x.txt", "z.txt"])]
@@ -234,12 +234,12 @@ def test_a_missing_file_is_named(call: Callable[..., Any], tmp_path: Path) -> No
 
 
 def test_what_is_there_is_not_overwritten_unasked(tmp_path: Path) -> None:
-    one, other = tmp_path / "one", tmp_path / "other"
-    for path in (one, other):
+    source, target = tmp_path / "one", tmp_path / "other"
+    for path in (source, target):
         path.write_text(path.name)
     for change in (tf.io.gfile.copy, tf.io.gfile.rename):
         with pytest.raises(FileExistsError, match="overwrite=True"):
-            change(one, other)
-        assert other.read_text() == "other"
-    tf.io.gfile.rename(one, other, overwrite=True)
-    assert other.read_text() == "one"
+            change(source, target)
+        assert target.read_text() == "other"
+    tf.io.gfile.rename(source, target, overwrite=True)
+    assert target.read_text() == "one"

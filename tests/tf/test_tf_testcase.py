@@ -182,8 +182,8 @@ def test_sessions_of_a_test_in_a_graph() -> None:
             with self.cached_session() as session:
                 w = tf.Variable([1.0])
                 session.run(w.initializer)
-            with self.test_session() as again:
-                self.assertIs(again, session)
+            with self.test_session() as same_session:
+                self.assertIs(same_session, session)
                 self.assertAllEqual(self.evaluate({"w": w * 2})["w"], [2.0])
             self.assertAllClose(w, [1.0])
             with self.assertRaisesRegex(ValueError, "cached session"):
@@ -191,8 +191,8 @@ def test_sessions_of_a_test_in_a_graph() -> None:
 
         def test_new(self) -> None:
             self.assertEqual(v1.global_variables(), [])  # those of the other test are gone
-            with self.session() as session, self.session(graph=tf.Graph()) as other:
-                self.assertIsNot(session.graph, other.graph)
+            with self.session() as session, self.session(graph=tf.Graph()) as second:
+                self.assertIsNot(session.graph, second.graph)
             with self.session() as session:
                 session.run(tf.constant(1.0))
             self.assertTrue(session.closed)
@@ -212,9 +212,9 @@ def test_sessions_of_a_test_in_a_graph() -> None:
 def test_sessions_of_a_test_in_eager_mode() -> None:
     class Eager(tf.test.TestCase):
         def test_it(self) -> None:
-            with self.cached_session() as session, self.session() as other:
+            with self.cached_session() as session, self.session() as second:
                 w = tf.Variable([1.0])
-                self.assertAllEqual(session.run([w, w + 1])[1], other.run(w + 1))
+                self.assertAllEqual(session.run([w, w + 1])[1], second.run(w + 1))
                 self.assertIsInstance(session.run(w), np.ndarray)
                 with self.assertRaisesRegex(ValueError, "fed"):
                     session.run(w, {w: 1})

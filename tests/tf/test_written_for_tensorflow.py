@@ -20,16 +20,16 @@ OPTIMIZERS = tf.keras.optimizers
 BOUNDS = {"NovoGrad": 4, "ProximalAdagrad": 4, "LAMB": 4, "/nuclear": 16}
 
 
-def inner(given: Any) -> Any:
-    return getattr(OPTIMIZERS, given[0])(**given[1])
+def inner(spec: Any) -> Any:
+    return getattr(OPTIMIZERS, spec[0])(**spec[1])
 
 
 def around(cls: Any, **names: str) -> Callable[..., Any]:
     """A class that takes an optimizer; `names` are its arguments by Addons' names."""
 
-    def make(own: Any, inner: Any, **given: Any) -> Any:
+    def make(variables: Any, inner: Any, **arguments: Any) -> Any:
         opt = getattr(OPTIMIZERS, inner[0])(**inner[1])
-        return cls(opt, **{names.get(key, key): value for key, value in given.items()})
+        return cls(opt, **{names.get(key, key): value for key, value in arguments.items()})
 
     return make
 
@@ -37,24 +37,24 @@ def around(cls: Any, **names: str) -> Callable[..., Any]:
 def plain(cls: Any, **names: str) -> Callable[..., Any]:
     """A class of its own; `names` are its arguments by Addons' names."""
 
-    def make(own: Any, **given: Any) -> Any:
-        found = {names.get(key, key): value for key, value in given.items()}
-        decay = found.get("weight_decay")
+    def make(variables: Any, **arguments: Any) -> Any:
+        kwargs = {names.get(key, key): value for key, value in arguments.items()}
+        decay = kwargs.get("weight_decay")
         if isinstance(decay, dict):
-            rest = {key: value for key, value in decay.items() if key != "schedule"}
-            found["weight_decay"] = getattr(OPTIMIZERS.schedules, decay["schedule"])(**rest)
-        return cls(**found)
+            options = {key: value for key, value in decay.items() if key != "schedule"}
+            kwargs["weight_decay"] = getattr(OPTIMIZERS.schedules, decay["schedule"])(**options)
+        return cls(**kwargs)
 
     return make
 
 
-def triangles(own: Any, learning_rate: Any) -> Any:
+def triangles(variables: Any, learning_rate: Any) -> Any:
     low, high = learning_rate["initial_learning_rate"], learning_rate["maximal_learning_rate"]
     return OPTIMIZERS.SGD(written.Triangles(low, high, learning_rate["step_size"]))
 
 
-def several(own: Any, parts: Any) -> Any:
-    return written.Several([(inner(each), [own[n] for n in names]) for each, names in parts])
+def several(variables: Any, parts: Any) -> Any:
+    return written.Several([(inner(spec), [variables[n] for n in names]) for spec, names in parts])
 
 
 EXCLUDED = {"exclude_from_weight_decay": "exclude"}
@@ -87,44 +87,44 @@ def bound_of(case_id: str) -> int:
     return next((bound for part, bound in BOUNDS.items() if part in case_id), 0)
 
 
-def check(case_id: str, what: str, got: Any, recorded: Any) -> None:
-    """The same bits, or values within the case's bound."""
+def check(case_id: str, label: str, got: Any, golden: Any) -> None:
+    """Assert equal bits, or values within the case's bound."""
     got = np.asarray(got)
-    assert (got.shape, got.dtype) == (recorded.shape, recorded.dtype), what
-    bound = bound_of(case_id) * np.spacing(np.abs(recorded).max(initial=0))
-    distance = np.abs(got - recorded).max(initial=0)
-    assert distance <= bound, f"{what} is off by {distance}, of {bound}"
+    assert (got.shape, got.dtype) == (golden.shape, golden.dtype), label
+    bound = bound_of(case_id) * np.spacing(np.abs(golden).max(initial=0))
+    distance = np.abs(got - golden).max(initial=0)
+    assert distance <= bound, f"{label} is off by {distance}, of {bound}"
 
 
 def gradient(case: Any, name: str, step: int) -> Any:
     if name == "emb":
         values, rows = (array_of("addons", case, key, name) for key in ("values", "indices"))
         shape = array_of("addons", case, "start", name).shape
-        kept, places = tf.constant(values[step].copy()), tf.constant(rows[step].copy())
-        return tf.IndexedSlices(kept, places, tf.constant(list(shape)))
+        grads, places = tf.constant(values[step].copy()), tf.constant(rows[step].copy())
+        return tf.IndexedSlices(grads, places, tf.constant(list(shape)))
     return tf.constant(array_of("addons", case, "grad", name)[step].copy())
 
 
 @pytest.mark.parametrize("case_id", CASES)
 def test_trajectory(case_id: str) -> None:
     case = CASES[case_id]
-    own = {
+    variables = {
         name: tf.Variable(array_of("addons", case, "start", name), name=name)
         for name in case["variables"]
     }
-    opt = MAKE[case["optimizer"]](own, **case["arguments"])
+    opt = MAKE[case["optimizer"]](variables, **case["arguments"])
     parts = {"": opt}
     if hasattr(opt, "_optimizer"):
         parts["inner/"] = opt._optimizer
     for step in range(8):
-        opt.apply_gradients([(gradient(case, name, step), var) for name, var in own.items()])
-        for name, var in own.items():
+        opt.apply_gradients([(gradient(case, name, step), var) for name, var in variables.items()])
+        for name, var in variables.items():
             title = f"{name} after step {step + 1}"
             check(case_id, title, var, array_of("addons", case, "var", name)[step])
-            for prefix, each in parts.items():
-                for slot in each.get_slot_names():
-                    recorded = array_of("addons", case, "slot", name, f"{prefix}{slot}")[step]
-                    check(case_id, f"{prefix}{slot} of {title}", each.get_slot(var, slot), recorded)
+            for prefix, part in parts.items():
+                for slot in part.get_slot_names():
+                    golden = array_of("addons", case, "slot", name, f"{prefix}{slot}")[step]
+                    check(case_id, f"{prefix}{slot} of {title}", part.get_slot(var, slot), golden)
 
 
 IN_GRAPHS = ["COCOB", "LAMB", "LazyAdam", "Lookahead", "MovingAverage", "NovoGrad", "AdamW", "SWA"]
@@ -134,33 +134,33 @@ IN_GRAPHS = ["COCOB", "LAMB", "LazyAdam", "Lookahead", "MovingAverage", "NovoGra
 def test_trajectory_in_a_graph(name: str) -> None:
     case = CASES[f"{name}/float32"]
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-        own = {
-            each: tf.Variable(array_of("addons", case, "start", each), name=each)
-            for each in case["variables"]
+        variables = {
+            key: tf.Variable(array_of("addons", case, "start", key), name=key)
+            for key in case["variables"]
         }
-        fed: dict[str, Any] = {}
+        feeds: dict[str, Any] = {}
         for key in ("grad", "values", "indices"):
-            for each, var in own.items():
-                if (key == "grad") == (each != "emb"):
+            for var_name, var in variables.items():
+                if (key == "grad") == (var_name != "emb"):
                     kind = tf.int64 if key == "indices" else tf.float32
                     rows = {"grad": var.shape, "values": (4, *var.shape[1:]), "indices": (4,)}
                     shape = rows[key]
-                    fed[f"{key}|{each}"] = tf.compat.v1.placeholder(kind, shape)
+                    feeds[f"{key}|{var_name}"] = tf.compat.v1.placeholder(kind, shape)
         pairs = [
-            (tf.IndexedSlices(fed["values|emb"], fed["indices|emb"]), var)
-            if each == "emb"
-            else (fed[f"grad|{each}"], var)
-            for each, var in own.items()
+            (tf.IndexedSlices(feeds["values|emb"], feeds["indices|emb"]), var)
+            if key == "emb"
+            else (feeds[f"grad|{key}"], var)
+            for key, var in variables.items()
         ]
-        opt = MAKE[case["optimizer"]](own, **case["arguments"])
+        opt = MAKE[case["optimizer"]](variables, **case["arguments"])
         train = opt.apply_gradients(pairs)
         session.run(tf.compat.v1.global_variables_initializer())
         for step in range(8):
-            arrays = {key: array_of("addons", case, *key.split("|"))[step] for key in fed}
-            session.run(train, {fed[key]: value for key, value in arrays.items()})
-            for each, var in own.items():
-                recorded = array_of("addons", case, "var", each)[step]
-                check(case["id"], f"{each} after step {step + 1}", session.run(var), recorded)
+            arrays = {key: array_of("addons", case, *key.split("|"))[step] for key in feeds}
+            session.run(train, {feeds[key]: value for key, value in arrays.items()})
+            for var_name, var in variables.items():
+                golden = array_of("addons", case, "var", var_name)[step]
+                check(case["id"], f"{var_name} after step {step + 1}", session.run(var), golden)
 
 
 def test_every_optimizer_of_addons_is_there() -> None:

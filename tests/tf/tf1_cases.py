@@ -15,8 +15,8 @@ import numpy as np
 
 def draw(*shape: int, seed: int, positive: bool = False) -> Any:
     """Normal numbers."""
-    found = np.asarray(np.random.RandomState(seed).randn(*shape)).astype("f4")
-    return np.abs(found) if positive else found
+    numbers = np.asarray(np.random.RandomState(seed).randn(*shape)).astype("f4")
+    return np.abs(numbers) if positive else numbers
 
 
 class Case:
@@ -37,16 +37,16 @@ class Case:
         return symbol
 
 
-Made = Callable[[Case], dict[str, Any]]
-CASES: dict[str, Made] = {}
+Maker = Callable[[Case], dict[str, Any]]
+CASES: dict[str, Maker] = {}
 
 
 def row(name: str, make: Callable[[Case], Any]) -> None:
     """A case of which the result is one tensor, or a dict."""
 
     def made(case: Case) -> dict[str, Any]:
-        found = make(case)
-        return found if isinstance(found, dict) else {"y": found}
+        output = make(case)
+        return output if isinstance(output, dict) else {"y": output}
 
     CASES[name] = made
 
@@ -73,17 +73,17 @@ def _layers() -> None:
     row("dropout outside of training", lambda c: c.tf.layers.dropout(c.fed(ROWS), 0.5))
     for padding in ("same", "valid"):
         for kernel, stride in ((3, 1), (3, 2), ((2, 4), (2, 1)), (2, 3), (1, 2)):
-            how = (kernel, stride, padding)
+            size = (kernel, stride, padding)
             end = f"{kernel} by {stride} {padding}"
             for title in ("conv2d", "conv2d_transpose"):
                 row(
                     f"{title} {end}",
-                    lambda c, t=title, h=how: getattr(c.tf.layers, t)(c.fed(IMAGES, TALL), 4, *h),
+                    lambda c, t=title, h=size: getattr(c.tf.layers, t)(c.fed(IMAGES, TALL), 4, *h),
                 )
             for title in ("max_pooling2d", "average_pooling2d"):
                 row(
                     f"{title} {end}",
-                    lambda c, t=title, h=how: getattr(c.tf.layers, t)(c.fed(IMAGES, TALL), *h),
+                    lambda c, t=title, h=size: getattr(c.tf.layers, t)(c.fed(IMAGES, TALL), *h),
                 )
         row(
             f"conv2d dilated {padding}",
@@ -98,23 +98,23 @@ def _layers() -> None:
             ),
         )
         for kernel, stride in ((3, 2), (4, 3)):
-            how = (kernel, stride, padding)
+            size = (kernel, stride, padding)
             row(
                 f"conv1d {kernel} by {stride} {padding}",
-                lambda c, h=how: c.tf.layers.conv1d(c.fed(SEQUENCES), 4, *h),
+                lambda c, h=size: c.tf.layers.conv1d(c.fed(SEQUENCES), 4, *h),
             )
             for title in ("max_pooling1d", "average_pooling1d"):
                 row(
                     f"{title} {kernel} by {stride} {padding}",
-                    lambda c, t=title, h=how: getattr(c.tf.layers, t)(c.fed(SEQUENCES), *h),
+                    lambda c, t=title, h=size: getattr(c.tf.layers, t)(c.fed(SEQUENCES), *h),
                 )
 
 
 def _normalized(case: Case, data: Any, shape: Any, training: Any, **options: Any) -> Any:
     if isinstance(training, str):
         training = case.fed(np.array(training == "fed True"), [])
-    found = case.tf.layers.batch_normalization(case.fed(data, shape), training=training, **options)
-    return {"y": found, "updates": case.tf.get_collection(case.tf.GraphKeys.UPDATE_OPS)}
+    y = case.tf.layers.batch_normalization(case.fed(data, shape), training=training, **options)
+    return {"y": y, "updates": case.tf.get_collection(case.tf.GraphKeys.UPDATE_OPS)}
 
 
 def _normalizations() -> None:
@@ -150,23 +150,23 @@ def _names(case: Case) -> Any:
     tf = case.tf
     dense = tf.layers.dense
     rows, images = tf.constant(ROWS), tf.constant(IMAGES)
-    found = dense(dense(dense(rows, 3), 3), 2, name="out")
+    y = dense(dense(dense(rows, 3), 3), 2, name="out")
     with tf.variable_scope("net"):
-        found = tf.layers.batch_normalization(dense(dense(found, 3), 3))
+        y = tf.layers.batch_normalization(dense(dense(y, 3), 3))
         tf.layers.max_pooling2d(
             tf.layers.conv2d_transpose(tf.layers.conv2d(images, 2, 3), 2, 3), 2, 2
         )
-    found = dense(found, 2, name="between")
+    y = dense(y, 2, name="between")
     with tf.variable_scope("net", reuse=True):
-        found = dense(dense(found, 3), 3)
-    found = dense(found, 2, name="behind")
+        y = dense(dense(y, 3), 3)
+    y = dense(y, 2, name="behind")
     with tf.variable_scope("net", reuse=tf.AUTO_REUSE):
-        found = dense(dense(dense(found, 3), 3), 3)
-    found = dense(dense(found, 3, name="twice"), 3, name="twice", reuse=True)
+        y = dense(dense(dense(y, 3), 3), 3)
+    y = dense(dense(y, 3, name="twice"), 3, name="twice", reuse=True)
     layer = tf.layers.Dense(3)
-    found = layer(layer(found))
-    found = tf.layers.Dense(2, name="object")(found)
-    found = tf.layers.Dense(2, name="object")(found)
+    y = layer(layer(y))
+    y = tf.layers.Dense(2, name="object")(y)
+    y = tf.layers.Dense(2, name="object")(y)
     with tf.variable_scope("a"):
         with tf.variable_scope("b") as scope:
             tf.get_variable("v", [2])
@@ -180,7 +180,7 @@ def _names(case: Case) -> Any:
         for _ in range(2):
             with tf.variable_scope(None, default_name="b"):
                 tf.get_variable("w", [2])
-    return found * 1e-3
+    return y * 1e-3
 
 
 def _penalties(case: Case) -> dict[str, Any]:
@@ -191,13 +191,13 @@ def _penalties(case: Case) -> dict[str, Any]:
 
     rows = case.fed(ROWS, [None, 5])
     with tf.variable_scope("n", regularizer=lambda w: 0.5 * tf.reduce_sum(w)):
-        found = tf.layers.dense(rows, 5, kernel_regularizer=squares, name="a")
+        y = tf.layers.dense(rows, 5, kernel_regularizer=squares, name="a")
     options = {"bias_regularizer": squares, "activity_regularizer": squares, "name": "b"}
-    found = tf.layers.dense(found, 5, **options)
-    found = tf.layers.dense(found, 5, kernel_regularizer=squares, name="b", reuse=True)
+    y = tf.layers.dense(y, 5, **options)
+    y = tf.layers.dense(y, 5, kernel_regularizer=squares, name="b", reuse=True)
     losses = tf.get_collection(tf.GraphKeys.REGULARIZATION_LOSSES)
     total = tf.losses.get_regularization_loss()
-    return {"y": found, **{str(i): loss for i, loss in enumerate(losses)}, "total": total}
+    return {"y": y, **{str(i): loss for i, loss in enumerate(losses)}, "total": total}
 
 
 WEIGHTS = {
@@ -229,13 +229,13 @@ def _losses() -> None:
         "sigmoid_cross_entropy": (BITS, B, {}),
         "sigmoid_cross_entropy smooth": (BITS, B, {"label_smoothing": 0.1}),
     }
-    for (title, (labels, given, options)), weights in itertools.product(
+    for (title, (labels, predictions, options)), weights in itertools.product(
         tables.items(), ("1", "of all")
     ):
         loss = title.partition(" ")[0]
         row(
             f"{title}, weights {weights}",
-            lambda c, t=loss, x=labels, y=given, w=WEIGHTS[weights], o=options: getattr(
+            lambda c, t=loss, x=labels, y=predictions, w=WEIGHTS[weights], o=options: getattr(
                 c.tf.losses, t
             )(c.fed(x), c.fed(y), w, **o),
         )
@@ -319,7 +319,7 @@ def _nn() -> None:
     of_channels.append(draw(3, seed=26))
 
     def channels(case: Case, count: int) -> list[Any]:
-        return [case.fed(each) for each in of_channels[:count]]
+        return [case.fed(array) for array in of_channels[:count]]
 
     row("nn.moments", lambda c: dict(zip("mv", c.tf.nn.moments(c.fed(IMAGES), [0, 1, 2]))))
     row(
@@ -433,11 +433,11 @@ def _metrics() -> None:
         "true_negatives": (YES, GUESS, [None]),
         "auc": (YES, SURE, [None, np.array([1, 2, 0.5, 0, 1], "f4")]),
     }
-    for title, (labels, given, several) in tables.items():
-        for weights in several:
+    for title, (labels, predictions, weightings) in tables.items():
+        for weights in weightings:
             row(
                 f"metrics.{title}{'' if weights is None else ', weighted'}",
-                lambda c, t=title, x=labels, y=given, w=weights: {
+                lambda c, t=title, x=labels, y=predictions, w=weights: {
                     "metric": getattr(c.tf.metrics, t)(
                         c.fed(x, grad=False), c.fed(y, grad=False), weights=w
                     )
@@ -508,7 +508,7 @@ Pixels = Callable[[bytes], Any]
 
 
 def measured(tf: Any, name: str, message: Any, pixels: Pixels) -> dict[str, Any]:
-    """What a library makes of a case.
+    """Return the outputs, gradients and variables that a library computes for a case.
 
     Args:
         tf: `tf.compat.v1`, in graph mode.
@@ -521,14 +521,14 @@ def measured(tf: Any, name: str, message: Any, pixels: Pixels) -> dict[str, Any]
     """
     with tf.Graph().as_default(), tf.Session() as session:
         case = Case(tf)
-        made = CASES[name](case)
-        updates, metric = made.pop("updates", None), made.pop("metric", None)
+        outputs = CASES[name](case)
+        updates, metric = outputs.pop("updates", None), outputs.pop("metric", None)
         variables = tf.global_variables()
         trained = tf.trainable_variables()
-        stars = ["*" if any(each is other for other in trained) else "" for each in variables]
-        titles = [f"{each.name}{star}" for each, star in zip(variables, stars)]
-        found: dict[str, Any] = {
-            "variables": [*titles, *(each.name for each in tf.local_variables())]
+        stars = ["*" if any(var is x for x in trained) else "" for var in variables]
+        titles = [f"{var.name}{star}" for var, star in zip(variables, stars)]
+        outputs_by_name: dict[str, Any] = {
+            "variables": [*titles, *(var.name for var in tf.local_variables())]
         }
         session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
         for variable in variables:
@@ -539,27 +539,27 @@ def measured(tf: Any, name: str, message: Any, pixels: Pixels) -> dict[str, Any]
         if metric is not None:
             value, update = metric
             for step in ("first", "second"):
-                found[step] = session.run(update, case.feeds)
-            return {**found, "value": session.run(value)}
-        if "summary" in made:
-            said = session.run(made["summary"], case.feeds)
-            return {**found, **_of_summary(message.FromString(said), pixels)}
-        made |= _gradients(case, made, trained, session)
-        found |= session.run(made, case.feeds)
+                outputs_by_name[step] = session.run(update, case.feeds)
+            return {**outputs_by_name, "value": session.run(value)}
+        if "summary" in outputs:
+            serialized = session.run(outputs["summary"], case.feeds)
+            return {**outputs_by_name, **_of_summary(message.FromString(serialized), pixels)}
+        outputs |= _gradients(case, outputs, trained, session)
+        outputs_by_name |= session.run(outputs, case.feeds)
         if updates is not None:
-            found["updates"] = np.array(len(updates))
+            outputs_by_name["updates"] = np.array(len(updates))
             session.run(updates, case.feeds)
-            found |= {f"then {x.name}": x.eval(session=session) for x in variables}
-        return found
+            outputs_by_name |= {f"then {x.name}": x.eval(session=session) for x in variables}
+        return outputs_by_name
 
 
 def _gradients(
-    case: Case, made: dict[str, Any], trained: list[Any], session: Any
+    case: Case, outputs: dict[str, Any], trained: list[Any], session: Any
 ) -> dict[str, Any]:
     """The gradients of the first tensor, whose elements weigh differently, by all that is fed and
     trained.
     """
-    first = next(iter(made.values()))
+    first = next(iter(outputs.values()))
     sources = [*case.sources, *trained]
     if first.dtype not in (case.tf.float32, "float32") or not sources:
         return {}
@@ -567,31 +567,31 @@ def _gradients(
     weights = np.cos(1 + np.arange(np.prod(shape, dtype=int))).reshape(shape).astype("f4")
     gradients = case.tf.gradients(case.tf.reduce_sum(first * weights), sources)
     return {
-        f"gradient {i}": case.tf.convert_to_tensor(each)
-        for i, each in enumerate(gradients)
-        if each is not None
+        f"gradient {i}": case.tf.convert_to_tensor(grad)
+        for i, grad in enumerate(gradients)
+        if grad is not None
     }
 
 
 def _of_summary(summary: Any, pixels: Pixels) -> dict[str, Any]:
-    found: dict[str, Any] = {"tags": [value.tag for value in summary.value]}
+    contents: dict[str, Any] = {"tags": [value.tag for value in summary.value]}
     for index, value in enumerate(summary.value):
         if value.HasField("image"):
-            found[f"image {index}"] = pixels(value.image.encoded_image_string)
+            contents[f"image {index}"] = pixels(value.image.encoded_image_string)
         elif value.HasField("histo"):
             histo = value.histo
             numbers = [histo.min, histo.max, histo.num, histo.sum, histo.sum_squares]
-            found[f"numbers {index}"] = np.array(numbers)
-            found[f"limits {index}"] = np.array(histo.bucket_limit)
-            found[f"buckets {index}"] = np.array(histo.bucket)
+            contents[f"numbers {index}"] = np.array(numbers)
+            contents[f"limits {index}"] = np.array(histo.bucket_limit)
+            contents[f"buckets {index}"] = np.array(histo.bucket)
         else:
-            found[f"value {index}"] = np.array(value.simple_value)
-    return found
+            contents[f"value {index}"] = np.array(value.simple_value)
+    return contents
 
 
-def told(found: dict[str, Any]) -> dict[str, Any]:
-    """The same in few numbers: of an array its shape, its norm, and a sum with changing weights."""
-    return {key: each if isinstance(each, list) else _short(each) for key, each in found.items()}
+def told(values: dict[str, Any]) -> dict[str, Any]:
+    """Reduce each array to its shape, its norm, and a sum with changing weights."""
+    return {key: y if isinstance(y, list) else _short(y) for key, y in values.items()}
 
 
 def _short(value: Any) -> list[Any]:
@@ -599,4 +599,4 @@ def _short(value: Any) -> list[Any]:
     flat = np.clip(flat, -1e30, 1e30)
     weights = np.cos(1 + np.arange(flat.size))
     numbers = [float(np.sqrt(flat @ flat)), float(flat @ weights)]
-    return [list(np.shape(value)), *(float(f"{each:.7g}") for each in numbers)]
+    return [list(np.shape(value)), *(float(f"{x:.7g}") for x in numbers)]

@@ -22,10 +22,10 @@ class Written(Base):
     SLOTS: tuple[str, ...] = ()
 
     def __init__(self, learning_rate: Any = 0.001, name: Any = None, **kwargs: Any) -> None:
-        own = {key: kwargs.pop(key, value) for key, value in self.HYPERS.items()}
+        hypers = {key: kwargs.pop(key, value) for key, value in self.HYPERS.items()}
         super().__init__(name or type(self).__name__, **kwargs)
         self._set_hyper("learning_rate", kwargs.get("lr", learning_rate))
-        for key, value in own.items():
+        for key, value in hypers.items():
             self._set_hyper(key, value)
 
     def _create_slots(self, var_list: Any) -> None:
@@ -35,8 +35,8 @@ class Written(Base):
 
     def _prepare_local(self, var_device: Any, var_dtype: Any, apply_state: Any) -> None:
         super()._prepare_local(var_device, var_dtype, apply_state)
-        own = {key: tf.identity(self._get_hyper(key, var_dtype)) for key in self.HYPERS}
-        apply_state[(var_device, var_dtype)].update(own)
+        coefficients = {key: tf.identity(self._get_hyper(key, var_dtype)) for key in self.HYPERS}
+        apply_state[(var_device, var_dtype)].update(coefficients)
 
     def _coefficients_of(self, var: Any, apply_state: Any) -> Any:
         key = var.device, var.dtype.base_dtype
@@ -98,17 +98,17 @@ class FrankWolfe(Written):
         return tf.reshape(tf.matmul(u[:, :1], tf.transpose(v[:, :1])), grad.get_shape().as_list())
 
     def _resource_apply_dense(self, grad: Any, var: Any, apply_state: Any = None) -> Any:
-        given = self._coefficients_of(var, apply_state)
-        rate = given["lr_t"]
-        shift = (1 - rate) * given["lambda_"] * self._direction(grad, var.dtype.base_dtype)
+        hypers = self._coefficients_of(var, apply_state)
+        rate = hypers["lr_t"]
+        shift = (1 - rate) * hypers["lambda_"] * self._direction(grad, var.dtype.base_dtype)
         return var.assign(tf.math.multiply(var, rate) - shift, use_locking=self._use_locking)
 
     def _resource_apply_sparse(
         self, grad: Any, var: Any, indices: Any, apply_state: Any = None
     ) -> Any:
-        given = self._coefficients_of(var, apply_state)
-        rate = given["lr_t"]
-        shift = (1 - rate) * given["lambda_"] * self._direction(grad, var.dtype.base_dtype)
+        hypers = self._coefficients_of(var, apply_state)
+        rate = hypers["lr_t"]
+        shift = (1 - rate) * hypers["lambda_"] * self._direction(grad, var.dtype.base_dtype)
         rows = tf.math.multiply(tf.gather(var, indices), rate) - shift
         return self._resource_scatter_update(var, indices, rows)
 
@@ -124,33 +124,33 @@ class LayerAdaptive(Written):
         self._exclude = exclude
 
     def _moved(self, m: Any, v: Any, var: Any, apply_state: Any) -> Any:
-        given = self._coefficients_of(var, apply_state)
+        hypers = self._coefficients_of(var, apply_state)
         _, _, _, power_1, power_2 = self._powers(var.dtype.base_dtype)
         epsilon = tf.convert_to_tensor(1e-6, var.dtype.base_dtype)
         update = (m / (1.0 - power_1)) / (tf.sqrt(v / (1.0 - power_2)) + epsilon)
         if any(part in var.name for part in self._exclude):
-            return given["lr_t"] * update
-        update += given["weight_decay"] * var
-        own, other = tf.norm(var, ord=2), tf.norm(update, ord=2)
-        ratio = tf.where(tf.greater(own, 0), tf.where(tf.greater(other, 0), own / other, 1.0), 1.0)
-        return ratio * given["lr_t"] * update
+            return hypers["lr_t"] * update
+        update += hypers["weight_decay"] * var
+        norm, size = tf.norm(var, ord=2), tf.norm(update, ord=2)
+        ratio = tf.where(tf.greater(norm, 0), tf.where(tf.greater(size, 0), norm / size, 1.0), 1.0)
+        return ratio * hypers["lr_t"] * update
 
     def _resource_apply_dense(self, grad: Any, var: Any, apply_state: Any = None) -> Any:
-        given = self._coefficients_of(var, apply_state)
+        hypers = self._coefficients_of(var, apply_state)
         m, v = self.get_slot(var, "m"), self.get_slot(var, "v")
-        m_t = m.assign(m * given["beta_1"] + grad * (1 - given["beta_1"]))
-        v_t = v.assign(v * given["beta_2"] + (grad * grad) * (1 - given["beta_2"]))
+        m_t = m.assign(m * hypers["beta_1"] + grad * (1 - hypers["beta_1"]))
+        v_t = v.assign(v * hypers["beta_2"] + (grad * grad) * (1 - hypers["beta_2"]))
         return var.assign_sub(self._moved(m_t, v_t, var, apply_state), self._use_locking)
 
     def _resource_apply_sparse(
         self, grad: Any, var: Any, indices: Any, apply_state: Any = None
     ) -> Any:
-        given = self._coefficients_of(var, apply_state)
+        hypers = self._coefficients_of(var, apply_state)
         m, v = self.get_slot(var, "m"), self.get_slot(var, "v")
-        with tf.control_dependencies([m.assign(m * given["beta_1"])]):
-            m_t = self._resource_scatter_add(m, indices, grad * (1 - given["beta_1"]))
-        with tf.control_dependencies([v.assign(v * given["beta_2"])]):
-            v_t = self._resource_scatter_add(v, indices, (grad * grad) * (1 - given["beta_2"]))
+        with tf.control_dependencies([m.assign(m * hypers["beta_1"])]):
+            m_t = self._resource_scatter_add(m, indices, grad * (1 - hypers["beta_1"]))
+        with tf.control_dependencies([v.assign(v * hypers["beta_2"])]):
+            v_t = self._resource_scatter_add(v, indices, (grad * grad) * (1 - hypers["beta_2"]))
         return var.assign_sub(self._moved(m_t, v_t, var, apply_state), self._use_locking)
 
 
@@ -167,14 +167,14 @@ class Lazy(Adam):
         m_t = beta_1 * tf.gather(m, indices) + (1 - beta_1) * grad
         v_t = beta_2 * tf.gather(v, indices) + (1 - beta_2) * tf.math.square(grad)
         move = rate * m_t / (tf.math.sqrt(v_t) + tf.convert_to_tensor(self.epsilon, dtype))
-        kept = [
+        slot_updates = [
             tf.raw_ops.ResourceScatterUpdate(
                 resource=resource.handle, indices=indices, updates=rows
             )
             for resource, rows in ((m, m_t), (v, v_t))
         ]
-        moved = tf.raw_ops.ResourceScatterSub(resource=var.handle, indices=indices, updates=move)
-        return tf.group(moved, *kept)
+        update = tf.raw_ops.ResourceScatterSub(resource=var.handle, indices=indices, updates=move)
+        return tf.group(update, *slot_updates)
 
 
 class NormalizedLayers(Written):
@@ -201,12 +201,12 @@ class NormalizedLayers(Written):
             if self._amsgrad:
                 self.add_slot(var, "vhat")
 
-    def _normalized(self, grad: Any, var: Any, rows: Any, given: Any) -> Any:
+    def _normalized(self, grad: Any, var: Any, rows: Any, hypers: Any) -> Any:
         v, squares = self.get_slot(var, "v"), tf.reduce_sum(tf.square(grad))
         v_t = tf.cond(
             tf.equal(self.iterations, 0),
             lambda: squares,
-            lambda: v * given["beta_2"] + squares * (1 - given["beta_2"]),
+            lambda: v * hypers["beta_2"] + squares * (1 - hypers["beta_2"]),
         )
         v_t = v.assign(v_t, use_locking=self._use_locking)
         if self._amsgrad:
@@ -218,16 +218,16 @@ class NormalizedLayers(Written):
         averages = tf.logical_and(
             self._get_hyper("grad_averaging"), tf.not_equal(self.iterations, 0)
         )
-        return tf.cond(averages, lambda: grad * (1 - given["beta_1"]), lambda: grad)
+        return tf.cond(averages, lambda: grad * (1 - hypers["beta_1"]), lambda: grad)
 
     def _resource_apply_dense(self, grad: Any, var: Any, apply_state: Any = None) -> Any:
-        given = self._coefficients_of(var, apply_state)
+        hypers = self._coefficients_of(var, apply_state)
         return tf.raw_ops.ResourceApplyKerasMomentum(
             var=var.handle,
             accum=self.get_slot(var, "m").handle,
-            lr=given["lr_t"],
-            grad=self._normalized(grad, var, lambda: var, given),
-            momentum=given["beta_1"],
+            lr=hypers["lr_t"],
+            grad=self._normalized(grad, var, lambda: var, hypers),
+            momentum=hypers["beta_1"],
             use_locking=self._use_locking,
             use_nesterov=False,
         )
@@ -235,14 +235,14 @@ class NormalizedLayers(Written):
     def _resource_apply_sparse(
         self, grad: Any, var: Any, indices: Any, apply_state: Any = None
     ) -> Any:
-        given = self._coefficients_of(var, apply_state)
+        hypers = self._coefficients_of(var, apply_state)
         return tf.raw_ops.ResourceSparseApplyKerasMomentum(
             var=var.handle,
             accum=self.get_slot(var, "m").handle,
-            lr=given["lr_t"],
-            grad=self._normalized(grad, var, lambda: tf.gather(var, indices), given),
+            lr=hypers["lr_t"],
+            grad=self._normalized(grad, var, lambda: tf.gather(var, indices), hypers),
             indices=indices,
-            momentum=given["beta_1"],
+            momentum=hypers["beta_1"],
             use_locking=self._use_locking,
         )
 
@@ -257,25 +257,25 @@ class Proximal(Written):
             self.add_slot(var, "accumulator", tf.keras.initializers.constant(0.1))
 
     def _arguments_of(self, grad: Any, var: Any, apply_state: Any) -> dict[str, Any]:
-        given = self._coefficients_of(var, apply_state)
+        hypers = self._coefficients_of(var, apply_state)
         return {
             "var": var.handle,
             "accum": self.get_slot(var, "accumulator").handle,
-            "lr": given["lr_t"],
-            "l1": given["l1_regularization_strength"],
-            "l2": given["l2_regularization_strength"],
+            "lr": hypers["lr_t"],
+            "l1": hypers["l1_regularization_strength"],
+            "l2": hypers["l2_regularization_strength"],
             "grad": grad,
         }
 
     def _resource_apply_dense(self, grad: Any, var: Any, apply_state: Any = None) -> Any:
-        own = self._arguments_of(grad, var, apply_state)
-        return tf.raw_ops.ResourceApplyProximalAdagrad(**own)
+        arguments = self._arguments_of(grad, var, apply_state)
+        return tf.raw_ops.ResourceApplyProximalAdagrad(**arguments)
 
     def _resource_apply_sparse(
         self, grad: Any, var: Any, indices: Any, apply_state: Any = None
     ) -> Any:
-        own = self._arguments_of(grad, var, apply_state)
-        return tf.raw_ops.ResourceSparseApplyProximalAdagrad(indices=indices, **own)
+        arguments = self._arguments_of(grad, var, apply_state)
+        return tf.raw_ops.ResourceSparseApplyProximalAdagrad(indices=indices, **arguments)
 
 
 class Rectified(Written):
@@ -309,13 +309,13 @@ class Rectified(Written):
             return rate
         total = self._get_hyper("total_steps", dtype)
         first = total * self._get_hyper("warmup_proportion", dtype)
-        rest = tf.maximum(total - first, 1)
-        slope = (self._get_hyper("min_lr", dtype) - rate) / rest
-        later = rate + slope * tf.minimum(step - first, rest)
-        return tf.where(step <= first, rate * (step / first), later)
+        span = tf.maximum(total - first, 1)
+        slope = (self._get_hyper("min_lr", dtype) - rate) / span
+        decayed_rate = rate + slope * tf.minimum(step - first, span)
+        return tf.where(step <= first, rate * (step / first), decayed_rate)
 
     def _seen(self, grad: Any, m_t: Any) -> Any:
-        """What the second moment is the average of."""
+        """Return the values that the second moment averages."""
         return tf.square(grad)
 
     def _move(self, m_t: Any, v_t: Any, var: Any) -> Any:
@@ -327,12 +327,12 @@ class Rectified(Written):
         m_hat, root = self._unbiased(m_t, v_t, power_1, power_2)
         longest = 2.0 / (1.0 - beta_2) - 1.0
         length = self._length(step, power_2, longest)
-        below = root + tf.convert_to_tensor(self.EPSILON, dtype)
+        scale = root + tf.convert_to_tensor(self.EPSILON, dtype)
         if self._rectify:
-            rectified = self._rectifier(length, longest) * m_hat / below
+            rectified = self._rectifier(length, longest) * m_hat / scale
             adapted = tf.where(length >= 5.0, rectified, m_hat)
         else:
-            adapted = m_hat / below
+            adapted = m_hat / scale
         if self._get_hyper("weight_decay", dtype) != 0.0:
             adapted += self._get_hyper("weight_decay", dtype) * var
         return self._rate(step, dtype) * adapted
@@ -362,9 +362,9 @@ class Rectified(Written):
         m, v = self.get_slot(var, "m"), self.get_slot(var, "v")
         with tf.control_dependencies([m.assign(m * beta_1, use_locking=self._use_locking)]):
             m_t = self._resource_scatter_add(m, indices, grad * (1.0 - beta_1))
-        seen = self._seen(grad, tf.gather(m_t, indices)) * (1.0 - beta_2)
+        new_square = self._seen(grad, tf.gather(m_t, indices)) * (1.0 - beta_2)
         with tf.control_dependencies([v.assign(v * beta_2)]):
-            v_t = self._resource_scatter_add(v, indices, self._averaged(0.0, seen))
+            v_t = self._resource_scatter_add(v, indices, self._averaged(0.0, new_square))
         rows = tf.gather(-self._move(m_t, v_t, var), indices)
         return tf.group(self._resource_scatter_add(var, indices, rows), m_t, v_t)
 
@@ -387,8 +387,8 @@ class Believing(Rectified):
         return longest - 2.0 * step * power_2 / (1.0 - power_2)
 
     def _rectifier(self, length: Any, longest: Any) -> Any:
-        above = (length - 4.0) * (length - 2.0) * longest
-        return tf.sqrt(above / ((longest - 4.0) * (longest - 2.0) * length))
+        numerator = (length - 4.0) * (length - 2.0) * longest
+        return tf.sqrt(numerator / ((longest - 4.0) * (longest - 2.0) * length))
 
 
 class Additive(Written):
@@ -407,39 +407,39 @@ class Additive(Written):
             if self._momentum:
                 self.add_slot(var, "m")
 
-    def _moved(self, var: Any, step: Any, v_t: Any, given: Any, dtype: Any) -> Any:
+    def _moved(self, var: Any, step: Any, v_t: Any, hypers: Any, dtype: Any) -> Any:
         _, _, _, power_1, power_2 = self._powers(dtype)
-        rate = given["lr_t"] * tf.sqrt(1 - power_2) / (1 - power_1)
-        rate = rate / (tf.sqrt(v_t) + given["epsilon"])
+        rate = hypers["lr_t"] * tf.sqrt(1 - power_2) / (1 - power_1)
+        rate = rate / (tf.sqrt(v_t) + hypers["epsilon"])
         new = var - rate * step
         if not self._penalized:
             return new
-        penalty = given["l1"] * rate
+        penalty = hypers["l1"] * rate
         return tf.where(tf.abs(new) > penalty, new - tf.sign(new) * penalty, tf.zeros_like(new))
 
     def _resource_apply_dense(self, grad: Any, var: Any, apply_state: Any = None) -> Any:
-        given, v = self._coefficients_of(var, apply_state), self.get_slot(var, "v")
+        hypers, v = self._coefficients_of(var, apply_state), self.get_slot(var, "v")
         step, squares = grad, grad * grad
         if self._momentum:
             m = self.get_slot(var, "m")
-            step = m.assign(m * given["beta_1"] + grad * (1 - given["beta_1"]))
-        v_t = v.assign_add((1 - given["beta_2"]) * tf.sign(squares - v) * squares)
-        return var.assign(self._moved(var, step, v_t, given, var.dtype.base_dtype))
+            step = m.assign(m * hypers["beta_1"] + grad * (1 - hypers["beta_1"]))
+        v_t = v.assign_add((1 - hypers["beta_2"]) * tf.sign(squares - v) * squares)
+        return var.assign(self._moved(var, step, v_t, hypers, var.dtype.base_dtype))
 
     def _resource_apply_sparse(
         self, grad: Any, var: Any, indices: Any, apply_state: Any = None
     ) -> Any:
-        given, v = self._coefficients_of(var, apply_state), self.get_slot(var, "v")
+        hypers, v = self._coefficients_of(var, apply_state), self.get_slot(var, "v")
         step, squares = grad, grad * grad
         if self._momentum:
             m = self.get_slot(var, "m")
-            m.assign(m * given["beta_1"], use_locking=self._use_locking)
-            step = tf.gather(m, indices) + grad * (1 - given["beta_1"])
+            m.assign(m * hypers["beta_1"], use_locking=self._use_locking)
+            step = tf.gather(m, indices) + grad * (1 - hypers["beta_1"])
             self._resource_scatter_update(m, indices, step)
         rows = tf.gather(v, indices)
-        rows = rows + (1 - given["beta_2"]) * tf.sign(squares - rows) * squares
+        rows = rows + (1 - hypers["beta_2"]) * tf.sign(squares - rows) * squares
         self._resource_scatter_update(v, indices, rows)
-        new = self._moved(tf.gather(var, indices), step, rows, given, var.dtype.base_dtype)
+        new = self._moved(tf.gather(var, indices), step, rows, hypers, var.dtype.base_dtype)
         return self._resource_scatter_update(var, indices, new)
 
 
@@ -449,12 +449,12 @@ class Decayed:
     def __init__(self, weight_decay: Any, exclude: Any = (), **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self._set_hyper("weight_decay", weight_decay)  # pyright: ignore
-        self._exclude, self._decayed = exclude, set()
+        self._exclude, self._decaying = exclude, set()
 
     def apply_gradients(self, grads_and_vars: Any, name: Any = None, **kwargs: Any) -> Any:
         pairs = list(grads_and_vars)
-        named = [var for _, var in pairs if not any(part in var.name for part in self._exclude)]
-        self._decayed = {var.ref() for var in named}
+        decaying = [var for _, var in pairs if not any(part in var.name for part in self._exclude)]
+        self._decaying = {var.ref() for var in decaying}
         return super().apply_gradients(pairs, name=name, **kwargs)  # pyright: ignore
 
     def _prepare_local(self, var_device: Any, var_dtype: Any, apply_state: Any) -> None:
@@ -466,7 +466,7 @@ class Decayed:
 
     def _resource_apply_dense(self, grad: Any, var: Any, apply_state: Any = None) -> Any:
         ops = []
-        if var.ref() in self._decayed:
+        if var.ref() in self._decaying:
             decay = apply_state[(var.device, var.dtype.base_dtype)]["wd_t"]
             ops = [var.assign_sub(decay * var, True)]
         with tf.control_dependencies(ops):
@@ -478,7 +478,7 @@ class Decayed:
         self, grad: Any, var: Any, indices: Any, apply_state: Any = None
     ) -> Any:
         op = tf.no_op()
-        if var.ref() in self._decayed:
+        if var.ref() in self._decaying:
             decay = apply_state[(var.device, var.dtype.base_dtype)]["wd_t"]
             rows = -decay * tf.gather(var, indices)
             op = self._resource_scatter_add(var, indices, rows)  # pyright: ignore
@@ -530,18 +530,18 @@ class Around(Base):
         raise NotImplementedError
 
     def _resource_apply_dense(self, grad: Any, var: Any, apply_state: Any = None) -> Any:
-        takes = "apply_state" in self._optimizer._dense_apply_args
-        own = {"apply_state": apply_state} if takes else {}
-        op = self._optimizer._resource_apply_dense(grad, var, **own)
+        has_state = "apply_state" in self._optimizer._dense_apply_args
+        kwargs = {"apply_state": apply_state} if has_state else {}
+        op = self._optimizer._resource_apply_dense(grad, var, **kwargs)
         with tf.control_dependencies([op]):
             return tf.group(op, self._after(var, apply_state))
 
     def _resource_apply_sparse(
         self, grad: Any, var: Any, indices: Any, apply_state: Any = None
     ) -> Any:
-        takes = "apply_state" in self._optimizer._sparse_apply_args
-        own = {"apply_state": apply_state} if takes else {}
-        op = self._optimizer._resource_apply_sparse(grad, var, indices, **own)
+        has_state = "apply_state" in self._optimizer._sparse_apply_args
+        kwargs = {"apply_state": apply_state} if has_state else {}
+        op = self._optimizer._resource_apply_sparse(grad, var, indices, **kwargs)
         with tf.control_dependencies([op]):
             return tf.group(op, self._after(var, apply_state))
 
@@ -562,12 +562,12 @@ class SlowAndFast(Around):
     def _after(self, var: Any, apply_state: Any) -> Any:
         slow, step = self.get_slot(var, "slow"), tf.cast(self.iterations + 1, tf.dtypes.int64)
         period = self._get_hyper("sync_period", tf.dtypes.int64)
-        back = slow + self._get_hyper("slow_step_size", var.dtype.base_dtype) * (var - slow)
-        now = tf.equal(tf.math.floordiv(step, period) * period, step)
-        with tf.control_dependencies([back]):
+        merged = slow + self._get_hyper("slow_step_size", var.dtype.base_dtype) * (var - slow)
+        is_time = tf.equal(tf.math.floordiv(step, period) * period, step)
+        with tf.control_dependencies([merged]):
             return tf.group(
-                slow.assign(tf.where(now, back, slow), use_locking=self._use_locking),
-                var.assign(tf.where(now, back, var), use_locking=self._use_locking),
+                slow.assign(tf.where(is_time, merged, slow), use_locking=self._use_locking),
+                var.assign(tf.where(is_time, merged, var), use_locking=self._use_locking),
             )
 
 
@@ -625,11 +625,11 @@ class Snapshots(Around):
     def _after(self, var: Any, apply_state: Any) -> Any:
         average = self.get_slot(var, "average")
         period, start = (self._get_hyper(name, tf.int64) for name in ("period", "start"))
-        taken = tf.math.maximum(
+        snapshot_count = tf.math.maximum(
             tf.cast(0, tf.int64), tf.math.floordiv(self.iterations - start, period)
         )
-        if self.iterations >= start and self.iterations == start + taken * period:
-            count = tf.cast(taken, tf.float32)
+        if self.iterations >= start and self.iterations == start + snapshot_count * period:
+            count = tf.cast(snapshot_count, tf.float32)
             mean = (average * count + var) / (count + 1.0)
             return average.assign(mean, use_locking=self._use_locking)
         return average
@@ -640,7 +640,7 @@ class Several(Base):
 
     def __init__(self, parts: Any, name: str = "Several", **kwargs: Any) -> None:
         super().__init__(name, **kwargs)
-        self._parts = [(optimizer, {var.name for var in own}) for optimizer, own in parts]
+        self._parts = [(optimizer, {var.name for var in owned}) for optimizer, owned in parts]
 
     def apply_gradients(self, grads_and_vars: Any, **kwargs: Any) -> Any:
         pairs = tuple(grads_and_vars)
@@ -662,9 +662,9 @@ class Triangles(tf.keras.optimizers.schedules.LearningRateSchedule):
     def __call__(self, step: Any) -> Any:
         with tf.name_scope("Triangles"):
             low = tf.convert_to_tensor(self._low, name="low")
-            half, now = tf.cast(self._step_size, low.dtype), tf.cast(step, low.dtype)
-            cycle = tf.floor(1 + now / (2 * half))
-            x = tf.abs(now / half - 2 * cycle + 1)
+            half, step_count = tf.cast(self._step_size, low.dtype), tf.cast(step, low.dtype)
+            cycle = tf.floor(1 + step_count / (2 * half))
+            x = tf.abs(step_count / half - 2 * cycle + 1)
             height = (tf.cast(self._high, low.dtype) - low) * tf.maximum(
                 tf.cast(0, low.dtype), (1 - x)
             )

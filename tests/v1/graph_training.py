@@ -13,10 +13,10 @@ from thalweg._cli.registry import RegistryEntry, by_class, by_rule
 from thalweg._formats.stored_tensor import of_tensor
 from thalweg.v1 import train
 
-EVERY: dict[str, RegistryEntry] = {
-    name: named
-    for name, named in {**by_class(), **by_rule()}.items()
-    if issubclass(named.cls, train.Optimizer)
+ENTRIES: dict[str, RegistryEntry] = {
+    name: entry
+    for name, entry in {**by_class(), **by_rule()}.items()
+    if issubclass(entry.cls, train.Optimizer)
 }
 SHAPES = {"w": (19,), "net/b": (2, 3), "table": (6, 3)}
 ROWS = [[0, 5, 1, 5], [3], [2, 2, 4], [5, 0]]
@@ -26,12 +26,12 @@ Bits = dict[str, tuple[str, tuple[int, ...], bytes]]
 
 def optimizer(name: str, step: Any) -> Any:
     """An optimizer whose learning rate depends on the step wherever it can."""
-    named = EVERY[name]
-    given = dict(named.options)
-    if issubclass(named.cls, train.AdagradDAOptimizer):
-        given["global_step"] = step
-    rate = train.exponential_decay(0.1, step, 2, 0.5) if named.cls.CALLABLES else 0.1
-    return named.cls(learning_rate=rate, **given)
+    entry = ENTRIES[name]
+    options = dict(entry.options)
+    if issubclass(entry.cls, train.AdagradDAOptimizer):
+        options["global_step"] = step
+    rate = train.exponential_decay(0.1, step, 2, 0.5) if entry.cls.CALLABLES else 0.1
+    return entry.cls(learning_rate=rate, **options)
 
 
 def normal(shape: tuple[int, ...], seed: int) -> np.ndarray:
@@ -54,8 +54,8 @@ class Training:
                 for place, (name, shape) in enumerate(SHAPES.items())
             ]
             self.step = train.get_or_create_global_step()
-            chosen = partial(optimizer, make) if isinstance(make, str) else make
-            self.optimizer = chosen(self.step)
+            make_optimizer = partial(optimizer, make) if isinstance(make, str) else make
+            self.optimizer = make_optimizer(self.step)
             self.feeds = [tf.placeholder("float32", var.shape) for var in self.variables[:2]]
             self.values = tf.placeholder("float32", [None, 3])
             self.rows = tf.placeholder("int64", [None])
@@ -66,9 +66,9 @@ class Training:
             self.init = tf.global_variables_initializer()
         self.session = tf.Session(graph=self.graph)
 
-    def take(self, first: int, last: int) -> None:
+    def take(self, first: int, stop: int) -> None:
         """Take the steps of these numbers."""
-        for number in range(first, last):
+        for number in range(first, stop):
             rows = ROWS[number % len(ROWS)]
             feed = {x: normal(tuple(x.shape), 10 * number + i) for i, x in enumerate(self.feeds)}
             feed |= {self.values: normal((len(rows), 3), 10 * number + 5), self.rows: rows}
@@ -81,8 +81,8 @@ class Training:
 
 def bits(session: tf.Session) -> Bits:
     """Dtype, shape and bytes of each global variable that has a value, by name."""
-    every = session.graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES)
-    known = [each for each in every if session.is_initialized(each)]
-    values = map(of_tensor, session.snapshot(known))
-    pairs = zip(known, values, strict=True)
-    return {var.op.name: (each.dtype, each.shape, bytes(each.data)) for var, each in pairs}
+    variables = session.graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES)
+    initialized = [var for var in variables if session.is_initialized(var)]
+    values = map(of_tensor, session.snapshot(initialized))
+    pairs = zip(initialized, values, strict=True)
+    return {var.op.name: (tensor.dtype, tensor.shape, bytes(tensor.data)) for var, tensor in pairs}

@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-IS_HERE = importlib.util.find_spec("thalweg") is not None  # or TensorFlow records
-tf: Any = importlib.import_module(f"{'thalweg.tf' if IS_HERE else 'tensorflow'}.compat.v1")
+IN_THALWEG = importlib.util.find_spec("thalweg") is not None  # or TensorFlow records
+tf: Any = importlib.import_module(f"{'thalweg.tf' if IN_THALWEG else 'tensorflow'}.compat.v1")
 
 STEPS = 4
 SHAPES = {"w": (2, 3), "b": (3,), "emb": (4, 2)}
@@ -32,9 +32,9 @@ class Noting(tf.train.Optimizer):
         super().__init__(False, name)
         self.seen: list[Any] = []
 
-    def _note(self, hook: str, *others: Any) -> None:
+    def _note(self, hook: str, *details: Any) -> None:
         scope = tf.get_default_graph().get_name_scope()
-        self.seen.append([hook, scope, bool(tf.executing_eagerly()), *others])
+        self.seen.append([hook, scope, bool(tf.executing_eagerly()), *details])
 
     def _create_slots(self, var_list: Any) -> None:
         self._note("slots", [var.op.name for var in var_list])
@@ -84,14 +84,14 @@ class Decaying(Noting):
 
     def _apply_dense(self, grad: Any, var: Any) -> Any:
         velocity = self.get_slot(var, "velocity")
-        moved = tf.assign(velocity, 0.9 * velocity + grad)
-        return tf.assign_sub(var, self._rate * moved)
+        step = tf.assign(velocity, 0.9 * velocity + grad)
+        return tf.assign_sub(var, self._rate * step)
 
     def _apply_sparse(self, grad: Any, var: Any) -> Any:
         velocity = self.get_slot(var, "velocity")
         with tf.control_dependencies([tf.assign(velocity, 0.9 * velocity)]):
-            moved = tf.scatter_add(velocity, grad.indices, grad.values)
-        return tf.group(tf.assign_sub(var, self._rate * moved))
+            step = tf.scatter_add(velocity, grad.indices, grad.values)
+        return tf.group(tf.assign_sub(var, self._rate * step))
 
 
 class LayerWise(tf.train.Optimizer):
@@ -116,11 +116,11 @@ class LayerWise(tf.train.Optimizer):
         return self._get_non_slot_variable("power", graph=tf.get_default_graph())
 
     def _moved(self, m: Any, v: Any, var: Any) -> Any:
-        left = 1.0 - self._power() * 0.9
-        direction = (m / left) / (tf.sqrt(v) + 1e-6)
+        correction = 1.0 - self._power() * 0.9
+        direction = (m / correction) / (tf.sqrt(v) + 1e-6)
         direction += tf.cast(self._decay_t, var.dtype.base_dtype) * var
-        own, other = tf.norm(var), tf.norm(direction)
-        ratio = tf.where(tf.greater(own, 0), tf.where(tf.greater(other, 0), own / other, 1.0), 1.0)
+        norm, size = tf.norm(var), tf.norm(direction)
+        ratio = tf.where(tf.greater(norm, 0), tf.where(tf.greater(size, 0), norm / size, 1.0), 1.0)
         return var.assign_sub(ratio * self._rate_t * direction, use_locking=self._use_locking)
 
     def _apply_dense(self, grad: Any, var: Any) -> Any:
@@ -147,8 +147,8 @@ class LayerWise(tf.train.Optimizer):
     def _finish(self, update_ops: Any, name_scope: str) -> Any:
         with tf.control_dependencies(update_ops):
             power = self._power()
-            counted = power.assign(power * 0.9, use_locking=self._use_locking)
-        return tf.group(*update_ops, counted, name=name_scope)
+            new_power = power.assign(power * 0.9, use_locking=self._use_locking)
+        return tf.group(*update_ops, new_power, name=name_scope)
 
 
 class Factored(tf.train.Optimizer):
@@ -182,15 +182,15 @@ class Factored(tf.train.Optimizer):
             new_columns = columns * decay + tf.reduce_mean(squares, 0) * (1.0 - decay)
             updates = [tf.assign(rows, new_rows), tf.assign(columns, new_columns)]
             by_rows = tf.rsqrt(new_rows / tf.reduce_mean(new_rows))
-            moved = grad * tf.expand_dims(by_rows, 1)
-            moved *= tf.expand_dims(tf.rsqrt(new_columns), 0)
+            update = grad * tf.expand_dims(by_rows, 1)
+            update *= tf.expand_dims(tf.rsqrt(new_columns), 0)
         else:
-            whole = self.get_slot(var, "whole")
-            new = whole * decay + squares * (1.0 - decay)
-            updates = [tf.assign(whole, new)]
-            moved = grad * tf.rsqrt(new)
-        moved /= tf.maximum(1.0, tf.sqrt(tf.reduce_mean(tf.square(moved))))
-        return tf.group(*updates, tf.assign_sub(var, rate * moved))
+            slot = self.get_slot(var, "whole")
+            new = slot * decay + squares * (1.0 - decay)
+            updates = [tf.assign(slot, new)]
+            update = grad * tf.rsqrt(new)
+        update /= tf.maximum(1.0, tf.sqrt(tf.reduce_mean(tf.square(update))))
+        return tf.group(*updates, tf.assign_sub(var, rate * update))
 
     def _apply_sparse(self, grad: Any, var: Any) -> Any:
         return self._apply_dense(tf.convert_to_tensor(grad), var)
@@ -238,14 +238,14 @@ class Largest(tf.train.AdamOptimizer):
             self._zeros_slot(var, "vhat", self._name)
 
     def _apply_dense(self, grad: Any, var: Any) -> Any:
-        one, two = self._get_beta_accumulators()
-        rate = self._lr_t * tf.sqrt(1 - two) / (1 - one)
+        beta1_power, two = self._get_beta_accumulators()
+        rate = self._lr_t * tf.sqrt(1 - two) / (1 - beta1_power)
         m, v, vhat = (self.get_slot(var, name) for name in ("m", "v", "vhat"))
         m_t = tf.assign(m, m * self._beta1_t + grad * (1 - self._beta1_t))
         v_t = tf.assign(v, v * self._beta2_t + grad * grad * (1 - self._beta2_t))
         vhat_t = tf.assign(vhat, tf.maximum(v_t, vhat))
-        moved = rate * m_t / (tf.sqrt(vhat_t) + self._epsilon_t)
-        return tf.group(tf.assign_sub(var, moved), m_t, v_t, vhat_t)
+        step = rate * m_t / (tf.sqrt(vhat_t) + self._epsilon_t)
+        return tf.group(tf.assign_sub(var, step), m_t, v_t, vhat_t)
 
 
 class Doubled(tf.train.MomentumOptimizer):
@@ -312,23 +312,23 @@ class Gathering(tf.train.GradientDescentOptimizer):
 
     def _apply_dense(self, grad: Any, var: Any) -> Any:
         total = self.get_slot(var, "sum")
-        added = tf.assign_add(total, grad)
-        seen = self._get_non_slot_variable("seen", graph=tf.get_default_graph())
+        new_total = tf.assign_add(total, grad)
+        count = self._get_non_slot_variable("seen", graph=tf.get_default_graph())
 
         def step() -> Any:
-            with tf.control_dependencies([tf.assign_sub(var, 0.1 * added / 2.0)]):
+            with tf.control_dependencies([tf.assign_sub(var, 0.1 * new_total / 2.0)]):
                 return tf.group(tf.assign(total, tf.zeros_like(total)))
 
-        return tf.cond(tf.equal(seen % 2, 1), step, tf.no_op)
+        return tf.cond(tf.equal(count % 2, 1), step, tf.no_op)
 
     def _apply_sparse(self, grad: Any, var: Any) -> Any:
         return self._apply_dense(tf.convert_to_tensor(grad), var)
 
     def _finish(self, update_ops: Any, name_scope: str) -> Any:
-        seen = self._get_non_slot_variable("seen", graph=tf.get_default_graph())
+        count = self._get_non_slot_variable("seen", graph=tf.get_default_graph())
         with tf.control_dependencies(update_ops):
-            counted = seen.assign_add(1)
-        return tf.group(*update_ops, counted, name=name_scope)
+            new_count = count.assign_add(1)
+        return tf.group(*update_ops, new_count, name=name_scope)
 
 
 class Around(tf.train.Optimizer):
@@ -343,7 +343,7 @@ class Around(tf.train.Optimizer):
 
     def _create_slots(self, var_list: Any) -> None:
         self._inner._create_slots(var_list)
-        self._own = list(var_list)
+        self._variables = list(var_list)
         for var in var_list:
             self._get_or_make_slot(var, var.initialized_value(), "slow", self._name)
 
@@ -357,13 +357,13 @@ class Around(tf.train.Optimizer):
         return self._inner._apply_sparse(grad, var)
 
     def _finish(self, update_ops: Any, name_scope: str) -> Any:
-        done = self._inner._finish(update_ops, f"{name_scope.rstrip('/')}_inner")
-        with tf.control_dependencies([done]):
+        inner_update = self._inner._finish(update_ops, f"{name_scope.rstrip('/')}_inner")
+        with tf.control_dependencies([inner_update]):
             slow = [
                 tf.assign_add(self.get_slot(var, "slow"), 0.5 * (var - self.get_slot(var, "slow")))
-                for var in self._own
+                for var in self._variables
             ]
-        return tf.group(done, *slow, name=name_scope)
+        return tf.group(inner_update, *slow, name=name_scope)
 
 
 class Wrapping(tf.train.Optimizer):
@@ -375,14 +375,14 @@ class Wrapping(tf.train.Optimizer):
 
     def compute_gradients(self, *args: Any, **kwargs: Any) -> Any:
         pairs = self._inner.compute_gradients(*args, **kwargs)
-        scaled = []
+        scaled_pairs = []
         for grad, var in pairs:
             if isinstance(grad, tf.IndexedSlices):
                 grad = tf.IndexedSlices(grad.values * 0.5, grad.indices, grad.dense_shape)
             else:
                 grad = grad * 0.5
-            scaled.append((grad, var))
-        return scaled
+            scaled_pairs.append((grad, var))
+        return scaled_pairs
 
     def apply_gradients(
         self, grads_and_vars: Any, global_step: Any = None, name: Any = None
@@ -434,7 +434,7 @@ WITHOUT_ROWS = ("Largest",)  # whose sparse gradients TensorFlow leaves to Adam'
 
 
 def taken(name: str, counts: bool) -> dict[str, Any]:
-    """What an optimizer makes of a few steps.
+    """Return names, operations and values after each of a few steps.
 
     Args:
         name: One of `CASES`.
@@ -442,30 +442,31 @@ def taken(name: str, counts: bool) -> dict[str, Any]:
     """
     random = np.random.default_rng(5)
     with tf.Graph().as_default() as graph, tf.Session() as session:
-        own = {
-            each: tf.Variable(random.normal(size=shape).astype(np.float32), name=each)
-            for each, shape in SHAPES.items()
-            if each != "emb" or name not in WITHOUT_ROWS
+        params = {
+            key: tf.Variable(random.normal(size=shape).astype(np.float32), name=key)
+            for key, shape in SHAPES.items()
+            if key != "emb" or name not in WITHOUT_ROWS
         }
         step = tf.train.get_or_create_global_step()
-        loss = tf.reduce_sum(tf.square(own["w"] - 1.0)) + tf.reduce_sum(own["w"] * own["b"])
-        if "emb" in own:
-            loss += tf.reduce_sum(tf.square(tf.gather(own["emb"], ROWS)) * [1.0, 2.0])
+        loss = tf.reduce_sum(tf.square(params["w"] - 1.0))
+        loss += tf.reduce_sum(params["w"] * params["b"])
+        if "emb" in params:
+            loss += tf.reduce_sum(tf.square(tf.gather(params["emb"], ROWS)) * [1.0, 2.0])
         optimizer = CASES[name]()
         train_op = optimizer.minimize(
-            loss, global_step=step if counts else None, var_list=list(own.values())
+            loss, global_step=step if counts else None, var_list=list(params.values())
         )
         session.run(tf.global_variables_initializer())
         variables = {var.op.name: var for var in tf.global_variables()}
-        values: dict[str, list[Any]] = {each: [] for each in variables}
+        values: dict[str, list[Any]] = {var_name: [] for var_name in variables}
         for _ in range(STEPS):
             session.run(train_op)
-            for each, value in session.run(variables).items():
-                values[each].append([float(str(x)) for x in np.ravel(value)])
+            for var_name, value in session.run(variables).items():
+                values[var_name].append([float(str(x)) for x in np.ravel(value)])
         merged = tf.summary.merge_all()
         return {
             "train_op": train_op.name,
-            "collected": [each.name for each in tf.get_collection(tf.GraphKeys.TRAIN_OP)],
+            "collected": [op.name for op in tf.get_collection(tf.GraphKeys.TRAIN_OP)],
             "seen": getattr(optimizer, "seen", None),
             "updates": sorted(
                 op.name
@@ -482,10 +483,10 @@ def taken(name: str, counts: bool) -> dict[str, Any]:
 
 if __name__ == "__main__":
     tf.disable_v2_behavior()
-    recorded = {
+    cases = {
         f"{name}/{'counted' if counts else 'alone'}": taken(name, counts)
         for name in CASES
         for counts in (True, False)
     }
-    lines = [f"{json.dumps(case)}: {json.dumps(found)}" for case, found in recorded.items()]
+    lines = [f"{json.dumps(case)}: {json.dumps(outcome)}" for case, outcome in cases.items()]
     Path(sys.argv[1]).write_text("{\n" + ",\n".join(lines) + "\n}\n")

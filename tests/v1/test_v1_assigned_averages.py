@@ -28,13 +28,13 @@ def test_a_variable_of_a_graph_moves_in_each_run(dtype: str, zero_debias: bool) 
     decay, biased = 0.9, np.zeros(2)
     with tf.Graph().as_default(), tf.Session() as session:
         w = tf.Variable(np.zeros(2, dtype), name="w")
-        given = tf.placeholder(dtype, [2])
-        update = assign_moving_average(w, given, decay, zero_debias=zero_debias)
+        feed = tf.placeholder(dtype, [2])
+        update = assign_moving_average(w, feed, decay, zero_debias=zero_debias)
         session.run(tf.global_variables_initializer())
         for step, value in enumerate(VALUES, 1):
             biased = biased * decay + np.array(value) * (1 - decay)
             expected = biased / (1 - decay**step) if zero_debias else biased
-            np.testing.assert_allclose(session.run(update, {given: value}), expected, rtol=1e-6)
+            np.testing.assert_allclose(session.run(update, {feed: value}), expected, rtol=1e-6)
             np.testing.assert_allclose(session.run(w), expected, rtol=1e-6)
 
 
@@ -46,7 +46,7 @@ def test_values_that_do_not_fit_change_nothing(graph: tf.Graph) -> None:
     move, session = assign_moving_average(w, x, 0.5), initialized()
     with pytest.raises(ValueError, match=r"'w:0' has shape \(3, 2\), and the variable has shape"):
         session.run(move, {x: np.ones((3, 2))})
-    assert not any(np.any(each) for each in session.run(tf.global_variables()))
+    assert not any(np.any(array) for array in session.run(tf.global_variables()))
     np.testing.assert_allclose(session.run(move, {x: 1.0}), [1.0, 1.0])
 
 
@@ -65,7 +65,7 @@ def test_an_average_of_weighted_values() -> None:
         value, weight = tf.placeholder("float32", []), tf.placeholder("float32", [])
         average = weighted_moving_average(value, 0.5, weight)
         session.run(tf.global_variables_initializer())
-        for number, by in ((3.0, 4.0), (11.0, 22.0)):
-            sums = sums * 0.5 + np.array([number * by, by]) * 0.5
-            found = session.run(average, {value: number, weight: by})
-            np.testing.assert_allclose(found, sums[0] / sums[1], rtol=1e-6)
+        for number, weight_value in ((3.0, 4.0), (11.0, 22.0)):
+            sums = sums * 0.5 + np.array([number * weight_value, weight_value]) * 0.5
+            fetched_average = session.run(average, {value: number, weight: weight_value})
+            np.testing.assert_allclose(fetched_average, sums[0] / sums[1], rtol=1e-6)

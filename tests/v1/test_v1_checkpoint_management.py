@@ -1,4 +1,4 @@
-"""Which checkpoints there are, what is in them, and variables that begin with them."""
+"""Listing and reading checkpoints, and `init_from_checkpoint`."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ def test_the_newest_checkpoint_is_found(tmp_path: Path) -> None:
     assert train.latest_checkpoint(tmp_path) is None
     assert train.latest_checkpoint(tmp_path / "nowhere") is None
     assert train.get_checkpoint_state(tmp_path) is None
-    one, two = (saved(tmp_path / f"m-{number}", w=1.0) for number in (1, 2))
-    train.update_checkpoint_state(tmp_path, two, [one, two])
+    first_path, two = (saved(tmp_path / f"m-{number}", w=1.0) for number in (1, 2))
+    train.update_checkpoint_state(tmp_path, two, [first_path, two])
     assert train.latest_checkpoint(str(tmp_path)) == two
     state = train.get_checkpoint_state(tmp_path)
-    assert list(state.all_model_checkpoint_paths) == [one, two]
+    assert list(state.all_model_checkpoint_paths) == [first_path, two]
     assert train.latest_checkpoint(ADAM) == str(ADAM / "model.ckpt-5")
 
 
@@ -60,14 +60,14 @@ class Clock:
     """Clock that only `sleep` advances, and which runs functions at their times."""
 
     def __init__(self, events: dict[float, Callable[[], object]]) -> None:
-        self.now, self.events = 0.0, events
+        self.seconds_passed, self.events = 0.0, events
 
     def monotonic(self) -> float:
-        return self.now
+        return self.seconds_passed
 
     def sleep(self, seconds: float) -> None:
-        self.now += seconds
-        for moment in [moment for moment in self.events if moment <= self.now]:
+        self.seconds_passed += seconds
+        for moment in [moment for moment in self.events if moment <= self.seconds_passed]:
             self.events.pop(moment)()
 
 
@@ -85,17 +85,17 @@ def test_checkpoints_are_iterated_as_they_come(
 
     clock = Clock({3.0: save(1), 20.0: save(2), 24.0: save(3)})
     monkeypatch.setattr(checkpoint_management, "time", clock)
-    found = train.checkpoints_iterator(folder, min_interval_secs=10, timeout=30)
-    moments = [(os.path.basename(path), clock.now) for path in found]
+    paths = train.checkpoints_iterator(folder, min_interval_secs=10, timeout=30)
+    moments = [(os.path.basename(path), clock.seconds_passed) for path in paths]
     assert moments == [("m-1", 3.0), ("m-2", 20.0), ("m-3", 30.0)]
-    assert clock.now == 70.0
+    assert clock.seconds_passed == 70.0
 
 
 def test_a_function_ends_the_iteration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoint_management, "time", Clock({}))
     answers = [False, False, True]
-    found = train.checkpoints_iterator(tmp_path, timeout=0, timeout_fn=lambda: answers.pop(0))
-    assert (list(found), answers) == ([], [])
+    paths = train.checkpoints_iterator(tmp_path, timeout=0, timeout_fn=lambda: answers.pop(0))
+    assert (list(paths), answers) == ([], [])
     assert list(train.checkpoints_iterator(tmp_path, timeout=0)) == []
 
 
@@ -114,8 +114,8 @@ FOLDERS: dict[str, tuple[str, str, list[str], tuple[str, list[str]]]] = {
 
 @pytest.mark.parametrize("case", FOLDERS)
 def test_states_are_as_tensorflow_makes_them(case: str) -> None:
-    folder, newest, every, (path, paths) = FOLDERS[case]
-    state = train.generate_checkpoint_state_proto(folder, newest, every)
+    folder, newest, all_paths, (path, paths) = FOLDERS[case]
+    state = train.generate_checkpoint_state_proto(folder, newest, all_paths)
     assert state.model_checkpoint_path == path
     assert list(state.all_model_checkpoint_paths) == paths
 
@@ -178,8 +178,8 @@ def test_checkpoints_that_exist(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(b"")
     (tmp_path / "folder").mkdir()
     names = ["ours", "theirs", "old", "half", "folder", "none", "ours.safetensors.index"]
-    found = [name for name in names if train.checkpoint_exists(tmp_path / name)]
-    assert found == ["ours", "theirs", "old"]
+    existing = [name for name in names if train.checkpoint_exists(tmp_path / name)]
+    assert existing == ["ours", "theirs", "old"]
     assert train.checkpoint_exists(str(ADAM / "model.ckpt-5"))
 
 
@@ -199,14 +199,14 @@ def test_files_are_removed(tmp_path: Path) -> None:
     (tmp_path / "m-1").write_bytes(b"")
     train.remove_checkpoint(tmp_path / "m-[1]")
     train.remove_checkpoint(str(tmp_path / "m-1"))
-    left = {path.name for path in tmp_path.iterdir()}
-    assert left == {
+    remaining = {path.name for path in tmp_path.iterdir()}
+    assert remaining == {
         "m-1", "m-1.other", "m-1.index.bak", "m-[1].other", "m-[1].index.bak",
         *(f"m-1?.{end}" for end in ends),
     }  # fmt: skip
     (tmp_path / "m-1.safetensors").write_bytes(b"")
     train.remove_checkpoint(tmp_path / "m-1", checkpoint_format_version=1)
-    assert {path.name for path in tmp_path.iterdir()} == left - {"m-1"}
+    assert {path.name for path in tmp_path.iterdir()} == remaining - {"m-1"}
 
 
 def test_a_clock_that_was_set_back_deletes_no_checkpoint(tmp_path: Path, logged: Logged) -> None:
@@ -235,11 +235,11 @@ def test_a_checkpoint_of_tensorflow_is_described() -> None:
     assert reader.has_tensor("beta1_power")
     assert not reader.has_tensor("gamma")
     assert b"layer2/bias/Adam_1 (DT_FLOAT) [3]" in reader.debug_string().split(b"\n")
-    with np.load(ADAM / "values.npz") as recorded:
+    with np.load(ADAM / "values.npz") as expected:
         for name in shapes:
-            found = reader.get_tensor(name)
-            assert found.dtype == recorded[f"value|{name}"].dtype
-            assert found.tobytes() == recorded[f"value|{name}"].tobytes()
+            tensor = reader.get_tensor(name)
+            assert tensor.dtype == expected[f"value|{name}"].dtype
+            assert tensor.tobytes() == expected[f"value|{name}"].tobytes()
     assert train.list_variables(ADAM) == [(name, shapes[name]) for name in sorted(shapes)]
 
 
@@ -297,31 +297,31 @@ def made(name: str, size: int) -> Any:
 
 
 MAPS: dict[str, tuple[Callable[[Any], dict[str, Any]], dict[str, list[float]]]] = {
-    "a variable": (lambda own: {"net/w": own["mine/w"]}, {"mine/w": [1, 2]}),
-    "its name": (lambda own: {"w": "mine/w", "net/b": "b"}, {"mine/w": [5, 6], "b": [3]}),
+    "a variable": (lambda variables: {"net/w": variables["mine/w"]}, {"mine/w": [1, 2]}),
+    "its name": (lambda variables: {"w": "mine/w", "net/b": "b"}, {"mine/w": [5, 6], "b": [3]}),
     "a scope": (
-        lambda own: {"net/": "mine/"},
+        lambda variables: {"net/": "mine/"},
         {"mine/w": [1, 2], "mine/b": [3], "mine/deep/w": [4]},
     ),
-    "an inner scope": (lambda own: {"net/deep/": "mine/deep/"}, {"mine/deep/w": [4]}),
-    "root to scope": (lambda own: {"/": "single/"}, {"single/w": [5, 6]}),
+    "an inner scope": (lambda variables: {"net/deep/": "mine/deep/"}, {"mine/deep/w": [4]}),
+    "root to scope": (lambda variables: {"/": "single/"}, {"single/w": [5, 6]}),
 }
 SIZES = {"mine/w": 2, "mine/b": 1, "mine/deep/w": 1, "b": 1, "single/w": 2}
 
 
 @pytest.mark.parametrize("case", MAPS)
 def test_variables_begin_with_a_checkpoint(graph: tf.Graph, prefix: str, case: str) -> None:
-    own = {name: made(name, size) for name, size in SIZES.items()}
+    variables = {name: made(name, size) for name, size in SIZES.items()}
     early = tf.global_variables_initializer()
     make, expected = MAPS[case]
-    train.init_from_checkpoint(prefix, make(own))
+    train.init_from_checkpoint(prefix, make(variables))
     session = initialized()
-    for name, var in own.items():
+    for name, var in variables.items():
         assert session.run(var).tolist() == expected.get(name, [0] * SIZES[name]), name
         assert session.run(var.initial_value).tolist() == session.run(var).tolist()
-    before = tf.Session()
-    before.run(early)  # what was built before initializes as it did
-    assert all(not before.run(var).any() for var in own.values())
+    early_session = tf.Session()
+    early_session.run(early)  # what was built before initializes as it did
+    assert all(not early_session.run(var).any() for var in variables.values())
 
 
 def test_the_outermost_scope_has_all(graph: tf.Graph, tmp_path: Path, prefix: str) -> None:
@@ -332,9 +332,9 @@ def test_the_outermost_scope_has_all(graph: tf.Graph, tmp_path: Path, prefix: st
 
 
 def test_pairs_have_several_begin_with_one(graph: tf.Graph, prefix: str) -> None:
-    w, same, b = made("w", 2), made("same", 2), made("b", 1)
+    w, w_again, b = made("w", 2), made("same", 2), made("b", 1)
     train.init_from_checkpoint(prefix, [("net/w", w), ("net/b", b), ("net/w", "same")])
-    assert [x.tolist() for x in initialized().run([w, same, b])] == [[1, 2], [1, 2], [3]]
+    assert [x.tolist() for x in initialized().run([w, w_again, b])] == [[1, 2], [1, 2], [3]]
 
 
 def test_modules_begin_with_a_checkpoint(graph: tf.Graph, tmp_path: Path) -> None:
@@ -358,50 +358,50 @@ def test_slots_begin_as_they_did(graph: tf.Graph, prefix: str) -> None:
     assert session.run(w).tolist() == [-1, -2]
 
 
-REFUSED: dict[str, tuple[Callable[[Any], dict[str, Any]], type[Exception], str]] = {
+INVALID_MAPS: dict[str, tuple[Callable[[Any], dict[str, Any]], type[Exception], str]] = {
     "no such tensor": (
-        lambda own: {"w": own["mine/w"], "x": own["mine/b"]},
+        lambda variables: {"w": variables["mine/w"], "x": variables["mine/b"]},
         ValueError,
         r"^Tensor x is not found in .*/m checkpoint",
     ),
     "another shape": (
-        lambda own: {"w": own["mine/w"], "net/w": own["mine/b"]},
+        lambda variables: {"w": variables["mine/w"], "net/w": variables["mine/b"]},
         ValueError,
         r"^Shape of variable mine/b:0 \(\(1,\)\) doesn't match with shape of tensor net/w \(",
     ),
     "another dtype": (
-        lambda own: {"extra": own["scalar"], "w": own["mine/w"]},
+        lambda variables: {"extra": variables["scalar"], "w": variables["mine/w"]},
         TypeError,
         r"^Variable scalar:0 is float32, tensor extra of the checkpoint is int64",
     ),
     "no such variable": (
-        lambda own: {"w": "nothing"},
+        lambda variables: {"w": "nothing"},
         ValueError,
         r"^Assignment map with scope only name nothing should map to scope only w\.",
     ),
     "a scope to a name": (
-        lambda own: {"w": "mine/"},
+        lambda variables: {"w": "mine/"},
         ValueError,
         r"Should be 'scope/': 'other_scope/'\.",
     ),
     "missing in a scope": (
-        lambda own: {"net/deep/": "mine/"},
+        lambda variables: {"net/deep/": "mine/"},
         ValueError,
         r"^Tensor net/deep/b \(b in net/deep/\) is not found in .*/m checkpoint$",
     ),
-    "no variable": (lambda own: {"w": 3}, TypeError, r"^assignment_map maps names of a checkpoint"),
+    "no variable": (lambda _: {"w": 3}, TypeError, r"^assignment_map maps names of a checkpoint"),
 }
 
 
-@pytest.mark.parametrize("case", REFUSED)
+@pytest.mark.parametrize("case", INVALID_MAPS)
 def test_maps_that_are_refused_change_nothing(graph: tf.Graph, prefix: str, case: str) -> None:
-    own = {name: made(name, size) for name, size in SIZES.items()}
-    own["scalar"] = tf.get_variable("scalar", initializer=np.float32(0))
-    before = [var.initializer for var in own.values()]
-    make, kind, message = REFUSED[case]
+    variables = {name: made(name, size) for name, size in SIZES.items()}
+    variables["scalar"] = tf.get_variable("scalar", initializer=np.float32(0))
+    initializers = [var.initializer for var in variables.values()]
+    make, kind, message = INVALID_MAPS[case]
     with pytest.raises(kind, match=message):
-        train.init_from_checkpoint(prefix, make(own))
-    assert [var.initializer for var in own.values()] == before
+        train.init_from_checkpoint(prefix, make(variables))
+    assert [var.initializer for var in variables.values()] == initializers
 
 
 def test_a_folder_stands_for_its_newest_checkpoint(graph: tf.Graph) -> None:
@@ -420,10 +420,10 @@ def test_a_checkpoint_is_read_when_the_session_begins(graph: tf.Graph, tmp_path:
     session = initialized()
     assert session.run(w) == [2]
     Path(f"{path}.safetensors").unlink()
-    other = tf.Session()
+    second_session = tf.Session()
     with pytest.raises(FileNotFoundError, match=r"Failed to find any matching files"):
-        other.run(w.initializer)
-    assert bits(other) == {}
+        second_session.run(w.initializer)
+    assert bits(second_session) == {}
 
 
 PARTS: dict[str, Callable[[Any], Any]] = {

@@ -72,28 +72,28 @@ def gradients(dtype: Any) -> Iterator[dict[str, Gradient]]:
     """The gradients of the steps; rows are named twice, and "b" has none in the second step."""
     rng = np.random.default_rng(6)
     for step in range(STEPS):
-        found: dict[str, Gradient] = {}
+        grads: dict[str, Gradient] = {}
         for name, shape in SHAPES.items():
             if name in ROWS:
                 values = rng.standard_normal((9, *shape[1:])).astype(dtype)
-                found[name] = values, rng.integers(0, shape[0], 9)
+                grads[name] = values, rng.integers(0, shape[0], 9)
             elif name != "b" or step != 1:
-                found[name] = rng.standard_normal(shape).astype(dtype), None
-        yield found
+                grads[name] = rng.standard_normal(shape).astype(dtype), None
+        yield grads
 
 
 def hypers(case: str, name: str, dtype: Any, rate: float) -> dict[str, Any]:
-    """What the oracle of one variable is told; Python floats are float32 on the way."""
+    """Return the hyperparameters of one variable's oracle; Python floats pass through float32."""
     kwargs = {key: value for key, value in CASES[case][1].items() if isinstance(value, float)}
-    found = {key: dtype(np.float32(value)) for key, value in kwargs.items()}
-    found["learning_rate"] = dtype(np.float32(rate))
+    scalars = {key: dtype(np.float32(value)) for key, value in kwargs.items()}
+    scalars["learning_rate"] = dtype(np.float32(rate))
     if "weight_decay" in kwargs:
-        found["weight_decay"] = dtype(kwargs["weight_decay"])  # but not the decay
+        scalars["weight_decay"] = dtype(kwargs["weight_decay"])  # but not the decay
     if case.endswith("LARS") and name not in ROWS:
-        found |= {key: dtype(value) for key, value in kwargs.items()} | {
+        scalars |= {key: dtype(value) for key, value in kwargs.items()} | {
             "learning_rate": dtype(rate)
         }
-    return found
+    return scalars
 
 
 def ratio(h: dict[str, Any], x: Array, g: Array, dtype: Any) -> Any:
@@ -102,7 +102,7 @@ def ratio(h: dict[str, Any], x: Array, g: Array, dtype: Any) -> Any:
     return h["eeta"] * var_norm / (grad_norm + h["weight_decay"] * var_norm + dtype(0))
 
 
-def expected(case: str, dtype: Any, decayed: tuple[str, ...] = tuple(SHAPES)) -> Iterator[Any]:
+def expected(case: str, dtype: Any, names: tuple[str, ...] = tuple(SHAPES)) -> Iterator[Any]:
     """Variables and slots after each step, as the oracle has them."""
     oracle = CASES[case][2]
     x, count = starts(SHAPES, dtype), 2 if case in SLOTS else 1
@@ -112,7 +112,7 @@ def expected(case: str, dtype: Any, decayed: tuple[str, ...] = tuple(SHAPES)) ->
         for name, (values, indices) in grads.items():
             h = hypers(case, name, dtype, rate)
             h |= {"beta1_power": dtype(powers[0]), "beta2_power": dtype(powers[1])}
-            if name not in decayed:
+            if name not in names:
                 h["weight_decay"] = dtype(0)
             if case.endswith("LARS"):
                 h["trust_ratio"] = dtype(1)
@@ -126,21 +126,21 @@ def expected(case: str, dtype: Any, decayed: tuple[str, ...] = tuple(SHAPES)) ->
         yield x, slots
 
 
-def compare(case: str, got: Any, opt: Any, wanted: Any, read: Any) -> None:
-    x, slots = wanted
+def compare(case: str, got: Any, opt: Any, expected: Any, read: Any) -> None:
+    x, slots = expected
     # For LARS, the oracle adds up the squares of a norm in another order; where the two terms of a
     # momentum cancel, what is left has the rounding of the terms, a unit of the largest element.
     tolerance = {np.dtype("f4"): 4e-7, np.dtype("f8"): 1e-14} if case.endswith("LARS") else {}
     for name, var in got.items():
         names = SLOTS.get(case, ["momentum"])
-        found = [(name, var, x[name])]
-        found += zip(names, [opt.get_slot(var, slot) for slot in names], slots[name], strict=True)
-        for what, tensor, values in found:
+        entries = [(name, var, x[name])]
+        entries += zip(names, [opt.get_slot(var, slot) for slot in names], slots[name], strict=True)
+        for label, tensor, values in entries:
             got_values = np.asarray(read(tensor))
             assert got_values.dtype == values.dtype
             limit = tolerance.get(values.dtype, 0.0)
             unit = np.spacing(np.abs(values).max()) if limit else 0.0
-            np.testing.assert_allclose(got_values, values, rtol=limit, atol=unit, err_msg=what)
+            np.testing.assert_allclose(got_values, values, rtol=limit, atol=unit, err_msg=label)
 
 
 @each_engine
@@ -151,10 +151,10 @@ def test_steps_are_the_oracles(case: str, dtype: Any, engine: str) -> None:
     rates = iter(RATES)
     opt = cls(learning_rate=lambda: next(rates), **kwargs)
     opt.engine = engine
-    own = {name: Variable(value, name=name) for name, value in starts(SHAPES, dtype).items()}
-    for wanted, grads in zip(expected(case, dtype), gradients(dtype), strict=True):
-        opt.apply_gradients([(given(grads.get(name)), var) for name, var in own.items()])
-        compare(case, own, opt, wanted, lambda var: var.numpy())
+    variables = {name: Variable(value, name=name) for name, value in starts(SHAPES, dtype).items()}
+    for targets, grads in zip(expected(case, dtype), gradients(dtype), strict=True):
+        opt.apply_gradients([(given(grads.get(name)), var) for name, var in variables.items()])
+        compare(case, variables, opt, targets, lambda var: var.numpy())
 
 
 @pytest.mark.parametrize(
@@ -168,13 +168,13 @@ def test_steps_in_a_graph_are_the_oracles(case: str, dtype: Any) -> None:
     kind = torch.float64 if dtype is np.float64 else torch.float32
     with _graph.Graph().as_default(), _graph.Session() as session:
         rate = _graph.placeholder(torch.float32, ())
-        own = {
+        variables = {
             name: _graph.Variable(value, name=name) for name, value in starts(SHAPES, dtype).items()
         }
         opt = cls(learning_rate=rate, **kwargs)
         feeds: dict[str, Any] = {}
         pairs = []
-        for name, var in own.items():
+        for name, var in variables.items():
             values = _graph.placeholder(
                 kind, (9, *SHAPES[name][1:]) if name in ROWS else SHAPES[name]
             )
@@ -183,17 +183,17 @@ def test_steps_in_a_graph_are_the_oracles(case: str, dtype: Any) -> None:
             slices = _graph.SymbolicSlices(values, indices)
             pairs.append((slices if name in ROWS else values, var))
         train_all = opt.apply_gradients(pairs)
-        without_b = opt.apply_gradients([pair for pair in pairs if pair[1] is not own["b"]])
+        without_b = opt.apply_gradients([pair for pair in pairs if pair[1] is not variables["b"]])
         session.run(_graph.global_variables_initializer())
         steps = zip(RATES, expected(case, dtype), gradients(dtype), strict=True)
-        for number, wanted, grads in steps:
+        for number, targets, grads in steps:
             feed: dict[Any, Any] = {rate: number}
             for name, (values, indices) in grads.items():
                 feed[feeds[name][0]] = values
                 if indices is not None:
                     feed[feeds[name][1]] = indices
             session.run(train_all if "b" in grads else without_b, feed)
-            compare(case, own, opt, wanted, session.run)
+            compare(case, variables, opt, targets, session.run)
 
 
 @pytest.mark.parametrize("case", ["AdamW", "MomentumW", "NesterovW", "Extended"])
@@ -202,12 +202,12 @@ def test_only_listed_variables_decay(case: str, dtype: Any) -> None:
     cls, kwargs, _ = CASES[case]
     rates = iter(RATES)
     opt = cls(learning_rate=lambda: next(rates), **kwargs)
-    own = {name: Variable(value, name=name) for name, value in starts(SHAPES, dtype).items()}
-    listed = ("w", "table")
-    for wanted, grads in zip(expected(case, dtype, listed), gradients(dtype), strict=True):
-        pairs = [(given(grads.get(name)), var) for name, var in own.items()]
-        opt.apply_gradients(pairs, decay_var_list=[own[name] for name in listed])
-        compare(case, own, opt, wanted, lambda var: var.numpy())
+    variables = {name: Variable(value, name=name) for name, value in starts(SHAPES, dtype).items()}
+    decayed_names = ("w", "table")
+    for targets, grads in zip(expected(case, dtype, decayed_names), gradients(dtype), strict=True):
+        pairs = [(given(grads.get(name)), var) for name, var in variables.items()]
+        opt.apply_gradients(pairs, decay_var_list=[variables[name] for name in decayed_names])
+        compare(case, variables, opt, targets, lambda var: var.numpy())
 
 
 DECAYING = {
@@ -221,12 +221,12 @@ decaying = pytest.mark.parametrize("make", list(DECAYING.values()), ids=list(DEC
 
 
 @decaying
-@pytest.mark.parametrize(("listed", "second"), [(None, 0.5), ([], 0.5), (["a"], 1.0)])
-def test_minimize_decays_what_is_listed(make: Any, listed: Any, second: float) -> None:
+@pytest.mark.parametrize(("decayed_names", "second"), [(None, 0.5), ([], 0.5), (["a"], 1.0)])
+def test_minimize_decays_what_is_listed(make: Any, decayed_names: Any, second: float) -> None:
     a, b = Variable([1.0], name="a"), Variable([1.0], name="b")
     opt = make(0.5)
-    chosen = None if listed is None else [a for _ in listed]
-    opt.minimize(lambda: (a * b).sum(), var_list=[a, b], decay_var_list=chosen)
+    decay_vars = None if decayed_names is None else [a for _ in decayed_names]
+    opt.minimize(lambda: (a * b).sum(), var_list=[a, b], decay_var_list=decay_vars)
     assert (a.item(), b.item()) == (0.5, second)
     opt.apply_gradients([(torch.ones(1), a), (torch.ones(1), b)])  # the list is not remembered
     assert (a.item(), b.item()) == (0.25, second / 2)
@@ -239,13 +239,13 @@ def test_each_train_operation_has_a_list_of_its_own(make: Any) -> None:
         opt, loss = make(0.5), (a * b).sum()
         first = opt.minimize(loss, decay_var_list=[a])
         second = opt.minimize(loss, decay_var_list=[b])
-        both = opt.minimize(loss)
+        train_op = opt.minimize(loss)
         session.run(_graph.global_variables_initializer())
         session.run(first)
         assert [*session.run([a[0], b[0]])] == [0.5, 1.0]
         session.run(second)
         assert [*session.run([a[0], b[0]])] == [0.5, 0.5]
-        session.run(both)
+        session.run(train_op)
         assert [*session.run([a[0], b[0]])] == [0.25, 0.25]
 
 
@@ -253,10 +253,10 @@ def test_each_train_operation_has_a_list_of_its_own(make: Any) -> None:
 def test_weight_decay_may_be_a_callable(make: Any) -> None:
     decay, w = [0.5], Variable([1.0], name="w")
     opt = make(lambda: decay[0])
-    for number, left in ((0.5, 0.5), (0.0, 0.5), (0.75, 0.125), (0.5, 0.0625)):
+    for number, remaining in ((0.5, 0.5), (0.0, 0.5), (0.75, 0.125), (0.5, 0.0625)):
         decay[0] = number
         opt.apply_gradients([(torch.ones(1), w)])
-        assert w.item() == left
+        assert w.item() == remaining
 
 
 @decaying
@@ -297,14 +297,14 @@ def test_copies_take_the_same_steps(case: str, clone: Any) -> None:
     w = Variable([1.0, 2.0], name="w")
     opt = cls(learning_rate=0.1, **kwargs)
     opt.apply_gradients([(torch.ones(2), w)])
-    other, v = clone((opt, w))
+    opt_copy, v = clone((opt, w))
     opt.apply_gradients([(torch.ones(2), w)])
-    other.apply_gradients([(torch.ones(2), v)])
+    opt_copy.apply_gradients([(torch.ones(2), v)])
     assert torch.equal(w, v)
 
 
 def test_default_names_are_tensorflows() -> None:
-    made = [
+    optimizers = [
         contrib.LazyAdamOptimizer(),
         contrib.NadamOptimizer(),
         contrib.AdaMaxOptimizer(),
@@ -312,15 +312,15 @@ def test_default_names_are_tensorflows() -> None:
         contrib.MomentumWOptimizer(0.1, 0.1, 0.9),
         contrib.LARSOptimizer(0.1),
     ]
-    names = [opt.get_name() for opt in made]
+    names = [opt.get_name() for opt in optimizers]
     assert names == ["Adam", "Adam", "AdaMax", "AdamW", "MomentumW", "LARSOptimizer"]
 
 
 @pytest.mark.parametrize("name", ["momentum", "weight_decay"])
 def test_lars_refuses_what_is_below_0(name: str) -> None:
-    given: dict[str, Any] = {name: -0.1}
+    options: dict[str, Any] = {name: -0.1}
     with pytest.raises(ValueError, match=f"{name} should be positive: -0.1"):
-        contrib.LARSOptimizer(0.1, **given)
+        contrib.LARSOptimizer(0.1, **options)
 
 
 @pytest.mark.parametrize(("w", "g"), [([0.0, 0.0], [3.0, 4.0]), ([3.0, 4.0], [0.0, 0.0])])
@@ -336,17 +336,17 @@ def test_lars_measures_a_variable_that_comes_twice_before_both_updates() -> None
     opt.apply_gradients([(torch.tensor(grad), w) for grad in ([30.0, 40.0], [0.0, 2.0])])
     first, second = 0.25 * 5.0 / 50.0, 0.25 * 5.0 / 2.0  # the norm of w is 5 for both
     velocity = [first * 30.0, first * 40.0]
-    wanted = [3.0 - velocity[0], 4.0 - velocity[1]]
+    expected = [3.0 - velocity[0], 4.0 - velocity[1]]
     velocity = [0.5 * velocity[0], 0.5 * velocity[1] + second * 2.0]
-    np.testing.assert_allclose(w.numpy(), np.subtract(wanted, velocity), rtol=1e-6)
+    np.testing.assert_allclose(w.numpy(), np.subtract(expected, velocity), rtol=1e-6)
 
 
 def averaged(values: list[float], decay: float) -> float:
     """The average that has followed these values of a variable, from the first."""
-    found = np.float32(values[0])
+    average = np.float32(values[0])
     for value in values[1:]:
-        found = found - (found - np.float32(value)) * (np.float32(1) - np.float32(decay))
-    return float(found)
+        average = average - (average - np.float32(value)) * (np.float32(1) - np.float32(decay))
+    return float(average)
 
 
 def test_averages_follow_the_steps() -> None:
@@ -403,10 +403,10 @@ def test_variables_are_clipped_after_the_step(rows: Any, dims: list[int], dtype:
     opt = contrib.VariableClippingOptimizer(train.GradientDescentOptimizer(1.0), {var: dims}, 0.7)
     values = np.zeros((6, 4) if rows is None else (3, 4), dtype)
     opt.apply_gradients([(given((values, None if rows is None else np.array(rows))), var)])
-    wanted, positive = x.copy(), [dim % 2 for dim in dims]
-    some = slice(None) if rows is None or 0 in positive else np.unique(rows)
-    wanted[some] = clipped(x[some], positive, 0.7)
-    np.testing.assert_array_equal(var.numpy(), wanted)
+    expected, positive = x.copy(), [dim % 2 for dim in dims]
+    rows_clipped = slice(None) if rows is None or 0 in positive else np.unique(rows)
+    expected[rows_clipped] = clipped(x[rows_clipped], positive, 0.7)
+    np.testing.assert_array_equal(var.numpy(), expected)
 
 
 @pytest.mark.parametrize("rows", [None, [0, 0]], ids=["dense", "sparse"])

@@ -37,9 +37,9 @@ distributed.destroy_process_group()
 
 @pytest.mark.skipif(not distributed.is_available(), reason="torch without torch.distributed")
 def test_gradients_are_summed_over_ranks(tmp_path: Path) -> None:
-    told = run_ranks(RANK, tmp_path)
-    assert told[0] == told[1]
-    w, table, step = told[0]
+    outcomes = run_ranks(RANK, tmp_path)
+    assert outcomes[0] == outcomes[1]
+    w, table, step = outcomes[0]
     assert w == pytest.approx([1 - 0.3, 1 - 0.6])
     assert table == pytest.approx([-0.1, -0.1, -0.2])
     assert step == 1
@@ -161,7 +161,7 @@ VALUES: dict[str, Any] = {
     "graph_means": [[0.5], [0.5]],
     "graph_trained": [[0.5], [0.5]],
 }
-REFUSED = {
+ERRORS = {
     "kinds": f"The gradient of 'kinds:0' {KINDS}",
     "dtypes": "The gradient of 'dtypes:0' is float32 on one rank and float64 on another.",
     "mean_of_kinds": f"The gradient of 'mean_of_kinds:0' {KINDS}",
@@ -169,28 +169,28 @@ REFUSED = {
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     if not distributed.is_available():
         pytest.skip("torch without torch.distributed")
     return run_ranks(MASKS, tmp_path_factory.mktemp("ranks"))
 
 
 @pytest.mark.parametrize("name", VALUES)
-def test_none_on_one_rank_counts_as_zero(told: list[dict[str, Any]], name: str) -> None:
-    assert [each[name] for each in told] == [VALUES[name]] * 2
+def test_none_on_one_rank_counts_as_zero(outcomes: list[dict[str, Any]], name: str) -> None:
+    assert [outcome[name] for outcome in outcomes] == [VALUES[name]] * 2
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_rows_of_all_ranks_are_brought_together(told: list[dict[str, Any]], name: str) -> None:
+def test_rows_of_all_ranks_are_brought_together(outcomes: list[dict[str, Any]], name: str) -> None:
     values, indices, dtype, index = ROWS[name]
     expected = [values, indices, f"torch.{dtype}", f"torch.{index}"]
-    assert [each[name] for each in told] == [expected] * 2
+    assert [outcome[name] for outcome in outcomes] == [expected] * 2
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_every_rank_refuses_what_differs(told: list[dict[str, Any]], name: str) -> None:
-    for each in told:
-        assert each[name].startswith(REFUSED[name])
+@pytest.mark.parametrize("name", ERRORS)
+def test_every_rank_refuses_what_differs(outcomes: list[dict[str, Any]], name: str) -> None:
+    for outcome in outcomes:
+        assert outcome[name].startswith(ERRORS[name])
 
 
 def test_alone_it_is_apply_gradients() -> None:
@@ -271,5 +271,5 @@ def test_replicas_of_a_module_take_the_step_of_one_with_all_examples(tmp_path: P
     assert {kind: replica for kind, (replica, _) in first.items()} == {
         kind: replica for kind, (replica, _) in second.items()
     }
-    assert max(apart for _, apart in first.values()) < 1e-6
+    assert max(gap for _, gap in first.values()) < 1e-6
     assert first["graph"][0].startswith("DistributedDataParallel averages gradients in hooks")

@@ -103,9 +103,9 @@ def test_updates_of_variables_have_operations(name: str, use_resource: bool) -> 
         session.run(updates[0])
         second, count = session.run([w, b]), session.run(step)
         assert count == 2
-        assert all((one < 0).all() and (two < one).all() for one, two in zip(first, second))
-        again = optimizer.apply_gradients(pairs)
-        assert graph.get_operation_by_name(f"{again.name}/update_b/{kind}") not in updates
+        assert all((low < 0).all() and (two < low).all() for low, two in zip(first, second))
+        op = optimizer.apply_gradients(pairs)
+        assert graph.get_operation_by_name(f"{op.name}/update_b/{kind}") not in updates
 
 
 EMPTY: dict[str, Callable[[], Any]] = {
@@ -132,11 +132,11 @@ def test_no_variables(name: str, in_graph: bool, pairs: Any) -> None:
 class Noting(train.GradientDescentOptimizer):
     """Keeps what `_distributed_apply` is given."""
 
-    given: Any = None
+    grads_and_vars: Any = None
 
     def _distributed_apply(self, distribution: Any, grads_and_vars: Any, *args: Any) -> Any:
-        self.given = list(grads_and_vars)
-        return super()._distributed_apply(distribution, self.given, *args)
+        self.grads_and_vars = list(grads_and_vars)
+        return super()._distributed_apply(distribution, self.grads_and_vars, *args)
 
 
 @pytest.mark.parametrize("as_attribute", [False, True])
@@ -147,14 +147,16 @@ def test_replicas_apply_no_gradients_of_none(as_attribute: bool) -> None:
         inner = optimizer._distributed_apply
 
         def note(distribution: Any, grads_and_vars: Any, *args: Any) -> Any:
-            optimizer.given = list(grads_and_vars)
-            return inner(distribution, optimizer.given, *args)
+            optimizer.grads_and_vars = list(grads_and_vars)
+            return inner(distribution, optimizer.grads_and_vars, *args)
 
         optimizer._distributed_apply = note
     gradient = torch.ones(2)
     pairs = ((grad, var) for grad, var in [(None, b), (gradient, w)])
     distribute.Strategy().run(lambda: optimizer.apply_gradients(pairs))
-    assert [(grad is gradient, var is w) for grad, var in optimizer.given] == [(True, True)]
+    assert [(grad is gradient, var is w) for grad, var in optimizer.grads_and_vars] == [
+        (True, True)
+    ]
     assert (w.tolist(), b.tolist()) == ([-1, -1], [0, 0])
 
 

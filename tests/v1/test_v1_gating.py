@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from thalweg import Variable, embedding_lookup
 from thalweg.v1 import train
 
-NONE, OP, GRAPH = (
+NO_GATE, OP, GRAPH = (
     train.Optimizer.GATE_NONE,
     train.Optimizer.GATE_OP,
     train.Optimizer.GATE_GRAPH,
@@ -51,35 +51,35 @@ class Problem:
 def test_the_values_are_those_of_the_other_gates(kind: str, gate: int) -> None:
     problems = [Problem(), Problem()]
     steps = [Variable(np.int64(0), trainable=False) for _ in problems]
-    for problem, step, chosen in zip(problems, steps, (NONE, gate), strict=True):
+    for problem, step, gate_used in zip(problems, steps, (NO_GATE, gate), strict=True):
         opt = MAKERS[kind]()
         for _ in range(4):
-            opt.minimize(problem.loss, step, problem.variables, gate_gradients=chosen)
-    for ours, theirs in zip(problems[0].variables, problems[1].variables, strict=True):
-        assert torch.equal(ours, theirs), ours.name
+            opt.minimize(problem.loss, step, problem.variables, gate_gradients=gate_used)
+    for var, twin in zip(problems[0].variables, problems[1].variables, strict=True):
+        assert torch.equal(var, twin), var.name
     assert [step.item() for step in steps] == [4, 4]
 
 
 def test_gradients_do_not_stay() -> None:
     problem = Problem()
-    kept = torch.ones(4)
-    problem.bias.grad = kept
-    train.AdamOptimizer().minimize(problem.loss, gate_gradients=NONE)
-    assert problem.bias.grad is kept
+    grad = torch.ones(4)
+    problem.bias.grad = grad
+    train.AdamOptimizer().minimize(problem.loss, gate_gradients=NO_GATE)
+    assert problem.bias.grad is grad
     assert problem.table.grad is problem.twice.grad is None
-    assert kept.tolist() == [1.0] * 4
+    assert grad.tolist() == [1.0] * 4
 
 
 def test_one_gradient_exists_at_a_time() -> None:
     layers = [nn.Linear(32, 32, bias=False) for _ in range(6)]
     weights = [layer.weight for layer in layers]
     alive: list[int] = []
-    made: list[weakref.ref[Tensor]] = []
+    grads: list[weakref.ref[Tensor]] = []
 
     class Counting(train.GradientDescentOptimizer):
         def _apply_dense(self, grad: Any, var: Any) -> Any:
-            made.append(weakref.ref(grad))
-            alive.append(sum(each() is not None for each in made))
+            grads.append(weakref.ref(grad))
+            alive.append(sum(ref() is not None for ref in grads))
             alive.append(sum(weight.grad is not None for weight in weights))
             return super()._apply_dense(grad, var)
 
@@ -89,7 +89,7 @@ def test_one_gradient_exists_at_a_time() -> None:
             x = torch.tanh(layer(x))
         return x.sum()
 
-    Counting(0.1).minimize(loss, var_list=weights, gate_gradients=NONE)
+    Counting(0.1).minimize(loss, var_list=weights, gate_gradients=NO_GATE)
     assert alive == [1, 0] * 6
 
 
@@ -103,7 +103,7 @@ def test_an_error_names_what_was_updated() -> None:
     a, b = Variable(2.0, "a"), Variable(3.0, "b")
     step = Variable(np.int64(0), trainable=False)
     with pytest.raises(RuntimeError, match="no") as info:
-        Failing(1.0).minimize(lambda: torch.tanh(a) * 1.0 + b, step, gate_gradients=NONE)
+        Failing(1.0).minimize(lambda: torch.tanh(a) * 1.0 + b, step, gate_gradients=NO_GATE)
     assert any("had been updated before: ['b:0']" in note for note in info.value.__notes__)
     assert (a.item(), b.item(), step.item()) == (2.0, 2.0, 0)
     assert a.grad is b.grad is None
@@ -113,7 +113,7 @@ def test_nothing_to_update_is_an_error() -> None:
     a = Variable(2.0, "a")
     with pytest.raises(ValueError, match="No gradients provided for any variable, check"):
         train.GradientDescentOptimizer(1.0).minimize(
-            lambda: torch.ones(()), var_list=[a], gate_gradients=NONE
+            lambda: torch.ones(()), var_list=[a], gate_gradients=NO_GATE
         )
 
 
@@ -127,25 +127,25 @@ def test_overridden_methods_get_all_gradients(method: str) -> None:
 
     custom = type("Custom", (train.GradientDescentOptimizer,), {method: override})
     problem = Problem()
-    custom(0.1).minimize(problem.loss, gate_gradients=NONE)
+    custom(0.1).minimize(problem.loss, gate_gradients=NO_GATE)
     assert calls == [method]
 
 
 def test_weights_of_the_loss() -> None:
     a = Variable([1.0, 1.0])
     train.GradientDescentOptimizer(1.0).minimize(
-        lambda: 2 * a, gate_gradients=NONE, grad_loss=torch.tensor([1.0, 10.0])
+        lambda: 2 * a, gate_gradients=NO_GATE, grad_loss=torch.tensor([1.0, 10.0])
     )
     assert a.tolist() == [-1.0, -19.0]
 
 
 def test_variables_updated_one_by_one_are_let_go() -> None:
     opt = train.GradientDescentOptimizer(0.1)
-    seen = []
+    refs = []
     for _ in range(60):
         w = Variable(np.ones(10, np.float32))
-        seen.append(weakref.ref(w))
+        refs.append(weakref.ref(w))
         opt.minimize(lambda w=w: w.sum(), var_list=[w], gate_gradients=opt.GATE_NONE)
         del w
     gc.collect()
-    assert sum(each() is not None for each in seen) < 30
+    assert sum(ref() is not None for ref in refs) < 30

@@ -63,17 +63,17 @@ def ulp_of(value: replay.Value) -> float:
 
 def check(case_id: str, value: replay.Value, tolerance: Any) -> None:
     """Elements may be apart by `tolerance`; a tolerance of None asks for the same bits."""
-    got, recorded = np.asarray(value.got), np.asarray(value.expected)
-    assert (got.dtype, got.shape) == (recorded.dtype, recorded.shape)
+    got, expected = np.asarray(value.got), np.asarray(value.expected)
+    assert (got.dtype, got.shape) == (expected.dtype, expected.shape)
     if tolerance is None:
-        bad = replay.distances(got, recorded) != 0
+        bad = replay.distances(got, expected) != 0
     else:
-        bad = ~np.isclose(got, recorded, rtol=0, atol=tolerance, equal_nan=True)
+        bad = ~np.isclose(got, expected, rtol=0, atol=tolerance, equal_nan=True)
     if bad.any():
-        at = tuple(int(i) for i in np.argwhere(bad)[0])
-        ulps = replay.distances(got, recorded)[at]
-        pair = f"got {float(got[at]).hex()}, recorded {float(recorded[at]).hex()}"
-        pytest.fail(f"{case_id}: {value.name} at {at}: {pair}, {ulps:.0f} ulp apart", False)
+        index = tuple(int(i) for i in np.argwhere(bad)[0])
+        ulps = replay.distances(got, expected)[index]
+        pair = f"got {float(got[index]).hex()}, recorded {float(expected[index]).hex()}"
+        pytest.fail(f"{case_id}: {value.name} at {index}: {pair}, {ulps:.0f} ulp apart", False)
 
 
 def every_run_of(cases: list[str]) -> Any:
@@ -127,9 +127,9 @@ def test_minimize_with_torchs_gradients(case_id: str, face: str, engine: str) ->
 @pytest.mark.parametrize("face", list(v1_replay.FACES))
 @pytest.mark.parametrize("case_id", DECAYS)
 def test_decay_has_tensorflows_bits(case_id: str, face: str) -> None:
-    got, recorded = v1_replay.decayed(CASES[case_id], face)
-    assert (got.dtype, got.shape) == (recorded.dtype, recorded.shape)
-    assert replay.distances(got, recorded).max() == 0
+    got, expected = v1_replay.decayed(CASES[case_id], face)
+    assert (got.dtype, got.shape) == (expected.dtype, expected.shape)
+    assert replay.distances(got, expected).max() == 0
 
 
 def test_every_recorded_case_is_tested() -> None:

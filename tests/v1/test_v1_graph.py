@@ -16,7 +16,7 @@ from thalweg import v1 as tf
 from thalweg._engines import dispatcher as engine
 from thalweg.v1 import train
 
-NONE, OP, GRAPH = (getattr(train.Optimizer, f"GATE_{gate}") for gate in ("NONE", "OP", "GRAPH"))
+NO_GATE, OP, GRAPH = (getattr(train.Optimizer, f"GATE_{gate}") for gate in ("NONE", "OP", "GRAPH"))
 
 
 pytestmark = pytest.mark.usefixtures("graph")
@@ -38,7 +38,7 @@ OPTIMIZERS: dict[str, Any] = {
     "ProximalAdagrad": lambda rate=0.1: train.ProximalAdagradOptimizer(rate),
     "ProximalGradientDescent": lambda rate=0.1: train.ProximalGradientDescentOptimizer(rate),
 }
-every = pytest.mark.parametrize("kind", list(OPTIMIZERS))
+each_optimizer = pytest.mark.parametrize("kind", list(OPTIMIZERS))
 
 
 # --- minimize and compute_gradients ---------------------------------------------------------------
@@ -85,14 +85,14 @@ def test_a_loss_of_rows_gives_slices() -> None:
     assert session.run(table)[:, 0].tolist() == [0.0, -2.0, 0.0, -1.0]
 
 
-@every
-@pytest.mark.parametrize("gate", [NONE, OP])
+@each_optimizer
+@pytest.mark.parametrize("gate", [NO_GATE, OP])
 def test_gates_do_not_change_the_values(kind: str, gate: int) -> None:
     results = []
-    for chosen in (gate, GRAPH):
+    for gate_used in (gate, GRAPH):
         a, b = tf.Variable([1.0, -2.0]), tf.Variable([0.5, 3.0])
         op = OPTIMIZERS[kind]().minimize(
-            (a * b).tanh().sum(), var_list=[a, b], gate_gradients=chosen
+            (a * b).tanh().sum(), var_list=[a, b], gate_gradients=gate_used
         )
         session = initialized()
         for _ in range(3):
@@ -104,11 +104,11 @@ def test_gates_do_not_change_the_values(kind: str, gate: int) -> None:
 @pytest.mark.parametrize("weights", ["array", "placeholder"])
 def test_grad_loss_weighs_the_elements(weights: str) -> None:
     w = tf.Variable([1.0, 1.0])
-    fed = tf.placeholder("float32", [2])
-    given = fed if weights == "placeholder" else np.array([1, 10], np.float32)
-    op = descent().minimize(2 * w, grad_loss=given)
+    placeholder = tf.placeholder("float32", [2])
+    weight = placeholder if weights == "placeholder" else np.array([1, 10], np.float32)
+    op = descent().minimize(2 * w, grad_loss=weight)
     session = initialized()
-    session.run(op, {fed: [1, 10]} if weights == "placeholder" else None)
+    session.run(op, {placeholder: [1, 10]} if weights == "placeholder" else None)
     assert session.run(w).tolist() == [-1.0, -19.0]
 
 
@@ -131,14 +131,14 @@ def test_a_callable_loss_is_called_when_the_graph_is_built() -> None:
 def test_lists_of_variables(form: str) -> None:
     a, b = tf.Variable(1.0, name="a"), tf.Variable(1.0, name="b")
     tf.Variable(1.0, name="fixed", trainable=False)
-    var_list, found = {
+    var_list, expected = {
         "default": (None, [a, b]),
         "nested": ([[b], (a,)], [b, a]),
         "bare": (b, [b]),
         "generator": ((var for var in (b, a)), [b, a]),
         "collection": (tf.get_collection(tf.GraphKeys.TRAINABLE_VARIABLES, "b"), [b]),
     }[form]
-    assert [var for _, var in descent().compute_gradients(a * b, var_list)] == found
+    assert [var for _, var in descent().compute_gradients(a * b, var_list)] == expected
 
 
 def test_the_parameters_of_a_module_are_variables() -> None:
@@ -209,8 +209,8 @@ def _two() -> Any:
 
 def _other_graph() -> Any:
     with tf.Graph().as_default():
-        other = tf.Variable(1.0)
-    return descent().apply_gradients([(tf.constant(1.0), other)])
+        variable = tf.Variable(1.0)
+    return descent().apply_gradients([(tf.constant(1.0), variable)])
 
 
 @pytest.mark.parametrize(
@@ -281,22 +281,22 @@ def test_what_cannot_be_built_is_refused(build: Any, error: Any, message: str) -
 
 
 @pytest.mark.parametrize(
-    ("fed", "error", "message"),
+    ("fed_x", "error", "message"),
     [
         (np.ones(3, np.float32), ValueError, r"Gradient of 'w:0' has shape \(3,\)"),
         (np.ones(2), TypeError, "Gradient of 'w:0' is float64"),
     ],
 )
-def test_what_does_not_fit_in_a_run_changes_nothing(fed: Any, error: Any, message: str) -> None:
+def test_what_does_not_fit_in_a_run_changes_nothing(fed_x: Any, error: Any, message: str) -> None:
     w = tf.Variable([1.0, 2.0], name="w")
     step = train.get_or_create_global_step()
-    given = tf.placeholder(fed.dtype.name, None)
-    grad = tf.operation(lambda each: each, [given], "grad", kind="pure", outputs=tf.Output())
+    placeholder = tf.placeholder(fed_x.dtype.name, None)
+    grad = tf.operation(lambda x: x, [placeholder], "grad", kind="pure", outputs=tf.Output())
     opt = train.AdamOptimizer()
     op = opt.apply_gradients([(grad, w)], global_step=step)
     session = initialized()
     with pytest.raises(error, match=message) as info:
-        session.run(op, {given: fed})
+        session.run(op, {placeholder: fed_x})
     assert any("In operation 'Adam'" in note for note in info.value.__notes__)
     assert session.run([step, *opt.variables()])[0] == 0
     assert session.run(w).tolist() == [1.0, 2.0]
@@ -371,19 +371,19 @@ class OfUser(train.GradientDescentOptimizer):
 def test_a_step_that_cannot_count_is_an_error_when_the_graph_is_built(kind: Any) -> None:
     w, args = tf.Variable(1.0), (0.1, 0.9)[: 1 + (kind is train.MomentumOptimizer)]
     for step in (tf.constant(43, torch.int64), tf.Variable([1, 2], trainable=False), 5):
-        before = tf.global_variables()
+        variables_before = tf.global_variables()
         with pytest.raises(TypeError, match=r"^global_step must be a scalar variable or None, not"):
             kind(*args).minimize(w * w, global_step=step)
-        assert tf.global_variables() == before
+        assert tf.global_variables() == variables_before
 
 
 def test_what_waits_for_the_operation_sees_the_step_taken() -> None:
     w = tf.Variable(3.0)
     op = descent().minimize(1.0 * w)
     with tf.control_dependencies([op]):
-        after = w.read_value() * 10
+        scaled_w = w.read_value() * 10
     session = initialized()
-    assert session.run([w, after]) == [3.0, 20.0]
+    assert session.run([w, scaled_w]) == [3.0, 20.0]
 
 
 def test_the_operation_waits_for_its_control_inputs() -> None:
@@ -396,18 +396,18 @@ def test_the_operation_waits_for_its_control_inputs() -> None:
     assert session.run([w, rate]) == [1.0, 2.0]
 
 
-@every
+@each_optimizer
 def test_two_optimizers_of_one_variable_have_slots_of_their_own(kind: str) -> None:
     w = tf.Variable([1.0, -2.0])
     optimizers = [OPTIMIZERS[kind]() for _ in range(2)]
     first, second = (opt.minimize((w * w).sum()) for opt in optimizers)
     session = initialized()
     session.run(first)
-    moved = []
+    changes = []
     for opt in optimizers:
-        values = [session.run([own.initial_value, own]) for own in opt.variables()]
-        moved.append(any(not np.array_equal(*pair) for pair in values))
-    assert moved == [bool(optimizers[0].variables()), False]
+        values = [session.run([variable.initial_value, variable]) for variable in opt.variables()]
+        changes.append(any(not np.array_equal(*pair) for pair in values))
+    assert changes == [bool(optimizers[0].variables()), False]
     session.run(second)
 
 
@@ -455,7 +455,7 @@ def test_each_session_has_values_of_its_own() -> None:
     assert second.run([w, opt.get_slot(w, "momentum")]) == [7.0, 1.0]
 
 
-@every
+@each_optimizer
 def test_one_optimizer_in_two_graphs_and_in_eager_mode(kind: str) -> None:
     opt = OPTIMIZERS[kind]()
     results = []
@@ -463,79 +463,79 @@ def test_one_optimizer_in_two_graphs_and_in_eager_mode(kind: str) -> None:
         with tf.Graph().as_default():
             w = tf.Variable([1.0, -2.0], name="w")
             op = opt.minimize((w * w).sum())
-            own = opt.variables()
-            assert all(x.graph is w.graph for x in own)
+            slots = opt.variables()
+            assert all(x.graph is w.graph for x in slots)
             with initialized() as session:
                 for _ in range(3):
                     session.run(op)
-                results.append(session.run([w, *own]))
-    for ours, theirs in zip(*results, strict=True):
-        np.testing.assert_array_equal(ours, theirs)
+                results.append(session.run([w, *slots]))
+    for array, other_array in zip(*results, strict=True):
+        np.testing.assert_array_equal(array, other_array)
     assert opt.variables() == []  # this graph has none
 
 
-@every
+@each_optimizer
 def test_a_copied_optimizer_goes_on_with_the_same_variables(kind: str) -> None:
     w = tf.Variable([1.0, -2.0])
     opt = OPTIMIZERS[kind]()
     op = opt.minimize((w * w).sum())
-    copied = copy.deepcopy(opt)
-    assert copied.variables() == opt.variables()
-    again = copied.minimize((w * w).sum())
-    assert copied.variables() == opt.variables()
-    one, other = initialized(), initialized()
+    opt_copy = copy.deepcopy(opt)
+    assert opt_copy.variables() == opt.variables()
+    second_op = opt_copy.minimize((w * w).sum())
+    assert opt_copy.variables() == opt.variables()
+    session, other_session = initialized(), initialized()
     for _ in range(2):
-        one.run(op)
-        other.run(again)
-    np.testing.assert_array_equal(one.run(w), other.run(w))
+        session.run(op)
+        other_session.run(second_op)
+    np.testing.assert_array_equal(session.run(w), other_session.run(w))
 
 
 # --- hyperparameters ------------------------------------------------------------------------------
 
 
-@every
-@pytest.mark.parametrize("given", ["placeholder", "variable", "decay", "tensor"])
-def test_hyperparameters_are_read_in_each_run(kind: str, given: str) -> None:
+@each_optimizer
+@pytest.mark.parametrize("source", ["placeholder", "variable", "decay", "tensor"])
+def test_hyperparameters_are_read_in_each_run(kind: str, source: str) -> None:
     step = tf.Variable(np.int64(0), trainable=False)
-    fed = tf.placeholder("float32", [])
-    held = tf.Variable(0.5, trainable=False)
+    placeholder = tf.placeholder("float32", [])
+    variable = tf.Variable(0.5, trainable=False)
     rate = {
-        "placeholder": fed,
-        "variable": held,
-        "tensor": held * 1.0,
+        "placeholder": placeholder,
+        "variable": variable,
+        "tensor": variable * 1.0,
         "decay": train.piecewise_constant(step, [0], [0.5, 0.125]),
-    }[given]
+    }[source]
     w, expected = tf.Variable([1.0, -2.0]), tf.Variable([1.0, -2.0])
     op = OPTIMIZERS[kind](rate).minimize((w * w).sum(), step)
-    plain = OPTIMIZERS[kind](0.5)
-    plain_op = plain.minimize((expected * expected).sum())
+    plain_opt = OPTIMIZERS[kind](0.5)
+    plain_op = plain_opt.minimize((expected * expected).sum())
     for attribute in ("_lr", "_learning_rate"):
-        if hasattr(plain, attribute):
-            setattr(plain, attribute, 0.125)
-    later_op = plain.minimize((expected * expected).sum())
+        if hasattr(plain_opt, attribute):
+            setattr(plain_opt, attribute, 0.125)
+    later_op = plain_opt.minimize((expected * expected).sum())
     session = initialized()
     session.run(plain_op)
-    session.run(op, {fed: 0.5})
+    session.run(op, {placeholder: 0.5})
     session.run(later_op)
-    held.load(0.125, session)
-    session.run(op, {fed: 0.125})
+    variable.load(0.125, session)
+    session.run(op, {placeholder: 0.125})
     np.testing.assert_array_equal(*session.run([w, expected]))
 
 
 @pytest.mark.parametrize("hyper", ["beta1", "beta2", "epsilon"])
 def test_every_hyperparameter_of_adam_may_be_a_tensor(hyper: str) -> None:
-    held = tf.Variable(0.5, trainable=False)
+    variable = tf.Variable(0.5, trainable=False)
     w, expected = tf.Variable([1.0, -2.0]), tf.Variable([1.0, -2.0])
-    initialize = held.initializer
+    initialize = variable.initializer
     session = tf.Session()
     session.run(initialize)
-    options: dict[str, Any] = {hyper: held}
+    options: dict[str, Any] = {hyper: variable}
     op = train.AdamOptimizer(0.1, **options).minimize((w * w).sum())
     options = {hyper: 0.5}
-    plain = train.AdamOptimizer(0.1, **options).minimize((expected * expected).sum())
+    plain_op = train.AdamOptimizer(0.1, **options).minimize((expected * expected).sum())
     session.run(tf.global_variables_initializer())
     for _ in range(3):
-        session.run([op, plain])
+        session.run([op, plain_op])
     np.testing.assert_array_equal(*session.run([w, expected]))
 
 
@@ -623,8 +623,8 @@ def test_the_hooks_of_a_subclass_are_called_in_order_in_the_run() -> None:
     session = initialized()
     session.run(op, {rate: 0.5})
     session.run(op, {rate: 1.0})
-    once = ["prepare", ("dense", "w:0"), ("sparse", "t:0", [2, 0]), ("finish", "Counting/")]
-    assert [each for each in opt.calls if each != ("slots", ["w:0", "t:0"])] == once * 2
+    step_calls = ["prepare", ("dense", "w:0"), ("sparse", "t:0", [2, 0]), ("finish", "Counting/")]
+    assert [call for call in opt.calls if call != ("slots", ["w:0", "t:0"])] == step_calls * 2
     assert session.run(w).tolist() == [-0.5, 0.5]
     assert session.run(table)[:, 0].tolist() == [-0.5, 1.0, -2.0]
     assert session.run(opt.get_slot(table, "moved"))[:, 0].tolist() == [2.0, 0.0, 2.0]
@@ -657,7 +657,7 @@ def test_a_hook_that_fails_in_a_run_changes_nothing() -> None:
         session.run(op)
     assert any("The step was not taken" in note for note in info.value.__notes__)
     slot = opt.get_slot(a, "momentum")
-    assert [each.item() for each in session.run([a, b, step, slot])] == [1.0, 1.0, 0, 0.0]
+    assert [array.item() for array in session.run([a, b, step, slot])] == [1.0, 1.0, 0, 0.0]
 
 
 @pytest.mark.parametrize("hook", ["_apply_dense", "_resource_apply_dense"])
@@ -684,12 +684,12 @@ def test_an_average_that_follows_the_step() -> None:
     op = descent(1.0).minimize(w.sum())
     average = train.ExponentialMovingAverage(0.5)
     with tf.control_dependencies([op]):
-        both = average.apply([w])
+        both_ops = average.apply([w])
     session = initialized()
     assert session.run(average.average(w)).tolist() == [4.0]
-    session.run(both)
+    session.run(both_ops)
     assert session.run([w, average.average(w)])[1].tolist() == [0.5 * 4 + 0.5 * 3]
-    session.run(both)
+    session.run(both_ops)
     assert session.run([w, average.average(w)])[1].tolist() == [0.5 * 3.5 + 0.5 * 2]
 
 
@@ -707,25 +707,25 @@ def test_a_module_with_statistics_learns_and_counts() -> None:
         torch_opt.zero_grad()
         twin(batch).square().mean().backward()
         torch_opt.step()
-    for ours, theirs in zip(net.parameters(), twin.parameters(), strict=True):
-        np.testing.assert_allclose(session.run(ours), theirs.detach(), rtol=1e-5, atol=1e-7)
-    for ours, theirs in zip(net.buffers(), twin.buffers(), strict=True):
-        np.testing.assert_allclose(session.run(ours), theirs, rtol=1e-5, atol=1e-7)
+    for tensor, twin_tensor in zip(net.parameters(), twin.parameters(), strict=True):
+        np.testing.assert_allclose(session.run(tensor), twin_tensor.detach(), rtol=1e-5, atol=1e-7)
+    for tensor, twin_tensor in zip(net.buffers(), twin.buffers(), strict=True):
+        np.testing.assert_allclose(session.run(tensor), twin_tensor, rtol=1e-5, atol=1e-7)
     assert session.run(net[1].num_batches_tracked) == 4
 
 
-@every
+@each_optimizer
 @pytest.mark.parametrize("is_sparse", [False, True])
 def test_a_steady_run_plans_nothing_anew(
     kind: str, is_sparse: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made: list[str] = []
+    plan_names: list[str] = []
     for home, name in ((engine, "DensePlan"), (engine.cpu, "SparsePlan")):
         plan = getattr(home, name)
 
-        def counted(self: Any, *given: Any, plan: Any = plan, name: str = name) -> None:
-            made.append(name)
-            plan.__init__(self, *given)
+        def counted(self: Any, *args: Any, plan: Any = plan, name: str = name) -> None:
+            plan_names.append(name)
+            plan.__init__(self, *args)
 
         monkeypatch.setattr(home, name, type(name, (plan,), {"__init__": counted}))
     a, table = tf.Variable([[1.0], [2.0]]), tf.Variable(np.ones((4, 2), np.float32))
@@ -737,9 +737,9 @@ def test_a_steady_run_plans_nothing_anew(
     with thalweg.engine("cpu"):
         session = initialized()
         session.run(op, {x: [1, 3]})
-        assert sorted(made) == ["DensePlan"] + ["SparsePlan"] * is_sparse
-        before = session.plans_made
+        assert sorted(plan_names) == ["DensePlan"] + ["SparsePlan"] * is_sparse
+        plan_count = session.plans_made
         for _ in range(3):
             session.run(op, {x: [0, 1]})
-    assert session.plans_made == before
-    assert len(made) == 1 + is_sparse
+    assert session.plans_made == plan_count
+    assert len(plan_names) == 1 + is_sparse

@@ -14,17 +14,17 @@ from thalweg._core.gradient_transforms import Decision, GradientTransforms
 from thalweg.openseq2seq.optimizers.novograd import NovoGrad
 from thalweg.v1 import contrib, train
 
-both = pytest.mark.parametrize("hooked", [False, True], ids=["rule", "hook"])
+with_and_without_hook = pytest.mark.parametrize("hooked", [False, True], ids=["rule", "hook"])
 
 
 class Hooked(train.MomentumOptimizer):
     """Momentum whose hook hands each variable to the rule, and fails at one of them if told to."""
 
-    seen = 0
+    call_count = 0
     fails_at = ""
 
     def _apply_dense(self, grad: Any, var: Any) -> Any:
-        self.seen += 1
+        self.call_count += 1
         super()._apply_dense(grad, var)
         if var.name == self.fails_at:
             raise RuntimeError("burnt")
@@ -34,7 +34,7 @@ def maker(hooked: bool) -> Any:
     return Hooked if hooked else train.MomentumOptimizer
 
 
-@both
+@with_and_without_hook
 def test_a_constraint_follows_each_update_once(hooked: bool) -> None:
     calls = []
 
@@ -53,11 +53,11 @@ def test_a_constraint_follows_each_update_once(hooked: bool) -> None:
 @pytest.mark.parametrize("gate", [0, 1, 2])
 def test_a_hook_sees_every_step(gate: int) -> None:
     w, v = Variable([1.0, 2.0]), Variable([1.0, 2.0])
-    opt, plain = Hooked(0.1, 0.9), train.MomentumOptimizer(0.1, 0.9)
+    opt, plain_opt = Hooked(0.1, 0.9), train.MomentumOptimizer(0.1, 0.9)
     for _ in range(4):
         opt.minimize(lambda: (w * w).sum(), var_list=[w], gate_gradients=gate)
-        plain.minimize(lambda: (v * v).sum(), var_list=[v])
-    assert opt.seen == 4
+        plain_opt.minimize(lambda: (v * v).sum(), var_list=[v])
+    assert opt.call_count == 4
     assert torch.equal(w, v)
 
 
@@ -72,17 +72,17 @@ def test_a_callable_is_called_once_a_step() -> None:
 
 def test_tensors_of_hyperparameters_are_those_of_the_step_or_of_now() -> None:
     rates = iter([1.0, 2.0, 3.0, 4.0])
-    seen = []
+    rates_seen = []
 
     class Reading(train.AdamOptimizer):
         def _apply_dense(self, grad: Any, var: Any) -> None:
-            seen.append(self._lr_t.item())
+            rates_seen.append(self._lr_t.item())
 
     opt = Reading(lambda: next(rates))
     w, v = Variable([1.0]), Variable([1.0])
     for _ in range(2):
         opt.apply_gradients([(torch.ones(1), w), (torch.ones(1), v)])
-    assert seen == [1.0, 1.0, 2.0, 2.0]
+    assert rates_seen == [1.0, 1.0, 2.0, 2.0]
     assert opt._lr_t.item() == 3.0  # no step is under way
 
 
@@ -109,9 +109,9 @@ def test_a_step_that_fails_leaves_no_decay() -> None:
     a, b = Variable([1.0], name="a"), Variable([1.0], name="b")
     opt = extended(False)(0.5, 1.0, 0.9)
     opt.fails_at = "b:0"
-    with pytest.raises(RuntimeError, match="burnt") as caught:
+    with pytest.raises(RuntimeError, match="burnt") as excinfo:
         opt.apply_gradients([(torch.ones(1), a), (torch.ones(1), b)])
-    assert [note for note in caught.value.__notes__ if "step" in note] == [
+    assert [note for note in excinfo.value.__notes__ if "step" in note] == [
         "The step was not taken: no variable and no slot has changed."
     ]
     assert (a.item(), b.item(), opt.get_slot(a, "momentum").item()) == (1.0, 1.0, 0.0)
@@ -149,37 +149,37 @@ def test_what_takes_processing() -> None:
     assert extended(False)(0.1, 0.1, 0.9).takes_transforms()
     extended_own = contrib.opt.extend_with_decoupled_weight_decay(Own)
     moving = contrib.opt.MovingAverageOptimizer(adam)
-    for each in (Own(), patched, extended_own(0.1), moving):
-        assert not each.takes_transforms()
+    for opt in (Own(), patched, extended_own(0.1), moving):
+        assert not opt.takes_transforms()
 
 
-@both
+@with_and_without_hook
 def test_processed_gradients_and_copies(hooked: bool) -> None:
     w, v = Variable([3.0, 4.0]), Variable([[1.0], [2.0]])
     opt = maker(hooked)(1.0, 0.0)
     rows = IndexedSlices(torch.ones(1, 1), torch.tensor([1]))
     copies = [torch.zeros(2).half(), v.detach().bfloat16()]
-    how = GradientTransforms(unscaling=np.array([0.5, 0.25], np.float32), clipvalue=0.75)
+    transforms = GradientTransforms(unscaling=np.array([0.5, 0.25], np.float32), clipvalue=0.75)
     step = Variable(np.int64(0))
-    outcome = opt._take([(torch.tensor([1.0, 4.0]), w), (rows, v)], step, "s", how, copies)
+    outcome = opt._take([(torch.tensor([1.0, 4.0]), w), (rows, v)], step, "s", transforms, copies)
     assert outcome == (True, [])
     assert (w.tolist(), v.tolist(), step.item()) == ([2.5, 3.25], [[1.0], [1.75]], 1)
     assert [copy.tolist() for copy in copies] == [w.tolist(), v.tolist()]
 
 
-@both
+@with_and_without_hook
 def test_a_skipped_step_changes_nothing_but_what_is_decided(hooked: bool) -> None:
     w, step, skipped = Variable([3.0]), Variable(np.int64(0)), torch.zeros(())
     opt = maker(hooked)(1.0, 0.0)
 
     def decide(has_nan: bool, largest: float) -> Decision:
-        taken = bool(np.isfinite(largest))
-        return Decision(taken, [] if taken else [partial(skipped.add_, 1)])
+        is_finite = bool(np.isfinite(largest))
+        return Decision(is_finite, [] if is_finite else [partial(skipped.add_, 1)])
 
-    how = GradientTransforms(decide=decide)
-    for value, taken in ((1.0, True), (float("inf"), False), (1.0, True)):
-        outcome = opt._take([(torch.tensor([value]), w)], step, "s", how)
-        assert outcome == (taken, [])
+    transforms = GradientTransforms(decide=decide)
+    for value, is_committed in ((1.0, True), (float("inf"), False), (1.0, True)):
+        outcome = opt._take([(torch.tensor([value]), w)], step, "s", transforms)
+        assert outcome == (is_committed, [])
     assert (w.item(), step.item(), skipped.item()) == (1.0, 2, 1.0)
 
 
@@ -224,5 +224,5 @@ def test_a_class_whose_step_is_replaced_is_asked_again(monkeypatch: pytest.Monke
 
     adam = Own(0.1)
     assert adam.takes_transforms()
-    monkeypatch.setattr(Own, "apply_gradients", lambda *given, **named: None, raising=False)
+    monkeypatch.setattr(Own, "apply_gradients", lambda *args, **kwargs: None, raising=False)
     assert not adam.takes_transforms()

@@ -25,21 +25,21 @@ def _graph() -> Iterator[None]:
         yield
 
 
-def produced(outputs: Any, most: int) -> list[Any]:
+def produced(outputs: Any, count: int) -> list[Any]:
     """Return the values of at most so many runs of the outputs, and "end" if they come to one."""
-    found: list[Any] = []
+    runs: list[Any] = []
     with tf.Session() as session:
         session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
         coord = train.Coordinator()
         threads = train.start_queue_runners(session, coord)
         try:
-            for _ in range(most):
-                found.append([np.asarray(value).tolist() for value in session.run(outputs)])
+            for _ in range(count):
+                runs.append([np.asarray(value).tolist() for value in session.run(outputs)])
         except OutOfRangeError:
-            found.append("end")
+            runs.append("end")
         coord.request_stop()
         coord.join(threads)
-    return found
+    return runs
 
 
 PAIRS = [[[0.0, 1.0], 0], [[2.0, 3.0], 1], [[4.0, 5.0], 2]]
@@ -87,15 +87,15 @@ def test_rows_come_in_order(name: str) -> None:
 
 
 def test_rows_are_shuffled_in_each_epoch() -> None:
-    many = np.arange(50)
+    numbers = np.arange(50)
     orders = []
     for seed in (1, 1, 2):
         with tf.Graph().as_default():
-            outputs = train.slice_input_producer([many], num_epochs=2, seed=seed)
-            found = produced(outputs, 101)
-        assert found.pop() == "end"
-        order = [value for (value,) in found]
-        assert sorted(order[:50]) == sorted(order[50:]) == many.tolist()
+            outputs = train.slice_input_producer([numbers], num_epochs=2, seed=seed)
+            produced_rows = produced(outputs, 101)
+        assert produced_rows.pop() == "end"
+        order = [value for (value,) in produced_rows]
+        assert sorted(order[:50]) == sorted(order[50:]) == numbers.tolist()
         assert order[:50] != order[50:]
         orders.append(order)
     assert orders[0] == orders[1] != orders[2]
@@ -115,7 +115,7 @@ def test_names_dtypes_and_collections_are_those_of_tensorflow() -> None:
     assert len(tf.get_collection(GraphKeys.SUMMARIES)) == 1
 
 
-REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
+INVALID: dict[str, tuple[Callable[[], Any], str]] = {
     "nothing": (lambda: train.slice_input_producer([]), "at least one tensor"),
     "epochs": (lambda: train.slice_input_producer([ROWS], num_epochs=0), "must be > 0 not 0"),
     "a scalar": (lambda: train.slice_input_producer([ROWS, 1.0]), "must have rows"),
@@ -123,9 +123,9 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("name", INVALID)
 def test_arguments_that_do_not_fit_raise(name: str) -> None:
-    make, match = REFUSED[name]
+    make, match = INVALID[name]
     with pytest.raises(ValueError, match=match):
         make()
 

@@ -80,9 +80,9 @@ SITES: dict[str, Callable[[Fuse], Any]] = {
     "an update after its decay": decayed,
 }
 CASES = [
-    pytest.param(make, steps, id=f"{site}, {when}")
+    pytest.param(make, steps, id=f"{site}, {description}")
     for site, make in SITES.items()
-    for steps, when in ((0, "first step"), (3, "fourth step"))
+    for steps, description in ((0, "first step"), (3, "fourth step"))
     if not (site == "_create_slots" and steps)  # there are slots by then
 ]
 
@@ -93,7 +93,7 @@ class Training:
     def __init__(self, make: Callable[[Fuse], Any], error: type[BaseException], **options: Any):
         self.fuse = Fuse(error)
         self.optimizer = make(self.fuse)
-        self.own = [
+        self.variables = [
             Variable(torch.ones(3), "a"),
             Variable(torch.ones(2, 3), "b", **options),
             Variable(torch.ones(TABLE), "table"),
@@ -101,18 +101,18 @@ class Training:
         self.counter = Variable(torch.zeros((), dtype=torch.int64), "step", trainable=False)
 
     def step(self, number: int) -> None:
-        a, b, _ = (torch.full(var.shape, 1.0 + number) for var in self.own)
+        a, b, _ = (torch.full(var.shape, 1.0 + number) for var in self.variables)
         rows = IndexedSlices(torch.full((3, 2), 2.0 + number), torch.tensor([2, 0, 2]), TABLE)
-        self.optimizer.apply_gradients(zip([a, b, rows], self.own, strict=True), self.counter)
+        self.optimizer.apply_gradients(zip([a, b, rows], self.variables, strict=True), self.counter)
 
     def steps(self, first: int, count: int) -> None:
         for number in range(first, first + count):
             self.step(number)
 
     def bits(self) -> dict[str, bytes]:
-        tensors = {var.name: var for var in self.own} | self.optimizer.state_dict()
+        tensors = {var.name: var for var in self.variables} | self.optimizer.state_dict()
         tensors["counter"] = self.counter
-        return {name: bytes_of(each) for name, each in tensors.items()}
+        return {name: bytes_of(tensor) for name, tensor in tensors.items()}
 
     def burn(self, call: Callable[[], Any]) -> BaseException:
         self.fuse.lit = True
@@ -129,16 +129,16 @@ def bytes_of(tensor: Tensor) -> bytes:
 @errors
 @pytest.mark.parametrize(("make", "steps"), CASES)
 def test_a_step_is_not_taken(make: Any, steps: int, error: Any) -> None:
-    training, other = Training(make, error), Training(make, error)
-    training.steps(0, steps), other.steps(0, steps)
-    before = training.bits()
+    training, twin = Training(make, error), Training(make, error)
+    training.steps(0, steps), twin.steps(0, steps)
+    bits_before = training.bits()
     failure = training.burn(lambda: training.step(9))
     assert failure.__notes__ == [NOT_TAKEN]
-    after = training.bits()
-    assert {name: after[name] for name in before} == before
+    bits_after = training.bits()
+    assert {name: bits_after[name] for name in bits_before} == bits_before
     assert steps or not training.counter
-    training.steps(steps, 2), other.steps(steps, 2)  # as if nothing had happened
-    assert training.bits() == other.bits()
+    training.steps(steps, 2), twin.steps(steps, 2)  # as if nothing had happened
+    assert training.bits() == twin.bits()
 
 
 @errors
@@ -149,22 +149,22 @@ def test_a_step_is_not_taken(make: Any, steps: int, error: Any) -> None:
 def test_gradients_that_fail_change_nothing(site: str, gate: int, steps: int, error: Any) -> None:
     training = Training(lambda fuse: Hooked(fuse, site), error)
     training.steps(0, steps)
-    before = training.bits()
+    bits_before = training.bits()
 
     def loss() -> Any:
-        found = sum(var.square().sum() for var in training.own)
-        return training.fuse(found) if site == "loss" else found
+        loss_value = sum(var.square().sum() for var in training.variables)
+        return training.fuse(loss_value) if site == "loss" else loss_value
 
     def minimize() -> None:
-        training.optimizer.minimize(loss, training.counter, training.own, gate_gradients=gate)
+        training.optimizer.minimize(loss, training.counter, training.variables, gate_gradients=gate)
 
     training.burn(minimize)
-    assert training.bits() == before
+    assert training.bits() == bits_before
     minimize()
     assert training.counter == steps + 1
 
 
-TAKEN = {
+COMMITTED = {
     "_finish": (
         lambda fuse: Hooked(fuse, "_finish"),
         {},
@@ -180,7 +180,7 @@ TAKEN = {
 
 @errors
 @afterwards
-@pytest.mark.parametrize(("make", "options", "note"), TAKEN.values(), ids=TAKEN)
+@pytest.mark.parametrize(("make", "options", "note"), COMMITTED.values(), ids=COMMITTED)
 def test_a_step_is_taken_as_a_whole(
     make: Any, options: dict[str, Any], note: str, steps: int, error: Any
 ) -> None:
@@ -191,8 +191,8 @@ def test_a_step_is_taken_as_a_whole(
             for name, call in options.items()
         }
         pair.append(Training(make, error, **bound))
-    training, other = pair
-    training.steps(0, steps), other.steps(0, steps + 1)
+    training, twin = pair
+    training.steps(0, steps), twin.steps(0, steps + 1)
     failure = training.burn(lambda: training.step(steps))
     assert failure.__notes__ == [note]
-    assert training.bits() == other.bits()
+    assert training.bits() == twin.bits()

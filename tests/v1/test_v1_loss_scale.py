@@ -38,22 +38,22 @@ STEPS = {
 @many("case", list(STEPS))
 def test_the_scale_follows_the_gradients(case: str, in_graph: bool) -> None:
     arguments, finite, expected = STEPS[case]
-    values = [1.0 if each else math.nan for each in finite]
+    values = [1.0 if is_finite else math.nan for is_finite in finite]
     if in_graph:
         with tf.Graph().as_default(), v1.Session() as session:
             scale, grad = experimental.DynamicLossScale(*arguments), v1.placeholder(tf.float32, [])
             update, should_apply = scale.update([grad, None])
             session.run(v1.global_variables_initializer())
-            told = [session.run([should_apply, update], {grad: each})[0] for each in values]
-            assert told == finite
+            flags = [session.run([should_apply, update], {grad: x})[0] for x in values]
+            assert flags == finite
             assert session.run(scale()).dtype == np.float32
             return
-    scale, found = experimental.DynamicLossScale(*arguments), []
+    scale, scales = experimental.DynamicLossScale(*arguments), []
     for value, is_finite in zip(values, finite, strict=True):
         _, should_apply = scale.update([torch.tensor(value), None])
         assert bool(should_apply) is is_finite
-        found.append(scale().item())
-    np.testing.assert_allclose(found, expected, rtol=1e-6)
+        scales.append(scale().item())
+    np.testing.assert_allclose(scales, expected, rtol=1e-6)
 
 
 def test_sparse_gradients_of_torchs_are_taken() -> None:
@@ -70,22 +70,22 @@ def test_sparse_gradients_of_torchs_are_taken() -> None:
 
 def test_the_scale_is_divided_in_float32() -> None:
     scale = experimental.DynamicLossScale(2**15, 3, 1.1)
-    wanted = np.float32(2**15)
+    expected = np.float32(2**15)
     for _ in range(9):
         scale.update([torch.tensor(math.inf)])
-        wanted /= np.float32(1.1)
-        assert scale().item() == wanted
+        expected /= np.float32(1.1)
+        assert scale().item() == expected
 
 
 def test_loss_scales_are_named_copied_and_printed() -> None:
     fixed, moving = scales.get(123), scales.get("dynamic")
     assert repr(fixed) == "FixedLossScale(123.0)"
     assert type(fixed).from_config(fixed.get_config())().item() == 123.0
-    own = experimental.DynamicLossScale(1, 2, 3)
-    again = experimental.DynamicLossScale.from_config(own.get_config())
+    scale = experimental.DynamicLossScale(1, 2, 3)
+    scale_copy = experimental.DynamicLossScale.from_config(scale.get_config())
     assert (
-        repr(again)
-        == repr(own)
+        repr(scale_copy)
+        == repr(scale)
         == (
             "DynamicLossScale(current_loss_scale=1.0, num_good_steps=0, initial_loss_scale=1.0,"
             " increment_period=2, multiplier=3.0)"
@@ -93,7 +93,7 @@ def test_loss_scales_are_named_copied_and_printed() -> None:
     )
     assert moving.initial_loss_scale == 2.0**15
     assert scales.get(None) is None
-    assert scales.get(own) is own
+    assert scales.get(scale) is scale
     for bad in ("no", object()):
         with pytest.raises(ValueError, match="Could not interpret loss scale"):
             scales.get(bad)
@@ -129,8 +129,8 @@ def test_steps_of_a_graph_that_are_not_finite_are_left_out() -> None:
         opt = scaled()
         train_op = opt.minimize(v1.reduce_sum(w * factor), step)
         session.run(v1.global_variables_initializer())
-        for given, value in ((1.0, [0.0, 1.0]), (math.nan, [0.0, 1.0]), (1.0, [-2.0, -1.0])):
-            session.run(train_op, {factor: given})
+        for fed_factor, value in ((1.0, [0.0, 1.0]), (math.nan, [0.0, 1.0]), (1.0, [-2.0, -1.0])):
+            session.run(train_op, {factor: fed_factor})
             assert session.run(w).tolist() == value
         assert session.run([step, opt._loss_scale()]) == [2, 8.0]
 
@@ -141,38 +141,38 @@ def test_a_step_that_fails_leaves_the_scale_as_it_was(in_graph: bool) -> None:
         stack.enter_context(tf.Graph().as_default() if in_graph else eagerly())
         session: Any = stack.enter_context(v1.Session()) if in_graph else None
         w, opt = v1.Variable([1.0, 2.0], name="w"), scaled()
-        given = v1.placeholder(tf.float32, None) if in_graph else torch.ones(3)
+        gradient = v1.placeholder(tf.float32, None) if in_graph else torch.ones(3)
         if in_graph:
-            train_op = opt.apply_gradients([(given, w)])
+            train_op = opt.apply_gradients([(gradient, w)])
             session.run(v1.global_variables_initializer())
         with pytest.raises(ValueError, match=r"'w:0' has shape \(3,\)"):
-            session.run(train_op, {given: [1.0] * 3}) if in_graph else opt.apply_gradients(
-                [(given, w)]
+            session.run(train_op, {gradient: [1.0] * 3}) if in_graph else opt.apply_gradients(
+                [(gradient, w)]
             )
         scale = opt._loss_scale()
         assert (session.run(scale) if in_graph else scale.item()) == 2
 
 
 def test_the_gradient_that_a_loss_sees_is_scaled_and_what_is_applied_is_not() -> None:
-    seen: list[float] = []
+    scaled_grads: list[float] = []
     w, opt = Variable(5.0, name="w"), scaled(8.0)
 
     def loss() -> Any:
         value = w * 1.0
-        value.register_hook(lambda grad: seen.append(grad.item()))
+        value.register_hook(lambda grad: scaled_grads.append(grad.item()))
         return value
 
     ((grad, _),) = opt.compute_gradients(loss, [w])
-    assert (seen, grad.item()) == ([8.0], 1.0)
+    assert (scaled_grads, grad.item()) == ([8.0], 1.0)
 
 
 def test_a_checkpoint_has_the_optimizer_inside_and_the_scale(tmp_path: Any) -> None:
     w, opt = Variable([1.0], name="w"), scaled()
     opt.minimize(lambda: w.sum(), var_list=[w])
-    saved = train.Checkpoint(optimizer=opt, w=w)
-    path = saved.save(str(tmp_path / "ckpt"))
+    checkpoint = train.Checkpoint(optimizer=opt, w=w)
+    path = checkpoint.save(str(tmp_path / "ckpt"))
     opt.minimize(lambda: w.sum(), var_list=[w])
-    saved.restore(path).assert_consumed()
+    checkpoint.restore(path).assert_consumed()
     assert (w.item(), opt._loss_scale().item()) == (0.0, 8.0)
     assert opt.get_slot(w, "momentum").item() == 1.0
 
@@ -210,17 +210,17 @@ def test_the_inner_apply_gradients_is_called(in_graph: bool) -> None:
 @pytest.mark.parametrize("inner", ["clipping", "averaging", "decaying"])
 def test_a_loss_scale_around_another_wrapper(inner: str) -> None:
     w, sgd = Variable(torch.zeros(2), name="w"), train.GradientDescentOptimizer(0.5)
-    made: Any = {
+    wrapper: Any = {
         "clipping": lambda: contrib.VariableClippingOptimizer(sgd, {w: [0]}, 0.25),
         "averaging": lambda: contrib.MovingAverageOptimizer(sgd, 0.5),
         "decaying": lambda: contrib.MomentumWOptimizer(0.5, 0.5, 0.0),
     }[inner]()
-    opt = experimental.MixedPrecisionLossScaleOptimizer(made, "dynamic")
+    opt = experimental.MixedPrecisionLossScaleOptimizer(wrapper, "dynamic")
     for value in (1.0, math.inf, 1.0):
         opt.apply_gradients([(torch.full((2,), value), w)])
     if inner == "clipping":
         np.testing.assert_allclose(w.norm().item(), 0.25, rtol=1e-6)
     elif inner == "averaging":
-        assert (w.tolist(), made.average(w).tolist()) == ([-1, -1], [-0.75, -0.75])
+        assert (w.tolist(), wrapper.average(w).tolist()) == ([-1, -1], [-0.75, -0.75])
     else:
         assert w.tolist() == [0.5 * -1 - 0.25, 0.5 * -1 - 0.25]

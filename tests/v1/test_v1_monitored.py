@@ -95,11 +95,11 @@ def test_the_graph_is_finalized_for_as_long(graph: tf.Graph) -> None:
 def test_the_end_of_an_iterator_ends_the_block(graph: tf.Graph, pages: list[str]) -> None:
     x = tf.placeholder("float32", [])
     y, batches = x * 2, iter([1.0, 2.0])
-    found = []
+    outputs = []
     with train.MonitoredSession(hooks=[Diary(pages)]) as session:
         while not session.should_stop():
-            found.append(session.run(y, {x: next(batches)}))
-    assert found == [2, 4]
+            outputs.append(session.run(y, {x: next(batches)}))
+    assert outputs == [2, 4]
     assert pages[-1] == "end"
 
 
@@ -128,21 +128,21 @@ def test_an_error_of_a_hook_at_the_end_closes_it(graph: tf.Graph) -> None:
     assert not graph.finalized
 
 
-@pytest.mark.parametrize("where", ["begin", "after_create_session"])
-def test_an_error_at_the_start_leaves_nothing(graph: tf.Graph, where: str) -> None:
+@pytest.mark.parametrize("method", ["begin", "after_create_session"])
+def test_an_error_at_the_start_leaves_nothing(graph: tf.Graph, method: str) -> None:
     w, _, _ = counted()
-    known: list[Any] = []
+    sessions: list[Any] = []
 
     class Failing(train.SessionRunHook):
-        def fail(self, *found: Any) -> None:
-            known.extend(found)
+        def fail(self, *args: Any) -> None:
+            sessions.extend(args)
             raise ZeroDivisionError
 
-    setattr(Failing, where, Failing.fail)
+    setattr(Failing, method, Failing.fail)
     with pytest.raises(ZeroDivisionError):
         train.MonitoredSession(hooks=[Failing()])
     assert not graph.finalized
-    assert all(session.closed for session in known[:1])
+    assert all(session.closed for session in sessions[:1])
     with train.MonitoredSession() as session:
         assert session.run(w) == 0
 
@@ -179,26 +179,26 @@ class Asking(train.SessionRunHook):
 
     def __init__(self, fetches: Any = None, feeds: Any = None) -> None:
         self.request = train.SessionRunArgs(fetches, feeds)
-        self.found: list[Any] = []
-        self.asked: list[Any] = []
+        self.values: list[Any] = []
+        self.requests: list[Any] = []
 
     def before_run(self, run_context: Any) -> Any:
-        self.asked.append(run_context.original_args)
+        self.requests.append(run_context.original_args)
         return self.request
 
     def after_run(self, run_context: Any, run_values: Any) -> None:
-        self.found.append(run_values.results)
+        self.values.append(run_values.results)
 
 
 def test_hooks_ask_for_values_of_the_same_run(graph: tf.Graph) -> None:
     w, step, train_op = counted()
     x = tf.placeholder("float32", [])
-    one, other = Asking({"w": w, "two": [x * 2]}), Asking(x + 1, {})
-    with train.MonitoredSession(hooks=[one, other]) as session:
+    asking, asking_too = Asking({"w": w, "two": [x * 2]}), Asking(x + 1, {})
+    with train.MonitoredSession(hooks=[asking, asking_too]) as session:
         assert session.run([train_op, x], {x: 3.0}) == [None, 3]
-    assert one.found == [{"w": [0.0], "two": [6.0]}]
-    assert other.found == [4.0]
-    assert one.asked == [train.SessionRunArgs([train_op, x], {x: 3.0})]
+    assert asking.values == [{"w": [0.0], "two": [6.0]}]
+    assert asking_too.values == [4.0]
+    assert asking.requests == [train.SessionRunArgs([train_op, x], {x: 3.0})]
     assert step.graph is graph
 
 
@@ -233,9 +233,9 @@ def test_step_functions_choose_their_runs(graph: tf.Graph) -> None:
     with train.MonitoredSession(hooks=[hook]) as session:
         while not session.should_stop():
             session.run_step_fn(step_fn)
-    assert hook.found == [0.0, 1.0]
+    assert hook.values == [0.0, 1.0]
     with train.SingularMonitoredSession() as session:
-        for wrong in (lambda: None, lambda step_context, more: None, lambda other: None):
+        for wrong in (lambda: None, lambda step_context, extra: None, lambda context: None):
             with pytest.raises(ValueError, match=r"`step_fn` may either have one `step_context`"):
                 session.run_step_fn(wrong)
         assert session.raw_session().run(w) == 0
@@ -264,36 +264,36 @@ def test_a_failure_of_a_thread_is_raised(graph: tf.Graph) -> None:
 
 def test_a_failure_of_a_thread_comes_before_what_it_leads_to(graph: tf.Graph) -> None:
     """A queue is closed when the thread that fills it fails, and the run finds no elements."""
-    ended: list[Any] = []
+    sessions: list[Any] = []
 
     class Last(train.SessionRunHook):
         def end(self, session: Any) -> None:
-            ended.append(session)
+            sessions.append(session)
 
     queue = FIFOQueue(1, "float32", shapes=[[]])
     with tf.control_dependencies([tf.operation(lambda: 1 // 0, [], "fails")]):
         fill = queue.enqueue(1.0)
     train.add_queue_runner(train.QueueRunner(queue, [fill]))
-    taken = queue.dequeue()
+    dequeued = queue.dequeue()
     with (
         pytest.raises(ZeroDivisionError),
         train.MonitoredSession(hooks=[Last()]) as session,
     ):
-        session.run(taken)
-    assert not ended
+        session.run(dequeued)
+    assert not sessions
 
 
 def test_threads_of_queue_runners_end_with_it(graph: tf.Graph) -> None:
     w, _, train_op = counted()
-    ran = threading.Event()
-    fill = tf.operation(lambda: ran.set(), [], "fill")
+    has_run = threading.Event()
+    fill = tf.operation(lambda: has_run.set(), [], "fill")
     train.add_queue_runner(train.QueueRunner("queue", [fill]))
-    before = threading.active_count()
+    thread_count = threading.active_count()
     with train.MonitoredSession() as session:
-        assert ran.wait(120)
+        assert has_run.wait(120)
         session.run(train_op)
         assert session.run(w) == 1
-    assert threading.active_count() == before
+    assert threading.active_count() == thread_count
 
 
 # --- What a session begins with -------------------------------------------------------------------
@@ -314,11 +314,11 @@ def test_a_function_is_called_after_the_initializers(graph: tf.Graph) -> None:
         calls.append((scaffold, session.run(w)))
         w.load(5.0, session)
 
-    given = train.Scaffold(init_fn=init_fn)
-    for scaffold in (given, train.Scaffold(copy_from_scaffold=given)):
+    original = train.Scaffold(init_fn=init_fn)
+    for scaffold in (original, train.Scaffold(copy_from_scaffold=original)):
         with train.SingularMonitoredSession(scaffold=scaffold) as session:
             assert session.run(w) == 5
-    assert calls == [(given, 2), (given, 2)]
+    assert calls == [(original, 2), (original, 2)]
 
 
 def test_only_a_scaffold_can_be_copied() -> None:
@@ -330,15 +330,15 @@ def test_what_a_scaffold_is_given_is_run(graph: tf.Graph) -> None:
     w, v = tf.Variable(0.0, name="w"), tf.Variable(0.0, name="v")
     init = tf.group(w.initializer, v.initializer)
     with tf.control_dependencies([init]):
-        more = w.assign_add(1.0).op
-    after = v.assign_add(2.0).op
-    given = train.Scaffold(init_op=more, local_init_op=after)
-    copied = train.Scaffold(copy_from_scaffold=given, local_init_op=tf.no_op())
-    found = []
-    for scaffold in (given, copied):
+        increment_w = w.assign_add(1.0).op
+    increment_v = v.assign_add(2.0).op
+    original = train.Scaffold(init_op=increment_w, local_init_op=increment_v)
+    copy = train.Scaffold(copy_from_scaffold=original, local_init_op=tf.no_op())
+    outputs = []
+    for scaffold in (original, copy):
         with train.SingularMonitoredSession(scaffold=scaffold) as session:
-            found.append(session.run([w, v]))
-    assert found == [[1, 2], [1, 0]]
+            outputs.append(session.run([w, v]))
+    assert outputs == [[1, 2], [1, 0]]
 
 
 def test_feeds_reach_the_initializers(graph: tf.Graph) -> None:
@@ -353,13 +353,13 @@ def test_feeds_reach_the_initializers(graph: tf.Graph) -> None:
 def test_what_is_not_ready_is_named(graph: tf.Graph) -> None:
     a, b = tf.Variable(1.0, name="a"), tf.Variable(1.0, name="b")
     tf.Variable(1.0, name="c", collections=[tf.GraphKeys.LOCAL_VARIABLES])
-    a_only = tf.group(a.initializer, name="a_only")
+    initialize_a = tf.group(a.initializer, name="a_only")
     message = (
         r"^Init operations did not make model ready for local_init\. Init op: a_only, init fn:"
         r" None, local_init_op: local_init, error: Variables not initialized: b$"
     )
     with pytest.raises(RuntimeError, match=message):
-        train.SingularMonitoredSession(scaffold=train.Scaffold(init_op=a_only))
+        train.SingularMonitoredSession(scaffold=train.Scaffold(init_op=initialize_a))
     message = r"^Init operations did not make model ready\. .*error: Variables not initialized: c$"
     scaffold = train.Scaffold(local_init_op=tf.no_op("nothing"))
     with pytest.raises(RuntimeError, match=message):
@@ -402,7 +402,7 @@ def steps_of(folder: Path) -> list[int]:
 def trained(folder: Path, last_step: int, **options: Any) -> list[float]:
     """The values before each run of a training in a graph of its own."""
     options.setdefault("save_checkpoint_steps", 2)
-    found = []
+    values = []
     with tf.Graph().as_default():
         w, _, train_op = counted()
         hooks = [train.StopAtStepHook(last_step=last_step), *options.pop("hooks", ())]
@@ -410,8 +410,8 @@ def trained(folder: Path, last_step: int, **options: Any) -> list[float]:
             checkpoint_dir=folder, hooks=hooks, **options
         ) as session:
             while not session.should_stop():
-                found.append(float(session.run([w, train_op])[0][0]))
-    return found
+                values.append(float(session.run([w, train_op])[0][0]))
+    return values
 
 
 def test_a_training_goes_on_where_it_ended(tmp_path: Path) -> None:
@@ -425,13 +425,13 @@ def test_a_training_goes_on_where_it_ended(tmp_path: Path) -> None:
 
 
 def test_intervals_of_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [1000.0]
+    clock = [1000.0]
 
     class Clock(train.SessionRunHook):
         def before_run(self, run_context: Any) -> None:
-            now[0] += 1
+            clock[0] += 1
 
-    monkeypatch.setattr("thalweg.v1.train.monitored.step_timer.time.time", lambda: now[0])
+    monkeypatch.setattr("thalweg.v1.train.monitored.step_timer.time.time", lambda: clock[0])
     cases: dict[str, tuple[dict[str, Any], list[int]]] = {
         "seconds": ({"save_checkpoint_secs": 2.5, "save_checkpoint_steps": None}, [0, 3, 6, 7]),
         "default": ({"save_checkpoint_steps": None, "save_checkpoint_secs": 600}, [0, 7]),
@@ -461,7 +461,7 @@ def test_bits_are_those_of_a_training_without_a_stop(name: str, tmp_path: Path) 
     ends = []
     for stops in ([6], [2, 3, 6]):
         folder = tmp_path / str(len(stops))
-        for last in stops:
+        for stop in stops:
             training = Training(name)
             with (
                 training.graph.as_default(),
@@ -470,9 +470,9 @@ def test_bits_are_those_of_a_training_without_a_stop(name: str, tmp_path: Path) 
                 ) as session,
             ):
                 training.session = session
-                training.take(int(session.run(training.step)), last)
-                found = bits(session._require_session())
-        ends.append(found)
+                training.take(int(session.run(training.step)), stop)
+                final_bits = bits(session._require_session())
+        ends.append(final_bits)
     assert ends[0] == ends[1]
 
 
@@ -530,8 +530,8 @@ def test_workers_of_a_server_are_refused(graph: tf.Graph) -> None:
 
 
 class Listener(train.CheckpointSaverListener):
-    def __init__(self, pages: list[str], last: int = 99) -> None:
-        self.pages, self.last = pages, last
+    def __init__(self, pages: list[str], last_page: int = 99) -> None:
+        self.pages, self.last_page = pages, last_page
 
     def begin(self) -> None:
         self.pages.append("begin")
@@ -541,7 +541,7 @@ class Listener(train.CheckpointSaverListener):
 
     def after_save(self, session: Any, global_step_value: int) -> bool:
         self.pages.append(f"after {global_step_value}")
-        return global_step_value >= self.last
+        return global_step_value >= self.last_page
 
     def end(self, session: Any, global_step_value: int) -> None:
         self.pages.append(f"end {global_step_value}")
@@ -552,7 +552,7 @@ def test_listeners_are_called_around_each_save(
 ) -> None:
     w, _, train_op = counted()
     hook = train.CheckpointSaverHook(
-        tmp_path, save_steps=2, saver=train.Saver(), listeners=[Listener(pages, last=4)],
+        tmp_path, save_steps=2, saver=train.Saver(), listeners=[Listener(pages, last_page=4)],
         checkpoint_basename="best",
     )  # fmt: skip
     with train.MonitoredSession(hooks=[hook]) as session:
@@ -593,8 +593,8 @@ def test_moving_averages_are_saved_in_place_of_variables(tmp_path: Path) -> None
         ) as session:
             session.run(train_op)
             values = session.run([w, optimizer.average(w)])
-    found = [train.load_variable(tmp_path, name) for name in ("w", "w/ExponentialMovingAverage")]
-    assert found == values[::-1] == [6.0, 4.0]
+    averages = [train.load_variable(tmp_path, name) for name in ("w", "w/ExponentialMovingAverage")]
+    assert averages == values[::-1] == [6.0, 4.0]
 
 
 def test_workers_that_are_threads(graph: tf.Graph) -> None:
@@ -622,12 +622,12 @@ def test_workers_that_are_threads(graph: tf.Graph) -> None:
 def test_stop_after_some_steps(graph: tf.Graph) -> None:
     _, step, train_op = counted()
     begin = train.Scaffold(init_fn=lambda scaffold, session: step.load(10, session))
-    for options, last in (({"num_steps": 3}, 13), ({"last_step": 11}, 11), ({"last_step": 5}, 11)):
+    for options, end in (({"num_steps": 3}, 13), ({"last_step": 11}, 11), ({"last_step": 5}, 11)):
         hook = train.StopAtStepHook(**options)
         with train.SingularMonitoredSession([hook], begin) as session:
             while not session.should_stop():
                 session.run(train_op)
-            assert session.raw_session().run(step) == last
+            assert session.raw_session().run(step) == end
     for wrong in ({}, {"num_steps": 1, "last_step": 1}):
         with pytest.raises(ValueError, match=r"num_steps or last_step"):
             train.StopAtStepHook(**wrong)
@@ -660,44 +660,44 @@ def test_nan_ends_a_training(graph: tf.Graph, dtype: str, logged: Logged) -> Non
 
 
 @pytest.fixture
-def told(logged: Logged) -> Iterator[Logged]:
+def log(logged: Logged) -> Iterator[Logged]:
     """The log, all of it."""
     logger = logging.getLogger("thalweg")
-    before = logger.level
+    level = logger.level
     logger.setLevel(logging.INFO)
     yield logged
-    logger.setLevel(before)
+    logger.setLevel(level)
 
 
 def test_values_are_logged_from_time_to_time(
-    graph: tf.Graph, told: Logged, monkeypatch: pytest.MonkeyPatch
+    graph: tf.Graph, log: Logged, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    now = [0.0]
-    monkeypatch.setattr("thalweg.v1.train.monitored.step_timer.time.time", lambda: now[0])
+    clock = [0.0]
+    monkeypatch.setattr("thalweg.v1.train.monitored.step_timer.time.time", lambda: clock[0])
     w, step, train_op = counted()
     hooks = [
         train.LoggingTensorHook({"value": w, "at": "global_step:0"}, every_n_iter=2),
-        train.LoggingTensorHook([step], at_end=True, formatter=lambda found: f"end {found[step]}"),
+        train.LoggingTensorHook([step], at_end=True, formatter=lambda x: f"end {x[step]}"),
     ]
     with train.MonitoredSession(hooks=hooks) as session:
         for _ in range(4):
             session.run(train_op)
-            now[0] += 1
-    assert told.messages == ["at = 0, value = [0.]", "at = 2, value = [2.] (2.000 sec)", "end 4"]
+            clock[0] += 1
+    assert log.messages == ["at = 0, value = [0.]", "at = 2, value = [2.] (2.000 sec)", "end 4"]
 
 
 def test_values_are_logged_every_so_many_seconds(
-    graph: tf.Graph, told: Logged, monkeypatch: pytest.MonkeyPatch
+    graph: tf.Graph, log: Logged, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    now = [0.0]
-    monkeypatch.setattr("thalweg.v1.train.monitored.step_timer.time.time", lambda: now[0])
+    clock = [0.0]
+    monkeypatch.setattr("thalweg.v1.train.monitored.step_timer.time.time", lambda: clock[0])
     w, _, train_op = counted()
     hook = train.LoggingTensorHook([w], every_n_secs=5)
     with train.MonitoredSession(hooks=[hook]) as session:
         for _ in range(5):
             session.run(train_op)
-            now[0] += 3
-    assert told.messages == ["w:0 = [0.]", "w:0 = [2.] (6.000 sec)", "w:0 = [4.] (6.000 sec)"]
+            clock[0] += 3
+    assert log.messages == ["w:0 = [0.]", "w:0 = [2.] (6.000 sec)", "w:0 = [4.] (6.000 sec)"]
 
 
 def test_logging_that_is_refused(graph: tf.Graph) -> None:
@@ -720,31 +720,31 @@ class Writer:
         self.lines.append((tag, value, step))
 
 
-def test_steps_are_counted(graph: tf.Graph, told: Logged, monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [0.0]
-    monkeypatch.setattr("thalweg.v1.train.monitored.step_timer.time.time", lambda: now[0])
+def test_steps_are_counted(graph: tf.Graph, log: Logged, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr("thalweg.v1.train.monitored.step_timer.time.time", lambda: clock[0])
     w, _, train_op = counted()
     writer = Writer()
     hook = train.StepCounterHook(every_n_steps=3, summary_writer=writer)
     with train.MonitoredSession(hooks=[hook]) as session:
         for _ in range(7):
             session.run(train_op)
-            now[0] += 0.5
+            clock[0] += 0.5
     assert writer.lines == [("global_step/sec", 2.0, 4), ("global_step/sec", 2.0, 7)]
-    assert told.messages == ["global_step/sec: 2", "global_step/sec: 2"]
+    assert log.messages == ["global_step/sec: 2", "global_step/sec: 2"]
     assert w.graph is graph
     for wrong in ({"every_n_steps": None}, {"every_n_steps": 1, "every_n_secs": 1}):
         with pytest.raises(ValueError, match=r"^exactly one of every_n_steps and every_n_secs"):
             train.StepCounterHook(**wrong)
 
 
-def test_a_step_that_stands_still_is_told(graph: tf.Graph, told: Logged) -> None:
+def test_a_step_that_stands_still_is_told(graph: tf.Graph, log: Logged) -> None:
     w, _, _ = counted()
     with train.MonitoredSession(hooks=[train.StepCounterHook()]) as session:
         for _ in range(45):
             session.run(w)
-    assert len(told.messages) == 2
-    assert told.messages[0].startswith("It seems that global step (tf.train.get_global_step) has")
+    assert len(log.messages) == 2
+    assert log.messages[0].startswith("It seems that global step (tf.train.get_global_step) has")
 
 
 def test_final_operations_run_at_the_end(graph: tf.Graph) -> None:
@@ -811,8 +811,8 @@ def test_a_manager_recovers_sessions(graph: tf.Graph, tmp_path: Path) -> None:
     assert is_ready
     assert session.run([w, step]) == [3.0, 3]
     assert saver.last_checkpoints[-1] == str(tmp_path / "model.ckpt-3")
-    some = train.Saver([w])
-    session, is_ready = manager.recover_session(saver=some, checkpoint_dir=tmp_path)
+    own_saver = train.Saver([w])
+    session, is_ready = manager.recover_session(saver=own_saver, checkpoint_dir=tmp_path)
     assert not is_ready  # the step has no value
     assert session.run(w) == 3
 
@@ -828,24 +828,24 @@ def test_a_manager_accepts_an_assertion_as_ready_op(graph: tf.Graph, tmp_path: P
     assert session.run(w) == 1.0
 
 
-@pytest.mark.parametrize("is_there", [True, False])
+@pytest.mark.parametrize("has_file", [True, False])
 def test_a_manager_initializes_locally_with_and_without_a_checkpoint(
-    graph: tf.Graph, tmp_path: Path, is_there: bool
+    graph: tf.Graph, tmp_path: Path, has_file: bool
 ) -> None:
     w = tf.Variable(1.0, name="w")
     local = tf.Variable(2.0, name="local", collections=[tf.GraphKeys.LOCAL_VARIABLES])
     saver = train.Saver([w])
-    if is_there:
+    if has_file:
         with tf.Session() as session:
             session.run(w.initializer)
             saver.save(session, str(tmp_path / "model"))
     ready, init = tf.report_uninitialized_variables(), local.initializer
     manager = train.SessionManager(init, ready)
     session, is_ready = manager.recover_session(saver=saver, checkpoint_dir=tmp_path)
-    assert (is_ready, session.run(local)) == (is_there, 2.0)
+    assert (is_ready, session.run(local)) == (has_file, 2.0)
     waiting = train.SessionManager(init, ready, tf.report_uninitialized_variables([w]))
     session, is_ready = waiting.recover_session(saver=saver, checkpoint_dir=tmp_path)
-    assert (is_ready, session.run(tf.is_variable_initialized(local))) == (is_there, is_there)
+    assert (is_ready, session.run(tf.is_variable_initialized(local))) == (has_file, has_file)
     with pytest.raises(ValueError, match="you must also pass a local_init_op"):
         train.SessionManager(ready_for_local_init_op=ready)
 
@@ -855,15 +855,15 @@ def test_a_manager_waits_for_a_checkpoint(graph: tf.Graph, tmp_path: Path) -> No
     init = tf.global_variables_initializer()
     manager = train.SessionManager(recovery_wait_secs=0.01)
     options: dict[str, Any] = {"saver": train.Saver(), "checkpoint_dir": tmp_path}
-    found = manager.prepare_session(
+    prepared_session = manager.prepare_session(
         "", init, wait_for_checkpoint=True, max_wait_secs=0.05, **options
     )
-    assert found.run(w) == 0
+    assert prepared_session.run(w) == 0
     thread = threading.Timer(0.1, trained, [tmp_path, 4])
     thread.start()
-    found = manager.prepare_session("", wait_for_checkpoint=True, **options)
+    prepared_session = manager.prepare_session("", wait_for_checkpoint=True, **options)
     thread.join()
-    assert found.run(w) >= 0
+    assert prepared_session.run(w) >= 0
 
 
 def test_a_manager_needs_some_way_to_begin(graph: tf.Graph) -> None:

@@ -26,12 +26,12 @@ def test_an_average_starts_at_its_variable_and_follows(dtype: Any) -> None:
     rng = np.random.default_rng(0)
     start = rng.standard_normal((5, 3)).astype(dtype)
     w, averages = Variable(start, name="w"), train.ExponentialMovingAverage(0.9)
-    wanted = start
+    expected = start
     for _ in range(4):
         value = rng.standard_normal((5, 3)).astype(dtype)
         averages.apply([w])
-        wanted = moved(wanted, w.numpy(), 0.9)
-        np.testing.assert_array_equal(averages.average(w).numpy(), wanted)
+        expected = moved(expected, w.numpy(), 0.9)
+        np.testing.assert_array_equal(averages.average(w).numpy(), expected)
         w.assign(value)
     assert not averages.average(w).trainable
 
@@ -107,10 +107,10 @@ def test_eager_mode_has_no_list_of_variables() -> None:
 def test_a_copy_goes_on_alone() -> None:
     w, averages = Variable(1.0, name="w"), train.ExponentialMovingAverage(0.5)
     averages.apply([w])
-    other, v = copy.deepcopy((averages, w))
+    averages_copy, v = copy.deepcopy((averages, w))
     v.assign(2.0)
-    other.apply([v])
-    assert (averages.average(w).item(), other.average(v).item()) == (1.0, 1.5)
+    averages_copy.apply([v])
+    assert (averages.average(w).item(), averages_copy.average(v).item()) == (1.0, 1.5)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -128,13 +128,13 @@ def test_averages_in_a_graph(dtype: torch.dtype) -> None:
         assert averages.average(w) in _graph.get_collection(keys.GLOBAL_VARIABLES)
         assert averages.average(w) not in _graph.get_collection(keys.TRAINABLE_VARIABLES)
         session.run(_graph.global_variables_initializer())
-        wanted = DTYPES[dtype]([1.0, -1.0])
-        value = wanted.copy()
+        expected = DTYPES[dtype]([1.0, -1.0])
+        value = expected.copy()
         for _ in range(3):
             session.run(op)
             value = value + 1
-            wanted = moved(wanted, value, 0.9)
-            np.testing.assert_array_equal(session.run(averages.average(w)), wanted)
+            expected = moved(expected, value, 0.9)
+            np.testing.assert_array_equal(session.run(averages.average(w)), expected)
 
 
 def test_by_default_all_trainable_variables_of_the_graph_are_averaged() -> None:
@@ -152,24 +152,24 @@ def test_variables_to_restore_in_a_graph() -> None:
         step = _graph.Variable(0, name="step", trainable=False)
         averages = train.ExponentialMovingAverage(0.9)
         averages.apply([w])
-        found = averages.variables_to_restore()
-        assert found == {f"w/{AVERAGED}": w, f"v/{AVERAGED}": v, "step": step}
-        only = averages.variables_to_restore([w])
-        assert only == {f"w/{AVERAGED}": w, "v": v, "step": step}
+        mapping = averages.variables_to_restore()
+        assert mapping == {f"w/{AVERAGED}": w, f"v/{AVERAGED}": v, "step": step}
+        partial_mapping = averages.variables_to_restore([w])
+        assert partial_mapping == {f"w/{AVERAGED}": w, "v": v, "step": step}
 
 
 @pytest.mark.parametrize("debias", [True, False])
 def test_tensors_of_a_graph_are_averaged_from_0(debias: bool) -> None:
     with _graph.Graph().as_default(), _graph.Session() as session:
-        fed = _graph.placeholder(torch.float32, (2,))
-        value = fed * 2.0
+        placeholder = _graph.placeholder(torch.float32, (2,))
+        value = placeholder * 2.0
         averages = train.ExponentialMovingAverage(0.75, zero_debias=debias)
         op = averages.apply([value])
         session.run(_graph.global_variables_initializer())
         biased = np.zeros(2, np.float32)
-        for step, given in enumerate(([1.0, 2.0], [3.0, -1.0], [0.5, 0.5]), 1):
-            session.run(op, {fed: given})
-            biased = moved(biased, np.float32(2) * np.array(given, np.float32), 0.75)
+        for step, fed_value in enumerate(([1.0, 2.0], [3.0, -1.0], [0.5, 0.5]), 1):
+            session.run(op, {placeholder: fed_value})
+            biased = moved(biased, np.float32(2) * np.array(fed_value, np.float32), 0.75)
             weight = np.float32(1 - 0.75**step) if debias else np.float32(1)
             got = session.run(averages.average(value))
             np.testing.assert_array_equal(got, biased / weight)
@@ -177,9 +177,9 @@ def test_tensors_of_a_graph_are_averaged_from_0(debias: bool) -> None:
 
 def test_a_tensor_without_a_shape_is_refused() -> None:
     with _graph.Graph().as_default():
-        fed = _graph.placeholder(torch.float32, (None, 2))
+        placeholder = _graph.placeholder(torch.float32, (None, 2))
         with pytest.raises(TypeError, match="The shape of"):
-            train.ExponentialMovingAverage(0.9).apply([fed])
+            train.ExponentialMovingAverage(0.9).apply([placeholder])
 
 
 def test_decay_may_be_a_tensor_of_a_graph() -> None:
@@ -202,6 +202,6 @@ def test_averages_check_their_decay_and_can_be_copied() -> None:
     for value in (1.0, 2.0, 3.0):
         averages.apply([w.assign([value])])
     assert averages.average(w).item() == 2.25
-    copied, again = copy.deepcopy((averages, w))
-    copied.apply([again.assign([5.0])])
-    assert (copied.average(again).item(), averages.average(w).item()) == (3.625, 2.25)
+    averages_copy, w_copy = copy.deepcopy((averages, w))
+    averages_copy.apply([w_copy.assign([5.0])])
+    assert (averages_copy.average(w_copy).item(), averages.average(w).item()) == (3.625, 2.25)

@@ -38,11 +38,11 @@ OPTIMIZERS: dict[str, tuple[Any, Names]] = {
     ),
 }
 POWERS = {"Adam": ["beta1_power", "beta2_power"]}
-every = pytest.mark.parametrize("kind", list(OPTIMIZERS))
+each_optimizer = pytest.mark.parametrize("kind", list(OPTIMIZERS))
 
 
 def names_of(opt: Any, var: Any) -> Names:
-    """What the slots of a variable are called, by the short names of `get_slot`."""
+    """Return the names of a variable's slots by the short names of `get_slot`."""
     slots = {name: opt.get_slot(var, name) for name in opt.get_slot_names()}
     return {name: slot.op.name for name, slot in slots.items()}
 
@@ -55,7 +55,7 @@ def minimized(opt: Any, *variables: Any) -> Any:
     return opt.minimize(sum(var.sum() for var in variables), var_list=list(variables))
 
 
-@every
+@each_optimizer
 def test_slots_are_named_after_variable_and_optimizer(kind: str) -> None:
     with tf.Graph().as_default():
         w = tf.Variable([1.0], name="layer/w")
@@ -63,11 +63,11 @@ def test_slots_are_named_after_variable_and_optimizer(kind: str) -> None:
         minimized(opt, w)
         assert names_of(opt, w) == expected(kind, f"layer/w/{kind}")
         powers = POWERS.get(kind, [])
-        own = [*expected(kind, f"layer/w/{kind}").values(), *powers]
-        assert [var.op.name for var in opt.variables()] == sorted(own)
+        names = [*expected(kind, f"layer/w/{kind}").values(), *powers]
+        assert [var.op.name for var in opt.variables()] == sorted(names)
 
 
-@every
+@each_optimizer
 def test_a_second_optimizer_of_the_same_kind_counts_on(kind: str) -> None:
     with tf.Graph().as_default():
         w = tf.Variable([1.0], name="w")
@@ -83,7 +83,7 @@ def test_a_second_optimizer_of_the_same_kind_counts_on(kind: str) -> None:
         assert [x.op.name for x in opt.variables()] == sorted([*second.values(), *powers])
 
 
-@every
+@each_optimizer
 def test_a_name_of_ones_own(kind: str) -> None:
     with tf.Graph().as_default():
         w = tf.Variable([1.0], name="w")
@@ -94,7 +94,7 @@ def test_a_name_of_ones_own(kind: str) -> None:
         assert {x.op.name for x in opt.variables()} >= set(POWERS.get(kind, []))
 
 
-@every
+@each_optimizer
 def test_inside_a_variable_scope_all_names_have_its_name_before_them(kind: str) -> None:
     with tf.Graph().as_default():
         w = tf.get_variable("w", [2])
@@ -104,11 +104,11 @@ def test_inside_a_variable_scope_all_names_have_its_name_before_them(kind: str) 
             minimized(opt, w, inner)
         assert names_of(opt, w) == expected(kind, f"s/w/{kind}")
         assert names_of(opt, inner) == expected(kind, f"s/s/w/{kind}")
-        own = {x.op.name for x in opt.variables()}
-        assert own >= {f"s/{power}" for power in POWERS.get(kind, [])}
+        names = {x.op.name for x in opt.variables()}
+        assert names >= {f"s/{power}" for power in POWERS.get(kind, [])}
 
 
-@every
+@each_optimizer
 def test_inside_a_name_scope_only_powers_have_its_name_before_them(kind: str) -> None:
     with tf.Graph().as_default():
         w = tf.Variable([1.0], name="w")
@@ -117,8 +117,8 @@ def test_inside_a_name_scope_only_powers_have_its_name_before_them(kind: str) ->
             op = minimized(opt, w)
         assert op.name == f"ns/{kind}"
         assert names_of(opt, w) == expected(kind, f"w/{kind}")
-        own = {x.op.name for x in opt.variables()}
-        assert own >= {f"ns/{power}" for power in POWERS.get(kind, [])}
+        names = {x.op.name for x in opt.variables()}
+        assert names >= {f"ns/{power}" for power in POWERS.get(kind, [])}
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_names_that_depend_on_arguments(make: Any, names: Names) -> None:
         assert names_of(opt, w) == names
 
 
-@every
+@each_optimizer
 def test_state_is_global_and_not_trained(kind: str) -> None:
     with tf.Graph().as_default():
         a, b = tf.Variable([1.0], name="a"), tf.Variable([1.0], name="b")
@@ -154,10 +154,10 @@ def test_state_is_global_and_not_trained(kind: str) -> None:
         minimized(opt, a, b)
         assert tf.trainable_variables() == [a, b]
         # As TensorFlow makes them: first the powers, then variable by variable.
-        own = [*POWERS.get(kind, [])]
+        names = [*POWERS.get(kind, [])]
         slots = expected(kind, kind).values()
-        own += [f"{var}/{slot}" for var in ("a", "b") for slot in slots]
-        assert [x.op.name for x in tf.global_variables()] == ["a", "b", *own]
+        names += [f"{var}/{slot}" for var in ("a", "b") for slot in slots]
+        assert [x.op.name for x in tf.global_variables()] == ["a", "b", *names]
         assert not any(x.trainable for x in opt.variables())
 
 
@@ -168,9 +168,9 @@ def test_slots_belong_to_the_operation_that_first_needs_them() -> None:
         pairs = opt.compute_gradients(w.sum())
         assert (opt.variables(), opt.get_slot_names(), opt.get_slot(w, "m")) == ([], [], None)
         opt.apply_gradients(pairs)
-        before = opt.variables()
+        variables_before = opt.variables()
         opt.apply_gradients(pairs)
-        assert opt.variables() == before
+        assert opt.variables() == variables_before
 
 
 def test_training_operations_are_named_and_collected() -> None:
@@ -178,29 +178,29 @@ def test_training_operations_are_named_and_collected() -> None:
         w = tf.Variable([1.0], name="w")
         step = train.get_or_create_global_step()
         opt = train.AdamOptimizer()
-        made = [
+        operations = [
             opt.minimize(w.sum()),
             opt.minimize(w.sum(), global_step=step),
             opt.minimize(w.sum(), name="train_it"),
             opt.apply_gradients([(torch.ones(1), w)], name="train_it"),
         ]
-        assert [op.name for op in made] == ["Adam", "Adam_1", "train_it", "train_it_1"]
-        assert graph.get_collection(tf.GraphKeys.TRAIN_OP) == made
-        assert graph.get_operation_by_name("train_it") is made[2]
+        assert [op.name for op in operations] == ["Adam", "Adam_1", "train_it", "train_it_1"]
+        assert graph.get_collection(tf.GraphKeys.TRAIN_OP) == operations
+        assert graph.get_operation_by_name("train_it") is operations[2]
 
 
 def test_powers_are_colocated_with_the_first_variable_by_name() -> None:
-    seen = []
+    colocations = []
 
     class Watching(train.AdamOptimizer):
         def _create_non_slot_variable(self, initial_value: Any, name: str, colocate_with: Any):
-            seen.append((name, colocate_with.op.name))
+            colocations.append((name, colocate_with.op.name))
             return super()._create_non_slot_variable(initial_value, name, colocate_with)
 
     with tf.Graph().as_default():
         b, a = tf.Variable([1.0], name="b"), tf.Variable([1.0], name="a")
         minimized(Watching(), b, a)
-    assert seen == [("beta1_power", "a"), ("beta2_power", "a")]
+    assert colocations == [("beta1_power", "a"), ("beta2_power", "a")]
 
 
 def test_parameters_of_modules_have_slots_of_their_names() -> None:

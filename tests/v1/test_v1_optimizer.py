@@ -38,7 +38,7 @@ SLOTS = {
     "ProximalAdagrad": ["accumulator"],
     "ProximalGradientDescent": [],
 }
-TAKING: dict[str, Any] = {
+STEP_CALLS: dict[str, Any] = {
     "GradientDescent": train.GradientDescentOptimizer,
     "Momentum": lambda first: train.MomentumOptimizer(first, 0.9),
     "Adagrad": train.AdagradOptimizer,
@@ -61,14 +61,14 @@ TAKING: dict[str, Any] = {
     "SyncReplicas": lambda first: train.SyncReplicasOptimizer(first, 1),
     "MixedPrecision": MixedPrecisionOptimizerWrapper,
 }
-every = pytest.mark.parametrize("kind", list(OPTIMIZERS))
+each_optimizer = pytest.mark.parametrize("kind", list(OPTIMIZERS))
 
 
 def pair(values: Any = (1.0, 2.0), grad: Any = (0.5, -1.0)) -> tuple[torch.Tensor, Variable]:
     return torch.tensor(grad), Variable(list(values), name="w")
 
 
-@every
+@each_optimizer
 def test_name_and_slots(kind: str) -> None:
     opt = OPTIMIZERS[kind]()
     assert opt.get_name() == kind
@@ -81,13 +81,13 @@ def test_name_and_slots(kind: str) -> None:
     assert opt.get_slot(w, "none") is None
 
 
-@every
+@each_optimizer
 def test_an_empty_name_is_refused(kind: str) -> None:
     with pytest.raises(ValueError, match="Must specify the optimizer name"):
         OPTIMIZERS[kind](name="")
 
 
-@every
+@each_optimizer
 def test_a_copy_goes_its_own_way(kind: str) -> None:
     grad, w = pair()
     opt = OPTIMIZERS[kind]()
@@ -210,10 +210,10 @@ def test_the_most_derived_kind_of_hook_is_called() -> None:
 
 @pytest.mark.parametrize("hook", ["_apply_dense", "_resource_apply_dense"])
 def test_a_subclass_of_a_fused_optimizer_sees_each_gradient(hook: str) -> None:
-    seen = []
+    grads = []
 
     def apply(self: Any, grad: Any, var: Any) -> Any:
-        seen.append(grad.tolist())
+        grads.append(grad.tolist())
         return getattr(train.AdamOptimizer, hook)(self, grad * 2, var)
 
     custom = type("Custom", (train.AdamOptimizer,), {hook: apply})
@@ -221,26 +221,26 @@ def test_a_subclass_of_a_fused_optimizer_sees_each_gradient(hook: str) -> None:
     _, expected = pair()
     custom(0.1).apply_gradients([(grad, w)])
     train.AdamOptimizer(0.1).apply_gradients([(grad * 2, expected)])
-    assert seen == [grad.tolist()]
+    assert grads == [grad.tolist()]
     assert torch.equal(w, expected)
 
 
 @pytest.mark.parametrize("hook", ["_apply_sparse", "_resource_apply_sparse"])
 @pytest.mark.parametrize("cls", [train.GradientDescentOptimizer, train.AdagradOptimizer])
 def test_a_sparse_hook_of_gradient_descent_is_never_called(hook: str, cls: Any) -> None:
-    seen: list[str] = []
+    calls: list[str] = []
 
     def apply(self: Any, grad: Any, var: Any, *indices: Any) -> Any:
-        seen.append(hook)
+        calls.append(hook)
         return getattr(cls, hook)(self, grad, var, *indices)
 
     tables = [Variable([[1.0], [2.0]]) for _ in range(2)]
     slices = IndexedSlices([[1.0], [1.0]], [1, 1])
-    for made, table in zip((type("Custom", (cls,), {hook: apply}), cls), tables, strict=True):
-        made(0.5).apply_gradients([(slices, table)])
+    for cls_used, table in zip((type("Custom", (cls,), {hook: apply}), cls), tables, strict=True):
+        cls_used(0.5).apply_gradients([(slices, table)])
     assert torch.equal(*tables)
     # TensorFlow's gradient descent scatters where rows may repeat.
-    assert seen == ([] if cls is train.GradientDescentOptimizer else [hook])
+    assert calls == ([] if cls is train.GradientDescentOptimizer else [hook])
 
 
 def test_tensors_of_a_step_for_subclasses() -> None:
@@ -271,7 +271,7 @@ def test_a_hook_that_fails_changes_nothing() -> None:
     assert opt.get_slot(a, "momentum").item() == 0.0
 
 
-@every
+@each_optimizer
 @pytest.mark.parametrize(
     ("pairs", "error", "message"),
     [
@@ -289,9 +289,9 @@ def test_malformed_steps_are_refused(kind: str, pairs: Any, error: Any, message:
     w = Variable([1.0, 2.0], name="w")
     if isinstance(pairs, list):
         pairs = [
-            (grad, w if isinstance(var, str) else var) if isinstance(each, tuple) else each
-            for each in pairs
-            for grad, var in [each if isinstance(each, tuple) else (None, None)]
+            (grad, w if isinstance(var, str) else var) if isinstance(pair, tuple) else pair
+            for pair in pairs
+            for grad, var in [pair if isinstance(pair, tuple) else (None, None)]
         ]
     with pytest.raises(error, match=message):
         OPTIMIZERS[kind]().apply_gradients(pairs)
@@ -442,12 +442,12 @@ def test_callables_are_called_once_a_step(kind: str) -> None:
     attribute = type(opt).HYPERS["learning_rate"]
     setattr(opt, attribute, rate)
     grad, w = pair()
-    plain = OPTIMIZERS[kind]()
-    setattr(plain, attribute, 0.1)
+    plain_opt = OPTIMIZERS[kind]()
+    setattr(plain_opt, attribute, 0.1)
     _, expected = pair()
     for _ in range(3):
         opt.apply_gradients([(grad, w)])
-        plain.apply_gradients([(grad, expected)])
+        plain_opt.apply_gradients([(grad, expected)])
     assert len(calls) == 3
     assert torch.equal(w, expected)
 
@@ -463,15 +463,15 @@ def test_some_optimizers_take_no_callables(kind: str) -> None:
         opt.apply_gradients([(grad, w)])
 
 
-@pytest.mark.parametrize("kind", list(TAKING))
-@pytest.mark.parametrize("how", [iter, list, tuple], ids=["generator", "list", "tuple"])
-def test_variables_are_not_for_constructors(kind: str, how: Any) -> None:
-    variables = how(torch.nn.Linear(2, 1).parameters())
-    way_out = r"not .*Variables go to minimize\(\) or apply_gradients\(\), not to the constructor"
+@pytest.mark.parametrize("kind", list(STEP_CALLS))
+@pytest.mark.parametrize("collect", [iter, list, tuple], ids=["generator", "list", "tuple"])
+def test_variables_are_not_for_constructors(kind: str, collect: Any) -> None:
+    variables = collect(torch.nn.Linear(2, 1).parameters())
+    hint = r"not .*Variables go to minimize\(\) or apply_gradients\(\), not to the constructor"
     with pytest.raises(
-        TypeError, match=f"^(learning_rate|weight_decay|opt|optimizer) must be a.* {way_out}"
+        TypeError, match=f"^(learning_rate|weight_decay|opt|optimizer) must be a.* {hint}"
     ):
-        TAKING[kind](variables)
+        STEP_CALLS[kind](variables)
 
 
 @pytest.mark.parametrize("rate", ["fast", None, torch.ones(2), [0.1]])
@@ -502,7 +502,7 @@ def test_ftrl_refuses_rows_without_a_positive_rate(rate: float) -> None:
 
 
 @pytest.mark.parametrize("index", [-1, 4, 10**9])
-@every
+@each_optimizer
 def test_indices_out_of_range_change_nothing(kind: str, index: int) -> None:
     table = Variable(np.ones((4, 2), np.float32))
     rows = IndexedSlices(np.ones((2, 2), np.float32), torch.tensor([0, index]))

@@ -1,4 +1,4 @@
-"""What optimizers with an `apply_gradients` of their own call, as TensorFlow's does."""
+"""Private hooks and processors that an overriding `apply_gradients` calls."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MAKERS: dict[str, Callable[[], Any]] = {
 
 
 def applied(opt: Any, pairs: list[tuple[Any, Any]]) -> Any:
-    """What an `apply_gradients` does that calls the hooks itself."""
+    """Call the hooks of a step one by one, as an overriding `apply_gradients` does."""
     opt._create_slots([var for _, var in pairs])
     opt._prepare()
     updates = [base._get_processor(var).update_op(opt, grad) for grad, var in pairs]
@@ -74,9 +74,9 @@ def test_hooks_called_one_by_one_give_the_numbers_of_a_step(
     name: str, run: Callable[..., Any]
 ) -> None:
     expected = run(MAKERS[name](), usual)
-    found = run(MAKERS[name](), applied)
-    for one, other in zip(found, expected, strict=True):
-        np.testing.assert_array_equal(one, other)
+    states = run(MAKERS[name](), applied)
+    for array, expected_array in zip(states, expected, strict=True):
+        np.testing.assert_array_equal(array, expected_array)
 
 
 def test_what_is_no_variable_has_a_processor_that_refuses() -> None:
@@ -113,17 +113,17 @@ def test_rows_named_twice_are_summed_in_both_modes() -> None:
     assert (values.flatten().tolist(), unique.tolist()) == ([5.0, 2.0], [5, 0])
     with tf.Graph().as_default(), tf.Session() as session:
         x = tf.placeholder("float32", [None, 1])
-        found = base._deduplicate_indexed_slices(x, tf.constant(places))
-        values, unique = session.run(found, {x: rows.numpy()})
+        unique_slices = base._deduplicate_indexed_slices(x, tf.constant(places))
+        values, unique = session.run(unique_slices, {x: rows.numpy()})
     assert (values.ravel().tolist(), unique.tolist()) == ([5.0, 2.0], [5, 0])
 
 
 def test_slots_are_found_by_the_key_of_their_variable() -> None:
     w, opt = Variable([1.0]), train.MomentumOptimizer(0.1, 0.9)
     opt.apply_gradients([([1.0], w)])
-    found = opt._slot_dict("momentum")
-    assert found[base._var_key(w)] is opt.get_slot(w, "momentum")
-    assert (len(found), list(found)) == (1, [base._var_key(w)])
+    slot_dict = opt._slot_dict("momentum")
+    assert slot_dict[base._var_key(w)] is opt.get_slot(w, "momentum")
+    assert (len(slot_dict), list(slot_dict)) == (1, [base._var_key(w)])
 
 
 class Accumulating(train.Optimizer):
@@ -164,12 +164,12 @@ def test_slots_are_put_under_the_key_of_their_variable(mode: str) -> None:
             for _ in range(2):
                 session.run(step)
             values = [value.tolist() for value in session.run(variables)]
-            before = [optimizer.get_slot(var, "acc") for var in variables]
-            fetched = session.run(optimizer._slot_dict("acc"))
-            assert type(fetched) is dict
-            slots = [fetched[base._var_key(var)].tolist() for var in variables]
-            after = [optimizer.get_slot(var, "acc") for var in variables]
-            assert all(one is other for one, other in zip(before, after, strict=True))
+            old = [optimizer.get_slot(var, "acc") for var in variables]
+            fetched_slots = session.run(optimizer._slot_dict("acc"))
+            assert type(fetched_slots) is dict
+            slots = [fetched_slots[base._var_key(var)].tolist() for var in variables]
+            new = [optimizer.get_slot(var, "acc") for var in variables]
+            assert all(slot is new_slot for slot, new_slot in zip(old, new, strict=True))
     assert values == [[-3.0, -6.0], [-9.0, -12.0]]
     assert slots == [[2.0, 4.0], [6.0, 8.0]]
     assert optimizer.get_slot_names() == ["acc"]
@@ -183,8 +183,8 @@ def test_slots_are_written_to_and_deleted_as_in_a_dict() -> None:
     optimizer.apply_gradients([([1.0], w)])
     assert optimizer.get_slot(w, "momentum") is slots[key]
     assert slots[key].numpy() == pytest.approx([2.8])
-    slots[key] = other = Variable([0.0], trainable=False)
-    assert optimizer.get_slot(w, "momentum") is other
+    slots[key] = variable = Variable([0.0], trainable=False)
+    assert optimizer.get_slot(w, "momentum") is variable
     del slots[key]
     assert optimizer.get_slot(w, "momentum") is None
     for action in (lambda: slots[key], lambda: slots.pop(key), lambda: optimizer._slots["no"]):
@@ -192,16 +192,16 @@ def test_slots_are_written_to_and_deleted_as_in_a_dict() -> None:
             action()
 
 
-def _overriding(*names: str, over: type[Any] = train.GradientDescentOptimizer) -> Any:
+def _overriding(*names: str, base_cls: type[Any] = train.GradientDescentOptimizer) -> Any:
     """Return an optimizer whose hooks of these names note their calls and change nothing."""
     calls: list[str] = []
 
     def hook_named(name: str) -> Any:
-        return lambda self, grad, var, *rest: calls.append(name) or tf.no_op()
+        return lambda self, grad, var, *args: calls.append(name) or tf.no_op()
 
-    cls: Any = type("Overriding", (over,), {name: hook_named(name) for name in names})
-    made = cls(0.5) if over is not train.Optimizer else cls(False, "Overriding")
-    return made, calls
+    cls: Any = type("Overriding", (base_cls,), {name: hook_named(name) for name in names})
+    opt = cls(0.5) if base_cls is not train.Optimizer else cls(False, "Overriding")
+    return opt, calls
 
 
 DENSE = ("_apply_dense", "_resource_apply_dense")
@@ -218,12 +218,12 @@ HOOKS_OF_REFERENCES = [
 ]
 
 
-@pytest.mark.parametrize(("names", "over", "called"), HOOKS_OF_REFERENCES)
+@pytest.mark.parametrize(("names", "base_cls", "hook_called"), HOOKS_OF_REFERENCES)
 @pytest.mark.parametrize("is_resource", [False, True])
 def test_reference_variables_are_updated_by_plain_hooks(
-    names: tuple[str, ...], over: type[Any], called: str, is_resource: bool
+    names: tuple[str, ...], base_cls: type[Any], hook_called: str, is_resource: bool
 ) -> None:
-    optimizer, calls = _overriding(*names, over=over)
+    optimizer, calls = _overriding(*names, base_cls=base_cls)
     with tf.Graph().as_default(), tf.Session() as session:
         w = tf.get_variable("w", initializer=[[1.0], [1.0]], use_resource=is_resource)
         dense = tf.constant([[1.0], [1.0]])
@@ -232,7 +232,7 @@ def test_reference_variables_are_updated_by_plain_hooks(
         session.run(tf.global_variables_initializer())
         session.run(step)
         value = session.run(w).ravel().tolist()
-    expected = names[-1] if is_resource else called
+    expected = names[-1] if is_resource else hook_called
     assert calls == [expected] * bool(expected)
     assert value == ([1.0, 1.0] if expected else pytest.approx([0.5, 0.5]))
 

@@ -23,7 +23,7 @@ OutOfRangeError = tf.errors.OutOfRangeError
 def run(request: pytest.FixtureRequest) -> Any:
     """A function that gives the value of what a method returns."""
     if request.param == "eager":
-        yield lambda found: found
+        yield lambda x: x
         return
     with tf.Graph().as_default(), v1.Session() as session:
         yield session.run
@@ -75,21 +75,21 @@ def test_elements_by_names(run: Any) -> None:
 def test_a_shuffled_queue_keeps_some_back(run: Any) -> None:
     queue = v1.RandomShuffleQueue(20, 4, tf.int32, shapes=[[]], seed=3)
     run(queue.enqueue_many([list(range(14))]))
-    found = [int(run(queue.dequeue())) for _ in range(10)]
+    numbers = [int(run(queue.dequeue())) for _ in range(10)]
     run(queue.close())
-    found += [int(run(queue.dequeue())) for _ in range(4)]
-    assert sorted(found) == list(range(14))
-    assert found != sorted(found)
+    numbers += [int(run(queue.dequeue())) for _ in range(4)]
+    assert sorted(numbers) == list(range(14))
+    assert numbers != sorted(numbers)
 
 
-REFUSED = {
+INVALID = {
     "another dtype": (lambda queue: queue.enqueue(tf.constant([1, 2])), "takes"),
     "another shape": (lambda queue: queue.enqueue(tf.zeros([3])), "takes"),
     "too many components": (lambda queue: queue.enqueue(([1.0], [2.0])), "1 components, not 2"),
 }
 
 
-@pytest.mark.parametrize(("use", "match"), REFUSED.values(), ids=REFUSED.keys())
+@pytest.mark.parametrize(("use", "match"), INVALID.values(), ids=INVALID.keys())
 def test_refused(run: Any, use: Any, match: str) -> None:
     queue = v1.FIFOQueue(5, tf.float32, shapes=[[2]])
     with pytest.raises(InvalidArgumentError, match=match):
@@ -99,9 +99,9 @@ def test_refused(run: Any, use: Any, match: str) -> None:
 
 def test_rows_that_are_not_alike_are_refused(run: Any) -> None:
     queue = v1.FIFOQueue(5, [tf.int32, tf.int32], shapes=[[], []], names=["a", "b"])
-    for one, other in (([1, 2], [1]), (1, 2)):
+    for first_column, second_column in (([1, 2], [1]), (1, 2)):
         with pytest.raises(InvalidArgumentError, match="takes as many rows of each component, not"):
-            run(queue.enqueue_many({"a": one, "b": other}))
+            run(queue.enqueue_many({"a": first_column, "b": second_column}))
     with pytest.raises(InvalidArgumentError, match=r"named \['a', 'b'\], not \['a'\]"):
         queue.enqueue({"a": 1})
     assert run(queue.size()) == 0
@@ -143,11 +143,11 @@ def test_closing_lets_in_who_waits_unless_it_cancels(graph: Any, cancels: bool) 
     with v1.Session() as session:
         filler = _filling(queue, session, failed)
         session.run(queue.close(cancel_pending_enqueues=cancels))
-        found = [int(session.run(queue.dequeue())) for _ in range(1 if cancels else 3)]
+        numbers = [int(session.run(queue.dequeue())) for _ in range(1 if cancels else 3)]
         with pytest.raises(OutOfRangeError):
             session.run(queue.dequeue())
         filler.join(120)
-    assert found == ([1] if cancels else [1, 2, 3])
+    assert numbers == ([1] if cancels else [1, 2, 3])
     assert [type(error) for error in failed] == ([CancelledError] if cancels else [])
 
 
@@ -159,24 +159,24 @@ def test_several_elements_need_shapes() -> None:
 def test_each_session_has_elements_of_its_own(graph: Any) -> None:
     queue = v1.FIFOQueue(5, tf.int32, shapes=[[]])
     add, size = queue.enqueue(1), queue.size()
-    with v1.Session() as one, v1.Session() as other:
-        one.run(add)
-        assert (one.run(size), other.run(size)) == (1, 0)
+    with v1.Session() as first_session, v1.Session() as second_session:
+        first_session.run(add)
+        assert (first_session.run(size), second_session.run(size)) == (1, 0)
 
 
 def test_runs_wait_for_each_other(graph: Any) -> None:
     queue = v1.FIFOQueue(1, tf.int32, shapes=[[]])
     x = v1.placeholder(tf.int32, [])
     add, take = queue.enqueue(x), queue.dequeue()
-    taken: list[int] = []
+    dequeued: list[int] = []
     with v1.Session() as session:
 
         def fill() -> None:
             for number in range(5):
                 session.run(add, {x: number})
 
-        together(fill, lambda: taken.extend(int(session.run(take)) for _ in range(5)))
-    assert taken == list(range(5))
+        together(fill, lambda: dequeued.extend(int(session.run(take)) for _ in range(5)))
+    assert dequeued == list(range(5))
 
 
 def test_closing_a_session_ends_waits(graph: Any) -> None:
@@ -245,17 +245,17 @@ def test_queue_runner_by_names() -> None:
         runner = v1.train.QueueRunner(queue, ops[:1], *ops[1:])
         v1.train.add_queue_runner(runner)
         assert graph.get_collection(v1.GraphKeys.QUEUE_RUNNERS, "scope") == [runner]
-        kept = runner.to_proto()
-        assert kept is not None
-        again = v1.train.QueueRunner.from_proto(kept)
-        kinds = again.queue_closed_exception_types
-        assert (again.name, [*again.enqueue_ops, again.close_op, again.cancel_op]) == (
+        proto = runner.to_proto()
+        assert proto is not None
+        copy = v1.train.QueueRunner.from_proto(proto)
+        kinds = copy.queue_closed_exception_types
+        assert (copy.name, [*copy.enqueue_ops, copy.close_op, copy.cancel_op]) == (
             "scope/queue",
             ops,
         )
         assert set(kinds) == {CancelledError, OutOfRangeError}
-        kept.queue_closed_exception_types.clear()
-        assert v1.train.QueueRunner.from_proto(kept).queue_closed_exception_types == (
+        proto.queue_closed_exception_types.clear()
+        assert v1.train.QueueRunner.from_proto(proto).queue_closed_exception_types == (
             OutOfRangeError,
         )
         assert runner.to_proto(export_scope="other") is None

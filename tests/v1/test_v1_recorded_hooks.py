@@ -21,7 +21,7 @@ from thalweg.v1 import contrib, train
 
 v1 = tf.compat.v1
 FOREACH: Any = torch  # which does not export these functions
-RECORDED = json.loads((FOLDER / "subclasses.json").read_text())
+RECORDED_CASES = json.loads((FOLDER / "subclasses.json").read_text())
 
 # Where TensorFlow adds up in another order, or takes an approximate root or power: the distance in
 # ulp of the largest element.
@@ -30,35 +30,35 @@ BOUNDS = {"Decaying": 2, "LayerWise": 4, "Factored": 4, "Largest": 2, "Around/Ad
 OTHERWISE = ("Largest", "Rated", "Gathering", "Around/Adam")
 
 
-@pytest.mark.parametrize("case", RECORDED)
+@pytest.mark.parametrize("case", RECORDED_CASES)
 def test_a_subclass_gives_the_numbers_and_names_of_tensorflow(case: str) -> None:
     name, _, kind = case.rpartition("/")
-    recorded, found = RECORDED[case], written.taken(name, kind == "counted")
+    recording, actual = RECORDED_CASES[case], written.taken(name, kind == "counted")
     parts = ["train_op", "collected", "seen", "summaries"]
     parts += [] if name in OTHERWISE else ["updates"]
-    assert json.loads(json.dumps({part: found[part] for part in parts})) == {
-        part: recorded[part] for part in parts
+    assert json.loads(json.dumps({part: actual[part] for part in parts})) == {
+        part: recording[part] for part in parts
     }
-    assert list(found["values"]) == list(recorded["values"])
-    for variable, steps in recorded["values"].items():
+    assert list(actual["values"]) == list(recording["values"])
+    for variable, steps in recording["values"].items():
         expected = np.array(steps, np.float32)
-        distance = np.abs(np.array(found["values"][variable], np.float32) - expected)
+        distance = np.abs(np.array(actual["values"][variable], np.float32) - expected)
         bound = BOUNDS.get(name, 0) * np.spacing(np.abs(expected).max())
         assert distance.max() <= bound, variable
 
 
 @pytest.fixture
 def session() -> Iterator[Any]:
-    with tf.Graph().as_default(), v1.Session() as opened:
-        yield opened
+    with tf.Graph().as_default(), v1.Session() as session:
+        yield session
 
 
 class Failing(train.Optimizer):
     """Momentum with TensorFlow's names, of which one operation fails where it is told to."""
 
-    def __init__(self, fails: Any = 0.0, where: str = "b", name: str = "Failing") -> None:
+    def __init__(self, fails: Any = 0.0, hook: str = "b", name: str = "Failing") -> None:
         super().__init__(False, name)
-        self._fails, self._where = fails, where
+        self._fails, self._hook = fails, hook
 
     def _create_slots(self, var_list: Any) -> None:
         for var in var_list:
@@ -68,8 +68,8 @@ class Failing(train.Optimizer):
     def _read_slot(self, slot: Any) -> Any:
         return slot
 
-    def _guard(self, where: str, value: Any) -> Any:
-        if where != self._where:
+    def _guard(self, hook: str, value: Any) -> Any:
+        if hook != self._hook:
             return value
         with tf.control_dependencies([v1.assert_equal(self._fails, 0.0)]):
             return tf.identity(value)
@@ -85,33 +85,33 @@ class Failing(train.Optimizer):
         with tf.control_dependencies(update_ops):
             doubled = total.assign(total * 2.0)
         with tf.control_dependencies([doubled]):
-            last = self._guard("finish", tf.constant(0.0))
-        return tf.group(*update_ops, doubled, last, name=name_scope)
+            last_update = self._guard("finish", tf.constant(0.0))
+        return tf.group(*update_ops, doubled, last_update, name=name_scope)
 
 
-@pytest.mark.parametrize("where", ["before", "a", "b", "finish"])
-@pytest.mark.parametrize("within", [False, True], ids=["outside", "in a branch"])
+@pytest.mark.parametrize("hook", ["before", "a", "b", "finish"])
+@pytest.mark.parametrize("in_loss_scale", [False, True], ids=["outside", "in a branch"])
 def test_an_operation_that_fails_puts_everything_back(
-    session: Any, where: str, within: bool
+    session: Any, hook: str, in_loss_scale: bool
 ) -> None:
     a, b = v1.Variable([1.0], name="a"), v1.Variable([2.0], name="b")
     fails = v1.placeholder(tf.float32, [])
     step = v1.train.get_or_create_global_step()
-    opt = Failing(fails, where)
+    opt = Failing(fails, hook)
     pairs = [(tf.ones([1]), a), (tf.ones([1]), b)]
-    if within:
+    if in_loss_scale:
         op = tf.cond(fails > -1.0, lambda: opt.apply_gradients(pairs, step), tf.no_op)
     else:
         op = opt.apply_gradients(pairs, step)
     session.run(v1.global_variables_initializer())
     session.run(op, {fails: 0.0})
     everything = v1.global_variables()
-    before = session.run(everything)
-    with pytest.raises(Exception, match="assert") as caught:
+    values_before = session.run(everything)
+    with pytest.raises(Exception, match="assert") as excinfo:
         session.run(op, {fails: 1.0})
-    assert "The step was not taken: no variable and no slot has changed." in caught.value.__notes__
-    for one, other in zip(session.run(everything), before, strict=True):
-        np.testing.assert_array_equal(one, other)
+    assert "The step was not taken: no variable and no slot has changed." in excinfo.value.__notes__
+    for array, array_before in zip(session.run(everything), values_before, strict=True):
+        np.testing.assert_array_equal(array, array_before)
     session.run(op, {fails: 0.0})
     assert session.run([a, b, step])[:2] == [[1.0 - 1.0 - 1.5], [2.0 - 1.0 - 1.5]]
     assert session.run(step) == 2
@@ -127,17 +127,17 @@ def test_an_interruption_puts_everything_back(session: Any) -> None:
         return value
 
     class Interrupted(Failing):
-        def _guard(self, where: str, value: Any) -> Any:
-            return value if where != "b" else v1.py_func(interrupted, [value], tf.float32)
+        def _guard(self, hook: str, value: Any) -> Any:
+            return value if hook != "b" else v1.py_func(interrupted, [value], tf.float32)
 
     op = Interrupted().apply_gradients([(tf.ones([1]), a), (tf.ones([1]), b)])
     session.run(v1.global_variables_initializer())
-    before = session.run(v1.global_variables())
+    values_before = session.run(v1.global_variables())
     calls.append(1)
     with pytest.raises(KeyboardInterrupt):
         session.run(op)
     calls.clear()
-    assert session.run(v1.global_variables()) == before
+    assert session.run(v1.global_variables()) == values_before
     session.run(op)
     assert session.run([a, b]) == [[0.0], [1.0]]
 
@@ -167,9 +167,9 @@ def test_what_an_assignment_initialized_is_so_no_longer(session: Any) -> None:
 
 def test_threads_lose_no_update(session: Any) -> None:
     def slowly(value: Any) -> Any:
-        found = value.copy()
+        new_value = value.copy()
         time.sleep(1e-4)  # another thread may come between what reads and what writes
-        return found
+        return new_value
 
     class Slow(Failing):
         def _read_slot(self, slot: Any) -> Any:
@@ -189,10 +189,10 @@ def test_threads_lose_no_update(session: Any) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    alone, expected = 0.0, 0.0
+    velocity, expected = 0.0, 0.0
     for _ in range(100):
-        alone = alone * 0.5 + 1.0
-        expected -= alone
+        velocity = velocity * 0.5 + 1.0
+        expected -= velocity
     assert session.run(w).tolist() == [expected] * 3
     assert session.run(opt._get_non_slot_variable("total", w.graph)) == 2.0**100
 
@@ -223,7 +223,7 @@ def test_the_state_of_a_hook_is_that_of_the_build(session: Any) -> None:
 
 @pytest.mark.parametrize("in_graph", [True, False])
 def test_what_finish_returns_is_what_the_call_returns(in_graph: bool) -> None:
-    given: list[Any] = []
+    update_lists: list[Any] = []
 
     class Finishing(train.GradientDescentOptimizer):
         def _apply_dense(self, grad: Any, var: Any) -> Any:
@@ -231,14 +231,14 @@ def test_what_finish_returns_is_what_the_call_returns(in_graph: bool) -> None:
             return "an update"
 
         def _finish(self, update_ops: Any, name_scope: str) -> Any:
-            given.append(list(update_ops))
+            update_lists.append(list(update_ops))
             return ["done", *update_ops]
 
     def check(w: Any) -> None:
         opt, pairs = Finishing(1.0), [(tf.ones([1]), w)]
-        for found in (opt.apply_gradients(pairs), opt.minimize(lambda: w * 1.0, var_list=[w])):
-            assert found == ["done", "an update"]
-        assert given == [["an update"]] * 2
+        for outcome in (opt.apply_gradients(pairs), opt.minimize(lambda: w * 1.0, var_list=[w])):
+            assert outcome == ["done", "an update"]
+        assert update_lists == [["an update"]] * 2
 
     if in_graph:
         with tf.Graph().as_default():
@@ -254,37 +254,37 @@ def test_what_finish_returns_is_what_the_call_returns(in_graph: bool) -> None:
 @pytest.mark.parametrize("gate", [train.Optimizer.GATE_OP, train.Optimizer.GATE_NONE])
 @pytest.mark.parametrize("hook", [True, False], ids=["with a hook", "fused"])
 def test_finish_is_given_the_name_of_tensorflow(in_graph: bool, gate: int, hook: bool) -> None:
-    seen: list[Any] = []
+    names_and_counts: list[Any] = []
 
     class Finishing(train.GradientDescentOptimizer):
         def _finish(self, update_ops: Any, name_scope: str) -> Any:
-            seen.append((name_scope, len(update_ops)))
+            names_and_counts.append((name_scope, len(update_ops)))
             return super()._finish(update_ops, name_scope)
 
     class Hooked(Finishing):
         def _apply_dense(self, grad: Any, var: Any) -> Any:
             return super()._apply_dense(grad, var)
 
-    def check(w: Any, other: Any, step: Any) -> None:
-        opt, own = (Hooked if hook else Finishing)(1.0, name="Mine"), [w, other]
+    def check(w: Any, o: Any, step: Any) -> None:
+        opt, variables = (Hooked if hook else Finishing)(1.0, name="Mine"), [w, o]
         for _ in range(2):
-            opt.minimize(loss, var_list=own, gate_gradients=gate)
-            opt.minimize(loss, step, own, gate)
-            opt.minimize(loss, step, own, gate, name="named")
-            opt.minimize(loss, var_list=own, gate_gradients=gate, name="named")
-        names = [re.sub(r"_\d+/", "/", name) for name, _ in seen]
+            opt.minimize(loss, var_list=variables, gate_gradients=gate)
+            opt.minimize(loss, step, variables, gate)
+            opt.minimize(loss, step, variables, gate, name="named")
+            opt.minimize(loss, var_list=variables, gate_gradients=gate, name="named")
+        names = [re.sub(r"_\d+/", "/", name) for name, _ in names_and_counts]
         assert names == ["Mine/", "update", "update", "named/"] * 2
-        assert {count for _, count in seen} == {2}
+        assert {count for _, count in names_and_counts} == {2}
 
     if in_graph:
         with tf.Graph().as_default():
-            w, other = v1.Variable([1.0], name="w"), v1.Variable([1.0], name="o")
-            loss: Any = tf.reduce_sum(w + other)
-            check(w, other, v1.train.get_or_create_global_step())
+            w, o = v1.Variable([1.0], name="w"), v1.Variable([1.0], name="o")
+            loss: Any = tf.reduce_sum(w + o)
+            check(w, o, v1.train.get_or_create_global_step())
     else:
-        w, other = Variable([1.0], name="w"), Variable([1.0], name="o")
-        loss = lambda: tf.reduce_sum(w + other)  # noqa: E731
-        check(w, other, Variable(np.int64(0), trainable=False))
+        w, o = Variable([1.0], name="w"), Variable([1.0], name="o")
+        loss = lambda: tf.reduce_sum(w + o)  # noqa: E731
+        check(w, o, Variable(np.int64(0), trainable=False))
 
 
 @pytest.mark.parametrize("in_graph", [True, False])
@@ -359,12 +359,12 @@ class InTorch(train.Optimizer):
     def _apply_dense(self, grad: Any, var: Any) -> Any:
         m, v = self.get_slot(var, "m"), self.get_slot(var, "v")
         count = self._get_non_slot_variable("count")
-        before = var * 0.25
+        scaled_var = var * 0.25
         with torch.no_grad():
             m.mul_(0.9).add_(grad.data, alpha=0.1)
             v.data.mul_(0.99).addcmul_(grad, grad, value=0.01)
             FOREACH._foreach_mul_([var, m], 0.5)
-            FOREACH._foreach_add_([var], [before])
+            FOREACH._foreach_add_([var], [scaled_var])
             root = (v / (1 - 0.99**count)).sqrt() + 1e-8
             var.addcdiv_(m / (1 - 0.9**count), root, value=-0.1)
             m.sub_(var).copy_(m + 0.5 * var)
@@ -378,8 +378,8 @@ class InTorch(train.Optimizer):
 @pytest.mark.parametrize("returns", [False, True])
 @pytest.mark.parametrize("counts", [False, True])
 def test_functions_of_torch_run_in_their_order(returns: bool, counts: bool) -> None:
-    def steps(each: bool) -> Any:
-        cls = type("Own", (InTorch,), {"HOOKS_AT_EACH_RUN": each, "returns": returns})
+    def steps(at_each_run: bool) -> Any:
+        cls = type("Own", (InTorch,), {"HOOKS_AT_EACH_RUN": at_each_run, "returns": returns})
         with tf.Graph().as_default(), v1.Session() as session:
             w, b = v1.Variable([1.0, 2.0], name="w"), v1.Variable([[3.0]], name="b")
             step = v1.train.get_or_create_global_step()
@@ -393,10 +393,10 @@ def test_functions_of_torch_run_in_their_order(returns: bool, counts: bool) -> N
                 variables, session.run(variables), strict=True
             )}  # fmt: skip
 
-    found = steps(False)
-    assert found == steps(True)
-    assert (found["count:0"], found["total:0"]) == (3.0, 8.0)
-    assert found["global_step:0"] == 3 * counts
+    outcomes = steps(False)
+    assert outcomes == steps(True)
+    assert (outcomes["count:0"], outcomes["total:0"]) == (3.0, 8.0)
+    assert outcomes["global_step:0"] == 3 * counts
 
 
 def test_a_function_of_torch_that_fails_puts_everything_back(session: Any) -> None:
@@ -407,33 +407,33 @@ def test_a_function_of_torch_that_fails_puts_everything_back(session: Any) -> No
             super()._apply_dense(grad, var)
             var.add_(self.divisor)
 
-    w, other = v1.Variable([1.0, 2.0], name="w"), v1.placeholder(tf.float32, None)
+    w, divisor = v1.Variable([1.0, 2.0], name="w"), v1.placeholder(tf.float32, None)
     opt = Broken(False, "Broken")
-    opt.divisor = other
+    opt.divisor = divisor
     op = opt.apply_gradients([(tf.ones([2]), w)])
     session.run(v1.global_variables_initializer())
-    session.run(op, {other: 1.0})
-    before = session.run(v1.global_variables())
-    with pytest.raises(RuntimeError, match="must match the size") as caught:
-        session.run(op, {other: [1.0, 2.0, 3.0]})
-    assert any("The step was not taken" in note for note in caught.value.__notes__)
-    for one, two in zip(session.run(v1.global_variables()), before, strict=True):
-        np.testing.assert_array_equal(one, two)
+    session.run(op, {divisor: 1.0})
+    values_before = session.run(v1.global_variables())
+    with pytest.raises(RuntimeError, match="must match the size") as excinfo:
+        session.run(op, {divisor: [1.0, 2.0, 3.0]})
+    assert any("The step was not taken" in note for note in excinfo.value.__notes__)
+    for array, two in zip(session.run(v1.global_variables()), values_before, strict=True):
+        np.testing.assert_array_equal(array, two)
 
 
 @pytest.mark.parametrize("scale", [8.0, "dynamic"])
 @pytest.mark.parametrize("optimizer", [written.ByStep, InTorch, written.DecayedAdam])
 def test_hooks_inside_of_a_loss_scale(session: Any, scale: Any, optimizer: Any) -> None:
-    given = {written.ByStep: (0.5,), InTorch: (False, "Own")}
-    opt = optimizer(*given.get(optimizer, ()))
-    w, fed = v1.Variable([1.0], name="w"), v1.placeholder(tf.float32, [1])
+    arguments = {written.ByStep: (0.5,), InTorch: (False, "Own")}
+    opt = optimizer(*arguments.get(optimizer, ()))
+    w, placeholder = v1.Variable([1.0], name="w"), v1.placeholder(tf.float32, [1])
     outer = train.experimental.MixedPrecisionLossScaleOptimizer(opt, scale)
     step = v1.train.get_or_create_global_step()
-    op = outer.apply_gradients([(fed, w)], step)
+    op = outer.apply_gradients([(placeholder, w)], step)
     session.run(v1.global_variables_initializer())
     values = []
     for grad in (1.0, 1.0, float("inf"), 1.0):
-        session.run(op, {fed: [grad]})
+        session.run(op, {placeholder: [grad]})
         values.append(session.run(w).item())
     if scale == "dynamic":
         assert (values[2], session.run(step)) == (values[1], 3)
@@ -460,7 +460,7 @@ def branched(self: Any, grad: Any, var: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("hook", "what"),
+    ("hook", "pattern"),
     [
         (viewed, "'view:0' was made before '.*mul' wrote to the memory that it looks into"),
         (added, r"by \+=, -= and the like in a hook\. These methods can write to .*: add_, sub_"),
@@ -481,10 +481,10 @@ def branched(self: Any, grad: Any, var: Any) -> Any:
         (lambda self, grad, var: var.add_(torch.ones(3, 2)), "broadcast"),
     ],
 )
-def test_what_torch_would_write_otherwise_is_refused(hook: Any, what: str) -> None:
+def test_what_torch_would_write_otherwise_is_refused(hook: Any, pattern: str) -> None:
     error = refused(hook)
     text = "\n".join([str(error), *getattr(error, "__notes__", [])])
-    assert re.search(what, text.replace("Own/update_w/view", "view"))
+    assert re.search(pattern, text.replace("Own/update_w/view", "view"))
     assert "HOOKS_AT_EACH_RUN = True" in text
 
 
@@ -496,9 +496,9 @@ def refused(apply: Any, **attributes: Any) -> Any:
     cls = type("Own", (train.Optimizer,), {"_apply_dense": apply, **attributes})
     with tf.Graph().as_default():
         w = v1.Variable([1.0], name="w")
-        with pytest.raises((TypeError, ValueError)) as caught:
+        with pytest.raises((TypeError, ValueError)) as excinfo:
             cls(False, "Own").apply_gradients([(tf.ones([1]), w)])
-    return caught.value
+    return excinfo.value
 
 
 NEEDS_VALUES = {
@@ -513,10 +513,10 @@ NEEDS_VALUES = {
 }
 
 
-@pytest.mark.parametrize("what", NEEDS_VALUES)
-def test_a_hook_that_needs_values_is_refused_with_its_line(what: str) -> None:
-    error = str(refused(NEEDS_VALUES[what]))
-    line = NEEDS_VALUES[what].__code__.co_firstlineno
+@pytest.mark.parametrize("name", NEEDS_VALUES)
+def test_a_hook_that_needs_values_is_refused_with_its_line(name: str) -> None:
+    error = str(refused(NEEDS_VALUES[name]))
+    line = NEEDS_VALUES[name].__code__.co_firstlineno
     assert f"{__file__}:{line}, in the update of 'w' of Own" in error
     assert "HOOKS_AT_EACH_RUN = True" in error
 

@@ -75,107 +75,107 @@ class Training:
         self.optimizer.apply_gradients(change(pairs), self.global_step)
 
     def written(self) -> list[Any]:
-        own = (*self.variables, *self.optimizer.variables(), self.global_step)
-        return [each.detach().clone() for each in own]
+        tensors = (*self.variables, *self.optimizer.variables(), self.global_step)
+        return [tensor.detach().clone() for tensor in tensors]
 
 
 def both(name: str = "Adam", steps: int = 5) -> tuple[Training, Training]:
-    own, twin = Training(name), Training(name, is_twin=True)
+    fast, twin = Training(name), Training(name, is_twin=True)
     for seed in range(steps):
-        own.step(seed)
+        fast.step(seed)
         twin.step(seed)
-        assert_same(own, twin)
-    return own, twin
+        assert_same(fast, twin)
+    return fast, twin
 
 
-def assert_same(own: Training, twin: Training) -> None:
-    for one, other in zip(own.written(), twin.written(), strict=True):
-        assert torch.equal(one, other)
+def assert_same(fast: Training, twin: Training) -> None:
+    for tensor, twin_tensor in zip(fast.written(), twin.written(), strict=True):
+        assert torch.equal(tensor, twin_tensor)
 
 
 @pytest.mark.parametrize("name", CLASSES)
 def test_every_class_has_them(name: str) -> None:
-    own, twin = both(name, 8)
-    assert own.taken == 6
+    fast, twin = both(name, 8)
+    assert fast.taken == 6
     assert twin.taken == 0
-    assert int(own.global_step) == 8
+    assert int(fast.global_step) == 8
 
 
 def test_without_a_global_step() -> None:
-    own, twin = both(steps=0)
-    own.global_step = twin.global_step = None
+    fast, twin = both(steps=0)
+    fast.global_step = twin.global_step = None
     for seed in range(6):
-        own.step(seed)
+        fast.step(seed)
         twin.step(seed)
-    assert all(map(torch.equal, own.variables, twin.variables))
-    assert own.taken == 4
+    assert all(map(torch.equal, fast.variables, twin.variables))
+    assert fast.taken == 4
 
 
 @pytest.mark.parametrize("first", [2**24 - 1, 2**31, 2**53])
 def test_a_count_of_steps_is_a_whole_number(first: int) -> None:
-    own, twin = both(steps=0)
-    for each in (own, twin):
-        each.global_step.assign(first)
+    fast, twin = both(steps=0)
+    for training in (fast, twin):
+        training.global_step.assign(first)
     for seed in range(6):
-        own.step(seed)
+        fast.step(seed)
         twin.step(seed)
-        assert_same(own, twin)
-    assert own.taken == 4
-    assert int(own.global_step) == first + 6
+        assert_same(fast, twin)
+    assert fast.taken == 4
+    assert int(fast.global_step) == first + 6
 
 
-NONE: dict[str, Callable[[], Any]] = {
+NO_REPLAYS: dict[str, Callable[[], Any]] = {
     "averages": lambda: opt.MovingAverageOptimizer(train.AdamOptimizer(0.1)),
     "norms": lambda: opt.LARSOptimizer(0.1),
 }
 
 
-@pytest.mark.parametrize("name", NONE)
+@pytest.mark.parametrize("name", NO_REPLAYS)
 def test_where_there_are_none(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(CLASSES, name, NONE[name])
-    own, _ = both(name)
-    assert own.taken == 0
+    monkeypatch.setitem(CLASSES, name, NO_REPLAYS[name])
+    fast, _ = both(name)
+    assert fast.taken == 0
 
 
-def _other_attribute(own: Training) -> None:
-    own.optimizer._lr = 0.5
+def _other_attribute(training: Training) -> None:
+    training.optimizer._lr = 0.5
 
 
-def _power(own: Training) -> None:
-    own.optimizer._get_beta_accumulators()[0].assign(0.5)
+def _power(training: Training) -> None:
+    training.optimizer._get_beta_accumulators()[0].assign(0.5)
 
 
-def _power_without_a_version(own: Training) -> None:
-    own.optimizer._get_beta_accumulators()[0].data.fill_(0.5)
+def _power_without_a_version(training: Training) -> None:
+    training.optimizer._get_beta_accumulators()[0].data.fill_(0.5)
 
 
-def _other_count(own: Training) -> None:
-    own.global_step.assign(100)
+def _other_count(training: Training) -> None:
+    training.global_step.assign(100)
 
 
-def _another_global_step(own: Training) -> None:
-    own.global_step = Variable(5, dtype=torch.int64, trainable=False)
+def _another_global_step(training: Training) -> None:
+    training.global_step = Variable(5, dtype=torch.int64, trainable=False)
 
 
-def _narrow_global_step(own: Training) -> None:
-    own.global_step = Variable(5, dtype=torch.int32, trainable=False)
+def _narrow_global_step(training: Training) -> None:
+    training.global_step = Variable(5, dtype=torch.int32, trainable=False)
 
 
-def _own_hook(own: Training) -> None:
-    optimizer = own.optimizer
+def _own_hook(training: Training) -> None:
+    optimizer = training.optimizer
     hook = optimizer._resource_apply_dense
     optimizer._resource_apply_dense = lambda grad, var: hook(grad * 2, var)
 
 
-def _other_memory(own: Training) -> None:
-    own.variables[1].data = torch.ones(70)
+def _other_memory(training: Training) -> None:
+    training.variables[1].data = torch.ones(70)
 
 
-def _constraint(own: Training) -> None:
-    own.variables[0].constraint = torch.abs
+def _constraint(training: Training) -> None:
+    training.variables[0].constraint = torch.abs
 
 
-BETWEEN = [
+CHANGES = [
     (False, _other_attribute),
     (True, _power),
     (True, _power_without_a_version),
@@ -189,67 +189,67 @@ BETWEEN = [
 
 
 @pytest.mark.parametrize(
-    ("stays", "change"), BETWEEN, ids=lambda each: getattr(each, "__name__", "")
+    ("replay_stays", "change"), CHANGES, ids=lambda change: getattr(change, "__name__", "")
 )
 def test_what_happens_between_two_steps(
-    stays: bool, change: Callable[[Training], None], monkeypatch: pytest.MonkeyPatch
+    replay_stays: bool, change: Callable[[Training], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(PlanCache, "longest_wait", 1)
-    own, twin = both()
-    quick, taken = own.kept.replay, own.taken
-    assert taken == 3
-    for each in (own, twin):
-        change(each)
-    own.step(5)
+    fast, twin = both()
+    quick, replay_count = fast.kept.replay, fast.taken
+    assert replay_count == 3
+    for training in (fast, twin):
+        change(training)
+    fast.step(5)
     twin.step(5)
-    assert_same(own, twin)
-    assert (own.kept.replay is quick and quick.taken == taken + 1) is stays
+    assert_same(fast, twin)
+    assert (fast.kept.replay is quick and quick.taken == replay_count + 1) is replay_stays
     for seed in range(6, 10):
-        own.step(seed)
+        fast.step(seed)
         twin.step(seed)
-        assert_same(own, twin)
+        assert_same(fast, twin)
 
 
 def test_a_decay_that_is_set_is_seen() -> None:
-    own, twin = both("AdamW")
-    for each in (own, twin):
-        each.optimizer._weight_decay = 0.5
+    fast, twin = both("AdamW")
+    for training in (fast, twin):
+        training.optimizer._weight_decay = 0.5
     for seed in range(5, 9):
-        own.step(seed)
+        fast.step(seed)
         twin.step(seed)
-        assert_same(own, twin)
+        assert_same(fast, twin)
 
 
 def test_variables_that_are_chosen_for_a_decay_are_seen() -> None:
-    own, twin = both("AdamW")
+    fast, twin = both("AdamW")
     for seed in range(5, 9):
-        for each in (own, twin):
-            if each.is_twin:
-                each.kept.replay = None
-            pairs = [(torch.ones_like(var.detach()), var) for var in each.variables]
-            chosen = each.variables[seed % 3 :]
-            each.optimizer.apply_gradients(pairs, each.global_step, decay_var_list=chosen)
-        assert_same(own, twin)
+        for training in (fast, twin):
+            if training.is_twin:
+                training.kept.replay = None
+            pairs = [(torch.ones_like(var.detach()), var) for var in training.variables]
+            weights = training.variables[seed % 3 :]
+            training.optimizer.apply_gradients(pairs, training.global_step, decay_var_list=weights)
+        assert_same(fast, twin)
 
 
 @pytest.mark.parametrize("kind", [list, tuple])
 def test_pairs_of_other_kinds(kind: Any) -> None:
-    own, twin = both(steps=0)
+    fast, twin = both(steps=0)
     for seed in range(9):
-        for each in (own, twin):
-            each.step(seed, lambda pairs: kind(map(kind, pairs)))
-        assert_same(own, twin)
-    assert own.taken == 7
+        for training in (fast, twin):
+            training.step(seed, lambda pairs: kind(map(kind, pairs)))
+        assert_same(fast, twin)
+    assert fast.taken == 7
 
 
 def test_a_rate_in_a_variable_is_read_at_each_step() -> None:
-    own, twin = both("a rate that is a variable")
+    fast, twin = both("a rate that is a variable")
     for seed in range(5, 9):
-        for each in (own, twin):
-            each.optimizer._lr.assign(0.5 / seed)
-            each.step(seed)
-        assert_same(own, twin)
-    assert own.taken == 7
+        for training in (fast, twin):
+            training.optimizer._lr.assign(0.5 / seed)
+            training.step(seed)
+        assert_same(fast, twin)
+    assert fast.taken == 7
 
 
 def _reversed(pairs: list[Any]) -> Any:
@@ -275,40 +275,40 @@ def _arrays(pairs: list[Any]) -> Any:
 
 @pytest.mark.parametrize("change", [_reversed, _fewer, _without_one, _rows, _arrays])
 def test_what_else_is_given(change: Callable[[list[Any]], Any]) -> None:
-    own, twin = both()
-    quick, taken = own.kept.replay, own.taken
-    own.step(5, change)
+    fast, twin = both()
+    quick, replay_count = fast.kept.replay, fast.taken
+    fast.step(5, change)
     twin.step(5, change)
-    assert quick.taken == taken
+    assert quick.taken == replay_count
     for seed in range(6, 9):
-        own.step(seed)
+        fast.step(seed)
         twin.step(seed)
-        assert_same(own, twin)
+        assert_same(fast, twin)
 
 
 def test_what_is_refused_is_so_after_them() -> None:
-    own, twin = both()
-    before, errors = own.written(), []
-    for each in (own, twin):
-        with pytest.raises(ValueError, match="Gradient of") as caught:
-            each.step(5, lambda pairs: [(pairs[0][0][:1], pairs[0][1]), *pairs[1:]])
-        errors.append((str(caught.value), caught.value.__notes__))
+    fast, twin = both()
+    tensors_before, errors = fast.written(), []
+    for training in (fast, twin):
+        with pytest.raises(ValueError, match="Gradient of") as excinfo:
+            training.step(5, lambda pairs: [(pairs[0][0][:1], pairs[0][1]), *pairs[1:]])
+        errors.append((str(excinfo.value), excinfo.value.__notes__))
     assert errors[0] == errors[1]
-    assert all(map(torch.equal, before, own.written()))
+    assert all(map(torch.equal, tensors_before, fast.written()))
 
 
 def test_another_engine_is_seen() -> None:
-    own, twin = both()
-    quick = own.kept.replay
+    fast, twin = both()
+    quick = fast.kept.replay
     with thalweg.engine("reference"):
-        own.step(5)
+        fast.step(5)
         twin.step(5)
     assert quick.taken == 3
-    assert_same(own, twin)
+    assert_same(fast, twin)
 
 
 @pytest.mark.parametrize(
-    ("is_after", "error"),  # that a signal's function may raise
+    ("step_is_taken", "error"),  # that a signal's function may raise
     [
         (False, KeyboardInterrupt),
         (True, KeyboardInterrupt),
@@ -318,13 +318,13 @@ def test_another_engine_is_seen() -> None:
     ],
 )
 def test_an_interruption_leaves_the_step_whole(
-    is_after: bool, error: type[BaseException], monkeypatch: pytest.MonkeyPatch
+    step_is_taken: bool, error: type[BaseException], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own, twin = both()
+    fast, twin = both()
     take = guard_table.GuardTable.take
 
-    def interrupted(*given: Any) -> int:
-        mismatch = take(*given) if is_after else 0
+    def interrupted(*args: Any) -> int:
+        mismatch = take(*args) if step_is_taken else 0
         if (
             mismatch == replay_kernel.NOT_TABLED
         ):  # the numbers of the step are computed, and it is called again
@@ -332,19 +332,19 @@ def test_an_interruption_leaves_the_step_whole(
         raise error
 
     monkeypatch.setattr(guard_table.GuardTable, "take", interrupted)
-    with pytest.raises(error) as caught:
-        own.step(5)
+    with pytest.raises(error) as excinfo:
+        fast.step(5)
     monkeypatch.undo()
-    said = [
-        note for note in getattr(caught.value, "__notes__", []) if note == "The step was taken."
+    notes = [
+        note for note in getattr(excinfo.value, "__notes__", []) if note == "The step was taken."
     ]
-    assert bool(said) is is_after
-    if is_after:
+    assert bool(notes) is step_is_taken
+    if step_is_taken:
         twin.step(5)
-    assert_same(own, twin)
-    own.step(6)
+    assert_same(fast, twin)
+    fast.step(6)
     twin.step(6)
-    assert_same(own, twin)
+    assert_same(fast, twin)
 
 
 @pytest.mark.usefixtures("threads_change_often")
@@ -359,21 +359,21 @@ def test_no_count_is_lost_between_two_threads() -> None:
             optimizer.apply_gradients([(torch.ones(3), var) for var in variables], step)
 
     threads = [threading.Thread(target=train_alone) for _ in range(3)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
     assert int(step) == 3 * steps
 
 
 def test_nothing_keeps_an_optimizer_but_its_user() -> None:
-    own, _ = both()
-    assert own.taken == 3
-    variable, optimizer = weakref.ref(own.variables[0]), weakref.ref(own.optimizer)
+    training, _ = both()
+    assert training.taken == 3
+    variable, optimizer = weakref.ref(training.variables[0]), weakref.ref(training.optimizer)
     gc.collect()
     gc.disable()
     try:
-        del own
+        del training
         assert optimizer() is None
         assert variable() is None
     finally:
@@ -381,13 +381,13 @@ def test_nothing_keeps_an_optimizer_but_its_user() -> None:
 
 
 def test_a_counter_that_is_a_power_too() -> None:
-    own, twin = both()
-    for each in (own, twin):
-        each.global_step = each.optimizer._get_beta_accumulators()[0]
+    fast, twin = both()
+    for training in (fast, twin):
+        training.global_step = training.optimizer._get_beta_accumulators()[0]
     for seed in range(5, 9):
-        own.step(seed)
+        fast.step(seed)
         twin.step(seed)
-        assert_same(own, twin)
+        assert_same(fast, twin)
 
 
 class _Doubled(train.AdamOptimizer):
@@ -396,48 +396,48 @@ class _Doubled(train.AdamOptimizer):
 
 
 def test_another_class_is_seen() -> None:
-    own, twin = both()
-    for each in (own, twin):
-        each.optimizer.__class__ = _Doubled
+    fast, twin = both()
+    for training in (fast, twin):
+        training.optimizer.__class__ = _Doubled
     for seed in range(5, 9):
-        own.step(seed)
+        fast.step(seed)
         twin.step(seed)
-        assert_same(own, twin)
+        assert_same(fast, twin)
 
 
 def test_a_counter_that_is_updated_too() -> None:
-    own, twin = both(steps=0)
-    for each in (own, twin):
-        each.optimizer = CLASSES["GradientDescent"]()
-        each.global_step = Variable(5.0)
-        each.variables.append(each.global_step)
+    fast, twin = both(steps=0)
+    for training in (fast, twin):
+        training.optimizer = CLASSES["GradientDescent"]()
+        training.global_step = Variable(5.0)
+        training.variables.append(training.global_step)
     for seed in range(8):
-        own.step(seed)
+        fast.step(seed)
         twin.step(seed)
-        assert_same(own, twin)
-    assert own.taken == 0
+        assert_same(fast, twin)
+    assert fast.taken == 0
 
 
 def test_a_copy_begins_anew() -> None:
-    own, _ = both()
-    other = deepcopy(own)
-    assert other.taken == 0
+    training, _ = both()
+    training_copy = deepcopy(training)
+    assert training_copy.taken == 0
     for seed in range(5, 9):
-        own.step(seed)
-        other.step(seed)
-        assert_same(own, other)
+        training.step(seed)
+        training_copy.step(seed)
+        assert_same(training, training_copy)
 
 
 def test_a_float_that_counts_counts_as_far_as_it_can() -> None:
-    own, twin = Training("GradientDescent"), Training("GradientDescent", is_twin=True)
-    for each in (own, twin):
-        each.global_step = Variable(torch.tensor(16777213.0), trainable=False)
+    fast, twin = Training("GradientDescent"), Training("GradientDescent", is_twin=True)
+    for training in (fast, twin):
+        training.global_step = Variable(torch.tensor(16777213.0), trainable=False)
     for seed in range(8):
-        own.step(seed)
+        fast.step(seed)
         twin.step(seed)
-        assert float(own.global_step) == float(twin.global_step)
-    assert float(own.global_step) == 16777216.0
-    assert own.taken == 6
+        assert float(fast.global_step) == float(twin.global_step)
+    assert float(fast.global_step) == 16777216.0
+    assert fast.taken == 6
 
 
 def test_a_rate_in_an_array_that_is_nan_is_refused() -> None:
@@ -447,7 +447,7 @@ def test_a_rate_in_an_array_that_is_nan_is_refused() -> None:
     for _ in range(4):
         opt.apply_gradients([(torch.ones(3), w)])
     rate[...] = np.nan
-    before = w.detach().clone()
+    initial = w.detach().clone()
     with pytest.raises(ValueError, match="is nan"):
         opt.apply_gradients([(torch.ones(3), w)])
-    assert torch.equal(w, before)
+    assert torch.equal(w, initial)

@@ -16,7 +16,7 @@ import torch
 import thalweg
 import thalweg.v1 as tf
 from captured_log import Logged
-from graph_training import EVERY, Training, bits
+from graph_training import ENTRIES, Training, bits
 from sessions import initialized
 from thalweg._formats import bundle, container
 from thalweg._formats.stored_tensor import of_tensor
@@ -47,43 +47,43 @@ def files(folder: Path) -> list[str]:
 # --- Trainings that go on -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", ENTRIES)
 def test_a_restored_training_goes_on_with_the_same_bits(name: str, tmp_path: Path) -> None:
-    whole = Training(name)
-    whole.session.run(whole.init)
+    uninterrupted = Training(name)
+    uninterrupted.session.run(uninterrupted.init)
     for number in range(3):
-        whole.saver.save(whole.session, tmp_path / "model.ckpt", whole.step)
-        whole.take(number, number + 1)
-    whole.take(3, 6)
+        uninterrupted.saver.save(uninterrupted.session, tmp_path / "model.ckpt", uninterrupted.step)
+        uninterrupted.take(number, number + 1)
+    uninterrupted.take(3, 6)
     for number in range(3):
-        rest = Training(name, start=50)
+        resumed = Training(name, start=50)
         if number % 2:
-            rest.session.run(rest.init)
-            rest.take(0, 1)
-        rest.saver.restore(rest.session, tmp_path / f"model.ckpt-{number}")
-        rest.take(number, 6)
-        assert rest.bits() == whole.bits()
+            resumed.session.run(resumed.init)
+            resumed.take(0, 1)
+        resumed.saver.restore(resumed.session, tmp_path / f"model.ckpt-{number}")
+        resumed.take(number, 6)
+        assert resumed.bits() == uninterrupted.bits()
 
 
 def test_what_is_restored_matters() -> None:
-    one, other = Training("v1:AdamOptimizer"), Training("v1:AdamOptimizer", start=50)
-    for training in (one, other):
+    base, shifted = Training("v1:AdamOptimizer"), Training("v1:AdamOptimizer", start=50)
+    for training in (base, shifted):
         training.session.run(training.init)
         training.take(0, 2)
-    assert all(one.bits()[name] != other.bits()[name] for name in ("w", "net/b", "table"))
-    assert one.bits()["w/Adam"] == other.bits()["w/Adam"]  # the gradients are the same
+    assert all(base.bits()[name] != shifted.bits()[name] for name in ("w", "net/b", "table"))
+    assert base.bits()["w/Adam"] == shifted.bits()["w/Adam"]  # the gradients are the same
 
 
 def test_beta_powers_are_those_of_the_graph(tmp_path: Path) -> None:
-    one, other = Training(lambda step: train.AdamOptimizer(0.1)), tf.Graph()
-    with other.as_default():  # the same optimizer in a second graph, which is made later
+    training, second_graph = Training(lambda step: train.AdamOptimizer(0.1)), tf.Graph()
+    with second_graph.as_default():  # the same optimizer in a second graph, which is made later
         v = tf.Variable([1.0], name="v")
-        late = one.optimizer.minimize((v * v).sum())
+        late = training.optimizer.minimize((v * v).sum())
         saver, session = train.Saver(), initialized()
         session.run(late)
-    one.session.run(one.init)
-    one.take(0, 3)
-    first = one.saver.save(one.session, tmp_path / "one")
+    training.session.run(training.init)
+    training.take(0, 3)
+    first = training.saver.save(training.session, tmp_path / "one")
     second = saver.save(session, tmp_path / "other")
     assert train.load_variable(first, "beta1_power") == np.float32(0.9) ** 4
     assert train.load_variable(second, "beta1_power") == np.float32(0.9) ** 2
@@ -98,7 +98,7 @@ def test_beta_powers_are_those_of_the_graph(tmp_path: Path) -> None:
 
 # --- TensorFlow's checkpoints ---------------------------------------------------------------------
 
-_MADE: dict[str, Callable[..., Any]] = {
+_OPTIMIZERS: dict[str, Callable[..., Any]] = {
     "adam": train.AdamOptimizer,
     "momentum": train.MomentumOptimizer,
     "rmsprop_centered": train.RMSPropOptimizer,
@@ -111,36 +111,34 @@ class Network:
 
     def __init__(self, folder: str) -> None:
         self.facts = json.loads((GOLDENS / folder / "values.json").read_text())
-        with np.load(GOLDENS / folder / "values.npz") as recorded:
-            self.recorded = dict(recorded)
+        with np.load(GOLDENS / folder / "values.npz") as expected:
+            self.values = dict(expected)
         self.prefix = str(GOLDENS / folder / self.facts["prefix"])
         self.graph = tf.Graph()
         with self.graph.as_default():
             self.x, self.y = (tf.placeholder("float32", [None, n]) for n in (4, 3))
-            hidden, sizes = self.x, (4, 6, 3)
+            activation, sizes = self.x, (4, 6, 3)
             for number in (1, 2):
                 with tf.variable_scope(f"layer{number}"):
                     kernel = tf.get_variable("kernel", sizes[number - 1 : number + 1])
                     bias = tf.get_variable("bias", sizes[number : number + 1])
-                hidden = hidden @ kernel + bias
-                hidden = torch.relu(hidden) if number == 1 else hidden
-            self.loss = ((hidden - self.y) ** 2).mean()
+                activation = activation @ kernel + bias
+                activation = torch.relu(activation) if number == 1 else activation
+            self.loss = ((activation - self.y) ** 2).mean()
             self.step = train.get_or_create_global_step()
-            made = _MADE[folder](**self.facts["hyper"])
-            self.train_op = made.minimize(self.loss, global_step=self.step)
+            opt = _OPTIMIZERS[folder](**self.facts["hyper"])
+            self.train_op = opt.minimize(self.loss, global_step=self.step)
         self.session = tf.Session(graph=self.graph)
 
     def saver(self) -> train.Saver:
         with self.graph.as_default():
             return train.Saver()
 
-    def take(self, first: int, last: int) -> list[float]:
+    def take(self, first: int, stop: int) -> list[float]:
         """The losses before the steps of these numbers, which are taken."""
         losses = []
-        for number in range(first, last):
-            feed = {
-                key: self.recorded[name][number] for key, name in ((self.x, "x"), (self.y, "y"))
-            }
+        for number in range(first, stop):
+            feed = {key: self.values[name][number] for key, name in ((self.x, "x"), (self.y, "y"))}
             losses.append(self.session.run([self.loss, self.train_op], feed)[0])
         return losses
 
@@ -149,18 +147,18 @@ class Network:
 def test_tensorflows_checkpoint_goes_on(folder: str) -> None:
     network = Network(folder)
     network.saver().restore(network.session, network.prefix)
-    known = {var.op.name: var for var in network.graph.get_collection("variables")}
-    assert known.keys() == network.facts["tensors"].keys()  # the names are TensorFlow's
-    for name, var in known.items():
+    variables = {var.op.name: var for var in network.graph.get_collection("variables")}
+    assert variables.keys() == network.facts["tensors"].keys()  # the names are TensorFlow's
+    for name, var in variables.items():
         value = network.session.run(var)
-        expected = network.recorded[f"value|{name}"]
+        expected = network.values[f"value|{name}"]
         assert value.dtype == expected.dtype
         assert value.tobytes() == expected.tobytes(), name
     losses = network.take(5, 10)
     # The recorded gradients are TensorFlow's, these are torch's: sums differ in the last bits.
-    np.testing.assert_allclose(losses, network.recorded["losses"][5:], rtol=1e-5)
-    for name, var in known.items():
-        expected = network.recorded[f"after10|{name}"]
+    np.testing.assert_allclose(losses, network.values["losses"][5:], rtol=1e-5)
+    for name, var in variables.items():
+        expected = network.values[f"after10|{name}"]
         np.testing.assert_allclose(
             network.session.run(var), expected, rtol=1e-5, atol=1e-6, err_msg=name
         )
@@ -173,22 +171,22 @@ def test_tensorflows_names_and_values_are_what_is_saved(tmp_path: Path) -> None:
     prefix = network.saver().save(network.session, tmp_path / "model.ckpt", network.step)
     assert prefix == str(tmp_path / "model.ckpt-5")
     assert train.list_variables(prefix) == train.list_variables(network.prefix)
-    ours = container.read(f"{prefix}.safetensors").tensors
-    theirs = bundle.read(network.prefix).tensors
-    assert {name: (x.dtype, x.shape, bytes(x.data)) for name, x in ours.items()} == {
-        name: (x.dtype, x.shape, bytes(x.data)) for name, x in theirs.items()
+    saved_tensors = container.read(f"{prefix}.safetensors").tensors
+    original_tensors = bundle.read(network.prefix).tensors
+    assert {name: (x.dtype, x.shape, bytes(x.data)) for name, x in saved_tensors.items()} == {
+        name: (x.dtype, x.shape, bytes(x.data)) for name, x in original_tensors.items()
     }
 
 
 def test_an_object_checkpoint_is_restored_by_the_names_of_its_variables() -> None:
     network = Network("adam_object")
     network.saver().restore(network.session, network.prefix)
-    found = bundle.read(network.prefix)
-    keys = {each.full_name: each.key for node in found.graph.nodes for each in node.attributes}
-    own = bits(network.session)
-    assert own.keys() == keys.keys()
-    for name, (_, _, data) in own.items():
-        assert data == bytes(found.tensors[keys[name]].data), name
+    loaded = bundle.read(network.prefix)
+    keys = {entry.full_name: entry.key for node in loaded.graph.nodes for entry in node.attributes}
+    current = bits(network.session)
+    assert current.keys() == keys.keys()
+    for name, (_, _, data) in current.items():
+        assert data == bytes(loaded.tensors[keys[name]].data), name
 
 
 def test_objects_that_were_saved_here_are_restored_by_name(graph: tf.Graph, tmp_path: Path) -> None:
@@ -197,12 +195,12 @@ def test_objects_that_were_saved_here_are_restored_by_name(graph: tf.Graph, tmp_
     train_op = optimizer.minimize((w * w).sum())
     session = initialized()
     session.run(train_op)
-    before = bits(session)
+    bits_before = bits(session)
     with session.as_default():
         prefix = train.Checkpoint(model=[w], optimizer=optimizer).save(str(tmp_path / "m"))
     session.run(train_op)
     train.Saver().restore(session, prefix)
-    assert bits(session) == before
+    assert bits(session) == bits_before
     with pytest.raises(NotFoundError, match=r"^Key other not found in checkpoint"):
         train.Saver({"other": w}).restore(session, prefix)
 
@@ -213,9 +211,9 @@ def test_slices_shards_and_old_formats_are_restored(folder: str) -> None:
     shapes = dict(train.list_variables(prefix))
     dtypes = train.load_checkpoint(prefix).get_variable_to_dtype_map()
     with tf.Graph().as_default(), tf.Session() as session:
-        made = {name: tf.get_variable(name, shapes[name], dtypes[name]) for name in shapes}
+        variables = {name: tf.get_variable(name, shapes[name], dtypes[name]) for name in shapes}
         train.Saver().restore(session, prefix)
-        for name, var in made.items():
+        for name, var in variables.items():
             assert session.run(var).tobytes() == train.load_variable(prefix, name).tobytes()
 
 
@@ -233,8 +231,8 @@ def test_a_checkpoint_of_tensorflow_restores_partitioned_variables(tmp_path: Pat
                 parts = [part if slot is None else optimizer.get_slot(part, slot) for part in var]
                 got = np.concatenate(session.run(parts), axis)
                 assert got.tobytes() == train.load_variable(prefix, var.name + name).tobytes()
-        saved = saver.save(session, tmp_path / "m")
-    named_shapes = dict(train.list_variables(saved))
+        path = saver.save(session, tmp_path / "m")
+    named_shapes = dict(train.list_variables(path))
     assert named_shapes["rows/Adam"] == [7, 3]
     assert not any("part_" in name for name in named_shapes)
 
@@ -243,24 +241,24 @@ def test_parts_are_saved_as_one_where_all_are_there(graph: tf.Graph, tmp_path: P
     v = tf.get_variable("v", [4], initializer=None, partitioner=tf.fixed_size_partitioner(2))
     session = initialized()
     first, second = v
-    whole = train.Saver([v]).save(session, tmp_path / "whole")
-    alone = train.Saver([first]).save(session, tmp_path / "alone")
-    named = train.Saver({"x": [first, second]}).save(session, tmp_path / "named")
-    listed = [dict(train.list_variables(prefix)) for prefix in (whole, alone, named)]
-    assert listed == [{"v": [4]}, {"v/part_0": [2]}, {"x": [4]}]
-    before = session.run(v)
+    path = train.Saver([v]).save(session, tmp_path / "whole")
+    part = train.Saver([first]).save(session, tmp_path / "alone")
+    alias = train.Saver({"x": [first, second]}).save(session, tmp_path / "named")
+    lists = [dict(train.list_variables(prefix)) for prefix in (path, part, alias)]
+    assert lists == [{"v": [4]}, {"v/part_0": [2]}, {"x": [4]}]
+    initial = session.run(v)
     session.run([var.assign(torch.zeros(2)) for var in v])
-    train.Saver([second]).restore(session, whole)
-    assert session.run(v).tolist() == [0.0, 0.0, *before[2:]]
-    train.Saver([first]).restore(session, alone)
-    assert session.run(v).tolist() == before.tolist()
-    train.Saver({"x": v}).restore(session, named)
+    train.Saver([second]).restore(session, path)
+    assert session.run(v).tolist() == [0.0, 0.0, *initial[2:]]
+    train.Saver([first]).restore(session, part)
+    assert session.run(v).tolist() == initial.tolist()
+    train.Saver({"x": v}).restore(session, alias)
     with pytest.raises(NotFoundError, match="v"):
-        train.Saver([v]).restore(session, alone)
+        train.Saver([v]).restore(session, part)
     with tf.Graph().as_default():
-        other = tf.get_variable("v", [6], partitioner=tf.fixed_size_partitioner(3))
+        variable = tf.get_variable("v", [6], partitioner=tf.fixed_size_partitioner(3))
         with pytest.raises(CheckpointMismatchError, match="v/part_0"):
-            train.Saver([other]).restore(initialized(), named.replace("named", "whole"))
+            train.Saver([variable]).restore(initialized(), alias.replace("named", "whole"))
 
 
 # --- Which variables ------------------------------------------------------------------------------
@@ -291,10 +289,10 @@ def test_lists_and_dicts_say_what_is_saved(graph: tf.Graph, tmp_path: Path) -> N
     assert named(train.Saver([b]), session, tmp_path) == ["b"]
     assert named(train.Saver((b, a)), session, tmp_path) == ["a", "b"]
     assert named(train.Saver({a}), session, tmp_path) == ["a"]
-    renamed = train.Saver({"old/b": b, "other": a})
-    assert named(renamed, session, tmp_path) == ["old/b", "other"]
+    saver = train.Saver({"old/b": b, "other": a})
+    assert named(saver, session, tmp_path) == ["old/b", "other"]
     prefix = saved(tmp_path, {"old/b": 7.0, "other": 8.0, "more": 9.0}, "theirs")
-    renamed.restore(session, prefix)
+    saver.restore(session, prefix)
     assert session.run([a, b]) == [8.0, 7.0]
 
 
@@ -302,8 +300,8 @@ def test_parameters_and_buffers_stand_for_their_variables(graph: tf.Graph, tmp_p
     norm = torch.nn.BatchNorm1d(2)
     output = norm(tf.placeholder("float32", [None, 2]))
     session = initialized()
-    chosen = train.Saver([norm.weight, norm.running_mean])
-    assert len(named(chosen, session, tmp_path)) == 2
+    saver = train.Saver([norm.weight, norm.running_mean])
+    assert len(named(saver, session, tmp_path)) == 2
     assert named(train.Saver(), session, tmp_path) == sorted(
         var.op.name for var in tf.global_variables()
     )
@@ -411,20 +409,20 @@ def test_every_dtype_keeps_its_bits(graph: tf.Graph, dtype: str, tmp_path: Path)
     empty = tf.Variable(torch.empty(0, 4, dtype=getattr(torch, dtype)), name="e", trainable=False)
     scalar = tf.Variable(values[0, 0].to(getattr(torch, dtype)), name="s", trainable=False)
     saver, session = train.Saver(), initialized()
-    before = bits(session)
+    bits_before = bits(session)
     prefix = saver.save(session, tmp_path / "model.ckpt")
-    other = tf.Session()
-    saver.restore(other, prefix)
-    assert bits(other) == before
-    assert len(before) == len([var, empty, scalar])
+    second_session = tf.Session()
+    saver.restore(second_session, prefix)
+    assert bits(second_session) == bits_before
+    assert len(bits_before) == len([var, empty, scalar])
 
 
 def test_special_values_keep_their_bits(graph: tf.Graph, tmp_path: Path) -> None:
     patterns = torch.tensor([0x7FC00001, 0x7F800000, -0x800000, -(2**31), 1], dtype=torch.int32)
     tf.Variable(patterns.view(torch.float32), name="v")  # a NaN's payload, Inf, -Inf, -0, denormal
-    saver, session, other = train.Saver(), initialized(), tf.Session()
-    saver.restore(other, saver.save(session, tmp_path / "model.ckpt"))
-    assert bits(other) == bits(session)
+    saver, session, second_session = train.Saver(), initialized(), tf.Session()
+    saver.restore(second_session, saver.save(session, tmp_path / "model.ckpt"))
+    assert bits(second_session) == bits(session)
 
 
 def test_a_restored_session_needs_no_initialization(graph: tf.Graph, tmp_path: Path) -> None:
@@ -479,18 +477,18 @@ UNFIT: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
 
 
 @pytest.mark.parametrize("case", UNFIT)
-@pytest.mark.parametrize("begins", [True, False], ids=["initialized", "not initialized"])
+@pytest.mark.parametrize("is_initialized", [True, False], ids=["initialized", "not initialized"])
 def test_nothing_is_restored_from_what_does_not_fit(
-    graph: tf.Graph, case: str, begins: bool, tmp_path: Path
+    graph: tf.Graph, case: str, is_initialized: bool, tmp_path: Path
 ) -> None:
     values, kind, message = UNFIT[case]
     tf.Variable(1.0, name="a")
     tf.Variable([1.0, 2.0], name="b")
-    saver, session = train.Saver(), initialized() if begins else tf.Session()
-    before = bits(session)
+    saver, session = train.Saver(), initialized() if is_initialized else tf.Session()
+    bits_before = bits(session)
     with pytest.raises(kind, match=message):
         saver.restore(session, saved(tmp_path, values))
-    assert bits(session) == before
+    assert bits(session) == bits_before
 
 
 def test_ten_differences_are_listed(graph: tf.Graph, tmp_path: Path) -> None:
@@ -513,13 +511,13 @@ def test_damaged_files_change_nothing(graph: tf.Graph, tmp_path: Path) -> None:
     raw = bytearray(path.read_bytes())
     raw[-4] ^= 1
     path.write_bytes(raw)
-    before = bits(session)
+    bits_before = bits(session)
     with pytest.raises(DataLossError, match=r"'[ab]': Checksum does not match: stored \d+ vs\."):
         saver.restore(session, prefix)
     path.write_bytes(raw[:300])
     with pytest.raises(DataLossError):
         saver.restore(session, prefix)
-    assert bits(session) == before
+    assert bits(session) == bits_before
 
 
 @pytest.mark.parametrize("part", [".index", ".data-00000-of-00001"])
@@ -542,7 +540,7 @@ def test_no_memory_changes_nothing(
     saver, session = train.Saver(), initialized()
     prefix = saver.save(session, tmp_path / "model.ckpt")
     session.run([var.assign([7.0]) for var in tf.global_variables()])
-    before, real = bits(session), torch.Tensor.to
+    bits_before, real = bits(session), torch.Tensor.to
 
     def fail(tensor: torch.Tensor, *args: Any) -> torch.Tensor:
         if tensor.tolist() == [2.0]:
@@ -553,7 +551,7 @@ def test_no_memory_changes_nothing(
         patch.setattr(torch.Tensor, "to", fail)
         with pytest.raises(torch.OutOfMemoryError, match="no memory"):
             saver.restore(session, prefix)
-    assert bits(session) == before
+    assert bits(session) == bits_before
     saver.restore(session, prefix)
     assert session.run(b) == [2.0]
 
@@ -651,7 +649,7 @@ def test_a_full_disk_leaves_the_checkpoint_before(
     tf.Variable(torch.ones(1000), name="w")
     saver, session = train.Saver(), initialized()
     saver.save(session, tmp_path / "x", 1)
-    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    files_before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
 
     def fail(*_: Any) -> int:
         raise OSError(28, "No space left on device")
@@ -663,7 +661,7 @@ def test_a_full_disk_leaves_the_checkpoint_before(
                 CheckpointWriteError, match=r"No space left on device after 0\.0 of "
             ):
                 saver.save(session, tmp_path / "x", step)
-    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == files_before
     assert saver.last_checkpoints == [str(tmp_path / "x-1")]
 
 
@@ -675,8 +673,8 @@ def test_the_step_is_part_of_the_name(graph: tf.Graph, tmp_path: Path) -> None:
     session = initialized()
     saver, padded = train.Saver(), train.Saver(pad_step_number=True)
     steps = [3, np.int32(4), torch.tensor(5), tf.constant(6), step, step + 1, "step:0"]
-    found = [saver.save(session, tmp_path / "m", each) for each in steps]
-    assert found == [str(tmp_path / f"m-{number}") for number in (3, 4, 5, 6, 7, 8, 7)]
+    paths = [saver.save(session, tmp_path / "m", step) for step in steps]
+    assert paths == [str(tmp_path / f"m-{number}") for number in (3, 4, 5, 6, 7, 8, 7)]
     assert padded.save(session, str(tmp_path / "m"), 12).endswith("m-00000012")
     assert saver.save(session, tmp_path / "m") == str(tmp_path / "m")
     for wrong in (1.5, [1], object()):
@@ -711,8 +709,8 @@ class Clock:
     """A time that tests set."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now = 1_000_000.0
-        monkeypatch.setattr("time.time", lambda: self.now)
+        self.seconds = 1_000_000.0
+        monkeypatch.setattr("time.time", lambda: self.seconds)
 
 
 def test_the_newest_are_kept(graph: tf.Graph, tmp_path: Path) -> None:
@@ -753,7 +751,7 @@ def test_one_is_kept_for_so_many_hours(
     session = initialized()
     for step in range(12):  # a checkpoint each twenty minutes
         saver.save(session, tmp_path / "m", step)
-        clock.now += 1200
+        clock.seconds += 1200
     # Those after one hour, two and three, of the ones that are old by now.
     assert steps_of(tmp_path) == [4, 7, 10, 11]
     assert saver.last_checkpoints == [str(tmp_path / "m-10"), str(tmp_path / "m-11")]
@@ -841,23 +839,23 @@ def test_what_cannot_be_deleted_is_logged(graph: tf.Graph, tmp_path: Path, logge
 
 
 def test_any_thread_saves_the_session_it_is_given(tmp_path: Path) -> None:
-    one, other = (Training("v1:AdamOptimizer", start) for start in (0, 50))
-    for training in (one, other):
+    base, shifted = (Training("v1:AdamOptimizer", start) for start in (0, 50))
+    for training in (base, shifted):
         training.session.run(training.init)
     paths: list[Any] = []
 
     def save() -> None:
         # Another graph and session are this thread's own; they have no part in it.
-        with other.graph.as_default(), other.session.as_default():
-            paths.append(one.saver.save(one.session, tmp_path / "one", one.step))
+        with shifted.graph.as_default(), shifted.session.as_default():
+            paths.append(base.saver.save(base.session, tmp_path / "one", base.step))
 
     thread = threading.Thread(target=save)
     with tf.Graph().as_default():
         thread.start()
         thread.join()
-    again = Training("v1:AdamOptimizer", 99)
-    again.saver.restore(again.session, paths[0])
-    assert again.bits() == one.bits() != other.bits()
+    third_training = Training("v1:AdamOptimizer", 99)
+    third_training.saver.restore(third_training.session, paths[0])
+    assert third_training.bits() == base.bits() != shifted.bits()
 
 
 @pytest.mark.usefixtures("threads_change_often")
@@ -882,10 +880,10 @@ def test_what_is_saved_is_of_one_moment(graph: tf.Graph, tmp_path: Path) -> None
         stop.set()
         thread.join()
     for path in paths:
-        found = container.read(f"{path}.safetensors").tensors
-        number = int(found["global_step"].tensor())
+        tensors = container.read(f"{path}.safetensors").tensors
+        number = int(tensors["global_step"].tensor())
         assert path.endswith(f"m-{number}")
-        assert all((found[name].tensor() == number).all() for name in names)
+        assert all((tensors[name].tensor() == number).all() for name in names)
 
 
 def test_an_operation_may_save_and_restore(graph: tf.Graph, tmp_path: Path) -> None:
@@ -931,27 +929,28 @@ def averaged(step: Any) -> MovingAverageOptimizer:
 
 
 def test_a_swapping_saver_saves_averages_under_the_names_of_variables(tmp_path: Path) -> None:
-    whole = Training(averaged)
-    with whole.graph.as_default():
-        swapping = whole.optimizer.swapping_saver()
-    whole.session.run(whole.init)
-    whole.take(0, 3)
-    prefix = swapping.save(whole.session, tmp_path / "m")
-    own = whole.bits()
-    found = container.read(f"{prefix}.safetensors").tensors
-    stored = {name: (x.dtype, x.shape, bytes(x.data)) for name, x in found.items()}
+    uninterrupted = Training(averaged)
+    with uninterrupted.graph.as_default():
+        swapping = uninterrupted.optimizer.swapping_saver()
+    uninterrupted.session.run(uninterrupted.init)
+    uninterrupted.take(0, 3)
+    prefix = swapping.save(uninterrupted.session, tmp_path / "m")
+    current = uninterrupted.bits()
+    tensors = container.read(f"{prefix}.safetensors").tensors
+    on_disk = {name: (x.dtype, x.shape, bytes(x.data)) for name, x in tensors.items()}
     for name in ("w", "net/b", "table"):
         average = f"{name}/ExponentialMovingAverage"
-        assert stored[name] == own[average] != stored[average] == own[name]
-        stored[name], stored[average] = stored[average], stored[name]
-    assert stored == own
+        assert on_disk[name] == current[average] != on_disk[average] == current[name]
+        on_disk[name], on_disk[average] = on_disk[average], on_disk[name]
+    assert on_disk == current
 
-    rest = Training(averaged, start=50)
-    with rest.graph.as_default():
-        rest.optimizer.swapping_saver(name="other", max_to_keep=1).restore(rest.session, prefix)
-    rest.take(3, 6)
-    whole.take(3, 6)
-    assert rest.bits() == whole.bits()
+    resumed = Training(averaged, start=50)
+    with resumed.graph.as_default():
+        saver = resumed.optimizer.swapping_saver(name="other", max_to_keep=1)
+        saver.restore(resumed.session, prefix)
+    resumed.take(3, 6)
+    uninterrupted.take(3, 6)
+    assert resumed.bits() == uninterrupted.bits()
 
 
 def test_a_plain_saver_of_another_graph_reads_the_averages(tmp_path: Path) -> None:
@@ -1011,12 +1010,12 @@ def test_optimizers_in_graphs_name_the_saver(graph: tf.Graph) -> None:
 
 def test_waits_are_short() -> None:
     """Locks are given back: saving after an error neither waits nor fails."""
-    started = time.monotonic()
+    start = time.monotonic()
     training = Training("v1:GradientDescentOptimizer")
     for _ in range(3):
         with pytest.raises(RuntimeError):
             training.saver.save(training.session, "x")
-    assert time.monotonic() - started < 60
+    assert time.monotonic() - start < 60
 
 
 def test_a_prefix_may_have_the_ending_of_the_file(tmp_path: Path) -> None:
@@ -1031,7 +1030,7 @@ def test_a_prefix_may_have_the_ending_of_the_file(tmp_path: Path) -> None:
         assert session.run(w) == [1.0]
     checkpoint = train.Checkpoint(w=thalweg.Variable([3.0]))
     path = checkpoint.write(prefix)
-    assert sorted(each.name for each in tmp_path.glob("model*")) == ["model.safetensors"]
+    assert sorted(path.name for path in tmp_path.glob("model*")) == ["model.safetensors"]
     checkpoint.w.assign([4.0])
     checkpoint.restore(path).assert_consumed()
     assert checkpoint.w.item() == 3.0

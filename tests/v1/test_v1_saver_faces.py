@@ -39,9 +39,9 @@ class Training:
             self.init = tf.global_variables_initializer()
         self.session = tf.Session(graph=graph)
 
-    def take(self, first: int, last: int) -> None:
+    def take(self, first: int, stop: int) -> None:
         """Take the steps of these numbers."""
-        for number in range(first, last):
+        for number in range(first, stop):
             x = torch.tensor([number + 1.0, 1.0, -2.0, 0.5])
             x = x * math.inf if number == OVERFLOWS else x
             self.session.run(self.op, {self.x: x, self.skip: number % 2 == 0})
@@ -61,9 +61,9 @@ def of_loss(rule: Any, **options: Any) -> Callable[[], Training]:
         def rate(step: Any) -> Any:
             return 0.1 / (1 + tf.cast(step, "float32"))
 
-        given = {key: skip if value is ... else value for key, value in options.items()}
+        arguments = {key: skip if value is ... else value for key, value in options.items()}
         loss = (w.float() * w.float() * x.float()).sum()
-        return optimize_loss(loss, rule, {}, rate, dtype="mixed", **given)
+        return optimize_loss(loss, rule, {}, rate, dtype="mixed", **arguments)
 
     return partial(Training, begin, torch.float16)
 
@@ -81,18 +81,18 @@ TRAININGS: dict[str, Callable[[], Training]] = {
 
 @pytest.mark.parametrize("name", TRAININGS)
 def test_every_stop_is_gone_on_from(name: str, tmp_path: Path) -> None:
-    whole = TRAININGS[name]()
-    whole.session.run(whole.init)
+    uninterrupted = TRAININGS[name]()
+    uninterrupted.session.run(uninterrupted.init)
     stops = []
     for number in range(STEPS):
-        stops.append(whole.saver.save(whole.session, tmp_path / f"m-{number}"))
-        whole.take(number, number + 1)
+        stops.append(uninterrupted.saver.save(uninterrupted.session, tmp_path / f"m-{number}"))
+        uninterrupted.take(number, number + 1)
     wrong = []
     for number, stop in enumerate(stops):
-        rest = TRAININGS[name]()
-        rest.saver.restore(rest.session, stop)
-        rest.take(number, STEPS)
-        wrong += [number] if bits(rest.session) != bits(whole.session) else []
+        resumed = TRAININGS[name]()
+        resumed.saver.restore(resumed.session, stop)
+        resumed.take(number, STEPS)
+        wrong += [number] if bits(resumed.session) != bits(uninterrupted.session) else []
     assert wrong == []
 
 

@@ -12,7 +12,7 @@ from case_batches import many
 from thalweg import Variable
 from thalweg.v1.train import slot_creator
 
-MADE = {
+SLOT_MAKERS = {
     "value": (lambda w: slot_creator.create_slot(w, [7.0, 8.0], "slot"), [7.0, 8.0], "float32"),
     "zeros": (lambda w: slot_creator.create_zeros_slot(w, "slot"), [0.0, 0.0], "float32"),
     "zeros64": (
@@ -37,25 +37,25 @@ MADE = {
 }
 
 
-@many("kind", list(MADE))
+@many("kind", list(SLOT_MAKERS))
 def test_slots_beside_an_eager_variable(kind: str) -> None:
-    make, expected, dtype = MADE[kind]
+    make, expected, dtype = SLOT_MAKERS[kind]
     slot = make(Variable([1.0, 2.5], name="w"))
     assert (slot.name, slot.tolist(), slot.trainable) == ("w/slot:0", expected, False)
     assert slot.dtype == getattr(torch, dtype)
 
 
-@many("beside", ["variable", "tensor"])
-@many("kind", list(MADE))
-def test_slots_of_a_graph(kind: str, beside: str) -> None:
-    make, expected, dtype = MADE[kind]
+@many("source", ["variable", "tensor"])
+@many("kind", list(SLOT_MAKERS))
+def test_slots_of_a_graph(kind: str, source: str) -> None:
+    make, expected, dtype = SLOT_MAKERS[kind]
     with tf.Graph().as_default(), tf.Session() as session:
-        is_variable = beside == "variable"
+        is_variable = source == "variable"
         w: Any = tf.Variable([1.0, 2.5], name="w") if is_variable else tf.constant([1.0, 2.5])
-        slot, again = make(w), make(w)
+        slot, second_slot = make(w), make(w)
         session.run(tf.global_variables_initializer())
         assert slot.op.name == f"{w.op.name}/slot"
-        assert again.op.name == f"{w.op.name}/slot_1"
+        assert second_slot.op.name == f"{w.op.name}/slot_1"
         assert slot not in tf.trainable_variables()
         value = session.run(slot)
         assert (value.tolist(), value.dtype) == (expected, np.dtype(dtype))

@@ -38,8 +38,8 @@ class Rows(train.Optimizer):
 
 MAKE: dict[str, Callable[[], Any]] = {
     **{
-        name: lambda named=named: named.make(0.1)
-        for name, named in by_class().items()
+        name: lambda entry=entry: entry.make(0.1)
+        for name, entry in by_class().items()
         if ":" in name
     },
     "subclass": Rows,
@@ -62,39 +62,39 @@ def step(opt: Any, trained: list[Any], number: int) -> None:
 
 
 def trained(make: Callable[[], Any] = train.AdamOptimizer) -> tuple[Any, list[Any]]:
-    opt, found = make(), variables()
-    step(opt, found, 0)
-    step(opt, found, 1)
-    return opt, found
+    opt, weights = make(), variables()
+    step(opt, weights, 0)
+    step(opt, weights, 1)
+    return opt, weights
 
 
-def same(one: State, other: State) -> bool:
-    return list(one) == list(other) and all(torch.equal(one[key], other[key]) for key in one)
+def same(state: State, twin: State) -> bool:
+    return list(state) == list(twin) and all(torch.equal(state[key], twin[key]) for key in state)
 
 
 @every_optimizer
-@pytest.mark.parametrize("through", [through_a_file, lambda state: load(save(state))])
-def test_a_fresh_optimizer_goes_on(make: Callable[[], Any], through: Callable[[State], State]):
-    opt, ours = trained(make)
-    again, theirs = make(), [Variable(var.detach(), var.name.split(":")[0]) for var in ours]
-    again.load_state_dict(through(opt.state_dict()), theirs)
+@pytest.mark.parametrize("convert", [through_a_file, lambda state: load(save(state))])
+def test_a_fresh_optimizer_goes_on(make: Callable[[], Any], convert: Callable[[State], State]):
+    opt, weights = trained(make)
+    new_opt, twins = make(), [Variable(var.detach(), var.name.split(":")[0]) for var in weights]
+    new_opt.load_state_dict(convert(opt.state_dict()), twins)
     if isinstance(opt, train.AdagradDAOptimizer):  # the counter is the caller's
-        again._global_step.assign(opt._global_step)
-    step(opt, ours, 2)
-    step(again, theirs, 2)
-    assert same(again.state_dict(), opt.state_dict())
-    assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+        new_opt._global_step.assign(opt._global_step)
+    step(opt, weights, 2)
+    step(new_opt, twins, 2)
+    assert same(new_opt.state_dict(), opt.state_dict())
+    assert all(torch.equal(a, b) for a, b in zip(weights, twins, strict=True))
 
 
 @every_optimizer
 def test_loading_in_place_goes_back(make: Callable[[], Any]) -> None:
-    opt, found = trained(make)
-    then = opt.state_dict()
-    slots = {name: opt.get_slot(found[0], name) for name in opt.get_slot_names()}
-    step(opt, found, 2)
-    opt.load_state_dict(then)
-    assert same(opt.state_dict(), then)
-    assert all(opt.get_slot(found[0], name) is slot for name, slot in slots.items())
+    opt, weights = trained(make)
+    saved_state = opt.state_dict()
+    slots = {name: opt.get_slot(weights[0], name) for name in opt.get_slot_names()}
+    step(opt, weights, 2)
+    opt.load_state_dict(saved_state)
+    assert same(opt.state_dict(), saved_state)
+    assert all(opt.get_slot(weights[0], name) is slot for name, slot in slots.items())
 
 
 def test_the_names_in_a_state() -> None:
@@ -104,11 +104,11 @@ def test_the_names_in_a_state() -> None:
 
 
 def test_a_state_is_a_copy() -> None:
-    opt, found = trained()
+    opt, weights = trained()
     state = opt.state_dict()
-    before = through_a_file(state)
-    step(opt, found, 2)
-    assert same(state, before)
+    state_before = through_a_file(state)
+    step(opt, weights, 2)
+    assert same(state, state_before)
 
 
 def test_before_the_first_step_the_state_is_empty() -> None:
@@ -120,20 +120,20 @@ def test_before_the_first_step_the_state_is_empty() -> None:
 
 def test_variables_are_matched_by_name_in_any_order() -> None:
     opt, (a, b) = trained()
-    again = train.AdamOptimizer()
-    again.load_state_dict(opt.state_dict(), [b, a])
-    assert torch.equal(again.get_slot(a, "v"), opt.get_slot(a, "v"))
+    new_opt = train.AdamOptimizer()
+    new_opt.load_state_dict(opt.state_dict(), [b, a])
+    assert torch.equal(new_opt.get_slot(a, "v"), opt.get_slot(a, "v"))
 
 
 def test_variables_of_one_name_are_numbered_in_the_order_given() -> None:
     module = torch.nn.Linear(2, 2)
     weights = list(module.parameters())
-    opt, again = train.MomentumOptimizer(0.1, 0.9), train.MomentumOptimizer(0.1, 0.9)
+    opt, new_opt = train.MomentumOptimizer(0.1, 0.9), train.MomentumOptimizer(0.1, 0.9)
     opt.minimize(lambda: module(torch.ones(1, 2)).square().sum())  # meets the bias first
     state = opt.state_dict(weights)
     assert [tuple(value.shape) for value in state.values()] == [(2, 2), (2,)]
-    again.load_state_dict(state, weights)
-    assert same(again.state_dict(weights), state)
+    new_opt.load_state_dict(state, weights)
+    assert same(new_opt.state_dict(weights), state)
     with pytest.raises(ValueError, match=r"2 variables are called 'Variable': give them as var_l"):
         opt.state_dict()
     named_variables(module)
@@ -172,18 +172,18 @@ MUTATIONS: dict[str, tuple[Callable[[State], Any], str]] = {
 def test_a_state_that_does_not_fit(
     change: Callable[[State], Any], message: str, is_fresh: bool
 ) -> None:
-    opt, found = trained()
+    opt, weights = trained()
     state = opt.state_dict()
     change(state)
     if is_fresh:
         opt = train.AdamOptimizer()
     else:
-        step(opt, found, 2)
-    before = opt.state_dict()
+        step(opt, weights, 2)
+    state_before = opt.state_dict()
     with pytest.raises(CheckpointMismatchError, match=message) as raised:
-        opt.load_state_dict(state, found)
+        opt.load_state_dict(state, weights)
     assert str(raised.value).endswith("Nothing was loaded.")
-    assert same(opt.state_dict(), before)
+    assert same(opt.state_dict(), state_before)
 
 
 def test_a_fresh_optimizer_wants_the_variables() -> None:
@@ -214,15 +214,15 @@ def test_the_state_in_a_graph_is_that_of_a_session() -> None:
 
 
 def test_a_variable_that_has_grown_does_not_get_half_a_state() -> None:
-    one, other = (Variable([1.0, 2.0], name=name) for name in ("v", "w"))
+    v, w = (Variable([1.0, 2.0], name=name) for name in ("v", "w"))
     opt = v1.train.MomentumOptimizer(0.1, 0.9)
-    opt.apply_gradients([(torch.ones(2), one), (torch.ones(2), other)])
-    other.data = torch.zeros(3)
+    opt.apply_gradients([(torch.ones(2), v), (torch.ones(2), w)])
+    w.data = torch.zeros(3)
     state = {"v/momentum": torch.full((2,), 7.0), "w/momentum": torch.full((3,), 5.0)}
-    before = opt.state_dict()
+    state_before = opt.state_dict()
     with pytest.raises(CheckpointMismatchError, match=r"'w/momentum' is float32 of shape \(3,\)"):
         opt.load_state_dict(state)
-    assert all(torch.equal(before[name], value) for name, value in opt.state_dict().items())
+    assert all(torch.equal(state_before[name], value) for name, value in opt.state_dict().items())
 
 
 def test_a_state_from_before_the_first_step_is_loaded() -> None:
@@ -254,54 +254,54 @@ def test_a_module_is_no_list_of_variables() -> None:
 
 
 def test_a_wrapper_has_the_state_of_what_is_inside() -> None:
-    opt, found = trained(lambda: VariableClippingOptimizer(train.AdamOptimizer(), {}, 1.0))
+    opt, weights = trained(lambda: VariableClippingOptimizer(train.AdamOptimizer(), {}, 1.0))
     assert same(opt.state_dict(), opt._opt.state_dict())
-    again = VariableClippingOptimizer(train.AdamOptimizer(), {}, 1.0)
-    again.load_state_dict(opt.state_dict(), found)
-    assert torch.equal(again.get_slot(found[0], "v"), opt.get_slot(found[0], "v"))
+    new_opt = VariableClippingOptimizer(train.AdamOptimizer(), {}, 1.0)
+    new_opt.load_state_dict(opt.state_dict(), weights)
+    assert torch.equal(new_opt.get_slot(weights[0], "v"), opt.get_slot(weights[0], "v"))
 
 
 def test_averages_are_part_of_the_state() -> None:
-    opt, found = trained(lambda: MovingAverageOptimizer(train.MomentumOptimizer(0.1, 0.9), 0.5))
+    opt, weights = trained(lambda: MovingAverageOptimizer(train.MomentumOptimizer(0.1, 0.9), 0.5))
     names = ["a/momentum", "a/ExponentialMovingAverage", "b/momentum", "b/ExponentialMovingAverage"]
     state = opt.state_dict()
     assert list(state) == names
-    assert torch.equal(state["b/ExponentialMovingAverage"], opt.average(found[1]))
-    kept = opt._opt, opt._ema, opt.average(found[0]), opt.get_slot(found[0], "momentum")
-    step(opt, found, 2)
+    assert torch.equal(state["b/ExponentialMovingAverage"], opt.average(weights[1]))
+    old_parts = opt._opt, opt._ema, opt.average(weights[0]), opt.get_slot(weights[0], "momentum")
+    step(opt, weights, 2)
     opt.load_state_dict(state)
     assert same(opt.state_dict(), state)
-    now = opt._opt, opt._ema, opt.average(found[0]), opt.get_slot(found[0], "momentum")
-    assert all(one is other for one, other in zip(now, kept, strict=True))
+    new_parts = opt._opt, opt._ema, opt.average(weights[0]), opt.get_slot(weights[0], "momentum")
+    assert all(new is old for new, old in zip(new_parts, old_parts, strict=True))
 
 
 def test_a_state_without_averages_is_not_that_of_averages() -> None:
-    opt, found = trained(lambda: train.MomentumOptimizer(0.1, 0.9))
+    opt, weights = trained(lambda: train.MomentumOptimizer(0.1, 0.9))
     averages, _ = trained(lambda: MovingAverageOptimizer(train.MomentumOptimizer(0.1, 0.9)))
     fresh = MovingAverageOptimizer(train.MomentumOptimizer(0.1, 0.9))
     with pytest.raises(CheckpointMismatchError, match="'a/ExponentialMovingAverage' belongs to no"):
-        opt.load_state_dict(averages.state_dict(), found)
-    fresh.load_state_dict(opt.state_dict(), found)  # as before a first update of several batches
-    assert fresh.average(found[0]) is None
+        opt.load_state_dict(averages.state_dict(), weights)
+    fresh.load_state_dict(opt.state_dict(), weights)  # as before a first update of several batches
+    assert fresh.average(weights[0]) is None
     with pytest.raises(CheckpointMismatchError, match="'a/ExponentialMovingAverage' is missing"):
         averages.load_state_dict(opt.state_dict())
 
 
 def test_the_state_of_averages_alone() -> None:
-    averages, found = train.ExponentialMovingAverage(0.5, name="EMA"), variables()
+    averages, weights = train.ExponentialMovingAverage(0.5, name="EMA"), variables()
     assert averages.state_dict() == {}
-    averages.apply(found)
-    found[0].assign_add([1.0, 2.0, 3.0])
-    averages.apply(found)
+    averages.apply(weights)
+    weights[0].assign_add([1.0, 2.0, 3.0])
+    averages.apply(weights)
     state = through_a_file(averages.state_dict())
     assert list(state) == ["a/EMA", "b/EMA"]
-    again = train.ExponentialMovingAverage(0.5, name="EMA")
+    new_averages = train.ExponentialMovingAverage(0.5, name="EMA")
     with pytest.raises(FailedPreconditionError, match=r"EMA has no slots before its first step"):
-        again.load_state_dict(state)
-    again.load_state_dict(state, found[::-1])
-    assert torch.equal(again.average(found[0]), averages.average(found[0]))
+        new_averages.load_state_dict(state)
+    new_averages.load_state_dict(state, weights[::-1])
+    assert torch.equal(new_averages.average(weights[0]), averages.average(weights[0]))
     with pytest.raises(CheckpointMismatchError, match=r"of EMA: 'a/EMA' is missing; 'a/E' belongs"):
-        again.load_state_dict({"a/E": state["a/EMA"], "b/EMA": state["b/EMA"]})
+        new_averages.load_state_dict({"a/E": state["a/EMA"], "b/EMA": state["b/EMA"]})
     complex_ = Variable(torch.zeros(1, dtype=torch.complex64), "z")
     with pytest.raises(InvalidTypeError, match="must be half, float, or double: z"):
         train.ExponentialMovingAverage(0.5).load_state_dict(state, [complex_])
@@ -311,18 +311,18 @@ def test_an_optimizer_inside_of_a_users_is_loaded_as_a_whole() -> None:
     class Around(Rows):
         def __init__(self) -> None:
             super().__init__()
-            self.inside = train.MomentumOptimizer(0.1, 0.9)
+            self.inner = train.MomentumOptimizer(0.1, 0.9)
 
         def _create_slots(self, var_list: Any) -> None:
             super()._create_slots(var_list)
-            self.inside._create_slots(var_list)
+            self.inner._create_slots(var_list)
 
     opt, (a, _) = trained(Around)
-    again = Around()
-    inside = again.inside
+    new_opt = Around()
+    inner = new_opt.inner
     with pytest.raises(CheckpointMismatchError, match="'a/rows' is missing"):
-        again.load_state_dict({"x": torch.zeros(1)}, [a])
-    assert inside.get_slot(a, "momentum") is None
-    again.load_state_dict(opt.state_dict(), variables())
-    assert again.inside is inside
-    assert len(inside.variables()) == 2
+        new_opt.load_state_dict({"x": torch.zeros(1)}, [a])
+    assert inner.get_slot(a, "momentum") is None
+    new_opt.load_state_dict(opt.state_dict(), variables())
+    assert new_opt.inner is inner
+    assert len(inner.variables()) == 2

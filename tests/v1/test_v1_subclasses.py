@@ -20,16 +20,16 @@ v1 = tf.compat.v1
 class Scheduled(train.Optimizer):
     """Its rate depends on a variable of the graph; some variables are left out."""
 
-    def __init__(self, step: Any, left_out: Any = ()) -> None:
+    def __init__(self, step: Any, excluded: Any = ()) -> None:
         super().__init__(False, "Scheduled")
-        self._step, self._left_out = step, set(left_out)
+        self._step, self._excluded = step, set(excluded)
         self._rate_t: Any = None
 
     def _prepare(self) -> None:
         self._rate_t = 1.0 / tf.cast(self._step + 1, tf.float32)
 
     def _resource_apply_dense(self, grad: Any, handle: Any) -> Any:
-        if handle in self._left_out:
+        if handle in self._excluded:
             return tf.no_op()
         rate = tf.cast(self._rate_t, handle.dtype.base_dtype)
         with tf.control_dependencies([handle.assign_sub(rate * grad)]):
@@ -76,18 +76,18 @@ def test_the_shared_hook_of_adam_gets_sparse_gradients(hook: str) -> None:
 
 
 def test_a_hook_of_one_optimizer_alone_is_called() -> None:
-    opt, seen = train.MomentumOptimizer(1.0, 0.0), []
-    plain = opt._resource_apply_dense
+    opt, grads = train.MomentumOptimizer(1.0, 0.0), []
+    original_hook = opt._resource_apply_dense
 
     def only_if_positive(self: Any, grad: Any, handle: Any) -> Any:
-        seen.append(grad.tolist())
-        return plain(grad, handle) if (grad > 0).all() else None
+        grads.append(grad.tolist())
+        return original_hook(grad, handle) if (grad > 0).all() else None
 
     setattr(opt, "_resource_apply_dense", types.MethodType(only_if_positive, opt))  # noqa: B010
     w = Variable([3.0])
     for grad in ([1.0], [-1.0], [1.0]):
         opt.apply_gradients([(torch.tensor(grad), w)])
-    assert (w.tolist(), seen) == ([1.0], [[1.0], [-1.0], [1.0]])
+    assert (w.tolist(), grads) == ([1.0], [[1.0], [-1.0], [1.0]])
 
 
 @many("in_graph", [True, False])
@@ -97,11 +97,11 @@ def test_the_powers_of_betas_are_those_of_the_present_graph(in_graph: bool) -> N
         for opt in (adam, adamax):
             opt.apply_gradients([(tf.ones([1]), w)])
         first, second = adam._get_beta_accumulators()
-        only = adamax._get_beta_accumulators()
-        assert [x.name.split(":")[0].split("_1")[0] for x in (first, second, only)] == [
+        power = adamax._get_beta_accumulators()
+        assert [x.name.split(":")[0].split("_1")[0] for x in (first, second, power)] == [
             *("beta1_power", "beta2_power", "beta1_power")
         ]
-        assert all(any(x is each for each in adam.variables()) for x in (first, second))
+        assert all(any(x is variable for variable in adam.variables()) for x in (first, second))
         assert len(adam.variables()) == 4
         assert len(adamax.variables()) == 3
 
@@ -139,19 +139,19 @@ def test_rows_are_scattered_to(kind: str, in_graph: bool) -> None:
         with tf.Graph().as_default(), v1.Session() as session:
             w = v1.Variable([1.0, 2.0, 3.0])
             session.run(w.initializer)
-            found = session.run(scatter(w, tf.constant(rows[0]), tf.constant(rows[1])))
+            scattered = session.run(scatter(w, tf.constant(rows[0]), tf.constant(rows[1])))
     else:
         w = Variable([1.0, 2.0, 3.0])
         assert scatter(w, *rows) is w
-        found = w.numpy()
-    np.testing.assert_allclose(found, np.array(SCATTERED[kind], np.float32), rtol=1e-6)
+        scattered = w.numpy()
+    np.testing.assert_allclose(scattered, np.array(SCATTERED[kind], np.float32), rtol=1e-6)
 
 
 def test_slices_beside_a_tensor_are_dense() -> None:
     rows = tf.IndexedSlices(torch.tensor([1.0, 2.0]), torch.tensor([2, 2]), dense_shape=(3,))
     ones = torch.ones(3)
-    found = [ones + rows, rows + ones, ones - rows, rows - ones, rows + rows]
-    assert [each.tolist() for each in found] == [
+    sums = [ones + rows, rows + ones, ones - rows, rows - ones, rows + rows]
+    assert [tensor.tolist() for tensor in sums] == [
         *([1.0, 1.0, 4.0], [1.0, 1.0, 4.0], [1.0, 1.0, -2.0], [-1.0, -1.0, 2.0], [0.0, 0.0, 6.0])
     ]
 
@@ -159,5 +159,5 @@ def test_slices_beside_a_tensor_are_dense() -> None:
 def test_tensors_of_eager_mode_are_not_waited_for() -> None:
     w = Variable([1.0])
     with base.control_dependencies([w.assign_add([1.0]), None]):
-        done = base.group(w.assign_add([1.0]), None)
-    assert (w.tolist(), done) == ([3.0], None)
+        group = base.group(w.assign_add([1.0]), None)
+    assert (w.tolist(), group) == ([3.0], None)

@@ -16,29 +16,29 @@ pytest.importorskip("tensorboard")
 
 @pytest.fixture(autouse=True)
 def graph() -> Iterator[tf.Graph]:
-    with tf.Graph().as_default() as made:
-        yield made
+    with tf.Graph().as_default() as graph:
+        yield graph
     tf.summary.FileWriterCache.clear()
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    now = [0.0]
-    monkeypatch.setattr("thalweg.v1.train.monitored.step_timer.time.time", lambda: now[0])
-    return now
+    clock = [0.0]
+    monkeypatch.setattr("thalweg.v1.train.monitored.step_timer.time.time", lambda: clock[0])
+    return clock
 
 
 class Writer:
     """As `FileWriter`, in memory."""
 
     def __init__(self) -> None:
-        self.written: list[tuple[int, dict[str, float]]] = []
+        self.summaries: list[tuple[int, dict[str, float]]] = []
         self.logs: list[tuple[Any, int]] = []
         self.flushes = 0
 
     def add_summary(self, summary: Any, step: int) -> None:
         read = tf.Summary.FromString(summary) if isinstance(summary, bytes) else summary
-        self.written.append((step, {each.tag: each.simple_value for each in read.value}))
+        self.summaries.append((step, {summary.tag: summary.simple_value for summary in read.value}))
 
     def add_session_log(self, log: Any, step: int) -> None:
         self.logs.append((log.status, step))
@@ -59,13 +59,13 @@ def steps_of(folder: Path) -> dict[str, list[int]]:
     from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
 
     tf.summary.FileWriterCache.clear()
-    found: dict[str, list[int]] = {}
+    steps: dict[str, list[int]] = {}
     for path in sorted(folder.glob("events*")):
         for raw in RawEventFileLoader(str(path)).Load():
             event = tf.Event.FromString(raw)
             for value in event.summary.value:
-                found.setdefault(value.tag, []).append(event.step)
-    return found
+                steps.setdefault(value.tag, []).append(event.step)
+    return steps
 
 
 @pytest.mark.parametrize(
@@ -88,8 +88,8 @@ def test_summaries_are_written_from_time_to_time(
         for _ in range(7):
             session.run(train_op)
             clock[0] += 0.75
-    assert [step for step, _ in writer.written] == [step for step in expected for _ in range(2)]
-    assert {tag for _, each in writer.written for tag in each} == {"w", "step"}
+    assert [step for step, _ in writer.summaries] == [step for step in expected for _ in range(2)]
+    assert {tag for _, summary in writer.summaries for tag in summary} == {"w", "step"}
     assert writer.logs == [(tf.SessionLog.START, 1)]
     assert writer.flushes == 1
 
@@ -138,9 +138,9 @@ def test_monitored_trainings_write_summaries(
     ) as session:
         for _ in range(5):
             session.run(train_op)
-    found = steps_of(tmp_path / "summaries")
-    assert found.get("w") == w_steps
-    assert found["global_step/sec"] == [3, 5]
+    steps = steps_of(tmp_path / "summaries")
+    assert steps.get("w") == w_steps
+    assert steps["global_step/sec"] == [3, 5]
     assert steps_of(tmp_path / "checkpoints") == {}
 
 
@@ -153,22 +153,22 @@ def test_steps_per_second_go_to_either_kind_of_writer(clock: list[float]) -> Non
             self.lines.append((tag, value, step))
 
     _, _, train_op = counted()
-    writer, other = Writer(), OfTorch()
+    writer, board = Writer(), OfTorch()
     hooks = [
-        tf.train.StepCounterHook(every_n_steps=2, summary_writer=each) for each in (writer, other)
+        tf.train.StepCounterHook(every_n_steps=2, summary_writer=sink) for sink in (writer, board)
     ]
     with tf.train.MonitoredSession(hooks=hooks) as session:
         for _ in range(3):
             session.run(train_op)
             clock[0] += 0.5
-    assert writer.written == [(3, {"global_step/sec": 2.0})]
-    assert other.lines == [("global_step/sec", 2.0, 3)]
+    assert writer.summaries == [(3, {"global_step/sec": 2.0})]
+    assert board.lines == [("global_step/sec", 2.0, 3)]
 
 
 def test_without_tensorboard_a_training_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in [each for each in sys.modules if each.partition(".")[0] == "tensorboard"]:
+    for name in [module for module in sys.modules if module.partition(".")[0] == "tensorboard"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "tensorboard", None)
     step = tf.train.get_or_create_global_step()

@@ -18,7 +18,7 @@ import v1_replay
 from thalweg import CancelledError, FailedPreconditionError, IndexedSlices, v1
 from thalweg.v1 import train
 
-SOON = 120  # seconds after which a wait counts as endless, on a busy machine, too
+WAIT_LIMIT = 120  # seconds after which a wait counts as endless, on a busy machine, too
 CASES = [id for id, case in v1_replay.cases().items() if case["kind"] == "sync_replicas"]
 
 
@@ -42,7 +42,7 @@ class Thread(threading.Thread):
             self.error = error
 
     def ended(self) -> Thread:
-        self.join(SOON)
+        self.join(WAIT_LIMIT)
         assert not self.is_alive(), "it waits for ever"
         return self
 
@@ -53,7 +53,7 @@ class Thread(threading.Thread):
 
 
 def until(condition: Callable[[], Any]) -> None:
-    end = time.monotonic() + SOON
+    end = time.monotonic() + WAIT_LIMIT
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.002)
@@ -131,14 +131,14 @@ def test_recorded_trajectory(case_id: str) -> None:
         hook.after_create_session(session, None)
         for round in range(case["steps"]):
             feeds = [feed(round, worker) for worker in range(case["workers"])]
-            for thread in [Thread(session.run, train_op, each) for each in feeds]:
+            for thread in [Thread(session.run, train_op, feed) for feed in feeds]:
                 thread.result()
-            kept = {"w": (w, v1_replay.array(case, "var", "w"))}
+            variables = {"w": (w, v1_replay.array(case, "var", "w"))}
             for name in case["slots"]["w"]:
-                kept[name] = (opt.get_slot(w, name), v1_replay.array(case, "slot", "w", name))
-            for what, (tensor, recorded) in kept.items():
-                distance = replay.distances(session.run(tensor), recorded[round + 1]).max()
-                assert distance == 0, f"{what} after round {round + 1} is {distance} ulp away"
+                variables[name] = (opt.get_slot(w, name), v1_replay.array(case, "slot", "w", name))
+            for label, (tensor, expected) in variables.items():
+                distance = replay.distances(session.run(tensor), expected[round + 1]).max()
+                assert distance == 0, f"{label} after round {round + 1} is {distance} ulp away"
             assert session.run(step) == round + 1
 
 
@@ -165,8 +165,8 @@ SPARSE: dict[str, tuple[list[Any], list[float]]] = {
 }
 
 
-@pytest.mark.parametrize(("gradients", "lost"), SPARSE.values(), ids=SPARSE.keys())
-def test_sparse_gradients_are_averaged_by_row(gradients: list[Any], lost: list[float]) -> None:
+@pytest.mark.parametrize(("gradients", "row"), SPARSE.values(), ids=SPARSE.keys())
+def test_sparse_gradients_are_averaged_by_row(gradients: list[Any], row: list[float]) -> None:
     w = v1.Variable(np.zeros((4, 2), "f4"))
     values, rows = v1.placeholder("float32", [None, 2]), v1.placeholder("int32", [None])
     opt = train.SyncReplicasOptimizer(train.GradientDescentOptimizer(1.0), len(gradients))
@@ -183,7 +183,7 @@ def test_sparse_gradients_are_averaged_by_row(gradients: list[Any], lost: list[f
         ]
         for thread in [Thread(session.run, train_op, feed) for feed in feeds]:
             thread.result()
-        np.testing.assert_array_equal(session.run(w), -np.array([lost, lost]).T)
+        np.testing.assert_array_equal(session.run(w), -np.array([row, row]).T)
 
 
 def started(session: v1.Session, opt: Any, tokens: int = 0, coord: Any = None) -> None:
@@ -220,8 +220,8 @@ def test_gradient_that_a_run_does_not_find_counts_as_zeros() -> None:
     a, b = v1.Variable(1.0), v1.Variable(1.0)
     use = v1.placeholder(torch.bool, [])
     output = v1.Output(torch.float32, ())
-    both = lambda a, b, use: a + b if use else a * 1  # noqa: E731
-    loss = v1.operation(both, [a, b, use], "loss", kind="pure", outputs=output)
+    combine = lambda a, b, use: a + b if use else a * 1  # noqa: E731
+    loss = v1.operation(combine, [a, b, use], "loss", kind="pure", outputs=output)
     opt = train.SyncReplicasOptimizer(train.GradientDescentOptimizer(1.0), 2)
     train_op = opt.minimize(loss, train.get_or_create_global_step())
     with v1.Session() as session:
@@ -232,23 +232,23 @@ def test_gradient_that_a_run_does_not_find_counts_as_zeros() -> None:
 
 
 def test_given_tensors_are_not_written_to() -> None:
-    w, given = v1.Variable(np.zeros(3, "f4")), torch.full((3,), 3.0)
+    w, gradient = v1.Variable(np.zeros(3, "f4")), torch.full((3,), 3.0)
     opt = train.SyncReplicasOptimizer(train.GradientDescentOptimizer(1.0), 2)
-    train_op = opt.apply_gradients([(given, w)], train.get_or_create_global_step())
+    train_op = opt.apply_gradients([(gradient, w)], train.get_or_create_global_step())
     with v1.Session() as session:
         started(session, opt)
         for thread in [Thread(session.run, train_op) for _ in range(2)]:
             thread.result()
         np.testing.assert_array_equal(session.run(w), [-3, -3, -3])
-    np.testing.assert_array_equal(given, [3, 3, 3])
+    np.testing.assert_array_equal(gradient, [3, 3, 3])
 
 
 def test_fed_array_may_change_after_the_run() -> None:
     team = Team(np.zeros(2))
-    given = torch.ones(2)
+    gradient = torch.ones(2)
     with team.session(tokens=2) as session:
-        team.worker(session, given).result()  # goes on with a token while its gradient waits
-        given[:] = 100
+        team.worker(session, gradient).result()  # goes on with a token while its gradient waits
+        gradient[:] = 100
         team.worker(session, np.full(2, 3, "f4")).result()
         until(lambda: session.run(team.step) == 1)
         np.testing.assert_array_equal(session.run(team.w), [-2, -2])
@@ -270,19 +270,19 @@ def test_stale_gradients_are_dropped() -> None:
 
 def test_round_after_the_first_is_lost_with_default_tokens() -> None:
     team = Team(replicas=2)
-    others = [team.opt.local_step_init_op]  # each worker has a local step of its own
+    init_ops = [team.opt.local_step_init_op]  # each worker has a local step of its own
     ops = [team.train_op, team.opt.apply_gradients([(team.grad, team.w)], team.step)]
     with team.session(tokens=-1) as session:
-        session.run(others)
-        rendezvous, seen = team.rendezvous(session), []
-        for steps, dropped in ((1, 0), (1, 2), (2, 2), (3, 2)):
+        session.run(init_ops)
+        rendezvous, states = team.rendezvous(session), []
+        for steps, drop_count in ((1, 0), (1, 2), (2, 2), (3, 2)):
             feeds = [{team.grad: value} for value in (1.0, 3.0)]
             for thread in [Thread(session.run, *run) for run in zip(ops, feeds, strict=True)]:
                 thread.result()
             until(lambda steps=steps: session.run(team.step) >= steps)
-            assert rendezvous.dropped == dropped
-            seen.append(tuple(session.run([team.step, team.w])))
-        assert seen == [(1, -2.0), (1, -2.0), (2, -4.0), (3, -6.0)]
+            assert rendezvous.dropped == drop_count
+            states.append(tuple(session.run([team.step, team.w])))
+        assert states == [(1, -2.0), (1, -2.0), (2, -4.0), (3, -6.0)]
 
 
 def test_step_does_not_wait_for_a_spare_worker() -> None:
@@ -312,7 +312,7 @@ def test_late_chief_takes_the_mean_of_all_that_is_there() -> None:
         for worker in workers:
             worker.result()
         assert session.run(team.w) == -3.0
-    thread.join(SOON)
+    thread.join(WAIT_LIMIT)
     assert not thread.is_alive()
 
 
@@ -325,13 +325,13 @@ def test_four_workers_converge_and_lose_nothing() -> None:
     step = train.get_or_create_global_step()
     train_op = opt.minimize(torch.sum((w - target) ** 2) / 2, step)
 
-    def work(mine: Any) -> None:
+    def work(goal: Any) -> None:
         for _ in range(rounds):
-            session.run(train_op, {target: mine})
+            session.run(train_op, {target: goal})
 
     with v1.Session() as session:
         started(session, opt)
-        for thread in [Thread(work, mine) for mine in targets]:
+        for thread in [Thread(work, goal) for goal in targets]:
             thread.result()
         np.testing.assert_allclose(session.run(w), targets.mean(0), rtol=1e-5)
         assert session.run(step) == rounds
@@ -344,8 +344,8 @@ def test_four_workers_converge_and_lose_nothing() -> None:
 def test_workers_at_any_pace_never_wait_for_ever(replicas: int, total: int, tokens: int) -> None:
     rounds = 150
     team = Team(replicas=replicas, total_num_replicas=total)
-    needed = max(tokens, replicas - total) if tokens == 0 else tokens
-    with team.session(tokens=needed) as session:
+    token_count = max(tokens, replicas - total) if tokens == 0 else tokens
+    with team.session(tokens=token_count) as session:
 
         def work(seed: int) -> None:
             pace = np.random.default_rng(seed)
@@ -371,34 +371,34 @@ def test_workers_at_any_pace_never_wait_for_ever(replicas: int, total: int, toke
 
 def test_sessions_are_independent() -> None:
     team = Team(replicas=2)
-    one, two = team.session(), team.session()
-    with one, two:
-        waiting = team.worker(one, 1.0)
+    first_session, two = team.session(), team.session()
+    with first_session, two:
+        waiting = team.worker(first_session, 1.0)
         assert team.round(two, 2.0, 4.0) == -3.0
         assert team.round(two, 2.0, 4.0) == -6.0
         assert waiting.is_alive()
-        team.worker(one, 5.0).result()
+        team.worker(first_session, 5.0).result()
         waiting.result()
-        assert one.run([team.w, team.step]) == [-3.0, 1]
-        one.close()
+        assert first_session.run([team.w, team.step]) == [-3.0, 1]
+        first_session.close()
         assert team.round(two, 2.0, 4.0) == -9.0
 
 
 def test_optimizers_of_other_variables_do_not_mix() -> None:
-    one = Team(replicas=1)
+    team = Team(replicas=1)
     w = v1.Variable(0.0)
     step = v1.Variable(np.int64(0), trainable=False)
     two = train.SyncReplicasOptimizer(train.GradientDescentOptimizer(1.0), 1)
     train_op = two.apply_gradients([(v1.constant(5.0), w)], step)
-    with one.session() as session:
+    with team.session() as session:
         session.run(two.chief_init_op)
         waiting = Thread(session.run, train_op)
-        assert one.round(session, 1.0) == -1.0
-        assert one.round(session, 1.0) == -2.0
+        assert team.round(session, 1.0) == -1.0
+        assert team.round(session, 1.0) == -2.0
         assert waiting.is_alive()
         two.get_chief_queue_runner().create_threads(session, start=True, daemon=True)
         waiting.result()
-        assert session.run([w, step, one.w]) == [-5.0, 1, -2.0]
+        assert session.run([w, step, team.w]) == [-5.0, 1, -2.0]
 
 
 def test_workers_with_operations_of_their_own_work_together() -> None:
@@ -434,14 +434,14 @@ def test_moving_averages_follow_each_step() -> None:
 
 def test_chief_needs_nothing_that_workers_are_fed() -> None:
     w, step = v1.Variable(0.0), train.get_or_create_global_step()
-    seen, x = v1.Variable(0.0, trainable=False), v1.placeholder("float32", [])
+    seen_x, x = v1.Variable(0.0, trainable=False), v1.placeholder("float32", [])
     opt = train.SyncReplicasOptimizer(train.GradientDescentOptimizer(1.0), 1)
-    with v1.control_dependencies([seen.assign(x)]):
+    with v1.control_dependencies([seen_x.assign(x)]):
         train_op = opt.minimize(w * x, step)
     with v1.Session() as session:
         started(session, opt)
         Thread(session.run, train_op, {x: 3.0}).result()
-        assert session.run([w, seen, step]) == [-3.0, 3.0, 1]
+        assert session.run([w, seen_x, step]) == [-3.0, 3.0, 1]
 
 
 def test_learning_rate_is_that_of_the_step() -> None:
@@ -709,7 +709,7 @@ def test_closed_session_ends_all_waits() -> None:
     for worker in workers:
         with pytest.raises(CancelledError, match=message):
             worker.result()
-    chief.join(SOON)
+    chief.join(WAIT_LIMIT)
     assert not chief.is_alive()
     with pytest.raises(FailedPreconditionError, match=r"Attempted to use a closed Session\."):
         session.run(team.train_op, {team.grad: 1.0})
@@ -741,7 +741,7 @@ def test_coordinator_that_stops_ends_all_waits() -> None:
         workers = [Thread(work, team, session, coord) for _ in range(2)]  # one is missing
         until(lambda: team.rendezvous(session)._era.count == 2)
         coord.request_stop()
-        coord.join(workers, stop_grace_period_secs=SOON)
+        coord.join(workers, stop_grace_period_secs=WAIT_LIMIT)
         assert [worker.error for worker in workers] == [None, None]
         assert session.run(team.step) == 0
 
@@ -757,7 +757,7 @@ def test_exception_in_one_worker_ends_the_others() -> None:
 
         workers = [Thread(work, team, session, coord) for _ in range(2)] + [Thread(fail)]
         with pytest.raises(ArithmeticError, match="worker 2 has had enough"):
-            coord.join(workers, stop_grace_period_secs=SOON)
+            coord.join(workers, stop_grace_period_secs=WAIT_LIMIT)
         for worker in workers:
             worker.ended()
         assert session.run(team.w) == -session.run(team.step)
@@ -770,9 +770,9 @@ def test_worker_without_the_coordinator_learns_why_it_ended() -> None:
         until(lambda: team.rendezvous(session)._era.count == 1)
         coord.request_stop(ArithmeticError("enough."))
         message = "no longer wait for each other: ArithmeticError: enough"
-        with pytest.raises(FailedPreconditionError, match=message) as caught:
+        with pytest.raises(FailedPreconditionError, match=message) as raised:
             worker.result()
-        assert isinstance(caught.value.__cause__, ArithmeticError)
+        assert isinstance(raised.value.__cause__, ArithmeticError)
 
 
 class Failing(train.GradientDescentOptimizer):
@@ -787,7 +787,7 @@ def test_exception_in_the_chief_ends_the_workers() -> None:
     with team.session(coord=coord) as session:
         workers = [Thread(work, team, session, coord) for _ in range(2)]
         with pytest.raises(ArithmeticError, match="the chief has had enough"):
-            coord.join(workers, stop_grace_period_secs=SOON)
+            coord.join(workers, stop_grace_period_secs=WAIT_LIMIT)
         assert all(worker.ended().error is None for worker in workers)
         assert session.run([team.w, team.step]) == [0.0, 0]
 
@@ -798,10 +798,10 @@ def test_exception_in_a_chief_without_a_coordinator_ends_the_workers() -> None:
     with team.session(chief=False) as session:
         (chief,) = team.opt.get_chief_queue_runner().create_threads(session, start=True)
         for worker in [team.worker(session, 1.0), team.worker(session, 2.0)]:
-            with pytest.raises(FailedPreconditionError, match="the chief has had enough") as caught:
+            with pytest.raises(FailedPreconditionError, match="the chief has had enough") as raised:
                 worker.result()
-            assert isinstance(caught.value.__cause__, ArithmeticError)
-        chief.join(SOON)
+            assert isinstance(raised.value.__cause__, ArithmeticError)
+        chief.join(WAIT_LIMIT)
         (error,) = team.opt.get_chief_queue_runner().exceptions_raised
         assert isinstance(error, ArithmeticError)
         with pytest.raises(FailedPreconditionError, match="the chief has had enough"):
@@ -813,12 +813,12 @@ def test_training_goes_on_after_a_stop() -> None:
     coord = train.Coordinator()
     with team.session(coord=coord) as session:
         assert team.round(session, 1.0, 3.0) == -2.0
-        lost = team.worker(session, 100.0)
+        lost_gradient = team.worker(session, 100.0)
         until(lambda: team.rendezvous(session)._era.count == 1)
         coord.request_stop()
-        coord.join(stop_grace_period_secs=SOON)
+        coord.join(stop_grace_period_secs=WAIT_LIMIT)
         with pytest.raises(CancelledError, match="a stop was requested"):
-            lost.result()
+            lost_gradient.result()
         hook = team.opt.make_session_run_hook(True, 0)
         hook.begin()
         hook.after_create_session(session, train.Coordinator())
@@ -887,7 +887,7 @@ def test_coordinator_can_be_used_again() -> None:
 
 def test_join_names_threads_that_do_not_end() -> None:
     coord, release = train.Coordinator(), threading.Event()
-    thread = threading.Thread(target=release.wait, args=(SOON,), name="stubborn", daemon=True)
+    thread = threading.Thread(target=release.wait, args=(WAIT_LIMIT,), name="stubborn", daemon=True)
     thread.start()
     coord.register_thread(thread)
     coord.request_stop()
@@ -898,16 +898,16 @@ def test_join_names_threads_that_do_not_end() -> None:
         coord.join([thread], stop_grace_period_secs=0.05, ignore_live_threads=True)
     finally:
         release.set()
-    thread.join(SOON)
+    thread.join(WAIT_LIMIT)
 
 
 def test_join_waits_for_threads_that_end_by_themselves() -> None:
-    coord, ran = train.Coordinator(), []
-    threads = [threading.Thread(target=ran.append, args=(i,)) for i in range(3)]
+    coord, numbers = train.Coordinator(), []
+    threads = [threading.Thread(target=numbers.append, args=(i,)) for i in range(3)]
     for thread in threads:
         thread.start()
     coord.join(threads)
-    assert sorted(ran) == [0, 1, 2]
+    assert sorted(numbers) == [0, 1, 2]
     assert not coord.should_stop()
 
 
@@ -934,14 +934,14 @@ def test_queue_runner_runs_until_the_coordinator_stops(graph: v1.Graph) -> None:
         assert runner.create_threads(session) == []  # they run already
         until(lambda: session.run(count) > 5)
         coord.request_stop()
-        coord.join(stop_grace_period_secs=SOON)
+        coord.join(stop_grace_period_secs=WAIT_LIMIT)
         assert not any(thread.is_alive() for thread in threads)
         assert session.run(cancelled) == 1
         coord.clear_stop()
-        again = runner.create_threads(session, coord, start=True)
-        assert len(again) == 3
+        threads_again = runner.create_threads(session, coord, start=True)
+        assert len(threads_again) == 3
         coord.request_stop()
-        coord.join(stop_grace_period_secs=SOON)
+        coord.join(stop_grace_period_secs=WAIT_LIMIT)
 
 
 def test_queue_runner_ends_with_its_session() -> None:
@@ -951,13 +951,13 @@ def test_queue_runner_ends_with_its_session() -> None:
         session.run(v1.global_variables_initializer())
         (thread,) = runner.create_threads(session, start=True)
         until(lambda: session.run(count) > 5)
-    thread.join(SOON)
+    thread.join(WAIT_LIMIT)
     assert not thread.is_alive()
     assert not runner.exceptions_raised
 
 
 def test_queue_that_is_closed_ends_its_runner() -> None:
-    closed, close = counter()
+    close_count, close = counter()
 
     def enqueue() -> None:
         raise StopIteration
@@ -967,6 +967,6 @@ def test_queue_that_is_closed_ends_its_runner() -> None:
     with v1.Session() as session:
         session.run(v1.global_variables_initializer())
         for thread in runner.create_threads(session, start=True):
-            thread.join(SOON)
-        assert session.run(closed) == 1
+            thread.join(WAIT_LIMIT)
+        assert session.run(close_count) == 1
         assert not runner.exceptions_raised

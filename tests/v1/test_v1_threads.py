@@ -30,9 +30,9 @@ def test_concurrent_updates(threads: int, shared: bool, locking: bool, size: int
     common = train.GradientDescentOptimizer(STEP, use_locking=locking)
 
     def work() -> None:
-        own = train.GradientDescentOptimizer(STEP, use_locking=locking)
+        own_opt = train.GradientDescentOptimizer(STEP, use_locking=locking)
         for _ in range(UPDATES // threads):
-            (common if shared else own).apply_gradients([(grad, w)])
+            (common if shared else own_opt).apply_gradients([(grad, w)])
 
     together(*[work] * threads)
     values, expected = w.numpy(), UPDATES * STEP
@@ -64,9 +64,9 @@ def test_concurrent_updates_of_rows(threads: int, make: Any, locking: bool, size
     runs = UPDATES // 4 // threads
 
     def work() -> None:
-        own = make(locking)
+        own_opt = make(locking)
         for _ in range(runs):
-            own.apply_gradients([(grad, table)])
+            own_opt.apply_gradients([(grad, table)])
 
     together(*[work] * threads)
     values, expected = table.numpy(), np.zeros((count, 1))
@@ -94,9 +94,9 @@ def test_concurrent_updates_with_a_lock_share_slots(threads: int, size: int) -> 
             momentum.apply_gradients([(grad, w)])
 
     together(*[work] * threads)
-    taken = runs * threads
-    assert (common.get_slot(w, "accumulator") == 1 + taken).all()
-    assert (momentum.get_slot(w, "momentum") == -taken).all()
+    run_count = runs * threads
+    assert (common.get_slot(w, "accumulator") == 1 + run_count).all()
+    assert (momentum.get_slot(w, "momentum") == -run_count).all()
 
 
 @pytest.mark.parametrize("threads", [2, 4, 8])
@@ -115,10 +115,10 @@ def test_concurrent_runs_of_a_session(threads: int, shared: bool, locking: bool)
         ops = [built()] * threads if shared else [built() for _ in range(threads)]
         session = v1.Session()
         session.run(v1.global_variables_initializer())
-    left = list(ops)
+    pending_ops = list(ops)
 
     def work() -> None:
-        op = left.pop()
+        op = pending_ops.pop()
         for _ in range(UPDATES // threads):
             session.run(op)
 
@@ -139,10 +139,10 @@ def test_concurrent_sessions_of_one_optimizer(threads: int, locking: bool) -> No
         sessions = [v1.Session() for _ in range(threads)]
         for session in sessions:
             session.run(v1.global_variables_initializer())
-    left = list(enumerate(sessions, 1))
+    pending_sessions = list(enumerate(sessions, 1))
 
     def work() -> None:
-        number, session = left.pop()
+        number, session = pending_sessions.pop()
         for _ in range(UPDATES // threads):
             session.run(op, {rate: number * STEP})
 
@@ -158,8 +158,8 @@ def test_readers_beside_a_session_that_trains_see_whole_steps() -> None:
         ends = [w.min(), w.max()]
         session = v1.Session()
         session.run(v1.global_variables_initializer())
-    works = [lambda: session.run(op), lambda: seen.append(session.run(ends))]
-    seen: list[Any] = []
+    works = [lambda: session.run(op), lambda: sums.append(session.run(ends))]
+    sums: list[Any] = []
 
     def work() -> None:
         turn = works.pop()
@@ -167,5 +167,5 @@ def test_readers_beside_a_session_that_trains_see_whole_steps() -> None:
             turn()
 
     together(*[work] * 2)
-    assert all(low == high and low % STEP == 0 for low, high in seen)
+    assert all(low == high and low % STEP == 0 for low, high in sums)
     assert session.run(ends) == [UPDATES // 4 * STEP] * 2

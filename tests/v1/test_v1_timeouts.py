@@ -53,9 +53,9 @@ def triggered(seconds: Any) -> Any:
 
 def recovered(seconds: Any, folder: Path) -> Any:
     with v1.Graph().as_default():
-        made = train.SessionManager(recovery_wait_secs=seconds)
+        manager = train.SessionManager(recovery_wait_secs=seconds)
         saver = train.Saver([v1.Variable(1.0, name="w")])
-        return made.recover_session("", saver, str(folder))[1] is False
+        return manager.recover_session("", saver, str(folder))[1] is False
 
 
 def written(seconds: Any, folder: Path) -> Any:

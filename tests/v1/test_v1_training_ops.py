@@ -98,10 +98,10 @@ RATE = 0.125  # the same number in both dtypes
 
 def numbers(scalars: dict[str, Any], dtype: Any, step: int) -> dict[str, Any]:
     """The scalars of a step, as optimizers round them: to float32, and then to the dtype."""
-    found: dict[str, Any] = {"lr": RATE, "alpha": RATE}
+    by_name: dict[str, Any] = {"lr": RATE, "alpha": RATE}
     for name, value in scalars.items():
-        found[name] = value(step, dtype) if callable(value) else dtype(np.float32(value))
-    return found
+        by_name[name] = value(step, dtype) if callable(value) else dtype(np.float32(value))
+    return by_name
 
 
 def optimizer(make: Any, kwargs: dict[str, Any], step: Any) -> Any:
@@ -115,20 +115,20 @@ def optimizer(make: Any, kwargs: dict[str, Any], step: Any) -> Any:
     return make(learning_rate=RATE, **kwargs)
 
 
-def call(name: str, given: dict[str, Any]) -> Any:
+def call(name: str, values: dict[str, Any]) -> Any:
     """Call a kernel by position, with the arguments that it has no defaults for, and options."""
     function = getattr(training_ops, name)
     parameters = inspect.signature(function).parameters.values()
-    needed = [each.name for each in parameters if each.default is inspect.Parameter.empty]
-    optional = {each.name for each in parameters} - set(needed)
-    named = {key: value for key, value in given.items() if key in optional}
-    return function(*(given[each] for each in needed), **named)
+    required = [param.name for param in parameters if param.default is inspect.Parameter.empty]
+    optional = {param.name for param in parameters} - set(required)
+    options = {key: value for key, value in values.items() if key in optional}
+    return function(*(values[parameter] for parameter in required), **options)
 
 
-def arguments(name: str, var: Any, own: list[Any]) -> dict[str, Any]:
+def arguments(name: str, var: Any, slots: list[Any]) -> dict[str, Any]:
     """A variable and its slots, under the names of the kernel."""
     names = list(inspect.signature(getattr(training_ops, name)).parameters)
-    return {"var": var, **dict(zip(names[1 : 1 + len(own)], own, strict=True))}
+    return {"var": var, **dict(zip(names[1 : 1 + len(slots)], slots, strict=True))}
 
 
 @each_dtype
@@ -140,21 +140,21 @@ def test_dense_kernels_are_their_optimizers(
     start = rng.standard_normal((3, 5)).astype(dtype)
     w, v, counter = Variable(start, name="w"), Variable(start, name="v"), Variable(np.int64(0))
     opt = optimizer(make, kwargs, counter)
-    own = [Variable(x) for x in initial(opt, w, slots)]
+    slot_vars = [Variable(x) for x in initial(opt, w, slots)]
     for step in range(1, 5):
         grad = torch.from_numpy(rng.standard_normal((3, 5)).astype(dtype))
         opt.apply_gradients([(grad, w)])
         counter.assign_add(1)
-        given = arguments(name, v, own) | numbers(scalars, dtype, step)
-        result = call(name, given | options | {"grad": grad, "delta": grad})
+        inputs = arguments(name, v, slot_vars) | numbers(scalars, dtype, step)
+        result = call(name, inputs | options | {"grad": grad, "delta": grad})
         assert (result is None) == name.startswith("resource_")
         assert torch.equal(w, v), step
-        for kind, slot in zip(slots, own, strict=True):
+        for kind, slot in zip(slots, slot_vars, strict=True):
             assert torch.equal(opt.get_slot(w, kind), slot), (step, kind)
 
 
 def initial(opt: Any, var: Variable, slots: list[str]) -> list[torch.Tensor]:
-    """What the slots of an optimizer start from."""
+    """Return the initial values of an optimizer's slots."""
     opt._create_slots([var])
     return [opt.get_slot(var, name).detach().clone() for name in slots]
 
@@ -178,16 +178,16 @@ def test_sparse_kernels_are_their_optimizers(
     start = rng.standard_normal(shape).astype(dtype)
     w, v, counter = Variable(start, name="w"), Variable(start, name="v"), Variable(np.int64(0))
     opt = optimizer(make, kwargs, counter)
-    own = [Variable(x) for x in initial(opt, w, slots)]
+    slot_vars = [Variable(x) for x in initial(opt, w, slots)]
     for step in range(1, 5):
         values = torch.from_numpy(rng.standard_normal((3, *shape[1:])).astype(dtype))
         indices = torch.from_numpy(rng.permutation(6)[:3])
         opt.apply_gradients([(IndexedSlices(values, indices), w)])
         counter.assign_add(1)
-        given = arguments(name, v, own) | numbers(scalars, dtype, step)
-        call(name, given | options | {"grad": values, "indices": indices})
+        inputs = arguments(name, v, slot_vars) | numbers(scalars, dtype, step)
+        call(name, inputs | options | {"grad": values, "indices": indices})
         assert torch.equal(w, v), step
-        for kind, slot in zip(slots, own, strict=True):
+        for kind, slot in zip(slots, slot_vars, strict=True):
             assert torch.equal(opt.get_slot(w, kind), slot), (step, kind)
 
 
@@ -200,15 +200,15 @@ def test_a_row_that_is_named_twice_is_updated_twice(name: str) -> None:
     results = []
     for parts in ([[0, 1]], [[0], [1]]):
         var = Variable(np.ones((4, 3), np.float32))
-        own = [Variable(np.ones((4, 3), np.float32)) for _ in range(3)]
-        given = arguments(name, var, own) | scalars
+        slot_vars = [Variable(np.ones((4, 3), np.float32)) for _ in range(3)]
+        kwargs = arguments(name, var, slot_vars) | scalars
         for part in parts:
             rows = {"grad": values[part], "indices": [2] * len(part)}
-            call(name, given | rows)
-        results.append([var, *own])
-    for once, twice in zip(*results, strict=True):
-        assert torch.equal(once, twice)
-        assert torch.equal(once[[0, 1, 3]], torch.ones(3, 3))
+            call(name, kwargs | rows)
+        results.append([var, *slot_vars])
+    for once_updated, twice in zip(*results, strict=True):
+        assert torch.equal(once_updated, twice)
+        assert torch.equal(once_updated[[0, 1, 3]], torch.ones(3, 3))
     assert not torch.equal(results[0][0], torch.ones(4, 3))
 
 
@@ -224,7 +224,7 @@ def test_every_kernel_has_a_signature_and_a_docstring(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "wanted"),
+    ("name", "expected"),
     [
         ("apply_gradient_descent", "var alpha delta use_locking name"),
         ("resource_apply_adam",
@@ -244,8 +244,8 @@ def test_every_kernel_has_a_signature_and_a_docstring(name: str) -> None:
          " use_locking name"),
     ],
 )  # fmt: skip
-def test_arguments_are_in_tensorflows_order(name: str, wanted: str) -> None:
-    assert list(inspect.signature(getattr(training_ops, name)).parameters) == wanted.split()
+def test_arguments_are_in_tensorflows_order(name: str, expected: str) -> None:
+    assert list(inspect.signature(getattr(training_ops, name)).parameters) == expected.split()
 
 
 @pytest.mark.parametrize(("v2", "epsilon"), [(False, 0.0), (True, 0.25)], ids=["v1", "v2"])
@@ -253,9 +253,9 @@ def test_arguments_are_in_tensorflows_order(name: str, wanted: str) -> None:
 def test_adagrad_may_leave_its_accumulator(sparse: bool, v2: bool, epsilon: float) -> None:
     w, accum = Variable([[1.0], [2.0]]), Variable([[4.0], [16.0]])
     name = ("sparse_" if sparse else "") + "apply_adagrad" + ("_v2" if v2 else "")
-    given = {"var": w, "accum": accum, "lr": 0.5, "epsilon": epsilon, "update_slots": False}
+    kwargs = {"var": w, "accum": accum, "lr": 0.5, "epsilon": epsilon, "update_slots": False}
     grad = [[1.0]] if sparse else [[0.0], [1.0]]
-    call(name, given | {"grad": grad, "indices": [1]})
+    call(name, kwargs | {"grad": grad, "indices": [1]})
     assert accum.tolist() == [[4.0], [16.0]]
     assert w[0].item() == 1.0
     assert w[1].item() == pytest.approx(2.0 - 0.5 / (4.0 + epsilon), rel=1e-6)
@@ -320,23 +320,23 @@ def test_kernels_with_symbolic_arguments_are_operations() -> None:
     with _graph.Graph().as_default(), _graph.Session() as session:
         w, accum = _graph.Variable([1.0, 2.0]), _graph.Variable([0.0, 0.0])
         rate = _graph.placeholder(torch.float32, ())
-        plain = training_ops.apply_momentum(w, accum, rate, w * 2.0, 0.5)
+        reference_op = training_ops.apply_momentum(w, accum, rate, w * 2.0, 0.5)
         resource = training_ops.resource_apply_momentum(
             w, accum, rate, torch.ones(2), 0.5, name="r"
         )
-        assert isinstance(plain, _graph.SymbolicTensor)
-        assert plain.op.name == "ApplyMomentum"
+        assert isinstance(reference_op, _graph.SymbolicTensor)
+        assert reference_op.op.name == "ApplyMomentum"
         assert isinstance(resource, _graph.Operation)
         assert resource.name == "r"
         session.run(_graph.global_variables_initializer())
-        assert session.run(plain, {rate: 0.25}).tolist() == [0.5, 1.0]
+        assert session.run(reference_op, {rate: 0.25}).tolist() == [0.5, 1.0]
         assert session.run(resource, {rate: 0.25}) is None
         assert session.run(w).tolist() == [0.0, 0.25]
         assert session.run(accum).tolist() == [2.0, 3.0]
 
 
 def test_kernels_inside_of_a_node_update_the_sessions_variable() -> None:
-    with _graph.Graph().as_default() as own, _graph.Session() as session:
+    with _graph.Graph().as_default() as graph, _graph.Session() as session:
         w = _graph.Variable([1.0, 2.0])
 
         def run() -> None:
@@ -344,23 +344,23 @@ def test_kernels_inside_of_a_node_update_the_sessions_variable() -> None:
 
         node = _graph.operation(run, [], "node")
         session.run(_graph.global_variables_initializer())
-        before = len(own.get_operations())
+        operation_count = len(graph.get_operations())
         session.run(node)
         assert session.run(w).tolist() == [0.5, 1.5]
-        assert len(own.get_operations()) == before
+        assert len(graph.get_operations()) == operation_count
 
 
 @pytest.mark.parametrize("make", [train.MomentumOptimizer, keras.optimizers.SGD])
 def test_steps_inside_of_a_node_take_no_variable_of_the_graph(make: Any) -> None:
-    with _graph.Graph().as_default() as own, _graph.Session() as session:
+    with _graph.Graph().as_default() as graph, _graph.Session() as session:
         w = _graph.Variable([1.0, 2.0])
         opt = make(0.1, 0.9)
         node = _graph.operation(lambda: opt.apply_gradients([(torch.ones(2), w)]), [], "node")
         session.run(_graph.global_variables_initializer())
-        before = len(own.get_operations())
+        operation_count = len(graph.get_operations())
         with pytest.raises(TypeError, match="Expected a variable"):
             session.run(node)
-        assert len(own.get_operations()) == before
+        assert len(graph.get_operations()) == operation_count
 
 
 def test_a_symbolic_tensor_cannot_be_updated() -> None:
@@ -370,42 +370,43 @@ def test_a_symbolic_tensor_cannot_be_updated() -> None:
             training_ops.apply_momentum(w, w * 1.0, 0.1, torch.ones(1), 0.5)
 
 
-ONE = torch.ones(2)
+ONES = torch.ones(2)
 
 
 @pytest.mark.parametrize(
-    ("name", "given", "error", "message"),
+    ("name", "args", "error", "message"),
     [
-        ("apply_momentum", (ONE, 0.1, 0.5), TypeError, r"apply_momentum\(\): missing"),
-        ("apply_momentum", (ONE, 0.1, torch.ones(3), 0.5), InvalidArgumentError, "shape"),
-        ("apply_momentum", (ONE, 0.1, ONE.double(), 0.5), TypeError, "float64"),
-        ("apply_momentum", (ONE.double(), 0.1, ONE, 0.5), TypeError, "its slot float64"),
-        ("apply_momentum", (torch.ones(3), 0.1, ONE, 0.5), InvalidArgumentError, "slot"),
-        ("apply_momentum", (ONE, ONE, ONE, 0.5), InvalidArgumentError, "lr is not a scalar"),
-        ("apply_momentum", (3.0, 0.1, ONE, 0.5), TypeError, "updates tensors in place"),
-        ("apply_momentum", (ONE, 0.1, IndexedSlices(ONE, [0, 1]), 0.5), TypeError, "values of a"),
-        ("sparse_apply_momentum", (ONE, 0.1, ONE, [0, 2], 0.5), InvalidArgumentError,
+        ("apply_momentum", (ONES, 0.1, 0.5), TypeError, r"apply_momentum\(\): missing"),
+        ("apply_momentum", (ONES, 0.1, torch.ones(3), 0.5), InvalidArgumentError, "shape"),
+        ("apply_momentum", (ONES, 0.1, ONES.double(), 0.5), TypeError, "float64"),
+        ("apply_momentum", (ONES.double(), 0.1, ONES, 0.5), TypeError, "its slot float64"),
+        ("apply_momentum", (torch.ones(3), 0.1, ONES, 0.5), InvalidArgumentError, "slot"),
+        ("apply_momentum", (ONES, ONES, ONES, 0.5), InvalidArgumentError, "lr is not a scalar"),
+        ("apply_momentum", (3.0, 0.1, ONES, 0.5), TypeError, "updates tensors in place"),
+        ("apply_momentum", (ONES, 0.1, IndexedSlices(ONES, [0, 1]), 0.5), TypeError, "values of a"),
+        ("sparse_apply_momentum", (ONES, 0.1, ONES, [0, 2], 0.5), InvalidArgumentError,
          "Index 2 at offset 1"),
-        ("sparse_apply_momentum", (ONE, 0.1, ONE, [0], 0.5), InvalidArgumentError, "do not match"),
-        ("apply_proximal_adagrad", (ONE, 0.0, 0.0, 0.0, ONE), InvalidArgumentError, "lr must"),
-        ("sparse_apply_ftrl", (ONE, ONE.clone(), ONE, [0, 1], 0.0, 0.0, 0.0, -0.5),
+        ("sparse_apply_momentum", (ONES, 0.1, ONES, [0], 0.5), InvalidArgumentError,
+         "do not match"),
+        ("apply_proximal_adagrad", (ONES, 0.0, 0.0, 0.0, ONES), InvalidArgumentError, "lr must"),
+        ("sparse_apply_ftrl", (ONES, ONES.clone(), ONES, [0, 1], 0.0, 0.0, 0.0, -0.5),
          InvalidArgumentError, "lr must be positive"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_said_before_anything_changes(
-    name: str, given: Any, error: type[Exception], message: str
+    name: str, args: Any, error: type[Exception], message: str
 ) -> None:
     w = Variable([1.0, 2.0], name="w")
     with pytest.raises(error, match=message):
-        getattr(training_ops, name)(w, *given)
+        getattr(training_ops, name)(w, *args)
     assert w.tolist() == [1.0, 2.0]
-    assert ONE.tolist() == [1.0, 1.0]
+    assert ONES.tolist() == [1.0, 1.0]
 
 
 @pytest.mark.parametrize("power", [-0.5, -0.75])
 @pytest.mark.parametrize("name", ["apply_ftrl_v2", "sparse_apply_ftrl_v2"])
 def test_the_linear_slot_may_have_the_learning_rate_in_it(name: str, power: float) -> None:
-    rate, found = 0.25, []
+    rate, outcomes = 0.25, []
     for by_rate in (False, True):
         w, accum = Variable(np.array([[1.0], [-2.0], [3.0]])), Variable(np.full((3, 1), 0.1))
         linear = Variable(np.zeros((3, 1)))
@@ -415,8 +416,8 @@ def test_the_linear_slot_may_have_the_learning_rate_in_it(name: str, power: floa
             kernel = getattr(training_ops, name)
             pulls = (rate, 0.01, 0.02, 0.03, power)
             kernel(w, accum, linear, grad, *rows, *pulls, multiply_linear_by_lr=by_rate)
-        found.append([each.numpy() for each in (w, accum, linear)])
-    (w, accum, linear), (own_w, own_accum, own_linear) = found
+        outcomes.append([variable.numpy() for variable in (w, accum, linear)])
+    (w, accum, linear), (own_w, own_accum, own_linear) = outcomes
     np.testing.assert_allclose(own_w, w, rtol=1e-12)
     np.testing.assert_array_equal(own_accum, accum)
     np.testing.assert_allclose(own_linear, linear * rate, rtol=1e-12)

@@ -37,7 +37,7 @@ def gradient(case: Case, name: str, step: int) -> Any:
 
 
 def calls(case: Case) -> bool:
-    """Whether a hyperparameter is a callable, which a graph calls once, when it is built."""
+    """Return whether a hyperparameter is a callable; a graph calls it once, when it is built."""
     return any(isinstance(value, dict) for value in case["kwargs"].values())
 
 
@@ -129,33 +129,33 @@ class InGraph(Eager):
         return tf.Variable(value, name=name, **options)
 
     def _place(self, name: str) -> Any:
-        """What a gradient is fed through: a placeholder, or slices of two."""
+        """Return the placeholder that feeds a gradient, or slices of two placeholders."""
         if name not in self._places:
-            dtype, given = self.variables[name].dtype, self.case["vars"][name]
-            if given["grad"] == "dense":
-                self._places[name] = tf.placeholder(dtype, given["shape"])
+            dtype, variable = self.variables[name].dtype, self.case["vars"][name]
+            if variable["grad"] == "dense":
+                self._places[name] = tf.placeholder(dtype, variable["shape"])
             else:
-                rows = tf.placeholder(dtype, [None, *given["shape"][1:]])
+                rows = tf.placeholder(dtype, [None, *variable["shape"][1:]])
                 self._places[name] = tf.SymbolicSlices(rows, tf.placeholder("int64", [None]))
         return self._places[name]
 
     def apply(self, grads: dict[str, Any]) -> None:
-        given = {name: grad for name, grad in grads.items() if grad is not None}
+        gradients = {name: grad for name, grad in grads.items() if grad is not None}
         with self.graph.as_default():
-            if tuple(given) not in self._operations:
-                places = {name: self._place(name) for name in given}
+            if tuple(gradients) not in self._operations:
+                places = {name: self._place(name) for name in gradients}
                 pairs = [(places.get(name), var) for name, var in self.variables.items()]
-                made = self.optimizer.apply_gradients(pairs, global_step=self.counted)
-                self._operations[tuple(given)] = made
+                train_op = self.optimizer.apply_gradients(pairs, global_step=self.counted)
+                self._operations[tuple(gradients)] = train_op
             self._initialize()
         feeds: dict[Any, Any] = {}
-        for name, grad in given.items():
+        for name, grad in gradients.items():
             place = self._places[name]
             if isinstance(grad, IndexedSlices):
                 feeds |= {place.values: grad.values, place.indices: grad.indices}
             else:
                 feeds[place] = grad
-        self.session.run(self._operations[tuple(given)], feeds)
+        self.session.run(self._operations[tuple(gradients)], feeds)
 
     def _initialize(self) -> None:
         """Initialize what has been made since the last time."""
@@ -190,13 +190,13 @@ def replay(case: Case, face: str, engine: str, resume: bool = False) -> Iterator
     run = FACES[face](case, engine)
     for step in range(1, case["steps"] + 1):
         run.take()
-        for what, var, recorded in _state(run):
+        for label, var, golden in _state(run):
             if var is None:  # not created yet: there is nothing but NaN in the recording
-                yield Value(what, np.full_like(recorded[step], np.nan), *recorded[[step, step - 1]])
+                yield Value(label, np.full_like(golden[step], np.nan), *golden[[step, step - 1]])
                 continue
-            yield Value(f"{what} after step {step}", run.read(var), *recorded[[step, step - 1]])
+            yield Value(f"{label} after step {step}", run.read(var), *golden[[step, step - 1]])
             if resume:
-                run.write(var, recorded[step])
+                run.write(var, golden[step])
 
 
 def _state(run: Eager) -> list[tuple[str, Any, np.ndarray]]:
@@ -204,8 +204,8 @@ def _state(run: Eager) -> list[tuple[str, Any, np.ndarray]]:
     state = [(name, var, array(case, "var", name)) for name, var in run.variables.items()]
     for name, var in run.variables.items():
         for slot in case["slots"].get(name, case.get("slot_names", ())):
-            recorded = array(case, "slot", name, slot)
-            state.append((f"{name}/{slot}", opt.get_slot(var, slot), recorded))
+            golden = array(case, "slot", name, slot)
+            state.append((f"{name}/{slot}", opt.get_slot(var, slot), golden))
     graph = getattr(run, "graph", None)
     for name in case["nonslot"]:
         state.append((name, opt._get_non_slot_variable(name, graph), array(case, "nonslot", name)))
@@ -231,18 +231,18 @@ def minimized(case: Case, face: str, engine: str) -> Iterator[Value]:
     for step in range(1, case["steps"] + 1):
         run.minimize()
         for name, var in run.variables.items():
-            recorded = array(case, "var", name)
-            yield Value(f"{name} after step {step}", run.read(var), *recorded[[step, step - 1]])
+            golden = array(case, "var", name)
+            yield Value(f"{name} after step {step}", run.read(var), *golden[[step, step - 1]])
 
 
 def decayed(case: Case, face: str) -> tuple[np.ndarray, np.ndarray]:
     """The learning rates of a recorded decay function, and TensorFlow's."""
-    steps, recorded = array(case, "steps"), array(case, "values")
+    steps, golden = array(case, "steps"), array(case, "values")
     kwargs = dict(case["kwargs"])
     counter = "x" if "boundaries" in kwargs else "global_step"
     function = getattr(train, case["fn"])
     rates = _rates_of_graph if face == "graph" else _rates
-    return rates(function, counter, kwargs, case["step_dtype"], steps), recorded
+    return rates(function, counter, kwargs, case["step_dtype"], steps), golden
 
 
 def _rates(function: Any, counter: str, kwargs: Any, dtype: str, steps: Any) -> Any:
@@ -255,4 +255,4 @@ def _rates_of_graph(function: Any, counter: str, kwargs: Any, dtype: str, steps:
     with tf.Graph().as_default(), tf.Session() as session:
         step = tf.placeholder(dtype, [])
         rate = function(**{counter: step}, **kwargs)
-        return np.array([session.run(rate, {step: int(each)}) for each in steps])
+        return np.array([session.run(rate, {step: int(step_value)}) for step_value in steps])
