@@ -1,4 +1,4 @@
-"""Slots that the user replaces between steps by what no step can read."""
+"""Slots that the user replaces by unreadable values between steps."""
 
 from __future__ import annotations
 
@@ -28,18 +28,20 @@ def step(optimizer: Any, param: torch.nn.Parameter) -> None:
         optimizer.step()
 
 
-@pytest.mark.parametrize(("cls", "name", "own"), CLASSES)
+@pytest.mark.parametrize(("cls", "name", "kwargs"), CLASSES)
 @pytest.mark.parametrize("value", [None, [1.0], 1.0], ids=str)
 @pytest.mark.parametrize("steps", [1, 4])
 def test_what_is_no_tensor_is_refused(
-    cls: Any, name: str, own: dict[str, Any], value: Any, steps: int
+    cls: Any, name: str, kwargs: dict[str, Any], value: Any, steps: int
 ) -> None:
     param = torch.nn.Parameter(torch.ones(64, 64))
-    optimizer = cls([param], lr=0.1, **own)
+    optimizer = cls([param], lr=0.1, **kwargs)
     for _ in range(steps):
         step(optimizer, param)
-    kept, before = optimizer.state[param][name], param.detach().clone()
-    others = {k: x.clone() for k, x in optimizer.state[param].items() if k not in (name, "step")}
+    slot, previous = optimizer.state[param][name], param.detach().clone()
+    other_slots = {
+        k: x.clone() for k, x in optimizer.state[param].items() if k not in (name, "step")
+    }
     optimizer.state[param][name] = value
     if value is None and cls is optim.SGD:  # torch's for "none yet"
         step(optimizer, param)
@@ -47,13 +49,13 @@ def test_what_is_no_tensor_is_refused(
     for _ in range(2):
         with pytest.raises(TypeError, match=f"'{name}' of 'parameter 0 of group 0' is .*expected"):
             step(optimizer, param)
-        assert torch.equal(param, before)
+        assert torch.equal(param, previous)
         assert optimizer.state[param][name] is value
-        for k, x in others.items():
+        for k, x in other_slots.items():
             assert k == "gradient_sum" or torch.equal(optimizer.state[param][k], x)
-    optimizer.state[param][name] = kept
+    optimizer.state[param][name] = slot
     step(optimizer, param)
-    assert not torch.equal(param, before)
+    assert not torch.equal(param, previous)
 
 
 @pytest.mark.parametrize("kind", [torch.float32, torch.float64, torch.bfloat16], ids=str)
@@ -68,13 +70,13 @@ def test_numbers_where_bytes_are_kept_are_refused(kind: torch.dtype, steps: int)
 
     for _ in range(steps):
         both()
-    kept = [dict(optimizer.state[param]) for param in (large, small)]
+    states = [dict(optimizer.state[param]) for param in (large, small)]
     optimizer.state[large]["exp_avg"] = torch.zeros(4096, dtype=kind)
     with pytest.raises(TypeError, match=r"'exp_avg' of 'w' is .*softsign8, as uint8 \(4608,\)"):
         both()
     assert large.detach().unique().numel() == 1
     optimizer.state[large].clear()
-    optimizer.state[large].update(kept[0])
+    optimizer.state[large].update(states[0])
     optimizer.state[small]["exp_avg"] = torch.zeros(72, dtype=torch.uint8)
     with pytest.raises(TypeError, match=r"'exp_avg' of 'b' is uint8 .*fewer than 4,096"):
         both()
