@@ -124,6 +124,10 @@ TRAININGS = [
     (optim.Lion, {**SPLIT, "clip_grad_norm": 0.5}),
     (tensorflow.Adam, {**SPLIT, **DRAWN}),
     (tensorflow.Adam, {**BYTES, "dtype": torch.float16}),
+    # Their measures read encoded slots.
+    (optim.LAMB, {**BYTES, "dtype": torch.float32}),
+    (optim.StableAdamW, {"state_storage": "dynamic8", "dtype": torch.bfloat16}),
+    (optim.SGD, {"state_storage": "linear8", "momentum": 0.9, "trust_ratio": True}),
 ]
 
 

@@ -263,8 +263,8 @@ def test_sparse_gradients_become_dense() -> None:
         (optim.AdamW, {"weights": 8}, "None or 'split', not 8"),
         (optim.AdamW, {"masters": True}, "weights='split' and masters cannot be together"),
         (optim.AdamW, {"state_device": "cpu"}, "weights='split' and state_device cannot"),
-        (optim.Muon, {}, "'Muon', which works on whole matrices"),
-        (optim.SOAP, {}, "works on whole matrices"),
+        (optim.Adafactor, {}, "'Adafactor', which measures rows or columns"),
+        (optim.SM3, {}, "measures rows or columns"),
     ],
 )
 def test_invalid_combination_raises(cls: Any, options: dict[str, Any], message: str) -> None:

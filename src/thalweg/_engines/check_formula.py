@@ -1,4 +1,4 @@
-"""What a formula takes, and what it is given."""
+"""Check the parameters and results of formulas against their rule."""
 
 from __future__ import annotations
 
@@ -13,31 +13,39 @@ from thalweg.formula import Rule
 
 
 def check_taken(
-    formula: Any, formula_graph: FormulaGraph, taken: list[str], results: int, returned: str
+    formula: Any, formula_graph: FormulaGraph, names: list[str], results: int, results_text: str
 ) -> None:
-    """Raise unless a formula beside passes takes and returns as many values as its rule has."""
-    wanted = 2 + len(taken)
-    if (len(formula_graph.positional), len(formula_graph.results)) == (wanted, results):
+    """Raise unless a formula of a rule with passes has the right number of values.
+
+    Args:
+        formula: The formula, named in the error.
+        formula_graph: Its graph.
+        names: The positional values after `var` and `grad`.
+        results: The number of results.
+        results_text: The results as the error shows them.
+    """
+    count = 2 + len(names)
+    if (len(formula_graph.positional), len(formula_graph.results)) == (count, results):
         return
     raise RuleError(
         f"{place_of(formula)} takes {count_of(len(formula_graph.positional), 'value')} and returns"
-        f" {len(formula_graph.results)}; it must take {wanted}"
-        f" ({', '.join(['var', 'grad', *taken])}) and return {results} ({returned})."
+        f" {len(formula_graph.results)}; it must take {count}"
+        f" ({', '.join(['var', 'grad', *names])}) and return {results} ({results_text})."
     )
 
 
 def check_numbers(
-    rule: Rule, formula: Any, formula_graph: FormulaGraph, known: Mapping[str, Any]
+    rule: Rule, formula: Any, formula_graph: FormulaGraph, scalars: Mapping[str, Any]
 ) -> None:
     """Raise if a formula takes a scalar that is missing or not a number."""
-    check_given(place_of(formula), formula_graph.scalars, known, rule)
+    check_given(place_of(formula), formula_graph.scalars, scalars, rule)
     for name in formula_graph.scalars:
         try:
-            float(known[name])
+            float(scalars[name])
         except (TypeError, ValueError):
             raise RuleError(
                 f"{place_of(formula)} asks for the scalar {name}, of which prepare makes"
-                f" {known[name]!r}; that is no number."
+                f" {scalars[name]!r}, which is not a number."
             ) from None
 
 
@@ -46,19 +54,19 @@ def check_sides(
     formula: Any,
     formula_graph: FormulaGraph,
     first: int,
-    known: Mapping[str, Any],
+    scalars: Mapping[str, Any],
 ) -> None:
     """Raise for a scalar before the `*`, or a slot after it."""
     if len(formula_graph.positional) > first + len(slots):
         early = [
-            name for name in formula_graph.positional[first:] if name in known.keys() - {*slots}
+            name for name in formula_graph.positional[first:] if name in scalars.keys() - {*slots}
         ]
         if early:
             raise RuleError(
                 f"{place_of(formula)} takes {', '.join(early)} by position; scalars come after *:"
                 f" {_signature_of(formula, formula_graph, early, [])}."
             )
-    late = [name for name in formula_graph.scalars if name in slots and name not in known]
+    late = [name for name in formula_graph.scalars if name in slots and name not in scalars]
     if late:
         raise RuleError(
             f"{place_of(formula)} takes {', '.join(late)} after the *; slots come before it:"
@@ -68,20 +76,22 @@ def check_sides(
 
 def check_order(slots: list[str], formula: Any, formula_graph: FormulaGraph, grad: bool) -> None:
     """Raise if parameters have the names of values in other places."""
-    own = {"var", "grad"} - set(slots)
-    wanted = ["var", *["grad"] * grad, *slots]
-    for given, other in zip(formula_graph.positional, wanted, strict=False):
-        if given != other and given in {*own, *slots}:
+    names = {"var", "grad", *slots}
+    expected_names = ["var", *["grad"] * grad, *slots]
+    for name, expected in zip(formula_graph.positional, expected_names, strict=False):
+        if name != expected and name in names:
             raise RuleError(
-                f"{place_of(formula)} takes {', '.join(formula_graph.positional)}: {given} is where"
-                f" {other} comes. Values are given by position, in the order of the rule's"
-                f" slots: {', '.join(wanted)}."
+                f"{place_of(formula)} takes {', '.join(formula_graph.positional)}: {name} is where"
+                f" {expected} comes. Values are given by position, in the order of the rule's"
+                f" slots: {', '.join(expected_names)}."
             )
 
 
 def _signature_of(
     formula: Any, formula_graph: FormulaGraph, early: list[str], late: list[str]
 ) -> str:
-    before = [name for name in formula_graph.positional if name not in early] + late
-    after = early + [name for name in formula_graph.scalars if name not in late]
-    return f"`def {formula.__name__}({', '.join([*before, *(['*'] if after else []), *after])})`"
+    """Return a corrected signature, with `early` names after the `*` and `late` ones before it."""
+    positional = [name for name in formula_graph.positional if name not in early] + late
+    scalars = early + [name for name in formula_graph.scalars if name not in late]
+    parameters = [*positional, *(["*"] if scalars else []), *scalars]
+    return f"`def {formula.__name__}({', '.join(parameters)})`"

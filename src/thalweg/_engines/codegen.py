@@ -1,4 +1,4 @@
-"""What the kernels of all engines are made of: formulas as text, their scalars, what they write."""
+"""Kernel text of all engines: formulas, their scalars, and the streams that they write."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ class Kernel:
     """A generated kernel.
 
     Attributes:
-        name: Of its function; holds the hash of all that matters to it.
-        source: Its text.
-        scalars: The scalars it takes, in the order of its scalar rows.
-        measures: How many numbers it makes of each leaf, if it measures.
+        name: Name of the kernel function, with a hash of everything that determines the kernel.
+        source: Text of the kernel.
+        scalars: Names of the scalars, in the order of a row of scalars.
+        measures: Numbers that a measuring kernel computes for each leaf; else 0.
     """
 
     name: str
@@ -43,35 +43,35 @@ class Kernel:
 
 
 def digest(*parts: str) -> str:
-    """A short hash of texts, for names of files and functions."""
+    """Return a short hash of texts, for names of files and functions."""
     return hashlib.blake2b("\0".join(parts).encode(), digest_size=12).hexdigest()
 
 
 def indent_by(lines: list[str], depth: int) -> str:
-    """Lines of a body so many levels deep."""
+    """Return lines as one text, indented by so many levels."""
     return "\n".join("    " * depth + line for line in lines)
 
 
 def name_scalars(*formulas: FormulaGraph, vectors: Mapping[str, str] = NONE) -> dict[str, str]:
-    """The scalars of formulas, each with its name in kernels.
+    """Return the names of scalars in a kernel, by their names in formulas.
 
     Args:
         formulas: The formulas.
-        vectors: Which of them are of a "row" or a "column", and have names of their own.
+        vectors: Scalars that are values of a "row" or a "column"; they are left out.
     """
-    names = dict.fromkeys(name for each in formulas for name in each.scalars)
+    names = dict.fromkeys(name for graph in formulas for name in graph.scalars)
     return {name: f"s{index}" for index, name in enumerate(x for x in names if x not in vectors)}
 
 
 def name_vectors(*formulas: FormulaGraph, vectors: Mapping[str, str]) -> dict[str, str]:
-    """Those scalars of formulas that are of rows or columns, with the names of their vectors."""
-    names = dict.fromkeys(name for each in formulas for name in each.scalars)
-    own = [name for name in names if name in vectors]
-    return {name: f"{vectors[name]}{index}" for index, name in enumerate(own)}
+    """Return the names of vectors in a kernel, by the scalars that read them in formulas."""
+    names = dict.fromkeys(name for graph in formulas for name in graph.scalars)
+    vector_names = [name for name in names if name in vectors]
+    return {name: f"{vectors[name]}{index}" for index, name in enumerate(vector_names)}
 
 
 def read_vectors(names: Mapping[str, str]) -> dict[str, str]:
-    """What element i of a row has of vectors, by the names of scalars: its row's, its column's."""
+    """Return expressions of the values of vectors at element i of a row, by names of scalars."""
     return {name: f"{x}[i]" if x.startswith("column") else x for name, x in names.items()}
 
 
@@ -131,7 +131,7 @@ class FormulaWriter:
 
 
 class Update:
-    """What becomes of an element, whatever the device.
+    """Update of one element, on any device.
 
     Args:
         formula: `update`, `update_sparse` or `update_untouched` of a rule.
@@ -177,72 +177,73 @@ class Update:
         self.stages = _name_stages("stage", stages)
         self.entries = _name_stages("entry", entries)
         self.before: Stages = [(before_name, transcribe(before))] if before else []
-        for _, each in self.before:
-            check_counts(before, each, False, 0)
-        self._named = [*self.entries, *self.stages, *self.before]
-        formulas = [*(each for _, each in self._named), self.formula]
+        for _, graph in self.before:
+            check_counts(before, graph, False, 0)
+        self._named_formulas = [*self.entries, *self.stages, *self.before]
+        formulas = [*(graph for _, graph in self._named_formulas), self.formula]
         self.scalar = name_scalars(*formulas, vectors=vectors)
         self.vectors = name_vectors(self.formula, vectors=vectors)
         if draws or dithers:
-            own = SCALARS if draws else SCALARS[:1]
-            beside = [name for name in own if name not in self.scalar]
-            self.scalar |= {name: f"s{len(self.scalar) + k}" for k, name in enumerate(beside)}
+            names = SCALARS if draws else SCALARS[:1]
+            new_names = [name for name in names if name not in self.scalar]
+            self.scalar |= {name: f"s{len(self.scalar) + k}" for k, name in enumerate(new_names)}
         self.scalars = tuple(self.scalar)
         # Of a row of the table, which has sides of matrices beside vectors.
         self.vectors_at = len(storage) + 2 * draws
         self.width = self.vectors_at + (len(self.vectors) + 2 if self.vectors else 0)
 
     def define_functions(self, writer: FormulaWriter) -> dict[str, str]:
-        """The functions that an element's lines call."""
-        return {name: writer.define_function(name, formula) for name, formula in self._named}
+        """Return definitions, by name, of the functions that the lines of an element call."""
+        return {name: writer.define_function(name, graph) for name, graph in self._named_formulas}
 
     def name_of(self, stream: int) -> str:
-        """What a stream's number is called within the formula."""
+        """Return the variable that holds the value of a stream within the formula."""
         return f"{LOCAL_PREFIX}{stream}"
 
     def read_streams(self) -> range:
-        """The streams that the formula takes."""
+        """Return the indices of the streams that the formula takes."""
         return range(len(self.storage) - self.copy)
 
     def apply_stages(self, stages: Stages, value: str) -> str:
-        """An expression for a value after stages."""
-        for name, each in stages:
-            arguments = ", ".join([value, *(self.scalar[scalar] for scalar in each.scalars)])
+        """Return the expression of a value after stages."""
+        for name, graph in stages:
+            arguments = ", ".join([value, *(self.scalar[scalar] for scalar in graph.scalars)])
             value = f"{FUNCTION_PREFIX}{name}({arguments})"
         return value
 
     def staged_gradient(self) -> list[str]:
-        """Apply the stages."""
+        """Return the line that applies the stages to the gradient, if there are stages."""
         if not self.stages:
             return []
         return [f"{self.name_of(1)} = {self.apply_stages(self.stages, self.name_of(1))}"]
 
     def local_scalars(self, vectors: Mapping[str, str] | None = None) -> list[str]:
-        """Give the formula its scalars, anew for each element: it may assign to them.
+        """Return lines that set the scalars of the formula, for each element anew.
 
         Args:
-            vectors: What an element has of vectors, if not what `read_vectors` says.
+            vectors: Expressions of the values of vectors at an element; by default those of
+                `read_vectors`.
         """
-        own = {**self.scalar, **(read_vectors(self.vectors) if vectors is None else vectors)}
-        return [f"{LOCAL_PREFIX}{name} = {own[name]}" for name in self.formula.scalars]
+        values = {**self.scalar, **(read_vectors(self.vectors) if vectors is None else vectors)}
+        return [f"{LOCAL_PREFIX}{name} = {values[name]}" for name in self.formula.scalars]
 
     def compute_results(self, writer: FormulaWriter) -> list[str]:
-        """Compute the formula."""
+        """Return lines that compute the formula and name its results `out0`, `out1`, ..."""
         lines, results = writer.write_formula(self.formula)
         return [*lines, *(f"out{index} = {result}" for index, result in enumerate(results))]
 
     def written_results(self) -> Iterator[tuple[int, int]]:
-        """The results that are written, each with its stream; the others are what was read."""
+        """Yield the index and the stream of each result that is not the value that was read."""
         for result in range(len(self.formula.results)):
             stream = result + (self.grad and result > 0)
             if not self.formula.passes_through(result, stream) or (self.before and result == 0):
                 yield result, stream
 
     def writes_copy(self) -> bool:
-        """Whether the copy is written."""
+        """Return whether the update writes the copy."""
         leaves_variable = self.formula.passes_through(0, 0) and not self.before
         return self.copy and not (self.from_copy and leaves_variable)
 
 
 def _name_stages(prefix: str, formulas: tuple[Formula, ...]) -> Stages:
-    return [(f"{prefix}{index}", transcribe(each)) for index, each in enumerate(formulas)]
+    return [(f"{prefix}{index}", transcribe(formula)) for index, formula in enumerate(formulas)]

@@ -1,4 +1,4 @@
-"""What the functions of a rule are given: the scalars that their parameters ask for."""
+"""Bind the scalars that functions of a rule take as parameters."""
 
 from __future__ import annotations
 
@@ -18,81 +18,75 @@ from thalweg.formula import FORMULAS, Formula, Rule
 
 @cache
 def _parameter_names(formula: Formula) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The names of a formula's parameters, those without a default and those with one."""
-    found = inspect.signature(formula).parameters.values()
-    needed = tuple(each.name for each in found if each.default is each.empty)
-    return needed, tuple(each.name for each in found if each.default is not each.empty)
+    """Return the names of a function's parameters without a default, and of those with one."""
+    parameters = inspect.signature(formula).parameters.values()
+    required = tuple(param.name for param in parameters if param.default is param.empty)
+    return required, tuple(param.name for param in parameters if param.default is not param.empty)
 
 
 def bind_arguments(
-    rule: Rule, role: str, known: Scalars, function: Formula | None = None
+    rule: Rule, role: str, scalars: Scalars, function: Formula | None = None
 ) -> dict[str, Any]:
-    """The arguments of the rule's function of this role, out of what is known.
+    """Return the scalars that a function of a rule takes, by name.
 
     Args:
-        rule, role: The rule, and what the function is in it.
-        known: What is known.
-        function: The function, if there are several of the role.
+        rule: The rule.
+        role: The attribute of the rule that is the function.
+        scalars: Scalars by name.
+        function: Optional. The function, if the rule has several with this role.
 
     Raises:
-        RuleError: It asks for what there is not.
+        RuleError: A parameter without a default has no scalar.
     """
-    needed, optional = _parameter_names(function or getattr(rule, role))
+    required, optional = _parameter_names(function or getattr(rule, role))
     try:
-        arguments = {name: known[name] for name in needed}
+        arguments = {name: scalars[name] for name in required}
     except KeyError:
-        check_given(f"{role} of rule {rule.name!r}", needed, known, rule)
+        check_given(f"{role} of rule {rule.name!r}", required, scalars, rule)
         raise
-    return arguments | {name: known[name] for name in optional if name in known}
+    return arguments | {name: scalars[name] for name in optional if name in scalars}
 
 
 def apply_prepare(rule: Rule, hypers: Scalars) -> dict[str, Any]:
-    """The hypers (scalars of a compute dtype) and what the rule's `prepare` makes of them.
+    """Return hyperparameters, in a compute dtype, and the scalars that `prepare` computes of them.
 
     Raises:
-        RuleError: `prepare` asks for what there is not, or returns no dict.
+        RuleError: `prepare` takes an unknown scalar, or does not return a dict.
     """
     if rule.prepare is None:
         return dict(hypers)
     arguments = bind_arguments(rule, "prepare", hypers)
     with np.errstate(all="ignore"):
-        made = rule.prepare(**arguments)
-    if not isinstance(made, dict):
+        prepared = rule.prepare(**arguments)
+    if not isinstance(prepared, dict):
         raise RuleError(
-            f"prepare of rule {rule.name!r} must return a dict, not {show_value(made)}."
+            f"prepare of rule {rule.name!r} must return a dict, not {show_value(prepared)}."
         )
-    return {**hypers, **made}
+    return {**hypers, **prepared}
 
 
 def check_scalars(rule: Rule, scalars: Scalars) -> None:
-    """Refuse a rule whose formulas ask for scalars that nobody gives.
-
-    Raises:
-        RuleError: Names the formula and the scalars.
-    """
+    """Raise RuleError, with names, if a formula of a rule takes an unknown scalar."""
     for role in FORMULAS:
         formula = getattr(rule, role)
         if formula is not None:
-            wanted = [name for name in transcribe(formula).scalars if name not in rule.seen]
-            check_given(f"{role} of rule {rule.name!r}", wanted, scalars, rule)
+            names = [name for name in transcribe(formula).scalars if name not in rule.seen]
+            check_given(f"{role} of rule {rule.name!r}", names, scalars, rule)
 
 
-def check_given(where: str, wanted: Iterable[str], given: Scalars, rule: Rule) -> None:
-    """Refuse a function of a rule that asks for scalars that nobody gives.
+def check_given(title: str, names: Iterable[str], scalars: Scalars, rule: Rule) -> None:
+    """Raise RuleError if scalars that a function of a rule takes are missing.
 
     Args:
-        where: Names the function in the message.
-        wanted: The scalars it asks for.
-        given: Those there are.
+        title: The function, as the error names it.
+        names: The scalars that the function takes.
+        scalars: The present scalars.
         rule: The rule.
-
-    Raises:
-        RuleError: Names the function and the scalars.
     """
-    missing = [name for name in wanted if name not in given]
+    missing = [name for name in names if name not in scalars]
     if missing:
-        made = ", and not made by prepare" if rule.prepare is not None else ""
+        source = ", and not made by prepare" if rule.prepare is not None else ""
         raise RuleError(
-            f"{where} asks for {', '.join(missing)}, which is neither a hyperparameter nor a power"
-            f" of one{made}. There are {', '.join(given)}."
+            f"{title} asks for {', '.join(missing)}, which is neither a hyperparameter nor a power"
+            f" of one{source}. There are {', '.join(scalars)}."
         )

@@ -16,7 +16,7 @@ from thalweg._engines.formula_graph import (
     rewrite,
     stream_nodes,
 )
-from thalweg._engines.parsed_formula import place_of
+from thalweg._engines.formula_source import place_of
 from thalweg.errors import RuleError
 
 _python: Any = operator  # without the types of its functions
@@ -44,16 +44,16 @@ def compose(formula: ComposedFormula, first: FormulaGraph, second: FormulaGraph)
     return _chain(first, second)
 
 
-def _chain(first: FormulaGraph, then: FormulaGraph) -> FormulaGraph:
+def _chain(first: FormulaGraph, second: FormulaGraph) -> FormulaGraph:
     """Return the graph of a `ChainedFormula`."""
     var = first.results[0]
-    values = stream_nodes(len(then.positional) - 1, len(first.positional))
-    results = then.apply((var, *values))
+    values = stream_nodes(len(second.positional) - 1, len(first.positional))
+    results = second.apply((var, *values))
     if values and len(results) == 1:
         results.insert(0, var)
     return FormulaGraph(
-        (*first.positional, *then.positional[1:]),
-        tuple(dict.fromkeys((*first.scalars, *then.scalars))),
+        (*first.positional, *second.positional[1:]),
+        tuple(dict.fromkeys((*first.scalars, *second.scalars))),
         tuple(lower_moves((results[0], *first.results[1:], *results[1:]))),
     )
 

@@ -73,13 +73,13 @@ def bind_stage(
     """
     if device is None:
         return bind_formula(
-            function, {**NUMPY, **_MEAN_FUNCTIONS}, compute_dtype(kind), of_lines=True
+            function, {**NUMPY, **_MEAN_FUNCTIONS}, compute_dtype(kind), is_stage=True
         )
 
     def literal(value: float) -> Tensor:
         return torch.full((), value, dtype=kind, device=device)
 
-    return bind_formula(function, {**_TORCH, **_MEAN_FUNCTIONS}, literal, of_lines=True)
+    return bind_formula(function, {**_TORCH, **_MEAN_FUNCTIONS}, literal, is_stage=True)
 
 
 @lru_cache(256)
@@ -90,7 +90,7 @@ def read_stage(rule: Rule, stage: FusedStage) -> LineFormula:
         RuleError: The function is not such a formula, or takes or makes anything but numbers of
             rows and columns, and scalars.
     """
-    graph, kinds = trace(stage.function, of_lines=True), dict[Node, str]()
+    graph, kinds = trace(stage.function, is_stage=True), dict[Node, str]()
     try:
         _check_parameters(rule, graph)
         for node in graph.nodes:
@@ -122,11 +122,11 @@ def _kind_of(rule: Rule, node: Node, arg_kinds: list[str]) -> str:
     if node.op == "scalar":
         return rule.vectors.get(node.args[0], "")
     if node.op in ("exp", "log", "power"):
-        called, instead = f"calls {node.op}", "have"
+        problem, advice = f"calls {node.op}", "have"
         if node.op == "power":
-            called, instead = "raises to a power", "write products and sqrt, or have"
+            problem, advice = "raises to a power", "write products and sqrt, or have"
         raise RuleError(
-            f"{called}, whose last bits differ between torch and kernels; {instead} `prepare`"
+            f"{problem}, whose last bits differ between torch and kernels; {advice} `prepare`"
             " compute it of scalars, or a Stage of rows and columns"
         )
     if node.op in MEANS:
@@ -171,16 +171,16 @@ def _check_made(
         count, names = count_of(len(formula_graph.results), "value"), ", ".join(stage.makes)
         raise RuleError(f"returns {count}, and makes {names}")
     for name, result in zip(stage.makes, formula_graph.results, strict=True):
-        wanted = rule.vectors.get(name)
-        if wanted is None:
+        expected_kind = rule.vectors.get(name)
+        if expected_kind is None:
             raise RuleError(
                 f"makes {name}, which is neither made by a Measure of rows or columns nor a"
                 ' slot per="row" or per="column"; it changes these alone'
             )
         if name not in formula_graph.scalars:
             raise RuleError(f"makes {name}, which it must take, too: {name} after *")
-        if node_kinds[result] != wanted:
+        if node_kinds[result] != expected_kind:
             raise RuleError(
                 f"returns for {name} {_KIND_TEXTS[node_kinds[result]]}, where it must return"
-                f" {_KIND_TEXTS[wanted]}"
+                f" {_KIND_TEXTS[expected_kind]}"
             )

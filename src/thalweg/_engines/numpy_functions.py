@@ -1,4 +1,4 @@
-"""The functions of formulas on NumPy arrays: what the reference engine computes with."""
+"""Functions of formulas on NumPy arrays, for the reference engine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from thalweg.formula import Formula, narrow, wide
 
 
 def _rounded_once(function: Callable[..., float], arguments: int) -> Callable[..., Any]:
-    """The C library's double function on every element, rounded once to the operands' type."""
+    """Return a double function of the C library as one of arrays, rounded once to their dtype."""
     elementwise = np.frompyfunc(function, arguments, 1)
 
     def apply(*values: Any) -> Any:
@@ -43,8 +43,8 @@ def square(x: Any) -> Any:
 
 
 def _sign(x: Array) -> Array:
-    one = np.asarray(x).dtype.type(1)
-    return np.where(x > 0, one, np.where(x < 0, -one, x))
+    unit = np.asarray(x).dtype.type(1)
+    return np.where(x > 0, unit, np.where(x < 0, -unit, x))
 
 
 NUMPY: dict[str, Callable[..., Any]] = {
@@ -65,5 +65,5 @@ NUMPY: dict[str, Callable[..., Any]] = {
 
 @cache
 def numpy_formula(formula: Formula, dtype: type[np.floating]) -> Formula:
-    """The formula on NumPy arrays of `dtype`."""
+    """Return a formula as a function of NumPy arrays of a dtype; it returns a tuple of arrays."""
     return bind_formula(formula, NUMPY, dtype)

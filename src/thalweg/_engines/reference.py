@@ -328,7 +328,7 @@ class ReferencePart:
             return [[]]
         own = self._scalars_of(columns)
         staged = transform(stages, grad, own, self._flush, namespace_of(self._dtype))
-        tensors = [self._resume_at_copy, staged, *self._tensors[1:]]
+        tensors = [self._resume_at_copy, staged, *self._slots]
         view = view_of(var.shape)
         found: list[Tensor] = []
         with set_denormals(self._flush and bool(stages)):

@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
+from thalweg._base.rule_passes import Measure, Pass
 from thalweg._engines.codecs.split8 import CORRECTION, SPLIT8
 from thalweg._engines.formula_graph import FormulaGraph, stream_nodes
 from thalweg._engines.formula_parser import Composed, transcribe
@@ -14,49 +15,67 @@ from thalweg.formula import Rule, Slot
 
 
 class Split(Composed):
-    """An update of what engines make of the variable and a last slot, and make both of again.
+    """Formula of a rule with the full weight, which engines join from the variable and a last slot.
 
     Args:
-        formula: The update, `(var, grad, *slots, *, scalars) -> (var, *slots)`.
+        formula: The update or a pass, `(var, grad, *made, *slots, *, scalars)`.
+        makes: The number of values that a pass makes; 0 for the update.
+        taken: The number of positional values before the last slot, which may be more than the
+            formula takes.
     """
 
-    def __init__(self, formula: Any) -> None:
-        self.formula = formula
+    def __init__(self, formula: Any, makes: int, taken: int) -> None:
+        self.formula, self.makes, self.taken = formula, makes, taken
         self.__qualname__ = f"{formula.__qualname__} of a split variable"
 
     def __call__(self, *values: Any, **scalars: Any) -> Any:
         raise RuleError(f"{self.__qualname__} is run by engines alone.")
 
     def compose(self) -> FormulaGraph:
-        """Return the graph that updates the correction; the variable is its first result, too."""
+        """Return the graph. In that of the update, the variable and the last slot are one result,
+        which engines split when they store it.
+        """
         graph = transcribe(self.formula)
-        count = len(graph.positional)
-        (correction,) = stream_nodes(1, count)
-        whole, *slots = graph.apply([correction, *stream_nodes(count - 1, 1)])
-        names = (*graph.positional, CORRECTION)
-        return FormulaGraph(names, graph.scalars, (whole, *slots, whole))
+        (correction,) = stream_nodes(1, self.taken)
+        results = graph.apply([correction, *stream_nodes(len(graph.positional) - 1, 1)])
+        names = (*graph.positional, *[""] * (self.taken - len(graph.positional)), CORRECTION)
+        if not self.makes:
+            results.append(results[0])
+        return FormulaGraph(names, graph.scalars, tuple(results))
 
 
 @cache
 def split_rule(rule: Rule) -> Rule:
-    """The rule of variables of bfloat16 that have a correction as a last slot.
+    """Return the rule for variables of bfloat16 that have a correction as a last slot.
 
     Raises:
-        RuleError: It works on whole matrices, or on a variable that something is done to before.
+        RuleError: The rule measures rows or columns, or changes variables before its update.
     """
-    if rule.passes or rule.before:
-        what = "works on whole matrices" if rule.passes else "changes variables before its update"
+    measures_lines = any(isinstance(each, Measure) for each in rule.passes)
+    if measures_lines or rule.before:
+        what = (
+            "measures rows or columns" if measures_lines else "changes variables before its update"
+        )
         raise RuleError(
             f"weights='split' cannot be used with {rule.name!r}, which {what} without the lower"
             " bits of the weights. Use masters=True instead."
         )
+    taken = 2 + len(rule.element_slots)
+    passes: list[Any] = []
+    for each in rule.passes:
+        if isinstance(each, Pass):
+            passes.append(replace(each, function=Split(each.function, len(each.makes), taken)))
+            taken += len(each.makes)
+        else:
+            passes.append(each)
     return replace(
         rule,
         name=f"{rule.name} of split weights",
-        update=Split(rule.update),
+        update=Split(rule.update, 0, taken),
         update_sparse=None,
         update_single=None,
         update_untouched=None,
         whole=True,
+        passes=tuple(passes),
         slots=(*rule.slots, Slot(CORRECTION, exact=True, storage=SPLIT8.name)),
     )

@@ -289,7 +289,7 @@ class TorchOptimizerAdapter:
         }
         if self._checker is not None:
             slots = self._checker._own_rule(group, param).slots
-            fit_slots(self._checker, group, param, new_state)
+            fit_slots(self._checker, storage, group, param, new_state)
             storage.widen_slots(new_state, slots, param)
             if self._checker._around.keeps_as_torch:
                 _narrow_slots(new_state, slots, param)

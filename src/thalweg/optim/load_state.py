@@ -15,7 +15,7 @@ from thalweg._base.context_managers import host_allocations
 from thalweg._base.locks import importing
 from thalweg._core.atomic_section import Call
 from thalweg._core.options.accumulation import COUNT, SUM
-from thalweg._core.options.update_targets import MASTER
+from thalweg._core.options.update_targets import MASTER, StateStorage
 from thalweg._core.param_groups import Group, states_of
 from thalweg._core.state import Item, Loading, mismatch, restore
 from thalweg.errors import CheckpointWarning, InvalidTypeError, warn
@@ -116,7 +116,7 @@ def as_torch(
     _give_back_numbers(twin, saved_state)
     for group in twin.param_groups:
         for param in group["params"]:
-            fit_slots(twin, group, param, twin.state.get(param, {}))
+            fit_slots(twin, kinds, group, param, twin.state.get(param, {}))
     for _, entries in states_of(twin.state):
         entries.update(dict(_resolved(entries)))
     separate_slots(twin)
@@ -280,9 +280,19 @@ def _give_back_numbers(twin: Any, saved_state: Mapping[str, Any]) -> None:
                 entries[slot.name] = value.detach().to(loaded.device, copy=True)
 
 
-def fit_slots(optimizer: Any, group: Group, param: Tensor, entries: dict[str, Any]) -> None:
-    """Convert numbers of a state to shape (), and shaped slots to their dtype, in place."""
-    rule, kinds = optimizer._own_rule(group, param), optimizer._around.kinds
+def fit_slots(
+    optimizer: Any, storage: StateStorage, group: Group, param: Tensor, entries: dict[str, Any]
+) -> None:
+    """Convert numbers of a state to shape (), and shaped slots to their dtype of `storage`.
+
+    Args:
+        optimizer: The optimizer, or a copy that loads the state without options.
+        storage: Dtypes of the state with all options.
+        group: The group of the parameter.
+        param: The parameter.
+        entries: The state of the parameter, changed in place.
+    """
+    rule = optimizer._own_rule(group, param)
     for name in (STEP, *(slot.name for slot in rule.numbers)):
         value = entries.get(name)
         if isinstance(value, Tensor):
@@ -292,7 +302,7 @@ def fit_slots(optimizer: Any, group: Group, param: Tensor, entries: dict[str, An
     for slot in rule.shaped_slots:
         value = entries.get(slot.name)
         if isinstance(value, Tensor) and value.is_floating_point():
-            entries[slot.name] = value.to(kinds.of(slot, param))
+            entries[slot.name] = value.to(storage.of(slot, param))
 
 
 def _as_number(tensor: Tensor) -> Tensor:

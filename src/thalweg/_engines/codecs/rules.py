@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from thalweg._base.rule_passes import Measure
 from thalweg._engines.codecs import CODECS, OF_SLOTS
 from thalweg._engines.formula_parser import place_of, transcribe
 from thalweg._engines.split_weight_rule import Split
@@ -27,17 +28,15 @@ def fault_of(rule: Rule) -> str:
                 f" {rule.name!r} may have others; expected:"
                 f" {', '.join(name for name, each in OF_SLOTS.items() if not each.positive)}"
             )
-    if rule.codecs and rule.passes:
-        return "it works on whole matrices, beside slots that are kept as numbers"
-    taken = [*rule.made, *(slot.name for slot in rule.element_slots)]
+    # Rows and columns are measured by kernels that do not decode.
+    names = [*rule.made, *(slot.name for slot in rule.element_slots)]
     coded = {slot.name for slot in rule.element_slots if slot.storage}
-    levels = (each.measures for each in rule.levels)
-    every = [each for own in (rule.measures, *levels) for each in own.items()]
-    for name, measure in every:
-        read = coded.intersection(taken[: len(transcribe(measure).positional) - 2])
-        if coded and read:
-            return (
-                f"it measures its slot {min(read)!r}, which has to be kept as numbers for that"
-                f" ({name!r}, {place_of(measure)})"
-            )
+    for each in rule.passes:
+        if isinstance(each, Measure):
+            read = coded.intersection(names[: len(transcribe(each.function).positional) - 2])
+            if read:
+                return (
+                    f"{each.makes!r} measures rows or columns of its slot {min(read)!r}, which must"
+                    f" be stored as numbers for this ({place_of(each.function)})"
+                )
     return ""

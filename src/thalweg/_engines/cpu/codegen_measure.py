@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from thalweg._base.lazy import lazy
+from thalweg._base.locks import importing
 from thalweg._engines.codegen import FormulaWriter, Kernel, indent_by, read_vectors
 from thalweg._engines.codegen_measure import Sweep
 from thalweg._engines.cpu.codegen import HEADER, STORAGE, name_kernel, of_copies
 from thalweg._engines.formula_graph import FormulaGraph
-from thalweg._engines.formula_parser import FUNCTION_PREFIX, LITERAL, LOCAL_PREFIX
+from thalweg._engines.formula_parser import FUNCTION_PREFIX, LITERAL, LOCAL_PREFIX, transcribe
 from thalweg._engines.reduction_order import LANES
 from thalweg.formula import Formula
+
+if TYPE_CHECKING:
+    from thalweg._engines.codecs.codec import Codec
 
 # Formulas are float64; stages, and those that are `like_update`, of the type of the update.
 STAGE_LITERAL = "_stage_literal"
@@ -82,6 +89,16 @@ if several > 0:
 {point}
 """
 
+# The blocks of an encoded slot from `start` on are decoded before they are added up.
+_DECODE = """
+for part in range(0, min({elements}, length - start), {block}):
+    record = records{stream} + ((start + part) >> {shift}) * {record}
+    codes, scale = {kind}_pointer(record + {header}), float32_pointer(record)[0]
+    for j in range({block}):
+        scratch{stream}[part + j] = {decode}(float32(codes[j]), scale)
+p{stream} = float32_pointer(address_of(scratch{stream}) - start * 4)
+"""
+
 _LINE = 64  # bytes of a cache line
 _RUN = 512  # elements that are copied before others are prefetched
 
@@ -110,12 +127,31 @@ def KERNEL_NAME(argument):
 
 
 class Elements(Sweep):
-    """The parts of a measuring kernel's text."""
+    """Parts of the text of a measuring kernel."""
+
+    @lazy
+    def coded(self) -> dict[int, Codec]:
+        """Codecs of the encoded slots that measures read, by stream."""
+        coded = [stream for stream in self.read if self.storage[stream] not in STORAGE]
+        if not coded:
+            return {}
+        with importing:
+            from thalweg._engines.codecs import CODECS
+        return {stream: CODECS[self.storage[stream]] for stream in coded}
+
+    def stored_type(self, stream: int) -> str:
+        """Return the storage type of the numbers of a stream; decoded ones are float32."""
+        return "float32" if stream in self.coded else self.storage[stream]
 
     def point_at_leaf(self) -> list[str]:
-        """Point at what is read of a leaf."""
+        """Return lines that point at the streams of a leaf."""
         lines: list[str] = []
         for stream in self.read:
+            if codec := self.coded.get(stream):
+                first = f"(offset // {codec.block}) * {codec.record_bytes}"
+                lines.append(f"records{stream} = base[tensor * streams + {stream}] + {first}")
+                lines.append(f"p{stream} = float32_pointer(address_of(scratch{stream}))")
+                continue
             stored = STORAGE[self.storage[stream]]
             address = f"base[tensor * streams + {stream}] + offset * {stored.size}"
             lines.append(f"p{stream} = {stored.pointer}({address})")
@@ -128,6 +164,29 @@ class Elements(Sweep):
             stored = STORAGE[self.storage[stream]]
             buffer = f"address_of(numbers({elements * stored.size // 4}))"
             lines.append(f"scratch{stream} = {stored.pointer}({buffer})")
+        return lines
+
+    def reserve_decoded(self, elements: int) -> list[str]:
+        """Return lines that reserve memory for so many decoded elements of each encoded slot."""
+        return [
+            f"scratch{k} = float32_pointer(address_of(numbers({elements})))" for k in self.coded
+        ]
+
+    def decode(self, elements: int) -> list[str]:
+        """Return lines that decode up to so many elements of encoded slots from `start` on."""
+        lines: list[str] = []
+        for stream, codec in self.coded.items():
+            text = _DECODE.format(
+                stream=stream,
+                elements=elements,
+                block=codec.block,
+                shift=codec.block.bit_length() - 1,
+                record=codec.record_bytes,
+                header=codec.header_bytes,
+                kind="int8" if codec.signed else "uint8",
+                decode=f"{FUNCTION_PREFIX}decode_{codec.name}",
+            )
+            lines += text.strip().splitlines()
         return lines
 
     def gather(self, elements: int) -> list[str]:
@@ -164,7 +223,7 @@ class Elements(Sweep):
         """Return every measure of element i."""
         lines: list[str] = []
         for stream in self.used:
-            load = STORAGE[self.storage[stream]].load
+            load = STORAGE[self.stored_type(stream)].load
             lines.append(f"e{stream} = {load.format(f'p{stream}[i]')}")
         if self.copy is not None:
             lines.append(f"e0 = resumed(e0, p{self.copy}[i], {self.storage[0]}(1))")
@@ -196,10 +255,13 @@ class Elements(Sweep):
     def define_functions(self, compute: str) -> list[str]:
         """The functions that `measure_element` calls."""
         found = [HEADER.format(literal=LITERAL, compute="float64")]
-        if self.stages or any(self.are_like_update):
+        if self.stages or self.coded or any(self.are_like_update):
             found.append(HEADER.format(literal=STAGE_LITERAL, compute=compute))
         for index, stage in enumerate(self.stages):
             found.append(FormulaWriter(STAGE_LITERAL).define_function(f"stage{index}", stage))
+        for codec in dict.fromkeys(self.coded.values()):
+            writer, graph = FormulaWriter(STAGE_LITERAL), transcribe(codec.decode)
+            found.append(writer.define_function(f"decode_{codec.name}", graph))
         if self.copy is not None:
             found += of_copies(self.storage[-1], self.storage[0]).values()
         return found
@@ -255,9 +317,11 @@ def generate_measure(
     leaves |= {k: f"lanes{index}[0]" for index, k in enumerate(kept)}
     sweep = Elements(tuple(formulas[k] for k in kept), stages, storage, readable, from_copy)
     rows = _ROWS if len(sweep.read) <= _STREAMS else 1
-    gathers = gathers and bool(sweep.read)
-    scratch = sweep.reserve_scratch(rows * LANES) if gathers else []
-    gathered = [sweep.gather(each * LANES) if gathers else [] for each in (rows, 1)]
+    # Tensors with encoded slots are in row-major order.
+    gathers = gathers and bool(sweep.read) and not sweep.coded
+    reserve = sweep.reserve_scratch if gathers else sweep.reserve_decoded
+    gather = sweep.gather if gathers else sweep.decode
+    scratch, gathered = reserve(rows * LANES), [gather(each * LANES) for each in (rows, 1)]
     text = _MEASURE.format(
         parameters=", ".join(["i", *sweep.arguments]),
         element=indent_by(sweep.measure_element(), 1),

@@ -133,6 +133,12 @@ def records(addresses, element):
 
 
 @triton.jit
+def word_pointer(start):
+    """Return a pointer to bytes as one to 32-bit integers."""
+    return start.to(tl.pointer_type(tl.int32), bitcast=True)
+
+
+@triton.jit
 def store_where(start, at, value, is_there, MASKED: tl.constexpr):
     """Write a part of records, of which integers lose what does not fit."""
     value = value.to(start.dtype.element_ty)

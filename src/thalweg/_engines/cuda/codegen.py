@@ -118,6 +118,9 @@ def write_header(compute: str, fast: bool = False) -> str:
     return begin + "\n".join([*names, f"{LITERAL} = {literal}", ""])
 
 
+# What kernels with random bits or encoded slots import, too.
+BLOCKWISE = "from thalweg._engines.cuda.blockwise_functions import *\n"
+
 # Operations whose results may be denormal where no argument is.
 _SHRINKING = {*ROUNDED, "square", "exp", "power", "narrow"}
 

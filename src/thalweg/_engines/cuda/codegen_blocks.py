@@ -14,6 +14,7 @@ from thalweg._engines.codecs.codec import SCALE_BYTES, Codec
 from thalweg._engines.codecs.split8 import HALF
 from thalweg._engines.codegen import Update
 from thalweg._engines.cuda.codegen import (
+    BLOCKWISE,
     THREADS,
     Element,
     Kernel,
@@ -26,7 +27,6 @@ from thalweg._engines.formula_parser import FUNCTION_PREFIX, transcribe
 from thalweg._engines.random_bits import GROUP, NARROW, SCALARS
 from thalweg.formula import Formula
 
-_MORE = "from thalweg._engines.cuda.blockwise_functions import *\n"
 _NUMBERS = "float32"  # what codecs hold, and all that is computed beside them
 _PARTS = ("decode", "prepare", "encode")  # the formulas of a codec
 
@@ -91,7 +91,9 @@ def generate_blocks(
     drawn = {k: k and k - 1 for k in sorted(changed) if draws and storage[k] in NARROW}
     element = _Element(update, Writer(_NUMBERS, flush, fast and not every), every, drawn)
     program = write_dense(element, element.block, element.places_of_tile(), *["places"] * draws)
-    return assemble_kernel(element, element.define_functions(*element.more) + program, more=_MORE)
+    return assemble_kernel(
+        element, element.define_functions(*element.more) + program, more=BLOCKWISE
+    )
 
 
 class _Element(Element):

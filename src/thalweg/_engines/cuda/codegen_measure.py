@@ -5,13 +5,26 @@ A program makes one leaf, in the order of `thalweg._engines.reduction_order`.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from thalweg._base.locks import importing
 from thalweg._engines.codegen import indent_by
 from thalweg._engines.codegen_measure import Sweep
-from thalweg._engines.cuda.codegen import Kernel, Writer, name_kernel, write_header
+from thalweg._engines.cuda.codegen import (
+    BLOCKWISE,
+    SIZES,
+    Kernel,
+    Writer,
+    name_kernel,
+    write_header,
+)
 from thalweg._engines.formula_graph import FormulaGraph
-from thalweg._engines.formula_parser import FUNCTION_PREFIX, LOCAL_PREFIX
+from thalweg._engines.formula_parser import FUNCTION_PREFIX, LOCAL_PREFIX, transcribe
 from thalweg._engines.reduction_order import LANES, LEAF
 from thalweg.formula import Formula
+
+if TYPE_CHECKING:
+    from thalweg._engines.codecs.codec import Codec
 
 # Makes numbers of stages, which are of the type of the update; formulas are float64.
 _STAGE_LITERAL = "_stage_literal"
@@ -42,6 +55,17 @@ def KERNEL_NAME(base, chunks, sizes, scalar_row, scalars, leaves, whole, ALIGNED
 {rest}
 {fold}
 {keep}
+"""
+
+# Decodes elements of a slot; `p` points at the first record of the leaf.
+_DECODE = """
+record{stream} = (at >> {shift}) * {bytes}
+scale{stream} = load_where(word_pointer(p{stream}), record{stream} // 4, at < length, MASKED)
+scale{stream} = {scale}
+stored{stream} = load_where(
+    p{stream}, record{stream} + {header} + (at & {within}), at < length, MASKED
+)
+decoded{stream} = {decode}(stored{stream}.to(tl.float32), scale{stream})
 """
 
 _PEAK = """
@@ -95,17 +119,27 @@ class Program:
 
     def __init__(self, sweep: Sweep, compute: str, flush: bool) -> None:
         self.sweep = sweep
+        coded = [stream for stream in sweep.read if sweep.storage[stream] not in SIZES]
+        self._coded: dict[int, Codec] = {}
+        if coded:
+            with importing:
+                from thalweg._engines.codecs import CODECS
+            self._coded = {stream: CODECS[sweep.storage[stream]] for stream in coded}
         self._double = Writer("float64", flush)
         self._single = Writer(compute, flush, literal=_STAGE_LITERAL)
 
     def write_header(self) -> str:
         """What stands before the functions."""
-        return write_header("float64") + _stage_header(self._single.compute) + "\n\n"
+        more = BLOCKWISE if self._coded else ""
+        return write_header("float64") + more + _stage_header(self._single.compute) + "\n\n"
 
     def define_functions(self) -> str:
         """The function that returns every measure of a block, after those that it calls."""
         stages = enumerate(self.sweep.stages)
         found = [self._single.define_function(f"stage{k}", stage) for k, stage in stages]
+        for codec in dict.fromkeys(self._coded.values()):
+            graph = transcribe(codec.decode)
+            found.append(self._single.define_function(f"decode_{codec.name}", graph))
         parameters = ", ".join([*self.sweep.arguments, "at", "length", "MASKED: tl.constexpr"])
         element = (
             f"@triton.jit\ndef element({parameters}):\n{indent_by(self._measure_element(), 1)}"
@@ -127,6 +161,8 @@ class Program:
         return [*lines, f"return {names}"]
 
     def _read_stream(self, stream: int) -> list[str]:
+        if codec := self._coded.get(stream):
+            return self._decode(stream, codec)
         writer = self._single if stream == 1 and self.sweep.stages else self._double
         value = writer.read_value(
             f"load(p{stream}, at, length, MASKED)", self.sweep.storage[stream]
@@ -135,6 +171,19 @@ class Program:
         if self.sweep.copy is not None and stream == 0:
             lines += self._double.resume_at_copy("e0", self.sweep.storage, "at", "length", "MASKED")
         return lines
+
+    def _decode(self, stream: int, codec: Codec) -> list[str]:
+        text = _DECODE.format(
+            stream=stream,
+            shift=codec.block.bit_length() - 1,
+            bytes=codec.record_bytes,
+            within=codec.block - 1,
+            header=codec.header_bytes,
+            scale=self._single.flush_value(f"scale{stream}.to(tl.float32, bitcast=True)"),
+            decode=f"{FUNCTION_PREFIX}decode_{codec.name}",
+        )
+        value = self._double.read_value(f"decoded{stream}", "float32")
+        return [*text.strip().splitlines(), f"e{stream} = {value}"]
 
     def _writer_of(self, index: int) -> Writer:
         return self._single if self.sweep.are_like_update[index] else self._double
@@ -171,6 +220,11 @@ class Program:
         lines: list[str] = []
         for stream in self.sweep.read:
             place = f"base + tensor * {len(self.sweep.storage)} + {stream}"
+            if codec := self._coded.get(stream):
+                kind = "tl.int8" if codec.signed else "tl.uint8"
+                first = f"offset // {codec.block} * {codec.record_bytes}"
+                lines.append(f"p{stream} = records({place}, {kind}) + {first}")
+                continue
             kind = f"tl.{self.sweep.storage[stream]}"
             lines.append(f"p{stream} = pointer({place}, {kind}, ALIGNED) + offset")
         return lines

@@ -1,0 +1,475 @@
+"""Check the syntax tree of a formula and rewrite it for any kind of number.
+
+Numeric literals become calls of the engine's number type, functions of `thalweg.formula` become
+those of a namespace, helper functions are included, and everything else raises an error with the
+line in the formula.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import types
+from collections.abc import Sequence
+from typing import Any, cast
+
+from thalweg import formula
+from thalweg._engines.formula_source import (
+    FUNCTION_PREFIX,
+    HELPER_PREFIX,
+    LITERAL,
+    LOCAL_PREFIX,
+    count_of,
+    parse_definition,
+    place_of,
+)
+from thalweg.errors import RuleError
+
+FUNCTIONS = ("sqrt", "absolute", "sign", "where", "maximum", "minimum", "exp", "log", "power")
+ALL_FUNCTIONS = (*FUNCTIONS, "wide", "narrow")
+_BY_FUNCTION = {id(getattr(formula, name)): name for name in ALL_FUNCTIONS}
+_ARGUMENTS = {name: getattr(formula, name).__code__.co_argcount for name in ALL_FUNCTIONS}
+_HOME_OF_MEANS = "thalweg._base.fused_stage"  # by its name: few need it loaded
+# What other libraries call them, where the name is another.
+_ALIASES = {"abs": "absolute", "fabs": "absolute", "max": "maximum", "min": "minimum",
+            "fmax": "maximum", "fmin": "minimum", "pow": "power"}  # fmt: skip
+_REDUCTIONS = {"all", "amax", "amin", "any", "average", "cumsum", "dot", "einsum", "fsum", "inner",
+               "l2_loss", "logsumexp", "matmul", "max", "mean", "median", "min", "mm", "norm",
+               "numel", "prod", "softmax", "std", "sum", "trace", "var", "vdot",
+               "vector_norm"}  # fmt: skip
+_LOGICAL = (ast.BitAnd, ast.BitOr)
+_OPERATORS = (*_LOGICAL, ast.Add, ast.Sub, ast.Mult, ast.Div, ast.Pow)
+
+
+def _advice_for(node: ast.AST) -> str:
+    """Return advice for an error about syntax that a formula cannot contain, or ""."""
+    if isinstance(node, ast.IfExp):
+        parts = ", ".join(map(ast.unparse, (node.test, node.body, node.orelse)))
+        return f"; write `where({parts})`"
+    if isinstance(node, ast.If | ast.Match):
+        return "; choose with where(condition, a, b)"
+    if isinstance(node, ast.BoolOp):
+        sign = "&" if isinstance(node.op, ast.And) else "|"
+        return f"; combine comparisons with `{sign}` and choose with where(condition, a, b)"
+    if isinstance(node, ast.UnaryOp):
+        return "; write the opposite comparison"
+    if isinstance(node, ast.For | ast.While):
+        return "; write its steps one below the other"
+    if isinstance(node, ast.Return):
+        return "; it returns once, at its end"
+    if isinstance(node, ast.AnnAssign):
+        return "; assign without a type"
+    if isinstance(node, ast.Tuple):
+        return "; the return of a formula alone holds several values"
+    if isinstance(node, ast.List | ast.Dict):
+        return "; return several results as `return var, slot`"
+    is_product = isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult)
+    return (
+        _ONE_ELEMENT_ADVICE if isinstance(node, ast.Subscript | ast.Attribute) or is_product else ""
+    )
+
+
+# Advice for sums and shapes, which formulas of single elements lack.
+_ONE_ELEMENT_ADVICE = (
+    "; a formula is for one element: sums over a whole variable are `measures` of the rule"
+    " (docs/formulas.md#reductions-and-per-variable-scalars), those of rows and columns are made by"
+    " a `Measure` (docs/matrix-rules.md#row-and-column-reductions)"
+)
+_STAGE_ADVICE = "; a FusedStage may call mean_over_rows and mean_over_columns, a Stage all of torch"
+
+
+def _advice_for_call(call: ast.Call, is_stage: bool) -> str:
+    """Return advice for an error about a call that a formula cannot contain."""
+    last = ast.unparse(call.func).rpartition(".")[2]
+    name = _ALIASES.get(last, last)
+    # `max` of two values is no reduction.
+    if last.removeprefix("nan").removeprefix("reduce_") in _REDUCTIONS and (
+        name not in FUNCTIONS or len(call.args) < 2
+    ):
+        return _STAGE_ADVICE if is_stage else _ONE_ELEMENT_ADVICE
+    if call.keywords:
+        return "; give the arguments by position"
+    if name not in FUNCTIONS:
+        return f"; it may call {', '.join(FUNCTIONS)} and plain helper functions, by position"
+    return f"; write `{name}(...)`, from thalweg import {name}"
+
+
+class FormulaRewriter(ast.NodeTransformer):
+    def __init__(
+        self, function: types.FunctionType, helpers: HelperFunctions, is_stage: bool = False
+    ):
+        self.function, self.is_stage = function, is_stage
+        self.helpers = helpers
+        self.locals: set[str] = set()
+        # Whether a local name is a condition. The first use of a helper's parameter decides.
+        self.conditions: dict[str, bool] = {}
+        self.moves: list[ast.expr] = []  # calls of `moved`
+        closure = inspect.getclosurevars(function)
+        self.outer: dict[str, Any] = {**closure.builtins, **closure.globals, **closure.nonlocals}
+
+    def error_at(self, node: ast.AST, problem: str) -> RuleError:
+        """Return the error about a node, with file and line."""
+        return RuleError(f"{place_of(self.function, getattr(node, 'lineno', None))}: {problem}")
+
+    def generic_visit(self, node: ast.AST) -> ast.AST:
+        first_line = ast.unparse(node).splitlines()[0]
+        raise self.error_at(node, f"a formula cannot contain `{first_line}`{_advice_for(node)}.")
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        if node.id in self.locals or isinstance(node.ctx, ast.Store):
+            return ast.copy_location(ast.Name(LOCAL_PREFIX + node.id, node.ctx), node)
+        if node.id not in self.outer:
+            raise self.error_at(node, f"`{node.id}` is not defined.")
+        value = self.outer[node.id]
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            return self.write_literal(node, float(value))
+        raise self.error_at(
+            node,
+            f"a formula cannot use `{node.id}`, a {type(value).__name__};"
+            " it may use its parameters, numbers, helper functions and thalweg's functions.",
+        )
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
+        owner = node.value
+        if isinstance(owner, ast.Name) and isinstance(self.outer.get(owner.id), types.ModuleType):
+            text = ast.unparse(node)
+            raise self.error_at(
+                node,
+                f"a formula cannot contain `{text}`; give the number a name outside the formula,"
+                f" `{node.attr} = {text}`.",
+            )
+        return self.generic_visit(node)
+
+    def write_literal(self, node: ast.expr, value: float) -> ast.expr:
+        number: ast.expr = ast.Constant(value)
+        # NaN has no literal.
+        if value != value:
+            infinity = ast.Constant(float("inf"))
+            number = ast.BinOp(infinity, ast.Sub(), infinity)
+        call = ast.Call(ast.Name(LITERAL, ast.Load()), [number], [])
+        return ast.fix_missing_locations(ast.copy_location(call, node))
+
+    def visit_Constant(self, node: ast.Constant) -> ast.AST:
+        if isinstance(node.value, bool) or not isinstance(node.value, int | float):
+            raise self.error_at(node, f"a formula cannot contain {node.value!r}.")
+        return self.write_literal(node, float(node.value))
+
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.AST:
+        if not isinstance(node.op, ast.USub | ast.UAdd):
+            return self.generic_visit(node)
+        return ast.copy_location(ast.UnaryOp(node.op, self.as_number(node.operand)), node)
+
+    def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
+        if not isinstance(node.op, _OPERATORS):
+            return self.generic_visit(node)
+        operand = self.as_condition if isinstance(node.op, _LOGICAL) else self.as_number
+        left = operand(node.left)
+        if isinstance(node.op, ast.Pow):
+            if isinstance(node.right, ast.Constant) and node.right.value == 2:
+                return self.write_call(node, "square", [left])
+            return self.write_call(node, "power", [left, self.as_number(node.right)])
+        return ast.copy_location(ast.BinOp(left, node.op, operand(node.right)), node)
+
+    def visit_Compare(self, node: ast.Compare) -> ast.AST:
+        if len(node.ops) != 1 or isinstance(node.ops[0], ast.Is | ast.IsNot | ast.In | ast.NotIn):
+            raise self.error_at(
+                node, f"write `{ast.unparse(node)}` with single comparisons and `&`."
+            )
+        left, right = self.as_number(node.left), self.as_number(node.comparators[0])
+        return ast.copy_location(ast.Compare(left, node.ops, [right]), node)
+
+    def write_call(self, node: ast.expr, name: str, args: list[ast.expr]) -> ast.expr:
+        call = ast.Call(ast.Name(FUNCTION_PREFIX + name, ast.Load()), args, [])
+        return ast.fix_missing_locations(ast.copy_location(call, node))
+
+    def call_error(self, node: ast.Call, text: str) -> RuleError:
+        advice = _advice_for_call(node, self.is_stage)
+        return self.error_at(node, f"a formula cannot call `{text}`{advice}.")
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        if not isinstance(node.func, ast.Name) or node.keywords:
+            raise self.call_error(node, ast.unparse(node))
+        function = self.outer.get(node.func.id)
+        if function is formula.moved:
+            return self.write_move(node)
+        name = _BY_FUNCTION.get(id(function))
+        if name is None and function is abs:
+            name = "absolute"
+        is_function = isinstance(function, types.FunctionType)
+        if is_function and function.__globals__["__name__"] == _HOME_OF_MEANS:
+            if not self.is_stage:
+                raise self.error_at(
+                    node,
+                    f"`{node.func.id}` is for a FusedStage, and there for the formula itself: its"
+                    " helpers and all other formulas are for one element.",
+                )
+            self.check_count(node, 1)
+            return self.write_call(node, function.__name__, [self.as_number(node.args[0])])
+        if name is None:
+            if not isinstance(function, types.FunctionType):
+                raise self.call_error(node, node.func.id)
+            count = self.helpers.count_results(function)
+            if count > 1:
+                names = ", ".join("abcdefgh"[:count])
+                problem = f"`{node.func.id}` returns {count} values: write `{names} = {{}}` before."
+                raise self.error_at(node, problem.format(ast.unparse(node)))
+            return self.write_helper(node, function)
+        self.check_count(node, _ARGUMENTS[name])
+        if name == "where":
+            test, *values = node.args
+            kinds = {self.is_condition(value) for value in values}
+            accept = self.as_condition if True in kinds else self.as_number
+            return self.write_call(node, name, [self.as_condition(test), *map(accept, values)])
+        return self.write_call(node, name, [self.as_number(arg) for arg in node.args])
+
+    def write_helper(
+        self, node: ast.Call, function: types.FunctionType, result: int = 0
+    ) -> ast.expr:
+        """Return a call of a helper for the result with an index."""
+        name = self.helpers.name_helper(function, result)
+        self.check_count(node, function.__code__.co_argcount)
+        kinds = self.helpers.parameters[function, result]
+        accepted = [
+            self.visit(arg)
+            if kind is None
+            else (self.as_condition if kind else self.as_number)(arg)
+            for arg, kind in zip(node.args, kinds, strict=True)
+        ]
+        return self.write_call(node, name, accepted)
+
+    def write_move(self, node: ast.Call) -> ast.expr:
+        """Return a call of `moved`, or of `moved_back` if the step is subtracted."""
+        self.check_count(node, 2)
+        base, step = node.args
+        name = "moved"
+        if isinstance(step, ast.UnaryOp) and isinstance(step.op, ast.USub):
+            name, step = "moved_back", step.operand
+        call = self.write_call(node, name, [self.as_number(base), self.as_number(step)])
+        self.moves.append(call)
+        return call
+
+    def place_of_move(self, node: ast.FunctionDef, values: Sequence[ast.expr]) -> int | None:
+        """Return the index of the value that is a call of `moved`, or None if there is no call."""
+        places = [
+            index for index, value in enumerate(values) if any(value is move for move in self.moves)
+        ]
+        if len(self.moves) > 1 or len(places) < len(self.moves):
+            raise self.error_at(
+                node,
+                "a formula says `moved(base, step)` once, of its first result or of a name.",
+            )
+        return places[0] if places else None
+
+    def check_moved(
+        self, node: ast.FunctionDef, body: Sequence[ast.Assign], first: ast.expr, move: int | None
+    ) -> None:
+        """Raise RuleError if the first result is not the name that `moved` was assigned to."""
+        if move is None or move == len(body):
+            return
+        moved_name, *later_names = (cast("ast.Name", line.targets[0]).id for line in body[move:])
+        is_first = isinstance(first, ast.Name) and first.id == moved_name
+        if not is_first or moved_name in later_names:
+            name = moved_name.removeprefix(LOCAL_PREFIX)
+            raise self.error_at(
+                node, f"`{name}` is what it has `moved`, and what it returns first is another."
+            )
+
+    def check_count(self, node: ast.Call, count: int) -> None:
+        """Raise RuleError unless a call has this number of arguments."""
+        if len(node.args) != count:
+            problem = f"`{ast.unparse(node)}` needs {count_of(count, 'argument')}."
+            raise self.error_at(node, problem)
+
+    def is_condition(self, node: ast.expr) -> bool | None:
+        """Return whether an expression is a condition; None for a parameter that may be either."""
+        if isinstance(node, ast.Compare):
+            return True
+        if isinstance(node, ast.BinOp):
+            return isinstance(node.op, _LOGICAL)
+        if isinstance(node, ast.Name) and node.id in self.locals:
+            return self.conditions.get(node.id)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            function = self.outer.get(node.func.id)
+            if _BY_FUNCTION.get(id(function)) == "where" and len(node.args) == 3:
+                return self.is_condition(node.args[1])
+            if (function, 0) in self.helpers.conditions:
+                return self.helpers.conditions[function, 0]
+        return False
+
+    def as_number(self, node: ast.expr) -> ast.expr:
+        """Return an expression rewritten; raise RuleError if it is a condition."""
+        rewritten = self.visit(node)
+        if self.fix_kind(node, False):
+            return rewritten
+        raise self.error_at(
+            node, f"`{ast.unparse(node)}` is no number; write where({ast.unparse(node)}, 1, 0)."
+        )
+
+    def as_condition(self, node: ast.expr) -> ast.expr:
+        """Return an expression rewritten; raise RuleError if it is a number."""
+        rewritten = self.visit(node)
+        if self.fix_kind(node, True):
+            return rewritten
+        raise self.error_at(
+            node, f"`{ast.unparse(node)}` is no condition; write `{ast.unparse(node)} != 0`."
+        )
+
+    def fix_kind(self, node: ast.expr, is_condition: bool) -> bool:
+        """Return whether an expression has a kind; give this kind to a parameter without one."""
+        kind = self.is_condition(node)
+        if kind is None and isinstance(node, ast.Name):
+            kind = self.conditions[node.id] = is_condition
+        return kind is is_condition
+
+    def write_tuple_assignment(self, node: ast.Assign, target: ast.Tuple) -> list[ast.Assign]:
+        """Return assignments of a helper's results: first to new names, then to the targets."""
+        names = [element.id for element in target.elts if isinstance(element, ast.Name)]
+        call = node.value
+        used = [(index, name) for index, name in enumerate(names) if name != "_"]
+        has_distinct_names = len({name for _, name in used}) == len(used)
+        title = (
+            call.func.id if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) else ""
+        )
+        helper: Any = self.outer.get(title)
+        is_helper = isinstance(helper, types.FunctionType) and id(helper) not in _BY_FUNCTION
+        if (
+            not (is_helper and isinstance(call, ast.Call))
+            or not has_distinct_names
+            or len(names) < len(target.elts)
+        ):
+            raise self.error_at(
+                node, "assign one name at a time, or what a helper function returns."
+            )
+        count = self.helpers.count_results(helper)
+        if count != len(names):
+            raise self.error_at(
+                node, f"`{title}` returns {count_of(count, 'value')}, not {len(names)}."
+            )
+        assignments: list[ast.Assign] = []
+        for index, name in used:
+            result = self.write_helper(call, helper, index)
+            assignments.append(self.write_assignment(node, f"_{index}_{name}", result))
+            self.record_local(f"_{index}_{name}", self.helpers.conditions[helper, index])
+        for index, name in used:
+            source = ast.copy_location(ast.Name(f"_{index}_{name}", ast.Load()), node)
+            store = ast.copy_location(ast.Name(name, ast.Store()), node)
+            assignments.append(self.visit(ast.copy_location(ast.Assign([store], source), node)))
+        return assignments
+
+    def write_assignment(self, node: ast.Assign, name: str, value: ast.expr) -> ast.Assign:
+        target = ast.Name(LOCAL_PREFIX + name, ast.Store())
+        return ast.fix_missing_locations(ast.copy_location(ast.Assign([target], value), node))
+
+    def record_local(self, name: str, is_condition: bool | None) -> None:
+        """Record a local name, and whether it is a condition."""
+        self.locals.add(name)
+        self.conditions.pop(name, None)
+        if is_condition is not None:
+            self.conditions[name] = is_condition
+
+    def visit_Assign(self, node: ast.Assign) -> ast.AST:
+        target = node.targets[0]
+        if len(node.targets) != 1 or not isinstance(target, ast.Name):
+            raise self.error_at(node, "assign one name at a time.")
+        is_condition = self.is_condition(node.value)
+        value = (self.as_condition if is_condition else self.as_number)(node.value)
+        kind = self.is_condition(node.value)
+        former_kind = self.conditions.get(target.id)
+        if target.id in self.locals and None not in (kind, former_kind) and kind != former_kind:
+            raise self.error_at(
+                node, f"`{target.id}` cannot be a number here and a condition there."
+            )
+        self.record_local(target.id, kind)
+        return ast.copy_location(ast.Assign([self.visit(target)], value), node)
+
+    def visit_AugAssign(self, node: ast.AugAssign) -> ast.AST:
+        if not isinstance(node.target, ast.Name):
+            raise self.error_at(node, "assign one name at a time.")
+        # Written out, because NumPy's `a += b` would change the caller's array.
+        load = ast.copy_location(ast.Name(node.target.id, ast.Load()), node.target)
+        value = ast.copy_location(ast.BinOp(load, node.op, node.value), node)
+        return self.visit_Assign(ast.copy_location(ast.Assign([node.target], value), node))
+
+    def write_body(self, node: ast.FunctionDef) -> tuple[list[ast.Assign], ast.expr]:
+        """Return the rewritten assignments of a definition, and the value that it returns, which
+        is not rewritten yet.
+        """
+        arguments = node.args
+        if arguments.vararg or arguments.kwarg or arguments.defaults or any(arguments.kw_defaults):
+            raise self.error_at(node, "a formula takes plain parameters without defaults or *args.")
+        parameters = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
+        self.locals = {parameter.arg for parameter in parameters}
+        body = list(node.body)
+        if body and isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant):
+            body = body[1:]
+        if not body or not isinstance(body[-1], ast.Return) or body[-1].value is None:
+            raise self.error_at(node, "a formula ends with a return of its results.")
+        for statement in body[:-1]:
+            if not isinstance(statement, ast.Assign | ast.AugAssign):
+                self.generic_visit(statement)
+        assignments: list[ast.Assign] = []
+        for statement in body[:-1]:
+            target = statement.targets[0] if isinstance(statement, ast.Assign) else None
+            if isinstance(target, ast.Tuple):
+                assignments += self.write_tuple_assignment(cast("ast.Assign", statement), target)
+            else:
+                assignments.append(self.visit(statement))
+        return assignments, body[-1].value
+
+
+class HelperFunctions:
+    """Helper functions of one formula, each after the helpers that it calls.
+
+    A helper with several results has one definition for each of them.
+    """
+
+    def __init__(self) -> None:
+        self._names: dict[tuple[types.FunctionType, int], str] = {}
+        self._open: set[types.FunctionType] = set()
+        self.definitions: list[ast.FunctionDef] = []
+        # Whether results and parameters are conditions; None for either kind.
+        self.conditions: dict[tuple[Any, int], bool | None] = {}
+        self.parameters: dict[tuple[Any, int], list[bool | None]] = {}
+
+    def count_results(self, function: types.FunctionType) -> int:
+        """Return the number of results of a helper."""
+        statement = parse_definition(function).body[-1]
+        value = statement.value if isinstance(statement, ast.Return) else None
+        return len(value.elts) if isinstance(value, ast.Tuple) else 1
+
+    def name_helper(self, function: types.FunctionType, result: int) -> str:
+        """Return the name of a helper's definition for one result; write it at the first call."""
+        if function in self._open:
+            raise RuleError(f"{place_of(function)} calls itself, which a formula cannot.")
+        key = function, result
+        if key not in self._names:
+            self._names[key] = f"{HELPER_PREFIX}{len(self._names)}_{function.__name__}"
+            self._open.add(function)
+            self.definitions.append(self._write_definition(function, result))
+            self._open.remove(function)
+        return self._names[key]
+
+    def _write_definition(self, function: types.FunctionType, index: int) -> ast.FunctionDef:
+        node = parse_definition(function)
+        writer = FormulaRewriter(function, self)
+        assignments, result = writer.write_body(node)
+        result = result.elts[index] if isinstance(result, ast.Tuple) else result
+        accept = writer.as_condition if writer.is_condition(result) else writer.as_number
+        statement = ast.copy_location(ast.Return(accept(result)), result)
+        body: list[ast.stmt] = [*assignments, statement]
+        if writer.moves:
+            raise writer.error_at(node, "`moved` is for the formula itself, not for its helpers.")
+        if node.args.kwonlyargs:
+            raise writer.error_at(node, "a helper function takes its parameters by position.")
+        key = function, index
+        self.conditions[key] = writer.is_condition(result)
+        arguments = [*node.args.posonlyargs, *node.args.args]
+        self.parameters[key] = [writer.conditions.get(arg.arg) for arg in arguments]
+        parameters = [ast.arg(LOCAL_PREFIX + arg.arg) for arg in arguments]
+        definition = ast.FunctionDef(
+            name=FUNCTION_PREFIX + self._names[key],
+            args=ast.arguments([], parameters, None, [], [], None, []),
+            body=body,
+            decorator_list=[],
+        )
+        return ast.fix_missing_locations(ast.copy_location(definition, node))

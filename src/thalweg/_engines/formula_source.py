@@ -1,0 +1,137 @@
+"""Read the source of a formula, and the checked form of it."""
+
+from __future__ import annotations
+import __future__
+
+import ast
+import functools
+import inspect
+import marshal
+import os
+import struct
+import textwrap
+import types
+from dataclasses import dataclass
+from importlib.util import MAGIC_NUMBER, cache_from_source
+from pathlib import Path
+from typing import Any, cast
+
+from thalweg._base.showing import show_value
+from thalweg.errors import RuleError
+
+LITERAL = "_literal"  # the name under which an engine supplies its number type
+FUNCTION_PREFIX = "_f_"  # and its functions
+HELPER_PREFIX = "helper"  # helper functions come after it, numbered
+LOCAL_PREFIX = "r_"  # the names of a formula, apart from those of the kernel around it
+
+_HEADER = struct.Struct("<4sIII")  # of bytecode on disk: format, flags, time and size of the source
+_WORD = (1 << 32) - 1
+_FUTURE: int = functools.reduce(
+    lambda flags, flag: flags | flag,
+    (getattr(__future__, name).compiler_flag for name in __future__.all_feature_names),
+)
+
+
+@dataclass(frozen=True)
+class FormulaSource:
+    """Formula that passed the checks, as syntax trees.
+
+    Attributes:
+        positional: `var`, `grad` and the slots, as the formula calls them.
+        scalars: Its keyword-only parameters.
+        body: Its assignments, re-typed and renamed.
+        results: The expressions it returns.
+        helpers: The helper functions it calls, as definitions, in order of need.
+        filename: The file that holds the formula.
+    """
+
+    positional: tuple[str, ...]
+    scalars: tuple[str, ...]
+    body: tuple[ast.Assign, ...]
+    results: tuple[ast.expr, ...]
+    helpers: tuple[ast.FunctionDef, ...]
+    filename: str
+
+
+def place_of(function: Any, line: int | None = None) -> str:
+    """Return the name of a function with its file and its first line, or another line."""
+    function = getattr(function, "func", function)  # of a `functools.partial`
+    name = f"{getattr(function, '__qualname__', type(function).__qualname__)!s}"
+    code = getattr(function, "__code__", None)
+    return f"{name} ({code.co_filename}:{line or code.co_firstlineno})" if code else name
+
+
+def count_of(count: int, noun: str) -> str:
+    """Return a count with its noun: "1 slot", "2 slots"."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def parse_definition(function: Any) -> ast.FunctionDef:
+    """Return the syntax tree of a function, with the line numbers of its file.
+
+    Raises:
+        RuleError: The source cannot be read, changed after the import, or is not a `def`.
+    """
+    if not isinstance(function, types.FunctionType):
+        raise RuleError(
+            f"A formula must be a function written with def, not {show_value(function)}."
+        )
+    try:
+        text = textwrap.dedent(inspect.getsource(function))
+        tree = ast.parse(text)
+        _check_current(function)
+    except (OSError, TypeError, SyntaxError, IndentationError) as error:
+        raise RuleError(
+            f"Cannot read the source of {place_of(function)}: {error}."
+            " Define the formula with def in a file."
+        ) from None
+    node = tree.body[0] if tree.body else None
+    if not isinstance(node, ast.FunctionDef):
+        raise RuleError(f"{place_of(function)} must be written with def, not as a lambda.")
+    ast.increment_lineno(node, function.__code__.co_firstlineno - 1)
+    return node
+
+
+def _check_current(function: types.FunctionType) -> None:
+    """Raise RuleError if the file of a function was edited after the import."""
+    loaded = function.__code__
+    text = "".join(inspect.findsource(function)[0])
+    flags = (loaded.co_flags & _FUTURE) | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+    recompiled = compile(text, loaded.co_filename, "exec", flags, dont_inherit=True)
+    if not (_contains(recompiled, loaded) or _contains(_cached_code(loaded.co_filename), loaded)):
+        raise RuleError(
+            f"The source of {place_of(function)} changed after it was imported; import it again."
+        )
+
+
+def _contains(module: types.CodeType | None, loaded: types.CodeType) -> bool:
+    """Return whether the code of a module contains a function."""
+    codes = [] if module is None else [module]
+    # The list grows by nested functions.
+    for code in codes:
+        if code.co_name == loaded.co_name and _fingerprint_of(code) == _fingerprint_of(loaded):
+            return True
+        codes += [const for const in code.co_consts if isinstance(const, types.CodeType)]
+    return False
+
+
+def _cached_code(path: str) -> types.CodeType | None:
+    """Return the cached bytecode of a file if it belongs to the file's present text, else None.
+
+    An import uses this bytecode. Another release of Python with the same format number may have
+    written it, with other instructions for the same text.
+    """
+    try:
+        cached = Path(cache_from_source(path)).read_bytes()
+        header, status = _HEADER.unpack_from(cached), os.stat(path)
+        if header != (MAGIC_NUMBER, 0, int(status.st_mtime) & _WORD, status.st_size & _WORD):
+            return None
+        return cast("types.CodeType", marshal.loads(cached[_HEADER.size :]))
+    except (OSError, ValueError, EOFError, TypeError, struct.error, NotImplementedError):
+        return None
+
+
+def _fingerprint_of(code: types.CodeType) -> tuple[Any, ...]:
+    numbers = [repr(const) for const in code.co_consts if isinstance(const, int | float)]
+    counts = code.co_posonlyargcount, code.co_argcount, code.co_kwonlyargcount
+    return code.co_firstlineno, code.co_code, code.co_names, code.co_varnames, counts, numbers

@@ -1,0 +1,143 @@
+"""8-bit state and split weights with matrix rules, and with rules and wrappers that measure slots.
+
+Each pair of options has the bits of the reference, in planned and in replayed steps, and goes on
+with the same bits after its state was saved and loaded.
+"""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rulebook import assert_same
+from thalweg import Measure, Rule, Slot, checkpoint, optim
+from thalweg._engines import engine
+from thalweg.errors import RuleError
+from thalweg.formula import variable_squares
+
+SHAPES = [(64, 96), (70, 80), (5, 7)]
+WRAPPERS: list[dict[str, Any]] = [
+    {}, {"trust_ratio": True}, {"cautious": True}, {"sphere": True}, {"radial_brake": True},
+    {"clip_grad_norm": 0.5}, {"ema_decay": 0.9}, {"diagnostics": 1},
+]  # fmt: skip
+MEASURING = [optim.LAMB, optim.MARS, optim.Prodigy, optim.StableAdamW, optim.CautiousAdamW,
+             optim.AdamH]  # fmt: skip
+MATRIX = [optim.Muon, optim.NorMuon, optim.MuonH, optim.SOAP, optim.KLSOAP]
+BYTES = {"state_storage": "8bit"}
+CASES = [
+    *((cls, {**BYTES, **options}) for cls in (optim.AdamW, optim.Muon) for options in WRAPPERS),
+    *((cls, BYTES) for cls in (*MEASURING, *MATRIX[1:])),
+    (optim.LAMB, {"state_storage": "dynamic8"}),
+    (optim.SGD, {"state_storage": "linear8", "momentum": 0.9, "trust_ratio": True}),
+    *((cls, {"weights": "split"}) for cls in MATRIX),
+    *((optim.Muon, {"weights": "split", **options}) for options in WRAPPERS[1:]),
+    (optim.SOAP, {"weights": "split", "round": "stochastic", **BYTES}),
+    (optim.NorMuon, {"masters": True, **BYTES}),
+    (optim.LAMB, {"weights": "split", **BYTES}),
+]
+
+
+def make_optimizer(cls: Any, options: dict[str, Any], shapes: Any = SHAPES) -> Any:
+    """Return an optimizer over random parameters, bfloat16 where the options need it."""
+    generator = torch.Generator().manual_seed(1)
+    is_narrow = "weights" in options or "masters" in options
+    dtype = torch.bfloat16 if is_narrow else torch.float32
+    tensors = [torch.randn(shape, generator=generator).to(dtype) for shape in shapes]
+    return cls([torch.nn.Parameter(tensor) for tensor in tensors], lr=0.01, **options)
+
+
+def take_steps(optimizer: Any, count: int, seed: int = 2, is_planned: bool = False) -> Any:
+    """Take steps over random gradients and return the optimizer; planned steps are not replayed."""
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(count):
+        for param in optimizer.param_groups[0]["params"]:
+            gradient = torch.randn(param.shape, generator=generator).to(param.dtype)
+            param.grad = torch.empty_like(param).copy_(gradient)
+        if is_planned:
+            optimizer._cache.forget_replay()
+        optimizer.step()
+    return optimizer
+
+
+def written_tensors(optimizer: Any) -> list[torch.Tensor]:
+    """Return the parameters and their state, bytes as numbers."""
+    params = optimizer.param_groups[0]["params"]
+    tensors = [param.detach() for param in params]
+    for param in params:
+        slots = optimizer.state[param].values()
+        tensors += [slot.detach() for slot in slots if isinstance(slot, torch.Tensor)]
+    return [each.float() if each.dtype == torch.uint8 else each for each in tensors]
+
+
+@pytest.mark.parametrize(("cls", "options"), CASES, ids=str)
+def test_steps_equal_the_reference(cls: Any, options: dict[str, Any]) -> None:
+    replayed = take_steps(make_optimizer(cls, options), 4)
+    planned = take_steps(make_optimizer(cls, options), 4, is_planned=True)
+    with engine("reference"):
+        reference = take_steps(make_optimizer(cls, options), 4)
+    assert_same(written_tensors(replayed), written_tensors(planned))
+    assert_same(written_tensors(replayed), written_tensors(reference))
+    states = replayed.state.values()
+    assert any(slot.dtype == torch.uint8 for state in states for slot in state.values()
+               if isinstance(slot, torch.Tensor)) or "masters" in options  # fmt: skip
+
+
+@pytest.mark.parametrize("cls", [optim.LAMB, optim.Muon, optim.SOAP])
+@pytest.mark.parametrize("options", [BYTES, {"weights": "split"}, {"masters": True}], ids=str)
+@pytest.mark.parametrize("through_file", [False, True], ids=["state_dict", "checkpoint"])
+def test_training_continues_after_a_load(
+    cls: Any, options: dict[str, Any], through_file: bool, tmp_path: Path
+) -> None:
+    first = take_steps(make_optimizer(cls, options), 3)
+    second = make_optimizer(cls, options)
+    pairs = zip(first.param_groups[0]["params"], second.param_groups[0]["params"], strict=True)
+    for param, other_param in pairs:
+        other_param.data.copy_(param.data)
+    if through_file:
+        path = tmp_path / "state.safetensors"
+        named = [
+            dict(zip("abc", x.param_groups[0]["params"], strict=True)) for x in (first, second)
+        ]
+        checkpoint.save(path, optimizer=first, variables=named[0])
+        checkpoint.restore(path, optimizer=second, variables=named[1])
+    else:
+        second.load_state_dict(copy.deepcopy(first.state_dict()))
+    for optimizer in (first, second):
+        take_steps(optimizer, 2, seed=3)
+    assert_same(written_tensors(first), written_tensors(second))
+
+
+def test_encoded_momentum_moves_muon_little() -> None:
+    exact = take_steps(make_optimizer(optim.Muon, {}), 20)
+    encoded = take_steps(make_optimizer(optim.Muon, BYTES), 20)
+    start = make_optimizer(optim.Muon, {})
+    params = [each.param_groups[0]["params"][0].detach() for each in (exact, encoded, start)]
+    distance = (params[0] - params[2]).norm()
+    assert 0 < (params[0] - params[1]).norm() < distance / 10
+
+
+def update_of_rows(var: Any, grad: Any, m: Any, *, learning_rate: Any, rows: Any) -> Any:
+    m = m * 0.9 + grad
+    return var - learning_rate * m / (rows + 1.0), m
+
+
+def slot_squares(var: Any, grad: Any, m: Any) -> Any:
+    return m * m
+
+
+@pytest.mark.parametrize("function", [slot_squares, variable_squares])
+def test_rows_of_encoded_slots_cannot_be_measured(function: Any) -> None:
+    passes = (Measure(function, makes="rows", over="row"),)
+    slots = (Slot("m", storage="softsign8"),)
+    rule = Rule(name="Rows", update=update_of_rows, slots=slots, passes=passes)
+    params = [torch.nn.Parameter(torch.ones(64, 80))]
+    if function is slot_squares:
+        with pytest.raises(RuleError, match=r"'rows' measures rows or columns of its slot 'm'"):
+            optim.RuleOptimizer(params, rule)
+        return
+    optimizer = take_steps(optim.RuleOptimizer(params, rule), 2)
+    assert optimizer.state[params[0]]["m"].dtype == torch.uint8
