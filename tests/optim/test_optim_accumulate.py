@@ -61,10 +61,8 @@ def accumulate(opt: Any, calls: int, first: int = 0, sparse: bool = False) -> An
 def test_step_uses_the_sum(name: str, sparse: bool, options: dict[str, Any]) -> None:
     opt = MAKERS[name](params_of(torch.float32, ROWS), accumulate=3, **options)
     accumulate(opt, 6, sparse=sparse)
-    reference = step_with_sums(
-        MAKERS[name](params_of(torch.float32, ROWS), **options), 2, 3, sparse
-    )
-    assert_same(values(opt), values(reference))
+    ref = step_with_sums(MAKERS[name](params_of(torch.float32, ROWS), **options), 2, 3, sparse)
+    assert_same(values(opt), values(ref))
     assert all("gradient_sum" not in state for state in opt.state.values())
 
 
@@ -158,11 +156,11 @@ def test_referenced_gradients_are_copied(name: str, view: Any) -> None:
             param.grad = view(buffer)
         opt.step()
         assert_same([buffer], [expected])
-    reference = MAKERS[name]([torch.ones(3).requires_grad_() for _ in params])
-    for param in reference.param_groups[0]["params"]:
+    ref = MAKERS[name]([torch.ones(3).requires_grad_() for _ in params])
+    for param in ref.param_groups[0]["params"]:
         param.grad = torch.tensor([3.0, 3.0, -9.0])
-    reference.step()
-    assert_same(values(opt), values(reference))
+    ref.step()
+    assert_same(values(opt), values(ref))
 
 
 def test_wide_sums() -> None:
@@ -183,7 +181,7 @@ def test_sums_with_masters_are_float32(name: str, dtype: torch.dtype, sparse: bo
         return
     params = params_of(dtype, ROWS)
     wide = [param.detach().float().requires_grad_() for param in params]
-    opt, reference = (
+    opt, ref = (
         MAKERS[name](params, accumulate=2, masters=True),
         MAKERS[name](wide, accumulate=2),
     )
@@ -192,9 +190,9 @@ def test_sums_with_masters_are_float32(name: str, dtype: torch.dtype, sparse: bo
         for param, wide_param in zip(params, wide, strict=True):
             wide_param.grad = None if param.grad is None else param.grad.float()
         opt.step()
-        reference.step()
-    assert_same([opt.state[param]["master"] for param in params], values(reference))
-    assert_same(values(opt), [value.to(dtype) for value in values(reference)])
+        ref.step()
+    assert_same([opt.state[param]["master"] for param in params], values(ref))
+    assert_same(values(opt), [value.to(dtype) for value in values(ref)])
 
 
 def test_nonfinite_pass_is_skipped() -> None:
@@ -216,8 +214,8 @@ def test_failed_step_keeps_sums() -> None:
         opt.step()
     opt.param_groups[0]["lr"] = rate
     opt.step()
-    reference = step_with_sums(optim.Adam(params_of(torch.float32)), 1, 2)
-    assert_same(values(opt), values(reference))
+    ref = step_with_sums(optim.Adam(params_of(torch.float32)), 1, 2)
+    assert_same(values(opt), values(ref))
 
 
 def test_zero_accumulate_raises() -> None:

@@ -36,17 +36,15 @@ OPTIONS: tuple[dict[str, Any], ...] = (
 
 
 def params_of(dtype: torch.dtype, shapes: Any = SHAPES) -> list[Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    tensors = (torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes)
+    rng = torch.Generator().manual_seed(0)
+    tensors = (torch.randn(shape, generator=rng, dtype=torch.float64) for shape in shapes)
     return [tensor.to(dtype).requires_grad_() for tensor in tensors]
 
 
 def give(params: Any, step: int) -> None:
-    generator = torch.Generator().manual_seed(100 + step)
+    rng = torch.Generator().manual_seed(100 + step)
     for param in params:
-        grad = torch.randn(param.shape, generator=generator, dtype=torch.float64) * 10 ** (
-            step % 3 - 1
-        )
+        grad = torch.randn(param.shape, generator=rng, dtype=torch.float64) * 10 ** (step % 3 - 1)
         param.grad = grad.to(param.dtype)
 
 
@@ -130,17 +128,15 @@ def test_bfloat16_step_is_rounded_once() -> None:
     opt = optim.Adafactor(params, eps=(1e-7, 1e-3))
     for step in range(4):
         wide = [param.detach().float().requires_grad_() for param in params]
-        reference = torch.optim.Adafactor(wide, eps=(1e-7, 1e-3))
+        ref = torch.optim.Adafactor(wide, eps=(1e-7, 1e-3))
         for param, state in zip(wide, (opt.state.get(param, {}) for param in params), strict=True):
             if state:
-                reference.state[param] = {
-                    key: value.float().clone() for key, value in state.items()
-                }
+                ref.state[param] = {key: value.float().clone() for key, value in state.items()}
         give(params, step)
         for param, wide_param in zip(params, wide, strict=True):
             wide_param.grad = param.grad.float()
         opt.step()
-        reference.step()
+        ref.step()
         for param, wide_param in zip(params, wide, strict=True):
             half = torch.finfo(torch.bfloat16).eps / 2 * wide_param.abs()
             assert ((param.float() - wide_param).abs() <= 1.01 * half + 1e-7).all()
@@ -242,7 +238,7 @@ def test_groups_by_name_and_added_group() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.LayerNorm(8), torch.nn.Linear(8, 2))
     opt = optim.Mixed(optim.groups(model, rules={2: {"rule": "Adafactor", "d": 1.5}, 1: "AdamW"}))
     weights = [model[0].weight, model[2].weight]
-    reference = torch.optim.Adafactor(copies := copy.deepcopy(weights), d=1.5)
+    ref = torch.optim.Adafactor(copies := copy.deepcopy(weights), d=1.5)
     extra, ref_extra = params_of(torch.float32, ((4, 3),)), params_of(torch.float32, ((4, 3),))
     for step in range(4):
         if step == 2:
@@ -254,13 +250,13 @@ def test_groups_by_name_and_added_group() -> None:
                     "eps": (1e-2, 1e-2),
                 }
             )
-            reference.add_param_group({"params": ref_extra, "eps": (1e-2, 1e-2)})
+            ref.add_param_group({"params": ref_extra, "eps": (1e-2, 1e-2)})
             copies, weights = [*copies, *ref_extra], [*weights, *extra]
         give([*model.parameters(), *extra], step)
         for param, ref_param in zip(weights, copies, strict=True):
             ref_param.grad = param.grad.clone()
         opt.step()
-        reference.step()
+        ref.step()
     for param, ref_param in zip(weights, copies, strict=True):
         torch.testing.assert_close(param, ref_param, rtol=1e-5, atol=1e-7)
 
@@ -302,7 +298,7 @@ def test_engines_agree_with_other_options(dtype: torch.dtype, options: dict[str,
 def test_accumulation_equals_mean_gradient() -> None:
     params = params_of(torch.float32)
     opt = optim.Adafactor(params, accumulate=2)
-    reference = torch.optim.Adafactor(ref_params := params_of(torch.float32))
+    ref = torch.optim.Adafactor(ref_params := params_of(torch.float32))
     for step in range(6):
         give(params, step)
         for param, ref_param in zip(params, ref_params, strict=True):
@@ -310,7 +306,7 @@ def test_accumulation_equals_mean_gradient() -> None:
             ref_param.grad = grad if step % 2 == 0 else ref_param.grad + grad
         opt.step()
         if step % 2:
-            reference.step()
+            ref.step()
     assert (
         movement_of(params, ref_params).norm()
         <= BOUND * movement_of(ref_params, params_of(torch.float32)).norm()
@@ -399,12 +395,12 @@ def test_empty_param_does_not_move() -> None:
     """Torch divides by the number of elements, which is 0."""
     params = params_of(torch.float32, ((3, 0), (0,), (0, 2, 2), (4, 3)))
     ref_params = params_of(torch.float32, ((4, 3),))
-    opt, reference = optim.Adafactor(params), optim.Adafactor(ref_params)
+    opt, ref = optim.Adafactor(params), optim.Adafactor(ref_params)
     for step in range(2):
         give(params, step)
         ref_params[0].grad = params[3].grad.clone()
         opt.step()
-        reference.step()
+        ref.step()
     assert [len(opt.state[param]) for param in params[:3]] == [3, 2, 3]
     assert_same([params[3].detach()], [ref_params[0].detach()])
     with pytest.raises(ZeroDivisionError):

@@ -59,10 +59,8 @@ def _loss(module: nn.Module, index: int = 0) -> torch.Tensor:
     return module(x).square().sum()
 
 
-def _state(module: nn.Module, optimizer: Any) -> list[torch.Tensor]:
-    slots = [
-        torch.as_tensor(value) for state in optimizer.state.values() for value in state.values()
-    ]
+def _state(module: nn.Module, opt: Any) -> list[torch.Tensor]:
+    slots = [torch.as_tensor(value) for state in opt.state.values() for value in state.values()]
     return [x.detach().clone() for x in (*module.parameters(), *slots)]
 
 
@@ -70,21 +68,21 @@ def _trained(
     make: Make,
     backend: Any = None,
     dtype: torch.dtype = torch.float32,
-    change: Change = lambda optimizer, index: None,
+    change: Change = lambda opt, index: None,
     steps: int = 4,
 ) -> list[torch.Tensor]:
     """Return parameters and state after steps with gradients from outside of the graph."""
     module = _model(dtype)
-    optimizer = make(list(module.parameters()))
-    step = optimizer.step
+    opt = make(list(module.parameters()))
+    step = opt.step
     if backend is not None:
         step = torch.compile(step, fullgraph=True, backend=backend)
     for index in range(steps):
         _loss(module, index).backward()
         step()
-        optimizer.zero_grad()
-        change(optimizer, index)
-    return _state(module, optimizer)
+        opt.zero_grad()
+        change(opt, index)
+    return _state(module, opt)
 
 
 def _assert_same(actual: list[torch.Tensor], expected: list[torch.Tensor]) -> None:
@@ -106,14 +104,14 @@ def _scheduled(make: Make) -> tuple[Make, Change]:
     rates: list[Any] = []
 
     def made(params: Any) -> Any:
-        optimizer = make(params)
-        rates.append(optim.lr_scheduler.ExponentialLR(optimizer, 0.9))
-        return optimizer
+        opt = make(params)
+        rates.append(optim.lr_scheduler.ExponentialLR(opt, 0.9))
+        return opt
 
-    def change(optimizer: Any, index: int) -> None:
+    def change(opt: Any, index: int) -> None:
         rates[-1].step()
         if index == 2:
-            optimizer.param_groups[0]["lr"] = 0.01
+            opt.param_groups[0]["lr"] = 0.01
 
     return made, change
 
@@ -156,8 +154,8 @@ def test_every_class_of_tensorflow(name: str) -> None:
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own
 @pytest.mark.parametrize("name", [*MAKE, *OPTIONS])
 def test_inductor(name: str) -> None:
-    def change(optimizer: Any, index: int) -> None:
-        for state in optimizer.state.values():
+    def change(opt: Any, index: int) -> None:
+        for state in opt.state.values():
             if "step" in state:
                 state["step"].fill_(index + 7)  # is seen only where views share a version
 
@@ -168,29 +166,29 @@ def test_inductor(name: str) -> None:
 
 def test_a_function_has_no_break() -> None:
     module = _model()
-    optimizer = optim.AdamW(module.parameters())
-    optim.lr_scheduler.ConstantLR(optimizer)
+    opt = optim.AdamW(module.parameters())
+    optim.lr_scheduler.ConstantLR(opt)
     _loss(module).backward()
 
     def step(x: torch.Tensor) -> torch.Tensor:
         x = x + 1
-        optimizer.step()
-        optimizer.zero_grad()
+        opt.step()
+        opt.zero_grad()
         return x * 2
 
     explained = torch._dynamo.explain(step)(torch.ones(2))
     assert (explained.graph_count, explained.graph_break_count) == (1, 0)
     assert "thalweg.step" in explained.graphs[0].code
-    assert optimizer.param_groups[0]["capturable"] is False  # which torch would have changed
+    assert opt.param_groups[0]["capturable"] is False  # which torch would have changed
 
 
 def test_what_torch_refuses_it_refuses_in_a_graph() -> None:
     module = _model()
-    optimizer = optim.AdamW(module.parameters(), capturable=True)
+    opt = optim.AdamW(module.parameters(), capturable=True)
     _loss(module).backward()
     previous = [param.detach().clone() for param in module.parameters()]
-    step = torch.compile(optimizer.step, fullgraph=True, backend="aot_eager")
-    for step_function in (optimizer.step, step):
+    step = torch.compile(opt.step, fullgraph=True, backend="aot_eager")
+    for step_function in (opt.step, step):
         with pytest.raises(AssertionError, match="capturable=True"):
             step_function()
     _assert_same(list(module.parameters()), previous)
@@ -204,20 +202,20 @@ def test_a_whole_training_is_one_graph(name: str, backend: str) -> None:
 
     def losses(compiles: bool) -> list[torch.Tensor]:
         module = _model()
-        optimizer = MAKE[name](module.parameters())
+        opt = MAKE[name](module.parameters())
 
         def train(x: torch.Tensor) -> torch.Tensor:
             loss = module(x).square().sum()
             loss.backward()
-            optimizer.step()
+            opt.step()
             # Not before `backward`: torch 2.13 takes what it then knows of None to other graphs.
-            optimizer.zero_grad()
+            opt.zero_grad()
             return loss.detach()
 
         if compiles:
             train = torch.compile(train, fullgraph=True, backend=backend)
         actual = [train(torch.full((5, 3), 0.1 * (index + 1))) for index in range(4)]
-        return actual + _state(module, optimizer)
+        return actual + _state(module, opt)
 
     with torch._dynamo.config.patch(trace_autograd_ops=True):
         _assert_same(losses(True), losses(False))
@@ -228,13 +226,13 @@ def test_a_graph_reads_what_is_there_when_it_reads(backend: str) -> None:
     def found(compiles: bool) -> list[torch.Tensor]:
         module = _model()
         params = list(module.parameters())
-        optimizer = MAKE["momentum"](params)
+        opt = MAKE["momentum"](params)
 
         def step() -> list[torch.Tensor]:
             doubled = [param * 2 for param in params]
-            optimizer.step()
+            opt.step()
             shifted = [param + 1 for param in params]
-            optimizer.step()
+            opt.step()
             differences = [old - param for old, param in zip(doubled, params, strict=True)]
             return [x.detach() for x in (*doubled, *shifted, *differences)]
 
@@ -244,15 +242,15 @@ def test_a_graph_reads_what_is_there_when_it_reads(backend: str) -> None:
         for index in range(3):
             _loss(module, index).backward()
             tensors += step()
-        return tensors + _state(module, optimizer)
+        return tensors + _state(module, opt)
 
     _assert_same(found(True), found(False))
 
 
 @pytest.mark.parametrize("name", ["AdamW", "tensorflow.Adam"])
 def test_a_state_that_is_loaded_needs_no_other_graph(name: str) -> None:
-    def change(optimizer: Any, index: int) -> None:
-        optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    def change(opt: Any, index: int) -> None:
+        opt.load_state_dict(copy.deepcopy(opt.state_dict()))
 
     counter = _counting("aot_eager")
     actual = _trained(MAKE[name], counter, change=change, steps=6)
@@ -263,15 +261,15 @@ def test_a_state_that_is_loaded_needs_no_other_graph(name: str) -> None:
 def test_gradients_come_and_go() -> None:
     def found(compiles: bool) -> list[torch.Tensor]:
         module = _model()
-        optimizer = MAKE["AdamW"](module.parameters())
-        step = optimizer.step
+        opt = MAKE["AdamW"](module.parameters())
+        step = opt.step
         if compiles:
             step = torch.compile(step, fullgraph=True, backend=counter)
         for index in range(12):
             _loss(module[:2] if index % 3 == 1 else module, index).backward()
             step()
-            optimizer.zero_grad()
-        return _state(module, optimizer)
+            opt.zero_grad()
+        return _state(module, opt)
 
     counter = _counting("aot_eager")
     _assert_same(found(True), found(False))
@@ -279,10 +277,10 @@ def test_gradients_come_and_go() -> None:
 
 
 def test_parameters_that_are_added_are_seen() -> None:
-    def change(optimizer: Any, index: int) -> None:
+    def change(opt: Any, index: int) -> None:
         if index == 1:
             params.append(nn.Parameter(torch.ones(3)))
-            optimizer.add_param_group({"params": params[-1:], "lr": 0.5})
+            opt.add_param_group({"params": params[-1:], "lr": 0.5})
         if index >= 1:
             params[-1].grad = torch.ones(3)
 
@@ -297,16 +295,16 @@ def test_parameters_that_are_added_are_seen() -> None:
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_step_that_fails_changes_nothing(backend: str) -> None:
     module = _model()
-    optimizer = optim.Adam(module.parameters(), ema_decay=0.5)
-    step = torch.compile(optimizer.step, fullgraph=True, backend=backend)
+    opt = optim.Adam(module.parameters(), ema_decay=0.5)
+    step = torch.compile(opt.step, fullgraph=True, backend=backend)
     for _ in range(2):
         _loss(module).backward()
         step()
-    with optimizer.swapped():
-        previous = _state(module, optimizer)
+    with opt.swapped():
+        previous = _state(module, opt)
         with pytest.raises(FailedPreconditionError, match="inside of swapped"):
             step()
-        _assert_same(_state(module, optimizer), previous)
+        _assert_same(_state(module, opt), previous)
 
 
 @pytest.mark.parametrize("name", ["closure", "accumulate", "in_backward", "subclass", "sparse"])
@@ -317,14 +315,14 @@ def test_what_is_no_operation_is_a_break_and_refused_in_words(name: str) -> None
             params = [thalweg.Variable(torch.ones(3, 2))]
         options: dict[str, Any] = {name: 2} if name == "accumulate" else {}
         options |= {name: True} if name == "in_backward" else {}
-        optimizer = optim.SGD(params, lr=0.1, **options)
+        opt = optim.SGD(params, lr=0.1, **options)
         grad = torch.ones(3, 2)
         params[0].grad = grad.to_sparse(1) if name == "sparse" else grad
         arguments = (lambda: 3.0,) if name == "closure" else ()
 
         def step(x: torch.Tensor) -> torch.Tensor:
             x = x + 1
-            optimizer.step(*arguments)
+            opt.step(*arguments)
             return x * 2
 
         return step, params
@@ -343,11 +341,11 @@ def test_what_is_no_operation_is_a_break_and_refused_in_words(name: str) -> None
 
 def test_the_operation_says_what_it_writes() -> None:
     module = _model()
-    optimizer = MAKE["AdamW"](module.parameters())
+    opt = MAKE["AdamW"](module.parameters())
     for _ in range(2):
         _loss(module).backward()
-        torch.compile(optimizer.step, fullgraph=True, backend="eager")()
-    operands = optimizer._cache.operands
+        torch.compile(opt.step, fullgraph=True, backend="eager")()
+    operands = opt._cache.operands
     gradients = [param.grad for param in operands.parameters]
     with torch.no_grad():
         operand_values = (operands.handle, operands.parameters, operands.slots, gradients)
@@ -358,10 +356,10 @@ def test_the_operation_says_what_it_writes() -> None:
 def test_a_schedule_that_is_ahead_of_the_steps_is_told(is_first: bool) -> None:
     param = nn.Parameter(torch.ones(2))
     param.grad = torch.ones(2)
-    optimizer = MAKE["AdamW"]([param])
-    rate = optim.lr_scheduler.ConstantLR(optimizer)
+    opt = MAKE["AdamW"]([param])
+    rate = optim.lr_scheduler.ConstantLR(opt)
     if not is_first:
-        torch.compile(optimizer.step, fullgraph=True, backend="eager")()
+        torch.compile(opt.step, fullgraph=True, backend="eager")()
     warns = pytest.warns(UserWarning, match="before") if is_first else contextlib.nullcontext()
     with warns:
         rate.step()

@@ -194,14 +194,12 @@ def test_engines_agree(case: Any, dtype: torch.dtype) -> None:
 
 def _compare_engines(case: Any, dtype: torch.dtype) -> None:
     module, name, kwargs, _ = case
-    optimizers: list[Any] = []
+    opts: list[Any] = []
     for engine in ("cpu", "reference"):
         params = params_of(dtype)
         with thalweg.engine(engine):
-            optimizers.append(
-                run_steps(params, getattr(module, name)(params, diagnostics=3, **kwargs))
-            )
-    cpu_records, reference_records = (opt.diagnostics.records for opt in optimizers)
+            opts.append(run_steps(params, getattr(module, name)(params, diagnostics=3, **kwargs)))
+    cpu_records, reference_records = (opt.diagnostics.records for opt in opts)
     for column in COLUMNS:
         assert_same([torch.tensor(cpu_records[column])], [torch.tensor(reference_records[column])])
 
@@ -220,17 +218,15 @@ def _run_with_options(dtype: torch.dtype, options: dict[str, Any], diagnostics: 
 def test_diagnostics_do_not_change_training(options: dict[str, Any], dtype: torch.dtype) -> None:
     if "weights" in options and dtype != torch.bfloat16:
         return
-    with_table, reference = (_run_with_options(dtype, options, interval) for interval in (2, None))
-    assert reference.diagnostics is None
-    for slots, ref_slots in zip(with_table.state.values(), reference.state.values(), strict=True):
+    with_table, ref = (_run_with_options(dtype, options, interval) for interval in (2, None))
+    assert ref.diagnostics is None
+    for slots, ref_slots in zip(with_table.state.values(), ref.state.values(), strict=True):
         assert slots.keys() == ref_slots.keys()
         pairs = zip(slots.values(), ref_slots.values(), strict=True)
         for slot, ref_slot in pairs:
             assert torch.equal(slot, ref_slot)
             assert slot.dtype == ref_slot.dtype
-    params = [
-        [p.detach() for p in opt.param_groups[0]["params"]] for opt in (with_table, reference)
-    ]
+    params = [[p.detach() for p in opt.param_groups[0]["params"]] for opt in (with_table, ref)]
     assert_same(*params)
     assert with_table.diagnostics.step == (4 if "accumulate" in options else 8)
     assert np.isfinite(with_table.diagnostics.ratio).all()
@@ -491,9 +487,9 @@ def test_unmeasured_steps_are_replayed() -> None:
         run_steps(params, opt, 10)
     assert opt._cache.replay is replay
     assert replay.taken == 7 + 45
-    reference = optim.AdamW(reference_params := params_of(shapes=((3,),)))
+    ref = optim.AdamW(reference_params := params_of(shapes=((3,),)))
     for steps in (9, 1, *[10] * 5):
-        run_steps(reference_params, reference, steps)
+        run_steps(reference_params, ref, steps)
     assert_same([params[0][1].detach()], [reference_params[0][1].detach()])
 
 
@@ -509,7 +505,7 @@ def test_measurements_are_freed(monkeypatch: pytest.MonkeyPatch) -> None:
     opt = optim.AdamW(params, diagnostics=3)
     for _ in range(4):
         run_steps(params, opt, 3)
-        assert [reference() for reference in references] == [None] * len(references) != []
+        assert [ref() for ref in references] == [None] * len(references) != []
 
 
 @many(

@@ -132,13 +132,11 @@ def test_a_parameter_with_other_memory_has_its_value_back() -> None:
 
 def places(name: str) -> Iterator[int]:
     """Return about twelve instruction numbers of a step."""
-    training = TRAININGS[name]()
+    run = TRAININGS[name]()
     for number in range(3):
-        training.take(number)
-    training.ready(3)
-    count = (
-        INSTRUCTION_LIMIT - outcome(INSTRUCTION_LIMIT, lambda: training.step(3), by_opcode=True)[1]
-    )
+        run.take(number)
+    run.ready(3)
+    count = INSTRUCTION_LIMIT - outcome(INSTRUCTION_LIMIT, lambda: run.step(3), by_opcode=True)[1]
     yield from range(0, count, max(1, count // 12))
 
 
@@ -147,25 +145,25 @@ NAMES = [name for name in TRAININGS if name.split()[0] == "optim"]
 
 @pytest.mark.parametrize("name", NAMES)
 def test_what_is_interrupted_anywhere_is_whole(name: str) -> None:
-    training, twin = TRAININGS[name](), TRAININGS[name]()
+    run, twin = TRAININGS[name](), TRAININGS[name]()
     for number in range(3):
-        training.take(number), twin.take(number)
+        run.take(number), twin.take(number)
     for number, place in enumerate(places(name), 3):
-        training.ready(number), twin.ready(number)
-        previous = training.bits()
+        run.ready(number), twin.ready(number)
+        previous = run.bits()
         twin.step(number)
-        result_bits, _ = outcome(place, lambda number=number: training.step(number), by_opcode=True)
-        assert training.bits() in (previous, twin.bits()), place
+        result_bits, _ = outcome(place, lambda number=number: run.step(number), by_opcode=True)
+        assert run.bits() in (previous, twin.bits()), place
         notes = getattr(result_bits, "__notes__", [])
         if STEP_NOTE in notes:
-            assert training.bits() == previous, place
+            assert run.bits() == previous, place
         if any(note.startswith("The step was taken") for note in notes):
-            assert training.bits() == twin.bits(), place
+            assert run.bits() == twin.bits(), place
         if result_bits is not None:
-            training.end()
-        if training.bits() != twin.bits():
-            training.step(number)
-        assert training.bits() == twin.bits(), place
+            run.end()
+        if run.bits() != twin.bits():
+            run.step(number)
+        assert run.bits() == twin.bits(), place
 
 
 ADDING = [name for name in NAMES if name.startswith("optim add")]
@@ -173,12 +171,12 @@ ADDING = [name for name in NAMES if name.startswith("optim add")]
 
 @pytest.mark.parametrize("name", ADDING)
 def test_a_group_is_added_as_a_whole_or_not_at_all(name: str) -> None:
-    training, twin = TRAININGS[name](), TRAININGS[name]()
-    for side in (training, twin):
+    run, twin = TRAININGS[name](), TRAININGS[name]()
+    for side in (run, twin):
         side.take(0), side.ready(1)
-    previous, number = training.bits(), 0
+    previous, number = run.bits(), 0
     twin.step(1)
-    while outcome(number, lambda: training.step(1))[0] is not None and training.bits() == previous:
+    while outcome(number, lambda: run.step(1))[0] is not None and run.bits() == previous:
         number += 1
-    assert training.bits() == twin.bits(), number
+    assert run.bits() == twin.bits(), number
     assert number > 10

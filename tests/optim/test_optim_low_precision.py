@@ -26,10 +26,10 @@ MAKERS: dict[str, Any] = {
 
 
 def mixed_params() -> list[torch.Tensor]:
-    generator = torch.Generator().manual_seed(0)
+    rng = torch.Generator().manual_seed(0)
     dtypes = (torch.bfloat16, torch.float32, torch.float16)
     return [
-        torch.randn(shape, generator=generator).to(dtype).requires_grad_()
+        torch.randn(shape, generator=rng).to(dtype).requires_grad_()
         for shape, dtype in zip((*ROWS, (3,)), dtypes, strict=True)
     ]
 
@@ -103,11 +103,9 @@ WRITES: dict[str, Any] = {
 
 def check_write(name: str, write: Any, dtype: torch.dtype, sparse: bool, **options: Any) -> None:
     """Assert that a step starts from written elements, and from masters elsewhere."""
-    generator, count = torch.Generator().manual_seed(1), 2 if sparse else 3
+    rng, count = torch.Generator().manual_seed(1), 2 if sparse else 3
     shapes = (*ROWS, (3,))[:count]
-    params = [
-        torch.randn(shape, generator=generator).to(dtype).requires_grad_() for shape in shapes
-    ]
+    params = [torch.randn(shape, generator=rng).to(dtype).requires_grad_() for shape in shapes]
     with_masters = MAKERS[name](params, masters=True, **options)
     reference = MAKERS[name](wide(params), **options)
     twins = reference.param_groups[0]["params"]

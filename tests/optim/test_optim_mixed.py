@@ -49,14 +49,12 @@ def values(net: nn.Module) -> list[torch.Tensor]:
 
 def create_separate(net: nn.Module, groups: Any, **options: Any) -> list[Any]:
     """Return one optimizer per group."""
-    params, optimizers = dict(net.named_parameters()), []
+    params, opts = dict(net.named_parameters()), []
     for group in groups:
         group_options = {k: option for k, option in group.items() if k not in ("params", "rule")}
         params_of_group = [(name, params[name]) for name, _ in group["params"]]
-        optimizers.append(
-            getattr(optim, group["rule"])(params_of_group, **group_options, **options)
-        )
-    return optimizers
+        opts.append(getattr(optim, group["rule"])(params_of_group, **group_options, **options))
+    return opts
 
 
 def check_against_separate(rules: Any, sparse: bool = False, **options: Any) -> None:
@@ -149,16 +147,16 @@ def test_failed_step_changes_nothing() -> None:
 
 def test_training_continues_from_state() -> None:
     nets = [model() for _ in range(3)]
-    optimizers = [optim.Mixed(optim.groups(net, rules=RULES)) for net in nets]
+    opts = [optim.Mixed(optim.groups(net, rules=RULES)) for net in nets]
     for step in range(2):
         backward(nets[0], step)
-        optimizers[0].step()
+        opts[0].step()
     nets[1].load_state_dict(nets[0].state_dict())
-    optimizers[1].load_state_dict(copy.deepcopy(optimizers[0].state_dict()))
+    opts[1].load_state_dict(copy.deepcopy(opts[0].state_dict()))
     nets[2] = copy.deepcopy(nets[0])
-    optimizers[2] = pickle.loads(pickle.dumps((nets[0], optimizers[0])))
-    nets[2], optimizers[2] = optimizers[2]
-    for net, opt in zip(nets, optimizers, strict=True):
+    opts[2] = pickle.loads(pickle.dumps((nets[0], opts[0])))
+    nets[2], opts[2] = opts[2]
+    for net, opt in zip(nets, opts, strict=True):
         backward(net, 2)
         opt.step()
     for net in nets[1:]:
@@ -166,12 +164,10 @@ def test_training_continues_from_state() -> None:
 
 
 def test_load_rejects_state_of_other_rules() -> None:
-    optimizers = [
-        optim.Mixed(optim.groups(model(), rules={...: rule})) for rule in ("Lion", "AdamW")
-    ]
+    opts = [optim.Mixed(optim.groups(model(), rules={...: rule})) for rule in ("Lion", "AdamW")]
     with pytest.raises(CheckpointMismatchError, match="the rule of group 0 is 'Lion', here 'AdamW"):
-        optimizers[1].load_state_dict(optimizers[0].state_dict())
-    assert optimizers[1].param_groups[0]["rule"] == "AdamW"
+        opts[1].load_state_dict(opts[0].state_dict())
+    assert opts[1].param_groups[0]["rule"] == "AdamW"
 
 
 def test_checkpoint(tmp_path: Any) -> None:

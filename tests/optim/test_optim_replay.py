@@ -593,15 +593,13 @@ def test_optimizer_is_freed_without_gc() -> None:
 def test_gradient_sums_are_freed() -> None:
     weights = params()
     opt = optim.Adam(weights, accumulate=2)
-    references: list[Any] = []
+    refs: list[Any] = []
     for step in range(12):
         give(weights, step)
         opt.step()
-        references += [
-            weakref.ref(x["gradient_sum"]) for x in opt.state.values() if "gradient_sum" in x
-        ]
+        refs += [weakref.ref(x["gradient_sum"]) for x in opt.state.values() if "gradient_sum" in x]
     assert taken(opt) == 4
-    assert not any(reference() is not None for reference in references)
+    assert not any(reference() is not None for reference in refs)
 
 
 def test_freed_params_are_not_read() -> None:

@@ -149,15 +149,13 @@ def test_user_written_count_beside_frozen_param() -> None:
 
 
 def make_random(seed: int) -> Side:
-    generator = random.Random(seed)
+    rng = random.Random(seed)
     torch.manual_seed(seed)
-    weights = [
-        Parameter(torch.randn(generator.choice(SHAPES))) for _ in range(generator.randint(2, 6))
-    ]
-    name, options = generator.choice(CLASSES)
-    extras, calls = generator.choice(OPTIONS)
+    weights = [Parameter(torch.randn(rng.choice(SHAPES))) for _ in range(rng.randint(2, 6))]
+    name, options = rng.choice(CLASSES)
+    extras, calls = rng.choice(OPTIONS)
     groups: Any = (
-        in_groups(weights, lr=0.05) if generator.random() < 0.5 and len(weights) > 2 else weights
+        in_groups(weights, lr=0.05) if rng.random() < 0.5 and len(weights) > 2 else weights
     )
     opt = getattr(optim, name)(groups, lr=0.01, **options, **extras)
     for step in range(3 * calls):

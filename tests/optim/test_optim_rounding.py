@@ -290,16 +290,16 @@ def test_bits_depend_on_steps_of_the_param() -> None:
 @pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 1, 0, 2)], ids=str)
 def test_bits_do_not_depend_on_order_of_gradients(module: str, order: Sequence[int]) -> None:
     opt = maker(module, "Adam", in_backward=True)(params_of(torch.bfloat16))
-    reference = maker(module, "Adam")(params_of(torch.bfloat16))
+    ref = maker(module, "Adam")(params_of(torch.bfloat16))
     for step in range(5):
         for index in order:
             (params(opt)[index] * (step - index - 0.5) / 64).sum().backward()
         for index in range(4):
-            (params(reference)[index] * (step - index - 0.5) / 64).sum().backward()
-        for stepped in (opt, reference):
+            (params(ref)[index] * (step - index - 0.5) / 64).sum().backward()
+        for stepped in (opt, ref):
             stepped.step()
             stepped.zero_grad()
-    assert_same(tensors_of(opt), tensors_of(reference))
+    assert_same(tensors_of(opt), tensors_of(ref))
 
 
 def test_params_and_seeds_draw_different_bits() -> None:
@@ -464,9 +464,9 @@ def test_load_checks_round_and_seed(
         opt.load_state_dict(copy.deepcopy(state))
     assert not {"round", "seed"} & {*opt.param_groups[0]}
     continued = run_steps(opt, 2, 2)
-    reference = make_loaded([Parameter(param) for param in previous[: len(SHAPES)]])
-    reference.load_state_dict(state, convert=True)
-    assert_same(tensors_of(run_steps(reference, 2, 2)), tensors_of(continued))
+    ref = make_loaded([Parameter(param) for param in previous[: len(SHAPES)]])
+    ref.load_state_dict(state, convert=True)
+    assert_same(tensors_of(run_steps(ref, 2, 2)), tensors_of(continued))
 
 
 @pytest.mark.parametrize("module", ["optim", "tensorflow"])
@@ -597,12 +597,12 @@ def test_differentiable_step_raises() -> None:
 
 def test_compiled_step_has_the_same_bits() -> None:
     make = maker("optim", "AdamW")
-    opt, reference = make(params_of(torch.bfloat16)), make(params_of(torch.bfloat16))
+    opt, ref = make(params_of(torch.bfloat16)), make(params_of(torch.bfloat16))
     step = torch.compile(lambda: opt.step(), backend="eager")
     for number in range(5):
         give(params(opt), number)
         step()
-    assert_same(tensors_of(opt), tensors_of(run_steps(reference, 5)))
+    assert_same(tensors_of(opt), tensors_of(run_steps(ref, 5)))
 
 
 def test_groups_of_several_rules() -> None:
@@ -617,10 +617,8 @@ def test_groups_of_several_rules() -> None:
     with thalweg.engine("reference"):
         ref_weights = params_of(torch.bfloat16)
         pairs = zip(groups, (ref_weights[:2], ref_weights[2:]), strict=True)
-        reference = optim.Mixed(
-            [{**group, "params": weights} for group, weights in pairs], **RANDOM
-        )
-        assert_same(tensors_of(run_steps(reference, 5)), tensors_of(opt))
+        ref = optim.Mixed([{**group, "params": weights} for group, weights in pairs], **RANDOM)
+        assert_same(tensors_of(run_steps(ref, 5)), tensors_of(opt))
 
 
 def test_repr_shows_round_and_seed() -> None:

@@ -101,9 +101,7 @@ def train_both(make: Any, dtype: torch.dtype, options: dict[str, Any], steps: in
     wide = torch.float32 if options.get("masters") and dtype.itemsize == 2 else dtype
     ref_params = [param.detach().to(wide).clone().requires_grad_() for param in params]
     opt = make(params, **options)
-    reference = make(
-        ref_params, **{name: option for name, option in options.items() if name not in SUMS}
-    )
+    ref = make(ref_params, **{name: option for name, option in options.items() if name not in SUMS})
     passes, scale = options.get("accumulate", 1), 8.0 if "fused_unscale" in options else 1.0
     for step in range(steps):
         batches = [
@@ -120,8 +118,8 @@ def train_both(make: Any, dtype: torch.dtype, options: dict[str, Any], steps: in
             sums.append(add_rows(total._indices()[0], total._values()))
         for parts in batches:
             run_backward(opt, parts, scale)
-        run_backward(reference, sums, scale)
-    return [opt, reference]
+        run_backward(ref, sums, scale)
+    return [opt, ref]
 
 
 def tensors_of(opt: Any) -> list[torch.Tensor]:
@@ -139,39 +137,37 @@ def assert_same_steps(actual: Any, expected: Any) -> None:
     assert actual.last_step == expected.last_step
 
 
-def is_unsupported(option_set: str, dtype: torch.dtype, option: str) -> bool:
+def is_unsupported(extras: str, dtype: torch.dtype, option: str) -> bool:
     """Return whether clipping raises: a norm needs all gradients, torch cannot add such rows."""
-    if OPTION_SETS[option_set] == {"accumulate": 2} and dtype == torch.float16:
+    if OPTION_SETS[extras] == {"accumulate": 2} and dtype == torch.float16:
         return True
-    return "in_backward" in OPTION_SETS[option_set] and option == "clip_grad_norm"
+    return "in_backward" in OPTION_SETS[extras] and option == "clip_grad_norm"
 
 
 @pytest.mark.parametrize(
-    ("name", "option_set", "dtype", "option"),
+    ("name", "extras", "dtype", "option"),
     [
         slow_unless(
-            option_set == "nothing"
+            extras == "nothing"
             or name in FAST_MAKERS[:2]
             or (name in FAST_MAKERS and dtype == torch.float32),
             name,
-            option_set,
+            extras,
             dtype,
             option,
         )
         for name in MAKERS
-        for option_set in OPTION_SETS
+        for extras in OPTION_SETS
         for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16)
         for option in LIMITS
         # Scalars beside the slots have the parameter's dtype, with or without masters.
-        if not ("masters" in option_set and name in ("torch's Adagrad", "Nadam"))
-        if not is_unsupported(option_set, dtype, option)
+        if not ("masters" in extras and name in ("torch's Adagrad", "Nadam"))
+        if not is_unsupported(extras, dtype, option)
     ],
     ids=str,
 )
-def test_clipping_uses_summed_rows(
-    name: str, option_set: str, dtype: torch.dtype, option: str
-) -> None:
-    options = {option: LIMITS[option], **OPTION_SETS[option_set]}
+def test_clipping_uses_summed_rows(name: str, extras: str, dtype: torch.dtype, option: str) -> None:
+    options = {option: LIMITS[option], **OPTION_SETS[extras]}
     assert_same_steps(*train_both(MAKERS[name], dtype, options, 2 if dtype == torch.float16 else 4))
 
 
@@ -284,7 +280,7 @@ def test_squares_beyond_float32_are_clipped(cls: Any, has_two_rules: bool, size:
     groups: Any = params
     if has_two_rules and cls is optim.SGD:
         groups = [{"params": params[:1]}, {"params": params[1:], "momentum": 0.5}]
-    opt, reference = (
+    opt, ref = (
         cls(parameters, lr=1.0, **options)
         for parameters, options in (
             (groups, {"clip_grad_norm": 1.0}),
@@ -294,11 +290,11 @@ def test_squares_beyond_float32_are_clipped(cls: Any, has_two_rules: bool, size:
     for param in params:
         param.grad = torch.full_like(param, size)
     expected = 1 / 102**0.5
-    for param in reference.param_groups[0]["params"]:
+    for param in ref.param_groups[0]["params"]:
         param.grad = torch.full_like(param, expected)
-    opt.step(), reference.step()
+    opt.step(), ref.step()
     assert opt.last_step.grad_norm == pytest.approx(size * 102**0.5, rel=1e-6)
-    for param, ref_param in zip(params, reference.param_groups[0]["params"], strict=True):
+    for param, ref_param in zip(params, ref.param_groups[0]["params"], strict=True):
         torch.testing.assert_close(param.detach(), ref_param.detach(), rtol=1e-5, atol=0)
 
 

@@ -28,13 +28,11 @@ CASES = [
 by_case = pytest.mark.parametrize("case", CASES, ids=str)
 
 
-def train(
-    case: Input, module: Any, first: int = 0, steps: int = 3, existing_opt: Any = None
-) -> Any:
+def train(case: Input, module: Any, first: int = 0, steps: int = 3, opt: Any = None) -> Any:
     """Return a new optimizer, or the passed one, after some steps."""
     sparse = case.name == "SparseAdam"
-    optimizer = existing_opt
-    if existing_opt is None:
+    optimizer = opt
+    if opt is None:
         optimizer = case.make(module, params_of(torch.float32, shapes_of(case.name)))
     for step in range(first, first + steps):
         give(optimizer.param_groups[0]["params"], step, sparse)
@@ -76,10 +74,10 @@ def test_state_moves_from_torch_and_back(case: Input) -> None:
     opt = transfer(torch_opt, optim, case)
     assert_same_keys(torch_opt, opt)
     assert_same(tensors_of(opt), tensors_of(torch_opt))
-    train(case, optim, 3, existing_opt=opt)
+    train(case, optim, 3, opt=opt)
     returned = transfer(opt, torch.optim, case)
     assert_same(tensors_of(returned), tensors_of(opt))
-    train(case, torch.optim, 6, existing_opt=returned)
+    train(case, torch.optim, 6, opt=returned)
     straight = train(case, torch.optim, steps=9)
     assert_same_keys(returned, straight)
     # docs/torch.md lists 16 units in the last place for a centered RMSprop with momentum.
@@ -99,8 +97,8 @@ def test_resumed_training_has_the_same_bits(case: Input) -> None:
         pickle.loads(pickle.dumps(first_half)),
     ):
         assert_same_keys(resumed, first_half)
-        assert_same(tensors_of(train(case, optim, 3, existing_opt=resumed)), tensors_of(straight))
-    assert_same(tensors_of(train(case, optim, 3, existing_opt=first_half)), tensors_of(straight))
+        assert_same(tensors_of(train(case, optim, 3, opt=resumed)), tensors_of(straight))
+    assert_same(tensors_of(train(case, optim, 3, opt=first_half)), tensors_of(straight))
 
 
 @by_case
@@ -164,7 +162,7 @@ def test_user_written_state_is_used() -> None:
         params = opt.param_groups[0]["params"]
         opt.state[params[0]]["step"].fill_(100)
         opt.state[params[1]]["exp_avg"] = torch.full_like(params[1], 2.0)
-        train(FIRST["Adam"], None, 3, existing_opt=opt)
+        train(FIRST["Adam"], None, 3, opt=opt)
     for actual, expected in zip(*map(tensors_of, optimizers), strict=True):
         torch.testing.assert_close(actual, expected, rtol=2e-6, atol=1e-7)
 
@@ -185,7 +183,7 @@ def test_replaced_state_tensors_are_updated(change: str) -> None:
         opt.state[param] = {key: value.clone() for key, value in state.items()}
     previous = opt.state[param]["exp_avg"].clone()
     for stepped in (opt, reference):
-        train(FIRST["Adam"], None, 3, existing_opt=stepped)
+        train(FIRST["Adam"], None, 3, opt=stepped)
     assert not torch.equal(opt.state[param]["exp_avg"], previous)
     assert_same(tensors_of(opt), tensors_of(reference))
 
@@ -217,7 +215,7 @@ def test_loaded_state_is_not_shared() -> None:
     source = train(FIRST["Adam"], optim)
     loaded = FIRST["Adam"].make(optim, params_of(torch.float32))
     loaded.load_state_dict(source.state_dict())
-    train(FIRST["Adam"], None, 3, existing_opt=loaded)
+    train(FIRST["Adam"], None, 3, opt=loaded)
     assert {state["step"].item() for state in source.state.values()} == {3}
     assert {state["step"].item() for state in loaded.state.values()} == {6}
 
@@ -268,20 +266,20 @@ MAKERS: dict[str, Any] = {
 @pytest.mark.parametrize("name", MAKERS)
 @pytest.mark.parametrize("is_trained", [False, True])
 def test_training_continues_from_checkpoint(name: str, is_trained: bool, tmp_path: Path) -> None:
-    module, second_module = network(), network()
-    optimizer, second_opt = MAKERS[name](module), MAKERS[name](second_module)
+    module, copied = network(), network()
+    optimizer, second_opt = MAKERS[name](module), MAKERS[name](copied)
     train_network(optimizer, module, range(4))
     optimizer.param_groups[0]["lr"] = optimizer.param_groups[0]["lr"] * 0.5
     checkpoint.save(tmp_path / "run", optimizer=optimizer, module=module)
     train_network(optimizer, module, range(4, 8))
     if is_trained:
-        train_network(second_opt, second_module, range(7))
+        train_network(second_opt, copied, range(7))
     assert (
-        checkpoint.restore(tmp_path / "run", optimizer=second_opt, module=second_module).optimizer
+        checkpoint.restore(tmp_path / "run", optimizer=second_opt, module=copied).optimizer
         is second_opt
     )
-    train_network(second_opt, second_module, range(4, 8))
-    for param, second_param in zip(module.parameters(), second_module.parameters(), strict=True):
+    train_network(second_opt, copied, range(4, 8))
+    for param, second_param in zip(module.parameters(), copied.parameters(), strict=True):
         assert_same(
             [param, *numbers_of(optimizer.state[param])],
             [second_param, *numbers_of(second_opt.state[second_param])],
@@ -299,14 +297,14 @@ def numbers_of(state: dict[str, Any]) -> list[torch.Tensor]:
 
 
 def test_checkpoint_of_torch_class_and_back(tmp_path: Path) -> None:
-    module, second_module = network(), network()
-    torch_opt, opt = torch.optim.Adam(module.parameters()), optim.Adam(second_module.parameters())
+    module, copied = network(), network()
+    torch_opt, opt = torch.optim.Adam(module.parameters()), optim.Adam(copied.parameters())
     train_network(torch_opt, module, range(3))
     checkpoint.save(tmp_path / "run", optimizer=torch_opt, module=module)
-    checkpoint.restore(tmp_path / "run", optimizer=opt, module=second_module)
+    checkpoint.restore(tmp_path / "run", optimizer=opt, module=copied)
     assert_same(tensors_of(opt), tensors_of(torch_opt))
-    train_network(opt, second_module, range(3, 4))
-    checkpoint.save(tmp_path / "run", optimizer=opt, module=second_module)
+    train_network(opt, copied, range(3, 4))
+    checkpoint.save(tmp_path / "run", optimizer=opt, module=copied)
     checkpoint.restore(tmp_path / "run", optimizer=torch_opt, module=module)
     assert_same(tensors_of(torch_opt), tensors_of(opt))
 
@@ -362,33 +360,31 @@ MISMATCHES: dict[str, tuple[Any, type[Exception], str]] = {
 @pytest.mark.parametrize("case", MISMATCHES)
 def test_checkpoint_of_other_optimizer_changes_nothing(case: str, tmp_path: Path) -> None:
     make, error, message = MISMATCHES[case]
-    module, second_module = network(), network()
-    optimizer, second_opt = optim.Adam(module.parameters()), make(second_module)
+    module, copied = network(), network()
+    optimizer, second_opt = optim.Adam(module.parameters()), make(copied)
     train_network(optimizer, module, range(2))
     checkpoint.save(tmp_path / "run", optimizer=optimizer, module=module)
-    previous = [param.detach().clone() for param in second_module.parameters()]
+    previous = [param.detach().clone() for param in copied.parameters()]
     with pytest.raises(error, match=message):
-        checkpoint.restore(tmp_path / "run", optimizer=second_opt, module=second_module)
-    assert_same(list(second_module.parameters()), previous)
+        checkpoint.restore(tmp_path / "run", optimizer=second_opt, module=copied)
+    assert_same(list(copied.parameters()), previous)
     if isinstance(second_opt, torch.optim.Optimizer):
         assert not second_opt.state
 
 
 def test_restore_without_check_arguments(tmp_path: Path) -> None:
-    module, second_module = network(), network()
+    module, copied = network(), network()
     optimizer = optim.Adam(module.parameters(), lr=0.5)
     train_network(optimizer, module, range(2))
     checkpoint.save(tmp_path / "run", optimizer=optimizer, module=module)
-    second_opt = optim.Adam(second_module.parameters(), lr=0.1, amsgrad=True)
-    checkpoint.restore(
-        tmp_path / "run", optimizer=second_opt, module=second_module, check_arguments=False
-    )
+    second_opt = optim.Adam(copied.parameters(), lr=0.1, amsgrad=True)
+    checkpoint.restore(tmp_path / "run", optimizer=second_opt, module=copied, check_arguments=False)
     assert (second_opt.param_groups[0]["amsgrad"], second_opt.param_groups[0]["lr"]) == (True, 0.5)
-    train_network(second_opt, second_module, range(2, 3))
-    averaging = optim.Adam(second_module.parameters(), ema_decay=0.9)
+    train_network(second_opt, copied, range(2, 3))
+    averaging = optim.Adam(copied.parameters(), ema_decay=0.9)
     with pytest.raises(ValueError, match=r"'0\.weight/ema' is missing"):
         checkpoint.restore(
-            tmp_path / "run", optimizer=averaging, module=second_module, check_arguments=False
+            tmp_path / "run", optimizer=averaging, module=copied, check_arguments=False
         )
 
 

@@ -24,7 +24,7 @@ MIN_SIZE = 4096
 SIZES = [MIN_SIZE - 1, MIN_SIZE, MIN_SIZE + 1, (1 << 16) + 257]
 NATURAL = {"exp_avg": "softsign8", "exp_avg_sq": "root8"}
 FLOAT32_SLOTS = dict.fromkeys(NATURAL, "float32")
-Training = tuple[list[torch.nn.Parameter], Any]
+Run = tuple[list[torch.nn.Parameter], Any]
 
 
 def params_of(sizes: Any = (MIN_SIZE + 1, 10), dtype: torch.dtype = torch.float32) -> list[Any]:
@@ -32,21 +32,19 @@ def params_of(sizes: Any = (MIN_SIZE + 1, 10), dtype: torch.dtype = torch.float3
     return [torch.nn.Parameter(torch.randn(size, generator=generator).to(dtype)) for size in sizes]
 
 
-def train(
-    training: Training, steps: int = 5, seed: int = 2, prepare: Callable[[Any], Any] = bool
-) -> Training:
+def train(run: Run, steps: int = 5, seed: int = 2, prepare: Callable[[Any], Any] = bool) -> Run:
     """Take steps with random gradients; call a function with the optimizer before each step."""
-    params, optimizer = training
+    params, optimizer = run
     generator = torch.Generator().manual_seed(seed)
     for _ in range(steps):
         for param in params:
             param.grad = torch.randn(param.shape, generator=generator).to(param.dtype)
         prepare(optimizer)
         optimizer.step()
-    return training
+    return run
 
 
-def adam(storage: Any = "8bit", sizes: Any = (MIN_SIZE + 1, 10), **options: Any) -> Training:
+def adam(storage: Any = "8bit", sizes: Any = (MIN_SIZE + 1, 10), **options: Any) -> Run:
     params = params_of(sizes)
     return params, optim.AdamW(params, lr=0.01, state_storage=storage, **options)
 
@@ -58,16 +56,16 @@ def forget(optimizer: Any) -> None:
     optimizer._cache.parts.clear()
 
 
-def tensors_of(training: Training) -> list[torch.Tensor]:
+def tensors_of(run: Run) -> list[torch.Tensor]:
     """Return parameters and slots, with bytes converted to floats."""
-    params, optimizer = training
+    params, optimizer = run
     tensors = [*params]
     for param in params:
         tensors += [x for x in optimizer.state[param].values() if isinstance(x, torch.Tensor)]
     return [x.detach().float() if x.dtype == torch.uint8 else x.detach() for x in tensors]
 
 
-def assert_equal(first: Training, second: Training) -> None:
+def assert_equal(first: Run, second: Run) -> None:
     assert_same(tensors_of(first), tensors_of(second))
 
 
@@ -99,7 +97,7 @@ by_class = pytest.mark.parametrize(
 def test_replay_equals_reference_engine(
     cls: Any, options: dict[str, Any], dtype: torch.dtype
 ) -> None:
-    trainings: list[Training] = []
+    trainings: list[Run] = []
     for name, prepare in (("auto", bool), ("auto", forget), ("reference", bool)):
         params = params_of(SIZES, dtype)
         with engine(name):
@@ -117,7 +115,7 @@ def test_replay_equals_reference_engine(
 
 @by_class
 def test_small_params_are_not_quantized(cls: Any, options: dict[str, Any]) -> None:
-    trainings: list[Training] = []
+    trainings: list[Run] = []
     for storage in ({}, {"state_storage": "8bit"}):
         params = params_of([MIN_SIZE - 1, 7])
         trainings.append(train((params, cls(params, lr=0.01, **options, **storage))))
@@ -167,7 +165,7 @@ OTHER_OPTIONS: list[dict[str, Any]] = [
 @pytest.mark.parametrize("options", OTHER_OPTIONS, ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 def test_engines_agree_with_other_options(options: dict[str, Any], dtype: torch.dtype) -> None:
-    trainings: list[Training] = []
+    trainings: list[Run] = []
     for name in ("auto", "reference"):
         params = params_of(dtype=dtype)
         optimizer = optim.AdamW(params, lr=0.01, state_storage="8bit", **options)
@@ -325,37 +323,37 @@ def through_a_file(state: Any) -> Any:
     return torch.load(file)
 
 
-def reload_from_file(training: Training) -> Training:
-    params = [torch.nn.Parameter(param.detach().clone()) for param in training[0]]
+def reload_from_file(run: Run) -> Run:
+    params = [torch.nn.Parameter(param.detach().clone()) for param in run[0]]
     loaded = optim.AdamW(params, lr=0.01, state_storage="8bit")
-    loaded.load_state_dict(through_a_file(training[1].state_dict()))
+    loaded.load_state_dict(through_a_file(run[1].state_dict()))
     return params, loaded
 
 
-def deep_copy(training: Training) -> Training:
-    return copy.deepcopy(training)
+def deep_copy(run: Run) -> Run:
+    return copy.deepcopy(run)
 
 
-def repickle(training: Training) -> Training:
-    return pickle.loads(pickle.dumps(training))
+def repickle(run: Run) -> Run:
+    return pickle.loads(pickle.dumps(run))
 
 
 @pytest.mark.parametrize("resume", [reload_from_file, deep_copy, repickle])
-def test_resumed_training_has_the_same_bits(resume: Callable[[Training], Training]) -> None:
-    training = train(adam())
-    resumed = resume(training)
-    assert_equal(training, resumed)
-    assert_equal(train(training, seed=9), train(resumed, seed=9))
+def test_resumed_training_has_the_same_bits(resume: Callable[[Run], Run]) -> None:
+    run = train(adam())
+    resumed = resume(run)
+    assert_equal(run, resumed)
+    assert_equal(train(run, seed=9), train(resumed, seed=9))
     assert resumed[1].state[resumed[0][0]]["exp_avg"].dtype == torch.uint8
 
 
 def test_checkpoint_keeps_bytes_and_rejects_other_storage(tmp_path: Path) -> None:
-    training, target = train(adam()), adam()
+    run, target = train(adam()), adam()
     names = ("w", "b")
     file = tmp_path / "file"
-    checkpoint.save(file, optimizer=training[1], variables=dict(zip(names, training[0])))
+    checkpoint.save(file, optimizer=run[1], variables=dict(zip(names, run[0])))
     checkpoint.restore(file, optimizer=target[1], variables=dict(zip(names, target[0])))
-    assert_equal(train(training, seed=9), train(target, seed=9))
+    assert_equal(train(run, seed=9), train(target, seed=9))
     # Records of both codecs are as long.
     for storage in (None, "linear8", dict.fromkeys(NATURAL, "softsign8")):
         third = adam(storage)
@@ -369,16 +367,16 @@ def test_checkpoint_keeps_bytes_and_rejects_other_storage(tmp_path: Path) -> Non
 STORAGES = [None, "8bit", "dynamic8", "linear8", {"exp_avg_sq": "root8"}]
 
 
-def load(training: Training, state: Any, **keywords: bool) -> Training:
-    training[1].load_state_dict(state, **keywords)
-    return training
+def load(run: Run, state: Any, **keywords: bool) -> Run:
+    run[1].load_state_dict(state, **keywords)
+    return run
 
 
 @pytest.mark.parametrize("source", STORAGES, ids=str)
 @pytest.mark.parametrize("target", STORAGES, ids=str)
 def test_load_rejects_or_converts_other_storage(source: Any, target: Any) -> None:
-    training, loaded = train(adam(source)), train(adam(target), 2)
-    state = training[1].state_dict()
+    run, loaded = train(adam(source)), train(adam(target), 2)
+    state = run[1].state_dict()
     if source == target:
         load(loaded, state)
         return
@@ -387,7 +385,7 @@ def test_load_rejects_or_converts_other_storage(source: Any, target: Any) -> Non
         load(loaded, state)
     assert_same(tensors_of(loaded), previous)
     load(loaded, state, convert=True)
-    expected = optim.full_precision(training[1])["state"]
+    expected = optim.full_precision(run[1])["state"]
     actual = optim.full_precision(loaded[1])["state"]
     for key in expected:
         for name, value in expected[key].items():
@@ -418,8 +416,8 @@ def test_tensorflow_states_are_converted_by_name(dtype: torch.dtype) -> None:
 
 
 def test_torch_loads_full_precision() -> None:
-    training = train(adam())
-    state = optim.full_precision(training[1])
+    run = train(adam())
+    state = optim.full_precision(run[1])
     assert "state_storage" not in state["param_groups"][0]
     for make in (torch.optim.AdamW, optim.AdamW):
         params = params_of()
@@ -429,9 +427,9 @@ def test_torch_loads_full_precision() -> None:
             for name in NATURAL:
                 assert torch.equal(loaded.state[param][name], state["state"][key][name])
     reloaded = load(adam(), state, convert=True)
-    for param, loaded in zip(training[0], reloaded[0], strict=True):
+    for param, loaded in zip(run[0], reloaded[0], strict=True):
         for name in NATURAL:
-            assert torch.equal(training[1].state[param][name], reloaded[1].state[loaded][name])
+            assert torch.equal(run[1].state[param][name], reloaded[1].state[loaded][name])
 
 
 @pytest.mark.parametrize("argument", [{}, torch.optim.AdamW([torch.ones(1)]), None])
@@ -451,9 +449,9 @@ def test_full_precision_rejects_other_objects(argument: Any) -> None:
     ],
 )
 def test_invalid_state_is_not_loaded(name: str, value: Any, message: str) -> None:
-    training, loaded = train(adam()), adam()
+    run, loaded = train(adam()), adam()
     for convert in (False, True):
-        state = copy.deepcopy(training[1].state_dict())
+        state = copy.deepcopy(run[1].state_dict())
         state["state"][0][name] = value
         with pytest.raises(CheckpointMismatchError, match=message):
             load(loaded, state, convert=convert)
@@ -472,8 +470,8 @@ def test_mixed_groups_have_separate_codecs() -> None:
     params = params_of([MIN_SIZE, MIN_SIZE])
     groups = [{"params": [params[0]], "rule": "AdamW"}, {"params": [params[1]], "rule": "SGD"}]
     groups[1]["momentum"] = 0.9
-    training = train((params, optim.Mixed(groups, state_storage="8bit")))
-    codecs = [group["state_storage"] for group in training[1].state_dict()["param_groups"]]
+    run = train((params, optim.Mixed(groups, state_storage="8bit")))
+    codecs = [group["state_storage"] for group in run[1].state_dict()["param_groups"]]
     assert codecs == [NATURAL, {"momentum_buffer": "softsign8"}]
 
 
@@ -502,12 +500,12 @@ def test_rule_sets_storage_of_slots(slot: Slot, message: str) -> None:
         with pytest.raises(RuleError, match=message):
             optim.RuleOptimizer(params, rule)
         return
-    training = train((params, optim.RuleOptimizer(params, rule)))
-    assert training[1].state[params[0]]["m"].dtype == torch.uint8
-    state = through_a_file(training[1].state_dict())
+    run = train((params, optim.RuleOptimizer(params, rule)))
+    assert run[1].state[params[0]]["m"].dtype == torch.uint8
+    state = through_a_file(run[1].state_dict())
     loaded = load((params_of(), optim.RuleOptimizer(params_of(), rule)), state)
     assert torch.equal(
-        loaded[1].state_dict()["state"][0]["m"], training[1].state_dict()["state"][0]["m"]
+        loaded[1].state_dict()["state"][0]["m"], run[1].state_dict()["state"][0]["m"]
     )
 
 

@@ -78,7 +78,7 @@ def test_handed_in_scalars_are_updated_in_place(name: str, selection: str) -> No
 @pytest.mark.parametrize("second_dtype", [torch.float32, torch.bfloat16])
 def test_loaded_scalars_keep_their_dtypes(name: str, second_dtype: Any) -> None:
     """Torch converts loaded state to the parameter's dtype, except step counts."""
-    optimizers: list[Any] = []
+    opts: list[Any] = []
     for module in (optim, torch.optim):
         params = [
             torch.full((3,), 0.7, dtype=dtype).requires_grad_()
@@ -88,11 +88,9 @@ def test_loaded_scalars_keep_their_dtypes(name: str, second_dtype: Any) -> None:
         first, loaded = (cls(params, lr=0.1, **OPTIONS.get(name, {})) for _ in range(2))
         run_steps(first, 0, 2)
         loaded.load_state_dict(copy.deepcopy(first.state_dict()))
-        optimizers.append(run_steps(loaded, 2, 6))
+        opts.append(run_steps(loaded, 2, 6))
     close = {torch.float64: 1e-13, torch.float32: 2e-6, torch.bfloat16: 0.02}
-    actual, expected = (
-        scalars(opt) + [param.detach() for param in opt.state] for opt in optimizers
-    )
+    actual, expected = (scalars(opt) + [param.detach() for param in opt.state] for opt in opts)
     for left_scalar, torch_scalar in zip(actual, expected, strict=True):
         torch.testing.assert_close(left_scalar, torch_scalar, rtol=close[left_scalar.dtype], atol=0)
 
@@ -124,12 +122,12 @@ def test_shared_count_equals_torch(name: str, sharing: str) -> None:
 
 
 def test_params_of_two_rules_share_a_count() -> None:
-    optimizers: list[Any] = []
+    opts: list[Any] = []
     for module in (optim, torch.optim):
         params = params_of(torch.float32, ROWS)
         groups = [{"params": params[:1]}, {"params": params[1:], "amsgrad": True}]
-        optimizers.append(share_scalars(module.Adam(groups, lr=0.1), "handed in"))
-    for actual, expected in zip(*(opt.state for opt in optimizers), strict=True):
+        opts.append(share_scalars(module.Adam(groups, lr=0.1), "handed in"))
+    for actual, expected in zip(*(opt.state for opt in opts), strict=True):
         torch.testing.assert_close(actual, expected, rtol=2e-5, atol=1e-6)
 
 
@@ -180,19 +178,15 @@ def test_handed_in_counts_of_rules_are_updated_in_place(name: str) -> None:
 
 def test_count_of_sparse_adam_may_be_a_tensor() -> None:
     """SparseAdam, whose counts are numbers, loads a state of Adam."""
-    optimizers = [make(module, "SparseAdam") for module in (torch.optim, optim)]
+    opts = [make(module, "SparseAdam") for module in (torch.optim, optim)]
     state = run_steps(make(torch.optim, "Adam"), 0, 3).state_dict()
-    for opt in optimizers:
+    for opt in opts:
         opt.load_state_dict(copy.deepcopy(state))
         counts = [slots["step"] for slots in opt.state.values()]
         run_steps(opt, 3, 5)
         assert all(x is y["step"] for x, y in zip(counts, opt.state.values(), strict=True))
-    assert (
-        [x.item() for x in scalars(optimizers[1])]
-        == [x.item() for x in scalars(optimizers[0])]
-        == [5, 5]
-    )
-    for actual, expected in zip(optimizers[1].state, optimizers[0].state, strict=True):
+    assert [x.item() for x in scalars(opts[1])] == [x.item() for x in scalars(opts[0])] == [5, 5]
+    for actual, expected in zip(opts[1].state, opts[0].state, strict=True):
         torch.testing.assert_close(actual, expected, rtol=2e-5, atol=1e-6)
 
 
@@ -203,8 +197,8 @@ def test_counts_are_one_block(name: str) -> None:
     loaded, of_torch = make(optim, name), make(optim, name)
     loaded.load_state_dict(opt.state_dict())
     of_torch.load_state_dict(run_steps(make(torch.optim, name), 0, 2).state_dict())
-    optimizers = (opt, loaded, of_torch, copy.deepcopy(opt), pickle.loads(pickle.dumps(opt)))
-    for stepped in optimizers:
+    opts = (opt, loaded, of_torch, copy.deepcopy(opt), pickle.loads(pickle.dumps(opt)))
+    for stepped in opts:
         assert is_one_block(stepped)
         previous_ids = [id(x) for x in scalars(stepped)]
         run_steps(stepped, 2, 4)
@@ -212,8 +206,7 @@ def test_counts_are_one_block(name: str) -> None:
         assert [id(x) for x in scalars(stepped)] == previous_ids
         assert {state["step"].item() for state in stepped.state.values()} == {4}
     assert (
-        len({x.data_ptr() for stepped in optimizers for x in scalars(stepped)})
-        == len(scalars(opt)) * 5
+        len({x.data_ptr() for stepped in opts for x in scalars(stepped)}) == len(scalars(opt)) * 5
     )
 
 
@@ -288,16 +281,16 @@ def test_foreign_device_scalars_are_updated_in_place() -> None:
 
 @pytest.mark.parametrize("is_loaded", [False, True])
 def test_float32_count_saturates_as_in_torch(is_loaded: bool) -> None:
-    optimizers = [make(module, "Adam") for module in (optim, torch.optim)]
-    for opt in optimizers:
+    opts = [make(module, "Adam") for module in (optim, torch.optim)]
+    for opt in opts:
         run_steps(opt, 0, 1)
         for state in opt.state.values():
             state["step"].fill_(2.0**24 - 3)
         if is_loaded:
             opt.load_state_dict(copy.deepcopy(opt.state_dict()))
         run_steps(opt, 1, 9)
-    assert [float(x) for x in scalars(optimizers[0])] == [2.0**24] * len(optimizers[0].state)
-    for actual, expected in zip(*map(scalars, optimizers), strict=True):
+    assert [float(x) for x in scalars(opts[0])] == [2.0**24] * len(opts[0].state)
+    for actual, expected in zip(*map(scalars, opts), strict=True):
         assert torch.equal(actual, expected)
 
 

@@ -285,17 +285,15 @@ def test_groups_with_other_options() -> None:
     groups = [{"params": [p], "lr": rate} for p, rate in zip(params, rates, strict=True)]
     optimizer = tensorflow.LazyAdam(groups[:2])
     variables = [thalweg.Variable(param.detach()) for param in params]
-    references = [opt.LazyAdamOptimizer(rate) for rate in rates]
+    refs = [opt.LazyAdamOptimizer(rate) for rate in rates]
     for step in range(4):
         if step == 2:
             optimizer.add_param_group({"params": [params[2]], "lr": rates[2]})
             optimizer.param_groups[0]["lr"] = 0.5
-            references[0]._lr = 0.5
+            refs[0]._lr = 0.5
         give(params, step)
         optimizer.step()
-        for param, var, reference in zip(
-            params[: 2 + step // 2], variables, references, strict=False
-        ):
+        for param, var, reference in zip(params[: 2 + step // 2], variables, refs, strict=False):
             reference.apply_gradients([(param.grad, var)])
     assert_same([p.detach() for p in params[:2]], [var.detach() for var in variables[:2]])
     assert optimizer.state[params[2]]["step"].item() == 4

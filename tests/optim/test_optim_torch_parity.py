@@ -103,14 +103,14 @@ SPARSE = [
 @pytest.mark.parametrize("case", SPARSE, ids=str)
 def test_sparse_steps_are_torchs(case: Input) -> None:
     judge = Judge(case.name)
-    optimizers = []
+    opts = []
     for module in (optim, torch.optim):
-        optimizers.append(case.make(module, params_of(torch.float32, ROWS)))
+        opts.append(case.make(module, params_of(torch.float32, ROWS)))
     for step in range(STEPS):
-        for stepped in optimizers:
+        for stepped in opts:
             give(stepped.param_groups[0]["params"], step, sparse=True)
             stepped.step()
-        judge.compare(*optimizers)
+        judge.compare(*opts)
 
 
 @pytest.mark.parametrize("case", SPARSE, ids=str)
@@ -183,14 +183,12 @@ def test_what_is_not_finite_spreads_as_far_as_in_torch(name: str) -> None:
         (getattr(module, name), torch.nn.Parameter(torch.ones(8)))
         for module in (optim, torch.optim)
     ]
-    optimizers = [make([param], **({"foreach": False})) for make, param in pairs]
+    opts = [make([param], **({"foreach": False})) for make, param in pairs]
     for gradient in (torch.ones(8), extremes, -torch.ones(8), torch.ones(8)):
-        for (_, param), opt in zip(pairs, optimizers, strict=True):
+        for (_, param), opt in zip(pairs, opts, strict=True):
             param.grad = gradient.clone()
             opt.step()
-        for (key, got), (_, expected) in zip(
-            _flat(optimizers[0]), _flat(optimizers[1]), strict=True
-        ):
+        for (key, got), (_, expected) in zip(_flat(opts[0]), _flat(opts[1]), strict=True):
             assert torch.equal(got.isnan(), expected.isnan()), key
             assert torch.equal(got.isinf(), expected.isinf()), key
 
@@ -244,13 +242,13 @@ def test_an_option_that_is_no_number_is_refused_by_name(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_rprop_leaves_out_what_torch_does(etas: tuple[float, float], dtype: torch.dtype) -> None:
     """Groups may have contradictory factors that the constructor rejects."""
-    optimizers = [
+    opts = [
         make(params_of(dtype, shapes_of("Rprop")), lr=0.1)
         for make in (optim.Rprop, torch.optim.Rprop)
     ]
     for step in range(STEPS):
-        for opt in optimizers:
+        for opt in opts:
             opt.param_groups[0]["etas"] = etas
             give(opt.param_groups[0]["params"], step)
             opt.step()
-        Judge("Rprop").compare(*optimizers)
+        Judge("Rprop").compare(*opts)

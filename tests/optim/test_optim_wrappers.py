@@ -175,11 +175,9 @@ class ByHand:
 def test_matches_loop_around_torch(name: str, kwargs: dict[str, Any], option: str) -> None:
     params, ref_params = params_of(torch.float64), params_of(torch.float64)
     opt = getattr(optim, name)(params, lr=0.02, **kwargs, **{option: True})
-    reference = ByHand(
-        getattr(torch.optim, name)(ref_params, lr=0.02, **kwargs), ref_params, option
-    )
+    ref = ByHand(getattr(torch.optim, name)(ref_params, lr=0.02, **kwargs), ref_params, option)
     run_steps(opt, params, 6)
-    run_steps(reference, ref_params, 6)
+    run_steps(ref, ref_params, 6)
     torch.testing.assert_close(flat_of(params), flat_of(ref_params), rtol=1e-9, atol=1e-12)
 
 
@@ -193,9 +191,9 @@ def test_matches_loop_around_scaled_rules(name: str, kwargs: dict[str, Any], opt
             getattr(optim, name)(params, **kwargs, **{option: True})
         return
     opt = getattr(optim, name)(params, **kwargs, **{option: True})
-    reference = ByHand(getattr(optim, name)(ref_params, **kwargs), ref_params, option)
+    ref = ByHand(getattr(optim, name)(ref_params, **kwargs), ref_params, option)
     run_steps(opt, params, 6)
-    run_steps(reference, ref_params, 6)
+    run_steps(ref, ref_params, 6)
     torch.testing.assert_close(flat_of(params), flat_of(ref_params), rtol=1e-9, atol=1e-12)
 
 
@@ -235,10 +233,10 @@ def test_option_matches_published_formula(option: str, name: str, share: float) 
     params, ref_params = ([p for p in params_of(torch.float64) if p.dim() == 2] for _ in range(2))
     kwargs = {"lr": 0.02, **({"weight_decay": 0.0} if name == "Muon" else decay)}
     opt = getattr(optim, name)(params, **kwargs, **{option: share})
-    reference = getattr(optim, name)(ref_params, **kwargs)
+    ref = getattr(optim, name)(ref_params, **kwargs)
     for step in range(5):
         previous_params = [param.detach().numpy().copy() for param in ref_params]
-        for stepped, stepped_params in ((opt, params), (reference, ref_params)):
+        for stepped, stepped_params in ((opt, params), (ref, ref_params)):
             run_steps(stepped, stepped_params, 1, step)
         for old, param in zip(previous_params, ref_params, strict=True):
             new = param.detach().numpy()
@@ -362,10 +360,10 @@ def test_with_other_options(
 def test_ema_averages_wrapped_steps(option: str) -> None:
     params, ref_params = params_of(torch.float32), params_of(torch.float32)
     opt = optim.AdamW(params, lr=0.01, ema_decay=0.75, **{option: True})
-    reference = optim.AdamW(ref_params, lr=0.01, **{option: True})
+    ref = optim.AdamW(ref_params, lr=0.01, **{option: True})
     means = [param.detach().clone() for param in ref_params]
     for step in range(4):
-        for stepped, stepped_params in ((opt, params), (reference, ref_params)):
+        for stepped, stepped_params in ((opt, params), (ref, ref_params)):
             for param, grad in zip(stepped_params, gradients_of(step, torch.float32), strict=True):
                 param.grad = grad
             stepped.step()
@@ -596,8 +594,8 @@ def test_option_equals_rule_wrapper(option: str) -> None:
     rule = thalweg.rules.ADAM
     params, ref_params = params_of(torch.float32), params_of(torch.float32)
     opt = optim.RuleOptimizer(params, rule, **{option: True})
-    reference = optim.RuleOptimizer(ref_params, getattr(wrappers, option)(rule))
-    for stepped, stepped_params in ((opt, params), (reference, ref_params)):
+    ref = optim.RuleOptimizer(ref_params, getattr(wrappers, option)(rule))
+    for stepped, stepped_params in ((opt, params), (ref, ref_params)):
         run_steps(stepped, stepped_params)
     assert_same([x.detach() for x in params], [x.detach() for x in ref_params])
 
