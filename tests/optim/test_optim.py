@@ -119,9 +119,7 @@ def test_groups_with_other_options(name: str) -> None:
     for module in (optim, torch.optim):
         params = params_of(torch.float32, ((3, 2), (4,), (5,), (2,)))
         *grouped, added_param = params
-        groups = [
-            {"params": [p], **options} for p, options in zip(grouped, GROUPS[name], strict=True)
-        ]
+        groups = [{"params": [p], **extra} for p, extra in zip(grouped, GROUPS[name], strict=True)]
         opt = FIRST[name].make(module, groups)
         for step in range(6):
             if step == 2:

@@ -235,9 +235,7 @@ def test_step_without_groups(cls: Any) -> None:
 @pytest.mark.parametrize("calls", [1, 3, 4])
 @pytest.mark.parametrize("name", MAKERS)
 @pytest.mark.parametrize("by_file", [False, True])
-def test_unused_sums_are_dropped_at_load(
-    name: str, calls: int, by_file: bool, tmp_path: Path
-) -> None:
+def test_unused_sums_are_dropped(name: str, calls: int, by_file: bool, tmp_path: Path) -> None:
     """Stale sums would be added to gradients if accumulation is enabled later."""
     source = accumulate(MAKERS[name](params_of(torch.float32, ROWS), accumulate=2), calls)
     opt = MAKERS[name](params_of(torch.float32, ROWS))

@@ -84,15 +84,13 @@ def test_params_match_torch(options: dict[str, Any], dtype: torch.dtype) -> None
         params = params_of(dtype)
         optimizers.append(run_steps(module.Adafactor(params, **copy.deepcopy(options))))
     start, bound = params_of(dtype), BOUND if dtype == torch.float32 else 1e-14
-    for param, torch_param, first in zip(
+    for param, ref, first in zip(
         *(m.param_groups[0]["params"] for m in optimizers), start, strict=True
     ):
-        movement = movement_of([torch_param], [first]).norm()
-        unit = torch.finfo(dtype).eps * torch_param.detach().abs().max()
-        assert movement_of([param], [torch_param]).norm() <= bound * movement + unit, tuple(
-            first.shape
-        )
-        state, expected = optimizers[0].state[param], optimizers[1].state[torch_param]
+        movement = movement_of([ref], [first]).norm()
+        unit = torch.finfo(dtype).eps * ref.detach().abs().max()
+        assert movement_of([param], [ref]).norm() <= bound * movement + unit, tuple(first.shape)
+        state, expected = optimizers[0].state[param], optimizers[1].state[ref]
         assert list(state) == list(expected)
         for name, value in expected.items():
             assert (state[name].shape, state[name].dtype) == (value.shape, value.dtype)
@@ -112,14 +110,10 @@ def test_groups_with_other_options_match_torch(options: dict[str, Any]) -> None:
         optimizers.append(run_steps(module.Adafactor(groups, lr=0.3)))
     starts = params_of(torch.float32)
     for group, torch_group in zip(*(opt.param_groups for opt in optimizers), strict=True):
-        for param, torch_param, start in zip(
-            group["params"], torch_group["params"], starts, strict=True
-        ):
-            movement = movement_of([torch_param], [start]).norm()
-            unit = torch.finfo(torch.float32).eps * torch_param.detach().abs().max()
-            assert movement_of([param], [torch_param]).norm() <= BOUND * movement + unit, tuple(
-                start.shape
-            )
+        for param, ref, start in zip(group["params"], torch_group["params"], starts, strict=True):
+            movement = movement_of([ref], [start]).norm()
+            unit = torch.finfo(torch.float32).eps * ref.detach().abs().max()
+            assert movement_of([param], [ref]).norm() <= BOUND * movement + unit, tuple(start.shape)
 
 
 def test_bfloat16_step_is_rounded_once() -> None:

@@ -126,7 +126,7 @@ def test_each_rule_of_a_step_is_looked_at(course: str) -> None:
     assert_as_torch(make, course)
 
 
-OPTIONS_WITHOUT_ROWS: dict[str, Any] = {
+DENSE_OPTIONS: dict[str, Any] = {
     "in_backward": True,
     "accumulate": 2,
     "ema_decay": 0.9,
@@ -135,7 +135,7 @@ OPTIONS_WITHOUT_ROWS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("option", OPTIONS_WITHOUT_ROWS)
+@pytest.mark.parametrize("option", DENSE_OPTIONS)
 @pytest.mark.parametrize(
     "name", [name for name in CLASSES if name not in ("SparseAdam", "Adagrad")]
 )
@@ -143,9 +143,7 @@ OPTIONS_WITHOUT_ROWS: dict[str, Any] = {
 def test_rows_are_refused_beside_options_of_ours(name: str, option: str) -> None:
     extra_kwargs = {"momentum": 0.9} if name == "SGD" else {}
     (param,) = params = params_of(torch.float32, ROWS[:1])
-    opt = getattr(optim, name)(
-        params, lr=0.1, **extra_kwargs, **{option: OPTIONS_WITHOUT_ROWS[option]}
-    )
+    opt = getattr(optim, name)(params, lr=0.1, **extra_kwargs, **{option: DENSE_OPTIONS[option]})
     table = torch.nn.functional.embedding
 
     def passed(sparse: bool) -> None:

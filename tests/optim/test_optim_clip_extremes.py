@@ -105,9 +105,7 @@ def test_step_equals_quotient(
 
 @by_class
 @by_extreme
-def test_engines_agree_at_extremes(
-    make: Any, dtype: torch.dtype, size: float, limit: float
-) -> None:
+def test_engines_at_extremes(make: Any, dtype: torch.dtype, size: float, limit: float) -> None:
     grads, actual = gradients(dtype, size), []
     for engine in ("cpu", "reference"):
         with thalweg.engine(engine):
@@ -181,9 +179,7 @@ MAKERS: dict[str, Any] = {
 
 @pytest.mark.parametrize("name", MAKERS)
 @pytest.mark.parametrize(("dtype", "size"), [(torch.float32, 3e38), (torch.float64, 1.5e308)])
-def test_every_class_steps_with_clipped_gradients(
-    name: str, dtype: torch.dtype, size: float
-) -> None:
+def test_every_class_clips_gradients(name: str, dtype: torch.dtype, size: float) -> None:
     grads = gradients(dtype, size)
     clipped_grads = [grad.to(dtype) for grad in clip(grads, 1.0, False)]
     (actual, report), (expected, _) = (
@@ -231,9 +227,9 @@ def test_nonfinite_gradients(make: Any, dtype: torch.dtype, bad: float, limit: f
     """An infinite norm turns infinities into NaN, and other elements into 0 (TensorFlow: NaN)."""
     grads = gradients(dtype, 1.0)
     grads[1][2] = bad
-    actual, report = step_of(make, grads, clip_grad_norm=limit)
+    actual, info = step_of(make, grads, clip_grad_norm=limit)
     all_nan = make is tensorflow.SGD or bad != bad
-    assert (report.grad_norm, actual[1].isnan()[2].item()) == (
+    assert (info.grad_norm, actual[1].isnan()[2].item()) == (
         pytest.approx(bad, nan_ok=True),
         True,
     )

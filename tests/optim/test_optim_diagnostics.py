@@ -95,10 +95,8 @@ def run_steps(params: Any, opt: Any, steps: int = 3) -> Any:
 
 def total(first: torch.Tensor, second: torch.Tensor) -> float:
     """Return the sum of products of two tensors, in the order of the protocol."""
-    flat_arrays = {
-        name: tensor.reshape(-1).numpy() for name, tensor in (("a", first), ("b", second))
-    }
-    leaves = sums_of_products(flat_arrays, {"both": ("a", "b")})["both"]
+    arrays = {name: tensor.reshape(-1).numpy() for name, tensor in (("a", first), ("b", second))}
+    leaves = sums_of_products(arrays, {"both": ("a", "b")})["both"]
     return float(combine_leaves(leaves, np.array([len(leaves)]))[0])
 
 
@@ -356,13 +354,11 @@ def test_diagnostics_of_failed_optimizer_are_reusable() -> None:
 
 
 def test_shallow_copy_has_no_sinks() -> None:
-    params, reported = params_of(shapes=((3,),)), list[int]()
-    opt = optim.AdamW(
-        params, diagnostics=Diagnostics(1, [lambda table: reported.append(table.step)])
-    )
+    params, steps = params_of(shapes=((3,),)), list[int]()
+    opt = optim.AdamW(params, diagnostics=Diagnostics(1, [lambda table: steps.append(table.step)]))
     copied_optimizer = copy.copy(run_steps(params, opt, 1))
     assert run_steps(params, copied_optimizer, 1).diagnostics.step == 2
-    assert reported == [1]
+    assert steps == [1]
 
 
 def test_memory_error_after_step_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -584,9 +580,7 @@ def test_json_lines_file(tmp_path: Path) -> None:
     assert json.loads(record)
 
 
-def test_json_lines_of_two_sinks_and_deleted_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_json_lines_of_two_sinks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     sinks, table = [JsonLines("run.jsonl"), JsonLines("run.jsonl")], trained_table()
     monkeypatch.chdir("/")

@@ -98,7 +98,7 @@ def test_norms_on_a_sphere(options: dict[str, Any], bound: float, shape: tuple[i
 
 
 NOT_OF_MUON = ("state_storage", "weights")
-NEEDED_OPTIONS: dict[str, dict[str, Any]] = {
+REQUIRED: dict[str, dict[str, Any]] = {
     "wide_sums": {"accumulate": 2},
     "lookahead_alpha": {"lookahead": 2},
     "seed": {"round": "stochastic"},
@@ -111,14 +111,14 @@ def test_options_of_mixed_hold_for_all_groups_or_raise(name: str) -> None:
         {"params": [new_param(dtype=torch.bfloat16)], "rule": rule, "lr": 0.01}
         for rule in ("AdamW", "Muon")
     ]
-    options = {name: STEP_OPTIONS[name], **NEEDED_OPTIONS.get(name, {})}
+    options = {name: STEP_OPTIONS[name], **REQUIRED.get(name, {})}
     if name in NOT_OF_MUON:
         with pytest.raises((InvalidArgumentError, RuleError), match="Muon") as raised:
             optim.Mixed(groups, **options)
         assert name in str(raised.value)
     else:
         assert optim.Mixed(groups, **options).defaults[name] == STEP_OPTIONS[name]
-    if name not in NEEDED_OPTIONS:
+    if name not in REQUIRED:
         with pytest.raises(InvalidArgumentError, match=f"'{name}' of group 0 .* constructor"):
             optim.Mixed([{**groups[0], name: STEP_OPTIONS[name]}, groups[1]])
 
@@ -150,7 +150,7 @@ def test_all_classes_but_the_exceptions_have_an_option(option: str) -> None:
             cls(
                 [new_param(dtype=dtype)],
                 lr=0.1,
-                **{option: STEP_OPTIONS[option], **NEEDED_OPTIONS.get(option, {})},
+                **{option: STEP_OPTIONS[option], **REQUIRED.get(option, {})},
             )
         except (InvalidArgumentError, RuleError):
             raising.add(title)
@@ -167,9 +167,7 @@ def test_options_that_exclude_each_other_are_listed() -> None:
         first, *partners = re.findall(r"`(\w+)`", row)
         documented |= {frozenset((first, partner)) for partner in partners}
     raising: set[frozenset[str]] = set()
-    for pair in itertools.combinations(
-        [name for name in STEP_OPTIONS if name not in NEEDED_OPTIONS], 2
-    ):
+    for pair in itertools.combinations([name for name in STEP_OPTIONS if name not in REQUIRED], 2):
         options = {name: STEP_OPTIONS[name] for name in pair}
         try:
             optim.AdamW([new_param(dtype=torch.bfloat16)], lr=0.1, **options)

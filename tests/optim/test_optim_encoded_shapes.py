@@ -77,9 +77,7 @@ def tensors_in(optimizer: Any) -> list[torch.Tensor]:
 
 @by_case
 @pytest.mark.parametrize("copy_state", [dict, copy.deepcopy, through_torch_save])
-def test_same_shapes_load_with_the_same_bits(
-    case: str, copy_state: Callable[[State], State]
-) -> None:
+def test_same_shapes_load_same_bits(case: str, copy_state: Callable[[State], State]) -> None:
     _, optimizer = trained(case)
     _, second = trained(case, steps=1)
     second.load_state_dict(copy_state(optimizer.state_dict()))

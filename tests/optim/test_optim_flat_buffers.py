@@ -132,10 +132,8 @@ def test_rules_that_reduce_raise_and_elementwise_ones_step(name: str) -> None:
         and name in CLASSES
         and (torchs := getattr(torch.optim, name, None)) is not None
     ):
-        torch_result = stepped(
-            lambda params: torchs(params, foreach=False), [flattened(params_of())]
-        )
-        torch.testing.assert_close(torch_result, expected, rtol=1e-6, atol=1e-7)
+        torch_out = stepped(lambda params: torchs(params, foreach=False), [flattened(params_of())])
+        torch.testing.assert_close(torch_out, expected, rtol=1e-6, atol=1e-7)
     for mark in MARKS.values():
         for is_early in (True, False):
             flat = flattened(params_of())

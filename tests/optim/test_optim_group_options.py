@@ -73,13 +73,11 @@ def changed(name: str) -> Iterator[dict[str, Any]]:
 def test_two_groups_are_two_optimizers(name: str) -> None:
     kind, option_count = getattr(optim, name), 0
     for options in changed(name):
-        param_lists = [[params_of(name, seed) for seed in range(2)] for _ in range(2)]
-        first, second = param_lists[0]
-        actual = run_steps(
-            [kind([{"params": first}, {"params": second, **options}])], param_lists[0]
-        )
-        first, second = param_lists[1]
-        expected = run_steps([kind(first), kind(second, **options)], param_lists[1])
+        lists = [[params_of(name, seed) for seed in range(2)] for _ in range(2)]
+        first, second = lists[0]
+        actual = run_steps([kind([{"params": first}, {"params": second, **options}])], lists[0])
+        first, second = lists[1]
+        expected = run_steps([kind(first), kind(second, **options)], lists[1])
         assert_same(actual, expected, f"{options}:")
         option_count += 1
     assert option_count >= 2

@@ -80,10 +80,8 @@ def test_any_number_of_groups_is_one_launch(monkeypatch: pytest.MonkeyPatch) -> 
     params = params_of(torch.float32, ((3,),) * 20)
     ref_params = params_of(torch.float32, ((3,),) * 20)
     options = [{"lr": 0.01 * k, "weight_decay": 0.1 * (k % 3), "eps": 1e-8} for k in range(20)]
-    opt = optim.AdamW(
-        [{"params": [p], **option} for p, option in zip(params, options, strict=True)]
-    )
-    references = [optim.AdamW([p], **option) for p, option in zip(ref_params, options, strict=True)]
+    opt = optim.AdamW([{"params": [p], **extra} for p, extra in zip(params, options, strict=True)])
+    references = [optim.AdamW([p], **extra) for p, extra in zip(ref_params, options, strict=True)]
     launched = []
     call = launch.Compiled.bind_table
     monkeypatch.setattr(

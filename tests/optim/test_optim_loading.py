@@ -144,9 +144,7 @@ def test_missing_option_is_reported_at_load(name: str, key: str) -> None:
 
 @pytest.mark.parametrize(("name", "options", "key"), STATE_ENTRIES)
 @pytest.mark.parametrize("change", ["missing", "shape", "text", "nothing"])
-def test_load_rejects_state_that_fails_in_torch(
-    name: str, options: Any, key: str, change: str
-) -> None:
+def test_load_rejects_unusable_state(name: str, options: Any, key: str, change: str) -> None:
     options = dict(options)
     state = state_of(name, **options)
     slots = state["state"][0]

@@ -63,15 +63,13 @@ def test_a_group_chooses_its_type() -> None:
     for twin in twins:
         train(twin, ref_params)
     assert_same(updates, [param.detach() for param in ref_params])
-    copied_params = params_of(torch.float32)
-    copied_opt = optim.MARS(
-        [{"params": copied_params[:3]}, {"params": copied_params[3:], "mars_type": "lion"}]
-    )
-    for param, value in zip(copied_params, updates, strict=True):
+    copies = params_of(torch.float32)
+    copied_opt = optim.MARS([{"params": copies[:3]}, {"params": copies[3:], "mars_type": "lion"}])
+    for param, value in zip(copies, updates, strict=True):
         param.data.copy_(value)
     copied_opt.load_state_dict(copy.deepcopy(opt.state_dict()))
     next_steps = range(STEPS, STEPS + 3)
-    assert_same(train(opt, params, next_steps), train(copied_opt, copied_params, next_steps))
+    assert_same(train(opt, params, next_steps), train(copied_opt, copies, next_steps))
 
 
 @pytest.mark.parametrize(

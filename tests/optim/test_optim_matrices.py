@@ -161,25 +161,23 @@ def test_load_rejects_state_of_other_shape() -> None:
 
 @by_case
 def test_rule_in_mixed_equals_its_class(case: MatrixCase) -> None:
-    params, ref_params = case.params_of(torch.float32), case.params_of(torch.float32)
+    params, refs = case.params_of(torch.float32), case.params_of(torch.float32)
     bias, ref_bias = torch.ones(7, requires_grad=True), torch.ones(7, requires_grad=True)
     kwargs = {**EXTRAS.get(case.cls, {}), **case.arguments(0.0, own=True)}
     groups = [{"params": params, "rule": case.cls, **kwargs}, {"params": [bias], "rule": "AdamW"}]
     mixed = optim.Mixed(groups)
-    references = [getattr(optim, case.cls)(ref_params, **kwargs), optim.AdamW([ref_bias])]
+    references = [getattr(optim, case.cls)(refs, **kwargs), optim.AdamW([ref_bias])]
     for step in range(4):
-        for pair in zip((*params, bias), (*ref_params, ref_bias), strict=True):
+        for pair in zip((*params, bias), (*refs, ref_bias), strict=True):
             grad = torch.full(pair[0].shape, 0.5) if pair[0] is bias else None
             for x in pair:
                 x.grad = grad
-        for tensors in (params, ref_params):
+        for tensors in (params, refs):
             for x, grad in zip(tensors, case.gradients_of(step, torch.float32), strict=True):
                 x.grad = grad
         for opt in (mixed, *references):
             opt.step()
-    assert_same(
-        [x.detach() for x in (*params, bias)], [x.detach() for x in (*ref_params, ref_bias)]
-    )
+    assert_same([x.detach() for x in (*params, bias)], [x.detach() for x in (*refs, ref_bias)])
 
 
 MUON_CLASSES = ("Muon", "NorMuon", "MuonH")
@@ -411,21 +409,19 @@ def test_training_continues_from_checkpoint(
             param.grad = grad
         opt.step()
 
-    model, target_model = (Weights(case.params_of(dtype)) for _ in range(2))
+    model, target = (Weights(case.params_of(dtype)) for _ in range(2))
     # Shapes may depend on options, whose values are read from the file.
     overrides = {"max_precondition_dim": 7} if "max_precondition_dim" in kwargs else {}
-    opt, loaded = make(model), make(target_model, **overrides)
+    opt, loaded = make(model), make(target, **overrides)
     for number in range(3):
         step(model, opt, number)
     checkpoint.save(tmp_path / "c", module=model, optimizer=opt)
-    checkpoint.restore(tmp_path / "c", module=target_model, optimizer=loaded)
+    checkpoint.restore(tmp_path / "c", module=target, optimizer=loaded)
     for number in range(3, 5):
         step(model, opt, number)
-        step(target_model, loaded, number)
-    assert_same([*target_model.parameters()], [*model.parameters()])
-    assert_same(
-        slots_of(loaded, [*target_model.parameters()]), slots_of(opt, [*model.parameters()])
-    )
+        step(target, loaded, number)
+    assert_same([*target.parameters()], [*model.parameters()])
+    assert_same(slots_of(loaded, [*target.parameters()]), slots_of(opt, [*model.parameters()]))
 
 
 def test_state_device_raises(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -472,16 +468,14 @@ def test_heads_are_separate_matrices(cls_name: str, engine: Any) -> None:
     assert [group["heads"] for group in loaded.param_groups] == [3, None]
 
 
-@pytest.mark.parametrize("cls_name", [*MUON_CLASSES, "SOAP", "KLSOAP"])
-def test_indivisible_heads_raise(cls_name: str) -> None:
-    cls, params = getattr(optim, cls_name), [("qkv", torch.ones(10, 4, requires_grad=True))]
-    message = (
-        rf"'qkv' has shape \(10, 4\), whose 10 rows heads=3 of {cls_name} does not cut into equal"
-    )
+@pytest.mark.parametrize("name", [*MUON_CLASSES, "SOAP", "KLSOAP"])
+def test_indivisible_heads_raise(name: str) -> None:
+    cls, params = getattr(optim, name), [("qkv", torch.ones(10, 4, requires_grad=True))]
+    message = rf"'qkv' has shape \(10, 4\), whose 10 rows heads=3 of {name} does not cut into equal"
     with pytest.raises(InvalidArgumentError, match=message):
         cls(params, heads=3)
     with pytest.raises(InvalidArgumentError, match=message):
-        optim.Mixed([{"params": params, "rule": cls_name, "heads": 3}])
+        optim.Mixed([{"params": params, "rule": name, "heads": 3}])
     for wrong in (0, 2.0, True, "three"):
         with pytest.raises(ValueError, match="heads must be a positive integer"):
             cls(params, heads=wrong)

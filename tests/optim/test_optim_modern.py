@@ -172,9 +172,7 @@ def run_steps(case: Case, dtype: torch.dtype, count: int = 4, **options: Any) ->
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @by_case
 @many("options", BESIDE)
-def test_engines_agree_with_other_options(
-    case: Case, dtype: torch.dtype, options: dict[str, Any]
-) -> None:
+def test_engines_agree_on_options(case: Case, dtype: torch.dtype, options: dict[str, Any]) -> None:
     states: list[Any] = []
     for engine in ("cpu", "reference"):
         with thalweg.engine(engine):

@@ -85,19 +85,17 @@ def outcome(make: Any) -> torch.Tensor | None:
 @pytest.mark.parametrize(("name", "option"), TENSORFLOWS)
 @pytest.mark.parametrize("momentum", [0.0, 0.5])
 def test_options_of_a_group_act_or_are_refused(name: str, option: str, momentum: float) -> None:
-    cls, extra_options = getattr(tensorflow, name), {}
+    cls, extras = getattr(tensorflow, name), {}
     if "momentum" in inspect.signature(cls).parameters and option != "momentum":
-        extra_options = {"momentum": momentum}
+        extras = {"momentum": momentum}
     value = RENAMED_OPTIONS.get(option, 0.125)
-    expected = steps(cls([param_of()], lr=0.1, **extra_options, **{option: value}))
-    reference = steps(cls([param_of()], lr=0.1, **extra_options))
-    in_group = outcome(
-        lambda: cls([{"params": [param_of()], option: value}], lr=0.1, **extra_options)
-    )
+    expected = steps(cls([param_of()], lr=0.1, **extras, **{option: value}))
+    reference = steps(cls([param_of()], lr=0.1, **extras))
+    in_group = outcome(lambda: cls([{"params": [param_of()], option: value}], lr=0.1, **extras))
     assert in_group is None or torch.equal(in_group, expected)
 
     def later() -> Any:
-        opt = cls([param_of()], lr=0.1, **extra_options)
+        opt = cls([param_of()], lr=0.1, **extras)
         opt.param_groups[0][option] = value
         return opt
 

@@ -111,13 +111,11 @@ def with_rule(params: Any) -> Any:
 
 
 MAKERS: dict[str, Callable[[Any], Any]] = {
-    "alone": lambda params_copy: optim.Prodigy(params_copy, d0=1e-3),
+    "alone": lambda copies: optim.Prodigy(copies, d0=1e-3),
     "beside others": mix_rules,
-    "accumulated": lambda params_copy: optim.Prodigy(params_copy, d0=1e-3, accumulate=2),
-    "with masters": lambda params_copy: optim.Prodigy(params_copy, d0=1e-3, masters=True),
-    "clipped": lambda params_copy: optim.Prodigy(
-        params_copy, d0=1e-3, clip_grad_norm=0.5, ema_decay=0.9
-    ),
+    "accumulated": lambda copies: optim.Prodigy(copies, d0=1e-3, accumulate=2),
+    "with masters": lambda copies: optim.Prodigy(copies, d0=1e-3, masters=True),
+    "clipped": lambda copies: optim.Prodigy(copies, d0=1e-3, clip_grad_norm=0.5, ema_decay=0.9),
     "with TensorFlow's numbers": with_rule,
 }
 COPIES: dict[str, Callable[[Any, Any, Any], Any]] = {
@@ -132,12 +130,10 @@ COPIES: dict[str, Callable[[Any, Any, Any], Any]] = {
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("kind", COPIES)
 @pytest.mark.parametrize("name", MAKERS)
-def test_training_continues_from_copies(
-    name: str, kind: str, dtype: torch.dtype, tmp_path: Path
-) -> None:
+def test_training_continues(name: str, kind: str, dtype: torch.dtype, tmp_path: Path) -> None:
     def made_of() -> tuple[Any, Any]:
-        params_copy = params_of(dtype)
-        return MAKERS[name](params_copy), params_copy
+        copies = params_of(dtype)
+        return MAKERS[name](copies), copies
 
     opt, params = made_of()
     for number in range(5):
@@ -199,9 +195,7 @@ def test_schedule_sets_all_rates() -> None:
         ({"sphere": True}, RuleError, "Rule 'Prodigy' on a sphere"),
     ],
 )
-def test_invalid_options_raise(
-    options: dict[str, Any], error: type[Exception], message: str
-) -> None:
+def test_bad_options_raise(options: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         optim.Prodigy(params_of(torch.float32), **options)
 

@@ -69,7 +69,7 @@ def make(name: str, options: dict[str, Any], dtype: torch.dtype = torch.float32)
 
 
 def assert_same(sides: list[Any], step: int) -> None:
-    for (key, actual), (_, expected) in zip(*(everything(*side) for side in sides), strict=True):
+    for (key, actual), (_, expected) in zip(*(everything(*run) for run in sides), strict=True):
         assert same(actual, expected), (key, step)
         if key.startswith("step "):  # those of one plan share a block, and its counter of writes
             continue
@@ -290,9 +290,7 @@ def test_changes_of_parameters_without_gradients_are_seen(
             except Exception as error:
                 errors.append(f"{type(error).__name__}: {error}")
         assert errors[0] == errors[1], step
-        for (key, actual), (_, expected) in zip(
-            *(everything(*side) for side in sides), strict=True
-        ):
+        for (key, actual), (_, expected) in zip(*(everything(*run) for run in sides), strict=True):
             assert type(actual) is type(expected), (key, step)
             assert same(actual, expected), (key, step)
 

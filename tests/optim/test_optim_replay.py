@@ -238,9 +238,7 @@ def test_scalars_that_differ_between_groups(changes: dict[str, Any]) -> None:
             if is_twin:
                 opt._cache.forget_replay()
             opt.step()
-        for (key, actual), (_, expected) in zip(
-            *(everything(*side) for side in sides), strict=True
-        ):
+        for (key, actual), (_, expected) in zip(*(everything(*run) for run in sides), strict=True):
             assert same(actual, expected), key
 
 
@@ -531,12 +529,10 @@ def make_random(seed: int) -> tuple[Any, list[Parameter]]:
     dice = random.Random(seed)
     torch.manual_seed(seed)
     dtypes = [torch.float32, torch.float32, torch.float64, torch.bfloat16]
-    is_mixed, count = dice.random() < 0.3, dice.randint(1, 6)
+    mixed, count = dice.random() < 0.3, dice.randint(1, 6)
     weights = [
         Parameter(
-            torch.randn(
-                dice.choice(SHAPES), dtype=dice.choice(dtypes) if is_mixed else torch.float32
-            )
+            torch.randn(dice.choice(SHAPES), dtype=dice.choice(dtypes) if mixed else torch.float32)
         )
         for _ in range(count)
     ]

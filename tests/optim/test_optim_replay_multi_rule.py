@@ -43,9 +43,7 @@ def groups_of(weights: list[Parameter], options: Options) -> list[dict[str, Any]
 
 @pytest.mark.parametrize("skipped", [set(), {1}, {0, 3}], ids=str)
 @pytest.mark.parametrize(("name", "options"), CASES, ids=str)
-def test_steps_are_replayed_from_the_third_on(
-    name: str, options: Options, skipped: set[int]
-) -> None:
+def test_third_step_is_replayed(name: str, options: Options, skipped: set[int]) -> None:
     weights = params(6)
     opt = getattr(optim, name)(groups_of(weights, options))
     schedule = torch.optim.lr_scheduler.ExponentialLR(opt, 0.9)
@@ -73,7 +71,7 @@ def test_every_option_is_replayed(extras: dict[str, Any], calls: int, dtype: tor
                 opt._cache.forget_replay()
             opt.step()
     assert taken(sides[0][0]) == 4
-    for (key, actual), (_, expected) in zip(*(everything(*side) for side in sides), strict=True):
+    for (key, actual), (_, expected) in zip(*(everything(*run) for run in sides), strict=True):
         assert same(actual, expected), key
 
 
@@ -91,7 +89,7 @@ def test_dtypes_of_rules_may_differ() -> None:
                 opt._cache.forget_replay()
             opt.step()
     assert taken(sides[0][0]) == 4
-    for (key, actual), (_, expected) in zip(*(everything(*side) for side in sides), strict=True):
+    for (key, actual), (_, expected) in zip(*(everything(*run) for run in sides), strict=True):
         assert same(actual, expected), key
 
 
@@ -173,21 +171,21 @@ def test_interrupt_is_atomic_over_rules(has_step: bool, monkeypatch: pytest.Monk
 
 
 def make_random(seed: int) -> tuple[Any, list[Parameter]]:
-    generator = random.Random(seed)
+    rng = random.Random(seed)
     torch.manual_seed(seed)
     dtypes = [torch.float32, torch.float32, torch.float64, torch.bfloat16]
-    is_mixed, count = generator.random() < 0.3, generator.randint(2, 6)
+    mixed, count = rng.random() < 0.3, rng.randint(2, 6)
     weights = [
         Parameter(
             torch.randn(
-                generator.choice(SHAPES),
-                dtype=generator.choice(dtypes) if is_mixed else torch.float32,
+                rng.choice(SHAPES),
+                dtype=rng.choice(dtypes) if mixed else torch.float32,
             )
         )
         for _ in range(count)
     ]
-    name, options = generator.choice(CASES)
-    extras, _ = generator.choice(OPTIONS)
+    name, options = rng.choice(CASES)
+    extras, _ = rng.choice(OPTIONS)
     return getattr(optim, name)(groups_of(weights, options), **extras), weights
 
 

@@ -99,9 +99,7 @@ def compare(
             if is_twin:
                 opt._cache.forget_replay()
             opt.step()
-        for (key, actual), (_, expected) in zip(
-            *(everything(*side) for side in sides), strict=True
-        ):
+        for (key, actual), (_, expected) in zip(*(everything(*run) for run in sides), strict=True):
             assert same(actual, expected), (key, step)
     return taken(sides[0][0])
 
@@ -109,9 +107,7 @@ def compare(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", MAKERS)
 @many("extras,calls", OPTIONS)
-def test_every_option_is_replayed(
-    name: str, dtype: torch.dtype, extras: dict[str, Any], calls: int
-) -> None:
+def test_options_replay(name: str, dtype: torch.dtype, extras: dict[str, Any], calls: int) -> None:
     def make_params() -> list[Parameter]:
         return [Parameter(param.to(dtype)) for param in params(6)]
 
@@ -124,9 +120,7 @@ def test_every_option_is_replayed(
 @pytest.mark.parametrize("name", TENSORFLOW_MAKERS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("extras", [{}, {"ema_decay": 0.9}, {"clip_grad_norm": 0.5}], ids=str)
-def test_rules_with_tensorflow_scalars(
-    name: str, dtype: torch.dtype, extras: dict[str, Any]
-) -> None:
+def test_tensorflow_scalars(name: str, dtype: torch.dtype, extras: dict[str, Any]) -> None:
     def make_params() -> list[Parameter]:
         return [Parameter(param.to(dtype)) for param in params(6)]
 
@@ -212,30 +206,28 @@ def test_user_changes_of_radius_are_used(
             if is_twin:
                 opt._cache.forget_replay()
             opt.step()
-        for (key, actual), (_, expected) in zip(
-            *(everything(*side) for side in sides), strict=True
-        ):
+        for (key, actual), (_, expected) in zip(*(everything(*run) for run in sides), strict=True):
             assert same(actual, expected), (key, step)
         counts.append(taken(sides[0][0]))
     assert counts[-1] == expected_count, counts
 
 
 def make_random(seed: int) -> tuple[Any, list[Parameter]]:
-    generator = random.Random(seed)
+    rng = random.Random(seed)
     torch.manual_seed(seed)
     dtypes = [torch.float32, torch.float32, torch.float64, torch.bfloat16]
-    is_mixed, count = generator.random() < 0.3, generator.randint(2, 6)
+    mixed, count = rng.random() < 0.3, rng.randint(2, 6)
     weights = [
         Parameter(
             torch.randn(
-                generator.choice(SHAPES),
-                dtype=generator.choice(dtypes) if is_mixed else torch.float32,
+                rng.choice(SHAPES),
+                dtype=rng.choice(dtypes) if mixed else torch.float32,
             )
         )
         for _ in range(count)
     ]
-    make = ALL_MAKERS[generator.choice([*ALL_MAKERS])]
-    extras, _ = generator.choice(OPTIONS)
+    make = ALL_MAKERS[rng.choice([*ALL_MAKERS])]
+    extras, _ = rng.choice(OPTIONS)
     return make(weights, **extras), weights
 
 

@@ -53,9 +53,7 @@ def compare(sides: list[Side], steps: range, skipped: Any, extras: dict[str, Any
             if is_twin:
                 opt._cache.forget_replay()
             opt.step()
-        for (key, actual), (_, expected) in zip(
-            *(everything(*side) for side in sides), strict=True
-        ):
+        for (key, actual), (_, expected) in zip(*(everything(*run) for run in sides), strict=True):
             assert same(actual, expected), (key, step)
             assert getattr(actual, "_version", 0) == getattr(expected, "_version", 0), (key, step)
 
@@ -77,9 +75,7 @@ def test_params_that_start_later(
 
 
 @pytest.mark.parametrize(("name", "options"), CLASSES, ids=str)
-def test_params_that_stop(
-    name: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_params_stop(name: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PlanCache, "longest_wait", 1)
     sides: list[Side] = []
     for _ in range(2):
@@ -220,9 +216,7 @@ def _overflows(step: Any) -> Any:
 
 
 @pytest.mark.parametrize("failing", [_divides, _overflows])
-def test_errors_of_scalars_raise(
-    failing: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_scalar_errors(failing: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Scalars of steps 8 and 7 raise in Python; native code raises, too, and changes nothing."""
     original: Any = TORCH_ADAM.prepare
 
@@ -335,9 +329,7 @@ def test_count_written_before_failed_step_is_used(name: str, extras: dict[str, A
     ],
     ids=["complex", "beyond int64"],
 )
-def test_counts_out_of_range_raise(
-    make: Any, number: float, message: str, extras: dict[str, Any]
-) -> None:
+def test_huge_counts_raise(make: Any, number: float, message: str, extras: dict[str, Any]) -> None:
     weights = params(3)
     opt = make(weights, lr=0.1, **extras)
     for step in range(4):

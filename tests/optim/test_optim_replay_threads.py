@@ -100,13 +100,11 @@ def test_every_tensor_and_gradient_is_looked_at(
             param.grad.data_ptr() for param in weights if param.grad is not None
         ]
         # Each thread asks once more than there are parts for it.
-        expected_parts = (
-            [2 * -(-COUNT // replay_kernel.PART) + count, COUNT] if count > 1 else [0, 0]
-        )
+        expected = [2 * -(-COUNT // replay_kernel.PART) + count, COUNT] if count > 1 else [0, 0]
         assert [
             table.block[replay_kernel.TICKET],
             table.block[replay_kernel.PARTED],
-        ] == expected_parts
+        ] == expected
     assert len(calls) == (3 if count > 1 else 0)
     for changes, reason in CHANGES:
         for param in weights:

@@ -118,9 +118,7 @@ def threads() -> Any:
     ],
     ids=lambda argument: str(argument).removeprefix("torch."),
 )
-def test_engines_threads_and_replay_agree(
-    module: str, name: str, dtype: torch.dtype, threads: Any
-) -> None:
+def test_threads_and_replay_agree(module: str, name: str, dtype: torch.dtype, threads: Any) -> None:
     """Compare all bits of parameters and slots; rounding to nearest differences."""
     make = maker(module, name)
     expected = train(make, dtype, SIZES, "reference")
@@ -135,10 +133,8 @@ def test_engines_threads_and_replay_agree(
         assert_same(tensors_of(careful), tensors_of(expected))
         assert taken(careful) == 0
     nearest = train(maker(module, name, round=None, seed=0), dtype, SIZES)
-    differences = [
-        not torch.equal(a, b) for a, b in zip(params(nearest), params(expected), strict=True)
-    ]
-    assert differences[-1]
+    diffs = [not torch.equal(a, b) for a, b in zip(params(nearest), params(expected), strict=True)]
+    assert diffs[-1]
 
 
 @pytest.mark.parametrize(

@@ -232,10 +232,8 @@ def test_rules_share_the_norm_of_summed_rows(dtype: torch.dtype, options: dict[s
 
     outcomes: list[Any] = []
     wide = torch.float32 if options.get("masters") and dtype.itemsize == 2 else dtype
-    for has_sums, param_dtype in ((False, dtype), (True, wide)):
-        params = [
-            p.detach().to(param_dtype).requires_grad_() for p in params_of(dtype, (*ROWS, (5,)))
-        ]
+    for has_sums, target in ((False, dtype), (True, wide)):
+        params = [p.detach().to(target).requires_grad_() for p in params_of(dtype, (*ROWS, (5,)))]
         kwargs = {
             name: option for name, option in options.items() if name != "masters" or not has_sums
         }
@@ -244,7 +242,7 @@ def test_rules_share_the_norm_of_summed_rows(dtype: torch.dtype, options: dict[s
             parts = [entries(param, 10 * step + k) for k, param in enumerate(params[:2])]
             if has_sums:
                 parts = [add_rows(rows, values.to(dtype)) for rows, values in parts]
-            params[2].grad = torch.linspace(-1, step, 5, dtype=dtype).to(param_dtype)
+            params[2].grad = torch.linspace(-1, step, 5, dtype=dtype).to(target)
             run_backward(opt, parts)
         weights = [opt.state[p].get("master", p.detach()) for p in params]
         outcomes.append((weights, opt.last_step))

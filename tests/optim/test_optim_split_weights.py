@@ -104,9 +104,7 @@ CLASSES: list[tuple[Any, dict[str, Any]]] = [
     ("cls", "options"), CLASSES, ids=lambda argument: getattr(argument, "__name__", None)
 )
 @pytest.mark.parametrize("round_", [None, "stochastic"])
-def test_replay_equals_reference_engine(
-    cls: Any, options: dict[str, Any], round_: str | None
-) -> None:
+def test_replay_equals_reference(cls: Any, options: dict[str, Any], round_: str | None) -> None:
     trainings: list[Run] = []
     for name, prepare in (("auto", bool), ("auto", forget), ("reference", bool)):
         params = params_of(SIZES)
@@ -377,20 +375,16 @@ def test_masters_and_corrections_convert_exactly(conversion: str) -> None:
     with_masters = load(run, {"masters": True}, state, convert=not is_full)
     masters = [with_masters[1].state[param]["master"] for param in with_masters[0]]
     assert_same(masters, weights_of(run))
-    with_split = load(
-        with_masters, {"weights": "split"}, with_masters[1].state_dict(), convert=True
-    )
-    assert_same(weights_of(with_split), masters)
-    assert_equal(train(run, seed=9), train(with_split, seed=9))
+    split = load(with_masters, {"weights": "split"}, with_masters[1].state_dict(), convert=True)
+    assert_same(weights_of(split), masters)
+    assert_equal(train(run, seed=9), train(split, seed=9))
 
 
 @pytest.mark.parametrize("make", [torch.optim.AdamW, optim.AdamW])
 def test_float32_model_loads_full_weights(make: Any) -> None:
     run = train(adam())
-    state_without = optim.full_precision(run[1])
-    assert all(
-        {*state} == {"step", "exp_avg", "exp_avg_sq"} for state in state_without["state"].values()
-    )
+    export = optim.full_precision(run[1])
+    assert all({*state} == {"step", "exp_avg", "exp_avg_sq"} for state in export["state"].values())
     state = optim.full_precision(run[1], masters=True)
     params = [torch.nn.Parameter(slots.pop("master")) for slots in state["state"].values()]
     assert_same([param.detach() for param in params], weights_of(run))

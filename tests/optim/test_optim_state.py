@@ -381,11 +381,9 @@ def test_restore_without_check_arguments(tmp_path: Path) -> None:
     checkpoint.restore(tmp_path / "run", optimizer=second_opt, module=copied, check_arguments=False)
     assert (second_opt.param_groups[0]["amsgrad"], second_opt.param_groups[0]["lr"]) == (True, 0.5)
     train_network(second_opt, copied, range(2, 3))
-    averaging = optim.Adam(copied.parameters(), ema_decay=0.9)
+    ema = optim.Adam(copied.parameters(), ema_decay=0.9)
     with pytest.raises(ValueError, match=r"'0\.weight/ema' is missing"):
-        checkpoint.restore(
-            tmp_path / "run", optimizer=averaging, module=copied, check_arguments=False
-        )
+        checkpoint.restore(tmp_path / "run", optimizer=ema, module=copied, check_arguments=False)
 
 
 def test_save_inside_of_a_step_raises(tmp_path: Path) -> None:

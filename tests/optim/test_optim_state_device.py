@@ -111,10 +111,8 @@ class Pair:
         return self
 
     def check(self) -> None:
-        for tensors_of in (params, slots):
-            assert_same(
-                *([x.detach() for x in tensors_of(opt)] for opt in (self.remote, self.host))
-            )
+        for values_of in (params, slots):
+            assert_same(*([x.detach() for x in values_of(opt)] for opt in (self.remote, self.host)))
         assert not any(self._device.has(x, x.device) for x in slots(self.remote))
 
 
@@ -499,9 +497,7 @@ def test_state_is_loaded_to_its_device() -> None:
         ({**ON_CPU, "in_backward": True}, InvalidArgumentError, "choose one"),
     ],
 )
-def test_invalid_arguments_raise(
-    options: dict[str, Any], error: type[Exception], message: str
-) -> None:
+def test_bad_arguments_raise(options: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         optim.Adam(params_of(torch.float32), **options)
 

@@ -94,9 +94,7 @@ by_class = pytest.mark.parametrize(
 
 @by_class
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-def test_replay_equals_reference_engine(
-    cls: Any, options: dict[str, Any], dtype: torch.dtype
-) -> None:
+def test_replay_equals_reference(cls: Any, options: dict[str, Any], dtype: torch.dtype) -> None:
     trainings: list[Run] = []
     for name, prepare in (("auto", bool), ("auto", forget), ("reference", bool)):
         params = params_of(SIZES, dtype)
@@ -236,9 +234,7 @@ def test_class_without_slots_raises_for_all_sizes(cls: Any, sizes: Any) -> None:
         ),
     ],
 )
-def test_dtensor_error_names_the_option(
-    options: Any, message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_error_names_option(options: Any, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("thalweg.optim.quantized_state.any_on_mesh", lambda _: True)
     with pytest.raises(NotImplementedError, match=f"'w' is a DTensor, .*{message}"):
         optim.Adadelta([("w", params_of(dtype=torch.bfloat16)[0])], **options)

@@ -198,16 +198,14 @@ def test_counts_are_one_block(name: str) -> None:
     loaded.load_state_dict(opt.state_dict())
     of_torch.load_state_dict(run_steps(make(torch.optim, name), 0, 2).state_dict())
     opts = (opt, loaded, of_torch, copy.deepcopy(opt), pickle.loads(pickle.dumps(opt)))
-    for stepped in opts:
-        assert is_one_block(stepped)
-        previous_ids = [id(x) for x in scalars(stepped)]
-        run_steps(stepped, 2, 4)
-        assert is_one_block(stepped)
-        assert [id(x) for x in scalars(stepped)] == previous_ids
-        assert {state["step"].item() for state in stepped.state.values()} == {4}
-    assert (
-        len({x.data_ptr() for stepped in opts for x in scalars(stepped)}) == len(scalars(opt)) * 5
-    )
+    for side in opts:
+        assert is_one_block(side)
+        previous_ids = [id(x) for x in scalars(side)]
+        run_steps(side, 2, 4)
+        assert is_one_block(side)
+        assert [id(x) for x in scalars(side)] == previous_ids
+        assert {state["step"].item() for state in side.state.values()} == {4}
+    assert len({x.data_ptr() for side in opts for x in scalars(side)}) == len(scalars(opt)) * 5
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])

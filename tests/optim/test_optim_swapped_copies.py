@@ -99,10 +99,8 @@ def test_a_model_is_copied_alone(make: Any, options: dict[str, Any]) -> None:
     module, optimizer = trained(make, options)
     with optimizer.swapped():
         means = [param.detach().clone() for param in module.parameters()]
-        copied_module = copy.deepcopy(module)
-    torch.testing.assert_close(
-        [*map(torch.detach, copied_module.parameters())], means, rtol=0, atol=0
-    )
+        copied = copy.deepcopy(module)
+    torch.testing.assert_close([*map(torch.detach, copied.parameters())], means, rtol=0, atol=0)
 
 
 def test_gradients_that_are_applied_in_the_backward_pass_raise_inside() -> None:

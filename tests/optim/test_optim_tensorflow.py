@@ -86,12 +86,10 @@ PAIRS: Pairs = {
     ),
     "rule": (lambda p: optim.RuleOptimizer(p, LARS, 0.1), lambda: keras.RuleOptimizer(LARS, 0.1)),
 }
-FAST_CLASSES = ("Adam", "Nadam", "LazyAdam", "Ftrl", "rule")
+FAST = ("Adam", "Nadam", "LazyAdam", "Ftrl", "rule")
 
 
-def _run_reference(
-    make: Callable[[], Any], params: list[Any], steps: int, sparse: bool
-) -> list[Any]:
+def _run_other(make: Callable[[], Any], params: list[Any], steps: int, sparse: bool) -> list[Any]:
     """Return variables and slots after steps of another front end."""
     reference = make()
     variables = [thalweg.Variable(param.detach()) for param in params]
@@ -116,9 +114,7 @@ def _tensors_of(optimizer: Any) -> list[torch.Tensor]:
 @pytest.mark.parametrize(
     ("name", "dtype", "sparse"),
     [
-        slow_unless(
-            dtype == torch.float32 and (not sparse or name in FAST_CLASSES), name, dtype, sparse
-        )
+        slow_unless(dtype == torch.float32 and (not sparse or name in FAST), name, dtype, sparse)
         for name in PAIRS
         for dtype in (torch.float32, torch.float64, torch.bfloat16)
         for sparse in (False, True)
@@ -128,9 +124,7 @@ def _tensors_of(optimizer: Any) -> list[torch.Tensor]:
 def test_bits_equal_other_front_ends(name: str, dtype: torch.dtype, sparse: bool) -> None:
     make, make_reference = PAIRS[name]
     params = params_of(dtype, ROWS)
-    expected = _run_reference(
-        make_reference, [param.detach().clone() for param in params], 5, sparse
-    )
+    expected = _run_other(make_reference, [param.detach().clone() for param in params], 5, sparse)
     optimizer = make(params)
     for step in range(5):
         give(params, step, sparse)
@@ -308,9 +302,7 @@ def test_groups_with_other_options() -> None:
         ({"epss": 0.1}, TypeError, "Adam takes no 'epss'. Did you mean 'eps'"),
     ],
 )
-def test_invalid_options_raise(
-    arguments: dict[str, Any], error: type[Exception], message: str
-) -> None:
+def test_bad_options_raise(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
     from thalweg.rules import ADAM
 
     with pytest.raises(error, match=message):

@@ -213,7 +213,7 @@ def apply_row_floor(old: Any, step: Any, rate: float, floor: float) -> Any:
     return old + step * np.maximum(floor * lengths[0] / lengths[1], 1)
 
 
-def brake_radially(old: Any, new: Any, share_kept: float) -> Any:
+def brake(old: Any, new: Any, share_kept: float) -> Any:
     """Return parameters after a step that keeps only a share of the growth of their norm."""
     old_norm, new_norm = np.linalg.norm(old), np.linalg.norm(new)
     share = share_kept if new_norm > old_norm else 1.0
@@ -245,9 +245,7 @@ def test_option_matches_published_formula(option: str, name: str, share: float) 
             if option == "row_floor":
                 new[:] = apply_row_floor(old, new - old, 0.02, factor)
             else:
-                new[:] = brake_radially(
-                    old * (1 - 0.02 * decay.get("weight_decay", 0.0)), new, factor
-                )
+                new[:] = brake(old * (1 - 0.02 * decay.get("weight_decay", 0.0)), new, factor)
     torch.testing.assert_close(flat_of(params), flat_of(ref_params), rtol=1e-9, atol=1e-12)
 
 
@@ -340,9 +338,7 @@ def check_engines(
 @pytest.mark.parametrize("option", WRAPPERS)
 @pytest.mark.parametrize("cls", [optim.AdamW, optim.NAdam, tensorflow.AdamW], ids=str)
 @many("options", OTHER_OPTIONS)
-def test_with_other_options(
-    cls: Any, option: str, options: dict[str, Any], dtype: torch.dtype
-) -> None:
+def test_other_options(cls: Any, option: str, options: dict[str, Any], dtype: torch.dtype) -> None:
     if "cautious_decay" in (option, *options) and (cls is optim.NAdam or option == "sphere"):
         with pytest.raises(ValueError, match="no decay"):
             cls(params_of(dtype), lr=0.01, **{**options, option: True})
@@ -452,9 +448,7 @@ def test_missing_radius_becomes_present_norm() -> None:
 @pytest.mark.parametrize(
     ("name", "options"), [*(("AdamW", {option: True}) for option in WRAPPERS), ("AdamH", {})]
 )
-def test_complex_params_are_real_pairs(
-    name: str, options: dict[str, Any], dtype: torch.dtype
-) -> None:
+def test_complex_params_are_pairs(name: str, options: dict[str, Any], dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(0)
     param = torch.randn(4, 3, dtype=dtype, generator=generator).requires_grad_()
     pairs = torch.view_as_real(param.detach()).clone().requires_grad_()
@@ -474,9 +468,7 @@ def test_complex_params_are_real_pairs(
 
 @pytest.mark.parametrize("radius", [torch.ones(3), torch.ones(1), 3.0, "long"], ids=str)
 @pytest.mark.parametrize(("name", "options"), [("AdamW", {"sphere": True}), ("AdamH", {})])
-def test_load_rejects_radius_that_is_not_a_scalar(
-    name: str, options: dict[str, Any], radius: Any
-) -> None:
+def test_load_rejects_radius_tensor(name: str, options: dict[str, Any], radius: Any) -> None:
     params = params_of(torch.float32)
     opt = run_steps(getattr(optim, name)(params, lr=0.01, **options), params)
     previous = tensors_of(opt, params)

@@ -125,21 +125,19 @@ def test_steps_have_the_bits_of_careful_ones(
     monkeypatch.setattr(TorchStepAdapter, "_prepared", told)
     rate, dice = torch.tensor(0.1, dtype=dtype), torch.Generator().manual_seed(0)
     start = torch.randn(5, generator=dice, dtype=kind)
-    param, twin_param = Parameter(start.clone()), Parameter(start.clone())
-    opt, twin = (
-        getattr(optim, name)([tensor], lr=rate, **options) for tensor in (param, twin_param)
-    )
+    param, copied = Parameter(start.clone()), Parameter(start.clone())
+    opt, twin = (getattr(optim, name)([tensor], lr=rate, **options) for tensor in (param, copied))
     for step in range(STEPS):
         param.grad = torch.randn(5, generator=dice, dtype=kind)
-        twin_param.grad = param.grad.clone()
+        copied.grad = param.grad.clone()
         is_replayed = step > 1
         opt.step()
         is_replayed = False
         twin._cache.forget_replay()
         twin.step()
-        assert torch.equal(param, twin_param), step
+        assert torch.equal(param, copied), step
         for actual, expected in zip(
-            opt.state[param].values(), twin.state[twin_param].values(), strict=True
+            opt.state[param].values(), twin.state[copied].values(), strict=True
         ):
             assert torch.equal(actual, expected), step
         rate.mul_(0.77)
@@ -150,10 +148,10 @@ def test_steps_have_the_bits_of_careful_ones(
 @pytest_if_read
 def test_a_rate_may_become_of_another_kind() -> None:
     rate = torch.tensor(0.1)
-    param, twin_param = Parameter(torch.ones(3)), Parameter(torch.ones(3))
-    opt, twin = (optim.AdamW([tensor], lr=rate) for tensor in (param, twin_param))
+    param, copied = Parameter(torch.ones(3)), Parameter(torch.ones(3))
+    opt, twin = (optim.AdamW([tensor], lr=rate) for tensor in (param, copied))
     for step in range(STEPS):
-        param.grad = twin_param.grad = torch.full((3,), 1.0 + step)
+        param.grad = copied.grad = torch.full((3,), 1.0 + step)
         if step == 4:
             rate.data = rate.data.double() / 3
         if step == 6:
@@ -161,4 +159,4 @@ def test_a_rate_may_become_of_another_kind() -> None:
         opt.step()
         twin._cache.forget_replay()
         twin.step()
-        assert torch.equal(param, twin_param)
+        assert torch.equal(param, copied)
