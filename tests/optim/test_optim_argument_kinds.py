@@ -28,12 +28,12 @@ NUMBERS: dict[str, Callable[[float], Any]] = {
 }
 PAIRS: dict[str, Callable[[tuple[float, ...]], Any]] = {
     "float32": lambda values: tuple(map(np.float32, values)),
-    "arrays of shape ()": lambda values: tuple(np.array(float(x)) for x in values),
+    "arrays of shape ()": lambda values: tuple(np.array(float(tensor)) for tensor in values),
     "an array": np.array,
     "a tensor": torch.tensor,
     "a number": lambda values: np.float32(0.5),
     "too few": lambda values: values[:1],
-    "arrays of shape (1,)": lambda values: tuple(np.array([float(x)]) for x in values),
+    "arrays of shape (1,)": lambda values: tuple(np.array([float(tensor)]) for tensor in values),
 }
 
 
@@ -42,7 +42,7 @@ UNREAD = {("SGD", "dampening"), ("Adagrad", "initial_accumulator_value")}
 
 
 def _kinds_of(default: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(default, tuple) and all(isinstance(x, float | int) for x in default):
+    if isinstance(default, tuple) and all(isinstance(tensor, float | int) for tensor in default):
         yield from ((name, make(default)) for name, make in PAIRS.items())
     elif type(default) in (float, int) and default != float("inf"):
         yield from ((name, make(default)) for name, make in NUMBERS.items())

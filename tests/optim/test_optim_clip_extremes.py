@@ -59,13 +59,13 @@ def gradients(dtype: torch.dtype, size: float) -> list[Tensor]:
 def clip(grads: list[Tensor], limit: float, is_torch: bool) -> list[Tensor]:
     """Return clipped gradients in float64, computed relative to their largest element."""
     wide = [grad.double() for grad in grads]
-    peak = max(float(x.abs().max()) for x in wide) or 1.0
-    small = [x / peak for x in wide]
-    norm = float(sum((x * x).sum() for x in small) ** 0.5)
+    peak = max(float(tensor.abs().max()) for tensor in wide) or 1.0
+    small = [tensor / peak for tensor in wide]
+    norm = float(sum((tensor * tensor).sum() for tensor in small) ** 0.5)
     norm += 1e-6 / peak if is_torch else 0.0
     if norm * peak <= limit or not norm:
         return wide
-    return [x / norm * limit for x in small]
+    return [tensor / norm * limit for tensor in small]
 
 
 def step_of(make: Any, grads: list[Tensor], **options: Any) -> tuple[list[Tensor], Any]:
@@ -216,7 +216,7 @@ def test_rules_share_a_norm_at_extremes() -> None:
                 param.grad = grad.clone()
             opt.state.clear()
             opt.step()
-        assert_quotient([-p.detach() for p in params], clip(grads, 1.0, True))
+        assert_quotient([-param.detach() for param in params], clip(grads, 1.0, True))
 
 
 @by_class
@@ -233,7 +233,7 @@ def test_nonfinite_gradients(make: Any, dtype: torch.dtype, bad: float, limit: f
         pytest.approx(bad, nan_ok=True),
         True,
     )
-    assert all(bool(x.isnan().all()) for x in actual) is all_nan
+    assert all(bool(tensor.isnan().all()) for tensor in actual) is all_nan
     if not all_nan:
         assert not actual[0].any()
         assert int(actual[1].isnan().sum()) == 1

@@ -61,7 +61,7 @@ def _loss(module: nn.Module, index: int = 0) -> torch.Tensor:
 
 def _state(module: nn.Module, opt: Any) -> list[torch.Tensor]:
     slots = [torch.as_tensor(value) for state in opt.state.values() for value in state.values()]
-    return [x.detach().clone() for x in (*module.parameters(), *slots)]
+    return [tensor.detach().clone() for tensor in (*module.parameters(), *slots)]
 
 
 def _trained(
@@ -234,7 +234,7 @@ def test_a_graph_reads_what_is_there_when_it_reads(backend: str) -> None:
             shifted = [param + 1 for param in params]
             opt.step()
             differences = [old - param for old, param in zip(doubled, params, strict=True)]
-            return [x.detach() for x in (*doubled, *shifted, *differences)]
+            return [tensor.detach() for tensor in (*doubled, *shifted, *differences)]
 
         if compiles:
             step = torch.compile(step, fullgraph=True, backend=backend)

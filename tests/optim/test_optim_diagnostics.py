@@ -106,7 +106,7 @@ def expected(
     """Return a parameter's columns by torch; `used_grad` is the gradient in the update's dtype."""
     move = (new.double() if new.dtype == torch.float64 else new.float()) - old
     wide_grad, weights = used_grad.to(move.dtype), (new.to(move.dtype), move)
-    norms = [math.sqrt(total(x, x)) for x in (wide_grad, weights[1], weights[0])]
+    norms = [math.sqrt(total(tensor, tensor)) for tensor in (wide_grad, weights[1], weights[0])]
     tiny, share = torch.finfo(grad.dtype).tiny, 1 / grad.numel()
     columns = {
         "gradient_norm": norms[0],
@@ -160,7 +160,7 @@ def _compare(case: Any, dtype: torch.dtype, engine: str) -> None:
         opt = getattr(module, name)(params, lr=0.01, diagnostics=2, **kwargs)
         for step in range(2):
             give(params, step)
-            old = [p.detach().clone() for _, p in params]
+            old = [param.detach().clone() for _, param in params]
             sign = -1 if slot == "momentum" else 1
             slots = [opt.state[p].get(slot, torch.zeros(p.shape)).clone() for _, p in params]
             opt.step()
@@ -261,7 +261,7 @@ def test_skipped_steps_are_not_measured() -> None:
     scaler = torch.amp.GradScaler("cpu", init_scale=16.0)
     opt = optim.SGD(params, lr=0.1, fused_unscale=True, diagnostics=1)
     for step, bad in enumerate((False, True, False)):
-        scaler.scale(sum((p * (step + 1)).sum() for _, p in params)).backward()
+        scaler.scale(sum((param * (step + 1)).sum() for _, param in params)).backward()
         if bad:
             params[0][1].grad[0] = math.inf
         scaler.step(opt)

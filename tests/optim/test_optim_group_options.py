@@ -39,8 +39,8 @@ def other_value(default: Any) -> Any:
         return not default
     if isinstance(default, float | int):
         return 0.01 if default == 0 else 1.5 * default if default >= 1 else 0.7 * default
-    if isinstance(default, tuple) and all(isinstance(x, float) for x in default):
-        return tuple(0.8 * x for x in default)
+    if isinstance(default, tuple) and all(isinstance(tensor, float) for tensor in default):
+        return tuple(0.8 * tensor for tensor in default)
     return None
 
 

@@ -50,7 +50,7 @@ def train_both(count: int, betas: Any, decay: float, dtype: Any = torch.float32)
 @pytest.mark.parametrize("betas", [(0.9, 0.99), (0.95, 0.98), EXACT, (0.0, 0.0)])
 def test_equals_formula_bitwise(betas: Any, decay: float, dtype: Any) -> None:
     weights, momenta, expected, means = train_both(7, betas, decay, dtype)
-    assert_same([x.detach() for x in weights], [x.detach() for x in expected])
+    assert_same([tensor.detach() for tensor in weights], [tensor.detach() for tensor in expected])
     assert_same(momenta, means)
 
 
@@ -65,7 +65,7 @@ def test_matches_torch_style_loop(decay: float) -> None:
         give(expected, step)
         opt.step()
         reference.step()
-    assert_same([x.detach() for x in weights], [x.detach() for x in expected])
+    assert_same([tensor.detach() for tensor in weights], [tensor.detach() for tensor in expected])
     for param, expected_param in zip(weights, expected, strict=True):
         momenta = opt.state[param]["exp_avg"], reference.state[expected_param]["exp_avg"]
         torch.testing.assert_close(*momenta, rtol=1e-6, atol=1e-8)
@@ -109,7 +109,7 @@ def test_saved_and_loaded(method: str, tmp_path: Any) -> None:
     for params, stepped in ((weights, opt), (copies, loaded)):
         give(params, 3)
         stepped.step()
-    assert_same([x.detach() for x in weights], [x.detach() for x in copies])
+    assert_same([tensor.detach() for tensor in weights], [tensor.detach() for tensor in copies])
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_engines_agree(options: dict[str, Any], dtype: torch.dtype) -> None:
             for step in range(5):
                 give(weights, step)
                 opt.step()
-            results.append([x.detach() for x in weights])
+            results.append([tensor.detach() for tensor in weights])
     assert_same(results[0], results[1])
 
 

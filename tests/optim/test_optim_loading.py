@@ -69,7 +69,7 @@ def tensors_of(optimizer: Any) -> list[torch.Tensor]:
     """Return parameters and slots."""
     params = [param for group in optimizer.param_groups for param in group["params"]]
     slots = [value for state in optimizer.state.values() for value in state.values()]
-    return [torch.as_tensor(x).detach().double() for x in (*params, *slots)]
+    return [torch.as_tensor(param).detach().double() for param in (*params, *slots)]
 
 
 def assert_refused(optimizer: Any, state: dict[str, Any], message: str) -> None:

@@ -199,8 +199,8 @@ def test_ema_averages_params_after_lookahead() -> None:
 @pytest.mark.parametrize("cls", [optim.SGD, optim.Adam, tensorflow.Adam])
 def test_16_bits(cls: Any, masters: bool, dtype: torch.dtype) -> None:
     opt = run_steps(cls(params_of(dtype), lr=0.1, masters=masters, **LOOKAHEAD), 3)
-    assert {x.dtype for x in slow(opt)} == {torch.float32}
-    assert_same(values(opt), [x.to(dtype) for x in slow(opt)])
+    assert {tensor.dtype for tensor in slow(opt)} == {torch.float32}
+    assert_same(values(opt), [tensor.to(dtype) for tensor in slow(opt)])
     if masters:
         assert_same([opt.state[param]["master"] for param in params(opt)], slow(opt))
         wide = [param.float().requires_grad_() for param in values(cls(params_of(dtype), lr=0.1))]

@@ -198,7 +198,7 @@ def test_model_loaded_between_steps(name: str) -> None:
         opt.step()
         assert_same([param.detach() for param in model.parameters()], previous)
         masters_now = [opt.state[param]["master"] for param in model.parameters()]
-        assert_same([x.bfloat16() for x in masters_now], previous)
+        assert_same([tensor.bfloat16() for tensor in masters_now], previous)
         assert not any(map(torch.equal, masters_now, masters))
 
 
@@ -235,15 +235,15 @@ def test_masters_are_saved(name: str) -> None:
     file = io.BytesIO()
     torch.save(opt.state_dict(), file)
     file.seek(0)
-    params = [p.detach().clone().requires_grad_() for p in opt.param_groups[0]["params"]]
+    params = [param.detach().clone().requires_grad_() for param in opt.param_groups[0]["params"]]
     loaded = MAKERS[name](params, masters=True)
     loaded.load_state_dict(torch.load(file, weights_only=True))
     for resumed in (loaded, copy.deepcopy(opt), opt):
         steps(resumed, 3, 3)
     for resumed in (loaded, copy.deepcopy(opt)):
         assert_same(
-            [p.detach() for p in resumed.param_groups[0]["params"]],
-            [p.detach() for p in opt.param_groups[0]["params"]],
+            [param.detach() for param in resumed.param_groups[0]["params"]],
+            [param.detach() for param in opt.param_groups[0]["params"]],
         )
     source = steps(MAKERS[name](mixed_params()), 1)
     with pytest.warns(CheckpointWarning, match="has no 'master', which begins at the parameters"):
@@ -252,8 +252,8 @@ def test_masters_are_saved(name: str) -> None:
 
 def test_masters_of_a_rule_without_slots_are_saved() -> None:
     opt = steps(optim.SGD(mixed_params(), lr=0.1, masters=True), 3)
-    params = [p.detach().clone().requires_grad_() for p in opt.param_groups[0]["params"]]
-    assert [list(opt.state[p]) for p in opt.state] == [["master"], ["master"]]
+    params = [param.detach().clone().requires_grad_() for param in opt.param_groups[0]["params"]]
+    assert [list(opt.state[param]) for param in opt.state] == [["master"], ["master"]]
     loaded = optim.SGD(params, lr=0.1, masters=True)
     loaded.load_state_dict(copy.deepcopy(opt.state_dict()))
     for resumed in (loaded, opt):
@@ -266,7 +266,7 @@ def test_state_dtype(name: str) -> None:
     opt = steps(MAKERS[name](mixed_params(), state_dtype=torch.bfloat16), 2)
     dtypes = {v.dtype for state in opt.state.values() for k, v in state.items() if k != "step"}
     assert dtypes == {torch.bfloat16}
-    params = [p.detach().clone().requires_grad_() for p in opt.param_groups[0]["params"]]
+    params = [param.detach().clone().requires_grad_() for param in opt.param_groups[0]["params"]]
     loaded = MAKERS[name](params, state_dtype=torch.bfloat16)
     loaded.load_state_dict(copy.deepcopy(opt.state_dict()))
     for stepped in (opt, loaded):

@@ -145,7 +145,7 @@ def test_training_continues_from_state(case: MatrixCase, dtype: torch.dtype) -> 
     for param, grad in zip(params, case.gradients_of(4, dtype), strict=True):
         param.grad = grad
     opt.step()
-    assert_same([x.detach() for x in params], [x.detach() for x in copies])
+    assert_same([param.detach() for param in params], [param.detach() for param in copies])
 
 
 def test_load_rejects_state_of_other_shape() -> None:

@@ -69,7 +69,7 @@ def params(opt: Any) -> list[Tensor]:
 def tensors_of(opt: Any) -> list[Tensor]:
     """Return copies of the parameters and of all tensors of their state."""
     states = [opt.state[param] for param in params(opt)]
-    slots = [x for state in states for x in state.values() if isinstance(x, Tensor)]
+    slots = [tensor for state in states for tensor in state.values() if isinstance(tensor, Tensor)]
     tensors = [tensor.detach().clone() for tensor in (*params(opt), *slots)]
     return [tensor.int() if tensor.dtype == torch.uint8 else tensor for tensor in tensors]
 
@@ -553,7 +553,7 @@ def test_sparse_gradient_raises(cls: Any, accumulate: int) -> None:
     opt = cls([("table", table)], lr=0.1, accumulate=accumulate, **RANDOM)
     previous = [
         table.detach().clone(),
-        *(x.clone() for name, x in opt.state[table].items() if name != "gradient_sum"),
+        *(tensor.clone() for name, tensor in opt.state[table].items() if name != "gradient_sum"),
     ]
     for k in range(accumulate):
         rows = torch.tensor([[1, 3]])
@@ -565,7 +565,7 @@ def test_sparse_gradient_raises(cls: Any, accumulate: int) -> None:
                 opt.step()
         else:
             opt.step()
-    weights = [x for name, x in opt.state[table].items() if "gradient" not in name]
+    weights = [tensor for name, tensor in opt.state[table].items() if "gradient" not in name]
     assert_same([table.detach(), *weights], previous)
 
 

@@ -143,8 +143,8 @@ def forget_plans(opt: Any) -> None:
 def values_of(opt: Any, params: list[Parameter]) -> list[torch.Tensor]:
     states = [opt.state.get(param, {}) for param in params]
     slots = [x for state in states for x in state.values() if isinstance(x, torch.Tensor)]
-    tensors = [x.detach().clone() for x in (*params, *slots)]
-    return [x.int() if x.dtype == torch.uint8 else x for x in tensors]
+    tensors = [param.detach().clone() for param in (*params, *slots)]
+    return [tensor.int() if tensor.dtype == torch.uint8 else tensor for tensor in tensors]
 
 
 def check_change(consumer: str, change: Change, count: int, mode: str, monkeypatch: Any) -> int:

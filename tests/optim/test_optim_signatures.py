@@ -142,8 +142,8 @@ def test_arguments_of_torch_are_first_and_as_in_torch(name: str) -> None:
 @pytest.mark.parametrize("name", REFERENCES)
 def test_arguments_of_a_reference_are_first_and_positional(name: str) -> None:
     first, _ = split_parameters(name)
-    assert [p.name for p in first] == ["params", *REFERENCES[name].split()]
-    assert {p.kind for p in first} == {Parameter.POSITIONAL_OR_KEYWORD}
+    assert [param.name for param in first] == ["params", *REFERENCES[name].split()]
+    assert {param.kind for param in first} == {Parameter.POSITIONAL_OR_KEYWORD}
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -152,8 +152,8 @@ def test_options_are_keywords_in_the_order_of_the_table(name: str) -> None:
     if name == "RuleOptimizer":
         assert options.pop(0).name == "initial"
         assert options.pop().kind is Parameter.VAR_KEYWORD
-    assert {p.kind for p in options} == {Parameter.KEYWORD_ONLY}
-    names = [p.name for p in options]
+    assert {param.kind for param in options} == {Parameter.KEYWORD_ONLY}
+    names = [param.name for param in options]
     assert names == [option for option in ROWS if option in names]
     assert [*KEYWORDS] == names[len(names) - len(KEYWORDS) :]
 

@@ -129,7 +129,7 @@ def tensors_of(opt: Any) -> list[torch.Tensor]:
     for param in params:
         slots = {name: x for name, x in opt.state[param].items() if torch.is_tensor(x)}
         tensors += [slots.pop("master", param.detach()), *slots.values()]
-    return [x if x.is_floating_point() else x.double() for x in tensors]
+    return [tensor if tensor.is_floating_point() else tensor.double() for tensor in tensors]
 
 
 def assert_same_steps(actual: Any, expected: Any) -> None:
@@ -226,8 +226,8 @@ def test_large_limit_changes_nothing(name: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 def test_rules_share_the_norm_of_summed_rows(dtype: torch.dtype, options: dict[str, Any]) -> None:
     def make(params: list[Any], **kwargs: Any) -> Any:
-        dense = [p for p in params if p.dim() == 1]
-        tables = [p for p in params if p.dim() > 1]
+        dense = [param for param in params if param.dim() == 1]
+        tables = [param for param in params if param.dim() > 1]
         return optim.SGD([{"params": tables}, {"params": dense, "momentum": 0.9}], lr=0.1, **kwargs)
 
     outcomes: list[Any] = []
@@ -244,7 +244,7 @@ def test_rules_share_the_norm_of_summed_rows(dtype: torch.dtype, options: dict[s
                 parts = [add_rows(rows, values.to(dtype)) for rows, values in parts]
             params[2].grad = torch.linspace(-1, step, 5, dtype=dtype).to(target)
             run_backward(opt, parts)
-        weights = [opt.state[p].get("master", p.detach()) for p in params]
+        weights = [opt.state[param].get("master", param.detach()) for param in params]
         outcomes.append((weights, opt.last_step))
     assert_same(outcomes[0][0], outcomes[1][0])
     assert outcomes[0][1] == outcomes[1][1]
@@ -282,7 +282,7 @@ def test_squares_beyond_float32_are_clipped(cls: Any, has_two_rules: bool, size:
         cls(parameters, lr=1.0, **options)
         for parameters, options in (
             (groups, {"clip_grad_norm": 1.0}),
-            ([p.detach().clone().requires_grad_() for p in params], {}),
+            ([param.detach().clone().requires_grad_() for param in params], {}),
         )
     )
     for param in params:

@@ -76,7 +76,7 @@ def test_momentum_in_a_block_is_beside_nothing_for_torchs_step() -> None:
                 param.grad = single(step, (6,)) if is_single else torch.ones(len(param))
             optimizer.step()
         tensors.append([param.detach() for param in params])
-    assert [x.tolist() for x in tensors[0]] == [x.tolist() for x in tensors[1]]
+    assert [tensor.tolist() for tensor in tensors[0]] == [tensor.tolist() for tensor in tensors[1]]
 
 
 def test_dense_gradients_beside_sparse_momentum_are_refused_whole() -> None:

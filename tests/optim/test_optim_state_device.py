@@ -49,7 +49,7 @@ class Device:
     def take(self, tensor: Tensor) -> Tensor:
         """Return a copy of a tensor that counts as remote."""
         remote = tensor.detach().clone()
-        self._memory += [x.untyped_storage() for x in _tensors_of(remote)]
+        self._memory += [tensor.untyped_storage() for tensor in _tensors_of(remote)]
         return remote
 
     def has(self, tensor: Any, device: torch.device) -> bool:
@@ -78,9 +78,9 @@ def params(opt: Any) -> list[Tensor]:
 
 
 def slots(opt: Any) -> list[Tensor]:
-    entries = [x for state in opt.state.values() for x in state.values()]
-    numbers = [x if isinstance(x, Tensor) else torch.tensor(x) for x in entries]
-    return [x if x.is_floating_point() else x.double() for x in numbers]
+    entries = [tensor for state in opt.state.values() for tensor in state.values()]
+    numbers = [tensor if isinstance(tensor, Tensor) else torch.tensor(tensor) for tensor in entries]
+    return [tensor if tensor.is_floating_point() else tensor.double() for tensor in numbers]
 
 
 class Pair:
@@ -90,7 +90,7 @@ class Pair:
         self, device: Device, make: Any, shapes: Any = SHAPES, dtype: Any = torch.float32, **o: Any
     ) -> None:
         host_params = params_of(dtype, shapes)
-        remote_params = [torch.nn.Parameter(device.take(x)) for x in host_params]
+        remote_params = [torch.nn.Parameter(device.take(param)) for param in host_params]
         self._device, self.remote, self.host = (
             device,
             make(remote_params, **ON_CPU, **o),
@@ -113,7 +113,7 @@ class Pair:
     def check(self) -> None:
         for values_of in (params, slots):
             assert_same(*([x.detach() for x in values_of(opt)] for opt in (self.remote, self.host)))
-        assert not any(self._device.has(x, x.device) for x in slots(self.remote))
+        assert not any(self._device.has(tensor, tensor.device) for tensor in slots(self.remote))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -238,7 +238,7 @@ def test_states_are_saved_and_loaded(device: Device, name: str, dtype: torch.dty
     file = io.BytesIO()
     torch.save(pair.remote.state_dict(), file)
     file.seek(0)
-    remote_params = [torch.nn.Parameter(device.take(x)) for x in params(pair.remote)]
+    remote_params = [torch.nn.Parameter(device.take(param)) for param in params(pair.remote)]
     loaded = MAKERS[name](remote_params, **ON_CPU, masters=masters)
     loaded.load_state_dict(torch.load(file))
     # A state of host parameters can be loaded, too.
@@ -250,26 +250,26 @@ def test_states_are_saved_and_loaded(device: Device, name: str, dtype: torch.dty
 
 def test_failed_step_changes_nothing(device: Device) -> None:
     pair = Pair(device, MAKERS["Adam"]).steps(1)
-    previous = [x.detach().clone() for x in (*params(pair.remote), *slots(pair.remote))]
+    previous = [param.detach().clone() for param in (*params(pair.remote), *slots(pair.remote))]
     give(params(pair.remote), 1)
     with torch.no_grad():
         params(pair.remote)[1].set_(torch.zeros(4))  # pyright: ignore
     with pytest.raises((InvalidArgumentError, RuntimeError)):
         pair.remote.step()
-    current = [x.detach() for x in (*params(pair.remote), *slots(pair.remote))]
+    current = [param.detach() for param in (*params(pair.remote), *slots(pair.remote))]
     assert_same([*current[:1], *current[2:]], [*previous[:1], *previous[2:]])
 
 
 def test_scaler_skips_steps(device: Device) -> None:
     pair = Pair(device, MAKERS["Adam"], fused_unscale=True).steps(1)
-    previous = [x.detach().clone() for x in params(pair.remote)]
+    previous = [param.detach().clone() for param in params(pair.remote)]
     for found_inf, scale in ((1.0, 2.0), (0.0, 2.0)):
         for opt in (pair.remote, pair.host):
             opt.found_inf, opt.grad_scale = torch.tensor(found_inf), torch.tensor(scale)
         pair.step(1)
         assert pair.remote.last_step.taken is (not found_inf)
         if found_inf:
-            assert_same([x.detach() for x in params(pair.remote)], previous)
+            assert_same([param.detach() for param in params(pair.remote)], previous)
     pair.check()
 
 
@@ -405,7 +405,7 @@ def test_groups_with_several_rules(device: Device, options: dict[str, Any]) -> N
     dtype = torch.bfloat16 if options else torch.float32
     pair = Pair(device, make, [(4,)] * 4, dtype, **options).steps(3)
     pair.check()
-    previous = [x.detach().clone() for x in (*params(pair.remote), *slots(pair.remote))]
+    previous = [param.detach().clone() for param in (*params(pair.remote), *slots(pair.remote))]
     give(params(pair.host), 3)
     for host, remote in zip(params(pair.host), params(pair.remote), strict=True):
         assert host.grad is not None
@@ -421,7 +421,7 @@ def test_groups_with_several_rules(device: Device, options: dict[str, Any]) -> N
         with pytest.raises(InvalidArgumentError, match="shape"):
             opt.step()
     pair.check()
-    assert_same([x.detach() for x in (*params(pair.remote), *slots(pair.remote))], previous)
+    assert_same([param.detach() for param in (*params(pair.remote), *slots(pair.remote))], previous)
 
 
 @pytest.mark.parametrize("broken", ["state", "numbers"])
@@ -433,7 +433,7 @@ def test_failed_rule_changes_no_group(device: Device, broken: str) -> None:
     pair = Pair(device, make, [(4,)] * 2).steps(2)
     for opt in (pair.host, pair.remote):
         last_param = params(opt)[1]
-        previous = [x.detach().clone() for x in params(opt)]
+        previous = [param.detach().clone() for param in params(opt)]
         if broken == "state":
             opt.state[last_param]["momentum_buffer"] = torch.zeros(7)
         else:
@@ -441,7 +441,7 @@ def test_failed_rule_changes_no_group(device: Device, broken: str) -> None:
             last_param.grad[0] = float("nan")
         with engine(check_numerics=True), pytest.raises(InvalidArgumentError):
             opt.step()
-        assert_same([x.detach() for x in params(opt)], previous)
+        assert_same([param.detach() for param in params(opt)], previous)
 
 
 def test_step_waits_for_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -518,7 +518,7 @@ def test_cpu_params_are_unaffected() -> None:
             give(params(x), number)
             x.step()
     for tensors_of in (params, slots):
-        assert_same(*([x.detach() for x in tensors_of(opt)] for opt in optimizers))
+        assert_same(*([tensor.detach() for tensor in tensors_of(opt)] for opt in optimizers))
     assert optimizers[1]._cache.rebind_target is not None
 
 

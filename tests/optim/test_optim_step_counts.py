@@ -200,10 +200,10 @@ def test_counts_are_one_block(name: str) -> None:
     opts = (opt, loaded, of_torch, copy.deepcopy(opt), pickle.loads(pickle.dumps(opt)))
     for side in opts:
         assert is_one_block(side)
-        previous_ids = [id(x) for x in scalars(side)]
+        previous_ids = [id(tensor) for tensor in scalars(side)]
         run_steps(side, 2, 4)
         assert is_one_block(side)
-        assert [id(x) for x in scalars(side)] == previous_ids
+        assert [id(tensor) for tensor in scalars(side)] == previous_ids
         assert {state["step"].item() for state in side.state.values()} == {4}
     assert len({x.data_ptr() for side in opts for x in scalars(side)}) == len(scalars(opt)) * 5
 
@@ -287,7 +287,7 @@ def test_float32_count_saturates_as_in_torch(is_loaded: bool) -> None:
         if is_loaded:
             opt.load_state_dict(copy.deepcopy(opt.state_dict()))
         run_steps(opt, 1, 9)
-    assert [float(x) for x in scalars(opts[0])] == [2.0**24] * len(opts[0].state)
+    assert [float(tensor) for tensor in scalars(opts[0])] == [2.0**24] * len(opts[0].state)
     for actual, expected in zip(*map(scalars, opts), strict=True):
         assert torch.equal(actual, expected)
 

@@ -98,7 +98,7 @@ def _run_other(make: Callable[[], Any], params: list[Any], steps: int, sparse: b
         counter.assign(0)
     for step in range(steps):
         give(params, step, sparse)
-        pairs = [(p.grad, var) for p, var in zip(params, variables, strict=True)]
+        pairs = [(param.grad, var) for param, var in zip(params, variables, strict=True)]
         reference.apply_gradients(pairs, **({} if counter is None else {"global_step": counter}))
     names = [slot.name for slot in reference._choose_rule().slots]
     slots = [reference._slots.of(var, names) for var in variables]
@@ -276,7 +276,7 @@ def test_steps_are_counted_per_optimizer() -> None:
 def test_groups_with_other_options() -> None:
     params = params_of(torch.float32, ((3,), (4,), (5,)))
     rates = (0.1, 0.2, 0.3)
-    groups = [{"params": [p], "lr": rate} for p, rate in zip(params, rates, strict=True)]
+    groups = [{"params": [param], "lr": rate} for param, rate in zip(params, rates, strict=True)]
     optimizer = tensorflow.LazyAdam(groups[:2])
     variables = [thalweg.Variable(param.detach()) for param in params]
     refs = [opt.LazyAdamOptimizer(rate) for rate in rates]
@@ -289,7 +289,7 @@ def test_groups_with_other_options() -> None:
         optimizer.step()
         for param, var, reference in zip(params[: 2 + step // 2], variables, refs, strict=False):
             reference.apply_gradients([(param.grad, var)])
-    assert_same([p.detach() for p in params[:2]], [var.detach() for var in variables[:2]])
+    assert_same([param.detach() for param in params[:2]], [var.detach() for var in variables[:2]])
     assert optimizer.state[params[2]]["step"].item() == 4
 
 
@@ -316,11 +316,11 @@ def test_bad_options_raise(arguments: dict[str, Any], error: type[Exception], me
 
 def test_nan_lr_raises() -> None:
     optimizer = train("Adam", 1)
-    previous = [x.detach().clone() for x in _tensors_of(optimizer)]
+    previous = [tensor.detach().clone() for tensor in _tensors_of(optimizer)]
     optimizer.param_groups[0]["lr"] = float("nan")
     with pytest.raises(ValueError, match="lr of group 0 is nan"):
         train("Adam", 1, optimizer)
-    assert_same([x.detach() for x in _tensors_of(optimizer)], previous)
+    assert_same([tensor.detach() for tensor in _tensors_of(optimizer)], previous)
 
 
 def test_rules_with_scalar_slots() -> None:

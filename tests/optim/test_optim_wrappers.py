@@ -208,8 +208,8 @@ def test_engines_agree_on_scaled_rules(
 
 def apply_row_floor(old: Any, step: Any, rate: float, floor: float) -> Any:
     """Return parameters after a float64 step whose rows have minimum lengths."""
-    lengths = [np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-8)
-               for x in (old, step / rate)]  # fmt: skip
+    lengths = [np.maximum(np.linalg.norm(tensor, axis=1, keepdims=True), 1e-8)
+               for tensor in (old, step / rate)]  # fmt: skip
     return old + step * np.maximum(floor * lengths[0] / lengths[1], 1)
 
 
@@ -309,7 +309,7 @@ def test_maximize_equals_descent_on_negated_gradients(option: str) -> None:
             param.grad, twin.grad = -grad, grad
         opt.step()
         descending.step()
-    assert_same(*([x.detach() for x in pair] for pair in (params, twins)))
+    assert_same(*([tensor.detach() for tensor in pair] for pair in (params, twins)))
 
 
 @pytest.mark.parametrize(("module", "name", "kwargs", "option"), CASES)
@@ -366,12 +366,12 @@ def test_ema_averages_wrapped_steps(option: str) -> None:
         for index, ref_param in enumerate(ref_params):
             weight = 1.0 if step == 0 else 0.25
             means[index] += weight * (ref_param.detach() - means[index])
-    assert_same([p.detach() for p in params], [p.detach() for p in ref_params])
-    torch.testing.assert_close([opt.state[p]["ema"] for p in params], means)
+    assert_same([param.detach() for param in params], [param.detach() for param in ref_params])
+    torch.testing.assert_close([opt.state[param]["ema"] for param in params], means)
     previous_params = [param.detach().clone() for param in params]
     with opt.swapped():
-        torch.testing.assert_close([p.detach() for p in params], means)
-    assert_same([p.detach() for p in params], previous_params)
+        torch.testing.assert_close([param.detach() for param in params], means)
+    assert_same([param.detach() for param in params], previous_params)
 
 
 @pytest.mark.parametrize("option", WRAPPERS)
@@ -420,8 +420,8 @@ def test_training_continues_from_saved_state(cls: Any, option: str, dtype: torch
     unpickled = pickle.loads(pickle.dumps(opt))
     unpickled_params = [param for group in unpickled.param_groups for param in group["params"]]
     states = [
-        tensors_of(run_steps(x, y, 3, 4), y)
-        for x, y in ((opt, params), (loaded, copied_params), (unpickled, unpickled_params))
+        tensors_of(run_steps(tensor, y, 3, 4), y)
+        for tensor, y in ((opt, params), (loaded, copied_params), (unpickled, unpickled_params))
     ]
     assert_same(*states[:2])
     assert_same(*states[1:])
@@ -589,7 +589,7 @@ def test_option_equals_rule_wrapper(option: str) -> None:
     ref = optim.RuleOptimizer(ref_params, getattr(wrappers, option)(rule))
     for stepped, stepped_params in ((opt, params), (ref, ref_params)):
         run_steps(stepped, stepped_params)
-    assert_same([x.detach() for x in params], [x.detach() for x in ref_params])
+    assert_same([param.detach() for param in params], [param.detach() for param in ref_params])
 
 
 @pytest.mark.parametrize("option", WRAPPERS)
