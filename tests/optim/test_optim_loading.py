@@ -365,7 +365,7 @@ class Subclass(optim.Adam):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self.call_count = getattr(self, "seen", 0) + 1
+        self.call_count = getattr(self, "call_count", 0) + 1
         for group in self.param_groups:
             group.setdefault("mine", 1)
 
@@ -374,7 +374,7 @@ def test_user_class_completes_state() -> None:
     opt = Subclass([torch.nn.Parameter(torch.ones(SHAPE))])
     opt.load_state_dict(state_of("Adam"))
     assert (opt.call_count, opt.param_groups[0]["mine"]) == (1, 1)
-    assert_refused(opt, state_of("RMSprop"), "Mine: ")
+    assert_refused(opt, state_of("RMSprop"), "Subclass: ")
     assert opt.call_count == 1
 
 
