@@ -1,4 +1,4 @@
-"""Options of optimizers that are tensors whose storage was cut; `attempt` is called in a child."""
+"""Options that are tensors with truncated storage; `attempt` runs in a child process."""
 
 from __future__ import annotations
 
@@ -83,18 +83,18 @@ ACTS = {
 
 
 def cases() -> Iterator[tuple[str, str, str, str]]:
-    """Yield classes, options, acts and shapes."""
+    """Yield classes, options, actions and shapes."""
     for title in CLASSES:
         names = [*inspect.signature(getattr(optim, title)).parameters]
-        known = dict.fromkeys([*names[1:], *(KEYWORDS if title == "AdamW" else ())])
-        for name in known:
+        known_values = dict.fromkeys([*names[1:], *(KEYWORDS if title == "AdamW" else ())])
+        for name in known_values:
             for act in ACTS:
                 for shape in SHAPES:
                     yield title, name, act, shape
 
 
 def attempt(title: str, name: str, act: str, shape: str) -> str:
-    """Return what becomes of an act: that it was done, or the error."""
+    """Return "done" or the error of an action."""
     try:
         ACTS[act](getattr(optim, title), name, SHAPES[shape]())
     except (ValueError, TypeError, RuntimeError) as error:
@@ -103,6 +103,6 @@ def attempt(title: str, name: str, act: str, shape: str) -> str:
 
 
 def warm() -> None:
-    """Have one thread, and no warnings."""
+    """Use one thread and ignore warnings."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")

@@ -1,4 +1,4 @@
-"""A group that is refused leaves groups and state as they were."""
+"""Failing `add_param_group`: groups and state stay unchanged."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ def without_numbers(opt: Any, param: Any) -> tuple[Any, Any, str]:
 
 
 def a_gradient_that_is_cut(opt: Any, param: Any) -> tuple[Any, Any, str]:
-    other = new()
-    other.grad = torch.ones(2)
-    other.grad.untyped_storage().resize_(0)
-    return {"params": [other]}, LayoutError, "The gradient of .* has no memory"
+    new_param = new()
+    new_param.grad = torch.ones(2)
+    new_param.grad.untyped_storage().resize_(0)
+    return {"params": [new_param]}, LayoutError, "The gradient of .* has no memory"
 
 
 def a_rate_of_words(opt: Any, param: Any) -> tuple[Any, Any, str]:
@@ -47,44 +47,44 @@ def a_parameter_that_is_there(opt: Any, param: Any) -> tuple[Any, Any, str]:
 
 
 CASES = [
-    *((tensorflow.Ftrl, each, change) for each in OPTIONS
+    *((tensorflow.Ftrl, option, change) for option in OPTIONS
       for change in (without_numbers, a_rate_of_words, a_parameter_that_is_there)),
     *((cls, {"gradients": "flat"}, a_gradient_that_is_cut)
       for cls in (tensorflow.Adam, optim.Adam, optim.Adagrad)),
-    *((optim.Adam, each, a_parameter_that_is_there) for each in OPTIONS),
+    *((optim.Adam, option, a_parameter_that_is_there) for option in OPTIONS),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("cls", "options", "change"), CASES)
 def test_a_group_that_is_refused_leaves_nothing(cls: Any, options: Any, change: Any) -> None:
     opt, param = trained(cls, **options)
-    kept = opt.state[param].get("step").clone()
+    previous_count = opt.state[param].get("step").clone()
     group, kind, message = change(opt, param)
-    before = repr(opt.state_dict())
+    previous_text = repr(opt.state_dict())
     with pytest.raises(kind, match=message):
         opt.add_param_group(group)
-    assert repr(opt.state_dict()) == before
+    assert repr(opt.state_dict()) == previous_text
     assert list(opt.state) == [param]
-    opt.state[param]["step"] = kept
-    other = new()
-    opt.add_param_group({"params": [other]})
+    opt.state[param]["step"] = previous_count
+    new_param = new()
+    opt.add_param_group({"params": [new_param]})
     for _ in range(2):
-        param.grad, other.grad = torch.ones_like(param), torch.ones_like(other)
+        param.grad, new_param.grad = torch.ones_like(param), torch.ones_like(new_param)
         opt.step()
-    assert (other < 1).all()
+    assert (new_param < 1).all()
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("cls", [tensorflow.Ftrl, optim.Adam])
 def test_a_load_leaves_the_state_of_parameters_that_were_taken_out(cls: Any, options: Any) -> None:
     opt, param = trained(cls, **options)
-    saved = opt.state_dict()
-    other = new()
-    opt.add_param_group({"params": [other]})
+    state_dict = opt.state_dict()
+    new_param = new()
+    opt.add_param_group({"params": [new_param]})
     for _ in range(2):
-        param.grad, other.grad = torch.ones_like(param), torch.ones_like(other)
+        param.grad, new_param.grad = torch.ones_like(param), torch.ones_like(new_param)
         opt.step()
     del opt.param_groups[1]
-    opt.load_state_dict(saved)
+    opt.load_state_dict(state_dict)
     assert list(opt.state) == [param]
-    assert opt.state_dict()["state"].keys() == saved["state"].keys()
+    assert opt.state_dict()["state"].keys() == state_dict["state"].keys()

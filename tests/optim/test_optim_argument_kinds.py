@@ -28,12 +28,12 @@ NUMBERS: dict[str, Callable[[float], Any]] = {
 }
 PAIRS: dict[str, Callable[[tuple[float, ...]], Any]] = {
     "float32": lambda values: tuple(map(np.float32, values)),
-    "arrays of shape ()": lambda values: tuple(np.array(float(each)) for each in values),
+    "arrays of shape ()": lambda values: tuple(np.array(float(tensor)) for tensor in values),
     "an array": np.array,
     "a tensor": torch.tensor,
     "a number": lambda values: np.float32(0.5),
     "too few": lambda values: values[:1],
-    "arrays of shape (1,)": lambda values: tuple(np.array([float(each)]) for each in values),
+    "arrays of shape (1,)": lambda values: tuple(np.array([float(tensor)]) for tensor in values),
 }
 
 
@@ -42,7 +42,7 @@ UNREAD = {("SGD", "dampening"), ("Adagrad", "initial_accumulator_value")}
 
 
 def _kinds_of(default: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(default, tuple) and all(isinstance(each, float | int) for each in default):
+    if isinstance(default, tuple) and all(isinstance(tensor, float | int) for tensor in default):
         yield from ((name, make(default)) for name, make in PAIRS.items())
     elif type(default) in (float, int) and default != float("inf"):
         yield from ((name, make(default)) for name, make in NUMBERS.items())
@@ -99,14 +99,14 @@ def test_coefficients_are_numbers_of_any_kind(name: str, kind: str) -> None:
     assert torch.equal(*results)
 
 
-NONE: list[Any] = [
+INPUTS_WITHOUT_VALUE: list[Any] = [
     np.float32(0.5), np.int64(1), np.bool_(True), np.array(0.5), torch.tensor(0.5), np.ones(2),
     torch.ones(2), (), ((),), (1.0, (1.0, 2.0, 3.0)), (2**200, 1.0, 1.0), (1e39, 1.0, 1.0), 0.5,
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ["Muon", "NorMuon", "MuonH"])
-@pytest.mark.parametrize("value", NONE, ids=repr)
+@pytest.mark.parametrize("value", INPUTS_WITHOUT_VALUE, ids=repr)
 def test_coefficients_that_are_no_triples_are_named(name: str, value: Any) -> None:
     param = torch.nn.Parameter(torch.ones(2, 3))
     with pytest.raises(ValueError, match="ns_coefficients must be three numbers"):

@@ -1,4 +1,4 @@
-"""Gradients and parameters that are of another kind than in the step before: torch is the judge."""
+"""Gradients and parameters whose layout or dtype changes between steps, compared with torch."""
 
 from __future__ import annotations
 
@@ -22,66 +22,70 @@ QUICK = {"", "default", "default with weight_decay"}
 
 
 def of_kinds(params: list[Any], step: int, kinds: str) -> None:
-    """Set gradients of these kinds."""
+    """Set gradients of the given layouts."""
     for param, kind in zip(params, kinds[-2:], strict=True):
         set_grads([param], step, kind == "s")
         if kind == "-":
             param.grad = None
 
 
-def taken(module: Any, make: Any, course: str, options: Options = ()) -> list[Any]:
-    """What each step of a course came to: values and state, or a refusal, which changes nothing.
+def run_course(module: Any, make: Any, course: str, options: Options = ()) -> list[Any]:
+    """Return the error, values and state after each step of a course.
 
-    Torch changes those before the parameter that it refuses; here it is given back what there was.
+    Torch changes parameters before the one that raises; restore them after an error.
     """
-    params, found = params_of(torch.float32, ROWS), []
-    made = make(module, params)
+    params, outcomes = params_of(torch.float32, ROWS), []
+    opt = make(module, params)
     for step, kinds in enumerate(course.split()):
         if len(kinds) > 2:
             dtype = torch.float64 if kinds[0] == "w" else torch.float32
             params[0].grad = None
             params[0].data = params[0].data.to(dtype)
         if step < len(options):
-            made.param_groups[0].update(options[step])
+            opt.param_groups[0].update(options[step])
         of_kinds(params, step, kinds)
         values = [param.detach().clone() for param in params]
-        state = [copy.deepcopy(made.state.get(param)) for param in params]
+        state = [copy.deepcopy(opt.state.get(param)) for param in params]
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of torch's own sparse tensors
-                made.step()
-            refused = ""
+                opt.step()
+            error_text = ""
         except RuntimeError as error:
-            refused = f"{type(error).__name__}: {error}"
+            error_text = f"{type(error).__name__}: {error}"
             if module is torch.optim:
-                put_back(made, params, values, state)
+                put_back(opt, params, values, state)
         values = [param.detach().clone() for param in params]
-        found.append((refused, values, copy.deepcopy(made.state_dict()["state"])))
-    return found
+        outcomes.append((error_text, values, copy.deepcopy(opt.state_dict()["state"])))
+    return outcomes
 
 
-def put_back(made: Any, params: list[Any], values: list[Any], state: list[Any]) -> None:
-    for param, value, own in zip(params, values, state, strict=True):
+def put_back(opt: Any, params: list[Any], values: list[Any], state: list[Any]) -> None:
+    for param, value, slots in zip(params, values, state, strict=True):
         param.data = value
-        made.state.pop(param, None)
-        if own is not None:
-            made.state[param] = own
+        opt.state.pop(param, None)
+        if slots is not None:
+            opt.state[param] = slots
 
 
 def assert_as_torch(make: Any, course: str, options: Options = ()) -> int:
-    """Compare a course with that of torch; how many of its steps were refused."""
-    ours, wanted = (taken(module, make, course, options) for module in (optim, torch.optim))
+    """Compare a course with torch and return the number of steps that raised."""
+    actual, expected_outcomes = (
+        run_course(module, make, course, options) for module in (optim, torch.optim)
+    )
     count = 0
-    for (refused, values, state), (expected, others, kept) in zip(ours, wanted, strict=True):
-        if "is dense, and its momentum sparse" in refused:
+    for (error_text, values, state), (expected, expected_values, expected_state) in zip(
+        actual, expected_outcomes, strict=True
+    ):
+        if "is dense, and its momentum sparse" in error_text:
             assert "add(sparse, dense)" in expected
         else:
-            assert refused == expected
-        count += bool(refused)
-        torch.testing.assert_close(values, others, rtol=3e-6, atol=1e-7)
-        for key, own in state.items():
-            for name, value in own.items() if key in kept else ():
-                torch.testing.assert_close(value, kept[key][name], rtol=3e-6, atol=1e-7)
+            assert error_text == expected
+        count += bool(error_text)
+        torch.testing.assert_close(values, expected_values, rtol=3e-6, atol=1e-7)
+        for key, slot in state.items():
+            for name, value in slot.items() if key in expected_state else ():
+                torch.testing.assert_close(value, expected_state[key][name], rtol=3e-6, atol=1e-7)
     return count
 
 
@@ -96,7 +100,7 @@ def test_each_step_is_looked_at(case: Any, course: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "refused"),
+    ("name", "options", "error_step"),
     [
         ("SGD", [{}, {"weight_decay": 0.1}, {"weight_decay": 0.0}], 1),
         ("SGD", [{}, {}, {"momentum": 0.9}], 0),
@@ -106,12 +110,12 @@ def test_each_step_is_looked_at(case: Any, course: str) -> None:
     ],
 )
 def test_options_decide_on_rows_in_each_step(
-    name: str, options: list[dict[str, Any]], refused: int
+    name: str, options: list[dict[str, Any]], error_step: int
 ) -> None:
     count = assert_as_torch(
         lambda module, params: getattr(module, name)(params, lr=0.1), "ss ss ss ss", options
     )
-    assert count == refused
+    assert count == error_step
 
 
 @pytest.mark.parametrize("course", ["dd dd sd dd", "dd dd ds dd", "ds ds dd ds"])
@@ -122,7 +126,7 @@ def test_each_rule_of_a_step_is_looked_at(course: str) -> None:
     assert_as_torch(make, course)
 
 
-OURS: dict[str, Any] = {
+DENSE_OPTIONS: dict[str, Any] = {
     "in_backward": True,
     "accumulate": 2,
     "ema_decay": 0.9,
@@ -131,41 +135,41 @@ OURS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("option", OURS)
+@pytest.mark.parametrize("option", DENSE_OPTIONS)
 @pytest.mark.parametrize(
     "name", [name for name in CLASSES if name not in ("SparseAdam", "Adagrad")]
 )
 @pytest.mark.filterwarnings("ignore:Sparse invariant checks")
 def test_rows_are_refused_beside_options_of_ours(name: str, option: str) -> None:
-    more = {"momentum": 0.9} if name == "SGD" else {}
+    extra_kwargs = {"momentum": 0.9} if name == "SGD" else {}
     (param,) = params = params_of(torch.float32, ROWS[:1])
-    made = getattr(optim, name)(params, lr=0.1, **more, **{option: OURS[option]})
+    opt = getattr(optim, name)(params, lr=0.1, **extra_kwargs, **{option: DENSE_OPTIONS[option]})
     table = torch.nn.functional.embedding
 
     def passed(sparse: bool) -> None:
-        """A backward pass, and a step."""
+        """Run a backward pass and take a step."""
         rows = table(torch.tensor([1, 1, 3]), param, sparse=sparse)
         rows.sum().backward()
-        made.step()
+        opt.step()
         param.grad = None
 
     passed(False), passed(False)
-    before = copy.deepcopy(made.state_dict()["state"]), param.detach().clone()
+    previous = copy.deepcopy(opt.state_dict()["state"]), param.detach().clone()
     error = NotImplementedError if name == "SGD" else RuntimeError
     with pytest.raises(error, match=r"takes dense ones|does not support sparse"):
         passed(True), passed(True)
-    assert_same([param.detach()], [before[1]])
-    kept = made.state_dict()["state"][0]
-    kept.pop("gradient_sum", None)
-    torch.testing.assert_close({0: kept}, before[0], rtol=0, atol=0)
+    assert_same([param.detach()], [previous[1]])
+    slots = opt.state_dict()["state"][0]
+    slots.pop("gradient_sum", None)
+    torch.testing.assert_close({0: slots}, previous[0], rtol=0, atol=0)
 
 
 def test_a_dense_gradient_of_rows_is_refused_in_the_backward_pass() -> None:
     (param,) = params = params_of(torch.float32, ROWS[:1])
-    made = optim.SparseAdam(params, in_backward=True)
+    opt = optim.SparseAdam(params, in_backward=True)
     torch.nn.functional.embedding(torch.tensor([1, 1]), param, sparse=True).sum().backward()
-    before = param.detach().clone()
+    previous = param.detach().clone()
     with pytest.raises(RuntimeError, match="SparseAdam does not support dense gradients"):
         param.sum().backward()
-    assert_same([param.detach()], [before])
-    assert made.state[param]["step"] == 1
+    assert_same([param.detach()], [previous])
+    assert opt.state[param]["step"] == 1

@@ -1,4 +1,4 @@
-"""Clipping by a common norm at both ends of the numbers: the step is that of the quotient."""
+"""Clipping by a global norm for huge and tiny gradients: the step is exact up to rounding."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from thalweg.optim import tensorflow
 from thalweg.rules import ADAM
 
 SHAPES = ((30, 4), (7,), (3, 5))
-FACES: dict[str, Any] = {"torch": optim.SGD, "TensorFlow": tensorflow.SGD}
-FACE = pytest.mark.parametrize("make", FACES.values(), ids=list(FACES))
-# Dtype, the largest element, the limit: of each, what a factor or norm of that dtype cannot hold.
-ENDS: list[tuple[torch.dtype, float, float]] = [
-    (torch.float32, 9e36, 1.0),  # the last that float32's formula holds
+CLASSES: dict[str, Any] = {"torch": optim.SGD, "TensorFlow": tensorflow.SGD}
+by_class = pytest.mark.parametrize("make", CLASSES.values(), ids=list(CLASSES))
+# Dtype, largest element, limit: cases whose factor or norm is out of the dtype's range.
+EXTREMES: list[tuple[torch.dtype, float, float]] = [
+    (torch.float32, 9e36, 1.0),  # the largest in the range of float32's formula
     (torch.float32, 2e37, 1.0),
     (torch.float32, 3.4e38, 1.0),
     (torch.float32, 3.4e38, 1e-7),
@@ -41,7 +41,7 @@ ENDS: list[tuple[torch.dtype, float, float]] = [
     (torch.float64, 1e-310, 1.0),
     (torch.float64, 0.0, 0.0),
 ]
-END = pytest.mark.parametrize(("dtype", "size", "limit"), ENDS)
+by_extreme = pytest.mark.parametrize(("dtype", "size", "limit"), EXTREMES)
 
 
 def params_of(dtype: torch.dtype) -> list[torch.nn.Parameter]:
@@ -50,67 +50,68 @@ def params_of(dtype: torch.dtype) -> list[torch.nn.Parameter]:
 
 def gradients(dtype: torch.dtype, size: float) -> list[Tensor]:
     generator = torch.Generator().manual_seed(0)
-    made = [torch.rand(shape, generator=generator).double() - 0.5 for shape in SHAPES]
-    for each in made:
-        each.view(-1)[:3] = torch.tensor([0.0, 1.0, -1.0])
-    return [(each * size).to(dtype) for each in made]
+    grads = [torch.rand(shape, generator=generator).double() - 0.5 for shape in SHAPES]
+    for grad in grads:
+        grad.view(-1)[:3] = torch.tensor([0.0, 1.0, -1.0])
+    return [(grad * size).to(dtype) for grad in grads]
 
 
-def clipped(given: list[Tensor], limit: float, is_torchs: bool) -> list[Tensor]:
-    """What they become, in float64; computed beside their largest element, which is 1."""
-    wide = [each.double() for each in given]
-    peak = max(float(each.abs().max()) for each in wide) or 1.0
-    small = [each / peak for each in wide]
-    norm = float(sum((each * each).sum() for each in small) ** 0.5)
-    norm += 1e-6 / peak if is_torchs else 0.0
+def clip(grads: list[Tensor], limit: float, is_torch: bool) -> list[Tensor]:
+    """Return clipped gradients in float64, computed relative to their largest element."""
+    wide = [grad.double() for grad in grads]
+    peak = max(float(tensor.abs().max()) for tensor in wide) or 1.0
+    small = [tensor / peak for tensor in wide]
+    norm = float(sum((tensor * tensor).sum() for tensor in small) ** 0.5)
+    norm += 1e-6 / peak if is_torch else 0.0
     if norm * peak <= limit or not norm:
         return wide
-    return [each / norm * limit for each in small]
+    return [tensor / norm * limit for tensor in small]
 
 
-def moved(make: Any, given: list[Tensor], **options: Any) -> tuple[list[Tensor], Any]:
-    """What a step of rate 1 takes from parameters of 0, and what is said of it."""
-    params = params_of(given[0].dtype)
-    made = make(params, lr=1.0, **options)
-    for param, grad in zip(params, given, strict=True):
+def step_of(make: Any, grads: list[Tensor], **options: Any) -> tuple[list[Tensor], Any]:
+    """Return the negative parameters after a step of rate 1 from 0, and the step's report."""
+    params = params_of(grads[0].dtype)
+    opt = make(params, lr=1.0, **options)
+    for param, grad in zip(params, grads, strict=True):
         param.grad = grad.clone()
-    made.step()
-    return [-param.detach() for param in params], made.last_step
+    opt.step()
+    return [-param.detach() for param in params], opt.last_step
 
 
-def assert_quotient(found: list[Tensor], wanted: list[Tensor]) -> None:
-    """Up to the roundings of factor and product, and to the smallest number."""
-    for one, other in zip(found, wanted, strict=True):
-        own = torch.finfo(one.dtype)
+def assert_quotient(actual: list[Tensor], expected: list[Tensor]) -> None:
+    """Compare up to the rounding of factor and product, and to the smallest number."""
+    for value, expected_value in zip(actual, expected, strict=True):
+        limits = torch.finfo(value.dtype)
         torch.testing.assert_close(
-            one.double(), other, rtol=8 * own.eps, atol=2 * own.smallest_normal * own.eps
+            value.double(),
+            expected_value,
+            rtol=8 * limits.eps,
+            atol=2 * limits.smallest_normal * limits.eps,
         )
 
 
-@FACE
-@END
+@by_class
+@by_extreme
 @pytest.mark.parametrize("engine", ["cpu", "reference"])
-def test_a_step_is_that_of_the_quotient(
+def test_step_equals_quotient(
     make: Any, dtype: torch.dtype, size: float, limit: float, engine: Any
 ) -> None:
-    given = gradients(dtype, size)
-    wanted = clipped(given, limit, make is optim.SGD)
+    grads = gradients(dtype, size)
+    expected = clip(grads, limit, make is optim.SGD)
     with thalweg.engine(engine, denormals="keep"):
-        found, _ = moved(make, given, clip_grad_norm=limit)
-    assert_quotient(found, wanted)
+        actual, _ = step_of(make, grads, clip_grad_norm=limit)
+    assert_quotient(actual, expected)
 
 
-@FACE
-@END
-def test_engines_agree_at_the_ends(
-    make: Any, dtype: torch.dtype, size: float, limit: float
-) -> None:
-    given, found = gradients(dtype, size), []
+@by_class
+@by_extreme
+def test_engines_at_extremes(make: Any, dtype: torch.dtype, size: float, limit: float) -> None:
+    grads, actual = gradients(dtype, size), []
     for engine in ("cpu", "reference"):
         with thalweg.engine(engine):
-            found.append(moved(make, given, clip_grad_norm=limit))
-    assert_same(found[0][0], found[1][0])
-    assert found[0][1] == found[1][1]
+            actual.append(step_of(make, grads, clip_grad_norm=limit))
+    assert_same(actual[0][0], actual[1][0])
+    assert actual[0][1] == actual[1][1]
 
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -128,7 +129,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-@FACE
+@by_class
 @pytest.mark.parametrize("name", OPTIONS)
 @pytest.mark.parametrize(
     ("dtype", "size"),
@@ -139,28 +140,28 @@ OPTIONS: dict[str, dict[str, Any]] = {
         (torch.float64, 8e307),
     ],
 )
-def test_beside_other_options(make: Any, name: str, dtype: torch.dtype, size: float) -> None:
-    params, given = params_of(dtype), gradients(dtype, size)
+def test_extremes_with_other_options(make: Any, name: str, dtype: torch.dtype, size: float) -> None:
+    params, grads = params_of(dtype), gradients(dtype, size)
     split: Any = [{"params": params[:1]}, {"params": params[1:]}] if name == "groups" else params
-    made = make(split, lr=1.0, clip_grad_norm=1.0, **OPTIONS[name])
+    opt = make(split, lr=1.0, clip_grad_norm=1.0, **OPTIONS[name])
     rows = torch.arange(SHAPES[0][0] - 1, -1, -1) if name == "rows" else None
     calls = OPTIONS[name].get("accumulate", 1)
-    wanted = given
+    expected = grads
     if name == "values" and dtype is torch.float64:
-        wanted = [each.clamp(-3e38, 3e38) for each in given]
+        expected = [grad.clamp(-3e38, 3e38) for grad in grads]
     for _ in range(calls):
-        for param, grad in zip(params, given, strict=True):
+        for param, grad in zip(params, grads, strict=True):
             param.grad = grad.clone()
         if rows is not None:
             params[0].grad = torch.sparse_coo_tensor(
-                rows[None], given[0][rows], params[0].shape, check_invariants=False
+                rows[None], grads[0][rows], params[0].shape, check_invariants=False
             )
         if name == "a scaler":
-            made.grad_scale = torch.tensor(0.75)
-        made.step()
-    wanted = [calls * each.double() / (0.75 if name == "a scaler" else 1) for each in wanted]
-    found = [-param.detach() for param in params]
-    assert_quotient(found, clipped(wanted, 1.0, False))
+            opt.grad_scale = torch.tensor(0.75)
+        opt.step()
+    expected = [calls * grad.double() / (0.75 if name == "a scaler" else 1) for grad in expected]
+    actual = [-param.detach() for param in params]
+    assert_quotient(actual, clip(expected, 1.0, False))
 
 
 MAKERS: dict[str, Any] = {
@@ -178,65 +179,64 @@ MAKERS: dict[str, Any] = {
 
 @pytest.mark.parametrize("name", MAKERS)
 @pytest.mark.parametrize(("dtype", "size"), [(torch.float32, 3e38), (torch.float64, 1.5e308)])
-def test_every_class_takes_the_step_of_what_is_clipped(
-    name: str, dtype: torch.dtype, size: float
-) -> None:
-    given = gradients(dtype, size)
-    scaled = [each.to(dtype) for each in clipped(given, 1.0, False)]
-    (found, said), (wanted, _) = (
-        moved(MAKERS[name], each, **own)
-        for each, own in ((given, {"clip_grad_norm": 1.0}), (scaled, {}))
+def test_every_class_clips_gradients(name: str, dtype: torch.dtype, size: float) -> None:
+    grads = gradients(dtype, size)
+    clipped_grads = [grad.to(dtype) for grad in clip(grads, 1.0, False)]
+    (actual, report), (expected, _) = (
+        step_of(MAKERS[name], tensors, **options)
+        for tensors, options in ((grads, {"clip_grad_norm": 1.0}), (clipped_grads, {}))
     )
-    assert said.clip_factor < 1e-37
-    for one, other in zip(found, wanted, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+    assert report.clip_factor < 1e-37
+    for value, expected_value in zip(actual, expected, strict=True):
+        torch.testing.assert_close(value, expected_value, rtol=1e-4, atol=1e-6)
 
 
 def test_two_dtypes_have_one_norm() -> None:
-    """Beyond what a factor of float32 may be, and beyond float64."""
+    """Use norms beyond float32's factors, and beyond float64."""
     for size in (1e60, 1.5e308):
         params = [
             torch.nn.Parameter(torch.zeros(9, dtype=t)) for t in (torch.float32, torch.float64)
         ]
-        made = optim.SGD(params, lr=1.0, clip_grad_norm=1.0)
+        opt = optim.SGD(params, lr=1.0, clip_grad_norm=1.0)
         params[0].grad = torch.full((9,), 3e38)
         params[1].grad = torch.full((9,), size, dtype=torch.float64)
-        made.step()
+        opt.step()
         assert_quotient([-params[1].detach()], [torch.full((9,), 1 / 3, dtype=torch.float64)])
         assert_quotient([-params[0].detach()], [params[0].grad.double() / size / 3])
 
 
-def test_rules_share_a_norm_at_the_ends() -> None:
+def test_rules_share_a_norm_at_extremes() -> None:
     for dtype, size in ((torch.float32, 3e38), (torch.float64, 1.5e308)):
-        given, params = gradients(dtype, size), params_of(dtype)
+        grads, params = gradients(dtype, size), params_of(dtype)
         groups = [{"params": params[:1]}, {"params": params[1:], "momentum": 0.5}]
-        made = optim.SGD(groups, lr=1.0, clip_grad_norm=1.0)
+        opt = optim.SGD(groups, lr=1.0, clip_grad_norm=1.0)
         for _ in range(2):  # the second is like the first
-            for param, grad in zip(params, given, strict=True):
+            for param, grad in zip(params, grads, strict=True):
                 param.data.zero_()
                 param.grad = grad.clone()
-            made.state.clear()
-            made.step()
-        assert_quotient([-p.detach() for p in params], clipped(given, 1.0, True))
+            opt.state.clear()
+            opt.step()
+        assert_quotient([-param.detach() for param in params], clip(grads, 1.0, True))
 
 
-@FACE
+@by_class
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("bad", [float("inf"), float("nan")])
 @pytest.mark.parametrize("limit", [0.0, 1e-40, 1.0, 1e39])
-def test_what_is_not_finite_stays_what_it_was(
-    make: Any, dtype: torch.dtype, bad: float, limit: float
-) -> None:
-    """An infinite norm makes NaN of infinities, and 0 of all else or NaN, as TensorFlow's does."""
-    given = gradients(dtype, 1.0)
-    given[1][2] = bad
-    found, said = moved(make, given, clip_grad_norm=limit)
+def test_nonfinite_gradients(make: Any, dtype: torch.dtype, bad: float, limit: float) -> None:
+    """An infinite norm turns infinities into NaN, and other elements into 0 (TensorFlow: NaN)."""
+    grads = gradients(dtype, 1.0)
+    grads[1][2] = bad
+    actual, info = step_of(make, grads, clip_grad_norm=limit)
     all_nan = make is tensorflow.SGD or bad != bad
-    assert (said.grad_norm, found[1].isnan()[2].item()) == (pytest.approx(bad, nan_ok=True), True)
-    assert all(bool(each.isnan().all()) for each in found) is all_nan
+    assert (info.grad_norm, actual[1].isnan()[2].item()) == (
+        pytest.approx(bad, nan_ok=True),
+        True,
+    )
+    assert all(bool(tensor.isnan().all()) for tensor in actual) is all_nan
     if not all_nan:
-        assert not found[0].any()
-        assert int(found[1].isnan().sum()) == 1
+        assert not actual[0].any()
+        assert int(actual[1].isnan().sum()) == 1
 
 
 # Norm, limit, and the factor of float32's formula, by bits: torch's and TensorFlow's.
@@ -248,32 +248,37 @@ FACTORS = [
 ]
 
 
-@pytest.mark.parametrize(("norm", "limit", "torchs", "tensorflows"), FACTORS)
-def test_between_the_ends_a_factor_has_the_bits_of_its_formula(
-    norm: float, limit: float, torchs: str, tensorflows: str
+@pytest.mark.parametrize(("norm", "limit", "torch_bits", "tensorflow_bits"), FACTORS)
+def test_factor_has_the_bits_of_the_formula(
+    norm: float, limit: float, torch_bits: str, tensorflow_bits: str
 ) -> None:
-    for epsilon, wanted in ((1e-6, torchs), (None, tensorflows)):
-        found = factor_of(Norm(np.float64(norm)), limit, np.float32, epsilon, True)
-        assert found.scale.dtype == np.float32
-        assert (float(found.scale).hex(), found.unit) == (wanted, 1.0)
-        there = factor_of(
+    for epsilon, expected in ((1e-6, torch_bits), (None, tensorflow_bits)):
+        actual = factor_of(Norm(np.float64(norm)), limit, np.float32, epsilon, True)
+        assert actual.scale.dtype == np.float32
+        assert (float(actual.scale).hex(), actual.unit) == (expected, 1.0)
+        device_factor = factor_of(
             Norm(torch.tensor(norm, dtype=torch.float64)), limit, np.float32, epsilon, True
         )
-        assert float(there.scale).hex() == wanted
+        assert float(device_factor.scale).hex() == expected
 
 
 @pytest.mark.parametrize("epsilon", [1e-6, None])
-@END
-def test_a_device_finds_the_factor_of_the_host(
+@by_extreme
+def test_device_factor_equals_host_factor(
     dtype: torch.dtype, size: float, limit: float, epsilon: float | None
 ) -> None:
-    kind = np.float64 if dtype is torch.float64 else np.float32
-    own = Norm(np.float64(size), 0)
-    if kind is np.float64 and size > 1e150:
-        own = Norm(np.float64(size * 2.0**-600), 600)
-    exponent: Any = own.exponent
-    if kind is np.float64:
+    dtype_type = np.float64 if dtype is torch.float64 else np.float32
+    host_norm = Norm(np.float64(size), 0)
+    if dtype_type is np.float64 and size > 1e150:
+        host_norm = Norm(np.float64(size * 2.0**-600), 600)
+    exponent: Any = host_norm.exponent
+    if dtype_type is np.float64:
         exponent = torch.tensor(float(exponent), dtype=torch.float64)
-    there = Norm(torch.tensor(own.root, dtype=torch.float64), exponent)
-    found, wanted = (factor_of(each, limit, kind, epsilon, False) for each in (there, own))
-    assert (float(found.scale), float(found.unit)) == (float(wanted.scale), float(wanted.unit))
+    device_norm = Norm(torch.tensor(host_norm.root, dtype=torch.float64), exponent)
+    actual, expected = (
+        factor_of(norm, limit, dtype_type, epsilon, False) for norm in (device_norm, host_norm)
+    )
+    assert (float(actual.scale), float(actual.unit)) == (
+        float(expected.scale),
+        float(expected.unit),
+    )

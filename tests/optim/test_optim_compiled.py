@@ -1,4 +1,4 @@
-"""Steps that are operations of the graphs which `torch.compile` makes, and those that are not."""
+"""Steps inside of `torch.compile`: as operations of a graph, and as graph breaks."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ OPTIONS: dict[str, tuple[Make, torch.dtype]] = {
 
 
 def _counting(backend: str) -> Any:
-    """A backend that counts the graphs it is given."""
+    """Return a backend that counts its graphs."""
     from torch._dynamo.testing import CompileCounterWithBackend  # takes seconds
 
     return CompileCounterWithBackend(backend)
@@ -59,37 +59,37 @@ def _loss(module: nn.Module, index: int = 0) -> torch.Tensor:
     return module(x).square().sum()
 
 
-def _state(module: nn.Module, optimizer: Any) -> list[torch.Tensor]:
-    kept = [torch.as_tensor(value) for own in optimizer.state.values() for value in own.values()]
-    return [each.detach().clone() for each in (*module.parameters(), *kept)]
+def _state(module: nn.Module, opt: Any) -> list[torch.Tensor]:
+    slots = [torch.as_tensor(value) for state in opt.state.values() for value in state.values()]
+    return [tensor.detach().clone() for tensor in (*module.parameters(), *slots)]
 
 
 def _trained(
     make: Make,
     backend: Any = None,
     dtype: torch.dtype = torch.float32,
-    change: Change = lambda optimizer, index: None,
+    change: Change = lambda opt, index: None,
     steps: int = 4,
 ) -> list[torch.Tensor]:
-    """What steps make of a model and of the state, with gradients from outside of the graph."""
+    """Return parameters and state after steps with gradients from outside of the graph."""
     module = _model(dtype)
-    optimizer = make(list(module.parameters()))
-    step = optimizer.step
+    opt = make(list(module.parameters()))
+    step = opt.step
     if backend is not None:
         step = torch.compile(step, fullgraph=True, backend=backend)
     for index in range(steps):
         _loss(module, index).backward()
         step()
-        optimizer.zero_grad()
-        change(optimizer, index)
-    return _state(module, optimizer)
+        opt.zero_grad()
+        change(opt, index)
+    return _state(module, opt)
 
 
-def _assert_same(found: list[torch.Tensor], wanted: list[torch.Tensor]) -> None:
-    assert len(found) == len(wanted)
-    for one, other in zip(found, wanted, strict=True):
-        assert one.dtype == other.dtype
-        assert torch.equal(one, other)
+def _assert_same(actual: list[torch.Tensor], expected: list[torch.Tensor]) -> None:
+    assert len(actual) == len(expected)
+    for first, second in zip(actual, expected, strict=True):
+        assert first.dtype == second.dtype
+        assert torch.equal(first, second)
 
 
 @pytest.fixture(autouse=True)
@@ -100,18 +100,18 @@ def anew():
 
 
 def _scheduled(make: Make) -> tuple[Make, Change]:
-    """The same optimizer with a schedule of torch's, and a number that is set by hand."""
+    """Return an optimizer with a torch schedule and a user-written scalar."""
     rates: list[Any] = []
 
     def made(params: Any) -> Any:
-        optimizer = make(params)
-        rates.append(optim.lr_scheduler.ExponentialLR(optimizer, 0.9))
-        return optimizer
+        opt = make(params)
+        rates.append(optim.lr_scheduler.ExponentialLR(opt, 0.9))
+        return opt
 
-    def change(optimizer: Any, index: int) -> None:
+    def change(opt: Any, index: int) -> None:
         rates[-1].step()
         if index == 2:
-            optimizer.param_groups[0]["lr"] = 0.01
+            opt.param_groups[0]["lr"] = 0.01
 
     return made, change
 
@@ -121,11 +121,11 @@ def _scheduled(make: Make) -> tuple[Make, Change]:
 def test_steps_have_the_bits_of_eager_mode_and_compile_no_rate(name: str, backend: str) -> None:
     make, change = _scheduled(MAKE[name])
     counter = _counting(backend)
-    found = _trained(make, counter, change=change, steps=6)
-    _assert_same(found, _trained(make, change=change, steps=6))
+    actual = _trained(make, counter, change=change, steps=6)
+    _assert_same(actual, _trained(make, change=change, steps=6))
     # Once more if the first step made the state, which is written by the graph from then on.
-    is_made_before = isinstance(make([nn.Parameter(torch.ones(2))]), optim.RuleOptimizer)
-    assert counter.frame_count == (1 if is_made_before else 2)
+    is_eager_state = isinstance(make([nn.Parameter(torch.ones(2))]), optim.RuleOptimizer)
+    assert counter.frame_count == (1 if is_eager_state else 2)
 
 
 @pytest.mark.parametrize("name", OPTIONS)
@@ -135,10 +135,10 @@ def test_options_have_the_bits_of_eager_mode(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("given", [each for each in INPUTS if each.name != "SparseAdam"], ids=str)
-def test_every_class_of_torch(given: Any) -> None:
+@pytest.mark.parametrize("case", [case for case in INPUTS if case.name != "SparseAdam"], ids=str)
+def test_every_class_of_torch(case: Any) -> None:
     def make(params: Any) -> Any:
-        return given.make(optim, params)
+        return case.make(optim, params)
 
     _assert_same(_trained(make, "aot_eager"), _trained(make))
 
@@ -154,44 +154,44 @@ def test_every_class_of_tensorflow(name: str) -> None:
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own
 @pytest.mark.parametrize("name", [*MAKE, *OPTIONS])
 def test_inductor(name: str) -> None:
-    def change(optimizer: Any, index: int) -> None:
-        for own in optimizer.state.values():
-            if "step" in own:
-                own["step"].fill_(index + 7)  # is seen only where views share a version
+    def change(opt: Any, index: int) -> None:
+        for state in opt.state.values():
+            if "step" in state:
+                state["step"].fill_(index + 7)  # is seen only where views share a version
 
     make, dtype = OPTIONS.get(name) or (MAKE[name], torch.float32)
-    found = _trained(make, "inductor", dtype, change)
-    _assert_same(found, _trained(make, dtype=dtype, change=change))
+    actual = _trained(make, "inductor", dtype, change)
+    _assert_same(actual, _trained(make, dtype=dtype, change=change))
 
 
 def test_a_function_has_no_break() -> None:
     module = _model()
-    optimizer = optim.AdamW(module.parameters())
-    optim.lr_scheduler.ConstantLR(optimizer)
+    opt = optim.AdamW(module.parameters())
+    optim.lr_scheduler.ConstantLR(opt)
     _loss(module).backward()
 
     def step(x: torch.Tensor) -> torch.Tensor:
         x = x + 1
-        optimizer.step()
-        optimizer.zero_grad()
+        opt.step()
+        opt.zero_grad()
         return x * 2
 
     explained = torch._dynamo.explain(step)(torch.ones(2))
     assert (explained.graph_count, explained.graph_break_count) == (1, 0)
     assert "thalweg.step" in explained.graphs[0].code
-    assert optimizer.param_groups[0]["capturable"] is False  # which torch would have changed
+    assert opt.param_groups[0]["capturable"] is False  # which torch would have changed
 
 
 def test_what_torch_refuses_it_refuses_in_a_graph() -> None:
     module = _model()
-    optimizer = optim.AdamW(module.parameters(), capturable=True)
+    opt = optim.AdamW(module.parameters(), capturable=True)
     _loss(module).backward()
-    before = [param.detach().clone() for param in module.parameters()]
-    step = torch.compile(optimizer.step, fullgraph=True, backend="aot_eager")
-    for each in (optimizer.step, step):
+    previous = [param.detach().clone() for param in module.parameters()]
+    step = torch.compile(opt.step, fullgraph=True, backend="aot_eager")
+    for step_function in (opt.step, step):
         with pytest.raises(AssertionError, match="capturable=True"):
-            each()
-    _assert_same(list(module.parameters()), before)
+            step_function()
+    _assert_same(list(module.parameters()), previous)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -202,77 +202,74 @@ def test_a_whole_training_is_one_graph(name: str, backend: str) -> None:
 
     def losses(compiles: bool) -> list[torch.Tensor]:
         module = _model()
-        optimizer = MAKE[name](module.parameters())
+        opt = MAKE[name](module.parameters())
 
         def train(x: torch.Tensor) -> torch.Tensor:
             loss = module(x).square().sum()
             loss.backward()
-            optimizer.step()
+            opt.step()
             # Not before `backward`: torch 2.13 takes what it then knows of None to other graphs.
-            optimizer.zero_grad()
+            opt.zero_grad()
             return loss.detach()
 
         if compiles:
             train = torch.compile(train, fullgraph=True, backend=backend)
-        found = [train(torch.full((5, 3), 0.1 * (index + 1))) for index in range(4)]
-        return found + _state(module, optimizer)
+        actual = [train(torch.full((5, 3), 0.1 * (index + 1))) for index in range(4)]
+        return actual + _state(module, opt)
 
     with torch._dynamo.config.patch(trace_autograd_ops=True):
         _assert_same(losses(True), losses(False))
 
 
-@pytest.mark.parametrize(
-    "backend",
-    [*BACKENDS, pytest.param("inductor", marks=pytest.mark.slow)],
-)
+@pytest.mark.parametrize("backend", [*BACKENDS, pytest.param("inductor", marks=pytest.mark.slow)])
 def test_a_graph_reads_what_is_there_when_it_reads(backend: str) -> None:
     def found(compiles: bool) -> list[torch.Tensor]:
         module = _model()
         params = list(module.parameters())
-        optimizer = MAKE["momentum"](params)
+        opt = MAKE["momentum"](params)
 
         def step() -> list[torch.Tensor]:
-            before = [param * 2 for param in params]
-            optimizer.step()
-            between = [param + 1 for param in params]
-            optimizer.step()
-            after = [old - param for old, param in zip(before, params, strict=True)]
-            return [each.detach() for each in (*before, *between, *after)]
+            doubled = [param * 2 for param in params]
+            opt.step()
+            shifted = [param + 1 for param in params]
+            opt.step()
+            differences = [old - param for old, param in zip(doubled, params, strict=True)]
+            return [tensor.detach() for tensor in (*doubled, *shifted, *differences)]
 
         if compiles:
             step = torch.compile(step, fullgraph=True, backend=backend)
-        seen: list[torch.Tensor] = []
+        tensors: list[torch.Tensor] = []
         for index in range(3):
             _loss(module, index).backward()
-            seen += step()
-        return seen + _state(module, optimizer)
+            tensors += step()
+        return tensors + _state(module, opt)
 
     _assert_same(found(True), found(False))
 
 
 @pytest.mark.parametrize("name", ["AdamW", "tensorflow.Adam"])
 def test_a_state_that_is_loaded_needs_no_other_graph(name: str) -> None:
-    def change(optimizer: Any, index: int) -> None:
-        optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    def change(opt: Any, index: int) -> None:
+        opt.load_state_dict(copy.deepcopy(opt.state_dict()))
 
     counter = _counting("aot_eager")
-    found = _trained(MAKE[name], counter, change=change, steps=6)
-    _assert_same(found, _trained(MAKE[name], change=change, steps=6))
+    actual = _trained(MAKE[name], counter, change=change, steps=6)
+    _assert_same(actual, _trained(MAKE[name], change=change, steps=6))
     assert counter.frame_count <= 2
 
 
 def test_gradients_come_and_go() -> None:
     def found(compiles: bool) -> list[torch.Tensor]:
         module = _model()
-        optimizer = MAKE["AdamW"](module.parameters())
-        step = optimizer.step
+        opt = MAKE["AdamW"](module.parameters())
+        step = opt.step
         if compiles:
             step = torch.compile(step, fullgraph=True, backend=counter)
         for index in range(12):
             _loss(module[:2] if index % 3 == 1 else module, index).backward()
             step()
-            optimizer.zero_grad()
-        return _state(module, optimizer)
+            opt.zero_grad()
+        return _state(module, opt)
 
     counter = _counting("aot_eager")
     _assert_same(found(True), found(False))
@@ -280,34 +277,34 @@ def test_gradients_come_and_go() -> None:
 
 
 def test_parameters_that_are_added_are_seen() -> None:
-    def change(optimizer: Any, index: int) -> None:
+    def change(opt: Any, index: int) -> None:
         if index == 1:
-            added.append(nn.Parameter(torch.ones(3)))
-            optimizer.add_param_group({"params": added[-1:], "lr": 0.5})
+            params.append(nn.Parameter(torch.ones(3)))
+            opt.add_param_group({"params": params[-1:], "lr": 0.5})
         if index >= 1:
-            added[-1].grad = torch.ones(3)
+            params[-1].grad = torch.ones(3)
 
-    added: list[nn.Parameter] = []
+    params: list[nn.Parameter] = []
     for name in ("momentum", "tensorflow.Adam"):
-        found = _trained(MAKE[name], "aot_eager", change=change)
-        _assert_same(found, _trained(MAKE[name], change=change))
-        assert torch.equal(*added)
-        added.clear()
+        actual = _trained(MAKE[name], "aot_eager", change=change)
+        _assert_same(actual, _trained(MAKE[name], change=change))
+        assert torch.equal(*params)
+        params.clear()
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_step_that_fails_changes_nothing(backend: str) -> None:
     module = _model()
-    optimizer = optim.Adam(module.parameters(), ema_decay=0.5)
-    step = torch.compile(optimizer.step, fullgraph=True, backend=backend)
+    opt = optim.Adam(module.parameters(), ema_decay=0.5)
+    step = torch.compile(opt.step, fullgraph=True, backend=backend)
     for _ in range(2):
         _loss(module).backward()
         step()
-    with optimizer.swapped():
-        before = _state(module, optimizer)
+    with opt.swapped():
+        previous = _state(module, opt)
         with pytest.raises(FailedPreconditionError, match="inside of swapped"):
             step()
-        _assert_same(_state(module, optimizer), before)
+        _assert_same(_state(module, opt), previous)
 
 
 @pytest.mark.parametrize("name", ["closure", "accumulate", "in_backward", "subclass", "sparse"])
@@ -318,14 +315,14 @@ def test_what_is_no_operation_is_a_break_and_refused_in_words(name: str) -> None
             params = [thalweg.Variable(torch.ones(3, 2))]
         options: dict[str, Any] = {name: 2} if name == "accumulate" else {}
         options |= {name: True} if name == "in_backward" else {}
-        optimizer = optim.SGD(params, lr=0.1, **options)
+        opt = optim.SGD(params, lr=0.1, **options)
         grad = torch.ones(3, 2)
         params[0].grad = grad.to_sparse(1) if name == "sparse" else grad
-        given = (lambda: 3.0,) if name == "closure" else ()
+        arguments = (lambda: 3.0,) if name == "closure" else ()
 
         def step(x: torch.Tensor) -> torch.Tensor:
             x = x + 1
-            optimizer.step(*given)
+            opt.step(*arguments)
             return x * 2
 
         return step, params
@@ -344,25 +341,25 @@ def test_what_is_no_operation_is_a_break_and_refused_in_words(name: str) -> None
 
 def test_the_operation_says_what_it_writes() -> None:
     module = _model()
-    optimizer = MAKE["AdamW"](module.parameters())
+    opt = MAKE["AdamW"](module.parameters())
     for _ in range(2):
         _loss(module).backward()
-        torch.compile(optimizer.step, fullgraph=True, backend="eager")()
-    operands = optimizer._cache.operands
+        torch.compile(opt.step, fullgraph=True, backend="eager")()
+    operands = opt._cache.operands
     gradients = [param.grad for param in operands.parameters]
     with torch.no_grad():
-        given = (operands.handle, operands.parameters, operands.slots, gradients)
-        torch.library.opcheck(torch.ops.thalweg.step.default, given)
+        operand_values = (operands.handle, operands.parameters, operands.slots, gradients)
+        torch.library.opcheck(torch.ops.thalweg.step.default, operand_values)
 
 
 @pytest.mark.parametrize("is_first", [True, False])
 def test_a_schedule_that_is_ahead_of_the_steps_is_told(is_first: bool) -> None:
     param = nn.Parameter(torch.ones(2))
     param.grad = torch.ones(2)
-    optimizer = MAKE["AdamW"]([param])
-    rate = optim.lr_scheduler.ConstantLR(optimizer)
+    opt = MAKE["AdamW"]([param])
+    rate = optim.lr_scheduler.ConstantLR(opt)
     if not is_first:
-        torch.compile(optimizer.step, fullgraph=True, backend="eager")()
-    told = pytest.warns(UserWarning, match="before") if is_first else contextlib.nullcontext()
-    with told:
+        torch.compile(opt.step, fullgraph=True, backend="eager")()
+    warns = pytest.warns(UserWarning, match="before") if is_first else contextlib.nullcontext()
+    with warns:
         rate.step()

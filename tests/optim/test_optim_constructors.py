@@ -1,4 +1,4 @@
-"""What constructors say that they take: to `inspect`, to readers, and in stubs."""
+"""Signatures of constructors: in `inspect` and in stubs."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ NAMES = [
 def test_constructors_say_every_option_with_its_type(name: str) -> None:
     cls = attrgetter(name)(optim)
     of_class, (first, *of_init) = (
-        [*inspect.signature(each).parameters.values()] for each in (cls, cls.__init__)
+        [*inspect.signature(function).parameters.values()] for function in (cls, cls.__init__)
     )
     assert first.name == "self"
     assert of_class == of_init
-    assert {*KEYWORDS} <= {each.name for each in of_class}
-    for each in of_class:
-        assert each.kind is not each.VAR_POSITIONAL
-        assert each.annotation is not each.empty
-        assert not isinstance(each.annotation, str)
+    assert {*KEYWORDS} <= {parameter.name for parameter in of_class}
+    for parameter in of_class:
+        assert parameter.kind is not parameter.VAR_POSITIONAL
+        assert parameter.annotation is not parameter.empty
+        assert not isinstance(parameter.annotation, str)
     assert cls.__init__.__qualname__ == f"{cls.__name__}.__init__"
 
 
@@ -70,8 +70,8 @@ class _OwnTensorFlow(optim.tensorflow.Ftrl):
 
 
 class _Mixin:
-    def __init__(self, *args: Any, more: int = 1, **keywords: Any) -> None:
-        self.more = more
+    def __init__(self, *args: Any, extra: int = 1, **keywords: Any) -> None:
+        self.extra = extra
         super().__init__(*args, **keywords)
 
 
@@ -84,22 +84,22 @@ class _Plain(optim.Adam):
 
 
 @pytest.mark.parametrize(
-    ("cls", "wanted", "given"),
+    ("cls", "expected", "kwargs"),
     [
         (_Own, ["params", "rate", "extra"], {"rate": 0.5, "extra": 4}),
         (_OwnMatrices, ["params", "rate"], {"rate": 0.5}),
         (_OwnTensorFlow, ["params", "rate"], {"rate": 0.5}),
-        (_Beside, ["args", "more", "keywords"], {"lr": 0.5, "more": 2}),
+        (_Beside, ["args", "extra", "keywords"], {"lr": 0.5, "extra": 2}),
         (_Plain, [*inspect.signature(optim.Adam).parameters], {"lr": 0.5, "ema_decay": 0.9}),
     ],
 )
-def test_subclasses_of_users_say_what_they_take(cls: Any, wanted: Any, given: Any) -> None:
-    assert [*inspect.signature(cls).parameters] == wanted
+def test_subclasses_of_users_say_what_they_take(cls: Any, expected: Any, kwargs: Any) -> None:
+    assert [*inspect.signature(cls).parameters] == expected
     param = torch.nn.Parameter(torch.ones(2, 2))
-    made = cls([param], **given)
-    assert made.param_groups[0]["lr"] == 0.5
+    opt = cls([param], **kwargs)
+    assert opt.param_groups[0]["lr"] == 0.5
     param.grad = torch.ones(2, 2)
-    made.step()
+    opt.step()
     assert not torch.equal(param, torch.ones(2, 2))
 
 
@@ -107,5 +107,5 @@ def test_subclasses_of_users_say_what_they_take(cls: Any, wanted: Any, given: An
 def test_stubs_are_as_constructors(module: str) -> None:
     if not hasattr(torch.optim, "Muon"):
         pytest.skip("stubs say what a newer torch takes")
-    kept = STUBS["path_of"](module).read_text()
-    assert kept == STUBS["stub_of"](module), "write it: python tools/stubs.py"
+    stub = STUBS["path_of"](module).read_text()
+    assert stub == STUBS["stub_of"](module), "write it: python tools/stubs.py"

@@ -1,4 +1,4 @@
-"""Damaged states in both faces: what is wrong is named at the load, and what is nobody's stays."""
+"""Damaged states: errors are reported at load, unknown entries are kept."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ import pytest
 import torch
 
 from rulebook import assert_same
-from test_optim_loading import assert_refused, of_one, step, taken_by
+from test_optim_loading import assert_refused, load_and_step, of_one, step
 from thalweg import checkpoint, optim
 from thalweg.errors import CheckpointMismatchError
 from thalweg.optim import tensorflow
 
-FACES = {"torch": optim, "tensorflow": tensorflow}
+MODULES = {"torch": optim, "tensorflow": tensorflow}
 NAN = float("nan")
-Change = Callable[[dict[str, Any], dict[Any, Any]], Any]  # is given a group, and the states
+Change = Callable[[dict[str, Any], dict[Any, Any]], Any]  # called with a group and the states
 
 
 def state(name: str, value: Any) -> Change:
-    """A change of the state of the parameter."""
+    """Return a change of the parameter's state."""
     return lambda _, states: states[0].update({name: value})
 
 
 def option(name: str, value: Any) -> Change:
-    """A change of the group."""
+    """Return a change of the group."""
     return lambda group, _: group.update({name: value})
 
 
@@ -81,33 +81,33 @@ DAMAGES: dict[str, tuple[dict[str, Any], Change, str]] = {
 }  # fmt: skip
 
 
-def damaged(optimizer: Any, change: Change) -> dict[str, Any]:
-    given = copy.deepcopy(optimizer.state_dict())
-    change(given["param_groups"][0], given["state"])
-    return given
+def damage(optimizer: Any, change: Change) -> dict[str, Any]:
+    damaged_state = copy.deepcopy(optimizer.state_dict())
+    change(damaged_state["param_groups"][0], damaged_state["state"])
+    return damaged_state
 
 
 @pytest.mark.parametrize("case", DAMAGES)
-@pytest.mark.parametrize("face", FACES)
-def test_what_is_damaged_is_named_at_the_load(face: str, case: str) -> None:
+@pytest.mark.parametrize("face", MODULES)
+def test_damage_is_reported_at_load(face: str, case: str) -> None:
     options, change, message = DAMAGES[case]
-    made = step(of_one(FACES[face], "Adam", **options), 2)
-    assert_refused(made, damaged(made, change), message)
-    step(made, 2)
+    opt = step(of_one(MODULES[face], "Adam", **options), 2)
+    assert_refused(opt, damage(opt, change), message)
+    step(opt, 2)
 
 
 @pytest.mark.parametrize("steps", [NAN, float("inf"), -float("inf"), -0.5])
-def test_steps_are_counted_from_0(steps: float) -> None:
-    made = step(of_one(optim, "Adam"), 2)
-    assert_refused(made, damaged(made, state("step", torch.tensor(steps))), "steps count from 0")
+def test_negative_step_count_raises(steps: float) -> None:
+    opt = step(of_one(optim, "Adam"), 2)
+    assert_refused(opt, damage(opt, state("step", torch.tensor(steps))), "steps count from 0")
 
 
 @pytest.mark.parametrize("steps", [0.5, 2.25])
-def test_a_fraction_of_steps_has_torchs_numbers(steps: float) -> None:
-    both = [step(of_one(module, "Adam"), 2) for module in (optim, torch.optim)]
-    for each in both:
-        each.load_state_dict(damaged(each, state("step", torch.tensor(steps))))
-    assert_same(*([step(each).param_groups[0]["params"][0].detach()] for each in both))
+def test_fractional_step_count_matches_torch(steps: float) -> None:
+    optimizers = [step(of_one(module, "Adam"), 2) for module in (optim, torch.optim)]
+    for opt in optimizers:
+        opt.load_state_dict(damage(opt, state("step", torch.tensor(steps))))
+    assert_same(*([step(opt).param_groups[0]["params"][0].detach()] for opt in optimizers))
 
 
 BETAS = [(2.0, 2.0), (1.0, 1.0), (-1.0, -1.0), (NAN, 0.9)]
@@ -115,75 +115,75 @@ BETAS = [(2.0, 2.0), (1.0, 1.0), (-1.0, -1.0), (NAN, 0.9)]
 
 @pytest.mark.parametrize("betas", BETAS, ids=str)
 @pytest.mark.parametrize("name", ["Adam", "RAdam", "NAdam", "Adamax"])
-def test_options_of_any_size_are_followed_where_torch_follows_them(name: str, betas: Any) -> None:
-    """Else the step names them, whoever set them."""
-    ours, torchs = (step(of_one(module, name), 2) for module in (optim, torch.optim))
-    for each in (ours, torchs):
-        each.load_state_dict(damaged(each, option("betas", betas)))
-    wanted = taken_by(torchs, torchs.state_dict())
-    if wanted is not None:
+def test_extreme_betas_behave_as_in_torch(name: str, betas: Any) -> None:
+    """Options that torch cannot use raise in the step."""
+    opt, torch_opt = (step(of_one(module, name), 2) for module in (optim, torch.optim))
+    for target in (opt, torch_opt):
+        target.load_state_dict(damage(target, option("betas", betas)))
+    expected = load_and_step(torch_opt, torch_opt.state_dict())
+    if expected is not None:
         torch.testing.assert_close(
-            step(ours).param_groups[0]["params"][0].detach(), wanted, equal_nan=True
+            step(opt).param_groups[0]["params"][0].detach(), expected, equal_nan=True
         )
         return
     with pytest.raises(
         ValueError, match=rf"Group 0 takes no step with .*betas=\({betas[0]}"
     ) as error:
-        step(ours)
+        step(opt)
     assert "The step was not taken" in "".join(error.value.__notes__)
     assert re.search(r"beta\d is \S+, and must be at least 0 and below 1", str(error.value))
     assert "complex" not in str(error.value)
 
 
 @pytest.mark.parametrize("passes", ["x", NAN, -1])
-def test_passes_that_were_set_by_hand_are_named(passes: Any) -> None:
-    made = step(of_one(optim, "Adam", accumulate=2), 1)
-    made.param_groups[0]["folded"] = passes
+def test_invalid_pass_count_raises(passes: Any) -> None:
+    opt = step(of_one(optim, "Adam", accumulate=2), 1)
+    opt.param_groups[0]["folded"] = passes
     with pytest.raises(ValueError, match=r"'folded' of group 0 is .*, no number") as error:
-        step(made)
+        step(opt)
     assert "The step was not taken" in "".join(error.value.__notes__)
-    made.param_groups[0]["folded"] = 1
-    step(made)
-    assert made.last_step.taken
+    opt.param_groups[0]["folded"] = 1
+    step(opt)
+    assert opt.last_step.taken
 
 
 @pytest.mark.parametrize("value", [5, "text", {"ema": 1, "gradient_sum": 2}], ids=str)
 @pytest.mark.parametrize("options", [{}, SUMS, AVERAGES, {"state_device": "cpu"}], ids=str)
-@pytest.mark.parametrize("face", FACES)
-def test_keys_of_the_users_stay(face: str, options: dict[str, Any], value: Any) -> None:
-    made = step(of_one(FACES[face], "Adam", **options), 2)
-    made.state["mine"] = value
-    step(made, 2)
+@pytest.mark.parametrize("face", MODULES)
+def test_user_keys_are_kept(face: str, options: dict[str, Any], value: Any) -> None:
+    opt = step(of_one(MODULES[face], "Adam", **options), 2)
+    opt.state["mine"] = value
+    step(opt, 2)
     if options == AVERAGES:
-        with made.swapped():
+        with opt.swapped():
             pass
-    other = of_one(FACES[face], "Adam", **options)
-    other.load_state_dict(copy.deepcopy(made.state_dict()))
-    for each in (copy.deepcopy(made), other):
-        assert each.state["mine"] == value
-        step(each, 2)
-        assert each.state["mine"] == value
+    loaded = of_one(MODULES[face], "Adam", **options)
+    loaded.load_state_dict(copy.deepcopy(opt.state_dict()))
+    for resumed in (copy.deepcopy(opt), loaded):
+        assert resumed.state["mine"] == value
+        step(resumed, 2)
+        assert resumed.state["mine"] == value
 
 
-def test_tensors_of_the_users_are_loaded_whole() -> None:
+def test_user_tensors_are_loaded() -> None:
     for options in ({}, {"state_device": "cpu"}):
-        made = step(of_one(optim, "Adam", **options), 2)
-        made.state["mine"] = {"table": torch.ones(4)}
-        made.load_state_dict(copy.deepcopy(made.state_dict()))
-        assert torch.equal(made.state["mine"]["table"], torch.ones(4))
+        opt = step(of_one(optim, "Adam", **options), 2)
+        opt.state["mine"] = {"table": torch.ones(4)}
+        opt.load_state_dict(copy.deepcopy(opt.state_dict()))
+        assert torch.equal(opt.state["mine"]["table"], torch.ones(4))
 
 
-def test_a_class_of_the_users_that_fails_is_not_torchs_fault() -> None:
+def test_error_of_user_class_is_reported() -> None:
     class Failing(optim.Adam):
         def __setstate__(self, state: dict[str, Any]) -> None:
             raise LookupError("of my own")
 
-    made = Failing([torch.nn.Parameter(torch.ones(3))])
+    opt = Failing([torch.nn.Parameter(torch.ones(3))])
     with pytest.raises(CheckpointMismatchError, match="LookupError while it was loaded: of my own"):
-        made.load_state_dict(made.state_dict())
+        opt.load_state_dict(opt.state_dict())
 
 
-def rows(optimizer: Any, count: int) -> Any:
+def step_with_rows(optimizer: Any, count: int) -> Any:
     (param,) = optimizer.param_groups[0]["params"]
     for number in range(count):
         param.grad = torch.sparse_coo_tensor(
@@ -194,72 +194,72 @@ def rows(optimizer: Any, count: int) -> Any:
 
 
 @pytest.mark.parametrize("count", [1, 3])
-@pytest.mark.parametrize("face", FACES)
-def test_sums_of_rows_are_loaded_and_looked_at(face: str, count: int) -> None:
-    made = rows(of_one(FACES[face], "Adagrad", accumulate=2), count)
-    given, other = made.state_dict(), of_one(FACES[face], "Adagrad", accumulate=2)
-    wrong = copy.deepcopy(given)
+@pytest.mark.parametrize("face", MODULES)
+def test_sparse_gradient_sums_are_validated(face: str, count: int) -> None:
+    opt = step_with_rows(of_one(MODULES[face], "Adagrad", accumulate=2), count)
+    damaged_state, loaded = opt.state_dict(), of_one(MODULES[face], "Adagrad", accumulate=2)
+    wrong = copy.deepcopy(damaged_state)
     wrong["state"][0]["gradient_sum"]._indices()[0, 0] = 3
-    assert_refused(other, wrong, r"'0/gradient_sum'.*indices\[0\] = \[3\] is not in it")
-    other.load_state_dict(copy.deepcopy(given))
-    params = [each.param_groups[0]["params"][0] for each in (other, made)]
+    assert_refused(loaded, wrong, r"'0/gradient_sum'.*indices\[0\] = \[3\] is not in it")
+    loaded.load_state_dict(copy.deepcopy(damaged_state))
+    params = [resumed.param_groups[0]["params"][0] for resumed in (loaded, opt)]
     with torch.no_grad():
         params[0].copy_(params[1])
-    for each in (other, made):
-        rows(each, 1)
-        assert each.last_step.taken
+    for resumed in (loaded, opt):
+        step_with_rows(resumed, 1)
+        assert resumed.last_step.taken
     assert_same([params[0].detach()], [params[1].detach()])
 
 
 @pytest.mark.parametrize("name", ["Adam", "SGD", "SparseAdam", "RAdam"])
 @pytest.mark.parametrize("value", ["m", None, [], torch.zeros(3)], ids=str)
-def test_what_is_neither_true_nor_false_is_refused(name: str, value: Any) -> None:
-    made = step(of_one(optim, name), 2)
-    given = damaged(made, option("maximize", value))
-    assert_refused(made, given, "'maximize' of group 0 is .*, neither true nor false")
-    made.load_state_dict(damaged(made, option("maximize", 1)))
-    step(made)
+def test_flag_that_is_not_a_bool_raises(name: str, value: Any) -> None:
+    opt = step(of_one(optim, name), 2)
+    damaged_state = damage(opt, option("maximize", value))
+    assert_refused(opt, damaged_state, "'maximize' of group 0 is .*, neither true nor false")
+    opt.load_state_dict(damage(opt, option("maximize", 1)))
+    step(opt)
 
 
 @pytest.mark.parametrize(
     "rule", [10**5000, torch.ones(2), ["Adam"]], ids=["large", "tensor", "list"]
 )
-def test_a_rule_is_a_name(rule: Any) -> None:
-    made = of_one(tensorflow, "Adam")
-    assert_refused(made, damaged(made, option("rule", rule)), "its rule is a .*, here 'Adam'")
+def test_rule_that_is_not_a_name_raises(rule: Any) -> None:
+    opt = of_one(tensorflow, "Adam")
+    assert_refused(opt, damage(opt, option("rule", rule)), "its rule is a .*, here 'Adam'")
 
 
-def test_tensors_that_torch_only_notes_as_negated_are_loaded() -> None:
-    both = [step(of_one(module, "Adam"), 2) for module in (optim, torch.optim)]
-    for each in both:
+def test_lazily_negated_tensors_are_loaded() -> None:
+    optimizers = [step(of_one(module, "Adam"), 2) for module in (optim, torch.optim)]
+    for opt in optimizers:
         value = torch.complex(torch.ones(3, 2), torch.full((3, 2), -0.25)).conj().imag
-        each.load_state_dict(damaged(each, state("exp_avg", value)))
-    ours, torchs = (step(each).param_groups[0]["params"][0].detach() for each in both)
-    torch.testing.assert_close(ours, torchs, rtol=2e-5, atol=1e-6)
+        opt.load_state_dict(damage(opt, state("exp_avg", value)))
+    actual, expected = (step(opt).param_groups[0]["params"][0].detach() for opt in optimizers)
+    torch.testing.assert_close(actual, expected, rtol=2e-5, atol=1e-6)
 
 
-def _cut(own: dict[str, Any], _: Path) -> None:
-    own["m"].untyped_storage().resize_(0)
+def _cut(slots: dict[str, Any], _: Path) -> None:
+    slots["m"].untyped_storage().resize_(0)
 
 
-def _map_for_reading(own: dict[str, Any], folder: Path) -> None:
+def _map_for_reading(slots: dict[str, Any], folder: Path) -> None:
     np.zeros((3, 2), np.float32).tofile(folder / "m")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's, that the array is not writable
-        own["m"] = torch.from_numpy(np.memmap(folder / "m", np.float32, "r", shape=(3, 2)))
+        slots["m"] = torch.from_numpy(np.memmap(folder / "m", np.float32, "r", shape=(3, 2)))
 
 
-def _expand(own: dict[str, Any], _: Path) -> None:
-    own["m"] = torch.zeros(()).expand(3, 2)
+def _expand(slots: dict[str, Any], _: Path) -> None:
+    slots["m"] = torch.zeros(()).expand(3, 2)
 
 
-def _infer(own: dict[str, Any], _: Path) -> None:
+def _infer(slots: dict[str, Any], _: Path) -> None:
     with torch.inference_mode():
-        own["m"] = torch.zeros(3, 2)
+        slots["m"] = torch.zeros(3, 2)
 
 
-def _share(own: dict[str, Any], _: Path) -> None:
-    own["m"] = own["v"]
+def _share(slots: dict[str, Any], _: Path) -> None:
+    slots["m"] = slots["v"]
 
 
 UNWRITABLE = {
@@ -271,32 +271,32 @@ UNWRITABLE = {
 }
 
 
-@pytest.mark.parametrize("way", ["load_state_dict", "restore"])
+@pytest.mark.parametrize("loader", ["load_state_dict", "restore"])
 @pytest.mark.parametrize("change", UNWRITABLE)
-def test_slots_that_cannot_be_written_are_named(change: Any, way: str, tmp_path: Path) -> None:
-    """To write to some of them would end the process, to others stop half way."""
-    saved, made = (step(of_one(tensorflow, "Adam"), count) for count in (3, 2))
-    (param,) = made.param_groups[0]["params"]
-    named = {"w": saved.param_groups[0]["params"][0]}
-    checkpoint.save(tmp_path / "run", optimizer=saved, variables=named)
-    saved.param_groups[0]["lr"] = 0.5
-    own = made.state[param]
-    change(own, tmp_path)
-    before = {name: own[name].clone() for name in ("step", "v")}
-    place = {"optimizer": made, "variables": {"w": param}}
+def test_unwritable_slots_raise(change: Any, loader: str, tmp_path: Path) -> None:
+    """Writing to such memory would kill the process, or stop half way."""
+    source, opt = (step(of_one(tensorflow, "Adam"), count) for count in (3, 2))
+    (param,) = opt.param_groups[0]["params"]
+    variables = {"w": source.param_groups[0]["params"][0]}
+    checkpoint.save(tmp_path / "run", optimizer=source, variables=variables)
+    source.param_groups[0]["lr"] = 0.5
+    slots = opt.state[param]
+    change(slots, tmp_path)
+    previous = {name: slots[name].clone() for name in ("step", "v")}
+    place = {"optimizer": opt, "variables": {"w": param}}
     title, load = {
-        "load_state_dict": ("0", lambda: made.load_state_dict(saved.state_dict())),
+        "load_state_dict": ("0", lambda: opt.load_state_dict(source.state_dict())),
         "restore": ("w", lambda: checkpoint.restore(tmp_path / "run", **place)),
-    }[way]
+    }[loader]
     message = UNWRITABLE[change].replace("{}", title)
     with pytest.raises(CheckpointMismatchError, match=rf"{message}.*Nothing was loaded\.$"):
         load()
-    assert made.param_groups[0]["lr"] == 0.1
-    assert all(torch.equal(own[name], value) for name, value in before.items())
+    assert opt.param_groups[0]["lr"] == 0.1
+    assert all(torch.equal(slots[name], value) for name, value in previous.items())
 
 
 class Unreadable(torch.Tensor):
-    """A tensor that fails whatever is done with it."""
+    """Tensor whose operations all raise."""
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -304,10 +304,10 @@ class Unreadable(torch.Tensor):
 
 
 @pytest.mark.parametrize(("face", "slot"), [("torch", "exp_avg"), ("tensorflow", "m")])
-def test_a_tensor_that_cannot_be_read_is_named(face: str, slot: str) -> None:
-    made = step(of_one(FACES[face], "Adam"), 2)
-    given = damaged(made, state(slot, torch.zeros(3, 2).as_subclass(Unreadable)))
-    assert_refused(made, given, f"'0/{slot}' cannot be read: unreadable")
+def test_unreadable_tensor_raises(face: str, slot: str) -> None:
+    opt = step(of_one(MODULES[face], "Adam"), 2)
+    damaged_state = damage(opt, state(slot, torch.zeros(3, 2).as_subclass(Unreadable)))
+    assert_refused(opt, damaged_state, f"'0/{slot}' cannot be read: unreadable")
 
 
 KINDS = [torch.complex64, torch.int32, torch.uint8, torch.bool]
@@ -315,12 +315,12 @@ KINDS = [torch.complex64, torch.int32, torch.uint8, torch.bool]
 
 @pytest.mark.parametrize("dtype", KINDS, ids=str)
 @pytest.mark.parametrize("options", [{}, {"state_device": "cpu"}, {"masters": True}], ids=str)
-def test_slots_of_other_kinds_are_named(options: Any, dtype: torch.dtype) -> None:
-    made = step(of_one(optim, "Adamax", **options), 2)
+def test_slots_of_other_dtypes_raise(options: Any, dtype: torch.dtype) -> None:
+    opt = step(of_one(optim, "Adamax", **options), 2)
     value = torch.ones(3, 2).to(dtype)
-    assert_refused(made, damaged(made, state("exp_avg", value)), "'0/exp_avg' is .*, here float32")
+    assert_refused(opt, damage(opt, state("exp_avg", value)), "'0/exp_avg' is .*, here float32")
 
 
-def test_an_option_that_counts_steps_takes_no_none_for_their_number() -> None:
-    made = step(of_one(optim, "SGD", lookahead=1), 2)
-    assert_refused(made, damaged(made, state("step", None)), "'0/step' is None, no number")
+def test_step_count_none_raises() -> None:
+    opt = step(of_one(optim, "SGD", lookahead=1), 2)
+    assert_refused(opt, damage(opt, state("step", None)), "'0/step' is None, no number")

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from case_batches import many
-from test_optim_options import OURS
+from test_optim_options import STEP_OPTIONS
 from thalweg import optim
 from thalweg.errors import CheckpointMismatchError, InvalidArgumentError, RuleError
 from thalweg.optim import tensorflow
@@ -25,7 +25,7 @@ OPTIONS_PAGE = (DOCS / "options.md").read_text()
 OPTIMIZERS_PAGE = (DOCS / "optimizers.md").read_text()
 SHAPE = (30, 17)
 # Classes of which `radial_brake` says that they do not tell step and decay apart.
-TOGETHER = re.search(r"as in AdamW, Lion and Muon.*?(Adan, .*?KLSOAP)", OPTIONS_PAGE, re.DOTALL)
+PAIR_ROWS = re.search(r"as in AdamW, Lion and Muon.*?(Adan, .*?KLSOAP)", OPTIONS_PAGE, re.DOTALL)
 CLASSES = (
     "Adam", "AdamW", "SGD", "NAdam", "Lion", "LaProp", "ADOPT",
     "Adan", "LAMB", "MARS", "Muon", "SOAP",
@@ -38,7 +38,7 @@ def new_param(shape: tuple[int, ...] = SHAPE, dtype: torch.dtype = torch.float32
     return torch.nn.Parameter(torch.randn(shape, generator=generator).to(dtype))
 
 
-def shrunk(name: str, decay: float, **options: Any) -> Any:
+def norm_after_steps(name: str, decay: float, **options: Any) -> Any:
     """Return a parameter after steps against gradients that point away from 0."""
     param = new_param()
     cls = getattr(optim, name)
@@ -46,26 +46,29 @@ def shrunk(name: str, decay: float, **options: Any) -> Any:
         options["weight_decay"] = decay
     optimizer = cls([param], lr=0.02, **options)
     for _ in range(3):
-        before = param.detach().norm()
+        start_norm = param.detach().norm()
         param.grad = param.detach().clone()
         optimizer.step()
-        assert param.norm() <= before
+        assert param.norm() <= start_norm
     return param.detach()
 
 
 @many("name", CLASSES)
 def test_a_brake_leaves_steps_that_make_no_norm_larger(name: str) -> None:
-    assert TOGETHER is not None
+    assert PAIR_ROWS is not None
     for decay in (0.0, 0.1):
-        plain, braked = shrunk(name, decay), shrunk(name, decay, radial_brake=0.5)
-        if name in TOGETHER[1]:
-            torch.testing.assert_close(plain, braked, rtol=1e-6, atol=1e-7)
+        free, braked = (
+            norm_after_steps(name, decay),
+            norm_after_steps(name, decay, radial_brake=0.5),
+        )
+        if name in PAIR_ROWS[1]:
+            torch.testing.assert_close(free, braked, rtol=1e-6, atol=1e-7)
         else:
-            assert torch.equal(plain, braked)
+            assert torch.equal(free, braked)
 
 
 def test_a_brake_measures_growth_after_the_decay() -> None:
-    """The parameter is halved and then moves outward: its norm grows, beside that of the half."""
+    """Decay halves the parameter before it moves outward: the norm grows beyond the half."""
     param = torch.nn.Parameter(torch.tensor([2.0, 0.0]))
     optimizer = optim.AdamWIndependent([param], lr=0.1, weight_decay=0.5, radial_brake=0.5)
     param.grad = torch.tensor([-1.0, 0.0])
@@ -95,80 +98,82 @@ def test_norms_on_a_sphere(options: dict[str, Any], bound: float, shape: tuple[i
 
 
 NOT_OF_MUON = ("state_storage", "weights")
-BESIDE: dict[str, dict[str, Any]] = {
+REQUIRED: dict[str, dict[str, Any]] = {
     "wide_sums": {"accumulate": 2},
     "lookahead_alpha": {"lookahead": 2},
     "seed": {"round": "stochastic"},
 }
 
 
-@many("name", OURS)
+@many("name", STEP_OPTIONS)
 def test_options_of_mixed_hold_for_all_groups_or_raise(name: str) -> None:
     groups: list[dict[str, Any]] = [
         {"params": [new_param(dtype=torch.bfloat16)], "rule": rule, "lr": 0.01}
         for rule in ("AdamW", "Muon")
     ]
-    options = {name: OURS[name], **BESIDE.get(name, {})}
+    options = {name: STEP_OPTIONS[name], **REQUIRED.get(name, {})}
     if name in NOT_OF_MUON:
         with pytest.raises((InvalidArgumentError, RuleError), match="Muon") as raised:
             optim.Mixed(groups, **options)
         assert name in str(raised.value)
     else:
-        assert optim.Mixed(groups, **options).defaults[name] == OURS[name]
-    if name not in BESIDE:
+        assert optim.Mixed(groups, **options).defaults[name] == STEP_OPTIONS[name]
+    if name not in REQUIRED:
         with pytest.raises(InvalidArgumentError, match=f"'{name}' of group 0 .* constructor"):
-            optim.Mixed([{**groups[0], name: OURS[name]}, groups[1]])
+            optim.Mixed([{**groups[0], name: STEP_OPTIONS[name]}, groups[1]])
 
 
 def exceptions() -> dict[str, set[str]]:
     """Return for each option the classes that cannot have it, as the page lists them."""
     head = "| option | classes that lack it |\n|---|---|\n"
     table = OPTIONS_PAGE.partition(head)[2].partition("\n\n")[0]
-    found: dict[str, set[str]] = {}
+    exceptions: dict[str, set[str]] = {}
     for row in table.splitlines():
         options, classes = row.strip("|").split("|")
         names = {*re.findall(r"`([\w.]+)`", classes)}
         if "every class except" in classes:
-            names = {*ALL} - names
-        found |= dict.fromkeys(re.findall(r"`(\w+)", options), names)
-    return found
+            names = {*ALL_CLASSES} - names
+        exceptions |= dict.fromkeys(re.findall(r"`(\w+)", options), names)
+    return exceptions
 
 
-ALL = [*KINDS, *(f"tensorflow.{name}" for name in tensorflow.__all__)]
+ALL_CLASSES = [*KINDS, *(f"tensorflow.{name}" for name in tensorflow.__all__)]
 
 
-@many("option", OURS)
+@many("option", STEP_OPTIONS)
 def test_all_classes_but_the_exceptions_have_an_option(option: str) -> None:
     raising: set[str] = set()
     dtype = torch.bfloat16 if option == "weights" else torch.float32
-    for title in ALL:
+    for title in ALL_CLASSES:
         cls = operator.attrgetter(title)(optim)
         try:
             cls(
-                [new_param(dtype=dtype)], lr=0.1, **{option: OURS[option], **BESIDE.get(option, {})}
+                [new_param(dtype=dtype)],
+                lr=0.1,
+                **{option: STEP_OPTIONS[option], **REQUIRED.get(option, {})},
             )
         except (InvalidArgumentError, RuleError):
             raising.add(title)
-    listed = exceptions()
-    assert raising == listed.get("round" if option == "seed" else option, set())
+    exceptions_by_option = exceptions()
+    assert raising == exceptions_by_option.get("round" if option == "seed" else option, set())
 
 
 def test_options_that_exclude_each_other_are_listed() -> None:
     """Compare the table of the page with the constructor of `AdamW`, for every pair of options."""
     head = "| option | excludes |\n|---|---|\n"
     table = OPTIONS_PAGE.partition(head)[2].partition("\n\n")[0]
-    listed: set[frozenset[str]] = set()
+    documented: set[frozenset[str]] = set()
     for row in table.splitlines():
-        first, *others = re.findall(r"`(\w+)`", row)
-        listed |= {frozenset((first, other)) for other in others}
+        first, *partners = re.findall(r"`(\w+)`", row)
+        documented |= {frozenset((first, partner)) for partner in partners}
     raising: set[frozenset[str]] = set()
-    for pair in itertools.combinations([name for name in OURS if name not in BESIDE], 2):
-        options = {name: OURS[name] for name in pair}
+    for pair in itertools.combinations([name for name in STEP_OPTIONS if name not in REQUIRED], 2):
+        options = {name: STEP_OPTIONS[name] for name in pair}
         try:
             optim.AdamW([new_param(dtype=torch.bfloat16)], lr=0.1, **options)
         except (InvalidArgumentError, RuleError):
             raising.add(frozenset(pair))
-    assert raising == listed
+    assert raising == documented
 
 
 def laprop_decay() -> None:

@@ -1,4 +1,4 @@
-"""States with slots in 8 bits fit parameters of the same shape alone, as those with numbers do."""
+"""8-bit slots load only into parameters of the same shape."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ State = dict[str, Any]
 
 def trained(case: str, shapes: Any = (*BIG, SMALL), steps: int = 2) -> tuple[list[Any], Any]:
     make, options = CASES[case]
-    drawn = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(0)
     dtype = torch.bfloat16 if "weights" in options else torch.float32
-    params = [torch.nn.Parameter(torch.randn(x, generator=drawn).to(dtype)) for x in shapes]
+    params = [torch.nn.Parameter(torch.randn(x, generator=generator).to(dtype)) for x in shapes]
     optimizer = make(params, lr=0.01, **options)
     for _ in range(steps):
         for param in params:
-            param.grad = torch.randn(param.shape, generator=drawn).to(dtype)
+            param.grad = torch.randn(param.shape, generator=generator).to(dtype)
         optimizer.step()
     return params, optimizer
 
@@ -62,27 +62,27 @@ def through_torch_save(state: State) -> State:
 
 
 def without_shapes(state: State) -> State:
-    """Return a state as older versions have written it."""
+    """Return a state without shapes, as older versions wrote it."""
     states = {
-        key: {name: value for name, value in own.items() if name != SHAPE}
-        for key, own in state["state"].items()
+        key: {name: value for name, value in slots.items() if name != SHAPE}
+        for key, slots in state["state"].items()
     }
     return {**state, "state": states}
 
 
 def tensors_in(optimizer: Any) -> list[torch.Tensor]:
-    values = [x for own in optimizer.state.values() for x in own.values()]
+    values = [x for slots in optimizer.state.values() for x in slots.values()]
     return [x.float() for x in values if isinstance(x, torch.Tensor)]
 
 
 @by_case
-@pytest.mark.parametrize("how", [dict, copy.deepcopy, through_torch_save])
-def test_same_shapes_load_with_the_same_bits(case: str, how: Callable[[State], State]) -> None:
+@pytest.mark.parametrize("copy_state", [dict, copy.deepcopy, through_torch_save])
+def test_same_shapes_load_same_bits(case: str, copy_state: Callable[[State], State]) -> None:
     _, optimizer = trained(case)
-    _, other = trained(case, steps=1)
-    other.load_state_dict(how(optimizer.state_dict()))
-    assert_same(tensors_in(other), tensors_in(optimizer))
-    assert all(SHAPE not in own for made in (optimizer, other) for own in made.state.values())
+    _, second = trained(case, steps=1)
+    second.load_state_dict(copy_state(optimizer.state_dict()))
+    assert_same(tensors_in(second), tensors_in(optimizer))
+    assert all(SHAPE not in slots for opt in (optimizer, second) for slots in opt.state.values())
 
 
 @by_case
@@ -92,106 +92,106 @@ def test_other_shapes_are_named_and_nothing_is_loaded(
     case: str, convert: bool, shapes: list[Any]
 ) -> None:
     state = trained(case)[1].state_dict()
-    _, other = trained(case, [*shapes, SMALL], steps=1)
-    before = [x.clone() for x in tensors_in(other)]
+    _, loaded = trained(case, [*shapes, SMALL], steps=1)
+    previous = [x.clone() for x in tensors_in(loaded)]
     with pytest.raises(CheckpointMismatchError, match=r"\(64, 80\), here \(\d+,"):
-        other.load_state_dict(state, convert=convert)
-    assert_same(tensors_in(other), before)
+        loaded.load_state_dict(state, convert=convert)
+    assert_same(tensors_in(loaded), previous)
 
 
 @by_case
 def test_conversions_check_shapes(case: str) -> None:
     """Decoded slots would have the new shape."""
     state, options = trained(case)[1].state_dict(), CASES[case][1]
-    plain = {name: x for name, x in options.items() if name not in (*CODEC, *SPLIT)}
+    plain_options = {name: x for name, x in options.items() if name not in (*CODEC, *SPLIT)}
     param = torch.nn.Parameter(torch.zeros(TALL, dtype=torch.bfloat16))
-    others = [torch.nn.Parameter(torch.zeros(x, dtype=torch.bfloat16)) for x in (*BIG[1:], SMALL)]
-    other = CASES[case][0]([param, *others], lr=0.01, **plain)
+    params = [torch.nn.Parameter(torch.zeros(x, dtype=torch.bfloat16)) for x in (*BIG[1:], SMALL)]
+    second = CASES[case][0]([param, *params], lr=0.01, **plain_options)
     with pytest.raises(CheckpointMismatchError, match=r"\(64, 80\), here \(80, 64\)"):
-        other.load_state_dict(state, convert=True)
+        second.load_state_dict(state, convert=True)
 
 
 @by_case
 def test_older_states_load_with_a_warning(case: str) -> None:
     _, optimizer = trained(case)
     state = without_shapes(optimizer.state_dict())
-    _, other = trained(case, steps=1)
-    with pytest.warns(CheckpointWarning, match="does not have the shapes") as told:
-        other.load_state_dict(state)
-    assert len(told) == 1
-    assert_same(tensors_in(other), tensors_in(optimizer))
+    _, second = trained(case, steps=1)
+    with pytest.warns(CheckpointWarning, match="does not have the shapes") as records:
+        second.load_state_dict(state)
+    assert len(records) == 1
+    assert_same(tensors_in(second), tensors_in(optimizer))
 
 
 def test_as_many_elements_are_all_that_older_states_are_checked_for() -> None:
     state = without_shapes(trained("AdamW")[1].state_dict())
-    _, other = trained("AdamW", [TALL, *BIG[1:], SMALL], steps=1)
+    _, second = trained("AdamW", [TALL, *BIG[1:], SMALL], steps=1)
     with pytest.warns(CheckpointWarning, match="only the number of elements"):
-        other.load_state_dict(state)
+        second.load_state_dict(state)
 
 
 @by_case
 def test_the_number_of_elements_of_older_states_is_checked(case: str) -> None:
     state = without_shapes(trained(case)[1].state_dict())
-    _, other = trained(case, [(64, 96), *BIG[1:], SMALL], steps=1)
+    _, second = trained(case, [(64, 96), *BIG[1:], SMALL], steps=1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", CheckpointWarning)
         with pytest.raises(CheckpointMismatchError, match=r"uint8 \(\d+,\)"):
-            other.load_state_dict(state)
+            second.load_state_dict(state)
 
 
 @by_case
 def test_files_have_shapes(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     params, optimizer = trained(case)
-    again, other = trained(case, steps=1)
+    second_params, second = trained(case, steps=1)
     names = ("a", "b", "c")
-    given = [dict(zip(names, own, strict=True)) for own in (params, again)]
-    checkpoint.save(tmp_path / "new", optimizer=optimizer, variables=given[0])
-    checkpoint.restore(tmp_path / "new", optimizer=other, variables=given[1])
-    assert_same(tensors_in(other), tensors_in(optimizer))
+    variables = [dict(zip(names, tensors, strict=True)) for tensors in (params, second_params)]
+    checkpoint.save(tmp_path / "new", optimizer=optimizer, variables=variables[0])
+    checkpoint.restore(tmp_path / "new", optimizer=second, variables=variables[1])
+    assert_same(tensors_in(second), tensors_in(optimizer))
     monkeypatch.setattr(quantized_state, "_records_in", lambda *_: None)
-    checkpoint.save(tmp_path / "old", optimizer=optimizer, variables=given[0])
+    checkpoint.save(tmp_path / "old", optimizer=optimizer, variables=variables[0])
     monkeypatch.undo()
     with pytest.warns(CheckpointWarning, match=r"does not have the shapes .*'a'"):
-        checkpoint.restore(tmp_path / "old", optimizer=other, variables=given[1])
+        checkpoint.restore(tmp_path / "old", optimizer=second, variables=variables[1])
     _, transposed = trained(case, [TALL, *BIG[1:], SMALL], steps=1)
-    own = dict(zip(names, transposed.param_groups[0]["params"], strict=True))
+    named_params = dict(zip(names, transposed.param_groups[0]["params"], strict=True))
     with pytest.raises(CheckpointMismatchError):
-        checkpoint.restore(tmp_path / "new", optimizer=transposed, variables=own)
+        checkpoint.restore(tmp_path / "new", optimizer=transposed, variables=named_params)
 
 
 def test_exchanged_layers_are_named() -> None:
     state = trained("AdamW", [WIDE, TALL])[1].state_dict()
-    _, other = trained("AdamW", [TALL, WIDE])
+    _, second = trained("AdamW", [TALL, WIDE])
     with pytest.raises(CheckpointMismatchError, match=r"'0' .* here \(80, 64\).*'1' .*\(64, 80\)"):
-        other.load_state_dict(state)
+        second.load_state_dict(state)
 
 
 def test_layers_that_are_matched_by_name_may_be_in_another_order() -> None:
-    drawn = {"wide": torch.randn(WIDE), "tall": torch.randn(TALL)}
-    made: list[Any] = []
+    tensors = {"wide": torch.randn(WIDE), "tall": torch.randn(TALL)}
+    optimizers: list[Any] = []
     for names in (("wide", "tall"), ("tall", "wide")):
-        params = [(name, torch.nn.Parameter(drawn[name].clone())) for name in names]
-        made.append(tensorflow.Adam(params, state_storage="8bit"))
+        params = [(name, torch.nn.Parameter(tensors[name].clone())) for name in names]
+        optimizers.append(tensorflow.Adam(params, state_storage="8bit"))
         for _, param in params:
             param.grad = torch.ones_like(param)
-        made[-1].step()
-    made[1].load_state_dict(made[0].state_dict())
+        optimizers[-1].step()
+    optimizers[1].load_state_dict(optimizers[0].state_dict())
     states = [
         {
-            name: each.state[param]
+            name: opt.state[param]
             for name, param in zip(
-                each.param_groups[0]["param_names"], each.param_groups[0]["params"], strict=True
+                opt.param_groups[0]["param_names"], opt.param_groups[0]["params"], strict=True
             )
         }
-        for each in made
+        for opt in optimizers
     ]
-    for name in drawn:
+    for name in tensors:
         for slot, value in states[0][name].items():
             assert torch.equal(states[1][name][slot], value), (name, slot)
 
 
 @pytest.mark.parametrize(
-    ("value", "told"),
+    ("value", "message"),
     [
         (torch.tensor([64.0, 80.0]), r"float32 \(2,\), not a row of int64"),
         (torch.tensor([[64, 80]]), r"int64 \(1, 2\), not a row of int64"),
@@ -199,36 +199,36 @@ def test_layers_that_are_matched_by_name_may_be_in_another_order() -> None:
         (torch.tensor([64, 80], device="meta"), "encoded_shape"),
     ],
 )
-def test_what_is_not_a_shape_is_named(value: Any, told: str) -> None:
+def test_what_is_not_a_shape_is_named(value: Any, message: str) -> None:
     _, optimizer = trained("AdamW")
     state = optimizer.state_dict()
     state["state"][0][SHAPE] = value
-    with pytest.raises(CheckpointMismatchError, match=told):
+    with pytest.raises(CheckpointMismatchError, match=message):
         optimizer.load_state_dict(state)
 
 
 def test_a_state_in_full_precision_has_none() -> None:
     _, optimizer = trained("split and 8 bits")
     states = optim.full_precision(optimizer, masters=True)["state"]
-    assert all(SHAPE not in own for own in states.values())
-    told = optimizer.state_dict()["state"]
-    assert [SHAPE in told[key] for key in told] == [True, True, True]
-    assert [SHAPE in own for own in trained("AdamW")[1].state_dict()["state"].values()] == [
+    assert all(SHAPE not in state for state in states.values())
+    state = optimizer.state_dict()["state"]
+    assert [SHAPE in state[key] for key in state] == [True, True, True]
+    assert [SHAPE in state for state in trained("AdamW")[1].state_dict()["state"].values()] == [
         True, True, False,
     ]  # fmt: skip
 
 
 def test_states_by_the_names_of_a_module() -> None:
-    """Functions of `torch.distributed.checkpoint` send a state from name to name."""
-    made: list[Any] = []
+    """`torch.distributed.checkpoint` transfers states by parameter name."""
+    optimizers: list[Any] = []
     for seed in range(2):
         torch.manual_seed(seed)
         module = torch.nn.Linear(80, 64)
         optimizer = optim.AdamW(module.parameters(), state_storage="8bit")
         module(torch.randn(2, 80)).sum().backward()
         optimizer.step()
-        made.append((module, optimizer))
-    state = get_optimizer_state_dict(*made[0])
+        optimizers.append((module, optimizer))
+    state = get_optimizer_state_dict(*optimizers[0])
     assert state["state"]["weight"][SHAPE].tolist() == [64, 80]
-    set_optimizer_state_dict(*made[1], copy.deepcopy(state))
-    assert_same(tensors_in(made[1][1]), tensors_in(made[0][1]))
+    set_optimizer_state_dict(*optimizers[1], copy.deepcopy(state))
+    assert_same(tensors_in(optimizers[1][1]), tensors_in(optimizers[0][1]))

@@ -1,4 +1,4 @@
-"""Gradients in a few buffers: torch's numbers, one memset, and gradients that others replace."""
+"""`gradients="flat"`: equality with torch, one memset, replaced gradients."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ def model() -> torch.nn.Module:
     return torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.Tanh(), torch.nn.Linear(5, 2))
 
 
-def trained(made: Any, module: torch.nn.Module, steps: int, first: int = 0) -> list[torch.Tensor]:
+def train(opt: Any, module: torch.nn.Module, steps: int, first: int = 0) -> list[torch.Tensor]:
     for step in range(first, first + steps):
         torch.manual_seed(step)
         module(torch.randn(3, 4)).square().sum().backward()
-        made.step()
-        made.zero_grad()
+        opt.step()
+        opt.zero_grad()
     return [param.detach() for param in module.parameters()]
 
 
-def both(name: str, **options: Any) -> tuple[Any, Any, Any, Any]:
+def create_both(name: str, **options: Any) -> tuple[Any, Any, Any, Any]:
     modules = model(), model()
-    made = MAKERS[name](modules[0].parameters(), gradients="flat", **options)
-    return made, modules[0], MAKERS[name](modules[1].parameters(), **options), modules[1]
+    opt = MAKERS[name](modules[0].parameters(), gradients="flat", **options)
+    return opt, modules[0], MAKERS[name](modules[1].parameters(), **options), modules[1]
 
 
 @pytest.mark.parametrize(
@@ -45,23 +45,23 @@ def both(name: str, **options: Any) -> tuple[Any, Any, Any, Any]:
 )
 @pytest.mark.parametrize("name", MAKERS)
 def test_steps_are_those_of_other_gradients(name: str, options: dict[str, Any]) -> None:
-    made, module, other, theirs = both(name, **options)
-    assert_same(trained(made, module, 5), trained(other, theirs, 5))
+    opt, module, reference, ref_module = create_both(name, **options)
+    assert_same(train(opt, module, 5), train(reference, ref_module, 5))
 
 
 def test_a_steady_step_is_not_planned(monkeypatch: pytest.MonkeyPatch) -> None:
-    made, module, other, theirs = both("AdamW")
-    wanted = trained(other, theirs, 4)
-    trained(made, module, 2)
-    monkeypatch.setattr(type(made), "_take_step", lambda *_: pytest.fail("it was planned anew"))
-    assert_same(trained(made, module, 2, 2), wanted)
+    opt, module, reference, ref_module = create_both("AdamW")
+    expected = train(reference, ref_module, 4)
+    train(opt, module, 2)
+    monkeypatch.setattr(type(opt), "_take_step", lambda *_: pytest.fail("it was planned anew"))
+    assert_same(train(opt, module, 2, 2), expected)
 
 
 def test_gradients_stay_where_they_are_and_are_cleared_at_once() -> None:
-    made, module, *_ = both("AdamW")
+    opt, module, *_ = create_both("AdamW")
     gradients = [param.grad for param in module.parameters()]
-    assert len(made._cache.flat._buffers) == 1
-    trained(made, module, 3)
+    assert len(opt._cache.flat._buffers) == 1
+    train(opt, module, 3)
     assert all(p.grad is grad for p, grad in zip(module.parameters(), gradients, strict=True))
     assert all((grad == 0).all() for grad in gradients)
 
@@ -85,33 +85,33 @@ def _state(params: list[Any]) -> None:
 @pytest.mark.parametrize("change", [_replaced, _removed, _moved, _state])
 @pytest.mark.parametrize("name", MAKERS)
 def test_what_was_replaced_is_noticed(name: str, change: Any) -> None:
-    made, module, other, theirs = both(name)
-    trained(made, module, 3)
-    trained(other, theirs, 3)
-    for each, own in ((made, module), (other, theirs)):
+    opt, module, reference, ref_module = create_both(name)
+    train(opt, module, 3)
+    train(reference, ref_module, 3)
+    for stepped, stepped_module in ((opt, module), (reference, ref_module)):
         torch.manual_seed(9)
-        own(torch.randn(3, 4)).square().sum().backward()
-        params = list(own.parameters())
+        stepped_module(torch.randn(3, 4)).square().sum().backward()
+        params = list(stepped_module.parameters())
         change(params)
         if change is _state:
-            key = list(each.state[params[0]])[-1]
-            each.state[params[0]][key] = torch.ones_like(params[0])
-            each.param_groups[0]["lr"] = 0.5
-        each.step()
-        each.zero_grad()
-    assert_same(trained(made, module, 2, 10), trained(other, theirs, 2, 10))
+            key = list(stepped.state[params[0]])[-1]
+            stepped.state[params[0]][key] = torch.ones_like(params[0])
+            stepped.param_groups[0]["lr"] = 0.5
+        stepped.step()
+        stepped.zero_grad()
+    assert_same(train(opt, module, 2, 10), train(reference, ref_module, 2, 10))
 
 
 def test_new_groups_and_copies_are_flat() -> None:
-    made, module, *_ = both("AdamW")
-    trained(made, module, 2)
-    further = torch.nn.Parameter(torch.ones(3))
-    made.add_param_group({"params": [further]})
-    assert further.grad is not None
-    assert made._cache.flat.lie()
-    copied_module, copied = copy.deepcopy((module, made))
-    assert isinstance(copied._cache.flat, FlatGradients)
-    assert_same(trained(copied, copied_module, 2, 2), trained(made, module, 2, 2))
+    opt, module, *_ = create_both("AdamW")
+    train(opt, module, 2)
+    param = torch.nn.Parameter(torch.ones(3))
+    opt.add_param_group({"params": [param]})
+    assert param.grad is not None
+    assert opt._cache.flat.lie()
+    copied_module, copied_opt = copy.deepcopy((module, opt))
+    assert isinstance(copied_opt._cache.flat, FlatGradients)
+    assert_same(train(copied_opt, copied_module, 2, 2), train(opt, module, 2, 2))
 
 
 @pytest.mark.parametrize(
@@ -129,17 +129,17 @@ def test_what_does_not_go_together_is_refused(options: dict[str, Any], message: 
 
 @pytest.mark.parametrize("name", MAKERS)
 def test_what_is_frozen_has_no_gradient(name: str) -> None:
-    """One of 0 would have it decay, and follow its momentum."""
+    """A zero gradient would apply decay and momentum."""
     modules = model(), model()
     for module in modules:
         module[0].requires_grad_(False)
-    made = MAKERS[name](modules[0].parameters(), gradients="flat")
-    other = MAKERS[name](modules[1].parameters())
+    opt = MAKERS[name](modules[0].parameters(), gradients="flat")
+    reference = MAKERS[name](modules[1].parameters())
     assert [param.grad is None for param in modules[0].parameters()] == [True, True, False, False]
-    assert_same(trained(made, modules[0], 2), trained(other, modules[1], 2))
-    for place, is_on in ((0, True), (2, False)):
-        for module, optimizer in zip(modules, (made, other), strict=True):
-            module[place].requires_grad_(is_on)
+    assert_same(train(opt, modules[0], 2), train(reference, modules[1], 2))
+    for place, is_trained in ((0, True), (2, False)):
+        for module, optimizer in zip(modules, (opt, reference), strict=True):
+            module[place].requires_grad_(is_trained)
             optimizer.zero_grad()
-        assert_same(trained(made, modules[0], 3), trained(other, modules[1], 3))
+        assert_same(train(opt, modules[0], 3), train(reference, modules[1], 3))
     assert [param.grad is None for param in modules[0].parameters()] == [False, False, True, True]

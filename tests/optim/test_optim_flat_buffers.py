@@ -33,7 +33,7 @@ CLASSES = [
 ]
 OF_MATRICES = ("Muon", "NorMuon", "MuonH", "SOAP", "KLSOAP")
 OF_VECTORS = [name for name in CLASSES if name not in OF_MATRICES]
-OVER_ALL = ("Prodigy",)  # sums over all parameters, which one rank has
+SUMMING_RULES = ("Prodigy",)  # sums over all parameters, which one rank has
 
 
 def shrink(var: Any, grad: Any, *, learning_rate: Any, size: Any) -> tuple[Any]:
@@ -45,12 +45,9 @@ def read_size(*, size: Any) -> dict[str, Any]:
 
 
 MEASURING = Rule(
-    name="Measuring",
-    update=shrink,
-    measures={"size": variable_squares},
-    per_variable=read_size,
+    name="Measuring", update=shrink, measures={"size": variable_squares}, per_variable=read_size
 )
-OTHERS: dict[str, Make] = {
+OTHER_MAKERS: dict[str, Make] = {
     "a rule": lambda params: optim.RuleOptimizer(params, MEASURING),
     "a rule in Mixed": lambda params: optim.Mixed([{"params": params, "rule": MEASURING}]),
     "Mixed": lambda params: optim.Mixed([{"params": params, "rule": "LAMB"}]),
@@ -64,7 +61,7 @@ OTHERS: dict[str, Make] = {
     "clip_grad_value": lambda params: optim.AdamW(params, lr=0.1, clip_grad_value=0.5),
     "masters": lambda params: optim.AdamW(params, lr=0.1, masters=True),
 }
-MAKES: dict[str, Make] = {**{name: PUBLIC[name] for name in OF_VECTORS}, **OTHERS}
+MAKERS: dict[str, Make] = {**{name: PUBLIC[name] for name in OF_VECTORS}, **OTHER_MAKERS}
 
 
 def params_of(shapes: Sequence[tuple[int, ...]] = SHAPES) -> list[nn.Parameter]:
@@ -75,13 +72,13 @@ def params_of(shapes: Sequence[tuple[int, ...]] = SHAPES) -> list[nn.Parameter]:
 
 
 def give_gradients(params: Sequence[Tensor], step: int) -> None:
-    """Set gradients that change their signs and sizes, the same whether flat or apart."""
+    """Set gradients with changing signs and sizes, equal for flat and separate parameters."""
     dice = torch.Generator().manual_seed(step)
     sizes = [param.numel() for param in params]
     grad = torch.randn(sum(sizes), generator=dice) * 10.0**step
     grad[12:] *= 10
-    for param, own in zip(params, grad.split(sizes), strict=True):
-        param.grad = own.reshape(param.shape).clone()
+    for param, flat_grad in zip(params, grad.split(sizes), strict=True):
+        param.grad = flat_grad.reshape(param.shape).clone()
 
 
 def flattened(params: Sequence[Tensor]) -> nn.Parameter:
@@ -102,10 +99,13 @@ def stepped(make: Make, params: Sequence[Tensor]) -> Tensor:
 
 
 def is_elementwise(name: str, make: Make) -> bool:
-    together, apart = stepped(make, [flattened(params_of())]), stepped(make, params_of())
-    if name in OVER_ALL:
-        return torch.allclose(together, apart, rtol=1e-5)
-    return torch.equal(together, apart)
+    flat_result, separate_result = (
+        stepped(make, [flattened(params_of())]),
+        stepped(make, params_of()),
+    )
+    if name in SUMMING_RULES:
+        return torch.allclose(flat_result, separate_result, rtol=1e-5)
+    return torch.equal(flat_result, separate_result)
 
 
 def mark_fsdp(param: Any) -> None:
@@ -123,41 +123,45 @@ def mark_zero3(param: Any) -> None:
 MARKS = {"FSDP": mark_fsdp, "ZeRO-3": mark_zero3}
 
 
-@pytest.mark.parametrize("name", MAKES)
+@pytest.mark.parametrize("name", MAKERS)
 def test_rules_that_reduce_raise_and_elementwise_ones_step(name: str) -> None:
-    make = MAKES[name]
-    wanted, takes = stepped(make, [flattened(params_of())]), is_elementwise(name, make)
-    if takes and name in CLASSES and (torchs := getattr(torch.optim, name, None)) is not None:
-        plain = stepped(lambda params: torchs(params, foreach=False), [flattened(params_of())])
-        torch.testing.assert_close(plain, wanted, rtol=1e-6, atol=1e-7)
+    make = MAKERS[name]
+    expected, is_supported = stepped(make, [flattened(params_of())]), is_elementwise(name, make)
+    if (
+        is_supported
+        and name in CLASSES
+        and (torchs := getattr(torch.optim, name, None)) is not None
+    ):
+        torch_out = stepped(lambda params: torchs(params, foreach=False), [flattened(params_of())])
+        torch.testing.assert_close(torch_out, expected, rtol=1e-6, atol=1e-7)
     for mark in MARKS.values():
         for is_early in (True, False):
             flat = flattened(params_of())
-            before = flat.detach().clone()
+            previous = flat.detach().clone()
             if is_early:
                 mark(flat)
-            if is_early and not takes:
+            if is_early and not is_supported:
                 with pytest.raises(InvalidArgumentError, match="is a flat buffer of"):
                     make([flat])
                 continue
             optimizer = make([flat])
             mark(flat)
-            if not takes:
+            if not is_supported:
                 state = copy.deepcopy(optimizer.state_dict())
                 with pytest.raises(InvalidArgumentError, match="is a flat buffer of"):
                     optimizer.step()
-                assert torch.equal(flat.detach(), before)
+                assert torch.equal(flat.detach(), previous)
                 assert str(optimizer.state_dict()) == str(state)
                 continue
-            assert torch.equal(take_steps(optimizer, [flat]), wanted)
+            assert torch.equal(take_steps(optimizer, [flat]), expected)
 
 
 def test_both_kinds_of_rules_are_in_the_table() -> None:
-    kinds = {name: is_elementwise(name, make) for name, make in MAKES.items()}
+    kinds = {name: is_elementwise(name, make) for name, make in MAKERS.items()}
     elementwise = {"SGD", "AdamW", "Lion", "Prodigy", "cautious_decay", "tensorflow", "masters"}
-    assert elementwise <= {name for name, takes in kinds.items() if takes}
+    assert elementwise <= {name for name, is_supported in kinds.items() if is_supported}
     reducing = {"LAMB", "Adafactor", "SM3", "AdamH", "a rule", "trust_ratio", "sphere", "cautious"}
-    assert reducing <= {name for name, takes in kinds.items() if not takes}
+    assert reducing <= {name for name, is_supported in kinds.items() if not is_supported}
 
 
 @pytest.mark.parametrize("name", OF_MATRICES)
@@ -178,9 +182,9 @@ def replace_params(optimizer: Any) -> Tensor:
 
 
 @pytest.mark.parametrize("steps", [0, STEPS])
-@pytest.mark.parametrize("name", [*MAKES, *OF_MATRICES])
+@pytest.mark.parametrize("name", [*MAKERS, *OF_MATRICES])
 def test_parameters_that_a_flat_buffer_replaces(name: str, steps: int) -> None:
-    make = MAKES.get(name) or PUBLIC[name]
+    make = MAKERS.get(name) or PUBLIC[name]
     params = params_of(((3, 4), (5, 2)) if name in OF_MATRICES else SHAPES)
     optimizer = make(params)
     for _ in range(steps):
@@ -215,10 +219,10 @@ def with_views_of_whole_parameters(params: list[nn.Parameter]) -> Any:
 
 
 def with_plain_tensors(params: list[nn.Parameter]) -> Any:
-    plain = [param.detach().clone().ravel().requires_grad_() for param in params]
-    for own, param in zip(plain, params, strict=True):
-        own.grad = None if param.grad is None else param.grad.ravel()
-    return copy.deepcopy(optim.LAMB(plain))
+    tensors = [param.detach().clone().ravel().requires_grad_() for param in params]
+    for tensor, param in zip(tensors, params, strict=True):
+        tensor.grad = None if param.grad is None else param.grad.ravel()
+    return copy.deepcopy(optim.LAMB(tensors))
 
 
 @pytest.mark.parametrize(
@@ -230,11 +234,11 @@ def with_plain_tensors(params: list[nn.Parameter]) -> Any:
 )  # fmt: skip
 def test_whole_parameters_are_no_flat_buffers(make: Callable[[list[nn.Parameter]], Any]) -> None:
     optimizer = make(params_of())
-    own = [param for group in optimizer.param_groups for param in group["params"]]
-    before = [param.detach().clone() for param in own]
+    params = [param for group in optimizer.param_groups for param in group["params"]]
+    previous = [param.detach().clone() for param in params]
     optimizer.step()
-    for param, was in zip(own, before, strict=True):
-        assert param.grad is None or not torch.equal(param.detach(), was)
+    for param, previous_param in zip(params, previous, strict=True):
+        assert param.grad is None or not torch.equal(param.detach(), previous_param)
 
 
 def test_views_of_shards_raise_once_all_groups_are_known() -> None:
@@ -248,15 +252,15 @@ def test_views_of_shards_raise_once_all_groups_are_known() -> None:
         with pytest.raises(InvalidArgumentError, match="of FullyShardedDataParallel"):
             optim.LAMB(groups)
     optim.AdamW(params).step()
-    later = optim.LAMB(params_of())
+    opt = optim.LAMB(params_of())
     mark_fsdp(flat := flattened(params))
     with pytest.raises(InvalidArgumentError, match="of FullyShardedDataParallel"):
-        later.add_param_group({"params": [flat]})
-    assert len(later.param_groups) == 1
+        opt.add_param_group({"params": [flat]})
+    assert len(opt.param_groups) == 1
 
 
 @pytest.mark.parametrize(
-    ("make", "said"),
+    ("make", "message"),
     [
         (lambda params: optim.AdamW(params, clip_grad_norm=1.0), "gradients of all ranks"),
         (lambda params: optim.Prodigy(params), "all parameters of the model"),
@@ -270,7 +274,7 @@ def test_views_of_shards_raise_once_all_groups_are_known() -> None:
     ],
 )
 def test_sums_over_all_parameters_need_all_ranks(
-    make: Make, said: str, monkeypatch: pytest.MonkeyPatch
+    make: Make, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def flats() -> list[Any]:
         return [flattened(params_of()) for _ in range(2)]
@@ -281,20 +285,20 @@ def test_sums_over_all_parameters_need_all_ranks(
         make(params).step()  # of one rank, which has all
     monkeypatch.setattr(flat_buffers, "_has_other_ranks", lambda: True)
     for mark in MARKS.values():
-        params, marked = flats(), flats()
+        params, marked_params = flats(), flats()
         optimizer = make(params)
-        mark(marked[0])
-        with pytest.raises(InvalidArgumentError, match=said):
-            make(marked)
-        before = [param.detach().clone() for param in params]
+        mark(marked_params[0])
+        with pytest.raises(InvalidArgumentError, match=message):
+            make(marked_params)
+        previous = [param.detach().clone() for param in params]
         mark(params[0])
-        with pytest.raises(InvalidArgumentError, match=said):
+        with pytest.raises(InvalidArgumentError, match=message):
             optimizer.step()
-        assert all(map(torch.equal, before, [param.detach() for param in params]))
-    whole: Any = flats()
-    for param in whole:
+        assert all(map(torch.equal, previous, [param.detach() for param in params]))
+    params_of_rank: Any = flats()
+    for param in params_of_rank:
         param._is_flat_param, param._unpadded_unsharded_size = True, param.shape
-    make(whole).step()
+    make(params_of_rank).step()
 
 
 def test_keras_optimizers_name_flat_variables() -> None:
@@ -307,10 +311,10 @@ def test_keras_optimizers_name_flat_variables() -> None:
 
 def test_steps_of_torch_itself_raise_as_well() -> None:
     mark_fsdp(flat := flattened(params_of()))
-    optimizer = optim.Adafactor([plain := flattened(params_of())], foreach=False)
+    optimizer = optim.Adafactor([param := flattened(params_of())], foreach=False)
     optimizer.step()
     optimizer.param_groups[0]["params"] = [flat]
     plain_step = optimizer._step_of_torch
     with pytest.raises(InvalidArgumentError, match="is a flat buffer of"):
         plain_step()
-    assert not torch.equal(flat.detach(), plain.detach())
+    assert not torch.equal(flat.detach(), param.detach())

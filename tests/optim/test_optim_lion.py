@@ -1,4 +1,4 @@
-"""Lion beside the plain formula in torch's operations."""
+"""Lion compared with its formula in torch operations."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from thalweg.checkpoint.torch_adapter import TorchOptimizerAdapter
 from thalweg.optim.lion import PlainLion
 from torch_inputs import ROWS, params_of, set_grads
 
-EXACT = (0.5, 0.75)  # whose products with small whole numbers are exact
+EXACT = (0.5, 0.75)  # products with small integers are exact
 
 
-def by_hand(params: Any, means: Any, lr: float, betas: Any, decay: float) -> None:
-    """One step, in the order of operations of lion-pytorch."""
+def step_by_hand(params: Any, means: Any, lr: float, betas: Any, decay: float) -> None:
+    """Take a step with the operations of lion-pytorch, in the same order."""
     beta1, beta2 = betas
     with torch.no_grad():
         for param, mean in zip(params, means, strict=True):
@@ -32,84 +32,84 @@ def by_hand(params: Any, means: Any, lr: float, betas: Any, decay: float) -> Non
             mean.add_(param.grad * (1 - beta2))
 
 
-def courses(count: int, betas: Any, decay: float, dtype: Any = torch.float32) -> Any:
-    """The library's parameters and means after some steps, and those by hand."""
-    own, wanted = params_of(dtype), params_of(dtype)
-    made = optim.Lion(own, lr=0.01, betas=betas, weight_decay=decay)
-    means = [torch.zeros_like(param) for param in wanted]
+def train_both(count: int, betas: Any, decay: float, dtype: Any = torch.float32) -> Any:
+    """Return parameters and momenta of the library after some steps, then those by hand."""
+    weights, expected = params_of(dtype), params_of(dtype)
+    opt = optim.Lion(weights, lr=0.01, betas=betas, weight_decay=decay)
+    means = [torch.zeros_like(param) for param in expected]
     for step in range(count):
-        set_grads(own, step)
-        set_grads(wanted, step)
-        made.step()
-        by_hand(wanted, means, 0.01, betas, decay)
-    return own, [made.state[param]["exp_avg"] for param in own], wanted, means
+        set_grads(weights, step)
+        set_grads(expected, step)
+        opt.step()
+        step_by_hand(expected, means, 0.01, betas, decay)
+    return weights, [opt.state[param]["exp_avg"] for param in weights], expected, means
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("decay", [0.0, 0.1])
 @pytest.mark.parametrize("betas", [(0.9, 0.99), (0.95, 0.98), EXACT, (0.0, 0.0)])
-def test_the_bits_of_the_formula(betas: Any, decay: float, dtype: Any) -> None:
-    own, kept, wanted, means = courses(7, betas, decay, dtype)
-    assert_same([each.detach() for each in own], [each.detach() for each in wanted])
-    assert_same(kept, means)
+def test_equals_formula_bitwise(betas: Any, decay: float, dtype: Any) -> None:
+    weights, momenta, expected, means = train_both(7, betas, decay, dtype)
+    assert_same([tensor.detach() for tensor in weights], [tensor.detach() for tensor in expected])
+    assert_same(momenta, means)
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.1])
-def test_as_the_loop_in_torchs_form(decay: float) -> None:
-    """Which adds to the mean with `alpha`, and torch may round that once."""
-    own, wanted = params_of(torch.float32), params_of(torch.float32)
-    made, plain = (cls(each, lr=0.01, weight_decay=decay)
-                   for cls, each in ((optim.Lion, own), (PlainLion, wanted)))  # fmt: skip
+def test_matches_torch_style_loop(decay: float) -> None:
+    """Torch may round the addition with `alpha` only once."""
+    weights, expected = params_of(torch.float32), params_of(torch.float32)
+    opt, reference = (cls(params, lr=0.01, weight_decay=decay)
+                   for cls, params in ((optim.Lion, weights), (PlainLion, expected)))  # fmt: skip
     for step in range(7):
-        set_grads(own, step)
-        set_grads(wanted, step)
-        made.step()
-        plain.step()
-    assert_same([each.detach() for each in own], [each.detach() for each in wanted])
-    for one, other in zip(own, wanted, strict=True):
-        kept = made.state[one]["exp_avg"], plain.state[other]["exp_avg"]
-        torch.testing.assert_close(*kept, rtol=1e-6, atol=1e-8)
+        set_grads(weights, step)
+        set_grads(expected, step)
+        opt.step()
+        reference.step()
+    assert_same([tensor.detach() for tensor in weights], [tensor.detach() for tensor in expected])
+    for param, expected_param in zip(weights, expected, strict=True):
+        momenta = opt.state[param]["exp_avg"], reference.state[expected_param]["exp_avg"]
+        torch.testing.assert_close(*momenta, rtol=1e-6, atol=1e-8)
 
 
 def test_groups_and_defaults() -> None:
     first, second = params_of(torch.float32, ((3,), (4,)))
-    made = optim.Lion([{"params": [first]}, {"params": [second], "lr": 0.5, "weight_decay": 1.0}])
-    assert isinstance(made, torch.optim.Optimizer)
-    assert {n: made.param_groups[0][n] for n in ("lr", "betas", "weight_decay")} == {
+    opt = optim.Lion([{"params": [first]}, {"params": [second], "lr": 0.5, "weight_decay": 1.0}])
+    assert isinstance(opt, torch.optim.Optimizer)
+    assert {n: opt.param_groups[0][n] for n in ("lr", "betas", "weight_decay")} == {
         "lr": 1e-4, "betas": (0.9, 0.99), "weight_decay": 0.0,
     }  # fmt: skip
-    before = [first.detach().clone(), second.detach().clone()]
+    previous = [first.detach().clone(), second.detach().clone()]
     set_grads([first, second], 0)
-    made.step()
+    opt.step()
     assert first.grad is not None
     assert second.grad is not None
-    assert_same([first.detach()], [before[0] - 1e-4 * first.grad.sign()])
-    assert_same([second.detach()], [before[1] * 0.5 - 0.5 * second.grad.sign()])
+    assert_same([first.detach()], [previous[0] - 1e-4 * first.grad.sign()])
+    assert_same([second.detach()], [previous[1] * 0.5 - 0.5 * second.grad.sign()])
 
 
-@pytest.mark.parametrize("how", ["state_dict", "pickle", "file"])
-def test_saved_and_loaded(how: str, tmp_path: Any) -> None:
-    own = params_of(torch.float32)
-    made = optim.Lion(own, lr=0.01, weight_decay=0.1)
+@pytest.mark.parametrize("method", ["state_dict", "pickle", "file"])
+def test_saved_and_loaded(method: str, tmp_path: Any) -> None:
+    weights = params_of(torch.float32)
+    opt = optim.Lion(weights, lr=0.01, weight_decay=0.1)
     for step in range(3):
-        set_grads(own, step)
-        made.step()
-    copies = [param.detach().clone().requires_grad_() for param in own]
-    other = optim.Lion(copies, lr=0.01, weight_decay=0.1)
-    names = [str(index) for index in range(len(own))]
-    if how == "state_dict":
-        other.load_state_dict(copy.deepcopy(made.state_dict()))
-    elif how == "pickle":
-        other = pickle.loads(pickle.dumps(made))
-        copies = other.param_groups[0]["params"]
+        set_grads(weights, step)
+        opt.step()
+    copies = [param.detach().clone().requires_grad_() for param in weights]
+    loaded = optim.Lion(copies, lr=0.01, weight_decay=0.1)
+    names = [str(index) for index in range(len(weights))]
+    if method == "state_dict":
+        loaded.load_state_dict(copy.deepcopy(opt.state_dict()))
+    elif method == "pickle":
+        loaded = pickle.loads(pickle.dumps(opt))
+        copies = loaded.param_groups[0]["params"]
     else:
         path = tmp_path / "training"
-        checkpoint.save(path, variables=dict(zip(names, own, strict=True)), optimizer=made)
-        checkpoint.restore(path, variables=dict(zip(names, copies, strict=True)), optimizer=other)
-    for params, each in ((own, made), (copies, other)):
+        checkpoint.save(path, variables=dict(zip(names, weights, strict=True)), optimizer=opt)
+        checkpoint.restore(path, variables=dict(zip(names, copies, strict=True)), optimizer=loaded)
+    for params, stepped in ((weights, opt), (copies, loaded)):
         set_grads(params, 3)
-        each.step()
-    assert_same([each.detach() for each in own], [each.detach() for each in copies])
+        stepped.step()
+    assert_same([tensor.detach() for tensor in weights], [tensor.detach() for tensor in copies])
 
 
 @pytest.mark.parametrize(
@@ -119,28 +119,28 @@ def test_saved_and_loaded(how: str, tmp_path: Any) -> None:
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_engines_agree(options: dict[str, Any], dtype: torch.dtype) -> None:
-    both: list[Any] = []
+    results: list[Any] = []
     for engine in ("cpu", "reference"):
         with thalweg.engine(engine):
-            own = params_of(dtype)
-            made = optim.Lion(own, lr=0.01, weight_decay=0.1, **options)
+            weights = params_of(dtype)
+            opt = optim.Lion(weights, lr=0.01, weight_decay=0.1, **options)
             for step in range(5):
-                set_grads(own, step)
-                made.step()
-            both.append([each.detach() for each in own])
-    assert_same(both[0], both[1])
+                set_grads(weights, step)
+                opt.step()
+            results.append([tensor.detach() for tensor in weights])
+    assert_same(results[0], results[1])
 
 
-def test_a_gradient_that_is_no_number() -> None:
-    (own,), (wanted,) = params_of(torch.float32, ((3,),)), params_of(torch.float32, ((3,),))
-    for cls, param in ((optim.Lion, own), (PlainLion, wanted)):
+def test_nonfinite_gradient() -> None:
+    (weights,), (expected,) = params_of(torch.float32, ((3,),)), params_of(torch.float32, ((3,),))
+    for cls, param in ((optim.Lion, weights), (PlainLion, expected)):
         param.grad = torch.tensor([math.nan, math.inf, -math.inf])
         cls([param], lr=0.5).step()
-    assert_same([own.detach()], [wanted.detach()])
+    assert_same([weights.detach()], [expected.detach()])
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("options", "message"),
     [
         ({"lr": -1.0}, "Invalid learning rate: -1.0"),
         ({"betas": (1.0, 0.9)}, "Invalid beta parameter at index 0: 1.0"),
@@ -148,20 +148,20 @@ def test_a_gradient_that_is_no_number() -> None:
         ({"weight_decay": -0.1}, "Invalid weight_decay value: -0.1"),
     ],
 )
-def test_refused_by_name(given: dict[str, Any], message: str) -> None:
+def test_invalid_options_raise(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        optim.Lion(params_of(torch.float32), **given)
+        optim.Lion(params_of(torch.float32), **options)
 
 
-def test_rows_are_refused() -> None:
+def test_sparse_gradient_raises() -> None:
     for cls in (optim.Lion, PlainLion):
-        own = params_of(torch.float32, ROWS)
-        set_grads(own, 0, sparse=True)
+        weights = params_of(torch.float32, ROWS)
+        set_grads(weights, 0, sparse=True)
         with pytest.raises(RuntimeError, match="Lion does not support sparse gradients"):
-            cls(own).step()
+            cls(weights).step()
 
 
-def test_files_name_the_class_that_users_have() -> None:
+def test_title_is_the_public_class() -> None:
     assert (
         TorchOptimizerAdapter(optim.Lion([torch.zeros(1, requires_grad=True)])).title
         == "thalweg.optim.Lion"

@@ -1,4 +1,4 @@
-"""Lookahead beside a loop of torch's: every class, rows, 16 bits, files, other options."""
+"""Lookahead compared with a loop around torch: all classes, rows, 16 bits, states, options."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from thalweg.errors import CheckpointWarning
 from thalweg.optim import tensorflow
 from torch_inputs import ROWS, SHAPES, params_of, set_grads
 
-EVERY, ALPHA = 3, 0.25
-HOW: dict[str, Any] = {"lookahead": EVERY, "lookahead_alpha": ALPHA}
+PERIOD, ALPHA = 3, 0.25
+LOOKAHEAD: dict[str, Any] = {"lookahead": PERIOD, "lookahead_alpha": ALPHA}
 MOMENTUM = {"momentum": 0.9}
 CLASSES: list[tuple[str, dict[str, Any]]] = [
     ("SGD", {}),
@@ -35,7 +35,7 @@ CLASSES: list[tuple[str, dict[str, Any]]] = [
     ("ASGD", {}),
     ("Rprop", {}),
 ]
-BESIDE: list[dict[str, Any]] = [
+OTHER_OPTIONS: list[dict[str, Any]] = [
     {"clip_grad_norm": 0.5},
     {"ema_decay": 0.5},
     {"accumulate": 2},
@@ -46,87 +46,88 @@ BESIDE: list[dict[str, Any]] = [
 ]
 
 
-def params(made: Any) -> list[torch.Tensor]:
-    return [param for group in made.param_groups for param in group["params"]]
+def params(opt: Any) -> list[torch.Tensor]:
+    return [param for group in opt.param_groups for param in group["params"]]
 
 
-def values(made: Any) -> list[torch.Tensor]:
-    return [param.detach().clone() for param in params(made)]
+def values(opt: Any) -> list[torch.Tensor]:
+    return [param.detach().clone() for param in params(opt)]
 
 
-def slow(made: Any) -> list[torch.Tensor]:
-    return [made.state[param]["slow"] for param in params(made)]
+def slow(opt: Any) -> list[torch.Tensor]:
+    return [opt.state[param]["slow"] for param in params(opt)]
 
 
-def steps(made: Any, count: int, sparse: bool = False, first: int = 0) -> Any:
+def run_steps(opt: Any, count: int, sparse: bool = False, first: int = 0) -> Any:
     for step in range(first, first + count):
-        set_grads(params(made), step, sparse)
-        made.step()
-    return made
+        set_grads(params(opt), step, sparse)
+        opt.step()
+    return opt
 
 
 class ByHand:
-    """The slow weights of an optimizer of torch's kind, by hand."""
+    """Torch-style optimizer with slow weights computed by hand."""
 
-    def __init__(self, plain: Any, every: int = EVERY, alpha: float = ALPHA) -> None:
-        self.plain, self.every, self.alpha, self.count = plain, every, alpha, 0
-        self.param_groups = plain.param_groups
-        self.slow = [each.float() for each in values(plain)]
+    def __init__(self, opt: Any, period: int = PERIOD, alpha: float = ALPHA) -> None:
+        self.opt, self.period, self.alpha, self.count = opt, period, alpha, 0
+        self.param_groups = opt.param_groups
+        self.slow = [param.float() for param in values(opt)]
 
     def step(self) -> None:
-        self.plain.step()
+        self.opt.step()
         self.count += 1
-        if self.count % self.every:
+        if self.count % self.period:
             return
         with torch.no_grad():
-            for param, own in zip(params(self.plain), self.slow, strict=True):
-                own.copy_(own + self.alpha * (param - own))
-                param.copy_(own)
+            for param, slow_weight in zip(params(self.opt), self.slow, strict=True):
+                slow_weight.copy_(slow_weight + self.alpha * (param - slow_weight))
+                param.copy_(slow_weight)
 
 
 @pytest.mark.parametrize(("name", "options"), CLASSES)
-def test_as_a_loop_of_torchs(name: str, options: dict[str, Any]) -> None:
-    made = getattr(optim, name)(params_of(torch.float32), lr=0.1, **options, **HOW)
-    torchs = getattr(torch.optim, name)(params_of(torch.float32), lr=0.1, **options, foreach=False)
-    wanted = steps(ByHand(torchs), 7)
-    steps(made, 7)
-    torch.testing.assert_close(values(made), values(wanted), rtol=2e-5, atol=2e-6)
-    torch.testing.assert_close(slow(made), wanted.slow, rtol=2e-5, atol=2e-6)
+def test_matches_loop_around_torch(name: str, options: dict[str, Any]) -> None:
+    opt = getattr(optim, name)(params_of(torch.float32), lr=0.1, **options, **LOOKAHEAD)
+    torch_opt = getattr(torch.optim, name)(
+        params_of(torch.float32), lr=0.1, **options, foreach=False
+    )
+    expected = run_steps(ByHand(torch_opt), 7)
+    run_steps(opt, 7)
+    torch.testing.assert_close(values(opt), values(expected), rtol=2e-5, atol=2e-6)
+    torch.testing.assert_close(slow(opt), expected.slow, rtol=2e-5, atol=2e-6)
 
 
 @pytest.mark.parametrize("options", [{}, MOMENTUM, {"weight_decay": 0.1}])
-@pytest.mark.parametrize("every", [1, 2, 5])
-def test_the_bits_of_a_loop(every: int, options: dict[str, Any]) -> None:
-    """Over the library's own SGD; that of torch contracts products and sums."""
-    made = optim.SGD(params_of(torch.float32), lr=0.1, lookahead=every, **options)
-    wanted = ByHand(optim.SGD(params_of(torch.float32), lr=0.1, **options), every, 0.5)
+@pytest.mark.parametrize("period", [1, 2, 5])
+def test_equals_loop_bitwise(period: int, options: dict[str, Any]) -> None:
+    """Use the library's SGD, as torch fuses products and sums."""
+    opt = optim.SGD(params_of(torch.float32), lr=0.1, lookahead=period, **options)
+    expected = ByHand(optim.SGD(params_of(torch.float32), lr=0.1, **options), period, 0.5)
     for step in range(11):
-        steps(made, 1, first=step)
-        steps(wanted, 1, first=step)
-        assert_same(values(made), values(wanted))
-        assert_same(slow(made), wanted.slow)
+        run_steps(opt, 1, first=step)
+        run_steps(expected, 1, first=step)
+        assert_same(values(opt), values(expected))
+        assert_same(slow(opt), expected.slow)
 
 
-def test_the_bits_of_torchs_sgd() -> None:
-    """Where products with the rate are exact."""
-    made = optim.SGD(params_of(torch.float32), lr=0.125, lookahead=2)
-    torchs = torch.optim.SGD(params_of(torch.float32), lr=0.125, foreach=False)
-    wanted = steps(ByHand(torchs, 2, 0.5), 7)
-    assert_same(values(steps(made, 7)), values(wanted))
+def test_equals_loop_around_torch_sgd_bitwise() -> None:
+    opt = optim.SGD(params_of(torch.float32), lr=0.125, lookahead=2)
+    torch_opt = torch.optim.SGD(params_of(torch.float32), lr=0.125, foreach=False)
+    expected = run_steps(ByHand(torch_opt, 2, 0.5), 7)
+    assert_same(values(run_steps(opt, 7)), values(expected))
 
 
 @pytest.mark.parametrize("name", tensorflow.__all__)
-def test_numbers_of_tensorflow(name: str) -> None:
-    given: dict[str, Any] = {"weight_decay": 0.01} if name in ("AdamW", "MomentumW") else {}
-    made = getattr(tensorflow, name)(params_of(torch.float32), lr=0.1, **given, **HOW)
-    plain = getattr(tensorflow, name)(params_of(torch.float32), lr=0.1, **given)
-    wanted = steps(ByHand(plain), 7)
-    assert_same(values(steps(made, 7)), values(wanted))
-    assert_same(slow(made), wanted.slow)
+def test_equals_loop_around_tensorflow_classes(name: str) -> None:
+    options: dict[str, Any] = {"weight_decay": 0.01} if name in ("AdamW", "MomentumW") else {}
+    opt = getattr(tensorflow, name)(params_of(torch.float32), lr=0.1, **options, **LOOKAHEAD)
+    reference = getattr(tensorflow, name)(params_of(torch.float32), lr=0.1, **options)
+    expected = run_steps(ByHand(reference), 7)
+    assert_same(values(run_steps(opt, 7)), values(expected))
+    assert_same(slow(opt), expected.slow)
 
 
 @pytest.mark.parametrize(
-    ("kind", "options"),
+    ("cls", "options"),
     [
         (optim.SGD, {}),
         (optim.SparseAdam, {}),
@@ -135,164 +136,169 @@ def test_numbers_of_tensorflow(name: str) -> None:
         (optim.SGD, {"ema_decay": 0.5}),
     ],
 )
-def test_rows(kind: Any, options: dict[str, Any]) -> None:
-    made = steps(kind(params_of(torch.float32, ROWS), lr=0.1, **options, **HOW), 7, sparse=True)
-    plain = kind(params_of(torch.float32, ROWS), lr=0.1)
-    wanted = steps(ByHand(plain), 7, sparse=True)
-    torch.testing.assert_close(values(made), values(wanted), rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(slow(made), wanted.slow, rtol=1e-5, atol=1e-6)
+def test_sparse_rows(cls: Any, options: dict[str, Any]) -> None:
+    opt = run_steps(
+        cls(params_of(torch.float32, ROWS), lr=0.1, **options, **LOOKAHEAD), 7, sparse=True
+    )
+    reference = cls(params_of(torch.float32, ROWS), lr=0.1)
+    expected = run_steps(ByHand(reference), 7, sparse=True)
+    torch.testing.assert_close(values(opt), values(expected), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(slow(opt), expected.slow, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("sparse", [False, True])
-@pytest.mark.parametrize("kind", [optim.SGD, tensorflow.LazyAdam])
-def test_engines_agree(kind: Any, sparse: bool) -> None:
-    both: list[Any] = []
+@pytest.mark.parametrize("cls", [optim.SGD, tensorflow.LazyAdam])
+def test_engines_agree(cls: Any, sparse: bool) -> None:
+    optimizers: list[Any] = []
     for engine in ("cpu", "reference"):
         with thalweg.engine(engine):
-            both.append(steps(kind(params_of(torch.float32, ROWS), lr=0.1, **HOW), 7, sparse))
-    ours, specified = both
-    assert_same(values(ours), values(specified))
-    assert_same(slow(ours), slow(specified))
+            optimizers.append(
+                run_steps(cls(params_of(torch.float32, ROWS), lr=0.1, **LOOKAHEAD), 7, sparse)
+            )
+    native, reference = optimizers
+    assert_same(values(native), values(reference))
+    assert_same(slow(native), slow(reference))
 
 
-@pytest.mark.parametrize("options", BESIDE, ids=str)
-@pytest.mark.parametrize("kind", [optim.SGD, optim.Adam, tensorflow.Adam])
-def test_beside_others(kind: Any, options: dict[str, Any]) -> None:
-    """The steps that the same options take, and the slow weights by hand."""
+@pytest.mark.parametrize("options", OTHER_OPTIONS, ids=str)
+@pytest.mark.parametrize("cls", [optim.SGD, optim.Adam, tensorflow.Adam])
+def test_other_options(cls: Any, options: dict[str, Any]) -> None:
+    """Compare with slow weights by hand around the same options."""
     if "in_backward" in options or "gradients" in options:
-        made, plain = (
-            kind(params_of(torch.float32), lr=0.1, **own) for own in ({**options, **HOW}, HOW)
+        opt, reference = (
+            cls(params_of(torch.float32), lr=0.1, **kwargs)
+            for kwargs in ({**options, **LOOKAHEAD}, LOOKAHEAD)
         )
-        for each in (made, plain):
+        for stepped in (opt, reference):
             for step in range(7):
-                for place, param in enumerate(params(each)):
-                    (param * (step - place - 0.5)).square().sum().backward()
-                each.step()
-                each.zero_grad()
-        assert_same(values(made), values(plain))
+                for index, param in enumerate(params(stepped)):
+                    (param * (step - index - 0.5)).square().sum().backward()
+                stepped.step()
+                stepped.zero_grad()
+        assert_same(values(opt), values(reference))
         return
-    made = kind(params_of(torch.float32), lr=0.1, **options, **HOW)
-    plain = kind(params_of(torch.float32), lr=0.1, **{**options, "ema_decay": None})
-    every = EVERY * options.get("accumulate", 1)
-    wanted = steps(ByHand(plain, every), 2 * every + 1)
-    steps(made, 2 * every + 1)
-    assert_same(values(made), values(wanted))
-    assert_same(slow(made), wanted.slow)
+    opt = cls(params_of(torch.float32), lr=0.1, **options, **LOOKAHEAD)
+    reference = cls(params_of(torch.float32), lr=0.1, **{**options, "ema_decay": None})
+    period = PERIOD * options.get("accumulate", 1)
+    expected = run_steps(ByHand(reference, period), 2 * period + 1)
+    run_steps(opt, 2 * period + 1)
+    assert_same(values(opt), values(expected))
+    assert_same(slow(opt), expected.slow)
 
 
-def test_an_average_is_that_of_what_steps_return_to() -> None:
-    made = optim.SGD(params_of(torch.float32), lr=0.1, ema_decay=0.0, **HOW)
+def test_ema_averages_params_after_lookahead() -> None:
+    opt = optim.SGD(params_of(torch.float32), lr=0.1, ema_decay=0.0, **LOOKAHEAD)
     for step in range(4):
-        steps(made, 1, first=step)
-        averages = [made.state[param]["ema"] for param in params(made)]
-        torch.testing.assert_close(averages, values(made))
+        run_steps(opt, 1, first=step)
+        averages = [opt.state[param]["ema"] for param in params(opt)]
+        torch.testing.assert_close(averages, values(opt))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("masters", [False, True])
-@pytest.mark.parametrize("kind", [optim.SGD, optim.Adam, tensorflow.Adam])
-def test_16_bits(kind: Any, masters: bool, dtype: torch.dtype) -> None:
-    made = steps(kind(params_of(dtype), lr=0.1, masters=masters, **HOW), 3)
-    assert {each.dtype for each in slow(made)} == {torch.float32}
-    assert_same(values(made), [each.to(dtype) for each in slow(made)])
+@pytest.mark.parametrize("cls", [optim.SGD, optim.Adam, tensorflow.Adam])
+def test_16_bits(cls: Any, masters: bool, dtype: torch.dtype) -> None:
+    opt = run_steps(cls(params_of(dtype), lr=0.1, masters=masters, **LOOKAHEAD), 3)
+    assert {tensor.dtype for tensor in slow(opt)} == {torch.float32}
+    assert_same(values(opt), [tensor.to(dtype) for tensor in slow(opt)])
     if masters:
-        assert_same([made.state[param]["master"] for param in params(made)], slow(made))
-        wide = [param.float().requires_grad_() for param in values(kind(params_of(dtype), lr=0.1))]
-        plain = ByHand(kind(wide, lr=0.1))
+        assert_same([opt.state[param]["master"] for param in params(opt)], slow(opt))
+        wide = [param.float().requires_grad_() for param in values(cls(params_of(dtype), lr=0.1))]
+        reference = ByHand(cls(wide, lr=0.1))
         for step in range(3):
-            own = params_of(dtype)
-            set_grads(own, step)
-            for param, narrow in zip(wide, own, strict=True):
-                param.grad = narrow.grad.float() if narrow.grad is not None else None
-            plain.step()
-        assert_same(slow(made), plain.slow)
+            low_params = params_of(dtype)
+            set_grads(low_params, step)
+            for param, low_param in zip(wide, low_params, strict=True):
+                param.grad = low_param.grad.float() if low_param.grad is not None else None
+            reference.step()
+        assert_same(slow(opt), reference.slow)
 
 
-def test_a_parameter_counts_its_own_steps() -> None:
-    made = optim.SGD(params_of(torch.float32, ((3,), (4,))), lr=0.1, lookahead=2)
-    first, second = params(made)
-    began = second.detach().clone()
+def test_steps_are_counted_per_param() -> None:
+    opt = optim.SGD(params_of(torch.float32, ((3,), (4,))), lr=0.1, lookahead=2)
+    first, second = params(opt)
+    start = second.detach().clone()
     set_grads([first], 0)
-    made.step()
+    opt.step()
     for step in (1, 2):
-        before = second.detach().clone()
+        previous = second.detach().clone()
         set_grads([first, second], step)
-        made.step()
-    assert (float(made.state[first]["step"]), float(made.state[second]["step"])) == (3, 2)
-    assert_same([made.state[second]["slow"]], [second.detach()])
+        opt.step()
+    assert (float(opt.state[first]["step"]), float(opt.state[second]["step"])) == (3, 2)
+    assert_same([opt.state[second]["slow"]], [second.detach()])
     assert second.grad is not None
-    moved = before - 0.1 * second.grad
-    torch.testing.assert_close(second.detach(), began + 0.5 * (moved - began))
-    assert not torch.equal(made.state[first]["slow"], first.detach())
+    updated = previous - 0.1 * second.grad
+    torch.testing.assert_close(second.detach(), start + 0.5 * (updated - start))
+    assert not torch.equal(opt.state[first]["slow"], first.detach())
 
 
-@pytest.mark.parametrize("every", [1, 2, 5])
-def test_steps_that_a_device_counts(every: int) -> None:
-    option = Lookahead(lookahead=every)
-    known = [option.scalars((), step)["slow_share"] for step in range(11)]
-    there = option.scalars((), torch.arange(11.0))["slow_share"]
-    assert there.tolist() == known
-    assert known == [0.0 if step % every else 0.5 for step in range(1, 12)]
+@pytest.mark.parametrize("period", [1, 2, 5])
+def test_device_step_counts(period: int) -> None:
+    option = Lookahead(lookahead=period)
+    expected = [option.scalars((), step)["slow_share"] for step in range(11)]
+    actual = option.scalars((), torch.arange(11.0))["slow_share"]
+    assert actual.tolist() == expected
+    assert expected == [0.0 if step % period else 0.5 for step in range(1, 12)]
 
 
-def test_a_step_that_is_not_taken_is_not_counted() -> None:
-    made = optim.SGD(params_of(torch.float32, ((3,),)), lr=0.1, fused_unscale=True, lookahead=2)
+def test_skipped_step_is_not_counted() -> None:
+    opt = optim.SGD(params_of(torch.float32, ((3,),)), lr=0.1, fused_unscale=True, lookahead=2)
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
     for number in (1.0, math.inf, 2.0):
-        scaler.scale((params(made)[0] * number).sum()).backward()
-        scaler.step(made)
+        scaler.scale((params(opt)[0] * number).sum()).backward()
+        scaler.step(opt)
         scaler.update()
-        made.zero_grad()
-    (param,) = params(made)
-    assert float(made.state[param]["step"]) == 2
-    assert_same([param.detach()], slow(made))
+        opt.zero_grad()
+    (param,) = params(opt)
+    assert float(opt.state[param]["step"]) == 2
+    assert_same([param.detach()], slow(opt))
 
 
 def test_in_a_compiled_graph() -> None:
-    made, other = (optim.SGD(params_of(torch.float32), lr=0.1, **HOW) for _ in range(2))
-    step = torch.compile(lambda: made.step(), backend="eager")
+    opt, reference = (optim.SGD(params_of(torch.float32), lr=0.1, **LOOKAHEAD) for _ in range(2))
+    step = torch.compile(lambda: opt.step(), backend="eager")
     for number in range(7):
-        set_grads(params(made), number)
+        set_grads(params(opt), number)
         step()
-    assert_same(values(made), values(steps(other, 7)))
-    assert_same(slow(made), slow(other))
+    assert_same(values(opt), values(run_steps(reference, 7)))
+    assert_same(slow(opt), slow(reference))
 
 
 @pytest.mark.parametrize("options", [{}, MOMENTUM])
 @pytest.mark.parametrize("name", ["SGD", "Adam", "tensorflow"])
 def test_saved_and_loaded(name: str, options: dict[str, Any]) -> None:
-    kind = tensorflow.SGD if name == "tensorflow" else getattr(optim, name)
+    cls = tensorflow.SGD if name == "tensorflow" else getattr(optim, name)
     options = {} if name == "Adam" else options
-    made = steps(kind(params_of(torch.float32), lr=0.1, **options, **HOW), 4)
-    own = [param.requires_grad_() for param in values(made)]
-    other = kind(own, lr=0.1, **options, **HOW)
-    other.load_state_dict(copy.deepcopy(made.state_dict()))
-    for each in (made, other):
-        steps(each, 4, first=4)
-    assert_same(values(made), values(other))
-    assert_same(slow(made), slow(other))
+    opt = run_steps(cls(params_of(torch.float32), lr=0.1, **options, **LOOKAHEAD), 4)
+    params_copy = [param.requires_grad_() for param in values(opt)]
+    loaded = cls(params_copy, lr=0.1, **options, **LOOKAHEAD)
+    loaded.load_state_dict(copy.deepcopy(opt.state_dict()))
+    for stepped in (opt, loaded):
+        run_steps(stepped, 4, first=4)
+    assert_same(values(opt), values(loaded))
+    assert_same(slow(opt), slow(loaded))
     if name != "tensorflow":
-        torchs = getattr(torch.optim, name)(own, lr=0.1, **options)
-        torchs.load_state_dict(copy.deepcopy(made.state_dict()))
-        steps(torchs, 1)
+        torch_opt = getattr(torch.optim, name)(params_copy, lr=0.1, **options)
+        torch_opt.load_state_dict(copy.deepcopy(opt.state_dict()))
+        run_steps(torch_opt, 1)
 
 
 @pytest.mark.parametrize(
-    ("kind", "options"), [(optim.SGD, MOMENTUM), (optim.Adam, {}), (tensorflow.Adam, {})]
+    ("cls", "options"), [(optim.SGD, MOMENTUM), (optim.Adam, {}), (tensorflow.Adam, {})]
 )
-def test_a_state_without_slow_weights(kind: Any, options: dict[str, Any]) -> None:
-    plain = steps(kind(params_of(torch.float32), lr=0.1, **options), 3)
-    own = [param.requires_grad_() for param in values(plain)]
-    made = kind(own, lr=0.1, **options, **HOW)
+def test_load_of_state_without_slow_weights(cls: Any, options: dict[str, Any]) -> None:
+    source = run_steps(cls(params_of(torch.float32), lr=0.1, **options), 3)
+    params_copy = [param.requires_grad_() for param in values(source)]
+    opt = cls(params_copy, lr=0.1, **options, **LOOKAHEAD)
     with pytest.warns(CheckpointWarning, match="has no 'slow', which begins at the parameters"):
-        made.load_state_dict(copy.deepcopy(plain.state_dict()))
-    wanted = steps(ByHand(plain), 3, first=3)
-    steps(made, 3, first=3)
-    assert_same(values(made), values(wanted))
+        opt.load_state_dict(copy.deepcopy(source.state_dict()))
+    expected = run_steps(ByHand(source), 3, first=3)
+    run_steps(opt, 3, first=3)
+    assert_same(values(opt), values(expected))
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("options", "message"),
     [
         ({"lookahead": 0}, "lookahead must be None or a positive number of steps, not 0"),
         ({"lookahead": 2.5}, r"lookahead must be None or a positive number of steps, not 2.5"),
@@ -305,7 +311,7 @@ def test_a_state_without_slow_weights(kind: Any, options: dict[str, Any]) -> Non
         ({"lookahead_alpha": 0.25}, "lookahead_alpha=0.25 needs lookahead"),
     ],
 )
-@pytest.mark.parametrize("kind", [optim.SGD, tensorflow.Adam])
-def test_refused_by_name(kind: Any, given: dict[str, Any], message: str) -> None:
+@pytest.mark.parametrize("cls", [optim.SGD, tensorflow.Adam])
+def test_invalid_options_raise(cls: Any, options: dict[str, Any], message: str) -> None:
     with pytest.raises((ValueError, TypeError), match=message):
-        kind(params_of(torch.float32, SHAPES[:1]), lr=0.1, **given)
+        cls(params_of(torch.float32, SHAPES[:1]), lr=0.1, **options)

@@ -1,4 +1,4 @@
-"""One optimizer of several rules: what each does alone, in one step; and who chooses them."""
+"""`optim.Mixed`: several rules in one step, equal to separate optimizers; selection of rules."""
 
 from __future__ import annotations
 
@@ -47,42 +47,42 @@ def values(net: nn.Module) -> list[torch.Tensor]:
     return [param.detach().clone() for param in net.parameters()]
 
 
-def alone(net: nn.Module, groups: Any, **options: Any) -> list[Any]:
-    """An optimizer for each group."""
-    params, made = dict(net.named_parameters()), []
+def create_separate(net: nn.Module, groups: Any, **options: Any) -> list[Any]:
+    """Return one optimizer per group."""
+    params, opts = dict(net.named_parameters()), []
     for group in groups:
-        own = {k: each for k, each in group.items() if k not in ("params", "rule")}
-        named = [(name, params[name]) for name, _ in group["params"]]
-        made.append(getattr(optim, group["rule"])(named, **own, **options))
-    return made
+        group_options = {k: option for k, option in group.items() if k not in ("params", "rule")}
+        params_of_group = [(name, params[name]) for name, _ in group["params"]]
+        opts.append(getattr(optim, group["rule"])(params_of_group, **group_options, **options))
+    return opts
 
 
-def check_as_alone(rules: Any, sparse: bool = False, **options: Any) -> None:
-    one, other = model(sparse), model(sparse)
-    groups = optim.groups(one, rules=rules)
-    together, apart = optim.Mixed(groups, **options), alone(other, groups, **options)
+def check_against_separate(rules: Any, sparse: bool = False, **options: Any) -> None:
+    net, ref_net = model(sparse), model(sparse)
+    groups = optim.groups(net, rules=rules)
+    mixed, references = optim.Mixed(groups, **options), create_separate(ref_net, groups, **options)
     for step in range(5):
-        for net in (one, other):
-            backward(net, step)
-        together.step()
-        for each in apart:
-            each.step()
-    assert_same(values(one), values(other))
-    assert not all(map(torch.equal, values(one), values(model())))
-    for group, each in zip(together.param_groups, apart, strict=True):
-        (own,) = each.param_groups
-        for param, its in zip(group["params"], own["params"], strict=True):
-            kept, wanted = together.state[param], each.state[its]
-            assert kept.keys() == wanted.keys()
-            for name in wanted:
-                torch.testing.assert_close(kept[name], wanted[name], rtol=0, atol=0)
+        for stepped in (net, ref_net):
+            backward(stepped, step)
+        mixed.step()
+        for reference in references:
+            reference.step()
+    assert_same(values(net), values(ref_net))
+    assert not all(map(torch.equal, values(net), values(model())))
+    for group, reference in zip(mixed.param_groups, references, strict=True):
+        (ref_group,) = reference.param_groups
+        for param, ref_param in zip(group["params"], ref_group["params"], strict=True):
+            state, expected = mixed.state[param], reference.state[ref_param]
+            assert state.keys() == expected.keys()
+            for name in expected:
+                torch.testing.assert_close(state[name], expected[name], rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_each_rule_beside_another(kind: str) -> None:
-    of_matrices = getattr(optim, kind)._of_matrices
-    other = "Adam" if kind != "Adam" else "Lion"
-    check_as_alone({"1.weight" if of_matrices else "1": kind, ...: other})
+@pytest.mark.parametrize("rule", KINDS)
+def test_each_rule_with_another(rule: str) -> None:
+    of_matrices = getattr(optim, rule)._of_matrices
+    second_rule = "Adam" if rule != "Adam" else "Lion"
+    check_against_separate({"1.weight" if of_matrices else "1": rule, ...: second_rule})
 
 
 @pytest.mark.parametrize(
@@ -97,134 +97,134 @@ def test_each_rule_beside_another(kind: str) -> None:
     ],
     ids=str,
 )
-def test_options_are_of_all_groups(options: Any) -> None:
-    check_as_alone(RULES, **options)
+def test_options_apply_to_all_groups(options: Any) -> None:
+    check_against_separate(RULES, **options)
 
 
-def test_rows_beside_dense_gradients() -> None:
-    check_as_alone({"0.weight": "SparseAdam", ...: "AdamW"}, sparse=True)
+def test_sparse_and_dense_gradients() -> None:
+    check_against_separate({"0.weight": "SparseAdam", ...: "AdamW"}, sparse=True)
     net = model(sparse=True)
-    made = optim.Mixed(optim.groups(net, rules={...: "Lion"}))
-    before = values(net)
+    opt = optim.Mixed(optim.groups(net, rules={...: "Lion"}))
+    previous = values(net)
     backward(net)
     with pytest.raises(RuntimeError, match="Lion does not support sparse gradients"):
-        made.step()
-    assert_same(values(net), before)
+        opt.step()
+    assert_same(values(net), previous)
 
 
 def test_one_norm_clips_all_groups() -> None:
-    one, other = model(), model()
-    groups = optim.groups(one, rules=RULES)
-    together, apart = optim.Mixed(groups, clip_grad_norm=0.5), alone(other, groups)
+    net, ref_net = model(), model()
+    groups = optim.groups(net, rules=RULES)
+    mixed, references = optim.Mixed(groups, clip_grad_norm=0.5), create_separate(ref_net, groups)
     for step in range(3):
-        for net in (one, other):
-            backward(net, step)
-        together.step()
-        norm = nn.utils.clip_grad_norm_(other.parameters(), 0.5)
-        for each in apart:
-            each.step()
-        torch.testing.assert_close(together.last_step.grad_norm, norm.item())
-    torch.testing.assert_close(values(one), values(other))
-    assert together.last_step.count == 3
+        for stepped in (net, ref_net):
+            backward(stepped, step)
+        mixed.step()
+        norm = nn.utils.clip_grad_norm_(ref_net.parameters(), 0.5)
+        for reference in references:
+            reference.step()
+        torch.testing.assert_close(mixed.last_step.grad_norm, norm.item())
+    torch.testing.assert_close(values(net), values(ref_net))
+    assert mixed.last_step.count == 3
 
 
-def test_a_step_that_fails_updates_no_group() -> None:
+def test_failed_step_changes_nothing() -> None:
     net = model()
-    made = optim.Mixed(optim.groups(net, rules=RULES))
+    opt = optim.Mixed(optim.groups(net, rules=RULES))
     backward(net)
-    made.step()
-    before, state = values(net), copy.deepcopy(made.state_dict())
+    opt.step()
+    previous, state = values(net), copy.deepcopy(opt.state_dict())
     backward(net)
-    last = list(net.parameters())[-1]
-    made.state[last]["exp_avg"] = torch.zeros(2)
+    last_param = list(net.parameters())[-1]
+    opt.state[last_param]["exp_avg"] = torch.zeros(2)
     with pytest.raises((ValueError, RuntimeError), match="its slot has shape"):
-        made.step()
-    assert_same(values(net), before)
-    made.load_state_dict(state)
-    made.step()
-    assert made.last_step.taken
+        opt.step()
+    assert_same(values(net), previous)
+    opt.load_state_dict(state)
+    opt.step()
+    assert opt.last_step.taken
 
 
-def test_a_state_goes_on_elsewhere() -> None:
+def test_training_continues_from_state() -> None:
     nets = [model() for _ in range(3)]
-    made = [optim.Mixed(optim.groups(net, rules=RULES)) for net in nets]
+    opts = [optim.Mixed(optim.groups(net, rules=RULES)) for net in nets]
     for step in range(2):
         backward(nets[0], step)
-        made[0].step()
+        opts[0].step()
     nets[1].load_state_dict(nets[0].state_dict())
-    made[1].load_state_dict(copy.deepcopy(made[0].state_dict()))
+    opts[1].load_state_dict(copy.deepcopy(opts[0].state_dict()))
     nets[2] = copy.deepcopy(nets[0])
-    made[2] = pickle.loads(pickle.dumps((nets[0], made[0])))
-    nets[2], made[2] = made[2]
-    for net, each in zip(nets, made, strict=True):
+    opts[2] = pickle.loads(pickle.dumps((nets[0], opts[0])))
+    nets[2], opts[2] = opts[2]
+    for net, opt in zip(nets, opts, strict=True):
         backward(net, 2)
-        each.step()
+        opt.step()
     for net in nets[1:]:
         assert_same(values(net), values(nets[0]))
 
 
-def test_a_state_of_other_rules_is_refused() -> None:
-    made = [optim.Mixed(optim.groups(model(), rules={...: kind})) for kind in ("Lion", "AdamW")]
+def test_load_rejects_state_of_other_rules() -> None:
+    opts = [optim.Mixed(optim.groups(model(), rules={...: rule})) for rule in ("Lion", "AdamW")]
     with pytest.raises(CheckpointMismatchError, match="the rule of group 0 is 'Lion', here 'AdamW"):
-        made[1].load_state_dict(made[0].state_dict())
-    assert made[1].param_groups[0]["rule"] == "AdamW"
+        opts[1].load_state_dict(opts[0].state_dict())
+    assert opts[1].param_groups[0]["rule"] == "AdamW"
 
 
-def test_files(tmp_path: Any) -> None:
-    net, other = model(), model()
-    made, its = (optim.Mixed(optim.groups(each, rules=RULES)) for each in (net, other))
+def test_checkpoint(tmp_path: Any) -> None:
+    net, second_net = model(), model()
+    opt, second_opt = (optim.Mixed(optim.groups(model, rules=RULES)) for model in (net, second_net))
     backward(net)
-    made.step()
-    thalweg.checkpoint.save(tmp_path / "it", module=net, optimizer=made)
-    thalweg.checkpoint.restore(tmp_path / "it", module=other, optimizer=its)
-    for each, step in ((net, made), (other, its)):
-        backward(each)
-        step.step()
-    assert_same(values(other), values(net))
+    opt.step()
+    thalweg.checkpoint.save(tmp_path / "it", module=net, optimizer=opt)
+    thalweg.checkpoint.restore(tmp_path / "it", module=second_net, optimizer=second_opt)
+    for stepped_net, stepped_opt in ((net, opt), (second_net, second_opt)):
+        backward(stepped_net)
+        stepped_opt.step()
+    assert_same(values(second_net), values(net))
 
 
-def test_schedules_see_each_group() -> None:
+def test_schedule_sets_lr_of_all_groups() -> None:
     net = model()
-    made = optim.Mixed(optim.groups(net, rules=RULES))
-    before = [group["lr"] for group in made.param_groups]
-    schedule = torch.optim.lr_scheduler.StepLR(made, 1, 0.5)
+    opt = optim.Mixed(optim.groups(net, rules=RULES))
+    previous = [group["lr"] for group in opt.param_groups]
+    schedule = torch.optim.lr_scheduler.StepLR(opt, 1, 0.5)
     backward(net)
-    made.step()
+    opt.step()
     schedule.step()
-    assert [group["lr"] for group in made.param_groups] == [each / 2 for each in before]
+    assert [group["lr"] for group in opt.param_groups] == [lr / 2 for lr in previous]
 
 
-def test_means_of_those_that_have_them() -> None:
+def test_swapped_changes_schedule_free_params() -> None:
     net = model()
-    made = optim.Mixed(optim.groups(net, rules={"1.weight": "ScheduleFreeAdamW", ...: "AdamW"}))
+    opt = optim.Mixed(optim.groups(net, rules={"1.weight": "ScheduleFreeAdamW", ...: "AdamW"}))
     for step in range(3):
         backward(net, step)
-        made.step()
-    before = values(net)
-    with made.swapped():
-        same = [bool(torch.equal(*pair)) for pair in zip(before, values(net), strict=True)]
+        opt.step()
+    previous = values(net)
+    with opt.swapped():
+        is_equal = [bool(torch.equal(*pair)) for pair in zip(previous, values(net), strict=True)]
         with pytest.raises(FailedPreconditionError, match="save it outside"):
-            made.state_dict()
-    assert same == [name != "1.weight" for name, _ in net.named_parameters()]
-    assert_same(values(net), before)
+            opt.state_dict()
+    assert is_equal == [name != "1.weight" for name, _ in net.named_parameters()]
+    assert_same(values(net), previous)
     with pytest.raises(InvalidArgumentError, match="ema_decay"):
         optim.Mixed(optim.groups(net, rules=RULES)).swapped()
 
 
-def test_a_rule_that_is_changed_is_refused() -> None:
+def test_changed_rule_raises() -> None:
     net = model()
-    made = optim.Mixed(optim.groups(net, rules={...: "Lion"}))
-    before = values(net)
+    opt = optim.Mixed(optim.groups(net, rules={...: "Lion"}))
+    previous = values(net)
     changes = (
         ("AdamW", "has no 'amsgrad'"), ("Leon", "Did you mean 'Lion'"),
         (optim.Lion, "must be a name here"),
     )  # fmt: skip
     for rule, message in changes:
-        made.param_groups[0]["rule"] = rule
+        opt.param_groups[0]["rule"] = rule
         backward(net)
         with pytest.raises((NotFoundError, InvalidArgumentError, InvalidTypeError), match=message):
-            made.step()
-    assert_same(values(net), before)
+            opt.step()
+    assert_same(values(net), previous)
 
 
 @pytest.mark.parametrize(
@@ -248,27 +248,27 @@ def test_a_rule_that_is_changed_is_refused() -> None:
     ],
     ids=str,
 )
-def test_groups_that_are_refused(group: Any, error: Any, message: str) -> None:
-    given = {"params": list(model().parameters()), **group}
+def test_invalid_groups_raise(group: Any, error: Any, message: str) -> None:
+    group_options = {"params": list(model().parameters()), **group}
     with pytest.raises(error, match=message):
-        optim.Mixed([given])
-    made = optim.Mixed([{"params": [nn.Parameter(torch.zeros(2))], "rule": "SGD"}])
+        optim.Mixed([group_options])
+    opt = optim.Mixed([{"params": [nn.Parameter(torch.zeros(2))], "rule": "SGD"}])
     with pytest.raises(error, match=message.replace("0", "1")):
-        made.add_param_group(given)
-    assert len(made.param_groups) == 1
+        opt.add_param_group(group_options)
+    assert len(opt.param_groups) == 1
 
 
-def chosen(rules: Any, net: nn.Module | None = None, **options: Any) -> dict[str, str]:
+def rules_by_name(rules: Any, net: nn.Module | None = None, **options: Any) -> dict[str, str]:
     groups = optim.groups(net or model(), rules=rules, **options)
     return {name: group["rule"] for group in groups for name, _ in group["params"]}
 
 
-def test_who_comes_first() -> None:
+def test_precedence_of_selectors() -> None:
     rules = {
         ...: "SGD", 1: "Adam", 2: "AdamW", nn.LayerNorm: "Lion", ("3.bias",): "LAMB", "3": "Adan",
         "3.weight": "NAdam", "2.bias": "RAdam",
     }  # fmt: skip
-    assert chosen(rules) == {
+    assert rules_by_name(rules) == {
         "0.weight": "AdamW", "1.weight": "AdamW", "1.bias": "Adam", "2.weight": "Lion",
         "2.bias": "RAdam", "3.weight": "NAdam", "3.bias": "Adan",
     }  # fmt: skip
@@ -297,7 +297,7 @@ def test_who_comes_first() -> None:
     ],
     ids=str,
 )  # fmt: skip
-def test_rules_that_do_not_choose_once(rules: Any, error: Any, message: str) -> None:
+def test_invalid_rules_raise(rules: Any, error: Any, message: str) -> None:
     with pytest.raises(error, match=message):
         optim.groups(model(), rules=rules)
 
@@ -305,96 +305,104 @@ def test_rules_that_do_not_choose_once(rules: Any, error: Any, message: str) -> 
 def test_decay_and_rates_of_rules() -> None:
     rules = {"1": {"rule": "AdamW", "weight_decay": 0.3, "lr": 1.0}, "0": "AdamH", ...: "AdamW"}
     groups = optim.groups(model(), rules=rules, decay=0.1, no_decay=1, lr=0.5, lr_scale={"1": 0.1})
-    found = {name: (group.get("weight_decay"), group["lr"])
+    settings = {name: (group.get("weight_decay"), group["lr"])
              for group in groups for name, _ in group["params"]}  # fmt: skip
-    assert found == {
+    assert settings == {
         "0.weight": (None, 0.5), "1.weight": (0.3, 0.1), "1.bias": (0.0, 0.1),
         "2.weight": (0.0, 0.5), "2.bias": (0.0, 0.5), "3.weight": (0.1, 0.5), "3.bias": (0.0, 0.5),
     }  # fmt: skip
     optim.Mixed(groups)
-    assert "0.weight" not in chosen({...: "SGD"}, frozen="0")
+    assert "0.weight" not in rules_by_name({...: "SGD"}, frozen="0")
 
 
-def test_rates_that_are_tensors_are_scaled_once() -> None:
+def test_tensor_lr_is_scaled_once() -> None:
     rules = {...: {"rule": "SGD", "lr": torch.tensor(0.5)}}
     groups = optim.groups(model(), rules=rules, lr_scale={"1": 0.5, "3": 0.5})
     assert [(group["lr"].item(), len(group["params"])) for group in groups] == [(0.5, 3), (0.25, 4)]
 
 
-def test_groups_with_rules_are_for_mixed() -> None:
+def test_groups_with_rules_need_mixed() -> None:
     groups = optim.groups(model(), rules={...: "Lion"})
     with pytest.raises(InvalidArgumentError, match="rules of their own are for Mixed"):
         optim.AdamW(groups)
     assert optim.Lion(groups).param_groups[0]["rule"] == "Lion"
 
 
-@pytest.mark.parametrize("kind", ["Adam", "AdamW", "SGD", "RMSprop", "NAdam", "Lion"])
-def test_a_state_of_an_older_torch(kind: str) -> None:
-    """What is filled in for the class is for a group of it."""
-    added = {"maximize", "foreach", "capturable", "differentiable", "fused", "amsgrad", "nesterov"}
-    net, other = model(), model()
-    together = optim.Mixed(optim.groups(net, rules={...: kind}))
-    alone = getattr(optim, kind)(other.parameters())
-    left: list[Any] = []
-    for each, made in ((net, together), (other, alone)):
-        backward(each)
-        made.step()
-        state = copy.deepcopy(made.state_dict())
-        for name in added:
+@pytest.mark.parametrize("rule", ["Adam", "AdamW", "SGD", "RMSprop", "NAdam", "Lion"])
+def test_load_of_state_of_older_torch(rule: str) -> None:
+    """Options missing in the state have the defaults of the group's class."""
+    option_names = {
+        "maximize",
+        "foreach",
+        "capturable",
+        "differentiable",
+        "fused",
+        "amsgrad",
+        "nesterov",
+    }
+    net, ref_net = model(), model()
+    mixed = optim.Mixed(optim.groups(net, rules={...: rule}))
+    reference = getattr(optim, rule)(ref_net.parameters())
+    remaining: list[Any] = []
+    for stepped_net, opt in ((net, mixed), (ref_net, reference)):
+        backward(stepped_net)
+        opt.step()
+        state = copy.deepcopy(opt.state_dict())
+        for name in option_names:
             state["param_groups"][0].pop(name, None)
-        made.load_state_dict(state)
-        left.append({name: made.param_groups[0].get(name) for name in added})
-        backward(each)
-        made.step()
-    assert left[0] == left[1]
-    assert_same(values(net), values(other))
+        opt.load_state_dict(state)
+        remaining.append({name: opt.param_groups[0].get(name) for name in option_names})
+        backward(stepped_net)
+        opt.step()
+    assert remaining[0] == remaining[1]
+    assert_same(values(net), values(ref_net))
 
 
 def test_betas_in_a_list() -> None:
-    made = optim.Mixed(optim.groups(model(), rules={...: {"rule": "Adan", "betas": [0.9] * 3}}))
-    assert made.param_groups[0]["betas"] == [0.9] * 3
+    opt = optim.Mixed(optim.groups(model(), rules={...: {"rule": "Adan", "betas": [0.9] * 3}}))
+    assert opt.param_groups[0]["betas"] == [0.9] * 3
 
 
-def test_a_mean_that_is_lost_is_not_evaluated() -> None:
+def test_swapped_without_mean_raises() -> None:
     net = model()
-    made = optim.ScheduleFreeSGD(net.parameters(), momentum=0.0)
+    opt = optim.ScheduleFreeSGD(net.parameters(), momentum=0.0)
     backward(net)
-    made.step()
-    with pytest.raises(InvalidArgumentError, match="lost the mean"), made.swapped():
+    opt.step()
+    with pytest.raises(InvalidArgumentError, match="lost the mean"), opt.swapped():
         pass
 
 
-def test_names_are_no_patterns() -> None:
+def test_names_are_not_patterns() -> None:
     net = nn.ParameterDict(
         {"a[0]": nn.Parameter(torch.zeros(2)), "a0": nn.Parameter(torch.zeros(2))}
     )
-    assert chosen({"a[0]": "Lion", ...: "SGD"}, net) == {"a[0]": "Lion", "a0": "SGD"}
-    assert chosen({"a[01]": "Lion", ...: "SGD"}, net) == {"a[0]": "SGD", "a0": "Lion"}
+    assert rules_by_name({"a[0]": "Lion", ...: "SGD"}, net) == {"a[0]": "Lion", "a0": "SGD"}
+    assert rules_by_name({"a[01]": "Lion", ...: "SGD"}, net) == {"a[0]": "SGD", "a0": "Lion"}
     groups = optim.groups(net, decay=0.1, no_decay="a[0]")
     assert [group["weight_decay"] for group in groups] == [0.1, 0.0]
 
 
 def test_a_tied_parameter_has_two_names() -> None:
-    assert chosen({"head.weight": "Lion", ...: "SGD"}, Tied())["embedding.weight"] == "Lion"
+    assert rules_by_name({"head.weight": "Lion", ...: "SGD"}, Tied())["embedding.weight"] == "Lion"
     assert optim.hidden_matrices(Tied(), leave="conv", allow="head.weight") == (
         "embedding.weight", "mixing.weight",
     )  # fmt: skip
 
 
-def test_what_is_frozen_is_selected_still() -> None:
+def test_frozen_params_are_selected() -> None:
     rules = {"0.weight": "Lion", ...: "SGD"}
-    assert set(chosen(rules, frozen="0").values()) == {"SGD"}
+    assert set(rules_by_name(rules, frozen="0").values()) == {"SGD"}
     with pytest.raises(InvalidArgumentError, match="selects no parameter"):
         optim.groups(nn.Flatten(), rules={...: "SGD"})
 
 
-def test_the_table_of_groups_that_were_added() -> None:
+def test_table_of_added_groups() -> None:
     groups = optim.groups(model(), rules={...: "SGD"})
     groups.append({"params": [torch.zeros(2)]})
     assert str(groups).splitlines()[-1].split()[-3:] == ["1", "2", "unnamed"]
 
 
-def test_a_model_that_names_no_output() -> None:
+def test_model_without_output_embeddings() -> None:
     net = Tied()
     net.get_output_embeddings = lambda: None
     with pytest.raises(InvalidArgumentError, match="that names a layer"):
@@ -417,7 +425,7 @@ def test_the_table() -> None:
 
 
 class Tied(nn.Module):
-    """A model with names of its input and its output, which are one."""
+    """Model with methods for input and output embeddings, which are tied."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -433,7 +441,7 @@ class Tied(nn.Module):
 
 
 class Transposed(nn.Module):
-    """A layer that nobody knows."""
+    """Layer of unknown orientation."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -457,12 +465,12 @@ def test_hidden_matrices() -> None:
 
 @pytest.mark.parametrize("layer", [nn.MultiheadAttention(4, 2), Transposed(), nn.LSTM(3, 4),
                                    nn.Conv2d(4, 4, 3, groups=2)],
-                         ids=lambda each: type(each).__name__)  # fmt: skip
-def test_layers_that_nobody_knows_are_refused(layer: nn.Module) -> None:
+                         ids=lambda layer: type(layer).__name__)  # fmt: skip
+def test_unknown_layers_raise(layer: nn.Module) -> None:
     name = next(name for name, param in layer.named_parameters() if param.dim() > 1)
     title = type(layer).__name__
     with pytest.raises(InvalidArgumentError, match=f"{name!r} of shape.* of a {title}"):
         optim.hidden_matrices(layer, output=())
-    every = [name for name, param in layer.named_parameters() if param.dim() > 1]
-    assert name in optim.hidden_matrices(layer, output=(), allow=every)
-    assert optim.hidden_matrices(layer, output=(), leave=every) in ((), ("out_proj.weight",))
+    names = [name for name, param in layer.named_parameters() if param.dim() > 1]
+    assert name in optim.hidden_matrices(layer, output=(), allow=names)
+    assert optim.hidden_matrices(layer, output=(), leave=names) in ((), ("out_proj.weight",))

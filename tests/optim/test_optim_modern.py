@@ -1,4 +1,4 @@
-"""Modern rules beside what other implementations have made of the same gradients."""
+"""Modern rules, compared with recorded results of other implementations."""
 
 from __future__ import annotations
 
@@ -27,348 +27,353 @@ from thalweg.keras.optimizers import RuleOptimizer
 from thalweg.rules.modern import MODERN_RULES
 
 GOLDENS = Path(__file__).parents[1] / "goldens" / "modern.npz"
-BOUND = 5e-6  # of the movement
-BITS = ("Lion",)  # whose operations are those of their package, one by one
+BOUND = 5e-6  # relative to the movement
+EXACT_CLASSES = ("Lion",)  # same operations as the package, in the same order
 
-IN_COMMON = ("Prodigy",)  # whose parameters have numbers in common
+SHARED_SCALARS = ("Prodigy",)  # parameters share scalars
 
-each_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-
-
-def flat(params: Any) -> Any:
-    return torch.cat([each.detach().float().ravel() for each in params])
+by_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 
 
-def is_alike(case: Case) -> Any:
-    """Of each element whether the package has the same rule for its parameter."""
+def flat_of(params: Any) -> Any:
+    return torch.cat([param.detach().float().ravel() for param in params])
+
+
+def has_same_rule(case: Case) -> Any:
+    """Return a mask of elements for which the package has the same rule."""
     params = params_of(torch.float32)
-    return torch.cat([torch.full((each.numel(),), each.dim() not in case.apart) for each in params])
+    return torch.cat(
+        [torch.full((param.numel(),), param.dim() not in case.apart) for param in params]
+    )
 
 
-def made_of(case: Case, params: Any, decay: float = 0.1, **options: Any) -> Any:
+def create(case: Case, params: Any, decay: float = 0.1, **options: Any) -> Any:
     return getattr(optim, case.cls)(params, **case.arguments(decay, for_own_class=True), **options)
 
 
 @pytest.mark.parametrize("name", TABLE)
-def test_as_the_authors_package(name: str) -> None:
+def test_matches_package_of_its_authors(name: str) -> None:
     case, decay = TABLE[name]
     start, params = params_of(torch.float32), params_of(torch.float32)
-    got = flat(train(made_of(case, params, decay), params, case.lr))
-    wanted, alike = torch.from_numpy(np.load(GOLDENS)[name]), is_alike(case)
-    if case.cls in BITS:
-        assert_same([got], [wanted])
-    movement = (wanted - flat(start))[alike].norm()
-    assert (got - wanted)[alike].norm() <= BOUND * movement
+    actual = flat_of(train(create(case, params, decay), params, case.lr))
+    expected, mask = torch.from_numpy(np.load(GOLDENS)[name]), has_same_rule(case)
+    if case.cls in EXACT_CLASSES:
+        assert_same([actual], [expected])
+    movement = (expected - flat_of(start))[mask].norm()
+    assert (actual - expected)[mask].norm() <= BOUND * movement
 
 
 @pytest.mark.parametrize("state", [torch.float32, None], ids=str)
 @pytest.mark.parametrize("name", TABLE)
-def test_parameters_of_bfloat16_are_rounded_once_a_step(name: str, state: Any) -> None:
-    """And nothing else is; a state of their own type, which is the default, costs more. An element
-    that falls to the other side moves the norm of AdamH's, and others with it.
+def test_bfloat16_params_are_rounded_once_per_step(name: str, state: Any) -> None:
+    """The default state of the parameter's dtype has a larger error. An element rounded to the
+    other side changes the norm, and with it other elements, in AdamH.
     """
     case, decay = TABLE[name]
     start, params = params_of(torch.float32), params_of(torch.bfloat16)
-    got = flat(train(made_of(case, params, decay, state_dtype=state), params, case.lr))
-    alike = is_alike(case)
-    got, wanted = got[alike], torch.from_numpy(np.load(GOLDENS)[f"{name}-bfloat16"])[alike]
-    movement = (wanted - flat(start)[alike]).norm()
-    assert (got - wanted).norm() <= (0.2 if state is None else 1e-2) * movement
+    actual = flat_of(train(create(case, params, decay, state_dtype=state), params, case.lr))
+    mask = has_same_rule(case)
+    actual, expected = actual[mask], torch.from_numpy(np.load(GOLDENS)[f"{name}-bfloat16"])[mask]
+    movement = (expected - flat_of(start)[mask]).norm()
+    assert (actual - expected).norm() <= (0.2 if state is None else 1e-2) * movement
     if state is not None and case.package.split(":")[0] not in ("formula", "timm.optim"):
-        assert_same([got], [wanted])
+        assert_same([actual], [expected])
 
 
 @pytest.mark.parametrize("rule", ["AdamH", "Mixed"])
-def test_what_begins_at_zero_has_no_sphere(rule: str, recwarn: Any) -> None:
-    zero, others, adams = torch.zeros(16, 24), params_of(torch.float32)[2:4], torch.zeros(16, 24)
+def test_zero_param_has_no_sphere(rule: str, recwarn: Any) -> None:
+    zero, params, twin = torch.zeros(16, 24), params_of(torch.float32)[2:4], torch.zeros(16, 24)
     zero.requires_grad_()
-    named = [("up.weight", others[0]), ("down.weight", zero)]
-    made = optim.AdamH(named, lr=0.01)
+    named_params = [("up.weight", params[0]), ("down.weight", zero)]
+    opt = optim.AdamH(named_params, lr=0.01)
     if rule == "Mixed":
-        made = optim.Mixed([{"params": named, "rule": "AdamH", "lr": 0.01}])
-    adam = optim.AdamWCoupled([adams.requires_grad_()], lr=0.01, weight_decay=0.0)
+        opt = optim.Mixed([{"params": named_params, "rule": "AdamH", "lr": 0.01}])
+    adam = optim.AdamWCoupled([twin.requires_grad_()], lr=0.01, weight_decay=0.0)
     for step in range(6):
-        others[0].grad, zero.grad = gradients_of(step, torch.float32)[2:4]
-        adams.grad = zero.grad
-        for each in (made, adam):
-            each.step()
+        params[0].grad, zero.grad = gradients_of(step, torch.float32)[2:4]
+        twin.grad = zero.grad
+        for stepped in (opt, adam):
+            stepped.step()
         if step == 2:
-            made.load_state_dict(copy.deepcopy(made.state_dict()))
-    said = "'down.weight' is 0 and has no sphere, so AdamH takes Adam's steps with it."
-    assert [(each.category, str(each.message)) for each in recwarn] == [(NumericsWarning, said)]
-    assert (zero - adams).norm() < 1e-6 * adams.norm()
-    assert made.state[zero]["radius"] == 0
+            opt.load_state_dict(copy.deepcopy(opt.state_dict()))
+    message = "'down.weight' is 0 and has no sphere, so AdamH takes Adam's steps with it."
+    assert [(warning.category, str(warning.message)) for warning in recwarn] == [
+        (NumericsWarning, message)
+    ]
+    assert (zero - twin).norm() < 1e-6 * twin.norm()
+    assert opt.state[zero]["radius"] == 0
     radius = params_of(torch.float32)[2].norm()
-    assert abs(made.state[others[0]]["radius"] / radius - 1) < 1e-6
-    assert abs(others[0].norm() / radius - 1) < 1e-6
+    assert abs(opt.state[params[0]]["radius"] / radius - 1) < 1e-6
+    assert abs(params[0].norm() / radius - 1) < 1e-6
 
 
-def test_a_sphere_is_that_of_the_beginning() -> None:
-    """Whatever rounding makes of the norm in between."""
+def test_radius_does_not_drift_by_rounding() -> None:
     param = torch.full((300, 5), 0.7, dtype=torch.bfloat16, requires_grad=True)
-    made, radius = optim.AdamH([param], lr=0.003), param.norm(dtype=torch.float64)
+    opt, radius = optim.AdamH([param], lr=0.003), param.norm(dtype=torch.float64)
     for step in range(60):
         param.grad = gradients_of(step, torch.bfloat16)[5]
-        made.step()
+        opt.step()
     assert abs(param.norm(dtype=torch.float64) / radius - 1) < 1e-3
 
 
-@pytest.mark.parametrize("kept", [0, 4, 64])
-def test_a_block_of_numbers_that_was_cut_is_found(kept: int) -> None:
-    """A radius lies in a block with others, of which a part may be left."""
+@pytest.mark.parametrize("size", [0, 4, 64])
+def test_truncated_radius_storage_raises(size: int) -> None:
+    """Radii lie in one block, of which a part may remain."""
     params = params_of(torch.float32)
-    made = optim.AdamH(params, lr=0.003)
+    opt = optim.AdamH(params, lr=0.003)
     for step in range(3):
         for param, grad in zip(params, gradients_of(step, torch.float32), strict=True):
             param.grad = grad
         if step == 2:
-            before = [param.detach().clone() for param in params]
-            made.state[params[0]]["radius"].untyped_storage().resize_(kept)
+            previous = [param.detach().clone() for param in params]
+            opt.state[params[0]]["radius"].untyped_storage().resize_(size)
             with pytest.raises(LayoutError, match="'radius' of"):
-                made.step()
-            assert_same([param.detach() for param in params], before)
+                opt.step()
+            assert_same([param.detach() for param in params], previous)
         else:
-            made.step()
+            opt.step()
 
 
 MEANS = [name for name in TABLE if name.startswith("ScheduleFree")]
 
 
 @pytest.mark.parametrize("name", MEANS)
-def test_swapped_parameters_are_the_authors_mean(name: str) -> None:
+def test_swapped_params_equal_mean_of_package(name: str) -> None:
     case, decay = TABLE[name]
     params = params_of(torch.float32)
-    made = made_of(case, params, decay)
-    with made.swapped():  # before there is a mean, parameters are what they are
-        assert_same([flat(params)], [flat(params_of(torch.float32))])
-    before = flat(train(made, params, case.lr))
-    wanted = torch.from_numpy(np.load(GOLDENS)[f"{name}-mean"])
-    with made.swapped():
-        movement = (wanted - flat(params_of(torch.float32))).norm()
-        assert (flat(params) - wanted).norm() <= BOUND * movement
-        assert (flat(params) - before).norm() > 1e-3 * movement
+    opt = create(case, params, decay)
+    with opt.swapped():  # without a mean, swapping changes nothing
+        assert_same([flat_of(params)], [flat_of(params_of(torch.float32))])
+    previous = flat_of(train(opt, params, case.lr))
+    expected = torch.from_numpy(np.load(GOLDENS)[f"{name}-mean"])
+    with opt.swapped():
+        movement = (expected - flat_of(params_of(torch.float32))).norm()
+        assert (flat_of(params) - expected).norm() <= BOUND * movement
+        assert (flat_of(params) - previous).norm() > 1e-3 * movement
         with pytest.raises(FailedPreconditionError, match="inside of swapped"):
-            made.step()
+            opt.step()
         with pytest.raises(FailedPreconditionError, match="save it outside"):
-            made.state_dict()
-    assert_same([flat(params)], [before])
+            opt.state_dict()
+    assert_same([flat_of(params)], [previous])
 
 
-def steps(case: Case, dtype: torch.dtype, count: int = 4, **options: Any) -> Any:
+def run_steps(case: Case, dtype: torch.dtype, count: int = 4, **options: Any) -> Any:
     params = params_of(dtype)
-    made = made_of(case, params, **options)
+    opt = create(case, params, **options)
     for step in range(count):
         for param, grad in zip(params, gradients_of(step, dtype), strict=True):
             # The last has no gradient at first, and the third has none in between.
-            own = (param is params[-1] and step == 0) or (param is params[2] and step == 2)
-            param.grad = None if own else grad
-        made.step()
-    return params, made
+            is_missing = (param is params[-1] and step == 0) or (param is params[2] and step == 2)
+            param.grad = None if is_missing else grad
+        opt.step()
+    return params, opt
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@each_case
+@by_case
 @many("options", BESIDE)
-def test_engines_agree_under_every_option(
-    case: Case, dtype: torch.dtype, options: dict[str, Any]
-) -> None:
-    both: list[Any] = []
+def test_engines_agree_on_options(case: Case, dtype: torch.dtype, options: dict[str, Any]) -> None:
+    states: list[Any] = []
     for engine in ("cpu", "reference"):
         with thalweg.engine(engine):
-            params, made = steps(case, dtype, **options)
-        own = [made.state[param] for param in params]
-        kept = [each for state in own for each in state.values() if isinstance(each, torch.Tensor)]
-        both.append([*(param.detach() for param in params), *kept])
-    assert_same(*both)
+            params, opt = run_steps(case, dtype, **options)
+        slot_dicts = [opt.state[param] for param in params]
+        slot_tensors = [
+            slot
+            for slots in slot_dicts
+            for slot in slots.values()
+            if isinstance(slot, torch.Tensor)
+        ]
+        states.append([*(param.detach() for param in params), *slot_tensors])
+    assert_same(*states)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@each_case
-def test_a_training_goes_on_from_its_state(case: Case, dtype: torch.dtype) -> None:
-    params, made = steps(case, dtype)
+@by_case
+def test_training_continues_from_state(case: Case, dtype: torch.dtype) -> None:
+    params, opt = run_steps(case, dtype)
     copies = [param.detach().clone().requires_grad_() for param in params]
-    other = made_of(case, copies)
-    other.load_state_dict(copy.deepcopy(made.state_dict()))
-    for own, each in ((params, made), (copies, other)):
-        for param, grad in zip(own, gradients_of(4, dtype), strict=True):
+    loaded = create(case, copies)
+    loaded.load_state_dict(copy.deepcopy(opt.state_dict()))
+    for stepped_params, stepped in ((params, opt), (copies, loaded)):
+        for param, grad in zip(stepped_params, gradients_of(4, dtype), strict=True):
             param.grad = grad
-        each.step()
-    assert_same([each.detach() for each in params], [each.detach() for each in copies])
+        stepped.step()
+    assert_same([param.detach() for param in params], [param.detach() for param in copies])
 
 
-@each_case
-def test_a_parameter_begins_when_it_has_a_gradient(case: Case) -> None:
-    """Whatever the others have done before."""
-    if case.cls in IN_COMMON:
+@by_case
+def test_param_starts_with_its_first_gradient(case: Case) -> None:
+    if case.cls in SHARED_SCALARS:
         pytest.skip("what others have done is in the numbers that it begins with")
-    late, alone = params_of(torch.float32)[2:4], params_of(torch.float32)[2:4]
-    made, other = made_of(case, late), made_of(case, alone[1:])
+    late, ref_params = params_of(torch.float32)[2:4], params_of(torch.float32)[2:4]
+    opt, reference = create(case, late), create(case, ref_params[1:])
     for step in range(6):
         late[0].grad, grad = gradients_of(step, torch.float32)[2:4]
         late[1].grad = grad if step >= 3 else None
-        made.step()
+        opt.step()
         if step >= 3:
-            alone[1].grad = late[1].grad
-            other.step()
-    assert_same([late[1].detach()], [alone[1].detach()])
+            ref_params[1].grad = late[1].grad
+            reference.step()
+    assert_same([late[1].detach()], [ref_params[1].detach()])
 
 
-@each_case
-def test_what_is_refused(case: Case) -> None:
+@by_case
+def test_invalid_options_and_gradients_raise(case: Case) -> None:
     params = params_of(torch.float32)
     share = (
         {"momentum": 1.0} if case.cls in ("ScheduleFreeSGD", "SM3") else {"betas": (1.0, 0.9, 0.9)}
     )
     wrong: list[dict[str, Any]] = [{"lr": -1.0}, share]
-    for given in wrong + [{"weight_decay": -0.5}] * (len(case.decays) > 1):
+    for options in wrong + [{"weight_decay": -0.5}] * (len(case.decays) > 1):
         with pytest.raises(ValueError, match="Invalid"):
-            getattr(optim, case.cls)(params, **given)
+            getattr(optim, case.cls)(params, **options)
     params[2].grad = torch.ones(24, 16).to_sparse()
     with pytest.raises(RuntimeError, match=f"{case.cls} does not support sparse gradients"):
-        made_of(case, params).step()
+        create(case, params).step()
 
 
-def test_betas_are_as_many_as_the_rule_has() -> None:
+def test_wrong_number_of_betas_raises() -> None:
     params = params_of(torch.float32)
-    made, pair = optim.Adan(params), optim.NAdamW(params_of(torch.float32))
-    assert made.param_groups[0]["betas"] == (0.98, 0.92, 0.99)
-    for each, betas in ((made, (0.9, 0.9)), (pair, (0.9, 0.9, 0.9))):
-        saved = each.state_dict()
-        saved["param_groups"][0]["betas"] = betas
+    adan, nadamw = optim.Adan(params), optim.NAdamW(params_of(torch.float32))
+    assert adan.param_groups[0]["betas"] == (0.98, 0.92, 0.99)
+    for opt, betas in ((adan, (0.9, 0.9)), (nadamw, (0.9, 0.9, 0.9))):
+        state = opt.state_dict()
+        state["param_groups"][0]["betas"] = betas
         with pytest.raises(CheckpointMismatchError, match="numbers"):
-            each.load_state_dict(saved)
+            opt.load_state_dict(state)
     for param, grad in zip(params, gradients_of(0, torch.float32), strict=True):
         param.grad = grad
-    made.param_groups[0]["betas"] = (0.9, 0.9)
+    adan.param_groups[0]["betas"] = (0.9, 0.9)
     with pytest.raises(InvalidTypeError, match="betas must be three numbers"):
-        made.step()
+        adan.step()
 
 
-def test_what_no_engine_takes_is_refused_by_name() -> None:
+def test_meta_tensors_raise() -> None:
     (param,) = params = [torch.zeros(3, device="meta", requires_grad=True)]
     param.grad = torch.zeros(3, device="meta")
     with pytest.raises(
         NotImplementedError, match="NAdamW takes steps on real tensors of the CPU"
-    ) as caught:
+    ) as error:
         optim.NAdamW(params).step()
-    assert caught.value.__notes__ == [
-        "The step was not taken: no variable and no slot has changed."
-    ]
+    assert error.value.__notes__ == ["The step was not taken: no variable and no slot has changed."]
 
 
-@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("is_native", [True, False])
 @pytest.mark.parametrize(
-    ("kind", "arguments", "name", "value"),
+    ("cls_name", "arguments", "name", "value"),
     [
         ("ScheduleFreeAdamW", {"lr": 1e20}, "weight_sum", 5e40),  # a float64
         ("ScheduleFreeSGD", {"lr": 1e20}, "weight_sum", 5e40),
         ("ASGD", {"lr": 1e38, "alpha": -1.0, "lambd": 1.0}, "eta", float("inf")),  # a float32
     ],
 )
-def test_a_number_beyond_its_type_is_infinite(
-    kind: str, arguments: Any, name: str, value: float, native: bool, monkeypatch: Any
+def test_scalar_overflows_to_infinity(
+    cls_name: str, arguments: Any, name: str, value: float, is_native: bool, monkeypatch: Any
 ) -> None:
-    monkeypatch.setenv("THALWEG_NATIVE_LOOK", str(int(native)))
+    monkeypatch.setenv("THALWEG_NATIVE_LOOK", str(int(is_native)))
     params = params_of(torch.float32)
-    made = getattr(optim, kind)(params, **arguments)
+    opt = getattr(optim, cls_name)(params, **arguments)
     for step in range(5):
         for param, grad in zip(params, gradients_of(step, torch.float32), strict=True):
             param.grad = grad
-        made.step()
-    assert made.last_step.count == 5
-    assert {made.state[param][name].item() for param in params} == {value}
+        opt.step()
+    assert opt.last_step.count == 5
+    assert {opt.state[param][name].item() for param in params} == {value}
 
 
-# Numbers of a parameter that the authors keep as Python's, each with what a step makes of it.
+# Scalars that the authors' packages keep as Python floats, with their update by a step.
 DOUBLES: dict[str, dict[str, Any]] = {
-    "ScheduleFreeAdamW": {"weight_sum": lambda now, lr: now + lr**2.0, "lr_max": max},
-    "ScheduleFreeSGD": {"weight_sum": lambda now, lr: now + lr**2.0, "lr_max": max},
-    "LaProp": {"rate_mean": lambda now, lr: now * 0.9 + (1 - 0.9) * lr},
+    "ScheduleFreeAdamW": {"weight_sum": lambda old, lr: old + lr**2.0, "lr_max": max},
+    "ScheduleFreeSGD": {"weight_sum": lambda old, lr: old + lr**2.0, "lr_max": max},
+    "LaProp": {"rate_mean": lambda old, lr: old * 0.9 + (1 - 0.9) * lr},
 }
-RATE = 2.0**-8  # which float32 holds
-MANY_STEPS = 100_000_001  # after which float32 has no bits left for another weight
+RATE = 2.0**-8  # exact in float32
+MANY_STEPS = 100_000_001  # float32 cannot add a further weight to this many
 
 
-def train_doubles(made: Any, params: Any, steps: int) -> None:
+def train_doubles(opt: Any, params: Any, steps: int) -> None:
     for _ in range(steps):
         for param in params:
             param.grad = torch.full_like(param, 0.1)
-        made.step()
+        opt.step()
 
 
-def doubles_of(made: Any, param: Any, kind: str) -> dict[str, float]:
-    found = {name: made.state[param][name] for name in DOUBLES[kind]}
-    assert {each.dtype for each in found.values()} == {torch.float64}
-    return {name: each.item() for name, each in found.items()}
+def doubles_of(opt: Any, param: Any, cls_name: str) -> dict[str, float]:
+    scalars = {name: opt.state[param][name] for name in DOUBLES[cls_name]}
+    assert {scalar.dtype for scalar in scalars.values()} == {torch.float64}
+    return {name: scalar.item() for name, scalar in scalars.items()}
 
 
-@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("is_native", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
-@pytest.mark.parametrize("kind", DOUBLES)
-def test_numbers_are_as_exact_as_the_authors(
-    kind: str, dtype: torch.dtype, native: bool, monkeypatch: Any
+@pytest.mark.parametrize("cls_name", DOUBLES)
+def test_float64_scalars_match_authors(
+    cls_name: str, dtype: torch.dtype, is_native: bool, monkeypatch: Any
 ) -> None:
-    monkeypatch.setenv("THALWEG_NATIVE_LOOK", str(int(native)))
+    monkeypatch.setenv("THALWEG_NATIVE_LOOK", str(int(is_native)))
     params, lr = [torch.nn.Parameter(torch.ones(3, 2, dtype=dtype)) for _ in range(2)], 0.003
-    made = getattr(optim, kind)(params, lr=lr)
-    train_doubles(made, params, 1)
-    wanted = {"weight_sum": MANY_STEPS * lr**2.0, "lr_max": lr, "rate_mean": lr / 3}
+    opt = getattr(optim, cls_name)(params, lr=lr)
+    train_doubles(opt, params, 1)
+    expected = {"weight_sum": MANY_STEPS * lr**2.0, "lr_max": lr, "rate_mean": lr / 3}
     for param in params:
-        for name in DOUBLES[kind]:
-            made.state[param][name].fill_(wanted[name])
+        for name in DOUBLES[cls_name]:
+            opt.state[param][name].fill_(expected[name])
     for _ in range(6):
-        train_doubles(made, params, 1)
-        wanted = {name: step(wanted[name], lr) for name, step in DOUBLES[kind].items()}
-        assert doubles_of(made, params[1], kind) == wanted
+        train_doubles(opt, params, 1)
+        expected = {name: step(expected[name], lr) for name, step in DOUBLES[cls_name].items()}
+        assert doubles_of(opt, params[1], cls_name) == expected
 
 
-def state_in_float32(made: Any) -> Any:
+def state_in_float32(opt: Any) -> Any:
     """Return a state as earlier releases wrote it, with numbers of float32."""
-    saved = copy.deepcopy(made.state_dict())
-    for own in saved["state"].values():
-        own |= {name: x.float() for name, x in own.items() if x.dtype == torch.float64}
-    return saved
+    state = copy.deepcopy(opt.state_dict())
+    for slots in state["state"].values():
+        slots |= {name: x.float() for name, x in slots.items() if x.dtype == torch.float64}
+    return state
 
 
-@pytest.mark.parametrize("kind", DOUBLES)
-@pytest.mark.parametrize("around", ["a class", "Mixed", "RuleOptimizer"])
-def test_numbers_of_earlier_states_go_on_as_doubles(kind: str, around: str) -> None:
+@pytest.mark.parametrize("cls_name", DOUBLES)
+@pytest.mark.parametrize("maker", ["a class", "Mixed", "RuleOptimizer"])
+def test_float32_scalars_load_as_float64(cls_name: str, maker: str) -> None:
     def make(params: Any) -> Any:
-        if around == "Mixed":
-            return optim.Mixed([{"params": params, "rule": kind, "lr": RATE}])
-        if around == "RuleOptimizer":
-            rule = next(rule for rule in MODERN_RULES if rule.name == kind)
+        if maker == "Mixed":
+            return optim.Mixed([{"params": params, "rule": cls_name, "lr": RATE}])
+        if maker == "RuleOptimizer":
+            rule = next(rule for rule in MODERN_RULES if rule.name == cls_name)
             return optim.RuleOptimizer(params, rule, lr=RATE)
-        return getattr(optim, kind)(params, lr=RATE)
+        return getattr(optim, cls_name)(params, lr=RATE)
 
     params = [torch.nn.Parameter(torch.ones(3, 2)) for _ in range(2)]
-    made = make(params)
-    train_doubles(made, params, 3)
-    saved = state_in_float32(made)
-    again = make(params)
-    again.load_state_dict(saved)
-    begun = {name: saved["state"][0][name].item() for name in DOUBLES[kind]}
-    assert {name: again.state[params[0]][name].item() for name in begun} == begun
-    train_doubles(again, params, 4)
-    got = doubles_of(again, params[0], kind)
-    if around != "RuleOptimizer":  # whose rates are rounded to float32, as TensorFlow's
-        wanted = begun
+    opt = make(params)
+    train_doubles(opt, params, 3)
+    state = state_in_float32(opt)
+    loaded = make(params)
+    loaded.load_state_dict(state)
+    start = {name: state["state"][0][name].item() for name in DOUBLES[cls_name]}
+    assert {name: loaded.state[params[0]][name].item() for name in start} == start
+    train_doubles(loaded, params, 4)
+    actual = doubles_of(loaded, params[0], cls_name)
+    if maker != "RuleOptimizer":  # rounds rates to float32, as TensorFlow does
+        expected = start
         for _ in range(4):
-            wanted = {name: step(wanted[name], RATE) for name, step in DOUBLES[kind].items()}
-        assert got == wanted
-    again.load_state_dict(again.state_dict())
-    assert doubles_of(again, params[0], kind) == got
+            expected = {
+                name: step(expected[name], RATE) for name, step in DOUBLES[cls_name].items()
+            }
+        assert actual == expected
+    loaded.load_state_dict(loaded.state_dict())
+    assert doubles_of(loaded, params[0], cls_name) == actual
 
 
-def test_rules_can_be_pickled() -> None:
+def test_rules_pickle() -> None:
     for rule in MODERN_RULES:
-        again = pickle.loads(pickle.dumps(rule))
-        assert (again.name, again.update) == (rule.name, rule.update)
+        unpickled = pickle.loads(pickle.dumps(rule))
+        assert (unpickled.name, unpickled.update) == (rule.name, rule.update)
         # Shapes are partial functions, which are not equal.
-        assert repr(again.slots) == repr(rule.slots)
+        assert repr(unpickled.slots) == repr(rule.slots)
 
 
-def test_configs_come_back() -> None:
+def test_config_round_trip() -> None:
     for rule in MODERN_RULES:
-        made = RuleOptimizer(rule)
-        assert RuleOptimizer.from_config(made.get_config()).rule == rule
+        opt = RuleOptimizer(rule)
+        assert RuleOptimizer.from_config(opt.get_config()).rule == rule

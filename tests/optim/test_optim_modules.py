@@ -1,4 +1,4 @@
-"""Modules of `torch.optim` under the names of this package: a search and replace is enough."""
+"""Modules of `torch.optim` under the names of this package, for search and replace."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import fresh_process
 from thalweg import optim
 from torch_inputs import CLASSES
 
-MODULES = [each.name for each in pkgutil.iter_modules(torch.optim.__path__)]
-OURS = {name.lower(): name for name in CLASSES} | {
+MODULES = [module.name for module in pkgutil.iter_modules(torch.optim.__path__)]
+CLASS_MODULES = {name.lower(): name for name in CLASSES} | {
     "sparse_adam": "SparseAdam",
     "_muon": "Muon",
     "_adafactor": "Adafactor",
 }
-del OURS["sparseadam"], OURS["adafactor"]
-TORCHS = sorted({*MODULES} - {*OURS} - {"_stateless"})  # which is new, and private
+del CLASS_MODULES["sparseadam"], CLASS_MODULES["adafactor"]
+TORCHS = sorted({*MODULES} - {*CLASS_MODULES} - {"_stateless"})  # which is new, and private
 
 
 @pytest.mark.parametrize("name", TORCHS)
@@ -30,17 +30,17 @@ def test_modules_without_a_class_of_ours_are_torchs(name: str) -> None:
     assert getattr(optim, name) is module
 
 
-@pytest.mark.parametrize("name", sorted({*OURS} & {*MODULES}))
+@pytest.mark.parametrize("name", sorted({*CLASS_MODULES} & {*MODULES}))
 def test_modules_of_a_class_have_ours_and_all_else_of_torchs(name: str) -> None:
     module = importlib.import_module(f"thalweg.optim.{name}")
-    theirs = importlib.import_module(f"torch.optim.{name}")
-    for each in vars(theirs):
-        if each.startswith("__"):
+    torch_module = importlib.import_module(f"torch.optim.{name}")
+    for key in vars(torch_module):
+        if key.startswith("__"):
             continue
-        is_ours = each in {*CLASSES, "Muon"}
-        wanted = getattr(optim, each) if is_ours else getattr(theirs, each)
-        assert getattr(module, each) is wanted, each
-    assert {*module.__all__} == {*theirs.__all__}
+        is_class = key in {*CLASSES, "Muon"}
+        expected = getattr(optim, key) if is_class else getattr(torch_module, key)
+        assert getattr(module, key) is expected, key
+    assert {*module.__all__} == {*torch_module.__all__}
     assert dir(module) == sorted(module.__all__)
     with pytest.raises(
         AttributeError, match=rf"module 'thalweg\.optim\.{name}' has no .* 'nothing'"
@@ -65,17 +65,17 @@ import torch.optim as o
 
 @pytest.mark.parametrize("statement", STATEMENTS.strip().splitlines())
 def test_statements_with_the_name_replaced_do_the_same(statement: str) -> None:
-    theirs: dict[str, object] = {}
-    ours: dict[str, object] = {}
-    exec(statement, theirs)
-    exec(statement.replace("torch.optim", "thalweg.optim"), ours)
-    assert {*theirs} - {"__builtins__", "torch"} <= {*ours}
-    for name in {*theirs} - {"__builtins__", "torch", *CLASSES, "Muon", "o", "tensorflow"}:
-        assert ours[name] is theirs[name], name
+    torch_names: dict[str, object] = {}
+    names: dict[str, object] = {}
+    exec(statement, torch_names)
+    exec(statement.replace("torch.optim", "thalweg.optim"), names)
+    assert {*torch_names} - {"__builtins__", "torch"} <= {*names}
+    for name in {*torch_names} - {"__builtins__", "torch", *CLASSES, "Muon", "o", "tensorflow"}:
+        assert names[name] is torch_names[name], name
 
 
 def test_modules_load_nothing_that_the_package_has_not_loaded() -> None:
-    names = [name for name in OURS if name not in ("_muon", "_adafactor")] + TORCHS
+    names = [name for name in CLASS_MODULES if name not in ("_muon", "_adafactor")] + TORCHS
     program = f"""
 import sys
 from thalweg import optim
@@ -85,8 +85,8 @@ for name in {names}:
 new = {{name for name in set(sys.modules) - before if not name.startswith("thalweg.optim.")}}
 assert new <= {{"torch.optim._multi_tensor"}}, new
 """
-    done = fresh_process.run(program)
-    assert done.returncode == 0, done.stderr
+    process = fresh_process.run(program)
+    assert process.returncode == 0, process.stderr
 
 
 def test_the_package_shows_its_public_names_alone() -> None:

@@ -1,4 +1,4 @@
-"""What is set is followed, or refused by name: no option is listed and ignored."""
+"""Options of groups: each one takes effect or raises."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from thalweg.optim import tensorflow
 from thalweg.optim.rule_names import KINDS
 from thalweg.optim.step_options import KEYWORDS
 
-OTHER: dict[str, Any] = {
+RENAMED_OPTIONS: dict[str, Any] = {
     "betas": (0.5, 0.75),
     "nesterov": True,
     "amsgrad": True,
@@ -33,7 +33,7 @@ TENSORFLOWS = [
     for option in inspect.signature(getattr(tensorflow, name)).parameters
     if option not in ("params", "lr", "capturable", *KEYWORDS)
 ]
-OURS: dict[str, Any] = {
+STEP_OPTIONS: dict[str, Any] = {
     "clip_grad_norm": 1e-6,
     "clip_grad_value": 0.5,
     "fused_unscale": True,
@@ -75,7 +75,7 @@ def steps(optimizer: Any) -> torch.Tensor:
 
 
 def outcome(make: Any) -> torch.Tensor | None:
-    """The parameter after some steps, or None if the option is refused."""
+    """Return the parameter after some steps, or None if the option raises."""
     try:
         return steps(make())
     except ValueError:
@@ -85,32 +85,32 @@ def outcome(make: Any) -> torch.Tensor | None:
 @pytest.mark.parametrize(("name", "option"), TENSORFLOWS)
 @pytest.mark.parametrize("momentum", [0.0, 0.5])
 def test_options_of_a_group_act_or_are_refused(name: str, option: str, momentum: float) -> None:
-    cls, beside = getattr(tensorflow, name), {}
+    cls, extras = getattr(tensorflow, name), {}
     if "momentum" in inspect.signature(cls).parameters and option != "momentum":
-        beside = {"momentum": momentum}
-    value = OTHER.get(option, 0.125)
-    wanted = steps(cls([param_of()], lr=0.1, **beside, **{option: value}))
-    plain = steps(cls([param_of()], lr=0.1, **beside))
-    in_group = outcome(lambda: cls([{"params": [param_of()], option: value}], lr=0.1, **beside))
-    assert in_group is None or torch.equal(in_group, wanted)
+        extras = {"momentum": momentum}
+    value = RENAMED_OPTIONS.get(option, 0.125)
+    expected = steps(cls([param_of()], lr=0.1, **extras, **{option: value}))
+    reference = steps(cls([param_of()], lr=0.1, **extras))
+    in_group = outcome(lambda: cls([{"params": [param_of()], option: value}], lr=0.1, **extras))
+    assert in_group is None or torch.equal(in_group, expected)
 
     def later() -> Any:
-        made = cls([param_of()], lr=0.1, **beside)
-        made.param_groups[0][option] = value
-        return made
+        opt = cls([param_of()], lr=0.1, **extras)
+        opt.param_groups[0][option] = value
+        return opt
 
     assert (in_group is None) == (outcome(later) is None)
     if option in ("nesterov", "centered", "amsgrad") or "initial" in option:
         assert in_group is None
-    assert option in ("nesterov", "amsgrad") or not torch.equal(plain, wanted)
+    assert option in ("nesterov", "amsgrad") or not torch.equal(reference, expected)
 
 
 @pytest.mark.parametrize("name", ["SGD", "RMSprop"])
 def test_a_group_has_momentum_where_all_have(name: str) -> None:
     cls = getattr(tensorflow, name)
-    wanted = steps(cls([param_of()], lr=0.1, momentum=0.0))
+    expected = steps(cls([param_of()], lr=0.1, momentum=0.0))
     got = outcome(lambda: cls([{"params": [param_of()], "momentum": 0.0}], lr=0.1, momentum=0.5))
-    assert got is None or torch.equal(got, wanted)
+    assert got is None or torch.equal(got, expected)
     assert (got is None) == (name == "RMSprop")
 
 
@@ -123,11 +123,11 @@ CLASSES = [
 @pytest.mark.parametrize(("module", "name"), CLASSES)
 def test_an_unknown_argument_is_told_by_the_name_of_the_class(module: Any, name: str) -> None:
     cls = getattr(module, name)
-    for each in (cls, type("Derived", (cls,), {})):
-        title = each.__name__ if module is tensorflow else name
-        with pytest.raises(TypeError, match="strange") as told:  # before any value is looked at
-            each([param_of()], strange=1, lr="fast", accumulate=0)
-        assert str(told.value).startswith((f"{title}.__init__() got", f"{title} takes no"))
+    for tested_cls in (cls, type("Derived", (cls,), {})):
+        title = tested_cls.__name__ if module is tensorflow else name
+        with pytest.raises(TypeError, match="strange") as error:  # before any value is looked at
+            tested_cls([param_of()], strange=1, lr="fast", accumulate=0)
+        assert str(error.value).startswith((f"{title}.__init__() got", f"{title} takes no"))
     with pytest.raises(TypeError, match=rf"^{name}\.__init__\(\) missing 1 .* 'params'$"):
         cls()
 
@@ -138,9 +138,9 @@ def test_options_of_other_classes_are_refused(option: str) -> None:
         message = f"'{option}' of group 0 is .*, which is no option of {make.__name__}"
         with pytest.raises(ValueError, match=message):
             make([{"params": [param_of()], option: 0.5}])
-        made = make([{"params": [param_of()], option: 0, "name": "mine"}])
-        steps(made)
-        assert made.param_groups[0]["name"] == "mine"
+        opt = make([{"params": [param_of()], option: 0, "name": "mine"}])
+        steps(opt)
+        assert opt.param_groups[0]["name"] == "mine"
 
 
 def test_a_group_of_another_rule_is_refused() -> None:
@@ -150,84 +150,84 @@ def test_a_group_of_another_rule_is_refused() -> None:
 
 
 def test_every_option_of_ours_is_tried() -> None:
-    assert set(OURS) == set(KEYWORDS)
+    assert set(STEP_OPTIONS) == set(KEYWORDS)
 
 
-@pytest.mark.parametrize("option", OURS)
+@pytest.mark.parametrize("option", STEP_OPTIONS)
 @pytest.mark.parametrize("face", FACES)
 def test_an_option_for_all_groups_is_none_of_one(face: str, option: str) -> None:
-    make, value = FACES[face], OURS[option]
+    make, value = FACES[face], STEP_OPTIONS[option]
     message = f"'{option}' of group {{}} is .*, but .* in the constructor"
     with pytest.raises(ValueError, match=message.format(0)):
         make([{"params": [param_of()], option: value}], lr=0.1)
-    made = make([param_of()], lr=0.1)
+    opt = make([param_of()], lr=0.1)
     with pytest.raises(ValueError, match=message.format(1)):
-        made.add_param_group({"params": [param_of()], option: value})
-    assert len(made.param_groups) == 1
-    state = copy.deepcopy(made.state_dict())
+        opt.add_param_group({"params": [param_of()], option: value})
+    assert len(opt.param_groups) == 1
+    state = copy.deepcopy(opt.state_dict())
     state["param_groups"][0][option] = value
     with pytest.raises(CheckpointMismatchError, match=f"'{option}' of group 0 .* Nothing was load"):
-        made.load_state_dict(state)
-    steps(made)
-    before = made.param_groups[0]["params"][0].detach().clone()
-    made.param_groups[0][option] = value
+        opt.load_state_dict(state)
+    steps(opt)
+    previous = opt.param_groups[0]["params"][0].detach().clone()
+    opt.param_groups[0][option] = value
     with pytest.raises(ValueError, match=message.format(0)):
-        steps(made)
-    assert_same([made.param_groups[0]["params"][0].detach()], [before])
-    del made.param_groups[0][option]
-    steps(made)
+        steps(opt)
+    assert_same([opt.param_groups[0]["params"][0].detach()], [previous])
+    del opt.param_groups[0][option]
+    steps(opt)
 
 
 @pytest.mark.parametrize("face", FACES)
 def test_what_is_on_is_shown_and_is_in_no_group(face: str) -> None:
     make = FACES[face]
     options = {"clip_grad_norm": 0.5, "ema_decay": 0.75}
-    made, plain = make([param_of()], lr=0.1, **options), make([param_of()], lr=0.1)
-    made.add_param_group({"params": [param_of()]})
+    opt, reference = make([param_of()], lr=0.1, **options), make([param_of()], lr=0.1)
+    opt.add_param_group({"params": [param_of()]})
     loaded = make([{"params": [param_of()]}, {"params": [param_of()]}], **options)
-    loaded.load_state_dict(made.state_dict())
-    for each in (made, loaded, copy.deepcopy(made), pickle.loads(pickle.dumps(made))):
-        assert "clip_grad_norm: 0.5\n    ema_decay: 0.75\n)" in repr(each)
-        assert {name: each.defaults[name] for name in options} == options
-        for group in (*each.param_groups, *each.state_dict()["param_groups"]):
-            assert set(group) == set(plain.param_groups[0])
-    assert not {*plain.defaults} & {*KEYWORDS}
-    assert "All Parameter Groups" not in repr(plain)
+    loaded.load_state_dict(opt.state_dict())
+    for copied_opt in (opt, loaded, copy.deepcopy(opt), pickle.loads(pickle.dumps(opt))):
+        assert "clip_grad_norm: 0.5\n    ema_decay: 0.75\n)" in repr(copied_opt)
+        assert {name: copied_opt.defaults[name] for name in options} == options
+        for group in (*copied_opt.param_groups, *copied_opt.state_dict()["param_groups"]):
+            assert set(group) == set(reference.param_groups[0])
+    assert not {*reference.defaults} & {*KEYWORDS}
+    assert "All Parameter Groups" not in repr(reference)
 
 
 @pytest.mark.parametrize("face", FACES)
 def test_a_group_may_say_what_the_constructor_says(face: str) -> None:
-    """As those do that a wrapper makes of its own keywords."""
+    """Wrappers put constructor keywords into groups."""
     make = FACES[face]
-    wanted = steps(make([param_of()], lr=0.1, clip_grad_norm=0.5))
-    made = make([{"params": [param_of()], "clip_grad_norm": 0.5}], lr=0.1, clip_grad_norm=0.5)
-    assert_same([steps(made)], [wanted])
-    assert "clip_grad_norm" not in made.state_dict()["param_groups"][0]
+    expected = steps(make([param_of()], lr=0.1, clip_grad_norm=0.5))
+    opt = make([{"params": [param_of()], "clip_grad_norm": 0.5}], lr=0.1, clip_grad_norm=0.5)
+    assert_same([steps(opt)], [expected])
+    assert "clip_grad_norm" not in opt.state_dict()["param_groups"][0]
 
 
 @pytest.mark.parametrize("face", FACES)
 def test_an_option_that_was_taken_away_is_missed(face: str) -> None:
-    made = FACES[face]([param_of()], lr=0.1)
-    steps(made)
-    rate = made.param_groups[0].pop("lr")
-    before = made.param_groups[0]["params"][0].detach().clone()
+    opt = FACES[face]([param_of()], lr=0.1)
+    steps(opt)
+    rate = opt.param_groups[0].pop("lr")
+    previous = opt.param_groups[0]["params"][0].detach().clone()
     with pytest.raises(KeyError, match="lr"):
-        steps(made)
-    assert_same([made.param_groups[0]["params"][0].detach()], [before])
-    made.param_groups[0]["lr"] = rate
-    steps(made)
+        steps(opt)
+    assert_same([opt.param_groups[0]["params"][0].detach()], [previous])
+    opt.param_groups[0]["lr"] = rate
+    steps(opt)
 
 
 @pytest.mark.parametrize("name", ["learning_rate", "epsilon", "beta1", "beta2"])
 def test_what_rules_call_an_option_is_the_users_in_groups_of_torch(name: str) -> None:
-    found: list[torch.Tensor] = []
+    tensors: list[torch.Tensor] = []
     for face in (torch.optim, optim):
         first = face.Adam([param_of()], lr=0.1)
         first.param_groups[0][name] = 0.5
         second = face.Adam([{"params": [param_of()], name: "mine"}], lr=0.1)
-        found += [steps(first), steps(second)]
-    for wanted, got in zip(found[:2], found[2:], strict=True):
-        torch.testing.assert_close(got, wanted, rtol=1e-6, atol=0)
+        tensors += [steps(first), steps(second)]
+    for expected, got in zip(tensors[:2], tensors[2:], strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize(
@@ -265,15 +265,15 @@ print(made.param_groups[0]["lr"])
 """
     # Not by `fresh`, whose processes have the seed of their server.
     environment = {**os.environ, "PYTHONHASHSEED": seed}
-    asked = [sys.executable, "-c", program]
-    done = subprocess.run(asked, env=environment, capture_output=True, text=True, check=False)
-    assert done.stdout.split() == ["0.5"], done.stderr
+    command = [sys.executable, "-c", program]
+    process = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert process.stdout.split() == ["0.5"], process.stderr
 
 
 def test_pickles_and_code_of_before_ask_options_by_their_keywords() -> None:
-    made = optim.Adam([torch.zeros(1, requires_grad=True)], clip_grad_norm=1.0, masters=True)
-    assert (made._around.clip_grad_norm, made._around.masters) == (1.0, True)
-    assert made._around.ema_decay is None
-    assert hash(made._around) == hash(made._around)
+    opt = optim.Adam([torch.zeros(1, requires_grad=True)], clip_grad_norm=1.0, masters=True)
+    assert (opt._around.clip_grad_norm, opt._around.masters) == (1.0, True)
+    assert opt._around.ema_decay is None
+    assert hash(opt._around) == hash(opt._around)
     with pytest.raises(AttributeError, match="no_such_option"):
-        _ = made._around.no_such_option
+        _ = opt._around.no_such_option

@@ -1,4 +1,4 @@
-"""Steps in one native call while schedules change options and gradients come and go."""
+"""Replayed steps with changing options and changing sets of gradients."""
 
 from __future__ import annotations
 
@@ -63,23 +63,23 @@ STEPS = 24
 def make(name: str, options: dict[str, Any], dtype: torch.dtype = torch.float32) -> Any:
     torch.manual_seed(0)
     shapes = [(40,), (4, 64), (), (2, 3, 4), (70,), (64,)]
-    own = [Parameter(torch.randn(shape).to(dtype)) for shape in shapes]
-    groups = [{"params": own[:2]}, {"params": own[2:], "lr": 0.02}]
-    return getattr(optim, name)(groups, lr=0.01, **options), own
+    weights = [Parameter(torch.randn(shape).to(dtype)) for shape in shapes]
+    groups = [{"params": weights[:2]}, {"params": weights[2:], "lr": 0.02}]
+    return getattr(optim, name)(groups, lr=0.01, **options), weights
 
 
 def assert_same(sides: list[Any], step: int) -> None:
-    for (what, one), (_, other) in zip(*(snapshot(*each) for each in sides), strict=True):
-        assert same(one, other), (what, step)
-        if what.startswith("step "):  # those of one plan share a block, and its counter of writes
+    for (key, actual), (_, expected) in zip(*(snapshot(*run) for run in sides), strict=True):
+        assert same(actual, expected), (key, step)
+        if key.startswith("step "):  # those of one plan share a block, and its counter of writes
             continue
-        assert getattr(one, "_version", 0) == getattr(other, "_version", 0), (what, step)
+        assert getattr(actual, "_version", 0) == getattr(expected, "_version", 0), (key, step)
 
 
 @pytest.mark.parametrize("sets", SETS)
 @pytest.mark.parametrize(
     ("name", "options"),
-    [*((name, own) for name, own in CLASSES), *(("AdamW", own) for own in OPTIONS)],
+    [*((name, kwargs) for name, kwargs in CLASSES), *(("AdamW", kwargs) for kwargs in OPTIONS)],
     ids=str,
 )
 def test_sets_of_gradients_that_change_are_one_plan(
@@ -88,10 +88,10 @@ def test_sets_of_gradients_that_change_are_one_plan(
     dtype = torch.bfloat16 if "masters" in options else torch.float32
     sides = [make(name, options, dtype) for _ in range(2)]
     for step in range(STEPS):
-        for is_twin, (opt, own) in enumerate(sides):
+        for is_twin, (opt, weights) in enumerate(sides):
             if options.get("fused_unscale"):
                 opt.found_inf, opt.grad_scale = torch.zeros(()), torch.tensor(4.0)
-            set_grads(own, step, SETS[sets](step, len(own)) if step else set())
+            set_grads(weights, step, SETS[sets](step, len(weights)) if step else set())
             if is_twin:
                 look_carefully(opt)
             opt.step()
@@ -134,7 +134,7 @@ SCHEDULES: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("around", OPTIONS[:4], ids=str)
+@pytest.mark.parametrize("extras", OPTIONS[:4], ids=str)
 @pytest.mark.parametrize(
     ("name", "options"),
     [
@@ -146,15 +146,15 @@ SCHEDULES: dict[str, Callable[[Any], Any]] = {
     ids=str,
 )
 def test_options_that_change_at_every_step_are_read_in_the_call(
-    name: str, options: dict[str, Any], around: dict[str, Any], schedule: str
+    name: str, options: dict[str, Any], extras: dict[str, Any], schedule: str
 ) -> None:
     if schedule == "OneCycleLR" and name == "Lion":
         pytest.skip("torch's OneCycleLR takes momentum or Adam's betas alone")
-    sides = [make(name, {**options, **around}) for _ in range(2)]
+    sides = [make(name, {**options, **extras}) for _ in range(2)]
     schedules = [SCHEDULES[schedule](opt) for opt, _ in sides]
     for step in range(STEPS):
-        for is_twin, (opt, own) in enumerate(sides):
-            set_grads(own, step)
+        for is_twin, (opt, weights) in enumerate(sides):
+            set_grads(weights, step)
             if is_twin:
                 look_carefully(opt)
             opt.step()
@@ -175,48 +175,48 @@ def test_options_that_change_at_every_step_are_read_in_the_call(
 def test_any_other_value_is_left_to_a_careful_step(key: str, value: Any) -> None:
     results: list[Any] = []
     for is_twin in range(2):
-        opt, own = make("AdamW", {})
+        opt, weights = make("AdamW", {})
         for step in range(6):
-            set_grads(own, step)
+            set_grads(weights, step)
             opt.step()
         if not is_twin:
             assert count_replays(opt) == 4
         opt.param_groups[0][key] = (value, 0.9) if key == "betas" else value
-        set_grads(own, 7)
+        set_grads(weights, 7)
         if is_twin:
             look_carefully(opt)
         try:
             opt.step()
             error = ""
-        except Exception as found:
-            error = f"{type(found).__name__}: {found}"
-        results.append((error, opt, own))
+        except Exception as step_error:
+            error = f"{type(step_error).__name__}: {step_error}"
+        results.append((error, opt, weights))
     assert results[0][0] == results[1][0]
-    assert_same([each[1:] for each in results], 7)
+    assert_same([outcome[1:] for outcome in results], 7)
 
 
 def test_a_parameter_with_a_first_gradient_joins_the_plan() -> None:
-    opt, own = make("AdamW", {})
+    opt, weights = make("AdamW", {})
     for step in range(10):
-        set_grads(own, step, {step % 4, 5})
+        set_grads(weights, step, {step % 4, 5})
         opt.step()
-    before = count_replays(opt)
-    assert before
-    set_grads(own, 10)
+    previous_count = count_replays(opt)
+    assert previous_count
+    set_grads(weights, 10)
     opt.step()
-    assert opt.state[own[5]]["step"] == 1
+    assert opt.state[weights[5]]["step"] == 1
     for step in range(11, 40):
-        set_grads(own, step, {step % 5})
+        set_grads(weights, step, {step % 5})
         opt.step()
-    assert opt.state[own[5]]["step"] == 30
+    assert opt.state[weights[5]]["step"] == 30
     assert count_replays(opt) > 12
 
 
 def test_a_step_without_any_gradient_changes_nothing() -> None:
     sides = [make("AdamW", {}) for _ in range(2)]
     for step in range(16):
-        for is_twin, (opt, own) in enumerate(sides):
-            set_grads(own, step, {*range(6)} if step % 5 == 4 else {step % 6})
+        for is_twin, (opt, weights) in enumerate(sides):
+            set_grads(weights, step, {*range(6)} if step % 5 == 4 else {step % 6})
             if is_twin:
                 look_carefully(opt)
             opt.step()
@@ -229,46 +229,48 @@ def test_random_changes_beside_random_sets(name: str) -> None:
         dice = random.Random(seed)
         options = dice.choice([*OPTIONS[:4], {"accumulate": 2}])
         torch.manual_seed(seed)
-        own = [Parameter(torch.randn(dice.choice(SHAPES))) for _ in range(5)]
+        weights = [Parameter(torch.randn(dice.choice(SHAPES))) for _ in range(5)]
         if name == "Mixed":
-            rules = [("AdamW", own[:3]), ("SGD", own[3:])]
-            groups = [{"params": each, "rule": rule, "lr": 0.01} for rule, each in rules]
-            return optim.Mixed(groups, **options), own
-        return getattr(optim, name)(own, lr=0.01, **options), own
+            rules = [("AdamW", weights[:3]), ("SGD", weights[3:])]
+            groups = [{"params": weights, "rule": rule, "lr": 0.01} for rule, weights in rules]
+            return optim.Mixed(groups, **options), weights
+        return getattr(optim, name)(weights, lr=0.01, **options), weights
 
     for seed in range(8):
         assert not diff(made, seed, has_sets=True)
 
 
 def test_gradients_may_be_freed_while_they_are_absent() -> None:
-    own = params(6, (64,))
-    opt = optim.AdamW(own, clip_grad_norm=1.0)
+    weights = params(6, (64,))
+    opt = optim.AdamW(weights, clip_grad_norm=1.0)
     for step in range(200):
-        set_grads(own, step, {k for k in range(6) if (step + k) % 3 == 0})
+        set_grads(weights, step, {k for k in range(6) if (step + k) % 3 == 0})
         opt.step()
     assert count_replays(opt) > 190
-    assert all(torch.isfinite(param).all() for param in own)
+    assert all(torch.isfinite(param).all() for param in weights)
 
 
-def _share_steps(opt: Any, own: list[Parameter]) -> None:
-    opt.state[own[1]]["step"] = opt.state[own[0]]["step"]
+def _share_steps(opt: Any, weights: list[Parameter]) -> None:
+    opt.state[weights[1]]["step"] = opt.state[weights[0]]["step"]
 
 
-def _widen_slot(opt: Any, own: list[Parameter]) -> None:
-    opt.state[own[0]]["exp_avg"] = opt.state[own[0]]["exp_avg"].double()
+def _widen_slot(opt: Any, weights: list[Parameter]) -> None:
+    opt.state[weights[0]]["exp_avg"] = opt.state[weights[0]]["exp_avg"].double()
 
 
-def _widen_param(opt: Any, own: list[Parameter]) -> None:
-    own[0].data = own[0].data.double()
+def _widen_param(opt: Any, weights: list[Parameter]) -> None:
+    weights[0].data = weights[0].data.double()
 
 
-def _plain_step(opt: Any, own: list[Parameter]) -> None:
-    opt.state[own[0]]["step"] = int(opt.state[own[0]]["step"])
+def _plain_step(opt: Any, weights: list[Parameter]) -> None:
+    opt.state[weights[0]]["step"] = int(opt.state[weights[0]]["step"])
 
 
 @pytest.mark.parametrize("options", OPTIONS[:4], ids=str)
 @pytest.mark.parametrize(
-    "change", [_share_steps, _widen_slot, _widen_param, _plain_step], ids=lambda each: each.__name__
+    "change",
+    [_share_steps, _widen_slot, _widen_param, _plain_step],
+    ids=lambda function: function.__name__,
 )
 def test_changes_of_parameters_without_gradients_are_seen(
     change: Callable[[Any, list[Parameter]], None], options: dict[str, Any]
@@ -276,10 +278,10 @@ def test_changes_of_parameters_without_gradients_are_seen(
     sides = [make("AdamW", options) for _ in range(2)]
     for step in range(12):
         errors: list[str] = []
-        for is_twin, (opt, own) in enumerate(sides):
-            set_grads(own, step, {0, 2 + step % 3} if step in range(2, 9) else set())
+        for is_twin, (opt, weights) in enumerate(sides):
+            set_grads(weights, step, {0, 2 + step % 3} if step in range(2, 9) else set())
             if step == 4:
-                change(opt, own)
+                change(opt, weights)
             if is_twin:
                 look_carefully(opt)
             try:
@@ -288,9 +290,9 @@ def test_changes_of_parameters_without_gradients_are_seen(
             except Exception as error:
                 errors.append(f"{type(error).__name__}: {error}")
         assert errors[0] == errors[1], step
-        for (what, one), (_, other) in zip(*(snapshot(*each) for each in sides), strict=True):
-            assert type(one) is type(other), (what, step)
-            assert same(one, other), (what, step)
+        for (key, actual), (_, expected) in zip(*(snapshot(*run) for run in sides), strict=True):
+            assert type(actual) is type(expected), (key, step)
+            assert same(actual, expected), (key, step)
 
 
 @pytest.mark.parametrize("options", OPTIONS[:4], ids=str)
@@ -301,25 +303,25 @@ def test_options_that_leave_a_step_to_torch_are_seen(
 ) -> None:
     if (key, name) == ("capturable", "SGD"):
         pytest.skip("torch's SGD has no such option")
-    for last in range(2, 7):
+    for last_step in range(2, 7):
         results: list[Any] = []
         for is_twin in range(2):
-            opt, own = make(name, {**options, **({"momentum": 0.9} if name == "SGD" else {})})
-            for step in range(last):
-                set_grads(own, step, {step} if step < 2 else set())
+            opt, weights = make(name, {**options, **({"momentum": 0.9} if name == "SGD" else {})})
+            for step in range(last_step):
+                set_grads(weights, step, {step} if step < 2 else set())
                 opt.step()
             group = opt.param_groups[0]
             group[key] = True
             if key == "foreach":
                 group["lr"] = torch.tensor(0.05)
-            set_grads(own, 9)
+            set_grads(weights, 9)
             if is_twin:
                 look_carefully(opt)
             try:
                 opt.step()
                 error = ""
-            except Exception as found:
-                error = f"{type(found).__name__}: {found}"
-            results.append((error, opt, own))
-        assert results[0][0] == results[1][0], last
-        assert_same([each[1:] for each in results], last)
+            except Exception as step_error:
+                error = f"{type(step_error).__name__}: {step_error}"
+            results.append((error, opt, weights))
+        assert results[0][0] == results[1][0], last_step
+        assert_same([outcome[1:] for outcome in results], last_step)

@@ -1,4 +1,4 @@
-"""Slots that the user replaces between steps by what no step can read."""
+"""Slots that the user replaces by unreadable values between steps."""
 
 from __future__ import annotations
 
@@ -22,59 +22,59 @@ CLASSES: list[tuple[Any, str, dict[str, Any]]] = [
 ]
 
 
-def step(optimizer: Any, param: torch.nn.Parameter) -> None:
-    for _ in range(optimizer._around.accumulate):
+def step(opt: Any, param: torch.nn.Parameter) -> None:
+    for _ in range(opt._around.accumulate):
         param.grad = torch.ones_like(param)
-        optimizer.step()
+        opt.step()
 
 
-@pytest.mark.parametrize(("cls", "name", "own"), CLASSES)
+@pytest.mark.parametrize(("cls", "name", "kwargs"), CLASSES)
 @pytest.mark.parametrize("value", [None, [1.0], 1.0], ids=str)
 @pytest.mark.parametrize("steps", [1, 4])
 def test_what_is_no_tensor_is_refused(
-    cls: Any, name: str, own: dict[str, Any], value: Any, steps: int
+    cls: Any, name: str, kwargs: dict[str, Any], value: Any, steps: int
 ) -> None:
     param = torch.nn.Parameter(torch.ones(64, 64))
-    optimizer = cls([param], lr=0.1, **own)
+    opt = cls([param], lr=0.1, **kwargs)
     for _ in range(steps):
-        step(optimizer, param)
-    kept, before = optimizer.state[param][name], param.detach().clone()
-    others = {k: x.clone() for k, x in optimizer.state[param].items() if k not in (name, "step")}
-    optimizer.state[param][name] = value
+        step(opt, param)
+    slot, previous = opt.state[param][name], param.detach().clone()
+    other_slots = {k: x.clone() for k, x in opt.state[param].items() if k not in (name, "step")}
+    opt.state[param][name] = value
     if value is None and cls is optim.SGD:  # torch's for "none yet"
-        step(optimizer, param)
+        step(opt, param)
         return
     for _ in range(2):
         with pytest.raises(TypeError, match=f"'{name}' of 'parameter 0 of group 0' is .*expected"):
-            step(optimizer, param)
-        assert torch.equal(param, before)
-        assert optimizer.state[param][name] is value
-        for k, x in others.items():
-            assert k == "gradient_sum" or torch.equal(optimizer.state[param][k], x)
-    optimizer.state[param][name] = kept
-    step(optimizer, param)
-    assert not torch.equal(param, before)
+            step(opt, param)
+        assert torch.equal(param, previous)
+        assert opt.state[param][name] is value
+        for k, x in other_slots.items():
+            assert k == "gradient_sum" or torch.equal(opt.state[param][k], x)
+    opt.state[param][name] = slot
+    step(opt, param)
+    assert not torch.equal(param, previous)
 
 
 @pytest.mark.parametrize("kind", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("steps", [0, 1, 4])
 def test_numbers_where_bytes_are_kept_are_refused(kind: torch.dtype, steps: int) -> None:
     large, small = (torch.nn.Parameter(torch.ones(n)) for n in (4096, 64))
-    optimizer = optim.AdamW([("w", large), ("b", small)], state_storage="8bit")
+    opt = optim.AdamW([("w", large), ("b", small)], state_storage="8bit")
 
     def both() -> None:
         large.grad, small.grad = torch.ones_like(large), torch.ones_like(small)
-        optimizer.step()
+        opt.step()
 
     for _ in range(steps):
         both()
-    kept = [dict(optimizer.state[param]) for param in (large, small)]
-    optimizer.state[large]["exp_avg"] = torch.zeros(4096, dtype=kind)
+    states = [dict(opt.state[param]) for param in (large, small)]
+    opt.state[large]["exp_avg"] = torch.zeros(4096, dtype=kind)
     with pytest.raises(TypeError, match=r"'exp_avg' of 'w' is .*softsign8, as uint8 \(4608,\)"):
         both()
     assert large.detach().unique().numel() == 1
-    optimizer.state[large].clear()
-    optimizer.state[large].update(kept[0])
-    optimizer.state[small]["exp_avg"] = torch.zeros(72, dtype=torch.uint8)
+    opt.state[large].clear()
+    opt.state[large].update(states[0])
+    opt.state[small]["exp_avg"] = torch.zeros(72, dtype=torch.uint8)
     with pytest.raises(TypeError, match=r"'exp_avg' of 'b' is uint8 .*fewer than 4,096"):
         both()

@@ -1,4 +1,4 @@
-"""Steps of `thalweg.optim` in one native call: which are, and that only their time differs."""
+"""Replayed steps of `thalweg.optim`: which steps are replayed, and equal results."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ CLASSES: list[tuple[str, dict[str, Any]]] = [
     ("ASGD", {}),
     ("Rprop", {}),
 ]
-OF_TENSORFLOW: list[tuple[str, dict[str, Any]]] = [
+TENSORFLOW_CLASSES: list[tuple[str, dict[str, Any]]] = [
     ("SGD", {"momentum": 0.9}),
     ("Adam", {}),
     ("AdamW", {}),
@@ -62,32 +62,32 @@ OF_TENSORFLOW: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-# Which steps
+# Replayed steps
 
 
-def _plain(own: list[Parameter]) -> Any:
-    return optim.AdamW(own)
+def _make_one_group(weights: list[Parameter]) -> Any:
+    return optim.AdamW(weights)
 
 
-def _groups(own: list[Parameter]) -> Any:
-    return optim.AdamW([{"params": own[:1]}, {"params": own[1:], "weight_decay": 0.0}])
+def _make_groups(weights: list[Parameter]) -> Any:
+    return optim.AdamW([{"params": weights[:1]}, {"params": weights[1:], "weight_decay": 0.0}])
 
 
-def _average(own: list[Parameter]) -> Any:
-    return optim.Adam(own, ema_decay=0.9)
+def _make_averaging(weights: list[Parameter]) -> Any:
+    return optim.Adam(weights, ema_decay=0.9)
 
 
-@pytest.mark.parametrize("without", [set(), {0, 3}], ids=["all", "frozen"])
-@pytest.mark.parametrize("make", [_plain, _groups, _average])
+@pytest.mark.parametrize("skipped", [set(), {0, 3}], ids=["all", "frozen"])
+@pytest.mark.parametrize("make", [_make_one_group, _make_groups, _make_averaging])
 @pytest.mark.parametrize("has_schedule", [False, True])
-def test_from_the_third_on_all_steps_are(
-    make: Callable[..., Any], has_schedule: bool, without: set[int]
+def test_steps_are_replayed_from_the_third_on(
+    make: Callable[..., Any], has_schedule: bool, skipped: set[int]
 ) -> None:
-    own = params()
-    opt = make(own)
+    weights = params()
+    opt = make(weights)
     schedule = torch.optim.lr_scheduler.ExponentialLR(opt, 0.9)
     for step in range(12):
-        set_grads(own, step, without)
+        set_grads(weights, step, skipped)
         opt.step()
         if has_schedule:
             schedule.step()
@@ -95,33 +95,33 @@ def test_from_the_third_on_all_steps_are(
     assert opt.last_step.count == 12
 
 
-def test_state_may_be_in_another_order_than_parameters() -> None:
-    own = params()
-    opt = optim.Adam(own)
-    set_grads(own, 0)
+def test_state_in_other_order_is_replayed() -> None:
+    weights = params()
+    opt = optim.Adam(weights)
+    set_grads(weights, 0)
     opt.step()
-    for param in reversed(own):
+    for param in reversed(weights):
         opt.state[param] = opt.state.pop(param)
     for step in range(1, 8):
-        set_grads(own, step)
+        set_grads(weights, step)
         opt.step()
-    assert list(map(id, opt.state)) != list(map(id, own))
+    assert list(map(id, opt.state)) != list(map(id, weights))
     assert count_replays(opt) == 5
 
 
 @pytest.mark.parametrize(("name", "options"), CLASSES, ids=str)
-def test_every_class_has_them(name: str, options: dict[str, Any]) -> None:
-    own = params()
-    opt = getattr(optim, name)(own, lr=0.01, **options)
+def test_every_class_is_replayed(name: str, options: dict[str, Any]) -> None:
+    weights = params()
+    opt = getattr(optim, name)(weights, lr=0.01, **options)
     for step in range(6):
-        set_grads(own, step)
+        set_grads(weights, step)
         opt.step()
     assert count_replays(opt) == 4
 
 
-@pytest.mark.parametrize(("around", "calls"), OPTIONS, ids=str)
+@pytest.mark.parametrize(("extras", "calls"), OPTIONS, ids=str)
 @pytest.mark.parametrize(
-    ("home", "name", "dtype", "without"),
+    ("module", "name", "dtype", "skipped"),
     [
         (optim, "AdamW", torch.float32, set()),
         (optim, "NAdam", torch.bfloat16, {1}),
@@ -130,166 +130,171 @@ def test_every_class_has_them(name: str, options: dict[str, Any]) -> None:
     ],
     ids=["AdamW", "NAdam", "TensorFlow's Nadam", "TensorFlow's Adam"],
 )
-def test_every_option_has_them(
-    home: Any,
+def test_every_option_is_replayed(
+    module: Any,
     name: str,
     dtype: torch.dtype,
-    without: set[int],
-    around: dict[str, Any],
+    skipped: set[int],
+    extras: dict[str, Any],
     calls: int,
 ) -> None:
-    own, others = ([Parameter(param.to(dtype)) for param in params()] for _ in range(2))
-    opt, twin = (getattr(home, name)(each, **around) for each in (own, others))
+    weights, twins = ([Parameter(param.to(dtype)) for param in params()] for _ in range(2))
+    opt, twin = (getattr(module, name)(tensors, **extras) for tensors in (weights, twins))
     for step in range(6 * calls):
-        for each in (opt, twin):
-            if around.get("fused_unscale"):
-                each.found_inf, each.grad_scale = torch.zeros(()), torch.tensor(4.0 + step // 4)
-        set_grads(own, step, without)
-        set_grads(others, step, without)
+        for stepped in (opt, twin):
+            if extras.get("fused_unscale"):
+                stepped.found_inf, stepped.grad_scale = (
+                    torch.zeros(()),
+                    torch.tensor(4.0 + step // 4),
+                )
+        set_grads(weights, step, skipped)
+        set_grads(twins, step, skipped)
         twin._cache.forget_replay()
         opt.step()
         twin.step()
     assert count_replays(opt) == 4
-    for (what, one), (_, other) in zip(snapshot(opt, own), snapshot(twin, others), strict=True):
-        assert same(one, other), what
+    for (key, actual), (_, expected) in zip(
+        snapshot(opt, weights), snapshot(twin, twins), strict=True
+    ):
+        assert same(actual, expected), key
 
 
-def test_a_rate_that_is_a_tensor_is_read_at_each_step() -> None:
-    own, others = params(), params()
+def test_tensor_lr_is_read_every_step() -> None:
+    weights, twins = params(), params()
     rates = [torch.tensor(0.1), torch.tensor(0.1)]
-    opt, twin = optim.AdamW(own, lr=rates[0]), optim.AdamW(others, lr=rates[1])
+    opt, twin = optim.AdamW(weights, lr=rates[0]), optim.AdamW(twins, lr=rates[1])
     for step in range(6):
-        set_grads(own, step)
-        set_grads(others, step)
+        set_grads(weights, step)
+        set_grads(twins, step)
         twin._cache.forget_replay()
         opt.step()
         twin.step()
         for rate in rates:
             rate.mul_(0.5)
     assert count_replays(opt) == 4
-    assert all(map(torch.equal, own, others))
+    assert all(map(torch.equal, weights, twins))
 
 
-def test_a_step_that_a_scaler_leaves_out_is_none() -> None:
-    own = params()
-    opt: Any = optim.Adam(own, fused_unscale=True)
+def test_skipped_step_changes_nothing() -> None:
+    weights = params()
+    opt: Any = optim.Adam(weights, fused_unscale=True)
     for step in range(8):
         opt.found_inf, opt.grad_scale = torch.tensor(float(step == 5)), torch.tensor(2.0)
-        set_grads(own, step)
-        before = [param.detach().clone() for param in own]
+        set_grads(weights, step)
+        previous = [param.detach().clone() for param in weights]
         opt.step()
-        assert all(map(torch.equal, own, before)) is (step == 5)
+        assert all(map(torch.equal, weights, previous)) is (step == 5)
         assert opt.last_step.taken is (step != 5)
     assert opt.last_step.count == 7
     assert count_replays(opt)
 
 
-def test_parameters_that_leave_their_groups_are_left_alone() -> None:
-    own = params()
-    opt = optim.Adam([{"params": own[:2]}, {"params": own[2:], "lr": 0.5}])
+def test_params_removed_from_groups_stay_unchanged() -> None:
+    weights = params()
+    opt = optim.Adam([{"params": weights[:2]}, {"params": weights[2:], "lr": 0.5}])
     for step in range(2):
-        set_grads(own, step)
+        set_grads(weights, step)
         opt.step()
     opt.param_groups[1]["params"].append(opt.param_groups[0]["params"].pop())
-    gone = opt.param_groups[0]["params"].pop()
-    before, moved = gone.detach().clone(), own[1].detach().clone()
+    removed = opt.param_groups[0]["params"].pop()
+    previous, moved_param = removed.detach().clone(), weights[1].detach().clone()
     for step in range(3):
-        set_grads(own, step)
+        set_grads(weights, step)
         opt.step()
-    assert torch.equal(gone, before)
-    assert (own[1] - moved).abs().max() > 0.1  # at the rate of the other group
+    assert torch.equal(removed, previous)
+    assert (weights[1] - moved_param).abs().max() > 0.1  # at the rate of the other group
 
 
-@pytest.mark.parametrize("without", [set(), {2, 3}], ids=["with gradients", "without"])
-@pytest.mark.parametrize("around", [{}, {"clip_grad_norm": 1.0}], ids=str)
-def test_a_group_may_be_removed(around: dict[str, Any], without: set[int]) -> None:
-    own = params()
-    opt = optim.Adam([{"params": own[:2]}, {"params": own[2:]}], **around)
+@pytest.mark.parametrize("skipped", [set(), {2, 3}], ids=["with gradients", "without"])
+@pytest.mark.parametrize("extras", [{}, {"clip_grad_norm": 1.0}], ids=str)
+def test_removed_group_stays_unchanged(extras: dict[str, Any], skipped: set[int]) -> None:
+    weights = params()
+    opt = optim.Adam([{"params": weights[:2]}, {"params": weights[2:]}], **extras)
     for step in range(4):
-        set_grads(own, step, without)
+        set_grads(weights, step, skipped)
         opt.step()
     assert count_replays(opt) == 2
     opt.param_groups.pop()
-    before = [param.detach().clone() for param in own]
-    set_grads(own, 4, without)
+    previous = [param.detach().clone() for param in weights]
+    set_grads(weights, 4, skipped)
     opt.step()
-    assert [torch.equal(*each) for each in zip(own, before, strict=True)] == [False] * 2 + [
+    assert [torch.equal(*pair) for pair in zip(weights, previous, strict=True)] == [False] * 2 + [
         True
     ] * 2
 
 
 @pytest.mark.parametrize("changes", [{"lr": 0.5}, {"t0": 1.0}], ids=str)
-def test_numbers_that_differ_between_groups_are_written_to_each(changes: dict[str, Any]) -> None:
+def test_scalars_that_differ_between_groups(changes: dict[str, Any]) -> None:
     sides: list[tuple[Any, list[Parameter]]] = []
     for _ in range(2):
-        own = params()
-        groups: Any = [{"params": own[:2]}, {"params": own[2:]}]
-        sides.append((optim.ASGD(groups, lr=0.1), own))
+        weights = params()
+        groups: Any = [{"params": weights[:2]}, {"params": weights[2:]}]
+        sides.append((optim.ASGD(groups, lr=0.1), weights))
     for step in range(8):
-        for is_twin, (opt, own) in enumerate(sides):
-            set_grads(own, step)
+        for is_twin, (opt, weights) in enumerate(sides):
+            set_grads(weights, step)
             if step == 4:
                 opt.param_groups[1].update(changes)
             if is_twin:
                 opt._cache.forget_replay()
             opt.step()
-        for (what, one), (_, other) in zip(*(snapshot(*side) for side in sides), strict=True):
-            assert same(one, other), what
+        for (key, actual), (_, expected) in zip(*(snapshot(*run) for run in sides), strict=True):
+            assert same(actual, expected), key
 
 
-def test_steps_over_parameters_without_elements_are_counted() -> None:
-    own = params(2, (0, 3))
-    opt = optim.NAdam(own)
+def test_steps_of_empty_params_are_counted() -> None:
+    weights = params(2, (0, 3))
+    opt = optim.NAdam(weights)
     for step in range(6):
-        set_grads(own, step)
+        set_grads(weights, step)
         opt.step()
-    assert [float(each["step"]) for each in opt.state.values()] == [6.0, 6.0]
+    assert [float(state["step"]) for state in opt.state.values()] == [6.0, 6.0]
 
 
 @pytest.mark.parametrize("count", [0, 2])
-def test_a_parameter_without_elements_is_no_reason_for_careful_steps(count: int) -> None:
-    own = [*params(count), Parameter(torch.zeros(2, 0))]
-    opt = optim.AdamW(own, clip_grad_norm=0.5)
+def test_empty_param_is_replayed(count: int) -> None:
+    weights = [*params(count), Parameter(torch.zeros(2, 0))]
+    opt = optim.AdamW(weights, clip_grad_norm=0.5)
     for step in range(6):
-        set_grads(own, step)
+        set_grads(weights, step)
         opt.step()
     assert count_replays(opt) == 4
     assert opt.last_step is not None
     assert opt.last_step.count == 6
-    assert opt.last_step.grad_norm == pytest.approx(norm_of(own), rel=1e-6)
+    assert opt.last_step.grad_norm == pytest.approx(norm_of(weights), rel=1e-6)
 
 
-def test_a_group_beside_with_strange_options_is_left_to_the_careful_step() -> None:
-    own = params()
-    opt = optim.AdamW([{"params": own[:2]}, {"params": own[2:]}])
+def test_group_with_invalid_lr_and_no_gradients() -> None:
+    weights = params()
+    opt = optim.AdamW([{"params": weights[:2]}, {"params": weights[2:]}])
     opt.param_groups[1]["lr"] = None
     for step in range(6):
-        set_grads(own, step, {2, 3})
+        set_grads(weights, step, {2, 3})
         opt.step()
     assert opt.last_step.count == 6
 
 
 class _OfProperties(optim.SGD):
     param_groups = property(
-        lambda self: self._groups, lambda self, own: setattr(self, "_groups", own)
+        lambda self: self._groups, lambda self, groups: setattr(self, "_groups", groups)
     )
 
 
-def test_a_class_whose_groups_are_a_property_has_none() -> None:
-    own = params()
-    opt: Any = _OfProperties(own, lr=0.1)
+def test_property_param_groups_are_not_replayed() -> None:
+    weights = params()
+    opt: Any = _OfProperties(weights, lr=0.1)
     for step in range(5):
-        set_grads(own, step)
+        set_grads(weights, step)
         opt.step()
     assert (count_replays(opt), opt.last_step.count) == (0, 5)
 
 
-def test_an_interruption_takes_back_what_a_scaler_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    own = params()
-    opt: Any = optim.SGD(own, lr=1.0, fused_unscale=True)
+def test_interrupt_removes_scaler_attributes(monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = params()
+    opt: Any = optim.SGD(weights, lr=1.0, fused_unscale=True)
     for step in range(4):
         opt.found_inf, opt.grad_scale = torch.zeros(()), torch.tensor(4.0)
-        set_grads(own, step)
+        set_grads(weights, step)
         opt.step()
     opt.found_inf, opt.grad_scale = torch.zeros(()), torch.tensor(4.0)
 
@@ -304,162 +309,158 @@ def test_an_interruption_takes_back_what_a_scaler_said(monkeypatch: pytest.Monke
     assert count_replays(opt) == 0  # planned anew
 
 
-def test_a_step_that_another_thread_has_forgotten_is_not_taken() -> None:
-    own = params()
-    opt = optim.Adam(own)
+def test_forgotten_replay_is_not_taken() -> None:
+    weights = params()
+    opt = optim.Adam(weights)
     for step in range(4):
-        set_grads(own, step)
+        set_grads(weights, step)
         opt.step()
-    quick: Any = opt._cache.replay
-    own[0].grad = None
+    replay: Any = opt._cache.replay
+    weights[0].grad = None
     opt.step()
-    set_grads(own, 5)
-    assert opt._cache.replay is not quick
-    assert not quick.take(opt)
+    set_grads(weights, 5)
+    assert opt._cache.replay is not replay
+    assert not replay.take(opt)
     opt.step()
     assert opt.last_step.count == 6
 
 
-def test_each_step_tells_of_its_own_gradients() -> None:
-    own = params()
-    opt: Any = optim.SGD(own, lr=0.1, clip_grad_norm=1.0)
+def test_grad_norm_is_of_the_current_step() -> None:
+    weights = params()
+    opt: Any = optim.SGD(weights, lr=0.1, clip_grad_norm=1.0)
     for step in range(8):
-        set_grads(own, step)
-        norm = norm_of(own)
+        set_grads(weights, step)
+        norm = norm_of(weights)
         opt.step()
         assert opt.last_step.grad_norm == pytest.approx(norm, rel=1e-6)
     assert count_replays(opt) == 6
-    own[0].grad = None  # the careful way
+    weights[0].grad = None  # the careful way
     opt.step()
-    norm = norm_of(own[1:])
+    norm = norm_of(weights[1:])
     assert opt.last_step.grad_norm == pytest.approx(norm, rel=1e-6)
 
 
-def test_gradients_that_are_replaced_after_they_were_measured_are_not_taken(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    own = params()
-    opt: Any = optim.SGD(own, lr=0.1, clip_grad_norm=0.0)  # whose factor is not made in one call
+def test_gradient_replaced_after_measuring_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = params()
+    opt: Any = optim.SGD(weights, lr=0.1, clip_grad_norm=0.0)  # needs two calls
     for step in range(4):
-        set_grads(own, step)
+        set_grads(weights, step)
         opt.step()
     take, parts = guard_table.GuardTable.take, list[tuple[int, int]]()
-    kept = [param.grad for param in own]
+    gradients = [param.grad for param in weights]
 
-    def replacing(self: Any, *given: Any) -> int:
-        found = take(self, *given)
-        parts.append((given[2], found))
-        if given[2] == guard_table.replay_kernel.MEASURE:
-            own[0].grad = torch.ones_like(own[0])
-        return found
+    def replacing(self: Any, *arguments: Any) -> int:
+        status = take(self, *arguments)
+        parts.append((arguments[2], status))
+        if arguments[2] == guard_table.replay_kernel.MEASURE:
+            weights[0].grad = torch.ones_like(weights[0])
+        return status
 
     monkeypatch.setattr(guard_table.GuardTable, "take", replacing)
     opt.step()
-    assert kept
-    look = guard_table.replay_kernel
-    assert parts[0] == (look.CLIPPED, look.BEYOND)
-    assert parts[1:] == [(look.MEASURE, 0), (look.UPDATE, look.OTHER_GRADIENT)]
-    norm = norm_of(own)
+    assert gradients
+    codes = guard_table.replay_kernel
+    assert parts[0] == (codes.CLIPPED, codes.BEYOND)
+    assert parts[1:] == [(codes.MEASURE, 0), (codes.UPDATE, codes.OTHER_GRADIENT)]
+    norm = norm_of(weights)
     assert opt.last_step.grad_norm == pytest.approx(norm, rel=1e-6)
 
 
-def test_those_with_a_closure_are() -> None:
-    own, other = params(), params()
-    opt, twin = optim.Adam(own), optim.Adam(other)
+def test_steps_with_closure_are_replayed() -> None:
+    weights, twins = params(), params()
+    opt, twin = optim.Adam(weights), optim.Adam(twins)
     for step in range(6):
 
         def closure(step: int = step) -> float:
-            set_grads(own, step)
+            set_grads(weights, step)
             return float(step)
 
         assert opt.step(closure) == step
-        set_grads(other, step)
+        set_grads(twins, step)
         twin.step()
     assert count_replays(opt) == 4
-    assert all(map(torch.equal, own, other))
+    assert all(map(torch.equal, weights, twins))
 
 
 @pytest.mark.parametrize("steps", [2, 3], ids=["careful", "plain"])
-@pytest.mark.parametrize("is_after", [False, True])
-def test_an_interruption_says_what_has_become_of_the_step(
-    is_after: bool, steps: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("has_step", [False, True])
+def test_interrupt_notes_whether_step_was_taken(
+    has_step: bool, steps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own = params()
-    opt = optim.Adam(own)
+    weights = params()
+    opt = optim.Adam(weights)
     for step in range(steps):
-        set_grads(own, step)
+        set_grads(weights, step)
         opt.step()
     take = guard_table.GuardTable.take
 
-    def interrupted(*given: Any, **named: Any) -> int:
-        if is_after:
-            take(*given, **named)
+    def interrupted(*arguments: Any, **kwargs: Any) -> int:
+        if has_step:
+            take(*arguments, **kwargs)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(guard_table.GuardTable, "take", interrupted)
-    set_grads(own, 9)
-    before = [param.detach().clone() for param in own]
-    with pytest.raises(KeyboardInterrupt) as caught:
+    set_grads(weights, 9)
+    previous = [param.detach().clone() for param in weights]
+    with pytest.raises(KeyboardInterrupt) as error:
         opt.step()
     monkeypatch.undo()
-    said = "The step was taken." if is_after else "The step was not taken"
-    assert [note for note in caught.value.__notes__ if note.startswith(said)]
-    assert len(caught.value.__notes__) == 1
-    assert all(map(torch.equal, own, before)) is not is_after
-    assert opt.last_step.count == steps + is_after
+    message = "The step was taken." if has_step else "The step was not taken"
+    assert [note for note in error.value.__notes__ if note.startswith(message)]
+    assert len(error.value.__notes__) == 1
+    assert all(map(torch.equal, weights, previous)) is not has_step
+    assert opt.last_step.count == steps + has_step
     opt.step()
-    assert opt.last_step.count == steps + is_after + 1
+    assert opt.last_step.count == steps + has_step + 1
 
 
-def test_a_refusal_says_that_nothing_has_changed() -> None:
-    own = params()
-    opt = optim.Adam(own)
+def test_error_notes_that_nothing_changed() -> None:
+    weights = params()
+    opt = optim.Adam(weights)
     for step in range(4):
-        set_grads(own, step)
+        set_grads(weights, step)
         opt.step()
     opt._cache._lock = Mark(opt._cache._lock, opt._cache)
-    with pytest.raises(FailedPreconditionError) as caught:
+    with pytest.raises(FailedPreconditionError) as error:
         opt.step()
-    assert caught.value.__notes__ == [
-        "The step was not taken: no variable and no slot has changed."
-    ]
+    assert error.value.__notes__ == ["The step was not taken: no variable and no slot has changed."]
 
 
-# What turns them off
+# Without replay
 
 
-def _of_no_layout(monkeypatch: pytest.MonkeyPatch) -> None:
+def _disable_layout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch_layout_probe, "layout", lambda: "it is another torch")
 
 
-def _switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+def _disable_by_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("THALWEG_NATIVE_LOOK", "0")
 
 
-@pytest.mark.parametrize("off", [_of_no_layout, _switched_off])
-def test_without_them_the_bits_are_the_same(
-    off: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("disable", [_disable_layout, _disable_by_environment])
+def test_bits_without_replay_are_equal(
+    disable: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     results: list[list[Tensor]] = []
-    for is_off in (False, True):
-        if is_off:
-            off(monkeypatch)
-        own = params()
-        opt = optim.Adam(own)
+    for is_disabled in (False, True):
+        if is_disabled:
+            disable(monkeypatch)
+        weights = params()
+        opt = optim.Adam(weights)
         for step in range(6):
-            set_grads(own, step)
+            set_grads(weights, step)
             opt.step()
-        assert count_replays(opt) == (0 if is_off else 4)
-        results.append([*own, *(x for each in opt.state.values() for x in each.values())])
-    for one, other in zip(*results, strict=True):
-        assert torch.equal(one, other)
-        assert one._version == other._version
+        assert count_replays(opt) == (0 if is_disabled else 4)
+        results.append([*weights, *(x for state in opt.state.values() for x in state.values())])
+    for actual, expected in zip(*results, strict=True):
+        assert torch.equal(actual, expected)
+        assert actual._version == expected._version
 
 
 @pytest.mark.parametrize(
     "name", [name for name in vars(torch_layout_probe) if name.startswith("_find_")]
 )
-def test_a_torch_of_another_layout_is_told(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_torch_layout_is_reported(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any) -> Any:
         raise torch_layout_probe.UnknownLayoutError("it is found in 0 places")
 
@@ -467,187 +468,187 @@ def test_a_torch_of_another_layout_is_told(name: str, monkeypatch: pytest.Monkey
     assert "it is found in 0 places in torch" in str(torch_layout_probe.layout.__wrapped__())
 
 
-# What is told of by a function of torch's; pointers of which none tells are found by what changes.
-TOLD = [
+# Fields that a function of torch confirms; other pointers are found by changes in memory.
+CHECKED_FIELDS = [
     "impl", "storage", "dims", "offset", "count", "keys", "data", "nbytes", "count_word", "grad",
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("field", TOLD)
-def test_what_was_found_in_a_wrong_place_is_noticed(field: str) -> None:
-    found = torch_layout_probe.layout()
-    assert not isinstance(found, str)
-    wrong = torch_layout_probe.Layout(**{**vars(found), field: getattr(found, field) + 8})
+@pytest.mark.parametrize("field", CHECKED_FIELDS)
+def test_confirm_rejects_wrong_offset(field: str) -> None:
+    layout = torch_layout_probe.layout()
+    assert not isinstance(layout, str)
+    wrong = torch_layout_probe.Layout(**{**vars(layout), field: getattr(layout, field) + 8})
     with pytest.raises(torch_layout_probe.UnknownLayoutError):
         torch_layout_probe.confirm(wrong)
 
 
-# Who is told
+# Hooks and profiler
 
 
-def test_hooks_see_each_step() -> None:
-    own, seen = params(), list[str]()
-    opt = optim.Adam(own)
-    opt.register_step_pre_hook(lambda *_: seen.append("before"))
-    opt.register_step_post_hook(lambda *_: seen.append("after"))
+def test_hooks_are_called_every_step() -> None:
+    weights, calls = params(), list[str]()
+    opt = optim.Adam(weights)
+    opt.register_step_pre_hook(lambda *_: calls.append("before"))
+    opt.register_step_post_hook(lambda *_: calls.append("after"))
     for step in range(5):
-        set_grads(own, step)
+        set_grads(weights, step)
         opt.step()
-    assert seen == ["before", "after"] * 5
+    assert calls == ["before", "after"] * 5
 
 
-def test_a_profiler_sees_each_step() -> None:
-    own = params()
-    opt = optim.Adam(own)
+def test_profiler_records_every_step() -> None:
+    weights = params()
+    opt = optim.Adam(weights)
     with torch.profiler.profile(acc_events=True) as profile:
         for step in range(5):
-            set_grads(own, step)
+            set_grads(weights, step)
             opt.step()
-    named = [each for each in profile.key_averages() if each.key == "Optimizer.step#Adam.step"]
-    assert [each.count for each in named] == [5]
+    events = [event for event in profile.key_averages() if event.key == "Optimizer.step#Adam.step"]
+    assert [event.count for event in events] == [5]
 
 
-def test_a_step_of_ones_own_is_told_once() -> None:
-    class Mine(optim.Adam):
+def test_hook_of_overridden_step_is_called_once() -> None:
+    class Subclass(optim.Adam):
         def step(self, closure: Any = None) -> Any:
             return super().step(closure)
 
-    own, seen = params(), list[int]()
-    opt = Mine(own)
-    opt.register_step_post_hook(lambda *_: seen.append(1))
+    weights, calls = params(), list[int]()
+    opt = Subclass(weights)
+    opt.register_step_post_hook(lambda *_: calls.append(1))
     for step in range(5):
-        set_grads(own, step)
+        set_grads(weights, step)
         opt.step()
-    assert len(seen) == 5
+    assert len(calls) == 5
 
 
-# Whatever changes
+# Changes between steps
 
 
-def made(seed: int) -> tuple[Any, list[Parameter]]:
+def make_random(seed: int) -> tuple[Any, list[Parameter]]:
     dice = random.Random(seed)
     torch.manual_seed(seed)
     dtypes = [torch.float32, torch.float32, torch.float64, torch.bfloat16]
     mixed, count = dice.random() < 0.3, dice.randint(1, 6)
-    own = [
+    weights = [
         Parameter(
             torch.randn(dice.choice(SHAPES), dtype=dice.choice(dtypes) if mixed else torch.float32)
         )
         for _ in range(count)
     ]
-    is_torchs = dice.random() < 0.7
-    home: Any = optim if is_torchs else tensorflow
-    name, options = dice.choice(CLASSES if is_torchs else OF_TENSORFLOW)
+    is_torch_class = dice.random() < 0.7
+    module: Any = optim if is_torch_class else tensorflow
+    name, options = dice.choice(CLASSES if is_torch_class else TENSORFLOW_CLASSES)
     split = dice.randint(0, count - 1)
-    groups: Any = own
+    groups: Any = weights
     if split and dice.random() < 0.5:
-        groups = [{"params": own[:split]}, {"params": own[split:], "lr": 0.05}]
-    around, _ = dice.choice(OPTIONS)
-    return getattr(home, name)(groups, lr=0.01, **options, **around), own
+        groups = [{"params": weights[:split]}, {"params": weights[split:], "lr": 0.05}]
+    extras, _ = dice.choice(OPTIONS)
+    return getattr(module, name)(groups, lr=0.01, **options, **extras), weights
 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("seed", range(60))
-def test_whatever_changes_the_step_is_the_careful_one(
-    seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_random_changes_equal_careful_steps(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PlanCache, "longest_wait", 1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        assert not diff(made, seed)
+        assert not diff(make_random, seed)
 
 
-def test_memory_that_is_shared_until_it_is_written_is_not_written_through() -> None:
-    own = params(1)
-    opt = optim.Adam(own)
+def test_lazy_clone_is_not_written_through() -> None:
+    weights = params(1)
+    opt = optim.Adam(weights)
     for step in range(4):
-        set_grads(own, step)
+        set_grads(weights, step)
         opt.step()
-    twin = torch._lazy_clone(own[0].detach())  # pyright: ignore
-    before = own[0].detach().clone()
-    set_grads(own, 9)
+    twin = torch._lazy_clone(weights[0].detach())  # pyright: ignore
+    previous = weights[0].detach().clone()
+    set_grads(weights, 9)
     opt.step()
-    assert torch.equal(twin, before)
-    assert not torch.equal(own[0], before)
+    assert torch.equal(twin, previous)
+    assert not torch.equal(weights[0], previous)
 
 
-def test_an_optimizer_goes_when_nobody_has_it() -> None:
-    own = params()
-    opt = optim.Adam(own)
+def test_optimizer_is_freed_without_gc() -> None:
+    weights = params()
+    opt = optim.Adam(weights)
     for step in range(4):
-        set_grads(own, step)
+        set_grads(weights, step)
         opt.step()
     assert count_replays(opt) == 2
-    known = weakref.ref(opt)
+    reference = weakref.ref(opt)
     gc.disable()
     try:
         del opt
-        assert known() is None
+        assert reference() is None
     finally:
         gc.enable()
 
 
-def test_sums_go_with_their_step() -> None:
-    own = params()
-    opt = optim.Adam(own, accumulate=2)
-    known: list[Any] = []
+def test_gradient_sums_are_freed() -> None:
+    weights = params()
+    opt = optim.Adam(weights, accumulate=2)
+    refs: list[Any] = []
     for step in range(12):
-        set_grads(own, step)
+        set_grads(weights, step)
         opt.step()
-        known += [weakref.ref(x["gradient_sum"]) for x in opt.state.values() if "gradient_sum" in x]
+        refs += [weakref.ref(x["gradient_sum"]) for x in opt.state.values() if "gradient_sum" in x]
     assert count_replays(opt) == 4
-    assert not any(each() is not None for each in known)
+    assert not any(reference() is not None for reference in refs)
 
 
-def test_parameters_that_are_gone_are_not_looked_at() -> None:
-    own = params(40)
-    opt = optim.Adam(own)
+def test_freed_params_are_not_read() -> None:
+    weights = params(40)
+    opt = optim.Adam(weights)
     for step in range(4):
-        set_grads(own, step)
+        set_grads(weights, step)
         opt.step()
     assert count_replays(opt) == 2
-    for param in own[10:30]:
-        other = Parameter(torch.randn_like(param))
-        other.grad = torch.randn_like(param)
-        torch.utils.swap_tensors(param, other)
-        del other
+    for param in weights[10:30]:
+        replacement = Parameter(torch.randn_like(param))
+        replacement.grad = torch.randn_like(param)
+        torch.utils.swap_tensors(param, replacement)
+        del replacement
     junk = [bytes([0x41]) * size for size in range(150, 260) for _ in range(40)]
-    set_grads(own, 5)
+    set_grads(weights, 5)
     opt.step()
     assert junk
-    assert all(param.isfinite().all() for param in own)
+    assert all(param.isfinite().all() for param in weights)
 
 
-def test_the_look_says_what_is_not_as_it_was() -> None:
-    own = params(3)
-    found = guard_table.snapshot()
-    assert found is not None
-    set_grads(own, 0)
-    found.hold_list(own)
-    for param in own:
-        assert found.tensor(param) is not None
+def test_guard_table_reports_changes() -> None:
+    weights = params(3)
+    table = guard_table.snapshot()
+    assert table is not None
+    set_grads(weights, 0)
+    table.hold_list(weights)
+    for param in weights:
+        assert table.tensor(param) is not None
     cells = torch.zeros(3, dtype=torch.int64).numpy()
-    gradients = [(param, param.grad, cells[k : k + 1].ctypes.data) for k, param in enumerate(own)]
-    found.finish(guard_table.GuardedStep(gradients, [], [], own, cells[:0]))
-    versions = [param._version for param in own]
-    assert found.take() == 0
-    assert cells.tolist() == [param.grad.data_ptr() for param in own if param.grad is not None]
-    assert [param._version for param in own] == [each + 1 for each in versions]
-    own[1].grad = None
-    assert found.take() == guard_table.replay_kernel.OTHER_GRADIENT
-    set_grads(own, 1)
-    assert found.take() == 0
-    own[2].data = own[2].data.clone()
-    assert found.take() in (
+    gradients = [
+        (param, param.grad, cells[k : k + 1].ctypes.data) for k, param in enumerate(weights)
+    ]
+    table.finish(guard_table.GuardedStep(gradients, [], [], weights, cells[:0]))
+    versions = [param._version for param in weights]
+    assert table.take() == 0
+    assert cells.tolist() == [param.grad.data_ptr() for param in weights if param.grad is not None]
+    assert [param._version for param in weights] == [version + 1 for version in versions]
+    weights[1].grad = None
+    assert table.take() == guard_table.replay_kernel.OTHER_GRADIENT
+    set_grads(weights, 1)
+    assert table.take() == 0
+    weights[2].data = weights[2].data.clone()
+    assert table.take() in (
         guard_table.replay_kernel.OTHER_TENSOR,
         guard_table.replay_kernel.OTHER_MEMORY,
     )
-    own.reverse()
-    assert found.take() == guard_table.replay_kernel.OTHER_LIST
-    assert found.taken == 2
+    weights.reverse()
+    assert table.take() == guard_table.replay_kernel.OTHER_LIST
+    assert table.taken == 2
 
 
-def test_rates_of_groups_without_elements_are_read() -> None:
+def test_lr_of_empty_group_is_validated() -> None:
     rate = torch.tensor(0.5)
     params = [torch.nn.Parameter(torch.ones(size)) for size in (3, 0)]
     groups = [{"params": params[:1]}, {"params": params[1:], "lr": rate}]
@@ -656,8 +657,8 @@ def test_rates_of_groups_without_elements_are_read() -> None:
         param.grad = torch.ones_like(param)
     for _ in range(4):
         opt.step()
-    before = params[0].detach().clone()
+    previous = params[0].detach().clone()
     rate.fill_(float("nan"))
     with pytest.raises(ValueError, match="lr of group 1 is nan"):
         opt.step()
-    assert torch.equal(params[0], before)
+    assert torch.equal(params[0], previous)

@@ -1,4 +1,4 @@
-"""Steps of several rules in one native call, and that only their time differs."""
+"""Replayed steps of several rules: equal to steps that are not replayed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(
 )
 Options = list[dict[str, Any]]
 # Classes with the options of their groups, which have several rules.
-SEVERAL: list[tuple[str, Options]] = [
+CASES: list[tuple[str, Options]] = [
     ("Mixed", [{"rule": "AdamW"}, {"rule": "Lion"}, {"rule": "SGD", "momentum": 0.9}]),
     ("Mixed", [{"rule": "NAdam"}, {"rule": "NAdam", "lr": 0.1}, {"rule": "Rprop"}]),
     ("SGD", [{"momentum": 0.9}, {}]),
@@ -31,78 +31,82 @@ SEVERAL: list[tuple[str, Options]] = [
 ]
 
 
-def groups_of(own: list[Parameter], options: Options) -> list[dict[str, Any]]:
-    """Groups with these options, and a parameter in turn for each."""
+def groups_of(weights: list[Parameter], options: Options) -> list[dict[str, Any]]:
+    """Return groups with these options; parameters are assigned in turn."""
     count = len(options)
-    return [{"params": own[k::count], **each} for k, each in enumerate(options) if own[k::count]]
+    return [
+        {"params": weights[k::count], **kwargs}
+        for k, kwargs in enumerate(options)
+        if weights[k::count]
+    ]
 
 
-@pytest.mark.parametrize("without", [set(), {1}, {0, 3}], ids=str)
-@pytest.mark.parametrize(("name", "options"), SEVERAL, ids=str)
-def test_from_the_third_on_all_steps_are(name: str, options: Options, without: set[int]) -> None:
-    own = params(6)
-    opt = getattr(optim, name)(groups_of(own, options))
+@pytest.mark.parametrize("skipped", [set(), {1}, {0, 3}], ids=str)
+@pytest.mark.parametrize(("name", "options"), CASES, ids=str)
+def test_third_step_is_replayed(name: str, options: Options, skipped: set[int]) -> None:
+    weights = params(6)
+    opt = getattr(optim, name)(groups_of(weights, options))
     schedule = torch.optim.lr_scheduler.ExponentialLR(opt, 0.9)
     for step in range(8):
-        set_grads(own, step, without)
+        set_grads(weights, step, skipped)
         opt.step()
         schedule.step()
     assert count_replays(opt) == 6
     assert opt.last_step.count == 8
 
 
-@pytest.mark.parametrize(("around", "calls"), OPTIONS, ids=str)
+@pytest.mark.parametrize(("extras", "calls"), OPTIONS, ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-def test_every_option_has_them(around: dict[str, Any], calls: int, dtype: torch.dtype) -> None:
+def test_every_option_is_replayed(extras: dict[str, Any], calls: int, dtype: torch.dtype) -> None:
     sides: list[tuple[Any, list[Parameter]]] = []
     for _ in range(2):
-        own = [Parameter(param.to(dtype)) for param in params(6)]
-        sides.append((optim.Mixed(groups_of(own, SEVERAL[0][1]), **around), own))
+        weights = [Parameter(param.to(dtype)) for param in params(6)]
+        sides.append((optim.Mixed(groups_of(weights, CASES[0][1]), **extras), weights))
     for step in range(6 * calls):
-        for is_twin, (opt, own) in enumerate(sides):
-            if around.get("fused_unscale"):
+        for is_twin, (opt, weights) in enumerate(sides):
+            if extras.get("fused_unscale"):
                 opt.found_inf, opt.grad_scale = torch.zeros(()), torch.tensor(4.0 + step // 4)
-            set_grads(own, step, {4})
+            set_grads(weights, step, {4})
             if is_twin:
                 opt._cache.forget_replay()
             opt.step()
     assert count_replays(sides[0][0]) == 4
-    for (what, one), (_, other) in zip(*(snapshot(*each) for each in sides), strict=True):
-        assert same(one, other), what
+    for (key, actual), (_, expected) in zip(*(snapshot(*run) for run in sides), strict=True):
+        assert same(actual, expected), key
 
 
 def test_dtypes_of_rules_may_differ() -> None:
     sides: list[tuple[Any, list[Parameter]]] = []
     for _ in range(2):
-        own = params(4)
-        own[1] = Parameter(own[1].double())
-        groups = groups_of(own, [{"rule": "AdamW"}, {"rule": "Lion"}])
-        sides.append((optim.Mixed(groups, clip_grad_norm=0.5), own))
+        weights = params(4)
+        weights[1] = Parameter(weights[1].double())
+        groups = groups_of(weights, [{"rule": "AdamW"}, {"rule": "Lion"}])
+        sides.append((optim.Mixed(groups, clip_grad_norm=0.5), weights))
     for step in range(6):
-        for is_twin, (opt, own) in enumerate(sides):
-            set_grads(own, step)
+        for is_twin, (opt, weights) in enumerate(sides):
+            set_grads(weights, step)
             if is_twin:
                 opt._cache.forget_replay()
             opt.step()
     assert count_replays(sides[0][0]) == 4
-    for (what, one), (_, other) in zip(*(snapshot(*each) for each in sides), strict=True):
-        assert same(one, other), what
+    for (key, actual), (_, expected) in zip(*(snapshot(*run) for run in sides), strict=True):
+        assert same(actual, expected), key
 
 
-def test_a_rule_whose_parameters_have_no_gradients_is_left_out() -> None:
-    own = params(2)
-    opt = optim.Mixed(groups_of(own, SEVERAL[0][1]))
+def test_rule_without_gradients_is_skipped() -> None:
+    weights = params(2)
+    opt = optim.Mixed(groups_of(weights, CASES[0][1]))
     for step in range(9):
-        set_grads(own, step, {1} if 3 <= step < 6 else set())
-        before = own[1].detach().clone()
+        set_grads(weights, step, {1} if 3 <= step < 6 else set())
+        previous = weights[1].detach().clone()
         opt.step()
-        assert torch.equal(own[1], before) is (3 <= step < 6)
-    assert [len(opt.state[param]) > 0 for param in own] == [True, True]
+        assert torch.equal(weights[1], previous) is (3 <= step < 6)
+    assert [len(opt.state[param]) > 0 for param in weights] == [True, True]
     assert opt.last_step.count == 9
 
 
 @pytest.mark.parametrize(
-    ("kind", "place", "change"),
+    ("row", "index", "change"),
     [
         (0, 0, {"rule": "Adam"}),
         (2, 0, {"momentum": 0.0}),
@@ -111,83 +115,84 @@ def test_a_rule_whose_parameters_have_no_gradients_is_left_out() -> None:
         (3, 2, {"amsgrad": True}),
     ],
 )
-def test_the_rule_of_a_group_is_looked_at(kind: int, place: int, change: dict[str, Any]) -> None:
-    name, options = SEVERAL[kind]
-    own, others = params(6), params(6)
-    sides = [(getattr(optim, name)(groups_of(each, options)), each) for each in (own, others)]
+def test_changed_rule_of_group_is_used(row: int, index: int, change: dict[str, Any]) -> None:
+    name, options = CASES[row]
+    weights, twins = params(6), params(6)
+    sides = [
+        (getattr(optim, name)(groups_of(tensors, options)), tensors) for tensors in (weights, twins)
+    ]
     for step in range(8):
-        for is_twin, (opt, each) in enumerate(sides):
-            set_grads(each, step)
+        for is_twin, (opt, tensors) in enumerate(sides):
+            set_grads(tensors, step)
             if step == 5:
-                opt.param_groups[place].update(change)
+                opt.param_groups[index].update(change)
             if is_twin:
                 opt._cache.forget_replay()
             opt.step()
-    assert all(map(torch.equal, own, others))
+    assert all(map(torch.equal, weights, twins))
 
 
-def test_the_elements_of_all_rules_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    own = params(6)
-    for largest, each, wanted in ((36, 1, 3), (35, 5, 0), (1, 6, 3)):
+def test_size_limit_counts_all_rules(monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = params(6)
+    for largest, per_variable, expected in ((36, 1, 3), (35, 5, 0), (1, 6, 3)):
         monkeypatch.setattr(replay, "_LARGE", largest)
-        monkeypatch.setattr(replay, "_LARGE_PER_VARIABLE", each)
-        opt = optim.Mixed(groups_of(own, SEVERAL[0][1]))
+        monkeypatch.setattr(replay, "_LARGE_PER_VARIABLE", per_variable)
+        opt = optim.Mixed(groups_of(weights, CASES[0][1]))
         for step in range(5):
-            set_grads(own, step)
+            set_grads(weights, step)
             opt.step()
-        assert count_replays(opt) == wanted
+        assert count_replays(opt) == expected
 
 
-@pytest.mark.parametrize("is_after", [False, True])
-def test_an_interruption_comes_before_or_after_all_rules(
-    is_after: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    own = params(6)
-    opt = optim.Mixed(groups_of(own, SEVERAL[0][1]))
+@pytest.mark.parametrize("has_step", [False, True])
+def test_interrupt_is_atomic_over_rules(has_step: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = params(6)
+    opt = optim.Mixed(groups_of(weights, CASES[0][1]))
     for step in range(4):
-        set_grads(own, step)
+        set_grads(weights, step)
         opt.step()
     take = guard_table.GuardTable.take
 
-    def interrupted(*given: Any, **named: Any) -> int:
-        if is_after:
-            take(*given, **named)
+    def interrupted(*args: Any, **kwargs: Any) -> int:
+        if has_step:
+            take(*args, **kwargs)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(guard_table.GuardTable, "take", interrupted)
-    before = [param.detach().clone() for param in own]
-    with pytest.raises(KeyboardInterrupt) as caught:
+    previous = [param.detach().clone() for param in weights]
+    with pytest.raises(KeyboardInterrupt) as error:
         opt.step()
     monkeypatch.undo()
-    said = "The step was taken." if is_after else "The step was not taken"
-    assert [note for note in caught.value.__notes__ if note.startswith(said)]
-    moved = [not torch.equal(*each) for each in zip(own, before, strict=True)]
-    assert moved == [is_after] * len(own)
-    assert opt.last_step.count == 4 + is_after
+    message = "The step was taken." if has_step else "The step was not taken"
+    assert [note for note in error.value.__notes__ if note.startswith(message)]
+    is_changed = [not torch.equal(*pair) for pair in zip(weights, previous, strict=True)]
+    assert is_changed == [has_step] * len(weights)
+    assert opt.last_step.count == 4 + has_step
 
 
-def made(seed: int) -> tuple[Any, list[Parameter]]:
-    dice = random.Random(seed)
+def make_random(seed: int) -> tuple[Any, list[Parameter]]:
+    rng = random.Random(seed)
     torch.manual_seed(seed)
     dtypes = [torch.float32, torch.float32, torch.float64, torch.bfloat16]
-    mixed, count = dice.random() < 0.3, dice.randint(2, 6)
-    own = [
+    mixed, count = rng.random() < 0.3, rng.randint(2, 6)
+    weights = [
         Parameter(
-            torch.randn(dice.choice(SHAPES), dtype=dice.choice(dtypes) if mixed else torch.float32)
+            torch.randn(
+                rng.choice(SHAPES),
+                dtype=rng.choice(dtypes) if mixed else torch.float32,
+            )
         )
         for _ in range(count)
     ]
-    name, options = dice.choice(SEVERAL)
-    around, _ = dice.choice(OPTIONS)
-    return getattr(optim, name)(groups_of(own, options), **around), own
+    name, options = rng.choice(CASES)
+    extras, _ = rng.choice(OPTIONS)
+    return getattr(optim, name)(groups_of(weights, options), **extras), weights
 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("seed", range(40))
-def test_whatever_changes_the_step_is_the_careful_one(
-    seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_random_changes_equal_careful_steps(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PlanCache, "longest_wait", 1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        assert not diff(made, seed)
+        assert not diff(make_random, seed)

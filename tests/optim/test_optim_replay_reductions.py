@@ -1,4 +1,4 @@
-"""Steps in one native call of rules that measure their variables: only their time differs."""
+"""Replayed steps of rules with reductions: equal to steps that are not replayed."""
 
 from __future__ import annotations
 
@@ -23,221 +23,218 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def of(name: str, **options: Any) -> Callable[..., Any]:
-    return lambda own, **around: getattr(optim, name)(own, lr=0.01, **options, **around)
+def maker_of(name: str, **options: Any) -> Callable[..., Any]:
+    return lambda weights, **extras: getattr(optim, name)(weights, lr=0.01, **options, **extras)
 
 
 def in_groups(name: str, **options: Any) -> Callable[..., Any]:
-    def make(own: list[Parameter], **around: Any) -> Any:
-        groups = [{"params": own[::2]}, {"params": own[1::2], "lr": 0.05, **options}]
-        return getattr(optim, name)([each for each in groups if each["params"]], **around)
+    def make(weights: list[Parameter], **extras: Any) -> Any:
+        groups = [{"params": weights[::2]}, {"params": weights[1::2], "lr": 0.05, **options}]
+        return getattr(optim, name)([group for group in groups if group["params"]], **extras)
 
     return make
 
 
-def beside_others(own: list[Parameter], **around: Any) -> Any:
+def mixed(weights: list[Parameter], **extras: Any) -> Any:
     groups = [
-        {"params": own[::3], "rule": "LAMB", "weight_decay": 0.1},
-        {"params": own[1::3], "rule": "AdamW"},
-        {"params": own[2::3], "rule": "CautiousAdamW"},
+        {"params": weights[::3], "rule": "LAMB", "weight_decay": 0.1},
+        {"params": weights[1::3], "rule": "AdamW"},
+        {"params": weights[2::3], "rule": "CautiousAdamW"},
     ]
-    return optim.Mixed([each for each in groups if each["params"]], **around)
+    return optim.Mixed([group for group in groups if group["params"]], **extras)
 
 
-def lars(own: list[Parameter], **around: Any) -> Any:
-    groups = [{"params": own[::2]}, {"params": own[1::2], "adaptive": 0.0}]
-    return optim.RuleOptimizer([each for each in groups if each["params"]], LARS, **around)
+def lars(weights: list[Parameter], **extras: Any) -> Any:
+    groups = [{"params": weights[::2]}, {"params": weights[1::2], "adaptive": 0.0}]
+    return optim.RuleOptimizer([group for group in groups if group["params"]], LARS, **extras)
 
 
 MAKERS: dict[str, Callable[..., Any]] = {
-    "LAMB": of("LAMB"),
-    "LAMB that always adapts": of("LAMB", weight_decay=0.0, always_adapt=True, trust_clip=True),
-    "StableAdamW": of("StableAdamW"),
-    "AdamH": of("AdamH"),
-    "CautiousAdamW": of("CautiousAdamW"),
+    "LAMB": maker_of("LAMB"),
+    "LAMB that always adapts": maker_of(
+        "LAMB", weight_decay=0.0, always_adapt=True, trust_clip=True
+    ),
+    "StableAdamW": maker_of("StableAdamW"),
+    "AdamH": maker_of("AdamH"),
+    "CautiousAdamW": maker_of("CautiousAdamW"),
     "LAMB in groups": in_groups("LAMB", weight_decay=0.0),
-    "MARS": of("MARS", weight_decay=0.1),
-    "MARS of Lion's kind": of("MARS", mars_type="lion", betas_1d=(0.8, 0.9)),
+    "MARS": maker_of("MARS", weight_decay=0.1),
+    "MARS of Lion's kind": maker_of("MARS", mars_type="lion", betas_1d=(0.8, 0.9)),
     "MARS in groups": in_groups("MARS", optimize_1d=True, mars_type="lion"),
     "StableAdamW in groups": in_groups("StableAdamW", betas=(0.8, 0.9)),
-    "beside others": beside_others,
-    "cautious": of("AdamW", cautious=True),
-    "cautious decay": of("AdamW", cautious=True, cautious_decay=True, weight_decay=0.1),
-    "trust ratio": of("NAdam", trust_ratio=True),
-    "sphere": of("NAdam", sphere=True),
+    "beside others": mixed,
+    "cautious": maker_of("AdamW", cautious=True),
+    "cautious decay": maker_of("AdamW", cautious=True, cautious_decay=True, weight_decay=0.1),
+    "trust ratio": maker_of("NAdam", trust_ratio=True),
+    "sphere": maker_of("NAdam", sphere=True),
 }
-LIKE_TENSORFLOW: dict[str, Callable[..., Any]] = {
+TENSORFLOW_MAKERS: dict[str, Callable[..., Any]] = {
     "LARS": lars,
-    "NovoGrad": lambda own, **around: optim.RuleOptimizer(own, NOVOGRAD, **around),
-    "NesterovLARS": lambda own, **around: optim.RuleOptimizer(own, NESTEROV_LARS, **around),
-    "Adam with a trust ratio": lambda own, **around: optim.tensorflow.Adam(
-        own, trust_ratio=True, **around
+    "NovoGrad": lambda weights, **extras: optim.RuleOptimizer(weights, NOVOGRAD, **extras),
+    "NesterovLARS": lambda weights, **extras: optim.RuleOptimizer(weights, NESTEROV_LARS, **extras),
+    "Adam with a trust ratio": lambda weights, **extras: optim.tensorflow.Adam(
+        weights, trust_ratio=True, **extras
     ),
 }
-ALL = MAKERS | LIKE_TENSORFLOW
+ALL_MAKERS = MAKERS | TENSORFLOW_MAKERS
 
 
 def compare(
     make: Callable[..., Any],
-    own: Callable[[], list[Parameter]],
-    before: Callable[[list[Parameter], int], None],
+    make_params: Callable[[], list[Parameter]],
+    prepare: Callable[[list[Parameter], int], None],
     steps: int = 6,
-    around: dict[str, Any] | None = None,
+    extras: dict[str, Any] | None = None,
 ) -> int:
-    """How many steps an optimizer takes in one call, whose numbers its twin has, too."""
+    """Compare an optimizer with a twin that does not replay; return the replayed steps."""
     sides: list[tuple[Any, list[Parameter]]] = []
     for _ in range(2):
-        each = own()
-        sides.append((make(each, **(around or {})), each))
+        weights = make_params()
+        sides.append((make(weights, **(extras or {})), weights))
     for step in range(steps):
-        for is_twin, (opt, each) in enumerate(sides):
-            if (around or {}).get("fused_unscale"):
+        for is_twin, (opt, weights) in enumerate(sides):
+            if (extras or {}).get("fused_unscale"):
                 opt.found_inf, opt.grad_scale = torch.zeros(()), torch.tensor(4.0 + step // 4)
-            before(each, step)
+            prepare(weights, step)
             if is_twin:
                 opt._cache.forget_replay()
             opt.step()
-        for (what, one), (_, other) in zip(*(snapshot(*each) for each in sides), strict=True):
-            assert same(one, other), (what, step)
+        for (key, actual), (_, expected) in zip(*(snapshot(*run) for run in sides), strict=True):
+            assert same(actual, expected), (key, step)
     return count_replays(sides[0][0])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", MAKERS)
-@many("around,calls", OPTIONS)
-def test_every_option_has_them(
-    name: str, dtype: torch.dtype, around: dict[str, Any], calls: int
-) -> None:
-    def own() -> list[Parameter]:
+@many("extras,calls", OPTIONS)
+def test_options_replay(name: str, dtype: torch.dtype, extras: dict[str, Any], calls: int) -> None:
+    def make_params() -> list[Parameter]:
         return [Parameter(param.to(dtype)) for param in params(6)]
 
-    def before(each: list[Parameter], step: int) -> None:
-        set_grads(each, step, {4})
+    def prepare(weights: list[Parameter], step: int) -> None:
+        set_grads(weights, step, {4})
 
-    assert compare(MAKERS[name], own, before, 6 * calls, around) == 4
+    assert compare(MAKERS[name], make_params, prepare, 6 * calls, extras) == 4
 
 
-@pytest.mark.parametrize("name", LIKE_TENSORFLOW)
+@pytest.mark.parametrize("name", TENSORFLOW_MAKERS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("around", [{}, {"ema_decay": 0.9}, {"clip_grad_norm": 0.5}], ids=str)
-def test_so_do_rules_with_the_numbers_of_tensorflow(
-    name: str, dtype: torch.dtype, around: dict[str, Any]
-) -> None:
-    def own() -> list[Parameter]:
+@pytest.mark.parametrize("extras", [{}, {"ema_decay": 0.9}, {"clip_grad_norm": 0.5}], ids=str)
+def test_tensorflow_scalars(name: str, dtype: torch.dtype, extras: dict[str, Any]) -> None:
+    def make_params() -> list[Parameter]:
         return [Parameter(param.to(dtype)) for param in params(6)]
 
-    # What a rule makes of the norms of clipped gradients follows from those of others.
-    wanted = 0 if "clip_grad_norm" in around and "trust" not in name else 4
-    assert compare(LIKE_TENSORFLOW[name], own, set_grads, around=around) == wanted
+    # Norms of clipped gradients depend on all gradients, which prevents replay.
+    expected_count = 0 if "clip_grad_norm" in extras and "trust" not in name else 4
+    assert compare(TENSORFLOW_MAKERS[name], make_params, set_grads, extras=extras) == expected_count
 
 
-@pytest.mark.parametrize("name", ALL)
-def test_sums_are_added_up_in_their_order(name: str) -> None:
-    def own() -> list[Parameter]:
+@pytest.mark.parametrize("name", ALL_MAKERS)
+def test_order_of_sums(name: str) -> None:
+    def make_params() -> list[Parameter]:
         torch.manual_seed(0)
         return [Parameter(torch.randn(size)) for size in (200_001, 3, 0, 70_000, 1, 330_000)]
 
-    assert compare(ALL[name], own, set_grads) == 4
+    assert compare(ALL_MAKERS[name], make_params, set_grads) == 4
 
 
-def _zero(own: list[Parameter]) -> None:
-    for param in own:
+def _zero(weights: list[Parameter]) -> None:
+    for param in weights:
         param.data.zero_()
 
 
-def _without_gradient(own: list[Parameter]) -> None:
-    own[1].grad = torch.zeros_like(own[1])
+def _without_gradient(weights: list[Parameter]) -> None:
+    weights[1].grad = torch.zeros_like(weights[1])
 
 
-def _nan(own: list[Parameter]) -> None:
-    own[0].grad = torch.full_like(own[0], torch.nan)
+def _nan(weights: list[Parameter]) -> None:
+    weights[0].grad = torch.full_like(weights[0], torch.nan)
 
 
-def _infinite(own: list[Parameter]) -> None:
-    own[2].grad = torch.full_like(own[2], -torch.inf)
+def _infinite(weights: list[Parameter]) -> None:
+    weights[2].grad = torch.full_like(weights[2], -torch.inf)
 
 
-def _tiny(own: list[Parameter]) -> None:
-    for param in own:
+def _tiny(weights: list[Parameter]) -> None:
+    for param in weights:
         param.grad = torch.full_like(param, 1e-42)
 
 
-def _huge(own: list[Parameter]) -> None:
-    for param in own:
+def _huge(weights: list[Parameter]) -> None:
+    for param in weights:
         param.grad = torch.full_like(param, 3e38)
 
 
 @pytest.mark.parametrize("change", [_zero, _without_gradient, _nan, _infinite, _tiny, _huge])
-@pytest.mark.parametrize("name", ALL)
-def test_strange_numbers_are_no_reason_for_careful_steps(
-    name: str, change: Callable[[list[Parameter]], None]
-) -> None:
-    def before(own: list[Parameter], step: int) -> None:
-        set_grads(own, step)
+@pytest.mark.parametrize("name", ALL_MAKERS)
+def test_extreme_values_are_replayed(name: str, change: Callable[[list[Parameter]], None]) -> None:
+    def prepare(weights: list[Parameter], step: int) -> None:
+        set_grads(weights, step)
         if step == 4:
-            change(own)
+            change(weights)
 
-    assert compare(ALL[name], lambda: params(6), before) == 4
-
-
-def written(own: list[Parameter], opt: Any) -> None:
-    opt.state[own[1]]["radius"].fill_(2.5)
+    assert compare(ALL_MAKERS[name], lambda: params(6), prepare) == 4
 
 
-def as_gradient(own: list[Parameter], opt: Any) -> None:
-    own[0].grad = opt.state[own[0]]["radius"].reshape(own[0].shape)
+def write_radius(weights: list[Parameter], opt: Any) -> None:
+    opt.state[weights[1]]["radius"].fill_(2.5)
+
+
+def share_radius(weights: list[Parameter], opt: Any) -> None:
+    weights[0].grad = opt.state[weights[0]]["radius"].reshape(weights[0].shape)
 
 
 @pytest.mark.parametrize(
-    ("change", "wanted"),
-    [(written, 5), (as_gradient, 1)],
-    ids=lambda each: getattr(each, "__name__", str(each)),
+    ("change", "expected_count"),
+    [(write_radius, 5), (share_radius, 1)],
+    ids=lambda argument: getattr(argument, "__name__", str(argument)),
 )
-def test_numbers_of_a_rule_for_each_variable_are_those_that_the_state_has(
-    change: Callable[[list[Parameter], Any], None], wanted: int
+def test_user_changes_of_radius_are_used(
+    change: Callable[[list[Parameter], Any], None], expected_count: int
 ) -> None:
     sides: list[tuple[Any, list[Parameter]]] = []
     for _ in range(2):
         torch.manual_seed(0)
-        own = [Parameter(torch.randn(shape)) for shape in ((1,), (1,), (3, 4))]
-        sides.append((optim.AdamH(own, lr=0.01), own))
+        weights = [Parameter(torch.randn(shape)) for shape in ((1,), (1,), (3, 4))]
+        sides.append((optim.AdamH(weights, lr=0.01), weights))
     counts: list[int] = []
     for step in range(7):
-        for is_twin, (opt, own) in enumerate(sides):
-            set_grads(own, step)
+        for is_twin, (opt, weights) in enumerate(sides):
+            set_grads(weights, step)
             if step == 4:
-                change(own, opt)
+                change(weights, opt)
             if is_twin:
                 opt._cache.forget_replay()
             opt.step()
-        for (what, one), (_, other) in zip(*(snapshot(*each) for each in sides), strict=True):
-            assert same(one, other), (what, step)
+        for (key, actual), (_, expected) in zip(*(snapshot(*run) for run in sides), strict=True):
+            assert same(actual, expected), (key, step)
         counts.append(count_replays(sides[0][0]))
-    assert counts[-1] == wanted, counts
+    assert counts[-1] == expected_count, counts
 
 
-def made(seed: int) -> tuple[Any, list[Parameter]]:
-    dice = random.Random(seed)
+def make_random(seed: int) -> tuple[Any, list[Parameter]]:
+    rng = random.Random(seed)
     torch.manual_seed(seed)
     dtypes = [torch.float32, torch.float32, torch.float64, torch.bfloat16]
-    mixed, count = dice.random() < 0.3, dice.randint(2, 6)
-    own = [
+    mixed, count = rng.random() < 0.3, rng.randint(2, 6)
+    weights = [
         Parameter(
-            torch.randn(dice.choice(SHAPES), dtype=dice.choice(dtypes) if mixed else torch.float32)
+            torch.randn(
+                rng.choice(SHAPES),
+                dtype=rng.choice(dtypes) if mixed else torch.float32,
+            )
         )
         for _ in range(count)
     ]
-    make = ALL[dice.choice([*ALL])]
-    around, _ = dice.choice(OPTIONS)
-    return make(own, **around), own
+    make = ALL_MAKERS[rng.choice([*ALL_MAKERS])]
+    extras, _ = rng.choice(OPTIONS)
+    return make(weights, **extras), weights
 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("seed", range(40))
-def test_whatever_changes_the_step_is_the_careful_one(
-    seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_random_changes_equal_careful_steps(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PlanCache, "longest_wait", 1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        assert not diff(made, seed)
+        assert not diff(make_random, seed)

@@ -1,4 +1,4 @@
-"""Steps in one native call of parameters whose numbers differ: only their time differs."""
+"""Replayed steps of parameters with different scalars: equal to steps that are not replayed."""
 
 from __future__ import annotations
 
@@ -39,93 +39,92 @@ CLASSES: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-def in_groups(own: list[Parameter], **options: Any) -> Any:
-    return [{"params": own[:2]}, {"params": own[2:], **options}]
+def in_groups(weights: list[Parameter], **options: Any) -> Any:
+    return [{"params": weights[:2]}, {"params": weights[2:], **options}]
 
 
-def compare(sides: list[Side], steps: range, without: Any, around: dict[str, Any]) -> None:
-    """Take steps, of which the twin takes none in one call."""
+def compare(sides: list[Side], steps: range, skipped: Any, extras: dict[str, Any]) -> None:
+    """Take steps with both sides and compare; the twin does not replay."""
     for step in steps:
-        for is_twin, (opt, own) in enumerate(sides):
-            if around.get("fused_unscale"):
+        for is_twin, (opt, weights) in enumerate(sides):
+            if extras.get("fused_unscale"):
                 opt.found_inf, opt.grad_scale = torch.zeros(()), torch.tensor(4.0)
-            set_grads(own, step, without(step))
+            set_grads(weights, step, skipped(step))
             if is_twin:
                 opt._cache.forget_replay()
             opt.step()
-        for (what, one), (_, other) in zip(*(snapshot(*each) for each in sides), strict=True):
-            assert same(one, other), (what, step)
-            assert getattr(one, "_version", 0) == getattr(other, "_version", 0), (what, step)
+        for (key, actual), (_, expected) in zip(*(snapshot(*run) for run in sides), strict=True):
+            assert same(actual, expected), (key, step)
+            assert getattr(actual, "_version", 0) == getattr(expected, "_version", 0), (key, step)
 
 
-@pytest.mark.parametrize("around", [each for each, calls in OPTIONS if calls == 1], ids=str)
+@pytest.mark.parametrize("extras", [option for option, calls in OPTIONS if calls == 1], ids=str)
 @pytest.mark.parametrize(("name", "options"), CLASSES, ids=str)
-def test_parameters_may_have_begun_later(
-    name: str, options: dict[str, Any], around: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+def test_params_that_start_later(
+    name: str, options: dict[str, Any], extras: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(PlanCache, "longest_wait", 1)
     sides: list[Side] = []
     for _ in range(2):
-        own = params(5)
-        given = in_groups(own, lr=0.02)
-        sides.append((getattr(optim, name)(given, lr=0.01, **options, **around), own))
-    begins = [0, 2, 0, 2, 3]
-    compare(sides, range(9), lambda step: {k for k in range(5) if begins[k] > step}, around)
+        weights = params(5)
+        groups = in_groups(weights, lr=0.02)
+        sides.append((getattr(optim, name)(groups, lr=0.01, **options, **extras), weights))
+    first_steps = [0, 2, 0, 2, 3]
+    compare(sides, range(9), lambda step: {k for k in range(5) if first_steps[k] > step}, extras)
     assert count_replays(sides[0][0]) == 4
 
 
 @pytest.mark.parametrize(("name", "options"), CLASSES, ids=str)
-def test_and_may_have_ended(
-    name: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_params_stop(name: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PlanCache, "longest_wait", 1)
     sides: list[Side] = []
     for _ in range(2):
-        own = params(5)
-        sides.append((getattr(optim, name)(own, lr=0.01, **options), own))
+        weights = params(5)
+        sides.append((getattr(optim, name)(weights, lr=0.01, **options), weights))
     compare(sides, range(9), lambda step: {1, 3} if step > 3 else set(), {})
     assert count_replays(sides[0][0]) == 3
 
 
-def test_groups_may_go_on_to_other_numbers() -> None:
+def test_groups_with_different_scalars() -> None:
     sides: list[Side] = []
     for _ in range(2):
-        own = params(5)
-        sides.append((optim.ASGD(in_groups(own, lr=0.5), lr=0.1), own))
+        weights = params(5)
+        sides.append((optim.ASGD(in_groups(weights, lr=0.5), lr=0.1), weights))
     compare(sides, range(8), lambda step: set(), {})
     assert count_replays(sides[0][0]) == 6
 
 
-def test_a_number_that_others_write_is_seen() -> None:
+def test_user_written_count_is_used() -> None:
     sides: list[Side] = []
     for _ in range(2):
-        own = params(5)
-        sides.append((optim.Adam(own), own))
+        weights = params(5)
+        sides.append((optim.Adam(weights), weights))
     compare(sides, range(4), lambda step: set(), {})
     assert count_replays(sides[0][0]) == 2
-    for opt, own in sides:
-        opt.state[own[2]]["step"].fill_(100)
+    for opt, weights in sides:
+        opt.state[weights[2]]["step"].fill_(100)
     compare(sides, range(4, 8), lambda step: set(), {})
-    for opt, own in sides:
-        opt.state[own[2]]["step"].fill_(9)
-        opt.state[own[1]]["step"].fill_(17)
+    for opt, weights in sides:
+        opt.state[weights[2]]["step"].fill_(9)
+        opt.state[weights[1]]["step"].fill_(17)
     compare(sides, range(8, 12), lambda step: set(), {})
-    for opt, own in sides:
-        for param in own:
+    for opt, weights in sides:
+        for param in weights:
             opt.state[param]["step"].fill_(50)
     compare(sides, range(12, 16), lambda step: set(), {})
-    assert [float(each["step"]) for each in sides[0][0].state.values()] == [54.0] * 5
+    assert [float(state["step"]) for state in sides[0][0].state.values()] == [54.0] * 5
 
 
-def test_a_state_of_several_rules_that_was_loaded_may_have_its_numbers_together(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_loaded_mixed_state(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PlanCache, "longest_wait", 1)
     sides: list[Side] = []
     for _ in range(2):
-        own = params(6)
-        groups = [{"params": own[::2], "rule": "AdamW"}, {"params": own[1::2], "rule": "NAdam"}]
-        sides.append((optim.Mixed(groups), own))
+        weights = params(6)
+        groups = [
+            {"params": weights[::2], "rule": "AdamW"},
+            {"params": weights[1::2], "rule": "NAdam"},
+        ]
+        sides.append((optim.Mixed(groups), weights))
     compare(sides, range(4), lambda step: set(), {})
     for opt, _ in sides:
         opt.load_state_dict(copy.deepcopy(opt.state_dict()))
@@ -133,55 +132,55 @@ def test_a_state_of_several_rules_that_was_loaded_may_have_its_numbers_together(
     assert count_replays(sides[0][0]) == 3
 
 
-def test_a_number_that_others_write_beside_a_frozen_parameter_is_seen() -> None:
+def test_user_written_count_beside_frozen_param() -> None:
     sides: list[Side] = []
     for _ in range(2):
-        own = params(5)
-        sides.append((optim.tensorflow.Adam(own), own))
+        weights = params(5)
+        sides.append((optim.tensorflow.Adam(weights), weights))
     compare(sides, range(4), lambda step: {1}, {})
     assert count_replays(sides[0][0]) == 2
-    for opt, own in sides:
-        opt.state[own[2]]["step"].fill_(100)
+    for opt, weights in sides:
+        opt.state[weights[2]]["step"].fill_(100)
     compare(sides, range(4, 8), lambda step: {1}, {})
 
 
-def made(seed: int) -> Side:
-    dice = random.Random(seed)
+def make_random(seed: int) -> Side:
+    rng = random.Random(seed)
     torch.manual_seed(seed)
-    own = [Parameter(torch.randn(dice.choice(SHAPES))) for _ in range(dice.randint(2, 6))]
-    name, options = dice.choice(CLASSES)
-    around, calls = dice.choice(OPTIONS)
-    groups: Any = in_groups(own, lr=0.05) if dice.random() < 0.5 and len(own) > 2 else own
-    opt = getattr(optim, name)(groups, lr=0.01, **options, **around)
+    weights = [Parameter(torch.randn(rng.choice(SHAPES))) for _ in range(rng.randint(2, 6))]
+    name, options = rng.choice(CLASSES)
+    extras, calls = rng.choice(OPTIONS)
+    groups: Any = (
+        in_groups(weights, lr=0.05) if rng.random() < 0.5 and len(weights) > 2 else weights
+    )
+    opt = getattr(optim, name)(groups, lr=0.01, **options, **extras)
     for step in range(3 * calls):
-        set_grads(own, step, {k for k in range(len(own)) if k % 3 > step // calls})
-        if around.get("fused_unscale"):
+        set_grads(weights, step, {k for k in range(len(weights)) if k % 3 > step // calls})
+        if extras.get("fused_unscale"):
             opt.found_inf, opt.grad_scale = torch.zeros(()), torch.tensor(2.0)
         opt.step()
-    return opt, own
+    return opt, weights
 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("seed", range(40))
-def test_whatever_changes_the_step_is_the_careful_one(
-    seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_random_changes_equal_careful_steps(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PlanCache, "longest_wait", 1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        assert not diff(made, seed)
+        assert not diff(make_random, seed)
 
 
 def write_step(opt: Any, number: float) -> None:
-    for own in opt.state.values():
-        own["step"].fill_(number)
+    for state in opt.state.values():
+        state["step"].fill_(number)
 
 
-def say_scale(opt: Any, number: float) -> None:
+def set_scale(opt: Any, number: float) -> None:
     opt.found_inf, opt.grad_scale = torch.zeros(()), None
 
 
-def say_nothing(opt: Any, number: float) -> None:
+def remove_scale(opt: Any, number: float) -> None:
     if "found_inf" in vars(opt):
         del opt.found_inf, opt.grad_scale
 
@@ -189,22 +188,22 @@ def say_nothing(opt: Any, number: float) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("number", [40.0, 2.0**24 - 3])
 @pytest.mark.parametrize(("name", "options"), CLASSES, ids=str)
-def test_scalars_are_those_of_the_step_whoever_makes_them(
+def test_native_scalars_equal_python_scalars(
     name: str, options: dict[str, Any], number: float, dtype: torch.dtype
 ) -> None:
-    """They are made natively, then in Python, then natively again, each after others have."""
+    """Alternate between native code and Python."""
     sides: list[Side] = []
     for _ in range(2):
         torch.manual_seed(0)
-        own = [Parameter(torch.randn(shape, dtype=dtype)) for shape in ((3, 4), (5,), (2, 2))]
-        given = [{"params": own[:2]}, {"params": own[2:], "lr": 0.02}]
-        sides.append((getattr(optim, name)(given, lr=0.01, **options), own))
-    between = {5: write_step, 8: say_scale, 12: say_nothing, 14: write_step}
+        weights = [Parameter(torch.randn(shape, dtype=dtype)) for shape in ((3, 4), (5,), (2, 2))]
+        groups = [{"params": weights[:2]}, {"params": weights[2:], "lr": 0.02}]
+        sides.append((getattr(optim, name)(groups, lr=0.01, **options), weights))
+    changes = {5: write_step, 8: set_scale, 12: remove_scale, 14: write_step}
     for step in range(20):
         for opt, _ in sides:
             opt.param_groups[1]["lr"] = 0.02 * 0.9**step
-            if step in between:
-                between[step](opt, number + step)
+            if step in changes:
+                changes[step](opt, number + step)
         compare(sides, range(step, step + 1), lambda step: set(), {})
 
 
@@ -216,37 +215,35 @@ def _overflows(step: Any) -> Any:
     return 0 * 1e45**step
 
 
-@pytest.mark.parametrize("late", [_divides, _overflows])
-def test_what_is_an_error_in_python_is_one_of_the_step(
-    late: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also where scalars are made natively: Python refuses steps 8 and 7, which change nothing."""
-    usual: Any = TORCH_ADAM.prepare
+@pytest.mark.parametrize("failing", [_divides, _overflows])
+def test_scalar_errors(failing: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scalars of steps 8 and 7 raise in Python; native code raises, too, and changes nothing."""
+    original: Any = TORCH_ADAM.prepare
 
     def prepare(
         *, learning_rate: Any, beta1: Any, beta2: Any, weight_decay: Any,
         decoupled_weight_decay: Any, maximize: Any, t: Any,
     ) -> dict[str, Any]:  # fmt: skip
-        given = learning_rate, beta1, beta2, weight_decay, decoupled_weight_decay, maximize, t
-        made = usual(**dict(zip(inspect.signature(usual).parameters, given, strict=True)))
-        return {**made, "direction": 1.0 + late(t)}
+        values = learning_rate, beta1, beta2, weight_decay, decoupled_weight_decay, maximize, t
+        scalars = original(**dict(zip(inspect.signature(original).parameters, values, strict=True)))
+        return {**scalars, "direction": 1.0 + failing(t)}
 
-    prepare.__module__ = usual.__module__  # what is the user's is called in Python
+    prepare.__module__ = original.__module__  # what is the user's is called in Python
     rule = replace(TORCH_ADAM, prepare=prepare)
     monkeypatch.setattr(optim.Adam, "_choose_rule", staticmethod(lambda group: rule))
-    own = params(3)
-    opt = optim.Adam(own)
-    steps = 7 if late is _divides else 6
+    weights = params(3)
+    opt = optim.Adam(weights)
+    steps = 7 if failing is _divides else 6
     for step in range(steps):
-        set_grads(own, step)
+        set_grads(weights, step)
         opt.step()
     assert count_replays(opt) == steps - 2
-    before = copy.deepcopy(snapshot(opt, own))
-    set_grads(own, steps)
+    previous = copy.deepcopy(snapshot(opt, weights))
+    set_grads(weights, steps)
     with pytest.raises(InvalidArgumentError, match=rf"Group 0 takes no .* in step {steps + 1}\."):
         opt.step()
-    for (what, one), (_, other) in zip(snapshot(opt, own), before, strict=True):
-        assert same(one, other), what
+    for (key, actual), (_, expected) in zip(snapshot(opt, weights), previous, strict=True):
+        assert same(actual, expected), key
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
@@ -256,14 +253,12 @@ def test_what_is_an_error_in_python_is_one_of_the_step(
     [np.float32(0.1), np.float16(0.1), np.float64(0.1), np.array(0.1, np.float32), 1],
     ids=repr,
 )
-def test_rates_are_of_the_type_that_they_were_given_in(
-    rate: Any, name: str, dtype: torch.dtype
-) -> None:
-    """NumPy divides a float32 by Python's numbers in float32, whoever makes the scalars."""
+def test_lr_types_are_kept(rate: Any, name: str, dtype: torch.dtype) -> None:
+    """NumPy divides a float32 by Python numbers in float32; native code does, too."""
     sides: list[Side] = []
     for _ in range(2):
-        own = [Parameter(param.to(dtype)) for param in params(3)]
-        sides.append((getattr(optim, name)(in_groups(own, lr=0.02), lr=rate), own))
+        weights = [Parameter(param.to(dtype)) for param in params(3)]
+        sides.append((getattr(optim, name)(in_groups(weights, lr=0.02), lr=rate), weights))
     compare(sides, range(6), lambda step: set(), {})
     assert count_replays(sides[0][0]) == 4
     for opt, _ in sides:
@@ -280,43 +275,41 @@ def _forget_sooner(group: dict[str, Any]) -> None:
     group["betas"][0] = 0.5
 
 
-@pytest.mark.filterwarnings("ignore:__array_wrap__")  # of torch, whose tensors take arrays
+@pytest.mark.filterwarnings("ignore:__array_wrap__")  # raised by torch for arrays
 @pytest.mark.parametrize("name", ["Adam", "RAdam", "Adamax"])
 @pytest.mark.parametrize(
     ("options", "change"),
     [({"lr": np.array(0.1)}, _halve), ({"lr": 0.1, "betas": [0.9, 0.99]}, _forget_sooner)],
     ids=["an array", "a list"],
 )
-def test_options_that_are_written_to_in_place_are_read(
+def test_options_changed_in_place_are_read(
     name: str, options: dict[str, Any], change: Callable[[dict[str, Any]], None]
 ) -> None:
-    made: list[list[Parameter]] = []
+    trained: list[list[Parameter]] = []
     for module in (optim, torch.optim):
-        own = params(3)
-        opt = getattr(module, name)([{"params": own, **copy.deepcopy(options)}])
+        weights = params(3)
+        opt = getattr(module, name)([{"params": weights, **copy.deepcopy(options)}])
         for step in range(9):
-            set_grads(own, step)
+            set_grads(weights, step)
             if step == 6:
                 change(opt.param_groups[0])
             opt.step()
-        made.append(own)
-    for got, wanted in zip(*made, strict=True):
-        torch.testing.assert_close(got, wanted, rtol=2e-5, atol=1e-6)
+        trained.append(weights)
+    for actual, expected in zip(*trained, strict=True):
+        torch.testing.assert_close(actual, expected, rtol=2e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("around", [{}, {"clip_grad_norm": 100.0}], ids=str)
+@pytest.mark.parametrize("extras", [{}, {"clip_grad_norm": 100.0}], ids=str)
 @pytest.mark.parametrize("name", ["Adam", "NAdam"])
-def test_a_number_that_was_written_before_a_refused_step_is_seen(
-    name: str, around: dict[str, Any]
-) -> None:
+def test_count_written_before_failed_step_is_used(name: str, extras: dict[str, Any]) -> None:
     sides: list[Side] = []
     for _ in range(2):
-        own = params(3)
-        sides.append((getattr(optim, name)(own, lr=0.1, **around), own))
+        weights = params(3)
+        sides.append((getattr(optim, name)(weights, lr=0.1, **extras), weights))
     compare(sides, range(4), lambda step: set(), {})
     assert count_replays(sides[0][0]) == 2
-    for opt, own in sides:
-        for number, param in enumerate(own):
+    for opt, weights in sides:
+        for number, param in enumerate(weights):
             opt.state[param]["step"].fill_(50.0 * (number + 1))
         (group,) = opt.param_groups
         rate, group["lr"] = group["lr"], "none"
@@ -324,31 +317,29 @@ def test_a_number_that_was_written_before_a_refused_step_is_seen(
             opt.step()
         group["lr"] = rate
     compare(sides, range(4, 8), lambda step: set(), {})
-    assert [float(each["step"]) for each in sides[0][0].state.values()] == [54.0, 104.0, 154.0]
+    assert [float(state["step"]) for state in sides[0][0].state.values()] == [54.0, 104.0, 154.0]
 
 
-@pytest.mark.parametrize("around", [{}, {"clip_grad_norm": 100.0}], ids=str)
+@pytest.mark.parametrize("extras", [{}, {"clip_grad_norm": 100.0}], ids=str)
 @pytest.mark.parametrize(
-    ("make", "number", "said"),
+    ("make", "number", "message"),
     [
         (optim.ADOPT, -5.0, "Group 0 takes no step"),  # a root of it is complex
         (tensorflow.Adam, 2**63 - 1, "'step' would become 9223372036854775808, beyond int64"),
     ],
     ids=["complex", "beyond int64"],
 )
-def test_numbers_that_no_native_step_holds_are_left_to_the_careful_one(
-    make: Any, number: float, said: str, around: dict[str, Any]
-) -> None:
-    own = params(3)
-    opt = make(own, lr=0.1, **around)
+def test_huge_counts_raise(make: Any, number: float, message: str, extras: dict[str, Any]) -> None:
+    weights = params(3)
+    opt = make(weights, lr=0.1, **extras)
     for step in range(4):
-        set_grads(own, step)
+        set_grads(weights, step)
         opt.step()
     assert count_replays(opt) == 2
-    for each in opt.state.values():
-        each["step"].fill_(number)
-    before = copy.deepcopy(snapshot(opt, own))
-    with pytest.raises(InvalidArgumentError, match=said):
+    for state in opt.state.values():
+        state["step"].fill_(number)
+    previous = copy.deepcopy(snapshot(opt, weights))
+    with pytest.raises(InvalidArgumentError, match=message):
         opt.step()
-    for (what, one), (_, other) in zip(snapshot(opt, own), before, strict=True):
-        assert same(one, other), what
+    for (key, actual), (_, expected) in zip(snapshot(opt, weights), previous, strict=True):
+        assert same(actual, expected), key

@@ -1,4 +1,4 @@
-"""The look at many tensors, which all of torch's threads take part in."""
+"""Guard checks of many tensors by several threads."""
 
 from __future__ import annotations
 
@@ -24,22 +24,24 @@ COUNT = 2 * replay_kernel.MANY + replay_kernel.PART // 2  # the last part is no 
 
 @pytest.fixture
 def comes_anyway(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A team that comes for kernels, too, however small the tensors."""
+    """Start the thread team for small tensors, too."""
     monkeypatch.setattr(guard_table.GuardTable, "_has_threads", lambda _: True)
 
 
-def _snapshot_of(own: list[Parameter]) -> tuple[guard_table.GuardTable, Any]:
-    found = guard_table.snapshot()
-    assert found is not None
-    found.hold_list(own)
-    for param in own:
-        assert found.tensor(param) is not None
-    cells = torch.zeros(len(own), dtype=torch.int64).numpy()
-    gradients = [(each, each.grad, cells[k : k + 1].ctypes.data) for k, each in enumerate(own)]
-    bounds = sorted(edge for each in own for edge in (each.data_ptr(), each.data_ptr() + 24))
-    step = guard_table.GuardedStep(gradients, [], [], own, torch.tensor(bounds).numpy())
-    found.finish(step)
-    return found, cells
+def _snapshot_of(weights: list[Parameter]) -> tuple[guard_table.GuardTable, Any]:
+    table = guard_table.snapshot()
+    assert table is not None
+    table.hold_list(weights)
+    for param in weights:
+        assert table.tensor(param) is not None
+    cells = torch.zeros(len(weights), dtype=torch.int64).numpy()
+    gradients = [
+        (param, param.grad, cells[k : k + 1].ctypes.data) for k, param in enumerate(weights)
+    ]
+    bounds = sorted(edge for param in weights for edge in (param.data_ptr(), param.data_ptr() + 24))
+    step = guard_table.GuardedStep(gradients, [], [], weights, torch.tensor(bounds).numpy())
+    table.finish(step)
+    return table, cells
 
 
 def _no_gradient(param: Parameter) -> None:
@@ -60,7 +62,7 @@ def _other_shape(param: Parameter) -> None:
 
 
 Change = Callable[[Parameter], None]
-FOUND: list[tuple[dict[int, Change], int]] = [
+CHANGES: list[tuple[dict[int, Change], int]] = [
     *(
         ({place: change}, reason)
         for place in (0, replay_kernel.PART, replay_kernel.MANY, COUNT - 1)
@@ -88,29 +90,34 @@ def test_every_tensor_and_gradient_is_looked_at(
     calls: list[int] = []
     routine = guard_table.parts_routine
     monkeypatch.setattr(guard_table, "parts_routine", lambda: calls.append(1) or routine())
-    own = params(COUNT)
-    set_grads(own, 0)
-    found, cells = _snapshot_of(own)
+    weights = params(COUNT)
+    set_grads(weights, 0)
+    table, cells = _snapshot_of(weights)
     for step in range(3):
-        set_grads(own, step)
-        assert found.take() == 0
-        assert cells.tolist() == [param.grad.data_ptr() for param in own if param.grad is not None]
+        set_grads(weights, step)
+        assert table.take() == 0
+        assert cells.tolist() == [
+            param.grad.data_ptr() for param in weights if param.grad is not None
+        ]
         # Each thread asks once more than there are parts for it.
-        asked = [2 * -(-COUNT // replay_kernel.PART) + count, COUNT] if count > 1 else [0, 0]
-        assert [found.block[replay_kernel.TICKET], found.block[replay_kernel.PARTED]] == asked
+        expected = [2 * -(-COUNT // replay_kernel.PART) + count, COUNT] if count > 1 else [0, 0]
+        assert [
+            table.block[replay_kernel.TICKET],
+            table.block[replay_kernel.PARTED],
+        ] == expected
     assert len(calls) == (3 if count > 1 else 0)
-    for changes, reason in FOUND:
-        for param in own:
+    for changes, reason in CHANGES:
+        for param in weights:
             param.data = param.data.reshape(3, 2).clone(memory_format=torch.contiguous_format)
-        set_grads(own, 0)
-        found, _ = _snapshot_of(own)
-        assert found.take() == 0
-        versions = [param._version for param in own]
+        set_grads(weights, 0)
+        table, _ = _snapshot_of(weights)
+        assert table.take() == 0
+        versions = [param._version for param in weights]
         for place, change in changes.items():
-            change(own[place])
-            versions[place] = own[place]._version
-        assert (found.take(), found.taken) == (reason, 1)
-        assert [param._version for param in own] == versions
+            change(weights[place])
+            versions[place] = weights[place]._version
+        assert (table.take(), table.taken) == (reason, 1)
+        assert [param._version for param in weights] == versions
 
 
 @pytest.mark.usefixtures("comes_anyway")
@@ -128,8 +135,8 @@ def test_whatever_changes_a_step_over_few_is_noticed_by_a_team(
     monkeypatch.setattr(guard_table, "parts_routine", lambda: calls_of_team.append(1) or routine())
 
     def made(seed: int) -> tuple[Any, list[Parameter]]:
-        own = params(5)
-        return optim.AdamW(own, lr=0.01, **options), own
+        weights = params(5)
+        return optim.AdamW(weights, lr=0.01, **options), weights
 
     for seed in range(8):
         assert not diff(made, seed, 5 * calls)
@@ -140,11 +147,11 @@ def test_whatever_changes_a_step_over_few_is_noticed_by_a_team(
 def test_threads_may_become_others(threads: Callable[[int], None]) -> None:
     results: list[list[torch.Tensor]] = []
     for counts in ([1], [2, 1, 3, 2]):
-        own = params(COUNT)
-        opt = optim.Adam(own)
+        weights = params(COUNT)
+        opt = optim.Adam(weights)
         for step in range(10):
             threads(counts[step % len(counts)])
-            set_grads(own, step, {COUNT - 1} if step == 3 else set())
+            set_grads(weights, step, {COUNT - 1} if step == 3 else set())
             opt.step()
             if (quick := opt._cache.replay) is not None and quick.taken:
                 block = quick.snapshot.block
@@ -152,24 +159,24 @@ def test_threads_may_become_others(threads: Callable[[int], None]) -> None:
                 assert (block[replay_kernel.TEAM] != 0) == (count > 1)
                 assert block[replay_kernel.TEAM_SIZE] == (count if count > 1 else 0)
         assert count_replays(opt) > 1
-        results.append([*own, *(x for each in opt.state.values() for x in each.values())])
-    for one, other in zip(*results, strict=True):
-        assert torch.equal(one, other)
+        results.append([*weights, *(x for state in opt.state.values() for x in state.values())])
+    for actual, expected in zip(*results, strict=True):
+        assert torch.equal(actual, expected)
 
 
-@pytest.mark.parametrize(("length", "comes"), [(6, False), (64, True)])
+@pytest.mark.parametrize(("length", "has_thread"), [(6, False), (64, True)])
 def test_a_team_looks_where_it_updates(
-    length: int, comes: bool, monkeypatch: pytest.MonkeyPatch
+    length: int, has_thread: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(openmp, "team_size", lambda: 2)
-    own = params(COUNT, (length,))
-    opt = optim.Adam(own)
+    weights = params(COUNT, (length,))
+    opt = optim.Adam(weights)
     for step in range(6):
-        set_grads(own, step)
+        set_grads(weights, step)
         opt.step()
     assert count_replays(opt) > 1
     assert opt._cache.replay is not None
-    assert (opt._cache.replay.snapshot.block[replay_kernel.TEAM] != 0) == comes
+    assert (opt._cache.replay.snapshot.block[replay_kernel.TEAM] != 0) == has_thread
 
 
 def test_a_look_by_one_warns_of_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,10 +184,10 @@ def test_a_look_by_one_warns_of_nothing(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(openmp, "team_size", lambda: 4)
     openmp.gomp_parallel.cache_clear()
     try:
-        own = params(COUNT)  # few elements, which one thread updates anyway
-        opt = optim.Adam(own)
+        weights = params(COUNT)  # few elements, which one thread updates anyway
+        opt = optim.Adam(weights)
         for step in range(6):
-            set_grads(own, step)
+            set_grads(weights, step)
             opt.step()
         assert count_replays(opt) > 1
     finally:
@@ -192,18 +199,18 @@ def test_pairs_are_looked_at_by_one(threads: Callable[[int], None]) -> None:
     results: list[list[Parameter]] = []
     for count in (1, 2):
         threads(count)
-        own, opt = params(COUNT), train.AdamOptimizer(0.1)
+        weights, opt = params(COUNT), train.AdamOptimizer(0.1)
         for step in range(6):
-            set_grads(own, step)
-            opt.apply_gradients([(param.grad, param) for param in own])
+            set_grads(weights, step)
+            opt.apply_gradients([(param.grad, param) for param in weights])
         quick = opt._plans.now().replay
         assert quick.taken > 1
         block = quick._found.snapshot.block
         assert (block[replay_kernel.TICKET] > count) == (count > 1)
         assert block[replay_kernel.PARTED] == 0
-        results.append(own)
-    for one, other in zip(*results, strict=True):
-        assert torch.equal(one, other)
+        results.append(weights)
+    for actual, expected in zip(*results, strict=True):
+        assert torch.equal(actual, expected)
 
 
 @pytest.mark.usefixtures("comes_anyway")
@@ -212,10 +219,10 @@ def test_a_child_looks_by_itself(
     is_sent_home: bool, threads: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     threads(2)
-    own = params(COUNT)
-    opt = optim.SGD(own, lr=0.25)
+    weights = params(COUNT)
+    opt = optim.SGD(weights, lr=0.25)
     for step in range(4):
-        set_grads(own, step)
+        set_grads(weights, step)
         opt.step()
     if not is_sent_home:
         monkeypatch.setattr(openmp, "_find_runtime", lambda: None)

@@ -1,4 +1,4 @@
-"""Random bits after changes of groups: those of a copy that keeps nothing of earlier steps."""
+"""Random bits after changes of groups: equal to those of a copy without cached plans."""
 
 from __future__ import annotations
 
@@ -19,54 +19,54 @@ from thalweg.optim import tensorflow
 Change = Callable[[Any], None]
 
 
-def reverse_params(made: Any) -> None:
-    made.param_groups[1]["params"].reverse()
+def reverse_params(opt: Any) -> None:
+    opt.param_groups[1]["params"].reverse()
 
 
-def replace_params(made: Any) -> None:
-    group = made.param_groups[1]
+def replace_params(opt: Any) -> None:
+    group = opt.param_groups[1]
     group["params"] = group["params"][::-1]
 
 
-def swap_groups(made: Any) -> None:
-    made.param_groups.reverse()
+def swap_groups(opt: Any) -> None:
+    opt.param_groups.reverse()
 
 
-def replace_groups(made: Any) -> None:
-    made.param_groups = made.param_groups[::-1]
+def replace_groups(opt: Any) -> None:
+    opt.param_groups = opt.param_groups[::-1]
 
 
-def drop_group(made: Any) -> None:
-    del made.param_groups[0]
+def drop_group(opt: Any) -> None:
+    del opt.param_groups[0]
 
 
-def pop_param(made: Any) -> None:
-    made.param_groups[1]["params"].pop(0)
+def pop_param(opt: Any) -> None:
+    opt.param_groups[1]["params"].pop(0)
 
 
-def insert_param(made: Any) -> None:
-    """Insert a parameter without a gradient, after which all others have another place."""
-    made.param_groups[0]["params"].insert(0, Parameter(torch.ones(3).bfloat16()))
+def insert_param(opt: Any) -> None:
+    """Insert a parameter without a gradient, which changes the index of all others."""
+    opt.param_groups[0]["params"].insert(0, Parameter(torch.ones(3).bfloat16()))
 
 
-def insert_frozen_param(made: Any) -> None:
+def insert_frozen_param(opt: Any) -> None:
     frozen = Parameter(torch.ones(3).bfloat16(), requires_grad=False)
-    made.param_groups[1]["params"].insert(1, frozen)
+    opt.param_groups[1]["params"].insert(1, frozen)
 
 
-def insert_group(made: Any) -> None:
+def insert_group(opt: Any) -> None:
     param = Parameter(torch.ones(3).bfloat16())
-    made.add_param_group({"params": [param]})
-    made.param_groups.insert(0, made.param_groups.pop())
+    opt.add_param_group({"params": [param]})
+    opt.param_groups.insert(0, opt.param_groups.pop())
 
 
-def move_param(made: Any) -> None:
-    first, second = (group["params"] for group in made.param_groups[:2])
+def move_param(opt: Any) -> None:
+    first, second = (group["params"] for group in opt.param_groups[:2])
     first.append(second.pop())
 
 
-def exchange_params(made: Any) -> None:
-    first, second = (group["params"] for group in made.param_groups[:2])
+def exchange_params(opt: Any) -> None:
+    first, second = (group["params"] for group in opt.param_groups[:2])
     first[0], second[0] = second[0], first[0]
 
 
@@ -120,50 +120,50 @@ def make_optimizer(consumer: str) -> Any:
     return cls(groups, round="stochastic", seed=3, **options)
 
 
-def step(made: Any, params: list[Parameter], number: int) -> None:
+def step(opt: Any, params: list[Parameter], number: int) -> None:
     """Take a step with gradients that depend on the number and the parameter alone."""
-    for _ in range(made._around.accumulate):
+    for _ in range(opt._around.accumulate):
         for place, param in enumerate(params):
             generator = torch.Generator().manual_seed(100 * number + place)
             grad = torch.randn(4, 4, generator=generator).to(param.dtype)
-            if made._around.in_backward:
+            if opt._around.in_backward:
                 (param * grad).sum().backward()
             else:
                 param.grad = grad
-        made.step()
+        opt.step()
 
 
-def forget_plans(made: Any) -> None:
-    made._cache.forget_replay()
-    made._cache.rebind_target = None
-    made._cache.parts.clear()
-    made._cache.single_param_states.clear()
+def forget_plans(opt: Any) -> None:
+    opt._cache.forget_replay()
+    opt._cache.rebind_target = None
+    opt._cache.parts.clear()
+    opt._cache.single_param_states.clear()
 
 
-def values_of(made: Any, params: list[Parameter]) -> list[torch.Tensor]:
-    states = [made.state.get(param, {}) for param in params]
-    slots = [x for own in states for x in own.values() if isinstance(x, torch.Tensor)]
-    found = [each.detach().clone() for each in (*params, *slots)]
-    return [each.int() if each.dtype == torch.uint8 else each for each in found]
+def values_of(opt: Any, params: list[Parameter]) -> list[torch.Tensor]:
+    states = [opt.state.get(param, {}) for param in params]
+    slots = [x for state in states for x in state.values() if isinstance(x, torch.Tensor)]
+    tensors = [param.detach().clone() for param in (*params, *slots)]
+    return [tensor.int() if tensor.dtype == torch.uint8 else tensor for tensor in tensors]
 
 
 def check_change(consumer: str, change: Change, count: int, mode: str, monkeypatch: Any) -> int:
     """Compare the steps after a change with those of a copy; return how many were replayed."""
     monkeypatch.setenv("THALWEG_NATIVE_LOOK", str(int(mode == "replay")))
-    made = make_optimizer(consumer)
-    params = [param for group in made.param_groups for param in group["params"]]
+    opt = make_optimizer(consumer)
+    params = [param for group in opt.param_groups for param in group["params"]]
     for number in range(count):
-        step(made, params, number)
-    change(made)
-    twin, its_params = copy.deepcopy((made, params))
+        step(opt, params, number)
+    change(opt)
+    twin, its_params = copy.deepcopy((opt, params))
     for number in range(count, count + 4):
         if mode == "careful":
-            forget_plans(made)
+            forget_plans(opt)
         forget_plans(twin)
-        step(made, params, number)
+        step(opt, params, number)
         step(twin, its_params, number)
-        assert_same(values_of(made, params), values_of(twin, its_params))
-    return count_replays(made)
+        assert_same(values_of(opt, params), values_of(twin, its_params))
+    return count_replays(opt)
 
 
 @pytest.mark.parametrize(
@@ -201,5 +201,5 @@ def test_all_that_draws_follows_a_change(consumer: str, change: Change, monkeypa
 
 
 def test_steps_after_a_change_are_replayed(monkeypatch: Any) -> None:
-    """Otherwise the table above says nothing of replayed steps."""
+    """The table above must include replayed steps."""
     assert check_change("parameters and slots", reverse_params, 2, "replay", monkeypatch)

@@ -104,19 +104,19 @@ def read_table() -> dict[str, list[Row]]:
     return groups
 
 
-SOME = "Only in some classes"
+SOME_CLASSES = "Only in some classes"
 GROUPS = read_table()
 ROWS = {row.name: row for row in chain(*GROUPS.values())}
 
 
 def split_parameters(name: str) -> tuple[list[Parameter], list[Parameter]]:
     """Return the parameters of a class's reference, and the ones that Thalweg adds."""
-    own = [*inspect.signature(attrgetter(name)(optim)).parameters.values()]
+    parameters = [*inspect.signature(attrgetter(name)(optim)).parameters.values()]
     if name in OF_TORCH:
         count = len(inspect.signature(getattr(torch.optim, name)).parameters)
     else:
         count = 1 + len(REFERENCES[name].split())
-    return own[:count], own[count:]
+    return parameters[:count], parameters[count:]
 
 
 def test_each_class_has_a_reference() -> None:
@@ -128,69 +128,73 @@ def test_each_class_has_a_reference() -> None:
 @pytest.mark.parametrize("name", OF_TORCH)
 def test_arguments_of_torch_are_first_and_as_in_torch(name: str) -> None:
     reference = inspect.signature(getattr(torch.optim, name), eval_str=True)
-    for own, theirs in zip(split_parameters(name)[0], reference.parameters.values(), strict=True):
-        assert (own.name, own.kind, own.default) == (theirs.name, theirs.kind, theirs.default)
-        assert type(own.default) is type(theirs.default)
+    for parameter, torch_parameter in zip(
+        split_parameters(name)[0], reference.parameters.values(), strict=True
+    ):
+        assert (parameter.name, parameter.kind, parameter.default) == (
+            torch_parameter.name,
+            torch_parameter.kind,
+            torch_parameter.default,
+        )
+        assert type(parameter.default) is type(torch_parameter.default)
 
 
 @pytest.mark.parametrize("name", REFERENCES)
 def test_arguments_of_a_reference_are_first_and_positional(name: str) -> None:
     first, _ = split_parameters(name)
-    assert [each.name for each in first] == ["params", *REFERENCES[name].split()]
-    assert {each.kind for each in first} == {Parameter.POSITIONAL_OR_KEYWORD}
+    assert [param.name for param in first] == ["params", *REFERENCES[name].split()]
+    assert {param.kind for param in first} == {Parameter.POSITIONAL_OR_KEYWORD}
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_options_are_keywords_in_the_order_of_the_table(name: str) -> None:
-    _, added = split_parameters(name)
+    _, options = split_parameters(name)
     if name == "RuleOptimizer":
-        assert added.pop(0).name == "initial"
-        assert added.pop().kind is Parameter.VAR_KEYWORD
-    assert {each.kind for each in added} == {Parameter.KEYWORD_ONLY}
-    names = [each.name for each in added]
+        assert options.pop(0).name == "initial"
+        assert options.pop().kind is Parameter.VAR_KEYWORD
+    assert {param.kind for param in options} == {Parameter.KEYWORD_ONLY}
+    names = [param.name for param in options]
     assert names == [option for option in ROWS if option in names]
     assert [*KEYWORDS] == names[len(names) - len(KEYWORDS) :]
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_table_has_the_types_and_defaults_of_all_options(name: str) -> None:
-    for each in split_parameters(name)[1]:
-        if each.name == "initial" or each.kind is Parameter.VAR_KEYWORD:
+    for parameter in split_parameters(name)[1]:
+        if parameter.name == "initial" or parameter.kind is Parameter.VAR_KEYWORD:
             continue
-        row = ROWS[each.name]
-        assert row.type == STUBS["_typed"](each.annotation)
-        assert row.default == STUBS["_written"](each.default)
+        row = ROWS[parameter.name]
+        assert row.type == STUBS["_typed"](parameter.annotation)
+        assert row.default == STUBS["_written"](parameter.default)
 
 
 def test_the_table_lists_each_option_once() -> None:
     names = [row.name for row in chain(*GROUPS.values())]
     assert len({*names}) == len(names)
-    assert names == [*(row.name for row in GROUPS[SOME]), *KEYWORDS]
-    assert next(iter(GROUPS)) == SOME
+    assert names == [*(row.name for row in GROUPS[SOME_CLASSES]), *KEYWORDS]
+    assert next(iter(GROUPS)) == SOME_CLASSES
 
 
-@pytest.mark.parametrize("option", GROUPS[SOME], ids=lambda row: row.name)
+@pytest.mark.parametrize("option", GROUPS[SOME_CLASSES], ids=lambda row: row.name)
 def test_options_of_some_classes_are_not_in_all(option: Row) -> None:
-    having = [
-        name
-        for name in NAMES
-        if any(each.name == option.name for each in split_parameters(name)[1])
+    classes = [
+        name for name in NAMES if any(p.name == option.name for p in split_parameters(name)[1])
     ]
-    assert 0 < len(having) < len(NAMES)
+    assert 0 < len(classes) < len(NAMES)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_an_option_by_position_raises(name: str) -> None:
     first, (option, *_) = split_parameters(name)
     if name == "RuleOptimizer":
-        given: list[Any] = [optim.tensorflow.SGD([new_param()]).rule, 0.1]
+        arguments: list[Any] = [optim.tensorflow.SGD([new_param()]).rule, 0.1]
     else:
-        given = [each.default for each in first[1:] if each.kind is not Parameter.KEYWORD_ONLY]
+        arguments = [p.default for p in first[1:] if p.kind is not Parameter.KEYWORD_ONLY]
     param = new_param()
-    before = param.detach().clone()
+    previous = param.detach().clone()
     with pytest.raises(TypeError, match=rf"positional|{option.name}"):
-        attrgetter(name)(optim)([param], *given, option.default)
-    assert torch.equal(param, before)
+        attrgetter(name)(optim)([param], *arguments, option.default)
+    assert torch.equal(param, previous)
 
 
 def new_param() -> torch.nn.Parameter:

@@ -1,4 +1,4 @@
-"""The dtypes of slots: of every class beside masters, and those that a constructor makes."""
+"""Dtypes of slots: with master weights for all classes, and of slots that constructors create."""
 
 from __future__ import annotations
 
@@ -37,54 +37,54 @@ def made_by(make: Any, dtype: torch.dtype, masters: bool = True) -> Any:
     return make([torch.nn.Parameter(torch.ones(5, dtype=dtype))], lr=0.1, **options)
 
 
-def params_of(made: Any) -> list[Tensor]:
-    return [param for group in made.param_groups for param in group["params"]]
+def params_of(opt: Any) -> list[Tensor]:
+    return [param for group in opt.param_groups for param in group["params"]]
 
 
-def step(made: Any) -> None:
-    for param in params_of(made):
+def step(opt: Any) -> None:
+    for param in params_of(opt):
         param.grad = torch.full_like(param, 0.5)
-    made.step()
+    opt.step()
 
 
-def assert_wide(made: Any) -> None:
-    found = {name: each for own in made.state.values() for name, each in own.items()}
+def assert_wide(opt: Any) -> None:
+    slots = {name: slot for state in opt.state.values() for name, slot in state.items()}
     floats = {
-        n: x.dtype for n, x in found.items() if isinstance(x, Tensor) and x.is_floating_point()
+        n: x.dtype for n, x in slots.items() if isinstance(x, Tensor) and x.is_floating_point()
     }
     assert set(floats.values()) <= {torch.float32}, floats
 
 
-def stepped(made: Any, dtype: torch.dtype) -> Any:
-    step(made)
-    return made
+def step_opt(opt: Any, dtype: torch.dtype) -> Any:
+    step(opt)
+    return opt
 
 
-def further(made: Any, dtype: torch.dtype) -> Any:
-    step(made)
-    made.add_param_group({"params": [torch.nn.Parameter(torch.ones(3, dtype=dtype))]})
-    return made
+def add_group(opt: Any, dtype: torch.dtype) -> Any:
+    step(opt)
+    opt.add_param_group({"params": [torch.nn.Parameter(torch.ones(3, dtype=dtype))]})
+    return opt
 
 
 def loading(masters: bool, steps: int) -> Callable[[Any, Any, torch.dtype], Any]:
-    def loaded(make: Any, made: Any, dtype: torch.dtype) -> Any:
-        other = made_by(make, dtype, masters)
+    def loaded(make: Any, opt: Any, dtype: torch.dtype) -> Any:
+        loaded = made_by(make, dtype, masters)
         for _ in range(steps):
-            step(other)
+            step(loaded)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", CheckpointWarning)
-            made.load_state_dict(copy.deepcopy(other.state_dict()))
-        return made
+            opt.load_state_dict(copy.deepcopy(loaded.state_dict()))
+        return opt
 
     return loaded
 
 
-WAYS: dict[str, Callable[[Any, Any, torch.dtype], Any]] = {
-    "made": lambda _, made, __: made,
-    "stepped": lambda _, made, dtype: stepped(made, dtype),
-    "a group more": lambda _, made, dtype: further(made, dtype),
-    "copied": lambda _, made, dtype: copy.deepcopy(stepped(made, dtype)),
-    "pickled": lambda _, made, dtype: pickle.loads(pickle.dumps(stepped(made, dtype))),
+PREPARATIONS: dict[str, Callable[[Any, Any, torch.dtype], Any]] = {
+    "made": lambda _, opt, __: opt,
+    "stepped": lambda _, opt, dtype: step_opt(opt, dtype),
+    "a group more": lambda _, opt, dtype: add_group(opt, dtype),
+    "copied": lambda _, opt, dtype: copy.deepcopy(step_opt(opt, dtype)),
+    "pickled": lambda _, opt, dtype: pickle.loads(pickle.dumps(step_opt(opt, dtype))),
     "loaded": loading(True, 1),
     "loaded before a step": loading(True, 0),
     "loaded from one without masters": loading(False, 1),
@@ -94,22 +94,22 @@ WAYS: dict[str, Callable[[Any, Any, torch.dtype], Any]] = {
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("make", MAKERS.values(), ids=list(MAKERS))
 def test_slots_beside_masters_are_float32(make: Any, dtype: torch.dtype) -> None:
-    for way in WAYS.values():
-        made = way(make, made_by(make, dtype), dtype)
-        assert_wide(made)
-        step(made)
-        assert_wide(made)
+    for prepare in PREPARATIONS.values():
+        opt = prepare(make, made_by(make, dtype), dtype)
+        assert_wide(opt)
+        step(opt)
+        assert_wide(opt)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("make", MAKERS.values(), ids=list(MAKERS))
 def test_masters_have_the_bits_of_float32(make: Any, dtype: torch.dtype) -> None:
-    made, wide = made_by(make, dtype), made_by(make, torch.float32, False)
+    opt, wide = made_by(make, dtype), made_by(make, torch.float32, False)
     for _ in range(4):
-        step(made), step(wide)
-        made.load_state_dict(copy.deepcopy(made.state_dict()))
-    (param,), (other,) = params_of(made), params_of(wide)
-    assert_same([made.state[param]["master"]], [other.detach()])
+        step(opt), step(wide)
+        opt.load_state_dict(copy.deepcopy(opt.state_dict()))
+    (param,), (wide_param,) = params_of(opt), params_of(wide)
+    assert_same([opt.state[param]["master"]], [wide_param.detach()])
 
 
 # What earlier versions kept in 16 bits beside masters.
@@ -126,30 +126,30 @@ NARROW = {
 def test_states_of_earlier_versions_are_widened(
     name: str, slot: str, dtype: torch.dtype, tmp_path: Any
 ) -> None:
-    other, made = made_by(MAKERS[name], dtype), made_by(MAKERS[name], dtype)
-    step(other)
-    state = copy.deepcopy(other.state_dict())
+    source, opt = made_by(MAKERS[name], dtype), made_by(MAKERS[name], dtype)
+    step(source)
+    state = copy.deepcopy(source.state_dict())
     state["state"][0][slot] = state["state"][0][slot].to(dtype)
-    made.load_state_dict(state)
-    assert_wide(made)
-    (own,) = made.state.values()
-    assert_same([own[slot]], [state["state"][0][slot].float()])
-    (own,) = other.state.values()
-    own[slot] = own[slot].to(dtype)
-    checkpoint.save(tmp_path / "old", variables={"w": params_of(other)[0]}, optimizer=other)
-    made = made_by(MAKERS[name], dtype)
-    checkpoint.restore(tmp_path / "old", variables={"w": params_of(made)[0]}, optimizer=made)
-    assert_wide(made)
-    step(made)
-    assert_wide(made)
+    opt.load_state_dict(state)
+    assert_wide(opt)
+    (slots,) = opt.state.values()
+    assert_same([slots[slot]], [state["state"][0][slot].float()])
+    (slots,) = source.state.values()
+    slots[slot] = slots[slot].to(dtype)
+    checkpoint.save(tmp_path / "old", variables={"w": params_of(source)[0]}, optimizer=source)
+    opt = made_by(MAKERS[name], dtype)
+    checkpoint.restore(tmp_path / "old", variables={"w": params_of(opt)[0]}, optimizer=opt)
+    assert_wide(opt)
+    step(opt)
+    assert_wide(opt)
 
 
 def test_slots_of_a_constructor_follow_the_options() -> None:
-    """Exactly: 0.1 is none of the numbers of 16 bits."""
+    """0.1 is not a 16-bit number, so equality is exact."""
     param = torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
-    made = optim.Adagrad([param], initial_accumulator_value=0.1, masters=True)
-    assert_same([made.state[param]["sum"]], [torch.full((3,), 0.1)])
+    opt = optim.Adagrad([param], initial_accumulator_value=0.1, masters=True)
+    assert_same([opt.state[param]["sum"]], [torch.full((3,), 0.1)])
     wide = torch.nn.Parameter(torch.ones(3))
-    made = optim.Adagrad([wide], state_dtype=torch.bfloat16)
-    assert made.state[wide]["sum"].dtype == torch.bfloat16
+    opt = optim.Adagrad([wide], state_dtype=torch.bfloat16)
+    assert opt.state[wide]["sum"].dtype == torch.bfloat16
     assert optim.Adagrad([param]).state[param]["sum"].dtype == torch.bfloat16

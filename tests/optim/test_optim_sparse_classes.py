@@ -1,4 +1,4 @@
-"""Rows that a class of `thalweg.optim` has elsewhere, as CONTRIBUTING.md lists them."""
+"""Entries of each class of `thalweg.optim` in other tables, as listed in CONTRIBUTING.md."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def test_every_class_is_public() -> None:
 
 
 def test_every_class_that_torch_lacks_was_recorded() -> None:
-    recorded = {case.cls for case in (*CASES, *MATRIX_CASES)}
-    assert {*HOMES} - recorded == {"Adafactor"}  # which is torch's
+    recorded_classes = {case.cls for case in (*CASES, *MATRIX_CASES)}
+    assert {*HOMES} - recorded_classes == {"Adafactor"}  # which is torch's
 
 
 @pytest.mark.parametrize("problem", DEFAULT_LEARNING_RATE)

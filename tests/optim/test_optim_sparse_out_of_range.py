@@ -1,4 +1,4 @@
-"""Rows and elements beyond what they are added to, and where torch would misplace them."""
+"""Sparse rows and elements out of range, which torch would add elsewhere."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ def test_rows_that_torchs_step_would_add_elsewhere_are_refused(kind: str, bad: i
         optimizer.state[param]["momentum_buffer"]._indices().fill_(bad)
     else:
         param.grad = single(bad, (5, 2), dtype)
-    before = param.detach().clone()
+    previous = param.detach().clone()
     with pytest.raises(InvalidArgumentError, match=r"of 'w' has shape .* is not in it"):
         optimizer.step()
-    assert torch.equal(param, before)
+    assert torch.equal(param, previous)
 
 
 def test_elements_that_torchs_step_would_add_elsewhere_are_refused() -> None:
@@ -60,13 +60,13 @@ def test_elements_that_torchs_step_would_add_elsewhere_are_refused() -> None:
     optimizer.step()
     param.grad = single(5, (6,))
     optimizer.step()
-    wanted = torch.zeros(20)
-    wanted[[4, 8]] = -0.1 * torch.tensor([2 + 0.9 * 2, 1])
-    torch.testing.assert_close(memory, wanted)
+    expected = torch.zeros(20)
+    expected[[4, 8]] = -0.1 * torch.tensor([2 + 0.9 * 2, 1])
+    torch.testing.assert_close(memory, expected)
 
 
 def test_momentum_in_a_block_is_beside_nothing_for_torchs_step() -> None:
-    found: list[list[torch.Tensor]] = []
+    tensors: list[list[torch.Tensor]] = []
     for module in (torch.optim, optim):
         params = [torch.nn.Parameter(torch.zeros(size)) for size in (5, 6)]
         optimizer = module.SGD(params, lr=0.5, momentum=0.5)
@@ -75,8 +75,8 @@ def test_momentum_in_a_block_is_beside_nothing_for_torchs_step() -> None:
                 is_single = step % 2 and len(param) == 6
                 param.grad = single(step, (6,)) if is_single else torch.ones(len(param))
             optimizer.step()
-        found.append([param.detach() for param in params])
-    assert [each.tolist() for each in found[0]] == [each.tolist() for each in found[1]]
+        tensors.append([param.detach() for param in params])
+    assert [tensor.tolist() for tensor in tensors[0]] == [tensor.tolist() for tensor in tensors[1]]
 
 
 def test_dense_gradients_beside_sparse_momentum_are_refused_whole() -> None:
@@ -86,10 +86,10 @@ def test_dense_gradients_beside_sparse_momentum_are_refused_whole() -> None:
         param.grad = single(1, (5, 2))
     optimizer.step()
     params[1].grad = torch.ones(5, 2)
-    kept = [optimizer.state[param]["momentum_buffer"].to_dense() for param in params]
-    before = [param.detach().clone() for param in params]
+    momenta = [optimizer.state[param]["momentum_buffer"].to_dense() for param in params]
+    previous = [param.detach().clone() for param in params]
     with pytest.raises(InvalidArgumentError, match="gradient of 'b' is dense, and its momentum sp"):
         optimizer.step()
-    assert all(map(torch.equal, params, before))
-    now = [optimizer.state[param]["momentum_buffer"].to_dense() for param in params]
-    assert all(map(torch.equal, now, kept))
+    assert all(map(torch.equal, params, previous))
+    momenta_after = [optimizer.state[param]["momentum_buffer"].to_dense() for param in params]
+    assert all(map(torch.equal, momenta_after, momenta))

@@ -1,4 +1,4 @@
-"""Split weights as masters and masters as split weights, at every tie of two bfloat16."""
+"""Conversion between split weights and masters, at every tie of two bfloat16."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ from thalweg import checkpoint, optim
 from thalweg._engines import engine
 from thalweg._engines.codecs.split8 import CORRECTION, join_numbers
 
-EVERY = np.arange(1 << 16, dtype=np.uint16)
-PLAIN = EVERY[((EVERY & 0x7FFF) != 0) & ((EVERY & 0x7F80) != 0x7F80)]  # finite numbers but zeros
-NEITHER = EVERY[(EVERY & 0x7FFF) >= 0x7F80]  # infinities and NaN
+CODES_OF_16_BITS = np.arange(1 << 16, dtype=np.uint16)
+NORMAL_NUMBERS = CODES_OF_16_BITS[
+    ((CODES_OF_16_BITS & 0x7FFF) != 0) & ((CODES_OF_16_BITS & 0x7F80) != 0x7F80)
+]  # finite numbers but zeros
+NONFINITE = CODES_OF_16_BITS[(CODES_OF_16_BITS & 0x7FFF) >= 0x7F80]  # infinities and NaN
 Engine = Literal["auto", "reference"]
 
 
@@ -48,18 +50,18 @@ def masters_of(master: Tensor) -> tuple[torch.nn.Parameter, Any]:
     return param, optimizer
 
 
-def by_full_precision(own: Any, other: Any, _: Path) -> None:
-    other[1].load_state_dict(optim.full_precision(own[1], masters=True), convert=True)
+def by_full_precision(source: Any, target: Any, _: Path) -> None:
+    target[1].load_state_dict(optim.full_precision(source[1], masters=True), convert=True)
 
 
-def by_convert(own: Any, other: Any, _: Path) -> None:
-    other[1].load_state_dict(own[1].state_dict(), convert=True)
+def by_convert(source: Any, target: Any, _: Path) -> None:
+    target[1].load_state_dict(source[1].state_dict(), convert=True)
 
 
-def by_file(own: Any, other: Any, folder: Path) -> None:
-    checkpoint.save(folder / "file", optimizer=own[1], variables={"p": own[0]})
-    variables = {"p": other[0]}
-    checkpoint.restore(folder / "file", optimizer=other[1], variables=variables, convert=True)
+def by_file(source: Any, target: Any, folder: Path) -> None:
+    checkpoint.save(folder / "file", optimizer=source[1], variables={"p": source[0]})
+    variables = {"p": target[0]}
+    checkpoint.restore(folder / "file", optimizer=target[1], variables=variables, convert=True)
 
 
 PATHS = [by_full_precision, by_convert, by_file]
@@ -71,11 +73,11 @@ CODES = {
 }
 
 
-def converted(own: Any, option: dict[str, Any], path: Any, folder: Path) -> tuple[Any, Any]:
-    param = torch.nn.Parameter(own[0].detach().clone())
-    other = param, optim.SGD([param], lr=1e-3, **option)
-    path(own, other, folder)
-    return other
+def convert(source: Any, option: dict[str, Any], path: Any, folder: Path) -> tuple[Any, Any]:
+    param = torch.nn.Parameter(source[0].detach().clone())
+    target = param, optim.SGD([param], lr=1e-3, **option)
+    path(source, target, folder)
+    return target
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -85,8 +87,8 @@ def test_masters_have_all_bits_of_split_weights(
     name: Engine, codes: str, path: Callable[..., None], tmp_path: Path
 ) -> None:
     with engine(name):
-        *own, weights = split_of(PLAIN, CODES[codes](PLAIN))
-        param, optimizer = converted(own, {"masters": True}, path, tmp_path)
+        *source, weights = split_of(NORMAL_NUMBERS, CODES[codes](NORMAL_NUMBERS))
+        param, optimizer = convert(source, {"masters": True}, path, tmp_path)
         assert torch.equal(optimizer.state[param]["master"], weights)
         for _ in range(3):
             step_by_zero(param, optimizer)
@@ -99,32 +101,32 @@ def test_masters_have_all_bits_of_split_weights(
 def test_split_weights_come_back_from_masters(
     codes: str, path: Callable[..., None], tmp_path: Path
 ) -> None:
-    *own, weights = split_of(PLAIN, CODES[codes](PLAIN))
-    masters = converted(own, {"masters": True}, by_convert, tmp_path)
-    param, optimizer = converted(masters, {"weights": "split"}, path, tmp_path)
+    *source, weights = split_of(NORMAL_NUMBERS, CODES[codes](NORMAL_NUMBERS))
+    masters = convert(source, {"masters": True}, by_convert, tmp_path)
+    param, optimizer = convert(masters, {"weights": "split"}, path, tmp_path)
     assert torch.equal(optim.full_precision(optimizer, masters=True)["state"][0]["master"], weights)
-    assert torch.equal(optimizer.state[param][CORRECTION], own[1].state[own[0]][CORRECTION])
+    assert torch.equal(optimizer.state[param][CORRECTION], source[1].state[source[0]][CORRECTION])
 
 
 @pytest.mark.parametrize("path", PATHS[1:])
 def test_masters_at_ties_are_a_256th_of_a_place_off(
     path: Callable[..., None], tmp_path: Path
 ) -> None:
-    """No code stands for half a place above an even bfloat16; all else is exact."""
-    master = torch.from_numpy(((PLAIN.astype(np.uint32) << 16) | 0x8000).view(np.float32))
+    """No code represents a tie above an even bfloat16; all other values are exact."""
+    master = torch.from_numpy(((NORMAL_NUMBERS.astype(np.uint32) << 16) | 0x8000).view(np.float32))
     master = master[master.abs() < torch.finfo(torch.bfloat16).max]
-    other = converted(masters_of(master), {"weights": "split"}, path, tmp_path)
-    found = optim.full_precision(other[1], masters=True)["state"][0]["master"]
+    target = convert(masters_of(master), {"weights": "split"}, path, tmp_path)
+    masters = optim.full_precision(target[1], masters=True)["state"][0]["master"]
     is_even = (master.view(torch.int32) & 0x10000) == 0
-    lost = master.view(torch.int32) - found.view(torch.int32)
-    assert torch.equal(lost, torch.where(is_even, 0x100, 0).int())
+    differences = master.view(torch.int32) - masters.view(torch.int32)
+    assert torch.equal(differences, torch.where(is_even, 0x100, 0).int())
 
 
 @pytest.mark.parametrize("name", ENGINES)
 def test_infinities_and_nan_stay(name: Engine, tmp_path: Path) -> None:
     with engine(name):
-        *own, weights = split_of(NEITHER, np.zeros(len(NEITHER), np.uint8))
-        param, optimizer = converted(own, {"masters": True}, by_convert, tmp_path)
+        *source, weights = split_of(NONFINITE, np.zeros(len(NONFINITE), np.uint8))
+        param, optimizer = convert(source, {"masters": True}, by_convert, tmp_path)
         for _ in range(2):
             step_by_zero(param, optimizer)
             torch.testing.assert_close(
@@ -135,17 +137,17 @@ def test_infinities_and_nan_stay(name: Engine, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ENGINES)
 @pytest.mark.parametrize("sign", [1, -1])
 def test_what_others_write_counts_unless_it_is_as_near(name: Engine, sign: int) -> None:
-    """A tie has two nearest neighbours; what is beyond them, and the other zero, counts."""
+    """A tie has two nearest neighbours; other written values, and the other zero, are used."""
     tie = torch.tensor([1.0 + 2.0**-8, 1.0 + 3 * 2.0**-8, 0.0]) * sign
     first = tie[:2].view(torch.int32) >> 16
-    for offset, is_near in ((-1, False), (0, True), (1, True), (2, False)):
+    for offset, is_tie in ((-1, False), (0, True), (1, True), (2, False)):
         with engine(name):
             param, optimizer = masters_of(tie)
             bits = torch.cat([first + offset, torch.tensor([0x8000 if sign > 0 else 0])])
-            written = bits.to(torch.int16).view(torch.bfloat16)
-            param.data.copy_(written)
+            new_values = bits.to(torch.int16).view(torch.bfloat16)
+            param.data.copy_(new_values)
             step_by_zero(param, optimizer)
             master = optimizer.state[param]["master"]
-            wanted = tie[:2] if is_near else written[:2].float()
-            assert torch.equal(master[:2], wanted)
+            expected = tie[:2] if is_tie else new_values[:2].float()
+            assert torch.equal(master[:2], expected)
             assert torch.signbit(master[2]) == (sign > 0)

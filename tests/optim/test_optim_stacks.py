@@ -1,4 +1,4 @@
-"""Stacks of matrices: rules of matrices need a choice for parameters of three dimensions."""
+"""Stacks of matrices: matrix rules need an explicit option for three-dimensional parameters."""
 
 from __future__ import annotations
 
@@ -80,28 +80,28 @@ def test_every_class_over_every_number_of_dimensions(name: str) -> None:
     if name in OF_MATRICES:
         for options in ({}, {"heads": None}):
             param = param_of(STACK)
-            before = param.detach().clone()
+            previous = param.detach().clone()
             with pytest.raises(InvalidArgumentError) as raised:
                 cls([param], **options)
             check_raised(str(raised.value))
-            assert torch.equal(param.detach(), before)
+            assert torch.equal(param.detach(), previous)
     for shape in (STACK, *KERNELS):
         if name not in OF_MATRICES:
             optimizer = cls([param := param_of(shape)])
-            before = param.detach().clone()
+            previous = param.detach().clone()
             optimizer.step()
             optimizer.step()
-            assert not torch.equal(param.detach(), before)
+            assert not torch.equal(param.detach(), previous)
             continue
         options = {"heads": 1} if shape == STACK else {}
-        wanted = stepped(lambda param: cls([param]), shape, as_matrix=True)
+        expected = stepped(lambda param: cls([param]), shape, as_matrix=True)
         for make in (
             lambda param: cls([param], heads=1),
             lambda param: cls([{"params": [param], "heads": 1}]),
             lambda param, options=options: cls([param], **options),
             lambda param: optim.Mixed([{"params": [param], "rule": name, "heads": 1}]),
         ):
-            assert torch.equal(stepped(make, shape, as_matrix=False), wanted)
+            assert torch.equal(stepped(make, shape, as_matrix=False), expected)
 
 
 class Experts(nn.Module):
@@ -114,8 +114,8 @@ class Experts(nn.Module):
 
 def selected(rule: dict[str, Any], **options: Any) -> Any:
     model = Experts()
-    hidden = optim.hidden_matrices(model, output="out.*", **options)
-    return optim.Mixed(optim.groups(model, rules={hidden: rule, ...: "AdamW"}))
+    names = optim.hidden_matrices(model, output="out.*", **options)
+    return optim.Mixed(optim.groups(model, rules={names: rule, ...: "AdamW"}))
 
 
 def added(param: torch.Tensor) -> Any:
@@ -156,14 +156,14 @@ WAYS: dict[str, Callable[[torch.Tensor], Any]] = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_every_way_to_a_rule_of_matrices_raises(way: str) -> None:
+@pytest.mark.parametrize("maker", WAYS)
+def test_every_way_to_a_rule_of_matrices_raises(maker: str) -> None:
     param = param_of(STACK)
-    before = param.detach().clone()
+    previous = param.detach().clone()
     with pytest.raises(InvalidArgumentError) as raised:
-        WAYS[way](param)
+        WAYS[maker](param)
     check_raised(str(raised.value))
-    assert torch.equal(param.detach(), before)
+    assert torch.equal(param.detach(), previous)
 
 
 def test_explicit_heads_are_taken_every_way() -> None:
@@ -172,11 +172,11 @@ def test_explicit_heads_are_taken_every_way() -> None:
         lambda param: optim.Mixed([{"params": [param], "rule": rule_of(Stage(center, heads=1))}]),
     ):
         param = param_of(STACK)
-        before = param.detach().clone()
+        previous = param.detach().clone()
         make(param).step()
-        assert not torch.equal(param.detach(), before)
-    made = selected({"rule": "Muon", "heads": 1}, allow="w1")
-    assert [len(group["params"]) for group in made.param_groups if group["rule"] == "Muon"] == [2]
+        assert not torch.equal(param.detach(), previous)
+    opt = selected({"rule": "Muon", "heads": 1}, allow="w1")
+    assert [len(group["params"]) for group in opt.param_groups if group["rule"] == "Muon"] == [2]
 
 
 @pytest.mark.parametrize("name", OF_MATRICES)
@@ -187,28 +187,28 @@ def test_options_that_change_are_looked_at_by_the_step_and_by_loaders(
     optimizer = cls([param], heads=1)
     for _ in range(3):
         optimizer.step()
-    before, state = param.detach().clone(), copy.deepcopy(optimizer.state_dict())
+    previous, state = param.detach().clone(), copy.deepcopy(optimizer.state_dict())
     optimizer.param_groups[0]["heads"] = None
     with pytest.raises(InvalidArgumentError) as raised:
         optimizer.step()
     check_raised(str(raised.value))
-    assert torch.equal(param.detach(), before)
+    assert torch.equal(param.detach(), previous)
     unset = copy.deepcopy(state)
     unset["param_groups"][0]["heads"] = None
     optimizer.param_groups[0]["heads"] = 1
     with pytest.raises(CheckpointMismatchError, match="heads=1"):
         optimizer.load_state_dict(unset)
     assert optimizer.param_groups[0]["heads"] == 1
-    again = cls([fresh := param_of(STACK)], heads=1)
+    reloaded = cls([fresh := param_of(STACK)], heads=1)
     checkpoint.save(good := tmp_path / "good.thalweg", optimizer=optimizer, variables={"w": param})
     optimizer.param_groups[0]["heads"] = None
     checkpoint.save(bad := tmp_path / "bad.thalweg", optimizer=optimizer, variables={"w": param})
     optimizer.param_groups[0]["heads"] = 1
     with pytest.raises(CheckpointMismatchError, match="heads=1"):
-        checkpoint.restore(bad, optimizer=again, variables={"w": fresh})
-    assert not again.state
-    checkpoint.restore(good, optimizer=again, variables={"w": fresh})
+        checkpoint.restore(bad, optimizer=reloaded, variables={"w": fresh})
+    assert not reloaded.state
+    checkpoint.restore(good, optimizer=reloaded, variables={"w": fresh})
     optimizer.step()
-    again.step()
+    reloaded.step()
     assert torch.equal(fresh.detach(), param.detach())
     assert pickle.loads(pickle.dumps(optimizer)).param_groups[0]["heads"] == 1

@@ -1,6 +1,6 @@
 """`state_device="cpu"`: parameters on one device, their state and their updates on the CPU.
 
-Without a GPU some memory of the CPU plays its part: what lies in it counts as far away.
+Without a GPU, some memory of the CPU counts as remote.
 """
 
 from __future__ import annotations
@@ -36,29 +36,29 @@ MAKERS: dict[str, Any] = {
     "LazyAdam": lambda p, **o: tensorflow.LazyAdam(p, lr=0.1, **o),
     "NovoGrad": lambda p, **o: optim.RuleOptimizer(p, NOVOGRAD, lr=0.1, **o),
 }
-OFF = {"state_device": "cpu"}
+ON_CPU = {"state_device": "cpu"}
 
 
 class Device:
-    """A device that there is not."""
+    """Fake remote device."""
 
     def __init__(self) -> None:
         self._memory: list[torch.UntypedStorage] = []
         self._rows: list[Any] = []
 
     def take(self, tensor: Tensor) -> Tensor:
-        """A copy of a tensor there."""
-        own = tensor.detach().clone()
-        self._memory += [each.untyped_storage() for each in _parts(own)]
-        return own
+        """Return a copy of a tensor that counts as remote."""
+        remote = tensor.detach().clone()
+        self._memory += [tensor.untyped_storage() for tensor in _tensors_of(remote)]
+        return remote
 
     def has(self, tensor: Any, device: torch.device) -> bool:
-        """Stands in for `layout.is_far`."""
-        known = {storage.data_ptr() for storage in self._memory} - {0}
-        return any(part.untyped_storage().data_ptr() in known for part in _parts(tensor))
+        """Return whether a tensor is remote; replaces `layout.is_far`."""
+        addresses = {storage.data_ptr() for storage in self._memory} - {0}
+        return any(part.untyped_storage().data_ptr() in addresses for part in _tensors_of(tensor))
 
 
-def _parts(tensor: Any) -> tuple[Tensor, ...]:
+def _tensors_of(tensor: Any) -> tuple[Tensor, ...]:
     if isinstance(tensor, IndexedSlices):
         return tensor.values, tensor.indices
     if tensor.is_sparse:
@@ -68,38 +68,42 @@ def _parts(tensor: Any) -> tuple[Tensor, ...]:
 
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> Device:
-    made = Device()
-    monkeypatch.setattr(layout, "is_far", made.has)
-    return made
+    device = Device()
+    monkeypatch.setattr(layout, "is_far", device.has)
+    return device
 
 
-def params(made: Any) -> list[Tensor]:
-    return [param for group in made.param_groups for param in group["params"]]
+def params(opt: Any) -> list[Tensor]:
+    return [param for group in opt.param_groups for param in group["params"]]
 
 
-def slots(made: Any) -> list[Tensor]:
-    found = [each for own in made.state.values() for each in own.values()]
-    numbers = [each if isinstance(each, Tensor) else torch.tensor(each) for each in found]
-    return [each if each.is_floating_point() else each.double() for each in numbers]
+def slots(opt: Any) -> list[Tensor]:
+    entries = [tensor for state in opt.state.values() for tensor in state.values()]
+    numbers = [tensor if isinstance(tensor, Tensor) else torch.tensor(tensor) for tensor in entries]
+    return [tensor if tensor.is_floating_point() else tensor.double() for tensor in numbers]
 
 
 class Pair:
-    """An optimizer of far parameters, and one of the same parameters here."""
+    """Optimizers of remote parameters and of equal parameters on the host."""
 
     def __init__(
         self, device: Device, make: Any, shapes: Any = SHAPES, dtype: Any = torch.float32, **o: Any
     ) -> None:
-        here = params_of(dtype, shapes)
-        there = [torch.nn.Parameter(device.take(each)) for each in here]
-        self._device, self.far, self.near = device, make(there, **OFF, **o), make(here, **o)
+        host_params = params_of(dtype, shapes)
+        remote_params = [torch.nn.Parameter(device.take(param)) for param in host_params]
+        self._device, self.remote, self.host = (
+            device,
+            make(remote_params, **ON_CPU, **o),
+            make(host_params, **o),
+        )
 
     def step(self, number: int, sparse: bool = False) -> None:
-        set_grads(params(self.near), number, sparse)
-        for here, there in zip(params(self.near), params(self.far), strict=True):
-            assert here.grad is not None
-            there.grad = self._device.take(here.grad)
-        self.near.step()
-        self.far.step()
+        set_grads(params(self.host), number, sparse)
+        for host, remote in zip(params(self.host), params(self.remote), strict=True):
+            assert host.grad is not None
+            remote.grad = self._device.take(host.grad)
+        self.host.step()
+        self.remote.step()
 
     def steps(self, count: int, sparse: bool = False) -> Pair:
         for number in range(count):
@@ -107,21 +111,21 @@ class Pair:
         return self
 
     def check(self) -> None:
-        for of in (params, slots):
-            assert_same(*([each.detach() for each in of(made)] for made in (self.far, self.near)))
-        assert not any(self._device.has(each, each.device) for each in slots(self.far))
+        for values_of in (params, slots):
+            assert_same(*([x.detach() for x in values_of(opt)] for opt in (self.remote, self.host)))
+        assert not any(self._device.has(tensor, tensor.device) for tensor in slots(self.remote))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("given", INPUTS, ids=str)
-def test_every_class_of_torchs(device: Device, given: Input, dtype: torch.dtype) -> None:
-    is_sparse = given.name == "SparseAdam"
-    if any(isinstance(each, Tensor) for each in given.arguments.values()):
+@pytest.mark.parametrize("case", INPUTS, ids=str)
+def test_every_torch_class(device: Device, case: Input, dtype: torch.dtype) -> None:
+    is_sparse = case.name == "SparseAdam"
+    if any(isinstance(argument, Tensor) for argument in case.arguments.values()):
         pytest.skip("a rate that is a tensor may be shared by both")
-    if given.arguments.get("weight_decay") and is_sparse:
+    if case.arguments.get("weight_decay") and is_sparse:
         return
-    shapes = ((33, 7), (5, 3)) if given.name == "Muon" else ROWS if is_sparse else SHAPES
-    pair = Pair(device, lambda p, **o: given.make(optim, p, **o), shapes, dtype)
+    shapes = ((33, 7), (5, 3)) if case.name == "Muon" else ROWS if is_sparse else SHAPES
+    pair = Pair(device, lambda p, **o: case.make(optim, p, **o), shapes, dtype)
     pair.steps(3, is_sparse).check()
 
 
@@ -139,21 +143,21 @@ def test_every_class_of_torchs(device: Device, given: Input, dtype: torch.dtype)
     ids=str,
 )
 @pytest.mark.parametrize("name", ["Adam", "momentum", "tensorflow", "NovoGrad"])
-def test_with_other_options(device: Device, name: str, options: dict[str, Any]) -> None:
+def test_other_options(device: Device, name: str, options: dict[str, Any]) -> None:
     if "gradients" in options and name == "NovoGrad":
         return
     pair = Pair(device, MAKERS[name], **options)
-    if "gradients" in options:  # are in buffers, which are there
-        for here, there in zip(params(pair.near), params(pair.far), strict=True):
-            device._memory.append(there.grad.untyped_storage())
-            assert here.grad is not None
+    if "gradients" in options:  # gradients are in remote buffers
+        for host, remote in zip(params(pair.host), params(pair.remote), strict=True):
+            device._memory.append(remote.grad.untyped_storage())
+            assert host.grad is not None
         for number in range(3):
             torch.manual_seed(number)
-            for here, there in zip(params(pair.near), params(pair.far), strict=True):
-                here.grad.copy_(torch.randn(here.shape))
-                there.grad.copy_(here.grad)
-            pair.near.step()
-            pair.far.step()
+            for host, remote in zip(params(pair.host), params(pair.remote), strict=True):
+                host.grad.copy_(torch.randn(host.shape))
+                remote.grad.copy_(host.grad)
+            pair.host.step()
+            pair.remote.step()
     else:
         pair.steps(4)
     pair.check()
@@ -162,69 +166,65 @@ def test_with_other_options(device: Device, name: str, options: dict[str, Any]) 
 @pytest.mark.parametrize("masters", [True, False])
 @pytest.mark.parametrize("name", ["Adam", "LazyAdam"])
 @pytest.mark.parametrize("sparse", [True, False])
-def test_parameters_of_16_bits(device: Device, name: str, sparse: bool, masters: bool) -> None:
+def test_16_bit_params(device: Device, name: str, sparse: bool, masters: bool) -> None:
     if sparse and name == "Adam":
         return
     pair = Pair(device, MAKERS[name], ROWS, torch.bfloat16, masters=masters).steps(3, sparse)
     pair.check()
-    assert ("master" in pair.far.state[params(pair.far)[0]]) is masters
+    assert ("master" in pair.remote.state[params(pair.remote)[0]]) is masters
 
 
 @pytest.mark.parametrize("name", ["tensorflow", "LazyAdam"])
-def test_rows(device: Device, name: str) -> None:
-    """All rows move, or those that gradients name."""
+def test_dense_and_sparse_rows(device: Device, name: str) -> None:
+    """Use dense gradients and sparse ones."""
     pair = Pair(device, MAKERS[name], ROWS)
     for number in range(4):
         pair.step(number, sparse=number != 2)
         pair.check()
 
 
-def test_runs(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each is updated and sent while the next is on its way; the bits are those of one."""
-    sent: list[int] = []
+def test_runs_of_params(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs of parameters overlap with transfers; the bits do not change."""
+    send_calls: list[int] = []
     real = far.OffloadLink.send_rows
 
     def sending(self: far.OffloadLink, rows: Any) -> Any:
-        sent.append(len(sent))
+        send_calls.append(len(send_calls))
         return real(self, rows)
 
     monkeypatch.setattr(far, "RUN", 128)
     monkeypatch.setattr(far.OffloadLink, "send_rows", sending)
     pair = Pair(device, MAKERS["Adam"], [(20,)] * 7, clip_grad_norm=0.1).steps(2)
     pair.check()
-    part = next(iter(pair.far._cache.parts.values()))
+    part = next(iter(pair.remote._cache.parts.values()))
     assert len(part.plans.gate._dense) == 4
-    assert len(sent) == 2 * 7
+    assert len(send_calls) == 2 * 7
 
 
-@pytest.mark.parametrize("options", [{}, OFF], ids=str)
-def test_masters_keep_what_is_too_large_for_parameters(
-    device: Device, options: dict[str, Any]
-) -> None:
-    """A parameter is the largest number there; it was not others who wrote that."""
+@pytest.mark.parametrize("options", [{}, ON_CPU], ids=str)
+def test_masters_exceed_range_of_params(device: Device, options: dict[str, Any]) -> None:
+    """A saturated parameter is not a write by the user."""
     value = torch.tensor([60000.0, 1.0], dtype=torch.float16)
     param = torch.nn.Parameter(device.take(value) if options else value)
-    made = optim.SGD([param], lr=1.0, masters=True, ema_decay=0.5, **options)
+    opt = optim.SGD([param], lr=1.0, masters=True, ema_decay=0.5, **options)
     for slope in (-10000.0, -10000.0, 0.0):
         grad = torch.tensor([slope, 0.0], dtype=torch.float16)
         param.grad = device.take(grad) if options else grad
-        made.step()
-        with made.swapped():
+        opt.step()
+        with opt.swapped():
             pass
-    assert made.state[param]["master"].tolist() == [80000.0, 1.0]
+    assert opt.state[param]["master"].tolist() == [80000.0, 1.0]
 
 
 @pytest.mark.parametrize("sparse", [False, True])
 @pytest.mark.parametrize("masters", [False, True])
-def test_what_others_write_to_parameters_counts(
-    device: Device, masters: bool, sparse: bool
-) -> None:
+def test_user_writes_to_params_are_used(device: Device, masters: bool, sparse: bool) -> None:
     dtype = torch.bfloat16 if masters else torch.float32
     pair = Pair(device, MAKERS["tensorflow"], ROWS, dtype, masters=masters).steps(2, sparse)
     for number, write in enumerate((lambda p: p.mul_(0.5), lambda p: p.fill_(-0.0)), 2):
         with torch.no_grad():
-            for made in (pair.far, pair.near):
-                for param in params(made):
+            for opt in (pair.remote, pair.host):
+                for param in params(opt):
                     write(param[1:])
         pair.step(number, sparse)
         pair.check()
@@ -236,142 +236,142 @@ def test_states_are_saved_and_loaded(device: Device, name: str, dtype: torch.dty
     masters = dtype == torch.bfloat16
     pair = Pair(device, MAKERS[name], dtype=dtype, masters=masters).steps(2)
     file = io.BytesIO()
-    torch.save(pair.far.state_dict(), file)
+    torch.save(pair.remote.state_dict(), file)
     file.seek(0)
-    there = [torch.nn.Parameter(device.take(each)) for each in params(pair.far)]
-    other = MAKERS[name](there, **OFF, masters=masters)
-    other.load_state_dict(torch.load(file))
-    # A state of parameters here fits, too.
-    other.load_state_dict(copy.deepcopy(pair.near.state_dict()))
-    pair.far = other
+    remote_params = [torch.nn.Parameter(device.take(param)) for param in params(pair.remote)]
+    loaded = MAKERS[name](remote_params, **ON_CPU, masters=masters)
+    loaded.load_state_dict(torch.load(file))
+    # A state of host parameters can be loaded, too.
+    loaded.load_state_dict(copy.deepcopy(pair.host.state_dict()))
+    pair.remote = loaded
     pair.step(2)
     pair.check()
 
 
-def test_a_step_that_fails_changes_nothing(device: Device) -> None:
+def test_failed_step_changes_nothing(device: Device) -> None:
     pair = Pair(device, MAKERS["Adam"]).steps(1)
-    before = [each.detach().clone() for each in (*params(pair.far), *slots(pair.far))]
-    set_grads(params(pair.far), 1)
+    previous = [param.detach().clone() for param in (*params(pair.remote), *slots(pair.remote))]
+    set_grads(params(pair.remote), 1)
     with torch.no_grad():
-        params(pair.far)[1].set_(torch.zeros(4))  # pyright: ignore
+        params(pair.remote)[1].set_(torch.zeros(4))  # pyright: ignore
     with pytest.raises((InvalidArgumentError, RuntimeError)):
-        pair.far.step()
-    after = [each.detach() for each in (*params(pair.far), *slots(pair.far))]
-    assert_same([*after[:1], *after[2:]], [*before[:1], *before[2:]])
+        pair.remote.step()
+    current = [param.detach() for param in (*params(pair.remote), *slots(pair.remote))]
+    assert_same([*current[:1], *current[2:]], [*previous[:1], *previous[2:]])
 
 
-def test_a_scaler_leaves_steps_out(device: Device) -> None:
+def test_scaler_skips_steps(device: Device) -> None:
     pair = Pair(device, MAKERS["Adam"], fused_unscale=True).steps(1)
-    before = [each.detach().clone() for each in params(pair.far)]
-    for found, scale in ((1.0, 2.0), (0.0, 2.0)):
-        for made in (pair.far, pair.near):
-            made.found_inf, made.grad_scale = torch.tensor(found), torch.tensor(scale)
+    previous = [param.detach().clone() for param in params(pair.remote)]
+    for found_inf, scale in ((1.0, 2.0), (0.0, 2.0)):
+        for opt in (pair.remote, pair.host):
+            opt.found_inf, opt.grad_scale = torch.tensor(found_inf), torch.tensor(scale)
         pair.step(1)
-        assert pair.far.last_step.taken is (not found)
-        if found:
-            assert_same([each.detach() for each in params(pair.far)], before)
+        assert pair.remote.last_step.taken is (not found_inf)
+        if found_inf:
+            assert_same([param.detach() for param in params(pair.remote)], previous)
     pair.check()
 
 
-def test_a_step_that_fails_is_not_the_one_that_is_repeated(device: Device) -> None:
-    """It was of other parameters, for which others stand."""
+def test_failed_step_is_not_replayed(device: Device) -> None:
+    """The failed step had other parameters than the replayed one."""
     pair = Pair(device, MAKERS["Adam"], [(4,)] * 3)
-    for given, fails in (((0, 1), False), ((0, 2), True), ((0, 1), False)):
-        for made in (pair.near, pair.far):
-            set_grads(params(made), 0)
-            for index, param in enumerate(params(made)):
-                if made is pair.far:
+    for indices, fails in (((0, 1), False), ((0, 2), True), ((0, 1), False)):
+        for opt in (pair.host, pair.remote):
+            set_grads(params(opt), 0)
+            for index, param in enumerate(params(opt)):
+                if opt is pair.remote:
                     assert param.grad is not None
                     param.grad = device.take(param.grad)
-                if index not in given:
+                if index not in indices:
                     param.grad = None
-            last, kept = params(made)[2], params(made)[2].data
+            last_param, last_data = params(opt)[2], params(opt)[2].data
             if fails:
-                last.data = device.take(torch.zeros(7)) if made is pair.far else torch.zeros(7)
-                last.grad = last.data
-                last.data = kept
+                last_param.data = (
+                    device.take(torch.zeros(7)) if opt is pair.remote else torch.zeros(7)
+                )
+                last_param.grad = last_param.data
+                last_param.data = last_data
                 with pytest.raises(InvalidArgumentError, match="shape"):
-                    made.step()
+                    opt.step()
             else:
-                made.step()
+                opt.step()
     pair.check()
 
 
 @pytest.mark.filterwarnings("ignore:.*reference engine")
 @pytest.mark.parametrize("masters", [True, False])
 @pytest.mark.parametrize("name", ["Adam", "tensorflow"])
-def test_what_takes_the_place_of_parameters_counts(
-    device: Device, name: str, masters: bool
-) -> None:
-    """What is assigned to `data` is no write that torch counts."""
+def test_replaced_param_data_is_used(device: Device, name: str, masters: bool) -> None:
+    """Assigning `data` changes no version of torch."""
     dtype = torch.bfloat16 if masters else torch.float32
     pair = Pair(device, MAKERS[name], [(3, 3), (5,)], dtype, masters=masters).steps(2)
     for change in (Tensor.neg, Tensor.t, lambda x: x[::2, 1:], Tensor.t):
-        here, there = params(pair.near)[0], params(pair.far)[0]
-        here.data, there.data = change(here.data), device.take(change(there.data))
-        if here.shape != (3, 3):
-            here.data, there.data = torch.ones(3, 3).to(dtype), device.take(here.new_ones(3, 3))
-        before = here.detach().clone()
+        host, remote = params(pair.host)[0], params(pair.remote)[0]
+        host.data, remote.data = change(host.data), device.take(change(remote.data))
+        if host.shape != (3, 3):
+            host.data, remote.data = torch.ones(3, 3).to(dtype), device.take(host.new_ones(3, 3))
+        previous = host.detach().clone()
         pair.step(2)
         pair.check()
-        assert (here - before).abs().max() < 0.3
-        assert_same([there.detach()], [here.detach()])
+        assert (host - previous).abs().max() < 0.3
+        assert_same([remote.detach()], [host.detach()])
 
 
-def test_twice_replaced_may_lie_where_it_lay(device: Device) -> None:
+def test_replaced_data_at_the_same_address(device: Device) -> None:
     pair = Pair(device, MAKERS["Adam"], [(1000,)]).steps(2)
-    for made in (pair.near, pair.far):
-        (param,) = params(made)
+    for opt in (pair.host, pair.remote):
+        (param,) = params(opt)
         for _ in range(4):
             param.data = device.take(param.data * 0.5)
-    device._memory = [params(pair.far)[0].untyped_storage()]
+    device._memory = [params(pair.remote)[0].untyped_storage()]
     pair.step(2)
     pair.check()
 
 
 @pytest.mark.parametrize("name", ["Adam", "tensorflow"])
-def test_parameters_move(device: Device, name: str) -> None:
-    """An optimizer may be made, and take steps, before its module is moved."""
-    here, there = torch.nn.Parameter(torch.ones(5)), torch.nn.Parameter(torch.ones(5))
-    near, moving = MAKERS[name]([here]), MAKERS[name]([there], **OFF)
+def test_moved_params(device: Device, name: str) -> None:
+    """Move parameters after the optimizer has taken steps."""
+    host, remote = torch.nn.Parameter(torch.ones(5)), torch.nn.Parameter(torch.ones(5))
+    host_opt, moving_opt = MAKERS[name]([host]), MAKERS[name]([remote], **ON_CPU)
     for number in range(6):
         if number in (2, 4):
-            there.data = device.take(there.data) if number == 2 else there.data.clone()
-        here.grad = torch.full((5,), 0.1 * number)
-        there.grad = device.take(here.grad) if number in (2, 3) else here.grad.clone()
-        near.step()
-        moving.step()
-        assert_same([there.detach(), *slots(moving)], [here.detach(), *slots(near)])
+            remote.data = device.take(remote.data) if number == 2 else remote.data.clone()
+        host.grad = torch.full((5,), 0.1 * number)
+        remote.grad = device.take(host.grad) if number in (2, 3) else host.grad.clone()
+        host_opt.step()
+        moving_opt.step()
+        assert_same([remote.detach(), *slots(moving_opt)], [host.detach(), *slots(host_opt)])
 
 
-def test_signs_of_zeros_count(device: Device) -> None:
+def test_signs_of_zeros(device: Device) -> None:
     pair = Pair(device, MAKERS["momentum"], [(3,)])
     for value in (0.0, -0.0):
-        for made in (pair.near, pair.far):
-            (param,) = params(made)
-            param.grad = torch.zeros(3) if made is pair.near else device.take(torch.zeros(3))
+        for opt in (pair.host, pair.remote):
+            (param,) = params(opt)
+            param.grad = torch.zeros(3) if opt is pair.host else device.take(torch.zeros(3))
             with torch.no_grad():
                 param.fill_(value)
-            made.step()
+            opt.step()
     pair.check()
 
 
 @pytest.mark.filterwarnings("ignore:.*reference engine")
-def test_norms_of_parameters_with_gaps(device: Device) -> None:
-    """What stands for one is in the order of its elements: norms are added up in that order."""
-    made = torch.Generator().manual_seed(3)
-    base, grad = (torch.randn(600, 80, generator=made).exp() for _ in range(2))
-    here = torch.nn.Parameter(base.clone()[:, 3:50].t())
-    there = torch.nn.Parameter(device.take(base)[:, 3:50].t())
-    device._memory.append(there.untyped_storage())
+def test_norms_of_strided_params(device: Device) -> None:
+    """Norms are summed in the order of elements in memory."""
+    generator = torch.Generator().manual_seed(3)
+    base, grad = (torch.randn(600, 80, generator=generator).exp() for _ in range(2))
+    host = torch.nn.Parameter(base.clone()[:, 3:50].t())
+    remote = torch.nn.Parameter(device.take(base)[:, 3:50].t())
+    device._memory.append(remote.untyped_storage())
     norms: list[Any] = []
-    for param, options in ((here, {}), (there, OFF)):
+    for param, options in ((host, {}), (remote, ON_CPU)):
         optimizer = MAKERS["Adam"]([param], clip_grad_norm=0.1, **options)
         param.grad = grad[:, 3:50].t().clone() if not options else device.take(grad[:, 3:50].t())
         optimizer.step()
         norms.append(optimizer.last_step.grad_norm)
     assert norms[0] == norms[1]
-    assert_same([there.detach()], [here.detach()])
+    assert_same([remote.detach()], [host.detach()])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -381,79 +381,79 @@ def test_constraints(
     device: Device, name: str, options: dict[str, Any], dtype: torch.dtype
 ) -> None:
     pair = Pair(device, MAKERS[name], dtype=dtype, **options)
-    for made in (pair.near, pair.far):
-        params(made)[1].constraint = lambda param: param.clamp(min=0)  # pyright: ignore
+    for opt in (pair.host, pair.remote):
+        params(opt)[1].constraint = lambda param: param.clamp(min=0)  # pyright: ignore
     for number in range(3):
         pair.step(number)
         pair.check()
-        assert (params(pair.far)[1] >= 0).all()
-    param = params(pair.far)[1]
+        assert (params(pair.remote)[1] >= 0).all()
+    param = params(pair.remote)[1]
     param.grad = device.take(torch.ones(len(param), dtype=dtype).to_sparse())
     if name == "tensorflow":
         with pytest.raises(RuntimeError, match="constraint function on a sparse variable"):
-            pair.far.step()
+            pair.remote.step()
 
 
 @pytest.mark.parametrize("options", [{}, {"masters": True}], ids=str)
-def test_groups_that_several_rules_update(device: Device, options: dict[str, Any]) -> None:
-    """A gradient that does not fit is refused before any of them is written."""
+def test_groups_with_several_rules(device: Device, options: dict[str, Any]) -> None:
+    """A gradient of another shape raises before any parameter changes."""
 
-    def make(given: list[Tensor], **all_options: Any) -> Any:
-        groups = [{"params": given[:2]}, {"params": given[2:], "momentum": 0.9}]
+    def make(params: list[Tensor], **all_options: Any) -> Any:
+        groups = [{"params": params[:2]}, {"params": params[2:], "momentum": 0.9}]
         return optim.SGD(groups, lr=0.1, **all_options)
 
     dtype = torch.bfloat16 if options else torch.float32
     pair = Pair(device, make, [(4,)] * 4, dtype, **options).steps(3)
     pair.check()
-    before = [each.detach().clone() for each in (*params(pair.far), *slots(pair.far))]
-    set_grads(params(pair.near), 3)
-    for here, there in zip(params(pair.near), params(pair.far), strict=True):
-        assert here.grad is not None
-        there.grad = device.take(here.grad)
-    for made in (pair.near, pair.far):
-        param, value = params(made)[3], params(made)[3].data
+    previous = [param.detach().clone() for param in (*params(pair.remote), *slots(pair.remote))]
+    set_grads(params(pair.host), 3)
+    for host, remote in zip(params(pair.host), params(pair.remote), strict=True):
+        assert host.grad is not None
+        remote.grad = device.take(host.grad)
+    for opt in (pair.host, pair.remote):
+        param, value = params(opt)[3], params(opt)[3].data
         param.data = torch.zeros(7, dtype=dtype)
         param.grad = torch.zeros(7, dtype=dtype)
-        if made is pair.far:
+        if opt is pair.remote:
             param.data = device.take(param.data)
             param.grad = device.take(param.grad)
         param.data = value
         with pytest.raises(InvalidArgumentError, match="shape"):
-            made.step()
+            opt.step()
     pair.check()
-    assert_same([each.detach() for each in (*params(pair.far), *slots(pair.far))], before)
+    assert_same([param.detach() for param in (*params(pair.remote), *slots(pair.remote))], previous)
 
 
-@pytest.mark.parametrize("what", ["state", "numbers"])
-def test_no_rule_is_written_before_all_are_looked_at(device: Device, what: str) -> None:
-    def make(given: list[Tensor], **options: Any) -> Any:
-        groups = [{"params": given[:1]}, {"params": given[1:], "momentum": 0.9}]
+@pytest.mark.parametrize("broken", ["state", "numbers"])
+def test_failed_rule_changes_no_group(device: Device, broken: str) -> None:
+    def make(params: list[Tensor], **options: Any) -> Any:
+        groups = [{"params": params[:1]}, {"params": params[1:], "momentum": 0.9}]
         return optim.SGD(groups, lr=0.1, **options)
 
     pair = Pair(device, make, [(4,)] * 2).steps(2)
-    for made in (pair.near, pair.far):
-        last = params(made)[1]
-        before = [each.detach().clone() for each in params(made)]
-        if what == "state":
-            made.state[last]["momentum_buffer"] = torch.zeros(7)
+    for opt in (pair.host, pair.remote):
+        last_param = params(opt)[1]
+        previous = [param.detach().clone() for param in params(opt)]
+        if broken == "state":
+            opt.state[last_param]["momentum_buffer"] = torch.zeros(7)
         else:
-            assert last.grad is not None
-            last.grad[0] = float("nan")
+            assert last_param.grad is not None
+            last_param.grad[0] = float("nan")
         with engine(check_numerics=True), pytest.raises(InvalidArgumentError):
-            made.step()
-        assert_same([each.detach() for each in params(made)], before)
+            opt.step()
+        assert_same([param.detach() for param in params(opt)], previous)
 
 
-def test_gradients_are_waited_for_before_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The reference engine computes while its calls are collected."""
-    on_its_way, param = torch.zeros(3), torch.zeros(3)
+def test_step_waits_for_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reference engine computes when its calls are created."""
+    pending_grad, param = torch.zeros(3), torch.zeros(3)
 
     class Event:
         def synchronize(self) -> None:
-            on_its_way.fill_(1.0)
+            pending_grad.fill_(1.0)
 
-    asked = StepRequest(TORCH_SGD, (), [param], [on_its_way], [[]], ["w"], current())
-    part = far.OffloadedPart(ReferencePart(asked), [], [Event()], [])
+    request = StepRequest(TORCH_SGD, (), [param], [pending_grad], [[]], ["w"], current())
+    part = far.OffloadedPart(ReferencePart(request), [], [Event()], [])
     monkeypatch.setattr(part, "_wait_calls", list)  # that of a GPU's events
     scalars = {"direction": 1.0, "weight_decay": 0.0, "step_size": -0.5}
     for call in part.make_calls(Columns({np.float32: scalars}, {})):
@@ -462,87 +462,89 @@ def test_gradients_are_waited_for_before_they_are_read(monkeypatch: pytest.Monke
 
 
 def test_state_is_loaded_to_its_device() -> None:
-    """State to the CPU; sums of gradients to where the next gradients are."""
+    """State is loaded to the CPU, gradient sums to the parameters' device."""
     sizes = {"exp_avg": (3,), "exp_avg_sq": (3,), "step": (), "gradient_sum": (3,)}
     for name in ("torch", "file", "rule"):
         maker = MAKERS["tensorflow" if name == "rule" else "Adam"]
-        here = torch.nn.Parameter(torch.ones(3))
-        near = maker([here], **OFF, accumulate=2)
+        host = torch.nn.Parameter(torch.ones(3))
+        source = maker([host], **ON_CPU, accumulate=2)
         for _ in range(3):
-            here.grad = torch.ones(3)
-            near.step()
-        there = torch.nn.Parameter(torch.ones(3, device="meta"))
-        other = maker([there], **OFF, accumulate=2) if name != "rule" else near
+            host.grad = torch.ones(3)
+            source.step()
+        remote = torch.nn.Parameter(torch.ones(3, device="meta"))
+        loaded = maker([remote], **ON_CPU, accumulate=2) if name != "rule" else source
         if name == "rule":
-            found: list[str] = []
-            own = dict(near.state[here])
-            for call in setting(own, near.state[here], "w", found, [], there):
+            errors: list[str] = []
+            state = dict(source.state[host])
+            for call in setting(state, source.state[host], "w", errors, [], remote):
                 call()
-            assert not found
+            assert not errors
         elif name == "torch":
-            other.load_state_dict(near.state_dict())
-            own = other.state[there]
+            loaded.load_state_dict(source.state_dict())
+            state = loaded.state[remote]
         else:
-            loader = TorchOptimizerAdapter(other)
-            own = loader._prepare_state(there, other.param_groups[0], near.state[here])
-        assert name == "rule" or own.keys() == sizes.keys()
-        for key, value in own.items():
+            loader = TorchOptimizerAdapter(loaded)
+            state = loader._prepare_state(remote, loaded.param_groups[0], source.state[host])
+        assert name == "rule" or state.keys() == sizes.keys()
+        for key, value in state.items():
             assert value.device.type == ("meta" if key == "gradient_sum" else "cpu"), key
 
 
 @pytest.mark.parametrize(
-    ("options", "error", "said"),
+    ("options", "error", "message"),
     [
         ({"state_device": "cuda"}, InvalidArgumentError, "state_device must be None or 'cpu'"),
-        ({**OFF, "in_backward": True}, InvalidArgumentError, "choose one"),
+        ({**ON_CPU, "in_backward": True}, InvalidArgumentError, "choose one"),
     ],
 )
-def test_refused(options: dict[str, Any], error: type[Exception], said: str) -> None:
-    with pytest.raises(error, match=said):
+def test_bad_arguments_raise(options: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
         optim.Adam(params_of(torch.float32), **options)
 
 
-def test_refused_by_their_steps(device: Device) -> None:
+def test_unsupported_steps_raise(device: Device) -> None:
     with pytest.raises(InvalidArgumentError, match="capturable"):
-        tensorflow.Adam(params_of(torch.float32), capturable=True, **OFF)
+        tensorflow.Adam(params_of(torch.float32), capturable=True, **ON_CPU)
     param = torch.nn.Parameter(device.take(torch.ones(3, dtype=torch.complex64)))
     param.grad = device.take(torch.ones(3, dtype=torch.complex64))
     with pytest.raises(NotImplementedError, match="not defined for complex"):
-        optim.Adam([param], **OFF).step()
+        optim.Adam([param], **ON_CPU).step()
 
 
-def test_parameters_of_the_cpu_are_as_without_it() -> None:
-    made = [optim.Adam(params_of(torch.float32), **o) for o in ({}, OFF)]
+def test_cpu_params_are_unaffected() -> None:
+    optimizers = [optim.Adam(params_of(torch.float32), **o) for o in ({}, ON_CPU)]
     for number in range(3):
-        for each in made:
-            set_grads(params(each), number)
-            each.step()
-    for of in (params, slots):
-        assert_same(*([each.detach() for each in of(one)] for one in made))
-    assert made[1]._cache.rebind_target is not None
+        for x in optimizers:
+            set_grads(params(x), number)
+            x.step()
+    for tensors_of in (params, slots):
+        assert_same(*([tensor.detach() for tensor in tensors_of(opt)] for opt in optimizers))
+    assert optimizers[1]._cache.rebind_target is not None
 
 
-def test_complex_parameters_of_the_cpu_are_as_without_it() -> None:
-    given = [torch.nn.Parameter(torch.ones(3, dtype=torch.complex64)) for _ in range(2)]
-    for param, options in zip(given, ({}, OFF), strict=True):
+def test_complex_cpu_params_are_unaffected() -> None:
+    params = [torch.nn.Parameter(torch.ones(3, dtype=torch.complex64)) for _ in range(2)]
+    for param, options in zip(params, ({}, ON_CPU), strict=True):
         param.grad = torch.full((3,), 1 + 2j)
         optim.Adam([param], **options).step()
-    assert_same([torch.view_as_real(given[0].detach())], [torch.view_as_real(given[1].detach())])
+    assert_same([torch.view_as_real(params[0].detach())], [torch.view_as_real(params[1].detach())])
 
 
-def test_what_torch_is_not_given_is_loaded_with_its_own_type() -> None:
-    """Slots of complex parameters, and tensors of the user's."""
-    made = [optim.Adam([torch.nn.Parameter(torch.ones(3, dtype=torch.complex64))], lr=0.1, **OFF)]
-    made.append(copy.deepcopy(made[0]))
-    for optimizer in made:
+def test_complex_and_user_state_keeps_dtype() -> None:
+    """Load slots of complex parameters, and user tensors."""
+    optimizers = [
+        optim.Adam([torch.nn.Parameter(torch.ones(3, dtype=torch.complex64))], lr=0.1, **ON_CPU)
+    ]
+    optimizers.append(copy.deepcopy(optimizers[0]))
+    for optimizer in optimizers:
         (param,) = optimizer.param_groups[0]["params"]
         param.grad = torch.full((3,), 1 + 2j)
         optimizer.step()
         optimizer.state[param]["mask"] = torch.tensor([1, 0, 2])
-    made[1].load_state_dict(copy.deepcopy(made[0].state_dict()))
-    for optimizer in made:
+    optimizers[1].load_state_dict(copy.deepcopy(optimizers[0].state_dict()))
+    for optimizer in optimizers:
         optimizer.step()
-    own, other = (next(iter(optimizer.state.values())) for optimizer in made)
-    assert own.keys() == other.keys()
-    for value, wanted in zip(own.values(), other.values(), strict=True):
-        torch.testing.assert_close(value, wanted, rtol=0, atol=0)
+    state, expected_state = (next(iter(optimizer.state.values())) for optimizer in optimizers)
+    assert state.keys() == expected_state.keys()
+    for value, expected in zip(state.values(), expected_state.values(), strict=True):
+        torch.testing.assert_close(value, expected, rtol=0, atol=0)

@@ -1,4 +1,4 @@
-"""Slots of 8 bits in optimizers of torch's kind: kept, told, saved, converted and refused."""
+"""Slots of 8 bits in torch-style optimizers: steps, states, conversions and errors."""
 
 from __future__ import annotations
 
@@ -20,53 +20,53 @@ from thalweg._engines.codecs import CODECS
 from thalweg.errors import CheckpointMismatchError, RuleError
 from thalweg.optim import tensorflow
 
-LEAST = 4096
-SIZES = [LEAST - 1, LEAST, LEAST + 1, (1 << 16) + 257]
+MIN_SIZE = 4096
+SIZES = [MIN_SIZE - 1, MIN_SIZE, MIN_SIZE + 1, (1 << 16) + 257]
 NATURAL = {"exp_avg": "softsign8", "exp_avg_sq": "root8"}
-PLAIN = dict.fromkeys(NATURAL, "float32")
-Own = tuple[list[torch.nn.Parameter], Any]
+FLOAT32_SLOTS = dict.fromkeys(NATURAL, "float32")
+Run = tuple[list[torch.nn.Parameter], Any]
 
 
-def params_of(sizes: Any = (LEAST + 1, 10), dtype: torch.dtype = torch.float32) -> list[Any]:
-    made = torch.Generator().manual_seed(1)
-    return [torch.nn.Parameter(torch.randn(size, generator=made).to(dtype)) for size in sizes]
+def params_of(sizes: Any = (MIN_SIZE + 1, 10), dtype: torch.dtype = torch.float32) -> list[Any]:
+    generator = torch.Generator().manual_seed(1)
+    return [torch.nn.Parameter(torch.randn(size, generator=generator).to(dtype)) for size in sizes]
 
 
-def trained(own: Own, steps: int = 5, seed: int = 2, each: Callable[[Any], Any] = bool) -> Own:
-    """Steps over random gradients, before each of which something is done to the optimizer."""
-    params, optimizer = own
-    made = torch.Generator().manual_seed(seed)
+def train(run: Run, steps: int = 5, seed: int = 2, prepare: Callable[[Any], Any] = bool) -> Run:
+    """Take steps with random gradients; call a function with the optimizer before each step."""
+    params, optimizer = run
+    generator = torch.Generator().manual_seed(seed)
     for _ in range(steps):
         for param in params:
-            param.grad = torch.randn(param.shape, generator=made).to(param.dtype)
-        each(optimizer)
+            param.grad = torch.randn(param.shape, generator=generator).to(param.dtype)
+        prepare(optimizer)
         optimizer.step()
-    return own
+    return run
 
 
-def adam(storage: Any = "8bit", sizes: Any = (LEAST + 1, 10), **options: Any) -> Own:
+def adam(storage: Any = "8bit", sizes: Any = (MIN_SIZE + 1, 10), **options: Any) -> Run:
     params = params_of(sizes)
     return params, optim.AdamW(params, lr=0.01, state_storage=storage, **options)
 
 
 def forget(optimizer: Any) -> None:
-    """Have the next step planned anew."""
+    """Discard the step plan."""
     optimizer._cache.forget_replay()
     optimizer._cache.rebind_target = None
     optimizer._cache.parts.clear()
 
 
-def tensors_of(own: Own) -> list[torch.Tensor]:
-    """All that steps write, bytes as numbers."""
-    params, optimizer = own
-    found = [*params]
+def tensors_of(run: Run) -> list[torch.Tensor]:
+    """Return parameters and slots, with bytes converted to floats."""
+    params, optimizer = run
+    tensors = [*params]
     for param in params:
-        found += [x for x in optimizer.state[param].values() if isinstance(x, torch.Tensor)]
-    return [x.detach().float() if x.dtype == torch.uint8 else x.detach() for x in found]
+        tensors += [x for x in optimizer.state[param].values() if isinstance(x, torch.Tensor)]
+    return [x.detach().float() if x.dtype == torch.uint8 else x.detach() for x in tensors]
 
 
-def assert_equal(one: Own, other: Own) -> None:
-    assert_same(tensors_of(one), tensors_of(other))
+def assert_equal(first: Run, second: Run) -> None:
+    assert_same(tensors_of(first), tensors_of(second))
 
 
 CLASSES: list[tuple[Any, dict[str, Any]]] = [
@@ -88,98 +88,99 @@ CLASSES: list[tuple[Any, dict[str, Any]]] = [
     (tensorflow.SGD, {"momentum": 0.9}),
 ]
 by_class = pytest.mark.parametrize(
-    ("cls", "own"), CLASSES, ids=lambda each: getattr(each, "__name__", "")
+    ("cls", "options"), CLASSES, ids=lambda argument: getattr(argument, "__name__", "")
 )
 
 
 @by_class
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-def test_steps_in_one_call_are_those_of_the_reference(
-    cls: Any, own: dict[str, Any], dtype: torch.dtype
-) -> None:
-    made: list[Own] = []
-    for name, each in (("auto", bool), ("auto", forget), ("reference", bool)):
+def test_replay_equals_reference(cls: Any, options: dict[str, Any], dtype: torch.dtype) -> None:
+    trainings: list[Run] = []
+    for name, prepare in (("auto", bool), ("auto", forget), ("reference", bool)):
         params = params_of(SIZES, dtype)
         with engine(name):
-            made.append(
-                trained((params, cls(params, lr=0.01, state_storage="8bit", **own)), 4, each=each)
+            trainings.append(
+                train(
+                    (params, cls(params, lr=0.01, state_storage="8bit", **options)),
+                    4,
+                    prepare=prepare,
+                )
             )
-    assert made[0][1]._cache.replay is not None
-    assert_equal(made[0], made[1])
-    assert_equal(made[0], made[2])
+    assert trainings[0][1]._cache.replay is not None
+    assert_equal(trainings[0], trainings[1])
+    assert_equal(trainings[0], trainings[2])
 
 
 @by_class
-def test_what_is_small_is_as_without_codecs(cls: Any, own: dict[str, Any]) -> None:
-    pairs: list[Own] = []
+def test_small_params_are_not_quantized(cls: Any, options: dict[str, Any]) -> None:
+    trainings: list[Run] = []
     for storage in ({}, {"state_storage": "8bit"}):
-        params = params_of([LEAST - 1, 7])
-        pairs.append(trained((params, cls(params, lr=0.01, **own, **storage))))
-    assert_equal(*pairs)
+        params = params_of([MIN_SIZE - 1, 7])
+        trainings.append(train((params, cls(params, lr=0.01, **options, **storage))))
+    assert_equal(*trainings)
 
 
 @pytest.mark.parametrize(
     "storage", ["8bit", "softsign8", "linear8", "dynamic8", {"exp_avg_sq": "root8"}]
 )
-def test_slots_are_bytes_and_what_is_lost_is_little(storage: Any) -> None:
-    exact, own = trained(adam(None), 20), trained(adam(storage), 20)
+def test_slots_are_bytes_with_small_error(storage: Any) -> None:
+    exact, quantized = train(adam(None), 20), train(adam(storage), 20)
     squares = {"linear8": "root8", "dynamic8": "dynamic8_positive"}
-    kinds = {name: {"exp_avg": name, "exp_avg_sq": x} for name, x in squares.items()}
-    kinds |= {"8bit": NATURAL, "softsign8": NATURAL}
-    told = storage if isinstance(storage, dict) else kinds[storage]
-    for param in own[0]:
+    codecs_by_option = {name: {"exp_avg": name, "exp_avg_sq": x} for name, x in squares.items()}
+    codecs_by_option |= {"8bit": NATURAL, "softsign8": NATURAL}
+    codecs = storage if isinstance(storage, dict) else codecs_by_option[storage]
+    for param in quantized[0]:
         for name in NATURAL:
-            slot, codec = own[1].state[param][name], told.get(name)
-            if param.numel() < LEAST or codec is None:
+            slot, codec = quantized[1].state[param][name], codecs.get(name)
+            if param.numel() < MIN_SIZE or codec is None:
                 assert (slot.dtype, slot.shape) == (torch.float32, param.shape)
             else:
                 assert slot.dtype == torch.uint8
                 assert slot.shape == (CODECS[codec].bytes_of(param.numel()),)
-    groups = own[1].state_dict()["param_groups"]
-    assert [group["state_storage"] for group in groups] == [told]
-    moved = (exact[0][0] - params_of()[0]).abs().max()
-    assert (exact[0][0] - own[0][0]).abs().max() < moved / 10
-    assert torch.equal(exact[0][1], own[0][1])
+    groups = quantized[1].state_dict()["param_groups"]
+    assert [group["state_storage"] for group in groups] == [codecs]
+    movement = (exact[0][0] - params_of()[0]).abs().max()
+    assert (exact[0][0] - quantized[0][0]).abs().max() < movement / 10
+    assert torch.equal(exact[0][1], quantized[0][1])
 
 
-def test_slots_begin_at_their_numbers() -> None:
+def test_slots_start_at_initial_value() -> None:
     params = params_of()
     options: dict[str, Any] = {"initial_accumulator_value": 0.3, "state_storage": "root8"}
     optimizer = optim.Adagrad(params, **options)
-    held = optim.full_precision(optimizer)["state"][0]["sum"]
-    assert held.unique().tolist() == [pytest.approx(0.3, rel=1e-6)]
+    slot = optim.full_precision(optimizer)["state"][0]["sum"]
+    assert slot.unique().tolist() == [pytest.approx(0.3, rel=1e-6)]
     assert not optimizer.state[params[0]]["sum"][-31:].any()  # beyond the last element
 
 
-# What lies around a step beside codecs.
-BESIDE: list[dict[str, Any]] = [
+OTHER_OPTIONS: list[dict[str, Any]] = [
     {"ema_decay": 0.9}, {"lookahead": 2}, {"accumulate": 2}, {"accumulate": 2, "wide_sums": True},
     {"clip_grad_norm": 0.5}, {"clip_grad_value": 0.5}, {"cautious_decay": True},
     {"gradients": "flat"}, {"in_backward": True}, {"masters": True},
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("beside", BESIDE, ids=str)
+@pytest.mark.parametrize("options", OTHER_OPTIONS, ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-def test_other_options_have_the_bits_of_the_reference(
-    beside: dict[str, Any], dtype: torch.dtype
-) -> None:
-    made: list[Own] = []
+def test_engines_agree_with_other_options(options: dict[str, Any], dtype: torch.dtype) -> None:
+    trainings: list[Run] = []
     for name in ("auto", "reference"):
         params = params_of(dtype=dtype)
-        optimizer = optim.AdamW(params, lr=0.01, state_storage="8bit", **beside)
+        optimizer = optim.AdamW(params, lr=0.01, state_storage="8bit", **options)
         with engine(name):
             for step in range(6):
                 optimizer.zero_grad()
-                drawn = torch.Generator().manual_seed(step)
-                given = [torch.randn(p.shape, generator=drawn).to(p.dtype) for p in params]
-                sum((p * g).sum() for p, g in zip(params, given, strict=True)).backward()
+                generator = torch.Generator().manual_seed(step)
+                grads = [torch.randn(p.shape, generator=generator).to(p.dtype) for p in params]
+                sum((p * g).sum() for p, g in zip(params, grads, strict=True)).backward()
                 optimizer.step()
-        made.append((params, optimizer))
-    assert_equal(*made)
-    assert made[0][1].state[made[0][0][0]]["exp_avg"].dtype == torch.uint8
-    kept = {k: x.dtype for k, x in made[0][1].state[made[0][0][0]].items()}
-    assert all(kept.get(name, torch.float32) == torch.float32 for name in ("ema", "slow", "master"))
+        trainings.append((params, optimizer))
+    assert_equal(*trainings)
+    assert trainings[0][1].state[trainings[0][0][0]]["exp_avg"].dtype == torch.uint8
+    dtypes = {k: x.dtype for k, x in trainings[0][1].state[trainings[0][0][0]].items()}
+    assert all(
+        dtypes.get(name, torch.float32) == torch.float32 for name in ("ema", "slow", "master")
+    )
 
 
 @pytest.mark.parametrize(
@@ -210,22 +211,20 @@ def test_other_options_have_the_bits_of_the_reference(
         (optim.AdamW, {"state_storage": "8bit", "state_device": "cpu"}, "state_device='cpu'.*one"),
     ],
 )
-def test_what_cannot_be_together_is_refused_by_name(
-    cls: Any, options: dict[str, Any], message: str
-) -> None:
+def test_invalid_storage_raises(cls: Any, options: dict[str, Any], message: str) -> None:
     with pytest.raises((ValueError, TypeError), match=message):
         cls([torch.nn.Parameter(torch.ones(64, 80))], **options)
 
 
 @pytest.mark.parametrize("cls", [optim.Adafactor, optim.SM3, optim.SGD])
 @pytest.mark.parametrize("sizes", [[(64, 80)], [(64, 80), (8,)], [(8,)]], ids=str)
-def test_sizes_do_not_decide_whether_there_are_slots(cls: Any, sizes: Any) -> None:
+def test_class_without_slots_raises_for_all_sizes(cls: Any, sizes: Any) -> None:
     with pytest.raises(ValueError, match=f"{cls.__name__} has no slots"):
         cls(params_of(sizes), lr=0.1, state_storage="8bit")
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"weights": "split"}, "'correction' in split8: weights='split' is not"),
         ({"state_storage": "root8"}, ": state_storage is not"),
@@ -235,18 +234,16 @@ def test_sizes_do_not_decide_whether_there_are_slots(cls: Any, sizes: Any) -> No
         ),
     ],
 )
-def test_the_option_that_dtensors_cannot_have_is_named(
-    options: Any, said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_error_names_option(options: Any, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("thalweg.optim.quantized_state.any_on_mesh", lambda _: True)
-    with pytest.raises(NotImplementedError, match=f"'w' is a DTensor, .*{said}"):
+    with pytest.raises(NotImplementedError, match=f"'w' is a DTensor, .*{message}"):
         optim.Adadelta([("w", params_of(dtype=torch.bfloat16)[0])], **options)
 
 
-def test_groups_without_slots_may_be_beside_others() -> None:
-    groups: list[Any] = [{"params": [param]} for param in params_of([LEAST, LEAST])]
+def test_group_without_slots_beside_others() -> None:
+    groups: list[Any] = [{"params": [param]} for param in params_of([MIN_SIZE, MIN_SIZE])]
     optimizer = optim.SGD([groups[0], {**groups[1], "momentum": 0.9}], state_storage="8bit")
-    trained(([param for group in groups for param in group["params"]], optimizer), 1)
+    train(([param for group in groups for param in group["params"]], optimizer), 1)
     groups = [
         {"params": group["params"], "rule": rule}
         for group, rule in zip(groups, ("Adam", "Adagrad"))
@@ -258,58 +255,58 @@ def test_groups_without_slots_may_be_beside_others() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.complex64], ids=str)
-def test_parameters_that_no_codec_is_for_are_refused(dtype: torch.dtype) -> None:
+def test_param_dtype_without_codec_raises(dtype: torch.dtype) -> None:
     params, optimizer = adam()
-    other = torch.nn.Parameter(torch.ones(3, dtype=dtype))
+    param = torch.nn.Parameter(torch.ones(3, dtype=dtype))
     with pytest.raises(TypeError, match=r"is (float64|complex64), .*'exp_avg' in softsign8"):
-        optimizer.add_param_group({"params": [other]})
+        optimizer.add_param_group({"params": [param]})
     assert len(optimizer.param_groups) == 1
-    trained((params, optimizer), 1)
+    train((params, optimizer), 1)
     params[0].data = params[0].data.double()
     params[0].grad = torch.ones_like(params[0])
-    before = [each.clone() for each in tensors_of((params, optimizer))]
+    previous = [tensor.clone() for tensor in tensors_of((params, optimizer))]
     with pytest.raises(TypeError, match="'parameter 0 of group 0' is float64, and slot 'exp_avg'"):
         optimizer.step()
-    assert_same(tensors_of((params, optimizer)), before)
+    assert_same(tensors_of((params, optimizer)), previous)
 
 
 @pytest.mark.parametrize(
-    ("cls", "own", "said"),
+    ("cls", "options", "message"),
     [
         (tensorflow.Adam, {}, "slot 'm' .* give a dense gradient"),
         (optim.SGD, {"momentum": 0.9}, "SGD with state_storage takes dense ones: leave out"),
     ],
 )
-def test_a_sparse_gradient_is_refused_and_nothing_changes(cls: Any, own: Any, said: str) -> None:
+def test_sparse_gradient_raises(cls: Any, options: Any, message: str) -> None:
     params = [torch.nn.Parameter(torch.ones(100, 64))]
-    optimizer = cls(params, lr=0.1, state_storage="8bit", **own)
-    before = [each.clone() for each in tensors_of((params, optimizer))]
+    optimizer = cls(params, lr=0.1, state_storage="8bit", **options)
+    previous = [tensor.clone() for tensor in tensors_of((params, optimizer))]
     rows = torch.tensor([[3, 5]])
     params[0].grad = torch.sparse_coo_tensor(
         rows, torch.ones(2, 64), (100, 64), check_invariants=True
     )
-    with pytest.raises(NotImplementedError, match=f"'parameter 0 of .* is sparse, and {said}"):
+    with pytest.raises(NotImplementedError, match=f"'parameter 0 of .* is sparse, and {message}"):
         optimizer.step()
-    assert_same(tensors_of((params, optimizer)), before)
+    assert_same(tensors_of((params, optimizer)), previous)
 
 
 @pytest.mark.parametrize("cut", ["short", "moved", "strided"])
-def test_bytes_that_do_not_fit_are_refused(cut: str) -> None:
-    params, optimizer = trained(adam(), 1)
-    own = optimizer.state[params[0]]
-    slot = own["exp_avg"]
-    room = torch.zeros(2 * slot.numel() + 8, dtype=torch.uint8)
-    places = {
+def test_slot_of_other_layout_raises(cut: str) -> None:
+    params, optimizer = train(adam(), 1)
+    state = optimizer.state[params[0]]
+    slot = state["exp_avg"]
+    buffer = torch.zeros(2 * slot.numel() + 8, dtype=torch.uint8)
+    slots = {
         "short": slot[:-36],
-        "moved": room[1:][: slot.numel()],
-        "strided": room[::2][: len(slot)],
+        "moved": buffer[1:][: slot.numel()],
+        "strided": buffer[::2][: len(slot)],
     }
-    own["exp_avg"] = places[cut]
-    before = params[0].detach().clone()
+    state["exp_avg"] = slots[cut]
+    previous = params[0].detach().clone()
     params[0].grad = torch.ones_like(params[0])
     with pytest.raises(ValueError, match="slot 'exp_avg' of"):
         optimizer.step()
-    assert torch.equal(params[0], before)
+    assert torch.equal(params[0], previous)
 
 
 # States
@@ -322,119 +319,121 @@ def through_a_file(state: Any) -> Any:
     return torch.load(file)
 
 
-def renewed(own: Own) -> Own:
-    params = [torch.nn.Parameter(param.detach().clone()) for param in own[0]]
-    made = optim.AdamW(params, lr=0.01, state_storage="8bit")
-    made.load_state_dict(through_a_file(own[1].state_dict()))
-    return params, made
+def reload_from_file(run: Run) -> Run:
+    params = [torch.nn.Parameter(param.detach().clone()) for param in run[0]]
+    loaded = optim.AdamW(params, lr=0.01, state_storage="8bit")
+    loaded.load_state_dict(through_a_file(run[1].state_dict()))
+    return params, loaded
 
 
-def copied(own: Own) -> Own:
-    return copy.deepcopy(own)
+def deep_copy(run: Run) -> Run:
+    return copy.deepcopy(run)
 
 
-def pickled(own: Own) -> Own:
-    return pickle.loads(pickle.dumps(own))
+def repickle(run: Run) -> Run:
+    return pickle.loads(pickle.dumps(run))
 
 
-@pytest.mark.parametrize("how", [renewed, copied, pickled])
-def test_a_training_goes_on_with_the_same_bits(how: Callable[[Own], Own]) -> None:
-    own = trained(adam())
-    other = how(own)
-    assert_equal(own, other)
-    assert_equal(trained(own, seed=9), trained(other, seed=9))
-    assert other[1].state[other[0][0]]["exp_avg"].dtype == torch.uint8
+@pytest.mark.parametrize("resume", [reload_from_file, deep_copy, repickle])
+def test_resumed_training_has_the_same_bits(resume: Callable[[Run], Run]) -> None:
+    run = train(adam())
+    resumed = resume(run)
+    assert_equal(run, resumed)
+    assert_equal(train(run, seed=9), train(resumed, seed=9))
+    assert resumed[1].state[resumed[0][0]]["exp_avg"].dtype == torch.uint8
 
 
-def test_files_hold_the_bytes_and_refuse_others(tmp_path: Path) -> None:
-    own, other = trained(adam()), adam()
+def test_checkpoint_keeps_bytes_and_rejects_other_storage(tmp_path: Path) -> None:
+    run, target = train(adam()), adam()
     names = ("w", "b")
     file = tmp_path / "file"
-    checkpoint.save(file, optimizer=own[1], variables=dict(zip(names, own[0])))
-    checkpoint.restore(file, optimizer=other[1], variables=dict(zip(names, other[0])))
-    assert_equal(trained(own, seed=9), trained(other, seed=9))
+    checkpoint.save(file, optimizer=run[1], variables=dict(zip(names, run[0])))
+    checkpoint.restore(file, optimizer=target[1], variables=dict(zip(names, target[0])))
+    assert_equal(train(run, seed=9), train(target, seed=9))
     # Records of both codecs are as long.
     for storage in (None, "linear8", dict.fromkeys(NATURAL, "softsign8")):
         third = adam(storage)
-        given = {"optimizer": third[1], "variables": dict(zip(names, third[0]))}
+        targets = {"optimizer": third[1], "variables": dict(zip(names, third[0]))}
         with pytest.raises(CheckpointMismatchError, match="state_storage is"):
-            checkpoint.restore(file, **given)
+            checkpoint.restore(file, **targets)
         with pytest.raises(CheckpointMismatchError, match=r"'exp_avg.* is in \w+8, here in "):
-            checkpoint.restore(file, **given, check_arguments=False)
+            checkpoint.restore(file, **targets, check_arguments=False)
 
 
 STORAGES = [None, "8bit", "dynamic8", "linear8", {"exp_avg_sq": "root8"}]
 
 
-def loads(own: Own, state: Any, **keywords: bool) -> Own:
-    own[1].load_state_dict(state, **keywords)
-    return own
+def load(run: Run, state: Any, **keywords: bool) -> Run:
+    run[1].load_state_dict(state, **keywords)
+    return run
 
 
-@pytest.mark.parametrize("theirs", STORAGES, ids=str)
-@pytest.mark.parametrize("ours", STORAGES, ids=str)
-def test_another_storage_is_refused_or_converted(theirs: Any, ours: Any) -> None:
-    own, other = trained(adam(theirs)), trained(adam(ours), 2)
-    state = own[1].state_dict()
-    if theirs == ours:
-        loads(other, state)
+@pytest.mark.parametrize("source", STORAGES, ids=str)
+@pytest.mark.parametrize("target", STORAGES, ids=str)
+def test_load_rejects_or_converts_other_storage(source: Any, target: Any) -> None:
+    run, loaded = train(adam(source)), train(adam(target), 2)
+    state = run[1].state_dict()
+    if source == target:
+        load(loaded, state)
         return
-    before = [each.clone() for each in tensors_of(other)]
+    previous = [tensor.clone() for tensor in tensors_of(loaded)]
     with pytest.raises(CheckpointMismatchError, match=r"is in \w+, here in \w+.*convert=True"):
-        loads(other, state)
-    assert_same(tensors_of(other), before)
-    loads(other, state, convert=True)
-    wanted = optim.full_precision(own[1])["state"]
-    found = optim.full_precision(other[1])["state"]
-    for key in wanted:
-        for name, value in wanted[key].items():
-            lost = (found[key][name] - value).abs().max()
-            assert lost <= value.abs().max() / 50, (key, name)
-    trained(other, 1)
+        load(loaded, state)
+    assert_same(tensors_of(loaded), previous)
+    load(loaded, state, convert=True)
+    expected = optim.full_precision(run[1])["state"]
+    actual = optim.full_precision(loaded[1])["state"]
+    for key in expected:
+        for name, value in expected[key].items():
+            deviation = (actual[key][name] - value).abs().max()
+            assert deviation <= value.abs().max() / 50, (key, name)
+    train(loaded, 1)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_states_of_tensorflows_are_converted_by_names(dtype: torch.dtype) -> None:
-    sizes = {"small": 10, "w": LEAST, "b": LEAST + 1}
-    own, other, back = (
+def test_tensorflow_states_are_converted_by_name(dtype: torch.dtype) -> None:
+    sizes = {"small": 10, "w": MIN_SIZE, "b": MIN_SIZE + 1}
+    source_params, params, back_params = (
         dict(zip(names, params_of([sizes[name] for name in names], dtype), strict=True))
         for names in ([*sizes], [*sizes][::-1], [*sizes])
     )
-    saved = tensorflow.Adam(own.items(), state_storage="8bit")
-    trained(([*own.values()], saved))
-    plain = tensorflow.Adam(other.items())
-    plain.load_state_dict(saved.state_dict(), convert=True)
-    for name, param in other.items():
-        assert plain.state[param]["m"].dtype == dtype
-        assert plain.state[param]["m"].shape == own[name].shape
-    trained(([*other.values()], plain), 1)
-    again = tensorflow.Adam(back.items(), state_storage="8bit")
-    again.load_state_dict(plain.state_dict(), convert=True)
-    assert again.state[back["w"]]["m"].dtype == torch.uint8
-    trained(([*back.values()], again), 1)
+    source = tensorflow.Adam(source_params.items(), state_storage="8bit")
+    train(([*source_params.values()], source))
+    float_opt = tensorflow.Adam(params.items())
+    float_opt.load_state_dict(source.state_dict(), convert=True)
+    for name, param in params.items():
+        assert float_opt.state[param]["m"].dtype == dtype
+        assert float_opt.state[param]["m"].shape == source_params[name].shape
+    train(([*params.values()], float_opt), 1)
+    quantized = tensorflow.Adam(back_params.items(), state_storage="8bit")
+    quantized.load_state_dict(float_opt.state_dict(), convert=True)
+    assert quantized.state[back_params["w"]]["m"].dtype == torch.uint8
+    train(([*back_params.values()], quantized), 1)
 
 
-def test_full_precision_is_what_torchs_own_takes() -> None:
-    own = trained(adam())
-    state = optim.full_precision(own[1])
+def test_torch_loads_full_precision() -> None:
+    run = train(adam())
+    state = optim.full_precision(run[1])
     assert "state_storage" not in state["param_groups"][0]
     for make in (torch.optim.AdamW, optim.AdamW):
         params = params_of()
-        other = make(params, lr=0.5)
-        other.load_state_dict(copy.deepcopy(state))
+        loaded = make(params, lr=0.5)
+        loaded.load_state_dict(copy.deepcopy(state))
         for key, param in enumerate(params):
             for name in NATURAL:
-                assert torch.equal(other.state[param][name], state["state"][key][name])
-    again = loads(adam(), state, convert=True)
-    for param, other in zip(own[0], again[0], strict=True):
+                assert torch.equal(loaded.state[param][name], state["state"][key][name])
+    reloaded = load(adam(), state, convert=True)
+    for param, loaded in zip(run[0], reloaded[0], strict=True):
         for name in NATURAL:
-            assert torch.equal(own[1].state[param][name], again[1].state[other][name])
+            assert torch.equal(run[1].state[param][name], reloaded[1].state[loaded][name])
 
 
-@pytest.mark.parametrize("given", [{}, torch.optim.AdamW([torch.ones(1)]), None])
-def test_full_precision_is_of_optimizers_of_ours(given: Any) -> None:
-    with pytest.raises(TypeError, match=f"one of thalweg.optim, .* not a .*{type(given).__name__}"):
-        optim.full_precision(given)
+@pytest.mark.parametrize("argument", [{}, torch.optim.AdamW([torch.ones(1)]), None])
+def test_full_precision_rejects_other_objects(argument: Any) -> None:
+    with pytest.raises(
+        TypeError, match=f"one of thalweg.optim, .* not a .*{type(argument).__name__}"
+    ):
+        optim.full_precision(argument)
 
 
 @pytest.mark.parametrize(
@@ -445,34 +444,34 @@ def test_full_precision_is_of_optimizers_of_ours(given: Any) -> None:
         ("exp_avg", None, "exp_avg"),
     ],
 )
-def test_states_that_do_not_fit_are_refused_whole(name: str, value: Any, message: str) -> None:
-    own, other = trained(adam()), adam()
+def test_invalid_state_is_not_loaded(name: str, value: Any, message: str) -> None:
+    run, loaded = train(adam()), adam()
     for convert in (False, True):
-        state = copy.deepcopy(own[1].state_dict())
+        state = copy.deepcopy(run[1].state_dict())
         state["state"][0][name] = value
         with pytest.raises(CheckpointMismatchError, match=message):
-            loads(other, state, convert=convert)
-        assert not other[1].state
-    for told, said in (
+            load(loaded, state, convert=convert)
+        assert not loaded[1].state
+    for storage, pattern in (
         ({name: "zip"}, f"names 'zip' for '{name}', which is not a codec"),
         ({name: ["linear8"]}, f"for '{name}', which is not a codec"),
         ([name], "names no codecs"),
     ):
-        state["param_groups"][0]["state_storage"] = told
-        with pytest.raises(CheckpointMismatchError, match=said):
-            loads(other, state)
+        state["param_groups"][0]["state_storage"] = storage
+        with pytest.raises(CheckpointMismatchError, match=pattern):
+            load(loaded, state)
 
 
-def test_mixed_rules_have_their_own_codecs() -> None:
-    params = params_of([LEAST, LEAST])
+def test_mixed_groups_have_separate_codecs() -> None:
+    params = params_of([MIN_SIZE, MIN_SIZE])
     groups = [{"params": [params[0]], "rule": "AdamW"}, {"params": [params[1]], "rule": "SGD"}]
     groups[1]["momentum"] = 0.9
-    own = trained((params, optim.Mixed(groups, state_storage="8bit")))
-    told = [group["state_storage"] for group in own[1].state_dict()["param_groups"]]
-    assert told == [NATURAL, {"momentum_buffer": "softsign8"}]
+    run = train((params, optim.Mixed(groups, state_storage="8bit")))
+    codecs = [group["state_storage"] for group in run[1].state_dict()["param_groups"]]
+    assert codecs == [NATURAL, {"momentum_buffer": "softsign8"}]
 
 
-# Rules of one's own
+# User-defined rules
 
 
 def heavy(var: Any, grad: Any, m: Any, *, learning_rate: Any) -> Any:
@@ -490,21 +489,23 @@ def heavy(var: Any, grad: Any, m: Any, *, learning_rate: Any) -> Any:
         (Slot("m", storage="softsign8", exact=True), "slot 'm' has .*'softsign8', and exact"),
     ],
 )
-def test_rules_say_in_what_slots_are_kept(slot: Slot, message: str) -> None:
+def test_rule_sets_storage_of_slots(slot: Slot, message: str) -> None:
     rule = Rule(name="Heavy", update=heavy, slots=(slot,))
     params = params_of()
     if message:
         with pytest.raises(RuleError, match=message):
             optim.RuleOptimizer(params, rule)
         return
-    own = trained((params, optim.RuleOptimizer(params, rule)))
-    assert own[1].state[params[0]]["m"].dtype == torch.uint8
-    state = through_a_file(own[1].state_dict())
-    other = loads((params_of(), optim.RuleOptimizer(params_of(), rule)), state)
-    assert torch.equal(other[1].state_dict()["state"][0]["m"], own[1].state_dict()["state"][0]["m"])
+    run = train((params, optim.RuleOptimizer(params, rule)))
+    assert run[1].state[params[0]]["m"].dtype == torch.uint8
+    state = through_a_file(run[1].state_dict())
+    loaded = load((params_of(), optim.RuleOptimizer(params_of(), rule)), state)
+    assert torch.equal(
+        loaded[1].state_dict()["state"][0]["m"], run[1].state_dict()["state"][0]["m"]
+    )
 
 
 @pytest.mark.parametrize("keywords", [{"scalar": True}, {"dtype": torch.float32}])
-def test_a_codec_is_for_slots_of_the_shape_of_variables(keywords: Any) -> None:
+def test_storage_of_other_slot_shapes_raises(keywords: Any) -> None:
     with pytest.raises(thalweg.errors.RuleError, match="storage of Slot 'm'"):
         Slot("m", storage="softsign8", **keywords)

@@ -1,4 +1,4 @@
-"""Copies and states that are made in a block of `swapped()`, where parameters are averages."""
+"""Copies and states inside of `swapped()`, where parameters are averages."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ def backward(module: torch.nn.Module) -> None:
 
 def values_of(pair: Pair) -> list[torch.Tensor]:
     states = pair[1].state_dict()["state"].values()
-    found = [*pair[0].parameters(), *(x for own in states for x in own.values())]
-    return [x.detach().clone() for x in found if isinstance(x, torch.Tensor)]
+    tensors = [*pair[0].parameters(), *(x for state in states for x in state.values())]
+    return [x.detach().clone() for x in tensors if isinstance(x, torch.Tensor)]
 
 
 by_class = pytest.mark.parametrize(
@@ -73,25 +73,25 @@ by_class = pytest.mark.parametrize(
 @pytest.mark.parametrize("attempt", ATTEMPTS)
 def test_raise_inside_and_work_outside(make: Any, options: dict[str, Any], attempt: str) -> None:
     pair = trained(make, options)
-    before = values_of(pair)
+    previous = values_of(pair)
     with pair[1].swapped(), pytest.raises(FailedPreconditionError, match=r"swapped\(\)"):
         ATTEMPTS[attempt](*pair)
-    torch.testing.assert_close(values_of(pair), before, rtol=0, atol=0)
+    torch.testing.assert_close(values_of(pair), previous, rtol=0, atol=0)
     ATTEMPTS[attempt](*pair)
 
 
 @by_class
 def test_states_are_not_loaded_inside(make: Any, options: dict[str, Any], tmp_path: Path) -> None:
     pair = trained(make, options)
-    other = trained(make, options, steps=5)[1].state_dict()
+    state_dict = trained(make, options, steps=5)[1].state_dict()
     checkpoint.save(tmp_path / "file", optimizer=pair[1], module=pair[0])
-    before = values_of(pair)
+    previous = values_of(pair)
     with pair[1].swapped():
         with pytest.raises(FailedPreconditionError, match=r"inside of swapped\(\)"):
-            pair[1].load_state_dict(other)
+            pair[1].load_state_dict(state_dict)
         with pytest.raises(FailedPreconditionError, match=r"inside of swapped\(\)"):
             checkpoint.restore(tmp_path / "file", optimizer=pair[1], module=pair[0])
-    torch.testing.assert_close(values_of(pair), before, rtol=0, atol=0)
+    torch.testing.assert_close(values_of(pair), previous, rtol=0, atol=0)
 
 
 @by_class
@@ -99,13 +99,13 @@ def test_a_model_is_copied_alone(make: Any, options: dict[str, Any]) -> None:
     module, optimizer = trained(make, options)
     with optimizer.swapped():
         means = [param.detach().clone() for param in module.parameters()]
-        made = copy.deepcopy(module)
-    torch.testing.assert_close([*map(torch.detach, made.parameters())], means, rtol=0, atol=0)
+        copied = copy.deepcopy(module)
+    torch.testing.assert_close([*map(torch.detach, copied.parameters())], means, rtol=0, atol=0)
 
 
 def test_gradients_that_are_applied_in_the_backward_pass_raise_inside() -> None:
     pair = trained(optim.SGD, {"ema_decay": 0.5, "in_backward": True})
-    before = values_of(pair)
+    previous = values_of(pair)
     with pair[1].swapped(), pytest.raises(FailedPreconditionError, match="step inside of swapped"):
         backward(pair[0])
-    torch.testing.assert_close(values_of(pair), before, rtol=0, atol=0)
+    torch.testing.assert_close(values_of(pair), previous, rtol=0, atol=0)

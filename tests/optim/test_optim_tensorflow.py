@@ -1,4 +1,4 @@
-"""`thalweg.optim.tensorflow`: the bits of the other faces, in torch's groups, states and files."""
+"""`thalweg.optim.tensorflow`: bits of the other front ends, torch-style groups and states."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from thalweg.rules import LARS, NOVOGRAD
 from thalweg.v1.contrib import opt
 from torch_inputs import ROWS, params_of, set_grads
 
-Faces = dict[str, tuple[Callable[[Any], Any], Callable[[], Any]]]
+Pairs = dict[str, tuple[Callable[[Any], Any], Callable[[], Any]]]
 _STEP = thalweg.Variable(torch.tensor(0), trainable=False)
 
-# What makes the optimizer of this face, and that of the other.
-FACES: Faces = {
+# Functions that create the optimizer of this front end, and of another one.
+PAIRS: Pairs = {
     "SGD": (lambda p: tensorflow.SGD(p, 0.1), lambda: keras.SGD(0.1)),
     "momentum": (
         lambda p: tensorflow.SGD(p, 0.1, momentum=0.9),
@@ -42,10 +42,7 @@ FACES: Faces = {
     ),
     "Adamax": (lambda p: tensorflow.Adamax(p), lambda: keras.Adamax()),
     "Nadam": (lambda p: tensorflow.Nadam(p), lambda: keras.Nadam()),
-    "Adagrad": (
-        lambda p: tensorflow.Adagrad(p, 0.1, 0.3),
-        lambda: keras.Adagrad(0.1, 0.3),
-    ),
+    "Adagrad": (lambda p: tensorflow.Adagrad(p, 0.1, 0.3), lambda: keras.Adagrad(0.1, 0.3)),
     "Adadelta": (lambda p: tensorflow.Adadelta(p, 1.0), lambda: keras.Adadelta(1.0)),
     "RMSprop": (lambda p: tensorflow.RMSprop(p), lambda: keras.RMSprop()),
     "centered": (
@@ -87,118 +84,118 @@ FACES: Faces = {
         lambda p: tensorflow.AdagradDA(p, l1=0.01),
         lambda: v1.train.AdagradDAOptimizer(0.01, _STEP, l1_regularization_strength=0.01),
     ),
-    "rule": (
-        lambda p: optim.RuleOptimizer(p, LARS, 0.1),
-        lambda: keras.RuleOptimizer(LARS, 0.1),
-    ),
+    "rule": (lambda p: optim.RuleOptimizer(p, LARS, 0.1), lambda: keras.RuleOptimizer(LARS, 0.1)),
 }
-QUICK = ("Adam", "Nadam", "LazyAdam", "Ftrl", "rule")
+FAST = ("Adam", "Nadam", "LazyAdam", "Ftrl", "rule")
 
 
-def _other(make: Callable[[], Any], params: list[Any], steps: int, sparse: bool) -> list[Any]:
-    """The variables after steps of another face, and their slots."""
-    made = make()
+def _run_other(make: Callable[[], Any], params: list[Any], steps: int, sparse: bool) -> list[Any]:
+    """Return variables and slots after steps of another front end."""
+    reference = make()
     variables = [thalweg.Variable(param.detach()) for param in params]
-    counter = getattr(made, "_global_step", None)
+    counter = getattr(reference, "_global_step", None)
     if counter is not None:
         counter.assign(0)
     for step in range(steps):
         set_grads(params, step, sparse)
-        pairs = [(p.grad, var) for p, var in zip(params, variables, strict=True)]
-        made.apply_gradients(pairs, **({} if counter is None else {"global_step": counter}))
-    names = [slot.name for slot in made._choose_rule().slots]
-    slots = [made._slots.of(var, names) for var in variables]
-    return [*variables, *(slot for own in slots for slot in own)]
+        pairs = [(param.grad, var) for param, var in zip(params, variables, strict=True)]
+        reference.apply_gradients(pairs, **({} if counter is None else {"global_step": counter}))
+    names = [slot.name for slot in reference._choose_rule().slots]
+    slots = [reference._slots.of(var, names) for var in variables]
+    return [*variables, *(slot for group in slots for slot in group)]
 
 
-def _written(made: Any) -> list[torch.Tensor]:
-    params = made.param_groups[0]["params"]
-    names = [slot.name for slot in made.rule.slots]
-    return [*params, *(made.state[param][name] for param in params for name in names)]
+def _tensors_of(optimizer: Any) -> list[torch.Tensor]:
+    params = optimizer.param_groups[0]["params"]
+    names = [slot.name for slot in optimizer.rule.slots]
+    return [*params, *(optimizer.state[param][name] for param in params for name in names)]
 
 
 @pytest.mark.parametrize(
     ("name", "dtype", "sparse"),
     [
-        slow_unless(dtype == torch.float32 and (not sparse or name in QUICK), name, dtype, sparse)
-        for name in FACES
+        slow_unless(dtype == torch.float32 and (not sparse or name in FAST), name, dtype, sparse)
+        for name in PAIRS
         for dtype in (torch.float32, torch.float64, torch.bfloat16)
         for sparse in (False, True)
         if not (sparse and name == "rule")
     ],
 )
-def test_bits_are_those_of_the_other_faces(name: str, dtype: torch.dtype, sparse: bool) -> None:
-    ours, theirs = FACES[name]
+def test_bits_equal_other_front_ends(name: str, dtype: torch.dtype, sparse: bool) -> None:
+    make, make_reference = PAIRS[name]
     params = params_of(dtype, ROWS)
-    wanted = _other(theirs, [param.detach().clone() for param in params], 5, sparse)
-    made = ours(params)
+    expected = _run_other(make_reference, [param.detach().clone() for param in params], 5, sparse)
+    optimizer = make(params)
     for step in range(5):
         set_grads(params, step, sparse)
-        made.step()
-    assert_same([each.detach() for each in _written(made)], [each.detach() for each in wanted])
+        optimizer.step()
+    assert_same([x.detach() for x in _tensors_of(optimizer)], [x.detach() for x in expected])
 
 
 def test_a_class_for_every_name() -> None:
-    assert {type(make(params_of(torch.float32))).__name__ for make, _ in FACES.values()} == {
+    assert {type(make(params_of(torch.float32))).__name__ for make, _ in PAIRS.values()} == {
         *tensorflow.__all__, "RuleOptimizer"
     }  # fmt: skip
 
 
-def trained(name: str, steps: int, made: Any = None, first: int = 0) -> Any:
-    made = made or FACES[name][0](list(zip("ab", params_of(torch.float32, ROWS), strict=True)))
+def train(name: str, steps: int, optimizer: Any = None, first: int = 0) -> Any:
+    optimizer = optimizer or PAIRS[name][0](
+        list(zip("ab", params_of(torch.float32, ROWS), strict=True))
+    )
     for step in range(first, first + steps):
-        set_grads(made.param_groups[0]["params"], step)
-        made.step()
-    return made
+        set_grads(optimizer.param_groups[0]["params"], step)
+        optimizer.step()
+    return optimizer
 
 
-@pytest.mark.parametrize("name", FACES)
-def test_a_training_goes_on_where_it_was_saved(name: str) -> None:
-    straight, begun = trained(name, 6), trained(name, 3)
+@pytest.mark.parametrize("name", PAIRS)
+def test_resumed_training_has_the_same_bits(name: str) -> None:
+    straight, start = train(name, 6), train(name, 3)
     file = io.BytesIO()
-    torch.save(begun.state_dict(), file)
+    torch.save(start.state_dict(), file)
     file.seek(0)
-    params = [param.detach().clone() for param in begun.param_groups[0]["params"]]
-    loaded = FACES[name][0](list(zip("ab", (p.requires_grad_() for p in params), strict=True)))
+    params = [param.detach().clone() for param in start.param_groups[0]["params"]]
+    loaded = PAIRS[name][0](list(zip("ab", (p.requires_grad_() for p in params), strict=True)))
     loaded.load_state_dict(torch.load(file, weights_only=True))
-    for resumed in (loaded, copy.deepcopy(begun), pickle.loads(pickle.dumps(begun)), begun):
-        trained(name, 3, resumed, 3)
+    for resumed in (loaded, copy.deepcopy(start), pickle.loads(pickle.dumps(start)), start):
+        train(name, 3, resumed, 3)
         assert_same(
-            [each.detach() for each in _written(resumed)],
-            [each.detach() for each in _written(straight)],
+            [x.detach() for x in _tensors_of(resumed)], [x.detach() for x in _tensors_of(straight)]
         )
 
 
-@pytest.mark.parametrize("name", FACES)
-def test_all_state_is_made_with_the_optimizer(name: str) -> None:
-    """What looks for state before a first step finds it, and takes none to have it made."""
-    made, after = trained(name, 0), trained(name, 1)
-    assert [list(own) for own in made.state.values()] == [list(own) for own in after.state.values()]
-    assert {own["step"].item() for own in made.state.values()} == {0}
-    assert {own["step"].item() for own in after.state.values()} == {1}
-    assert after.state[after.param_groups[0]["params"][0]]["step"].dtype == torch.int64
+@pytest.mark.parametrize("name", PAIRS)
+def test_constructor_creates_state(name: str) -> None:
+    """State exists before the first step."""
+    fresh, stepped = train(name, 0), train(name, 1)
+    assert [list(slots) for slots in fresh.state.values()] == [
+        list(slots) for slots in stepped.state.values()
+    ]
+    assert {state["step"].item() for state in fresh.state.values()} == {0}
+    assert {state["step"].item() for state in stepped.state.values()} == {1}
+    assert stepped.state[stepped.param_groups[0]["params"][0]]["step"].dtype == torch.int64
 
 
 def test_parameters_are_matched_by_name() -> None:
-    made = trained("Adam", 3)
-    params = [param.detach().clone() for param in made.param_groups[0]["params"]]
-    turned = tensorflow.Adam(
+    optimizer = train("Adam", 3)
+    params = [param.detach().clone() for param in optimizer.param_groups[0]["params"]]
+    reversed_opt = tensorflow.Adam(
         [(name, param.requires_grad_()) for name, param in zip("ba", params[::-1], strict=True)]
     )
-    turned.load_state_dict(made.state_dict())
-    for a, b in zip(made.param_groups[0]["params"], params, strict=True):
-        assert_same(list(made.state[a].values())[1:], list(turned.state[b].values())[1:])
-    assert turned.param_groups[0]["lr"] == made.param_groups[0]["lr"]
-    assert turned.param_groups[0]["param_names"] == ["b", "a"]
+    reversed_opt.load_state_dict(optimizer.state_dict())
+    for a, b in zip(optimizer.param_groups[0]["params"], params, strict=True):
+        assert_same(list(optimizer.state[a].values())[1:], list(reversed_opt.state[b].values())[1:])
+    assert reversed_opt.param_groups[0]["lr"] == optimizer.param_groups[0]["lr"]
+    assert reversed_opt.param_groups[0]["param_names"] == ["b", "a"]
 
 
-def _without(state: dict[str, Any], change: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
-    changed = copy.deepcopy(state)
-    change(changed)
-    return changed
+def _change_state(state: dict[str, Any], change: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
+    changed_state = copy.deepcopy(state)
+    change(changed_state)
+    return changed_state
 
 
-DIFFERENT: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
+MISMATCHES: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "missing": (lambda s: s["state"][0].pop("m"), "'a/m' is missing"),
     "further": (lambda s: s["state"][1].update(n=torch.ones(())), "'b/n' belongs to nothing here"),
     "shape": (
@@ -214,10 +211,7 @@ DIFFERENT: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
         lambda s: s["param_groups"][0].update(param_names=["a", "c"]),
         "'b' is missing; 'c' belongs to nothing here",
     ),
-    "rule": (
-        lambda s: s["param_groups"][0].update(rule="Ftrl"),
-        "its rule is 'Ftrl', here 'Adam'",
-    ),
+    "rule": (lambda s: s["param_groups"][0].update(rule="Ftrl"), "its rule is 'Ftrl', here 'Adam'"),
     "count": (
         lambda s: s["param_groups"][0].update(params=[0]),
         r"groups have \[1\] parameters, those here \[2\]",
@@ -225,34 +219,36 @@ DIFFERENT: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", DIFFERENT)
-def test_another_state_is_refused_and_nothing_changes(name: str) -> None:
-    change, message = DIFFERENT[name]
-    made, other = trained("Adam", 3), trained("Adam", 1)
-    before = copy.deepcopy(made.state_dict())
+@pytest.mark.parametrize("name", MISMATCHES)
+def test_mismatched_state_changes_nothing(name: str) -> None:
+    change, message = MISMATCHES[name]
+    optimizer, source = train("Adam", 3), train("Adam", 1)
+    previous = copy.deepcopy(optimizer.state_dict())
     with pytest.raises(CheckpointMismatchError, match=message + r".*Nothing was loaded\."):
-        made.load_state_dict(_without(other.state_dict(), change))
-    for key, own in before["state"].items():
+        optimizer.load_state_dict(_change_state(source.state_dict(), change))
+    for key, state in previous["state"].items():
         assert_same(
-            [value.double() for value in made.state_dict()["state"][key].values()],
-            [value.double() for value in own.values()],
+            [value.double() for value in optimizer.state_dict()["state"][key].values()],
+            [value.double() for value in state.values()],
         )
 
 
-def test_narrow_parameters_keep_wide_slots() -> None:
-    """torch's own loader would cast what a rule keeps in float32."""
+def test_bfloat16_params_keep_float32_slots() -> None:
+    """Torch's loader would cast float32 slots to the parameter's dtype."""
     params = [torch.ones(3, dtype=torch.bfloat16, requires_grad=True)]
     rule = thalweg.Rule(
         name="Wide", update=_wide, slots=(thalweg.Slot("sum", dtype=torch.float32),)
     )
-    made = optim.RuleOptimizer(params, rule, 0.1)
+    optimizer = optim.RuleOptimizer(params, rule, 0.1)
     params[0].grad = torch.full((3,), 1 / 3, dtype=torch.bfloat16)
-    made.step()
-    other = optim.RuleOptimizer([param.detach().clone().requires_grad_() for param in params], rule)
-    other.load_state_dict(made.state_dict())
-    (own,), (theirs,) = made.state.values(), other.state.values()
-    assert theirs["sum"].dtype == torch.float32
-    assert_same([theirs["sum"]], [own["sum"]])
+    optimizer.step()
+    loaded = optim.RuleOptimizer(
+        [param.detach().clone().requires_grad_() for param in params], rule
+    )
+    loaded.load_state_dict(optimizer.state_dict())
+    (state,), (loaded_state,) = optimizer.state.values(), loaded.state.values()
+    assert loaded_state["sum"].dtype == torch.float32
+    assert_same([loaded_state["sum"]], [state["sum"]])
 
 
 def _wide(var, grad, total, *, learning_rate):
@@ -260,41 +256,41 @@ def _wide(var, grad, total, *, learning_rate):
     return var - learning_rate * total, total
 
 
-def test_steps_are_the_optimizers() -> None:
-    """TensorFlow counts the steps of an optimizer: also for what had no gradient in one."""
+def test_steps_are_counted_per_optimizer() -> None:
+    """TensorFlow counts steps per optimizer, also for parameters without a gradient."""
     params = params_of(torch.float32, ROWS)
-    other = keras.Adam(0.1)
+    reference = keras.Adam(0.1)
     variables = [thalweg.Variable(param.detach()) for param in params]
-    made = tensorflow.Adam(params, 0.1)
+    optimizer = tensorflow.Adam(params, 0.1)
     for step in range(6):
         set_grads(params, step)
         if step in (1, 2):
             params[0].grad = None
         pairs = [(p.grad, v) for p, v in zip(params, variables, strict=True) if p.grad is not None]
-        other.apply_gradients(pairs)
-        made.step()
+        reference.apply_gradients(pairs)
+        optimizer.step()
     assert_same([param.detach() for param in params], [var.detach() for var in variables])
-    assert {own["step"].item() for own in made.state.values()} == {6}
+    assert {state["step"].item() for state in optimizer.state.values()} == {6}
 
 
-def test_groups_have_options_of_their_own() -> None:
+def test_groups_with_other_options() -> None:
     params = params_of(torch.float32, ((3,), (4,), (5,)))
     rates = (0.1, 0.2, 0.3)
-    groups = [{"params": [p], "lr": rate} for p, rate in zip(params, rates, strict=True)]
-    made = tensorflow.LazyAdam(groups[:2])
-    alone = [thalweg.Variable(param.detach()) for param in params]
-    others = [opt.LazyAdamOptimizer(rate) for rate in rates]
+    groups = [{"params": [param], "lr": rate} for param, rate in zip(params, rates, strict=True)]
+    optimizer = tensorflow.LazyAdam(groups[:2])
+    variables = [thalweg.Variable(param.detach()) for param in params]
+    refs = [opt.LazyAdamOptimizer(rate) for rate in rates]
     for step in range(4):
         if step == 2:
-            made.add_param_group({"params": [params[2]], "lr": rates[2]})
-            made.param_groups[0]["lr"] = 0.5
-            others[0]._lr = 0.5
+            optimizer.add_param_group({"params": [params[2]], "lr": rates[2]})
+            optimizer.param_groups[0]["lr"] = 0.5
+            refs[0]._lr = 0.5
         set_grads(params, step)
-        made.step()
-        for param, var, other in zip(params[: 2 + step // 2], alone, others, strict=False):
-            other.apply_gradients([(param.grad, var)])
-    assert_same([p.detach() for p in params[:2]], [var.detach() for var in alone[:2]])
-    assert made.state[params[2]]["step"].item() == 4
+        optimizer.step()
+        for param, var, reference in zip(params[: 2 + step // 2], variables, refs, strict=False):
+            reference.apply_gradients([(param.grad, var)])
+    assert_same([param.detach() for param in params[:2]], [var.detach() for var in variables[:2]])
+    assert optimizer.state[params[2]]["step"].item() == 4
 
 
 @pytest.mark.parametrize(
@@ -306,70 +302,68 @@ def test_groups_have_options_of_their_own() -> None:
         ({"epss": 0.1}, TypeError, "Adam takes no 'epss'. Did you mean 'eps'"),
     ],
 )
-def test_bad_options_are_refused(
-    arguments: dict[str, Any], error: type[Exception], message: str
-) -> None:
+def test_bad_options_raise(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
     from thalweg.rules import ADAM
 
     with pytest.raises(error, match=message):
         optim.RuleOptimizer(params_of(torch.float32), ADAM, **arguments)
-    made = optim.RuleOptimizer(params_of(torch.float32, ((3,),)), ADAM)
+    optimizer = optim.RuleOptimizer(params_of(torch.float32, ((3,),)), ADAM)
     if "lr" in arguments:
         with pytest.raises(error, match=message):
-            made.add_param_group({"params": [torch.ones(2, requires_grad=True)], **arguments})
-        assert len(made.param_groups) == 1
+            optimizer.add_param_group({"params": [torch.ones(2, requires_grad=True)], **arguments})
+        assert len(optimizer.param_groups) == 1
 
 
-def test_a_rate_that_became_nan_is_refused() -> None:
-    made = trained("Adam", 1)
-    before = [each.detach().clone() for each in _written(made)]
-    made.param_groups[0]["lr"] = float("nan")
+def test_nan_lr_raises() -> None:
+    optimizer = train("Adam", 1)
+    previous = [tensor.detach().clone() for tensor in _tensors_of(optimizer)]
+    optimizer.param_groups[0]["lr"] = float("nan")
     with pytest.raises(ValueError, match="lr of group 0 is nan"):
-        trained("Adam", 1, made)
-    assert_same([each.detach() for each in _written(made)], before)
+        train("Adam", 1, optimizer)
+    assert_same([tensor.detach() for tensor in _tensors_of(optimizer)], previous)
 
 
 def test_rules_with_scalar_slots() -> None:
     params = params_of(torch.float32, ROWS)
-    made, other = optim.RuleOptimizer(params, NOVOGRAD), keras.RuleOptimizer(NOVOGRAD)
+    optimizer, reference = optim.RuleOptimizer(params, NOVOGRAD), keras.RuleOptimizer(NOVOGRAD)
     variables = [thalweg.Variable(param.detach()) for param in params]
     for step in range(4):
         set_grads(params, step)
-        made.step()
-        other.apply_gradients([(p.grad, v) for p, v in zip(params, variables, strict=True)])
+        optimizer.step()
+        reference.apply_gradients([(p.grad, v) for p, v in zip(params, variables, strict=True)])
     assert_same([param.detach() for param in params], [var.detach() for var in variables])
 
 
 def test_complex_parameters_of_linear_rules() -> None:
     params = params_of(torch.complex64, ((3,),))
-    made, other = tensorflow.SGD(params, 0.1, momentum=0.9), keras.SGD(0.1, momentum=0.9)
+    optimizer, reference = tensorflow.SGD(params, 0.1, momentum=0.9), keras.SGD(0.1, momentum=0.9)
     variables = [thalweg.Variable(param.detach()) for param in params]
     for step in range(3):
         set_grads(params, step)
-        made.step()
-        other.apply_gradients([(params[0].grad, variables[0])])
+        optimizer.step()
+        reference.apply_gradients([(params[0].grad, variables[0])])
     assert torch.equal(params[0].detach(), variables[0].detach())
-    refused = tensorflow.Adam(params)
+    adam = tensorflow.Adam(params)
     with pytest.raises(TypeError, match="Adam is not defined for complex variables"):
-        refused.step()
+        adam.step()
 
 
 @pytest.mark.parametrize("limit", [{"clip_grad_norm": 1.5}, {"clip_grad_value": 0.5}], ids=str)
-def test_gradients_are_clipped_as_tensorflow_does(limit: dict[str, float]) -> None:
+def test_clipping_equals_tensorflow(limit: dict[str, float]) -> None:
     params = params_of(torch.float32, ROWS)
     ((name, value),) = limit.items()
     names = {"clip_grad_norm": "global_clipnorm", "clip_grad_value": "clipvalue"}
-    made, other = tensorflow.Adam(params, **limit), keras.Adam(**{names[name]: value})
+    optimizer, reference = tensorflow.Adam(params, **limit), keras.Adam(**{names[name]: value})
     variables = [thalweg.Variable(param.detach()) for param in params]
     for step in range(4):
         set_grads(params, step)
-        made.step()
-        other.apply_gradients([(p.grad, v) for p, v in zip(params, variables, strict=True)])
+        optimizer.step()
+        reference.apply_gradients([(p.grad, v) for p, v in zip(params, variables, strict=True)])
     assert_same([param.detach() for param in params], [var.detach() for var in variables])
 
 
 def test_capturable_changes_nothing_on_the_cpu() -> None:
-    found: list[torch.Tensor] = []
+    trained_params: list[torch.Tensor] = []
     for options in ({}, {"capturable": True}):
         param = torch.nn.Parameter(torch.linspace(-1, 1, 9))
         optimizer = tensorflow.Nadam([param], lr=0.1, **options)
@@ -381,7 +375,7 @@ def test_capturable_changes_nothing_on_the_cpu() -> None:
         param.grad = torch.linspace(1, 2, 9)
         optimizer.step()
         assert optimizer.state[param]["step"].device.type == "cpu"
-        found.append(param.detach())
-    assert torch.equal(*found)
+        trained_params.append(param.detach())
+    assert torch.equal(*trained_params)
     with pytest.raises(TypeError, match="capturable must be a bool, not 1"):
         tensorflow.Adam([torch.nn.Parameter(torch.ones(1))], capturable=1)

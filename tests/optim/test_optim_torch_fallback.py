@@ -1,4 +1,4 @@
-"""Steps that are left to torch: what torch refuses changes nothing."""
+"""Steps by torch: an error of torch changes nothing."""
 
 from __future__ import annotations
 
@@ -88,15 +88,15 @@ def everything(opt: Any, params: list[Tensor]) -> Any:
     return copy.deepcopy(opt.state_dict()), [param.detach().clone() for param in params]
 
 
-@pytest.mark.parametrize("made", CASES)
-def test_what_torch_refuses_changes_nothing(made: Callable[[], tuple[Any, list[Tensor]]]) -> None:
-    opt, params = made()
-    before, known = everything(opt, params), len(opt.state)
-    with pytest.raises((RuntimeError, ValueError)) as refused:
+@pytest.mark.parametrize("make", CASES)
+def test_what_torch_refuses_changes_nothing(make: Callable[[], tuple[Any, list[Tensor]]]) -> None:
+    opt, params = make()
+    previous, state_count = everything(opt, params), len(opt.state)
+    with pytest.raises((RuntimeError, ValueError)) as error_info:
         opt.step()
-    assert "no variable and no slot has changed" in "".join(refused.value.__notes__)
-    assert repr(everything(opt, params)) == repr(before)
-    assert len(opt.state) == known
+    assert "no variable and no slot has changed" in "".join(error_info.value.__notes__)
+    assert repr(everything(opt, params)) == repr(previous)
+    assert len(opt.state) == state_count
 
 
 CLASSES: dict[str, dict[str, Any]] = {
@@ -109,24 +109,24 @@ SHAPES = ((4, 3), (), (5,), (1,))
 
 def _last_slot(opt: Any, param: Tensor, change: Callable[[Tensor], Any]) -> None:
     numbers = ("step", "mu_product", "eta", "mu")
-    name = [each for each in opt.state[param] if each not in numbers][-1]
+    name = [key for key in opt.state[param] if key not in numbers][-1]
     opt.state[param][name] = change(opt.state[param][name])
 
 
 FAULTS: dict[str, Callable[[Any, Tensor, int], Any]] = {
-    "a parameter of another dtype": lambda opt, param, at: setattr(
+    "a parameter of another dtype": lambda opt, param, index: setattr(
         param, "data", param.detach().double()
     ),
-    "integers": lambda opt, param, at: _last_slot(opt, param, lambda own: own.long()),
-    "a number": lambda opt, param, at: _last_slot(opt, param, lambda own: 1.5),
-    "another shape": lambda opt, param, at: _last_slot(opt, param, lambda own: torch.ones(7)),
-    "no step": lambda opt, param, at: opt.state[param].pop("step", None),
-    "a step of bools": lambda opt, param, at: opt.state[param].update(step=torch.tensor(True)),
-    "a step below 0": lambda opt, param, at: opt.state[param].update(step=torch.tensor(-1.0)),
-    "a rate beyond float32": lambda opt, param, at: opt.param_groups[at].update(lr=1e308),
-    "betas above 1": lambda opt, param, at: opt.param_groups[at].update(betas=(2.0, 2.0)),
-    "no rate": lambda opt, param, at: opt.param_groups[at].pop("lr"),
-    "capturable": lambda opt, param, at: opt.param_groups[at].update(capturable=True),
+    "integers": lambda opt, param, index: _last_slot(opt, param, lambda slot: slot.long()),
+    "a number": lambda opt, param, index: _last_slot(opt, param, lambda slot: 1.5),
+    "another shape": lambda opt, param, index: _last_slot(opt, param, lambda slot: torch.ones(7)),
+    "no step": lambda opt, param, index: opt.state[param].pop("step", None),
+    "a step of bools": lambda opt, param, index: opt.state[param].update(step=torch.tensor(True)),
+    "a step below 0": lambda opt, param, index: opt.state[param].update(step=torch.tensor(-1.0)),
+    "a rate beyond float32": lambda opt, param, index: opt.param_groups[index].update(lr=1e308),
+    "betas above 1": lambda opt, param, index: opt.param_groups[index].update(betas=(2.0, 2.0)),
+    "no rate": lambda opt, param, index: opt.param_groups[index].pop("lr"),
+    "capturable": lambda opt, param, index: opt.param_groups[index].update(capturable=True),
 }
 
 
@@ -138,9 +138,9 @@ def _text(opt: Any, params: list[Tensor]) -> str:
 
 @pytest.mark.parametrize("name", CLASSES)
 def test_a_step_of_torchs_that_fails_changes_nothing(name: str) -> None:
-    """Whichever parameter it fails at, those of shape () among them."""
+    """Let the step fail at different parameters, with scalars among them."""
     failed = 0
-    for fault, at in itertools.product(FAULTS, (1, 3)):
+    for fault, index in itertools.product(FAULTS, (1, 3)):
         params = [torch.nn.Parameter(torch.ones(shape).bfloat16()) for shape in SHAPES]
         groups = [{"params": [param]} for param in params]
         opt = getattr(optim, name)(groups, lr=0.01, **CLASSES[name])
@@ -148,19 +148,19 @@ def test_a_step_of_torchs_that_fails_changes_nothing(name: str) -> None:
             for param in params:
                 param.grad = torch.ones_like(param).detach()
             opt.step()
-        FAULTS[fault](opt, params[at], at)
-        params[at].grad = torch.ones_like(params[at]).detach()
-        before = _text(opt, params)
+        FAULTS[fault](opt, params[index], index)
+        params[index].grad = torch.ones_like(params[index]).detach()
+        previous = _text(opt, params)
         try:
             opt.step()
         except Exception:
-            assert _text(opt, params) == before, (fault, at)
+            assert _text(opt, params) == previous, (fault, index)
             failed += 1
     assert failed > 8
 
 
 def test_rows_are_not_added_beside_slots_in_a_block() -> None:
-    """Torch adds a single element that is coalesced at twice the offset of a slot."""
+    """Torch adds a single coalesced element at twice the offset of a slot."""
     results: list[list[Tensor]] = []
     for module in (optim, torch.optim):
         params = [torch.nn.Parameter(torch.ones(shape)) for shape in ((4, 3), (1,), (5,))]
@@ -169,26 +169,26 @@ def test_rows_are_not_added_beside_slots_in_a_block() -> None:
             for param in params:
                 param.grad = torch.ones_like(param).detach().to_sparse(1)
             if number == 2:  # which no engine takes
-                own = opt.state[params[0]]
-                own.update({key: own[key].double() for key in ("exp_avg", "exp_avg_sq")})
+                state = opt.state[params[0]]
+                state.update({key: state[key].double() for key in ("exp_avg", "exp_avg_sq")})
             opt.step()
         slots = [opt.state[param][key] for param in params for key in ("exp_avg", "exp_avg_sq")]
         results.append([*(param.detach() for param in params), *slots])
-    for ours, torchs in zip(*results, strict=True):
-        torch.testing.assert_close(ours, torchs)
+    for actual, expected in zip(*results, strict=True):
+        torch.testing.assert_close(actual, expected)
 
 
 def test_steps_of_one_kind_are_copied_once(monkeypatch: pytest.MonkeyPatch) -> None:
     opt, params = two()
-    copied: list[Tensor] = []
-    made = torch_fallback._putting_back
+    copies: list[Tensor] = []
+    original = torch_fallback._putting_back
 
     def counting(optimizer: Any, param: Tensor) -> Any:
-        copied.append(param)
-        return made(optimizer, param)
+        copies.append(param)
+        return original(optimizer, param)
 
     monkeypatch.setattr(torch_fallback, "_putting_back", counting)
     for _ in range(4):
         params[0].grad = rows([1, 1], (4, 3))
         opt.step()
-    assert len(copied) == 2  # the first step makes the buffer
+    assert len(copies) == 2  # the first step makes the buffer

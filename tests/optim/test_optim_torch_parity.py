@@ -1,4 +1,4 @@
-"""The numbers of `torch.optim`: its own inputs, its loop over tensors, a bound for each rule."""
+"""Parity with `torch.optim`: its test inputs, its loop over tensors, a bound for each rule."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ BOUNDS = {
 
 
 def _flat(optimizer: Any) -> Iterator[tuple[str, Any]]:
-    """All that a step writes, by name."""
+    """Return all tensors that a step writes, by name."""
     params = [param for group in optimizer.param_groups for param in group["params"]]
     for index, param in enumerate(params):
         yield f"{index}", param.detach()
@@ -36,27 +36,27 @@ def _flat(optimizer: Any) -> Iterator[tuple[str, Any]]:
 
 
 class Judge:
-    """Compares what two optimizers hold, step by step."""
+    """Comparison of two optimizers, step by step."""
 
     def __init__(self, name: str) -> None:
         self.bounds = BOUNDS[name]
         self.max_abs: dict[str, torch.Tensor] = {}
 
-    def compare(self, ours: Any, torchs: Any) -> None:
-        got, wanted = dict(_flat(ours)), dict(_flat(torchs))
-        assert list(got) == list(wanted)
-        for name, value in wanted.items():
+    def compare(self, opt: Any, torch_opt: Any) -> None:
+        actual, expected = dict(_flat(opt)), dict(_flat(torch_opt))
+        assert list(actual) == list(expected)
+        for name, value in expected.items():
             if not isinstance(value, torch.Tensor):
-                assert got[name] == value, name
+                assert actual[name] == value, name
                 continue
-            assert got[name].dtype == value.dtype, name
-            assert got[name].stride() == value.stride(), name
+            assert actual[name].dtype == value.dtype, name
+            assert actual[name].stride() == value.stride(), name
             is_slot = not name.isdigit()
             size = value.abs().max() if is_slot and value.numel() else value.abs()
             peak = self.max_abs[name] = torch.maximum(self.max_abs.get(name, size), size)
             unit = torch.finfo(value.dtype).eps * peak
-            off = (got[name] - value).abs() > self.bounds[is_slot] * unit
-            assert not off.any(), f"{name}: {got[name][off][:3]} {value[off][:3]}"
+            bad = (actual[name] - value).abs() > self.bounds[is_slot] * unit
+            assert not bad.any(), f"{name}: {actual[name][bad][:3]} {value[bad][:3]}"
 
 
 @pytest.mark.parametrize(
@@ -71,23 +71,23 @@ class Judge:
 )
 def test_steps_are_torchs(case: Input, dtype: torch.dtype) -> None:
     judge = Judge(case.name)
-    ours = case.make(optim, params_of(dtype, shapes_of(case.name)))
+    opt = case.make(optim, params_of(dtype, shapes_of(case.name)))
     torchs = case.make(torch.optim, params_of(dtype, shapes_of(case.name)))
     for step in range(STEPS):
-        for each in (ours, torchs):
-            set_grads([param for group in each.param_groups for param in group["params"]], step)
-            each.step()
-        judge.compare(ours, torchs)
+        for stepped in (opt, torchs):
+            set_grads([param for group in stepped.param_groups for param in group["params"]], step)
+            stepped.step()
+        judge.compare(opt, torchs)
 
 
 def _rows(case: Input, engine: str) -> list[torch.Tensor]:
     params = params_of(torch.float32, ROWS)
-    ours = case.make(optim, params)
+    opt = case.make(optim, params)
     with thalweg.engine(engine):
         for step in range(STEPS):
             set_grads(params, step, sparse=True)
-            ours.step()
-    return [value for _, value in _flat(ours) if isinstance(value, torch.Tensor)]
+            opt.step()
+    return [value for _, value in _flat(opt) if isinstance(value, torch.Tensor)]
 
 
 SPARSE = [
@@ -101,14 +101,14 @@ SPARSE = [
 @pytest.mark.parametrize("case", SPARSE, ids=str)
 def test_sparse_steps_are_torchs(case: Input) -> None:
     judge = Judge(case.name)
-    both = []
+    opts = []
     for module in (optim, torch.optim):
-        both.append(case.make(module, params_of(torch.float32, ROWS)))
+        opts.append(case.make(module, params_of(torch.float32, ROWS)))
     for step in range(STEPS):
-        for each in both:
-            set_grads(each.param_groups[0]["params"], step, sparse=True)
-            each.step()
-        judge.compare(*both)
+        for stepped in opts:
+            set_grads(stepped.param_groups[0]["params"], step, sparse=True)
+            stepped.step()
+        judge.compare(*opts)
 
 
 @pytest.mark.parametrize("case", SPARSE, ids=str)
@@ -118,15 +118,15 @@ def test_engines_agree_on_rows(case: Input) -> None:
 
 @pytest.mark.parametrize("case", [case for case in INPUTS if case.name != "SparseAdam"], ids=str)
 def test_engines_agree(case: Input) -> None:
-    both = []
+    results = []
     for engine in ("auto", "reference"):
-        ours = case.make(optim, params_of(torch.float32))
+        opt = case.make(optim, params_of(torch.float32))
         with thalweg.engine(engine):
             for step in range(3):
-                set_grads(ours.param_groups[0]["params"], step)
-                ours.step()
-        both.append([value for _, value in _flat(ours)])
-    assert_same(*both)
+                set_grads(opt.param_groups[0]["params"], step)
+                opt.step()
+        results.append([value for _, value in _flat(opt)])
+    assert_same(*results)
 
 
 @pytest.mark.slow
@@ -145,46 +145,48 @@ def test_narrow_types_are_computed_in_float32_and_rounded_once(
     case: Input, dtype: torch.dtype
 ) -> None:
     params = params_of(dtype, shapes_of(case.name))
-    ours = case.make(optim, params)
+    opt = case.make(optim, params)
     for step in range(STEPS):
         wide = [param.detach().float().requires_grad_() for param in params]
         torchs = case.make(torch.optim, wide)
-        torchs.load_state_dict(ours.state_dict())
+        torchs.load_state_dict(opt.state_dict())
         torchs.state = {
             param: {
                 key: value.clone() if isinstance(value, torch.Tensor) else value
-                for key, value in own.items()
+                for key, value in state.items()
             }
-            for param, own in torchs.state.items()
+            for param, state in torchs.state.items()
         } or torchs.state
         set_grads(params, step)
-        for param, other in zip(params, wide, strict=True):
+        for param, wide_param in zip(params, wide, strict=True):
             assert param.grad is not None
-            other.grad = param.grad.float()
-        ours.step()
+            wide_param.grad = param.grad.float()
+        opt.step()
         torchs.step()
-        for (name, got), (_, wanted) in zip(_flat(ours), _flat(torchs), strict=True):
-            rounded = wanted.to(got.dtype).double()
-            unit = torch.finfo(got.dtype).eps * torch.maximum(got.abs(), rounded.abs()).double()
+        for (name, got), (_, expected) in zip(_flat(opt), _flat(torchs), strict=True):
+            target = expected.to(got.dtype).double()
+            unit = torch.finfo(got.dtype).eps * torch.maximum(got.abs(), target.abs()).double()
             unit += torch.finfo(got.dtype).smallest_normal * torch.finfo(got.dtype).eps
-            assert ((got.double() - rounded).abs() <= unit).all(), (name, step)
+            assert ((got.double() - target).abs() <= unit).all(), (name, step)
 
 
-@pytest.mark.parametrize("name", [each for each in BOUNDS if each != "SparseAdam"])
+@pytest.mark.parametrize("name", [name for name in BOUNDS if name != "SparseAdam"])
 def test_what_is_not_finite_spreads_as_far_as_in_torch(name: str) -> None:
-    odd = torch.tensor([1.0, float("nan"), float("inf"), -float("inf"), 0.0, 1e30, 1e-40, -2.0])
+    extremes = torch.tensor(
+        [1.0, float("nan"), float("inf"), -float("inf"), 0.0, 1e30, 1e-40, -2.0]
+    )
     pairs = [
         (getattr(module, name), torch.nn.Parameter(torch.ones(8)))
         for module in (optim, torch.optim)
     ]
-    made = [make([param], **({"foreach": False})) for make, param in pairs]
-    for gradient in (torch.ones(8), odd, -torch.ones(8), torch.ones(8)):
-        for (_, param), each in zip(pairs, made, strict=True):
+    opts = [make([param], **({"foreach": False})) for make, param in pairs]
+    for gradient in (torch.ones(8), extremes, -torch.ones(8), torch.ones(8)):
+        for (_, param), opt in zip(pairs, opts, strict=True):
             param.grad = gradient.clone()
-            each.step()
-        for (key, got), (_, wanted) in zip(_flat(made[0]), _flat(made[1]), strict=True):
-            assert torch.equal(got.isnan(), wanted.isnan()), key
-            assert torch.equal(got.isinf(), wanted.isinf()), key
+            opt.step()
+        for (key, got), (_, expected) in zip(_flat(opts[0]), _flat(opts[1]), strict=True):
+            assert torch.equal(got.isnan(), expected.isnan()), key
+            assert torch.equal(got.isinf(), expected.isinf()), key
 
 
 TENSORS: list[tuple[str, str, Any]] = [
@@ -196,7 +198,7 @@ TENSORS: list[tuple[str, str, Any]] = [
 
 @pytest.mark.parametrize(("name", "option", "value"), TENSORS)
 def test_options_may_be_tensors(name: str, option: str, value: Any) -> None:
-    found: list[list[torch.Tensor]] = []
+    results: list[list[torch.Tensor]] = []
     for module in (torch.optim, optim):
         params = params_of(torch.float32)
         optimizer = getattr(module, name)(params, lr=0.125)
@@ -204,9 +206,9 @@ def test_options_may_be_tensors(name: str, option: str, value: Any) -> None:
         for step in range(4):
             set_grads(params, step)
             optimizer.step()
-        found.append([param.detach() for param in params])
-    for got, wanted in zip(*found, strict=True):
-        torch.testing.assert_close(got, wanted)
+        results.append([param.detach() for param in params])
+    for got, expected in zip(*results, strict=True):
+        torch.testing.assert_close(got, expected)
 
 
 @pytest.mark.parametrize(
@@ -224,25 +226,25 @@ def test_an_option_that_is_no_number_is_refused_by_name(
 ) -> None:
     params = params_of(torch.float32)
     optimizer = home.Adam(params)
-    before = [param.detach().clone() for param in params]
+    previous = [param.detach().clone() for param in params]
     optimizer.param_groups[0][option] = value
     set_grads(params, 0)
     with pytest.raises((TypeError, ValueError), match=text):
         optimizer.step()
-    assert_same([param.detach() for param in params], before)
+    assert_same([param.detach() for param in params], previous)
 
 
 @pytest.mark.parametrize("etas", [(1.0, 1.2), (0.5, 1.0), (1.0, 1.0), (0.5, 0.5)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_rprop_leaves_out_what_torch_does(etas: tuple[float, float], dtype: torch.dtype) -> None:
-    """Of groups with factors that its constructor refuses, which say two things at once."""
-    made = [
+    """Groups may have contradictory factors that the constructor rejects."""
+    opts = [
         make(params_of(dtype, shapes_of("Rprop")), lr=0.1)
         for make in (optim.Rprop, torch.optim.Rprop)
     ]
     for step in range(STEPS):
-        for each in made:
-            each.param_groups[0]["etas"] = etas
-            set_grads(each.param_groups[0]["params"], step)
-            each.step()
-        Judge("Rprop").compare(*made)
+        for opt in opts:
+            opt.param_groups[0]["etas"] = etas
+            set_grads(opt.param_groups[0]["params"], step)
+            opt.step()
+        Judge("Rprop").compare(*opts)

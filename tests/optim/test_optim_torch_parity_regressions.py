@@ -1,4 +1,4 @@
-"""What the attack beside torch has found: numbers and options are those of torch's own classes."""
+"""Regressions that the comparison with torch has found: dtypes of scalars, and options."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from thalweg import optim
 
 NUMBERS = {"ASGD": ("eta", "mu"), "NAdam": ("mu_product",)}
-AROUND = [{}, {"ema_decay": 0.9}, {"state_device": "cpu"}]
+OPTION_SETS = [{}, {"ema_decay": 0.9}, {"state_device": "cpu"}]
 
 
 def trained(cls: Any, **options: Any) -> tuple[Any, list[torch.Tensor]]:
@@ -26,22 +26,22 @@ def step(opt: Any, params: list[torch.Tensor]) -> None:
     opt.step()
 
 
-@pytest.mark.parametrize("around", AROUND, ids=str)
+@pytest.mark.parametrize("extras", OPTION_SETS, ids=str)
 @pytest.mark.parametrize("name", NUMBERS)
-def test_numbers_have_torchs_dtype_after_a_load(name: str, around: dict[str, Any]) -> None:
-    found: list[Any] = []
-    for module, options in ((optim, around), (torch.optim, {})):
+def test_numbers_have_torchs_dtype_after_a_load(name: str, extras: dict[str, Any]) -> None:
+    scalars: list[Any] = []
+    for module, options in ((optim, extras), (torch.optim, {})):
         opt, params = trained(getattr(module, name), **options)
         step(opt, params[1:])  # the first one begins after the load
         opt.load_state_dict(copy.deepcopy(opt.state_dict()))
         for _ in range(3):
             step(opt, params)
-        found.append([opt.state[param][each] for param in params for each in NUMBERS[name]])
-        found[-1] += params
-    for ours, theirs in zip(*found, strict=True):
-        assert ours.dtype == theirs.dtype
+        scalars.append([opt.state[param][key] for param in params for key in NUMBERS[name]])
+        scalars[-1] += params
+    for actual, expected in zip(*scalars, strict=True):
+        assert actual.dtype == expected.dtype
         torch.testing.assert_close(
-            ours, theirs, rtol=1e-6 if ours.dtype == torch.float32 else 1e-14, atol=0
+            actual, expected, rtol=1e-6 if actual.dtype == torch.float32 else 1e-14, atol=0
         )
 
 
@@ -58,22 +58,22 @@ def test_pairs_that_a_class_does_not_read_are_the_users() -> None:
     opt, params = trained(optim.RMSprop)
     opt.param_groups[0]["betas"] = None
     step(opt, params)
-    judge, theirs = trained(torch.optim.RMSprop)
-    step(judge, theirs)
-    torch.testing.assert_close(params, theirs)
+    judge, torch_param = trained(torch.optim.RMSprop)
+    step(judge, torch_param)
+    torch.testing.assert_close(params, torch_param)
 
 
 @pytest.mark.parametrize(
     "option", [{"betas": (torch.tensor(0.9), 0.99)}, {"betas": torch.ones(2) / 2}]
 )
 def test_tensors_that_torchs_foreach_refuses_are_refused(option: dict[str, Any]) -> None:
-    refused: list[Any] = []
+    messages: list[Any] = []
     for module in (optim, torch.optim):
         opt, params = trained(module.Adam, foreach=True)
         opt.param_groups[0].update(option)
         try:
             step(opt, params)
-            refused.append(None)
+            messages.append(None)
         except (ValueError, RuntimeError) as error:
-            refused.append(type(error))
-    assert refused[0] is refused[1]
+            messages.append(type(error))
+    assert messages[0] is messages[1]

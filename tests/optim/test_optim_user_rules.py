@@ -1,4 +1,4 @@
-"""Rules of the user's own beside classes of the library in one optimizer."""
+"""User-defined rules and library classes in one optimizer."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def shrinking(var, grad, *, learning_rate, shrink):
     return (var - learning_rate * shrink * grad,)
 
 
-MEASURED = Rule(
+MEASURING_RULE = Rule(
     name="Measured",
     update=shrinking,
     measures={"variable": thalweg.formula.variable_squares},
@@ -97,11 +97,11 @@ def shrinking_slowly(var, grad, *, rate, shrink):
     return (var - rate * shrink * grad,)
 
 
-COUNTED = replace(  # one number is of `prepare`, the other of `per_variable`
-    MEASURED, name="Counted", update=shrinking_slowly, prepare=counted,
+SCALED_RULE = replace(  # one number is of `prepare`, the other of `per_variable`
+    MEASURING_RULE, name="Counted", update=shrinking_slowly, prepare=counted,
     slots=(Slot("count", scalar=True), Slot("shrunk", scalar=True)),
 )  # fmt: skip
-RULES = {rule.name: rule for rule in (SLOW, POWERS, CENTERED, MEASURED, HEADS, COUNTED)}
+RULES = {rule.name: rule for rule in (SLOW, POWERS, CENTERED, MEASURING_RULE, HEADS, SCALED_RULE)}
 
 
 def model() -> nn.Sequential:
@@ -125,93 +125,93 @@ def mixed(net: nn.Module, rule: Rule, **options: Any) -> Any:
 
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 def test_a_rule_beside_a_class_is_that_alone(rule: Rule) -> None:
-    """But for scalars, which Python's numbers make, as for torch's classes."""
-    one, other = model(), model()
-    together = mixed(one, rule)
-    matrices = [param for param in other.parameters() if param.dim() > 1]
-    vectors = [param for param in other.parameters() if param.dim() < 2]
-    apart = [optim.RuleOptimizer(matrices, rule), optim.AdamW(vectors)]
+    """Scalars are computed with Python numbers, as for torch's classes."""
+    first_net, ref_net = model(), model()
+    mixed_opt = mixed(first_net, rule)
+    matrices = [param for param in ref_net.parameters() if param.dim() > 1]
+    vectors = [param for param in ref_net.parameters() if param.dim() < 2]
+    references = [optim.RuleOptimizer(matrices, rule), optim.AdamW(vectors)]
     for step in range(5):
-        for net in (one, other):
+        for net in (first_net, ref_net):
             backward(net, step)
-        for each in (together, *apart):
-            each.step()
-    torch.testing.assert_close(values(one), values(other), rtol=1e-5, atol=1e-6)
-    assert not any(map(torch.equal, values(one), values(model())))
-    assert together.last_step.count == 5
+        for stepped in (mixed_opt, *references):
+            stepped.step()
+    torch.testing.assert_close(values(first_net), values(ref_net), rtol=1e-5, atol=1e-6)
+    assert not any(map(torch.equal, values(first_net), values(model())))
+    assert mixed_opt.last_step.count == 5
     names = {slot.name for slot in rule.slots}
-    for param in one.parameters():
+    for param in first_net.parameters():
         if param.dim() > 1:
-            assert together.state[param].keys() == {*names, "step"}
-            assert together.state[param]["step"].item() == 5
+            assert mixed_opt.state[param].keys() == {*names, "step"}
+            assert mixed_opt.state[param]["step"].item() == 5
 
 
 @pytest.mark.parametrize("options", [{"clip_grad_norm": 0.5}, {"ema_decay": 0.9},
                                      {"accumulate": 2}, {"lookahead": 2}], ids=str)  # fmt: skip
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 def test_engines_agree_under_every_option(rule: Rule, options: Any) -> None:
-    found: list[Any] = []
+    results: list[Any] = []
     for engine in ("cpu", "reference"):
         net = model()
         with thalweg.engine(engine):
-            made = mixed(net, rule, **options)
+            opt = mixed(net, rule, **options)
             for step in range(4):
                 backward(net, step)
-                made.step()
-        found.append(values(net))
-    assert_same(*found)
+                opt.step()
+        results.append(values(net))
+    assert_same(*results)
 
 
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 def test_a_state_goes_on_elsewhere(rule: Rule, tmp_path: Any) -> None:
     nets = [model() for _ in range(4)]
-    made = [mixed(net, rule) for net in nets]
+    optimizers = [mixed(net, rule) for net in nets]
     for step in range(2):
         backward(nets[0], step)
-        made[0].step()
-    state = made[0].state_dict()
+        optimizers[0].step()
+    state = optimizers[0].state_dict()
     assert {group["rule"] for group in state["param_groups"]} == {rule.name, "AdamW"}
     torch.save(state, tmp_path / "state")
     nets[1].load_state_dict(nets[0].state_dict())
-    made[1].load_state_dict(torch.load(tmp_path / "state", weights_only=True))
-    checkpoint.save(tmp_path / "it", module=nets[0], optimizer=made[0])
-    checkpoint.restore(tmp_path / "it", module=nets[2], optimizer=made[2])
-    nets[3], made[3] = pickle.loads(pickle.dumps((nets[0], made[0])))
+    optimizers[1].load_state_dict(torch.load(tmp_path / "state", weights_only=True))
+    checkpoint.save(tmp_path / "it", module=nets[0], optimizer=optimizers[0])
+    checkpoint.restore(tmp_path / "it", module=nets[2], optimizer=optimizers[2])
+    nets[3], optimizers[3] = pickle.loads(pickle.dumps((nets[0], optimizers[0])))
     nets.append(copy.deepcopy(nets[0]))
-    made.append(copy.deepcopy((nets[0], made[0]))[1])
-    nets[4], made[4] = copy.deepcopy((nets[0], made[0]))
-    for net, each in zip(nets, made, strict=True):
+    optimizers.append(copy.deepcopy((nets[0], optimizers[0]))[1])
+    nets[4], optimizers[4] = copy.deepcopy((nets[0], optimizers[0]))
+    for net, opt in zip(nets, optimizers, strict=True):
         backward(net, 2)
-        each.step()
+        opt.step()
     for net in nets[1:]:
         assert_same(values(net), values(nets[0]))
 
 
 def test_a_state_of_another_rule_is_refused() -> None:
-    made = [mixed(model(), rule) for rule in (SLOW, CENTERED)]
-    before = copy.deepcopy(made[1].state_dict())
+    optimizers = [mixed(model(), rule) for rule in (SLOW, CENTERED)]
+    previous = copy.deepcopy(optimizers[1].state_dict())
     with pytest.raises(
         CheckpointMismatchError, match=r"rule of group \d is 'Slow', here 'Centered'"
     ):
-        made[1].load_state_dict(made[0].state_dict())
-    assert made[1].state_dict() == before
+        optimizers[1].load_state_dict(optimizers[0].state_dict())
+    assert optimizers[1].state_dict() == previous
 
 
 def test_groups_show_names_and_take_options() -> None:
     net = model()
     groups = optim.groups(net, rules={"0.*": {"rule": SLOW, "lr": 0.5}, ...: "AdamW"})
     assert "Slow" in str(groups)
-    made = optim.Mixed(groups)
-    own = next(group for group in made.param_groups if group["rule"] == "Slow")
-    assert (own["lr"], own["beta1"]) == (0.5, 0.5)
-    torch.optim.lr_scheduler.StepLR(made, 1, 0.5)
-    made.add_param_group({"params": [("a", torch.ones(2, requires_grad=True))], "rule": "Slow"})
-    assert made.param_groups[-1]["lr"] == 0.25
+    opt = optim.Mixed(groups)
+    group = next(group for group in opt.param_groups if group["rule"] == "Slow")
+    assert (group["lr"], group["beta1"]) == (0.5, 0.5)
+    torch.optim.lr_scheduler.StepLR(opt, 1, 0.5)
+    opt.add_param_group({"params": [("a", torch.ones(2, requires_grad=True))], "rule": "Slow"})
+    assert opt.param_groups[-1]["lr"] == 0.25
     with pytest.raises(InvalidArgumentError, match="rules of their own are for Mixed"):
         optim.AdamW(groups)
 
 
-REFUSED: dict[str, tuple[Any, Any, str]] = {
+INVALID_GROUPS: dict[str, tuple[Any, Any, str]] = {
     "an option": ({"rule": SLOW, "eps": 1.0}, InvalidArgumentError, "'eps' of group 0 is no"),
     "a misspelt one": ({"rule": SLOW, "beta_1": 1.0}, InvalidArgumentError, "Did you mean 'beta1'"),
     "a text": ({"rule": SLOW, "lr": "fast"}, InvalidTypeError, "lr must be"),
@@ -228,25 +228,25 @@ REFUSED: dict[str, tuple[Any, Any, str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("name", INVALID_GROUPS)
 def test_groups_that_are_refused(name: str) -> None:
-    group, error, message = REFUSED[name]
-    given = {"params": [torch.zeros(3, requires_grad=True)], **group}
+    group, error, message = INVALID_GROUPS[name]
+    group_kwargs = {"params": [torch.zeros(3, requires_grad=True)], **group}
     with pytest.raises(error, match=message):
-        optim.Mixed([given])
-    made = optim.Mixed([{"params": [torch.zeros(2, requires_grad=True)], "rule": "SGD"}])
+        optim.Mixed([group_kwargs])
+    opt = optim.Mixed([{"params": [torch.zeros(2, requires_grad=True)], "rule": "SGD"}])
     with pytest.raises(error, match=message.replace("group 0", "group 1")):
-        made.add_param_group(given)
-    assert len(made.param_groups) == 1
-    assert not made._named
+        opt.add_param_group(group_kwargs)
+    assert len(opt.param_groups) == 1
+    assert not opt._named
 
 
 @pytest.mark.parametrize("name", ["lookahead", "cautious", "ema_decay", "params", "rule"])
 def test_a_hyperparameter_is_not_called_as_an_option(name: str) -> None:
     rule = replace(SLOW, hypers=(*SLOW.hypers, Hyper(name, 1.0)))
-    for given in ({}, {"cautious": True}):
+    for kwargs in ({}, {"cautious": True}):
         with pytest.raises(RuleError, match=f"has a hyperparameter named '{name}', which means"):
-            optim.RuleOptimizer(model().parameters(), rule, **given)
+            optim.RuleOptimizer(model().parameters(), rule, **kwargs)
 
 
 def test_two_rules_of_one_name_are_refused() -> None:
@@ -255,19 +255,19 @@ def test_two_rules_of_one_name_are_refused() -> None:
     groups = optim.groups(net, rules={1: SLOW, ...: twin})
     with pytest.raises(InvalidArgumentError, match="'Slow', and another rule of this optimizer"):
         optim.Mixed(groups)
-    made = mixed(net, SLOW)
-    added = {"params": [("a", torch.zeros(2, requires_grad=True))], "rule": twin}
+    opt = mixed(net, SLOW)
+    group = {"params": [("a", torch.zeros(2, requires_grad=True))], "rule": twin}
     with pytest.raises(InvalidArgumentError, match="'Slow', and another rule of this optimizer"):
-        made.add_param_group(added)
-    made.add_param_group({**added, "rule": SLOW})
-    assert len(made.param_groups) == 3
+        opt.add_param_group(group)
+    opt.add_param_group({**group, "rule": SLOW})
+    assert len(opt.param_groups) == 3
 
 
 def test_rows_are_taken_as_the_rule_says() -> None:
     table = nn.Embedding(9, 4, sparse=True)
-    made = optim.Mixed([{"params": table.parameters(), "rule": SLOW}])
-    before = table.weight.detach().clone()
+    opt = optim.Mixed([{"params": table.parameters(), "rule": SLOW}])
+    previous = table.weight.detach().clone()
     table(torch.tensor([1, 3])).sum().backward()
-    made.step()
-    moved = (table.weight.detach() != before).any(dim=1)
-    assert moved.tolist() == [row in (1, 3) for row in range(9)]
+    opt.step()
+    is_changed = (table.weight.detach() != previous).any(dim=1)
+    assert is_changed.tolist() == [row in (1, 3) for row in range(9)]

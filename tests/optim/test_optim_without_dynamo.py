@@ -1,4 +1,4 @@
-"""Nothing that a training without a compiler does imports torch's compiler."""
+"""Training without `torch.compile` does not import torch's compiler."""
 
 from __future__ import annotations
 

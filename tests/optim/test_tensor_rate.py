@@ -1,4 +1,4 @@
-"""Steady steps with a rate that is a tensor: what torch makes of it, without torch."""
+"""Replayed steps with a tensor learning rate: equal to torch's arithmetic."""
 
 from __future__ import annotations
 
@@ -46,21 +46,21 @@ def rates(dtype: torch.dtype) -> list[float]:
 def test_it_computes_as_torch(dtype: torch.dtype) -> None:
     for step, value in enumerate(rates(dtype)):
         rate = torch.tensor(value, dtype=dtype)
-        given: dict[str, Any] = {
+        kwargs: dict[str, Any] = {
             "beta1": 0.9,
             "beta2": 0.999,
             "weight_decay": 0.1 / (1 + step),
             "maximize": False,
         }
-        given |= {"decoupled_weight_decay": True, "t": step + 1}
-        theirs: dict[str, Any] = prepare(learning_rate=rate, **given)
-        own: dict[str, Any] = prepare(learning_rate=TensorRate.of(rate), **given)
+        kwargs |= {"decoupled_weight_decay": True, "t": step + 1}
+        torch_scalars: dict[str, Any] = prepare(learning_rate=rate, **kwargs)
+        scalars: dict[str, Any] = prepare(learning_rate=TensorRate.of(rate), **kwargs)
         for name in ("shrink", "step_size"):
-            assert own[name].value == theirs[name].item(), (name, value)
+            assert scalars[name].value == torch_scalars[name].item(), (name, value)
         assert (3 * TensorRate.of(rate) * 7).value == (3 * rate * 7).item()
 
 
-REFUSED: list[Any] = [
+UNSUPPORTED: list[Any] = [
     lambda rate: rate**2,
     lambda rate: 2.0**rate,
     lambda rate: rate + 1,
@@ -82,16 +82,16 @@ REFUSED: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize("asked", REFUSED)
-def test_what_it_does_not_know_is_left_to_torch(asked: Any) -> None:
+@pytest.mark.parametrize("function", UNSUPPORTED)
+def test_what_it_does_not_know_is_left_to_torch(function: Any) -> None:
     with pytest.raises(TypeError):
-        asked(TensorRate.of(torch.tensor(0.5)))
+        function(TensorRate.of(torch.tensor(0.5)))
 
 
 @pytest.mark.parametrize(
     "tensor",
     [torch.tensor(math.nan), torch.tensor(math.inf), torch.tensor(1e20)]
-    + [torch.tensor(1, dtype=each) for each in (torch.bfloat16, torch.float16, torch.int64)],
+    + [torch.tensor(1, dtype=dtype) for dtype in (torch.bfloat16, torch.float16, torch.int64)],
     ids=str,
 )
 def test_what_is_unusual_is_left_to_torch(tensor: Tensor) -> None:
@@ -115,41 +115,43 @@ def test_steps_have_the_bits_of_careful_ones(
     dtype: torch.dtype,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    asked: list[bool] = []
-    made = TorchStepAdapter._prepared
+    is_tensor_rate: list[bool] = []
+    original = TorchStepAdapter._prepared
 
     def told(hooks: Any, key: Any) -> Any:
-        asked.append(is_replayed)
-        return made(hooks, key)
+        is_tensor_rate.append(is_replayed)
+        return original(hooks, key)
 
     monkeypatch.setattr(TorchStepAdapter, "_prepared", told)
     rate, dice = torch.tensor(0.1, dtype=dtype), torch.Generator().manual_seed(0)
     start = torch.randn(5, generator=dice, dtype=kind)
-    own, other = Parameter(start.clone()), Parameter(start.clone())
-    opt, twin = (getattr(optim, name)([each], lr=rate, **options) for each in (own, other))
+    param, copied = Parameter(start.clone()), Parameter(start.clone())
+    opt, twin = (getattr(optim, name)([tensor], lr=rate, **options) for tensor in (param, copied))
     for step in range(STEPS):
-        own.grad = torch.randn(5, generator=dice, dtype=kind)
-        other.grad = own.grad.clone()
+        param.grad = torch.randn(5, generator=dice, dtype=kind)
+        copied.grad = param.grad.clone()
         is_replayed = step > 1
         opt.step()
         is_replayed = False
         twin._cache.forget_replay()
         twin.step()
-        assert torch.equal(own, other), step
-        for one, another in zip(opt.state[own].values(), twin.state[other].values(), strict=True):
-            assert torch.equal(one, another), step
+        assert torch.equal(param, copied), step
+        for actual, expected in zip(
+            opt.state[param].values(), twin.state[copied].values(), strict=True
+        ):
+            assert torch.equal(actual, expected), step
         rate.mul_(0.77)
     assert opt._cache.replay.taken == STEPS - 2
-    assert any(asked) is (dtype == torch.bfloat16 or name in BY_TORCH)
+    assert any(is_tensor_rate) is (dtype == torch.bfloat16 or name in BY_TORCH)
 
 
 @pytest_if_read
 def test_a_rate_may_become_of_another_kind() -> None:
     rate = torch.tensor(0.1)
-    own, other = Parameter(torch.ones(3)), Parameter(torch.ones(3))
-    opt, twin = (optim.AdamW([each], lr=rate) for each in (own, other))
+    param, copied = Parameter(torch.ones(3)), Parameter(torch.ones(3))
+    opt, twin = (optim.AdamW([tensor], lr=rate) for tensor in (param, copied))
     for step in range(STEPS):
-        own.grad = other.grad = torch.full((3,), 1.0 + step)
+        param.grad = copied.grad = torch.full((3,), 1.0 + step)
         if step == 4:
             rate.data = rate.data.double() / 3
         if step == 6:
@@ -157,4 +159,4 @@ def test_a_rate_may_become_of_another_kind() -> None:
         opt.step()
         twin._cache.forget_replay()
         twin.step()
-        assert torch.equal(own, other)
+        assert torch.equal(param, copied)

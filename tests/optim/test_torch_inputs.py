@@ -1,4 +1,4 @@
-"""The inputs that torch's own tests have are all of them, whatever they are taken from."""
+"""Inputs of torch's tests: complete with a partial import, too."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ print(torch_inputs.told(), end="")
 
 
 def test_they_are_those_of_the_whole_table() -> None:
-    done = fresh_process.run(PROGRAM, str(Path(torch_inputs.__file__).parent))
-    assert done.returncode == 0, done.stderr
+    process = fresh_process.run(PROGRAM, str(Path(torch_inputs.__file__).parent))
+    assert process.returncode == 0, process.stderr
     assert len(torch_inputs.INPUTS) > 50
-    assert done.stdout == torch_inputs.describe_inputs()
+    assert process.stdout == torch_inputs.describe_inputs()
