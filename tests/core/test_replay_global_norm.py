@@ -52,13 +52,13 @@ AROUND: list[dict[str, Any]] = [
 def parts(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     """Which parts of steps were asked for, and what was said."""
     found: list[tuple[int, int]] = []
-    take = GuardTable.take
+    take = GuardTable.replay
 
     def told(self: Any, pairs: Any = None, taken: Any = None, part: int = 0, *more: Any) -> int:
         found.append((part, take(self, pairs, taken, part, *more)))
         return found[-1][1]
 
-    monkeypatch.setattr(GuardTable, "take", told)
+    monkeypatch.setattr(GuardTable, "replay", told)
     return found
 
 
@@ -172,7 +172,7 @@ def test_weights_in_channels_last_are_clipped_and_measured_there(
         assert all(map(same, own, others)), step
         if not is_measuring:
             assert repr(opt.last_step.grad_norm) == repr(twin.last_step.grad_norm)
-    part = replay_kernel.WHOLE if is_measuring else replay_kernel.CLIPPED
+    part = replay_kernel.FULL_STEP if is_measuring else replay_kernel.CLIPPED
     assert taken == [(part, 0)] * (STEPS - 2)
 
 
@@ -212,7 +212,7 @@ def test_unusual_numbers_are_those_of_the_careful_step(
 
     opt = compare(lambda own: home.SGD(own, 0.1, clip_grad_norm=limit), kind, before)
     if limit == 1.0 and kind != "several":
-        beyond = [(replay_kernel.CLIPPED, replay_kernel.BEYOND), (replay_kernel.MEASURE, 0)]
+        beyond = [(replay_kernel.CLIPPED, replay_kernel.OUT_OF_RANGE), (replay_kernel.MEASURE, 0)]
         is_beyond = change in (_nan, _infinite, _huge) or kind == "float64"
         assert parts[2:4] == (beyond if is_beyond else [(replay_kernel.CLIPPED, 0)] * 2)
     if kind == "float32":  # else squares may leave float64, and the careful step measures others
@@ -254,7 +254,7 @@ def test_what_a_step_said_stays_until_the_next_is_taken(monkeypatch: pytest.Monk
     def failing(*given: Any) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(GuardTable, "take", failing)
+    monkeypatch.setattr(GuardTable, "replay", failing)
     with pytest.raises(KeyboardInterrupt):
         opt.step()
     assert opt._cache.replay is None
@@ -283,12 +283,12 @@ def test_keras_has_it(kind: str, limit: float, size: float, parts: Any) -> None:
     is_infinite = size > 1e20 and kind == "float32"  # as TensorFlow's norm is
     if is_infinite:
         assert parts[:3] == [
-            (replay_kernel.CLIPPED, replay_kernel.BEYOND),
+            (replay_kernel.CLIPPED, replay_kernel.OUT_OF_RANGE),
             (replay_kernel.MEASURE, 0),
             (replay_kernel.UPDATE, 0),
         ]
     else:
-        assert {each for each in parts if each[0] != replay_kernel.WHOLE} == {
+        assert {each for each in parts if each[0] != replay_kernel.FULL_STEP} == {
             (replay_kernel.CLIPPED, 0)
         }
     assert opt._plans.now().replay.taken == STEPS - 2

@@ -522,7 +522,7 @@ sys.stdout.write(p.detach().numpy().tobytes().hex())
 """
 
 
-@pytest.mark.skipif(bool(guard_table.trouble()), reason="no step is taken in one call")
+@pytest.mark.skipif(bool(guard_table.find_obstacle()), reason="no step is taken in one call")
 def test_the_look_is_made_by_the_third_step_and_kept(folder):
     def run(steps, program=STEADY):
         done = fresh_process.run(program, str(steps))

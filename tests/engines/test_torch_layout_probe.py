@@ -19,4 +19,4 @@ def test_it_is_found_here(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(torch_layout_probe.layout(), torch_layout_probe.Layout), (
         torch_layout_probe.layout()
     )
-    assert not guard_table.trouble()
+    assert not guard_table.find_obstacle()

@@ -381,7 +381,7 @@ def test_an_interruption_leaves_the_step_whole(
     own, twin = both(policy="decay")
     rate = own.take.learning_rate
     place = (
-        (guard_table.GuardTable, "take") if where == "take" else (type(own.inner), "_take_again")
+        (guard_table.GuardTable, "replay") if where == "take" else (type(own.inner), "_take_again")
     )
     take = getattr(*place)
 

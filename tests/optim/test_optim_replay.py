@@ -296,7 +296,7 @@ def test_an_interruption_takes_back_what_a_scaler_said(monkeypatch: pytest.Monke
     def interrupted(*_: Any) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(guard_table.GuardTable, "take", interrupted)
+    monkeypatch.setattr(guard_table.GuardTable, "replay", interrupted)
     with pytest.raises(KeyboardInterrupt):
         opt.step()
     monkeypatch.undo()
@@ -343,7 +343,7 @@ def test_gradients_that_are_replaced_after_they_were_measured_are_not_taken(
     for step in range(4):
         give(own, step)
         opt.step()
-    take, parts = guard_table.GuardTable.take, list[tuple[int, int]]()
+    take, parts = guard_table.GuardTable.replay, list[tuple[int, int]]()
     kept = [param.grad for param in own]
 
     def replacing(self: Any, *given: Any) -> int:
@@ -353,11 +353,11 @@ def test_gradients_that_are_replaced_after_they_were_measured_are_not_taken(
             own[0].grad = torch.ones_like(own[0])
         return found
 
-    monkeypatch.setattr(guard_table.GuardTable, "take", replacing)
+    monkeypatch.setattr(guard_table.GuardTable, "replay", replacing)
     opt.step()
     assert kept
     look = guard_table.replay_kernel
-    assert parts[0] == (look.CLIPPED, look.BEYOND)
+    assert parts[0] == (look.CLIPPED, look.OUT_OF_RANGE)
     assert parts[1:] == [(look.MEASURE, 0), (look.UPDATE, look.OTHER_GRADIENT)]
     norm = norm_of(own)
     assert opt.last_step.grad_norm == pytest.approx(norm, rel=1e-6)
@@ -389,14 +389,14 @@ def test_an_interruption_says_what_has_become_of_the_step(
     for step in range(steps):
         give(own, step)
         opt.step()
-    take = guard_table.GuardTable.take
+    take = guard_table.GuardTable.replay
 
     def interrupted(*given: Any, **named: Any) -> int:
         if is_after:
             take(*given, **named)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(guard_table.GuardTable, "take", interrupted)
+    monkeypatch.setattr(guard_table.GuardTable, "replay", interrupted)
     give(own, 9)
     before = [param.detach().clone() for param in own]
     with pytest.raises(KeyboardInterrupt) as caught:
@@ -620,31 +620,31 @@ def test_parameters_that_are_gone_are_not_looked_at() -> None:
 
 def test_the_look_says_what_is_not_as_it_was() -> None:
     own = params(3)
-    found = guard_table.snapshot()
+    found = guard_table.make_guard_table()
     assert found is not None
     give(own, 0)
-    found.hold_list(own)
+    found.guard_list(own)
     for param in own:
-        assert found.tensor(param) is not None
+        assert found.guard_tensor(param) is not None
     cells = torch.zeros(3, dtype=torch.int64).numpy()
     gradients = [(param, param.grad, cells[k : k + 1].ctypes.data) for k, param in enumerate(own)]
-    found.finish(guard_table.GuardedStep(gradients, [], [], own, cells[:0]))
+    found.write_block(guard_table.GuardedStep(gradients, [], [], own, cells[:0]))
     versions = [param._version for param in own]
-    assert found.take() == 0
+    assert found.replay() == 0
     assert cells.tolist() == [param.grad.data_ptr() for param in own if param.grad is not None]
     assert [param._version for param in own] == [each + 1 for each in versions]
     own[1].grad = None
-    assert found.take() == guard_table.replay_kernel.OTHER_GRADIENT
+    assert found.replay() == guard_table.replay_kernel.OTHER_GRADIENT
     give(own, 1)
-    assert found.take() == 0
+    assert found.replay() == 0
     own[2].data = own[2].data.clone()
-    assert found.take() in (
+    assert found.replay() in (
         guard_table.replay_kernel.OTHER_TENSOR,
         guard_table.replay_kernel.OTHER_MEMORY,
     )
     own.reverse()
-    assert found.take() == guard_table.replay_kernel.OTHER_LIST
-    assert found.taken == 2
+    assert found.replay() == guard_table.replay_kernel.OTHER_LIST
+    assert found.replay_count == 2
 
 
 def test_rates_of_groups_without_elements_are_read() -> None:

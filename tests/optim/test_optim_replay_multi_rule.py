@@ -147,14 +147,14 @@ def test_an_interruption_comes_before_or_after_all_rules(
     for step in range(4):
         give(own, step)
         opt.step()
-    take = guard_table.GuardTable.take
+    take = guard_table.GuardTable.replay
 
     def interrupted(*given: Any, **named: Any) -> int:
         if is_after:
             take(*given, **named)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(guard_table.GuardTable, "take", interrupted)
+    monkeypatch.setattr(guard_table.GuardTable, "replay", interrupted)
     before = [param.detach().clone() for param in own]
     with pytest.raises(KeyboardInterrupt) as caught:
         opt.step()

@@ -19,7 +19,8 @@ from thalweg.v1 import train
 pytestmark = pytest.mark.skipif(
     isinstance(torch_layout_probe.layout(), str), reason="torch's objects cannot be read here"
 )
-COUNT = 2 * replay_kernel.MANY + replay_kernel.PART // 2  # the last part is no whole one
+# The last part is not full.
+COUNT = 2 * replay_kernel.TEAM_MIN_TENSORS + replay_kernel.RECORDS_PER_PART // 2
 
 
 @pytest.fixture
@@ -29,16 +30,16 @@ def comes_anyway(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _snapshot_of(own: list[Parameter]) -> tuple[guard_table.GuardTable, Any]:
-    found = guard_table.snapshot()
+    found = guard_table.make_guard_table()
     assert found is not None
-    found.hold_list(own)
+    found.guard_list(own)
     for param in own:
-        assert found.tensor(param) is not None
+        assert found.guard_tensor(param) is not None
     cells = torch.zeros(len(own), dtype=torch.int64).numpy()
     gradients = [(each, each.grad, cells[k : k + 1].ctypes.data) for k, each in enumerate(own)]
     bounds = sorted(edge for each in own for edge in (each.data_ptr(), each.data_ptr() + 24))
     step = guard_table.GuardedStep(gradients, [], [], own, torch.tensor(bounds).numpy())
-    found.finish(step)
+    found.write_block(step)
     return found, cells
 
 
@@ -63,7 +64,7 @@ Change = Callable[[Parameter], None]
 FOUND: list[tuple[dict[int, Change], int]] = [
     *(
         ({place: change}, reason)
-        for place in (0, replay_kernel.PART, replay_kernel.MANY, COUNT - 1)
+        for place in (0, replay_kernel.RECORDS_PER_PART, replay_kernel.TEAM_MIN_TENSORS, COUNT - 1)
         for change, reason in (
             (_no_gradient, replay_kernel.OTHER_GRADIENT),
             (_gradient_that_is_written, replay_kernel.SHARED_GRADIENT),
@@ -93,23 +94,30 @@ def test_every_tensor_and_gradient_is_looked_at(
     found, cells = _snapshot_of(own)
     for step in range(3):
         give(own, step)
-        assert found.take() == 0
+        assert found.replay() == 0
         assert cells.tolist() == [param.grad.data_ptr() for param in own if param.grad is not None]
         # Each thread asks once more than there are parts for it.
-        asked = [2 * -(-COUNT // replay_kernel.PART) + count, COUNT] if count > 1 else [0, 0]
-        assert [found.block[replay_kernel.TICKET], found.block[replay_kernel.PARTED]] == asked
+        asked = (
+            [2 * -(-COUNT // replay_kernel.RECORDS_PER_PART) + count, COUNT]
+            if count > 1
+            else [0, 0]
+        )
+        assert [
+            found.block[replay_kernel.NEXT_PART],
+            found.block[replay_kernel.TEAM_GRADIENTS],
+        ] == asked
     assert len(calls) == (3 if count > 1 else 0)
     for changes, reason in FOUND:
         for param in own:
             param.data = param.data.reshape(3, 2).clone(memory_format=torch.contiguous_format)
         give(own, 0)
         found, _ = _snapshot_of(own)
-        assert found.take() == 0
+        assert found.replay() == 0
         versions = [param._version for param in own]
         for place, change in changes.items():
             change(own[place])
             versions[place] = own[place]._version
-        assert (found.take(), found.taken) == (reason, 1)
+        assert (found.replay(), found.replay_count) == (reason, 1)
         assert [param._version for param in own] == versions
 
 
@@ -122,7 +130,7 @@ def test_whatever_changes_a_step_over_few_is_noticed_by_a_team(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     threads(2)
-    monkeypatch.setattr(replay_kernel, "MANY", 1)
+    monkeypatch.setattr(replay_kernel, "TEAM_MIN_TENSORS", 1)
     calls_of_team: list[int] = []
     routine = guard_table.parts_routine
     monkeypatch.setattr(guard_table, "parts_routine", lambda: calls_of_team.append(1) or routine())
@@ -199,8 +207,8 @@ def test_pairs_are_looked_at_by_one(threads: Callable[[int], None]) -> None:
         quick = opt._plans.now().replay
         assert quick.taken > 1
         block = quick._found.snapshot.block
-        assert (block[replay_kernel.TICKET] > count) == (count > 1)
-        assert block[replay_kernel.PARTED] == 0
+        assert (block[replay_kernel.NEXT_PART] > count) == (count > 1)
+        assert block[replay_kernel.TEAM_GRADIENTS] == 0
         results.append(own)
     for one, other in zip(*results, strict=True):
         assert torch.equal(one, other)

@@ -321,7 +321,7 @@ def test_an_interruption_leaves_the_step_whole(
     is_after: bool, error: type[BaseException], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own, twin = both()
-    take = guard_table.GuardTable.take
+    take = guard_table.GuardTable.replay
 
     def interrupted(*given: Any) -> int:
         mismatch = take(*given) if is_after else 0
@@ -331,7 +331,7 @@ def test_an_interruption_leaves_the_step_whole(
             return mismatch
         raise error
 
-    monkeypatch.setattr(guard_table.GuardTable, "take", interrupted)
+    monkeypatch.setattr(guard_table.GuardTable, "replay", interrupted)
     with pytest.raises(error) as caught:
         own.step(5)
     monkeypatch.undo()
