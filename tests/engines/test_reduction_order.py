@@ -305,7 +305,7 @@ def test_elements_count_in_row_major_order_whatever_their_layout(of_var, of_grad
 def test_of_a_transposed_matrix_a_copy_is_measured():
     plain = [numbers(30 * 1100, seed=seed).view(30, 1100) for seed in range(3)]
     wanted = of_step([each.clone() for each in plain], "cpu", 2)
-    assert not Offsets([layout_of(permuted(plain[0], [1, 0]))]).are_near
+    assert not Offsets([layout_of(permuted(plain[0], [1, 0]))]).are_compact
     assert_bits(of_step([permuted(each, [1, 0]) for each in plain], "cpu", 2), wanted)
 
 
@@ -339,7 +339,7 @@ def test_tables_have_the_place_of_each_element(shape, order):
         return
     (tables,) = offsets._tables.values()
     assert tables is not None
-    within, periods = tables.within, tables.periods
+    within, periods = tables.period_offsets, tables.period_starts
     assert len(within) == period
     assert len(periods) == -(-tensor.numel() // period)
     places = (periods[:, None] + within).reshape(-1)[: tensor.numel()]
@@ -362,7 +362,7 @@ def test_copies_are_measured_where_periods_are_spread_over_memory(shape, order, 
     strides = [
         int(np.prod([shape[k] for k in order[order.index(d) + 1 :]])) for d in range(len(shape))
     ]
-    assert Offsets([(shape, tuple(strides))]).are_near is is_near
+    assert Offsets([(shape, tuple(strides))]).are_compact is is_near
 
 
 @pytest.mark.parametrize("count", [1, 2])

@@ -16,11 +16,11 @@ from thalweg._engines.check_formula import check_numbers, check_order, check_sid
 from thalweg._engines.formula_parser import place_of, transcribe
 from thalweg._engines.fused_stage import SIZES, read_stage
 from thalweg._engines.matrix_batches import (
-    asked_by,
-    check_asked,
-    check_found,
-    cut_into,
-    sizes_beside,
+    check_stage_input,
+    check_stage_outputs,
+    sizes_by_name,
+    split_into_blocks,
+    stage_inputs,
 )
 from thalweg._engines.matrix_shapes import shape_beside
 from thalweg.errors import RuleError
@@ -50,9 +50,9 @@ def check_passes(rule: Rule, known: Mapping[str, Any]) -> None:
             measured[each.makes] = each.over
         else:
             own = {*known, *SIZES} if rule.is_of_lines and not each.of_matrices else known
-            for name in asked_by(each).needed:
+            for name in stage_inputs(each).required:
                 title = f"{type(each).__name__} {place_of(each.function)}"
-                check_asked(title, name, [*made, *measured], own, rule)
+                check_stage_input(title, name, [*made, *measured], own, rule)
             if isinstance(each, FusedStage):
                 read_stage(rule, each)
             _try_stage(rule, each, made, measured, known)
@@ -84,7 +84,7 @@ def _try_stage(
     """Refuse a stage that fails over two small matrices, or returns what it may not."""
     dice = torch.Generator(device="cpu").manual_seed(0)
     rand = partial(torch.rand, generator=dice, dtype=torch.float32, device="cpu")
-    asked = asked_by(stage)
+    asked = stage_inputs(stage)
     heads = stage.block_count
     for rows, columns in ((3, 2), (2, 3)):
         of_lines = rule.is_of_lines and not stage.of_matrices
@@ -92,7 +92,7 @@ def _try_stage(
         there: dict[str, Any] = {name: rand(2, *shape) for name in made}
         for slot in rule.shaped_slots:
             own = _shape_of(rule, slot, shape)
-            if slot.per is None and heads > 1 and slot.name in asked.needed + asked.optional:
+            if slot.per is None and heads > 1 and slot.name in asked.required + asked.optional:
                 _check_cut(slot, own, heads, shape)
             there[slot.name] = torch.full(
                 (2, *own), slot.initial, dtype=torch.float32, device="cpu"
@@ -101,11 +101,11 @@ def _try_stage(
             sides = {"row": (2, rows, 1), "column": (2, 1, columns), "variable": (1, 1, 1)}[over]
             there[name] = rand(2, *sides, dtype=torch.float64)
         if of_lines:
-            there = sizes_beside(shape) | there  # a slot of such a name comes first
+            there = sizes_by_name(shape) | there  # a slot of such a name comes first
         there |= {name: float(each) for name, each in known.items() if name not in there}
         given = {
-            name: cut_into(there[name], heads) if heads > 1 else there[name]
-            for name in (*asked.needed, *asked.optional)
+            name: split_into_blocks(there[name], heads) if heads > 1 else there[name]
+            for name in (*asked.required, *asked.optional)
             if name in there
         }
         tensors = {name: each for name, each in given.items() if isinstance(each, torch.Tensor)}
@@ -118,7 +118,7 @@ def _try_stage(
                 f" {type(error).__name__}: {error}"
             ) from error
         title = f"Stage {place_of(stage.function)}"
-        check_found(rule, title, found, given, dict.fromkeys([*made, *measured]))
+        check_stage_outputs(rule, title, found, given, dict.fromkeys([*made, *measured]))
         written = [name for name, each in tensors.items() if each._version != before[name]]
         # What a measure gave is the stage's own where it puts something in its place.
         written = [name for name in written if name not in measured or name not in found]

@@ -64,7 +64,7 @@ class CompositeStep:
     """A `StepPlan` of parts.
 
     Args:
-        asked: The step.
+        request: The step.
         rounds: For each round the parts, each with the positions of its variables in the step.
 
     Attributes:
@@ -172,11 +172,11 @@ class Staying:
     """A step of which nothing crosses between devices; see `far.OffloadTransfers`.
 
     Args:
-        asked: The step.
+        request: The step.
     """
 
     def __init__(self, request: StepRequest) -> None:
-        self.asked = request
+        self.request = request
         self.runs: dict[int, int] = {}
 
     def take_share(self, request: StepRequest, own: Sequence[int]) -> StepRequest:

@@ -48,12 +48,12 @@ class Group(Protocol):
 
     Attributes:
         members: Positions of these variables in the plan's lists.
-        whole: Whether they are all of them.
+        has_all_variables: True if the members are all variables of the step.
         bytes: How many each gradient has.
     """
 
     members: list[int]
-    whole: bool
+    has_all_variables: bool
     bytes: Int64
 
     @property
@@ -276,7 +276,7 @@ class DensePlan:
                     return False
                 self._ids = []
                 for group in self.groups:
-                    own = addresses if group.whole else addresses[group.members]
+                    own = addresses if group.has_all_variables else addresses[group.members]
                     # A gradient inside memory that the step writes must be copied first.
                     if not layout.lie_apart(own, group.bytes, bounds):
                         return False
@@ -365,7 +365,7 @@ class DensePlan:
         found: Tensor | None = None
         for group in groups:
             part = part_of(group)
-            if part is None or group.whole:
+            if part is None or group.has_all_variables:
                 return part
             if found is None:
                 found = part.new_zeros(len(self.variables), *part.shape[1:])

@@ -108,7 +108,7 @@ class Dispatcher:
             check_encoded(asked)
         _check_memory(variables, asked.slots, asked.titles, copies, asked.rule.codecs)
         crossing = self._plan_transfers(asked)
-        asked = crossing.asked
+        asked = crossing.request
         copies = copies if asked.copies is None else asked.copies
         gradients = _set_apart(variables, asked.gradients, asked.slots, copies)
         asked = asked._replace(gradients=gradients)

@@ -22,7 +22,7 @@ from thalweg._engines.dense_plan import DensePlan
 from thalweg._engines.formula_arguments import check_given
 from thalweg._engines.formula_parser import place_of, transcribe
 from thalweg._engines.fused_stage import read_stage
-from thalweg._engines.matrix_batches import Batch, alike, run_stage
+from thalweg._engines.matrix_batches import Batch, group_by_shape, run_stage
 from thalweg._engines.matrix_shapes import check_shaped_slots, shape_beside, shaped_like
 from thalweg._engines.pass_updates import sweeps_of, updates_of
 from thalweg._engines.protocol import (
@@ -121,7 +121,7 @@ class WholeMatrices:
         self._rule = rule = request.rule
         kinds = enumerate(rule.shaped_slots)
         self._of_lines = [(place, each) for place, each in kinds if each.per]
-        every = alike(rule, request.variables)
+        every = group_by_shape(rule, request.variables)
         if request.short:
             every = [[k for k in own if not request.short[k]] for own in every]
             every = list(filter(None, every))
@@ -132,7 +132,7 @@ class WholeMatrices:
             for var in request.variables
         ]
         for batch in self._batches:
-            for name, several in batch.made.items():
+            for name, several in batch.pass_values.items():
                 for index, tensor in zip(batch.members, several, strict=True):
                     self.made[index][name] = tensor
         self.vectors: list[dict[str, Tensor]] = [{} for _ in request.variables]
@@ -151,12 +151,12 @@ class WholeMatrices:
                        for member in batch.members]  # fmt: skip
             self._places = torch.tensor(members, dtype=torch.int64, device=homes[0])
             for batch in self._batches:
-                batch.is_there = True
+                batch.stays_on_device = True
 
     def read_slots(self, slots: Sequence[Sequence[Tensor]]) -> None:
         """See `Matrices`."""
         for batch in self._batches:
-            batch.kept.clear()
+            batch.new_slot_values.clear()
             for place, kind in self._of_lines:
                 block = batch.vectors[kind.name]
                 own = [slots[member][place] for member in batch.members]
@@ -171,7 +171,7 @@ class WholeMatrices:
         """See `Matrices`."""
         for batch in self._batches:
             for place, kind in self._of_lines:
-                value = batch.kept.get(kind.name)
+                value = batch.new_slot_values.get(kind.name)
                 if value is None:
                     continue
                 own = list(map(Tensor.detach, [slots[member][place] for member in batch.members]))
@@ -187,7 +187,9 @@ class WholeMatrices:
         """See `Matrices`."""
         for batch in self._batches:
             if all(batch.shape):
-                batch.give(name, stacked_or_viewed([found[member] for member in batch.members]))
+                batch.set_values(
+                    name, stacked_or_viewed([found[member] for member in batch.members])
+                )
 
     def numbers(self) -> dict[str, Any]:
         """See `Matrices`."""
@@ -195,8 +197,8 @@ class WholeMatrices:
 
     def _numbers_of(self, name: str) -> Any:
         # Rounded here, where what is beyond the type is infinite without a warning.
-        own = [(batch, batch.measured[name].reshape(-1).to(batch.kind))
-               for batch in self._batches if name in batch.measured]  # fmt: skip
+        own = [(batch, batch.measured_values[name].reshape(-1).to(batch.kind))
+               for batch in self._batches if name in batch.measured_values]  # fmt: skip
         if self._places is not None:
             there = torch.zeros(len(self.made), dtype=torch.float64, device=self._places.device)
             if own:

@@ -60,7 +60,7 @@ class Group:
             vectors=self._kinds,
         )
         self.members = members
-        self.whole = len(members) == len(asked.variables)
+        self.has_all_variables = len(members) == len(asked.variables)
         self._sizes, self.bytes = own.sizes, own.bytes
         self._device = device = asked.variables[members[0]].device
         streams = len(own.names)
@@ -133,7 +133,7 @@ class Group:
         for name in kernel.scalars:
             value = separate.get(name)
             if isinstance(value, Tensor):
-                known[name] = value if self.whole else value[self._member_places]
+                known[name] = value if self.has_all_variables else value[self._member_places]
             else:
                 known[name] = shared[name] if value is None else value[self.members]
         rows = 1 if is_shared else len(self.members)
