@@ -98,18 +98,7 @@ class Batch:
         self.kind = arithmetic_dtype(batch_variables[0])
         self.device = batch_variables[0].device
         self.stays_on_device = self.device.type != "cpu"
-        self.pass_values: dict[str, list[Tensor]] = {}
-        self._blocks: dict[str, Tensor] = {}  # pass values of all variables in one tensor
-        for name in rule.made:
-            if shape is not None or all(var.is_contiguous() for var in batch_variables):
-                sides = matrix_shape(shapes[0])
-                block = torch.empty(
-                    len(batch_variables), *sides, dtype=self.kind, device=self.device
-                )
-                self._blocks[name] = block
-                self.pass_values[name] = [x.view(y) for x, y in zip(block, shapes, strict=True)]
-            else:
-                self.pass_values[name] = list(map(empty_like_elements, batch_variables))
+        self._allocate_pass_values(rule, batch_variables, shape)
         self.measured_values: dict[str, Tensor] = {}
         self.new_slot_values: dict[str, Tensor] = {}
         self.slots: dict[str, torch.dtype] = {}
@@ -123,6 +112,23 @@ class Batch:
 
         all_outputs = (tensor for tensors in self.pass_values.values() for tensor in tensors)
         self._memories = {tensor.untyped_storage().data_ptr() for tensor in all_outputs}
+
+    def _allocate_pass_values(
+        self, rule: Rule, variables: Sequence[Tensor], shape: torch.Size | None
+    ) -> None:
+        """Set `pass_values` to new memory, in one tensor per name if variables are row-major."""
+        self.pass_values: dict[str, list[Tensor]] = {}
+        self._blocks: dict[str, Tensor] = {}  # pass values of all variables in one tensor
+        for name in rule.made:
+            if shape is not None or all(var.is_contiguous() for var in variables):
+                block = torch.empty(
+                    len(variables), *self.matrix, dtype=self.kind, device=self.device
+                )
+                self._blocks[name] = block
+                pairs = zip(block, variables, strict=True)
+                self.pass_values[name] = [x.view(shape or var.shape) for x, var in pairs]
+            else:
+                self.pass_values[name] = list(map(empty_like_elements, variables))
 
     def matrices(self, name: str, rows: Sequence[int], shape: tuple[int, ...]) -> Tensor:
         """Return the value that passes computed for some variables, (rows, *shape)."""
@@ -276,6 +282,45 @@ def call_stage(
     Raises:
         RuleError: An input of the stage does not exist, or an output is invalid.
     """
+    inputs = _gather_inputs(rule, stage, batch, rows, columns, slot_of)
+    title = f"Stage {place_of(stage.function)} of rule {rule.name!r}"
+    shapes = {name: values.shape for name, values in inputs.items() if isinstance(values, Tensor)}
+    if (count := stage.block_count) > 1:
+        inputs = {name: split_into_blocks(values, count) for name, values in inputs.items()}
+    outputs = _call_function(stage, batch, inputs, title)
+    pass_values = {**batch.pass_values, **batch.measured_values}
+    check_stage_outputs(rule, title, outputs, inputs, pass_values)
+    # A stage may return an input under another name.
+    copies = {
+        name: values.clone()
+        for name, values in outputs.items()
+        if values is not inputs.get(name) and batch.owns_memory_of(values)
+    }
+    return {name: tensor.reshape(shapes[name]) for name, tensor in {**outputs, **copies}.items()}
+
+
+def _call_function(stage: Stage, batch: Batch, inputs: dict[str, Any], title: str) -> Any:
+    """Call the function of a stage without autocast; errors have a note with its title."""
+    call = stage.call
+    if isinstance(stage, FusedStage):
+        call = partial(_call_fused, stage, batch)
+    try:
+        with torch.autocast(batch.device.type, enabled=False):
+            return call(inputs)
+    except Exception as error:
+        error.add_note(f"This is {title}, over matrices of shape {batch.shape}.")
+        raise
+
+
+def _gather_inputs(
+    rule: Rule,
+    stage: Stage,
+    batch: Batch,
+    rows: Sequence[int],
+    columns: Columns,
+    slot_of: Callable[[int, int], Tensor],
+) -> dict[str, Any]:
+    """Return the inputs of a stage by name: tensors (rows, ...) and numbers; see `call_stage`."""
     inputs: dict[str, Any] = {}
     parameters = stage_inputs(stage)
     shape = batch.matrix if stage.of_matrices else batch.shape
@@ -300,39 +345,10 @@ def call_stage(
                 scalars = {**columns.shared[batch.dtype], **columns.separate}
                 if name in parameters.required:
                     pass_values = {**batch.pass_values, **batch.measured_values}
-                    check_stage_input(
-                        f"Stage {place_of(stage.function)}", name, pass_values, scalars, rule
-                    )
+                    title = f"Stage {place_of(stage.function)}"
+                    check_stage_input(title, name, pass_values, scalars, rule)
                     raise
-    title = f"Stage {place_of(stage.function)} of rule {rule.name!r}"
-    full_shapes = {
-        name: values.shape for name, values in inputs.items() if isinstance(values, Tensor)
-    }
-    if stage.block_count > 1:
-        inputs = {
-            name: split_into_blocks(values, stage.block_count) for name, values in inputs.items()
-        }
-    call = stage.call
-    if isinstance(stage, FusedStage):
-        call = partial(_call_fused, stage, batch)
-    try:
-        with torch.autocast(batch.device.type, enabled=False):
-            outputs = call(inputs)
-    except Exception as error:
-        error.add_note(f"This is {title}, over matrices of shape {batch.shape}.")
-        raise
-    check_stage_outputs(
-        rule, title, outputs, inputs, {**batch.pass_values, **batch.measured_values}
-    )
-    # A stage may return an input under another name.
-    return {
-        name: (
-            values.clone()
-            if values is not inputs.get(name) and batch.owns_memory_of(values)
-            else values
-        ).reshape(full_shapes[name])
-        for name, values in outputs.items()
-    }
+    return inputs
 
 
 def sizes_by_name(shape: Sequence[int]) -> dict[str, float]:

@@ -435,11 +435,38 @@ def find_gradient(block, gradient, number):
     return 0
 
 
+def memory_differs(block, gradient, grad, storage):
+    """Check the memory of a gradient; return a constant for the first difference, or 0.
+
+    Store the address of the gradient in its record and in the kernel's cell.
+
+    Args:
+        block, gradient: The block, and the gradient's record.
+        grad, storage: The TensorImpl and the StorageImpl.
+    """
+    begin = word(grad + block[IN_IMPL_OFFSET]) * gradient[ELEMENT_BYTES]
+    data = word(storage + block[IN_STORAGE_DATA])
+    # An empty gradient has no memory.
+    if data == 0 and gradient[EXTENT] != 0:
+        return OTHER_GRADIENT
+    if begin + gradient[EXTENT] > word(storage + block[IN_STORAGE_BYTES]):
+        return OTHER_GRADIENT
+    if data + begin != gradient[SAFE_ADDRESS]:
+        if block[NEEDS_MEASURED_ADDRESSES]:
+            return OTHER_GRADIENT
+        if is_apart(block, data + begin, gradient[EXTENT]) == 0:
+            return SHARED_GRADIENT
+        gradient[SAFE_ADDRESS] = data + begin
+    cell = int64_pointer(gradient[CELL])
+    cell[0] = data + begin
+    return 0
+
+
 def gradient_differs(block, gradient):
     """Compare a gradient with its record; return a constant for the first difference, or 0.
 
-    `find_gradient` must have stored the TensorImpl. Store the gradient's address in the kernel's
-    cell. If a gradient may be absent, enable or disable its variable.
+    `find_gradient` must have stored the TensorImpl. If a gradient may be absent, enable or disable
+    its variable.
     """
     record = int64_pointer(gradient[OWNER])
     grad, storage = gradient[CURRENT_IMPL], 0
@@ -464,22 +491,7 @@ def gradient_differs(block, gradient):
         return OTHER_GRADIENT
     if shape_differs(grad, record, block[IN_IMPL_DIMS]):
         return OTHER_GRADIENT
-    begin = word(grad + block[IN_IMPL_OFFSET]) * gradient[ELEMENT_BYTES]
-    data = word(storage + block[IN_STORAGE_DATA])
-    # An empty gradient has no memory.
-    if data == 0 and gradient[EXTENT] != 0:
-        return OTHER_GRADIENT
-    if begin + gradient[EXTENT] > word(storage + block[IN_STORAGE_BYTES]):
-        return OTHER_GRADIENT
-    if data + begin != gradient[SAFE_ADDRESS]:
-        if block[NEEDS_MEASURED_ADDRESSES]:
-            return OTHER_GRADIENT
-        if is_apart(block, data + begin, gradient[EXTENT]) == 0:
-            return SHARED_GRADIENT
-        gradient[SAFE_ADDRESS] = data + begin
-    cell = int64_pointer(gradient[CELL])
-    cell[0] = data + begin
-    return 0
+    return memory_differs(block, gradient, grad, storage)
 
 
 def bits_of(watch):
@@ -796,6 +808,43 @@ def read_numbers(block):
     return 0
 
 
+def clip_by_norm(block):
+    """Compute the clip factor of the measured gradients; return 1 if it is out of range, else 0."""
+    clipping = int64_pointer(block[CLIPPING])
+    call(clipping[CLIPPING_ROUTINE], block[CLIPPING])
+    if clipping[CLIPPING_HAS_FACTOR] == 0:
+        return 1
+    clipping[CLIPPING_STEP] = block[REPLAY_COUNT] + 1
+    return 0
+
+
+def run_programs(block):
+    """Compute the scalars of all kernels; return 1 if a scalar would raise an error, else 0."""
+    for k in range(block[PROGRAMS]):
+        if run(int64_pointer(block[PROGRAMS + 1] + PROGRAM * k)):
+            return 1
+    return 0
+
+
+def run_part(block, part):
+    """Run a part of a step after all checks; return 0, ALL_GRADIENTS_ABSENT or OUT_OF_RANGE."""
+    if block[MEMBERS] != 0 and part != MEASURE:
+        difference = set_scalars_of_members(block)
+        if difference != 0:
+            return difference
+    if part == MEASURE or part == CLIPPED:  # noqa: SIM109
+        launch_all(block, MEASURES)
+    if part == CLIPPED:
+        if clip_by_norm(block):
+            return OUT_OF_RANGE
+    if part != MEASURE:
+        if block[MEMBERS] == 0:
+            if run_programs(block):
+                return OUT_OF_RANGE
+        write(block)
+    return 0
+
+
 def step(block, pairs, replay_count, request):
     """Check all guards, then replay the step or a part of it.
 
@@ -828,22 +877,4 @@ def step(block, pairs, replay_count, request):
         load_step(block)
         if read_numbers(block):
             return DENORMAL
-    if block[MEMBERS] != 0 and part != MEASURE:
-        difference = set_scalars_of_members(block)
-        if difference != 0:
-            return difference
-    if part == MEASURE or part == CLIPPED:  # noqa: SIM109
-        launch_all(block, MEASURES)
-    if part == CLIPPED:
-        clipping = int64_pointer(block[CLIPPING])
-        call(clipping[CLIPPING_ROUTINE], block[CLIPPING])
-        if clipping[CLIPPING_HAS_FACTOR] == 0:
-            return OUT_OF_RANGE
-        clipping[CLIPPING_STEP] = block[REPLAY_COUNT] + 1
-    if part != MEASURE:
-        if block[MEMBERS] == 0:
-            for k in range(block[PROGRAMS]):
-                if run(int64_pointer(block[PROGRAMS + 1] + PROGRAM * k)):
-                    return OUT_OF_RANGE
-        write(block)
-    return 0
+    return run_part(block, part)
