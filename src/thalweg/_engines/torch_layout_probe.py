@@ -100,11 +100,17 @@ def _common_indices(
     expected_of: Callable[[Tensor], int],
 ) -> set[int]:
     """Return the indices at which the words of every tensor have the value expected for it."""
-    common: set[int] | None = None
-    for tensor in tensors:
-        indices = _indices_of(words_of(tensor), expected_of(tensor))
-        common = indices if common is None else common & indices
-    return common or set()
+    return set.intersection(*(_indices_of(words_of(x), expected_of(x)) for x in tensors))
+
+
+def _offset_of(
+    field_name: str,
+    tensors: Sequence[Tensor],
+    words_of: Callable[[Tensor], list[int]],
+    expected_of: Callable[[Tensor], int],
+) -> int:
+    """Return the only byte offset at which the words of every tensor have the expected value."""
+    return _single_offset(_common_indices(tensors, words_of, expected_of), field_name)
 
 
 def _impl_address(tensor: Tensor) -> int:
@@ -161,25 +167,12 @@ def _measure_layout() -> Layout:
     """Return the offsets of all fields; raise `UnknownLayoutError` if one is not found."""
     samples = _make_samples()
     size = object.__sizeof__(samples[0]) // WORD
-    impl = _single_offset(
-        _common_indices(samples, lambda tensor: _words(id(tensor), min(size, 16)), _impl_address),
-        "the tensor",
-    )
-    storage = _single_offset(
-        _common_indices(samples, _impl_words, lambda tensor: tensor.untyped_storage()._cdata),
-        "the storage",
-    )
+    impl = _offset_of("the tensor", samples, lambda x: _words(id(x), min(size, 16)), _impl_address)
+    storage = _offset_of("the storage", samples, _impl_words, lambda x: x.untyped_storage()._cdata)
     dims = _find_dims(samples)
-    offset = _single_offset(
-        _common_indices(samples, _impl_words, lambda tensor: int(tensor.storage_offset())),
-        "the storage's offset",
-    )
-    count = _single_offset(
-        _common_indices(samples, _impl_words, Tensor.numel), "the number of elements"
-    )
-    keys = _single_offset(
-        _common_indices(samples, _impl_words, _dispatch_keys), "the set of dispatch keys"
-    )
+    offset = _offset_of("the storage's offset", samples, _impl_words, Tensor.storage_offset)
+    count = _offset_of("the number of elements", samples, _impl_words, Tensor.numel)
+    keys = _offset_of("the set of dispatch keys", samples, _impl_words, _dispatch_keys)
     flags, flags_mask = _find_flags()
     version, count_word = _find_version(storage)
     autograd, grad = _find_autograd()
@@ -221,16 +214,13 @@ def _find_flags() -> tuple[int, int]:
     twins = [[_impl_words(_view_of_storage(storage, dtype)) for _ in range(2)] for dtype in dtypes]
     # torch does not initialize all bits of the highest byte.
     mask = 2**56 - 1
-    offset = _single_offset(
-        (
-            index
-            for index in range(_IMPL_WORDS)
-            if all(twin1[index] & mask == twin2[index] & mask for twin1, twin2 in twins)
-            and len({twin1[index] & mask for twin1, _ in twins}) == len(dtypes)
-        ),
-        "the dtype",
-    )
-    return offset, mask
+    indices = {
+        index
+        for index in range(_IMPL_WORDS)
+        if all(twin1[index] & mask == twin2[index] & mask for twin1, twin2 in twins)
+        and len({twin1[index] & mask for twin1, _ in twins}) == len(dtypes)
+    }
+    return _single_offset(indices, "the dtype"), mask
 
 
 def _is_address(word: int) -> bool:
@@ -307,32 +297,21 @@ def _find_memory() -> tuple[int, int, int, int]:
 
     from_numpy: Any = torch.from_numpy  # pyright: ignore
     numpy_tensors: list[Tensor] = [from_numpy(np.zeros(size)) for size in (1021, 2039, 4093)]
-    data = _single_offset(
-        _common_indices(numpy_tensors, _storage_words, Tensor.data_ptr), "the address of the memory"
-    )
+    data = _offset_of("the memory's address", numpy_tensors, _storage_words, Tensor.data_ptr)
     sizes = [_zeros(size, dtype=torch.uint8) for size in (10007, 20011, 30011)]
-    nbytes = _single_offset(
-        _common_indices(sizes, _storage_words, lambda tensor: tensor.numel()), "the memory's size"
-    )
+    nbytes = _offset_of("the memory's size", sizes, _storage_words, Tensor.numel)
     torch_tensors = [_zeros(size) for size in (100, 3000)]
     indices = _common_indices(torch_tensors, _storage_words, Tensor.data_ptr) - {data // WORD}
     context = _single_offset(indices, "the context of the memory")
     # The deleter is one function for all memory that torch allocated, and another for NumPy's.
-    torch_words, numpy_words = (
-        list(map(_storage_words, torch_tensors)),
-        list(map(_storage_words, numpy_tensors)),
-    )
-    deleter = _single_offset(
-        (
-            index
-            for index in range(data // WORD, context // WORD)
-            if torch_words[0][index]
-            == torch_words[1][index]
-            != numpy_words[0][index]
-            == numpy_words[1][index]
-        ),
-        "what frees the memory",
-    )
+    torch1, torch2 = map(_storage_words, torch_tensors)
+    numpy1, numpy2, _ = map(_storage_words, numpy_tensors)
+    indices = {
+        index
+        for index in range(data // WORD, context // WORD)
+        if torch1[index] == torch2[index] != numpy1[index] == numpy2[index]
+    }
+    deleter = _single_offset(indices, "the deleter of the memory")
     return data, deleter, context, nbytes
 
 
