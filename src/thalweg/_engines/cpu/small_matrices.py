@@ -284,11 +284,9 @@ class ShortGroup(Group):
                 for name, column in batch.measured_values.items():
                     self._numbers[name][rows] = column.reshape(-1).to(batch.kind).numpy()
 
-    def _scalars_for(self, kernel_launch: _Launch, columns: Columns) -> Float64:
+    def _scalars_for(self, sweep: _Launch, columns: Columns) -> Float64:
         """Return a kernel's scalars, one row or a row per member; set the row index of each."""
-        rows = scalar_rows(
-            kernel_launch.kernel.scalars, self._scalars_of(kernel_launch.kernel.scalars, columns)
-        )
+        rows = scalar_rows(sweep.kernel.scalars, self._scalars_of(sweep.kernel.scalars, columns))
         self._row[:] = self._rows if len(rows) > 1 else 0
         return np.ascontiguousarray(rows)
 
@@ -306,13 +304,9 @@ class ShortGroup(Group):
     def make_calls(self, columns: Columns) -> list[Call]:
         """See `Group`."""
         calls: list[Call] = []
-        for kernel_launch in self._update_launches:
-            kernel_launch.scalars = self._scalars_for(kernel_launch, columns)
-            calls.append(
-                kernel_launch.kernel.bind_argument(
-                    *kernel_launch.aim(kernel_launch.scalars, self.flush)
-                )
-            )
+        for sweep in self._update_launches:
+            sweep.scalars = self._scalars_for(sweep, columns)
+            calls.append(sweep.kernel.bind_argument(*sweep.aim(sweep.scalars, self.flush)))
         return calls
 
     def write_staged(self) -> list[Call]:
