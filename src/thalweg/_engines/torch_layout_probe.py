@@ -100,7 +100,8 @@ def _common_indices(
     expected_of: Callable[[Tensor], int],
 ) -> set[int]:
     """Return the indices at which the words of every tensor have the value expected for it."""
-    return set.intersection(*(_indices_of(words_of(x), expected_of(x)) for x in tensors))
+    matches = [_indices_of(words_of(tensor), expected_of(tensor)) for tensor in tensors]
+    return matches[0].intersection(*matches[1:])
 
 
 def _offset_of(
@@ -170,7 +171,9 @@ def _measure_layout() -> Layout:
     impl = _offset_of("the tensor", samples, lambda x: _words(id(x), min(size, 16)), _impl_address)
     storage = _offset_of("the storage", samples, _impl_words, lambda x: x.untyped_storage()._cdata)
     dims = _find_dims(samples)
-    offset = _offset_of("the storage's offset", samples, _impl_words, Tensor.storage_offset)
+    offset = _offset_of(
+        "the storage's offset", samples, _impl_words, lambda x: int(x.storage_offset())
+    )
     count = _offset_of("the number of elements", samples, _impl_words, Tensor.numel)
     keys = _offset_of("the set of dispatch keys", samples, _impl_words, _dispatch_keys)
     flags, flags_mask = _find_flags()
