@@ -48,7 +48,7 @@ def _first_slots() -> None:
         blocks: dict[int, Any] = {}
         for slot in (slot for own in self.slots for slot in own):
             blocks.setdefault(slot.untyped_storage().data_ptr() or id(slot), slot)
-        self.written = [*self.variables, *blocks.values(), *self._copied]
+        self.written = [*self.variables, *blocks.values(), *self._copy_tensors]
         self._pointers = [each.data_ptr() for each in self.written]
 
     DensePlan.__init__ = init
@@ -99,14 +99,14 @@ DEFECTS: dict[str, Callable[[], None]] = {
     "strides of gradients are not compared": _instead(layout, "same_strides", _yes),
     "elements may overlap": _instead(layout, "may_overlap", _no),
     "gradients may lie in what is written": _instead(
-        gate, "_set_apart", lambda variables, gradients, slots, copies: list(gradients)
+        gate, "_copy_overlapping", lambda variables, gradients, slots, copies: list(gradients)
     ),
     "copies are not looked at": _instead(layout, "check_copy", lambda *_: None),
     "what is written to copies is not seen": _instead(reference, "resumed", lambda var, copy: var),
     "indices are not looked at": _instead(IndexedSlices, "check_range", lambda *_: None),
     "sums are not looked at": _unchecked_sums,
     "gradients are read at once": _instead(backward, "check_readable", lambda *_: None),
-    "plans always stand": _instead(DensePlan, "_stands", _yes),
+    "plans always stand": _instead(DensePlan, "_is_unmoved", _yes),
     "slots are not watched": _instead(StorageGuard, "confirm_places", _yes),
     "everything is alike": _instead(MetadataGuard, "holds", _yes),
     "a block is told by its first slot": _first_slots,  # which may be empty, and have no address

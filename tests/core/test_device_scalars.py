@@ -157,7 +157,7 @@ def test_unscaling_and_clipping(
     assert_there(columns.separate["clip_scale"])
     assert_there(columns.separate["clip_unit"])
     assert_there(seen.grad_norm, ())
-    assert columns.taken is not None
+    assert columns.apply_flag is not None
 
 
 def test_a_norm_of_several_rules(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,7 +192,7 @@ def test_what_a_rule_makes_of_its_measures(rule: Rule) -> None:
     asked = StepRequest(rule, (), variables, variables, [], [""] * COUNT, Selection("cuda"))
     known = known_of(GradientTransforms(), Measured(), variables, columns)
     found, calls = per_variable(asked, slots, columns, known)
-    assert found.taken is taken
+    assert found.apply_flag is taken
     for name, each in found.separate.items():
         if name != "learning_rate":
             assert_there(each)

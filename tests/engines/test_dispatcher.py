@@ -177,11 +177,11 @@ def test_runs_that_gradients_must_keep_out_of() -> None:
 def test_a_gradient_in_memory_that_is_written_is_copied(first: int, copied: bool) -> None:
     buffer = torch.arange(32.0)
     var, slot, grad = buffer[8:12], buffer[12:16], buffer[first : first + 4]
-    (found,) = gate._set_apart([var], [grad], [[slot]], [None])
+    (found,) = gate._copy_overlapping([var], [grad], [[slot]], [None])
     assert (found is not grad) is copied
     assert torch.equal(found, grad)
     copy = buffer[8:16].view(HALF)[:4]
-    assert (gate._set_apart([torch.ones(4)], [grad], [[]], [copy])[0] is not grad) is (
+    assert (gate._copy_overlapping([torch.ones(4)], [grad], [[]], [copy])[0] is not grad) is (
         4 < first < 10
     )
 

@@ -82,7 +82,7 @@ def test_a_steady_step_takes_no_closer_look(monkeypatch) -> None:
     step()
     step()
     looks = []
-    for name in ("_as_planned", "_fit"):
+    for name in ("_has_planned_layout", "_fits"):
         monkeypatch.setattr(dense_plan.DensePlan, name, lambda *args, name=name: looks.append(name))
     step()
     assert looks == []

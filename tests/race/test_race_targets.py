@@ -522,7 +522,8 @@ def test_processes_end_with_ctrl_c_and_the_race_goes_on(tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
     command = [
         sys.executable, "-m", "thalweg", "race", "--target", "--jobs", "2", "--trials", "3",
-        "--studies", "1", "--problem", "digits", "--optimizers", "AdamW,Lion,Muon",
+        "--studies", "1", "--problem", "digits",
+        "--optimizers", "AdamW,Lion,Muon,SOAP,LAMB,MARS,NAdamW,CautiousAdamW",
     ]  # fmt: skip
     path = tmp_path / "target.json"
     with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
@@ -532,10 +533,10 @@ def test_processes_end_with_ctrl_c_and_the_race_goes_on(tmp_path: Path) -> None:
         assert process.stderr is not None
         *_, said = process.stderr.read().splitlines()
     assert process.returncode == 130
-    assert re.search(r"stopped; \d+ of 9 trials are kept", said)
+    assert re.search(r"stopped; \d+ of 24 trials are kept", said)
     kept = len(json.loads(path.read_text())["trials"])
     done = subprocess.run(
         [*command, "--resume"], cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert 0 < kept < len(json.loads(path.read_text())["trials"]) == 9
+    assert 0 < kept < len(json.loads(path.read_text())["trials"]) == 24

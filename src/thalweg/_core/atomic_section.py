@@ -82,9 +82,9 @@ def check_targets(functions: Sequence[Call]) -> None:
             targets.append(owner)
         elif isinstance(function, partial):
             # The first argument of `_foreach_copy_` is a list.
-            for listed in cast("partial[Any]", function).args[:1]:
-                if isinstance(listed, list):
-                    entries = cast("list[object]", listed)
+            for argument in cast("partial[Any]", function).args[:1]:
+                if isinstance(argument, list):
+                    entries = cast("list[object]", argument)
                     targets += [entry for entry in entries if isinstance(entry, torch.Tensor)]
     check_numbers_writable(targets, lambda index: _describe(targets[index]))
 

@@ -107,19 +107,19 @@ def factor_of(
         largest = math.inf  # TensorFlow's formula makes NaN of all gradients
     if limit < 0:
         limit = math.inf
-    is_usual = not is_tensor and not norm.exponent and largest > 0 and root <= largest
+    has_finite_factor = not is_tensor and not norm.exponent and largest > 0 and root <= largest
     # These numbers cause no warnings of NumPy, which take long to switch off.
-    if is_usual and epsilon is not None:
+    if has_finite_factor and epsilon is not None:
         return Factor(_torchs_factor(dtype(limit), dtype(root), epsilon))
     simple_factor: object = None
     with np.errstate(all="ignore"):
         if largest > 0:
-            rounded = vectors.round_to(root, dtype, vectors.place_of(root))
+            norm_value = vectors.round_to(root, dtype, vectors.place_of(root))
             bound = vectors.number(dtype(limit), vectors.place_of(root))
             if epsilon is None:
-                simple_factor = norms.clip_factor(rounded, bound, nan_if_not_finite)
+                simple_factor = norms.clip_factor(norm_value, bound, nan_if_not_finite)
             else:
-                simple_factor = _torchs_factor(bound, rounded, epsilon)
+                simple_factor = _torchs_factor(bound, norm_value, epsilon)
             if not is_tensor and not norm.exponent and not root > largest:
                 return Factor(simple_factor)
         factor = _clip_factor(norm, limit, epsilon or 0.0, dtype is np.float32)

@@ -20,7 +20,7 @@ from thalweg._engines.memory_protection import check_numbers_writable
 from thalweg.errors import InvalidArgumentError, ReplicaLostError
 from thalweg.variable import check_held, name_of, variable_constraint
 
-_NOT_TAKEN = "The step was not taken: no variable and no slot has changed."
+_NOT_APPLIED_NOTE = "The step was not taken: no variable and no slot has changed."
 TAKEN = "The step was taken"
 SKIPPED = "The step was skipped"
 LEFT = f"{TAKEN}, unless the device found a gradient that is infinite or NaN."
@@ -69,11 +69,11 @@ def note_not_applied(notes: Sequence[str] = ()) -> Generator[None]:
 def add_note(error: BaseException, notes: Sequence[str]) -> None:
     """Add the note of `note_not_applied` to an exception."""
     if notes:
-        error.__notes__ = [note for note in _notes_of(error) if note != _NOT_TAKEN]
+        error.__notes__ = [note for note in _notes_of(error) if note != _NOT_APPLIED_NOTE]
         if not any(note.startswith(notes[0].rstrip(".")) for note in _notes_of(error)):
             error.add_note(notes[0])
     elif not says_not_taken(error):
-        error.add_note(_NOT_TAKEN)
+        error.add_note(_NOT_APPLIED_NOTE)
         if isinstance(error, AttributeError):
             # Imported late: only steps that fail need TensorFlow's names.
             from thalweg._base.tensor_patching import hint
@@ -90,7 +90,7 @@ def say_refused(error: Exception) -> None:
 
 def says_not_taken(error: BaseException) -> bool:
     """Return whether an exception has the note that nothing has changed."""
-    return _NOT_TAKEN in _notes_of(error)
+    return _NOT_APPLIED_NOTE in _notes_of(error)
 
 
 def says_taken(error: BaseException) -> bool:
@@ -222,8 +222,8 @@ def putting_back(tensors: Sequence[Tensor]) -> list[Call]:
     for tensor in tensors:
         check_held(tensor)
     check_numbers_writable(tensors, lambda index: name_of(tensors[index]))
-    plain = [tensor.detach() for tensor in tensors]
-    return [unless_resized(partial(tensor.copy_, tensor.clone())) for tensor in plain]
+    detached = [tensor.detach() for tensor in tensors]
+    return [unless_resized(partial(tensor.copy_, tensor.clone())) for tensor in detached]
 
 
 def copy_writes(copies: Sequence[Tensor | None], tensors: Sequence[Tensor]) -> list[Call]:

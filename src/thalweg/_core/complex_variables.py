@@ -60,12 +60,12 @@ _ANALYTIC = {*ROUNDED, "neg", "sqrt", "square", "stream", "scalar", "const"}
 
 @cache
 def is_analytic(rule: Rule) -> bool:
-    """Whether the rule's formulas are sums, products, quotients and square roots."""
+    """Return whether all formulas of a rule consist of + - * / and square roots alone."""
     told_otherwise = rule.before, rule.update_single, rule.per_variable
     if any(told_otherwise) or rule.whole or rule.duplicates != "sum":
         return False
     formulas = rule.update, rule.update_sparse, rule.update_untouched
-    return all(_has_arithmetic_alone(each) for each in formulas if each is not None)
+    return all(_has_arithmetic_alone(formula) for formula in formulas if formula is not None)
 
 
 def _has_arithmetic_alone(formula: Formula) -> bool:
@@ -85,26 +85,27 @@ def update_analytic(
     """
     with importing:
         from thalweg._engines.reference import torch_evaluate
-    plain, numbers = [tensor.detach() for tensor in tensors], dict(scalars)
+    detached, numbers = [tensor.detach() for tensor in tensors], dict(scalars)
     if not isinstance(grad, IndexedSlices):
-        whole = [plain[0], grad.detach().resolve_conj(), *plain[1:]]
-        for tensor, result in zip(plain, torch_evaluate(rule.update, whole, numbers), strict=True):
+        inputs = [detached[0], grad.detach().resolve_conj(), *detached[1:]]
+        results = torch_evaluate(rule.update, inputs, numbers)
+        for tensor, result in zip(detached, results, strict=True):
             tensor.copy_(result)
         return
     untyped = cast(Any, torch)
     rows, places = untyped.unique(grad.indices.long(), return_inverse=True)
     values = grad.values.detach().resolve_conj()
-    summed = values.new_zeros((len(rows), *values.shape[1:])).index_add_(0, places, values)
-    var, *slots = (tensor[rows] for tensor in plain)
+    row_sums = values.new_zeros((len(rows), *values.shape[1:])).index_add_(0, places, values)
+    var, *slots = (tensor[rows] for tensor in detached)
     formula = rule.update_sparse or rule.update
     for tensor, result in zip(
-        plain, torch_evaluate(formula, [var, summed, *slots], numbers), strict=True
+        detached, torch_evaluate(formula, [var, row_sums, *slots], numbers), strict=True
     ):
         tensor[rows] = result
     if rule.update_untouched is not None:
-        others = torch.ones(len(plain[0]), dtype=torch.bool, device=rows.device)
-        others.index_fill_(0, rows, False)
-        kept = [tensor[others] for tensor in plain]
-        results = torch_evaluate(rule.update_untouched, kept, numbers)
-        for tensor, result in zip(plain, results, strict=True):
-            tensor[others] = result
+        is_untouched = torch.ones(len(detached[0]), dtype=torch.bool, device=rows.device)
+        is_untouched.index_fill_(0, rows, False)
+        untouched_rows = [tensor[is_untouched] for tensor in detached]
+        results = torch_evaluate(rule.update_untouched, untouched_rows, numbers)
+        for tensor, result in zip(detached, results, strict=True):
+            tensor[is_untouched] = result

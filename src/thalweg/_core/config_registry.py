@@ -14,10 +14,10 @@ faces: dict[str, Callable[[], object]] = {}
 
 
 class Names:
-    """Classes or functions of one kind, by what files call them.
+    """Registry of classes or functions of one kind, and their names in files.
 
     Args:
-        words: What something of this kind is that no face has told.
+        words: The description of an unregistered one, for messages.
     """
 
     def __init__(self, words: str = "") -> None:
@@ -25,26 +25,26 @@ class Names:
         self._things: dict[str, Any] = {}
         self._names: dict[Any, str] = {}
 
-    def tell(self, name: str, thing: object, *others: object) -> None:
+    def tell(self, name: str, thing: object, *aliases: object) -> None:
         """Say what files call something.
 
         Args:
             name: The name; of several of one thing the first is written.
             thing: What is made again from the name.
-            others: What is written by the same name.
+            aliases: Further classes or functions that are written with the name.
 
         Raises:
             ValueError: Something else has this name.
         """
         if self._things.setdefault(name, thing) is not thing:
             raise ValueError(f"{name!r} is told of {self._things[name]!r} and of {thing!r}.")
-        for each in (thing, *others):
-            self._names.setdefault(each, name)
+        for alias in (thing, *aliases):
+            self._names.setdefault(alias, name)
 
     def tell_all(self, prefix: str, things: Iterable[Any]) -> None:
-        """Say that files call things by a prefix and their own names."""
-        for each in things:
-            self.tell(prefix + each.__name__, each)
+        """Register things under a prefix followed by their `__name__`."""
+        for thing in things:
+            self.tell(prefix + thing.__name__, thing)
 
     def told(self) -> dict[str, Any]:
         """Return the names of all front ends, importing them."""
@@ -74,13 +74,12 @@ LOSS_SCALERS = Names("your loss scaler")
 
 
 class Configurable:
-    """An optimizer, or a step of training, that files hold.
+    """Base class of optimizers and training steps that are saved to files.
 
     It has `_locked()`, `_arguments()`, `_saved(names)` and `_loading(state, variables, names)`.
 
     Attributes:
-        _needs_variables: Whether slots are loaded beside variables that are known, and wait for no
-            others.
+        _needs_variables: Slots are loaded for existing variables only, not for later ones.
     """
 
     __slots__ = ()
@@ -88,20 +87,20 @@ class Configurable:
 
 
 class Argument:
-    """What an optimizer is given and files describe by what made it."""
+    """Base class of arguments of optimizers that files describe by their constructor call."""
 
     __slots__ = ()
 
     def _made_by(self) -> tuple[Names, object] | None:
-        """Its kind, and the class or function that made it; None if that is not known."""
+        """Return the registry and the class or function that made it; None if unknown."""
         raise NotImplementedError
 
     def _arguments(self) -> Mapping[str, object]:
-        """What that was given, by name."""
+        """Return the arguments of the constructor call, by name."""
         raise NotImplementedError
 
     def _keeps(self) -> Sequence[object]:
-        """What it remembers: objects that have `state_dict` and `load_state_dict`."""
+        """Return the stateful objects to save, which have `state_dict` and `load_state_dict`."""
         return ()
 
 

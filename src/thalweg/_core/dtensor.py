@@ -1,4 +1,4 @@
-"""DTensors: what a process has of one, without the module that defines them."""
+"""DTensor helpers that do not import `torch.distributed.tensor`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 def is_imported() -> bool:
-    """Whether there can be DTensors: somebody has imported their module."""
+    """Return whether `torch.distributed.tensor` is imported; without it there are no DTensors."""
     return "torch.distributed.tensor" in sys.modules
 
 
@@ -22,29 +22,29 @@ def is_on_mesh(tensor: object) -> bool:
 
 
 def any_on_mesh(tensors: Iterable[object]) -> bool:
-    """Whether a DTensor is among them; asked in every step."""
+    """Return whether a tensor is a DTensor; cheap, because each step calls this."""
     return is_imported() and any(map(is_on_mesh, tensors))
 
 
 def local(tensor: Tensor) -> Tensor:
-    """What lies in this process of a DTensor; any other tensor as it is."""
+    """Return the detached local part of a DTensor; any other tensor unchanged."""
     return tensor.to_local().detach() if is_on_mesh(tensor) else tensor  # pyright: ignore
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """All of a DTensor, on each rank; any other tensor as it is."""
+    """Return the full tensor of a DTensor, on each rank; any other tensor unchanged."""
     return tensor.full_tensor() if is_on_mesh(tensor) else tensor  # pyright: ignore
 
 
-def beside(own: Tensor, param: Tensor) -> Tensor:
-    """A tensor that is shared out as a parameter is, whose local part is `own`."""
+def beside(local_tensor: Tensor, param: Tensor) -> Tensor:
+    """Return a DTensor with local part `local_tensor`, placed like `param`, if that is one."""
     if not is_on_mesh(param):
-        return own
+        return local_tensor
     from torch.distributed.tensor import DTensor
 
     mesh: Any = param
     return DTensor.from_local(
-        own,
+        local_tensor,
         mesh.device_mesh,
         mesh.placements,
         run_check=False,
@@ -54,9 +54,10 @@ def beside(own: Tensor, param: Tensor) -> Tensor:
 
 
 def filled_beside(shape: tuple[int, ...], number: float, param: Tensor, dtype: Any) -> Tensor:
-    """A new tensor beside a parameter; of a DTensor's mesh each rank has a part of it.
+    """Return a new tensor filled with `number`, on the device or the mesh of a parameter.
 
-    It is cut along its first dimension, as `distribute.sharding.gathered_matrices` gathers it.
+    On a mesh it is sharded along its first dimension; `distribute.sharding.gathered_matrices`
+    relies on that.
     """
     if not is_on_mesh(param):
         return torch.full(shape, number, dtype=dtype, device=param.device)
@@ -65,16 +66,12 @@ def filled_beside(shape: tuple[int, ...], number: float, param: Tensor, dtype: A
     mesh, full = cast("Any", param), cast("Any", dtensors).full
     placements: list[Any] = [dtensors.Replicate()] * mesh.device_mesh.ndim
     if shape:
-        cut = [k for k, each in enumerate(mesh.placements) if not each.is_replicate()]
+        cut = [k for k, placement in enumerate(mesh.placements) if not placement.is_replicate()]
         placements[cut[0] if cut else -1] = dtensors.Shard(0)
     return full(shape, number, dtype=dtype, device_mesh=mesh.device_mesh, placements=placements)
 
 
-def check_whole(params: Iterable[Tensor], what: str) -> None:
-    """Refuse what is not defined for DTensors.
-
-    Raises:
-        NotImplementedError: One is among the parameters.
-    """
+def check_whole(params: Iterable[Tensor], feature: str) -> None:
+    """Raise NotImplementedError if a parameter is a DTensor; `feature` begins the message."""
     if any_on_mesh(params):
-        raise NotImplementedError(f"{what} is not defined for parameters that are DTensors.")
+        raise NotImplementedError(f"{feature} is not defined for parameters that are DTensors.")

@@ -64,11 +64,11 @@ class Measures(Protocol):
 
 
 class Decision(NamedTuple):
-    """What a loss scaler says of a step.
+    """Decision of a loss scaler about a step.
 
     Attributes:
-        taken: Whether the step is taken; a bool tensor of shape () where a device knows it.
-        calls: Functions in C that write what the scaler remembers, in either case.
+        taken: Whether the step is applied; a bool tensor of shape () if a device decides.
+        calls: C functions that write the scaler's new state, whether or not the step is applied.
     """
 
     taken: bool | Tensor
@@ -77,7 +77,7 @@ class Decision(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class GradientTransforms:
-    """What happens to the gradients of a step.
+    """Transformations and checks of the gradients of a step.
 
     Attributes:
         unscaling: What each gradient is multiplied by first, float32 of shape (n,); a tensor where
@@ -127,21 +127,21 @@ class GradientTransforms:
     narrow: bool = False
 
     def __bool__(self) -> bool:
-        """Whether anything happens."""
-        others = self.decide is not None or self.watch is not None
-        return others or bool(self.stages) or bool(self.calls)
+        """Return whether there is any transformation, callback or call."""
+        has_callbacks = self.decide is not None or self.watch is not None
+        return has_callbacks or bool(self.stages) or bool(self.calls)
 
     @lazy
     def stages(self) -> Stages:
         """The formulas that the update applies to each gradient."""
-        found = {key: each for key, each in _STAGES.items() if getattr(self, key) is not None}
-        if "global_clipnorm" in found and not self.overflow:
-            found["global_clipnorm"] = _COMMON_NORM
-        return tuple(found.values())
+        active = {key: stage for key, stage in _STAGES.items() if getattr(self, key) is not None}
+        if "global_clipnorm" in active and not self.overflow:
+            active["global_clipnorm"] = _COMMON_NORM
+        return tuple(active.values())
 
     @lazy
     def measured(self) -> tuple[Formula, ...]:
-        """What is measured in any case."""
+        """Return the formulas whose sums are needed in each step."""
         if self.trust is not None:
             return gradient_squares, variable_squares
         is_open = self.global_clipnorm is not None and self.clip_factor is None
@@ -150,7 +150,7 @@ class GradientTransforms:
 
     @lazy
     def first(self) -> Stages:
-        """The stages that come before norms and are no factors."""
+        """Return the stages before norms if elements are clipped, or else ()."""
         if self.clipvalue is None:
             return ()
         return tuple(stage for stage in self.stages if stage in _BEFORE_NORMS)
@@ -161,26 +161,26 @@ class GradientTransforms:
         return self.clipnorm is not None or self.trust is not None
 
     def shared(self, dtype: Dtype) -> dict[str, Any]:
-        """The scalars that all variables share, of a compute dtype."""
-        found: dict[str, Any] = {}
+        """Return the scalars shared by all variables, in a compute dtype, by name."""
+        scalars: dict[str, Any] = {}
         if self.clipvalue is not None:
-            found["clipvalue"] = dtype(self.clipvalue)
+            scalars["clipvalue"] = dtype(self.clipvalue)
         if self.clipnorm is not None:
-            found["clipnorm"] = dtype(self.clipnorm)
-        return found
+            scalars["clipnorm"] = dtype(self.clipnorm)
+        return scalars
 
 
 NOTHING = GradientTransforms()
 _BEFORE_NORMS: Stages = (_STAGES["unscaling"], _STAGES["clipvalue"])
 
 
-def before_norms(how: GradientTransforms) -> Stages:
-    """The stages that come before norms, factors among them."""
-    return tuple(stage for stage in how.stages if stage in _BEFORE_NORMS)
+def before_norms(transforms: GradientTransforms) -> Stages:
+    """Return the stages that norms include: unscaling and clipping of elements."""
+    return tuple(stage for stage in transforms.stages if stage in _BEFORE_NORMS)
 
 
 def all_dense(pairs: Sequence[Pair]) -> list[Pair]:
-    """The pairs with dense gradients; the rows of sparse ones added up in the variable's dtype."""
+    """Return the pairs with dense gradients; sparse ones are summed in the variable's dtype."""
     return [
         (whole(with_values(grad, grad.values.to(var.dtype)), var), var)
         if isinstance(grad, IndexedSlices)

@@ -21,7 +21,7 @@ Pair = tuple[Gradient, Tensor]
 
 
 def as_real(tensor: Tensor) -> Tensor:
-    """The same memory as real numbers, with a last dimension of 2."""
+    """Return a complex tensor's memory as a real view with a last dimension of 2."""
     return torch.view_as_real(tensor.detach().resolve_conj())
 
 
@@ -92,7 +92,7 @@ def concrete(grad: object) -> Gradient | None:
 
 
 def has_rows(grad: object) -> bool:
-    """Whether a gradient is sparse, torch's or ours."""
+    """Return whether a gradient is sparse: `IndexedSlices` or a sparse tensor of torch."""
     return not isinstance(grad, Tensor) or grad.layout is not torch.strided
 
 
@@ -119,15 +119,15 @@ def flatten(var_list: Any, title: str = "var_list") -> list[Tensor]:
             f"{title} must hold variables, not {show_value(var_list)}."
             f"{hint * isinstance(var_list, str)}"
         )
-    return [var for each in cast("Iterable[Any]", var_list) for var in flatten(each, title)]
+    return [var for nest in cast("Iterable[Any]", var_list) for var in flatten(nest, title)]
 
 
-def _sort_named(named: Mapping[Any, Any], title: str) -> list[object]:
+def _sort_named(mapping: Mapping[Any, Any], title: str) -> list[object]:
     try:
-        return [named[key] for key in sorted(named)]
+        return [mapping[key] for key in sorted(mapping)]
     except TypeError as error:
         raise InvalidTypeError(
-            f"A dict of {title} must have keys that can be sorted, not {list(named)!r}."
+            f"A dict of {title} must have keys that can be sorted, not {list(mapping)!r}."
         ) from error
 
 
@@ -162,16 +162,16 @@ def check_variables(variables: Sequence[object]) -> None:
         LayoutError: It is a nested tensor.
     """
     for index, var in enumerate(variables):
-        where = f" at index {index}" if len(variables) > 1 else ""
+        position = f" at index {index}" if len(variables) > 1 else ""
         if not isinstance(var, Tensor):
-            raise InvalidTypeError(f"Expected a variable, received {show_value(var)}{where}.")
+            raise InvalidTypeError(f"Expected a variable, received {show_value(var)}{position}.")
         if not is_variable(var):
             raise NotImplementedError(
-                f"Trying to update a Tensor {name_of(var, 'Tensor')!r}{where}:"
+                f"Trying to update a Tensor {name_of(var, 'Tensor')!r}{position}:"
                 " it is not a variable. Use thalweg.Variable or a leaf that requires a gradient."
             )
         if var.is_nested:
             raise LayoutError(
-                f"cannot update '{name_of(var)}'{where} in place: it is a nested tensor. Give its"
-                " parts to the optimizer one by one."
+                f"cannot update '{name_of(var)}'{position} in place: it is a nested tensor. Give"
+                " its parts to the optimizer one by one."
             )

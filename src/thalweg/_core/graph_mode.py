@@ -1,7 +1,7 @@
-"""What a graph does for those who know no graph: the optimizers of Keras, and strategies.
+"""Interface of graph mode for packages that do not import `thalweg._graph`.
 
-`thalweg._graph` registers itself when it is imported. Where nobody has, nothing is symbolic, and
-calls compute at once.
+`thalweg._graph` registers itself when it is imported. Without it nothing is symbolic, and calls
+compute at once.
 """
 
 from __future__ import annotations
@@ -24,54 +24,59 @@ class GraphMode(Protocol):
     """
 
     def variable(self, initial_value: object, name: str, trainable: bool = False) -> Any:
-        """A variable of the default graph, named below its scope, for an optimizer's own use."""
+        """Return a new variable of the default graph for an optimizer, named below its scope."""
         ...
 
     def slot(self, var: Any, value: object, name: str) -> Any:
-        """A variable beside one of a graph, of its shape and dtype; `name` is its whole name."""
+        """Return a new variable with the shape and dtype of `var`; `name` is the full name."""
         ...
 
     def variable_of(self, parameter: object) -> Any:
-        """What stands for a parameter in the default graph; anything else as it is."""
+        """Return the default graph's variable for a parameter; any other object unchanged."""
         ...
 
     def check_graph(self, variables: Iterable[object], name: str) -> None:
-        """Refuse variables of the optimizer `name` that are of another graph than that in use.
+        """Raise FailedPreconditionError if a variable is of another graph than the current one.
 
-        Raises:
-            FailedPreconditionError: One is.
+        Args:
+            variables: The variables.
+            name: The name of their optimizer, for the message.
         """
         ...
 
     def slices(self, values: object, indices: object) -> Any:
-        """Rows of a tensor, of which a part is symbolic."""
+        """Return `IndexedSlices` whose values or indices are symbolic."""
         ...
 
     def deduplicated(self, values: object, indices: object) -> tuple[Any, Any]:
-        """The sums of rows that are named more than once, and the indices, each once."""
+        """Return the sums of values of equal indices, and each index once."""
         ...
 
     def gradients(
         self, loss: object, variables: Sequence[object], grad_loss: object
     ) -> list[tuple[Any, Any]]:
-        """Symbolic gradients of a loss, paired with the variables."""
+        """Return symbolic gradients of a loss, each with its variable."""
         ...
 
     def apply_gradients(
-        self, optimizer: Any, given: Sequence[tuple[Any, Any]], name: str | None, aggregates: bool
+        self,
+        optimizer: Any,
+        grads_and_vars: Sequence[tuple[Any, Any]],
+        name: str | None,
+        aggregates: bool,
     ) -> Any:
-        """The operation that takes a step when a session runs it.
+        """Return the operation that takes a step when a session runs it.
 
         Args:
             optimizer: The optimizer.
-            given: Gradients and variables.
-            name: Name of the step; that of the optimizer if None.
-            aggregates: Whether gradients are aggregated first.
+            grads_and_vars: Gradients and variables.
+            name: The name of the step; by default the optimizer's.
+            aggregates: Aggregate gradients over replicas first.
         """
         ...
 
     def update(self, optimizer: Any, grad: object, var: Any, state: object) -> Any:
-        """The operation that updates one variable by the rule of an optimizer.
+        """Return the operation that updates one variable by the rule of an optimizer.
 
         Args:
             optimizer: The optimizer.
@@ -81,17 +86,17 @@ class GraphMode(Protocol):
         ...
 
     def clip(
-        self, pairs: Sequence[tuple[Any, Any]], how: GradientTransforms, flush: bool
+        self, pairs: Sequence[tuple[Any, Any]], transforms: GradientTransforms, flush: bool
     ) -> list[tuple[Any, Any]]:
-        """The pairs with gradients that are clipped when a session runs."""
+        """Return the pairs with gradients that are clipped when a session runs."""
         ...
 
     def learning_rate(self, optimizer: Any, dtype: torch.dtype) -> Any:
-        """The learning rate that a step would have, as a tensor of the graph."""
+        """Return the learning rate of a step as a tensor of the graph."""
         ...
 
     def as_one_update(self, call: Callable[[], object]) -> Any:
-        """What a call returns; what it adds to the graph is one update."""
+        """Return the result of a call; what it adds to the graph becomes one update."""
         ...
 
     def session(self, op_input_list: Sequence[object] = ()) -> Any:
@@ -103,27 +108,27 @@ class GraphMode(Protocol):
         ...
 
     def values(self, symbols: Sequence[object]) -> list[Any]:
-        """The values of tensors in the session of graph mode, of one moment, as arrays."""
+        """Return the values of tensors as arrays, all from one run of graph mode's session."""
         ...
 
     def assign(self, values: Mapping[object, Tensor]) -> None:
-        """Give variables values in the session of graph mode: all of them, or none."""
+        """Assign values to variables in the session of graph mode: all of them, or none."""
         ...
 
     def config_value(self, symbol: object) -> Any:
-        """The value of a hyperparameter for a configuration; its first if no session is known."""
+        """Return the value of a hyperparameter for a config; the initial one without a session."""
         ...
 
     def group(self, *inputs: object, name: str | None = None) -> Any:
-        """An operation that is done when all of these are."""
+        """Return an operation that finishes when all inputs have finished."""
         ...
 
     def all_reduce(self, strategy: Any, op: Any, leaves: Sequence[object], axis: int | None) -> Any:
-        """Sums or means over replicas, as an operation that each rank runs at the same place."""
+        """Return an operation that sums or averages over replicas; all ranks run it in order."""
         ...
 
     def aggregate(self, variable: Any, aggregation: Any) -> None:
-        """Have what replicas assign to a variable from now on be aggregated when a session runs."""
+        """Aggregate later assignments of replicas to a variable when a session runs."""
         ...
 
 
@@ -131,20 +136,20 @@ _modes: list[GraphMode] = []
 
 
 def register(mode: GraphMode) -> None:
-    """Say that there can be graphs from now on."""
+    """Set the implementation of graph mode."""
     _modes[:] = [mode]
 
 
 def has_graphs() -> bool:
-    """Whether there can be graphs: `register` was called."""
+    """Return whether graph mode is available: `register` was called."""
     return bool(_modes)
 
 
 def graph_mode() -> GraphMode:
-    """What graphs do.
+    """Return the implementation of graph mode.
 
     Raises:
-        FailedPreconditionError: There are none.
+        FailedPreconditionError: `register` was not called.
     """
     if not _modes:
         raise FailedPreconditionError(

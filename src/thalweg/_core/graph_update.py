@@ -1,4 +1,4 @@
-"""What one call adds to a graph as one update, whoever wrote what is called."""
+"""Wrapper that combines what one `apply_gradients` call adds to a graph to one update."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ def apply_as_one_update(cls: type[Any], base: type[object]) -> None:
         cls: A new subclass of `base`.
         base: The base class of all optimizers, whose own method needs no wrapper.
     """
-    owner = next(each for each in cls.__mro__ if "apply_gradients" in vars(each))
-    own = vars(owner)["apply_gradients"]
-    is_mixin = not (issubclass(owner, base) or is_ours(own))
-    if inspect.isfunction(own) and (owner is cls or is_mixin):
-        cls.apply_gradients = _as_one_update(own)
+    owner = next(base_class for base_class in cls.__mro__ if "apply_gradients" in vars(base_class))
+    method = vars(owner)["apply_gradients"]
+    is_mixin = not (issubclass(owner, base) or is_ours(method))
+    if inspect.isfunction(method) and (owner is cls or is_mixin):
+        cls.apply_gradients = _as_one_update(method)
 
 
 def _as_one_update(method: Callable[..., object]) -> Callable[..., object]:
-    """A method, what each call of which adds to a graph is one update."""
+    """Return a method each call of which adds one update to a graph."""
 
     @untraced
     def called(*args: object, **kwargs: object) -> Any:

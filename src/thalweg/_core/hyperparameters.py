@@ -224,13 +224,13 @@ def _in_kind_of(old: object, value: int | float) -> object:
     """
     if _is_numpy_scalar(old):
         return old.dtype.type(value)
-    is_whole = isinstance(old, torch.Tensor) and not old.is_floating_point()
-    if is_whole or (isinstance(value, int) and is_number(old) and not isinstance(old, float)):
+    is_integer = isinstance(old, torch.Tensor) and not old.is_floating_point()
+    if is_integer or (isinstance(value, int) and is_number(old) and not isinstance(old, float)):
         return int(value)
     return float(value)
 
 
-_PLAIN = (Variable, SessionVariable)  # classes that do not override `item`
+_READ_DIRECTLY = (Variable, SessionVariable)  # classes that do not override `item`
 
 
 class Hyperparameters(Mapping[str, Any]):
@@ -326,18 +326,18 @@ class Hyperparameters(Mapping[str, Any]):
                 check_held(value, name)
             number = value.item() if is_tensor or _is_numpy_scalar(value) else value
             dtype: torch.dtype = getattr(old, "dtype", None) or torch.float32
-            is_whole = not dtype.is_floating_point
-            if is_whole and not float(number).is_integer():
+            is_integer = not dtype.is_floating_point
+            if is_integer and not float(number).is_integer():
                 raise InvalidTypeError(
                     f"{name} was given as a whole number and is an {dtype_name(dtype)} variable"
                     f" by now, which cannot become {number!r}. Give a float to the constructor."
                 )
-            assign(old, int(number) if is_whole else number)
+            assign(old, int(number) if is_integer else number)
         self.calls = any(map(is_function, self._values.values()))
 
-    def all_of(self, called: dict[str, object]) -> dict[str, Any]:
-        """Return the stored values by name, with the results `called` in place of callables."""
-        return {**self._values, **called}
+    def all_of(self, results: dict[str, object]) -> dict[str, Any]:
+        """Return the stored values by name, with the results `results` in place of callables."""
+        return {**self._values, **results}
 
     def called(self) -> dict[str, Any]:
         """Call all callables, but no schedules; return their validated results by name."""
@@ -349,13 +349,13 @@ class Hyperparameters(Mapping[str, Any]):
                     as_step_scalar(name, results[name], np.float64)
         return results
 
-    def knowing(self, known: dict[object, object]) -> ContextSetting:
+    def knowing(self, overrides: dict[object, object]) -> ContextSetting:
         """Return a block in which steps use given values, and call no callable or schedule.
 
         Args:
-            known: Values by name, and those of schedules by (name, dtype).
+            overrides: Values by name, and those of schedules by (name, dtype).
         """
-        return self._with_value("_overrides", known)
+        return self._with_value("_overrides", overrides)
 
     def uncalled(self) -> ContextSetting:
         """Return a block in which callables and schedules are NaN, and are not called."""
@@ -428,7 +428,7 @@ class Hyperparameters(Mapping[str, Any]):
         value: Any = self._current_value(name)
         if type(value) is float:
             return as_hyper(value, dtype)
-        if type(value) in _PLAIN:
+        if type(value) in _READ_DIRECTLY:
             check_number(value, name)
             return as_read(value, value.item(), dtype)
         if isinstance(value, LearningRateSchedule):
@@ -492,8 +492,8 @@ class Hyperparameters(Mapping[str, Any]):
         if name not in self.numbers():
             return []
         tensor = to_tensor(number, old.dtype if isinstance(old, Variable) else None)
-        is_rounded = tensor.is_floating_point() and np.isfinite(float(value))
-        if tensor.item() != value and not (is_rounded and tensor.isfinite()):
+        is_finite_float = tensor.is_floating_point() and np.isfinite(float(value))
+        if tensor.item() != value and not (is_finite_float and tensor.isfinite()):
             raise InvalidArgumentError(f"{name} cannot be that number.")
         if isinstance(old, Variable):
             return [partial(old.detach().copy_, tensor)]
@@ -508,8 +508,8 @@ class Hyperparameters(Mapping[str, Any]):
         vars(self).update(state)
 
     def __copy__(self) -> Hyperparameters:
-        copied = Hyperparameters()
-        copied._values.update(self._values)
-        copied.created = self.created
-        copied.calls = self.calls
-        return copied
+        duplicate = Hyperparameters()
+        duplicate._values.update(self._values)
+        duplicate.created = self.created
+        duplicate.calls = self.calls
+        return duplicate

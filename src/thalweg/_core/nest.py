@@ -31,19 +31,19 @@ def mapped(function: Callable[[Any], object], nest: object) -> Any:
         items = cast("list[Any]", nest)
         return _nest_like(items, [mapped(function, item) for item in items])
     if isinstance(nest, Mapping):
-        named = cast("Mapping[Any, Any]", nest)
+        mapping = cast("Mapping[Any, Any]", nest)
         # A copy keeps other attributes of a subclass. A mapping that has no method `copy`, such as
         # the slots of an optimizer, may be a view, which a copy shares.
-        copied: MutableMapping[Any, Any] = {}
-        if isinstance(named, MutableMapping) and hasattr(named, "copy"):
-            copied = copy.copy(named)
-        copied.update({key: mapped(function, item) for key, item in named.items()})
-        return copied
+        duplicate: MutableMapping[Any, Any] = {}
+        if isinstance(mapping, MutableMapping) and hasattr(mapping, "copy"):
+            duplicate = copy.copy(mapping)
+        duplicate.update({key: mapped(function, item) for key, item in mapping.items()})
+        return duplicate
     return function(nest)
 
 
 def packed(nest: object, leaves: Iterator[object]) -> Any:
-    """The same nest with its leaves replaced, one after the other."""
+    """Return a copy of a nest with its leaves replaced by `leaves`, in order."""
     return mapped(lambda _: next(leaves), nest)
 
 

@@ -80,7 +80,7 @@ def per_optimizer(
     shared = {
         dtype: {**dtype_scalars, **other_scalars} for dtype, dtype_scalars in columns.shared.items()
     }
-    return columns._replace(shared=shared), _writes_of(rule, slots, new_scalars, columns.taken)
+    return columns._replace(shared=shared), _writes_of(rule, slots, new_scalars, columns.apply_flag)
 
 
 def _scalars_of(columns: Columns) -> Iterator[tuple[str, Any]]:
@@ -107,7 +107,7 @@ def _writes_of(
     rule: Rule,
     slots: Sequence[Sequence[Tensor]],
     new_scalars: Mapping[str, float],
-    taken: Tensor | None,
+    apply_flag: Tensor | None,
 ) -> list[Call]:
     """Return the calls that write new scalars to the slots of all variables, unless skipped."""
     targets: list[Tensor] = []
@@ -122,8 +122,8 @@ def _writes_of(
                     values[key] = vectors.as_slot(new_scalars[slot_spec.name], slot)
                 targets.append(slot)
                 new_values.append(values[key])
-    if taken is not None:
+    if apply_flag is not None:
         pairs = zip(new_values, targets, strict=True)
-        new_values = [torch.where(taken, new, old) for new, old in pairs]
+        new_values = [torch.where(apply_flag, new, old) for new, old in pairs]
     copy = torch._foreach_copy_  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
     return [partial(copy, targets, new_values)] if targets else []

@@ -67,20 +67,20 @@ def check_no_step(owner: Any, title: str, call: str) -> None:
 
 def _sections(owner: Any, title: str, caches: Iterable[Any]) -> tuple[list[Call], list[Call]]:
     check_no_step(owner, title, "A step")
-    hidden = list(caches)
+    hidden_caches = list(caches)
     # Filled and read in C, so that a signal handler cannot change the cache between the two.
     replay: list[Any] = []
-    nothing = [None] * len(hidden)
-    name = ["replay"] * len(hidden)
+    empty_values = [None] * len(hidden_caches)
+    name = ["replay"] * len(hidden_caches)
     stepping = Stepping()
     opening = [
         partial(setattr, owner, "stepping", ref(stepping)),
-        partial(replay.extend, map(getattr, hidden, name)),
-        partial(drain, map(setattr, hidden, name, nothing)),
+        partial(replay.extend, map(getattr, hidden_caches, name)),
+        partial(drain, map(setattr, hidden_caches, name, empty_values)),
     ]
     # What the step itself has planned for the next one stays.
-    lacking = map(is_, map(getattr, hidden, name), nothing)
-    pairs = compress(zip(hidden, name, replay, strict=False), lacking)
+    lacking = map(is_, map(getattr, hidden_caches, name), empty_values)
+    pairs = compress(zip(hidden_caches, name, replay, strict=False), lacking)
     closing = [
         partial(drain, starmap(setattr, pairs)),
         partial(setattr, owner, "stepping", None),

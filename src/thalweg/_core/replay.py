@@ -253,7 +253,7 @@ class Launches:
 
     @property
     def may_have_threads(self) -> bool:
-        """Whether a kernel is large enough for several threads."""
+        """Return whether a kernel is large enough for several threads."""
         return bool(self._large or self._measures)
 
     def set_threads(self, guards: GuardTable) -> None:
@@ -318,7 +318,7 @@ def is_repeatable(
         and not adapter.selection.check_numerics
         and adapter.sharing is None
         and adapter.there is None
-        and adapter.taken is None
+        and adapter.apply_flag is None
         and not adapter.calls
     )
 

@@ -23,19 +23,19 @@ _STEP = ""  # in the place of a name
 
 
 def program_of(rule: Rule, dtype: Dtype, names: Sequence[str]) -> Program:
-    """How the scalars of a rule come of others, and of the number of a step.
+    """Return the program that computes a rule's scalars from given ones and the step number.
 
     Args:
         rule: The rule.
         dtype: The compute dtype.
-        names: Of the scalars that are given.
+        names: The names of the given scalars.
 
     Raises:
-        TypeError: The rule asks for more than there is, or C's powers are not known.
+        TypeError: The rule reads other scalars, or C's `pow` is not available.
     """
 
-    def make(given: Mapping[str, Any], kind: Any) -> Mapping[str, object]:
-        return derived(rule, {name: given[name] for name in names}, kind, given[_STEP])
+    def make(values: Mapping[str, Any], kind: Any) -> Mapping[str, object]:
+        return derived(rule, {name: values[name] for name in names}, kind, values[_STEP])
 
     return Program(dtype, {_STEP: dtype}, names, make)
 

@@ -1,7 +1,7 @@
-"""Steps that several processes share: each updates its part of every variable.
+"""Interface of steps over sharded variables: each process updates its part of every variable.
 
-What a step says of its variables - titles, norms, groups, constraints - it says of whole variables,
-and the same in every process. Engines see parts.
+Titles, norms, groups and constraints are those of full variables, and equal in every process.
+Engines get the parts.
 """
 
 from __future__ import annotations
@@ -19,38 +19,38 @@ from thalweg.formula import Rule
 
 
 class Sharing(Protocol):
-    """One step, as this process sees it."""
+    """Sharding of one step, as seen by one process."""
 
     def local_parts(self, pairs: Sequence[Pair]) -> Sequence[Pair]:
-        """What lies in this process' memory of gradients and variables, to be looked at."""
+        """Return the parts of gradients and variables in this process's memory, for validation."""
         ...
 
     def check_matrices(
         self, rule: Rule, variables: Sequence[Tensor], titles: Sequence[str]
     ) -> None:
-        """Refuse what a rule with passes, whose stages see whole matrices, does not take.
+        """Raise an error unless a rule with passes, whose stages use full matrices, fits.
 
         Raises:
-            NotImplementedError: Names the first variable that is not taken.
+            NotImplementedError: Names the first variable that is not supported.
         """
         ...
 
-    def share_out(self, asked: StepRequest) -> StepRequest:
-        """This process' part of each variable, with its gradient and its copy."""
+    def share_out(self, request: StepRequest) -> StepRequest:
+        """Return the request over this process's part of each variable, gradient and copy."""
         ...
 
-    def measure_whole(self, ready: StepPlan, asked: StepRequest) -> Measures:
-        """What is measured of whole variables.
+    def measure_whole(self, plan: StepPlan, request: StepRequest) -> Measures:
+        """Return reductions over full variables.
 
         Args:
-            ready: The step over the parts.
-            asked: The step over whole variables.
+            plan: The plan of the step over the parts.
+            request: The step over full variables.
         """
         ...
 
     def begin_writing(self) -> None:
-        """Called once, before the first write: nothing can fail in this process any more."""
+        """Announce the writes: called once, before the first, when nothing can fail any more."""
 
-    def joining_calls(self, asked: StepRequest) -> PostUpdateCall | None:
-        """What brings the parts together after the writes; None if they stay apart."""
+    def joining_calls(self, request: StepRequest) -> PostUpdateCall | None:
+        """Return the call that gathers the parts after the writes; None if they stay sharded."""
         ...

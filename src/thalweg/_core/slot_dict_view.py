@@ -32,14 +32,14 @@ class _SlotDict(SlotStore, Mapping[Any, Mapping[Any, Any]]):
     BY_NAME: ClassVar[bool]
 
     def _nested(self) -> dict[object, dict[object, object]]:
-        found: dict[Any, dict[Any, Any]] = {}
+        nested: dict[Any, dict[Any, Any]] = {}
         for var, name, slot in self.triples():
             outer, inner = (name, self.key(var)) if self.BY_NAME else (self.key(var), name)
-            found.setdefault(outer, {})[inner] = resolve(slot)
-        return found
+            nested.setdefault(outer, {})[inner] = resolve(slot)
+        return nested
 
     def get(self, var: Any, name: Any = None) -> Any:
-        """The slot called `name` of a variable; or as in a dict the slots of a key, else `name`."""
+        """Return the slot `name` of a variable; for a string key its slots, or else `name`."""
         if not isinstance(var, str):
             return super().get(var, name)
         try:
@@ -48,9 +48,9 @@ class _SlotDict(SlotStore, Mapping[Any, Mapping[Any, Any]]):
             return name
 
     def __getitem__(self, key: object) -> Mapping[Any, Any]:
-        found = self._nested()[key]
-        self.handed_out(found.values())
-        return MappingProxyType(found)
+        entries = self._nested()[key]
+        self.handed_out(entries.values())
+        return MappingProxyType(entries)
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self._nested())
@@ -104,7 +104,7 @@ class SlotsOfName(MutableMapping[Any, Any]):
 
 
 class SlotsByName(_SlotDict):
-    """Those of TensorFlow 1: by the slot's name, then by its variable."""
+    """Slots as a dict of TensorFlow 1: by the slot's name, then by its variable."""
 
     BY_NAME = True
 
@@ -180,7 +180,7 @@ class SlotsByName(_SlotDict):
 
 
 class SlotsByVariable(_SlotDict):
-    """Those of Keras: by the variable, then by the slot's name."""
+    """Slots as a dict of Keras: by the variable, then by the slot's name."""
 
     BY_NAME = False
 

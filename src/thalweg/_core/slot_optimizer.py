@@ -1,4 +1,4 @@
-"""What the optimizers of Keras and of TensorFlow 1 are alike in, but for their steps."""
+"""Common base class of the optimizers of Keras and of TensorFlow 1."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from thalweg._engines.engine_selection import EngineName
 
 
 class SlotOptimizer(TrackableSlots):
-    """The part of an optimizer that chooses its engine."""
+    """Optimizer with slots and a selection of its engine."""
 
     _NOT_COPIED: ClassVar[tuple[str, ...]] = (*TrackableSlots._NOT_COPIED, "_recorder")
     _engine: EngineName | None = None
-    _recorder: Any = None  # what records some steps, once `thalweg.diagnostics` has attached it
+    # Set by `thalweg.diagnostics` to record steps.
+    _recorder: Any = None
 
     def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
@@ -36,17 +37,17 @@ class SlotOptimizer(TrackableSlots):
         return selection if self._engine is None else selection._replace(name=self._engine)
 
     def _innermost(self) -> SlotOptimizer:
-        """The optimizer that takes the steps of this one."""
+        """Return the optimizer that takes the steps: a wrapper returns the wrapped one."""
         return self
 
     def _one_by_one(self) -> bool:
-        """Whether a subclass's hook updates each variable."""
+        """Return whether a subclass's hook updates each variable separately."""
         return True
 
     def _steps_taken(self) -> int | None:
-        """How many steps were taken; None where it does not count them, or a session does."""
+        """Return the number of applied steps; None if it is not counted, or in a session."""
         return None
 
     def _scatters(self) -> bool:
-        """Whether TensorFlow would use scatter kernels, which word a bad index their own way."""
+        """Return whether TensorFlow uses scatter kernels; they determine errors of bad indices."""
         return True

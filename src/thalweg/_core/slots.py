@@ -22,7 +22,7 @@ from thalweg.formula import Slot
 from thalweg.variable import Moves, StateVariable, Variable, over, tensor_of
 
 
-class Parts(Protocol):
+class SlotShards(Protocol):
     """Shards of variables for which this process keeps slots; other processes keep the others.
 
     Attributes:
@@ -43,7 +43,7 @@ class Parts(Protocol):
         """Return the elements of the shard of `var` from a full tensor of its shape."""
         ...
 
-    def whole(self, own: Tensor, var: Tensor) -> Tensor:
+    def whole(self, shard: Tensor, var: Tensor) -> Tensor:
         """Gather the full tensor from the shards of all processes; all of them call this."""
         ...
 
@@ -74,7 +74,7 @@ class SlotStore:
         self._owners: dict[int, Tensor] = {}
         self._names: list[str] = []
         self._moves = Moves()
-        self.parts: Parts | None = None
+        self.parts: SlotShards | None = None
         self._in_parts: set[str] = set()  # the names of sharded slots
         self._checkpoint: str | None = None
         self._pending_copies: (
@@ -161,7 +161,7 @@ class SlotStore:
         name: str,
         initial: float,
         titles: Sequence[str],
-        kind: Slot | None = None,
+        rule_slot: Slot | None = None,
     ) -> list[Variable]:
         """Create and return slots with the shapes, dtypes, devices and strides of variables.
 
@@ -170,22 +170,22 @@ class SlotStore:
             name: The name of the slot.
             initial: The number that fills the slots.
             titles: The full names of the new slots, as `Variable.name`.
-            kind: Optional. The rule's slot, which may define another dtype or shape.
+            rule_slot: Optional. The rule's slot, which may define another dtype or shape.
         """
         slots: list[Variable] = []
-        if kind is not None and kind.is_shaped:
-            return self._make_shaped(variables, kind, titles)
-        is_scalar = kind is not None and kind.scalar
+        if rule_slot is not None and rule_slot.is_shaped:
+            return self._make_shaped(variables, rule_slot, titles)
+        is_scalar = rule_slot is not None and rule_slot.scalar
         templates: Sequence[Tensor] = variables
         if self.parts is not None and not is_scalar:
             templates = [self.parts.part(var) for var in variables]
             self._in_parts.add(name)
         has_tensor = [not isinstance(var, SymbolicVariable) for var in variables]
-        dtypes = [dtype_of(kind, var) for var in compress(variables, has_tensor)]
+        dtypes = [dtype_of(rule_slot, var) for var in compress(variables, has_tensor)]
         tensors = iter(laid_out(list(compress(templates, has_tensor)), dtypes, initial, is_scalar))
         for index, var in enumerate(variables):
             if isinstance(var, SymbolicVariable):
-                dtype = dtype_of(kind, var)
+                dtype = dtype_of(rule_slot, var)
                 if is_scalar:
                     initializer = partial(torch.tensor, initial, dtype=dtype, device="cpu")
                 else:
@@ -197,7 +197,7 @@ class SlotStore:
         return slots
 
     def _make_shaped(
-        self, variables: Sequence[Tensor], kind: Slot, titles: Sequence[str]
+        self, variables: Sequence[Tensor], rule_slot: Slot, titles: Sequence[str]
     ) -> list[Variable]:
         """Create and return slots with a shape that the rule defines.
 
@@ -210,14 +210,14 @@ class SlotStore:
         for var, title in zip(variables, titles, strict=True):
             if isinstance(var, SymbolicVariable):
                 raise InvalidArgumentError(f"'{title}' is for steps outside of graphs.")
-            template = shaped_like(var, kind)
+            template = shaped_like(var, rule_slot)
             tensor = torch.full(
-                template.shape, kind.initial, dtype=dtype_of(kind, var), device=var.device
+                template.shape, rule_slot.initial, dtype=dtype_of(rule_slot, var), device=var.device
             )
-            slots.append(self.put(var, kind.name, over(tensor, title, self._moves)))
+            slots.append(self.put(var, rule_slot.name, over(tensor, title, self._moves)))
         return slots
 
-    def parts_of(self, name: str) -> Parts | None:
+    def parts_of(self, name: str) -> SlotShards | None:
         """Return the shards of the slots of a name; None if this process keeps full slots."""
         return self.parts if name in self._in_parts else None
 
@@ -240,32 +240,32 @@ class SlotStore:
             self.parts.checkpoint = path
 
     def remake(
-        self, variables: Sequence[Tensor], kinds: Sequence[Slot], parts: Parts, cut: Call
+        self, variables: Sequence[Tensor], rule_slots: Sequence[Slot], parts: SlotShards, cut: Call
     ) -> dict[int, Variable]:
         """Replace slots by slots of other shards, with the same values.
 
         Args:
             variables: The variables whose slots are replaced.
-            kinds: The rule's slots; none has the shape ().
+            rule_slots: The rule's slots; none has the shape ().
             parts: The new shards.
             cut: Called after all values were gathered and before `parts` is used.
 
         Returns:
             The new slots by the `id` of the slots that they replace.
         """
-        names = [kind.name for kind in kinds]
+        names = [rule_slot.name for rule_slot in rule_slots]
         owners = [var for var in variables if set(names) <= self.all_of(var).keys()]
         old_slots = {name: [self.of(var, [name])[0] for var in owners] for name in names}
         values = {name: [self.whole(var, name) for var in owners] for name in names}
         cut()
         self.parts, replacements = parts, dict[int, Variable]()
         parts.checkpoint = parts.checkpoint or self._checkpoint
-        for kind in kinds:
-            slots = old_slots[kind.name]
+        for rule_slot in rule_slots:
+            slots = old_slots[rule_slot.name]
             titles = [slot.name for slot in slots]
-            new_slots = self.make(owners, kind.name, kind.initial, titles, kind)
+            new_slots = self.make(owners, rule_slot.name, rule_slot.initial, titles, rule_slot)
             for var, slot, new_slot, value in zip(
-                owners, slots, new_slots, values[kind.name], strict=True
+                owners, slots, new_slots, values[rule_slot.name], strict=True
             ):
                 new_slot.detach().copy_(parts.cut(value, var))
                 replacements[id(slot)] = new_slot
@@ -273,12 +273,12 @@ class SlotStore:
 
     def __copy__(self) -> SlotStore:
         """Return a new store with the same slots."""
-        copied = type(self)()
-        copied.parts, copied._in_parts = self.parts, set(self._in_parts)
-        copied._checkpoint = self._checkpoint
-        copied._slots = {key: dict(slots) for key, slots in self._settled().items()}
-        copied._owners, copied._names = dict(self._owners), list(self._names)
-        return copied
+        duplicate = type(self)()
+        duplicate.parts, duplicate._in_parts = self.parts, set(self._in_parts)
+        duplicate._checkpoint = self._checkpoint
+        duplicate._slots = {key: dict(slots) for key, slots in self._settled().items()}
+        duplicate._owners, duplicate._names = dict(self._owners), list(self._names)
+        return duplicate
 
     def __getstate__(self) -> list[tuple[Tensor, dict[str, Variable]]]:
         self.check_whole()
@@ -292,13 +292,13 @@ class SlotStore:
 
     def __deepcopy__(self, memo: dict[int, object]) -> SlotStore:
         self.check_whole()
-        copied = type(self)()
+        duplicate = type(self)()
         all_slots = [slot for *_, slot in self.triples()]
         # Deferred slots and symbols of a graph have no memory.
         check_memories([slot for slot in all_slots if _is_here(slot)])
         slots = [(var, name, copy.deepcopy(slot, memo)) for var, name, slot in self.triples()]
-        copied._pending_copies = slots, memo
-        return copied
+        duplicate._pending_copies = slots, memo
+        return duplicate
 
     def check_whole(self, operation: str = "copied or pickled") -> None:
         """Raise FailedPreconditionError if this process keeps shards of slots.
@@ -318,11 +318,11 @@ def _is_here(slot: object) -> bool:
     return isinstance(slot, Tensor) and not isinstance(slot, SymbolicVariable)
 
 
-def dtype_of(kind: Slot | None, var: Tensor) -> torch.dtype:
-    """Return the dtype of the slot of a variable; `kind` is the rule's slot, or None."""
-    if kind is not None and kind.dtype is not None:
-        return kind.dtype
-    if kind is None or not kind.scalar:
+def dtype_of(rule_slot: Slot | None, var: Tensor) -> torch.dtype:
+    """Return the dtype of the slot of a variable; `rule_slot` is the rule's slot, or None."""
+    if rule_slot is not None and rule_slot.dtype is not None:
+        return rule_slot.dtype
+    if rule_slot is None or not rule_slot.scalar:
         return var.dtype
     is_double = var.dtype in (torch.float64, torch.complex128)
     return torch.float64 if is_double else torch.float32

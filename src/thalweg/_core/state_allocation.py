@@ -36,7 +36,7 @@ def laid_out(
     kinds: dict[tuple[torch.dtype, torch.device], list[int]] = {}
     for index, (var, dtype) in enumerate(zip(variables, dtypes, strict=True)):
         kinds.setdefault((dtype, device or var.device), []).append(index)
-    made: dict[int, Tensor] = {}
+    tensors: dict[int, Tensor] = {}
     for (dtype, place), members in kinds.items():
         step = ALIGNMENT // dtype.itemsize
         counts = [1 if scalar else variables[index].numel() for index in members]
@@ -45,9 +45,9 @@ def laid_out(
         start = 0
         for index, count, size in zip(members, counts, sizes, strict=True):
             piece = memory[start : start + count]
-            made[index] = piece.view(()) if scalar else _shape_like(piece, variables[index])
+            tensors[index] = piece.view(()) if scalar else _shape_like(piece, variables[index])
             start += size
-    return [made[index] for index in range(len(variables))]
+    return [tensors[index] for index in range(len(variables))]
 
 
 def _shape_like(piece: Tensor, var: Tensor) -> Tensor:

@@ -60,7 +60,7 @@ def run_step(
     transforms: GradientTransforms = NOTHING,
     copies: Copies = None,
     *,
-    is_last: bool = True,
+    is_final: bool = True,
     may_rebind: bool = True,
 ) -> StepResult:
     """Run a step, or one variable's share of a step that is applied variable by variable.
@@ -71,7 +71,7 @@ def run_step(
         grads_and_vars: Pairs of gradient and variable, as accepted by `adapter.convert_pairs`.
         transforms: Unscaling, clipping and overflow checks of gradients before the rule.
         copies: For each variable a 16-bit tensor that receives a copy of it, or None.
-        is_last: Run `finishing_calls` and the counters after this call.
+        is_final: Run `finishing_calls` and the counters after this call.
         may_rebind: Try `try_rebind` first.
 
     Returns:
@@ -81,12 +81,12 @@ def run_step(
         Exception: Any error of a check or of a user callback, with a note that nothing has changed.
     """
     if may_rebind:
-        rebound = try_rebind(adapter, cache, grads_and_vars, transforms, copies, is_last=is_last)
+        rebound = try_rebind(adapter, cache, grads_and_vars, transforms, copies, is_final=is_final)
         if rebound is not None:
             return rebound
     # Slots created in inference mode could not be updated outside it.
     with note_not_applied(adapter.begun), writable():
-        return _plan_step(adapter, cache, grads_and_vars, transforms, copies, is_last)
+        return _plan_step(adapter, cache, grads_and_vars, transforms, copies, is_final)
 
 
 def try_rebind(
@@ -96,12 +96,12 @@ def try_rebind(
     transforms: GradientTransforms = NOTHING,
     copies: Copies = None,
     *,
-    is_last: bool = True,
+    is_final: bool = True,
 ) -> StepResult | None:
     """Run a step with the last plan if only gradients and scalars changed.
 
     Args:
-        adapter, cache, grads_and_vars, transforms, copies, is_last: See `run_step`;
+        adapter, cache, grads_and_vars, transforms, copies, is_final: See `run_step`;
             `grads_and_vars` has not been validated.
 
     Returns:
@@ -114,7 +114,7 @@ def try_rebind(
         if cached_plan is None:
             return None
         return _execute_step(
-            adapter, cached_plan, transforms, is_last, _is_checked(adapter, transforms)
+            adapter, cached_plan, transforms, is_final, _is_checked(adapter, transforms)
         )
     except BaseException as error:
         add_note(error, adapter.begun)
@@ -122,7 +122,7 @@ def try_rebind(
 
 
 def finish(adapter: StepAdapter) -> list[BaseException]:
-    """Finish a step applied one by one with `is_last=False`; return the callbacks' exceptions."""
+    """Finish a step applied one by one with `is_final=False`; return the callbacks' exceptions."""
     return write_step([], adapter.finishing_calls(), [*adapter.counting_calls({}), *adapter.ending])
 
 
@@ -196,7 +196,7 @@ def _plan_step(
     grads_and_vars: Sequence[tuple[object, object]],
     transforms: GradientTransforms,
     copies: Copies,
-    is_last: bool,
+    is_final: bool,
 ) -> StepResult:
     """Run a planned step: validate everything, build a new plan and cache it."""
     cache.last = None
@@ -211,9 +211,9 @@ def _plan_step(
     if rule is None or adapter.one_by_one(pairs):
         if is_checked:
             _check_numerics(adapter, pairs)
-        if is_last:
+        if is_final:
             cache.forget_others([var for _, var in pairs])
-        return _run_user_updates(adapter, pairs, transforms, copies, is_last)
+        return _run_user_updates(adapter, pairs, transforms, copies, is_final)
     has_sparse = any(isinstance(grad, IndexedSlices) for grad, _ in pairs)
     if rule.whole and transforms and transforms.trust is None and has_sparse:
         # Clipping applies to the rows as passed, before the rule sums duplicate indices.
@@ -229,7 +229,7 @@ def _plan_step(
     if rule.is_whole or transforms.trust is not None:
         pairs = all_dense(pairs)
     cached_plan = _build_plan(adapter, cache, pairs, transforms, copies)
-    step_result = _execute_step(adapter, cached_plan, transforms, is_last, is_checked, is_new=True)
+    step_result = _execute_step(adapter, cached_plan, transforms, is_final, is_checked, is_new=True)
     if cached_plan.ready.is_single:
         cache.last = cached_plan._replace(request=cached_plan.request._replace(gradients=()))
     return step_result
@@ -301,7 +301,7 @@ def _execute_step(
     adapter: StepAdapter,
     cached_plan: CachedPlan,
     transforms: GradientTransforms,
-    is_last: bool,
+    is_final: bool,
     is_checked: bool,
     is_new: bool = False,
 ) -> StepResult:
@@ -312,7 +312,7 @@ def _execute_step(
     Args:
         adapter, transforms: As in `run_step`.
         cached_plan: The plan, with its gradients and variables.
-        is_last: Run `finishing_calls` and count the step; False for one variable's share of it.
+        is_final: Run `finishing_calls` and count the step; False for one variable's share of it.
         is_checked: Raise on gradients that are not finite.
         is_new: Check the scalars; a rebound plan has done so before.
 
@@ -324,7 +324,7 @@ def _execute_step(
     if request.rule.calls_users:
         guard = MemoryGuard(_local_request(adapter, request), scalar_slots, shaped_slots)
     try:
-        columns, decision, stats = _reduce(adapter, request, plan, transforms, is_last, is_checked)
+        columns, decision, stats = _reduce(adapter, request, plan, transforms, is_final, is_checked)
         if not isinstance(decision.taken, Tensor) and not decision.taken:
             return _skip_step(adapter, decision)
         columns, state_writes = _run_passes(adapter, cached_plan, columns, stats)
@@ -333,7 +333,7 @@ def _execute_step(
                 check_scalars(request.rule, {**values, **columns.separate})
         counters = [*state_writes, *decision.calls, *adapter.ending]
         callbacks: list[PostUpdateCall] = []
-        if is_last:
+        if is_final:
             counters += adapter.counting_calls(columns.shared)
             callbacks += adapter.finishing_calls()
         if guard is not None:
@@ -356,12 +356,12 @@ def _reduce(
     request: StepRequest,
     plan: StepPlan,
     transforms: GradientTransforms,
-    is_last: bool,
+    is_final: bool,
     is_checked: bool,
 ) -> tuple[Columns, Decision, GradientStats | None]:
     """Compute reductions of the gradients; decide whether to take the step.
 
-    If a device decides, `adapter.taken` becomes the decision.
+    If a device decides, `adapter.apply_flag` becomes the decision.
 
     Returns:
         The scalars, the decision, and the reductions; None if the step has none.
@@ -377,14 +377,15 @@ def _reduce(
     if adapter.there is None:
         columns = columns_of(*column_args)
     else:
-        columns = device_columns(*column_args, adapter.there)._replace(taken=adapter.taken)
+        columns = device_columns(*column_args, adapter.there)
+        columns = columns._replace(apply_flag=adapter.apply_flag)
     rule = request.rule
     if not (transforms or rule.measures or rule.levels or rule.per_optimizer is not None):
         return columns, Decision(True, []), None
     # User functions receive NumPy arrays, so reductions must be on the host.
     on_host = rule.calls_users or rule.per_optimizer is not None
     if transforms.decide is not None:
-        on_host = on_host or not (is_last and _can_decide_on_device(adapter, request, plan))
+        on_host = on_host or not (is_final and _can_decide_on_device(adapter, request, plan))
     formulas = () if rule.passes else tuple(rule.measures.values())
     with importing:
         from thalweg._core.gradient_stats import known_of
@@ -392,8 +393,8 @@ def _reduce(
     columns = processed(columns, stats, plan.dtypes)
     decision = stats.decision()
     if isinstance(decision.taken, Tensor):
-        adapter.taken = decision.taken
-        columns = columns._replace(taken=decision.taken)
+        adapter.apply_flag = decision.taken
+        columns = columns._replace(apply_flag=decision.taken)
     return columns, decision, stats
 
 
@@ -456,7 +457,7 @@ def _check_numerics(adapter: StepAdapter, pairs: Sequence[Pair]) -> None:
 
 def _is_checked(adapter: StepAdapter, transforms: GradientTransforms) -> bool:
     """Return whether gradients that are not finite raise; a loss scaler skips the step instead."""
-    has_loss_scaler = transforms.decide is not None or adapter.taken is not None
+    has_loss_scaler = transforms.decide is not None or adapter.apply_flag is not None
     return adapter.selection.check_numerics and not has_loss_scaler
 
 
@@ -482,7 +483,7 @@ def _commit_single_round(
         return []
     if adapter.sharing is not None:
         adapter.sharing.begin_writing()
-    if adapter.taken is not None:
+    if adapter.apply_flag is not None:
         return write_step(write_round.calls, callbacks, counters, adapter.begun, LEFT)
     return write_step(write_round.calls, callbacks, counters, adapter.begun)
 
@@ -546,7 +547,7 @@ def _run_user_updates(
     pairs: list[Pair],
     transforms: GradientTransforms,
     copies: Copies,
-    is_last: bool,
+    is_final: bool,
 ) -> StepResult:
     """Run the user's updates, each followed by its constraint; restore all tensors on failure."""
     flush = adapter.selection.denormals == "flush"
@@ -570,8 +571,8 @@ def _run_user_updates(
         check_memories(targets)
         writes = copy_writes(copies, variables) if copies else []
         counters = [*decision.calls, *adapter.ending]
-        counters += adapter.counting_calls({}) if is_last else ()
-        callbacks = adapter.finishing_calls() if is_last else []
+        counters += adapter.counting_calls({}) if is_final else ()
+        callbacks = adapter.finishing_calls() if is_final else []
         counters = list(map(unless_resized, counters))
         return StepResult(True, errors + write_step(writes, callbacks, counters, adapter.begun))
     except BaseException:

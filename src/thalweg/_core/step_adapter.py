@@ -36,7 +36,7 @@ class StepAdapter:
         is_prepared: Whether `read_hypers` has been called.
         may_leave: Whether a device may decide if the step is taken: no user function ends the step.
         there: The device of scalars of this step that the host does not have, or None.
-        taken: A bool of shape () on that device, whether the step is taken; None if it is.
+        apply_flag: A bool of shape () on that device, True if the step is applied, or None.
         sharing: How processes share this step, or None.
         gathered: Collects the writes for a later commit; None commits them at once.
         ending: Functions in C that are called in the same commit.
@@ -53,7 +53,7 @@ class StepAdapter:
     is_prepared: bool = False
     may_leave: bool = False
     there: torch.device | None = None
-    taken: Tensor | None = None
+    apply_flag: Tensor | None = None
     sharing: Sharing | None = None
     gathered: WriteBatch | None = None
     ending: Sequence[Call] = ()

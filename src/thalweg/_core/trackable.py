@@ -309,12 +309,12 @@ class TrackableSlots(Trackable):
                 self._slots.forget(var, slot_name)
             raise
 
-    def _take_store(self, store: SlotStore, taken: dict[int, object]) -> None:
+    def _take_store(self, store: SlotStore, replacements: dict[int, object]) -> None:
         """Replace the slots.
 
         Args:
             store: The new slots.
-            taken: The new slots by the `id` of the slots that they replace.
+            replacements: The new slots by the `id` of the slots that they replace.
         """
         self._slots = store
 

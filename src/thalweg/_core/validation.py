@@ -1,4 +1,4 @@
-"""What a step is refused for before anything is made ready."""
+"""Validation of a step before it is planned."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from thalweg.variable import check_number, name_of, variable_constraint
 
 
 def scatters(rule: Rule) -> bool:
-    """Whether TensorFlow has scatter kernels for the rule, with their own words for a bad index."""
+    """Return whether TensorFlow has scatter kernels for a rule; errors of indices follow them."""
     return rule.update_untouched is not None or rule.duplicates == "successive"
 
 
@@ -34,15 +34,15 @@ def check_pairs(
     narrow: bool = False,
     devices: Sequence[torch.device] | None = None,
 ) -> None:
-    """Refuse a step that cannot be taken as a whole; nothing has changed then.
+    """Validate gradients and variables of a step; change nothing.
 
     Args:
-        pairs: The step, gradients converted.
+        pairs: Converted gradients with their variables.
         titles: The variables' names for messages.
-        scatter, narrow, devices: As in `check_gradients` of the engines, which raises most.
+        scatter, narrow, devices: See `check_gradients` of the engines, which raises other errors.
 
     Raises:
-        RuntimeError: For a sparse gradient of a constrained variable.
+        RuntimeError: The gradient of a constrained variable is sparse.
     """
     gradients, variables = [grad for grad, _ in pairs], [var for _, var in pairs]
     check_gradients(variables, gradients, titles, scatter=scatter, narrow=narrow, devices=devices)
@@ -52,24 +52,17 @@ def check_pairs(
 
 
 def check_memories(tensors: Sequence[Tensor]) -> None:
-    """Refuse what has no memory that holds its elements, before it is read.
-
-    Raises:
-        LayoutError: Names the first one.
-    """
+    """Raise LayoutError for the first tensor whose memory does not hold its elements."""
     for tensor in tensors:
         check_memory(tensor, f"'{name_of(tensor)}'")
 
 
 def check_readable(gradients: Sequence[Gradient | None], titles: Sequence[str]) -> None:
-    """Refuse gradients that have no memory that holds their elements, before they are read.
+    """Raise LayoutError for the first gradient whose memory does not hold its elements.
 
     Args:
-        gradients: None is no gradient.
-        titles: The names of their variables.
-
-    Raises:
-        LayoutError: Names the variable of the first one.
+        gradients: The gradients; None for a missing one.
+        titles: The names of their variables, for the message.
     """
     for grad, title in zip(gradients, titles, strict=True):
         if grad is not None:
@@ -79,10 +72,10 @@ def check_readable(gradients: Sequence[Gradient | None], titles: Sequence[str]) 
 
 
 def counting(counter: Tensor) -> Call:
-    """What raises a counter of shape () by 1, as a function in C.
+    """Return a C function that adds 1 to a counter of shape ().
 
     Raises:
-        LayoutError: It has no memory, or memory that may only be read.
+        LayoutError: The counter has no memory, or it is read-only.
     """
     check_number(counter)
     check_numbers_writable([counter], lambda _: name_of(counter))
@@ -90,10 +83,10 @@ def counting(counter: Tensor) -> Call:
 
 
 def check_numerics(max_abs: Float64, titles: Sequence[str]) -> None:
-    """Refuse gradients that are not finite.
+    """Raise InvalidArgumentError for the first gradient with an infinity or NaN.
 
     Args:
-        peaks: The largest magnitude of each gradient; NaN if it holds one.
+        max_abs: The largest magnitude of each gradient; NaN if it contains one.
         titles: The variables' names.
     """
     for peak, title in zip(max_abs.tolist(), titles, strict=True):

@@ -63,7 +63,7 @@ def per_variable(
                 key: slot.item() if device is None else slot for key, slot in slots.items()
             }
         columns = _leveled(level, request, scalar_slots, columns, measures, slot_values, device)
-    return columns, _writes_of(slots, slot_values, columns.taken) if slots else []
+    return columns, _writes_of(slots, slot_values, columns.apply_flag) if slots else []
 
 
 def _leveled(
@@ -151,18 +151,18 @@ def _scalars_of_members(
 
 
 def _writes_of(
-    slots: Mapping[int, Tensor], slot_values: Mapping[int, object], taken: Any
+    slots: Mapping[int, Tensor], slot_values: Mapping[int, object], apply_flag: Any
 ) -> list[Call]:
     """Return the calls that write new values to scalar slots, unless the step is skipped.
 
     Args:
         slots, slot_values: The slots and their new values, both by the `id` of the slot.
-        taken: A bool tensor, or None if the step is certainly taken.
+        apply_flag: A bool tensor, or None if the step is certainly taken.
     """
     new_values = [vectors.as_slot(slot_values[key], slot) for key, slot in slots.items()]
-    if taken is not None:
+    if apply_flag is not None:
         pairs = zip(new_values, slots.values(), strict=True)
-        new_values = [torch.where(taken, new_value, slot) for new_value, slot in pairs]
+        new_values = [torch.where(apply_flag, new_value, slot) for new_value, slot in pairs]
     copy = torch._foreach_copy_  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
     return [partial(copy, list(slots.values()), new_values)]
 

@@ -1,4 +1,4 @@
-"""The engines: they update memory by formulas, and know no algorithm's name."""
+"""Engines: update tensors in place by the formulas of any rule."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Check what comes before a rule's update: its passes, and its stages over small matrices."""
+"""Validation of a rule's passes, measures and stages; stages run over small matrices."""
 
 from __future__ import annotations
 
@@ -27,108 +27,140 @@ from thalweg.errors import RuleError
 from thalweg.formula import Rule, Slot
 
 
-def check_passes(rule: Rule, known: Mapping[str, Any]) -> None:
-    """Refuse passes that take or make other values than they say, and stages that ask for more."""
-    made, measured = list[str](), dict[str, str]()
-    known = {
-        **known,
+def check_passes(rule: Rule, scalars: Mapping[str, Any]) -> None:
+    """Raise a RuleError unless passes, measures and stages fit the rule.
+
+    Args:
+        rule: The rule.
+        scalars: The scalars of the first step, by name.
+    """
+    made_names, measure_dims = list[str](), dict[str, str]()
+    scalars = {
+        **scalars,
         **dict.fromkeys((slot.name for slot in rule.shaped_slots if slot.per), np.float32(1)),
     }
-    for each in rule.passes:
-        if isinstance(each, Pass):
-            transcript = transcribe(each.function)
-            taken = [*made, *(slot.name for slot in rule.element_slots)]
-            check_sides(taken, each.function, transcript, 2, known)
-            count, names = len(each.makes), ", ".join(each.makes)
-            check_taken(each.function, transcript, taken, count, names)
-            check_order(taken, each.function, transcript, True)
-            check_numbers(rule, each.function, transcript, known)
-            made += each.makes
-        elif isinstance(each, Measure):
-            _check_measure(rule, each, [*made, *(slot.name for slot in rule.element_slots)], known)
-            known = {**known, each.makes: np.float32(1)}
-            measured[each.makes] = each.over
+    for rule_pass in rule.passes:
+        if isinstance(rule_pass, Pass):
+            transcript = transcribe(rule_pass.function)
+            inputs = [*made_names, *(slot.name for slot in rule.element_slots)]
+            check_sides(inputs, rule_pass.function, transcript, 2, scalars)
+            count, names = len(rule_pass.makes), ", ".join(rule_pass.makes)
+            check_taken(rule_pass.function, transcript, inputs, count, names)
+            check_order(inputs, rule_pass.function, transcript, True)
+            check_numbers(rule, rule_pass.function, transcript, scalars)
+            made_names += rule_pass.makes
+        elif isinstance(rule_pass, Measure):
+            _check_measure(
+                rule, rule_pass, [*made_names, *(slot.name for slot in rule.element_slots)], scalars
+            )
+            scalars = {**scalars, rule_pass.makes: np.float32(1)}
+            measure_dims[rule_pass.makes] = rule_pass.over
         else:
-            own = {*known, *SIZES} if rule.is_of_lines and not each.of_matrices else known
-            for name in stage_inputs(each).required:
-                title = f"{type(each).__name__} {place_of(each.function)}"
-                check_stage_input(title, name, [*made, *measured], own, rule)
-            if isinstance(each, FusedStage):
-                read_stage(rule, each)
-            _try_stage(rule, each, made, measured, known)
+            allowed = (
+                {*scalars, *SIZES} if rule.is_of_lines and not rule_pass.of_matrices else scalars
+            )
+            for name in stage_inputs(rule_pass).required:
+                title = f"{type(rule_pass).__name__} {place_of(rule_pass.function)}"
+                check_stage_input(title, name, [*made_names, *measure_dims], allowed, rule)
+            if isinstance(rule_pass, FusedStage):
+                read_stage(rule, rule_pass)
+            _try_stage(rule, rule_pass, made_names, measure_dims, scalars)
 
 
-def _check_measure(rule: Rule, each: Measure, taken: list[str], known: Mapping[str, Any]) -> None:
-    """Refuse a measure that returns several values, or asks for what is not there before it."""
-    transcript = transcribe(each.function)
-    check_order(taken, each.function, transcript, True)
-    if len(transcript.results) != 1 or len(transcript.positional) > 2 + len(taken):
+def _check_measure(
+    rule: Rule, measure: Measure, inputs: list[str], scalars: Mapping[str, Any]
+) -> None:
+    """Raise a RuleError if a measure has several results, unknown inputs, or reads itself."""
+    transcript = transcribe(measure.function)
+    check_order(inputs, measure.function, transcript, True)
+    if len(transcript.results) != 1 or len(transcript.positional) > 2 + len(inputs):
         raise RuleError(
-            f"Measure {place_of(each.function)} takes {len(transcript.positional)} values and"
-            f" returns {len(transcript.results)}; it may take {', '.join(['var', 'grad', *taken])},"
-            " and returns 1."
+            f"Measure {place_of(measure.function)} takes {len(transcript.positional)} values and"
+            f" returns {len(transcript.results)}; it may take"
+            f" {', '.join(['var', 'grad', *inputs])}, and returns 1."
         )
-    wanted = [name for name in transcript.scalars if name == each.makes]
-    if wanted:
-        raise RuleError(f"Measure {place_of(each.function)} asks for {each.makes}, which it makes.")
-    check_numbers(rule, each.function, transcript, known)
+    cyclic_names = [name for name in transcript.scalars if name == measure.makes]
+    if cyclic_names:
+        raise RuleError(
+            f"Measure {place_of(measure.function)} asks for {measure.makes}, which it makes."
+        )
+    check_numbers(rule, measure.function, transcript, scalars)
 
 
 def _try_stage(
     rule: Rule,
     stage: Stage,
-    made: list[str],
-    measured: Mapping[str, str],
-    known: Mapping[str, Any],
+    made_names: list[str],
+    measure_dims: Mapping[str, str],
+    scalars: Mapping[str, Any],
 ) -> None:
-    """Refuse a stage that fails over two small matrices, or returns what it may not."""
+    """Raise a RuleError if a stage fails over random matrices, or its outputs are invalid."""
     dice = torch.Generator(device="cpu").manual_seed(0)
     rand = partial(torch.rand, generator=dice, dtype=torch.float32, device="cpu")
-    asked = stage_inputs(stage)
-    heads = stage.block_count
     for rows, columns in ((3, 2), (2, 3)):
-        of_lines = rule.is_of_lines and not stage.of_matrices
-        shape = (2, rows, columns) if of_lines else (rows * heads, columns)
-        there: dict[str, Any] = {name: rand(2, *shape) for name in made}
-        for slot in rule.shaped_slots:
-            own = _shape_of(rule, slot, shape)
-            if slot.per is None and heads > 1 and slot.name in asked.required + asked.optional:
-                _check_cut(slot, own, heads, shape)
-            there[slot.name] = torch.full(
-                (2, *own), slot.initial, dtype=torch.float32, device="cpu"
-            )
-        for name, over in measured.items() if of_lines else ():
-            sides = {"row": (2, rows, 1), "column": (2, 1, columns), "variable": (1, 1, 1)}[over]
-            there[name] = rand(2, *sides, dtype=torch.float64)
-        if of_lines:
-            there = sizes_by_name(shape) | there  # a slot of such a name comes first
-        there |= {name: float(each) for name, each in known.items() if name not in there}
-        given = {
-            name: split_into_blocks(there[name], heads) if heads > 1 else there[name]
-            for name in (*asked.required, *asked.optional)
-            if name in there
+        inputs = _stage_inputs(rule, stage, rows, columns, made_names, measure_dims, scalars, rand)
+        tensors = {
+            name: tensor for name, tensor in inputs.items() if isinstance(tensor, torch.Tensor)
         }
-        tensors = {name: each for name, each in given.items() if isinstance(each, torch.Tensor)}
-        before = {name: each._version for name, each in tensors.items()}
+        versions = {name: tensor._version for name, tensor in tensors.items()}
         try:
-            found = stage.call(given)
+            outputs = stage.call(inputs)
         except Exception as error:
             raise RuleError(
                 f"{place_of(stage.function)} fails over matrices of shape {(rows, columns)}:"
                 f" {type(error).__name__}: {error}"
             ) from error
         title = f"Stage {place_of(stage.function)}"
-        check_stage_outputs(rule, title, found, given, dict.fromkeys([*made, *measured]))
-        written = [name for name, each in tensors.items() if each._version != before[name]]
-        # What a measure gave is the stage's own where it puts something in its place.
-        written = [name for name in written if name not in measured or name not in found]
-        if written:
+        check_stage_outputs(
+            rule, title, outputs, inputs, dict.fromkeys([*made_names, *measure_dims])
+        )
+        mutated = [name for name, tensor in tensors.items() if tensor._version != versions[name]]
+        # A stage may overwrite a measure that it replaces by an output.
+        mutated = [name for name in mutated if name not in measure_dims or name not in outputs]
+        if mutated:
             raise RuleError(
-                f"{title} writes to {', '.join(written)}, which it was given: return a new tensor."
+                f"{title} writes to {', '.join(mutated)}, which it was given: return a new tensor."
             )
 
 
+def _stage_inputs(
+    rule: Rule,
+    stage: Stage,
+    rows: int,
+    columns: int,
+    made_names: list[str],
+    measure_dims: Mapping[str, str],
+    scalars: Mapping[str, Any],
+    rand: Any,
+) -> dict[str, Any]:
+    """Return inputs for a stage by name: scalars, initial slots, and random values by `rand`."""
+    params, heads = stage_inputs(stage), stage.block_count
+    of_lines = rule.is_of_lines and not stage.of_matrices
+    shape = (2, rows, columns) if of_lines else (rows * heads, columns)
+    values: dict[str, Any] = {name: rand(2, *shape) for name in made_names}
+    for slot in rule.shaped_slots:
+        slot_shape = _shape_of(rule, slot, shape)
+        if slot.per is None and heads > 1 and slot.name in params.required + params.optional:
+            _check_cut(slot, slot_shape, heads, shape)
+        values[slot.name] = torch.full(
+            (2, *slot_shape), slot.initial, dtype=torch.float32, device="cpu"
+        )
+    if of_lines:
+        sides = {"row": (2, rows, 1), "column": (2, 1, columns), "variable": (1, 1, 1)}
+        for name, dimension in measure_dims.items():
+            values[name] = rand(2, *sides[dimension], dtype=torch.float64)
+        # A slot with the name of a size replaces it.
+        values = sizes_by_name(shape) | values
+    values |= {name: float(scalar) for name, scalar in scalars.items() if name not in values}
+    return {
+        name: split_into_blocks(values[name], heads) if heads > 1 else values[name]
+        for name in (*params.required, *params.optional)
+        if name in values
+    }
+
+
 def _check_cut(slot: Slot, shape: tuple[int, ...], heads: int, matrix: tuple[int, ...]) -> None:
+    """Raise a RuleError unless a slot of this shape can be cut into `heads` blocks of rows."""
     if not shape or shape[0] % heads:
         raise RuleError(
             f"The slot {slot.name!r} has shape {shape} beside a matrix of shape {matrix}, whose"
@@ -137,12 +169,12 @@ def _check_cut(slot: Slot, shape: tuple[int, ...], heads: int, matrix: tuple[int
 
 
 def _shape_of(rule: Rule, slot: Slot, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape of a slot beside a matrix."""
+    """Return the shape of a slot of a matrix; raise a RuleError if it is not a tuple of sizes."""
     if slot.per is not None:
         return shape_beside(slot, torch.Size(shape))
     try:
-        found: Any = slot.shape(*shape[-2:])  # pyright: ignore[reportOptionalCall]
-        sizes = cast("tuple[Any, ...]", found if isinstance(found, tuple) else (None,))
+        returned: Any = slot.shape(*shape[-2:])  # pyright: ignore[reportOptionalCall]
+        sizes = cast("tuple[Any, ...]", returned if isinstance(returned, tuple) else (None,))
         is_shape = all(type(size) is int and size >= 0 for size in sizes)
     except Exception as error:
         raise RuleError(
@@ -152,6 +184,6 @@ def _shape_of(rule: Rule, slot: Slot, shape: tuple[int, ...]) -> tuple[int, ...]
     if not is_shape:
         raise RuleError(
             f"The shape of slot {slot.name!r} must be a tuple of sizes, not"
-            f" {show_value(cast('object', found))}."
+            f" {show_value(cast('object', returned))}."
         )
     return sizes

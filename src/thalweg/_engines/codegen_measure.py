@@ -1,4 +1,4 @@
-"""What the measuring kernels of all engines are made of: formulas, and what they read."""
+"""Formulas and inputs of a measuring kernel, for the code generators of all engines."""
 
 from __future__ import annotations
 
@@ -12,22 +12,26 @@ from thalweg.formula import Formula, is_like_update
 
 
 class Sweep:
-    """What is read and computed of an element, whatever the device.
+    """Graphs of measure formulas, and the streams and scalars that they read per element.
 
     Args:
         formulas: `(var, grad, *slots, *, scalars) -> number` each, evaluated in float64, or in the
-            type of the update where it is `like_update`.
-        stages: Formulas `(grad, *, scalars) -> grad` applied to the gradient first, as the update
-            does it.
-        storage: Storage types of variable, gradient, slots and copy (if any); what no formula reads
-            is not read.
-        readable: How many of them formulas may read.
-        from_copy: Whether the last of `storage` is a copy, at which an update may begin; see
+            compute dtype of the update if the formula is marked `like_update`.
+        stages: Formulas `(grad, *, scalars) -> grad` that transform the gradient first.
+        storage: Storage types of variable, gradient, slots and copy (if any). Streams that no
+            formula reads are not loaded.
+        readable: Number of streams that formulas may read, from the first.
+        from_copy: The last of `storage` is a copy at which an update may begin; see
             `thalweg._engines.codegen.Update`.
-        vectors: Which of the scalars that formulas ask for are of a "row" or a "column".
+        vectors: "row" or "column" of each scalar that differs between rows or columns, by name.
+
+    Attributes:
+        used, read: The streams that formulas read, in order; `read` includes the copy.
+        copy: The stream of the copy, or None if formulas do not read the variable.
+        arguments: The names of the kernel's parameters: streams, vectors, scalars.
 
     Raises:
-        RuleError: A formula takes more values than there are, or returns several.
+        RuleError: A formula has more parameters than `readable`, or several results.
     """
 
     def __init__(
@@ -44,15 +48,15 @@ class Sweep:
             _check_measure(formula, transcript, readable)
         self.are_like_update = list(map(is_like_update, formulas))
         self.storage = storage
-        self.used = sorted({stream for each in self.measures for stream in each.streams})
+        self.used = sorted({stream for measure in self.measures for stream in measure.streams})
         self.copy = len(storage) - 1 if from_copy and 0 in self.used else None
         self.read = self.used if self.copy is None else [*self.used, self.copy]
         self.stages = [transcribe(stage) for stage in stages] if 1 in self.used else []
         self.scalar = name_scalars(*self.stages, *self.measures, vectors=vectors)
         self.vectors = name_vectors(*self.measures, vectors=vectors)
         self.scalars = tuple(self.scalar)
-        beside = [*self.vectors.values(), *self.scalar.values()]
-        self.arguments = [*(f"p{stream}" for stream in self.read), *beside]
+        parameter_names = [*self.vectors.values(), *self.scalar.values()]
+        self.arguments = [*(f"p{stream}" for stream in self.read), *parameter_names]
 
 
 def _check_measure(formula: Formula, formula_graph: FormulaGraph, streams: int) -> None:

@@ -1,4 +1,4 @@
-"""A step in several parts: dense and sparse, of one engine or of two, in one round or in more."""
+"""Plan of a step that is composed of parts: dense and sparse, of several engines or rounds."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
 
 
 class Part(Protocol):
-    """What updates some of the variables of a step, each once.
+    """Plan for some of the variables of a step, each once; methods are those of `StepPlan`.
 
     Attributes:
-        written: The tensors it writes.
+        written: The tensors that the part writes.
     """
 
     @property
     def written(self) -> Sequence[Tensor]: ...
 
     def try_rebind(self, request: StepRequest, bounds: Int64) -> bool:
-        """As `Ready.try_rebind`; no gradient may lie in memory with these bounds."""
+        """See `StepPlan`; return False if a gradient overlaps with memory in `bounds`, too."""
         ...
 
     def compute_sums(
@@ -65,10 +65,10 @@ class CompositeStep:
 
     Args:
         request: The step.
-        rounds: For each round the parts, each with the positions of its variables in the step.
+        rounds: For each round its parts, each with the indices of its variables in the step.
 
     Attributes:
-        parts: Those of all rounds.
+        parts: The parts of all rounds.
     """
 
     def __init__(self, request: StepRequest, rounds: Sequence[Parts]) -> None:
@@ -79,13 +79,16 @@ class CompositeStep:
         self.dtypes: tuple[Dtype, ...] = tuple(
             dict.fromkeys(layout.compute_dtype(var.dtype) for var in request.variables)
         )
-        self._bounds = layout.runs_of([each for _, part in self.parts for each in part.written])
+        self._bounds = layout.runs_of([tensor for _, part in self.parts for tensor in part.written])
 
     def try_rebind(self, request: StepRequest) -> bool:
         """See `StepPlan`."""
         if not self.is_single or len(request.variables) != self._count:
             return False
-        if all(part.try_rebind(share_of(request, own), self._bounds) for own, part in self.parts):
+        if all(
+            part.try_rebind(share_of(request, members), self._bounds)
+            for members, part in self.parts
+        ):
             return True
         self.release_gradients()
         return False
@@ -94,43 +97,43 @@ class CompositeStep:
         self, formulas: Formulas, stages: Stages, columns: Columns
     ) -> Sequence[Float64]:
         """See `StepPlan`."""
-        found = [np.zeros(self._count, np.float64) for _ in formulas]
-        for own, part in self.parts:
-            for total, each in zip(
-                found, part.compute_sums(formulas, stages, columns.of_members(own)), strict=True
+        sums = [np.zeros(self._count, np.float64) for _ in formulas]
+        for members, part in self.parts:
+            for total, part_sums in zip(
+                sums, part.compute_sums(formulas, stages, columns.of_members(members)), strict=True
             ):
-                total[own] = each
-        return found
+                total[members] = part_sums
+        return sums
 
     def sums_on_device(self, formulas: Formulas, stages: Stages, columns: Columns) -> None:
         """See `StepPlan`."""
 
     def compute_leaves(self, formulas: Formulas, stages: Stages, columns: Columns) -> list[Float64]:
         """See `StepPlan`."""
-        found = [np.empty((0, len(formulas)))] * self._count
-        for own, part in self.parts:
-            parts = part.compute_leaves(formulas, stages, columns.of_members(own))
-            for index, leaves in zip(own, parts, strict=True):
-                found[index] = leaves
-        return found
+        leaves_by_variable = [np.empty((0, len(formulas)))] * self._count
+        for members, part in self.parts:
+            parts = part.compute_leaves(formulas, stages, columns.of_members(members))
+            for index, leaves in zip(members, parts, strict=True):
+                leaves_by_variable[index] = leaves
+        return leaves_by_variable
 
     def compute_lines(
         self, measures: tuple[Measure, ...], stages: Stages, columns: Columns
     ) -> list[list[Tensor]]:
         """See `StepPlan`."""
-        found: list[list[Tensor]] = [[] for _ in range(self._count)]
-        for own, part in self.parts:
-            parts = part.compute_lines(measures, stages, columns.of_members(own))
-            for index, each in zip(own, parts, strict=True):
-                found[index] = each
-        return found
+        tensors_by_variable: list[list[Tensor]] = [[] for _ in range(self._count)]
+        for members, part in self.parts:
+            parts = part.compute_lines(measures, stages, columns.of_members(members))
+            for index, tensors in zip(members, parts, strict=True):
+                tensors_by_variable[index] = tensors
+        return tensors_by_variable
 
     def max_abs(self) -> Float64:
         """See `StepPlan`."""
-        found = np.zeros(self._count, np.float64)
-        for own, part in self.parts:
-            found[own] = part.max_abs()
-        return found
+        largest = np.zeros(self._count, np.float64)
+        for members, part in self.parts:
+            largest[members] = part.max_abs()
+        return largest
 
     def max_abs_on_device(self, is_checked: Tensor) -> None:
         """See `StepPlan`."""
@@ -138,11 +141,13 @@ class CompositeStep:
     def make_rounds(self, columns: Columns) -> Iterator[WriteRound]:
         """See `StepPlan`."""
         for parts in self._rounds:
-            members = [index for own, _ in parts for index in own]
+            round_members = [index for members, _ in parts for index in members]
             calls = [
-                call for own, part in parts for call in part.make_calls(columns.of_members(own))
+                call
+                for members, part in parts
+                for call in part.make_calls(columns.of_members(members))
             ]
-            yield WriteRound(members, calls)
+            yield WriteRound(round_members, calls)
 
     def release_gradients(self) -> None:
         """See `StepPlan`."""
@@ -151,10 +156,10 @@ class CompositeStep:
 
 
 def share_of(request: StepRequest, members: Sequence[int]) -> StepRequest:
-    """The share of some of the variables in a step."""
+    """Return the request for the variables at the indices `members`."""
 
-    def pick_members(each: Sequence[object]) -> list[Any]:
-        return [each[index] for index in members]
+    def pick_members(per_variable: Sequence[object]) -> list[Any]:
+        return [per_variable[index] for index in members]
 
     return request._replace(
         variables=pick_members(request.variables),
@@ -169,7 +174,7 @@ def share_of(request: StepRequest, members: Sequence[int]) -> StepRequest:
 
 
 class Staying:
-    """A step of which nothing crosses between devices; see `far.OffloadTransfers`.
+    """A step without transfers between devices; see `offload.OffloadTransfers`.
 
     Args:
         request: The step.
@@ -179,10 +184,10 @@ class Staying:
         self.request = request
         self.runs: dict[int, int] = {}
 
-    def take_share(self, request: StepRequest, own: Sequence[int]) -> StepRequest:
-        """The share of some variables in the step."""
-        return share_of(request, own)
+    def take_share(self, request: StepRequest, members: Sequence[int]) -> StepRequest:
+        """Return the request for the variables at the indices `members`."""
+        return share_of(request, members)
 
-    def wrap_part(self, own: Sequence[int], part: Part) -> Part:
-        """The part."""
+    def wrap_part(self, members: Sequence[int], part: Part) -> Part:
+        """Return the part unchanged."""
         return part

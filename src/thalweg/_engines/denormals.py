@@ -1,4 +1,4 @@
-"""Flush denormals on the calling thread for a while, and put its flags back."""
+"""Context manager that flushes or keeps denormals on the calling thread."""
 
 from __future__ import annotations
 
@@ -14,17 +14,19 @@ _TWO = np.full(1, 2.0, np.float32)
 
 
 def is_flushing() -> bool:
-    """Whether the calling thread treats denormals as zero."""
+    """Return whether NumPy flushes denormals to zero on the calling thread; runs one product."""
     return bool((_TINY * _TWO)[0] == 0)
 
 
 def set_denormals(flush: bool) -> ContextSetting:
-    """Flush (True) or keep (False) denormals in NumPy arithmetic on this thread, in a block."""
+    """Return a context manager that flushes (True) or keeps (False) denormals on this thread."""
     return ContextSetting(partial(_switch_flag, flush))
 
 
 def _switch_flag(flush: bool) -> Sections:
-    found = is_flushing()
-    if found == flush:
+    was_flushing = is_flushing()
+    if was_flushing == flush:
         return [], []
-    return [partial(torch.set_flush_denormal, flush)], [partial(torch.set_flush_denormal, found)]
+    return [partial(torch.set_flush_denormal, flush)], [
+        partial(torch.set_flush_denormal, was_flushing)
+    ]

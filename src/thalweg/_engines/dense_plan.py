@@ -1,4 +1,4 @@
-"""Plans: what a step over dense gradients needs again and again, kept until an address changes."""
+"""Plans of steps over dense gradients, reused until an address or a layout changes."""
 
 from __future__ import annotations
 
@@ -34,22 +34,48 @@ def _ids(tensors: Sequence[Any]) -> list[int]:
     return list(map(id, tensors))
 
 
-def _whole(tensors: Sequence[Tensor], sizes: Sequence[int]) -> bool:
-    """Whether tensors of so many bytes, each in one run, lie within their storages."""
+def _lie_in_storages(tensors: Sequence[Tensor], sizes: Sequence[int]) -> bool:
+    """Return whether dense tensors of `sizes` bytes are within their storages."""
     storages = map(Tensor.untyped_storage, tensors)
     if any(map(Tensor.storage_offset, tensors)):
-        begins = [int(each.storage_offset()) * each.element_size() for each in tensors]
-        sizes = list(map(add, begins, sizes))
+        offsets = [int(tensor.storage_offset()) * tensor.element_size() for tensor in tensors]
+        sizes = list(map(add, offsets, sizes))
     return all(map(ge, map(UntypedStorage.nbytes, storages), sizes))
+
+
+def _members_by_signature(request: StepRequest) -> list[list[int]]:
+    """Return the indices of variables with elements, grouped by dtypes, device and `short`."""
+    copies = request.copies or [None] * len(request.variables)
+    signatures: dict[Any, list[int]] = {}
+    for index, (var, copy) in enumerate(zip(request.variables, copies, strict=True)):
+        if var.numel():
+            key = (request.gradients[index].dtype, None if copy is None else copy.dtype, var.dtype)
+            key += (var.get_device(), *(slot.dtype for slot in request.slots[index]))
+            key += tuple(request.short[index : index + 1])
+            signatures.setdefault(key, []).append(index)
+    return list(signatures.values())
+
+
+def _one_per_storage(slots: Sequence[Tensor]) -> list[Tensor]:
+    """Return one slot for each storage, which has one version counter for all its slots.
+
+    It is one with elements if possible, because an empty tensor has no address.
+    """
+    blocks: dict[int, Tensor] = {}
+    for slot in slots:
+        key = slot.untyped_storage().data_ptr() or id(slot)
+        if key not in blocks or not blocks[key].numel():
+            blocks[key] = slot
+    return list(blocks.values())
 
 
 class Group(Protocol):
     """Variables of one storage signature on one device: one kernel, one table.
 
     Attributes:
-        members: Positions of these variables in the plan's lists.
-        has_all_variables: True if the members are all variables of the step.
-        bytes: How many each gradient has.
+        members: Indices of these variables in the plan.
+        has_all_variables: The group has all variables of the plan.
+        bytes: The size of each gradient in bytes.
     """
 
     members: list[int]
@@ -58,11 +84,11 @@ class Group(Protocol):
 
     @property
     def measures_in_place(self) -> bool:
-        """True if it measures members of other layouts in place faster than copies of them."""
+        """Return whether measuring non-contiguous members in place is faster than copying them."""
         ...
 
     def positions(self) -> Tensor:
-        """`members`, on their device."""
+        """Return `members` as a tensor on their device."""
         ...
 
     def point_at(self, addresses: Int64) -> None:
@@ -70,25 +96,25 @@ class Group(Protocol):
         ...
 
     def compute_sums(self, formulas: Formulas, stages: Stages, columns: Columns) -> Float64:
-        """For each member the sums of formulas over its elements: (members, formulas)."""
+        """Return the sums of formulas over the elements of each member: (members, formulas)."""
         ...
 
     def sums_on_device(self, formulas: Formulas, stages: Stages, columns: Columns) -> Tensor | None:
-        """As `compute_sums`, on the device of the members; None if that is the host."""
+        """Return `compute_sums` as a tensor on the members' device; None if that is the host."""
         ...
 
     def compute_leaves(self, formulas: Formulas, stages: Stages, columns: Columns) -> list[Float64]:
-        """What is added up to them: (leaves, formulas) for each member."""
+        """Return the partial sums of each member that `compute_sums` adds: (leaves, formulas)."""
         ...
 
     def compute_lines(
         self, measures: tuple[Measure, ...], stages: Stages, columns: Columns
     ) -> list[list[Tensor]]:
-        """For each member its measures, of rows, columns or itself."""
+        """Return for each member its measures of rows, of columns or of the variable."""
         ...
 
     def max_abs(self) -> Float64:
-        """Largest magnitude of each member's gradient."""
+        """Return the largest magnitude of each member's gradient."""
         ...
 
     def max_abs_on_device(self, is_checked: Tensor) -> Tensor | None:
@@ -100,28 +126,29 @@ class Group(Protocol):
         ...
 
     def make_calls(self, columns: Columns) -> list[Call]:
-        """What launches the kernel, as functions in C."""
+        """Return C functions without arguments that launch the kernel."""
         ...
 
 
 class DensePlan:
-    """A `StepPlan` for variables with dense gradients, all fit for raw memory.
+    """A `StepPlan` for variables with dense gradients that support access by address.
 
-    It owns references to everything its tables point at.
+    The plan holds references to all tensors whose addresses are in its tables.
 
     Args:
-        asked: The step. Its variables are distinct; its gradients have their strides.
-        group: Makes an engine's group of a step and the positions of its members in it.
+        request: The step. Its variables are distinct; each gradient has its variable's strides.
+        make_group: Returns an engine's group for a step and the indices of its members.
 
     Attributes:
-        written: What it writes.
-        is_aimed: Whether its tables point at a step's gradients.
+        written: The tensors that the step writes; one slot for each storage of slots.
+        bounds: The sorted memory ranges that the step writes; see `layout.runs_of`.
+        is_bound: The tables have the addresses of a step's gradients.
     """
 
     is_single = True
 
     def __init__(
-        self, request: StepRequest, group: Callable[[StepRequest, list[int]], Group]
+        self, request: StepRequest, make_group: Callable[[StepRequest, list[int]], Group]
     ) -> None:
         self.rule = request.rule
         self.stages = request.stages
@@ -129,180 +156,173 @@ class DensePlan:
         self._from_copies = request.from_copies
         self._vectors, self._places = list(request.vectors), list(request.places)
         self.variables = variables = list(request.variables)
-        self.slots = slots = [list(each) for each in request.slots]
+        self.slots = slots = [list(var_slots) for var_slots in request.slots]
         self.copies = list(request.copies or [None] * len(variables))
-        self._grad_dtypes = gradients = [grad.dtype for grad in request.gradients]
+        self._grad_dtypes = [grad.dtype for grad in request.gradients]
         self._devices = list(map(Tensor.get_device, variables))
-        signatures: dict[Any, list[int]] = {}
-        for index, var in enumerate(variables):
-            if var.numel():
-                copy = self.copies[index]
-                key = (gradients[index], None if copy is None else copy.dtype, var.dtype)
-                key += (self._devices[index],)
-                key += tuple(slot.dtype for slot in slots[index])
-                key += tuple(request.short[index : index + 1])
-                signatures.setdefault(key, []).append(index)
-        self.groups = [group(request, members) for members in signatures.values()]
+        self.groups = [make_group(request, members) for members in _members_by_signature(request)]
         self.dtypes = tuple(dict.fromkeys(layout.compute_dtype(var.dtype) for var in variables))
-        # Slots of one block share storage and version counter: one tensor stands for them all. It
-        # is one with elements, if there are any, for torch tells no address of others.
-        blocks: dict[int, Tensor] = {}
-        for each in slots:
-            for slot in each:
-                key = slot.untyped_storage().data_ptr() or id(slot)
-                if key not in blocks or not blocks[key].numel():
-                    blocks[key] = slot
-        slot_blocks = list(blocks.values())
-        self._copied = copied = [copy for copy in self.copies if copy is not None]
-        self.written = [*variables, *slot_blocks, *copied]
+        all_slots = [slot for var_slots in slots for slot in var_slots]
+        self._copy_tensors = copy_tensors = [copy for copy in self.copies if copy is not None]
+        self.written = [*variables, *_one_per_storage(all_slots), *copy_tensors]
         self._storages = [tensor.untyped_storage() for tensor in self.written]
-        self._copied_shapes = list(map(Tensor.size, copied))
-        self._copied_strides = list(map(Tensor.stride, copied))
-        self._copied_dtypes = [each.dtype for each in copied]
-        apart = [slot for each in slots for slot in each]
-        self._watched = StorageGuard(apart)
+        self._storage_guard = StorageGuard(all_slots)
         self._pointers = list(map(Tensor.data_ptr, self.written))
-        self._shapes = list(map(Tensor.size, variables))
-        self._strides = list(map(Tensor.stride, variables))
-        self._dtypes = [each.dtype for each in variables]
-        self._contiguous = all(map(Tensor.is_contiguous, variables))
-        self._make_group, self._request = group, request._replace(gradients=())
-        self.bounds = layout.runs_of([*variables, *apart, *copied])
-        self._checked = MetadataGuard()  # variables and copies
-        self._checked_gradients = MetadataGuard()
+        self._record_layouts()
+        self._make_group, self._request = make_group, request._replace(gradients=())
+        self.bounds = layout.runs_of([*variables, *all_slots, *copy_tensors])
+        # Of variables and copies.
+        self._metadata_guard = MetadataGuard()
+        self._gradient_guard = MetadataGuard()
         update: Any = request.rule.update
-        marked = [] if isinstance(update, Composed) and update.is_pass else self.written
-        self.mark_written = partial(torch._C._increment_version, marked)  # pyright: ignore[reportPrivateUsage]
-        self._held: Sequence[Any] = ()  # the gradients that the tables point at
-        self._ids: list[int] = []  # those that were last found to be whole, where they lay,
-        self._aimed = np.empty(0, np.int64)
-        self._apart_from = self.bounds  # and what they lay apart from
+        marked_tensors = [] if isinstance(update, Composed) and update.is_pass else self.written
+        self.mark_written = partial(torch._C._increment_version, marked_tensors)  # pyright: ignore[reportPrivateUsage]
+        # Gradients whose addresses are in the tables, and the last ones that passed all checks.
+        self._gradients: Sequence[Any] = ()
+        self._ids: list[int] = []
+        self._gradient_addresses = np.empty(0, np.int64)
+        self._checked_bounds = self.bounds
         sizes = zip(variables, self._grad_dtypes, strict=True)
         self._bytes = [var.numel() * dtype.itemsize for var, dtype in sizes]
-        self.is_aimed = False
+        self.is_bound = False
         self.point_at(request.gradients)
+
+    def _record_layouts(self) -> None:
+        """Record shapes, strides and dtypes of variables and copies."""
+        self._copy_shapes = list(map(Tensor.size, self._copy_tensors))
+        self._copy_strides = list(map(Tensor.stride, self._copy_tensors))
+        self._copy_dtypes = [copy.dtype for copy in self._copy_tensors]
+        self._shapes = list(map(Tensor.size, self.variables))
+        self._strides = list(map(Tensor.stride, self.variables))
+        self._dtypes = [var.dtype for var in self.variables]
+        self._contiguous = all(map(Tensor.is_contiguous, self.variables))
 
     def try_rebind(self, request: StepRequest, bounds: Int64 | None = None) -> bool:
         """See `StepPlan`.
 
         Args:
             request: The step.
-            bounds: Of the memory that the step writes, if that is more than the plan does.
+            bounds: Memory that gradients must not overlap with, if more than the plan writes.
         """
         if (
             request.rule is not self.rule
             or request.stages != self.stages
             or request.selection != self._selection
             or ((request.places or self._places) and list(request.places) != self._places)
-            or not self._copied_to(request)
+            or not self._has_copies_of(request)
         ):
             return False
-        # Else torch looks for an override whenever a `Variable` is asked for something.
+        # Without this, each attribute of a `Variable` goes through `__torch_function__`.
         with DisableTorchFunctionSubclass():
-            return self._stands(request.variables) and self._aim(request.gradients, bounds)
+            return self._is_unmoved(request.variables) and self._bind(request.gradients, bounds)
 
     def serves(self, request: StepRequest) -> bool:
-        """Whether a plan made for this step would be this one."""
+        """Return whether this plan, bound to the request's gradients, would execute the request."""
         return (
             request.rule is self.rule
             and request.stages == self.stages
             and request.selection == self._selection
             and list(request.places) == self._places
-            and self._copied_to(request)
+            and self._has_copies_of(request)
             and [grad.dtype for grad in request.gradients] == self._grad_dtypes
-            and self._stands(request.variables)
+            and self._is_unmoved(request.variables)
             and all(all(map(is_, a, b)) for a, b in zip(request.slots, self.slots, strict=True))
             and len(request.vectors) == len(self._vectors)
             and all(map(is_, request.vectors, self._vectors))
         )
 
-    def _copied_to(self, request: StepRequest) -> bool:
-        """Whether the step's copies are the plan's; None stands for no copies at all."""
+    def _has_copies_of(self, request: StepRequest) -> bool:
+        """Return whether the request and the plan have the same copies, or both have none."""
         copies = request.copies
         if copies is None:
-            return not self._copied
+            return not self._copy_tensors
         if request.from_copies != self._from_copies:
             return False
         return len(copies) == len(self.copies) and all(map(is_, copies, self.copies))
 
-    def _stands(self, variables: Sequence[Tensor]) -> bool:
-        """Whether this plan was made for these very variables, and they lie where they lay."""
+    def _is_unmoved(self, variables: Sequence[Tensor]) -> bool:
+        """Return whether the variables are the plan's, with unchanged addresses and layouts."""
         if len(variables) != len(self.variables) or not all(map(is_, variables, self.variables)):
             return False
         try:
             if list(map(Tensor.data_ptr, self.written)) != self._pointers:
                 return False
-            if not self._watched.confirm_places():
+            if not self._storage_guard.confirm_places():
                 return False
         except RuntimeError:
             return False
-        # An assignment to `.data` may keep the address and change the rest.
-        seen = [*self.variables, *self._copied]
-        if not self._checked.holds(seen):
-            if not self._as_planned():
+        # An assignment to `.data` can keep the address and change shape, strides or dtype.
+        tensors = [*self.variables, *self._copy_tensors]
+        if not self._metadata_guard.holds(tensors):
+            if not self._has_planned_layout():
                 return False
-            self._checked = MetadataGuard(seen)
+            self._metadata_guard = MetadataGuard(tensors)
         return True
 
-    def _as_planned(self) -> bool:
+    def _has_planned_layout(self) -> bool:
+        """Return whether variables and copies have their planned shapes, dtypes and strides."""
         if not all(map(eq, map(Tensor.size, self.variables), self._shapes)):
             return False
-        if [each.dtype for each in self.variables] != self._dtypes:
+        if [var.dtype for var in self.variables] != self._dtypes:
             return False
-        if self._copied and not (
-            all(map(eq, map(Tensor.size, self._copied), self._copied_shapes))
-            and list(map(Tensor.stride, self._copied)) == self._copied_strides
-            and [each.dtype for each in self._copied] == self._copied_dtypes
+        if self._copy_tensors and not (
+            all(map(eq, map(Tensor.size, self._copy_tensors), self._copy_shapes))
+            and list(map(Tensor.stride, self._copy_tensors)) == self._copy_strides
+            and [copy.dtype for copy in self._copy_tensors] == self._copy_dtypes
         ):
             return False
         if self._contiguous:
             return all(map(Tensor.is_contiguous, self.variables))
         return list(map(Tensor.stride, self.variables)) == self._strides
 
-    def _aim(self, gradients: Sequence[Any], bounds: Int64 | None) -> bool:
-        """Point the tables at these gradients; False if one does not fit as it is.
+    def _bind(self, gradients: Sequence[Any], bounds: Int64 | None) -> bool:
+        """Write the gradients' addresses to the tables; return False if one does not fit.
 
-        Nothing is written; a False return leaves the reasons to the careful path.
+        The caller then plans from scratch, which copies the gradient or raises an error.
         """
         try:
-            if not self._checked_gradients.holds(gradients):
-                if not self._fit(gradients):
+            if not self._gradient_guard.holds(gradients):
+                if not self._fits(gradients):
                     return False
-                self._checked_gradients = MetadataGuard(gradients)
+                self._gradient_guard = MetadataGuard(gradients)
             addresses = _addresses(gradients)
             bounds = self.bounds if bounds is None else bounds
-            if not self._is_aimed_at(gradients, addresses, bounds):
-                if not _whole(gradients, self._bytes):
+            if not self._points_at(gradients, addresses, bounds):
+                if not _lie_in_storages(gradients, self._bytes):
                     return False
                 self._ids = []
                 for group in self.groups:
-                    own = addresses if group.has_all_variables else addresses[group.members]
-                    # A gradient inside memory that the step writes must be copied first.
-                    if not layout.lie_apart(own, group.bytes, bounds):
+                    group_addresses = (
+                        addresses if group.has_all_variables else addresses[group.members]
+                    )
+                    # A gradient inside memory that the step writes has to be copied.
+                    if not layout.lie_apart(group_addresses, group.bytes, bounds):
                         return False
-                    group.point_at(own)
-                self._ids, self._aimed, self._apart_from = _ids(gradients), addresses, bounds
+                    group.point_at(group_addresses)
+                self._ids, self._gradient_addresses = _ids(gradients), addresses
+                self._checked_bounds = bounds
         except RuntimeError:
             return False
-        self._held, self.is_aimed = gradients, True
+        self._gradients, self.is_bound = gradients, True
         return True
 
-    def _is_aimed_at(self, gradients: Sequence[Any], addresses: Int64, bounds: Int64) -> bool:
-        """Whether these are the gradients of the step before, where they lay.
+    def _points_at(self, gradients: Sequence[Any], addresses: Int64, bounds: Int64) -> bool:
+        """Return whether the gradients and their addresses are those of the last step.
 
-        A storage that was cut lies elsewhere.
+        A storage that was resized has another address.
         """
         return (
-            self._apart_from is bounds
+            self._checked_bounds is bounds
             and self._ids == _ids(gradients)
-            and bool((addresses == self._aimed).all())
+            and bool((addresses == self._gradient_addresses).all())
         )
 
-    def _fit(self, gradients: Sequence[Any]) -> bool:
+    def _fits(self, gradients: Sequence[Any]) -> bool:
+        """Return whether gradients are plain tensors with planned shapes, dtypes and strides."""
         if (
             set(map(type, gradients)) != {Tensor}
             or not all(map(eq, map(Tensor.size, gradients), self._shapes))
-            or [each.dtype for each in gradients] != self._grad_dtypes
+            or [grad.dtype for grad in gradients] != self._grad_dtypes
             or list(map(Tensor.get_device, gradients)) != self._devices
         ):
             return False
@@ -314,99 +334,102 @@ class DensePlan:
         return not any(map(Tensor.is_neg, gradients))
 
     def point_at(self, gradients: Sequence[Tensor]) -> None:
-        """Point the tables at gradients that fit: same strides as the variables, memory apart."""
+        """Write addresses of gradients to the tables, without checks of strides and overlaps."""
         self._ids = []
         addresses = _addresses(gradients)
         for group in self.groups:
             group.point_at(addresses[group.members])
-        self._held, self.is_aimed = gradients, True
+        self._gradients, self.is_bound = gradients, True
 
     def compute_sums(
         self, formulas: Formulas, stages: Stages, columns: Columns
     ) -> Sequence[Float64]:
         """See `StepPlan`."""
-        found = np.zeros((len(self.variables), len(formulas)), np.float64)
+        sums = np.zeros((len(self.variables), len(formulas)), np.float64)
         for group in self._measured_groups(formulas):
-            found[group.members] = group.compute_sums(formulas, stages, columns)
-        return list(found.T)
+            sums[group.members] = group.compute_sums(formulas, stages, columns)
+        return list(sums.T)
 
     def sums_on_device(
         self, formulas: Formulas, stages: Stages, columns: Columns
     ) -> Sequence[Tensor] | None:
         """See `StepPlan`."""
         groups = self._measured_groups(formulas)
-        found = self._there(groups, lambda group: group.sums_on_device(formulas, stages, columns))
-        return None if found is None else found.unbind(1)
+        sums = self._collect(groups, lambda group: group.sums_on_device(formulas, stages, columns))
+        return None if sums is None else sums.unbind(1)
 
     @lazy
     def measures_in_place(self) -> bool:
-        """True if groups measure elements in row-major order without copies."""
-        return self._contiguous or all(each.measures_in_place for each in self.groups)
+        """Return whether groups measure elements in row-major order without copies."""
+        return self._contiguous or all(group.measures_in_place for group in self.groups)
 
     @lazy
-    def _copied_groups(self) -> RowMajorGroups:
-        """Groups over copies of what measures read."""
+    def _row_major_groups(self) -> RowMajorGroups:
+        """Return groups over row-major copies of the tensors that measures read."""
         with importing:
             from thalweg._engines.row_major import RowMajorGroups
         return RowMajorGroups(self._request, self._make_group)
 
     def _measured_groups(self, formulas: Formulas) -> Sequence[Group]:
-        """Return groups in whose memory the elements that formulas read are in row-major order."""
+        """Return groups whose memory has the elements that formulas read in row-major order."""
         if self.measures_in_place:
             return self.groups
-        return self._copied_groups.refresh(self.groups, self._held, formulas)
+        return self._row_major_groups.refresh(self.groups, self._gradients, formulas)
 
-    def _there(
-        self, groups: Sequence[Group], part_of: Callable[[Group], Tensor | None]
+    def _collect(
+        self, groups: Sequence[Group], compute_values: Callable[[Group], Tensor | None]
     ) -> Tensor | None:
-        """What groups tell on the device of all variables, put together; None if there is none."""
+        """Return the values of all variables, computed by groups on their common device, or None.
+
+        Variables without a group have 0. None: several devices, the host, or no elements.
+        """
         if len(set(self._devices)) > 1 or not groups:
             return None
-        found: Tensor | None = None
+        values: Tensor | None = None
         for group in groups:
-            part = part_of(group)
-            if part is None or group.has_all_variables:
-                return part
-            if found is None:
-                found = part.new_zeros(len(self.variables), *part.shape[1:])
-            found.index_copy_(0, group.positions(), part)
-        return found
+            group_values = compute_values(group)
+            if group_values is None or group.has_all_variables:
+                return group_values
+            if values is None:
+                values = group_values.new_zeros(len(self.variables), *group_values.shape[1:])
+            values.index_copy_(0, group.positions(), group_values)
+        return values
 
     def compute_leaves(self, formulas: Formulas, stages: Stages, columns: Columns) -> list[Float64]:
         """See `StepPlan`."""
-        found = [np.empty((0, len(formulas)))] * len(self.variables)
+        leaves_by_variable = [np.empty((0, len(formulas)))] * len(self.variables)
         for group in self._measured_groups(formulas):
             parts = group.compute_leaves(formulas, stages, columns)
             for index, leaves in zip(group.members, parts, strict=True):
-                found[index] = leaves
-        return found
+                leaves_by_variable[index] = leaves
+        return leaves_by_variable
 
     def compute_lines(
         self, measures: tuple[Measure, ...], stages: Stages, columns: Columns
     ) -> list[list[Tensor]]:
         """See `StepPlan`."""
-        found: list[list[Tensor]] = [[] for _ in self.variables]
+        tensors_by_variable: list[list[Tensor]] = [[] for _ in self.variables]
         for group in self.groups:
             parts = group.compute_lines(measures, stages, columns)
-            for index, each in zip(group.members, parts, strict=True):
-                found[index] = each
-        return found
+            for index, tensors in zip(group.members, parts, strict=True):
+                tensors_by_variable[index] = tensors
+        return tensors_by_variable
 
     def max_abs(self) -> Float64:
         """See `StepPlan`."""
-        result = np.zeros(len(self.variables), np.float64)
+        largest = np.zeros(len(self.variables), np.float64)
         for group in self.groups:
-            result[group.members] = group.max_abs()
-        return result
+            largest[group.members] = group.max_abs()
+        return largest
 
     def max_abs_on_device(self, is_checked: Tensor) -> Tensor | None:
         """See `StepPlan`."""
-        return self._there(self.groups, lambda group: group.max_abs_on_device(is_checked))
+        return self._collect(self.groups, lambda group: group.max_abs_on_device(is_checked))
 
     def make_calls(self, columns: Columns) -> list[Call]:
-        """What updates everything, as functions in C."""
-        made = [call for group in self.groups for call in group.make_calls(columns)]
-        return [*made, self.mark_written]
+        """Return C functions without arguments that write all variables, slots and copies."""
+        calls = [call for group in self.groups for call in group.make_calls(columns)]
+        return [*calls, self.mark_written]
 
     def make_rounds(self, columns: Columns) -> Iterator[WriteRound]:
         """See `StepPlan`."""
@@ -414,4 +437,4 @@ class DensePlan:
 
     def release_gradients(self) -> None:
         """See `StepPlan`."""
-        self._held, self.is_aimed = (), False
+        self._gradients, self.is_bound = (), False

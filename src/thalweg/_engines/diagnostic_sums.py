@@ -1,14 +1,13 @@
-"""The sums of products that diagnostics have of a leaf, to the last bit, on every engine.
+"""Sums of products per leaf for diagnostics, bitwise equal on every engine.
 
-They are float64 sums of short sums in float32, so that the kernel of an update can afford them. A
-leaf is cut into blocks of `ROWS` rows of `COLUMNS` elements; where its last block ends early, +0
-follows. In a block each kind of numbers is multiplied by a power of two that brings the largest
-magnitude near one: no square overflows, and what underflows is nothing beside the largest. The
-products of a column are rounded to float32 and added up there, row after row. Then the sums of the
-columns, back in their own scale in float64, are added to one lane for each column, block after
-block, and at last the upper half of the lanes to the lower half until one is left.
+They are float64 sums of short float32 sums, cheap enough for the kernel of an update. A leaf is cut
+into blocks of `ROWS` rows of `COLUMNS` elements; the last block is padded with +0. In a block each
+operand is scaled by a power of two that brings its largest magnitude near 1: no square overflows,
+and squares that underflow are negligible. The products of a column are rounded to float32 and added
+row by row. The sums of columns, unscaled in float64, are added to one lane per column, block by
+block; finally the upper half of the lanes is added to the lower half until one is left.
 
-Of numbers in float64 nothing is scaled, and all is float64.
+Float64 operands are not scaled, and all sums are float64.
 """
 
 from __future__ import annotations
@@ -22,37 +21,39 @@ from torch import Tensor
 
 from thalweg._engines.reduction_order import LEAF
 
-ROWS, COLUMNS = 16, 32  # what is kept of a block fits in the nearest cache beside the streams
+# The lanes of a block fit into the L1 cache together with the streams.
+ROWS, COLUMNS = 16, 32
 BLOCK = ROWS * COLUMNS
-# Which exponents of a largest magnitude are brought to zero, as float32 stores them: beyond, the
-# scale is that of the nearest, so that it and what undoes it are no denormals.
+# Biased float32 exponents of the largest magnitude that is scaled to 1. Others are clamped to them,
+# so that the scale and its inverse are not denormals.
 POWERS = 27, 227
 
-Array = Any  # of NumPy on the CPU, of torch elsewhere
+# A NumPy array on the CPU, a tensor elsewhere.
+Array = Any
 Pairs = Mapping[str, tuple[str, str]]
 
 
 def sums_of_products(values: Mapping[str, Array], pairs: Pairs) -> dict[str, Array]:
-    """What a leaf has of each product.
+    """Return the sum of each product over each leaf.
 
     Args:
-        values: (n,) float32 or float64 each, in NumPy or in torch on any device.
+        values: Arrays or tensors (n,), float32 or float64, by name.
         pairs: The names of two of them, by the name of their product.
 
     Returns:
-        The sums of the leaves, (leaves,) float64, by the name of the product.
+        The sums, (leaves,) float64, by the name of the product.
     """
-    scaled = {name: _in_scale(_in_blocks(own)) for name, own in values.items()}
-    is_there = any(isinstance(own, Tensor) for own in values.values())
-    library: Any = torch if is_there else np
+    scaled_arrays = {name: _in_scale(_in_blocks(array)) for name, array in values.items()}
+    is_torch = any(isinstance(array, Tensor) for array in values.values())
+    library: Any = torch if is_torch else np
     columns: list[Array] = []
     for a, b in pairs.values():
-        (one, undo), (other, undo_other) = scaled[a], scaled[b]
-        products = one * other
+        (factor, undo), (other_factor, other_undo) = scaled_arrays[a], scaled_arrays[b]
+        products = factor * other_factor
         column = products[:, :, 0]
         for row in range(1, ROWS):
             column = column + products[:, :, row]
-        columns.append(_wide(column) * (undo * undo_other))
+        columns.append(_wide(column) * (undo * other_undo))
     stacked = library.stack(columns)
     lanes = library.zeros_like(stacked[:, :, 0])
     for block in range(stacked.shape[2]):
@@ -64,24 +65,25 @@ def sums_of_products(values: Mapping[str, Array], pairs: Pairs) -> dict[str, Arr
 
 
 def _in_blocks(values: Array) -> Array:
-    """(leaves, blocks, rows, columns), with +0 where elements are missing."""
+    """Return the values as (leaves, blocks, rows, columns), padded with +0."""
     count = -(-len(values) // LEAF)
-    # Blocks of zeros would change nothing: where there is one leaf they are left out.
+    # Blocks of zeros change no sum: a single leaf has none.
     blocks = LEAF // BLOCK if count > 1 else -(-len(values) // BLOCK)
     missing = count * blocks * BLOCK - len(values)
     if isinstance(values, Tensor):
-        whole: Array = torch.nn.functional.pad(values, (0, missing))
+        padded: Array = torch.nn.functional.pad(values, (0, missing))
     else:
-        whole = np.pad(values, (0, missing))
-    return whole.reshape(count, blocks, ROWS, COLUMNS)
+        padded = np.pad(values, (0, missing))
+    return padded.reshape(count, blocks, ROWS, COLUMNS)
 
 
 def _in_scale(values: Array) -> tuple[Array, Array]:
-    """Blocks in their scale, and what undoes it: (leaves, blocks, 1) float64."""
+    """Return the scaled blocks, and their inverse scale: (leaves, blocks, 1) float64."""
     if isinstance(values, Tensor):
         if values.dtype != torch.float32:
             return values, torch.ones_like(values[:, :, 0, :1])
-        bits = values.view(torch.int32) & 0x7FFFFFFF  # NaN on top
+        # Without the sign, bits order like magnitudes, with NaN last.
+        bits = values.view(torch.int32) & 0x7FFFFFFF
         powers = (bits.amax((2, 3)) >> 23).clamp(*POWERS)[:, :, None]
         scale, undo = ((254 - powers) << 23).view(torch.float32), (powers << 23).view(torch.float32)
     else:

@@ -1,11 +1,10 @@
-"""What diagnostics measure in a step, to the last bit: sums, largest magnitudes and counts.
+"""Reference of the measurements of diagnostics: sums, largest magnitudes and counts.
 
-Of each variable, in the order of `MEASURED`. Numbers are those that the update reads and leaves, in
-the type of its arithmetic. The move of an element is what was stored minus what was there, rounded
-once to that type. Sums of squares and products are those of `diagnostic_sums`, leaf by leaf, and
-leaves are added up as those of measures are (`measuring`). Largest magnitudes are NaN where one is.
-Counts of the gradient are of its numbers as they came: of the type in which they are stored,
-whether the update flushes denormals or not.
+They are bitwise reproducible, in the order of `MEASURED` for each variable, of the numbers that the
+update reads and writes, in its compute dtype. The move of an element is its new value minus the old
+one, rounded once. Sums are those of `diagnostic_sums` per leaf; leaves are combined by
+`reduction_order`. Largest magnitudes are NaN if an element is. Counts of the gradient are those of
+its stored numbers, before denormals are flushed.
 """
 
 # torch.from_numpy has no types.
@@ -44,8 +43,9 @@ PEAKS = ("gradient_max", "update_max", "weight_max")
 COUNTS = ("agreement", "unchanged", "zero", "denormal", "nonfinite")
 MEASURED = (*PRODUCTS, *PEAKS, *COUNTS)
 
-_SPANS = {"cpu": 4 * LEAF}  # elements that are looked at together: as caches have room for
-_SPAN = 64 * LEAF  # on a device
+# Elements measured at once: as many as fit into caches on the CPU, more on a device.
+_SPANS = {"cpu": 4 * LEAF}
+_SPAN = 64 * LEAF
 _TINY = {
     torch.float16: 2.0**-14,
     torch.bfloat16: 2.0**-126,
@@ -53,133 +53,144 @@ _TINY = {
     torch.float64: 2.0**-1022,
 }
 
-Array = Any  # of NumPy on the CPU, of torch elsewhere
-Found = dict[str, Any]  # by name: sums as (leaves,), all else as one number
+# A NumPy array on the CPU, a tensor elsewhere.
+Array = Any
+# By name: sums of shape (leaves,), others as one number.
+Measurements = dict[str, Any]
 
 
 class VariableDiagnostics:
-    """What is measured of one variable in two sweeps of its own: before the writes, and after.
+    """Measurements of one variable in two sweeps: the constructor's, and `finish` after the writes.
 
     Args:
-        asked: The step.
-        index: Which of its variables.
+        request: The step.
+        index: The index of the variable in the step.
         columns: The scalars of `stages`.
-        stages: What the gradient goes through before it is measured.
+        stages: Formulas that transform the gradient before it is measured.
     """
 
-    def __init__(self, asked: StepRequest, index: int, columns: Columns, stages: Stages) -> None:
-        self._var, self._slots = asked.variables[index], asked.slots[index]
-        self._codecs = codecs_of(asked.rule.codecs, self._slots)
-        self._copy = asked.copies[index] if asked.copies and asked.from_copies else None
-        self._flush = asked.selection.denormals == "flush"
+    def __init__(self, request: StepRequest, index: int, columns: Columns, stages: Stages) -> None:
+        self._var, self._slots = request.variables[index], request.slots[index]
+        self._codecs = codecs_of(request.rule.codecs, self._slots)
+        self._copy = request.copies[index] if request.copies and request.from_copies else None
+        self._flush = request.selection.denormals == "flush"
         self._kind = reference.namespace_of(layout.compute_dtype(self._var.dtype))
-        grad = asked.gradients[index]
-        # In a step that is repeated those with rows are still torch's.
+        grad = request.gradients[index]
+        # A replayed step has sparse gradients as torch tensors.
         is_dense = isinstance(grad, Tensor) and grad.layout == torch.strided
         self._grad = grad.detach() if is_dense else None
-        self._found: Found = {}
+        self._found: Measurements = {}
         with no_grad():
             if self._grad is not None:
-                self._measure_gradient(self._grad, stages, self._scalars(columns, index), asked)
-            self._before = self._weight(is_before=True)
+                self._measure_gradient(self._grad, stages, self._scalars(columns, index), request)
+            self._old_weight = self._weight(is_pre_write=True)
 
     def _scalars(self, columns: Columns, index: int) -> dict[str, Any]:
-        """The scalars; those that a device alone knows stay there."""
+        """Return the scalars by name; tensors stay on their device."""
         dtype = layout.compute_dtype(self._var.dtype)
-        own = {name: each[index] for name, each in columns.separate.items()}
-        own = {n: x.to(self._kind) if isinstance(x, Tensor) else dtype(x) for n, x in own.items()}
-        return {**columns.shared[dtype], **own}
+        separate = {name: vector[index] for name, vector in columns.separate.items()}
+        separate = {
+            n: x.to(self._kind) if isinstance(x, Tensor) else dtype(x) for n, x in separate.items()
+        }
+        return {**columns.shared[dtype], **separate}
 
-    def _weight(self, is_before: bool) -> Tensor:
-        """The variable in the type of the arithmetic, all its bits, in the order of its memory."""
+    def _weight(self, is_pre_write: bool) -> Tensor:
+        """Return the variable's elements in the compute dtype, with all bits of a split weight.
+
+        With `is_pre_write` it begins at a copy as the step does, and is a new tensor.
+        """
         var = self._var.detach()
-        if is_before and self._copy is not None and not layout.is_far(self._copy, var.device):
+        if is_pre_write and self._copy is not None and not layout.is_far(self._copy, var.device):
             var = resumed(var, self._copy)
         for codec, slot in zip(self._codecs, self._slots, strict=True):
             if codec is not None and codec.is_beside:
                 var = decode_tensor(codec, slot, var)
         flat = reference.flatten_like(var, self._var).to(self._kind)
-        return flat.clone() if is_before and flat.dtype == var.dtype else flat
+        return flat.clone() if is_pre_write and flat.dtype == var.dtype else flat
 
-    def _momentum(self, asked: StepRequest) -> Tensor | None:
-        """The momentum, in the type of the arithmetic."""
-        place, sign = momentum_of(asked.rule)
-        if place is None:
+    def _momentum(self, request: StepRequest) -> Tensor | None:
+        """Return the rule's momentum in the compute dtype, or None."""
+        position, sign = momentum_of(request.rule)
+        if position is None:
             return None
-        own, codec = self._slots[place], self._codecs[place]
-        own = own.detach() if codec is None else decode_tensor(codec, own, self._var)
-        own = reference.flatten_like(own, self._var).to(self._kind)
-        return own if sign > 0 else -own
+        momentum, codec = self._slots[position], self._codecs[position]
+        momentum = momentum.detach() if codec is None else decode_tensor(codec, momentum, self._var)
+        momentum = reference.flatten_like(momentum, self._var).to(self._kind)
+        return momentum if sign > 0 else -momentum
 
     def _measure_gradient(
-        self, grad: Tensor, stages: Stages, scalars: dict[str, Any], asked: StepRequest
+        self, grad: Tensor, stages: Stages, scalars: dict[str, Any], request: StepRequest
     ) -> None:
+        """Add the measurements of the gradient before and after stages."""
         grad = grad.to(self._var.device)
-        staged = reference.transform(stages, grad, scalars, self._flush, self._kind)
+        staged_grad = reference.transform(stages, grad, scalars, self._flush, self._kind)
         raw = reference.flatten_like(grad, self._var)
-        flat, momentum = reference.flatten_like(staged, self._var), self._momentum(asked)
-        found: list[Found] = []
-        for own in _spans(raw):
-            found.append(_counts_of(_array(raw[own]), _TINY[raw.dtype]))
-            given = [_array(x[own].to(self._kind)) for x in (flat, momentum) if x is not None]
+        flat, momentum = reference.flatten_like(staged_grad, self._var), self._momentum(request)
+        span_measurements: list[Measurements] = []
+        for span in _spans(raw):
+            span_measurements.append(_counts_of(_array(raw[span]), _TINY[raw.dtype]))
+            arrays = [_array(x[span].to(self._kind)) for x in (flat, momentum) if x is not None]
             with set_denormals(self._flush), np.errstate(all="ignore"):
-                found[-1] |= _sums_of_gradient(*given)
-        self._found |= _joined(found)
+                span_measurements[-1] |= _sums_of_gradient(*arrays)
+        self._found |= _merge_spans(span_measurements)
 
-    def finish(self) -> Found:
-        """What is found; the step has been written."""
+    def finish(self) -> Measurements:
+        """Return all measurements of the variable; call it after the writes."""
         with no_grad():
-            after, found, raw = self._weight(is_before=False), list[Found](), None
+            new_weight, raw = self._weight(is_pre_write=False), None
+            span_measurements: list[Measurements] = []
             if self._grad is not None:
                 raw = reference.flatten_like(self._grad.to(self._var.device), self._var)
-            for own in _spans(after):
-                new, old = _array(after[own]), _array(self._before[own])
+            for span in _spans(new_weight):
+                new, old = _array(new_weight[span]), _array(self._old_weight[span])
                 with set_denormals(self._flush), np.errstate(all="ignore"):
-                    found.append(_sums_of_move(new, old))
-                    stays = new == old
+                    span_measurements.append(_sums_of_move(new, old))
+                    equal_mask = new == old
                 if raw is not None:
-                    found[-1]["unchanged"] = _total(stays & (_array(raw[own]) != 0))
-            return {**self._found, **_joined(found)}
+                    span_measurements[-1]["unchanged"] = _total(
+                        equal_mask & (_array(raw[span]) != 0)
+                    )
+            return {**self._found, **_merge_spans(span_measurements)}
 
     @property
     def size(self) -> int:
-        """How many elements it has."""
+        """Return the number of elements of the variable."""
         return self._var.numel()
 
 
 def momentum_of(rule: Rule) -> tuple[int | None, int]:
-    """Which slot of elements is the momentum, the first that says so, and its sign."""
-    for place, slot in enumerate(rule.element_slots):
+    """Return the index of the first slot marked as momentum, or None, and its sign."""
+    for position, slot in enumerate(rule.element_slots):
         if slot.momentum:
-            return place, slot.momentum
+            return position, slot.momentum
     return None, 1
 
 
-def combined(parts: Sequence[Found], sizes: Sequence[int]) -> Any:
-    """(variables, measured) float64 of what variables of one device have: an array or a tensor.
+def combined(parts: Sequence[Measurements], sizes: Sequence[int]) -> Any:
+    """Return measurements of variables of one device: (variables, len(MEASURED)) float64.
 
-    What a variable has nothing of is NaN.
+    A tensor on a device, an array on the CPU. A missing measurement is NaN.
     """
-    given = [each for own in parts for each in own.values() if isinstance(each, Tensor)]
-    device = given[0].device if given else None
+    entries = (entry for part in parts for entry in part.values())
+    device = next((entry.device for entry in entries if isinstance(entry, Tensor)), None)
     counts, columns = leaf_counts(sizes), list[Any]()
     tree = _tree_of(tuple(counts.tolist()), device)
     for name in MEASURED:
         if name in PRODUCTS:
             leaves = [
-                own[name] if name in own else _filled(count, np.nan, device)
-                for own, count in zip(parts, counts, strict=True)
+                part[name] if name in part else _filled(count, np.nan, device)
+                for part, count in zip(parts, counts, strict=True)
             ]
             columns.append(tree.combine(_joining(leaves, device)))
         else:
-            numbers = [own.get(name, np.nan) for own in parts]
+            numbers = [part.get(name, np.nan) for part in parts]
             columns.append(_stacked(numbers, device))
     return np.stack(columns, -1) if device is None else torch.stack(columns, -1)
 
 
 @lru_cache(maxsize=32)
 def _tree_of(counts: tuple[int, ...], device: torch.device | None) -> Tree:
-    """A tree that is kept: while its indices go to a device, the host waits for all work there."""
+    """Return a cached tree; the copy of its indices to a device would synchronize each time."""
     return Tree(np.array(counts, np.int64), device)
 
 
@@ -196,8 +207,8 @@ def _joining(arrays: list[Array], device: torch.device | None) -> Array:
 def _stacked(numbers: list[Any], device: torch.device | None) -> Array:
     if device is None:
         return np.array(numbers, np.float64)
-    own = [x if isinstance(x, Tensor) else _filled(1, x, device)[0] for x in numbers]
-    return torch.stack([each.double() for each in own])
+    scalars = [x if isinstance(x, Tensor) else _filled(1, x, device)[0] for x in numbers]
+    return torch.stack([scalar.double() for scalar in scalars])
 
 
 def _spans(flat: Tensor) -> Iterator[slice]:
@@ -206,19 +217,19 @@ def _spans(flat: Tensor) -> Iterator[slice]:
 
 
 def _array(flat: Tensor) -> Array:
-    """What is computed with: NumPy's array on the CPU, where it is exact and flushes if told to."""
+    """Return a NumPy array on the CPU, whose arithmetic is exact and can flush denormals."""
     if flat.device.type != "cpu":
         return flat
-    own = flat if flat.dtype in (torch.float32, torch.float64) else flat.float()
-    return numpy_copy(own)
+    source = flat if flat.dtype in (torch.float32, torch.float64) else flat.float()
+    return numpy_copy(source)
 
 
 def _total(flags: Array) -> Any:
     return flags.sum() if isinstance(flags, Tensor) else float(flags.sum())
 
 
-def _counts_of(raw: Array, tiny: float) -> Found:
-    """How many numbers of a gradient are zero, denormal, or not finite."""
+def _counts_of(raw: Array, tiny: float) -> Measurements:
+    """Return how many numbers of a gradient are zero, denormal, or not finite."""
     finite = torch.isfinite(raw) if isinstance(raw, Tensor) else np.isfinite(raw)
     return {
         "zero": _total(raw == 0),
@@ -227,42 +238,46 @@ def _counts_of(raw: Array, tiny: float) -> Found:
     }
 
 
-def _sums_of_gradient(grad: Array, momentum: Array | None = None) -> Found:
-    one = type_of(grad)(1)  # a product with it flushes what an update would have flushed
-    values = {"gradient": grad * one}
+def _sums_of_gradient(grad: Array, momentum: Array | None = None) -> Measurements:
+    """Return the sums of squares and products, largest magnitude and equal signs of a span."""
+    # A product with 1 flushes the denormals that an update would have flushed.
+    unit = type_of(grad)(1)
+    values = {"gradient": grad * unit}
     if momentum is not None:
-        values["momentum"] = momentum * one
+        values["momentum"] = momentum * unit
     pairs = {name: pair for name, pair in PRODUCTS_OF_GRADIENT.items() if {*pair} <= values.keys()}
-    found = sums_of_products(values, pairs)
-    found["gradient_max"] = abs(values["gradient"]).max()
+    measurements = sums_of_products(values, pairs)
+    measurements["gradient_max"] = abs(values["gradient"]).max()
     if momentum is not None:
         a, b = values["gradient"], values["momentum"]
-        found["agreement"] = _total(((a < 0) & (b < 0)) | ((a > 0) & (b > 0)))
-    return found
+        measurements["agreement"] = _total(((a < 0) & (b < 0)) | ((a > 0) & (b > 0)))
+    return measurements
 
 
-def _sums_of_move(new: Array, old: Array) -> Found:
+def _sums_of_move(new: Array, old: Array) -> Measurements:
     values = {"update": new - old, "weight": new * type_of(new)(1)}
-    found = sums_of_products(values, PRODUCTS_OF_MOVE)
-    return {**found, **{f"{name}_max": abs(own).max() for name, own in values.items()}}
+    measurements = sums_of_products(values, PRODUCTS_OF_MOVE)
+    return {**measurements, **{f"{name}_max": abs(array).max() for name, array in values.items()}}
 
 
 def type_of(values: Array) -> Any:
-    """What makes a number of the type of an array."""
+    """Return the constructor of scalars for arithmetic with an array."""
     return float if isinstance(values, Tensor) else values.dtype.type
 
 
-def _joined(spans: Sequence[Found]) -> Found:
-    """What spans of a variable have, put together."""
-    found: Found = {}
+def _merge_spans(spans: Sequence[Measurements]) -> Measurements:
+    """Return the measurements of a variable from those of its spans."""
+    measurements: Measurements = {}
     for name in spans[0] if spans else ():
-        own = [each[name] for each in spans]
-        is_there = isinstance(own[0], Tensor)
+        span_values = [span[name] for span in spans]
+        is_tensor = isinstance(span_values[0], Tensor)
         if name in PEAKS:
-            whole = torch.stack(own).max() if is_there else np.max(own)
-            found[name] = whole.double() if is_there else float(whole)
+            peak = torch.stack(span_values).max() if is_tensor else np.max(span_values)
+            measurements[name] = peak.double() if is_tensor else float(peak)
         elif name in COUNTS:
-            found[name] = sum(own[1:], own[0])
+            measurements[name] = sum(span_values[1:], span_values[0])
         else:
-            found[name] = torch.cat(own) if is_there else np.concatenate(own)
-    return found
+            measurements[name] = (
+                torch.cat(span_values) if is_tensor else np.concatenate(span_values)
+            )
+    return measurements

@@ -1,4 +1,4 @@
-"""The gate of the engines: a step is checked as a whole, and each variable gets its engine."""
+"""Validation of a step, selection of an engine for each variable, and cached plans."""
 
 from __future__ import annotations
 
@@ -26,10 +26,13 @@ if TYPE_CHECKING:
     from thalweg._engines.staged_step import StagedStep
     from thalweg.formula import Rule
 
-Home = Literal["cpu", "cuda", "reference"]
-_BY_ADDRESS = ("cpu", "cuda")  # devices on which an address says where a tensor lies
-SIDE = 1 << 30  # rows or columns that kernels for GPUs count, at most
-_SPARE = 16  # plans of variables of earlier steps that are kept
+EngineKind = Literal["cpu", "cuda", "reference"]
+# Device types whose tensors have addresses.
+_BY_ADDRESS = ("cpu", "cuda")
+# The largest number of rows or columns that kernels for GPUs support.
+SIDE = 1 << 30
+# Number of cached plans beyond twice the variables of the step, before old ones are dropped.
+_SPARE = 16
 
 
 def check_gradients(
@@ -41,201 +44,213 @@ def check_gradients(
     narrow: bool = False,
     devices: Sequence[torch.device] | None = None,
 ) -> None:
-    """Refuse a step that cannot be taken as a whole; nothing has changed then.
+    """Validate variables and gradients of a step; change nothing.
 
     Args:
-        variables, gradients, names: The step, a gradient and a name for each variable.
-        scatter: Whether a bad index is reported as TensorFlow's scatter kernels do, or as its
-            fused sparse kernels do.
-        narrow: Whether a gradient of a float32 variable may be of a 16-bit type.
-        devices: Where dense gradients are to be, if not with their variables.
+        variables, gradients, names: The variables, with a gradient and a name for each.
+        scatter: Word errors of indices like TensorFlow's scatter kernels (True) or its fused
+            sparse kernels (False).
+        narrow: Accept 16-bit gradients of float32 variables.
+        devices: The device of each dense gradient, if not the variable's.
 
     Raises:
-        InvalidTypeError: For a dtype that is not computed, or a gradient of another dtype.
-        InvalidArgumentError: For another shape or device, or an index out of range.
-        LayoutError: For memory that cannot be updated in place.
+        InvalidTypeError: A dtype is not supported, or a gradient's differs from its variable's.
+        InvalidArgumentError: A shape or device differs, or an index is out of range.
+        LayoutError: Memory cannot be updated in place.
     """
-    homes = devices or [None] * len(variables)
-    for var, grad, name, home in zip(variables, gradients, names, homes, strict=True):
+    devices_or_none = devices or [None] * len(variables)
+    for var, grad, name, device in zip(variables, gradients, names, devices_or_none, strict=True):
         layout.check_variable(var, name)
         if isinstance(grad, IndexedSlices):
             layout.check_slices(grad, var, name, scatter, narrow)
         else:
-            layout.check_gradient(grad, var, name, narrow, home)
-    once: dict[int, int] = {}
+            layout.check_gradient(grad, var, name, narrow, device)
+    first: dict[int, int] = {}
     for index, var in enumerate(variables):
-        once.setdefault(id(var), index)
-    distinct, titles = [variables[i] for i in once.values()], [names[i] for i in once.values()]
+        first.setdefault(id(var), index)
+    distinct, titles = ([variables[i] for i in first.values()], [names[i] for i in first.values()])
     layout.check_disjoint(distinct, titles)
     check_writable(zip(distinct, titles, strict=True))
 
 
-def engine_of(device: torch.device, name: EngineName) -> Home:
-    """The engine that updates variables of a device when the engine of that name is chosen."""
+def engine_of(device: torch.device, name: EngineName) -> EngineKind:
+    """Return the engine that updates variables on `device` if `name` is selected."""
     if takes_device(device, name):
         return "cuda"
     return "cpu" if device.type == "cpu" and name in ("auto", "cpu") else "reference"
 
 
 class Dispatcher:
-    """Makes steps ready, and keeps of their plans what the next one can use again."""
+    """Planner of steps; caches plans for later steps over the same variables."""
 
     def __init__(self) -> None:
-        # The last ones, for steps with other gradients, too.
-        self._dense: dict[tuple[Home, int], DensePlan] = {}  # by engine and run
-        self._sparse: dict[tuple[Home, int, int], RowsPlan] = {}  # by engine, variable and round
-        self._far: dict[int, OffloadLink] = {}  # by `id` of variables
-        self._warned: set[int] = set()
-        self._passes: dict[Rule, list[Dispatcher]] = {}  # those of their passes
+        # By engine and offload run; reused for other gradients, too.
+        self._dense: dict[tuple[EngineKind, int], DensePlan] = {}
+        # By engine, `id` of the variable, and round.
+        self._sparse: dict[tuple[EngineKind, int, int], RowsPlan] = {}
+        # By `id` of the variable.
+        self._links: dict[int, OffloadLink] = {}
+        self._warned_ids: set[int] = set()
+        self._pass_dispatchers: dict[Rule, list[Dispatcher]] = {}
 
-    def plan_step(self, asked: StepRequest) -> StepPlan:
-        """A step that `check_gradients` accepted, ready to be measured and taken.
+    def plan_step(self, request: StepRequest) -> StepPlan:
+        """Return the plan of a step that `check_gradients` accepted, bound to its gradients.
+
+        Gradients that overlap with written memory are copied; no other tensor is written.
 
         Raises:
-            InvalidTypeError, InvalidArgumentError, LayoutError: Slots do not fit their variable.
+            InvalidTypeError, InvalidArgumentError, LayoutError: A slot or copy does not fit its
+                variable.
         """
-        if asked.rule.passes:
-            return self._plan_passes(asked)
-        variables = asked.variables
+        if request.rule.passes:
+            return self._plan_passes(request)
+        variables = request.variables
         rounds = in_rounds(variables)
-        if len(self._sparse) > 2 * len(variables) + _SPARE:  # of variables long gone
-            here = set(map(id, variables))
-            self._sparse = {key: each for key, each in self._sparse.items() if key[1] in here}
-        copies = asked.copies or [None] * len(variables)
-        if asked.rule.codecs:
+        # Drop plans of variables that are no longer used.
+        if len(self._sparse) > 2 * len(variables) + _SPARE:
+            ids = set(map(id, variables))
+            self._sparse = {key: plan for key, plan in self._sparse.items() if key[1] in ids}
+        copies = request.copies or [None] * len(variables)
+        if request.rule.codecs:
             with importing:
                 from thalweg._engines.codecs.checks import check_encoded
-            check_encoded(asked)
-        _check_memory(variables, asked.slots, asked.titles, copies, asked.rule.codecs)
-        crossing = self._plan_transfers(asked)
-        asked = crossing.request
-        copies = copies if asked.copies is None else asked.copies
-        gradients = _set_apart(variables, asked.gradients, asked.slots, copies)
-        asked = asked._replace(gradients=gradients)
-        homes = self._engines_of(asked, len(rounds) > 1)
-        made = [
-            self._plan_round(asked, number, own, homes, crossing)
-            for number, own in enumerate(rounds)
+            check_encoded(request)
+        _check_memory(variables, request.slots, request.titles, copies, request.rule.codecs)
+        transfers = self._plan_transfers(request)
+        request = transfers.request
+        copies = copies if request.copies is None else request.copies
+        gradients = _copy_overlapping(variables, request.gradients, request.slots, copies)
+        request = request._replace(gradients=gradients)
+        engines = self._select_engines(request, len(rounds) > 1)
+        parts = [
+            self._plan_round(request, number, members, engines, transfers)
+            for number, members in enumerate(rounds)
         ]
-        if len(made) == len(made[0]) == 1 and isinstance(made[0][0][1], DensePlan):
-            return made[0][0][1]
-        return CompositeStep(asked, made)
+        if len(parts) == len(parts[0]) == 1 and isinstance(parts[0][0][1], DensePlan):
+            return parts[0][0][1]
+        return CompositeStep(request, parts)
 
-    def _plan_passes(self, asked: StepRequest) -> StagedStep:
-        """A step of a rule with passes, each of which has plans of its own."""
+    def _plan_passes(self, request: StepRequest) -> StagedStep:
+        """Return the plan of a rule with passes, with a dispatcher for each pass and the update."""
         with importing:
             from thalweg._engines.staged_step import StagedStep
-        count = 1 + len(asked.rule.passes)
-        own = self._passes.setdefault(asked.rule, [Dispatcher() for _ in range(count)])
-        if asked.rule.is_of_lines:
-            homes = [engine_of(var.device, asked.selection.name) for var in asked.variables]
-            asked = asked._replace(short=cpu.find_short(asked, homes))
-        return StagedStep(asked, [each.plan_step for each in own])
+        count = 1 + len(request.rule.passes)
+        new_dispatchers = [Dispatcher() for _ in range(count)]
+        dispatchers = self._pass_dispatchers.setdefault(request.rule, new_dispatchers)
+        if request.rule.is_of_lines:
+            engines = [engine_of(var.device, request.selection.name) for var in request.variables]
+            request = request._replace(short=cpu.find_short(request, engines))
+        return StagedStep(request, [dispatcher.plan_step for dispatcher in dispatchers])
 
-    def _plan_transfers(self, asked: StepRequest) -> OffloadTransfers | Staying:
-        """What crosses between devices, if anything does."""
-        crossing: OffloadTransfers | Staying = Staying(asked)
-        pairs = zip(asked.variables, asked.copies or (), strict=False)
+    def _plan_transfers(self, request: StepRequest) -> OffloadTransfers | Staying:
+        """Return the transfers of offloaded copies between devices, or `Staying`."""
+        transfers: OffloadTransfers | Staying = Staying(request)
+        pairs = zip(request.variables, request.copies or (), strict=False)
         if any(copy is not None and layout.is_far(copy, var.device) for var, copy in pairs):
             with importing:
                 from thalweg._engines.offload import OffloadTransfers
-            crossing = OffloadTransfers(asked, self._far)
-        if len(self._far) > 2 * len(asked.variables) + _SPARE:
-            here = set(map(id, asked.variables))
-            self._far = {key: each for key, each in self._far.items() if key in here}
-        return crossing
+            transfers = OffloadTransfers(request, self._links)
+        if len(self._links) > 2 * len(request.variables) + _SPARE:
+            ids = set(map(id, request.variables))
+            self._links = {key: link for key, link in self._links.items() if key in ids}
+        return transfers
 
-    def _engines_of(self, asked: StepRequest, repeats: bool) -> list[Home]:
-        """The engine of each variable; one that repeats has one engine."""
-        homes: list[Home] = [self._engine_of(asked, index) for index in range(len(asked.variables))]
-        if repeats and "reference" in homes:
-            pairs = list(zip(asked.variables, homes, strict=True))
-            slow = {id(var) for var, home in pairs if home == "reference"}
-            for index, var in enumerate(asked.variables):
+    def _select_engines(self, request: StepRequest, repeats: bool) -> list[EngineKind]:
+        """Return the engine of each variable; all occurrences of a variable have the same one."""
+        engines: list[EngineKind] = [
+            self._select_engine(request, index) for index in range(len(request.variables))
+        ]
+        if repeats and "reference" in engines:
+            pairs = list(zip(request.variables, engines, strict=True))
+            slow = {id(var) for var, engine in pairs if engine == "reference"}
+            for index, var in enumerate(request.variables):
                 if id(var) in slow:
-                    homes[index] = "reference"
-        return homes
+                    engines[index] = "reference"
+        return engines
 
-    def _engine_of(self, asked: StepRequest, index: int) -> Home:
-        home = engine_of(asked.variables[index].device, asked.selection.name)
-        if home == "cuda" and asked.vectors and max(asked.variables[index].shape[-2:]) > SIDE:
+    def _select_engine(self, request: StepRequest, index: int) -> EngineKind:
+        """Return the engine of the variable at `index`; warn if its layout needs the reference."""
+        engine = engine_of(request.variables[index].device, request.selection.name)
+        if engine == "cuda" and request.vectors and max(request.variables[index].shape[-2:]) > SIDE:
             return "reference"
-        return home if home == "reference" or self._fits_or_warns(asked, index) else "reference"
+        is_reference = engine == "reference" or not self._fits_or_warns(request, index)
+        return "reference" if is_reference else engine
 
-    def _fits_or_warns(self, asked: StepRequest, index: int) -> bool:
-        """Whether a variable's memory is fit for an engine that goes by addresses."""
-        var, grad = asked.variables[index], asked.gradients[index]
-        copy = None if asked.copies is None else asked.copies[index]
-        slots = layout.without_records(asked.slots[index], asked.rule.codecs)
-        beside = slots if copy is None else [*slots, copy]
-        is_encoded = len(slots) < len(asked.slots[index])
+    def _fits_or_warns(self, request: StepRequest, index: int) -> bool:
+        """Return whether variable, slots and copy support access by address; warn once if not."""
+        var, grad = request.variables[index], request.gradients[index]
+        copy = None if request.copies is None else request.copies[index]
+        slots = layout.without_records(request.slots[index], request.rule.codecs)
+        other_tensors = slots if copy is None else [*slots, copy]
+        is_encoded = len(slots) < len(request.slots[index])
         fits = (
             (var.is_contiguous() if is_encoded else layout.is_dense(var))
             and layout.is_aligned(var)
-            and all(layout.same_strides(other, var) for other in beside)
-            and (not asked.vectors or var.is_contiguous())
+            and all(layout.same_strides(tensor, var) for tensor in other_tensors)
+            and (not request.vectors or var.is_contiguous())
         )
-        if not fits and id(var) not in self._warned:
-            self._warned.add(id(var))
+        if not fits and id(var) not in self._warned_ids:
+            self._warned_ids.add(id(var))
             strides = f"has strides {var.stride()} for shape {tuple(var.shape)}"
-            layout.warn_slow(asked.titles[index], strides)
+            layout.warn_slow(request.titles[index], strides)
         if fits and isinstance(grad, IndexedSlices):
             return var.is_contiguous() and len(grad.indices) < ENTRIES
         return fits
 
     def _plan_round(
         self,
-        asked: StepRequest,
+        request: StepRequest,
         number: int,
         members: Sequence[int],
-        homes: Sequence[Home],
-        crossing: OffloadTransfers | Staying,
+        engines: Sequence[EngineKind],
+        transfers: OffloadTransfers | Staying,
     ) -> Parts:
-        """The parts of a round of distinct variables."""
-        dense: dict[tuple[Home, int], list[int]] = {}
+        """Return the parts of a round of distinct variables, each with indices of its variables."""
+        dense: dict[tuple[EngineKind, int], list[int]] = {}
         parts: list[tuple[Sequence[int], Part]] = []
         for index in members:
-            home = homes[index]
-            if home == "reference":
+            engine = engines[index]
+            if engine == "reference":
                 with importing:
                     from thalweg._engines.reference import ReferencePart
-                parts.append(([index], ReferencePart(crossing.take_share(asked, [index]))))
-            elif not isinstance(asked.gradients[index], IndexedSlices):
-                dense.setdefault((home, crossing.runs.get(index, -1)), []).append(index)
+                parts.append(([index], ReferencePart(transfers.take_share(request, [index]))))
+            elif not isinstance(request.gradients[index], IndexedSlices):
+                dense.setdefault((engine, transfers.runs.get(index, -1)), []).append(index)
             else:
-                share = crossing.take_share(asked, [index])
-                parts.append(([index], self._sparse_plan(share, home, number)))
+                part_request = transfers.take_share(request, [index])
+                parts.append(([index], self._sparse_plan(part_request, engine, number)))
         plans = [
-            (own, self._dense_plan(crossing.take_share(asked, own), key))
-            for key, own in dense.items()
+            (group, self._dense_plan(transfers.take_share(request, group), key))
+            for key, group in dense.items()
         ]
-        return [(own, crossing.wrap_part(own, part)) for own, part in (*plans, *parts)]
+        return [(group, transfers.wrap_part(group, part)) for group, part in (*plans, *parts)]
 
-    def _sparse_plan(self, asked: StepRequest, home: Home, number: int) -> RowsPlan:
-        # A plan is aimed at one gradient, so repeats of a variable need plans of their own.
-        key = (home, id(asked.variables[0]), number)
+    def _sparse_plan(self, request: StepRequest, engine: EngineKind, number: int) -> RowsPlan:
+        # A plan is bound to one gradient, so each occurrence of a variable has its own plan.
+        key = (engine, id(request.variables[0]), number)
         plan = self._sparse.get(key)
-        if plan is None or not plan.serves(asked):
-            plan = self._sparse[key] = (cuda.RowsPart if home == "cuda" else cpu.SparsePlan)(asked)
-        plan.point_at(asked.gradients[0])
+        if plan is None or not plan.serves(request):
+            plan_class = cuda.RowsPart if engine == "cuda" else cpu.SparsePlan
+            plan = self._sparse[key] = plan_class(request)
+        plan.point_at(request.gradients[0])
         return plan
 
-    def _dense_plan(self, asked: StepRequest, key: tuple[Home, int]) -> DensePlan:
-        # A plan points at one step's gradients, so repeats of a variable need plans of their own.
-        fitting = map(layout.with_strides_of, asked.gradients, asked.variables)
-        asked = asked._replace(gradients=list(fitting))
+    def _dense_plan(self, request: StepRequest, key: tuple[EngineKind, int]) -> DensePlan:
+        """Return the cached plan, if it matches and is unbound, or a new one; bind it."""
+        fitting = map(layout.with_strides_of, request.gradients, request.variables)
+        request = request._replace(gradients=list(fitting))
         plan = self._dense.get(key)
-        if plan is not None and not plan.is_aimed and plan.serves(asked):
-            plan.point_at(asked.gradients)
+        if plan is not None and not plan.is_bound and plan.serves(request):
+            plan.point_at(request.gradients)
         else:
             group = cuda.Group if key[0] == "cuda" else _group_on_cpu
-            plan = self._dense[key] = DensePlan(asked, group)
+            plan = self._dense[key] = DensePlan(request, group)
         return plan
 
 
-def _group_on_cpu(asked: StepRequest, members: list[int]) -> cpu.Group:
-    is_short = bool(asked.short) and asked.short[members[0]]
-    return (cpu.ShortGroup if is_short else cpu.Group)(asked, members)
+def _group_on_cpu(request: StepRequest, members: list[int]) -> cpu.Group:
+    is_short = bool(request.short) and request.short[members[0]]
+    return (cpu.ShortGroup if is_short else cpu.Group)(request, members)
 
 
 def _check_memory(
@@ -245,56 +260,58 @@ def _check_memory(
     copies: Sequence[Tensor | None],
     codecs: Sequence[str | None],
 ) -> None:
+    """Raise an error unless slots and copies fit their variables, and all memory is disjoint."""
     tensors: list[Tensor] = []
     titles: list[str] = []
-    seen: set[int] = set()
-    for var, own, name, copy in zip(variables, slots, names, copies, strict=True):
-        layout.check_slots(var, layout.without_records(own, codecs), name)
-        if id(var) not in seen:
-            seen.add(id(var))
-            tensors += [var, *own]
-            titles += [name, *(f"a slot of {name}" for _ in own)]
-        if copy is not None and id(copy) not in seen:
-            seen.add(id(copy))
+    seen_ids: set[int] = set()
+    for var, var_slots, name, copy in zip(variables, slots, names, copies, strict=True):
+        layout.check_slots(var, layout.without_records(var_slots, codecs), name)
+        if id(var) not in seen_ids:
+            seen_ids.add(id(var))
+            tensors += [var, *var_slots]
+            titles += [name, *(f"a slot of {name}" for _ in var_slots)]
+        if copy is not None and id(copy) not in seen_ids:
+            seen_ids.add(id(copy))
             layout.check_copy(var, copy, name)
             tensors.append(copy)
             titles.append(f"the copy of {name}")
     layout.check_disjoint(tensors, titles)
-    looked_at = set(map(id, variables))  # with their gradients
-    named = zip(tensors, titles, strict=True)
-    check_writable((tensor, title) for tensor, title in named if id(tensor) not in looked_at)
+    # `check_gradients` has checked the variables.
+    checked_ids = set(map(id, variables))
+    titled = zip(tensors, titles, strict=True)
+    check_writable((tensor, title) for tensor, title in titled if id(tensor) not in checked_ids)
 
 
-def _set_apart(
+def _copy_overlapping(
     variables: Sequence[Tensor],
     gradients: Sequence[Gradient],
     slots: Sequence[Sequence[Tensor]],
     copies: Sequence[Tensor | None],
 ) -> list[Gradient]:
-    """The gradients, copied where they or their indices lie in memory that the step writes."""
-    written = [*variables, *(slot for each in slots for slot in each)]
-    written += [copy for copy in copies if copy is not None]
+    """Return the gradients; values or indices inside memory that the step writes are copied."""
+    written_tensors = [*variables, *(slot for var_slots in slots for slot in var_slots)]
+    written_tensors += [copy for copy in copies if copy is not None]
     spans = sorted(
-        layout.byte_span(tensor) for tensor in written if tensor.device.type in _BY_ADDRESS
+        layout.byte_span(tensor) for tensor in written_tensors if tensor.device.type in _BY_ADDRESS
     )
     starts = np.array([start for start, _ in spans], np.int64)
     ends = np.maximum.accumulate(np.array([end for _, end in spans], np.int64))
 
-    def apart(memory: Tensor) -> Tensor:
+    def copy_if_overlapping(memory: Tensor) -> Tensor:
         if memory.device.type not in _BY_ADDRESS:
             return memory
         start, end = layout.byte_span(memory)
-        # Runs that begin before the memory ends; the farthest end among them decides.
-        before = int(np.searchsorted(starts, end, side="left"))
-        return memory if not before or ends[before - 1] <= start else memory.clone()
+        # Ranges that begin before the memory ends; it overlaps if one ends after it begins.
+        count = int(np.searchsorted(starts, end, side="left"))
+        return memory if not count or ends[count - 1] <= start else memory.clone()
 
-    result: list[Gradient] = []
+    disjoint_gradients: list[Gradient] = []
     for grad in gradients:
         if isinstance(grad, IndexedSlices):
-            values, indices = apart(grad.values), apart(grad.indices)
+            values, indices = copy_if_overlapping(grad.values), copy_if_overlapping(grad.indices)
             if values is not grad.values or indices is not grad.indices:
                 grad = IndexedSlices(values, indices, grad.dense_shape)
-            result.append(grad)
+            disjoint_gradients.append(grad)
         else:
-            result.append(apart(grad))
-    return result
+            disjoint_gradients.append(copy_if_overlapping(grad))
+    return disjoint_gradients

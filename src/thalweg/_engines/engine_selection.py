@@ -1,4 +1,4 @@
-"""Which engine runs, how it rounds, what it does with denormals, and whether it looks for NaN."""
+"""Selection of the engine, its rounding, denormals and checks for NaN, per context."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MATHS: tuple[Math, ...] = ("exact", "fast")
 
 
 class Selection(NamedTuple):
-    """An engine, its denormals, whether steps refuse NaN and infinity, and how it rounds."""
+    """Engine, handling of denormals, check for NaN and infinity, and rounding."""
 
     name: EngineName = "auto"
     denormals: Denormals = "flush"
@@ -28,23 +28,23 @@ class Selection(NamedTuple):
 
 
 DEFAULT = Selection()
-_chosen: ContextVar[dict[str, Any]] = ContextVar("thalweg_engine", default={})  # noqa: B039
+_overrides: ContextVar[dict[str, Any]] = ContextVar("thalweg_engine", default={})  # noqa: B039
 # Returns the choices of the innermost `engine` block; while it is the same dictionary, `current`
 # returns equal selections.
-choices = _chosen.get
+choices = _overrides.get
 
 
-def current(unless: Selection = DEFAULT) -> Selection:
-    """The selection in force: what was chosen, and `unless` for all else."""
-    chosen = _chosen.get()
-    return unless._replace(**chosen) if chosen else unless
+def current(default: Selection = DEFAULT) -> Selection:
+    """Return `default`, with the choices of the `engine` blocks around the call."""
+    overrides = _overrides.get()
+    return default._replace(**overrides) if overrides else default
 
 
 def check_name(name: str) -> EngineName:
-    """The name, if it is an engine's.
+    """Return the name of an engine.
 
     Raises:
-        ValueError: If it is not; lists the engines.
+        ValueError: The name is not that of an engine; lists the engines.
     """
     if name not in ENGINES:
         raise ValueError(
@@ -81,7 +81,7 @@ def engine(
 
     Raises:
         ValueError: If a name is unknown.
-        TypeError: If `check_numerics` is no bool.
+        TypeError: If `check_numerics` is not a bool.
 
     Example:
         >>> import thalweg
@@ -96,16 +96,18 @@ def engine(
         raise ValueError(f"math must be 'exact' or 'fast', not {show_value(math)}.")
     if check_numerics not in (None, True, False):
         raise InvalidTypeError(f"check_numerics must be a bool, not {show_value(check_numerics)}.")
-    given = {
+    arguments = {
         "name": name,
         "denormals": denormals,
         "check_numerics": check_numerics,
         "math": math,
     }
-    chosen = {key: value for key, value in given.items() if value is not None}
-    return ContextSetting(partial(_choose_within, chosen))
+    overrides = {key: value for key, value in arguments.items() if value is not None}
+    return ContextSetting(partial(_choose_within, overrides))
 
 
 def _choose_within(changes: dict[str, Any]) -> Sections:
-    outside = _chosen.get()
-    return [partial(_chosen.set, {**outside, **changes})], [partial(_chosen.set, outside)]
+    outer_overrides = _overrides.get()
+    return [partial(_overrides.set, {**outer_overrides, **changes})], [
+        partial(_overrides.set, outer_overrides)
+    ]

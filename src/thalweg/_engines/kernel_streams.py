@@ -1,4 +1,4 @@
-"""What one kernel reads and writes of variables with dense gradients."""
+"""Tensors of one kernel, as tables of dtypes, sizes and addresses."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ class Streams(NamedTuple):
     """The memory of several variables of one storage signature.
 
     Attributes:
-        names: Storage types of variable, gradient, slots and copy (if any); the names of codecs for
-            slots that are encoded.
-        copied: Whether there is a copy.
-        from_copy: Whether what others wrote to it counts.
-        compute: The type of the arithmetic.
-        gradient: The dtype of gradients.
-        sizes: Elements of each variable.
-        base: (variables, streams) where they begin; 0 for gradients. With `draws` there are two
-            columns more: each variable's place, as `StepRequest.places` has it.
-        draws: Whether numbers of 16 bits are rounded by random bits.
+        names: Storage types of variable, gradient, slots and copy (if any); encoded slots have the
+            name of their codec.
+        copied: The variables have copies.
+        from_copy: The step begins at a copy to which other code has written.
+        compute: The compute dtype.
+        gradient: The dtype of the gradients.
+        sizes: The number of elements of each variable.
+        base: Addresses, (variables, streams); 0 for gradients. With `draws`, two more columns have
+            each variable's entry of `StepRequest.places`.
+        draws: 16-bit numbers are rounded stochastically.
     """
 
     names: tuple[str, ...]
@@ -42,42 +42,45 @@ class Streams(NamedTuple):
 
     @property
     def measured_types(self) -> tuple[str, ...]:
-        """The storage types of what measures may read."""
+        """Return the storage types of the streams that measures may read."""
         return self.names if self.from_copy else self.names[: len(self.names) - self.copied]
 
     @property
     def bytes(self) -> Int64:
-        """How many each gradient has."""
+        """Return the size of each gradient in bytes."""
         return np.array(self.sizes, np.int64) * self.gradient.itemsize
 
 
-def streams_of(asked: StepRequest, members: Sequence[int]) -> Streams:
-    """Those of some of the variables of a step, which are all of one storage signature."""
-    copies = asked.copies or [None] * len(asked.variables)
-    written = [
-        [asked.variables[i], *asked.slots[i], *([] if (copy := copies[i]) is None else [copy])]
+def streams_of(request: StepRequest, members: Sequence[int]) -> Streams:
+    """Return the streams of the variables at the indices `members`, of one storage signature."""
+    copies = request.copies or [None] * len(request.variables)
+    tensors_by_member = [
+        [request.variables[i], *request.slots[i], *([] if (copy := copies[i]) is None else [copy])]
         for i in members
     ]
-    gradient = asked.gradients[members[0]].dtype
-    var, *beside = (each.dtype for each in written[0])
-    kinds = (var, gradient, *beside)
-    codecs = dict(enumerate(asked.rule.codecs, 2))
-    names = tuple(layout.STORAGE_NAMES.get(each) or str(codecs[k]) for k, each in enumerate(kinds))
+    gradient = request.gradients[members[0]].dtype
+    var, *other_dtypes = (tensor.dtype for tensor in tensors_by_member[0])
+    kinds = (var, gradient, *other_dtypes)
+    codecs = dict(enumerate(request.rule.codecs, 2))
+    names = tuple(
+        layout.STORAGE_NAMES.get(dtype) or str(codecs[k]) for k, dtype in enumerate(kinds)
+    )
     base = np.zeros((len(members), len(names)), np.int64)
-    for row, own in enumerate(written):
-        base[row, 0], *base[row, 2:] = map(Tensor.data_ptr, own)
-    copied = copies[members[0]] is not None
-    rounded = (names[0], *names[2 : len(names) - copied])  # copies are rounded to the nearest
-    draws = bool(asked.places) and not NARROW.isdisjoint(rounded)
+    for row, tensors in enumerate(tensors_by_member):
+        base[row, 0], *base[row, 2:] = map(Tensor.data_ptr, tensors)
+    has_copy = copies[members[0]] is not None
+    # Copies are rounded to the nearest.
+    rounded_names = (names[0], *names[2 : len(names) - has_copy])
+    draws = bool(request.places) and not NARROW.isdisjoint(rounded_names)
     if draws:
-        base = np.hstack([base, np.array([asked.places[i] for i in members], np.int64)])
+        base = np.hstack([base, np.array([request.places[i] for i in members], np.int64)])
     return Streams(
         names,
-        copied,
-        copied and asked.from_copies,
+        has_copy,
+        has_copy and request.from_copies,
         layout.compute_dtype(var),
         gradient,
-        [own[0].numel() for own in written],
+        [tensors[0].numel() for tensors in tensors_by_member],
         base,
         draws,
     )

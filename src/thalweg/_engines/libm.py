@@ -1,4 +1,4 @@
-"""The C library's exp, log and pow, one address for both engines.
+"""Addresses of exp, log and pow of the C library, the same for both engines.
 
 NumPy has its own versions of these, and LLVM rewrites calls that it knows by name: pow(x, 0.5) into
 a square root, pow(2, x) into exp2, which differ in the last bit of float64.
@@ -19,10 +19,10 @@ def _c_function(name: str, arguments: int) -> Callable[..., float]:
 
 exp, log, power = _c_function("exp", 1), _c_function("log", 1), _c_function("pow", 2)
 
-# What compiled code calls them: names that LLVM does not know.
+# Compiled code uses names that LLVM does not know, so that it does not rewrite the calls.
 SYMBOLS = {"thalweg_exp": exp, "thalweg_log": log, "thalweg_pow": power}
 
 
 def address_of(function: Callable[..., float]) -> int:
-    """Where the machine code of one of these functions lies."""
+    """Return the address of the machine code of `exp`, `log` or `power`."""
     return ctypes.cast(function, ctypes.c_void_p).value or 0  # pyright: ignore[reportArgumentType]

@@ -1,4 +1,4 @@
-"""What a copy of a variable in a narrower type holds, and what others wrote to it."""
+"""Copies of variables in narrower dtypes, and detection of foreign writes to them."""
 
 # torch.from_numpy has no types.
 # pyright: reportUnknownMemberType=false
@@ -10,44 +10,49 @@ from torch import Tensor
 
 from thalweg.variable import numpy_copy
 
-HALF_PLACE = 0x8000  # half of a bfloat16's last place, in the bits of a float32
+# Half of a bfloat16's last place, in the bits of a float32.
+HALF_PLACE = 0x8000
 
 
 def saturated(values: Tensor, dtype: torch.dtype) -> Tensor:
-    """The values in a narrower type, as tensors of their own; what is too large is the largest."""
+    """Return a copy of the values in `dtype`, clamped to the largest finite number of it."""
     largest = torch.finfo(dtype).max
     return values.detach().clamp(-largest, largest).to(dtype)
 
 
 def resumed(var: Tensor, copy: Tensor) -> Tensor:
-    """Return a variable, or its copy where that is not what a step left: there others wrote to it.
+    """Return the variable, with elements of `copy` where other code has written to the copy.
 
-    They are compared by bits, so that -0 is not 0. Values to which a number rounds cannot be told
-    apart, nor can the two bfloat16 between which it lies in the middle.
+    Other code has written an element if the copy is not the rounded variable, compared by bits: -0
+    is not 0. A write of a value to which the variable rounds is not detected.
     """
-    own = begun = var.detach()
-    if own.device.type == "cpu":  # times 1, which flushes what a step would have flushed
+    original = flushed = var.detach()
+    # A product with 1 flushes the denormals that a step would have flushed.
+    if original.device.type == "cpu":
         with np.errstate(all="ignore"):
-            wide = own if own.dtype == torch.float64 else own.float()
-            begun = torch.from_numpy(np.asarray(numpy_copy(wide) * 1))
+            exact = original if original.dtype == torch.float64 else original.float()
+            flushed = torch.from_numpy(np.asarray(numpy_copy(exact) * 1))
     if copy.dtype == torch.bfloat16:
-        left = is_nearest(begun, copy.detach())
+        matches = is_nearest(flushed, copy.detach())
     else:
-        left = saturated(begun, copy.dtype).view(torch.int16) == copy.detach().view(torch.int16)
-    return torch.where(left, own, copy.detach().to(own.dtype))
+        matches = saturated(flushed, copy.dtype).view(torch.int16) == copy.detach().view(
+            torch.int16
+        )
+    return torch.where(matches, original, copy.detach().to(original.dtype))
 
 
-def is_nearest(numbers: Tensor, rounded: Tensor) -> Tensor:
-    """Return where a bfloat16 is one of the nearest to a number, by bits; nowhere to NaN.
+def is_nearest(numbers: Tensor, candidates: Tensor) -> Tensor:
+    """Return a mask: True where a bfloat16 candidate is at most half a place from the number.
 
-    Of two that are as near, a master is rounded to the even one. The upper part of a split weight
-    is the one away from zero, because no code stands for half a place up; see `codecs.split8`.
+    A tie counts for both neighbours: master weights round it to even, the upper part of a split
+    weight away from zero, because no code stands for half a place up; see `codecs.split8`. NaN is
+    near nothing.
 
     Args:
-        numbers: The numbers; what is too large for a bfloat16 counts as the largest.
-        rounded: The bfloat16, beside them.
+        numbers: The numbers; those above the largest bfloat16 count as the largest.
+        candidates: A bfloat16 for each number.
     """
     largest = torch.finfo(torch.bfloat16).max
     single = numbers.clamp(-largest, largest).float()
-    apart = single.view(torch.int32).long() - (rounded.view(torch.int16).long() << 16)
-    return (apart.abs() <= HALF_PLACE) & ~single.isnan()
+    distance = single.view(torch.int32).long() - (candidates.view(torch.int16).long() << 16)
+    return (distance.abs() <= HALF_PLACE) & ~single.isnan()

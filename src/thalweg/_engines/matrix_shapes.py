@@ -1,4 +1,4 @@
-"""Variables as matrices."""
+"""Shapes and validation of variables of rules with passes, which are matrices."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STACK_CHOICES = (
 
 
 def matrix_shape(shape: torch.Size) -> tuple[int, int]:
-    """Rows and columns of a variable of this shape: its first dimension, and all others."""
+    """Return the rows and columns of a variable: its first dimension, and all others."""
     return shape[0], shape[1:].numel()
 
 
@@ -77,12 +77,11 @@ def stack_message(title: str, shape: torch.Size, rule_title: str) -> str:
 def check_step(
     rule: Rule, variables: Sequence[Tensor], gradients: Sequence[Any], titles: Sequence[str]
 ) -> None:
-    """Refuse a step that a rule with passes does not take.
+    """Raise an error unless a rule with passes can take this step.
 
     Raises:
-        InvalidArgumentError: A variable comes twice, or `check_matrices` raises it.
-        InvalidTypeError: It has another dtype than float32, float64 and bfloat16, or its gradient
-            is sparse.
+        InvalidArgumentError: A variable occurs twice, or `check_matrices` raises it.
+        InvalidTypeError: A gradient is sparse, or `check_matrices` raises it.
     """
     title = f"rule {rule.name!r}"
     check_matrices(rule, title, variables, titles)
@@ -99,7 +98,7 @@ def check_step(
 
 
 def shape_beside(slot: Slot, shape: torch.Size) -> tuple[int, ...]:
-    """The shape of a slot beside a variable of this shape."""
+    """Return the shape of a slot of a variable with this shape."""
     if slot.per == "row":
         return (*shape[:-1], 1)
     if slot.per == "column":
@@ -108,7 +107,7 @@ def shape_beside(slot: Slot, shape: torch.Size) -> tuple[int, ...]:
 
 
 def shaped_like(var: Tensor, slot: Slot) -> Tensor:
-    """A tensor without memory, of the shape of a slot beside a variable."""
+    """Return a meta tensor with the shape of a slot of the variable."""
     return torch.empty(shape_beside(slot, var.shape), dtype=var.dtype, device="meta")
 
 
@@ -120,42 +119,47 @@ def check_shaped_slots(
     shapes: Sequence[Sequence[tuple[int, ...]]],
     titles: Sequence[str],
 ) -> None:
-    """Refuse slots with shapes of their own that stages could not read, or a step not write.
+    """Raise an error unless stages can read and write the `shaped_slots` of variables.
 
     Args:
         rule: The rule.
         variables, titles: The variables, with a name for each.
-        element_slots: What else the step writes.
-        slots: Of each variable, in the rule's order.
-        shapes: Those that they must have here.
+        element_slots: For each variable its other slots; no slot may overlap with them.
+        slots: For each variable its `shaped_slots`, in the rule's order.
+        shapes: The expected shapes of `slots`.
 
     Raises:
-        InvalidArgumentError: One has another shape or device.
-        InvalidTypeError: One has a dtype that is not computed.
-        LayoutError: One has no memory of its own, or its elements share theirs.
+        InvalidArgumentError: A slot has another shape or device.
+        InvalidTypeError: A slot has an unsupported dtype.
+        LayoutError: A slot overlaps with another tensor or itself, or has no memory.
     """
-    tensors = [*variables, *(slot for own in element_slots for slot in own)]
-    names = [*titles, *(f"a slot of {name}" for name, own in zip(titles, element_slots, strict=True)
-                        for _ in own)]  # fmt: skip
-    for var, own, wanted, title in zip(variables, slots, shapes, titles, strict=True):
-        for kind, slot, shape in zip(rule.shaped_slots, own, wanted, strict=True):
-            what = f"'{kind.name}' of '{title}'"
+    tensors = [*variables, *(slot for var_slots in element_slots for slot in var_slots)]
+    names = [*titles]
+    for name, var_slots in zip(titles, element_slots, strict=True):
+        names += [f"a slot of {name}"] * len(var_slots)
+    for var, var_slots, expected_shapes, title in zip(
+        variables, slots, shapes, titles, strict=True
+    ):
+        for shaped_slot, slot, shape in zip(
+            rule.shaped_slots, var_slots, expected_shapes, strict=True
+        ):
+            slot_title = f"'{shaped_slot.name}' of '{title}'"
             if slot.dtype not in layout.STORAGE_NAMES:
                 raise InvalidTypeError(
-                    f"{what} is {dtype_name(slot.dtype)}, which is not computed."
+                    f"{slot_title} is {dtype_name(slot.dtype)}, which is not computed."
                 )
             if tuple(slot.shape) != shape or slot.device != var.device:
                 raise InvalidArgumentError(
-                    f"{what} has shape {tuple(slot.shape)} on {slot.device}; it must have shape"
-                    f" {shape} on {var.device}."
+                    f"{slot_title} has shape {tuple(slot.shape)} on {slot.device}; it must have"
+                    f" shape {shape} on {var.device}."
                 )
-            layout.check_memory(slot, what)
+            layout.check_memory(slot, slot_title)
             if slot.is_neg() or layout.may_overlap(slot):
                 raise LayoutError(
-                    f"{what} cannot be updated in place: its elements share memory (shape"
+                    f"{slot_title} cannot be updated in place: its elements share memory (shape"
                     f" {tuple(slot.shape)}, strides {slot.stride()})."
                 )
             tensors.append(slot)
-            names.append(what)
+            names.append(slot_title)
     layout.check_disjoint(tensors, names)
     check_writable(zip(tensors, names, strict=True))

@@ -1,4 +1,4 @@
-"""The passes of a rule as updates, each over all that they make."""
+"""Conversion of a rule's passes to update rules whose slots hold all values of passes."""
 
 from __future__ import annotations
 
@@ -15,63 +15,64 @@ from thalweg.formula import Rule, Slot, is_like_update
 
 
 class JointPassFormula(Composed):
-    """A formula of a rule with passes, as engines run it: over all that its passes make.
+    """Formula of a pass or an update, with the values of all passes as inputs and results.
 
     Args:
-        formula: `(var, grad, *made, *slots, *, scalars)`, which takes what passes before it made.
-        known: How many values these have made.
-        makes: How many it makes itself. None are for the update, which returns `(var, *slots)`;
-            another formula leaves all else as it was.
-        total: How many values all passes make.
-        slots: How many slots there are, some of which options may have added to those it takes.
-        vectors: What it may ask for of a "row" or a "column", by name.
+        formula: `(var, grad, *made, *slots, *, scalars)`; it reads the values of earlier passes.
+        earlier_count: Number of values that earlier passes make.
+        made_count: Number of values that this pass makes; 0 for the update, which returns
+            `(var, *slots)`. A pass leaves everything else unchanged.
+        value_count: Number of values that all passes make.
+        slot_count: Number of slots of the rule, including those that options have added.
+        vectors: "row" or "column" of each vector that the formula may read, by name.
         rule: The rule.
     """
 
     def __init__(
         self,
         formula: Any,
-        known: int,
-        makes: int,
-        total: int,
-        slots: int,
+        earlier_count: int,
+        made_count: int,
+        value_count: int,
+        slot_count: int,
         vectors: Mapping[str, str],
         rule: Rule,
     ) -> None:
-        self.formula, self.known, self.makes, self.total = formula, known, makes, total
-        self.slots, self.vectors, self.rule = slots, vectors, rule
-        self.is_pass = makes > 0
+        self.formula, self.vectors, self.rule = formula, vectors, rule
+        self.earlier_count, self.made_count = earlier_count, made_count
+        self.value_count, self.slot_count = value_count, slot_count
+        self.is_pass = made_count > 0
         self.__qualname__ = formula.__qualname__
 
     def __call__(self, *values: Any, **scalars: Any) -> Any:
         raise RuleError(f"{self.__qualname__} is run by engines alone.")
 
     def compose(self) -> FormulaGraph:
-        """Return the graph over the values of all passes and all slots."""
-        graph, first_slot = transcribe(self.formula), 2 + self.known
-        inputs = stream_nodes(2 + self.total + self.slots)
+        """Return the graph over the values of all passes and all slots; the rest passes through."""
+        graph, first_slot = transcribe(self.formula), 2 + self.earlier_count
+        inputs = stream_nodes(2 + self.value_count + self.slot_count)
         slots = len(graph.positional) - first_slot
-        values = graph.apply([*inputs[:first_slot], *inputs[2 + self.total :][:slots]])
+        values = graph.apply([*inputs[:first_slot], *inputs[2 + self.value_count :][:slots]])
         results = [inputs[0], *inputs[2:]]
-        if self.makes:
-            results[1 + self.known : 1 + self.known + self.makes] = values
+        if self.made_count:
+            results[1 + self.earlier_count : 1 + self.earlier_count + self.made_count] = values
         else:
             results[0] = values[0]
-            results[1 + self.total : 1 + self.total + slots] = values[1:]
+            results[1 + self.value_count : 1 + self.value_count + slots] = values[1:]
         return FormulaGraph(_name_values(len(inputs)), graph.scalars, tuple(results))
 
 
 class VisiblePassFormula(Composed):
-    """A measure of a rule with passes, as engines take it: of all that its passes make.
+    """Formula of a measure, with the values of all passes as inputs.
 
     Args:
-        formula: `(var, grad, *made, *slots, *, scalars)`, which sees what passes before it made.
-        known: How many values these have made.
-        total: How many values all passes make.
+        formula: `(var, grad, *made, *slots, *, scalars)`; it reads the values of earlier passes.
+        earlier_count: Number of values that earlier passes make.
+        value_count: Number of values that all passes make.
     """
 
-    def __init__(self, formula: Any, known: int, total: int) -> None:
-        self.formula, self.known, self.total = formula, known, total
+    def __init__(self, formula: Any, earlier_count: int, value_count: int) -> None:
+        self.formula, self.earlier_count, self.value_count = formula, earlier_count, value_count
         self.is_like_update = is_like_update(formula)
         self.__qualname__ = formula.__qualname__
 
@@ -80,9 +81,9 @@ class VisiblePassFormula(Composed):
 
     def compose(self) -> FormulaGraph:
         """Return the graph over the values of all passes."""
-        graph, first_slot = transcribe(self.formula), 2 + self.known
-        inputs = stream_nodes(len(graph.positional) + self.total - self.known)
-        results = graph.apply([*inputs[:first_slot], *inputs[2 + self.total :]])
+        graph, first_slot = transcribe(self.formula), 2 + self.earlier_count
+        inputs = stream_nodes(len(graph.positional) + self.value_count - self.earlier_count)
+        results = graph.apply([*inputs[:first_slot], *inputs[2 + self.value_count :]])
         return FormulaGraph(_name_values(len(inputs)), graph.scalars, tuple(results))
 
 
@@ -92,45 +93,53 @@ def _name_values(count: int) -> tuple[str, ...]:
 
 @cache
 def sweeps_of(rule: Rule) -> dict[Measure, tuple[Measure, ...]]:
-    """For the first measure of each sweep all of them, as engines take them.
+    """Return the measures of each sweep over memory, by the sweep's first measure.
 
-    Measures that follow one another share a sweep, unless one reads what another has made.
+    Consecutive measures share a sweep, unless one reads the result of another. Their formulas take
+    the values of all passes.
     """
-    found: dict[Measure, tuple[Measure, ...]] = {}
+    sweeps: dict[Measure, tuple[Measure, ...]] = {}
     first: Measure | None = None
-    known = 0
-    for each in rule.passes:
-        known += len(getattr(each, "of_elements", ()))
-        if not isinstance(each, Measure):
+    value_count = 0
+    for rule_pass in rule.passes:
+        value_count += len(getattr(rule_pass, "of_elements", ()))
+        if not isinstance(rule_pass, Measure):
             first = None
             continue
-        asked = transcribe(each.function).scalars
-        if first is None or any(other.makes in asked for other in found[first]):
-            first = each
-        own = (
-            each
-            if known == len(rule.made)
-            else replace(each, function=_seen(each.function, known, len(rule.made)))
+        scalar_names = transcribe(rule_pass.function).scalars
+        if first is None or any(measure.makes in scalar_names for measure in sweeps[first]):
+            first = rule_pass
+        visible_measure = (
+            rule_pass
+            if value_count == len(rule.made)
+            else replace(
+                rule_pass,
+                function=_visible_formula(rule_pass.function, value_count, len(rule.made)),
+            )
         )
-        found[first] = (*found.get(first, ()), own)
-    return found
+        sweeps[first] = (*sweeps.get(first, ()), visible_measure)
+    return sweeps
 
 
 def sweeps_in_order(rule: Rule) -> list[tuple[str, ...]]:
-    """What each sweep of a step over memory makes, by name; nothing for that of the update."""
-    known, found = sweeps_of(rule), list[tuple[str, ...]]()
-    for each in rule.passes:
-        if isinstance(each, Pass):
-            found.append(each.makes)
-        elif isinstance(each, Measure) and each in known:
-            found.append(tuple(own.makes for own in known[each]))
-    levels = (each.measures for each in rule.levels)
-    return [*found, *(tuple(own) for own in (rule.measures, *levels) if own), ()]
+    """Return the names that each sweep over memory makes, in order; () for the update."""
+    sweeps, names_by_sweep = sweeps_of(rule), list[tuple[str, ...]]()
+    for rule_pass in rule.passes:
+        if isinstance(rule_pass, Pass):
+            names_by_sweep.append(rule_pass.makes)
+        elif isinstance(rule_pass, Measure) and rule_pass in sweeps:
+            names_by_sweep.append(tuple(measure.makes for measure in sweeps[rule_pass]))
+    levels = (level.measures for level in rule.levels)
+    return [
+        *names_by_sweep,
+        *(tuple(measures) for measures in (rule.measures, *levels) if measures),
+        (),
+    ]
 
 
 def count_read_streams(rule: Rule) -> int:
-    """How many tensors of a variable's shape the sweeps of measures read, counted in each."""
-    return sum(len(_read_by(several)) for several in sweeps_of(rule).values())
+    """Return the number of tensors that the sweeps of measures read, summed over sweeps."""
+    return sum(len(_read_by(measures)) for measures in sweeps_of(rule).values())
 
 
 def _read_by(measures: tuple[Measure, ...]) -> set[int]:
@@ -138,21 +147,24 @@ def _read_by(measures: tuple[Measure, ...]) -> set[int]:
 
 
 @cache
-def _seen(formula: Any, known: int, total: int) -> VisiblePassFormula:
-    return VisiblePassFormula(formula, known, total)
+def _visible_formula(formula: Any, earlier_count: int, value_count: int) -> VisiblePassFormula:
+    return VisiblePassFormula(formula, earlier_count, value_count)
 
 
 @cache
 def updates_of(rule: Rule) -> tuple[Rule, ...]:
-    """The passes and the update of a rule, each as an update, with slots for what is made."""
-    names, found = rule.made, list[Rule]()
+    """Return an update rule for each pass of a rule and for its update, in order.
+
+    The slots of each are the values of all passes, then the slots of elements.
+    """
+    names, updates = rule.made, list[Rule]()
     slots = (*map(Slot, names), *rule.element_slots)
-    known, beside = 0, (len(names), len(rule.element_slots), rule.vectors, rule)
-    for each in rule.passes:
-        if isinstance(each, Pass):
-            count = len(each.makes)
-            formula = JointPassFormula(each.function, known, count, *beside)
-            found.append(Rule(name=rule.name, update=formula, slots=slots))
-            known += count
-    last = JointPassFormula(rule.update, known, 0, *beside)
-    return (*found, Rule(name=rule.name, update=last, slots=slots, before=rule.before))
+    earlier_count, common_args = 0, (len(names), len(rule.element_slots), rule.vectors, rule)
+    for rule_pass in rule.passes:
+        if isinstance(rule_pass, Pass):
+            count = len(rule_pass.makes)
+            formula = JointPassFormula(rule_pass.function, earlier_count, count, *common_args)
+            updates.append(Rule(name=rule.name, update=formula, slots=slots))
+            earlier_count += count
+    update_formula = JointPassFormula(rule.update, earlier_count, 0, *common_args)
+    return (*updates, Rule(name=rule.name, update=update_formula, slots=slots, before=rule.before))

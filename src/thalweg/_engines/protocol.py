@@ -80,12 +80,13 @@ class Columns(NamedTuple):
         shared: For each compute dtype the scalars of all its variables, by name.
         separate: Scalars that differ between variables, by name: arrays over the variables of the
             step, or tensors, if only a device knows them.
-        taken: A bool tensor of shape () on that device: the step is taken; None if it certainly is.
+        apply_flag: A bool tensor of shape () on that device, True if the step is applied; None if
+            it is always applied.
     """
 
     shared: Mapping[Dtype, Scalars]
     separate: Mapping[str, Any]
-    taken: Tensor | None = None
+    apply_flag: Tensor | None = None
 
     def of_members(self, members: Sequence[int]) -> Columns:
         """Return the scalars of some of the variables."""
@@ -128,12 +129,12 @@ class WriteRound(NamedTuple):
 def in_rounds(variables: Sequence[Tensor]) -> list[list[int]]:
     """Return the indices of first occurrences of variables, of second occurrences, and so on."""
     rounds: list[list[int]] = []
-    seen: dict[int, int] = {}
+    occurrences: dict[int, int] = {}
     for index, var in enumerate(variables):
-        number = seen[id(var)] = seen.get(id(var), -1) + 1
-        if number == len(rounds):
+        round_number = occurrences[id(var)] = occurrences.get(id(var), -1) + 1
+        if round_number == len(rounds):
             rounds.append([])
-        rounds[number].append(index)
+        rounds[round_number].append(index)
     return rounds
 
 

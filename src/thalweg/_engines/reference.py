@@ -1,4 +1,4 @@
-"""The reference engine: whole arrays, one NumPy operation at a time. It is the specification.
+"""Reference engine: full arrays, one NumPy operation at a time. It is the specification.
 
 NumPy rather than torch on CPU memory, because torch.sqrt is 1 ulp off on 0.64 % of float32 inputs.
 Tensors elsewhere are computed with torch.
@@ -54,6 +54,8 @@ _WIDE = (torch.float32, torch.float64)
 
 
 def _torch_rounded(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return the function evaluated in float64 and rounded to the promoted dtype."""
+
     def apply(*values: Tensor) -> Tensor:
         dtype = reduce(torch.promote_types, [value.dtype for value in values])
         return function(*(value.double() for value in values)).to(dtype)
@@ -91,15 +93,15 @@ TORCH: dict[str, Callable[..., Any]] = {
 
 @cache
 def torch_formula(formula: Formula, dtype: torch.dtype, device: torch.device, dim: int) -> Formula:
-    """The formula on tensors of `dtype` with so many dimensions."""
+    """Return the formula as a function of torch tensors with `dim` dimensions."""
     return bind_formula(formula, TORCH, _torch_number(dtype, device, dim))
 
 
 def _torch_number(dtype: torch.dtype, device: torch.device, dim: int) -> Callable[[float], Tensor]:
-    """What makes a tensor of a number.
+    """Return a function that converts a number to a tensor of shape (1,), or () if `dim` is 0.
 
-    It has one dimension beside tensors that have any: torch would not count the type of a tensor
-    of shape () beside those, and NumPy counts that of a number.
+    Shape (1,), because type promotion of torch ignores tensors of shape () next to others, unlike
+    that of NumPy.
     """
     return partial(torch.full, (1,) * min(dim, 1), dtype=dtype, device=device)
 
@@ -107,14 +109,14 @@ def _torch_number(dtype: torch.dtype, device: torch.device, dim: int) -> Callabl
 def _pick_scalars(
     formula: Formula, scalars: Scalars, dtype: Callable[[Any], Any]
 ) -> dict[str, Any]:
-    own = {name: scalars[name] for name in transcribe(formula).scalars}
-    return {name: x if isinstance(x, Tensor) else dtype(x) for name, x in own.items()}
+    picked_scalars = {name: scalars[name] for name in transcribe(formula).scalars}
+    return {name: x if isinstance(x, Tensor) else dtype(x) for name, x in picked_scalars.items()}
 
 
 def _to_numpy(tensor: Tensor, rows: Int64 | None = None) -> Array:
-    """A copy of a tensor, or of rows of it."""
-    own = tensor.detach() if rows is None else tensor.detach()[torch.from_numpy(rows)]
-    return numpy_copy(own if own.dtype in _WIDE else own.float())
+    """Return a copy of a tensor, or of rows of it; 16-bit types become float32."""
+    source = tensor.detach() if rows is None else tensor.detach()[torch.from_numpy(rows)]
+    return numpy_copy(source if source.dtype in _WIDE else source.float())
 
 
 def evaluate_on(
@@ -124,9 +126,9 @@ def evaluate_on(
     dtype: Dtype | None = None,
     rows: Int64 | None = None,
 ) -> list[Array]:
-    """A formula over NumPy copies of tensors, or of `rows` of them.
+    """Return the results of a formula over NumPy copies of tensors, or of `rows` of them.
 
-    It is computed in `dtype`, by default the one that the first tensor is computed in.
+    They are computed in `dtype`, by default the compute dtype of the first tensor.
     """
     dtype = dtype or compute_dtype(tensors[0].dtype)
     # Copies, because a result may be a parameter into which another result is stored first.
@@ -137,62 +139,70 @@ def evaluate_on(
         return _flush_results(formula, results, arrays[0], len(arrays) - len(results))
 
 
-def _flush_results(formula: Formula, results: Sequence[Any], var: Array, grad: int) -> list[Array]:
-    """The results as arrays; times 1, which flushes a number that was chosen and not computed."""
-    one, transcript = var.dtype.type(1), transcribe(formula)
+def _flush_results(formula: Formula, results: Sequence[Any], var: Array, grads: int) -> list[Array]:
+    """Return the results as arrays of the variable's shape and dtype.
+
+    Those that are not inputs are multiplied by 1, which flushes denormals that were only selected.
+    """
+    unit, transcript = var.dtype.type(1), transcribe(formula)
     arrays: list[Array] = []
     for index, result in enumerate(results):
-        passed = transcript.passes_through(index, index + (grad if index else 0))
+        is_passthrough = transcript.passes_through(index, index + (grads if index else 0))
         array = np.asarray(result, var.dtype)
-        array = array if passed else array * one
+        array = array if is_passthrough else array * unit
         arrays.append(array if array.shape == var.shape else np.broadcast_to(array, var.shape))
     return arrays
 
 
 def torch_evaluate(formula: Formula, tensors: list[Tensor], scalars: Scalars) -> list[Tensor]:
-    """A formula over tensors of any device, computed in the dtype of the first."""
+    """Return the results of a formula over tensors of any device, in the dtype of the first."""
     first = tensors[0]
-    how = first.dtype, first.device, first.dim()
-    function = torch_formula(formula, *how)
-    results = function(*tensors, **_pick_scalars(formula, scalars, _torch_number(*how)))
+    target = first.dtype, first.device, first.dim()
+    function = torch_formula(formula, *target)
+    results = function(*tensors, **_pick_scalars(formula, scalars, _torch_number(*target)))
     return [result.to(first.dtype).expand(first.shape) for result in results]
 
 
 def transform(
-    stages: Stages, grad: Tensor, scalars: Scalars, flush: bool, kind: torch.dtype | None = None
+    stages: Stages,
+    grad: Tensor,
+    scalars: Scalars,
+    flush: bool,
+    dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """The gradient after the stages, a new tensor; the gradient itself if there are none.
+    """Return the gradient after the stages, a new tensor; the gradient itself without stages.
 
     Args:
-        stages: The stages; in between, numbers have the type of the arithmetic.
+        stages: The stages; results between them have the compute dtype.
         grad: A gradient, or the values of a sparse one.
-        scalars: What the stages read.
-        flush: Whether denormals are treated as zero.
-        kind: The variable's dtype, which the result has; that of the gradient if None.
+        scalars: The scalars of the stages.
+        flush: Treat denormals as zero.
+        dtype: The dtype of the returned tensor, usually the variable's; by default the
+            gradient's.
     """
     if not stages:
         return grad
-    kind = kind or grad.dtype
+    dtype = dtype or grad.dtype
     if grad.device.type != "cpu":
-        changed = grad.detach().to(namespace_of(compute_dtype(kind)))
+        staged_grad = grad.detach().to(namespace_of(compute_dtype(dtype)))
         for stage in stages:
-            changed = torch_evaluate(stage, [changed], scalars)[0]
-        return changed.to(kind)
+            staged_grad = torch_evaluate(stage, [staged_grad], scalars)[0]
+        return staged_grad.to(dtype)
     with set_denormals(flush):
-        array, dtype = grad.detach(), compute_dtype(kind)
+        array, compute = grad.detach(), compute_dtype(dtype)
         for stage in stages:
-            result = evaluate_on(stage, [array], scalars, dtype)[0]
+            result = evaluate_on(stage, [array], scalars, compute)[0]
             array = torch.from_numpy(np.array(result, order="C"))
-        return array.to(kind)
+        return array.to(dtype)
 
 
 def _repeated_waves(rows: Int64) -> list[Int64]:
-    """Positions of first, second, third ... occurrences of each row, in order of appearance."""
-    seen: dict[int, int] = {}
+    """Return the positions of first, second, ... occurrences of rows, in order of appearance."""
+    occurrences: dict[int, int] = {}
     waves: list[list[int]] = []
     for position, row in enumerate(rows.tolist()):
-        count = seen.get(row, 0)
-        seen[row] = count + 1
+        count = occurrences.get(row, 0)
+        occurrences[row] = count + 1
         if count == len(waves):
             waves.append([])
         waves[count].append(position)
@@ -200,7 +210,10 @@ def _repeated_waves(rows: Int64) -> list[Int64]:
 
 
 def _sum_by_row(values: Array, rows: Int64) -> tuple[Array, Int64]:
-    """Each row once, in order of first appearance, with its values added in order of appearance."""
+    """Return the sums of the values of equal rows, and each row once.
+
+    Rows are in the order of their first appearance, and values are added in theirs.
+    """
     waves = _repeated_waves(rows)
     first = waves[0] if waves else np.empty(0, np.int64)
     position = {row: index for index, row in enumerate(rows[first].tolist())}
@@ -213,13 +226,13 @@ def _sum_by_row(values: Array, rows: Int64) -> tuple[Array, Int64]:
 
 
 class ReferencePart:
-    """The update of one variable; a `Part` of a step.
+    """Plan for one variable; a `Part` of a step.
 
-    It computes new values beside the old ones, with NumPy on the CPU's memory and torch elsewhere,
-    and then copies them.
+    New values are separate tensors, computed with NumPy on the CPU and with torch elsewhere. The
+    returned calls copy them.
 
     Args:
-        asked: The step, of one variable.
+        request: The step, of one variable.
     """
 
     def __init__(self, request: StepRequest) -> None:
@@ -252,19 +265,21 @@ class ReferencePart:
 
     @property
     def _measured_values(self) -> Tensor:
-        """The elements of the gradient, or the values of a sparse one as they are."""
+        """Return the elements of the gradient; of a sparse one its values, duplicates included."""
         return layout.as_packed(values_of(self._staged_gradient))
 
     @property
     def _slots(self) -> list[Tensor]:
-        """The numbers of slots, whatever they are kept in."""
+        """Return the slots, decoded if they have codecs."""
         var, pairs = self._tensors[0], zip(self._codecs[1:], self._tensors[1:], strict=True)
-        return [slot if each is None else _decode(each, slot, var) for each, slot in pairs]
+        return [slot if codec is None else _decode(codec, slot, var) for codec, slot in pairs]
 
     def _stored(self, index: int, value: Tensor, scalars: Scalars) -> Tensor:
-        """A new value of one of the tensors, as that is kept."""
+        """Return a new value of the tensor at `index`, rounded or encoded like the tensor."""
         codec, dtype = self._codecs[index], self._tensors[index].dtype
-        has_lower = any(each is not None and each.is_beside for each in self._codecs)
+        has_lower = any(
+            slot_codec is not None and slot_codec.is_beside for slot_codec in self._codecs
+        )
         if has_lower and (not index or (codec is not None and codec.is_beside)):
             return self._part_of(value, scalars, is_lower=index > 0)
         if codec is not None:
@@ -276,7 +291,7 @@ class ReferencePart:
         return round_tensor(value, self._tensors[0], dtype, self._place, index, scalars)
 
     def _part_of(self, value: Tensor, scalars: Scalars, is_lower: bool) -> Tensor:
-        """The upper or lower part of a number, see `split8`."""
+        """Return the upper or lower part of split weights; see `split8`."""
         with importing:
             from thalweg._engines.codecs.records import split_tensor
             from thalweg._engines.philox import draw_bits
@@ -290,12 +305,12 @@ class ReferencePart:
 
     @property
     def _resume_at_copy(self) -> Tensor:
-        """What the step begins at."""
+        """Return the variable at which the step begins; see `StepRequest.from_copies`."""
         var = self._tensors[0]
         return var if self._copy is None or not self._from_copy else resumed(var, self._copy)
 
     def try_rebind(self, request: StepRequest, bounds: Int64) -> bool:
-        """See `Part`: each step is looked at anew."""
+        """Return False: each step is planned from scratch."""
         return False
 
     def compute_sums(
@@ -304,9 +319,12 @@ class ReferencePart:
         """See `StepPlan`."""
         if isinstance(self._staged_gradient, IndexedSlices):
             grad, var = self._apply_stages(stages, columns), self._resume_at_copy
-            beside = [var if each is variable_squares else grad for each in formulas]
-            found = [_leaves_of_sum(each, [one, one], {}) for each, one in zip(formulas, beside)]
-            return [combine_leaves(each, np.array([len(each)])) for each in found]
+            sums: list[Float64] = []
+            for formula in formulas:
+                source = var if formula is variable_squares else grad
+                leaves = _leaves_of_sum(formula, [source, source], {})
+                sums.append(combine_leaves(leaves, np.array([len(leaves)])))
+            return sums
         (leaves,) = self.compute_leaves(formulas, stages, columns)
         return list(combine_leaves(leaves, np.array([len(leaves)])).T)
 
@@ -314,10 +332,10 @@ class ReferencePart:
         """See `StepPlan`."""
         if isinstance(self._staged_gradient, IndexedSlices):
             return [np.empty((0, len(formulas)))]
-        own = columns.scalars_of(0, self._dtype)
+        scalars = columns.scalars_of(0, self._dtype)
         tensors = [self._resume_at_copy, self._apply_stages(stages, columns), *self._slots]
         flat = [layout.as_packed(tensor).reshape(-1) for tensor in tensors]
-        return [np.stack([_leaves_of_sum(each, flat, own) for each in formulas], axis=-1)]
+        return [np.stack([_leaves_of_sum(formula, flat, scalars) for formula in formulas], axis=-1)]
 
     def compute_lines(
         self, measures: tuple[Measure, ...], stages: Stages, columns: Columns
@@ -326,32 +344,32 @@ class ReferencePart:
         var, grad = self._tensors[0], cast("Tensor", self._staged_gradient)
         if not var.numel():
             return [[]]
-        own = self._scalars_of(columns)
-        staged = transform(stages, grad, own, self._flush, namespace_of(self._dtype))
-        tensors = [self._resume_at_copy, staged, *self._slots]
+        scalars = self._scalars_of(columns)
+        staged_grad = transform(stages, grad, scalars, self._flush, namespace_of(self._dtype))
+        tensors = [self._resume_at_copy, staged_grad, *self._slots]
         view = view_of(var.shape)
-        found: list[Tensor] = []
+        line_tensors: list[Tensor] = []
         with set_denormals(self._flush and bool(stages)):
-            for each in measures:
-                values = _values_of(each.function, tensors, own).expand(var.shape)
-                lines = reduce_lines(values.reshape(view), each.over, each.reduce)
-                found.append(lines)
-        return [found]
+            for measure in measures:
+                values = _values_of(measure.function, tensors, scalars).expand(var.shape)
+                lines = reduce_lines(values.reshape(view), measure.over, measure.reduce)
+                line_tensors.append(lines)
+        return [line_tensors]
 
     def _scalars_of(self, columns: Columns) -> dict[str, Any]:
-        """The scalars of the variable, and what is given of its rows and columns."""
-        own = {**columns.scalars_of(0, self._dtype), **self._vectors}
+        """Return the scalars of the variable and its vectors over rows and columns, by name."""
+        scalars = {**columns.scalars_of(0, self._dtype), **self._vectors}
         if self._tensors[0].device.type != "cpu":
-            return own
-        return {name: x.numpy() if isinstance(x, Tensor) else x for name, x in own.items()}
+            return scalars
+        return {name: x.numpy() if isinstance(x, Tensor) else x for name, x in scalars.items()}
 
     def _apply_stages(self, stages: Stages, columns: Columns) -> Tensor:
-        """The gradient, or its values, after the stages."""
+        """Return the gradient, or the values of a sparse one, after the stages."""
         grad = self._measured_values
         if not stages:
             return grad
-        own = columns.scalars_of(0, self._dtype)
-        return transform(stages, grad, own, self._flush, namespace_of(self._dtype))
+        scalars = columns.scalars_of(0, self._dtype)
+        return transform(stages, grad, scalars, self._flush, namespace_of(self._dtype))
 
     def max_abs(self) -> Float64:
         """See `StepPlan`."""
@@ -361,8 +379,8 @@ class ReferencePart:
         return values.detach().abs().max().double().reshape(1).cpu().numpy()
 
     def make_calls(self, columns: Columns) -> list[Call]:
-        """What copies the new values; they are computed now."""
-        if columns.taken is not None and not columns.taken:
+        """Compute the new values, and return calls that copy them; [] if the step is not taken."""
+        if columns.apply_flag is not None and not columns.apply_flag:
             return []
         scalars = self._scalars_of(columns)
         grad = self._staged_gradient
@@ -376,36 +394,38 @@ class ReferencePart:
         self._grad = None
 
     def _update_whole(self, grad: Tensor, scalars: Scalars) -> list[Call]:
+        """Return calls that copy the new values of variable, slots and copy."""
         compute = _numpy_results if self._tensors[0].device.type == "cpu" else _torch_results
         var = self._tensors[0]
-        # Random bits round once: a decay that is rounded to the nearest first would not count.
-        kind = torch.float32 if self._place is not None and var.dtype in REDUCED else None
-        begun = _apply_before(self._rule, self._resume_at_copy, scalars, self._flush, kind)
-        tensors = [begun, *self._slots]
+        # With stochastic rounding `before` stays float32: rounded to the nearest, it could vanish.
+        dtype = torch.float32 if self._place is not None and var.dtype in REDUCED else None
+        start = _apply_before(self._rule, self._resume_at_copy, scalars, self._flush, dtype)
+        tensors = [start, *self._slots]
         results = compute(self._rule, self._stages, tensors, grad, scalars)
-        changed = self._changed_by(self._rule.update, 1)
-        values = {index: self._stored(index, results[index], scalars) for index in changed}
+        indices = self._changed_by(self._rule.update, 1)
+        values = {index: self._stored(index, results[index], scalars) for index in indices}
         pairs = [(self._tensors[index], value) for index, value in values.items()]
         if self._copy is not None and (0 in values or not self._from_copy):
             pairs.append((self._copy, saturated(values.get(0, var), self._copy.dtype)))
-        return [partial(each.detach().copy_, value) for each, value in pairs]
+        return [partial(tensor.detach().copy_, value) for tensor, value in pairs]
 
-    def _changed_by(self, formula: Formula, grad: int) -> list[int]:
-        """Positions of the tensors to which a formula gives new values.
+    def _changed_by(self, formula: Formula, grads: int) -> list[int]:
+        """Return the indices of the tensors that a formula changes.
 
-        Others keep theirs to the last bit, which the type of the arithmetic may not hold.
+        Others are not written, because the compute dtype may not hold all their bits.
         """
-        transcript, begun = transcribe(formula), self._rule.before is not None and grad
+        transcript, is_var_updated = (transcribe(formula), self._rule.before is not None and grads)
         return [
             index
             for index in range(len(self._tensors))
-            if not transcript.passes_through(index, index + (grad if index else 0))
-            or (begun and not index)
+            if not transcript.passes_through(index, index + (grads if index else 0))
+            or (is_var_updated and not index)
         ]
 
     def _update_rows(self, grad: IndexedSlices, scalars: Scalars) -> list[Call]:
+        """Return calls that copy the new rows of variable, slots and copy."""
         values = transform(self._stages, grad.values, scalars, self._flush, self._tensors[0].dtype)
-        made: list[Call] = []
+        calls: list[Call] = []
         for formula, rows, results in _row_results(
             self._rule,
             [self._resume_at_copy, *self._tensors[1:]],
@@ -416,15 +436,17 @@ class ReferencePart:
         ):
             index = torch.from_numpy(rows).to(self._tensors[0].device)
             values = [
-                torch.from_numpy(value).to(each.dtype).to(each.device)
-                for each, value in zip(self._tensors, results, strict=True)
+                torch.from_numpy(value).to(tensor.dtype).to(tensor.device)
+                for tensor, value in zip(self._tensors, results, strict=True)
             ]
-            changed = self._changed_by(formula, int(formula is not self._rule.update_untouched))
-            pairs = [(self._tensors[each], values[each]) for each in changed]
-            if self._copy is not None and (0 in changed or not self._from_copy):
+            indices = self._changed_by(formula, int(formula is not self._rule.update_untouched))
+            pairs = [(self._tensors[position], values[position]) for position in indices]
+            if self._copy is not None and (0 in indices or not self._from_copy):
                 pairs.append((self._copy, saturated(values[0], self._copy.dtype)))
-            made += [partial(each.detach().index_copy_, 0, index, value) for each, value in pairs]
-        return made
+            calls += [
+                partial(tensor.detach().index_copy_, 0, index, value) for tensor, value in pairs
+            ]
+        return calls
 
 
 def _decode(codec: Codec, records: Tensor, var: Tensor) -> Tensor:
@@ -441,18 +463,19 @@ def _encode(codec: Codec, values: Tensor, scalars: Scalars) -> Tensor:
 
 
 def namespace_of(dtype: Dtype) -> torch.dtype:
+    """Return the torch dtype of a compute dtype of NumPy."""
     return torch.float64 if dtype is np.float64 else torch.float32
 
 
 def flatten_like(tensor: Tensor, var: Tensor) -> Tensor:
-    """The elements in the order of the variable's memory, where they fill one run of it."""
+    """Return the elements as a vector, in the order of the variable's memory if it is dense."""
     if not layout.is_dense(var):
         return layout.as_packed(tensor).reshape(-1)
     return layout.with_strides_of(tensor, var).as_strided((var.numel(),), (1,))
 
 
 def _leaves_of_sum(formula: Formula, tensors: Sequence[Tensor], scalars: Scalars) -> Float64:
-    """The leaves of the sum of a formula over elements, in the order that all engines have."""
+    """Return the leaves of the sum of a formula over elements; see `reduction_order`."""
     values = _values_of(formula, tensors, scalars).reshape(-1)
     if values.device.type == "cpu":
         return leaves_of(values.numpy())
@@ -460,48 +483,67 @@ def _leaves_of_sum(formula: Formula, tensors: Sequence[Tensor], scalars: Scalars
 
 
 def _values_of(formula: Formula, tensors: Sequence[Tensor], scalars: Scalars) -> Tensor:
-    """What a measure adds up, float64."""
+    """Return the values of a measure's formula for each element, float64."""
     dtype = compute_dtype(tensors[0].dtype) if is_like_update(formula) else np.float64
     kind = namespace_of(dtype)
-    taken = [each.detach().to(kind) for each in tensors][: len(transcribe(formula).positional)]
-    if taken[0].device.type != "cpu":
-        return torch_evaluate(formula, taken, scalars)[0].double()
+    inputs = [tensor.detach().to(kind) for tensor in tensors][: len(transcribe(formula).positional)]
+    if inputs[0].device.type != "cpu":
+        return torch_evaluate(formula, inputs, scalars)[0].double()
     with np.errstate(all="ignore"):
         values = numpy_formula(formula, dtype)(
-            *map(_to_numpy, taken), **_pick_scalars(formula, scalars, dtype)
+            *map(_to_numpy, inputs), **_pick_scalars(formula, scalars, dtype)
         )[0]
-    # A formula that reads no element, such as a count, gives one number for all of them.
-    return torch.from_numpy(np.array(np.broadcast_to(values, taken[0].shape), np.float64))
+    # A formula that reads no element, such as a count, returns one number.
+    return torch.from_numpy(np.array(np.broadcast_to(values, inputs[0].shape), np.float64))
 
 
 def _numpy_results(
     rule: Rule, stages: Stages, tensors: Sequence[Tensor], grad: Tensor, scalars: Scalars
 ) -> list[Tensor]:
-    """The variable and its slots after a step, in the type of the arithmetic."""
+    """Return the new variable and slots in the compute dtype, computed with NumPy."""
     grad = grad.detach()
     for stage in stages:
         array = evaluate_on(stage, [grad], scalars, compute_dtype(tensors[0].dtype))[0]
         grad = torch.from_numpy(np.array(array, order="C"))
     results = evaluate_on(rule.update, [tensors[0], grad, *tensors[1:]], scalars)
-    return [torch.from_numpy(np.array(each, order="C")) for each in results]
+    return [torch.from_numpy(np.array(result, order="C")) for result in results]
 
 
 def _torch_results(
     rule: Rule, stages: Stages, tensors: Sequence[Tensor], grad: Tensor, scalars: Scalars
 ) -> list[Tensor]:
-    """The same on any device."""
+    """Return the new variable and slots in the compute dtype, computed with torch."""
     kind = namespace_of(compute_dtype(tensors[0].dtype))
-    var, changed, *slots = (each.detach().to(kind) for each in (tensors[0], grad, *tensors[1:]))
+    var, staged_grad, *slots = (
+        tensor.detach().to(kind) for tensor in (tensors[0], grad, *tensors[1:])
+    )
     for stage in stages:
-        changed = torch_evaluate(stage, [changed], scalars)[0]
-    return torch_evaluate(rule.update, [var, changed, *slots], scalars)
+        staged_grad = torch_evaluate(stage, [staged_grad], scalars)[0]
+    return torch_evaluate(rule.update, [var, staged_grad, *slots], scalars)
 
 
 def _apply_before(
     rule: Rule, var: Tensor, scalars: Scalars, flush: bool, kind: torch.dtype | None = None
 ) -> Tensor:
-    """The variable, or rows of it, as the rule's other formulas read it; in a dtype, if not its."""
+    """Return the variable, or rows of it, after the rule's `before`; in `kind`, if not None."""
     return var if rule.before is None else transform((rule.before,), var, scalars, flush, kind)
+
+
+def _update_blocks(
+    formula: Formula,
+    arrays: list[Array],
+    scalars: Scalars,
+    blocks: Sequence[Array],
+    positions: Int64,
+    tensors: Sequence[Tensor],
+) -> None:
+    """Write the results of a formula over `arrays` to rows of `blocks`, rounded like `tensors`."""
+    with np.errstate(all="ignore"):
+        results = numpy_formula(formula, arrays[0].dtype.type)(*arrays, **scalars)
+        results = _flush_results(formula, results, arrays[0], 1)
+        for block, tensor, result in zip(blocks, tensors, results, strict=True):
+            stored = torch.from_numpy(np.array(result, order="C")).to(tensor.dtype)
+            block[positions] = _to_numpy(stored)
 
 
 def _row_results(
@@ -512,16 +554,16 @@ def _row_results(
     scalars: Scalars,
     flush: bool,
 ) -> Iterator[tuple[Formula, Int64, list[Array]]]:
-    """Formulas, rows, each once, and what they make of the variable and its slots there."""
+    """Yield formulas with the rows that they update, and the new rows of variable and slots."""
     var = tensors[0]
     formula = formula_of_rows(rule, var)
     dtype = compute_dtype(var.dtype)
     rows = indices.detach().cpu().numpy().astype(np.int64)
     array = _to_numpy(values.cpu()).astype(dtype, copy=False)
     touched, places = np.unique(rows, return_inverse=True)
-    kept = [_to_numpy(tensor.cpu(), touched) for tensor in tensors]
-    begun = _apply_before(rule, torch.from_numpy(kept[0]).to(var.dtype), scalars, flush)
-    kept = [each.astype(dtype, copy=False) for each in (_to_numpy(begun), *kept[1:])]
+    blocks = [_to_numpy(tensor.cpu(), touched) for tensor in tensors]
+    start = _apply_before(rule, torch.from_numpy(blocks[0]).to(var.dtype), scalars, flush)
+    blocks = [block.astype(dtype, copy=False) for block in (_to_numpy(start), *blocks[1:])]
     if rule.duplicates == "sum":
         array, places = _sum_by_row(array, places)
         # TensorFlow adds the rows onto zeros, which takes the sign from -0.
@@ -529,19 +571,14 @@ def _row_results(
         steps = [np.arange(len(places))]
     else:
         steps = _repeated_waves(places)
-    function, picked = numpy_formula(formula, dtype), _pick_scalars(formula, scalars, dtype)
-    with np.errstate(all="ignore"):
-        for step in steps:
-            own = places[step]
-            arrays = [each[own] for each in kept]
-            results = function(arrays[0], array[step], *arrays[1:], **picked)
-            results = _flush_results(formula, results, arrays[0], 1)
-            for each, tensor, result in zip(kept, tensors, results, strict=True):
-                stored = torch.from_numpy(np.array(result, order="C")).to(tensor.dtype)
-                each[own] = _to_numpy(stored)
-    yield formula, touched, kept
+    picked = _pick_scalars(formula, scalars, dtype)
+    for step in steps:
+        arrays = [block[places[step]] for block in blocks]
+        arrays.insert(1, array[step])
+        _update_blocks(formula, arrays, picked, blocks, places[step], tensors)
+    yield formula, touched, blocks
     if rule.update_untouched is not None:
-        others = np.setdiff1d(np.arange(var.shape[0]), touched)
+        untouched = np.setdiff1d(np.arange(var.shape[0]), touched)
         cpu = [tensor.cpu() for tensor in tensors]
-        results = evaluate_on(rule.update_untouched, cpu, scalars, rows=others)
-        yield rule.update_untouched, others, [np.array(each, order="C") for each in results]
+        results = evaluate_on(rule.update_untouched, cpu, scalars, rows=untouched)
+        yield rule.update_untouched, untouched, [np.array(result, order="C") for result in results]

@@ -1,12 +1,11 @@
-"""What a measure of rows and columns is, to the last bit: the order in which every engine adds up.
+"""Reductions over rows and columns, in an order of additions that all engines share.
 
-A variable of shape (..., rows, columns) is so many matrices, each cut into tiles of `TILE_ROWS`
+A variable of shape (..., rows, columns) is a batch of matrices, each cut into tiles of `TILE_ROWS`
 rows and `TILE_COLUMNS` columns. In a tile the elements of a column are added to +0 one by one.
-Those of a row lie in the least power of two of places that holds them, with +0 in the places
-beyond; the upper half of the places is added to the lower half until one is left. The sum of a tile
-is that of the sums of its columns, likewise. What tiles have of a row, a column or a variable is
-added in pairs of neighbours, then their sums are, and so on; one without a neighbour stays as it
-is. Largest values need no order. No result is -0, and one that is NaN is a NaN of any payload.
+Those of a row are padded with +0 to a power of two; the upper half is added to the lower half until
+one is left. The sum of a tile is that of the sums of its columns, folded likewise. The partial
+results of tiles are added in pairs of neighbours, then their sums are, and so on; one without a
+neighbour is unchanged. Maxima need no order. No result is -0; a NaN can have any payload.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ TILE_ROWS, TILE_COLUMNS = 64, 1024
 
 
 class View(NamedTuple):
-    """A variable as matrices.
+    """Shape of a variable as a batch of matrices.
 
     Attributes:
-        matrices: How many.
-        rows, columns: Of each.
+        matrices: The number of matrices.
+        rows, columns: The shape of each.
     """
 
     matrices: int
@@ -39,90 +38,94 @@ class View(NamedTuple):
 
     @property
     def down(self) -> int:
-        """How many tiles lie one below the other."""
+        """Return the number of tiles along a column."""
         return -(-self.rows // TILE_ROWS)
 
     @property
     def across(self) -> int:
-        """How many lie side by side."""
+        """Return the number of tiles along a row."""
         return -(-self.columns // TILE_COLUMNS)
 
 
 def view_of(shape: torch.Size) -> View:
-    """The matrices of a variable of this shape, of two dimensions or more."""
+    """Return the matrices of a variable of two dimensions or more."""
     return View(shape[:-2].numel(), shape[-2], shape[-1])
 
 
-_TILED = {"row": 3, "column": 2, "variable": 1}  # the dimension that tells tiles apart
+# The dimension of tiles in partial results.
+_TILED = {"row": 3, "column": 2, "variable": 1}
 
 
 class TileMeasures:
-    """Memory for what tiles of variables have of measures, and what becomes of it.
+    """Partial results of measures per tile, written by kernels, and their reduction.
 
     Args:
-        views: Of the variables.
+        views: The shapes of the variables.
         measures: The measures.
-        device: Where the memory is.
+        device: The device of the memory.
 
     Attributes:
-        targets: (variables, measures) addresses, at which kernels leave what tiles have.
+        targets: Addresses (variables, measures) to which kernels write the partial results.
     """
 
     def __init__(
         self, views: Sequence[View], measures: Sequence[Measure], device: torch.device
     ) -> None:
         self._measures = measures
-        self._alike: dict[View, list[int]] = {}
+        self._members_by_view: dict[View, list[int]] = {}
         for index, view in enumerate(views):
-            self._alike.setdefault(view, []).append(index)
+            self._members_by_view.setdefault(view, []).append(index)
         self._blocks = [
-            [_room_for(each, view, len(members), device) for each in measures]
-            for view, members in self._alike.items()
+            [_room_for(measure, view, len(members), device) for measure in measures]
+            for view, members in self._members_by_view.items()
         ]
         self.targets: Int64 = np.empty((len(views), len(measures)), np.int64)
-        for own, members in zip(self._blocks, self._alike.values(), strict=True):
-            for number, (block, _) in enumerate(own):
+        for blocks, members in zip(self._blocks, self._members_by_view.values(), strict=True):
+            for number, (block, _) in enumerate(blocks):
                 steps = np.arange(len(members)) * (block.stride(0) * block.element_size())
                 self.targets[members, number] = block.data_ptr() + steps
 
     def combine(self, flush: bool) -> list[list[Tensor]]:
-        """Of each variable its measures, once kernels have left what tiles have.
+        """Return the measures of each variable; overwrites the partial results.
 
         Args:
-            flush: Whether denormals are treated as zero.
+            flush: Treat denormals as zero.
         """
-        found: list[list[Tensor]] = [[] for _ in self.targets]
-        for own, members in zip(self._blocks, self._alike.values(), strict=True):
-            for each, (block, pairs) in zip(self._measures, own, strict=True):
-                join_pairs(pairs, each.reduce, flush)
-                # Of one tile without memory of its own.
-                whole = block.narrow(_TILED[each.over], 0, 1) + 0.0 if pairs else block.add_(0.0)
-                if flush:  # what is of one element was not added up
-                    flush_denormals(whole)
-                for member, value in zip(members, whole.unbind(0), strict=True):
-                    found[member].append(value)
-        return found
+        tensors_by_variable: list[list[Tensor]] = [[] for _ in self.targets]
+        for blocks, members in zip(self._blocks, self._members_by_view.values(), strict=True):
+            for measure, (block, pairs) in zip(self._measures, blocks, strict=True):
+                join_pairs(pairs, measure.reduce, flush)
+                # The addition of +0 removes -0. With a single tile the result is `block` itself.
+                totals = (
+                    block.narrow(_TILED[measure.over], 0, 1) + 0.0 if pairs else block.add_(0.0)
+                )
+                # Values of a single element have not been through an addition that flushes.
+                if flush:
+                    flush_denormals(totals)
+                for member, tensor in zip(members, totals.unbind(0), strict=True):
+                    tensors_by_variable[member].append(tensor)
+        return tensors_by_variable
 
 
 def _room_for(
-    each: Measure, view: View, count: int, device: torch.device
+    measure: Measure, view: View, count: int, device: torch.device
 ) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
-    """Memory for what tiles of so many variables have of a measure, and its `pairs_of`."""
+    """Return memory for partial results of a measure of `count` variables, and its `pairs_of`."""
     shapes = {
         "row": (count, view.matrices, view.rows, view.across),
         "column": (count, view.matrices, view.down, view.columns),
         "variable": (count, view.matrices * view.down * view.across, 1, 1),
     }
-    made = torch.empty(shapes[each.over], dtype=torch.float64, device=device)
-    return made, pairs_of(made, _TILED[each.over])
+    memory = torch.empty(shapes[measure.over], dtype=torch.float64, device=device)
+    return memory, pairs_of(memory, _TILED[measure.over])
 
 
 def reduce_lines(values: Tensor, over: str, reduce: str) -> Tensor:
-    """A measure of some matrices, of the values of all elements.
+    """Return a measure of matrices, reduced from the values of all elements.
 
     Args:
-        values: (matrices, rows, columns) float64, with elements; on any device.
-        over, reduce: As those of a `Measure`.
+        values: (matrices, rows, columns) float64, not empty; on any device.
+        over, reduce: The attributes of a `Measure`.
 
     Returns:
         (matrices, rows, 1), (matrices, 1, columns), or (1, 1, 1), float64.
@@ -131,46 +134,46 @@ def reduce_lines(values: Tensor, over: str, reduce: str) -> Tensor:
     missing = 0.0 if reduce == "sum" else -torch.inf
     if over == "row":
         width = view.across * TILE_COLUMNS if view.across > 1 else places_for(view.columns)
-        whole = values.new_full((view.matrices, view.rows, width), missing)
-        whole[:, :, : view.columns] = values
-        tiles = whole.view(view.matrices, view.rows, view.across, -1)
+        padded = values.new_full((view.matrices, view.rows, width), missing)
+        padded[:, :, : view.columns] = values
+        tiles = padded.view(view.matrices, view.rows, view.across, -1)
         return combine_tiles(_fold_places(tiles, reduce), 2, reduce)
     partial = _reduce_columns(values, view, reduce)
     if over == "column":
         return combine_tiles(partial, 1, reduce)
     places = TILE_COLUMNS if view.across > 1 else places_for(view.columns)
-    whole = values.new_full((view.matrices, view.down, view.across * places), missing)
-    whole[:, :, : view.columns] = partial
-    tiles = _fold_places(whole.view(view.matrices, view.down, view.across, places), reduce)
+    padded = values.new_full((view.matrices, view.down, view.across * places), missing)
+    padded[:, :, : view.columns] = partial
+    tiles = _fold_places(padded.view(view.matrices, view.down, view.across, places), reduce)
     return combine_tiles(tiles.reshape(-1), 0, reduce).view(1, 1, 1)
 
 
 def combine_tiles(partial: Tensor, dim: int, reduce: str) -> Tensor:
-    """What tiles have along a dimension, in one, beside memory that is lost; see `join_pairs`."""
+    """Reduce partial results along `dim`, overwriting them; return a new tensor."""
     join_pairs(pairs_of(partial, dim), reduce)
     return partial.narrow(dim, 0, 1) + 0.0
 
 
 def _reduce_columns(values: Tensor, view: View, reduce: str) -> Tensor:
-    """What each row of tiles has of columns: (matrices, down, columns)."""
+    """Return the reduction of the columns within each row of tiles: (matrices, down, columns)."""
     parts: list[Tensor] = []
     for first in range(0, view.rows, TILE_ROWS):
         band = values[:, first : first + TILE_ROWS]
         start = 0.0 if reduce == "sum" else -torch.inf
-        found = values.new_full((view.matrices, view.columns), start)
+        total = values.new_full((view.matrices, view.columns), start)
         for row in range(band.shape[1]):
-            found = _join(found, band[:, row], reduce)
-        parts.append(found)
+            total = _join(total, band[:, row], reduce)
+        parts.append(total)
     return torch.stack(parts, 1)
 
 
 def places_for(count: int) -> int:
-    """The least power of two that holds so many."""
+    """Return the least power of two that is at least `count`."""
     return 1 << (count - 1).bit_length()
 
 
 def _fold_places(values: Tensor, reduce: str) -> Tensor:
-    """The last dimension, a power of two, folded to one; it is dropped."""
+    """Return values with the last dimension, a power of two, folded and dropped."""
     while values.shape[-1] > 1:
         half = values.shape[-1] // 2
         values = _join(values[..., :half], values[..., half:], reduce)

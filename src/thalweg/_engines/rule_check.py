@@ -1,4 +1,4 @@
-"""Check a whole rule before its first step: its formulas, what they take, what `prepare` makes."""
+"""Validation of a rule before its first step: formulas, their inputs, `prepare`."""
 
 from __future__ import annotations
 
@@ -35,23 +35,24 @@ _OVER_VARIABLES = (
 
 
 def check_rule(rule: Rule, hypers: Mapping[str, Any] | None = None) -> None:
-    """Refuse a rule that could not take a step; compiles nothing and changes nothing.
+    """Raise an error unless a rule can take a step, without compiling or writing anything.
 
-    `prepare` is called once, with scalars of the first step, and each stage over small matrices.
+    `prepare` is called once, with the scalars of the first step, and each stage over small
+    matrices.
 
     Args:
         rule: The rule.
-        hypers: Values for `prepare`, by name; the defaults stand for those left out and for what
-            is no plain number, as a schedule or a callable.
+        hypers: Hyperparameters by name. Others have their defaults, as have those that are not
+            plain numbers, such as schedules and callables.
 
     Raises:
-        RuleError: A formula holds anything but straight arithmetic, takes or returns another
-            number of values than the rule has slots, or asks for a scalar that nobody gives;
-            `prepare` fails or returns no dict of numbers. Names the rule, and the file and line.
+        RuleError: A formula is not straight arithmetic, its parameters or results do not match the
+            slots, or a scalar is unknown; `prepare` fails or does not return a dict of numbers.
+            The message has the rule's name, the file and the line.
     """
     try:
         first = _first_scalars(rule, hypers or {})
-        known = {**first, **_made_of_measures(rule, first)}
+        known_scalars = {**first, **_made_of_measures(rule, first)}
         if any(slot.storage is not None for slot in rule.slots):
             with importing:
                 from thalweg._engines.codecs.rules import fault_of
@@ -62,21 +63,22 @@ def check_rule(rule: Rule, hypers: Mapping[str, Any] | None = None) -> None:
             with importing:
                 from thalweg._engines.check_passes import check_passes
             check_passes(rule, first)
-            seen = dict.fromkeys(rule.seen, _FIRST_STEP)
-            first, known = {**first, **seen}, {**known, **seen}
+            seen_scalars = dict.fromkeys(rule.seen, _FIRST_STEP)
+            first, known_scalars = {**first, **seen_scalars}, {**known_scalars, **seen_scalars}
         _check_measures(rule, rule.measures, first)
         for level in rule.levels:
-            _check_measures(rule, level.measures, known)
+            _check_measures(rule, level.measures, known_scalars)
         for part in FORMULAS:
             formula = getattr(rule, part)
             if formula is not None:
-                _check_formula(rule, part, formula, known)
+                _check_formula(rule, part, formula, known_scalars)
     except RuleError as error:
         raise RuleError(f"Rule {rule.name!r}: {error}") from error.__cause__
 
 
 def _check_exact(rule: Rule) -> None:
-    # `state_storage` may name a codec nevertheless: what it makes of a rule does not come here.
+    """Raise a RuleError if a slot has a storage codec and `exact=True`."""
+    # The option `state_storage` can still encode such a slot: its rules are not checked here.
     for slot in rule.slots:
         if slot.exact and slot.storage is not None:
             raise RuleError(
@@ -85,125 +87,147 @@ def _check_exact(rule: Rule) -> None:
             )
 
 
-def _check_measures(rule: Rule, measures: Mapping[str, Any], known: Mapping[str, Any]) -> None:
+def _check_measures(
+    rule: Rule, measures: Mapping[str, Any], known_scalars: Mapping[str, Any]
+) -> None:
+    """Raise a RuleError unless measures read the rule's slots, in order, and known scalars."""
     slots = [*rule.made, *(slot.name for slot in rule.element_slots)]
     for measure in measures.values():
         transcript = transcribe(measure)
-        check_sides(slots, measure, transcript, 2, known)
+        check_sides(slots, measure, transcript, 2, known_scalars)
         check_order(slots, measure, transcript, True)
-        check_given(place_of(measure), transcript.scalars, known, rule)
+        check_given(place_of(measure), transcript.scalars, known_scalars, rule)
 
 
-def _first_scalars(rule: Rule, given: Mapping[str, Any]) -> dict[str, Any]:
-    """What measures and passes may ask for at the first step, as float32."""
-    own = {hyper.name: hyper.default for hyper in rule.hypers}
-    own |= {name: value for name, value in given.items() if name not in own or _is_number(value)}
-    known: dict[str, Any] = {
-        name: np.float32(value) if _is_number(value) else _FIRST_STEP for name, value in own.items()
+def _first_scalars(rule: Rule, overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the scalars that measures and passes can read at the first step, float32, by name."""
+    hypers = {hyper.name: hyper.default for hyper in rule.hypers}
+    for name, value in overrides.items():
+        if name not in hypers or _is_number(value):
+            hypers[name] = value
+    known_scalars: dict[str, Any] = {
+        name: np.float32(value) if _is_number(value) else _FIRST_STEP
+        for name, value in hypers.items()
     }
     for power, hyper in rule.powers.items():
-        known[power] = scalars.power(known[hyper], _FIRST_STEP)
-    known.setdefault("t", _FIRST_STEP)
-    before = {slot.name: np.float32(slot.initial) for slot in (*rule.numbers, *rule.common_slots)}
-    known |= before
+        known_scalars[power] = scalars.power(known_scalars[hyper], _FIRST_STEP)
+    known_scalars.setdefault("t", _FIRST_STEP)
+    for slot in (*rule.numbers, *rule.common_slots):
+        known_scalars[slot.name] = np.float32(slot.initial)
     if rule.prepare is not None:
-        known |= _call_on_host(rule, rule.prepare, "prepare", known)
-    return known
+        known_scalars |= _call_on_host(rule, rule.prepare, "prepare", known_scalars)
+    return known_scalars
 
 
-def _made_of_measures(rule: Rule, known: Mapping[str, Any]) -> dict[str, Any]:
-    """What `update` may ask for besides.
+def _made_of_measures(rule: Rule, known_scalars: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the scalars that `per_optimizer` and `per_variable` make for `update`, by name.
 
-    There are two variables here: an array over one would pass for a number.
+    `per_variable` gets arrays over two variables: an array over one would work like a number.
     """
-    found: dict[str, Any] = {}
+    measured_scalars: dict[str, Any] = {}
     if rule.per_optimizer is not None:
-        beside = {**known, **dict.fromkeys(rule.measures, np.float64(1))}
-        found |= _call_on_host(rule, rule.per_optimizer, "per_optimizer", beside)
+        optimizer_args = {**known_scalars, **dict.fromkeys(rule.measures, np.float64(1))}
+        measured_scalars |= _call_on_host(rule, rule.per_optimizer, "per_optimizer", optimizer_args)
     slots = {s.name: np.full(2, s.initial, np.float32) for s in rule.measured_slots}
     for level in rule.all_levels:
-        given = {**known, **found, **dict.fromkeys(level.measures, np.ones(2)), **slots}
-        made = _call_on_host(rule, level.per_variable, "per_variable", given)
-        # Slots are written, and no scalars of `update`.
-        own = {name: value for name, value in made.items() if name not in slots}
-        found |= {name: np.float32(np.ravel(value)[0]) for name, value in own.items()}
-    return found
+        sums = dict.fromkeys(level.measures, np.ones(2))
+        variable_args = {**known_scalars, **measured_scalars, **sums, **slots}
+        outputs = _call_on_host(rule, level.per_variable, "per_variable", variable_args)
+        # Values of slots are not scalars of `update`.
+        new_scalars = {name: value for name, value in outputs.items() if name not in slots}
+        measured_scalars |= {
+            name: np.float32(np.ravel(value)[0]) for name, value in new_scalars.items()
+        }
+    return measured_scalars
 
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, Real)
 
 
-def _call_on_host(rule: Rule, function: Any, role: str, known: Mapping[str, Any]) -> dict[str, Any]:
-    """What a host's function of the rule makes of what is known."""
-    where = place_of(function)
-    if not where.startswith(role):
-        where = f"{role}, {where},"
+def _call_on_host(
+    rule: Rule, function: Any, role: str, known_scalars: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the dict that a host function of the rule returns; raise a RuleError if it fails.
+
+    Args:
+        rule: The rule.
+        function: The function, called with those of `known_scalars` that it has parameters for.
+        role: The function's name in the rule, for errors.
+        known_scalars: Scalars by name.
+    """
+    place = place_of(function)
+    if not place.startswith(role):
+        place = f"{role}, {place},"
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError) as error:
-        raise RuleError(f"{where} has no signature: {error}") from error
-    needed = [each.name for each in parameters if each.default is each.empty]
-    check_given(where, needed, known, rule)
-    given = {each.name: known[each.name] for each in parameters if each.name in known}
+        raise RuleError(f"{place} has no signature: {error}") from error
+    required_names = [entry.name for entry in parameters if entry.default is entry.empty]
+    check_given(place, required_names, known_scalars, rule)
+    names = [entry.name for entry in parameters if entry.name in known_scalars]
+    arguments = {name: known_scalars[name] for name in names}
     try:
         with np.errstate(all="ignore"):
-            made = function(**given)
+            outputs = function(**arguments)
     except Exception as error:
         hint = _OVER_VARIABLES if role == "per_variable" else ""
         raise RuleError(
-            f"{where} fails at the first step{hint}: {type(error).__name__}: {error}"
+            f"{place} fails at the first step{hint}: {type(error).__name__}: {error}"
         ) from error
-    if not isinstance(made, dict):
-        raise RuleError(f"{where} must return a dict of scalars by name, not {show_value(made)}.")
-    return cast("dict[str, Any]", made)
+    if not isinstance(outputs, dict):
+        raise RuleError(
+            f"{place} must return a dict of scalars by name, not {show_value(outputs)}."
+        )
+    return cast("dict[str, Any]", outputs)
 
 
-def _check_formula(rule: Rule, part: str, formula: Any, known: Mapping[str, Any]) -> None:
+def _check_formula(rule: Rule, part: str, formula: Any, known_scalars: Mapping[str, Any]) -> None:
+    """Raise a RuleError unless a formula has the inputs, results and order of its part."""
     transcript = transcribe(formula)
-    grad = part not in ("before", "update_untouched")
+    has_gradient = part not in ("before", "update_untouched")
     slots = [] if part == "before" else [slot.name for slot in rule.element_slots]
-    taken = [*rule.made, *slots] if grad else slots
-    check_sides(taken, formula, transcript, 1 + grad, known)
-    if rule.made and grad:
-        check_taken(formula, transcript, taken, 1 + len(slots), "var, *slots")
+    input_names = [*rule.made, *slots] if has_gradient else slots
+    check_sides(input_names, formula, transcript, 1 + has_gradient, known_scalars)
+    if rule.made and has_gradient:
+        check_taken(formula, transcript, input_names, 1 + len(slots), "var, *slots")
     else:
-        check_counts(formula, transcript, grad, len(slots))
-    check_order(taken, formula, transcript, grad)
+        check_counts(formula, transcript, has_gradient, len(slots))
+    check_order(input_names, formula, transcript, has_gradient)
     _check_results(slots, formula)
-    check_numbers(rule, formula, transcript, known)
+    check_numbers(rule, formula, transcript, known_scalars)
 
 
 def _check_results(slots: list[str], formula: Any) -> None:
-    """Raise if results have changed places: `return var, v, m` for slots m and v.
+    """Raise a RuleError if results are permuted: `return var, v, m` for slots m and v.
 
-    A single slot may get the value of another one, as where it keeps the previous value.
+    A single slot may get the value of another one, for example to store the previous value.
     """
     # The results of a composed formula begin with those of its first formula, in their order.
     while isinstance(formula, ComposedFormula):
         formula = formula.both[0]
     if not isinstance(formula, types.FunctionType):
         return
-    wanted = ["var", *slots]
-    given = [_bare_name(result) for result in read_source(formula).results]
-    comes_from = {
-        name: other
-        for name, other in zip(wanted, given, strict=False)
-        if other in wanted and other != name
+    expected_names = ["var", *slots]
+    result_names = [_bare_name(result) for result in read_source(formula).results]
+    sources = {
+        name: source
+        for name, source in zip(expected_names, result_names, strict=False)
+        if source in expected_names and source != name
     }
-    for name in comes_from:
-        seen, other = {name}, comes_from[name]
-        while other in comes_from and other not in seen:
-            seen.add(other)
-            other = comes_from[other]
-        if other == name:
-            shown = [each or "..." for each in given]
+    for name in sources:
+        visited, source = {name}, sources[name]
+        while source in sources and source not in visited:
+            visited.add(source)
+            source = sources[source]
+        if source == name:
+            shown_names = [name or "..." for name in result_names]
             raise RuleError(
-                f"{place_of(formula)} returns {', '.join(shown)}, in another order than the rule's"
-                f" slots: {', '.join(wanted)}."
+                f"{place_of(formula)} returns {', '.join(shown_names)}, in another order than the"
+                f" rule's slots: {', '.join(expected_names)}."
             )
 
 
 def _bare_name(result: ast.expr) -> str | None:
-    """The name that a result is, if it is no more than that."""
+    """Return the name of the variable that a result is; None for another expression."""
     return result.id.removeprefix(LOCAL_PREFIX) if isinstance(result, ast.Name) else None

@@ -1,4 +1,4 @@
-"""A rule whose variable is the upper part of what it updates; a last slot has the rest."""
+"""Rules over split weights: the variable has the upper bits, the last slot the lower ones."""
 
 from __future__ import annotations
 
@@ -20,25 +20,26 @@ class Split(Composed):
     Args:
         formula: The update or a pass, `(var, grad, *made, *slots, *, scalars)`.
         makes: The number of values that a pass makes; 0 for the update.
-        taken: The number of positional values before the last slot, which may be more than the
-            formula takes.
+        input_count: The number of inputs before the last slot, which may be more than the formula
+            has parameters.
     """
 
-    def __init__(self, formula: Any, makes: int, taken: int) -> None:
-        self.formula, self.makes, self.taken = formula, makes, taken
+    def __init__(self, formula: Any, makes: int, input_count: int) -> None:
+        self.formula, self.makes, self.input_count = formula, makes, input_count
         self.__qualname__ = f"{formula.__qualname__} of a split variable"
 
     def __call__(self, *values: Any, **scalars: Any) -> Any:
         raise RuleError(f"{self.__qualname__} is run by engines alone.")
 
     def compose(self) -> FormulaGraph:
-        """Return the graph. In that of the update, the variable and the last slot are one result,
-        which engines split when they store it.
+        """Return the graph over the full weight, which the last input stands for.
+
+        The first and the last result of an update are that weight; engines split it to store them.
         """
         graph = transcribe(self.formula)
-        (correction,) = stream_nodes(1, self.taken)
+        (correction,) = stream_nodes(1, self.input_count)
         results = graph.apply([correction, *stream_nodes(len(graph.positional) - 1, 1)])
-        names = (*graph.positional, *[""] * (self.taken - len(graph.positional)), CORRECTION)
+        names = (*graph.positional, *[""] * (self.input_count - len(graph.positional)), CORRECTION)
         if not self.makes:
             results.append(results[0])
         return FormulaGraph(names, graph.scalars, tuple(results))
@@ -51,27 +52,29 @@ def split_rule(rule: Rule) -> Rule:
     Raises:
         RuleError: The rule measures rows or columns, or changes variables before its update.
     """
-    measures_lines = any(isinstance(each, Measure) for each in rule.passes)
+    measures_lines = any(isinstance(rule_pass, Measure) for rule_pass in rule.passes)
     if measures_lines or rule.before:
-        what = (
+        reason = (
             "measures rows or columns" if measures_lines else "changes variables before its update"
         )
         raise RuleError(
-            f"weights='split' cannot be used with {rule.name!r}, which {what} without the lower"
+            f"weights='split' cannot be used with {rule.name!r}, which {reason} without the lower"
             " bits of the weights. Use masters=True instead."
         )
-    taken = 2 + len(rule.element_slots)
+    input_count = 2 + len(rule.element_slots)
     passes: list[Any] = []
-    for each in rule.passes:
-        if isinstance(each, Pass):
-            passes.append(replace(each, function=Split(each.function, len(each.makes), taken)))
-            taken += len(each.makes)
+    for rule_pass in rule.passes:
+        if isinstance(rule_pass, Pass):
+            count = len(rule_pass.makes)
+            function = Split(rule_pass.function, count, input_count)
+            passes.append(replace(rule_pass, function=function))
+            input_count += count
         else:
-            passes.append(each)
+            passes.append(rule_pass)
     return replace(
         rule,
         name=f"{rule.name} of split weights",
-        update=Split(rule.update, 0, taken),
+        update=Split(rule.update, 0, input_count),
         update_sparse=None,
         update_single=None,
         update_untouched=None,

@@ -1,4 +1,4 @@
-"""A step of a rule with passes: what is made of each element, stages over matrices, the update."""
+"""Plan of a step of a rule with passes: passes over elements, matrix stages, the update."""
 
 from __future__ import annotations
 
@@ -39,36 +39,35 @@ from thalweg.errors import RuleError
 from thalweg.formula import Rule, Slot
 
 Plan = Callable[[StepRequest], StepPlan]
-_DTYPE_OF = attrgetter("dtype")
-# Stands for the measures of a variable without elements.
-_NOTHING = torch.empty(0, dtype=torch.float32, device="cpu")
+# The measure of a variable without elements.
+_EMPTY = torch.empty(0, dtype=torch.float32, device="cpu")
 
 
 @cache
-def _over_variable(formula: Any) -> Measure:
-    """The same one each time, by which engines know a kernel."""
+def _sum_measure(formula: Any) -> Measure:
+    """Return the sum of a formula over a variable; cached, because kernels are cached by it."""
     return Measure(formula, makes="sum")
 
 
-class Moved(dict[int, tuple[Tensor, Tensor]]):
-    """By `id` of a slot the slot, and what it is to become.
+class SlotUpdates(dict[int, tuple[Tensor, Tensor]]):
+    """New values of slots, as (slot, value) by the slot's `id`.
 
     Attributes:
-        beside: What else matrices keep from a stage to later ones of the step.
+        gathered_tensors: Tensors that `GatheredMatrices` keeps between the stages of a step.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.beside: dict[Any, Any] = {}
+        self.gathered_tensors: dict[Any, Any] = {}
 
 
 class Matrices(Protocol):
     """The matrices of a step.
 
     Attributes:
-        made: For each variable what passes make of it, by name.
-        slot_shapes: For each the shapes of its slots with shapes of their own, as they lie here.
-        vectors: For each what formulas are given of its rows and columns, by name.
+        made: For each variable the tensors that its passes make, by name.
+        slot_shapes: For each variable the shapes of its `shaped_slots` on this rank.
+        vectors: For each variable the vectors over rows and columns that formulas read, by name.
     """
 
     @property
@@ -81,75 +80,81 @@ class Matrices(Protocol):
     def vectors(self) -> Sequence[Mapping[str, Tensor]]: ...
 
     def read_slots(self, slots: Sequence[Sequence[Tensor]]) -> None:
-        """Have formulas see what is kept of rows and columns.
+        """Copy the slots of rows and columns into the vectors that formulas read.
 
         Args:
-            slots: For each variable its slots with a shape of their own.
+            slots: For each variable its `shaped_slots`.
         """
         ...
 
-    def write_slots(self, slots: Sequence[Sequence[Tensor]], moved: Moved) -> None:
-        """Tell what slots of rows and columns are to become; see `run_stage`."""
+    def write_slots(self, slots: Sequence[Sequence[Tensor]], updates: SlotUpdates) -> None:
+        """Add the new values of the slots of rows and columns to `updates`."""
         ...
 
-    def give(self, name: str, found: Sequence[Tensor]) -> None:
-        """Have formulas and stages see a measure, of each variable."""
+    def give(self, name: str, tensors: Sequence[Tensor]) -> None:
+        """Store the tensors of a measure, one per variable, for formulas and stages."""
         ...
 
     def numbers(self) -> dict[str, Any]:
-        """What measures have made of variables, and stages of that: a vector over them each."""
+        """Return the measures over variables, by name: a vector with an element per variable."""
         ...
 
     def run_stage(
-        self, stage: Stage, columns: Columns, slots: Sequence[Sequence[Tensor]], moved: Moved
+        self,
+        stage: Stage,
+        columns: Columns,
+        slots: Sequence[Sequence[Tensor]],
+        updates: SlotUpdates,
     ) -> None:
-        """Run a stage over all matrices at which it is due; nothing that is kept is written.
+        """Run a stage over all matrices at which it is due; write only what passes made.
 
         Args:
             stage: The stage.
             columns: The scalars of the step.
-            slots: For each variable its slots with a shape of their own.
-            moved: What stages before have made of some; is given what this one makes of them.
+            slots: For each variable its `shaped_slots`; not written.
+            updates: Values from earlier stages; the outputs of this one are added.
         """
         ...
 
 
 class WholeMatrices:
-    """Those of variables that lie here as a whole, but of `short` ones; see `Matrices`."""
+    """Matrices of unsharded variables, except small ones of `StepRequest.short`; see `Matrices`."""
 
     def __init__(self, request: StepRequest) -> None:
         self._rule = rule = request.rule
         kinds = enumerate(rule.shaped_slots)
-        self._of_lines = [(place, each) for place, each in kinds if each.per]
-        every = group_by_shape(rule, request.variables)
+        self._line_slots = [(position, slot) for position, slot in kinds if slot.per]
+        member_lists = group_by_shape(rule, request.variables)
         if request.short:
-            every = [[k for k in own if not request.short[k]] for own in every]
-            every = list(filter(None, every))
-        self._batches = [Batch(rule, request.variables, own) for own in every]
+            member_lists = [
+                [k for k in members if not request.short[k]] for members in member_lists
+            ]
+            member_lists = list(filter(None, member_lists))
+        self._batches = [Batch(rule, request.variables, members) for members in member_lists]
         self.made: list[dict[str, Tensor]] = [{} for _ in request.variables]
         self.slot_shapes = [
             [tuple(shaped_like(var, slot).shape) for slot in rule.shaped_slots]
             for var in request.variables
         ]
         for batch in self._batches:
-            for name, several in batch.pass_values.items():
-                for index, tensor in zip(batch.members, several, strict=True):
+            for name, tensors in batch.pass_values.items():
+                for index, tensor in zip(batch.members, tensors, strict=True):
                     self.made[index][name] = tensor
         self.vectors: list[dict[str, Tensor]] = [{} for _ in request.variables]
         for batch in self._batches:
             for row, index in enumerate(batch.members):
                 shape = request.variables[index].shape
-                for name, own in batch.vectors.items():
-                    beside = Slot(name, per=cast("Any", rule.vectors[name]))
-                    self.vectors[index][name] = own[row].view(shape_beside(beside, shape))
+                for name, block in batch.vectors.items():
+                    vector_slot = Slot(name, per=cast("Any", rule.vectors[name]))
+                    self.vectors[index][name] = block[row].view(shape_beside(vector_slot, shape))
 
-        # Where an engine of a GPU computes, numbers of variables stay there: their places.
+        # On a GPU, measures over variables stay there; these are their indices.
         self._places: Tensor | None = None
-        homes = list({batch.device for batch in self._batches})
-        if len(homes) == 1 and takes_device(homes[0], request.selection.name):
+        devices = list({batch.device for batch in self._batches})
+        if len(devices) == 1 and takes_device(devices[0], request.selection.name):
             members = [member for batch in self._batches if all(batch.shape)
                        for member in batch.members]  # fmt: skip
-            self._places = torch.tensor(members, dtype=torch.int64, device=homes[0])
+            self._places = torch.tensor(members, dtype=torch.int64, device=devices[0])
             for batch in self._batches:
                 batch.stays_on_device = True
 
@@ -157,137 +162,153 @@ class WholeMatrices:
         """See `Matrices`."""
         for batch in self._batches:
             batch.new_slot_values.clear()
-            for place, kind in self._of_lines:
-                block = batch.vectors[kind.name]
-                own = [slots[member][place] for member in batch.members]
-                # Matrices of one shape may be those of variables of several.
-                if len(set(map(Tensor.size, own))) > 1:
-                    own = [each.reshape(block.shape[1:]) for each in own]
-                stacked = stacked_or_viewed(list(map(Tensor.detach, own)))
-                batch.slots[kind.name] = stacked.dtype
+            for position, shaped_slot in self._line_slots:
+                block = batch.vectors[shaped_slot.name]
+                tensors = [slots[member][position] for member in batch.members]
+                # Variables of several shapes can have the same matrix shape.
+                if len(set(map(Tensor.size, tensors))) > 1:
+                    tensors = [tensor.reshape(block.shape[1:]) for tensor in tensors]
+                stacked = stacked_or_viewed(list(map(Tensor.detach, tensors)))
+                batch.slots[shaped_slot.name] = stacked.dtype
                 block.copy_(stacked.view(block.shape))
 
-    def write_slots(self, slots: Sequence[Sequence[Tensor]], moved: Moved) -> None:
+    def write_slots(self, slots: Sequence[Sequence[Tensor]], updates: SlotUpdates) -> None:
         """See `Matrices`."""
         for batch in self._batches:
-            for place, kind in self._of_lines:
-                value = batch.new_slot_values.get(kind.name)
-                if value is None:
+            for position, shaped_slot in self._line_slots:
+                block = batch.new_slot_values.get(shaped_slot.name)
+                if block is None:
                     continue
-                own = list(map(Tensor.detach, [slots[member][place] for member in batch.members]))
-                sizes = set(map(Tensor.size, own))
+                old_tensors = list(
+                    map(Tensor.detach, [slots[member][position] for member in batch.members])
+                )
+                sizes = set(map(Tensor.size, old_tensors))
                 if len(sizes) == 1:
-                    news = value.view(len(own), *sizes.pop()).unbind(0)
+                    new_tensors = block.view(len(old_tensors), *sizes.pop()).unbind(0)
                 else:
-                    news = [new.view(old.shape) for new, old in zip(value, own, strict=True)]
-                keys = [id(slots[member][place]) for member in batch.members]
-                moved.update(zip(keys, zip(own, news, strict=True), strict=True))
+                    new_tensors = [
+                        new.view(old.shape) for new, old in zip(block, old_tensors, strict=True)
+                    ]
+                keys = [id(slots[member][position]) for member in batch.members]
+                updates.update(zip(keys, zip(old_tensors, new_tensors, strict=True), strict=True))
 
-    def give(self, name: str, found: Sequence[Tensor]) -> None:
+    def give(self, name: str, tensors: Sequence[Tensor]) -> None:
         """See `Matrices`."""
         for batch in self._batches:
             if all(batch.shape):
                 batch.set_values(
-                    name, stacked_or_viewed([found[member] for member in batch.members])
+                    name, stacked_or_viewed([tensors[member] for member in batch.members])
                 )
 
     def numbers(self) -> dict[str, Any]:
         """See `Matrices`."""
-        return {name: self._numbers_of(name) for name in _numbers_in(self._rule)}
+        return {name: self._numbers_of(name) for name in _measured_names(self._rule)}
 
     def _numbers_of(self, name: str) -> Any:
-        # Rounded here, where what is beyond the type is infinite without a warning.
-        own = [(batch, batch.measured_values[name].reshape(-1).to(batch.kind))
+        """Return a measure over variables, float64: a tensor on a GPU, or else an array."""
+        # torch rounds to the compute dtype without a warning for an overflow, unlike NumPy.
+        batch_numbers = [(batch, batch.measured_values[name].reshape(-1).to(batch.kind))
                for batch in self._batches if name in batch.measured_values]  # fmt: skip
         if self._places is not None:
-            there = torch.zeros(len(self.made), dtype=torch.float64, device=self._places.device)
-            if own:
-                values = torch.cat([each.double() for _, each in own])
-                there.index_copy_(0, self._places, values)
-            return there
-        found = np.zeros(len(self.made))
-        for batch, each in own:
-            found[batch.members] = each.cpu().numpy()
-        return found
+            device = self._places.device
+            gpu_vector = torch.zeros(len(self.made), dtype=torch.float64, device=device)
+            if batch_numbers:
+                values = torch.cat([numbers.double() for _, numbers in batch_numbers])
+                gpu_vector.index_copy_(0, self._places, values)
+            return gpu_vector
+        vector = np.zeros(len(self.made))
+        for batch, numbers in batch_numbers:
+            vector[batch.members] = numbers.cpu().numpy()
+        return vector
 
     def run_stage(
-        self, stage: Stage, columns: Columns, slots: Sequence[Sequence[Tensor]], moved: Moved
+        self,
+        stage: Stage,
+        columns: Columns,
+        slots: Sequence[Sequence[Tensor]],
+        updates: SlotUpdates,
     ) -> None:
         """See `Matrices`."""
 
         def slot_of(member: int, place: int) -> Tensor:
-            return newest(slots[member][place], moved)
+            return newest(slots[member][place], updates)
 
         for batch in self._batches:
             if all(batch.shape):
-                found = run_stage(self._rule, stage, batch, columns, slot_of)
-                for place, kind in enumerate(self._rule.shaped_slots):
-                    for member, value in found.get(kind.name, ()):
+                outputs = run_stage(self._rule, stage, batch, columns, slot_of)
+                for place, shaped_slot in enumerate(self._rule.shaped_slots):
+                    for member, value in outputs.get(shaped_slot.name, ()):
                         slot = slots[member][place]
                         value = value.reshape(slot.shape).to(slot.dtype, copy=True)
-                        moved[id(slot)] = (slot.detach(), value)
+                        updates[id(slot)] = (slot.detach(), value)
 
 
 @cache
-def _numbers_in(rule: Rule) -> list[str]:
-    """What measures make of variables and formulas of kernels ask for."""
-    passes = [each for each in rule.passes if isinstance(each, Measure | Pass)]
-    formulas = [rule.update, *rule.measures.values(), *(each.function for each in passes)]
+def _measured_names(rule: Rule) -> list[str]:
+    """Return the names of measures over variables that formulas of kernels read."""
+    passes = [rule_pass for rule_pass in rule.passes if isinstance(rule_pass, Measure | Pass)]
+    formulas = [rule.update, *rule.measures.values(), *(rule_pass.function for rule_pass in passes)]
     formulas += [formula for level in rule.levels for formula in level.measures.values()]
-    request = {name for formula in formulas for name in transcribe(formula).scalars}
+    scalar_names = {name for formula in formulas for name in transcribe(formula).scalars}
     return [
-        each.makes
-        for each in passes
-        if isinstance(each, Measure) and each.over == "variable" and each.makes in request
+        rule_pass.makes
+        for rule_pass in passes
+        if isinstance(rule_pass, Measure)
+        and rule_pass.over == "variable"
+        and rule_pass.makes in scalar_names
     ]
 
 
 def stacked_or_viewed(tensors: Sequence[Tensor]) -> Tensor:
-    """Tensors of one shape as one; a view of them where they lie one behind the other."""
+    """Return tensors of one shape stacked; a view, without a copy, if they are consecutive."""
     first = tensors[0]
     if len(tensors) == 1:
         return first.unsqueeze(0)
     size = first.numel() * first.element_size()
-    begins = range(first.data_ptr(), first.data_ptr() + max(size, 1) * len(tensors), max(size, 1))
+    ptrs = range(first.data_ptr(), first.data_ptr() + max(size, 1) * len(tensors), max(size, 1))
     storage = first.untyped_storage().data_ptr()
     if not all(
-        each.is_contiguous()
-        and each.data_ptr() == begin
-        and each.dtype == first.dtype
-        and each.untyped_storage().data_ptr() == storage
-        for each, begin in zip(tensors, begins, strict=True)
+        tensor.is_contiguous()
+        and tensor.data_ptr() == ptr
+        and tensor.dtype == first.dtype
+        and tensor.untyped_storage().data_ptr() == storage
+        for tensor, ptr in zip(tensors, ptrs, strict=True)
     ):
         return torch.stack(list(tensors))
     return first.as_strided((len(tensors), *first.shape), (first.numel(), *first.stride()))
 
 
-def _groups_of(ready: Any) -> list[tuple[Sequence[int], Any]]:
-    """The groups of a plan on the CPU, each with the positions of its plan's variables."""
-    if isinstance(ready, CompositeStep):
-        found = [(own, part) for own, part in ready.parts if isinstance(part, DensePlan)]
+def _groups_of(step: Any) -> list[tuple[Sequence[int], Any]]:
+    """Return the CPU groups of a plan, each with the step's indices of its dense plan."""
+    if isinstance(step, CompositeStep):
+        plans = [(members, part) for members, part in step.parts if isinstance(part, DensePlan)]
     else:
-        found = [(range(len(ready.variables)), ready)]
-    return [(own, each) for own, plan in found for each in plan.groups if hasattr(each, "table")]
+        plans = [(range(len(step.variables)), step)]
+    groups = [(members, group) for members, plan in plans for group in plan.groups]
+    return [(members, group) for members, group in groups if hasattr(group, "table")]
 
 
 def _bytes_of(tensor: Tensor) -> int:
     return tensor.untyped_storage().nbytes()
 
 
-def newest(slot: Tensor, moved: Moved) -> Tensor:
-    """A slot, or what stages before have made of it."""
-    return moved[id(slot)][1] if id(slot) in moved else slot.detach()
+_LAYOUT_GETTERS = (Tensor.data_ptr, Tensor.size, Tensor.stride, attrgetter("dtype"), _bytes_of)
+
+
+def newest(slot: Tensor, updates: SlotUpdates) -> Tensor:
+    """Return the slot's value from earlier stages, or else the slot."""
+    return updates[id(slot)][1] if id(slot) in updates else slot.detach()
 
 
 class StagedStep:
-    """A `StepPlan` of a rule with passes, over variables that `check_step` takes.
+    """A `StepPlan` of a rule with passes, over variables that `check_step` accepts.
 
-    What passes make lies in memory of its own, which is the plan's and no state: of each value a
-    number for each element. Until the update is written nothing else has changed.
+    The values that passes make, one number per element each, are memory of the plan. Variables
+    and slots are unchanged until the returned calls run.
 
     Args:
-        asked: The step.
-        plans: For each pass, and for the update, what plans it.
+        request: The step.
+        plans: The planners of each pass and of the update.
     """
 
     is_single = True
@@ -296,103 +317,111 @@ class StagedStep:
         self._rule = rule = request.rule
         self._variables, self._titles = list(request.variables), request.titles
         self._stages = request.stages
-        self._seen: list[Any] | None = None
-        for each in rule.passes:
-            if isinstance(each, FusedStage):
-                read_stage(rule, each)  # it may be refused, whatever computes it
+        self._slot_layout: list[Any] | None = None
+        for rule_pass in rule.passes:
+            # Raises for an unsupported stage, even if torch would compute it.
+            if isinstance(rule_pass, FusedStage):
+                read_stage(rule, rule_pass)
         self._matrices: Matrices = (request.matrices or WholeMatrices)(request)
         self._are_short = bool(request.short) and all(request.short)
-        made = self._matrices.made
-        self._numbers: dict[str, Any] | None = None  # once it is known after the last pass
+        pass_values = self._matrices.made
+        # Measures over variables; None before the first use after a pass or a stage.
+        self._numbers: dict[str, Any] | None = None
         self._vectors = self._matrices.vectors if rule.is_of_lines else ()
         self._slots = [
-            [*(own[name] for name in rule.made), *beside]
-            for own, beside in zip(made, request.slots or [()] * len(made), strict=True)
+            [*(values[name] for name in rule.made), *element_slots]
+            for values, element_slots in zip(
+                pass_values, request.slots or [()] * len(pass_values), strict=True
+            )
         ]
         self._updates = updates_of(rule)
-        *passes, last = zip(plans, self._updates, strict=False)
-        self._passes = [plan(self._asked_of(request, each)) for plan, each in passes]
-        self._last = last[0](self._asked_of(request, last[1]))
-        self._mark_slots: Call = tuple  # of short matrices, once they are known
-        groups = _groups_of(self._last) if request.short else []
-        self._short = [(own, group) for own, group in groups if hasattr(group, "run_passes")]
+        *passes, update_call = zip(plans, self._updates, strict=False)
+        self._pass_plans = [plan(self._request_for(request, update)) for plan, update in passes]
+        self._update_plan = update_call[0](self._request_for(request, update_call[1]))
+        # Replaced when the slots of small matrices are bound.
+        self._mark_slots_written: Call = tuple
+        groups = _groups_of(self._update_plan) if request.short else []
+        self._short_groups = [
+            (members, group) for members, group in groups if hasattr(group, "run_passes")
+        ]
         self._readers = [group for _, group in groups]
-        self._bounds = layout.runs_of(())  # of their slots
-        self._apart: bool | None = (
-            None  # whether no gradient lies in these; None before it is known
-        )
+        self._slot_bounds = layout.runs_of(())
+        # Whether gradients are outside `_slot_bounds`; None before `_bind_short`.
+        self._are_disjoint: bool | None = None
 
     @property
     def dtypes(self) -> tuple[Dtype, ...]:
         """See `StepPlan`."""
-        return self._last.dtypes
+        return self._update_plan.dtypes
 
-    def _asked_of(self, request: StepRequest, update: Rule) -> StepRequest:
-        """What is asked of the engines for a pass, or for the update."""
+    def _request_for(self, request: StepRequest, update: Rule) -> StepRequest:
+        """Return the request for one pass or the update, with the values of passes as slots."""
         request = request._replace(rule=update, slots=self._slots, vectors=self._vectors)
-        # A pass writes no copies, and reads them where they count.
-        is_last = update is self._updates[-1]
-        return request if is_last or request.from_copies else request._replace(copies=None)
+        # A pass does not write copies, but reads them if the step begins at them.
+        is_update = update is self._updates[-1]
+        return request if is_update or request.from_copies else request._replace(copies=None)
 
     def try_rebind(self, request: StepRequest) -> bool:
         """See `StepPlan`."""
         if request.rule is not self._rule or request.stages != self._stages:
             return False
-        parts = zip((*self._passes, self._last), self._updates, strict=True)
-        return all(part.try_rebind(self._asked_of(request, each)) for part, each in parts)
+        plans = zip((*self._pass_plans, self._update_plan), self._updates, strict=True)
+        return all(plan.try_rebind(self._request_for(request, update)) for plan, update in plans)
 
     def run_passes(self, columns: Columns, slots: Sequence[Sequence[Tensor]]) -> list[Call]:
-        """Make what the update is given; nothing that is kept is written.
+        """Run measures, passes and stages; variables and slots are not written.
 
         Args:
             columns: The scalars of the step.
-            slots: For each variable its slots with a shape of their own, in the rule's order.
+            slots: For each variable its `shaped_slots`, in the rule's order.
 
         Returns:
-            What writes these slots, as functions in C.
+            C functions without arguments that write the new values of `slots`.
 
         Raises:
-            RuleError: A stage returns what it may not.
+            RuleError: A stage returns an invalid value.
             InvalidArgumentError, InvalidTypeError, LayoutError: As `check_shaped_slots`.
         """
         self._check_slots(slots)
-        passes, moved = iter(self._passes), Moved()
+        passes, updates = iter(self._pass_plans), SlotUpdates()
         self._numbers, sweeps = None, sweeps_of(self._rule)
         with no_grad():
-            for own, group in self._short:
-                group.run_passes(columns.of_members(own))
+            for members, group in self._short_groups:
+                group.run_passes(columns.of_members(members))
             if self._rule.is_of_lines:
                 self._matrices.read_slots(slots)
-            for each in self._rule.passes if not self._are_short else ():
-                if isinstance(each, Pass):
-                    self._run_pass(each, next(passes), self._with_numbers(columns))
-                elif isinstance(each, Stage):
-                    self._matrices.run_stage(each, columns, slots, moved)
-                elif each in sweeps:
-                    self._measure(sweeps[each], self._with_numbers(columns))
-                if not isinstance(each, FusedStage):  # which makes no number of a variable
+            for rule_pass in self._rule.passes if not self._are_short else ():
+                if isinstance(rule_pass, Pass):
+                    self._run_pass(rule_pass, next(passes), self._with_numbers(columns))
+                elif isinstance(rule_pass, Stage):
+                    self._matrices.run_stage(rule_pass, columns, slots, updates)
+                elif rule_pass in sweeps:
+                    self._measure(sweeps[rule_pass], self._with_numbers(columns))
+                # A fused stage does not change measures over variables.
+                if not isinstance(rule_pass, FusedStage):
                     self._numbers = None
             if self._rule.is_of_lines:
-                self._matrices.write_slots(slots, moved)
-        calls = [self._mark_slots] if self._short else list[Call]()
-        calls += [call for _, group in self._short for call in group.write_staged()]
-        if not moved:
+                self._matrices.write_slots(slots, updates)
+        calls = [self._mark_slots_written] if self._short_groups else list[Call]()
+        calls += [call for _, group in self._short_groups for call in group.write_staged()]
+        if not updates:
             return calls
-        olds, news = zip(*moved.values(), strict=True)
-        if columns.taken is not None:
-            pairs = zip(news, olds, strict=True)
-            news = [torch.where(columns.taken, new, old) for new, old in pairs]
+        old_tensors, new_tensors = zip(*updates.values(), strict=True)
+        if columns.apply_flag is not None:
+            pairs = zip(new_tensors, old_tensors, strict=True)
+            new_tensors = [torch.where(columns.apply_flag, new, old) for new, old in pairs]
         copy = torch._foreach_copy_  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
-        return [*calls, partial(copy, list(olds), list(news))]
+        return [*calls, partial(copy, list(old_tensors), list(new_tensors))]
 
     def _measure(self, measures: tuple[Measure, ...], columns: Columns) -> None:
-        """Take measures, all in one sweep."""
-        found = self._last.compute_lines(measures, self._stages, columns)
-        for place, each in enumerate(measures):
-            self._matrices.give(each.makes, [own[place] if own else _NOTHING for own in found])
+        """Compute measures in one sweep over memory, and store them in the matrices."""
+        lines = self._update_plan.compute_lines(measures, self._stages, columns)
+        for position, measure in enumerate(measures):
+            values = [tensors[position] if tensors else _EMPTY for tensors in lines]
+            self._matrices.give(measure.makes, values)
 
     def _with_numbers(self, columns: Columns) -> Columns:
-        """The scalars of a step, and what measures have made of variables."""
+        """Return the scalars of the step with the measures over variables, which are cached."""
         if not self._rule.is_of_lines:
             return columns
         if self._numbers is None:
@@ -400,55 +429,62 @@ class StagedStep:
         return columns._replace(separate={**columns.separate, **self._numbers})
 
     def _check_slots(self, slots: Sequence[Sequence[Tensor]]) -> None:
-        """Look at slots that are not those of the step before, where they lay."""
-        every = [slot for own in slots for slot in own]
-        if not every and not self._short:  # whose kernels are made when slots are bound, even none
+        """Validate the `shaped_slots` unless they are unchanged, then bind small matrices."""
+        all_slots = [slot for element_slots in slots for slot in element_slots]
+        # The kernels of small matrices are made in `_bind_short`, even without slots.
+        if not all_slots and not self._short_groups:
             return
         slots = slots or [()] * len(self._variables)
         try:
-            seen: list[Any] | None = [
-                list(map(look, every))
-                for look in (id, Tensor.data_ptr, Tensor.size, Tensor.stride, _DTYPE_OF, _bytes_of)
+            slot_layout: list[Any] | None = [
+                list(map(getter, all_slots)) for getter in (id, *_LAYOUT_GETTERS)
             ]
-        except RuntimeError:  # it has no memory
-            seen = None
-        if seen is None or seen != self._seen:
-            own = [each[len(self._rule.made) :] for each in self._slots]
+        # A slot without memory has no ptr; `check_shaped_slots` raises for it.
+        except RuntimeError:
+            slot_layout = None
+        if slot_layout is None or slot_layout != self._slot_layout:
+            element_slots = [tensors[len(self._rule.made) :] for tensors in self._slots]
             shapes = self._matrices.slot_shapes
-            check_shaped_slots(self._rule, self._variables, own, slots, shapes, self._titles)
-            written: list[Tensor] = []
-            for members, group in self._short:
-                places: list[int] = group.members
-                written += [slot for k in places for slot in slots[members[k]]]
-            self._mark_slots = partial(torch._C._increment_version, written)  # pyright: ignore[reportPrivateUsage]
-            self._bounds, self._apart = layout.runs_of(written), None
-            self._seen = seen
+            check_shaped_slots(
+                self._rule, self._variables, element_slots, slots, shapes, self._titles
+            )
+            written_slots: list[Tensor] = []
+            for members, group in self._short_groups:
+                positions: list[int] = group.members
+                written_slots += [slot for k in positions for slot in slots[members[k]]]
+            self._mark_slots_written = partial(torch._C._increment_version, written_slots)  # pyright: ignore[reportPrivateUsage]
+            self._slot_bounds, self._are_disjoint = layout.runs_of(written_slots), None
+            self._slot_layout = slot_layout
         self._bind_short(slots)
 
     def _bind_short(self, slots: Sequence[Sequence[Tensor]]) -> None:
-        """Have kernels of short matrices know slots, and whether gradients lie in them."""
-        apart = all(
-            layout.lie_apart(each.table.base[:, 1], each.bytes, self._bounds)
-            for each in self._readers
+        """Bind kernels of small matrices to slots, and to whether gradients overlap with them."""
+        are_disjoint = all(
+            layout.lie_apart(group.table.base[:, 1], group.bytes, self._slot_bounds)
+            for group in self._readers
         )
-        if apart == self._apart:
+        if are_disjoint == self._are_disjoint:
             return
-        self._apart = None
-        for members, group in self._short:
-            group.bind_slots([slots[members[k]] for k in group.members], apart)
-        self._apart = apart
+        self._are_disjoint = None
+        for members, group in self._short_groups:
+            group.bind_slots([slots[members[k]] for k in group.members], are_disjoint)
+        self._are_disjoint = are_disjoint
 
-    def _run_pass(self, each: Pass, ready: StepPlan, columns: Columns) -> None:
+    def _run_pass(self, rule_pass: Pass, plan: StepPlan, columns: Columns) -> None:
+        """Run the plan of a pass; raise a RuleError that names a missing scalar."""
         try:
-            rounds = list(ready.make_rounds(columns._replace(taken=None)))
+            rounds = list(plan.make_rounds(columns._replace(apply_flag=None)))
         except KeyError:
-            known = {**columns.shared[ready.dtypes[0]], **columns.separate}
+            scalars = {**columns.shared[plan.dtypes[0]], **columns.separate}
             check_given(
-                place_of(each.function), transcribe(each.function).scalars, known, self._rule
+                place_of(rule_pass.function),
+                transcribe(rule_pass.function).scalars,
+                scalars,
+                self._rule,
             )
             raise
-        for own in rounds:
-            for call in own.calls:
+        for write_round in rounds:
+            for call in write_round.calls:
                 call()
 
     def compute_sums(
@@ -456,71 +492,74 @@ class StagedStep:
     ) -> Sequence[Float64]:
         """See `StepPlan`."""
         columns = self._with_numbers(columns)
-        of_lines = self._of_lines(formulas)
-        others = tuple(each for each in formulas if each not in of_lines)
-        found: dict[Any, Float64] = {}
-        if others:
-            found |= zip(others, self._last.compute_sums(others, stages, columns), strict=True)
-        if of_lines:
-            measures = tuple(map(_over_variable, of_lines))
-            several = self._last.compute_lines(measures, stages, columns)
-            for place, each in enumerate(of_lines):
-                sums = [float(own[place]) if own else 0.0 for own in several]
-                found[each] = np.array(sums, np.float64)
-        return [found[each] for each in formulas]
+        line_formulas = self._line_formulas(formulas)
+        leaf_formulas = tuple(formula for formula in formulas if formula not in line_formulas)
+        totals: dict[Any, Float64] = {}
+        if leaf_formulas:
+            sums = self._update_plan.compute_sums(leaf_formulas, stages, columns)
+            totals |= zip(leaf_formulas, sums, strict=True)
+        if line_formulas:
+            measures = tuple(map(_sum_measure, line_formulas))
+            lines = self._update_plan.compute_lines(measures, stages, columns)
+            for position, formula in enumerate(line_formulas):
+                values = [float(tensors[position]) if tensors else 0.0 for tensors in lines]
+                totals[formula] = np.array(values, np.float64)
+        return [totals[formula] for formula in formulas]
 
-    def _of_lines(self, formulas: Formulas) -> tuple[Any, ...]:
-        """Which measures of the rule may ask for numbers of rows and columns.
+    def _line_formulas(self, formulas: Formulas) -> tuple[Any, ...]:
+        """Return those of `formulas` that are the rule's own and may read rows and columns.
 
-        They are added up as a `Measure` of variables is.
+        They are summed like a `Measure` over variables, not by leaves.
         """
         rule = self._rule
         if not rule.is_of_lines:
             return ()
-        levels = (each.measures for each in rule.levels)
-        own = {each for known in (rule.measures, *levels) for each in known.values()}
-        return tuple(each for each in formulas if each in own)
+        levels = (formula.measures for formula in rule.levels)
+        line_formulas = {
+            formula for group in (rule.measures, *levels) for formula in group.values()
+        }
+        return tuple(formula for formula in formulas if formula in line_formulas)
 
     def sums_on_device(
         self, formulas: Formulas, stages: Stages, columns: Columns
     ) -> Sequence[Tensor] | None:
         """See `StepPlan`."""
-        if self._of_lines(formulas):
+        if self._line_formulas(formulas):
             return None
-        return self._last.sums_on_device(formulas, stages, columns)
+        return self._update_plan.sums_on_device(formulas, stages, columns)
 
     def compute_leaves(self, formulas: Formulas, stages: Stages, columns: Columns) -> list[Float64]:
         """See `StepPlan`.
 
         Raises:
-            RuleError: A measure may ask for numbers of rows, which no leaf has.
+            RuleError: A formula may read rows or columns, which leaves do not have.
         """
-        if self._of_lines(formulas):
+        if self._line_formulas(formulas):
             raise RuleError(
                 f"Rule {self._rule.name!r} measures steps that see rows and columns, and cannot do"
                 " so over variables that several ranks have."
             )
-        return self._last.compute_leaves(formulas, stages, columns)
+        return self._update_plan.compute_leaves(formulas, stages, columns)
 
     def compute_lines(
         self, measures: tuple[Measure, ...], stages: Stages, columns: Columns
     ) -> list[list[Tensor]]:
         """See `StepPlan`."""
-        return self._last.compute_lines(measures, stages, self._with_numbers(columns))
+        return self._update_plan.compute_lines(measures, stages, self._with_numbers(columns))
 
     def max_abs(self) -> Float64:
         """See `StepPlan`."""
-        return self._last.max_abs()
+        return self._update_plan.max_abs()
 
     def max_abs_on_device(self, is_checked: Tensor) -> Tensor | None:
         """See `StepPlan`."""
-        return self._last.max_abs_on_device(is_checked)
+        return self._update_plan.max_abs_on_device(is_checked)
 
     def make_rounds(self, columns: Columns) -> Iterator[WriteRound]:
         """See `StepPlan`."""
-        return self._last.make_rounds(self._with_numbers(columns))
+        return self._update_plan.make_rounds(self._with_numbers(columns))
 
     def release_gradients(self) -> None:
         """See `StepPlan`."""
-        for each in (*self._passes, self._last):
-            each.release_gradients()
+        for plan in (*self._pass_plans, self._update_plan):
+            plan.release_gradients()

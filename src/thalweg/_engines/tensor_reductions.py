@@ -1,4 +1,4 @@
-"""Measures of any tensors, without a step."""
+"""Reductions over gradients and variables outside a step."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from thalweg.formula import variable_squares
 
 
 class Tensors:
-    """What `StepPlan` answers, of gradients and variables that are not updated here.
+    """Reductions of a `StepPlan` over gradients and variables that are not updated.
 
     Args:
-        gradients: Dense, or the values of sparse ones.
-        variables: As many.
-        flush: Whether stages treat denormals as zero.
+        gradients: Dense gradients, or the values of sparse ones.
+        variables: The variable of each gradient.
+        flush: Stages treat denormals as zero.
     """
 
     def __init__(
@@ -33,22 +33,22 @@ class Tensors:
     def compute_sums(
         self, formulas: Formulas, stages: Stages, columns: Columns
     ) -> Sequence[Float64]:
-        """See `StepPlan`; formulas read the gradient, but for `variable_squares`."""
+        """See `StepPlan`; formulas read the gradient alone, `variable_squares` the variable."""
         if not stages:
             return [
                 reductions.sums_of(
-                    each, self._variables if each is variable_squares else self._gradients
+                    formula, self._variables if formula is variable_squares else self._gradients
                 )
-                for each in formulas
+                for formula in formulas
             ]
-        found = np.zeros((len(formulas), len(self._variables)))
+        sums = np.zeros((len(formulas), len(self._variables)))
         for index, (grad, var) in enumerate(zip(self._gradients, self._variables, strict=True)):
             dtype = compute_dtype(var.dtype)
-            own = columns.scalars_of(index, dtype)
-            found[:, index] = np.concatenate(
-                reductions.sums_of_pair(formulas, grad, var, stages, own, dtype, self._flush)
+            scalars = columns.scalars_of(index, dtype)
+            sums[:, index] = np.concatenate(
+                reductions.sums_of_pair(formulas, grad, var, stages, scalars, dtype, self._flush)
             )
-        return list(found)
+        return list(sums)
 
     def sums_on_device(self, formulas: Formulas, stages: Stages, columns: Columns) -> None:
         """See `StepPlan`."""

@@ -238,7 +238,7 @@ class Attached(TableRecorder):
         if watch is None or not is_committed:
             return
         if watch.is_begun:
-            self.record(watch, step, hooks.taken)
+            self.record(watch, step, hooks.apply_flag)
         else:
             warn(
                 f"There is no table of step {step}: its variables were updated one by one, as"

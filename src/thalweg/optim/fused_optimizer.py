@@ -93,12 +93,12 @@ class SetChanges:
         needs_plan: Whether the next step is to be planned so.
     """
 
-    # Most changes between two plans that did not pay off.
+    # The largest number of changes to wait for before the next plan.
     _longest_wait: ClassVar[int] = 1024
 
     def __init__(self) -> None:
         self.needs_plan = False
-        # Whether the step before lacked gradients.
+        # True if gradients were missing in the last step.
         self._lacked = False
         self._changes, self._patience = 0, 2
 
@@ -171,7 +171,8 @@ class StepCache:
             if self.replay is not None and self.replay.reported < self.replay.taken:
                 self.last_step, self.last_apply_flag = LastStep(True, "", self.total), None
                 self.report, self.has_applied_grads = self.replay.seen, False
-                self.count, self.replay.reported = self.total, self.replay.taken  # last: it is done
+                # The last assignment, so that an interrupted call is repeated.
+                self.count, self.replay.reported = self.total, self.replay.taken
 
     def forget_replay(self) -> None:
         """Drop the step that is taken in one call, so that the next step checks everything."""
@@ -189,7 +190,8 @@ class StepCache:
     def note_repeated(self, *shares: RepeatedSubStep) -> None:
         """Record a repeated step: the next one may be taken in one call."""
         if self.watch is not None and self._is_replayed(shares):
-            return  # this one was not taken in one call because it is measured; the next may be
+            # The measured step was an exception; the next one can be replayed.
+            return
         self.forget_replay()
         if shares[0].part.plans.count_repeated():
             for _, hooks, _ in shares:
@@ -237,14 +239,15 @@ class FusedOptimizer(GradScalerMixin):
         options = apart(keywords)
         if options is not NO_OPTIONS:
             self._around = options
-        with host_allocations():  # Adagrad's constructor makes `step`
+        # Adagrad's constructor makes `step`.
+        with host_allocations():
             super().__init__(*args, **keywords)
-        # Torch would copy what is in `defaults` to each group, where it would mean nothing; so
-        # `add_param_group` takes it out again.
+        # Torch copies `defaults` to each new group; `add_param_group` removes these options again.
         self.defaults.update(options.on)
-        self._cache.blocks.gather(self.state, self._single)  # what torch's constructor makes
+        # Torch's constructor may have made slots.
+        self._cache.blocks.gather(self.state, self._single)
         if options.kinds.device is not None:
-            for entries in self.state.values():  # that torch's constructor makes
+            for entries in self.state.values():
                 entries |= {key: x.to(options.kinds.device) for key, x in entries.items()}
         if options.of(Unscaling).fused_unscale:
             self._step_supports_amp_scaling = True
@@ -272,7 +275,8 @@ class FusedOptimizer(GradScalerMixin):
         """
         check_no_step(self._cache, type(self).__name__, "add_param_group")
         candidate = cast("object", param_group)
-        if isinstance(candidate, dict):  # else torch refuses it
+        # Torch raises for other types.
+        if isinstance(candidate, dict):
             check_options_held(param_group)
             self._check_options(param_group, len(self.param_groups), complete=False)
         with self._added_whole():
@@ -280,7 +284,8 @@ class FusedOptimizer(GradScalerMixin):
             for name in KEYWORDS:
                 self.param_groups[-1].pop(name, None)
             self._complete()
-            if self._cache.is_constructed:  # else the constructor looks at all groups at once
+            # The constructor checks all groups at once.
+            if self._cache.is_constructed:
                 self._check_flat_buffers(self.param_groups[-1:])
             self._begin()
 
@@ -296,7 +301,7 @@ class FusedOptimizer(GradScalerMixin):
         return any(map(self._encodes_group, self.param_groups))
 
     def _encodes_group(self, group: Group) -> bool:
-        # Rules of the library keep numbers, and with bad options of a group there may be none.
+        # Built-in rules have no codecs, and with invalid options there may be no rule.
         defines_rule = hasattr(self, "rule") or hasattr(self._kind_of(group), "_prepared_rule")
         return bool((self._around.wrapping or defines_rule) and self._rule_of(group).codecs)
 
@@ -314,7 +319,8 @@ class FusedOptimizer(GradScalerMixin):
     def _check_effect(self, rules: Mapping[str, Rule]) -> None:
         """Raise if `state_storage` encodes slots, and none of these rules has any."""
         storage = self._around.of(StateCodec).state_storage
-        if not isinstance(storage, str):  # off, or said slot by slot
+        # None, or a mapping by slot.
+        if not isinstance(storage, str):
             return
         with importing:
             from thalweg.optim.quantized_state import check_effect
@@ -536,7 +542,8 @@ class FusedOptimizer(GradScalerMixin):
             f"A copy of {type(self).__name__} inside of swapped() would train averages instead of"
             " parameters. Copy the optimizer outside of the block; inside, copy the model alone."
         )
-        for param in self._params():  # `copy.deepcopy` copies them
+        # `copy.deepcopy` reads the parameters' memory.
+        for param in self._params():
             check_held(param)
         attributes = {key: vars(self)[key] for key in _COPIED_ATTRIBUTES if key in vars(self)}
         return {**super().__getstate__(), **attributes}  # pyright: ignore
@@ -582,7 +589,7 @@ class FusedOptimizer(GradScalerMixin):
         has_own_step = type(self).step is FusedOptimizer.step
         if is_dynamo_compiling() or (has_own_step and has_hooks(self)):
             return self._told_step(closure)
-        # As `_eager_step`, a call of which would be a twentieth of such a step.
+        # Inlined from `_eager_step`: the call would take 5 % of a replayed step.
         replay = self._cache.replay if closure is None else None
         if replay is not None and replay.take(self, False, has_own_step):
             return None
@@ -838,7 +845,8 @@ class FusedOptimizer(GradScalerMixin):
         cache, passes = self._cache, self._around.accumulate
         if passes == 1:
             return True
-        cache.sums = None  # those of a step that was not taken are in the state still
+        # After a step that was not taken, the sums are still in the state.
+        cache.sums = None
         with no_grad():
             count = add_to_sums(
                 self.param_groups,
@@ -875,7 +883,8 @@ class FusedOptimizer(GradScalerMixin):
     def _narrowed(self, grad: Tensor, param: Tensor) -> Tensor:
         """Return a sum of gradients in the parameter's dtype."""
         if self._around.clips and grad.is_sparse and grad.dtype != param.dtype:
-            grad = summed(grad, grad.dtype, *titles_of([param]))  # before they are rounded
+            # Duplicates are summed before the rounding.
+            grad = summed(grad, grad.dtype, *titles_of([param]))
         return grad.to(param.dtype)
 
     def _say(self, error: BaseException) -> None:

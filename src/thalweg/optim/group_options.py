@@ -21,7 +21,8 @@ from thalweg.errors import InvalidTypeError
 from thalweg.formula import Rule
 from thalweg.variable import check_held, check_number
 
-STEP_FLAGS = ("foreach", "fused", "capturable", "differentiable")  # how a step is taken, not which
+# Flags of torch that select an implementation and do not change the result.
+STEP_FLAGS = ("foreach", "fused", "capturable", "differentiable")
 
 _NAMES = {"lr": "learning_rate", "eps": "epsilon"}
 PAIRS = {
@@ -30,10 +31,12 @@ PAIRS = {
     "etas": ("eta_minus", "eta_plus"),
     "step_sizes": ("step_size_min", "step_size_max"),
 }
-# Options beyond this magnitude are left to a careful step.
+# Options beyond this magnitude are only read by a step that is planned from scratch.
 MOST_READ = 1e30
-FLOAT_CLASSES = {float, np.float64}  # classes of numbers with which Python computes in float64
-LAST_BETA = "last_beta"  # of the rules whose betas are three
+# Classes whose arithmetic is float64.
+FLOAT_CLASSES = {float, np.float64}
+# The hyperparameter of the last of three betas.
+LAST_BETA = "last_beta"
 
 
 class Options:
@@ -54,10 +57,11 @@ class Options:
         self._names, self._snapshot = list(group), list(group.values())
         pairs = [pair for key, pair in group.items() if key in PAIRS and isinstance(pair, list)]
         self.lists = pairs
-        self._lists = [(pair, [*pair]) for pair in pairs]  # of which an item may be replaced
+        # An item of a list can be replaced, so that copies are compared.
+        self._lists = [(pair, [*pair]) for pair in pairs]
         options = {**fixed, **named(group, rule)}
         self._hypers = {hyper.name: options.get(hyper.name, hyper.default) for hyper in rule.hypers}
-        # These keep their place when a schedule writes to them.
+        # A schedule writes to tensors and arrays in place, so that their identity says nothing.
         kinds = (Tensor, np.ndarray)
         self._moving = [name for name, hyper in self._hypers.items() if isinstance(hyper, kinds)]
         self._numbers = {name: _checked(name, hyper) for name, hyper in self._hypers.items()}
@@ -188,7 +192,8 @@ def number(value: Any) -> float:
     if isinstance(value, Tensor):
         check_number(value)
         return float(value.item())
-    if isinstance(value, np.complexfloating):  # of which Python would drop a part
+    # `float` would drop the imaginary part.
+    if isinstance(value, np.complexfloating):
         raise InvalidTypeError(f"a number must be real, not {value!r}.")
     return float(value)
 
@@ -222,9 +227,11 @@ def title_of(name: str) -> str:
 def _checked(name: str, value: object) -> float:
     check_size(title_of(name), value)
     try:
-        if not isinstance(value, str | bytes | bytearray):  # of which Python makes numbers
+        # `float` would parse strings.
+        if not isinstance(value, str | bytes | bytearray):
             return number(value)
-    except (TypeError, ValueError, RuntimeError):  # the latter of tensors of several elements
+    # A tensor of several elements raises RuntimeError.
+    except (TypeError, ValueError, RuntimeError):
         pass
     raise InvalidTypeError(f"{title_of(name)} must be a number, not {show_value(value)}.")
 
@@ -266,7 +273,8 @@ def named(
     if rule is not None:
         hyper_names = [hyper.name for hyper in rule.hypers]
         read = as_options(dict.fromkeys(hyper_names))
-    for key, value in group.items():  # in their order: where two stand for one, the later counts
+    # If two keys are the same hyperparameter, the later one counts.
+    for key, value in group.items():
         if key not in read:
             continue
         if key in PAIRS:

@@ -104,7 +104,8 @@ def as_torch(
             load(twin, saved_state if kinds.device is None else _without_slots(saved_state))
     except (ValueError, TypeError, RuntimeError, MemoryError):
         raise
-    except Exception as error:  # of a class of the user's, or of a state's own objects
+    # A subclass or an object in the state can raise anything.
+    except Exception as error:
         reason = f"{type(error).__name__} while it was loaded: {error}"
         raise mismatch([reason], _title(optimizer)) from error
     if not optimizer._around.is_lossless:
@@ -195,8 +196,7 @@ def _twin(optimizer: Any) -> Any:
 
 def _handing_over(twin: Any, optimizer: Any) -> list[Call]:
     """Return calls of C functions that move everything loaded into a twin to the optimizer."""
-    # `_cache` has the lock that is held, and what was listened to: its plans are made anew by
-    # whoever finds another state.
+    # `_cache` stays: it has the held lock and the hooks, and its plans notice the new state.
     excluded = ("_cache", "_around", "defaults", *_HOOKS)
     attributes = {name: value for name, value in vars(twin).items() if name not in excluded}
     twin._around = optimizer._around
@@ -226,7 +226,8 @@ def _members(
         problems += faults
         for param, key, title in state_mismatch.members_of(group, saved_group):
             yield optimizer.param_groups[place] if faults else group, key, param, title
-    if not problems:  # else a group may have no class
+    # A group with problems may have no class.
+    if not problems:
         problems += optimizer._unfit_groups(groups)
 
 
@@ -249,7 +250,7 @@ def _give_back_dtypes(
                 continue
             home = kinds.home_of(name, param)
             needs_move = kinds.device is not None and loaded.device != home
-            # Torch was given an empty tensor in place of a slot on another device.
+            # `_without_slots` replaced a slot on another device by an empty tensor.
             must_replace = needs_move or loaded.shape != value.shape
             is_torchs = name in numbers and not kinds.has_master(param)
             if is_torchs and loaded.shape == value.shape:
@@ -365,7 +366,7 @@ def in_place(optimizer: Any, saved_state: dict[str, Any]) -> Plan:
     users = {key: entry for key, entry in saved_state["state"].items() if key not in keys}
     calls.append(partial(optimizer.state.update, users))
     states = states_of(optimizer.state)
-    # Of parameters that are in no group any more.
+    # Parameters that are no longer in a group have no state.
     ungrouped = [param for param, _ in states if param not in saved_states]
     calls += [partial(optimizer.state.pop, param) for param in ungrouped]
     missing = _lacking(states, saved_states, optional)

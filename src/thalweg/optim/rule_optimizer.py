@@ -233,10 +233,10 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
         hooks.ending = ending
         with no_grad():
             pairs, copies = hooks.aim(pairs)
-        outcome = try_rebind(hooks, plans, pairs, transforms, copies, is_last=ends_step)
+        outcome = try_rebind(hooks, plans, pairs, transforms, copies, is_final=ends_step)
         was_rebound = outcome is not None
         outcome = outcome or run_step(
-            hooks, plans, pairs, transforms, copies, is_last=ends_step, may_rebind=False
+            hooks, plans, pairs, transforms, copies, is_final=ends_step, may_rebind=False
         )
         hooks.settle()
         raise_first(outcome.errors)

@@ -68,7 +68,7 @@ class ParamGroupAdapter(StepAdapter):
         self._keys: list[Hashable] | None = None
         self._pending_numbers: list[tuple[Any, list[Any]]] = []
         self._real: dict[int, Tensor] = {}
-        self.taken, self.watch = optimizer._cache.apply_flag, optimizer._cache.watch
+        self.apply_flag, self.watch = optimizer._cache.apply_flag, optimizer._cache.watch
         self._homes = homes = optimizer._homes_of(params)
         self.there = homes[0]
         self.repeats = part.homes == homes and part.stands(optimizer.state, params)
@@ -242,10 +242,11 @@ class ParamGroupAdapter(StepAdapter):
 
     def _counting_there(self, column: DeviceColumn) -> Call:
         if column.name == STEP:
-            return column.counting(self.taken)
+            return column.counting(self.apply_flag)
         keys = self._keys or [None] * len(self._params)
         values = {key: self._next(column, key) for key in dict.fromkeys(keys)}
-        return column.moving(expand_to_variables(keys, values, column.common.device), self.taken)
+        column_values = expand_to_variables(keys, values, column.common.device)
+        return column.moving(column_values, self.apply_flag)
 
     def _next(self, column: AnyColumn, key: Hashable) -> Any:
         """Return a number after the step, for parameters that have it in common."""

@@ -207,15 +207,15 @@ def _copy_shared(
     Raises:
         LayoutError: A dense sum shares memory with another sum or a parameter.
     """
-    written = [grad_sum for grad_sum in sums if grad_sum is not None and not grad_sum.is_sparse]
-    storages = set(_storages_of(written))
-    if len(storages) < len(written) or not storages.isdisjoint(_storages_of(params)):
+    dense_sums = [grad_sum for grad_sum in sums if grad_sum is not None and not grad_sum.is_sparse]
+    storages = set(_storages_of(dense_sums))
+    if len(storages) < len(dense_sums) or not storages.isdisjoint(_storages_of(params)):
         param_names = get_names(params)
         pairs = zip(sums, param_names, strict=True)
         sum_names = [
             f"{name}/{SUM}" for total, name in pairs if total is not None and not total.is_sparse
         ]
-        check_disjoint([*written, *params], [*sum_names, *param_names])
+        check_disjoint([*dense_sums, *params], [*sum_names, *param_names])
     if storages.isdisjoint(_storages_of(gradients)):
         return gradients
     grads_and_storages = zip(gradients, _storages_of(gradients), strict=True)

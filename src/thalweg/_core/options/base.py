@@ -71,7 +71,7 @@ class Option:
             if value != default
         }
 
-    def check_beside(self, others: Others) -> None:
+    def check_beside(self, options: Others) -> None:
         """Check the options of the same optimizer for conflicts with this one.
 
         Raises:

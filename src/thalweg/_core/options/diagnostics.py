@@ -27,28 +27,28 @@ class Diagnosed(Option):
     diagnostics: int | Any | None = None
 
     def __post_init__(self) -> None:
-        every = self.every
-        if every is not None and every < 1:
-            raise InvalidArgumentError(f"diagnostics must be 1 or more, not {every}.")
+        interval = self.every
+        if interval is not None and interval < 1:
+            raise InvalidArgumentError(f"diagnostics must be 1 or more, not {interval}.")
 
     @property
     def every(self) -> int | None:
         """Number of steps from one table to the next; None if diagnostics are off."""
         diagnostics = self.diagnostics
-        every = (
+        interval = (
             diagnostics
             if diagnostics is None or type(diagnostics) is int
             else getattr(diagnostics, "every", None)
         )
-        if diagnostics is not None and type(every) is not int:
+        if diagnostics is not None and type(interval) is not int:
             raise InvalidTypeError(
                 "diagnostics must be an integer from 1 on, or a Diagnostics of"
                 f" thalweg.optim.diagnostics, not {show_value(diagnostics)}."
             )
-        return every
+        return interval
 
-    def check_beside(self, others: Others) -> None:
-        if others.of(InBackward).in_backward:
+    def check_beside(self, options: Others) -> None:
+        if options.of(InBackward).in_backward:
             raise InvalidArgumentError(
                 f"diagnostics={self.diagnostics!r} is of whole steps, and in_backward=True updates"
                 " each parameter by itself: choose one."

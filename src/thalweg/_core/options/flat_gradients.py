@@ -35,8 +35,8 @@ class Flat(Option):
     def is_ours(self) -> bool:
         return False
 
-    def check_beside(self, others: Others) -> None:
-        is_applied = others.of(InBackward).in_backward
-        if is_applied or others.of(Accumulation).accumulate > 1:
-            freed = "in_backward" if is_applied else "accumulate"
+    def check_beside(self, options: Others) -> None:
+        in_backward = options.of(InBackward).in_backward
+        if in_backward or options.of(Accumulation).accumulate > 1:
+            freed = "in_backward" if in_backward else "accumulate"
             raise InvalidArgumentError(f"gradients='flat' keeps gradients, which {freed} frees.")

@@ -88,25 +88,25 @@ def dynamic(
     # Division by a Python number would be a multiplication by its reciprocal on a GPU.
     factor = vectors.number(np.float32(multiplier), vectors.place_of(scale))
     count, higher = steps + 1, scale * factor
-    is_due = count >= increment_period
-    grown = xp.where(is_due & xp.isfinite(higher), higher, scale)
+    is_growth_step = count >= increment_period
+    growth = xp.where(is_growth_step & xp.isfinite(higher), higher, scale)
     return {
-        "current_loss_scale": xp.where(overflow, vectors.at_least(scale / factor, 1.0), grown),
-        "good_steps": xp.where(overflow | is_due, 0, count),
+        "current_loss_scale": xp.where(overflow, vectors.at_least(scale / factor, 1.0), growth),
+        "good_steps": xp.where(overflow | is_growth_step, 0, count),
     }
 
 
 def backoff(state: State, _: object, overflow: object, **params: Any) -> State:
     """Return changes by OpenSeq2Seq's "Backoff"; `BackoffScaler` documents the parameters."""
     scale, iteration = state["scale"], state["iteration"]
-    last = state["last_overflow_iteration"]
-    where, factor = vectors.functions_of(scale).where, np.float32(params["step_factor"])
+    last_overflow = state["last_overflow_iteration"]
+    select, factor = vectors.functions_of(scale).where, np.float32(params["step_factor"])
     lower = _clamp_scale(scale * float(reciprocal(factor)), params)
     higher = _clamp_scale(scale * float(factor), params)
-    is_due = (iteration - last) % params["step_window"] == 0
+    is_window_end = (iteration - last_overflow) % params["step_window"] == 0
     return {
-        "scale": where(overflow, lower, where(is_due, higher, scale)),
-        "last_overflow_iteration": where(overflow, iteration, last),
+        "scale": select(overflow, lower, select(is_window_end, higher, scale)),
+        "last_overflow_iteration": select(overflow, iteration, last_overflow),
         "iteration": iteration + 1,
     }
 

@@ -83,8 +83,8 @@ class Offload(Option):
                 f"state_device must be None or 'cpu', not {show_value(self.state_device)}."
             )
 
-    def check_beside(self, others: Others) -> None:
-        if others.of(InBackward).in_backward:
+    def check_beside(self, options: Others) -> None:
+        if options.of(InBackward).in_backward:
             raise InvalidArgumentError(
                 "state_device='cpu' updates all parameters in one step, and in_backward=True each"
                 " by itself: choose one."

@@ -40,9 +40,9 @@ class SplitWeights(Option):
                 f"weights must be None or 'split', not {show_value(self.weights)}."
             )
 
-    def check_beside(self, others: Others) -> None:
+    def check_beside(self, options: Others) -> None:
         for option_class, keyword in ((Masters, "masters"), (Offload, "state_device")):
-            if others.of(option_class).on:
+            if options.of(option_class).on:
                 raise InvalidArgumentError(
                     f"weights='split' and {keyword} cannot be together: both say where the rest of"
                     " a weight is kept."

@@ -114,10 +114,10 @@ class StateCodec(Option):
     def rule(self, rule: Rule) -> Rule:
         return store_slots(rule, cast("Storage", self.state_storage))
 
-    def check_beside(self, others: Others) -> None:
+    def check_beside(self, options: Others) -> None:
         storage_settings = {
-            "state_dtype": others.of(StateDtype).state_dtype,
-            "state_device": others.of(Offload).state_device,
+            "state_dtype": options.of(StateDtype).state_dtype,
+            "state_device": options.of(Offload).state_device,
         }
         for name, setting in storage_settings.items():
             if setting is not None:

@@ -28,13 +28,13 @@ class InBackward(Option):
     def __post_init__(self) -> None:
         self._check_bool("in_backward")
 
-    def check_beside(self, others: Others) -> None:
+    def check_beside(self, options: Others) -> None:
         needing = {
-            "clip_grad_norm": others.of(Clipping).clip_grad_norm,
-            "accumulate": others.of(Accumulation).accumulate > 1,
-            "fused_unscale": others.of(Unscaling).fused_unscale,
+            "clip_grad_norm": options.of(Clipping).clip_grad_norm,
+            "accumulate": options.of(Accumulation).accumulate > 1,
+            "fused_unscale": options.of(Unscaling).fused_unscale,
         }
-        for name in (name for name, is_on in needing.items() if is_on):
+        for name in (name for name, is_enabled in needing.items() if is_enabled):
             raise InvalidArgumentError(
                 f"in_backward applies each gradient as it arrives, and {name} needs all of"
                 " them first."

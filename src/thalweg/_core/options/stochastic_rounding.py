@@ -50,8 +50,8 @@ class Rounding(Option):
                 f"seed={self.seed} is of random bits, which round='stochastic' alone draws."
             )
 
-    def check_beside(self, others: Others) -> None:
-        if others.of(Offload).state_device is not None:
+    def check_beside(self, options: Others) -> None:
+        if options.of(Offload).state_device is not None:
             raise InvalidArgumentError(
                 "round='stochastic' and state_device='cpu' cannot be together: parameters on a GPU"
                 " are copies of what a step updates."

@@ -33,11 +33,11 @@ class Wrapper(Option):
     def __post_init__(self) -> None:
         self._check_bool(self.keywords()[0].name)
 
-    def check_beside(self, others: Others) -> None:
+    def check_beside(self, options: Others) -> None:
         keyword = self.keywords()[0].name
         for wrapper_class in (CautiousDecay, Cautious, TrustRatio, Sphere, RowFloor, RadialBrake):
             (other_keyword,) = (field.name for field in wrapper_class.keywords())
-            if other_keyword in self.conflicts and others.of(wrapper_class).on:
+            if other_keyword in self.conflicts and options.of(wrapper_class).on:
                 raise InvalidArgumentError(
                     f"{keyword} and {other_keyword} cannot be together:"
                     f" {self.conflicts[other_keyword]}."

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch._C import DisableTorchFunctionSubclass
 
 from thalweg._base.context_managers import ContextSetting
-from thalweg._core.slots import Parts, SlotStore
+from thalweg._core.slots import SlotShards, SlotStore
 from thalweg._engines.layout import check_memory
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.variable import check_held, dtype_name, name_of
@@ -122,7 +122,7 @@ class Part(Entry):
     """
 
     var: Tensor
-    parts: Parts
+    parts: SlotShards
 
     @property
     def shape(self) -> Sequence[int]:

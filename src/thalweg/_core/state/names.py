@@ -14,15 +14,15 @@ Names = Callable[[Sequence[Any]], list[str]]
 
 def distinct(names: Sequence[str]) -> list[str]:
     """Return unique names: the second "w" becomes "w#1", whatever follows."""
-    seen: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     used_names: set[str] = set()
     unique_names: list[str] = []
     for name in names:
-        candidate = f"{name}#{seen[name]}" if seen[name] else name
+        candidate = f"{name}#{counts[name]}" if counts[name] else name
         while candidate in used_names:
-            seen[name] += 1
-            candidate = f"{name}#{seen[name]}"
-        seen[name] += 1
+            counts[name] += 1
+            candidate = f"{name}#{counts[name]}"
+        counts[name] += 1
         used_names.add(candidate)
         unique_names.append(candidate)
     return unique_names
@@ -60,8 +60,8 @@ def as_now(
         state: Values by name.
         old_names, new_names: Names of the same entries in an old version, and now.
     """
-    removed, added = set(old_names) - set(new_names), set(new_names) - set(old_names)
-    if not state.keys() & removed or state.keys() & added:
+    removed, added_names = set(old_names) - set(new_names), set(new_names) - set(old_names)
+    if not state.keys() & removed or state.keys() & added_names:
         return state
     names = dict(zip(old_names, new_names, strict=True))
     return {names.get(name, name): value for name, value in state.items()}

@@ -144,9 +144,9 @@ class Group:
 
     def _sizes_of(self, columns: Columns) -> Tensor:
         """The sizes; none of what is not written has any elements."""
-        if columns.taken is None:
+        if columns.apply_flag is None:
             return self._there
-        return torch.mul(self._there, columns.taken, out=self._sizes_if_taken)
+        return torch.mul(self._there, columns.apply_flag, out=self._sizes_if_taken)
 
     def _all_aligned(self) -> bool:
         return self._is_aligned and not (self._base.host[:, 1] % WIDTH).any()

@@ -108,9 +108,9 @@ class RowsPart(RowsPlan):
         separate = {name: each[0] for name, each in columns.separate.items()}
         scalars = {**columns.shared[self.compute], **separate}
         rows, order = self._indices.long().sort(stable=True)
-        made = self._calls_of_touched(rows, order, scalars, columns.taken)
+        made = self._calls_of_touched(rows, order, scalars, columns.apply_flag)
         if self._untouched is not None:
-            made += self._calls_of_untouched(self._untouched, rows, scalars, columns.taken)
+            made += self._calls_of_untouched(self._untouched, rows, scalars, columns.apply_flag)
         return [*made, self._mark]
 
     def _calls_of_touched(

@@ -52,12 +52,15 @@ def gradients(loss: object, variables: Sequence[object], grad_loss: object) -> G
 
 
 def apply_gradients(
-    optimizer: Optimizer, given: Sequence[tuple[object, object]], name: str | None, aggregates: bool
+    optimizer: Optimizer,
+    grads_and_vars: Sequence[tuple[object, object]],
+    name: str | None,
+    aggregates: bool,
 ) -> Operation | list[SymbolicTensor] | SymbolicTensor:
     """See `GraphMode`."""
-    if not given:
+    if not grads_and_vars:
         return _add_empty_step(optimizer)
-    pairs = as_pairs(given)
+    pairs = as_pairs(grads_and_vars)
     pairs = with_gradients(pairs, titles_of([var for _, var in pairs]))
     title = name or optimizer._name
     if optimizer._is_recorded():
@@ -73,19 +76,21 @@ def apply_gradients(
     return _add_step(optimizer, apply_own_gradients, pairs, title)
 
 
-def _add_step(optimizer: Optimizer, step: Step, given: GradsAndVars, name: str) -> Operation:
+def _add_step(
+    optimizer: Optimizer, step: Step, grads_and_vars: GradsAndVars, name: str
+) -> Operation:
     """Return the operation that takes a step.
 
     Args:
         optimizer: Makes `iterations`, hyperparameters and slots in the graph, below its name.
         step: Takes the step, with the gradients and the variables of a session.
-        given: Gradients and variables.
+        grads_and_vars: Gradients and variables.
         name: Name of the step; the operation is named as in TensorFlow, after what it ends with.
     """
-    graph = next((var.graph for _, var in given if is_symbolic(var)), None)
+    graph = next((var.graph for _, var in grads_and_vars if is_symbolic(var)), None)
     inside = contextlib.nullcontext() if graph is None else graph.as_default()
     with inside, get_default_graph().name_scope(optimizer._name):
-        pairs = [(grad, graph_variable_of(var)) for grad, var in given]
+        pairs = [(grad, graph_variable_of(var)) for grad, var in grads_and_vars]
         check_updates(pairs)
         called = optimizer._hyper.called()
         variables = distinct([var for _, var in pairs])

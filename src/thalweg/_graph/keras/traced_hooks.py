@@ -162,15 +162,15 @@ def _changed_rates(optimizer: Any, dtype: torch.dtype, rate: Any, usual: Any) ->
     return {} if wide is None else {kind: float(wide)}
 
 
-def clip(pairs: Sequence[Pair], how: GradientTransforms, flush: bool) -> list[Pair]:
+def clip(pairs: Sequence[Pair], transforms: GradientTransforms, flush: bool) -> list[Pair]:
     """See `GraphMode`."""
-    if not how:
+    if not transforms:
         return list(pairs)
     variables: list[Any] = [var for _, var in pairs]
 
     def clip_now(gradients: list[Any], leaves: list[Tensor]) -> list[object]:
         own = [(grad, leaf) for grad, leaf in zip(gradients, leaves, strict=True)]
-        found, _ = materialised([pair for pair in own if pair[0] is not None], how, flush)
+        found, _ = materialised([pair for pair in own if pair[0] is not None], transforms, flush)
         made = iter([grad for grad, _ in found])
         return [None if grad is None else next(made) for grad, _ in own]
 

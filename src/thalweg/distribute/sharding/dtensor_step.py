@@ -41,7 +41,7 @@ def keep_local_slots(store: SlotStore, variables: Sequence[object]) -> None:
 
 
 class LocalShards:
-    """Local parts of DTensors, and full other variables; see `thalweg._core.slots.Parts`."""
+    """Local parts of DTensors, and full other variables; see `thalweg._core.slots.SlotShards`."""
 
     ranks: Ranks | None = None
 
@@ -74,7 +74,7 @@ class LocalShards:
             distribute_tensor(detached, mesh.device_mesh, mesh.placements, src_data_rank=None)
         )
 
-    def whole(self, own: Tensor, var: Tensor) -> Tensor:
+    def whole(self, shard: Tensor, var: Tensor) -> Tensor:
         """Return the full value on each rank of the mesh; all of them call this.
 
         Raises:
@@ -82,21 +82,21 @@ class LocalShards:
             ReplicaMismatchError: Other ranks collect another tensor, or failed.
         """
         if not is_on_mesh(var):
-            check_memory(own, f"'{name_of(var)}'")
-            return own.detach().clone()
+            check_memory(shard, f"'{name_of(var)}'")
+            return shard.detach().clone()
         from torch.distributed.tensor import DTensor
 
         mesh: Any = var
-        description = f"{dtype_name(own.dtype)} {tuple(var.shape)} {mesh.placements}"
+        description = f"{dtype_name(shard.dtype)} {tuple(var.shape)} {mesh.placements}"
         group = MatrixProcessGroup(
             [var],
             lambda: [f"the tensor '{name_of(var)}': {description}"],
             collective=PendingCollective.STATE,
         )
         with group.report_errors():
-            check_memory(own, f"'{name_of(var)}'")
+            check_memory(shard, f"'{name_of(var)}'")
         dtensor = DTensor.from_local(
-            own.detach(),
+            shard.detach(),
             mesh.device_mesh,
             mesh.placements,
             run_check=False,
@@ -168,17 +168,17 @@ class LocalStep:
                 )
         return [(self._local_gradient(grad, var), self._parts.part(var)) for grad, var in pairs]
 
-    def share_out(self, asked: StepRequest) -> StepRequest:
+    def share_out(self, request: StepRequest) -> StepRequest:
         """See `Sharing`."""
-        variables = asked.variables
-        copies = asked.copies and [
-            None if copy is None else self._parts.part(copy) for copy in asked.copies
+        variables = request.variables
+        copies = request.copies and [
+            None if copy is None else self._parts.part(copy) for copy in request.copies
         ]
-        return asked._replace(
+        return request._replace(
             variables=list(map(self._parts.part, variables)),
-            gradients=list(map(self._local_gradient, asked.gradients, variables)),
+            gradients=list(map(self._local_gradient, request.gradients, variables)),
             copies=copies,
-            matrices=self._matrices_of(variables) if asked.rule.passes else None,
+            matrices=self._matrices_of(variables) if request.rule.passes else None,
         )
 
     def _matrices_of(self, variables: Sequence[Tensor]) -> Callable[[StepRequest], Any] | None:
@@ -193,9 +193,9 @@ class LocalStep:
             return grad
         return self._parts.cut(grad, var)
 
-    def measure_whole(self, ready: StepPlan, asked: StepRequest) -> Measures:
+    def measure_whole(self, plan: StepPlan, request: StepRequest) -> Measures:
         """See `Sharing`."""
-        return _ShardedMeasures(ready, asked.variables, self._group)
+        return _ShardedMeasures(plan, request.variables, self._group)
 
     def diagnostics_of_whole(self, variables: Sequence[Tensor], parts: Any) -> Any:
         """Return the diagnostics of full variables, by `over_ranks` of `sharding.diagnostics`."""
@@ -212,7 +212,7 @@ class LocalStep:
         """Return a context manager that reports errors of a step to the other ranks."""
         return nullcontext() if self._group is None else self._group.report_errors()
 
-    def joining_calls(self, asked: StepRequest) -> PostUpdateCall | None:
+    def joining_calls(self, request: StepRequest) -> PostUpdateCall | None:
         """See `Sharing`."""
         return None
 

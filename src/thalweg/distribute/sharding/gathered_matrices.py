@@ -24,7 +24,7 @@ from thalweg._engines.matrix_batches import (
 )
 from thalweg._engines.matrix_shapes import matrix_shape, shaped_like
 from thalweg._engines.protocol import Columns, StepRequest
-from thalweg._engines.staged_step import Moved
+from thalweg._engines.staged_step import SlotUpdates
 from thalweg.distribute.sharding.gather_scatter import GatheredTensor, gather, part_shape, scatter
 from thalweg.distribute.sharding.matrix_group import MatrixProcessGroup, axis_of
 
@@ -73,7 +73,11 @@ class GatheredMatrices:
                       for row, index in enumerate(batch.members)}  # fmt: skip
 
     def run_stage(
-        self, stage: Stage, columns: Columns, slots: Sequence[Sequence[Tensor]], moved: Moved
+        self,
+        stage: Stage,
+        columns: Columns,
+        slots: Sequence[Sequence[Tensor]],
+        updates: SlotUpdates,
     ) -> None:
         """See `Matrices`. All ranks call this; if the stage fails on one, all raise."""
         members = [index for index, shape in enumerate(self._shapes) if shape.numel()]
@@ -85,7 +89,7 @@ class GatheredMatrices:
             return
         slot_names = {name for used in stage_inputs(stage) for name in used}
         names = [name for name in (*self._rule.made, *self._kinds) if name in slot_names]
-        shares: dict[tuple[str, int], GatheredTensor] = moved.beside
+        shares: dict[tuple[str, int], GatheredTensor] = updates.gathered_tensors
         # What an earlier stage was given, and has made of it, is there still.
         added = {
             (name, index): self._share(name, index, slots)
@@ -117,7 +121,7 @@ class GatheredMatrices:
                 if name in self._kinds:
                     share = share._replace(local=torch.empty_like(share.local))
                     slot = slots[index][self._kinds.index(name)]
-                    moved[id(slot)] = (slot.detach(), share.local)
+                    updates[id(slot)] = (slot.detach(), share.local)
                 returning.append(share)
         scatter(self._group.ranks, returning, self._device)
 

@@ -52,19 +52,19 @@ class SharedStep:
                 " shard_slots."
             )
 
-    def share_out(self, asked: StepRequest) -> StepRequest:
+    def share_out(self, request: StepRequest) -> StepRequest:
         """See `Sharing`."""
-        if len(set(map(id, asked.variables))) < len(asked.variables):
+        if len(set(map(id, request.variables))) < len(request.variables):
             raise InvalidArgumentError(
                 "With shard_slots, no variable can come twice in a step:"
-                f" {', '.join(asked.titles)}."
+                f" {', '.join(request.titles)}."
             )
-        shards, variables = self.shards, asked.variables
+        shards, variables = self.shards, request.variables
         self._order = shards.hash_order(variables)
         parts: list[Any] = list(map(shards.part, variables))
         gradients: list[Any] = []
-        slots = list(asked.slots)
-        for index, (grad, var) in enumerate(zip(asked.gradients, variables, strict=True)):
+        slots = list(request.slots)
+        for index, (grad, var) in enumerate(zip(request.gradients, variables, strict=True)):
             if isinstance(grad, IndexedSlices):
                 gradients.append(shards.own_rows(grad, var))
                 parts[index] = shards.as_rows(parts[index], var)
@@ -72,27 +72,27 @@ class SharedStep:
             else:
                 local_sum = self._sums.get(id(var))
                 gradients.append(shards.cut(grad, var) if local_sum is None else local_sum)
-        copies = asked.copies and [
+        copies = request.copies and [
             None if copy is None else shards.writable_part(copy, var)
-            for copy, var in zip(asked.copies, variables, strict=True)
+            for copy, var in zip(request.copies, variables, strict=True)
         ]
-        return asked._replace(variables=parts, gradients=gradients, slots=slots, copies=copies)
+        return request._replace(variables=parts, gradients=gradients, slots=slots, copies=copies)
 
-    def measure_whole(self, ready: StepPlan, asked: StepRequest) -> Measures:
+    def measure_whole(self, plan: StepPlan, request: StepRequest) -> Measures:
         """See `Sharing`."""
-        return ShardedReductions(self.shards, ready, asked, self._wait_for_ranks)
+        return ShardedReductions(self.shards, plan, request, self._wait_for_ranks)
 
     def begin_writing(self) -> None:
         """See `Sharing`; raise ReplicaMismatchError if another rank failed."""
         self._wait_for_ranks()
         self._is_writing = True
 
-    def joining_calls(self, asked: StepRequest) -> PostUpdateCall:
+    def joining_calls(self, request: StepRequest) -> PostUpdateCall:
         """See `Sharing`."""
-        rows_alone = asked.rule.update_untouched is None
+        rows_alone = request.rule.update_untouched is None
         tensors: list[tuple[Tensor, Tensor, Any]] = []
-        copies = asked.copies or [None] * len(asked.variables)
-        for var, grad, copy in zip(asked.variables, asked.gradients, copies, strict=True):
+        copies = request.copies or [None] * len(request.variables)
+        for var, grad, copy in zip(request.variables, request.gradients, copies, strict=True):
             updated = [var] if copy is None else [var, copy]
             tensors += [(var, tensor, grad if rows_alone else None) for tensor in updated]
 

@@ -201,11 +201,11 @@ class Shards:
             )
         return part
 
-    def whole(self, own: Tensor, var: Tensor) -> Tensor:
+    def whole(self, shard: Tensor, var: Tensor) -> Tensor:
         """Return the full value as a new tensor; all ranks call this.
 
         Args:
-            own: This rank's part.
+            shard: This rank's part.
             var: The variable.
 
         Returns:
@@ -218,22 +218,22 @@ class Shards:
         """
         with self.between_steps():
             with report_error(self.ranks, PendingCollective.STATE):
-                layout.check_memory(own, f"'{name_of(own)}'")
+                layout.check_memory(shard, f"'{name_of(shard)}'")
             RankMessage(self.ranks, PendingCollective.STATE).receive()
         if self._collects and self.ranks.rank:
-            is_uncut = self._layout_of(var).is_uncut and own.numel()
-            message = flatten_like(own, var) if is_uncut else own.detach()
+            is_uncut = self._layout_of(var).is_uncut and shard.numel()
+            message = flatten_like(shard, var) if is_uncut else shard.detach()
             with self.between_steps():
                 self.ranks.collect([message] * self.ranks.size)
-            return own.new_empty(0)
-        full = torch.empty_like(var, dtype=own.dtype, memory_format=torch.preserve_format)
+            return shard.new_empty(0)
+        full = torch.empty_like(var, dtype=shard.dtype, memory_format=torch.preserve_format)
         elements = flatten_like(full.detach(), var)
         parts = [elements[:0]] * self.ranks.size
         for rank, start, stop in self.pieces(var):
             parts[rank] = elements[start:stop]
         target = full if self._layout_of(var).is_uncut else parts[self.ranks.rank]
-        if own.numel():
-            target.copy_(own.detach())
+        if shard.numel():
+            target.copy_(shard.detach())
         with self.between_steps():
             if self._collects:
                 self.ranks.collect(parts)

@@ -236,7 +236,7 @@ class RuleOptimizer(Optimizer):
             return
         if var.is_complex():
             hooks, pair = ComplexHooks(self, apply_state, var, rates), real_pair(grad, var)
-        raise_within(run_step(hooks, cache, [pair], is_last=False).errors)
+        raise_within(run_step(hooks, cache, [pair], is_final=False).errors)
 
     def _arguments(self) -> dict[str, object]:
         arguments = super()._arguments()

@@ -550,7 +550,7 @@ class Optimizer(State, V1StateDict, SlotOptimizer, Configurable, Argument):
 
             def apply_one(grad: Gradient, var: Tensor) -> None:
                 hooks.begun = []  # each variable is committed by itself
-                outcome = run_step(hooks, cache.alone(var), [(grad, var)], is_last=False)
+                outcome = run_step(hooks, cache.alone(var), [(grad, var)], is_final=False)
                 errors.extend(outcome.errors)
 
             hooks.read_hypers(variables)

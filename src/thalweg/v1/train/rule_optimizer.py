@@ -218,7 +218,7 @@ class RuleOptimizer(Optimizer):
         with self._turn_lock(), self._locked():
             cache = self._plans.now().alone(var)
             errors = run_step(
-                V1HookStepAdapter(self, values), cache, [(grad, var)], is_last=False
+                V1HookStepAdapter(self, values), cache, [(grad, var)], is_final=False
             ).errors
         raise_within(errors)
 

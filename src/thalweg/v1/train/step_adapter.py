@@ -120,7 +120,7 @@ class V1StepAdapter(StepAdapter):
         moves = [] if optimizer._finishes_itself() else [*optimizer._counting_moves(self.values)]
         if step is not None:
             moves.append((step, None))
-        return counting_calls(moves, self.taken)
+        return counting_calls(moves, self.apply_flag)
 
 
 def counting_calls(moves: Sequence[Move], device_decision: Tensor | None = None) -> list[Call]:

@@ -203,7 +203,7 @@ class DecoupledWeightDecayExtension(Optimizer):
         scalars = {"weight_decay": decay}
         hooks = OneRule(WEIGHT_DECAY, scalars, selection=self._selection(), is_checked=True)
         cache = self._plans.now().alone(var).alone(var)  # the step uses the first `alone`
-        raise_within(run_step(hooks, cache, [(grad, var)], is_last=False).errors)
+        raise_within(run_step(hooks, cache, [(grad, var)], is_final=False).errors)
 
 
 @dataclass(frozen=True)
