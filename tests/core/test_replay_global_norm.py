@@ -52,13 +52,13 @@ OPTIONS: list[dict[str, Any]] = [
 def parts(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     """Record the parts of replayed steps, and their results."""
     recorded: list[tuple[int, int]] = []
-    take = GuardTable.take
+    take = GuardTable.replay
 
     def told(self: Any, pairs: Any = None, applied: Any = None, part: int = 0, *extra: Any) -> int:
         recorded.append((part, take(self, pairs, applied, part, *extra)))
         return recorded[-1][1]
 
-    monkeypatch.setattr(GuardTable, "take", told)
+    monkeypatch.setattr(GuardTable, "replay", told)
     return recorded
 
 
@@ -172,7 +172,7 @@ def test_channels_last_weights_are_clipped_in_replay(
         assert all(map(same, weights_here, twin_weights)), step
         if not is_measuring:
             assert repr(opt.last_step.grad_norm) == repr(twin.last_step.grad_norm)
-    part = replay_kernel.WHOLE if is_measuring else replay_kernel.CLIPPED
+    part = replay_kernel.FULL_STEP if is_measuring else replay_kernel.CLIPPED
     assert counts == [(part, 0)] * (STEPS - 2)
 
 
@@ -212,7 +212,10 @@ def test_unusual_numbers_are_those_of_the_careful_step(
 
     opt = compare(lambda params: home.SGD(params, 0.1, clip_grad_norm=limit), kind, before)
     if limit == 1.0 and kind != "several":
-        overflow_parts = [(replay_kernel.CLIPPED, replay_kernel.BEYOND), (replay_kernel.MEASURE, 0)]
+        overflow_parts = [
+            (replay_kernel.CLIPPED, replay_kernel.OUT_OF_RANGE),
+            (replay_kernel.MEASURE, 0),
+        ]
         overflows = change in (_nan, _infinite, _huge) or kind == "float64"
         assert parts[2:4] == (overflow_parts if overflows else [(replay_kernel.CLIPPED, 0)] * 2)
     if kind == "float32":  # else squares may leave float64, and the careful step measures others
@@ -256,7 +259,7 @@ def test_last_step_stays_until_the_next_step(monkeypatch: pytest.MonkeyPatch) ->
     def failing(*args: Any) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(GuardTable, "take", failing)
+    monkeypatch.setattr(GuardTable, "replay", failing)
     with pytest.raises(KeyboardInterrupt):
         opt.step()
     assert opt._cache.replay is None
@@ -285,12 +288,12 @@ def test_keras_replays_a_global_norm(kind: str, limit: float, size: float, parts
     is_infinite = size > 1e20 and kind == "float32"  # as TensorFlow's norm is
     if is_infinite:
         assert parts[:3] == [
-            (replay_kernel.CLIPPED, replay_kernel.BEYOND),
+            (replay_kernel.CLIPPED, replay_kernel.OUT_OF_RANGE),
             (replay_kernel.MEASURE, 0),
             (replay_kernel.UPDATE, 0),
         ]
     else:
-        assert {part for part in parts if part[0] != replay_kernel.WHOLE} == {
+        assert {part for part in parts if part[0] != replay_kernel.FULL_STEP} == {
             (replay_kernel.CLIPPED, 0)
         }
     assert opt._plans.now().replay.taken == STEPS - 2

@@ -521,7 +521,7 @@ sys.stdout.write(p.detach().numpy().tobytes().hex())
 """
 
 
-@pytest.mark.skipif(bool(guard_table.trouble()), reason="no step is taken in one call")
+@pytest.mark.skipif(bool(guard_table.find_obstacle()), reason="no step is taken in one call")
 def test_the_replay_kernel_is_compiled_by_the_third_step(folder):
     def run(steps, program=STEADY):
         process = fresh_process.run(program, str(steps))

@@ -311,7 +311,7 @@ def test_elements_count_in_row_major_order_whatever_their_layout(of_var, of_grad
 def test_of_a_transposed_matrix_a_copy_is_measured():
     tensors = [numbers(30 * 1100, seed=seed).view(30, 1100) for seed in range(3)]
     expected = of_step([tensor.clone() for tensor in tensors], "cpu", 2)
-    assert not Offsets([layout_of(permuted(tensors[0], [1, 0]))]).are_near
+    assert not Offsets([layout_of(permuted(tensors[0], [1, 0]))]).are_compact
     assert_bits(of_step([permuted(tensor, [1, 0]) for tensor in tensors], "cpu", 2), expected)
 
 
@@ -345,7 +345,7 @@ def test_tables_have_the_place_of_each_element(shape, order):
         return
     (tables,) = offsets._tables.values()
     assert tables is not None
-    offsets_within, periods = tables.within, tables.periods
+    offsets_within, periods = tables.period_offsets, tables.period_starts
     assert len(offsets_within) == period
     assert len(periods) == -(-tensor.numel() // period)
     places = (periods[:, None] + offsets_within).reshape(-1)[: tensor.numel()]
@@ -368,7 +368,7 @@ def test_copies_are_measured_where_periods_are_spread_over_memory(shape, order, 
     strides = [
         int(np.prod([shape[k] for k in order[order.index(d) + 1 :]])) for d in range(len(shape))
     ]
-    assert Offsets([(shape, tuple(strides))]).are_near is expected
+    assert Offsets([(shape, tuple(strides))]).are_compact is expected
 
 
 @pytest.mark.parametrize("count", [1, 2])

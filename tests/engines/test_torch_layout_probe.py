@@ -19,4 +19,4 @@ def test_the_layout_is_found_on_this_machine(monkeypatch: pytest.MonkeyPatch) ->
     assert isinstance(torch_layout_probe.layout(), torch_layout_probe.Layout), (
         torch_layout_probe.layout()
     )
-    assert not guard_table.trouble()
+    assert not guard_table.find_obstacle()

@@ -344,7 +344,7 @@ def test_an_interruption_leaves_the_step_whole(
     step_is_taken: bool, error: type[BaseException], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fast, twin = both()
-    take = guard_table.GuardTable.take
+    take = guard_table.GuardTable.replay
 
     def interrupted(*args: Any) -> int:
         mismatch = take(*args) if step_is_taken else 0
@@ -353,7 +353,7 @@ def test_an_interruption_leaves_the_step_whole(
             return mismatch
         raise error
 
-    monkeypatch.setattr(guard_table.GuardTable, "take", interrupted)
+    monkeypatch.setattr(guard_table.GuardTable, "replay", interrupted)
     with pytest.raises(error) as excinfo:
         fast.step(5)
     monkeypatch.undo()

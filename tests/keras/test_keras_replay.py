@@ -419,7 +419,7 @@ def test_an_interruption_says_what_has_become_of_the_step(
     for seed in range(5):
         fast.step(seed)
         twin.step(seed)
-    take = guard_table.GuardTable.take
+    take = guard_table.GuardTable.replay
 
     def interrupted(*args: Any) -> int:
         mismatch = take(*args) if step_is_taken else 0
@@ -429,7 +429,7 @@ def test_an_interruption_says_what_has_become_of_the_step(
             return mismatch
         raise error
 
-    monkeypatch.setattr(guard_table.GuardTable, "take", interrupted)
+    monkeypatch.setattr(guard_table.GuardTable, "replay", interrupted)
     with pytest.raises(error) as excinfo:
         fast.step(5)
     monkeypatch.undo()

@@ -378,7 +378,9 @@ def test_an_interruption_leaves_the_step_whole(
     fast, twin = both(policy="decay")
     rate = fast.take.learning_rate
     place = (
-        (guard_table.GuardTable, "take") if method == "take" else (type(fast.inner), "_take_again")
+        (guard_table.GuardTable, "replay")
+        if method == "take"
+        else (type(fast.inner), "_take_again")
     )
     take = getattr(*place)
 

@@ -301,7 +301,7 @@ def test_interrupt_removes_scaler_attributes(monkeypatch: pytest.MonkeyPatch) ->
     def interrupted(*_: Any) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(guard_table.GuardTable, "take", interrupted)
+    monkeypatch.setattr(guard_table.GuardTable, "replay", interrupted)
     with pytest.raises(KeyboardInterrupt):
         opt.step()
     monkeypatch.undo()
@@ -346,7 +346,7 @@ def test_gradient_replaced_after_measuring_is_detected(monkeypatch: pytest.Monke
     for step in range(4):
         set_grads(weights, step)
         opt.step()
-    take, parts = guard_table.GuardTable.take, list[tuple[int, int]]()
+    take, parts = guard_table.GuardTable.replay, list[tuple[int, int]]()
     gradients = [param.grad for param in weights]
 
     def replacing(self: Any, *arguments: Any) -> int:
@@ -356,11 +356,11 @@ def test_gradient_replaced_after_measuring_is_detected(monkeypatch: pytest.Monke
             weights[0].grad = torch.ones_like(weights[0])
         return status
 
-    monkeypatch.setattr(guard_table.GuardTable, "take", replacing)
+    monkeypatch.setattr(guard_table.GuardTable, "replay", replacing)
     opt.step()
     assert gradients
     codes = guard_table.replay_kernel
-    assert parts[0] == (codes.CLIPPED, codes.BEYOND)
+    assert parts[0] == (codes.CLIPPED, codes.OUT_OF_RANGE)
     assert parts[1:] == [(codes.MEASURE, 0), (codes.UPDATE, codes.OTHER_GRADIENT)]
     norm = norm_of(weights)
     assert opt.last_step.grad_norm == pytest.approx(norm, rel=1e-6)
@@ -392,14 +392,14 @@ def test_interrupt_notes_whether_step_was_taken(
     for step in range(steps):
         set_grads(weights, step)
         opt.step()
-    take = guard_table.GuardTable.take
+    take = guard_table.GuardTable.replay
 
     def interrupted(*arguments: Any, **kwargs: Any) -> int:
         if has_step:
             take(*arguments, **kwargs)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(guard_table.GuardTable, "take", interrupted)
+    monkeypatch.setattr(guard_table.GuardTable, "replay", interrupted)
     set_grads(weights, 9)
     previous = [param.detach().clone() for param in weights]
     with pytest.raises(KeyboardInterrupt) as error:
@@ -619,33 +619,33 @@ def test_freed_params_are_not_read() -> None:
 
 def test_guard_table_reports_changes() -> None:
     weights = params(3)
-    table = guard_table.snapshot()
+    table = guard_table.make_guard_table()
     assert table is not None
     set_grads(weights, 0)
-    table.hold_list(weights)
+    table.guard_list(weights)
     for param in weights:
-        assert table.tensor(param) is not None
+        assert table.guard_tensor(param) is not None
     cells = torch.zeros(3, dtype=torch.int64).numpy()
     gradients = [
         (param, param.grad, cells[k : k + 1].ctypes.data) for k, param in enumerate(weights)
     ]
-    table.finish(guard_table.GuardedStep(gradients, [], [], weights, cells[:0]))
+    table.write_block(guard_table.GuardedStep(gradients, [], [], weights, cells[:0]))
     versions = [param._version for param in weights]
-    assert table.take() == 0
+    assert table.replay() == 0
     assert cells.tolist() == [param.grad.data_ptr() for param in weights if param.grad is not None]
     assert [param._version for param in weights] == [version + 1 for version in versions]
     weights[1].grad = None
-    assert table.take() == guard_table.replay_kernel.OTHER_GRADIENT
+    assert table.replay() == guard_table.replay_kernel.OTHER_GRADIENT
     set_grads(weights, 1)
-    assert table.take() == 0
+    assert table.replay() == 0
     weights[2].data = weights[2].data.clone()
-    assert table.take() in (
+    assert table.replay() in (
         guard_table.replay_kernel.OTHER_TENSOR,
         guard_table.replay_kernel.OTHER_MEMORY,
     )
     weights.reverse()
-    assert table.take() == guard_table.replay_kernel.OTHER_LIST
-    assert table.taken == 2
+    assert table.replay() == guard_table.replay_kernel.OTHER_LIST
+    assert table.replay_count == 2
 
 
 def test_lr_of_empty_group_is_validated() -> None:

@@ -151,14 +151,14 @@ def test_interrupt_is_atomic_over_rules(has_step: bool, monkeypatch: pytest.Monk
     for step in range(4):
         set_grads(weights, step)
         opt.step()
-    take = guard_table.GuardTable.take
+    take = guard_table.GuardTable.replay
 
     def interrupted(*args: Any, **kwargs: Any) -> int:
         if has_step:
             take(*args, **kwargs)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(guard_table.GuardTable, "take", interrupted)
+    monkeypatch.setattr(guard_table.GuardTable, "replay", interrupted)
     previous = [param.detach().clone() for param in weights]
     with pytest.raises(KeyboardInterrupt) as error:
         opt.step()

@@ -19,7 +19,8 @@ from thalweg.v1 import train
 pytestmark = pytest.mark.skipif(
     isinstance(torch_layout_probe.layout(), str), reason="torch's objects cannot be read here"
 )
-COUNT = 2 * replay_kernel.MANY + replay_kernel.PART // 2  # the last part is no whole one
+# The last part is not full.
+COUNT = 2 * replay_kernel.TEAM_MIN_TENSORS + replay_kernel.RECORDS_PER_PART // 2
 
 
 @pytest.fixture
@@ -29,18 +30,18 @@ def comes_anyway(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _snapshot_of(weights: list[Parameter]) -> tuple[guard_table.GuardTable, Any]:
-    table = guard_table.snapshot()
+    table = guard_table.make_guard_table()
     assert table is not None
-    table.hold_list(weights)
+    table.guard_list(weights)
     for param in weights:
-        assert table.tensor(param) is not None
+        assert table.guard_tensor(param) is not None
     cells = torch.zeros(len(weights), dtype=torch.int64).numpy()
     gradients = [
         (param, param.grad, cells[k : k + 1].ctypes.data) for k, param in enumerate(weights)
     ]
     bounds = sorted(edge for param in weights for edge in (param.data_ptr(), param.data_ptr() + 24))
     step = guard_table.GuardedStep(gradients, [], [], weights, torch.tensor(bounds).numpy())
-    table.finish(step)
+    table.write_block(step)
     return table, cells
 
 
@@ -65,7 +66,7 @@ Change = Callable[[Parameter], None]
 CHANGES: list[tuple[dict[int, Change], int]] = [
     *(
         ({place: change}, reason)
-        for place in (0, replay_kernel.PART, replay_kernel.MANY, COUNT - 1)
+        for place in (0, replay_kernel.RECORDS_PER_PART, replay_kernel.TEAM_MIN_TENSORS, COUNT - 1)
         for change, reason in (
             (_no_gradient, replay_kernel.OTHER_GRADIENT),
             (_gradient_that_is_written, replay_kernel.SHARED_GRADIENT),
@@ -95,15 +96,19 @@ def test_every_tensor_and_gradient_is_looked_at(
     table, cells = _snapshot_of(weights)
     for step in range(3):
         set_grads(weights, step)
-        assert table.take() == 0
+        assert table.replay() == 0
         assert cells.tolist() == [
             param.grad.data_ptr() for param in weights if param.grad is not None
         ]
         # Each thread asks once more than there are parts for it.
-        expected = [2 * -(-COUNT // replay_kernel.PART) + count, COUNT] if count > 1 else [0, 0]
+        expected = (
+            [2 * -(-COUNT // replay_kernel.RECORDS_PER_PART) + count, COUNT]
+            if count > 1
+            else [0, 0]
+        )
         assert [
-            table.block[replay_kernel.TICKET],
-            table.block[replay_kernel.PARTED],
+            table.block[replay_kernel.NEXT_PART],
+            table.block[replay_kernel.TEAM_GRADIENTS],
         ] == expected
     assert len(calls) == (3 if count > 1 else 0)
     for changes, reason in CHANGES:
@@ -111,12 +116,12 @@ def test_every_tensor_and_gradient_is_looked_at(
             param.data = param.data.reshape(3, 2).clone(memory_format=torch.contiguous_format)
         set_grads(weights, 0)
         table, _ = _snapshot_of(weights)
-        assert table.take() == 0
+        assert table.replay() == 0
         versions = [param._version for param in weights]
         for place, change in changes.items():
             change(weights[place])
             versions[place] = weights[place]._version
-        assert (table.take(), table.taken) == (reason, 1)
+        assert (table.replay(), table.replay_count) == (reason, 1)
         assert [param._version for param in weights] == versions
 
 
@@ -129,7 +134,7 @@ def test_whatever_changes_a_step_over_few_is_noticed_by_a_team(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     threads(2)
-    monkeypatch.setattr(replay_kernel, "MANY", 1)
+    monkeypatch.setattr(replay_kernel, "TEAM_MIN_TENSORS", 1)
     calls_of_team: list[int] = []
     routine = guard_table.parts_routine
     monkeypatch.setattr(guard_table, "parts_routine", lambda: calls_of_team.append(1) or routine())
@@ -206,8 +211,8 @@ def test_pairs_are_looked_at_by_one(threads: Callable[[int], None]) -> None:
         quick = opt._plans.now().replay
         assert quick.taken > 1
         block = quick._found.snapshot.block
-        assert (block[replay_kernel.TICKET] > count) == (count > 1)
-        assert block[replay_kernel.PARTED] == 0
+        assert (block[replay_kernel.NEXT_PART] > count) == (count > 1)
+        assert block[replay_kernel.TEAM_GRADIENTS] == 0
         results.append(weights)
     for actual, expected in zip(*results, strict=True):
         assert torch.equal(actual, expected)

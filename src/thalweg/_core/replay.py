@@ -29,7 +29,7 @@ from thalweg._engines.cpu.guard_table import KINDS as KINDS
 from thalweg._engines.cpu.guard_table import GuardedStep as GuardedStep
 from thalweg._engines.cpu.guard_table import GuardTable as GuardTable
 from thalweg._engines.cpu.guard_table import Member as Member
-from thalweg._engines.cpu.guard_table import snapshot as snapshot
+from thalweg._engines.cpu.guard_table import make_guard_table as make_guard_table
 from thalweg._engines.cpu.launch import is_serial, threads_for
 from thalweg._engines.cpu.openmp import parallel_address
 from thalweg._engines.dense_plan import DensePlan
@@ -384,7 +384,7 @@ def hold_tensors(guards: GuardTable, tensors: Sequence[Tensor]) -> bool:
         tensor.device.type == "cpu"
         and tensor.layout == torch.strided
         and (tensor.data_ptr() != 0 or not tensor.numel())  # `_efficientzerotensor` has no memory
-        and guards.tensor(tensor) is not None
+        and guards.guard_tensor(tensor) is not None
         for tensor in tensors
     )
 

@@ -46,7 +46,10 @@ class ReplayedApply(ABC):
         self._holds_attributes = holds_attributes
         # Only the id: the attributes refer to the plans, and a reference would be a cycle.
         self._attributes = id(optimizer.__dict__)
-        self._count, self._has_guards = found.snapshot.count, found.snapshot.is_guarded
+        self._count, self._has_guards = (
+            found.snapshot.replay_counter,
+            found.snapshot.detects_tracing,
+        )
         # Whether the scalars of coming steps may be computed ahead.
         self._is_foreseen = False
         # Steps with computed scalars: the first one, and the one after the last.
@@ -156,7 +159,7 @@ class ReplayedApply(ABC):
     def _drop(self, optimizer: Any, cache: PlanCache, mismatch: int) -> None:
         """Remove this replay from the cache after the guard with the code `mismatch` differed."""
         # Tracing may end before the next step, which then can be replayed.
-        if mismatch == replay_kernel.TRACED:
+        if mismatch == replay_kernel.TRACING:
             return
         cache.replay = None
         if mismatch == replay_kernel.OTHER_DICT and self._has_equal_attributes(optimizer):

@@ -37,7 +37,7 @@ class ReplayedGlobalNorm:
         records = [np.array(record, np.int64) for record in (sweep_rows, rows)]
         # The addresses in `words` stay valid while these references exist.
         self._references = members, sweeps, records
-        words[replay_global_norm.TAKEN], words[replay_global_norm.COUNT] = -1, count
+        words[replay_global_norm.STEP], words[replay_global_norm.COUNT] = -1, count
         words[replay_global_norm.SQUARES] = self._squares.ctypes.data
         for place, record in zip(
             (replay_global_norm.SWEEPS, replay_global_norm.ROWS), records, strict=True
@@ -49,14 +49,14 @@ class ReplayedGlobalNorm:
     def set(self, transforms: GradientTransforms, usual_range: Usual) -> None:
         """Set the transforms of gradients, and the range in which the plain formula is exact."""
         words, numbers = self._words, self._numbers
-        words[replay_global_norm.IS_NARROW] = usual_range.dtype is np.float32
-        words[replay_global_norm.IS_TORCHS] = transforms.epsilon is not None
-        words[replay_global_norm.UNSCALES] = transforms.unscaling is not None
+        words[replay_global_norm.IS_FLOAT32] = usual_range.dtype is np.float32
+        words[replay_global_norm.USES_TORCH_FORMULA] = transforms.epsilon is not None
+        words[replay_global_norm.HAS_UNSCALING] = transforms.unscaling is not None
         numbers[replay_global_norm.LIMIT] = transforms.global_clipnorm
         numbers[replay_global_norm.EPSILON] = transforms.epsilon or 0.0
-        numbers[replay_global_norm.LOWEST] = usual_range.lowest
-        numbers[replay_global_norm.HIGHEST] = usual_range.highest
-        numbers[replay_global_norm.FURTHEST] = usual_range.furthest
+        numbers[replay_global_norm.MIN_SQUARE_SUM] = usual_range.lowest
+        numbers[replay_global_norm.MAX_SQUARE_SUM] = usual_range.highest
+        numbers[replay_global_norm.MAX_NORM] = usual_range.furthest
         numbers[replay_global_norm.UNSCALING] = 1.0
         # With `clipvalue` the reduction has unscaled the gradients before.
         if transforms.unscaling is not None and transforms.clipvalue is None:
@@ -69,7 +69,10 @@ class ReplayedGlobalNorm:
             address: Address of the flag of the first gradient; 0 if all are present.
             stride: Bytes between flags.
         """
-        self._words[replay_global_norm.SWITCHES], self._words[replay_global_norm.SWITCH_STRIDE] = (
+        (
+            self._words[replay_global_norm.PRESENCE_FLAGS],
+            self._words[replay_global_norm.PRESENCE_STRIDE],
+        ) = (
             address,
             stride,
         )
@@ -77,7 +80,7 @@ class ReplayedGlobalNorm:
     def last_norm(self, step_count: int) -> tuple[float, float] | None:
         """Return norm and clip factor of a step, or None if the last call was another step."""
         words = self._words.copy()
-        if words[replay_global_norm.TAKEN] != step_count:
+        if words[replay_global_norm.STEP] != step_count:
             return None
         norm, factor = words.view(np.float64)[[replay_global_norm.NORM, replay_global_norm.FACTOR]]
         return float(norm), float(factor)

@@ -24,9 +24,9 @@ from thalweg._core.replay import (
     are_small,
     bounds_of,
     hold_tensors,
+    make_guard_table,
     plan_of,
     replay_kernel,
-    snapshot,
     stands,
     written_of,
 )
@@ -119,7 +119,7 @@ class ReplayedPairs:
             transforms: The transforms of the gradients.
             read: As in the class; `can_read` is true for each tensor.
         """
-        guards = snapshot()
+        guards = make_guard_table()
         if (
             guards is None
             # A loss scaler must see the gradients first.
@@ -160,13 +160,13 @@ class ReplayedPairs:
         # The caller may have replaced counters since the last planned step.
         check_numbers_writable(self._counters, lambda index: f"counter {index}")
         for entries, varying in attributes:
-            guards.hold_dict(entries, varying)
+            guards.guard_dict(entries, varying)
         # A variable may be given a constraint, which is among its attributes.
-        if not all(map(guards.hold_attributes, request.variables)):
+        if not all(map(guards.guard_attributes, request.variables)):
             return False
         cells = self._launches.cells
         measures, clipping = ((), 0) if self._gradients is None else self._gradients.for_look()
-        guards.finish(
+        guards.write_block(
             GuardedStep(
                 [(var, grad, cell) for (grad, var), cell in zip(pairs, cells, strict=True)],
                 self._launches.records(),
@@ -186,7 +186,7 @@ class ReplayedPairs:
     def _drop_dicts(self, attributes: Sequence[tuple[dict[str, object], str | None]]) -> None:
         """Drop dictionaries that may refer to this replay; callers of `take` hold them."""
         dict_ids = {id(entries) for entries, varying in attributes if varying is not None}
-        self.snapshot.let_go(dict_ids)
+        self.snapshot.release_dicts(dict_ids)
 
     def expect(self, expected: Sequence[object], first: int = 0) -> None:
         """Set the values that guarded numbers must have; a step sets those of counters itself.
@@ -196,7 +196,7 @@ class ReplayedPairs:
             first: The position of the first of these numbers.
         """
         for index, value in enumerate(expected, first):
-            self.snapshot.expect(index, self._kinds[index], value)
+            self.snapshot.set_watched_number(index, self._kinds[index], value)
 
     def change(self, dtype: Dtype, values: dict[str, Any], name: str, value: object) -> None:
         """Change one of the scalars that `values_of` of `take` returns for a compute dtype.
@@ -265,7 +265,7 @@ class ReplayedPairs:
             One of `ERRORS`: A gradient's scalars are out of range.
         """
         if self._gradients is not None:
-            count = self.snapshot.taken
+            count = self.snapshot.replay_count
             if not (self._has_table and self.snapshot.has_row(count)):
                 return replay_kernel.NOT_TABLED
             return self._take_measured(
@@ -273,8 +273,8 @@ class ReplayedPairs:
             )
         if self._may_have_threads:
             self._launches.set_threads(self.snapshot)
-        return self.snapshot.take(
-            pairs, replay_kernel.ANY_STEP, replay_kernel.WHOLE, (), replay_kernel.TABLED
+        return self.snapshot.replay(
+            pairs, replay_kernel.ANY_STEP, replay_kernel.FULL_STEP, (), replay_kernel.TABLED
         )
 
     def compare(self, pairs: list[object], count: int) -> int:
@@ -283,7 +283,7 @@ class ReplayedPairs:
         Args:
             pairs, count: As in `take`.
         """
-        return self.snapshot.take(pairs, count, replay_kernel.MEASURE)
+        return self.snapshot.replay(pairs, count, replay_kernel.MEASURE)
 
     def take(
         self,
@@ -314,7 +314,7 @@ class ReplayedPairs:
         """
         guards, gradients = self.snapshot, self._gradients
         for index, value in enumerate(next_counters):
-            guards.set_number(index, value)
+            guards.set_column(index, value)
         if gradients is None:
             for launch, scalars in self._scalars:
                 values = values_of(launch.dtype)
@@ -326,7 +326,7 @@ class ReplayedPairs:
                     launch.set_scalars({0: rule_scalars})
             if self._may_have_threads:
                 self._launches.set_threads(guards)
-            return guards.take(pairs, count)
+            return guards.replay(pairs, count)
         return self._take_measured(gradients, pairs, count, transforms, 0, values_of, step)
 
     def _take_measured(
@@ -357,8 +357,8 @@ class ReplayedPairs:
                 launch.set_scalars({0: {**launch.unset, **(inputs or {}), **shared[launch.dtype]}})
             gradients.set_separate(separate)
             self._launches.set_threads(self.snapshot)
-            failure = self.snapshot.take(pairs, count, gradients.part, (), flags)
-            if failure != replay_kernel.BEYOND:
+            failure = self.snapshot.replay(pairs, count, gradients.part, (), flags)
+            if failure != replay_kernel.OUT_OF_RANGE:
                 break
         return failure
 

@@ -89,7 +89,7 @@ class ReplayedTransforms:
         self._sweeps: list[tuple[list[int], Dtype, Sweep]] = []
         # Set if the global norm is the only measure.
         self._norm: ReplayedGlobalNorm | None = None
-        self.part = replay_kernel.WHOLE
+        self.part = replay_kernel.FULL_STEP
         if transforms.measured:
             if not all(plan_of(plan).measures_in_place for plan in plans):
                 raise NotMeasured
@@ -173,8 +173,8 @@ class ReplayedTransforms:
         Args:
             transforms: The transforms of this step.
             guards: The guard table of the step.
-            taken, pairs: As `taken` and `pairs` of `GuardTable.take`.
-            is_beyond: The native call has returned `replay_kernel.BEYOND` for this step.
+            taken, pairs: As `replay_count` and `pairs` of `GuardTable.replay`.
+            is_beyond: The native call has returned `replay_kernel.OUT_OF_RANGE` for this step.
 
         Returns:
             0, or a constant of `replay_kernel` for the first difference.
@@ -190,7 +190,7 @@ class ReplayedTransforms:
             guards.measures[index, 2:] = parallel_address() if count > 1 else 0, count
         if self._norm is None or is_beyond:
             self.part = replay_kernel.UPDATE
-            return guards.take(pairs, taken, replay_kernel.MEASURE)
+            return guards.replay(pairs, taken, replay_kernel.MEASURE)
         self.part = replay_kernel.CLIPPED
         return 0
 

@@ -16,11 +16,11 @@ from thalweg._engines.check_formula import check_numbers, check_order, check_sid
 from thalweg._engines.formula_parser import place_of, transcribe
 from thalweg._engines.fused_stage import SIZES, read_stage
 from thalweg._engines.matrix_batches import (
-    asked_by,
-    check_asked,
-    check_found,
-    cut_into,
-    sizes_beside,
+    check_stage_input,
+    check_stage_outputs,
+    sizes_by_name,
+    split_into_blocks,
+    stage_inputs,
 )
 from thalweg._engines.matrix_shapes import shape_beside
 from thalweg.errors import RuleError
@@ -59,9 +59,9 @@ def check_passes(rule: Rule, scalars: Mapping[str, Any]) -> None:
             allowed = (
                 {*scalars, *SIZES} if rule.is_of_lines and not rule_pass.of_matrices else scalars
             )
-            for name in asked_by(rule_pass).needed:
+            for name in stage_inputs(rule_pass).required:
                 title = f"{type(rule_pass).__name__} {place_of(rule_pass.function)}"
-                check_asked(title, name, [*made_names, *measure_dims], allowed, rule)
+                check_stage_input(title, name, [*made_names, *measure_dims], allowed, rule)
             if isinstance(rule_pass, FusedStage):
                 read_stage(rule, rule_pass)
             _try_stage(rule, rule_pass, made_names, measure_dims, scalars)
@@ -111,7 +111,9 @@ def _try_stage(
                 f" {type(error).__name__}: {error}"
             ) from error
         title = f"Stage {place_of(stage.function)}"
-        check_found(rule, title, outputs, inputs, dict.fromkeys([*made_names, *measure_dims]))
+        check_stage_outputs(
+            rule, title, outputs, inputs, dict.fromkeys([*made_names, *measure_dims])
+        )
         mutated = [name for name, tensor in tensors.items() if tensor._version != versions[name]]
         # A stage may overwrite a measure that it replaces by an output.
         mutated = [name for name in mutated if name not in measure_dims or name not in outputs]
@@ -132,13 +134,13 @@ def _stage_inputs(
     rand: Any,
 ) -> dict[str, Any]:
     """Return inputs for a stage by name: scalars, initial slots, and random values by `rand`."""
-    params, heads = asked_by(stage), stage.block_count
+    params, heads = stage_inputs(stage), stage.block_count
     of_lines = rule.is_of_lines and not stage.of_matrices
     shape = (2, rows, columns) if of_lines else (rows * heads, columns)
     values: dict[str, Any] = {name: rand(2, *shape) for name in made_names}
     for slot in rule.shaped_slots:
         slot_shape = _shape_of(rule, slot, shape)
-        if slot.per is None and heads > 1 and slot.name in params.needed + params.optional:
+        if slot.per is None and heads > 1 and slot.name in params.required + params.optional:
             _check_cut(slot, slot_shape, heads, shape)
         values[slot.name] = torch.full(
             (2, *slot_shape), slot.initial, dtype=torch.float32, device="cpu"
@@ -148,11 +150,11 @@ def _stage_inputs(
         for name, dimension in measure_dims.items():
             values[name] = rand(2, *sides[dimension], dtype=torch.float64)
         # A slot with the name of a size replaces it.
-        values = sizes_beside(shape) | values
+        values = sizes_by_name(shape) | values
     values |= {name: float(scalar) for name, scalar in scalars.items() if name not in values}
     return {
-        name: cut_into(values[name], heads) if heads > 1 else values[name]
-        for name in (*params.needed, *params.optional)
+        name: split_into_blocks(values[name], heads) if heads > 1 else values[name]
+        for name in (*params.required, *params.optional)
         if name in values
     }
 

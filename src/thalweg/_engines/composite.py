@@ -181,7 +181,7 @@ class Staying:
     """
 
     def __init__(self, request: StepRequest) -> None:
-        self.asked = request
+        self.request = request
         self.runs: dict[int, int] = {}
 
     def take_share(self, request: StepRequest, members: Sequence[int]) -> StepRequest:

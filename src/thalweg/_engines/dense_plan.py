@@ -74,12 +74,12 @@ class Group(Protocol):
 
     Attributes:
         members: Indices of these variables in the plan.
-        whole: The group has all variables of the plan.
+        has_all_variables: The group has all variables of the plan.
         bytes: The size of each gradient in bytes.
     """
 
     members: list[int]
-    whole: bool
+    has_all_variables: bool
     bytes: Int64
 
     @property
@@ -292,7 +292,9 @@ class DensePlan:
                     return False
                 self._ids = []
                 for group in self.groups:
-                    group_addresses = addresses if group.whole else addresses[group.members]
+                    group_addresses = (
+                        addresses if group.has_all_variables else addresses[group.members]
+                    )
                     # A gradient inside memory that the step writes has to be copied.
                     if not layout.lie_apart(group_addresses, group.bytes, bounds):
                         return False
@@ -386,7 +388,7 @@ class DensePlan:
         values: Tensor | None = None
         for group in groups:
             group_values = compute_values(group)
-            if group_values is None or group.whole:
+            if group_values is None or group.has_all_variables:
                 return group_values
             if values is None:
                 values = group_values.new_zeros(len(self.variables), *group_values.shape[1:])

@@ -117,7 +117,7 @@ class Dispatcher:
             check_encoded(request)
         _check_memory(variables, request.slots, request.titles, copies, request.rule.codecs)
         transfers = self._plan_transfers(request)
-        request = transfers.asked
+        request = transfers.request
         copies = copies if request.copies is None else request.copies
         gradients = _copy_overlapping(variables, request.gradients, request.slots, copies)
         request = request._replace(gradients=gradients)

@@ -1,6 +1,6 @@
-"""Functions of torch that say whether this thread traces or records operations.
+"""C++ functions of torch that return whether this thread traces or records operations.
 
-The compiled look calls them: Python's functions for the same take several times as long.
+The native replay calls them, because the equivalent Python functions take several times as long.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import NamedTuple
 
 import torch
 
-_BOOL = 0xFF  # the bits of a bool that is returned
-# at::hasCallbacks(): of profilers, in this thread or in all.
-_RECORDED = ("_ZN2at12hasCallbacksEv", _BOOL, False)
-_TRACED = (
+_BOOL = 0xFF  # the bits of a returned bool
+# Symbol, mask and `is_pointer` of guards. `at::hasCallbacks()`: profilers of one or all threads.
+_PROFILER_SYMBOL = ("_ZN2at12hasCallbacksEv", _BOOL, False)
+_TRACING_SYMBOLS = (
     ("_ZN3c104impl20TorchDispatchModeTLS9stack_lenEv", -1, False),
     ("_ZN2at4impl22PythonTorchFunctionTLS9stack_lenEv", -1, False),
-    ("_ZN3c1013InferenceMode10is_enabledEv", _BOOL, False),  # whose tensors have no versions
+    ("_ZN3c1013InferenceMode10is_enabledEv", _BOOL, False),  # no version counters
     ("_ZN5torch3jit6tracer15getTracingStateEv", -1, True),
 )
 
@@ -29,8 +29,8 @@ class Guard(NamedTuple):
 
     Attributes:
         address: The address of the function.
-        mask: The bits of the returned word that count.
-        is_pointer: Whether the address of the word is returned.
+        mask: The bits of the result that are compared with 0.
+        is_pointer: True if the function returns the address of these bits.
     """
 
     address: int
@@ -40,20 +40,24 @@ class Guard(NamedTuple):
 
 @cache
 def find_guards() -> tuple[Guard, ...]:
-    """Return the guards, first that of profilers; none if torch lacks one of the functions."""
+    """Return the guards, first that of profilers; () if torch lacks one of the functions."""
     libraries = list(_open_libraries())
-    found: list[Guard] = []
-    for name, mask, is_pointer in (_RECORDED, *_TRACED):
+    guards: list[Guard] = []
+    for name, mask, is_pointer in (_PROFILER_SYMBOL, *_TRACING_SYMBOLS):
         functions = [getattr(library, name, None) for library in libraries]
-        addresses = [ctypes.cast(x, ctypes.c_void_p).value for x in functions if x is not None]
+        addresses = [
+            ctypes.cast(function, ctypes.c_void_p).value
+            for function in functions
+            if function is not None
+        ]
         if not addresses:
             return ()
-        found.append(Guard(addresses[0] or 0, mask, is_pointer))
-    return tuple(found)
+        guards.append(Guard(addresses[0] or 0, mask, is_pointer))
+    return tuple(guards)
 
 
 def _open_libraries() -> Iterator[ctypes.PyDLL]:
-    """Yield torch's libraries, which are loaded already."""
+    """Yield torch's shared libraries, which the process has loaded already."""
     for name in ("c10", "torch_cpu"):
         for path in Path(torch.__file__).with_name("lib").glob(f"*{name}.*"):
             try:
@@ -64,12 +68,12 @@ def _open_libraries() -> Iterator[ctypes.PyDLL]:
 
 @cache
 def _recording() -> object:
-    """Return the function that says whether operations are recorded; None if it is not found."""
+    """Return torch's function that returns whether profilers record; None if it is not found."""
     kind = ctypes.PYFUNCTYPE(ctypes.c_bool)
     return kind(find_guards()[0].address) if find_guards() else None
 
 
 def is_recorded() -> bool:
-    """Return whether operations are recorded; where torch does not tell, they may be."""
+    """Return whether profilers record operations; True if torch lacks the function."""
     recording = _recording()
     return not callable(recording) or bool(recording())

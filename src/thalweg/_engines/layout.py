@@ -1,4 +1,4 @@
-"""The gate: decides what may reach a raw-memory kernel. No pointers outside, no checks inside."""
+"""Checks of tensors before kernels use their addresses; the kernels check nothing themselves."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from thalweg.variable import REDUCED, TRAINED, dtype_name
 STORAGE_NAMES = {dtype: dtype_name(dtype) for dtype in TRAINED}
 _EXPECTED = f"[{', '.join(STORAGE_NAMES.values())}]"
 _ENUMERABLE = 1 << 26  # largest strided tensor whose addresses are compared one by one
-_PLAIN = {Tensor, torch.nn.Parameter}  # of no class with a dispatch of its own
+_PLAIN_CLASSES = {Tensor, torch.nn.Parameter}  # classes without `__torch_dispatch__`
 _STRIDED = {torch.strided}
 _LAYOUT: Any = Tensor.layout.__get__  # pyright: ignore
 _NBYTES: Any = Tensor.nbytes.__get__  # pyright: ignore
 
 
 def compute_dtype(dtype: torch.dtype) -> type[np.floating]:
-    """The type in which a variable of this dtype is computed."""
+    """Return the dtype of the arithmetic for a variable of this dtype."""
     return np.float64 if dtype == torch.float64 else np.float32
 
 
 def is_dense(tensor: Tensor) -> bool:
-    """Whether the elements fill one run of memory, in any order of dimensions, each once."""
+    """Return whether the elements fill contiguous memory once, in any order of dimensions."""
     if tensor.is_contiguous():
         return True
     expected = 1
@@ -48,78 +48,85 @@ def is_dense(tensor: Tensor) -> bool:
     return True
 
 
-def same_strides(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors of one shape walk their memory alike; strides of size-1 dims are free."""
-    return a.numel() == 0 or all(
-        x == y or size == 1 for x, y, size in zip(a.stride(), b.stride(), a.shape, strict=True)
+def same_strides(tensor: Tensor, other_tensor: Tensor) -> bool:
+    """Return whether two tensors of one shape have equal strides, except in dims of size 1."""
+    return tensor.numel() == 0 or all(
+        stride == other_stride or size == 1
+        for stride, other_stride, size in zip(
+            tensor.stride(), other_tensor.stride(), tensor.shape, strict=True
+        )
     )
 
 
 def is_aligned(tensor: Tensor) -> bool:
-    """Whether the first element lies at a multiple of its size."""
+    """Return whether the address of the first element is a multiple of the element size."""
     return tensor.data_ptr() % tensor.element_size() == 0
 
 
 def is_far(tensor: Any, device: torch.device) -> bool:
-    """Whether a tensor, or `IndexedSlices`, is on another device."""
+    """Return whether a tensor, or `IndexedSlices`, is on another device than `device`."""
     return tensor.device != device
 
 
-def check_memory(tensor: Tensor, what: str) -> None:
-    """Refuse a tensor whose elements are not in memory of its own: fake, distributed, freed.
+def check_memory(tensor: Tensor, subject: str) -> None:
+    """Raise if the storage of a tensor does not hold its elements: fake, distributed or freed.
+
+    Args:
+        tensor: The tensor.
+        subject: The tensor's name as the subject of the message.
 
     Raises:
-        LayoutError: Names it.
+        LayoutError: The memory is missing or too small.
     """
-    found, nbytes = False, 0
-    # A class with its own dispatch (DTensor, FakeTensor) keeps its elements elsewhere, if at all.
+    has_memory, nbytes = False, 0
+    # A class with `__torch_dispatch__` (DTensor, FakeTensor) has no elements in its own storage.
     if type(tensor).__torch_dispatch__ is Tensor.__torch_dispatch__:  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
         try:
             nbytes = tensor.untyped_storage().nbytes()
-            found = tensor.data_ptr() != 0 and not tensor._is_zerotensor()
+            has_memory = tensor.data_ptr() != 0 and not tensor._is_zerotensor()
         except (RuntimeError, NotImplementedError):
-            found = False
-    needed = tensor.storage_offset() * tensor.element_size() if found else 0
-    first, end = byte_span(tensor) if found else (0, 0)
-    if tensor.numel() and (not found or needed + end - first > nbytes):
+            has_memory = False
+    offset_bytes = tensor.storage_offset() * tensor.element_size() if has_memory else 0
+    first, end = byte_span(tensor) if has_memory else (0, 0)
+    if tensor.numel() and (not has_memory or offset_bytes + end - first > nbytes):
         raise LayoutError(
-            f"{what} has no memory that holds its {tensor.numel()} elements"
+            f"{subject} has no memory that holds its {tensor.numel()} elements"
             f" ({type(tensor).__name__}). Give its local part, or a .clone() of it."
         )
 
 
 def all_have_memory(tensors: Sequence[Tensor]) -> bool:
-    """Whether plain, contiguous tensors have memory for all their elements; no is no answer.
+    """Return True if all tensors are plain and contiguous and have memory for their elements.
 
-    Cheap: each question is asked of all of them in C.
+    False means that `check_memory` must decide. The loops run in C.
     """
-    if not {*map(type, tensors)} <= _PLAIN or not {*map(_LAYOUT, tensors)} <= _STRIDED:
+    if not {*map(type, tensors)} <= _PLAIN_CLASSES or not {*map(_LAYOUT, tensors)} <= _STRIDED:
         return False
     starts: Any = map(mul, map(Tensor.storage_offset, tensors), map(Tensor.element_size, tensors))
     sizes: Any = map(_NBYTES, tensors)
     ends: Any = map(add, starts, sizes)
     return (
         all(map(Tensor.is_contiguous, tensors))
-        and all(map(Tensor.data_ptr, tensors))  # there is none for zeros without memory
+        and all(map(Tensor.data_ptr, tensors))  # 0 for zero tensors without memory
         and all(map(ge, map(UntypedStorage.nbytes, map(Tensor.untyped_storage, tensors)), ends))
     )
 
 
-def check_parts(tensor: Tensor, what: str) -> None:
-    """The same of a tensor that may be a sparse one of torch's: of its values and indices.
+def check_parts(tensor: Tensor, subject: str) -> None:
+    """Check the memory of a tensor, or of the values and indices of a sparse COO tensor.
 
     Raises:
-        LayoutError: Names it.
+        LayoutError: See `check_memory`.
     """
     if tensor.layout == torch.sparse_coo:
-        check_memory(tensor._values(), f"The values of {what[:1].lower()}{what[1:]}")
-        check_memory(tensor._indices(), f"The indices of {what[:1].lower()}{what[1:]}")
+        check_memory(tensor._values(), f"The values of {subject[:1].lower()}{subject[1:]}")
+        check_memory(tensor._indices(), f"The indices of {subject[:1].lower()}{subject[1:]}")
     elif tensor.layout == torch.strided:
-        check_memory(tensor, what)
+        check_memory(tensor, subject)
 
 
 def check_variable(var: Tensor, name: str) -> None:
-    """Refuse what no engine can update in place.
+    """Raise if no engine can update a variable in place.
 
     Raises:
         InvalidTypeError: If the dtype is not a real floating type that engines compute.
@@ -140,15 +147,15 @@ def check_variable(var: Tensor, name: str) -> None:
     check_memory(var, f"'{name}'")
     if may_overlap(var):
         zero = [dim for dim, step in enumerate(var.stride()) if step == 0 and var.shape[dim] > 1]
-        why = "stride 0" if zero else f"shape {tuple(var.shape)}, strides {var.stride()}"
+        reason = "stride 0" if zero else f"shape {tuple(var.shape)}, strides {var.stride()}"
         raise LayoutError(
-            f"cannot update '{name}' in place: its {var.numel()} elements share memory ({why})."
+            f"cannot update '{name}' in place: its {var.numel()} elements share memory ({reason})."
             " Call .clone() on it before giving it to the optimizer."
         )
 
 
 def check_slots(var: Tensor, slots: Sequence[Tensor], name: str) -> None:
-    """Refuse slots that no engine can update beside their variable.
+    """Raise if no engine can update the slots of a variable in place.
 
     Raises:
         InvalidTypeError: For a dtype that is not computed.
@@ -174,11 +181,11 @@ def check_slots(var: Tensor, slots: Sequence[Tensor], name: str) -> None:
 
 
 def without_records(slots: Sequence[Tensor], codecs: Sequence[str | None]) -> Sequence[Tensor]:
-    """The slots of a variable that are kept as numbers, and not as bytes of a codec.
+    """Return the slots of a variable that are not stored as bytes of a codec.
 
     Args:
-        slots: All of them.
-        codecs: For each that of the rule, or None; nothing if there is none.
+        slots: All slots of the variable.
+        codecs: The codec of each slot, or None; empty if the rule has no codecs.
     """
     if not codecs:
         return slots
@@ -187,14 +194,14 @@ def without_records(slots: Sequence[Tensor], codecs: Sequence[str | None]) -> Se
 
 
 def may_overlap(tensor: Tensor) -> bool:
-    """Whether two elements of a tensor may lie at one address."""
+    """Return whether two elements of a tensor may have the same address."""
     if is_dense(tensor):
         return False
     extents = zip(tensor.stride(), tensor.shape, strict=True)
     reach = 0
     for stride, size in sorted(pair for pair in extents if pair[1] != 1):
         if stride <= reach:
-            # The quick test cannot tell; look at the addresses themselves.
+            # Strides do not decide; compare the offsets of all elements.
             offsets = _element_offsets(tensor)
             return offsets is None or len(np.unique(offsets)) < len(offsets)
         reach += stride * (size - 1)
@@ -202,6 +209,7 @@ def may_overlap(tensor: Tensor) -> bool:
 
 
 def _element_offsets(tensor: Tensor) -> Int64 | None:
+    """Return the offsets of all elements, or None if the tensor has more than `_ENUMERABLE`."""
     if tensor.numel() > _ENUMERABLE:
         return None
     total = np.zeros((), np.int64)
@@ -211,58 +219,63 @@ def _element_offsets(tensor: Tensor) -> Int64 | None:
 
 
 def byte_span(tensor: Tensor) -> tuple[int, int]:
-    """First byte and one past the last byte that a tensor reaches."""
+    """Return the address of a tensor's first byte, and the address behind its last byte."""
     if tensor.numel() == 0:
         return 0, 0
     if tensor.is_contiguous():
         start = tensor.data_ptr()
         return start, start + tensor.nbytes
-    last = sum(
+    last_offset = sum(
         stride * (size - 1) for stride, size in zip(tensor.stride(), tensor.shape, strict=True)
     )
     start = tensor.data_ptr()
-    return start, start + (last + 1) * tensor.element_size()
+    return start, start + (last_offset + 1) * tensor.element_size()
 
 
 def runs_of(tensors: Sequence[Tensor]) -> Int64:
-    """Where tensors lie: start, end, start, end ... of disjoint runs of addresses, ascending."""
+    """Return the disjoint address ranges of tensors as start, end, start, end ..., ascending."""
     spans = np.array([byte_span(tensor) for tensor in tensors if tensor.numel()], np.int64)
-    # Address 0 counts as theirs: a gradient there lies on the meta device.
+    # The ranges include address 0, which gradients on the meta device have.
     return joined([np.array([-1, 1]), spans])
 
 
 def joined(runs: Sequence[Int64]) -> Int64:
-    """Where several runs of addresses lie, as `runs_of` has them."""
-    spans = np.concatenate([each.reshape(-1, 2) for each in runs])
+    """Return the union of several results of `runs_of`, in the same form."""
+    spans = np.concatenate([run.reshape(-1, 2) for run in runs])
     spans = spans[np.argsort(spans[:, 0])]
     reach = np.maximum.accumulate(spans[:, 1])
-    first = np.flatnonzero(np.append(True, spans[1:, 0] > reach[:-1]))
-    last = np.append(first[1:] - 1, len(spans) - 1)
-    return np.stack([spans[first, 0], reach[last]], axis=1).ravel()
+    first_spans = np.flatnonzero(np.append(True, spans[1:, 0] > reach[:-1]))
+    last_spans = np.append(first_spans[1:] - 1, len(spans) - 1)
+    return np.stack([spans[first_spans, 0], reach[last_spans]], axis=1).ravel()
 
 
 def lie_apart(starts: Int64 | int, sizes: Int64 | int, bounds: Int64) -> bool:
-    """Whether no run of so many bytes reaches into memory with these bounds."""
-    # A run that begins inside lies after an odd number of bounds; one that ends inside, or behind,
-    # has more of them before its end than before its start.
-    before = bounds.searchsorted(starts, "right")
-    return not ((before & 1) | (before != bounds.searchsorted(starts + sizes))).any()
+    """Return whether ranges of memory do not overlap with the ranges of `bounds`.
+
+    Args:
+        starts, sizes: The addresses and the sizes in bytes.
+        bounds: Ranges as `runs_of` returns them.
+    """
+    # A range that begins inside has an odd number of bounds before its start; one that ends inside
+    # or behind has more bounds before its end than before its start.
+    bound_counts = bounds.searchsorted(starts, "right")
+    return not ((bound_counts & 1) | (bound_counts != bounds.searchsorted(starts + sizes))).any()
 
 
 def check_disjoint(tensors: Sequence[Tensor], names: Sequence[str]) -> None:
-    """Refuse different tensors that share memory.
+    """Raise if different tensors share memory.
 
     Raises:
-        LayoutError: Names the first pair found.
+        LayoutError: Two tensors share memory; the message names the first pair.
     """
     spans = [(*byte_span(tensor), index) for index, tensor in enumerate(tensors) if tensor.numel()]
     spans.sort()
     open_spans: list[tuple[int, int]] = []
     for start, end, index in spans:
-        open_spans = [other for other in open_spans if other[0] > start]
-        for _, other in open_spans:
-            if _share_bytes(tensors[other], tensors[index]):
-                first, second = sorted((other, index))
+        open_spans = [neighbor for neighbor in open_spans if neighbor[0] > start]
+        for _, neighbor in open_spans:
+            if _share_bytes(tensors[neighbor], tensors[index]):
+                first, second = sorted((neighbor, index))
                 raise LayoutError(
                     f"cannot update '{names[first]}' and '{names[second]}' in one step:"
                     " they share memory. Give the optimizer one of them, or a .clone()."
@@ -270,13 +283,14 @@ def check_disjoint(tensors: Sequence[Tensor], names: Sequence[str]) -> None:
         open_spans.append((end, index))
 
 
-def _share_bytes(a: Tensor, b: Tensor) -> bool:
-    if a.device != b.device:
+def _share_bytes(tensor1: Tensor, tensor2: Tensor) -> bool:
+    """Return whether tensors with overlapping spans share a byte; True if they are too large."""
+    if tensor1.device != tensor2.device:
         return False
-    if is_dense(a) and is_dense(b):
+    if is_dense(tensor1) and is_dense(tensor2):
         return True
     addresses: list[Int64] = []
-    for tensor in (a, b):
+    for tensor in (tensor1, tensor2):
         offsets = _element_offsets(tensor)
         if offsets is None:
             return True
@@ -286,19 +300,20 @@ def _share_bytes(a: Tensor, b: Tensor) -> bool:
 
 
 def check_copy(var: Tensor, copy: Tensor, name: str) -> None:
-    """Refuse a tensor that cannot hold a variable's numbers in a 16-bit type, or elsewhere.
+    """Raise if a tensor cannot be a copy of a variable, in a 16-bit dtype or on another device.
 
     Raises:
-        InvalidTypeError: If it is of no 16-bit type, nor of the variable's on another device.
+        InvalidTypeError: If the dtype is neither a 16-bit type nor, on another device, that of
+            the variable.
         InvalidArgumentError: If shapes differ.
         LayoutError: If elements of the copy share memory.
     """
-    same = is_far(copy, var.device) and copy.dtype == var.dtype
-    if var.dtype in REDUCED and not same:
+    has_same_dtype = is_far(copy, var.device) and copy.dtype == var.dtype
+    if var.dtype in REDUCED and not has_same_dtype:
         raise InvalidTypeError(
             f"{name} is {dtype_name(var.dtype)} and can have no copy, expected: [float32, float64]."
         )
-    if copy.dtype not in REDUCED and not same:
+    if copy.dtype not in REDUCED and not has_same_dtype:
         raise InvalidTypeError(
             f"Invalid type {copy.dtype} for the copy of {name}, expected: [float16, bfloat16]."
         )
@@ -317,12 +332,12 @@ def check_gradient(
     narrow: bool = False,
     device: torch.device | None = None,
 ) -> None:
-    """Refuse a dense gradient that does not belong to its variable.
+    """Raise if a dense gradient does not fit its variable.
 
     Args:
-        grad, var, name: Gradient and variable.
-        narrow: Whether the gradient of a float32 variable may be of a 16-bit type.
-        device: Where the gradient is to be, if not with the variable.
+        grad, var, name: Gradient, variable, and the variable's name.
+        narrow: True if the gradient of a float32 variable may have a 16-bit dtype.
+        device: Optional. The required device of the gradient; by default the variable's.
 
     Raises:
         InvalidTypeError: If the dtypes differ.
@@ -333,12 +348,12 @@ def check_gradient(
 
 
 def check_shape(grad: Tensor | IndexedSlices, var: Tensor, name: str) -> None:
-    """Refuse a gradient, dense or sparse, that has not the shape of its variable.
+    """Raise if a gradient, dense or sparse, does not have the shape of its variable.
 
-    Of slices the rows count, and not what they say of the whole, which TensorFlow never reads.
+    Only the rows of slices are compared, not their `dense_shape`, which TensorFlow never reads.
 
     Raises:
-        InvalidArgumentError: It has another one.
+        InvalidArgumentError: The shapes differ.
     """
     shape = tuple(var.shape)
     if not isinstance(grad, IndexedSlices):
@@ -362,7 +377,7 @@ def check_kind(
     narrow: bool = False,
     device: torch.device | None = None,
 ) -> None:
-    """Refuse a gradient's elements that lie elsewhere, or are of another dtype, than a variable's.
+    """Raise if the elements of a gradient have the wrong dtype, device or no memory.
 
     Raises:
         InvalidTypeError: If the dtypes differ.
@@ -386,12 +401,12 @@ def check_kind(
 def check_slices(
     grad: IndexedSlices, var: Tensor, name: str, scatter: bool, narrow: bool = False
 ) -> None:
-    """Refuse a sparse gradient that does not belong to its variable.
+    """Raise if a sparse gradient does not fit its variable.
 
     Args:
-        grad, var, name: Gradient and variable.
-        scatter: Whether a bad index is reported as TensorFlow's scatter kernels do.
-        narrow: Whether the values for a float32 variable may be of a 16-bit type.
+        grad, var, name: Gradient, variable, and the variable's name.
+        scatter: True to report a bad index as TensorFlow's scatter kernels do.
+        narrow: True if the values for a float32 variable may have a 16-bit dtype.
 
     Raises:
         InvalidTypeError: If the dtypes differ.
@@ -409,7 +424,7 @@ def check_slices(
 
 
 def with_strides_of(grad: Tensor, var: Tensor) -> Tensor:
-    """The gradient in the variable's own strides, copied only if it has others."""
+    """Return a gradient with the strides of its variable, copied only if its strides differ."""
     grad = grad.detach()
     if grad.is_neg() or grad.is_conj():
         grad = grad.resolve_neg().resolve_conj()
@@ -420,15 +435,15 @@ def with_strides_of(grad: Tensor, var: Tensor) -> Tensor:
 
 
 def as_packed(values: Tensor) -> Tensor:
-    """The values contiguous, aligned and as they read; copied only if they are not."""
+    """Return values contiguous, aligned and without a lazy negation; copy only if necessary."""
     values = values.detach().resolve_neg().contiguous()
     return values if is_aligned(values) else values.clone()
 
 
-def warn_slow(name: str, why: str) -> None:
-    """One PerformanceWarning for a variable that cannot take the fused path."""
+def warn_slow(name: str, reason: str) -> None:
+    """Warn that the reference engine updates a variable, for a reason that follows its name."""
     warn(
-        f"'{name}' {why}, so it is updated by the reference engine, slowly."
+        f"'{name}' {reason}, so it is updated by the reference engine, slowly."
         " Make it contiguous to have it fused.",
         PerformanceWarning,
     )

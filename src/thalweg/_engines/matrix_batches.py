@@ -1,4 +1,4 @@
-"""Variables whose matrices have one shape: what stages are given of them, and what they return."""
+"""Batches of variables with equal matrix shapes, the inputs of stages, and their outputs."""
 
 from __future__ import annotations
 
@@ -22,31 +22,40 @@ from thalweg._engines.row_column_reductions import view_of
 from thalweg.errors import RuleError, did_you_mean
 from thalweg.formula import Rule, is_like_update
 
-COUNT = "t"  # the scalar that is the number of a step
-_PIECE = 1 << 14  # rows or columns that a fused stage is called with
+COUNT = "t"  # the scalar with the number of the step
+_PIECE = 1 << 14  # rows or columns in one call of a fused stage over NumPy arrays
 
 
 class StageInputs(NamedTuple):
-    """What a stage asks for by name.
+    """Names of the inputs of a stage.
 
     Attributes:
-        needed: What there must be.
-        optional: What it has a default for.
+        required: Parameters without a default.
+        optional: Parameters with a default.
     """
 
-    needed: tuple[str, ...]
+    required: tuple[str, ...]
     optional: tuple[str, ...]
 
 
 @lru_cache(256)
-def asked_by(stage: Stage) -> StageInputs:
-    """The names of a stage's parameters, but those that a `functools.partial` has bound."""
+def stage_inputs(stage: Stage) -> StageInputs:
+    """Return the names of a stage's parameters that a `functools.partial` has not bound."""
     function: Any = stage.function
     bound: dict[str, Any] = function.keywords if isinstance(function, partial) else {}
-    given = signature(cast("Any", function)).parameters.values()
-    own = [each for each in given if each.name not in bound]
-    needed = tuple(each.name for each in own if each.default is each.empty)
-    return StageInputs(needed, tuple(each.name for each in own if each.default is not each.empty))
+    parameters = signature(cast("Any", function)).parameters.values()
+    free_parameters = [parameter for parameter in parameters if parameter.name not in bound]
+    required = tuple(
+        parameter.name for parameter in free_parameters if parameter.default is parameter.empty
+    )
+    return StageInputs(
+        required,
+        tuple(
+            parameter.name
+            for parameter in free_parameters
+            if parameter.default is not parameter.empty
+        ),
+    )
 
 
 class Batch:
@@ -55,19 +64,21 @@ class Batch:
     Args:
         rule: A rule with passes.
         variables: All variables of the step.
-        members: Positions of those of the batch.
-        shape: Optional. That of each as a whole, where `variables` are parts of them.
+        members: Positions of the variables of the batch.
+        shape: Optional. The full shape of each variable, if `variables` are shards.
 
     Attributes:
-        is_of_lines: Whether the rule sees rows and columns.
-        shape: Rows and columns; matrices, too, where it does.
+        is_of_lines: True if the rule has passes over rows and columns.
+        shape: Rows and columns of a matrix; with `is_of_lines` matrices, rows and columns.
         matrix: Rows and columns of each variable as one matrix.
-        sizes: What stages may ask for of them, by name.
-        is_there: Whether all stays on a device, for which nobody waits.
-        made: By name what passes make of each variable, in its shape.
-        measured: By name what measures have made of the variables, and stages of that: of shape
+        sizes: Sizes that stages may take as inputs, by name.
+        stays_on_device: True if no value is copied to the host.
+        pass_values: The value of each variable that a pass computes, by name, in its shape.
+        measured_values: Measures of the variables, and values of stages over measures, by name:
             (variables, matrices, rows, 1), (variables, matrices, 1, columns), (variables, 1, 1, 1).
-        vectors: By name what formulas are given of rows or columns, of the same shapes.
+        vectors: The vectors of rows or columns that formulas read, by name, in these shapes.
+        slots: The dtypes of slots of rows and columns, by name.
+        new_slot_values: New values of slots of rows and columns, by name.
     """
 
     def __init__(
@@ -77,109 +88,119 @@ class Batch:
         members: Sequence[int],
         shape: torch.Size | None = None,
     ) -> None:
-        own = [variables[index] for index in members]
-        shapes = [shape or var.shape for var in own]
+        batch_variables = [variables[index] for index in members]
+        shapes = [shape or var.shape for var in batch_variables]
         self.members, self.shape = list(members), sides_of(rule, shapes[0])
         self.is_of_lines = rule.is_of_lines
-        self.sizes = sizes_beside(self.shape) if rule.is_of_lines else {}
+        self.sizes = sizes_by_name(self.shape) if rule.is_of_lines else {}
         self.matrix = matrix_shape(shapes[0])
-        self.dtype: Dtype = compute_dtype(own[0].dtype)
-        self.kind = kind_of(own[0])
-        self.device = own[0].device
-        self.is_there = self.device.type != "cpu"
-        self.made: dict[str, list[Tensor]] = {}
-        self._blocks: dict[str, Tensor] = {}  # where variables lie row by row
-        for name in rule.made:
-            if shape is not None or all(var.is_contiguous() for var in own):
-                sides = matrix_shape(shapes[0])
-                block = torch.empty(len(own), *sides, dtype=self.kind, device=self.device)
-                self._blocks[name] = block
-                self.made[name] = [x.view(y) for x, y in zip(block, shapes, strict=True)]
-            else:
-                self.made[name] = list(map(memory_beside, own))
-        self.measured: dict[str, Tensor] = {}
-        self.kept: dict[str, Tensor] = {}  # what slots of rows and columns are to become
-        self.slots: dict[str, torch.dtype] = {}  # those of rows and columns, as they are stored
+        self.dtype: Dtype = compute_dtype(batch_variables[0].dtype)
+        self.kind = arithmetic_dtype(batch_variables[0])
+        self.device = batch_variables[0].device
+        self.stays_on_device = self.device.type != "cpu"
+        self._allocate_pass_values(rule, batch_variables, shape)
+        self.measured_values: dict[str, Tensor] = {}
+        self.new_slot_values: dict[str, Tensor] = {}
+        self.slots: dict[str, torch.dtype] = {}
         self.vectors: dict[str, Tensor] = {}
-        for name, over in rule.vectors.items():
+        for name, axis in rule.vectors.items():
             matrices, rows, columns = self.shape
-            sides = (rows, 1) if over == "row" else (1, columns)
+            sides = (rows, 1) if axis == "row" else (1, columns)
             self.vectors[name] = torch.empty(
-                len(own), matrices, *sides, dtype=self.kind, device=self.device
+                len(batch_variables), matrices, *sides, dtype=self.kind, device=self.device
             )
 
-        every = (each for several in self.made.values() for each in several)
-        self._memories = {each.untyped_storage().data_ptr() for each in every}
+        all_outputs = (tensor for tensors in self.pass_values.values() for tensor in tensors)
+        self._memories = {tensor.untyped_storage().data_ptr() for tensor in all_outputs}
+
+    def _allocate_pass_values(
+        self, rule: Rule, variables: Sequence[Tensor], shape: torch.Size | None
+    ) -> None:
+        """Set `pass_values` to new memory, in one tensor per name if variables are row-major."""
+        self.pass_values: dict[str, list[Tensor]] = {}
+        self._blocks: dict[str, Tensor] = {}  # pass values of all variables in one tensor
+        for name in rule.made:
+            if shape is not None or all(var.is_contiguous() for var in variables):
+                block = torch.empty(
+                    len(variables), *self.matrix, dtype=self.kind, device=self.device
+                )
+                self._blocks[name] = block
+                pairs = zip(block, variables, strict=True)
+                self.pass_values[name] = [x.view(shape or var.shape) for x, var in pairs]
+            else:
+                self.pass_values[name] = list(map(empty_like_elements, variables))
 
     def matrices(self, name: str, rows: Sequence[int], shape: tuple[int, ...]) -> Tensor:
-        """What passes have made of some of the variables: (rows, *shape)."""
+        """Return the value that passes computed for some variables, (rows, *shape)."""
         if name in self._blocks:
             block = self._blocks[name].view(-1, *shape)
             return block if len(rows) == len(block) else block[list(rows)]
-        return torch.stack([self.made[name][row].reshape(shape) for row in rows])
+        return torch.stack([self.pass_values[name][row].reshape(shape) for row in rows])
 
-    def store(self, name: str, rows: Sequence[int], value: Tensor) -> None:
-        """Have a value that passes have made be another one."""
+    def set_pass_values(self, name: str, rows: Sequence[int], values: Tensor) -> None:
+        """Replace the value that passes computed for some variables."""
         if name in self._blocks and len(rows) == len(self.members):
-            self._blocks[name].copy_(value.view(self._blocks[name].shape))
+            self._blocks[name].copy_(values.view(self._blocks[name].shape))
             return
-        for row, own in zip(rows, value, strict=True):
-            target = self.made[name][row]
-            target.copy_(own.reshape(target.shape))
+        for row, row_values in zip(rows, values, strict=True):
+            target = self.pass_values[name][row]
+            target.copy_(row_values.reshape(target.shape))
 
-    def give(self, name: str, value: Tensor, rows: Sequence[int] | None = None) -> None:
-        """Have formulas see a value of rows or columns, and stages one that was measured.
+    def set_values(self, name: str, values: Tensor, rows: Sequence[int] | None = None) -> None:
+        """Set a measured value, or a vector of rows or columns, for formulas and stages.
 
         Args:
-            name: Its name.
-            value: (rows, ...), in the order of the variables.
-            rows: Which variables it is of; None for all.
+            name: The name of the value.
+            values: (rows, ...), in the order of the variables.
+            rows: The rows of the variables in the batch; None for all.
         """
         if rows is not None and len(rows) < len(self.members):
-            whole = self.measured[name].clone()
-            whole[list(rows)] = value.to(whole.dtype)
-            value = whole
-        self.measured[name] = value
+            all_values = self.measured_values[name].clone()
+            all_values[list(rows)] = values.to(all_values.dtype)
+            values = all_values
+        self.measured_values[name] = values
         if name in self.vectors:
-            self.vectors[name].copy_(value)
+            self.vectors[name].copy_(values)
 
-    def keep(self, name: str, value: Tensor, rows: Sequence[int]) -> None:
-        """Have a slot of rows or columns be another one, rounded as it is stored."""
-        value = value.to(self.slots[name])
+    def set_slot(self, name: str, values: Tensor, rows: Sequence[int]) -> None:
+        """Set the new value of a slot of rows or columns, rounded to the dtype of the slot."""
+        values = values.to(self.slots[name])
         if len(rows) < len(self.members):
-            whole = self.kept.get(name, self.vectors[name]).to(value.dtype, copy=True)
-            whole[list(rows)] = value
-            value = whole
-        self.kept[name] = value.to(self.kind)
+            all_values = self.new_slot_values.get(name, self.vectors[name]).to(
+                values.dtype, copy=True
+            )
+            all_values[list(rows)] = values
+            values = all_values
+        self.new_slot_values[name] = values.to(self.kind)
 
-    def holds(self, value: Tensor) -> bool:
-        """Whether a tensor lies in what passes have made."""
-        return value.untyped_storage().data_ptr() in self._memories
+    def owns_memory_of(self, tensor: Tensor) -> bool:
+        """Return whether a tensor shares a storage with values that passes computed."""
+        return tensor.untyped_storage().data_ptr() in self._memories
 
-    def rows_by_count(self, columns: Columns, every: int) -> list[list[int]]:
-        """The rows of variables whose steps have one number each, at which a stage is due."""
-        found: dict[float, list[int]] = {}
+    def rows_by_count(self, columns: Columns, period: int) -> list[list[int]]:
+        """Return groups of rows with equal step numbers at which a stage with a period runs."""
+        rows_by_step: dict[float, list[int]] = {}
         for row, count in enumerate(counts_of(columns, self.members)):
-            if is_due(count, every):
-                found.setdefault(count, []).append(row)
-        return list(found.values())
+            if is_due(count, period):
+                rows_by_step.setdefault(count, []).append(row)
+        return list(rows_by_step.values())
 
     def scalar(
         self, name: str, columns: Columns, rows: Sequence[int], shape: tuple[int, ...]
     ) -> Any:
-        """A scalar of the step: a number, or a tensor of shape (rows, 1, 1) where it differs.
+        """Return a scalar of the step: a number, or a tensor (rows, 1, 1) if variables differ.
 
         Args:
-            name, columns: Its name, and all of them.
-            rows: The variables.
-            shape: As the stage sees each.
+            name, columns: The name of the scalar, and all scalars.
+            rows: The rows of the variables in the batch.
+            shape: The shape of a variable in the stage.
 
         Raises:
-            KeyError: There is none.
+            KeyError: The step has no such scalar.
         """
         if name not in columns.separate:
-            value = columns.shared[self.dtype][name]
-            return value if isinstance(value, Tensor) else float(value)
+            shared_scalar = columns.shared[self.dtype][name]
+            return shared_scalar if isinstance(shared_scalar, Tensor) else float(shared_scalar)
         vector = columns.separate[name][[self.members[row] for row in rows]]
         ones = [1] * len(shape)
         kind = torch.float64 if self.is_of_lines else self.kind  # as a number is
@@ -191,52 +212,52 @@ class Batch:
 
 
 def sides_of(rule: Rule, shape: torch.Size) -> tuple[int, ...]:
-    """A variable of this shape as stages of a rule see it."""
+    """Return the shape in which stages of a rule receive a variable of a shape."""
     return tuple(view_of(shape)) if rule.is_of_lines else matrix_shape(shape)
 
 
-def kind_of(var: Tensor) -> torch.dtype:
-    """The type of the arithmetic of a variable's step."""
+def arithmetic_dtype(var: Tensor) -> torch.dtype:
+    """Return the dtype of the arithmetic of a variable's step."""
     return torch.float64 if var.dtype == torch.float64 else torch.float32
 
 
-def memory_beside(var: Tensor) -> Tensor:
-    """Memory for a number of each element, in the order of the variable's."""
-    dtype = kind_of(var)
+def empty_like_elements(var: Tensor) -> Tensor:
+    """Return uninitialized memory like a variable's, in the dtype of the arithmetic."""
+    dtype = arithmetic_dtype(var)
     if is_dense(var):
         return torch.empty_strided(var.shape, var.stride(), dtype=dtype, device=var.device)
     return torch.empty(var.shape, dtype=dtype, device=var.device)
 
 
 def counts_of(columns: Columns, members: Sequence[int]) -> list[float]:
-    """The number of the step of some variables."""
+    """Return the step number of each of some variables."""
     if COUNT not in columns.separate:
         scalars = next(iter(columns.shared.values()))
         return [float(scalars[COUNT])] * len(members)
-    found: list[float] = columns.separate[COUNT][list(members)].tolist()
-    return found
+    counts: list[float] = columns.separate[COUNT][list(members)].tolist()
+    return counts
 
 
-def is_due(count: float, every: int) -> bool:
-    """Whether a stage is called in a step of that number."""
-    return not (count - 1) % every
+def is_due(count: float, period: int) -> bool:
+    """Return whether a stage with a period runs in a step with this number."""
+    return not (count - 1) % period
 
 
-def alike(rule: Rule, variables: Sequence[Tensor]) -> list[list[int]]:
-    """Positions of variables whose matrices have one shape, dtype, device and order in memory."""
-    found: dict[Any, list[int]] = {}
+def group_by_shape(rule: Rule, variables: Sequence[Tensor]) -> list[list[int]]:
+    """Return groups of positions of variables with equal matrix shape, dtype, device, order."""
+    groups: dict[Any, list[int]] = {}
     for index, var in enumerate(variables):
         sides = sides_of(rule, var.shape)
         if rule.made and rule.is_of_lines:  # stages may see either
             sides += matrix_shape(var.shape)
         key = (*sides, var.dtype, var.device, var.is_contiguous())
-        found.setdefault(key, []).append(index)
-    return list(found.values())
+        groups.setdefault(key, []).append(index)
+    return list(groups.values())
 
 
 @lru_cache(1024)
 def place_of_slot(rule: Rule, name: str) -> int | None:
-    """The place of a slot with a shape of its own among those of the rule; None for no such one."""
+    """Return the index of a slot among the rule's shaped slots, or None for other names."""
     names = [slot.name for slot in rule.shaped_slots]
     return names.index(name) if name in names else None
 
@@ -249,129 +270,153 @@ def call_stage(
     columns: Columns,
     slot_of: Callable[[int, int], Tensor],
 ) -> dict[str, Tensor]:
-    """What a stage makes of some of the variables of a batch; nothing is written.
+    """Return the outputs of a stage for some variables of a batch by name; write nothing.
 
     Args:
         rule, stage, batch: The rule, one of its stages, and the batch.
         rows: The rows of the variables in the batch.
         columns: The scalars of the step.
-        slot_of: Gives the slot at this place, with a shape of its own, of the variable at a
-            position of the step.
+        slot_of: Returns a shaped slot, by the variable's position in the step and the index of
+            the slot.
 
     Raises:
-        RuleError: The stage asks for what there is not, or returns what it may not.
+        RuleError: An input of the stage does not exist, or an output is invalid.
     """
-    given: dict[str, Any] = {}
-    asked = asked_by(stage)
-    shape = batch.matrix if stage.of_matrices else batch.shape
-    for name in (*asked.needed, *asked.optional):
-        if name in batch.made:
-            given[name] = batch.matrices(name, rows, shape)
-        elif name in batch.slots:
-            value = batch.kept.get(name, batch.vectors[name])
-            given[name] = value if len(rows) == len(value) else value[list(rows)]
-        elif (place := place_of_slot(rule, name)) is not None:
-            own = [slot_of(batch.members[row], place) for row in rows]
-            given[name] = torch.stack([each.to(batch.kind) for each in own])
-        elif name in batch.measured:
-            value = batch.measured[name]
-            given[name] = value if len(rows) == len(value) else value[list(rows)]
-        elif rule.is_of_lines and name in SIZES and not stage.of_matrices:
-            given[name] = batch.sizes[name]  # before scalars, as kernels have it
-        else:
-            try:
-                given[name] = batch.scalar(name, columns, rows, shape)
-            except KeyError:
-                known = {**columns.shared[batch.dtype], **columns.separate}
-                if name in asked.needed:
-                    made = {**batch.made, **batch.measured}
-                    check_asked(f"Stage {place_of(stage.function)}", name, made, known, rule)
-                    raise
+    inputs = _gather_inputs(rule, stage, batch, rows, columns, slot_of)
     title = f"Stage {place_of(stage.function)} of rule {rule.name!r}"
-    whole = {name: value.shape for name, value in given.items() if isinstance(value, Tensor)}
-    if stage.block_count > 1:
-        given = {name: cut_into(value, stage.block_count) for name, value in given.items()}
+    shapes = {name: values.shape for name, values in inputs.items() if isinstance(values, Tensor)}
+    if (count := stage.block_count) > 1:
+        inputs = {name: split_into_blocks(values, count) for name, values in inputs.items()}
+    outputs = _call_function(stage, batch, inputs, title)
+    pass_values = {**batch.pass_values, **batch.measured_values}
+    check_stage_outputs(rule, title, outputs, inputs, pass_values)
+    # A stage may return an input under another name.
+    copies = {
+        name: values.clone()
+        for name, values in outputs.items()
+        if values is not inputs.get(name) and batch.owns_memory_of(values)
+    }
+    return {name: tensor.reshape(shapes[name]) for name, tensor in {**outputs, **copies}.items()}
+
+
+def _call_function(stage: Stage, batch: Batch, inputs: dict[str, Any], title: str) -> Any:
+    """Call the function of a stage without autocast; errors have a note with its title."""
     call = stage.call
     if isinstance(stage, FusedStage):
         call = partial(_call_fused, stage, batch)
     try:
         with torch.autocast(batch.device.type, enabled=False):
-            found = call(given)
+            return call(inputs)
     except Exception as error:
         error.add_note(f"This is {title}, over matrices of shape {batch.shape}.")
         raise
-    check_found(rule, title, found, given, {**batch.made, **batch.measured})
-    # What was given may be returned under another name.
-    return {
-        name: (
-            value.clone() if value is not given.get(name) and batch.holds(value) else value
-        ).reshape(whole[name])
-        for name, value in found.items()
-    }
 
 
-def sizes_beside(shape: Sequence[int]) -> dict[str, float]:
-    """What stages may ask for of the sizes of a variable of so many matrices, rows and columns."""
+def _gather_inputs(
+    rule: Rule,
+    stage: Stage,
+    batch: Batch,
+    rows: Sequence[int],
+    columns: Columns,
+    slot_of: Callable[[int, int], Tensor],
+) -> dict[str, Any]:
+    """Return the inputs of a stage by name: tensors (rows, ...) and numbers; see `call_stage`."""
+    inputs: dict[str, Any] = {}
+    parameters = stage_inputs(stage)
+    shape = batch.matrix if stage.of_matrices else batch.shape
+    for name in (*parameters.required, *parameters.optional):
+        if name in batch.pass_values:
+            inputs[name] = batch.matrices(name, rows, shape)
+        elif name in batch.slots:
+            values = batch.new_slot_values.get(name, batch.vectors[name])
+            inputs[name] = values if len(rows) == len(values) else values[list(rows)]
+        elif (place := place_of_slot(rule, name)) is not None:
+            slots = [slot_of(batch.members[row], place) for row in rows]
+            inputs[name] = torch.stack([slot.to(batch.kind) for slot in slots])
+        elif name in batch.measured_values:
+            values = batch.measured_values[name]
+            inputs[name] = values if len(rows) == len(values) else values[list(rows)]
+        elif rule.is_of_lines and name in SIZES and not stage.of_matrices:
+            inputs[name] = batch.sizes[name]  # precedes scalars, as in kernels
+        else:
+            try:
+                inputs[name] = batch.scalar(name, columns, rows, shape)
+            except KeyError:
+                scalars = {**columns.shared[batch.dtype], **columns.separate}
+                if name in parameters.required:
+                    pass_values = {**batch.pass_values, **batch.measured_values}
+                    title = f"Stage {place_of(stage.function)}"
+                    check_stage_input(title, name, pass_values, scalars, rule)
+                    raise
+    return inputs
+
+
+def sizes_by_name(shape: Sequence[int]) -> dict[str, float]:
+    """Return the sizes that stages may take, by name, of a shape (matrices, rows, columns)."""
     matrices, rows, columns = shape
     return dict(zip(SIZES, map(float, (rows, columns, matrices * rows * columns)), strict=True))
 
 
-def _call_fused(stage: FusedStage, batch: Batch, given: Mapping[str, Any]) -> dict[str, Tensor]:
-    """What a fused stage returns."""
+def _call_fused(stage: FusedStage, batch: Batch, inputs: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Return the outputs of a fused stage by name."""
     kind = batch.kind if is_like_update(stage.function) else torch.float64
-    own = {x: each.to(kind) if isinstance(each, Tensor) else each for x, each in given.items()}
-    if not batch.is_there:
-        return _call_over_arrays(stage, batch.shape, kind, own)
-    to_number = partial(torch.full, (), dtype=kind, device=batch.device)
-    own = {
-        name: each if isinstance(each, Tensor) else to_number(fill_value=each)
-        for name, each in own.items()
+    arguments = {
+        x: argument.to(kind) if isinstance(argument, Tensor) else argument
+        for x, argument in inputs.items()
     }
-    found = bind_stage(stage.function, kind, batch.device)(**own)
-    return dict(zip(stage.makes, found, strict=True))
+    if not batch.stays_on_device:
+        return _call_over_arrays(stage, batch.shape, kind, arguments)
+    to_number = partial(torch.full, (), dtype=kind, device=batch.device)
+    arguments = {
+        name: argument if isinstance(argument, Tensor) else to_number(fill_value=argument)
+        for name, argument in arguments.items()
+    }
+    outputs = bind_stage(stage.function, kind, batch.device)(**arguments)
+    return dict(zip(stage.makes, outputs, strict=True))
 
 
 def _call_over_arrays(
-    stage: FusedStage, shape: Sequence[int], kind: torch.dtype, given: Mapping[str, Any]
+    stage: FusedStage, shape: Sequence[int], kind: torch.dtype, inputs: Mapping[str, Any]
 ) -> dict[str, Tensor]:
-    """The same on the CPU, of as many matrices at once as a cache holds."""
+    """Return the outputs of a fused stage on the CPU, computed in pieces that fit the cache."""
     bound, number = bind_stage(stage.function, kind, None), compute_dtype(kind)
-    own: dict[str, Any] = {
-        x: each.numpy() if isinstance(each, Tensor) else number(each) for x, each in given.items()
+    arrays: dict[str, Any] = {
+        x: array.numpy() if isinstance(array, Tensor) else number(array)
+        for x, array in inputs.items()
     }
     size = max(1, _PIECE // max(shape[1:]))
     with np.errstate(all="ignore"):
         parts = [
-            bound(**{x: _piece_of(each, shape[0], first, size) for x, each in own.items()})
+            bound(**{x: _piece_of(array, shape[0], first, size) for x, array in arrays.items()})
             for first in range(0, shape[0], size)
         ]
-    found = parts[0] if len(parts) == 1 else [np.concatenate(each, 1) for each in zip(*parts)]
-    made = zip(stage.makes, found, strict=True)
-    return {name: torch.from_numpy(each) for name, each in made}  # pyright: ignore[reportUnknownMemberType]
+    outputs = parts[0] if len(parts) == 1 else [np.concatenate(array, 1) for array in zip(*parts)]
+    named_outputs = zip(stage.makes, outputs, strict=True)
+    return {name: torch.from_numpy(array) for name, array in named_outputs}  # pyright: ignore[reportUnknownMemberType]
 
 
-def _piece_of(value: Any, matrices: int, first: int, size: int) -> Any:
-    """What some of the matrices have of a value; one that is not of each matrix as a whole."""
-    is_of_each = value.ndim and value.shape[1] == matrices
-    return value[:, first : first + size] if is_of_each else value
+def _piece_of(array: Any, matrices: int, first: int, size: int) -> Any:
+    """Return the part of an array for `size` matrices; the full array if it is shared by all."""
+    has_all_matrices = array.ndim and array.shape[1] == matrices
+    return array[:, first : first + size] if has_all_matrices else array
 
 
-def cut_into(value: Any, heads: int) -> Any:
-    """What a stage is given of variables, each cut into so many blocks of rows.
+def split_into_blocks(argument: Any, block_count: int) -> Any:
+    """Divide an input of a stage into blocks of rows.
 
     Args:
-        value: Of shape (batch, rows, ...), or a scalar, of shape (batch, 1, 1) if no number.
-        heads: How many.
+        argument: A tensor (batch, rows, ...), a scalar tensor (batch, 1, 1), or a number.
+        block_count: The number of blocks.
 
     Returns:
-        It in shape (batch * heads, rows / heads, ...).
+        A tensor (batch * blocks, rows / blocks, ...), or the number.
     """
-    if not isinstance(value, Tensor) or not value.dim():
-        return value
-    if value.shape[1:] == (1, 1) and value.shape[1] % heads:
-        return value.repeat_interleave(heads, 0)
-    batch, rows, *rest = value.shape
-    return value.reshape(batch * heads, rows // heads, *rest)
+    if not isinstance(argument, Tensor) or not argument.dim():
+        return argument
+    if argument.shape[1:] == (1, 1) and argument.shape[1] % block_count:
+        return argument.repeat_interleave(block_count, 0)
+    batch, rows, *other_sizes = argument.shape
+    return argument.reshape(batch * block_count, rows // block_count, *other_sizes)
 
 
 def run_stage(
@@ -381,84 +426,90 @@ def run_stage(
     columns: Columns,
     slot_of: Callable[[int, int], Tensor],
 ) -> dict[str, list[tuple[int, Tensor]]]:
-    """Run a stage over a batch, those whose steps have one number at a time.
+    """Run a stage over a batch, separately for variables with different step numbers if needed.
+
+    New values of pass values, measures and slots of rows and columns are stored in the batch.
 
     Args:
         rule, stage, batch, columns, slot_of: As in `call_stage`.
 
     Returns:
-        What the stage has returned by name. Slots are not written: each has the positions of
-        variables, with what it is to become.
+        For each output name pairs of a variable's position and the new value of its shaped slot.
+        The slots are not written. Outputs that the batch stores have no pairs.
     """
-    asked, found = asked_by(stage), dict[str, list[tuple[int, Tensor]]]()
-    counts = stage.every > 1 or COUNT in (*asked.needed, *asked.optional)
-    every = [*range(len(batch.members))]
-    for rows in batch.rows_by_count(columns, stage.every) if counts else [every]:
-        for name, value in call_stage(rule, stage, batch, rows, columns, slot_of).items():
-            own = found.setdefault(name, [])
-            if name in batch.measured:
-                batch.give(name, value, rows)
+    parameters, new_slots = stage_inputs(stage), dict[str, list[tuple[int, Tensor]]]()
+    counts = stage.every > 1 or COUNT in (*parameters.required, *parameters.optional)
+    all_rows = [*range(len(batch.members))]
+    for rows in batch.rows_by_count(columns, stage.every) if counts else [all_rows]:
+        for name, values in call_stage(rule, stage, batch, rows, columns, slot_of).items():
+            slot_values = new_slots.setdefault(name, [])
+            if name in batch.measured_values:
+                batch.set_values(name, values, rows)
             elif name in batch.slots:
-                batch.keep(name, value, rows)
+                batch.set_slot(name, values, rows)
             elif place_of_slot(rule, name) is None:
-                batch.store(name, rows, value)
+                batch.set_pass_values(name, rows, values)
             else:
-                own += zip([batch.members[row] for row in rows], value, strict=True)
-    return found
+                slot_values += zip([batch.members[row] for row in rows], values, strict=True)
+    return new_slots
 
 
-def check_asked(
-    title: str, name: str, made: Collection[str], known: Collection[str], rule: Rule
+def check_stage_input(
+    title: str, name: str, pass_values: Collection[str], scalars: Collection[str], rule: Rule
 ) -> None:
-    """Refuse a stage that asks for what there is not.
+    """Raise if an input of a stage does not exist.
 
     Args:
-        title: Names the stage.
-        name: What it asks for.
-        made: What passes before it have made.
-        known: The scalars of the step.
+        title: The stage, for the message.
+        name: The name of the input.
+        pass_values: The names of values that earlier passes compute.
+        scalars: The names of the scalars of the step.
         rule: The rule.
 
     Raises:
-        RuleError: There is none of that name; says what there is.
+        RuleError: The name is unknown; the message lists the known names.
     """
     shaped = [slot.name for slot in rule.shaped_slots]
-    there = dict.fromkeys([*made, *shaped, *known])
-    if name in there:
+    available = dict.fromkeys([*pass_values, *shaped, *scalars])
+    if name in available:
         return
     if name in [slot.name for slot in rule.element_slots]:
-        why = (
+        reason = (
             "a slot of the variable's shape, which passes are given; a stage's has a shape= or per="
         )
     elif name in ("var", "grad"):
-        why = "for formulas of elements; a Pass or a Measure makes of it what a stage sees"
+        reason = "for formulas of elements; a Pass or a Measure makes of it what a stage sees"
     else:
-        why = "neither made by a pass before it, nor a slot with a shape= or per=, nor a scalar"
-    near = did_you_mean(name, there) or f"There are {', '.join(there)}."
-    raise RuleError(f"{title} asks for {name}, which is {why}. {near}")
+        reason = "neither made by a pass before it, nor a slot with a shape= or per=, nor a scalar"
+    hint = did_you_mean(name, available) or f"There are {', '.join(available)}."
+    raise RuleError(f"{title} asks for {name}, which is {reason}. {hint}")
 
 
-def check_found(
-    rule: Rule, title: str, found: Any, given: Mapping[str, Any], made: Mapping[str, Any]
+def check_stage_outputs(
+    rule: Rule, title: str, outputs: Any, inputs: Mapping[str, Any], pass_values: Mapping[str, Any]
 ) -> None:
-    """Refuse what a stage may not return.
+    """Raise if the outputs of a stage are invalid.
+
+    Valid outputs are a dict of pass values and shaped slots that are inputs, too, each of the shape
+    of the input.
 
     Raises:
-        RuleError: It is no dict of what it was given, values that passes have made and slots with a
-            shape of their own, each of the shape that it had.
+        RuleError: The outputs are not such a dict.
     """
-    if not isinstance(found, Mapping):
-        raise RuleError(f"{title} must return a dict, not a {type(found).__name__}.")
-    for name, value in cast("Mapping[str, Any]", found).items():
-        if not (name in made or place_of_slot(rule, name) is not None):
+    if not isinstance(outputs, Mapping):
+        raise RuleError(f"{title} must return a dict, not a {type(outputs).__name__}.")
+    for name, output in cast("Mapping[str, Any]", outputs).items():
+        if not (name in pass_values or place_of_slot(rule, name) is not None):
             raise RuleError(
                 f"{title} returns {name!r}, which is neither a value that passes have made, nor a"
                 " slot with a shape of its own."
             )
-        if name not in given:
+        if name not in inputs:
             raise RuleError(f"{title} returns {name!r}, which it must take, too: {name} after *.")
-        wanted = tuple(given[name].shape)
-        if not isinstance(value, Tensor) or tuple(value.shape) != wanted or value.is_complex():
-            kind = f"{value.dtype} " if isinstance(value, Tensor) and value.is_complex() else ""
-            shown = f"{kind}of shape {tuple(value.shape)}" if isinstance(value, Tensor) else value
-            raise RuleError(f"{title} returns {name!r} {shown}; expected {wanted}.")
+        expected = tuple(inputs[name].shape)
+        if not isinstance(output, Tensor) or tuple(output.shape) != expected or output.is_complex():
+            kind = f"{output.dtype} " if isinstance(output, Tensor) and output.is_complex() else ""
+            description = (
+                f"{kind}of shape {tuple(output.shape)}" if isinstance(output, Tensor) else output
+            )
+            raise RuleError(f"{title} returns {name!r} {description}; expected {expected}.")

@@ -1,4 +1,4 @@
-"""Memory that may be read but not written: to write to it would end the process."""
+"""Detection of read-only memory, because a write to it would end the process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _RUN = re.compile(rb"([0-9a-f]+)-([0-9a-f]+) .(.)[^\n]*\n")
 
 
 def _maps() -> bytes:
-    """The runs of addresses of this process, in order, a line each; none where nobody tells."""
+    """Return the mappings of this process in ascending order, a line each; empty if unknown."""
     try:
         return Path(_MAPS).read_bytes()
     except OSError:
@@ -25,8 +25,8 @@ def _maps() -> bytes:
 
 
 def _is_protected(maps: bytes, first: int, end: int) -> bool:
-    """Whether some of these addresses lie in a run that may not be written."""
-    # A process that has compiled much has thousands of runs: only those on the way are parsed.
+    """Return whether an address from `first` up to `end` is in a mapping without write access."""
+    # A process may have thousands of mappings, so a binary search parses few of them.
     low, high = 0, len(maps)
     while low < high:
         run = _RUN.match(maps, maps.rfind(b"\n", 0, (low + high) // 2) + 1)
@@ -43,9 +43,9 @@ def _is_protected(maps: bytes, first: int, end: int) -> bool:
     return False
 
 
-# Addresses of numbers that were found writable, by their storage, and forgotten with it: the same
-# address may be mapped for reading only later. To read the list of mappings takes longer than a
-# step.
+# Addresses of numbers that were found writable, by storage. They are dropped with the storage,
+# because the same address may be mapped read-only later. Reading the list of mappings takes longer
+# than a step.
 _writable_numbers: WeakKeyDictionary[UntypedStorage, set[int]] = WeakKeyDictionary()
 
 
@@ -59,7 +59,7 @@ def check_numbers_writable(tensors: Sequence[Tensor], name_of: Callable[[int], s
         name_of: Returns the name of the tensor at an index, for messages.
 
     Raises:
-        LayoutError: Names the first.
+        LayoutError: A tensor is read-only; the message names the first.
     """
     if are_allocated_by_torch(tensors):
         return
@@ -76,26 +76,29 @@ def check_numbers_writable(tensors: Sequence[Tensor], name_of: Callable[[int], s
 
 
 def are_allocated_by_torch(tensors: Iterable[Tensor]) -> bool:
-    """Return whether torch allocated the memory of all tensors, which can be written then.
+    """Return whether torch allocated the memory of all tensors, so that it can be written.
 
-    Cheap: the loops run in C.
+    The loops run in C.
     """
     return all(map(UntypedStorage.resizable, map(Tensor.untyped_storage, tensors)))
 
 
-def check_writable(named: Iterable[tuple[Tensor, str]]) -> None:
-    """Refuse tensors over memory that was mapped for reading only, as `np.memmap` of mode "r" does.
+def check_writable(named_tensors: Iterable[tuple[Tensor, str]]) -> None:
+    """Raise if memory of a tensor was mapped read-only, as by `np.memmap` of mode "r".
 
-    A NumPy array that is read-only by its flag alone cannot be told from others: its memory can be
-    written, and torch, which warns when it makes a tensor of one, keeps no trace of the flag.
+    NumPy arrays that are read-only only by their flag are not detected: their memory can be
+    written, and tensors over them do not have the flag.
+
+    Args:
+        named_tensors: Pairs of a tensor and its name for messages.
 
     Raises:
-        LayoutError: Names the first.
+        LayoutError: A tensor is read-only; the message names the first.
     """
-    # What torch allocated can be resized, and written.
+    # Memory that torch allocated is resizable, and can be written.
     foreign = [
         (tensor, name)
-        for tensor, name in named
+        for tensor, name in named_tensors
         if tensor.device.type == "cpu" and not tensor.untyped_storage().resizable()
     ]
     if not foreign:

@@ -1,8 +1,7 @@
-"""Variables on the CPU whose gradients come from a GPU, and whose values go there.
+"""Offload: variables and slots on the CPU, gradients and copies of the variables on a GPU.
 
-Such a variable has its slots beside it and stands for a tensor of the GPU, its copy. A step goes
-through them in runs: while one is updated, the gradients of the next are on their way here, and the
-values of the one before on their way there.
+A step updates the variables in runs. While one run is updated, the gradients of the next are being
+transferred from the GPU, and the values of the previous run to the GPU.
 """
 
 from __future__ import annotations
@@ -22,80 +21,91 @@ from thalweg._engines.protocol import Call, Columns, Formulas, Stages, StepReque
 from thalweg._engines.reference import ReferencePart
 from thalweg.indexed_slices import IndexedSlices, values_of
 
-RUN = 1 << 25  # bytes of the variables that are updated in one go
+RUN = 1 << 25  # bytes of the variables of a run
 
 
 class OffloadLink:
-    """The memory beside a variable for what crosses.
+    """Memory on the variable's device for transfers between a variable and its copy.
 
     Args:
         var: The variable.
-        copy: What follows it, on another device.
+        copy: The copy on another device, which receives the values of the variable.
 
     Attributes:
-        copy: The same.
-        near: What follows it here, where the copy is of another dtype; None elsewhere.
+        copy: The copy on another device.
+        staged_copy: A tensor on the variable's device with the dtype of the copy; None if the
+            dtypes are equal.
     """
 
     def __init__(self, var: Tensor, copy: Tensor) -> None:
         self._var, self.copy, self._dtype = var, copy, copy.dtype
-        self.near = None if copy.dtype == var.dtype else stand_in_for(var, copy)
+        self.staged_copy = None if copy.dtype == var.dtype else empty_transfer_tensor(var, copy)
         self._gradient: Tensor | None = None
 
-    def is_of(self, var: Tensor, copy: Tensor) -> bool:
-        """Whether it was made for these two, as they are."""
+    def connects(self, var: Tensor, copy: Tensor) -> bool:
+        """Return whether the link is for this variable and copy, whose dtype is unchanged."""
         return var is self._var and copy is self.copy and copy.dtype == self._dtype
 
-    def bring_beside(self, grad: Any) -> Any:
-        """A gradient beside the variable; it is on its way there, to memory that the next uses."""
+    def fetch_gradient(self, grad: Any) -> Any:
+        """Start the transfer of a gradient; return the tensor on the variable's device.
+
+        The next call reuses that tensor. A sparse gradient, or one on that device, is returned
+        itself.
+        """
         if isinstance(grad, IndexedSlices) or not layout.is_far(grad, self._var.device):
             return grad
         if self._gradient is None or self._gradient.dtype != grad.dtype:
-            self._gradient = stand_in_for(self._var, grad)
+            self._gradient = empty_transfer_tensor(self._var, grad)
         return self._gradient.copy_(grad.detach(), non_blocking=grad.is_cuda)
 
     def send_rows(self, rows: Tensor | None) -> list[Call]:
-        """What has the values on their way there, as functions in C.
+        """Return C functions that copy values of the variable to the copy.
 
         Args:
-            rows: The rows that have changed; None stands for all.
+            rows: The rows that have changed; None for all.
         """
-        source, there = self._var if self.near is None else self.near, self.copy.detach()
+        source, target = (
+            self._var if self.staged_copy is None else self.staged_copy,
+            self.copy.detach(),
+        )
         if rows is None:
-            return [partial(there.copy_, source.detach(), there.is_cuda)]
-        picked = source.new_empty((len(rows), *source.shape[1:]))
-        sent = torch.empty_like(picked, device=there.device)
-        places = rows.long().to(there.device)  # torch's functions take no other type
+            return [partial(target.copy_, source.detach(), target.is_cuda)]
+        host_rows = source.new_empty((len(rows), *source.shape[1:]))
+        device_rows = torch.empty_like(host_rows, device=target.device)
+        indices = rows.long().to(target.device)  # `index_copy_` takes int64 only
         return [
-            partial(torch.index_select, source.detach(), 0, rows, out=picked),
-            partial(sent.copy_, picked),
-            partial(there.index_copy_, 0, places, sent),
+            partial(torch.index_select, source.detach(), 0, rows, out=host_rows),
+            partial(device_rows.copy_, host_rows),
+            partial(target.index_copy_, 0, indices, device_rows),
         ]
 
 
-def stand_in_for(var: Tensor, there: Tensor) -> Tensor:
-    """A new tensor in a variable's place, of the dtype of one of a GPU, which can read it fast."""
-    return torch.empty_like(var, dtype=there.dtype, pin_memory=there.is_cuda).detach()
+def empty_transfer_tensor(var: Tensor, template: Tensor) -> Tensor:
+    """Return an uninitialized tensor like a variable, with the dtype of `template`.
+
+    Its memory is pinned if the template is on a GPU, for fast transfers.
+    """
+    return torch.empty_like(var, dtype=template.dtype, pin_memory=template.is_cuda).detach()
 
 
 class OffloadTransfers:
-    """What crosses between devices in a step; gradients are on their way when it is made.
+    """Transfers between devices in a step; the constructor starts those of gradients.
 
     Args:
-        asked: The step. A copy may be on another device, with a dense gradient, and comes once
-            then.
-        known: The memory beside variables, by their `id`; what is missing is added.
+        request: The step, some of whose copies are on another device. A variable with such a copy
+            and a dense gradient occurs once.
+        links: The links of variables by their `id`; missing ones are added.
 
     Attributes:
-        asked: The step with all of that beside its variables.
-        runs: The run of a variable with a dense gradient, by its position in the step.
+        request: The step with gradients and copies on the devices of the variables.
+        runs: The index of the run of each variable with a dense gradient, by position.
     """
 
-    def __init__(self, request: StepRequest, known: dict[int, OffloadLink]) -> None:
-        self.asked = request
-        self._far: dict[int, OffloadLink] = {}
+    def __init__(self, request: StepRequest, links: dict[int, OffloadLink]) -> None:
+        self.request = request
+        self._links: dict[int, OffloadLink] = {}
         self.runs: dict[int, int] = {}
-        self._rows: dict[int, Tensor] = {}  # those that change, where others do not
+        self._rows: dict[int, Tensor] = {}  # rows that change, if the others do not
         self._events: dict[int, list[Any]] = {}  # by run
         if request.copies is None:
             return
@@ -103,61 +113,67 @@ class OffloadTransfers:
         for index, (var, copy) in enumerate(zip(request.variables, copies, strict=True)):
             if copy is None or not layout.is_far(copy, var.device):
                 continue
-            far = known.get(id(var))
-            if far is None or not far.is_of(var, copy):
-                far = known[id(var)] = OffloadLink(var, copy)
-            self._far[index], copies[index] = far, far.near
+            link = links.get(id(var))
+            if link is None or not link.connects(var, copy):
+                link = links[id(var)] = OffloadLink(var, copy)
+            self._links[index], copies[index] = link, link.staged_copy
             if not isinstance(gradients[index], IndexedSlices):
                 self.runs[index] = size // RUN
                 size += var.nbytes
         self._fetch_gradients(gradients)
         if request.rule.update_untouched is None:
-            sparse = {index: gradients[index] for index in self._far if index not in self.runs}
+            sparse = {index: gradients[index] for index in self._links if index not in self.runs}
             self._rows = {index: grad.indices.unique() for index, grad in sparse.items()}
-        self.asked = request._replace(gradients=gradients, copies=copies)
+        self.request = request._replace(gradients=gradients, copies=copies)
 
     def _fetch_gradients(self, gradients: list[Any]) -> None:
+        """Start the transfers, run by run; replace the gradients, and record an event per run."""
         streams: dict[torch.device, Any] = {}
-        for index, far in self._far.items():
+        for index, link in self._links.items():
             device = values_of(gradients[index]).device
             if device.type == "cuda" and device not in streams:
                 streams[device] = _transfer_stream(device)
                 streams[device].wait_stream(torch.cuda.current_stream(device))
             with torch.cuda.stream(streams.get(device)):
-                gradients[index] = far.bring_beside(gradients[index])
+                gradients[index] = link.fetch_gradient(gradients[index])
             if index in self.runs and self.runs[index] != self.runs.get(index + 1):
                 events = [stream.record_event() for stream in streams.values()]
                 self._events[self.runs[index]] = events
 
-    def take_share(self, request: StepRequest, own: Sequence[int]) -> StepRequest:
-        """The share of some variables in the step; of copies elsewhere nothing is read."""
-        found = share_of(request, own)
-        return found._replace(from_copies=False) if own[0] in self._far else found
+    def take_share(self, request: StepRequest, members: Sequence[int]) -> StepRequest:
+        """Return the request of some variables, which reads no copies of other devices."""
+        sub_request = share_of(request, members)
+        return sub_request._replace(from_copies=False) if members[0] in self._links else sub_request
 
-    def wrap_part(self, own: Sequence[int], part: Part) -> Part:
-        """A part with what crosses for its variables, which are of one run, if anything does."""
-        if own[0] not in self._far:
+    def wrap_part(self, members: Sequence[int], part: Part) -> Part:
+        """Add the transfers of a part, whose variables belong to one run, if it has any."""
+        if members[0] not in self._links:
             return part
         sends = [
-            call for index in own for call in self._far[index].send_rows(self._rows.get(index))
+            call
+            for index in members
+            for call in self._links[index].send_rows(self._rows.get(index))
         ]
-        copies = [self._far[index].copy for index in own]
-        return OffloadedPart(part, copies, self._events.get(self.runs.get(own[0], -1), []), sends)
+        copies = [self._links[index].copy for index in members]
+        return OffloadedPart(
+            part, copies, self._events.get(self.runs.get(members[0], -1), []), sends
+        )
 
 
 @cache
 def _transfer_stream(device: torch.device) -> Any:
+    """Return the CUDA stream of all transfers from a device."""
     return torch.cuda.Stream(device)
 
 
 class OffloadedPart:
-    """A `Part` of variables that stand for tensors of another device.
+    """`Part` of variables that have copies on another device.
 
     Args:
-        inner: Updates them.
-        copies: Those tensors.
-        events: What tells that their gradients are here.
-        sends: What has their values on the way there, as functions in C.
+        inner: The part that updates the variables.
+        copies: The copies.
+        events: CUDA events of the transfers of gradients.
+        sends: C functions that start the transfers of values to the copies.
     """
 
     def __init__(
@@ -171,14 +187,15 @@ class OffloadedPart:
         return [*self._inner.written, *self._copies]
 
     def try_rebind(self, request: StepRequest, bounds: Int64) -> bool:
-        """See `Part`: each step is looked at anew."""
+        """Return False: each step is planned again."""
         return False
 
     def _wait_calls(self) -> list[Call]:
-        # As torch.cuda.Event has it, but in C.
-        return [partial(torch._C._CudaEventBase.synchronize, each) for each in self._events]  # pyright: ignore
+        """Return C functions that wait for the gradients, as `torch.cuda.Event.synchronize`."""
+        return [partial(torch._C._CudaEventBase.synchronize, event) for event in self._events]  # pyright: ignore
 
     def _wait_for_rows(self) -> None:
+        """Wait for the transfers of the gradients."""
         for event in self._events:
             event.synchronize()
 
@@ -208,7 +225,8 @@ class OffloadedPart:
 
     def make_calls(self, columns: Columns) -> list[Call]:
         """See `Part`."""
-        if isinstance(self._inner, ReferencePart):  # which computes now
+        # The reference engine computes when its calls are made.
+        if isinstance(self._inner, ReferencePart):
             self._wait_for_rows()
         return [*self._wait_calls(), *self._inner.make_calls(columns), *self._sends]
 

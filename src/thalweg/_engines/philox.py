@@ -1,10 +1,9 @@
-"""Random bits, and how numbers are rounded by them to 16 bits: the same on every engine.
+"""Random bits, and stochastic rounding to 16 bits with them; equal on every engine.
 
-Philox4x32-10 (Salmon et al. 2011) makes four words of 32 bits of a key and a counter. The key is
-the seed of a training; the counter is where and when a number is stored: the position of its
-element, counted in eights, in the whole variable; the number of the step; that of the variable; and
-that of what is stored. Of the eight elements of a call each takes 16 bits. So neither threads nor
-ranks, and no pause of a training, change what is drawn.
+Philox4x32-10 (Salmon et al. 2011) computes four words of 32 bits from a key and a counter. The key
+is the seed of a training. The counter has the position of an element in the full variable, in
+groups of eight, and the numbers of the step, the variable and the stored stream. Each of the eight
+elements of a call receives 16 bits. Therefore the bits do not depend on threads, ranks or restarts.
 """
 
 from __future__ import annotations
@@ -29,21 +28,21 @@ Words = npt.NDArray[np.uint64]
 
 
 def philox(counter: tuple[Words, int, int, Words], key: tuple[int, int]) -> tuple[Words, ...]:
-    """The four words of each counter.
+    """Return the four random words of each counter, 32 bits each in uint64.
 
     Args:
         counter: Four words of 32 bits, each in 64.
         key: Two words.
     """
     mask, (first, second) = np.uint64(MASK), map(np.uint64, MULTIPLIERS)
-    c0, c1, c2, c3 = (np.asarray(each, np.uint64) for each in counter)
+    c0, c1, c2, c3 = (np.asarray(part, np.uint64) for part in counter)
     k0, k1 = key
     for _ in range(ROUNDS):
-        left, right = first * c0, second * c2
-        c0 = (right >> np.uint64(32)) ^ c1 ^ np.uint64(k0)
-        c1 = right & mask
-        c2 = (left >> np.uint64(32)) ^ c3 ^ np.uint64(k1)
-        c3 = left & mask
+        first_product, second_product = first * c0, second * c2
+        c0 = (second_product >> np.uint64(32)) ^ c1 ^ np.uint64(k0)
+        c1 = second_product & mask
+        c2 = (first_product >> np.uint64(32)) ^ c3 ^ np.uint64(k1)
+        c3 = first_product & mask
         k0, k1 = (k0 + INCREMENTS[0]) & MASK, (k1 + INCREMENTS[1]) & MASK
     return c0, c1, c2, c3
 
@@ -51,14 +50,14 @@ def philox(counter: tuple[Words, int, int, Words], key: tuple[int, int]) -> tupl
 def draw_bits(
     count: int, origin: int, step: int, number: int, stream: int, key: tuple[int, int]
 ) -> npt.NDArray[np.uint32]:
-    """16 bits for each of some elements that follow one another.
+    """Return 16 random bits for each of `count` adjacent elements, as (count,) uint32.
 
     Args:
-        count: How many elements.
-        origin: The position of the first one in the whole variable.
-        step, number: Of the step, and of the variable.
-        stream: Which of the numbers of an element is stored: 0 the variable, 1 its first slot ...
-        key: From the seed.
+        count: The number of elements.
+        origin: The position of the first element in the full variable.
+        step, number: The numbers of the step and of the variable.
+        stream: The stored number of an element: 0 for the variable, 1 for its first slot ...
+        key: Two words of the seed.
     """
     first, shift = divmod(origin, GROUP)
     groups = np.arange(first, first + -(-(shift + count) // GROUP), dtype=np.uint64)
@@ -72,61 +71,70 @@ def draw_bits(
 def round_to_bfloat(
     values: npt.NDArray[np.float32], bits: npt.NDArray[np.uint32]
 ) -> npt.NDArray[np.uint16]:
-    """Numbers as bfloat16, the upper of two neighbours as often as they are near it.
+    """Return the bits of values rounded stochastically to bfloat16.
 
-    What is no finite number, or beyond the largest, becomes what it does without.
+    The upper neighbor is chosen with the probability that makes the mean exact. Infinities, NaN
+    and values beyond the largest bfloat16 are rounded to nearest.
     """
-    own = values.view(np.uint32)
-    size = own & np.uint32(0x7FFFFFFF)
-    moved = np.where(size < np.uint32(0x7F7F0000), own + bits, own + ((own >> 16 & 1) + 0x7FFF))
-    found = np.where(size > np.uint32(0x7F800000), np.uint32(0x7FC0), moved >> 16)
-    return found.astype(np.uint16)
+    words = values.view(np.uint32)
+    magnitude = words & np.uint32(0x7FFFFFFF)
+    rounded_words = np.where(
+        magnitude < np.uint32(0x7F7F0000), words + bits, words + ((words >> 16 & 1) + 0x7FFF)
+    )
+    upper_halves = np.where(
+        magnitude > np.uint32(0x7F800000), np.uint32(0x7FC0), rounded_words >> 16
+    )
+    return upper_halves.astype(np.uint16)
 
 
 def round_to_half(
     values: npt.NDArray[np.float32], bits: npt.NDArray[np.uint32]
 ) -> npt.NDArray[np.uint16]:
-    """The same as float16."""
-    size = values.view(np.uint32) & np.uint32(0x7FFFFFFF)
-    least = np.maximum(size >> np.uint32(23), np.uint32(113)) - np.uint32(10)  # a last place
-    unit = (least << np.uint32(23)).view(np.float32)
-    inverse = ((np.uint32(254) - least) << np.uint32(23)).view(np.float32)
+    """Return the bits of values rounded stochastically to float16; see `round_to_bfloat`."""
+    magnitude = values.view(np.uint32) & np.uint32(0x7FFFFFFF)
+    # The exponent of a unit in the last place of float16.
+    unit_exponent = np.maximum(magnitude >> np.uint32(23), np.uint32(113)) - np.uint32(10)
+    unit = (unit_exponent << np.uint32(23)).view(np.float32)
+    inverse = ((np.uint32(254) - unit_exponent) << np.uint32(23)).view(np.float32)
     with np.errstate(all="ignore"):
-        places = size.view(np.float32) * inverse
-        whole = np.floor(places)
-        share = (places - whole) * np.float32(65536) + bits.astype(np.float32)
-        found = (whole + (share >= 65536).astype(np.float32)) * unit
+        multiples = magnitude.view(np.float32) * inverse
+        floor = np.floor(multiples)
+        remainder = (multiples - floor) * np.float32(65536) + bits.astype(np.float32)
+        rounded_magnitude = (floor + (remainder >= 65536).astype(np.float32)) * unit
         nearest = values.astype(np.float16).view(np.uint16)
         sign = (values.view(np.uint32) >> np.uint32(16)).astype(np.uint16) & np.uint16(0x8000)
-        moved = found.astype(np.float16).view(np.uint16) | sign
-    return np.where(size < np.uint32(0x477FE000), moved, nearest)  # 65504
+        rounded_bits = rounded_magnitude.astype(np.float16).view(np.uint16) | sign
+    return np.where(magnitude < np.uint32(0x477FE000), rounded_bits, nearest)  # 65504
 
 
 def round_tensor(
-    value: Tensor,
+    values: Tensor,
     var: Tensor,
     dtype: torch.dtype,
-    place: tuple[int, int],
+    position: tuple[int, int],
     stream: int,
     scalars: Mapping[str, Any],
 ) -> Tensor:
-    """New values of a variable or a slot in 16 bits, drawn in the order of the variable's memory.
+    """Return values rounded stochastically to 16 bits, with bits in the variable's memory order.
 
     Args:
-        value: The values, of the variable's shape, in float32.
+        values: The new values of the variable or of a slot, of the variable's shape, in float32.
         var: The variable.
         dtype: float16 or bfloat16.
-        place: The number of the variable, and the position of its first element in the whole.
+        position: The number of the variable, and the position of its first element in the full
+            variable.
         stream: As for `draw_bits`.
-        scalars: What kernels are given.
+        scalars: The scalars of kernels, with the step and the words of the seed.
     """
-    like = var if layout.is_dense(var) else torch.empty(var.shape, dtype=dtype, device="meta")
-    made = torch.empty_like(like, dtype=dtype, device="cpu", memory_format=torch.preserve_format)
-    numbers = torch.empty_like(made, dtype=torch.float32).copy_(value)
+    template = var if layout.is_dense(var) else torch.empty(var.shape, dtype=dtype, device="meta")
+    new_values = torch.empty_like(
+        template, dtype=dtype, device="cpu", memory_format=torch.preserve_format
+    )
+    numbers = torch.empty_like(new_values, dtype=torch.float32).copy_(values)
     flat = numbers.as_strided((var.numel(),), (1,)).numpy()
     step, low, high = (int(scalars[name]) for name in SCALARS)
-    bits = draw_bits(var.numel(), place[1], step, place[0], stream, (low, high))
+    bits = draw_bits(var.numel(), position[1], step, position[0], stream, (low, high))
     round_to = round_to_half if dtype == torch.float16 else round_to_bfloat
-    found = torch.from_numpy(round_to(flat, bits).view(np.int16)).view(dtype)  # pyright: ignore
-    made.as_strided((var.numel(),), (1,)).copy_(found)
-    return made.to(value.device)
+    rounded_bits = torch.from_numpy(round_to(flat, bits).view(np.int16)).view(dtype)  # pyright: ignore
+    new_values.as_strided((var.numel(),), (1,)).copy_(rounded_bits)
+    return new_values.to(values.device)

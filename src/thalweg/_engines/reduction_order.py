@@ -1,15 +1,15 @@
-"""What a measure of a tensor is, to the last bit: the order in which every engine adds numbers up.
+"""Summation order of measures, which all engines follow to produce equal bits.
 
 A measure is an element formula `(var, grad, *slots) -> number`, evaluated in float64 on the stored
-numbers, and its sum. A tensor's elements, in row-major order of their indices whatever the layout
-of its memory, are cut into leaves of `LEAF`. In a leaf, lane j begins at +0 and adds the elements
-j, j + `LANES`, j + 2 * `LANES`, ... one by one; then the upper half of the lanes is added to the
-lower half until one is left. Leaves of a tensor are added in pairs of neighbours, then their sums
-are, and so on; one without a neighbour stays as it is. Products are rounded before they are added.
-Nothing else enters: not the number of threads, not the device, not the other tensors of a step. A
-sum that is NaN is a NaN of any payload.
+numbers, and its sum. The elements of a tensor, in row-major order of their indices for any memory
+layout, are divided into leaves of `LEAF` elements. In a leaf, lane j begins at +0 and adds the
+elements j, j + `LANES`, j + 2 * `LANES`, ... one by one; then the upper half of the lanes is added
+to the lower half until one lane is left. Leaves of a tensor are added in adjacent pairs, then the
+sums are added in pairs, and so on; a sum without a partner is unchanged. Products are rounded
+before they are added. The result does not depend on the number of threads, the device or the other
+tensors of a step. A NaN may have any payload.
 
-So a tensor that is cut where a leaf ends has the leaves of its parts, wherever these are.
+Therefore a tensor that is divided at the end of a leaf has the leaves of its parts.
 """
 
 from __future__ import annotations
@@ -24,34 +24,34 @@ from torch import Tensor
 
 from thalweg._engines.array_types import numbered
 
-LEAF = 1 << 16  # elements that are added up without a look at any others
+LEAF = 1 << 16  # elements of a leaf
 LANES = 1 << 10  # running sums in a leaf; divides LEAF
 
 Array = TypeVar("Array", npt.NDArray[np.float64], Tensor)
 
 
 def leaf_counts(sizes: Sequence[int] | npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """How many leaves tensors of so many elements have; an empty one has none."""
+    """Return the number of leaves of tensors with these numbers of elements; 0 for no elements."""
     return -(-np.asarray(sizes, np.int64) // LEAF)
 
 
 def leaves_of(values: Array) -> Array:
-    """The sums of the leaves of one tensor.
+    """Return the sums of the leaves of one tensor, without synchronizing with the device.
 
     Args:
-        values: (n,) float64, in NumPy or in torch on any device; the host never waits for it.
+        values: (n,) float64, in NumPy or in torch on any device.
 
     Returns:
-        (leaves,) float64, likewise.
+        (leaves,) float64 in the same library and on the same device.
     """
     library: Any = np if isinstance(values, np.ndarray) else torch
     options = {"dtype": values.dtype, "device": values.device}
     count = -(-len(values) // LEAF)
-    # No lane is ever -0, so that adding +0 where elements are missing changes nothing.
+    # No lane is -0, so adding +0 for missing elements does not change a sum.
     height = LEAF // LANES if count > 1 else -(-len(values) // LANES)
-    whole = library.zeros(count * height * LANES, **options)
-    whole[: len(values)] = values
-    rows = whole.reshape(count, height, LANES)
+    padded = library.zeros(count * height * LANES, **options)
+    padded[: len(values)] = values
+    rows = padded.reshape(count, height, LANES)
     lanes = library.zeros((count, LANES), **options)
     with np.errstate(all="ignore"):
         for row in range(height):
@@ -63,11 +63,11 @@ def leaves_of(values: Array) -> Array:
 
 
 class Tree:
-    """How the leaves of several tensors become one number for each; made once, used in each step.
+    """Index tables that combine the leaves of several tensors, reused in all steps.
 
     Args:
-        counts: (tensors,) leaves of each tensor.
-        device: Where the leaves are, if they are in torch; None if they are in NumPy.
+        counts: (tensors,) the number of leaves of each tensor.
+        device: The device of torch leaves, or None for NumPy leaves.
     """
 
     def __init__(
@@ -80,18 +80,24 @@ class Tree:
         present = np.flatnonzero(counts)
         self._present = None if len(present) == len(counts) else to_device(present)
         counts = counts[present]
-        # For each level: the left one of each pair, and which of them have a right one.
+        # For each level: indices of left summands, of pairs, and of the right summands of pairs.
         self._levels: list[tuple[Any, Any, Any]] = []
         while len(counts) and counts.max() > 1:
-            above = (counts + 1) // 2
-            tensor, number = numbered(above)
-            left = (np.cumsum(counts) - counts)[tensor] + 2 * number
-            paired = np.flatnonzero(2 * number + 1 < counts[tensor])
-            self._levels.append((to_device(left), to_device(paired), to_device(left[paired] + 1)))
-            counts = above
+            sum_counts = (counts + 1) // 2
+            tensor, number = numbered(sum_counts)
+            left_indices = (np.cumsum(counts) - counts)[tensor] + 2 * number
+            pair_indices = np.flatnonzero(2 * number + 1 < counts[tensor])
+            self._levels.append(
+                (
+                    to_device(left_indices),
+                    to_device(pair_indices),
+                    to_device(left_indices[pair_indices] + 1),
+                )
+            )
+            counts = sum_counts
 
     def combine(self, leaves: Array) -> Array:
-        """One number for each tensor.
+        """Return the sum of the leaves of each tensor, in the order that the module defines.
 
         Args:
             leaves: (leaves of all tensors, ...) float64, tensor after tensor. Not changed.
@@ -99,29 +105,29 @@ class Tree:
         Returns:
             (tensors, ...) float64; +0 for a tensor without leaves.
         """
-        for left, paired, right in self._levels:
-            above: Any = leaves[left]
+        for left_indices, pair_indices, right_indices in self._levels:
+            pair_sums: Any = leaves[left_indices]
             with np.errstate(all="ignore"):
-                above[paired] += leaves[right]
-            leaves = above
+                pair_sums[pair_indices] += leaves[right_indices]
+            leaves = pair_sums
         if self._present is None:
             return leaves
         library: Any = np if isinstance(leaves, np.ndarray) else torch
         shape = (self._tensors, *leaves.shape[1:])
-        result: Any = library.zeros(shape, dtype=leaves.dtype, device=leaves.device)
-        result[self._present] = leaves
-        return result
+        sums: Any = library.zeros(shape, dtype=leaves.dtype, device=leaves.device)
+        sums[self._present] = leaves
+        return sums
 
 
 def combine_few(values: list[float]) -> float:
-    """As `Tree.combine` of one tensor, faster while it has few leaves."""
+    """Return the sum of the leaves of one tensor, as `Tree.combine`, faster for few leaves."""
     while len(values) > 1:
-        odd = values[-1:] if len(values) % 2 else []
-        values = [left + right for left, right in zip(values[::2], values[1::2], strict=False)]
-        values += odd
+        unpaired = values[-1:] if len(values) % 2 else []
+        values = [first + second for first, second in zip(values[::2], values[1::2], strict=False)]
+        values += unpaired
     return values[0] if values else 0.0
 
 
 def combine_leaves(leaves: Array, counts: npt.NDArray[np.int64]) -> Array:
-    """One number for each tensor of so many leaves; see `Tree.combine`."""
+    """Return the sum of each tensor's leaves, given their counts; see `Tree.combine`."""
     return Tree(counts, None if isinstance(leaves, np.ndarray) else leaves.device).combine(leaves)

@@ -2,7 +2,7 @@
 
 The bits of a sum depend on the order of its elements, so all engines add them up in row-major order
 of the indices. Kernels that read memory from its first element to its last measure copies of
-variables in another order. Those of the CPU look up where elements lie, if that is faster.
+variables in another order. CPU kernels read offsets of elements instead, if that is faster.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _VAR, _GRADIENT, _COPY = 0, 1, -1
 
 
 class RowMajorGroups:
-    """Groups over copies of what measures read, which are kept from step to step.
+    """Groups over row-major copies of the tensors that measures read, reused in all steps.
 
     Args:
         request: The step, without gradients.
-        make_group: Makes a `plan.Group` of a request and the positions of its members.
+        make_group: Returns a `dense_plan.Group` for a request and the positions of its members.
     """
 
     def __init__(
@@ -42,46 +42,46 @@ class RowMajorGroups:
         """Return groups whose memory holds the present values in row-major order.
 
         Args:
-            groups: Those of the plan.
-            gradients: Those of the step.
-            formulas: What is to be measured: what they do not read is not copied.
+            groups: The groups of the plan.
+            gradients: The gradients of the step.
+            formulas: The measures; streams that no formula reads are not copied.
         """
         request = self._request._replace(gradients=gradients)
-        read = {stream for each in formulas for stream in transcribe(each).streams}
+        read = {stream for formula in formulas for stream in transcribe(formula).streams}
         if not self._groups or not read <= self._read:
             self._read |= read
             self._copies = {}
-            packed = self._with_copies(request)
-            self._groups = [self._make_group(packed, each.members) for each in groups]
+            copied_request = self._with_copies(request)
+            self._groups = [self._make_group(copied_request, group.members) for group in groups]
         else:
-            packed = self._with_copies(request)
-        addresses = np.array([each.data_ptr() for each in packed.gradients], np.int64)
+            copied_request = self._with_copies(request)
+        addresses = np.array([grad.data_ptr() for grad in copied_request.gradients], np.int64)
         for group in self._groups:
             group.point_at(addresses[group.members])
         return self._groups
 
     def _with_copies(self, request: StepRequest) -> StepRequest:
-        """Return the step with copies that have the present values."""
+        """Return the request with tensors that are not row-major replaced by current copies."""
         slots = [
-            [self._packed(index, 2 + k, slot) for k, slot in enumerate(own)]
-            for index, own in enumerate(request.slots)
+            [self._packed(index, 2 + k, slot) for k, slot in enumerate(var_slots)]
+            for index, var_slots in enumerate(request.slots)
         ]
         copies = request.copies and [
             copy if copy is None else self._packed(index, _COPY, copy)
             for index, copy in enumerate(request.copies)
         ]
         return request._replace(
-            variables=[self._packed(k, _VAR, each) for k, each in enumerate(request.variables)],
+            variables=[self._packed(k, _VAR, var) for k, var in enumerate(request.variables)],
             gradients=[
-                self._packed(k, _GRADIENT, each) for k, each in enumerate(request.gradients)
+                self._packed(k, _GRADIENT, grad) for k, grad in enumerate(request.gradients)
             ],
             slots=slots,
             copies=copies,
         )
 
     def _packed(self, index: int, stream: int, tensor: Tensor) -> Tensor:
-        """Return the copy of a stream of a variable; the tensor itself where none is needed."""
-        # Where the variable is read, so is the copy at which a step may begin.
+        """Return a current copy of a variable's stream, or the tensor itself if it needs none."""
+        # A step may begin at the copy of a variable, so the copy is read if the variable is.
         is_read = (_VAR if stream == _COPY else stream) in self._read
         if tensor.is_contiguous() or not is_read:
             return tensor

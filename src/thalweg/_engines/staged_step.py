@@ -22,7 +22,7 @@ from thalweg._engines.dense_plan import DensePlan
 from thalweg._engines.formula_arguments import check_given
 from thalweg._engines.formula_parser import place_of, transcribe
 from thalweg._engines.fused_stage import read_stage
-from thalweg._engines.matrix_batches import Batch, alike, run_stage
+from thalweg._engines.matrix_batches import Batch, group_by_shape, run_stage
 from thalweg._engines.matrix_shapes import check_shaped_slots, shape_beside, shaped_like
 from thalweg._engines.pass_updates import sweeps_of, updates_of
 from thalweg._engines.protocol import (
@@ -124,7 +124,7 @@ class WholeMatrices:
         self._rule = rule = request.rule
         kinds = enumerate(rule.shaped_slots)
         self._line_slots = [(position, slot) for position, slot in kinds if slot.per]
-        member_lists = alike(rule, request.variables)
+        member_lists = group_by_shape(rule, request.variables)
         if request.short:
             member_lists = [
                 [k for k in members if not request.short[k]] for members in member_lists
@@ -137,7 +137,7 @@ class WholeMatrices:
             for var in request.variables
         ]
         for batch in self._batches:
-            for name, tensors in batch.made.items():
+            for name, tensors in batch.pass_values.items():
                 for index, tensor in zip(batch.members, tensors, strict=True):
                     self.made[index][name] = tensor
         self.vectors: list[dict[str, Tensor]] = [{} for _ in request.variables]
@@ -156,12 +156,12 @@ class WholeMatrices:
                        for member in batch.members]  # fmt: skip
             self._places = torch.tensor(members, dtype=torch.int64, device=devices[0])
             for batch in self._batches:
-                batch.is_there = True
+                batch.stays_on_device = True
 
     def read_slots(self, slots: Sequence[Sequence[Tensor]]) -> None:
         """See `Matrices`."""
         for batch in self._batches:
-            batch.kept.clear()
+            batch.new_slot_values.clear()
             for position, shaped_slot in self._line_slots:
                 block = batch.vectors[shaped_slot.name]
                 tensors = [slots[member][position] for member in batch.members]
@@ -176,7 +176,7 @@ class WholeMatrices:
         """See `Matrices`."""
         for batch in self._batches:
             for position, shaped_slot in self._line_slots:
-                block = batch.kept.get(shaped_slot.name)
+                block = batch.new_slot_values.get(shaped_slot.name)
                 if block is None:
                     continue
                 old_tensors = list(
@@ -196,7 +196,9 @@ class WholeMatrices:
         """See `Matrices`."""
         for batch in self._batches:
             if all(batch.shape):
-                batch.give(name, stacked_or_viewed([tensors[member] for member in batch.members]))
+                batch.set_values(
+                    name, stacked_or_viewed([tensors[member] for member in batch.members])
+                )
 
     def numbers(self) -> dict[str, Any]:
         """See `Matrices`."""
@@ -205,8 +207,8 @@ class WholeMatrices:
     def _numbers_of(self, name: str) -> Any:
         """Return a measure over variables, float64: a tensor on a GPU, or else an array."""
         # torch rounds to the compute dtype without a warning for an overflow, unlike NumPy.
-        batch_numbers = [(batch, batch.measured[name].reshape(-1).to(batch.kind))
-               for batch in self._batches if name in batch.measured]  # fmt: skip
+        batch_numbers = [(batch, batch.measured_values[name].reshape(-1).to(batch.kind))
+               for batch in self._batches if name in batch.measured_values]  # fmt: skip
         if self._places is not None:
             device = self._places.device
             gpu_vector = torch.zeros(len(self.made), dtype=torch.float64, device=device)

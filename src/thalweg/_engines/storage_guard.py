@@ -1,4 +1,4 @@
-"""Slots that others hold: whoever was handed one may have given it other memory since."""
+"""Detects slots whose memory or layout changed since the step was planned."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from thalweg.variable import StateVariable
 
 
 class StorageGuard:
-    """The slots of a plan, whose addresses it holds.
+    """Guard of the memory of a plan's slots.
 
-    An assignment to `data` is counted by the slot. `set_`, `t_`, `torch.utils.swap_tensors` and
-    their like are not, but need the slot in hand: only those that were ever handed out are looked
-    at, and the others cost nothing.
+    Slots count assignments to `data`. They do not count `set_`, `t_`, `torch.utils.swap_tensors`
+    and similar functions, which need a reference to the slot. Therefore only slots to which callers
+    ever received a reference are compared one by one; the others cost nothing.
 
     Args:
-        slots: As they are now.
+        slots: The slots of the plan, in their present memory.
     """
 
     def __init__(self, slots: Sequence[Tensor]) -> None:
@@ -26,48 +26,54 @@ class StorageGuard:
         self._addresses = list(map(Tensor.data_ptr, slots))
         self._layouts = list(map(_layout_of, slots))
         # The slots of a store share one record.
-        found = {id(slot.moves): slot.moves for slot in slots if isinstance(slot, StateVariable)}
-        self._moves = list(found.values())
-        self._moved = [each.count for each in self._moves]
+        moves_by_id = {
+            id(slot.moves): slot.moves for slot in slots if isinstance(slot, StateVariable)
+        }
+        self._moves = list(moves_by_id.values())
+        self._move_counts = [moves.count for moves in self._moves]
         self._watch_storages()
 
     def _watch_storages(self) -> None:
-        self._handed = [len(each.handed) for each in self._moves]
-        handed = {key for each in self._moves for key in each.handed}
-        self._places = [
-            place
-            for place, slot in enumerate(self._slots)
-            if id(slot) in handed or _is_strange(slot)
+        """Set the slots to compare one by one: those that callers have, and plain tensors."""
+        self._handed_counts = [len(moves.handed) for moves in self._moves]
+        handed_ids = {key for moves in self._moves for key in moves.handed}
+        self._watched_indices = [
+            index
+            for index, slot in enumerate(self._slots)
+            if id(slot) in handed_ids or _is_strange(slot)
         ]
-        self._watched = [self._slots[place] for place in self._places]
-        self._watched_at = [self._addresses[place] for place in self._places]
-        self._seen = MetadataGuard()
+        self._watched_slots = [self._slots[index] for index in self._watched_indices]
+        self._watched_addresses = [self._addresses[index] for index in self._watched_indices]
+        self._metadata_guard = MetadataGuard()
 
     def confirm_places(self) -> bool:
-        """Whether they all lie where they lay, and as they did.
+        """Return whether all slots have the memory and layout of the constructor's call.
 
         Raises:
-            RuntimeError: One has no memory.
+            RuntimeError: A slot has no memory.
         """
-        if [each.count for each in self._moves] != self._moved:
+        if [moves.count for moves in self._moves] != self._move_counts:
             return False
-        if [len(each.handed) for each in self._moves] != self._handed:
+        if [len(moves.handed) for moves in self._moves] != self._handed_counts:
             self._watch_storages()
-        if not self._watched:
+        if not self._watched_slots:
             return True
-        if list(map(Tensor.data_ptr, self._watched)) != self._watched_at:
+        if list(map(Tensor.data_ptr, self._watched_slots)) != self._watched_addresses:
             return False
-        if not self._seen.holds(self._watched):
-            if list(map(_layout_of, self._watched)) != [self._layouts[k] for k in self._places]:
+        if not self._metadata_guard.holds(self._watched_slots):
+            if list(map(_layout_of, self._watched_slots)) != [
+                self._layouts[k] for k in self._watched_indices
+            ]:
                 return False
-            self._seen = MetadataGuard(self._watched)
+            self._metadata_guard = MetadataGuard(self._watched_slots)
         return True
 
 
 def _is_strange(slot: Tensor) -> bool:
-    """Whether nobody counts what is done to it: a plain tensor, or one that was swapped."""
+    """Return whether a slot counts no changes: a plain tensor, or a slot that was swapped."""
     return type(slot) is not StateVariable
 
 
 def _layout_of(tensor: Tensor) -> tuple[object, ...]:
+    """Return dtype, shape and strides."""
     return tensor.dtype, tensor.shape, tensor.stride()

@@ -6,11 +6,11 @@ for Python. Each field is searched in tensors that differ in it, and must be fou
 offset, the same in all of them. The offset is then compared with the results of torch's functions
 for other tensors. If a field is not found or not confirmed, no step is replayed natively.
 
-No address is followed that was not found to be a pointer first: a word counts as one where it
-equals what torch calls the address, or appears when torch makes the object.
+No word is dereferenced before it was found to be a pointer: it equals the address that torch
+returns for the object, or it appears when torch creates the object.
 """
 
-# Torch types none of what is private, and sizes as what they are while it traces.
+# torch has no types for private functions, and types sizes as symbolic integers.
 # pyright: reportPrivateUsage=false
 from __future__ import annotations
 
@@ -26,33 +26,36 @@ import torch
 from torch import Tensor
 
 WORD = 8
-_INLINE = 5  # sizes and strides of so many dimensions lie in the tensor itself
-_IMPL = 24  # words of a TensorImpl that are looked at; it has 25 in torch 2.6
-_STORAGE = 10  # words of a StorageImpl
-_AUTOGRAD = 12  # words of an AutogradMeta
+# The TensorImpl stores sizes and strides of at most this many dimensions itself.
+_INLINE = 5
+# Words of a TensorImpl (25 in torch 2.6), a StorageImpl and an AutogradMeta that are searched.
+_IMPL_WORDS = 24
+_STORAGE_WORDS = 10
+_AUTOGRAD_WORDS = 12
 _MANAGED_DICT = 1 << 4  # Py_TPFLAGS_MANAGED_DICT, since Python 3.11
 
 
 class UnknownLayoutError(Exception):
-    """Something does not lie where one could read it; says what."""
+    """A field was not found at exactly one offset; the message names the field."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Offsets in bytes.
+    """Offsets of fields of torch's objects, in bytes.
 
     Attributes:
-        impl: The TensorImpl, in the Python object of a tensor.
-        storage, autograd, version: The StorageImpl, AutogradMeta and VersionCounter, in a
+        impl: Pointer to the TensorImpl, in the Python object of a tensor.
+        storage, autograd, version: Pointers to StorageImpl, AutogradMeta and VersionCounter, in a
             TensorImpl.
-        dims: How many dimensions there are, likewise; five sizes and five strides follow.
-        offset, count: The storage's offset and the number of elements, likewise.
-        flags: A word with dtype and device, likewise.
-        flags_mask: Its bits that mean something.
-        keys: The set of dispatch keys, likewise.
-        data, deleter, context, nbytes: In a StorageImpl.
-        grad: The TensorImpl of a gradient, in an AutogradMeta.
-        count_word: The 32 bits that count writes, in a VersionCounter.
+        dims: Number of dimensions, followed by five sizes and five strides, in a TensorImpl.
+        offset, count: Storage offset and number of elements, in a TensorImpl.
+        flags: Word with dtype and device, in a TensorImpl.
+        flags_mask: The bits of that word that have a meaning.
+        keys: Set of dispatch keys, in a TensorImpl.
+        data, deleter, context, nbytes: Address, deleter, its context and size of the memory, in a
+            StorageImpl.
+        grad: Pointer to the TensorImpl of the gradient, in an AutogradMeta.
+        count_word: 32 bits that count writes, in a VersionCounter.
     """
 
     impl: int
@@ -74,54 +77,68 @@ class Layout:
 
 
 def _words(address: int, count: int) -> list[int]:
+    """Return 64-bit words at an address, as unsigned integers."""
     return list((ctypes.c_uint64 * count).from_address(address))
 
 
-def _only(places: Iterable[int], what: str) -> int:
-    found = list(places)
-    if len(found) != 1:
-        raise UnknownLayoutError(f"{what} is found in {len(found)} places")
-    return found[0] * WORD
+def _single_offset(candidates: Iterable[int], field_name: str) -> int:
+    """Return the byte offset of the only candidate, a word index; raise unless there is one."""
+    indices = list(candidates)
+    if len(indices) != 1:
+        raise UnknownLayoutError(f"{field_name} is found in {len(indices)} places")
+    return indices[0] * WORD
 
 
-def _where(words: Sequence[int], value: int) -> set[int]:
-    return {place for place, word in enumerate(words) if word == value % 2**64}
+def _indices_of(words: Sequence[int], expected: int) -> set[int]:
+    """Return the indices of words that are equal to a number modulo 2**64."""
+    return {index for index, word in enumerate(words) if word == expected % 2**64}
 
 
-def _in_all(
-    tensors: Sequence[Tensor], of: Callable[[Tensor], list[int]], value: Callable[[Tensor], int]
+def _common_indices(
+    tensors: Sequence[Tensor],
+    words_of: Callable[[Tensor], list[int]],
+    expected_of: Callable[[Tensor], int],
 ) -> set[int]:
-    """Places in the words of tensors where each has its own value."""
-    found: set[int] | None = None
-    for tensor in tensors:
-        places = _where(of(tensor), value(tensor))
-        found = places if found is None else found & places
-    return found or set()
+    """Return the indices at which the words of every tensor have the value expected for it."""
+    matches = [_indices_of(words_of(tensor), expected_of(tensor)) for tensor in tensors]
+    return matches[0].intersection(*matches[1:])
 
 
-def _impl(tensor: Tensor) -> int:
+def _offset_of(
+    field_name: str,
+    tensors: Sequence[Tensor],
+    words_of: Callable[[Tensor], list[int]],
+    expected_of: Callable[[Tensor], int],
+) -> int:
+    """Return the only byte offset at which the words of every tensor have the expected value."""
+    return _single_offset(_common_indices(tensors, words_of, expected_of), field_name)
+
+
+def _impl_address(tensor: Tensor) -> int:
     return tensor._cdata
 
 
 def _impl_words(tensor: Tensor) -> list[int]:
-    return _words(_impl(tensor), _IMPL)
+    """Return the words of a tensor's TensorImpl."""
+    return _words(_impl_address(tensor), _IMPL_WORDS)
 
 
 def _storage_words(tensor: Tensor) -> list[int]:
-    return _words(tensor.untyped_storage()._cdata, _STORAGE)
+    """Return the words of a tensor's StorageImpl."""
+    return _words(tensor.untyped_storage()._cdata, _STORAGE_WORDS)
 
 
-def _keys(tensor: Tensor) -> int:
+def _dispatch_keys(tensor: Tensor) -> int:
     return int(torch._C._dispatch_keys(tensor).raw_repr())  # pyright: ignore
 
 
 def _zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Return zeros on the CPU, whatever torch's default device and dtype are."""
+    """Return zeros on the CPU, independent of torch's default device and dtype."""
     return torch.zeros(shape, dtype=dtype, device="cpu")
 
 
-def _samples() -> list[Tensor]:
-    """Tensors that differ in everything a place is looked for by."""
+def _make_samples() -> list[Tensor]:
+    """Return tensors that differ in the values of all fields that are searched."""
     arange = partial(torch.arange, dtype=torch.float32, device="cpu")
     base = arange(4096)
     return [
@@ -132,275 +149,311 @@ def _samples() -> list[Tensor]:
     ]
 
 
-def _others() -> list[Tensor]:
-    """Twenty tensors of other kinds, of which everything is asked once more."""
-    made: list[Tensor] = []
+def _make_other_tensors() -> list[Tensor]:
+    """Return twenty tensors of other kinds, to confirm the offsets."""
+    tensors: list[Tensor] = []
     for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16):
         ones = partial(torch.ones, dtype=dtype, device="cpu")
-        made += [
+        tensors += [
             ones(()),
             torch.nn.Parameter(ones(17)),
             ones(4, 6).t(),
             ones(2, 3, 4, 5, 6)[1:],
             ones(0, 3),
         ]
-    return made
+    return tensors
 
 
-def _find() -> Layout:
-    samples = _samples()
+def _measure_layout() -> Layout:
+    """Return the offsets of all fields; raise `UnknownLayoutError` if one is not found."""
+    samples = _make_samples()
     size = object.__sizeof__(samples[0]) // WORD
-    impl = _only(
-        _in_all(samples, lambda each: _words(id(each), min(size, 16)), _impl), "the tensor"
-    )
-    storage = _only(
-        _in_all(samples, _impl_words, lambda each: each.untyped_storage()._cdata), "the storage"
-    )
+    impl = _offset_of("the tensor", samples, lambda x: _words(id(x), min(size, 16)), _impl_address)
+    storage = _offset_of("the storage", samples, _impl_words, lambda x: x.untyped_storage()._cdata)
     dims = _find_dims(samples)
-    offset = _only(
-        _in_all(samples, _impl_words, lambda each: int(each.storage_offset())),
-        "the storage's offset",
+    offset = _offset_of(
+        "the storage's offset", samples, _impl_words, lambda x: int(x.storage_offset())
     )
-    count = _only(_in_all(samples, _impl_words, Tensor.numel), "the number of elements")
-    keys = _only(_in_all(samples, _impl_words, _keys), "the set of dispatch keys")
-    flags, mask = _find_flags()
+    count = _offset_of("the number of elements", samples, _impl_words, Tensor.numel)
+    keys = _offset_of("the set of dispatch keys", samples, _impl_words, _dispatch_keys)
+    flags, flags_mask = _find_flags()
     version, count_word = _find_version(storage)
     autograd, grad = _find_autograd()
     data, deleter, context, nbytes = _find_memory()
     return Layout(
-        impl, storage, autograd, version, dims, offset, count, flags, mask, keys, data, deleter,
-        context, nbytes, grad, count_word,
+        impl, storage, autograd, version, dims, offset, count, flags, flags_mask, keys, data,
+        deleter, context, nbytes, grad, count_word,
     )  # fmt: skip
 
 
 def _find_dims(samples: Sequence[Tensor]) -> int:
-    found: set[int] | None = None
-    for each in samples:
-        words = _impl_words(each)
-        n = each.dim()
-        places = {
-            place
-            for place in range(_IMPL - 2 * _INLINE)
-            if words[place] == n
-            and words[place + 1 : place + 1 + n] == list(each.shape)
-            and words[place + 1 + _INLINE : place + 1 + _INLINE + n] == list(each.stride())
+    """Return the offset of the number of dimensions, which sizes and strides follow."""
+    common: set[int] | None = None
+    for tensor in samples:
+        words = _impl_words(tensor)
+        dim_count = tensor.dim()
+        indices = {
+            index
+            for index in range(_IMPL_WORDS - 2 * _INLINE)
+            if words[index] == dim_count
+            and words[index + 1 : index + 1 + dim_count] == list(tensor.shape)
+            and words[index + 1 + _INLINE : index + 1 + _INLINE + dim_count]
+            == list(tensor.stride())
         }
-        found = places if found is None else found & places
-    return _only(found or (), "sizes and strides")
+        common = indices if common is None else common & indices
+    return _single_offset(common or (), "sizes and strides")
 
 
-def _over(storage: object, dtype: torch.dtype) -> Tensor:
-    made: Any = torch.empty(0, dtype=dtype, device="cpu")
-    return made.set_(storage, 0, (4,))
+def _view_of_storage(storage: object, dtype: torch.dtype) -> Tensor:
+    """Return a new tensor of four elements over a storage."""
+    tensor: Any = torch.empty(0, dtype=dtype, device="cpu")
+    return tensor.set_(storage, 0, (4,))
 
 
 def _find_flags() -> tuple[int, int]:
-    """The one word that two tensors have in common if their dtype is the same, and else not."""
+    """Return offset and mask of the only word that is equal for equal dtypes and else differs."""
     dtypes = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int32)
     storage = _zeros(64, dtype=torch.float64).untyped_storage()
-    twins = [[_impl_words(_over(storage, dtype)) for _ in range(2)] for dtype in dtypes]
-    mask = 2**56 - 1  # nobody sets all bits of the highest byte
-    place = _only(
-        (
-            place
-            for place in range(_IMPL)
-            if all(one[place] & mask == other[place] & mask for one, other in twins)
-            and len({one[place] & mask for one, _ in twins}) == len(dtypes)
-        ),
-        "the dtype",
-    )
-    return place, mask
+    twins = [[_impl_words(_view_of_storage(storage, dtype)) for _ in range(2)] for dtype in dtypes]
+    # torch does not initialize all bits of the highest byte.
+    mask = 2**56 - 1
+    indices = {
+        index
+        for index in range(_IMPL_WORDS)
+        if all(twin1[index] & mask == twin2[index] & mask for twin1, twin2 in twins)
+        and len({twin1[index] & mask for twin1, _ in twins}) == len(dtypes)
+    }
+    return _single_offset(indices, "the dtype"), mask
 
 
 def _is_address(word: int) -> bool:
-    """Whether a word may be the address of an object, and is no number and no unwritten memory."""
+    """Return whether a word can be an address, rather than a number or unwritten memory."""
     return 2**16 < word < 2**47 and word % WORD == 0
 
 
 def _find_version(storage: int) -> tuple[int, int]:
-    """The counter that a tensor shares with `detach()` of it, which counts what is written."""
+    """Return the offset of the version counter, and that of the count in the counter.
+
+    A tensor shares the counter with its `detach()`; the count increases with each write.
+    """
     trials = [(_zeros(4), writes) for writes in (3, 5, 8)]
     shared: set[int] | None = None
-    for own, _ in trials:
-        words, views = _impl_words(own), _impl_words(own.detach())
-        others = [_impl_words(other) for other, _ in trials if other is not own]
-        places = {
-            place
-            for place, word in enumerate(words)
-            if _is_address(word) and word == views[place] and place * WORD != storage
-            and all(word != each[place] for each in others)
+    for tensor, _ in trials:
+        words, views = _impl_words(tensor), _impl_words(tensor.detach())
+        other_words = [
+            _impl_words(other_tensor) for other_tensor, _ in trials if other_tensor is not tensor
+        ]
+        indices = {
+            index
+            for index, word in enumerate(words)
+            if _is_address(word) and word == views[index] and index * WORD != storage
+            and all(word != words_of_other[index] for words_of_other in other_words)
         }  # fmt: skip
-        shared = places if shared is None else shared & places
-    place = _only(shared or (), "the version counter")
-    found: set[int] | None = None
-    for own, writes in trials:
+        shared = indices if shared is None else shared & indices
+    offset = _single_offset(shared or (), "the version counter")
+    common: set[int] | None = None
+    for tensor, writes in trials:
         for _ in range(writes):
-            own.add_(1)
-        counter = _words(_impl_words(own)[place // WORD], 3)
-        counts = {k for k, word in enumerate(counter) if word & 0xFFFFFFFF == own._version}
-        found = counts if found is None else found & counts
-    return place, _only(found or (), "the number of writes")
+            tensor.add_(1)
+        counter = _words(_impl_words(tensor)[offset // WORD], 3)
+        counts = {k for k, word in enumerate(counter) if word & 0xFFFFFFFF == tensor._version}
+        common = counts if common is None else common & counts
+    return offset, _single_offset(common or (), "the number of writes")
 
 
 def _find_autograd() -> tuple[int, int]:
-    """What a tensor is given when it is to have a gradient, and where that has it."""
-    found: set[tuple[int, int]] | None = None
+    """Return the offset of the AutogradMeta, and that of the gradient in it.
+
+    torch creates the AutogradMeta when a tensor begins to require a gradient.
+    """
+    common: set[tuple[int, int]] | None = None
     for shape in ((3,), (2, 5), ()):
         param = _zeros(*shape)
-        before = _impl_words(param)
+        words_before = _impl_words(param)
         param.requires_grad_()
-        after = _impl_words(param)
-        new = [place for place in range(_IMPL) if not before[place] and _is_address(after[place])]
-        if len(new) != 1:
-            raise UnknownLayoutError(f"what autograd keeps is found in {len(new)} places")
+        words_after = _impl_words(param)
+        new_indices = [
+            index
+            for index in range(_IMPL_WORDS)
+            if not words_before[index] and _is_address(words_after[index])
+        ]
+        if len(new_indices) != 1:
+            raise UnknownLayoutError(f"what autograd keeps is found in {len(new_indices)} places")
         param.grad = torch.ones_like(param)
-        places = _where(_words(after[new[0]], _AUTOGRAD), param.grad._cdata)
-        own = {(new[0] * WORD, place * WORD) for place in places}
-        found = own if found is None else found & own
-    if not found or len(found) != 1:
+        gradient_indices = _indices_of(
+            _words(words_after[new_indices[0]], _AUTOGRAD_WORDS), param.grad._cdata
+        )
+        candidates = {(new_indices[0] * WORD, index * WORD) for index in gradient_indices}
+        common = candidates if common is None else common & candidates
+    if not common or len(common) != 1:
         raise UnknownLayoutError("the gradient is not found")
-    return found.pop()
+    return common.pop()
 
 
 def _find_memory() -> tuple[int, int, int, int]:
-    """Where a storage has its address, what frees it, and its size.
+    """Return the offsets of data, deleter, context and size in a StorageImpl.
 
-    Memory of NumPy's is freed by way of the array, so that its context is another address.
+    The context of memory that torch allocated is its address. NumPy's memory has another context,
+    because it is freed with its array.
     """
     import numpy as np
 
     from_numpy: Any = torch.from_numpy  # pyright: ignore
-    made: list[Tensor] = [from_numpy(np.zeros(size)) for size in (1021, 2039, 4093)]
-    data = _only(_in_all(made, _storage_words, Tensor.data_ptr), "the address of the memory")
+    numpy_tensors: list[Tensor] = [from_numpy(np.zeros(size)) for size in (1021, 2039, 4093)]
+    data = _offset_of("the memory's address", numpy_tensors, _storage_words, Tensor.data_ptr)
     sizes = [_zeros(size, dtype=torch.uint8) for size in (10007, 20011, 30011)]
-    nbytes = _only(_in_all(sizes, _storage_words, lambda each: each.numel()), "the memory's size")
-    plain = [_zeros(size) for size in (100, 3000)]
-    places = _in_all(plain, _storage_words, Tensor.data_ptr) - {data // WORD}
-    context = _only(places, "the context of the memory")
-    # What frees memory is a function: the same for all that torch allocated, another for NumPy's.
-    theirs, others = list(map(_storage_words, plain)), list(map(_storage_words, made))
-    deleter = _only(
-        (
-            place
-            for place in range(data // WORD, context // WORD)
-            if theirs[0][place] == theirs[1][place] != others[0][place] == others[1][place]
-        ),
-        "what frees the memory",
-    )
+    nbytes = _offset_of("the memory's size", sizes, _storage_words, Tensor.numel)
+    torch_tensors = [_zeros(size) for size in (100, 3000)]
+    indices = _common_indices(torch_tensors, _storage_words, Tensor.data_ptr) - {data // WORD}
+    context = _single_offset(indices, "the context of the memory")
+    # The deleter is one function for all memory that torch allocated, and another for NumPy's.
+    torch1, torch2 = map(_storage_words, torch_tensors)
+    numpy1, numpy2, _ = map(_storage_words, numpy_tensors)
+    indices = {
+        index
+        for index in range(data // WORD, context // WORD)
+        if torch1[index] == torch2[index] != numpy1[index] == numpy2[index]
+    }
+    deleter = _single_offset(indices, "the deleter of the memory")
     return data, deleter, context, nbytes
 
 
 def confirm(layout: Layout) -> None:
-    """Compare what lies there with what torch says of tensors that nothing was looked for in.
+    """Compare the fields of further tensors, read at the offsets, with the results of torch.
 
     Raises:
-        UnknownLayoutError: Something is not there.
+        UnknownLayoutError: A field differs.
     """
-
-    for tensor in _others():
-        own, storage = tensor._cdata, tensor.untyped_storage()
-        # What is to be a pointer is compared before it is followed.
-        _agree(_at(id(tensor), layout.impl), own, "a tensor")
-        _agree(_at(own, layout.storage), storage._cdata, "the storage")
-        for written in range(2):
-            _agree(_at(own, layout.dims), tensor.dim(), "the number of dimensions")
+    for tensor in _make_other_tensors():
+        impl, storage = tensor._cdata, tensor.untyped_storage()
+        # Pointers are compared before they are dereferenced.
+        _confirm_equal(_read_word(id(tensor), layout.impl), impl, "a tensor")
+        _confirm_equal(_read_word(impl, layout.storage), storage._cdata, "the storage")
+        for trial in range(2):
+            _confirm_equal(_read_word(impl, layout.dims), tensor.dim(), "the number of dimensions")
             for axis in range(tensor.dim()):
-                place = layout.dims + WORD * (1 + axis)
-                _agree(_at(own, place), tensor.size(axis), "a size")
-                _agree(_at(own, place + WORD * _INLINE), tensor.stride(axis), "a stride")
-            _agree(_at(own, layout.offset), int(tensor.storage_offset()), "the offset")
-            _agree(_at(own, layout.count), tensor.numel(), "the number of elements")
-            _agree(_at(own, layout.keys) % 2**64, _keys(tensor), "the set of dispatch keys")
-            _agree(_at(storage._cdata, layout.data), storage.data_ptr(), "the memory")
-            _agree(_at(storage._cdata, layout.nbytes), storage.nbytes(), "its size")
-            counted = _at(_at(own, layout.version), layout.count_word) & 0xFFFFFFFF
-            _agree(counted, tensor._version, "the number of writes")
-            if not written:
+                offset = layout.dims + WORD * (1 + axis)
+                _confirm_equal(_read_word(impl, offset), tensor.size(axis), "a size")
+                _confirm_equal(
+                    _read_word(impl, offset + WORD * _INLINE), tensor.stride(axis), "a stride"
+                )
+            _confirm_equal(
+                _read_word(impl, layout.offset), int(tensor.storage_offset()), "the offset"
+            )
+            _confirm_equal(_read_word(impl, layout.count), tensor.numel(), "the number of elements")
+            _confirm_equal(
+                _read_word(impl, layout.keys) % 2**64,
+                _dispatch_keys(tensor),
+                "the set of dispatch keys",
+            )
+            _confirm_equal(
+                _read_word(storage._cdata, layout.data), storage.data_ptr(), "the memory"
+            )
+            _confirm_equal(_read_word(storage._cdata, layout.nbytes), storage.nbytes(), "its size")
+            write_count = (
+                _read_word(_read_word(impl, layout.version), layout.count_word) & 0xFFFFFFFF
+            )
+            _confirm_equal(write_count, tensor._version, "the number of writes")
+            if not trial:
                 with torch.no_grad():
                     tensor.add_(1)
     _confirm_gradients(layout)
 
 
-def _at(address: int, offset: int) -> int:
+def _read_word(address: int, offset: int) -> int:
+    """Return the signed 64-bit word at an address plus an offset in bytes."""
     return ctypes.c_int64.from_address(address + offset).value
 
 
-def _agree(found: int, said: int, what: str) -> None:
-    if found != said:
-        raise UnknownLayoutError(f"{what} is not where it was found")
+def _confirm_equal(actual: int, expected: int, field_name: str) -> None:
+    """Raise `UnknownLayoutError` if a field read from memory differs from torch's result."""
+    if actual != expected:
+        raise UnknownLayoutError(f"{field_name} is not where it was found")
 
 
 def _confirm_gradients(layout: Layout) -> None:
+    """Compare gradients of parameters, and absent gradients, at the offsets; see `confirm`."""
     for dtype in (torch.float32, torch.float64, torch.bfloat16):
         param = torch.nn.Parameter(_zeros(3, 2, dtype=dtype))
-        own = _at(param._cdata, layout.autograd)
+        autograd = _read_word(param._cdata, layout.autograd)
         for _ in range(3):
             param.grad = torch.ones_like(param)
             grad = param.grad._cdata
-            _agree(_at(own, layout.grad), grad, "a gradient")
-            own_flags, its_flags = (_at(each, layout.flags) for each in (param._cdata, grad))
-            what = "what gradients and parameters have in common"
-            _agree(own_flags & layout.flags_mask, its_flags & layout.flags_mask, what)
+            _confirm_equal(_read_word(autograd, layout.grad), grad, "a gradient")
+            param_flags, grad_flags = (
+                _read_word(impl, layout.flags) for impl in (param._cdata, grad)
+            )
+            field_name = "what gradients and parameters have in common"
+            _confirm_equal(
+                param_flags & layout.flags_mask, grad_flags & layout.flags_mask, field_name
+            )
             param.grad = None
-            none = _at(own, layout.grad)  # of which torch has an object, too
-            _agree(_at(none, layout.storage) if none else 0, 0, "the storage of no gradient")
+            # torch may store an undefined TensorImpl.
+            undefined_impl = _read_word(autograd, layout.grad)
+            _confirm_equal(
+                _read_word(undefined_impl, layout.storage) if undefined_impl else 0,
+                0,
+                "the storage of no gradient",
+            )
 
 
 def find_attributes_pointer(owner: object) -> int:
     """Return the address of an object's pointer to its `__dict__`; 0 if it is not found.
 
-    Where the type has Python manage it, the pointer lies in one of the words before the object,
-    as soon as `vars` has been called. Which one depends on Python's version.
+    If the type has a managed dictionary, the pointer is in one of the words before the object as
+    soon as `vars` has been called. The word depends on Python's version.
     """
     attributes, offset = vars(owner), type(owner).__dictoffset__
     if type(owner).__flags__ & _MANAGED_DICT:
-        places = [-WORD * place for place in range(1, 5)]
+        offsets = [-WORD * place for place in range(1, 5)]
     else:
-        places = [offset] if offset > 0 else []
-    found = [id(owner) + place for place in places if _at(id(owner), place) == id(attributes)]
-    return found[0] if len(found) == 1 else 0
+        offsets = [offset] if offset > 0 else []
+    pointers = [
+        id(owner) + place for place in offsets if _read_word(id(owner), place) == id(attributes)
+    ]
+    return pointers[0] if len(pointers) == 1 else 0
 
 
 @cache
 def float_offset() -> int:
-    """Return where objects of the classes float and np.float64 have their number.
+    """Return the offset of the number in objects of the classes float and np.float64.
 
     Raises:
-        UnknownLayoutError: It is not found.
+        UnknownLayoutError: The number is not at that offset.
     """
     import numpy as np
 
     offset = object.__basicsize__
     for number in (0.1, -2.5e300, 3.0):
-        for made in (number, np.float64(number)):
-            if ctypes.c_double.from_address(id(made) + offset).value != number:
+        for number_object in (number, np.float64(number)):
+            if ctypes.c_double.from_address(id(number_object) + offset).value != number:
                 raise UnknownLayoutError("the number of a float")
     return offset
 
 
 @cache
 def no_gradient() -> int:
-    """Return the address of the TensorImpl that torch keeps in place of a gradient set to None."""
+    """Return the address of the undefined TensorImpl that stands for a gradient set to None."""
     param = torch.nn.Parameter(torch.zeros(1, dtype=torch.float32, device="cpu"))
     param.grad = torch.ones_like(param)
     param.grad = None
-    found = layout()
-    if isinstance(found, str):
-        raise UnknownLayoutError(found)
-    return _at(_at(param._cdata, found.autograd), found.grad)
+    known_layout = layout()
+    if isinstance(known_layout, str):
+        raise UnknownLayoutError(known_layout)
+    return _read_word(_read_word(param._cdata, known_layout.autograd), known_layout.grad)
 
 
 @cache
 def layout() -> Layout | str:
-    """The layout of this torch's objects, or why it is not known."""
+    """Return the offsets in the installed torch, or a text with the reason if they are unknown."""
     if sys.implementation.name != "cpython" or sysconfig.get_config_var("Py_GIL_DISABLED"):
         return "this Python has no lock that keeps its objects as they are"
     if ctypes.sizeof(ctypes.c_void_p) != WORD or sys.byteorder != "little":
         return "this machine has other words"
     try:
-        found = _find()
-        confirm(found)
+        offsets = _measure_layout()
+        confirm(offsets)
         float_offset()
     except Exception as error:
         return f"{error} in torch {torch.__version__}"
-    return found
+    return offsets

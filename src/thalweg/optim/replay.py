@@ -24,8 +24,8 @@ from thalweg._core.replay import (
     bounds_of,
     hold_tensors,
     is_traced,
+    make_guard_table,
     replay_kernel,
-    snapshot,
 )
 from thalweg._core.replay_transforms import ReplayedTransforms, is_clipped_in_call
 from thalweg._engines import current
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 _params_of = itemgetter("params")
 # Reasons for which a step is not taken, although the next one may be.
-_STEADY = (replay_kernel.NOTHING, replay_kernel.TRACED)
+_STEADY = (replay_kernel.ALL_GRADIENTS_ABSENT, replay_kernel.TRACING)
 
 
 class ReplayedStep:
@@ -118,7 +118,7 @@ class ReplayedStep:
         if any(grad is None for grad in gradients) or not self._stands(optimizer, gradients):
             return False
         idle_params = self._find_idle_params()
-        guards = snapshot()
+        guards = make_guard_table()
         if guards is None or not self._hold(guards, places, idle_params):
             return False
         self._ids = set(map(id, self._owners))
@@ -186,14 +186,14 @@ class ReplayedStep:
             launches.programs,
             *launches.rule_measures(),
             members=members,
-            may_lack=self.may_lack,
-            written_by=writers,
+            may_be_absent=self.may_lack,
+            writer_indices=writers,
         )
-        guards.finish(step)
+        guards.write_block(step)
         if self.may_lack and self._gradients is not None:
             self._gradients.leave_out_absent(guards.gradient_switches)
         self.snapshot = guards
-        self._has_guards = guards.is_guarded
+        self._has_guards = guards.detects_tracing
         has_gradients = self._has_sums or self._gradients is not None
         self._is_single_call = in_call is not None and not has_gradients
         self._has_threads = launches.may_have_threads
@@ -245,12 +245,12 @@ class ReplayedStep:
             return False
         if not all(type(x) is list for x in (self.groups, *map(_params_of, self.groups))):
             return False
-        guards.hold_list(self.groups)
+        guards.guard_list(self.groups)
         for place, group in enumerate(self.groups):
-            guards.hold_list(group["params"])
+            guards.guard_list(group["params"])
             if place not in places:
                 self._idle_options.append((place, Options(group, self.shares[0].part.rule, {})))
-        guards.hold_dict(self.state)
+        guards.guard_dict(self.state)
         if not (self._has_sums or all(param.grad is None for param in idle_params)):
             return False
         if not all(share.hold(guards) for share in self.shares):
@@ -260,7 +260,7 @@ class ReplayedStep:
     @property
     def taken(self) -> int:
         """Number of steps that were taken in one call."""
-        return self.snapshot.taken
+        return self.snapshot.replay_count
 
     @property
     def seen(self) -> GradientReport:
@@ -284,7 +284,7 @@ class ReplayedStep:
         """
         if has_sums != self._has_sums:
             return False
-        former_count, cache = self.snapshot.count.value, optimizer._cache
+        former_count, cache = self.snapshot.replay_counter.value, optimizer._cache
         try:
             with cache._lock:
                 try:
@@ -295,7 +295,7 @@ class ReplayedStep:
                     forget_scale(optimizer)
                     raise
         except BaseException as error:
-            add_note(error, [f"{TAKEN}."] if self.snapshot.taken != former_count else ())
+            add_note(error, [f"{TAKEN}."] if self.snapshot.replay_count != former_count else ())
             raise
 
     def _take(self, optimizer: Any, fields: dict[str, Any], cache: Any, flags: int) -> bool:
@@ -316,8 +316,8 @@ class ReplayedStep:
         if self._is_single_call and "found_inf" not in fields and "grad_scale" not in fields:
             if self._has_threads:
                 self.launches.set_threads(self.snapshot)
-            status = self.snapshot.take(
-                None, replay_kernel.ANY_STEP, replay_kernel.WHOLE, (), flags
+            status = self.snapshot.replay(
+                None, replay_kernel.ANY_STEP, replay_kernel.FULL_STEP, (), flags
             )
             if status:
                 if status not in _STEADY:
@@ -331,7 +331,7 @@ class ReplayedStep:
                 return False
             pairs = list(zip(optimizer._gradients(self._owners), self._owners, strict=True))
             end_calls = optimizer._clearing_sums()
-        call_args = self.snapshot.taken, pairs, end_calls, flags
+        call_args = self.snapshot.replay_count, pairs, end_calls, flags
         if self._in_call is None and not all(share.read() for share in self.shares):
             return False
         column_updates = self._take_by(optimizer, call_args)
@@ -347,8 +347,8 @@ class ReplayedStep:
     ) -> list[ColumnUpdate] | None:
         """Take the step and return the numbers that follow, or None if it was not taken.
 
-        `call_args` are the step count, pairs, final calls and flags for `GuardTable.take`.
-        `beyond_range` is True for a step that has returned `replay_kernel.BEYOND`.
+        `call_args` are the step count, pairs, final calls and flags for `GuardTable.replay`.
+        `beyond_range` is True for a step that has returned `replay_kernel.OUT_OF_RANGE`.
         """
         snapshot, (step_count, pairs, end_calls, flags) = self.snapshot, call_args
         try:
@@ -357,15 +357,15 @@ class ReplayedStep:
                 return None
             numbers = chain.from_iterable(map(_with_present, column_updates))
             for k, (value, current) in enumerate(numbers):
-                snapshot.set_number(k, value, current)
+                snapshot.set_column(k, value, current)
         except ERRORS:  # the careful way says it
             return None
         self.launches.set_threads(snapshot)
-        part = replay_kernel.WHOLE if self._gradients is None else self._gradients.part
-        status = snapshot.take(pairs, step_count, part, end_calls, flags)
+        part = replay_kernel.FULL_STEP if self._gradients is None else self._gradients.part
+        status = snapshot.replay(pairs, step_count, part, end_calls, flags)
         # Sums of gradients that are not there would be among those that are left to others.
         can_repeat = not (beyond_range or self._gradients is None or self.may_lack)
-        if can_repeat and status == replay_kernel.BEYOND:
+        if can_repeat and status == replay_kernel.OUT_OF_RANGE:
             return self._take_by(optimizer, call_args, beyond_range=True)
         if status and status not in _STEADY:
             optimizer._cache.forget_replay()

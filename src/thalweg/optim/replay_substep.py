@@ -112,10 +112,10 @@ class ReplayedSubStep:
             return False
         tensors: list[Tensor] = [*params]
         for entries in self.part._owners:
-            guards.hold_dict(entries, SUM)  # which is looked at as a gradient
+            guards.guard_dict(entries, SUM)  # which is looked at as a gradient
             tensors += [x for key, x in entries.items() if key != SUM and isinstance(x, Tensor)]
         # A parameter may be given a constraint, which is among its attributes.
-        if not all(map(guards.hold_attributes, params)):
+        if not all(map(guards.guard_attributes, params)):
             return False
         return hold_tensors(guards, [*tensors, *self.written()])
 

@@ -74,9 +74,9 @@ class ScalarsInCall:
                 for key, names in options.entries.items()
                 if all(reader.reads(names) for reader in readers)
             }
-            snapshot.hold_dict(group, None, numbers)
+            snapshot.guard_dict(group, None, numbers)
             for pair in options.lists:
-                snapshot.hold_list(pair)
+                snapshot.guard_list(pair)
             self._numbers.append(numbers)
             addresses = {
                 name: (items.ctypes.data + items.itemsize * k, _FLOAT64)
@@ -84,7 +84,7 @@ class ScalarsInCall:
                 for k, name in enumerate(options.entries[key])
             }
             if (rate := options.moving_rate) is not None:
-                snapshot.tensor(rate)
+                snapshot.guard_tensor(rate)
                 addresses[RATE] = rate.data_ptr(), KINDS[rate.dtype]
             self._addresses.append(addresses)
 

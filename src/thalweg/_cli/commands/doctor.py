@@ -83,7 +83,7 @@ def _examine_machine() -> dict[str, Any]:
         "versions": {**own_versions, **{name: _version_of(name) for name in _PACKAGES}},
         "system": _describe_system(),
         "engines": {"reference": "", "cpu": _try_step(), "cuda": why_unavailable()},
-        "native_look": guard_table.trouble(),
+        "native_look": guard_table.find_obstacle(),
         "threads": torch.get_num_threads(),
         "cores": usable_cores(),
         "threads_of_a_step": _threads_of_a_step(),

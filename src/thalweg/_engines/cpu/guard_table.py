@@ -1,7 +1,7 @@
-"""Record of a step for the native replay.
+"""Guard tables: the memory from which `replay_kernel.py` checks and repeats a step.
 
-`replay_kernel.py` compares the record with the present parameters, state and gradients, and then
-repeats the step.
+A table records the parameters, state, gradients and kernels of a planned step. The native replay
+compares the record with the present objects, and then repeats the step.
 """
 
 from __future__ import annotations
@@ -22,26 +22,27 @@ from torch import Tensor
 from thalweg._engines import guards, torch_layout_probe
 from thalweg._engines.array_types import Float64, Int64
 from thalweg._engines.cpu import openmp, replay_kernel
-from thalweg._engines.cpu.replay_routines import parts_routine, python_functions, routine
+from thalweg._engines.cpu.replay_routines import bind_replay, parts_routine, python_functions
 from thalweg._engines.protocol import Call
 from thalweg._engines.torch_layout_probe import Layout
 
-# Formats of columns and of watched numbers.
+# Formats of columns and of watched numbers, as constants of `replay_kernel`.
 KINDS = {
     torch.float32: replay_kernel.FLOAT32,
     torch.float64: replay_kernel.FLOAT64,
     torch.int64: replay_kernel.INT64,
 }
-_DIMENSIONS = 5  # torch keeps sizes and strides of up to five dimensions in the TensorImpl
+# torch stores sizes and strides of at most five dimensions in the TensorImpl itself.
+_DIMENSIONS = 5
 
 
-def _at(address: int, offset: int) -> int:
-    """Return the 64-bit word at an address."""
+def _word(address: int, offset: int) -> int:
+    """Return the 64-bit word at an address plus an offset in bytes."""
     return ctypes.c_int64.from_address(address + offset).value
 
 
 def _records(rows: Sequence[Sequence[int]], size: int) -> Int64:
-    """Return rows as an array of records of `size` bytes."""
+    """Return rows of words as an array of shape (rows, size / 8), one record per row."""
     return np.array(rows, np.int64).reshape(-1, size // 8)
 
 
@@ -81,50 +82,56 @@ class GuardedStep(NamedTuple):
             receives the gradient's address.
         launches: Launches of the update.
         columns: Scalars that change: address, number of elements, and format.
-        written: Tensors whose version counters the step increments. All were added by `tensor`.
+        written_tensors: Tensors whose version counters the step increments. All were added by
+            `guard_tensor`.
         bounds: Begin and end addresses of the memory that the step writes, in ascending order.
-        watched: Tensors of one number, of 4 or 8 bytes, which only steps may write. All were added
-            by `tensor`. Those of `columns` come first.
+        watched_numbers: Tensors of one number, of 4 or 8 bytes, which only steps may write. All
+            were added by `guard_tensor`. Those of `columns` come first.
         measures: Launches that compute the norms of gradients.
         clipping: Address of the block of `replay_global_norm`, or 0.
         programs: Records of programs that compute scalars; a record of zeros has no program.
         rule_measures: Launches that compute the measures of rules.
-        measured: Records of the scalars that follow from measures, for each variable.
+        rule_scalars: Blocks of `replay_reductions`, which compute scalars from rule measures.
         members: The variables of the first gradients, if each has scalars for its own step count.
-        may_lack: Members without a gradient are left out of a step.
-        written_by: For tensors that only some members write: the positions of those members, by the
-            `id` of the tensor.
+        may_be_absent: True if members without a gradient are left out of a step.
+        writer_indices: For tensors that only some members write: the indices of those members, by
+            the `id` of the tensor.
     """
 
     gradients: Sequence[tuple[Tensor, Tensor | None, int]]
     launches: Sequence[tuple[int, int, int, int]]
     columns: Sequence[tuple[int, int, int]]
-    written: Sequence[Tensor]
+    written_tensors: Sequence[Tensor]
     bounds: Int64
-    watched: Sequence[Tensor] = ()
+    watched_numbers: Sequence[Tensor] = ()
     measures: Sequence[tuple[int, int, int, int]] = ()
     clipping: int = 0
     programs: Int64 | None = None
     rule_measures: Sequence[tuple[int, int, int, int]] = ()
-    measured: Int64 | None = None
+    rule_scalars: Int64 | None = None
     members: Sequence[Member] = ()
-    may_lack: bool = False
-    written_by: Mapping[int, Sequence[int]] = MappingProxyType({})
+    may_be_absent: bool = False
+    writer_indices: Mapping[int, Sequence[int]] = MappingProxyType({})
 
 
 class GuardTable:
     """Record of one step, and the native call that checks the record and repeats the step.
 
+    Call the methods `guard_*` for all objects that the step depends on, then `write_block`, then
+    `replay` for each step.
+
     Args:
         layout: Offsets of the fields of torch's tensors.
 
     Attributes:
-        is_guarded: `take` itself detects that this thread traces or records operations.
+        block: (replay_kernel.BLOCK,) words that the native replay reads.
+        detects_tracing: True if `replay` detects that this thread traces or records operations.
+        replay_counter: The number of replayed steps; a ctypes integer in the block.
     """
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
-        self._held: list[Any] = []
+        self._references: list[Any] = []
         self._tables: dict[int, tuple[Int64, Int64]] = {}  # step tables and their spans, by address
         self._lists: list[tuple[list[Any], Int64]] = []
         self._dicts: list[tuple[Mapping[Any, Any], Int64, int]] = []
@@ -132,66 +139,79 @@ class GuardTable:
         self._indices: dict[int, int] = {}
         self._options: list[tuple[int, Numbers, Int64]] = []
         self.block = np.zeros(replay_kernel.BLOCK, np.int64)
-        self.is_guarded = False
+        self.detects_tracing = False
 
-    def hold_list(self, items: list[Any]) -> None:
-        """Compare the items of a list by identity at every step."""
+    def guard_list(self, items: list[Any]) -> None:
+        """Make every replay compare the items of a list by identity with the present items."""
         self._lists.append((items, np.array(list(map(id, items)), np.int64)))
-        self._held.append([*items])
+        self._references.append([*items])
 
-    def hold_dict(
+    def guard_dict(
         self,
         entries: dict[Any, Any],
         varying: str | None = None,
         numbers: Mapping[str, Numbers] | None = None,
         pointer: int = 0,
     ) -> None:
-        """Compare the keys and values of a dictionary, and their order, at every step.
+        """Make every replay compare the keys, values and order of a dictionary by identity.
 
         Args:
             entries: The dictionary.
-            varying: A key whose value may be any.
-            numbers: Keys whose value is a float, or a tuple of floats, that may change, and where
-                each step writes those numbers. Their signs may not change.
-            pointer: The address of the pointer to the dictionary, which is compared too; 0 if
-                there is none.
+            varying: Optional. A key whose value may change.
+            numbers: Optional. For keys whose value is a float, or a tuple of floats, that may
+                change: the array to which each replay copies the value. Signs may not change.
+            pointer: Optional. The address of a pointer that must refer to the dictionary; 0 for
+                no comparison.
         """
         numbers = numbers or {}
         words: list[int] = []
-        for key, value in entries.items():
+        for key, entry in entries.items():
             if key in numbers:
-                words += [id(key), self._add_option(value, numbers[key])]
+                words += [id(key), self._add_option(entry, numbers[key])]
             else:
-                words += [id(key), id(value) if key != varying else 0]
+                words += [id(key), id(entry) if key != varying else 0]
         self._dicts.append((entries, np.array(words, np.int64), pointer))
-        compared = [x for key, x in entries.items() if key != varying and key not in numbers]
-        self._held.append([*entries, *compared])
+        guarded_values = [
+            entry_value
+            for key, entry_value in entries.items()
+            if key != varying and key not in numbers
+        ]
+        self._references.append([*entries, *guarded_values])
 
-    def _add_option(self, value: Any, numbers: Numbers) -> int:
-        """Add an entry that is read at every step; return the word that stands for it."""
-        is_tuple = isinstance(value, tuple)
-        numbers[:] = value
+    def _add_option(self, option: Any, numbers: Numbers) -> int:
+        """Add a float or tuple that each replay copies to `numbers`; return its word in a record.
+
+        Copy the present value to `numbers`, too.
+        """
+        is_tuple = isinstance(option, tuple)
+        numbers[:] = option
         length = len(numbers) if is_tuple else 0
         self._options.append((length, numbers, np.sign(numbers).astype(np.int64)))
         return -len(self._options)
 
-    def let_go(self, ids: Set[int]) -> None:
-        """Drop the references to dictionaries with these ids; the caller keeps them alive."""
+    def release_dicts(self, ids: Set[int]) -> None:
+        """Drop the references to dictionaries with these ids; the caller must keep them alive."""
         self._dicts = [
             ({} if id(entries) in ids else entries, items, pointer)
             for entries, items, pointer in self._dicts
         ]
 
-    def hold_attributes(self, owner: object) -> bool:
-        """Compare the `__dict__` of an object at every step; return False if that is impossible."""
+    def guard_attributes(self, owner: object) -> bool:
+        """Make every replay compare the `__dict__` of an object, as `guard_dict`.
+
+        Return False, and add nothing, if the address of the dictionary's pointer is unknown.
+        """
         pointer = torch_layout_probe.find_attributes_pointer(owner)
         if pointer:
-            self._held.append(owner)
-            self.hold_dict(vars(owner), pointer=pointer)
+            self._references.append(owner)
+            self.guard_dict(vars(owner), pointer=pointer)
         return bool(pointer)
 
-    def tensor(self, tensor: Tensor) -> int | None:
-        """Compare a tensor's fields at every step; return its index, None if it cannot be added."""
+    def guard_tensor(self, tensor: Tensor) -> int | None:
+        """Make every replay compare the fields of a tensor with the present ones.
+
+        Return the tensor's index in the table, or None if it has more than five dimensions.
+        """
         index = self._indices.get(id(tensor))
         if index is None:
             if tensor.dim() > _DIMENSIONS:
@@ -200,73 +220,83 @@ class GuardTable:
             self._tensors.append(tensor)
         return index
 
-    def finish(self, contents: GuardedStep) -> None:
-        """Write the block; call it once, after all tensors, lists and dictionaries were added.
+    def write_block(self, contents: GuardedStep) -> None:
+        """Write all records and the block, and bind the compiled replay to them.
+
+        Call it once, after all tensors, lists and dictionaries were added.
 
         Args:
-            contents: What the step reads, writes and calls.
+            contents: The gradients, kernels, scalars and written tensors of the step.
         """
         self._write_tensors(contents.gradients)
         self._write_kernels(contents)
-        self._write_written(contents.written, contents.written_by)
-        self._write_watched(contents.watched)
+        self._write_written(contents.written_tensors, contents.writer_indices)
+        self._write_watched(contents.watched_numbers)
         self._write_containers()
-        self._set_members(contents.members, contents.may_lack)
+        self._set_members(contents.members, contents.may_be_absent)
         self._set_tables()
         self._set_constants()
         self.block[replay_kernel.CLIPPING] = contents.clipping
-        self._is_long = len(self._tensors) >= replay_kernel.MANY
+        self._is_long = len(self._tensors) >= replay_kernel.TEAM_MIN_TENSORS
         self._address = self.block.ctypes.data
-        self.count = ctypes.c_int64.from_address(self._address + 8 * replay_kernel.TAKEN)
-        self._call = routine(self._address)
+        self.replay_counter = ctypes.c_int64.from_address(
+            self._address + 8 * replay_kernel.REPLAY_COUNT
+        )
+        self._call = bind_replay(self._address)
 
     def _write_tensors(self, gradients: Sequence[tuple[Tensor, Tensor | None, int]]) -> None:
-        """Write the records of tensors and of gradients."""
-        shape = max(len(self._tensors), 1), replay_kernel.TENSOR // 8
+        """Create the records of guarded tensors and of gradients."""
+        shape = max(len(self._tensors), 1), replay_kernel.TENSOR_BYTES // 8
         self.records = np.zeros(shape, np.int64)
         for record, tensor in zip(self.records, self._tensors, strict=False):
-            self._record(record, tensor)
+            self._write_tensor_record(record, tensor)
         self._gradient_count = len(gradients)
-        self.gradients = np.zeros((max(len(gradients), 1), replay_kernel.GRADIENT // 8), np.int64)
+        self.gradients = np.zeros(
+            (max(len(gradients), 1), replay_kernel.GRADIENT_BYTES // 8), np.int64
+        )
         for record, (param, grad, cell) in zip(self.gradients, gradients, strict=False):
             owner = self.records[self._indices[id(param)]].ctypes.data
-            self._gradient(record, owner, param, grad, cell)
+            self._write_gradient_record(record, owner, param, grad, cell)
 
     def _write_kernels(self, contents: GuardedStep) -> None:
-        """Write the records of kernels, of scalar programs and of scalars that change."""
-        self.launches = _records(contents.launches, replay_kernel.LAUNCH)
-        self.measures = _records(contents.measures, replay_kernel.LAUNCH)
-        self.rule_measures = _records(contents.rule_measures, replay_kernel.LAUNCH)
+        """Create the records of kernels, of scalar programs and of columns."""
+        self.launches = _records(contents.launches, replay_kernel.LAUNCH_BYTES)
+        self.measures = _records(contents.measures, replay_kernel.LAUNCH_BYTES)
+        self.rule_measures = _records(contents.rule_measures, replay_kernel.LAUNCH_BYTES)
         columns = contents.columns
-        self.columns = np.zeros((len(columns), replay_kernel.COLUMN // 8), np.int64)
+        self.columns = np.zeros((len(columns), replay_kernel.COLUMN_BYTES // 8), np.int64)
         self.columns[:, :3] = np.array(columns, np.int64).reshape(-1, 3)
         words = self.columns.data.cast("B") if columns else memoryview(b"")
         ints, floats = words.cast("q"), words.cast("d")
-        self._numbers = [ints if kind == replay_kernel.INT64 else floats for *_, kind in columns]
+        self._column_words = [
+            ints if kind == replay_kernel.INT64 else floats for *_, kind in columns
+        ]
         self.bounds = np.ascontiguousarray(contents.bounds, np.int64).reshape(-1)
-        none = np.zeros((0, 1), np.int64)
-        self._programs = none if contents.programs is None else contents.programs
-        self._measured = none if contents.measured is None else contents.measured
+        no_records = np.zeros((0, 1), np.int64)
+        self._programs = no_records if contents.programs is None else contents.programs
+        self._rule_scalars = no_records if contents.rule_scalars is None else contents.rule_scalars
 
     def _write_written(
-        self, written: Sequence[Tensor], written_by: Mapping[int, Sequence[int]]
+        self, written_tensors: Sequence[Tensor], writer_indices: Mapping[int, Sequence[int]]
     ) -> None:
-        """Write the records of tensors whose version counters a step increments."""
-        self._writers = [np.array(written_by.get(id(tensor), ()), np.int64) for tensor in written]
+        """Create the records of tensors whose version counters a step increments."""
+        self._writers = [
+            np.array(writer_indices.get(id(tensor), ()), np.int64) for tensor in written_tensors
+        ]
         rows = [
             (self._indices[id(tensor)], len(writers), writers.ctypes.data)
-            for tensor, writers in zip(written, self._writers, strict=True)
+            for tensor, writers in zip(written_tensors, self._writers, strict=True)
         ]
-        self._written = _records(rows, replay_kernel.WRITE)
+        self._write_records = _records(rows, replay_kernel.WRITE_BYTES)
 
-    def _write_watched(self, watched: Sequence[Tensor]) -> None:
-        """Write the records of numbers that only steps may write."""
-        rows = [(tensor.data_ptr(), tensor.element_size(), 0) for tensor in watched]
-        self._watched = _records(rows, replay_kernel.WATCH)
-        self._as_floats = self._watched.view(np.float32), self._watched.view(np.float64)
+    def _write_watched(self, watched_numbers: Sequence[Tensor]) -> None:
+        """Create the records of numbers that only steps may write."""
+        rows = [(tensor.data_ptr(), tensor.element_size(), 0) for tensor in watched_numbers]
+        self._watch_records = _records(rows, replay_kernel.WATCH_BYTES)
+        self._as_floats = self._watch_records.view(np.float32), self._watch_records.view(np.float64)
 
     def _write_containers(self) -> None:
-        """Write the records of lists, of dictionaries and of options that may change."""
+        """Create the records of lists, of dictionaries and of options that may change."""
         lists = [(id(items), len(ids), ids.ctypes.data) for items, ids in self._lists]
         dicts = [
             (id(entries), len(words) // 2, words.ctypes.data, pointer)
@@ -276,15 +306,15 @@ class GuardTable:
             (length, numbers.ctypes.data, signs.ctypes.data)
             for length, numbers, signs in self._options
         ]
-        self._list_records = _records(lists, replay_kernel.LIST)
-        self._dict_records = _records(dicts, replay_kernel.DICT)
-        self._option_records = _records(options, replay_kernel.OPTION)
+        self._list_records = _records(lists, replay_kernel.LIST_BYTES)
+        self._dict_records = _records(dicts, replay_kernel.DICT_BYTES)
+        self._option_records = _records(options, replay_kernel.OPTION_BYTES)
 
     def _set_tables(self) -> None:
         """Set the count and the address of all records in the block."""
         guard_functions = guards.find_guards()
-        self._guards = _records(guard_functions, replay_kernel.GUARD)
-        self.is_guarded = bool(guard_functions)
+        self._guards = _records(guard_functions, replay_kernel.GUARD_BYTES)
+        self.detects_tracing = bool(guard_functions)
         for word, records, count in (
             (replay_kernel.TENSORS, self.records, len(self._tensors)),
             (replay_kernel.GRADIENTS, self.gradients, self._gradient_count),
@@ -295,13 +325,13 @@ class GuardTable:
                     (replay_kernel.DICTS, self._dict_records),
                     (replay_kernel.LAUNCHES, self.launches),
                     (replay_kernel.COLUMNS, self.columns),
-                    (replay_kernel.WRITTEN, self._written),
+                    (replay_kernel.WRITTEN_TENSORS, self._write_records),
                     (replay_kernel.BOUNDS, self.bounds),
-                    (replay_kernel.WATCHED, self._watched),
+                    (replay_kernel.WATCHED_NUMBERS, self._watch_records),
                     (replay_kernel.MEASURES, self.measures),
                     (replay_kernel.PROGRAMS, self._programs),
                     (replay_kernel.RULE_MEASURES, self.rule_measures),
-                    (replay_kernel.RULE_MEASURED, self._measured),
+                    (replay_kernel.RULE_SCALARS, self._rule_scalars),
                     (replay_kernel.OPTIONS, self._option_records),
                     (replay_kernel.MEMBERS, self._members),
                     (replay_kernel.GUARDS, self._guards),
@@ -311,7 +341,7 @@ class GuardTable:
             self.block[word : word + 2] = count, records.ctypes.data
 
     def _set_constants(self) -> None:
-        """Set addresses of the interpreter and offsets of torch in the block."""
+        """Set addresses of Python's functions and classes, and offsets of torch, in the block."""
         block = self.block
         for word, address in python_functions().items():
             block[word] = address
@@ -321,19 +351,23 @@ class GuardTable:
         block[replay_kernel.CLASS_OF_FLOATS] = id(float)
         block[replay_kernel.CLASS_OF_NUMPY_FLOATS] = id(np.float64)
         block[replay_kernel.IN_FLOAT] = torch_layout_probe.float_offset()
-        block[replay_kernel.NO_GRADIENT] = torch_layout_probe.no_gradient()
+        block[replay_kernel.UNDEFINED_IMPL] = torch_layout_probe.no_gradient()
         block[replay_kernel.NONE_OBJECT] = id(None)
         offsets = astuple(self._layout)
         block[replay_kernel.IN_OBJECT : replay_kernel.IN_OBJECT + len(offsets)] = offsets
 
-    def _set_members(self, members: Sequence[Member], may_lack: bool) -> None:
-        """Write the records of members, and the spans by which a step leaves members out."""
-        self._spans = [member.spans for member in members]  # keeps their tables alive
-        self._members = _records([member[:5] for member in members], replay_kernel.MEMBER)
+    def _set_members(self, members: Sequence[Member], may_be_absent: bool) -> None:
+        """Create the records of members, and add their spans to the records of gradients.
+
+        A step sets the lengths in the spans to 0 to leave a member out.
+        """
+        # The references keep the tables of the spans alive.
+        self._spans = [member.spans for member in members]
+        self._members = _records([member[:5] for member in members], replay_kernel.MEMBER_BYTES)
         for record, member in zip(self.gradients, members, strict=False):
-            presence = replay_kernel.MAY_BE_ABSENT if may_lack else replay_kernel.PRESENT
-            record[replay_kernel.IS_THERE] = presence
-            record[replay_kernel.IS_ON] = 1
+            presence = replay_kernel.MAY_BE_ABSENT if may_be_absent else replay_kernel.PRESENT
+            record[replay_kernel.PRESENCE] = presence
+            record[replay_kernel.IS_ENABLED] = 1
             for index, span in enumerate(member.spans):
                 first = replay_kernel.SPANS + 3 * index
                 record[first : first + 3] = span
@@ -341,23 +375,26 @@ class GuardTable:
     @property
     def gradient_switches(self) -> tuple[int, int]:
         """Address of the flag of the first gradient, and the stride of flags in bytes."""
-        return self.gradients.ctypes.data + 8 * replay_kernel.IS_ON, replay_kernel.GRADIENT
+        return (
+            self.gradients.ctypes.data + 8 * replay_kernel.IS_ENABLED,
+            replay_kernel.GRADIENT_BYTES,
+        )
 
-    def set_number(self, index: int, number: Any, expected: Any = None) -> None:
+    def set_column(self, index: int, number: Any, expected: Any = None) -> None:
         """Set the number that the next step writes to all elements of a column.
 
         Args:
             index: The index of the column.
-            number: The number.
+            number: The number, in the column's format.
             expected: Optional. The number that the elements must have before the step.
         """
-        numbers, first = self._numbers[index], replay_kernel.COLUMN // 8 * index
+        numbers, first = self._column_words[index], replay_kernel.COLUMN_BYTES // 8 * index
         numbers[first + 3] = number
         if expected is not None:
             numbers[first + 4] = expected
             self.columns[index, 5] = 1
 
-    def expect(self, index: int, kind: int, number: Any) -> None:
+    def set_watched_number(self, index: int, kind: int, number: Any) -> None:
         """Set the value that a watched number must have at the next step.
 
         Args:
@@ -371,10 +408,10 @@ class GuardTable:
         elif kind == replay_kernel.FLOAT64:
             float64[index, 2] = number
         else:
-            self._watched[index, 2] = number
+            self._watch_records[index, 2] = number
 
     def make_step_table(self, spans: Int64, rows: int) -> None:
-        """Allocate a table of the scalars of coming steps, for `take` with `replay_kernel.TABLED`.
+        """Allocate a table of the scalars of coming steps, for `replay_kernel.TABLED`.
 
         Args:
             spans: For each scalar program: the address of its first register, and the number of its
@@ -382,10 +419,10 @@ class GuardTable:
             rows: The largest number of steps.
         """
         width = int(spans[:, 1].sum()) + len(self.columns)
-        table = np.zeros(replay_kernel.TABLE_HEAD // 8 + width * rows, np.int64)
+        table = np.zeros(replay_kernel.TABLE_HEAD_BYTES // 8 + width * rows, np.int64)
         # A signal handler may allocate a table, too: all are kept, and the block has the last one.
         self._tables[table.ctypes.data] = table, spans
-        self.block[replay_kernel.STEP_TABLE : replay_kernel.STEP_TABLE_ROW + 1] = (
+        self.block[replay_kernel.STEP_TABLE : replay_kernel.STEP_TABLE_ROW_BYTES + 1] = (
             table.ctypes.data,
             len(spans),
             spans.ctypes.data,
@@ -394,26 +431,26 @@ class GuardTable:
 
     @property
     def _table(self) -> Int64:
-        """Return the table whose address is in the block."""
+        """Return the table of coming steps whose address is in the block."""
         return self._tables[int(self.block[replay_kernel.STEP_TABLE])][0]
 
     def set_reads(self, reads: Sequence[tuple[Tensor, int, bool]]) -> None:
-        """Have steps with a row of the table read other scalars from tensors.
+        """Make steps with a row of the table copy scalars from tensors to registers.
 
         Args:
-            reads: Tensors of shape () that were added by `tensor`; for each the address of the
-                register that receives its value, and whether the value is rounded to float32.
+            reads: Tensors of shape () that were added by `guard_tensor`, each with the address of
+                the register that receives the value, and True to round the value to float32.
         """
         rows = [(x.data_ptr(), KINDS[x.dtype], register, narrow) for x, register, narrow in reads]
-        records = _records(rows, replay_kernel.READ)
-        self._held.append(records)
+        records = _records(rows, replay_kernel.READ_BYTES)
+        self._references.append(records)
         self.block[replay_kernel.READS : replay_kernel.READS + 2] = len(rows), records.ctypes.data
 
     def set_step_table(self, first: int, rows: Sequence[bytes]) -> None:
-        """Set the scalars of coming steps.
+        """Set the scalars of coming steps in the table that `make_step_table` allocated.
 
         Args:
-            first: The number of steps before the step of the first row.
+            first: The number of replayed steps before the step of the first row.
             rows: For each step: the values of registers, then the new numbers of the columns.
         """
         head = np.array((first, len(rows)), np.int64).tobytes()
@@ -421,35 +458,35 @@ class GuardTable:
         # One assignment, because a signal handler may take steps, too.
         self._table[: len(words)] = words
 
-    def has_row(self, taken: int) -> bool:
-        """Return whether the table has the numbers of the step after this many steps."""
+    def has_row(self, replay_count: int) -> bool:
+        """Return whether the table has a row for the step after `replay_count` replayed steps."""
         first, count = self._table[:2].tolist()
-        return first <= taken < first + count
+        return first <= replay_count < first + count
 
-    def _record(self, record: Int64, tensor: Tensor) -> None:
-        """Write the fields of a tensor to its record."""
+    def _write_tensor_record(self, record: Int64, tensor: Tensor) -> None:
+        """Write the present fields of a tensor to its record, which the replay compares."""
         layout = self._layout
-        impl = _at(id(tensor), layout.impl)
-        storage = _at(impl, layout.storage)
+        impl = _word(id(tensor), layout.impl)
+        storage = _word(impl, layout.storage)
         record[replay_kernel.OBJECT], record[replay_kernel.CLASS] = id(tensor), id(type(tensor))
         record[replay_kernel.IMPL], record[replay_kernel.STORAGE] = impl, storage
         record[replay_kernel.DATA], record[replay_kernel.BYTES] = (
-            _at(storage, layout.data),
-            _at(storage, layout.nbytes),
+            _word(storage, layout.data),
+            _word(storage, layout.nbytes),
         )
-        record[replay_kernel.DELETER] = _at(storage, layout.deleter)
-        record[replay_kernel.CONTEXT] = _at(storage, layout.context)
+        record[replay_kernel.DELETER] = _word(storage, layout.deleter)
+        record[replay_kernel.CONTEXT] = _word(storage, layout.context)
         dims = tensor.dim()
         record[replay_kernel.SHAPE] = dims
         record[replay_kernel.SHAPE + 1 : replay_kernel.SHAPE + 1 + dims] = tuple(tensor.shape)
         record[replay_kernel.SHAPE + 6 : replay_kernel.SHAPE + 6 + dims] = tensor.stride()
         record[replay_kernel.OFFSET] = tensor.storage_offset()
         record[replay_kernel.COUNT] = tensor.numel()
-        record[replay_kernel.FLAGS] = _at(impl, layout.flags) & layout.flags_mask
-        record[replay_kernel.KEYS] = _at(impl, layout.keys)
-        self._held.append(type(tensor))
+        record[replay_kernel.FLAGS] = _word(impl, layout.flags) & layout.flags_mask
+        record[replay_kernel.KEYS] = _word(impl, layout.keys)
+        self._references.append(type(tensor))
 
-    def _gradient(
+    def _write_gradient_record(
         self, record: Int64, owner: int, param: Tensor, grad: Tensor | None, cell: int
     ) -> None:
         """Write the record of a gradient, or of a parameter without a gradient.
@@ -463,24 +500,24 @@ class GuardTable:
         layout = self._layout
         record[replay_kernel.OWNER] = owner
         if grad is None:
-            autograd = _at(_at(id(param), layout.impl), layout.autograd)
-            undefined = _at(autograd, layout.grad) if autograd else 0
-            record[replay_kernel.GRADIENT_KEYS] = _at(undefined, layout.keys) if undefined else 0
+            autograd = _word(_word(id(param), layout.impl), layout.autograd)
+            undefined = _word(autograd, layout.grad) if autograd else 0
+            record[replay_kernel.GRADIENT_KEYS] = _word(undefined, layout.keys) if undefined else 0
             return
-        record[replay_kernel.IS_THERE], record[replay_kernel.CELL] = replay_kernel.PRESENT, cell
-        record[replay_kernel.NEEDED] = grad.numel() * grad.element_size()
-        record[replay_kernel.ITEM] = grad.element_size()
-        record[replay_kernel.GRADIENT_FLAGS] = _at(grad._cdata, layout.flags) & layout.flags_mask
-        record[replay_kernel.GRADIENT_KEYS] = _at(grad._cdata, layout.keys)
+        record[replay_kernel.PRESENCE], record[replay_kernel.CELL] = replay_kernel.PRESENT, cell
+        record[replay_kernel.EXTENT] = grad.numel() * grad.element_size()
+        record[replay_kernel.ELEMENT_BYTES] = grad.element_size()
+        record[replay_kernel.GRADIENT_FLAGS] = _word(grad._cdata, layout.flags) & layout.flags_mask
+        record[replay_kernel.GRADIENT_KEYS] = _word(grad._cdata, layout.keys)
 
     def _has_threads(self) -> bool:
-        """Return whether kernels of the step run on several threads."""
+        """Return whether a kernel of the step runs on several threads."""
         return bool(self.launches[:, 2].any())
 
     def _set_team(self) -> None:
-        """Divide the checks among torch's present threads, if kernels run on several threads, too.
+        """Set the threads for the checks in the block: torch's threads if kernels use them, else 1.
 
-        If other processes use the cores, to wait for a thread takes far longer than all checks.
+        If other processes use the cores, waiting for a thread takes far longer than all checks.
         Therefore checks use only threads that the kernels wait for anyway.
         """
         size = openmp.team_size() if self._has_threads() else 1
@@ -489,16 +526,16 @@ class GuardTable:
         self.block[replay_kernel.TEAM : replay_kernel.TEAM + 3] = team
 
     @property
-    def taken(self) -> int:
+    def replay_count(self) -> int:
         """Return the number of steps that this table has replayed."""
-        return self.count.value
+        return self.replay_counter.value
 
-    def take(
+    def replay(
         self,
         pairs: list[Any] | None = None,
-        taken: int = replay_kernel.ANY_STEP,
-        part: int = replay_kernel.WHOLE,
-        then: Sequence[Call] = (),
+        replay_count: int = replay_kernel.ANY_STEP,
+        part: int = replay_kernel.FULL_STEP,
+        end_calls: Sequence[Call] = (),
         flags: int = 0,
     ) -> int:
         """Replay the step, or a part of it, if nothing differs from the record.
@@ -506,11 +543,12 @@ class GuardTable:
         Args:
             pairs: Optional. A list of gradients and variables, if gradients are not those of the
                 parameters.
-            taken: Optional. The number of replayed steps when this step began. A signal handler
-                may have replayed a step since then.
-            part: A constant of `replay_kernel`: `WHOLE` or `CLIPPED`; or `MEASURE`, and then
+            replay_count: Optional. The number of replayed steps when this step began. A signal
+                handler may have replayed a step since then, which is a difference.
+            part: A constant of `replay_kernel`: `FULL_STEP` or `CLIPPED`; or `MEASURE`, and then
                 `UPDATE`.
-            then: C functions that complete the step, and return None.
+            end_calls: C functions that complete the step and return None. They run right
+                after a replay without a difference.
             flags: `replay_kernel.TABLED` and `replay_kernel.UNRECORDED`, or 0.
 
         Returns:
@@ -519,22 +557,23 @@ class GuardTable:
         """
         if self._is_long:
             self._set_team()
-        if not then:
-            return self._call(pairs, taken, part | flags)
-        # No Python instruction comes between the calls. `next` stops at the first result but 0.
-        calls: list[Any] = [partial(self._call, pairs, taken, part | flags), *then]
+        if not end_calls:
+            return self._call(pairs, replay_count, part | flags)
+        # No Python instruction runs between the calls, so that a signal handler cannot interrupt
+        # the step. `next` stops at the first result that is not 0 or None.
+        calls: list[Any] = [partial(self._call, pairs, replay_count, part | flags), *end_calls]
         results: Iterator[int] = filter(None, map(operator.call, calls))
         return next(results, 0)
 
 
-def trouble() -> str:
-    """Return why no step is replayed natively, or "" if steps are."""
+def find_obstacle() -> str:
+    """Return the reason for which no step can be replayed natively, or "" if steps can be."""
     if os.environ.get("THALWEG_NATIVE_LOOK") == "0":
         return "THALWEG_NATIVE_LOOK is 0"
     layout = torch_layout_probe.layout()
     return layout if isinstance(layout, str) else ""
 
 
-def snapshot() -> GuardTable | None:
-    """Return an empty table, or None if `trouble` has a reason against native replay."""
-    return None if trouble() else GuardTable(cast("Layout", torch_layout_probe.layout()))
+def make_guard_table() -> GuardTable | None:
+    """Return an empty table, or None if steps cannot be replayed (`find_obstacle`)."""
+    return None if find_obstacle() else GuardTable(cast("Layout", torch_layout_probe.layout()))

@@ -1,4 +1,4 @@
-"""Variables of one storage signature on the CPU: one kernel, one table."""
+"""Groups of CPU variables with equal storage types, updated by one kernel over one table."""
 
 from __future__ import annotations
 
@@ -28,57 +28,57 @@ if TYPE_CHECKING:
 
 
 class Group:
-    """See `thalweg._engines.dense_plan.Group`.
+    """CPU implementation of `thalweg._engines.dense_plan.Group`.
 
     Args:
-        asked: The step.
-        members: Positions of these variables in it.
+        request: The step.
+        members: Positions of the group's variables in the request.
     """
 
-    def __init__(self, asked: StepRequest, members: list[int]) -> None:
-        own = self._begin(asked, members)
+    def __init__(self, request: StepRequest, members: list[int]) -> None:
+        streams = self._set_members(request, members)
         self.kernel = launch.update_kernel(
-            asked.rule.update,
-            asked.stages,
-            own.names,
-            own.compute,
-            copy=own.copied,
-            before=asked.rule.before,
-            from_copy=own.from_copy,
-            vectors=_kinds_of(asked.rule),
-            draws=own.draws,
+            request.rule.update,
+            request.stages,
+            streams.names,
+            streams.compute,
+            copy=streams.copied,
+            before=request.rule.before,
+            from_copy=streams.from_copy,
+            vectors=_kinds_of(request.rule),
+            draws=streams.draws,
         )
-        self._kinds = _kinds_of(asked.rule)
-        self._shapes = [asked.variables[i].shape for i in members]
-        self._vectors = [asked.vectors[i] for i in members] if asked.vectors else []
-        chunk = chunk_of(sum(own.sizes))
-        chunks, rows = dense_chunks(own.sizes, chunk), np.zeros(len(members), np.int64)
-        base = own.base
+        self._kinds = _kinds_of(request.rule)
+        self._shapes = [request.variables[i].shape for i in members]
+        self._vectors = [request.vectors[i] for i in members] if request.vectors else []
+        chunk = chunk_of(sum(streams.sizes))
+        chunks, rows = dense_chunks(streams.sizes, chunk), np.zeros(len(members), np.int64)
+        base = streams.base
         if self.kernel.vectors:
             base = np.hstack([base, self.lines.base_of(self.kernel.vectors)])
         self.table = make_table(base, chunks, cut_slices(chunks, chunk), rows)
         self.scalars = np.zeros((1, len(self.kernel.scalars)), self.dtype)
 
-    def _begin(self, asked: StepRequest, members: list[int]) -> Streams:
-        """Know the members; returns their memory."""
-        own = streams_of(asked, members)
-        self.dtype = own.compute
-        self.flush = asked.selection.denormals == "flush"
-        self._gradient, self._measurable = own.gradient, own.measured_types
-        self._from_copy = own.from_copy
+    def _set_members(self, request: StepRequest, members: list[int]) -> Streams:
+        """Set the attributes that depend on the members; return their streams of memory."""
+        streams = streams_of(request, members)
+        self.dtype = streams.compute
+        self.flush = request.selection.denormals == "flush"
+        self._gradient, self._measurable = streams.gradient, streams.measured_types
+        self._from_copy = streams.from_copy
         self.members = members
-        self.whole = len(members) == len(asked.variables)
-        self._sizes, self.bytes = own.sizes, own.bytes
-        variables = [asked.variables[i] for i in members]
+        self.has_all_variables = len(members) == len(request.variables)
+        self._sizes, self.bytes = streams.sizes, streams.bytes
+        variables = [request.variables[i] for i in members]
         self._layouts: list[Layout] = []
         if not all(map(Tensor.is_contiguous, variables)):
             self._layouts = [(tuple(var.shape), var.stride()) for var in variables]
         self._rows = np.arange(len(members), dtype=np.int64)
-        return own
+        return streams
 
     @lazy
     def _offsets(self) -> Offsets | None:
-        """The places of the members' elements; None if all lie in row-major order."""
+        """Offset tables of the members' elements; None if all members are row-major."""
         if not self._layouts:
             return None
         with importing:
@@ -93,7 +93,7 @@ class Group:
     @lazy
     def _measures_in_place(self) -> bool:
         """True if members are row-major, or their elements lie near each other in that order."""
-        return self._offsets is None or self._offsets.are_near
+        return self._offsets is None or self._offsets.are_compact
 
     @lazy
     def _leaves(self) -> Leaves:
@@ -103,7 +103,7 @@ class Group:
 
     @lazy
     def lines(self) -> Lines:
-        """Rows and columns of the members."""
+        """Measures over rows and columns of the members."""
         with importing:
             from thalweg._engines.cpu.row_column_reductions import Lines
         return Lines(self._shapes, self._vectors)
@@ -111,7 +111,7 @@ class Group:
     def compute_lines(
         self, measures: tuple[Measure, ...], stages: Stages, columns: Columns
     ) -> list[list[Tensor]]:
-        """For each member its measures, of rows, columns or itself."""
+        """Return for each member its measures over rows, over columns or over all elements."""
         kernel = launch.lines_kernel(
             measures, stages, self._measurable, self.dtype, self._kinds, self._from_copy
         )
@@ -144,11 +144,11 @@ class Group:
             self.scalars = np.zeros((len(self.members), len(names)), self.dtype)
             self.table.scalar_row[:] = self._rows
         for column, name in enumerate(names):
-            value = separate[name][self.members] if name in separate else shared[name]
-            self.scalars[:, column] = value
+            scalar = separate[name][self.members] if name in separate else shared[name]
+            self.scalars[:, column] = scalar
 
     def compute_sums(self, formulas: Formulas, stages: Stages, columns: Columns) -> Float64:
-        """For each member the sums of formulas over its elements: (members, formulas)."""
+        """Return the sums of formulas over the elements of each member, (members, formulas)."""
         return self._leaves.combine(self._measure_leaves(formulas, stages, columns))
 
     def positions(self) -> Tensor:
@@ -156,19 +156,20 @@ class Group:
         return torch.tensor(self.members, dtype=torch.int64, device="cpu")
 
     def sums_on_device(self, formulas: Formulas, stages: Stages, columns: Columns) -> None:
-        """See `thalweg._engines.dense_plan.Group`: the host is where they are."""
+        """Return None: the sums are on the host; see `compute_sums`."""
 
     def compute_leaves(self, formulas: Formulas, stages: Stages, columns: Columns) -> list[Float64]:
-        """What is added up to them: (leaves, formulas) for each member."""
+        """Return for each member the leaves of its sums, (leaves, formulas)."""
         return self._leaves.split_by_tensor(self._measure_leaves(formulas, stages, columns))
 
     def _measure_leaves(self, formulas: Formulas, stages: Stages, columns: Columns) -> Float64:
+        """Return the leaves of all members, (leaves, formulas)."""
         kernel = self._sum_kernel(formulas, stages)
         scalars = self._scalars_of(kernel.scalars, columns)
         return self._leaves.measure(kernel, self.table.base, scalars, self.flush and bool(stages))
 
     def _sum_kernel(self, formulas: Formulas, stages: Stages) -> Compiled:
-        """Return the kernel that measures the members where they lie."""
+        """Return the kernel that sums formulas over the members without copies."""
         return launch.sum_kernel(
             formulas, stages, self._measurable, self.dtype, self._from_copy, bool(self._layouts)
         )
@@ -181,12 +182,12 @@ class Group:
         }
 
     def sweep(self, formulas: Formulas, stages: Stages, base: Int64, rows: int = 1) -> Sweep:
-        """What measures gradients at other addresses again and again, with scalars to be set.
+        """Return a sweep that sums formulas over memory at other addresses, for repeated calls.
 
         Args:
             formulas, stages: As in `compute_sums`.
-            base: (members, streams) contiguous addresses, as those of the table.
-            rows: Of scalars: one, or one for each member.
+            base: (members, streams) contiguous addresses, as in the table.
+            rows: The number of rows of scalars: 1, or one for each member. All scalars are 0.
         """
         with importing:
             from thalweg._engines.cpu.reductions import Sweep
@@ -195,18 +196,18 @@ class Group:
         return Sweep(self._leaves, kernel, base, scalars, self.flush and bool(stages))
 
     def max_abs(self) -> Float64:
-        """Largest magnitude of each member's gradient."""
+        """Return the largest magnitude of each member's gradient."""
         return self._measure_peaks(self.table, self._gradient, 1)
 
     def max_abs_on_device(self, is_checked: Tensor) -> None:
-        """See `thalweg._engines.dense_plan.Group`: the host is where they are."""
+        """Return None: the magnitudes are on the host; see `max_abs`."""
 
     def make_calls(self, columns: Columns) -> list[Call]:
-        """What launches the kernel, as functions in C."""
+        """Return C functions that launch the update kernel with these scalars."""
         self.set_scalars(columns.shared[self.dtype], columns.separate)
         return [self.kernel.bind_table(self.table, self.scalars, self.flush)]
 
 
 def _kinds_of(rule: Rule) -> tuple[tuple[str, str], ...]:
-    """What formulas may ask for of rows and columns."""
+    """Return name and axis of each vector that the update reads, as pairs."""
     return tuple(getattr(rule.update, "vectors", {}).items())

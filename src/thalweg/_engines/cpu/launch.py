@@ -1,4 +1,4 @@
-"""The CPU engine: compiled kernels over work tables, on torch's threads."""
+"""Compiled kernels of the CPU engine, and calls of them on torch's threads."""
 
 from __future__ import annotations
 
@@ -23,13 +23,14 @@ if TYPE_CHECKING:
 
 
 class Compiled:
-    """A kernel ready to run.
+    """Compiled kernel.
 
     Attributes:
-        scalars: Names of the scalars it reads, in the order of a scalar row.
-        dtype: The type of its scalars, which is that of its arithmetic.
-        measures: How many numbers it makes of each leaf, if it measures.
-        vectors: Names of what it reads of rows and columns, in the order of the table.
+        scalars: Names of the scalars that the kernel reads, in the order of a scalar row.
+        dtype: The dtype of the scalars and of the arithmetic.
+        measures: The number of measures of each leaf, if the kernel measures.
+        vectors: Names of the vectors of rows and columns that the kernel reads, in table order.
+        address: The address of the machine code.
     """
 
     def __init__(
@@ -41,32 +42,32 @@ class Compiled:
         self.address = kernel_cache.address_of(kernel.name, kernel.source)
 
     def bind_table(self, table: Table, scalars: Array, flush: bool) -> Callable[[], object]:
-        """A function in C that updates everything the table points at.
+        """Return a C function that runs the kernel over a work table.
 
         Args:
-            table: The work; whoever calls keeps the memory it points at alive.
+            table: The work table; the caller keeps the memory at its addresses alive.
             scalars: (rows, scalars) contiguous, in the kernel's dtype.
-            flush: Whether denormals are treated as zero.
+            flush: True if denormals are treated as zero.
         """
         argument = table.fill_argument(scalars, flush)
         return self.bind_argument(argument, threads_for(len(table.bounds) - 1, table.elements))
 
     def bind_argument(self, argument: int, threads: int) -> Callable[[], object]:
-        """A function in C that calls the kernel on so many threads at once."""
+        """Return a C function that calls the kernel with an argument on a number of threads."""
         return openmp.call_on_team(self.address, argument, threads)
 
     def run_on_threads(self, argument: int, threads: int) -> None:
-        """Call the kernel on so many threads at once."""
+        """Call the kernel with an argument on a number of threads."""
         openmp.run_on_team(self.address, argument, threads)
 
 
 def threads_for(slices: int, elements: int) -> int:
-    """How many threads the work deserves."""
+    """Return the number of threads for work of so many slices and elements."""
     return 1 if is_serial(elements) else min(openmp.team_size(), slices)
 
 
 def is_serial(elements: int) -> bool:
-    """Whether work over so many elements is done by one thread."""
+    """Return whether work over so many elements is too small for several threads."""
     return elements < tuning().serial
 
 
@@ -85,9 +86,10 @@ def update_kernel(
     vectors: tuple[tuple[str, str], ...] = (),
     draws: bool = False,
 ) -> Compiled:
-    """The compiled kernel of a formula for these storage types, from memory, disk or LLVM."""
+    """Return the compiled update kernel of a formula, from memory, disk or LLVM; see `Update`."""
     name = np.dtype(compute).name
-    if draws or not STORAGE.keys() >= {*storage}:  # slots are encoded
+    # Storage types outside STORAGE are those of encoded slots.
+    if draws or not STORAGE.keys() >= {*storage}:
         with importing:
             from thalweg._engines.cpu.codegen_blocks import generate_blocks
         kernel, read = generate_blocks(
@@ -110,7 +112,11 @@ def update_kernel(
 
 @cache
 def jit_loop(*functions: Callable[..., Any]) -> Loop:
-    """A plain function over arrays and integers, compiled; followed by the functions it calls."""
+    """Return a compiled function over arrays and integers.
+
+    Args:
+        functions: The Python function, followed by the functions that it calls.
+    """
     with importing:
         from thalweg._engines.cpu.compiled_loops import Loop
     return Loop(*functions)
@@ -141,7 +147,7 @@ def lines_kernel(
     vectors: tuple[tuple[str, str], ...],
     from_copy: bool,
 ) -> Compiled:
-    """The compiled kernel that measures rows, columns and variables, tile by tile."""
+    """Return the compiled kernel that measures rows, columns and variables in tiles."""
     with importing:
         from thalweg._engines.cpu.codegen_row_column import generate_lines
     name = np.dtype(compute).name
@@ -151,7 +157,7 @@ def lines_kernel(
 
 @cache
 def peak_kernel(size: int) -> Compiled:
-    """The compiled kernel that finds the largest magnitude among numbers of so many bytes."""
+    """Return the compiled kernel that finds the largest magnitude of floats of `size` bytes."""
     with importing:
         from thalweg._engines.cpu.codegen_measure import generate_peak
     return Compiled(generate_peak(size), np.float64)

@@ -1,8 +1,8 @@
-"""The places of elements in memory that is not in row-major order, such as channels last.
+"""Offsets of elements in memory that is not in row-major order, such as channels last.
 
 Measures add elements in row-major order of their indices; see `_engines/reduction_order.py`.
-Kernels that measure look up where the elements lie: a table has the offsets of a period of
-elements, and another one has the offset of each period.
+Kernels that measure read the offsets of elements from two tables: one has the offsets within a
+period of elements, the other has the offset of each period.
 """
 
 from __future__ import annotations
@@ -14,51 +14,57 @@ import numpy as np
 
 from thalweg._engines.array_types import Int32, Int64
 
-# Each end of a period costs time, and the table of a longer one fills the nearest cache.
+# Elements of a period. Each end of a period costs time, and a longer table fills the L1 cache.
 _PERIOD = 1 << 12
-# A period that lies in more times its own number of cache lines is read more slowly than torch
-# copies it, as each line is fetched several times.
+# If a period spans more than `_SPREAD` times the minimal number of cache lines (of `_LINE`
+# elements), each line is fetched several times, and a copy by torch is faster.
 _SPREAD, _LINE = 3, 16
 
 Layout = tuple[tuple[int, ...], tuple[int, ...]]  # shape and strides
 
 
 class _Tables(NamedTuple):
-    """Offsets in elements, of one layout.
+    """Offset tables of one layout, in elements.
 
     Attributes:
-        within: Offsets of the elements of a period from its first one.
-        periods: Offsets of the first elements of periods from that of the tensor.
-        is_near: Whether the elements at the start of a period lie in few cache lines.
+        period_offsets: Offsets of the elements of a period from its first element.
+        period_starts: Offsets of the first elements of periods from the tensor's first element.
+        is_compact: True if the elements at the start of a period lie in few cache lines.
     """
 
-    within: Int32
-    periods: Int64
-    is_near: bool
+    period_offsets: Int32
+    period_starts: Int64
+    is_compact: bool
 
 
 class Offsets:
-    """The tables of several tensors; tensors of one layout share theirs.
+    """Offset tables of several tensors; tensors of one layout share their tables.
 
     Args:
-        layouts: The layout of each tensor, which has elements.
+        layouts: Shape and strides of each tensor; no tensor is empty.
 
     Attributes:
-        table: (tensors, 3) int64: the number of elements of a period and the addresses of `within`
-            and `periods`; zeros for a tensor whose elements lie in row-major order.
-        are_near: Whether kernels that look places up are faster than copies.
+        table: (tensors, 3) int64: the number of elements of a period and the addresses of
+            `period_offsets` and `period_starts`; zeros for a tensor in row-major order.
+        are_compact: True if kernels that read offsets are faster than copies.
     """
 
     def __init__(self, layouts: Sequence[Layout]) -> None:
-        self._tables = {each: _make_tables(*each) for each in dict.fromkeys(layouts)}
+        self._tables = {layout: _make_tables(*layout) for layout in dict.fromkeys(layouts)}
         rows = {
-            layout: [len(made.within), made.within.ctypes.data, made.periods.ctypes.data]
-            if made
+            layout: [
+                len(tables.period_offsets),
+                tables.period_offsets.ctypes.data,
+                tables.period_starts.ctypes.data,
+            ]
+            if tables
             else [0, 0, 0]
-            for layout, made in self._tables.items()
+            for layout, tables in self._tables.items()
         }
-        self.table = np.array([rows[each] for each in layouts], np.int64)
-        self.are_near = all(made is None or made.is_near for made in self._tables.values())
+        self.table = np.array([rows[layout] for layout in layouts], np.int64)
+        self.are_compact = all(
+            tables is None or tables.is_compact for tables in self._tables.values()
+        )
 
 
 def _make_tables(shape: tuple[int, ...], strides: tuple[int, ...]) -> _Tables | None:
@@ -73,19 +79,19 @@ def _make_tables(shape: tuple[int, ...], strides: tuple[int, ...]) -> _Tables | 
     # divided. Elsewhere all periods need to be whole.
     inner = int(np.prod(sizes[first + 1 :]))
     rows = sizes[first] if first else min(sizes[0], max(1, _PERIOD // inner))
-    within = _add_offsets([rows, *sizes[first + 1 :]], steps[first:])
+    period_offsets = _add_offsets([rows, *sizes[first + 1 :]], steps[first:])
     counts = [*sizes[:first], -(-sizes[first] // rows)]
-    periods = _add_offsets(counts, [*steps[:first], rows * steps[first]])
-    some = within[:_PERIOD]
-    lines = len(np.unique(some // _LINE))
-    is_near = lines * _LINE <= _SPREAD * len(some) and within[-1] < 1 << 31
-    return _Tables(within.astype(np.int32), periods, bool(is_near))
+    period_starts = _add_offsets(counts, [*steps[:first], rows * steps[first]])
+    first_offsets = period_offsets[:_PERIOD]
+    lines = len(np.unique(first_offsets // _LINE))
+    is_compact = lines * _LINE <= _SPREAD * len(first_offsets) and period_offsets[-1] < 1 << 31
+    return _Tables(period_offsets.astype(np.int32), period_starts, bool(is_compact))
 
 
 def _merge_dimensions(
     shape: tuple[int, ...], strides: tuple[int, ...]
 ) -> tuple[list[int], list[int]]:
-    """Return sizes and strides, with neighbours merged where memory walks both as one."""
+    """Return sizes and strides, with adjacent dimensions merged if one stride describes both."""
     sizes: list[int] = []
     steps: list[int] = []
     for size, step in zip(shape, strides, strict=True):

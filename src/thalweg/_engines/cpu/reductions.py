@@ -1,4 +1,4 @@
-"""The measure pass: sums and largest magnitudes, one sweep over the tensors of a step."""
+"""Sums and largest magnitudes of tensors, computed in one sweep over memory."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class Leaves:
-    """The leaves of a set of tensors; made once, used for every measure in each step.
+    """Division of tensors into leaves, for all measures of all steps.
 
     Args:
-        sizes: Elements of each tensor.
-        offsets: Optional. Where the elements lie, for kernels that gather them.
+        sizes: The number of elements of each tensor.
+        offsets: Optional. Offset tables of the elements, for kernels that gather them.
     """
 
     def __init__(self, sizes: Sequence[int], offsets: Offsets | None = None) -> None:
@@ -47,13 +47,13 @@ class Leaves:
         scalars: Mapping[str, Any] | None = None,
         flush: bool = False,
     ) -> Float64:
-        """The sums of all leaves, tensor after tensor, in one sweep.
+        """Return the sums of all leaves, tensor after tensor, computed in one sweep.
 
         Args:
             kernel: From `launch.sum_kernel`.
-            base: (tensors, streams) contiguous addresses; whoever calls keeps that memory alive.
-            scalars: The kernel's by name: a number for all tensors, or an array of one for each.
-            flush: Whether denormals count as zero, as in an update that flushes them.
+            base: (tensors, streams) contiguous addresses of memory that the caller keeps alive.
+            scalars: The kernel's scalars by name: a number, or an array with one for each tensor.
+            flush: True if denormals count as zero, as in an update that flushes them.
 
         Returns:
             (leaves, measures) float64.
@@ -64,18 +64,15 @@ class Leaves:
         return sweep.leaves
 
     def combine(self, leaves: Float64) -> Float64:
-        """One number for each tensor.
+        """Return the sums of each tensor, (tensors, ...).
 
         Args:
             leaves: (leaves, ...), from `measure`.
-
-        Returns:
-            (tensors, ...).
         """
         return self._tree.combine(leaves)
 
     def split_by_tensor(self, leaves: Float64) -> list[Float64]:
-        """Those of each tensor; as `combine` otherwise."""
+        """Return the leaves of each tensor, from the leaves of all tensors."""
         return np.split(leaves, np.cumsum(self.counts)[:-1])
 
     def compute_sums(
@@ -85,80 +82,86 @@ class Leaves:
         scalars: Mapping[str, Any] | None = None,
         flush: bool = False,
     ) -> Float64:
-        """The sums of all tensors, (tensors, measures); arguments as those of `measure`."""
+        """Return the sums of all tensors, (tensors, measures); see `measure`."""
         return self.combine(self.measure(kernel, base, scalars, flush))
 
 
 class Sweep:
-    """A kernel that measures, and the block that it is called with.
+    """Measuring kernel with its argument block, for repeated calls.
 
     Args:
-        own: The leaves.
+        leaf_plan: The leaves.
         kernel: From `launch.sum_kernel`.
         base: (tensors, streams) addresses of memory that the caller keeps alive.
         rows: From `scalar_rows`.
-        flush: Whether denormals count as zero.
+        flush: True if denormals count as zero.
 
     Attributes:
         leaves: (leaves, measures) float64, which a call fills.
-        address: That of the block.
+        address: The address of the block.
     """
 
     def __init__(
-        self, own: Leaves, kernel: Compiled, base: Int64, rows: Float64, flush: bool
+        self, leaf_plan: Leaves, kernel: Compiled, base: Int64, rows: Float64, flush: bool
     ) -> None:
-        self._own, self.kernel, self.rows, self._base = own, kernel, rows, base
-        self.leaves = np.empty((len(own.chunks), kernel.measures), np.float64)
+        self._leaf_plan, self.kernel, self.rows, self._base = leaf_plan, kernel, rows, base
+        self.leaves = np.empty((len(leaf_plan.chunks), kernel.measures), np.float64)
         self._block = np.array(
             [
                 0,
-                len(own.bounds) - 1,
+                len(leaf_plan.bounds) - 1,
                 flush,
-                own.bounds.ctypes.data,
-                own.chunks.ctypes.data,
+                leaf_plan.bounds.ctypes.data,
+                leaf_plan.chunks.ctypes.data,
                 base.ctypes.data,
                 rows.shape[1] if len(rows) > 1 else 0,
                 rows.ctypes.data,
                 self.leaves.ctypes.data,
                 base.shape[1],
-                0 if own.offsets is None else own.offsets.table.ctypes.data,
+                0 if leaf_plan.offsets is None else leaf_plan.offsets.table.ctypes.data,
             ],
             np.int64,
         )
         self.address = self._block.ctypes.data
 
     def copy_chunks(self) -> Int64:
-        """Replace the chunks by a copy whose lengths may change, and return it."""
-        self._chunks = chunks = self._own.chunks.copy()  # which the block only points at
+        """Replace the chunks by a copy whose lengths may change, and return the copy."""
+        # The block has only the address, so the attribute keeps the copy alive.
+        self._chunks = chunks = self._leaf_plan.chunks.copy()
         self._block[4] = chunks.ctypes.data
         return chunks
 
     @property
     def chunks(self) -> Int64:
-        """The chunks of all tensors, with all of their elements."""
-        return self._own.chunks
+        """Return the original chunks, with the full lengths of all tensors."""
+        return self._leaf_plan.chunks
 
     def record(self) -> tuple[int, int, int]:
-        """Where the leaves are, of how many tensors, and where it says how many each has."""
-        counts = self._own.counts
+        """Return the address of the leaves, the number of tensors, the address of leaf counts."""
+        counts = self._leaf_plan.counts
         return self.leaves.ctypes.data, len(counts), counts.ctypes.data
 
     @property
     def is_serial(self) -> bool:
-        """Whether one thread is always enough."""
-        return launch.is_serial(self._own.elements)
+        """Return whether the sweep is too small for several threads."""
+        return launch.is_serial(self._leaf_plan.elements)
 
     def threads(self) -> int:
-        """How many threads it deserves now."""
-        return launch.threads_for(len(self._own.bounds) - 1, self._own.elements)
+        """Return the number of threads for a call now."""
+        return launch.threads_for(len(self._leaf_plan.bounds) - 1, self._leaf_plan.elements)
 
     def sums(self) -> Float64:
-        """One number for each tensor and measure, of what was last measured."""
-        return self._own.combine(self.leaves)
+        """Return the sums of the last call, (tensors, measures)."""
+        return self._leaf_plan.combine(self.leaves)
 
 
 def scalar_rows(names: Sequence[str], scalars: Mapping[str, Any]) -> Float64:
-    """The scalars of each tensor, or a single row if all tensors share them; float64."""
+    """Return scalars as float64 rows, one for each tensor, or a single row if all share them.
+
+    Args:
+        names: The names of the columns.
+        scalars: For each name a number, or an array with one number for each tensor.
+    """
     if not names:
         return np.zeros((1, 0), np.float64)
     columns = np.broadcast_arrays(*(np.asarray(scalars[name], np.float64) for name in names))
@@ -166,12 +169,12 @@ def scalar_rows(names: Sequence[str], scalars: Mapping[str, Any]) -> Float64:
 
 
 def table_peaks(work: Table, dtype: torch.dtype, column: int) -> Float64:
-    """Largest magnitude of one stream of a table, NaN for a tensor that holds a NaN.
+    """Return the largest magnitude of one stream of each tensor, or NaN if it has a NaN.
 
     Args:
-        work: A table.
-        dtype: Of the stream.
-        column: Which stream.
+        work: The work table.
+        dtype: The dtype of the stream.
+        column: The index of the stream.
 
     Returns:
         (tensors,) float64; 0 for a tensor without elements.
@@ -190,29 +193,29 @@ def table_peaks(work: Table, dtype: torch.dtype, column: int) -> Float64:
 
 def _by_tensor(
     tensors: Sequence[Tensor],
-    of_memory: Callable[[Int64, list[int], torch.dtype], Float64],
-    of_other: Callable[[Tensor], Tensor],
+    measure_memory: Callable[[Int64, list[int], torch.dtype], Float64],
+    measure_other: Callable[[Tensor], Tensor],
 ) -> Float64:
-    """A measure of each tensor.
+    """Return a measure of each tensor, (tensors,) float64.
 
     Args:
-        tensors: On any devices.
-        of_memory: Of the addresses, sizes and dtype of tensors in the CPU's memory.
-        of_other: Of one tensor elsewhere, flat.
+        tensors: Tensors on any devices.
+        measure_memory: Returns the measures of CPU tensors from addresses, sizes and dtype.
+        measure_other: Returns the measure of one flat tensor of another device.
     """
-    result = np.zeros(len(tensors), np.float64)
+    measures = np.zeros(len(tensors), np.float64)
     by_dtype: dict[torch.dtype, list[int]] = {}
     tensors = list(map(_flatten, tensors))
     for index, tensor in enumerate(tensors):
         if tensor.device.type == "cpu":
             by_dtype.setdefault(tensor.dtype, []).append(index)
         else:
-            result[index] = float(of_other(tensor))
+            measures[index] = float(measure_other(tensor))
     for dtype, members in by_dtype.items():
         base = np.array([[tensors[index].data_ptr()] for index in members], np.int64)
         sizes = [tensors[index].numel() for index in members]
-        result[members] = of_memory(base, sizes, dtype)
-    return result
+        measures[members] = measure_memory(base, sizes, dtype)
+    return measures
 
 
 def _flatten(tensor: Tensor) -> Tensor:
@@ -231,31 +234,33 @@ def sums_of(
     compute: Dtype | None = None,
     flush: bool = False,
 ) -> Float64:
-    """The sum over the elements of each tensor of a formula that reads no other.
+    """Return the sum of a formula over the elements of each tensor.
 
     Args:
-        formula: One that reads the gradient alone, or `variable_squares`.
+        formula: A formula that reads only the gradient, or `variable_squares`.
         tensors: Tensors on any devices.
-        stages: What is applied to the elements first.
-        scalars: Those of the stages.
-        compute: The type of the stages; that in which such variables are computed by default.
-        flush: Whether the stages treat denormals as zero.
+        stages: Stages that are applied to the elements first.
+        scalars: The scalars of the stages.
+        compute: The dtype of the stages; by default the compute dtype of each tensor.
+        flush: True if the stages treat denormals as zero.
 
     Returns:
         (tensors,) float64.
     """
 
     def of_memory(base: Int64, sizes: list[int], dtype: torch.dtype) -> Float64:
-        both = np.repeat(base, 2, axis=1)
+        pair_base = np.repeat(base, 2, axis=1)
         storage = (layout.STORAGE_NAMES[dtype],) * 2
         kernel = launch.sum_kernel(
             (formula,), stages, storage, compute or layout.compute_dtype(dtype)
         )
-        return Leaves(sizes).compute_sums(kernel, both, scalars, flush and bool(stages))[:, 0]
+        return Leaves(sizes).compute_sums(kernel, pair_base, scalars, flush and bool(stages))[:, 0]
 
     def of_other(tensor: Tensor) -> Tensor:
-        kind = torch.float64 if compute is np.float64 else None
-        values = reference.transform(stages, tensor, scalars or {}, flush, kind).double()
+        compute_torch_dtype = torch.float64 if compute is np.float64 else None
+        values = reference.transform(
+            stages, tensor, scalars or {}, flush, compute_torch_dtype
+        ).double()
         leaves = leaves_of(formula(values, values))
         return Tree(leaf_counts([tensor.numel()]), tensor.device).combine(leaves)[0]
 
@@ -271,28 +276,28 @@ def sums_of_pair(
     compute: Dtype,
     flush: bool,
 ) -> list[Float64]:
-    """Of each formula its sum over a gradient, or the values of a sparse one, or over its variable.
+    """Return the sum of each formula over a gradient, or over its variable.
 
-    The values of a sparse gradient count as they come, repeated rows and all.
+    The values of a sparse gradient are summed with repeated rows.
 
     Args:
-        formulas: Each reads the gradient alone, but for `variable_squares`.
-        grad, var: Gradient and variable.
-        stages, scalars, compute, flush: Of the gradient, as in `sums_of`.
+        formulas: Formulas that read only the gradient, or `variable_squares`.
+        grad, var: Gradient, or values of a sparse gradient, and variable.
+        stages, scalars, compute, flush: The arguments of `sums_of` for the gradient.
 
     Returns:
         For each formula an array of shape (1,), float64.
     """
     return [
-        sums_of(each, [var])
-        if each is variable_squares
-        else sums_of(each, [grad], stages, scalars, compute, flush)
-        for each in formulas
+        sums_of(formula, [var])
+        if formula is variable_squares
+        else sums_of(formula, [grad], stages, scalars, compute, flush)
+        for formula in formulas
     ]
 
 
 def max_abs(tensors: Sequence[Tensor]) -> Float64:
-    """Largest magnitude of each tensor, in float64; NaN if it holds a NaN, 0 if it is empty."""
+    """Return the largest magnitude of each tensor in float64; NaN for a NaN, 0 if it is empty."""
 
     def of_memory(base: Int64, sizes: list[int], dtype: torch.dtype) -> Float64:
         chunk = chunk_of(sum(sizes))

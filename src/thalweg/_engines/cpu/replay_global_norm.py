@@ -1,7 +1,7 @@
-"""Clipping by the global norm in a replay, between the measures of gradients and the writes.
+"""Clip factor of the global norm in a replay, computed from the squares of measured gradients.
 
-It does what `_core/clip_factor.py` does with numbers that are nowhere near the ends of their
-type, with the same bits; all else is left to that. It is compiled with `leaf_sums.py`.
+The factor has the bits that `_core/clip_factor.py` computes. Numbers near the ends of the range of
+their type are left to that module. This file is compiled with `leaf_sums.py`.
 """
 
 # Code for `compiler`.
@@ -9,91 +9,105 @@ type, with the same bits; all else is left to that. It is compiled with `leaf_su
 # ruff: noqa: F821
 from __future__ import annotations
 
-# Words of its block. Records are arrays: their number, and where the first one lies.
-ROUTINE = 0  # the address of this, which the look calls
-IS_USUAL = 1  # out: whether there is a factor; else nothing but sums was written
-TAKEN = 2  # which step the next two are of, as the look says
-NORM = 3  # out, float64; so are those down to UNSCALING
+# Words of the block. An array of records has two words: its length, and the address of the first
+# record.
+ROUTINE = 0  # the address of the compiled `clip`, for `replay_kernel`
+HAS_FACTOR = 1  # out: 1 if the factor was computed; otherwise only SQUARES was written
+STEP = 2  # the number of the step to which NORM and FACTOR belong; set by `replay_kernel`
+# Words 3 to 10 are float64.
+NORM = 3  # out
 FACTOR = 4  # out
 LIMIT = 5
-EPSILON = 6  # what torch adds to a norm
-LOWEST = 7  # sum of squares that is usual
-HIGHEST = 8  # likewise
-FURTHEST = 9  # norm that is usual
-UNSCALING = 10  # what the norm of each gradient is multiplied by
-UNSCALES = 11  # whether it is
-IS_NARROW = 12  # whether the factor is made in float32
-IS_TORCHS = 13  # whether the formula is torch's, or TensorFlow's
-COUNT = 14  # of gradients
-SQUARES = 15  # where the sum of the squares of each goes
-SWEEPS = 16  # what was measured
-ROWS = 18  # where the factor goes
-SWITCHES = 20  # address of the flags of gradients; 0 if all are present
-SWITCH_STRIDE = 21  # bytes from one to the next
+EPSILON = 6  # the number that torch's formula adds to the norm
+MIN_SQUARE_SUM = 7  # the range of the sum of squares in which the factor is computed here
+MAX_SQUARE_SUM = 8
+MAX_NORM = 9
+UNSCALING = 10  # the factor by which the norm of each gradient is multiplied
+HAS_UNSCALING = 11
+IS_FLOAT32 = 12  # 1 if the factor is computed in float32
+USES_TORCH_FORMULA = 13  # 1 for torch's formula, 0 for TensorFlow's
+COUNT = 14  # the number of gradients
+SQUARES = 15  # out: the address of the sums of squares of all gradients
+SWEEPS = 16  # kernels that have measured gradients
+ROWS = 18  # columns of scalars that receive the factor
+PRESENCE_FLAGS = 20  # the address of the flag of the first gradient; 0 if all are present
+PRESENCE_STRIDE = 21  # bytes between flags
 BLOCK = 22
 
-# Bytes of a record.
-SWEEP = 32  # the leaves; how many gradients; how many leaves each has, and its place among all
-ROW = 40  # the first number, how many, bytes from one to the next; whether they are stored as
-# float32, and whether they are rounded to it
+# The leaves, the number of gradients, the numbers of their leaves, and their indices.
+SWEEP_BYTES = 32
+# The first number, the count, the bytes between numbers, 1 if the numbers are stored as float32,
+# and 1 if they are rounded to float32.
+ROW_BYTES = 40
 
-LEAST = 1.1754943508222875e-38  # factor that float32 holds with all its bits
+MIN_FACTOR = 1.1754943508222875e-38  # the least normal number of float32
 
 
-def factor_of(norm, limit, epsilon, one, is_torchs):
-    """The factor, in the kind of its arguments."""
+def factor_of(norm, limit, epsilon, unit, is_torchs):
+    """Return the clip factor in the dtype of the arguments; `unit` is 1 in that dtype."""
     if is_torchs:
         factor = limit / (norm + epsilon)
-        if factor > one:
-            factor = one
+        if factor > unit:
+            factor = unit
         return factor
-    factor, other = one / norm, one / limit
-    if other < factor:
-        factor = other
+    factor, inverse_limit = unit / norm, unit / limit
+    if inverse_limit < factor:
+        factor = inverse_limit
     return limit * factor
 
 
-def squares_of(own):
-    """The sum of the squares of all gradients, once they were measured."""
-    numbers, squares = float64_pointer(address_of(own)), float64_pointer(own[SQUARES])
-    for i in range(own[COUNT]):
-        squares[i] = 0.0  # that of one without elements, which no kernel has
-    for k in range(own[SWEEPS]):
-        sweep = int64_pointer(own[SWEEPS + 1] + SWEEP * k)
+def sum_squares(block):
+    """Return the sum of the squares of all present gradients, and store the sum of each.
+
+    The kernels of SWEEPS must have measured the gradients.
+    """
+    numbers, squares = float64_pointer(address_of(block)), float64_pointer(block[SQUARES])
+    for i in range(block[COUNT]):
+        squares[i] = 0.0  # no kernel measures a gradient without elements
+    for k in range(block[SWEEPS]):
+        sweep = int64_pointer(block[SWEEPS + 1] + SWEEP_BYTES * k)
         leaves, counts, places = sweep[0], int64_pointer(sweep[2]), int64_pointer(sweep[3])
         for i in range(sweep[1]):
             squares[places[i]] = added_up(float64_pointer(leaves), counts[i], 1)
             leaves = leaves + 8 * counts[i]
-    count = own[COUNT]
-    if own[SWITCHES]:  # the tree of sums has leaves for gradients that are there, and no others
+    count = block[COUNT]
+    # The tree of sums has leaves for present gradients only.
+    if block[PRESENCE_FLAGS]:
         count = 0
-        for i in range(own[COUNT]):
-            if int64_pointer(own[SWITCHES] + own[SWITCH_STRIDE] * i)[0]:
+        for i in range(block[COUNT]):
+            if int64_pointer(block[PRESENCE_FLAGS] + block[PRESENCE_STRIDE] * i)[0]:
                 squares[count] = squares[i]
                 count = count + 1
-    if own[UNSCALES]:
+    if block[HAS_UNSCALING]:
         for i in range(count):
             root = _f_sqrt(squares[i]) * numbers[UNSCALING]
             squares[i] = root * root
     return added_up(squares, count, 1)
 
 
-def clip(own):
-    """Give the kernels the factor, if all is usual: there is no NaN, say."""
-    numbers = float64_pointer(address_of(own))
-    squares = squares_of(own)
+def clip(block):
+    """Compute the factor and store it in NORM, FACTOR and the scalars of kernels.
+
+    Set HAS_FACTOR to 0 and store nothing if a number is out of range, such as NaN.
+    """
+    numbers = float64_pointer(address_of(block))
+    squares = sum_squares(block)
     norm, limit, epsilon = _f_sqrt(squares), numbers[LIMIT], numbers[EPSILON]
     factor = 0.0
-    is_usual = squares >= numbers[LOWEST] and squares <= numbers[HIGHEST]
-    if is_usual and norm <= numbers[FURTHEST]:
-        if own[IS_NARROW]:
-            one, bound, added = float32(1), float32(limit), float32(epsilon)
-            factor = float64(factor_of(float32(norm), bound, added, one, own[IS_TORCHS]))
+    is_in_range = squares >= numbers[MIN_SQUARE_SUM] and squares <= numbers[MAX_SQUARE_SUM]
+    if is_in_range and norm <= numbers[MAX_NORM]:
+        if block[IS_FLOAT32]:
+            unit, narrow_limit, narrow_epsilon = float32(1), float32(limit), float32(epsilon)
+            factor = float64(
+                factor_of(
+                    float32(norm), narrow_limit, narrow_epsilon, unit, block[USES_TORCH_FORMULA]
+                )
+            )
         else:
-            factor = factor_of(norm, limit, epsilon, 1.0, own[IS_TORCHS])
-    if factor >= LEAST:
-        for k in range(own[ROWS]):
-            rows = int64_pointer(own[ROWS + 1] + ROW * k)
+            factor = factor_of(norm, limit, epsilon, 1.0, block[USES_TORCH_FORMULA])
+    if factor >= MIN_FACTOR:
+        for k in range(block[ROWS]):
+            rows = int64_pointer(block[ROWS + 1] + ROW_BYTES * k)
             for i in range(rows[1]):
                 if rows[3]:
                     float32_pointer(rows[0] + rows[2] * i)[0] = factor
@@ -101,6 +115,6 @@ def clip(own):
                     float64_pointer(rows[0] + rows[2] * i)[0] = float64(float32(factor))
                 else:
                     float64_pointer(rows[0] + rows[2] * i)[0] = factor
-        numbers[NORM], numbers[FACTOR], own[IS_USUAL] = norm, factor, 1
+        numbers[NORM], numbers[FACTOR], block[HAS_FACTOR] = norm, factor, 1
     else:
-        own[IS_USUAL] = 0
+        block[HAS_FACTOR] = 0

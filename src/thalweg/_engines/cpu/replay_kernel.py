@@ -1,14 +1,15 @@
 """Native replay of a step: check guards, then run kernels and writes, all in one call.
 
 The functions here are compiled (`compiler.py`). The caller holds the interpreter lock, so nothing
-runs between checks and writes. `guard_table.py` fills the *block*, an array of words, after a step
-that was planned or rebound. If anything differs from the block, the call writes nothing and returns
-a constant of the section "Differences".
+runs between checks and writes. `guard_table.py` fills the *block*, an array of 64-bit words, after
+a step that was planned or rebound. If anything differs from the block, the call writes nothing and
+returns a constant of the section "Differences".
 
 All memory that is read is alive. The owner of the block holds the lists, dictionaries, tensors and
 types whose addresses are in the block. Other addresses are read from those objects in the same
-call: from a tensor its TensorImpl, from that its storage, version counter and autograd metadata,
-from that the gradient. No other remembered address is dereferenced; some are only prefetched.
+call: from a tensor its TensorImpl, from a TensorImpl its storage, version counter and autograd
+metadata, from autograd metadata the gradient. No other stored address is dereferenced; some are
+only prefetched.
 """
 
 # Code for `compiler`, which finds its types itself.
@@ -22,14 +23,14 @@ from thalweg._engines.cpu.scalar_program import INT64 as INT64
 
 # Words of a block. An array of records has two words: its length, and the address of the first
 # record.
-TAKEN = 0  # the number of replayed steps
+REPLAY_COUNT = 0
 LISTS = 2
 DICTS = 4
 TENSORS = 6
 GRADIENTS = 8
 LAUNCHES = 10
 COLUMNS = 12
-WRITTEN = 14  # tensors whose version counters are incremented
+WRITTEN_TENSORS = 14  # tensors whose version counters are incremented
 BOUNDS = 16  # begin and end addresses of written memory, in ascending order
 PY_LIST_SIZE = 18
 PY_LIST_GET_ITEM = 19
@@ -53,80 +54,79 @@ IN_STORAGE_BYTES = 35
 IN_AUTOGRAD_GRADIENT = 36
 IN_COUNTER = 37
 PAIRS = 38  # a list of gradients and variables, or 0 for the gradients of the parameters
-WATCHED = 39  # numbers that only steps may write
+WATCHED_NUMBERS = 39  # numbers that only steps may write
 CLASS_OF_LISTS = 41
 CLASS_OF_TUPLES = 42
 CLASS_OF_GRADIENTS = 43
 PY_TUPLE_SIZE = 44
 PY_TUPLE_GET_ITEM = 45
 MEASURES = 46  # launches that compute the norms of gradients
-HAS_MEASURED = 48  # 1 if gradients must have the addresses that were measured
+NEEDS_MEASURED_ADDRESSES = 48  # 1 if gradients must have the addresses that were measured
 CLIPPING = 49  # the block of `replay_global_norm`
 PROGRAMS = 50  # programs that compute scalars of kernels: see `scalar_program.py`
 RULE_MEASURES = 52  # launches that compute the measures of rules
-RULE_MEASURED = 54  # blocks of `replay_reductions`
+RULE_SCALARS = 54  # blocks of `replay_reductions`
 TEAM = 56  # the function that calls a function on several threads; 0 for one thread
 TEAM_ROUTINE = 57  # the address of the compiled `check_parts`
 TEAM_SIZE = 58
-PARTED = 59  # the number of gradients that the threads check: all, or none
-TICKET = 60  # the index of the next part
-DIFFERS = 61  # out: 1 if a thread found a difference
+TEAM_GRADIENTS = 59  # the number of gradients that the threads check: all, or none
+NEXT_PART = 60  # the index of the next part
+TEAM_DIFFERS = 61  # out: 1 if a thread found a difference
 OPTIONS = 62  # entries of dictionaries whose numbers are read at every step
 CLASS_OF_FLOATS = 64
 CLASS_OF_NUMPY_FLOATS = 65
 IN_FLOAT = 66  # the offset of the number in an object of these classes
 MEMBERS = 67  # variables with scalars for their own step count; if none, `PROGRAMS` run once
-NO_GRADIENT = 69  # the TensorImpl of an undefined tensor
+UNDEFINED_IMPL = 69  # the TensorImpl of an undefined tensor
 PY_LONG_AS_LONG = 70
 PY_LONG_FROM_LONG = 71
 NONE_OBJECT = 72  # the address of None
 STEP_TABLE = 73  # the address of the table of coming steps, or 0
 STEP_TABLE_SPANS = 74  # registers that receive a row; its last numbers are for the columns
-STEP_TABLE_ROW = 76  # bytes of a row
+STEP_TABLE_ROW_BYTES = 76
 GUARDS = 77  # functions of torch that return 0 in ordinary steps; the first is the profiler's
-READS = 79  # scalars that are read from tensors, beside those of the table
+READS = 79  # scalars that are read from tensors and not from the table
 BLOCK = 81
 
-AHEAD = 8  # tensors between a prefetch and its use
-PART = 64  # records in a part
-# From this number of tensors on, the threads of kernels check guards, too: each check waits for
-# memory.
-MANY = 512
+PREFETCH_DISTANCE = 8  # tensors between a prefetch and its use
+RECORDS_PER_PART = 64
+# From this number of tensors on, the threads of kernels check guards, too, because each check waits
+# for memory.
+TEAM_MIN_TENSORS = 512
 
-# Bytes of a record.
-MEASURED = 96  # its first word is the address of the function
-LIST = 24  # the list, the number of items, the address of their table
+# Sizes of records in bytes, and the words of small records.
+RULE_SCALARS_BYTES = 96  # the block of `replay_reductions`; its first word is a function's address
+LIST_BYTES = 24  # the list, the number of items, the address of their table
 # The dictionary, the number of entries, their table, and the address of the owner's pointer to the
 # dictionary; 0 for dictionaries without an owner.
-DICT = 32
-TENSOR = 192
-GRADIENT = 128
+DICT_BYTES = 32
+TENSOR_BYTES = 192
+GRADIENT_BYTES = 128
 # The kernel, its argument, the function that calls it on several threads or 0, their number.
-LAUNCH = 32
-# The address of numbers, how many, their format, the number that the step writes, the number before
-# the step, and whether that is known.
-COLUMN = 48
-WATCH = 24  # the address of a number, its size in bytes, its bits
+LAUNCH_BYTES = 32
+# The address of numbers, their count and format, the number that the step writes, the number before
+# the step, and 1 if that number is compared.
+COLUMN_BYTES = 48
+WATCH_BYTES = 24  # the address of a number, its size in bytes, its bits
 # The length of a tuple, or 0 for a single number; the addresses of the numbers and of their signs.
-OPTION = 24
-MEMBER = 40
+OPTION_BYTES = 24
+MEMBER_BYTES = 40
 # The index of a tensor, the number of members that write it (0 if each step does), and the address
 # of their indices.
-WRITE = 24
-# The function, a mask for its result, and whether the result is an address of the bits.
-GUARD = 24
+WRITE_BYTES = 24
+# The function, a mask for its result, and 1 if the result is an address of the bits.
+GUARD_BYTES = 24
 # Bytes before the first row: the number of steps before the first row, and the number of rows.
-TABLE_HEAD = 16
-# The address of a number, its format, the register that receives it, whether it is rounded to
-# float32.
-READ = 32
-SPAN = 16  # registers of a program: the address of the first one, and their number
-CHUNK = 32  # a row of a work table, of which the last word is the number of elements
+TABLE_HEAD_BYTES = 16
+# The address of a number, its format, the register that receives it, and 1 to round to float32.
+READ_BYTES = 32
+SPAN_BYTES = 16  # registers of a program: the address of the first one, and their number
+CHUNK_BYTES = 32  # a row of a work table; its last word is the number of elements
 
 # Words of the block of `replay_global_norm`.
 CLIPPING_ROUTINE = 0
-CLIPPING_IS_USUAL = 1
-CLIPPING_TAKEN = 2
+CLIPPING_HAS_FACTOR = 1
+CLIPPING_STEP = 2
 
 # Words of a tensor's record.
 OBJECT = 0
@@ -145,20 +145,21 @@ KEYS = 22
 COUNTER = 23  # out: the address of the version counter
 
 # Words of a gradient's record.
-OWNER = 0  # the record of its parameter
-IS_THERE = 1
-NEEDED = 2  # bytes
-PLACE = 3  # an address that is known not to overlap with written memory
+OWNER = 0  # the address of the parameter's record
+PRESENCE = 1
+EXTENT = 2  # bytes of all elements
+SAFE_ADDRESS = 3  # the last address that did not overlap with written memory
 CELL = 4  # the cell from which a kernel reads the gradient's address
-ITEM = 5  # bytes of an element
+ELEMENT_BYTES = 5
 GRADIENT_FLAGS = 6
 GRADIENT_KEYS = 7
-IS_ON = 8  # 0 if the chunks of the variable have length 0
-FOUND = 9  # the TensorImpl of the present gradient
-# Twice: the address of the lengths of its chunks, of a copy of all lengths, and their number.
+IS_ENABLED = 8  # 0 if the chunks of the variable have length 0
+CURRENT_IMPL = 9  # the TensorImpl of the present gradient
+# Twice: the address of the lengths of the variable's chunks, the address of a copy of the full
+# lengths, and their number.
 SPANS = 10
 
-# Values of IS_THERE.
+# Values of PRESENCE.
 ABSENT = 0  # the parameter has no gradient
 PRESENT = 1
 MAY_BE_ABSENT = 2  # a parameter without a gradient is left out of the step
@@ -168,14 +169,14 @@ STEP_COUNT = 0  # the address of the step count, or 0
 STEP_KIND = 1
 MEMBER_PROGRAM = 2  # the record of the program that computes its scalars
 ROW_CELL = 3  # the cell from which a kernel reads the index of the row of scalars
-ROW_SIZE = 4  # bytes
+ROW_BYTES = 4
 
-MOST = 1e30  # the largest magnitude of an option; a planned step reports larger ones
+MAX_OPTION = 1e30  # the largest magnitude of an option; a planned step reports larger ones
 
-ANY_STEP = -1  # in place of the number of replayed steps when this step began
+ANY_STEP = -1  # in place of an expected REPLAY_COUNT
 
 # Parts of a step.
-WHOLE = 0
+FULL_STEP = 0
 MEASURE = 1  # compute the norms of gradients; write nothing
 UPDATE = 2  # update with the gradients that were measured
 CLIPPED = 3  # the complete step: measure gradients, clip by their global norm, update
@@ -192,13 +193,14 @@ OTHER_COUNTER = 5
 OTHER_GRADIENT = 6
 SHARED_GRADIENT = 7
 OTHER_PAIRS = 8
-WRITTEN_BY_OTHERS = 9
+FOREIGN_WRITE = 9  # a watched number has a value that no step wrote
 OTHER_STEP = 10
-BEYOND = 11  # `replay_global_norm` cannot handle the norm; its sums were written
-# All gradients are absent, so there is nothing to do.
-NOTHING = 12
+# The norm or a scalar is beyond the numbers that native code computes like Python; the sums of
+# squares may have been written.
+OUT_OF_RANGE = 11
+ALL_GRADIENTS_ABSENT = 12
 NOT_TABLED = 13  # the table has no row for the step
-TRACED = 14  # a guard's result is not 0
+TRACING = 14  # a guard's result is not 0
 DENORMAL = 15  # a number of `READS` is denormal, and may have to be flushed
 
 
@@ -208,32 +210,32 @@ def word(address):
 
 
 def lists_differ(block):
-    """Return 1 if a list has other items than recorded; else 0."""
+    """Return 1 if the items of a list of the block differ from the recorded addresses; else 0."""
     for k in range(block[LISTS]):
-        record = int64_pointer(block[LISTS + 1] + LIST * k)
-        own, count, items = record[0], record[1], int64_pointer(record[2])
-        if call(block[PY_LIST_SIZE], own) != count:
+        record = int64_pointer(block[LISTS + 1] + LIST_BYTES * k)
+        list_address, count, items = record[0], record[1], int64_pointer(record[2])
+        if call(block[PY_LIST_SIZE], list_address) != count:
             return 1
         for i in range(count):
-            if call(block[PY_LIST_GET_ITEM], own, i) != items[i]:
+            if call(block[PY_LIST_GET_ITEM], list_address, i) != items[i]:
                 return 1
     return 0
 
 
-def number_differs(block, value, number, sign):
-    """Store the value of a float object in a number; return 0.
+def number_differs(block, py_object, number, sign):
+    """Store the value of a float object at the pointer `number`; return 0.
 
-    Return 1 for other classes, for magnitudes above MOST and for another sign. For example, a
-    momentum of 0 selects another rule.
+    Return 1 for a class that is not a float class, for a magnitude above MAX_OPTION and for a sign
+    that is not `sign` (-1, 0 or 1). For example, a momentum of 0 selects another rule.
     """
-    cls = word(value + 8)
+    cls = word(py_object + 8)
     if cls != block[CLASS_OF_FLOATS]:
         if cls != block[CLASS_OF_NUMPY_FLOATS]:
             return 1
-    new = float64_pointer(value + block[IN_FLOAT])[0]
+    new = float64_pointer(py_object + block[IN_FLOAT])[0]
     number[0] = new
-    positive = new > 0.0 and new < MOST
-    negative = new < 0.0 and new > -MOST
+    positive = new > 0.0 and new < MAX_OPTION
+    negative = new < 0.0 and new > -MAX_OPTION
     if sign > 0:
         if positive:
             return 0
@@ -247,18 +249,21 @@ def number_differs(block, value, number, sign):
     return 1
 
 
-def option_differs(block, value, option):
-    """Store the numbers of an option; return 1 if its class or length differs, else 0."""
+def option_differs(block, py_object, option):
+    """Store the numbers of an option, a float or a tuple, at the addresses of its record.
+
+    Return 1 if the class, the length or a sign differs from the record, else 0.
+    """
     numbers, signs = option[1], int64_pointer(option[2])
     if option[0] == 0:
-        return number_differs(block, value, float64_pointer(numbers), signs[0])
-    if word(value + 8) != block[CLASS_OF_TUPLES]:
+        return number_differs(block, py_object, float64_pointer(numbers), signs[0])
+    if word(py_object + 8) != block[CLASS_OF_TUPLES]:
         return 1
-    if call(block[PY_TUPLE_SIZE], value) != option[0]:
+    if call(block[PY_TUPLE_SIZE], py_object) != option[0]:
         return 1
     for k in range(option[0]):
-        item = call(block[PY_TUPLE_GET_ITEM], value, k)
-        if number_differs(block, item, float64_pointer(numbers + 8 * k), signs[k]):
+        number_object = call(block[PY_TUPLE_GET_ITEM], py_object, k)
+        if number_differs(block, number_object, float64_pointer(numbers + 8 * k), signs[k]):
             return 1
     return 0
 
@@ -266,22 +271,27 @@ def option_differs(block, value, option):
 def dicts_differ(block):
     """Return 1 if a dictionary was replaced, or has other keys, values or another order; else 0.
 
-    The recorded value of an entry is an address, 0 for any value, or -1 - k for option k.
+    The recorded value of an entry is an address, 0 for any value, or -1 - k for option k. Store the
+    present numbers of options.
     """
-    place, key, value = cell(), cell(), cell()
+    position, key, value = cell(), cell(), cell()
     for k in range(block[DICTS]):
-        record = int64_pointer(block[DICTS + 1] + DICT * k)
-        own, count, items = record[0], record[1], int64_pointer(record[2])
+        record = int64_pointer(block[DICTS + 1] + DICT_BYTES * k)
+        dict_address, count, items = record[0], record[1], int64_pointer(record[2])
         if record[3] != 0:
-            if word(record[3]) != own:
+            if word(record[3]) != dict_address:
                 return 1
-        if call(block[PY_DICT_SIZE], own) != count:
+        if call(block[PY_DICT_SIZE], dict_address) != count:
             return 1
-        place[0] = 0
+        position[0] = 0
         for i in range(count):
-            at = address_of(place)
-            more = call(block[PY_DICT_NEXT], own, at, address_of(key), address_of(value))
-            if more & 4294967295 == 0:  # an int of C
+            position_address = address_of(position)
+            key_address, value_address = address_of(key), address_of(value)
+            has_entry = call(
+                block[PY_DICT_NEXT], dict_address, position_address, key_address, value_address
+            )
+            # The function returns an int of C, so only 32 bits count.
+            if has_entry & 4294967295 == 0:
                 return 1
             if key[0] != items[2 * i]:
                 return 1
@@ -290,7 +300,7 @@ def dicts_differ(block):
                 if value[0] != expected:
                     return 1
             if expected < 0:
-                option = int64_pointer(block[OPTIONS + 1] + OPTION * (-1 - expected))
+                option = int64_pointer(block[OPTIONS + 1] + OPTION_BYTES * (-1 - expected))
                 if option_differs(block, value[0], option):
                     return 1
     return 0
@@ -311,11 +321,14 @@ def shape_differs(impl, record, dims):
 
 
 def tensor_differs(block, record):
-    """Return a constant for the first difference of a tensor from its record, or 0."""
-    own = record[OBJECT]
-    if word(own + 8) != record[CLASS]:
+    """Compare a tensor with its record; return a constant for the first difference, or 0.
+
+    Store the present address of the version counter in the record.
+    """
+    tensor = record[OBJECT]
+    if word(tensor + 8) != record[CLASS]:
         return OTHER_TENSOR
-    impl = word(own + block[IN_OBJECT])
+    impl = word(tensor + block[IN_OBJECT])
     if impl != record[IMPL]:
         return OTHER_TENSOR
     if word(impl + block[IN_IMPL_KEYS]) != record[KEYS]:
@@ -346,8 +359,8 @@ def tensor_differs(block, record):
     return 0
 
 
-def is_apart(block, address, needed):
-    """Return 1 if memory does not overlap with written memory; else 0."""
+def is_apart(block, address, extent):
+    """Return 1 if `extent` bytes at an address do not overlap with written memory; else 0."""
     bounds, edges = int64_pointer(block[BOUNDS + 1]), block[BOUNDS]
     low, high = 0, edges
     while low < high:
@@ -358,13 +371,13 @@ def is_apart(block, address, needed):
             high = middle
     if low & 1:
         return 0
-    if low < edges and bounds[low] < address + needed:
+    if low < edges and bounds[low] < address + extent:
         return 0
     return 1
 
 
 def gradient_of(block, record):
-    """Return the TensorImpl of a parameter's gradient, or 0."""
+    """Return the TensorImpl of the `grad` of the parameter in a tensor's record, or 0."""
     autograd = word(word(record[OBJECT] + block[IN_OBJECT]) + block[IN_IMPL_AUTOGRAD])
     if autograd == 0:
         return 0
@@ -372,7 +385,10 @@ def gradient_of(block, record):
 
 
 def gradient_in_pair(block, record, number):
-    """Return the TensorImpl of the gradient in a pair; 0 if the pair has another variable."""
+    """Return the TensorImpl of the gradient in pair `number` of PAIRS.
+
+    Return 0 if the pair is not a tuple of a tensor and the variable of the record.
+    """
     pair = call(block[PY_LIST_GET_ITEM], block[PAIRS], number)
     if word(pair + 8) != block[CLASS_OF_TUPLES]:
         return 0
@@ -380,57 +396,92 @@ def gradient_in_pair(block, record, number):
         return 0
     if call(block[PY_TUPLE_GET_ITEM], pair, 1) != record[OBJECT]:
         return 0
-    own = call(block[PY_TUPLE_GET_ITEM], pair, 0)
-    if word(own + 8) != block[CLASS_OF_GRADIENTS]:
+    grad_object = call(block[PY_TUPLE_GET_ITEM], pair, 0)
+    if word(grad_object + 8) != block[CLASS_OF_GRADIENTS]:
         return 0
-    return word(own + block[IN_OBJECT])
+    return word(grad_object + block[IN_OBJECT])
 
 
-def switch(gradient, on):
-    """Restore the lengths of a variable's chunks, or set them to 0, so that kernels skip it."""
-    if gradient[IS_ON] != on:
+def set_enabled(gradient, enabled):
+    """Restore the lengths of a variable's chunks, or set them to 0, so that kernels skip it.
+
+    Args:
+        gradient: The gradient's record, whose IS_ENABLED is updated.
+        enabled: 1 to restore, 0 to skip.
+    """
+    if gradient[IS_ENABLED] != enabled:
         for span in range(2):
             lengths, full = gradient[SPANS + 3 * span], gradient[SPANS + 3 * span + 1]
             for k in range(gradient[SPANS + 3 * span + 2]):
-                int64_pointer(lengths + CHUNK * k)[0] = int64_pointer(full + CHUNK * k)[0] * on
-        gradient[IS_ON] = on
+                int64_pointer(lengths + CHUNK_BYTES * k)[0] = (
+                    int64_pointer(full + CHUNK_BYTES * k)[0] * enabled
+                )
+        gradient[IS_ENABLED] = enabled
     return 0
 
 
 def find_gradient(block, gradient, number):
-    """Store the TensorImpl of a gradient, or 0, in its record; prefetch it."""
+    """Store the TensorImpl of gradient `number`, or 0, in its record, and prefetch it."""
     record = int64_pointer(gradient[OWNER])
     grad = 0
     if block[PAIRS] == 0:
         grad = gradient_of(block, record)
     else:
         grad = gradient_in_pair(block, record, number)
-    gradient[FOUND] = grad
+    gradient[CURRENT_IMPL] = grad
     prefetch_to_read(grad)
     prefetch_to_read(grad + 64)
     prefetch_to_read(grad + 128)
     return 0
 
 
-def gradient_differs(block, gradient):
-    """Return a constant for the first difference of a gradient from its record, or 0.
+def memory_differs(block, gradient, grad, storage):
+    """Check the memory of a gradient; return a constant for the first difference, or 0.
 
-    `find_gradient` has stored the gradient. Switch off a variable whose gradient may be absent.
+    Store the address of the gradient in its record and in the kernel's cell.
+
+    Args:
+        block, gradient: The block, and the gradient's record.
+        grad, storage: The TensorImpl and the StorageImpl.
+    """
+    begin = word(grad + block[IN_IMPL_OFFSET]) * gradient[ELEMENT_BYTES]
+    data = word(storage + block[IN_STORAGE_DATA])
+    # An empty gradient has no memory.
+    if data == 0 and gradient[EXTENT] != 0:
+        return OTHER_GRADIENT
+    if begin + gradient[EXTENT] > word(storage + block[IN_STORAGE_BYTES]):
+        return OTHER_GRADIENT
+    if data + begin != gradient[SAFE_ADDRESS]:
+        if block[NEEDS_MEASURED_ADDRESSES]:
+            return OTHER_GRADIENT
+        if is_apart(block, data + begin, gradient[EXTENT]) == 0:
+            return SHARED_GRADIENT
+        gradient[SAFE_ADDRESS] = data + begin
+    cell = int64_pointer(gradient[CELL])
+    cell[0] = data + begin
+    return 0
+
+
+def gradient_differs(block, gradient):
+    """Compare a gradient with its record; return a constant for the first difference, or 0.
+
+    `find_gradient` must have stored the TensorImpl. If a gradient may be absent, enable or disable
+    its variable.
     """
     record = int64_pointer(gradient[OWNER])
-    grad, storage = gradient[FOUND], 0
-    if gradient[IS_THERE] == MAY_BE_ABSENT:
+    grad, storage = gradient[CURRENT_IMPL], 0
+    if gradient[PRESENCE] == MAY_BE_ABSENT:
         is_absent = 0
-        if grad == 0 or grad == block[NO_GRADIENT]:
+        if grad == 0 or grad == block[UNDEFINED_IMPL]:
             is_absent = 1
-        switch(gradient, 1 - is_absent)
+        set_enabled(gradient, 1 - is_absent)
         if is_absent:
             return 0
     if grad != 0:
         if word(grad + block[IN_IMPL_KEYS]) != gradient[GRADIENT_KEYS]:
             return OTHER_GRADIENT
         storage = word(grad + block[IN_IMPL_STORAGE])
-    if gradient[IS_THERE] == ABSENT:
+    if gradient[PRESENCE] == ABSENT:
         if storage != 0:
             return OTHER_GRADIENT
         return 0
@@ -440,35 +491,20 @@ def gradient_differs(block, gradient):
         return OTHER_GRADIENT
     if shape_differs(grad, record, block[IN_IMPL_DIMS]):
         return OTHER_GRADIENT
-    begin = word(grad + block[IN_IMPL_OFFSET]) * gradient[ITEM]
-    data = word(storage + block[IN_STORAGE_DATA])
-    # An empty gradient has no memory.
-    if data == 0 and gradient[NEEDED] != 0:
-        return OTHER_GRADIENT
-    if begin + gradient[NEEDED] > word(storage + block[IN_STORAGE_BYTES]):
-        return OTHER_GRADIENT
-    if data + begin != gradient[PLACE]:
-        if block[HAS_MEASURED]:
-            return OTHER_GRADIENT
-        if is_apart(block, data + begin, gradient[NEEDED]) == 0:
-            return SHARED_GRADIENT
-        gradient[PLACE] = data + begin
-    cell = int64_pointer(gradient[CELL])
-    cell[0] = data + begin
-    return 0
+    return memory_differs(block, gradient, grad, storage)
 
 
 def bits_of(watch):
-    """Return the bits of a watched number."""
+    """Return the present bits of a watched number of 4 or 8 bytes."""
     if watch[1] == 8:
         return word(watch[0])
     return int64(uint32_pointer(watch[0])[0])
 
 
 def column_differs(column, words):
-    """Return 1 if a column has another number than a step wrote last; else 0.
+    """Return 1 if an element of a column is not the number that a step wrote last; else 0.
 
-    Version counters do not detect all writes.
+    Version counters do not detect all writes. `words` is the record at the address `column`.
     """
     if words[5] == 0:
         return 0
@@ -477,41 +513,43 @@ def column_differs(column, words):
             if int64_pointer(words[0])[i] != words[4]:
                 return 1
         return 0
-    known = float64_pointer(column + 32)[0]
+    expected = float64_pointer(column + 32)[0]
     for i in range(words[1]):
         if words[2] == FLOAT32:
-            if float32_pointer(words[0])[i] != float32(known):
+            if float32_pointer(words[0])[i] != float32(expected):
                 return 1
-        elif float64_pointer(words[0])[i] != known:
+        elif float64_pointer(words[0])[i] != expected:
             return 1
     return 0
 
 
 def gradient_record(block, number):
-    """Return the record of a gradient."""
-    return int64_pointer(block[GRADIENTS + 1] + GRADIENT * number)
+    """Return a pointer to the record of the gradient with an index."""
+    return int64_pointer(block[GRADIENTS + 1] + GRADIENT_BYTES * number)
 
 
-def first_that_differs(block, which, begin, end):
+def first_that_differs(block, table, begin, end):
     """Return a constant for the first difference among tensors or gradients, or 0.
 
     Args:
-        which: TENSORS or GRADIENTS.
+        table: TENSORS or GRADIENTS.
         begin, end: The range of their indices.
     """
-    if which == GRADIENTS:
-        for k in range(begin, end + AHEAD):
+    if table == GRADIENTS:
+        for k in range(begin, end + PREFETCH_DISTANCE):
             if k < end:
                 find_gradient(block, gradient_record(block, k), k)
-            if k >= begin + AHEAD:
-                difference = gradient_differs(block, gradient_record(block, k - AHEAD))
+            if k >= begin + PREFETCH_DISTANCE:
+                difference = gradient_differs(block, gradient_record(block, k - PREFETCH_DISTANCE))
                 if difference != 0:
                     return difference
         return 0
-    last = block[TENSORS + 1] + TENSOR * (block[TENSORS] - 1)
+    last_record = block[TENSORS + 1] + TENSOR_BYTES * (block[TENSORS] - 1)
     for k in range(begin, end):
-        record = int64_pointer(block[TENSORS + 1] + TENSOR * k)
-        ahead = int64_pointer(min(address_of(record) + AHEAD * TENSOR, last))
+        record = int64_pointer(block[TENSORS + 1] + TENSOR_BYTES * k)
+        ahead = int64_pointer(
+            min(address_of(record) + PREFETCH_DISTANCE * TENSOR_BYTES, last_record)
+        )
         prefetch_to_read(ahead[IMPL] + 64)
         prefetch_to_read(ahead[IMPL] + 128)
         prefetch_to_read(ahead[STORAGE])
@@ -522,32 +560,33 @@ def first_that_differs(block, which, begin, end):
 
 
 def check_parts(block):
-    """Check parts of tensors and gradients until none is left; several threads run this at once.
+    """Check parts of tensors and gradients until none is left; set TEAM_DIFFERS if one differs.
 
-    The threads call no function of Python. The calling thread waits, and holds the interpreter
-    lock.
+    Several threads run this function at once, and none of them calls a function of Python. The
+    calling thread waits, and holds the interpreter lock.
     """
-    ticket = int64_pointer(address_of(block) + 8 * TICKET)
-    tensors, gradients = block[TENSORS], block[PARTED]
-    before = (tensors + PART - 1) & -PART  # gradients come after the last part of tensors
-    begin = PART * take_ticket(ticket)
-    while begin < before + gradients:
-        which, first, end = TENSORS, begin, tensors
-        if begin >= before:
-            which, first, end = GRADIENTS, begin - before, gradients
-        if first_that_differs(block, which, first, min(first + PART, end)) != 0:
-            block[DIFFERS] = 1
-        begin = PART * take_ticket(ticket)
+    ticket = int64_pointer(address_of(block) + 8 * NEXT_PART)
+    tensors, gradients = block[TENSORS], block[TEAM_GRADIENTS]
+    # Gradients come after the last part of tensors.
+    first_gradient = (tensors + RECORDS_PER_PART - 1) & -RECORDS_PER_PART
+    begin = RECORDS_PER_PART * take_ticket(ticket)
+    while begin < first_gradient + gradients:
+        table, first, end = TENSORS, begin, tensors
+        if begin >= first_gradient:
+            table, first, end = GRADIENTS, begin - first_gradient, gradients
+        if first_that_differs(block, table, first, min(first + RECORDS_PER_PART, end)) != 0:
+            block[TEAM_DIFFERS] = 1
+        begin = RECORDS_PER_PART * take_ticket(ticket)
 
 
 def team_differs(block):
     """Check tensors and gradients on several threads; return 1 if anything differs, else 0."""
-    block[TICKET], block[DIFFERS], block[PARTED] = 0, 0, block[GRADIENTS]
+    block[NEXT_PART], block[TEAM_DIFFERS], block[TEAM_GRADIENTS] = 0, 0, block[GRADIENTS]
     # Pairs are read by functions of Python, so one thread checks their gradients.
     if block[PAIRS] != 0:
-        block[PARTED] = 0
+        block[TEAM_GRADIENTS] = 0
     call(block[TEAM], block[TEAM_ROUTINE], address_of(block), block[TEAM_SIZE], 0)
-    return block[DIFFERS]
+    return block[TEAM_DIFFERS]
 
 
 def check_guards(block):
@@ -565,25 +604,25 @@ def check_guards(block):
     if block[TEAM] != 0:
         # After a difference, this thread checks everything again, to return the first difference.
         if team_differs(block) == 0:
-            tensors, gradients = 0, block[GRADIENTS] - block[PARTED]
+            tensors, gradients = 0, block[GRADIENTS] - block[TEAM_GRADIENTS]
     difference = first_that_differs(block, TENSORS, 0, tensors)
     if difference != 0:
         return difference
-    for k in range(block[WATCHED]):
-        watch = int64_pointer(block[WATCHED + 1] + WATCH * k)
+    for k in range(block[WATCHED_NUMBERS]):
+        watch = int64_pointer(block[WATCHED_NUMBERS + 1] + WATCH_BYTES * k)
         if bits_of(watch) != watch[2]:
-            return WRITTEN_BY_OTHERS
+            return FOREIGN_WRITE
     for k in range(block[COLUMNS]):
-        column = block[COLUMNS + 1] + COLUMN * k
+        column = block[COLUMNS + 1] + COLUMN_BYTES * k
         if column_differs(column, int64_pointer(column)):
-            return WRITTEN_BY_OTHERS
+            return FOREIGN_WRITE
     return first_that_differs(block, GRADIENTS, 0, gradients)
 
 
-def launch_all(block, which):
-    """Call the kernels of a table of launches, one after the other."""
-    for k in range(block[which]):
-        launch = int64_pointer(block[which + 1] + LAUNCH * k)
+def launch_all(block, table):
+    """Call the kernels of a table of launches (a word of the block), one after the other."""
+    for k in range(block[table]):
+        launch = int64_pointer(block[table + 1] + LAUNCH_BYTES * k)
         ticket = int64_pointer(launch[1])
         ticket[0] = 0
         if launch[2] == 0:
@@ -594,7 +633,7 @@ def launch_all(block, which):
 
 
 def next_step(member):
-    """Return the step count of a member after this step."""
+    """Return the step count of a member after this step as float64; 1 without a stored count."""
     if member[STEP_COUNT] == 0:
         return 1.0
     return load_number(member[STEP_COUNT], member[STEP_KIND]) + 1.0
@@ -608,16 +647,16 @@ def set_scalars_of_member(member):
     """
     program = int64_pointer(member[MEMBER_PROGRAM])
     last_step = float64_pointer(address_of(program) + 8 * LAST_STEP)
-    step, is_made = next_step(member), 0
+    step, has_row = next_step(member), 0
     if program[LAST_ROW] != NONE:
         if last_step[0] == step:
-            is_made = 1
-    if is_made == 0:
+            has_row = 1
+    if has_row == 0:
         registers, rows = float64_pointer(program[REGISTERS]), int64_pointer(program[ROW_COUNT])
         registers[0] = step
         if compute(program):
             return 1
-        if store_rows(program, program[ROWS + 1] + member[ROW_SIZE] * rows[0], 1):
+        if store_rows(program, program[ROWS + 1] + member[ROW_BYTES] * rows[0], 1):
             return 1
         program[LAST_ROW], last_step[0] = rows[0], step
         rows[0] = rows[0] + 1
@@ -629,7 +668,8 @@ def set_scalars_of_member(member):
 def set_scalars_of_members(block):
     """Compute the scalars of all members that have a gradient.
 
-    Return NOTHING if no member has one, BEYOND if a scalar would raise an error, else 0.
+    Return ALL_GRADIENTS_ABSENT if no member has one, OUT_OF_RANGE if a scalar would raise an error,
+    else 0.
     """
     for k in range(block[PROGRAMS]):
         program = int64_pointer(block[PROGRAMS + 1] + PROGRAM * k)
@@ -639,81 +679,81 @@ def set_scalars_of_members(block):
             rows[0] = 0
     count = 0
     for k in range(block[MEMBERS]):
-        if gradient_record(block, k)[IS_ON]:
+        if gradient_record(block, k)[IS_ENABLED]:
             count = count + 1
-            member = int64_pointer(block[MEMBERS + 1] + MEMBER * k)
+            member = int64_pointer(block[MEMBERS + 1] + MEMBER_BYTES * k)
             # An empty variable has no kernel.
             if member[MEMBER_PROGRAM] != 0:
                 if set_scalars_of_member(member):
-                    return BEYOND
+                    return OUT_OF_RANGE
     if count == 0:
-        return NOTHING
+        return ALL_GRADIENTS_ABSENT
     return 0
 
 
 def count_steps(block):
-    """Add 1 to the step counts of all members that have a gradient."""
+    """Add 1 to the stored step counts of all members that have a gradient."""
     for k in range(block[MEMBERS]):
-        member = int64_pointer(block[MEMBERS + 1] + MEMBER * k)
-        if gradient_record(block, k)[IS_ON] and member[STEP_COUNT] != 0:
+        member = int64_pointer(block[MEMBERS + 1] + MEMBER_BYTES * k)
+        if gradient_record(block, k)[IS_ENABLED] and member[STEP_COUNT] != 0:
             step = next_step(member)
             if member[STEP_KIND] == INT64:
-                whole = int64_pointer(member[STEP_COUNT])
-                whole[0] = int64(step)
+                int64_count = int64_pointer(member[STEP_COUNT])
+                int64_count[0] = int64(step)
             elif member[STEP_KIND] == FLOAT32:
-                narrow = float32_pointer(member[STEP_COUNT])
-                narrow[0] = step
+                float32_count = float32_pointer(member[STEP_COUNT])
+                float32_count[0] = step
             else:
-                wide = float64_pointer(member[STEP_COUNT])
-                wide[0] = step
+                float64_count = float64_pointer(member[STEP_COUNT])
+                float64_count[0] = step
 
 
-def is_written(block, written):
-    """Return whether the step writes a tensor."""
-    writers = int64_pointer(written[2])
-    for k in range(written[1]):
-        if gradient_record(block, writers[k])[IS_ON]:
+def is_written(block, write_record):
+    """Return whether the step writes the tensor of a record of WRITTEN_TENSORS."""
+    writers = int64_pointer(write_record[2])
+    for k in range(write_record[1]):
+        if gradient_record(block, writers[k])[IS_ENABLED]:
             return 1
-    return written[1] == 0
+    return write_record[1] == 0
 
 
 def write(block):
     """Run kernels, write step counts and columns, and increment version counters."""
     launch_all(block, RULE_MEASURES)
-    for k in range(block[RULE_MEASURED]):
-        measured = block[RULE_MEASURED + 1] + MEASURED * k
-        call(word(measured), measured)
+    for k in range(block[RULE_SCALARS]):
+        rule_block = block[RULE_SCALARS + 1] + RULE_SCALARS_BYTES * k
+        call(word(rule_block), rule_block)
     launch_all(block, LAUNCHES)
     count_steps(block)
     for k in range(block[COLUMNS]):
-        column = int64_pointer(block[COLUMNS + 1] + COLUMN * k)
-        number = float64_pointer(block[COLUMNS + 1] + COLUMN * k + 24)[0]
+        column = int64_pointer(block[COLUMNS + 1] + COLUMN_BYTES * k)
+        number = float64_pointer(block[COLUMNS + 1] + COLUMN_BYTES * k + 24)[0]
         if column[2] == INT64:
-            whole = int64_pointer(column[0])
+            int64_numbers = int64_pointer(column[0])
             for i in range(column[1]):
-                whole[i] = column[3]
+                int64_numbers[i] = column[3]
         elif column[2] == FLOAT32:
-            narrow = float32_pointer(column[0])
+            float32_numbers = float32_pointer(column[0])
             for i in range(column[1]):
-                narrow[i] = number
+                float32_numbers[i] = number
         else:
-            wide = float64_pointer(column[0])
+            float64_numbers = float64_pointer(column[0])
             for i in range(column[1]):
-                wide[i] = number
+                float64_numbers[i] = number
     # The first watched numbers are those of the columns.
-    for k in range(min(block[COLUMNS], block[WATCHED])):
-        watch = int64_pointer(block[WATCHED + 1] + WATCH * k)
+    for k in range(min(block[COLUMNS], block[WATCHED_NUMBERS])):
+        watch = int64_pointer(block[WATCHED_NUMBERS + 1] + WATCH_BYTES * k)
         watch[2] = bits_of(watch)
-    for k in range(block[WRITTEN]):
-        written = int64_pointer(block[WRITTEN + 1] + WRITE * k)
-        if is_written(block, written):
-            record = int64_pointer(block[TENSORS + 1] + TENSOR * written[0])
+    for k in range(block[WRITTEN_TENSORS]):
+        write_record = int64_pointer(block[WRITTEN_TENSORS + 1] + WRITE_BYTES * k)
+        if is_written(block, write_record):
+            record = int64_pointer(block[TENSORS + 1] + TENSOR_BYTES * write_record[0])
             take_ticket(uint32_pointer(record[COUNTER] + block[IN_COUNTER]))
-    block[TAKEN] = block[TAKEN] + 1
+    block[REPLAY_COUNT] = block[REPLAY_COUNT] + 1
 
 
-def is_on(guard):
-    """Return whether the result of a guard is not 0."""
+def is_active(guard):
+    """Call a guard function of torch; return whether the masked bits of its result are not 0."""
     bits = call(guard[0])
     if guard[2]:
         bits = word(bits)
@@ -721,9 +761,9 @@ def is_on(guard):
 
 
 def is_traced(block, first):
-    """Return whether one of the guard functions is on, beginning with the function `first`."""
+    """Return 1 if a guard function with index `first` or higher is active, else 0."""
     for k in range(first, block[GUARDS]):
-        if is_on(int64_pointer(block[GUARDS + 1] + GUARD * k)):
+        if is_active(int64_pointer(block[GUARDS + 1] + GUARD_BYTES * k)):
             return 1
     return 0
 
@@ -733,31 +773,31 @@ def is_tabled(block):
     if block[STEP_TABLE] == 0:
         return 0
     table = int64_pointer(block[STEP_TABLE])
-    row = block[TAKEN] - table[0]
+    row = block[REPLAY_COUNT] - table[0]
     return row >= 0 and row < table[1]
 
 
 def load_step(block):
-    """Copy the scalars of the next step from the table to registers and columns."""
-    row = block[TAKEN] - word(block[STEP_TABLE])
-    place = block[STEP_TABLE] + TABLE_HEAD + block[STEP_TABLE_ROW] * row
+    """Copy the scalars of the next step from the table of coming steps to registers and columns."""
+    row = block[REPLAY_COUNT] - word(block[STEP_TABLE])
+    source = block[STEP_TABLE] + TABLE_HEAD_BYTES + block[STEP_TABLE_ROW_BYTES] * row
     for k in range(block[STEP_TABLE_SPANS]):
-        span = int64_pointer(block[STEP_TABLE_SPANS + 1] + SPAN * k)
-        registers, numbers = int64_pointer(span[0]), int64_pointer(place)
+        span = int64_pointer(block[STEP_TABLE_SPANS + 1] + SPAN_BYTES * k)
+        registers, numbers = int64_pointer(span[0]), int64_pointer(source)
         for i in range(span[1]):
             registers[i] = numbers[i]
-        place = place + 8 * span[1]
-    following = int64_pointer(place)
+        source = source + 8 * span[1]
+    column_words = int64_pointer(source)
     for k in range(block[COLUMNS]):
-        column = int64_pointer(block[COLUMNS + 1] + COLUMN * k)
-        column[3] = following[k]
+        column = int64_pointer(block[COLUMNS + 1] + COLUMN_BYTES * k)
+        column[3] = column_words[k]
     return 0
 
 
 def read_numbers(block):
-    """Read scalars from tensors into registers; return 1 if one is denormal, else 0."""
+    """Copy scalars of READS from tensors to registers; return 1 if one is denormal, else 0."""
     for k in range(block[READS]):
-        read = int64_pointer(block[READS + 1] + READ * k)
+        read = int64_pointer(block[READS + 1] + READ_BYTES * k)
         number = load_number(read[0], read[1])
         if number != 0.0 and _f_absolute(number) < TINY_FLOAT32:
             return 1
@@ -768,14 +808,51 @@ def read_numbers(block):
     return 0
 
 
-def step(block, pairs, taken, request):
+def clip_by_norm(block):
+    """Compute the clip factor of the measured gradients; return 1 if it is out of range, else 0."""
+    clipping = int64_pointer(block[CLIPPING])
+    call(clipping[CLIPPING_ROUTINE], block[CLIPPING])
+    if clipping[CLIPPING_HAS_FACTOR] == 0:
+        return 1
+    clipping[CLIPPING_STEP] = block[REPLAY_COUNT] + 1
+    return 0
+
+
+def run_programs(block):
+    """Compute the scalars of all kernels; return 1 if a scalar would raise an error, else 0."""
+    for k in range(block[PROGRAMS]):
+        if run(int64_pointer(block[PROGRAMS + 1] + PROGRAM * k)):
+            return 1
+    return 0
+
+
+def run_part(block, part):
+    """Run a part of a step after all checks; return 0, ALL_GRADIENTS_ABSENT or OUT_OF_RANGE."""
+    if block[MEMBERS] != 0 and part != MEASURE:
+        difference = set_scalars_of_members(block)
+        if difference != 0:
+            return difference
+    if part == MEASURE or part == CLIPPED:  # noqa: SIM109
+        launch_all(block, MEASURES)
+    if part == CLIPPED:
+        if clip_by_norm(block):
+            return OUT_OF_RANGE
+    if part != MEASURE:
+        if block[MEMBERS] == 0:
+            if run_programs(block):
+                return OUT_OF_RANGE
+        write(block)
+    return 0
+
+
+def step(block, pairs, replay_count, request):
     """Check all guards, then replay the step or a part of it.
 
     Args:
         block: The block.
         pairs: The list of gradients and variables, or 0.
-        taken: The number of replayed steps when this step began, or ANY_STEP.
-        request: A part of a step, and flags.
+        replay_count: The number of replayed steps when this step began, or ANY_STEP.
+        request: The sum of a part of a step (FULL_STEP ...) and of flags.
 
     Returns:
         0, or a constant for the first difference; nothing was written then, except sums of a norm.
@@ -784,15 +861,15 @@ def step(block, pairs, taken, request):
     if request & UNRECORDED:
         first_guard = 0
     if is_traced(block, first_guard):
-        return TRACED
-    if taken != ANY_STEP and block[TAKEN] != taken:
+        return TRACING
+    if replay_count != ANY_STEP and block[REPLAY_COUNT] != replay_count:
         return OTHER_STEP
     if request & TABLED and is_tabled(block) == 0:
         return NOT_TABLED
     block[PAIRS] = pairs
-    block[HAS_MEASURED] = 0
+    block[NEEDS_MEASURED_ADDRESSES] = 0
     if part == UPDATE:
-        block[HAS_MEASURED] = 1
+        block[NEEDS_MEASURED_ADDRESSES] = 1
     difference = check_guards(block)
     if difference != 0:
         return difference
@@ -800,22 +877,4 @@ def step(block, pairs, taken, request):
         load_step(block)
         if read_numbers(block):
             return DENORMAL
-    if block[MEMBERS] != 0 and part != MEASURE:
-        difference = set_scalars_of_members(block)
-        if difference != 0:
-            return difference
-    if part == MEASURE or part == CLIPPED:  # noqa: SIM109
-        launch_all(block, MEASURES)
-    if part == CLIPPED:
-        clipping = int64_pointer(block[CLIPPING])
-        call(clipping[CLIPPING_ROUTINE], block[CLIPPING])
-        if clipping[CLIPPING_IS_USUAL] == 0:
-            return BEYOND
-        clipping[CLIPPING_TAKEN] = block[TAKEN] + 1
-    if part != MEASURE:
-        if block[MEMBERS] == 0:
-            for k in range(block[PROGRAMS]):
-                if run(int64_pointer(block[PROGRAMS + 1] + PROGRAM * k)):
-                    return BEYOND
-        write(block)
-    return 0
+    return run_part(block, part)

@@ -1,6 +1,6 @@
 """Scalars of each variable in a replay, computed between a rule's measures and its kernels.
 
-It is compiled with `scalar_program.py` and `leaf_sums.py`.
+This file is compiled with `scalar_program.py` and `leaf_sums.py`.
 """
 
 # Code for `compiler`.
@@ -8,53 +8,56 @@ It is compiled with `scalar_program.py` and `leaf_sums.py`.
 # ruff: noqa: F821
 from __future__ import annotations
 
-# Words of its block, of `replay_kernel.MEASURED` bytes, which is that of a kernel's variables.
-OWN_ROUTINE = 0  # the address of this, which the look calls
-LEAVES = 1  # where the measures of all leaves are, those of a leaf side by side
-MEASURES_OF_LEAF = 2  # how many
-VARIABLES = 3
-LEAVES_OF_EACH = 4  # where it says how many leaves each variable has
-PLACES = 5  # and which program
-OWN_PROGRAMS = 6  # whose first registers are the measures
-FIRST_ROW = 7  # of the kernel's scalars, of which each variable has a row
-ROW_SIZE = 8  # bytes
-SLOTS = 9  # of shape (), how many each variable has
-SLOT_PLACES = 10  # where those of all variables lie, one variable after the other
-SLOT_REGISTERS = 11  # which register has what each becomes, or NONE
+# Words of the block, which has `replay_kernel.RULE_SCALARS_BYTES` bytes and serves the variables of
+# one kernel.
+ROUTINE = 0  # the address of the compiled `set_rule_scalars`, for `replay_kernel`
+LEAVES = 1  # the address of the measures of all leaves; those of a leaf are adjacent
+MEASURES_OF_LEAF = 2  # the number of measures
+VARIABLES = 3  # the number of variables
+LEAF_COUNTS = 4  # the address of the number of leaves of each variable
+PROGRAM_INDICES = 5  # the address of the index of each variable's program
+PROGRAM_RECORDS = 6  # the address of the first program; its first registers are the measures
+FIRST_ROW = 7  # the address of the kernel's scalars, a row for each variable
+ROW_BYTES = 8
+SLOTS = 9  # the number of slots of shape () of each variable
+SLOT_ADDRESSES = 10  # the address of the addresses of slots, variable after variable
+SLOT_REGISTERS = 11  # the address of the registers with the new values of slots, or NONE
 
 
-def load_slot(program, place):
-    """A slot, which has the type of the scalars."""
+def load_slot(program, address):
+    """Return the number in a slot as float64; the slot has the dtype of the program."""
     if program[IN_FLOAT32]:
-        return float64(float32_pointer(place)[0])
-    return float64_pointer(place)[0]
+        return float64(float32_pointer(address)[0])
+    return float64_pointer(address)[0]
 
 
-def store_slot(program, place, number):
-    """Write one."""
+def store_slot(program, address, number):
+    """Store a number in a slot, which has the dtype of the program."""
     if program[IN_FLOAT32]:
-        narrow = float32_pointer(place)
+        narrow = float32_pointer(address)
         narrow[0] = number
     else:
-        wide = float64_pointer(place)
+        wide = float64_pointer(address)
         wide[0] = number
 
 
-def set_own_scalars(own):
-    """Make what a rule makes of the measures of each variable."""
-    leaves, measures, slots = own[LEAVES], own[MEASURES_OF_LEAF], own[SLOTS]
-    slot_places, results = int64_pointer(own[SLOT_PLACES]), int64_pointer(own[SLOT_REGISTERS])
-    counts, places = int64_pointer(own[LEAVES_OF_EACH]), int64_pointer(own[PLACES])
-    for i in range(own[VARIABLES]):
-        program = int64_pointer(own[OWN_PROGRAMS] + PROGRAM * places[i])
+def set_rule_scalars(block):
+    """Combine the measures of each variable, and compute its row of scalars and its slots."""
+    leaves, measures, slots = block[LEAVES], block[MEASURES_OF_LEAF], block[SLOTS]
+    slot_addresses = int64_pointer(block[SLOT_ADDRESSES])
+    result_registers = int64_pointer(block[SLOT_REGISTERS])
+    counts = int64_pointer(block[LEAF_COUNTS])
+    program_indices = int64_pointer(block[PROGRAM_INDICES])
+    for i in range(block[VARIABLES]):
+        program = int64_pointer(block[PROGRAM_RECORDS] + PROGRAM * program_indices[i])
         registers = float64_pointer(program[REGISTERS])
         for k in range(measures):
             registers[k] = added_up(float64_pointer(leaves + 8 * k), counts[i], measures)
         for k in range(slots):
-            registers[measures + k] = load_slot(program, slot_places[slots * i + k])
+            registers[measures + k] = load_slot(program, slot_addresses[slots * i + k])
         leaves = leaves + 8 * measures * counts[i]
-        program[ROWS + 1] = own[FIRST_ROW] + own[ROW_SIZE] * i
+        program[ROWS + 1] = block[FIRST_ROW] + block[ROW_BYTES] * i
         run(program)
         for k in range(slots):
-            if results[k] != NONE:
-                store_slot(program, slot_places[slots * i + k], registers[results[k]])
+            if result_registers[k] != NONE:
+                store_slot(program, slot_addresses[slots * i + k], registers[result_registers[k]])

@@ -1,4 +1,4 @@
-"""Compiled functions of the native replay, and how Python calls them."""
+"""Compiled functions of the native replay, and their bindings to Python."""
 
 from __future__ import annotations
 
@@ -20,38 +20,38 @@ from thalweg._engines.cpu import (
 from thalweg._engines.cpu.codegen import compiler_digest
 
 # Source of a built-in function of Python. Its `self` is a bytes object with the address of a guard
-# table's block; its arguments are those of `GuardTable.take`. A ctypes call takes several times as
-# long.
-_MAIN = """
+# table's block; its arguments are those of the function that `bind_replay` returns. A ctypes call
+# takes several times as long.
+_REPLAY_FUNCTION = """
 
-def LOOK_NAME(owner, arguments, count):
+def FUNCTION_NAME(owner, arguments, count):
     block, words = int64_pointer(word(owner + IN_BYTES)), int64_pointer(arguments)
     pairs = words[0]
     if pairs == block[NONE_OBJECT]:
         pairs = 0
-    taken = call(block[PY_LONG_AS_LONG], words[1])
-    result = step(block, pairs, taken, call(block[PY_LONG_AS_LONG], words[2]))
-    return call(block[PY_LONG_FROM_LONG], result)
+    replay_count = call(block[PY_LONG_AS_LONG], words[1])
+    difference = step(block, pairs, replay_count, call(block[PY_LONG_AS_LONG], words[2]))
+    return call(block[PY_LONG_FROM_LONG], difference)
 """
 # The offset of the contents of a bytes object.
 _IN_BYTES = bytes.__basicsize__ - 1
 _FASTCALL = 0x80  # METH_FASTCALL
-_MAIN_OF_PARTS = """
+_CHECK_PARTS_FUNCTION = """
 
-def LOOK_NAME(argument):
+def FUNCTION_NAME(argument):
     check_parts(int64_pointer(address_of(argument)))
 """
-_MAIN_OF_NORM = """
+_CLIP_FUNCTION = """
 
-def LOOK_NAME(argument):
+def FUNCTION_NAME(argument):
     clip(int64_pointer(address_of(argument)))
 """
-_MAIN_OF_MEASURES = """
+_RULE_SCALARS_FUNCTION = """
 
-def LOOK_NAME(argument):
-    set_own_scalars(int64_pointer(address_of(argument)))
+def FUNCTION_NAME(argument):
+    set_rule_scalars(int64_pointer(address_of(argument)))
 """
-_FUNCTIONS = {
+_PYTHON_FUNCTIONS = {
     replay_kernel.PY_LIST_SIZE: "PyList_Size",
     replay_kernel.PY_LIST_GET_ITEM: "PyList_GetItem",
     replay_kernel.PY_DICT_SIZE: "PyDict_Size",
@@ -63,16 +63,21 @@ _FUNCTIONS = {
 }
 
 
-def _address_of(main: str, *files: str) -> int:
-    """Compile files and a main function unless cached; return the address of that function."""
+def _compiled_address(entry_function: str, *files: str) -> int:
+    """Compile files and an entry function unless cached; return the address of that function.
+
+    Args:
+        entry_function: Source of a function FUNCTION_NAME, which calls functions of the files.
+        files: Paths of Python files in the language of `compiler`.
+    """
     # Complete files: a search for the functions that are needed would take longer than a step.
-    source = "\n".join([*(Path(file).read_text() for file in files), main])
+    source = "\n".join([*(Path(file).read_text() for file in files), entry_function])
     name = f"l_{kernel_cache.digest(source, compiler_digest())}"
-    return kernel_cache.address_of(name, source.replace("LOOK_NAME", name), briefly=True)
+    return kernel_cache.address_of(name, source.replace("FUNCTION_NAME", name), briefly=True)
 
 
-class _Method(ctypes.Structure):
-    """A PyMethodDef."""
+class _MethodDefinition(ctypes.Structure):
+    """PyMethodDef of Python's C interface."""
 
     _fields_ = (
         ("name", ctypes.c_char_p),
@@ -83,23 +88,23 @@ class _Method(ctypes.Structure):
 
 
 @cache
-def _method() -> int:
+def _method_address() -> int:
     """Return the address of the PyMethodDef of the compiled replay."""
-    main = _MAIN.replace("IN_BYTES", str(_IN_BYTES))
-    address = _address_of(main, replay_kernel.__file__, scalar_program.__file__)
-    method = _Method(b"look", address, _FASTCALL, None)
+    entry_function = _REPLAY_FUNCTION.replace("IN_BYTES", str(_IN_BYTES))
+    address = _compiled_address(entry_function, replay_kernel.__file__, scalar_program.__file__)
+    method = _MethodDefinition(b"look", address, _FASTCALL, None)
     # Built-in functions refer to the definition until the interpreter exits.
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(method))
     return ctypes.addressof(method)
 
 
-def routine(block: int) -> Callable[[list[Any] | None, int, int], int]:
-    """Return the compiled replay of a block; arguments and result are those of `GuardTable.take`.
+def bind_replay(block: int) -> Callable[[list[Any] | None, int, int], int]:
+    """Return the compiled replay, bound to the block at an address.
 
-    Args:
-        block: The address of the block.
+    The returned function takes the pairs, the replay count and the sum of part and flags of
+    `GuardTable.replay`, and returns 0 or a constant of `replay_kernel` for the first difference.
     """
-    return _builtin_maker()(_method(), block.to_bytes(8, sys.byteorder), None)
+    return _builtin_maker()(_method_address(), block.to_bytes(8, sys.byteorder), None)
 
 
 @cache
@@ -113,27 +118,27 @@ def _builtin_maker() -> Callable[[int, bytes, None], Any]:
 
 @cache
 def parts_routine() -> int:
-    """Return the address of the function that checks guards of parts of the tensors."""
-    return _address_of(_MAIN_OF_PARTS, replay_kernel.__file__)
+    """Return the address of the compiled `replay_kernel.check_parts`."""
+    return _compiled_address(_CHECK_PARTS_FUNCTION, replay_kernel.__file__)
 
 
 @cache
 def norm_routine() -> int:
-    """Return the address of the compiled `replay_global_norm`."""
-    return _address_of(_MAIN_OF_NORM, replay_global_norm.__file__, leaf_sums.__file__)
+    """Return the address of the compiled `replay_global_norm.clip`."""
+    return _compiled_address(_CLIP_FUNCTION, replay_global_norm.__file__, leaf_sums.__file__)
 
 
 @cache
 def measures_routine() -> int:
-    """Return the address of the compiled `replay_reductions`."""
+    """Return the address of the compiled `replay_reductions.set_rule_scalars`."""
     files = replay_reductions.__file__, scalar_program.__file__, leaf_sums.__file__
-    return _address_of(_MAIN_OF_MEASURES, *files)
+    return _compiled_address(_RULE_SCALARS_FUNCTION, *files)
 
 
 @cache
 def python_functions() -> dict[int, int]:
-    """Return the addresses of functions of Python's C interface, by their word in a block."""
+    """Return the addresses of functions of Python's C interface, by their index in a block."""
     return {
         word: ctypes.cast(getattr(ctypes.pythonapi, name), ctypes.c_void_p).value or 0
-        for word, name in _FUNCTIONS.items()
+        for word, name in _PYTHON_FUNCTIONS.items()
     }

@@ -1,4 +1,4 @@
-"""Variables whose matrices have few rows and columns, in kernels that take many side by side."""
+"""Updates of variables with small matrices, in kernels that compute many matrices at once."""
 
 # torch.from_numpy has no types.
 # pyright: reportUnknownMemberType=false
@@ -25,7 +25,7 @@ from thalweg._engines.cpu.reductions import scalar_rows
 from thalweg._engines.cpu.work_table import Table, chunk_of, cut_slices, dense_chunks, make_table
 from thalweg._engines.formula_parser import transcribe
 from thalweg._engines.fused_stage import read_stage
-from thalweg._engines.matrix_batches import Batch, alike, asked_by, run_stage
+from thalweg._engines.matrix_batches import Batch, group_by_shape, run_stage, stage_inputs
 from thalweg._engines.protocol import Call, Columns, Stages, StepRequest
 from thalweg._engines.reduction_order import Tree
 from thalweg._engines.row_column_reductions import view_of
@@ -33,91 +33,106 @@ from thalweg.formula import Formula, Rule
 
 
 class Work(NamedTuple):
-    """What is done before an update, in order.
+    """Passes of a rule, divided into sweeps over memory, in order.
 
     Attributes:
-        sweeps: For each sweep what it does of the passes, and the stages over numbers of variables
-            that come after it.
-        last: What the sweep of the update does of them.
+        sweeps: For each sweep before the update: its passes, and the stages over numbers of
+            variables that run after it.
+        update_passes: The passes in the sweep of the update.
     """
 
     sweeps: tuple[tuple[tuple[Measure | FusedStage, ...], tuple[Stage, ...]], ...]
-    last: tuple[Measure | FusedStage, ...]
+    update_passes: tuple[Measure | FusedStage, ...]
 
 
 @cache
 def work_of(rule: Rule) -> Work | None:
-    """The work of a rule; None if one of its passes is not for these kernels.
+    """Return the sweeps of a rule, or None if these kernels do not support one of its passes.
 
-    Each sweep makes anew what is of rows and columns, and measures of variables once.
+    Each sweep computes passes over rows and columns again; measures of variables are computed once.
     """
     if rule.before or rule.measures or rule.levels or rule.per_variable or rule.per_optimizer:
         return None
     if rule.codecs or not rule.is_of_lines or any(slot.per is None for slot in rule.shaped_slots):
         return None
     sweeps: list[tuple[tuple[Measure | FusedStage, ...], list[Stage]]] = []
-    own: list[Measure | FusedStage] = []
-    for each in rule.passes:
-        if isinstance(each, Stage) and not isinstance(each, FusedStage):
-            own = _end_sweep(sweeps, own)
-            if not sweeps or not _is_of_variables(rule, each, own):
+    passes: list[Measure | FusedStage] = []
+    for rule_pass in rule.passes:
+        if isinstance(rule_pass, Stage) and not isinstance(rule_pass, FusedStage):
+            passes = _end_sweep(sweeps, passes)
+            if not sweeps or not _is_of_variables(rule, rule_pass, passes):
                 return None
-            sweeps[-1][1].append(each)
-        elif isinstance(each, FusedStage):
-            if "element_count" in read_stage(rule, each).scalars:
+            sweeps[-1][1].append(rule_pass)
+        elif isinstance(rule_pass, FusedStage):
+            if "element_count" in read_stage(rule, rule_pass).scalars:
                 return None
-            own.append(each)
-        elif isinstance(each, Measure) and (each.over != "variable" or each.reduce == "sum"):
-            asked = transcribe(each.function).scalars
-            if any(one.makes in asked for one in own if not _is_of_lines(one)):
-                own = _end_sweep(sweeps, own)
-            own.append(each)
+            passes.append(rule_pass)
+        elif isinstance(rule_pass, Measure) and (
+            rule_pass.over != "variable" or rule_pass.reduce == "sum"
+        ):
+            scalar_names = transcribe(rule_pass.function).scalars
+            if any(
+                measure.makes in scalar_names for measure in passes if not _is_of_lines(measure)
+            ):
+                passes = _end_sweep(sweeps, passes)
+            passes.append(rule_pass)
         else:
             return None
-    last = _end_sweep(sweeps, own)
-    return Work(tuple((each, tuple(stages)) for each, stages in sweeps), tuple(last))
+    update_passes = _end_sweep(sweeps, passes)
+    work = ((sweep_passes, tuple(stages)) for sweep_passes, stages in sweeps)
+    return Work(tuple(work), tuple(update_passes))
 
 
-def _end_sweep(sweeps: list[Any], own: list[Measure | FusedStage]) -> list[Measure | FusedStage]:
-    """Have what measures variables be a sweep; returns what the next one begins with."""
-    of_lines = list(filter(_is_of_lines, own))
-    if len(of_lines) < len(own):
-        sweeps.append((tuple(own), []))
-    return of_lines
+def _end_sweep(sweeps: list[Any], passes: list[Measure | FusedStage]) -> list[Measure | FusedStage]:
+    """Append a sweep if a pass measures variables; return the passes that the next one repeats."""
+    line_passes = list(filter(_is_of_lines, passes))
+    if len(line_passes) < len(passes):
+        sweeps.append((tuple(passes), []))
+    return line_passes
 
 
-def _is_of_lines(each: Measure | FusedStage) -> bool:
-    """Whether it is no measure of variables."""
-    return isinstance(each, FusedStage) or each.over != "variable"
+def _is_of_lines(rule_pass: Measure | FusedStage) -> bool:
+    """Return whether a pass is not a measure of variables."""
+    return isinstance(rule_pass, FusedStage) or rule_pass.over != "variable"
 
 
-def _is_of_variables(rule: Rule, stage: Stage, own: Sequence[Measure | FusedStage]) -> bool:
-    """Whether a stage sees numbers of variables alone, none of which a measure among `own` reads.
+def _is_of_variables(rule: Rule, stage: Stage, passes: Sequence[Measure | FusedStage]) -> bool:
+    """Return whether a stage reads only numbers of variables, and none that `passes` measure with.
 
-    These are taken anew after it, when a number that it has changed is another one.
+    `passes` are computed again after the stage, and would read a number that it has changed.
     """
-    asked = {name for several in asked_by(stage) for name in several}
-    numbers = asked & {each.makes for each in rule.passes if isinstance(each, Measure)}
-    read = (transcribe(each.function).scalars for each in own if isinstance(each, Measure))
-    return asked.isdisjoint(rule.vectors) and all(numbers.isdisjoint(names) for names in read)
+    input_names = {name for names in stage_inputs(stage) for name in names}
+    measure_names = input_names & {
+        measure.makes for measure in rule.passes if isinstance(measure, Measure)
+    }
+    names_read = (
+        transcribe(measure.function).scalars for measure in passes if isinstance(measure, Measure)
+    )
+    return input_names.isdisjoint(rule.vectors) and all(
+        measure_names.isdisjoint(names) for names in names_read
+    )
 
 
-def find_short(asked: StepRequest, homes: Sequence[str]) -> list[bool]:
-    """For each variable of a step whether its matrices are taken side by side; nothing if none is.
+def find_short(request: StepRequest, engines: Sequence[str]) -> list[bool]:
+    """Return for each variable of a step if a `ShortGroup` can update it; [] if none can be.
 
     Args:
-        asked: A step of a rule with passes.
-        homes: The engines of variables whose memory is fit for them.
+        request: A step of a rule with passes.
+        engines: The engine of each variable.
     """
-    copied = any(copy is not None for copy in asked.copies or ())
-    if copied or asked.matrices or asked.places or work_of(asked.rule) is None:
+    has_copies = any(copy is not None for copy in request.copies or ())
+    if has_copies or request.matrices or request.places or work_of(request.rule) is None:
         return []
-    triples = zip(asked.variables, asked.gradients, asked.slots, strict=True)
-    found = [home == "cpu" and _is_short(*each) for home, each in zip(homes, triples, strict=True)]
-    return found if any(found) else []
+    triples = zip(request.variables, request.gradients, request.slots, strict=True)
+    is_short = [
+        engine == "cpu" and _is_short(*tensors)
+        for engine, tensors in zip(engines, triples, strict=True)
+    ]
+    return is_short if any(is_short) else []
 
 
 def _is_short(var: Tensor, grad: Any, slots: Sequence[Tensor]) -> bool:
+    """Return whether a variable has small matrices, contiguous memory and a dense gradient."""
     return (
         isinstance(grad, Tensor)
         and max(var.shape[-2:]) <= SIDE
@@ -140,62 +155,63 @@ def _kernel_of(
     sides: tuple[int, int],
     flush: bool,
 ) -> Compiled:
-    """The compiled kernel; arguments as those of `Short`."""
+    """Return the compiled kernel of a sweep; the arguments are those of `Short`."""
     name = np.dtype(compute).name
     kernel = Short(rule, passes, update, stages, storage, lines, name, sides, flush).write()
     return Compiled(kernel, np.float64)
 
 
 class ShortGroup(Group):
-    """As `Group`, of variables that are `short`; it runs passes, too."""
+    """`Group` of variables with small matrices (`find_short`), which runs the passes, too."""
 
-    def __init__(self, asked: StepRequest, members: list[int]) -> None:
-        own = self._begin(asked, members)
-        update: Any = asked.rule.update
+    def __init__(self, request: StepRequest, members: list[int]) -> None:
+        streams = self._set_members(request, members)
+        update: Any = request.rule.update
         rule: Rule = update.rule
         work = work_of(rule)
         if work is None:
             raise TypeError(f"rule {rule.name!r} is not for these kernels")
-        self._rule, self._work, self._stages = rule, work, asked.stages
-        self._update, self._types = asked.rule.update, own.names
-        self._views = [view_of(asked.variables[index].shape) for index in members]
-        width = stream_of_pass(rule, own.names, len(rule.passes))
+        self._rule, self._work, self._stages = rule, work, request.stages
+        self._update, self._types = request.rule.update, streams.names
+        self._views = [view_of(request.variables[index].shape) for index in members]
+        width = stream_of_pass(rule, streams.names, len(rule.passes))
         base = np.zeros((len(members), width), np.int64)
-        base[:, : len(own.names)] = own.base
-        chunk = chunk_of(sum(own.sizes))
-        chunks = dense_chunks(own.sizes, chunk)
+        base[:, : len(streams.names)] = streams.base
+        chunk = chunk_of(sum(streams.sizes))
+        chunks = dense_chunks(streams.sizes, chunk)
         self._row = np.zeros(len(members), np.int64)
         self.table = make_table(base, chunks, cut_slices(chunks, chunk), self._row)
         self._batches: list[tuple[list[int], Batch]] = []  # for stages, with the rows of members
-        for rows in alike(rule, [asked.variables[index] for index in members]):
-            batch = Batch(rule, asked.variables, [members[row] for row in rows])
-            batch.vectors.clear()  # they are the kernels' own
+        for rows in group_by_shape(rule, [request.variables[index] for index in members]):
+            batch = Batch(rule, request.variables, [members[row] for row in rows])
+            batch.vectors.clear()  # kernels compute vectors themselves
             self._batches.append((rows, batch))
         self._numbers: dict[str, Float64] = {}
         self._blocks: Float64 = np.empty((0, 0))
         self._tree = Tree(np.zeros(0, np.int64))
         self._sweeps: list[list[_Launch]] = []
-        self._last: list[_Launch] = []
-        self._staged: list[tuple[Tensor, Tensor]] = []  # slots that are written later
+        self._update_launches: list[_Launch] = []
+        self._staged_slots: list[tuple[Tensor, Tensor]] = []  # slots that are written later
 
-    def bind_slots(self, slots: Sequence[Sequence[Tensor]], apart: bool) -> None:
-        """Have kernels read and write these slots of rows and columns, of each member.
+    def bind_slots(self, slots: Sequence[Sequence[Tensor]], are_separate: bool) -> None:
+        """Bind the kernels to the slots of rows and columns of each member.
 
         Args:
-            slots: The slots.
-            apart: Whether no gradient lies in them; else all are written once all are read.
+            slots: The slots of each member, in the rule's order.
+            are_separate: True if no gradient shares memory with slots. Otherwise kernels write
+                copies, and `write_staged` writes the slots after all kernels.
         """
         first = len(self._types)
-        self._staged = []
+        self._staged_slots = []
         kinds: dict[tuple[int, int, tuple[str, ...]], list[int]] = {}
-        for member, own in enumerate(slots):
+        for member, member_slots in enumerate(slots):
             view = self._views[member]
-            for place, slot in enumerate(own):
-                if not (apart and slot.is_contiguous() and layout.is_aligned(slot)):
-                    self._staged.append((slot.detach(), slot.detach().contiguous().clone()))
-                    slot = self._staged[-1][1]
+            for place, slot in enumerate(member_slots):
+                if not (are_separate and slot.is_contiguous() and layout.is_aligned(slot)):
+                    self._staged_slots.append((slot.detach(), slot.detach().contiguous().clone()))
+                    slot = self._staged_slots[-1][1]
                 self.table.base[member, first + place] = slot.data_ptr()
-            names = tuple(str(layout.STORAGE_NAMES[slot.dtype]) for slot in own)
+            names = tuple(str(layout.STORAGE_NAMES[slot.dtype]) for slot in member_slots)
             key = view.rows, view.columns, names
             kinds.setdefault(key, []).append(member)
         counts = np.array([-(-view.matrices // LANES) for view in self._views], np.int64)
@@ -205,11 +221,11 @@ class ShortGroup(Group):
             column = stream_of_pass(self._rule, self._types, place)
             self.table.base[:, column] = self._blocks[place].ctypes.data + starts
         self._sweeps = [
-            [self._launch(key, members, own, None) for key, members in kinds.items()]
-            for own, _ in self._work.sweeps
+            [self._launch(key, members, passes, None) for key, members in kinds.items()]
+            for passes, _ in self._work.sweeps
         ]
-        self._last = [
-            self._launch(key, members, self._work.last, self._update)
+        self._update_launches = [
+            self._launch(key, members, self._work.update_passes, self._update)
             for key, members in kinds.items()
         ]
 
@@ -220,6 +236,14 @@ class ShortGroup(Group):
         passes: tuple[Measure | FusedStage, ...],
         update: Formula | None,
     ) -> _Launch:
+        """Return the launch of a sweep over members with equal matrix sizes and slot dtypes.
+
+        Args:
+            key: Rows, columns, and the storage types of the slots of rows and columns.
+            members: The indices of the members.
+            passes: The passes of the sweep.
+            update: The update, if the sweep runs it.
+        """
         rows, columns, lines = key
         kernel = _kernel_of(
             self._rule, passes, update, self._stages, self._types, lines, self.dtype,
@@ -235,63 +259,67 @@ class ShortGroup(Group):
         return _Launch(kernel, table)
 
     def run_passes(self, columns: Columns) -> None:
-        """Measure variables, and run stages over what was measured."""
+        """Run all sweeps before the update: measure variables, and run stages over the measures."""
         self._numbers = {}
         for _, batch in self._batches:
-            batch.measured.clear()
-        for slot, copy in self._staged:
+            batch.measured_values.clear()
+        for slot, copy in self._staged_slots:
             copy.copy_(slot)
-        for (own, stages), launches in zip(self._work.sweeps, self._sweeps, strict=True):
-            for each in launches:
-                each.kernel.run_on_threads(*each.aim(self._scalars_for(each, columns), self.flush))
-            for each in own:
-                if isinstance(each, Measure) and each.over == "variable":
-                    found = self._tree.combine(self._blocks[self._rule.passes.index(each)]) + 0.0
+        for (passes, stages), launches in zip(self._work.sweeps, self._sweeps, strict=True):
+            for sweep in launches:
+                scalars = self._scalars_for(sweep, columns)
+                sweep.kernel.run_on_threads(*sweep.aim(scalars, self.flush))
+            for measure in passes:
+                if isinstance(measure, Measure) and measure.over == "variable":
+                    block = self._blocks[self._rule.passes.index(measure)]
+                    totals = self._tree.combine(block) + 0.0
                     for rows, batch in self._batches:
-                        batch.give(each.makes, torch.from_numpy(found[rows]).view(-1, 1, 1, 1))
-                    self._numbers[each.makes] = np.empty(len(self.members))
+                        column = torch.from_numpy(totals[rows]).view(-1, 1, 1, 1)
+                        batch.set_values(measure.makes, column)
+                    self._numbers[measure.makes] = np.empty(len(self.members))
             for rows, batch in self._batches:
                 for stage in stages:
                     run_stage(self._rule, stage, batch, columns, _no_slot)
-                for name, value in batch.measured.items():  # as formulas have them
-                    self._numbers[name][rows] = value.reshape(-1).to(batch.kind).numpy()
+                # Formulas read the numbers in the dtype of the arithmetic.
+                for name, column in batch.measured_values.items():
+                    self._numbers[name][rows] = column.reshape(-1).to(batch.kind).numpy()
 
-    def _scalars_for(self, each: _Launch, columns: Columns) -> Float64:
-        """The scalars of a kernel: one row, or one for each member."""
-        rows = scalar_rows(each.kernel.scalars, self._scalars_of(each.kernel.scalars, columns))
+    def _scalars_for(self, sweep: _Launch, columns: Columns) -> Float64:
+        """Return a kernel's scalars, one row or a row per member; set the row index of each."""
+        rows = scalar_rows(sweep.kernel.scalars, self._scalars_of(sweep.kernel.scalars, columns))
         self._row[:] = self._rows if len(rows) > 1 else 0
         return np.ascontiguousarray(rows)
 
     def _scalars_of(self, names: Sequence[str], columns: Columns) -> dict[str, Any]:
-        others = [name for name in names if name not in self._numbers]
-        own = {name: self._numbers[name] for name in names if name in self._numbers}
-        return {**super()._scalars_of(others, columns), **own}
+        other_names = [name for name in names if name not in self._numbers]
+        measured_scalars = {name: self._numbers[name] for name in names if name in self._numbers}
+        return {**super()._scalars_of(other_names, columns), **measured_scalars}
 
     def compute_lines(
         self, measures: tuple[Measure, ...], stages: Stages, columns: Columns
     ) -> list[list[Tensor]]:
-        """Nothing: it keeps its measures."""
+        """Return no measures: the group stores them itself."""
         return [[] for _ in self.members]
 
     def make_calls(self, columns: Columns) -> list[Call]:
         """See `Group`."""
         calls: list[Call] = []
-        for each in self._last:
-            each.scalars = self._scalars_for(each, columns)
-            calls.append(each.kernel.bind_argument(*each.aim(each.scalars, self.flush)))
+        for sweep in self._update_launches:
+            sweep.scalars = self._scalars_for(sweep, columns)
+            calls.append(sweep.kernel.bind_argument(*sweep.aim(sweep.scalars, self.flush)))
         return calls
 
     def write_staged(self) -> list[Call]:
-        """What writes slots that do not lie line after line, once all kernels have run."""
-        return [partial(slot.copy_, copy) for slot, copy in self._staged]
+        """Return calls that copy staged slots to the slots, to run after all kernels."""
+        return [partial(slot.copy_, copy) for slot, copy in self._staged_slots]
 
 
 class _Launch:
-    """A kernel, and its work.
+    """Kernel with its work table.
 
     Attributes:
         kernel: The kernel.
-        scalars: Those that it was last aimed at.
+        scalars: The scalars of the last launch, which are kept alive here.
     """
 
     def __init__(self, kernel: Compiled, table: Table) -> None:
@@ -299,7 +327,7 @@ class _Launch:
         self.scalars: Float64 = np.empty((0, 0))
 
     def aim(self, scalars: Float64, flush: bool) -> tuple[int, int]:
-        """The argument of the kernel, and the number of threads."""
+        """Bind scalars; return the address of the kernel's argument and the number of threads."""
         self.scalars = scalars
         slices = len(self._table.bounds) - 1
         argument = self._table.fill_argument(scalars, flush)
@@ -307,4 +335,5 @@ class _Launch:
 
 
 def _no_slot(member: int, place: int) -> Tensor:
+    """Raise an error: stages over numbers of variables must not read slots."""
     raise RuntimeError("stages over numbers of variables see no slots")

@@ -48,7 +48,7 @@ class Group:
         self._kinds = tuple(getattr(request.rule.update, "vectors", {}).items())
         self.kernel = self._generate_kernel(request, kernel_streams)
         self.members = members
-        self.whole = len(members) == len(request.variables)
+        self.has_all_variables = len(members) == len(request.variables)
         self._sizes, self.bytes = kernel_streams.sizes, kernel_streams.bytes
         self._device = device = request.variables[members[0]].device
         n_streams = len(kernel_streams.names)
@@ -138,7 +138,7 @@ class Group:
         for name in kernel.scalars:
             value = separate.get(name)
             if isinstance(value, Tensor):
-                values[name] = value if self.whole else value[self._member_places]
+                values[name] = value if self.has_all_variables else value[self._member_places]
             else:
                 values[name] = shared[name] if value is None else value[self.members]
         n_rows = 1 if is_shared else len(self.members)

@@ -16,11 +16,11 @@ from thalweg._base.rule_passes import Stage
 from thalweg._core.dtensor import is_on_mesh
 from thalweg._engines.matrix_batches import (
     Batch,
-    asked_by,
     counts_of,
+    empty_like_elements,
     is_due,
-    memory_beside,
     run_stage,
+    stage_inputs,
 )
 from thalweg._engines.matrix_shapes import matrix_shape, shaped_like
 from thalweg._engines.protocol import Columns, StepRequest
@@ -59,7 +59,7 @@ class GatheredMatrices:
             for slot_shapes, ranks in zip(self._full_shapes, self._ranks, strict=True)
         ]
         self.made = [
-            {n: memory_beside(var) for n in request.rule.made} for var in request.variables
+            {n: empty_like_elements(var) for n in request.rule.made} for var in request.variables
         ]
         local_matrices: dict[Any, list[int]] = {}
         for index, (var, owner) in enumerate(zip(variables, self._owners, strict=True)):
@@ -87,7 +87,7 @@ class GatheredMatrices:
             members = [index for index, count in pairs if is_due(count, stage.every)]
         if not members:
             return
-        slot_names = {name for used in asked_by(stage) for name in used}
+        slot_names = {name for used in stage_inputs(stage) for name in used}
         names = [name for name in (*self._rule.made, *self._kinds) if name in slot_names]
         shares: dict[tuple[str, int], GatheredTensor] = updates.gathered_tensors
         # What an earlier stage was given, and has made of it, is there still.
@@ -132,7 +132,7 @@ class GatheredMatrices:
         if name not in self._kinds:
             if is_owner:
                 batch, row = self._rows[index]
-                full = batch.made[name][row]
+                full = batch.pass_values[name][row]
             return GatheredTensor(owner, ranks, self._dims[index], self.made[index][name], full)
         local = slots[index][self._kinds.index(name)].detach()
         shape = self._full_shapes[index][name]

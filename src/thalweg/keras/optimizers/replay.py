@@ -170,7 +170,7 @@ class KerasReplay(ReplayedApply):
             mismatch = self._take_coming(optimizer, pairs, optimizer._clipping)
             if not mismatch:
                 return True
-            if mismatch not in (replay_kernel.NOT_TABLED, replay_kernel.WRITTEN_BY_OTHERS):
+            if mismatch not in (replay_kernel.NOT_TABLED, replay_kernel.FOREIGN_WRITE):
                 self._drop(optimizer, cache, mismatch)
                 return False
         if (
@@ -200,7 +200,7 @@ class KerasReplay(ReplayedApply):
                 mismatch = self._retry_after_reading(optimizer, pairs, self._take_as_known)
         else:
             mismatch = self._take_as_known(optimizer, pairs)
-            if mismatch == replay_kernel.WRITTEN_BY_OTHERS:
+            if mismatch == replay_kernel.FOREIGN_WRITE:
                 mismatch = self._retry_after_reading(optimizer, pairs, self._take_as_known)
         if mismatch:
             self._drop(optimizer, cache, mismatch)
@@ -234,7 +234,7 @@ class KerasReplay(ReplayedApply):
         mismatch = attempt(optimizer, pairs)
         # First read only scalars with new versions, then all of them.
         for read in (self._read_written, self._read):
-            if mismatch == replay_kernel.WRITTEN_BY_OTHERS:
+            if mismatch == replay_kernel.FOREIGN_WRITE:
                 read(optimizer)
                 mismatch = attempt(optimizer, pairs)
         return mismatch

@@ -193,7 +193,7 @@ class V1Replay(ReplayedApply):
         is_as_read = values is None or not (self._found.read or not self._are_alike(values))
         if self._is_foreseen and is_as_read:
             status = self._take_coming(optimizer, pairs, transforms)
-            if status == replay_kernel.WRITTEN_BY_OTHERS:
+            if status == replay_kernel.FOREIGN_WRITE:
                 self._read_counters()
                 status = self._take_coming(optimizer, pairs, transforms)
             if status not in (replay_kernel.NOT_TABLED, replay_kernel.DENORMAL):
@@ -207,7 +207,7 @@ class V1Replay(ReplayedApply):
         status = FAILED
         if values is not None and self._are_alike(values):
             status = self._take_as_known(optimizer, pairs, values, transforms)
-            if status == replay_kernel.WRITTEN_BY_OTHERS:
+            if status == replay_kernel.FOREIGN_WRITE:
                 self._read_counters()
                 status = self._take_as_known(optimizer, pairs, values, transforms)
         if status and self._functions:  # the full step uses the values that were read
@@ -216,7 +216,7 @@ class V1Replay(ReplayedApply):
 
     def _is_done(self, cache: PlanCache, pairs: list[Any], status: int) -> bool:
         """Return whether the step was taken; forget it if it is to be planned anew."""
-        is_stale = status not in (0, FAILED, replay_kernel.WRITTEN_BY_OTHERS, replay_kernel.TRACED)
+        is_stale = status not in (0, FAILED, replay_kernel.FOREIGN_WRITE, replay_kernel.TRACING)
         if self.read is not None or (is_stale and self._is_over_pairs(pairs)):
             cache.replay = None
         return not status
@@ -243,7 +243,7 @@ class V1Replay(ReplayedApply):
     def _compare(self, pairs: list[object]) -> int:
         """Return the status of the guards before users' functions are called; 0 if all hold."""
         status = self._found.compare(pairs, self.taken)
-        if status == replay_kernel.WRITTEN_BY_OTHERS:
+        if status == replay_kernel.FOREIGN_WRITE:
             self._read_counters()
             status = self._found.compare(pairs, self.taken)
         return status
