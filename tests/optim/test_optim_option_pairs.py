@@ -86,7 +86,7 @@ def test_steps_equal_the_reference(cls: Any, options: dict[str, Any]) -> None:
                if isinstance(slot, torch.Tensor)) or "masters" in options  # fmt: skip
 
 
-@pytest.mark.parametrize("cls", [optim.LAMB, optim.Muon, optim.SOAP])
+@pytest.mark.parametrize("cls", [optim.LAMB, optim.SOAP, optim.MuonH, optim.Prodigy])
 @pytest.mark.parametrize("options", [BYTES, {"weights": "split"}, {"masters": True}], ids=str)
 @pytest.mark.parametrize("through_file", [False, True], ids=["state_dict", "checkpoint"])
 def test_training_continues_after_a_load(

@@ -236,8 +236,8 @@ def _give_back_dtypes(
 ) -> None:
     """Restore the dtypes and devices that tensors of a state had before torch cast them.
 
-    Scalar slots stay as torch has cast them, unless there is a master. With `keeps_as_torch`, only
-    sums of gradients are restored.
+    Scalar slots stay as torch has cast them, without a master or split weights. With
+    `keeps_as_torch`, only sums of gradients are restored.
     """
     keys = [key for group in saved_state["param_groups"] for key in group["params"]]
     members = [(group, param) for group in twin.param_groups for param in group["params"]]
@@ -252,7 +252,8 @@ def _give_back_dtypes(
             needs_move = kinds.device is not None and loaded.device != home
             # `_without_slots` replaced a slot on another device by an empty tensor.
             must_replace = needs_move or loaded.shape != value.shape
-            is_torchs = name in numbers and not kinds.has_master(param)
+            is_wide = kinds.is_split or kinds.has_master(param)
+            is_torchs = name in numbers and not is_wide
             if is_torchs and loaded.shape == value.shape:
                 twin.state[param][name] = loaded.to(home)
             elif must_replace or (_is_kept(value) and loaded.dtype != value.dtype):
