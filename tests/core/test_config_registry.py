@@ -83,7 +83,9 @@ def test_a_name_is_of_one_thing() -> None:
     names = Names()
     names.tell("a", int)
     names.tell("a", int)
-    with pytest.raises(ValueError, match="'a' is told of <class 'int'> and of <class 'float'>"):
+    with pytest.raises(
+        ValueError, match="'a' is registered for <class 'int'> and cannot name <class 'float'>"
+    ):
         names.tell("a", float)
     assert names.find("a") is int
     assert names.name_of(float) is None

@@ -133,6 +133,23 @@ def test_trainings(make, options):
     assert_same(trained("cuda", make, 2, **options), trained("reference", make, 2, **options))
 
 
+MATRIX_TRAININGS = [
+    (optim.Muon, {**BYTES, "dtype": torch.float32}),
+    (optim.Muon, SPLIT),
+    (optim.Muon, {**SPLIT, **BYTES, "trust_ratio": True}),
+    (optim.SOAP, {**SPLIT, **BYTES, **NOISY}),
+]
+
+
+@pytest.mark.parametrize(("make", "options"), MATRIX_TRAININGS, ids=str)
+def test_trainings_of_matrices(make, options):
+    options = {**options, "shapes": [(64, 72), (5, 7)]}
+    results = [
+        low_precision_trainings.trained(name, make, 2, **options) for name in ("cuda", "reference")
+    ]
+    assert_same(*results)
+
+
 OPTIONS = [
     {**BYTES, "dtype": torch.float32},
     {**SPLIT, **BYTES, **NOISY},

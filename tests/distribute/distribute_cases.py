@@ -165,7 +165,7 @@ def merge_call(s: Strategy) -> Any:
     def across(strategy: Strategy, number: int, increment: int = 0) -> list[Any]:
         return [strategy is s, in_cross_replica_context(), number + increment]
 
-    return s.run(lambda: current_replica().merge_call(across, (1,), {"more": 2}))
+    return s.run(lambda: current_replica().merge_call(across, (1,), {"increment": 2}))
 
 
 @case

@@ -244,7 +244,7 @@ def asks(*, beta):
     ("prepare", "message"),
     [
         (names_nothing, r"must return a dict of scalars by name, not \["),
-        (names_text, "asks for the scalar scale, of which prepare makes 'large'"),
+        (names_text, "takes the scalar scale, which is 'large', not a number"),
         (names_other, r"asks for scale, .*, and not made by prepare\. There are .*scaled"),
         (fails, "fails at the first step: KeyError: 'rate'"),
         (asks, "asks for beta, which is neither"),

@@ -257,9 +257,12 @@ BAD_CODE = {
     "an unknown name": ("grad * missing", "`missing` is not defined"),
     "a keyword": ("sqrt(x=grad)", "cannot call `sqrt(x=grad)`"),
     "too few arguments": ("where(grad > 0, var)", "needs 3 arguments"),
-    "a comparison as a number": ("var - (grad > 0)", "`grad > 0` is no number; write where("),
-    "a number as a condition": ("where(grad, var, 1)", "`grad` is no condition; write `grad != 0`"),
-    "a comparison returned": ("grad > 0", "`grad > 0` is no number"),
+    "a comparison as a number": ("var - (grad > 0)", "`grad > 0` is not a number; write where("),
+    "a number as a condition": (
+        "where(grad, var, 1)",
+        "`grad` is not a condition; write `grad != 0`",
+    ),
+    "a comparison returned": ("grad > 0", "`grad > 0` is not a number"),
     "recursion": ("again(grad)", "calls itself"),
 }
 PREFIX = (
@@ -289,14 +292,17 @@ HELPERS = (
 )
 # calls of them, and what is said; a number where they can be called so
 HELPED = {
-    "a number as a condition": ("pick(grad, var)", "`grad` is no condition; write `grad != 0`"),
-    "a condition as a number": ("var - twice(grad > 0)", "`grad > 0` is no number; write where("),
-    "a condition to choose": ("pick(grad > 0, var > 0)", "`var > 0` is no number"),
-    "a number in between": ("deeper(grad, var)", "`grad` is no condition"),
-    "a condition in between": ("deeper(grad > 0, var > 0)", "`var > 0` is no number"),
-    "compared conditions": ("where(less(grad > 0, var > 0), 1, 2)", "`grad > 0` is no number"),
-    "numbers combined": ("where(either(grad, var), 1, 2)", "`grad` is no condition"),
-    "a condition under another name": ("same(grad > 0) + var", "`grad > 0` is no number"),
+    "a number as a condition": ("pick(grad, var)", "`grad` is not a condition; write `grad != 0`"),
+    "a condition as a number": (
+        "var - twice(grad > 0)",
+        "`grad > 0` is not a number; write where(",
+    ),
+    "a condition to choose": ("pick(grad > 0, var > 0)", "`var > 0` is not a number"),
+    "a number in between": ("deeper(grad, var)", "`grad` is not a condition"),
+    "a condition in between": ("deeper(grad > 0, var > 0)", "`var > 0` is not a number"),
+    "compared conditions": ("where(less(grad > 0, var > 0), 1, 2)", "`grad > 0` is not a number"),
+    "numbers combined": ("where(either(grad, var), 1, 2)", "`grad` is not a condition"),
+    "a condition under another name": ("same(grad > 0) + var", "`grad > 0` is not a number"),
     "as they are": ("deeper(either(less(grad, var), grad > 0), same(grad))", 4.0),
 }
 

@@ -182,11 +182,11 @@ def _another_of_its_name(var: Any, grad: Any) -> Any:
 @pytest.mark.parametrize(
     ("update", "message"),
     [
-        (_more_after_it, "`step` is what it has `moved`, and what it returns first is another"),
-        (_another_of_its_name, "`var` is what it has `moved`, and what it returns first is anoth"),
-        (_two, r"test_wrapped_formula.py:\d+\): a formula says `moved\(base, step\)` once"),
-        (_inside, r"a formula says `moved\(base, step\)` once, of its first result or"),
-        (_slot, r"a formula says `moved\(base, step\)` once, of its first result or"),
+        (_more_after_it, "`step` is assigned from `moved`, so it must be the first result"),
+        (_another_of_its_name, "`var` is assigned from `moved`, so it must be"),
+        (_two, r"test_wrapped_formula.py:\d+\): call `moved\(base, step\)` once"),
+        (_inside, r"call `moved\(base, step\)` once, as the first result or"),
+        (_slot, r"call `moved\(base, step\)` once, as the first result or"),
         (_helped, "_of_helper .*: `moved` is for the formula itself, not for its helpers"),
         (_three, r"`moved\(var, grad, 1\)` needs 2 arguments"),
     ],

@@ -63,7 +63,7 @@ def test_a_first_step_without_memory_may_be_taken_again(make: Callable[[], Any])
         training.step(1)
         assert same(copy_everything(training), expected), f"allocation {number}"
         assert titles(training) == titles(undisturbed), f"allocation {number}"
-        if memory.left >= 0:
+        if memory.remaining >= 0:
             break
     assert failed > 3
 
@@ -77,12 +77,12 @@ def test_averages_without_memory_begin_later() -> None:
             var.assign(normal(tuple(var.shape), place))
         with contextlib.suppress(MemoryError), Failing(number) as memory:
             training.averages.apply(training.own.values())
-        if memory.left < 0:
+        if memory.remaining < 0:
             assert training.state() == {}
-        training.averages = training.averages if memory.left < 0 else OfAverages().averages
+        training.averages = training.averages if memory.remaining < 0 else OfAverages().averages
         training.step(0), training.step(1)
         assert same(training.state(), undisturbed.state())
-        if memory.left >= 0:
+        if memory.remaining >= 0:
             break
     assert number > 3
 
@@ -102,6 +102,6 @@ def test_a_state_without_memory_is_not_loaded(make: Callable[[], Any]) -> None:
             assert same(values(new_training), initial), f"allocation {number}"
             new_training.load(state, 1)
         assert same(new_training.state(), state), f"allocation {number}"
-        if memory.left >= 0:
+        if memory.remaining >= 0:
             break
     assert number or not state

@@ -65,7 +65,9 @@ def test_reserved_names_of_what_prepare_makes(name: str, options: dict[str, floa
 
 @pytest.mark.parametrize("value", ["x", None, [1.0], torch.ones(2), 1j], ids=str)
 def test_prepare_that_makes_no_number(value: Any) -> None:
-    with pytest.raises(RuleError, match=r"of which prepare makes .*; that is no number"):
+    with pytest.raises(
+        RuleError, match=r"takes the scalar learning_rate, which is .*, not a number"
+    ):
         RuleOptimizer(prepared_rule(learning_rate=value))
 
 

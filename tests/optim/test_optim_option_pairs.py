@@ -14,10 +14,10 @@ import pytest
 import torch
 
 from rulebook import assert_same
-from thalweg import Measure, Rule, Slot, checkpoint, optim
+from thalweg import Measure, Pass, Rule, Slot, checkpoint, optim
 from thalweg._engines import engine
 from thalweg.errors import RuleError
-from thalweg.formula import variable_squares
+from thalweg.formula import gradient_squares
 
 SHAPES = [(64, 96), (70, 80), (5, 7)]
 WRAPPERS: list[dict[str, Any]] = [
@@ -120,8 +120,31 @@ def test_encoded_momentum_moves_muon_little() -> None:
     assert 0 < (params[0] - params[1]).norm() < distance / 10
 
 
-def update_of_rows(var: Any, grad: Any, m: Any, *, learning_rate: Any, rows: Any) -> Any:
+@pytest.mark.parametrize(
+    ("cls", "options"),
+    [
+        (optim.LAMB, BYTES),
+        (optim.LAMB, {"state_storage": "dynamic8"}),
+        (optim.SGD, {"state_storage": "linear8", "momentum": 0.9, "trust_ratio": True}),
+    ],
+    ids=str,
+)
+def test_slots_of_several_leaves_are_measured_as_by_the_reference(
+    cls: Any, options: dict[str, Any]
+) -> None:
+    actual = take_steps(make_optimizer(cls, options, [((1 << 17) + 300,)]), 3)
+    with engine("reference"):
+        expected = take_steps(make_optimizer(cls, options, [((1 << 17) + 300,)]), 3)
+    assert_same(written_tensors(actual), written_tensors(expected))
+
+
+def plain_update(var: Any, grad: Any, m: Any, *, learning_rate: Any, rows: Any) -> Any:
     m = m * 0.9 + grad
+    return var - learning_rate * m / (rows + 1.0), m
+
+
+def update_after_pass(var: Any, grad: Any, u: Any, m: Any, *, learning_rate: Any, rows: Any) -> Any:
+    m = m * 0.9 + u
     return var - learning_rate * m / (rows + 1.0), m
 
 
@@ -129,15 +152,70 @@ def slot_squares(var: Any, grad: Any, m: Any) -> Any:
     return m * m
 
 
-@pytest.mark.parametrize("function", [slot_squares, variable_squares])
-def test_rows_of_encoded_slots_cannot_be_measured(function: Any) -> None:
-    passes = (Measure(function, makes="rows", over="row"),)
+def made_slot_squares(var: Any, grad: Any, u: Any, m: Any) -> Any:
+    return m * m
+
+
+def unread_slot(var: Any, grad: Any, m: Any) -> Any:
+    return grad * grad
+
+
+def double(var: Any, grad: Any, m: Any) -> Any:
+    return grad * 2.0
+
+
+def rows_rule(*passes: Any, **options: Any) -> Rule:
+    """Return a rule of one encoded slot that uses a sum of each row."""
+    update = update_after_pass if any(isinstance(each, Pass) for each in passes) else plain_update
     slots = (Slot("m", storage="softsign8"),)
-    rule = Rule(name="Rows", update=update_of_rows, slots=slots, passes=passes)
+    return Rule(name="Rows", update=update, slots=slots, passes=passes, **options)
+
+
+GRADIENT_ROWS = Measure(unread_slot, makes="rows", over="row")
+
+
+@pytest.mark.parametrize("passes", [(GRADIENT_ROWS,), (Pass(double, makes="u"), GRADIENT_ROWS)])
+def test_rows_beside_encoded_slots_equal_the_reference(passes: Any) -> None:
+    if len(passes) > 1:
+        passes = (passes[0], Measure(gradient_squares, makes="rows", over="row"))
+
+    def train() -> Any:
+        parameter = torch.nn.Parameter(torch.ones(64, 80))
+        return take_steps(optim.RuleOptimizer([parameter], rows_rule(*passes)), 3)
+
+    actual = train()
+    with engine("reference"):
+        expected = train()
+    assert_same(written_tensors(actual), written_tensors(expected))
+
+
+@pytest.mark.parametrize(
+    ("passes", "options"),
+    [
+        ((Measure(slot_squares, makes="rows", over="row"),), {}),
+        ((Measure(slot_squares, makes="rows", over="row"), Pass(double, makes="u")), {}),
+        ((Pass(double, makes="u"), Measure(made_slot_squares, makes="rows", over="row")), {}),
+        (
+            (GRADIENT_ROWS,),
+            {"measures": {"length": slot_squares}, "per_variable": lambda length: {}},
+        ),
+    ],
+)
+def test_encoded_slots_read_by_kernels_of_rows_raise(passes: Any, options: Any) -> None:
     params = [torch.nn.Parameter(torch.ones(64, 80))]
-    if function is slot_squares:
-        with pytest.raises(RuleError, match=r"'rows' measures rows or columns of its slot 'm'"):
-            optim.RuleOptimizer(params, rule)
-        return
-    optimizer = take_steps(optim.RuleOptimizer(params, rule), 2)
-    assert optimizer.state[params[0]]["m"].dtype == torch.uint8
+    with pytest.raises(RuleError, match=r"reads its slot 'm', which must not be encoded"):
+        optim.RuleOptimizer(params, rows_rule(*passes, **options))
+
+
+@pytest.mark.parametrize("option", ["trust_ratio", "cautious", "sphere", "radial_brake"])
+def test_wrappers_of_row_rules_cannot_measure_encoded_slots(option: str) -> None:
+    params = [torch.nn.Parameter(torch.ones(64, 80))]
+    with pytest.raises(RuleError, match=r"reads its slot 'm', which must not be encoded"):
+        optim.RuleOptimizer(params, rows_rule(GRADIENT_ROWS), **{option: True})
+
+
+def test_prodigy_encodes_neither_its_sum_nor_the_initial_weights() -> None:
+    optimizer = take_steps(make_optimizer(optim.Prodigy, BYTES), 2)
+    state = optimizer.state[optimizer.param_groups[0]["params"][0]]
+    names = {name for name, slot in state.items() if slot.dtype == torch.uint8}
+    assert names == {"exp_avg", "exp_avg_sq"}

@@ -107,9 +107,9 @@ def factor_of(
         largest = math.inf  # TensorFlow's formula makes NaN of all gradients
     if limit < 0:
         limit = math.inf
-    has_finite_factor = not is_tensor and not norm.exponent and largest > 0 and root <= largest
+    is_simple = not is_tensor and not norm.exponent and largest > 0 and root <= largest
     # These numbers cause no warnings of NumPy, which take long to switch off.
-    if has_finite_factor and epsilon is not None:
+    if is_simple and epsilon is not None:
         return Factor(_torchs_factor(dtype(limit), dtype(root), epsilon))
     simple_factor: object = None
     with np.errstate(all="ignore"):

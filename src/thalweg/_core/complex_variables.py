@@ -60,9 +60,11 @@ _ANALYTIC = {*ROUNDED, "neg", "sqrt", "square", "stream", "scalar", "const"}
 
 @cache
 def is_analytic(rule: Rule) -> bool:
-    """Return whether all formulas of a rule consist of + - * / and square roots alone."""
-    told_otherwise = rule.before, rule.update_single, rule.per_variable
-    if any(told_otherwise) or rule.whole or rule.duplicates != "sum":
+    """Return whether a rule consists of arithmetic and square roots, so that it can run on complex
+    tensors.
+    """
+    other_functions = rule.before, rule.update_single, rule.per_variable
+    if any(other_functions) or rule.whole or rule.duplicates != "sum":
         return False
     formulas = rule.update, rule.update_sparse, rule.update_untouched
     return all(_has_arithmetic_alone(formula) for formula in formulas if formula is not None)

@@ -26,18 +26,20 @@ class Names:
         self._names: dict[Any, str] = {}
 
     def tell(self, name: str, thing: object, *aliases: object) -> None:
-        """Say what files call something.
+        """Register a class or function under its name in files.
 
         Args:
-            name: The name; of several of one thing the first is written.
-            thing: What is made again from the name.
+            name: The name; if a thing has several, files contain the first.
+            thing: The class or function that the name loads.
             aliases: Further classes or functions that are written with the name.
 
         Raises:
-            ValueError: Something else has this name.
+            ValueError: Another class or function has this name.
         """
         if self._things.setdefault(name, thing) is not thing:
-            raise ValueError(f"{name!r} is told of {self._things[name]!r} and of {thing!r}.")
+            raise ValueError(
+                f"{name!r} is registered for {self._things[name]!r} and cannot name {thing!r}."
+            )
         for alias in (thing, *aliases):
             self._names.setdefault(alias, name)
 

@@ -37,7 +37,7 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def beside(local_tensor: Tensor, param: Tensor) -> Tensor:
-    """Return a DTensor with local part `local_tensor`, placed like `param`, if that is one."""
+    """Return `local_tensor` as a DTensor placed like `param`; unchanged for other parameters."""
     if not is_on_mesh(param):
         return local_tensor
     from torch.distributed.tensor import DTensor

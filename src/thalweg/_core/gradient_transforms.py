@@ -180,7 +180,9 @@ def before_norms(transforms: GradientTransforms) -> Stages:
 
 
 def all_dense(pairs: Sequence[Pair]) -> list[Pair]:
-    """Return the pairs with dense gradients; sparse ones are summed in the variable's dtype."""
+    """Return the pairs with sparse gradients made dense: equal indices are summed in the dtype of
+    the variable.
+    """
     return [
         (whole(with_values(grad, grad.values.to(var.dtype)), var), var)
         if isinstance(grad, IndexedSlices)

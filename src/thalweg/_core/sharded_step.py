@@ -28,7 +28,7 @@ class Sharing(Protocol):
     def check_matrices(
         self, rule: Rule, variables: Sequence[Tensor], titles: Sequence[str]
     ) -> None:
-        """Raise an error unless a rule with passes, whose stages use full matrices, fits.
+        """Raise an error if this sharding cannot gather the matrices of a rule with passes.
 
         Raises:
             NotImplementedError: Names the first variable that is not supported.

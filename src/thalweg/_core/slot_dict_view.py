@@ -39,7 +39,7 @@ class _SlotDict(SlotStore, Mapping[Any, Mapping[Any, Any]]):
         return nested
 
     def get(self, var: Any, name: Any = None) -> Any:
-        """Return the slot `name` of a variable; for a string key its slots, or else `name`."""
+        """Return the slot `name` of a variable; with a string as `var`, as `dict.get` does."""
         if not isinstance(var, str):
             return super().get(var, name)
         try:

@@ -12,10 +12,10 @@ from thalweg.errors import RuleError
 from thalweg.formula import Rule
 
 
-def check_taken(
+def check_value_counts(
     formula: Any, formula_graph: FormulaGraph, names: list[str], results: int, results_text: str
 ) -> None:
-    """Raise unless a formula of a rule with passes has the right number of values.
+    """Raise RuleError unless a formula of a rule with passes has the expected number of values.
 
     Args:
         formula: The formula, named in the error.
@@ -44,8 +44,8 @@ def check_numbers(
             float(scalars[name])
         except (TypeError, ValueError):
             raise RuleError(
-                f"{place_of(formula)} asks for the scalar {name}, of which prepare makes"
-                f" {scalars[name]!r}, which is not a number."
+                f"{place_of(formula)} takes the scalar {name}, which is {scalars[name]!r}, not a"
+                " number."
             ) from None
 
 

@@ -12,7 +12,12 @@ import torch
 from thalweg._base.fused_stage import FusedStage
 from thalweg._base.rule_passes import Measure, Pass, Stage
 from thalweg._base.showing import show_value
-from thalweg._engines.check_formula import check_numbers, check_order, check_sides, check_taken
+from thalweg._engines.check_formula import (
+    check_numbers,
+    check_order,
+    check_sides,
+    check_value_counts,
+)
 from thalweg._engines.formula_parser import place_of, transcribe
 from thalweg._engines.fused_stage import SIZES, read_stage
 from thalweg._engines.matrix_batches import (
@@ -45,7 +50,7 @@ def check_passes(rule: Rule, scalars: Mapping[str, Any]) -> None:
             inputs = [*made_names, *(slot.name for slot in rule.element_slots)]
             check_sides(inputs, rule_pass.function, transcript, 2, scalars)
             count, names = len(rule_pass.makes), ", ".join(rule_pass.makes)
-            check_taken(rule_pass.function, transcript, inputs, count, names)
+            check_value_counts(rule_pass.function, transcript, inputs, count, names)
             check_order(inputs, rule_pass.function, transcript, True)
             check_numbers(rule, rule_pass.function, transcript, scalars)
             made_names += rule_pass.makes

@@ -24,8 +24,8 @@ from thalweg._engines.reduction_order import LEAF
 # The lanes of a block fit into the L1 cache together with the streams.
 ROWS, COLUMNS = 16, 32
 BLOCK = ROWS * COLUMNS
-# Biased float32 exponents of the largest magnitude that is scaled to 1. Others are clamped to them,
-# so that the scale and its inverse are not denormals.
+# Range of biased float32 exponents of a block's largest magnitude. Others are clamped to it, so
+# that neither the scale nor its inverse is denormal.
 POWERS = 27, 227
 
 # A NumPy array on the CPU, a tensor elsewhere.
@@ -48,12 +48,12 @@ def sums_of_products(values: Mapping[str, Array], pairs: Pairs) -> dict[str, Arr
     library: Any = torch if is_torch else np
     columns: list[Array] = []
     for a, b in pairs.values():
-        (factor, undo), (other_factor, other_undo) = scaled_arrays[a], scaled_arrays[b]
-        products = factor * other_factor
+        (blocks, inverse), (other_blocks, other_inverse) = scaled_arrays[a], scaled_arrays[b]
+        products = blocks * other_blocks
         column = products[:, :, 0]
         for row in range(1, ROWS):
             column = column + products[:, :, row]
-        columns.append(_wide(column) * (undo * other_undo))
+        columns.append(_wide(column) * (inverse * other_inverse))
     stacked = library.stack(columns)
     lanes = library.zeros_like(stacked[:, :, 0])
     for block in range(stacked.shape[2]):

@@ -29,8 +29,8 @@ FUNCTIONS = ("sqrt", "absolute", "sign", "where", "maximum", "minimum", "exp", "
 ALL_FUNCTIONS = (*FUNCTIONS, "wide", "narrow")
 _BY_FUNCTION = {id(getattr(formula, name)): name for name in ALL_FUNCTIONS}
 _ARGUMENTS = {name: getattr(formula, name).__code__.co_argcount for name in ALL_FUNCTIONS}
-_HOME_OF_MEANS = "thalweg._base.fused_stage"  # by its name: few need it loaded
-# What other libraries call them, where the name is another.
+_MEANS_MODULE = "thalweg._base.fused_stage"  # a name, because few formulas need it
+# Names of these functions in other libraries.
 _ALIASES = {"abs": "absolute", "fabs": "absolute", "max": "maximum", "min": "minimum",
             "fmax": "maximum", "fmin": "minimum", "pow": "power"}  # fmt: skip
 _REDUCTIONS = {"all", "amax", "amin", "any", "average", "cumsum", "dot", "einsum", "fsum", "inner",
@@ -95,6 +95,8 @@ def _advice_for_call(call: ast.Call, is_stage: bool) -> str:
 
 
 class FormulaRewriter(ast.NodeTransformer):
+    """Rewriter of one formula or helper function; raises RuleError for unsupported syntax."""
+
     def __init__(
         self, function: types.FunctionType, helpers: HelperFunctions, is_stage: bool = False
     ):
@@ -196,7 +198,7 @@ class FormulaRewriter(ast.NodeTransformer):
         if name is None and function is abs:
             name = "absolute"
         is_function = isinstance(function, types.FunctionType)
-        if is_function and function.__globals__["__name__"] == _HOME_OF_MEANS:
+        if is_function and function.__globals__["__name__"] == _MEANS_MODULE:
             if not self.is_stage:
                 raise self.error_at(
                     node,
@@ -256,7 +258,7 @@ class FormulaRewriter(ast.NodeTransformer):
         if len(self.moves) > 1 or len(places) < len(self.moves):
             raise self.error_at(
                 node,
-                "a formula says `moved(base, step)` once, of its first result or of a name.",
+                "call `moved(base, step)` once, as the first result or assigned to a name.",
             )
         return places[0] if places else None
 
@@ -271,7 +273,7 @@ class FormulaRewriter(ast.NodeTransformer):
         if not is_first or moved_name in later_names:
             name = moved_name.removeprefix(LOCAL_PREFIX)
             raise self.error_at(
-                node, f"`{name}` is what it has `moved`, and what it returns first is another."
+                node, f"`{name}` is assigned from `moved`, so it must be the first result."
             )
 
     def check_count(self, node: ast.Call, count: int) -> None:
@@ -302,7 +304,7 @@ class FormulaRewriter(ast.NodeTransformer):
         if self.fix_kind(node, False):
             return rewritten
         raise self.error_at(
-            node, f"`{ast.unparse(node)}` is no number; write where({ast.unparse(node)}, 1, 0)."
+            node, f"`{ast.unparse(node)}` is not a number; write where({ast.unparse(node)}, 1, 0)."
         )
 
     def as_condition(self, node: ast.expr) -> ast.expr:
@@ -311,7 +313,7 @@ class FormulaRewriter(ast.NodeTransformer):
         if self.fix_kind(node, True):
             return rewritten
         raise self.error_at(
-            node, f"`{ast.unparse(node)}` is no condition; write `{ast.unparse(node)} != 0`."
+            node, f"`{ast.unparse(node)}` is not a condition; write `{ast.unparse(node)} != 0`."
         )
 
     def fix_kind(self, node: ast.expr, is_condition: bool) -> bool:

@@ -15,7 +15,12 @@ from thalweg._base import scalars
 from thalweg._base.composed_formula import ComposedFormula
 from thalweg._base.locks import importing
 from thalweg._base.showing import show_value
-from thalweg._engines.check_formula import check_numbers, check_order, check_sides, check_taken
+from thalweg._engines.check_formula import (
+    check_numbers,
+    check_order,
+    check_sides,
+    check_value_counts,
+)
 from thalweg._engines.formula_arguments import check_given
 from thalweg._engines.formula_parser import (
     LOCAL_PREFIX,
@@ -190,7 +195,7 @@ def _check_formula(rule: Rule, part: str, formula: Any, known_scalars: Mapping[s
     input_names = [*rule.made, *slots] if has_gradient else slots
     check_sides(input_names, formula, transcript, 1 + has_gradient, known_scalars)
     if rule.made and has_gradient:
-        check_taken(formula, transcript, input_names, 1 + len(slots), "var, *slots")
+        check_value_counts(formula, transcript, input_names, 1 + len(slots), "var, *slots")
     else:
         check_counts(formula, transcript, has_gradient, len(slots))
     check_order(input_names, formula, transcript, has_gradient)

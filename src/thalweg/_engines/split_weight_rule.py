@@ -15,17 +15,17 @@ from thalweg.formula import Rule, Slot
 
 
 class Split(Composed):
-    """Formula of a rule with the full weight, which engines join from the variable and a last slot.
+    """Update or pass over the full weight, which engines join from the variable and the last slot.
 
     Args:
         formula: The update or a pass, `(var, grad, *made, *slots, *, scalars)`.
-        makes: The number of values that a pass makes; 0 for the update.
+        made_count: The number of values that a pass makes; 0 for the update.
         input_count: The number of inputs before the last slot, which may be more than the formula
             has parameters.
     """
 
-    def __init__(self, formula: Any, makes: int, input_count: int) -> None:
-        self.formula, self.makes, self.input_count = formula, makes, input_count
+    def __init__(self, formula: Any, made_count: int, input_count: int) -> None:
+        self.formula, self.made_count, self.input_count = formula, made_count, input_count
         self.__qualname__ = f"{formula.__qualname__} of a split variable"
 
     def __call__(self, *values: Any, **scalars: Any) -> Any:
@@ -40,7 +40,7 @@ class Split(Composed):
         (correction,) = stream_nodes(1, self.input_count)
         results = graph.apply([correction, *stream_nodes(len(graph.positional) - 1, 1)])
         names = (*graph.positional, *[""] * (self.input_count - len(graph.positional)), CORRECTION)
-        if not self.makes:
+        if not self.made_count:
             results.append(results[0])
         return FormulaGraph(names, graph.scalars, tuple(results))
 

@@ -335,9 +335,11 @@ class StagedStep:
             )
         ]
         self._updates = updates_of(rule)
-        *passes, update_call = zip(plans, self._updates, strict=False)
-        self._pass_plans = [plan(self._request_for(request, update)) for plan, update in passes]
-        self._update_plan = update_call[0](self._request_for(request, update_call[1]))
+        *pass_pairs, (plan_update, update_rule) = zip(plans, self._updates, strict=False)
+        self._pass_plans = [
+            plan(self._request_for(request, pass_rule)) for plan, pass_rule in pass_pairs
+        ]
+        self._update_plan = plan_update(self._request_for(request, update_rule))
         # Replaced when the slots of small matrices are bound.
         self._mark_slots_written: Call = tuple
         groups = _groups_of(self._update_plan) if request.short else []
@@ -430,7 +432,7 @@ class StagedStep:
 
     def _check_slots(self, slots: Sequence[Sequence[Tensor]]) -> None:
         """Validate the `shaped_slots` unless they are unchanged, then bind small matrices."""
-        all_slots = [slot for element_slots in slots for slot in element_slots]
+        all_slots = [slot for var_slots in slots for slot in var_slots]
         # The kernels of small matrices are made in `_bind_short`, even without slots.
         if not all_slots and not self._short_groups:
             return
@@ -514,7 +516,7 @@ class StagedStep:
         rule = self._rule
         if not rule.is_of_lines:
             return ()
-        levels = (formula.measures for formula in rule.levels)
+        levels = (level.measures for level in rule.levels)
         line_formulas = {
             formula for group in (rule.measures, *levels) for formula in group.values()
         }

@@ -38,5 +38,7 @@ class Flat(Option):
     def check_beside(self, options: Others) -> None:
         in_backward = options.of(InBackward).in_backward
         if in_backward or options.of(Accumulation).accumulate > 1:
-            freed = "in_backward" if in_backward else "accumulate"
-            raise InvalidArgumentError(f"gradients='flat' keeps gradients, which {freed} frees.")
+            option_name = "in_backward" if in_backward else "accumulate"
+            raise InvalidArgumentError(
+                f"gradients='flat' keeps gradients, which {option_name} frees."
+            )

@@ -89,9 +89,11 @@ def dynamic(
     factor = vectors.number(np.float32(multiplier), vectors.place_of(scale))
     count, higher = steps + 1, scale * factor
     is_growth_step = count >= increment_period
-    growth = xp.where(is_growth_step & xp.isfinite(higher), higher, scale)
+    grown_scale = xp.where(is_growth_step & xp.isfinite(higher), higher, scale)
     return {
-        "current_loss_scale": xp.where(overflow, vectors.at_least(scale / factor, 1.0), growth),
+        "current_loss_scale": xp.where(
+            overflow, vectors.at_least(scale / factor, 1.0), grown_scale
+        ),
         "good_steps": xp.where(overflow | is_growth_step, 0, count),
     }
 

@@ -70,6 +70,11 @@ def _wrap_rule(rule: Rule, name: str, *factors: float) -> Rule:
                 f" none: leave it out, or use another optimizer. {error}"
             ) from None
         raise RuleError(f"Rule {wrapped_rule.name!r}: {error}") from None
+    if wrapped_rule.codecs:
+        with importing:
+            from thalweg._engines.codecs.rules import fault_of
+        if fault := fault_of(wrapped_rule):
+            raise RuleError(f"Rule {wrapped_rule.name!r}: {fault}.")
     return wrapped_rule
 
 

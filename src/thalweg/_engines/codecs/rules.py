@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 from thalweg._base.rule_passes import Measure
 from thalweg._engines.codecs import CODECS, OF_SLOTS
 from thalweg._engines.formula_parser import place_of, transcribe
@@ -28,16 +31,26 @@ def fault_of(rule: Rule) -> str:
                 f" {rule.name!r} may have others; expected:"
                 f" {', '.join(name for name, entry in OF_SLOTS.items() if not entry.positive)}"
             )
-    # Rows and columns are measured by kernels that do not decode.
-    stream_names = [*rule.made, *(slot.name for slot in rule.element_slots)]
     coded = {slot.name for slot in rule.element_slots if slot.storage}
-    for step in rule.passes:
-        if isinstance(step, Measure):
-            positional = transcribe(step.function).positional
-            read = coded.intersection(stream_names[: len(positional) - 2])
-            if read:
-                return (
-                    f"{step.makes!r} measures rows or columns of its slot {min(read)!r}, which must"
-                    f" be stored as numbers for this ({place_of(step.function)})"
-                )
+    for name, formula, inputs in _line_formulas(rule):
+        streams = transcribe(formula).streams
+        read = coded.intersection(inputs[k] for k in streams if k < len(inputs))
+        if read:
+            return (
+                f"{name!r} reads its slot {min(read)!r}, which must not be encoded: kernels that"
+                f" reduce rows and columns do not decode slots ({place_of(formula)})"
+            )
     return ""
+
+
+def _line_formulas(rule: Rule) -> Iterator[tuple[str, Any, list[str]]]:
+    """Yield the formulas that kernels over rows and columns reduce, with their names and inputs."""
+    slots, made = [slot.name for slot in rule.element_slots], list[str]()
+    for rule_pass in rule.passes:
+        if isinstance(rule_pass, Measure):
+            yield rule_pass.makes, rule_pass.function, ["var", "grad", *made, *slots]
+        made += getattr(rule_pass, "of_elements", ())
+    if rule.is_of_lines:
+        for measures in (rule.measures, *(level.measures for level in rule.levels)):
+            for name, formula in measures.items():
+                yield name, formula, ["var", "grad", *made, *slots]

@@ -291,7 +291,7 @@ def _counts(formula_graph: FormulaGraph) -> bool:
 def _lane_fields(sweep: Elements, gathers: bool) -> dict[str, object]:
     """Return the fields of `_MEASURE` that fill, add and fold lanes."""
     rows = _ROWS if len(sweep.read) <= _STREAMS else 1
-    # Tensors with encoded slots are in row-major order.
+    # `Dispatcher` leaves variables with encoded slots that are not contiguous to the reference.
     gathers = gathers and bool(sweep.read) and not sweep.coded
     reserve = sweep.reserve_scratch if gathers else sweep.reserve_decoded
     gather = sweep.gather if gathers else sweep.decode

@@ -191,7 +191,8 @@ class _Element(Element):
         name = self.update.name_of(stream)
         # The variable's number is read together with its lower part.
         if self._lower is not None and stream == 0:
-            return [f"upper = {self.load_value(0)}"]
+            # A pass returns the variable unchanged; nothing stores it.
+            return [f"upper = {self.load_value(0)}", f"{name} = upper"]
         if stream == self._lower:
             number = f"joined(upper, {self.load_value(stream)})"
             return [f"{name} = {self.writer.flush_value(number)}"]

@@ -55,7 +55,7 @@ PRODIGY = Rule(
     measures={"numerator": numerator, "denominator": denominator},
     per_optimizer=per_optimizer,
     hypers=HYPERS,
-    slots=(*NUMBERS, Slot("p0", UNSET_START), Slot("s"), *SLOTS),
+    slots=(*NUMBERS, Slot("p0", UNSET_START, exact=True), Slot("s", exact=True), *SLOTS),
     source="Mishchenko and Defazio 2023; https://arxiv.org/abs/2306.06101; prodigyopt",
     differs="torch.optim has none. Leave the rate at 1: it is a factor of the one that is found.",
 )
