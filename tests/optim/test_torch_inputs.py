@@ -13,7 +13,7 @@ import torch.testing._internal.common_optimizers
 sys.path.insert(0, sys.argv[1])
 import torch_inputs
 assert not torch_inputs.STAND_INS
-print(torch_inputs.told(), end="")
+print(torch_inputs.describe_inputs(), end="")
 """
 
 

@@ -531,10 +531,10 @@ def test_a_template_makes_its_variables_once(graph: Any) -> None:
     def scaled(x: Any, factor: float) -> Any:
         return v1.get_variable("w", [2]) * x * factor
 
-    first, second = v1.make_template("scale", scaled, by=2.0), v1.make_template("scale", scaled)
+    first, second = v1.make_template("scale", scaled, factor=2.0), v1.make_template("scale", scaled)
     first(tf.ones([2]))
     first(tf.zeros([2]))
-    second(tf.ones([2]), by=1.0)
+    second(tf.ones([2]), factor=1.0)
     assert [var.op.name for var in v1.global_variables()] == ["scale/w", "scale_1/w"]
 
 
