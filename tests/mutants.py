@@ -4,7 +4,7 @@
 
 A change is one of: a comparison, an operation, a condition or a bool turned round, a number moved
 by 1, a statement taken out, a result forgotten. The tests see a copy of the library with the
-change in its source, from which engines transcribe formulas. Each mutant runs in a process forked
+change in its source, from which engines trace formulas. Each mutant runs in a process forked
 from this one. Printed are the mutants that no test noticed, and the share of those that were.
 """
 

@@ -97,9 +97,9 @@ def assert_begun(
 
 
 def leaves_alone(case: Case, formula: Any) -> bool:
-    from thalweg._engines.formula_parser import transcribe
+    from thalweg._engines.formula_parser import trace_formula
 
-    return transcribe(formula).passes_through(0, 0)
+    return trace_formula(formula).passes_through(0, 0)
 
 
 def adam() -> Case:

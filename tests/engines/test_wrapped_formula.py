@@ -15,7 +15,7 @@ from thalweg import Hyper, Rule, Slot, optim, sqrt, where
 from thalweg._engines.codegen import Update
 from thalweg._engines.cpu.codegen import generate_update
 from thalweg._engines.formula_graph import in_order
-from thalweg._engines.formula_parser import bind_formula, transcribe
+from thalweg._engines.formula_parser import bind_formula, trace_formula
 from thalweg.errors import RuleError
 from thalweg.formula import StepMeasure, WrappedStepFormula, moved
 
@@ -78,13 +78,13 @@ def values() -> Any:
 
 
 def run(formula: Any, *args: Any, **scalars: Any) -> Any:
-    arguments = {name: scalars[name] for name in transcribe(formula).scalars}
+    arguments = {name: scalars[name] for name in trace_formula(formula).scalars}
     return bind_formula(formula, NUMPY, F)(*args, **arguments)
 
 
 @pytest.mark.parametrize(("formula", "other"), [(ahead, as_sum), (back, as_difference)])
 def test_what_is_moved_is_a_sum_or_a_difference_to_engines(formula: Any, other: Any) -> None:
-    results = [transcript.results for transcript in map(transcribe, (formula, other))]
+    results = [graph.results for graph in map(trace_formula, (formula, other))]
     assert all(first is second for first, second in zip(*results, strict=True))
     kernels = [
         generate_update(Update(f, ("float32",) * 3), "float32").name for f in (formula, other)
@@ -137,10 +137,10 @@ def test_a_measure_reads_no_more_than_its_step_follows_from() -> None:
         m = m + grad
         return moved(var, -(rate * m)), m, sqrt(v)
 
-    transcript = transcribe(StepMeasure(update, the_step))
-    assert transcript.scalars == ("rate",)
-    assert transcript.streams == [1, 2]  # the gradient and m
-    assert not any(node.op == "sqrt" for node in in_order(transcript.results))
+    graph = trace_formula(StepMeasure(update, the_step))
+    assert graph.scalars == ("rate",)
+    assert graph.streams == [1, 2]  # the gradient and m
+    assert not any(node.op == "sqrt" for node in in_order(graph.results))
 
 
 def _two(var: Any, grad: Any) -> Any:
@@ -193,7 +193,7 @@ def _another_of_its_name(var: Any, grad: Any) -> Any:
 )
 def test_where_a_step_is_said(update: Any, message: str) -> None:
     with pytest.raises(RuleError, match=message):
-        transcribe(update)
+        trace_formula(update)
 
 
 def _with_helper(var: Any, grad: Any, base: Any, step: Any) -> Any:
@@ -223,7 +223,7 @@ def test_wrappers_need_matching_signatures(outer: Any) -> None:
     with pytest.raises(
         RuleError, match=f"{outer.__name__} .* lies around a step: it takes var, gr"
     ):
-        transcribe(WrappedStepFormula(ahead, outer))
+        trace_formula(WrappedStepFormula(ahead, outer))
 
 
 @pytest.mark.parametrize("formula", [3, None, partial(tenth, step=1)], ids=["3", "None", "partial"])
@@ -234,11 +234,11 @@ def test_a_wrapper_must_be_a_function(formula: Any) -> None:
 
 
 def test_what_has_no_decay_has_none_to_decide_on() -> None:
-    transcribe(WrappedStepFormula(ahead, tenth, decays=True))
-    transcribe(WrappedStepFormula(named, tenth, decays=True))
+    trace_formula(WrappedStepFormula(ahead, tenth, decays=True))
+    trace_formula(WrappedStepFormula(named, tenth, decays=True))
     for formula in (back, unnamed):
         with pytest.raises(RuleError, match=f"{formula.__name__} .* has no decay beside its step"):
-            transcribe(WrappedStepFormula(formula, tenth, decays=True))
+            trace_formula(WrappedStepFormula(formula, tenth, decays=True))
 
 
 def test_only_engines_run_wrapped_formulas() -> None:

@@ -152,24 +152,26 @@ def _words_of(rule: Rule) -> str:
 
 def _changing_outside(rule: Rule) -> set[str]:
     """Return the slots whose rows outside a sparse gradient change; "" is the variable."""
-    from thalweg._engines.formula_parser import transcribe
+    from thalweg._engines.formula_parser import trace_formula
 
     if rule.update_untouched is None:
         return set()
-    transcript = transcribe(rule.update_untouched)
+    formula_graph = trace_formula(rule.update_untouched)
     names = ["", *(slot.name for slot in rule.slots)]
-    return {name for index, name in enumerate(names) if not transcript.passes_through(index, index)}
+    return {
+        name for index, name in enumerate(names) if not formula_graph.passes_through(index, index)
+    }
 
 
 def _exception_of_decay(rule: Rule) -> str:
     """Return which rows lack the weight decay that they have in a dense step, or ""."""
-    from thalweg._engines.formula_parser import transcribe
+    from thalweg._engines.formula_parser import trace_formula
 
-    if rule.passes or rule.is_whole or "weight_decay" not in transcribe(rule.update).scalars:
+    if rule.passes or rule.is_whole or "weight_decay" not in trace_formula(rule.update).scalars:
         return ""
-    if "weight_decay" not in transcribe(rule.update_sparse or rule.update).scalars:
+    if "weight_decay" not in trace_formula(rule.update_sparse or rule.update).scalars:
         return "; no weight decay"
     untouched = rule.update_untouched
-    if untouched is None or "weight_decay" in transcribe(untouched).scalars:
+    if untouched is None or "weight_decay" in trace_formula(untouched).scalars:
         return ""
     return "; weight decay in touched rows only"

@@ -15,7 +15,7 @@ from thalweg._base.locks import importing
 from thalweg._core.grads_and_vars import Gradient, Pair, as_real
 from thalweg._core.validation import check_pairs
 from thalweg._engines.formula_graph import ROUNDED
-from thalweg._engines.formula_parser import transcribe
+from thalweg._engines.formula_parser import trace_formula
 from thalweg._engines.layout import check_kind
 from thalweg.errors import InvalidTypeError
 from thalweg.formula import Formula, Rule
@@ -71,7 +71,7 @@ def is_analytic(rule: Rule) -> bool:
 
 
 def _has_arithmetic_alone(formula: Formula) -> bool:
-    return all(node.op in _ANALYTIC for node in transcribe(formula).nodes)
+    return all(node.op in _ANALYTIC for node in trace_formula(formula).nodes)
 
 
 def update_analytic(

@@ -18,7 +18,7 @@ from thalweg._engines.check_formula import (
     check_sides,
     check_value_counts,
 )
-from thalweg._engines.formula_parser import place_of, transcribe
+from thalweg._engines.formula_parser import place_of, trace_formula
 from thalweg._engines.fused_stage import SIZES, read_stage
 from thalweg._engines.matrix_batches import (
     check_stage_input,
@@ -46,13 +46,13 @@ def check_passes(rule: Rule, scalars: Mapping[str, Any]) -> None:
     }
     for rule_pass in rule.passes:
         if isinstance(rule_pass, Pass):
-            transcript = transcribe(rule_pass.function)
+            formula_graph = trace_formula(rule_pass.function)
             inputs = [*made_names, *(slot.name for slot in rule.element_slots)]
-            check_sides(inputs, rule_pass.function, transcript, 2, scalars)
+            check_sides(inputs, rule_pass.function, formula_graph, 2, scalars)
             count, names = len(rule_pass.makes), ", ".join(rule_pass.makes)
-            check_value_counts(rule_pass.function, transcript, inputs, count, names)
-            check_order(inputs, rule_pass.function, transcript, True)
-            check_numbers(rule, rule_pass.function, transcript, scalars)
+            check_value_counts(rule_pass.function, formula_graph, inputs, count, names)
+            check_order(inputs, rule_pass.function, formula_graph, True)
+            check_numbers(rule, rule_pass.function, formula_graph, scalars)
             made_names += rule_pass.makes
         elif isinstance(rule_pass, Measure):
             _check_measure(
@@ -76,20 +76,20 @@ def _check_measure(
     rule: Rule, measure: Measure, inputs: list[str], scalars: Mapping[str, Any]
 ) -> None:
     """Raise a RuleError if a measure has several results, unknown inputs, or reads itself."""
-    transcript = transcribe(measure.function)
-    check_order(inputs, measure.function, transcript, True)
-    if len(transcript.results) != 1 or len(transcript.positional) > 2 + len(inputs):
+    formula_graph = trace_formula(measure.function)
+    check_order(inputs, measure.function, formula_graph, True)
+    if len(formula_graph.results) != 1 or len(formula_graph.positional) > 2 + len(inputs):
         raise RuleError(
-            f"Measure {place_of(measure.function)} takes {len(transcript.positional)} values and"
-            f" returns {len(transcript.results)}; it may take"
+            f"Measure {place_of(measure.function)} takes {len(formula_graph.positional)} values and"
+            f" returns {len(formula_graph.results)}; it may take"
             f" {', '.join(['var', 'grad', *inputs])}, and returns 1."
         )
-    cyclic_names = [name for name in transcript.scalars if name == measure.makes]
+    cyclic_names = [name for name in formula_graph.scalars if name == measure.makes]
     if cyclic_names:
         raise RuleError(
             f"Measure {place_of(measure.function)} asks for {measure.makes}, which it makes."
         )
-    check_numbers(rule, measure.function, transcript, scalars)
+    check_numbers(rule, measure.function, formula_graph, scalars)
 
 
 def _try_stage(

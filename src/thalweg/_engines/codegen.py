@@ -13,7 +13,7 @@ from thalweg._engines.formula_parser import (
     LITERAL,
     LOCAL_PREFIX,
     check_counts,
-    transcribe,
+    trace_formula,
 )
 from thalweg._engines.random_bits import SCALARS
 from thalweg.formula import Formula
@@ -171,12 +171,12 @@ class Update:
         draws: bool = False,
         dithers: bool = False,
     ) -> None:
-        self.formula, self.storage, self.grad = transcribe(formula), storage, grad
+        self.formula, self.storage, self.grad = trace_formula(formula), storage, grad
         self.copy, self.from_copy = copy, from_copy
         check_counts(formula, self.formula, grad, len(storage) - 1 - grad - copy)
         self.stages = _name_stages("stage", stages)
         self.entries = _name_stages("entry", entries)
-        self.before: Stages = [(before_name, transcribe(before))] if before else []
+        self.before: Stages = [(before_name, trace_formula(before))] if before else []
         for _, graph in self.before:
             check_counts(before, graph, False, 0)
         self._named_formulas = [*self.entries, *self.stages, *self.before]
@@ -246,4 +246,4 @@ class Update:
 
 
 def _name_stages(prefix: str, formulas: tuple[Formula, ...]) -> Stages:
-    return [(f"{prefix}{index}", transcribe(formula)) for index, formula in enumerate(formulas)]
+    return [(f"{prefix}{index}", trace_formula(formula)) for index, formula in enumerate(formulas)]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from thalweg._engines.codegen import NONE, name_scalars, name_vectors
 from thalweg._engines.formula_graph import FormulaGraph
-from thalweg._engines.formula_parser import count_of, place_of, transcribe
+from thalweg._engines.formula_parser import count_of, place_of, trace_formula
 from thalweg.errors import RuleError
 from thalweg.formula import Formula, is_like_update
 
@@ -43,15 +43,15 @@ class Sweep:
         from_copy: bool,
         vectors: Mapping[str, str] = NONE,
     ) -> None:
-        self.measures = [transcribe(formula) for formula in formulas]
-        for formula, transcript in zip(formulas, self.measures, strict=True):
-            _check_measure(formula, transcript, readable)
+        self.measures = [trace_formula(formula) for formula in formulas]
+        for formula, graph in zip(formulas, self.measures, strict=True):
+            _check_measure(formula, graph, readable)
         self.are_like_update = list(map(is_like_update, formulas))
         self.storage = storage
         self.used = sorted({stream for measure in self.measures for stream in measure.streams})
         self.copy = len(storage) - 1 if from_copy and 0 in self.used else None
         self.read = self.used if self.copy is None else [*self.used, self.copy]
-        self.stages = [transcribe(stage) for stage in stages] if 1 in self.used else []
+        self.stages = [trace_formula(stage) for stage in stages] if 1 in self.used else []
         self.scalar = name_scalars(*self.stages, *self.measures, vectors=vectors)
         self.vectors = name_vectors(*self.measures, vectors=vectors)
         self.scalars = tuple(self.scalar)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from thalweg._base.showing import show_value
-from thalweg._engines.formula_parser import transcribe
+from thalweg._engines.formula_parser import trace_formula
 from thalweg._engines.protocol import Scalars
 from thalweg.errors import RuleError
 from thalweg.formula import FORMULAS, Formula, Rule
@@ -70,7 +70,7 @@ def check_scalars(rule: Rule, scalars: Scalars) -> None:
     for role in FORMULAS:
         formula = getattr(rule, role)
         if formula is not None:
-            names = [name for name in transcribe(formula).scalars if name not in rule.seen]
+            names = [name for name in trace_formula(formula).scalars if name not in rule.seen]
             check_given(f"{role} of rule {rule.name!r}", names, scalars, rule)
 
 

@@ -60,13 +60,13 @@ def _chain(first: FormulaGraph, second: FormulaGraph) -> FormulaGraph:
 
 def _wrap(formula: WrappedStepFormula, inner: FormulaGraph, outer: FormulaGraph) -> FormulaGraph:
     """Return the graph of a `WrappedStepFormula`."""
-    if outer.positional != _WRAPPER_PARAMETERS or len(outer.steps) != 1:
+    if outer.positional != _WRAPPER_PARAMETERS or len(outer.outputs) != 1:
         raise RuleError(
             f"{place_of(formula.how)} lies around a step: it takes"
             f" {', '.join(_WRAPPER_PARAMETERS)} and scalars, and returns one value."
         )
     var, grad = stream_nodes(2)
-    move = next((node for node in in_order(inner.steps) if node.op == "moved"), None)
+    move = next((node for node in in_order(inner.outputs) if node.op == "moved"), None)
     base, step = (var, inner.results[0] - var) if move is None else move.args
     if formula.decays and base.is_stream(0):
         raise RuleError(
@@ -79,10 +79,10 @@ def _wrap(formula: WrappedStepFormula, inner: FormulaGraph, outer: FormulaGraph)
         read = {node.args[0] for node in in_order([wrapped]) if node.op == "scalar"}
         scalars = tuple(name for name in scalars if name in read)
         return FormulaGraph(inner.positional, scalars, (wrapped,))
-    steps = (wrapped, *inner.steps[1:])
+    outputs = (wrapped, *inner.outputs[1:])
     if move is not None:
-        steps = tuple(rewrite(inner.steps, lambda node: wrapped if node is move else None))
-    return FormulaGraph(inner.positional, scalars, steps)
+        outputs = tuple(rewrite(inner.outputs, lambda node: wrapped if node is move else None))
+    return FormulaGraph(inner.positional, scalars, outputs)
 
 
 def bind_graph(formula_graph: FormulaGraph, namespace: Mapping[str, Any], literal: Any) -> Any:

@@ -127,17 +127,17 @@ class FormulaGraph:
     Attributes:
         positional: Names of `var`, `grad` and the slots; those of a composed formula may repeat.
         scalars: Names of the scalars.
-        steps: The results. A "moved" node among their operations marks the step of the variable.
+        outputs: The results. A "moved" node among their operations marks the step of the variable.
     """
 
     positional: tuple[str, ...]
     scalars: tuple[str, ...]
-    steps: tuple[Node, ...]
+    outputs: tuple[Node, ...]
 
     @lazy
     def results(self) -> list[Node]:
         """Results in plain operations."""
-        return lower_moves(self.steps)
+        return lower_moves(self.outputs)
 
     @lazy
     def nodes(self) -> list[Node]:
@@ -158,9 +158,9 @@ class FormulaGraph:
         return self.results[result].op in ROUNDED
 
     def apply(self, values: Sequence[Node]) -> list[Node]:
-        """Return `steps` as computed from other nodes in place of the positional values."""
+        """Return `outputs` as computed from other nodes in place of the positional values."""
 
         def replace(node: Node) -> Node | None:
             return values[int(node.args[0])] if node.op == "stream" else None
 
-        return rewrite(self.steps, replace)
+        return rewrite(self.outputs, replace)

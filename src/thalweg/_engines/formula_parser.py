@@ -104,8 +104,8 @@ def _parse_source(function: Any, is_stage: bool) -> FormulaSource:
 _graphs: weakref.WeakKeyDictionary[Any, FormulaGraph] = weakref.WeakKeyDictionary()
 
 
-def transcribe(function: Any) -> FormulaGraph:
-    """Return the graph of a formula.
+def trace_formula(function: Any) -> FormulaGraph:
+    """Return the graph of a formula, which is built at the first call.
 
     Raises:
         RuleError: The formula contains anything but straight arithmetic; names it and its line.
@@ -116,22 +116,27 @@ def transcribe(function: Any) -> FormulaGraph:
         if isinstance(function, ComposedFormula):
             with importing:
                 from thalweg._engines.formula_composition import compose
-            graph = compose(function, *map(transcribe, function.both))
+            graph = compose(function, *map(trace_formula, function.both))
         elif isinstance(function, Composed):
             graph = function.compose()
         else:
-            graph = trace(function)
+            graph = build_graph(function)
         _graphs[function] = graph
     return graph
 
 
-def trace(function: Any, is_stage: bool = False) -> FormulaGraph:
-    """Return the graph of a formula; `is_stage` as for `read_source`."""
+def build_graph(function: Any, is_stage: bool = False) -> FormulaGraph:
+    """Return a new graph of a function; `trace_formula` returns the kept one of a formula.
+
+    Args:
+        function: The formula.
+        is_stage: As for `read_source`.
+    """
     source = read_source(function, is_stage)
     values = stream_nodes(len(source.positional))
     scalars = {name: make_node("scalar", name) for name in source.scalars}
-    steps = bind_formula(function, _NODE_MAKERS, make_const, is_stage)(*values, **scalars)
-    return FormulaGraph(source.positional, source.scalars, steps)
+    outputs = bind_formula(function, _NODE_MAKERS, make_const, is_stage)(*values, **scalars)
+    return FormulaGraph(source.positional, source.scalars, outputs)
 
 
 def bind_formula(
@@ -150,7 +155,7 @@ def bind_formula(
     if isinstance(formula, ComposedFormula | Composed):
         with importing:
             from thalweg._engines.formula_composition import bind_graph
-        return bind_graph(transcribe(formula), namespace, literal)
+        return bind_graph(trace_formula(formula), namespace, literal)
     source = read_source(formula, is_stage)
     names = (*source.positional, *source.scalars)
     parameters = [ast.arg(LOCAL_PREFIX + name) for name in names]
@@ -186,11 +191,11 @@ def check_counts(function: Any, formula_graph: FormulaGraph, grad: bool, slots: 
         RuleError: Names the formula, its place and both numbers.
     """
     count = 1 + grad + slots
-    if (len(formula_graph.positional), len(formula_graph.steps)) == (count, 1 + slots):
+    if (len(formula_graph.positional), len(formula_graph.outputs)) == (count, 1 + slots):
         return
     raise RuleError(
         f"{place_of(function)} takes {count_of(len(formula_graph.positional), 'value')} and returns"
-        f" {len(formula_graph.steps)}; with {count_of(slots, 'slot')} it must take {count}"
+        f" {len(formula_graph.outputs)}; with {count_of(slots, 'slot')} it must take {count}"
         f" ({'var, grad, *slots' if grad else 'var, *slots'}) and return {1 + slots}"
         " (var, *slots)."
     )

@@ -12,7 +12,7 @@ from torch import Tensor
 from thalweg import formula
 from thalweg._base.fused_stage import FusedStage, mean_over_columns, mean_over_rows
 from thalweg._engines.formula_graph import INFIX, FormulaGraph, Node
-from thalweg._engines.formula_parser import bind_formula, count_of, place_of, trace
+from thalweg._engines.formula_parser import bind_formula, build_graph, count_of, place_of
 from thalweg._engines.layout import compute_dtype
 from thalweg._engines.numpy_functions import NUMPY, square
 from thalweg.errors import RuleError
@@ -90,7 +90,7 @@ def read_stage(rule: Rule, stage: FusedStage) -> LineFormula:
         RuleError: The function is not such a formula, or takes or makes anything but numbers of
             rows and columns, and scalars.
     """
-    graph, kinds = trace(stage.function, is_stage=True), dict[Node, str]()
+    graph, kinds = build_graph(stage.function, is_stage=True), dict[Node, str]()
     try:
         _check_parameters(rule, graph)
         for node in graph.nodes:

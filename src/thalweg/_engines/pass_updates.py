@@ -9,7 +9,7 @@ from typing import Any
 
 from thalweg._base.rule_passes import Measure, Pass
 from thalweg._engines.formula_graph import FormulaGraph, stream_nodes
-from thalweg._engines.formula_parser import Composed, transcribe
+from thalweg._engines.formula_parser import Composed, trace_formula
 from thalweg.errors import RuleError
 from thalweg.formula import Rule, Slot, is_like_update
 
@@ -49,7 +49,7 @@ class JointPassFormula(Composed):
 
     def compose(self) -> FormulaGraph:
         """Return the graph over the values of all passes and all slots; the rest passes through."""
-        graph, first_slot = transcribe(self.formula), 2 + self.earlier_count
+        graph, first_slot = trace_formula(self.formula), 2 + self.earlier_count
         inputs = stream_nodes(2 + self.value_count + self.slot_count)
         slots = len(graph.positional) - first_slot
         values = graph.apply([*inputs[:first_slot], *inputs[2 + self.value_count :][:slots]])
@@ -81,7 +81,7 @@ class VisiblePassFormula(Composed):
 
     def compose(self) -> FormulaGraph:
         """Return the graph over the values of all passes."""
-        graph, first_slot = transcribe(self.formula), 2 + self.earlier_count
+        graph, first_slot = trace_formula(self.formula), 2 + self.earlier_count
         inputs = stream_nodes(len(graph.positional) + self.value_count - self.earlier_count)
         results = graph.apply([*inputs[:first_slot], *inputs[2 + self.value_count :]])
         return FormulaGraph(_name_values(len(inputs)), graph.scalars, tuple(results))
@@ -106,7 +106,7 @@ def sweeps_of(rule: Rule) -> dict[Measure, tuple[Measure, ...]]:
         if not isinstance(rule_pass, Measure):
             first = None
             continue
-        scalar_names = transcribe(rule_pass.function).scalars
+        scalar_names = trace_formula(rule_pass.function).scalars
         if first is None or any(measure.makes in scalar_names for measure in sweeps[first]):
             first = rule_pass
         visible_measure = (
@@ -143,7 +143,7 @@ def count_read_streams(rule: Rule) -> int:
 
 
 def _read_by(measures: tuple[Measure, ...]) -> set[int]:
-    return {stream for measure in measures for stream in transcribe(measure.function).streams}
+    return {stream for measure in measures for stream in trace_formula(measure.function).streams}
 
 
 @cache

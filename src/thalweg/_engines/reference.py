@@ -21,7 +21,7 @@ from thalweg._base.locks import importing
 from thalweg._engines import layout
 from thalweg._engines.array_types import Array, Float64, Int64
 from thalweg._engines.denormals import set_denormals
-from thalweg._engines.formula_parser import bind_formula, transcribe
+from thalweg._engines.formula_parser import bind_formula, trace_formula
 from thalweg._engines.layout import compute_dtype
 from thalweg._engines.low_precision_copies import resumed, saturated
 from thalweg._engines.numpy_functions import NUMPY as NUMPY
@@ -109,7 +109,7 @@ def _torch_number(dtype: torch.dtype, device: torch.device, dim: int) -> Callabl
 def _pick_scalars(
     formula: Formula, scalars: Scalars, dtype: Callable[[Any], Any]
 ) -> dict[str, Any]:
-    picked_scalars = {name: scalars[name] for name in transcribe(formula).scalars}
+    picked_scalars = {name: scalars[name] for name in trace_formula(formula).scalars}
     return {name: x if isinstance(x, Tensor) else dtype(x) for name, x in picked_scalars.items()}
 
 
@@ -144,10 +144,10 @@ def _flush_results(formula: Formula, results: Sequence[Any], var: Array, grads: 
 
     Those that are not inputs are multiplied by 1, which flushes denormals that were only selected.
     """
-    unit, transcript = var.dtype.type(1), transcribe(formula)
+    unit, formula_graph = var.dtype.type(1), trace_formula(formula)
     arrays: list[Array] = []
     for index, result in enumerate(results):
-        is_passthrough = transcript.passes_through(index, index + (grads if index else 0))
+        is_passthrough = formula_graph.passes_through(index, index + (grads if index else 0))
         array = np.asarray(result, var.dtype)
         array = array if is_passthrough else array * unit
         arrays.append(array if array.shape == var.shape else np.broadcast_to(array, var.shape))
@@ -414,11 +414,14 @@ class ReferencePart:
 
         Others are not written, because the compute dtype may not hold all their bits.
         """
-        transcript, is_var_updated = (transcribe(formula), self._rule.before is not None and grads)
+        formula_graph, is_var_updated = (
+            trace_formula(formula),
+            self._rule.before is not None and grads,
+        )
         return [
             index
             for index in range(len(self._tensors))
-            if not transcript.passes_through(index, index + (grads if index else 0))
+            if not formula_graph.passes_through(index, index + (grads if index else 0))
             or (is_var_updated and not index)
         ]
 
@@ -486,7 +489,9 @@ def _values_of(formula: Formula, tensors: Sequence[Tensor], scalars: Scalars) ->
     """Return the values of a measure's formula for each element, float64."""
     dtype = compute_dtype(tensors[0].dtype) if is_like_update(formula) else np.float64
     kind = namespace_of(dtype)
-    inputs = [tensor.detach().to(kind) for tensor in tensors][: len(transcribe(formula).positional)]
+    inputs = [tensor.detach().to(kind) for tensor in tensors][
+        : len(trace_formula(formula).positional)
+    ]
     if inputs[0].device.type != "cpu":
         return torch_evaluate(formula, inputs, scalars)[0].double()
     with np.errstate(all="ignore"):

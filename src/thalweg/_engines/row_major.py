@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thalweg._engines.formula_parser import transcribe
+from thalweg._engines.formula_parser import trace_formula
 from thalweg._engines.protocol import Formulas, StepRequest
 
 _VAR, _GRADIENT, _COPY = 0, 1, -1
@@ -47,7 +47,7 @@ class RowMajorGroups:
             formulas: The measures; streams that no formula reads are not copied.
         """
         request = self._request._replace(gradients=gradients)
-        read = {stream for formula in formulas for stream in transcribe(formula).streams}
+        read = {stream for formula in formulas for stream in trace_formula(formula).streams}
         if not self._groups or not read <= self._read:
             self._read |= read
             self._copies = {}

@@ -27,7 +27,7 @@ from thalweg._engines.formula_parser import (
     check_counts,
     place_of,
     read_source,
-    transcribe,
+    trace_formula,
 )
 from thalweg.errors import RuleError
 from thalweg.formula import FORMULAS, Rule
@@ -98,10 +98,10 @@ def _check_measures(
     """Raise a RuleError unless measures read the rule's slots, in order, and known scalars."""
     slots = [*rule.made, *(slot.name for slot in rule.element_slots)]
     for measure in measures.values():
-        transcript = transcribe(measure)
-        check_sides(slots, measure, transcript, 2, known_scalars)
-        check_order(slots, measure, transcript, True)
-        check_given(place_of(measure), transcript.scalars, known_scalars, rule)
+        formula_graph = trace_formula(measure)
+        check_sides(slots, measure, formula_graph, 2, known_scalars)
+        check_order(slots, measure, formula_graph, True)
+        check_given(place_of(measure), formula_graph.scalars, known_scalars, rule)
 
 
 def _first_scalars(rule: Rule, overrides: Mapping[str, Any]) -> dict[str, Any]:
@@ -189,18 +189,18 @@ def _call_on_host(
 
 def _check_formula(rule: Rule, part: str, formula: Any, known_scalars: Mapping[str, Any]) -> None:
     """Raise a RuleError unless a formula has the inputs, results and order of its part."""
-    transcript = transcribe(formula)
+    formula_graph = trace_formula(formula)
     has_gradient = part not in ("before", "update_untouched")
     slots = [] if part == "before" else [slot.name for slot in rule.element_slots]
     input_names = [*rule.made, *slots] if has_gradient else slots
-    check_sides(input_names, formula, transcript, 1 + has_gradient, known_scalars)
+    check_sides(input_names, formula, formula_graph, 1 + has_gradient, known_scalars)
     if rule.made and has_gradient:
-        check_value_counts(formula, transcript, input_names, 1 + len(slots), "var, *slots")
+        check_value_counts(formula, formula_graph, input_names, 1 + len(slots), "var, *slots")
     else:
-        check_counts(formula, transcript, has_gradient, len(slots))
-    check_order(input_names, formula, transcript, has_gradient)
+        check_counts(formula, formula_graph, has_gradient, len(slots))
+    check_order(input_names, formula, formula_graph, has_gradient)
     _check_results(slots, formula)
-    check_numbers(rule, formula, transcript, known_scalars)
+    check_numbers(rule, formula, formula_graph, known_scalars)
 
 
 def _check_results(slots: list[str], formula: Any) -> None:

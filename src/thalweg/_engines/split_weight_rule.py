@@ -9,7 +9,7 @@ from typing import Any
 from thalweg._base.rule_passes import Measure, Pass
 from thalweg._engines.codecs.split8 import CORRECTION, SPLIT8
 from thalweg._engines.formula_graph import FormulaGraph, stream_nodes
-from thalweg._engines.formula_parser import Composed, transcribe
+from thalweg._engines.formula_parser import Composed, trace_formula
 from thalweg.errors import RuleError
 from thalweg.formula import Rule, Slot
 
@@ -36,7 +36,7 @@ class Split(Composed):
 
         The first and the last result of an update are that weight; engines split it to store them.
         """
-        graph = transcribe(self.formula)
+        graph = trace_formula(self.formula)
         (correction,) = stream_nodes(1, self.input_count)
         results = graph.apply([correction, *stream_nodes(len(graph.positional) - 1, 1)])
         names = (*graph.positional, *[""] * (self.input_count - len(graph.positional)), CORRECTION)

@@ -20,7 +20,7 @@ from thalweg._engines.composite import CompositeStep
 from thalweg._engines.cuda.availability import takes_device
 from thalweg._engines.dense_plan import DensePlan
 from thalweg._engines.formula_arguments import check_given
-from thalweg._engines.formula_parser import place_of, transcribe
+from thalweg._engines.formula_parser import place_of, trace_formula
 from thalweg._engines.fused_stage import read_stage
 from thalweg._engines.matrix_batches import Batch, group_by_shape, run_stage
 from thalweg._engines.matrix_shapes import check_shaped_slots, shape_beside, shaped_like
@@ -249,7 +249,7 @@ def _measured_names(rule: Rule) -> list[str]:
     passes = [rule_pass for rule_pass in rule.passes if isinstance(rule_pass, Measure | Pass)]
     formulas = [rule.update, *rule.measures.values(), *(rule_pass.function for rule_pass in passes)]
     formulas += [formula for level in rule.levels for formula in level.measures.values()]
-    scalar_names = {name for formula in formulas for name in transcribe(formula).scalars}
+    scalar_names = {name for formula in formulas for name in trace_formula(formula).scalars}
     return [
         rule_pass.makes
         for rule_pass in passes
@@ -480,7 +480,7 @@ class StagedStep:
             scalars = {**columns.shared[plan.dtypes[0]], **columns.separate}
             check_given(
                 place_of(rule_pass.function),
-                transcribe(rule_pass.function).scalars,
+                trace_formula(rule_pass.function).scalars,
                 scalars,
                 self._rule,
             )

@@ -58,11 +58,11 @@ class Wrapper(Option):
 def _wrap_rule(rule: Rule, name: str, *factors: float) -> Rule:
     """Return the wrapped rule, or raise RuleError if its formula cannot be compiled."""
     with importing:
-        from thalweg._engines.formula_parser import transcribe
+        from thalweg._engines.formula_parser import trace_formula
         from thalweg.rules import wrappers
     wrapped_rule = getattr(wrappers, name)(rule, *factors)
     try:
-        transcribe(wrapped_rule.update)
+        trace_formula(wrapped_rule.update)
     except RuleError as error:
         if name == CautiousDecay.keywords()[0].name:
             raise RuleError(

@@ -7,7 +7,7 @@ from typing import Any
 
 from thalweg._base.rule_passes import Measure
 from thalweg._engines.codecs import CODECS, OF_SLOTS
-from thalweg._engines.formula_parser import place_of, transcribe
+from thalweg._engines.formula_parser import place_of, trace_formula
 from thalweg._engines.split_weight_rule import Split
 from thalweg.formula import Rule
 
@@ -33,7 +33,7 @@ def fault_of(rule: Rule) -> str:
             )
     coded = {slot.name for slot in rule.element_slots if slot.storage}
     for name, formula, inputs in _line_formulas(rule):
-        streams = transcribe(formula).streams
+        streams = trace_formula(formula).streams
         read = coded.intersection(inputs[k] for k in streams if k < len(inputs))
         if read:
             return (

@@ -17,7 +17,7 @@ from thalweg._engines.codegen import NONE, FormulaWriter, Kernel, Update, indent
 from thalweg._engines.cpu.codegen import STORAGE, Element, first_of, write_kernel
 from thalweg._engines.cpu.codegen_random_bits import begin_draws, draw_for, round_by_draw
 from thalweg._engines.cpu.work_table import STEP
-from thalweg._engines.formula_parser import FUNCTION_PREFIX, transcribe
+from thalweg._engines.formula_parser import FUNCTION_PREFIX, trace_formula
 from thalweg._engines.random_bits import NARROW, SCALARS
 from thalweg.formula import Formula
 
@@ -225,7 +225,7 @@ def _loop_over_elements(element: Element) -> list[str]:
 
 def _is_decoded_inline(codec: Codec) -> bool:
     """Return whether the loop of the update decodes, for long blocks and a short formula."""
-    return codec.block == STEP and len(transcribe(codec.decode).nodes) <= _LONGEST
+    return codec.block == STEP and len(trace_formula(codec.decode).nodes) <= _LONGEST
 
 
 def _name_of(part: str, codec: Codec) -> str:
@@ -235,7 +235,7 @@ def _name_of(part: str, codec: Codec) -> str:
 def _define_codecs(codecs: set[Codec]) -> str:
     """Return the text of the functions that decode, prepare and encode, of each codec."""
     texts = [
-        FormulaWriter().define_function(f"{part}_{codec.name}", transcribe(getattr(codec, part)))
+        FormulaWriter().define_function(f"{part}_{codec.name}", trace_formula(getattr(codec, part)))
         for codec in sorted(codecs, key=lambda codec: codec.name)
         for part in _PARTS
     ]

@@ -10,7 +10,7 @@ from thalweg._engines.codegen import FormulaWriter, Kernel, indent_by, read_vect
 from thalweg._engines.codegen_measure import Sweep
 from thalweg._engines.cpu.codegen import HEADER, STORAGE, name_kernel, of_copies
 from thalweg._engines.formula_graph import FormulaGraph
-from thalweg._engines.formula_parser import FUNCTION_PREFIX, LITERAL, LOCAL_PREFIX, transcribe
+from thalweg._engines.formula_parser import FUNCTION_PREFIX, LITERAL, LOCAL_PREFIX, trace_formula
 from thalweg._engines.reduction_order import LANES
 from thalweg.formula import Formula
 
@@ -258,7 +258,7 @@ class Elements(Sweep):
         for index, stage in enumerate(self.stages):
             definitions.append(FormulaWriter(STAGE_LITERAL).define_function(f"stage{index}", stage))
         for codec in dict.fromkeys(self.coded.values()):
-            writer, graph = FormulaWriter(STAGE_LITERAL), transcribe(codec.decode)
+            writer, graph = FormulaWriter(STAGE_LITERAL), trace_formula(codec.decode)
             definitions.append(writer.define_function(f"decode_{codec.name}", graph))
         if self.copy is not None:
             definitions += of_copies(self.storage[-1], self.storage[0]).values()

@@ -24,7 +24,7 @@ from thalweg._engines.cpu.codegen_transpose import (
     reduce_values,
     take_apart,
 )
-from thalweg._engines.formula_parser import LITERAL, transcribe
+from thalweg._engines.formula_parser import LITERAL, trace_formula
 from thalweg._engines.fused_stage import SIZES, read_stage
 from thalweg.formula import Formula, Rule, is_like_update
 
@@ -438,7 +438,7 @@ def _group_passes(passes: Sequence[Measure | FusedStage]) -> list[FusedStage | l
         if isinstance(rule_pass, FusedStage):
             groups.append(rule_pass)
         elif isinstance(last_group, list) and not any(
-            measure.makes in transcribe(rule_pass.function).scalars for measure in last_group
+            measure.makes in trace_formula(rule_pass.function).scalars for measure in last_group
         ):
             last_group.append(rule_pass)
         else:

@@ -23,7 +23,7 @@ from thalweg._engines.cpu.kernel_group import Group
 from thalweg._engines.cpu.launch import Compiled
 from thalweg._engines.cpu.reductions import scalar_rows
 from thalweg._engines.cpu.work_table import Table, chunk_of, cut_slices, dense_chunks, make_table
-from thalweg._engines.formula_parser import transcribe
+from thalweg._engines.formula_parser import trace_formula
 from thalweg._engines.fused_stage import read_stage
 from thalweg._engines.matrix_batches import Batch, group_by_shape, run_stage, stage_inputs
 from thalweg._engines.protocol import Call, Columns, Stages, StepRequest
@@ -70,7 +70,7 @@ def work_of(rule: Rule) -> Work | None:
         elif isinstance(rule_pass, Measure) and (
             rule_pass.over != "variable" or rule_pass.reduce == "sum"
         ):
-            scalar_names = transcribe(rule_pass.function).scalars
+            scalar_names = trace_formula(rule_pass.function).scalars
             if any(
                 measure.makes in scalar_names for measure in passes if not _is_of_lines(measure)
             ):
@@ -106,7 +106,9 @@ def _is_of_variables(rule: Rule, stage: Stage, passes: Sequence[Measure | FusedS
         measure.makes for measure in rule.passes if isinstance(measure, Measure)
     }
     names_read = (
-        transcribe(measure.function).scalars for measure in passes if isinstance(measure, Measure)
+        trace_formula(measure.function).scalars
+        for measure in passes
+        if isinstance(measure, Measure)
     )
     return input_names.isdisjoint(rule.vectors) and all(
         measure_names.isdisjoint(names) for names in names_read

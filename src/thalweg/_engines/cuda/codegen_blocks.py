@@ -23,7 +23,7 @@ from thalweg._engines.cuda.codegen import (
     share_of,
     write_dense,
 )
-from thalweg._engines.formula_parser import FUNCTION_PREFIX, transcribe
+from thalweg._engines.formula_parser import FUNCTION_PREFIX, trace_formula
 from thalweg._engines.random_bits import GROUP, NARROW, SCALARS
 from thalweg.formula import Formula
 
@@ -171,7 +171,7 @@ class _Element(Element):
         functions = super().called_functions()
         for codec in sorted({*self._coded.values()}, key=lambda entry: entry.name):
             for part in _PARTS:
-                name, formula = f"{part}_{codec.name}", transcribe(getattr(codec, part))
+                name, formula = f"{part}_{codec.name}", trace_formula(getattr(codec, part))
                 functions[name] = self.writer.define_function(name, formula)
         return functions
 

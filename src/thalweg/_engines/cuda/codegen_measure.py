@@ -19,7 +19,7 @@ from thalweg._engines.cuda.codegen import (
     write_header,
 )
 from thalweg._engines.formula_graph import FormulaGraph
-from thalweg._engines.formula_parser import FUNCTION_PREFIX, LOCAL_PREFIX, transcribe
+from thalweg._engines.formula_parser import FUNCTION_PREFIX, LOCAL_PREFIX, trace_formula
 from thalweg._engines.reduction_order import LANES, LEAF
 from thalweg.formula import Formula
 
@@ -138,7 +138,7 @@ class Program:
         stages = enumerate(self.sweep.stages)
         functions = [self._single.define_function(f"stage{k}", stage) for k, stage in stages]
         for codec in dict.fromkeys(self._coded.values()):
-            graph = transcribe(codec.decode)
+            graph = trace_formula(codec.decode)
             functions.append(self._single.define_function(f"decode_{codec.name}", graph))
         parameters = ", ".join([*self.sweep.arguments, "at", "length", "MASKED: tl.constexpr"])
         element = (
