@@ -48,7 +48,7 @@ def as_pairs(grads_and_vars: Any) -> list[tuple[Any, Any]]:
 
 
 def as_gradient(grad: object, var: Tensor, title: str) -> Gradient:
-    """A tensor or IndexedSlices from anything a caller may give as a gradient.
+    """Return a gradient as a tensor or as IndexedSlices; arrays, numbers and lists are converted.
 
     Args:
         grad: The gradient.
@@ -56,10 +56,10 @@ def as_gradient(grad: object, var: Tensor, title: str) -> Gradient:
         title: The variable's name for messages.
 
     Raises:
-        InvalidTypeError: It cannot be converted.
-        InvalidArgumentError: It is torch's sparse tensor of another shape; what slices say of the
-            whole is not read.
-        LayoutError: The storage of a sparse one's indices was cut.
+        InvalidTypeError: The gradient cannot be converted.
+        InvalidArgumentError: A sparse tensor of torch has another shape than the variable. The
+            `dense_shape` of IndexedSlices is not checked.
+        LayoutError: The indices of a sparse tensor extend beyond their storage.
     """
     if isinstance(grad, IndexedSlices):
         return grad

@@ -92,7 +92,7 @@ class Launch:
         self.measures: ReplayedReductions | None = None
 
     def separate_members(self) -> None:
-        """Give each member a row of scalars and chunks of its own, which the replay sets."""
+        """Give each variable its own row of scalars and copy of chunks, for a replay to set."""
         self.separate()
         self.chunks = self._table.chunks.copy()
         self._argument[4] = self.chunks.ctypes.data

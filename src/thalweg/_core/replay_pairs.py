@@ -112,10 +112,10 @@ class ReplayedPairs:
         Args:
             cached_plan, counters: As in the class.
             pairs: A list of tuples of gradient and variable.
-            numbers: Tensors of one number each, beginning with the counters, that must not change
-                between `expect` and `take`.
-            attributes: Dictionaries that must not change, each with the key of a value that may, or
-                None.
+            numbers: The counters and further tensors of one number each. A step is not replayed if
+                one of them changed since `expect`.
+            attributes: Pairs of a dictionary and a key. A step is not replayed if a dictionary
+                changed, except in the value of its key; with None, no value may change.
             transforms: The transforms of the gradients.
             read: As in the class; `can_read` is true for each tensor.
         """

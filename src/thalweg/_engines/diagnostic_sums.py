@@ -78,7 +78,15 @@ def _in_blocks(values: Array) -> Array:
 
 
 def _in_scale(values: Array) -> tuple[Array, Array]:
-    """Return the scaled blocks, and their inverse scale: (leaves, blocks, 1) float64."""
+    """Return blocks scaled so that their largest magnitude is near 1, and the inverse scales.
+
+    Args:
+        values: (leaves, blocks, rows, columns). Only float32 is scaled.
+
+    Returns:
+        The scaled blocks, and the factor of each block that undoes the scale: (leaves, blocks, 1)
+        float64.
+    """
     if isinstance(values, Tensor):
         if values.dtype != torch.float32:
             return values, torch.ones_like(values[:, :, 0, :1])

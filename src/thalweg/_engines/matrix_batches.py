@@ -188,12 +188,14 @@ class Batch:
     def scalar(
         self, name: str, columns: Columns, rows: Sequence[int], shape: tuple[int, ...]
     ) -> Any:
-        """Return a scalar of the step: a number, or a tensor (rows, 1, 1) if variables differ.
+        """Return a scalar of the step: a number, or a tensor with a row for each variable if they
+        differ.
 
         Args:
             name, columns: The name of the scalar, and all scalars.
-            rows: The rows of the variables in the batch.
-            shape: The shape of a variable in the stage.
+            rows: The rows of the batch whose variables take part.
+            shape: The shape of one variable in the stage; the tensor has a dimension of size 1 for
+                each of its dimensions.
 
         Raises:
             KeyError: The step has no such scalar.

@@ -531,15 +531,15 @@ class StagedStep:
         return self._update_plan.sums_on_device(formulas, stages, columns)
 
     def compute_leaves(self, formulas: Formulas, stages: Stages, columns: Columns) -> list[Float64]:
-        """See `StepPlan`.
+        """Return the sums of formulas over each leaf; see `StepPlan.compute_leaves`.
 
         Raises:
-            RuleError: A formula may read rows or columns, which leaves do not have.
+            RuleError: A formula may read values of rows or columns, which leaves do not have.
         """
         if self._line_formulas(formulas):
             raise RuleError(
-                f"Rule {self._rule.name!r} measures steps that see rows and columns, and cannot do"
-                " so over variables that several ranks have."
+                f"Rule {self._rule.name!r} has measures that may read values of rows or columns,"
+                " and cannot update variables that are sharded over ranks."
             )
         return self._update_plan.compute_leaves(formulas, stages, columns)
 

@@ -37,7 +37,8 @@ def check_encoded(request: StepRequest) -> None:
     """Raise an error if an encoded slot of the step cannot be updated.
 
     Raises:
-        InvalidTypeError: A variable is float64, or one with `weights='split'` is not bfloat16.
+        InvalidTypeError: A variable is float64, or one with `weights='split'` is not bfloat16; or a
+            slot is neither encoded nor of the shape of its variable.
         NotImplementedError: A gradient is sparse.
         InvalidArgumentError: A variable is neither on the CPU nor on a CUDA GPU, or a slot has the
             wrong number of bytes or is on another device.
@@ -46,10 +47,17 @@ def check_encoded(request: StepRequest) -> None:
     rows = zip(request.variables, request.gradients, request.slots, request.titles, strict=True)
     for var, grad, slots, title in rows:
         for index, codec in enumerate(codecs_of(request.rule.codecs, slots)):
+            slot, codec_name = slots[index], request.rule.codecs[index]
+            name = f"slot '{request.rule.element_slots[index].name}' of '{title}'"
+            # Else a slot in numbers, which has the shape of the variable.
+            if codec is None and codec_name and slot.shape != var.shape:
+                raise InvalidTypeError(
+                    f"{name} is {dtype_name(slot.dtype)} {tuple(slot.shape)}, and is kept in"
+                    f" {codec_name}, as uint8, or in numbers of shape {tuple(var.shape)}."
+                )
             if codec is not None:
-                name = f"slot '{request.rule.element_slots[index].name}' of '{title}'"
                 _check_variable(codec, var, grad, title, name)
-                _check_records(codec, var, slots[index], name)
+                _check_records(codec, var, slot, name)
 
 
 def _check_variable(codec: Codec, var: Tensor, grad: object, title: str, name: str) -> None:

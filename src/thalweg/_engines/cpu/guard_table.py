@@ -447,11 +447,12 @@ class GuardTable:
         self.block[replay_kernel.READS : replay_kernel.READS + 2] = len(rows), records.ctypes.data
 
     def set_step_table(self, first: int, rows: Sequence[bytes]) -> None:
-        """Set the scalars of coming steps in the table that `make_step_table` allocated.
+        """Write rows of precomputed scalars, one for each coming step, to the step table.
 
         Args:
-            first: The number of replayed steps before the step of the first row.
-            rows: For each step: the values of registers, then the new numbers of the columns.
+            first: The count of replayed steps at which the first row is used; the next row is used
+                at `first + 1`.
+            rows: Bytes of each row: the values of registers, then the new values of the columns.
         """
         head = np.array((first, len(rows)), np.int64).tobytes()
         words = np.frombuffer(b"".join((head, *rows)), np.int64)

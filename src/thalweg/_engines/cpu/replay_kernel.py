@@ -620,7 +620,10 @@ def check_guards(block):
 
 
 def launch_all(block, table):
-    """Call the kernels of a table of launches (a word of the block), one after the other."""
+    """Call all kernels of a table in turn.
+
+    The words `table` and `table + 1` of the block are the number of launches and their address.
+    """
     for k in range(block[table]):
         launch = int64_pointer(block[table + 1] + LAUNCH_BYTES * k)
         ticket = int64_pointer(launch[1])

@@ -80,7 +80,7 @@ def to_bfloat16_by(x, random_bits):
 
 @triton.jit
 def to_float16_by(x, random_bits):
-    """Round the magnitude of a float32 to float16, up or down as 16 random bits decide."""
+    """Return a float32 as float16 of its sign, the magnitude rounded by 16 random bits."""
     x_bits = x.to(tl.uint32, bitcast=True)
     magnitude = x_bits & 0x7FFFFFFF
     exponent = magnitude >> 23

@@ -259,7 +259,9 @@ class Element:
         return [*sides, *(f"{name} = pointer({x}, {kind}, False)" for name, x in places)]
 
     def _read_vectors(self) -> list[str]:
-        """Return lines that load the row's or column's number of each vector for all elements."""
+        """Return lines that load, for each element, the value that each vector has for its row or
+        column.
+        """
         if not self._vectors:
             return []
         lines: list[str] = [*_OF_ELEMENT.strip().splitlines()]

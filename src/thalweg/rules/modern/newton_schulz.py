@@ -112,9 +112,9 @@ def orthogonal(
         matrices: (batch, rows, columns).
         coefficients: The polynomial of each step.
         epsilon: The lower bound of norms.
-        dtype: "bfloat16", or "float32" for the dtype of the matrices. None means "float32" on the
-            CPU, where 16-bit products are rarely fast, and "bfloat16" on other devices, as in the
-            published code.
+        dtype: The dtype of products: "bfloat16", or "float32", which leaves the dtype of the
+            matrices unchanged. None means "float32" on the CPU, where 16-bit products are rarely
+            fast, and "bfloat16" on other devices, as in the published code.
     """
     in_bfloat16 = matrices.device.type != "cpu" if dtype is None else dtype == "bfloat16"
     iterate = matrices.bfloat16() if in_bfloat16 else matrices
