@@ -531,10 +531,10 @@ class StagedStep:
         return self._update_plan.sums_on_device(formulas, stages, columns)
 
     def compute_leaves(self, formulas: Formulas, stages: Stages, columns: Columns) -> list[Float64]:
-        """Return the sums of formulas over each leaf; see `StepPlan.compute_leaves`.
+        """Return for each variable the sums of formulas over its leaves, (leaves, formulas) each.
 
         Raises:
-            RuleError: A formula may read values of rows or columns, which leaves do not have.
+            RuleError: A formula is a measure of a rule over rows or columns, which has no leaves.
         """
         if self._line_formulas(formulas):
             raise RuleError(

@@ -138,7 +138,7 @@ def _zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 def _make_samples() -> list[Tensor]:
-    """Return tensors that differ in the values of all fields that are searched."""
+    """Return tensors that differ in object, storage, sizes, strides, offset and element count."""
     arange = partial(torch.arange, dtype=torch.float32, device="cpu")
     base = arange(4096)
     return [

@@ -1,4 +1,4 @@
-"""split8: 24-bit numbers whose upper 16 bits are the bfloat16 variable and whose rest is the slot.
+"""split8: 24-bit numbers of which the bfloat16 variable is the nearest of 16 bits and whose rest is the slot.
 
 A number is rounded to 16 significant bits, ties away from zero, and then to a bfloat16 of 8
 significant bits, ties away from zero. A code is the difference, from -128 to 127, in 256ths of a
@@ -27,12 +27,14 @@ NAN = 0x7FC000  # the 24 bits of NaN
 def split_numbers(
     numbers: Float32, bits: npt.NDArray[np.uint32] | None = None
 ) -> tuple[Uint16, Uint8]:
-    """Return the bits of bfloat16 numbers, and codes, both of the shape of `numbers`.
+    """Return the bits of the nearest bfloat16 numbers, and codes, both of the shape of `numbers`.
+
+    A code is an int8 in the bits of a uint8: the 24-bit number less 256 times the bits of the
+    bfloat16. NaN becomes the NaN of bfloat16 with code 0.
 
     Args:
         numbers: Numbers of any shape.
-        bits: Random bits, of which the lower 8 round to 24 bits stochastically; None for the
-            nearest.
+        bits: Optional. Random bits, of which the lower 8 round to 24 bits in place of the nearest.
     """
     number_bits = np.ascontiguousarray(numbers).view(np.uint32)
     incremented_bits = number_bits + (np.uint32(HALF) if bits is None else bits & np.uint32(0xFF))

@@ -132,7 +132,11 @@ def generate_diagnosed(update: Update, stage_count: int, momentum: int | None, s
 
 
 def _store_results(sums: Iterable[str]) -> list[str]:
-    """Return lines that write sums, largest magnitudes and counts to the results of a chunk."""
+    """Return lines that write the results of a chunk: sums, largest magnitudes and counts.
+
+    Args:
+        sums: Names of sums, of those in `MEASURED`; lane 0 of each is written.
+    """
     values = {name: f"lanes_{name}[0]" for name in sums}
     values |= {name: f"float64(float_of({name}))" for name in PEAKS}
     values |= {name: f"float64({name})" for name in COUNTS}

@@ -190,7 +190,12 @@ class Elements(Sweep):
         return lines
 
     def gather(self, elements: int) -> list[str]:
-        """Return lines that copy up to `elements` numbers from `start` on into the scratch."""
+        """Return lines that copy a block of a leaf that is not in row-major order into the scratch.
+
+        For each stream k that is read they copy up to `elements` numbers from `start` on, and aim
+        `p{k}` at the copy, still indexed from the start of the leaf. A leaf in row-major order
+        stays as it is.
+        """
         copy: list[str] = []
         point: list[str] = []
         for stream in self.read:

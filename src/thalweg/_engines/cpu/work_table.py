@@ -50,7 +50,10 @@ class Table:
         self._address = argument.ctypes.data
 
     def fill_argument(self, scalars: npt.NDArray[np.floating], flush: bool) -> int:
-        """Fill the argument block for scalars, with a ticket counter of 0; return its address."""
+        """Aim the argument block at `scalars`, with a ticket counter of 0; return its address.
+
+        The scalars are not copied: the caller keeps the array alive until the launch is done.
+        """
         block = self._argument
         block[0] = 0
         block[2] = flush

@@ -80,7 +80,10 @@ def to_bfloat16_by(x, random_bits):
 
 @triton.jit
 def to_float16_by(x, random_bits):
-    """Return a float32 as float16 of its sign, the magnitude rounded by 16 random bits."""
+    """Return a float32 as float16, its magnitude rounded up or down as 16 random bits decide.
+
+    From 65504 on, numbers are rounded to the nearest.
+    """
     x_bits = x.to(tl.uint32, bitcast=True)
     magnitude = x_bits & 0x7FFFFFFF
     exponent = magnitude >> 23

@@ -35,7 +35,7 @@ def update(
     epsilon,
     step_size,
 ):
-    """Return the updated variable and slots."""
+    """Return the updated variable and slots; the step is added, so `step_size` is negative."""
     grad = decayed(grad * direction, var, weight_decay)
     square_avg = square_avg * rho + square_weight * grad * grad
     delta = sqrt(acc_delta + epsilon) / sqrt(square_avg + epsilon) * grad

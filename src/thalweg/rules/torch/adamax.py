@@ -28,7 +28,7 @@ def prepare(*, learning_rate, beta1, maximize, t):
 def update(
     var, grad, exp_avg, exp_inf, *, direction, weight_decay, beta2, mean_weight, epsilon, step_size
 ):
-    """Return the updated variable and slots."""
+    """Return the updated variable and slots; the step is added, so `step_size` is negative."""
     grad = decayed(grad * direction, var, weight_decay)
     exp_avg = lerp(exp_avg, grad, mean_weight)
     exp_inf = maximum(exp_inf * beta2, absolute(grad) + epsilon)
