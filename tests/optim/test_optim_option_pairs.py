@@ -138,29 +138,31 @@ def test_slots_of_several_leaves_are_measured_as_by_the_reference(
     assert_same(written_tensors(actual), written_tensors(expected))
 
 
-def plain_update(var: Any, grad: Any, m: Any, *, learning_rate: Any, rows: Any) -> Any:
-    m = m * 0.9 + grad
-    return var - learning_rate * m / (rows + 1.0), m
+def plain_update(var: Any, grad: Any, mean: Any, *, learning_rate: Any, rows: Any) -> Any:
+    mean = mean * 0.9 + grad
+    return var - learning_rate * mean / (rows + 1.0), mean
 
 
-def update_after_pass(var: Any, grad: Any, u: Any, m: Any, *, learning_rate: Any, rows: Any) -> Any:
-    m = m * 0.9 + u
-    return var - learning_rate * m / (rows + 1.0), m
+def update_after_pass(
+    var: Any, grad: Any, doubled: Any, mean: Any, *, learning_rate: Any, rows: Any
+) -> Any:
+    mean = mean * 0.9 + doubled
+    return var - learning_rate * mean / (rows + 1.0), mean
 
 
-def slot_squares(var: Any, grad: Any, m: Any) -> Any:
-    return m * m
+def slot_squares(var: Any, grad: Any, mean: Any) -> Any:
+    return mean * mean
 
 
-def made_slot_squares(var: Any, grad: Any, u: Any, m: Any) -> Any:
-    return m * m
+def made_slot_squares(var: Any, grad: Any, doubled: Any, mean: Any) -> Any:
+    return mean * mean
 
 
-def unread_slot(var: Any, grad: Any, m: Any) -> Any:
+def unread_slot(var: Any, grad: Any, mean: Any) -> Any:
     return grad * grad
 
 
-def double(var: Any, grad: Any, m: Any) -> Any:
+def double(var: Any, grad: Any, mean: Any) -> Any:
     return grad * 2.0
 
 
