@@ -22,7 +22,7 @@ from thalweg._engines.cuda.codegen_small_matrices import generate_short
 from thalweg._engines.cuda.codegen_sparse import generate_rows, generate_untouched
 from thalweg._engines.cuda.reduction_layouts import Layout
 from thalweg._engines.cuda.sparse import threads_for
-from thalweg._engines.formula_parser import FUNCTION_PREFIX
+from thalweg._engines.formula_source import FUNCTION_PREFIX
 from thalweg._engines.split_weight_rule import split_rule
 from thalweg.formula import exp, gradient_squares, log, variable_squares
 from thalweg.rules.clipping import clip_by_norm, clip_by_value

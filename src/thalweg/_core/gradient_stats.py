@@ -357,7 +357,7 @@ class GradientStats:
         decision = Decision(True, [])
         if transforms.decide is not None:
             decision = transforms.decide(*self._find_extremes(transforms.exact))
-        return Decision(decision.taken, [*decision.calls, *transforms.calls])
+        return Decision(decision.apply_flag, [*decision.calls, *transforms.calls])
 
     def _find_extremes(self, exact: bool) -> tuple[Any, Any]:
         """Return whether a transformed gradient has a NaN, and the largest magnitude."""

@@ -67,11 +67,11 @@ class Decision(NamedTuple):
     """Decision of a loss scaler about a step.
 
     Attributes:
-        taken: Whether the step is applied; a bool tensor of shape () if a device decides.
+        apply_flag: Whether the step is applied; a bool tensor of shape () if a device decides.
         calls: C functions that write the scaler's new state, whether or not the step is applied.
     """
 
-    taken: bool | Tensor
+    apply_flag: bool | Tensor
     calls: list[Call]
 
 

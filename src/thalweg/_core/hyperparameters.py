@@ -508,8 +508,8 @@ class Hyperparameters(Mapping[str, Any]):
         vars(self).update(state)
 
     def __copy__(self) -> Hyperparameters:
-        duplicate = Hyperparameters()
-        duplicate._values.update(self._values)
-        duplicate.created = self.created
-        duplicate.calls = self.calls
-        return duplicate
+        new_hypers = Hyperparameters()
+        new_hypers._values.update(self._values)
+        new_hypers.created = self.created
+        new_hypers.calls = self.calls
+        return new_hypers

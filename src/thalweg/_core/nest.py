@@ -34,11 +34,11 @@ def mapped(function: Callable[[Any], object], nest: object) -> Any:
         mapping = cast("Mapping[Any, Any]", nest)
         # A copy keeps other attributes of a subclass. A mapping that has no method `copy`, such as
         # the slots of an optimizer, may be a view, which a copy shares.
-        duplicate: MutableMapping[Any, Any] = {}
+        new_mapping: MutableMapping[Any, Any] = {}
         if isinstance(mapping, MutableMapping) and hasattr(mapping, "copy"):
-            duplicate = copy.copy(mapping)
-        duplicate.update({key: mapped(function, item) for key, item in mapping.items()})
-        return duplicate
+            new_mapping = copy.copy(mapping)
+        new_mapping.update({key: mapped(function, item) for key, item in mapping.items()})
+        return new_mapping
     return function(nest)
 
 

@@ -273,12 +273,12 @@ class SlotStore:
 
     def __copy__(self) -> SlotStore:
         """Return a new store with the same slots."""
-        duplicate = type(self)()
-        duplicate.parts, duplicate._in_parts = self.parts, set(self._in_parts)
-        duplicate._checkpoint = self._checkpoint
-        duplicate._slots = {key: dict(slots) for key, slots in self._settled().items()}
-        duplicate._owners, duplicate._names = dict(self._owners), list(self._names)
-        return duplicate
+        new_store = type(self)()
+        new_store.parts, new_store._in_parts = self.parts, set(self._in_parts)
+        new_store._checkpoint = self._checkpoint
+        new_store._slots = {key: dict(slots) for key, slots in self._settled().items()}
+        new_store._owners, new_store._names = dict(self._owners), list(self._names)
+        return new_store
 
     def __getstate__(self) -> list[tuple[Tensor, dict[str, Variable]]]:
         self.check_whole()
@@ -292,13 +292,13 @@ class SlotStore:
 
     def __deepcopy__(self, memo: dict[int, object]) -> SlotStore:
         self.check_whole()
-        duplicate = type(self)()
+        new_store = type(self)()
         all_slots = [slot for *_, slot in self.triples()]
         # Deferred slots and symbols of a graph have no memory.
         check_memories([slot for slot in all_slots if _is_here(slot)])
         slots = [(var, name, copy.deepcopy(slot, memo)) for var, name, slot in self.triples()]
-        duplicate._pending_copies = slots, memo
-        return duplicate
+        new_store._pending_copies = slots, memo
+        return new_store
 
     def check_whole(self, operation: str = "copied or pickled") -> None:
         """Raise FailedPreconditionError if this process keeps shards of slots.

@@ -223,7 +223,7 @@ def _plan_step(
         pairs, decision = _process_gradients(
             pairs, transforms, adapter.selection.denormals == "flush"
         )
-        if not decision.taken:
+        if not decision.apply_flag:
             return _skip_step(adapter, decision)
         transforms = GradientTransforms(calls=decision.calls)
     if rule.is_whole or transforms.trust is not None:
@@ -325,7 +325,7 @@ def _execute_step(
         guard = MemoryGuard(_local_request(adapter, request), scalar_slots, shaped_slots)
     try:
         columns, decision, stats = _reduce(adapter, request, plan, transforms, is_final, is_checked)
-        if not isinstance(decision.taken, Tensor) and not decision.taken:
+        if not isinstance(decision.apply_flag, Tensor) and not decision.apply_flag:
             return _skip_step(adapter, decision)
         columns, state_writes = _run_passes(adapter, cached_plan, columns, stats)
         if is_new:
@@ -343,7 +343,7 @@ def _execute_step(
             rounds = adapter.watch.begin(adapter, request, plan, columns, transforms, stats, rounds)
         write = _commit_single_round if plan.is_single else _commit_rounds
         errors = write(adapter, request, rounds, callbacks, counters)
-        return StepResult(decision.taken, errors)
+        return StepResult(decision.apply_flag, errors)
     finally:
         if adapter.gathered is None:
             plan.release_gradients()
@@ -392,9 +392,9 @@ def _reduce(
     stats = known_of(transforms, measures, request.variables, columns, formulas, on_host)
     columns = processed(columns, stats, plan.dtypes)
     decision = stats.decision()
-    if isinstance(decision.taken, Tensor):
-        adapter.apply_flag = decision.taken
-        columns = columns._replace(apply_flag=decision.taken)
+    if isinstance(decision.apply_flag, Tensor):
+        adapter.apply_flag = decision.apply_flag
+        columns = columns._replace(apply_flag=decision.apply_flag)
     return columns, decision, stats
 
 
@@ -552,7 +552,7 @@ def _run_user_updates(
     """Run the user's updates, each followed by its constraint; restore all tensors on failure."""
     flush = adapter.selection.denormals == "flush"
     pairs, decision = _process_gradients(pairs, transforms, flush)
-    if not decision.taken:
+    if not decision.apply_flag:
         return _skip_step(adapter, decision)
     variables = [var for _, var in pairs]
     names = adapter.names_of(variables)

@@ -7,7 +7,7 @@ from typing import Any
 
 from thalweg._engines.formula_arguments import check_given
 from thalweg._engines.formula_graph import FormulaGraph
-from thalweg._engines.formula_parser import count_of, place_of
+from thalweg._engines.formula_source import count_of, place_of
 from thalweg.errors import RuleError
 from thalweg.formula import Rule
 

@@ -18,7 +18,8 @@ from thalweg._engines.check_formula import (
     check_sides,
     check_value_counts,
 )
-from thalweg._engines.formula_parser import place_of, trace_formula
+from thalweg._engines.formula_parser import trace_formula
+from thalweg._engines.formula_source import place_of
 from thalweg._engines.fused_stage import SIZES, read_stage
 from thalweg._engines.matrix_batches import (
     check_stage_input,

@@ -8,13 +8,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from thalweg._engines.formula_graph import INFIX, FormulaGraph, Node
-from thalweg._engines.formula_parser import (
-    FUNCTION_PREFIX,
-    LITERAL,
-    LOCAL_PREFIX,
-    check_counts,
-    trace_formula,
-)
+from thalweg._engines.formula_parser import check_counts, trace_formula
+from thalweg._engines.formula_source import FUNCTION_PREFIX, LITERAL, LOCAL_PREFIX
 from thalweg._engines.random_bits import SCALARS
 from thalweg.formula import Formula
 

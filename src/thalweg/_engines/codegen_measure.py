@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
+from thalweg._base.lazy import lazy
+from thalweg._base.locks import importing
 from thalweg._engines.codegen import NONE, name_scalars, name_vectors
 from thalweg._engines.formula_graph import FormulaGraph
-from thalweg._engines.formula_parser import count_of, place_of, trace_formula
+from thalweg._engines.formula_parser import trace_formula
+from thalweg._engines.formula_source import count_of, place_of
+from thalweg._engines.layout import STORAGE_NAMES
 from thalweg.errors import RuleError
 from thalweg.formula import Formula, is_like_update
+
+if TYPE_CHECKING:
+    from thalweg._engines.codecs.codec import Codec
 
 
 class Sweep:
@@ -57,6 +65,16 @@ class Sweep:
         self.scalars = tuple(self.scalar)
         parameter_names = [*self.vectors.values(), *self.scalar.values()]
         self.arguments = [*(f"p{stream}" for stream in self.read), *parameter_names]
+
+    @lazy
+    def codecs(self) -> dict[int, Codec]:
+        """Codecs of the encoded slots that formulas read, by stream."""
+        encoded = [k for k in self.read if self.storage[k] not in STORAGE_NAMES.values()]
+        if not encoded:
+            return {}
+        with importing:
+            from thalweg._engines.codecs import CODECS
+        return {stream: CODECS[self.storage[stream]] for stream in encoded}
 
 
 def _check_measure(formula: Formula, formula_graph: FormulaGraph, streams: int) -> None:

@@ -58,17 +58,20 @@ def check_gradients(
         InvalidArgumentError: A shape or device differs, or an index is out of range.
         LayoutError: Memory cannot be updated in place.
     """
-    devices_or_none = devices or [None] * len(variables)
-    for var, grad, name, device in zip(variables, gradients, names, devices_or_none, strict=True):
+    grad_devices = devices or [None] * len(variables)
+    for var, grad, name, device in zip(variables, gradients, names, grad_devices, strict=True):
         layout.check_variable(var, name)
         if isinstance(grad, IndexedSlices):
             layout.check_slices(grad, var, name, scatter, narrow)
         else:
             layout.check_gradient(grad, var, name, narrow, device)
-    first: dict[int, int] = {}
+    first_indices: dict[int, int] = {}
     for index, var in enumerate(variables):
-        first.setdefault(id(var), index)
-    distinct, titles = ([variables[i] for i in first.values()], [names[i] for i in first.values()])
+        first_indices.setdefault(id(var), index)
+    distinct, titles = (
+        [variables[i] for i in first_indices.values()],
+        [names[i] for i in first_indices.values()],
+    )
     layout.check_disjoint(distinct, titles)
     check_writable(zip(distinct, titles, strict=True))
 

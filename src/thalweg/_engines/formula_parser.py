@@ -20,13 +20,15 @@ from thalweg._engines.formula_graph import (
     stream_nodes,
 )
 from thalweg._engines.formula_rewriter import ALL_FUNCTIONS, FormulaRewriter, HelperFunctions
-from thalweg._engines.formula_source import FUNCTION_PREFIX as FUNCTION_PREFIX
-from thalweg._engines.formula_source import LITERAL as LITERAL
-from thalweg._engines.formula_source import LOCAL_PREFIX as LOCAL_PREFIX
-from thalweg._engines.formula_source import FormulaSource as FormulaSource
-from thalweg._engines.formula_source import count_of as count_of
-from thalweg._engines.formula_source import parse_definition
-from thalweg._engines.formula_source import place_of as place_of
+from thalweg._engines.formula_source import (
+    FUNCTION_PREFIX,
+    LITERAL,
+    LOCAL_PREFIX,
+    FormulaSource,
+    count_of,
+    parse_definition,
+    place_of,
+)
 from thalweg.errors import RuleError
 
 

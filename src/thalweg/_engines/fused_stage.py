@@ -12,7 +12,8 @@ from torch import Tensor
 from thalweg import formula
 from thalweg._base.fused_stage import FusedStage, mean_over_columns, mean_over_rows
 from thalweg._engines.formula_graph import INFIX, FormulaGraph, Node
-from thalweg._engines.formula_parser import bind_formula, build_graph, count_of, place_of
+from thalweg._engines.formula_parser import bind_formula, build_graph
+from thalweg._engines.formula_source import count_of, place_of
 from thalweg._engines.layout import compute_dtype
 from thalweg._engines.numpy_functions import NUMPY, square
 from thalweg.errors import RuleError

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from thalweg._base.fused_stage import FusedStage
 from thalweg._base.rule_passes import Stage
-from thalweg._engines.formula_parser import place_of
+from thalweg._engines.formula_source import place_of
 from thalweg._engines.fused_stage import SIZES, bind_stage
 from thalweg._engines.layout import compute_dtype, is_dense
 from thalweg._engines.matrix_shapes import matrix_shape

@@ -139,7 +139,9 @@ def evaluate_on(
         return _flush_results(formula, results, arrays[0], len(arrays) - len(results))
 
 
-def _flush_results(formula: Formula, results: Sequence[Any], var: Array, grads: int) -> list[Array]:
+def _flush_results(
+    formula: Formula, results: Sequence[Any], var: Array, grad_count: int
+) -> list[Array]:
     """Return the results as arrays of the variable's shape and dtype.
 
     Those that are not inputs are multiplied by 1, which flushes denormals that were only selected.
@@ -147,7 +149,7 @@ def _flush_results(formula: Formula, results: Sequence[Any], var: Array, grads: 
     unit, formula_graph = var.dtype.type(1), trace_formula(formula)
     arrays: list[Array] = []
     for index, result in enumerate(results):
-        is_passthrough = formula_graph.passes_through(index, index + (grads if index else 0))
+        is_passthrough = formula_graph.passes_through(index, index + (grad_count if index else 0))
         array = np.asarray(result, var.dtype)
         array = array if is_passthrough else array * unit
         arrays.append(array if array.shape == var.shape else np.broadcast_to(array, var.shape))
@@ -409,19 +411,17 @@ class ReferencePart:
             pairs.append((self._copy, saturated(values.get(0, var), self._copy.dtype)))
         return [partial(tensor.detach().copy_, value) for tensor, value in pairs]
 
-    def _changed_by(self, formula: Formula, grads: int) -> list[int]:
+    def _changed_by(self, formula: Formula, grad_count: int) -> list[int]:
         """Return the indices of the tensors that a formula changes.
 
         Others are not written, because the compute dtype may not hold all their bits.
         """
-        formula_graph, is_var_updated = (
-            trace_formula(formula),
-            self._rule.before is not None and grads,
-        )
+        formula_graph = trace_formula(formula)
+        is_var_updated = self._rule.before is not None and grad_count > 0
         return [
             index
             for index in range(len(self._tensors))
-            if not formula_graph.passes_through(index, index + (grads if index else 0))
+            if not formula_graph.passes_through(index, index + (grad_count if index else 0))
             or (is_var_updated and not index)
         ]
 

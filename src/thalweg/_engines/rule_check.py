@@ -22,13 +22,8 @@ from thalweg._engines.check_formula import (
     check_value_counts,
 )
 from thalweg._engines.formula_arguments import check_given
-from thalweg._engines.formula_parser import (
-    LOCAL_PREFIX,
-    check_counts,
-    place_of,
-    read_source,
-    trace_formula,
-)
+from thalweg._engines.formula_parser import check_counts, read_source, trace_formula
+from thalweg._engines.formula_source import LOCAL_PREFIX, place_of
 from thalweg.errors import RuleError
 from thalweg.formula import FORMULAS, Rule
 

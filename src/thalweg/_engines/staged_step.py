@@ -20,7 +20,8 @@ from thalweg._engines.composite import CompositeStep
 from thalweg._engines.cuda.availability import takes_device
 from thalweg._engines.dense_plan import DensePlan
 from thalweg._engines.formula_arguments import check_given
-from thalweg._engines.formula_parser import place_of, trace_formula
+from thalweg._engines.formula_parser import trace_formula
+from thalweg._engines.formula_source import place_of
 from thalweg._engines.fused_stage import read_stage
 from thalweg._engines.matrix_batches import Batch, group_by_shape, run_stage
 from thalweg._engines.matrix_shapes import check_shaped_slots, shape_beside, shaped_like

@@ -60,8 +60,8 @@ def as_now(
         state: Values by name.
         old_names, new_names: Names of the same entries in an old version, and now.
     """
-    removed, added_names = set(old_names) - set(new_names), set(new_names) - set(old_names)
-    if not state.keys() & removed or state.keys() & added_names:
+    removed_names, added_names = set(old_names) - set(new_names), set(new_names) - set(old_names)
+    if not state.keys() & removed_names or state.keys() & added_names:
         return state
     names = dict(zip(old_names, new_names, strict=True))
     return {names.get(name, name): value for name, value in state.items()}

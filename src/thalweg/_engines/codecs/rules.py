@@ -7,7 +7,8 @@ from typing import Any
 
 from thalweg._base.rule_passes import Measure
 from thalweg._engines.codecs import CODECS, OF_SLOTS
-from thalweg._engines.formula_parser import place_of, trace_formula
+from thalweg._engines.formula_parser import trace_formula
+from thalweg._engines.formula_source import place_of
 from thalweg._engines.split_weight_rule import Split
 from thalweg.formula import Rule
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from thalweg._engines.codegen import LARGEST, FormulaWriter, Kernel, Update, digest, indent_by
 from thalweg._engines.cpu.machine_code import tuning
-from thalweg._engines.formula_parser import FUNCTION_PREFIX, LITERAL
+from thalweg._engines.formula_source import FUNCTION_PREFIX, LITERAL
 
 
 class NumberFormat(NamedTuple):

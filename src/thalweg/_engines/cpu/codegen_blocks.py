@@ -17,7 +17,8 @@ from thalweg._engines.codegen import NONE, FormulaWriter, Kernel, Update, indent
 from thalweg._engines.cpu.codegen import STORAGE, Element, first_of, write_kernel
 from thalweg._engines.cpu.codegen_random_bits import begin_draws, draw_for, round_by_draw
 from thalweg._engines.cpu.work_table import STEP
-from thalweg._engines.formula_parser import FUNCTION_PREFIX, trace_formula
+from thalweg._engines.formula_parser import trace_formula
+from thalweg._engines.formula_source import FUNCTION_PREFIX
 from thalweg._engines.random_bits import NARROW, SCALARS
 from thalweg.formula import Formula
 

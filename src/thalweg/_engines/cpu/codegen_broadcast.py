@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from thalweg._engines.codegen import Kernel, Update, indent_by
 from thalweg._engines.cpu.codegen import STORAGE, Element, point_at_chunk, write_kernel
-from thalweg._engines.formula_parser import LITERAL
+from thalweg._engines.formula_source import LITERAL
 from thalweg._engines.reduction_order import LANES
 
 SHORT = 8  # elements of a row that is too short for a loop of its own

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from thalweg._base.lazy import lazy
-from thalweg._base.locks import importing
 from thalweg._engines.codegen import FormulaWriter, Kernel, indent_by, read_vectors
 from thalweg._engines.codegen_measure import Sweep
 from thalweg._engines.cpu.codegen import HEADER, STORAGE, name_kernel, of_copies
 from thalweg._engines.formula_graph import FormulaGraph
-from thalweg._engines.formula_parser import FUNCTION_PREFIX, LITERAL, LOCAL_PREFIX, trace_formula
+from thalweg._engines.formula_parser import trace_formula
+from thalweg._engines.formula_source import FUNCTION_PREFIX, LITERAL, LOCAL_PREFIX
 from thalweg._engines.reduction_order import LANES
 from thalweg.formula import Formula
-
-if TYPE_CHECKING:
-    from thalweg._engines.codecs.codec import Codec
 
 # Formulas are float64; stages, and those that are `like_update`, of the type of the update.
 STAGE_LITERAL = "_stage_literal"
@@ -129,25 +123,15 @@ def KERNEL_NAME(argument):
 class Elements(Sweep):
     """Writer of the parts of a kernel that reduces formulas."""
 
-    @lazy
-    def coded(self) -> dict[int, Codec]:
-        """Codecs of the encoded slots that measures read, by stream."""
-        coded = [stream for stream in self.read if self.storage[stream] not in STORAGE]
-        if not coded:
-            return {}
-        with importing:
-            from thalweg._engines.codecs import CODECS
-        return {stream: CODECS[self.storage[stream]] for stream in coded}
-
     def stored_type(self, stream: int) -> str:
         """Return the storage type of the numbers of a stream; decoded ones are float32."""
-        return "float32" if stream in self.coded else self.storage[stream]
+        return "float32" if stream in self.codecs else self.storage[stream]
 
     def point_at_leaf(self) -> list[str]:
         """Return lines that set pointer `p{k}` of each stream k that is read of a leaf."""
         lines: list[str] = []
         for stream in self.read:
-            if codec := self.coded.get(stream):
+            if codec := self.codecs.get(stream):
                 first = f"(offset // {codec.block}) * {codec.record_bytes}"
                 lines.append(f"records{stream} = base[tensor * streams + {stream}] + {first}")
                 lines.append(f"p{stream} = float32_pointer(address_of(scratch{stream}))")
@@ -169,13 +153,13 @@ class Elements(Sweep):
     def reserve_decoded(self, elements: int) -> list[str]:
         """Return lines that reserve memory for `elements` decoded numbers of each encoded slot."""
         return [
-            f"scratch{k} = float32_pointer(address_of(numbers({elements})))" for k in self.coded
+            f"scratch{k} = float32_pointer(address_of(numbers({elements})))" for k in self.codecs
         ]
 
     def decode(self, elements: int) -> list[str]:
         """Return lines that decode up to `elements` numbers of encoded slots from `start` on."""
         lines: list[str] = []
-        for stream, codec in self.coded.items():
+        for stream, codec in self.codecs.items():
             text = _DECODE.format(
                 stream=stream,
                 elements=elements,
@@ -258,11 +242,11 @@ class Elements(Sweep):
     def define_functions(self, compute: str) -> list[str]:
         """Return the definitions that the lines of `measure_element` need."""
         definitions = [HEADER.format(literal=LITERAL, compute="float64")]
-        if self.stages or self.coded or any(self.are_like_update):
+        if self.stages or self.codecs or any(self.are_like_update):
             definitions.append(HEADER.format(literal=STAGE_LITERAL, compute=compute))
         for index, stage in enumerate(self.stages):
             definitions.append(FormulaWriter(STAGE_LITERAL).define_function(f"stage{index}", stage))
-        for codec in dict.fromkeys(self.coded.values()):
+        for codec in dict.fromkeys(self.codecs.values()):
             writer, graph = FormulaWriter(STAGE_LITERAL), trace_formula(codec.decode)
             definitions.append(writer.define_function(f"decode_{codec.name}", graph))
         if self.copy is not None:
@@ -297,7 +281,7 @@ def _lane_fields(sweep: Elements, gathers: bool) -> dict[str, object]:
     """Return the fields of `_MEASURE` that fill, add and fold lanes."""
     rows = _ROWS if len(sweep.read) <= _STREAMS else 1
     # `Dispatcher` leaves variables with encoded slots that are not contiguous to the reference.
-    gathers = gathers and bool(sweep.read) and not sweep.coded
+    gathers = gathers and bool(sweep.read) and not sweep.codecs
     reserve = sweep.reserve_scratch if gathers else sweep.reserve_decoded
     gather = sweep.gather if gathers else sweep.decode
     return {

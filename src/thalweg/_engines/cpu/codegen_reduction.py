@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from thalweg._engines.formula_parser import FUNCTION_PREFIX
+from thalweg._engines.formula_source import FUNCTION_PREFIX
 
 
 @dataclass(frozen=True)

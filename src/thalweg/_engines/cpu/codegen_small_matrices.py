@@ -24,7 +24,8 @@ from thalweg._engines.cpu.codegen_transpose import (
     reduce_values,
     take_apart,
 )
-from thalweg._engines.formula_parser import LITERAL, trace_formula
+from thalweg._engines.formula_parser import trace_formula
+from thalweg._engines.formula_source import LITERAL
 from thalweg._engines.fused_stage import SIZES, read_stage
 from thalweg.formula import Formula, Rule, is_like_update
 

@@ -7,7 +7,7 @@ from typing import Literal
 
 from thalweg._engines.codegen import Kernel, Update, indent_by
 from thalweg._engines.cpu.codegen import LINE, STORAGE, Element, name_kernel
-from thalweg._engines.formula_parser import LITERAL
+from thalweg._engines.formula_source import LITERAL
 
 _ROWS = """
 def KERNEL_NAME(argument):

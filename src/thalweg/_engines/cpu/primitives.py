@@ -16,7 +16,7 @@ from llvmlite import ir
 
 from thalweg._engines.codecs import dither
 from thalweg._engines.cpu.work_table import STEP
-from thalweg._engines.formula_parser import FUNCTION_PREFIX
+from thalweg._engines.formula_source import FUNCTION_PREFIX
 
 FTZ_DAZ = 0x8040  # flush-to-zero and denormals-are-zero bits of the x86 MXCSR
 FPCR_FZ = 1 << 24  # flush-to-zero bit of the AArch64 FPCR

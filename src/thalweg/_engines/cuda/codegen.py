@@ -13,7 +13,7 @@ import numpy as np
 from thalweg._engines import codegen
 from thalweg._engines.codegen import LARGEST, FormulaWriter, Update, digest, indent_by
 from thalweg._engines.formula_graph import ROUNDED
-from thalweg._engines.formula_parser import FUNCTION_PREFIX, LITERAL
+from thalweg._engines.formula_source import FUNCTION_PREFIX, LITERAL
 
 CHUNK = 4096  # elements of a program over a dense gradient
 THREADS = 128  # of a program, but over narrow rows

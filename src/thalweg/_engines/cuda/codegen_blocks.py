@@ -23,7 +23,8 @@ from thalweg._engines.cuda.codegen import (
     share_of,
     write_dense,
 )
-from thalweg._engines.formula_parser import FUNCTION_PREFIX, trace_formula
+from thalweg._engines.formula_parser import trace_formula
+from thalweg._engines.formula_source import FUNCTION_PREFIX
 from thalweg._engines.random_bits import GROUP, NARROW, SCALARS
 from thalweg.formula import Formula
 

@@ -7,19 +7,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from thalweg._base.locks import importing
 from thalweg._engines.codegen import indent_by
 from thalweg._engines.codegen_measure import Sweep
 from thalweg._engines.cuda.codegen import (
     BLOCKWISE,
-    SIZES,
     Kernel,
     Writer,
     name_kernel,
     write_header,
 )
 from thalweg._engines.formula_graph import FormulaGraph
-from thalweg._engines.formula_parser import FUNCTION_PREFIX, LOCAL_PREFIX, trace_formula
+from thalweg._engines.formula_parser import trace_formula
+from thalweg._engines.formula_source import FUNCTION_PREFIX, LOCAL_PREFIX
 from thalweg._engines.reduction_order import LANES, LEAF
 from thalweg.formula import Formula
 
@@ -119,25 +118,19 @@ class Program:
 
     def __init__(self, sweep: Sweep, compute: str, flush: bool) -> None:
         self.sweep = sweep
-        coded = [stream for stream in sweep.read if sweep.storage[stream] not in SIZES]
-        self._coded: dict[int, Codec] = {}
-        if coded:
-            with importing:
-                from thalweg._engines.codecs import CODECS
-            self._coded = {stream: CODECS[sweep.storage[stream]] for stream in coded}
         self._double = Writer("float64", flush)
         self._single = Writer(compute, flush, literal=_STAGE_LITERAL)
 
     def write_header(self) -> str:
         """Return imports and names of operations."""
-        imports = BLOCKWISE if self._coded else ""
+        imports = BLOCKWISE if self.sweep.codecs else ""
         return write_header("float64") + imports + _stage_header(self._single.compute) + "\n\n"
 
     def define_functions(self) -> str:
         """Return the text of `element`, which computes all formulas, after its stages."""
         stages = enumerate(self.sweep.stages)
         functions = [self._single.define_function(f"stage{k}", stage) for k, stage in stages]
-        for codec in dict.fromkeys(self._coded.values()):
+        for codec in dict.fromkeys(self.sweep.codecs.values()):
             graph = trace_formula(codec.decode)
             functions.append(self._single.define_function(f"decode_{codec.name}", graph))
         parameters = ", ".join([*self.sweep.arguments, "at", "length", "MASKED: tl.constexpr"])
@@ -163,7 +156,7 @@ class Program:
 
     def _read_stream(self, stream: int) -> list[str]:
         """Return lines that load a stream as e0, e1, ..., in the dtype of stages or in float64."""
-        if codec := self._coded.get(stream):
+        if codec := self.sweep.codecs.get(stream):
             return self._decode(stream, codec)
         writer = self._single if stream == 1 and self.sweep.stages else self._double
         value = writer.read_value(
@@ -224,7 +217,7 @@ class Program:
         lines: list[str] = []
         for stream in self.sweep.read:
             place = f"base + tensor * {len(self.sweep.storage)} + {stream}"
-            if codec := self._coded.get(stream):
+            if codec := self.sweep.codecs.get(stream):
                 kind = "tl.int8" if codec.signed else "tl.uint8"
                 first = f"offset // {codec.block} * {codec.record_bytes}"
                 lines.append(f"p{stream} = records({place}, {kind}) + {first}")

@@ -101,7 +101,7 @@ def update(
         return optimizer._take(present.pairs, global_step, name, transforms, copies, captured)
     with optimizer._turn_lock(), optimizer._locked():
         pairs, decision = materialised(present.pairs, transforms, current().denormals == "flush")
-        if not decision.taken:
+        if not decision.apply_flag:
             run(decision.calls)
             return StepResult(False, [])
         if uses_transforms:

@@ -62,7 +62,7 @@ def processed_now(backward: BackwardResult, transforms: GradientTransforms) -> l
     present = backward.present()
     pairs, decision = materialised(present.pairs, transforms, current().denormals == "flush")
     run(decision.calls)
-    if not decision.taken:
+    if not decision.apply_flag:
         return None
     new_gradients = iter([grad for grad, _ in pairs])
     return [None if grad is None else next(new_gradients) for grad in backward.gradients]
