@@ -1,0 +1,244 @@
+"""`MatrixLayout`: the matrices that one parameter holds, as blocks of its last two dimensions."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from functools import lru_cache
+from math import prod
+from typing import Any, NamedTuple, cast
+
+from thalweg._base.exports import exported_from
+from thalweg._base.showing import show_value
+from thalweg.errors import InvalidArgumentError
+
+Blocks = int | tuple[int, ...]
+
+
+class Pieces(NamedTuple):
+    """Place of a block on one axis of a parameter.
+
+    Attributes:
+        first: The first index.
+        size: The number of consecutive indices in each piece.
+        repeats: The number of pieces, which are equally spaced and divide the axis evenly.
+    """
+
+    first: int
+    size: int
+    repeats: int
+
+
+class Block(NamedTuple):
+    """Place of one matrix in a matrix of the batch of a parameter.
+
+    Attributes:
+        rows, columns: The rows and columns of the stored parameter.
+        shape: The rows and columns of the matrix as rules receive it, after a transposition.
+    """
+
+    rows: Pieces
+    columns: Pieces
+    shape: tuple[int, int]
+
+
+@exported_from("thalweg.optim")
+@dataclass(frozen=True)
+class MatrixLayout:
+    """The matrices that a parameter holds. Each is updated like a parameter of its own.
+
+    Sizes are those of the parameter as it is stored: `rows` divide its dimension before the last,
+    `columns` its last one. A parameter with more than `batch + 2` dimensions is a matrix of its
+    first dimension after the batch and all others.
+
+    Args:
+        batch: The number of leading dimensions, such as that of experts, at each index of which
+            there is a matrix, or a set of blocks.
+        rows: The number of equal blocks of rows, or the number of rows in each block, such as
+            `(256, 64, 64)` for queries, keys and values.
+        columns: The same for columns.
+        interleaved: True if the blocks alternate: sizes in `rows` or `columns` are then those of
+            pieces, and repeat until the dimension ends. Block i is made of all pieces i. A number
+            of blocks means pieces of one row or column.
+        transposed: True if matrices are stored with a row for each input, as `Conv1D` of
+            transformers does. Rules receive them with a row for each output.
+
+    Raises:
+        InvalidArgumentError: A value is invalid.
+
+    Example:
+        >>> MatrixLayout(batch=1, columns=2, interleaved=True, transposed=True)
+        MatrixLayout('batch=1 columns=2 interleaved transposed')
+    """
+
+    batch: int = 0
+    rows: Blocks = 1
+    columns: Blocks = 1
+    interleaved: bool = False
+    transposed: bool = False
+
+    def __post_init__(self) -> None:
+        if type(self.batch) is not int or self.batch < 0:
+            raise InvalidArgumentError(
+                f"batch of a matrix layout must be a number of dimensions, not"
+                f" {show_value(self.batch)}."
+            )
+        for axis in ("rows", "columns"):
+            object.__setattr__(self, axis, _checked_blocks(axis, getattr(self, axis)))
+        for flag in ("interleaved", "transposed"):
+            if type(getattr(self, flag)) is not bool:
+                raise InvalidArgumentError(
+                    f"{flag} of a matrix layout must be True or False, not"
+                    f" {show_value(getattr(self, flag))}."
+                )
+        if self.interleaved and self.rows == 1 == self.columns:
+            raise InvalidArgumentError("A matrix layout is interleaved and has one block.")
+
+    def __str__(self) -> str:
+        """Return the layout as text, which `parse` reads."""
+        clauses: list[str] = []
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if value is True:
+                clauses.append(field.name)
+            elif value != field.default:
+                sizes = value if isinstance(value, tuple) else (value,)
+                clauses.append(f"{field.name}={'+'.join(map(str, sizes))}")
+        return " ".join(clauses) or "rows=1"
+
+    def __repr__(self) -> str:
+        return f"MatrixLayout({str(self)!r})"
+
+    @classmethod
+    def parse(cls, text: str) -> MatrixLayout:
+        """Return the layout that a text such as "batch=1 rows=256+64+64 transposed" describes.
+
+        Raises:
+            InvalidArgumentError: The text is not a layout.
+        """
+        arguments: dict[str, Any] = {}
+        for clause in text.replace(",", " ").split():
+            name, _, value = clause.partition("=")
+            if name not in cls.__dataclass_fields__ or name in arguments:
+                raise _not_a_layout(text)
+            if name in ("interleaved", "transposed"):
+                arguments[name] = True
+                if value:
+                    raise _not_a_layout(text)
+            elif re.fullmatch(r"[0-9]+(\+[0-9]+)*", value):
+                sizes = tuple(map(int, value.split("+")))
+                arguments[name] = sizes if len(sizes) > 1 else int(value)
+            else:
+                raise _not_a_layout(text)
+        if not arguments:
+            raise _not_a_layout(text)
+        return cls(**arguments)
+
+    @property
+    def block_count(self) -> int:
+        """The number of blocks of one matrix of the batch."""
+        return _count(self.rows) * _count(self.columns)
+
+    @property
+    def is_plain(self) -> bool:
+        """True if a parameter is one matrix, stored with a row for each output."""
+        return not self.batch and self.block_count == 1 and not self.transposed
+
+    def matrix_sizes(self, shape: Sequence[int]) -> tuple[int, int, int]:
+        """Return the matrices in the batch, their rows and their columns, for a parameter's shape.
+
+        Raises:
+            InvalidArgumentError: The shape has fewer than `batch + 2` dimensions.
+        """
+        if len(shape) < self.batch + 2:
+            raise InvalidArgumentError(
+                f"The matrix layout '{self}' needs {self.batch + 2} dimensions or more, not shape"
+                f" {tuple(shape)}."
+            )
+        rows, *others = shape[self.batch :]
+        return prod(shape[: self.batch]), rows, prod(others)
+
+    def blocks(self, shape: Sequence[int]) -> tuple[Block, ...]:
+        """Return the blocks of each matrix of the batch, row blocks before column blocks.
+
+        Raises:
+            InvalidArgumentError: The blocks do not add up to the sizes of the shape.
+        """
+        return _blocks(self, *self.matrix_sizes(shape)[1:], tuple(shape))
+
+
+def as_layout(value: Any, name: str = "layout") -> MatrixLayout | None:
+    """Return an option as a layout: a `MatrixLayout`, its text, or None for none.
+
+    Raises:
+        InvalidArgumentError: The option is none of these.
+    """
+    if value is None or isinstance(value, MatrixLayout):
+        return value
+    if isinstance(value, str):
+        return MatrixLayout.parse(value)
+    raise InvalidArgumentError(
+        f"{name} must be an optim.MatrixLayout, its text such as 'rows=256+64+64', or None, not"
+        f" {show_value(value)}."
+    )
+
+
+def _checked_blocks(axis: str, value: Any) -> Blocks:
+    sizes: tuple[Any, ...] = (
+        tuple(cast("Sequence[Any]", value)) if isinstance(value, list | tuple) else (value,)
+    )
+    if not sizes or any(type(size) is not int or size < 1 for size in sizes):
+        raise InvalidArgumentError(
+            f"{axis} of a matrix layout must be a number of equal blocks or a tuple of sizes, not"
+            f" {show_value(value)}."
+        )
+    if len(sizes) > 1:
+        return sizes
+    return value if isinstance(value, int) else 1
+
+
+def _not_a_layout(text: str) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        f"{text!r} is not a matrix layout, such as 'batch=1 rows=256+64+64', 'columns=2 interleaved"
+        " transposed' or 'rows=3'."
+    )
+
+
+def _count(blocks: Blocks) -> int:
+    return blocks if isinstance(blocks, int) else len(blocks)
+
+
+@lru_cache(4096)
+def _blocks(
+    layout: MatrixLayout, rows: int, columns: int, shape: tuple[int, ...]
+) -> tuple[Block, ...]:
+    """Return the blocks of a matrix with so many rows and columns; `shape` is for messages."""
+    blocks: list[Block] = []
+    for row_pieces in _pieces(layout, "rows", rows, shape):
+        for column_pieces in _pieces(layout, "columns", columns, shape):
+            height, width = (x.size * x.repeats for x in (row_pieces, column_pieces))
+            sides = (width, height) if layout.transposed else (height, width)
+            blocks.append(Block(row_pieces, column_pieces, sides))
+    return tuple(blocks)
+
+
+def _pieces(layout: MatrixLayout, axis: str, size: int, shape: tuple[int, ...]) -> list[Pieces]:
+    """Return the place of each block on an axis."""
+    blocks: Blocks = getattr(layout, axis)
+    is_interleaved = layout.interleaved and blocks != 1
+    if isinstance(blocks, int):
+        sizes = (1 if is_interleaved else size // blocks,) * blocks
+    else:
+        sizes = blocks
+    period = sum(sizes)
+    if size % (period or 1) if is_interleaved else size != period:
+        verb = "repeat evenly in" if is_interleaved else "add up to"
+        described = f"{blocks} blocks" if isinstance(blocks, int) else "+".join(map(str, blocks))
+        raise InvalidArgumentError(
+            f"The matrix layout '{layout}' does not fit shape {shape}: {described} of {axis} do not"
+            f" {verb} {size}."
+        )
+    firsts = [sum(sizes[:index]) for index in range(len(sizes))]
+    repeats = size // period if period else 1
+    return [Pieces(first, piece, repeats) for first, piece in zip(firsts, sizes, strict=True)]
