@@ -138,7 +138,10 @@ class MatrixLayout:
     @property
     def smallest_shape(self) -> tuple[int, ...]:
         """A shape with two dimensions after the batch that the layout fits."""
-        sides = (x if isinstance(x, int) else sum(x) for x in (self.rows, self.columns))
+        sides = (
+            blocks if isinstance(blocks, int) else sum(blocks)
+            for blocks in (self.rows, self.columns)
+        )
         return (*(1,) * self.batch, *sides)
 
     def matrix_sizes(self, shape: Sequence[int]) -> tuple[int, int, int]:
@@ -217,7 +220,8 @@ def _blocks(
     blocks: list[Block] = []
     for row_pieces in _pieces(layout, "rows", rows, shape):
         for column_pieces in _pieces(layout, "columns", columns, shape):
-            height, width = (x.size * x.repeats for x in (row_pieces, column_pieces))
+            height = row_pieces.size * row_pieces.repeats
+            width = column_pieces.size * column_pieces.repeats
             sides = (width, height) if layout.transposed else (height, width)
             blocks.append(Block(row_pieces, column_pieces, sides))
     return tuple(blocks)
