@@ -68,7 +68,7 @@ def trained_by(folder: Path, make: Any, checkpoint: str | None = None) -> Any:
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_a_training_is_the_plain_loops(name: str, tmp_path: Path) -> None:
+def test_transformers_training_equals_the_plain_loop(name: str, tmp_path: Path) -> None:
     make = OPTIMIZERS[name]
     expected = trained(make, data(), clip=1.0)
     assert_same_training(trained_by(tmp_path, make), expected)
@@ -84,7 +84,9 @@ def test_a_training_is_the_plain_loops(name: str, tmp_path: Path) -> None:
     ],
     ids=["AdamW", "tensorflow.Ftrl", "RuleOptimizer"],
 )
-def test_a_class_with_its_arguments(cls: Any, arguments: dict[str, Any], tmp_path: Path) -> None:
+def test_trainer_takes_optimizer_class_and_arguments(
+    cls: Any, arguments: dict[str, Any], tmp_path: Path
+) -> None:
     """Let the Trainer create the optimizer, of its groups with decay and without."""
     hf_trainer = trainer(tmp_path, Wrapped(), optimizer_cls_and_kwargs=(cls, arguments))
     initial = [param.detach().clone() for param in hf_trainer.model.parameters()]
@@ -96,7 +98,7 @@ def test_a_class_with_its_arguments(cls: Any, arguments: dict[str, Any], tmp_pat
         assert not torch.equal(param, old)
 
 
-def test_attributes_that_transformers_uses(tmp_path: Path) -> None:
+def test_transformers_uses_only_available_attributes(tmp_path: Path) -> None:
     with touching("transformers", "accelerate") as accessed:
         cls = watched(optim.AdamW)
         trained_by(tmp_path, lambda params: cls(params, lr=0.05))
@@ -105,7 +107,7 @@ def test_attributes_that_transformers_uses(tmp_path: Path) -> None:
     assert_known(accessed, ATTRIBUTES)
 
 
-def test_diagnostics_are_logged_as_all_else(tmp_path: Path) -> None:
+def test_diagnostics_are_logged_by_transformers(tmp_path: Path) -> None:
     module = Wrapped()
     optimizer = optim.AdamW(module.named_parameters(), lr=0.05, diagnostics=3)
     hf_trainer = trainer(tmp_path, module, optimizers=(optimizer, schedule(optimizer)))
