@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import thalweg
+from bit_comparison import assert_same
 from keras_table import (
     Row,
     all_rows,
@@ -42,8 +43,7 @@ def test_coefficients_that_a_subclass_changes_are_used(row: Row, engine: str) ->
     opt.engine = plain_opt.engine = engine
     variables, twins = pair(), pair()
     train(opt, variables, 3), train(plain_opt, twins, 3)
-    for var, twin in zip(variables, twins, strict=True):
-        assert torch.equal(var, twin)
+    assert_same(variables, twins)
 
 
 @both_engines
@@ -200,8 +200,8 @@ def test_callable_rate_may_replace_the_variable_memory(
     opt.apply_gradients([(gradient(), w)]), plain_opt.apply_gradients([(gradient(), twin)])
     assert count.calls == opt.iterations.item() == steps + 1
     assert w.data_ptr() != old.data_ptr()
-    assert torch.equal(w, twin)
-    assert torch.equal(old, initial)
+    assert_same([w], [twin])
+    assert_same([old], [initial])
 
 
 @kinds
@@ -222,7 +222,7 @@ def test_callable_rate_that_frees_variable_memory_raises(
     with pytest.raises(thalweg.ThalwegError, match="Variable:0"):
         opt.apply_gradients([(gradient(), w)])
     assert (count.calls, opt.iterations.item()) == (steps + 1, steps)
-    assert torch.equal(old, initial)
+    assert_same([old], [initial])
     if slots:
         assert_same_bits(snapshot(opt, []), slots)
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from bit_comparison import assert_same
 from openseq2seq_small import stepping
 from thalweg import Variable
 from thalweg._graph import Graph
@@ -53,10 +54,10 @@ def test_given_gradients_make_the_step_of_the_loss(kind: str) -> None:
         twin_step()
         assert has_updated is twin_step.was_applied
     for a, b in zip(params, twins, strict=True):
-        assert torch.equal(a.detach(), b.detach())
+        assert_same([a.detach()], [b.detach()])
     assert 0 < int(step.global_step) <= 4
     for name, value in twin_step.state_dict().items():
-        assert torch.equal(step.state_dict()[name], value), name
+        assert_same([step.state_dict()[name]], [value], f"{name}")
 
 
 def test_an_overflow_makes_no_update_and_halves_the_scale() -> None:

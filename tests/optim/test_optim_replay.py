@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from bit_comparison import assert_same
 from replay_twins import (
     OPTIONS,
     SHAPES,
@@ -172,7 +173,7 @@ def test_tensor_lr_is_read_every_step() -> None:
         for rate in rates:
             rate.mul_(0.5)
     assert count_replays(opt) == 4
-    assert all(map(torch.equal, weights, twins))
+    assert_same(weights, twins)
 
 
 def test_skipped_step_changes_nothing() -> None:
@@ -379,7 +380,7 @@ def test_steps_with_closure_are_replayed() -> None:
         set_grads(twins, step)
         twin.step()
     assert count_replays(opt) == 4
-    assert all(map(torch.equal, weights, twins))
+    assert_same(weights, twins)
 
 
 @pytest.mark.parametrize("steps", [2, 3], ids=["careful", "plain"])
@@ -453,7 +454,7 @@ def test_bits_without_replay_are_equal(
         assert count_replays(opt) == (0 if is_disabled else 4)
         results.append([*weights, *(x for state in opt.state.values() for x in state.values())])
     for actual, expected in zip(*results, strict=True):
-        assert torch.equal(actual, expected)
+        assert_same([actual], [expected])
         assert actual._version == expected._version
 
 

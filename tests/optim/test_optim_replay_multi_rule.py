@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch.nn import Parameter
 
+from bit_comparison import assert_same
 from replay_twins import OPTIONS, SHAPES, count_replays, diff, params, same, set_grads, snapshot
 from thalweg import optim
 from thalweg._core import replay
@@ -129,7 +130,7 @@ def test_changed_rule_of_group_is_used(row: int, index: int, change: dict[str, A
             if is_twin:
                 opt._cache.forget_replay()
             opt.step()
-    assert all(map(torch.equal, weights, twins))
+    assert_same(weights, twins)
 
 
 def test_size_limit_counts_all_rules(monkeypatch: pytest.MonkeyPatch) -> None:
