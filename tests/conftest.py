@@ -36,6 +36,15 @@ def pytest_configure(config: pytest.Config) -> None:
         config.option.timeout = scale_to_load(float(config.getini("timeout")))
 
 
+def pytest_report_teststatus(
+    report: pytest.CollectReport | pytest.TestReport, config: pytest.Config
+) -> tuple[str, str, str] | None:
+    """Count skipped tests without a letter for each; their reasons follow in the summary."""
+    if report.skipped and not hasattr(report, "wasxfail") and config.get_verbosity() <= 0:
+        return "skipped", "", ""
+    return None
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Print each reason of skipped tests once, with their number."""
     skipped = terminalreporter.stats.get("skipped", [])
