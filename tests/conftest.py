@@ -21,7 +21,7 @@ from captured_log import Logged
 if (keras := find_spec("keras")) and not keras.origin:  # it is not installed: a folder is found
     sys.modules["keras"] = None
 
-kernel_cache.keep_apart()
+kernel_cache.use_test_folder()
 os.environ.setdefault("KERAS_BACKEND", "torch")
 # Threads that wait leave the processors to the other workers of the tests.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")

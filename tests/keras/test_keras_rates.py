@@ -15,7 +15,7 @@ from keras_table import (
     assert_same_bits,
     both_engines,
     gradients,
-    mixed,
+    mixed_variables,
     pair,
     snapshot,
     train,
@@ -51,7 +51,7 @@ def test_coefficients_that_a_subclass_changes_are_used(row: Row, engine: str) ->
 def test_unchanged_coefficients_do_not_affect_the_step(row: Row, engine: str) -> None:
     opt, plain_opt = with_coefficients(row.cls, 1.0)(0.1), row.cls(0.1)
     opt.engine = plain_opt.engine = engine
-    variables, twins = mixed(), mixed()
+    variables, twins = mixed_variables(), mixed_variables()
     train(opt, variables, 3), train(plain_opt, twins, 3)
     assert_same_bits(snapshot(opt, variables), snapshot(plain_opt, twins))
 

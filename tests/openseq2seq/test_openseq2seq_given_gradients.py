@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bit_comparison import assert_same
-from openseq2seq_small import stepping
+from openseq2seq_small import make_step
 from thalweg import Variable
 from thalweg._graph import Graph
 from thalweg.openseq2seq import from_config
@@ -127,7 +127,7 @@ def test_repr_of_a_step_lists_its_variables(params: list[Variable] | None, expec
 def test_runs_without_any_gradient_raise_for_any_iter_size() -> None:
     w = Variable([1.0], name="w")
     for options in ({}, {"iter_size": 2, "skip_update_ph": False}):
-        step = stepping([w], dtype=torch.float32, summaries=[], **options)
+        step = make_step([w], dtype=torch.float32, summaries=[], **options)
         with pytest.raises(ValueError, match=r"No gradients provided for any variable: \['w:0'\]"):
             step.apply_gradients([None])
         assert int(step.global_step) == 0

@@ -462,7 +462,7 @@ def test_variables_of_one_name_are_numbered() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_under_autocast_float32_weights_train_with_a_loss_scale_and_without_masters(
+def test_float32_weights_under_autocast_use_loss_scale_without_masters(
     dtype: torch.dtype,
 ) -> None:
     torch.manual_seed(0)

@@ -14,7 +14,7 @@ import torch
 from bit_comparison import assert_same
 from golden_files import Case
 from openseq2seq_goldens import by_case, float32
-from oracle_arrays import Array, Gradient, given, starts
+from oracle_arrays import Array, Gradient, as_gradient, starts
 from thalweg import IndexedSlices, Variable, _graph
 from thalweg._core.plan_cache import PlanCaches
 from thalweg.errors import InvalidArgumentError
@@ -129,7 +129,7 @@ def test_steps_equal_the_oracle(config: str, dtype: Any, engine: Any) -> None:
     opt.engine = engine
     params = {name: Variable(value, name=name) for name, value in starts(SHAPES, dtype).items()}
     for targets, grads in zip(expected(config, dtype), gradients(dtype), strict=True):
-        opt.apply_gradients((given(grads.get(name)), var) for name, var in params.items())
+        opt.apply_gradients((as_gradient(grads.get(name)), var) for name, var in params.items())
         compare(params, opt, targets, lambda var: var.numpy())
 
 

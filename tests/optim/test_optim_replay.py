@@ -18,11 +18,11 @@ from bit_comparison import assert_same
 from replay_twins import (
     OPTIONS,
     SHAPES,
+    are_same,
     count_replays,
     diff,
     norm_of,
     params,
-    same,
     set_grads,
     snapshot,
 )
@@ -157,7 +157,7 @@ def test_every_option_is_replayed(
     for (key, actual), (_, expected) in zip(
         snapshot(opt, weights), snapshot(twin, twins), strict=True
     ):
-        assert same(actual, expected), key
+        assert are_same(actual, expected), key
 
 
 def test_tensor_lr_is_read_every_step() -> None:
@@ -240,7 +240,7 @@ def test_scalars_that_differ_between_groups(changes: dict[str, Any]) -> None:
                 opt._cache.forget_replay()
             opt.step()
         for (key, actual), (_, expected) in zip(*(snapshot(*run) for run in sides), strict=True):
-            assert same(actual, expected), key
+            assert are_same(actual, expected), key
 
 
 def test_steps_of_empty_params_are_counted() -> None:
