@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 from attribute_access import assert_known, touching, watched
 from thalweg import optim, rules
+from thalweg.optim import schedules
 from training import OPTIMIZERS, assert_same_training, data, loss_of, model, schedule, trained
 
 # What transformers 5.23 asks an optimizer for, itself or through Accelerate 1.15.
@@ -120,3 +122,29 @@ def test_diagnostics_are_logged_by_transformers(tmp_path: Path) -> None:
     assert numbers.items() <= rows[-1].items()
     with pytest.raises(TypeError, match="trainer must be a Trainer"):
         LogDiagnostics(print)
+
+
+@pytest.mark.parametrize("shape", ["linear", "cosine", "1-sqrt"])
+def test_factors_have_the_numbers_of_transformers(shape: str) -> None:
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    wsd = schedules.WarmupStableDecay(40, warmup=7, decay=12, shape=shape, floor=0.1, begin=0.1)
+    expected_wsd = partial(
+        transformers.get_wsd_schedule, num_warmup_steps=7, num_decay_steps=12,
+        num_training_steps=40, decay_type=shape, min_lr_ratio=0.1,
+    )  # fmt: skip
+    cosine = partial(transformers.get_cosine_schedule_with_warmup, num_warmup_steps=7,
+                     num_training_steps=40)  # fmt: skip
+    inverse = partial(transformers.get_inverse_sqrt_schedule, num_warmup_steps=7)
+    for factor, make in (
+        (wsd, expected_wsd),
+        (schedules.WarmupCosine(40, warmup=7), cosine),
+        (schedules.InverseSquareRoot(warmup=7), inverse),
+    ):
+        ours, theirs = (optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.3) for _ in range(2))
+        pair = schedules.Schedule(ours, factor), make(theirs)
+        for step in range(41):  # Later, the cosine of transformers rises again.
+            rates = [scheduler.get_last_lr()[0] for scheduler in pair]
+            assert rates[0] == pytest.approx(rates[1], rel=1e-15, abs=1e-300), (factor, step)
+            for scheduler in pair:
+                scheduler.optimizer.step()
+                scheduler.step()
