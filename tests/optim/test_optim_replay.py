@@ -14,14 +14,15 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from bit_comparison import assert_same
 from replay_twins import (
     OPTIONS,
     SHAPES,
+    are_same,
     count_replays,
     diff,
     norm_of,
     params,
-    same,
     set_grads,
     snapshot,
 )
@@ -156,7 +157,7 @@ def test_every_option_is_replayed(
     for (key, actual), (_, expected) in zip(
         snapshot(opt, weights), snapshot(twin, twins), strict=True
     ):
-        assert same(actual, expected), key
+        assert are_same(actual, expected), key
 
 
 def test_tensor_lr_is_read_every_step() -> None:
@@ -172,7 +173,7 @@ def test_tensor_lr_is_read_every_step() -> None:
         for rate in rates:
             rate.mul_(0.5)
     assert count_replays(opt) == 4
-    assert all(map(torch.equal, weights, twins))
+    assert_same(weights, twins)
 
 
 def test_skipped_step_changes_nothing() -> None:
@@ -239,7 +240,7 @@ def test_scalars_that_differ_between_groups(changes: dict[str, Any]) -> None:
                 opt._cache.forget_replay()
             opt.step()
         for (key, actual), (_, expected) in zip(*(snapshot(*run) for run in sides), strict=True):
-            assert same(actual, expected), key
+            assert are_same(actual, expected), key
 
 
 def test_steps_of_empty_params_are_counted() -> None:
@@ -379,7 +380,7 @@ def test_steps_with_closure_are_replayed() -> None:
         set_grads(twins, step)
         twin.step()
     assert count_replays(opt) == 4
-    assert all(map(torch.equal, weights, twins))
+    assert_same(weights, twins)
 
 
 @pytest.mark.parametrize("steps", [2, 3], ids=["careful", "plain"])
@@ -453,7 +454,7 @@ def test_bits_without_replay_are_equal(
         assert count_replays(opt) == (0 if is_disabled else 4)
         results.append([*weights, *(x for state in opt.state.values() for x in state.values())])
     for actual, expected in zip(*results, strict=True):
-        assert torch.equal(actual, expected)
+        assert_same([actual], [expected])
         assert actual._version == expected._version
 
 

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch.nn import Parameter
 
-from replay_twins import OPTIONS, SHAPES, count_replays, diff, params, same, set_grads, snapshot
+from bit_comparison import assert_same
+from replay_twins import OPTIONS, SHAPES, are_same, count_replays, diff, params, set_grads, snapshot
 from thalweg import optim
 from thalweg._core import replay
 from thalweg._core.plan_cache import PlanCache
@@ -72,7 +73,7 @@ def test_every_option_is_replayed(extras: dict[str, Any], calls: int, dtype: tor
             opt.step()
     assert count_replays(sides[0][0]) == 4
     for (key, actual), (_, expected) in zip(*(snapshot(*run) for run in sides), strict=True):
-        assert same(actual, expected), key
+        assert are_same(actual, expected), key
 
 
 def test_dtypes_of_rules_may_differ() -> None:
@@ -90,7 +91,7 @@ def test_dtypes_of_rules_may_differ() -> None:
             opt.step()
     assert count_replays(sides[0][0]) == 4
     for (key, actual), (_, expected) in zip(*(snapshot(*run) for run in sides), strict=True):
-        assert same(actual, expected), key
+        assert are_same(actual, expected), key
 
 
 def test_rule_without_gradients_is_skipped() -> None:
@@ -129,7 +130,7 @@ def test_changed_rule_of_group_is_used(row: int, index: int, change: dict[str, A
             if is_twin:
                 opt._cache.forget_replay()
             opt.step()
-    assert all(map(torch.equal, weights, twins))
+    assert_same(weights, twins)
 
 
 def test_size_limit_counts_all_rules(monkeypatch: pytest.MonkeyPatch) -> None:

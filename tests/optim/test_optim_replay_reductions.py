@@ -12,7 +12,7 @@ import torch
 from torch.nn import Parameter
 
 from case_batches import many
-from replay_twins import OPTIONS, SHAPES, count_replays, diff, params, same, set_grads, snapshot
+from replay_twins import OPTIONS, SHAPES, are_same, count_replays, diff, params, set_grads, snapshot
 from thalweg import optim
 from thalweg._core.plan_cache import PlanCache
 from thalweg._engines import torch_layout_probe
@@ -100,7 +100,7 @@ def compare(
                 opt._cache.forget_replay()
             opt.step()
         for (key, actual), (_, expected) in zip(*(snapshot(*run) for run in sides), strict=True):
-            assert same(actual, expected), (key, step)
+            assert are_same(actual, expected), (key, step)
     return count_replays(sides[0][0])
 
 
@@ -211,7 +211,7 @@ def test_user_changes_of_radius_are_used(
                 opt._cache.forget_replay()
             opt.step()
         for (key, actual), (_, expected) in zip(*(snapshot(*run) for run in sides), strict=True):
-            assert same(actual, expected), (key, step)
+            assert are_same(actual, expected), (key, step)
         counts.append(count_replays(sides[0][0]))
     assert counts[-1] == expected_count, counts
 

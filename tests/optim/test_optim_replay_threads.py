@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.nn import Parameter
 
+from bit_comparison import assert_same
 from forks import run_in_child
 from replay_twins import OPTIONS, count_replays, diff, params, set_grads
 from thalweg import optim
@@ -165,8 +166,7 @@ def test_thread_count_may_change(threads: Callable[[int], None]) -> None:
                 assert block[replay_kernel.TEAM_SIZE] == (count if count > 1 else 0)
         assert count_replays(opt) > 1
         results.append([*weights, *(x for state in opt.state.values() for x in state.values())])
-    for actual, expected in zip(*results, strict=True):
-        assert torch.equal(actual, expected)
+    assert_same(*results)
 
 
 @pytest.mark.parametrize(("length", "has_thread"), [(6, False), (64, True)])
@@ -214,8 +214,7 @@ def test_pairs_are_checked_by_one_thread(threads: Callable[[int], None]) -> None
         assert (block[replay_kernel.NEXT_PART] > count) == (count > 1)
         assert block[replay_kernel.TEAM_GRADIENTS] == 0
         results.append(weights)
-    for actual, expected in zip(*results, strict=True):
-        assert torch.equal(actual, expected)
+    assert_same(*results)
 
 
 @pytest.mark.usefixtures("comes_anyway")

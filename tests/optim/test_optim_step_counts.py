@@ -288,8 +288,7 @@ def test_float32_count_saturates_as_in_torch(is_loaded: bool) -> None:
             opt.load_state_dict(copy.deepcopy(opt.state_dict()))
         run_steps(opt, 1, 9)
     assert [float(tensor) for tensor in scalars(opts[0])] == [2.0**24] * len(opts[0].state)
-    for actual, expected in zip(*map(scalars, opts), strict=True):
-        assert torch.equal(actual, expected)
+    assert_same(*map(scalars, opts))
 
 
 def write_through_data(count: torch.Tensor) -> None:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from bit_comparison import assert_same
 from thalweg import optim
 from thalweg._engines import torch_layout_probe
 from thalweg.optim.step_adapter import TorchStepAdapter
@@ -135,11 +136,11 @@ def test_tensor_rate_steps_equal_full_steps(
         is_replayed = False
         twin._cache.forget_replay()
         twin.step()
-        assert torch.equal(param, copied), step
+        assert_same([param], [copied], f"{step}")
         for actual, expected in zip(
             opt.state[param].values(), twin.state[copied].values(), strict=True
         ):
-            assert torch.equal(actual, expected), step
+            assert_same([actual], [expected], f"{step}")
         rate.mul_(0.77)
     assert opt._cache.replay.taken == STEPS - 2
     assert any(is_tensor_rate) is (dtype == torch.bfloat16 or name in BY_TORCH)
@@ -159,4 +160,4 @@ def test_rate_may_change_its_type() -> None:
         opt.step()
         twin._cache.forget_replay()
         twin.step()
-        assert torch.equal(param, copied)
+        assert_same([param], [copied])

@@ -127,8 +127,8 @@ class Table(Training):
         return (embedded.float() * self.factors).sum()
 
 
-def differing(first: dict[str, Tensor], second: dict[str, Tensor]) -> list[str]:
-    """The names of tensors whose bits are not the same."""
+def differing_names(first: dict[str, Tensor], second: dict[str, Tensor]) -> list[str]:
+    """Return the names of tensors with different bits."""
     assert first.keys() == second.keys()
     return [name for name in first if bits(first[name]) != bits(second[name])]
 

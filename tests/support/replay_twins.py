@@ -248,7 +248,7 @@ CHANGES = [
 WITH_NUMBERS = [*CHANGES, _other_numbers, _momentum_scheduled]
 
 
-def same(first: Any, second: Any) -> bool:
+def are_same(first: Any, second: Any) -> bool:
     if not isinstance(first, Tensor):
         return first == second
     first, second = (side.to_dense() if side.is_sparse else side for side in (first, second))
@@ -317,7 +317,7 @@ def diff(
         for (key, actual), (name, expected) in zip(
             *(snapshot(*twin) for twin in pair), strict=True
         ):
-            if key != name or not same(actual, expected):
+            if key != name or not are_same(actual, expected):
                 return f"{label}: {key} and {name}: {actual} and {expected}"
             # Slots of one plan may share a block, and its counter of writes.
             if name.startswith("step ") or (has_sets and not name.startswith("parameter")):
