@@ -631,7 +631,7 @@ def test_a_step_in_one_call_has_one_thread_there_too(threads, monkeypatch):
     param.grad = torch.from_numpy(np.ones(400_000, np.float32))
     for _ in range(3):
         optimizer.step()
-    quick = optimizer._cache.replay
+    quick = optimizer.step_cache.replay
     assert quick is not None
     assert quick.taken == 1
     monkeypatch.setattr(openmp, "_find_runtime", lambda: None)

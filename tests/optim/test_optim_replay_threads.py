@@ -158,7 +158,7 @@ def test_threads_may_become_others(threads: Callable[[int], None]) -> None:
             threads(counts[step % len(counts)])
             set_grads(weights, step, {COUNT - 1} if step == 3 else set())
             opt.step()
-            if (quick := opt._cache.replay) is not None and quick.taken:
+            if (quick := opt.step_cache.replay) is not None and quick.taken:
                 block = quick.snapshot.block
                 count = torch.get_num_threads()
                 assert (block[replay_kernel.TEAM] != 0) == (count > 1)
@@ -180,8 +180,8 @@ def test_a_team_looks_where_it_updates(
         set_grads(weights, step)
         opt.step()
     assert count_replays(opt) > 1
-    assert opt._cache.replay is not None
-    assert (opt._cache.replay.snapshot.block[replay_kernel.TEAM] != 0) == has_thread
+    assert opt.step_cache.replay is not None
+    assert (opt.step_cache.replay.snapshot.block[replay_kernel.TEAM] != 0) == has_thread
 
 
 def test_a_look_by_one_warns_of_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

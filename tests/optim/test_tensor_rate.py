@@ -116,13 +116,13 @@ def test_steps_have_the_bits_of_careful_ones(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     is_tensor_rate: list[bool] = []
-    original = TorchStepAdapter._prepared
+    original = TorchStepAdapter.prepare_scalars
 
     def told(hooks: Any, key: Any) -> Any:
         is_tensor_rate.append(is_replayed)
         return original(hooks, key)
 
-    monkeypatch.setattr(TorchStepAdapter, "_prepared", told)
+    monkeypatch.setattr(TorchStepAdapter, "prepare_scalars", told)
     rate, dice = torch.tensor(0.1, dtype=dtype), torch.Generator().manual_seed(0)
     start = torch.randn(5, generator=dice, dtype=kind)
     param, copied = Parameter(start.clone()), Parameter(start.clone())
@@ -133,7 +133,7 @@ def test_steps_have_the_bits_of_careful_ones(
         is_replayed = step > 1
         opt.step()
         is_replayed = False
-        twin._cache.forget_replay()
+        twin.step_cache.forget_replay()
         twin.step()
         assert torch.equal(param, copied), step
         for actual, expected in zip(
@@ -141,7 +141,7 @@ def test_steps_have_the_bits_of_careful_ones(
         ):
             assert torch.equal(actual, expected), step
         rate.mul_(0.77)
-    assert opt._cache.replay.taken == STEPS - 2
+    assert opt.step_cache.replay.taken == STEPS - 2
     assert any(is_tensor_rate) is (dtype == torch.bfloat16 or name in BY_TORCH)
 
 
@@ -157,6 +157,6 @@ def test_a_rate_may_become_of_another_kind() -> None:
         if step == 6:
             rate.fill_(0.0)
         opt.step()
-        twin._cache.forget_replay()
+        twin.step_cache.forget_replay()
         twin.step()
         assert torch.equal(param, copied)
