@@ -47,7 +47,7 @@ def is_one_block(optimizer: Any) -> bool:
 
 @pytest.mark.parametrize("name", CLASSES_WITH_STEP)
 @pytest.mark.parametrize("selection", ["all", "first"])
-def test_handed_in_scalars_are_updated_in_place(name: str, selection: str) -> None:
+def test_handed_in_scalars_are_updated_in_place(name: str, selection: str) -> None:  # noqa: C901
     opt, torch_opt = (run_steps(make(module, name), 0, 2) for module in (optim, torch.optim))
     new_scalars: list[torch.Tensor] = []
     for state in list(opt.state.values())[: 1 if selection == "first" else None]:
@@ -149,7 +149,7 @@ def test_optimizer_wide_step_is_counted_once() -> None:
     assert_same([p.detach() for p in opt.state], [p.detach() for p in reference.state])
 
 
-def test_new_param_beside_handed_in_count() -> None:
+def test_new_param_joins_user_supplied_count() -> None:
     params = params_of(torch.float32, ROWS)
     opt = optim.Adam(params)
     params[0].grad = torch.ones_like(params[0])
