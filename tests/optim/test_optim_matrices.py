@@ -380,7 +380,7 @@ def test_unused_rules_are_freed() -> None:
         opt.param_groups[0]["ns_steps"] = count
         params[0].grad = torch.randn(4, 4)
         opt.step()
-    assert len(opt._cache.parts) == 1
+    assert len(opt.step_cache.parts) == 1
 
 
 class Weights(torch.nn.Module):

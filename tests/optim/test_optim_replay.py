@@ -150,7 +150,7 @@ def test_every_option_is_replayed(
                 )
         set_grads(weights, step, skipped)
         set_grads(twins, step, skipped)
-        twin._cache.forget_replay()
+        twin.step_cache.forget_replay()
         opt.step()
         twin.step()
     assert count_replays(opt) == 4
@@ -167,7 +167,7 @@ def test_tensor_lr_is_read_every_step() -> None:
     for step in range(6):
         set_grads(weights, step)
         set_grads(twins, step)
-        twin._cache.forget_replay()
+        twin.step_cache.forget_replay()
         opt.step()
         twin.step()
         for rate in rates:
@@ -237,7 +237,7 @@ def test_scalars_that_differ_between_groups(changes: dict[str, Any]) -> None:
             if step == 4:
                 opt.param_groups[1].update(changes)
             if is_twin:
-                opt._cache.forget_replay()
+                opt.step_cache.forget_replay()
             opt.step()
         for (key, actual), (_, expected) in zip(*(snapshot(*run) for run in sides), strict=True):
             assert are_same(actual, expected), key
@@ -316,11 +316,11 @@ def test_forgotten_replay_is_not_taken() -> None:
     for step in range(4):
         set_grads(weights, step)
         opt.step()
-    replay: Any = opt._cache.replay
+    replay: Any = opt.step_cache.replay
     weights[0].grad = None
     opt.step()
     set_grads(weights, 5)
-    assert opt._cache.replay is not replay
+    assert opt.step_cache.replay is not replay
     assert not replay.take(opt)
     opt.step()
     assert opt.last_step.count == 6
@@ -421,7 +421,7 @@ def test_error_notes_that_nothing_changed() -> None:
     for step in range(4):
         set_grads(weights, step)
         opt.step()
-    opt._cache._lock = Mark(opt._cache._lock, opt._cache)
+    opt.step_cache._lock = Mark(opt.step_cache._lock, opt.step_cache)
     with pytest.raises(FailedPreconditionError) as error:
         opt.step()
     assert error.value.__notes__ == ["The step was not taken: no variable and no slot has changed."]

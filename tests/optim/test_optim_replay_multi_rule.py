@@ -69,7 +69,7 @@ def test_every_option_is_replayed(extras: dict[str, Any], calls: int, dtype: tor
                 opt.found_inf, opt.grad_scale = torch.zeros(()), torch.tensor(4.0 + step // 4)
             set_grads(weights, step, {4})
             if is_twin:
-                opt._cache.forget_replay()
+                opt.step_cache.forget_replay()
             opt.step()
     assert count_replays(sides[0][0]) == 4
     for (key, actual), (_, expected) in zip(*(snapshot(*run) for run in sides), strict=True):
@@ -87,7 +87,7 @@ def test_dtypes_of_rules_may_differ() -> None:
         for is_twin, (opt, weights) in enumerate(sides):
             set_grads(weights, step)
             if is_twin:
-                opt._cache.forget_replay()
+                opt.step_cache.forget_replay()
             opt.step()
     assert count_replays(sides[0][0]) == 4
     for (key, actual), (_, expected) in zip(*(snapshot(*run) for run in sides), strict=True):
@@ -128,7 +128,7 @@ def test_changed_rule_of_group_is_used(row: int, index: int, change: dict[str, A
             if step == 5:
                 opt.param_groups[index].update(change)
             if is_twin:
-                opt._cache.forget_replay()
+                opt.step_cache.forget_replay()
             opt.step()
     assert_same(weights, twins)
 

@@ -97,7 +97,7 @@ def compare(
                 opt.found_inf, opt.grad_scale = torch.zeros(()), torch.tensor(4.0 + step // 4)
             prepare(weights, step)
             if is_twin:
-                opt._cache.forget_replay()
+                opt.step_cache.forget_replay()
             opt.step()
         for (key, actual), (_, expected) in zip(*(snapshot(*run) for run in sides), strict=True):
             assert are_same(actual, expected), (key, step)
@@ -208,7 +208,7 @@ def test_user_changes_of_radius_are_used(
             if step == 4:
                 change(weights, opt)
             if is_twin:
-                opt._cache.forget_replay()
+                opt.step_cache.forget_replay()
             opt.step()
         for (key, actual), (_, expected) in zip(*(snapshot(*run) for run in sides), strict=True):
             assert are_same(actual, expected), (key, step)

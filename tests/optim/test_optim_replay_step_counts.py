@@ -51,7 +51,7 @@ def compare(sides: list[Side], steps: range, skipped: Any, extras: dict[str, Any
                 opt.found_inf, opt.grad_scale = torch.zeros(()), torch.tensor(4.0)
             set_grads(weights, step, skipped(step))
             if is_twin:
-                opt._cache.forget_replay()
+                opt.step_cache.forget_replay()
             opt.step()
         for (key, actual), (_, expected) in zip(*(snapshot(*run) for run in sides), strict=True):
             assert are_same(actual, expected), (key, step)

@@ -159,7 +159,7 @@ def test_thread_count_may_change(threads: Callable[[int], None]) -> None:
             threads(counts[step % len(counts)])
             set_grads(weights, step, {COUNT - 1} if step == 3 else set())
             opt.step()
-            if (quick := opt._cache.replay) is not None and quick.taken:
+            if (quick := opt.step_cache.replay) is not None and quick.taken:
                 block = quick.snapshot.block
                 count = torch.get_num_threads()
                 assert (block[replay_kernel.TEAM] != 0) == (count > 1)
@@ -180,8 +180,8 @@ def test_thread_team_checks_its_own_range(
         set_grads(weights, step)
         opt.step()
     assert count_replays(opt) > 1
-    assert opt._cache.replay is not None
-    assert (opt._cache.replay.snapshot.block[replay_kernel.TEAM] != 0) == has_thread
+    assert opt.step_cache.replay is not None
+    assert (opt.step_cache.replay.snapshot.block[replay_kernel.TEAM] != 0) == has_thread
 
 
 def test_check_by_one_thread_does_not_warn(monkeypatch: pytest.MonkeyPatch) -> None:

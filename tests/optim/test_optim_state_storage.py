@@ -51,9 +51,9 @@ def adam(storage: Any = "8bit", sizes: Any = (MIN_SIZE + 1, 10), **options: Any)
 
 def forget(optimizer: Any) -> None:
     """Discard the step plan."""
-    optimizer._cache.forget_replay()
-    optimizer._cache.rebind_target = None
-    optimizer._cache.parts.clear()
+    optimizer.step_cache.forget_replay()
+    optimizer.step_cache.rebind_target = None
+    optimizer.step_cache.parts.clear()
 
 
 def tensors_of(run: Run) -> list[torch.Tensor]:
@@ -106,7 +106,7 @@ def test_replay_equals_reference(cls: Any, options: dict[str, Any], dtype: torch
                     prepare=prepare,
                 )
             )
-    assert trainings[0][1]._cache.replay is not None
+    assert trainings[0][1].step_cache.replay is not None
     assert_equal(trainings[0], trainings[1])
     assert_equal(trainings[0], trainings[2])
 

@@ -47,7 +47,7 @@ def is_one_block(optimizer: Any) -> bool:
 
 @pytest.mark.parametrize("name", CLASSES_WITH_STEP)
 @pytest.mark.parametrize("selection", ["all", "first"])
-def test_handed_in_scalars_are_updated_in_place(name: str, selection: str) -> None:
+def test_handed_in_scalars_are_updated_in_place(name: str, selection: str) -> None:  # noqa: C901
     opt, torch_opt = (run_steps(make(module, name), 0, 2) for module in (optim, torch.optim))
     new_scalars: list[torch.Tensor] = []
     for state in list(opt.state.values())[: 1 if selection == "first" else None]:

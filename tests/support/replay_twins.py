@@ -56,7 +56,7 @@ def norm_of(params: list[Parameter]) -> float:
 
 
 def count_replays(opt: Any) -> int:
-    return 0 if opt._cache.replay is None else opt._cache.replay.taken
+    return 0 if opt.step_cache.replay is None else opt.step_cache.replay.taken
 
 
 # What happens between two steps
@@ -265,8 +265,8 @@ def snapshot(opt: Any, params: list[Parameter]) -> list[tuple[str, Any]]:
 
 def look_carefully(opt: Any) -> None:
     """Have the next step of an optimizer look at everything, as one without plans."""
-    opt._cache.forget_replay()
-    opt._cache.changes.needs_plan = False
+    opt.step_cache.forget_replay()
+    opt.step_cache.changes.needs_plan = False
 
 
 def random_set(count: int, dice: random.Random) -> set[int]:
