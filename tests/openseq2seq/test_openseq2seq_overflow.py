@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ from openseq2seq_steps import (
     DTYPES,
     LARGE,
     RULES,
+    WAYS,
     Table,
     Training,
     assert_near,
@@ -24,7 +27,8 @@ from openseq2seq_steps import (
     process_before,
     way,
 )
-from rulebook import label, slow_unless
+from pairwise import cover_pairs
+from rulebook import label
 from thalweg import _graph
 from thalweg.openseq2seq.optimizers import optimize_loss
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
@@ -48,19 +52,19 @@ PLACES = (("head", 0), ("head", 8), ("head", 16), ("norm", 1))
 BORDERS = (("body", 65_535), ("body", 65_536), ("body", 70_000))
 
 each_scaling = pytest.mark.parametrize("scaling", SCALINGS)
-# Two rules are quick.
-each_rule_dtype_and_scaling = pytest.mark.parametrize(
-    ("rule", "dtype", "scaling"),
-    [
-        slow_unless(
-            rule in ("Adam", "NovoGrad") and (scaling == "Backoff" or dtype == torch.float16),
-            rule, dtype, scaling,
-        )
-        for rule in RULES for dtype in DTYPES for scaling in SCALINGS
-    ],
-    ids=label,
-)  # fmt: skip
 each_bad = pytest.mark.parametrize("bad", BAD)
+
+
+def each_pair_of(**columns: Iterable[Any]) -> pytest.MarkDecorator:
+    """Parametrize a test with rules, dtypes, scalings and others, so that each pair occurs.
+
+    Args:
+        columns: The values of each further argument; "way" is the fixture.
+    """
+    columns = {"rule": RULES, "dtype": DTYPES, "scaling": SCALINGS, **columns}
+    rows = cover_pairs(product(*columns.values()))
+    indirect = ["way"] if "way" in columns else []
+    return pytest.mark.parametrize(tuple(columns), rows, ids=label, indirect=indirect)
 
 
 def bad_value(bad: str, dtype: torch.dtype) -> float:
@@ -112,9 +116,7 @@ def assert_skips_all(training: Any, scaling: str, bad: str, places: Any) -> None
     assert {*training.own, "global step"} <= set(differing_names(state_before, training.state()))
 
 
-@each_way
-@each_bad
-@each_rule_dtype_and_scaling
+@each_pair_of(bad=BAD, way=WAYS)
 def test_step_with_nonfinite_gradient_is_skipped(
     rule: str, dtype: torch.dtype, bad: str, scaling: str, way: str
 ) -> None:
@@ -147,8 +149,7 @@ def test_a_first_step_may_be_skipped(rule: str, way: str) -> None:
 # Rows of tables
 
 
-@each_bad
-@each_rule_dtype_and_scaling
+@each_pair_of(bad=BAD)
 def test_nonfinite_row_skips_the_step(
     rule: str, dtype: torch.dtype, bad: str, scaling: str
 ) -> None:
@@ -218,16 +219,16 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-@each_rule_dtype_and_scaling
+@each_pair_of(options=OPTIONS)
 def test_swept_and_split_steps_are_equal(
     rule: str,
     dtype: torch.dtype,
-    options: dict[str, Any],
+    options: str,
     scaling: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    swept, split = (Training(rule, dtype, **{**SCALINGS[scaling], **options}) for _ in range(2))
+    arguments = {**SCALINGS[scaling], **OPTIONS[options]}
+    swept, split = (Training(rule, dtype, **arguments) for _ in range(2))
     for factor in (1.0, 3.0, INF, 0.5, 0.0):
         for training in (swept, split):
             training.gradients["head"].mul_(2.0)[3] = factor

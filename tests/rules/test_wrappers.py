@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import pickle
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
 import torch
 
 import thalweg
-from case_batches import many
 from modern_inputs import gradients_of, params_of
+from pairwise import cover_pairs
 from rule_trainings import KINDS, ROWS, train_rule
 from rulebook import DTYPES, assert_same, label
 from thalweg import Rule, Variable, optim
@@ -54,15 +55,15 @@ OF_ROWS = [
 
 
 @pytest.mark.filterwarnings("ignore:Gradients do not exist")
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("rule", WRAPPED, ids=lambda rule: rule.name)
-@many("dtype", DTYPES, ids=label)
+@pytest.mark.parametrize(
+    ("rule", "dtype", "kind"),
+    [
+        *cover_pairs(product(WRAPPED, DTYPES, KINDS)),
+        *cover_pairs(product(OF_ROWS, (torch.float32, torch.float64, torch.bfloat16), KINDS)),
+    ],
+    ids=lambda value: getattr(value, "name", label(value)),
+)
 def test_engines_agree_on_wrapped_rules(rule: Any, dtype: torch.dtype, kind: str) -> None:
-    check_engines(rule, dtype, kind)
-
-
-def check_engines(rule: Any, dtype: torch.dtype, kind: str) -> None:
-    """Raise unless both engines take the same finite steps."""
     results: list[Any] = []
     for engine in ("cpu", "reference"):
         with thalweg.engine(engine):
@@ -97,14 +98,6 @@ def test_a_wrapped_rule_is_a_rule(rule: Rule) -> None:
     custom_objects = {rule.name: rule}
     config = RuleOptimizer(rule).get_config()
     assert RuleOptimizer.from_config(config, custom_objects=custom_objects).rule is rule
-
-
-@pytest.mark.filterwarnings("ignore:Gradients do not exist")
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("rule", OF_ROWS, ids=lambda rule: rule.name)
-@many("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=label)
-def test_engines_agree_on_rows(rule: Any, dtype: torch.dtype, kind: str) -> None:
-    check_engines(rule, dtype, kind)
 
 
 @pytest.mark.parametrize("rule", OF_ROWS, ids=lambda rule: rule.name)

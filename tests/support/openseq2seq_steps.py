@@ -27,7 +27,8 @@ LARGE = {"body": 70_001}  # more than one chunk of work
 
 each_rule = pytest.mark.parametrize("rule", RULES)
 each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype)[6:])
-each_way = pytest.mark.parametrize("way", ["in the update", "before it"], indirect=True)
+WAYS = ("in the update", "before it")
+each_way = pytest.mark.parametrize("way", WAYS, indirect=True)
 
 
 @pytest.fixture
