@@ -34,8 +34,10 @@ def make_optimizer(model: nn.Module, rule: str, lr: float, **options: Any) -> An
     if rule == "AdamW":
         return optim.AdamW(model.parameters(), lr=lr, **options)
     params = dict(model.named_parameters())
-    matrices = [x for name, x in params.items() if x.dim() == 2 and "embed" not in name]
-    others = [x for x in params.values() if all(x is not matrix for matrix in matrices)]
+    matrix_names = [name for name, param in params.items() if param.dim() == 2]
+    matrices = [params[name] for name in matrix_names if "embed" not in name]
+    matrix_ids = set(map(id, matrices))
+    others = [param for param in params.values() if id(param) not in matrix_ids]
     matrix_lr = 3e-3 if rule.endswith("SOAP") else 0.02
     groups = [
         {"params": matrices, "rule": rule, "lr": matrix_lr},

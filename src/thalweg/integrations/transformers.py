@@ -87,7 +87,9 @@ def _choose_class(kind: str, options: dict[str, Any], context: Any) -> tuple[Any
     """
     cls: Any = class_named(kind)
     accepted = cls._accepted.parameters
-    adam_options = {name: x for name, x in context.adam_kwargs.items() if name in accepted}
+    adam_options = {
+        name: option for name, option in context.adam_kwargs.items() if name in accepted
+    }
     user_options = {name: _read(text) for name, text in context.optim_args.items()}
     all_options = {**context.optimizer_kwargs, **adam_options, **options, **user_options}
     if not cls._of_matrices:
