@@ -31,10 +31,13 @@ from thalweg.optim.fused_optimizer import FusedOptimizer
 from thalweg.optim.group_options import STEP_FLAGS, hypers_of
 from thalweg.optim.load_state import fit_slots, fitted, setting, taken_apart, warn_of
 from thalweg.optim.state_mismatch import is_before_steps, is_number, unmatched
+from thalweg.optim.step_options import KEYWORDS
 
 _MAX_FLOAT32 = torch.finfo(torch.float32).max
 OF_TORCH = ("torch.optim.", "thalweg.optim.")
 _CONVERTIBLE = (StateCodec, SplitWeights, Rounding)
+# Entries of groups that are not arguments; options of all groups are compared apart.
+_NO_ARGUMENTS = ("params", "param_names", *STEP_FLAGS, *KEYWORDS)
 (_SPLIT,) = (keyword.name for keyword in SplitWeights.keywords())
 
 
@@ -114,7 +117,7 @@ class TorchOptimizerAdapter:
         arguments: dict[str, Any] = {"the number of groups": len(groups)}
         for index, group in enumerate(groups):
             for name, option in group.items():
-                if name not in ("params", "param_names", *STEP_FLAGS) and not _is_number(option):
+                if name not in _NO_ARGUMENTS and not _is_number(option):
                     arguments[f"{name} of group {index}"] = option
         if self._has_rule:
             arguments |= {"rule": self.optimizer.rule, "initial": self.optimizer._initial}
@@ -234,6 +237,8 @@ class TorchOptimizerAdapter:
             calls += [partial(group.clear), partial(group.update, options)]
         if self._is_fused:
             errors += self.optimizer._unfit_groups(merged)
+            if not errors:
+                self.optimizer._record_format(merged, new_states)
         if not self._has_rule:
             attributes: dict[str, Any] = self.optimizer.__dict__
             calls.append(partial(attributes.update, {"state": new_states}))

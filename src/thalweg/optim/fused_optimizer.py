@@ -27,6 +27,7 @@ from thalweg._core.gradient_transforms import NOTHING
 from thalweg._core.options.accumulation import (
     Accumulation,
     add_to_sums,
+    are_zero,
     clearing_sums,
     set_aside,
     sums_of,
@@ -483,10 +484,17 @@ class FusedOptimizer(GradScalerMixin):
 
     def _strange_options(self, group: Mapping[str, Any]) -> dict[str, str]:
         """Return the reasons why options of a group are not allowed, by their name."""
+        names = self._around.others(group)
+        if isinstance(group.get("state_storage"), dict) and "state_storage" in names:
+            with importing:
+                from thalweg.optim.quantized_state import storage_of
+            # The groups of an optimizer name the codec of each slot.
+            if group["state_storage"] == storage_of(self._rule_of({**self.defaults, **group})):
+                names.remove("state_storage")
         return {
             name: f"but {show_value(self._around.value(name))} in the constructor, which decides it"
             " for all groups"
-            for name in self._around.others(group)
+            for name in names
         }
 
     def _kind_of(self, group: Group) -> Any:
@@ -508,6 +516,7 @@ class FusedOptimizer(GradScalerMixin):
 
     def _begin(self, is_copy: bool = False) -> None:
         """Prepare new parameters as options need it before their first step."""
+        self._record_format(self.param_groups, self.state)
         self._cache.operands.read_again(self)
         self._cache.added_params.add(self._params() if is_copy else self.param_groups[-1]["params"])
         self._listen()
@@ -517,6 +526,14 @@ class FusedOptimizer(GradScalerMixin):
             with importing:
                 from thalweg.optim.diagnostics.measuring import diagnose
             diagnose(self, diagnostics, is_copy)
+
+    def _record_format(self, groups: Sequence[Group], state: Mapping[Any, Any]) -> None:
+        """Write the entries that describe the form of a state to its groups and parameters."""
+        is_rounding = self._around.of(Rounding).round is not None
+        if self._around.kinds.sums or is_rounding or any(map(self._encodes_group, groups)):
+            with importing:
+                from thalweg.optim.state_format import record_format
+            record_format(self, groups, state)
 
     def _listen(self) -> None:
         """Register hooks that update parameters in the backward pass, if `in_backward` is on."""
@@ -562,10 +579,6 @@ class FusedOptimizer(GradScalerMixin):
             " are inside of swapped(): save it outside of the block, and inside the model alone."
         )
         state_dict = without_dynamo(super().state_dict)()  # pyright: ignore
-        if self._around.of(Rounding).round is not None:
-            with importing:
-                from thalweg.optim.rounding_state import record_rounding
-            record_rounding(self, state_dict["param_groups"])
         if self._encodes():
             with importing:
                 from thalweg.optim.quantized_state import add_storage
@@ -847,6 +860,7 @@ class FusedOptimizer(GradScalerMixin):
             return True
         # After a step that was not taken, the sums are still in the state.
         cache.sums = None
+        is_allocating = not self.state and self._is_allocating()
         with no_grad():
             count = add_to_sums(
                 self.param_groups,
@@ -856,12 +870,22 @@ class FusedOptimizer(GradScalerMixin):
                 or self._around.kinds.masters,
                 report_count=self._waiting,
             )
-        if count < passes:
+        if count < passes and not is_allocating:
             return False
         cache.sums = sums_of(self.state)
         if not cache.sums:
             run(clearing_sums(self.param_groups, self.state))
         return bool(cache.sums)
+
+    def _is_allocating(self) -> bool:
+        """Return whether all gradients and rates are 0.
+
+        `torch.distributed.checkpoint` takes such a step to allocate the state of an optimizer.
+        """
+        self._check_options_held()
+        if any(group.get("lr") != 0 for group in self.param_groups):
+            return False
+        return are_zero([param.grad for param in self._params() if param.grad is not None])
 
     def _waiting(self, count: int) -> Call:
         """Return a call that records the number of gradients in the sums."""

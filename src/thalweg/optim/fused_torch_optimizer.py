@@ -132,6 +132,7 @@ class FusedTorchOptimizer(FusedOptimizer):
         self._check_effect({title: self._choose_rule(group) for title, group in groups})
         if not self._around.keeps_as_torch:
             self._keep_as_options_say()
+            self._record_format(self.param_groups, self.state)
 
     def _keep_as_options_say(self) -> None:
         """Convert slots that torch's constructor made to the storage that options define."""

@@ -14,7 +14,7 @@ from torch import Tensor
 from thalweg._base.context_managers import host_allocations
 from thalweg._base.locks import importing
 from thalweg._core.atomic_section import Call
-from thalweg._core.options.accumulation import COUNT, SUM
+from thalweg._core.options.accumulation import COUNT, SUM, is_empty_sum
 from thalweg._core.options.update_targets import MASTER, StateStorage
 from thalweg._core.param_groups import Group, states_of
 from thalweg._core.state import Item, Loading, mismatch, restore
@@ -120,6 +120,7 @@ def as_torch(
             fit_slots(twin, kinds, group, param, twin.state.get(param, {}))
     for _, entries in states_of(twin.state):
         entries.update(dict(_resolved(entries)))
+    optimizer._record_format(twin.param_groups, twin.state)
     separate_slots(twin)
     twin._cache.blocks.gather(twin.state, twin._single)
     return Loading(then=_handing_over(twin, optimizer)), lacking
@@ -138,6 +139,7 @@ def _after_hooks(optimizer: Any, state_dict: object) -> dict[str, object]:
 
 def taken_apart(optimizer: Any, saved_state: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Return a state without the entries of options that are off, and warnings about these."""
+    saved_state = _without_placeholders(optimizer, saved_state)
     names = {name for _, entries in parameter_states(saved_state) for name in entries}
     has_count = any(COUNT in group for group in saved_state["param_groups"])
     if not (has_count or SUM in names or names & ENTRY_KEYWORDS.keys()):
@@ -145,6 +147,25 @@ def taken_apart(optimizer: Any, saved_state: dict[str, Any]) -> tuple[dict[str, 
     with importing:
         from thalweg.optim.dropped_state import drop_option_state
     return drop_option_state(optimizer, saved_state)
+
+
+def _without_placeholders(optimizer: Any, saved_state: dict[str, Any]) -> dict[str, Any]:
+    """Return a state without empty sums, and without entries that a flat state dict lacked.
+
+    `torch.distributed.checkpoint` has an empty dict in place of an entry of the optimizer's state
+    that a flat state dict lacks.
+    """
+    states: dict[Any, Any] = {}
+    for key, entries in parameter_states(saved_state):
+        absent = {name for name, x in entries.items() if x == {} and isinstance(x, dict)}
+        if absent:
+            live_states = [x for x in optimizer.state.values() if isinstance(x, dict)]
+            absent &= {n for x in live_states for n, entry in x.items() if entry != {}}
+        if is_empty_sum(entries.get(SUM)):
+            absent.add(SUM)
+        if absent:
+            states[key] = {name: entry for name, entry in entries.items() if name not in absent}
+    return {**saved_state, "state": {**saved_state["state"], **states}} if states else saved_state
 
 
 def fitted(
@@ -357,6 +378,8 @@ def in_place(optimizer: Any, saved_state: dict[str, Any]) -> Plan:
     names, optional = optimizer._state_names(), optimizer._around.begins
     saved_states: dict[Tensor, Any] = {}
     for place, (group, saved_group) in enumerate(zip(groups, saved_groups, strict=True)):
+        if optimizer._around.kinds.sums:
+            saved_group.setdefault(COUNT, 0)
         problems += optimizer._unfit_options(saved_group, place)
         for param, key, title in state_mismatch.matched(group, saved_group, problems):
             entries, saved_entries = optimizer.state[param], saved_state["state"].get(key, {})
@@ -431,7 +454,9 @@ def setting(
     problems += mismatches
     if mismatches:
         return []
-    calls: list[Call] = [partial(entries.pop, SUM, None)] if saved_entries.get(SUM) is None else []
+    calls: list[Call] = []
+    if SUM in entries and saved_entries.get(SUM) is None:
+        calls.append(partial(entries.__setitem__, SUM, 0))
     for name, value in saved_entries.items():
         if name not in specs:
             calls.append(partial(entries.__setitem__, name, deepcopy(value)))
@@ -458,7 +483,7 @@ def _entry_specs(
     specs = {
         name: StateEntrySpec(value, _dtypes(value, widens), is_optional=name in optional)
         for name, value in entries.items()
-        if names is None or name in names
+        if isinstance(value, Tensor) and (names is None or name in names)
     }
     absent = [name for name in optional if name not in entries]
     specs |= {name: StateEntrySpec(param, is_optional=True) for name in absent}

@@ -230,9 +230,12 @@ class ParamState:
     ) -> None:
         with importing:
             from thalweg._core.quantized_slots import make_slots
+            from thalweg.optim.quantized_state import SHAPE
         initials = [starts.get(id(param), {}).get(slot.name, slot.initial) for param in lacking]
         for param, tensor in zip(lacking, make_slots(slot, lacking, initials), strict=True):
             self._fresh[id(param)][slot.name] = tensor
+            if tensor.dtype == torch.uint8:
+                self._fresh[id(param)][SHAPE] = tuple(param.shape)
 
     def _beginning(self, param: Tensor) -> Tensor:
         """Return the tensor that slots named in `StateStorage.beginning` are copied from.

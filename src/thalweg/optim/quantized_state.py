@@ -112,12 +112,12 @@ def add_storage(optimizer: Any, groups: Sequence[Group], states: dict[Any, Any])
         saved_group[STORAGE] = storage
         for param, key in zip(group["params"], saved_group["params"], strict=True):
             entries = states.get(key, {})
-            if (records := _records_in(entries, storage)) is not None:
+            if (records := records_in(entries, storage)) is not None:
                 shape = torch.tensor(param.shape, dtype=torch.int64, device=records.device)
                 states[key] = {**entries, SHAPE: shape}
 
 
-def _records_in(entries: Mapping[str, object], storage: Storage) -> Tensor | None:
+def records_in(entries: Mapping[str, object], storage: Storage) -> Tensor | None:
     """Return the first encoded slot in the state of a parameter, or None."""
     slots = map(entries.get, storage)
     return next((x for x in slots if isinstance(x, Tensor) and x.dtype == torch.uint8), None)
@@ -143,7 +143,7 @@ def _without_shape(
     """
     shape = entries.get(SHAPE)
     if shape is None:
-        if _records_in(entries, storage) is not None:
+        if records_in(entries, storage) is not None:
             unrecorded.append(title)
     elif not isinstance(shape, Tensor) or shape.dtype != torch.int64 or shape.dim() != 1:
         problems.append(f"'{title}/{SHAPE}' is {state_mismatch.told(shape)}, not a row of int64")
