@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from thalweg._base.context_managers import writable
-from thalweg._base.locks import importing
 from thalweg._core import state
 from thalweg._core.atomic_section import Call
 from thalweg._core.options.master_weights import Masters
@@ -135,10 +134,8 @@ class TorchOptimizerAdapter:
             if param not in param_names:
                 raise InvalidTypeError(f"The optimizer's state has {param!r}, no parameter of it.")
         param_states = {param_names[p]: entries for p, entries in self.optimizer.state.items()}
-        if self._is_fused and self.optimizer._encodes():
-            with importing:
-                from thalweg.optim.quantized_state import add_storage
-            add_storage(self.optimizer, groups, param_states)
+        if self._is_fused:
+            self.optimizer._record_format(groups, {})
         states = {
             name: {key: _copy_value(entry, f"'{name}/{key}'") for key, entry in entries.items()}
             for name, entries in param_states.items()

@@ -249,7 +249,8 @@ class FusedOptimizer(GradScalerMixin):
         self._cache.blocks.gather(self.state, self._single)
         if options.kinds.device is not None:
             for entries in self.state.values():
-                entries |= {key: x.to(options.kinds.device) for key, x in entries.items()}
+                tensors = {key: x for key, x in entries.items() if isinstance(x, Tensor)}
+                entries |= {key: x.to(options.kinds.device) for key, x in tensors.items()}
         if options.of(Unscaling).fused_unscale:
             self._step_supports_amp_scaling = True
         with self._dropping_hooks():
@@ -579,10 +580,8 @@ class FusedOptimizer(GradScalerMixin):
             " are inside of swapped(): save it outside of the block, and inside the model alone."
         )
         state_dict = without_dynamo(super().state_dict)()  # pyright: ignore
-        if self._encodes():
-            with importing:
-                from thalweg.optim.quantized_state import add_storage
-            add_storage(self, state_dict["param_groups"], state_dict["state"])
+        # Options of a group may have changed since they were recorded.
+        self._record_format(state_dict["param_groups"], {})
         return state_dict
 
     def step(self, closure: Callable[[], object] | None = None) -> Any:

@@ -6,6 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from copy import deepcopy
 from functools import partial
+from itertools import chain
 from typing import Any, cast
 
 import torch
@@ -15,7 +16,7 @@ from thalweg._base.context_managers import host_allocations
 from thalweg._base.locks import importing
 from thalweg._core.atomic_section import Call
 from thalweg._core.options.accumulation import COUNT, SUM, is_empty_sum
-from thalweg._core.options.update_targets import MASTER, StateStorage
+from thalweg._core.options.update_targets import ENCODED_SHAPE, MASTER, StateStorage
 from thalweg._core.param_groups import Group, states_of
 from thalweg._core.state import Item, Loading, mismatch, restore
 from thalweg.errors import CheckpointWarning, InvalidTypeError, warn
@@ -157,10 +158,10 @@ def _without_placeholders(optimizer: Any, saved_state: dict[str, Any]) -> dict[s
     """
     states: dict[Any, Any] = {}
     for key, entries in parameter_states(saved_state):
-        absent = {name for name, x in entries.items() if x == {} and isinstance(x, dict)}
+        absent = {name for name, x in entries.items() if isinstance(x, dict) and not x}
         if absent:
-            live_states = [x for x in optimizer.state.values() if isinstance(x, dict)]
-            absent &= {n for x in live_states for n, entry in x.items() if entry != {}}
+            live_entries = [x.items() for _, x in states_of(optimizer.state)]
+            absent &= {name for name, x in chain(*live_entries) if not isinstance(x, dict)}
         if is_empty_sum(entries.get(SUM)):
             absent.add(SUM)
         if absent:
@@ -483,7 +484,7 @@ def _entry_specs(
     specs = {
         name: StateEntrySpec(value, _dtypes(value, widens), is_optional=name in optional)
         for name, value in entries.items()
-        if isinstance(value, Tensor) and (names is None or name in names)
+        if name not in (SUM, ENCODED_SHAPE) and (names is None or name in names)
     }
     absent = [name for name in optional if name not in entries]
     specs |= {name: StateEntrySpec(param, is_optional=True) for name in absent}

@@ -16,7 +16,13 @@ from thalweg._core.atomic_section import Call
 from thalweg._core.dtensor import beside, check_whole, filled_beside, local
 from thalweg._core.grads_and_vars import as_real
 from thalweg._core.options.accumulation import SUM
-from thalweg._core.options.update_targets import MASTER, PLAIN, StateStorage, UpdateTargets
+from thalweg._core.options.update_targets import (
+    ENCODED_SHAPE,
+    MASTER,
+    PLAIN,
+    StateStorage,
+    UpdateTargets,
+)
 from thalweg._core.param_groups import Group
 from thalweg._core.plan_cache import PlanCache
 from thalweg._core.state_allocation import laid_out
@@ -145,11 +151,15 @@ class ParamState:
 
     def _have(self, last_values: Sequence[object]) -> bool:
         """Return whether this is what the states hold, beside sums of gradients."""
-        owners: Sequence[Entries] = self._owners
-        if self._kinds.sums:
-            owners = [{k: entry for k, entry in entries.items() if k != SUM} for entries in owners]
+        owners = self._owners_without_sums()
         values = chain.from_iterable(map(dict.values, owners))
         return sum(map(len, owners)) == len(last_values) and all(map(is_, values, last_values))
+
+    def _owners_without_sums(self) -> Sequence[Entries]:
+        """Return the states of the parameters without sums of gradients."""
+        if not self._kinds.sums:
+            return self._owners
+        return [{k: x for k, x in entries.items() if k != SUM} for entries in self._owners]
 
     def make(
         self,
@@ -229,13 +239,12 @@ class ParamState:
         self, slot: Slot, lacking: Sequence[Tensor], starts: Mapping[int, Entries]
     ) -> None:
         with importing:
-            from thalweg._core.quantized_slots import make_slots
-            from thalweg.optim.quantized_state import SHAPE
+            from thalweg._core.quantized_slots import make_slots, shape_entry
         initials = [starts.get(id(param), {}).get(slot.name, slot.initial) for param in lacking]
         for param, tensor in zip(lacking, make_slots(slot, lacking, initials), strict=True):
             self._fresh[id(param)][slot.name] = tensor
             if tensor.dtype == torch.uint8:
-                self._fresh[id(param)][SHAPE] = tuple(param.shape)
+                self._fresh[id(param)][ENCODED_SHAPE] = shape_entry(param, tensor)
 
     def _beginning(self, param: Tensor) -> Tensor:
         """Return the tensor that slots named in `StateStorage.beginning` are copied from.
@@ -442,4 +451,5 @@ class ParamState:
         self._fresh = {}
         self.lacked = {}
         self._states = list(state.values())
-        self._settled_values = list(chain.from_iterable(map(dict.values, self._owners)))
+        values = map(dict.values, self._owners_without_sums())
+        self._settled_values = list(chain.from_iterable(values))

@@ -6,8 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from thalweg._core.options.accumulation import COUNT, SUM
+from thalweg._core.options.update_targets import ENCODED_SHAPE
 from thalweg._core.param_groups import Group
-from thalweg.optim.quantized_state import SHAPE, STORAGE, records_in, storage_of
+from thalweg._core.quantized_slots import shape_entry
+from thalweg.optim.quantized_state import STORAGE, records_in, storage_of
 from thalweg.optim.rounding_state import rounding_entries
 
 
@@ -34,5 +36,5 @@ def record_format(optimizer: Any, groups: Sequence[Group], state: Mapping[Any, A
             entries = state.get(param)
             if entries and has_sums:
                 entries.setdefault(SUM, 0)
-            if entries and records_in(entries, storage) is not None:
-                entries[SHAPE] = tuple(param.shape)
+            if entries and (records := records_in(entries, storage)) is not None:
+                entries[ENCODED_SHAPE] = shape_entry(param, records)

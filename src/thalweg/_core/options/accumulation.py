@@ -291,18 +291,15 @@ def _sole_holder_counts() -> tuple[int, ...]:
 
 
 @contextmanager
-def set_aside(state: Mapping[object, object]) -> Generator[None]:
-    """Hide sums in a `with` block where they are the only state: torch then expects `step`."""
-    removed_sums = [
-        (param_state, param_state.pop(SUM))
-        for _, param_state in states_of(state)
-        if param_state.keys() == {SUM}
-    ]
+def set_aside(state: dict[Any, Any]) -> Generator[None]:
+    """Remove states of only a sum in a `with` block: torch expects `step` in each state."""
+    states = [(param, entries) for param, entries in states_of(state) if entries.keys() <= {SUM}]
+    for param, _ in states:
+        del state[param]
     try:
         yield
     finally:
-        for param_state, grad_sum in removed_sums:
-            param_state[SUM] = grad_sum
+        state.update(states)
 
 
 def sums_of(state: Mapping[object, object]) -> dict[int, Tensor]:
