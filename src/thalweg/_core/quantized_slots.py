@@ -63,9 +63,9 @@ def make_slots(slot: Slot, params: Sequence[Tensor], starts: Sequence[float]) ->
     return slots
 
 
-def shape_entry(param: Tensor, records: Tensor) -> Tensor:
-    """Return the value of `ENCODED_SHAPE` for a parameter, on the device of its encoded slots."""
-    return torch.tensor(param.shape, dtype=torch.int64, device=records.device)
+def shape_entry(param: Tensor) -> Tensor:
+    """Return the value of `ENCODED_SHAPE` in the state of a parameter."""
+    return torch.tensor(param.shape, dtype=torch.int64, device=param.device)
 
 
 def _fill(codec: Codec, records: Tensor, count: int, number: float) -> None:

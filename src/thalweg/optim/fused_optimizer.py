@@ -655,7 +655,9 @@ class FusedOptimizer(GradScalerMixin):
         cache.apply_flag = self._found_finite()
         if cache.apply_flag is None and self._skip_overflowed_step():
             return
-        if self._accumulate_gradients():
+        is_allocating = not self.state and self._is_allocating()
+        former_values = [param.detach().clone() for param in self._params() if is_allocating]
+        if self._accumulate_gradients(is_allocating):
             recording = nullcontext() if cache.diagnosing is None else cache.diagnosing.around(self)
             with recording:
                 is_replayed = cache.sums is not None and self._try_replay(has_sums=True)
@@ -664,6 +666,11 @@ class FusedOptimizer(GradScalerMixin):
                     self._take_step(cache.parts)
                 if cache.has_applied_grads:
                     self._end_step()
+        if is_allocating:
+            # Some rules decay parameters at a rate of 0, too.
+            with no_grad():
+                for param, value in zip(self._params(), former_values, strict=True):
+                    param.copy_(value)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Set all gradients to None, or to 0 in place.
@@ -852,14 +859,16 @@ class FusedOptimizer(GradScalerMixin):
             from thalweg.optim.swap_averages import swapped
         return swapped(self)
 
-    def _accumulate_gradients(self) -> bool:
-        """Add gradients to their sums, where passes are summed up; True if a step is due."""
+    def _accumulate_gradients(self, is_allocating: bool) -> bool:
+        """Add gradients to their sums, where passes are summed up; True if a step is due.
+
+        A step that allocates the state is due.
+        """
         cache, passes = self._cache, self._around.accumulate
         if passes == 1:
             return True
         # After a step that was not taken, the sums are still in the state.
         cache.sums = None
-        is_allocating = not self.state and self._is_allocating()
         with no_grad():
             count = add_to_sums(
                 self.param_groups,
@@ -879,7 +888,8 @@ class FusedOptimizer(GradScalerMixin):
     def _is_allocating(self) -> bool:
         """Return whether all gradients and rates are 0.
 
-        `torch.distributed.checkpoint` takes such a step to allocate the state of an optimizer.
+        `torch.distributed.checkpoint` takes such a step to allocate the state of an optimizer
+        without one, and changes neither parameters nor sums of gradients.
         """
         self._check_options_held()
         if any(group.get("lr") != 0 for group in self.param_groups):

@@ -6,7 +6,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from copy import deepcopy
 from functools import partial
-from itertools import chain
 from typing import Any, cast
 
 import torch
@@ -15,7 +14,7 @@ from torch import Tensor
 from thalweg._base.context_managers import host_allocations
 from thalweg._base.locks import importing
 from thalweg._core.atomic_section import Call
-from thalweg._core.options.accumulation import COUNT, SUM, is_empty_sum
+from thalweg._core.options.accumulation import COUNT, SUM
 from thalweg._core.options.update_targets import ENCODED_SHAPE, MASTER, StateStorage
 from thalweg._core.param_groups import Group, states_of
 from thalweg._core.state import Item, Loading, mismatch, restore
@@ -140,7 +139,9 @@ def _after_hooks(optimizer: Any, state_dict: object) -> dict[str, object]:
 
 def taken_apart(optimizer: Any, saved_state: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Return a state without the entries of options that are off, and warnings about these."""
-    saved_state = _without_placeholders(optimizer, saved_state)
+    with importing:
+        from thalweg.optim.state_format import without_placeholders
+    saved_state = without_placeholders(optimizer, saved_state)
     names = {name for _, entries in parameter_states(saved_state) for name in entries}
     has_count = any(COUNT in group for group in saved_state["param_groups"])
     if not (has_count or SUM in names or names & ENTRY_KEYWORDS.keys()):
@@ -148,25 +149,6 @@ def taken_apart(optimizer: Any, saved_state: dict[str, Any]) -> tuple[dict[str, 
     with importing:
         from thalweg.optim.dropped_state import drop_option_state
     return drop_option_state(optimizer, saved_state)
-
-
-def _without_placeholders(optimizer: Any, saved_state: dict[str, Any]) -> dict[str, Any]:
-    """Return a state without empty sums, and without entries that a flat state dict lacked.
-
-    `torch.distributed.checkpoint` has an empty dict in place of an entry of the optimizer's state
-    that a flat state dict lacks.
-    """
-    states: dict[Any, Any] = {}
-    for key, entries in parameter_states(saved_state):
-        absent = {name for name, x in entries.items() if isinstance(x, dict) and not x}
-        if absent:
-            live_entries = [x.items() for _, x in states_of(optimizer.state)]
-            absent &= {name for name, x in chain(*live_entries) if not isinstance(x, dict)}
-        if is_empty_sum(entries.get(SUM)):
-            absent.add(SUM)
-        if absent:
-            states[key] = {name: entry for name, entry in entries.items() if name not in absent}
-    return {**saved_state, "state": {**saved_state["state"], **states}} if states else saved_state
 
 
 def fitted(

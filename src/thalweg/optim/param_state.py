@@ -199,6 +199,17 @@ class ParamState:
             target = self._target_of.get(id(param), param)
             if target is not param and self._kinds.has_master(param):
                 self._fresh[id(param)][MASTER] = target
+        if self.rule.codecs:
+            self._record_shapes()
+
+    def _record_shapes(self) -> None:
+        """Add the shapes of parameters with new encoded slots."""
+        with importing:
+            from thalweg._core.quantized_slots import shape_entry
+        for param in self._params:
+            entries = self._fresh[id(param)]
+            if torch.uint8 in (x.dtype for x in entries.values() if isinstance(x, Tensor)):
+                entries[ENCODED_SHAPE] = shape_entry(param)
 
     def _make_slots(self, slot: Slot, starts: Mapping[int, Entries]) -> None:
         """Create the slots that parameters lack, apart from the optimizer's state."""
@@ -239,12 +250,10 @@ class ParamState:
         self, slot: Slot, lacking: Sequence[Tensor], starts: Mapping[int, Entries]
     ) -> None:
         with importing:
-            from thalweg._core.quantized_slots import make_slots, shape_entry
+            from thalweg._core.quantized_slots import make_slots
         initials = [starts.get(id(param), {}).get(slot.name, slot.initial) for param in lacking]
         for param, tensor in zip(lacking, make_slots(slot, lacking, initials), strict=True):
             self._fresh[id(param)][slot.name] = tensor
-            if tensor.dtype == torch.uint8:
-                self._fresh[id(param)][ENCODED_SHAPE] = shape_entry(param, tensor)
 
     def _beginning(self, param: Tensor) -> Tensor:
         """Return the tensor that slots named in `StateStorage.beginning` are copied from.

@@ -93,10 +93,10 @@ def check_effect(storage: str, rules: Mapping[str, Rule]) -> None:
     )
 
 
-def records_in(entries: Mapping[str, object], storage: Storage) -> Tensor | None:
-    """Return the first encoded slot in the state of a parameter, or None."""
+def has_codes(entries: Mapping[str, object], storage: Storage) -> bool:
+    """Return whether the state of a parameter has encoded slots."""
     slots = map(entries.get, storage)
-    return next((x for x in slots if isinstance(x, Tensor) and x.dtype == torch.uint8), None)
+    return any(isinstance(x, Tensor) and x.dtype == torch.uint8 for x in slots)
 
 
 def _without_shape(
@@ -119,7 +119,7 @@ def _without_shape(
     """
     shape = entries.get(SHAPE)
     if shape is None:
-        if records_in(entries, storage) is not None:
+        if has_codes(entries, storage):
             unrecorded.append(title)
     elif not isinstance(shape, Tensor) or shape.dtype != torch.int64 or shape.dim() != 1:
         problems.append(f"'{title}/{SHAPE}' is {state_mismatch.told(shape)}, not a row of int64")
