@@ -28,7 +28,7 @@ def record_format(optimizer: Any, groups: Sequence[Group], state: Mapping[Any, A
         groups: Groups with all options of their rules, changed in place.
         state: The states of parameters, changed in place.
     """
-    has_sums, rounding = optimizer._around.kinds.sums, rounding_entries(optimizer)
+    has_sums, rounding = optimizer.step_options.kinds.sums, rounding_entries(optimizer)
     for group in groups:
         group.update(rounding)
         storage = storage_of(optimizer._rule_of(group)) if optimizer._encodes_group(group) else {}
