@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from thalweg._base.context_managers import writable
-from thalweg._base.locks import importing
 from thalweg._core import state
 from thalweg._core.atomic_section import Call
 from thalweg._core.options.master_weights import Masters
@@ -31,10 +30,13 @@ from thalweg.optim.fused_optimizer import FusedOptimizer
 from thalweg.optim.group_options import STEP_FLAGS, hypers_of
 from thalweg.optim.load_state import fit_slots, fitted, setting, taken_apart, warn_of
 from thalweg.optim.state_mismatch import is_before_steps, is_number, unmatched
+from thalweg.optim.step_options import KEYWORDS
 
 _MAX_FLOAT32 = torch.finfo(torch.float32).max
 OF_TORCH = ("torch.optim.", "thalweg.optim.")
 _CONVERTIBLE = (StateCodec, SplitWeights, Rounding)
+# Entries of groups that are not arguments; options of all groups are compared apart.
+_NO_ARGUMENTS = ("params", "param_names", *STEP_FLAGS, *KEYWORDS)
 (_SPLIT,) = (keyword.name for keyword in SplitWeights.keywords())
 
 
@@ -114,7 +116,7 @@ class TorchOptimizerAdapter:
         arguments: dict[str, Any] = {"the number of groups": len(groups)}
         for index, group in enumerate(groups):
             for name, option in group.items():
-                if name not in ("params", "param_names", *STEP_FLAGS) and not _is_number(option):
+                if name not in _NO_ARGUMENTS and not _is_number(option):
                     arguments[f"{name} of group {index}"] = option
         if self._has_rule:
             arguments |= {"rule": self.optimizer.rule, "initial": self.optimizer._initial}
@@ -132,10 +134,8 @@ class TorchOptimizerAdapter:
             if param not in param_names:
                 raise InvalidTypeError(f"The optimizer's state has {param!r}, no parameter of it.")
         param_states = {param_names[p]: entries for p, entries in self.optimizer.state.items()}
-        if self._is_fused and self.optimizer.encodes_slots():
-            with importing:
-                from thalweg.optim.quantized_state import add_storage
-            add_storage(self.optimizer, groups, param_states)
+        if self._is_fused:
+            self.optimizer.record_format(groups, {})
         states = {
             name: {key: _copy_value(entry, f"'{name}/{key}'") for key, entry in entries.items()}
             for name, entries in param_states.items()
@@ -224,6 +224,8 @@ class TorchOptimizerAdapter:
             calls += [partial(group.clear), partial(group.update, options)]
         if self._is_fused:
             errors += self.optimizer._unfit_groups(merged)
+            if not errors:
+                self.optimizer.record_format(merged, new_states)
         if not self._has_rule:
             attributes: dict[str, Any] = self.optimizer.__dict__
             calls.append(partial(attributes.update, {"state": new_states}))

@@ -134,29 +134,11 @@ class FusedTorchOptimizer(FusedOptimizer):
             raise InvalidTypeError(f"{unfit[0]} must be a pair of numbers, not {value}.") from error
         groups = [(self._kind_of(group).__name__, group) for group in self.param_groups]
         self._check_effect({title: self._choose_rule(group) for title, group in groups})
-        if not self.step_options.keeps_as_torch:
-            self._keep_as_options_say()
-
-    def _keep_as_options_say(self) -> None:
-        """Convert slots that torch's constructor made to the storage that options define."""
-        kinds = self.step_options.kinds
-        for group in self.param_groups:
-            starts = self._starts_of(group)
-            for param in group["params"]:
-                entries = self.state.get(param, {})
-                for slot in self.wrapped_rule(group, param).element_slots:
-                    tensor = entries.get(slot.name)
-                    start = starts.get(slot.name, slot.initial)  # which its dtype may have rounded
-                    if tensor is not None and slot.storage is not None:
-                        with importing:
-                            from thalweg._core.quantized_slots import make_slots
-                        (entries[slot.name],) = make_slots(slot, [param], [start])
-                        continue
-                    if tensor is None or tensor.is_complex():
-                        continue
-                    dtype = kinds.of(slot, param)
-                    if tensor.dtype != dtype:
-                        entries[slot.name] = torch.full_like(tensor, start, dtype=dtype)
+        options = self.step_options
+        if options.begins or options.kinds.sums or not options.keeps_as_torch:
+            # Torch's constructor of Adagrad makes its own entries, and steps make those of options.
+            # `torch.distributed.checkpoint` takes a step only if there is no state yet.
+            self.state.clear()
 
     def _complete(self) -> None:
         group, place = self.param_groups[-1], len(self.param_groups) - 1

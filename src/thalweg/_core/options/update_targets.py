@@ -17,6 +17,10 @@ from thalweg.formula import Slot
 from thalweg.variable import REDUCED, name_of, variable_constraint
 
 MASTER = "master"
+# Key of the shape of a parameter in a state with encoded slots. These are one row of bytes, which
+# fits every parameter of as many elements. The value is a tensor, because flat state dicts of
+# `torch.distributed.checkpoint` contain only tensors and numbers.
+ENCODED_SHAPE = "encoded_shape"
 
 
 class StateStorage(NamedTuple):
