@@ -291,6 +291,30 @@ def default_group() -> Any:
     return distributed.group.WORLD
 
 
+def ranks_of(numbers: Sequence[int]) -> Ranks:
+    """Return a group of ranks of the default group; all of these ranks call this.
+
+    The group is created at first use, and then reused as long as the default group lives.
+
+    Args:
+        numbers: The numbers of the ranks in the default group, in ascending order.
+    """
+    if len(numbers) == 1:
+        return Ranks.none()
+    if len(numbers) == distributed.get_world_size():
+        return Ranks()
+    key = tuple(numbers)
+    world, ranks = _SUBGROUPS.get(key, (None, None))
+    if ranks is None or world is not default_group():
+        group = distributed.new_group([*numbers], use_local_synchronization=True)
+        ranks = Ranks(group)
+        _SUBGROUPS[key] = default_group(), ranks
+    return ranks
+
+
+_SUBGROUPS: dict[tuple[int, ...], tuple[Any, Ranks]] = {}
+
+
 def _join_torchrun(timeout: timedelta | None) -> None:
     """Join the process group of `torchrun`, if its environment variables are set."""
     if distributed.is_available() and all(name in os.environ for name in _UNDER_TORCHRUN):

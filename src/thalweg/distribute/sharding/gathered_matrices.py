@@ -1,7 +1,8 @@
 """Matrix stages over sharded matrices: each runs on the rank that owns the full matrix.
 
 The inputs of a stage are sent to the owner, which computes, and the outputs are sent back. Full
-matrices are not stored: slots with a shape of their own are cut along their first dimension.
+matrices are not stored: slots with a shape of their own are cut along their first dimension. A
+matrix of which this rank has all elements is not sent.
 """
 
 from __future__ import annotations
@@ -22,11 +23,12 @@ from thalweg._engines.matrix_batches import (
     run_stage,
     stage_inputs,
 )
-from thalweg._engines.matrix_shapes import matrix_shape, shaped_like
+from thalweg._engines.matrix_shapes import shaped_like
 from thalweg._engines.protocol import Columns, StepRequest
 from thalweg._engines.staged_step import SlotUpdates
-from thalweg.distribute.sharding.gather_scatter import GatheredTensor, gather, part_shape, scatter
-from thalweg.distribute.sharding.matrix_group import MatrixProcessGroup, axis_of
+from thalweg.distribute.sharding.gather_scatter import GatheredTensor, gather, scatter
+from thalweg.distribute.sharding.matrix_group import MatrixProcessGroup
+from thalweg.distribute.sharding.matrix_owners import matrices_of
 
 
 class GatheredMatrices:
@@ -41,36 +43,39 @@ class GatheredMatrices:
     def __init__(
         self, group: MatrixProcessGroup, variables: Sequence[Tensor], request: StepRequest
     ) -> None:
-        rank, size = group.ranks.rank, group.ranks.size
         self._group, self._rule, self._titles = group, request.rule, request.titles
         self._kinds = [slot.name for slot in request.rule.shaped_slots]
-        axes = [axis_of(var) if is_on_mesh(var) else None for var in variables]
-        self._dims = [None if axis is None else axis.cut for axis in axes]
-        self._ranks = [range(rank, rank + 1) if axis is None else range(size) for axis in axes]
         self._device = next(var.device for var in variables if is_on_mesh(var))
-        self._shapes = [var.shape for var in variables]
-        self._owners = spread(self._shapes, self._ranks)
+        self._rank, self._matrices = matrices_of(variables, group.connected)
         self._full_shapes = [
             {slot.name: tuple(shaped_like(var, slot).shape) for slot in request.rule.shaped_slots}
             for var in variables
         ]
         self.slot_shapes = [
-            [part_shape(shape, rank, ranks) for shape in slot_shapes.values()]
-            for slot_shapes, ranks in zip(self._full_shapes, self._ranks, strict=True)
+            [matrix.slot_parts(shape)[self._rank].shape for shape in slot_shapes.values()]
+            for matrix, slot_shapes in zip(self._matrices, self._full_shapes, strict=True)
         ]
-        self.made = [
-            {n: empty_like_elements(var) for n in request.rule.made} for var in request.variables
-        ]
-        local_matrices: dict[Any, list[int]] = {}
-        for index, (var, owner) in enumerate(zip(variables, self._owners, strict=True)):
-            if owner == rank and var.numel():
-                local_matrices.setdefault((var.shape, var.dtype, var.device), []).append(index)
+        groups: dict[Any, list[int]] = {}
+        for index, (var, matrix) in enumerate(zip(variables, self._matrices, strict=True)):
+            if matrix.owner == self._rank and var.numel():
+                groups.setdefault((var.shape, var.dtype, var.device), []).append(index)
         self._batches = [
-            Batch(request.rule, request.variables, slot_shapes, shape)
-            for (shape, *_), slot_shapes in local_matrices.items()
+            Batch(request.rule, request.variables, members, shape)
+            for (shape, *_), members in groups.items()
         ]
         self._rows = {index: (batch, row) for batch in self._batches
                       for row, index in enumerate(batch.members)}  # fmt: skip
+        self.made = [
+            {name: self._make_value(index, name, var) for name in request.rule.made}
+            for index, var in enumerate(request.variables)
+        ]
+
+    def _make_value(self, index: int, name: str, var: Tensor) -> Tensor:
+        """Return memory for the value that a pass makes for this rank's part of a matrix."""
+        if self._matrices[index].is_local and var.numel() and var.is_contiguous():
+            batch, row = self._rows[index]
+            return batch.pass_values[name][row]
+        return empty_like_elements(var)
 
     def run_stage(
         self,
@@ -80,7 +85,7 @@ class GatheredMatrices:
         updates: SlotUpdates,
     ) -> None:
         """See `Matrices`. All ranks call this; if the stage fails on one, all raise."""
-        members = [index for index, shape in enumerate(self._shapes) if shape.numel()]
+        members = [index for index, matrix in enumerate(self._matrices) if matrix.shape.numel()]
         if stage.every > 1:
             counts = counts_of(columns, members)
             pairs = zip(members, counts, strict=True)
@@ -90,17 +95,19 @@ class GatheredMatrices:
         slot_names = {name for used in stage_inputs(stage) for name in used}
         names = [name for name in (*self._rule.made, *self._kinds) if name in slot_names]
         shares: dict[tuple[str, int], GatheredTensor] = updates.gathered_tensors
-        # What an earlier stage was given, and has made of it, is there still.
+        shapes = [(self._titles[index], self._matrices[index].shape) for index in members]
+        self._group.meet(self._rule.name, shapes)
+        ranks = self._group.ranks
+        # Earlier stages of the step have gathered, and may have changed, the others.
         added = {
             (name, index): self._share(name, index, slots)
             for name in names
             for index in members
             if (name, index) not in shares
         }
-        self._group.meet(self._rule.name, [(self._titles[k], self._shapes[k]) for k in members])
-        gather(self._group.ranks, [*added.values()], self._device)
+        gather(ranks, [*added.values()], self._device)
         shares |= added
-        return_flags = torch.zeros(len(names), dtype=torch.int64, device=self._group.ranks.device)
+        return_flags = torch.zeros(len(names), dtype=torch.int64, device=ranks.device)
 
         def slot_of(index: int, kind_index: int) -> Tensor:
             return shares[self._kinds[kind_index], index].whole
@@ -110,46 +117,39 @@ class GatheredMatrices:
             for name, matrices in outputs.items():
                 return_flags[names.index(name)] = 1
                 for index, matrix in matrices:
-                    shares[name, index].whole.copy_(matrix)
+                    share = shares[name, index]
+                    whole = torch.empty_like(share.whole).copy_(matrix)
+                    shares[name, index] = share._replace(whole=whole)
         self._group.meet()
-        self._group.ranks.take_maximum(return_flags)
+        if not ranks.is_alone:
+            ranks.take_maximum(return_flags)
         returned = [name for name, flag in zip(names, return_flags.tolist(), strict=True) if flag]
         returning: list[GatheredTensor] = []
         for name in returned:
             for index in members:
                 share = shares[name, index]
                 if name in self._kinds:
-                    share = share._replace(local=torch.empty_like(share.local))
+                    new = torch.empty_like(share.local) if share.parts else share.whole
+                    share = share._replace(local=new)
                     slot = slots[index][self._kinds.index(name)]
                     updates[id(slot)] = (slot.detach(), share.local)
                 returning.append(share)
-        scatter(self._group.ranks, returning, self._device)
+        scatter(ranks, returning, self._device)
 
     def _share(self, name: str, index: int, slots: Sequence[Sequence[Tensor]]) -> GatheredTensor:
         """Return the gathered tensor of a slot or an intermediate of one matrix."""
-        owner, ranks, full = self._owners[index], self._ranks[index], None
-        is_owner = owner == self._group.ranks.rank
+        matrix, full = self._matrices[index], None
         if name not in self._kinds:
-            if is_owner:
+            local = self.made[index][name]
+            if matrix.owner == self._rank:
                 batch, row = self._rows[index]
                 full = batch.pass_values[name][row]
-            return GatheredTensor(owner, ranks, self._dims[index], self.made[index][name], full)
+            is_in_place = full is local
+            return GatheredTensor(matrix.owner, {} if is_in_place else matrix.parts, local, full)
         local = slots[index][self._kinds.index(name)].detach()
+        if matrix.is_local:
+            return GatheredTensor(matrix.owner, {}, local, local)
         shape = self._full_shapes[index][name]
-        if is_owner:
+        if matrix.owner == self._rank:
             full = local.new_empty(shape)
-        return GatheredTensor(owner, ranks, 0 if shape else None, local, full)
-
-
-def spread(shapes: Sequence[torch.Size], ranks: Sequence[range]) -> list[int]:
-    """Return the owner rank of each matrix; large ones go first, to the least loaded rank."""
-    loads: dict[int, int] = {}
-    owners = [matrix_ranks[0] for matrix_ranks in ranks]
-    sides = [matrix_shape(shape) for shape in shapes]
-    work = [rows * columns * min(rows, columns) for rows, columns in sides]
-    for index in sorted(range(len(shapes)), key=lambda matrix: -work[matrix]):
-        if len(ranks[index]) > 1:
-            owner = min(ranks[index], key=lambda rank: loads.get(rank, 0))
-            loads[owner] = loads.get(owner, 0) + work[index]
-            owners[index] = owner
-    return owners
+        return GatheredTensor(matrix.owner, matrix.slot_parts(shape), local, full)
