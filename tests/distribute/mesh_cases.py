@@ -14,15 +14,26 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, distributed
+from torch import Tensor, distributed, nn
 
 sys.path[:0] = [str(Path(__file__).parents[1] / "support")]
 
+from torch.distributed import checkpoint as dcp  # noqa: E402
+from torch.distributed.checkpoint.state_dict import (  # noqa: E402
+    get_state_dict,
+    set_state_dict,
+)
 from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
+from torch.distributed.fsdp import fully_shard  # noqa: E402
 from torch.distributed.tensor import (  # noqa: E402
     DTensor,
     Replicate,
     Shard,
+)
+from torch.distributed.tensor.parallel import (  # noqa: E402
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
 )
 from torch.distributed.tensor.placement_types import _StridedShard  # noqa: E402
 
@@ -49,6 +60,8 @@ MESHES: dict[str, tuple[Sizes, tuple[tuple[Any, ...], ...]]] = {
     "FSDP x TP": (PLANE, ((STRIPES, ROWS), (ROWS, COLUMNS), (COLUMNS, ROWS), (ROWS, COPY))),
     "HSDP x TP": (SPACE, ((COPY, STRIPES, ROWS), (COPY, ROWS, COLUMNS), (COPY, ROWS, COPY))),
 }
+BFLOAT: Any = {"state_dtype": torch.bfloat16}
+ROUNDED: Any = {"round": "stochastic", "seed": 3, **BFLOAT}
 Factory = Callable[[Any], Any]
 RULES: dict[str, Factory] = {
     "Muon": lambda params: optim.Muon(params, lr=0.02),
@@ -56,6 +69,9 @@ RULES: dict[str, Factory] = {
     "MuonH": lambda params: optim.MuonH(params, lr=0.02),
     "SOAP": lambda params: optim.SOAP(params, lr=0.01, precondition_frequency=2),
     "KLSOAP": lambda params: optim.KLSOAP(params, lr=0.01, precondition_frequency=2),
+    "AdamW bf16": lambda params: optim.AdamW(params, lr=0.02, **ROUNDED),
+    "Muon bf16": lambda params: optim.Muon(params, lr=0.02, **ROUNDED),
+    "SOAP bf16": lambda params: optim.SOAP(params, lr=0.02, round="stochastic"),
     "Mixed": lambda params: optim.Mixed(
         [
             {"params": params[:2], "rule": "AdamW", "lr": 0.02},
@@ -107,10 +123,12 @@ def case_of(rule: str, mesh_name: str, count: int) -> dict[str, Any]:
     """Train on a mesh and alone; return the numbers of tensors that differ."""
     sizes, placements = MESHES[mesh_name]
     mesh = init_device_mesh("cpu", sizes[count])
-    alone = [value.requires_grad_() for value in values(0)]
+    dtype = torch.bfloat16 if "bf16" in rule else torch.float32
+    initial = [value.to(dtype) for value in values(0)]
+    alone = [value.clone().requires_grad_() for value in initial]
     params = [
         sharded(value, mesh, placements[index % len(placements)]).requires_grad_()
-        for index, value in enumerate(values(0))
+        for index, value in enumerate(initial)
     ]
     optimizer, reference = RULES[rule](params), RULES[rule](alone)
     for seed in range(STEPS):
@@ -121,18 +139,93 @@ def case_of(rule: str, mesh_name: str, count: int) -> dict[str, Any]:
     return {
         "params": [k for k, pair in enumerate(pairs) if not is_part(*pair)],
         "state": [k for k, pair in enumerate(state_pairs) if not is_part(*pair)],
-        "moved": not any(map(torch.equal, alone, values(0))),
+        "moved": not any(map(torch.equal, alone, initial)),
     }
 
 
 def trained(rank: int, count: int, folder: Path) -> Any:
     """Train all rules on all meshes."""
-    return {
-        f"{rule} on {mesh}": case_of(rule, mesh, count) for mesh in MESHES for rule in RULES
-    }
+    return {f"{rule} on {mesh}": case_of(rule, mesh, count) for mesh in MESHES for rule in RULES}
 
 
-CASES: dict[str, Callable[[int, int, Path], Any]] = {"trained": trained}
+def whole(tensor: Any) -> Tensor:
+    """Return the full tensor of a DTensor."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def module_on(kind: str, count: int) -> nn.Module:
+    """Return a module that torch's functions shard."""
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(12, 16, bias=False), nn.Linear(16, 12, bias=False))
+    names = {"FSDP": ("dp",), "HSDP": ("copies", "dp"), "FSDP x TP": ("dp", "tp")}
+    names["HSDP x TP"] = ("copies", "dp", "tp")
+    if kind == "alone":
+        return module
+    sizes = MESHES[kind][0][count]
+    mesh = init_device_mesh("cpu", sizes, mesh_dim_names=names[kind])
+    if "TP" in kind:
+        parallelize_module(module, mesh["tp"], {"0": ColwiseParallel(), "1": RowwiseParallel()})
+    fully_shard(module, mesh=mesh["copies", "dp"] if "HSDP" in kind else mesh["dp"])
+    return module
+
+
+MODULES = ("FSDP", "HSDP", "FSDP x TP", "HSDP x TP")
+MODULE_RULES: dict[str, Callable[[Any], Any]] = {
+    name: RULES[name] for name in ("Muon", "SOAP", "NorMuon")
+} | {"rounded": lambda params: optim.AdamW(params, lr=0.02, round="stochastic", **BFLOAT)}
+
+
+def turn(module: nn.Module, optimizer: Any, seed: int, grads: Any = None) -> list[Tensor]:
+    """Take a step with gradients of a batch, or with those of another module; return them."""
+    optimizer.zero_grad()
+    if grads is None:
+        noise = torch.Generator().manual_seed(seed)
+        module(torch.randn(6, 12, generator=noise)).square().mean().backward()
+    for param, grad in zip(module.parameters(), grads or (), strict=False):
+        param.grad = sharded(grad, param.device_mesh, param.placements) if isinstance(
+            param, DTensor) else grad  # fmt: skip
+    full = [whole(param.grad) for param in module.parameters()]
+    optimizer.step()
+    return full
+
+
+def modules(rank: int, count: int, folder: Path) -> Any:
+    """Train modules that torch shards; save each, and continue it on all other meshes."""
+    report: dict[str, Any] = {}
+    for rule, make in MODULE_RULES.items():
+        for kind in MODULES:
+            module, alone = module_on(kind, count), module_on("alone", count)
+            optimizer, reference = make(list(module.parameters())), make(list(alone.parameters()))
+            for seed in range(2):
+                turn(alone, reference, seed, turn(module, optimizer, seed))
+            path = folder / f"{rule} {kind}"
+            weights, slots = get_state_dict(module, optimizer)
+            dcp.save({"model": weights, "optim": slots}, checkpoint_id=path)
+            grads = turn(module, optimizer, 2)
+            turn(alone, reference, 2, grads)
+            expected = [*alone.parameters(), *states(reference, alone.parameters())]
+            differing: list[str] = []
+            for other in (kind, "alone", *MODULES):
+                resumed = module_on(other, count)
+                resumed_opt = make(list(resumed.parameters()))
+                weights, slots = get_state_dict(resumed, resumed_opt)
+                state = {"model": weights, "optim": slots}
+                dcp.load(state, checkpoint_id=path)
+                set_state_dict(
+                    resumed, resumed_opt, model_state_dict=weights, optim_state_dict=slots
+                )
+                turn(resumed, resumed_opt, 2, grads)
+                final = [*resumed.parameters(), *states(resumed_opt, resumed.parameters())]
+                if not all(map(is_part, final, expected)):
+                    differing.append(other)
+            trained_tensors = [*module.parameters(), *states(optimizer, module.parameters())]
+            if not all(map(is_part, trained_tensors, expected)):
+                differing.append("trained")
+            report[f"{rule} on {kind}"] = differing
+    return report
+
+
+CASES: dict[str, Callable[[int, int, Path], Any]] = {"trained": trained, "modules": modules}
 
 
 def main() -> None:

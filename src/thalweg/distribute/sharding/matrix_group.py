@@ -13,10 +13,9 @@ from thalweg.distribute.consistency_check import hash_bytes
 from thalweg.distribute.handshake import PendingCollective, RankMessage
 from thalweg.distribute.process_group import Ranks, ranks_of
 from thalweg.distribute.sharding.shard_index import (
+    are_known,
     connected_ranks,
-    is_ambiguous,
     is_supported,
-    local_index,
     sharded_tensor,
 )
 from thalweg.errors import ReplicaLostError, ReplicaMismatchError
@@ -124,8 +123,8 @@ class MatrixProcessGroup:
                     f"'{title}' is a DTensor of placements {tensor.placements}, and {rule} has"
                     " stages over whole matrices: each placement must be Shard or Replicate."
                 )
-            local: Any = cast("Any", param).to_local()
-            if is_ambiguous(tensor) or tuple(local.shape) != local_index(param).shape:
+            if not are_known(param):
+                local: Any = cast("Any", param).to_local()
                 raise NotImplementedError(
                     f"'{title}' has shape {tuple(tensor.shape)} and placements"
                     f" {tensor.placements} on a mesh of {tensor.mesh_shape}, which do not divide"

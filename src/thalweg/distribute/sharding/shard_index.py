@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import product
+from math import prod
 from typing import Any, NamedTuple
 
+import numpy as np
 from torch import Size, Tensor, cat, distributed
 
 from thalweg._core.dtensor import slot_placements
+from thalweg._engines.random_bits import ElementRuns
 
 Run = tuple[int, int]  # the first index, and the one after the last
 Mesh = Any  # a `DeviceMesh`, whose module is not imported
@@ -166,6 +169,37 @@ def teams(mesh: Mesh, dims: tuple[int, ...]) -> tuple[Team, ...]:
         positions = [tuple(map(sum, zip(start, step, strict=True))) for step in product(*inner)]
         copies.append({int(ranks[position]): position for position in positions})
     return tuple(copies)
+
+
+@lru_cache(1 << 14)
+def element_runs(index: ShardIndex, shape: Size) -> int | ElementRuns:
+    """Return the positions of a shard's elements in the full tensor, both row-major.
+
+    If all elements are adjacent, that is the position of the first one.
+    """
+    if not prod(index.shape):
+        return 0
+    firsts, lengths = np.zeros(1, np.int64), np.ones(1, np.int64)
+    stride = 1
+    for runs, size in zip(reversed(index.runs), reversed(shape), strict=True):
+        if len(firsts) == 1 and lengths[0] == stride:
+            # Rows inside of this dimension are complete.
+            firsts = np.array([start * stride for start, _ in runs], np.int64)
+            lengths = np.array([(stop - start) * stride for start, stop in runs], np.int64)
+        else:
+            indices = np.concatenate([np.arange(start, stop) for start, stop in runs])
+            firsts = (indices[:, None] * stride + firsts).reshape(-1)
+            lengths = np.tile(lengths, len(indices))
+        stride *= size
+    return int(firsts[0]) if len(firsts) == 1 else ElementRuns(firsts, lengths)
+
+
+def are_known(var: Any) -> bool:
+    """Return whether placements determine the elements of a DTensor's local part."""
+    tensor = sharded_tensor(var)
+    if not all(map(is_supported, tensor.placements)) or is_ambiguous(tensor):
+        return False
+    return tuple(var.to_local().shape) == local_index(var).shape
 
 
 def is_supported(placement: Any) -> bool:
