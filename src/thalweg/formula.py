@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from thalweg._base.fused_stage import FusedStage as FusedStage
     from thalweg._base.fused_stage import mean_over_columns as mean_over_columns
     from thalweg._base.fused_stage import mean_over_rows as mean_over_rows
+    from thalweg._base.matrix_layout import MatrixLayout
     from thalweg._base.rule_passes import Level, Measure, Pass, Stage
     from thalweg._base.wrapped_formula import StepMeasure as StepMeasure
     from thalweg._base.wrapped_formula import WrappedStepFormula as WrappedStepFormula
@@ -105,6 +106,8 @@ class Slot:
         storage: The codec of 8 bits in which `thalweg.optim` keeps it, such as "softsign8", for
             parameters of 4,096 elements and more; see `thalweg._engines.codecs`. None keeps numbers
             of the dtype.
+        layout: The matrices of a variable, for each of which a slot with a `shape` has a part. The
+            rule sets it, to the layout of its stages. None is one matrix.
         momentum: 1 if it is a mean or sum of gradients, -1 if it is that of their negatives, else
             0: `diagnostics` of `thalweg.optim` tell how a gradient agrees with the first such slot.
     """
@@ -119,6 +122,7 @@ class Slot:
     exact: bool = False
     storage: str | None = None
     momentum: Literal[-1, 0, 1] = 0
+    layout: MatrixLayout | None = None
 
     def __post_init__(self) -> None:
         _check_named(self, "initial")
@@ -303,9 +307,11 @@ class Rule:
             with importing:
                 from thalweg._base.rule_passes import check_levels
             check_levels(self)
-        if self.passes or self.shaped_slots:
+        if self.passes or any(slot.is_shaped for slot in self.slots):
             with importing:
-                from thalweg._base.rule_passes import check_passes
+                from thalweg._base.rule_passes import check_passes, slots_with_layout
+            if isinstance(self.passes, tuple):
+                object.__setattr__(self, "slots", slots_with_layout(self))
             check_passes(self)
         if self.duplicates not in ("sum", "successive"):
             raise RuleError(
@@ -363,25 +369,27 @@ class Rule:
         return bool(self._measures or self._line_slots)
 
     @lazy
-    def heads(self) -> tuple[int, ...]:
-        """Return the distinct numbers of row blocks into which stages divide variables."""
-        return tuple(
-            dict.fromkeys(getattr(rule_pass, "block_count", 1) for rule_pass in self.passes)
-        )
-
-    @lazy
-    def needs_layout(self) -> bool:
-        """Return True if stages use full matrices and do not define blocks of matrix stacks.
+    def matrix_stages(self) -> list[Any]:
+        """Return the stages that see full matrices.
 
         Stages of a rule that measures rows and columns see the last two dimensions instead, unless
         they are `of_matrices`.
         """
-        stages: list[Any] = [
-            rule_pass for rule_pass in self.passes if hasattr(rule_pass, "block_count")
-        ]
-        return any(
-            stage.heads is None and (stage.of_matrices or not self.is_of_lines) for stage in stages
-        )
+        stages: list[Any] = [entry for entry in self.passes if hasattr(entry, "of_matrices")]
+        return [stage for stage in stages if stage.of_matrices or not self.is_of_lines]
+
+    @lazy
+    def layout(self) -> MatrixLayout:
+        """Return the matrices that stages see in a variable."""
+        with importing:
+            from thalweg._base.matrix_layout import ONE_MATRIX
+        layouts = (stage.layout for stage in self.matrix_stages)
+        return next(filter(None, layouts), ONE_MATRIX)
+
+    @lazy
+    def needs_layout(self) -> bool:
+        """Return True if a stage sees full matrices and has no layout for stacks of matrices."""
+        return any(stage.layout is None for stage in self.matrix_stages)
 
     @lazy
     def reduces_variables(self) -> bool:

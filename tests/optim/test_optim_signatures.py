@@ -78,7 +78,9 @@ REFERENCES = {
 NAMES = [
     name
     for name in (*optim.__all__, *(f"tensorflow.{name}" for name in tensorflow.__all__))
-    if isinstance(cls := attrgetter(name)(optim), type) and cls.__module__.startswith("thalweg.")
+    if isinstance(cls := attrgetter(name)(optim), type)
+    and issubclass(cls, torch.optim.Optimizer)
+    and cls.__module__.startswith("thalweg.")
 ]
 OF_TORCH = [name for name in NAMES if hasattr(torch.optim, name)]
 

@@ -28,7 +28,7 @@ CLASSES = [
     and name not in ("Mixed", "RuleOptimizer", "SparseAdam", "LBFGS", "Optimizer")
 ]
 OF_MATRICES = [name for name in CLASSES if "heads" in inspect.signature(PUBLIC[name]).parameters]
-CHOICES = ("heads=1", "another rule", "AdamW", "of two dimensions")
+CHOICES = ("heads=1", "another rule", "AdamW", "layout='batch=1'")
 
 
 def step_of(var: Any, grad: Any, step: Any, *, learning_rate: Any) -> tuple[Any]:

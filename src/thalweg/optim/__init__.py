@@ -38,6 +38,7 @@ from thalweg.optim.rule_names import HOMES
 if TYPE_CHECKING:
     from torch.optim import LBFGS, Optimizer, lr_scheduler, swa_utils
 
+    from thalweg._base.matrix_layout import MatrixLayout
     from thalweg.optim import diagnostics, tensorflow
     from thalweg.optim.adafactor import Adafactor
     from thalweg.optim.lion import Lion
@@ -86,6 +87,7 @@ __all__ = [
     "CautiousAdamW",
     "LaProp",
     "Lion",
+    "MatrixLayout",
     "Mixed",
     "Muon",
     "MuonH",
@@ -116,6 +118,7 @@ _HOMES = {
     "full_precision": "precision_conversion",
     "RuleOptimizer": "rule_optimizer",
     "hidden_matrices": "matrix_selection",
+    "MatrixLayout": "matrix_layout",
 }
 # Names that a release of torch has beyond these.
 __all__ += [n for n in dir(torch.optim) if not (n.startswith("_") or n in __all__)]  # pyright: ignore
