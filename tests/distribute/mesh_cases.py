@@ -10,6 +10,8 @@ import sys
 import warnings
 from collections.abc import Callable
 from datetime import timedelta
+from functools import cache, partial
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -48,44 +50,76 @@ SHAPES = (
 )  # fmt: skip
 STEPS = 3
 
-# For each mesh: its sizes for 1, 2, 4 and 8 ranks, and the placements of parameters in turn.
+# The sizes of each mesh for 1, 2, 4 and 8 ranks.
 Sizes = dict[int, tuple[int, ...]]
 LINE: Sizes = {1: (1,), 2: (2,), 4: (4,), 8: (8,)}
 PLANE: Sizes = {1: (1, 1), 2: (1, 2), 4: (2, 2), 8: (4, 2)}
 SPACE: Sizes = {1: (1, 1, 1), 2: (1, 1, 2), 4: (1, 2, 2), 8: (2, 2, 2)}
-MESHES: dict[str, tuple[Sizes, tuple[tuple[Any, ...], ...]]] = {
-    "FSDP": (LINE, ((ROWS,),)),
-    "TP": (LINE, ((ROWS,), (COLUMNS,), (COPY,))),
-    "HSDP": (PLANE, ((COPY, ROWS),)),
-    "FSDP x TP": (PLANE, ((STRIPES, ROWS), (ROWS, COLUMNS), (COLUMNS, ROWS), (ROWS, COPY))),
-    "HSDP x TP": (SPACE, ((COPY, STRIPES, ROWS), (COPY, ROWS, COLUMNS), (COPY, ROWS, COPY))),
+EXPERTS = ((5, 6, 4), (4, 6, 4), (1, 4, 8), (9, 4, 4))
+# The mesh and the placements of the parameters of each case, in turn.
+Places = tuple[tuple[Sizes, tuple[Any, ...]], ...]
+
+
+def on(sizes: Sizes, *placements: tuple[Any, ...]) -> Places:
+    return tuple((sizes, placement) for placement in placements)
+
+
+MESHES: dict[str, Places] = {
+    "FSDP": on(LINE, (ROWS,)),
+    "TP": on(LINE, (ROWS,), (COLUMNS,), (COPY,)),
+    "HSDP": on(PLANE, (COPY, ROWS)),
+    "FSDP x TP": on(PLANE, (STRIPES, ROWS), (ROWS, COLUMNS), (COLUMNS, ROWS), (ROWS, COPY)),
+    "HSDP x TP": on(SPACE, (COPY, STRIPES, ROWS), (COPY, ROWS, COLUMNS), (COPY, ROWS, COPY)),
+    "two meshes": on(LINE, (ROWS,)) + on(PLANE, (COPY, COLUMNS), (STRIPES, ROWS)),
+    "experts": on(LINE, (ROWS,)),
+    "experts x FSDP": on(PLANE, (COLUMNS, ROWS), (STRIPES, ROWS), (Shard(2), ROWS)),
+    "experts x HSDP": on(SPACE, (COPY, COLUMNS, ROWS), (COPY, COPY, ROWS)),
+    "experts x TP": on(PLANE, (ROWS, COLUMNS)) + on(LINE, (COLUMNS,)),
 }
+
+
+@cache
+def mesh_of(sizes: tuple[int, ...], names: tuple[str, ...] | None = None) -> Any:
+    """Return a mesh; the groups of each are made once."""
+    return init_device_mesh("cpu", sizes, mesh_dim_names=names)
+
+
+def layouts_of(mesh_name: str) -> dict[str, str]:
+    """Return the option of the matrices that parameters hold."""
+    return {"layout": "batch=1"} if "experts" in mesh_name else {}
+
+
 BFLOAT: Any = {"state_dtype": torch.bfloat16}
 ROUNDED: Any = {"round": "stochastic", "seed": 3, **BFLOAT}
-Factory = Callable[[Any], Any]
+Factory = Callable[..., Any]
+
+
+def mixed(params: Any, **layout: str) -> Any:
+    groups = [
+        {"params": params[:1], "rule": "AdamW", "lr": 0.02},
+        {"params": params[1:3], "rule": "SOAP", "lr": 0.02, **layout},
+        {"params": params[3:], "rule": "Muon", "lr": 0.02, **layout},
+    ]
+    return optim.Mixed(groups)
+
+
 RULES: dict[str, Factory] = {
-    "Muon": lambda params: optim.Muon(params, lr=0.02),
-    "NorMuon": lambda params: optim.NorMuon(params, lr=0.02),
-    "MuonH": lambda params: optim.MuonH(params, lr=0.02),
-    "SOAP": lambda params: optim.SOAP(params, lr=0.01, precondition_frequency=2),
-    "KLSOAP": lambda params: optim.KLSOAP(params, lr=0.01, precondition_frequency=2),
-    "AdamW bf16": lambda params: optim.AdamW(params, lr=0.02, **ROUNDED),
-    "Muon bf16": lambda params: optim.Muon(params, lr=0.02, **ROUNDED),
-    "SOAP bf16": lambda params: optim.SOAP(params, lr=0.02, round="stochastic"),
-    "Mixed": lambda params: optim.Mixed(
-        [
-            {"params": params[:2], "rule": "AdamW", "lr": 0.02},
-            {"params": params[2:5], "rule": "SOAP", "lr": 0.02},
-            {"params": params[5:], "rule": "Muon", "lr": 0.02},
-        ]
-    ),
+    "Muon": partial(optim.Muon, lr=0.02),
+    "NorMuon": partial(optim.NorMuon, lr=0.02),
+    "MuonH": partial(optim.MuonH, lr=0.02),
+    "SOAP": partial(optim.SOAP, lr=0.01, precondition_frequency=2),
+    "KLSOAP": partial(optim.KLSOAP, lr=0.01, precondition_frequency=2),
+    "Mixed": mixed,
+    "AdamW bf16": lambda params, **_: optim.AdamW(params, lr=0.02, **ROUNDED),
+    "Muon bf16": partial(optim.Muon, lr=0.02, **ROUNDED),
+    "SOAP bf16": partial(optim.SOAP, lr=0.02, round="stochastic"),
 }
 
 
-def values(seed: int) -> list[Tensor]:
-    """Return random tensors of all shapes."""
+def values(seed: int, shapes: Any = SHAPES) -> list[Tensor]:
+    """Return random tensors."""
     noise = torch.Generator().manual_seed(seed)
-    return [torch.randn(shape, generator=noise) for shape in SHAPES]
+    return [torch.randn(shape, generator=noise) for shape in shapes]
 
 
 def sharded(value: Tensor, mesh: Any, placements: Any) -> Tensor:
@@ -103,16 +137,6 @@ def is_part(tensor: Any, full: Tensor) -> bool:
     return torch.equal(tensor, full)
 
 
-def step(optimizer: Any, params: Any, seed: int, mesh: Any = None, placements: Any = ()) -> None:
-    """Take a step with random gradients, which are DTensors on a mesh."""
-    for index, (param, grad) in enumerate(zip(params, values(100 + seed), strict=True)):
-        grad = grad.to(param.dtype)
-        if mesh is not None:
-            grad = sharded(grad, mesh, placements[index % len(placements)])
-        param.grad = grad
-    optimizer.step()
-
-
 def states(optimizer: Any, params: Any) -> list[Any]:
     """Return the tensors in the state of parameters."""
     entries = [optimizer.state[param] for param in params]
@@ -121,19 +145,23 @@ def states(optimizer: Any, params: Any) -> list[Any]:
 
 def case_of(rule: str, mesh_name: str, count: int) -> dict[str, Any]:
     """Train on a mesh and alone; return the numbers of tensors that differ."""
-    sizes, placements = MESHES[mesh_name]
-    mesh = init_device_mesh("cpu", sizes[count])
-    dtype = torch.bfloat16 if "bf16" in rule else torch.float32
-    initial = [value.to(dtype) for value in values(0)]
-    alone = [value.clone().requires_grad_() for value in initial]
-    params = [
-        sharded(value, mesh, placements[index % len(placements)]).requires_grad_()
-        for index, value in enumerate(initial)
+    shapes = EXPERTS if "experts" in mesh_name else SHAPES
+    places = [
+        (mesh_of(sizes[count]), placements)
+        for _, (sizes, placements) in zip(shapes, cycle(MESHES[mesh_name]))
     ]
-    optimizer, reference = RULES[rule](params), RULES[rule](alone)
+    dtype = torch.bfloat16 if "bf16" in rule else torch.float32
+    initial = [value.to(dtype) for value in values(0, shapes)]
+    alone = [value.clone().requires_grad_() for value in initial]
+    pairs = zip(initial, places, strict=True)
+    params = [sharded(value, *place).requires_grad_() for value, place in pairs]
+    optimizer, reference = (RULES[rule](x, **layouts_of(mesh_name)) for x in (params, alone))
     for seed in range(STEPS):
-        step(optimizer, params, seed, mesh, placements)
-        step(reference, alone, seed)
+        for index, grad in enumerate(values(100 + seed, shapes)):
+            alone[index].grad = grad.to(dtype)
+            params[index].grad = sharded(grad.to(dtype), *places[index])
+        optimizer.step()
+        reference.step()
     pairs = zip(params, alone, strict=True)
     state_pairs = zip(states(optimizer, params), states(reference, alone), strict=True)
     return {
@@ -161,8 +189,8 @@ def module_on(kind: str, count: int) -> nn.Module:
     names["HSDP x TP"] = ("copies", "dp", "tp")
     if kind == "alone":
         return module
-    sizes = MESHES[kind][0][count]
-    mesh = init_device_mesh("cpu", sizes, mesh_dim_names=names[kind])
+    sizes = MESHES[kind][0][0][count]
+    mesh = mesh_of(sizes, names[kind])
     if "TP" in kind:
         parallelize_module(module, mesh["tp"], {"0": ColwiseParallel(), "1": RowwiseParallel()})
     fully_shard(module, mesh=mesh["copies", "dp"] if "HSDP" in kind else mesh["dp"])

@@ -139,8 +139,9 @@ def test_work_is_spread_evenly() -> None:
     draw = random.Random(0)
     for count in (1, 2, 3, 8):
         sides = [(draw.choice((64, 128, 256)), draw.choice((64, 512))) for _ in range(40)]
-        owners = spread([torch.Size(side) for side in sides], [range(count)] * len(sides))
+        work = [rows * columns * min(rows, columns) for rows, columns in sides]
+        owners = spread(work, [range(count)] * len(sides))
         loads = [0] * count
-        for (rows, columns), owner in zip(sides, owners, strict=True):
-            loads[owner] += rows * columns * min(rows, columns)
+        for cost, owner in zip(work, owners, strict=True):
+            loads[owner] += cost
         assert max(loads) <= 1.25 * sum(loads) / count

@@ -18,15 +18,14 @@ class GatheredTensor(NamedTuple):
 
     Attributes:
         owner: The rank that holds the full tensor.
-        parts: The indices of the full tensor that each rank has, by rank; empty if the owner alone
-            has the tensor, as `whole`.
-        local: This rank's part.
+        parts: The place of each rank's part in the full tensor, by rank.
+        local: This rank's part, or None. If it is `whole`, nothing is copied.
         whole: The full tensor on its owner, else None.
     """
 
     owner: int
     parts: Mapping[int, ShardIndex]
-    local: Tensor
+    local: Any
     whole: Any
 
 
@@ -42,9 +41,12 @@ def gather(ranks: Ranks, tensors: Sequence[GatheredTensor], device: torch.device
     incoming: list[list[_Target]] = [[] for _ in range(ranks.size)]
     for tensor in tensors:
         if tensor.owner != ranks.rank:
-            outgoing[tensor.owner].append(tensor.local)
+            if ranks.rank in tensor.parts:
+                outgoing[tensor.owner].append(tensor.local)
             continue
         for rank, part in tensor.parts.items():
+            if tensor.local is tensor.whole:
+                continue
             if rank == ranks.rank:
                 part.write(tensor.whole, tensor.local)
             else:
@@ -58,9 +60,12 @@ def scatter(ranks: Ranks, tensors: Sequence[GatheredTensor], device: torch.devic
     incoming: list[list[_Target]] = [[] for _ in range(ranks.size)]
     for tensor in tensors:
         if tensor.owner != ranks.rank:
-            incoming[tensor.owner].append(_Target(tensor.local, full_index(tensor.local.shape)))
+            if ranks.rank in tensor.parts:
+                incoming[tensor.owner].append(_Target(tensor.local, full_index(tensor.local.shape)))
             continue
         for rank, part in tensor.parts.items():
+            if tensor.local is tensor.whole:
+                continue
             shard = part.read(tensor.whole)
             if rank == ranks.rank:
                 tensor.local.copy_(shard)

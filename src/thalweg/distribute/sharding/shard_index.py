@@ -32,6 +32,19 @@ class ShardIndex(NamedTuple):
         """The shape of the shard."""
         return tuple(sum(stop - start for start, stop in runs) for runs in self.runs)
 
+    def rows(self, first: int, last: int) -> tuple[ShardIndex, int]:
+        """Return the part of the shard in rows of the full tensor, and its first row in the shard.
+
+        Args:
+            first: The first row; rows of the part are counted from it.
+            last: The row after the last one.
+        """
+        runs, *others = self.runs
+        cut = [(max(start, first) - first, min(stop, last) - first) for start, stop in runs]
+        offset = sum(max(0, min(stop, first) - start) for start, stop in runs)
+        inside = tuple((start, stop) for start, stop in cut if start < stop)
+        return ShardIndex((inside, *others)), offset
+
     def read(self, full: Tensor) -> Tensor:
         """Return the shard of a full tensor, as a view if each dimension has one run."""
         for dim, runs in enumerate(self.runs):
