@@ -115,7 +115,7 @@ def test_diagnostics_are_dropped_if_one_rank_cannot_measure(reports: Reports) ->
 
 
 @pytest.mark.parametrize("cls", [optim.AdamW, optim.tensorflow.Adam])
-@pytest.mark.parametrize("name", ["cut", "not cut"])
+@pytest.mark.parametrize("name", ["cut", "not cut", "across"])
 def test_shards_draw_the_bits_of_the_whole(name: str, cls: Any, reports: Reports) -> None:
     expected = as_lists(bfloat_steps(cls, bfloat_params()))
     for report in reports:
@@ -127,7 +127,7 @@ def test_shards_on_four_ranks_draw_the_bits_of_the_whole(tmp_path: Path) -> None
     expected = {
         f"{cls.__module__.split('.')[-1]} {name}": as_lists(bfloat_steps(cls, bfloat_params()))
         for cls in (optim.AdamW, optim.tensorflow.Adam)
-        for name in ("cut", "not cut")
+        for name in ("cut", "not cut", "across")
     }
     reports = run_ranks(SCRIPT, tmp_path, 4, str(tmp_path), "rounded_in_parts")
     assert len(reports) == 4
@@ -135,17 +135,17 @@ def test_shards_on_four_ranks_draw_the_bits_of_the_whole(tmp_path: Path) -> None
         assert report["rounded_in_parts"].items() >= expected.items()
 
 
-def test_shards_of_other_dimension_raise_for_random_bits(reports: Reports) -> None:
+def test_pending_sums_raise_for_random_bits(reports: Reports) -> None:
     for report in reports:
         for kind in ("classes", "tensorflow"):
-            message = report["rounded_in_parts"][f"{kind} across"]
-            assert "is a DTensor with the placements (S(1)); round='stochastic' is def" in message
+            message = report["rounded_in_parts"][f"{kind} pending"]
+            assert "is a DTensor with the placements (P(sum)); round='stochastic' is def" in message
 
 
 def test_unsupported_options_of_shards_raise(reports: Reports) -> None:
     for report in reports:
         for message, name in zip(
             report["not_for_parts"],
-            ["accumulate", "in_backward", "masters", "gradients='flat'"] * 2,
+            ["accumulate", "in_backward", "gradients='flat'"] * 2,
         ):
             assert f"{name} is not defined for parameters that are DTensors" in message

@@ -19,6 +19,7 @@ from thalweg._core.step_scalars import Groups
 from thalweg._engines import Selection
 from thalweg._engines.protocol import Copies as Copies
 from thalweg._engines.protocol import Dtype as Dtype
+from thalweg._engines.random_bits import Place
 from thalweg.formula import Rule
 
 # Scalars of a step by compute dtype and name.
@@ -124,7 +125,7 @@ class StepAdapter:
             from thalweg._core.optimizer_reductions import read_shared_scalars
         return read_shared_scalars(rule, self.common_slots)
 
-    def places_of(self, variables: Sequence[Tensor]) -> Sequence[tuple[int, int]]:
+    def places_of(self, variables: Sequence[Tensor]) -> Sequence[Place]:
         """Return each variable's pair of numbers that seeds its random bits; see `StepRequest`."""
         return ()
 

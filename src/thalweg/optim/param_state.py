@@ -381,8 +381,10 @@ class ParamState:
         """
         if not self._kinds.stand_in:
             return params
-        option = "masters" if self._kinds.device is None else "state_device"
-        check_whole(params, option)
+        option = "masters"
+        if self._kinds.device is not None:
+            option = "state_device"
+            check_whole(params, option)
         if any(param.is_complex() and self._kinds.is_away(param) for param in params):
             raise NotImplementedError(f"{option} is not defined for complex parameters.")
         stand_ins = self._stand_ins

@@ -22,7 +22,7 @@ from thalweg._core.step_adapter import Dtype, Shared, StepAdapter
 from thalweg._core.validation import check_pairs, sparse_and_constrained
 from thalweg._engines import Selection, current, layout
 from thalweg._engines.memory_protection import check_writable
-from thalweg._engines.random_bits import UNCOUNTED, step_scalar
+from thalweg._engines.random_bits import UNCOUNTED, Place, step_scalar
 from thalweg.errors import InvalidArgumentError
 from thalweg.formula import Rule
 from thalweg.indexed_slices import IndexedSlices
@@ -194,7 +194,7 @@ class ParamGroupAdapter(StepAdapter):
                 continue
         return common_slots
 
-    def places_of(self, variables: Sequence[Tensor]) -> Sequence[tuple[int, int]]:
+    def places_of(self, variables: Sequence[Tensor]) -> Sequence[Place]:
         optimizer = self.optimizer
         if optimizer.step_options.of(Rounding).round is None:
             return ()
