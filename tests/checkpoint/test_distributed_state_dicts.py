@@ -79,7 +79,8 @@ MAKERS: dict[str, Make] = {
 FAST = [
     *(("AdamW", options) for options in OPTIONS),
     # Torch's constructor of Adagrad makes state.
-    ("Adagrad", "split"), ("Adagrad", "ema"), ("Adagrad", "accumulate"), ("SGD", "accumulate"), ("Mixed", "split 8bit"),
+    ("Adagrad", "split"), ("Adagrad", "ema"), ("Adagrad", "accumulate"), ("SGD", "accumulate"),
+    ("Mixed", "split 8bit"),
     ("Muon by rows", "8bit"), ("tensorflow.Adam", "everything"),
 ]  # fmt: skip
 # The numbers `eta` and `mu` of ASGD become 16-bit, as in torch, when they are loaded.
