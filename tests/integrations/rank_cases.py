@@ -20,7 +20,10 @@ sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "sup
 
 from torch.distributed import checkpoint as dcp  # noqa: E402
 from torch.distributed.checkpoint.state_dict import (  # noqa: E402
+    StateDictOptions,
     get_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
     set_state_dict,
 )
 from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
@@ -277,6 +280,33 @@ def sharded(rank: int, count: int, folder: Path) -> Any:
         if "averaged" in name:
             with optimizer.swapped(), plain_opt.swapped():
                 report[name].append(farthest([*module.parameters()], [*reference.parameters()]))
+    return report
+
+
+FLAT_STATES = ("Adam", "rounded", "averaged", "MARS", "tensorflow.averaged")
+
+
+@case
+def sharded_flat_states(rank: int, count: int, folder: Path) -> Any:
+    """Resume `fully_shard` from a flat state dict; return whether all bits are equal."""
+    report = {}
+    options = StateDictOptions(flatten_optimizer_state_dict=True)
+    for name in FLAT_STATES:
+        module, target = in_parts(count), in_parts(count)
+        optimizer, resumed = (SHARDED[name](m.parameters()) for m in (module, target))
+        steps(module, optimizer, data()[:4])
+        path = folder / f"flat {name}"
+        model_state, optim_state = get_state_dict(module, optimizer, options=options)
+        dcp.save({"model": model_state, "optim": optim_state}, checkpoint_id=path)
+        model_state, optim_state = get_state_dict(target, resumed, options=options)
+        state = {"model": model_state, "optim": optim_state}
+        dcp.load(state, checkpoint_id=path)
+        set_model_state_dict(target, state["model"])
+        set_optimizer_state_dict(target, resumed, state["optim"], options=options)
+        for net, opt in ((module, optimizer), (target, resumed)):
+            steps(net, opt, data()[4:])
+        pairs = zip(numbers(module, optimizer), numbers(target, resumed), strict=True)
+        report[name] = [torch.equal(whole(actual), whole(expected)) for actual, expected in pairs]
     return report
 
 

@@ -12,6 +12,7 @@ import torch
 from parallel_workers import run_ranks, run_ranks_once, shared_folder
 from rank_cases import (
     DIAGNOSED,
+    FLAT_STATES,
     MAKERS,
     SHARDED,
     as_lists,
@@ -92,6 +93,13 @@ def test_sharded_parameters_equal_whole_ones(name: str, reports: Reports) -> Non
     bound = 4 * torch.finfo(torch.float32).eps if has_norms else 0.0
     for report in reports:
         assert max(report["sharded"][name]) <= bound
+
+
+@pytest.mark.parametrize("name", FLAT_STATES)
+def test_sharded_parameters_resume_from_flat_states(name: str, reports: Reports) -> None:
+    for report in reports:
+        assert len(report["sharded_flat_states"][name]) > 4
+        assert all(report["sharded_flat_states"][name])
 
 
 @pytest.mark.parametrize("name", DIAGNOSED)

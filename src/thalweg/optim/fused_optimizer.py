@@ -22,6 +22,7 @@ from thalweg._base.showing import Describing, show_value
 from thalweg._base.tracing import untraced, without_dynamo
 from thalweg._core.atomic_section import Call, run
 from thalweg._core.commit import LEFT, TAKEN, add_note, raise_first, says_taken
+from thalweg._core.dtensor import local
 from thalweg._core.flat_buffers import AddedParams, check_reductions, find_marked, is_reducing
 from thalweg._core.gradient_transforms import NOTHING
 from thalweg._core.options.accumulation import (
@@ -687,7 +688,7 @@ class FusedOptimizer(GradScalerMixin):
         if any(group.get("lr") != 0 for group in self.param_groups):
             return False
         params = params_of(self.param_groups)
-        return are_zero([param.grad for param in params if param.grad is not None])
+        return are_zero([local(param.grad) for param in params if param.grad is not None])
 
     @contextmanager
     def _keeping_params(self) -> Generator[None]:

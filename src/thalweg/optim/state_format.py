@@ -57,7 +57,7 @@ def without_placeholders(optimizer: Any, saved_state: dict[str, Any]) -> dict[st
         CheckpointMismatchError: No entry was read, because the optimizer does not have a state.
     """
     saved_states = dict(parameter_states(saved_state))
-    if not optimizer.state and not any(saved_states.values()):
+    if not any(saved_states.values()) and not any(optimizer.state.values()):
         _check_read(optimizer, [name for name in saved_states if isinstance(name, str)])
     states: dict[Any, Any] = {}
     for key, entries in saved_states.items():
@@ -79,6 +79,8 @@ def _check_read(optimizer: Any, names: Sequence[str]) -> None:
         CheckpointMismatchError: Says so, and what to do.
     """
     if names and any(rule.slots for rule in optimizer._rules()):
+        # Torch's reads have added empty states, and it allocates none if there are any.
+        optimizer.state.clear()
         problem = (
             f"the state of '{names[0]}' is empty, as all others are. torch.distributed.checkpoint"
             " loads only entries that the optimizer's state has, and it allocates this state only"
