@@ -46,9 +46,38 @@ class DryRun:
             try:
                 with trace:
                     result = copies.model(*args, **kwargs)
-                trace.mark_returned(result)
+                trace.mark_returned(result, of_model=True)
             except Exception as error:  # of the model's own code
                 self.error = error
+            uses = {id(copies.weights[key]): use for key, use in self.uses.items()}
+            _run_layers(copies.model, trace, uses)
+
+
+def _run_layers(module: nn.Module, trace: ProjectionTrace, uses: Mapping[int, WeightUse]) -> None:
+    """Run the largest modules whose weights the pass of the model has not used."""
+    unused = [p for p in module.parameters() if id(p) in uses and not uses[id(p)].is_followed]
+    if not unused or not (module._modules or module._parameters):
+        return
+    own = [p for p in module.parameters() if id(p) in uses]
+    is_layer = len(own) > 1 and not isinstance(module, nn.ModuleList | nn.ModuleDict)
+    if len(unused) == len(own) and is_layer:
+        with suppress(Exception):  # A module with other arguments is run in parts.
+            args = _layer_arguments(module)
+            with trace:
+                result = module(*args)
+            trace.mark_returned(result, of_model=False)
+    for child in module.children():
+        _run_layers(child, trace, uses)
+
+
+def _layer_arguments(module: nn.Module) -> list[Any]:
+    """Return arguments for a layer: activations for the first one, None for others it needs."""
+    required = [
+        x
+        for x in inspect.signature(module.forward).parameters.values()
+        if x.default is x.empty and x.kind in (x.POSITIONAL_ONLY, x.POSITIONAL_OR_KEYWORD)
+    ]
+    return [_first_input(module), *[None] * (len(required) - 1)]
 
 
 class StandIns:
@@ -165,7 +194,15 @@ def _first_input(model: nn.Module) -> Tensor:
         if isinstance(module, nn.Conv1d):
             return torch.zeros(1, module.in_channels, 64)
         if isinstance(module, nn.Conv2d):
-            config = getattr(model, "pretrained_cfg", None) or {}
-            size = config.get("input_size", (module.in_channels, 64, 64))
-            return torch.zeros(1, *size)
+            return torch.zeros(1, module.in_channels, *_image_size(model))
     return torch.zeros(1, _TOKENS, dtype=torch.int64)
+
+
+def _image_size(model: nn.Module) -> tuple[int, int]:
+    """Return the height and width of images that a model takes."""
+    options = getattr(model, "pretrained_cfg", None)
+    if isinstance(options, Mapping) and "input_size" in options:
+        return options["input_size"][-2:]
+    configs = [getattr(module, "config", None) for module in model.modules()]
+    sizes = [x.image_size for x in configs if isinstance(getattr(x, "image_size", None), int)]
+    return (sizes[0], sizes[0]) if sizes else (64, 64)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,7 @@ _CONTRACTIONS = frozenset(
     " chain_matmul".split()
 )
 _QUERIES = frozenset("shape size dim ndim dtype numel stride is_floating_point requires_grad layout".split())
+_LOOK_UPS = frozenset("embedding embedding_bag __getitem__ index_select gather take".split())
 _LARGEST_COPY = 2**22
 _NO_LABEL = -1
 
@@ -85,14 +87,17 @@ class ProjectionTrace(TorchFunctionMode):
             if (use := self._use_of(weight)) is not None:
                 return self._with_weight(func, name, args, options, weight, use)
         result = func(*args, **options)
-        self._follow(func, name, args, options, result)
+        with suppress(Exception):  # Outputs that are not followed make a layout undecided.
+            self._follow(func, name, args, options, result)
         return result
 
-    def mark_returned(self, result: Any) -> None:
-        """Record which outputs a model's result contains."""
+    def mark_returned(self, result: Any, *, of_model: bool) -> None:
+        """Record which outputs the result of the model or of a layer contains."""
         for tensor in _tensors(result):
-            for use, _ in self._outputs_in(tensor):
-                use.is_returned = True
+            for use, outputs in self._outputs_in(tensor):
+                use.is_returned |= of_model
+                if not of_model:
+                    use.consume(outputs)
 
     def _use_of(self, tensor: Tensor) -> WeightUse | None:
         if not tensor.is_meta:
@@ -111,7 +116,7 @@ class ProjectionTrace(TorchFunctionMode):
     ) -> Any:
         """Run a function of a weight or of a view of one."""
         if args and args[0] is weight:
-            if name in _SAME:
+            if name in _SAME or (name.endswith("_") and not name.startswith("__")):
                 return weight
             if (view := _selected(name, args, weight)) is not None:
                 return view
@@ -119,13 +124,23 @@ class ProjectionTrace(TorchFunctionMode):
             if name in _QUERIES or _all_views(result, self._use_of):
                 return result
         args, kwargs = _positional(name, args, kwargs)
-        others = [x for x in _tensors((args, kwargs)) if self._use_of(x) is None]
         operands = _operands(name, args)
-        at = next((place for place, x in enumerate(operands) if x is weight), -1)
-        roles = product_roles(name, args, operands, at) if others and at >= 0 else None
-        count = sum(self._use_of(x) is not None for x in _tensors(operands))
-        if roles is None or count > 1:
+        begin = 1 if name.strip("_") in ("addmm", "baddbmm", "addbmm") else 0
+        factors = operands[begin : begin + 2]
+        others = [x for x in _tensors(factors) if self._use_of(x) is None]
+        found = [x for x in _tensors(factors) if self._use_of(x) is not None]
+        if len(found) != 1 or len(others) != 1:
             return self._with_copies(func, name, args, kwargs)
+        weight = found[0]
+        at = next(place for place, x in enumerate(factors) if x is weight)
+        roles = product_roles(name, args, factors, at)
+        if roles is None:
+            return self._with_copies(func, name, args, kwargs)
+        use = self._use_of(weight)
+        assert use is not None
+        for added in _tensors(operands):
+            if (other_use := self._use_of(added)) is not None and added is not weight:
+                other_use.is_elementwise = True
         if name.strip("_").startswith("grouped_mm"):
             shape = torch.Size([*others[0].shape[:-1], weight.shape[-1]])
         else:
@@ -174,13 +189,14 @@ class ProjectionTrace(TorchFunctionMode):
         for weight in weights:
             use = self._use_of(weight)
             assert use is not None
-            if name == "embedding" or name == "embedding_bag":
+            if name in _LOOK_UPS:
                 use.is_looked_up = True
             elif not all(_covers(x, weight.shape) for x in _tensors(result)):
                 use.other_uses.append(name)
             else:
                 use.is_elementwise = True
-        self._follow(func, name, args, kwargs, result)
+        with suppress(Exception):
+            self._follow(func, name, args, kwargs, result)
         return result
 
     def _zeros_of(self, x: Any) -> Any:
@@ -219,6 +235,9 @@ class ProjectionTrace(TorchFunctionMode):
             # Labels of complex numbers have a dimension for real and imaginary part.
             self._set_labels(results[0], self._labels[id(labelled[0])][1])
         elif name in _STRUCTURAL:
+            func = Tensor.reshape if name == "view" else func
+            if name in ("gather", "take_along_dim"):
+                self._consume(args[0])  # Which outputs are gathered depends on data.
             moved = func(*_mapped(args, self._label_arg), **_mapped(kwargs, self._label_arg))
             for tensor, labels in zip(results, _tensors(moved), strict=True):
                 self._set_labels(tensor, labels)
@@ -245,8 +264,8 @@ class ProjectionTrace(TorchFunctionMode):
                 self._consume(tensor)
             return
         labels = self._labels[id(first)][1]
-        ids = set(labels.unique().tolist()) if others else set[int]()
-        is_same = all(set(self._labels[id(x)][1].unique().tolist()) == ids for x in others)
+        ids = _distinct(labels) if others else None
+        is_same = all(np.array_equal(_distinct(self._labels[id(x)][1]), ids) for x in others)
         if not is_same:
             for tensor in labelled:
                 self._consume(tensor)
@@ -265,14 +284,20 @@ class ProjectionTrace(TorchFunctionMode):
                 self._set_labels(tensor, labels.expand(*tensor.shape, *extra))
 
     def _assign(self, name: str, args: Any) -> None:
+        """Label what an assignment writes to, which may be a view of another tensor."""
         target, value = args[0], args[-1]
-        labels = self._label_arg(target).clone()
+        labels = self._labels_of(target)
+        if labels is None or any(s == 0 for s in labels.stride()):
+            base = target if target._base is None else target._base
+            known = self._label_arg(target)
+            whole = torch.empty_strided(base.shape, base.stride(), dtype=torch.int64)
+            whole.fill_(_NO_LABEL)
+            self._set_labels(base, whole)
+            labels = whole.as_strided(target.shape, target.stride(), target.storage_offset())
+            labels.copy_(known)
+            self._set_labels(target, labels)
         values = self._label_arg(value) if isinstance(value, Tensor) else _NO_LABEL
-        if name == "copy_":
-            labels.copy_(values)
-        else:
-            labels[args[1]] = values
-        self._set_labels(target, labels)
+        labels[... if name == "copy_" else args[1]] = values
 
     def _label_arg(self, x: Any) -> Any:
         """Return an argument of a structural function for labels: floating tensors become labels."""
@@ -297,8 +322,7 @@ class ProjectionTrace(TorchFunctionMode):
 
     def _split(self, labels: Tensor) -> list[tuple[WeightUse, Any]]:
         """Return the weights whose outputs have these labels, and the outputs."""
-        found = labels.unique().numpy()
-        found = found[found > 0]
+        found = _distinct(labels)
         owners = np.searchsorted(self._label_starts, found, side="right") - 1
         uses: list[tuple[WeightUse, Any]] = []
         for owner in np.unique(owners).tolist():
@@ -313,6 +337,18 @@ class ProjectionTrace(TorchFunctionMode):
     def _record(self, labels: Tensor, method: Callable[[WeightUse, Any], None]) -> None:
         for use, outputs in self._split(labels):
             method(use, outputs)
+
+
+def _distinct(labels: Tensor) -> Any:
+    """Return the different labels in a tensor, sorted."""
+    # A dimension of stride 0 repeats the same labels.
+    labels = labels[tuple(slice(None) if stride else slice(1) for stride in labels.stride())]
+    found = labels.reshape(-1).numpy()
+    found = found[found > 0]
+    lowest = found.min() if found.size else 0
+    flags = np.zeros(found.max() - lowest + 1 if found.size else 0, bool)
+    flags[found - lowest] = True
+    return np.flatnonzero(flags) + lowest
 
 
 def _tensors(value: Any) -> list[Tensor]:

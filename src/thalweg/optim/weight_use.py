@@ -108,6 +108,14 @@ class WeightUse:
         """Record that a function reduced these outputs."""
         self._add(self._reduced, _flags(outputs, self.output_count))
 
+    @property
+    def is_followed(self) -> bool:
+        """True if the weight is used, and functions take all outputs, or the model returns them."""
+        if self._orientation is None:
+            return self.is_looked_up or self.is_elementwise or self.is_grouped
+        used = [*self._consumed.values(), *self._reduced.values()]
+        return self.is_returned or bool(_union(used, self.output_count).all())
+
     @staticmethod
     def _add(sets: dict[bytes, Flags], flags: Flags) -> None:
         sets.setdefault(np.packbits(flags).tobytes(), flags)
@@ -205,8 +213,8 @@ def product_roles(
     Args:
         name: The name of torch's function.
         args: Its arguments.
-        operands: Those of them that are multiplied, perhaps with others.
-        at: The index of the weight among the operands.
+        operands: The two tensors that are multiplied.
+        at: The index of the weight among these.
 
     Returns:
         The roles, as for `WeightUse.add_product`, and for each dimension the dimension of the
@@ -214,7 +222,7 @@ def product_roles(
     """
     name = name.strip("_")
     if name == "einsum":
-        return _einsum_roles(str(args[0]), len(operands), at)
+        return _einsum_roles(str(args[0]), at)
     weight: Tensor = operands[at]
     ndim = weight.dim()
     if name == "linear" and at == 1 and ndim == 2:
@@ -223,24 +231,22 @@ def product_roles(
         return "o" + "i" * (ndim - 1), [1 - ndim] + [None] * (ndim - 1)
     if name.startswith("grouped_mm") and at == 1 and ndim == 3:
         return "bio", [None, None, -1]
-    if name in ("addmm", "baddbmm", "addbmm"):
-        at -= 1
-    elif name == "rmatmul":
+    if name == "rmatmul":
         at = 1 - at
-    elif name not in ("matmul", "mm", "bmm"):
+    elif name not in ("matmul", "mm", "bmm", "addmm", "baddbmm", "addbmm"):
         return None
-    if ndim < 2 or at not in (0, 1):
+    if ndim < 2:
         return None
-    other = [x for x in operands if isinstance(x, Tensor) and x is not weight][-1]
+    other = operands[1 - at]
     places: list[int | None] = [axis - ndim for axis in range(ndim - 2)]
     if at == 1:
         return "b" * (ndim - 2) + "io", [*places, None, -1]
     return "b" * (ndim - 2) + "oi", [*places, -1 if other.dim() == 1 else -2, None]
 
 
-def _einsum_roles(equation: str, count: int, at: int) -> tuple[str, list[int | None]] | None:
+def _einsum_roles(equation: str, at: int) -> tuple[str, list[int | None]] | None:
     equation = equation.replace(" ", "")
-    if "->" not in equation or count != 2:
+    if "->" not in equation or equation.count(",") != 1:
         return None
     terms, result = equation.split("->")
     own, other = terms.split(",")[at], terms.split(",")[1 - at]
