@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from thalweg.optim import diagnostics, tensorflow
     from thalweg.optim.adafactor import Adafactor
     from thalweg.optim.lion import Lion
+    from thalweg._base.matrix_layout import MatrixLayout
+    from thalweg.optim.layout_decisions import MatrixLayouts, ParamLayout, matrix_layouts
     from thalweg.optim.matrix_selection import hidden_matrices
     from thalweg.optim.mixed import Mixed
     from thalweg.optim.modern.adamw import (
@@ -86,6 +88,8 @@ __all__ = [
     "CautiousAdamW",
     "LaProp",
     "Lion",
+    "MatrixLayout",
+    "MatrixLayouts",
     "Mixed",
     "Muon",
     "MuonH",
@@ -93,6 +97,7 @@ __all__ = [
     "NAdamW",
     "NorMuon",
     "Optimizer",
+    "ParamLayout",
     "Prodigy",
     "RAdam",
     "RMSprop",
@@ -107,6 +112,7 @@ __all__ = [
     "groups",
     "hidden_matrices",
     "lr_scheduler",
+    "matrix_layouts",
     "swa_utils",
     "tensorflow",
 ]
@@ -116,6 +122,10 @@ _HOMES = {
     "full_precision": "precision_conversion",
     "RuleOptimizer": "rule_optimizer",
     "hidden_matrices": "matrix_selection",
+    "matrix_layouts": "layout_decisions",
+    "MatrixLayouts": "layout_decisions",
+    "ParamLayout": "layout_decisions",
+    "MatrixLayout": "layout_decisions",
 }
 # Names that a release of torch has beyond these.
 __all__ += [n for n in dir(torch.optim) if not (n.startswith("_") or n in __all__)]  # pyright: ignore

@@ -264,24 +264,43 @@ class ProjectionTrace(TorchFunctionMode):
                 self._consume(tensor)
             return
         labels = self._labels[id(first)][1]
-        ids = _distinct(labels) if others else None
-        is_same = all(np.array_equal(_distinct(self._labels[id(x)][1]), ids) for x in others)
-        if not is_same:
+        is_sum = name.strip("_").strip("ri") in ("add", "sub")
+        if is_sum:
+            full = [x for x in _tensors(args) if x.shape == first.shape]
+            for use, _ in self._outputs_in(first) if len(full) > 1 else ():
+                use.joins_residual = True
+        if not (is_sum and self._joined(first, others)) and not self._same(first, others):
             for tensor in labelled:
                 self._consume(tensor)
             uses = [{id(use) for use, _ in self._outputs_in(x)} for x in labelled]
             if any(x != uses[0] for x in uses):
-                # What is added to a residual stream, or gates another weight's outputs, ends here.
+                # What gates the outputs of another weight ends here.
                 self._labels.pop(id(results[0]), None)
                 return
-        if name.strip("_").strip("ri") in ("add", "sub") and not others:
-            full = [x for x in _tensors(args) if x is not first and x.shape == first.shape]
-            for use, _ in self._outputs_in(first) if full else ():
-                use.joins_residual = True
         for tensor in results:
             extra = (2,) if tensor.is_complex() and labels.dim() > tensor.dim() else ()
             if labels.dim() == first.dim() or extra:
                 self._set_labels(tensor, labels.expand(*tensor.shape, *extra))
+
+    def _same(self, first: Tensor, others: Sequence[Tensor]) -> bool:
+        """Return True if all tensors have the same outputs, in any order."""
+        found = [_distinct(self._labels[id(x)][1]) for x in (first, *others)] if others else []
+        return all(np.array_equal(x, found[0]) for x in found)
+
+    def _joined(self, first: Tensor, others: Sequence[Tensor]) -> bool:
+        """Join the outputs of two weights whose sum is used as one, as with a low-rank adapter."""
+        if len(others) != 1 or others[0].shape != first.shape:
+            return False
+        both = [self._labels[id(x)][1] for x in (first, others[0])]
+        (use, *more), (other, *others_more) = (self._outputs_in(x) for x in (first, others[0]))
+        if more or others_more or use[0] is other[0]:
+            return False
+        one, two = (x - u[0].first_label for x, u in zip(both, (use, other), strict=True))
+        if use[0].output_count != other[0].output_count or not torch.equal(one, two):
+            return False
+        other[0].join(use[0])
+        other[0].reduce(other[1])
+        return True
 
     def _assign(self, name: str, args: Any) -> None:
         """Label what an assignment writes to, which may be a view of another tensor."""

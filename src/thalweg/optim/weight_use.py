@@ -20,6 +20,10 @@ class UndecidedError(Exception):
     """The uses of a weight do not define a matrix layout; the message says why."""
 
 
+class UnusedError(UndecidedError):
+    """The forward pass did not use a weight, or its outputs were not followed to their end."""
+
+
 class WeightUse:
     """Record of how a forward pass uses one weight.
 
@@ -51,6 +55,7 @@ class WeightUse:
         self._factor_inputs: dict[bytes, Flags] = {}
         self._consumed: dict[bytes, Flags] = {}
         self._reduced: dict[bytes, Flags] = {}
+        self._joined: list[WeightUse] = []
 
     def add_product(self, view: Tensor, roles: str) -> Indices:
         """Record a product with a view of the weight.
@@ -108,12 +113,30 @@ class WeightUse:
         """Record that a function reduced these outputs."""
         self._add(self._reduced, _flags(outputs, self.output_count))
 
+    def join(self, other: WeightUse) -> None:
+        """Record that the outputs were added to those of another weight, and used with them."""
+        if all(use is not other for use in self._joined):
+            self._joined.append(other)
+        self.joins_residual = True
+
+    @property
+    def _all_consumed(self) -> list[Flags]:
+        sets = dict(self._consumed)
+        for use in self._joined:
+            sets |= use._consumed
+        return list(sets.values())
+
+    @property
+    def is_output(self) -> bool:
+        """True if the model returns the outputs, and no function takes them before."""
+        return self.is_returned and not self._consumed and not self.joins_residual
+
     @property
     def is_followed(self) -> bool:
         """True if the weight is used, and functions take all outputs, or the model returns them."""
         if self._orientation is None:
             return self.is_looked_up or self.is_elementwise or self.is_grouped
-        used = [*self._consumed.values(), *self._reduced.values()]
+        used = [*self._all_consumed, *self._reduced.values()]
         return self.is_returned or bool(_union(used, self.output_count).all())
 
     @staticmethod
@@ -127,17 +150,17 @@ class WeightUse:
             UndecidedError: They define none.
         """
         if self._orientation is None:
-            raise UndecidedError("no product uses it")
+            raise UnusedError("the forward pass did not multiply with it")
         if self._conflict:
             raise UndecidedError(self._conflict)
         batch, transposed = self._orientation
         factors = _filled(list(self._factor_outputs.values()))
-        consumed = list(self._consumed.values())
+        consumed = self._all_consumed
         covered = _union(consumed, self.output_count)
         consumed += [x & ~covered for x in self._reduced.values() if (x & ~covered).any()]
         is_followed = self.is_returned or len(factors) > len(self._factor_outputs)
         if not is_followed and not _union(consumed, self.output_count).all():
-            raise UndecidedError("the use of its outputs could not be followed")
+            raise UnusedError("the use of its outputs could not be followed")
         parts = _parts(factors) * (len(consumed) + 1)
         if consumed:
             parts += _parts(consumed)
