@@ -82,6 +82,23 @@ class MatrixLayouts(Sequence[ParamLayout]):
             rows.append((x.name, shape, x.kind, str(x.layout or ""), x.reason))
         return table(rows)
 
+    def by_group(self, groups: Iterable[Mapping[str, Any]]) -> str:
+        """Return a table with a row for all parameters of a group that have the same reason.
+
+        Args:
+            groups: The groups of an optimizer, with the names of parameters in `param_names`.
+        """
+        rows = [("rule", "layout", "reason", "parameters", "such as")]
+        reasons = {decision.name: decision.reason for decision in self}
+        for group in groups:
+            names: dict[str, list[str]] = {}
+            for name in group.get("param_names", ()):
+                names.setdefault(reasons.get(name, ""), []).append(name)
+            for reason, members in names.items():
+                head = (str(group["rule"]), str(group.get("layout") or ""), reason)
+                rows.append((*head, str(len(members)), members[0]))
+        return table(rows)
+
 
 def table(rows: Sequence[Sequence[str]]) -> str:
     """Return rows of text as aligned lines."""
